@@ -1,0 +1,62 @@
+"""How Weft's own C++ is compiled. Every target of ours goes through these macros."""
+
+load("//tools/bazel:headers_only.bzl", "headers_only")
+
+# Torch's headers are system includes and stay silent. Symbols are hidden unless they say
+# WEFT_API: libtorch_cpu.so exports thousands, and nothing of ours may meet one by accident.
+_COPTS = [
+    "-Wall",
+    "-Wextra",
+    "-Wshadow",
+    "-Wnon-virtual-dtor",
+    "-Werror",
+    "-fvisibility=hidden",
+]
+
+def weft_cc_library(name, copts = [], headers = None, **kwargs):
+    """A cc_library with Weft's warnings.
+
+    Args:
+      name: the target.
+      copts: more compiler flags.
+      headers: if given, also a target of this name with the same headers and no code.
+      **kwargs: as for cc_library.
+    """
+    native.cc_library(
+        name = name,
+        copts = _COPTS + copts,
+        **kwargs
+    )
+    if headers:
+        headers_only(
+            name = headers,
+            visibility = kwargs.get("visibility", None),
+            deps = [":" + name],
+        )
+
+def weft_cc_binary(name, copts = [], **kwargs):
+    native.cc_binary(name = name, copts = _COPTS + copts, **kwargs)
+
+def weft_cc_test(name, copts = [], deps = [], size = "small", main = True, **kwargs):
+    """A GoogleTest binary. main = False where the test brings its own main()."""
+    native.cc_test(
+        name = name,
+        size = size,
+        copts = _COPTS + copts,
+        deps = deps + ["//third_party/googletest:gtest_main" if main else "//third_party/googletest:gtest"],
+        **kwargs
+    )
+
+def weft_fuzz_test(name, copts = [], **kwargs):
+    """A libFuzzer target; its committed corpus is the folder corpus/<name> beside it.
+
+    Built only by `./dev fuzz` (--config=fuzz): the engine is clang's.
+    """
+    native.cc_binary(
+        name = name,
+        copts = _COPTS + copts,
+        linkopts = ["-fsanitize=fuzzer"],
+        tags = ["fuzz", "manual"],
+        testonly = True,
+        **kwargs
+    )

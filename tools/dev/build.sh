@@ -1,0 +1,44 @@
+# shellcheck shell=bash
+# Builds the shared objects and lays out an importable weft/ under build/torch-<version>/site.
+
+BUILD_TARGETS=(//:libweft.so //:_C.so)
+# What the shared objects are made of. The Python sources are staged as links, so they need no build.
+BUILD_SOURCES=(transport rpc_backend jit_ops pipe c10d_plugin third_party tools/bazel
+  BUILD.bazel WORKSPACE .bazelrc)
+
+# True when no source is newer than the last good build: even a warm Bazel costs more than find.
+# Folders count as well as files, since a deletion changes only its folder.
+built() {
+  local key="$1" existing=() path
+  stamped "$BUILD/.built-key" "$key" && [[ -f "$SITE/weft/_C.so" ]] || return 1
+  for path in "${BUILD_SOURCES[@]}"; do
+    [[ -e "$WEFT_ROOT/$path" ]] && existing+=("$WEFT_ROOT/$path")
+  done
+  [[ -z "$(find "${existing[@]}" -newer "$BUILD/.built" -print -quit)" ]]
+}
+
+# Copies a shared object into place if it changed: by rename, since a process may have it mapped.
+place() {
+  local from="$1" to="$2"
+  cmp -s "$from" "$to" && return
+  install -D -m 755 "$from" "$to.new"
+  mv "$to.new" "$to"
+}
+
+need_build() {
+  need_all
+  local key bin
+  key="$(printf '%s\n' "$PY" "$TORCH_VERSION" | hash_of)"
+  if ! built "$key"; then
+    mkdir -p "$BUILD"
+    touch "$BUILD/.building"
+    say "build: libweft.so and _C.so against torch $TORCH_VERSION"
+    bazel_run build "${BUILD_TARGETS[@]}" >&2
+    bin="$(bazel_bin)"
+    place "$bin/libweft.so" "$SITE/weft/libweft.so"
+    place "$bin/_C.so" "$SITE/weft/_C.so"
+    mv "$BUILD/.building" "$BUILD/.built"
+    stamp "$BUILD/.built-key" "$key"
+  fi
+  "$PY" -I "$WEFT_ROOT/tools/stage.py" "$WEFT_ROOT/weft" "$SITE"
+}

@@ -1,0 +1,123 @@
+# shellcheck shell=bash
+# ./dev test: runs the parts, each under a hard time limit, and ends with one line of counts.
+
+RESULTS="$BUILD/results"
+ALL_PARTS=(lint cpp sanitizers python conformance spawn demo)
+
+tally() { "$PY" -I "$WEFT_ROOT/tools/tally.py" "$@"; }
+
+# limited SECONDS COMMAND…: ends COMMAND and its children; stdin is closed, so nothing can ask.
+limited() { timeout --kill-after=20 "$1" "${@:2}" </dev/null; }
+
+# bazel_tests NAME TARGETS… -- FLAGS…: runs C++ tests and counts the cases of their XML files.
+bazel_tests() {
+  local name="$1" rc=0 targets=()
+  shift
+  while [[ $# -gt 0 && "$1" != -- ]]; do
+    targets+=("$1")
+    shift
+  done
+  shift || true
+  rm -f "$RESULTS/$name.bep"
+  BAZEL_TIMEOUT=1500 bazel_run test --keep_going --build_tests_only \
+    --test_tag_filters=-fuzz,-manual --build_event_json_file="$RESULTS/$name.bep" \
+    "$@" -- "${targets[@]}" >&2 || rc=$?
+  [[ $rc == 4 ]] && rc=0 # no test targets: nothing to run is not a failure
+  tally bep "$RESULTS/$name.bep" "$RESULTS/$name.json" "$rc"
+}
+
+part_cpp() {
+  local flags=()
+  [[ -n "$FILTER" ]] && flags=("--test_filter=*$FILTER*")
+  bazel_tests cpp //... -- "${flags[@]}"
+}
+
+# Every C++ test that does not reach torch, under each sanitizer: pip's torch is not instrumented.
+part_sanitizers() {
+  local config status=0
+  for config in asan ubsan tsan; do "part_$config" || status=1; done
+  return "$status"
+}
+part_asan() { sanitized asan; }
+part_ubsan() { sanitized ubsan; }
+part_tsan() { sanitized tsan; }
+sanitized() {
+  local targets
+  mapfile -t targets < <(BAZEL_TIMEOUT=300 bazel_run query --noshow_progress \
+    'kind("cc_test rule", //...) except rdeps(//..., @weft_torch//:headers)' 2>/dev/null)
+  [[ ${#targets[@]} -gt 0 ]] || die "found no C++ test without torch"
+  bazel_tests "sanitizers-$1" "${targets[@]}" -- "--config=$1"
+}
+
+part_python() {
+  local rc=0 flags=()
+  [[ -n "$FILTER" ]] && flags=(-k "$FILTER")
+  rm -f "$RESULTS/python.xml"
+  (cd "$WEFT_ROOT" && limited 1500 env "${WEFT_ENV[@]}" python -m pytest -q \
+    --junitxml="$RESULTS/python.xml" "${flags[@]}" >&2) || rc=$?
+  [[ $rc == 5 ]] && rc=0 # pytest's "no test selected"
+  tally junit "$RESULTS/python.xml" "$RESULTS/python.json" "$rc"
+}
+
+# run_conformance NAME LIMIT FLAGS…
+run_conformance() {
+  local name="$1" limit="$2" rc=0
+  shift 2
+  [[ -z "$FILTER" ]] || set -- "$@" --only "$FILTER"
+  rm -f "$RESULTS/$name.counts"
+  (cd "$WEFT_ROOT" && limited "$limit" env "${WEFT_ENV[@]}" python tests/conformance/run.py \
+    --jobs "$(nproc)" --json "$RESULTS/$name.counts" --logs "$RESULTS/$name-logs" "$@" >&2) || rc=$?
+  tally json "$RESULTS/$name.counts" "$RESULTS/$name.json" "$rc"
+}
+
+part_conformance() { run_conformance conformance 2400; }
+# Forked ranks skip atexit and static destructors; a sample with spawned ones finds what those hide.
+part_spawn() { run_conformance spawn 1500 --spawn; }
+part_torch215() { run_conformance torch215 1200 --short; }
+
+part_demo() {
+  local rc=0
+  (cd "$WEFT_ROOT" && limited 600 env "${WEFT_ENV[@]}" \
+    python -m examples.digits.launch --short >&2) || rc=$?
+  tally check "$RESULTS/demo.json" "$rc"
+}
+
+part_lint() { run_lint; }
+
+is_part() { [[ " ${ALL_PARTS[*]} torch215 asan ubsan tsan " == *" $1 "* ]]; }
+
+# ./dev test [PART…] [FILTER]: no part means all; a filter alone means C++ and Python tests.
+run_tests() {
+  local parts=() part started results=()
+  FILTER=""
+  for part in "$@"; do
+    if is_part "$part"; then parts+=("$part"); else FILTER="$part"; fi
+  done
+  if [[ ${#parts[@]} == 0 ]]; then
+    if [[ -n "$FILTER" ]]; then parts=(cpp python); else parts=("${ALL_PARTS[@]}"); fi
+  fi
+  rm -rf "$RESULTS"
+  mkdir -p "$RESULTS"
+  need_all
+  # A build that fails is one failed test, and nothing that needs it can be counted.
+  # Lint and the C++ tests do not need the staged package, so they run all the same.
+  STEP_RC=0
+  [[ "${parts[*]}" == lint ]] || step need_build
+  if [[ $STEP_RC != 0 ]]; then
+    tally check "$RESULTS/build.json" 1 || true
+    say "test: the build FAILED; only lint, cpp and sanitizers of ${parts[*]} can run"
+    mapfile -t parts < <(printf '%s\n' "${parts[@]}" | grep -xE 'lint|cpp|sanitizers|asan|ubsan|tsan')
+  fi
+  for part in "${parts[@]}"; do
+    started=$SECONDS
+    say "test: $part"
+    step "part_$part"
+    if [[ $STEP_RC == 0 ]]; then
+      say "test: $part ok, $((SECONDS - started)) s"
+    else
+      say "test: $part FAILED, $((SECONDS - started)) s"
+    fi
+  done
+  mapfile -t results < <(find "$RESULTS" -name '*.json' | sort)
+  tally sum "${results[@]}"
+}

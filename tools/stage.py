@@ -1,0 +1,87 @@
+"""Makes SITE/weft an importable image of the checkout's weft/: links to its Python files.
+
+Links, not copies: an edit of a .py file takes effect without a build. Beside the package it puts
+what an installed wheel would have (the entry point) and what only a checkout needs (sitecustomize:
+in the checkout's root, Python would otherwise find weft/ there, without its shared objects).
+"""
+
+import os
+import sys
+from pathlib import Path
+
+VERSION = "0.1.0"
+# weft/_autoload.py is installed beside the package under this name: torch imports it at the end of
+# its own import, and importing a module of the package would import all of the package first.
+AUTOLOAD = "weft_autoload"
+
+SITECUSTOMIZE = '''"""Written by ./dev: `import weft` means the package beside this file, whatever the cwd."""
+
+import importlib.machinery
+import os
+import sys
+
+
+class _StagedWeft:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name != "weft":
+            return None
+        here = os.path.dirname(os.path.abspath(__file__))
+        return importlib.machinery.PathFinder.find_spec(name, [here], target)
+
+
+sys.meta_path.insert(0, _StagedWeft)
+'''
+
+
+def metadata(version: str = VERSION) -> str:
+    return f"Metadata-Version: 2.1\nName: weft\nVersion: {version}\n"
+
+
+def entry_points() -> str:
+    return f"[torch.backends]\nweft = {AUTOLOAD}:load\n"
+
+
+def python_files(package: Path) -> list[Path]:
+    """What of weft/ belongs to the package, relative to it."""
+    return sorted(
+        path.relative_to(package)
+        for path in package.rglob("*")
+        if path.is_file()
+        and (path.suffix in (".py", ".pyi") or path.name == "py.typed")
+        and path.name != "_autoload.py"
+    )
+
+
+def write_if_changed(path: Path, text: str) -> None:
+    if not path.exists() or path.read_text() != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def link(target: Path, at: Path) -> None:
+    if at.is_symlink() and os.readlink(at) == str(target):
+        return
+    at.parent.mkdir(parents=True, exist_ok=True)
+    # By rename: another process may be importing this very file.
+    temporary = at.with_name(f".{at.name}.{os.getpid()}")
+    temporary.symlink_to(target)
+    temporary.replace(at)
+
+
+def stage(package: Path, site: Path) -> None:
+    wanted = set(python_files(package))
+    for relative in wanted:
+        link(package / relative, site / "weft" / relative)
+    for path in (site / "weft").rglob("*"):
+        if path.is_symlink() and path.relative_to(site / "weft") not in wanted:
+            path.unlink()
+    write_if_changed(site / "sitecustomize.py", SITECUSTOMIZE)
+    info = site / f"weft-{VERSION}.dist-info"
+    write_if_changed(info / "METADATA", metadata())
+    link(package / "_autoload.py", site / f"{AUTOLOAD}.py")
+    write_if_changed(info / "entry_points.txt", entry_points())
+
+
+if __name__ == "__main__":
+    stage(Path(sys.argv[1]), Path(sys.argv[2]))
