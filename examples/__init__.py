@@ -1,0 +1,1 @@
+"""Programs a user of Weft would start from. See README.md."""

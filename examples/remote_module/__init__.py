@@ -1,0 +1,1 @@
+"""PyTorch's two-worker RemoteModule example, over Weft. See README.md."""

@@ -1,0 +1,74 @@
+"""Runs the small examples and the quickstart's listings as a reader would: in two real processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BACKEND = os.environ.get("WEFT_TEST_BACKEND", "WEFT")
+BOUND = 90  # seconds for two processes to import torch, meet, talk and leave
+
+
+def free_port() -> int:
+    """A port that was free just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def run_all(commands: list[list[str]], folder: Path = ROOT) -> list[str]:
+    """Runs these at the same time; returns their outputs if all end well within the bound."""
+    environment = {
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "OMP_NUM_THREADS": "1",
+    }
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    processes = [
+        subprocess.Popen([sys.executable, *command], cwd=folder, env=environment, **streams)
+        for command in commands
+    ]
+    try:
+        outputs = [process.communicate(timeout=BOUND)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in processes] == [0] * len(processes), outputs
+    return outputs
+
+
+def test_two_workers_and_a_remote_module():
+    module = ["-m", "examples.remote_module.worker", "--backend", BACKEND]
+    outputs = run_all([[*module, "--rank", "0"], [*module, "--rank", "1"]])
+    assert "(128, 20) went to worker1, (128, 30) came back" in outputs[0]
+
+
+def listings() -> dict[str, str]:
+    """The quickstart's Python listings, by the file name in their first line."""
+    text = (ROOT / "docs" / "quickstart.md").read_text()
+    return dict(re.findall(r"```python\n# (\w+\.py)[^\n]*\n(.*?)```", text, re.DOTALL))
+
+
+@pytest.mark.parametrize("name", ["calls.py", "modules.py"])
+def test_quickstart_listing(name, tmp_path):
+    if BACKEND != "WEFT":
+        pytest.skip("the quickstart is about Weft")
+    (tmp_path / name).write_text(listings()[name])
+    first, _ = run_all([[name, "0"], [name, "1"]], tmp_path)
+    expected = re.search(rf"\$ python {name} 0\n(.*?)```", quickstart(), re.DOTALL)
+    assert expected is not None
+    for line in expected[1].splitlines():
+        assert line in first
+
+
+def quickstart() -> str:
+    return (ROOT / "docs" / "quickstart.md").read_text()
