@@ -1,0 +1,208 @@
+// WeftAgent: the calls this process makes: sending, answers, timeouts, failures.
+#include <c10/core/StreamGuard.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/rpc/utils.h>
+
+#include "rpc_backend/control.h"
+#include "rpc_backend/log.h"
+#include "rpc_backend/weft_agent.h"
+
+namespace weft::rpc {
+
+using std::chrono::milliseconds;
+using torch::distributed::rpc::kRpcTimeoutErrorStr;
+using torch::distributed::rpc::kUnsetRpcTimeout;
+using torch::distributed::rpc::makeRPCError;
+using torch::distributed::rpc::MessageType;
+using torch::distributed::rpc::RPCErrorType;
+
+namespace {
+
+// A caller waits at most this long for room in a full queue; its own timeout still holds.
+constexpr milliseconds kMaxSendWait{30000};
+// Deadlines closer together than this are looked at together.
+constexpr milliseconds kTimerGrain{2};
+
+// torch's own wording, which programs look for; its place-holder is {fmt}'s.
+std::string timeoutText(milliseconds timeout) {
+  std::string text = kRpcTimeoutErrorStr;
+  return text.replace(text.find("{}"), 2, std::to_string(timeout.count()));
+}
+
+std::exception_ptr runtimeError(const std::string& text) {
+  return std::make_exception_ptr(std::runtime_error(text));
+}
+
+}  // namespace
+
+c10::intrusive_ptr<WeftAgent::JitFuture> WeftAgent::startCall(worker_id_t to, std::uint16_t type,
+                                                              milliseconds timeout,
+                                                              std::uint64_t& id) {
+  PendingCall call;
+  call.future = c10::make_intrusive<JitFuture>(at::AnyClassType::get(), devices_);
+  call.peer = to;
+  call.type = type;
+  call.timeout = timeout;
+  call.started = Clock::now();
+  const auto deadline = call.deadline();
+  auto future = call.future;
+  metrics_.client_calls.increment();
+  metrics_.calls_sent.fetch_add(1, std::memory_order_relaxed);
+  id = pending_.add(std::move(call));
+  if (timeout.count() != 0) armTimer(deadline);
+  return future;
+}
+
+c10::intrusive_ptr<WeftAgent::JitFuture> WeftAgent::send(const WorkerInfo& to,
+                                                         c10::intrusive_ptr<Message> message,
+                                                         const float timeout_seconds,
+                                                         const DeviceMap& device_map) {
+  TORCH_CHECK(message->isRequest(), "WeftAgent::send(..) is only for sending requests.");
+  if (!rpcAgentRunning_.load()) {
+    throw std::runtime_error(c10::str("Node ", config_.rank, " tried to send() a message of type ",
+                                      message->type(),
+                                      " but RPC is no longer running on this node."));
+  }
+  const worker_id_t id = directory_.byId(to.id_).id_;
+  if (faults_) {
+    if (const auto failure = faults_->failure(*message)) {
+      auto future = c10::make_intrusive<JitFuture>(at::AnyClassType::get(), devices_);
+      future->setError(runtimeError(*failure));
+      return future;
+    }
+  }
+  const milliseconds timeout =
+      timeout_seconds == kUnsetRpcTimeout
+          ? getRpcTimeout()
+          : milliseconds(static_cast<std::int64_t>(timeout_seconds * 1000));
+  const DeviceMap map = device_map.empty() ? getDeviceMap(to) : device_map;
+  std::uint64_t call = 0;
+  auto future = startCall(id, static_cast<std::uint16_t>(message->type()), timeout, call);
+  const milliseconds hold = faults_ ? faults_->delay(message->type()) : milliseconds(0);
+  if (hold.count() == 0) {
+    transmit(id, call, message, map);
+  } else {
+    endpoint_->runAfter(hold, [self = shared_from_this(), id, call, message, map] {
+      self->completers_.run([=] { self->transmit(id, call, message, map); });
+    });
+  }
+  return future;
+}
+
+void WeftAgent::transmit(worker_id_t to, std::uint64_t id,
+                         const c10::intrusive_ptr<Message>& message, const DeviceMap& device_map) {
+  try {
+    if (to == config_.rank) {
+      sendToSelf(id, message);
+      return;
+    }
+    auto error = endpoint_->send(
+        to, encode(WireKind::kRequest, id, message, device_map, directory_.nameOf(to)),
+        kMaxSendWait);
+    if (!error) return;
+    if (auto call = pending_.take(id)) failCall(std::move(*call), error.text());
+  } catch (...) {
+    // What cannot be encoded (a device without a map) is the caller's to know at once, as
+    // with TensorPipe: send() throws, and nothing is left in the table.
+    if (pending_.take(id)) metrics_.client_calls.decrement();
+    throw;
+  }
+}
+
+void WeftAgent::finishCall(const std::function<void()>& complete) {
+  // The future's callbacks may make further calls, so the count goes down after them.
+  complete();
+  metrics_.client_calls.decrement();
+}
+
+void WeftAgent::failCall(PendingCall call, const std::string& text) {
+  metrics_.calls_failed.fetch_add(1, std::memory_order_relaxed);
+  const auto fail = [self = shared_from_this(), future = call.future, text] {
+    self->finishCall([&] { future->setErrorIfNeeded(runtimeError(text)); });
+  };
+  // Callbacks are user code: never on the loop thread, nor inside the caller's send().
+  if (!completers_.run(fail)) fail();
+}
+
+void WeftAgent::armTimer(Clock::time_point deadline) {
+  {
+    const std::lock_guard lock(timer_mutex_);
+    if (timer_armed_ <= deadline) return;
+    timer_armed_ = deadline;
+  }
+  const auto delay = std::chrono::duration_cast<milliseconds>(deadline - Clock::now()) + kTimerGrain;
+  endpoint_->runAfter(std::max(delay, milliseconds(0)), [weak = weak_from_this()] {
+    if (auto self = weak.lock()) self->expireCalls();
+  });
+}
+
+void WeftAgent::expireCalls() {
+  {
+    const std::lock_guard lock(timer_mutex_);
+    timer_armed_ = Clock::time_point::max();
+  }
+  Clock::time_point next;
+  for (PendingCall& call : pending_.takeExpired(Clock::now(), next)) {
+    metrics_.calls_timed_out.fetch_add(1, std::memory_order_relaxed);
+    const std::string text = makeRPCError(timeoutText(call.timeout), RPCErrorType::TIMEOUT);
+    failCall(std::move(call), text);
+  }
+  if (next != Clock::time_point::max()) armTimer(next);
+}
+
+void WeftAgent::onResponse(worker_id_t from, const std::shared_ptr<IncomingMessage>& in) {
+  auto call = pending_.take(in->callId(), from);
+  if (!call) return;   // it timed out in the meantime
+  metrics_.round_trip.add(Clock::now() - call->started);
+  const auto complete = [self = shared_from_this(), in, from, future = call->future] {
+    self->finishCall([&] {
+      try {
+        const auto streams = streamsFromPool(self->devices_);
+        const c10::MultiStreamGuard guard(streams);
+        const auto type = static_cast<MessageType>(in->type());
+        if (const auto why = refusal(self->config_.options.request_policy, type, in->payload())) {
+          future->setError(runtimeError("the answer of worker '" + self->directory_.nameOf(from) +
+                                        "' is refused: " + *why));
+          return;
+        }
+        if (type == MessageType::EXCEPTION) {
+          future->setError(runtimeError(in->text()));
+          return;
+        }
+        auto message = in->finish();
+        auto storages = message->getStorages();
+        future->markCompleted(std::move(message), std::move(storages));
+      } catch (const std::exception& error) {
+        future->setErrorIfNeeded(runtimeError(error.what()));
+      }
+    });
+  };
+  completers_.run(complete);
+}
+
+c10::intrusive_ptr<WeftAgent::JitFuture> WeftAgent::sendControl(worker_id_t to, std::uint16_t type,
+                                                                const std::string& text,
+                                                                milliseconds timeout) {
+  std::uint64_t id = 0;
+  auto future = startCall(to, type, timeout, id);
+  auto error = endpoint_->send(to, encodeControl(WireKind::kControl, type, id, text), timeout);
+  if (error) {
+    if (auto call = pending_.take(id)) failCall(std::move(*call), error.text());
+  }
+  return future;
+}
+
+void WeftAgent::onControlAck(worker_id_t from, const IncomingMessage& in) {
+  auto call = pending_.take(in.callId(), from);
+  if (!call) return;
+  if (const std::string text = in.text(); !text.empty()) {
+    failCall(std::move(*call), text);
+    return;
+  }
+  const auto complete = [self = shared_from_this(), future = call->future] {
+    self->finishCall([&] { future->markCompleted(c10::IValue()); });
+  };
+  completers_.run(complete);
+}
+
+}  // namespace weft::rpc

@@ -1,0 +1,175 @@
+// WeftAgent: the requests that others (and this process itself) make here.
+#include <c10/core/StreamGuard.h>
+#include <c10/util/Exception.h>
+
+#include "rpc_backend/control.h"
+#include "rpc_backend/log.h"
+#include "rpc_backend/weft_agent.h"
+
+namespace weft::rpc {
+
+using torch::distributed::rpc::createExceptionResponse;
+using torch::distributed::rpc::MessageType;
+
+namespace {
+constexpr std::chrono::milliseconds kMaxSendWait{30000};
+}  // namespace
+
+bool WeftAgent::runRequest(std::function<void()> task) {
+  {
+    const std::lock_guard lock(early_mutex_);
+    if (!serving_) {
+      early_requests_.push_back(std::move(task));
+      return true;
+    }
+  }
+  return workers_.run(std::move(task));
+}
+
+void WeftAgent::sendToSelf(std::uint64_t id, const c10::intrusive_ptr<Message>& message) {
+  auto copy = copyForSelf(*message);
+  copy->setId(static_cast<std::int64_t>(id));
+  runRequest([self = shared_from_this(), id, copy] { self->serve(self->config_.rank, id, [&] { return copy; }); });
+}
+
+void WeftAgent::onRequest(worker_id_t from, const std::shared_ptr<IncomingMessage>& in) {
+  {
+    const std::lock_guard lock(inflight_mutex_);
+    inflight_bytes_[from] += in->bytes();
+  }
+  runRequest([self = shared_from_this(), from, in] {
+    const std::size_t bytes = in->bytes();
+    const auto type = static_cast<MessageType>(in->type());
+    if (const auto why = refusal(self->config_.options.request_policy, type, in->payload())) {
+      self->refuseRequest(from, in->callId(), *why);
+    } else {
+      self->serve(from, in->callId(), [&] { return in->finish(); });
+    }
+    const std::lock_guard lock(self->inflight_mutex_);
+    self->inflight_bytes_[from] -= bytes;
+  });
+}
+
+void WeftAgent::serve(worker_id_t from, std::uint64_t id,
+                      const std::function<c10::intrusive_ptr<Message>()>& take) {
+  metrics_.server_calls.fetch_add(1, std::memory_order_relaxed);
+  metrics_.calls_served.fetch_add(1, std::memory_order_relaxed);
+  c10::intrusive_ptr<JitFuture> result;
+  try {
+    const auto streams = streamsFromPool(devices_);
+    const c10::MultiStreamGuard guard(streams);
+    const c10::intrusive_ptr<Message> request = take();
+    result = cb_->operator()(*request, streams);
+  } catch (...) {
+    result = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
+    result->setError(std::current_exception());
+  }
+  if (result->completed()) {
+    metrics_.server_calls.fetch_sub(1, std::memory_order_relaxed);
+    respond(from, id, *result);
+    return;
+  }
+  metrics_.server_async_calls.fetch_add(1, std::memory_order_relaxed);
+  result->addCallback([self = shared_from_this(), from, id](JitFuture& future) {
+    self->metrics_.server_calls.fetch_sub(1, std::memory_order_relaxed);
+    self->metrics_.server_async_calls.fetch_sub(1, std::memory_order_relaxed);
+    self->respond(from, id, future);
+  });
+}
+
+void WeftAgent::respond(worker_id_t to, std::uint64_t id, JitFuture& result) {
+  c10::intrusive_ptr<Message> message;
+  if (result.hasError()) {
+    message = createExceptionResponse(result.tryRetrieveErrorMessage(),
+                                      static_cast<std::int64_t>(id));
+  } else {
+    message = result.value().toCustomClass<Message>();
+  }
+  try {
+    sendResponse(to, id, message);
+  } catch (const std::exception& error) {
+    // The result cannot be sent (a device without a map, say): the caller is told why.
+    try {
+      sendResponse(to, id, createExceptionResponse(error.what(), static_cast<std::int64_t>(id)));
+    } catch (const std::exception& again) {
+      logWarning(std::string("an answer could not be sent: ") + again.what());
+    }
+  }
+}
+
+void WeftAgent::sendResponse(worker_id_t to, std::uint64_t id,
+                             const c10::intrusive_ptr<Message>& message) {
+  if (to == config_.rank) {
+    completeSelf(id, copyForSelf(*message));
+    return;
+  }
+  DeviceMap map;
+  {
+    const std::lock_guard lock(maps_mutex_);
+    const auto found = reverse_maps_.find(directory_.nameOf(to));
+    if (found != reverse_maps_.end()) map = found->second;
+  }
+  const auto error = endpoint_->send(
+      to, encode(WireKind::kResponse, id, message, map, directory_.nameOf(to)), kMaxSendWait);
+  // The caller is gone, or we are: nobody is left to tell.
+  if (error) logDebug("an answer was not sent: " + error.text());
+}
+
+void WeftAgent::completeSelf(std::uint64_t id, const c10::intrusive_ptr<Message>& message) {
+  auto call = pending_.take(id, config_.rank);
+  if (!call) return;
+  metrics_.round_trip.add(Clock::now() - call->started);
+  completers_.run([self = shared_from_this(), future = call->future, message] {
+    self->finishCall([&] {
+      if (message->type() == MessageType::EXCEPTION) {
+        const auto& text = message->payload();
+        future->setErrorIfNeeded(
+            std::make_exception_ptr(std::runtime_error(std::string(text.begin(), text.end()))));
+        return;
+      }
+      auto storages = message->getStorages();
+      future->markCompleted(message, std::move(storages));
+    });
+  });
+}
+
+void WeftAgent::refuseRequest(worker_id_t to, std::uint64_t id, const std::string& why) {
+  metrics_.requests_refused.fetch_add(1, std::memory_order_relaxed);
+  const std::string text = me() + " refuses the request: " + why + ".";
+  const auto response = createExceptionResponse(text, static_cast<std::int64_t>(id));
+  const auto error =
+      endpoint_->send(to, encode(WireKind::kResponse, id, response, {}, directory_.nameOf(to)),
+                      kMaxSendWait);
+  if (error) logDebug("a refusal was not sent: " + error.text());
+}
+
+void WeftAgent::onControl(worker_id_t from, const IncomingMessage& in) {
+  std::string problem;
+  switch (static_cast<ControlType>(in.type())) {
+    case ControlType::kPing:
+      break;
+    case ControlType::kJoin: {
+      const auto record = MemberRecord::fromText(in.text());
+      if (!record || record->rank != from) {
+        problem = "the join message of rank " + std::to_string(from) + " is malformed";
+        break;
+      }
+      try {
+        admit(*record);
+      } catch (const std::exception& error) {
+        problem = error.what();
+      }
+      break;
+    }
+    case ControlType::kLeave:
+      directory_.remove(from);
+      break;
+    default:
+      problem = me() + " does not know control message " + std::to_string(in.type());
+  }
+  const auto error = endpoint_->send(
+      from, encodeControl(WireKind::kControlAck, in.type(), in.callId(), problem));
+  if (error) logDebug("an acknowledgement was not sent: " + error.text());
+}
+
+}  // namespace weft::rpc

@@ -1,0 +1,97 @@
+// WeftAgent: what the transport's loop thread calls. Short, never blocking.
+#include "rpc_backend/log.h"
+#include "rpc_backend/weft_agent.h"
+
+namespace weft::rpc {
+
+using transport::Disposition;
+
+bool WeftAgent::wants(std::int32_t from, std::span<const std::byte> header,
+                      std::span<const std::uint64_t> sizes) {
+  WireHeader head;
+  if (!WireReader(header).header(head)) return true;   // begin() refuses it with the reason
+  const auto peer = static_cast<worker_id_t>(from);
+  if (head.kind == WireKind::kResponse || head.kind == WireKind::kControlAck) {
+    return pending_.waits(head.call_id, peer);   // else it came too late: take no memory for it
+  }
+  if (head.kind != WireKind::kRequest) return true;
+  std::uint64_t bytes = header.size();
+  for (const std::uint64_t size : sizes) bytes += size;
+  std::uint64_t held = 0;
+  {
+    const std::lock_guard lock(inflight_mutex_);
+    held = inflight_bytes_[peer];
+  }
+  const std::uint64_t limit = config_.options.max_inflight_bytes;
+  if (bytes <= limit && held <= limit - bytes) return true;
+  refuseRequest(peer, head.call_id,
+                "its " + std::to_string(bytes) + " bytes and the " + std::to_string(held) +
+                    " bytes of that worker's unfinished requests exceed max_inflight_bytes (" +
+                    std::to_string(limit) + ")");
+  return false;
+}
+
+Disposition WeftAgent::onHeader(std::int32_t from, std::span<const std::byte> header,
+                                std::span<const std::uint64_t> sizes,
+                                std::vector<transport::OwnedBuffer>& buffers) {
+  if (!wants(from, header, sizes)) return Disposition::kDiscard;
+  auto in = IncomingMessage::begin(header, sizes, buffers);
+  if (!in.ok()) {
+    logWarning(me() + " closes its link to worker '" +
+               directory_.nameOf(static_cast<worker_id_t>(from)) +
+               "': a message of it is malformed: " + in.error().text());
+    return Disposition::kRefuse;
+  }
+  reading_[from] = std::move(in).value();
+  return Disposition::kAccept;
+}
+
+void WeftAgent::onMessage(std::int32_t from, std::span<const std::byte> /*header*/,
+                          std::vector<transport::OwnedBuffer> /*buffers*/) {
+  const std::shared_ptr<IncomingMessage> in = std::move(reading_[from]);
+  const auto peer = static_cast<worker_id_t>(from);
+  switch (in->kind()) {
+    case WireKind::kRequest:
+      onRequest(peer, in);
+      break;
+    case WireKind::kResponse:
+      onResponse(peer, in);
+      break;
+    case WireKind::kControl:
+      onControl(peer, *in);
+      break;
+    case WireKind::kControlAck:
+      onControlAck(peer, *in);
+      break;
+  }
+}
+
+void WeftAgent::onPeerLost(const transport::PeerLoss& loss) {
+  const auto peer = static_cast<worker_id_t>(loss.rank);
+  reading_.erase(loss.rank);
+  {
+    const std::lock_guard lock(loss_mutex_);
+    losses_[peer] = loss.reason.text();
+  }
+  if (!closing_ && loss.reason.code() != transport::ErrorCode::kPeerClosed) {
+    logWarning(loss.reason.text());
+  }
+  for (PendingCall& call : pending_.takeAllOf(peer)) failCall(std::move(call), loss.reason.text());
+}
+
+void WeftAgent::onPeerJoined(const transport::PeerInfo& peer) {
+  // Its kJoin message follows; until then answers to it can already be addressed.
+  directory_.add(peer.name, static_cast<worker_id_t>(peer.rank));
+}
+
+void WeftAgent::onSendFailed(std::int32_t to, std::span<const std::byte> header,
+                             const transport::Error& reason) {
+  WireHeader head;
+  if (!WireReader(header).header(head)) return;
+  if (head.kind != WireKind::kRequest && head.kind != WireKind::kControl) return;
+  if (auto call = pending_.take(head.call_id, static_cast<worker_id_t>(to))) {
+    failCall(std::move(*call), reason.text());
+  }
+}
+
+}  // namespace weft::rpc

@@ -1,0 +1,30 @@
+// Which device of a peer a device here stands for, and the streams of a call.
+//
+// Tensors on accelerators move through host memory for now: the copy is on the streams
+// current when the message is made or read, so that work queued before it is seen.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/core/Stream.h>
+#include <torch/csrc/distributed/rpc/rpc_agent.h>
+
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace weft::rpc {
+
+using torch::distributed::rpc::DeviceMap;
+using DeviceMaps = std::unordered_map<std::string, DeviceMap>;
+
+// Where `device` (of this process) lands on `peer`. CPU maps to CPU unless the map says
+// otherwise. Throws c10::Error for an accelerator that the map does not name.
+c10::Device mapDevice(c10::Device device, const DeviceMap& map, const std::string& peer);
+
+// One stream of the pool per device; empty for no devices. Any thread.
+std::vector<c10::Stream> streamsFromPool(const std::vector<c10::Device>& devices);
+
+// Once per process: says that accelerator tensors go through host memory.
+void noteHostStaging();
+
+}  // namespace weft::rpc

@@ -1,0 +1,89 @@
+// Between torch's rpc::Message and a transport message.
+//
+// A message is a header (wire.h) and buffers that point straight into tensor memory: a dense
+// CPU tensor is neither copied nor concatenated on the way out, and its bytes are read into
+// freshly allocated tensor memory on the way in. Tensors of other kinds (sparse,
+// quantised, subclasses without plain storage) go through torch's own pickler.
+//
+// Views are sent as what they show, not as the storage behind them; permuted dense
+// tensors keep their strides. requires_grad travels, because distributed autograd needs it.
+#pragma once
+
+#include <torch/csrc/distributed/rpc/message.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "rpc_backend/device_maps.h"
+#include "rpc_backend/wire.h"
+#include "transport/buffer.h"
+#include "transport/error.h"
+
+namespace weft::rpc {
+
+// Any thread. `device_map` maps devices here to the receiver's: a tensor elsewhere than
+// on CPU whose device is missing there throws c10::Error (naming `peer`) and nothing is sent.
+// Non-CPU tensors are copied to the host on the current stream, which is waited for. A large
+// payload is taken out of `message` when nobody else holds it, else copied.
+transport::Message encode(WireKind kind, std::uint64_t call_id,
+                          const c10::intrusive_ptr<torch::distributed::rpc::Message>& message,
+                          const DeviceMap& device_map, const std::string& peer);
+
+// A control message: text that only Weft's agents read.
+transport::Message encodeControl(WireKind kind, std::uint16_t type, std::uint64_t call_id,
+                                 const std::string& text);
+
+// One message on its way in: created from its header (which says what memory it needs),
+// filled by the transport, finished on a worker thread.
+class IncomingMessage {
+ public:
+  // Loop thread. Parses the header, checks every length against `sizes` before memory is
+  // taken, then allocates: payload and tensors are read in place. Each buffer's owner is
+  // the message itself, so its memory lives as long as somebody may write to it.
+  static transport::Result<std::shared_ptr<IncomingMessage>> begin(
+      std::span<const std::byte> header, std::span<const std::uint64_t> sizes,
+      std::vector<transport::OwnedBuffer>& buffers);
+
+  WireKind kind() const noexcept { return kind_; }
+  std::uint16_t type() const noexcept { return type_; }
+  std::uint64_t callId() const noexcept { return call_id_; }
+  std::size_t bytes() const noexcept { return bytes_; }
+
+  // The control text; empty for other kinds.
+  std::string text() const { return {payload_.data(), payload_.size()}; }
+  const std::vector<char>& payload() const noexcept { return payload_; }
+
+  // Worker thread, once, after the buffers have been read: unpickles what was pickled,
+  // moves tensors to their devices (on the current streams). Throws c10::Error.
+  c10::intrusive_ptr<torch::distributed::rpc::Message> finish();
+
+ private:
+  IncomingMessage() = default;
+  struct Slot {
+    TensorForm form = TensorForm::kUndefined;
+    bool requires_grad = false;
+    c10::Device device{c10::kCPU};
+    at::Tensor tensor;   // dense: the tensor; pickled: a byte tensor that holds the pickle
+  };
+  static Slot makeSlot(const TensorMeta& meta);
+
+  WireKind kind_ = WireKind::kRequest;
+  std::uint16_t type_ = 0;
+  std::uint64_t call_id_ = 0;
+  std::size_t bytes_ = 0;
+  std::vector<char> payload_;
+  std::vector<Slot> slots_;
+};
+
+// A message as the same process would receive it from itself: tensors do not share
+// memory with the original, so that autograd sees two different leaves.
+c10::intrusive_ptr<torch::distributed::rpc::Message> copyForSelf(
+    const torch::distributed::rpc::Message& message);
+
+// Bytes of payload and tensors, for metrics and messages.
+std::size_t messageBytes(const torch::distributed::rpc::Message& message);
+
+}  // namespace weft::rpc

@@ -1,0 +1,102 @@
+// weft._C: the agent and its options for Python. Nothing else lives here; the rest of the
+// Python package is Python.
+#include <torch/csrc/distributed/rpc/request_callback_impl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "rpc_backend/env.h"
+#include "rpc_backend/weft_agent.h"
+
+namespace py = pybind11;
+
+namespace {
+
+using torch::distributed::rpc::RequestCallbackImpl;
+using torch::distributed::rpc::RpcAgent;
+using torch::distributed::rpc::RpcBackendOptions;
+using weft::rpc::DeviceMap;
+using weft::rpc::FaultOptions;
+using weft::rpc::WeftAgent;
+using weft::rpc::WeftRpcBackendOptions;
+
+void bindOptions(py::module_& module) {
+  py::class_<WeftRpcBackendOptions, RpcBackendOptions, std::shared_ptr<WeftRpcBackendOptions>>(
+      module, "RpcBackendOptionsBase", "What may be set on a Weft agent; see weft.RpcBackendOptions.")
+      .def(py::init<float, std::string>(), py::arg("rpc_timeout"), py::arg("init_method"))
+      .def_readwrite("num_worker_threads", &WeftRpcBackendOptions::num_worker_threads)
+      .def_readwrite("device_maps", &WeftRpcBackendOptions::device_maps)
+      .def_readwrite("devices", &WeftRpcBackendOptions::devices)
+      .def_readwrite("heartbeat_interval", &WeftRpcBackendOptions::heartbeat_interval)
+      .def_readwrite("peer_timeout", &WeftRpcBackendOptions::peer_timeout)
+      .def_readwrite("max_message_bytes", &WeftRpcBackendOptions::max_message_bytes)
+      .def_readwrite("max_inflight_bytes", &WeftRpcBackendOptions::max_inflight_bytes)
+      .def_readwrite("auth_key_file", &WeftRpcBackendOptions::auth_key_file)
+      .def_readwrite("interface", &WeftRpcBackendOptions::interface)
+      .def_readwrite("master_host", &WeftRpcBackendOptions::master_host)
+      .def_property(
+          "request_policy",
+          [](const WeftRpcBackendOptions& self) { return toString(self.request_policy); },
+          [](WeftRpcBackendOptions& self, const std::string& name) {
+            self.request_policy = weft::rpc::parseRequestPolicy(name);
+          })
+      .def("check", &WeftRpcBackendOptions::check, "Raises for a bad value.");
+}
+
+std::shared_ptr<WeftAgent> makeAgent(const c10::intrusive_ptr<c10d::Store>& store,
+                                     std::string name, int rank, std::optional<int> world_size,
+                                     int device_count, const WeftRpcBackendOptions& options,
+                                     std::optional<FaultOptions> faults) {
+  WeftAgent::Config config;
+  config.store = store;
+  config.name = std::move(name);
+  config.rank = static_cast<torch::distributed::rpc::worker_id_t>(rank);
+  config.world_size = world_size;
+  config.device_count = device_count;
+  config.options = options;
+  config.faults = std::move(faults);
+  return WeftAgent::create(std::move(config), std::make_unique<RequestCallbackImpl>());
+}
+
+void bindAgent(py::module_& module) {
+  py::class_<FaultOptions>(module, "FaultOptions", "Faults on purpose, for tests.")
+      .def(py::init<>())
+      .def_readwrite("messages_to_fail", &FaultOptions::messages_to_fail)
+      .def_readwrite("messages_to_delay", &FaultOptions::messages_to_delay)
+      .def_readwrite("num_fail_sends", &FaultOptions::num_fail_sends);
+
+  const auto no_gil = py::call_guard<py::gil_scoped_release>();
+  py::class_<WeftAgent, RpcAgent, std::shared_ptr<WeftAgent>>(
+      module, "WeftAgent", "torch's RpcAgent over Weft's transport.")
+      .def(py::init(&makeAgent), py::arg("store"), py::arg("name"), py::arg("rank"),
+           py::arg("world_size"), py::arg("device_count"), py::arg("rpc_backend_options"),
+           py::arg("faults") = std::nullopt, no_gil)
+      .def("barrier", &WeftAgent::barrier, py::arg("timeout") = 0.0F, py::arg("last") = false, no_gil,
+           "Waits until every worker has come here and no call is in flight.")
+      .def("loss_of", &WeftAgent::lossOf, py::arg("rank"),
+           "Why that worker is lost; None while it is not.", no_gil)
+      .def("_get_backend_options", &WeftAgent::options, py::return_value_policy::copy)
+      .def_property_readonly("is_static_group", &WeftAgent::isStaticGroup)
+      .def_property_readonly("store", &WeftAgent::store);
+}
+
+void bindEnvironment(py::module_& module) {
+  module.def("environment", [] {
+    std::vector<std::tuple<std::string, std::string, std::string>> rows;
+    for (const auto& variable : weft::rpc::env::table()) {
+      rows.emplace_back(variable.name, variable.fallback, variable.meaning);
+    }
+    return rows;
+  }, "Every environment variable Weft reads: (name, default, meaning).");
+  module.def("unknown_environment", &weft::rpc::env::unknownNames,
+             "Names in the environment that look like Weft's and are not.");
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, module) {
+  module.doc() = "Weft's C++ side for Python.";
+  // The base classes are registered by torch's own module.
+  py::module_::import("torch._C._distributed_rpc");
+  bindOptions(module);
+  bindAgent(module);
+  bindEnvironment(module);
+}

@@ -1,0 +1,182 @@
+// WeftAgent: torch's RpcAgent over Weft's transport.
+//
+// Threads. Public methods may be called from any thread, but not with the GIL held where they
+// may wait (join, shutdown, the constructor). The transport's loop thread reads messages
+// and hands them on; requests run on `workers_`, futures complete on `completers_`,
+// so that user code never runs on the loop. No lock is held while a future completes.
+//
+// Ownership. The agent owns its endpoint and threads; shutdown() ends them all. It is held by
+// shared_ptr (torch's rule): tasks keep it alive while they run.
+//
+// Failure. A call's failure is its future's error: a timeout in TensorPipe's words, a lost
+// peer with its name and reason, a refusal with the policy's reason.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/csrc/distributed/rpc/rpc_agent.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "rpc_backend/api.h"
+#include "rpc_backend/directory.h"
+#include "rpc_backend/fault_plan.h"
+#include "rpc_backend/membership.h"
+#include "rpc_backend/message_codec.h"
+#include "rpc_backend/metrics.h"
+#include "rpc_backend/options.h"
+#include "rpc_backend/pending_calls.h"
+#include "rpc_backend/worker_pool.h"
+#include "transport/endpoint.h"
+
+namespace weft::rpc {
+
+class WEFT_API WeftAgent : public torch::distributed::rpc::RpcAgent,
+                           public std::enable_shared_from_this<WeftAgent>,
+                           private transport::EndpointHandler {
+ public:
+  using Message = torch::distributed::rpc::Message;
+  using JitFuture = torch::distributed::rpc::JitFuture;
+  using WorkerInfo = torch::distributed::rpc::WorkerInfo;
+  using worker_id_t = torch::distributed::rpc::worker_id_t;
+
+  struct Config {
+    c10::intrusive_ptr<c10d::Store> store;
+    std::string name;
+    worker_id_t rank = -1;
+    std::optional<int> world_size;   // none: a dynamic group
+    int device_count = 0;            // accelerators of this process
+    WeftRpcBackendOptions options;
+    std::optional<FaultOptions> faults;
+  };
+
+  // Listens, meets the other workers through the Store (static: all of them; dynamic: those
+  // there already) and checks that they fit. Serves from start() on; requests that
+  // come earlier wait. `callback` is what serves: torch's own in a Python process, Weft's
+  // without Python. Throws c10::Error / c10::ValueError; then nothing is left running.
+  static std::shared_ptr<WeftAgent> create(
+      Config config, std::unique_ptr<torch::distributed::rpc::RequestCallback> callback);
+  ~WeftAgent() override;
+
+  // RpcAgent.
+  c10::intrusive_ptr<JitFuture> send(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
+                                     float timeout_seconds,
+                                     const torch::distributed::rpc::DeviceMap& device_map) override;
+  using RpcAgent::getWorkerInfo;
+  const WorkerInfo& getWorkerInfo(const std::string& name) const override;
+  const WorkerInfo& getWorkerInfo(worker_id_t id) const override;
+  std::vector<WorkerInfo> getWorkerInfos() const override;
+  void join(bool shutdown, float timeout_seconds) override;
+  void sync() override {}
+  void startImpl() override;
+  void shutdownImpl() override;
+  std::unordered_map<std::string, std::string> getMetrics() override;
+  DeviceMap getDeviceMap(const WorkerInfo& to) const override;
+  const std::vector<c10::Device>& getDevices() const override { return devices_; }
+
+  // Waits until every worker has come here and no call is in flight (static groups). After
+  // the `last` one, rank 0 stays until the others have seen it: it may serve the Store.
+  void barrier(float timeout_seconds, bool last = false);
+
+  bool isStaticGroup() const noexcept { return config_.world_size.has_value(); }
+  c10::intrusive_ptr<c10d::Store> store() const { return config_.store; }
+  const WeftRpcBackendOptions& options() const noexcept { return config_.options; }
+  // Why that worker is lost; nothing while it is not.
+  std::optional<std::string> lossOf(worker_id_t id) const;
+
+ private:
+  WeftAgent(Config config, std::unique_ptr<torch::distributed::rpc::RequestCallback> callback);
+  void addGilWaitTime(std::chrono::microseconds wait) override;
+
+  // agent_lifecycle.cpp
+  void enter();
+  void openEndpoint(const GroupSecret& secret);
+  MemberRecord ownRecord(const GroupSecret& secret) const;
+  void admit(const MemberRecord& member);
+  void announce(const std::vector<MemberRecord>& members);
+  void leaveDynamicGroup();
+  std::string me() const;
+
+  // agent_calls.cpp
+  c10::intrusive_ptr<JitFuture> startCall(worker_id_t to, std::uint16_t type,
+                                          std::chrono::milliseconds timeout, std::uint64_t& id);
+  void transmit(worker_id_t to, std::uint64_t id, const c10::intrusive_ptr<Message>& message,
+                const DeviceMap& device_map);
+  void failCall(PendingCall call, const std::string& text);
+  void finishCall(const std::function<void()>& complete);
+  void armTimer(Clock::time_point deadline);
+  void expireCalls();
+  void onResponse(worker_id_t from, const std::shared_ptr<IncomingMessage>& in);
+  void onControlAck(worker_id_t from, const IncomingMessage& in);
+  c10::intrusive_ptr<JitFuture> sendControl(worker_id_t to, std::uint16_t type,
+                                            const std::string& text,
+                                            std::chrono::milliseconds timeout);
+
+  // agent_serve.cpp
+  void sendToSelf(std::uint64_t id, const c10::intrusive_ptr<Message>& message);
+  void onRequest(worker_id_t from, const std::shared_ptr<IncomingMessage>& in);
+  // `take` makes the request's message under the call's streams; what it throws is answered.
+  void serve(worker_id_t from, std::uint64_t id,
+             const std::function<c10::intrusive_ptr<Message>()>& take);
+  void respond(worker_id_t to, std::uint64_t id, JitFuture& result);
+  void sendResponse(worker_id_t to, std::uint64_t id, const c10::intrusive_ptr<Message>& message);
+  void completeSelf(std::uint64_t id, const c10::intrusive_ptr<Message>& message);
+  void refuseRequest(worker_id_t to, std::uint64_t id, const std::string& why);
+  void onControl(worker_id_t from, const IncomingMessage& in);
+  bool runRequest(std::function<void()> task);
+
+  // EndpointHandler, on the loop thread (agent_wire.cpp).
+  transport::Disposition onHeader(std::int32_t from, std::span<const std::byte> header,
+                                  std::span<const std::uint64_t> sizes,
+                                  std::vector<transport::OwnedBuffer>& buffers) override;
+  void onMessage(std::int32_t from, std::span<const std::byte> header,
+                 std::vector<transport::OwnedBuffer> buffers) override;
+  void onPeerLost(const transport::PeerLoss& loss) override;
+  void onPeerJoined(const transport::PeerInfo& peer) override;
+  void onSendFailed(std::int32_t to, std::span<const std::byte> header,
+                    const transport::Error& reason) override;
+  bool wants(std::int32_t from, std::span<const std::byte> header,
+             std::span<const std::uint64_t> sizes);
+
+  const Config config_;
+  Membership membership_;
+  Directory directory_;
+  PendingCalls pending_;
+  AgentMetrics metrics_;
+  std::unique_ptr<FaultPlan> faults_;
+  WorkerPool workers_;
+  WorkerPool completers_;
+  std::unique_ptr<transport::Endpoint> endpoint_;
+
+  mutable std::mutex maps_mutex_;       // guards the two below
+  DeviceMaps reverse_maps_;
+  std::vector<MemberRecord> members_;   // dynamic groups: all but self
+  std::vector<c10::Device> devices_;
+
+  std::mutex early_mutex_;              // guards the two below
+  bool serving_ = false;
+  std::vector<std::function<void()>> early_requests_;
+
+  std::mutex timer_mutex_;
+  Clock::time_point timer_armed_ = Clock::time_point::max();
+
+  mutable std::mutex loss_mutex_;
+  std::unordered_map<worker_id_t, std::string> losses_;
+
+  std::mutex inflight_mutex_;
+  std::unordered_map<worker_id_t, std::uint64_t> inflight_bytes_;
+
+  // Loop thread only: the message of each peer whose buffers are being read.
+  std::unordered_map<std::int32_t, std::shared_ptr<IncomingMessage>> reading_;
+  std::atomic<int> barriers_{0};
+  std::atomic<bool> closing_{false};
+};
+
+}  // namespace weft::rpc

@@ -1,0 +1,25 @@
+// Reads the type of the message that another message wraps, without torch's unpickler.
+//
+// torch appends to the payload of a wrapped message a pickled tuple and its length (8 bytes,
+// torch/csrc/distributed/rpc/utils.cpp, writeWrappedPayload); the tuple's first
+// element is the inner type. A policy must know that type before anything is unpickled, and
+// must know that the unpickler will see the same one: so the whole tuple has to fit a strict
+// grammar (numbers, strings, tuples, lists and dictionaries of them, and the one type
+// annotation that torch's pickler writes), in which nothing can alter the first element.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+
+namespace weft::rpc {
+
+struct WrappedMessage {
+  std::int64_t type = 0;                 // of the inner message
+  std::span<const char> inner_payload;   // the inner message's payload
+};
+
+// Nothing when the payload does not end in such a tuple. Total; any thread.
+std::optional<WrappedMessage> readWrappedType(std::span<const char> payload);
+
+}  // namespace weft::rpc

@@ -1,0 +1,33 @@
+// libFuzzer: the agent's header parser and the reader of wrapped types. Any bytes; nothing
+// may crash, read out of bounds, or loop for long.
+#include <cstddef>
+#include <cstdint>
+
+#include "rpc_backend/wire.h"
+#include "rpc_backend/wrapped_type.h"
+
+namespace {
+std::size_t itemSize(std::uint8_t dtype) { return dtype < 16 ? std::size_t{1} << (dtype % 4) : 0; }
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using namespace weft::rpc;   // NOLINT(google-build-using-namespace)
+  if (size == 0) return 0;
+  const bool wrapped = (data[0] & 1) != 0;
+  ++data;
+  --size;
+  if (wrapped) {
+    const auto found = readWrappedType({reinterpret_cast<const char*>(data), size});
+    if (found && found->inner_payload.size() >= size) __builtin_trap();
+    return 0;
+  }
+  WireReader reader({reinterpret_cast<const std::byte*>(data), size});
+  WireHeader header;
+  if (!reader.header(header)) return 0;
+  for (std::uint32_t i = 0; i < header.tensor_count; ++i) {
+    TensorMeta meta;
+    if (!reader.tensor(meta, &itemSize)) return 0;
+    if (meta.is_inline && meta.inline_bytes.size() != meta.bytes) __builtin_trap();
+  }
+  return 0;
+}

@@ -1,0 +1,34 @@
+"""Weft: a maintained, fast and authenticated RPC backend for PyTorch.
+
+Importing this package registers the RPC backend ``WEFT``::
+
+    import torch.distributed.rpc as rpc
+    import weft
+
+    rpc.init_rpc("worker0", backend=rpc.BackendType.WEFT, rank=0, world_size=2)
+
+Importing starts no thread and opens no socket. See ``docs/`` for the rest.
+"""
+
+from __future__ import annotations
+
+from weft._version import __version__
+from weft import _native  # loads libweft.so and weft._C after torch
+from weft import _registration
+from weft._registered import register_function, registered_functions
+from weft.options import RpcBackendOptions
+from weft.rpc import init_rpc, wait_all_workers
+
+__all__ = [
+    "RpcBackendOptions",
+    "__version__",
+    "init_rpc",
+    "library_path",
+    "register_function",
+    "registered_functions",
+    "wait_all_workers",
+]
+
+library_path = _native.library_path
+
+_registration.install()

@@ -1,0 +1,28 @@
+"""Loads the shared objects, and says what to do when they can't be loaded."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch  # noqa: F401  libtorch must be in the process before libweft.so
+import torch.distributed.rpc  # noqa: F401  registers the base classes that weft._C extends
+
+_HERE = Path(__file__).resolve().parent
+
+
+def library_path() -> str:
+    """The path of ``libweft.so``, for ``torch.ops.load_library`` and for C++ linkers."""
+    beside = Path(os.path.abspath(__file__)).parent / "libweft.so"
+    return str(beside if beside.exists() else _HERE / "libweft.so")
+
+
+try:
+    from weft import _C  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        f"Weft's C++ part could not be loaded ({error}). In a checkout, run `./dev build` and "
+        "start Python through `./dev shell -- python …`; if Weft was installed as a wheel, it was "
+        f"built for another torch than the {torch.__version__} found here: rebuild it with "
+        "`./dev wheel`."
+    ) from error

@@ -1,0 +1,118 @@
+"""The request policy ``registered``: only named Python functions may be called.
+
+torch unpickles a request to learn which function it names. Under this policy the unpickler
+resolves nothing but registered objects and the few names that torch's own RPC pickles are made
+of, so that a request for anything else fails before anything of it runs.
+"""
+
+from __future__ import annotations
+
+import builtins
+import pickle
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch.distributed.rpc import internal
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_policy = "any"
+_objects: dict[tuple[str, str], Any] = {}
+
+# What a pickle of torch.distributed.rpc.internal refers to besides user code. None of them
+# does more than rebuild a value from its parts.
+_ALLOWED = {
+    ("torch.distributed.rpc.internal", "PythonUDF"),
+    ("torch.distributed.rpc.internal", "RemoteException"),
+    ("torch.distributed.rpc.internal", "_InternalRPCPickler"),
+    ("torch", "Size"),
+    ("torch", "device"),
+    ("torch.serialization", "_get_layout"),
+    ("collections", "OrderedDict"),
+    ("builtins", "set"),
+    ("builtins", "frozenset"),
+    ("builtins", "slice"),
+    ("builtins", "range"),
+    ("builtins", "complex"),
+    ("builtins", "bytearray"),
+}
+# Static methods that torch's pickles reach with getattr through their class.
+_ALLOWED_ATTRIBUTES = {
+    ("_InternalRPCPickler", "_tensor_receiver"),
+    ("_InternalRPCPickler", "_py_rref_receiver"),
+}
+# Constants of torch, and the types of built-in exceptions (a RemoteException names one).
+_HARMLESS_MODULES = {"torch": torch, "builtins": builtins}
+_HARMLESS_VALUES = (torch.dtype, torch.layout, torch.memory_format)
+
+
+def register_function(function: F | None = None, *, name: str | None = None) -> Any:
+    """Allows peers to call ``function`` under the request policy ``"registered"``.
+
+    Usable as a decorator. The name is the one the caller's pickle uses: the function's module and
+    qualified name. ``name`` (``"module:qualified.name"``) overrides it, for functions that callers
+    import from elsewhere. Classes may be registered too: then peers may construct them.
+
+    Raises:
+        TypeError: for something that is not callable.
+    """
+
+    def register(target: F) -> F:
+        if not callable(target):
+            raise TypeError(f"register_function needs a function or class, got {target!r}")
+        if name is not None:
+            module, _, qualified = name.partition(":")
+        else:
+            module, qualified = target.__module__, target.__qualname__
+        _objects[(module, qualified)] = target
+        return target
+
+    return register if function is None else register(function)
+
+
+def registered_functions() -> list[str]:
+    """The names that peers may call, as ``module:qualified.name``, sorted."""
+    return sorted(f"{module}:{name}" for module, name in _objects)
+
+
+def _restricted_getattr(owner: Any, attribute: str) -> Any:
+    """``getattr`` for the static methods that torch's pickles reach through their class."""
+    key = (getattr(owner, "__name__", ""), attribute)
+    if key in _ALLOWED_ATTRIBUTES:
+        return getattr(owner, attribute)
+    raise pickle.UnpicklingError(f"the request policy here is 'registered': {key} is refused")
+
+
+class _RestrictedUnpickler(pickle.Unpickler):
+    """Resolves registered objects and the parts of torch's own pickles; refuses the rest."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = _objects.get((module, name))
+        if found is not None:
+            return found
+        if (module, name) == ("builtins", "getattr"):
+            return _restricted_getattr
+        if (module, name) in _ALLOWED:
+            return super().find_class(module, name)
+        candidate = getattr(_HARMLESS_MODULES.get(module), name, None)
+        if isinstance(candidate, _HARMLESS_VALUES) or (
+            isinstance(candidate, type) and issubclass(candidate, BaseException)
+        ):
+            return candidate
+        raise pickle.UnpicklingError(
+            f"the request policy here is 'registered', and {module}.{name} was not given to "
+            "weft.register_function"
+        )
+
+
+def _make_unpickler(file: Any) -> pickle.Unpickler:
+    return _RestrictedUnpickler(file) if _policy == "registered" else pickle.Unpickler(file)
+
+
+def set_policy(policy: str) -> None:
+    """Makes torch's RPC unpickler obey ``policy`` from now on."""
+    global _policy
+    _policy = policy
+    # deserialize() looks this name up at each call (torch/distributed/rpc/internal.py).
+    internal._unpickler = _make_unpickler if policy == "registered" else pickle.Unpickler

@@ -1,0 +1,85 @@
+"""Registers the backend ``WEFT`` with ``torch.distributed.rpc``."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.rpc import api, backend_registry
+
+from weft import _C, _registered, _torch_patches
+from weft.options import RpcBackendOptions, master_host
+
+BACKEND = "WEFT"
+
+
+def _construct_options(
+    rpc_timeout: float, init_method: str, **kwargs: Any
+) -> RpcBackendOptions:
+    return RpcBackendOptions(rpc_timeout=rpc_timeout, init_method=init_method, **kwargs)
+
+
+def make_agent(
+    store: dist.Store,
+    name: str,
+    rank: int,
+    world_size: int | None,
+    options: RpcBackendOptions,
+    faults: _C.FaultOptions | None = None,
+) -> _C.WeftAgent:
+    """Creates an agent that has met its group, and makes it torch's current one."""
+    if not isinstance(store, dist.Store):
+        raise TypeError(f"`store` must be a c10d::Store. {store}")
+    if not isinstance(options, RpcBackendOptions):
+        raise TypeError(
+            f"`rpc_backend_options` must be a `weft.RpcBackendOptions`. {options}"
+        )
+    if not options.master_host:
+        options.master_host = master_host(options.init_method)
+    _registered.set_policy(options.request_policy)
+    agent = _C.WeftAgent(
+        store, name, rank, world_size or None, torch.cuda.device_count(), options, faults
+    )
+    if torch.cuda.is_available() and (options.devices or options.device_maps):
+        # Peers may send CUDA tensors before user code here has touched CUDA.
+        torch.cuda.init()
+    api._init_rpc_states(agent)
+    if options.process_group and not dist.is_initialized():
+        dist.init_process_group(
+            "gloo", store=dist.PrefixStore("weft_pg", store), rank=rank, world_size=world_size or -1
+        )
+    return agent
+
+
+def _init_backend(
+    store: dist.Store,
+    name: str,
+    rank: int,
+    world_size: int | None,
+    rpc_backend_options: RpcBackendOptions,
+) -> _C.WeftAgent:
+    return make_agent(store, name, rank, world_size, rpc_backend_options)
+
+
+def _shut_down_at_exit() -> None:
+    """Ends an agent that the program forgot, while the interpreter still lives."""
+    try:
+        agent = api._get_current_rpc_agent() if api._is_current_rpc_agent_set() else None
+        if isinstance(agent, _C.WeftAgent):
+            agent.shutdown()
+    except Exception:  # noqa: BLE001  at exit there is nobody to tell
+        pass
+
+
+def install() -> None:
+    """Registers the backend and the patches; calling it again changes nothing."""
+    if not backend_registry.backend_registered(BACKEND):
+        backend_registry.register_backend(BACKEND, _construct_options, _init_backend)
+        _torch_patches.refresh_backend_type()
+        _torch_patches.install()
+        atexit.register(_shut_down_at_exit)
+    if os.environ.get("WEFT_AS_DEFAULT", "0") == "1":
+        _torch_patches.make_default()

@@ -1,0 +1,104 @@
+"""What PyTorch leaves no door for, patched in this one file.
+
+Each patch states its reason and the versions it was checked on. A patch affects calls only
+while the current agent is Weft's; with TensorPipe, upstream's code runs as it was.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any
+
+import torch.distributed.rpc as rpc
+from torch.distributed.rpc import api, backend_registry
+
+from weft import _C
+
+logger = logging.getLogger(__name__)
+
+
+def _current_is_weft() -> bool:
+    return api._is_current_rpc_agent_set() and isinstance(
+        api._get_current_rpc_agent(), _C.WeftAgent
+    )
+
+
+def refresh_backend_type() -> None:
+    """``rpc.BackendType`` after a registration. Checked on 2.11 and 2.15.
+
+    ``register_backend`` makes a new enum and leaves ``rpc.BackendType`` the old one; then a
+    plain ``init_rpc()`` fails its own type check.
+    """
+    rpc.BackendType = backend_registry.BackendType
+
+
+def _patch_wait_all_workers() -> None:
+    """``api._wait_all_workers``. Checked on 2.11 and 2.15.
+
+    Upstream's is an all-gather over Python calls: it waits for minutes when a worker has died,
+    and the request policy "script" would refuse it. Weft's agent has a barrier of its own, which
+    knows who is lost. A dynamic group has no barrier: its workers leave one by one.
+    """
+    upstream = api._wait_all_workers
+
+    @functools.wraps(upstream)
+    def wait_all_workers(timeout: float = api.DEFAULT_SHUTDOWN_TIMEOUT) -> None:
+        if not _current_is_weft():
+            upstream(timeout)
+            return
+        agent = api._get_current_rpc_agent()
+        if agent.is_static_group:
+            agent.barrier(timeout)
+
+    api._wait_all_workers = wait_all_workers
+
+
+def install() -> None:
+    """Installs the patches that registration needs."""
+    _patch_wait_all_workers()
+
+
+def translate_options(options: Any) -> Any:
+    """``TensorPipeRpcBackendOptions`` as Weft's; other options as they are."""
+    from weft.options import RpcBackendOptions
+
+    if not isinstance(options, rpc.TensorPipeRpcBackendOptions):
+        return options
+    return RpcBackendOptions(
+        num_worker_threads=options.num_worker_threads,
+        rpc_timeout=options.rpc_timeout,
+        init_method=options.init_method,
+        device_maps=options.device_maps,
+        devices=options.devices,
+    )
+
+
+def make_default() -> None:
+    """Makes Weft what ``init_rpc`` uses. Checked on 2.11 and 2.15.
+
+    Upstream names TENSORPIPE in the code of ``init_rpc``; there is no setting. A program that
+    asks for TENSORPIPE, or gives its options, gets Weft with those options translated.
+    """
+    upstream = rpc.init_rpc
+    if getattr(upstream, "_weft_default", False):
+        return
+
+    @functools.wraps(upstream)
+    def init_rpc(
+        name: str,
+        backend: Any = None,
+        rank: int = -1,
+        world_size: int | None = None,
+        rpc_backend_options: Any = None,
+    ) -> None:
+        asked = getattr(backend, "name", None)
+        if backend is None or asked == "TENSORPIPE":
+            if asked == "TENSORPIPE":
+                logger.info("init_rpc asked for TENSORPIPE; Weft is the default and serves it")
+            backend = backend_registry.BackendType["WEFT"]
+            rpc_backend_options = translate_options(rpc_backend_options)
+        upstream(name, backend, rank, world_size, rpc_backend_options)
+
+    init_rpc._weft_default = True  # type: ignore[attr-defined]
+    rpc.init_rpc = init_rpc

@@ -1,0 +1,31 @@
+"""The environment variables that Weft reads; the table itself is in rpc_backend/env.cpp."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from weft import _native  # noqa: F401
+from weft import _C
+
+
+class Variable(NamedTuple):
+    """One row of the table."""
+
+    name: str
+    default: str
+    meaning: str
+    value: str | None
+
+
+def table() -> list[Variable]:
+    """Every variable, with its present value (None when unset)."""
+    return [
+        Variable(name, default, meaning, os.environ.get(name))
+        for name, default, meaning in _C.environment()
+    ]
+
+
+def unknown() -> list[str]:
+    """Names that begin with ``WEFT_`` and that Weft does not know."""
+    return list(_C.unknown_environment())

@@ -1,0 +1,166 @@
+"""The options of a Weft agent, checked where they are given."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import Union
+from urllib.parse import urlparse
+
+import torch
+from torch.distributed.rpc import constants
+from torch.distributed.rpc.options import _to_device_map
+
+from weft import _native  # noqa: F401
+from weft import _C
+
+DeviceLike = Union[int, str, torch.device]
+
+POLICIES = ("any", "registered", "script")
+
+
+def _accelerator(device: DeviceLike) -> torch.device:
+    device = torch.device(device)
+    if device.type == "cpu":
+        raise ValueError("`devices` lists accelerators, but got device type cpu")
+    return device
+
+
+def _seconds(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number of seconds, got {value!r}")
+    return float(value)
+
+
+def _from_environment(name: str, fallback: float) -> float:
+    text = os.environ.get(name)
+    if not text:
+        return fallback
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{name} must be a number of seconds, got {text!r}") from None
+
+
+class RpcBackendOptions(_C.RpcBackendOptionsBase):
+    """Options for ``init_rpc(backend=BackendType.WEFT, rpc_backend_options=…)``.
+
+    Args:
+        num_worker_threads: threads that run requests, at most.
+        rpc_timeout: seconds before a call fails, when the call does not say; 0 means never.
+        init_method: where the workers meet, as for ``init_process_group``.
+        device_maps: worker name to a map of devices here to devices there.
+        devices: accelerators in use; by default those that the device maps name.
+        heartbeat_interval: seconds between heartbeats to a peer that is sent nothing else.
+        peer_timeout: seconds of silence after which a peer is declared lost.
+        max_message_bytes: the largest message that is accepted from a peer.
+        max_inflight_bytes: bytes of one peer's unfinished requests held here, at most.
+        auth_key_file: file with the group's key; default ``WEFT_AUTH_KEY_FILE``, else a key
+            that travels through the Store.
+        interface: interface name or numeric address to listen on; default
+            ``WEFT_SOCKET_IFNAME``, else the one that reaches the master.
+        request_policy: what peers may ask of this process: ``"any"`` (PyTorch's behaviour),
+            ``"registered"`` (functions given to :func:`weft.register_function`, TorchScript,
+            built-in operators) or ``"script"`` (TorchScript and built-in operators only).
+        process_group: also bring up the default process group (gloo, same workers and
+            ranks), as the first design of RPC did.
+
+    Raises:
+        TypeError: for unknown names and wrong types.
+        ValueError: for values out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_worker_threads: int = constants.DEFAULT_NUM_WORKER_THREADS,
+        rpc_timeout: float = constants.DEFAULT_RPC_TIMEOUT_SEC,
+        init_method: str = constants.DEFAULT_INIT_METHOD,
+        device_maps: Mapping[str, Mapping[DeviceLike, DeviceLike]] | None = None,
+        devices: Sequence[DeviceLike] | None = None,
+        heartbeat_interval: float | None = None,
+        peer_timeout: float | None = None,
+        max_message_bytes: int | None = None,
+        max_inflight_bytes: int | None = None,
+        auth_key_file: str | os.PathLike[str] | None = None,
+        interface: str | None = None,
+        request_policy: str | None = None,
+        process_group: bool = False,
+    ) -> None:
+        super().__init__(_seconds("rpc_timeout", rpc_timeout), init_method)
+        if isinstance(num_worker_threads, bool) or not isinstance(num_worker_threads, int):
+            raise TypeError(f"num_worker_threads must be an int, got {num_worker_threads!r}")
+        if num_worker_threads <= 0:
+            raise ValueError(f"num_worker_threads must be positive, got {num_worker_threads}")
+        self.num_worker_threads = num_worker_threads
+        self.device_maps = {
+            worker: _to_device_map(dict(device_map))
+            for worker, device_map in (device_maps or {}).items()
+        }
+        self.devices = [_accelerator(device) for device in devices or ()]
+        self.heartbeat_interval = (
+            _from_environment("WEFT_HEARTBEAT_INTERVAL", 1.0)
+            if heartbeat_interval is None
+            else _seconds("heartbeat_interval", heartbeat_interval)
+        )
+        self.peer_timeout = (
+            _from_environment("WEFT_PEER_TIMEOUT", 5.0)
+            if peer_timeout is None
+            else _seconds("peer_timeout", peer_timeout)
+        )
+        for name, value in (
+            ("max_message_bytes", max_message_bytes),
+            ("max_inflight_bytes", max_inflight_bytes),
+        ):
+            if value is not None:
+                if isinstance(value, bool) or not isinstance(value, int):
+                    raise TypeError(f"{name} must be an int, got {value!r}")
+                if value <= 0:
+                    raise ValueError(f"{name} must be positive, got {value}")
+                setattr(self, name, value)
+        if auth_key_file is not None:
+            self.auth_key_file = os.fspath(auth_key_file)
+        if interface is not None:
+            self.interface = interface
+        policy = request_policy or os.environ.get("WEFT_REQUEST_POLICY") or "any"
+        if policy not in POLICIES:
+            raise ValueError(f"request_policy must be one of {POLICIES}, got {policy!r}")
+        self.request_policy = policy
+        self.process_group = bool(process_group)
+        try:
+            self.check()
+        except RuntimeError as error:
+            raise ValueError(str(error)) from None
+
+    def set_device_map(self, to: str, device_map: Mapping[DeviceLike, DeviceLike]) -> None:
+        """Adds to the device map for worker ``to``; the map must stay one-to-one.
+
+        Raises:
+            ValueError: when a device would be mapped twice.
+        """
+        maps = dict(self.device_maps)
+        merged = dict(maps.get(to, {}))
+        for here, there in _to_device_map(dict(device_map)).items():
+            if here in merged and merged[here] != there:
+                raise ValueError(
+                    "`set_device_map` only supports 1-to-1 mapping, trying to map "
+                    f"{here} to {there} and {merged[here]}"
+                )
+            merged[here] = there
+        maps[to] = merged
+        self.device_maps = maps
+
+    def set_devices(self, devices: Sequence[DeviceLike]) -> None:
+        """Sets the accelerators in use."""
+        self.devices = [_accelerator(device) for device in devices]
+
+
+def master_host(init_method: str) -> str:
+    """The host that ``init_method`` names, or ``""`` (a file names none)."""
+    url = urlparse(init_method)
+    if url.scheme == "env":
+        return os.environ.get("MASTER_ADDR", "")
+    if url.scheme == "tcp":
+        return url.hostname or ""
+    return ""

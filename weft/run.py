@@ -1,0 +1,38 @@
+"""``python -m weft.run script.py …``: runs a program written for TensorPipe on Weft.
+
+In that process and its children Weft is the default of ``init_rpc``, and explicit
+``TensorPipeRpcBackendOptions`` are translated. ``-m module`` works as with python itself.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+
+USAGE = "usage: python -m weft.run (script.py | -m module) [arguments …]"
+
+
+def main(arguments: list[str]) -> None:
+    """Runs the program named by ``arguments`` as ``__main__``."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE)
+        raise SystemExit(0 if arguments else 2)
+    os.environ["WEFT_AS_DEFAULT"] = "1"
+    import weft  # noqa: F401  reads the variable just set
+
+    if arguments[0] == "-m":
+        if len(arguments) < 2:
+            raise SystemExit(USAGE)
+        sys.argv = arguments[1:]
+        # As python -m does: the current folder comes first.
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        return
+    sys.argv = list(arguments)
+    sys.path.insert(0, os.path.dirname(os.path.abspath(arguments[0])))
+    runpy.run_path(arguments[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
