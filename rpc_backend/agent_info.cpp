@@ -1,4 +1,6 @@
 // WeftAgent: what it knows of the group and of itself.
+#include <algorithm>
+
 #include "rpc_backend/weft_agent.h"
 
 namespace weft::rpc {
@@ -16,6 +18,14 @@ std::vector<WeftAgent::WorkerInfo> WeftAgent::getWorkerInfos() const { return di
 DeviceMap WeftAgent::getDeviceMap(const WorkerInfo& to) const {
   const auto found = config_.options.device_maps.find(to.name_);
   return found == config_.options.device_maps.end() ? DeviceMap{} : found->second;
+}
+
+bool WeftAgent::everyoneServesPython() const {
+  const std::string any = toString(RequestPolicy::kAny);
+  const std::lock_guard lock(maps_mutex_);
+  return config_.options.request_policy == RequestPolicy::kAny &&
+         std::all_of(members_.begin(), members_.end(),
+                     [&](const MemberRecord& member) { return member.policy == any; });
 }
 
 std::optional<std::string> WeftAgent::lossOf(worker_id_t id) const {

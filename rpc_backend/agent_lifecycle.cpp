@@ -68,7 +68,12 @@ void WeftAgent::openEndpoint(const GroupSecret& secret) {
       options.interface.empty() ? env::value(env::kSocketIfname) : options.interface;
   auto listen = transport::chooseListenAddress(options.master_host, wanted);
   TORCH_CHECK(listen.ok(), me(), ": ", listen.error().text());
-  if (!listen.value().note.empty()) logWarning(listen.value().note);
+  // Without a master's name (file:// rendezvous) the choice is a guess that mostly fits; with one,
+  // a note says that the network's names are not as they should be.
+  if (!listen.value().note.empty()) {
+    logLine(options.master_host.empty() ? LogLevel::kInfo : LogLevel::kWarning,
+            listen.value().note);
+  }
 
   transport::EndpointOptions wire;
   wire.group_id = secret.group_id;
@@ -92,6 +97,7 @@ MemberRecord WeftAgent::ownRecord(const GroupSecret& secret) const {
   record.world = config_.world_size.value_or(0);
   record.name = config_.name;
   record.auth = secret.auth;
+  record.policy = toString(config_.options.request_policy);
   record.address = endpoint_->address();
   record.device_count = config_.device_count;
   record.devices = config_.options.devices;
@@ -172,7 +178,7 @@ void WeftAgent::startImpl() {
   for (auto& task : early) workers_.run(std::move(task));
 }
 
-void WeftAgent::barrier(float timeout_seconds, bool last) {
+std::vector<std::int32_t> WeftAgent::barrier(float timeout_seconds, bool last) {
   const auto timeout = fromSeconds(timeout_seconds);
   TORCH_CHECK(isStaticGroup(), me(), ": only a group of fixed size has a barrier");
   ShutdownBarrier barrier(
@@ -204,6 +210,7 @@ void WeftAgent::barrier(float timeout_seconds, bool last) {
                lossOf(static_cast<worker_id_t>(rank)).value_or("?"));
   }
   if (last) barrier.linger(fromSeconds(config_.options.peer_timeout));
+  return {lost.begin(), lost.end()};
 }
 
 void WeftAgent::join(bool shutdown, float timeout_seconds) {

@@ -1,4 +1,5 @@
 // WeftAgent: the requests that others (and this process itself) make here.
+#include <ATen/record_function.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/util/Exception.h>
 
@@ -13,6 +14,20 @@ using torch::distributed::rpc::MessageType;
 
 namespace {
 constexpr std::chrono::milliseconds kMaxSendWait{30000};
+
+// torch leaves the profiler's callback on the thread that ran a profiled request (2.11: the
+// continuation forgets its handle), and the next profiled request there then records nothing.
+// TensorPipe has the fault too; with many threads it shows seldom.
+class ProfilerCallbacksGuard {
+ public:
+  ProfilerCallbacksGuard() : saved_(at::get_record_function_tls_()) {}
+  ~ProfilerCallbacksGuard() { at::set_record_function_tls_(saved_); }
+  ProfilerCallbacksGuard(const ProfilerCallbacksGuard&) = delete;
+  ProfilerCallbacksGuard& operator=(const ProfilerCallbacksGuard&) = delete;
+
+ private:
+  const at::RecordFunctionTLS saved_;
+};
 }  // namespace
 
 bool WeftAgent::runRequest(std::function<void()> task) {
@@ -59,6 +74,8 @@ void WeftAgent::serve(worker_id_t from, std::uint64_t id,
     const auto streams = streamsFromPool(devices_);
     const c10::MultiStreamGuard guard(streams);
     const c10::intrusive_ptr<Message> request = take();
+    std::optional<ProfilerCallbacksGuard> profiler;
+    if (request->type() == MessageType::RUN_WITH_PROFILING_REQ) profiler.emplace();
     result = cb_->operator()(*request, streams);
   } catch (...) {
     result = c10::make_intrusive<JitFuture>(at::AnyClassType::get());

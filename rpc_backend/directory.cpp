@@ -38,12 +38,13 @@ const Directory::WorkerInfo& Directory::byName(const std::string& name) const {
   }
   std::ostringstream known;
   for (const WorkerInfo& info : all()) known << " '" << info.name_ << "'";
-  TORCH_CHECK(false, "Unknown destination worker ", name, ". Known here:", known.str());
+  TORCH_CHECK(false, "could not find destination worker '", name, "'. Known here:", known.str());
 }
 
 const Directory::WorkerInfo& Directory::byId(worker_id_t id) const {
   const WorkerInfo* info = find(id);
-  TORCH_CHECK(info != nullptr, "Unknown destination worker of rank ", id, ". Known ranks: ", ids());
+  TORCH_CHECK(info != nullptr, "could not find destination worker of rank ", id,
+              ". Known ranks: ", ids());
   return *info;
 }
 

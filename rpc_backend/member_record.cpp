@@ -132,7 +132,8 @@ void checkOneMap(const MemberRecord& source, const std::string& target_name, con
 std::string MemberRecord::toText() const {
   std::ostringstream out;
   out << "weft=" << weft << "\nwire=" << wire << "\nrank=" << rank << "\nworld=" << world
-      << "\nname=" << name << "\nauth=" << auth << "\naddress=" << address
+      << "\nname=" << name << "\nauth=" << auth << "\npolicy=" << policy
+      << "\naddress=" << address
       << "\ndevice_count=" << device_count << '\n';
   for (const c10::Device& device : devices) out << "device=" << device << '\n';
   for (const auto& [worker, map] : device_maps) {
@@ -164,6 +165,7 @@ std::optional<MemberRecord> MemberRecord::fromText(const std::string& text) {
     if (field == "world") good = toInt(value, record.world);
     if (field == "name") record.name = value;
     if (field == "auth") record.auth = value;
+    if (field == "policy") record.policy = value;
     if (field == "address") record.address = value;
     if (field == "device_count") good = toInt(value, record.device_count);
     if (field == "device") {

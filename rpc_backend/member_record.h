@@ -23,6 +23,7 @@ struct MemberRecord {
   int world = 0;               // 0: dynamic group
   std::string name;
   std::string auth;            // "file" or "store": where the key came from
+  std::string policy;          // its request policy
   std::string address;         // transport::Endpoint::address()
   int device_count = 0;        // accelerators on that worker
   std::vector<c10::Device> devices;

@@ -74,6 +74,15 @@ GroupSecret Membership::secret(const std::string& key_file) {
   return secret;
 }
 
+void Membership::agreeOnKind() {
+  const std::string mine = world_ == 0 ? "dynamic" : "static";
+  const std::string kind = store_->compareSet("kind", std::string(), mine);
+  TORCH_CHECK(kind == mine, me(),
+              ": RPC group mixes statically and dynamically initialized members which is not "
+              "supported. The group is ",
+              kind, "; give world_size on all workers or on none.");
+}
+
 void Membership::abort(const std::string& why) {
   store_->set("abort", why);
   TORCH_CHECK_VALUE(false, why);
@@ -137,7 +146,7 @@ void Membership::check(const MemberRecord& self, const std::vector<MemberRecord>
                       "' (rank ", first.rank, ")");
     };
     for (std::size_t j = 0; j < i; ++j) {
-      TORCH_CHECK_VALUE(all[j]->name != other.name, "RPC worker name '", other.name,
+      TORCH_CHECK(all[j]->name != other.name, "RPC worker name '", other.name,
                         "' is not unique. Workers of rank ", all[j]->rank, " and ", other.rank,
                         " have the same name; give every worker a name of its own.");
     }
@@ -153,6 +162,7 @@ void Membership::check(const MemberRecord& self, const std::vector<MemberRecord>
 }
 
 std::vector<MemberRecord> Membership::meet(const MemberRecord& self) {
+  agreeOnKind();
   claimRank();
   store_->set(memberKey(rank_), self.toText());
   std::vector<std::int32_t> others;
@@ -214,6 +224,7 @@ void Membership::setMemberRanks(const std::vector<std::int32_t>& ranks) {
 }
 
 std::vector<MemberRecord> Membership::join(const MemberRecord& self) {
+  agreeOnKind();
   std::vector<MemberRecord> members;
   locked([&] {
     auto ranks = memberRanks();

@@ -3,7 +3,8 @@
 // the Store's timeout, and says every 5 s whom it waits for.
 //
 // Keys (under "weft/"): `secret` (group id and key, by rank 0 or the first to come),
-// `claim/R` (a counter that shows two workers with one rank), `member/R` (MemberRecord),
+// `kind` (static or
+// dynamic), `claim/R` (a counter that shows two workers with one rank), `member/R` (MemberRecord),
 // `abort` (why the group can't form), for dynamic groups `lock` and `members`.
 #pragma once
 
@@ -48,6 +49,7 @@ class Membership {
 
  private:
   void claimRank();
+  void agreeOnKind();
   [[noreturn]] void abort(const std::string& why);
   void throwIfAborted();
   void waitFor(const std::vector<std::int32_t>& ranks);

@@ -4,6 +4,7 @@
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/distributed/rpc/utils.h>
 
+#include <algorithm>
 #include <cstring>
 
 namespace weft::rpc {
@@ -71,6 +72,17 @@ void describeDense(const at::Tensor& dense, TensorMeta& meta) {
   meta.bytes = dense.nbytes();
 }
 
+// A view with gaps stays one at the receiver, when that costs it little memory.
+void describeGaps(const at::Tensor& tensor, TensorMeta& meta) {
+  if (tensor.is_non_overlapping_and_dense()) return;
+  const auto sizes = std::span(tensor.sizes().data(), tensor.sizes().size());
+  const auto strides = std::span(tensor.strides().data(), tensor.strides().size());
+  const auto span = gappedSpan(sizes, strides, tensor.itemsize());
+  if (!span || !worthKeepingGaps(*span, tensor.nbytes())) return;
+  meta.gapped = true;
+  std::copy(strides.begin(), strides.end(), meta.strides.begin());
+}
+
 void encodeTensor(const at::Tensor& tensor, const DeviceMap& map, const std::string& peer,
                   WireWriter& writer, std::vector<OwnedBuffer>& buffers) {
   TensorMeta meta;
@@ -92,6 +104,7 @@ void encodeTensor(const at::Tensor& tensor, const DeviceMap& map, const std::str
   }
   const at::Tensor dense = toHostDense(tensor);
   describeDense(dense, meta);
+  describeGaps(tensor, meta);
   if (meta.bytes <= kInlineTensorBytes) {
     meta.is_inline = true;
     meta.inline_bytes = bytesOf(dense);
@@ -153,7 +166,12 @@ IncomingMessage::Slot IncomingMessage::makeSlot(const TensorMeta& meta) {
   slot.requires_grad = meta.requires_grad;
   if (meta.form == TensorForm::kUndefined) return slot;
   slot.device = c10::Device(static_cast<c10::DeviceType>(meta.device_type), meta.device_index);
-  if (meta.form == TensorForm::kDense) {
+  if (meta.gapped) slot.gaps.assign(meta.strides.begin(), meta.strides.begin() + meta.ndim);
+  if (meta.gapped) {
+    slot.tensor = at::empty(
+        c10::IntArrayRef(meta.sizes.data(), meta.ndim),
+        at::TensorOptions().dtype(static_cast<c10::ScalarType>(meta.dtype)).device(c10::kCPU));
+  } else if (meta.form == TensorForm::kDense) {
     slot.tensor = at::empty_strided(
         c10::IntArrayRef(meta.sizes.data(), meta.ndim),
         c10::IntArrayRef(meta.strides.data(), meta.ndim),
@@ -227,6 +245,9 @@ c10::intrusive_ptr<Message> IncomingMessage::finish() {
                   unpickled.second.size(), " tensors instead of one");
       tensor = unpickled.second.front().detach();
     }
+    if (!slot.gaps.empty()) {
+      tensor = at::empty_strided(tensor.sizes(), slot.gaps, tensor.options()).copy_(tensor);
+    }
     if (tensor.defined() && !slot.device.is_cpu()) {
       noteHostStaging();
       tensor = tensor.to(slot.device, /*non_blocking=*/false);
@@ -239,6 +260,21 @@ c10::intrusive_ptr<Message> IncomingMessage::finish() {
                                       static_cast<std::int64_t>(call_id_));
 }
 
+namespace {
+// With the strides that a peer would see (describeGaps).
+at::Tensor copyOf(const at::Tensor& tensor) {
+  if (isPlain(tensor)) {
+    TensorMeta meta;
+    describeDense(tensor, meta);
+    describeGaps(tensor, meta);
+    if (meta.gapped) {
+      return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options()).copy_(tensor);
+    }
+  }
+  return tensor.clone();
+}
+}  // namespace
+
 c10::intrusive_ptr<Message> copyForSelf(const Message& message) {
   std::vector<at::Tensor> tensors;
   tensors.reserve(message.tensors().size());
@@ -247,7 +283,7 @@ c10::intrusive_ptr<Message> copyForSelf(const Message& message) {
       tensors.emplace_back();
       continue;
     }
-    at::Tensor copy = tensor.detach().clone();
+    at::Tensor copy = copyOf(tensor.detach());
     copy.set_requires_grad(tensor.requires_grad());
     tensors.push_back(std::move(copy));
   }

@@ -13,6 +13,7 @@ namespace {
 using torch::distributed::rpc::RequestCallbackImpl;
 using torch::distributed::rpc::RpcAgent;
 using torch::distributed::rpc::RpcBackendOptions;
+using torch::distributed::rpc::worker_id_t;
 using weft::rpc::DeviceMap;
 using weft::rpc::FaultOptions;
 using weft::rpc::WeftAgent;
@@ -70,11 +71,20 @@ void bindAgent(py::module_& module) {
            py::arg("world_size"), py::arg("device_count"), py::arg("rpc_backend_options"),
            py::arg("faults") = std::nullopt, no_gil)
       .def("barrier", &WeftAgent::barrier, py::arg("timeout") = 0.0F, py::arg("last") = false, no_gil,
-           "Waits until every worker has come here and no call is in flight.")
+           "Waits until every worker has come here and no call is in flight; returns the ranks that "
+           "were lost.")
+      .def("get_worker_info", [](const WeftAgent& self) { return self.RpcAgent::getWorkerInfo(); })
+      .def("get_worker_info", [](const WeftAgent& self, const std::string& name) {
+        return self.getWorkerInfo(name);
+      })
+      .def("get_worker_info", [](const WeftAgent& self, worker_id_t rank) {
+        return self.getWorkerInfo(rank);
+      })
       .def("loss_of", &WeftAgent::lossOf, py::arg("rank"),
            "Why that worker is lost; None while it is not.", no_gil)
       .def("_get_backend_options", &WeftAgent::options, py::return_value_policy::copy)
       .def_property_readonly("is_static_group", &WeftAgent::isStaticGroup)
+      .def_property_readonly("everyone_serves_python", &WeftAgent::everyoneServesPython)
       .def_property_readonly("store", &WeftAgent::store);
 }
 

@@ -83,11 +83,14 @@ class WEFT_API WeftAgent : public torch::distributed::rpc::RpcAgent,
 
   // Waits until every worker has come here and no call is in flight (static groups). After
   // the `last` one, rank 0 stays until the others have seen it: it may serve the Store.
-  void barrier(float timeout_seconds, bool last = false);
+  // Returns the ranks that were lost and so not waited for.
+  std::vector<std::int32_t> barrier(float timeout_seconds, bool last = false);
 
   bool isStaticGroup() const noexcept { return config_.world_size.has_value(); }
   c10::intrusive_ptr<c10d::Store> store() const { return config_.store; }
   const WeftRpcBackendOptions& options() const noexcept { return config_.options; }
+  // False when the request policy of some worker refuses Python calls of torch's own.
+  bool everyoneServesPython() const;
   // Why that worker is lost; nothing while it is not.
   std::optional<std::string> lossOf(worker_id_t id) const;
 

@@ -15,7 +15,9 @@ namespace {
 constexpr std::uint8_t kFlagRequiresGrad = 1;
 constexpr std::uint8_t kFlagInline = 2;
 constexpr std::uint8_t kFlagContiguous = 4;
-constexpr std::uint8_t kKnownFlags = kFlagRequiresGrad | kFlagInline | kFlagContiguous;
+constexpr std::uint8_t kFlagGapped = 8;
+constexpr std::uint8_t kKnownFlags =
+    kFlagRequiresGrad | kFlagInline | kFlagContiguous | kFlagGapped;
 
 // Row-major strides as torch gives them: a dimension of size 0 counts as 1.
 std::int64_t nextStride(std::int64_t stride, std::int64_t size) {
@@ -82,6 +84,35 @@ std::optional<std::uint64_t> denseBytes(std::span<const std::int64_t> sizes,
   return elements * item_size;
 }
 
+std::optional<std::uint64_t> gappedSpan(std::span<const std::int64_t> sizes,
+                                        std::span<const std::int64_t> strides,
+                                        std::size_t item_size) {
+  std::array<std::size_t, kMaxDims> order{};
+  for (std::size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] <= 0 || strides[d] <= 0) return std::nullopt;
+    order[d] = d;
+  }
+  std::sort(order.begin(), order.begin() + sizes.size(),
+            [&](std::size_t a, std::size_t b) { return strides[a] < strides[b]; });
+  std::uint64_t span = 1;   // elements covered so far
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    const auto size = static_cast<std::uint64_t>(sizes[order[i]]);
+    const auto stride = static_cast<std::uint64_t>(strides[order[i]]);
+    if (size > 1 && stride < span) return std::nullopt;   // it would overlap what is inside
+    std::uint64_t reach = 0;
+    if (__builtin_mul_overflow(size - 1, stride, &reach)) return std::nullopt;
+    if (__builtin_add_overflow(span, reach, &span)) return std::nullopt;
+  }
+  std::uint64_t bytes = 0;
+  if (item_size == 0 || __builtin_mul_overflow(span, item_size, &bytes)) return std::nullopt;
+  return bytes;
+}
+
+bool worthKeepingGaps(std::uint64_t span_bytes, std::uint64_t element_bytes) {
+  constexpr std::uint64_t kSmall = 8192;
+  return span_bytes <= kSmall || span_bytes / 2 <= element_bytes;
+}
+
 template <typename T>
 void WireWriter::put(T value) {
   const std::size_t at = out_.size();
@@ -119,6 +150,7 @@ void WireWriter::tensor(const TensorMeta& meta) {
   if (meta.requires_grad) flags |= kFlagRequiresGrad;
   if (meta.is_inline) flags |= kFlagInline;
   if (contiguous) flags |= kFlagContiguous;
+  if (meta.gapped) flags |= kFlagGapped;
   put(flags);
   put(meta.device_type);
   put(meta.device_index);
@@ -207,8 +239,21 @@ bool WireReader::shape(TensorMeta& meta, std::size_t item_size, bool contiguous)
       meta.strides[d] = static_cast<std::int64_t>(stride);
     }
   }
-  const auto bytes = denseBytes(std::span(meta.sizes).first(meta.ndim),
-                                std::span(meta.strides).first(meta.ndim), item_size);
+  const auto sizes = std::span(meta.sizes).first(meta.ndim);
+  const auto strides = std::span(meta.strides).first(meta.ndim);
+  if (meta.gapped) {
+    TensorMeta packed = meta;
+    fillContiguous(packed);
+    const auto bytes =
+        denseBytes(sizes, std::span(packed.strides).first(meta.ndim), item_size);
+    const auto span = gappedSpan(sizes, strides, item_size);
+    if (!bytes || !span || !worthKeepingGaps(*span, *bytes)) {
+      return fail("a tensor's sizes and strides do not describe a view");
+    }
+    meta.bytes = *bytes;
+    return true;
+  }
+  const auto bytes = denseBytes(sizes, strides, item_size);
   if (!bytes) return fail("a tensor's sizes and strides do not describe a dense tensor");
   meta.bytes = *bytes;
   return true;
@@ -230,6 +275,7 @@ bool WireReader::tensor(TensorMeta& meta, std::size_t (*item_size)(std::uint8_t 
   if ((flags & ~kKnownFlags) != 0) return fail("a tensor has flags that are unknown");
   meta.requires_grad = (flags & kFlagRequiresGrad) != 0;
   meta.is_inline = (flags & kFlagInline) != 0;
+  meta.gapped = (flags & kFlagGapped) != 0;
   if (meta.form == TensorForm::kDense) {
     if (!get(meta.dtype) || !get(meta.ndim)) return false;
     const std::size_t size = item_size(meta.dtype);

@@ -55,6 +55,9 @@ struct TensorMeta {
   std::uint64_t bytes = 0;         // kDense: elements times item size; kPickled: as sent
   std::span<const std::byte> inline_bytes;        // set when the bytes are in the header
   bool is_inline = false;
+  // The elements travel in row-major order, and the receiver lays them out with `strides`, which
+  // leave gaps: a view that is not dense stays one, without its storage being sent.
+  bool gapped = false;
 };
 
 struct WireHeader {
@@ -106,6 +109,14 @@ class WireReader {
   std::span<const std::byte> rest_;
   std::string error_;
 };
+
+// Bytes that a non-overlapping layout with gaps spans, or nothing when it overlaps or overflows.
+std::optional<std::uint64_t> gappedSpan(std::span<const std::int64_t> sizes,
+                                        std::span<const std::int64_t> strides,
+                                        std::size_t item_size);
+// Whether a layout with gaps is worth keeping: small, or at least half full. A receiver refuses
+// others, so that few bytes cannot ask for much memory.
+bool worthKeepingGaps(std::uint64_t span_bytes, std::uint64_t element_bytes);
 
 // Elements of a dense tensor times item size, or nothing when a size is negative, the
 // product overflows, or the strides are not a gapless permutation of the sizes.

@@ -37,8 +37,9 @@ def _patch_wait_all_workers() -> None:
     """``api._wait_all_workers``. Checked on 2.11 and 2.15.
 
     Upstream's is an all-gather over Python calls: it waits for minutes when a worker has died,
-    and the request policy "script" would refuse it. Weft's agent has a barrier of its own, which
-    knows who is lost. A dynamic group has no barrier: its workers leave one by one.
+    and request policies refuse it. Weft's agent has a barrier of its own, which knows who is lost.
+    Upstream's follows it where it can work and be quick, because its failures are part of what
+    programs see of ``shutdown``. A dynamic group has no barrier: its workers leave one by one.
     """
     upstream = api._wait_all_workers
 
@@ -48,8 +49,11 @@ def _patch_wait_all_workers() -> None:
             upstream(timeout)
             return
         agent = api._get_current_rpc_agent()
-        if agent.is_static_group:
-            agent.barrier(timeout)
+        if not agent.is_static_group:
+            return
+        lost = agent.barrier(timeout)
+        if not lost and agent.everyone_serves_python:
+            upstream(timeout or api.get_rpc_timeout())
 
     api._wait_all_workers = wait_all_workers
 
