@@ -1,0 +1,1 @@
+"""PyTorch's own RPC acceptance suites, run on Weft (or, for comparison, on TensorPipe)."""

@@ -1,0 +1,52 @@
+"""How the ranks of one test start: forked from a warm process, or spawned anew; and how they must end."""
+
+from __future__ import annotations
+
+import faulthandler
+import signal
+from typing import Any
+
+import torch.multiprocessing
+from torch.testing._internal.common_distributed import TEST_SKIPS, MultiProcessTestCase
+
+_SKIP_CODES = {skip.exit_code for skip in TEST_SKIPS.values()}
+
+start_method = "fork"  # "spawn" under --spawn; set before the test's process is forked
+
+
+class RankLauncher(MultiProcessTestCase):
+    """Starts `world_size` ranks and is strict about every one of them.
+
+    PyTorch's own check looks at the exit code of rank 0 and for failed assertions in the others; a
+    rank that crashed goes unnoticed. Here each rank has to exit with 0 (or skip).
+    """
+
+    def setUp(self) -> None:
+        super().setUp()
+        self._spawn_processes()
+
+    def _spawn_processes(self) -> None:
+        self._start_processes(torch.multiprocessing.get_context(start_method).Process)
+
+    @classmethod
+    def _run(cls, *args: Any, **kwargs: Any) -> None:
+        """Entered in each rank: lets the runner ask a hung rank where it is."""
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
+        super()._run(*args, **kwargs)
+
+    def _check_return_codes(self, *args: Any, **kwargs: Any) -> None:
+        super()._check_return_codes(*args, **kwargs)
+        bad = {
+            rank: process.exitcode
+            for rank, process in enumerate(self.processes)
+            if process.exitcode != 0 and process.exitcode not in _SKIP_CODES
+        }
+        if bad:
+            told = ", ".join(f"rank {rank}: {_say(code)}" for rank, code in bad.items())
+            raise RuntimeError(f"the test's assertions held, but ranks died: {told}")
+
+
+def _say(code: int | None) -> str:
+    if code is not None and code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"exit code {code}"

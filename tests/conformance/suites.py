@@ -1,0 +1,110 @@
+"""The table of suites, and the making of a runnable class from a suite and a backend.
+
+PyTorch keeps its suites as mixins; `build` joins one with the fixture of a backend and the launcher.
+The classes are made on demand and are attributes of this module, so that a spawned rank finds them
+by name (`conformance.suites.WeftRpcTest`) and imports no more than its own suite.
+"""
+
+from __future__ import annotations
+
+import importlib
+import unittest
+from dataclasses import dataclass
+
+from conformance.cases import Case
+
+_FOLDER = "torch.testing._internal.distributed"
+_PREFIXES = {"WEFT": "Weft", "TENSORPIPE": "TensorPipe"}
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One suite: its name here, where PyTorch keeps it, and what Weft says in other words."""
+
+    name: str
+    group: str  # generic, agent (written for TensorPipe's agent) or faulty
+    module: str
+    upstream: str
+    forms: str = ""  # a class of forms.py, mixed in for Weft only
+
+
+def _generic(module: str, name: str) -> Suite:
+    return Suite(name, "generic", module, name)
+
+
+SUITES = (
+    _generic("rpc.rpc_test", "RpcTest"),
+    _generic("rpc.examples.parameter_server_test", "ParameterServerTest"),
+    _generic("rpc.dist_autograd_test", "DistAutogradTest"),
+    _generic("rpc.dist_optimizer_test", "DistOptimizerTest"),
+    _generic("rpc.jit.rpc_test", "JitRpcTest"),
+    _generic("rpc.jit.dist_autograd_test", "JitDistAutogradTest"),
+    _generic("nn.api.remote_module_test", "RemoteModuleTest"),
+    _generic("nn.api.remote_module_test", "ThreeWorkersRemoteModuleTest"),
+    _generic("ddp_under_dist_autograd_test", "DdpUnderDistAutogradTest"),
+    _generic("ddp_under_dist_autograd_test", "DdpComparisonTest"),
+    _generic("rpc.examples.reinforcement_learning_rpc_test", "ReinforcementLearningRpcTest"),
+    Suite("AgentRpcTest", "agent", "rpc.rpc_test", "TensorPipeAgentRpcTest", "AgentRpcForms"),
+    Suite(
+        "AgentDistAutogradTest",
+        "agent",
+        "rpc.dist_autograd_test",
+        "TensorPipeAgentDistAutogradTest",
+    ),
+    Suite(
+        "FaultyAgentRpcTest",
+        "faulty",
+        "rpc.faulty_agent_rpc_test",
+        "FaultyAgentRpcTest",
+        "FaultyOptionsForms",
+    ),
+    Suite(
+        "FaultyAgentDistAutogradTest",
+        "faulty",
+        "rpc.dist_autograd_test",
+        "FaultyAgentDistAutogradTest",
+        "FaultyOptionsForms",
+    ),
+    Suite("JitFaultyAgentRpcTest", "faulty", "rpc.jit.rpc_test_faulty", "JitFaultyAgentRpcTest"),
+)
+_BY_NAME = {suite.name: suite for suite in SUITES}
+
+
+def build(suite: Suite, backend: str) -> type[unittest.TestCase]:
+    """The runnable class for `suite` on `backend`; raises ImportError or AttributeError when absent."""
+    name = _PREFIXES[backend] + suite.name
+    if name in globals():
+        return globals()[name]
+    from conformance import fixtures, forms, launcher
+
+    faulty = suite.group == "faulty"
+    upstream = getattr(importlib.import_module(f"{_FOLDER}.{suite.module}"), suite.upstream)
+    bases = [upstream, fixtures.fixture(backend, faulty=faulty), launcher.RankLauncher]
+    if backend == "WEFT" and suite.forms:
+        bases.insert(0, getattr(forms, suite.forms))
+    made = type(name, tuple(bases), {"__module__": __name__})
+    globals()[name] = made
+    return made
+
+
+def __getattr__(name: str) -> type[unittest.TestCase]:
+    for backend, prefix in _PREFIXES.items():
+        suite = _BY_NAME.get(name.removeprefix(prefix)) if name.startswith(prefix) else None
+        if suite is not None:
+            return build(suite, backend)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def load(backend: str) -> tuple[list[Case], list[str]]:
+    """Every test on `backend`, and a line for each suite that this version of PyTorch lacks."""
+    cases: list[Case] = []
+    missing: list[str] = []
+    for suite in SUITES:
+        try:
+            made = build(suite, backend)
+        except (ImportError, AttributeError) as error:
+            missing.append(f"{suite.name} ({_FOLDER}.{suite.module}): {error}")
+            continue
+        names = unittest.TestLoader().getTestCaseNames(made)
+        cases += [Case(suite.name, suite.group, method, made) for method in names]
+    return cases, missing

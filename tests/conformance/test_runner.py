@@ -1,0 +1,149 @@
+"""The runner's self-test: it names what failed, kills what hangs, counts what is skipped."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(_HERE.parent))
+
+from conformance import sample, skips  # noqa: E402 - only after the path is set
+from conformance.cases import FAILED, Verdict  # noqa: E402
+
+
+class Runner:
+    """Starts run.py on the fake tests and keeps what it said."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.child_pid = folder / "child"
+        self.lines: list[str] = []
+
+    def __call__(self, *arguments: str) -> tuple[int, dict[str, Any]]:
+        result = self.folder / "result.json"
+        result.unlink(missing_ok=True)
+        command = [sys.executable, str(_HERE / "run.py"), "--catalogue", "conformance.fake_suites"]
+        command += ["--json", str(result), *arguments]
+        environment = os.environ | {
+            "FAKE_CHILD_PID": str(self.child_pid),
+            "FAKE_MARKER": str(self.folder / "marker"),
+        }
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+        assert done.stderr == ""
+        self.lines = done.stdout.splitlines()
+        content = json.loads(result.read_text()) if result.exists() else {}
+        return done.returncode, content
+
+    def child_is_gone(self) -> bool:
+        """Whether the process that the fake test started has ended."""
+        stat = Path(f"/proc/{self.child_pid.read_text()}/stat")
+        for _ in range(100):
+            if not stat.exists() or ") Z " in stat.read_text():
+                return True
+            time.sleep(0.02)
+        return False
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> Runner:
+    return Runner(tmp_path)
+
+
+def test_counts_and_names(runner: Runner) -> None:
+    code, result = runner("--only", "passes|fails$|skips", "--logs", str(runner.folder / "logs"))
+    assert code == 1
+    assert runner.lines[-1] == "1 passed, 1 failed, 1 skipped"
+    assert (result["passed"], result["failed"], result["skipped"]) == (1, 1, 1)
+    assert [failure["name"] for failure in result["failures"]] == ["FakeTest.test_fails"]
+    assert "one is not two" in result["failures"][0]["reason"]
+    assert any(line.startswith("FAIL  FakeTest.test_fails") for line in runner.lines)
+    assert "SKIP  FakeTest.test_skips: there is nothing to test here" in runner.lines
+    assert "MISSING NoSuchTest: left out" in runner.lines
+    assert "one is not two" in (runner.folder / "logs/FakeTest.test_fails.txt").read_text()
+
+
+def test_a_hanging_test_is_killed_and_named(runner: Runner) -> None:
+    code, result = runner("--only", "hangs|passes", "--timeout", "1.5", "--jobs", "1")
+    assert code == 1
+    assert runner.lines[-1] == "1 passed, 1 failed, 0 skipped", "the run goes on after a hang"
+    assert result["failures"][0]["name"] == "FakeTest.test_hangs"
+    assert "killed after" in result["failures"][0]["reason"]
+    text = "\n".join(runner.lines)
+    assert "about to hang" in text, "the tail of its output is shown"
+    assert "in test_hangs" in text, "and where it was"
+    assert runner.child_is_gone(), "the whole process group is killed"
+
+
+def test_a_crash_is_a_failure(runner: Runner) -> None:
+    code, result = runner("--only", "crashes|passes")
+    assert code == 1
+    assert runner.lines[-1] == "1 passed, 1 failed, 0 skipped"
+    assert result["failures"][0]["name"] == "FakeTest.test_crashes"
+    assert "-6" in result["failures"][0]["reason"]
+
+
+def test_nothing_outlives_its_test(runner: Runner) -> None:
+    code, _ = runner("--only", "leaves_a_child")
+    assert code == 0
+    assert runner.child_is_gone()
+
+
+def test_lanes_overlap(runner: Runner) -> None:
+    code, result = runner("--only", "sleeps", "--repeat", "4", "--jobs", "4")
+    assert code == 0
+    assert runner.lines[-1] == "4 passed, 0 failed, 0 skipped"
+    assert result["seconds"] < 3.5
+
+
+def test_a_known_flaky_test_is_tried_again_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from conformance import pool
+    from conformance.fake_suites import load
+    from conformance.report import Report
+
+    monkeypatch.setenv("FAKE_MARKER", str(tmp_path / "marker"))
+    monkeypatch.setitem(skips.FLAKY["WEFT"], "FakeTest.test_fails_once", "it is made so")
+    cases = [case for case in load("WEFT")[0] if case.method == "test_fails_once"]
+    report = Report(1)
+    pool.run(
+        cases,
+        lanes=1,
+        timeout=20,
+        attempts=lambda case: skips.attempts("WEFT", case.name),
+        on_verdict=report.add,
+        on_retry=report.retry,
+    )
+    assert report.finish() == 0
+    assert report.retried == ["FakeTest.test_fails_once: passed on attempt 2"]
+
+
+def test_an_unknown_selection_is_no_success(runner: Runner) -> None:
+    assert runner("--only", "no_such_test")[0] == 2
+    assert runner("--suite", "NoSuchSuite")[0] == 2
+
+
+def test_headline_is_the_exception() -> None:
+    text = "Traceback ...\n  File x\nRuntimeError: worker 'b' (rank 1) is lost\nAt:\n  somewhere\n"
+    assert Verdict(FAILED, text).headline == "RuntimeError: worker 'b' (rank 1) is lost"
+    assert Verdict(FAILED, "\n").headline == ""
+
+
+def test_samples_and_skips_are_well_formed() -> None:
+    short, spawned = sample.names(sample.SHORT), sample.names(sample.SPAWN)
+    assert 55 <= len(short) <= 75
+    assert 35 <= len(spawned) <= 45
+    listed = [*short, *spawned]
+    for table in (skips.SKIPS, skips.FLAKY):
+        for names in table.values():
+            assert all(len(reason) > 20 for reason in names.values()), "a reason, in words"
+            listed += names
+    assert all(name.count(".") == 1 and ".test_" in name for name in listed)
