@@ -6,10 +6,13 @@ in the checkout's root, Python would otherwise find weft/ there, without its sha
 """
 
 import os
+import re
 import sys
 from pathlib import Path
 
-VERSION = "0.1.0"
+ROOT = Path(__file__).resolve().parent.parent
+# The package says its version, once; reading it as text avoids importing torch.
+VERSION = re.search(r'__version__ = "([^"]+)"', (ROOT / "weft/_version.py").read_text())[1]
 # weft/_autoload.py is installed beside the package under this name: torch imports it at the end of
 # its own import, and importing a module of the package would import all of the package first.
 AUTOLOAD = "weft_autoload"

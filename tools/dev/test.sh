@@ -1,7 +1,8 @@
 # shellcheck shell=bash
 # ./dev test: runs the parts, each under a hard time limit, and ends with one line of counts.
 
-RESULTS="$BUILD/results"
+# A folder per run: two people may test in one checkout at the same time.
+RESULTS="$BUILD/results/$(date +%Y%m%d-%H%M%S)-$$"
 ALL_PARTS=(lint cpp sanitizers python conformance spawn demo)
 
 tally() { "$PY" -I "$WEFT_ROOT/tools/tally.py" "$@"; }
@@ -96,8 +97,8 @@ run_tests() {
   if [[ ${#parts[@]} == 0 ]]; then
     if [[ -n "$FILTER" ]]; then parts=(cpp python); else parts=("${ALL_PARTS[@]}"); fi
   fi
-  rm -rf "$RESULTS"
   mkdir -p "$RESULTS"
+  find "$BUILD/results" -mindepth 1 -maxdepth 1 -mtime +2 -exec rm -rf {} +
   need_all
   # A build that fails is one failed test, and nothing that needs it can be counted.
   # Lint and the C++ tests do not need the staged package, so they run all the same.
