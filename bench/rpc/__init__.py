@@ -1,0 +1,1 @@
+"""Weft's RPC against TensorPipe's, side by side in one invocation: ``./dev bench rpc``."""

@@ -1,0 +1,54 @@
+"""Entry: ``./dev bench rpc [--rounds 7] [--ours WEFT] [--theirs TENSORPIPE] [--only NAME …]``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from bench.rpc import floor, report
+from bench.rpc.metrics import METRICS, Figures
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="./dev bench rpc", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7, help="rounds; medians are shown")
+    parser.add_argument("--ours", default="WEFT", help="WEFT, or WEFT_TCP: never a Unix socket")
+    parser.add_argument("--theirs", default="TENSORPIPE", help="or TENSORPIPE_UV: TCP only")
+    parser.add_argument("--only", nargs="*", default=list(METRICS), choices=list(METRICS))
+    parser.add_argument("--out", type=Path, default=Path("bench-results"))
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measures both backends alternately, metric by metric, and prints the table."""
+    arguments = _arguments()
+    floors = floor.all_floors()  # forks, so before anything starts a thread
+    from bench.rpc.pair import Pair
+
+    sides = (arguments.ours, arguments.theirs)
+    pairs = {side: Pair(side) for side in sides}
+    rounds: dict[str, list[Figures]] = {side: [] for side in sides}
+    try:
+        for number in range(arguments.rounds):
+            figures: dict[str, Figures] = {side: {} for side in sides}
+            for name in arguments.only:
+                # Who goes first changes, so that neither always finds warm caches.
+                for side in sides if number % 2 == 0 else sides[::-1]:
+                    figures[side].update(pairs[side].measure(name))
+            for side in sides:
+                rounds[side].append(figures[side])
+            print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr)
+    finally:
+        for pair in pairs.values():
+            pair.close()
+    found = report.rows(rounds[sides[0]], rounds[sides[1]])
+    load = os.getloadavg()[0]
+    print(report.table(found, *sides, floors))
+    print(f"- {os.cpu_count()} cores; load average at the end {load:.1f}")
+    report.write(arguments.out, found, *sides, floors)
+
+
+if __name__ == "__main__":
+    main()

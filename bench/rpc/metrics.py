@@ -1,0 +1,209 @@
+"""What is measured. Each metric runs in the calling worker and returns figures by name.
+
+A figure's name ends in its unit: ``us`` and ``ms`` are better low, ``per_s`` and ``gb_s`` high.
+Functions that the peer runs live here too, so that both processes can name them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed.autograd as dist_autograd
+import torch.distributed.rpc as rpc
+
+PEER = "callee"
+Figures = dict[str, float]
+
+
+def nothing() -> None:
+    """The empty Python function."""
+
+
+def take(*_tensors: object) -> None:
+    """Receives what it is given, answers nothing."""
+
+
+@torch.jit.script
+def scripted_add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a + b
+
+
+def process_cpu_seconds() -> float:
+    """CPU time of this process, all threads."""
+    return time.process_time()
+
+
+def _quantiles(name: str, seconds: list[float]) -> Figures:
+    ordered = sorted(seconds)
+    at = lambda q: ordered[min(len(ordered) - 1, int(q * len(ordered)))] * 1e6  # noqa: E731
+    return {f"{name} p50 us": at(0.50), f"{name} p99 us": at(0.99)}
+
+
+def _time_each(count: int, call: Callable[[], object], warm_up: int = 20) -> list[float]:
+    for _ in range(warm_up):
+        call()
+    times = []
+    for _ in range(count):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return times
+
+
+def sync_add() -> Figures:
+    one = torch.ones(1)
+    return _quantiles(
+        "rpc_sync add", _time_each(1000, lambda: rpc.rpc_sync(PEER, torch.add, args=(one, 1)))
+    )
+
+
+def python_call() -> Figures:
+    return _quantiles(
+        "python function", _time_each(1000, lambda: rpc.rpc_sync(PEER, nothing))
+    )
+
+
+def remote_to_here() -> Figures:
+    one = torch.ones(1)
+    return _quantiles(
+        "remote + to_here",
+        _time_each(500, lambda: rpc.remote(PEER, torch.add, args=(one, 1)).to_here()),
+    )
+
+
+def scripted_call() -> Figures:
+    one = torch.ones(1)
+    return _quantiles(
+        "scripted rpc_async",
+        _time_each(500, lambda: rpc.rpc_async(PEER, scripted_add, args=(one, one)).wait()),
+    )
+
+
+def in_flight() -> Figures:
+    one = torch.ones(1)
+
+    def burst() -> None:
+        futures = [rpc.rpc_async(PEER, torch.add, args=(one, 1)) for _ in range(1000)]
+        torch.futures.wait_all(futures)
+
+    times = _time_each(3, burst, warm_up=1)
+    return {"1000 in flight per_s": 1000 / sorted(times)[1]}
+
+
+def four_threads() -> Figures:
+    one = torch.ones(1)
+
+    def client() -> None:
+        for _ in range(250):
+            rpc.rpc_sync(PEER, torch.add, args=(one, 1))
+
+    def run() -> None:
+        threads = [threading.Thread(target=client) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    times = _time_each(3, run, warm_up=1)
+    return {"4 client threads per_s": 1000 / sorted(times)[1]}
+
+
+def autograd() -> Figures:
+    a = torch.ones(8, requires_grad=True)
+    b = torch.ones(8, requires_grad=True)
+
+    def step() -> None:
+        with dist_autograd.context() as context:
+            out = rpc.rpc_sync(PEER, torch.add, args=(a, b))
+            dist_autograd.backward(context, [out.sum()])
+
+    return _quantiles("dist autograd", _time_each(200, step))
+
+
+def _send(label: str, size: int, repeats: int) -> Figures:
+    tensor = torch.empty(size, dtype=torch.uint8).fill_(1)
+    times = _time_each(
+        repeats, lambda: rpc.rpc_sync(PEER, take, args=(tensor,), timeout=120), warm_up=3
+    )
+    return {f"send {label} gb_s": size / sorted(times)[len(times) // 2] / 1e9}
+
+
+def send_64k() -> Figures:
+    return _send("64 KiB", 64 << 10, 300)
+
+
+def send_1m() -> Figures:
+    return _send("1 MiB", 1 << 20, 100)
+
+
+def send_16m() -> Figures:
+    return _send("16 MiB", 16 << 20, 20)
+
+
+def send_256m() -> Figures:
+    return _send("256 MiB", 256 << 20, 4)
+
+
+def many_tensors() -> Figures:
+    tensors = [torch.ones(1024) for _ in range(200)]
+    times = _time_each(30, lambda: rpc.rpc_sync(PEER, take, args=tuple(tensors)), warm_up=3)
+    return {"200 x 4 KiB ms": sorted(times)[len(times) // 2] * 1e3}
+
+
+def state_dict() -> Figures:
+    # The shapes of a ResNet-18: 122 tensors, 46.8 MB.
+    shapes = [(64, 3, 7, 7), (1000, 512), (1000,)]
+    for width, blocks in ((64, 4), (128, 4), (256, 4), (512, 4)):
+        shapes += [(width, width, 3, 3)] * blocks + [(width,)] * (blocks * 5)
+    state = {str(i): torch.ones(shape) for i, shape in enumerate(shapes)}
+    times = _time_each(10, lambda: rpc.rpc_sync(PEER, take, args=(state,)), warm_up=2)
+    return {"ResNet-18 state ms": sorted(times)[len(times) // 2] * 1e3}
+
+
+def cpu_per_call() -> Figures:
+    one = torch.ones(1)
+    count = 2000
+    there = rpc.rpc_sync(PEER, process_cpu_seconds)
+    here = process_cpu_seconds()
+    for _ in range(count):
+        rpc.rpc_sync(PEER, torch.add, args=(one, 1))
+    here = process_cpu_seconds() - here
+    there = rpc.rpc_sync(PEER, process_cpu_seconds) - there
+    return {"CPU per call, both us": (here + there) / count * 1e6}
+
+
+def idle_cpu() -> Figures:
+    # Calls have just been made; an idle pair must fall silent by itself.
+    time.sleep(0.2)
+    start, wall = process_cpu_seconds(), time.perf_counter()
+    time.sleep(1.0)
+    busy = (process_cpu_seconds() - start) / (time.perf_counter() - wall)
+    return {"idle CPU per process pct": busy * 100}
+
+
+def threads() -> Figures:
+    return {"threads per process count": float(len(os.listdir("/proc/self/task")))}
+
+
+METRICS: dict[str, Callable[[], Figures]] = {
+    "sync_add": sync_add,
+    "python_call": python_call,
+    "remote_to_here": remote_to_here,
+    "scripted_call": scripted_call,
+    "in_flight": in_flight,
+    "four_threads": four_threads,
+    "autograd": autograd,
+    "send_64k": send_64k,
+    "send_1m": send_1m,
+    "send_16m": send_16m,
+    "send_256m": send_256m,
+    "many_tensors": many_tensors,
+    "state_dict": state_dict,
+    "cpu_per_call": cpu_per_call,
+    "idle_cpu": idle_cpu,
+    "threads": threads,
+}

@@ -1,0 +1,110 @@
+"""Two worker processes of one backend. While the other backend is measured they are stopped
+(SIGSTOP), because TensorPipe's shared-memory transport spins when idle and would be measured too.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from multiprocessing.connection import Connection
+
+import torch
+import torch.distributed.rpc as rpc
+import torch.multiprocessing as multiprocessing
+
+from bench.rpc import metrics
+
+BACKENDS = ("WEFT", "TENSORPIPE", "TENSORPIPE_UV", "WEFT_TCP")
+# Longer than any pair is stopped: a stopped peer must not be taken for a lost one.
+PATIENCE = 1e6
+
+
+def _options(backend: str) -> rpc.RpcBackendOptions:
+    if backend.startswith("TENSORPIPE"):
+        uv_only = backend.endswith("_UV")
+        return rpc.TensorPipeRpcBackendOptions(
+            rpc_timeout=120,
+            _transports=["uv"] if uv_only else None,
+            _channels=["basic", "mpt_uv"] if uv_only else None,
+        )
+    import weft
+
+    return weft.RpcBackendOptions(rpc_timeout=120, peer_timeout=PATIENCE)
+
+
+def _work(rank: int, backend: str, port: int, control: Connection) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    if backend == "WEFT_TCP":
+        os.environ["WEFT_UNIX_SOCKET"] = "0"
+    import weft  # noqa: F401  registers the backend
+
+    rpc.init_rpc(
+        "caller" if rank == 0 else metrics.PEER,
+        backend=rpc.BackendType[backend.split("_")[0]],
+        rank=rank,
+        world_size=2,
+        rpc_backend_options=_options(backend),
+    )
+    control.send("ready")
+    while (name := control.recv()) is not None:
+        control.send(metrics.METRICS[name]())
+    rpc.shutdown()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Pair:
+    """A caller and a callee; ``measure`` wakes them, runs one metric and stops them again."""
+
+    def __init__(self, backend: str) -> None:
+        self.backend = backend
+        context = multiprocessing.get_context("spawn")
+        port = _free_port()
+        self._processes = []
+        self._controls: list[Connection] = []
+        for rank in range(2):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_work, args=(rank, backend, port, theirs), daemon=True)
+            process.start()
+            self._processes.append(process)
+            self._controls.append(ours)
+        for control in self._controls:
+            self._answer(control)
+        self._signal(signal.SIGSTOP)
+
+    def _answer(self, control: Connection) -> object:
+        if not control.poll(180):
+            raise TimeoutError(f"{self.backend}: no answer within 180 s")
+        return control.recv()
+
+    def _signal(self, number: int) -> None:
+        for process in self._processes:
+            if process.pid is not None:
+                os.kill(process.pid, number)
+
+    def measure(self, name: str) -> metrics.Figures:
+        """Runs the metric called ``name`` in the caller."""
+        self._signal(signal.SIGCONT)
+        try:
+            self._controls[0].send(name)
+            figures = self._answer(self._controls[0])
+            assert isinstance(figures, dict)
+            return figures
+        finally:
+            self._signal(signal.SIGSTOP)
+
+    def close(self) -> None:
+        """Ends both processes, in order if they can."""
+        self._signal(signal.SIGCONT)
+        for control in self._controls:
+            control.send(None)
+        for process in self._processes:
+            process.join(20)
+            if process.is_alive():
+                process.kill()
