@@ -1,0 +1,217 @@
+// Queues, back-pressure, discarding, and closing with work in hand.
+#include <atomic>
+#include <future>
+#include <thread>
+
+#include "tests/transport/recorder.h"
+
+namespace weft::transport {
+namespace {
+
+using std::chrono::milliseconds;
+
+// Holds the receiving loop thread inside its handler until opened.
+class Gate {
+ public:
+  void open() {
+    if (!opened_.exchange(true)) promise_.set_value();
+  }
+  void pass() { future_.wait_for(kPatience); }
+  ~Gate() { open(); }
+
+ private:
+  std::promise<void> promise_;
+  std::shared_future<void> future_ = promise_.get_future().share();
+  std::atomic<bool> opened_{false};
+};
+
+TEST(Flow, ASenderWaitsForRoomAndGoesOnWhenThereIsSome) {
+  Gate gate;
+  Pair pair(
+      Via::kUnix,
+      [](EndpointOptions& options) {
+        options.limits.max_queued_bytes = 1 << 20;
+        options.heartbeat_interval = milliseconds(10'000);
+        options.peer_timeout = milliseconds(60'000);
+      },
+      [&](Recorder&, Recorder& second) {
+        second.keep = false;
+        second.react = [&](const Recorder::Received&) { gate.pass(); };
+      });
+  expectOk(pair.a->send(1, textMessage("stall")));
+  // Fills the sockets' buffers and then the queue.
+  int sent = 0;
+  Error full;
+  while (!full && sent < 1000) {
+    full = pair.a->send(1, {bytesOf("x"), {newBuffer(256 << 10)}}, milliseconds(50));
+    if (!full) ++sent;
+  }
+  ASSERT_EQ(full.code(), ErrorCode::kTimeout);
+  EXPECT_NE(full.text().find("worker 'worker1' (rank 1)"), std::string::npos);
+  EXPECT_LE(pair.a->stats().peers[0].queued_bytes, std::size_t{1} << 20);
+  EXPECT_GT(pair.a->stats().peers[0].queued_bytes, std::size_t{512} << 10);
+
+  std::thread patient([&] {
+    expectOk(pair.a->send(1, {bytesOf("y"), {newBuffer(256 << 10)}}, kPatience));
+  });
+  gate.open();
+  patient.join();
+  // The refused one was not delivered: just the first, the accepted ones, and the last.
+  EXPECT_TRUE(pair.second.waitForMessages(static_cast<std::size_t>(sent) + 2));
+}
+
+TEST(Flow, AWaitingSenderLearnsThatItsPeerIsLost) {
+  Gate gate;
+  Pair pair(
+      Via::kUnix, [](EndpointOptions& options) { options.limits.max_queued_bytes = 1 << 20; },
+      [&](Recorder&, Recorder& second) {
+        second.keep = false;
+        second.react = [&](const Recorder::Received& received) {
+          if (received.header == "stall") gate.pass();
+        };
+        second.decide = [](std::int32_t, std::span<const std::byte> header,
+                           std::span<const std::uint64_t>) {
+          return textOf(header) == "poison" ? Disposition::kRefuse : Disposition::kAccept;
+        };
+      });
+  expectOk(pair.a->send(1, textMessage("stall")));
+  expectOk(pair.a->send(1, textMessage("poison")));
+  Error full;
+  while (!full)
+    full = pair.a->send(1, {bytesOf("x"), {newBuffer(256 << 10)}}, milliseconds(20));
+  std::promise<void> waiting;
+  std::thread patient([&] {
+    waiting.set_value();
+    const Error error = pair.a->send(1, {bytesOf("y"), {newBuffer(1 << 20)}}, kPatience);
+    EXPECT_EQ(error.code(), ErrorCode::kPeerLost) << error.text();
+  });
+  waiting.get_future().wait();
+  gate.open();
+  patient.join();
+  ASSERT_TRUE(pair.first.waitForLosses(1));
+  // What was accepted and not written is reported, before the loss.
+  EXPECT_FALSE(pair.first.failed().empty());
+  EXPECT_EQ(pair.first.failed().back().second.code(), ErrorCode::kPeerLost);
+}
+
+TEST(Flow, AMessageLargerThanTheQueueStillGoes) {
+  Pair pair(Via::kUnix, [](EndpointOptions& options) { options.limits.max_queued_bytes = 1000; });
+  expectOk(pair.a->send(1, {bytesOf("big"), {newBuffer(8 << 20)}}));
+  EXPECT_TRUE(pair.second.waitForMessages(1));
+}
+
+TEST(Flow, DiscardedMessagesAreNotDeliveredAndOthersAre) {
+  Pair pair(Via::kUnix, {}, [](Recorder&, Recorder& second) {
+    second.decide = [](std::int32_t, std::span<const std::byte> header,
+                       std::span<const std::uint64_t>) {
+      return textOf(header) == "no" ? Disposition::kDiscard : Disposition::kAccept;
+    };
+  });
+  for (int i = 0; i < 10; ++i) {
+    expectOk(pair.a->send(1, {bytesOf("no"), {newBuffer(1 << 20)}}));
+    expectOk(pair.a->send(1, {bytesOf("yes"), {newBuffer(10)}}));
+  }
+  ASSERT_TRUE(pair.second.waitForMessages(10));
+  for (const auto& message : pair.second.messages())
+    EXPECT_EQ(message.header, "yes");
+}
+
+TEST(Flow, ARefusedMessageEndsTheLinkOnBothSides) {
+  Pair pair(Via::kUnix, {}, [](Recorder&, Recorder& second) {
+    second.decide = [](std::int32_t, std::span<const std::byte>, std::span<const std::uint64_t>) {
+      return Disposition::kRefuse;
+    };
+  });
+  expectOk(pair.a->send(1, textMessage("gibberish")));
+  ASSERT_TRUE(pair.second.waitForLosses(1));
+  EXPECT_EQ(pair.second.losses()[0].reason.code(), ErrorCode::kProtocol);
+  ASSERT_TRUE(pair.first.waitForLosses(1));
+  EXPECT_EQ(pair.first.losses()[0].reason.code(), ErrorCode::kPeerLost);
+}
+
+TEST(Flow, AHandlerThatCannotTakeAMessageLosesThePeerNotTheProcess) {
+  Pair pair(Via::kUnix, {}, [](Recorder&, Recorder& second) {
+    second.decide = [](std::int32_t, std::span<const std::byte>,
+                       std::span<const std::uint64_t>) -> Disposition { throw std::bad_alloc(); };
+  });
+  expectOk(pair.a->send(1, textMessage("too much")));
+  ASSERT_TRUE(pair.second.waitForLosses(1));
+  EXPECT_NE(pair.second.losses()[0].reason.text().find("bad_alloc"), std::string::npos);
+}
+
+TEST(Flow, CloseWritesWhatIsQueuedAndSaysGoodbye) {
+  Pair pair;
+  for (int i = 0; i < 50; ++i)
+    expectOk(pair.a->send(1, {bytesOf(std::to_string(i)), {newBuffer(1 << 20)}}));
+  pair.a->close(milliseconds(20'000));
+  ASSERT_TRUE(pair.second.waitForLosses(1));
+  EXPECT_EQ(pair.second.messageCount(), 50U);
+  EXPECT_EQ(pair.second.losses()[0].reason.code(), ErrorCode::kPeerClosed);
+  EXPECT_TRUE(pair.first.losses().empty());
+  EXPECT_EQ(pair.a->send(1, textMessage("late")).code(), ErrorCode::kShutdown);
+  EXPECT_EQ(pair.b->send(0, textMessage("late")).code(), ErrorCode::kPeerClosed);
+  pair.a->close();
+}
+
+TEST(Flow, CloseOfTheFirstMessageStillConnects) {
+  Pair pair;
+  expectOk(pair.a->send(1, textMessage("only")));
+  pair.a->close(milliseconds(20'000));
+  ASSERT_TRUE(pair.second.waitForMessages(1));
+}
+
+TEST(Flow, CloseGivesUpOnAStalledPeerAfterItsLinger) {
+  Gate gate;
+  Pair pair(Via::kUnix, {}, [&](Recorder&, Recorder& second) {
+    second.keep = false;
+    second.react = [&](const Recorder::Received&) { gate.pass(); };
+  });
+  expectOk(pair.a->send(1, textMessage("stall")));
+  expectOk(pair.a->send(1, {bytesOf("never"), {newBuffer(64 << 20)}}));
+  pair.a->close(milliseconds(100));
+  ASSERT_EQ(pair.first.failed().size(), 1U);
+  EXPECT_EQ(pair.first.failed()[0].first, "never");
+  EXPECT_EQ(pair.first.failed()[0].second.code(), ErrorCode::kShutdown);
+  EXPECT_TRUE(pair.first.losses().empty());
+  gate.open();
+}
+
+TEST(Flow, BothMayCloseAtOnceWhileOthersSend) {
+  for (int round = 0; round < 30; ++round) {
+    Pair pair(round % 2 == 0 ? Via::kUnix : Via::kTcp);
+    std::atomic<bool> stop{false};
+    std::vector<std::thread> senders;
+    for (int t = 0; t < 2; ++t) {
+      senders.emplace_back([&] {
+        while (!stop) {
+          if (pair.a->send(1, {bytesOf("x"), {newBuffer(50'000)}}, milliseconds(10)))
+            std::this_thread::yield();
+          if (pair.b->send(0, {bytesOf("y"), {newBuffer(50)}}, milliseconds(10)))
+            std::this_thread::yield();
+        }
+      });
+    }
+    ASSERT_TRUE(pair.first.waitForMessages(20));
+    std::thread closer([&] { pair.a->close(); });
+    pair.b->close();
+    closer.join();
+    stop = true;
+    for (std::thread& sender : senders)
+      sender.join();
+  }
+}
+
+TEST(Flow, ARemovedPeerHearsGoodbyeAndMayComeBack) {
+  Pair pair;
+  expectOk(pair.a->send(1, textMessage("one")));
+  ASSERT_TRUE(pair.second.waitForMessages(1));
+  pair.a->removePeer(1);
+  pair.a->removePeer(1);
+  EXPECT_EQ(pair.a->send(1, textMessage("none")).code(), ErrorCode::kUnknownPeer);
+  ASSERT_TRUE(pair.second.waitForLosses(1));
+  EXPECT_EQ(pair.second.losses()[0].reason.code(), ErrorCode::kPeerClosed);
+  EXPECT_TRUE(pair.first.losses().empty());
+}
+
+}  // namespace
+}  // namespace weft::transport

@@ -1,0 +1,296 @@
+#include "transport/frame.h"
+
+#include <algorithm>
+#include <random>
+
+#include "tests/transport/recorder.h"
+#include "transport/bytes.h"
+#include "transport/frame_reader.h"
+#include "transport/out_frame.h"
+
+namespace weft::transport {
+namespace {
+
+class Sink : public FrameSink {
+ public:
+  Disposition disposition = Disposition::kAccept;
+  std::vector<std::vector<std::uint64_t>> announced;
+  std::vector<Recorder::Received> messages;
+
+  Disposition onFrameHeader(std::span<const std::byte>, std::span<const std::uint64_t> sizes,
+                            std::vector<OwnedBuffer>& buffers) override {
+    announced.emplace_back(sizes.begin(), sizes.end());
+    if (disposition == Disposition::kAccept) {
+      for (const std::uint64_t size : sizes)
+        buffers.push_back(newBuffer(size));
+    }
+    return disposition;
+  }
+  void onFrame(std::span<const std::byte> header, std::vector<OwnedBuffer> buffers) override {
+    messages.push_back({0, textOf(header), std::move(buffers)});
+  }
+};
+
+// Feeds `bytes` in pieces of at most `piece`, through whatever targets the reader names.
+Error feed(FrameReader& reader, std::span<const std::byte> bytes, std::size_t piece) {
+  while (!bytes.empty()) {
+    std::array<iovec, 5> entries;
+    const std::size_t used = reader.prepare(entries);
+    std::size_t left = std::min(piece, bytes.size());
+    std::size_t fed = 0;
+    for (std::size_t i = 0; i < used && left > 0; ++i) {
+      EXPECT_GT(entries[i].iov_len, 0U);
+      const std::size_t some = std::min(left, entries[i].iov_len);
+      std::memcpy(entries[i].iov_base, bytes.data() + fed, some);
+      fed += some;
+      left -= some;
+    }
+    bytes = bytes.subspan(fed);
+    if (Error error = reader.commit(fed)) return error;
+  }
+  return Error::ok();
+}
+
+std::vector<std::byte> wire(OutFrame frame, std::uint64_t sequence) {
+  frame.seal(sequence, 0);
+  std::vector<std::byte> bytes;
+  while (frame.left() > 0) {
+    std::array<iovec, 2> entries;
+    const std::size_t used = frame.gather(entries);
+    std::uint64_t count = 0;
+    for (std::size_t i = 0; i < used; ++i) {
+      const auto* base = static_cast<const std::byte*>(entries[i].iov_base);
+      bytes.insert(bytes.end(), base, base + entries[i].iov_len);
+      count += entries[i].iov_len;
+    }
+    // An odd number of bytes at a time, so that writes end inside parts.
+    const std::uint64_t taken = count > 3 ? count - 3 : count;
+    bytes.resize(bytes.size() - (count - taken));
+    frame.advance(taken);
+  }
+  return bytes;
+}
+
+Message sample(std::size_t header, const std::vector<std::size_t>& sizes, unsigned seed) {
+  Message message;
+  std::mt19937 random(seed);
+  message.header.resize(header);
+  for (std::byte& byte : message.header)
+    byte = static_cast<std::byte>(random());
+  for (const std::size_t size : sizes) {
+    message.buffers.push_back(newBuffer(size));
+    for (std::size_t i = 0; i < size; ++i)
+      message.buffers.back().data[i] = static_cast<std::byte>(random());
+  }
+  return message;
+}
+
+void expectSame(const Recorder::Received& got, const Message& sent) {
+  EXPECT_EQ(got.header, textOf(sent.header));
+  ASSERT_EQ(got.buffers.size(), sent.buffers.size());
+  for (std::size_t i = 0; i < sent.buffers.size(); ++i) {
+    ASSERT_EQ(got.buffers[i].size, sent.buffers[i].size);
+    EXPECT_TRUE(std::equal(sent.buffers[i].data, sent.buffers[i].data + sent.buffers[i].size,
+                           got.buffers[i].data));
+  }
+}
+
+TEST(Frame, MessagesOfAllShapesSurviveAnyCutting) {
+  const Limits limits;
+  const std::vector<Message> messages = {sample(0, {}, 1),
+                                         sample(1, {}, 2),
+                                         sample(0, {0}, 3),
+                                         sample(100, {0, 5, 0, 0, 70'000, 1, 0}, 4),
+                                         sample(70'000, {3}, 5),
+                                         sample(65'536, {65'536}, 6),
+                                         sample(9, std::vector<std::size_t>(300, 11), 7),
+                                         sample(200'000, {}, 8),
+                                         sample(5, {200'000, 0, 200'000}, 9)};
+  std::vector<std::byte> bytes;
+  std::uint64_t sequence = 0;
+  for (const Message& message : messages) {
+    const std::vector<std::byte> one =
+        wire(std::move(OutFrame::message(message, limits)).value(), ++sequence);
+    bytes.insert(bytes.end(), one.begin(), one.end());
+    const std::vector<std::byte> beat = wire(OutFrame::control(FrameKind::kHeartbeat), sequence);
+    bytes.insert(bytes.end(), beat.begin(), beat.end());
+  }
+  for (const std::size_t piece :
+       {1UL, 2UL, 7UL, 39UL, 41UL, 1000UL, 65'536UL, 65'537UL, bytes.size()}) {
+    SCOPED_TRACE(piece);
+    Sink sink;
+    FrameReader reader(limits, sink);
+    expectOk(feed(reader, bytes, piece));
+    ASSERT_EQ(sink.messages.size(), messages.size());
+    for (std::size_t i = 0; i < messages.size(); ++i)
+      expectSame(sink.messages[i], messages[i]);
+  }
+}
+
+TEST(Frame, EveryTruncationIsJustNotYetAMessage) {
+  const Limits limits;
+  const Message message = sample(20, {3, 0, 50}, 1);
+  const std::vector<std::byte> bytes =
+      wire(std::move(OutFrame::message(message, limits)).value(), 1);
+  for (std::size_t length = 0; length < bytes.size(); ++length) {
+    Sink sink;
+    FrameReader reader(limits, sink);
+    expectOk(feed(reader, std::span(bytes).first(length), 1));
+    EXPECT_TRUE(sink.messages.empty()) << length;
+    expectOk(feed(reader, std::span(bytes).subspan(length), 1000));
+    EXPECT_EQ(sink.messages.size(), 1U) << length;
+  }
+}
+
+TEST(Frame, DiscardReadsPastAndGoesOn) {
+  const Limits limits;
+  Sink sink;
+  sink.disposition = Disposition::kDiscard;
+  FrameReader reader(limits, sink);
+  expectOk(feed(reader,
+                wire(std::move(OutFrame::message(sample(4, {300'000}, 1), limits)).value(), 1),
+                9999));
+  EXPECT_TRUE(sink.messages.empty());
+  sink.disposition = Disposition::kAccept;
+  const Message next = sample(4, {10}, 2);
+  expectOk(feed(reader, wire(std::move(OutFrame::message(next, limits)).value(), 2), 9999));
+  ASSERT_EQ(sink.messages.size(), 1U);
+  expectSame(sink.messages[0], next);
+}
+
+TEST(Frame, RefuseEndsTheLink) {
+  const Limits limits;
+  Sink sink;
+  sink.disposition = Disposition::kRefuse;
+  FrameReader reader(limits, sink);
+  const Error error =
+      feed(reader, wire(std::move(OutFrame::message(sample(4, {1}, 1), limits)).value(), 1), 9999);
+  EXPECT_EQ(error.code(), ErrorCode::kProtocol);
+}
+
+TEST(Frame, NothingIsReadAfterGoodbye) {
+  const Limits limits;
+  Sink sink;
+  FrameReader reader(limits, sink);
+  std::vector<std::byte> bytes = wire(OutFrame::control(FrameKind::kGoodbye), 0);
+  bytes.insert(bytes.end(), 1000, std::byte{0x5A});
+  expectOk(feed(reader, bytes, 13));
+  EXPECT_TRUE(reader.ended());
+}
+
+// A head with one field changed.
+std::vector<std::byte> headWith(const std::function<void(std::byte*)>& change) {
+  FrameHead head;
+  head.sequence = 1;
+  head.header_bytes = 8;
+  head.buffer_count = 2;
+  head.buffer_bytes = 100;
+  std::vector<std::byte> bytes(FrameHead::kBytes);
+  encodeFrameHead(head, bytes.data());
+  change(bytes.data());
+  return bytes;
+}
+
+Error firstError(const std::vector<std::byte>& bytes, const Limits& limits = {}) {
+  Sink sink;
+  FrameReader reader(limits, sink);
+  Error error = feed(reader, bytes, 1000);
+  EXPECT_TRUE(sink.announced.empty());
+  return error;
+}
+
+TEST(Frame, WhatIsNotAFrameIsNamed) {
+  expectOk(firstError(headWith([](std::byte*) {})));
+  const auto code = [](const std::function<void(std::byte*)>& change) {
+    return firstError(headWith(change)).code();
+  };
+  EXPECT_EQ(code([](std::byte* p) { p[0] ^= std::byte{1}; }), ErrorCode::kProtocol);  // magic
+  EXPECT_EQ(code([](std::byte* p) { p[4] = std::byte{2}; }), ErrorCode::kProtocol);   // version
+  EXPECT_EQ(code([](std::byte* p) { p[5] = std::byte{0}; }), ErrorCode::kProtocol);   // kind
+  EXPECT_EQ(code([](std::byte* p) { p[5] = std::byte{4}; }), ErrorCode::kProtocol);
+  EXPECT_EQ(code([](std::byte* p) { p[5] = std::byte{2}; }),
+            ErrorCode::kProtocol);  // heartbeat with contents
+  EXPECT_EQ(code([](std::byte* p) { p[6] = std::byte{1}; }), ErrorCode::kProtocol);  // flags
+  EXPECT_EQ(code([](std::byte* p) { storeLittle<std::uint64_t>(p + 8, 2); }),
+            ErrorCode::kProtocol);  // sequence
+  EXPECT_EQ(code([](std::byte* p) { storeLittle<std::uint32_t>(p + 28, 0); }),
+            ErrorCode::kProtocol);  // bytes, no buffers
+}
+
+TEST(Frame, LimitsHoldToTheByte) {
+  Limits limits;
+  limits.max_header_bytes = 8;
+  limits.max_buffers = 2;
+  limits.max_message_bytes = 108;
+  expectOk(firstError(headWith([](std::byte*) {}), limits));
+  const auto code = [&](std::size_t at, auto value) {
+    return firstError(headWith([&](std::byte* p) { storeLittle(p + at, value); }), limits).code();
+  };
+  EXPECT_EQ(code(24, std::uint32_t{9}), ErrorCode::kLimitExceeded);
+  EXPECT_EQ(code(28, std::uint32_t{3}), ErrorCode::kLimitExceeded);
+  EXPECT_EQ(code(32, std::uint64_t{101}), ErrorCode::kLimitExceeded);
+  EXPECT_EQ(code(32, ~std::uint64_t{0}), ErrorCode::kLimitExceeded);  // the sum would overflow
+  EXPECT_EQ(code(32, ~std::uint64_t{0} - 7), ErrorCode::kLimitExceeded);
+  EXPECT_EQ(code(24, ~std::uint32_t{0}), ErrorCode::kLimitExceeded);
+  EXPECT_EQ(code(28, ~std::uint32_t{0}), ErrorCode::kLimitExceeded);
+}
+
+TEST(Frame, TheTableMustFitTheHead) {
+  const auto withTable = [](std::uint64_t first, std::uint64_t second) {
+    std::vector<std::byte> bytes = headWith([](std::byte*) {});
+    bytes.resize(bytes.size() + 16);
+    storeLittle<std::uint64_t>(bytes.data() + 40, first);
+    storeLittle<std::uint64_t>(bytes.data() + 48, second);
+    return bytes;
+  };
+  expectOk(firstError(withTable(30, 70)));
+  EXPECT_EQ(firstError(withTable(30, 69)).code(), ErrorCode::kProtocol);
+  EXPECT_EQ(firstError(withTable(30, 71)).code(), ErrorCode::kProtocol);
+  EXPECT_EQ(firstError(withTable(~std::uint64_t{0}, 101)).code(), ErrorCode::kProtocol);
+  EXPECT_EQ(firstError(withTable(30, 70 | (std::uint64_t{1} << 56))).code(),
+            ErrorCode::kProtocol);  // shared memory: not yet
+}
+
+TEST(Frame, TheSenderHoldsTheSameLimits) {
+  Limits limits;
+  limits.max_header_bytes = 10;
+  limits.max_buffers = 2;
+  limits.max_message_bytes = 100;
+  const auto code = [&](const Message& message) {
+    const Result<OutFrame> frame = OutFrame::message(message, limits);
+    return frame.ok() ? ErrorCode::kOk : frame.error().code();
+  };
+  EXPECT_EQ(code(sample(10, {45, 45}, 1)), ErrorCode::kOk);
+  EXPECT_EQ(code(sample(11, {}, 1)), ErrorCode::kLimitExceeded);
+  EXPECT_EQ(code(sample(0, {1, 1, 1}, 1)), ErrorCode::kLimitExceeded);
+  EXPECT_EQ(code(sample(10, {45, 46}, 1)), ErrorCode::kLimitExceeded);
+  Message wild = sample(10, {}, 1);
+  wild.buffers.push_back({reinterpret_cast<std::byte*>(1), ~std::size_t{0}, nullptr});
+  EXPECT_EQ(code(wild), ErrorCode::kLimitExceeded);
+  wild.buffers[0] = {nullptr, 1, nullptr};
+  EXPECT_EQ(code(wild), ErrorCode::kInvalidArgument);
+}
+
+TEST(Frame, RandomDamageNeverGoesUnnoticedAsACrash) {
+  const unsigned seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937 random(seed);
+  Limits limits;
+  limits.max_message_bytes = 1 << 20;
+  limits.max_header_bytes = 1 << 16;
+  const std::vector<std::byte> good =
+      wire(std::move(OutFrame::message(sample(30, {10, 20}, 1), limits)).value(), 1);
+  for (int round = 0; round < 20'000; ++round) {
+    std::vector<std::byte> bytes = good;
+    for (unsigned changes = 1 + random() % 4; changes > 0; --changes) {
+      bytes[random() % bytes.size()] = static_cast<std::byte>(random());
+    }
+    Sink sink;
+    FrameReader reader(limits, sink);
+    static_cast<void>(feed(reader, bytes, 1 + random() % 60));
+    ASSERT_LE(sink.messages.size(), 1U);
+  }
+}
+
+}  // namespace
+}  // namespace weft::transport

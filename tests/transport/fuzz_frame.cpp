@@ -1,0 +1,100 @@
+// Anything an authenticated peer may send after the handshake, cut in any way. The first two
+// bytes choose how it is cut and what the receiver does; the rest is the stream.
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+#include "transport/frame_reader.h"
+
+namespace {
+
+using namespace weft::transport;  // NOLINT(google-build-using-namespace)
+
+void require(bool condition) {
+  if (!condition) std::abort();
+}
+
+Limits fuzzLimits() {
+  Limits limits;
+  limits.max_header_bytes = 100'000;  // more than the receive buffer, so that both ways are taken
+  limits.max_buffers = 1000;
+  limits.max_message_bytes = 1 << 20;
+  return limits;
+}
+const Limits kLimits = fuzzLimits();
+
+class Sink : public FrameSink {
+ public:
+  explicit Sink(unsigned choice) : choice_(choice) {}
+
+  Disposition onFrameHeader(std::span<const std::byte> header, std::span<const std::uint64_t> sizes,
+                            std::vector<OwnedBuffer>& buffers) override {
+    require(!pending_ && buffers.empty());
+    require(header.size() <= kLimits.max_header_bytes && sizes.size() <= kLimits.max_buffers);
+    std::uint64_t total = header.size();
+    for (const std::uint64_t size : sizes)
+      total += size;
+    require(total <= kLimits.max_message_bytes);
+    for (const std::byte byte : header)
+      touched_ += static_cast<unsigned>(byte);
+    if (choice_ % 8 == 1) return Disposition::kRefuse;
+    if (choice_ % 8 == 2) return Disposition::kDiscard;
+    for (const std::uint64_t size : sizes) {
+      std::shared_ptr<std::byte[]> memory(new std::byte[size]);
+      buffers.push_back({memory.get(), size, memory});
+    }
+    if (choice_ % 8 == 3 && !buffers.empty()) buffers.pop_back();  // a careless application
+    pending_ = true;
+    count_ = sizes.size();
+    return Disposition::kAccept;
+  }
+
+  void onFrame(std::span<const std::byte> header, std::vector<OwnedBuffer> buffers) override {
+    require(pending_ && buffers.size() == count_);
+    pending_ = false;
+    for (const std::byte byte : header)
+      touched_ += static_cast<unsigned>(byte);
+    for (const OwnedBuffer& buffer : buffers) {
+      for (std::size_t i = 0; i < buffer.size; ++i)
+        touched_ += static_cast<unsigned>(buffer.data[i]);
+    }
+  }
+
+ private:
+  unsigned choice_;
+  bool pending_ = false;
+  std::size_t count_ = 0;
+  unsigned touched_ = 0;  // reads every byte, so that a sanitizer sees them
+};
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  if (size < 2) return 0;
+  const std::size_t piece = data[0] == 0 ? size : data[0];
+  Sink sink(data[1]);
+  FrameReader reader(kLimits, sink);
+  std::span<const std::uint8_t> input(data + 2, size - 2);
+  while (!input.empty() && !reader.ended()) {
+    std::array<iovec, 4> entries;
+    const std::size_t used = reader.prepare(entries);
+    require(used >= 1 && used <= entries.size());
+    std::size_t left = std::min(piece, input.size());
+    std::size_t fed = 0;
+    for (std::size_t i = 0; i < used && left > 0; ++i) {
+      require(entries[i].iov_len > 0);
+      const std::size_t some = std::min(left, entries[i].iov_len);
+      std::memcpy(entries[i].iov_base, input.data() + fed, some);
+      fed += some;
+      left -= some;
+    }
+    input = input.subspan(fed);
+    if (reader.commit(fed)) break;
+  }
+  return 0;
+}

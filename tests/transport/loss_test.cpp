@@ -1,0 +1,270 @@
+// Peers that die, hang, leave or never were there. Real processes, forked before any thread
+// of this one is started.
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <thread>
+
+#include "tests/transport/recorder.h"
+
+namespace weft::transport {
+namespace {
+
+using std::chrono::milliseconds;
+
+// A process with an endpoint of rank 1 that knows rank 0 as soon as it is told its address.
+class ChildPeer {
+ public:
+  explicit ChildPeer(Via via, const std::function<void(EndpointOptions&)>& adjust = {}) {
+    int up[2];
+    int down[2];
+    EXPECT_EQ(::pipe(up), 0);
+    EXPECT_EQ(::pipe(down), 0);
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      ::close(up[0]);
+      ::close(down[1]);
+      EndpointOptions options = optionsFor(1, via);
+      if (adjust) adjust(options);
+      Recorder recorder;
+      const auto endpoint = openEndpoint(options, recorder);
+      writeText(up[1], endpoint->address());
+      expectOk(endpoint->addPeer({0, "worker0", readText(down[0])}));
+      expectOk(endpoint->send(0, textMessage("up")));
+      readText(down[0]);  // until the parent closes it
+      endpoint->close();
+      ::_exit(0);
+    }
+    ::close(up[1]);
+    ::close(down[0]);
+    from_ = up[0];
+    to_ = down[1];
+    address_ = readText(from_);
+  }
+  ~ChildPeer() {
+    finish();
+    ::close(from_);
+  }
+
+  const std::string& address() const { return address_; }
+  void introduce(const Endpoint& endpoint) { writeText(to_, endpoint.address()); }
+  void kill(int signal) { ::kill(pid_, signal); }
+  // Lets it close its endpoint in order, and ends it in any case.
+  void leave() { ::close(std::exchange(to_, -1)); }
+  void finish() {
+    if (pid_ <= 0) return;
+    if (to_ >= 0) {
+      ::kill(pid_, SIGKILL);
+      leave();
+    }
+    ::waitpid(pid_, nullptr, 0);
+    pid_ = -1;
+  }
+
+ private:
+  static void writeText(int fd, const std::string& text) {
+    const std::string line = text + "\n";
+    EXPECT_EQ(::write(fd, line.data(), line.size()), static_cast<ssize_t>(line.size()));
+  }
+  static std::string readText(int fd) {
+    std::string text;
+    char c = 0;
+    while (::read(fd, &c, 1) == 1 && c != '\n')
+      text.push_back(c);
+    return text;
+  }
+
+  pid_t pid_ = -1;
+  int from_ = -1;
+  int to_ = -1;
+  std::string address_;
+};
+
+class Loss : public ::testing::TestWithParam<Via> {
+ protected:
+  void connect(ChildPeer& child, const std::function<void(EndpointOptions&)>& adjust = {}) {
+    EndpointOptions options = optionsFor(0, GetParam());
+    if (adjust) adjust(options);
+    endpoint = openEndpoint(options, recorder);
+    expectOk(endpoint->addPeer({1, "worker1", child.address()}));
+    child.introduce(*endpoint);
+    ASSERT_TRUE(recorder.waitForMessages(1));
+  }
+
+  Recorder recorder;
+  std::unique_ptr<Endpoint> endpoint;
+};
+INSTANTIATE_TEST_SUITE_P(Each, Loss, ::testing::Values(Via::kUnix, Via::kTcp), viaName);
+
+TEST_P(Loss, AKilledPeerIsToldOnceAndByName) {
+  ChildPeer child(GetParam());
+  // No heartbeat can be what tells: the timeout is far beyond this test's patience.
+  connect(child, [](EndpointOptions& options) { options.peer_timeout = std::chrono::hours(1); });
+  child.kill(SIGKILL);
+  ASSERT_TRUE(recorder.waitForLosses(1));
+  const PeerLoss loss = recorder.losses()[0];
+  EXPECT_EQ(loss.rank, 1);
+  EXPECT_EQ(loss.reason.code(), ErrorCode::kPeerLost);
+  EXPECT_NE(loss.reason.text().find("worker 'worker1' (rank 1) is lost"), std::string::npos)
+      << loss.reason.text();
+  const Error later = endpoint->send(1, textMessage("too late"));
+  EXPECT_EQ(later.text(), loss.reason.text());
+  endpoint->close();
+  EXPECT_EQ(recorder.losses().size(), 1U);
+}
+
+TEST_P(Loss, AKilledPeerIsToldWhileManyThreadsSendToIt) {
+  ChildPeer child(GetParam());
+  connect(child);
+  std::atomic<int> ended{0};
+  std::vector<std::thread> senders;
+  for (int t = 0; t < 4; ++t) {
+    senders.emplace_back([&] {
+      for (int i = 0;; ++i) {
+        const Error error =
+            endpoint->send(1, {bytesOf("x"), {newBuffer(i % 50 == 0 ? 3'000'000 : 100)}});
+        if (!error) continue;
+        EXPECT_EQ(error.code(), ErrorCode::kPeerLost) << error.text();
+        break;
+      }
+      ++ended;
+    });
+  }
+  child.kill(SIGKILL);
+  for (std::thread& sender : senders)
+    sender.join();
+  EXPECT_EQ(ended, 4);
+  ASSERT_TRUE(recorder.waitForLosses(1));
+  endpoint->close();
+  EXPECT_EQ(recorder.losses().size(), 1U);
+}
+
+TEST_P(Loss, AStoppedPeerIsFoundByItsSilence) {
+  ChildPeer child(GetParam(),
+                  [](EndpointOptions& options) { options.heartbeat_interval = milliseconds(50); });
+  connect(child, [](EndpointOptions& options) {
+    options.heartbeat_interval = milliseconds(50);
+    options.peer_timeout = milliseconds(600);
+  });
+  child.kill(SIGSTOP);
+  ASSERT_TRUE(recorder.waitForLosses(1));
+  EXPECT_EQ(recorder.losses()[0].reason.code(), ErrorCode::kPeerLost);
+  EXPECT_NE(recorder.losses()[0].reason.text().find("sent nothing for"), std::string::npos)
+      << recorder.losses()[0].reason.text();
+}
+
+TEST_P(Loss, AStoppedPeerIsFoundAlsoWithMuchQueuedToIt) {
+  ChildPeer child(GetParam(),
+                  [](EndpointOptions& options) { options.heartbeat_interval = milliseconds(50); });
+  connect(child, [](EndpointOptions& options) {
+    options.heartbeat_interval = milliseconds(50);
+    options.peer_timeout = milliseconds(600);
+  });
+  child.kill(SIGSTOP);
+  expectOk(endpoint->send(1, {bytesOf("big"), {newBuffer(100 << 20)}}));
+  ASSERT_TRUE(recorder.waitForLosses(1));
+  ASSERT_EQ(recorder.failed().size(), 1U);
+  EXPECT_EQ(recorder.failed()[0].first, "big");
+}
+
+TEST_P(Loss, AnIdlePeerThatLivesIsNotLost) {
+  ChildPeer child(GetParam(),
+                  [](EndpointOptions& options) { options.heartbeat_interval = milliseconds(20); });
+  connect(child, [](EndpointOptions& options) {
+    options.heartbeat_interval = milliseconds(20);
+    options.peer_timeout = milliseconds(2000);
+  });
+  // Several heartbeats long: they are what is counted, no time is waited for.
+  const std::uint64_t before = endpoint->stats().peers[0].bytes_received;
+  EXPECT_TRUE(
+      eventually([&] { return endpoint->stats().peers[0].bytes_received >= before + 10 * 40; }));
+  EXPECT_TRUE(recorder.losses().empty());
+}
+
+TEST_P(Loss, APeerThatLeavesInOrderIsClosedNotLost) {
+  ChildPeer child(GetParam());
+  connect(child);
+  child.leave();
+  ASSERT_TRUE(recorder.waitForLosses(1));
+  EXPECT_EQ(recorder.losses()[0].reason.code(), ErrorCode::kPeerClosed);
+}
+
+TEST_P(Loss, APeerThatEndedBeforeTheFirstMessageFailsItAtOnce) {
+  ChildPeer child(GetParam());
+  const std::string address = child.address();
+  child.finish();
+  EndpointOptions options = optionsFor(0, GetParam());
+  options.connect_timeout = std::chrono::hours(1);  // only a definite refusal can end it
+  endpoint = openEndpoint(options, recorder);
+  expectOk(endpoint->addPeer({1, "worker1", address}));
+  expectOk(endpoint->send(1, textMessage("first")));
+  ASSERT_TRUE(recorder.waitForLosses(1));
+  EXPECT_EQ(recorder.losses()[0].reason.code(), ErrorCode::kConnectFailed);
+  EXPECT_NE(recorder.losses()[0].reason.text().find("worker 'worker1' (rank 1)"),
+            std::string::npos);
+  ASSERT_EQ(recorder.failed().size(), 1U);
+  EXPECT_EQ(recorder.failed()[0].first, "first");
+}
+
+TEST_P(Loss, ANewLifeUnderAnotherAddressIsAnotherPeer) {
+  ChildPeer child(GetParam());
+  ChildPeer again(GetParam());
+  connect(child);
+  child.kill(SIGKILL);
+  ASSERT_TRUE(recorder.waitForLosses(1));
+  expectOk(endpoint->addPeer({1, "worker1", again.address()}));
+  again.introduce(*endpoint);
+  ASSERT_TRUE(recorder.waitForMessages(2));
+  expectOk(endpoint->send(1, textMessage("hello again")));
+  again.kill(SIGKILL);
+  ASSERT_TRUE(recorder.waitForLosses(2));
+}
+
+TEST(Dialling, AWrongKeyIsExplainedToTheDialler) {
+  Recorder first;
+  Recorder second;
+  EndpointOptions other = optionsFor(0);
+  other.key = AuthKey::fromHex(std::string(64, 'c')).value();
+  const auto a = openEndpoint(other, first);
+  const auto b = openEndpoint(optionsFor(1), second);
+  expectOk(a->addPeer(infoOf(1, *b)));
+  expectOk(a->send(1, textMessage("let me in")));
+  ASSERT_TRUE(first.waitForLosses(1));
+  EXPECT_EQ(first.losses()[0].reason.code(), ErrorCode::kAuthFailed);
+  EXPECT_NE(first.losses()[0].reason.text().find("keys differ"), std::string::npos)
+      << first.losses()[0].reason.text();
+  EXPECT_TRUE(eventually([&] { return b->stats().refused_key == 1; }));
+  EXPECT_TRUE(second.losses().empty());
+}
+
+TEST(Dialling, AListenerThatNeverAnswersEndsWithTheTimeout) {
+  Recorder first;
+  EndpointOptions options = optionsFor(0, Via::kBoth);
+  options.handshake_timeout = milliseconds(50);
+  options.connect_timeout = milliseconds(200);
+  const auto a = openEndpoint(options, first);
+  // Listens and never accepts.
+  int silent = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in where{};
+  where.sin_family = AF_INET;
+  where.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  ASSERT_EQ(::bind(silent, reinterpret_cast<sockaddr*>(&where), sizeof(where)), 0);
+  ASSERT_EQ(::listen(silent, 5), 0);
+  socklen_t length = sizeof(where);
+  ASSERT_EQ(::getsockname(silent, reinterpret_cast<sockaddr*>(&where), &length), 0);
+  expectOk(
+      a->addPeer({1, "worker1", "weft1;tcp=127.0.0.1:" + std::to_string(ntohs(where.sin_port))}));
+  expectOk(a->send(1, textMessage("hello?")));
+  ASSERT_TRUE(first.waitForLosses(1));
+  EXPECT_EQ(first.losses()[0].reason.code(), ErrorCode::kConnectFailed);
+  EXPECT_NE(first.losses()[0].reason.text().find("handshake was not answered"), std::string::npos)
+      << first.losses()[0].reason.text();
+  ::close(silent);
+}
+
+}  // namespace
+}  // namespace weft::transport

@@ -1,0 +1,184 @@
+// The Outbox with a stream made up for the purpose: exactly as much is taken as a test says.
+#include "transport/outbox.h"
+
+#include <atomic>
+#include <cerrno>
+#include <deque>
+#include <thread>
+
+#include "tests/transport/recorder.h"
+#include "transport/bytes.h"
+
+namespace weft::transport {
+namespace {
+
+class ScriptedStream : public Stream {
+ public:
+  std::deque<IoResult> script;  // then everything is taken
+  std::string written;
+  int calls = 0;
+  std::function<void()> during_write;
+
+  IoResult write(std::span<iovec> from) override {
+    ++calls;
+    if (during_write) during_write();
+    std::size_t allowed = ~std::size_t{0};
+    if (!script.empty()) {
+      const IoResult next = script.front();
+      script.pop_front();
+      if (next.error != 0) return next;
+      allowed = next.count;
+    }
+    IoResult result;
+    for (const iovec& part : from) {
+      const std::size_t some = std::min(allowed, part.iov_len);
+      written.append(static_cast<const char*>(part.iov_base), some);
+      result.count += some;
+      allowed -= some;
+    }
+    return result;
+  }
+  IoResult read(std::span<iovec>) override { return {0, EAGAIN, false}; }
+  void finishWriting() override {}
+  void breakOff() override {}
+  int pollFd() const override { return -1; }
+  const char* transportName() const override { return "scripted"; }
+};
+
+OutFrame frame(const std::string& text) {
+  return std::move(OutFrame::message(textMessage(text), {})).value();
+}
+
+class OutboxTest : public ::testing::Test {
+ protected:
+  std::size_t frames() const {
+    std::size_t count = 0;
+    for (std::size_t at = 0; at + FrameHead::kBytes <= stream->written.size(); ++count) {
+      const auto* head = reinterpret_cast<const std::byte*>(stream->written.data() + at);
+      // Frames are whole and in their order, however they were written.
+      EXPECT_EQ(loadLittle<std::uint32_t>(head), FrameHead::kMagic);
+      if (head[5] == static_cast<std::byte>(FrameKind::kData)) {
+        EXPECT_EQ(loadLittle<std::uint64_t>(head + 8), count + 1);
+      }
+      at += FrameHead::kBytes + loadLittle<std::uint32_t>(head + 24);
+    }
+    return count;
+  }
+
+  Limits limits;
+  std::atomic<int> attention{0};
+  std::shared_ptr<ScriptedStream> stream = std::make_shared<ScriptedStream>();
+  Outbox outbox{limits, "worker 'x' (rank 1)", [this] { ++attention; }};
+  int broken = 0;
+};
+
+TEST_F(OutboxTest, AsksForAConnectionOnceAndSendsWhatWaited) {
+  expectOk(outbox.send(frame("one"), {}));
+  expectOk(outbox.send(frame("two"), {}));
+  EXPECT_EQ(attention, 1);
+  EXPECT_TRUE(outbox.connectionWanted());
+  outbox.attach(stream);
+  EXPECT_EQ(outbox.flush(broken), Outbox::Flushed::kDrained);
+  EXPECT_EQ(stream->calls, 1);  // both in one system call
+  EXPECT_EQ(frames(), 2U);
+  EXPECT_TRUE(outbox.idle());
+}
+
+TEST_F(OutboxTest, WritesAtOnceWhenNothingIsQueued) {
+  outbox.attach(stream);
+  expectOk(outbox.send(frame("now"), {}));
+  EXPECT_EQ(frames(), 1U);
+  EXPECT_EQ(attention, 0);
+  EXPECT_EQ(outbox.stats().messages_sent, 1U);
+}
+
+TEST_F(OutboxTest, HandsOverWhatDoesNotFitAndKeepsTheOrder) {
+  outbox.attach(stream);
+  stream->script = {{30, 0, false}, {0, EAGAIN, false}};
+  expectOk(outbox.send(frame("first"), {}));
+  EXPECT_EQ(attention, 1);
+  expectOk(outbox.send(frame("second"), {}));  // queues behind it
+  EXPECT_EQ(attention, 1);
+  stream->script = {{5, 0, false}, {11, 0, false}, {0, EAGAIN, false}};
+  EXPECT_EQ(outbox.flush(broken), Outbox::Flushed::kBlocked);
+  EXPECT_EQ(outbox.flush(broken), Outbox::Flushed::kDrained);
+  EXPECT_EQ(frames(), 2U);
+  EXPECT_NE(stream->written.find("first"), std::string::npos);
+}
+
+TEST_F(OutboxTest, OthersQueueWhileOneWritesAndNothingIsForgotten) {
+  outbox.attach(stream);
+  bool nested = false;
+  stream->during_write = [&] {
+    if (std::exchange(nested, true)) return;
+    // As another thread would, in the middle of this one's system call.
+    expectOk(outbox.send(frame("second"), {}));
+    EXPECT_EQ(outbox.flush(broken), Outbox::Flushed::kBusy);
+  };
+  expectOk(outbox.send(frame("first"), {}));
+  EXPECT_EQ(attention, 1);
+  EXPECT_EQ(outbox.flush(broken), Outbox::Flushed::kDrained);
+  EXPECT_EQ(frames(), 2U);
+}
+
+TEST_F(OutboxTest, ABrokenStreamIsReportedByTheLoopNotTheCaller) {
+  outbox.attach(stream);
+  stream->script = {{0, EPIPE, false}};
+  expectOk(outbox.send(frame("lost"), {}));
+  EXPECT_EQ(attention, 1);
+  EXPECT_EQ(outbox.flush(broken), Outbox::Flushed::kBroken);
+  EXPECT_EQ(broken, EPIPE);
+  EXPECT_TRUE(outbox.shut({ErrorCode::kPeerLost, "gone"}));
+  const std::vector<OutFrame> unsent = outbox.takeUnsent();
+  ASSERT_EQ(unsent.size(), 1U);
+  EXPECT_EQ(textOf(unsent[0].header()), "lost");
+  EXPECT_EQ(outbox.send(frame("late"), {}).text(), "gone");
+}
+
+TEST_F(OutboxTest, ShutWaitsForTheCallerThatWrites) {
+  outbox.attach(stream);
+  stream->script = {{10, 0, false}, {0, EAGAIN, false}};
+  stream->during_write = [&] { EXPECT_FALSE(outbox.shut({ErrorCode::kPeerLost, "gone"})); };
+  expectOk(outbox.send(frame("half"), {}));
+  EXPECT_EQ(attention, 1);  // now it can complete
+  EXPECT_FALSE(outbox.writing());
+  EXPECT_EQ(outbox.takeUnsent().size(), 1U);
+}
+
+TEST_F(OutboxTest, NothingFollowsAGoodbye) {
+  outbox.attach(stream);
+  EXPECT_TRUE(outbox.control(FrameKind::kGoodbye));
+  EXPECT_FALSE(outbox.control(FrameKind::kHeartbeat));
+  EXPECT_EQ(outbox.send(frame("late"), {}).code(), ErrorCode::kShutdown);
+  EXPECT_EQ(outbox.flush(broken), Outbox::Flushed::kDrained);
+  EXPECT_EQ(frames(), 1U);
+}
+
+TEST_F(OutboxTest, OwnersAreKeptUntilWrittenAndNoLonger) {
+  auto owner = std::make_shared<std::string>("bytes");
+  const std::weak_ptr<std::string> watch = owner;
+  Message message;
+  message.buffers.push_back(
+      {reinterpret_cast<std::byte*>(owner->data()), owner->size(), std::move(owner)});
+  expectOk(outbox.send(std::move(OutFrame::message(std::move(message), limits)).value(), {}));
+  EXPECT_FALSE(watch.expired());
+  outbox.attach(stream);
+  EXPECT_EQ(outbox.flush(broken), Outbox::Flushed::kDrained);
+  EXPECT_TRUE(watch.expired());
+}
+
+// An owner may do anything when it is let go, also send: no lock is held then.
+TEST_F(OutboxTest, AnOwnerMaySendWhenItIsLetGo) {
+  Message message;
+  message.buffers.push_back({nullptr, 0, std::shared_ptr<void>(nullptr, [&](void*) {
+                               expectOk(outbox.send(frame("from the owner"), {}));
+                             })});
+  expectOk(outbox.send(std::move(OutFrame::message(std::move(message), limits)).value(), {}));
+  outbox.attach(stream);
+  outbox.flush(broken);
+  outbox.flush(broken);
+  EXPECT_NE(stream->written.find("from the owner"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace weft::transport

@@ -1,0 +1,186 @@
+// The small parts: addresses, keys, interfaces, heartbeats, states.
+#include <sys/stat.h>
+
+#include <cstdio>
+#include <fstream>
+
+#include "tests/transport/recorder.h"
+#include "transport/address.h"
+#include "transport/host_identity.h"
+#include "transport/interface.h"
+#include "transport/log.h"
+#include "transport/peer_state.h"
+#include "transport/pulse.h"
+
+namespace weft::transport {
+namespace {
+
+using std::chrono::milliseconds;
+
+TEST(Address, ReadsWhatItWrites) {
+  for (const char* text : {"weft1;tcp=10.0.0.5:41233;unix=weft-3f2a;host=abc-1",
+                           "weft1;tcp=[::1]:1", "weft1;unix=u", "weft1;tcp=[fe80::1%eth0]:65535"}) {
+    const Result<Address> address = parseAddress(text);
+    ASSERT_TRUE(address.ok()) << text;
+    EXPECT_EQ(formatAddress(address.value()), text);
+  }
+  EXPECT_TRUE(parseAddress("weft1;later=1;unix=u").ok());  // unknown keys are for later versions
+}
+
+TEST(Address, RefusesWhatIsNone) {
+  const std::vector<std::string> bad = {"",
+                                        "weft2;unix=u",
+                                        "weft1",
+                                        "weft1;",
+                                        "weft1;tcp=",
+                                        "weft1;tcp=1.2.3.4",
+                                        "weft1;tcp=1.2.3.4:",
+                                        "weft1;tcp=1.2.3.4:0",
+                                        "weft1;tcp=1.2.3.4:65536",
+                                        "weft1;tcp=1.2.3.4:8x",
+                                        "weft1;tcp=:80",
+                                        "weft1;tcp=[::1:80",
+                                        "weft1;tcp=[]:80",
+                                        "weft1;unix=",
+                                        "weft1;unix=" + std::string(101, 'u'),
+                                        "weft1;unix",
+                                        "weft1;unix=a\nb",
+                                        "weft1;unix=u;x=" + std::string(600, 'x')};
+  for (const std::string& text : bad)
+    EXPECT_FALSE(parseAddress(text).ok()) << text;
+}
+
+TEST(HostIdentity, IsThereAndStable) {
+  EXPECT_GT(hostIdentity().size(), 36U);
+  EXPECT_EQ(hostIdentity(), hostIdentity());
+}
+
+class KeyFile {
+ public:
+  explicit KeyFile(const std::string& text, mode_t mode = 0600)
+      : path(::testing::TempDir() + "weft_key_test") {
+    std::ofstream(path) << text;
+    ::chmod(path.c_str(), mode);
+  }
+  ~KeyFile() { std::remove(path.c_str()); }
+  std::string path;
+};
+
+TEST(AuthKey, ComesFromAFileOrNotAtAll) {
+  const std::string digits = std::string(62, '0') + "fF";
+  const KeyFile good(" \n" + digits + "\n");
+  const Result<AuthKey> key = AuthKey::fromFile(good.path);
+  ASSERT_TRUE(key.ok()) << key.error().text();
+  EXPECT_EQ(key.value().toHex(), std::string(62, '0') + "ff");
+
+  const auto refused = [](const std::string& text, mode_t mode = 0600) {
+    const KeyFile file(text, mode);
+    const Result<AuthKey> result = AuthKey::fromFile(file.path);
+    return !result.ok() && result.error().text().find(file.path) != std::string::npos;
+  };
+  EXPECT_TRUE(refused(digits.substr(1)));
+  EXPECT_TRUE(refused(digits + "0"));
+  EXPECT_TRUE(refused("x" + digits.substr(1)));
+  EXPECT_TRUE(refused(std::string(64, '0')));
+  EXPECT_TRUE(refused(""));
+  EXPECT_TRUE(refused(std::string(10'000, 'a')));
+  EXPECT_TRUE(refused(digits, 0644));
+  EXPECT_TRUE(refused(digits, 0602));
+  EXPECT_FALSE(refused(digits, 0660));
+  EXPECT_FALSE(AuthKey::fromFile("/nonexistent/key").ok());
+  EXPECT_FALSE(AuthKey::fromFile("/tmp").ok());
+}
+
+TEST(AuthKey, RandomOnesDiffer) {
+  EXPECT_NE(AuthKey::random().value().toHex(), AuthKey::random().value().toHex());
+  EXPECT_FALSE(AuthKey().valid());
+}
+
+TEST(Interface, LoopbackMastersAreServedOnLoopback) {
+  EXPECT_EQ(chooseListenAddress("localhost", "").value().address, "127.0.0.1");
+  EXPECT_EQ(chooseListenAddress("127.0.0.1", "").value().address, "127.0.0.1");
+  EXPECT_EQ(chooseListenAddress("::1", "").value().address, "::1");
+}
+
+TEST(Interface, WhatIsWantedWinsOrIsAnError) {
+  EXPECT_EQ(chooseListenAddress("localhost", "lo").value().address, "127.0.0.1");
+  EXPECT_EQ(chooseListenAddress("", "127.0.0.1").value().address, "127.0.0.1");
+  const Result<ListenChoice> none = chooseListenAddress("", "nosuch0");
+  ASSERT_FALSE(none.ok());
+  EXPECT_NE(none.error().text().find("lo 127.0.0.1"), std::string::npos) << none.error().text();
+}
+
+TEST(Interface, TheHostsOwnNameGivesAnAddressThatCanBeListenedOn) {
+  const Result<ListenChoice> choice = chooseListenAddress("", "");
+  ASSERT_TRUE(choice.ok()) << choice.error().text();
+  Recorder recorder;
+  EndpointOptions options = optionsFor(0, Via::kTcp);
+  options.listen_address = choice.value().address;
+  EXPECT_NE(openEndpoint(options, recorder), nullptr);
+}
+
+TEST(Interface, AMasterThatCannotBeFoundIsAnError) {
+  EXPECT_FALSE(chooseListenAddress("no-such-host.invalid", "").ok());
+}
+
+TEST(Pulse, BeatsWhenNothingWasSentAndSuspectsSilence) {
+  using Verdict = Pulse::Verdict;
+  const Pulse::Time start{};
+  const auto at = [&](int ms) { return start + milliseconds(ms); };
+  const milliseconds none(0);
+  Pulse pulse(start, milliseconds(1000), milliseconds(5000));
+  EXPECT_EQ(pulse.tick(at(500), none, 0, 0), Verdict::kFine);
+  EXPECT_EQ(pulse.tick(at(1000), none, 0, 0), Verdict::kSend);
+  EXPECT_EQ(pulse.tick(at(1500), none, 40, 0), Verdict::kFine);  // sent since
+  EXPECT_EQ(pulse.tick(at(4500), none, 80, 7), Verdict::kFine);  // and heard
+  EXPECT_EQ(pulse.tick(at(9400), none, 90, 7), Verdict::kFine);
+  EXPECT_EQ(pulse.tick(at(9500), none, 95, 7), Verdict::kSuspect);
+  EXPECT_EQ(pulse.tick(at(9500), none, 95, 8), Verdict::kFine);  // it did speak
+}
+
+TEST(Pulse, TimeInWhichThisProcessStoodStillDoesNotCount) {
+  using Verdict = Pulse::Verdict;
+  const Pulse::Time start{};
+  Pulse pulse(start, milliseconds(1000), milliseconds(5000));
+  // One tick an hour late.
+  EXPECT_NE(
+      pulse.tick(start + std::chrono::hours(1), std::chrono::hours(1) - milliseconds(500), 1, 0),
+      Verdict::kSuspect);
+  EXPECT_EQ(pulse.tick(start + std::chrono::hours(1) + milliseconds(4500), milliseconds(0), 2, 0),
+            Verdict::kSuspect);
+}
+
+TEST(PeerState, OnlyTheTablesStepsAreTaken) {
+  using enum PeerState;
+  const std::vector<PeerState> all = {kIdle, kDialling, kConnected, kClosing, kGone};
+  int allowed = 0;
+  for (const PeerState from : all) {
+    EXPECT_FALSE(mayFollow(from, from));
+    EXPECT_FALSE(mayFollow(kGone, from));
+    EXPECT_FALSE(mayFollow(from, kIdle));
+    EXPECT_EQ(mayFollow(from, kGone), from != kGone) << toString(from);
+    for (const PeerState to : all)
+      allowed += mayFollow(from, to) ? 1 : 0;
+  }
+  EXPECT_EQ(allowed, 8);
+}
+
+std::string g_logged;
+
+TEST(Log, GoesWhereItIsTold) {
+  g_logged.clear();
+  setLogSink([](LogLevel, const std::string& text) { g_logged += text; });
+  log(LogLevel::kInfo, "quiet");
+  log(LogLevel::kWarning, "loud");
+  setLogSink(nullptr);
+  EXPECT_EQ(g_logged, "loud");
+}
+
+TEST(Errors, HaveNames) {
+  for (int code = 0; code <= static_cast<int>(ErrorCode::kSystem); ++code) {
+    EXPECT_STRNE(toString(static_cast<ErrorCode>(code)), "unknown error");
+  }
+}
+
+}  // namespace
+}  // namespace weft::transport

@@ -1,0 +1,28 @@
+// Memory that travels with a message.
+//
+// An OwnedBuffer names bytes and holds whoever keeps them alive. The transport
+// never copies it to send it: it keeps `owner` until the last byte is written,
+// and drops it on the loop thread or on the sending thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace weft::transport {
+
+struct OwnedBuffer {
+  std::byte* data = nullptr;    // may be null only when size is 0
+  std::size_t size = 0;         // bytes
+  std::shared_ptr<void> owner;  // null: the bytes outlive the process (static memory)
+};
+
+// What is sent and what is received: a small header (the layer above gives it
+// meaning) and buffers that move without being copied.
+struct Message {
+  std::vector<std::byte> header;
+  std::vector<OwnedBuffer> buffers;
+};
+
+}  // namespace weft::transport

@@ -1,0 +1,144 @@
+// Endpoint: a process's place in a group of processes that send each other
+// messages. The public face of transport/.
+//
+// It listens, knows its peers by rank, connects to one when the first message
+// for it is sent (no full mesh at start), authenticates both ways before anything
+// but a fixed-size hello is read, and tells once when a peer is gone, and why.
+//
+// Threads. The endpoint owns one loop thread. send(), addPeer(), removePeer(),
+// stats() and close() may be called from any thread. Handler methods are
+// called on the loop thread, one at a time, with no lock held; they must not block.
+// They may call send() and addPeer(); never close().
+//
+// Order. Messages to one peer arrive in the order in which send() was entered by
+// one thread; messages of different threads interleave whole.
+//
+// Failure. Every function that can fail returns an Error. A peer that is lost stays
+// lost: later sends fail at once with the same reason, until addPeer() names a new
+// life (another address) of it.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "transport/buffer.h"
+#include "transport/error.h"
+#include "transport/options.h"
+
+namespace weft::transport {
+
+struct PeerInfo {
+  std::int32_t rank = -1;
+  std::string name;
+  std::string address;  // what that peer's Endpoint::address() returned
+};
+
+// Why and how a peer went.
+struct PeerLoss {
+  std::int32_t rank = -1;
+  std::string name;
+  Error reason;  // kPeerClosed when it said goodbye, else kPeerLost, kConnectFailed, kAuthFailed…
+};
+
+// What to do with a message whose lengths are known and whose buffers are still
+// on the wire.
+enum class Disposition : std::uint8_t {
+  kAccept,   // read the buffers into the memory given
+  kDiscard,  // read past them, taking no memory; the message is not delivered
+  kRefuse,   // the header is not this application's: close the link, the peer is lost
+};
+
+class EndpointHandler {
+ public:
+  virtual ~EndpointHandler() = default;
+
+  // The header has arrived. On kAccept, `buffers` (given empty) must hold one
+  // entry per size, each with at least that size; the bytes are read straight into
+  // them, and `buffers` is handed back in onMessage.
+  virtual Disposition onHeader(std::int32_t from, std::span<const std::byte> header,
+                               std::span<const std::uint64_t> sizes,
+                               std::vector<OwnedBuffer>& buffers) = 0;
+
+  // A whole message. `header` is valid during the call only.
+  virtual void onMessage(std::int32_t from, std::span<const std::byte> header,
+                         std::vector<OwnedBuffer> buffers) = 0;
+
+  // Once per life of a peer. Every later send to it fails with the same reason.
+  virtual void onPeerLost(const PeerLoss& loss) = 0;
+
+  // A peer that addPeer() had not named was authenticated (accept_unknown_peers).
+  virtual void onPeerJoined(const PeerInfo& /*peer*/) {}
+
+  // A message accepted by send() could not be written, because its peer was lost first.
+  // `header` is what was sent. Called before onPeerLost. Default: nothing.
+  virtual void onSendFailed(std::int32_t /*to*/, std::span<const std::byte> /*header*/,
+                            const Error& /*reason*/) {}
+};
+
+struct PeerStats {
+  std::int32_t rank = -1;
+  std::string name;
+  std::string transport;  // "", "tcp" or "unix": the link in use
+  std::uint64_t bytes_sent = 0;
+  std::uint64_t bytes_received = 0;
+  std::uint64_t messages_sent = 0;
+  std::uint64_t messages_received = 0;
+  std::uint64_t queued_bytes = 0;
+};
+
+struct EndpointStats {
+  std::vector<PeerStats> peers;
+  // Connections refused before they became a peer's, by cause.
+  std::uint64_t refused_key = 0;  // the proof did not fit: wrong key, or a replayed proof
+  std::uint64_t refused_group = 0;
+  std::uint64_t refused_identity = 0;  // wrong rank or name
+  std::uint64_t refused_version = 0;
+  std::uint64_t refused_replay = 0;     // a hello with a nonce seen before
+  std::uint64_t refused_timeout = 0;    // no whole handshake within handshake_timeout
+  std::uint64_t refused_overload = 0;   // more than max_unauthenticated at once
+  std::uint64_t refused_malformed = 0;  // not a hello
+};
+
+class Endpoint {
+ public:
+  // Listens and starts the loop thread. `handler` must outlive close().
+  static Result<std::unique_ptr<Endpoint>> create(EndpointOptions options,
+                                                  EndpointHandler& handler);
+  virtual ~Endpoint() = default;  // closes, if close() was not called
+
+  // Text that peers need to reach this endpoint; opaque, printable, under 512 bytes,
+  // e.g. "weft1;tcp=10.0.0.5:41233;unix=weft-3f2a…;host=<boot id>-<net namespace>".
+  virtual const std::string& address() const = 0;
+
+  // Makes a peer known. Naming one that is known with the same name and address
+  // changes nothing. With another address: a new life, if the old one is lost, else an error.
+  virtual Error addPeer(const PeerInfo& peer) = 0;
+  // Closes its link in order (goodbye) and forgets it. Unknown rank: no-op.
+  virtual void removePeer(std::int32_t rank) = 0;
+
+  // Sends, connecting first if need be. Returns once the message is written or
+  // queued; its buffers stay owned until written. Writes from the calling thread when
+  // nothing is queued before it. When more than max_queued_bytes are
+  // queued to the peer, a caller thread waits for room, at most `wait`; the loop
+  // thread never waits. An error here means that nothing was or will be delivered.
+  virtual Error send(std::int32_t to, Message message,
+                     std::chrono::milliseconds wait = std::chrono::milliseconds(30000)) = 0;
+
+  // Runs `task` on the loop thread after `delay`; dropped silently by close().
+  virtual void runAfter(std::chrono::milliseconds delay, std::function<void()> task) = 0;
+  virtual bool onLoopThread() const noexcept = 0;
+
+  virtual EndpointStats stats() const = 0;
+
+  // Says goodbye to every peer, writes what is queued for at most `linger`, then
+  // stops the loop thread and joins it. No handler call comes after it returns.
+  // Idempotent. Not from the loop thread.
+  virtual void close(std::chrono::milliseconds linger = std::chrono::milliseconds(2000)) = 0;
+};
+
+}  // namespace weft::transport

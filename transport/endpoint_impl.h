@@ -1,0 +1,98 @@
+// The Endpoint behind endpoint.h: the registry of peers, admission of those that dial in, and
+// opening and closing of the whole.
+#pragma once
+
+#include <atomic>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <shared_mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "transport/acceptor.h"
+#include "transport/endpoint.h"
+#include "transport/event_loop.h"
+#include "transport/peer.h"
+
+namespace weft::transport {
+
+class EndpointImpl final : public Endpoint {
+ public:
+  static Result<std::unique_ptr<EndpointImpl>> open(EndpointOptions options,
+                                                    EndpointHandler& handler);
+  ~EndpointImpl() override;
+
+  const std::string& address() const override { return address_; }
+  Error addPeer(const PeerInfo& peer) override;
+  void removePeer(std::int32_t rank) override;
+  Error send(std::int32_t to, Message message, std::chrono::milliseconds wait) override;
+  void runAfter(std::chrono::milliseconds delay, std::function<void()> task) override;
+  bool onLoopThread() const noexcept override { return loop_->inLoop(); }
+  EndpointStats stats() const override;
+  void close(std::chrono::milliseconds linger) override;
+
+ private:
+  struct Entry {
+    std::string address;
+    std::shared_ptr<Peer> peer;
+  };
+  // An authenticated connection of a rank that addPeer() has not named yet.
+  struct Held {
+    Hello hello;
+    std::shared_ptr<Stream> stream;
+    EventLoop::Clock::time_point until;
+    EventLoop::Clock::time_point heartbeat_at;
+  };
+  enum class Phase : std::uint8_t { kOpen, kClosing, kClosed };
+
+  EndpointImpl(EndpointOptions options, EndpointHandler& handler, Identity self,
+               std::unique_ptr<EventLoop> loop);
+
+  std::shared_ptr<Peer> find(std::int32_t rank) const;
+
+  // endpoint_admission.cpp, loop thread: who may come in, and as whom.
+  RefusalCode admit(const Hello& hello);
+  void admitted(const Hello& hello, std::shared_ptr<Stream> stream);
+  void join(const Hello& hello, std::shared_ptr<Stream> stream);
+  void hold(const Hello& hello, std::shared_ptr<Stream> stream);
+  void claimHeld(const std::shared_ptr<Peer>& peer);
+  void tickHeld(EventLoop::Clock::time_point now);
+
+  // loop thread
+  void start(std::vector<std::pair<UniqueFd, const char*>> listening);
+  void tick();
+  void beginClose(std::chrono::milliseconds linger);
+  void onPeerFinished();
+  void endClose();
+  std::vector<std::shared_ptr<Peer>> allPeers() const;
+
+  const EndpointOptions options_;
+  EndpointHandler& handler_;
+  const Identity self_;
+  std::string address_;
+  const int process_;  // a forked child must not touch the thread it does not have
+  std::unique_ptr<EventLoop> loop_;
+  PeerContext context_;
+  Acceptor acceptor_;
+
+  mutable std::shared_mutex peers_mutex_;
+  std::unordered_map<std::int32_t, Entry> peers_;  // guarded by peers_mutex_
+  std::atomic<Phase> phase_{Phase::kOpen};
+  std::mutex close_mutex_;
+
+  // loop thread
+  std::vector<std::shared_ptr<Peer>> leaving_;  // removed or replaced, not yet finished
+  std::unordered_map<std::int32_t, Held> held_;
+  std::unique_ptr<EventLoop::Timer> ticker_;
+  std::chrono::milliseconds tick_period_{};
+  EventLoop::Clock::time_point last_tick_{};
+  std::unique_ptr<EventLoop::Timer> linger_timer_;
+  bool closing_ = false;
+  bool close_reported_ = false;
+  std::promise<void> all_finished_;
+};
+
+}  // namespace weft::transport

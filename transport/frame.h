@@ -1,0 +1,52 @@
+// The fixed head of a frame, and the entries of its buffer table. docs/wire_format.md is
+// the description for people.
+//
+//   head (40 bytes) | table: buffer_count x u64 | header bytes | buffers, one after another
+//
+// All integers are little-endian. Decoding is total: any 40 bytes give a head or an Error.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "transport/error.h"
+#include "transport/options.h"
+
+namespace weft::transport {
+
+enum class FrameKind : std::uint8_t {
+  kData = 1,       // a message
+  kHeartbeat = 2,  // "still here": no table, no header, no buffers
+  kGoodbye = 3,    // the last frame of a sender that shuts down in order
+};
+
+struct FrameHead {
+  static constexpr std::size_t kBytes = 40;
+  static constexpr std::uint32_t kMagic = 0x54464557;  // "WEFT" in memory
+  static constexpr std::uint8_t kVersion = 1;
+
+  FrameKind kind = FrameKind::kData;
+  std::uint16_t flags = 0;     // none is defined yet
+  std::uint64_t sequence = 0;  // data: counts from 1; others: that of the last data frame
+  std::uint64_t ack = 0;       // for sessions; 0 until then
+  std::uint32_t header_bytes = 0;
+  std::uint32_t buffer_count = 0;
+  std::uint64_t buffer_bytes = 0;  // sum of the table's lengths
+};
+
+using FrameHeadBytes = std::array<std::byte, FrameHead::kBytes>;
+
+void encodeFrameHead(const FrameHead& head, std::byte* out) noexcept;
+
+// Checks everything that the head alone can tell, against `limits`.
+Result<FrameHead> decodeFrameHead(std::span<const std::byte, FrameHead::kBytes> bytes,
+                                  const Limits& limits);
+
+// A table entry: the low 56 bits are the length, the top byte says where the bytes are.
+// 0: in this frame. Others are for shared memory, and refused until then.
+constexpr unsigned kBufferPlaceShift = 56;
+constexpr std::uint64_t kBufferLengthMask = (std::uint64_t{1} << kBufferPlaceShift) - 1;
+
+}  // namespace weft::transport

@@ -1,0 +1,95 @@
+// FrameReader: turns the bytes of one link, however they are cut, into messages.
+//
+// It says where the next bytes should go (prepare) and is told how many came
+// (commit). Small frames are parsed out of one receive buffer, so that several of them cost
+// one recv; the bytes of large buffers go straight into memory that the sink supplied, with
+// the receive buffer behind it for whatever follows.
+//
+// Nothing is taken on the peer's word: lengths are checked against the limits first, and the
+// table of lengths grows only as its bytes arrive. Used by one thread at a time.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "transport/buffer.h"
+#include "transport/endpoint.h"
+#include "transport/error.h"
+#include "transport/frame.h"
+
+namespace weft::transport {
+
+// What a FrameReader finds. Called from commit().
+class FrameSink {
+ public:
+  virtual ~FrameSink() = default;
+  // As EndpointHandler::onHeader.
+  virtual Disposition onFrameHeader(std::span<const std::byte> header,
+                                    std::span<const std::uint64_t> sizes,
+                                    std::vector<OwnedBuffer>& buffers) = 0;
+  virtual void onFrame(std::span<const std::byte> header, std::vector<OwnedBuffer> buffers) = 0;
+};
+
+class FrameReader {
+ public:
+  FrameReader(const Limits& limits, FrameSink& sink);
+
+  // Fills `out` with where to read next and returns how many entries (at least 1, all
+  // nonempty). Entries stay valid until commit().
+  std::size_t prepare(std::span<iovec> out);
+  // `count` bytes were put into the entries, in order. An Error is final.
+  Error commit(std::size_t count);
+
+  // After a goodbye: what follows is ignored.
+  bool ended() const noexcept { return state_ == State::kEnded; }
+  // A frame has begun and is not whole: the end of the stream here is a broken connection.
+  bool insideFrame() const noexcept { return state_ != State::kHead || begin_ != end_; }
+
+ private:
+  enum class State : std::uint8_t { kHead, kTable, kHeader, kBuffers, kDiscard, kEnded };
+  enum class Step : std::uint8_t { kGoOn, kNeedMore };
+
+  Result<Step> step();
+  Result<Step> readHead();
+  Result<Step> readTable();
+  Result<Step> readHeader();
+  Result<Step> announce();
+  Result<Step> readBuffers();
+  Result<Step> discard();
+  Step deliver();
+
+  std::size_t available() const noexcept { return end_ - begin_; }
+  void keepHeader();  // out of the receive buffer, which is about to be reused
+  void fillBuffers(std::size_t count);
+  void skipFullBuffers();
+
+  static constexpr std::size_t kReceiveBytes = std::size_t{64} << 10;
+
+  const Limits& limits_;
+  FrameSink& sink_;
+  State state_ = State::kHead;
+
+  std::unique_ptr<std::byte[]> receive_;
+  std::size_t begin_ = 0;  // unparsed bytes are receive_[begin_, end_)
+  std::size_t end_ = 0;
+
+  FrameHead head_;
+  std::uint64_t last_sequence_ = 0;
+  std::vector<std::uint64_t> sizes_;
+  std::uint64_t sizes_sum_ = 0;
+  std::span<const std::byte> header_;  // in receive_ or in header_store_
+  std::unique_ptr<std::byte[]> header_store_;
+  std::size_t header_capacity_ = 0;
+  std::size_t header_filled_ = 0;  // bytes of a header too large for receive_
+  std::vector<OwnedBuffer> buffers_;
+  std::size_t buffer_index_ = 0;  // the buffer being filled
+  std::uint64_t buffer_filled_ = 0;
+  std::uint64_t left_ = 0;  // buffer bytes of this frame still to come
+};
+
+}  // namespace weft::transport

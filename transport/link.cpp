@@ -1,0 +1,89 @@
+#include "transport/link.h"
+
+#include <array>
+#include <cerrno>
+#include <utility>
+
+namespace weft::transport {
+namespace {
+
+constexpr std::size_t kMaxEntries = 64;
+// One busy peer must not starve the others: after this much the loop looks around.
+constexpr int kReadsPerTurn = 32;
+constexpr std::uint64_t kBytesPerTurn = std::uint64_t{8} << 20;
+
+}  // namespace
+
+Link::Link(EventLoop& loop, std::shared_ptr<Stream> stream, const Limits& limits, FrameSink& sink,
+           std::atomic<std::uint64_t>& bytes_received, Events events)
+    : stream_(std::move(stream)),
+      reader_(limits, sink),
+      events_(std::move(events)),
+      poll_(loop, stream_->pollFd(),
+            [this](EventLoop::Poll::Ready ready) {
+              if (ready.writable && events_.on_writable) events_.on_writable();
+              if (ready.error != 0) {
+                // The kernel reports a broken stream: what still can be read comes before its end.
+                drain();
+                end({LinkEnd::Kind::kFailed, ECONNRESET, Error::ok()});
+              } else if (ready.readable && events_.on_end) {
+                readSome();
+              }
+            }),
+      bytes_received_(bytes_received) {
+  poll_.want(true, false);
+}
+
+void Link::wantWrite(bool want) {
+  want_write_ = want;
+  poll_.want(events_.on_end != nullptr, want);
+}
+
+bool Link::readSome() {
+  std::uint64_t read = 0;
+  for (int i = 0; i < kReadsPerTurn && read < kBytesPerTurn && events_.on_end; ++i) {
+    std::array<iovec, kMaxEntries> entries;
+    const std::size_t used = reader_.prepare(entries);
+    std::size_t asked = 0;
+    for (std::size_t k = 0; k < used; ++k)
+      asked += entries[k].iov_len;
+    const IoResult result = stream_->read(std::span(entries).first(used));
+    if (result.error == EAGAIN) break;
+    if (result.error != 0) {
+      end({LinkEnd::Kind::kFailed, result.error, Error::ok()});
+      break;
+    }
+    if (result.end) {
+      end({LinkEnd::Kind::kEnd, 0, Error::ok()});
+      break;
+    }
+    read += result.count;
+    bytes_received_.store(bytes_received_.load(std::memory_order_relaxed) + result.count,
+                          std::memory_order_relaxed);
+    if (Error problem = reader_.commit(result.count)) {
+      end({LinkEnd::Kind::kProtocol, 0, std::move(problem)});
+      break;
+    }
+    if (reader_.ended()) {
+      end({LinkEnd::Kind::kGoodbye, 0, Error::ok()});
+      break;
+    }
+    // Less than asked for: nothing is left for now, and asking would cost a system call.
+    if (result.count < asked) break;
+  }
+  return read > 0;
+}
+
+void Link::drain() {
+  constexpr int kTurns = 64;  // far more than a socket's buffer holds
+  for (int i = 0; i < kTurns && events_.on_end && readSome(); ++i) {
+  }
+}
+
+void Link::end(LinkEnd end) {
+  const auto on_end = std::exchange(events_.on_end, nullptr);
+  poll_.want(false, want_write_);
+  if (on_end) on_end(end);
+}
+
+}  // namespace weft::transport

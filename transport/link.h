@@ -1,0 +1,59 @@
+// Link: the loop thread's end of an authenticated stream: waits for it to be readable or
+// writable, reads frames, notices how it ends. Writing itself is the Outbox's.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "transport/event_loop.h"
+#include "transport/frame_reader.h"
+#include "transport/options.h"
+#include "transport/stream.h"
+
+namespace weft::transport {
+
+struct LinkEnd {
+  enum class Kind : std::uint8_t {
+    kGoodbye,   // the peer said so
+    kEnd,       // the stream ended without a goodbye
+    kFailed,    // errno
+    kProtocol,  // `problem`
+  };
+  Kind kind = Kind::kEnd;
+  int error = 0;
+  Error problem;
+};
+
+class Link {
+ public:
+  struct Events {
+    std::function<void(const LinkEnd&)>
+        on_end;  // once; must not destroy the link at once (post that)
+    std::function<void()> on_writable;
+  };
+
+  Link(EventLoop& loop, std::shared_ptr<Stream> stream, const Limits& limits, FrameSink& sink,
+       std::atomic<std::uint64_t>& bytes_received, Events events);
+
+  void wantWrite(bool want);
+  // Reads what is there, up to a budget. False: nothing came.
+  bool readSome();
+  // Reads all there is, before the link is given up for another reason.
+  void drain();
+
+  Stream& stream() noexcept { return *stream_; }
+
+ private:
+  void end(LinkEnd end);
+
+  std::shared_ptr<Stream> stream_;
+  FrameReader reader_;
+  Events events_;
+  EventLoop::Poll poll_;
+  bool want_write_ = false;
+  std::atomic<std::uint64_t>& bytes_received_;  // written here only, read by any thread
+};
+
+}  // namespace weft::transport

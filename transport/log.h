@@ -1,0 +1,22 @@
+// Where the transport's rare remarks go. Any thread may call these. The default sink
+// writes "weft: …" to standard error; a layer above may put its own logger there.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace weft::transport {
+
+enum class LogLevel : std::uint8_t { kDebug, kInfo, kWarning, kError };
+
+// Called on whichever thread logs; must not block long and must not throw.
+using LogSink = void (*)(LogLevel level, const std::string& text);
+
+// nullptr restores the default.
+void setLogSink(LogSink sink) noexcept;
+// What is below is not formatted nor passed on. Default: kWarning.
+void setLogLevel(LogLevel level) noexcept;
+bool logEnabled(LogLevel level) noexcept;
+void log(LogLevel level, const std::string& text) noexcept;
+
+}  // namespace weft::transport

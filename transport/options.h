@@ -1,0 +1,42 @@
+// Every knob of an Endpoint, with its unit and default. Limits are options, not
+// constants, so that a deployment can tighten them.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "transport/auth_key.h"
+
+namespace weft::transport {
+
+// What a peer may make this process hold. Checked before memory is taken.
+struct Limits {
+  std::size_t max_header_bytes = std::size_t{16} << 20;
+  std::uint32_t max_buffers = 1U << 20;
+  std::uint64_t max_message_bytes = std::uint64_t{64} << 30;
+  // Bytes queued to one peer before send() from a caller thread waits.
+  std::size_t max_queued_bytes = std::size_t{256} << 20;
+  std::uint32_t max_unauthenticated = 64;  // connections in handshake at once
+};
+
+struct EndpointOptions {
+  std::string group_id;        // any text; all members must give the same
+  std::string name;            // 1..128 bytes
+  std::int32_t rank = 0;       // >= 0
+  AuthKey key;                 // shared by the group
+  std::string listen_address;  // numeric IPv4/IPv6 address; the port is chosen by the kernel
+  bool unix_socket = true;     // also listen on an abstract Unix socket for peers of this host
+  bool tcp = true;             // tests switch it off
+  // True for groups that processes join while it runs: an authenticated peer
+  // that addPeer() has not named yet is accepted under the name it proved.
+  bool accept_unknown_peers = false;
+  std::chrono::milliseconds handshake_timeout{5000};
+  std::chrono::milliseconds connect_timeout{10000};  // all attempts of one dial together
+  std::chrono::milliseconds heartbeat_interval{1000};
+  std::chrono::milliseconds peer_timeout{5000};  // silence after which a peer is lost
+  Limits limits;
+};
+
+}  // namespace weft::transport

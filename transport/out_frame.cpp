@@ -1,0 +1,112 @@
+#include "transport/out_frame.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "transport/bytes.h"
+
+namespace weft::transport {
+namespace {
+
+Error overLimit(const char* what, std::uint64_t size, std::uint64_t limit) {
+  return {ErrorCode::kLimitExceeded, std::string("a message has ") + std::to_string(size) + " " +
+                                         what + ", the limit is " + std::to_string(limit)};
+}
+
+}  // namespace
+
+Result<OutFrame> OutFrame::message(Message message, const Limits& limits) {
+  OutFrame frame;
+  const std::size_t count = message.buffers.size();
+  if (message.header.size() > limits.max_header_bytes) {
+    return overLimit("header bytes", message.header.size(), limits.max_header_bytes);
+  }
+  if (count > limits.max_buffers) return overLimit("buffers", count, limits.max_buffers);
+
+  std::byte* table = frame.front_.data() + FrameHead::kBytes;
+  if (count > kInlineEntries) {
+    frame.long_table_.resize(count * 8);
+    table = frame.long_table_.data();
+  }
+  std::uint64_t total = message.header.size();
+  for (std::size_t i = 0; i < count; ++i) {
+    const OwnedBuffer& buffer = message.buffers[i];
+    if (buffer.size > 0 && buffer.data == nullptr) {
+      return Error(ErrorCode::kInvalidArgument, "a buffer of a message has a size but no bytes");
+    }
+    if (buffer.size > limits.max_message_bytes || total > limits.max_message_bytes - buffer.size) {
+      return overLimit("bytes or more", total + buffer.size, limits.max_message_bytes);
+    }
+    total += buffer.size;
+    storeLittle<std::uint64_t>(table + i * 8, buffer.size);
+  }
+  frame.head_.kind = FrameKind::kData;
+  frame.head_.header_bytes = static_cast<std::uint32_t>(message.header.size());
+  frame.head_.buffer_count = static_cast<std::uint32_t>(count);
+  frame.head_.buffer_bytes = total - message.header.size();
+  frame.size_ = FrameHead::kBytes + count * 8 + total;
+  frame.message_ = std::move(message);
+  return frame;
+}
+
+OutFrame OutFrame::control(FrameKind kind) {
+  OutFrame frame;
+  frame.head_.kind = kind;
+  frame.size_ = FrameHead::kBytes;
+  return frame;
+}
+
+void OutFrame::seal(std::uint64_t sequence, std::uint64_t ack) noexcept {
+  head_.sequence = sequence;
+  head_.ack = ack;
+  encodeFrameHead(head_, front_.data());
+}
+
+std::span<const std::byte> OutFrame::part(std::size_t index) const noexcept {
+  switch (index) {
+    case 0: {
+      const std::size_t entries = long_table_.empty() ? message_.buffers.size() : 0;
+      return {front_.data(), FrameHead::kBytes + entries * 8};
+    }
+    case 1:
+      return long_table_;
+    case 2:
+      return message_.header;
+    default: {
+      const OwnedBuffer& buffer = message_.buffers[index - 3];
+      return {buffer.data, buffer.size};
+    }
+  }
+}
+
+std::size_t OutFrame::gather(std::span<iovec> out) const noexcept {
+  std::size_t used = 0;
+  std::uint64_t skip = part_written_;
+  const std::size_t parts = 3 + message_.buffers.size();
+  for (std::size_t i = part_; i < parts && used < out.size(); ++i) {
+    const std::span<const std::byte> bytes = part(i);
+    if (bytes.size() > skip) {
+      out[used++] = {const_cast<std::byte*>(bytes.data()) + skip,
+                     static_cast<std::size_t>(bytes.size() - skip)};
+    }
+    skip = 0;
+  }
+  return used;
+}
+
+void OutFrame::advance(std::uint64_t count) noexcept {
+  written_ += count;
+  while (count > 0) {
+    const std::uint64_t room = part(part_).size() - part_written_;
+    if (count < room) {
+      part_written_ += count;
+      return;
+    }
+    count -= room;
+    ++part_;
+    part_written_ = 0;
+  }
+}
+
+}  // namespace weft::transport

@@ -1,0 +1,58 @@
+// OutFrame: one frame on its way out. It owns the head, the table and the message, and
+// remembers how much has been written.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "transport/buffer.h"
+#include "transport/error.h"
+#include "transport/frame.h"
+#include "transport/options.h"
+
+namespace weft::transport {
+
+class OutFrame {
+ public:
+  OutFrame() = default;  // empty: nothing to write
+  // An Error when the message exceeds `limits` (those are checked at both ends) or is malformed.
+  static Result<OutFrame> message(Message message, const Limits& limits);
+  static OutFrame control(FrameKind kind);
+
+  // Numbers the frame; call once, before gather().
+  void seal(std::uint64_t sequence, std::uint64_t ack) noexcept;
+
+  FrameKind kind() const noexcept { return head_.kind; }
+  std::span<const std::byte> header() const noexcept { return message_.header; }
+  std::uint64_t size() const noexcept { return size_; }
+  std::uint64_t left() const noexcept { return size_ - written_; }
+
+  // Appends what is unwritten to `out`; returns the entries used. The entries point into
+  // this object: it must not move until they were used.
+  std::size_t gather(std::span<iovec> out) const noexcept;
+  // `count` (at most left()) bytes were written.
+  void advance(std::uint64_t count) noexcept;
+
+ private:
+  static constexpr std::size_t kInlineEntries = 8;
+
+  std::span<const std::byte> part(std::size_t index) const noexcept;
+
+  FrameHead head_;
+  // Head and a short table together: one iovec entry, no allocation.
+  std::array<std::byte, FrameHead::kBytes + kInlineEntries * 8> front_{};
+  std::vector<std::byte> long_table_;
+  Message message_;
+  std::uint64_t size_ = 0;
+  std::uint64_t written_ = 0;
+  // The first unwritten byte. Parts: 0 head and short table, 1 long table, 2 header, 3… buffers.
+  std::size_t part_ = 0;
+  std::uint64_t part_written_ = 0;
+};
+
+}  // namespace weft::transport

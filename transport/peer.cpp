@@ -1,0 +1,303 @@
+#include "transport/peer.h"
+
+#include <exception>
+#include <utility>
+
+#include "transport/check.h"
+#include "transport/log.h"
+#include "transport/peer_name.h"
+#include "transport/system_error.h"
+
+namespace weft::transport {
+
+const char* toString(PeerState state) noexcept {
+  switch (state) {
+    case PeerState::kIdle:
+      return "idle";
+    case PeerState::kDialling:
+      return "dialling";
+    case PeerState::kConnected:
+      return "connected";
+    case PeerState::kClosing:
+      return "closing";
+    case PeerState::kGone:
+      return "gone";
+  }
+  return "?";
+}
+
+std::shared_ptr<Peer> Peer::make(PeerContext& context, PeerInfo info) {
+  return std::shared_ptr<Peer>(new Peer(context, std::move(info)));
+}
+
+Peer::Peer(PeerContext& context, PeerInfo info)
+    : context_(context),
+      info_(std::move(info)),
+      outbox_(context.options.limits, describePeer(info_.name, info_.rank),
+              [this] { context_.loop.post([self = shared_from_this()] { self->attention(); }); }),
+      address_(info_.address) {}
+
+// --- any thread ---
+
+Error Peer::send(Message message, std::chrono::milliseconds wait) {
+  Result<OutFrame> frame = OutFrame::message(std::move(message), context_.options.limits);
+  if (!frame.ok()) {
+    return {frame.error().code(), "cannot send to " + describe() + ": " + frame.error().text()};
+  }
+  if (context_.loop.inLoop()) return outbox_.send(std::move(frame).value(), std::nullopt);
+  return outbox_.send(std::move(frame).value(), wait);
+}
+
+PeerStats Peer::stats() const {
+  const OutboxStats out = outbox_.stats();
+  return {info_.rank,
+          info_.name,
+          out.transport,
+          out.bytes_sent,
+          bytes_received_.load(std::memory_order_relaxed),
+          out.messages_sent,
+          messages_received_.load(std::memory_order_relaxed),
+          out.queued_bytes};
+}
+
+// --- loop thread ---
+
+void Peer::moveTo(PeerState state) {
+  context_.loop.assertInLoop();
+  WEFT_CHECK(mayFollow(state_, state), "a peer's state follows its table");
+  state_ = state;
+}
+
+bool Peer::handshaking() const noexcept {
+  return dial_ != nullptr && dial_->stage() == Dial::Stage::kHandshaking;
+}
+
+void Peer::setAddress(std::string address) { address_ = std::move(address); }
+
+void Peer::attention() {
+  switch (state_) {
+    case PeerState::kIdle:
+      if (outbox_.connectionWanted()) dial();
+      return;
+    case PeerState::kDialling:
+      return;
+    case PeerState::kConnected:
+    case PeerState::kClosing:
+      return flush();
+    case PeerState::kGone:
+      return finish();
+  }
+}
+
+void Peer::dial() {
+  moveTo(PeerState::kDialling);
+  Result<Address> address = parseAddress(address_);
+  if (!address.ok()) {
+    return lose({ErrorCode::kConnectFailed,
+                 address_.empty() ? describe() + " cannot be reached: its address is not known here"
+                                  : describe() + " cannot be reached: " + address.error().text()});
+  }
+  dial_ = std::make_shared<Dial>(context_.loop, context_.options, context_.self, info_,
+                                 address.value(), context_.own_host);
+  dial_->start([this](Dial::Outcome outcome) { onDialled(std::move(outcome)); });
+}
+
+void Peer::onDialled(Dial::Outcome outcome) {
+  if (outcome.error) return lose(std::move(outcome.error));
+  adopt(std::move(outcome.stream), outcome.peer);
+}
+
+void Peer::adopt(std::shared_ptr<Stream> stream, const Hello& hello) {
+  retireDial();
+  moveTo(PeerState::kConnected);
+  incarnation_ = hello.incarnation;
+  connected_at_ = EventLoop::Clock::now();
+  pulse_.emplace(connected_at_, context_.options.heartbeat_interval, context_.options.peer_timeout);
+  outbox_.attach(stream);
+  link_ = std::make_shared<Link>(
+      context_.loop, std::move(stream), context_.options.limits, *this, bytes_received_,
+      Link::Events{[this](const LinkEnd& end) { onLinkEnd(end); }, [this] { flush(); }});
+  if (leaving_) return sayGoodbye();
+  flush();
+}
+
+void Peer::flush() {
+  if (link_ == nullptr) return;
+  int broken = 0;
+  switch (outbox_.flush(broken)) {
+    case Outbox::Flushed::kBusy:
+      return;
+    case Outbox::Flushed::kBlocked:
+      return link_->wantWrite(true);
+    case Outbox::Flushed::kDrained:
+      link_->wantWrite(false);
+      if (state_ == PeerState::kClosing && !std::exchange(wrote_all_, true)) {
+        link_->stream().finishWriting();
+        closeIfDone();
+      }
+      return;
+    case Outbox::Flushed::kBroken: {
+      // It may have said goodbye before: what it sent tells more than the errno.
+      const std::shared_ptr<Link> keep = link_;
+      keep->drain();
+      if (state_ == PeerState::kGone) return;
+      return go(brokenReason("its connection broke after " + connectedFor() + " (" +
+                             errnoName(broken) + ")"),
+                state_ == PeerState::kConnected);
+    }
+  }
+}
+
+void Peer::onLinkEnd(const LinkEnd& end) {
+  if (state_ == PeerState::kClosing) {
+    if (end.kind == LinkEnd::Kind::kGoodbye) {
+      peer_ended_ = true;
+      return closeIfDone();
+    }
+    return go({ErrorCode::kShutdown, describe() + " ended while this endpoint was closing"}, false);
+  }
+  switch (end.kind) {
+    case LinkEnd::Kind::kGoodbye:
+      return lose(
+          {ErrorCode::kPeerClosed, describe() + " has shut down in order, " + connectedFor() +
+                                       " after it connected; nothing more can be sent to it"});
+    case LinkEnd::Kind::kEnd:
+      return lose(
+          brokenReason("its connection ended after " + connectedFor() + " without a goodbye"));
+    case LinkEnd::Kind::kFailed:
+      return lose(brokenReason("its connection broke after " + connectedFor() + " (" +
+                               errnoName(end.error) + ")"));
+    case LinkEnd::Kind::kProtocol: {
+      const std::string why = handler_problem_.empty() ? end.problem.text() : handler_problem_;
+      return lose({end.problem.code(), describe() + " is cut off: " + why +
+                                           "; check that both run the same versions and limits"});
+    }
+  }
+}
+
+Error Peer::brokenReason(const std::string& how) const {
+  return {ErrorCode::kPeerLost, describe() + " is lost: " + how +
+                                    "; its process was probably killed or its host is down. Look "
+                                    "at its own output; to go on, start the group again"};
+}
+
+void Peer::tick(Pulse::Time now, std::chrono::nanoseconds late) {
+  if (state_ != PeerState::kConnected) return;
+  const auto verdict = [&](std::chrono::nanoseconds lost) {
+    return pulse_->tick(now, lost, outbox_.stats().bytes_sent,
+                        bytes_received_.load(std::memory_order_relaxed));
+  };
+  switch (verdict(late)) {
+    case Pulse::Verdict::kFine:
+      return;
+    case Pulse::Verdict::kSend:
+      // Bytes that wait to be written say the same.
+      if (outbox_.idle() && outbox_.control(FrameKind::kHeartbeat)) flush();
+      return;
+    case Pulse::Verdict::kSuspect: {
+      // It may have spoken while this loop was busy elsewhere.
+      const std::shared_ptr<Link> keep = link_;
+      keep->readSome();
+      if (state_ != PeerState::kConnected ||
+          verdict(std::chrono::nanoseconds(0)) != Pulse::Verdict::kSuspect)
+        return;
+      return lose({ErrorCode::kPeerLost,
+                   describe() + " is lost: it sent nothing for " + seconds(pulse_->silence(now)) +
+                       ", not even a heartbeat (one is due every " +
+                       seconds(context_.options.heartbeat_interval) +
+                       "); its process is stopped or starved, or the network to its host is down"});
+    }
+  }
+}
+
+void Peer::lose(Error reason) { go(std::move(reason), true); }
+
+void Peer::leave() {
+  switch (state_) {
+    case PeerState::kIdle:
+      return abandon();
+    case PeerState::kDialling:
+      if (!outbox_.connectionWanted()) return abandon();
+      leaving_ = true;
+      return;
+    case PeerState::kConnected:
+      return sayGoodbye();
+    case PeerState::kClosing:
+    case PeerState::kGone:
+      return;
+  }
+}
+
+void Peer::sayGoodbye() {
+  moveTo(PeerState::kClosing);
+  outbox_.control(FrameKind::kGoodbye);
+  flush();
+}
+
+void Peer::closeIfDone() {
+  if (peer_ended_ && wrote_all_)
+    go({ErrorCode::kShutdown, "this endpoint has said goodbye to " + describe()}, false);
+}
+
+void Peer::abandon() {
+  go({ErrorCode::kShutdown, "this endpoint was closed before all was sent to " + describe()},
+     false);
+}
+
+void Peer::go(Error reason, bool tell) {
+  if (state_ == PeerState::kGone) return;
+  moveTo(PeerState::kGone);
+  if (logEnabled(LogLevel::kInfo)) log(LogLevel::kInfo, reason.text());
+  reason_ = std::move(reason);
+  // Someone who is leaving hears no more of the peer.
+  tell_ = tell && !leaving_;
+  retireDial();
+  if (link_ != nullptr) {
+    link_->stream().breakOff();  // also ends a caller's write
+    context_.loop.post([link = std::exchange(link_, nullptr)]() mutable { link.reset(); });
+  }
+  // Deferred: the handler is never called from within send() or another of its methods.
+  if (outbox_.shut(reason_)) context_.loop.post([self = shared_from_this()] { self->finish(); });
+}
+
+void Peer::finish() {
+  if (finished_ || outbox_.writing()) return;
+  finished_ = true;
+  for (const OutFrame& frame : outbox_.takeUnsent()) {
+    context_.handler.onSendFailed(info_.rank, frame.header(), reason_);
+  }
+  loss_told_.store(true);
+  if (tell_) context_.handler.onPeerLost({info_.rank, info_.name, reason_});
+  context_.on_finished();
+}
+
+void Peer::retireDial() {
+  if (dial_ == nullptr) return;
+  dial_->cancel();
+  // Its own function may be the one that led here.
+  context_.loop.post([dial = std::exchange(dial_, nullptr)]() mutable { dial.reset(); });
+}
+
+// --- frames ---
+
+Disposition Peer::onFrameHeader(std::span<const std::byte> header,
+                                std::span<const std::uint64_t> sizes,
+                                std::vector<OwnedBuffer>& buffers) {
+  try {
+    return context_.handler.onHeader(info_.rank, header, sizes, buffers);
+  } catch (const std::exception& problem) {
+    handler_problem_ = std::string("a message of it could not be taken (") + problem.what() + ")";
+    return Disposition::kRefuse;
+  }
+}
+
+void Peer::onFrame(std::span<const std::byte> header, std::vector<OwnedBuffer> buffers) {
+  messages_received_.fetch_add(1, std::memory_order_relaxed);
+  context_.handler.onMessage(info_.rank, header, std::move(buffers));
+}
+
+std::string Peer::describe() const { return describePeer(info_.name, info_.rank); }
+
+std::string Peer::connectedFor() const { return seconds(EventLoop::Clock::now() - connected_at_); }
+
+}  // namespace weft::transport

@@ -1,0 +1,110 @@
+// Peer: one life of another process of the group, from the moment it is known until it is lost
+// or closed. Owns its way out (Outbox), its connection attempt (Dial) and its Link.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "transport/dial.h"
+#include "transport/endpoint.h"
+#include "transport/event_loop.h"
+#include "transport/link.h"
+#include "transport/outbox.h"
+#include "transport/peer_state.h"
+#include "transport/pulse.h"
+
+namespace weft::transport {
+
+// What all peers of an endpoint share. Outlives them.
+struct PeerContext {
+  EventLoop& loop;
+  const EndpointOptions& options;
+  const Identity& self;
+  const std::string own_host;
+  EndpointHandler& handler;
+  std::function<void()> on_finished;  // loop thread: a peer is gone and has told all it had to
+};
+
+class Peer final : public FrameSink, public std::enable_shared_from_this<Peer> {
+ public:
+  static std::shared_ptr<Peer> make(PeerContext& context, PeerInfo info);
+
+  // --- any thread ---
+  std::int32_t rank() const noexcept { return info_.rank; }
+  const std::string& name() const noexcept { return info_.name; }
+  Error send(Message message, std::chrono::milliseconds wait);
+  PeerStats stats() const;
+  // The handler has been told that it is lost (or is being told now).
+  bool lossTold() const noexcept { return loss_told_.load(); }
+
+  // --- loop thread ---
+  PeerState state() const noexcept { return state_; }
+  bool finished() const noexcept { return finished_; }
+  std::uint64_t incarnation() const noexcept { return incarnation_; }
+  bool closedInOrder() const noexcept { return reason_.code() == ErrorCode::kPeerClosed; }
+  // A dial of ours that the peer may already have answered.
+  bool handshaking() const noexcept;
+
+  void setAddress(std::string address);
+  // An authenticated stream to it, whoever dialled. State kIdle or kDialling.
+  void adopt(std::shared_ptr<Stream> stream, const Hello& hello);
+  void tick(Pulse::Time now, std::chrono::nanoseconds late);
+  // Gone, and told once.
+  void lose(Error reason);
+  // Writes what is queued, says goodbye; gone without telling when the peer ends too.
+  void leave();
+  // Gone at once, without telling; messages not yet written are reported.
+  void abandon();
+
+ private:
+  Peer(PeerContext& context, PeerInfo info);
+
+  Disposition onFrameHeader(std::span<const std::byte> header, std::span<const std::uint64_t> sizes,
+                            std::vector<OwnedBuffer>& buffers) override;
+  void onFrame(std::span<const std::byte> header, std::vector<OwnedBuffer> buffers) override;
+
+  void moveTo(PeerState state);
+  void attention();
+  void dial();
+  void onDialled(Dial::Outcome outcome);
+  void flush();
+  void sayGoodbye();
+  void onLinkEnd(const LinkEnd& end);
+  void closeIfDone();
+  void go(Error reason, bool tell);
+  void finish();
+  void retireDial();
+  Error brokenReason(const std::string& how) const;
+  std::string describe() const;
+  std::string connectedFor() const;
+
+  PeerContext& context_;
+  const PeerInfo info_;
+  Outbox outbox_;
+
+  PeerState state_ = PeerState::kIdle;
+  std::string address_;
+  std::uint64_t incarnation_ = 0;
+  std::shared_ptr<Dial> dial_;
+  std::shared_ptr<Link> link_;
+  std::optional<Pulse> pulse_;
+  Pulse::Time connected_at_{};
+  bool leaving_ = false;     // leave() came while dialling: goodbye follows when connected
+  bool peer_ended_ = false;  // kClosing: the peer will send no more
+  bool wrote_all_ = false;   // kClosing: our goodbye is written
+  bool tell_ = false;        // kGone: the handler is to be told
+  bool finished_ = false;
+  Error reason_;                 // kGone
+  std::string handler_problem_;  // an exception of the handler
+
+  std::atomic<std::uint64_t> bytes_received_{0};
+  std::atomic<std::uint64_t> messages_received_{0};
+  std::atomic<bool> loss_told_{false};
+};
+
+}  // namespace weft::transport

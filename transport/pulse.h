@@ -1,0 +1,50 @@
+// Pulse: when to send a heartbeat to a connected peer, and when its silence is too long. Time
+// is an argument, so that tests need no waiting.
+//
+// It looks at byte counters once per tick, so that sending and receiving cost nothing for it.
+// Time in which this process itself did not run (stopped, starved) is not held
+// against the peer.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+namespace weft::transport {
+
+class Pulse {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+  enum class Verdict : std::uint8_t { kFine, kSend, kSuspect };
+
+  Pulse(Time now, std::chrono::milliseconds interval, std::chrono::milliseconds timeout) noexcept
+      : interval_(interval), timeout_(timeout), sent_at_(now), heard_at_(now) {}
+
+  // `lost`: by how much this tick came late.
+  Verdict tick(Time now, std::chrono::nanoseconds lost, std::uint64_t bytes_sent,
+               std::uint64_t bytes_received) noexcept {
+    if (bytes_received != bytes_received_) {
+      bytes_received_ = bytes_received;
+      heard_at_ = now;
+    } else {
+      heard_at_ += lost;
+    }
+    if (bytes_sent != bytes_sent_) {
+      bytes_sent_ = bytes_sent;
+      sent_at_ = now;
+    }
+    if (now - heard_at_ >= timeout_) return Verdict::kSuspect;
+    return now - sent_at_ >= interval_ ? Verdict::kSend : Verdict::kFine;
+  }
+
+  std::chrono::nanoseconds silence(Time now) const noexcept { return now - heard_at_; }
+
+ private:
+  std::chrono::milliseconds interval_;
+  std::chrono::milliseconds timeout_;
+  Time sent_at_;
+  Time heard_at_;
+  std::uint64_t bytes_sent_ = 0;
+  std::uint64_t bytes_received_ = 0;
+};
+
+}  // namespace weft::transport

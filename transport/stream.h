@@ -1,0 +1,55 @@
+// Stream: a connected byte stream that never blocks. The plain one is a socket; TLS and the
+// simulated one of the session tests are others.
+//
+// read() and write() may be called by two different threads at once (one each). The descriptor
+// is closed by the destructor, so whoever writes holds a shared_ptr.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <memory>
+#include <span>
+
+#include "transport/unique_fd.h"
+
+namespace weft::transport {
+
+struct IoResult {
+  std::size_t count = 0;  // bytes moved
+  int error = 0;          // errno; EAGAIN: nothing moved, try when ready
+  bool end = false;       // read only: the peer will send no more
+};
+
+class Stream {
+ public:
+  virtual ~Stream() = default;
+  virtual IoResult read(std::span<iovec> into) = 0;
+  virtual IoResult write(std::span<iovec> from) = 0;
+  // No more bytes will be written; the peer reads the end after what was written.
+  virtual void finishWriting() = 0;
+  // Breaks both directions at once, also under a thread that is in write().
+  virtual void breakOff() = 0;
+  virtual int pollFd() const = 0;
+  virtual const char* transportName() const = 0;  // "tcp" or "unix"
+};
+
+class SocketStream final : public Stream {
+ public:
+  // `fd`: connected, non-blocking.
+  SocketStream(UniqueFd fd, const char* transport_name)
+      : fd_(std::move(fd)), name_(transport_name) {}
+
+  IoResult read(std::span<iovec> into) override;
+  IoResult write(std::span<iovec> from) override;
+  void finishWriting() override;
+  void breakOff() override;
+  int pollFd() const override { return fd_.get(); }
+  const char* transportName() const override { return name_; }
+
+ private:
+  UniqueFd fd_;
+  const char* name_;
+};
+
+}  // namespace weft::transport
