@@ -1,7 +1,8 @@
 // WeftAgent: how it comes up, meets the others, leaves and ends.
 #include <c10/util/Exception.h>
 
-#include <cstdlib>
+#include <algorithm>
+#include <thread>
 
 #include "rpc_backend/control.h"
 #include "rpc_backend/env.h"
@@ -50,8 +51,9 @@ WeftAgent::WeftAgent(Config config, std::unique_ptr<RequestCallback> callback)
       config_(std::move(config)),
       membership_(config_.store, config_.name, config_.rank, config_.world_size.value_or(0)),
       faults_(config_.faults ? std::make_unique<FaultPlan>(*config_.faults) : nullptr),
-      workers_("weft-worker", static_cast<std::size_t>(config_.options.num_worker_threads)),
-      completers_("weft-complete", kMaxCompleters) {}
+      workers_("weft-worker", std::max<std::size_t>(2, std::thread::hardware_concurrency()),
+               static_cast<std::size_t>(config_.options.num_worker_threads)),
+      completers_("weft-complete", 1, kMaxCompleters) {}
 
 WeftAgent::~WeftAgent() {
   if (rpcAgentRunning_.load()) shutdown();

@@ -19,6 +19,7 @@ using std::chrono::steady_clock;
 namespace {
 
 constexpr milliseconds kProgressEvery{5000};
+constexpr milliseconds kSlice{250};   // how soon a waiting worker notices that the group can't form
 constexpr milliseconds kUnboundedReplacement{30 * 60 * 1000};   // for a Store without timeout
 constexpr milliseconds kLockPoll{20};
 // A holder of the lock does a handful of Store operations; one that died must not block
@@ -100,23 +101,26 @@ void Membership::claimRank() {
 
 void Membership::waitFor(const std::vector<std::int32_t>& ranks) {
   const auto started = steady_clock::now();
+  auto next_progress = started + kProgressEvery;
   std::vector<std::int32_t> missing = ranks;
   while (true) {
     std::vector<std::string> keys;
     for (const std::int32_t rank : missing) keys.push_back(memberKey(rank));
     const auto left =
         timeout_ - std::chrono::duration_cast<milliseconds>(steady_clock::now() - started);
-    const bool all_there =
-        waitForKeys(*store_, keys, std::clamp(left, milliseconds(10), kProgressEvery));
+    const bool all_there = waitForKeys(*store_, keys, std::clamp(left, milliseconds(10), kSlice));
     throwIfAborted();
     if (all_there) return;
+    const auto now = steady_clock::now();
+    if (now - started < timeout_ && now < next_progress) continue;
+    next_progress += kProgressEvery;
     std::erase_if(missing, [&](std::int32_t rank) { return store_->check({memberKey(rank)}); });
     if (missing.empty()) return;
-    const auto waited = std::chrono::duration_cast<std::chrono::seconds>(steady_clock::now() - started);
+    const auto waited = std::chrono::duration_cast<std::chrono::seconds>(now - started);
     const std::string whom =
         (missing.size() == 1 ? "rank " : "ranks ") + listRanks(missing);
-    TORCH_CHECK(steady_clock::now() - started < timeout_, me(), " gave up waiting for ", whom, " of ",
-                world_, " after ", waited.count(),
+    TORCH_CHECK(now - started < timeout_, me(), " gave up waiting for ", whom, " of ", world_,
+                " after ", waited.count(),
                 " s. Either they were not started, or they cannot reach the Store, or they were "
                 "started with another backend than WEFT or another world_size.");
     progressLine(me() + " waits for " + whom + " (" + std::to_string(waited.count()) + " s of " +
@@ -172,8 +176,14 @@ std::vector<MemberRecord> Membership::meet(const MemberRecord& self) {
   if (!others.empty()) waitFor(others);
   std::vector<MemberRecord> members;
   members.reserve(others.size());
-  for (const std::int32_t rank : others) members.push_back(read(rank));
-  check(self, members);
+  try {
+    for (const std::int32_t rank : others) members.push_back(read(rank));
+    check(self, members);
+  } catch (const c10::Error& error) {
+    // Somebody may wait for workers that will never come, because it expects more of them.
+    store_->set("abort", error.what_without_backtrace());
+    throw;
+  }
   return members;
 }
 

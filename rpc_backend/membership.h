@@ -34,8 +34,8 @@ class Membership {
   // The key file when one is named, else the key in the Store. Throws c10::Error.
   GroupSecret secret(const std::string& key_file);
 
-  // Static groups: posts `self`, waits for all, checks them. Throws the same error on every
-  // worker for what all can see (duplicate names, other versions).
+  // Static groups: posts `self`, waits for all, checks them. Throws on every worker what all
+  // can see (duplicate names, other versions) or one has seen (another world_size).
   std::vector<MemberRecord> meet(const MemberRecord& self);
 
   // Dynamic groups: adds `self` and returns who was there before. Bounded.

@@ -1,9 +1,13 @@
 // Threads that run requests and complete futures.
 //
-// A thread is started when work waits and none is idle, up to the limit; importing
-// Weft or creating a pool starts none. Tasks run in the order they were given. A task
-// may block (user code does): that is why completions have a pool of their own, whose limit is
-// high enough for callbacks that wait for further calls.
+// Tasks begin in the order they were given. A task may block: user code does. So the pool has
+// two sizes: `ready` threads share the work as it comes, and when they are all stuck (no task
+// has begun for a millisecond while some wait) another is started, up to `limit`. Short tasks are
+// thus never spread over many threads, which would cost a wake-up each, and a nested
+// wait never blocks the pool for good. Importing Weft or creating a pool starts no thread.
+//
+// A thread that runs out of work looks for more for some microseconds before it sleeps
+// (transport/spin.h): in a stream of calls the next is then taken without a wake-up.
 #pragma once
 
 #include <chrono>
@@ -17,28 +21,31 @@ namespace weft::rpc {
 class WorkerPool {
  public:
   // `name` is given to the threads (15 characters are shown by the system).
-  WorkerPool(std::string name, std::size_t max_threads);
-  ~WorkerPool();   // stop(0)
+  WorkerPool(std::string name, std::size_t ready, std::size_t limit);
+  ~WorkerPool();  // stop(0)
 
   // Any thread. False when the pool has been stopped: the task is dropped.
   bool run(std::function<void()> task);
 
-  enum class Waiting { kDrop, kRun };   // what becomes of tasks that have not begun
+  enum class Waiting { kDrop, kRun };  // what becomes of tasks that have not begun
 
   // Drops or runs what waits, then joins the threads. A task still running after `grace` is left
   // to itself (its thread is detached and a warning names the pool): user code that never
   // returns must not keep a process from ending. Idempotent. Not from a pool thread.
   void stop(std::chrono::milliseconds grace, Waiting waiting = Waiting::kDrop);
 
-  std::size_t maxThreads() const noexcept { return max_threads_; }
-  std::size_t threads() const;       // started so far
-  std::size_t idleThreads() const;   // of max_threads, those not running a task
+  std::size_t maxThreads() const noexcept { return limit_; }
+  std::size_t threads() const;      // alive, those of the pool's own included
+  std::size_t idleThreads() const;  // of maxThreads(), those not running a task
 
  private:
-  struct State;   // shared with the threads, so that a detached one stays sound
+  struct State;  // shared with the threads, so that a detached one stays sound
   static void work(const std::shared_ptr<State>& state);
+  static void watch(const std::shared_ptr<State>& state);
+  static void start(const std::shared_ptr<State>& state, void (*body)(const std::shared_ptr<State>&),
+                    const char* suffix);
 
-  const std::size_t max_threads_;
+  const std::size_t limit_;
   std::shared_ptr<State> state_;
 };
 
