@@ -77,9 +77,9 @@ def _shut_down_at_exit() -> None:
 def install() -> None:
     """Registers the backend and the patches; calling it again changes nothing."""
     if not backend_registry.backend_registered(BACKEND):
+        _torch_patches.install()
         backend_registry.register_backend(BACKEND, _construct_options, _init_backend)
         _torch_patches.refresh_backend_type()
-        _torch_patches.install()
         atexit.register(_shut_down_at_exit)
     if os.environ.get("WEFT_AS_DEFAULT", "0") == "1":
         _torch_patches.make_default()
