@@ -57,9 +57,12 @@ class EndpointHandler {
  public:
   virtual ~EndpointHandler() = default;
 
-  // The header has arrived. On kAccept, `buffers` (given empty) must hold one
-  // entry per size, each with at least that size; the bytes are read straight into
-  // them, and `buffers` is handed back in onMessage.
+  // The header has arrived. `buffers` holds one entry per size. Those whose bytes are here
+  // already, in memory shared with the sender, have `data` and `owner` set: the handler may
+  // keep and write to them (nobody else sees that), and whoever parses them copies them first,
+  // because a hostile sender could still change them. On kAccept the handler has given every other
+  // entry memory of at least its size; the bytes are read straight into it. `buffers` is
+  // handed back in onMessage.
   virtual Disposition onHeader(std::int32_t from, std::span<const std::byte> header,
                                std::span<const std::uint64_t> sizes,
                                std::vector<OwnedBuffer>& buffers) = 0;
@@ -89,6 +92,8 @@ struct PeerStats {
   std::uint64_t messages_sent = 0;
   std::uint64_t messages_received = 0;
   std::uint64_t queued_bytes = 0;
+  std::uint64_t arena_bytes_sent = 0;  // through shared memory; not in bytes_sent
+  std::uint64_t arena_fallbacks = 0;   // large buffers that went through the socket for lack of room
 };
 
 struct EndpointStats {
