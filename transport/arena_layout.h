@@ -5,7 +5,8 @@
 //   64       slots: slot_count x u32, one per block in use
 //   2 MiB    blocks, to the end of the file
 //
-// Sender and receiver run on one machine, but what goes over the link is little-endian all the same.
+// Sender and receiver run on one machine, but what goes over the link is little-endian all the
+// same.
 #pragma once
 
 #include <array>

@@ -11,7 +11,8 @@
 namespace weft::transport {
 namespace {
 
-// After this long without large buffers all but kKeepWarm goes back to the system, a piece at a time.
+// After this long without large buffers all but kKeepWarm goes back to the system, a piece at a
+// time.
 constexpr std::chrono::seconds kQuiet{10};
 constexpr std::uint64_t kKeepWarm = std::uint64_t{64} << 20;
 constexpr std::uint64_t kTrimAtOnce = std::uint64_t{64} << 20;

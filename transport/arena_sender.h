@@ -1,6 +1,6 @@
 // ArenaSender: whether and how a peer's large buffers go through shared memory. It makes the arena
-// when the first large buffer is sent over a Unix socket, and uses it once the peer has said that it
-// sees the memory; before, without, and when it is full, buffers go through the socket.
+// when the first large buffer is sent over a Unix socket, and uses it once the peer has said that
+// it sees the memory; before, without, and when it is full, buffers go through the socket.
 #pragma once
 
 #include <atomic>

@@ -32,7 +32,8 @@ Error checkMemory(const ArenaOffer& offer, int fd) {
   }
   // Pages of other file systems may be missing when they are touched.
   struct statfs system {};
-  if (::fstatfs(fd, &system) != 0) return systemError("asking for the kind of shared memory", errno);
+  if (::fstatfs(fd, &system) != 0)
+    return systemError("asking for the kind of shared memory", errno);
   if (system.f_type != TMPFS_MAGIC) return lie("what it offers as shared memory is a file");
   return Error::ok();
 }
@@ -69,8 +70,7 @@ Result<std::shared_ptr<ArenaView>> ArenaView::open(const ArenaOffer& offer, cons
                                                 std::to_string(max_bytes));
   }
   if (Error error = checkMemory(offer, fd.get())) return error;
-  void* base =
-      ::mmap(nullptr, offer.file_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  void* base = ::mmap(nullptr, offer.file_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   if (base == MAP_FAILED) return systemError("mapping a peer's shared memory", errno);
   ::madvise(base, offer.file_bytes, MADV_HUGEPAGE);
   std::shared_ptr<ArenaView> view(new ArenaView(static_cast<std::byte*>(base), offer));

@@ -93,7 +93,7 @@ struct PeerStats {
   std::uint64_t messages_received = 0;
   std::uint64_t queued_bytes = 0;
   std::uint64_t arena_bytes_sent = 0;  // through shared memory; not in bytes_sent
-  std::uint64_t arena_fallbacks = 0;   // large buffers that went through the socket for lack of room
+  std::uint64_t arena_fallbacks = 0;  // large buffers that went through the socket for lack of room
 };
 
 struct EndpointStats {

@@ -34,7 +34,8 @@ class FrameSink {
                                     std::span<const std::uint64_t> sizes,
                                     std::vector<OwnedBuffer>& buffers) = 0;
   virtual void onFrame(std::span<const std::byte> header, std::vector<OwnedBuffer> buffers) = 0;
-  // A buffer that lies in the arena which the peer offered. An Error ends the link. Default: there is none.
+  // A buffer that lies in the arena which the peer offered. An Error ends the link. Default: there
+  // is none.
   virtual Result<OwnedBuffer> arenaBuffer(const ArenaDescriptor& block, std::uint64_t size);
   // A frame about the arena; `body` is an encoded ArenaOffer or empty. An Error ends the link.
   // Default: nothing is known of arenas here.

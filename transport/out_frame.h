@@ -46,7 +46,8 @@ class OutFrame {
   void advance(std::uint64_t count) noexcept;
 
  private:
-  static constexpr std::size_t kInlineTable = 96;  // bytes: four buffers in the arena, or twelve not
+  static constexpr std::size_t kInlineTable =
+      96;  // bytes: four buffers in the arena, or twelve not
 
   std::span<const std::byte> part(std::size_t index) const noexcept;
 

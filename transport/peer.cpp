@@ -35,16 +35,16 @@ Peer::Peer(PeerContext& context, PeerInfo info)
       info_(std::move(info)),
       outbox_(context.options.limits, describePeer(info_.name, info_.rank),
               [this] { context_.loop.post([self = shared_from_this()] { self->attention(); }); }),
-      arena_out_(context.options.arena,
-                 [this] { context_.loop.post([self = shared_from_this()] { self->offerArena(); }); }),
+      arena_out_(
+          context.options.arena,
+          [this] { context_.loop.post([self = shared_from_this()] { self->offerArena(); }); }),
       address_(info_.address) {}
 
 // --- any thread ---
 
 Error Peer::send(Message message, std::chrono::milliseconds wait) {
   // The loop thread serves every peer: it does not copy for one.
-  ArenaPlacement placement =
-      context_.loop.inLoop() ? ArenaPlacement() : arena_out_.place(message);
+  ArenaPlacement placement = context_.loop.inLoop() ? ArenaPlacement() : arena_out_.place(message);
   Result<OutFrame> frame =
       OutFrame::message(std::move(message), context_.options.limits, std::move(placement));
   if (!frame.ok()) {

@@ -19,13 +19,13 @@ void Peer::offerArena() {
 Error Peer::onArenaFrame(FrameKind kind, std::span<const std::byte> body) {
   switch (kind) {
     case FrameKind::kArenaOffer:
-      return takeArena(
-          ArenaOffer::decode(std::span<const std::byte, ArenaOffer::kBytes>(body)));
+      return takeArena(ArenaOffer::decode(std::span<const std::byte, ArenaOffer::kBytes>(body)));
     case FrameKind::kArenaAccept:
       return arena_out_.accepted();
     case FrameKind::kArenaRefuse:
-      log(LogLevel::kInfo, describe() + " takes no shared memory; large buffers go to it through "
-                                        "the socket");
+      log(LogLevel::kInfo, describe() +
+                               " takes no shared memory; large buffers go to it through "
+                               "the socket");
       return arena_out_.refused();
     default:
       return FrameSink::onArenaFrame(kind, body);
@@ -55,8 +55,8 @@ Error Peer::takeArena(const ArenaOffer& offer) {
   }
   if (problem.code() == ErrorCode::kProtocol) return problem;
   if (problem && logEnabled(LogLevel::kInfo)) {
-    log(LogLevel::kInfo, "large buffers of " + describe() +
-                             " come through the socket: " + problem.text());
+    log(LogLevel::kInfo,
+        "large buffers of " + describe() + " come through the socket: " + problem.text());
   }
   outbox_.control(problem ? FrameKind::kArenaRefuse : FrameKind::kArenaAccept);
   // Not from here: this is inside the reading of the link, which a broken write would read on.

@@ -19,7 +19,8 @@ namespace weft::transport {
 namespace {
 
 constexpr std::uint64_t kChunk = std::uint64_t{2} << 20;
-constexpr std::uint64_t kObtainAtOnce = std::uint64_t{16} << 20;  // a signal repeats no more than this
+constexpr std::uint64_t kObtainAtOnce = std::uint64_t{16}
+                                        << 20;  // a signal repeats no more than this
 constexpr std::size_t kLooksPerTake = 64;
 
 #ifndef MADV_POPULATE_WRITE
@@ -58,12 +59,12 @@ Result<std::shared_ptr<SharedArena>> SharedArena::create(std::uint64_t data_byte
   if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     return systemError("sealing shared memory", errno);
   }
-  void* base =
-      ::mmap(nullptr, offer.file_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  void* base = ::mmap(nullptr, offer.file_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   if (base == MAP_FAILED) return systemError("mapping shared memory", errno);
   // A forked child has no use for it, and would keep it alive.
   ::madvise(base, offer.file_bytes, MADV_DONTFORK);
-  ::madvise(base, offer.file_bytes, MADV_HUGEPAGE);  // where the system lets shared memory have them
+  ::madvise(base, offer.file_bytes,
+            MADV_HUGEPAGE);  // where the system lets shared memory have them
   std::memcpy(base, offer.magic.data(), offer.magic.size());
   return std::shared_ptr<SharedArena>(
       new SharedArena(std::move(fd), static_cast<std::byte*>(base), offer));
@@ -133,9 +134,8 @@ void SharedArena::handOver(const ArenaDescriptor& block) noexcept {
 
 void SharedArena::giveBack(const ArenaDescriptor& block) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto found =
-      std::find_if(in_use_.begin(), in_use_.end(),
-                   [&](const InUse& one) { return one.slot == block.slot; });
+  const auto found = std::find_if(in_use_.begin(), in_use_.end(),
+                                  [&](const InUse& one) { return one.slot == block.slot; });
   WEFT_CHECK(found != in_use_.end() && found->offset + kArenaDataOffset == block.offset,
              "only blocks in use are given back");
   slot(block.slot).store(kSlotFree, std::memory_order_relaxed);

@@ -2,9 +2,9 @@
 // bytes of large buffers. This is the sender's end; ArenaView is the other.
 //
 // One memfd, sealed so that it can never shrink under the receiver, sparse, and gone with its
-// last user, also after a kill -9. Which block is where only the sender knows: it reads nothing back from
-// the memory but the slots, and of those only "free or not", so that a receiver which scribbles over
-// all of it harms nothing but what was meant for itself.
+// last user, also after a kill -9. Which block is where only the sender knows: it reads nothing
+// back from the memory but the slots, and of those only "free or not", so that a receiver which
+// scribbles over all of it harms nothing but what was meant for itself.
 //
 // Memory of a range is obtained (fallocate) before its first use, so that a lack of it is a
 // block that cannot be had, not a SIGBUS. It stays warm until trim().
@@ -34,8 +34,8 @@ class SharedArena {
     ArenaDescriptor where;
   };
 
-  // Room for `data_bytes` in blocks (rounded to 2 MiB), at most `slots` of them at once. kSystem when the
-  // machine does not give it.
+  // Room for `data_bytes` in blocks (rounded to 2 MiB), at most `slots` of them at once. kSystem
+  // when the machine does not give it.
   static Result<std::shared_ptr<SharedArena>> create(std::uint64_t data_bytes, std::uint32_t slots);
   ~SharedArena();
   SharedArena(const SharedArena&) = delete;
@@ -51,8 +51,8 @@ class SharedArena {
   // Instead of handOver(): nobody was told of it.
   void giveBack(const ArenaDescriptor& block);
 
-  // Gives the memory of free ranges back to the system, at most `most` bytes of it, while more than `keep`
-  // is held. Holds the lock meanwhile: for quiet times. Returns the bytes given back.
+  // Gives the memory of free ranges back to the system, at most `most` bytes of it, while more than
+  // `keep` is held. Holds the lock meanwhile: for quiet times. Returns the bytes given back.
   std::uint64_t trim(std::uint64_t keep, std::uint64_t most);
 
   std::uint64_t heldBytes() const noexcept { return held_bytes_.load(std::memory_order_relaxed); }
@@ -78,7 +78,8 @@ class SharedArena {
   std::byte* const base_;
   const ArenaOffer offer_;
   const std::size_t chunk_count_;
-  // Per 2 MiB of the data part: its memory was obtained. Cleared under the lock, only where all is free.
+  // Per 2 MiB of the data part: its memory was obtained. Cleared under the lock, only where all is
+  // free.
   const std::unique_ptr<std::atomic<bool>[]> obtained_;
   std::atomic<std::uint64_t> held_bytes_{0};
   // Per slot. Without it a receiver that lies could release a block while it is being written.
