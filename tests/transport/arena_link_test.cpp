@@ -69,6 +69,13 @@ bool isRight(const Recorder::Received& received) {
   return true;
 }
 
+// A slow machine checks sums for long on the loop thread; nobody is to be lost for that.
+EndpointOptions patientOptions(std::int32_t rank) {
+  EndpointOptions options = optionsFor(rank);
+  options.peer_timeout = std::chrono::hours(1);
+  return options;
+}
+
 PeerStats statsOf(const Endpoint& endpoint) { return endpoint.stats().peers.at(0); }
 
 // Sends large buffers until one has gone through shared memory. Returns how many it sent.
@@ -101,7 +108,7 @@ class Child {
     if (pid_ != 0) return;
     ::close(down_[1]);
     Recorder recorder;
-    const auto endpoint = openEndpoint(optionsFor(1), recorder);
+    const auto endpoint = openEndpoint(patientOptions(1), recorder);
     writeLine(up_[1], endpoint->address());
     expectOk(endpoint->addPeer({0, "worker0", readLine(down_[0])}));
     work(*endpoint, recorder);
@@ -200,7 +207,7 @@ TEST(ArenaLink, EveryByteArrivesBothWaysBetweenProcesses) {
       if (!isRight(received)) ++wrong;
     }
   };
-  const auto endpoint = openEndpoint(optionsFor(0), recorder);
+  const auto endpoint = openEndpoint(patientOptions(0), recorder);
   child.meet(*endpoint);
   warmUp(*endpoint, 1);
   sendMix(*endpoint, 1, kThreads, kEach, 200);
@@ -332,7 +339,7 @@ TEST(ArenaLink, BuffersOfAKilledSenderStayReadable) {
     expectOk(endpoint.send(0, textMessage("all")));
   });
   auto recorder = std::make_unique<Recorder>();
-  auto endpoint = openEndpoint(optionsFor(0), *recorder);
+  auto endpoint = openEndpoint(patientOptions(0), *recorder);
   child.meet(*endpoint);
   ASSERT_TRUE(eventually([&] {
     const auto messages = recorder->messages();
@@ -359,7 +366,7 @@ TEST(ArenaLink, BuffersOfAKilledSenderStayReadable) {
 TEST(ArenaLink, AKilledReceiverFreesTheSendersMemory) {
   Child child([](Endpoint&, Recorder&) {});
   Recorder recorder;
-  const auto endpoint = openEndpoint(optionsFor(0), recorder);
+  const auto endpoint = openEndpoint(patientOptions(0), recorder);
   child.meet(*endpoint);
   warmUp(*endpoint, 1);
   // It keeps all it got, and much is on its way.
@@ -375,7 +382,7 @@ TEST(ArenaLink, AKilledReceiverFreesTheSendersMemory) {
 TEST(ArenaLink, AKilledReceiverIsToldWhileManyThreadsSendToIt) {
   Child child([](Endpoint&, Recorder&) {});
   Recorder recorder;
-  const auto endpoint = openEndpoint(optionsFor(0), recorder);
+  const auto endpoint = openEndpoint(patientOptions(0), recorder);
   child.meet(*endpoint);
   warmUp(*endpoint, 1);
   std::vector<std::thread> senders;
