@@ -47,7 +47,7 @@ constexpr std::array kTable{
 std::span<const Variable> table() { return kTable; }
 
 std::string value(const char* name) {
-  const char* text = std::getenv(name);   // NOLINT(concurrency-mt-unsafe): nobody sets it later
+  const char* text = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): nobody sets it later
   return text == nullptr ? std::string() : std::string(text);
 }
 

@@ -23,7 +23,7 @@ namespace weft::rpc {
 struct GroupSecret {
   std::string group_id;
   transport::AuthKey key;
-  std::string auth;   // "file" or "store"
+  std::string auth;  // "file" or "store"
 };
 
 class Membership {
@@ -60,7 +60,7 @@ class Membership {
   void locked(const std::function<void()>& body);
   std::string me() const;
 
-  c10::intrusive_ptr<c10d::Store> store_;   // with the prefix "weft"
+  c10::intrusive_ptr<c10d::Store> store_;  // with the prefix "weft"
   const std::string name_;
   const std::int32_t rank_;
   const int world_;
