@@ -165,9 +165,24 @@ void WeftAgent::announce(const std::vector<MemberRecord>& members) {
     // It died without leaving, or dies now: the group goes on without it.
     logWarning(me() + " could not reach worker '" + member->name + "' while joining: " +
                ack->tryRetrieveErrorMessage() + " It is taken off the group's list.");
-    membership_.forget(member->rank);
+    membership_.forget(member->rank, member->address);
     directory_.remove(static_cast<worker_id_t>(member->rank));
     endpoint_->removePeer(member->rank);
+  }
+}
+
+void WeftAgent::forgetMember(worker_id_t id) {
+  std::string address;
+  {
+    const std::lock_guard lock(maps_mutex_);
+    for (const MemberRecord& member : members_) {
+      if (member.rank == id) address = member.address;
+    }
+  }
+  try {
+    membership_.forget(id, address);
+  } catch (const std::exception& error) {
+    logInfo("a lost worker could not be taken off the group's list: " + std::string(error.what()));
   }
 }
 

@@ -122,14 +122,15 @@ void WeftAgent::sendResponse(worker_id_t to, std::uint64_t id,
     completeSelf(id, copyForSelf(*message));
     return;
   }
+  const std::string peer = directory_.nameOf(to);
   DeviceMap map;
   {
     const std::lock_guard lock(maps_mutex_);
-    const auto found = reverse_maps_.find(directory_.nameOf(to));
+    const auto found = reverse_maps_.find(peer);
     if (found != reverse_maps_.end()) map = found->second;
   }
-  const auto error = endpoint_->send(
-      to, encode(WireKind::kResponse, id, message, map, directory_.nameOf(to)), kMaxSendWait);
+  const auto error =
+      endpoint_->send(to, encode(WireKind::kResponse, id, message, map, peer), kMaxSendWait);
   // The caller is gone, or we are: nobody is left to tell.
   if (error) logDebug("an answer was not sent: " + error.text());
 }

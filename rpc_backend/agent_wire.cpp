@@ -79,6 +79,10 @@ void WeftAgent::onPeerLost(const transport::PeerLoss& loss) {
   }
   for (PendingCall& call : pending_.takeAllOf(peer))
     failCall(std::move(call), loss.reason.text());
+  // One that left in order is no longer in the directory.
+  if (!isStaticGroup() && !closing_ && directory_.find(peer) != nullptr) {
+    completers_.run([self = shared_from_this(), peer] { self->forgetMember(peer); });
+  }
 }
 
 void WeftAgent::onPeerJoined(const transport::PeerInfo& peer) {

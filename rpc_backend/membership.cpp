@@ -255,14 +255,20 @@ std::vector<MemberRecord> Membership::join(const MemberRecord& self) {
   return members;
 }
 
-void Membership::forget(std::int32_t rank) {
+void Membership::strike(std::int32_t rank) {
+  auto ranks = memberRanks();
+  std::erase(ranks, rank);
+  setMemberRanks(ranks);
+}
+
+void Membership::forget(std::int32_t rank, const std::string& address) {
   locked([&] {
-    auto ranks = memberRanks();
-    std::erase(ranks, rank);
-    setMemberRanks(ranks);
+    if (read(rank).address == address) strike(rank);
   });
 }
 
-void Membership::leave() { forget(rank_); }
+void Membership::leave() {
+  locked([&] { strike(rank_); });
+}
 
 }  // namespace weft::rpc

@@ -105,6 +105,8 @@ class WEFT_API WeftAgent : public torch::distributed::rpc::RpcAgent,
   void admit(const MemberRecord& member);
   void announce(const std::vector<MemberRecord>& members);
   void leaveDynamicGroup();
+  // Dynamic groups: takes a lost member off the list, so that its successor can join.
+  void forgetMember(worker_id_t id);
   std::string me() const;
 
   // agent_calls.cpp
