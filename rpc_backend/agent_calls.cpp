@@ -110,8 +110,13 @@ void WeftAgent::transmit(worker_id_t to, std::uint64_t id,
 }
 
 void WeftAgent::finishCall(const std::function<void()>& complete) {
-  // The future's callbacks may make further calls, so the count goes down after them.
-  complete();
+  // The future's callbacks may make further calls, so the count goes down after them. They may
+  // throw, too: torch's own do when an RRef's owner is lost.
+  try {
+    complete();
+  } catch (const std::exception& error) {
+    logInfo(std::string("a callback of a call threw: ") + error.what());
+  }
   metrics_.client_calls.decrement();
 }
 
@@ -130,7 +135,8 @@ void WeftAgent::armTimer(Clock::time_point deadline) {
     if (timer_armed_ <= deadline) return;
     timer_armed_ = deadline;
   }
-  const auto delay = std::chrono::duration_cast<milliseconds>(deadline - Clock::now()) + kTimerGrain;
+  const auto delay =
+      std::chrono::duration_cast<milliseconds>(deadline - Clock::now()) + kTimerGrain;
   endpoint_->runAfter(std::max(delay, milliseconds(0)), [weak = weak_from_this()] {
     if (auto self = weak.lock()) self->expireCalls();
   });
@@ -152,7 +158,7 @@ void WeftAgent::expireCalls() {
 
 void WeftAgent::onResponse(worker_id_t from, const std::shared_ptr<IncomingMessage>& in) {
   auto call = pending_.take(in->callId(), from);
-  if (!call) return;   // it timed out in the meantime
+  if (!call) return;  // it timed out in the meantime
   metrics_.round_trip.add(Clock::now() - call->started);
   const auto complete = [self = shared_from_this(), in, from, future = call->future] {
     self->finishCall([&] {

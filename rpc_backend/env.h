@@ -22,7 +22,7 @@ inline constexpr const char* kSharedMemory = "WEFT_SHARED_MEMORY";
 
 struct Variable {
   const char* name;
-  const char* fallback;   // what holds when it is unset, as text
+  const char* fallback;  // what holds when it is unset, as text
   const char* meaning;
 };
 

@@ -33,7 +33,8 @@ MessageType typeOf(const std::string& name) {
 
 FaultPlan::FaultPlan(const FaultOptions& options) : num_fail_sends_(options.num_fail_sends) {
   TORCH_CHECK(num_fail_sends_ >= 0, "num_fail_sends must not be negative, got ", num_fail_sends_);
-  for (const std::string& name : options.messages_to_fail) fail_.insert(typeOf(name));
+  for (const std::string& name : options.messages_to_fail)
+    fail_.insert(typeOf(name));
   for (const auto& [name, seconds] : options.messages_to_delay) {
     delay_[typeOf(name)] = std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
   }

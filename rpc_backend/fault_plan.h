@@ -30,7 +30,7 @@ class FaultPlan {
   std::unordered_set<int> fail_;
   std::unordered_map<int, std::chrono::milliseconds> delay_;
   std::mutex mutex_;
-  std::unordered_map<std::string, int> failed_;   // payload -> failures so far
+  std::unordered_map<std::string, int> failed_;  // payload -> failures so far
 };
 
 }  // namespace weft::rpc

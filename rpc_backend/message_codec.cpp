@@ -83,6 +83,16 @@ void describeGaps(const at::Tensor& tensor, TensorMeta& meta) {
   std::copy(strides.begin(), strides.end(), meta.strides.begin());
 }
 
+std::string pickled(const at::Tensor& tensor, const std::string& peer) {
+  try {
+    return torch::distributed::rpc::wireSerialize({}, {tensor.detach().cpu()});
+  } catch (const c10::Error& error) {
+    TORCH_CHECK(false, "Weft RPC: a tensor of layout ", tensor.layout(), " and type ",
+                tensor.toString(), " cannot be sent to worker '", peer,
+                "': torch's pickler says: ", error.what_without_backtrace());
+  }
+}
+
 void encodeTensor(const at::Tensor& tensor, const DeviceMap& map, const std::string& peer,
                   WireWriter& writer, std::vector<OwnedBuffer>& buffers) {
   TensorMeta meta;
@@ -90,13 +100,15 @@ void encodeTensor(const at::Tensor& tensor, const DeviceMap& map, const std::str
     writer.tensor(meta);
     return;
   }
+  TORCH_CHECK(!tensor.is_meta(), "Weft RPC: a tensor on the meta device was to be sent to worker '",
+              peer, "', but it has no data to send. Send its shape and dtype instead.");
   const c10::Device target = mapDevice(tensor.device(), map, peer);
   meta.device_type = static_cast<std::uint8_t>(target.type());
   meta.device_index = target.index();
   meta.requires_grad = tensor.requires_grad();
   if (!isPlain(tensor)) {
     meta.form = TensorForm::kPickled;
-    std::string pickle = torch::distributed::rpc::wireSerialize({}, {tensor.detach().cpu()});
+    std::string pickle = pickled(tensor, peer);
     meta.bytes = pickle.size();
     writer.tensor(meta);
     buffers.push_back(ownedString(std::move(pickle)));
@@ -117,8 +129,8 @@ void encodeTensor(const at::Tensor& tensor, const DeviceMap& map, const std::str
 
 OwnedBuffer ownedPayload(const c10::intrusive_ptr<Message>& message) {
   const bool ours = message.use_count() == 1;
-  auto owner = std::make_shared<std::vector<char>>(
-      ours ? std::move(*message).movePayload() : std::vector<char>(message->payload()));
+  auto owner = std::make_shared<std::vector<char>>(ours ? std::move(*message).movePayload()
+                                                        : std::vector<char>(message->payload()));
   return {reinterpret_cast<std::byte*>(owner->data()), owner->size(), owner};
 }
 
@@ -163,8 +175,8 @@ transport::Message encodeControl(WireKind kind, std::uint16_t type, std::uint64_
 namespace {
 
 // A tensor whose memory is `buffer`. As any other it can be resized: beyond its size it moves.
-at::Tensor tensorOver(const OwnedBuffer& buffer, c10::IntArrayRef sizes, c10::OptionalIntArrayRef strides,
-                      c10::ScalarType dtype) {
+at::Tensor tensorOver(const OwnedBuffer& buffer, c10::IntArrayRef sizes,
+                      c10::OptionalIntArrayRef strides, c10::ScalarType dtype) {
   auto* const owner = new std::shared_ptr<void>(buffer.owner);
   return at::for_blob(buffer.data, sizes)
       .strides(strides)
@@ -199,11 +211,13 @@ IncomingMessage::Slot IncomingMessage::makeSlot(const TensorMeta& meta, const Ow
     slot.shared = true;
     if (meta.form == TensorForm::kDense) {
       const c10::IntArrayRef strides(meta.strides.data(), meta.ndim);
-      slot.tensor = tensorOver(given, sizes,
-                               meta.gapped ? c10::OptionalIntArrayRef() : c10::OptionalIntArrayRef(strides),
-                               static_cast<c10::ScalarType>(meta.dtype));
+      slot.tensor =
+          tensorOver(given, sizes,
+                     meta.gapped ? c10::OptionalIntArrayRef() : c10::OptionalIntArrayRef(strides),
+                     static_cast<c10::ScalarType>(meta.dtype));
     } else {
-      slot.tensor = tensorOver(given, {static_cast<std::int64_t>(meta.bytes)}, std::nullopt, at::kByte);
+      slot.tensor =
+          tensorOver(given, {static_cast<std::int64_t>(meta.bytes)}, std::nullopt, at::kByte);
     }
     return slot;
   }
@@ -238,7 +252,9 @@ transport::Result<std::shared_ptr<IncomingMessage>> IncomingMessage::begin(
   in->type_ = head.type;
   in->call_id_ = head.call_id;
   std::size_t next = 0;
-  const auto take = [&](std::uint64_t bytes) { return next < sizes.size() && sizes[next] == bytes; };
+  const auto take = [&](std::uint64_t bytes) {
+    return next < sizes.size() && sizes[next] == bytes;
+  };
   if (head.payload_inline) {
     const auto* first = reinterpret_cast<const char*>(head.payload.data());
     in->payload_.assign(first, first + head.payload.size());
@@ -250,7 +266,8 @@ transport::Result<std::shared_ptr<IncomingMessage>> IncomingMessage::begin(
       in->shared_payload_ = buffers.front();
     } else {
       in->payload_.resize(sizes.front());
-      buffers.front() = {reinterpret_cast<std::byte*>(in->payload_.data()), in->payload_.size(), in};
+      buffers.front() = {reinterpret_cast<std::byte*>(in->payload_.data()), in->payload_.size(),
+                         in};
     }
     ++next;
   }
@@ -276,20 +293,21 @@ transport::Result<std::shared_ptr<IncomingMessage>> IncomingMessage::begin(
     ++next;
   }
   if (next != sizes.size()) return Error(ErrorCode::kProtocol, "buffers that no tensor claims");
-  if (!reader.finished()) return Error(ErrorCode::kProtocol, "the header is longer than its message");
+  if (!reader.finished())
+    return Error(ErrorCode::kProtocol, "the header is longer than its message");
   return in;
 }
 
 c10::intrusive_ptr<Message> IncomingMessage::finish() {
-  payload();   // has it copied, if need be
+  payload();  // has it copied, if need be
   std::vector<at::Tensor> tensors;
   tensors.reserve(slots_.size());
   for (Slot& slot : slots_) {
     at::Tensor tensor = std::move(slot.tensor);
     if (slot.form == TensorForm::kPickled) {
-      if (slot.shared) tensor = tensor.clone();   // what is parsed must not change meanwhile
-      auto unpickled = torch::distributed::rpc::wireDeserialize(tensor.const_data_ptr(),
-                                                                tensor.nbytes());
+      if (slot.shared) tensor = tensor.clone();  // what is parsed must not change meanwhile
+      auto unpickled =
+          torch::distributed::rpc::wireDeserialize(tensor.const_data_ptr(), tensor.nbytes());
       TORCH_CHECK(unpickled.second.size() == 1, "Weft RPC: a pickled tensor held ",
                   unpickled.second.size(), " tensors instead of one");
       tensor = unpickled.second.front().detach();

@@ -3,8 +3,8 @@
 // A message is a header (wire.h) and buffers that point straight into tensor memory: a dense
 // CPU tensor is neither copied nor concatenated on the way out, and its bytes are read into
 // freshly allocated tensor memory on the way in, or, from a sender on the same host, are the
-// memory that it shares: such a tensor is the receiver's own, to write and to resize. Tensors of other kinds (sparse,
-// quantised, subclasses without plain storage) go through torch's own pickler.
+// memory that it shares: such a tensor is the receiver's own, to write and to resize. Tensors of
+// other kinds (sparse, quantised, subclasses without plain storage) go through torch's own pickler.
 //
 // Views are sent as what they show, not as the storage behind them; permuted dense
 // tensors keep their strides. requires_grad travels, because distributed autograd needs it.
@@ -69,9 +69,9 @@ class IncomingMessage {
     TensorForm form = TensorForm::kUndefined;
     bool requires_grad = false;
     c10::Device device{c10::kCPU};
-    std::vector<std::int64_t> gaps;   // strides of a layout with gaps; empty for a dense one
-    bool shared = false;              // the sender could still write to it
-    at::Tensor tensor;   // dense: the tensor; pickled: a byte tensor that holds the pickle
+    std::vector<std::int64_t> gaps;  // strides of a layout with gaps; empty for a dense one
+    bool shared = false;             // the sender could still write to it
+    at::Tensor tensor;  // dense: the tensor; pickled: a byte tensor that holds the pickle
   };
   // `given`: the tensor's bytes, when they are here already; else they are read into the slot.
   static Slot makeSlot(const TensorMeta& meta, const transport::OwnedBuffer& given);
@@ -81,7 +81,7 @@ class IncomingMessage {
   std::uint64_t call_id_ = 0;
   std::size_t bytes_ = 0;
   mutable std::vector<char> payload_;
-  mutable transport::OwnedBuffer shared_payload_;   // not yet copied into payload_
+  mutable transport::OwnedBuffer shared_payload_;  // not yet copied into payload_
   std::vector<Slot> slots_;
 };
 

@@ -21,7 +21,8 @@ using weft::rpc::WeftRpcBackendOptions;
 
 void bindOptions(py::module_& module) {
   py::class_<WeftRpcBackendOptions, RpcBackendOptions, std::shared_ptr<WeftRpcBackendOptions>>(
-      module, "RpcBackendOptionsBase", "What may be set on a Weft agent; see weft.RpcBackendOptions.")
+      module, "RpcBackendOptionsBase",
+      "What may be set on a Weft agent; see weft.RpcBackendOptions.")
       .def(py::init<float, std::string>(), py::arg("rpc_timeout"), py::arg("init_method"))
       .def_readwrite("num_worker_threads", &WeftRpcBackendOptions::num_worker_threads)
       .def_readwrite("device_maps", &WeftRpcBackendOptions::device_maps)
@@ -42,9 +43,9 @@ void bindOptions(py::module_& module) {
       .def("check", &WeftRpcBackendOptions::check, "Raises for a bad value.");
 }
 
-std::shared_ptr<WeftAgent> makeAgent(const c10::intrusive_ptr<c10d::Store>& store,
-                                     std::string name, int rank, std::optional<int> world_size,
-                                     int device_count, const WeftRpcBackendOptions& options,
+std::shared_ptr<WeftAgent> makeAgent(const c10::intrusive_ptr<c10d::Store>& store, std::string name,
+                                     int rank, std::optional<int> world_size, int device_count,
+                                     const WeftRpcBackendOptions& options,
                                      std::optional<FaultOptions> faults) {
   WeftAgent::Config config;
   config.store = store;
@@ -70,16 +71,16 @@ void bindAgent(py::module_& module) {
       .def(py::init(&makeAgent), py::arg("store"), py::arg("name"), py::arg("rank"),
            py::arg("world_size"), py::arg("device_count"), py::arg("rpc_backend_options"),
            py::arg("faults") = std::nullopt, no_gil)
-      .def("barrier", &WeftAgent::barrier, py::arg("timeout") = 0.0F, py::arg("last") = false, no_gil,
-           "Waits until every worker has come here and no call is in flight; returns the ranks that "
-           "were lost.")
+      .def(
+          "barrier", &WeftAgent::barrier, py::arg("timeout") = 0.0F, py::arg("last") = false,
+          no_gil,
+          "Waits until every worker has come here and no call is in flight; returns the ranks that "
+          "were lost.")
       .def("get_worker_info", [](const WeftAgent& self) { return self.RpcAgent::getWorkerInfo(); })
-      .def("get_worker_info", [](const WeftAgent& self, const std::string& name) {
-        return self.getWorkerInfo(name);
-      })
-      .def("get_worker_info", [](const WeftAgent& self, worker_id_t rank) {
-        return self.getWorkerInfo(rank);
-      })
+      .def("get_worker_info",
+           [](const WeftAgent& self, const std::string& name) { return self.getWorkerInfo(name); })
+      .def("get_worker_info",
+           [](const WeftAgent& self, worker_id_t rank) { return self.getWorkerInfo(rank); })
       .def("loss_of", &WeftAgent::lossOf, py::arg("rank"),
            "Why that worker is lost; None while it is not.", no_gil)
       .def("_get_backend_options", &WeftAgent::options, py::return_value_policy::copy)
@@ -89,13 +90,16 @@ void bindAgent(py::module_& module) {
 }
 
 void bindEnvironment(py::module_& module) {
-  module.def("environment", [] {
-    std::vector<std::tuple<std::string, std::string, std::string>> rows;
-    for (const auto& variable : weft::rpc::env::table()) {
-      rows.emplace_back(variable.name, variable.fallback, variable.meaning);
-    }
-    return rows;
-  }, "Every environment variable Weft reads: (name, default, meaning).");
+  module.def(
+      "environment",
+      [] {
+        std::vector<std::tuple<std::string, std::string, std::string>> rows;
+        for (const auto& variable : weft::rpc::env::table()) {
+          rows.emplace_back(variable.name, variable.fallback, variable.meaning);
+        }
+        return rows;
+      },
+      "Every environment variable Weft reads: (name, default, meaning).");
   module.def("unknown_environment", &weft::rpc::env::unknownNames,
              "Names in the environment that look like Weft's and are not.");
 }

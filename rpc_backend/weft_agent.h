@@ -12,8 +12,8 @@
 // peer with its name and reason, a refusal with the policy's reason.
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/rpc/rpc_agent.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <atomic>
 #include <functional>
@@ -51,8 +51,8 @@ class WEFT_API WeftAgent : public torch::distributed::rpc::RpcAgent,
     c10::intrusive_ptr<c10d::Store> store;
     std::string name;
     worker_id_t rank = -1;
-    std::optional<int> world_size;   // none: a dynamic group
-    int device_count = 0;            // accelerators of this process
+    std::optional<int> world_size;  // none: a dynamic group
+    int device_count = 0;           // accelerators of this process
     WeftRpcBackendOptions options;
     std::optional<FaultOptions> faults;
   };
@@ -105,6 +105,8 @@ class WEFT_API WeftAgent : public torch::distributed::rpc::RpcAgent,
   void admit(const MemberRecord& member);
   void announce(const std::vector<MemberRecord>& members);
   void leaveDynamicGroup();
+  // Dynamic groups: takes a lost member off the list, so that its successor can join.
+  void forgetMember(worker_id_t id);
   std::string me() const;
 
   // agent_calls.cpp
@@ -158,12 +160,12 @@ class WEFT_API WeftAgent : public torch::distributed::rpc::RpcAgent,
   WorkerPool completers_;
   std::unique_ptr<transport::Endpoint> endpoint_;
 
-  mutable std::mutex maps_mutex_;       // guards the two below
+  mutable std::mutex maps_mutex_;  // guards the two below
   DeviceMaps reverse_maps_;
-  std::vector<MemberRecord> members_;   // dynamic groups: all but self
+  std::vector<MemberRecord> members_;  // dynamic groups: all but self
   std::vector<c10::Device> devices_;
 
-  std::mutex early_mutex_;              // guards the two below
+  std::mutex early_mutex_;  // guards the two below
   bool serving_ = false;
   std::vector<std::function<void()>> early_requests_;
 
