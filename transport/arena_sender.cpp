@@ -3,9 +3,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
+#include "transport/arena_copy.h"
 #include "transport/log.h"
 
 namespace weft::transport {
@@ -87,7 +87,7 @@ ArenaPlacement ArenaSender::place(const Message& message) {
       continue;
     }
     placement.add(static_cast<std::uint32_t>(buffer - message.buffers.begin()), block->where);
-    std::memcpy(block->data, buffer->data, buffer->size);
+    copyToArena(block->data, buffer->data, buffer->size);
     bytes += buffer->size;
   }
   bytes_sent_.fetch_add(bytes, std::memory_order_relaxed);

@@ -28,7 +28,7 @@ struct ArenaOptions {
   // Room in an arena, and so what one peer can keep of this process's memory. Sparse: only what
   // is used takes memory. At most a quarter of the machine's.
   std::uint64_t bytes = std::uint64_t{1} << 30;
-  std::size_t threshold = std::size_t{64} << 10;           // smaller buffers go through the socket
+  std::size_t threshold = std::size_t{32} << 10;           // smaller buffers go through the socket
   std::uint64_t max_peer_bytes = std::uint64_t{64} << 30;  // larger arenas of peers are refused
 };
 

@@ -160,7 +160,7 @@ void sendMix(Endpoint& endpoint, std::int32_t to, int threads, int count, unsign
   for (int t = 0; t < threads; ++t) {
     senders.emplace_back([&endpoint, to, count, seed = seed + static_cast<unsigned>(t)] {
       std::mt19937 random(seed);
-      const std::size_t kinds[] = {0, 1, 5000, 65'535, 65'536, 65'537, 300'000, kMiB, 5 * kMiB + 3};
+      const std::size_t kinds[] = {0, 1, 5000, 32'767, 32'768, 65'537, 300'000, kMiB, 5 * kMiB + 3};
       for (int i = 0; i < count; ++i) {
         std::vector<std::size_t> sizes(random() % 6);
         for (std::size_t& size : sizes)
