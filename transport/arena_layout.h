@@ -23,7 +23,7 @@ inline constexpr std::uint64_t kArenaSlotsOffset = 64;
 inline constexpr std::uint64_t kArenaDataOffset = std::uint64_t{2} << 20;  // a huge page's border
 inline constexpr std::uint32_t kArenaMaxSlots = 1U << 16;
 inline constexpr std::uint64_t kArenaAlignment = 64;  // of blocks; what vector instructions like
-static_assert(kArenaSlotsOffset + kArenaMaxSlots * 4 <= kArenaDataOffset);
+static_assert(kArenaSlotsOffset + std::uint64_t{4} * kArenaMaxSlots <= kArenaDataOffset);
 
 // A slot is the only word that both sides write. The sender offers, the receiver takes once and
 // frees; the sender then reuses the block. Neither believes more of it than that.

@@ -14,8 +14,8 @@ namespace {
 // After this long without large buffers all but kKeepWarm goes back to the system, a piece at a
 // time.
 constexpr std::chrono::seconds kQuiet{10};
-constexpr std::uint64_t kKeepWarm = std::uint64_t{64} << 20;
-constexpr std::uint64_t kTrimAtOnce = std::uint64_t{64} << 20;
+constexpr std::uint64_t kKeepWarm = std::uint64_t{4} << 20;
+constexpr std::uint64_t kTrimAtOnce = std::uint64_t{16} << 20;  // some milliseconds
 
 // A small machine does not promise more than a quarter of its memory to one peer.
 std::uint64_t boundedBytes(std::uint64_t wanted) {

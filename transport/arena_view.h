@@ -6,8 +6,9 @@
 // peer can still do is change bytes that it sent; whoever parses them copies them first.
 //
 // A block is released when the last user of its buffer goes, on any thread; the mapping stays
-// until then, also when the peer is lost or dead. In a forked child nothing is released: there
-// the memory is still the parent's.
+// until then, also when the peer is lost or dead. In a forked child nothing is released: the
+// memory is still the parent's there, who may let it be reused; a child copies what it wants to
+// keep.
 #pragma once
 
 #include <sys/types.h>

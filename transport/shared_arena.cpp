@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -74,6 +75,7 @@ SharedArena::SharedArena(UniqueFd fd, std::byte* base, ArenaOffer offer)
     : fd_(std::move(fd)),
       base_(base),
       offer_(offer),
+      process_(::getpid()),
       chunk_count_((offer.file_bytes - kArenaDataOffset) / kChunk),
       obtained_(std::make_unique<std::atomic<bool>[]>(chunk_count_)),
       handed_over_(std::make_unique<std::atomic<bool>[]>(offer.slot_count)),
@@ -85,7 +87,10 @@ SharedArena::SharedArena(UniqueFd fd, std::byte* base, ArenaOffer offer)
   }
 }
 
-SharedArena::~SharedArena() { ::munmap(base_, offer_.file_bytes); }
+SharedArena::~SharedArena() {
+  // In a forked child something else may lie where it is mapped here.
+  if (::getpid() == process_) ::munmap(base_, offer_.file_bytes);
+}
 
 ArenaSlot& SharedArena::slot(std::uint32_t index) const noexcept {
   return *std::launder(
@@ -205,10 +210,12 @@ std::uint64_t SharedArena::trim(std::uint64_t keep, std::uint64_t most) {
   const std::lock_guard<std::mutex> lock(mutex_);
   reclaim(in_use_.size());
   std::uint64_t given = 0;
-  const auto& free = allocator_.freeRanges();
-  for (auto range = free.rbegin(); range != free.rend(); ++range) {
-    const std::uint64_t first = roundUp(range->first, kChunk) / kChunk;
-    for (std::uint64_t chunk = (range->first + range->second) / kChunk; chunk > first; --chunk) {
+  // From the end: what lies low is used first.
+  auto range = allocator_.freeRanges().rbegin();
+  while (range != allocator_.freeRanges().rend()) {
+    const auto [offset, size] = *range++;
+    const std::uint64_t first = roundUp(offset, kChunk) / kChunk;
+    for (std::uint64_t chunk = (offset + size) / kChunk; chunk > first; --chunk) {
       if (given >= most || heldBytes() <= keep) return given;
       std::atomic<bool>& obtained = obtained_[static_cast<std::size_t>(chunk - 1)];
       if (!obtained.load(std::memory_order_acquire)) continue;

@@ -12,6 +12,8 @@
 // Any thread may call any member; no lock is held while a block's bytes are written.
 #pragma once
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -77,6 +79,7 @@ class SharedArena {
   const UniqueFd fd_;
   std::byte* const base_;
   const ArenaOffer offer_;
+  const pid_t process_;
   const std::size_t chunk_count_;
   // Per 2 MiB of the data part: its memory was obtained. Cleared under the lock, only where all is
   // free.

@@ -253,7 +253,7 @@ TEST(LyingReceiver, CannotHarmTheSender) {
   for (int i = 0; i < 200; ++i) {
     expectOk(endpoint->send(1, {bytesOf("x"), {mine, mine}}));
     // All is free, then nothing is, then nonsense; and the magic and some bytes of blocks too.
-    std::memset(memory, i % 3 == 0 ? 0 : i % 3 == 1 ? 1 : 0xEE, kArenaSlotsOffset + 4 * 1024);
+    std::memset(memory, i % 3 == 0 ? 0 : i % 3 == 1 ? 1 : 0xEE, kArenaSlotsOffset + 4096);
     std::memset(static_cast<std::byte*>(memory) + kArenaDataOffset, i, 4096);
   }
   EXPECT_GT(endpoint->stats().peers.at(0).arena_bytes_sent, 10 * kMiB);

@@ -157,6 +157,7 @@ class Child {
 // Sends `count` messages of mixed sizes from several threads.
 void sendMix(Endpoint& endpoint, std::int32_t to, int threads, int count, unsigned seed) {
   std::vector<std::thread> senders;
+  senders.reserve(static_cast<std::size_t>(threads));
   for (int t = 0; t < threads; ++t) {
     senders.emplace_back([&endpoint, to, count, seed = seed + static_cast<unsigned>(t)] {
       std::mt19937 random(seed);
@@ -386,6 +387,7 @@ TEST(ArenaLink, AKilledReceiverIsToldWhileManyThreadsSendToIt) {
   child.meet(*endpoint);
   warmUp(*endpoint, 1);
   std::vector<std::thread> senders;
+  senders.reserve(4);
   for (int t = 0; t < 4; ++t) {
     senders.emplace_back([&] {
       const OwnedBuffer buffer = newBuffer(2 * kMiB);

@@ -29,7 +29,7 @@ TEST(BlockAllocator, GivesTheLowestRangeThatFits) {
   EXPECT_EQ(allocator.take(4097), 4U * 4096);  // not into the hole of one unit
   EXPECT_EQ(allocator.take(4096), 0U);
   EXPECT_EQ(allocator.take(0), std::nullopt);
-  EXPECT_EQ(allocator.take(59 * 4096), std::nullopt);
+  EXPECT_EQ(allocator.take(std::uint64_t{59} * 4096), std::nullopt);
   EXPECT_EQ(allocator.take(~std::uint64_t{0}), std::nullopt);
 }
 
@@ -176,6 +176,7 @@ TEST(SharedArena, MemoryIsObtainedWhenUsedAndGivenBackWhenQuiet) {
 TEST(SharedArena, ManyThreadsTakeAndReleaseAtOnce) {
   Ends ends(16 * kMiB, 100);
   std::vector<std::thread> threads;
+  threads.reserve(6);
   std::atomic<int> passed{0};
   for (int t = 0; t < 6; ++t) {
     threads.emplace_back([&, t] {
@@ -211,8 +212,15 @@ TEST(SharedArena, AForkedChildReleasesNothing) {
   OwnedBuffer buffer = ends.pass(kMiB, 7);
   const pid_t child = ::fork();
   if (child == 0) {
-    const bool right = buffer.data[kMiB - 1] == std::byte{7};
+    bool right = buffer.data[kMiB - 1] == std::byte{7};
     buffer = {};
+    // The sender's mapping is not here; what has taken its place must stay.
+    constexpr std::size_t kMuch = 64 * kMiB;
+    void* other =
+        ::mmap(nullptr, kMuch, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    ends.sender.reset();
+    std::memset(other, 1, kMuch);
+    right = right && static_cast<char*>(other)[kMuch - 1] == 1;
     ::_exit(right ? 0 : 1);
   }
   int status = -1;
