@@ -3,6 +3,8 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/rpc/utils.h>
 
+#include <algorithm>
+
 #include "rpc_backend/control.h"
 #include "rpc_backend/log.h"
 #include "rpc_backend/weft_agent.h"
@@ -23,14 +25,37 @@ constexpr milliseconds kMaxSendWait{30000};
 // Deadlines closer together than this are looked at together.
 constexpr milliseconds kTimerGrain{2};
 
+// What torch begins a text with that tells the kind of error (makeRPCError).
+constexpr const char* kErrorPrefix = "RPCErr:";
+
 // torch's own wording, which programs look for; its place-holder is {fmt}'s.
 std::string timeoutText(milliseconds timeout) {
   std::string text = kRpcTimeoutErrorStr;
   return text.replace(text.find("{}"), 2, std::to_string(timeout.count()));
 }
 
+// A clock can count so far; beyond, as for "infinity", a person would not notice the difference.
+milliseconds toTimeout(float seconds) {
+  constexpr double kLongest = 1e9;
+  const double bounded = seconds > 0 ? std::min<double>(seconds, kLongest) : 0;
+  return milliseconds(static_cast<std::int64_t>(bounded * 1000));
+}
+
 std::exception_ptr runtimeError(const std::string& text) {
   return std::make_exception_ptr(std::runtime_error(text));
+}
+
+// torch lets go of an RRef whose creation failed only when that is a "timeout" (2.11, the error
+// handlers of UserRRef): after any other failure its to_here() waits for an owner that knows
+// nothing of it, and rpc.shutdown waits 100 s. So that is what a failed rpc.remote() is, whatever
+// the cause.
+std::exception_ptr callError(std::uint16_t type, const std::string& text) {
+  const auto message = static_cast<MessageType>(type);
+  const bool creates_rref =
+      message == MessageType::PYTHON_REMOTE_CALL || message == MessageType::SCRIPT_REMOTE_CALL;
+  if (!creates_rref || text.starts_with(kErrorPrefix)) return runtimeError(text);
+  logWarning("rpc.remote() failed, its RRef has no value: " + text);
+  return runtimeError(makeRPCError(text, RPCErrorType::TIMEOUT));
 }
 
 }  // namespace
@@ -72,12 +97,11 @@ c10::intrusive_ptr<WeftAgent::JitFuture> WeftAgent::send(const WorkerInfo& to,
     }
   }
   const milliseconds timeout =
-      timeout_seconds == kUnsetRpcTimeout
-          ? getRpcTimeout()
-          : milliseconds(static_cast<std::int64_t>(timeout_seconds * 1000));
+      timeout_seconds == kUnsetRpcTimeout ? getRpcTimeout() : toTimeout(timeout_seconds);
   const DeviceMap map = device_map.empty() ? getDeviceMap(to) : device_map;
   std::uint64_t call = 0;
-  auto future = startCall(id, static_cast<std::uint16_t>(message->type()), timeout, call);
+  const auto type = innermostType(message->type(), message->payload());
+  auto future = startCall(id, static_cast<std::uint16_t>(type), timeout, call);
   const milliseconds hold = faults_ ? faults_->delay(message->type()) : milliseconds(0);
   if (hold.count() == 0) {
     transmit(id, call, message, map);
@@ -122,8 +146,8 @@ void WeftAgent::finishCall(const std::function<void()>& complete) {
 
 void WeftAgent::failCall(PendingCall call, const std::string& text) {
   metrics_.calls_failed.fetch_add(1, std::memory_order_relaxed);
-  const auto fail = [self = shared_from_this(), future = call.future, text] {
-    self->finishCall([&] { future->setErrorIfNeeded(runtimeError(text)); });
+  const auto fail = [self = shared_from_this(), future = call.future, type = call.type, text] {
+    self->finishCall([&] { future->setErrorIfNeeded(callError(type, text)); });
   };
   // Callbacks are user code: never on the loop thread, nor inside the caller's send().
   if (!completers_.run(fail)) fail();
@@ -160,19 +184,21 @@ void WeftAgent::onResponse(worker_id_t from, const std::shared_ptr<IncomingMessa
   auto call = pending_.take(in->callId(), from);
   if (!call) return;  // it timed out in the meantime
   metrics_.round_trip.add(Clock::now() - call->started);
-  const auto complete = [self = shared_from_this(), in, from, future = call->future] {
+  const auto complete = [self = shared_from_this(), in, from, future = call->future,
+                         asked = call->type] {
     self->finishCall([&] {
       try {
         const auto streams = streamsFromPool(self->devices_);
         const c10::MultiStreamGuard guard(streams);
         const auto type = static_cast<MessageType>(in->type());
         if (const auto why = refusal(self->config_.options.request_policy, type, in->payload())) {
-          future->setError(runtimeError("the answer of worker '" + self->directory_.nameOf(from) +
-                                        "' is refused: " + *why));
+          const std::string text =
+              "the answer of worker '" + self->directory_.nameOf(from) + "' is refused: " + *why;
+          future->setError(callError(asked, text));
           return;
         }
         if (type == MessageType::EXCEPTION) {
-          future->setError(runtimeError(in->text()));
+          future->setError(callError(asked, in->text()));
           return;
         }
         auto message = in->finish();

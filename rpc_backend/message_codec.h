@@ -70,6 +70,9 @@ class IncomingMessage {
     at::Tensor tensor;  // dense: the tensor; pickled: a byte tensor that holds the pickle
   };
   static Slot makeSlot(const TensorMeta& meta);
+  static transport::Result<std::shared_ptr<IncomingMessage>> parse(
+      std::span<const std::byte> header, std::span<const std::uint64_t> sizes,
+      std::vector<transport::OwnedBuffer>& buffers);
 
   WireKind kind_ = WireKind::kRequest;
   std::uint16_t type_ = 0;
