@@ -58,6 +58,10 @@ c10::intrusive_ptr<WeftAgent::JitFuture> WeftAgent::send(const WorkerInfo& to,
                                                          const float timeout_seconds,
                                                          const DeviceMap& device_map) {
   TORCH_CHECK(message->isRequest(), "WeftAgent::send(..) is only for sending requests.");
+  if (RRefLedger::isControl(message->type()) &&
+      nothingLeftToSay(to.id_, static_cast<std::uint16_t>(message->type()))) {
+    return asIfAcknowledged();
+  }
   if (!rpcAgentRunning_.load()) {
     throw std::runtime_error(c10::str("Node ", config_.rank, " tried to send() a message of type ",
                                       message->type(),
@@ -71,6 +75,7 @@ c10::intrusive_ptr<WeftAgent::JitFuture> WeftAgent::send(const WorkerInfo& to,
       return future;
     }
   }
+  const RRefLedger::Carried carried = rrefs_.onSend(*message, id);
   const milliseconds timeout =
       timeout_seconds == kUnsetRpcTimeout
           ? getRpcTimeout()
@@ -80,17 +85,18 @@ c10::intrusive_ptr<WeftAgent::JitFuture> WeftAgent::send(const WorkerInfo& to,
   auto future = startCall(id, static_cast<std::uint16_t>(message->type()), timeout, call);
   const milliseconds hold = faults_ ? faults_->delay(message->type()) : milliseconds(0);
   if (hold.count() == 0) {
-    transmit(id, call, message, map);
+    transmit(id, call, message, map, carried);
   } else {
-    endpoint_->runAfter(hold, [self = shared_from_this(), id, call, message, map] {
-      self->completers_.run([=] { self->transmit(id, call, message, map); });
+    endpoint_->runAfter(hold, [self = shared_from_this(), id, call, message, map, carried] {
+      self->completers_.run([=] { self->transmit(id, call, message, map, carried); });
     });
   }
   return future;
 }
 
 void WeftAgent::transmit(worker_id_t to, std::uint64_t id,
-                         const c10::intrusive_ptr<Message>& message, const DeviceMap& device_map) {
+                         const c10::intrusive_ptr<Message>& message, const DeviceMap& device_map,
+                         const RRefLedger::Carried& carried) {
   try {
     if (to == config_.rank) {
       sendToSelf(id, message);
@@ -100,10 +106,12 @@ void WeftAgent::transmit(worker_id_t to, std::uint64_t id,
         to, encode(WireKind::kRequest, id, message, device_map, directory_.nameOf(to)),
         kMaxSendWait);
     if (!error) return;
+    rrefs_.undo(carried);
     if (auto call = pending_.take(id)) failCall(std::move(*call), error.text());
   } catch (...) {
     // What cannot be encoded (a device without a map) is the caller's to know at once, as
     // with TensorPipe: send() throws, and nothing is left in the table.
+    rrefs_.undo(carried);
     if (pending_.take(id)) metrics_.client_calls.decrement();
     throw;
   }
@@ -117,8 +125,17 @@ void WeftAgent::finishCall(const std::function<void()>& complete) {
 
 void WeftAgent::failCall(PendingCall call, const std::string& text) {
   metrics_.calls_failed.fetch_add(1, std::memory_order_relaxed);
-  const auto fail = [self = shared_from_this(), future = call.future, text] {
-    self->finishCall([&] { future->setErrorIfNeeded(runtimeError(text)); });
+  const auto fail = [self = shared_from_this(), peer = call.peer, type = call.type,
+                     future = call.future, text] {
+    self->finishCall([&] {
+      if (RRefLedger::isControl(static_cast<MessageType>(type)) &&
+          self->nothingLeftToSay(peer, type)) {
+        future->markCompleted(RRefLedger::ack());
+        return;
+      }
+      future->setErrorIfNeeded(runtimeError(text));
+    });
+    if (self->lossOf(peer)) self->cleanUpAfter(peer);
   };
   // Callbacks are user code: never on the loop thread, nor inside the caller's send().
   if (!completers_.run(fail)) fail();
@@ -169,6 +186,7 @@ void WeftAgent::onResponse(worker_id_t from, const std::shared_ptr<IncomingMessa
           future->setError(runtimeError(in->text()));
           return;
         }
+        self->rrefs_.onAnswerReceived(type, in->payload());
         auto message = in->finish();
         auto storages = message->getStorages();
         future->markCompleted(std::move(message), std::move(storages));

@@ -73,10 +73,12 @@ void WeftAgent::onPeerLost(const transport::PeerLoss& loss) {
     const std::lock_guard lock(loss_mutex_);
     losses_[peer] = loss.reason.text();
   }
+  rrefs_.lose(peer);
   if (!closing_ && loss.reason.code() != transport::ErrorCode::kPeerClosed) {
     logWarning(loss.reason.text());
   }
   for (PendingCall& call : pending_.takeAllOf(peer)) failCall(std::move(call), loss.reason.text());
+  cleanUpAfter(peer);
 }
 
 void WeftAgent::onPeerJoined(const transport::PeerInfo& peer) {
