@@ -91,6 +91,15 @@ c10::intrusive_ptr<WeftAgent::JitFuture> WeftAgent::send(const WorkerInfo& to,
       self->completers_.run([=] { self->transmit(id, call, message, map, carried); });
     });
   }
+  for (int copies = faults_ ? faults_->repeats(message->type()) : 0; copies > 0; --copies) {
+    std::uint64_t repeat = 0;
+    startCall(id, static_cast<std::uint16_t>(message->type()), timeout, repeat)
+        ->addCallback([](JitFuture& answer) {
+          if (answer.hasError())
+            logWarning("a repeated message: " + answer.tryRetrieveErrorMessage());
+        });
+    transmit(id, repeat, message, map, {});
+  }
   return future;
 }
 
@@ -118,8 +127,13 @@ void WeftAgent::transmit(worker_id_t to, std::uint64_t id,
 }
 
 void WeftAgent::finishCall(const std::function<void()>& complete) {
-  // The future's callbacks may make further calls, so the count goes down after them.
-  complete();
+  // The future's callbacks may make further calls, so the count goes down after them. They may
+  // throw, too: torch's own do when an RRef's owner is lost.
+  try {
+    complete();
+  } catch (const std::exception& error) {
+    logInfo(std::string("a callback of a call threw: ") + error.what());
+  }
   metrics_.client_calls.decrement();
 }
 
@@ -147,7 +161,8 @@ void WeftAgent::armTimer(Clock::time_point deadline) {
     if (timer_armed_ <= deadline) return;
     timer_armed_ = deadline;
   }
-  const auto delay = std::chrono::duration_cast<milliseconds>(deadline - Clock::now()) + kTimerGrain;
+  const auto delay =
+      std::chrono::duration_cast<milliseconds>(deadline - Clock::now()) + kTimerGrain;
   endpoint_->runAfter(std::max(delay, milliseconds(0)), [weak = weak_from_this()] {
     if (auto self = weak.lock()) self->expireCalls();
   });
@@ -169,7 +184,7 @@ void WeftAgent::expireCalls() {
 
 void WeftAgent::onResponse(worker_id_t from, const std::shared_ptr<IncomingMessage>& in) {
   auto call = pending_.take(in->callId(), from);
-  if (!call) return;   // it timed out in the meantime
+  if (!call) return;  // it timed out in the meantime
   metrics_.round_trip.add(Clock::now() - call->started);
   const auto complete = [self = shared_from_this(), in, from, future = call->future] {
     self->finishCall([&] {

@@ -118,7 +118,8 @@ void WeftAgent::enter() {
   directory_.add(config_.name, config_.rank);
   std::vector<MemberRecord> members =
       isStaticGroup() ? membership_.meet(self) : membership_.join(self);
-  for (const MemberRecord& member : members) admit(member);
+  for (const MemberRecord& member : members)
+    admit(member);
   {
     std::vector<MemberRecord> all = members;
     all.push_back(self);
@@ -165,9 +166,24 @@ void WeftAgent::announce(const std::vector<MemberRecord>& members) {
     // It died without leaving, or dies now: the group goes on without it.
     logWarning(me() + " could not reach worker '" + member->name + "' while joining: " +
                ack->tryRetrieveErrorMessage() + " It is taken off the group's list.");
-    membership_.forget(member->rank);
+    membership_.forget(member->rank, member->address);
     directory_.remove(static_cast<worker_id_t>(member->rank));
     endpoint_->removePeer(member->rank);
+  }
+}
+
+void WeftAgent::forgetMember(worker_id_t id) {
+  std::string address;
+  {
+    const std::lock_guard lock(maps_mutex_);
+    for (const MemberRecord& member : members_) {
+      if (member.rank == id) address = member.address;
+    }
+  }
+  try {
+    membership_.forget(id, address);
+  } catch (const std::exception& error) {
+    logInfo("a lost worker could not be taken off the group's list: " + std::string(error.what()));
   }
 }
 
@@ -178,7 +194,8 @@ void WeftAgent::startImpl() {
     serving_ = true;
     early.swap(early_requests_);
   }
-  for (auto& task : early) workers_.run(std::move(task));
+  for (auto& task : early)
+    workers_.run(std::move(task));
 }
 
 std::vector<std::int32_t> WeftAgent::barrier(float timeout_seconds, bool last) {
@@ -195,18 +212,18 @@ std::vector<std::int32_t> WeftAgent::barrier(float timeout_seconds, bool last) {
              return metrics_.client_calls.value();
            },
        .calls_sent = [&] { return static_cast<std::int64_t>(metrics_.calls_sent.load()); },
-       .is_lost = [&](std::int32_t rank) {
-         return lossOf(static_cast<worker_id_t>(rank)).has_value();
-       },
+       .is_lost =
+           [&](std::int32_t rank) { return lossOf(static_cast<worker_id_t>(rank)).has_value(); },
        .probe =
            [&](std::int32_t rank) {
              sendControl(static_cast<worker_id_t>(rank),
                          static_cast<std::uint16_t>(ControlType::kPing), "", kControlTimeout);
            },
-       .describe = [&](std::int32_t rank) {
-         return "worker '" + directory_.nameOf(static_cast<worker_id_t>(rank)) + "' (rank " +
-                std::to_string(rank) + ")";
-       }});
+       .describe =
+           [&](std::int32_t rank) {
+             return "worker '" + directory_.nameOf(static_cast<worker_id_t>(rank)) + "' (rank " +
+                    std::to_string(rank) + ")";
+           }});
   const auto lost = barrier.wait(timeout);
   for (const std::int32_t rank : lost) {
     logWarning("rpc.shutdown went on without a missing worker: " +
@@ -242,7 +259,8 @@ void WeftAgent::leaveDynamicGroup() {
   }
   // An error here means that the peer is gone too, or will see our goodbye: either way it
   // knows.
-  for (auto& ack : acks) ack->wait();
+  for (auto& ack : acks)
+    ack->wait();
 }
 
 void WeftAgent::shutdownImpl() {
@@ -250,15 +268,17 @@ void WeftAgent::shutdownImpl() {
   // First the wire, so that nothing new arrives; then everybody who waits; then the threads.
   if (endpoint_) endpoint_->close(kCloseLinger);
   for (PendingCall& call : pending_.takeAll()) {
-    if (RRefLedger::isControl(static_cast<torch::distributed::rpc::MessageType>(call.type)) &&
-        nothingLeftToSay(call.peer, call.type)) {
-      call.future->markCompleted(RRefLedger::ack());
-      metrics_.client_calls.decrement();
-      continue;
-    }
-    call.future->setErrorIfNeeded(std::make_exception_ptr(std::runtime_error(
-        me() + " is shutting down: RPC is no longer running on this node.")));
-    metrics_.client_calls.decrement();
+    const bool settled =
+        RRefLedger::isControl(static_cast<torch::distributed::rpc::MessageType>(call.type)) &&
+        nothingLeftToSay(call.peer, call.type);
+    finishCall([&] {
+      if (settled) {
+        call.future->markCompleted(RRefLedger::ack());
+        return;
+      }
+      call.future->setErrorIfNeeded(std::make_exception_ptr(
+          std::runtime_error(me() + " is shutting down: RPC is no longer running on this node.")));
+    });
   }
   workers_.stop(kPoolGrace);
   completers_.stop(kPoolGrace, WorkerPool::Waiting::kRun);

@@ -85,8 +85,9 @@ void WeftAgent::warnAboutLeakedRRefs(bool ignored) {
     for (const Rank holder : holders) {
       whom += (whom.empty() ? "'" : ", '") + nameOf(static_cast<worker_id_t>(holder)) + "'";
     }
-    logWarning(me() + " leaks a value of type " + row.type + " (" + toString(row.id) +
-               ", " + std::to_string(row.bytes.value_or(0)) + " bytes of tensors): it is still referred to by " + whom);
+    logWarning(me() + " leaks a value of type " + row.type + " (" + toString(row.id) + ", " +
+               std::to_string(row.bytes.value_or(0)) +
+               " bytes of tensors): it is still referred to by " + whom);
   }
   if (leaked > kMaxLeakLines) {
     logWarning(me() + " leaks " + std::to_string(leaked - kMaxLeakLines) + " more values");

@@ -100,8 +100,8 @@ void WeftAgent::respond(worker_id_t to, std::uint64_t id, RRefLedger::Seen seen,
                         JitFuture& result) {
   c10::intrusive_ptr<Message> message;
   if (result.hasError()) {
-    message = createExceptionResponse(result.tryRetrieveErrorMessage(),
-                                      static_cast<std::int64_t>(id));
+    message =
+        createExceptionResponse(result.tryRetrieveErrorMessage(), static_cast<std::int64_t>(id));
   } else {
     message = result.value().toCustomClass<Message>();
     rrefs_.onAnswer(*message, to, seen);
@@ -124,16 +124,17 @@ void WeftAgent::sendResponse(worker_id_t to, std::uint64_t id,
     completeSelf(id, copyForSelf(*message));
     return;
   }
+  const std::string peer = directory_.nameOf(to);
   DeviceMap map;
   {
     const std::lock_guard lock(maps_mutex_);
-    const auto found = reverse_maps_.find(directory_.nameOf(to));
+    const auto found = reverse_maps_.find(peer);
     if (found != reverse_maps_.end()) map = found->second;
   }
   const RRefLedger::Carried carried = rrefs_.onSend(*message, to);
   try {
-    const auto error = endpoint_->send(
-        to, encode(WireKind::kResponse, id, message, map, directory_.nameOf(to)), kMaxSendWait);
+    const auto error =
+        endpoint_->send(to, encode(WireKind::kResponse, id, message, map, peer), kMaxSendWait);
     if (!error) return;
     // The caller is gone, or we are: nobody is left to tell.
     logDebug("an answer was not sent: " + error.text());
@@ -166,9 +167,8 @@ void WeftAgent::refuseRequest(worker_id_t to, std::uint64_t id, const std::strin
   metrics_.requests_refused.fetch_add(1, std::memory_order_relaxed);
   const std::string text = me() + " refuses the request: " + why + ".";
   const auto response = createExceptionResponse(text, static_cast<std::int64_t>(id));
-  const auto error =
-      endpoint_->send(to, encode(WireKind::kResponse, id, response, {}, directory_.nameOf(to)),
-                      kMaxSendWait);
+  const auto error = endpoint_->send(
+      to, encode(WireKind::kResponse, id, response, {}, directory_.nameOf(to)), kMaxSendWait);
   if (error) logDebug("a refusal was not sent: " + error.text());
 }
 
@@ -196,8 +196,8 @@ void WeftAgent::onControl(worker_id_t from, const IncomingMessage& in) {
     default:
       problem = me() + " does not know control message " + std::to_string(in.type());
   }
-  const auto error = endpoint_->send(
-      from, encodeControl(WireKind::kControlAck, in.type(), in.callId(), problem));
+  const auto error =
+      endpoint_->send(from, encodeControl(WireKind::kControlAck, in.type(), in.callId(), problem));
   if (error) logDebug("an acknowledgement was not sent: " + error.text());
 }
 

@@ -9,14 +9,15 @@ using transport::Disposition;
 bool WeftAgent::wants(std::int32_t from, std::span<const std::byte> header,
                       std::span<const std::uint64_t> sizes) {
   WireHeader head;
-  if (!WireReader(header).header(head)) return true;   // begin() refuses it with the reason
+  if (!WireReader(header).header(head)) return true;  // begin() refuses it with the reason
   const auto peer = static_cast<worker_id_t>(from);
   if (head.kind == WireKind::kResponse || head.kind == WireKind::kControlAck) {
-    return pending_.waits(head.call_id, peer);   // else it came too late: take no memory for it
+    return pending_.waits(head.call_id, peer);  // else it came too late: take no memory for it
   }
   if (head.kind != WireKind::kRequest) return true;
   std::uint64_t bytes = header.size();
-  for (const std::uint64_t size : sizes) bytes += size;
+  for (const std::uint64_t size : sizes)
+    bytes += size;
   std::uint64_t held = 0;
   {
     const std::lock_guard lock(inflight_mutex_);
@@ -77,7 +78,12 @@ void WeftAgent::onPeerLost(const transport::PeerLoss& loss) {
   if (!closing_ && loss.reason.code() != transport::ErrorCode::kPeerClosed) {
     logWarning(loss.reason.text());
   }
-  for (PendingCall& call : pending_.takeAllOf(peer)) failCall(std::move(call), loss.reason.text());
+  for (PendingCall& call : pending_.takeAllOf(peer))
+    failCall(std::move(call), loss.reason.text());
+  // One that left in order is no longer in the directory.
+  if (!isStaticGroup() && !closing_ && directory_.find(peer) != nullptr) {
+    completers_.run([self = shared_from_this(), peer] { self->forgetMember(peer); });
+  }
   cleanUpAfter(peer);
 }
 

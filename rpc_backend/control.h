@@ -7,9 +7,9 @@
 namespace weft::rpc {
 
 enum class ControlType : std::uint16_t {
-  kPing = 1,    // nothing but the link: makes the loss of a quiet peer known
-  kJoin = 2,    // dynamic groups: the sender's MemberRecord
-  kLeave = 3,   // dynamic groups: the sender goes
+  kPing = 1,   // nothing but the link: makes the loss of a quiet peer known
+  kJoin = 2,   // dynamic groups: the sender's MemberRecord
+  kLeave = 3,  // dynamic groups: the sender goes
 };
 
 }  // namespace weft::rpc

@@ -15,7 +15,7 @@ void Directory::removeLocked(worker_id_t id) {
 }
 
 void Directory::add(const std::string& name, worker_id_t id) {
-  auto info = std::make_unique<WorkerInfo>(name, id);   // checks the name
+  auto info = std::make_unique<WorkerInfo>(name, id);  // checks the name
   const std::unique_lock lock(mutex_);
   const auto known = by_id_.find(id);
   if (known != by_id_.end() && known->second->name_ == name) return;
@@ -37,7 +37,8 @@ const Directory::WorkerInfo& Directory::byName(const std::string& name) const {
     if (found != by_name_.end()) return *by_id_.at(found->second);
   }
   std::ostringstream known;
-  for (const WorkerInfo& info : all()) known << " '" << info.name_ << "'";
+  for (const WorkerInfo& info : all())
+    known << " '" << info.name_ << "'";
   TORCH_CHECK(false, "could not find destination worker '", name, "'. Known here:", known.str());
 }
 
@@ -83,7 +84,8 @@ std::vector<Directory::worker_id_t> Directory::ids() const {
   std::vector<worker_id_t> ids;
   const std::shared_lock lock(mutex_);
   ids.reserve(by_id_.size());
-  for (const auto& [id, info] : by_id_) ids.push_back(id);
+  for (const auto& [id, info] : by_id_)
+    ids.push_back(id);
   std::sort(ids.begin(), ids.end());
   return ids;
 }

@@ -19,7 +19,7 @@ class Directory {
   using WorkerInfo = torch::distributed::rpc::WorkerInfo;
   using worker_id_t = torch::distributed::rpc::worker_id_t;
 
-  void add(const std::string& name, worker_id_t id);   // replaces what had that name or id
+  void add(const std::string& name, worker_id_t id);  // replaces what had that name or id
   void remove(worker_id_t id);
 
   // Throw c10::Error that says who is known.
@@ -30,9 +30,9 @@ class Directory {
   // As find(), and the last of that id that left.
   const WorkerInfo* everKnown(worker_id_t id) const;
 
-  std::vector<WorkerInfo> all() const;      // ordered by id
-  std::vector<worker_id_t> ids() const;     // ordered
-  std::string nameOf(worker_id_t id) const; // "?" when unknown
+  std::vector<WorkerInfo> all() const;       // ordered by id
+  std::vector<worker_id_t> ids() const;      // ordered
+  std::string nameOf(worker_id_t id) const;  // "?" when unknown
 
  private:
   void removeLocked(worker_id_t id);

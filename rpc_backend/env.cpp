@@ -16,8 +16,8 @@ namespace {
 
 constexpr std::array kTable{
     Variable{kAuthKeyFile, "",
-             "file with the group's key (64 hexadecimal digits, mode 0600); unset: rank 0 makes a "
-             "random key and shares it through the Store"},
+             "file with the group's key (64 hexadecimal digits, mode 0600); unset: the first "
+             "worker makes a random key and shares it through the Store"},
     Variable{kSocketIfname, "",
              "interface name or numeric address to listen on; unset: the one that reaches the "
              "master"},
@@ -47,7 +47,7 @@ constexpr std::array kTable{
 std::span<const Variable> table() { return kTable; }
 
 std::string value(const char* name) {
-  const char* text = std::getenv(name);   // NOLINT(concurrency-mt-unsafe): nobody sets it later
+  const char* text = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): nobody sets it later
   return text == nullptr ? std::string() : std::string(text);
 }
 

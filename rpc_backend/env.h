@@ -21,7 +21,7 @@ inline constexpr const char* kUnixSocket = "WEFT_UNIX_SOCKET";
 
 struct Variable {
   const char* name;
-  const char* fallback;   // what holds when it is unset, as text
+  const char* fallback;  // what holds when it is unset, as text
   const char* meaning;
 };
 

@@ -32,7 +32,8 @@ std::optional<c10::Device> toDevice(const std::string& text) {
 std::vector<std::string> split(const std::string& text, char separator) {
   std::vector<std::string> parts;
   std::istringstream stream(text);
-  for (std::string part; std::getline(stream, part, separator);) parts.push_back(part);
+  for (std::string part; std::getline(stream, part, separator);)
+    parts.push_back(part);
   return parts;
 }
 
@@ -53,7 +54,8 @@ std::string show(const std::vector<c10::Device>& devices) { return c10::str(devi
 
 std::string show(const DeviceMap& map) {
   std::ostringstream out;
-  for (const auto& [from, to] : map) out << ' ' << from << "->" << to;
+  for (const auto& [from, to] : map)
+    out << ' ' << from << "->" << to;
   return out.str();
 }
 
@@ -70,13 +72,15 @@ bool subset(const Devices& some, const std::vector<c10::Device>& all) {
 
 std::vector<c10::Device> keysOf(const DeviceMap& map) {
   std::vector<c10::Device> keys;
-  for (const auto& [from, to] : map) keys.push_back(from);
+  for (const auto& [from, to] : map)
+    keys.push_back(from);
   return keys;
 }
 
 std::vector<c10::Device> valuesOf(const DeviceMap& map) {
   std::vector<c10::Device> values;
-  for (const auto& [from, to] : map) values.push_back(to);
+  for (const auto& [from, to] : map)
+    values.push_back(to);
   return values;
 }
 
@@ -132,10 +136,10 @@ void checkOneMap(const MemberRecord& source, const std::string& target_name, con
 std::string MemberRecord::toText() const {
   std::ostringstream out;
   out << "weft=" << weft << "\nwire=" << wire << "\nrank=" << rank << "\nworld=" << world
-      << "\nname=" << name << "\nauth=" << auth << "\npolicy=" << policy
-      << "\naddress=" << address
+      << "\nname=" << name << "\nauth=" << auth << "\npolicy=" << policy << "\naddress=" << address
       << "\ndevice_count=" << device_count << '\n';
-  for (const c10::Device& device : devices) out << "device=" << device << '\n';
+  for (const c10::Device& device : devices)
+    out << "device=" << device << '\n';
   for (const auto& [worker, map] : device_maps) {
     out << "map." << worker << '=';
     const char* separator = "";
@@ -182,13 +186,16 @@ std::optional<MemberRecord> MemberRecord::fromText(const std::string& text) {
 
 void checkDeviceMaps(const std::vector<MemberRecord>& members, bool is_static) {
   std::map<std::string, const MemberRecord*> by_name;
-  for (const MemberRecord& member : members) by_name[member.name] = &member;
-  for (const MemberRecord& member : members) checkOwnDevices(member);
+  for (const MemberRecord& member : members)
+    by_name[member.name] = &member;
+  for (const MemberRecord& member : members)
+    checkOwnDevices(member);
   for (const MemberRecord& source : members) {
     for (const auto& [target_name, map] : source.device_maps) {
       const auto target = by_name.find(target_name);
       std::vector<std::string> names;
-      for (const auto& [name, member] : by_name) names.push_back(name);
+      for (const auto& [name, member] : by_name)
+        names.push_back(name);
       TORCH_CHECK_VALUE(!is_static || target != by_name.end(), "Node ", source.name,
                         " has invalid target node names in its device maps\nit names ", target_name,
                         "\nnode names = ", names);
@@ -202,7 +209,8 @@ DeviceMaps reverseMaps(const std::vector<MemberRecord>& members, const std::stri
   for (const MemberRecord& member : members) {
     const auto map = member.device_maps.find(self);
     if (map == member.device_maps.end()) continue;
-    for (const auto& [from, to] : map->second) reverse[member.name].insert_or_assign(to, from);
+    for (const auto& [from, to] : map->second)
+      reverse[member.name].insert_or_assign(to, from);
   }
   return reverse;
 }
@@ -220,9 +228,8 @@ std::vector<c10::Device> devicesInUse(const std::vector<c10::Device>& given, con
       }
     }
   }
-  std::sort(devices.begin(), devices.end(), [](const c10::Device& a, const c10::Device& b) {
-    return a.index() < b.index();
-  });
+  std::sort(devices.begin(), devices.end(),
+            [](const c10::Device& a, const c10::Device& b) { return a.index() < b.index(); });
   return devices;
 }
 

@@ -18,14 +18,14 @@ inline constexpr const char* kWeftVersion = "0.1.0";
 
 struct MemberRecord {
   std::string weft = kWeftVersion;
-  int wire = 1;                // rpc_backend/wire.h's version: must be the same on all
+  int wire = 1;  // rpc_backend/wire.h's version: must be the same on all
   std::int32_t rank = -1;
-  int world = 0;               // 0: dynamic group
+  int world = 0;  // 0: dynamic group
   std::string name;
-  std::string auth;            // "file" or "store": where the key came from
-  std::string policy;          // its request policy
-  std::string address;         // transport::Endpoint::address()
-  int device_count = 0;        // accelerators on that worker
+  std::string auth;      // "file" or "store": where the key came from
+  std::string policy;    // its request policy
+  std::string address;   // transport::Endpoint::address()
+  int device_count = 0;  // accelerators on that worker
   std::vector<c10::Device> devices;
   DeviceMaps device_maps;
 

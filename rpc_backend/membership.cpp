@@ -19,8 +19,8 @@ using std::chrono::steady_clock;
 namespace {
 
 constexpr milliseconds kProgressEvery{5000};
-constexpr milliseconds kSlice{250};   // how soon a waiting worker notices that the group can't form
-constexpr milliseconds kUnboundedReplacement{30 * 60 * 1000};   // for a Store without timeout
+constexpr milliseconds kSlice{250};  // how soon a waiting worker notices that the group can't form
+constexpr milliseconds kUnboundedReplacement{30 * 60 * 1000};  // for a Store without timeout
 constexpr milliseconds kLockPoll{20};
 // A holder of the lock does a handful of Store operations; one that died must not block
 // the group for ever.
@@ -30,7 +30,8 @@ std::string memberKey(std::int32_t rank) { return "member/" + std::to_string(ran
 
 std::string listRanks(const std::vector<std::int32_t>& ranks) {
   std::ostringstream out;
-  for (std::size_t i = 0; i < ranks.size(); ++i) out << (i == 0 ? "" : ", ") << ranks[i];
+  for (std::size_t i = 0; i < ranks.size(); ++i)
+    out << (i == 0 ? "" : ", ") << ranks[i];
   return out.str();
 }
 
@@ -86,11 +87,11 @@ void Membership::agreeOnKind() {
 
 void Membership::abort(const std::string& why) {
   store_->set("abort", why);
-  TORCH_CHECK_VALUE(false, why);
+  TORCH_CHECK(false, why);
 }
 
 void Membership::throwIfAborted() {
-  if (store_->check({"abort"})) TORCH_CHECK_VALUE(false, store_->get_to_str("abort"));
+  if (store_->check({"abort"})) TORCH_CHECK(false, store_->get_to_str("abort"));
 }
 
 void Membership::claimRank() {
@@ -105,7 +106,8 @@ void Membership::waitFor(const std::vector<std::int32_t>& ranks) {
   std::vector<std::int32_t> missing = ranks;
   while (true) {
     std::vector<std::string> keys;
-    for (const std::int32_t rank : missing) keys.push_back(memberKey(rank));
+    for (const std::int32_t rank : missing)
+      keys.push_back(memberKey(rank));
     const auto left =
         timeout_ - std::chrono::duration_cast<milliseconds>(steady_clock::now() - started);
     const bool all_there = waitForKeys(*store_, keys, std::clamp(left, milliseconds(10), kSlice));
@@ -117,8 +119,7 @@ void Membership::waitFor(const std::vector<std::int32_t>& ranks) {
     std::erase_if(missing, [&](std::int32_t rank) { return store_->check({memberKey(rank)}); });
     if (missing.empty()) return;
     const auto waited = std::chrono::duration_cast<std::chrono::seconds>(now - started);
-    const std::string whom =
-        (missing.size() == 1 ? "rank " : "ranks ") + listRanks(missing);
+    const std::string whom = (missing.size() == 1 ? "rank " : "ranks ") + listRanks(missing);
     TORCH_CHECK(now - started < timeout_, me(), " gave up waiting for ", whom, " of ", world_,
                 " after ", waited.count(),
                 " s. Either they were not started, or they cannot reach the Store, or they were "
@@ -151,17 +152,17 @@ void Membership::check(const MemberRecord& self, const std::vector<MemberRecord>
     };
     for (std::size_t j = 0; j < i; ++j) {
       TORCH_CHECK(all[j]->name != other.name, "RPC worker name '", other.name,
-                        "' is not unique. Workers of rank ", all[j]->rank, " and ", other.rank,
-                        " have the same name; give every worker a name of its own.");
+                  "' is not unique. Workers of rank ", all[j]->rank, " and ", other.rank,
+                  " have the same name; give every worker a name of its own.");
     }
     TORCH_CHECK(other.wire == first.wire, who(), " speak different versions of Weft's protocol (",
                 other.weft, " with ", other.wire, ", ", first.weft, " with ", first.wire,
                 "); install the same Weft on all");
-    TORCH_CHECK_VALUE(other.world == first.world, who(), " were started with different world_size (",
-                      other.world, " and ", first.world, ")");
-    TORCH_CHECK_VALUE(other.auth == first.auth, who(), " take the group's key from different places (",
-                      other.auth, " and ", first.auth,
-                      "); set WEFT_AUTH_KEY_FILE on all workers or on none");
+    TORCH_CHECK(other.world == first.world, who(), " were started with different world_size (",
+                other.world, " and ", first.world, ")");
+    TORCH_CHECK(other.auth == first.auth, who(), " take the group's key from different places (",
+                other.auth, " and ", first.auth,
+                "); set WEFT_AUTH_KEY_FILE on all workers or on none");
   }
 }
 
@@ -177,7 +178,8 @@ std::vector<MemberRecord> Membership::meet(const MemberRecord& self) {
   std::vector<MemberRecord> members;
   members.reserve(others.size());
   try {
-    for (const std::int32_t rank : others) members.push_back(read(rank));
+    for (const std::int32_t rank : others)
+      members.push_back(read(rank));
     check(self, members);
   } catch (const c10::Error& error) {
     // Somebody may wait for workers that will never come, because it expects more of them.
@@ -201,7 +203,8 @@ void Membership::locked(const std::function<void()>& body) {
       holder_since = steady_clock::now();
     }
     if (!holder.empty() && steady_clock::now() - holder_since > kLockLease) {
-      logWarning("the group's membership lock was held by '" + holder + "' for over 30 s; taking it");
+      logWarning("the group's membership lock was held by '" + holder +
+                 "' for over 30 s; taking it");
       store_->compareSet("lock", holder, std::string("free"));
     }
     if (now_held == "free" && store_->compareSet("lock", now_held, token) == token) break;
@@ -223,13 +226,15 @@ std::vector<std::int32_t> Membership::memberRanks() {
   std::vector<std::int32_t> ranks;
   if (!store_->check({"members"})) return ranks;
   std::istringstream in(store_->get_to_str("members"));
-  for (std::int32_t rank = 0; in >> rank;) ranks.push_back(rank);
+  for (std::int32_t rank = 0; in >> rank;)
+    ranks.push_back(rank);
   return ranks;
 }
 
 void Membership::setMemberRanks(const std::vector<std::int32_t>& ranks) {
   std::ostringstream out;
-  for (const std::int32_t rank : ranks) out << rank << ' ';
+  for (const std::int32_t rank : ranks)
+    out << rank << ' ';
   store_->set("members", out.str() + ".");
 }
 
@@ -238,9 +243,10 @@ std::vector<MemberRecord> Membership::join(const MemberRecord& self) {
   std::vector<MemberRecord> members;
   locked([&] {
     auto ranks = memberRanks();
-    TORCH_CHECK_VALUE(std::find(ranks.begin(), ranks.end(), rank_) == ranks.end(), me(),
-                      ": the group already has a worker of rank ", rank_);
-    for (const std::int32_t rank : ranks) members.push_back(read(rank));
+    TORCH_CHECK(std::find(ranks.begin(), ranks.end(), rank_) == ranks.end(), me(),
+                ": the group already has a worker of rank ", rank_);
+    for (const std::int32_t rank : ranks)
+      members.push_back(read(rank));
     check(self, members);
     store_->set(memberKey(rank_), self.toText());
     ranks.push_back(rank_);
@@ -249,14 +255,20 @@ std::vector<MemberRecord> Membership::join(const MemberRecord& self) {
   return members;
 }
 
-void Membership::forget(std::int32_t rank) {
+void Membership::strike(std::int32_t rank) {
+  auto ranks = memberRanks();
+  std::erase(ranks, rank);
+  setMemberRanks(ranks);
+}
+
+void Membership::forget(std::int32_t rank, const std::string& address) {
   locked([&] {
-    auto ranks = memberRanks();
-    std::erase(ranks, rank);
-    setMemberRanks(ranks);
+    if (read(rank).address == address) strike(rank);
   });
 }
 
-void Membership::leave() { forget(rank_); }
+void Membership::leave() {
+  locked([&] { strike(rank_); });
+}
 
 }  // namespace weft::rpc

@@ -23,7 +23,7 @@ namespace weft::rpc {
 struct GroupSecret {
   std::string group_id;
   transport::AuthKey key;
-  std::string auth;   // "file" or "store"
+  std::string auth;  // "file" or "store"
 };
 
 class Membership {
@@ -41,8 +41,9 @@ class Membership {
   // Dynamic groups: adds `self` and returns who was there before. Bounded.
   std::vector<MemberRecord> join(const MemberRecord& self);
   void leave();
-  // A member that turned out to be gone (it died without leaving).
-  void forget(std::int32_t rank);
+  // A member that turned out to be gone (it died without leaving). Its successor, who has the
+  // same rank and another address, stays.
+  void forget(std::int32_t rank, const std::string& address);
 
   std::chrono::milliseconds timeout() const noexcept { return timeout_; }
   c10::intrusive_ptr<c10d::Store> store() const { return store_; }
@@ -56,11 +57,12 @@ class Membership {
   MemberRecord read(std::int32_t rank);
   void check(const MemberRecord& self, const std::vector<MemberRecord>& members);
   std::vector<std::int32_t> memberRanks();
+  void strike(std::int32_t rank);
   void setMemberRanks(const std::vector<std::int32_t>& ranks);
   void locked(const std::function<void()>& body);
   std::string me() const;
 
-  c10::intrusive_ptr<c10d::Store> store_;   // with the prefix "weft"
+  c10::intrusive_ptr<c10d::Store> store_;  // with the prefix "weft"
   const std::string name_;
   const std::int32_t rank_;
   const int world_;

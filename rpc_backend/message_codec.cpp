@@ -83,6 +83,16 @@ void describeGaps(const at::Tensor& tensor, TensorMeta& meta) {
   std::copy(strides.begin(), strides.end(), meta.strides.begin());
 }
 
+std::string pickled(const at::Tensor& tensor, const std::string& peer) {
+  try {
+    return torch::distributed::rpc::wireSerialize({}, {tensor.detach().cpu()});
+  } catch (const c10::Error& error) {
+    TORCH_CHECK(false, "Weft RPC: a tensor of layout ", tensor.layout(), " and type ",
+                tensor.toString(), " cannot be sent to worker '", peer,
+                "': torch's pickler says: ", error.what_without_backtrace());
+  }
+}
+
 void encodeTensor(const at::Tensor& tensor, const DeviceMap& map, const std::string& peer,
                   WireWriter& writer, std::vector<OwnedBuffer>& buffers) {
   TensorMeta meta;
@@ -90,13 +100,15 @@ void encodeTensor(const at::Tensor& tensor, const DeviceMap& map, const std::str
     writer.tensor(meta);
     return;
   }
+  TORCH_CHECK(!tensor.is_meta(), "Weft RPC: a tensor on the meta device was to be sent to worker '",
+              peer, "', but it has no data to send. Send its shape and dtype instead.");
   const c10::Device target = mapDevice(tensor.device(), map, peer);
   meta.device_type = static_cast<std::uint8_t>(target.type());
   meta.device_index = target.index();
   meta.requires_grad = tensor.requires_grad();
   if (!isPlain(tensor)) {
     meta.form = TensorForm::kPickled;
-    std::string pickle = torch::distributed::rpc::wireSerialize({}, {tensor.detach().cpu()});
+    std::string pickle = pickled(tensor, peer);
     meta.bytes = pickle.size();
     writer.tensor(meta);
     buffers.push_back(ownedString(std::move(pickle)));
@@ -117,8 +129,8 @@ void encodeTensor(const at::Tensor& tensor, const DeviceMap& map, const std::str
 
 OwnedBuffer ownedPayload(const c10::intrusive_ptr<Message>& message) {
   const bool ours = message.use_count() == 1;
-  auto owner = std::make_shared<std::vector<char>>(
-      ours ? std::move(*message).movePayload() : std::vector<char>(message->payload()));
+  auto owner = std::make_shared<std::vector<char>>(ours ? std::move(*message).movePayload()
+                                                        : std::vector<char>(message->payload()));
   return {reinterpret_cast<std::byte*>(owner->data()), owner->size(), owner};
 }
 
@@ -198,15 +210,16 @@ transport::Result<std::shared_ptr<IncomingMessage>> IncomingMessage::begin(
   in->type_ = head.type;
   in->call_id_ = head.call_id;
   std::size_t next = 0;
-  const auto take = [&](std::uint64_t bytes) { return next < sizes.size() && sizes[next] == bytes; };
+  const auto take = [&](std::uint64_t bytes) {
+    return next < sizes.size() && sizes[next] == bytes;
+  };
   if (head.payload_inline) {
     const auto* first = reinterpret_cast<const char*>(head.payload.data());
     in->payload_.assign(first, first + head.payload.size());
   } else {
     if (sizes.empty()) return Error(ErrorCode::kProtocol, "the payload's buffer is missing");
     in->payload_.resize(sizes[next++]);
-    buffers.push_back(
-        {reinterpret_cast<std::byte*>(in->payload_.data()), in->payload_.size(), in});
+    buffers.push_back({reinterpret_cast<std::byte*>(in->payload_.data()), in->payload_.size(), in});
   }
   in->bytes_ = in->payload_.size();
   in->slots_.reserve(head.tensor_count);
@@ -229,7 +242,8 @@ transport::Result<std::shared_ptr<IncomingMessage>> IncomingMessage::begin(
     ++next;
   }
   if (next != sizes.size()) return Error(ErrorCode::kProtocol, "buffers that no tensor claims");
-  if (!reader.finished()) return Error(ErrorCode::kProtocol, "the header is longer than its message");
+  if (!reader.finished())
+    return Error(ErrorCode::kProtocol, "the header is longer than its message");
   return in;
 }
 
@@ -239,8 +253,8 @@ c10::intrusive_ptr<Message> IncomingMessage::finish() {
   for (Slot& slot : slots_) {
     at::Tensor tensor = std::move(slot.tensor);
     if (slot.form == TensorForm::kPickled) {
-      auto unpickled = torch::distributed::rpc::wireDeserialize(tensor.const_data_ptr(),
-                                                                tensor.nbytes());
+      auto unpickled =
+          torch::distributed::rpc::wireDeserialize(tensor.const_data_ptr(), tensor.nbytes());
       TORCH_CHECK(unpickled.second.size() == 1, "Weft RPC: a pickled tensor held ",
                   unpickled.second.size(), " tensors instead of one");
       tensor = unpickled.second.front().detach();

@@ -66,8 +66,8 @@ class IncomingMessage {
     TensorForm form = TensorForm::kUndefined;
     bool requires_grad = false;
     c10::Device device{c10::kCPU};
-    std::vector<std::int64_t> gaps;   // strides of a layout with gaps; empty for a dense one
-    at::Tensor tensor;   // dense: the tensor; pickled: a byte tensor that holds the pickle
+    std::vector<std::int64_t> gaps;  // strides of a layout with gaps; empty for a dense one
+    at::Tensor tensor;  // dense: the tensor; pickled: a byte tensor that holds the pickle
   };
   static Slot makeSlot(const TensorMeta& meta);
 

@@ -27,7 +27,8 @@ void DurationHistogram::add(std::chrono::nanoseconds duration) {
 
 std::uint64_t DurationHistogram::count() const {
   std::uint64_t total = 0;
-  for (const auto& bucket : buckets_) total += bucket.load(std::memory_order_relaxed);
+  for (const auto& bucket : buckets_)
+    total += bucket.load(std::memory_order_relaxed);
   return total;
 }
 

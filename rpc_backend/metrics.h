@@ -32,22 +32,22 @@ class DurationHistogram {
  public:
   void add(std::chrono::nanoseconds duration);
   std::uint64_t count() const;
-  double quantileMicroseconds(double quantile) const;   // 0 when empty
+  double quantileMicroseconds(double quantile) const;  // 0 when empty
 
  private:
-  static constexpr std::size_t kBuckets = 4 * 40;   // up to 2^40 ns, 18 minutes
+  static constexpr std::size_t kBuckets = 4 * 40;  // up to 2^40 ns, 18 minutes
   std::array<std::atomic<std::uint64_t>, kBuckets> buckets_{};
 };
 
 struct AgentMetrics {
-  ActiveCount client_calls;         // sent, future not complete or its callbacks still run
+  ActiveCount client_calls;  // sent, future not complete or its callbacks still run
   std::atomic<std::int64_t> server_calls{0};
   std::atomic<std::int64_t> server_async_calls{0};
   std::atomic<std::uint64_t> calls_sent{0};
   std::atomic<std::uint64_t> calls_served{0};
   std::atomic<std::uint64_t> calls_timed_out{0};
   std::atomic<std::uint64_t> calls_failed{0};
-  std::atomic<std::uint64_t> requests_refused{0};   // by policy or limits
+  std::atomic<std::uint64_t> requests_refused{0};  // by policy or limits
   std::atomic<std::uint64_t> gil_wait_us{0};
   std::atomic<std::uint64_t> gil_waits{0};
   DurationHistogram round_trip;

@@ -20,9 +20,9 @@ struct PendingCall {
   c10::intrusive_ptr<torch::distributed::rpc::JitFuture> future;
   torch::distributed::rpc::worker_id_t peer = -1;
   std::uint16_t type = 0;
-  std::chrono::milliseconds timeout{0};   // 0: never
+  std::chrono::milliseconds timeout{0};  // 0: never
   Clock::time_point started{};
-  std::uint64_t id = 0;                   // set by add()
+  std::uint64_t id = 0;  // set by add()
   Clock::time_point deadline() const {
     return timeout.count() == 0 ? Clock::time_point::max() : started + timeout;
   }
@@ -30,7 +30,7 @@ struct PendingCall {
 
 class PendingCalls {
  public:
-  std::uint64_t add(PendingCall call);   // returns the call's id, unique for this agent
+  std::uint64_t add(PendingCall call);  // returns the call's id, unique for this agent
   std::optional<PendingCall> take(std::uint64_t id);
   // Only when it waits for `peer`: an answer from anybody else is not an answer.
   std::optional<PendingCall> take(std::uint64_t id, torch::distributed::rpc::worker_id_t peer);

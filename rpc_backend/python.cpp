@@ -24,7 +24,8 @@ using weft::rpc::WeftRpcBackendOptions;
 
 void bindOptions(py::module_& module) {
   py::class_<WeftRpcBackendOptions, RpcBackendOptions, std::shared_ptr<WeftRpcBackendOptions>>(
-      module, "RpcBackendOptionsBase", "What may be set on a Weft agent; see weft.RpcBackendOptions.")
+      module, "RpcBackendOptionsBase",
+      "What may be set on a Weft agent; see weft.RpcBackendOptions.")
       .def(py::init<float, std::string>(), py::arg("rpc_timeout"), py::arg("init_method"))
       .def_readwrite("num_worker_threads", &WeftRpcBackendOptions::num_worker_threads)
       .def_readwrite("device_maps", &WeftRpcBackendOptions::device_maps)
@@ -50,7 +51,7 @@ RRefHooks rrefHooks() {
   RRefHooks hooks;
   hooks.drop = [](c10::intrusive_ptr<torch::distributed::rpc::RRef> rref) {
     if (!Py_IsInitialized()) {
-      (void)rref.release();   // too late for its destructor
+      (void)rref.release();  // too late for its destructor
       return;
     }
     const py::gil_scoped_acquire gil;
@@ -78,20 +79,23 @@ py::list rrefReport(WeftAgent& agent) {
     const py::gil_scoped_release no_gil;
     rows = agent.rrefReport();
   }
-  const auto name = [&](weft::rpc::Rank rank) { return agent.nameOf(static_cast<worker_id_t>(rank)); };
+  const auto name = [&](weft::rpc::Rank rank) {
+    return agent.nameOf(static_cast<worker_id_t>(rank));
+  };
   py::list out;
   for (const RRefRow& row : rows) {
     py::list holders;
-    for (const weft::rpc::Rank holder : row.holders) holders.append(name(holder));
-    out.append(py::make_tuple(py::make_tuple(row.id.created_on, row.id.local_id), row.owned, row.type,
-                              name(row.owner), holders, row.age, row.bytes));
+    for (const weft::rpc::Rank holder : row.holders)
+      holders.append(name(holder));
+    out.append(py::make_tuple(py::make_tuple(row.id.created_on, row.id.local_id), row.owned,
+                              row.type, name(row.owner), holders, row.age, row.bytes));
   }
   return out;
 }
 
-std::shared_ptr<WeftAgent> makeAgent(const c10::intrusive_ptr<c10d::Store>& store,
-                                     std::string name, int rank, std::optional<int> world_size,
-                                     int device_count, const WeftRpcBackendOptions& options,
+std::shared_ptr<WeftAgent> makeAgent(const c10::intrusive_ptr<c10d::Store>& store, std::string name,
+                                     int rank, std::optional<int> world_size, int device_count,
+                                     const WeftRpcBackendOptions& options,
                                      std::optional<FaultOptions> faults) {
   WeftAgent::Config config;
   config.store = store;
@@ -110,6 +114,7 @@ void bindAgent(py::module_& module) {
       .def(py::init<>())
       .def_readwrite("messages_to_fail", &FaultOptions::messages_to_fail)
       .def_readwrite("messages_to_delay", &FaultOptions::messages_to_delay)
+      .def_readwrite("messages_to_repeat", &FaultOptions::messages_to_repeat)
       .def_readwrite("num_fail_sends", &FaultOptions::num_fail_sends);
 
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
@@ -118,16 +123,16 @@ void bindAgent(py::module_& module) {
       .def(py::init(&makeAgent), py::arg("store"), py::arg("name"), py::arg("rank"),
            py::arg("world_size"), py::arg("device_count"), py::arg("rpc_backend_options"),
            py::arg("faults") = std::nullopt, no_gil)
-      .def("barrier", &WeftAgent::barrier, py::arg("timeout") = 0.0F, py::arg("last") = false, no_gil,
-           "Waits until every worker has come here and no call is in flight; returns the ranks that "
-           "were lost.")
+      .def(
+          "barrier", &WeftAgent::barrier, py::arg("timeout") = 0.0F, py::arg("last") = false,
+          no_gil,
+          "Waits until every worker has come here and no call is in flight; returns the ranks that "
+          "were lost.")
       .def("get_worker_info", [](const WeftAgent& self) { return self.RpcAgent::getWorkerInfo(); })
-      .def("get_worker_info", [](const WeftAgent& self, const std::string& name) {
-        return self.getWorkerInfo(name);
-      })
-      .def("get_worker_info", [](const WeftAgent& self, worker_id_t rank) {
-        return self.getWorkerInfo(rank);
-      })
+      .def("get_worker_info",
+           [](const WeftAgent& self, const std::string& name) { return self.getWorkerInfo(name); })
+      .def("get_worker_info",
+           [](const WeftAgent& self, worker_id_t rank) { return self.getWorkerInfo(rank); })
       .def("loss_of", &WeftAgent::lossOf, py::arg("rank"),
            "Why that worker is lost; None while it is not.", no_gil)
       .def("rref_report", &rrefReport, "The rows of weft.rref_report().")
@@ -140,13 +145,16 @@ void bindAgent(py::module_& module) {
 }
 
 void bindEnvironment(py::module_& module) {
-  module.def("environment", [] {
-    std::vector<std::tuple<std::string, std::string, std::string>> rows;
-    for (const auto& variable : weft::rpc::env::table()) {
-      rows.emplace_back(variable.name, variable.fallback, variable.meaning);
-    }
-    return rows;
-  }, "Every environment variable Weft reads: (name, default, meaning).");
+  module.def(
+      "environment",
+      [] {
+        std::vector<std::tuple<std::string, std::string, std::string>> rows;
+        for (const auto& variable : weft::rpc::env::table()) {
+          rows.emplace_back(variable.name, variable.fallback, variable.meaning);
+        }
+        return rows;
+      },
+      "Every environment variable Weft reads: (name, default, meaning).");
   module.def("unknown_environment", &weft::rpc::env::unknownNames,
              "Names in the environment that look like Weft's and are not.");
 }

@@ -10,7 +10,7 @@ using torch::distributed::rpc::MessageType;
 
 namespace {
 
-constexpr int kMaxWraps = 4;   // torch wraps twice: profiling around autograd
+constexpr int kMaxWraps = 4;  // torch wraps twice: profiling around autograd
 
 bool carriesPython(MessageType type) {
   switch (type) {
@@ -49,9 +49,12 @@ RequestPolicy parseRequestPolicy(const std::string& name) {
 
 const char* toString(RequestPolicy policy) noexcept {
   switch (policy) {
-    case RequestPolicy::kAny: return "any";
-    case RequestPolicy::kRegistered: return "registered";
-    case RequestPolicy::kScript: return "script";
+    case RequestPolicy::kAny:
+      return "any";
+    case RequestPolicy::kRegistered:
+      return "registered";
+    case RequestPolicy::kScript:
+      return "script";
   }
   return "?";
 }
@@ -64,7 +67,8 @@ std::optional<std::string> refusal(RequestPolicy policy, MessageType type,
   for (int depth = 0; wraps(type); ++depth) {
     const auto inner = readWrappedType(bytes);
     if (depth == kMaxWraps || !inner) {
-      return "its wrapped message could not be recognised, and the request policy here is \"script\"";
+      return "its wrapped message could not be recognised, and the request policy here is "
+             "\"script\"";
     }
     type = static_cast<MessageType>(inner->type);
     bytes = inner->inner_payload;

@@ -13,9 +13,9 @@
 namespace weft::rpc {
 
 enum class RequestPolicy : std::uint8_t {
-  kAny,          // PyTorch's behaviour: peers may run any Python function
-  kRegistered,   // Python functions registered by name, TorchScript, built-in operators
-  kScript,       // TorchScript and built-in operators: Python is never unpickled
+  kAny,         // PyTorch's behaviour: peers may run any Python function
+  kRegistered,  // Python functions registered by name, TorchScript, built-in operators
+  kScript,      // TorchScript and built-in operators: Python is never unpickled
 };
 
 // "any", "registered" or "script"; throws c10::Error otherwise.
@@ -25,8 +25,7 @@ WEFT_API const char* toString(RequestPolicy policy) noexcept;
 // Nothing when a message of this type and payload may be handled under `policy`, else one
 // sentence that says why not. Requests and responses alike: a response
 // that carries pickled Python is refused under kScript as well.
-std::optional<std::string> refusal(RequestPolicy policy,
-                                   torch::distributed::rpc::MessageType type,
+std::optional<std::string> refusal(RequestPolicy policy, torch::distributed::rpc::MessageType type,
                                    const std::vector<char>& payload);
 
 }  // namespace weft::rpc

@@ -32,7 +32,8 @@ void RRefBook::bury(const RRefKey& fork) {
 void RRefBook::onForkRequest(const ForkIds& ids, Rank holder, Seen seen) {
   const std::lock_guard lock(mutex_);
   const auto known = forks_.find(ids.fork);
-  const bool repeated = known != forks_.end() && !ofLostLife(known->second.holder, known->second.seen);
+  const bool repeated =
+      known != forks_.end() && !ofLostLife(known->second.holder, known->second.seen);
   if (repeated || isDead(ids.fork) || ofLostLife(holder, seen)) {
     ++counts_.repeats;
     return;
@@ -42,7 +43,7 @@ void RRefBook::onForkRequest(const ForkIds& ids, Rank holder, Seen seen) {
 }
 
 void RRefBook::onRemoteResult(const ForkIds& ids, Rank holder, Seen seen) {
-  if (ids.value == ids.fork) return;   // a call to itself: torch ends that fork when it is done
+  if (ids.value == ids.fork) return;  // a call to itself: torch ends that fork when it is done
   ForkTable::Dropped dropped;
   const std::lock_guard lock(mutex_);
   if (isDead(ids.fork)) {
@@ -77,7 +78,7 @@ void RRefBook::onChildAccept(const RRefKey& fork) {
 }
 
 void RRefBook::onSend(const PickledRRef& rref, Rank to) {
-  if (to == self_) return;   // torch settles these without a word to anybody else
+  if (to == self_) return;  // torch settles these without a word to anybody else
   const std::lock_guard lock(mutex_);
   if (rref.owner == self_) {
     forks_[rref.ids.fork] = {rref.ids.value, to, losses_.load(), Clock::now(), false};
@@ -128,7 +129,8 @@ std::size_t RRefBook::reap(Rank peer) {
     });
     counts_.released += released;
   }
-  for (const RRefKey& fork : settled) table_.childSettled(fork);
+  for (const RRefKey& fork : settled)
+    table_.childSettled(fork);
   return released;
 }
 

@@ -54,8 +54,8 @@ class RRefBook {
     Clock::time_point since{};
   };
   struct Counts {
-    std::uint64_t released = 0;   // forks of lost peers
-    std::uint64_t repeats = 0;    // messages that had been acted on before, or came too late
+    std::uint64_t released = 0;  // forks of lost peers
+    std::uint64_t repeats = 0;   // messages that had been acted on before, or came too late
   };
 
   RRefBook(ForkTable& table, Rank self) : table_(table), self_(self) {}
@@ -96,7 +96,7 @@ class RRefBook {
     Rank holder = -1;
     Seen seen = 0;
     Clock::time_point since{};
-    bool asked_for = false;   // by a fork request, which may come again
+    bool asked_for = false;  // by a fork request, which may come again
   };
   struct Child {
     Rank to = -1;
@@ -112,10 +112,10 @@ class RRefBook {
   std::atomic<Seen> losses_{0};
 
   mutable std::mutex mutex_;
-  std::unordered_map<RRefKey, Entry, RRefKeyHash> forks_;    // by fork id
+  std::unordered_map<RRefKey, Entry, RRefKeyHash> forks_;  // by fork id
   std::unordered_map<RRefKey, Child, RRefKeyHash> children_;
-  std::unordered_map<Rank, Seen> lost_at_;                   // the number of its last loss
-  std::unordered_map<RRefKey, Seen, RRefKeyHash> dead_;      // ended forks, and when
+  std::unordered_map<Rank, Seen> lost_at_;               // the number of its last loss
+  std::unordered_map<RRefKey, Seen, RRefKeyHash> dead_;  // ended forks, and when
   std::deque<RRefKey> dead_order_;
   std::unordered_map<RRefKey, Clock::time_point, RRefKeyHash> users_;
   Counts counts_;

@@ -14,17 +14,17 @@ namespace weft::rpc {
 
 using torch::distributed::rpc::MessageType;
 using torch::distributed::rpc::OwnerRRef;
-using torch::distributed::rpc::RRefContext;
 using torch::distributed::rpc::RpcAgent;
+using torch::distributed::rpc::RRefContext;
 
 namespace {
 
-constexpr int kMaxWraps = 4;   // torch wraps twice: profiling around autograd
+constexpr int kMaxWraps = 4;  // torch wraps twice: profiling around autograd
 
 // The ids in the answer to a remote call, which autograd and the profiler may have wrapped.
 std::optional<ForkIds> remoteResult(MessageType type, std::span<const char> payload) {
-  for (int depth = 0; type == MessageType::FORWARD_AUTOGRAD_RESP ||
-                      type == MessageType::RUN_WITH_PROFILING_RESP;
+  for (int depth = 0;
+       type == MessageType::FORWARD_AUTOGRAD_RESP || type == MessageType::RUN_WITH_PROFILING_RESP;
        ++depth) {
     const auto inner = depth < kMaxWraps ? readWrappedType(payload) : std::nullopt;
     if (!inner) return std::nullopt;
@@ -54,7 +54,9 @@ struct Keeper {
 
 RRefHooks withDefaults(RRefHooks hooks) {
   if (!hooks.drop) {
-    hooks.drop = [](c10::intrusive_ptr<torch::distributed::rpc::RRef> rref) { (void)rref.release(); };
+    hooks.drop = [](c10::intrusive_ptr<torch::distributed::rpc::RRef> rref) {
+      (void)rref.release();
+    };
   }
   return hooks;
 }
@@ -128,12 +130,14 @@ RRefLedger::Carried RRefLedger::onSend(const Message& message, Rank to) {
     return rref.owner == self_ ? !torch_rrefs::hasFork(rref.ids)
                                : !torch_rrefs::hasChild(rref.ids.fork);
   });
-  for (const PickledRRef& rref : carried) book_.onSend(rref, to);
+  for (const PickledRRef& rref : carried)
+    book_.onSend(rref, to);
   return carried;
 }
 
 void RRefLedger::undo(const Carried& carried) {
-  for (const PickledRRef& rref : carried) book_.undoSend(rref);
+  for (const PickledRRef& rref : carried)
+    book_.undoSend(rref);
 }
 
 void RRefLedger::reap(Rank peer) {
@@ -182,7 +186,8 @@ std::vector<RRefRow> RRefLedger::report() {
     return std::chrono::duration<double>(now - since).count();
   };
   std::unordered_map<RRefKey, RRefBook::Holding, RRefKeyHash> holdings;
-  for (const auto& holding : book_.holdings()) holdings[holding.ids.fork] = holding;
+  for (const auto& holding : book_.holdings())
+    holdings[holding.ids.fork] = holding;
   const auto users_since = book_.usersSince();
   std::vector<RRefRow> rows;
   for (torch_rrefs::Owned& owned : torch_rrefs::owned()) {

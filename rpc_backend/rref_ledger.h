@@ -22,7 +22,7 @@ namespace weft::rpc {
 
 struct RRefValue {
   std::string type;
-  std::uint64_t bytes = 0;   // of the tensors in it
+  std::uint64_t bytes = 0;  // of the tensors in it
 };
 
 // What this library can't do to values of Python, which it does not know. Any thread, no GIL held.
@@ -38,9 +38,9 @@ struct RRefRow {
   bool owned = false;
   std::string type;
   Rank owner = -1;
-  std::vector<Rank> holders;      // of a value owned here, one per fork, ordered; -1: unknown
-  std::optional<double> age;      // seconds since Weft saw it first; nothing when it did not
-  std::optional<std::uint64_t> bytes;   // of a value owned here, when it is ready
+  std::vector<Rank> holders;           // of a value owned here, one per fork, ordered; -1: unknown
+  std::optional<double> age;           // seconds since Weft saw it first; nothing when it did not
+  std::optional<std::uint64_t> bytes;  // of a value owned here, when it is ready
 };
 
 class RRefLedger : private ForkTable {

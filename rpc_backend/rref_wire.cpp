@@ -55,11 +55,16 @@ class Cursor {
   }
   bool integer(unsigned char code, std::int64_t& value) {
     switch (code) {
-      case kBinInt1: return number<std::uint8_t>(value);
-      case kBinInt2: return number<std::uint16_t>(value);
-      case kBinInt: return number<std::int32_t>(value);
-      case kLong1: return longer(value);
-      default: return false;
+      case kBinInt1:
+        return number<std::uint8_t>(value);
+      case kBinInt2:
+        return number<std::uint16_t>(value);
+      case kBinInt:
+        return number<std::int32_t>(value);
+      case kLong1:
+        return longer(value);
+      default:
+        return false;
     }
   }
   bool finished() const { return rest_.empty(); }
@@ -169,11 +174,13 @@ std::optional<RRefKey> readForkId(std::span<const char> payload) {
 std::vector<PickledRRef> findPickledRRefs(std::span<const char> payload, Rank parent) {
   std::vector<PickledRRef> found;
   const std::string_view bytes(payload.data(), payload.size());
-  for (std::size_t at = bytes.find('('); at != std::string_view::npos; at = bytes.find('(', at + 1)) {
+  for (std::size_t at = bytes.find('('); at != std::string_view::npos;
+       at = bytes.find('(', at + 1)) {
     Cursor cursor(bytes.substr(at + 1));
     std::array<std::int64_t, 6> numbers{};
     bool complete = true;
-    for (std::int64_t& number : numbers) complete = complete && cursor.integer(number);
+    for (std::int64_t& number : numbers)
+      complete = complete && cursor.integer(number);
     PickledRRef rref;
     if (complete && textFollows(cursor) && asRank(numbers[0], rref.owner) &&
         asKey(numbers[1], numbers[2], rref.ids.value) &&

@@ -43,7 +43,7 @@ struct ForkIds {
 struct PickledRRef {
   Rank owner = -1;
   ForkIds ids;
-  Rank parent = -1;   // who pickled it
+  Rank parent = -1;  // who pickled it
 };
 
 // The payload of RREF_USER_DELETE, RREF_FORK_REQUEST and REMOTE_RET: ((on, id), (on, id)).

@@ -24,7 +24,9 @@ ShutdownBarrier::ShutdownBarrier(c10::intrusive_ptr<c10d::Store> store, int inde
                                  std::int32_t rank, int world, Hooks hooks)
     : store_(std::move(store)),
       prefix_("barrier/" + std::to_string(index) + "/"),
-      rank_(rank), world_(world), hooks_(std::move(hooks)) {}
+      rank_(rank),
+      world_(world),
+      hooks_(std::move(hooks)) {}
 
 std::string ShutdownBarrier::key(int round, std::int32_t rank) const {
   return prefix_ + std::to_string(round) + "/" + std::to_string(rank);
@@ -61,12 +63,14 @@ std::int64_t ShutdownBarrier::collect(int round, milliseconds timeout) {
     });
     const auto waited = steady_clock::now() - started;
     std::string whom;
-    for (const std::int32_t rank : missing) whom += (whom.empty() ? "" : ", ") + hooks_.describe(rank);
+    for (const std::int32_t rank : missing)
+      whom += (whom.empty() ? "" : ", ") + hooks_.describe(rank);
     TORCH_CHECK(missing.empty() || timeout.count() == 0 || waited < timeout,
                 "rpc.shutdown: gave up after ", timeout.count(), " ms; still missing: ", whom);
     // A peer that we never talked to would not be missed: talking to it makes its loss known.
     if (!probed && waited > kProbeAfter) {
-      for (const std::int32_t rank : missing) hooks_.probe(rank);
+      for (const std::int32_t rank : missing)
+        hooks_.probe(rank);
       probed = true;
     }
     if (steady_clock::now() > next_progress && !missing.empty()) {

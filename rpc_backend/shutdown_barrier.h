@@ -2,7 +2,8 @@
 // flight anywhere. Through the Store, so that it works under every request policy.
 //
 // Rounds: each worker posts how many calls it has in flight, and one more if it has made any
-// since the round before; when all posted zero the group is done, else another round follows. A worker that is lost is not waited for.
+// since the round before; when all posted zero the group is done, else another round follows. A
+// worker that is lost is not waited for.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -18,10 +19,10 @@ namespace weft::rpc {
 class ShutdownBarrier {
  public:
   struct Hooks {
-    std::function<std::int64_t()> active_calls;       // of this worker; waits for zero first
-    std::function<std::int64_t()> calls_sent;         // by this worker, ever
-    std::function<bool(std::int32_t)> is_lost;        // has that peer been declared lost?
-    std::function<void(std::int32_t)> probe;          // make sure that its loss would be noticed
+    std::function<std::int64_t()> active_calls;  // of this worker; waits for zero first
+    std::function<std::int64_t()> calls_sent;    // by this worker, ever
+    std::function<bool(std::int32_t)> is_lost;   // has that peer been declared lost?
+    std::function<void(std::int32_t)> probe;     // make sure that its loss would be noticed
     std::function<std::string(std::int32_t)> describe;
   };
 

@@ -12,7 +12,8 @@ bool waitForKeys(c10d::Store& store, const std::vector<std::string>& keys,
   const auto end = std::chrono::steady_clock::now() + limit;
   milliseconds nap{1};
   while (!store.check(keys)) {
-    const auto left = std::chrono::duration_cast<milliseconds>(end - std::chrono::steady_clock::now());
+    const auto left =
+        std::chrono::duration_cast<milliseconds>(end - std::chrono::steady_clock::now());
     if (left.count() <= 0) return false;
     std::this_thread::sleep_for(std::min(nap, left));
     nap = std::min(nap * 2, kLongestNap);

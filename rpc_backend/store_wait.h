@@ -10,8 +10,8 @@
 
 namespace weft::rpc {
 
-// True once all keys are there, false when `limit` has passed. Looks every millisecond at first, later
-// every 50 ms. Not on the loop thread.
+// True once all keys are there, false when `limit` has passed. Looks every millisecond at first,
+// later every 50 ms. Not on the loop thread.
 bool waitForKeys(c10d::Store& store, const std::vector<std::string>& keys,
                  std::chrono::milliseconds limit);
 

@@ -62,7 +62,8 @@ std::vector<Owned> owned() {
   for (const auto& [id, rref] : member(Owners{}, context())) {
     Owned one{rref, {}};
     if (const auto found = forks.find(id); found != forks.end()) {
-      for (const auto& fork : found->second) one.forks.push_back(fromTorch(fork));
+      for (const auto& fork : found->second)
+        one.forks.push_back(fromTorch(fork));
     }
     all.push_back(std::move(one));
   }

@@ -39,7 +39,7 @@ std::vector<Owned> owned();
 struct User {
   RRefPtr rref;
   RRefKey fork;
-  bool confirmed = false;   // by the owner
+  bool confirmed = false;  // by the owner
 };
 std::vector<User> users();
 

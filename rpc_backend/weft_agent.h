@@ -12,8 +12,8 @@
 // peer with its name and reason, a refusal with the policy's reason.
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/rpc/rpc_agent.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <atomic>
 #include <functional>
@@ -52,11 +52,11 @@ class WEFT_API WeftAgent : public torch::distributed::rpc::RpcAgent,
     c10::intrusive_ptr<c10d::Store> store;
     std::string name;
     worker_id_t rank = -1;
-    std::optional<int> world_size;   // none: a dynamic group
-    int device_count = 0;            // accelerators of this process
+    std::optional<int> world_size;  // none: a dynamic group
+    int device_count = 0;           // accelerators of this process
     WeftRpcBackendOptions options;
     std::optional<FaultOptions> faults;
-    RRefHooks rref_hooks;            // in a process with Python
+    RRefHooks rref_hooks;  // in a process with Python
   };
 
   // Listens, meets the other workers through the Store (static: all of them; dynamic: those
@@ -115,6 +115,8 @@ class WEFT_API WeftAgent : public torch::distributed::rpc::RpcAgent,
   void admit(const MemberRecord& member);
   void announce(const std::vector<MemberRecord>& members);
   void leaveDynamicGroup();
+  // Dynamic groups: takes a lost member off the list, so that its successor can join.
+  void forgetMember(worker_id_t id);
   std::string me() const;
 
   // agent_calls.cpp
@@ -137,8 +139,8 @@ class WEFT_API WeftAgent : public torch::distributed::rpc::RpcAgent,
   void sendToSelf(std::uint64_t id, const c10::intrusive_ptr<Message>& message);
   void onRequest(worker_id_t from, const std::shared_ptr<IncomingMessage>& in);
   // `take` makes the request's message under the call's streams; what it throws is answered.
-  void serve(worker_id_t from, std::uint64_t id,
-             RRefLedger::Seen seen, const std::function<c10::intrusive_ptr<Message>()>& take);
+  void serve(worker_id_t from, std::uint64_t id, RRefLedger::Seen seen,
+             const std::function<c10::intrusive_ptr<Message>()>& take);
   void respond(worker_id_t to, std::uint64_t id, RRefLedger::Seen seen, JitFuture& result);
   void sendResponse(worker_id_t to, std::uint64_t id, const c10::intrusive_ptr<Message>& message);
   void completeSelf(std::uint64_t id, const c10::intrusive_ptr<Message>& message);
@@ -176,12 +178,12 @@ class WEFT_API WeftAgent : public torch::distributed::rpc::RpcAgent,
   WorkerPool completers_;
   std::unique_ptr<transport::Endpoint> endpoint_;
 
-  mutable std::mutex maps_mutex_;       // guards the two below
+  mutable std::mutex maps_mutex_;  // guards the two below
   DeviceMaps reverse_maps_;
-  std::vector<MemberRecord> members_;   // dynamic groups: all but self
+  std::vector<MemberRecord> members_;  // dynamic groups: all but self
   std::vector<c10::Device> devices_;
 
-  std::mutex early_mutex_;              // guards the two below
+  std::mutex early_mutex_;  // guards the two below
   bool serving_ = false;
   std::vector<std::function<void()>> early_requests_;
 
@@ -190,7 +192,7 @@ class WEFT_API WeftAgent : public torch::distributed::rpc::RpcAgent,
 
   mutable std::mutex loss_mutex_;
   std::unordered_map<worker_id_t, std::string> losses_;
-  std::set<worker_id_t> cleaning_up_;   // a cleanUpAfter() is on its way
+  std::set<worker_id_t> cleaning_up_;  // a cleanUpAfter() is on its way
 
   std::mutex inflight_mutex_;
   std::unordered_map<worker_id_t, std::uint64_t> inflight_bytes_;

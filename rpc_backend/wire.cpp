@@ -94,11 +94,11 @@ std::optional<std::uint64_t> gappedSpan(std::span<const std::int64_t> sizes,
   }
   std::sort(order.begin(), order.begin() + sizes.size(),
             [&](std::size_t a, std::size_t b) { return strides[a] < strides[b]; });
-  std::uint64_t span = 1;   // elements covered so far
+  std::uint64_t span = 1;  // elements covered so far
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     const auto size = static_cast<std::uint64_t>(sizes[order[i]]);
     const auto stride = static_cast<std::uint64_t>(strides[order[i]]);
-    if (size > 1 && stride < span) return std::nullopt;   // it would overlap what is inside
+    if (size > 1 && stride < span) return std::nullopt;  // it would overlap what is inside
     std::uint64_t reach = 0;
     if (__builtin_mul_overflow(size - 1, stride, &reach)) return std::nullopt;
     if (__builtin_add_overflow(span, reach, &span)) return std::nullopt;
@@ -157,7 +157,8 @@ void WireWriter::tensor(const TensorMeta& meta) {
   if (meta.form == TensorForm::kDense) {
     put(meta.dtype);
     put(meta.ndim);
-    for (std::size_t d = 0; d < meta.ndim; ++d) putVarint(static_cast<std::uint64_t>(meta.sizes[d]));
+    for (std::size_t d = 0; d < meta.ndim; ++d)
+      putVarint(static_cast<std::uint64_t>(meta.sizes[d]));
     if (!contiguous) {
       for (std::size_t d = 0; d < meta.ndim; ++d) {
         putVarint(static_cast<std::uint64_t>(meta.strides[d]));
@@ -244,8 +245,7 @@ bool WireReader::shape(TensorMeta& meta, std::size_t item_size, bool contiguous)
   if (meta.gapped) {
     TensorMeta packed = meta;
     fillContiguous(packed);
-    const auto bytes =
-        denseBytes(sizes, std::span(packed.strides).first(meta.ndim), item_size);
+    const auto bytes = denseBytes(sizes, std::span(packed.strides).first(meta.ndim), item_size);
     const auto span = gappedSpan(sizes, strides, item_size);
     if (!bytes || !span || !worthKeepingGaps(*span, *bytes)) {
       return fail("a tensor's sizes and strides do not describe a view");

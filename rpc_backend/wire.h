@@ -30,9 +30,9 @@ enum class WireKind : std::uint8_t { kRequest = 1, kResponse = 2, kControl = 3, 
 
 // How a tensor's bytes are to be read.
 enum class TensorForm : std::uint8_t {
-  kUndefined = 0,   // an undefined tensor: no bytes
-  kDense = 1,       // sizes, strides and raw elements
-  kPickled = 2,     // torch's own pickler made the bytes (sparse, quantised, …)
+  kUndefined = 0,  // an undefined tensor: no bytes
+  kDense = 1,      // sizes, strides and raw elements
+  kPickled = 2,    // torch's own pickler made the bytes (sparse, quantised, …)
 };
 
 inline constexpr std::uint8_t kWireVersion = 1;
@@ -46,14 +46,14 @@ inline constexpr std::size_t kInlinePayloadBytes = 16384;
 struct TensorMeta {
   TensorForm form = TensorForm::kUndefined;
   bool requires_grad = false;
-  std::uint8_t dtype = 0;          // c10::ScalarType's number
-  std::uint8_t device_type = 0;    // c10::DeviceType's number, where the receiver puts it
+  std::uint8_t dtype = 0;        // c10::ScalarType's number
+  std::uint8_t device_type = 0;  // c10::DeviceType's number, where the receiver puts it
   std::int8_t device_index = -1;
   std::uint8_t ndim = 0;
-  std::array<std::int64_t, kMaxDims> sizes{};     // elements; first ndim are set
-  std::array<std::int64_t, kMaxDims> strides{};   // elements; a permutation without gaps
-  std::uint64_t bytes = 0;         // kDense: elements times item size; kPickled: as sent
-  std::span<const std::byte> inline_bytes;        // set when the bytes are in the header
+  std::array<std::int64_t, kMaxDims> sizes{};    // elements; first ndim are set
+  std::array<std::int64_t, kMaxDims> strides{};  // elements; a permutation without gaps
+  std::uint64_t bytes = 0;                  // kDense: elements times item size; kPickled: as sent
+  std::span<const std::byte> inline_bytes;  // set when the bytes are in the header
   bool is_inline = false;
   // The elements travel in row-major order, and the receiver lays them out with `strides`, which
   // leave gaps: a view that is not dense stays one, without its storage being sent.
@@ -66,7 +66,7 @@ struct WireHeader {
   std::uint64_t call_id = 0;
   std::uint32_t tensor_count = 0;
   bool payload_inline = true;
-  std::span<const std::byte> payload;   // when inline
+  std::span<const std::byte> payload;  // when inline
 };
 
 // Appends to a byte vector; the mirror of WireReader.

@@ -26,28 +26,27 @@ struct WorkerPool::State {
   std::size_t limit = 1;
   mutable std::mutex mutex;
   std::condition_variable work_arrived;
-  std::condition_variable crowded;      // wakes the watcher
+  std::condition_variable crowded;  // wakes the watcher
   std::condition_variable thread_left;
   std::deque<std::function<void()>> queue;
   // Read without the lock by threads that spin: only a hint that looking is worth while.
   std::atomic<std::size_t> waiting{0};
   std::vector<std::thread> threads;
-  std::size_t sleeping = 0;   // workers in work_arrived.wait
-  std::size_t spinning = 0;   // workers that look for work
-  std::size_t running = 0;    // workers inside a task
+  std::size_t sleeping = 0;  // workers in work_arrived.wait
+  std::size_t spinning = 0;  // workers that look for work
+  std::size_t running = 0;   // workers inside a task
   std::size_t workers = 0;
-  std::size_t alive = 0;      // workers and the watcher
-  std::uint64_t begun = 0;    // tasks, ever
+  std::size_t alive = 0;    // workers and the watcher
+  std::uint64_t begun = 0;  // tasks, ever
   bool watched = false;
   bool stopped = false;
 
-  void take(std::unique_lock<std::mutex>& lock, std::function<void()>& task) {
+  void take(std::function<void()>& task) {
     task = std::move(queue.front());
     queue.pop_front();
     waiting.store(queue.size(), std::memory_order_relaxed);
     ++begun;
     ++running;
-    lock.unlock();
   }
 };
 
@@ -89,7 +88,9 @@ void WorkerPool::work(const std::shared_ptr<State>& state) {
     state->work_arrived.wait(lock, [&] { return state->stopped || !state->queue.empty(); });
     --state->sleeping;
     if (state->queue.empty()) break;  // stopped, and nothing left to run
-    state->take(lock, task);
+    state->take(task);
+    provide(state);  // this one is busy now: somebody else for what waits behind its task
+    lock.unlock();
     try {
       task();
     } catch (const std::exception& error) {
@@ -121,22 +122,26 @@ void WorkerPool::watch(const std::shared_ptr<State>& state) {
   }
 }
 
+void WorkerPool::provide(const std::shared_ptr<State>& state) {
+  if (state->stopped || state->queue.size() <= state->spinning) return;  // one of those takes it
+  if (state->sleeping != 0) {
+    state->work_arrived.notify_one();
+  } else if (state->workers < state->ready) {
+    ++state->workers;
+    start(state, &work, "");
+  } else if (state->workers < state->limit) {
+    if (!state->watched) start(state, &watch, "-w");
+    state->watched = true;
+    state->crowded.notify_one();
+  }
+}
+
 bool WorkerPool::run(std::function<void()> task) {
   const std::lock_guard lock(state_->mutex);
   if (state_->stopped) return false;
   state_->queue.push_back(std::move(task));
   state_->waiting.store(state_->queue.size(), std::memory_order_relaxed);
-  if (state_->queue.size() <= state_->spinning) return true;  // one of them takes it
-  if (state_->sleeping != 0) {
-    state_->work_arrived.notify_one();
-  } else if (state_->workers < state_->ready) {
-    ++state_->workers;
-    start(state_, &work, "");
-  } else if (state_->workers < state_->limit) {
-    if (!state_->watched) start(state_, &watch, "-w");
-    state_->watched = true;
-    state_->crowded.notify_one();
-  }
+  provide(state_);
   return true;
 }
 

@@ -42,8 +42,10 @@ class WorkerPool {
   struct State;  // shared with the threads, so that a detached one stays sound
   static void work(const std::shared_ptr<State>& state);
   static void watch(const std::shared_ptr<State>& state);
-  static void start(const std::shared_ptr<State>& state, void (*body)(const std::shared_ptr<State>&),
-                    const char* suffix);
+  // Sees to it that somebody takes what waits. With the lock held.
+  static void provide(const std::shared_ptr<State>& state);
+  static void start(const std::shared_ptr<State>& state,
+                    void (*body)(const std::shared_ptr<State>&), const char* suffix);
 
   const std::size_t limit_;
   std::shared_ptr<State> state_;

@@ -41,7 +41,7 @@ enum Op : unsigned char {
   kLong1 = 0x8a,
 };
 
-constexpr std::size_t kMaxDepth = 4096;   // values on the stack; real tuples need tens
+constexpr std::size_t kMaxDepth = 4096;  // values on the stack; real tuples need tens
 
 // What the machine must know of a value. `number` of a tuple is its first element's.
 struct Value {
@@ -99,33 +99,56 @@ class Machine {
 
   bool step(unsigned char op) {
     switch (op) {
-      case kBinInt: return number<std::int32_t>();
-      case kBinInt1: return number<std::uint8_t>();
-      case kBinInt2: return number<std::uint16_t>();
-      case kLong1: return starts("\x08") && number<std::int64_t>();
-      case kBinFloat: return skip(8) && push(Value::Kind::kOther);
+      case kBinInt:
+        return number<std::int32_t>();
+      case kBinInt1:
+        return number<std::uint8_t>();
+      case kBinInt2:
+        return number<std::uint16_t>();
+      case kLong1:
+        return starts("\x08") && number<std::int64_t>();
+      case kBinFloat:
+        return skip(8) && push(Value::Kind::kOther);
       case kNone:
       case kNewTrue:
-      case kNewFalse: return push(Value::Kind::kOther);
-      case kBinUnicode: return text();
-      case kBinGet: return skip(1) && push(Value::Kind::kOther);
-      case kLongBinGet: return skip(4) && push(Value::Kind::kOther);
-      case kBinPut: return !stack_.empty() && skip(1);
-      case kLongBinPut: return !stack_.empty() && skip(4);
-      case kMark: marks_.push_back(stack_.size()); return true;
-      case kEmptyTuple: return push(Value::Kind::kOther);
-      case kTuple1: return tuple(1);
-      case kTuple2: return tuple(2);
-      case kTuple3: return tuple(3);
+      case kNewFalse:
+        return push(Value::Kind::kOther);
+      case kBinUnicode:
+        return text();
+      case kBinGet:
+        return skip(1) && push(Value::Kind::kOther);
+      case kLongBinGet:
+        return skip(4) && push(Value::Kind::kOther);
+      case kBinPut:
+        return !stack_.empty() && skip(1);
+      case kLongBinPut:
+        return !stack_.empty() && skip(4);
+      case kMark:
+        marks_.push_back(stack_.size());
+        return true;
+      case kEmptyTuple:
+        return push(Value::Kind::kOther);
+      case kTuple1:
+        return tuple(1);
+      case kTuple2:
+        return tuple(2);
+      case kTuple3:
+        return tuple(3);
       case kEmptyDict:
-      case kEmptyList: return push(Value::Kind::kContainer);
-      case kGlobal: return global();
-      case kReduce: return reduce();
-      case kAppend: return fill(1);
+      case kEmptyList:
+        return push(Value::Kind::kContainer);
+      case kGlobal:
+        return global();
+      case kReduce:
+        return reduce();
+      case kAppend:
+        return fill(1);
       case kTuple:
       case kAppends:
-      case kSetItems: return toMark(op);
-      default: return false;
+      case kSetItems:
+        return toMark(op);
+      default:
+        return false;
     }
   }
 
@@ -142,9 +165,9 @@ class Machine {
     }
     const Value head = stack_[first];
     stack_.resize(first);
-    return push(head.kind == Value::Kind::kNumber ? Value::Kind::kTupleOfNumber
-                                                  : Value::Kind::kOther,
-                head.number);
+    return push(
+        head.kind == Value::Kind::kNumber ? Value::Kind::kTupleOfNumber : Value::Kind::kOther,
+        head.number);
   }
   bool fill(std::size_t count) {
     if (stack_.size() <= count) return false;
@@ -187,7 +210,7 @@ std::optional<WrappedMessage> readWrappedType(std::span<const char> payload) {
   if (payload.size() <= kLength) return std::nullopt;
   std::uint64_t length = 0;
   for (std::size_t i = payload.size() - kLength; i < payload.size(); ++i) {
-    length = length << 8 | static_cast<unsigned char>(payload[i]);   // big endian
+    length = length << 8 | static_cast<unsigned char>(payload[i]);  // big endian
   }
   const std::size_t body = payload.size() - kLength;
   if (length == 0 || length >= body) return std::nullopt;

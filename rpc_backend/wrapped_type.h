@@ -15,8 +15,8 @@
 namespace weft::rpc {
 
 struct WrappedMessage {
-  std::int64_t type = 0;                 // of the inner message
-  std::span<const char> inner_payload;   // the inner message's payload
+  std::int64_t type = 0;                // of the inner message
+  std::span<const char> inner_payload;  // the inner message's payload
 };
 
 // Nothing when the payload does not end in such a tuple. Total; any thread.

@@ -220,7 +220,7 @@ EndpointStats EndpointImpl::stats() const {
 
 // --- loop thread ---
 
-void EndpointImpl::start(std::vector<std::pair<UniqueFd, const char*>> listening) {
+void EndpointImpl::start(std::vector<std::pair<UniqueFd, const char*>>&& listening) {
   for (auto& [fd, transport_name] : listening)
     acceptor_.listen(std::move(fd), transport_name);
   using std::chrono::milliseconds;

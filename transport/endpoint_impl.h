@@ -62,7 +62,7 @@ class EndpointImpl final : public Endpoint {
   void tickHeld(EventLoop::Clock::time_point now);
 
   // loop thread
-  void start(std::vector<std::pair<UniqueFd, const char*>> listening);
+  void start(std::vector<std::pair<UniqueFd, const char*>>&& listening);
   void tick();
   void beginClose(std::chrono::milliseconds linger);
   void onPeerFinished();

@@ -80,7 +80,7 @@ void Link::drain() {
   }
 }
 
-void Link::end(LinkEnd end) {
+void Link::end(const LinkEnd& end) {
   const auto on_end = std::exchange(events_.on_end, nullptr);
   poll_.want(false, want_write_);
   if (on_end) on_end(end);

@@ -46,7 +46,7 @@ class Link {
   Stream& stream() noexcept { return *stream_; }
 
  private:
-  void end(LinkEnd end);
+  void end(const LinkEnd& end);
 
   std::shared_ptr<Stream> stream_;
   FrameReader reader_;

@@ -18,8 +18,8 @@ namespace weft::transport {
 // One per thread; not thread-safe.
 class AdaptiveSpin {
  public:
-  // True as soon as `ready()` is; false when the present budget ran out first. `ready` must be cheap
-  // and may be called many times.
+  // True as soon as `ready()` is; false when the present budget ran out first. `ready` must be
+  // cheap and may be called many times.
   template <typename Ready>
   bool until(Ready&& ready) {
     if (!worthTrying()) return false;

@@ -12,10 +12,12 @@ Importing starts no thread and opens no socket. See ``docs/`` for the rest.
 
 from __future__ import annotations
 
-from weft._version import __version__
-from weft import _native  # loads libweft.so and weft._C after torch
-from weft import _registration
+from weft import (
+    _native,  # loads libweft.so and weft._C after torch
+    _registration,
+)
 from weft._registered import register_function, registered_functions
+from weft._version import __version__
 from weft.options import RpcBackendOptions
 from weft.rpc import init_rpc, wait_all_workers
 from weft.rref import RRefId, RRefInfo, rref_report

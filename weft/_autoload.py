@@ -17,7 +17,7 @@ _TRIGGER = "torch.distributed.rpc"
 def _import_weft() -> None:
     try:
         import weft  # noqa: F401
-    except Exception as error:  # noqa: BLE001  torch must stay usable without Weft
+    except Exception as error:
         print(f"weft: not loaded: {error}", file=sys.stderr)
 
 
@@ -27,7 +27,7 @@ class _AfterRpc(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(self) -> None:
         self._loader: importlib.abc.Loader | None = None
 
-    def find_spec(self, name, path=None, target=None):  # noqa: ANN001, ANN201
+    def find_spec(self, name, path=None, target=None):
         if name != _TRIGGER:
             return None
         sys.meta_path.remove(self)
@@ -38,7 +38,7 @@ class _AfterRpc(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         spec.loader = self
         return spec
 
-    def create_module(self, spec):  # noqa: ANN001, ANN201
+    def create_module(self, spec):
         assert self._loader is not None
         return self._loader.create_module(spec)
 
@@ -56,5 +56,5 @@ def load() -> None:
             _import_weft()
         elif not any(isinstance(finder, _AfterRpc) for finder in sys.meta_path):
             sys.meta_path.insert(0, _AfterRpc())
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         print(f"weft: the entry point failed: {error}", file=sys.stderr)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import torch  # noqa: F401  libtorch must be in the process before libweft.so
-import torch.distributed.rpc  # noqa: F401  registers the base classes that weft._C extends
+import torch
+import torch.distributed.rpc
 
 _HERE = Path(__file__).resolve().parent
 

@@ -16,9 +16,7 @@ from weft.options import RpcBackendOptions, master_host
 BACKEND = "WEFT"
 
 
-def _construct_options(
-    rpc_timeout: float, init_method: str, **kwargs: Any
-) -> RpcBackendOptions:
+def _construct_options(rpc_timeout: float, init_method: str, **kwargs: Any) -> RpcBackendOptions:
     return RpcBackendOptions(rpc_timeout=rpc_timeout, init_method=init_method, **kwargs)
 
 
@@ -34,9 +32,7 @@ def make_agent(
     if not isinstance(store, dist.Store):
         raise TypeError(f"`store` must be a c10d::Store. {store}")
     if not isinstance(options, RpcBackendOptions):
-        raise TypeError(
-            f"`rpc_backend_options` must be a `weft.RpcBackendOptions`. {options}"
-        )
+        raise TypeError(f"`rpc_backend_options` must be a `weft.RpcBackendOptions`. {options}")
     if not options.master_host:
         options.master_host = master_host(options.init_method)
     _registered.set_policy(options.request_policy)
@@ -70,16 +66,16 @@ def _shut_down_at_exit() -> None:
         agent = api._get_current_rpc_agent() if api._is_current_rpc_agent_set() else None
         if isinstance(agent, _C.WeftAgent):
             agent.shutdown()
-    except Exception:  # noqa: BLE001  at exit there is nobody to tell
+    except Exception:
         pass
 
 
 def install() -> None:
     """Registers the backend and the patches; calling it again changes nothing."""
     if not backend_registry.backend_registered(BACKEND):
+        _torch_patches.install()
         backend_registry.register_backend(BACKEND, _construct_options, _init_backend)
         _torch_patches.refresh_backend_type()
-        _torch_patches.install()
         atexit.register(_shut_down_at_exit)
     if os.environ.get("WEFT_AS_DEFAULT", "0") == "1":
         _torch_patches.make_default()

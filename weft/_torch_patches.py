@@ -7,15 +7,20 @@ while the current agent is Weft's; with TensorPipe, upstream's code runs as it w
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
+import threading
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed.rpc as rpc
 from torch.distributed.rpc import api, backend_registry
+from torch.distributed.rpc.constants import DEFAULT_RPC_TIMEOUT_SEC
 
 from weft import _C
 
 logger = logging.getLogger(__name__)
+_meeting = threading.local()  # .timeout: set while a thread is in init_rpc for Weft
 
 
 def _current_is_weft() -> bool:
@@ -52,7 +57,10 @@ def _patch_wait_all_workers() -> None:
         if not agent.is_static_group:
             return
         lost = agent.barrier(timeout)
-        if not lost and agent.everyone_serves_python:
+        # A peer may have come to the barrier and yet not be reachable from here (another key).
+        if lost or any(agent.loss_of(worker.id) for worker in agent.get_worker_infos()):
+            return
+        if agent.everyone_serves_python:
             upstream(timeout or api.get_rpc_timeout())
 
     api._wait_all_workers = wait_all_workers
@@ -75,10 +83,52 @@ def _patch_destroy_rref_context() -> None:
     api._destroy_rref_context = destroy_rref_context
 
 
+def _patch_rendezvous() -> None:
+    """``rpc.init_rpc`` and ``rendezvous._create_c10d_store``. Checked on 2.11 and 2.15.
+
+    With ``env://`` and ``tcp://``, before any backend is asked, rank 0 waits inside its TCPStore for
+    all workers, and the others wait for rank 0: half an hour, in silence. For Weft the workers'
+    ``rpc_timeout`` bounds that, and rank 0 does not wait there: the agent does, and names the missing.
+    """
+    # By name: torch.distributed has a function of the module's name.
+    rendezvous = importlib.import_module("torch.distributed.rendezvous")
+    upstream_init, upstream_store = rpc.init_rpc, rendezvous._create_c10d_store
+
+    @functools.wraps(upstream_store)
+    def create_store(
+        hostname: str, port: int, rank: int, world_size: int, timeout: Any, *rest: Any, **more: Any
+    ) -> Any:
+        limit = getattr(_meeting, "timeout", None)
+        if limit is not None:
+            world_size, timeout = -1, limit  # -1: the store does not count its users
+        return upstream_store(hostname, port, rank, world_size, timeout, *rest, **more)
+
+    @functools.wraps(upstream_init)
+    def init_rpc(
+        name: str,
+        backend: Any = None,
+        rank: int = -1,
+        world_size: int | None = None,
+        rpc_backend_options: Any = None,
+    ) -> None:
+        ours = isinstance(rpc_backend_options, _C.RpcBackendOptionsBase)
+        if ours or getattr(backend, "name", None) == "WEFT":
+            seconds = getattr(rpc_backend_options, "rpc_timeout", 0) or DEFAULT_RPC_TIMEOUT_SEC
+            _meeting.timeout = timedelta(seconds=seconds)
+        try:
+            upstream_init(name, backend, rank, world_size, rpc_backend_options)
+        finally:
+            _meeting.timeout = None
+
+    rendezvous._create_c10d_store = create_store
+    rpc.init_rpc = init_rpc
+
+
 def install() -> None:
     """Installs the patches that registration needs."""
     _patch_wait_all_workers()
     _patch_destroy_rref_context()
+    _patch_rendezvous()
 
 
 def translate_options(options: Any) -> Any:

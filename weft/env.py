@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from weft import _native  # noqa: F401
-from weft import _C
+from weft import (
+    _C,
+    _native,  # noqa: F401
+)
 
 
 class Variable(NamedTuple):

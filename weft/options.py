@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from numbers import Real
-from typing import Union
 from urllib.parse import urlparse
 
 import torch
 from torch.distributed.rpc import constants
 from torch.distributed.rpc.options import _to_device_map
 
-from weft import _native  # noqa: F401
-from weft import _C
+from weft import (
+    _C,
+    _native,  # noqa: F401
+)
 
-DeviceLike = Union[int, str, torch.device]
+DeviceLike = int | str | torch.device
 
 POLICIES = ("any", "registered", "script")
 

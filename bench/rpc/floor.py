@@ -38,7 +38,7 @@ def memory_copy() -> Figures:
     target = torch.empty_like(source)
     target.copy_(source)
 
-    def rate(copy) -> float:  # noqa: ANN001
+    def rate(copy) -> float:
         times = []
         for _ in range(5):
             start = time.perf_counter()

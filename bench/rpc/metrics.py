@@ -62,9 +62,7 @@ def sync_add() -> Figures:
 
 
 def python_call() -> Figures:
-    return _quantiles(
-        "python function", _time_each(1000, lambda: rpc.rpc_sync(PEER, nothing))
-    )
+    return _quantiles("python function", _time_each(1000, lambda: rpc.rpc_sync(PEER, nothing)))
 
 
 def remote_to_here() -> Figures:

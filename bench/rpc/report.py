@@ -32,7 +32,7 @@ def rows(ours: list[dict[str, float]], theirs: list[dict[str, float]]) -> list[R
     for name in ours[0]:
         a = [figures[name] for figures in ours]
         b = [figures[name] for figures in theirs]
-        ratios = [x / max(y, 1e-9) for x, y in zip(a, b)]
+        ratios = [x / max(y, 1e-9) for x, y in zip(a, b, strict=True)]
         result.append(
             Row(
                 name,
@@ -48,12 +48,12 @@ def rows(ours: list[dict[str, float]], theirs: list[dict[str, float]]) -> list[R
 
 def table(found: list[Row], ours: str, theirs: str, floors: dict[str, float]) -> str:
     """The table for people, in Markdown."""
-    lines = [f"| measured | {theirs} | {ours} | ratio (lowest–highest) |", "|---|---|---|---|"]
+    lines = [f"| measured | {theirs} | {ours} | ratio (lowest to highest) |", "|---|---|---|---|"]
     for row in found:
         better = "times the speed" if row.higher_is_better else "of its cost"
         lines.append(
             f"| {row.name} | {row.theirs:,.4g} | {row.ours:,.4g} | "
-            f"{row.ratio:.2f} ({row.low:.2f}–{row.high:.2f}) {better} |"
+            f"{row.ratio:.2f} ({row.low:.2f} to {row.high:.2f}) {better} |"
         )
     lines += ["", "Limits of this machine in the same run: "]
     lines += [f"- {name}: {value:,.4g}" for name, value in floors.items()]

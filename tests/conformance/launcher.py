@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
+import functools
 import signal
+from collections.abc import Callable
 from typing import Any
 
+import torch.distributed as dist
 import torch.multiprocessing
 from torch.testing._internal.common_distributed import TEST_SKIPS, MultiProcessTestCase
 
@@ -32,6 +36,7 @@ class RankLauncher(MultiProcessTestCase):
     def _run(cls, *args: Any, **kwargs: Any) -> None:
         """Entered in each rank: lets the runner ask a hung rank where it is."""
         faulthandler.register(signal.SIGUSR1, all_threads=True)
+        _keep_process_groups()
         super()._run(*args, **kwargs)
 
     def _check_return_codes(self, *args: Any, **kwargs: Any) -> None:
@@ -44,6 +49,28 @@ class RankLauncher(MultiProcessTestCase):
         if bad:
             told = ", ".join(f"rank {rank}: {_say(code)}" for rank, code in bad.items())
             raise RuntimeError(f"the test's assertions held, but ranks died: {told}")
+
+
+def _keep_process_groups() -> None:
+    """Makes every process group of this rank live as long as the rank.
+
+    A DDP module whose process group was destroyed is its last owner. When Python frees the module,
+    the GIL is held while ProcessGroupGloo joins its threads, and one of them may be waiting for
+    the GIL to free a tensor: a deadlock within torch, seen with either RPC backend.
+    """
+    for name in ("init_process_group", "new_group"):
+        setattr(dist, name, _keeping_its_group(getattr(dist, name)))
+
+
+def _keeping_its_group(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(upstream)
+    def keeping(*args: Any, **kwargs: Any) -> Any:
+        result = upstream(*args, **kwargs)
+        for group in (result, dist.group.WORLD):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))  # never given back
+        return result
+
+    return keeping
 
 
 def _say(code: int | None) -> str:

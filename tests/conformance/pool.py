@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import shutil
+import signal
 import tempfile
 import time
 from collections import deque
@@ -29,6 +30,9 @@ def run(
     running: dict[int, processes.Running] = {}
     scratch = Path(tempfile.mkdtemp(prefix="conf-"))
     poll = select.poll()
+    # A signal may stop the run only while it waits for a test to end, when every test that was
+    # started is on the books and none is half collected; so none outlives the run.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, processes.STOP_SIGNALS)
     try:
         while waiting or running:
             while waiting and len(running) < lanes:
@@ -46,6 +50,7 @@ def run(
         for test in running.values():
             test.kill()
         shutil.rmtree(scratch, ignore_errors=True)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _ended(
@@ -53,7 +58,11 @@ def _ended(
 ) -> list[tuple[processes.Running, Verdict]]:
     """Waits until a test ends or a deadline passes, and takes those tests out of `running`."""
     nearest = min(test.deadline for test in running.values())
-    ready = {fd for fd, _ in poll.poll(max(0.0, nearest - time.monotonic()) * 1000)}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, processes.STOP_SIGNALS)
+    try:
+        ready = {fd for fd, _ in poll.poll(max(0.0, nearest - time.monotonic()) * 1000)}
+    finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, processes.STOP_SIGNALS)
     now = time.monotonic()
     done = []
     for fd, test in list(running.items()):

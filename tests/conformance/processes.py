@@ -20,6 +20,8 @@ from conformance.cases import FAILED, Case, Verdict, execute
 _OUTPUT_LIMIT = 256 * 1024  # how much of the end of a test's output is kept
 _TRACE_SECONDS = 0.3  # what each process of a hung test has to write down where it is
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 Execute = Callable[[Case], Verdict]
 
 
@@ -85,8 +87,9 @@ def _child(case: Case, folder: Path, run: Execute) -> None:
     code = 1
     try:
         os.setpgid(0, 0)
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         output = os.open(folder / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)

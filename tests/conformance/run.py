@@ -127,6 +127,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _stop(number: int, _frame: object) -> None:
+    signal.signal(number, signal.SIG_IGN)  # `timeout` sends it twice: the second may not cut short
     raise SystemExit(128 + number)
 
 

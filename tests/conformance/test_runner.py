@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -27,20 +28,25 @@ class Runner:
         self.child_pid = folder / "child"
         self.lines: list[str] = []
 
-    def __call__(self, *arguments: str) -> tuple[int, dict[str, Any]]:
-        result = self.folder / "result.json"
-        result.unlink(missing_ok=True)
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
         command = [sys.executable, str(_HERE / "run.py"), "--catalogue", "conformance.fake_suites"]
-        command += ["--json", str(result), *arguments]
         environment = os.environ | {
             "FAKE_CHILD_PID": str(self.child_pid),
             "FAKE_MARKER": str(self.folder / "marker"),
         }
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
-        assert done.stderr == ""
-        self.lines = done.stdout.splitlines()
+        pipe = subprocess.PIPE
+        command += arguments
+        return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
+
+    def __call__(self, *arguments: str) -> tuple[int, dict[str, Any]]:
+        result = self.folder / "result.json"
+        result.unlink(missing_ok=True)
+        with self.start("--json", str(result), *arguments) as process:
+            out, err = process.communicate(timeout=60)
+        assert err == ""
+        self.lines = out.splitlines()
         content = json.loads(result.read_text()) if result.exists() else {}
-        return done.returncode, content
+        return process.returncode, content
 
     def child_is_gone(self) -> bool:
         """Whether the process that the fake test started has ended."""
@@ -93,6 +99,19 @@ def test_a_crash_is_a_failure(runner: Runner) -> None:
 def test_nothing_outlives_its_test(runner: Runner) -> None:
     code, _ = runner("--only", "leaves_a_child")
     assert code == 0
+    assert runner.child_is_gone()
+
+
+def test_a_stopped_run_leaves_nothing_behind(runner: Runner) -> None:
+    with runner.start("--only", "hangs") as process:
+        for _ in range(500):
+            if runner.child_pid.exists() and runner.child_pid.read_text():
+                break
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)  # as `timeout` does, to the process and to its group
+        process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM
     assert runner.child_is_gone()
 
 

@@ -11,7 +11,7 @@ std::size_t itemSize(std::uint8_t dtype) { return dtype < 16 ? std::size_t{1} <<
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  using namespace weft::rpc;   // NOLINT(google-build-using-namespace)
+  using namespace weft::rpc;  // NOLINT(google-build-using-namespace)
   if (size == 0) return 0;
   const bool wrapped = (data[0] & 1) != 0;
   ++data;

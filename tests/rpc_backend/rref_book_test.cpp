@@ -54,7 +54,7 @@ TEST_F(RRefBookTest, ADeletionThatOvertakesItsForkIsRemembered) {
   EXPECT_TRUE(table.forks.empty());
   const ForkIds other{{1, 20}, {1, 21}};
   book.onUserDelete(other);
-  table.addFork(other);   // torch, when the function is done
+  table.addFork(other);  // torch, when the function is done
   book.onRemoteResult(other, 1, book.now());
   EXPECT_TRUE(table.forks.empty());
 }
@@ -134,9 +134,12 @@ TEST_F(RRefBookTest, ManyThreads) {
       }
     });
   }
-  for (std::thread& thread : threads) thread.join();
-  for (Rank holder = 1; holder <= 4; ++holder) book.lose(holder);
-  for (Rank holder = 1; holder <= 4; ++holder) book.reap(holder);
+  for (std::thread& thread : threads)
+    thread.join();
+  for (Rank holder = 1; holder <= 4; ++holder)
+    book.lose(holder);
+  for (Rank holder = 1; holder <= 4; ++holder)
+    book.reap(holder);
   EXPECT_TRUE(table.forks.empty());
   EXPECT_TRUE(book.holdings().empty());
 }
@@ -160,7 +163,8 @@ TEST(RRefBookProperty, RandomSchedulesOverFourWorkers) {
   const char* count = std::getenv("WEFT_SEEDS");
   const std::uint32_t first = one != nullptr ? static_cast<std::uint32_t>(std::atoi(one)) : 0;
   const std::uint32_t seeds =
-      one != nullptr ? 1 : (count != nullptr ? static_cast<std::uint32_t>(std::atoi(count)) : 10000);
+      one != nullptr ? 1
+                     : (count != nullptr ? static_cast<std::uint32_t>(std::atoi(count)) : 10000);
   for (std::uint32_t seed = first; seed < first + seeds; ++seed) {
     const auto wrong = runSchedule(seed);
     ASSERT_FALSE(wrong) << "WEFT_SEED=" << seed << ": " << *wrong;

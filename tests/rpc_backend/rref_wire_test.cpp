@@ -22,8 +22,8 @@ TEST(RRefWire, ReadsForkIds) {
 }
 
 TEST(RRefWire, ReadsLargeIds) {
-  const auto ids = readForkIds(
-      bytesOf("\x80\x02(K\x01\x8a\x08\x00\x00\x00\x00\x01\x00\x00\x00\x86K\x02J\x00\x00\x01\x00\x86t."s));
+  const auto ids = readForkIds(bytesOf(
+      "\x80\x02(K\x01\x8a\x08\x00\x00\x00\x00\x01\x00\x00\x00\x86K\x02J\x00\x00\x01\x00\x86t."s));
   ASSERT_TRUE(ids);
   EXPECT_EQ(ids->value, (RRefKey{1, std::int64_t{1} << 32}));
   EXPECT_EQ(ids->fork, (RRefKey{2, 65536}));
@@ -41,7 +41,8 @@ TEST(RRefWire, EveryTruncationAndAddition) {
   }
   EXPECT_FALSE(readForkIds(bytesOf(kForkIds + "."s)));
   EXPECT_FALSE(readForkId(bytesOf(kForkIds)));
-  EXPECT_FALSE(readForkIds(bytesOf("\x80\x02K\x01K\x05\x86X\x01\x00\x00\x00zK\x02K\x01\x86\x86."s)));
+  EXPECT_FALSE(
+      readForkIds(bytesOf("\x80\x02K\x01K\x05\x86X\x01\x00\x00\x00zK\x02K\x01\x86\x86."s)));
 }
 
 TEST(RRefWire, RefusesIdsOutOfRange) {

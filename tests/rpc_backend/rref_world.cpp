@@ -20,10 +20,13 @@ bool isControl(Kind kind) {
 
 }  // namespace
 
-// A worker that came back counts from 0 in truth; here each life has ids of its own, because torch's
-// tables mix up values of two lives (docs/rref.md, limits).
+// A worker that came back counts from 0 in truth; here each life has ids of its own, because
+// torch's tables mix up values of two lives (docs/rref.md, limits).
 Worker::Worker(World& world, Rank own_rank, int own_life)
-    : rank(own_rank), life(own_life), book(*this, own_rank), world_(world),
+    : rank(own_rank),
+      life(own_life),
+      book(*this, own_rank),
+      world_(world),
       next_id_(std::int64_t{own_life} << 32U) {}
 
 RRefKey Worker::newId() { return {rank, next_id_++}; }
@@ -31,17 +34,19 @@ RRefKey Worker::newId() { return {rank, next_id_++}; }
 void Worker::send(Kind kind, Rank to, const PickledRRef& rref, int owner_life) {
   const Packet packet{kind, rank, life, to, rref, owner_life, 0};
   if (lost.contains(to)) {
-    if (isControl(kind)) acknowledged(packet);   // WeftAgent::nothingLeftToSay
+    if (isControl(kind)) acknowledged(packet);  // WeftAgent::nothingLeftToSay
     return;
   }
   world_.network.push_back(packet);
   // torch sends it again when the answer is late.
-  while (isControl(kind) && world_.chance(20)) world_.network.push_back(packet);
+  while (isControl(kind) && world_.chance(20))
+    world_.network.push_back(packet);
 }
 
 void Worker::create(Rank owner) {
   PickledRRef rref{owner, {newId(), newId()}, rank};
-  references.push_back(std::make_unique<Reference>(Reference{rref, world_.lifeOf(owner), false, true, {}, false}));
+  references.push_back(
+      std::make_unique<Reference>(Reference{rref, world_.lifeOf(owner), false, true, {}, false}));
   send(Kind::kRemoteCall, owner, rref, world_.lifeOf(owner));
 }
 
@@ -167,7 +172,7 @@ void Worker::process(const Packet& packet) {
 }
 
 void Worker::finish(const Packet& call) {
-  addFork(call.rref.ids);   // torch does, before it answers
+  addFork(call.rref.ids);  // torch does, before it answers
   book.onRemoteResult(call.rref.ids, call.from, call.seen);
   send(Kind::kRemoteResult, call.from, call.rref, call.owner_life);
 }
@@ -212,8 +217,8 @@ void World::act(Worker& actor) {
       break;
     case 3:
       if (other != actor.rank && !actor.forks.empty()) {
-        const auto value = std::next(actor.forks.begin(),
-                                     static_cast<std::ptrdiff_t>(pick(actor.forks.size())));
+        const auto value =
+            std::next(actor.forks.begin(), static_cast<std::ptrdiff_t>(pick(actor.forks.size())));
         actor.passOwn(RRefKey(value->first), other);
       }
       break;
@@ -304,7 +309,8 @@ void World::step() {
   } else if (dice < 97) {
     noticeOrReap();
   } else if (dice < 98) {
-    const auto living = std::count_if(workers_.begin(), workers_.end(), [](const auto& w) { return w != nullptr; });
+    const auto living =
+        std::count_if(workers_.begin(), workers_.end(), [](const auto& w) { return w != nullptr; });
     if (one != nullptr && living > 2) kill(rank);
   } else if (one == nullptr) {
     restart(rank);
@@ -330,12 +336,12 @@ void World::dropAll() {
 }
 
 std::optional<std::string> World::problem(bool settled) const {
-  std::map<Rank, std::set<RRefKey>> held;   // by owner
+  std::map<Rank, std::set<RRefKey>> held;  // by owner
   for (const auto& one : workers_) {
     if (!one) continue;
     for (const auto& reference : one->references) {
       const PickledRRef& rref = reference->rref;
-      held[rref.owner].insert(rref.ids.fork);   // a new life may be asked for a value of the old
+      held[rref.owner].insert(rref.ids.fork);  // a new life may be asked for a value of the old
       if (!alive(rref.owner, reference->owner_life)) continue;
       const Worker& owner = *workers_[static_cast<std::size_t>(rref.owner)];
       const auto known = owner.forks.find(rref.ids.value);

@@ -14,7 +14,8 @@ using namespace std::string_literals;
 std::string payloadOf(const std::string& inner, const std::string& pickle) {
   std::string length(8, '\0');
   std::size_t rest = pickle.size();
-  for (std::size_t i = 8; i-- > 0; rest >>= 8) length[i] = static_cast<char>(rest & 0xff);
+  for (std::size_t i = 8; i-- > 0; rest >>= 8)
+    length[i] = static_cast<char>(rest & 0xff);
   return inner + pickle + length;
 }
 
@@ -25,11 +26,13 @@ std::optional<WrappedMessage> read(const std::string& payload) {
 std::string tag(const std::string& value, const std::string& type) {
   std::string length(4, '\0');
   length[0] = static_cast<char>(type.size());
-  return "ctorch.jit._pickle\nrestore_type_tag\nq\x05("s + value + "X"s + length + type + "q\x06tR"s;
+  return "ctorch.jit._pickle\nrestore_type_tag\nq\x05("s + value + "X"s + length + type +
+         "q\x06tR"s;
 }
 
 TEST(WrappedType, ReadsTheFirstNumberOfATuple) {
-  const std::string payload = payloadOf("inner", "\x80\x02(M\x0f\x01K\x02K\x03"s + "J\x01\x00\x00\x00t."s);
+  const std::string payload =
+      payloadOf("inner", "\x80\x02(M\x0f\x01K\x02K\x03"s + "J\x01\x00\x00\x00t."s);
   const auto found = read(payload);
   ASSERT_TRUE(found);
   EXPECT_EQ(found->type, 0x10f);
@@ -60,7 +63,7 @@ TEST(WrappedType, EveryTruncationIsRefused) {
 
 TEST(WrappedType, LengthsThatPointOutsideAreRefused) {
   const std::string pickle = "\x80\x02(K\x02K\x03t."s;
-  EXPECT_FALSE(read(payloadOf("", pickle)));   // nothing left for the inner message
+  EXPECT_FALSE(read(payloadOf("", pickle)));  // nothing left for the inner message
   EXPECT_FALSE(read("inner" + pickle + std::string(8, '\xff')));
   EXPECT_FALSE(read("inner" + pickle + std::string(8, '\0')));
 }
@@ -87,8 +90,8 @@ TEST(WrappedType, AGlobalStandsForANumberAndIsRefusedInTuples) {
 TEST(WrappedType, ATupleThatIsReplacedIsRefused) {
   // The first tuple names type 0; a REDUCE then puts another value in its place.
   const std::string first = "(K\x00K\x01t"s;
-  const std::string annotated =
-      "\x80\x02"s + "ctorch.jit._pickle\nrestore_type_tag\n("s + first + "X\x01\x00\x00\x00"s + "xtR."s;
+  const std::string annotated = "\x80\x02"s + "ctorch.jit._pickle\nrestore_type_tag\n("s + first +
+                                "X\x01\x00\x00\x00"s + "xtR."s;
   EXPECT_FALSE(read(payloadOf("i", annotated)));
   // Two values at the end, or a mark left over.
   EXPECT_FALSE(read(payloadOf("i", "\x80\x02"s + first + first + "."s)));

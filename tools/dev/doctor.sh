@@ -48,5 +48,9 @@ run_doctor() {
   doctor_line -- cores "$(nproc); $(awk '/MemAvailable/ { printf "%.1f GiB free", $2 / 1048576 }' /proc/meminfo)"
   doctor_line -- disk "$(df -h --output=avail "$(dirname "$CACHE")" 2>/dev/null | tail -1 | tr -d ' ') free for $CACHE"
   [[ $status == 0 ]] || printf 'This command fixes what is missing:  ./dev setup\n'
+  if [[ $status == 0 && -f "$SITE/weft/_C.so" ]]; then
+    find_venv
+    (cd "$WEFT_ROOT" && limited 120 env "${WEFT_ENV[@]}" python -m weft.doctor) || status=1
+  fi
   return "$status"
 }

@@ -50,14 +50,24 @@ sanitized() {
   bazel_tests "sanitizers-$1" "${targets[@]}" -- "--config=$1"
 }
 
-part_python() {
-  local rc=0 flags=()
+# pytest_run NAME ARGS…: pytest under Weft; its counts go to NAME.json.
+pytest_run() {
+  local name="$1" rc=0 flags=()
+  shift
   [[ -n "$FILTER" ]] && flags=(-k "$FILTER")
-  rm -f "$RESULTS/python.xml"
+  rm -f "$RESULTS/$name.xml"
   (cd "$WEFT_ROOT" && limited 1500 env "${WEFT_ENV[@]}" python -m pytest -q \
-    --junitxml="$RESULTS/python.xml" "${flags[@]}" >&2) || rc=$?
+    --junitxml="$RESULTS/$name.xml" "${flags[@]}" "$@" >&2) || rc=$?
   [[ $rc == 5 ]] && rc=0 # pytest's "no test selected"
-  tally junit "$RESULTS/python.xml" "$RESULTS/python.json" "$rc"
+  tally junit "$RESULTS/$name.xml" "$RESULTS/$name.json" "$rc"
+}
+
+part_python() {
+  local status=0
+  pytest_run python || status=1
+  # The suites' runner tests itself; the suites it runs are the part `conformance`.
+  pytest_run runner -o addopts=-p\ no:cacheprovider tests/conformance/test_runner.py || status=1
+  return "$status"
 }
 
 # run_conformance NAME LIMIT FLAGS…
