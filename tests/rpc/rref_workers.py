@@ -96,7 +96,11 @@ class Group:
     """`count` workers of one RPC group, `worker0` and so on."""
 
     def __init__(
-        self, count: int, environment: dict[str, str] | None = None, **options: Any
+        self,
+        count: int,
+        environment: dict[str, str] | None = None,
+        dynamic: bool = False,
+        **options: Any,
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="weft-rref-"))
         environment = {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", **(environment or {})}
@@ -104,7 +108,7 @@ class Group:
         try:
             meeting = f"file://{self.folder}/meeting"
             for worker in self.workers:
-                worker.start(join, worker.rank, count, meeting, **options)
+                worker.start(join, worker.rank, None if dynamic else count, meeting, **options)
             for worker in self.workers:
                 worker.result()
         except BaseException:
@@ -159,7 +163,7 @@ def _rpc() -> Any:
 
 
 def join(
-    rank: int, count: int, meeting: str, faults: dict[str, Any] | None = None, **options: Any
+    rank: int, count: int | None, meeting: str, faults: dict[str, Any] | None = None, **options: Any
 ) -> None:
     import weft
     from weft import testing
@@ -195,6 +199,10 @@ def report() -> list[Any]:
 
 def metric(name: str) -> int:
     return int(_rpc().api._get_current_rpc_agent().get_metrics()[name])
+
+
+def loss_of(rank: int) -> str | None:
+    return _rpc().api._get_current_rpc_agent().loss_of(rank)
 
 
 def resident_bytes() -> int:

@@ -29,6 +29,7 @@ from rref_workers import (
     hold_script,
     hold_with_autograd,
     leave,
+    loss_of,
     metric,
     open_gate,
     remote_then_here,
@@ -130,8 +131,12 @@ def test_repeated_messages_are_acknowledged_and_do_nothing() -> None:
         group[2].call(drop_all)
         until(lambda: not owned(group, 0), "no holder is left")
         # Two copies of the fork request, and of each of the two deletions that can be told apart.
-        until(lambda: group[0].call(metric, "agent.rref_repeats_ignored") >= 4, "repeats are counted")
-        until(lambda: group[1].call(metric, "agent.rref_repeats_ignored") >= 2, "repeats are counted")
+        until(
+            lambda: group[0].call(metric, "agent.rref_repeats_ignored") >= 4, "repeats are counted"
+        )
+        until(
+            lambda: group[1].call(metric, "agent.rref_repeats_ignored") >= 2, "repeats are counted"
+        )
         group.all(leave)
         for word in ("repeated message", *ALARMS):
             assert word not in group.outputs()
@@ -142,7 +147,9 @@ def test_a_reference_passed_on_outlives_its_parent() -> None:
         group[1].call(hold_new, "worker0", 1)
         group[1].call(give, "worker2")
         group[1].kill()
-        until(lambda: owned(group, 0)[0].holders == ("worker2",), "worker1's fork is released", SOON)
+        until(
+            lambda: owned(group, 0)[0].holders == ("worker2",), "worker1's fork is released", SOON
+        )
         assert group[2].call(to_here) == 10
         assert group[2].call(call_on) == 10
         group[2].call(drop_all)
@@ -193,6 +200,23 @@ def test_references_to_a_lost_owner_fail_with_its_name() -> None:
             assert group.outputs().count(word) <= (word == ALARMS[2]), group.outputs()
 
 
+@pytest.mark.parametrize("end", ["killed", "left"])
+def test_an_owner_that_went_from_a_dynamic_group(end: str) -> None:
+    with Group(2, dynamic=True) as group:
+        group[1].call(hold_new, "worker0", 3)
+        if end == "killed":
+            group[0].kill()
+        else:
+            group[0].call(leave, graceful=False)
+        until(lambda: group[1].call(loss_of, 0), "worker1 has noticed", SOON)
+        with pytest.raises(Failed, match="worker0"):
+            group[1].call(to_here)
+        group[1].call(drop_all)
+        assert group[1].call(leave) < SOON
+        for word in ALARMS:
+            assert word not in group[1].output()
+
+
 def test_leaks_are_named_at_shutdown() -> None:
     with Group(2) as group:
         group[1].call(hold_new, "worker0", 12)
@@ -239,8 +263,11 @@ def test_random_programs_of_four_workers(seed: int) -> None:
 def at_rest(group: Group, living: set[int]) -> bool:
     for owner in living:
         reported = Counter(
-            {(row.id, holder): row.holders.count(holder) for row in owned(group, owner)
-             for holder in row.holders}
+            {
+                (row.id, holder): row.holders.count(holder)
+                for row in owned(group, owner)
+                for holder in row.holders
+            }
         )
         held: Counter = Counter()
         for rank in living - {owner}:
