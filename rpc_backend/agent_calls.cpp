@@ -83,6 +83,10 @@ c10::intrusive_ptr<WeftAgent::JitFuture> WeftAgent::send(const WorkerInfo& to,
                                                          const float timeout_seconds,
                                                          const DeviceMap& device_map) {
   TORCH_CHECK(message->isRequest(), "WeftAgent::send(..) is only for sending requests.");
+  if (RRefLedger::isControl(message->type()) &&
+      nothingLeftToSay(to.id_, static_cast<std::uint16_t>(message->type()))) {
+    return asIfAcknowledged();
+  }
   if (!rpcAgentRunning_.load()) {
     throw std::runtime_error(c10::str("Node ", config_.rank, " tried to send() a message of type ",
                                       message->type(),
@@ -96,6 +100,7 @@ c10::intrusive_ptr<WeftAgent::JitFuture> WeftAgent::send(const WorkerInfo& to,
       return future;
     }
   }
+  const RRefLedger::Carried carried = rrefs_.onSend(*message, id);
   const milliseconds timeout =
       timeout_seconds == kUnsetRpcTimeout ? getRpcTimeout() : toTimeout(timeout_seconds);
   const DeviceMap map = device_map.empty() ? getDeviceMap(to) : device_map;
@@ -104,17 +109,27 @@ c10::intrusive_ptr<WeftAgent::JitFuture> WeftAgent::send(const WorkerInfo& to,
   auto future = startCall(id, static_cast<std::uint16_t>(type), timeout, call);
   const milliseconds hold = faults_ ? faults_->delay(message->type()) : milliseconds(0);
   if (hold.count() == 0) {
-    transmit(id, call, message, map);
+    transmit(id, call, message, map, carried);
   } else {
-    endpoint_->runAfter(hold, [self = shared_from_this(), id, call, message, map] {
-      self->completers_.run([=] { self->transmit(id, call, message, map); });
+    endpoint_->runAfter(hold, [self = shared_from_this(), id, call, message, map, carried] {
+      self->completers_.run([=] { self->transmit(id, call, message, map, carried); });
     });
+  }
+  for (int copies = faults_ ? faults_->repeats(message->type()) : 0; copies > 0; --copies) {
+    std::uint64_t repeat = 0;
+    startCall(id, static_cast<std::uint16_t>(message->type()), timeout, repeat)
+        ->addCallback([](JitFuture& answer) {
+          if (answer.hasError())
+            logWarning("a repeated message: " + answer.tryRetrieveErrorMessage());
+        });
+    transmit(id, repeat, message, map, {});
   }
   return future;
 }
 
 void WeftAgent::transmit(worker_id_t to, std::uint64_t id,
-                         const c10::intrusive_ptr<Message>& message, const DeviceMap& device_map) {
+                         const c10::intrusive_ptr<Message>& message, const DeviceMap& device_map,
+                         const RRefLedger::Carried& carried) {
   try {
     if (to == config_.rank) {
       sendToSelf(id, message);
@@ -124,10 +139,12 @@ void WeftAgent::transmit(worker_id_t to, std::uint64_t id,
         to, encode(WireKind::kRequest, id, message, device_map, directory_.nameOf(to)),
         kMaxSendWait);
     if (!error) return;
+    rrefs_.undo(carried);
     if (auto call = pending_.take(id)) failCall(std::move(*call), error.text());
   } catch (...) {
     // What cannot be encoded (a device without a map) is the caller's to know at once, as
     // with TensorPipe: send() throws, and nothing is left in the table.
+    rrefs_.undo(carried);
     if (pending_.take(id)) metrics_.client_calls.decrement();
     throw;
   }
@@ -146,8 +163,17 @@ void WeftAgent::finishCall(const std::function<void()>& complete) {
 
 void WeftAgent::failCall(PendingCall call, const std::string& text) {
   metrics_.calls_failed.fetch_add(1, std::memory_order_relaxed);
-  const auto fail = [self = shared_from_this(), future = call.future, type = call.type, text] {
-    self->finishCall([&] { future->setErrorIfNeeded(callError(type, text)); });
+  const auto fail = [self = shared_from_this(), peer = call.peer, type = call.type,
+                     future = call.future, text] {
+    self->finishCall([&] {
+      if (RRefLedger::isControl(static_cast<MessageType>(type)) &&
+          self->nothingLeftToSay(peer, type)) {
+        future->markCompleted(RRefLedger::ack());
+        return;
+      }
+      future->setErrorIfNeeded(callError(type, text));
+    });
+    if (self->lossOf(peer)) self->cleanUpAfter(peer);
   };
   // Callbacks are user code: never on the loop thread, nor inside the caller's send().
   if (!completers_.run(fail)) fail();
@@ -201,6 +227,7 @@ void WeftAgent::onResponse(worker_id_t from, const std::shared_ptr<IncomingMessa
           future->setError(callError(asked, in->text()));
           return;
         }
+        self->rrefs_.onAnswerReceived(type, in->payload());
         auto message = in->finish();
         auto storages = message->getStorages();
         future->markCompleted(std::move(message), std::move(storages));
