@@ -165,15 +165,17 @@ void WeftAgent::failCall(PendingCall call, const std::string& text) {
   metrics_.calls_failed.fetch_add(1, std::memory_order_relaxed);
   const auto fail = [self = shared_from_this(), peer = call.peer, type = call.type,
                      future = call.future, text] {
+    const bool lost = self->lossOf(peer).has_value();
     self->finishCall([&] {
       if (RRefLedger::isControl(static_cast<MessageType>(type)) &&
           self->nothingLeftToSay(peer, type)) {
         future->markCompleted(RRefLedger::ack());
         return;
       }
-      future->setErrorIfNeeded(callError(type, text));
+      // A lost owner's reason is kept: the ledger settles what torch waits for from it.
+      future->setErrorIfNeeded(lost ? runtimeError(text) : callError(type, text));
     });
-    if (self->lossOf(peer)) self->cleanUpAfter(peer);
+    if (lost) self->cleanUpAfter(peer);
   };
   // Callbacks are user code: never on the loop thread, nor inside the caller's send().
   if (!completers_.run(fail)) fail();

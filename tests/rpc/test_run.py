@@ -118,3 +118,19 @@ def test_usage(tmp_path):
     assert run.returncode == 2
     assert "usage: python -m weft.run" in run.stdout + run.stderr
     assert start(tmp_path, ["-m", "weft.run", "--help"]).returncode == 0
+
+
+OWN_PROCESS = """
+import torch.distributed.rpc as rpc
+
+rpc.init_rpc("solo", rank=0, world_size=1)
+print("agent:", type(rpc.api._get_current_rpc_agent()).__name__)
+rpc.shutdown()
+"""
+
+
+def test_the_program_itself_runs_on_weft_not_only_its_children(tmp_path):
+    (tmp_path / "solo.py").write_text(OWN_PROCESS)
+    done = start(tmp_path, ["-m", "weft.run", "solo.py"])
+    assert done.returncode == 0, done.stderr
+    assert "agent: WeftAgent" in done.stdout
