@@ -3,6 +3,8 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/rpc/utils.h>
 
+#include <algorithm>
+
 #include "rpc_backend/control.h"
 #include "rpc_backend/log.h"
 #include "rpc_backend/weft_agent.h"
@@ -23,14 +25,37 @@ constexpr milliseconds kMaxSendWait{30000};
 // Deadlines closer together than this are looked at together.
 constexpr milliseconds kTimerGrain{2};
 
+// What torch begins a text with that tells the kind of error (makeRPCError).
+constexpr const char* kErrorPrefix = "RPCErr:";
+
 // torch's own wording, which programs look for; its place-holder is {fmt}'s.
 std::string timeoutText(milliseconds timeout) {
   std::string text = kRpcTimeoutErrorStr;
   return text.replace(text.find("{}"), 2, std::to_string(timeout.count()));
 }
 
+// A clock can count so far; beyond, as for "infinity", a person would not notice the difference.
+milliseconds toTimeout(float seconds) {
+  constexpr double kLongest = 1e9;
+  const double bounded = seconds > 0 ? std::min<double>(seconds, kLongest) : 0;
+  return milliseconds(static_cast<std::int64_t>(bounded * 1000));
+}
+
 std::exception_ptr runtimeError(const std::string& text) {
   return std::make_exception_ptr(std::runtime_error(text));
+}
+
+// torch lets go of an RRef whose creation failed only when that is a "timeout" (2.11, the error
+// handlers of UserRRef): after any other failure its to_here() waits for an owner that knows
+// nothing of it, and rpc.shutdown waits 100 s. So that is what a failed rpc.remote() is, whatever
+// the cause.
+std::exception_ptr callError(std::uint16_t type, const std::string& text) {
+  const auto message = static_cast<MessageType>(type);
+  const bool creates_rref =
+      message == MessageType::PYTHON_REMOTE_CALL || message == MessageType::SCRIPT_REMOTE_CALL;
+  if (!creates_rref || text.starts_with(kErrorPrefix)) return runtimeError(text);
+  logWarning("rpc.remote() failed, its RRef has no value: " + text);
+  return runtimeError(makeRPCError(text, RPCErrorType::TIMEOUT));
 }
 
 }  // namespace
@@ -58,6 +83,10 @@ c10::intrusive_ptr<WeftAgent::JitFuture> WeftAgent::send(const WorkerInfo& to,
                                                          const float timeout_seconds,
                                                          const DeviceMap& device_map) {
   TORCH_CHECK(message->isRequest(), "WeftAgent::send(..) is only for sending requests.");
+  if (RRefLedger::isControl(message->type()) &&
+      nothingLeftToSay(to.id_, static_cast<std::uint16_t>(message->type()))) {
+    return asIfAcknowledged();
+  }
   if (!rpcAgentRunning_.load()) {
     throw std::runtime_error(c10::str("Node ", config_.rank, " tried to send() a message of type ",
                                       message->type(),
@@ -71,26 +100,36 @@ c10::intrusive_ptr<WeftAgent::JitFuture> WeftAgent::send(const WorkerInfo& to,
       return future;
     }
   }
+  const RRefLedger::Carried carried = rrefs_.onSend(*message, id);
   const milliseconds timeout =
-      timeout_seconds == kUnsetRpcTimeout
-          ? getRpcTimeout()
-          : milliseconds(static_cast<std::int64_t>(timeout_seconds * 1000));
+      timeout_seconds == kUnsetRpcTimeout ? getRpcTimeout() : toTimeout(timeout_seconds);
   const DeviceMap map = device_map.empty() ? getDeviceMap(to) : device_map;
   std::uint64_t call = 0;
-  auto future = startCall(id, static_cast<std::uint16_t>(message->type()), timeout, call);
+  const auto type = innermostType(message->type(), message->payload());
+  auto future = startCall(id, static_cast<std::uint16_t>(type), timeout, call);
   const milliseconds hold = faults_ ? faults_->delay(message->type()) : milliseconds(0);
   if (hold.count() == 0) {
-    transmit(id, call, message, map);
+    transmit(id, call, message, map, carried);
   } else {
-    endpoint_->runAfter(hold, [self = shared_from_this(), id, call, message, map] {
-      self->completers_.run([=] { self->transmit(id, call, message, map); });
+    endpoint_->runAfter(hold, [self = shared_from_this(), id, call, message, map, carried] {
+      self->completers_.run([=] { self->transmit(id, call, message, map, carried); });
     });
+  }
+  for (int copies = faults_ ? faults_->repeats(message->type()) : 0; copies > 0; --copies) {
+    std::uint64_t repeat = 0;
+    startCall(id, static_cast<std::uint16_t>(message->type()), timeout, repeat)
+        ->addCallback([](JitFuture& answer) {
+          if (answer.hasError())
+            logWarning("a repeated message: " + answer.tryRetrieveErrorMessage());
+        });
+    transmit(id, repeat, message, map, {});
   }
   return future;
 }
 
 void WeftAgent::transmit(worker_id_t to, std::uint64_t id,
-                         const c10::intrusive_ptr<Message>& message, const DeviceMap& device_map) {
+                         const c10::intrusive_ptr<Message>& message, const DeviceMap& device_map,
+                         const RRefLedger::Carried& carried) {
   try {
     if (to == config_.rank) {
       sendToSelf(id, message);
@@ -100,10 +139,12 @@ void WeftAgent::transmit(worker_id_t to, std::uint64_t id,
         to, encode(WireKind::kRequest, id, message, device_map, directory_.nameOf(to)),
         kMaxSendWait);
     if (!error) return;
+    rrefs_.undo(carried);
     if (auto call = pending_.take(id)) failCall(std::move(*call), error.text());
   } catch (...) {
     // What cannot be encoded (a device without a map) is the caller's to know at once, as
     // with TensorPipe: send() throws, and nothing is left in the table.
+    rrefs_.undo(carried);
     if (pending_.take(id)) metrics_.client_calls.decrement();
     throw;
   }
@@ -122,8 +163,19 @@ void WeftAgent::finishCall(const std::function<void()>& complete) {
 
 void WeftAgent::failCall(PendingCall call, const std::string& text) {
   metrics_.calls_failed.fetch_add(1, std::memory_order_relaxed);
-  const auto fail = [self = shared_from_this(), future = call.future, text] {
-    self->finishCall([&] { future->setErrorIfNeeded(runtimeError(text)); });
+  const auto fail = [self = shared_from_this(), peer = call.peer, type = call.type,
+                     future = call.future, text] {
+    const bool lost = self->lossOf(peer).has_value();
+    self->finishCall([&] {
+      if (RRefLedger::isControl(static_cast<MessageType>(type)) &&
+          self->nothingLeftToSay(peer, type)) {
+        future->markCompleted(RRefLedger::ack());
+        return;
+      }
+      // A lost owner's reason is kept: the ledger settles what torch waits for from it.
+      future->setErrorIfNeeded(lost ? runtimeError(text) : callError(type, text));
+    });
+    if (lost) self->cleanUpAfter(peer);
   };
   // Callbacks are user code: never on the loop thread, nor inside the caller's send().
   if (!completers_.run(fail)) fail();
@@ -160,21 +212,24 @@ void WeftAgent::onResponse(worker_id_t from, const std::shared_ptr<IncomingMessa
   auto call = pending_.take(in->callId(), from);
   if (!call) return;  // it timed out in the meantime
   metrics_.round_trip.add(Clock::now() - call->started);
-  const auto complete = [self = shared_from_this(), in, from, future = call->future] {
+  const auto complete = [self = shared_from_this(), in, from, future = call->future,
+                         asked = call->type] {
     self->finishCall([&] {
       try {
         const auto streams = streamsFromPool(self->devices_);
         const c10::MultiStreamGuard guard(streams);
         const auto type = static_cast<MessageType>(in->type());
         if (const auto why = refusal(self->config_.options.request_policy, type, in->payload())) {
-          future->setError(runtimeError("the answer of worker '" + self->directory_.nameOf(from) +
-                                        "' is refused: " + *why));
+          const std::string text =
+              "the answer of worker '" + self->directory_.nameOf(from) + "' is refused: " + *why;
+          future->setError(callError(asked, text));
           return;
         }
         if (type == MessageType::EXCEPTION) {
-          future->setError(runtimeError(in->text()));
+          future->setError(callError(asked, in->text()));
           return;
         }
+        self->rrefs_.onAnswerReceived(type, in->payload());
         auto message = in->finish();
         auto storages = message->getStorages();
         future->markCompleted(std::move(message), std::move(storages));

@@ -10,7 +10,9 @@ const WeftAgent::WorkerInfo& WeftAgent::getWorkerInfo(const std::string& name) c
 }
 
 const WeftAgent::WorkerInfo& WeftAgent::getWorkerInfo(worker_id_t id) const {
-  return directory_.byId(id);
+  // torch asks for the owner of an RRef, which may have left in the meantime.
+  const WorkerInfo* known = directory_.everKnown(id);
+  return known != nullptr ? *known : directory_.byId(id);
 }
 
 std::vector<WeftAgent::WorkerInfo> WeftAgent::getWorkerInfos() const { return directory_.all(); }
@@ -44,6 +46,9 @@ void WeftAgent::addGilWaitTime(std::chrono::microseconds wait) {
 std::unordered_map<std::string, std::string> WeftAgent::getMetrics() {
   std::unordered_map<std::string, std::string> out;
   metrics_.addTo(out);
+  const RRefBook::Counts rrefs = rrefs_.counts();
+  out["agent.rref_forks_released"] = std::to_string(rrefs.released);
+  out["agent.rref_repeats_ignored"] = std::to_string(rrefs.repeats);
   out["agent.thread_pool_size"] = std::to_string(workers_.maxThreads());
   out["agent.num_idle_threads"] = std::to_string(workers_.idleThreads());
   if (isGILProfilingEnabled()) {

@@ -51,6 +51,7 @@ WeftAgent::WeftAgent(Config config, std::unique_ptr<RequestCallback> callback)
       config_(std::move(config)),
       membership_(config_.store, config_.name, config_.rank, config_.world_size.value_or(0)),
       faults_(config_.faults ? std::make_unique<FaultPlan>(*config_.faults) : nullptr),
+      rrefs_(config_.rank, config_.rref_hooks),
       workers_("weft-worker", std::max<std::size_t>(2, std::thread::hardware_concurrency()),
                static_cast<std::size_t>(config_.options.num_worker_threads)),
       completers_("weft-complete", 1, kMaxCompleters) {}
@@ -268,7 +269,14 @@ void WeftAgent::shutdownImpl() {
   // First the wire, so that nothing new arrives; then everybody who waits; then the threads.
   if (endpoint_) endpoint_->close(kCloseLinger);
   for (PendingCall& call : pending_.takeAll()) {
+    const bool settled =
+        RRefLedger::isControl(static_cast<torch::distributed::rpc::MessageType>(call.type)) &&
+        nothingLeftToSay(call.peer, call.type);
     finishCall([&] {
+      if (settled) {
+        call.future->markCompleted(RRefLedger::ack());
+        return;
+      }
       call.future->setErrorIfNeeded(std::make_exception_ptr(
           std::runtime_error(me() + " is shutting down: RPC is no longer running on this node.")));
     });

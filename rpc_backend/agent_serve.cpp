@@ -45,7 +45,7 @@ void WeftAgent::sendToSelf(std::uint64_t id, const c10::intrusive_ptr<Message>& 
   auto copy = copyForSelf(*message);
   copy->setId(static_cast<std::int64_t>(id));
   runRequest([self = shared_from_this(), id, copy] {
-    self->serve(self->config_.rank, id, [&] { return copy; });
+    self->serve(self->config_.rank, id, self->rrefs_.now(), [&] { return copy; });
   });
 }
 
@@ -54,20 +54,20 @@ void WeftAgent::onRequest(worker_id_t from, const std::shared_ptr<IncomingMessag
     const std::lock_guard lock(inflight_mutex_);
     inflight_bytes_[from] += in->bytes();
   }
-  runRequest([self = shared_from_this(), from, in] {
+  runRequest([self = shared_from_this(), from, in, seen = rrefs_.now()] {
     const std::size_t bytes = in->bytes();
     const auto type = static_cast<MessageType>(in->type());
     if (const auto why = refusal(self->config_.options.request_policy, type, in->payload())) {
       self->refuseRequest(from, in->callId(), *why);
-    } else {
-      self->serve(from, in->callId(), [&] { return in->finish(); });
+    } else if (!RRefLedger::isControl(type) || !self->serveRRefControl(from, *in, seen)) {
+      self->serve(from, in->callId(), seen, [&] { return in->finish(); });
     }
     const std::lock_guard lock(self->inflight_mutex_);
     self->inflight_bytes_[from] -= bytes;
   });
 }
 
-void WeftAgent::serve(worker_id_t from, std::uint64_t id,
+void WeftAgent::serve(worker_id_t from, std::uint64_t id, RRefLedger::Seen seen,
                       const std::function<c10::intrusive_ptr<Message>()>& take) {
   metrics_.server_calls.fetch_add(1, std::memory_order_relaxed);
   metrics_.calls_served.fetch_add(1, std::memory_order_relaxed);
@@ -85,24 +85,26 @@ void WeftAgent::serve(worker_id_t from, std::uint64_t id,
   }
   if (result->completed()) {
     metrics_.server_calls.fetch_sub(1, std::memory_order_relaxed);
-    respond(from, id, *result);
+    respond(from, id, seen, *result);
     return;
   }
   metrics_.server_async_calls.fetch_add(1, std::memory_order_relaxed);
-  result->addCallback([self = shared_from_this(), from, id](JitFuture& future) {
+  result->addCallback([self = shared_from_this(), from, id, seen](JitFuture& future) {
     self->metrics_.server_calls.fetch_sub(1, std::memory_order_relaxed);
     self->metrics_.server_async_calls.fetch_sub(1, std::memory_order_relaxed);
-    self->respond(from, id, future);
+    self->respond(from, id, seen, future);
   });
 }
 
-void WeftAgent::respond(worker_id_t to, std::uint64_t id, JitFuture& result) {
+void WeftAgent::respond(worker_id_t to, std::uint64_t id, RRefLedger::Seen seen,
+                        JitFuture& result) {
   c10::intrusive_ptr<Message> message;
   if (result.hasError()) {
     message =
         createExceptionResponse(result.tryRetrieveErrorMessage(), static_cast<std::int64_t>(id));
   } else {
     message = result.value().toCustomClass<Message>();
+    rrefs_.onAnswer(*message, to, seen);
   }
   try {
     sendResponse(to, id, message);
@@ -129,10 +131,18 @@ void WeftAgent::sendResponse(worker_id_t to, std::uint64_t id,
     const auto found = reverse_maps_.find(peer);
     if (found != reverse_maps_.end()) map = found->second;
   }
-  const auto error =
-      endpoint_->send(to, encode(WireKind::kResponse, id, message, map, peer), kMaxSendWait);
-  // The caller is gone, or we are: nobody is left to tell.
-  if (error) logDebug("an answer was not sent: " + error.text());
+  const RRefLedger::Carried carried = rrefs_.onSend(*message, to);
+  try {
+    const auto error =
+        endpoint_->send(to, encode(WireKind::kResponse, id, message, map, peer), kMaxSendWait);
+    if (!error) return;
+    // The caller is gone, or we are: nobody is left to tell.
+    logDebug("an answer was not sent: " + error.text());
+  } catch (...) {
+    rrefs_.undo(carried);
+    throw;
+  }
+  rrefs_.undo(carried);
 }
 
 void WeftAgent::completeSelf(std::uint64_t id, const c10::intrusive_ptr<Message>& message) {

@@ -74,6 +74,7 @@ void WeftAgent::onPeerLost(const transport::PeerLoss& loss) {
     const std::lock_guard lock(loss_mutex_);
     losses_[peer] = loss.reason.text();
   }
+  rrefs_.lose(peer);
   if (!closing_ && loss.reason.code() != transport::ErrorCode::kPeerClosed) {
     logWarning(loss.reason.text());
   }
@@ -83,6 +84,7 @@ void WeftAgent::onPeerLost(const transport::PeerLoss& loss) {
   if (!isStaticGroup() && !closing_ && directory_.find(peer) != nullptr) {
     completers_.run([self = shared_from_this(), peer] { self->forgetMember(peer); });
   }
+  cleanUpAfter(peer);
 }
 
 void WeftAgent::onPeerJoined(const transport::PeerInfo& peer) {

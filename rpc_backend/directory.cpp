@@ -44,6 +44,9 @@ const Directory::WorkerInfo& Directory::byName(const std::string& name) const {
 
 const Directory::WorkerInfo& Directory::byId(worker_id_t id) const {
   const WorkerInfo* info = find(id);
+  const WorkerInfo* departed = info == nullptr ? everKnown(id) : nullptr;
+  TORCH_CHECK(departed == nullptr, "worker '", departed == nullptr ? "" : departed->name_,
+              "' (rank ", id, ") has left the group. Known ranks: ", ids());
   TORCH_CHECK(info != nullptr, "could not find destination worker of rank ", id,
               ". Known ranks: ", ids());
   return *info;
@@ -53,6 +56,16 @@ const Directory::WorkerInfo* Directory::find(worker_id_t id) const {
   const std::shared_lock lock(mutex_);
   const auto found = by_id_.find(id);
   return found == by_id_.end() ? nullptr : found->second.get();
+}
+
+const Directory::WorkerInfo* Directory::everKnown(worker_id_t id) const {
+  const std::shared_lock lock(mutex_);
+  const auto found = by_id_.find(id);
+  if (found != by_id_.end()) return found->second.get();
+  for (auto info = departed_.rbegin(); info != departed_.rend(); ++info) {
+    if ((*info)->id_ == id) return info->get();
+  }
+  return nullptr;
 }
 
 std::vector<Directory::WorkerInfo> Directory::all() const {

@@ -27,6 +27,8 @@ class Directory {
   const WorkerInfo& byId(worker_id_t id) const;
   // Null when there is none.
   const WorkerInfo* find(worker_id_t id) const;
+  // As find(), and the last of that id that left.
+  const WorkerInfo* everKnown(worker_id_t id) const;
 
   std::vector<WorkerInfo> all() const;       // ordered by id
   std::vector<worker_id_t> ids() const;      // ordered

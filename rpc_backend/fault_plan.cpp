@@ -38,6 +38,8 @@ FaultPlan::FaultPlan(const FaultOptions& options) : num_fail_sends_(options.num_
   for (const auto& [name, seconds] : options.messages_to_delay) {
     delay_[typeOf(name)] = std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
   }
+  for (const auto& [name, copies] : options.messages_to_repeat)
+    repeat_[typeOf(name)] = copies;
 }
 
 std::optional<std::string> FaultPlan::failure(const Message& message) {
@@ -58,6 +60,11 @@ std::optional<std::string> FaultPlan::failure(const Message& message) {
 std::chrono::milliseconds FaultPlan::delay(MessageType type) const {
   const auto found = delay_.find(type);
   return found == delay_.end() ? std::chrono::milliseconds(0) : found->second;
+}
+
+int FaultPlan::repeats(MessageType type) const {
+  const auto found = repeat_.find(type);
+  return found == repeat_.end() ? 0 : found->second;
 }
 
 }  // namespace weft::rpc

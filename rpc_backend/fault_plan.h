@@ -24,11 +24,14 @@ class FaultPlan {
   std::optional<std::string> failure(const torch::distributed::rpc::Message& message);
   // How long the message is to be held back; 0 for most.
   std::chrono::milliseconds delay(torch::distributed::rpc::MessageType type) const;
+  // How many more times it is to be sent; 0 for most.
+  int repeats(torch::distributed::rpc::MessageType type) const;
 
  private:
   const int num_fail_sends_;
   std::unordered_set<int> fail_;
   std::unordered_map<int, std::chrono::milliseconds> delay_;
+  std::unordered_map<int, int> repeat_;
   std::mutex mutex_;
   std::unordered_map<std::string, int> failed_;  // payload -> failures so far
 };

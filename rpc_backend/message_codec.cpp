@@ -242,6 +242,22 @@ IncomingMessage::Slot IncomingMessage::makeSlot(const TensorMeta& meta, const Ow
 transport::Result<std::shared_ptr<IncomingMessage>> IncomingMessage::begin(
     std::span<const std::byte> header, std::span<const std::uint64_t> sizes,
     std::vector<OwnedBuffer>& buffers) {
+  try {
+    return parse(header, sizes, buffers);
+  } catch (const std::exception&) {
+    // Nothing may be thrown on the loop thread. c10::Error: no memory for a tensor.
+    std::uint64_t bytes = 0;
+    for (const std::uint64_t size : sizes)
+      bytes += size;
+    return transport::Error(
+        transport::ErrorCode::kLimitExceeded,
+        "there is no memory for the " + std::to_string(bytes) + " bytes of a message");
+  }
+}
+
+transport::Result<std::shared_ptr<IncomingMessage>> IncomingMessage::parse(
+    std::span<const std::byte> header, std::span<const std::uint64_t> sizes,
+    std::vector<OwnedBuffer>& buffers) {
   using transport::Error;
   using transport::ErrorCode;
   WireReader reader(header);

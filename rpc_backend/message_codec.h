@@ -75,6 +75,9 @@ class IncomingMessage {
   };
   // `given`: the tensor's bytes, when they are here already; else they are read into the slot.
   static Slot makeSlot(const TensorMeta& meta, const transport::OwnedBuffer& given);
+  static transport::Result<std::shared_ptr<IncomingMessage>> parse(
+      std::span<const std::byte> header, std::span<const std::uint64_t> sizes,
+      std::vector<transport::OwnedBuffer>& buffers);
 
   WireKind kind_ = WireKind::kRequest;
   std::uint16_t type_ = 0;

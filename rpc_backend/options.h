@@ -40,6 +40,7 @@ struct FaultOptions {
   std::vector<std::string> messages_to_fail;                 // names of MessageType
   std::unordered_map<std::string, float> messages_to_delay;  // name -> seconds
   int num_fail_sends = 0;                                    // failures before a send succeeds
+  std::unordered_map<std::string, int> messages_to_repeat;   // name -> copies sent besides
 };
 
 }  // namespace weft::rpc

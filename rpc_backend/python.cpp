@@ -16,6 +16,9 @@ using torch::distributed::rpc::RpcBackendOptions;
 using torch::distributed::rpc::worker_id_t;
 using weft::rpc::DeviceMap;
 using weft::rpc::FaultOptions;
+using weft::rpc::RRefHooks;
+using weft::rpc::RRefRow;
+using weft::rpc::RRefValue;
 using weft::rpc::WeftAgent;
 using weft::rpc::WeftRpcBackendOptions;
 
@@ -43,6 +46,53 @@ void bindOptions(py::module_& module) {
       .def("check", &WeftRpcBackendOptions::check, "Raises for a bad value.");
 }
 
+// Values of Python, for the RRef ledger: its threads come without the GIL.
+RRefHooks rrefHooks() {
+  RRefHooks hooks;
+  hooks.drop = [](c10::intrusive_ptr<torch::distributed::rpc::RRef> rref) {
+    if (!Py_IsInitialized()) {
+      (void)rref.release();  // too late for its destructor
+      return;
+    }
+    const py::gil_scoped_acquire gil;
+    rref.reset();
+  };
+  hooks.describe = [](const c10::IValue& value) {
+    const py::gil_scoped_acquire gil;
+    const auto object = py::reinterpret_borrow<py::object>(value.toPyObject());
+    RRefValue described{Py_TYPE(object.ptr())->tp_name, 0};
+    try {
+      described.bytes =
+          py::module_::import("weft.rref").attr("tensor_bytes")(object).cast<std::uint64_t>();
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("weft.rref.tensor_bytes");
+    }
+    return described;
+  };
+  return hooks;
+}
+
+// (id, owned, type, owner, holders, age, bytes): weft/rref.py gives the columns their names.
+py::list rrefReport(WeftAgent& agent) {
+  std::vector<RRefRow> rows;
+  {
+    const py::gil_scoped_release no_gil;
+    rows = agent.rrefReport();
+  }
+  const auto name = [&](weft::rpc::Rank rank) {
+    return agent.nameOf(static_cast<worker_id_t>(rank));
+  };
+  py::list out;
+  for (const RRefRow& row : rows) {
+    py::list holders;
+    for (const weft::rpc::Rank holder : row.holders)
+      holders.append(name(holder));
+    out.append(py::make_tuple(py::make_tuple(row.id.created_on, row.id.local_id), row.owned,
+                              row.type, name(row.owner), holders, row.age, row.bytes));
+  }
+  return out;
+}
+
 std::shared_ptr<WeftAgent> makeAgent(const c10::intrusive_ptr<c10d::Store>& store, std::string name,
                                      int rank, std::optional<int> world_size, int device_count,
                                      const WeftRpcBackendOptions& options,
@@ -55,6 +105,7 @@ std::shared_ptr<WeftAgent> makeAgent(const c10::intrusive_ptr<c10d::Store>& stor
   config.device_count = device_count;
   config.options = options;
   config.faults = std::move(faults);
+  config.rref_hooks = rrefHooks();
   return WeftAgent::create(std::move(config), std::make_unique<RequestCallbackImpl>());
 }
 
@@ -63,6 +114,7 @@ void bindAgent(py::module_& module) {
       .def(py::init<>())
       .def_readwrite("messages_to_fail", &FaultOptions::messages_to_fail)
       .def_readwrite("messages_to_delay", &FaultOptions::messages_to_delay)
+      .def_readwrite("messages_to_repeat", &FaultOptions::messages_to_repeat)
       .def_readwrite("num_fail_sends", &FaultOptions::num_fail_sends);
 
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
@@ -83,6 +135,9 @@ void bindAgent(py::module_& module) {
            [](const WeftAgent& self, worker_id_t rank) { return self.getWorkerInfo(rank); })
       .def("loss_of", &WeftAgent::lossOf, py::arg("rank"),
            "Why that worker is lost; None while it is not.", no_gil)
+      .def("rref_report", &rrefReport, "The rows of weft.rref_report().")
+      .def("warn_about_leaked_rrefs", &WeftAgent::warnAboutLeakedRRefs, py::arg("ignored"), no_gil,
+           "One warning for each value here that others still refer to.")
       .def("_get_backend_options", &WeftAgent::options, py::return_value_policy::copy)
       .def_property_readonly("is_static_group", &WeftAgent::isStaticGroup)
       .def_property_readonly("everyone_serves_python", &WeftAgent::everyoneServesPython)

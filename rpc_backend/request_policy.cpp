@@ -59,6 +59,17 @@ const char* toString(RequestPolicy policy) noexcept {
   return "?";
 }
 
+MessageType innermostType(MessageType type, const std::vector<char>& payload) {
+  std::span<const char> bytes(payload);
+  for (int depth = 0; wraps(type) && depth < kMaxWraps; ++depth) {
+    const auto inner = readWrappedType(bytes);
+    if (!inner) break;
+    type = static_cast<MessageType>(inner->type);
+    bytes = inner->inner_payload;
+  }
+  return type;
+}
+
 std::optional<std::string> refusal(RequestPolicy policy, MessageType type,
                                    const std::vector<char>& payload) {
   // Under `registered` the restricted unpickler of weft/_registered.py decides on names.

@@ -22,6 +22,10 @@ enum class RequestPolicy : std::uint8_t {
 WEFT_API RequestPolicy parseRequestPolicy(const std::string& name);
 WEFT_API const char* toString(RequestPolicy policy) noexcept;
 
+// The type of a message, or of the message that it wraps; the wrapper's own when it cannot be read.
+torch::distributed::rpc::MessageType innermostType(torch::distributed::rpc::MessageType type,
+                                                   const std::vector<char>& payload);
+
 // Nothing when a message of this type and payload may be handled under `policy`, else one
 // sentence that says why not. Requests and responses alike: a response
 // that carries pickled Python is refused under kScript as well.

@@ -33,6 +33,7 @@
 #include "rpc_backend/metrics.h"
 #include "rpc_backend/options.h"
 #include "rpc_backend/pending_calls.h"
+#include "rpc_backend/rref_ledger.h"
 #include "rpc_backend/worker_pool.h"
 #include "transport/endpoint.h"
 
@@ -55,6 +56,7 @@ class WEFT_API WeftAgent : public torch::distributed::rpc::RpcAgent,
     int device_count = 0;           // accelerators of this process
     WeftRpcBackendOptions options;
     std::optional<FaultOptions> faults;
+    RRefHooks rref_hooks;  // in a process with Python
   };
 
   // Listens, meets the other workers through the Store (static: all of them; dynamic: those
@@ -94,6 +96,14 @@ class WEFT_API WeftAgent : public torch::distributed::rpc::RpcAgent,
   // Why that worker is lost; nothing while it is not.
   std::optional<std::string> lossOf(worker_id_t id) const;
 
+  // The values owned here that others refer to, and the references held here.
+  std::vector<RRefRow> rrefReport();
+  // One warning for each value owned here that others still refer to; at most 10, then a count.
+  // For the end, when nobody should. `ignored`: the program does not care, so only at level info.
+  void warnAboutLeakedRRefs(bool ignored);
+  // A worker's name, also after it has left; "?" when there never was one.
+  std::string nameOf(worker_id_t id) const;
+
  private:
   WeftAgent(Config config, std::unique_ptr<torch::distributed::rpc::RequestCallback> callback);
   void addGilWaitTime(std::chrono::microseconds wait) override;
@@ -112,8 +122,9 @@ class WEFT_API WeftAgent : public torch::distributed::rpc::RpcAgent,
   // agent_calls.cpp
   c10::intrusive_ptr<JitFuture> startCall(worker_id_t to, std::uint16_t type,
                                           std::chrono::milliseconds timeout, std::uint64_t& id);
+  // `carried`: the RRefs in the message, given back to the ledger when it is not sent.
   void transmit(worker_id_t to, std::uint64_t id, const c10::intrusive_ptr<Message>& message,
-                const DeviceMap& device_map);
+                const DeviceMap& device_map, const RRefLedger::Carried& carried);
   void failCall(PendingCall call, const std::string& text);
   void finishCall(const std::function<void()>& complete);
   void armTimer(Clock::time_point deadline);
@@ -128,14 +139,20 @@ class WEFT_API WeftAgent : public torch::distributed::rpc::RpcAgent,
   void sendToSelf(std::uint64_t id, const c10::intrusive_ptr<Message>& message);
   void onRequest(worker_id_t from, const std::shared_ptr<IncomingMessage>& in);
   // `take` makes the request's message under the call's streams; what it throws is answered.
-  void serve(worker_id_t from, std::uint64_t id,
+  void serve(worker_id_t from, std::uint64_t id, RRefLedger::Seen seen,
              const std::function<c10::intrusive_ptr<Message>()>& take);
-  void respond(worker_id_t to, std::uint64_t id, JitFuture& result);
+  void respond(worker_id_t to, std::uint64_t id, RRefLedger::Seen seen, JitFuture& result);
   void sendResponse(worker_id_t to, std::uint64_t id, const c10::intrusive_ptr<Message>& message);
   void completeSelf(std::uint64_t id, const c10::intrusive_ptr<Message>& message);
   void refuseRequest(worker_id_t to, std::uint64_t id, const std::string& why);
   void onControl(worker_id_t from, const IncomingMessage& in);
   bool runRequest(std::function<void()> task);
+
+  // agent_rrefs.cpp
+  bool serveRRefControl(worker_id_t from, const IncomingMessage& in, RRefLedger::Seen seen);
+  bool nothingLeftToSay(worker_id_t to, std::uint16_t type) const;
+  c10::intrusive_ptr<JitFuture> asIfAcknowledged() const;
+  void cleanUpAfter(worker_id_t peer);
 
   // EndpointHandler, on the loop thread (agent_wire.cpp).
   transport::Disposition onHeader(std::int32_t from, std::span<const std::byte> header,
@@ -156,6 +173,7 @@ class WEFT_API WeftAgent : public torch::distributed::rpc::RpcAgent,
   PendingCalls pending_;
   AgentMetrics metrics_;
   std::unique_ptr<FaultPlan> faults_;
+  RRefLedger rrefs_;
   WorkerPool workers_;
   WorkerPool completers_;
   std::unique_ptr<transport::Endpoint> endpoint_;
@@ -174,6 +192,7 @@ class WEFT_API WeftAgent : public torch::distributed::rpc::RpcAgent,
 
   mutable std::mutex loss_mutex_;
   std::unordered_map<worker_id_t, std::string> losses_;
+  std::set<worker_id_t> cleaning_up_;  // a cleanUpAfter() is on its way
 
   std::mutex inflight_mutex_;
   std::unordered_map<worker_id_t, std::uint64_t> inflight_bytes_;

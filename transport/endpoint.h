@@ -8,7 +8,8 @@
 // Threads. The endpoint owns one loop thread. send(), addPeer(), removePeer(),
 // stats() and close() may be called from any thread. Handler methods are
 // called on the loop thread, one at a time, with no lock held; they must not block.
-// They may call send() and addPeer(); never close().
+// They may call send(), addPeer(), removePeer() and runAfter(); never close(). A bad_alloc or other
+// exception of onHeader loses that peer; the other methods must not throw.
 //
 // Order. Messages to one peer arrive in the order in which send() was entered by
 // one thread; messages of different threads interleave whole.
@@ -62,7 +63,7 @@ class EndpointHandler {
   // keep and write to them (nobody else sees that), and whoever parses them copies them first,
   // because a hostile sender could still change them. On kAccept the handler has given every other
   // entry memory of at least its size; the bytes are read straight into it. `buffers` is
-  // handed back in onMessage.
+  // handed back in onMessage just as it was given.
   virtual Disposition onHeader(std::int32_t from, std::span<const std::byte> header,
                                std::span<const std::uint64_t> sizes,
                                std::vector<OwnedBuffer>& buffers) = 0;
@@ -77,8 +78,9 @@ class EndpointHandler {
   // A peer that addPeer() had not named was authenticated (accept_unknown_peers).
   virtual void onPeerJoined(const PeerInfo& /*peer*/) {}
 
-  // A message accepted by send() could not be written, because its peer was lost first.
-  // `header` is what was sent. Called before onPeerLost. Default: nothing.
+  // A message accepted by send() could not be written (whole), because its peer was lost first or
+  // close() ran out of time. `header` is what was sent. Called before onPeerLost. Default: nothing.
+  // What was written before the loss is not reported, though the peer may not have read it.
   virtual void onSendFailed(std::int32_t /*to*/, std::span<const std::byte> /*header*/,
                             const Error& /*reason*/) {}
 };
@@ -121,7 +123,9 @@ class Endpoint {
   virtual const std::string& address() const = 0;
 
   // Makes a peer known. Naming one that is known with the same name and address
-  // changes nothing. With another address: a new life, if the old one is lost, else an error.
+  // changes nothing. With another address: a new life, if onPeerLost() has told of the old one,
+  // else an error. Of a peer that joined by itself (onPeerJoined) this gives the address. A peer
+  // may connect before it is named here: it is held, unread, for up to connect_timeout.
   virtual Error addPeer(const PeerInfo& peer) = 0;
   // Closes its link in order (goodbye) and forgets it. Unknown rank: no-op.
   virtual void removePeer(std::int32_t rank) = 0;

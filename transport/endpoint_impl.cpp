@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "transport/address.h"
@@ -137,6 +138,7 @@ Error EndpointImpl::addPeer(const PeerInfo& info) {
     return invalid("the address of " + who + ": " + address.error().text());
   }
   std::shared_ptr<Peer> peer;
+  std::shared_ptr<Peer> joined;
   std::shared_ptr<Peer> replaced;  // let go outside the lock
   {
     const std::lock_guard<std::shared_mutex> lock(peers_mutex_);
@@ -149,22 +151,26 @@ Error EndpointImpl::addPeer(const PeerInfo& info) {
       if (same_name && entry.address.empty() && !entry.peer->lossTold()) {
         // It joined by itself before its address was known here.
         entry.address = info.address;
-        loop_->post([peer = entry.peer, address = info.address] { peer->setAddress(address); });
-        return Error::ok();
-      }
-      if (!entry.peer->lossTold()) {
+        joined = entry.peer;
+      } else if (!entry.peer->lossTold()) {
         return invalid(
             "cannot add " + who + ": rank " + std::to_string(info.rank) + " is " +
             describePeer(entry.peer->name(), info.rank) +
             (same_name ? " under another address" : "") +
             ", which is not lost; remove it first, or give each worker a rank of its own");
       }
-      replaced = std::move(entry.peer);
+      if (joined == nullptr) replaced = std::move(entry.peer);
     }
-    entry.address = info.address;
-    entry.peer = peer = Peer::make(context_, info);
+    if (joined == nullptr) {
+      entry.address = info.address;
+      entry.peer = peer = Peer::make(context_, info);
+    }
   }
-  loop_->post([this, peer] { claimHeld(peer); });
+  if (joined != nullptr) {
+    loop_->post([joined, address = info.address] { joined->setAddress(address); });
+  } else {
+    loop_->post([this, peer] { claimHeld(peer); });
+  }
   return Error::ok();
 }
 
@@ -173,12 +179,13 @@ void EndpointImpl::removePeer(std::int32_t rank) {
   {
     const std::lock_guard<std::shared_mutex> lock(peers_mutex_);
     const auto found = peers_.find(rank);
-    if (found == peers_.end()) return;
+    // close() takes leave of all.
+    if (found == peers_.end() || phase_.load() != Phase::kOpen) return;
     peer = std::move(found->second.peer);
     peers_.erase(found);
+    leaving_.push_back(peer);
   }
   loop_->post([this, peer] {
-    leaving_.push_back(peer);
     peer->leave();
     loop_->runAfter(kRemoveLinger, [peer] { peer->abandon(); });
   });
@@ -209,10 +216,16 @@ void EndpointImpl::runAfter(std::chrono::milliseconds delay, std::function<void(
 EndpointStats EndpointImpl::stats() const {
   EndpointStats stats;
   acceptor_.counts(stats);
-  const std::shared_lock<std::shared_mutex> lock(peers_mutex_);
-  stats.peers.reserve(peers_.size());
-  for (const auto& [rank, entry] : peers_)
-    stats.peers.push_back(entry.peer->stats());
+  std::vector<std::shared_ptr<Peer>> known;
+  {
+    const std::shared_lock<std::shared_mutex> lock(peers_mutex_);
+    known.reserve(peers_.size());
+    for (const auto& [rank, entry] : peers_)
+      known.push_back(entry.peer);
+  }
+  stats.peers.reserve(known.size());
+  for (const std::shared_ptr<Peer>& peer : known)
+    stats.peers.push_back(peer->stats());
   std::sort(stats.peers.begin(), stats.peers.end(),
             [](const PeerStats& a, const PeerStats& b) { return a.rank < b.rank; });
   return stats;
@@ -243,8 +256,8 @@ void EndpointImpl::tick() {
 }
 
 std::vector<std::shared_ptr<Peer>> EndpointImpl::allPeers() const {
-  std::vector<std::shared_ptr<Peer>> all = leaving_;
   const std::shared_lock<std::shared_mutex> lock(peers_mutex_);
+  std::vector<std::shared_ptr<Peer>> all = leaving_;
   all.reserve(all.size() + peers_.size());
   for (const auto& [rank, entry] : peers_)
     all.push_back(entry.peer);
@@ -252,7 +265,15 @@ std::vector<std::shared_ptr<Peer>> EndpointImpl::allPeers() const {
 }
 
 void EndpointImpl::onPeerFinished() {
-  std::erase_if(leaving_, [](const std::shared_ptr<Peer>& peer) { return peer->finished(); });
+  std::vector<std::shared_ptr<Peer>> done;  // let go outside the lock
+  {
+    const std::lock_guard<std::shared_mutex> lock(peers_mutex_);
+    const auto rest =
+        std::partition(leaving_.begin(), leaving_.end(),
+                       [](const std::shared_ptr<Peer>& peer) { return !peer->finished(); });
+    std::move(rest, leaving_.end(), std::back_inserter(done));
+    leaving_.erase(rest, leaving_.end());
+  }
   if (closing_) endClose();
 }
 
@@ -300,7 +321,6 @@ void EndpointImpl::endClose() {
   close_reported_ = true;
   ticker_.reset();
   linger_timer_.reset();
-  leaving_.clear();
   all_finished_.set_value();
 }
 

@@ -80,11 +80,11 @@ class EndpointImpl final : public Endpoint {
 
   mutable std::shared_mutex peers_mutex_;
   std::unordered_map<std::int32_t, Entry> peers_;  // guarded by peers_mutex_
+  std::vector<std::shared_ptr<Peer>> leaving_;     // guarded too: removed, not yet finished
   std::atomic<Phase> phase_{Phase::kOpen};
   std::mutex close_mutex_;
 
   // loop thread
-  std::vector<std::shared_ptr<Peer>> leaving_;  // removed or replaced, not yet finished
   std::unordered_map<std::int32_t, Held> held_;
   std::unique_ptr<EventLoop::Timer> ticker_;
   std::chrono::milliseconds tick_period_{};

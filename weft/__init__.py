@@ -20,14 +20,18 @@ from weft._registered import register_function, registered_functions
 from weft._version import __version__
 from weft.options import RpcBackendOptions
 from weft.rpc import init_rpc, wait_all_workers
+from weft.rref import RRefId, RRefInfo, rref_report
 
 __all__ = [
+    "RRefId",
+    "RRefInfo",
     "RpcBackendOptions",
     "__version__",
     "init_rpc",
     "library_path",
     "register_function",
     "registered_functions",
+    "rref_report",
     "wait_all_workers",
 ]
 

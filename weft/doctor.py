@@ -1,7 +1,7 @@
 """``python -m weft.doctor``: tells whether Weft can work here, and what to do where it can't.
 
 One line per check. Exits with 1 when a check failed. ``--no-self-test`` leaves out the two processes that
-call each other at the end.
+call each other at the end. A Weft that cannot be loaded at all says so itself, when Python imports it.
 """
 
 from __future__ import annotations

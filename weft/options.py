@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from numbers import Real
@@ -31,6 +32,8 @@ def _accelerator(device: DeviceLike) -> torch.device:
 def _seconds(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number of seconds, got {value!r}")
+    if not math.isfinite(value) or value < 0:
+        raise ValueError(f"{name} must not be negative, nor infinite, got {value!r}")
     return float(value)
 
 
@@ -39,9 +42,10 @@ def _from_environment(name: str, fallback: float) -> float:
     if not text:
         return fallback
     try:
-        return float(text)
+        seconds = float(text)
     except ValueError:
         raise ValueError(f"{name} must be a number of seconds, got {text!r}") from None
+    return _seconds(name, seconds)
 
 
 class RpcBackendOptions(_C.RpcBackendOptionsBase):

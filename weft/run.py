@@ -19,7 +19,11 @@ def main(arguments: list[str]) -> None:
         print(USAGE)
         raise SystemExit(0 if arguments else 2)
     os.environ["WEFT_AS_DEFAULT"] = "1"
-    import weft  # noqa: F401  reads the variable just set
+    # `python -m weft.run` has imported weft before this line, when the variable was not yet set;
+    # children find it set.
+    from weft import _torch_patches
+
+    _torch_patches.make_default()
 
     if arguments[0] == "-m":
         if len(arguments) < 2:

@@ -21,6 +21,7 @@ class FaultyRpcBackendOptions(RpcBackendOptions):
         messages_to_fail: names of message types whose first sends fail.
         messages_to_delay: names of message types, each with seconds to hold it back.
         num_fail_sends: how often a message of ``messages_to_fail`` fails before it passes.
+        messages_to_repeat: names of message types, each with the number of copies sent besides.
     """
 
     def __init__(
@@ -29,12 +30,14 @@ class FaultyRpcBackendOptions(RpcBackendOptions):
         messages_to_fail: Sequence[str] = (),
         messages_to_delay: Mapping[str, float] | None = None,
         num_fail_sends: int = 0,
+        messages_to_repeat: Mapping[str, int] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
         self.messages_to_fail = list(messages_to_fail)
         self.messages_to_delay = dict(messages_to_delay or {})
         self.num_fail_sends = num_fail_sends
+        self.messages_to_repeat = dict(messages_to_repeat or {})
 
 
 def _construct_options(rpc_timeout: float, init_method: str, **kwargs: Any) -> RpcBackendOptions:
@@ -52,6 +55,7 @@ def _init_backend(
     faults.messages_to_fail = rpc_backend_options.messages_to_fail
     faults.messages_to_delay = rpc_backend_options.messages_to_delay
     faults.num_fail_sends = rpc_backend_options.num_fail_sends
+    faults.messages_to_repeat = rpc_backend_options.messages_to_repeat
     return _registration.make_agent(store, name, rank, world_size, rpc_backend_options, faults)
 
 

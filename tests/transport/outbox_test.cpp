@@ -121,6 +121,18 @@ TEST_F(OutboxTest, OthersQueueWhileOneWritesAndNothingIsForgotten) {
   EXPECT_EQ(frames(), 2U);
 }
 
+TEST_F(OutboxTest, WhatACallerCouldNotWriteStaysAheadOfWhatQueuedMeanwhile) {
+  outbox.attach(stream);
+  stream->script = {{30, 0, false}, {0, EAGAIN, false}};
+  bool nested = false;
+  stream->during_write = [&] {
+    if (!std::exchange(nested, true)) expectOk(outbox.send(frame("second"), {}));
+  };
+  expectOk(outbox.send(frame("first"), {}));
+  EXPECT_EQ(outbox.flush(broken), Outbox::Flushed::kDrained);
+  EXPECT_EQ(frames(), 2U);
+}
+
 TEST_F(OutboxTest, ABrokenStreamIsReportedByTheLoopNotTheCaller) {
   outbox.attach(stream);
   stream->script = {{0, EPIPE, false}};

@@ -25,12 +25,21 @@ place() {
   mv "$to.new" "$to"
 }
 
+# One build at a time per checkout: two would take each other's stamps.
 need_build() {
   need_all
+  mkdir -p "$BUILD"
+  (
+    flock -w 2400 9 || die "another ./dev builds in $BUILD for too long"
+    # Bazel's server outlives this: it must not inherit the lock.
+    build_locked 9>&-
+  ) 9>"$BUILD/.lock"
+}
+
+build_locked() {
   local key bin
   key="$(printf '%s\n' "$PY" "$TORCH_VERSION" | hash_of)"
   if ! built "$key"; then
-    mkdir -p "$BUILD"
     touch "$BUILD/.building"
     say "build: libweft.so and _C.so against torch $TORCH_VERSION"
     bazel_run build "${BUILD_TARGETS[@]}" >&2

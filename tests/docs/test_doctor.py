@@ -1,0 +1,117 @@
+"""The doctor: content with a machine that is well, and not with what is wrong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from weft import _doctor_checks as checks
+from weft import doctor
+
+KEY = "ab" * 32 + "\n"
+
+
+def levels(findings: list[checks.Finding]) -> list[str]:
+    return [finding.level for finding in findings]
+
+
+def test_it_is_content_here():
+    """As a user starts it, with two real processes that call each other; it bounds itself."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("MASTER_ADDR", "RANK")}
+    run = subprocess.run(
+        [sys.executable, "-m", "weft.doctor"],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        env=environment,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "two workers called each other" in run.stdout
+    assert "WEFT_AUTH_KEY_FILE" in run.stdout
+
+
+def test_it_fails_when_a_check_does(monkeypatch, capsys):
+    monkeypatch.setenv("MASTER_ADDR", "no.such.host.invalid")
+    assert doctor.main(["--no-self-test"]) == 1
+    shown = capsys.readouterr().out
+    assert "FAIL  MASTER_ADDR no.such.host.invalid cannot be resolved" in shown
+    assert "two workers" not in shown
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "level", "says"),
+    [
+        (KEY, 0o600, "ok", "key file"),
+        (f"  {KEY}\n\n", 0o400, "ok", "key file"),
+        (KEY, 0o640, "warn", "open to its group"),
+        (KEY, 0o604, "FAIL", "chmod 600"),
+        (KEY, 0o602, "FAIL", "chmod 600"),
+        (KEY[:40], 0o600, "FAIL", "64 hexadecimal digits"),
+        (KEY * 2, 0o600, "FAIL", "64 hexadecimal digits"),
+        ("x" * 64, 0o600, "FAIL", "64 hexadecimal digits"),
+        ("0" * 64, 0o600, "FAIL", "64 hexadecimal digits"),
+        ("\udcff" * 64, 0o600, "FAIL", "64 hexadecimal digits"),
+        ("", 0o600, "FAIL", "64 hexadecimal digits"),
+    ],
+)
+def test_key_files(tmp_path, monkeypatch, content, mode, level, says):
+    """The doctor judges a key file as the C++ side does."""
+    import torch.distributed.rpc as rpc
+
+    import weft
+
+    path = tmp_path / "key"
+    path.write_text(content, errors="surrogateescape")
+    path.chmod(mode)
+    monkeypatch.setenv("WEFT_AUTH_KEY_FILE", str(path))
+    (finding,) = checks.key_file()
+    assert finding.level == level
+    assert says in finding.text
+    if level == "FAIL":
+        with pytest.raises(RuntimeError, match="key file"):
+            weft.init_rpc("alone", rank=0, world_size=1, init_method=f"file://{tmp_path}/store")
+        assert not rpc.api._is_current_rpc_agent_set()
+
+
+@pytest.mark.parametrize("name", ["missing", "."])
+def test_key_files_that_are_none(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("WEFT_AUTH_KEY_FILE", str(tmp_path / name))
+    assert levels(checks.key_file()) == ["FAIL"]
+
+
+def test_master(monkeypatch):
+    monkeypatch.delenv("WEFT_SOCKET_IFNAME", raising=False)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    assert "reached from 127.0.0.1" in checks.network()[1].text
+    monkeypatch.setenv("WEFT_SOCKET_IFNAME", "lo")
+    assert "WEFT_SOCKET_IFNAME=lo" in checks.network()[1].text
+
+
+def test_another_torch(monkeypatch):
+    assert checks.built_for() is None or checks.versions()[0].level == "ok"
+    monkeypatch.setattr(checks, "built_for", lambda: "1.13")
+    assert checks.versions()[0].level == "FAIL"
+    assert "rebuild it" in checks.versions()[0].text
+
+
+def test_unknown_variables(monkeypatch):
+    monkeypatch.setenv("WEFT_SOCKETIFNAME", "eth0")
+    assert any("WEFT_SOCKETIFNAME" in finding.text for finding in checks.unknown_variables())
+
+
+def test_a_self_test_that_fails(monkeypatch):
+    monkeypatch.setattr(checks, "SELF_TEST", "raise SystemExit('no such luck')")
+    (finding,) = checks.self_test()
+    assert finding.level == "FAIL"
+    assert "no such luck" in finding.text
+
+
+def test_a_self_test_that_hangs(monkeypatch):
+    monkeypatch.setattr(checks, "SELF_TEST", "import time; time.sleep(60)")
+    monkeypatch.setattr(checks, "SELF_TEST_SECONDS", 0.5)
+    (finding,) = checks.self_test()
+    assert finding.level == "FAIL"
+    assert "within 0.5 s" in finding.text

@@ -1,0 +1,364 @@
+"""Request policies: what peers may ask of a process, and that what is refused had no effect."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from workers import Group, Workers, join
+
+SCRIPT_REASON = 'the request policy here is "script"'
+_scripted: dict = {}
+SCRIPTED = """
+from torch import Tensor
+
+def twice(x: Tensor, times: int) -> Tensor:
+    return x * times
+
+def refuse(x: Tensor) -> Tensor:
+    raise ValueError("scripted refusal")
+    return x
+"""
+
+
+class Bomb:
+    """Unpickling it calls a function: proof, by a file, that somebody unpickled."""
+
+    def __init__(self, how: str, marker: str) -> None:
+        self.how, self.marker = how, marker
+
+    def __reduce__(self):
+        if self.how == "system":
+            return os.system, (f"touch {self.marker}",)
+        if self.how == "mkdir":
+            return os.mkdir, (self.marker,)
+        if self.how == "getattr":
+            return getattr, (shout, "__globals__")
+        if self.how == "eval":
+            return eval, (f"open({self.marker!r}, 'w')",)
+        if self.how == "path":
+            return Path, (self.marker,)
+        raise AssertionError(self.how)
+
+
+# What workers run.
+
+
+def plain(value):
+    return value
+
+
+def shout(text: str) -> str:
+    return text.upper()
+
+
+def fail(text: str) -> None:
+    raise ValueError(text)
+
+
+def make_tensor(numel: int):
+    import torch
+
+    return {"ones": torch.ones(numel), "size": torch.Size([numel]), "dtype": torch.float16}
+
+
+def compile_script() -> None:
+    """The same TorchScript functions on every worker, under the same names."""
+    import importlib.util
+
+    import torch
+
+    path = Path(os.environ["TEST_SCRATCH"]) / f"scripted_{os.getpid()}.py"
+    path.write_text(SCRIPTED)
+    spec = importlib.util.spec_from_file_location("scripted_functions", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    _scripted["twice"] = torch.jit.script(module.twice)
+    _scripted["refuse"] = torch.jit.script(module.refuse)
+
+
+def how_it_ends(way: str, function: str, *arguments) -> str:
+    """Calls worker1 in this way; the answer or the error, as text."""
+    import torch
+    import torch.distributed.autograd as dist_autograd
+    import torch.distributed.rpc as rpc
+
+    call = globals()[function]
+    try:
+        if way == "sync":
+            return repr(rpc.rpc_sync("worker1", call, args=arguments))
+        if way == "async":
+            return repr(rpc.rpc_async("worker1", call, args=arguments).wait())
+        if way == "remote":
+            return repr(rpc.remote("worker1", call, args=arguments).to_here())
+        if way == "autograd":
+            with dist_autograd.context():
+                value = torch.ones(3, requires_grad=True)
+                return repr(rpc.rpc_sync("worker1", call, args=(value, *arguments[1:])))
+        if way == "profiler":
+            with torch.autograd.profiler.profile():
+                return repr(rpc.rpc_sync("worker1", call, args=arguments))
+        if way == "both":
+            with torch.autograd.profiler.profile(), dist_autograd.context():
+                value = torch.ones(3, requires_grad=True)
+                return repr(rpc.rpc_sync("worker1", call, args=(value, *arguments[1:])))
+        raise AssertionError(way)
+    except RuntimeError as error:
+        return f"RuntimeError: {error}"
+    except ValueError as error:
+        return f"ValueError: {error}"
+
+
+def throw_bomb(how: str, marker: str, function: str = "plain") -> str:
+    return how_it_ends("sync", function, Bomb(how, marker))
+
+
+def scripted_calls() -> None:
+    """Built-in operators and TorchScript, in every way there is to call them."""
+    import torch
+    import torch.distributed.autograd as dist_autograd
+    import torch.distributed.rpc as rpc
+
+    twice, x = _scripted["twice"], torch.arange(6.0).view(2, 3)
+    assert torch.equal(rpc.rpc_sync("worker1", torch.mul, args=(x, 3)), x * 3)
+    assert torch.equal(rpc.rpc_sync("worker1", twice, args=(x, 2)), x * 2)
+    assert torch.equal(
+        rpc.rpc_async("worker1", twice, args=(x,), kwargs={"times": 5}).wait(), x * 5
+    )
+    assert torch.equal(rpc.remote("worker1", twice, args=(x, 2)).to_here(), x * 2)
+    assert torch.equal(rpc.remote("worker1", torch.add, args=(x, 2)).to_here(), x + 2)
+    with torch.autograd.profiler.profile() as profile:
+        assert torch.equal(rpc.rpc_sync("worker1", twice, args=(x, 2)), x * 2)
+        assert torch.equal(rpc.rpc_sync("worker1", torch.add, args=(x, 2)), x + 2)
+    assert any("twice" in event.name for event in profile.function_events)
+    with dist_autograd.context() as context:
+        leaf = x.clone().requires_grad_()
+        loss = rpc.rpc_sync(
+            "worker1", twice, args=(rpc.rpc_sync("worker1", torch.mul, (leaf, leaf)), 3)
+        )
+        dist_autograd.backward(context, [loss.sum()])
+        assert torch.equal(dist_autograd.get_gradients(context)[leaf], 6 * x)
+    try:
+        rpc.rpc_sync("worker1", _scripted["refuse"], args=(x,))
+    except Exception as error:
+        assert "scripted refusal" in str(error)
+    else:
+        raise AssertionError("the scripted exception did not travel")
+
+
+def debug(key: str) -> int:
+    import torch.distributed.rpc as rpc
+
+    return int(rpc.api._get_current_rpc_agent().get_debug_info()[key])
+
+
+def is_initialised() -> bool:
+    import torch.distributed.rpc as rpc
+
+    return rpc.api._is_current_rpc_agent_set()
+
+
+def register(*names: str) -> list[str]:
+    import weft
+
+    for name in names:
+        weft.register_function(globals()[name])
+    return weft.registered_functions()
+
+
+# script
+
+
+@pytest.fixture
+def script_group(tmp_path):
+    # worker0 asks, worker1 serves scripts only.
+    environment = {"TEST_SCRATCH": str(tmp_path)}
+    per_rank = [{}, {"request_policy": "script"}]
+    with Group(2, environment, per_rank=per_rank) as group:
+        for worker in group:
+            worker.call(compile_script)
+        yield group
+        group.shutdown()
+
+
+def test_script_refuses_python_in_every_wrapping(script_group):
+    ways = ("sync", "async", "remote", "autograd", "profiler", "both")
+    for way in ways:
+        text = script_group[0].call(how_it_ends, way, "plain", 5)
+        assert text.startswith("RuntimeError"), (way, text)
+        if way == "remote" and "RRef creation via rpc.remote() timed out" in text:
+            text = script_group[0].output()  # torch has no place for the reason: it is logged
+        assert SCRIPT_REASON in text, (way, text)
+        assert "worker 'worker1' (rank 1) refuses the request" in text, (way, text)
+    assert script_group[1].call(debug, "agent.requests_refused") >= len(ways)
+    script_group[0].call(scripted_calls)
+
+
+def test_script_serves_torchscript_and_operators(script_group):
+    script_group[0].call(scripted_calls)
+    assert script_group[1].call(debug, "agent.requests_refused") == 0
+
+
+@pytest.mark.parametrize("policy", ["any", "script"])
+def test_script_unpickles_nothing(tmp_path, policy):
+    """Under `any` the same request has its effect: so the file would show it."""
+    marker = tmp_path / "unpickled"
+    with Group(2, per_rank=[{}, {"request_policy": policy}]) as group:
+        group[0].call(throw_bomb, "mkdir", str(marker))
+        assert marker.exists() == (policy == "any")
+        group.shutdown()
+
+
+def test_script_refuses_an_answer_that_is_python(tmp_path):
+    """worker0 serves scripts only, and asks worker1 for Python: its answer is not unpickled."""
+    with Group(2, per_rank=[{"request_policy": "script"}, {}]) as group:
+        text = group[0].call(how_it_ends, "sync", "plain", 5)
+        assert "the answer of worker 'worker1' is refused" in text
+        assert SCRIPT_REASON in text
+        group.shutdown()
+
+
+def test_script_on_all_workers(tmp_path):
+    environment = {"TEST_SCRATCH": str(tmp_path), "WEFT_REQUEST_POLICY": "script"}
+    with Group(3, environment) as group:
+        for worker in group:
+            worker.call(compile_script)
+        group[0].call(scripted_calls)
+        assert SCRIPT_REASON in group[0].call(how_it_ends, "sync", "plain", 5)
+        group.shutdown(timeout=10)
+
+
+# registered
+
+
+@pytest.fixture
+def registered_group():
+    with Group(2, per_rank=[{}, {"request_policy": "registered"}]) as group:
+        group[1].call(register, "shout", "fail", "make_tensor")
+        yield group
+        if group[0].call(is_initialised):
+            group.shutdown()
+
+
+def test_registered_serves_what_was_registered(registered_group):
+    for way in ("sync", "async", "remote", "profiler"):
+        assert registered_group[0].call(how_it_ends, way, "shout", "text") == "'TEXT'"
+    text = registered_group[0].call(how_it_ends, "sync", "make_tensor", 2)
+    assert "tensor([1., 1.])" in text and "torch.Size([2])" in text and "torch.float16" in text
+
+
+def test_registered_refuses_the_rest_with_the_name(registered_group):
+    for way in ("sync", "async", "autograd", "profiler", "both"):
+        text = registered_group[0].call(how_it_ends, way, "plain", 5)
+        assert "test_policies.plain was not given to weft.register_function" in text, (way, text)
+    assert registered_group[0].call(how_it_ends, "sync", "shout", "on") == "'ON'"
+
+
+def remote_refused() -> str:
+    import torch.distributed.rpc as rpc
+
+    rref = rpc.remote("worker1", plain, args=(5,))
+    try:
+        rref._get_future().wait()
+    except RuntimeError as error:
+        first = str(error)
+    try:
+        rref.to_here()
+    except RuntimeError as error:
+        return f"{first}\n{error}"
+    return "answered"
+
+
+def test_a_refused_remote_is_over_at_once(registered_group):
+    """to_here() says that the RRef was not made, and rpc.shutdown does not wait for it."""
+    text = registered_group[0].call(remote_refused, timeout=10)
+    assert "plain was not given to weft.register_function" in text
+    assert "RRef creation via rpc.remote() timed out" in text
+    registered_group.shutdown(timeout=10)
+    assert "rpc.remote() failed, its RRef has no value" in registered_group[0].output()
+
+
+def test_exceptions_of_registered_functions_travel(registered_group):
+    text = registered_group[0].call(how_it_ends, "sync", "fail", "of its own")
+    assert text.startswith("ValueError") and "of its own" in text
+
+
+@pytest.mark.parametrize("how", ["system", "mkdir", "eval", "getattr", "path"])
+@pytest.mark.parametrize("function", ["plain", "shout"])
+def test_registered_runs_nothing_else_of_a_pickle(registered_group, tmp_path, how, function):
+    """Even as an argument of a function that may be called."""
+    marker = tmp_path / "unpickled"
+    text = registered_group[0].call(throw_bomb, how, str(marker), function)
+    assert not marker.exists()
+    assert "Error" in text
+    assert "registered" in text or "register_function" in text, text
+
+
+def test_registered_on_both_sides():
+    with Group(2, request_policy="registered") as group:
+        for worker in group:
+            worker.call(register, "shout", "fail", "make_tensor")
+        assert group[0].call(how_it_ends, "remote", "shout", "text") == "'TEXT'"
+        assert "of its own" in group[0].call(how_it_ends, "sync", "fail", "of its own")
+        assert "tensor([1., 1.])" in group[0].call(how_it_ends, "sync", "make_tensor", 2)
+        group.shutdown()
+
+
+def registered_names() -> list:
+    import weft
+
+    weft.register_function(shout)
+
+    @weft.register_function(name="elsewhere:name.inside")
+    def local():
+        return 1
+
+    assert local() == 1
+    try:
+        weft.register_function(5)
+    except TypeError as error:
+        return [*weft.registered_functions(), str(error)]
+    raise AssertionError("5 was registered")
+
+
+def test_register_function():
+    with Workers(1) as workers:
+        names = workers[0].call(registered_names)
+        assert names[:2] == ["elsewhere:name.inside", "test_policies:shout"]
+        assert "needs a function or class" in names[2]
+
+
+# The choice.
+
+
+def policy_here() -> str:
+    import torch.distributed.rpc as rpc
+
+    return rpc.api._get_current_rpc_agent()._get_backend_options().request_policy
+
+
+@pytest.mark.parametrize(
+    ("option", "variable", "expected"),
+    [
+        (None, None, "any"),
+        (None, "script", "script"),
+        ("registered", "script", "registered"),
+        ("any", "script", "any"),
+    ],
+)
+def test_the_option_goes_before_the_variable(option, variable, expected):
+    with Workers(1, {"WEFT_REQUEST_POLICY": variable}) as workers:
+        options = {"request_policy": option} if option else {}
+        workers[0].call(join, 0, 1, workers.meeting, **options)
+        assert workers[0].call(policy_here) == expected
+
+
+@pytest.mark.parametrize("way", ["option", "variable"])
+def test_a_policy_that_does_not_exist(way):
+    environment = {"WEFT_REQUEST_POLICY": "none"} if way == "variable" else {}
+    options = {"request_policy": "none"} if way == "option" else {}
+    with Workers(1, environment) as workers:
+        error = workers[0].fails(join, 0, 1, workers.meeting, **options)
+        assert error.kind == "ValueError"
+        assert "request_policy must be one of" in error.message

@@ -1,0 +1,136 @@
+"""`python -m weft.run` and WEFT_AS_DEFAULT: programs written for TensorPipe, unmodified."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from workers import free_port
+
+BOUND = 90
+
+PROGRAM = """
+import os
+import sys
+
+import torch
+import torch.distributed.rpc as rpc
+import torch.multiprocessing as mp
+
+
+def agent():
+    return type(rpc.api._get_current_rpc_agent()).__name__
+
+
+def run(rank, how):
+    options = None
+    if how == "options":
+        options = rpc.TensorPipeRpcBackendOptions(
+            num_worker_threads=3, rpc_timeout=17, device_maps={f"worker{1 - rank}": {"cpu": "cpu"}}
+        )
+    backend = rpc.BackendType.TENSORPIPE if how == "backend" else None
+    rpc.init_rpc(f"worker{rank}", backend, rank=rank, world_size=2, rpc_backend_options=options)
+    if rank == 0:
+        print("agents:", agent(), rpc.rpc_sync("worker1", agent))
+        print("timeout:", rpc.get_rpc_timeout())
+        info = rpc.api._get_current_rpc_agent().get_debug_info()
+        print("threads:", info["agent.thread_pool_size"])
+    rpc.shutdown()
+
+
+if __name__ == "__main__":
+    print("argv:", sys.argv[1:], "name:", __name__)
+    mp.spawn(run, args=(sys.argv[1],), nprocs=2, join=True)
+"""
+
+
+def start(folder, command: list[str], **environment: str) -> subprocess.CompletedProcess:
+    variables = {
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "OMP_NUM_THREADS": "1",
+        **environment,
+    }
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=BOUND,
+    )
+
+
+@pytest.fixture
+def program(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    return tmp_path
+
+
+def test_without_it_the_program_runs_on_tensorpipe(program):
+    run = start(program, ["program.py", "plain"])
+    assert run.returncode == 0, run.stderr
+    assert "agents: TensorPipeAgent TensorPipeAgent" in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "environment", "how"),
+    [
+        (["-m", "weft.run", "program.py"], {}, "plain"),
+        (["-m", "weft.run", "-m", "program"], {}, "options"),
+        (["program.py"], {"WEFT_AS_DEFAULT": "1"}, "backend"),
+    ],
+    ids=["script", "module-with-options", "variable-with-backend"],
+)
+def test_with_it_on_weft_and_so_do_its_children(program, command, environment, how):
+    run = start(program, [*command, how, "--flag"], **environment)
+    assert run.returncode == 0, run.stderr
+    assert f"argv: ['{how}', '--flag'] name: __main__" in run.stdout
+    assert "agents: WeftAgent WeftAgent" in run.stdout
+    if how == "options":
+        assert "timeout: 17.0" in run.stdout
+        assert "threads: 3" in run.stdout
+
+
+def test_the_programs_exit_code_and_errors_are_its_own(tmp_path):
+    (tmp_path / "fails.py").write_text(
+        textwrap.dedent(
+            """
+            import sys
+            if sys.argv[1] == "exit":
+                sys.exit(7)
+            raise KeyError("of the program")
+            """
+        )
+    )
+    assert start(tmp_path, ["-m", "weft.run", "fails.py", "exit"]).returncode == 7
+    run = start(tmp_path, ["-m", "weft.run", "fails.py", "raise"])
+    assert run.returncode == 1
+    assert "KeyError: 'of the program'" in run.stderr
+
+
+def test_usage(tmp_path):
+    run = start(tmp_path, ["-m", "weft.run"])
+    assert run.returncode == 2
+    assert "usage: python -m weft.run" in run.stdout + run.stderr
+    assert start(tmp_path, ["-m", "weft.run", "--help"]).returncode == 0
+
+
+OWN_PROCESS = """
+import torch.distributed.rpc as rpc
+
+rpc.init_rpc("solo", rank=0, world_size=1)
+print("agent:", type(rpc.api._get_current_rpc_agent()).__name__)
+rpc.shutdown()
+"""
+
+
+def test_the_program_itself_runs_on_weft_not_only_its_children(tmp_path):
+    (tmp_path / "solo.py").write_text(OWN_PROCESS)
+    done = start(tmp_path, ["-m", "weft.run", "solo.py"])
+    assert done.returncode == 0, done.stderr
+    assert "agent: WeftAgent" in done.stdout

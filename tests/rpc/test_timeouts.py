@@ -1,0 +1,337 @@
+"""Timeouts of calls, what happens to answers that come too late, and many calls at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from workers import Group, leave
+
+_gate = threading.Event()
+
+
+@pytest.fixture(scope="module")
+def group():
+    with Group(2, rpc_timeout=30) as members:
+        yield members
+        members.shutdown()
+
+
+def echo(value):
+    return value
+
+
+def wait_for_gate() -> str:
+    """Answers once the gate is open: a call that takes exactly as long as the test wants."""
+    _gate.wait(30)
+    return "late"
+
+
+def open_gate() -> None:
+    _gate.set()
+
+
+def late_tensor(numel: int):
+    import torch
+
+    _gate.wait(30)
+    return torch.ones(numel)
+
+
+def set_gate(is_open: bool) -> None:
+    if is_open:
+        _gate.set()
+    else:
+        _gate.clear()
+
+
+def debug(key: str) -> int:
+    import torch.distributed.rpc as rpc
+
+    return int(rpc.api._get_current_rpc_agent().get_debug_info()[key])
+
+
+def timed_call(kind: str, timeout: float | None) -> tuple[str, float]:
+    """The error of a call that nobody answers in time, and after how long it came."""
+    import torch.distributed.rpc as rpc
+
+    limit = {} if timeout is None else {"timeout": timeout}
+    began = time.monotonic()
+    try:
+        if kind == "sync":
+            rpc.rpc_sync("worker1", wait_for_gate, **limit)
+        elif kind == "async":
+            rpc.rpc_async("worker1", wait_for_gate, **limit).wait()
+        elif kind == "to_here":
+            rpc.remote("worker1", wait_for_gate, timeout=0).to_here(**limit)
+        elif kind == "self":
+            rpc.rpc_sync("worker0", wait_for_gate, **limit)
+    except RuntimeError as error:
+        return str(error), time.monotonic() - began
+    return "answered", time.monotonic() - began
+
+
+@pytest.fixture
+def closed_gate(group):
+    for worker in group:
+        worker.call(set_gate, False)
+    yield group
+    for worker in group:
+        worker.call(set_gate, True)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async", "to_here", "self"])
+@pytest.mark.parametrize("timeout", [0.05, 0.5])
+def test_the_timeout_of_a_call(closed_gate, kind, timeout):
+    text, took = closed_gate[0].call(timed_call, kind, timeout)
+    assert f"RPC ran for more than set timeout ({int(timeout * 1000)} ms)" in text
+    assert timeout <= took < timeout + 1.5
+
+
+def with_default_timeout(seconds: float) -> tuple[str, float, float]:
+    import torch.distributed.rpc as rpc
+
+    before = rpc.get_rpc_timeout()
+    rpc._set_rpc_timeout(seconds)
+    try:
+        return (*timed_call("sync", None), before)
+    finally:
+        rpc._set_rpc_timeout(before)
+
+
+def test_the_default_timeout(closed_gate):
+    text, took, before = closed_gate[0].call(with_default_timeout, 0.2)
+    assert "RPC ran for more than set timeout (200 ms)" in text
+    assert 0.2 <= took < 1.7
+    assert before == 30  # what the options said
+
+
+def never(default: float) -> str:
+    """Timeout 0, by the call or by default: waits for the answer however short others are."""
+    import torch.distributed.rpc as rpc
+
+    before = rpc.get_rpc_timeout()
+    rpc._set_rpc_timeout(default)
+    patient = rpc.rpc_async("worker1", wait_for_gate, timeout=0 if default else -1)
+    try:
+        rpc.rpc_sync("worker1", wait_for_gate, timeout=0.3)
+    except RuntimeError as error:
+        assert "RPC ran for more than" in str(error)
+    assert not patient.done()
+    rpc.rpc_sync("worker1", open_gate, timeout=10)
+    rpc._set_rpc_timeout(before)
+    return patient.wait()
+
+
+@pytest.mark.parametrize("default", [0.1, 0])
+def test_zero_means_never(closed_gate, default):
+    assert closed_gate[0].call(never, default) == "late"
+
+
+def very_long(timeout: float) -> int:
+    import torch.distributed.rpc as rpc
+
+    return rpc.rpc_sync("worker1", echo, args=(5,), timeout=timeout)
+
+
+@pytest.mark.parametrize("timeout", [float("inf"), 1e12, 3e38])
+def test_very_long_timeouts(group, timeout):
+    assert group[0].call(very_long, timeout) == 5
+
+
+def expire_many(count: int, numel: int) -> list[str]:
+    """Calls that time out while large answers to them are still to come."""
+    import torch.distributed.rpc as rpc
+
+    calls = [
+        rpc.rpc_async("worker1", late_tensor, args=(numel,), timeout=0.3) for _ in range(count)
+    ]
+    texts = []
+    for call in calls:
+        try:
+            call.wait()
+        except RuntimeError as error:
+            texts.append(str(error))
+    return texts
+
+
+def peak_memory() -> int:
+    from pathlib import Path
+
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
+
+
+def wait_for_count(key: str, at_least: int) -> int:
+    end = time.monotonic() + 20
+    while (seen := debug(key)) < at_least and time.monotonic() < end:
+        time.sleep(0.01)
+    return seen
+
+
+def test_late_answers_take_no_memory_and_break_nothing(closed_gate):
+    count, numel = 8, 4 << 20  # 16 MiB each
+    timed_out = closed_gate[0].call(debug, "agent.calls_timed_out")
+    texts = closed_gate[0].call(expire_many, count, numel)
+    assert len(texts) == count and all("RPC ran for more than" in text for text in texts)
+    assert closed_gate[0].call(debug, "agent.calls_timed_out") == timed_out + count
+    assert closed_gate[0].call(debug, "agent.client_active_calls") == 0
+    before = closed_gate[0].call(peak_memory)
+    received = closed_gate[0].call(debug, "agent.peer.worker1.bytes_received")
+    closed_gate[1].call(set_gate, True)
+    # All of them have come, and were read past.
+    want = received + count * numel * 4
+    assert closed_gate[0].call(wait_for_count, "agent.peer.worker1.bytes_received", want) >= want
+    assert closed_gate[0].call(peak_memory) - before < 2 * 4 * numel
+    assert closed_gate[0].call(echo_many, "worker1", 4, 50) == 200
+
+
+# Many calls at once.
+
+
+def echo_many(to: str, threads: int, times: int) -> int:
+    """`threads` threads that call at once; how many right answers came."""
+    import torch
+    import torch.distributed.rpc as rpc
+
+    right = []
+
+    def work(number: int) -> None:
+        for i in range(times):
+            value = torch.full((number + 1,), float(i))
+            right.append(torch.equal(rpc.rpc_sync(to, echo, args=(value,)), value))
+
+    crew = [threading.Thread(target=work, args=(n,)) for n in range(threads)]
+    for thread in crew:
+        thread.start()
+    for thread in crew:
+        thread.join(60)
+    return sum(right)
+
+
+@pytest.mark.parametrize("to", ["worker1", "worker0"], ids=["peer", "self"])
+def test_thirty_two_threads(group, to):
+    assert group[0].call(echo_many, to, 32, 40) == 32 * 40
+
+
+def test_both_ways_at_once(group):
+    group[0].start(echo_many, "worker1", 16, 40)
+    group[1].start(echo_many, "worker0", 16, 40)
+    assert [worker.result() for worker in group] == [640, 640]
+
+
+def calls_in_callbacks(depth: int, width: int) -> list[int]:
+    """Each future's callback makes a further synchronous call, `depth` deep."""
+    import torch.distributed.rpc as rpc
+
+    def again(level: int):
+        def then(future):
+            value = future.wait() + 1
+            if level == 0:
+                return value
+            return rpc.rpc_async("worker1", echo, args=(value,)).then(again(level - 1)).wait()
+
+        return then
+
+    chains = [rpc.rpc_async("worker1", echo, args=(0,)).then(again(depth)) for _ in range(width)]
+    return [chain.wait() for chain in chains]
+
+
+def test_calls_from_callbacks(group):
+    assert group[0].call(calls_in_callbacks, 5, 20) == [6] * 20
+
+
+def bounce(depth: int, timeout: float) -> int:
+    """A -> B -> A -> …: each level holds a worker thread while it waits for the next."""
+    import torch.distributed.rpc as rpc
+
+    if depth == 0:
+        return 0
+    other = 1 - rpc.get_worker_info().id
+    return 1 + rpc.rpc_sync(other, bounce, args=(depth - 1, timeout), timeout=timeout)
+
+
+def test_a_chain_of_calls_as_deep_as_there_are_threads(group):
+    # 16 threads on each side.
+    assert group[0].call(bounce, 32, 20) == 32
+
+
+def test_a_chain_deeper_than_there_are_threads_ends_with_a_timeout():
+    """Nobody is left to serve the deepest call: as with TensorPipe. It must end, and leave order."""
+    with Group(2, num_worker_threads=2) as members:
+        assert members[0].call(bounce, 4, 20) == 4
+        error = members[0].fails(bounce, 6, 1.0)
+        assert "RPC ran for more than set timeout" in error.message
+        assert members[0].call(bounce, 4, 20) == 4
+        members.shutdown()
+
+
+def test_one_worker_thread():
+    with Group(2, num_worker_threads=1) as members:
+        assert members[0].call(bounce, 2, 20) == 2
+        assert members[0].call(echo_many, "worker1", 8, 20) == 160
+        assert members[0].call(echo_many, "worker0", 8, 20) == 160
+        assert members[0].call(debug, "agent.thread_pool_size") == 1
+        members.shutdown()
+
+
+def async_chain(depth: int) -> int:
+    """As `bounce`, but with async execution no thread is held while a level waits."""
+    import torch.distributed.rpc as rpc
+
+    return rpc.rpc_sync("worker1", bounce_async, args=(depth,), timeout=20)
+
+
+def _bounce_async(depth: int):
+    import torch
+    import torch.distributed.rpc as rpc
+
+    if depth == 0:
+        done = torch.futures.Future()
+        done.set_result(0)
+        return done
+    other = 1 - rpc.get_worker_info().id
+    call = rpc.rpc_async(other, bounce_async, args=(depth - 1,))
+    return call.then(lambda future: future.wait() + 1)
+
+
+def bounce_async(depth: int):
+    return _bounce_async(depth)
+
+
+# rpc.functions.async_execution, without importing torch here.
+bounce_async._wrapped_async_rpc_function = _bounce_async
+
+
+def test_async_execution_holds_no_thread():
+    with Group(2, num_worker_threads=1) as members:
+        assert members[0].call(async_chain, 40) == 40
+        members.shutdown()
+
+
+def burst(count: int) -> int:
+    import torch
+    import torch.distributed.rpc as rpc
+
+    calls = [rpc.rpc_async("worker1", torch.add, args=(torch.ones(2), i)) for i in range(count)]
+    return sum(int(call.wait()[0]) - 1 for call in calls)
+
+
+def test_a_burst_of_asynchronous_calls(group):
+    assert group[0].call(burst, 5000) == sum(range(5000))
+
+
+def shut_down_with_calls_pending() -> float:
+    import torch.distributed.rpc as rpc
+
+    for _ in range(50):
+        rpc.rpc_async("worker1", echo, args=(b"x" * 100_000,))
+    return leave()
+
+
+def test_shutdown_waits_for_calls_in_flight():
+    with Group(2) as members:
+        members[0].start(shut_down_with_calls_pending)
+        members[1].start(leave)
+        for worker in members:
+            worker.result()

@@ -1,0 +1,311 @@
+// The parts of the agent that need no network: pending calls, policy, records, membership.
+#include <c10/util/Exception.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/distributed/rpc/utils.h>
+#include <torch/csrc/jit/serialization/pickle.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include <atomic>
+#include <set>
+#include <thread>
+
+#include "rpc_backend/member_record.h"
+#include "rpc_backend/membership.h"
+#include "rpc_backend/pending_calls.h"
+#include "rpc_backend/request_policy.h"
+
+namespace weft::rpc {
+namespace {
+
+using namespace std::chrono_literals;  // NOLINT(google-build-using-namespace)
+using torch::distributed::rpc::MessageType;
+
+// Pending calls.
+
+PendingCall callTo(std::int16_t peer, std::chrono::milliseconds timeout = 0ms,
+                   Clock::time_point started = Clock::now()) {
+  PendingCall call;
+  call.peer = peer;
+  call.timeout = timeout;
+  call.started = started;
+  return call;
+}
+
+TEST(PendingCalls, OnlyTheOneWhoWasAskedMayAnswer) {
+  PendingCalls calls;
+  const auto id = calls.add(callTo(3));
+  EXPECT_TRUE(calls.waits(id, 3));
+  EXPECT_FALSE(calls.waits(id, 4));
+  EXPECT_FALSE(calls.take(id, 4));
+  EXPECT_EQ(calls.size(), 1U);
+  EXPECT_TRUE(calls.take(id, 3));
+  EXPECT_FALSE(calls.take(id, 3));
+  EXPECT_FALSE(calls.waits(id, 3));
+}
+
+TEST(PendingCalls, TakenByPeerAndAltogether) {
+  PendingCalls calls;
+  std::set<std::uint64_t> ids;
+  for (int i = 0; i < 30; ++i)
+    ids.insert(calls.add(callTo(static_cast<std::int16_t>(i % 3))));
+  EXPECT_EQ(ids.size(), 30U);
+  for (const PendingCall& call : calls.takeAllOf(1))
+    EXPECT_EQ(call.peer, 1);
+  EXPECT_EQ(calls.size(), 20U);
+  EXPECT_TRUE(calls.takeAllOf(1).empty());
+  EXPECT_EQ(calls.takeAll().size(), 20U);
+  EXPECT_EQ(calls.size(), 0U);
+}
+
+TEST(PendingCalls, ExpireInTimeAndTellTheNextDeadline) {
+  PendingCalls calls;
+  const auto start = Clock::now();
+  calls.add(callTo(0, 100ms, start));
+  calls.add(callTo(0, 300ms, start));
+  calls.add(callTo(0, 0ms, start));  // never
+  Clock::time_point next;
+  EXPECT_TRUE(calls.takeExpired(start + 99ms, next).empty());
+  EXPECT_EQ(next, start + 100ms);
+  EXPECT_EQ(calls.takeExpired(start + 100ms, next).size(), 1U);
+  EXPECT_EQ(next, start + 300ms);
+  EXPECT_EQ(calls.takeExpired(start + 1h, next).size(), 1U);
+  EXPECT_EQ(next, Clock::time_point::max());
+  EXPECT_EQ(calls.size(), 1U);
+}
+
+TEST(PendingCalls, EachCallIsTakenOnce) {
+  PendingCalls calls;
+  constexpr int kCalls = 20000;
+  std::vector<std::uint64_t> ids;
+  for (int i = 0; i < kCalls; ++i)
+    ids.push_back(calls.add(callTo(1, 1ms, Clock::now() - 1h)));
+  std::atomic<int> taken{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 2; ++t) {
+    threads.emplace_back([&] {
+      for (const auto id : ids)
+        taken += calls.take(id, 1) ? 1 : 0;
+    });
+  }
+  threads.emplace_back([&] {
+    Clock::time_point next;
+    taken += static_cast<int>(calls.takeExpired(Clock::now(), next).size());
+  });
+  threads.emplace_back([&] { taken += static_cast<int>(calls.takeAllOf(1).size()); });
+  for (auto& thread : threads)
+    thread.join();
+  EXPECT_EQ(taken, kCalls);
+}
+
+// Policy: with payloads that torch itself has wrapped.
+
+std::vector<char> wrapped(MessageType inner, std::vector<char> payload) {
+  // The type, and what torch's wrappers add: ids, and a map of devices.
+  std::vector<at::IValue> extra{static_cast<std::int64_t>(inner), std::int64_t{12},
+                                c10::Dict<std::string, std::string>()};
+  auto pickled = torch::jit::pickle(c10::ivalue::Tuple::create(std::move(extra)));
+  torch::distributed::rpc::writeWrappedPayload(payload, pickled);
+  return payload;
+}
+
+TEST(RequestPolicy, ScriptSeesThroughWhatTorchWraps) {
+  const std::vector<char> body(50, 'x');
+  using enum MessageType;
+  for (const MessageType python : {PYTHON_CALL, PYTHON_REMOTE_CALL, PYTHON_RREF_FETCH_CALL,
+                                   PYTHON_RET, PYTHON_RREF_FETCH_RET}) {
+    EXPECT_TRUE(refusal(RequestPolicy::kScript, python, body));
+    EXPECT_FALSE(refusal(RequestPolicy::kAny, python, body));
+    EXPECT_FALSE(refusal(RequestPolicy::kRegistered, python, body));
+    const auto once = wrapped(python, body);
+    EXPECT_TRUE(refusal(RequestPolicy::kScript, FORWARD_AUTOGRAD_REQ, once));
+    EXPECT_EQ(innermostType(FORWARD_AUTOGRAD_REQ, once), python);
+    const auto twice = wrapped(FORWARD_AUTOGRAD_REQ, once);
+    EXPECT_TRUE(refusal(RequestPolicy::kScript, RUN_WITH_PROFILING_REQ, twice));
+    EXPECT_EQ(innermostType(RUN_WITH_PROFILING_REQ, twice), python);
+  }
+  for (const MessageType script : {SCRIPT_CALL, SCRIPT_REMOTE_CALL, SCRIPT_RREF_FETCH_CALL}) {
+    const auto twice = wrapped(FORWARD_AUTOGRAD_REQ, wrapped(script, body));
+    EXPECT_FALSE(refusal(RequestPolicy::kScript, RUN_WITH_PROFILING_REQ, twice));
+  }
+}
+
+TEST(RequestPolicy, ScriptRefusesWrappersThatItCannotRead) {
+  using enum MessageType;
+  EXPECT_TRUE(refusal(RequestPolicy::kScript, FORWARD_AUTOGRAD_REQ, {}));
+  EXPECT_TRUE(refusal(RequestPolicy::kScript, FORWARD_AUTOGRAD_REQ, std::vector<char>(40, 'x')));
+  auto deep = std::vector<char>(5, 'x');
+  for (int i = 0; i < 10; ++i)
+    deep = wrapped(FORWARD_AUTOGRAD_REQ, deep);
+  EXPECT_TRUE(refusal(RequestPolicy::kScript, FORWARD_AUTOGRAD_REQ, deep));
+  EXPECT_THROW(parseRequestPolicy("none"), c10::Error);
+  for (const char* name : {"any", "registered", "script"})
+    EXPECT_STREQ(toString(parseRequestPolicy(name)), name);
+}
+
+// Records.
+
+MemberRecord someRecord(std::int32_t rank, const std::string& name, int world) {
+  MemberRecord record;
+  record.rank = rank;
+  record.world = world;
+  record.name = name;
+  record.auth = "store";
+  record.policy = "any";
+  record.address = "weft1;tcp=127.0.0.1:" + std::to_string(1000 + rank);
+  return record;
+}
+
+TEST(MemberRecord, WhatIsWrittenIsRead) {
+  MemberRecord record = someRecord(3, "worker:3", 8);
+  record.device_count = 2;
+  record.devices = {c10::Device("cuda:0"), c10::Device("cuda:1")};
+  record.device_maps["peer"] = {{c10::Device("cuda:0"), c10::Device("cuda:1")},
+                                {c10::Device("cpu"), c10::Device("cpu")}};
+  const auto read = MemberRecord::fromText(record.toText());
+  ASSERT_TRUE(read);
+  EXPECT_EQ(read->toText().size(), record.toText().size());
+  EXPECT_EQ(read->weft, kWeftVersion);
+  EXPECT_EQ(read->rank, 3);
+  EXPECT_EQ(read->world, 8);
+  EXPECT_EQ(read->name, "worker:3");
+  EXPECT_EQ(read->address, record.address);
+  EXPECT_EQ(read->devices, record.devices);
+  EXPECT_EQ(read->device_maps, record.device_maps);
+}
+
+TEST(MemberRecord, FieldsOfLaterVersionsAreSkipped) {
+  const auto read = MemberRecord::fromText(someRecord(0, "a", 1).toText() + "later=x=y\n");
+  ASSERT_TRUE(read);
+  EXPECT_EQ(read->name, "a");
+}
+
+TEST(MemberRecord, TheRestIsRefused) {
+  const std::string good = someRecord(0, "a", 1).toText();
+  for (const std::string& bad :
+       {std::string(), std::string("rank"), std::string("rank=0\nname=a\n"),
+        good + "no equals sign\n", good + "rank=x\n", good + "rank=1 \n",
+        good + "rank=99999999999999999999\n", good + "rank=-1\n", good + "name=\n",
+        good + "device=nonsense:7\n", good + "device=\n", good + "map.b=cuda:0\n",
+        good + "map.b=cuda:0>\n", good + "map.b=a>b>c\n", std::string(2 << 20, 'a')}) {
+    EXPECT_FALSE(MemberRecord::fromText(bad)) << bad.substr(0, 200);
+  }
+  for (std::size_t length = 0; length < good.size(); ++length) {
+    MemberRecord::fromText(good.substr(0, length));  // no crash, whatever it says
+  }
+}
+
+// Membership, each worker a thread.
+
+c10::intrusive_ptr<c10d::Store> newStore(std::chrono::milliseconds timeout = 10s) {
+  auto store = c10::make_intrusive<c10d::HashStore>();
+  store->setTimeout(timeout);
+  return store;
+}
+
+// Runs `body(i)` on `count` threads; the texts of what they threw, "" for nothing.
+std::vector<std::string> onThreads(int count, const std::function<void(int)>& body) {
+  std::vector<std::string> errors(static_cast<std::size_t>(count));
+  std::vector<std::thread> threads;
+  for (int i = 0; i < count; ++i) {
+    threads.emplace_back([&, i] {
+      try {
+        body(i);
+      } catch (const std::exception& error) {
+        errors[static_cast<std::size_t>(i)] = error.what();
+      }
+    });
+  }
+  for (auto& thread : threads)
+    thread.join();
+  return errors;
+}
+
+TEST(Membership, AStaticGroupMeets) {
+  const auto store = newStore();
+  std::atomic<int> members{0};
+  std::vector<std::string> keys(6);
+  const auto errors = onThreads(6, [&](int i) {
+    Membership membership(store, "w" + std::to_string(i), i, 6);
+    keys[static_cast<std::size_t>(i)] = membership.secret("").key.toHex();
+    members += static_cast<int>(membership.meet(someRecord(i, "w" + std::to_string(i), 6)).size());
+  });
+  for (const auto& error : errors)
+    EXPECT_EQ(error, "");
+  EXPECT_EQ(members, 6 * 5);
+  EXPECT_EQ(std::set<std::string>(keys.begin(), keys.end()).size(), 1U);
+}
+
+TEST(Membership, TheMissingAreNamedInTime) {
+  const auto store = newStore(500ms);
+  const auto started = Clock::now();
+  const auto errors = onThreads(2, [&](int i) {
+    Membership membership(store, "w" + std::to_string(i), i, 4);
+    membership.meet(someRecord(i, "w" + std::to_string(i), 4));
+  });
+  EXPECT_LT(Clock::now() - started, 5s);
+  for (const auto& error : errors) {
+    EXPECT_NE(error.find("gave up waiting for ranks 2, 3 of 4"), std::string::npos) << error;
+  }
+}
+
+TEST(Membership, OneWhoSeesThatItCannotBeTellsTheOthers) {
+  const auto store = newStore();
+  const auto started = Clock::now();
+  const auto errors = onThreads(2, [&](int i) {
+    const int world = i == 0 ? 2 : 5;  // rank 1 waits for ranks that nobody starts
+    Membership membership(store, "w" + std::to_string(i), i, world);
+    membership.meet(someRecord(i, "w" + std::to_string(i), world));
+  });
+  EXPECT_LT(Clock::now() - started, 5s);
+  for (const auto& error : errors)
+    EXPECT_NE(error.find("different world_size"), std::string::npos) << error;
+}
+
+TEST(Membership, ADynamicGroupKnowsAllWhoJoined) {
+  const auto store = newStore();
+  std::atomic<int> seen{0};
+  const auto errors = onThreads(8, [&](int i) {
+    Membership membership(store, "w" + std::to_string(i), i, 0);
+    seen += static_cast<int>(membership.join(someRecord(i, "w" + std::to_string(i), 0)).size());
+  });
+  for (const auto& error : errors)
+    EXPECT_EQ(error, "");
+  EXPECT_EQ(seen, 7 * 8 / 2);  // the first sees nobody, the last all others
+  const auto left = onThreads(8, [&](int i) {
+    if (i % 2 == 0) Membership(store, "w" + std::to_string(i), i, 0).leave();
+  });
+  Membership next(store, "next", 2, 0);
+  EXPECT_EQ(next.join(someRecord(2, "next", 0)).size(), 4U);
+}
+
+TEST(Membership, TheLostAreForgottenTheirSuccessorsAreNot) {
+  const auto store = newStore();
+  Membership first(store, "a", 0, 0);
+  first.join(someRecord(0, "a", 0));
+  Membership dead(store, "b", 1, 0);
+  const MemberRecord record = someRecord(1, "b", 0);
+  dead.join(record);
+  first.forget(1, record.address);
+  MemberRecord again = record;
+  again.address = "weft1;tcp=127.0.0.1:9";
+  EXPECT_EQ(Membership(store, "b", 1, 0).join(again).size(), 1U);
+  first.forget(1, record.address);  // late news of the first life
+  EXPECT_THROW(Membership(store, "c", 1, 0).join(someRecord(1, "c", 0)), c10::Error);
+}
+
+TEST(Membership, TheLockOfAnotherKeepsOutForABoundedTime) {
+  const auto store = newStore(300ms);
+  Membership membership(store, "a", 0, 0);
+  membership.store()->set("lock", std::string("somebody who died"));
+  const auto started = Clock::now();
+  try {
+    membership.join(someRecord(0, "a", 0));
+    FAIL() << "joined in spite of the lock";
+  } catch (const c10::Error& error) {
+    EXPECT_NE(std::string(error.what()).find("somebody who died"), std::string::npos);
+  }
+  EXPECT_LT(Clock::now() - started, 5s);
+}
+
+}  // namespace
+}  // namespace weft::rpc

@@ -1,0 +1,233 @@
+// The codec there and back, without a network: what encode() makes, begin() and finish() read; and
+// what begin() refuses.
+#include "rpc_backend/message_codec.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+namespace weft::rpc {
+namespace {
+
+using torch::distributed::rpc::Message;
+using torch::distributed::rpc::MessageType;
+using MessagePtr = c10::intrusive_ptr<Message>;
+
+MessagePtr makeMessage(std::size_t payload, std::vector<at::Tensor> tensors) {
+  std::vector<char> bytes(payload);
+  for (std::size_t i = 0; i < payload; ++i)
+    bytes[i] = static_cast<char>(i * 7);
+  return c10::make_intrusive<Message>(std::move(bytes), std::move(tensors),
+                                      MessageType::SCRIPT_CALL, 5);
+}
+
+std::vector<std::uint64_t> sizesOf(const transport::Message& message) {
+  std::vector<std::uint64_t> sizes;
+  for (const auto& buffer : message.buffers)
+    sizes.push_back(buffer.size);
+  return sizes;
+}
+
+// Through the wire's form, as the transport would carry it.
+MessagePtr thereAndBack(const MessagePtr& message) {
+  const auto wire = encode(WireKind::kRequest, 77, message, {}, "peer");
+  std::vector<transport::OwnedBuffer> buffers;
+  auto in = IncomingMessage::begin(wire.header, sizesOf(wire), buffers);
+  if (!in.ok()) {
+    ADD_FAILURE() << in.error().text();
+    return nullptr;
+  }
+  EXPECT_EQ(buffers.size(), wire.buffers.size());
+  for (std::size_t i = 0; i < buffers.size(); ++i) {
+    EXPECT_GE(buffers[i].size, wire.buffers[i].size);
+    std::memcpy(buffers[i].data, wire.buffers[i].data, wire.buffers[i].size);
+  }
+  EXPECT_EQ(in.value()->kind(), WireKind::kRequest);
+  EXPECT_EQ(in.value()->callId(), 77U);
+  return in.value()->finish();
+}
+
+transport::Error refusalOf(std::span<const std::byte> header,
+                           const std::vector<std::uint64_t>& sizes) {
+  std::vector<transport::OwnedBuffer> buffers;
+  const auto in = IncomingMessage::begin(header, sizes, buffers);
+  return in.ok() ? transport::Error() : in.error();
+}
+
+TEST(MessageCodec, PayloadsOfEverySizeArrive) {
+  for (const std::size_t size : {0UL, 1UL, kInlinePayloadBytes - 1, kInlinePayloadBytes,
+                                 kInlinePayloadBytes + 1, std::size_t{1} << 20}) {
+    const auto sent = makeMessage(size, {});
+    const std::vector<char> expected = sent->payload();  // a large one is taken out of `sent`
+    const auto came = thereAndBack(sent);
+    ASSERT_TRUE(came);
+    EXPECT_EQ(came->payload(), expected) << size;
+    EXPECT_EQ(came->type(), MessageType::SCRIPT_CALL);
+  }
+}
+
+TEST(MessageCodec, TensorsOfEveryLayoutArrive) {
+  const at::Tensor base = at::randn({40, 30});
+  std::vector<at::Tensor> sent{
+      base,
+      base.t(),
+      base.narrow(0, 3, 5),
+      base.slice(1, 0, 30, 7),
+      at::randn({3, 1}).expand({3, 200}),
+      at::scalar_tensor(2.5),
+      at::empty({0}),
+      at::empty({3, 0, 2}),
+      at::Tensor(),
+      at::randn({5, 5}, at::kComplexDouble).conj(),
+      at::randn({5, 5}).to(at::kBFloat16),
+      at::ones({300}, at::kBool),
+      at::eye(4).to_sparse(),
+      at::quantize_per_tensor(base, 0.1, 3, at::kQInt8),
+      at::ones({2, 2}).requires_grad_(),
+      at::ones({kInlineTensorBytes / 4}),
+      at::ones({kInlineTensorBytes / 4 + 1}),
+  };
+  const auto came = thereAndBack(makeMessage(10, sent));
+  ASSERT_TRUE(came);
+  ASSERT_EQ(came->tensors().size(), sent.size());
+  for (std::size_t i = 0; i < sent.size(); ++i) {
+    const at::Tensor& there = came->tensors()[i];
+    ASSERT_EQ(there.defined(), sent[i].defined()) << i;
+    if (!there.defined()) continue;
+    EXPECT_EQ(there.sizes(), sent[i].sizes()) << i;
+    EXPECT_EQ(there.scalar_type(), sent[i].scalar_type()) << i;
+    EXPECT_EQ(there.layout(), sent[i].layout()) << i;
+    EXPECT_EQ(there.requires_grad(), sent[i].requires_grad()) << i;
+    const auto values = [](const at::Tensor& tensor) {
+      const at::Tensor plain = tensor.detach();
+      return plain.is_sparse() ? plain.to_dense()
+                               : (plain.is_quantized() ? plain.dequantize() : plain.resolve_conj());
+    };
+    EXPECT_TRUE(at::equal(values(there), values(sent[i]))) << i;
+    if (sent[i].layout() == c10::kStrided && sent[i].is_non_overlapping_and_dense()) {
+      EXPECT_EQ(there.strides(), sent[i].strides()) << i;
+    }
+  }
+}
+
+TEST(MessageCodec, DenseElementsAreNotCopied) {
+  const at::Tensor tensor = at::ones({1000});
+  const auto wire = encode(WireKind::kRequest, 1, makeMessage(3, {tensor}), {}, "peer");
+  ASSERT_EQ(wire.buffers.size(), 1U);
+  EXPECT_EQ(static_cast<void*>(wire.buffers[0].data), tensor.data_ptr());
+}
+
+TEST(MessageCodec, WhatIsSentOutlivesItsTensor) {
+  at::Tensor tensor = at::full({1000}, 3.0);
+  const auto wire = encode(WireKind::kRequest, 1, makeMessage(3, {tensor}), {}, "peer");
+  tensor.reset();
+  float last = 0;
+  std::memcpy(&last, wire.buffers[0].data + 999 * sizeof(float), sizeof last);
+  EXPECT_EQ(last, 3.0F);
+}
+
+TEST(MessageCodec, MetaTensorsAreRefusedInWords) {
+  const auto message = makeMessage(1, {at::empty({3}, at::kMeta)});
+  try {
+    encode(WireKind::kRequest, 1, message, {}, "the peer's name");
+    FAIL() << "a tensor without data was encoded";
+  } catch (const c10::Error& error) {
+    EXPECT_NE(std::string(error.what()).find("the peer's name"), std::string::npos);
+    EXPECT_NE(std::string(error.what()).find("no data"), std::string::npos);
+  }
+}
+
+TEST(MessageCodec, SizesMustBeThoseOfTheHeader) {
+  const auto wire = encode(
+      WireKind::kRequest, 1,
+      makeMessage(kInlinePayloadBytes + 1, {at::ones({1000}), at::eye(9).to_sparse()}), {}, "peer");
+  const auto sizes = sizesOf(wire);
+  ASSERT_EQ(sizes.size(), 3U);
+  EXPECT_FALSE(refusalOf(wire.header, sizes));
+  for (std::size_t i = 1; i < sizes.size(); ++i) {  // the payload's size is the sender's choice
+    for (const std::uint64_t other :
+         {std::uint64_t{0}, sizes[i] - 1, sizes[i] + 1, ~std::uint64_t{0}}) {
+      auto changed = sizes;
+      changed[i] = other;
+      EXPECT_TRUE(refusalOf(wire.header, changed)) << i << " as " << other;
+    }
+  }
+  for (std::size_t count = 0; count < sizes.size(); ++count) {
+    EXPECT_TRUE(refusalOf(wire.header, {sizes.begin(), sizes.begin() + static_cast<long>(count)}));
+  }
+  auto more = sizes;
+  more.push_back(1);
+  EXPECT_TRUE(refusalOf(wire.header, more));
+}
+
+TEST(MessageCodec, TruncatedAndLengthenedHeadersAreRefused) {
+  const auto wire =
+      encode(WireKind::kRequest, 1, makeMessage(5, {at::ones({2}), at::ones({900})}), {}, "peer");
+  const auto sizes = sizesOf(wire);
+  for (std::size_t length = 0; length < wire.header.size(); ++length) {
+    EXPECT_TRUE(refusalOf(std::span(wire.header).first(length), sizes)) << length;
+  }
+  auto longer = wire.header;
+  longer.push_back(std::byte{0});
+  EXPECT_TRUE(refusalOf(longer, sizes));
+}
+
+// One byte changed at a time: begin() answers, one way or the other, and never throws or crashes;
+// what it accepts can be finished, or says why not.
+TEST(MessageCodec, ChangedBytesNeverCrash) {
+  const auto wire = encode(
+      WireKind::kRequest, 1,
+      makeMessage(5, {at::ones({2, 3}).requires_grad_(), at::ones({30, 30}).t()}), {}, "peer");
+  const auto sizes = sizesOf(wire);
+  for (std::size_t at = 0; at < wire.header.size(); ++at) {
+    for (const int flip : {1, 2, 4, 8, 16, 32, 64, 128, 255}) {
+      auto changed = wire.header;
+      changed[at] ^= static_cast<std::byte>(flip);
+      std::vector<transport::OwnedBuffer> buffers;
+      const auto in = IncomingMessage::begin(changed, sizes, buffers);
+      if (!in.ok()) continue;
+      for (const auto& buffer : buffers)
+        std::memset(buffer.data, 0, buffer.size);
+      try {
+        in.value()->finish();
+      } catch (const c10::Error&) {
+      }
+    }
+  }
+}
+
+TEST(MessageCodec, NoMemoryIsAnErrorNotAnException) {
+  std::vector<std::byte> header;
+  WireWriter writer(header);
+  WireHeader head;
+  head.tensor_count = 1;
+  writer.header(head);
+  TensorMeta meta;
+  meta.form = TensorForm::kDense;
+  meta.dtype = static_cast<std::uint8_t>(at::kByte);
+  meta.ndim = 1;
+  meta.sizes[0] = std::int64_t{1} << 60;
+  meta.strides[0] = 1;
+  writer.tensor(meta);
+  const auto error = refusalOf(header, {std::uint64_t{1} << 60});
+  EXPECT_EQ(error.code(), transport::ErrorCode::kLimitExceeded);
+  EXPECT_NE(error.text().find("memory"), std::string::npos);
+}
+
+TEST(CopyForSelf, SharesNothing) {
+  const at::Tensor leaf = at::ones({4}).requires_grad_();
+  const at::Tensor view = at::ones({40, 40}).slice(0, 0, 40, 2);
+  const auto copy =
+      copyForSelf(*makeMessage(3, {leaf, view, at::Tensor(), at::eye(3).to_sparse()}));
+  ASSERT_EQ(copy->tensors().size(), 4U);
+  EXPECT_TRUE(copy->tensors()[0].requires_grad());
+  EXPECT_NE(copy->tensors()[0].data_ptr(), leaf.data_ptr());
+  EXPECT_NE(copy->tensors()[1].data_ptr(), view.data_ptr());
+  EXPECT_TRUE(at::equal(copy->tensors()[1], view));
+  EXPECT_FALSE(copy->tensors()[2].defined());
+  EXPECT_EQ(copy->payload().size(), 3U);
+}
+
+}  // namespace
+}  // namespace weft::rpc

@@ -1,0 +1,207 @@
+// Pool, counters and histogram: no torch header, and no task that is waited for without a bound.
+#include "rpc_backend/worker_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <future>
+#include <thread>
+#include <vector>
+
+#include "rpc_backend/metrics.h"
+
+namespace weft::rpc {
+namespace {
+
+using namespace std::chrono_literals;  // NOLINT(google-build-using-namespace)
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kBound = 10s;
+
+// Tasks that wait until they are let go.
+class Gate {
+ public:
+  std::function<void()> task() {
+    return [this, opened = opened_] {
+      ++entered_;
+      opened.wait_for(30s);
+      ++left_;
+    };
+  }
+  void open() { promise_.set_value(); }
+  bool waitForEntered(int count) const {
+    const auto end = Clock::now() + kBound;
+    while (entered_ < count && Clock::now() < end)
+      std::this_thread::yield();
+    return entered_ >= count;
+  }
+  int left() const { return left_; }
+
+ private:
+  std::promise<void> promise_;
+  std::shared_future<void> opened_{promise_.get_future().share()};
+  std::atomic<int> entered_{0};
+  std::atomic<int> left_{0};
+};
+
+TEST(WorkerPool, StartsNoThreadBeforeThereIsWork) {
+  const WorkerPool pool("test", 4, 8);
+  EXPECT_EQ(pool.threads(), 0U);
+  EXPECT_EQ(pool.maxThreads(), 8U);
+  EXPECT_EQ(pool.idleThreads(), 8U);
+}
+
+TEST(WorkerPool, OneThreadKeepsTheOrder) {
+  WorkerPool pool("test", 1, 1);
+  std::vector<int> seen;
+  std::promise<void> done;
+  for (int i = 0; i < 1000; ++i)
+    ASSERT_TRUE(pool.run([&, i] { seen.push_back(i); }));
+  ASSERT_TRUE(pool.run([&] { done.set_value(); }));
+  ASSERT_EQ(done.get_future().wait_for(kBound), std::future_status::ready);
+  ASSERT_EQ(seen.size(), 1000U);
+  for (int i = 0; i < 1000; ++i)
+    ASSERT_EQ(seen[static_cast<std::size_t>(i)], i);
+}
+
+// Tasks that block must not keep others from beginning, while there may be more threads: all given
+// at once, and nothing given later that would give the pool another push.
+TEST(WorkerPool, GrowsToItsLimitWhenTasksBlock) {
+  for (const std::size_t ready : {1UL, 2UL, 4UL}) {
+    for (int repeat = 0; repeat < 20; ++repeat) {
+      WorkerPool pool("test", ready, 8);
+      Gate gate;
+      std::promise<void> warm;
+      pool.run([&] { warm.set_value(); });
+      warm.get_future().wait_for(kBound);
+      for (int i = 0; i < 8; ++i)
+        pool.run(gate.task());
+      EXPECT_TRUE(gate.waitForEntered(8)) << "with " << ready << " threads ready";
+      gate.open();
+      pool.stop(kBound, WorkerPool::Waiting::kRun);
+      ASSERT_EQ(gate.left(), 8);
+    }
+  }
+}
+
+TEST(WorkerPool, NeverExceedsItsLimit) {
+  WorkerPool pool("test", 2, 3);
+  std::atomic<int> inside{0};
+  std::atomic<int> most{0};
+  std::atomic<int> done{0};
+  for (int i = 0; i < 300; ++i) {
+    pool.run([&] {
+      const int now = ++inside;
+      int seen = most;
+      while (seen < now && !most.compare_exchange_weak(seen, now)) {
+      }
+      std::this_thread::sleep_for(100us);
+      --inside;
+      ++done;
+    });
+  }
+  pool.stop(kBound, WorkerPool::Waiting::kRun);
+  EXPECT_EQ(done, 300);
+  EXPECT_LE(most, 3);
+}
+
+TEST(WorkerPool, StopDropsOrRunsWhatHasNotBegun) {
+  for (const auto waiting : {WorkerPool::Waiting::kDrop, WorkerPool::Waiting::kRun}) {
+    WorkerPool pool("test", 1, 1);
+    Gate gate;
+    std::atomic<int> ran{0};
+    pool.run(gate.task());
+    ASSERT_TRUE(gate.waitForEntered(1));
+    for (int i = 0; i < 5; ++i)
+      pool.run([&] { ++ran; });
+    std::thread stopper([&] { pool.stop(kBound, waiting); });
+    // From then on nothing is taken in; that stop() has begun can be seen by that.
+    const auto end = Clock::now() + kBound;
+    while (pool.run([] {}) && Clock::now() < end)
+      std::this_thread::yield();
+    gate.open();
+    stopper.join();
+    EXPECT_EQ(gate.left(), 1);
+    EXPECT_EQ(ran, waiting == WorkerPool::Waiting::kRun ? 5 : 0);
+    EXPECT_FALSE(pool.run([] {}));
+    pool.stop(0ms);  // again: nothing happens
+  }
+}
+
+TEST(WorkerPool, ATaskThatNeverEndsIsLeftToItself) {
+  auto gate = std::make_unique<Gate>();
+  {
+    WorkerPool pool("test", 1, 1);
+    pool.run(gate->task());
+    ASSERT_TRUE(gate->waitForEntered(1));
+    const auto started = Clock::now();
+    pool.stop(50ms);
+    EXPECT_LT(Clock::now() - started, 5s);
+    EXPECT_EQ(gate->left(), 0);
+  }
+  gate->open();  // the pool is gone; its thread ends well all the same
+  const auto end = Clock::now() + kBound;
+  while (gate->left() == 0 && Clock::now() < end)
+    std::this_thread::yield();
+  EXPECT_EQ(gate->left(), 1);
+}
+
+TEST(WorkerPool, ATaskThatThrowsHarmsNobody) {
+  WorkerPool pool("test", 1, 1);
+  std::promise<void> done;
+  pool.run([] { throw std::runtime_error("a task's own"); });
+  pool.run([&] { done.set_value(); });
+  EXPECT_EQ(done.get_future().wait_for(kBound), std::future_status::ready);
+}
+
+TEST(WorkerPool, ManyThreadsGiveWorkAtOnce) {
+  WorkerPool pool("test", 2, 16);
+  std::atomic<int> ran{0};
+  std::vector<std::thread> givers;
+  for (int t = 0; t < 4; ++t) {
+    givers.emplace_back([&] {
+      for (int i = 0; i < 5000; ++i)
+        pool.run([&] { ++ran; });
+    });
+  }
+  for (auto& giver : givers)
+    giver.join();
+  pool.stop(kBound, WorkerPool::Waiting::kRun);
+  EXPECT_EQ(ran, 20000);
+}
+
+TEST(ActiveCount, CanBeWaitedFor) {
+  ActiveCount count;
+  EXPECT_TRUE(count.waitForZero(0ms));
+  count.increment();
+  count.increment();
+  EXPECT_FALSE(count.waitForZero(10ms));
+  std::thread other([&] {
+    count.decrement();
+    count.decrement();
+  });
+  EXPECT_TRUE(count.waitForZero(kBound));
+  other.join();
+  EXPECT_EQ(count.value(), 0);
+}
+
+TEST(DurationHistogram, QuantilesAreWithinAFifth) {
+  DurationHistogram histogram;
+  EXPECT_EQ(histogram.quantileMicroseconds(0.5), 0);
+  for (int us = 1; us <= 10000; ++us)
+    histogram.add(std::chrono::microseconds(us));
+  EXPECT_EQ(histogram.count(), 10000U);
+  for (const double q : {0.1, 0.5, 0.9, 0.99})
+    EXPECT_NEAR(histogram.quantileMicroseconds(q), q * 10000, q * 10000 * 0.19) << q;
+}
+
+TEST(DurationHistogram, TakesEveryDuration) {
+  DurationHistogram histogram;
+  for (const auto duration : {-5ns, 0ns, 1ns, std::chrono::nanoseconds(1000h)})
+    histogram.add(duration);
+  EXPECT_EQ(histogram.count(), 4U);
+  EXPECT_GT(histogram.quantileMicroseconds(1.0), 1e8);
+}
+
+}  // namespace
+}  // namespace weft::rpc
