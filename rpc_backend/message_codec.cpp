@@ -263,6 +263,7 @@ transport::Result<std::shared_ptr<IncomingMessage>> IncomingMessage::parse(
   WireReader reader(header);
   WireHeader head;
   if (!reader.header(head)) return Error(ErrorCode::kProtocol, reader.error());
+  buffers.resize(sizes.size());
   std::shared_ptr<IncomingMessage> in(new IncomingMessage());
   in->kind_ = head.kind;
   in->type_ = head.type;
