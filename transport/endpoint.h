@@ -88,14 +88,14 @@ class EndpointHandler {
 struct PeerStats {
   std::int32_t rank = -1;
   std::string name;
-  std::string transport;  // "", "tcp" or "unix": the link in use
-  std::uint64_t bytes_sent = 0;
+  std::string transport;         // "", "tcp" or "unix": the link in use
+  std::uint64_t bytes_sent = 0;  // in all, shared memory included
   std::uint64_t bytes_received = 0;
   std::uint64_t messages_sent = 0;
   std::uint64_t messages_received = 0;
   std::uint64_t queued_bytes = 0;
-  std::uint64_t arena_bytes_sent = 0;  // through shared memory; not in bytes_sent
-  std::uint64_t arena_fallbacks = 0;  // large buffers that went through the socket for lack of room
+  std::uint64_t arena_bytes_sent = 0;  // those of bytes_sent that went through shared memory
+  std::uint64_t arena_fallbacks = 0;   // large buffers that went another way for lack of room there
 };
 
 struct EndpointStats {

@@ -60,8 +60,9 @@ PeerStats Peer::stats() const {
   return {info_.rank,
           info_.name,
           out.transport,
-          out.bytes_sent,
-          bytes_received_.load(std::memory_order_relaxed),
+          out.bytes_sent + arena.bytes_sent,
+          bytes_received_.load(std::memory_order_relaxed) +
+              arena_bytes_received_.load(std::memory_order_relaxed),
           out.messages_sent,
           messages_received_.load(std::memory_order_relaxed),
           out.queued_bytes,

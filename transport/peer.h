@@ -111,7 +111,8 @@ class Peer final : public FrameSink, public std::enable_shared_from_this<Peer> {
   Error reason_;                 // kGone
   std::string handler_problem_;  // an exception of the handler
 
-  std::atomic<std::uint64_t> bytes_received_{0};
+  std::atomic<std::uint64_t> bytes_received_{0};  // through the link; a sign of life
+  std::atomic<std::uint64_t> arena_bytes_received_{0};
   std::atomic<std::uint64_t> messages_received_{0};
   std::atomic<bool> loss_told_{false};
 };

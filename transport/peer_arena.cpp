@@ -66,6 +66,7 @@ Error Peer::takeArena(const ArenaOffer& offer) {
 
 Result<OwnedBuffer> Peer::arenaBuffer(const ArenaDescriptor& block, std::uint64_t size) {
   if (arena_in_ == nullptr) return FrameSink::arenaBuffer(block, size);
+  arena_bytes_received_.fetch_add(size, std::memory_order_relaxed);
   return arena_in_->lend(block, size);
 }
 

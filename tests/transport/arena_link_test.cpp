@@ -235,6 +235,8 @@ TEST(ArenaLink, BuffersAreTheReceiversOwn) {
   EXPECT_EQ(checksum(mine), sum);
   EXPECT_EQ(checksum(received.buffers[1]), sum);
   EXPECT_GE(statsOf(*pair.a).arena_bytes_sent, 2 * kMiB);
+  EXPECT_TRUE(
+      eventually([&] { return statsOf(*pair.b).bytes_received == statsOf(*pair.a).bytes_sent; }));
   EXPECT_EQ(statsOf(*pair.a).arena_fallbacks, 0U);
 }
 
