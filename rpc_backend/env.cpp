@@ -33,6 +33,9 @@ constexpr std::array kTable{
     Variable{kPeerTimeout, "5",
              "seconds of silence after which a peer is lost, when the options do not say"},
     Variable{kUnixSocket, "1", "0: never use Unix sockets, not even between processes of one host"},
+    Variable{kSharedMemory, "1",
+             "0: large tensors between processes of one host go through the socket, not through "
+             "shared memory"},
     // Read by ./dev and the tests only; named here so that they raise no warning.
     Variable{"WEFT_TORCH", "2.11.0", "./dev: the torch version to build and test against"},
     Variable{"WEFT_CACHE", "~/.cache/weft", "./dev: where venvs and build caches are kept"},

@@ -172,13 +172,55 @@ transport::Message encodeControl(WireKind kind, std::uint16_t type, std::uint64_
   return out;
 }
 
-IncomingMessage::Slot IncomingMessage::makeSlot(const TensorMeta& meta) {
+namespace {
+
+// A tensor whose memory is `buffer`. As any other it can be resized: beyond its size it moves.
+at::Tensor tensorOver(const OwnedBuffer& buffer, c10::IntArrayRef sizes,
+                      c10::OptionalIntArrayRef strides, c10::ScalarType dtype) {
+  auto* const owner = new std::shared_ptr<void>(buffer.owner);
+  return at::for_blob(buffer.data, sizes)
+      .strides(strides)
+      .context(owner, [](void* kept) { delete static_cast<std::shared_ptr<void>*>(kept); })
+      .options(at::TensorOptions().dtype(dtype).device(c10::kCPU))
+      .allocator(c10::GetAllocator(c10::kCPU))
+      .resizeable_storage()
+      .make_tensor();
+}
+
+}  // namespace
+
+const std::vector<char>& IncomingMessage::payload() const {
+  if (shared_payload_.data != nullptr) {
+    // What is parsed must not change meanwhile.
+    const auto* first = reinterpret_cast<const char*>(shared_payload_.data);
+    payload_.assign(first, first + shared_payload_.size);
+    shared_payload_ = {};
+  }
+  return payload_;
+}
+
+IncomingMessage::Slot IncomingMessage::makeSlot(const TensorMeta& meta, const OwnedBuffer& given) {
   Slot slot;
   slot.form = meta.form;
   slot.requires_grad = meta.requires_grad;
   if (meta.form == TensorForm::kUndefined) return slot;
   slot.device = c10::Device(static_cast<c10::DeviceType>(meta.device_type), meta.device_index);
   if (meta.gapped) slot.gaps.assign(meta.strides.begin(), meta.strides.begin() + meta.ndim);
+  const c10::IntArrayRef sizes(meta.sizes.data(), meta.ndim);
+  if (given.data != nullptr) {
+    slot.shared = true;
+    if (meta.form == TensorForm::kDense) {
+      const c10::IntArrayRef strides(meta.strides.data(), meta.ndim);
+      slot.tensor =
+          tensorOver(given, sizes,
+                     meta.gapped ? c10::OptionalIntArrayRef() : c10::OptionalIntArrayRef(strides),
+                     static_cast<c10::ScalarType>(meta.dtype));
+    } else {
+      slot.tensor =
+          tensorOver(given, {static_cast<std::int64_t>(meta.bytes)}, std::nullopt, at::kByte);
+    }
+    return slot;
+  }
   if (meta.gapped) {
     slot.tensor = at::empty(
         c10::IntArrayRef(meta.sizes.data(), meta.ndim),
@@ -221,6 +263,7 @@ transport::Result<std::shared_ptr<IncomingMessage>> IncomingMessage::parse(
   WireReader reader(header);
   WireHeader head;
   if (!reader.header(head)) return Error(ErrorCode::kProtocol, reader.error());
+  buffers.resize(sizes.size());
   std::shared_ptr<IncomingMessage> in(new IncomingMessage());
   in->kind_ = head.kind;
   in->type_ = head.type;
@@ -232,12 +275,19 @@ transport::Result<std::shared_ptr<IncomingMessage>> IncomingMessage::parse(
   if (head.payload_inline) {
     const auto* first = reinterpret_cast<const char*>(head.payload.data());
     in->payload_.assign(first, first + head.payload.size());
+    in->bytes_ = in->payload_.size();
   } else {
     if (sizes.empty()) return Error(ErrorCode::kProtocol, "the payload's buffer is missing");
-    in->payload_.resize(sizes[next++]);
-    buffers.push_back({reinterpret_cast<std::byte*>(in->payload_.data()), in->payload_.size(), in});
+    in->bytes_ = sizes.front();
+    if (buffers.front().data != nullptr) {
+      in->shared_payload_ = buffers.front();
+    } else {
+      in->payload_.resize(sizes.front());
+      buffers.front() = {reinterpret_cast<std::byte*>(in->payload_.data()), in->payload_.size(),
+                         in};
+    }
+    ++next;
   }
-  in->bytes_ = in->payload_.size();
   in->slots_.reserve(head.tensor_count);
   for (std::uint32_t i = 0; i < head.tensor_count; ++i) {
     TensorMeta meta;
@@ -250,11 +300,13 @@ transport::Result<std::shared_ptr<IncomingMessage>> IncomingMessage::parse(
         meta.device_type >= c10::COMPILE_TIME_MAX_DEVICE_TYPES) {
       return Error(ErrorCode::kProtocol, "a tensor's device type is unknown");
     }
-    in->slots_.push_back(makeSlot(meta));
+    in->slots_.push_back(makeSlot(meta, in_buffer ? buffers[next] : OwnedBuffer()));
     in->bytes_ += meta.bytes;
     if (!in_buffer) continue;
-    const at::Tensor& tensor = in->slots_.back().tensor;
-    buffers.push_back({static_cast<std::byte*>(tensor.mutable_data_ptr()), meta.bytes, in});
+    if (!in->slots_.back().shared) {
+      const at::Tensor& tensor = in->slots_.back().tensor;
+      buffers[next] = {static_cast<std::byte*>(tensor.mutable_data_ptr()), meta.bytes, in};
+    }
     ++next;
   }
   if (next != sizes.size()) return Error(ErrorCode::kProtocol, "buffers that no tensor claims");
@@ -264,11 +316,13 @@ transport::Result<std::shared_ptr<IncomingMessage>> IncomingMessage::parse(
 }
 
 c10::intrusive_ptr<Message> IncomingMessage::finish() {
+  payload();  // has it copied, if need be
   std::vector<at::Tensor> tensors;
   tensors.reserve(slots_.size());
   for (Slot& slot : slots_) {
     at::Tensor tensor = std::move(slot.tensor);
     if (slot.form == TensorForm::kPickled) {
+      if (slot.shared) tensor = tensor.clone();  // what is parsed must not change meanwhile
       auto unpickled =
           torch::distributed::rpc::wireDeserialize(tensor.const_data_ptr(), tensor.nbytes());
       TORCH_CHECK(unpickled.second.size() == 1, "Weft RPC: a pickled tensor held ",

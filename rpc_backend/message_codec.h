@@ -2,8 +2,9 @@
 //
 // A message is a header (wire.h) and buffers that point straight into tensor memory: a dense
 // CPU tensor is neither copied nor concatenated on the way out, and its bytes are read into
-// freshly allocated tensor memory on the way in. Tensors of other kinds (sparse,
-// quantised, subclasses without plain storage) go through torch's own pickler.
+// freshly allocated tensor memory on the way in, or, from a sender on the same host, are the
+// memory that it shares: such a tensor is the receiver's own, to write and to resize. Tensors of
+// other kinds (sparse, quantised, subclasses without plain storage) go through torch's own pickler.
 //
 // Views are sent as what they show, not as the storage behind them; permuted dense
 // tensors keep their strides. requires_grad travels, because distributed autograd needs it.
@@ -41,8 +42,9 @@ transport::Message encodeControl(WireKind kind, std::uint16_t type, std::uint64_
 class IncomingMessage {
  public:
   // Loop thread. Parses the header, checks every length against `sizes` before memory is
-  // taken, then allocates: payload and tensors are read in place. Each buffer's owner is
-  // the message itself, so its memory lives as long as somebody may write to it.
+  // taken, then allocates: payload and tensors are read in place. Each such buffer's owner is
+  // the message itself, so its memory lives as long as somebody may write to it. `buffers` has one
+  // entry per size; those that have bytes already become the tensors' memory.
   static transport::Result<std::shared_ptr<IncomingMessage>> begin(
       std::span<const std::byte> header, std::span<const std::uint64_t> sizes,
       std::vector<transport::OwnedBuffer>& buffers);
@@ -52,9 +54,10 @@ class IncomingMessage {
   std::uint64_t callId() const noexcept { return call_id_; }
   std::size_t bytes() const noexcept { return bytes_; }
 
-  // The control text; empty for other kinds.
-  std::string text() const { return {payload_.data(), payload_.size()}; }
-  const std::vector<char>& payload() const noexcept { return payload_; }
+  // The control text, or the text of an exception.
+  std::string text() const { return {payload().data(), payload().size()}; }
+  // One thread at a time: the first call may have to copy it out of shared memory.
+  const std::vector<char>& payload() const;
 
   // Worker thread, once, after the buffers have been read: unpickles what was pickled,
   // moves tensors to their devices (on the current streams). Throws c10::Error.
@@ -67,9 +70,11 @@ class IncomingMessage {
     bool requires_grad = false;
     c10::Device device{c10::kCPU};
     std::vector<std::int64_t> gaps;  // strides of a layout with gaps; empty for a dense one
+    bool shared = false;             // the sender could still write to it
     at::Tensor tensor;  // dense: the tensor; pickled: a byte tensor that holds the pickle
   };
-  static Slot makeSlot(const TensorMeta& meta);
+  // `given`: the tensor's bytes, when they are here already; else they are read into the slot.
+  static Slot makeSlot(const TensorMeta& meta, const transport::OwnedBuffer& given);
   static transport::Result<std::shared_ptr<IncomingMessage>> parse(
       std::span<const std::byte> header, std::span<const std::uint64_t> sizes,
       std::vector<transport::OwnedBuffer>& buffers);
@@ -78,7 +83,8 @@ class IncomingMessage {
   std::uint16_t type_ = 0;
   std::uint64_t call_id_ = 0;
   std::size_t bytes_ = 0;
-  std::vector<char> payload_;
+  mutable std::vector<char> payload_;
+  mutable transport::OwnedBuffer shared_payload_;  // not yet copied into payload_
   std::vector<Slot> slots_;
 };
 

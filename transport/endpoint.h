@@ -58,9 +58,12 @@ class EndpointHandler {
  public:
   virtual ~EndpointHandler() = default;
 
-  // The header has arrived. On kAccept, `buffers` (given empty) must hold one
-  // entry per size, each with at least that size; the bytes are read straight into
-  // them, and `buffers` is handed back in onMessage just as it was given.
+  // The header has arrived. `buffers` holds one entry per size. Those whose bytes are here
+  // already, in memory shared with the sender, have `data` and `owner` set: the handler may
+  // keep and write to them (nobody else sees that), and whoever parses them copies them first,
+  // because a hostile sender could still change them. On kAccept the handler has given every other
+  // entry memory of at least its size; the bytes are read straight into it. `buffers` is
+  // handed back in onMessage just as it was given.
   virtual Disposition onHeader(std::int32_t from, std::span<const std::byte> header,
                                std::span<const std::uint64_t> sizes,
                                std::vector<OwnedBuffer>& buffers) = 0;
@@ -85,12 +88,14 @@ class EndpointHandler {
 struct PeerStats {
   std::int32_t rank = -1;
   std::string name;
-  std::string transport;  // "", "tcp" or "unix": the link in use
-  std::uint64_t bytes_sent = 0;
+  std::string transport;         // "", "tcp" or "unix": the link in use
+  std::uint64_t bytes_sent = 0;  // in all, shared memory included
   std::uint64_t bytes_received = 0;
   std::uint64_t messages_sent = 0;
   std::uint64_t messages_received = 0;
   std::uint64_t queued_bytes = 0;
+  std::uint64_t arena_bytes_sent = 0;  // those of bytes_sent that went through shared memory
+  std::uint64_t arena_fallbacks = 0;   // large buffers that went another way for lack of room there
 };
 
 struct EndpointStats {

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "transport/arena_layout.h"
 #include "transport/bytes.h"
 
 namespace weft::transport {
@@ -41,7 +42,7 @@ Result<FrameHead> decodeFrameHead(std::span<const std::byte, FrameHead::kBytes> 
   FrameHead head;
   const auto kind = loadLittle<std::uint8_t>(in + 5);
   if (kind < static_cast<std::uint8_t>(FrameKind::kData) ||
-      kind > static_cast<std::uint8_t>(FrameKind::kGoodbye)) {
+      kind > static_cast<std::uint8_t>(FrameKind::kArenaRefuse)) {
     return protocolError("a frame of unknown kind " + std::to_string(kind));
   }
   head.kind = static_cast<FrameKind>(kind);
@@ -54,9 +55,11 @@ Result<FrameHead> decodeFrameHead(std::span<const std::byte, FrameHead::kBytes> 
   head.buffer_count = loadLittle<std::uint32_t>(in + 28);
   head.buffer_bytes = loadLittle<std::uint64_t>(in + 32);
 
+  const std::uint32_t control_bytes =
+      head.kind == FrameKind::kArenaOffer ? static_cast<std::uint32_t>(ArenaOffer::kBytes) : 0;
   if (head.kind != FrameKind::kData &&
-      (head.header_bytes != 0 || head.buffer_count != 0 || head.buffer_bytes != 0)) {
-    return protocolError("a control frame with contents");
+      (head.header_bytes != control_bytes || head.buffer_count != 0 || head.buffer_bytes != 0)) {
+    return protocolError("a control frame with the wrong contents");
   }
   if (head.header_bytes > limits.max_header_bytes) {
     return overLimit("header bytes", head.header_bytes, limits.max_header_bytes);

@@ -1,7 +1,8 @@
 // The fixed head of a frame, and the entries of its buffer table. docs/wire_format.md is
 // the description for people.
 //
-//   head (40 bytes) | table: buffer_count x u64 | header bytes | buffers, one after another
+//   head (40 bytes) | table: buffer_count x u64 | descriptors: 16 bytes for each buffer in
+//   shared memory | header bytes | the other buffers, one after another
 //
 // All integers are little-endian. Decoding is total: any 40 bytes give a head or an Error.
 #pragma once
@@ -20,6 +21,11 @@ enum class FrameKind : std::uint8_t {
   kData = 1,       // a message
   kHeartbeat = 2,  // "still here": no table, no header, no buffers
   kGoodbye = 3,    // the last frame of a sender that shuts down in order
+  // Shared memory for large buffers, over Unix sockets only. An offer's header is an ArenaOffer,
+  // and the memory's descriptor travels with its first byte.
+  kArenaOffer = 4,
+  kArenaAccept = 5,
+  kArenaRefuse = 6,
 };
 
 struct FrameHead {
@@ -33,7 +39,7 @@ struct FrameHead {
   std::uint64_t ack = 0;       // for sessions; 0 until then
   std::uint32_t header_bytes = 0;
   std::uint32_t buffer_count = 0;
-  std::uint64_t buffer_bytes = 0;  // sum of the table's lengths
+  std::uint64_t buffer_bytes = 0;  // sum of the table's lengths, wherever the bytes are
 };
 
 using FrameHeadBytes = std::array<std::byte, FrameHead::kBytes>;
@@ -45,8 +51,9 @@ Result<FrameHead> decodeFrameHead(std::span<const std::byte, FrameHead::kBytes> 
                                   const Limits& limits);
 
 // A table entry: the low 56 bits are the length, the top byte says where the bytes are.
-// 0: in this frame. Others are for shared memory, and refused until then.
+// 0: in this frame. 1: in the arena that the sender offered. Others are refused.
 constexpr unsigned kBufferPlaceShift = 56;
 constexpr std::uint64_t kBufferLengthMask = (std::uint64_t{1} << kBufferPlaceShift) - 1;
+constexpr std::uint64_t kBufferInArena = std::uint64_t{1} << kBufferPlaceShift;
 
 }  // namespace weft::transport

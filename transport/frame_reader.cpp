@@ -17,6 +17,14 @@ Error protocolError(std::string text) { return {ErrorCode::kProtocol, std::move(
 
 }  // namespace
 
+Result<OwnedBuffer> FrameSink::arenaBuffer(const ArenaDescriptor&, std::uint64_t) {
+  return protocolError("a buffer in shared memory that was not offered");
+}
+
+Error FrameSink::onArenaFrame(FrameKind, std::span<const std::byte>) {
+  return protocolError("a frame about shared memory, which is not used here");
+}
+
 FrameReader::FrameReader(const Limits& limits, FrameSink& sink)
     : limits_(limits),
       sink_(sink),
@@ -31,9 +39,9 @@ std::size_t FrameReader::prepare(std::span<iovec> out) {
     std::uint64_t offset = buffer_filled_;
     std::uint64_t covered = 0;
     for (std::size_t i = buffer_index_; i < buffers_.size() && count + 1 < out.size(); ++i) {
-      if (sizes_[i] > offset) {
-        out[count++] = {buffers_[i].data + offset, static_cast<std::size_t>(sizes_[i] - offset)};
-        covered += sizes_[i] - offset;
+      if (unread_[i] > offset) {
+        out[count++] = {buffers_[i].data + offset, static_cast<std::size_t>(unread_[i] - offset)};
+        covered += unread_[i] - offset;
       }
       offset = 0;
     }
@@ -76,6 +84,8 @@ Result<FrameReader::Step> FrameReader::step() {
       return readHead();
     case State::kTable:
       return readTable();
+    case State::kPlaces:
+      return readPlaces();
     case State::kHeader:
       return readHeader();
     case State::kBuffers:
@@ -110,7 +120,11 @@ Result<FrameReader::Step> FrameReader::readHead() {
     return Step::kGoOn;
   }
   sizes_.clear();
+  unread_.clear();
+  placed_.clear();
+  places_.clear();
   sizes_sum_ = 0;
+  unread_sum_ = 0;
   state_ = State::kTable;
   return Step::kGoOn;
 }
@@ -121,14 +135,36 @@ Result<FrameReader::Step> FrameReader::readTable() {
     const auto entry = loadLittle<std::uint64_t>(receive_.get() + begin_);
     begin_ += kTableEntry;
     const std::uint64_t size = entry & kBufferLengthMask;
-    if (size != entry) return protocolError("a buffer in a place unknown here");
+    const bool in_arena = (entry & ~kBufferLengthMask) == kBufferInArena;
+    if (size != entry && !in_arena) return protocolError("a buffer in a place unknown here");
     if (size > head_.buffer_bytes - sizes_sum_)
       return protocolError("buffers longer than their frame says");
     sizes_sum_ += size;
+    if (in_arena) placed_.push_back(static_cast<std::uint32_t>(sizes_.size()));
     sizes_.push_back(size);
+    unread_.push_back(in_arena ? 0 : size);
+    unread_sum_ += unread_.back();
   }
   if (sizes_sum_ != head_.buffer_bytes)
     return protocolError("buffers shorter than their frame says");
+  state_ = State::kPlaces;
+  return Step::kGoOn;
+}
+
+Result<FrameReader::Step> FrameReader::readPlaces() {
+  while (places_.size() < placed_.size()) {
+    if (available() < ArenaDescriptor::kBytes) return Step::kNeedMore;
+    places_.push_back(ArenaDescriptor::decode(receive_.get() + begin_));
+    begin_ += ArenaDescriptor::kBytes;
+    if (places_.back().reserved != 0) {
+      return protocolError("a place in shared memory of a form unknown here");
+    }
+  }
+  expectHeader();
+  return Step::kGoOn;
+}
+
+void FrameReader::expectHeader() {
   state_ = State::kHeader;
   header_filled_ = 0;
   if (head_.header_bytes > kReceiveBytes) {
@@ -140,7 +176,6 @@ Result<FrameReader::Step> FrameReader::readTable() {
     std::memcpy(header_store_.get(), receive_.get() + begin_, header_filled_);
     begin_ += header_filled_;
   }
-  return Step::kGoOn;
 }
 
 Result<FrameReader::Step> FrameReader::readHeader() {
@@ -155,9 +190,25 @@ Result<FrameReader::Step> FrameReader::readHeader() {
   return announce();
 }
 
-Result<FrameReader::Step> FrameReader::announce() {
+Error FrameReader::findPlaced() {
   buffers_.clear();
-  left_ = head_.buffer_bytes;
+  buffers_.resize(sizes_.size());
+  for (std::size_t i = 0; i < placed_.size(); ++i) {
+    Result<OwnedBuffer> buffer = sink_.arenaBuffer(places_[i], sizes_[placed_[i]]);
+    if (!buffer.ok()) return buffer.error();
+    buffers_[placed_[i]] = std::move(buffer).value();
+  }
+  return Error::ok();
+}
+
+Result<FrameReader::Step> FrameReader::announce() {
+  if (head_.kind != FrameKind::kData) {
+    if (Error error = sink_.onArenaFrame(head_.kind, header_)) return error;
+    state_ = State::kHead;
+    return Step::kGoOn;
+  }
+  if (Error error = findPlaced()) return error;
+  left_ = unread_sum_;
   switch (sink_.onFrameHeader(header_, sizes_, buffers_)) {
     case Disposition::kRefuse:
       return protocolError("a message that is not this application's");
@@ -187,7 +238,7 @@ Result<FrameReader::Step> FrameReader::announce() {
 Result<FrameReader::Step> FrameReader::readBuffers() {
   while (left_ > 0 && available() > 0) {
     const std::size_t some = static_cast<std::size_t>(
-        std::min<std::uint64_t>(available(), sizes_[buffer_index_] - buffer_filled_));
+        std::min<std::uint64_t>(available(), unread_[buffer_index_] - buffer_filled_));
     std::memcpy(buffers_[buffer_index_].data + buffer_filled_, receive_.get() + begin_, some);
     begin_ += some;
     fillBuffers(some);
@@ -231,7 +282,7 @@ void FrameReader::keepHeader() {
 void FrameReader::fillBuffers(std::size_t count) {
   left_ -= count;
   while (count > 0) {
-    const std::uint64_t room = sizes_[buffer_index_] - buffer_filled_;
+    const std::uint64_t room = unread_[buffer_index_] - buffer_filled_;
     if (count < room) {
       buffer_filled_ += count;
       return;
@@ -244,7 +295,7 @@ void FrameReader::fillBuffers(std::size_t count) {
 }
 
 void FrameReader::skipFullBuffers() {
-  while (buffer_index_ < sizes_.size() && sizes_[buffer_index_] == 0)
+  while (buffer_index_ < unread_.size() && unread_[buffer_index_] == 0)
     ++buffer_index_;
 }
 

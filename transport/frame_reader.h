@@ -17,6 +17,7 @@
 #include <span>
 #include <vector>
 
+#include "transport/arena_layout.h"
 #include "transport/buffer.h"
 #include "transport/endpoint.h"
 #include "transport/error.h"
@@ -33,6 +34,12 @@ class FrameSink {
                                     std::span<const std::uint64_t> sizes,
                                     std::vector<OwnedBuffer>& buffers) = 0;
   virtual void onFrame(std::span<const std::byte> header, std::vector<OwnedBuffer> buffers) = 0;
+  // A buffer that lies in the arena which the peer offered. An Error ends the link. Default: there
+  // is none.
+  virtual Result<OwnedBuffer> arenaBuffer(const ArenaDescriptor& block, std::uint64_t size);
+  // A frame about the arena; `body` is an encoded ArenaOffer or empty. An Error ends the link.
+  // Default: nothing is known of arenas here.
+  virtual Error onArenaFrame(FrameKind kind, std::span<const std::byte> body);
 };
 
 class FrameReader {
@@ -51,14 +58,17 @@ class FrameReader {
   bool insideFrame() const noexcept { return state_ != State::kHead || begin_ != end_; }
 
  private:
-  enum class State : std::uint8_t { kHead, kTable, kHeader, kBuffers, kDiscard, kEnded };
+  enum class State : std::uint8_t { kHead, kTable, kPlaces, kHeader, kBuffers, kDiscard, kEnded };
   enum class Step : std::uint8_t { kGoOn, kNeedMore };
 
   Result<Step> step();
   Result<Step> readHead();
   Result<Step> readTable();
+  Result<Step> readPlaces();
+  void expectHeader();
   Result<Step> readHeader();
   Result<Step> announce();
+  Error findPlaced();
   Result<Step> readBuffers();
   Result<Step> discard();
   Step deliver();
@@ -81,7 +91,10 @@ class FrameReader {
   FrameHead head_;
   std::uint64_t last_sequence_ = 0;
   std::vector<std::uint64_t> sizes_;
+  std::vector<std::uint64_t> unread_;  // as sizes_, but 0 for what lies in the arena
   std::uint64_t sizes_sum_ = 0;
+  std::vector<std::uint32_t> placed_;  // the buffers that lie in the arena
+  std::vector<ArenaDescriptor> places_;
   std::span<const std::byte> header_;  // in receive_ or in header_store_
   std::unique_ptr<std::byte[]> header_store_;
   std::size_t header_capacity_ = 0;
@@ -89,6 +102,7 @@ class FrameReader {
   std::vector<OwnedBuffer> buffers_;
   std::size_t buffer_index_ = 0;  // the buffer being filled
   std::uint64_t buffer_filled_ = 0;
+  std::uint64_t unread_sum_ = 0;
   std::uint64_t left_ = 0;  // buffer bytes of this frame still to come
 };
 

@@ -21,6 +21,17 @@ struct Limits {
   std::uint32_t max_unauthenticated = 64;  // connections in handshake at once
 };
 
+// Large buffers between processes of one host go through shared memory (SharedArena): one memfd for
+// each peer and direction, made when the first large buffer is sent.
+struct ArenaOptions {
+  bool enabled = true;  // false: neither offers shared memory nor takes what peers offer
+  // Room in an arena, and so what one peer can keep of this process's memory. Sparse: only what
+  // is used takes memory. At most a quarter of the machine's.
+  std::uint64_t bytes = std::uint64_t{1} << 30;
+  std::size_t threshold = std::size_t{32} << 10;           // smaller buffers go through the socket
+  std::uint64_t max_peer_bytes = std::uint64_t{64} << 30;  // larger arenas of peers are refused
+};
+
 struct EndpointOptions {
   std::string group_id;        // any text; all members must give the same
   std::string name;            // 1..128 bytes
@@ -37,6 +48,7 @@ struct EndpointOptions {
   std::chrono::milliseconds heartbeat_interval{1000};
   std::chrono::milliseconds peer_timeout{5000};  // silence after which a peer is lost
   Limits limits;
+  ArenaOptions arena;
 };
 
 }  // namespace weft::transport

@@ -16,7 +16,8 @@ Error overLimit(const char* what, std::uint64_t size, std::uint64_t limit) {
 
 }  // namespace
 
-Result<OutFrame> OutFrame::message(Message message, const Limits& limits) {
+Result<OutFrame> OutFrame::message(Message message, const Limits& limits,
+                                   ArenaPlacement placement) {
   OutFrame frame;
   const std::size_t count = message.buffers.size();
   if (message.header.size() > limits.max_header_bytes) {
@@ -25,8 +26,9 @@ Result<OutFrame> OutFrame::message(Message message, const Limits& limits) {
   if (count > limits.max_buffers) return overLimit("buffers", count, limits.max_buffers);
 
   std::byte* table = frame.front_.data() + FrameHead::kBytes;
-  if (count > kInlineEntries) {
-    frame.long_table_.resize(count * 8);
+  frame.table_bytes_ = count * 8 + placement.entries().size() * ArenaDescriptor::kBytes;
+  if (frame.table_bytes_ > kInlineTable) {
+    frame.long_table_.resize(frame.table_bytes_);
     table = frame.long_table_.data();
   }
   std::uint64_t total = message.header.size();
@@ -41,12 +43,23 @@ Result<OutFrame> OutFrame::message(Message message, const Limits& limits) {
     total += buffer.size;
     storeLittle<std::uint64_t>(table + i * 8, buffer.size);
   }
+  std::uint64_t in_arena = 0;
+  std::byte* descriptor = table + count * 8;
+  for (const ArenaPlacement::Entry& entry : placement.entries()) {
+    OwnedBuffer& buffer = message.buffers[entry.buffer];
+    in_arena += buffer.size;
+    storeLittle<std::uint64_t>(table + std::size_t{entry.buffer} * 8, buffer.size | kBufferInArena);
+    entry.where.encode(descriptor);
+    descriptor += ArenaDescriptor::kBytes;
+    buffer = {};  // copied: its owner may go
+  }
   frame.head_.kind = FrameKind::kData;
   frame.head_.header_bytes = static_cast<std::uint32_t>(message.header.size());
   frame.head_.buffer_count = static_cast<std::uint32_t>(count);
   frame.head_.buffer_bytes = total - message.header.size();
-  frame.size_ = FrameHead::kBytes + count * 8 + total;
+  frame.size_ = FrameHead::kBytes + frame.table_bytes_ + total - in_arena;
   frame.message_ = std::move(message);
+  frame.placement_ = std::move(placement);
   return frame;
 }
 
@@ -57,18 +70,27 @@ OutFrame OutFrame::control(FrameKind kind) {
   return frame;
 }
 
+OutFrame OutFrame::arenaOffer(std::shared_ptr<SharedArena> arena) {
+  OutFrame frame = control(FrameKind::kArenaOffer);
+  frame.message_.header.resize(ArenaOffer::kBytes);
+  arena->offer().encode(frame.message_.header.data());
+  frame.head_.header_bytes = static_cast<std::uint32_t>(ArenaOffer::kBytes);
+  frame.size_ += ArenaOffer::kBytes;
+  frame.offered_ = std::move(arena);
+  return frame;
+}
+
 void OutFrame::seal(std::uint64_t sequence, std::uint64_t ack) noexcept {
   head_.sequence = sequence;
   head_.ack = ack;
   encodeFrameHead(head_, front_.data());
+  placement_.handOver();
 }
 
 std::span<const std::byte> OutFrame::part(std::size_t index) const noexcept {
   switch (index) {
-    case 0: {
-      const std::size_t entries = long_table_.empty() ? message_.buffers.size() : 0;
-      return {front_.data(), FrameHead::kBytes + entries * 8};
-    }
+    case 0:
+      return {front_.data(), FrameHead::kBytes + (long_table_.empty() ? table_bytes_ : 0)};
     case 1:
       return long_table_;
     case 2:

@@ -7,9 +7,11 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
+#include "transport/arena_sender.h"
 #include "transport/buffer.h"
 #include "transport/error.h"
 #include "transport/frame.h"
@@ -21,16 +23,21 @@ class OutFrame {
  public:
   OutFrame() = default;  // empty: nothing to write
   // An Error when the message exceeds `limits` (those are checked at both ends) or is malformed.
-  static Result<OutFrame> message(Message message, const Limits& limits);
+  // The buffers that `placement` names are not written: their bytes are in the arena.
+  static Result<OutFrame> message(Message message, const Limits& limits,
+                                  ArenaPlacement placement = {});
   static OutFrame control(FrameKind kind);
+  static OutFrame arenaOffer(std::shared_ptr<SharedArena> arena);
 
-  // Numbers the frame; call once, before gather().
+  // Numbers the frame; call once, before gather(). From here on its blocks are the receiver's.
   void seal(std::uint64_t sequence, std::uint64_t ack) noexcept;
 
   FrameKind kind() const noexcept { return head_.kind; }
   std::span<const std::byte> header() const noexcept { return message_.header; }
   std::uint64_t size() const noexcept { return size_; }
   std::uint64_t left() const noexcept { return size_ - written_; }
+  // The descriptor to send with the first byte; -1: none, or sent already.
+  int fdToSend() const noexcept { return offered_ && written_ == 0 ? offered_->fd() : -1; }
 
   // Appends what is unwritten to `out`; returns the entries used. The entries point into
   // this object: it must not move until they were used.
@@ -39,15 +46,19 @@ class OutFrame {
   void advance(std::uint64_t count) noexcept;
 
  private:
-  static constexpr std::size_t kInlineEntries = 8;
+  static constexpr std::size_t kInlineTable =
+      96;  // bytes: four buffers in the arena, or twelve not
 
   std::span<const std::byte> part(std::size_t index) const noexcept;
 
   FrameHead head_;
   // Head and a short table together: one iovec entry, no allocation.
-  std::array<std::byte, FrameHead::kBytes + kInlineEntries * 8> front_{};
-  std::vector<std::byte> long_table_;
+  std::array<std::byte, FrameHead::kBytes + kInlineTable> front_{};
+  std::size_t table_bytes_ = 0;        // of lengths and descriptors
+  std::vector<std::byte> long_table_;  // when they exceed kInlineTable
   Message message_;
+  ArenaPlacement placement_;
+  std::shared_ptr<SharedArena> offered_;
   std::uint64_t size_ = 0;
   std::uint64_t written_ = 0;
   // The first unwritten byte. Parts: 0 head and short table, 1 long table, 2 header, 3… buffers.

@@ -105,11 +105,14 @@ Outbox::Flushed Outbox::flush(int& broken) {
     if (written >= kLoopBudget) return Flushed::kBlocked;
     std::array<iovec, kMaxEntries> entries;
     std::size_t used = 0;
+    const int fd = queue_.front().fdToSend();
     for (auto frame = queue_.begin(); frame != queue_.end() && used < entries.size(); ++frame) {
+      if (used > 0 && frame->fdToSend() >= 0) break;  // it goes with the first byte of a write
       used += frame->gather(std::span(entries).subspan(used));
     }
     lock.unlock();
-    const IoResult result = stream_->write(std::span(entries).first(used));
+    const auto from = std::span(entries).first(used);
+    const IoResult result = fd >= 0 ? stream_->writeWithFd(from, fd) : stream_->write(from);
     lock.lock();
     if (result.error == EAGAIN) return Flushed::kBlocked;
     if (result.error != 0) {
@@ -139,13 +142,12 @@ void Outbox::popWritten(std::uint64_t count, std::vector<OutFrame>& done) {
   }
 }
 
-bool Outbox::control(FrameKind kind) {
+bool Outbox::control(OutFrame frame) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (mode_ != Mode::kUp) return false;
   if (said_goodbye_) return false;
-  said_goodbye_ = kind == FrameKind::kGoodbye;
+  said_goodbye_ = frame.kind() == FrameKind::kGoodbye;
   if (said_goodbye_) room_.notify_all();
-  OutFrame frame = OutFrame::control(kind);
   frame.seal(last_sequence_, 0);
   queued_bytes_ += frame.size();
   queue_.push_back(std::move(frame));

@@ -59,7 +59,8 @@ class Outbox {
 
   // Queues a control frame behind everything; flush() follows. False: not connected. After a
   // goodbye nothing more is taken.
-  bool control(FrameKind kind);
+  bool control(FrameKind kind) { return control(OutFrame::control(kind)); }
+  bool control(OutFrame frame);
 
   // From now on send() fails with `reason`. True: nobody is writing any more, takeUnsent() may be
   // called. False: a caller is; attention() follows when it has finished.

@@ -35,12 +35,18 @@ Peer::Peer(PeerContext& context, PeerInfo info)
       info_(std::move(info)),
       outbox_(context.options.limits, describePeer(info_.name, info_.rank),
               [this] { context_.loop.post([self = shared_from_this()] { self->attention(); }); }),
+      arena_out_(
+          context.options.arena,
+          [this] { context_.loop.post([self = shared_from_this()] { self->offerArena(); }); }),
       address_(info_.address) {}
 
 // --- any thread ---
 
 Error Peer::send(Message message, std::chrono::milliseconds wait) {
-  Result<OutFrame> frame = OutFrame::message(std::move(message), context_.options.limits);
+  // The loop thread serves every peer: it does not copy for one.
+  ArenaPlacement placement = context_.loop.inLoop() ? ArenaPlacement() : arena_out_.place(message);
+  Result<OutFrame> frame =
+      OutFrame::message(std::move(message), context_.options.limits, std::move(placement));
   if (!frame.ok()) {
     return {frame.error().code(), "cannot send to " + describe() + ": " + frame.error().text()};
   }
@@ -50,14 +56,18 @@ Error Peer::send(Message message, std::chrono::milliseconds wait) {
 
 PeerStats Peer::stats() const {
   const OutboxStats out = outbox_.stats();
+  const ArenaStats arena = arena_out_.stats();
   return {info_.rank,
           info_.name,
           out.transport,
-          out.bytes_sent,
-          bytes_received_.load(std::memory_order_relaxed),
+          out.bytes_sent + arena.bytes_sent,
+          bytes_received_.load(std::memory_order_relaxed) +
+              arena_bytes_received_.load(std::memory_order_relaxed),
           out.messages_sent,
           messages_received_.load(std::memory_order_relaxed),
-          out.queued_bytes};
+          out.queued_bytes,
+          arena.bytes_sent,
+          arena.fallbacks};
 }
 
 // --- loop thread ---
@@ -118,6 +128,7 @@ void Peer::adopt(std::shared_ptr<Stream> stream, const Hello& hello) {
       context_.loop, std::move(stream), context_.options.limits, *this, bytes_received_,
       Link::Events{[this](const LinkEnd& end) { onLinkEnd(end); }, [this] { flush(); }});
   if (leaving_) return sayGoodbye();
+  offerArena();
   flush();
 }
 
@@ -183,6 +194,7 @@ Error Peer::brokenReason(const std::string& how) const {
 
 void Peer::tick(Pulse::Time now, std::chrono::nanoseconds late) {
   if (state_ != PeerState::kConnected) return;
+  arena_out_.tick(now);
   const auto verdict = [&](std::chrono::nanoseconds lost) {
     return pulse_->tick(now, lost, outbox_.stats().bytes_sent,
                         bytes_received_.load(std::memory_order_relaxed));
@@ -251,6 +263,8 @@ void Peer::go(Error reason, bool tell) {
   reason_ = std::move(reason);
   // Someone who is leaving hears no more of the peer.
   tell_ = tell && !leaving_;
+  arena_out_.close();
+  arena_in_.reset();
   retireDial();
   if (link_ != nullptr) {
     link_->stream().breakOff();  // also ends a caller's write

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "transport/arena_sender.h"
+#include "transport/arena_view.h"
 #include "transport/dial.h"
 #include "transport/endpoint.h"
 #include "transport/event_loop.h"
@@ -67,12 +69,17 @@ class Peer final : public FrameSink, public std::enable_shared_from_this<Peer> {
   Disposition onFrameHeader(std::span<const std::byte> header, std::span<const std::uint64_t> sizes,
                             std::vector<OwnedBuffer>& buffers) override;
   void onFrame(std::span<const std::byte> header, std::vector<OwnedBuffer> buffers) override;
+  Result<OwnedBuffer> arenaBuffer(const ArenaDescriptor& block, std::uint64_t size) override;
+  Error onArenaFrame(FrameKind kind, std::span<const std::byte> body) override;
 
   void moveTo(PeerState state);
   void attention();
   void dial();
   void onDialled(Dial::Outcome outcome);
   void flush();
+  // Shared memory (peer_arena.cpp).
+  void offerArena();
+  Error takeArena(const ArenaOffer& offer);
   void sayGoodbye();
   void onLinkEnd(const LinkEnd& end);
   void closeIfDone();
@@ -86,12 +93,14 @@ class Peer final : public FrameSink, public std::enable_shared_from_this<Peer> {
   PeerContext& context_;
   const PeerInfo info_;
   Outbox outbox_;
+  ArenaSender arena_out_;
 
   PeerState state_ = PeerState::kIdle;
   std::string address_;
   std::uint64_t incarnation_ = 0;
   std::shared_ptr<Dial> dial_;
   std::shared_ptr<Link> link_;
+  std::shared_ptr<ArenaView> arena_in_;  // loop thread; buffers lent out keep it too
   std::optional<Pulse> pulse_;
   Pulse::Time connected_at_{};
   bool leaving_ = false;     // leave() came while dialling: goodbye follows when connected
@@ -102,7 +111,8 @@ class Peer final : public FrameSink, public std::enable_shared_from_this<Peer> {
   Error reason_;                 // kGone
   std::string handler_problem_;  // an exception of the handler
 
-  std::atomic<std::uint64_t> bytes_received_{0};
+  std::atomic<std::uint64_t> bytes_received_{0};  // through the link; a sign of life
+  std::atomic<std::uint64_t> arena_bytes_received_{0};
   std::atomic<std::uint64_t> messages_received_{0};
   std::atomic<bool> loss_told_{false};
 };

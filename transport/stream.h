@@ -5,11 +5,14 @@
 // is closed by the destructor, so whoever writes holds a shared_ptr.
 #pragma once
 
+#include <sys/socket.h>
 #include <sys/uio.h>
 
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <string_view>
+#include <utility>
 
 #include "transport/unique_fd.h"
 
@@ -31,6 +34,16 @@ class Stream {
   // Breaks both directions at once, also under a thread that is in write().
   virtual void breakOff() = 0;
   virtual int pollFd() const = 0;
+
+  // As write(), and the peer gets a copy of `fd` with the first byte. Only Unix sockets can.
+  virtual IoResult writeWithFd(std::span<iovec> from, int fd);
+  // The descriptor that came with bytes read so far, once; on the thread that reads.
+  struct ReceivedFd {
+    UniqueFd fd;
+    bool lost = false;  // one came, but this process could not take it (too many are open)
+  };
+  virtual ReceivedFd takeFd() { return {}; }
+
   virtual const char* transportName() const = 0;  // "tcp" or "unix"
 };
 
@@ -38,18 +51,26 @@ class SocketStream final : public Stream {
  public:
   // `fd`: connected, non-blocking.
   SocketStream(UniqueFd fd, const char* transport_name)
-      : fd_(std::move(fd)), name_(transport_name) {}
+      : fd_(std::move(fd)),
+        name_(transport_name),
+        is_unix_(std::string_view(transport_name) == "unix") {}
 
   IoResult read(std::span<iovec> into) override;
   IoResult write(std::span<iovec> from) override;
   void finishWriting() override;
   void breakOff() override;
   int pollFd() const override { return fd_.get(); }
+  IoResult writeWithFd(std::span<iovec> from, int fd) override;
+  ReceivedFd takeFd() override { return std::exchange(received_, {}); }
   const char* transportName() const override { return name_; }
 
  private:
+  void keepFd(const msghdr& message);
+
   UniqueFd fd_;
   const char* name_;
+  const bool is_unix_;
+  ReceivedFd received_;  // the reading thread's; one at most waits to be taken
 };
 
 }  // namespace weft::transport

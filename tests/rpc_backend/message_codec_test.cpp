@@ -173,6 +173,47 @@ TEST(MessageCodec, TruncatedAndLengthenedHeadersAreRefused) {
   EXPECT_TRUE(refusalOf(longer, sizes));
 }
 
+// Every buffer is here already, in memory that the sender shares.
+TEST(MessageCodec, SharedBuffersBecomeTheTensorsAndWhatIsParsedIsCopied) {
+  const at::Tensor dense = at::rand({40, 50}).t();
+  const at::Tensor gapped = at::rand({64, 64}).slice(1, 0, 60);
+  const at::Tensor sparse = at::rand({40, 50}).to_sparse();
+  const auto sent = makeMessage(100'000, {dense, gapped, sparse});
+  const std::vector<char> payload = sent->payload();
+  auto wire = encode(WireKind::kRequest, 77, sent, {}, "peer");
+  std::vector<transport::OwnedBuffer> buffers = wire.buffers;
+  std::vector<std::weak_ptr<void>> users;
+  for (transport::OwnedBuffer& buffer : buffers) {
+    auto memory = std::make_shared<std::vector<std::byte>>(buffer.data, buffer.data + buffer.size);
+    buffer = {memory->data(), memory->size(), memory};
+    users.push_back(memory);
+  }
+  ASSERT_EQ(buffers.size(), 4U);
+  std::byte* const first = buffers[1].data;
+  auto in = IncomingMessage::begin(wire.header, sizesOf(wire), buffers);
+  ASSERT_TRUE(in.ok()) << in.error().text();
+  buffers.clear();
+  EXPECT_EQ(in.value()->payload(), payload);
+  EXPECT_TRUE(users[0].expired());  // a copy
+  auto came = in.value()->finish();
+  in.value().reset();
+  EXPECT_EQ(came->payload(), payload);
+  at::Tensor tensor = came->tensors()[0];
+  EXPECT_EQ(tensor.data_ptr(), first);
+  EXPECT_TRUE(tensor.equal(dense));
+  EXPECT_EQ(tensor.strides(), dense.strides());
+  EXPECT_TRUE(came->tensors()[1].equal(gapped));
+  EXPECT_TRUE(came->tensors()[2].to_dense().equal(sparse.to_dense()));
+  EXPECT_TRUE(users[3].expired());
+  tensor.zero_();
+  EXPECT_FALSE(dense.equal(tensor));
+  came.reset();
+  EXPECT_FALSE(users[1].expired());
+  tensor.resize_({100, 100});  // moves, and lets the memory go
+  EXPECT_TRUE(users[1].expired());
+  EXPECT_EQ(tensor.fill_(1).sum().item<double>(), 10'000);
+}
+
 // One byte changed at a time: begin() answers, one way or the other, and never throws or crashes;
 // what it accepts can be finished, or says why not.
 TEST(MessageCodec, ChangedBytesNeverCrash) {

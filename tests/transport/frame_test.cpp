@@ -20,10 +20,7 @@ class Sink : public FrameSink {
   Disposition onFrameHeader(std::span<const std::byte>, std::span<const std::uint64_t> sizes,
                             std::vector<OwnedBuffer>& buffers) override {
     announced.emplace_back(sizes.begin(), sizes.end());
-    if (disposition == Disposition::kAccept) {
-      for (const std::uint64_t size : sizes)
-        buffers.push_back(newBuffer(size));
-    }
+    if (disposition == Disposition::kAccept) fillBuffers(sizes, buffers);
     return disposition;
   }
   void onFrame(std::span<const std::byte> header, std::vector<OwnedBuffer> buffers) override {
@@ -247,8 +244,94 @@ TEST(Frame, TheTableMustFitTheHead) {
   EXPECT_EQ(firstError(withTable(30, 69)).code(), ErrorCode::kProtocol);
   EXPECT_EQ(firstError(withTable(30, 71)).code(), ErrorCode::kProtocol);
   EXPECT_EQ(firstError(withTable(~std::uint64_t{0}, 101)).code(), ErrorCode::kProtocol);
-  EXPECT_EQ(firstError(withTable(30, 70 | (std::uint64_t{1} << 56))).code(),
-            ErrorCode::kProtocol);  // shared memory: not yet
+  EXPECT_EQ(firstError(withTable(30, 70 | (std::uint64_t{2} << 56))).code(),
+            ErrorCode::kProtocol);  // a place unknown here
+}
+
+// A sink with an arena in which every block holds its slot's number.
+class ArenaSink : public Sink {
+ public:
+  std::vector<ArenaDescriptor> asked;
+  std::vector<FrameKind> controls;
+
+  Result<OwnedBuffer> arenaBuffer(const ArenaDescriptor& block, std::uint64_t size) override {
+    asked.push_back(block);
+    OwnedBuffer buffer = newBuffer(size);
+    std::memset(buffer.data, static_cast<int>(block.slot), size);
+    return buffer;
+  }
+  Error onArenaFrame(FrameKind kind, std::span<const std::byte>) override {
+    controls.push_back(kind);
+    return Error::ok();
+  }
+};
+
+TEST(Frame, BuffersInTheArenaComeBesideOthers) {
+  const Limits limits;
+  // Few fit the front of a frame, many do not.
+  for (const std::size_t count : {1U, 4U, 5U, 40U}) {
+    Message message = sample(10, {}, 1);
+    ArenaPlacement placement;
+    for (std::size_t i = 0; i < 2 * count; ++i) {
+      message.buffers.push_back(newBuffer(100 + i));
+      std::memset(message.buffers.back().data, 1, 100 + i);
+      if (i % 2 == 1) {
+        placement.add(static_cast<std::uint32_t>(i),
+                      {kArenaDataOffset + 4096 * i, static_cast<std::uint32_t>(i), 0});
+      }
+    }
+    const std::vector<std::byte> header = message.header;
+    OutFrame frame =
+        std::move(OutFrame::message(std::move(message), limits, std::move(placement))).value();
+    EXPECT_EQ(frame.size(),
+              FrameHead::kBytes + 10 + 2 * count * 8 + count * 16 + count * (100 + count - 1));
+    const std::vector<std::byte> bytes = wire(std::move(frame), 1);
+    for (const std::size_t piece : {1U, 7U, 100'000U}) {
+      ArenaSink sink;
+      FrameReader reader(limits, sink);
+      expectOk(feed(reader, bytes, piece));
+      ASSERT_EQ(sink.messages.size(), 1U);
+      EXPECT_EQ(sink.messages[0].header, textOf(header));
+      ASSERT_EQ(sink.messages[0].buffers.size(), 2 * count);
+      ASSERT_EQ(sink.asked.size(), count);
+      for (std::size_t i = 0; i < 2 * count; ++i) {
+        const OwnedBuffer& buffer = sink.messages[0].buffers[i];
+        ASSERT_EQ(buffer.size, 100 + i);
+        const auto expected = static_cast<std::byte>(i % 2 == 1 ? i : 1);
+        EXPECT_TRUE(std::all_of(buffer.data, buffer.data + buffer.size,
+                                [&](std::byte byte) { return byte == expected; }));
+      }
+      EXPECT_EQ(sink.asked[count - 1].offset, kArenaDataOffset + 4096 * (2 * count - 1));
+      EXPECT_FALSE(reader.insideFrame());
+    }
+    Sink without;
+    FrameReader reader(limits, without);
+    EXPECT_EQ(feed(reader, bytes, 1000).text(), "a buffer in shared memory that was not offered");
+  }
+}
+
+TEST(Frame, FramesAboutTheArenaHaveTheirPlaceBetweenOthers) {
+  const auto arena = std::move(SharedArena::create(1 << 20, 4)).value();
+  std::vector<std::byte> bytes;
+  const auto add = [&](OutFrame frame) {
+    const std::vector<std::byte> more = wire(std::move(frame), 0);
+    bytes.insert(bytes.end(), more.begin(), more.end());
+  };
+  add(OutFrame::control(FrameKind::kArenaAccept));
+  add(OutFrame::arenaOffer(arena));
+  add(OutFrame::control(FrameKind::kArenaRefuse));
+  const Limits limits;
+  for (const std::size_t piece : {1U, 1000U}) {
+    ArenaSink sink;
+    FrameReader reader(limits, sink);
+    expectOk(feed(reader, bytes, piece));
+    EXPECT_EQ(sink.controls,
+              (std::vector<FrameKind>{FrameKind::kArenaAccept, FrameKind::kArenaOffer,
+                                      FrameKind::kArenaRefuse}));
+    EXPECT_FALSE(reader.insideFrame());
+  }
+  EXPECT_EQ(firstError(wire(OutFrame::control(FrameKind::kArenaAccept), 0)).text(),
+            "a frame about shared memory, which is not used here");
 }
 
 TEST(Frame, TheSenderHoldsTheSameLimits) {

@@ -34,7 +34,7 @@ class Sink : public FrameSink {
 
   Disposition onFrameHeader(std::span<const std::byte> header, std::span<const std::uint64_t> sizes,
                             std::vector<OwnedBuffer>& buffers) override {
-    require(!pending_ && buffers.empty());
+    require(!pending_ && buffers.size() == sizes.size());
     require(header.size() <= kLimits.max_header_bytes && sizes.size() <= kLimits.max_buffers);
     std::uint64_t total = header.size();
     for (const std::uint64_t size : sizes)
@@ -44,14 +44,32 @@ class Sink : public FrameSink {
       touched_ += static_cast<unsigned>(byte);
     if (choice_ % 8 == 1) return Disposition::kRefuse;
     if (choice_ % 8 == 2) return Disposition::kDiscard;
-    for (const std::uint64_t size : sizes) {
-      std::shared_ptr<std::byte[]> memory(new std::byte[size]);
-      buffers.push_back({memory.get(), size, memory});
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      if (buffers[i].owner != nullptr) {
+        require(buffers[i].size == sizes[i]);
+      } else {
+        buffers[i] = make(sizes[i]);
+      }
     }
     if (choice_ % 8 == 3 && !buffers.empty()) buffers.pop_back();  // a careless application
     pending_ = true;
     count_ = sizes.size();
     return Disposition::kAccept;
+  }
+
+  // An arena in which every place is there, or none.
+  Result<OwnedBuffer> arenaBuffer(const ArenaDescriptor& block, std::uint64_t size) override {
+    require(block.reserved == 0);
+    if (choice_ % 8 == 4) return FrameSink::arenaBuffer(block, size);
+    OwnedBuffer buffer = make(size);
+    std::memset(buffer.data, 0x5A, size);
+    return buffer;
+  }
+
+  Error onArenaFrame(FrameKind kind, std::span<const std::byte> body) override {
+    require(body.size() == (kind == FrameKind::kArenaOffer ? ArenaOffer::kBytes : 0));
+    if (choice_ % 8 == 4) return FrameSink::onArenaFrame(kind, body);
+    return Error::ok();
   }
 
   void onFrame(std::span<const std::byte> header, std::vector<OwnedBuffer> buffers) override {
@@ -66,6 +84,11 @@ class Sink : public FrameSink {
   }
 
  private:
+  static OwnedBuffer make(std::uint64_t size) {
+    std::shared_ptr<std::byte[]> memory(new std::byte[size]);
+    return {memory.get(), size, memory};
+  }
+
   unsigned choice_;
   bool pending_ = false;
   std::size_t count_ = 0;

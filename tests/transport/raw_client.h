@@ -38,6 +38,46 @@ class RawClient {
     }
   }
 
+  // `bytes` in one write, with descriptors beside them.
+  void sendWithFds(std::span<const std::byte> bytes, const std::vector<int>& fds) {
+    std::vector<std::byte> control(CMSG_SPACE(fds.size() * sizeof(int)));
+    iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    cmsghdr* const head = CMSG_FIRSTHDR(&message);
+    head->cmsg_level = SOL_SOCKET;
+    head->cmsg_type = SCM_RIGHTS;
+    head->cmsg_len = CMSG_LEN(fds.size() * sizeof(int));
+    std::memcpy(CMSG_DATA(head), fds.data(), fds.size() * sizeof(int));
+    EXPECT_EQ(::sendmsg(fd_.get(), &message, MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
+  }
+
+  // Some bytes, at most `count`; a descriptor that comes with them goes to `fd`.
+  std::vector<std::byte> receiveWithFd(std::size_t count, UniqueFd& fd) {
+    std::vector<std::byte> bytes(count);
+    alignas(cmsghdr) std::byte control[CMSG_SPACE(sizeof(int))];
+    while (true) {
+      iovec part{bytes.data(), count};
+      msghdr message{};
+      message.msg_iov = &part;
+      message.msg_iovlen = 1;
+      message.msg_control = control;
+      message.msg_controllen = sizeof(control);
+      const ssize_t got = ::recvmsg(fd_.get(), &message, MSG_CMSG_CLOEXEC);
+      if (got < 0 && errno == EAGAIN && ready(POLLIN)) continue;
+      bytes.resize(got > 0 ? static_cast<std::size_t>(got) : 0);
+      if (got > 0 && CMSG_FIRSTHDR(&message) != nullptr) {
+        int number = -1;
+        std::memcpy(&number, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof(int));
+        fd = UniqueFd(number);
+      }
+      return bytes;
+    }
+  }
+
   // Exactly `count` bytes, or fewer when the stream ends or nothing comes for kPatience.
   std::vector<std::byte> receive(std::size_t count) {
     std::vector<std::byte> bytes;

@@ -35,6 +35,14 @@ inline OwnedBuffer newBuffer(std::size_t size) {
   return {memory.get(), size, memory};
 }
 
+// What a handler does in onHeader(): memory for what is still on the wire.
+inline void fillBuffers(std::span<const std::uint64_t> sizes, std::vector<OwnedBuffer>& buffers) {
+  ASSERT_EQ(buffers.size(), sizes.size());
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    if (buffers[i].owner == nullptr) buffers[i] = newBuffer(sizes[i]);
+  }
+}
+
 inline Message textMessage(const std::string& text) { return {bytesOf(text), {}}; }
 
 inline const AuthKey& testKey() {
@@ -65,8 +73,7 @@ class Recorder : public EndpointHandler {
       const Disposition disposition = decide(from, header, sizes);
       if (disposition != Disposition::kAccept) return disposition;
     }
-    for (const std::uint64_t size : sizes)
-      buffers.push_back(newBuffer(size));
+    fillBuffers(sizes, buffers);
     return Disposition::kAccept;
   }
 

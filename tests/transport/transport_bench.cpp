@@ -52,6 +52,11 @@ class Pool {
     }
     return {memory_.get(), size, memory_};
   }
+  void fill(std::span<const std::uint64_t> sizes, std::vector<OwnedBuffer>& buffers) {
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      if (buffers[i].owner == nullptr) buffers[i] = take(sizes[i]);
+    }
+  }
 
  private:
   std::shared_ptr<std::byte[]> memory_;
@@ -65,8 +70,7 @@ class Server : public EndpointHandler {
   Disposition onHeader(std::int32_t, std::span<const std::byte>,
                        std::span<const std::uint64_t> sizes,
                        std::vector<OwnedBuffer>& buffers) override {
-    for (const std::uint64_t size : sizes)
-      buffers.push_back(pool_.take(size));
+    pool_.fill(sizes, buffers);
     return Disposition::kAccept;
   }
   void onMessage(std::int32_t from, std::span<const std::byte> header,
@@ -89,8 +93,7 @@ class Client : public EndpointHandler {
   Disposition onHeader(std::int32_t, std::span<const std::byte>,
                        std::span<const std::uint64_t> sizes,
                        std::vector<OwnedBuffer>& buffers) override {
-    for (const std::uint64_t size : sizes)
-      buffers.push_back(pool_.take(size));
+    pool_.fill(sizes, buffers);
     return Disposition::kAccept;
   }
   void onMessage(std::int32_t, std::span<const std::byte>, std::vector<OwnedBuffer>) override {

@@ -1,0 +1,155 @@
+#include "transport/arena_sender.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "transport/arena_copy.h"
+#include "transport/log.h"
+
+namespace weft::transport {
+namespace {
+
+// After this long without large buffers all but kKeepWarm goes back to the system, a piece at a
+// time.
+constexpr std::chrono::seconds kQuiet{10};
+constexpr std::uint64_t kKeepWarm = std::uint64_t{4} << 20;
+constexpr std::uint64_t kTrimAtOnce = std::uint64_t{16} << 20;  // some milliseconds
+
+// A small machine does not promise more than a quarter of its memory to one peer.
+std::uint64_t boundedBytes(std::uint64_t wanted) {
+  const long pages = ::sysconf(_SC_PHYS_PAGES);
+  const long page = ::sysconf(_SC_PAGESIZE);
+  if (pages <= 0 || page <= 0) return wanted;
+  return std::min(wanted, static_cast<std::uint64_t>(pages) * static_cast<std::uint64_t>(page) / 4);
+}
+
+}  // namespace
+
+ArenaPlacement& ArenaPlacement::operator=(ArenaPlacement&& other) noexcept {
+  giveBack();
+  arena_ = std::move(other.arena_);
+  entries_ = std::move(other.entries_);
+  return *this;
+}
+
+void ArenaPlacement::handOver() noexcept {
+  if (arena_ == nullptr) return;
+  for (const Entry& entry : entries_)
+    arena_->handOver(entry.where);
+  arena_.reset();
+}
+
+void ArenaPlacement::giveBack() noexcept {
+  if (arena_ == nullptr) return;
+  for (const Entry& entry : entries_)
+    arena_->giveBack(entry.where);
+  arena_.reset();
+}
+
+ArenaSender::ArenaSender(const ArenaOptions& options, std::function<void()> wanted)
+    : options_(options),
+      wanted_(std::move(wanted)),
+      state_(options.enabled ? State::kIdle : State::kClosed) {}
+
+std::shared_ptr<SharedArena> ArenaSender::arena() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return arena_;
+}
+
+ArenaPlacement ArenaSender::place(const Message& message) {
+  State state = state_.load(std::memory_order_acquire);
+  if (state == State::kClosed) return {};
+  const auto large = [&](const OwnedBuffer& buffer) {
+    return buffer.size >= options_.threshold && buffer.data != nullptr;
+  };
+  const auto first = std::find_if(message.buffers.begin(), message.buffers.end(), large);
+  if (first == message.buffers.end()) return {};
+  if (state == State::kIdle) {
+    if (state_.compare_exchange_strong(state, State::kWanted)) wanted_();
+    return {};
+  }
+  std::shared_ptr<SharedArena> arena = state == State::kLive ? this->arena() : nullptr;
+  if (arena == nullptr) {
+    if (state == State::kRefused) {
+      fallbacks_ += static_cast<std::uint64_t>(std::count_if(first, message.buffers.end(), large));
+    }
+    return {};
+  }
+  ArenaPlacement placement(arena);
+  std::uint64_t bytes = 0;
+  for (auto buffer = first; buffer != message.buffers.end(); ++buffer) {
+    if (!large(*buffer)) continue;
+    const std::optional<SharedArena::Block> block = arena->take(buffer->size);
+    if (!block) {
+      fallbacks_.fetch_add(1, std::memory_order_relaxed);
+      continue;
+    }
+    placement.add(static_cast<std::uint32_t>(buffer - message.buffers.begin()), block->where);
+    copyToArena(block->data, buffer->data, buffer->size);
+    bytes += buffer->size;
+  }
+  bytes_sent_.fetch_add(bytes, std::memory_order_relaxed);
+  return placement;
+}
+
+ArenaStats ArenaSender::stats() const noexcept {
+  return {bytes_sent_.load(std::memory_order_relaxed), fallbacks_.load(std::memory_order_relaxed)};
+}
+
+std::shared_ptr<SharedArena> ArenaSender::offer() {
+  const std::uint64_t bytes = boundedBytes(options_.bytes);
+  // As many blocks as fit at the threshold, with some to spare for ones that are rounded down.
+  const std::uint64_t slots = std::clamp<std::uint64_t>(
+      bytes / std::max<std::size_t>(options_.threshold, 1) + 64, 64, kArenaMaxSlots);
+  auto made = SharedArena::create(bytes, static_cast<std::uint32_t>(slots));
+  if (!made.ok()) {
+    log(LogLevel::kWarning,
+        "no shared memory for large buffers, they go through the socket: " + made.error().text());
+    state_.store(State::kRefused);
+    return nullptr;
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  arena_ = std::move(made).value();
+  state_.store(State::kOffered);
+  return arena_;
+}
+
+Error ArenaSender::accepted() {
+  State expected = State::kOffered;
+  if (!state_.compare_exchange_strong(expected, State::kLive)) {
+    return {ErrorCode::kProtocol, "it accepts shared memory that was not offered"};
+  }
+  return Error::ok();
+}
+
+Error ArenaSender::refused() {
+  State expected = State::kOffered;
+  if (!state_.compare_exchange_strong(expected, State::kRefused)) {
+    return {ErrorCode::kProtocol, "it refuses shared memory that was not offered"};
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  arena_.reset();
+  return Error::ok();
+}
+
+void ArenaSender::close() noexcept {
+  state_.store(State::kClosed);
+  std::shared_ptr<SharedArena> gone;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  gone.swap(arena_);
+}
+
+void ArenaSender::tick(std::chrono::steady_clock::time_point now) {
+  if (state_.load(std::memory_order_relaxed) != State::kLive) return;
+  const std::uint64_t bytes = bytes_sent_.load(std::memory_order_relaxed);
+  if (bytes != std::exchange(bytes_at_last_look_, bytes)) {
+    quiet_since_ = now;
+    return;
+  }
+  if (now - quiet_since_ < kQuiet) return;
+  if (const std::shared_ptr<SharedArena> memory = arena()) memory->trim(kKeepWarm, kTrimAtOnce);
+}
+
+}  // namespace weft::transport

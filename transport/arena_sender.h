@@ -1,0 +1,95 @@
+// ArenaSender: whether and how a peer's large buffers go through shared memory. It makes the arena
+// when the first large buffer is sent over a Unix socket, and uses it once the peer has said that
+// it sees the memory; before, without, and when it is full, buffers go through the socket.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "transport/buffer.h"
+#include "transport/error.h"
+#include "transport/options.h"
+#include "transport/shared_arena.h"
+
+namespace weft::transport {
+
+// The buffers of one message that lie in the arena, already copied. Gives their blocks back unless
+// they were handed over to the receiver.
+class ArenaPlacement {
+ public:
+  struct Entry {
+    std::uint32_t buffer = 0;  // index in the message; ascending
+    ArenaDescriptor where;
+  };
+
+  ArenaPlacement() = default;
+  explicit ArenaPlacement(std::shared_ptr<SharedArena> arena) : arena_(std::move(arena)) {}
+  ArenaPlacement(ArenaPlacement&& other) noexcept = default;
+  ArenaPlacement& operator=(ArenaPlacement&& other) noexcept;
+  ~ArenaPlacement() { giveBack(); }
+
+  void add(std::uint32_t buffer, const ArenaDescriptor& where) {
+    entries_.push_back({buffer, where});
+  }
+  const std::vector<Entry>& entries() const noexcept { return entries_; }
+  // The frame that names them is on its way, or its peer is gone.
+  void handOver() noexcept;
+
+ private:
+  void giveBack() noexcept;
+
+  std::shared_ptr<SharedArena> arena_;  // null: nothing to give back
+  std::vector<Entry> entries_;
+};
+
+struct ArenaStats {
+  std::uint64_t bytes_sent = 0;
+  std::uint64_t fallbacks = 0;  // large buffers that found no room, or a peer that refused
+};
+
+class ArenaSender {
+ public:
+  // `wanted` is called once, on the thread that sends the first large buffer: offer() should be
+  // called on the loop thread as soon as the peer is connected.
+  ArenaSender(const ArenaOptions& options, std::function<void()> wanted);
+
+  // Any thread but the loop's: it copies. Errors of the message are left for others to find.
+  ArenaPlacement place(const Message& message);
+  ArenaStats stats() const noexcept;
+
+  // --- loop thread ---
+  bool wanted() const noexcept { return state_.load() == State::kWanted; }
+  // A new arena to offer; null when there can be none (then it is off for good).
+  std::shared_ptr<SharedArena> offer();
+  Error accepted();  // kProtocol: nothing was offered
+  Error refused();
+  // Off for good: the peer is not of this host, or gone. Lets the memory go.
+  void close() noexcept;
+  // Now and then: after a while without large buffers, gives back most of the memory.
+  void tick(std::chrono::steady_clock::time_point now);
+
+ private:
+  enum class State : std::uint8_t { kIdle, kWanted, kOffered, kLive, kRefused, kClosed };
+
+  std::shared_ptr<SharedArena> arena() const;
+
+  const ArenaOptions& options_;
+  const std::function<void()> wanted_;
+  std::atomic<State> state_{State::kIdle};
+  std::atomic<std::uint64_t> bytes_sent_{0};
+  std::atomic<std::uint64_t> fallbacks_{0};
+
+  mutable std::mutex mutex_;
+  std::shared_ptr<SharedArena> arena_;  // guarded by mutex_
+
+  // loop thread
+  std::uint64_t bytes_at_last_look_ = 0;
+  std::chrono::steady_clock::time_point quiet_since_{};
+};
+
+}  // namespace weft::transport

@@ -1,0 +1,32 @@
+// BlockAllocator: which ranges of an address space are in use. First fit at the lowest offset, so
+// that memory that was touched before is used again; neighbours that are free become one.
+// Pure bookkeeping: it never touches the memory. Not thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+
+namespace weft::transport {
+
+class BlockAllocator {
+ public:
+  static constexpr std::uint64_t kUnit = 4096;  // offsets and sizes are multiples of it
+
+  explicit BlockAllocator(std::uint64_t bytes);  // rounded down to kUnit
+
+  // The offset of a free range of `size` bytes (rounded up), now in use; none: no such range.
+  std::optional<std::uint64_t> take(std::uint64_t size);
+  // Exactly what take() gave, once.
+  void give(std::uint64_t offset, std::uint64_t size);
+
+  std::uint64_t freeBytes() const noexcept { return free_bytes_; }
+  // Offset -> size of each free range; no two touch.
+  const std::map<std::uint64_t, std::uint64_t>& freeRanges() const noexcept { return free_; }
+
+ private:
+  std::map<std::uint64_t, std::uint64_t> free_;
+  std::uint64_t free_bytes_ = 0;
+};
+
+}  // namespace weft::transport
