@@ -1,5 +1,5 @@
-// weft._C: the agent and its options for Python. Nothing else lives here; the rest of the
-// Python package is Python.
+#include "rpc_backend/python.h"
+
 #include <torch/csrc/distributed/rpc/request_callback_impl.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -161,8 +161,7 @@ void bindEnvironment(py::module_& module) {
 
 }  // namespace
 
-PYBIND11_MODULE(_C, module) {
-  module.doc() = "Weft's C++ side for Python.";
+void weft::rpc::bind(py::module_& module) {
   // The base classes are registered by torch's own module.
   py::module_::import("torch._C._distributed_rpc");
   bindOptions(module);

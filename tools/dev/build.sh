@@ -4,7 +4,7 @@
 BUILD_TARGETS=(//:libweft.so //:_C.so)
 # What the shared objects are made of. The Python sources are staged as links, so they need no build.
 BUILD_SOURCES=(transport rpc_backend jit_ops pipe c10d_plugin third_party tools/bazel
-  BUILD.bazel WORKSPACE .bazelrc)
+  weft/_C.cpp weft/BUILD.bazel BUILD.bazel WORKSPACE .bazelrc)
 
 # True when no source is newer than the last good build: even a warm Bazel costs more than find.
 # Folders count as well as files, since a deletion changes only its folder.

@@ -1,0 +1,11 @@
+// The RPC backend for Python: called once, when weft._C is imported.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace weft::rpc {
+
+// Adds the agent, its options and the environment table to `module`.
+void bind(pybind11::module_& module);
+
+}  // namespace weft::rpc
