@@ -90,6 +90,7 @@ void WeftAgent::openEndpoint(const GroupSecret& secret) {
   wire.peer_timeout = fromSeconds(options.peer_timeout);
   wire.limits.max_message_bytes = options.max_message_bytes;
   wire.arena.enabled = env::value(env::kSharedMemory) != "0";
+  adoptTransportLog();
   auto endpoint = transport::Endpoint::create(std::move(wire), *this);
   TORCH_CHECK(endpoint.ok(), me(), ": ", endpoint.error().text());
   endpoint_ = std::move(endpoint).value();

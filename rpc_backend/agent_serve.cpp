@@ -58,7 +58,7 @@ void WeftAgent::onRequest(worker_id_t from, const std::shared_ptr<IncomingMessag
     const std::size_t bytes = in->bytes();
     const auto type = static_cast<MessageType>(in->type());
     if (const auto why = refusal(self->config_.options.request_policy, type, in->payload())) {
-      self->refuseRequest(from, in->callId(), *why);
+      self->refuseRequest(from, in->callId(), in->payload(), *why);
     } else if (!RRefLedger::isControl(type) || !self->serveRRefControl(from, *in, seen)) {
       self->serve(from, in->callId(), seen, [&] { return in->finish(); });
     }
@@ -163,13 +163,19 @@ void WeftAgent::completeSelf(std::uint64_t id, const c10::intrusive_ptr<Message>
   });
 }
 
-void WeftAgent::refuseRequest(worker_id_t to, std::uint64_t id, const std::string& why) {
+void WeftAgent::refuseRequest(worker_id_t from, std::uint64_t id, std::span<const char> payload,
+                              const std::string& why) {
   metrics_.requests_refused.fetch_add(1, std::memory_order_relaxed);
   const std::string text = me() + " refuses the request: " + why + ".";
   const auto response = createExceptionResponse(text, static_cast<std::int64_t>(id));
   const auto error = endpoint_->send(
-      to, encode(WireKind::kResponse, id, response, {}, directory_.nameOf(to)), kMaxSendWait);
-  if (error) logDebug("a refusal was not sent: " + error.text());
+      from, encode(WireKind::kResponse, id, response, {}, directory_.nameOf(from)), kMaxSendWait);
+  if (error) {
+    logDebug("a refusal was not sent: " + error.text());
+    return;
+  }
+  for (const auto& message : RRefLedger::declining(payload, from))
+    send(getWorkerInfo(from), message, torch::distributed::rpc::kUnsetRpcTimeout, {});
 }
 
 void WeftAgent::onControl(worker_id_t from, const IncomingMessage& in) {

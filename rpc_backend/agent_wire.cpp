@@ -25,7 +25,9 @@ bool WeftAgent::wants(std::int32_t from, std::span<const std::byte> header,
   }
   const std::uint64_t limit = config_.options.max_inflight_bytes;
   if (bytes <= limit && held <= limit - bytes) return true;
-  refuseRequest(peer, head.call_id,
+  // A payload that is not in the header has not been read, and its RRefs stay unknown.
+  const auto* payload = reinterpret_cast<const char*>(head.payload.data());
+  refuseRequest(peer, head.call_id, {payload, head.payload.size()},
                 "its " + std::to_string(bytes) + " bytes and the " + std::to_string(held) +
                     " bytes of that worker's unfinished requests exceed max_inflight_bytes (" +
                     std::to_string(limit) + ")");

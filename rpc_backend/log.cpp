@@ -5,8 +5,30 @@
 #include <cstdio>
 
 #include "rpc_backend/env.h"
+#include "transport/log.h"
 
 namespace weft::rpc {
+
+namespace {
+
+struct SameLevel {
+  LogLevel here;
+  transport::LogLevel there;
+};
+constexpr SameLevel kLevels[] = {
+    {LogLevel::kError, transport::LogLevel::kError},
+    {LogLevel::kWarning, transport::LogLevel::kWarning},
+    {LogLevel::kInfo, transport::LogLevel::kInfo},
+    {LogLevel::kDebug, transport::LogLevel::kDebug},
+};
+
+void fromTransport(transport::LogLevel level, const std::string& text) {
+  for (const SameLevel& same : kLevels) {
+    if (same.there == level) logLine(same.here, text);
+  }
+}
+
+}  // namespace
 
 LogLevel logLevel() noexcept {
   static const LogLevel level = [] {
@@ -37,6 +59,13 @@ void logLine(LogLevel level, const std::string& text) {
       LOG(WARNING) << "weft (debug): " << text;
       break;
   }
+}
+
+void adoptTransportLog() {
+  for (const SameLevel& same : kLevels) {
+    if (same.here == logLevel()) transport::setLogLevel(same.there);
+  }
+  transport::setLogSink(&fromTransport);
 }
 
 void progressLine(const std::string& text) {

@@ -15,6 +15,9 @@ inline void logWarning(const std::string& text) { logLine(LogLevel::kWarning, te
 inline void logInfo(const std::string& text) { logLine(LogLevel::kInfo, text); }
 inline void logDebug(const std::string& text) { logLine(LogLevel::kDebug, text); }
 
+// The transport's remarks come here as well, from now on.
+void adoptTransportLog();
+
 // A line for the person who waits at the terminal, whatever the level: slow starts.
 void progressLine(const std::string& text);
 

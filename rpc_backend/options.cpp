@@ -10,9 +10,9 @@ void WeftRpcBackendOptions::check() const {
   TORCH_CHECK(rpcTimeoutSeconds >= 0, "rpc_timeout must not be negative, got ", rpcTimeoutSeconds);
   TORCH_CHECK(heartbeat_interval > 0, "heartbeat_interval must be positive, got ",
               heartbeat_interval, " s");
-  TORCH_CHECK(peer_timeout > heartbeat_interval, "peer_timeout (", peer_timeout,
-              " s) must be longer than heartbeat_interval (", heartbeat_interval,
-              " s): a peer that sends a heartbeat in time must not be declared lost");
+  TORCH_CHECK(peer_timeout >= 2 * heartbeat_interval, "peer_timeout (", peer_timeout,
+              " s) must be at least twice heartbeat_interval (", heartbeat_interval,
+              " s): a peer must not be declared lost for one heartbeat that came late");
   TORCH_CHECK(max_message_bytes > 0, "max_message_bytes must be positive");
   TORCH_CHECK(max_inflight_bytes > 0, "max_inflight_bytes must be positive");
 }

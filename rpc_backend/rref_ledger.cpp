@@ -140,6 +140,21 @@ void RRefLedger::undo(const Carried& carried) {
     book_.undoSend(rref);
 }
 
+std::vector<c10::intrusive_ptr<RRefLedger::Message>> RRefLedger::declining(
+    std::span<const char> payload, Rank from) {
+  std::vector<c10::intrusive_ptr<Message>> messages;
+  for (const PickledRRef& rref : findPickledRRefs(payload, from)) {
+    const auto fork = toTorch(rref.ids.fork);
+    // An owner has put the fork into its table; anybody else waits until the child has asked the
+    // owner for it (rref_context.cpp, notifyOwnerAndParentOfFork).
+    messages.push_back(
+        rref.owner == from
+            ? torch::distributed::rpc::RRefUserDelete(toTorch(rref.ids.value), fork).toMessage()
+            : torch::distributed::rpc::RRefChildAccept(fork).toMessage());
+  }
+  return messages;
+}
+
 void RRefLedger::reap(Rank peer) {
   const std::size_t released = book_.reap(peer);
   if (released > 0) {

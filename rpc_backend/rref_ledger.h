@@ -70,6 +70,10 @@ class RRefLedger : private ForkTable {
   // thread that made the message, before it is sent; undo() when it could not be.
   Carried onSend(const Message& message, Rank to);
   void undo(const Carried& carried);
+  // What tells `from` that the RRefs in a message of it, which nobody here will ever read, are not
+  // held here: else its shutdown would wait 100 s for news of them. Its parent or owner only.
+  static std::vector<c10::intrusive_ptr<Message>> declining(std::span<const char> payload,
+                                                            Rank from);
   // An answer to a call of this worker came.
   void onAnswerReceived(MessageType type, std::span<const char> payload);
 

@@ -144,7 +144,8 @@ class WEFT_API WeftAgent : public torch::distributed::rpc::RpcAgent,
   void respond(worker_id_t to, std::uint64_t id, RRefLedger::Seen seen, JitFuture& result);
   void sendResponse(worker_id_t to, std::uint64_t id, const c10::intrusive_ptr<Message>& message);
   void completeSelf(std::uint64_t id, const c10::intrusive_ptr<Message>& message);
-  void refuseRequest(worker_id_t to, std::uint64_t id, const std::string& why);
+  void refuseRequest(worker_id_t from, std::uint64_t id, std::span<const char> payload,
+                     const std::string& why);
   void onControl(worker_id_t from, const IncomingMessage& in);
   bool runRequest(std::function<void()> task);
 

@@ -195,6 +195,28 @@ def test_script_refuses_python_in_every_wrapping(script_group):
     script_group[0].call(scripted_calls)
 
 
+def refused_with_rrefs(elsewhere: str) -> str:
+    """Passes an RRef of our own and one of somebody else's to one who will not read them."""
+    import torch
+    import torch.distributed.rpc as rpc
+
+    own = rpc.RRef(torch.ones(2))
+    other = rpc.remote(elsewhere, torch.add, args=(torch.ones(2), 1))
+    other.to_here()
+    try:
+        rpc.rpc_sync("worker1", plain, args=([own, other],))
+    except RuntimeError as error:
+        return str(error)
+    return "answered"
+
+
+def test_rrefs_in_a_refused_request_do_not_hold_up_shutdown(tmp_path):
+    """PyTorch alone would wait 100 s for news of them."""
+    with Group(3, per_rank=[{}, {"request_policy": "script"}, {}]) as group:
+        assert "refuses the request" in group[0].call(refused_with_rrefs, "worker2")
+        group.shutdown(timeout=15)
+
+
 def test_script_serves_torchscript_and_operators(script_group):
     script_group[0].call(scripted_calls)
     assert script_group[1].call(debug, "agent.requests_refused") == 0
