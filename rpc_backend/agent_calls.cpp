@@ -20,8 +20,6 @@ using torch::distributed::rpc::RPCErrorType;
 
 namespace {
 
-// A caller waits at most this long for room in a full queue; its own timeout still holds.
-constexpr milliseconds kMaxSendWait{30000};
 // Deadlines closer together than this are looked at together.
 constexpr milliseconds kTimerGrain{2};
 
@@ -136,8 +134,7 @@ void WeftAgent::transmit(worker_id_t to, std::uint64_t id,
       return;
     }
     auto error = endpoint_->send(
-        to, encode(WireKind::kRequest, id, message, device_map, directory_.nameOf(to)),
-        kMaxSendWait);
+        to, encode(WireKind::kRequest, id, message, device_map, directory_.nameOf(to)));
     if (!error) return;
     rrefs_.undo(carried);
     if (auto call = pending_.take(id)) failCall(std::move(*call), error.text());

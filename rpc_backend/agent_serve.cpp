@@ -13,7 +13,6 @@ using torch::distributed::rpc::createExceptionResponse;
 using torch::distributed::rpc::MessageType;
 
 namespace {
-constexpr std::chrono::milliseconds kMaxSendWait{30000};
 
 // torch leaves the profiler's callback on the thread that ran a profiled request (2.11: the
 // continuation forgets its handle), and the next profiled request there then records nothing.
@@ -133,8 +132,7 @@ void WeftAgent::sendResponse(worker_id_t to, std::uint64_t id,
   }
   const RRefLedger::Carried carried = rrefs_.onSend(*message, to);
   try {
-    const auto error =
-        endpoint_->send(to, encode(WireKind::kResponse, id, message, map, peer), kMaxSendWait);
+    const auto error = endpoint_->send(to, encode(WireKind::kResponse, id, message, map, peer));
     if (!error) return;
     // The caller is gone, or we are: nobody is left to tell.
     logDebug("an answer was not sent: " + error.text());
@@ -168,8 +166,8 @@ void WeftAgent::refuseRequest(worker_id_t from, std::uint64_t id, std::span<cons
   metrics_.requests_refused.fetch_add(1, std::memory_order_relaxed);
   const std::string text = me() + " refuses the request: " + why + ".";
   const auto response = createExceptionResponse(text, static_cast<std::int64_t>(id));
-  const auto error = endpoint_->send(
-      from, encode(WireKind::kResponse, id, response, {}, directory_.nameOf(from)), kMaxSendWait);
+  const auto error =
+      endpoint_->send(from, encode(WireKind::kResponse, id, response, {}, directory_.nameOf(from)));
   if (error) {
     logDebug("a refusal was not sent: " + error.text());
     return;

@@ -14,22 +14,22 @@ std::uint64_t PendingCalls::add(PendingCall call) {
   return id;
 }
 
-std::optional<PendingCall> PendingCalls::take(std::uint64_t id) {
+template <typename Predicate>
+std::optional<PendingCall> PendingCalls::takeOne(std::uint64_t id, Predicate predicate) {
   const std::lock_guard lock(mutex_);
   const auto found = calls_.find(id);
-  if (found == calls_.end()) return std::nullopt;
+  if (found == calls_.end() || !predicate(found->second)) return std::nullopt;
   PendingCall call = std::move(found->second);
   calls_.erase(found);
   return call;
 }
 
+std::optional<PendingCall> PendingCalls::take(std::uint64_t id) {
+  return takeOne(id, [](const PendingCall&) { return true; });
+}
+
 std::optional<PendingCall> PendingCalls::take(std::uint64_t id, worker_id_t peer) {
-  const std::lock_guard lock(mutex_);
-  const auto found = calls_.find(id);
-  if (found == calls_.end() || found->second.peer != peer) return std::nullopt;
-  PendingCall call = std::move(found->second);
-  calls_.erase(found);
-  return call;
+  return takeOne(id, [&](const PendingCall& call) { return call.peer == peer; });
 }
 
 bool PendingCalls::waits(std::uint64_t id, worker_id_t peer) const {

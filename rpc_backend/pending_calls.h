@@ -43,6 +43,8 @@ class PendingCalls {
 
  private:
   template <typename Predicate>
+  std::optional<PendingCall> takeOne(std::uint64_t id, Predicate predicate);
+  template <typename Predicate>
   std::vector<PendingCall> takeIf(Predicate predicate);
 
   mutable std::mutex mutex_;

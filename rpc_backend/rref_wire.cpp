@@ -5,31 +5,13 @@
 #include <limits>
 #include <string_view>
 
+#include "rpc_backend/pickle_ops.h"
+
 namespace weft::rpc {
 
 namespace {
 
-// Pickle opcodes; Python's pickletools module documents each.
-enum Op : unsigned char {
-  kMark = '(',
-  kStop = '.',
-  kBinInt = 'J',
-  kBinInt1 = 'K',
-  kBinInt2 = 'M',
-  kBinUnicode = 'X',
-  kBinGet = 'h',
-  kLongBinGet = 'j',
-  kBinPut = 'q',
-  kLongBinPut = 'r',
-  kTuple = 't',
-  kProto = 0x80,
-  kTuple1 = 0x85,
-  kTuple2 = 0x86,
-  kLong1 = 0x8a,
-  kShortBinUnicode = 0x8c,
-  kMemoize = 0x94,
-  kFrame = 0x95,
-};
+using namespace pickle;  // NOLINT(google-build-using-namespace): opcodes only
 
 class Cursor {
  public:

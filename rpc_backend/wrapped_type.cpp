@@ -4,42 +4,13 @@
 #include <string_view>
 #include <vector>
 
+#include "rpc_backend/pickle_ops.h"
+
 namespace weft::rpc {
 
 namespace {
 
-// The pickle opcodes that torch's JIT pickler writes for such tuples; Python's pickletools
-// module documents each.
-enum Op : unsigned char {
-  kMark = '(',
-  kStop = '.',
-  kBinInt = 'J',
-  kBinInt1 = 'K',
-  kBinInt2 = 'M',
-  kNone = 'N',
-  kReduce = 'R',
-  kBinUnicode = 'X',
-  kAppend = 'a',
-  kGlobal = 'c',
-  kAppends = 'e',
-  kBinGet = 'h',
-  kLongBinGet = 'j',
-  kBinPut = 'q',
-  kLongBinPut = 'r',
-  kTuple = 't',
-  kSetItems = 'u',
-  kEmptyDict = '}',
-  kEmptyList = ']',
-  kEmptyTuple = ')',
-  kBinFloat = 'G',
-  kProto = 0x80,
-  kTuple1 = 0x85,
-  kTuple2 = 0x86,
-  kTuple3 = 0x87,
-  kNewTrue = 0x88,
-  kNewFalse = 0x89,
-  kLong1 = 0x8a,
-};
+using namespace pickle;  // NOLINT(google-build-using-namespace): opcodes only
 
 constexpr std::size_t kMaxDepth = 4096;  // values on the stack; real tuples need tens
 
