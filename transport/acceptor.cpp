@@ -55,7 +55,7 @@ void Acceptor::onHandshake(std::uint64_t id, HandshakeOutcome outcome) {
   running_.erase(found);
   switch (outcome.kind) {
     case HandshakeOutcome::Kind::kDone:
-      return events_.admitted(outcome.peer, std::move(outcome.stream));
+      return events_.admitted({std::move(outcome.peer), outcome.claim, std::move(outcome.stream)});
     case HandshakeOutcome::Kind::kRefused:
       return count(outcome.refusal);
     case HandshakeOutcome::Kind::kTimeout:

@@ -20,13 +20,20 @@
 
 namespace weft::transport {
 
+// A dialler that was admitted.
+struct Newcomer {
+  Hello hello;
+  SessionClaim claim;
+  std::shared_ptr<Stream> stream;
+};
+
 class Acceptor final : private AcceptPolicy {
  public:
   struct Events {
     // The dialler has proved that it holds the key: is it welcome?
-    std::function<RefusalCode(const Hello&)> admit;
+    std::function<RefusalCode(const Hello&, const SessionClaim& theirs, SessionClaim& ours)> admit;
     // It was, and both sides are proved. Follows admit() directly.
-    std::function<void(const Hello&, std::shared_ptr<Stream>)> admitted;
+    std::function<void(Newcomer)> admitted;
   };
 
   Acceptor(EventLoop& loop, const EndpointOptions& options, const Identity& self, Events events);
@@ -52,7 +59,9 @@ class Acceptor final : private AcceptPolicy {
   };
 
   bool nonceIsFresh(const Nonce& nonce) override { return replays_.fresh(nonce); }
-  RefusalCode admit(const Hello& dialler) override { return events_.admit(dialler); }
+  RefusalCode admit(const Hello& dialler, const SessionClaim& theirs, SessionClaim& ours) override {
+    return events_.admit(dialler, theirs, ours);
+  }
 
   void onAccepted(UniqueFd fd, const char* transport_name);
   void onHandshake(std::uint64_t id, HandshakeOutcome outcome);

@@ -64,6 +64,7 @@ struct ArenaDescriptor {
   std::uint32_t slot = 0;
   std::uint32_t reserved = 0;  // must be 0
 
+  bool operator==(const ArenaDescriptor&) const = default;
   void encode(std::byte* out) const noexcept {
     storeLittle<std::uint64_t>(out, offset);
     storeLittle<std::uint32_t>(out + 8, slot);

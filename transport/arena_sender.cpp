@@ -28,23 +28,35 @@ std::uint64_t boundedBytes(std::uint64_t wanted) {
 }  // namespace
 
 ArenaPlacement& ArenaPlacement::operator=(ArenaPlacement&& other) noexcept {
-  giveBack();
+  letGo();
   arena_ = std::move(other.arena_);
+  blocks_ = std::exchange(other.blocks_, Blocks::kNone);
   entries_ = std::move(other.entries_);
   return *this;
 }
 
 void ArenaPlacement::handOver() noexcept {
-  if (arena_ == nullptr) return;
+  if (blocks_ != Blocks::kOurs) return;
   for (const Entry& entry : entries_)
     arena_->handOver(entry.where);
-  arena_.reset();
+  blocks_ = Blocks::kHandedOver;
 }
 
-void ArenaPlacement::giveBack() noexcept {
-  if (arena_ == nullptr) return;
-  for (const Entry& entry : entries_)
-    arena_->giveBack(entry.where);
+OwnedBuffer ArenaPlacement::bytes(const Entry& entry, std::uint64_t size) const {
+  return {arena_->bytes(entry.where), static_cast<std::size_t>(size), arena_};
+}
+
+void ArenaPlacement::takeBack() noexcept {
+  blocks_ = blocks_ == Blocks::kOurs ? Blocks::kOursInline : Blocks::kTakenBack;
+}
+
+void ArenaPlacement::letGo() noexcept {
+  for (const Entry& entry : entries_) {
+    if (blocks_ == Blocks::kOurs || blocks_ == Blocks::kOursInline) arena_->giveBack(entry.where);
+    if (blocks_ == Blocks::kTakenBack) arena_->withdraw(entry.where);
+  }
+  blocks_ = Blocks::kNone;
+  entries_.clear();
   arena_.reset();
 }
 
@@ -99,6 +111,7 @@ ArenaStats ArenaSender::stats() const noexcept {
 }
 
 std::shared_ptr<SharedArena> ArenaSender::offer() {
+  if (state_.load() == State::kOffered) return arena();
   const std::uint64_t bytes = boundedBytes(options_.bytes);
   // As many blocks as fit at the threshold, with some to spare for ones that are rounded down.
   const std::uint64_t slots = std::clamp<std::uint64_t>(

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "transport/buffer.h"
@@ -18,8 +19,9 @@
 
 namespace weft::transport {
 
-// The buffers of one message that lie in the arena, already copied. Gives their blocks back unless
-// they were handed over to the receiver.
+// The buffers of one message that lie in the arena, already copied. It ends with its frame: when
+// that was acknowledged, or will never be. Blocks that were not handed over to the receiver, or
+// taken back from it, are free then.
 class ArenaPlacement {
  public:
   struct Entry {
@@ -28,22 +30,42 @@ class ArenaPlacement {
   };
 
   ArenaPlacement() = default;
-  explicit ArenaPlacement(std::shared_ptr<SharedArena> arena) : arena_(std::move(arena)) {}
-  ArenaPlacement(ArenaPlacement&& other) noexcept = default;
+  explicit ArenaPlacement(std::shared_ptr<SharedArena> arena)
+      : arena_(std::move(arena)), blocks_(Blocks::kOurs) {}
+  ArenaPlacement(ArenaPlacement&& other) noexcept
+      : arena_(std::move(other.arena_)),
+        blocks_(std::exchange(other.blocks_, Blocks::kNone)),
+        entries_(std::move(other.entries_)) {}
   ArenaPlacement& operator=(ArenaPlacement&& other) noexcept;
-  ~ArenaPlacement() { giveBack(); }
+  ~ArenaPlacement() { letGo(); }
 
   void add(std::uint32_t buffer, const ArenaDescriptor& where) {
     entries_.push_back({buffer, where});
   }
   const std::vector<Entry>& entries() const noexcept { return entries_; }
-  // The frame that names them is on its way, or its peer is gone.
+  // Frames name the blocks of the entries.
+  bool inArena() const noexcept {
+    return blocks_ == Blocks::kOurs || blocks_ == Blocks::kHandedOver;
+  }
+  // The frame that names them is numbered. A receiver may take them from now on.
   void handOver() noexcept;
+  // The bytes of a block, for a frame that is to carry them itself.
+  OwnedBuffer bytes(const Entry& entry, std::uint64_t size) const;
+  // No frame names the blocks any more.
+  void takeBack() noexcept;
 
  private:
-  void giveBack() noexcept;
+  enum class Blocks : std::uint8_t {
+    kNone,
+    kOurs,        // no frame with a number names them
+    kHandedOver,  // the receiver frees them
+    kOursInline,  // as kOurs, and a frame carries their bytes
+    kTakenBack,  // as kHandedOver, but a frame carries their bytes: the receiver may never see them
+  };
+  void letGo() noexcept;
 
-  std::shared_ptr<SharedArena> arena_;  // null: nothing to give back
+  std::shared_ptr<SharedArena> arena_;
+  Blocks blocks_ = Blocks::kNone;
   std::vector<Entry> entries_;
 };
 
@@ -63,8 +85,13 @@ class ArenaSender {
   ArenaStats stats() const noexcept;
 
   // --- loop thread ---
-  bool wanted() const noexcept { return state_.load() == State::kWanted; }
-  // A new arena to offer; null when there can be none (then it is off for good).
+  // It should be offered on the link that is up: it never was, or the answer was lost with a link.
+  bool wanted() const noexcept {
+    const State state = state_.load();
+    return state == State::kWanted || state == State::kOffered;
+  }
+  // An arena to offer, the same for all links of a session; null when there can be none (then it is
+  // off for good).
   std::shared_ptr<SharedArena> offer();
   Error accepted();  // kProtocol: nothing was offered
   Error refused();

@@ -84,6 +84,7 @@ ArenaView::ArenaView(std::byte* base, const ArenaOffer& offer)
     : base_(base),
       file_bytes_(offer.file_bytes),
       slot_count_(offer.slot_count),
+      magic_(offer.magic),
       process_(::getpid()) {}
 
 ArenaView::~ArenaView() { ::munmap(base_, file_bytes_); }

@@ -34,6 +34,8 @@ class ArenaView : public std::enable_shared_from_this<ArenaView> {
   ArenaView(const ArenaView&) = delete;
   ArenaView& operator=(const ArenaView&) = delete;
 
+  // It is the memory that `offer` announces.
+  bool isOf(const ArenaOffer& offer) const noexcept { return magic_ == offer.magic; }
   // Any thread. The block that a frame names; kProtocol when it names none.
   Result<OwnedBuffer> lend(const ArenaDescriptor& block, std::uint64_t size);
 
@@ -45,6 +47,7 @@ class ArenaView : public std::enable_shared_from_this<ArenaView> {
   std::byte* const base_;
   const std::uint64_t file_bytes_;
   const std::uint32_t slot_count_;
+  const ArenaMagic magic_;
   const pid_t process_;
 };
 

@@ -1,8 +1,8 @@
 // Memory that travels with a message.
 //
 // An OwnedBuffer names bytes and holds whoever keeps them alive. The transport
-// never copies it to send it: it keeps `owner` until the last byte is written,
-// and drops it on the loop thread or on the sending thread.
+// never copies it to send it: it keeps `owner` until the peer has acknowledged the message (its
+// connection may break before), and drops it on the loop thread or on a thread that sends.
 #pragma once
 
 #include <cstddef>

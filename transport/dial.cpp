@@ -40,8 +40,15 @@ const char* explain(RefusalCode code) {
 }  // namespace
 
 Dial::Dial(EventLoop& loop, const EndpointOptions& options, const Identity& self, PeerInfo peer,
-           const Address& address, const std::string& own_host)
-    : loop_(loop), options_(options), self_(self), peer_(std::move(peer)), address_(address) {
+           const Address& address, const std::string& own_host, const SessionClaim& claim,
+           Patience patience)
+    : loop_(loop),
+      options_(options),
+      self_(self),
+      peer_(std::move(peer)),
+      address_(address),
+      claim_(claim),
+      patience_(patience) {
   const bool same_host = !own_host.empty() && address_.host == own_host;
   if (options_.unix_socket && same_host && address_.hasUnix()) {
     candidates_.push_back({true, "the Unix socket @" + address_.unix_name});
@@ -59,7 +66,7 @@ void Dial::start(Done done) {
                 "the two share no transport: its address is " + formatAddress(address_));
   }
   deadline_ = std::make_unique<EventLoop::Timer>(loop_, [this] { onDeadline(); });
-  deadline_->start(options_.connect_timeout);
+  if (patience_.all.count() > 0) deadline_->start(patience_.all);
   round();
 }
 
@@ -124,8 +131,8 @@ void Dial::onConnected() {
   auto stream = std::make_shared<SocketStream>(std::move(connecting_),
                                                candidates_[next_].is_unix ? "unix" : "tcp");
   handshake_ = std::make_shared<HandshakeRunner>(
-      loop_, std::move(stream), Handshake::dialler(self_, peer_.rank, peer_.name, nonce));
-  handshake_->start(options_.handshake_timeout, [this](HandshakeOutcome outcome) {
+      loop_, std::move(stream), Handshake::dialler(self_, peer_.rank, peer_.name, nonce, claim_));
+  handshake_->start(patience_.handshake, [this](HandshakeOutcome outcome) {
     loop_.post([keep = std::exchange(handshake_, nullptr)] {});
     onHandshake(std::move(outcome));
   });
@@ -136,7 +143,8 @@ void Dial::onHandshake(HandshakeOutcome outcome) {
   const std::string& where = candidates_[next_].text;
   switch (outcome.kind) {
     case Kind::kDone:
-      return finish({Error::ok(), std::move(outcome.stream), std::move(outcome.peer)});
+      return finish(
+          {Error::ok(), std::move(outcome.stream), std::move(outcome.peer), outcome.claim, {}});
     case Kind::kRefused:
       return fail(ErrorCode::kAuthFailed,
                   std::string("refused at ") + where + ": " + explain(outcome.refusal));
@@ -160,7 +168,7 @@ void Dial::onHandshake(HandshakeOutcome outcome) {
                            : ""));
     case Kind::kTimeout:
       last_problem_ =
-          where + ": the handshake was not answered within " + seconds(options_.handshake_timeout);
+          where + ": the handshake was not answered within " + seconds(patience_.handshake);
       break;
     case Kind::kBroken:
       last_problem_ = where + ": the connection was closed during the handshake" +
@@ -181,12 +189,12 @@ void Dial::backOff() {
 
 void Dial::onDeadline() {
   fail(ErrorCode::kConnectFailed,
-       "no connection within " + seconds(options_.connect_timeout) + " (last: " + last_problem_ +
+       "no connection within " + seconds(patience_.all) + " (last: " + last_problem_ +
            "); check that it runs, and that its host and port can be reached from here");
 }
 
 void Dial::fail(ErrorCode code, const std::string& why) {
-  finish({Error(code, who() + " cannot be reached: " + why), nullptr, {}});
+  finish({Error(code, who() + " cannot be reached: " + why), nullptr, {}, {}, why});
 }
 
 void Dial::finish(Outcome outcome) {

@@ -26,11 +26,20 @@ class Dial {
     Error error;                     // set: it failed for good
     std::shared_ptr<Stream> stream;  // else
     Hello peer;
+    SessionClaim claim;  // the peer's
+    std::string why;     // as `error`, without who it is about
   };
   using Done = std::function<void(Outcome)>;
 
+  struct Patience {
+    std::chrono::milliseconds all;        // attempts together; 0: until cancel()
+    std::chrono::milliseconds handshake;  // each
+  };
+
+  // `claim`: what this side says of the session.
   Dial(EventLoop& loop, const EndpointOptions& options, const Identity& self, PeerInfo peer,
-       const Address& address, const std::string& own_host);
+       const Address& address, const std::string& own_host, const SessionClaim& claim,
+       Patience patience);
 
   // `done` is called once, perhaps from start(). It must not destroy this object at once (post
   // that).
@@ -39,6 +48,8 @@ class Dial {
   void cancel();
 
   Stage stage() const noexcept { return stage_; }
+  // What went wrong last, for people.
+  const std::string& lastProblem() const noexcept { return last_problem_; }
 
  private:
   struct Candidate {
@@ -62,6 +73,8 @@ class Dial {
   const Identity& self_;
   const PeerInfo peer_;
   const Address address_;
+  const SessionClaim claim_;
+  const Patience patience_;
   std::vector<Candidate> candidates_;
   std::size_t next_ = 0;     // candidate of the attempt
   std::size_t refused_ = 0;  // candidates of this round where nobody listens

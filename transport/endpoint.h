@@ -14,6 +14,10 @@
 // Order. Messages to one peer arrive in the order in which send() was entered by
 // one thread; messages of different threads interleave whole.
 //
+// Broken connections. As long as the peer lives, a connection that breaks is made again, and all
+// messages arrive once and in order; it only takes longer. Not made again within reconnect_timeout,
+// or refused where the peer listened, means that the peer is lost.
+//
 // Failure. Every function that can fail returns an Error. A peer that is lost stays
 // lost: later sends fail at once with the same reason, until addPeer() names a new
 // life (another address) of it.
@@ -63,7 +67,8 @@ class EndpointHandler {
   // keep and write to them (nobody else sees that), and whoever parses them copies them first,
   // because a hostile sender could still change them. On kAccept the handler has given every other
   // entry memory of at least its size; the bytes are read straight into it. `buffers` is
-  // handed back in onMessage just as it was given.
+  // handed back in onMessage just as it was given. When the connection breaks before the message
+  // is whole, the same message is announced once more, with new buffers: what was given is void.
   virtual Disposition onHeader(std::int32_t from, std::span<const std::byte> header,
                                std::span<const std::uint64_t> sizes,
                                std::vector<OwnedBuffer>& buffers) = 0;
@@ -78,9 +83,11 @@ class EndpointHandler {
   // A peer that addPeer() had not named was authenticated (accept_unknown_peers).
   virtual void onPeerJoined(const PeerInfo& /*peer*/) {}
 
-  // A message accepted by send() could not be written (whole), because its peer was lost first or
-  // close() ran out of time. `header` is what was sent. Called before onPeerLost. Default: nothing.
-  // What was written before the loss is not reported, though the peer may not have read it.
+  // A message accepted by send() could not be delivered, because its peer was lost first or
+  // close() ran out of time: it was never written (whole), or its connection broke before the
+  // peer had acknowledged it, so that nobody can say whether it was read. `header` is what was
+  // sent. Called before onPeerLost, in the order of sending. Default: nothing. What was written to
+  // a connection that stood to the end is not reported, though the peer may not have read it.
   virtual void onSendFailed(std::int32_t /*to*/, std::span<const std::byte> /*header*/,
                             const Error& /*reason*/) {}
 };
@@ -93,9 +100,10 @@ struct PeerStats {
   std::uint64_t bytes_received = 0;
   std::uint64_t messages_sent = 0;
   std::uint64_t messages_received = 0;
-  std::uint64_t queued_bytes = 0;
+  std::uint64_t queued_bytes = 0;      // not written, or not acknowledged
   std::uint64_t arena_bytes_sent = 0;  // those of bytes_sent that went through shared memory
   std::uint64_t arena_fallbacks = 0;   // large buffers that went another way for lack of room there
+  std::uint64_t reconnects = 0;        // connections made again after one broke
 };
 
 struct EndpointStats {
@@ -131,9 +139,9 @@ class Endpoint {
   virtual void removePeer(std::int32_t rank) = 0;
 
   // Sends, connecting first if need be. Returns once the message is written or
-  // queued; its buffers stay owned until written. Writes from the calling thread when
-  // nothing is queued before it. When more than max_queued_bytes are
-  // queued to the peer, a caller thread waits for room, at most `wait`; the loop
+  // queued; its buffers stay owned until the peer has acknowledged it. Writes from the calling
+  // thread when nothing is queued before it. When more than max_queued_bytes are queued to the peer
+  // or not acknowledged by it, a caller thread waits for room, at most `wait`; the loop
   // thread never waits. An error here means that nothing was or will be delivered.
   virtual Error send(std::int32_t to, Message message,
                      std::chrono::milliseconds wait = std::chrono::milliseconds(30000)) = 0;

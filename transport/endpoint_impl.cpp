@@ -42,8 +42,10 @@ Error checkOptions(const EndpointOptions& options) {
     return invalid("an endpoint needs TCP or Unix sockets, both are switched off");
   const milliseconds zero(0);
   if (options.handshake_timeout <= zero || options.connect_timeout <= zero ||
-      options.heartbeat_interval <= zero || options.peer_timeout <= zero) {
-    return invalid("timeouts and the heartbeat interval must be more than 0 ms");
+      options.heartbeat_interval <= zero || options.peer_timeout <= zero ||
+      options.reconnect_timeout < zero) {
+    return invalid(
+        "timeouts and the heartbeat interval must be more than 0 ms (reconnect_timeout may be 0)");
   }
   if (options.peer_timeout < 2 * options.heartbeat_interval) {
     return invalid("peer_timeout (" + seconds(options.peer_timeout) +
@@ -111,12 +113,22 @@ EndpointImpl::EndpointImpl(EndpointOptions options, EndpointHandler& handler, Id
       self_(std::move(self)),
       process_(::getpid()),
       loop_(std::move(loop)),
-      context_{*loop_, options_, self_, hostIdentity(), handler_, [this] { onPeerFinished(); }},
+      context_{*loop_,
+               options_,
+               self_,
+               hostIdentity(),
+               handler_,
+               [this] { onPeerFinished(); },
+               [this](std::int32_t rank) { return sessionOf(rank); },
+               [this](std::int32_t rank, std::uint64_t own) {
+                 const auto found = sessions_.find(rank);
+                 if (found != sessions_.end() && found->second == own) sessions_.erase(found);
+               }},
       acceptor_(*loop_, options_, self_,
-                {[this](const Hello& hello) { return admit(hello); },
-                 [this](const Hello& hello, std::shared_ptr<Stream> stream) {
-                   admitted(hello, std::move(stream));
-                 }}) {}
+                {[this](const Hello& hello, const SessionClaim& theirs, SessionClaim& ours) {
+                   return admit(hello, theirs, ours);
+                 },
+                 [this](Newcomer who) { admitted(std::move(who)); }}) {}
 
 EndpointImpl::~EndpointImpl() { close(std::chrono::milliseconds(2000)); }
 
@@ -250,7 +262,7 @@ void EndpointImpl::tick() {
                                                        now - last_tick_ - tick_period_);
   last_tick_ = now;
   for (const std::shared_ptr<Peer>& peer : allPeers()) {
-    if (peer->state() == PeerState::kConnected) peer->tick(now, late);
+    peer->tick(now, late);
   }
   tickHeld(now);
 }

@@ -41,8 +41,7 @@ class EndpointImpl final : public Endpoint {
   };
   // An authenticated connection of a rank that addPeer() has not named yet.
   struct Held {
-    Hello hello;
-    std::shared_ptr<Stream> stream;
+    Newcomer who;
     EventLoop::Clock::time_point until;
     EventLoop::Clock::time_point heartbeat_at;
   };
@@ -54,12 +53,16 @@ class EndpointImpl final : public Endpoint {
   std::shared_ptr<Peer> find(std::int32_t rank) const;
 
   // endpoint_admission.cpp, loop thread: who may come in, and as whom.
-  RefusalCode admit(const Hello& hello);
-  void admitted(const Hello& hello, std::shared_ptr<Stream> stream);
-  void join(const Hello& hello, std::shared_ptr<Stream> stream);
-  void hold(const Hello& hello, std::shared_ptr<Stream> stream);
+  RefusalCode admit(const Hello& hello, const SessionClaim& theirs, SessionClaim& ours);
+  RefusalCode admitTo(Peer& peer, const Hello& hello, const SessionClaim& theirs);
+  void admitted(Newcomer who);
+  void join(Newcomer who);
+  void hold(Newcomer who);
   void claimHeld(const std::shared_ptr<Peer>& peer);
   void tickHeld(EventLoop::Clock::time_point now);
+
+  // This side's number for the session with a rank: the same for its Peer and for what is held.
+  std::uint64_t sessionOf(std::int32_t rank);
 
   // loop thread
   void start(std::vector<std::pair<UniqueFd, const char*>>&& listening);
@@ -86,6 +89,7 @@ class EndpointImpl final : public Endpoint {
 
   // loop thread
   std::unordered_map<std::int32_t, Held> held_;
+  std::unordered_map<std::int32_t, std::uint64_t> sessions_;
   std::unique_ptr<EventLoop::Timer> ticker_;
   std::chrono::milliseconds tick_period_{};
   EventLoop::Clock::time_point last_tick_{};

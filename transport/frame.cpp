@@ -42,12 +42,13 @@ Result<FrameHead> decodeFrameHead(std::span<const std::byte, FrameHead::kBytes> 
   FrameHead head;
   const auto kind = loadLittle<std::uint8_t>(in + 5);
   if (kind < static_cast<std::uint8_t>(FrameKind::kData) ||
-      kind > static_cast<std::uint8_t>(FrameKind::kArenaRefuse)) {
+      kind > static_cast<std::uint8_t>(FrameKind::kAck)) {
     return protocolError("a frame of unknown kind " + std::to_string(kind));
   }
   head.kind = static_cast<FrameKind>(kind);
   head.flags = loadLittle<std::uint16_t>(in + 6);
-  if (head.flags != 0)
+  const std::uint16_t known = head.kind == FrameKind::kData ? FrameHead::kAckNow : 0;
+  if ((head.flags & ~known) != 0)
     return protocolError("a frame with unknown flags " + std::to_string(head.flags));
   head.sequence = loadLittle<std::uint64_t>(in + 8);
   head.ack = loadLittle<std::uint64_t>(in + 16);

@@ -26,17 +26,19 @@ enum class FrameKind : std::uint8_t {
   kArenaOffer = 4,
   kArenaAccept = 5,
   kArenaRefuse = 6,
+  kAck = 7,  // a head alone, for its ack
 };
 
 struct FrameHead {
   static constexpr std::size_t kBytes = 40;
   static constexpr std::uint32_t kMagic = 0x54464557;  // "WEFT" in memory
   static constexpr std::uint8_t kVersion = 1;
+  static constexpr std::uint16_t kAckNow = 1;  // flag of data: the sender waits for its ack
 
   FrameKind kind = FrameKind::kData;
-  std::uint16_t flags = 0;     // none is defined yet
+  std::uint16_t flags = 0;
   std::uint64_t sequence = 0;  // data: counts from 1; others: that of the last data frame
-  std::uint64_t ack = 0;       // for sessions; 0 until then
+  std::uint64_t ack = 0;       // the last data frame received from the other side
   std::uint32_t header_bytes = 0;
   std::uint32_t buffer_count = 0;
   std::uint64_t buffer_bytes = 0;  // sum of the table's lengths, wherever the bytes are

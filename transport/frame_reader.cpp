@@ -25,10 +25,11 @@ Error FrameSink::onArenaFrame(FrameKind, std::span<const std::byte>) {
   return protocolError("a frame about shared memory, which is not used here");
 }
 
-FrameReader::FrameReader(const Limits& limits, FrameSink& sink)
+FrameReader::FrameReader(const Limits& limits, FrameSink& sink, std::uint64_t received)
     : limits_(limits),
       sink_(sink),
-      receive_(std::make_unique_for_overwrite<std::byte[]>(kReceiveBytes)) {}
+      receive_(std::make_unique_for_overwrite<std::byte[]>(kReceiveBytes)),
+      last_sequence_(received) {}
 
 std::size_t FrameReader::prepare(std::span<iovec> out) {
   WEFT_CHECK(out.size() >= 2, "room for a target and for what follows it");
@@ -108,13 +109,16 @@ Result<FrameReader::Step> FrameReader::readHead() {
   begin_ += FrameHead::kBytes;
   head_ = head.value();
 
-  const std::uint64_t expected = last_sequence_ + (head_.kind == FrameKind::kData ? 1 : 0);
-  if (head_.sequence != expected) {
+  const bool data = head_.kind == FrameKind::kData;
+  const std::uint64_t expected = last_sequence_ + (data ? 1 : 0);
+  duplicate_ = data && head_.sequence < expected;
+  if (head_.sequence != expected && !duplicate_) {
     return protocolError("a frame numbered " + std::to_string(head_.sequence) + " where " +
                          std::to_string(expected) + " was due");
   }
-  last_sequence_ = head_.sequence;
-  if (head_.kind == FrameKind::kHeartbeat) return Step::kGoOn;
+  if (!duplicate_) last_sequence_ = head_.sequence;
+  if (Error error = sink_.onFrameHead(head_)) return error;
+  if (head_.kind == FrameKind::kHeartbeat || head_.kind == FrameKind::kAck) return Step::kGoOn;
   if (head_.kind == FrameKind::kGoodbye) {
     state_ = State::kEnded;
     return Step::kGoOn;
@@ -207,8 +211,12 @@ Result<FrameReader::Step> FrameReader::announce() {
     state_ = State::kHead;
     return Step::kGoOn;
   }
-  if (Error error = findPlaced()) return error;
   left_ = unread_sum_;
+  if (duplicate_) {
+    state_ = State::kDiscard;
+    return Step::kGoOn;
+  }
+  if (Error error = findPlaced()) return error;
   switch (sink_.onFrameHeader(header_, sizes_, buffers_)) {
     case Disposition::kRefuse:
       return protocolError("a message that is not this application's");
@@ -254,6 +262,7 @@ Result<FrameReader::Step> FrameReader::discard() {
   left_ -= some;
   if (left_ > 0) return Step::kNeedMore;
   state_ = State::kHead;
+  if (!duplicate_) sink_.onFrameTaken(head_);
   return Step::kGoOn;
 }
 
@@ -261,6 +270,7 @@ FrameReader::Step FrameReader::deliver() {
   state_ = State::kHead;
   std::vector<OwnedBuffer> buffers;
   buffers.swap(buffers_);
+  sink_.onFrameTaken(head_);
   sink_.onFrame(header_, std::move(buffers));
   if (header_capacity_ > kKeepHeaderStore) {
     header_store_.reset();

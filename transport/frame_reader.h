@@ -29,6 +29,10 @@ namespace weft::transport {
 class FrameSink {
  public:
   virtual ~FrameSink() = default;
+  // A head, before anything else of its frame. An Error ends the link. Default: nothing.
+  virtual Error onFrameHead(const FrameHead& /*head*/) { return Error::ok(); }
+  // A data frame is whole: it was discarded, or onFrame() follows. Default: nothing.
+  virtual void onFrameTaken(const FrameHead& /*head*/) {}
   // As EndpointHandler::onHeader.
   virtual Disposition onFrameHeader(std::span<const std::byte> header,
                                     std::span<const std::uint64_t> sizes,
@@ -44,7 +48,9 @@ class FrameSink {
 
 class FrameReader {
  public:
-  FrameReader(const Limits& limits, FrameSink& sink);
+  // `received`: the last data frame that earlier links brought; the next one follows it. What came
+  // already is read past, before anybody sees what is in it.
+  FrameReader(const Limits& limits, FrameSink& sink, std::uint64_t received = 0);
 
   // Fills `out` with where to read next and returns how many entries (at least 1, all
   // nonempty). Entries stay valid until commit().
@@ -89,7 +95,8 @@ class FrameReader {
   std::size_t end_ = 0;
 
   FrameHead head_;
-  std::uint64_t last_sequence_ = 0;
+  std::uint64_t last_sequence_;
+  bool duplicate_ = false;  // the frame in hand came before
   std::vector<std::uint64_t> sizes_;
   std::vector<std::uint64_t> unread_;  // as sizes_, but 0 for what lies in the arena
   std::uint64_t sizes_sum_ = 0;

@@ -14,8 +14,8 @@
 namespace weft::transport {
 namespace {
 
-constexpr std::string_view kDiallerLabel = "weft dialler proof v1";
-constexpr std::string_view kAcceptorLabel = "weft acceptor proof v1";
+constexpr std::string_view kDiallerLabel = "weft dialler proof v2";
+constexpr std::string_view kAcceptorLabel = "weft acceptor proof v2";
 
 }  // namespace
 
@@ -23,8 +23,10 @@ Handshake::Handshake(const Identity& self, HelloRole role, AcceptPolicy* policy,
     : self_(&self), role_(role), policy_(policy), nonce_(nonce) {}
 
 Handshake Handshake::dialler(const Identity& self, std::int32_t target_rank,
-                             const std::string& target_name, const Nonce& nonce) {
+                             const std::string& target_name, const Nonce& nonce,
+                             const SessionClaim& claim) {
   Handshake made(self, HelloRole::kDialler, nullptr, nonce);
+  made.claim_ = claim;
   made.target_rank_ = target_rank;
   made.target_name_text_ = target_name;
   Hello hello;
@@ -97,7 +99,7 @@ void Handshake::onHello() {
       return refuse(RefusalCode::kIdentity);
     acceptor_hello_ = input_;
     step_ = Step::kAwaitProof;
-    emit(encodeProof(proofOf(HelloRole::kDialler)));
+    prove();
     return;
   }
   if (!policy_->nonceIsFresh(peer_.nonce)) return refuse(RefusalCode::kReplay);
@@ -117,28 +119,35 @@ void Handshake::onHello() {
 }
 
 void Handshake::onProof() {
-  const std::optional<Digest> given =
+  const std::optional<Proof> given =
       decodeProof(std::span<const std::byte, Proof::kBytes>(input_.data(), Proof::kBytes));
   if (!given) return refuse(RefusalCode::kMalformed);
   const HelloRole other = role_ == HelloRole::kDialler ? HelloRole::kAcceptor : HelloRole::kDialler;
-  const Digest due = proofOf(other);
-  if (CRYPTO_memcmp(given->data(), due.data(), due.size()) != 0) return refuse(RefusalCode::kKey);
+  const Digest due = macOf(other, given->claim);
+  if (CRYPTO_memcmp(given->mac.data(), due.data(), due.size()) != 0)
+    return refuse(RefusalCode::kKey);
+  peer_claim_ = given->claim;
   if (role_ == HelloRole::kAcceptor) {
-    if (const RefusalCode code = policy_->admit(peer_); code != RefusalCode::kNone)
+    if (const RefusalCode code = policy_->admit(peer_, peer_claim_, claim_);
+        code != RefusalCode::kNone) {
       return refuse(code);
-    emit(encodeProof(proofOf(HelloRole::kAcceptor)));
+    }
+    prove();
   }
   status_ = Status::kDone;
 }
 
-Digest Handshake::proofOf(HelloRole role) const {
+void Handshake::prove() { emit(encodeProof({macOf(role_, claim_), claim_})); }
+
+Digest Handshake::macOf(HelloRole role, const SessionClaim& claim) const {
   const std::string_view label = role == HelloRole::kDialler ? kDiallerLabel : kAcceptorLabel;
-  std::array<std::byte, 32 + 2 * Hello::kBytes> text{};
+  std::array<std::byte, 32 + 2 * Hello::kBytes + SessionClaim::kBytes> text{};
   std::byte* end = text.data();
   std::memcpy(end, label.data(), label.size());
   end += 32;  // the label's field has a fixed length, zero padded: no two inputs coincide
   std::memcpy(end, dialler_hello_.data(), Hello::kBytes);
   std::memcpy(end + Hello::kBytes, acceptor_hello_.data(), Hello::kBytes);
+  encodeClaim(claim, end + 2 * Hello::kBytes);
   Digest mac{};
   unsigned length = 0;
   const auto& key = self_->key.bytes();

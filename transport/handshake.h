@@ -3,11 +3,13 @@
 //
 //   dialler  -> hello                                    256 bytes
 //   acceptor -> hello, or a refusal                      256 or 16
-//   dialler  -> proof = HMAC-SHA-256(key, "…dialler…" hello1 hello2)   40
-//   acceptor -> proof = HMAC-SHA-256(key, "…acceptor…" hello1 hello2), or a refusal   40 or 16
+//   dialler  -> proof = HMAC-SHA-256(key, "…dialler…" hello1 hello2 claim1), claim1   72
+//   acceptor -> proof = HMAC-SHA-256(key, "…acceptor…" hello1 hello2 claim2), claim2, or a refusal
+//                                                                                   72 or 16
 //
 // Both proofs cover both hellos whole, so names, ranks, group, nonces, roles and version are
-// all bound. The acceptor proves nothing to one who has not proved itself.
+// all bound; and each covers what its side says of the session (SessionClaim). The acceptor proves
+// nothing to one who has not proved itself.
 #pragma once
 
 #include <array>
@@ -36,8 +38,10 @@ class AcceptPolicy {
  public:
   virtual ~AcceptPolicy() = default;
   virtual bool nonceIsFresh(const Nonce& nonce) = 0;
-  // The dialler has proved that it holds the key. kNone admits it.
-  virtual RefusalCode admit(const Hello& dialler) = 0;
+  // The dialler has proved that it holds the key, and what it claims. kNone admits it, and fills in
+  // `ours`.
+  virtual RefusalCode admit(const Hello& dialler, const SessionClaim& theirs,
+                            SessionClaim& ours) = 0;
 };
 
 class Handshake {
@@ -50,13 +54,15 @@ class Handshake {
   };
 
   static Handshake dialler(const Identity& self, std::int32_t target_rank,
-                           const std::string& target_name, const Nonce& nonce);
+                           const std::string& target_name, const Nonce& nonce,
+                           const SessionClaim& claim);
   static Handshake acceptor(const Identity& self, const Nonce& nonce, AcceptPolicy& policy);
 
   Status status() const noexcept { return status_; }
   RefusalCode refusal() const noexcept { return refusal_; }
   std::uint16_t peerVersion() const noexcept { return peer_version_; }
-  const Hello& peer() const noexcept { return peer_; }  // proved only when kDone
+  const Hello& peer() const noexcept { return peer_; }                    // proved only when kDone
+  const SessionClaim& peerClaim() const noexcept { return peer_claim_; }  // likewise
 
   // How many bytes it wants next; 0 when it is no longer running. Never more than the rest
   // of a fixed-size message.
@@ -72,7 +78,8 @@ class Handshake {
   Handshake(const Identity& self, HelloRole role, AcceptPolicy* policy, const Nonce& nonce);
   void onHello();
   void onProof();
-  Digest proofOf(HelloRole role) const;
+  Digest macOf(HelloRole role, const SessionClaim& claim) const;
+  void prove();
   void refuse(RefusalCode code);
   void emit(std::span<const std::byte> bytes);
 
@@ -88,6 +95,8 @@ class Handshake {
   std::string target_name_text_;
   Nonce nonce_{};
   Hello peer_;
+  SessionClaim claim_;
+  SessionClaim peer_claim_;
   HelloBytes dialler_hello_{};
   HelloBytes acceptor_hello_{};
 

@@ -70,6 +70,7 @@ void HandshakeRunner::finish(HandshakeOutcome::Kind kind, int error) {
   poll_.reset();  // the next owner of the stream polls it anew
   if (kind == HandshakeOutcome::Kind::kDone) {
     outcome.peer = handshake_.peer();
+    outcome.claim = handshake_.peerClaim();
     outcome.stream = stream_;
   }
   stream_.reset();

@@ -19,6 +19,7 @@ struct HandshakeOutcome {
   int error = 0;                   // kBroken: errno, 0 for the end of the stream
   bool heard_something = false;    // at least one byte came
   Hello peer;                      // kDone
+  SessionClaim claim;              // kDone: the peer's
   std::shared_ptr<Stream> stream;  // kDone
 };
 

@@ -29,6 +29,9 @@ constexpr std::size_t kTargetNameAt = 96;
 constexpr std::size_t kNameAt = 128;
 static_assert(kNameAt + Hello::kMaxName == Hello::kBytes);
 
+constexpr std::size_t kClaimAt = kMagicBytes + 32;  // in a proof
+static_assert(kClaimAt + SessionClaim::kBytes == Proof::kBytes);
+
 bool hasMagic(const std::byte* bytes, const char* magic) noexcept {
   return std::memcmp(bytes, magic, kMagicBytes) == 0;
 }
@@ -112,18 +115,34 @@ Refusal decodeRefusal(std::span<const std::byte, Refusal::kBytes> bytes) noexcep
   return refusal;
 }
 
-ProofBytes encodeProof(const Digest& mac) {
+void encodeClaim(const SessionClaim& claim, std::byte* out) noexcept {
+  storeLittle<std::uint64_t>(out, claim.own);
+  storeLittle<std::uint64_t>(out + 8, claim.peer);
+  storeLittle<std::uint64_t>(out + 16, claim.received);
+  storeLittle<std::uint32_t>(out + 24, claim.link);
+  storeLittle<std::uint32_t>(out + 28, 0);
+}
+
+ProofBytes encodeProof(const Proof& proof) {
   ProofBytes bytes{};
   std::memcpy(bytes.data(), kProofMagic, kMagicBytes);
-  std::memcpy(bytes.data() + kMagicBytes, mac.data(), mac.size());
+  std::memcpy(bytes.data() + kMagicBytes, proof.mac.data(), proof.mac.size());
+  encodeClaim(proof.claim, bytes.data() + kClaimAt);
   return bytes;
 }
 
-std::optional<Digest> decodeProof(std::span<const std::byte, Proof::kBytes> bytes) noexcept {
+std::optional<Proof> decodeProof(std::span<const std::byte, Proof::kBytes> bytes) noexcept {
   if (!hasMagic(bytes.data(), kProofMagic)) return std::nullopt;
-  Digest mac{};
-  std::memcpy(mac.data(), bytes.data() + kMagicBytes, mac.size());
-  return mac;
+  Proof proof;
+  std::memcpy(proof.mac.data(), bytes.data() + kMagicBytes, proof.mac.size());
+  const std::byte* const claim = bytes.data() + kClaimAt;
+  proof.claim.own = loadLittle<std::uint64_t>(claim);
+  proof.claim.peer = loadLittle<std::uint64_t>(claim + 8);
+  proof.claim.received = loadLittle<std::uint64_t>(claim + 16);
+  proof.claim.link = loadLittle<std::uint32_t>(claim + 24);
+  if (proof.claim.own == 0 || proof.claim.link == 0) return std::nullopt;
+  if (loadLittle<std::uint32_t>(claim + 28) != 0) return std::nullopt;
+  return proof;
 }
 
 Digest sha256(std::span<const std::byte> bytes) {

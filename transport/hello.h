@@ -9,12 +9,14 @@
 #include <span>
 #include <string>
 
+#include "transport/session_claim.h"
+
 namespace weft::transport {
 
 using Digest = std::array<std::uint8_t, 32>;
 using Nonce = std::array<std::uint8_t, 32>;
 
-constexpr std::uint16_t kProtocolVersion = 1;
+constexpr std::uint16_t kProtocolVersion = 2;
 
 enum class HelloRole : std::uint8_t { kDialler = 1, kAcceptor = 2 };
 
@@ -44,7 +46,7 @@ enum class RefusalCode : std::uint16_t {
   kKey = 4,        // the proof does not fit
   kReplay = 5,     // this hello was seen before
   kDuplicate = 6,  // a connection between the two exists or is being made: wait for it
-  kStale = 7,      // this life of the dialler was declared lost
+  kStale = 7,      // this life of the dialler, or the session it speaks of, is over here
   kMalformed = 8,  // not a handshake
 };
 
@@ -54,8 +56,11 @@ struct Refusal {
   RefusalCode code = RefusalCode::kNone;
 };
 
+// That the one who speaks holds the key, and what it says of the session.
 struct Proof {
-  static constexpr std::size_t kBytes = 8 + 32;
+  static constexpr std::size_t kBytes = 8 + 32 + SessionClaim::kBytes;
+  Digest mac{};
+  SessionClaim claim;
 };
 
 using RefusalBytes = std::array<std::byte, Refusal::kBytes>;
@@ -70,8 +75,9 @@ RefusalBytes encodeRefusal(const Refusal& refusal);
 bool isRefusal(std::span<const std::byte, Refusal::kBytes> bytes) noexcept;
 Refusal decodeRefusal(std::span<const std::byte, Refusal::kBytes> bytes) noexcept;
 
-ProofBytes encodeProof(const Digest& mac);
-std::optional<Digest> decodeProof(std::span<const std::byte, Proof::kBytes> bytes) noexcept;
+ProofBytes encodeProof(const Proof& proof);
+std::optional<Proof> decodeProof(std::span<const std::byte, Proof::kBytes> bytes) noexcept;
+void encodeClaim(const SessionClaim& claim, std::byte* out) noexcept;
 
 Digest sha256(std::span<const std::byte> bytes);
 Digest sha256(const std::string& text);

@@ -15,9 +15,9 @@ constexpr std::uint64_t kBytesPerTurn = std::uint64_t{8} << 20;
 }  // namespace
 
 Link::Link(EventLoop& loop, std::shared_ptr<Stream> stream, const Limits& limits, FrameSink& sink,
-           std::atomic<std::uint64_t>& bytes_received, Events events)
+           std::uint64_t received, std::atomic<std::uint64_t>& bytes_received, Events events)
     : stream_(std::move(stream)),
-      reader_(limits, sink),
+      reader_(limits, sink, received),
       events_(std::move(events)),
       poll_(loop, stream_->pollFd(),
             [this](EventLoop::Poll::Ready ready) {
@@ -78,6 +78,11 @@ void Link::drain() {
   constexpr int kTurns = 64;  // far more than a socket's buffer holds
   for (int i = 0; i < kTurns && events_.on_end && readSome(); ++i) {
   }
+}
+
+void Link::abandon() {
+  events_.on_end = nullptr;  // not on_writable, which may be what runs now
+  poll_.want(false, false);
 }
 
 void Link::end(const LinkEnd& end) {

@@ -34,12 +34,15 @@ class Link {
     std::function<void()> on_writable;
   };
 
+  // `received`: the last data frame of the session that former links brought.
   Link(EventLoop& loop, std::shared_ptr<Stream> stream, const Limits& limits, FrameSink& sink,
-       std::atomic<std::uint64_t>& bytes_received, Events events);
+       std::uint64_t received, std::atomic<std::uint64_t>& bytes_received, Events events);
 
   void wantWrite(bool want);
   // Reads what is there, up to a budget. False: nothing came.
   bool readSome();
+  // Nothing more is read, written or told: it may be destroyed later.
+  void abandon();
   // Reads all there is, before the link is given up for another reason.
   void drain();
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "transport/bytes.h"
+#include "transport/check.h"
 
 namespace weft::transport {
 namespace {
@@ -80,9 +81,41 @@ OutFrame OutFrame::arenaOffer(std::shared_ptr<SharedArena> arena) {
   return frame;
 }
 
-void OutFrame::seal(std::uint64_t sequence, std::uint64_t ack) noexcept {
+void OutFrame::rewind() noexcept {
+  written_ = 0;
+  part_ = 0;
+  part_written_ = 0;
+}
+
+void OutFrame::bringInline() {
+  if (!placement_.inArena()) return;
+  WEFT_CHECK(written_ == 0, "a frame keeps its form while it is written");
+  const std::byte* const old =
+      long_table_.empty() ? front_.data() + FrameHead::kBytes : long_table_.data();
+  const std::size_t count = message_.buffers.size();
+  std::vector<std::byte> lengths(old, old + count * 8);
+  for (const ArenaPlacement::Entry& entry : placement_.entries()) {
+    std::byte* const at = lengths.data() + std::size_t{entry.buffer} * 8;
+    const std::uint64_t size = loadLittle<std::uint64_t>(at) & kBufferLengthMask;
+    storeLittle<std::uint64_t>(at, size);
+    message_.buffers[entry.buffer] = placement_.bytes(entry, size);
+    size_ += size;
+  }
+  size_ -= table_bytes_ - lengths.size();
+  table_bytes_ = lengths.size();
+  if (table_bytes_ <= kInlineTable) {
+    long_table_.clear();
+    std::copy(lengths.begin(), lengths.end(), front_.begin() + FrameHead::kBytes);
+  } else {
+    long_table_ = std::move(lengths);
+  }
+  placement_.takeBack();
+}
+
+void OutFrame::seal(std::uint64_t sequence, std::uint64_t ack, std::uint16_t flags) noexcept {
   head_.sequence = sequence;
   head_.ack = ack;
+  head_.flags = flags;
   encodeFrameHead(head_, front_.data());
   placement_.handOver();
 }

@@ -30,10 +30,18 @@ class OutFrame {
   static OutFrame arenaOffer(std::shared_ptr<SharedArena> arena);
 
   // Numbers the frame; call once, before gather(). From here on its blocks are the receiver's.
-  void seal(std::uint64_t sequence, std::uint64_t ack) noexcept;
+  void seal(std::uint64_t sequence, std::uint64_t ack, std::uint16_t flags = 0) noexcept;
+  // Nothing of it counts as written any more: it will go to another stream.
+  void rewind() noexcept;
+  // Buffers in the arena are written with the frame instead, from there: the stream's other end
+  // cannot see the arena. Only while nothing is written.
+  void bringInline();
 
   FrameKind kind() const noexcept { return head_.kind; }
   std::span<const std::byte> header() const noexcept { return message_.header; }
+  std::uint64_t sequence() const noexcept { return head_.sequence; }
+  // Something that somebody else made is kept alive for it.
+  bool ownsBuffers() const noexcept { return !message_.buffers.empty(); }
   std::uint64_t size() const noexcept { return size_; }
   std::uint64_t left() const noexcept { return size_ - written_; }
   // The descriptor to send with the first byte; -1: none, or sent already.

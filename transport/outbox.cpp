@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <string_view>
 
 #include "transport/check.h"
 
@@ -11,42 +12,74 @@ namespace {
 
 constexpr std::size_t kMaxEntries = 1024;                      // IOV_MAX
 constexpr std::uint64_t kLoopBudget = std::uint64_t{4} << 20;  // then others get their turn
+constexpr std::size_t kMaxAcked = 64;  // beyond, the loop lets go of messages itself
 
 }  // namespace
 
 Outbox::Outbox(const Limits& limits, std::string peer, std::function<void()> attention)
-    : limits_(limits), peer_(std::move(peer)), attention_(std::move(attention)) {}
+    : limits_(limits),
+      peer_(std::move(peer)),
+      attention_(std::move(attention)),
+      requests_(limits.max_queued_bytes) {}
+
+// A message that finds the queue empty goes, however large it is. What waits for its ack is no
+// hindrance to a very large one as long as it is too little for its ack to be asked for.
+bool Outbox::hasRoom(std::uint64_t size) const noexcept {
+  if (mode_ == Mode::kShut || said_goodbye_) return true;
+  const std::uint64_t limit = limits_.max_queued_bytes;
+  const std::uint64_t held = queued_bytes_ + unacked_.bytes();
+  if (held == 0 || held + size <= limit) return true;
+  return queued_bytes_ == 0 && size > limit - limit / 8 && held <= limit / 8;
+}
+
+Error Outbox::refusal() const {
+  if (mode_ == Mode::kShut) return reason_;
+  if (!said_goodbye_) return Error::ok();
+  return {ErrorCode::kShutdown,
+          "nothing can be sent to " + peer_ + " any more: this endpoint said goodbye to it"};
+}
+
+void Outbox::number(OutFrame& frame) {
+  const bool data = frame.kind() == FrameKind::kData;
+  if (data) {
+    ++last_sequence_;
+    if (inline_only_) frame.bringInline();
+  }
+  const std::uint64_t ack = received_.load(std::memory_order_relaxed);
+  told_.store(ack, std::memory_order_relaxed);
+  const bool ask = data && requests_.due(frame.size());
+  frame.seal(last_sequence_, ack, ask ? FrameHead::kAckNow : 0);
+}
 
 Error Outbox::send(OutFrame frame, std::optional<std::chrono::milliseconds> patience) {
-  const std::uint64_t size = frame.size();
+  std::array<OutFrame, 2> gone;  // acknowledged; more than come back for each that goes
   std::unique_lock<std::mutex> lock(mutex_);
-  // A message that finds the queue empty always goes, however large it is.
-  const auto has_room = [&] {
-    return mode_ == Mode::kShut || said_goodbye_ || queued_bytes_ == 0 ||
-           queued_bytes_ + size <= limits_.max_queued_bytes;
-  };
-  if (patience && !has_room()) {
+  if (patience && !hasRoom(frame.size())) {
     ++waiting_;
-    const bool room = room_.wait_for(lock, *patience, has_room);
+    const bool room = patience->count() > 0 &&
+                      room_.wait_for(lock, *patience, [&] { return hasRoom(frame.size()); });
     --waiting_;
     if (!room) {
-      return {ErrorCode::kTimeout, "sending " + std::to_string(size) + " bytes to " + peer_ +
-                                       " found no room for " + std::to_string(patience->count()) +
-                                       " ms: " + std::to_string(queued_bytes_) +
+      return {ErrorCode::kTimeout, "sending " + std::to_string(frame.size()) + " bytes to " +
+                                       peer_ + " found no room for " +
+                                       std::to_string(patience->count()) +
+                                       " ms: " + std::to_string(queued_bytes_ + unacked_.bytes()) +
                                        " bytes are queued to it and it reads too slowly; send less "
                                        "at once, or raise max_queued_bytes"};
     }
   }
-  if (mode_ == Mode::kShut) return reason_;
-  if (said_goodbye_) {
-    return {ErrorCode::kShutdown,
-            "nothing can be sent to " + peer_ + " any more: this endpoint said goodbye to it"};
+  if (Error error = refusal()) return error;
+  number(frame);
+  if (patience) {
+    for (std::size_t i = 0; i < gone.size() && !acked_.empty(); ++i) {
+      gone[i] = std::move(acked_.back());
+      acked_.pop_back();
+    }
   }
-  frame.seal(++last_sequence_, 0);
 
   if (mode_ != Mode::kUp || writer_ != Writer::kNone || !queue_.empty()) {
     const bool first = mode_ == Mode::kWaiting && queue_.empty();
-    queued_bytes_ += size;
+    queued_bytes_ += frame.size();
     queue_.push_back(std::move(frame));
     lock.unlock();
     if (first) attention_();
@@ -54,7 +87,8 @@ Error Outbox::send(OutFrame frame, std::optional<std::chrono::milliseconds> pati
   }
 
   writer_ = Writer::kCaller;
-  Stream* const stream = stream_.get();  // shut() waits for this writer before it lets go
+  Stream* const stream = stream_.get();  // kept until this writer has finished
+  const std::uint32_t link = link_;
   lock.unlock();
   std::uint64_t written = 0;
   int error = 0;
@@ -68,32 +102,100 @@ Error Outbox::send(OutFrame frame, std::optional<std::chrono::milliseconds> pati
     written += result.count;
   }
   lock.lock();
-  bytes_sent_ += written;
-  if (frame.left() > 0) {
-    if (error != EAGAIN) broken_ = error;
-    queued_bytes_ += frame.left();
-    queue_.push_front(std::move(frame));
-  } else {
-    ++messages_sent_;
-  }
-  const bool attention = mode_ == Mode::kShut || !queue_.empty();
-  writer_ = mode_ == Mode::kShut || queue_.empty() ? Writer::kNone : Writer::kLoop;
+  afterCaller(std::move(frame), written, error, link);
+  const bool attention = writer_ == Writer::kLoop || mode_ != Mode::kUp;
   lock.unlock();
   if (attention) attention_();
   return Error::ok();
 }
 
-void Outbox::attach(std::shared_ptr<Stream> stream) {
+void Outbox::afterCaller(OutFrame frame, std::uint64_t written, int error, std::uint32_t link) {
+  bytes_sent_ += written;
+  if (link != link_) {
+    // The stream broke meanwhile: this message is among those that wait for another.
+    requeue(std::move(frame));
+  } else if (frame.left() > 0) {
+    if (error != EAGAIN) broken_ = error;
+    queued_bytes_ += frame.left();
+    queue_.push_front(std::move(frame));
+  } else {
+    keep(std::move(frame));
+  }
+  writer_ = mode_ != Mode::kUp || queue_.empty() ? Writer::kNone : Writer::kLoop;
+}
+
+void Outbox::keep(OutFrame frame) {
+  if (frame.sequence() > counted_) {
+    counted_ = frame.sequence();
+    ++messages_sent_;
+  }
+  unacked_.push(std::move(frame));
+}
+
+// In its place among those that were queued behind it.
+void Outbox::requeue(OutFrame frame) {
+  frame.rewind();
+  queued_bytes_ += frame.size();
+  const auto place = std::find_if(queue_.begin(), queue_.end(), [&](const OutFrame& other) {
+    return other.sequence() >= frame.sequence();
+  });
+  queue_.insert(place, std::move(frame));
+}
+
+void Outbox::attach(std::shared_ptr<Stream> stream, std::uint64_t received) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  WEFT_CHECK(mode_ == Mode::kWaiting, "one stream in the life of a peer");
+  WEFT_CHECK(mode_ == Mode::kWaiting && !next_, "one stream at a time");
+  next_ = {std::move(stream), received};
+  if (writer_ != Writer::kCaller) attachNow();
+}
+
+void Outbox::attachNow() {
+  const std::uint64_t received = next_->received;
   mode_ = Mode::kUp;
-  stream_ = std::move(stream);
+  stream_ = std::move(next_->stream);
+  next_.reset();
+  inline_only_ = std::string_view(stream_->transportName()) == "tcp";
+  while (!queue_.empty() && queue_.front().kind() == FrameKind::kData &&
+         queue_.front().sequence() <= received) {
+    queued_bytes_ -= queue_.front().size();
+    release(std::move(queue_.front()));
+    queue_.pop_front();
+  }
+  if (inline_only_) {
+    queued_bytes_ = 0;
+    for (OutFrame& frame : queue_) {
+      frame.bringInline();
+      queued_bytes_ += frame.size();
+    }
+  }
   if (!queue_.empty()) writer_ = Writer::kLoop;
+  if (waiting_ > 0) room_.notify_all();
+}
+
+void Outbox::detach() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ++link_;
+  next_.reset();
+  if (mode_ == Mode::kShut) return;
+  mode_ = Mode::kWaiting;
+  broken_ = 0;
+  if (writer_ == Writer::kLoop) writer_ = Writer::kNone;
+  // What was said about the former stream is void.
+  std::erase_if(queue_, [](const OutFrame& frame) { return frame.kind() != FrameKind::kData; });
+  if (!queue_.empty()) queue_.front().rewind();
+  while (!unacked_.empty()) {
+    queue_.push_front(unacked_.popNewest());
+    queue_.front().rewind();
+  }
+  queued_bytes_ = 0;
+  for (const OutFrame& frame : queue_)
+    queued_bytes_ += frame.size();
 }
 
 Outbox::Flushed Outbox::flush(int& broken) {
   std::vector<OutFrame> done;  // destroyed after the lock: owners may run anything
   std::unique_lock<std::mutex> lock(mutex_);
+  if (next_ && writer_ != Writer::kCaller) attachNow();
   if (mode_ != Mode::kUp || writer_ == Writer::kCaller) return Flushed::kBusy;
   if (broken_ != 0) {
     broken = broken_;
@@ -115,6 +217,7 @@ Outbox::Flushed Outbox::flush(int& broken) {
     const IoResult result = fd >= 0 ? stream_->writeWithFd(from, fd) : stream_->write(from);
     lock.lock();
     if (result.error == EAGAIN) return Flushed::kBlocked;
+    if (result.error == ETOOMANYREFS) return Flushed::kCrowded;
     if (result.error != 0) {
       broken = broken_ = result.error;
       return Flushed::kBroken;
@@ -136,22 +239,53 @@ void Outbox::popWritten(std::uint64_t count, std::vector<OutFrame>& done) {
     frame.advance(part);
     count -= part;
     if (frame.left() > 0) return;
-    if (frame.kind() == FrameKind::kData) ++messages_sent_;
-    done.push_back(std::move(frame));
+    if (frame.kind() == FrameKind::kData) {
+      keep(std::move(frame));
+    } else {
+      done.push_back(std::move(frame));
+    }
     queue_.pop_front();
   }
 }
 
 bool Outbox::control(OutFrame frame) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (mode_ != Mode::kUp) return false;
-  if (said_goodbye_) return false;
+  if (mode_ != Mode::kUp && !next_) return false;
+  if (mode_ == Mode::kShut || said_goodbye_) return false;
   said_goodbye_ = frame.kind() == FrameKind::kGoodbye;
   if (said_goodbye_) room_.notify_all();
-  frame.seal(last_sequence_, 0);
+  number(frame);
   queued_bytes_ += frame.size();
   queue_.push_back(std::move(frame));
   return true;
+}
+
+bool Outbox::acked(std::uint64_t sequence) {
+  std::vector<OutFrame> gone;  // destroyed after the lock
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (sequence > last_sequence_) return false;
+  while (!unacked_.empty() && unacked_.oldest().sequence() <= sequence)
+    release(unacked_.popOldest());
+  if (acked_.size() > kMaxAcked) gone.swap(acked_);
+  if (waiting_ > 0) room_.notify_all();
+  return true;
+}
+
+// Freeing what an application made may take long, and locks of its own: better a thread that sends
+// than the loop. What is only ours goes at once.
+void Outbox::release(OutFrame frame) {
+  if (frame.ownsBuffers()) acked_.push_back(std::move(frame));
+}
+
+std::uint64_t Outbox::lastSequence() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return last_sequence_;
+}
+
+void Outbox::tidy() {
+  std::vector<OutFrame> gone;  // destroyed after the lock
+  const std::lock_guard<std::mutex> lock(mutex_);
+  gone.swap(acked_);
 }
 
 bool Outbox::shut(const Error& reason) {
@@ -159,6 +293,7 @@ bool Outbox::shut(const Error& reason) {
   if (mode_ != Mode::kShut) {
     mode_ = Mode::kShut;
     reason_ = reason;
+    next_.reset();
     room_.notify_all();
   }
   return writer_ != Writer::kCaller;
@@ -170,6 +305,8 @@ bool Outbox::writing() const {
 }
 
 std::vector<OutFrame> Outbox::takeUnsent() {
+  ReplayBuffer written;
+  std::vector<OutFrame> gone;
   std::vector<OutFrame> unsent;
   const std::lock_guard<std::mutex> lock(mutex_);
   WEFT_CHECK(mode_ == Mode::kShut && writer_ != Writer::kCaller, "nobody writes after shut()");
@@ -179,6 +316,8 @@ std::vector<OutFrame> Outbox::takeUnsent() {
   }
   queue_.clear();
   queued_bytes_ = 0;
+  std::swap(written, unacked_);
+  gone.swap(acked_);
   stream_.reset();
   return unsent;
 }
@@ -196,7 +335,7 @@ bool Outbox::idle() const {
 OutboxStats Outbox::stats() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return {stream_ != nullptr ? stream_->transportName() : "", bytes_sent_, messages_sent_,
-          queued_bytes_};
+          queued_bytes_, unacked_.bytes()};
 }
 
 }  // namespace weft::transport

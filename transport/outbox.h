@@ -6,8 +6,12 @@
 // held during the system call; others queue behind it. What a caller could not
 // write, the loop thread writes when the stream is ready. Nobody ever waits for a
 // system call of another thread.
+//
+// Messages outlive streams: what was written is kept until the peer has acknowledged it, and goes
+// again, in order, over the next stream when one breaks (Session).
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -22,6 +26,7 @@
 #include "transport/error.h"
 #include "transport/options.h"
 #include "transport/out_frame.h"
+#include "transport/replay_buffer.h"
 #include "transport/stream.h"
 
 namespace weft::transport {
@@ -30,7 +35,8 @@ struct OutboxStats {
   const char* transport = "";
   std::uint64_t bytes_sent = 0;
   std::uint64_t messages_sent = 0;
-  std::uint64_t queued_bytes = 0;
+  std::uint64_t queued_bytes = 0;   // not written
+  std::uint64_t unacked_bytes = 0;  // written, and kept until they are acknowledged
 };
 
 class Outbox {
@@ -41,17 +47,23 @@ class Outbox {
   Outbox(const Limits& limits, std::string peer, std::function<void()> attention);
 
   // Any thread. Waits for room at most `patience`; without one it takes the frame whatever is
-  // queued (the loop thread must not wait).
+  // queued (the loop thread must not wait). Messages that were written and are not acknowledged
+  // take room too.
   Error send(OutFrame frame, std::optional<std::chrono::milliseconds> patience);
 
   // --- loop thread only ---
 
-  // The peer is connected: what is queued can go. Follow with flush().
-  void attach(std::shared_ptr<Stream> stream);
+  // The peer is connected: what it has not received can go, that is what follows frame `received`.
+  // Follow with flush(), which completes this when a caller was still writing to a former stream.
+  void attach(std::shared_ptr<Stream> stream, std::uint64_t received = 0);
+  // The stream is broken (breakOff() was called): what the peer has not acknowledged waits for
+  // another one.
+  void detach();
 
   enum class Flushed : std::uint8_t {
     kDrained,  // nothing is left
     kBlocked,  // wait for the stream to be writable, then flush() again
+    kCrowded,  // flush() again in some milliseconds: too many descriptors are on their way
     kBusy,     // a caller is writing, or there is no stream: nothing to do now
     kBroken,   // the stream failed with `broken`
   };
@@ -62,10 +74,26 @@ class Outbox {
   bool control(FrameKind kind) { return control(OutFrame::control(kind)); }
   bool control(OutFrame frame);
 
+  // The last data frame received from the peer: rides as an ack on all that is numbered from now
+  // on.
+  void setReceived(std::uint64_t sequence) noexcept {
+    received_.store(sequence, std::memory_order_relaxed);
+  }
+  // The last such ack that is on its way.
+  std::uint64_t ackTold() const noexcept { return told_.load(std::memory_order_relaxed); }
+  // The peer has received all frames up to this one. False: they were never sent.
+  bool acked(std::uint64_t sequence);
+  // The number of the last message taken.
+  std::uint64_t lastSequence() const;
+  // Lets go of acknowledged messages for which no sender came by.
+  void tidy();
+
   // From now on send() fails with `reason`. True: nobody is writing any more, takeUnsent() may be
   // called. False: a caller is; attention() follows when it has finished.
   bool shut(const Error& reason);
   bool writing() const;
+  // Messages that were not written whole to a stream that still stood, in order; all others are
+  // let go of.
   std::vector<OutFrame> takeUnsent();
 
   bool connectionWanted() const;  // something is queued and there is no stream
@@ -75,25 +103,48 @@ class Outbox {
  private:
   enum class Mode : std::uint8_t { kWaiting, kUp, kShut };
   enum class Writer : std::uint8_t { kNone, kCaller, kLoop };
+  struct NextStream {
+    std::shared_ptr<Stream> stream;
+    std::uint64_t received = 0;
+  };
 
+  // With the lock.
+  bool hasRoom(std::uint64_t size) const noexcept;
+  Error refusal() const;
+  void number(OutFrame& frame);
+  void afterCaller(OutFrame frame, std::uint64_t written, int error, std::uint32_t link);
+  void attachNow();
+  void requeue(OutFrame frame);
+  void keep(OutFrame frame);
+  void release(OutFrame frame);
   void popWritten(std::uint64_t count, std::vector<OutFrame>& done);
 
   const Limits& limits_;
   const std::string peer_;
   const std::function<void()> attention_;
+  std::atomic<std::uint64_t> received_{0};
+  std::atomic<std::uint64_t> told_{0};  // written with the lock
 
   mutable std::mutex mutex_;
   std::condition_variable room_;
   Mode mode_ = Mode::kWaiting;
   Writer writer_ = Writer::kNone;
   bool said_goodbye_ = false;
-  std::uint32_t waiting_ = 0;  // callers that wait for room
-  std::deque<OutFrame> queue_;
+  std::uint32_t waiting_ = 0;       // callers that wait for room
+  std::deque<OutFrame> queue_;      // not written whole
   std::uint64_t queued_bytes_ = 0;  // unwritten bytes of queue_
+  ReplayBuffer unacked_;            // written whole; numbers below those of queue_
+  AckRequests requests_;
+  std::vector<OutFrame>
+      acked_;  // to be let go of without the lock, by a thread other than the loop
   std::uint64_t last_sequence_ = 0;
+  std::uint64_t counted_ = 0;  // the last message that messages_sent_ counts
   std::shared_ptr<Stream> stream_;
-  int broken_ = 0;  // errno of a caller's write
-  Error reason_;    // kShut
+  std::uint32_t link_ = 0;          // counts streams that broke
+  bool inline_only_ = false;        // the stream's other end does not see the arena
+  std::optional<NextStream> next_;  // a caller still writes to the former one
+  int broken_ = 0;                  // errno of a caller's write
+  Error reason_;                    // kShut
   std::uint64_t bytes_sent_ = 0;
   std::uint64_t messages_sent_ = 0;
 };

@@ -1,6 +1,8 @@
 #include "transport/peer.h"
 
+#include <algorithm>
 #include <exception>
+#include <iterator>
 #include <utility>
 
 #include "transport/check.h"
@@ -9,6 +11,11 @@
 #include "transport/system_error.h"
 
 namespace weft::transport {
+namespace {
+
+constexpr std::chrono::milliseconds kCrowdedPause{5};
+
+}  // namespace
 
 const char* toString(PeerState state) noexcept {
   switch (state) {
@@ -18,6 +25,8 @@ const char* toString(PeerState state) noexcept {
       return "dialling";
     case PeerState::kConnected:
       return "connected";
+    case PeerState::kReconnecting:
+      return "reconnecting";
     case PeerState::kClosing:
       return "closing";
     case PeerState::kGone:
@@ -65,9 +74,10 @@ PeerStats Peer::stats() const {
               arena_bytes_received_.load(std::memory_order_relaxed),
           out.messages_sent,
           messages_received_.load(std::memory_order_relaxed),
-          out.queued_bytes,
+          out.queued_bytes + out.unacked_bytes,
           arena.bytes_sent,
-          arena.fallbacks};
+          arena.fallbacks,
+          reconnects_.load(std::memory_order_relaxed)};
 }
 
 // --- loop thread ---
@@ -90,6 +100,7 @@ void Peer::attention() {
       if (outbox_.connectionWanted()) dial();
       return;
     case PeerState::kDialling:
+    case PeerState::kReconnecting:
       return;
     case PeerState::kConnected:
     case PeerState::kClosing:
@@ -107,25 +118,58 @@ void Peer::dial() {
                  address_.empty() ? describe() + " cannot be reached: its address is not known here"
                                   : describe() + " cannot be reached: " + address.error().text()});
   }
-  dial_ = std::make_shared<Dial>(context_.loop, context_.options, context_.self, info_,
-                                 address.value(), context_.own_host);
+  startDial(address.value(),
+            {context_.options.connect_timeout, context_.options.handshake_timeout});
+}
+
+void Peer::startDial(const Address& address, Dial::Patience patience) {
+  dial_ = std::make_shared<Dial>(context_.loop, context_.options, context_.self, info_, address,
+                                 context_.own_host, claim(), patience);
   dial_->start([this](Dial::Outcome outcome) { onDialled(std::move(outcome)); });
 }
 
 void Peer::onDialled(Dial::Outcome outcome) {
-  if (outcome.error) return lose(std::move(outcome.error));
-  adopt(std::move(outcome.stream), outcome.peer);
+  const bool again = state_ == PeerState::kReconnecting;
+  if (outcome.error && !again) return lose(std::move(outcome.error));
+  if (outcome.error) {
+    return lose({ErrorCode::kPeerLost, describe() + " is lost: " + broke_ +
+                                           ", and no other could be made: " + outcome.why +
+                                           ". Look at its own output; to go on, start the group "
+                                           "again"});
+  }
+  if (again && outcome.peer.incarnation != incarnation_) return lose(startedAgain());
+  if (match(outcome.claim) != Session::Match::kSame) return lose(begunAnew());
+  adopt(std::move(outcome.stream), outcome.peer, outcome.claim);
 }
 
-void Peer::adopt(std::shared_ptr<Stream> stream, const Hello& hello) {
+void Peer::adopt(std::shared_ptr<Stream> stream, const Hello& hello, const SessionClaim& theirs) {
   retireDial();
+  if (theirs.received > outbox_.lastSequence()) {
+    return lose({ErrorCode::kProtocol, describe() + " is cut off: it has received message " +
+                                           std::to_string(theirs.received) + ", of " +
+                                           std::to_string(outbox_.lastSequence()) + " sent"});
+  }
   moveTo(PeerState::kConnected);
+  const auto now = EventLoop::Clock::now();
+  if (session_.state() == SessionState::kNew) {
+    connected_at_ = now;
+  } else {
+    reconnects_.fetch_add(1, std::memory_order_relaxed);
+    if (logEnabled(LogLevel::kInfo)) {
+      log(LogLevel::kInfo, "the connection to " + describe() + " was made again: " + broke_);
+    }
+  }
+  static_cast<void>(claim());
+  session_.link(theirs);
   incarnation_ = hello.incarnation;
-  connected_at_ = EventLoop::Clock::now();
-  pulse_.emplace(connected_at_, context_.options.heartbeat_interval, context_.options.peer_timeout);
-  outbox_.attach(stream);
+  fell_silent_ = false;
+  arena_offered_ = false;
+  arena_seen_ = false;
+  pulse_.emplace(now, context_.options.heartbeat_interval, context_.options.peer_timeout);
+  outbox_.attach(stream, theirs.received);
   link_ = std::make_shared<Link>(
-      context_.loop, std::move(stream), context_.options.limits, *this, bytes_received_,
+      context_.loop, std::move(stream), context_.options.limits, *this, session_.received(),
+      bytes_received_,
       Link::Events{[this](const LinkEnd& end) { onLinkEnd(end); }, [this] { flush(); }});
   if (leaving_) return sayGoodbye();
   offerArena();
@@ -140,6 +184,10 @@ void Peer::flush() {
       return;
     case Outbox::Flushed::kBlocked:
       return link_->wantWrite(true);
+    case Outbox::Flushed::kCrowded:
+      link_->wantWrite(false);
+      return context_.loop.runAfter(kCrowdedPause,
+                                    [self = shared_from_this()] { self->attention(); });
     case Outbox::Flushed::kDrained:
       link_->wantWrite(false);
       if (state_ == PeerState::kClosing && !std::exchange(wrote_all_, true)) {
@@ -151,10 +199,11 @@ void Peer::flush() {
       // It may have said goodbye before: what it sent tells more than the errno.
       const std::shared_ptr<Link> keep = link_;
       keep->drain();
-      if (state_ == PeerState::kGone) return;
-      return go(brokenReason("its connection broke after " + connectedFor() + " (" +
-                             errnoName(broken) + ")"),
-                state_ == PeerState::kConnected);
+      if (link_ != keep) return;
+      const std::string how =
+          "its connection broke after " + connectedFor() + " (" + errnoName(broken) + ")";
+      if (state_ == PeerState::kClosing) return go(brokenReason(how), false);
+      return breakLink(how, EventLoop::Clock::now() + reconnectTime());
     }
   }
 }
@@ -173,11 +222,12 @@ void Peer::onLinkEnd(const LinkEnd& end) {
           {ErrorCode::kPeerClosed, describe() + " has shut down in order, " + connectedFor() +
                                        " after it connected; nothing more can be sent to it"});
     case LinkEnd::Kind::kEnd:
-      return lose(
-          brokenReason("its connection ended after " + connectedFor() + " without a goodbye"));
+      return breakLink("its connection ended after " + connectedFor() + " without a goodbye",
+                       EventLoop::Clock::now() + reconnectTime());
     case LinkEnd::Kind::kFailed:
-      return lose(brokenReason("its connection broke after " + connectedFor() + " (" +
-                               errnoName(end.error) + ")"));
+      return breakLink(
+          "its connection broke after " + connectedFor() + " (" + errnoName(end.error) + ")",
+          EventLoop::Clock::now() + reconnectTime());
     case LinkEnd::Kind::kProtocol: {
       const std::string why = handler_problem_.empty() ? end.problem.text() : handler_problem_;
       return lose({end.problem.code(), describe() + " is cut off: " + why +
@@ -192,9 +242,96 @@ Error Peer::brokenReason(const std::string& how) const {
                                     "at its own output; to go on, start the group again"};
 }
 
+Error Peer::startedAgain() const {
+  return {ErrorCode::kPeerLost,
+          describe() + " is lost: it was started again. What refers to its former life fails"};
+}
+
+Error Peer::begunAnew() const {
+  return {ErrorCode::kPeerLost, describe() +
+                                    " is lost: it has forgotten what was said before, because it "
+                                    "had given this worker up or removed it"};
+}
+
+// --- links, one after the other ---
+
+std::chrono::milliseconds Peer::reconnectTime() const {
+  return std::min(context_.options.reconnect_timeout, context_.options.peer_timeout);
+}
+
+SessionClaim Peer::claim() {
+  if (session_.own() == 0) session_.setOwn(context_.session_of(info_.rank));
+  return session_.claim();
+}
+
+Session::Match Peer::match(const SessionClaim& theirs) {
+  static_cast<void>(claim());
+  return session_.match(theirs);
+}
+
+void Peer::breakLink(std::string how, Pulse::Time deadline, Redial redial) {
+  broke_ = std::move(how);
+  if (reconnectTime().count() <= 0) return lose(brokenReason(broke_));
+  moveTo(PeerState::kReconnecting);
+  session_.breakOff(deadline);
+  dropLink();
+  std::move(arena_taking_.begin(), arena_taking_.end(), std::back_inserter(arena_taken_));
+  arena_taking_.clear();
+  outbox_.detach();
+  if (redial == Redial::kNow) return this->redial();
+  context_.loop.post([self = shared_from_this()] { self->redial(); });
+}
+
+bool Peer::yieldLink() {
+  const std::shared_ptr<Link> keep = link_;
+  keep->drain();  // what it still brings need not be sent again
+  if (state_ == PeerState::kConnected) {
+    breakLink("its connection broke after " + connectedFor() + ", as the peer noticed",
+              EventLoop::Clock::now() + reconnectTime(), Redial::kUnlessAdopted);
+  }
+  return state_ == PeerState::kReconnecting;
+}
+
+void Peer::redial() {
+  if (state_ != PeerState::kReconnecting || dial_ != nullptr) return;
+  const Result<Address> address = parseAddress(address_);
+  if (!address.ok()) return;  // only the peer can dial
+  // Several attempts should fit into the time there is.
+  const auto handshake = std::clamp(reconnectTime() / 4, std::chrono::milliseconds(20),
+                                    context_.options.handshake_timeout);
+  startDial(address.value(), {std::chrono::milliseconds(0), handshake});
+}
+
+void Peer::giveUp(Pulse::Time now) {
+  if (fell_silent_) return lose(silentReason(now));
+  const std::string last = dial_ != nullptr ? " (last: " + dial_->lastProblem() + ")" : "";
+  lose({ErrorCode::kPeerLost, describe() + " is lost: " + broke_ +
+                                  ", and no other could be made within " +
+                                  seconds(reconnectTime()) + last +
+                                  ". Look at its own output; to go on, start the group again"});
+}
+
+void Peer::dropLink() {
+  if (link_ == nullptr) return;
+  link_->stream().breakOff();  // also ends a caller's write
+  link_->abandon();
+  context_.loop.post([link = std::exchange(link_, nullptr)]() mutable { link.reset(); });
+}
+
 void Peer::tick(Pulse::Time now, std::chrono::nanoseconds late) {
+  outbox_.tidy();
+  if (state_ == PeerState::kReconnecting) {
+    session_.postpone(late);
+    if (session_.expired(now)) giveUp(now);
+    return;
+  }
   if (state_ != PeerState::kConnected) return;
   arena_out_.tick(now);
+  if (session_.ackOverdue(outbox_.ackTold()) && outbox_.control(FrameKind::kAck)) flush();
+  if (state_ == PeerState::kConnected) beat(now, late);
+}
+
+void Peer::beat(Pulse::Time now, std::chrono::nanoseconds late) {
   const auto verdict = [&](std::chrono::nanoseconds lost) {
     return pulse_->tick(now, lost, outbox_.stats().bytes_sent,
                         bytes_received_.load(std::memory_order_relaxed));
@@ -206,20 +343,32 @@ void Peer::tick(Pulse::Time now, std::chrono::nanoseconds late) {
       // Bytes that wait to be written say the same.
       if (outbox_.idle() && outbox_.control(FrameKind::kHeartbeat)) flush();
       return;
+    case Pulse::Verdict::kStale:
     case Pulse::Verdict::kSuspect: {
       // It may have spoken while this loop was busy elsewhere.
       const std::shared_ptr<Link> keep = link_;
       keep->readSome();
-      if (state_ != PeerState::kConnected ||
-          verdict(std::chrono::nanoseconds(0)) != Pulse::Verdict::kSuspect)
+      if (link_ != keep || state_ != PeerState::kConnected) return;
+      const auto still = verdict(std::chrono::nanoseconds(0));
+      if (still == Pulse::Verdict::kSuspect) return lose(silentReason(now));
+      if (still != Pulse::Verdict::kStale) return;
+      if (reconnectTime().count() <= 0) {
+        if (outbox_.idle() && outbox_.control(FrameKind::kHeartbeat)) flush();
         return;
-      return lose({ErrorCode::kPeerLost,
-                   describe() + " is lost: it sent nothing for " + seconds(pulse_->silence(now)) +
-                       ", not even a heartbeat (one is due every " +
-                       seconds(context_.options.heartbeat_interval) +
-                       "); its process is stopped or starved, or the network to its host is down"});
+      }
+      // Perhaps only this connection is dead.
+      fell_silent_ = true;
+      return breakLink("it sent nothing for " + seconds(pulse_->silence(now)), pulse_->limit());
     }
   }
+}
+
+Error Peer::silentReason(Pulse::Time now) const {
+  return {ErrorCode::kPeerLost,
+          describe() + " is lost: it sent nothing for " + seconds(pulse_->silence(now)) +
+              ", not even a heartbeat (one is due every " +
+              seconds(context_.options.heartbeat_interval) +
+              "); its process is stopped or starved, or the network to its host is down"};
 }
 
 void Peer::lose(Error reason) { go(std::move(reason), true); }
@@ -230,6 +379,9 @@ void Peer::leave() {
       return abandon();
     case PeerState::kDialling:
       if (!outbox_.connectionWanted()) return abandon();
+      leaving_ = true;
+      return;
+    case PeerState::kReconnecting:
       leaving_ = true;
       return;
     case PeerState::kConnected:
@@ -265,11 +417,12 @@ void Peer::go(Error reason, bool tell) {
   tell_ = tell && !leaving_;
   arena_out_.close();
   arena_in_.reset();
+  arena_taken_.clear();
+  arena_taking_.clear();
+  session_.end();
+  context_.session_over(info_.rank, session_.own());
   retireDial();
-  if (link_ != nullptr) {
-    link_->stream().breakOff();  // also ends a caller's write
-    context_.loop.post([link = std::exchange(link_, nullptr)]() mutable { link.reset(); });
-  }
+  dropLink();
   // Deferred: the handler is never called from within send() or another of its methods.
   if (outbox_.shut(reason_)) context_.loop.post([self = shared_from_this()] { self->finish(); });
 }
@@ -293,6 +446,30 @@ void Peer::retireDial() {
 }
 
 // --- frames ---
+
+Error Peer::onFrameHead(const FrameHead& head) {
+  if (head.ack <= acked_) return Error::ok();
+  acked_ = head.ack;
+  if (outbox_.acked(head.ack)) return Error::ok();
+  return {ErrorCode::kProtocol, "it acknowledges message " + std::to_string(head.ack) + ", of " +
+                                    std::to_string(outbox_.lastSequence()) + " sent"};
+}
+
+void Peer::onFrameTaken(const FrameHead& head) {
+  arena_taken_.clear();
+  arena_taking_.clear();
+  const bool asked = (head.flags & FrameHead::kAckNow) != 0;
+  session_.took(head.sequence, asked);
+  outbox_.setReceived(head.sequence);
+  // Not from here: this is inside the reading of the link, which a broken write would read on. And
+  // an answer may carry it first.
+  if (asked) context_.loop.post([self = shared_from_this()] { self->ackIfAsked(); });
+}
+
+void Peer::ackIfAsked() {
+  if (state_ != PeerState::kConnected || !session_.ackAsked(outbox_.ackTold())) return;
+  if (outbox_.control(FrameKind::kAck)) flush();
+}
 
 Disposition Peer::onFrameHeader(std::span<const std::byte> header,
                                 std::span<const std::uint64_t> sizes,

@@ -1,5 +1,11 @@
 // Peer: one life of another process of the group, from the moment it is known until it is lost
-// or closed. Owns its way out (Outbox), its connection attempt (Dial) and its Link.
+// or closed. Owns its way out (Outbox), its connection attempt (Dial) and its Link; its Session
+// makes of one link after the other one conversation.
+//
+// When a link breaks, both sides dial: whoever of the two can be reached will be, and a dead
+// process is told from a broken connection at once, because nobody listens where it did. Of two
+// connections that meet the one dialled by the lower rank stays, as at the start
+// (endpoint_admission.cpp).
 #pragma once
 
 #include <atomic>
@@ -19,6 +25,7 @@
 #include "transport/outbox.h"
 #include "transport/peer_state.h"
 #include "transport/pulse.h"
+#include "transport/session.h"
 
 namespace weft::transport {
 
@@ -29,7 +36,10 @@ struct PeerContext {
   const Identity& self;
   const std::string own_host;
   EndpointHandler& handler;
-  std::function<void()> on_finished;  // loop thread: a peer is gone and has told all it had to
+  // Loop thread.
+  std::function<void()> on_finished;  // a peer is gone and has told all it had to
+  std::function<std::uint64_t(std::int32_t rank)> session_of;  // this side's number for it
+  std::function<void(std::int32_t rank, std::uint64_t own)> session_over;
 };
 
 class Peer final : public FrameSink, public std::enable_shared_from_this<Peer> {
@@ -53,11 +63,23 @@ class Peer final : public FrameSink, public std::enable_shared_from_this<Peer> {
   bool handshaking() const noexcept;
 
   void setAddress(std::string address);
-  // An authenticated stream to it, whoever dialled. State kIdle or kDialling.
-  void adopt(std::shared_ptr<Stream> stream, const Hello& hello);
+  // What this side says of the session on a connection to be made.
+  SessionClaim claim();
+  bool mayAdopt() const noexcept { return mayFollow(state_, PeerState::kConnected); }
+  Session::Match match(const SessionClaim& theirs);
+  bool isLate(const SessionClaim& theirs) const noexcept { return session_.isLate(theirs); }
+  // kConnected: gives the link up for another of the same session, which adopt() brings next.
+  // False: reading the rest of it showed that the peer is gone.
+  bool yieldLink();
+  // An authenticated stream to it, whoever dialled, and what it says of the session. State kIdle,
+  // kDialling or kReconnecting.
+  void adopt(std::shared_ptr<Stream> stream, const Hello& hello, const SessionClaim& theirs);
   void tick(Pulse::Time now, std::chrono::nanoseconds late);
   // Gone, and told once.
   void lose(Error reason);
+  // Reasons that others find.
+  Error startedAgain() const;
+  Error begunAnew() const;
   // Writes what is queued, says goodbye; gone without telling when the peer ends too.
   void leave();
   // Gone at once, without telling; messages not yet written are reported.
@@ -66,6 +88,8 @@ class Peer final : public FrameSink, public std::enable_shared_from_this<Peer> {
  private:
   Peer(PeerContext& context, PeerInfo info);
 
+  Error onFrameHead(const FrameHead& head) override;
+  void onFrameTaken(const FrameHead& head) override;
   Disposition onFrameHeader(std::span<const std::byte> header, std::span<const std::uint64_t> sizes,
                             std::vector<OwnedBuffer>& buffers) override;
   void onFrame(std::span<const std::byte> header, std::vector<OwnedBuffer> buffers) override;
@@ -75,7 +99,16 @@ class Peer final : public FrameSink, public std::enable_shared_from_this<Peer> {
   void moveTo(PeerState state);
   void attention();
   void dial();
+  void startDial(const Address& address, Dial::Patience patience);
   void onDialled(Dial::Outcome outcome);
+  // The link is of no use any more; another may take its place until `deadline`.
+  enum class Redial : std::uint8_t { kNow, kUnlessAdopted };
+  void breakLink(std::string how, Pulse::Time deadline, Redial redial = Redial::kNow);
+  void redial();
+  void dropLink();
+  void giveUp(Pulse::Time now);
+  void beat(Pulse::Time now, std::chrono::nanoseconds late);
+  void ackIfAsked();
   void flush();
   // Shared memory (peer_arena.cpp).
   void offerArena();
@@ -87,6 +120,8 @@ class Peer final : public FrameSink, public std::enable_shared_from_this<Peer> {
   void finish();
   void retireDial();
   Error brokenReason(const std::string& how) const;
+  Error silentReason(Pulse::Time now) const;
+  std::chrono::milliseconds reconnectTime() const;
   std::string describe() const;
   std::string connectedFor() const;
 
@@ -101,12 +136,24 @@ class Peer final : public FrameSink, public std::enable_shared_from_this<Peer> {
   std::shared_ptr<Dial> dial_;
   std::shared_ptr<Link> link_;
   std::shared_ptr<ArenaView> arena_in_;  // loop thread; buffers lent out keep it too
+  struct Taken {
+    ArenaDescriptor where;
+    OwnedBuffer buffer;
+  };
+  std::vector<Taken> arena_taking_;  // by the frame that is being read
+  std::vector<Taken> arena_taken_;   // by the same one, when the link broke within it
+  bool arena_offered_ = false;       // on this link, by us
+  bool arena_seen_ = false;          // on this link, by the peer
+  Session session_;
+  std::uint64_t acked_ = 0;   // the last ack that came
+  std::string broke_;         // kReconnecting: how
+  bool fell_silent_ = false;  // kReconnecting: nothing came for long
   std::optional<Pulse> pulse_;
-  Pulse::Time connected_at_{};
-  bool leaving_ = false;     // leave() came while dialling: goodbye follows when connected
-  bool peer_ended_ = false;  // kClosing: the peer will send no more
-  bool wrote_all_ = false;   // kClosing: our goodbye is written
-  bool tell_ = false;        // kGone: the handler is to be told
+  Pulse::Time connected_at_{};  // first
+  bool leaving_ = false;        // leave() came while dialling: goodbye follows when connected
+  bool peer_ended_ = false;     // kClosing: the peer will send no more
+  bool wrote_all_ = false;      // kClosing: our goodbye is written
+  bool tell_ = false;           // kGone: the handler is to be told
   bool finished_ = false;
   Error reason_;                 // kGone
   std::string handler_problem_;  // an exception of the handler
@@ -114,6 +161,7 @@ class Peer final : public FrameSink, public std::enable_shared_from_this<Peer> {
   std::atomic<std::uint64_t> bytes_received_{0};  // through the link; a sign of life
   std::atomic<std::uint64_t> arena_bytes_received_{0};
   std::atomic<std::uint64_t> messages_received_{0};
+  std::atomic<std::uint64_t> reconnects_{0};
   std::atomic<bool> loss_told_{false};
 };
 

@@ -1,5 +1,7 @@
 // Peer: shared memory for large buffers, offered and taken.
+#include <algorithm>
 #include <string_view>
+#include <utility>
 
 #include "transport/log.h"
 #include "transport/peer.h"
@@ -9,8 +11,9 @@ namespace weft::transport {
 void Peer::offerArena() {
   if (state_ != PeerState::kConnected) return;
   if (std::string_view(link_->stream().transportName()) != "unix") return arena_out_.close();
-  if (!arena_out_.wanted()) return;
+  if (!arena_out_.wanted() || arena_offered_) return;
   if (std::shared_ptr<SharedArena> arena = arena_out_.offer()) {
+    arena_offered_ = true;
     outbox_.control(OutFrame::arenaOffer(std::move(arena)));
     flush();
   }
@@ -33,14 +36,18 @@ Error Peer::onArenaFrame(FrameKind kind, std::span<const std::byte> body) {
 }
 
 Error Peer::takeArena(const ArenaOffer& offer) {
-  if (arena_in_ != nullptr) return {ErrorCode::kProtocol, "it offers shared memory twice"};
   const Stream::ReceivedFd received = link_->stream().takeFd();
+  if (std::exchange(arena_seen_, true) || (arena_in_ != nullptr && !arena_in_->isOf(offer))) {
+    return {ErrorCode::kProtocol, "it offers shared memory twice"};
+  }
   const ArenaOptions& options = context_.options.arena;
   Error problem = Error::ok();
   if (!received.fd.valid() && !received.lost) {
     return {ErrorCode::kProtocol, "it offers shared memory, but no descriptor came with the offer"};
   }
-  if (!options.enabled) {
+  if (arena_in_ != nullptr) {
+    // It does not know yet: the answer was lost with a link.
+  } else if (!options.enabled) {
     problem = {ErrorCode::kInvalidArgument, "shared memory is switched off here"};
   } else if (received.lost) {
     problem = {ErrorCode::kSystem, "too many files are open here to take its shared memory"};
@@ -66,8 +73,21 @@ Error Peer::takeArena(const ArenaOffer& offer) {
 
 Result<OwnedBuffer> Peer::arenaBuffer(const ArenaDescriptor& block, std::uint64_t size) {
   if (arena_in_ == nullptr) return FrameSink::arenaBuffer(block, size);
-  arena_bytes_received_.fetch_add(size, std::memory_order_relaxed);
-  return arena_in_->lend(block, size);
+  // A link may break within a frame whose blocks were taken already; then it comes again.
+  const auto before = std::find_if(
+      arena_taken_.begin(), arena_taken_.end(),
+      [&](const Taken& taken) { return taken.where == block && taken.buffer.size == size; });
+  if (before != arena_taken_.end()) {
+    arena_taking_.push_back(std::move(*before));
+    arena_taken_.erase(before);
+    return arena_taking_.back().buffer;
+  }
+  Result<OwnedBuffer> buffer = arena_in_->lend(block, size);
+  if (buffer.ok()) {
+    arena_bytes_received_.fetch_add(size, std::memory_order_relaxed);
+    arena_taking_.push_back({block, buffer.value()});
+  }
+  return buffer;
 }
 
 }  // namespace weft::transport

@@ -6,11 +6,12 @@
 namespace weft::transport {
 
 enum class PeerState : std::uint8_t {
-  kIdle,       // known, not connected, nothing to send
-  kDialling,   // a Dial is at work
-  kConnected,  // a Link is up
-  kClosing,    // this side said goodbye; waiting until all is written and the peer ends too
-  kGone,       // lost or closed; final
+  kIdle,          // known, not connected, nothing to send
+  kDialling,      // a Dial is at work
+  kConnected,     // a Link is up
+  kReconnecting,  // the Link broke, and the session may yet go on: a Dial is at work, or the peer's
+  kClosing,       // this side said goodbye; waiting until all is written and the peer ends too
+  kGone,          // lost or closed; final
 };
 
 constexpr bool mayFollow(PeerState from, PeerState to) noexcept {
@@ -20,7 +21,9 @@ constexpr bool mayFollow(PeerState from, PeerState to) noexcept {
     case PeerState::kDialling:
       return to == PeerState::kConnected || to == PeerState::kGone;
     case PeerState::kConnected:
-      return to == PeerState::kClosing || to == PeerState::kGone;
+      return to == PeerState::kReconnecting || to == PeerState::kClosing || to == PeerState::kGone;
+    case PeerState::kReconnecting:
+      return to == PeerState::kConnected || to == PeerState::kGone;
     case PeerState::kClosing:
       return to == PeerState::kGone;
     case PeerState::kGone:

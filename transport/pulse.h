@@ -6,6 +6,7 @@
 // against the peer.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 
@@ -14,10 +15,20 @@ namespace weft::transport {
 class Pulse {
  public:
   using Time = std::chrono::steady_clock::time_point;
-  enum class Verdict : std::uint8_t { kFine, kSend, kSuspect };
+  enum class Verdict : std::uint8_t {
+    kFine,
+    kSend,     // a heartbeat is due
+    kStale,    // nothing came for long: another connection may do better
+    kSuspect,  // nothing came for `timeout`
+  };
 
   Pulse(Time now, std::chrono::milliseconds interval, std::chrono::milliseconds timeout) noexcept
-      : interval_(interval), timeout_(timeout), sent_at_(now), heard_at_(now) {}
+      : interval_(interval),
+        timeout_(timeout),
+        // Half the time, but not before two heartbeats could have come.
+        stale_after_(std::max(timeout / 2, std::min(2 * interval, timeout * 3 / 4))),
+        sent_at_(now),
+        heard_at_(now) {}
 
   // `lost`: by how much this tick came late.
   Verdict tick(Time now, std::chrono::nanoseconds lost, std::uint64_t bytes_sent,
@@ -33,14 +44,18 @@ class Pulse {
       sent_at_ = now;
     }
     if (now - heard_at_ >= timeout_) return Verdict::kSuspect;
+    if (now - heard_at_ >= stale_after_) return Verdict::kStale;
     return now - sent_at_ >= interval_ ? Verdict::kSend : Verdict::kFine;
   }
 
   std::chrono::nanoseconds silence(Time now) const noexcept { return now - heard_at_; }
+  // When the silence becomes too long.
+  Time limit() const noexcept { return heard_at_ + timeout_; }
 
  private:
   std::chrono::milliseconds interval_;
   std::chrono::milliseconds timeout_;
+  std::chrono::milliseconds stale_after_;
   Time sent_at_;
   Time heard_at_;
   std::uint64_t bytes_sent_ = 0;

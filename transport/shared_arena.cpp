@@ -137,6 +137,11 @@ void SharedArena::handOver(const ArenaDescriptor& block) noexcept {
   handed_over_[block.slot].store(true, std::memory_order_release);
 }
 
+void SharedArena::withdraw(const ArenaDescriptor& block) noexcept {
+  std::uint32_t state = kSlotOffered;
+  slot(block.slot).compare_exchange_strong(state, kSlotFree, std::memory_order_acq_rel);
+}
+
 void SharedArena::giveBack(const ArenaDescriptor& block) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = std::find_if(in_use_.begin(), in_use_.end(),

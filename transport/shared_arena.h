@@ -50,6 +50,10 @@ class SharedArena {
   std::optional<Block> take(std::size_t size);
   // Once its bytes are written: from now on the receiver may release it.
   void handOver(const ArenaDescriptor& block) noexcept;
+  // After handOver(): the receiver has all it needs. A block that it never took is free now.
+  void withdraw(const ArenaDescriptor& block) noexcept;
+  // Where a block's bytes lie here. They stay while it is not free.
+  std::byte* bytes(const ArenaDescriptor& block) const noexcept { return base_ + block.offset; }
   // Instead of handOver(): nobody was told of it.
   void giveBack(const ArenaDescriptor& block);
 

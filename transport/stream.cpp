@@ -79,10 +79,7 @@ IoResult SocketStream::writeWithFd(std::span<iovec> from, int fd) {
   control.head.cmsg_type = SCM_RIGHTS;
   control.head.cmsg_len = CMSG_LEN(sizeof(int));
   std::memcpy(CMSG_DATA(&control.head), &fd, sizeof(int));
-  IoResult result = sendAll(fd_.get(), message);
-  // Too many descriptors of this user are on their way: until their receivers have read them.
-  if (result.error == ETOOMANYREFS) result.error = EAGAIN;
-  return result;
+  return sendAll(fd_.get(), message);
 }
 
 void SocketStream::finishWriting() { ::shutdown(fd_.get(), SHUT_WR); }

@@ -36,6 +36,8 @@ class Stream {
   virtual int pollFd() const = 0;
 
   // As write(), and the peer gets a copy of `fd` with the first byte. Only Unix sockets can.
+  // ETOOMANYREFS: too many descriptors of this user are on their way; until their receivers have
+  // read them it is no use to try, though the stream may be writable.
   virtual IoResult writeWithFd(std::span<iovec> from, int fd);
   // The descriptor that came with bytes read so far, once; on the thread that reads.
   struct ReceivedFd {

@@ -78,7 +78,7 @@ TEST_P(Admission, FalseClaimsAreRefusedAndCounted) {
 TEST_P(Admission, AnotherVersionIsRefusedWithOurs) {
   open();
   Nonce nonce{};
-  Handshake handshake = Handshake::dialler(peer(), 0, "worker0", nonce);
+  Handshake handshake = Handshake::dialler(peer(), 0, "worker0", nonce, {1, 0, 0, 1});
   std::vector<std::byte> hello = handshake.output();
   storeLittle<std::uint16_t>(hello.data() + 8, 999);
   RawClient client(*endpoint);
@@ -97,7 +97,8 @@ TEST_P(Admission, ARepeatedHelloIsRefusedAndCounted) {
   Nonce nonce{};
   nonce.fill(77);
   const Identity self = peer();
-  const std::vector<std::byte> hello = Handshake::dialler(self, 0, "worker0", nonce).output();
+  const std::vector<std::byte> hello =
+      Handshake::dialler(self, 0, "worker0", nonce, {1, 0, 0, 1}).output();
   RawClient first(*endpoint);
   first.send(hello);
   EXPECT_EQ(first.receive(Hello::kBytes).size(), Hello::kBytes);

@@ -207,7 +207,14 @@ TEST(Frame, WhatIsNotAFrameIsNamed) {
   EXPECT_EQ(code([](std::byte* p) { p[5] = std::byte{4}; }), ErrorCode::kProtocol);
   EXPECT_EQ(code([](std::byte* p) { p[5] = std::byte{2}; }),
             ErrorCode::kProtocol);  // heartbeat with contents
-  EXPECT_EQ(code([](std::byte* p) { p[6] = std::byte{1}; }), ErrorCode::kProtocol);  // flags
+  EXPECT_EQ(code([](std::byte* p) { p[6] = std::byte{2}; }), ErrorCode::kProtocol);  // flags
+  expectOk(firstError(headWith([](std::byte* p) { p[6] = std::byte{1}; })));         // wants an ack
+  EXPECT_EQ(code([](std::byte* p) {
+              std::fill_n(p + 24, 16, std::byte{0});
+              p[5] = std::byte{7};  // an ack cannot want one
+              p[6] = std::byte{1};
+            }),
+            ErrorCode::kProtocol);
   EXPECT_EQ(code([](std::byte* p) { storeLittle<std::uint64_t>(p + 8, 2); }),
             ErrorCode::kProtocol);  // sequence
   EXPECT_EQ(code([](std::byte* p) { storeLittle<std::uint32_t>(p + 28, 0); }),

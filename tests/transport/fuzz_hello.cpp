@@ -19,7 +19,10 @@ void require(bool condition) {
 class Policy : public AcceptPolicy {
  public:
   bool nonceIsFresh(const Nonce&) override { return true; }
-  RefusalCode admit(const Hello&) override { return RefusalCode::kNone; }
+  RefusalCode admit(const Hello&, const SessionClaim&, SessionClaim& ours) override {
+    ours = {2, 0, 0, 1};
+    return RefusalCode::kNone;
+  }
 };
 
 const Identity& self() {
@@ -58,7 +61,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       converse(Handshake::acceptor(self(), Nonce{}, policy), input);
       break;
     case 1:
-      converse(Handshake::dialler(self(), 1, "worker1", Nonce{}), input);
+      converse(Handshake::dialler(self(), 1, "worker1", Nonce{}, {1, 0, 0, 1}), input);
       break;
     default:
       if (input.size() >= Hello::kBytes) {
@@ -72,6 +75,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       if (input.size() >= Refusal::kBytes) {
         const std::span<const std::byte, Refusal::kBytes> bytes(input.data(), Refusal::kBytes);
         if (isRefusal(bytes)) require(decodeRefusal(bytes).code != RefusalCode::kNone);
+      }
+      if (input.size() >= Proof::kBytes) {
+        const std::span<const std::byte, Proof::kBytes> bytes(input.data(), Proof::kBytes);
+        const std::optional<Proof> proof = decodeProof(bytes);
+        if (proof) require(std::equal(bytes.begin(), bytes.end(), encodeProof(*proof).begin()));
       }
   }
   return 0;

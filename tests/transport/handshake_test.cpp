@@ -17,9 +17,13 @@ class Policy : public AcceptPolicy {
   ReplayGuard replays;
   RefusalCode answer = RefusalCode::kNone;
   int asked = 0;
+  SessionClaim claimed;
+  SessionClaim own{77, 0, 8, 3};
   bool nonceIsFresh(const Nonce& nonce) override { return replays.fresh(nonce); }
-  RefusalCode admit(const Hello&) override {
+  RefusalCode admit(const Hello&, const SessionClaim& theirs, SessionClaim& ours) override {
     ++asked;
+    claimed = theirs;
+    ours = own;
     return answer;
   }
 };
@@ -76,11 +80,12 @@ struct Duo {
   std::int32_t target_rank = 2;
   std::string target_name = "right";
   Policy policy;
+  SessionClaim claim{55, 77, 9, 3};
 
   std::pair<Handshake, Handshake> run(
       std::size_t piece = 1000,
       const std::function<void(bool, std::vector<std::byte>&)>& tamper = {}) {
-    Handshake dialler = Handshake::dialler(left, target_rank, target_name, nonceOf(next_++));
+    Handshake dialler = Handshake::dialler(left, target_rank, target_name, nonceOf(next_++), claim);
     Handshake acceptor = Handshake::acceptor(right, nonceOf(next_++), policy);
     exchange(dialler, acceptor, piece, tamper);
     return {std::move(dialler), std::move(acceptor)};
@@ -102,6 +107,9 @@ TEST(Handshake, TwoThatAgreeLearnEachOther) {
     EXPECT_EQ(acceptor.peer().rank, 1);
     EXPECT_EQ(duo.policy.asked, 1);
     EXPECT_EQ(acceptor.wanted(), 0U);
+    EXPECT_EQ(duo.policy.claimed, duo.claim);
+    EXPECT_EQ(acceptor.peerClaim(), duo.claim);
+    EXPECT_EQ(dialler.peerClaim(), duo.policy.own);
   }
 }
 
@@ -194,7 +202,7 @@ TEST(Handshake, ARepeatedConversationFailsWithoutTheGuardToo) {
 // Whoever sends a dialler's own words back to it, or uses it as an oracle, gets nowhere.
 TEST(Handshake, ReflectedMessagesAreRefused) {
   const Identity self = identity("self", 1);
-  Handshake dialler = Handshake::dialler(self, 2, "right", nonceOf(1));
+  Handshake dialler = Handshake::dialler(self, 2, "right", nonceOf(1), {1, 0, 0, 1});
   const std::vector<std::byte> hello = dialler.output();
   std::size_t fed = 0;
   while (dialler.wanted() > 0 && fed < hello.size()) {

@@ -12,6 +12,8 @@
 namespace weft::transport {
 namespace {
 
+using std::chrono::milliseconds;
+
 class ScriptedStream : public Stream {
  public:
   std::deque<IoResult> script;  // then everything is taken
@@ -166,7 +168,7 @@ TEST_F(OutboxTest, NothingFollowsAGoodbye) {
   EXPECT_EQ(frames(), 1U);
 }
 
-TEST_F(OutboxTest, OwnersAreKeptUntilWrittenAndNoLonger) {
+TEST_F(OutboxTest, OwnersAreKeptUntilAcknowledgedAndNoLonger) {
   auto owner = std::make_shared<std::string>("bytes");
   const std::weak_ptr<std::string> watch = owner;
   Message message;
@@ -176,6 +178,9 @@ TEST_F(OutboxTest, OwnersAreKeptUntilWrittenAndNoLonger) {
   EXPECT_FALSE(watch.expired());
   outbox.attach(stream);
   EXPECT_EQ(outbox.flush(broken), Outbox::Flushed::kDrained);
+  EXPECT_FALSE(watch.expired());
+  EXPECT_TRUE(outbox.acked(1));
+  outbox.tidy();
   EXPECT_TRUE(watch.expired());
 }
 
@@ -188,8 +193,101 @@ TEST_F(OutboxTest, AnOwnerMaySendWhenItIsLetGo) {
   expectOk(outbox.send(std::move(OutFrame::message(std::move(message), limits)).value(), {}));
   outbox.attach(stream);
   outbox.flush(broken);
-  outbox.flush(broken);
+  EXPECT_TRUE(outbox.acked(1));
+  outbox.tidy();
   EXPECT_NE(stream->written.find("from the owner"), std::string::npos);
+}
+
+// --- from one stream to the next ---
+
+TEST_F(OutboxTest, WhatWasNotAcknowledgedGoesAgainInOrder) {
+  outbox.attach(stream);
+  for (const char* text : {"one", "two", "three"})
+    expectOk(outbox.send(frame(text), {}));
+  EXPECT_TRUE(outbox.acked(1));
+  outbox.detach();
+  expectOk(outbox.send(frame("four"), {}));
+  const auto second = std::make_shared<ScriptedStream>();
+  outbox.attach(second, 2);  // the ack of the second was lost
+  EXPECT_EQ(outbox.flush(broken), Outbox::Flushed::kDrained);
+  EXPECT_EQ(second->written.find("two"), std::string::npos);
+  EXPECT_LT(second->written.find("three"), second->written.find("four"));
+  EXPECT_EQ(outbox.stats().messages_sent, 4U);
+  EXPECT_TRUE(outbox.acked(4));
+  EXPECT_EQ(outbox.stats().unacked_bytes, 0U);
+}
+
+TEST_F(OutboxTest, AHalfWrittenMessageGoesAgainFromItsBeginning) {
+  outbox.attach(stream);
+  stream->script = {{30, 0, false}, {0, EAGAIN, false}};
+  expectOk(outbox.send(frame("half"), {}));
+  EXPECT_TRUE(outbox.control(FrameKind::kHeartbeat));  // void on another stream
+  outbox.detach();
+  stream = std::make_shared<ScriptedStream>();
+  outbox.attach(stream);
+  EXPECT_EQ(outbox.flush(broken), Outbox::Flushed::kDrained);
+  EXPECT_EQ(frames(), 1U);
+  EXPECT_TRUE(outbox.idle());
+}
+
+TEST_F(OutboxTest, ACallerThatWritesWhileTheStreamIsReplacedLosesNothing) {
+  for (const bool whole : {true, false}) {
+    Outbox box{limits, "worker 'x' (rank 1)", [this] { ++attention; }};
+    const auto first = std::make_shared<ScriptedStream>();
+    const auto second = std::make_shared<ScriptedStream>();
+    box.attach(first);
+    expectOk(box.send(frame("one"), {}));
+    if (!whole) first->script = {{30, 0, false}, {0, EPIPE, false}};
+    bool nested = false;
+    first->during_write = [&] {
+      if (std::exchange(nested, true)) return;
+      expectOk(box.send(frame("three"), {}));
+      box.detach();
+      box.attach(second, 1);
+      EXPECT_TRUE(box.control(FrameKind::kHeartbeat));
+      EXPECT_EQ(box.flush(broken), Outbox::Flushed::kBusy);
+      expectOk(box.send(frame("four"), {}));
+    };
+    attention = 0;
+    expectOk(box.send(frame("two"), {}));
+    EXPECT_GE(attention, 1);
+    EXPECT_EQ(box.flush(broken), Outbox::Flushed::kDrained);
+    const std::size_t two = second->written.find("two");
+    const std::size_t three = second->written.find("three");
+    const std::size_t four = second->written.find("four");
+    EXPECT_TRUE(two < three && three < four && four != std::string::npos) << second->written;
+  }
+}
+
+TEST_F(OutboxTest, WhatIsNotAcknowledgedTakesRoom) {
+  limits.max_queued_bytes = 200;
+  outbox.attach(stream);
+  const std::string text(60, 'x');  // 100 bytes on the wire
+  expectOk(outbox.send(frame(text), milliseconds(0)));
+  expectOk(outbox.send(frame(text), milliseconds(0)));
+  EXPECT_EQ(outbox.send(frame(text), milliseconds(0)).code(), ErrorCode::kTimeout);
+  EXPECT_TRUE(outbox.acked(1));
+  expectOk(outbox.send(frame(text), milliseconds(0)));
+  EXPECT_EQ(outbox.send(frame(text), milliseconds(0)).code(), ErrorCode::kTimeout);
+  EXPECT_EQ(frames(), 3U);
+}
+
+TEST_F(OutboxTest, AnAckOfWhatWasNeverSentIsALie) {
+  outbox.attach(stream);
+  expectOk(outbox.send(frame("one"), {}));
+  EXPECT_FALSE(outbox.acked(2));
+}
+
+TEST_F(OutboxTest, WhenTheStreamBrokeWhatWasNotAcknowledgedCountsAsUnsent) {
+  outbox.attach(stream);
+  expectOk(outbox.send(frame("one"), {}));
+  expectOk(outbox.send(frame("two"), {}));
+  EXPECT_TRUE(outbox.acked(1));
+  outbox.detach();
+  EXPECT_TRUE(outbox.shut({ErrorCode::kPeerLost, "gone"}));
+  const std::vector<OutFrame> unsent = outbox.takeUnsent();
+  ASSERT_EQ(unsent.size(), 1U);
+  EXPECT_EQ(textOf(unsent[0].header()), "two");
 }
 
 }  // namespace

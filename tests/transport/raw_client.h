@@ -110,7 +110,7 @@ class RawClient {
     Nonce nonce{};
     static std::uint8_t count = 0;
     nonce.fill(++count);
-    Handshake handshake = Handshake::dialler(self, target_rank, target_name, nonce);
+    Handshake handshake = Handshake::dialler(self, target_rank, target_name, nonce, claim);
     while (true) {
       send(handshake.output());
       if (handshake.wanted() == 0) break;
@@ -119,10 +119,13 @@ class RawClient {
       handshake.feed(bytes);
     }
     refusal = handshake.refusal();
+    peer_claim = handshake.peerClaim();
     return handshake.status() == Handshake::Status::kDone;
   }
 
   RefusalCode refusal = RefusalCode::kNone;
+  SessionClaim claim{4712, 0, 0, 1};  // what join() says
+  SessionClaim peer_claim;            // what it was told
 
  private:
   bool ready(short what) {

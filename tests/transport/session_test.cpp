@@ -1,0 +1,134 @@
+// The rules of a Session and its replay buffer, one by one.
+#include "transport/session.h"
+
+#include "tests/transport/recorder.h"
+#include "transport/replay_buffer.h"
+
+namespace weft::transport {
+namespace {
+
+using std::chrono::milliseconds;
+
+TEST(Session, OnlyTheTablesStepsAreTaken) {
+  using enum SessionState;
+  int allowed = 0;
+  for (const SessionState from : {kNew, kLinked, kBroken, kOver}) {
+    EXPECT_FALSE(mayFollow(from, from));
+    EXPECT_FALSE(mayFollow(from, kNew));
+    EXPECT_EQ(mayFollow(from, kOver), from != kOver) << toString(from);
+    for (const SessionState to : {kNew, kLinked, kBroken, kOver})
+      allowed += mayFollow(from, to) ? 1 : 0;
+  }
+  EXPECT_EQ(allowed, 6);
+}
+
+TEST(Session, TwoSidesRecogniseTheirSession) {
+  Session left(11);
+  Session right(22);
+  EXPECT_EQ(right.match(left.claim()), Session::Match::kSame);
+  left.link(right.claim());
+  right.link({11, 0, 0, 1});
+  left.breakOff({});
+  right.breakOff({});
+  EXPECT_EQ(right.match(left.claim()), Session::Match::kSame);
+  EXPECT_EQ(left.match(right.claim()), Session::Match::kSame);
+  EXPECT_FALSE(right.isLate(left.claim()));
+  // One that was lost and begun again, under another number.
+  const Session anew(33);
+  EXPECT_EQ(right.match(anew.claim()), Session::Match::kAnother);
+  EXPECT_EQ(anew.match(right.claim()), Session::Match::kUnknown);
+}
+
+TEST(Session, ASideThatMissedALinkCatchesUp) {
+  Session dialler(11);
+  Session acceptor(22);
+  acceptor.link(dialler.claim());  // its proof never arrived
+  EXPECT_TRUE(acceptor.isLate(dialler.claim()));
+  acceptor.breakOff({});
+  EXPECT_EQ(acceptor.match(dialler.claim()), Session::Match::kSame);
+  const SessionClaim second = acceptor.claim();
+  acceptor.link(dialler.claim());
+  dialler.link(second);
+  EXPECT_FALSE(acceptor.isLate({11, 22, 0, 3}));
+  EXPECT_TRUE(acceptor.isLate({11, 22, 0, 2}));
+  dialler.breakOff({});
+  EXPECT_EQ(dialler.claim().link, 3U);
+}
+
+TEST(Session, ItEndsWhenItsTimeIsOverAndTimeOnesOwnProcessMissedDoesNotCount) {
+  const Session::Time start{};
+  Session session(11);
+  EXPECT_FALSE(session.expired(start + milliseconds(1000)));
+  session.link({22, 0, 0, 1});
+  EXPECT_FALSE(session.expired(start + milliseconds(1000)));
+  session.breakOff(start + milliseconds(100));
+  EXPECT_FALSE(session.expired(start + milliseconds(99)));
+  EXPECT_TRUE(session.expired(start + milliseconds(100)));
+  session.postpone(milliseconds(50));
+  EXPECT_FALSE(session.expired(start + milliseconds(149)));
+  session.end();
+  EXPECT_FALSE(session.expired(start + milliseconds(1000)));
+  session.end();
+}
+
+TEST(Session, AcksOfTheirOwnGoOnlyWhenAskedForOrOverdue) {
+  Session session(11);
+  session.link({22, 0, 0, 1});
+  session.took(1, false);
+  EXPECT_FALSE(session.ackAsked(0));
+  EXPECT_FALSE(session.ackOverdue(0));  // it came since the last tick
+  EXPECT_TRUE(session.ackOverdue(0));
+  EXPECT_FALSE(session.ackOverdue(1));  // an answer carried it
+  session.took(2, true);
+  EXPECT_TRUE(session.ackAsked(1));
+  EXPECT_FALSE(session.ackAsked(2));
+  session.took(3, false);
+  EXPECT_FALSE(session.ackAsked(2));
+}
+
+OutFrame numbered(std::uint64_t sequence) {
+  OutFrame frame = std::move(OutFrame::message(textMessage("x"), {})).value();
+  frame.seal(sequence, 0);
+  return frame;
+}
+
+TEST(ReplayBuffer, KeepsItsOrderWhateverComesAndGoes) {
+  ReplayBuffer buffer;
+  std::uint64_t next = 1;
+  std::uint64_t oldest = 1;
+  for (int round = 0; round < 2000; ++round) {
+    for (int i = round % 7; i >= 0; --i)
+      buffer.push(numbered(next++));
+    for (int i = round % 5 + (round % 100 == 99 ? 1000 : 0); i >= 0 && !buffer.empty(); --i)
+      ASSERT_EQ(buffer.popOldest().sequence(), oldest++);
+    ASSERT_EQ(buffer.count(), next - oldest);
+    ASSERT_EQ(buffer.bytes(), buffer.count() * (FrameHead::kBytes + 1));
+  }
+  while (!buffer.empty())
+    ASSERT_EQ(buffer.popNewest().sequence(), --next);
+  EXPECT_EQ(next, oldest);
+  EXPECT_EQ(buffer.bytes(), 0U);
+}
+
+TEST(AckRequests, AreMadeLongBeforeASenderMustWait) {
+  AckRequests requests(8000);
+  std::uint64_t unasked = 0;
+  int asked = 0;
+  for (int i = 0; i < 100; ++i) {
+    unasked += 300;
+    if (requests.due(300)) {
+      unasked = 0;
+      ++asked;
+    }
+    EXPECT_LT(unasked, 1000U);
+  }
+  EXPECT_EQ(asked, 25);
+  AckRequests roomy(std::uint64_t{1} << 30);
+  asked = 0;
+  for (int i = 0; i < 5120; ++i)
+    asked += roomy.due(10) ? 1 : 0;
+  EXPECT_EQ(asked, 10);
+}
+
+}  // namespace
+}  // namespace weft::transport

@@ -1,0 +1,21 @@
+// What each side says about the session when a connection is made: whose it is, and up to where it
+// has come. Part of the proof of the handshake, so nobody else can say it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace weft::transport {
+
+struct SessionClaim {
+  static constexpr std::size_t kBytes = 32;
+
+  std::uint64_t own = 0;       // this side's number of the session, drawn at random; never 0
+  std::uint64_t peer = 0;      // the other side's, when it is known; else 0: there was no link yet
+  std::uint64_t received = 0;  // the last data frame that this side has whole
+  std::uint32_t link = 0;      // which connection of the session this one is to be; from 1
+
+  bool operator==(const SessionClaim&) const = default;
+};
+
+}  // namespace weft::transport
