@@ -53,8 +53,8 @@ WeftAgent::WeftAgent(Config config, std::unique_ptr<RequestCallback> callback)
       faults_(config_.faults ? std::make_unique<FaultPlan>(*config_.faults) : nullptr),
       rrefs_(config_.rank, config_.rref_hooks),
       workers_("weft-worker", std::max<std::size_t>(2, std::thread::hardware_concurrency()),
-               static_cast<std::size_t>(config_.options.num_worker_threads)),
-      completers_("weft-complete", 1, kMaxCompleters) {}
+               static_cast<std::size_t>(config_.options.num_worker_threads), config_.thread_hooks),
+      completers_("weft-complete", 1, kMaxCompleters, config_.thread_hooks) {}
 
 WeftAgent::~WeftAgent() {
   if (rpcAgentRunning_.load()) shutdown();

@@ -19,6 +19,7 @@ using weft::rpc::FaultOptions;
 using weft::rpc::RRefHooks;
 using weft::rpc::RRefRow;
 using weft::rpc::RRefValue;
+using weft::rpc::ThreadHooks;
 using weft::rpc::WeftAgent;
 using weft::rpc::WeftRpcBackendOptions;
 
@@ -72,6 +73,24 @@ RRefHooks rrefHooks() {
   return hooks;
 }
 
+// A thread that has no Python state of its own is given a new one each time it takes the GIL, three
+// times in a request: 16 KiB mapped and unmapped, 15 us of a call. So Weft's threads keep theirs.
+ThreadHooks threadHooks() {
+  ThreadHooks hooks;
+  hooks.begin = [] {
+    // Without the GIL, which a request that needs no Python must not wait for.
+    if (Py_IsInitialized()) PyThreadState_New(PyInterpreterState_Main());
+  };
+  hooks.end = [] {
+    PyThreadState* const own = PyGILState_GetThisThreadState();
+    if (own == nullptr || !Py_IsInitialized()) return;  // at exit Python frees them itself
+    PyEval_RestoreThread(own);
+    PyThreadState_Clear(own);
+    PyThreadState_DeleteCurrent();
+  };
+  return hooks;
+}
+
 // (id, owned, type, owner, holders, age, bytes): weft/rref.py gives the columns their names.
 py::list rrefReport(WeftAgent& agent) {
   std::vector<RRefRow> rows;
@@ -106,6 +125,7 @@ std::shared_ptr<WeftAgent> makeAgent(const c10::intrusive_ptr<c10d::Store>& stor
   config.options = options;
   config.faults = std::move(faults);
   config.rref_hooks = rrefHooks();
+  config.thread_hooks = threadHooks();
   return WeftAgent::create(std::move(config), std::make_unique<RequestCallbackImpl>());
 }
 

@@ -56,7 +56,8 @@ class WEFT_API WeftAgent : public torch::distributed::rpc::RpcAgent,
     int device_count = 0;           // accelerators of this process
     WeftRpcBackendOptions options;
     std::optional<FaultOptions> faults;
-    RRefHooks rref_hooks;  // in a process with Python
+    RRefHooks rref_hooks;      // in a process with Python
+    ThreadHooks thread_hooks;  // for the threads that run requests and complete futures
   };
 
   // Listens, meets the other workers through the Store (static: all of them; dynamic: those

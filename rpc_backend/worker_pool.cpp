@@ -2,12 +2,14 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <exception>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "rpc_backend/log.h"
@@ -20,25 +22,32 @@ namespace {
 constexpr std::chrono::milliseconds kStuckAfter{1};
 }  // namespace
 
+// A thread's bed: each sleeps in its own, so that it can be chosen who is woken.
+struct WorkerPool::Sleeper {
+  std::condition_variable woken;
+};
+
 struct WorkerPool::State {
   std::string name;
   std::size_t ready = 1;
   std::size_t limit = 1;
+  ThreadHooks hooks;
   mutable std::mutex mutex;
-  std::condition_variable work_arrived;
   std::condition_variable crowded;  // wakes the watcher
   std::condition_variable thread_left;
   std::deque<std::function<void()>> queue;
   // Read without the lock by threads that spin: only a hint that looking is worth while.
   std::atomic<std::size_t> waiting{0};
   std::vector<std::thread> threads;
-  std::size_t sleeping = 0;  // workers in work_arrived.wait
-  std::size_t spinning = 0;  // workers that look for work
-  std::size_t running = 0;   // workers inside a task
+  std::vector<std::shared_ptr<Sleeper>> sleeping;  // the last to lie down is the first to be woken
+  bool searching = false;                          // a worker looks for work
+  std::size_t called = 0;                          // workers woken that have not got up yet
+  std::size_t running = 0;                         // workers inside a task
   std::size_t workers = 0;
   std::size_t alive = 0;    // workers and the watcher
   std::uint64_t begun = 0;  // tasks, ever
-  bool watched = false;
+  bool watched = false;     // there is a watcher
+  bool watching = false;    // it looks already, at most once in a millisecond
   bool stopped = false;
 
   void take(std::function<void()>& task) {
@@ -48,11 +57,23 @@ struct WorkerPool::State {
     ++begun;
     ++running;
   }
+
+  void sleep(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Sleeper>& bed) {
+    sleeping.push_back(bed);
+    const auto still = [&] { return std::find(sleeping.begin(), sleeping.end(), bed); };
+    bed->woken.wait(lock, [&] { return stopped || still() == sleeping.end(); });
+    if (const auto own = still(); own != sleeping.end()) {
+      sleeping.erase(own);
+    } else {
+      --called;
+    }
+  }
 };
 
-WorkerPool::WorkerPool(std::string name, std::size_t ready, std::size_t limit)
+WorkerPool::WorkerPool(std::string name, std::size_t ready, std::size_t limit, ThreadHooks hooks)
     : limit_(limit), state_(std::make_shared<State>()) {
   state_->name = std::move(name);
+  state_->hooks = std::move(hooks);
   state_->ready = std::min(ready, limit);
   state_->limit = limit;
 }
@@ -73,24 +94,32 @@ void WorkerPool::start(const std::shared_ptr<State>& state,
 }
 
 void WorkerPool::work(const std::shared_ptr<State>& state) {
+  if (state->hooks.begin) state->hooks.begin();
+  runTasks(state);
+  if (state->hooks.end) state->hooks.end();
+}
+
+void WorkerPool::runTasks(const std::shared_ptr<State>& state) {
   transport::AdaptiveSpin spin;
+  const auto bed = std::make_shared<Sleeper>();
   std::function<void()> task;
   std::unique_lock lock(state->mutex);
   while (true) {
-    if (state->queue.empty() && !state->stopped) {
-      ++state->spinning;
+    if (state->queue.empty() && !state->stopped && !state->searching) {
+      state->searching = true;
       lock.unlock();
       spin.until([&] { return state->waiting.load(std::memory_order_relaxed) != 0; });
       lock.lock();
-      --state->spinning;
+      state->searching = false;
     }
-    ++state->sleeping;
-    state->work_arrived.wait(lock, [&] { return state->stopped || !state->queue.empty(); });
-    --state->sleeping;
+    while (state->queue.empty() && !state->stopped)
+      state->sleep(lock, bed);
     if (state->queue.empty()) break;  // stopped, and nothing left to run
     state->take(task);
-    provide(state);  // this one is busy now: somebody else for what waits behind its task
+    // This one is busy now: somebody else for what waits behind its task.
+    const std::shared_ptr<Sleeper> next = provide(state);
     lock.unlock();
+    if (next) next->woken.notify_one();
     try {
       task();
     } catch (const std::exception& error) {
@@ -111,37 +140,49 @@ void WorkerPool::watch(const std::shared_ptr<State>& state) {
            state->workers < state->limit;
   };
   while (true) {
-    state->crowded.wait(lock, [&] { return state->stopped || crowded(); });
+    state->crowded.wait(lock, [&] { return state->stopped || state->watching || crowded(); });
     if (state->stopped) return;
+    state->watching = true;
     const std::uint64_t begun = state->begun;
     state->crowded.wait_for(lock, kStuckAfter, [&] { return state->stopped; });
     if (!state->stopped && crowded() && state->begun == begun) {
       ++state->workers;
       start(state, &work, "");
     }
+    state->watching = false;
   }
 }
 
-void WorkerPool::provide(const std::shared_ptr<State>& state) {
-  if (state->stopped || state->queue.size() <= state->spinning) return;  // one of those takes it
-  if (state->sleeping != 0) {
-    state->work_arrived.notify_one();
-  } else if (state->workers < state->ready) {
+std::shared_ptr<WorkerPool::Sleeper> WorkerPool::provide(const std::shared_ptr<State>& state) {
+  const std::size_t coming = state->called + (state->searching ? 1 : 0);
+  if (state->stopped || state->queue.size() <= coming) return nullptr;  // one of those takes it
+  if (!state->sleeping.empty()) {
+    std::shared_ptr<Sleeper> last = std::move(state->sleeping.back());
+    state->sleeping.pop_back();
+    ++state->called;
+    return last;
+  }
+  if (state->workers < state->ready) {
     ++state->workers;
     start(state, &work, "");
   } else if (state->workers < state->limit) {
     if (!state->watched) start(state, &watch, "-w");
     state->watched = true;
-    state->crowded.notify_one();
+    if (!std::exchange(state->watching, true)) state->crowded.notify_one();
   }
+  return nullptr;
 }
 
 bool WorkerPool::run(std::function<void()> task) {
-  const std::lock_guard lock(state_->mutex);
-  if (state_->stopped) return false;
-  state_->queue.push_back(std::move(task));
-  state_->waiting.store(state_->queue.size(), std::memory_order_relaxed);
-  provide(state_);
+  std::shared_ptr<Sleeper> next;
+  {
+    const std::lock_guard lock(state_->mutex);
+    if (state_->stopped) return false;
+    state_->queue.push_back(std::move(task));
+    state_->waiting.store(state_->queue.size(), std::memory_order_relaxed);
+    next = provide(state_);
+  }
+  if (next) next->woken.notify_one();
   return true;
 }
 
@@ -154,7 +195,8 @@ void WorkerPool::stop(std::chrono::milliseconds grace, Waiting waiting) {
     state_->stopped = true;
     if (waiting == Waiting::kDrop || state_->workers == 0) dropped.swap(state_->queue);
     threads.swap(state_->threads);
-    state_->work_arrived.notify_all();
+    for (const std::shared_ptr<Sleeper>& sleeper : state_->sleeping)
+      sleeper->woken.notify_one();
     state_->crowded.notify_all();
     all_left = state_->thread_left.wait_for(lock, grace, [&] { return state_->alive == 0; });
   }

@@ -7,7 +7,9 @@
 // wait never blocks the pool for good. Importing Weft or creating a pool starts no thread.
 //
 // A thread that runs out of work looks for more for some microseconds before it sleeps
-// (transport/spin.h): in a stream of calls the next is then taken without a wake-up.
+// (transport/spin.h): in a stream of calls the next is then taken without a wake-up. One looks at
+// a time, and the one that slept last is woken first: its caches are warm, and threads that
+// were needed once do not take turns ever after.
 #pragma once
 
 #include <chrono>
@@ -18,10 +20,16 @@
 
 namespace weft::rpc {
 
+// What each thread that runs tasks does first and last, with no lock held. Either may be empty.
+struct ThreadHooks {
+  std::function<void()> begin;
+  std::function<void()> end;
+};
+
 class WorkerPool {
  public:
   // `name` is given to the threads (15 characters are shown by the system).
-  WorkerPool(std::string name, std::size_t ready, std::size_t limit);
+  WorkerPool(std::string name, std::size_t ready, std::size_t limit, ThreadHooks hooks = {});
   ~WorkerPool();  // stop(0)
 
   // Any thread. False when the pool has been stopped: the task is dropped.
@@ -40,10 +48,13 @@ class WorkerPool {
 
  private:
   struct State;  // shared with the threads, so that a detached one stays sound
+  struct Sleeper;
   static void work(const std::shared_ptr<State>& state);
+  static void runTasks(const std::shared_ptr<State>& state);
   static void watch(const std::shared_ptr<State>& state);
-  // Sees to it that somebody takes what waits. With the lock held.
-  static void provide(const std::shared_ptr<State>& state);
+  // Sees to it that somebody takes what waits. With the lock held; the sleeper returned, if any, is
+  // to be woken after it: woken before, it would run into the lock and sleep again.
+  [[nodiscard]] static std::shared_ptr<Sleeper> provide(const std::shared_ptr<State>& state);
   static void start(const std::shared_ptr<State>& state,
                     void (*body)(const std::shared_ptr<State>&), const char* suffix);
 

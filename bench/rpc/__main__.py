@@ -14,7 +14,11 @@ from bench.rpc.metrics import METRICS, Figures
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="./dev bench rpc", description=__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="rounds; medians are shown")
-    parser.add_argument("--ours", default="WEFT", help="WEFT, or WEFT_TCP: never a Unix socket")
+    parser.add_argument(
+        "--ours",
+        default="WEFT",
+        help="WEFT, WEFT_TCP (no Unix socket), or WEFT@FOLDER (another build)",
+    )
     parser.add_argument("--theirs", default="TENSORPIPE", help="or TENSORPIPE_UV: TCP only")
     parser.add_argument("--only", nargs="*", default=list(METRICS), choices=list(METRICS))
     parser.add_argument("--out", type=Path, default=Path("bench-results"))

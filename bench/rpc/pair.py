@@ -4,9 +4,12 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.util
 import os
 import signal
 import socket
+import sys
 from multiprocessing.connection import Connection
 
 import torch
@@ -16,6 +19,8 @@ import torch.multiprocessing as multiprocessing
 from bench.rpc import metrics
 
 BACKENDS = ("WEFT", "TENSORPIPE", "TENSORPIPE_UV", "WEFT_TCP")
+# WEFT@FOLDER: another build of Weft, to compare two states of the code in one run.
+BUILD_MARK = "@"
 # Longer than any pair is stopped: a stopped peer must not be taken for a lost one.
 PATIENCE = 1e6
 
@@ -33,8 +38,19 @@ def _options(backend: str) -> rpc.RpcBackendOptions:
     return weft.RpcBackendOptions(rpc_timeout=120, peer_timeout=PATIENCE)
 
 
-def _work(rank: int, backend: str, port: int, control: Connection) -> None:
+def _load_weft_from(folder: str) -> None:
+    spec = importlib.machinery.PathFinder.find_spec("weft", [folder])
+    if spec is None or spec.loader is None:
+        raise ModuleNotFoundError(f"there is no build of Weft in {folder}")
+    sys.modules["weft"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules["weft"])
+
+
+def _work(rank: int, side: str, port: int, control: Connection) -> None:
     torch.set_num_threads(1)
+    backend, _, folder = side.partition(BUILD_MARK)
+    if folder:
+        _load_weft_from(folder)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     if backend == "WEFT_TCP":
         os.environ["WEFT_UNIX_SOCKET"] = "0"

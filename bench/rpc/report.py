@@ -63,7 +63,7 @@ def table(found: list[Row], ours: str, theirs: str, floors: dict[str, float]) ->
 def write(folder: Path, found: list[Row], ours: str, theirs: str, floors: dict[str, float]) -> None:
     """Writes ``rpc-OURS-THEIRS.json`` and, where matplotlib is there, ``.png``."""
     folder.mkdir(parents=True, exist_ok=True)
-    stem = folder / f"rpc-{ours}-{theirs}".lower()
+    stem = folder / f"rpc-{ours}-{theirs}".lower().replace("/", "_")
     data = {
         "ours": ours,
         "theirs": theirs,

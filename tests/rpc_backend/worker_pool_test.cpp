@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <future>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -168,6 +169,55 @@ TEST(WorkerPool, ManyThreadsGiveWorkAtOnce) {
     giver.join();
   pool.stop(kBound, WorkerPool::Waiting::kRun);
   EXPECT_EQ(ran, 20000);
+}
+
+// Threads that were needed once must not take turns ever after: each would be cold.
+TEST(WorkerPool, OneAfterAnotherTasksStayOnOneThread) {
+  WorkerPool pool("test", 4, 4);
+  Gate gate;
+  for (int i = 0; i < 4; ++i)
+    pool.run(gate.task());
+  ASSERT_TRUE(gate.waitForEntered(4));
+  gate.open();
+  const auto wait_for_idle = [&] {
+    const auto end = Clock::now() + kBound;
+    while (pool.idleThreads() != 4 && Clock::now() < end)
+      std::this_thread::yield();
+    return pool.idleThreads() == 4;
+  };
+  ASSERT_TRUE(wait_for_idle());
+  std::set<std::thread::id> used;
+  for (int i = 0; i < 200; ++i) {
+    std::promise<std::thread::id> ran;
+    pool.run([&] { ran.set_value(std::this_thread::get_id()); });
+    auto thread = ran.get_future();
+    ASSERT_EQ(thread.wait_for(kBound), std::future_status::ready);
+    used.insert(thread.get());
+    ASSERT_TRUE(wait_for_idle());
+    if (i % 20 == 0) std::this_thread::sleep_for(2ms);  // long enough to fall asleep
+  }
+  pool.stop(kBound);
+  EXPECT_EQ(used.size(), 1U);
+}
+
+TEST(WorkerPool, EachThreadRunsTheHooksFirstAndLast) {
+  static thread_local int here = 0;
+  std::atomic<int> begun{0};
+  std::atomic<int> ended{0};
+  std::atomic<int> without{0};
+  WorkerPool pool("test", 2, 8, {[&] { here = ++begun; }, [&] { ended += here != 0 ? 1 : 0; }});
+  EXPECT_EQ(begun, 0);
+  Gate gate;
+  for (int i = 0; i < 8; ++i)
+    pool.run(gate.task());
+  ASSERT_TRUE(gate.waitForEntered(8));
+  for (int i = 0; i < 100; ++i)
+    pool.run([&] { without += here == 0 ? 1 : 0; });
+  gate.open();
+  pool.stop(kBound, WorkerPool::Waiting::kRun);
+  EXPECT_EQ(begun, 8);
+  EXPECT_EQ(ended, 8);
+  EXPECT_EQ(without, 0);
 }
 
 TEST(ActiveCount, CanBeWaitedFor) {
