@@ -12,6 +12,8 @@ Importing starts no thread and opens no socket. See ``docs/`` for the rest.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from weft import (
     _native,  # loads libweft.so and weft._C after torch
     _registration,
@@ -22,10 +24,15 @@ from weft.options import RpcBackendOptions
 from weft.rpc import init_rpc, wait_all_workers
 from weft.rref import RRefId, RRefInfo, rref_report
 
+if TYPE_CHECKING:
+    from weft.pipe import Pipe, WithDevice
+
 __all__ = [
+    "Pipe",
     "RRefId",
     "RRefInfo",
     "RpcBackendOptions",
+    "WithDevice",
     "__version__",
     "init_rpc",
     "library_path",
@@ -36,5 +43,15 @@ __all__ = [
 ]
 
 library_path = _native.library_path
+
+
+def __getattr__(name: str) -> object:
+    """Pipelines are imported when they are asked for."""
+    if name in ("Pipe", "WithDevice"):
+        from weft import pipe
+
+        return getattr(pipe, name)
+    raise AttributeError(f"module 'weft' has no attribute '{name}'")
+
 
 _registration.install()

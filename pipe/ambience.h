@@ -1,0 +1,58 @@
+// The thread-local settings that a stage's operations depend on, brought from the forward to a
+// recomputation: autocast and saved-tensor hooks. (In the forward itself everything thread-local is
+// brought to the lanes by at::ThreadLocalState; the backward has a state of its own for the rest.)
+#pragma once
+
+#include <ATen/SavedTensorHooks.h>
+#include <ATen/autocast_mode.h>
+
+#include <vector>
+
+namespace weft::pipe {
+
+class Ambience {
+ public:
+  // The calling thread's, for the CPU and for `devices`' types.
+  static Ambience here(const std::vector<c10::Device>& devices);
+
+ private:
+  struct Autocast {
+    c10::DeviceType type;
+    bool enabled;
+    at::ScalarType dtype;
+  };
+  friend class AmbienceGuard;
+  void set() const;
+
+  std::vector<Autocast> autocast_;
+  at::impl::SavedTensorDefaultHooksTLS hooks_;
+};
+
+// Sets an ambience on the calling thread; puts back what was there at its end.
+class AmbienceGuard {
+ public:
+  explicit AmbienceGuard(const Ambience& ambience);
+  ~AmbienceGuard() { before_.set(); }
+  AmbienceGuard(const AmbienceGuard&) = delete;
+  AmbienceGuard& operator=(const AmbienceGuard&) = delete;
+
+ private:
+  Ambience before_;
+};
+
+// Autocast remembers a parameter's cast copy, with the history it had. A copy made without a graph
+// would serve a stage run that needs one, and one made in a recomputation would outlive the step.
+class NoAutocastCache {
+ public:
+  NoAutocastCache() : before_(at::autocast::is_autocast_cache_enabled()) {
+    at::autocast::set_autocast_cache_enabled(false);
+  }
+  ~NoAutocastCache() { at::autocast::set_autocast_cache_enabled(before_); }
+  NoAutocastCache(const NoAutocastCache&) = delete;
+  NoAutocastCache& operator=(const NoAutocastCache&) = delete;
+
+ private:
+  bool before_;
+};
+
+}  // namespace weft::pipe

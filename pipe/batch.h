@@ -1,0 +1,70 @@
+// A micro-batch at a stage's border: its tensors, and how they make up what the stage takes or
+// gives.
+//
+// What a stage gives may be a tensor, a tuple, a list, a dictionary or any nesting of them. The
+// engine sees the flat list of tensors; everything else travels in the structure, untouched.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace weft::pipe {
+
+struct Structure {
+  enum class Kind : std::uint8_t {
+    kTensor,  // the next of the flat list
+    kValue,   // `value` itself
+    kTuple,
+    kList,
+    kDict,    // `value` is the list of keys, `parts` are what they map to
+    kCustom,  // what only `value` knows how to build of `parts`: the business of whoever made it
+  };
+  Kind kind = Kind::kTensor;
+  c10::IValue value;
+  std::vector<Structure> parts;
+};
+
+struct Batch {
+  std::vector<at::Tensor> tensors;
+  // None: the batch is one tensor.
+  std::shared_ptr<const Structure> structure;
+};
+
+// How one of the mini-batch's input tensors is given to the micro-batches.
+enum class Scatter : std::uint8_t { kChunk, kReplicate };
+
+// Splits each kChunk tensor exactly as tensor.chunk(chunks) does, and gives the others to all. No
+// gradient is recorded. Throws if the tensors give different counts ("different number of chunks").
+// Without a tensor to split there is one micro-batch.
+std::vector<std::vector<at::Tensor>> scatter(const std::vector<at::Tensor>& tensors,
+                                             const std::vector<Scatter>& how, std::size_t chunks);
+
+// The whole mini-batch's output, and where its tensors come from.
+struct Gathered {
+  struct Source {
+    std::vector<std::size_t> tensors;  // per micro-batch, or one: its place in that one's list
+    std::int64_t micro_batch = -1;     // which, for a tensor that is not joined with others
+    std::vector<std::int64_t> sizes;   // along dimension 0, per micro-batch
+  };
+  Batch batch;  // as many tensors as sources
+  std::vector<Source> sources;
+};
+
+// What of a gathered tensor's gradient belongs to which micro-batch.
+struct GradPiece {
+  std::size_t micro_batch;
+  std::size_t tensor;  // its place in that one's list
+  at::Tensor grad;
+};
+std::vector<GradPiece> split(const Gathered::Source& source, const at::Tensor& grad);
+
+// Joins the micro-batches' outputs: tensors by concatenation along dimension 0, anything else into
+// a list with one entry per micro-batch; both at the top level of a tuple, list or dictionary.
+// Throws if the micro-batches disagree. No gradient is recorded.
+Gathered gather(const std::vector<Batch>& outputs);
+
+}  // namespace weft::pipe

@@ -1,0 +1,106 @@
+// One micro-batch in one stage: runs it, keeps what its backward needs, and runs that.
+//
+// A cell has a graph of its own, from the alias of its inputs and the gates of the parameters to
+// its outputs. Cells hand each other plain tensors, and gradients.
+//
+//   kEmpty --run, gradients wanted----------------> kGraph --backward--> kDone
+//   kEmpty --run, checkpointed--> kCheckpointed --recompute--> kGraph
+//   kEmpty --run, no gradients wanted-------------> kDone
+//
+// With retain_graph the backward leaves kGraph as it is, and what was recomputed goes back to
+// kCheckpointed.
+#pragma once
+
+#include <torch/csrc/autograd/variable.h>
+
+#include <optional>
+#include <vector>
+
+#include "pipe/ambience.h"
+#include "pipe/gate.h"
+#include "pipe/machine.h"
+
+namespace weft::pipe {
+
+// A tensor between two cells, without history. Undefined: None.
+struct Wire {
+  at::Tensor value;
+  bool differentiable = false;
+};
+
+// What cells of one mini-batch share.
+struct CellSetting {
+  Machine& machine;
+  std::size_t micro_batches;
+  bool training;
+  bool grad;  // gradients are wanted at all
+  Ambience ambience;
+  // Per stage: the gates of its parameters, in the forward and in the present backward.
+  std::vector<torch::autograd::edge_list> gates;
+  std::vector<torch::autograd::edge_list> gates_again;
+};
+
+enum class CellState : unsigned char { kEmpty, kCheckpointed, kGraph, kDone };
+
+class Cell {
+ public:
+  // The stage's payload, then the skips that come to it (Machine::incoming), then... see outputs.
+  struct Input {
+    std::vector<Wire> wires;
+    std::size_t payload = 0;  // how many of the wires
+    std::shared_ptr<const Structure> structure;
+  };
+  // The payload, then the skips that leave it (Machine::outgoing).
+  struct Output {
+    std::vector<Wire> wires;
+    std::size_t payload = 0;
+    std::shared_ptr<const Structure> structure;
+  };
+
+  Output run(const CellSetting& setting, std::size_t stage, std::size_t micro_batch, Input input,
+             bool checkpoint);
+  void recompute(const CellSetting& setting);
+
+  struct Gradients {
+    std::vector<at::Tensor> inputs;      // per input wire; undefined where there is none
+    std::vector<at::Tensor> parameters;  // per wanted gate
+  };
+  // Gradients of the outputs must have been put into `output_grads`, per output wire.
+  Gradients backward(bool want_inputs, const torch::autograd::edge_list& wanted_gates,
+                     bool keep_graph);
+  // Forgets everything.
+  void drop();
+
+  CellState state() const { return state_; }
+  bool checkpointed() const { return checkpointed_; }
+  bool drew() const { return rng_.has_value(); }
+  // The generators' states before the run, if it drew.
+  const std::optional<RngState>& rng() const { return rng_; }
+  std::size_t outputs() const { return output_edges_.size(); }
+
+  std::vector<at::Tensor> output_grads;
+
+ private:
+  enum class Pass : unsigned char { kGraph, kCheckpoint, kRecompute };
+
+  Output perform(const CellSetting& setting, Pass pass);
+  Batch call(const CellSetting& setting, Pass pass, const std::vector<at::Tensor>& inputs,
+             SkipPort& skips);
+  std::vector<at::Tensor> aliases(const CellSetting& setting, Pass pass);
+  void learnInput(const CellSetting& setting, Pass pass, const std::vector<at::Tensor>& given,
+                  const std::vector<std::uint32_t>& versions);
+  void learnDraws(const CellSetting& setting, RngState before);
+  void searchLeaves(const CellSetting& setting);
+
+  CellState state_ = CellState::kEmpty;
+  bool checkpointed_ = false;
+  std::size_t stage_ = 0;
+  std::size_t micro_batch_ = 0;
+  Input input_;
+  NodePtr input_node_;                    // ends the graph at the inputs
+  std::vector<std::int64_t> input_slot_;  // per input wire: its place at that node, or -1
+  torch::autograd::edge_list output_edges_;
+  std::optional<RngState> rng_;
+};
+
+}  // namespace weft::pipe

@@ -1,0 +1,237 @@
+#include "pipe/jobs.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/irange.h>
+
+#include <algorithm>
+#include <optional>
+
+namespace weft::pipe {
+
+namespace {
+
+bool isAccelerator(c10::Device device) { return !device.is_cpu() && !device.is_meta(); }
+
+// For the timeline: 0 is whoever calls the pipeline.
+thread_local std::size_t t_lane = 0;
+
+}  // namespace
+
+at::Tensor moved(const at::Tensor& tensor, c10::Device device) {
+  return !tensor.defined() || tensor.device() == device
+             ? tensor
+             : tensor.to(device, tensor.scalar_type(), /*non_blocking=*/isAccelerator(device));
+}
+
+PipelineJob::PipelineJob(const Machine& machine) {
+  for (const c10::Device device : machine.devices) {
+    if (isAccelerator(device)) {
+      streams_.push_back(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+    }
+  }
+}
+
+void PipelineJob::lane(std::size_t lane, const std::function<void()>& share) {
+  const at::ThreadLocalStateGuard guard(state_);
+  for (const c10::Stream stream : streams_) {
+    c10::impl::VirtualGuardImpl(stream.device_type()).exchangeStream(stream);
+  }
+  t_lane = lane + 1;
+  share();
+}
+
+ForwardJob::ForwardJob(MiniBatch& batch, std::vector<std::vector<at::Tensor>> micro_batches,
+                       const std::vector<bool>& differentiable)
+    : PipelineJob(*batch.machine_),
+      outputs(micro_batches.size()),
+      batch_(batch),
+      order_(clockOrder(micro_batches.size(), batch.stages())),
+      graph_(batch.machine_->lanes),
+      next_(micro_batches.size()),
+      skips_(batch.machine_->routes.size(), std::vector<Wire>(micro_batches.size())) {
+  for (const auto i : c10::irange(micro_batches.size())) {
+    Cell::Input& input = next_[i];
+    for (const auto k : c10::irange(micro_batches[i].size())) {
+      input.wires.push_back({std::move(micro_batches[i][k]), differentiable[k]});
+    }
+    input.payload = input.wires.size();
+    input.structure = batch.input_.structure;
+  }
+  const Machine& machine = *batch.machine_;
+  std::vector<TaskId> last_of(micro_batches.size());  // the micro-batch's task in the stage before
+  std::optional<TaskId> last_drawing;
+  for (const CellIndex cell : order_) {
+    const TaskId task = graph_.add(machine.lane_of[cell.stage]);
+    if (cell.stage != 0) graph_.require(task, last_of[cell.micro_batch]);
+    last_of[cell.micro_batch] = task;
+    const auto& draws = machine.habits[cell.stage].draws[batch.input_.training ? 1 : 0];
+    if (mayDraw(draws.load(std::memory_order_relaxed))) {
+      if (last_drawing) graph_.require(task, *last_drawing);
+      last_drawing = task;
+    }
+  }
+}
+
+Cell::Input ForwardJob::inputOf(std::size_t micro_batch, std::size_t stage) {
+  const Machine& machine = *batch_.machine_;
+  Cell::Input input = std::move(next_[micro_batch]);
+  for (const std::size_t route : machine.incoming[stage]) {
+    input.wires.push_back(std::move(skips_[route][micro_batch]));
+  }
+  const c10::Device device = machine.devices[stage];
+  const bool away = std::any_of(input.wires.begin(), input.wires.end(), [&](const Wire& wire) {
+    return wire.value.defined() && wire.value.device() != device;
+  });
+  if (away) {
+    const at::NoGradGuard no_grad;
+    const Timeline::Span span(batch_.machine_->timeline, stage, micro_batch, EventKind::kCopy,
+                              t_lane);
+    for (Wire& wire : input.wires)
+      wire.value = moved(wire.value, device);
+  }
+  return input;
+}
+
+void ForwardJob::run(TaskId task) {
+  const auto [i, j] = order_[task];
+  const Machine& machine = *batch_.machine_;
+  Cell::Input input = inputOf(i, j);
+  Cell::Output output;
+  {
+    const Timeline::Span span(batch_.machine_->timeline, j, i, EventKind::kForward, t_lane);
+    output =
+        batch_.cell(i, j).run(*batch_.setting_, j, i, std::move(input), batch_.checkpointed(i));
+  }
+  const auto& outgoing = machine.outgoing[j];
+  for (const auto k : c10::irange(outgoing.size())) {
+    skips_[outgoing[k]][i] = std::move(output.wires[output.payload + k]);
+  }
+  output.wires.resize(output.payload);
+  if (j + 1 == batch_.stages()) {
+    outputs[i] = std::move(output);
+  } else {
+    next_[i] = {std::move(output.wires), output.payload, std::move(output.structure)};
+  }
+}
+
+BackwardJob::BackwardJob(MiniBatch& batch, const Wanted& wanted, bool keep_graph)
+    : PipelineJob(*batch.machine_),
+      input_grads(batch.micro_batches_),
+      sums(batch.stages()),
+      wanted_of(batch.stages()),
+      batch_(batch),
+      keep_graph_(keep_graph),
+      wants_inputs_(batch.stages()),
+      gates_(batch.stages()),
+      gates_again_(batch.stages()),
+      owned_(batch.stages()),
+      skip_grads_(batch.machine_->routes.size(), std::vector<at::Tensor>(batch.micro_batches_)),
+      graph_(batch.machine_->lanes) {
+  bool before = std::find(wanted.inputs.begin(), wanted.inputs.end(), true) != wanted.inputs.end();
+  for (const auto j : c10::irange(batch.stages())) {
+    wants_inputs_[j] = before;
+    const auto& places = batch.parameters_of_[j];
+    for (const auto k : c10::irange(places.size())) {
+      if (!wanted.parameters[places[k]]) continue;
+      wanted_of[j].push_back(places[k]);
+      gates_[j].push_back(batch.setting_->gates[j][k]);
+      gates_again_[j].push_back(batch.setting_->gates_again[j][k]);
+      before = true;
+    }
+    sums[j].resize(wanted_of[j].size());
+    owned_[j].assign(wanted_of[j].size(), false);
+  }
+  buildGraph();
+}
+
+void BackwardJob::buildGraph() {
+  const Machine& machine = *batch_.machine_;
+  std::vector<CellIndex> order = clockOrder(batch_.micro_batches_, batch_.stages());
+  std::reverse(order.begin(), order.end());
+  std::vector<std::optional<TaskId>> task_of(batch_.cells_.size());
+  const auto taskOf = [&](std::size_t i, std::size_t j) -> std::optional<TaskId>& {
+    return task_of[i * batch_.stages() + j];
+  };
+  std::optional<TaskId> last_replay;
+  for (const CellIndex index : order) {
+    const auto [i, j] = index;
+    Cell& cell = batch_.cell(i, j);
+    if (cell.state() == CellState::kDone) continue;
+    if (!wants_inputs_[j] && gates_[j].empty()) continue;
+    if (cell.state() == CellState::kCheckpointed) {
+      const TaskId recompute = graph_.add(machine.lane_of[j]);
+      steps_.push_back({index, true});
+      // They set the generators all stages share.
+      if (cell.drew() && last_replay) graph_.require(recompute, *last_replay);
+      if (cell.drew()) last_replay = recompute;
+    }
+    const TaskId task = graph_.add(machine.lane_of[j]);
+    steps_.push_back({index, false});
+    taskOf(i, j) = task;
+    if (j + 1 < batch_.stages() && taskOf(i, j + 1)) graph_.require(task, *taskOf(i, j + 1));
+    for (const std::size_t route : machine.outgoing[j]) {
+      const auto& consumer = taskOf(i, machine.routes[route].to);
+      if (consumer) graph_.require(task, *consumer);
+    }
+  }
+}
+
+void BackwardJob::run(TaskId task) {
+  const auto [index, recompute] = steps_[task];
+  const Timeline::Span span(batch_.machine_->timeline, index.stage, index.micro_batch,
+                            recompute ? EventKind::kRecompute : EventKind::kBackward, t_lane);
+  if (recompute) {
+    batch_.cell(index.micro_batch, index.stage).recompute(*batch_.setting_);
+  } else {
+    backward(index);
+  }
+}
+
+void BackwardJob::backward(CellIndex index) {
+  const auto [i, j] = index;
+  const Machine& machine = *batch_.machine_;
+  Cell& cell = batch_.cell(i, j);
+  const auto& outgoing = machine.outgoing[j];
+  cell.output_grads.resize(cell.outputs() - outgoing.size());
+  for (const std::size_t route : outgoing) {
+    cell.output_grads.push_back(std::move(skip_grads_[route][i]));
+  }
+  Cell::Gradients found = cell.backward(
+      wants_inputs_[j], cell.checkpointed() ? gates_again_[j] : gates_[j], keep_graph_);
+  addUp(j, std::move(found.parameters));
+
+  const auto& incoming = machine.incoming[j];
+  const std::size_t payload = found.inputs.size() - incoming.size();
+  for (const auto k : c10::irange(incoming.size())) {
+    skip_grads_[incoming[k]][i] =
+        moved(found.inputs[payload + k], machine.devices[machine.routes[incoming[k]].from]);
+  }
+  found.inputs.resize(payload);
+  if (j == 0) {
+    input_grads[i] = std::move(found.inputs);
+    return;
+  }
+  for (at::Tensor& grad : found.inputs)
+    grad = moved(grad, machine.devices[j - 1]);
+  batch_.cell(i, j - 1).output_grads = std::move(found.inputs);
+}
+
+void BackwardJob::addUp(std::size_t stage, std::vector<at::Tensor> grads) {
+  const at::NoGradGuard no_grad;
+  for (const auto k : c10::irange(grads.size())) {
+    at::Tensor& sum = sums[stage][k];
+    at::Tensor& grad = grads[k];
+    if (!grad.defined()) continue;
+    if (!sum.defined()) {
+      sum = std::move(grad);
+    } else if (owned_[stage][k] && (!sum.is_sparse() || grad.is_sparse())) {
+      sum.add_(grad);
+    } else {
+      // A gradient as it comes from autograd may be shared with another: not to be added to.
+      sum = sum.is_sparse() && !grad.is_sparse() ? grad + sum : sum + grad;
+      owned_[stage][k] = true;
+    }
+  }
+}
+
+}  // namespace weft::pipe

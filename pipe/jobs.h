@@ -1,0 +1,84 @@
+// What the crew does for a mini-batch: the forward's tasks and the backward's.
+#pragma once
+
+#include <ATen/ThreadLocalState.h>
+#include <c10/core/Stream.h>
+
+#include <vector>
+
+#include "pipe/clock.h"
+#include "pipe/crew.h"
+#include "pipe/mini_batch.h"
+
+namespace weft::pipe {
+
+// The tensor on that device; itself if it is there or undefined. Ordered by the devices' current
+// streams.
+at::Tensor moved(const at::Tensor& tensor, c10::Device device);
+
+// Gives the lanes what is thread-local in the thread that runs the pipeline, and its current
+// streams.
+class PipelineJob : public Job {
+ public:
+  explicit PipelineJob(const Machine& machine);
+  void lane(std::size_t lane, const std::function<void()>& share) final;
+
+ private:
+  const at::ThreadLocalState state_;
+  std::vector<c10::Stream> streams_;
+};
+
+class ForwardJob final : public PipelineJob {
+ public:
+  ForwardJob(MiniBatch& batch, std::vector<std::vector<at::Tensor>> micro_batches,
+             const std::vector<bool>& differentiable);
+  void run(TaskId task) override;
+  const TaskGraph& graph() const { return graph_; }
+
+  // Per micro-batch, what the last stage gave.
+  std::vector<Cell::Output> outputs;
+
+ private:
+  Cell::Input inputOf(std::size_t micro_batch, std::size_t stage);
+
+  MiniBatch& batch_;
+  const std::vector<CellIndex> order_;
+  TaskGraph graph_;
+  std::vector<Cell::Input> next_;         // per micro-batch: what its next stage gets
+  std::vector<std::vector<Wire>> skips_;  // per route, per micro-batch
+};
+
+class BackwardJob final : public PipelineJob {
+ public:
+  BackwardJob(MiniBatch& batch, const Wanted& wanted, bool keep_graph);
+  void run(TaskId task) override;
+  const TaskGraph& graph() const { return graph_; }
+
+  // Per micro-batch and input tensor.
+  std::vector<std::vector<at::Tensor>> input_grads;
+  // Per stage and wanted parameter of it, in the order of parameters_of.
+  std::vector<std::vector<at::Tensor>> sums;
+  // Per stage: places in MiniBatch::parameters().
+  std::vector<std::vector<std::size_t>> wanted_of;
+
+ private:
+  struct Step {
+    CellIndex cell;
+    bool recompute;
+  };
+  void backward(CellIndex index);
+  void addUp(std::size_t stage, std::vector<at::Tensor> grads);
+  void buildGraph();
+
+  MiniBatch& batch_;
+  const bool keep_graph_;
+  std::vector<bool> wants_inputs_;                       // per stage
+  std::vector<torch::autograd::edge_list> gates_;        // per stage, of graphs the forward made
+  std::vector<torch::autograd::edge_list> gates_again_;  // of those that are made again
+  std::vector<std::vector<bool>> owned_;                 // sums that nobody else refers to
+  std::vector<std::vector<at::Tensor>> skip_grads_;      // per route, per micro-batch
+  std::vector<Step> steps_;
+  TaskGraph graph_;
+};
+
+}  // namespace weft::pipe

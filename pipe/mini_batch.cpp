@@ -1,0 +1,188 @@
+#include "pipe/mini_batch.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/util/irange.h>
+
+#include <chrono>
+#include <unordered_map>
+
+#include "pipe/jobs.h"
+
+namespace weft::pipe {
+
+namespace {
+
+// Runs a job as the machine is told to, or the way that has proved faster.
+void runPaced(Machine& machine, Pace& pace, const TaskGraph& graph, Job& job) {
+  if (graph.size() == 0) return;
+  const Threading threading = machine.threading.load(std::memory_order_relaxed);
+  const bool free = threading == Threading::kAuto && machine.lanes > 1;
+  const Running running = free                               ? pace.choose()
+                          : threading == Threading::kThreads ? Running::kThreads
+                                                             : Running::kInline;
+  const auto begin = std::chrono::steady_clock::now();
+  machine.crew->run(graph, job, running);
+  if (!free) return;
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  pace.report(running, took.count() / static_cast<double>(graph.size()));
+}
+
+at::Tensor joined(std::vector<at::Tensor> pieces, const at::Tensor& whole, std::size_t chunks) {
+  bool any = false;
+  for (const at::Tensor& piece : pieces)
+    any |= piece.defined();
+  if (!any) return {};
+  if (pieces.size() == 1) return std::move(pieces[0]);
+  std::vector<at::Tensor> shapes;
+  for (const auto i : c10::irange(pieces.size())) {
+    if (pieces[i].defined()) continue;
+    if (shapes.empty()) shapes = whole.detach().chunk(static_cast<std::int64_t>(chunks));
+    pieces[i] = at::zeros_like(shapes[i]);
+  }
+  return at::cat(pieces);
+}
+
+at::Tensor summed(const std::vector<at::Tensor>& pieces) {
+  at::Tensor sum;
+  for (const at::Tensor& piece : pieces) {
+    if (piece.defined()) sum = sum.defined() ? sum + piece : piece;
+  }
+  return sum;
+}
+
+}  // namespace
+
+MiniBatch::MiniBatch(std::shared_ptr<Machine> machine, MiniBatchInput input,
+                     std::vector<std::vector<at::Tensor>> parameters, bool grad)
+    : machine_(std::move(machine)),
+      input_(std::move(input)),
+      parameters_of_(machine_->stages.size()),
+      grad_(grad) {
+  std::unordered_map<c10::TensorImpl*, std::size_t> place_of;
+  for (const auto j : c10::irange(parameters.size())) {
+    for (at::Tensor& parameter : parameters[j]) {
+      const auto [it, is_new] =
+          place_of.emplace(parameter.unsafeGetTensorImpl(), parameters_.size());
+      parameters_of_[j].push_back(it->second);
+      if (is_new) parameters_.push_back(std::move(parameter));
+    }
+  }
+}
+
+bool MiniBatch::checkpointed(std::size_t micro_batch) const {
+  if (!input_.training || !grad_) return false;
+  switch (input_.checkpoint) {
+    case Checkpoint::kNever:
+      return false;
+    case Checkpoint::kExceptLast:
+      return micro_batch + 1 < micro_batches_;
+    case Checkpoint::kAlways:
+      return true;
+  }
+  return false;
+}
+
+std::vector<torch::autograd::edge_list> MiniBatch::edgesPerStage(const Gates& gates) const {
+  std::vector<torch::autograd::edge_list> edges(stages());
+  for (const auto j : c10::irange(stages())) {
+    for (const std::size_t place : parameters_of_[j])
+      edges[j].push_back(gates.edges()[place]);
+  }
+  return edges;
+}
+
+MiniBatch::Result MiniBatch::forward() {
+  std::vector<std::vector<at::Tensor>> pieces = scatter(input_.tensors, input_.how, input_.chunks);
+  micro_batches_ = pieces.size();
+  cells_ = std::vector<Cell>(micro_batches_ * stages());
+  std::vector<bool> differentiable;
+  for (const at::Tensor& tensor : input_.tensors) {
+    differentiable.push_back(grad_ && tensor.requires_grad());
+  }
+
+  std::optional<Gates> gates;
+  if (grad_) gates.emplace(parameters_);
+  setting_.emplace(
+      CellSetting{*machine_,
+                  micro_batches_,
+                  input_.training,
+                  grad_,
+                  Ambience::here(machine_->devices),
+                  gates ? edgesPerStage(*gates) : std::vector<torch::autograd::edge_list>(stages()),
+                  {}});
+
+  ForwardJob job(*this, std::move(pieces), differentiable);
+  runPaced(*machine_, machine_->forward_pace[input_.training ? 1 : 0], job.graph(), job);
+
+  std::vector<Batch> outputs;
+  for (const auto i : c10::irange(micro_batches_)) {
+    Batch batch{{}, std::move(job.outputs[i].structure)};
+    for (Wire& wire : job.outputs[i].wires)
+      batch.tensors.push_back(std::move(wire.value));
+    output_wires_.push_back(batch.tensors.size());
+    outputs.push_back(std::move(batch));
+  }
+  Result result{gather(outputs), {}};
+  for (const Gathered::Source& source : result.gathered.sources) {
+    bool any = false;
+    for (const auto p : c10::irange(source.tensors.size())) {
+      const std::size_t i =
+          source.micro_batch >= 0 ? static_cast<std::size_t>(source.micro_batch) : p;
+      any |= job.outputs[i].wires[source.tensors[p]].differentiable;
+    }
+    result.differentiable.push_back(any);
+  }
+  sources_ = result.gathered.sources;
+  return result;
+}
+
+MiniBatch::Gradients MiniBatch::backward(const std::vector<at::Tensor>& grads, const Wanted& wanted,
+                                         bool keep_graph) {
+  const at::NoGradGuard no_grad;
+  const std::size_t last = stages() - 1;
+  for (const auto i : c10::irange(micro_batches_)) {
+    cell(i, last).output_grads.assign(output_wires_[i], {});
+  }
+  for (const auto s : c10::irange(sources_.size())) {
+    if (!grads[s].defined()) continue;
+    for (GradPiece& piece : split(sources_[s], grads[s])) {
+      cell(piece.micro_batch, last).output_grads[piece.tensor] = std::move(piece.grad);
+    }
+  }
+
+  const Gates gates(parameters_);  // for what is recomputed
+  setting_->gates_again = edgesPerStage(gates);
+  BackwardJob job(*this, wanted, keep_graph);
+  runPaced(*machine_, machine_->backward_pace, job.graph(), job);
+
+  Gradients result;
+  result.parameters.resize(parameters_.size());
+  for (const auto j : c10::irange(stages())) {
+    for (const auto k : c10::irange(job.wanted_of[j].size())) {
+      at::Tensor& sum = result.parameters[job.wanted_of[j][k]];
+      at::Tensor& part = job.sums[j][k];
+      if (part.defined()) sum = sum.defined() ? sum + part : std::move(part);
+    }
+  }
+  for (const auto k : c10::irange(input_.tensors.size())) {
+    std::vector<at::Tensor> of_input;
+    for (const auto i : c10::irange(micro_batches_)) {
+      const auto& row = job.input_grads[i];
+      of_input.push_back(k < row.size() ? row[k] : at::Tensor());
+    }
+    result.inputs.push_back(input_.how[k] == Scatter::kChunk
+                                ? joined(std::move(of_input), input_.tensors[k], input_.chunks)
+                                : summed(of_input));
+  }
+  return result;
+}
+
+void MiniBatch::drop() {
+  for (Cell& cell : cells_)
+    cell.drop();
+  cells_.clear();
+  input_ = {};
+}
+
+}  // namespace weft::pipe

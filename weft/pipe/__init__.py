@@ -1,0 +1,19 @@
+"""Pipelines: an ``nn.Sequential`` cut into stages that work on micro-batches at the same time.
+
+::
+
+    import weft
+
+    weft.init_rpc("trainer", rank=0, world_size=1)
+    model = weft.Pipe(nn.Sequential(first, second), chunks=8)
+    output = model(batch).local_value()
+
+What ``torch.distributed.pipeline.sync`` was up to PyTorch 2.3, and more: see ``docs/pipe.md``.
+"""
+
+from __future__ import annotations
+
+from weft.pipe._partition import WithDevice
+from weft.pipe._pipe import NoChunk, Pipe, is_checkpointing, is_recomputing
+
+__all__ = ["NoChunk", "Pipe", "WithDevice", "is_checkpointing", "is_recomputing"]

@@ -1,0 +1,241 @@
+"""The Pipe: a Python skin over the engine in C++."""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import rpc
+
+from weft import _C
+from weft.pipe import _partition
+
+if TYPE_CHECKING:
+    from weft.pipe._timeline import Recording
+
+_MODES = {mode: getattr(_C.pipe.Checkpoint, mode) for mode in ("always", "except_last", "never")}
+
+is_checkpointing = _C.pipe.is_checkpointing
+is_recomputing = _C.pipe.is_recomputing
+
+
+class NoChunk:
+    """Wraps an input tensor of :meth:`Pipe.forward` that every micro-batch gets whole.
+
+    Args:
+        inp: the tensor; it has no batch dimension to split.
+    """
+
+    def __init__(self, inp: Tensor) -> None:
+        if not isinstance(inp, Tensor):
+            raise TypeError(f"NoChunk only supported for tensors, found: {inp}")
+        self._tensor = inp
+
+    @property
+    def tensor(self) -> Tensor:
+        return self._tensor
+
+
+# Its threads need the interpreter at their end, so they end before it does.
+_pipes: weakref.WeakSet[Pipe] = weakref.WeakSet()
+
+
+@atexit.register
+def _rest() -> None:
+    for pipe in list(_pipes):
+        pipe._engine.rest()
+
+
+class Pipe(nn.Module):
+    """Runs an ``nn.Sequential`` as a pipeline: its partitions work on micro-batches at the same time.
+
+    Neighbouring children on one accelerator form a partition; each child on the CPU is one of its
+    own. A child without parameters or buffers runs on the CPU unless it is wrapped in
+    :class:`WithDevice`. ``init_rpc`` must have been called.
+
+    Args:
+        module: the layers, each already on its device.
+        chunks: into how many micro-batches an input is split. A batch smaller than that gives fewer.
+        checkpoint: which micro-batches keep no activations in training and are computed again in the
+            backward: ``"always"``, ``"except_last"`` or ``"never"``.
+        deferred_batch_norm: batch norms update their running statistics once per mini-batch,
+            with those of the whole of it.
+
+    Raises:
+        RuntimeError: RPC is not initialised.
+        TypeError: ``module`` is no ``nn.Sequential``, or its skip connections do not match.
+        ValueError: another argument cannot be used.
+    """
+
+    def __init__(
+        self,
+        module: nn.Sequential,
+        chunks: int = 1,
+        checkpoint: str = "except_last",
+        deferred_batch_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        if not rpc.api._is_current_rpc_agent_set():
+            raise RuntimeError(
+                "Please initialize RPC framework for Pipe using torch.distributed.rpc.init_rpc "
+                "(or weft.init_rpc): a Pipe returns an RRef"
+            )
+        chunks = int(chunks)
+        checkpoint = str(checkpoint)
+        if chunks <= 0:
+            raise ValueError(f"number of chunks must be positive integer, not {chunks}")
+        if checkpoint not in _MODES:
+            raise ValueError(
+                f"checkpoint is not one of 'always', 'except_last', or 'never': '{checkpoint}'"
+            )
+        _partition.check_sequential(module)
+        from weft.pipe.skip import verify_skippables
+
+        verify_skippables(module)
+        if deferred_batch_norm:
+            from weft.pipe._batchnorm import convert_deferred_batch_norm
+
+            module = convert_deferred_batch_norm(module, chunks)
+
+        partitions, self.devices, names = _partition.split(module)
+        _partition.check_shared_parameters(partitions, self.devices)
+        #: The partitions, in order.
+        self.partitions = nn.ModuleList(partitions)
+        #: The number of micro-batches.
+        self.chunks = chunks
+        #: The checkpoint mode.
+        self.checkpoint = checkpoint
+        #: For each layer, its keys' beginning here and in the plain Sequential.
+        self._plain_names = {
+            f"partitions.{j}.{k}.": f"{name}."
+            for j, layers in enumerate(names)
+            for k, name in enumerate(layers)
+        }
+        self.register_load_state_dict_pre_hook(_accept_plain_names)
+        self._build_engine()
+
+    def _build_engine(self) -> None:
+        from weft.pipe.skip._layout import skip_layout
+
+        layout = skip_layout(list(self.partitions))
+        self._engine = _C.pipe.Engine(
+            list(self.partitions),
+            self.devices,
+            list(layout.values()),
+            {skip: index for index, skip in enumerate(layout)},
+            NoChunk,
+        )
+        _pipes.add(self)
+
+    def forward(self, *inputs: Any) -> rpc.RRef:
+        """Runs a mini-batch.
+
+        Args:
+            inputs: at least one tensor; all tensors are on the first partition's device and are split
+                along dimension 0. Other values, and tensors wrapped in :class:`NoChunk`,
+                are given to every micro-batch.
+
+        Returns:
+            An RRef; ``.local_value()`` is the output, on the last partition's device: tensors
+            joined along dimension 0, other values as a list of one per micro-batch.
+        """
+        self._check_inputs(inputs)
+        if not self.devices:
+            return rpc.RRef(inputs[0] if len(inputs) == 1 else inputs)
+        output = self._engine.run(
+            inputs, self.chunks, self.partitions[0].training, _MODES[self.checkpoint]
+        )
+        return rpc.RRef(output)
+
+    def _check_inputs(self, inputs: tuple[Any, ...]) -> None:
+        tensors = [value for value in inputs if isinstance(value, Tensor)]
+        if not tensors:
+            raise TypeError(f"inputs do not have any tensors: {inputs}")
+        first = self.devices[0] if self.devices else torch.device("cpu")
+        for tensor in tensors:
+            if tensor.device != first:
+                raise ValueError(
+                    "All inputs should be on the same device as the first partition: one is on "
+                    f"{tensor.device}, the first partition on {first}"
+                )
+
+    def record(self) -> Recording:
+        """Records what runs when, for a picture: ``with pipe.record() as timeline: …``."""
+        from weft.pipe._timeline import Recording
+
+        return Recording(self)
+
+    def __len__(self) -> int:
+        """The number of layers."""
+        return sum(len(partition) for partition in self.partitions)
+
+    def __getitem__(self, index: int) -> nn.Module:
+        """A layer, counted over all partitions; negative from the end."""
+        layers = list(self)
+        if not -len(layers) <= index < len(layers):
+            raise IndexError(f"a Pipe of {len(layers)} layers has no layer {index}")
+        return layers[index]
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        """The layers, in order."""
+        for partition in self.partitions:
+            yield from partition
+
+    def plain_state_dict(self) -> dict[str, Any]:
+        """The state under the names that the plain Sequential would give it.
+
+        :meth:`load_state_dict` takes both these and the Pipe's own.
+        """
+        return {_renamed(key, self._plain_names): value for key, value in self.state_dict().items()}
+
+    # The threads and what was learnt stay with the original.
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_engine"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._build_engine()
+
+    # A stage's place is the user's choice, made before the Pipe was built.
+    def cuda(self, device: torch.device | int | None = None) -> Pipe:
+        """Refused: the devices are those the layers were on."""
+        _deny_moving()
+
+    def cpu(self) -> Pipe:
+        """Refused: the devices are those the layers were on."""
+        _deny_moving()
+
+    def to(self, *args: Any, **kwargs: Any) -> Pipe:
+        """Only ``to(dtype)``: the devices are those the layers were on."""
+        if "device" in kwargs or "tensor" in kwargs:
+            _deny_moving()
+        if args and isinstance(args[0], (torch.device, int, str, Tensor)):
+            _deny_moving()
+        return super().to(*args, **kwargs)
+
+
+def _renamed(key: str, names: dict[str, str]) -> str:
+    for before, after in names.items():
+        if key.startswith(before):
+            return after + key[len(before) :]
+    return key
+
+
+def _accept_plain_names(pipe: Pipe, state: dict[str, Any], prefix: str, *_unused: Any) -> None:
+    """Gives what was saved from the plain Sequential the names it has in a Pipe."""
+    if any(key.startswith(f"{prefix}partitions.") for key in state):
+        return
+    names = {plain: own for own, plain in pipe._plain_names.items()}
+    for key in [key for key in state if key.startswith(prefix)]:
+        state[prefix + _renamed(key[len(prefix) :], names)] = state.pop(key)
+
+
+def _deny_moving() -> NoReturn:
+    raise TypeError(
+        "denied to move parameters and buffers, because Pipe should manage device placement: move "
+        "the layers before they are given to Pipe"
+    )
