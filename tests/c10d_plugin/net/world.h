@@ -147,13 +147,28 @@ inline std::unique_ptr<EndpointMailbox> joinAs(
   return std::move(joined).value();
 }
 
+inline void say(KeyValue& store, const std::string& key, const std::string& value) {
+  if (transport::Error error = store.set(key, value)) throw std::runtime_error(error.text());
+}
+
+inline std::string hear(KeyValue& store, const std::string& key) {
+  transport::Result<std::string> value = store.get(key, soon());
+  if (!value.ok()) throw std::runtime_error(value.error().text());
+  return value.value();
+}
+
+// Stops this process; another rank ends it with killStopped().
+inline void stop(KeyValue& store) {
+  say(store, "stopped", std::to_string(::getpid()));
+  ::raise(SIGSTOP);
+}
+inline void killStopped(KeyValue& store) { ::kill(std::stoi(hear(store, "stopped")), SIGKILL); }
+
 // All ranks of a test come here before any goes on.
 inline void meet(KeyValue& store, int rank, int size, const std::string& where) {
-  if (store.set(where + std::to_string(rank), "here")) throw std::runtime_error("cannot meet");
-  for (int other = 0; other < size; ++other) {
-    if (!store.get(where + std::to_string(other), soon()).ok())
-      throw std::runtime_error("rank " + std::to_string(other) + " did not come to " + where);
-  }
+  say(store, where + std::to_string(rank), "here");
+  for (int other = 0; other < size; ++other)
+    hear(store, where + std::to_string(other));
 }
 
 }  // namespace weft::collectives
