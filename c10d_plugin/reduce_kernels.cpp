@@ -202,30 +202,35 @@ WEFT_INLINE void write(std::byte* to, std::size_t index, typename E::Wide value)
   storeAt<typename E::Stored>(to, index, E::narrow(value));
 }
 
-template <typename E, typename Op>
-WEFT_INLINE void reduceTwo(const Job& job) {
-  const std::byte* const a = job.inputs[0];
-  const std::byte* const b = job.inputs[1];
-  std::byte* const out = job.out;
-  const std::size_t count = job.count;
-  WEFT_INDEPENDENT
-  for (std::size_t i = 0; i < count; ++i) {
-    write<E>(out, i, Op::apply(read<E>(a, i), read<E>(b, i)));
+// inputs[0][i] op … op inputs[N - 1][i], in registers.
+template <typename E, typename Op, int N>
+WEFT_INLINE typename E::Wide combine(const std::byte* const* inputs, std::size_t index) {
+  if constexpr (N == 1) {
+    return read<E>(inputs[0], index);
+  } else {
+    return Op::apply(combine<E, Op, N - 1>(inputs, index), read<E>(inputs[N - 1], index));
   }
 }
 
-template <typename E, typename Op>
-WEFT_INLINE void reduceFour(const Job& job) {
-  const std::byte* const a = job.inputs[0];
-  const std::byte* const b = job.inputs[1];
-  const std::byte* const c = job.inputs[2];
-  const std::byte* const d = job.inputs[3];
+// Few inputs: one loop, nothing in between.
+template <typename E, typename Op, int N, bool kDivide>
+WEFT_INLINE void reduceAtOnce(const Job& job) {
+  using Wide = typename E::Wide;
+  const std::byte* inputs[N];
+  for (int k = 0; k < N; ++k)
+    inputs[k] = job.inputs[k];
   std::byte* const out = job.out;
   const std::size_t count = job.count;
-  WEFT_INDEPENDENT
-  for (std::size_t i = 0; i < count; ++i) {
-    const auto ab = Op::apply(read<E>(a, i), read<E>(b, i));
-    write<E>(out, i, Op::apply(Op::apply(ab, read<E>(c, i)), read<E>(d, i)));
+  if constexpr (kDivide) {
+    const Wide divisor = static_cast<Wide>(job.divisor);
+    WEFT_INDEPENDENT
+    for (std::size_t i = 0; i < count; ++i) {
+      write<E>(out, i, combine<E, Op, N>(inputs, i) / divisor);
+    }
+  } else {
+    WEFT_INDEPENDENT
+    for (std::size_t i = 0; i < count; ++i)
+      write<E>(out, i, combine<E, Op, N>(inputs, i));
   }
 }
 
@@ -246,11 +251,13 @@ WEFT_INLINE void divideTile(Wide* values, std::size_t count, int by) {
   }
 }
 
-// Any number of inputs: a tile's results stay in the first-level cache until all are in.
+// Any number of inputs: a tile's results stay in the first-level cache until all are in. Small
+// tiles: a store and a load that agree in the lowest 12 bits of their addresses get in each other's
+// way, and the inputs may lie anywhere.
 template <typename E, typename Op>
 WEFT_INLINE void reduceTiles(const Job& job) {
   using Wide = typename E::Wide;
-  constexpr std::size_t kTile = 4096 / sizeof(Wide);
+  constexpr std::size_t kTile = 1024 / sizeof(Wide);
   alignas(64) Wide tile[kTile];
   for (std::size_t begin = 0; begin < job.count; begin += kTile) {
     const std::size_t size = std::min(kTile, job.count - begin);
@@ -273,19 +280,28 @@ WEFT_INLINE void reduceTiles(const Job& job) {
   }
 }
 
+template <typename E, typename Op, bool kDivide>
+WEFT_INLINE void runFew(const Job& job) {
+  switch (job.input_count) {
+    case 2:
+      return reduceAtOnce<E, Op, 2, kDivide>(job);
+    case 3:
+      return reduceAtOnce<E, Op, 3, kDivide>(job);
+    case 4:
+      return reduceAtOnce<E, Op, 4, kDivide>(job);
+    default:
+      return reduceTiles<E, Op>(job);
+  }
+}
+
 template <typename E, typename Op>
 WEFT_INLINE void runLoops(const Job& job) {
-  if (job.divisor == 0 && job.input_count == 2) {
-    reduceTwo<E, Op>(job);
-    return;
+  if (job.divisor == 0) return runFew<E, Op, false>(job);
+  if constexpr (std::is_same_v<Op, Sum> && std::is_floating_point_v<typename E::Wide>) {
+    return runFew<E, Op, true>(job);
+  } else {
+    return reduceTiles<E, Op>(job);
   }
-  if constexpr (std::is_same_v<Op, Sum>) {
-    if (job.divisor == 0 && job.input_count == 4) {
-      reduceFour<E, Op>(job);
-      return;
-    }
-  }
-  reduceTiles<E, Op>(job);
 }
 
 // --- One function per instruction set, chosen once.
