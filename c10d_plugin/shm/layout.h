@@ -29,7 +29,8 @@ struct Layout {
   std::size_t buffer_bytes = std::size_t{1} << 20;  // of a buffer; a multiple of kPage
   std::size_t control_bytes = kPage;                // of a rank's control block
 
-  static Layout of(int ranks, std::size_t buffer_bytes);
+  // 0: what suits that many ranks.
+  static Layout of(int ranks, std::size_t buffer_bytes, std::size_t small_bytes);
 
   std::size_t control(int rank) const {
     return kPage + static_cast<std::size_t>(rank) * control_bytes;

@@ -55,7 +55,7 @@ Error lie(const std::string& what) {
 
 }  // namespace
 
-Layout Layout::of(int ranks, std::size_t buffer_bytes) {
+Layout Layout::of(int ranks, std::size_t buffer_bytes, std::size_t small_bytes) {
   constexpr std::size_t kLargest = std::size_t{1} << 20;
   constexpr std::size_t kLeast = std::size_t{256} << 10;
   Layout layout;
@@ -63,7 +63,9 @@ Layout Layout::of(int ranks, std::size_t buffer_bytes) {
   const auto count = static_cast<std::size_t>(ranks);
   if (buffer_bytes == 0)
     buffer_bytes = std::clamp((std::size_t{8} << 20) / count, kLeast, kLargest);
-  layout.buffer_bytes = roundUp(buffer_bytes, kPage);
+  // Room for a cache line for each of the others.
+  layout.buffer_bytes = roundUp(std::max(buffer_bytes, count * kCacheLine), kPage);
+  if (small_bytes != 0) layout.small_bytes = roundUp(small_bytes, kPage);
   const std::size_t tables = std::size_t{2} * 2 * count * sizeof(std::uint64_t);
   layout.control_bytes = roundUp(sizeof(Control) + tables, kPage);
   return layout;

@@ -1,7 +1,7 @@
 // How fast the collectives of one host are, without Python and torch: the least time of many
 // calls, beside what a memcpy of as much takes in the same process.
 //
-//   shm_bench [RANKS [BUFFER_KIB [OPERATION]]]
+//   shm_bench [RANKS [BUFFER_KIB [SMALL_KIB [OPERATION]]]]
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -105,7 +105,8 @@ int main(int argc, char** argv) {
   const int ranks = argc > 1 ? std::atoi(argv[1]) : 2;
   weft::collectives::ShmOptions options;
   if (argc > 2) options.buffer_bytes = static_cast<std::size_t>(std::atoi(argv[2])) << 10;
-  const std::string only = argc > 3 ? argv[3] : "";
+  if (argc > 3) options.small_bytes = static_cast<std::size_t>(std::atoi(argv[3])) << 10;
+  const std::string only = argc > 4 ? argv[4] : "";
   const TemporaryFolder folder;
   Children children;
   startRanks(children, folder, ranks, options,
