@@ -47,7 +47,9 @@ Flight::Part* Flight::receive(int from, unsigned step, Bytes into) {
 }
 
 void Flight::receivedBy(Part& part, const Mailbox::Received& received) {
-  if (received.error.code() != ErrorCode::kInvalidArgument || received.label == label_)
+  // Without a label it is no message's error, but the mailbox's own.
+  if (received.error.code() != ErrorCode::kInvalidArgument || received.label == label_ ||
+      received.label == Label())
     return landed(part, received.error);
   const std::string peer = std::to_string(members_[static_cast<std::size_t>(part.peer_)]);
   landed(part, {ErrorCode::kInvalidArgument,

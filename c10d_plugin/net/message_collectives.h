@@ -50,10 +50,16 @@ class MessageCollectives final : public Collectives {
                  std::span<const Bytes> out) override;
   void abort(Error reason) override { mailbox_->abort(std::move(reason)); }
 
+  // For whoever makes other algorithms of the same messages.
+  Mailbox& mailbox() noexcept { return *mailbox_; }
+  const std::vector<int>& members() const noexcept { return members_; }
+  transport::AdaptiveSpin& spin() noexcept { return spin_; }
+  // The first tag of an operation's flight.
+  Tag base(const Call& call) const;
+
  private:
   Signature signature(Operation operation, const Call& call, std::uint64_t bytes,
                       int root = 0) const;
-  Tag base(const Call& call) const;
   int after(int rank, int by) const { return (rank + by) % size(); }
   int before(int rank, int by) const { return (rank + size() - by) % size(); }
   std::byte* scratch(std::size_t bytes);

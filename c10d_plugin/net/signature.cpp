@@ -28,6 +28,9 @@ const char* toString(Operation operation) noexcept {
 
 namespace {
 
+// No signature is the empty label.
+constexpr std::uint64_t kIsSignature = std::uint64_t{1} << 24U;
+
 bool reduces(Operation operation) {
   return operation == Operation::kAllReduce || operation == Operation::kReduce ||
          operation == Operation::kReduceScatter;
@@ -36,7 +39,7 @@ bool reduces(Operation operation) {
 }  // namespace
 
 Label Signature::label() const {
-  const auto what = static_cast<std::uint64_t>(operation) |
+  const auto what = kIsSignature | static_cast<std::uint64_t>(operation) |
                     (static_cast<std::uint64_t>(element) << 8U) |
                     (static_cast<std::uint64_t>(reduces(operation) ? reduction : Reduction()) << 16U) |
                     (static_cast<std::uint64_t>(root) << 32U);
