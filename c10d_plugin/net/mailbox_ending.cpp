@@ -26,7 +26,11 @@ void EndpointMailboxImpl::onSendFailed(std::int32_t to, std::span<const std::byt
 }
 
 void EndpointMailboxImpl::onPeerLost(const transport::PeerLoss& loss) {
-  lose(loss.rank, loss.reason.code() == ErrorCode::kPeerClosed, loss.reason);
+  // All have joined: who can't be reached now is gone, however that shows.
+  const bool unreachable = loss.reason.code() == ErrorCode::kConnectFailed;
+  const Error reason =
+      unreachable ? Error(ErrorCode::kPeerLost, loss.reason.text()) : loss.reason;
+  lose(loss.rank, reason.code() == ErrorCode::kPeerClosed, reason);
   // Nothing more is read into its receive's memory.
   Arriving cut = std::exchange(peers_[static_cast<std::size_t>(loss.rank)].arriving, {});
   std::optional<PostedReceive> receive = std::move(cut.receive);
@@ -34,7 +38,7 @@ void EndpointMailboxImpl::onPeerLost(const transport::PeerLoss& loss) {
     const std::lock_guard<std::mutex> lock(mutex_);
     receive = std::exchange(cut.mail->taker, std::nullopt);
   }
-  if (receive) complete(*receive, loss.reason, loss.rank, 0, {});
+  if (receive) complete(*receive, reason, loss.rank, 0, {});
 }
 
 // Nothing more comes from this rank, or goes to it.
