@@ -15,21 +15,24 @@ namespace {
 // themselves, before their connections are cut.
 constexpr std::chrono::milliseconds kAbortGrace{100};
 
+// All have joined: who can't be reached now is gone, however that shows.
+Error asLoss(const Error& reason) {
+  if (reason.code() != ErrorCode::kConnectFailed) return reason;
+  return {ErrorCode::kPeerLost, reason.text()};
+}
+
 }  // namespace
 
 void EndpointMailboxImpl::onSendFailed(std::int32_t to, std::span<const std::byte>,
                                        const Error& reason) {
   Peer& peer = peers_[static_cast<std::size_t>(to)];
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (!peer.reason) peer.reason = reason;
+  if (!peer.reason) peer.reason = asLoss(reason);
   peer.broken.store(true);
 }
 
 void EndpointMailboxImpl::onPeerLost(const transport::PeerLoss& loss) {
-  // All have joined: who can't be reached now is gone, however that shows.
-  const bool unreachable = loss.reason.code() == ErrorCode::kConnectFailed;
-  const Error reason =
-      unreachable ? Error(ErrorCode::kPeerLost, loss.reason.text()) : loss.reason;
+  const Error reason = asLoss(loss.reason);
   lose(loss.rank, reason.code() == ErrorCode::kPeerClosed, reason);
   // Nothing more is read into its receive's memory.
   Arriving cut = std::exchange(peers_[static_cast<std::size_t>(loss.rank)].arriving, {});
