@@ -47,7 +47,7 @@ Error ShmCollectives::reduceTogether(Bytes data, int root) {
 
 Error ShmCollectives::reduceSmall(Bytes data, bool wanted) {
   const std::uint64_t round = rounds_.number();
-  std::memcpy(segment_->small(rank_, round), data.data(), data.size());
+  if (!data.empty()) std::memcpy(segment_->small(rank_, round), data.data(), data.size());
   if (Error error = meet()) return error;
   if (!wanted || data.empty()) return Error::ok();
   inputs_.clear();

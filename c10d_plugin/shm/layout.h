@@ -25,9 +25,9 @@ constexpr std::size_t roundUp(std::size_t value, std::size_t unit) {
 
 struct Layout {
   int ranks = 1;
-  std::size_t small_bytes = std::size_t{64} << 10;  // of a slot; a multiple of kPage
-  std::size_t buffer_bytes = std::size_t{1} << 20;  // of a buffer; a multiple of kPage
-  std::size_t control_bytes = kPage;                // of a rank's control block
+  std::size_t small_bytes = std::size_t{32} << 10;    // of a slot; a multiple of kPage
+  std::size_t buffer_bytes = std::size_t{512} << 10;  // of a buffer; a multiple of kPage
+  std::size_t control_bytes = kPage;                  // of a rank's control block
 
   // 0: what suits that many ranks.
   static Layout of(int ranks, std::size_t buffer_bytes, std::size_t small_bytes);

@@ -53,14 +53,15 @@ bool Rounds::allHaveEnded() noexcept {
   return look_at_ == size_;
 }
 
-Error Rounds::next(const CallRecord& call, Deadline deadline) {
+Error Rounds::next(const CallRecord& call, Deadline deadline, bool first) {
   ++number_;
   look_at_ = 0;
   // Sequentially consistent on both sides, here and in sleep(): either the sleeper sees the new
   // value or this sees the sleeper.
   own_progress_.exchange(static_cast<std::uint32_t>(number_), std::memory_order_seq_cst);
   if (own_sleepers_.load(std::memory_order_seq_cst) != 0) wakeAll(own_progress_);
-  if (allHaveEnded() || spin_.until([this] { return allHaveEnded(); })) return Error::ok();
+  transport::AdaptiveSpin& spin = first ? first_spin_ : later_spin_;
+  if (allHaveEnded() || spin.until([this] { return allHaveEnded(); })) return Error::ok();
   return sleep(call, deadline);
 }
 

@@ -30,8 +30,9 @@ class Rounds {
 
   std::uint64_t number() const noexcept { return number_; }
 
+  // `first`: of an operation, where ranks come when their programs get there; later they come soon.
   // `call` is for the error's text. kTimeout and kPeerLost end the group for all ranks.
-  Error next(const CallRecord& call, Deadline deadline);
+  Error next(const CallRecord& call, Deadline deadline, bool first);
 
  private:
   bool hasEnded(int rank) const noexcept;
@@ -49,7 +50,9 @@ class Rounds {
   Word& own_sleepers_;
   std::vector<const Word*> progress_;  // by rank
   int look_at_ = 0;                    // ranks below it have ended the round
-  transport::AdaptiveSpin spin_;
+  // Whether it pays to search differs.
+  transport::AdaptiveSpin first_spin_;
+  transport::AdaptiveSpin later_spin_;
 };
 
 // "rank 3" or "ranks 3, 5".

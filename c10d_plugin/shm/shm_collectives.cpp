@@ -76,9 +76,9 @@ Error ShmCollectives::open(const Call& call, Operation operation, std::size_t by
 }
 
 Error ShmCollectives::meet() {
-  if (compared_) return rounds_.next(record_, deadline_);
+  if (compared_) return rounds_.next(record_, deadline_, false);
   segment_->control(rank_).records[parity_] = record_;
-  if (Error error = rounds_.next(record_, deadline_)) return error;
+  if (Error error = rounds_.next(record_, deadline_, true)) return error;
   compared_ = true;
   return compare();
 }

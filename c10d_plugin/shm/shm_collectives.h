@@ -31,10 +31,10 @@ namespace weft::collectives {
 
 struct ShmOptions {
   // Of each of a rank's three buffers for large data, touched when first needed; rounded to 4 KiB.
-  // 0: by the number of ranks (256 KiB to 1 MiB). All ranks use rank 0's.
+  // 0: 512 KiB, or 256 KiB for more than eight ranks. All ranks use rank 0's.
   std::size_t buffer_bytes = 0;
-  // Up to here data goes through a rank's small slots, and is added up by all ranks at once;
-  // likewise.
+  // Up to here data goes through a rank's small slots, and is added up by all ranks at once.
+  // 0: 32 KiB. Likewise.
   std::size_t small_bytes = 0;
 };
 

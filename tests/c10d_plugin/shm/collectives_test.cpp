@@ -29,6 +29,20 @@ ShmOptions tiny() {
   return options;
 }
 
+void aroundBorder(Exercise& exercise, std::size_t bytes, int size) {
+  const auto ranks = static_cast<std::size_t>(size);
+  const std::vector<std::size_t> each(ranks, bytes / ranks);
+  const std::vector<std::size_t> counts(ranks, bytes / ranks / 4);
+  exercise.allReduce(Element::kFloat32, Reduction::kSum, bytes / 4);
+  exercise.reduce(Element::kInt16, Reduction::kMin, bytes / 2, size / 2);
+  exercise.broadcast(bytes + 1, size / 2);
+  exercise.allGather(each, false);
+  exercise.gather(each, size - 1);
+  exercise.scatter(each, 0);
+  exercise.reduceScatter(Element::kInt32, Reduction::kMax, counts, true);
+  exercise.allToAll(std::vector(ranks, each));
+}
+
 class EachSize : public ::testing::TestWithParam<int> {};
 
 TEST_P(EachSize, EveryReductionOfEveryElement) {
@@ -50,28 +64,29 @@ TEST_P(EachSize, EveryReductionOfEveryElement) {
             0);
 }
 
-// 64 KiB is a slot's size, 1 MiB a buffer's.
+// Just up to, and just above: a cache line, a small slot, a buffer, three buffers.
 TEST_P(EachSize, SizesAroundEveryBorder) {
-  EXPECT_EQ(runInProcesses(GetParam(), {},
+  ShmOptions options;
+  options.buffer_bytes = 65'536;
+  options.small_bytes = 16'384;
+  EXPECT_EQ(runInProcesses(GetParam(), options,
                            [](Collectives& group) {
                              Exercise exercise(group, 2);
-                             const auto ranks = static_cast<std::size_t>(group.size());
-                             for (const std::size_t border :
-                                  {std::size_t{64}, std::size_t{4} << 10, std::size_t{64} << 10,
-                                   std::size_t{1} << 20, std::size_t{3} << 20}) {
-                               for (const std::size_t bytes : {border, border + 4}) {
-                                 const std::vector<std::size_t> each(ranks, bytes / ranks);
-                                 exercise.allReduce(Element::kFloat32, Reduction::kSum, bytes / 4);
-                                 exercise.broadcast(bytes + 1, group.size() / 2);
-                                 exercise.allGather(each, false);
-                                 exercise.gather(each, group.size() - 1);
-                                 exercise.scatter(each, 0);
-                                 exercise.reduceScatter(
-                                     Element::kInt32, Reduction::kMax,
-                                     std::vector<std::size_t>(ranks, bytes / 4 / ranks), true);
-                                 exercise.allToAll(std::vector(ranks, each));
-                               }
+                             for (const std::size_t border : {64, 16'384, 65'536, 3 * 65'536}) {
+                               aroundBorder(exercise, border, group.size());
+                               aroundBorder(exercise, border + 4, group.size());
                              }
+                             return exercise.failures() == 0 ? 0 : 1;
+                           }),
+            0);
+}
+
+TEST_P(EachSize, SeveralMegabytes) {
+  EXPECT_EQ(runInProcesses(GetParam(), {},
+                           [](Collectives& group) {
+                             Exercise exercise(group, 4);
+                             exercise.allReduce(Element::kFloat32, Reduction::kSum, 700'001);
+                             exercise.broadcast(2'500'001, 0);
                              return exercise.failures() == 0 ? 0 : 1;
                            }),
             0);
@@ -86,7 +101,8 @@ TEST_P(EachSize, RandomSequences) {
     EXPECT_EQ(runInProcesses(GetParam(), small ? tiny() : ShmOptions{},
                              [&](Collectives& group) {
                                Exercise exercise(group, seed);
-                               for (int i = 0; i < operations; ++i) exercise.anything(most);
+                               for (int i = 0; i < operations; ++i)
+                                 exercise.anything(most);
                                return exercise.failures() == 0 ? 0 : 1;
                              }),
               0)
@@ -100,7 +116,8 @@ TEST(Collectives, EightRanksOnFewCores) {
   EXPECT_EQ(runInProcesses(8, {},
                            [](Collectives& group) {
                              Exercise exercise(group, 3);
-                             for (int i = 0; i < 40; ++i) exercise.anything(200'000);
+                             for (int i = 0; i < 40; ++i)
+                               exercise.anything(200'000);
                              return exercise.failures() == 0 ? 0 : 1;
                            }),
             0);
