@@ -45,7 +45,7 @@ enum class Element : std::uint8_t {
   kUint16,
   kUint32,
   kUint64,
-  kFloat16,   // summed in float32, rounded once per addition of two ranks' values
+  kFloat16,   // reduced in float32 and rounded: once, where all ranks' values meet in one place
   kBfloat16,  // likewise
   kFloat32,
   kFloat64,

@@ -11,6 +11,7 @@
 // receive from anyone fails when any peer is lost. After abort() all fails with that reason.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -22,15 +23,26 @@
 
 namespace weft::collectives {
 
+// The upper half, the tags with the top bit set, belongs to the algorithms of net/; what comes from
+// users lies below.
 using Tag = std::uint64_t;
 inline constexpr int kAnyRank = -1;
+
+// What sender and receiver must agree on besides the size, in words that only they understand:
+// the collectives put there which operation a message belongs to.
+struct Label {
+  std::array<std::uint64_t, 3> words{};
+  bool operator==(const Label&) const = default;
+};
 
 class Mailbox {
  public:
   struct Received {
-    transport::Error error;  // kInvalidArgument: the message had another size than the memory
+    // kInvalidArgument: the message had another size than the memory, or another label.
+    transport::Error error;
     int from = -1;
     std::size_t size = 0;  // of the message
+    Label label;           // of the message
   };
   using OnSent = std::function<void(const transport::Error&)>;
   using OnReceived = std::function<void(const Received&)>;
@@ -43,13 +55,18 @@ class Mailbox {
 
   // `data` is kept by its owner until `done`, which means "the bytes may be reused", not "arrived".
   // To the own rank too.
-  virtual void send(int to, Tag tag, transport::OwnedBuffer data, OnSent done) = 0;
-  // `into` is kept by its owner until `done`. The message must have exactly its size: another one
-  // fails this receive, and is consumed.
-  virtual Ticket receive(int from, Tag tag, transport::OwnedBuffer into, OnReceived done) = 0;
+  virtual void send(int to, Tag tag, transport::OwnedBuffer data, OnSent done,
+                    const Label& label = {}) = 0;
+  // `into` is kept by its owner until `done`. The message must have exactly its size and this
+  // label: another one fails this receive, writes nothing, and is consumed.
+  virtual Ticket receive(int from, Tag tag, transport::OwnedBuffer into, OnReceived done,
+                         const Label& label = {}) = 0;
   // Takes a posted receive back: true when its `done` will not be called any more.
   virtual bool cancel(Ticket ticket) = 0;
 
+  // Fails all that waits here and all that comes later, and tells the peers that this rank talked
+  // to: what they expect from it fails with the same reason. Completions of messages whose bytes
+  // are just being read or written come a little later, but come. The first reason stays.
   virtual void abort(transport::Error reason) = 0;
 };
 

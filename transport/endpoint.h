@@ -137,6 +137,9 @@ class Endpoint {
   virtual Error addPeer(const PeerInfo& peer) = 0;
   // Closes its link in order (goodbye) and forgets it. Unknown rank: no-op.
   virtual void removePeer(std::int32_t rank) = 0;
+  // Cuts its connection now, with all that is queued for it or half read; onPeerLost() tells
+  // `reason`. For an application that gives the peer up. Unknown or lost: no-op.
+  virtual void losePeer(std::int32_t rank, Error reason) = 0;
 
   // Sends, connecting first if need be. Returns once the message is written or
   // queued; its buffers stay owned until the peer has acknowledged it. Writes from the calling

@@ -203,6 +203,12 @@ void EndpointImpl::removePeer(std::int32_t rank) {
   });
 }
 
+void EndpointImpl::losePeer(std::int32_t rank, Error reason) {
+  const std::shared_ptr<Peer> peer = find(rank);
+  if (peer == nullptr || phase_.load() != Phase::kOpen) return;  // close() cuts all
+  loop_->post([peer, reason = std::move(reason)] { peer->lose(reason); });
+}
+
 Error EndpointImpl::send(std::int32_t to, Message message, std::chrono::milliseconds wait) {
   if (phase_.load(std::memory_order_relaxed) != Phase::kOpen) {
     return {ErrorCode::kShutdown,

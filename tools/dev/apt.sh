@@ -4,7 +4,7 @@
 APT_PACKAGES=(
   bazel-bootstrap bazel-platforms bazel-skylib bazel-rules-java bazel-rules-proto # the build
   g++ dpkg-dev patchelf                                                          # compile, unpack libuv, wheel
-  libssl-dev googletest libbenchmark-dev                                         # third_party/
+  libssl-dev googletest libbenchmark-dev libgloo-dev                             # third_party/
   clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev shellcheck           # lint and fuzz
   python3 python3-venv python3-dev                                               # the interpreter
   git ca-certificates procps                                                     # what the scripts call

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Builds the shared objects and lays out an importable weft/ under build/torch-<version>/site.
 
-BUILD_TARGETS=(//:libweft.so //:_C.so)
+BUILD_TARGETS=(//:libweft.so //:_C.so //c10d_plugin/net/gloo:libweft_gloo.so)
 # What the shared objects are made of. The Python sources are staged as links, so they need no build.
 BUILD_SOURCES=(transport rpc_backend jit_ops pipe c10d_plugin third_party tools/bazel
   weft/_C.cpp weft/BUILD.bazel BUILD.bazel WORKSPACE .bazelrc)
@@ -45,6 +45,7 @@ build_locked() {
     bazel_run build "${BUILD_TARGETS[@]}" >&2
     bin="$(bazel_bin)"
     place "$bin/libweft.so" "$SITE/weft/libweft.so"
+    place "$bin/c10d_plugin/net/gloo/libweft_gloo.so" "$SITE/weft/libweft_gloo.so"
     place "$bin/_C.so" "$SITE/weft/_C.so"
     mv "$BUILD/.building" "$BUILD/.built"
     stamp "$BUILD/.built-key" "$key"

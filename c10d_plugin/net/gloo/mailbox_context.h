@@ -1,0 +1,81 @@
+// gloo::transport on a Mailbox: what Gloo's algorithms need of a transport, which is unbound
+// buffers; pairs are only counted.
+//
+// One operation runs at a time, and its Flight carries it: deadline, the check between ranks and
+// the reason of a failure come from there. A wait of Gloo's that fails throws FlightFailed, once
+// no message touches anybody's memory any more, so that Gloo may unwind.
+#pragma once
+
+#include <gloo/context.h>
+#include <gloo/transport/context.h>
+#include <gloo/transport/device.h>
+
+#include <deque>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "c10d_plugin/net/flight.h"
+
+namespace weft::collectives {
+
+struct FlightFailed : std::runtime_error {
+  FlightFailed() : std::runtime_error("the flight of this operation has failed") {}
+};
+
+// Which flight the buffers of the running operation belong to.
+struct CurrentFlight {
+  Flight* flight = nullptr;
+};
+
+class MailboxBuffer final : public gloo::transport::UnboundBuffer {
+ public:
+  MailboxBuffer(void* data, std::size_t bytes, CurrentFlight& current)
+      : UnboundBuffer(data, bytes), flight_(*current.flight) {}
+  ~MailboxBuffer() override;
+
+  using UnboundBuffer::waitRecv;
+  using UnboundBuffer::waitSend;
+  // In the order in which they were begun. The timeout is the flight's.
+  bool waitRecv(int* rank, std::chrono::milliseconds timeout) override;
+  bool waitSend(int* rank, std::chrono::milliseconds timeout) override;
+  void abortWaitRecv() override {}
+  void abortWaitSend() override {}
+  void send(int to, std::uint64_t slot, std::size_t offset, std::size_t bytes) override;
+  void recv(int from, std::uint64_t slot, std::size_t offset, std::size_t bytes) override;
+  void recv(std::vector<int> from, std::uint64_t slot, std::size_t offset,
+            std::size_t bytes) override;
+
+ private:
+  struct Begun {
+    Flight::Part* part;
+    int peer;
+  };
+  Bytes range(std::size_t offset, std::size_t bytes) const;
+  bool wait(std::deque<Begun>& begun, int* rank);
+
+  Flight& flight_;
+  std::deque<Begun> sent_;
+  std::deque<Begun> received_;
+};
+
+class MailboxDevice final : public gloo::transport::Device {
+ public:
+  explicit MailboxDevice(CurrentFlight& current) : current_(current) {}
+  std::string str() const override { return "weft"; }
+  const std::string& getPCIBusID() const override { return none_; }
+  std::shared_ptr<gloo::transport::Context> createContext(int rank, int size) override;
+
+ private:
+  CurrentFlight& current_;
+  const std::string none_;
+};
+
+// A gloo::Context that needs no rendezvous: the mailbox's ranks have met already.
+class MailboxContext final : public gloo::Context {
+ public:
+  MailboxContext(int own_rank, int ranks, CurrentFlight& current);
+};
+
+}  // namespace weft::collectives

@@ -1,0 +1,132 @@
+// all_reduce and reduce.
+//
+// Small data: everybody lays all of it out, and everybody adds up all of it in the order of ranks,
+// so that all get the same bits after one meeting.
+//
+// Large data (Rabenseifner's reduce-scatter and all-gather, on shared memory and in place): cut
+// into blocks, each into one part per rank. A rank lays out the parts of a block that others add
+// up; in the next round adds up its own part of it, from the others' buffers and its own memory,
+// and leaves the result in the gap of its own buffer; in the round after collects the others'
+// results. The three overlap on three blocks, so that a round has one meeting, and each element is
+// read once from each rank's memory and written once to it.
+//   R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations in
+//   MPICH", IJHPCA 19(1), 2005.
+#include "c10d_plugin/reduce_kernels.h"
+#include "c10d_plugin/shm/exchange.h"
+#include "transport/arena_copy.h"
+
+namespace weft::collectives {
+
+using shm::kCacheLine;
+using shm::Operation;
+
+namespace {
+
+constexpr int kEverywhere = -1;  // instead of a root
+
+}  // namespace
+
+Error ShmCollectives::allReduce(const Call& call, Bytes data) {
+  if (Error error = open(call, Operation::kAllReduce, data.size())) return error;
+  return reduceTogether(data, kEverywhere);
+}
+
+Error ShmCollectives::reduce(const Call& call, Bytes data, int root) {
+  if (Error error = open(call, Operation::kReduce, data.size(), root)) return error;
+  if (const std::string why = checkRoot(root); !why.empty()) return refuse(why);
+  return reduceTogether(data, root);
+}
+
+Error ShmCollectives::reduceTogether(Bytes data, int root) {
+  if (const std::string why = checkReduction(data.size()); !why.empty()) return refuse(why);
+  if (data.size() <= segment_->layout().small_bytes) {
+    return reduceSmall(data, root == kEverywhere || root == rank_);
+  }
+  return reduceLarge(data, root);
+}
+
+Error ShmCollectives::reduceSmall(Bytes data, bool wanted) {
+  const std::uint64_t round = rounds_.number();
+  if (!data.empty()) std::memcpy(segment_->small(rank_, round), data.data(), data.size());
+  if (Error error = meet()) return error;
+  if (!wanted || data.empty()) return Error::ok();
+  inputs_.clear();
+  for (int rank = 0; rank < size_; ++rank) {
+    inputs_.push_back(rank == rank_ ? data.data() : segment_->small(rank, round));
+  }
+  reduceInto(record_.element, record_.reduction, data.data(), inputs_,
+             data.size() / sizeOf(record_.element));
+  return Error::ok();
+}
+
+Error ShmCollectives::reduceLarge(Bytes data, int root) {
+  if (Error error = needBuffers()) return error;
+  const std::size_t room = segment_->layout().buffer_bytes;
+  const std::size_t blocks = (data.size() + room - 1) / room;
+  const std::size_t size = shm::roundUp((data.size() + blocks - 1) / blocks, kCacheLine);
+  const auto block = [&](std::size_t number) {
+    const std::size_t begin = std::min(number * size, data.size());
+    return data.subspan(begin, std::min(size, data.size() - begin));
+  };
+  const bool collects = root == kEverywhere || root == rank_;
+  for (std::size_t step = 0;; ++step) {
+    if (step >= 2 && collects) collectParts(block(step - 2));
+    if (step == blocks + 1) return Error::ok();
+    if (step >= 1) addUpOwnPart(block(step - 1), root);
+    if (step < blocks) contribute(block(step));
+    if (Error error = meet()) return error;
+  }
+}
+
+Bytes ShmCollectives::partOf(Bytes block, int rank) const {
+  const auto ranks = static_cast<std::size_t>(size_);
+  const std::size_t part = shm::roundUp((block.size() + ranks - 1) / ranks, kCacheLine);
+  const std::size_t begin = std::min(static_cast<std::size_t>(rank) * part, block.size());
+  return block.subspan(begin, std::min(part, block.size() - begin));
+}
+
+// A part lies in a buffer where it lies in its block.
+void ShmCollectives::contribute(Bytes block) {
+  std::byte* const buffer = segment_->buffer(rank_, rounds_.number());
+  const Bytes own = partOf(block, rank_);
+  const auto begin = static_cast<std::size_t>(own.data() - block.data());
+  const std::size_t end = begin + own.size();
+  transport::copyToArena(buffer, block.data(), begin);
+  transport::copyToArena(buffer + end, block.data() + end, block.size() - end);
+}
+
+void ShmCollectives::addUpOwnPart(Bytes block, int root) {
+  const Bytes own = partOf(block, rank_);
+  const auto offset = static_cast<std::size_t>(own.data() - block.data());
+  const std::uint64_t round = rounds_.number() - 1;
+  std::byte* const shared = segment_->buffer(rank_, round) + offset;
+  // Others than the root must not change their data.
+  const bool keeps = root == kEverywhere || root == rank_;
+  // In strips that stay in the first-level cache until they are copied.
+  constexpr std::size_t kStrip = std::size_t{16} << 10;
+  for (std::size_t done = 0; done < own.size(); done += kStrip) {
+    const std::size_t bytes = std::min(kStrip, own.size() - done);
+    std::byte* const in_place = own.data() + done;
+    inputs_.clear();
+    for (int rank = 0; rank < size_; ++rank) {
+      inputs_.push_back(rank == rank_ ? in_place : segment_->buffer(rank, round) + offset + done);
+    }
+    std::byte* const result = keeps ? in_place : shared + done;
+    reduceInto(record_.element, record_.reduction, result, inputs_,
+               bytes / sizeOf(record_.element));
+    if (root == kEverywhere) transport::copyToArena(shared + done, in_place, bytes);
+  }
+}
+
+void ShmCollectives::collectParts(Bytes block) {
+  const std::uint64_t round = rounds_.number() - 2;
+  for (int rank = 0; rank < size_; ++rank) {
+    if (rank == rank_) continue;
+    const Bytes part = partOf(block, rank);
+    if (part.empty()) continue;
+    const auto offset = static_cast<std::size_t>(part.data() - block.data());
+    std::memcpy(part.data(), segment_->buffer(rank, round) + offset, part.size());
+  }
+}
+
+}  // namespace weft::collectives

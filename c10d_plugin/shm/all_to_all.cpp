@@ -1,0 +1,46 @@
+#include "c10d_plugin/shm/exchange.h"
+
+namespace weft::collectives {
+
+using shm::Operation;
+using shm::SizeTable;
+
+Error ShmCollectives::allToAll(const Call& call, std::span<const ConstBytes> in,
+                               std::span<const Bytes> out) {
+  if (Error error = open(call, Operation::kAllToAll, 0)) return error;
+  const auto ranks = static_cast<std::size_t>(size_);
+  if (in.size() != ranks || out.size() != ranks) {
+    return refuse(std::to_string(in.size()) + " inputs and " + std::to_string(out.size()) +
+                  " outputs for " + std::to_string(size_) + " ranks");
+  }
+  const auto own = static_cast<std::size_t>(rank_);
+  tell(SizeTable::kSent, in, false);
+  tell(SizeTable::kExpected, out, false);
+  const std::span<const ConstBytes> parts = othersOf(in);
+  std::vector<Place> places(ranks);
+  return exchange(
+      parts, placeFor(largest(parts), size_ - 1),
+      [&] {
+        copyOwn(in[own], out[own]);
+        std::size_t pieces = 0;
+        for (int rank = 0; rank < size_; ++rank) {
+          std::size_t most = 0;
+          for (int to = 0; to < size_; ++to) {
+            if (to != rank) most = std::max(most, told(rank, SizeTable::kSent, to));
+          }
+          Place& place = places[static_cast<std::size_t>(rank)];
+          place = placeFor(most, size_ - 1);
+          pieces = std::max(pieces, piecesOf(most, place));
+        }
+        return pieces;
+      },
+      [&](std::size_t piece) {
+        for (std::size_t rank = 0; rank < ranks; ++rank) {
+          if (rank == own) continue;
+          const int writer = static_cast<int>(rank);
+          readPiece(writer, places[rank], slotOf(rank_, writer), piece, out[rank]);
+        }
+      });
+}
+
+}  // namespace weft::collectives

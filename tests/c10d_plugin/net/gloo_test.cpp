@@ -1,0 +1,106 @@
+// Gloo's algorithms over the mailbox, beside the model; and in a program that links libtorch_cpu,
+// which has another Gloo of the same names.
+#include <dlfcn.h>
+
+#include "c10d_plugin/net/gloo_loader.h"
+#include "tests/c10d_plugin/net/collectives_model.h"
+#include "tests/c10d_plugin/net/letters.h"
+
+namespace weft::collectives {
+namespace {
+
+using std::chrono::milliseconds;
+
+std::unique_ptr<Collectives> makeGloo(const std::shared_ptr<Mailbox>& box) {
+  std::vector<int> members;
+  for (int r = 0; r < box->size(); ++r)
+    members.push_back(r);
+  setGlooLibrary("c10d_plugin/net/gloo/libweft_gloo.so");
+  auto made = makeGlooCollectives(box, members, 3);
+  if (!made.ok()) throw std::runtime_error(made.error().text());
+  return std::move(made).value();
+}
+
+class GlooRanks : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Sizes, GlooRanks, ::testing::Values(2, 3, 4, 5));
+
+TEST_P(GlooRanks, DoWhatTheModelDoes) {
+  const int size = GetParam();
+  runRanks(size, [size](int rank, KeyValue& store) {
+    const std::shared_ptr<EndpointMailbox> box =
+        joinAs(rank, size, store, [](MailboxOptions& options) { options.unix_socket = false; });
+    const auto collectives = makeGloo(box);
+    Checker(*collectives).everything();
+  });
+}
+
+#if WEFT_WITH_TORCH
+TEST(Gloo, IsNotTorchs) {
+  // Torch's Gloo is in this program, under the names that libweft_gloo.so uses.
+  const char* const name = "_ZN4gloo9allreduceERKNS_16AllreduceOptionsE";
+  void* const torchs = ::dlsym(RTLD_DEFAULT, name);
+  ASSERT_NE(torchs, nullptr);
+  Dl_info info{};
+  ASSERT_NE(::dladdr(torchs, &info), 0);
+  EXPECT_NE(std::string(info.dli_fname).find("libtorch_cpu"), std::string::npos)
+      << info.dli_fname;
+}
+#endif
+
+TEST(Gloo, ADeadRankIsNamedAndNothingHangs) {
+  runRanks(
+      3,
+      [](int rank, KeyValue& store) {
+        const std::shared_ptr<EndpointMailbox> box =
+            joinAs(rank, 3, store, [](MailboxOptions& options) { options.unix_socket = false; });
+        const auto collectives = makeGloo(box);
+        std::vector<std::byte> data(20'000'000);
+        Call call{soon(), 0, Element::kFloat32, Reduction::kSum};
+        EXPECT_FALSE(collectives->barrier(call));
+        if (rank == 2) {
+          std::thread([] {
+            std::this_thread::sleep_for(milliseconds(30));
+            die();
+          }).detach();
+        }
+        Error error;
+        while (!error) {
+          ++call.sequence;
+          error = collectives->allReduce(call, data);
+        }
+        if (rank == 2) std::this_thread::sleep_for(kPatience);
+        EXPECT_EQ(error.code(), ErrorCode::kPeerLost) << error.text();
+        EXPECT_TRUE(names(error, "rank 2")) << error.text();
+        meet(store, rank, 2, "end");
+      },
+      {2});
+}
+
+TEST(Gloo, AnotherOperationOrARankThatDoesNotComeIsNamed) {
+  runRanks(3, [](int rank, KeyValue& store) {
+    const std::shared_ptr<EndpointMailbox> box = joinAs(rank, 3, store);
+    const auto collectives = makeGloo(box);
+    std::vector<std::byte> data(4000);
+    const Call call{soon(), 0, rank == 1 ? Element::kInt32 : Element::kFloat32, Reduction::kSum};
+    const Error error = collectives->allReduce(call, data);
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument) << error.text();
+    EXPECT_TRUE(names(error, "int32") && names(error, "float32")) << error.text();
+    meet(store, rank, 3, "end");
+  });
+  runRanks(3, [](int rank, KeyValue& store) {
+    const std::shared_ptr<EndpointMailbox> box = joinAs(rank, 3, store);
+    const auto collectives = makeGloo(box);
+    if (rank != 1) {
+      std::vector<std::byte> data(4000);
+      const Error error = collectives->allReduce(
+          {soon(milliseconds(300)), 0, Element::kFloat32, Reduction::kSum}, data);
+      EXPECT_EQ(error.code(), ErrorCode::kTimeout) << error.text();
+      // Around a ring each rank knows only that the one before it sends nothing.
+      EXPECT_TRUE(names(error, "rank 1") || names(error, "rank 0")) << error.text();
+    }
+    meet(store, rank, 3, "end");
+  });
+}
+
+}  // namespace
+}  // namespace weft::collectives

@@ -1,0 +1,158 @@
+// The hierarchy of shared memory inside hosts and messages between them, on hosts that are only
+// said to be several; tests/c10d_plugin/net/namespaces_test.cpp has real ones.
+#include "c10d_plugin/net/hierarchical_collectives.h"
+
+#include "c10d_plugin/net/message_collectives.h"
+#include "c10d_plugin/shm/shm_collectives.h"
+#include "tests/c10d_plugin/net/collectives_model.h"
+#include "tests/c10d_plugin/net/letters.h"
+
+namespace weft::collectives {
+namespace {
+
+using std::chrono::milliseconds;
+
+std::vector<int> ranksOf(const HostLayout& layout) {
+  std::vector<int> all;
+  for (const auto& host : layout.hosts)
+    all.insert(all.end(), host.begin(), host.end());
+  std::sort(all.begin(), all.end());
+  return all;
+}
+
+// "AAB": ranks 0 and 1 on one host, rank 2 on another.
+std::unique_ptr<HierarchicalCollectives> join(const std::string& hosts, int rank, KeyValue& store,
+                                              const std::filesystem::path& folder) {
+  std::vector<std::string> identity;
+  for (const char host : hosts)
+    identity.emplace_back(1, host);
+  const HostLayout layout = HostLayout::of(identity, rank);
+  const std::shared_ptr<EndpointMailbox> box = joinAs(
+      rank, static_cast<int>(hosts.size()), store,
+      [](MailboxOptions& options) { options.unix_socket = false; });
+  HierarchicalCollectives::Parts parts;
+  parts.mailbox = box;
+  parts.flat = std::make_unique<MessageCollectives>(box, ranksOf(layout), 0);
+  if (layout.local < layout.fewest())
+    parts.across = std::make_unique<MessageCollectives>(box, layout.across(layout.local), 2);
+  FolderKeyValue here(folder / std::to_string(layout.host));
+  auto inside =
+      ShmCollectives::join({}, here, layout.local, static_cast<int>(layout.here().size()), soon());
+  if (!inside.ok()) throw std::runtime_error(inside.error().text());
+  parts.inside = std::move(inside).value();
+  return std::make_unique<HierarchicalCollectives>(layout, std::move(parts));
+}
+
+class Hosts : public ::testing::TestWithParam<const char*> {
+ protected:
+  static void run(const std::string& hosts,
+                  const std::function<void(int, KeyValue&, HierarchicalCollectives&)>& body,
+                  const std::set<int>& killed = {}) {
+    const TemporaryFolder folder;
+    runRanks(
+        static_cast<int>(hosts.size()),
+        [&](int rank, KeyValue& store) {
+          const auto collectives = join(hosts, rank, store, folder.path());
+          body(rank, store, *collectives);
+        },
+        killed);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Layouts, Hosts, ::testing::Values("AABB", "AABCCC", "ABAB", "ABBB"),
+                         [](const auto& layout) { return std::string(layout.param); });
+
+TEST_P(Hosts, DoWhatTheModelDoes) {
+  run(GetParam(), [](int, KeyValue&, HierarchicalCollectives& collectives) {
+    Checker(collectives).everything();
+  });
+}
+
+TEST(HostLayout, GroupsRanksByHost) {
+  const HostLayout layout = HostLayout::of({"x", "y", "x", "", "y", "", "y"}, 4);
+  EXPECT_EQ(layout.hosts, (std::vector<std::vector<int>>{{0, 2}, {1, 4, 6}, {3}, {5}}));
+  EXPECT_EQ(layout.host, 1);
+  EXPECT_EQ(layout.local, 1);
+  EXPECT_EQ(layout.hostOf(6), 1);
+  EXPECT_EQ(layout.localOf(6), 2);
+  EXPECT_EQ(layout.fewest(), 1);
+  EXPECT_EQ(layout.most(), 3);
+  EXPECT_EQ(layout.across(0), (std::vector<int>{0, 1, 3, 5}));
+}
+
+class HostFailures : public Hosts {};
+
+// Whoever dies, a leader or not: all others fail, within the time of a death, and know of whom.
+TEST_F(HostFailures, ADeadRankEndsAll) {
+  for (const int victim : {0, 3}) {
+    run(
+        "AABB",
+        [victim](int rank, KeyValue& store, HierarchicalCollectives& collectives) {
+          std::vector<std::byte> data(1 << 20);
+          Call call{soon(), 0, Element::kFloat32, Reduction::kSum};
+          EXPECT_FALSE(collectives.barrier(call));
+          if (rank == victim) die();
+          const auto began = std::chrono::steady_clock::now();
+          ++call.sequence;
+          const Error error = collectives.allReduce(call, data);
+          EXPECT_EQ(error.code(), ErrorCode::kPeerLost) << error.text();
+          EXPECT_TRUE(names(error, "rank " + std::to_string(victim))) << error.text();
+          EXPECT_LT(std::chrono::steady_clock::now() - began, kPatience / 2);
+          EXPECT_TRUE(collectives.barrier(call));
+          say(store, "done" + std::to_string(rank), "");
+          for (int other = 0; other < 4; ++other)
+            if (other != victim) hear(store, "done" + std::to_string(other));
+        },
+        {victim});
+  }
+}
+
+TEST_F(HostFailures, ARankThatDoesNotComeIsNamed) {
+  run("AABB", [](int rank, KeyValue& store, HierarchicalCollectives& collectives) {
+    if (rank != 3) {
+      std::vector<std::byte> data(400);
+      const Error error = collectives.allReduce(
+          {soon(milliseconds(400)), 0, Element::kFloat32, Reduction::kSum}, data);
+      EXPECT_EQ(error.code(), ErrorCode::kTimeout) << error.text();
+    }
+    meet(store, rank, 4, "end");
+  });
+}
+
+TEST_F(HostFailures, ADifferenceInsideAHostEndsAll) {
+  run("AABB", [](int rank, KeyValue& store, HierarchicalCollectives& collectives) {
+    std::vector<std::byte> data(rank == 3 ? 800 : 400);
+    const Error error =
+        collectives.allReduce({soon(), 0, Element::kFloat32, Reduction::kSum}, data);
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument) << error.text();
+    EXPECT_TRUE(names(error, "800") && names(error, "400")) << error.text();
+    meet(store, rank, 4, "end");
+  });
+}
+
+TEST_F(HostFailures, ADifferenceBetweenHostsEndsAll) {
+  run("AABB", [](int rank, KeyValue& store, HierarchicalCollectives& collectives) {
+    std::vector<std::byte> data(rank > 1 ? 800 : 400);
+    const Error error =
+        collectives.allReduce({soon(), 0, Element::kFloat32, Reduction::kSum}, data);
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument) << error.text();
+    EXPECT_TRUE(names(error, "800") && names(error, "400")) << error.text();
+    meet(store, rank, 4, "end");
+  });
+}
+
+TEST_F(HostFailures, AbortFreesThoseWhoWait) {
+  run("AABB", [](int rank, KeyValue& store, HierarchicalCollectives& collectives) {
+    EXPECT_FALSE(collectives.barrier({soon(), 0, {}, {}}));
+    if (rank == 3) {
+      std::this_thread::sleep_for(milliseconds(50));
+      collectives.abort({ErrorCode::kShutdown, "aborted by hand"});
+    } else {
+      const Error error = collectives.barrier({soon(), 1, {}, {}});
+      EXPECT_TRUE(names(error, "aborted by hand")) << error.text();
+    }
+    meet(store, rank, 4, "end");
+  });
+}
+
+}  // namespace
+}  // namespace weft::collectives

@@ -1,0 +1,147 @@
+// Collectives by messages: beside the model, and when ranks disagree, come late, or die.
+#include "c10d_plugin/net/message_collectives.h"
+
+#include "tests/c10d_plugin/net/collectives_model.h"
+#include "tests/c10d_plugin/net/letters.h"
+
+namespace weft::collectives {
+namespace {
+
+using std::chrono::milliseconds;
+
+class MessageRanks : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Sizes, MessageRanks, ::testing::Values(1, 2, 3, 4, 5, 9));
+
+TEST_P(MessageRanks, DoWhatTheModelDoes) {
+  const int size = GetParam();
+  runRanks(size, [size](int rank, KeyValue& store) {
+    const std::shared_ptr<EndpointMailbox> box =
+        joinAs(rank, size, store, [](MailboxOptions& options) { options.unix_socket = false; });
+    MessageCollectives collectives(box);
+    Checker(collectives).everything();
+  });
+}
+
+TEST(MessageCollectives, WorksAmongSomeRanksBesideOthers) {
+  runRanks(5, [](int rank, KeyValue& store) {
+    const std::shared_ptr<EndpointMailbox> box = joinAs(rank, 5, store);
+    // Two groups over the same mailbox, one in another order.
+    MessageCollectives half(box, rank % 2 == 0 ? std::vector<int>{4, 0, 2} : std::vector<int>{1, 3},
+                            1);
+    MessageCollectives all(box, {0, 1, 2, 3, 4}, 2);
+    Checker of_half(half);
+    Checker of_all(all);
+    for (int i = 0; i < 5; ++i) {
+      of_half.allGather(1000);
+      of_all.allReduce(Element::kFloat32, Reduction::kSum, 50'000);
+      of_half.allReduce(Element::kInt32, Reduction::kMax, 100);
+      of_all.broadcast(777, i);
+    }
+  });
+}
+
+Call callOf(std::uint64_t sequence, milliseconds in = kPatience,
+            Element element = Element::kFloat32) {
+  return {soon(in), sequence, element, Reduction::kSum};
+}
+
+// Every rank's error names rank 2 and what it called.
+void expectNamed(const Error& error, const std::string& called) {
+  EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument) << error.text();
+  EXPECT_TRUE(names(error, "rank 2 called " + called)) << error.text();
+}
+
+TEST(MessageCollectives, AnotherOperationSizeElementOrRootIsNamedOnAllRanks) {
+  using Run = std::function<Error(Collectives&)>;
+  std::vector<std::byte> data(4000);
+  const Run sum = [&](Collectives& c) { return c.allReduce(callOf(0), data); };
+  const Run cast = [&](Collectives& c) { return c.broadcast(callOf(0), data, 2); };
+  struct Case {
+    Run theirs;
+    Run ours;
+    std::string called;
+  };
+  const std::vector<Case> cases{
+      {[&](Collectives& c) { return c.allReduce(callOf(0, kPatience, Element::kInt32), data); },
+       sum, "all_reduce of 4000 bytes of int32"},
+      {[&](Collectives& c) { return c.reduceScatter(callOf(0), std::vector<ConstBytes>(3), {}); },
+       sum, "reduce_scatter"},
+      {[&](Collectives& c) { return c.broadcast(callOf(0), Bytes(data).first(400), 2); }, cast,
+       "broadcast of 400 bytes"},
+  };
+  for (const Case& one : cases) {
+    runRanks(3, [&](int rank, KeyValue& store) {
+      const std::shared_ptr<EndpointMailbox> box = joinAs(rank, 3, store);
+      MessageCollectives collectives(box);
+      const Error error = (rank == 2 ? one.theirs : one.ours)(collectives);
+      if (rank != 2 || error) expectNamed(error, one.called);
+      meet(store, rank, 3, "end");
+      // No rank can go on as if nothing had been.
+      EXPECT_TRUE(collectives.barrier(callOf(7)));
+      meet(store, rank, 3, "later");
+    });
+  }
+}
+
+TEST(MessageCollectives, ARankThatDoesNotComeIsNamedAfterTheTimeout) {
+  runRanks(3, [](int rank, KeyValue& store) {
+    const std::shared_ptr<EndpointMailbox> box = joinAs(rank, 3, store);
+    MessageCollectives collectives(box);
+    if (rank != 1) {
+      std::vector<std::byte> data(400);
+      const Error error = collectives.allReduce(callOf(0, milliseconds(300)), data);
+      EXPECT_EQ(error.code(), ErrorCode::kTimeout) << error.text();
+      EXPECT_TRUE(names(error, "waiting for rank 1")) << error.text();
+      EXPECT_TRUE(collectives.barrier(callOf(1)));
+    }
+    meet(store, rank, 3, "end");
+  });
+}
+
+TEST(MessageCollectives, ADeadRankIsNamedOnAll) {
+  for (const std::size_t size : {std::size_t{400}, std::size_t{80'000'000}}) {
+    runRanks(
+        4,
+        [size](int rank, KeyValue& store) {
+          const std::shared_ptr<EndpointMailbox> box =
+              joinAs(rank, 4, store, [](MailboxOptions& options) { options.unix_socket = false; });
+          MessageCollectives collectives(box);
+          std::vector<std::byte> data(size);
+          EXPECT_FALSE(collectives.barrier(callOf(0)));
+          if (rank == 3) {
+            std::thread([] {
+              std::this_thread::sleep_for(milliseconds(20));
+              die();
+            }).detach();
+          }
+          Error error;
+          for (std::uint64_t i = 1; !error; ++i)
+            error = collectives.allReduce(callOf(i), data);
+          if (rank == 3) std::this_thread::sleep_for(kPatience);
+          EXPECT_EQ(error.code(), ErrorCode::kPeerLost) << error.text();
+          EXPECT_TRUE(names(error, "rank 3")) << error.text();
+          meet(store, rank, 3, "end");
+        },
+        {3});
+  }
+}
+
+TEST(MessageCollectives, AbortFreesThoseWhoWait) {
+  runRanks(3, [](int rank, KeyValue& store) {
+    const std::shared_ptr<EndpointMailbox> box = joinAs(rank, 3, store);
+    MessageCollectives collectives(box);
+    EXPECT_FALSE(collectives.barrier(callOf(0)));
+    if (rank == 0) {
+      std::this_thread::sleep_for(milliseconds(50));
+      collectives.abort({ErrorCode::kShutdown, "aborted by hand"});
+    } else {
+      const Error error = collectives.barrier(callOf(1));
+      EXPECT_EQ(error.code(), ErrorCode::kShutdown) << error.text();
+      EXPECT_TRUE(names(error, "aborted by hand")) << error.text();
+    }
+    meet(store, rank, 3, "end");
+  });
+}
+
+}  // namespace
+}  // namespace weft::collectives

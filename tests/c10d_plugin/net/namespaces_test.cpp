@@ -1,0 +1,142 @@
+// Groups on several hosts: network namespaces of this machine, with real TCP between them and real
+// shared memory inside them.
+#include "tests/c10d_plugin/net/namespaces.h"
+
+#include "c10d_plugin/net/gloo_loader.h"
+#include "c10d_plugin/net/make_between_hosts.h"
+#include "c10d_plugin/shm/shm_collectives.h"
+#include "tests/c10d_plugin/net/collectives_model.h"
+#include "tests/c10d_plugin/net/letters.h"
+
+namespace weft::collectives {
+namespace {
+
+using std::chrono::milliseconds;
+
+struct Group {
+  std::shared_ptr<EndpointMailbox> mailbox;
+  BetweenHosts made;
+  Collectives& collectives() { return *made.collectives; }
+};
+
+// Ranks per host, e.g. {2, 1, 3}: 0 and 1 on the first, 2 on the second, 3 to 5 on the third.
+class Hosts {
+ public:
+  explicit Hosts(std::vector<int> ranks)
+      : ranks_(std::move(ranks)), namespaces_(static_cast<int>(ranks_.size())) {
+    for (const int count : ranks_)
+      size_ += count;
+  }
+  const std::string& problem() const { return namespaces_.problem(); }
+  const Namespaces& namespaces() const { return namespaces_; }
+  int size() const { return size_; }
+  int hostOf(int rank) const {
+    int host = 0;
+    while (rank >= ranks_[static_cast<std::size_t>(host)])
+      rank -= ranks_[static_cast<std::size_t>(host++)];
+    return host;
+  }
+
+  Group join(int rank, KeyValue& store, bool gloo) const {
+    namespaces_.enter(hostOf(rank));
+    setGlooLibrary(gloo ? "c10d_plugin/net/gloo/libweft_gloo.so" : "there-is-none.so");
+    Group group;
+    group.mailbox = joinAs(rank, size_, store, [&](MailboxOptions& options) {
+      options.listen_address = Namespaces::address(hostOf(rank));
+      options.heartbeat_interval = milliseconds(200);
+      options.peer_timeout = milliseconds(1500);
+    });
+    const auto shared = [](KeyValue& own, int local, int count) {
+      return ShmCollectives::join({}, own, local, count, soon());
+    };
+    auto made = makeBetweenHosts(group.mailbox, store, shared, soon());
+    if (!made.ok()) throw std::runtime_error(made.error().text());
+    group.made = std::move(made).value();
+    return group;
+  }
+
+ private:
+  const std::vector<int> ranks_;
+  const Namespaces namespaces_;
+  int size_ = 0;
+};
+
+struct Layout {
+  std::vector<int> ranks;
+  bool gloo;
+};
+
+class BetweenNamespaces : public ::testing::TestWithParam<Layout> {};
+INSTANTIATE_TEST_SUITE_P(Layouts, BetweenNamespaces,
+                         ::testing::Values(Layout{{1, 1}, true}, Layout{{2, 2}, true},
+                                           Layout{{2, 2}, false}, Layout{{3, 3}, true},
+                                           Layout{{2, 2, 2}, true}, Layout{{2, 1, 3}, true},
+                                           Layout{{2, 1, 3}, false}),
+                         [](const auto& layout) {
+                           std::string name = layout.param.gloo ? "Gloo" : "Messages";
+                           for (const int count : layout.param.ranks)
+                             name += std::to_string(count);
+                           return name;
+                         });
+
+TEST_P(BetweenNamespaces, EveryOperationDoesWhatTheModelDoes) {
+  const Hosts hosts(GetParam().ranks);
+  if (!hosts.problem().empty()) GTEST_SKIP() << hosts.problem();
+  runRanks(hosts.size(), [&](int rank, KeyValue& store) {
+    Group group = hosts.join(rank, store, GetParam().gloo);
+    EXPECT_TRUE(names({ErrorCode::kOk, group.made.path}, GetParam().gloo ? "Gloo" : "messages"));
+    Checker(group.collectives()).everything();
+    // Peers of one host by the Unix socket if at all, the others by TCP.
+    for (const transport::PeerStats& peer : group.mailbox->stats().peers) {
+      if (peer.transport.empty()) continue;
+      EXPECT_EQ(peer.transport, hosts.hostOf(peer.rank) == hosts.hostOf(rank) ? "unix" : "tcp");
+    }
+    meet(store, rank, hosts.size(), "end");
+  });
+}
+
+TEST(Namespaces, AreHostsOfTheirOwn) {
+  const Hosts hosts({2, 2});
+  if (!hosts.problem().empty()) GTEST_SKIP() << hosts.problem();
+  runRanks(4, [&](int rank, KeyValue& store) {
+    const Group group = hosts.join(rank, store, false);
+    const std::vector<std::string>& id = group.mailbox->hosts();
+    EXPECT_FALSE(id[0].empty());
+    EXPECT_EQ(id[0], id[1]);
+    EXPECT_EQ(id[2], id[3]);
+    EXPECT_NE(id[0], id[2]);
+    EXPECT_TRUE(names({ErrorCode::kOk, group.made.path}, "shared memory inside 2 hosts"))
+        << group.made.path;
+    meet(store, rank, 4, "end");
+  });
+}
+
+// A pulled cable says nothing: it is the missing heartbeats that tell, well before the timeout of
+// the operation, and every rank is told of a rank on the other side.
+TEST(Namespaces, APulledCableIsTheLossOfTheRanksBehindIt) {
+  for (const bool gloo : {true, false}) {
+    const Hosts hosts({2, 2});
+    if (!hosts.problem().empty()) GTEST_SKIP() << hosts.problem();
+    runRanks(4, [&](int rank, KeyValue& store) {
+      Group group = hosts.join(rank, store, gloo);
+      std::vector<std::byte> data(4'000'000);
+      Call call{soon(milliseconds(20'000)), 0, Element::kFloat32, Reduction::kSum};
+      EXPECT_FALSE(group.collectives().allReduce(call, data));
+      meet(store, rank, 4, "before");
+      if (rank == 0) hosts.namespaces().pullCable(1);
+      meet(store, rank, 4, "pulled");
+      ++call.sequence;
+      const Error error = group.collectives().allReduce(call, data);
+      EXPECT_EQ(error.code(), ErrorCode::kPeerLost) << error.text();
+      const bool first_host = rank < 2;
+      EXPECT_TRUE(names(error, first_host ? "rank 2" : "rank 0") ||
+                  names(error, first_host ? "rank 3" : "rank 1"))
+          << "rank " << rank << ": " << error.text();
+      EXPECT_LT(std::chrono::steady_clock::now(), call.deadline);
+      meet(store, rank, 4, "end");
+    });
+  }
+}
+
+}  // namespace
+}  // namespace weft::collectives

@@ -1,0 +1,144 @@
+// Ranks as forked processes: real ones, that can be killed. And as threads of one process, where a
+// thread sanitizer sees all of them.
+#pragma once
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "c10d_plugin/key_value.h"
+#include "c10d_plugin/shm/shm_collectives.h"
+
+namespace weft::collectives::testing {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+inline Deadline in(milliseconds time) { return Clock::now() + time; }
+
+// A folder of files, one per key.
+class FolderStore : public KeyValue {
+ public:
+  explicit FolderStore(std::filesystem::path folder) : folder_(std::move(folder)) {}
+
+  Error set(const std::string& key, const std::string& value) override {
+    const auto temporary = pathOf(key).string() + "." + std::to_string(::getpid());
+    std::ofstream(temporary) << value;
+    std::filesystem::rename(temporary, pathOf(key));
+    return Error::ok();
+  }
+  Result<std::string> get(const std::string& key, Deadline deadline) override {
+    for (;;) {
+      if (std::ifstream file(pathOf(key)); file) {
+        std::ostringstream text;
+        text << file.rdbuf();
+        return text.str();
+      }
+      if (Clock::now() >= deadline) return Error(ErrorCode::kTimeout, "nobody set " + key);
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+  }
+
+ private:
+  std::filesystem::path pathOf(std::string key) const {
+    for (char& letter : key) {
+      if (letter == '/') letter = '_';
+    }
+    return folder_ / key;
+  }
+  std::filesystem::path folder_;
+};
+
+// A folder of the test's own, gone with it.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string name = (std::filesystem::temp_directory_path() / "weft-shm-XXXXXX").string();
+    path_ = ::mkdtemp(name.data());
+  }
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+// Child processes, killed when this goes.
+class Children {
+ public:
+  ~Children() {
+    for (const pid_t child : running_) {
+      if (child > 0) ::kill(child, SIGKILL);
+    }
+    for (const pid_t child : running_) {
+      if (child > 0) ::waitpid(child, nullptr, 0);
+    }
+  }
+  // The child runs `body` and exits with its result.
+  void start(const std::function<int()>& body) {
+    std::fflush(nullptr);
+    const pid_t child = ::fork();
+    if (child == 0) {
+      const int status = body();
+      std::fflush(nullptr);
+      ::_exit(status);
+    }
+    running_.push_back(child);
+  }
+  void kill(std::size_t index) { ::kill(running_[index], SIGKILL); }
+  // Exit status; 128 + signal; -1 when it did not end in time.
+  int wait(std::size_t index, milliseconds limit) {
+    const auto deadline = Clock::now() + limit;
+    for (;;) {
+      int status = 0;
+      if (::waitpid(running_[index], &status, WNOHANG) == running_[index]) {
+        running_[index] = -1;
+        return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+      }
+      if (Clock::now() > deadline) return -1;
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+  }
+  pid_t pid(std::size_t index) const { return running_[index]; }
+
+ private:
+  std::vector<pid_t> running_;
+};
+
+using Body = std::function<int(Collectives&)>;
+
+// One process per rank, joined. The body's result is the exit status.
+inline void startRanks(Children& children, const TemporaryFolder& folder, int size,
+                       const ShmOptions& options, const Body& body) {
+  for (int rank = 0; rank < size; ++rank) {
+    children.start([&, rank] {
+      FolderStore store(folder.path());
+      auto joined = ShmCollectives::join(options, store, rank, size, in(seconds(30)));
+      if (!joined.ok()) {
+        std::fprintf(stderr, "rank %d: %s\n", rank, joined.error().text().c_str());
+        return 99;
+      }
+      return body(*joined.value());
+    });
+  }
+}
+
+}  // namespace weft::collectives::testing
