@@ -1,0 +1,334 @@
+"""weft.RemoteModule: calls, the rest of nn.Module, pickling, autograd, and scripting."""
+
+from __future__ import annotations
+
+import pytest
+import remote_models as models
+import torch
+from torch import nn
+from workers import Group, WorkerError
+
+
+@pytest.fixture(scope="module")
+def group():
+    with Group(3) as workers:
+        yield workers
+        workers.shutdown()
+
+
+def remote(module_cls, *args, on="worker1", **options):
+    import weft
+
+    return weft.RemoteModule(f"{on}/cpu", module_cls, args, **options)
+
+
+def same(left, right) -> None:
+    torch.testing.assert_close(left, right, rtol=0, atol=0)
+
+
+# Calls
+
+
+def calls() -> None:
+    x = torch.randn(5, 4)
+    here = models.Scaled(4, start=1.5)
+    there = remote(models.Scaled, 4, kwargs={"start": 1.5})
+    same(there(x), here(x))
+    same(there(x, 3.0, twice=True), here(x, 3.0, twice=True))
+    same(there.forward_async(x, shifts=[torch.ones(3)]).wait(), here(x, shifts=[torch.ones(3)]))
+    same(there.remote.encode(x), here.encode(x))
+    same(there.remote_async.encode(x).wait(), here.encode(x))
+    assert there.remote.mode() is True
+
+
+def test_calls_give_what_the_module_gives(group):
+    group[0].call(calls)
+
+
+def where(device: str) -> str:
+    import weft
+
+    try:
+        return repr(weft.RemoteModule(device, nn.Linear, (2, 3))(torch.ones(1, 2)).shape)
+    except (ValueError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+@pytest.mark.parametrize("device", ["worker1", "worker1/cpu", "rank:1", "rank:1/cpu", "cpu"])
+def test_forms_of_a_remote_device(group, device):
+    assert group[0].call(where, device) == "torch.Size([1, 3])"
+
+
+@pytest.mark.parametrize(
+    ("device", "kind"),
+    [("worker1/cpu/x", "ValueError"), ("/cpu", "ValueError"), ("worker1/tpu9", "RuntimeError")],
+)
+def test_a_bad_remote_device_is_refused_with_a_right_one(group, device, kind):
+    text = group[0].call(where, device)
+    assert text.startswith(kind)
+    assert '"rank:N/device"' in text and device in text
+
+
+def failing(module_cls) -> str:
+    module = remote(module_cls)  # does not wait, so it cannot raise
+    try:
+        module(torch.ones(1))
+    except (ValueError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "it worked"
+
+
+def not_a_module() -> str:
+    return "text"
+
+
+def test_errors_of_the_constructor_show_in_the_first_call(group):
+    assert "this module cannot be made" in group[0].call(failing, models.Failing)
+    assert "it returns an instance of <class 'str'>" in group[0].call(failing, not_a_module)
+
+
+def test_without_a_group_it_says_what_to_do():
+    import weft
+
+    with pytest.raises(AssertionError, match="init_rpc"):
+        weft.RemoteModule("worker1", nn.Linear, (2, 2))
+
+
+# A whole nn.Module
+
+
+def as_part_of_a_model() -> None:
+    model = models.Hybrid(remote(models.Scaled))
+    assert [name for name, _ in model.named_parameters()] == ["local.weight", "local.bias"]
+    assert "RemoteModule('worker1', device='cpu')" in repr(model)
+    assert "Linear(in_features=4" in model.remote.remote_repr()
+    model.to("cpu")
+    model.eval()
+    assert model.remote.remote.mode() is False
+    model.train()
+    assert model.remote.remote.mode() is True
+    assert len(model.remote.remote_parameters()) == 4
+    model.double()
+    assert model(torch.ones(2, 2, dtype=torch.float64)).dtype == torch.float64
+
+
+def test_it_is_a_whole_part_of_a_model(group):
+    group[0].call(as_part_of_a_model)
+
+
+def states() -> None:
+    model = models.Hybrid(remote(models.Scaled))
+    plain = models.Hybrid(models.Scaled())
+    with torch.no_grad():
+        for parameter in plain.parameters():
+            parameter.add_(1)
+    state = plain.state_dict()
+    assert list(model.state_dict()) == list(state)
+    assert model.state_dict()._metadata.keys() == state._metadata.keys()
+    assert str(model.load_state_dict(state)) == "<All keys matched successfully>"
+    x = torch.randn(3, 2)
+    same(model(x), plain(x))
+    for key, value in model.state_dict().items():
+        same(value, state[key])
+
+    del state["remote.linear.bias"]
+    state["remote.more"] = torch.ones(1)
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert (missing, unexpected) == (["remote.linear.bias"], ["remote.more"])
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        assert "remote.linear.bias" in str(error) and "remote.more" in str(error)
+    else:
+        raise AssertionError("a state that does not fit was taken")
+    state["remote.linear.weight"] = torch.ones(9, 9)
+    try:
+        model.load_state_dict(state, strict=False)
+    except RuntimeError as error:
+        assert "size mismatch" in str(error) and "worker1" in str(error)
+    else:
+        raise AssertionError("a tensor of another size was taken")
+
+
+def test_state_dicts_are_those_of_the_plain_model(group):
+    group[0].call(states)
+
+
+def gradients(scripted: bool) -> None:
+    import torch.distributed.autograd as dist_autograd
+
+    plain = models.Hybrid(models.Scaled())
+    python = models.Hybrid(remote(models.Scaled, scripted=scripted))
+    model = torch.jit.script(python) if scripted else python
+    x = torch.randn(6, 2)
+    plain(x).square().sum().backward()
+    with dist_autograd.context() as context:
+        dist_autograd.backward(context, [model(x).square().sum()])
+        local = dist_autograd.get_gradients(context)
+        same(local[model.local.weight], plain.local.weight.grad)
+        there = python.remote.remote_grads(context)
+        same(there["linear.weight"], plain.remote.linear.weight.grad)
+        assert there["norm.weight"] is None
+    assert set(python.remote.remote_grads().values()) == {None}
+
+
+@pytest.mark.parametrize("scripted", [False, True])
+def test_gradients_are_those_of_the_plain_model(group, scripted):
+    group[0].call(gradients, scripted)
+
+
+def training() -> None:
+    import torch.distributed.autograd as dist_autograd
+    from torch.distributed.optim import DistributedOptimizer
+    from torch.distributed.rpc import RRef
+
+    model = models.Hybrid(remote(models.Scaled))
+    own = [RRef(parameter) for parameter in model.parameters()]
+    optimiser = DistributedOptimizer(
+        torch.optim.SGD, own + model.remote.remote_parameters(), lr=0.01
+    )
+    x, losses = torch.randn(8, 2), []
+    for _ in range(5):
+        with dist_autograd.context() as context:
+            loss = model(x).square().mean()
+            dist_autograd.backward(context, [loss])
+            optimiser.step(context)
+            losses.append(loss.item())
+    assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0]
+
+
+def test_it_trains(group):
+    group[0].call(training)
+
+
+# Passed on
+
+
+def use(module, x):
+    return module(x) + module.remote.encode(x)
+
+
+def script_and_use(module, x):
+    return torch.jit.script(models.HybridAsync(module))(x)
+
+
+def passed_on() -> None:
+    import torch.distributed.rpc as rpc
+
+    import weft
+
+    module = remote(models.Scaled)
+    x = torch.randn(2, 4)
+    here = models.Scaled()
+    for to in ("worker1", "worker2"):
+        same(rpc.rpc_sync(to, use, args=(module, x)), here(x) + here.encode(x))
+        same(rpc.rpc_sync(to, script_and_use, args=(module, x)), here(x, 3.0, twice=True) + 1)
+    another = weft.RemoteModule.init_from_module_rref("worker1", module.get_module_rref())
+    same(another(x), here(x))
+    same(torch.jit.script(another)(x), here(x))
+    try:
+        weft.RemoteModule.init_from_module_rref("worker2", module.get_module_rref())
+    except ValueError as error:
+        assert "lives on worker 'worker1'" in str(error)
+    else:
+        raise AssertionError("a wrong place was taken")
+
+
+def test_one_that_was_passed_on_is_whole(group):
+    group[0].call(passed_on)
+
+
+def pickled() -> None:
+    import copy
+    import pickle
+
+    module = remote(models.Scaled)
+    for attempt in (pickle.dumps, copy.deepcopy):
+        try:
+            attempt(module)
+        except RuntimeError as error:
+            assert "can only be pickled when using RPC" in str(error)
+        else:
+            raise AssertionError("it was pickled")
+
+
+def test_pickling_elsewhere_is_refused(group):
+    group[0].call(pickled)
+
+
+# TorchScript
+
+
+def scripts() -> None:
+    x = torch.randn(2, 2)
+    for scripted in (False, True):
+        plain = models.Hybrid(models.Scaled())
+        model = models.Hybrid(remote(models.Scaled, scripted=scripted))
+        compiled = torch.jit.script(model)
+        same(compiled(x), plain(x))
+        compiled = torch.jit.script(models.HybridAsync(model.remote))
+        y = torch.randn(2, 4)
+        same(compiled(y), plain.remote(y, 3.0, twice=True) + 1)
+    same(torch.jit.script(models.Doubling(remote(models.ByName)))(x), x * 2)
+    pair = torch.jit.script(remote(models.Pair))
+    result, total = pair({"x": torch.ones(1, 2)}, [1, 2])
+    assert result.shape == (1, 2) and total == 3
+
+
+def test_it_scripts_with_its_types(group):
+    group[0].call(scripts)
+
+
+def script_error(module_cls) -> str:
+    try:
+        torch.jit.script(remote(module_cls))
+    except RuntimeError as error:
+        return str(error)
+    return "it was scripted"
+
+
+@pytest.mark.parametrize(
+    ("module_cls", "says"),
+    [
+        (models.Unannotated, "annotate it, e.g. `-> torch.Tensor`"),
+        (models.Variadic, "name its arguments"),
+        (models.Disordered, "put twice last"),
+        (models.OwnType, "'x' of remote_models.OwnType.forward"),
+    ],
+)
+def test_what_cannot_be_scripted_says_why(group, module_cls, says):
+    text = group[0].call(script_error, module_cls)
+    assert "cannot be scripted" in text and says in text, text
+
+
+def save(path: str) -> torch.Tensor:
+    model = models.Hybrid(remote(models.Scaled, name="head"))
+    torch.jit.save(torch.jit.script(model), path)
+    frozen = torch.jit.optimize_for_inference(torch.jit.script(model.eval()))
+    x = torch.ones(2, 2)
+    same(frozen(x), model(x))
+    return model(x)
+
+
+def load(path: str) -> torch.Tensor:
+    return torch.jit.load(path)(torch.ones(2, 2))
+
+
+def test_a_saved_model_binds_to_the_published_module(group, tmp_path):
+    path = str(tmp_path / "model.pt")
+    expected = group[0].call(save, path)
+    same(group[2].call(load, path), expected)
+
+
+def unpublish() -> None:
+    import weft
+
+    weft.unpublish("head")
+
+
+def test_a_saved_model_without_its_module_says_so(group, tmp_path):
+    path = str(tmp_path / "model.pt")
+    group[0].call(save, path)
+    group[1].call(unpublish)
+    with pytest.raises(WorkerError, match="head.* is not published"):
+        group[2].call(load, path)

@@ -1,0 +1,128 @@
+"""What a remote module's owner runs for those who call it. Every function here is called over RPC."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed.rpc as rpc
+from torch import Tensor, nn
+from torch.distributed.rpc import PyRRef as RRef
+from torch.utils import _pytree as pytree
+
+from weft import _remote_stub
+from weft.publishing import publish
+
+
+def create(
+    module_cls: Callable[..., nn.Module],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    device: str,
+    scripted: bool,
+    name: str | None,
+) -> nn.Module:
+    """Makes the module, and publishes it if it has a name."""
+    module = module_cls(*args, **kwargs)
+    if not isinstance(module, nn.Module):
+        raise ValueError(
+            "Expect `module_cls(*args, **kwargs)` returns an instance of <class nn.Module>, "
+            f"but it returns an instance of {type(module)}."
+        )
+    module.to(device)
+    if scripted:
+        module = torch.jit.script(module)
+    if name is not None:
+        publish(name, module)
+    return module
+
+
+def place(values: Any, device: torch.device | str) -> Any:
+    """``values`` with its tensors on ``device``, also those inside lists, tuples and dicts."""
+    return pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), values)
+
+
+def run(
+    module_rref: RRef,
+    device: str,
+    keep_device: bool,
+    method: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Runs a method, ``forward`` with the module's hooks; tensors are moved to the module's device.
+
+    Without a device map only CPU tensors can go back (``keep_device`` is False).
+    """
+    module = module_rref.local_value()
+    function = module if method == "forward" else getattr(module, method)
+    if torch.device(device).type == "cpu":
+        return function(*args, **kwargs)
+    args, kwargs = place((args, kwargs), device)
+    result = function(*args, **kwargs)
+    return result if keep_device else place(result, "cpu")
+
+
+def parameters(module_rref: RRef, recurse: bool) -> list[RRef]:
+    return [rpc.RRef(parameter) for parameter in module_rref.local_value().parameters(recurse)]
+
+
+def gradients(module_rref: RRef, context_id: int | None) -> dict[str, Tensor | None]:
+    """The gradients by parameter name: of a distributed autograd context, or in ``.grad``."""
+    of_context: Mapping[Tensor, Tensor] = {}
+    if context_id is not None:
+        of_context = torch.distributed.autograd.get_gradients(context_id)
+    found = {}
+    for name, parameter in module_rref.local_value().named_parameters():
+        grad = parameter.grad if context_id is None else of_context.get(parameter)
+        found[name] = None if grad is None else grad.cpu()
+    return found
+
+
+def state(module_rref: RRef) -> dict[str, Any]:
+    """The state_dict, with its metadata, on the CPU."""
+    full = module_rref.local_value().state_dict()
+    metadata = getattr(full, "_metadata", None)
+    moved = type(full)((key, place(value, "cpu")) for key, value in full.items())
+    if metadata is not None:
+        moved._metadata = metadata
+    return moved
+
+
+def load_state(module_rref: RRef, values: Mapping[str, Any]) -> tuple[list[str], list[str], str]:
+    """Loads what fits; returns missing keys, unexpected keys and what else was wrong."""
+    try:
+        missing, unexpected = module_rref.local_value().load_state_dict(values, strict=False)
+    except RuntimeError as error:
+        return [], [], str(error)
+    return list(missing), list(unexpected), ""
+
+
+def set_training(module_rref: RRef, mode: bool) -> None:
+    module_rref.local_value().train(mode)
+
+
+def convert(module_rref: RRef, dtype: torch.dtype) -> None:
+    module_rref.local_value().to(dtype)
+
+
+def require_grad(module_rref: RRef, requires_grad: bool) -> None:
+    module_rref.local_value().requires_grad_(requires_grad)
+
+
+def zero_grad(module_rref: RRef, set_to_none: bool) -> None:
+    module_rref.local_value().zero_grad(set_to_none=set_to_none)
+
+
+def describe(module_rref: RRef) -> str:
+    return repr(module_rref.local_value())
+
+
+def stub(module_rref: RRef) -> _remote_stub.Stub:
+    """How the module's ``forward`` looks to TorchScript."""
+    return _remote_stub.stub_of(module_rref.local_value())
+
+
+def publish_as(module_rref: RRef, name: str) -> int:
+    return publish(name, module_rref.local_value())

@@ -1,0 +1,314 @@
+"""``weft.RemoteModule``: a module that lives on another worker and is used like a local one."""
+
+from __future__ import annotations
+
+import functools
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed.rpc as rpc
+from torch import Tensor, nn
+from torch.distributed import _remote_device
+from torch.distributed.rpc import PyRRef as RRef
+from torch.distributed.rpc.internal import _internal_rpc_pickler
+
+from weft import _remote_owner, _remote_stub
+
+_FORMS = (
+    'a remote device is "worker", "worker/device", "rank:N" or "rank:N/device", e.g. "trainer0/cpu" or '
+    '"rank:1/cuda:0"'
+)
+_PICKLE_ERROR = (
+    "Cannot {} RemoteModule in python pickler. RemoteModule can only be pickled when using RPC"
+)
+
+
+def _parse(remote_device: str) -> tuple[str | int, str]:
+    """The worker (its name or rank) and the device there."""
+    try:
+        parsed = _remote_device(remote_device)
+    except (ValueError, RuntimeError) as error:
+        raise type(error)(f"{error} ({_FORMS}; got {remote_device!r})") from None
+    on = parsed.worker_name() if parsed.worker_name() is not None else parsed.rank()
+    if on is None:
+        on = rpc.get_worker_info().name  # "cpu": a device of this worker
+    return on, str(parsed.device())
+
+
+class _Methods:
+    """The methods of the remote module, called by name."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        if method.startswith("__"):
+            raise AttributeError(method)
+        return functools.partial(self._call, method)
+
+
+class RemoteModule(nn.Module):
+    """A module on another worker: calls run there, gradients flow through distributed autograd.
+
+    It does everything that ``torch.distributed.nn.RemoteModule`` does, and is a whole ``nn.Module``
+    besides: it may be part of a model whose ``state_dict()``, ``parameters()``, ``train()`` and ``repr()``
+    work (its own parameters are remote and are not among ``parameters()``: give
+    :meth:`remote_parameters` to a ``DistributedOptimizer``). ``torch.jit.script`` of it, or of a model that
+    holds it, makes typed remote calls that can be saved and loaded, in C++ as well.
+
+    Creation does not wait: an error of the constructor shows in the first call.
+
+    Args:
+        remote_device: ``"worker/device"`` or ``"rank:N/device"``; without a device, the CPU.
+        module_cls: makes the module there: a class, or a function that returns a module.
+        args: for ``module_cls``.
+        kwargs: for ``module_cls``.
+        name: publishes the module as ``worker/name`` (see :func:`weft.publish`), so that others, and saved
+            models, can bind to it. A scripted model that holds an unnamed module works as long as the
+            process that made it.
+        scripted: whether the module is scripted where it lives: its calls then run without the GIL.
+        timeout: of each call, in seconds; -1 for the group's.
+    """
+
+    # Not part of what is scripted and saved.
+    __jit_ignored_attributes__ = (
+        "module_rref",
+        "on",
+        "device",
+        "name",
+        "is_device_map_set",
+    )
+    __jit_unused_properties__ = ("remote", "remote_async")
+
+    def __init__(
+        self,
+        remote_device: str,
+        module_cls: Callable[..., nn.Module],
+        args: tuple[Any, ...] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        name: str | None = None,
+        scripted: bool = False,
+        timeout: float = -1.0,
+    ) -> None:
+        super().__init__()
+        self._bind(remote_device, name, timeout)
+        self.module_rref = rpc.remote(
+            self.on,
+            _remote_owner.create,
+            args=(module_cls, tuple(args or ()), dict(kwargs or {}), self.device, scripted, name),
+        )
+
+    @staticmethod
+    def init_from_module_rref(
+        remote_device: str,
+        module_rref: RRef,
+        *,
+        name: str | None = None,
+        timeout: float = -1.0,
+    ) -> RemoteModule:
+        """Another remote module for a module that is there already.
+
+        Args:
+            remote_device: where it is; its owner must be that worker.
+            module_rref: the module.
+            name: under which it is published, if it is.
+            timeout: of each call, in seconds; -1 for the group's.
+        """
+        made = RemoteModule.__new__(RemoteModule)
+        nn.Module.__init__(made)
+        made._bind(remote_device, name, timeout)
+        owner = module_rref.owner()
+        if made.on not in (owner.name, owner.id):
+            raise ValueError(
+                f"the module lives on worker '{owner.name}' (rank {owner.id}), not on {made.on!r} as the "
+                f"remote device {remote_device!r} says"
+            )
+        made.module_rref = module_rref
+        return made
+
+    def _bind(self, remote_device: str, name: str | None, timeout: float) -> None:
+        if not rpc.api._is_current_rpc_agent_set():
+            raise AssertionError("RemoteModule only works in RPC. Call init_rpc first.")
+        self.on, self.device = _parse(remote_device)
+        self.name = name
+        self.timeout = float(timeout)
+        agent = rpc.api._get_current_rpc_agent()
+        info = agent.get_worker_info(self.on)
+        self.is_device_map_set = bool(agent._get_device_map(info))
+
+    # Calls
+
+    def _call_async(self, method: str, *args: Any, **kwargs: Any) -> torch.futures.Future[Any]:
+        return rpc.rpc_async(
+            self.module_rref.owner(),
+            _remote_owner.run,
+            args=(self.module_rref, self.device, self.is_device_map_set, method, args, kwargs),
+            timeout=self.timeout,
+        )
+
+    def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return self._call_async(method, *args, **kwargs).wait()
+
+    def _at_owner(self, function: Callable[..., Any], *args: Any) -> Any:
+        return rpc.rpc_sync(
+            self.module_rref.owner(),
+            function,
+            args=(self.module_rref, *args),
+            timeout=self.timeout,
+        )
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the module's ``forward`` there and waits for the result."""
+        return self._call("forward", *args, **kwargs)
+
+    def forward_async(self, *args: Any, **kwargs: Any) -> torch.futures.Future[Any]:
+        """As ``forward``, but returns a future at once."""
+        return self._call_async("forward", *args, **kwargs)
+
+    @property
+    def remote(self) -> Any:
+        """Any method of the module: ``module.remote.encode(x)`` runs ``encode(x)`` there."""
+        return _Methods(self._call)
+
+    @property
+    def remote_async(self) -> Any:
+        """As :attr:`remote`, but each method returns a future."""
+        return _Methods(self._call_async)
+
+    # What is there
+
+    def get_module_rref(self) -> RRef:
+        """The reference to the module."""
+        return self.module_rref
+
+    def remote_parameters(self, recurse: bool = True) -> list[RRef]:
+        """References to the module's parameters, e.g. for a ``DistributedOptimizer``."""
+        return self.remote_parameters_async(recurse).wait()
+
+    def remote_parameters_async(self, recurse: bool = True) -> torch.futures.Future[list[RRef]]:
+        """As :meth:`remote_parameters`, but returns a future."""
+        return rpc.rpc_async(
+            self.module_rref.owner(),
+            _remote_owner.parameters,
+            args=(self.module_rref, recurse),
+            timeout=self.timeout,
+        )
+
+    def remote_grads(self, context_id: int | None = None) -> dict[str, Tensor | None]:
+        """The parameters' gradients by name: those of a distributed autograd context, or ``.grad``."""
+        return self._at_owner(_remote_owner.gradients, context_id)
+
+    # nn.Module's own methods, acting there
+
+    def train(self, mode: bool = True) -> RemoteModule:
+        self._at_owner(_remote_owner.set_training, mode)
+        return super().train(mode)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self._at_owner(_remote_owner.zero_grad, set_to_none)
+
+    def requires_grad_(self, requires_grad: bool = True) -> RemoteModule:
+        self._at_owner(_remote_owner.require_grad, requires_grad)
+        return self
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RemoteModule:
+        # .half(), .to(torch.bfloat16) … of a model that holds this: what the function does to a dtype
+        # is done there. The device stays: it was chosen as the remote device.
+        dtype = fn(torch.empty(0, dtype=torch.get_default_dtype())).dtype
+        if dtype != torch.get_default_dtype():
+            self._at_owner(_remote_owner.convert, dtype)
+        return self
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        values = self._at_owner(_remote_owner.state)
+        for key, value in values.items():
+            destination[prefix + key] = value
+        metadata = getattr(destination, "_metadata", None)
+        if metadata is not None:
+            for key, value in getattr(values, "_metadata", {}).items():
+                metadata[(prefix + key).rstrip(".")] = value
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        own = {key[len(prefix) :]: state_dict[key] for key in state_dict if key.startswith(prefix)}
+        missing, unexpected, problem = self._at_owner(_remote_owner.load_state, own)
+        missing_keys.extend(prefix + key for key in missing)
+        if strict:
+            unexpected_keys.extend(prefix + key for key in unexpected)
+        if problem:
+            error_msgs.append(f"at worker '{self.module_rref.owner_name()}': {problem}")
+
+    def extra_repr(self) -> str:
+        published = "" if self.name is None else f", name={self.name!r}"
+        return f"{self.on!r}, device={self.device!r}{published}"
+
+    def remote_repr(self) -> str:
+        """What ``repr`` of the module gives there."""
+        return self._at_owner(_remote_owner.describe)
+
+    # TorchScript
+
+    def __prepare_scriptable__(self) -> RemoteModule:
+        """Asked by ``torch.jit.script``, which then compiles typed calls of the published module.
+
+        It puts what this returns into the model that is scripted; so the module stays itself, and only
+        its class becomes one with types.
+        """
+        stub = self._at_owner(_remote_owner.stub)
+        typed = _remote_stub.subclass(stub, RemoteModule)
+        if self.name is None:
+            self.name = f"remote_module.{uuid.uuid4().hex}"
+            self._at_owner(_remote_owner.publish_as, self.name)
+        self.script_worker = self.module_rref.owner_name()
+        self.script_target = self.name
+        self.__class__ = typed
+        _internal_rpc_pickler._register_reducer(typed, _reduce)
+        return self
+
+    # Pickling: over RPC only, by the reducer below
+
+    def __getstate__(self) -> Any:
+        raise RuntimeError(_PICKLE_ERROR.format("pickle"))
+
+    def __setstate__(self, state: Any) -> None:
+        raise RuntimeError(_PICKLE_ERROR.format("unpickle"))
+
+
+def _receive(
+    on: str | int, device: str, module_rref: Any, name: str | None, timeout: float, training: bool
+) -> RemoteModule:
+    rref = rpc.PyRRef._deserialize(module_rref)
+    worker = f"rank:{on}" if isinstance(on, int) else on
+    made = RemoteModule.init_from_module_rref(
+        f"{worker}/{device}", rref, name=name, timeout=timeout
+    )
+    made.training = training
+    return made
+
+
+def _reduce(module: RemoteModule) -> tuple[Any, tuple[Any, ...]]:
+    rref = module.module_rref._serialize()
+    return _receive, (
+        module.on,
+        module.device,
+        rref,
+        module.name,
+        module.timeout,
+        module.training,
+    )
+
+
+_internal_rpc_pickler._register_reducer(RemoteModule, _reduce)
