@@ -48,6 +48,8 @@ class Dial {
   void cancel();
 
   Stage stage() const noexcept { return stage_; }
+  // The two share a transport.
+  bool hasWay() const noexcept { return !candidates_.empty(); }
   // What went wrong last, for people.
   const std::string& lastProblem() const noexcept { return last_problem_; }
 

@@ -124,11 +124,14 @@ void Outbox::afterCaller(OutFrame frame, std::uint64_t written, int error, std::
   writer_ = mode_ != Mode::kUp || queue_.empty() ? Writer::kNone : Writer::kLoop;
 }
 
+void Outbox::count(const OutFrame& frame) {
+  if (frame.sequence() <= counted_) return;  // it went before, over another stream
+  counted_ = frame.sequence();
+  ++messages_sent_;
+}
+
 void Outbox::keep(OutFrame frame) {
-  if (frame.sequence() > counted_) {
-    counted_ = frame.sequence();
-    ++messages_sent_;
-  }
+  count(frame);
   unacked_.push(std::move(frame));
 }
 
@@ -158,6 +161,7 @@ void Outbox::attachNow() {
   while (!queue_.empty() && queue_.front().kind() == FrameKind::kData &&
          queue_.front().sequence() <= received) {
     queued_bytes_ -= queue_.front().size();
+    count(queue_.front());
     release(std::move(queue_.front()));
     queue_.pop_front();
   }

@@ -115,6 +115,7 @@ class Outbox {
   void afterCaller(OutFrame frame, std::uint64_t written, int error, std::uint32_t link);
   void attachNow();
   void requeue(OutFrame frame);
+  void count(const OutFrame& frame);
   void keep(OutFrame frame);
   void release(OutFrame frame);
   void popWritten(std::uint64_t count, std::vector<OutFrame>& done);

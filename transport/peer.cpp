@@ -125,6 +125,10 @@ void Peer::dial() {
 void Peer::startDial(const Address& address, Dial::Patience patience) {
   dial_ = std::make_shared<Dial>(context_.loop, context_.options, context_.self, info_, address,
                                  context_.own_host, claim(), patience);
+  if (state_ == PeerState::kReconnecting && !dial_->hasWay()) {
+    dial_.reset();  // only the peer can dial
+    return;
+  }
   dial_->start([this](Dial::Outcome outcome) { onDialled(std::move(outcome)); });
 }
 

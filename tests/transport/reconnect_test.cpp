@@ -1,0 +1,355 @@
+// Connections that break under two endpoints that live: real sockets, through a proxy that cuts
+// them anywhere. Nothing may be lost, come twice or out of order, and nobody be declared lost.
+#include <fcntl.h>
+
+#include <condition_variable>
+#include <thread>
+
+#include "tests/transport/payload.h"
+#include "tests/transport/proxy.h"
+#include "tests/transport/recorder.h"
+
+namespace weft::transport {
+namespace {
+
+using std::chrono::milliseconds;
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr std::uint64_t kCalls = 2'000;
+#else
+constexpr std::uint64_t kCalls = 20'000;
+#endif
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+
+PeerStats statsOf(const Endpoint& endpoint) { return endpoint.stats().peers.at(0); }
+
+// Two endpoints, each of which reaches the other through a proxy only.
+struct Between {
+  explicit Between(Via via, const std::function<void(EndpointOptions&)>& adjust = {},
+                   const std::function<void(Between&)>& prepare = {}) {
+    if (prepare) prepare(*this);
+    EndpointOptions options0 = optionsFor(0, via);
+    EndpointOptions options1 = optionsFor(1, via);
+    options0.peer_timeout = options1.peer_timeout = std::chrono::hours(1);
+    options0.reconnect_timeout = options1.reconnect_timeout = kPatience;
+    if (adjust) {
+      adjust(options0);
+      adjust(options1);
+    }
+    a = openEndpoint(options0, first);
+    b = openEndpoint(options1, second);
+    to_a = std::make_unique<Proxy>(a->address());
+    to_b = std::make_unique<Proxy>(b->address());
+    expectOk(a->addPeer({1, "worker1", to_b->address()}));
+    expectOk(b->addPeer({0, "worker0", to_a->address()}));
+  }
+  ~Between() {
+    a->close();
+    b->close();
+  }
+  void breakAll() {
+    to_a->breakAll();
+    to_b->breakAll();
+  }
+  void expectNobodyLost() {
+    EXPECT_TRUE(first.losses().empty() && second.losses().empty())
+        << (first.losses().empty() ? second.losses() : first.losses())[0].reason.text();
+    EXPECT_TRUE(first.failed().empty() && second.failed().empty());
+  }
+
+  Recorder first;
+  Recorder second;
+  std::unique_ptr<Endpoint> a;  // rank 0
+  std::unique_ptr<Endpoint> b;  // rank 1
+  std::unique_ptr<Proxy> to_a;
+  std::unique_ptr<Proxy> to_b;
+};
+
+class Reconnect : public ::testing::TestWithParam<Via> {};
+INSTANTIATE_TEST_SUITE_P(Each, Reconnect, ::testing::Values(Via::kUnix, Via::kTcp), viaName);
+
+// --- calls: the server counts how often each was executed ---
+
+std::uint64_t idOf(const std::string& header) {
+  std::uint64_t id = 0;
+  std::memcpy(&id, header.data(), sizeof(id));
+  return id;
+}
+
+Message call(std::uint64_t id, std::size_t size) {
+  Message message;
+  message.header.resize(16);
+  message.buffers.push_back(randomBuffer(size, static_cast<unsigned>(id)));
+  const std::uint64_t sum = checksum(message.buffers[0]);
+  std::memcpy(message.header.data(), &id, 8);
+  std::memcpy(message.header.data() + 8, &sum, 8);
+  return message;
+}
+
+bool isWhole(const Recorder::Received& received) {
+  std::uint64_t sum = 0;
+  std::memcpy(&sum, received.header.data() + 8, 8);
+  return received.buffers.size() == 1 && checksum(received.buffers[0]) == sum;
+}
+
+std::size_t sizeOfCall(std::uint64_t dice) {
+  const std::uint64_t kind = dice % 1000;
+  const std::size_t bound = kind < 900 ? 2000 : kind < 980 ? 200'000 : kind < 998 ? kMiB : 8 * kMiB;
+  return kind < 50 ? 0 : (dice >> 10) % (bound + 1);
+}
+
+// The calls of a client that are answered; it has no more than so many under way.
+class Ledger {
+ public:
+  explicit Ledger(std::uint64_t calls) : answered_(calls), executed_(calls) {}
+  void execute(std::uint64_t id) { ++executed_[id]; }
+  void answer(std::uint64_t id) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ++answered_[id];
+    ++count_;
+    changed_.notify_all();
+  }
+  bool waitFor(std::uint64_t count) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    return changed_.wait_for(lock, 2 * kPatience, [&] { return count_ >= count; });
+  }
+  void expectEachOnce() {
+    for (std::uint64_t id = 0; id < answered_.size(); ++id) {
+      ASSERT_EQ(executed_[id], 1) << "call " << id;
+      ASSERT_EQ(answered_[id], 1) << "call " << id;
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::uint64_t count_ = 0;
+  std::vector<int> answered_;
+  std::vector<std::atomic<int>> executed_;
+};
+
+TEST_P(Reconnect, EveryCallIsExecutedOnceAndAnsweredRightWhileConnectionsBreak) {
+  const unsigned seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  constexpr std::uint64_t kThreads = 4;
+  constexpr std::uint64_t kUnderWay = 48;
+  Ledger ledger(kCalls);
+  std::atomic<int> wrong{0};
+  Between between(GetParam(), {}, [&](Between& self) {
+    self.first.keep = self.second.keep = false;
+    self.second.react = [&](const Recorder::Received& received) {
+      if (!isWhole(received)) ++wrong;
+      ledger.execute(idOf(received.header));
+      expectOk(self.b->send(0, {bytesOf(received.header), received.buffers}));
+    };
+    self.first.react = [&](const Recorder::Received& received) {
+      if (!isWhole(received)) ++wrong;
+      ledger.answer(idOf(received.header));
+    };
+  });
+  between.to_a->breakWithin(24 * kMiB, seed);
+  between.to_b->breakWithin(24 * kMiB, seed + 1);
+  std::atomic<std::uint64_t> next{0};
+  std::vector<std::thread> clients;
+  for (std::uint64_t t = 0; t < kThreads; ++t) {
+    clients.emplace_back([&, t] {
+      std::mt19937_64 random(seed + t);
+      for (std::uint64_t id = next++; id < kCalls; id = next++) {
+        if (id > kUnderWay && !ledger.waitFor(id - kUnderWay)) return;
+        expectOk(between.a->send(1, call(id, sizeOfCall(random())), kPatience));
+        // Some breaks find the connection idle.
+        if (random() % 2000 == 0) between.breakAll();
+      }
+    });
+  }
+  for (std::thread& client : clients)
+    client.join();
+  EXPECT_TRUE(ledger.waitFor(kCalls));
+  ledger.expectEachOnce();
+  EXPECT_EQ(wrong, 0);
+  between.expectNobodyLost();
+  const PeerStats stats = statsOf(*between.a);
+  std::printf(
+      "%llu calls, %llu connections made again, %llu MiB sent, %llu of them in shared memory\n",
+      static_cast<unsigned long long>(kCalls), static_cast<unsigned long long>(stats.reconnects),
+      static_cast<unsigned long long>(stats.bytes_sent >> 20),
+      static_cast<unsigned long long>(stats.arena_bytes_sent >> 20));
+  EXPECT_GT(stats.reconnects, kCalls / 1000);
+  EXPECT_EQ(stats.messages_sent, kCalls);
+  EXPECT_EQ(statsOf(*between.b).messages_received, kCalls);
+}
+
+TEST_P(Reconnect, OneWayTrafficBothWaysKeepsItsOrderAndItsBounds) {
+  constexpr std::uint64_t kEach = kCalls / 4;
+  std::atomic<std::uint64_t> wrong{0};
+  std::array<std::uint64_t, 2> last{};  // each its own loop thread's
+  Between between(
+      GetParam(), [](EndpointOptions& options) { options.limits.max_queued_bytes = 1 << 20; },
+      [&](Between& self) {
+        self.first.keep = self.second.keep = false;
+        const auto check = [&](std::uint64_t& before) {
+          return [&](const Recorder::Received& received) {
+            if (idOf(received.header) != before++ || !isWhole(received)) ++wrong;
+          };
+        };
+        self.first.react = check(last[0]);
+        self.second.react = check(last[1]);
+      });
+  between.to_a->breakWithin(2 * kMiB, 1);
+  between.to_b->breakWithin(2 * kMiB, 2);
+  const auto flood = [&](Endpoint& from, std::int32_t to) {
+    for (std::uint64_t id = 0; id < kEach; ++id) {
+      expectOk(from.send(to, call(id, id % 100 == 0 ? 300'000 : id % 700), kPatience));
+      EXPECT_LE(statsOf(from).queued_bytes, std::size_t{2} << 20);
+    }
+  };
+  std::thread there([&] { flood(*between.b, 0); });
+  flood(*between.a, 1);
+  there.join();
+  EXPECT_TRUE(between.first.waitForMessages(kEach));
+  EXPECT_TRUE(between.second.waitForMessages(kEach));
+  EXPECT_EQ(wrong, 0U);
+  between.expectNobodyLost();
+  EXPECT_GT(statsOf(*between.a).reconnects, 0U);
+  // Nothing is kept for longer than its ack takes.
+  EXPECT_TRUE(eventually([&] {
+    return statsOf(*between.a).queued_bytes == 0 && statsOf(*between.b).queued_bytes == 0;
+  }));
+}
+
+TEST_P(Reconnect, AHalfOpenConnectionIsReplaced) {
+  Between between(GetParam(), [](EndpointOptions& options) {
+    options.heartbeat_interval = milliseconds(20);
+    options.peer_timeout = milliseconds(2000);
+  });
+  expectOk(between.a->send(1, textMessage("one")));
+  ASSERT_TRUE(between.second.waitForMessages(1));
+  between.to_a->swallow();
+  between.to_b->swallow();
+  expectOk(between.a->send(1, textMessage("two")));
+  expectOk(between.b->send(0, textMessage("back")));
+  ASSERT_TRUE(between.second.waitForMessages(2));
+  ASSERT_TRUE(between.first.waitForMessages(1));
+  EXPECT_EQ(between.second.messages()[1].header, "two");
+  between.expectNobodyLost();
+  EXPECT_EQ(statsOf(*between.a).reconnects, 1U);
+}
+
+TEST_P(Reconnect, APeerThatCannotBeReachedIsLostOnceAndForBoth) {
+  Between between(GetParam(), [](EndpointOptions& options) {
+    options.heartbeat_interval = milliseconds(20);
+    options.peer_timeout = milliseconds(300);
+  });
+  expectOk(between.a->send(1, textMessage("one")));
+  ASSERT_TRUE(between.second.waitForMessages(1));
+  ASSERT_TRUE(eventually([&] { return statsOf(*between.a).queued_bytes == 0; }));  // acknowledged
+  between.to_a->swallowAll(true);
+  between.to_b->swallowAll(true);
+  expectOk(between.a->send(1, textMessage("two")));
+  ASSERT_TRUE(between.first.waitForLosses(1));
+  EXPECT_EQ(between.first.losses()[0].reason.code(), ErrorCode::kPeerLost);
+  ASSERT_EQ(between.first.failed().size(), 1U);
+  EXPECT_EQ(between.first.failed()[0].first, "two");
+  // What comes back too late meets the end of the session.
+  between.to_a->swallowAll(false);
+  between.to_b->swallowAll(false);
+  ASSERT_TRUE(between.second.waitForLosses(1));
+  EXPECT_EQ(between.a->send(1, textMessage("late")).code(), ErrorCode::kPeerLost);
+  between.a->close();
+  between.b->close();
+  EXPECT_EQ(between.first.losses().size(), 1U);
+  EXPECT_EQ(between.second.losses().size(), 1U);
+  EXPECT_EQ(between.second.messageCount(), 1U);
+}
+
+TEST_P(Reconnect, OneThatGaveUpTellsTheOtherWhoDials) {
+  // Only one side watches for silence: the other learns it when it dials.
+  Between between(GetParam(), [](EndpointOptions& options) {
+    if (options.rank == 0) options.peer_timeout = milliseconds(200);
+    options.heartbeat_interval = milliseconds(50);
+  });
+  expectOk(between.a->send(1, textMessage("one")));
+  ASSERT_TRUE(between.second.waitForMessages(1));
+  between.to_a->swallowAll(true);
+  between.to_b->swallowAll(true);
+  ASSERT_TRUE(between.first.waitForLosses(1));
+  between.to_a->swallowAll(false);
+  between.breakAll();
+  ASSERT_TRUE(between.second.waitForLosses(1));
+  EXPECT_NE(between.second.losses()[0].reason.text().find("declared this worker lost"),
+            std::string::npos)
+      << between.second.losses()[0].reason.text();
+}
+
+TEST_P(Reconnect, WithoutTimeForItABrokenConnectionIsALostPeer) {
+  Between between(GetParam(),
+                  [](EndpointOptions& options) { options.reconnect_timeout = milliseconds(0); });
+  expectOk(between.a->send(1, textMessage("one")));
+  ASSERT_TRUE(between.second.waitForMessages(1));
+  between.breakAll();
+  ASSERT_TRUE(between.first.waitForLosses(1));
+  ASSERT_TRUE(between.second.waitForLosses(1));
+}
+
+TEST_P(Reconnect, WhenNobodyListensAnyMoreThePeerIsLostAtOnce) {
+  // The timeouts are far beyond this test's patience.
+  Between between(GetParam(), [](EndpointOptions& options) {
+    options.reconnect_timeout = std::chrono::hours(1);
+  });
+  expectOk(between.a->send(1, textMessage("one")));
+  ASSERT_TRUE(between.second.waitForMessages(1));
+  between.to_b->refuse();
+  between.to_a->refuse();
+  between.breakAll();
+  ASSERT_TRUE(between.first.waitForLosses(1));
+  ASSERT_TRUE(between.second.waitForLosses(1));
+  EXPECT_NE(between.first.losses()[0].reason.text().find("nothing listens at"), std::string::npos)
+      << between.first.losses()[0].reason.text();
+}
+
+// Blocks that were placed for a Unix socket go with their bytes when only TCP is left.
+TEST(ReconnectArena, FramesInSharedMemoryFollowToTcp) {
+  Recorder first;
+  Recorder second;
+  EndpointOptions options0 = optionsFor(0, Via::kBoth);
+  EndpointOptions options1 = optionsFor(1, Via::kBoth);
+  options0.peer_timeout = options1.peer_timeout = std::chrono::hours(1);
+  const auto a = openEndpoint(options0, first);
+  const auto b = openEndpoint(options1, second);
+  Proxy fast(b->address());
+  Proxy slow(b->address(), /*tcp=*/true);
+  Address both = fast.parts();
+  both.tcp_host = slow.parts().tcp_host;
+  both.tcp_port = slow.parts().tcp_port;
+  expectOk(a->addPeer({1, "worker1", formatAddress(both)}));
+  expectOk(b->addPeer({0, "worker0", "weft1;unix=x;host=another"}));  // cannot dial
+  std::uint64_t id = 0;
+  EXPECT_TRUE(eventually([&] {
+    expectOk(a->send(1, call(id++, 100'000)));
+    return statsOf(*a).arena_bytes_sent > 0;
+  }));
+  ASSERT_TRUE(second.waitForMessages(id));
+  EXPECT_EQ(statsOf(*a).transport, "unix");
+  fast.swallow();  // what is placed now is never announced
+  for (int i = 0; i < 5; ++i)
+    expectOk(a->send(1, call(id++, 1'000'000)));
+  const std::uint64_t in_arena = statsOf(*a).arena_bytes_sent;
+  fast.refuse();
+  fast.breakAll();
+  for (int i = 0; i < 5; ++i)
+    expectOk(a->send(1, call(id++, 1'000'000)));
+  ASSERT_TRUE(second.waitForMessages(id));
+  EXPECT_EQ(statsOf(*a).transport, "tcp");
+  EXPECT_GE(in_arena, 5'000'000U);
+  const auto messages = second.messages();
+  for (std::uint64_t i = 0; i < id; ++i) {
+    EXPECT_EQ(idOf(messages[i].header), i);
+    EXPECT_TRUE(isWhole(messages[i])) << i;
+  }
+  EXPECT_TRUE(first.losses().empty() && second.losses().empty());
+  a->close();
+  b->close();
+}
+
+}  // namespace
+}  // namespace weft::transport
