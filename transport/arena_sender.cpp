@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "transport/arena_copy.h"
@@ -60,9 +61,10 @@ void ArenaPlacement::letGo() noexcept {
   arena_.reset();
 }
 
-ArenaSender::ArenaSender(const ArenaOptions& options, std::function<void()> wanted)
+ArenaSender::ArenaSender(const ArenaOptions& options, std::function<void()> wanted, Help help)
     : options_(options),
       wanted_(std::move(wanted)),
+      help_(std::move(help)),
       state_(options.enabled ? State::kIdle : State::kClosed) {}
 
 std::shared_ptr<SharedArena> ArenaSender::arena() const {
@@ -99,11 +101,22 @@ ArenaPlacement ArenaSender::place(const Message& message) {
       continue;
     }
     placement.add(static_cast<std::uint32_t>(buffer - message.buffers.begin()), block->where);
-    copyToArena(block->data, buffer->data, buffer->size);
+    copy(block->data, buffer->data, buffer->size);
     bytes += buffer->size;
   }
   bytes_sent_.fetch_add(bytes, std::memory_order_relaxed);
   return placement;
+}
+
+void ArenaSender::copy(std::byte* to, const std::byte* from, std::size_t bytes) const {
+  static const bool several_cores = std::thread::hardware_concurrency() > 1;
+  if (bytes < SharedCopy::kWorthHelp || !help_ || !several_cores) {
+    copyToArena(to, from, bytes);
+    return;
+  }
+  const auto together = std::make_shared<SharedCopy>(to, from, bytes);
+  help_(together);
+  together->finish();
 }
 
 ArenaStats ArenaSender::stats() const noexcept {

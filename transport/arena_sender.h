@@ -16,6 +16,7 @@
 #include "transport/error.h"
 #include "transport/options.h"
 #include "transport/shared_arena.h"
+#include "transport/shared_copy.h"
 
 namespace weft::transport {
 
@@ -77,8 +78,10 @@ struct ArenaStats {
 class ArenaSender {
  public:
   // `wanted` is called once, on the thread that sends the first large buffer: offer() should be
-  // called on the loop thread as soon as the peer is connected.
-  ArenaSender(const ArenaOptions& options, std::function<void()> wanted);
+  // called on the loop thread as soon as the peer is connected. `help`, where given, has another
+  // thread help() with a large copy, soon or never.
+  using Help = std::function<void(const std::shared_ptr<SharedCopy>&)>;
+  ArenaSender(const ArenaOptions& options, std::function<void()> wanted, Help help = {});
 
   // Any thread but the loop's: it copies. Errors of the message are left for others to find.
   ArenaPlacement place(const Message& message);
@@ -104,9 +107,11 @@ class ArenaSender {
   enum class State : std::uint8_t { kIdle, kWanted, kOffered, kLive, kRefused, kClosed };
 
   std::shared_ptr<SharedArena> arena() const;
+  void copy(std::byte* to, const std::byte* from, std::size_t bytes) const;
 
   const ArenaOptions& options_;
   const std::function<void()> wanted_;
+  const Help help_;
   std::atomic<State> state_{State::kIdle};
   std::atomic<std::uint64_t> bytes_sent_{0};
   std::atomic<std::uint64_t> fallbacks_{0};

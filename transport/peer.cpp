@@ -46,7 +46,8 @@ Peer::Peer(PeerContext& context, PeerInfo info)
               [this] { context_.loop.post([self = shared_from_this()] { self->attention(); }); }),
       arena_out_(
           context.options.arena,
-          [this] { context_.loop.post([self = shared_from_this()] { self->offerArena(); }); }),
+          [this] { context_.loop.post([self = shared_from_this()] { self->offerArena(); }); },
+          [this](const std::shared_ptr<SharedCopy>& copy) { helpCopy(context_.loop, copy); }),
       address_(info_.address) {}
 
 // --- any thread ---

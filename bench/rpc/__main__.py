@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from pathlib import Path
 
-from bench.rpc import floor, report
+from bench.rpc import floor, namespaces, report
 from bench.rpc.metrics import METRICS, Figures
 
 
@@ -20,6 +21,10 @@ def _arguments() -> argparse.Namespace:
         help="WEFT, WEFT_TCP (no Unix socket), or WEFT@FOLDER (another build)",
     )
     parser.add_argument("--theirs", default="TENSORPIPE", help="or TENSORPIPE_UV: TCP only")
+    parser.add_argument(
+        "--two-hosts", action="store_true", help="each process in a network namespace (root)"
+    )
+    parser.add_argument("--ranks", type=int, help="only this: so many workers on one host")
     parser.add_argument("--only", nargs="*", default=list(METRICS), choices=list(METRICS))
     parser.add_argument("--out", type=Path, default=Path("bench-results"))
     return parser.parse_args()
@@ -28,11 +33,21 @@ def _arguments() -> argparse.Namespace:
 def main() -> None:
     """Measures both backends alternately, metric by metric, and prints the table."""
     arguments = _arguments()
+    if arguments.ranks:
+        from bench.rpc import ranks
+
+        print(ranks.table((arguments.ours, arguments.theirs), arguments.ranks))
+        return
+    with namespaces.TwoHosts() if arguments.two_hosts else contextlib.nullcontext() as hosts:
+        _compare(arguments, hosts)
+
+
+def _compare(arguments: argparse.Namespace, hosts: namespaces.TwoHosts | None) -> None:
     floors = floor.all_floors()  # forks, so before anything starts a thread
     from bench.rpc.pair import Pair
 
     sides = (arguments.ours, arguments.theirs)
-    pairs = {side: Pair(side) for side in sides}
+    pairs = {side: Pair(side, hosts) for side in sides}
     rounds: dict[str, list[Figures]] = {side: [] for side in sides}
     try:
         for number in range(arguments.rounds):

@@ -16,7 +16,7 @@ import torch
 import torch.distributed.rpc as rpc
 import torch.multiprocessing as multiprocessing
 
-from bench.rpc import metrics
+from bench.rpc import metrics, namespaces
 
 BACKENDS = ("WEFT", "TENSORPIPE", "TENSORPIPE_UV", "WEFT_TCP")
 # WEFT@FOLDER: another build of Weft, to compare two states of the code in one run.
@@ -25,7 +25,8 @@ BUILD_MARK = "@"
 PATIENCE = 1e6
 
 
-def _options(backend: str) -> rpc.RpcBackendOptions:
+def init_options(backend: str) -> rpc.RpcBackendOptions:
+    """The options that a side is measured with."""
     if backend.startswith("TENSORPIPE"):
         uv_only = backend.endswith("_UV")
         return rpc.TensorPipeRpcBackendOptions(
@@ -46,12 +47,19 @@ def _load_weft_from(folder: str) -> None:
     spec.loader.exec_module(sys.modules["weft"])
 
 
-def _work(rank: int, side: str, port: int, control: Connection) -> None:
+def _work(
+    rank: int, side: str, port: int, control: Connection, hosts: namespaces.TwoHosts | None
+) -> None:
     torch.set_num_threads(1)
+    master = "127.0.0.1"
+    if hosts is not None:
+        namespaces.enter(hosts.names[rank])
+        master = hosts.addresses[0]
+        os.environ.update(TP_SOCKET_IFNAME=namespaces.CABLE, GLOO_SOCKET_IFNAME=namespaces.CABLE)
     backend, _, folder = side.partition(BUILD_MARK)
     if folder:
         _load_weft_from(folder)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(MASTER_ADDR=master, MASTER_PORT=str(port))
     if backend == "WEFT_TCP":
         os.environ["WEFT_UNIX_SOCKET"] = "0"
     import weft  # noqa: F401  registers the backend
@@ -61,7 +69,7 @@ def _work(rank: int, side: str, port: int, control: Connection) -> None:
         backend=rpc.BackendType[backend.split("_")[0]],
         rank=rank,
         world_size=2,
-        rpc_backend_options=_options(backend),
+        rpc_backend_options=init_options(backend),
     )
     control.send("ready")
     while (name := control.recv()) is not None:
@@ -69,7 +77,8 @@ def _work(rank: int, side: str, port: int, control: Connection) -> None:
     rpc.shutdown()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of loopback that nobody uses now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -78,15 +87,17 @@ def _free_port() -> int:
 class Pair:
     """A caller and a callee; ``measure`` wakes them, runs one metric and stops them again."""
 
-    def __init__(self, backend: str) -> None:
+    def __init__(self, backend: str, hosts: namespaces.TwoHosts | None = None) -> None:
         self.backend = backend
         context = multiprocessing.get_context("spawn")
-        port = _free_port()
+        port = free_port()
         self._processes = []
         self._controls: list[Connection] = []
         for rank in range(2):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(rank, backend, port, theirs), daemon=True)
+            process = context.Process(
+                target=_work, args=(rank, backend, port, theirs, hosts), daemon=True
+            )
             process.start()
             self._processes.append(process)
             self._controls.append(ours)

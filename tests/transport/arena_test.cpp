@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <map>
 #include <random>
 #include <thread>
@@ -13,6 +14,7 @@
 #include "transport/block_allocator.h"
 #include "transport/out_frame.h"
 #include "transport/shared_arena.h"
+#include "transport/shared_copy.h"
 
 namespace weft::transport {
 namespace {
@@ -338,6 +340,36 @@ TEST(ArenaSender, IsUsedOnlyOnceThePeerHasAccepted) {
   EXPECT_EQ(sender.stats().fallbacks, 1U);  // 8 MiB fit no arena of 4
   sender.close();
   EXPECT_TRUE(sender.place(large).entries().empty());
+}
+
+TEST(SharedCopy, EveryByteArrivesWhoeverHelps) {
+  for (const std::size_t bytes :
+       {std::size_t{1}, SharedCopy::kPiece, SharedCopy::kPiece + 1, 9 * SharedCopy::kPiece - 7}) {
+    for (int helpers = 0; helpers < 4; ++helpers) {
+      std::vector<std::byte> from(bytes);
+      for (std::size_t i = 0; i < bytes; ++i)
+        from[i] = static_cast<std::byte>(i * 31 + i / 257);
+      std::vector<std::byte> to(bytes + 1, std::byte{0x5a});
+      const auto copy = std::make_shared<SharedCopy>(to.data(), from.data(), bytes);
+      std::vector<std::thread> threads;
+      for (int i = 0; i < helpers; ++i) {
+        threads.emplace_back([copy] {
+          while (copy->help(2)) {
+          }
+        });
+      }
+      copy->finish();
+      EXPECT_TRUE(std::equal(from.begin(), from.end(), to.begin()));
+      EXPECT_EQ(to.back(), std::byte{0x5a});
+      // Now the ranges may go: a helper that comes this late touches nothing.
+      from = {};
+      std::fill(to.begin(), to.end(), std::byte{0});
+      EXPECT_FALSE(copy->help(1));
+      for (auto& thread : threads)
+        thread.join();
+      EXPECT_EQ(std::count(to.begin(), to.end(), std::byte{0}), static_cast<long>(to.size()));
+    }
+  }
 }
 
 }  // namespace

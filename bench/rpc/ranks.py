@@ -1,0 +1,112 @@
+"""Many workers on one host: how long ``init_rpc`` takes beyond the interpreters' own start, and what
+a worker costs in memory and threads. ``./dev bench rpc --ranks 64``."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from dataclasses import dataclass
+from multiprocessing.context import ForkServerContext
+from multiprocessing.synchronize import Barrier
+from typing import Any
+
+import torch
+import torch.distributed.rpc as rpc
+
+from bench.rpc.pair import free_port, init_options
+
+BOUND = 120.0  # seconds for one backend; TensorPipe does not come up with 40 ranks
+
+
+@dataclass
+class Rank:
+    """What one worker saw; times are of the system's monotonic clock."""
+
+    started: float
+    ready: float
+    private_before: int  # bytes that no other process shares, before init_rpc
+    private_after: int  # after a call to the next rank and one from the previous
+    threads: int
+
+
+def _private_bytes() -> int:
+    with open("/proc/self/smaps_rollup") as lines:
+        return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_"))
+
+
+def _nothing() -> None:
+    pass
+
+
+def _work(rank: int, count: int, backend: str, port: int, gate: Barrier, results: Any) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    gate.wait(BOUND)
+    before, started = _private_bytes(), time.monotonic()
+    rpc.init_rpc(
+        f"rank{rank}",
+        backend=rpc.BackendType[backend],
+        rank=rank,
+        world_size=count,
+        rpc_backend_options=init_options(backend),
+    )
+    ready = time.monotonic()
+    rpc.rpc_sync(f"rank{(rank + 1) % count}", _nothing)
+    gate.wait(BOUND)
+    threads = len(os.listdir("/proc/self/task"))
+    results.put(Rank(started, ready, before, _private_bytes(), threads))
+    rpc.shutdown()
+
+
+def _forked() -> ForkServerContext:
+    # An interpreter with torch imported costs a fork, not seconds: its start is not measured.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch.distributed.rpc", "weft", "bench.rpc.ranks"])
+    return context
+
+
+def measure(backend: str, count: int) -> list[Rank]:
+    """Starts ``count`` workers; returns what those saw that came up within the bound."""
+    context = _forked()
+    gate, results, port = context.Barrier(count), context.Queue(), free_port()
+    processes = [
+        context.Process(target=_work, args=(rank, count, backend, port, gate, results), daemon=True)
+        for rank in range(count)
+    ]
+    for process in processes:
+        process.start()
+    seen: list[Rank] = []
+    end = time.monotonic() + BOUND
+    try:
+        while len(seen) < count and time.monotonic() < end:
+            if not results.empty():
+                seen.append(results.get())
+            elif any(process.exitcode for process in processes):
+                break
+            else:
+                time.sleep(0.01)
+        for process in processes if len(seen) == count else []:
+            process.join(max(0.0, end - time.monotonic()))
+    finally:
+        for process in processes:
+            process.kill()
+    return seen
+
+
+def table(backends: tuple[str, ...], count: int) -> str:
+    """Measures each backend and says what was seen, in Markdown."""
+    lines = [
+        f"| {count} ranks on this host | init_rpc s | private memory per rank MB | threads |",
+        "|---|---|---|---|",
+    ]
+    for backend in backends:
+        seen = measure(backend, count)
+        if len(seen) < count:
+            lines.append(f"| {backend} | failed: {len(seen)} ranks came up | | |")
+            continue
+        seconds = max(rank.ready for rank in seen) - min(rank.started for rank in seen)
+        grown = sorted(rank.private_after - rank.private_before for rank in seen)
+        threads = max(rank.threads for rank in seen)
+        lines.append(f"| {backend} | {seconds:.2f} | {grown[count // 2] / 1e6:.1f} | {threads} |")
+    return "\n".join(lines)
