@@ -39,6 +39,12 @@ WEFT_INLINE void storeAt(std::byte* to, std::size_t index, T value) {
   std::memcpy(to + index * sizeof(T), &value, sizeof(T));
 }
 
+template <typename T>
+WEFT_INLINE bool isNan(T value) {
+  if constexpr (std::is_floating_point_v<T>) return __builtin_isnan(value);
+  return false;
+}
+
 // --- Elements: how they are stored, and in what they are reduced.
 
 template <typename T>
@@ -65,7 +71,7 @@ struct Bfloat16 {
   WEFT_INLINE static Stored narrow(Wide value) {
     const auto bits = std::bit_cast<std::uint32_t>(value);
     const std::uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
-    return static_cast<Stored>(value != value ? 0x7FC0 : rounded);
+    return static_cast<Stored>(isNan(value) ? 0x7FC0 : rounded);
   }
 };
 
@@ -150,14 +156,14 @@ struct Product {
 struct Min {
   template <typename T>
   WEFT_INLINE static T apply(T a, T b) {
-    return a < b || a != a ? a : b;
+    return a < b || isNan(a) ? a : b;
   }
 };
 
 struct Max {
   template <typename T>
   WEFT_INLINE static T apply(T a, T b) {
-    return a > b || a != a ? a : b;
+    return a > b || isNan(a) ? a : b;
   }
 };
 

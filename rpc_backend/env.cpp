@@ -25,6 +25,9 @@ constexpr std::array kTable{
     Variable{kAsDefault, "0",
              "1: importing Weft makes it the default backend of init_rpc and translates "
              "TensorPipeRpcBackendOptions"},
+    Variable{kAsProcessGroup, "0",
+             "1: importing Weft makes gloo mean weft in init_process_group and new_group (weft.run "
+             "--process-group sets it)"},
     Variable{kRequestPolicy, "any",
              "any, registered or script: what peers may ask of this process, when the options do "
              "not say"},
@@ -34,8 +37,8 @@ constexpr std::array kTable{
              "seconds of silence after which a peer is lost, when the options do not say"},
     Variable{kUnixSocket, "1", "0: never use Unix sockets, not even between processes of one host"},
     Variable{kSharedMemory, "1",
-             "0: large tensors between processes of one host go through the socket, not through "
-             "shared memory"},
+             "0: nothing between processes of one host goes through shared memory: large tensors "
+             "through the socket, collectives as messages"},
     // Read by ./dev and the tests only; named here so that they raise no warning.
     Variable{"WEFT_TORCH", "2.11.0", "./dev: the torch version to build and test against"},
     Variable{"WEFT_CACHE", "~/.cache/weft", "./dev: where venvs and build caches are kept"},

@@ -14,6 +14,7 @@ inline constexpr const char* kAuthKeyFile = "WEFT_AUTH_KEY_FILE";
 inline constexpr const char* kSocketIfname = "WEFT_SOCKET_IFNAME";
 inline constexpr const char* kLogLevel = "WEFT_LOG_LEVEL";
 inline constexpr const char* kAsDefault = "WEFT_AS_DEFAULT";
+inline constexpr const char* kAsProcessGroup = "WEFT_AS_PROCESS_GROUP";
 inline constexpr const char* kRequestPolicy = "WEFT_REQUEST_POLICY";
 inline constexpr const char* kHeartbeatInterval = "WEFT_HEARTBEAT_INTERVAL";
 inline constexpr const char* kPeerTimeout = "WEFT_PEER_TIMEOUT";

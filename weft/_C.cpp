@@ -2,10 +2,12 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "pipe/python.h"
+#include "c10d_plugin/python.h"
 #include "rpc_backend/python.h"
 
 PYBIND11_MODULE(_C, module) {
   module.doc() = "Weft's C++ side for Python.";
   weft::rpc::bind(module);
   weft::pipe::bind(module);
+  weft::process_group::bind(module);
 }

@@ -1,10 +1,12 @@
-"""Weft: a maintained, fast and authenticated RPC backend for PyTorch.
+"""Weft: a maintained, fast and authenticated RPC backend and process group for PyTorch.
 
-Importing this package registers the RPC backend ``WEFT``::
+Importing this package registers the RPC backend ``WEFT`` and the process group ``weft``::
 
+    import torch.distributed as dist
     import torch.distributed.rpc as rpc
     import weft
 
+    dist.init_process_group("weft", rank=0, world_size=2)
     rpc.init_rpc("worker0", backend=rpc.BackendType.WEFT, rank=0, world_size=2)
 
 Importing starts no thread and opens no socket. See ``docs/`` for the rest.
@@ -18,6 +20,7 @@ from weft import (
     _native,  # loads libweft.so and weft._C after torch
     _registration,
 )
+from weft._process_group import ProcessGroupOptions
 from weft._registered import register_function, registered_functions
 from weft._version import __version__
 from weft.options import RpcBackendOptions
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Pipe",
+    "ProcessGroupOptions",
     "RRefId",
     "RRefInfo",
     "RpcBackendOptions",

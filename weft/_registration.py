@@ -1,4 +1,4 @@
-"""Registers the backend ``WEFT`` with ``torch.distributed.rpc``."""
+"""Registers the RPC backend ``WEFT``, and the process group ``weft``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rpc import api, backend_registry
 
-from weft import _C, _registered, _torch_patches
+from weft import _C, _process_group, _registered, _torch_patches
 from weft.options import RpcBackendOptions, master_host
 
 BACKEND = "WEFT"
@@ -73,9 +73,13 @@ def _shut_down_at_exit() -> None:
 def install() -> None:
     """Registers the backend and the patches; calling it again changes nothing."""
     if not backend_registry.backend_registered(BACKEND):
+        _process_group.install()
         _torch_patches.install()
         backend_registry.register_backend(BACKEND, _construct_options, _init_backend)
         _torch_patches.refresh_backend_type()
         atexit.register(_shut_down_at_exit)
+        atexit.register(_process_group.shut_down_at_exit)
     if os.environ.get("WEFT_AS_DEFAULT", "0") == "1":
         _torch_patches.make_default()
+    if os.environ.get("WEFT_AS_PROCESS_GROUP", "0") == "1":
+        _torch_patches.make_default_process_group()

@@ -1,21 +1,26 @@
 """What PyTorch leaves no door for, patched in this one file.
 
 Each patch states its reason and the versions it was checked on. A patch affects calls only
-while the current agent is Weft's; with TensorPipe, upstream's code runs as it was.
+while the current agent, or the process group in question, is Weft's; with TensorPipe and Gloo
+upstream's code runs as it was.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import logging
+import re
 import threading
 from datetime import timedelta
 from typing import Any
 
+import torch.distributed as dist
 import torch.distributed.rpc as rpc
 from torch.distributed.rpc import api, backend_registry
 from torch.distributed.rpc.constants import DEFAULT_RPC_TIMEOUT_SEC
+from torch.nn.parallel import DistributedDataParallel
 
 from weft import _C
 
@@ -124,8 +129,78 @@ def _patch_rendezvous() -> None:
     rpc.init_rpc = init_rpc
 
 
+def _patch_monitored_barrier() -> None:
+    """``dist.monitored_barrier``. Checked on 2.11.
+
+    Upstream refuses every backend but the one named gloo; below Python any backend may have it.
+    """
+    c10d = dist.distributed_c10d
+    upstream = c10d.monitored_barrier
+
+    @functools.wraps(upstream)
+    def monitored_barrier(
+        group: Any = None, timeout: Any = None, wait_all_ranks: bool = False
+    ) -> Any:
+        if c10d._rank_not_in_group(group) or dist.get_backend(group) != "weft":
+            return upstream(group, timeout, wait_all_ranks)
+        if timeout is None:
+            timeout = c10d.default_pg_timeout
+        elif isinstance(timeout, float):
+            timeout = timedelta(seconds=timeout)
+        c10d._check_valid_timeout(timeout)
+        own = c10d._get_default_group() if group is None else group
+        return own.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
+
+    c10d.monitored_barrier = dist.monitored_barrier = monitored_barrier
+
+
+def _patch_set_pg_timeout() -> None:
+    """``distributed_c10d._set_pg_timeout``. Checked on 2.11.
+
+    Upstream sets the timeout of gloo and nccl groups and only warns for others.
+    """
+    c10d = dist.distributed_c10d
+    upstream = c10d._set_pg_timeout
+
+    @functools.wraps(upstream)
+    def set_pg_timeout(timeout: timedelta, group: Any = None) -> None:
+        own = c10d._get_default_group() if group is None else group
+        backends = {}
+        if not c10d._rank_not_in_group(own):
+            for device in own._device_types:
+                backend = own._get_backend(device)
+                backends[id(backend)] = backend
+        ours = [backend for backend in backends.values() if isinstance(backend, _C.WeftBackend)]
+        for backend in ours:
+            backend._set_default_timeout(timeout)
+        if len(ours) < len(backends) or not ours:
+            upstream(timeout, group)
+
+    c10d._set_pg_timeout = set_pg_timeout
+
+
+def _patch_ddp_logging() -> None:
+    """``DistributedDataParallel._get_ddp_logging_data``. Checked on 2.11.
+
+    Upstream's logger knows the names of its own backends and calls every other one "custom".
+    """
+    upstream = DistributedDataParallel._get_ddp_logging_data
+
+    @functools.wraps(upstream)
+    def get_ddp_logging_data(self: Any) -> Any:
+        data = upstream(self)
+        if data.get("backend_name") == "custom" and dist.get_backend(self.process_group) == "weft":
+            data["backend_name"] = "weft"
+        return data
+
+    DistributedDataParallel._get_ddp_logging_data = get_ddp_logging_data
+
+
 def install() -> None:
     """Installs the patches that registration needs."""
+    _patch_ddp_logging()
+    _patch_monitored_barrier()
+    _patch_set_pg_timeout()
     _patch_wait_all_workers()
     _patch_destroy_rref_context()
     _patch_rendezvous()
@@ -174,3 +249,40 @@ def make_default() -> None:
 
     init_rpc._weft_default = True  # type: ignore[attr-defined]
     rpc.init_rpc = init_rpc
+
+
+def make_default_process_group() -> None:
+    """Makes ``gloo`` mean weft in ``init_process_group`` and ``new_group``. Checked on 2.11.
+
+    Upstream knows gloo by name. ``cpu:gloo,cuda:nccl`` becomes ``cpu:weft,cuda:nccl``, and no backend
+    at all (gloo for CPU tensors) becomes weft.
+    """
+    c10d = dist.distributed_c10d
+    if getattr(c10d.init_process_group, "_weft_default", False):
+        return
+
+    def translated(backend: Any) -> Any:
+        if backend is None:
+            return None
+        return re.sub(r"\bgloo\b", "weft", str(backend).lower())
+
+    def wrap(upstream: Any) -> Any:
+        parameters = list(inspect.signature(upstream).parameters)
+        place = parameters.index("backend")
+
+        @functools.wraps(upstream)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if len(args) > place:
+                args = (*args[:place], translated(args[place]), *args[place + 1 :])
+            elif "backend" in kwargs:
+                kwargs["backend"] = translated(kwargs["backend"])
+            return upstream(*args, **kwargs)
+
+        call._weft_default = True  # type: ignore[attr-defined]
+        return call
+
+    for name in ("init_process_group", "new_group"):
+        patched = wrap(getattr(c10d, name))
+        setattr(c10d, name, patched)
+        setattr(dist, name, patched)
+    c10d.Backend.default_device_backend_map["cpu"] = "weft"

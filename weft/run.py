@@ -1,7 +1,8 @@
 """``python -m weft.run script.py …``: runs a program written for TensorPipe on Weft.
 
 In that process and its children Weft is the default of ``init_rpc``, and explicit
-``TensorPipeRpcBackendOptions`` are translated. ``-m module`` works as with python itself.
+``TensorPipeRpcBackendOptions`` are translated. With ``--process-group`` the process-group backend
+``gloo`` means weft as well. ``-m module`` works as with python itself.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import os
 import runpy
 import sys
 
-USAGE = "usage: python -m weft.run (script.py | -m module) [arguments …]"
+USAGE = "usage: python -m weft.run [--process-group] (script.py | -m module) [arguments …]"
 
 
 def main(arguments: list[str]) -> None:
     """Runs the program named by ``arguments`` as ``__main__``."""
+    process_group = arguments[:1] == ["--process-group"]
+    arguments = arguments[1:] if process_group else arguments
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
         raise SystemExit(0 if arguments else 2)
@@ -24,6 +27,9 @@ def main(arguments: list[str]) -> None:
     from weft import _torch_patches
 
     _torch_patches.make_default()
+    if process_group:
+        os.environ["WEFT_AS_PROCESS_GROUP"] = "1"
+        _torch_patches.make_default_process_group()
 
     if arguments[0] == "-m":
         if len(arguments) < 2:

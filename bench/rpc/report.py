@@ -60,17 +60,24 @@ def table(found: list[Row], ours: str, theirs: str, floors: dict[str, float]) ->
     return "\n".join(lines)
 
 
-def write(folder: Path, found: list[Row], ours: str, theirs: str, floors: dict[str, float]) -> None:
-    """Writes ``rpc-OURS-THEIRS.json`` and, where matplotlib is there, ``.png``."""
+def write(
+    folder: Path,
+    found: list[Row],
+    ours: str,
+    theirs: str,
+    floors: dict[str, float],
+    stem: str = "rpc",
+) -> None:
+    """Writes ``STEM-OURS-THEIRS.json`` and, where matplotlib is there, ``.png``."""
     folder.mkdir(parents=True, exist_ok=True)
-    stem = folder / f"rpc-{ours}-{theirs}".lower().replace("/", "_")
+    path = folder / f"{stem}-{ours}-{theirs}".lower().replace("/", "_")
     data = {
         "ours": ours,
         "theirs": theirs,
         "rows": [asdict(row) for row in found],
         "floors": floors,
     }
-    stem.with_suffix(".json").write_text(json.dumps(data, indent=1))
+    path.with_suffix(".json").write_text(json.dumps(data, indent=1))
     try:
         import matplotlib
 
@@ -86,4 +93,4 @@ def write(folder: Path, found: list[Row], ours: str, theirs: str, floors: dict[s
     axes.invert_yaxis()
     axes.set_xlabel(f"times better than {theirs} (log scale)")
     figure.tight_layout()
-    figure.savefig(stem.with_suffix(".png"), dpi=120)
+    figure.savefig(path.with_suffix(".png"), dpi=120)

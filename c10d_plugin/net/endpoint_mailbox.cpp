@@ -18,7 +18,8 @@ void copyInto(const OwnedBuffer& into, const OwnedBuffer& from) {
 }
 
 OwnedBuffer copyOf(const OwnedBuffer& data) {
-  const std::shared_ptr<std::byte[]> memory = std::make_unique_for_overwrite<std::byte[]>(data.size);
+  const std::shared_ptr<std::byte[]> memory =
+      std::make_unique_for_overwrite<std::byte[]>(data.size);
   OwnedBuffer copy{memory.get(), data.size, memory};
   copyInto(copy, data);
   return copy;
@@ -50,9 +51,9 @@ EndpointMailboxImpl::Outgoing::~Outgoing() {
 
 Error EndpointMailboxImpl::checkRank(int peer, const char* what) const {
   if (peer >= 0 && peer < size()) return Error::ok();
-  return {ErrorCode::kInvalidArgument, std::string("cannot ") + what + " rank " +
-                                           std::to_string(peer) + ": ranks of this group go from 0 to " +
-                                           std::to_string(size() - 1)};
+  return {ErrorCode::kInvalidArgument,
+          std::string("cannot ") + what + " rank " + std::to_string(peer) +
+              ": ranks of this group go from 0 to " + std::to_string(size() - 1)};
 }
 
 transport::EndpointStats EndpointMailboxImpl::stats() const {
@@ -193,13 +194,15 @@ void EndpointMailboxImpl::takeWaiting(std::shared_ptr<WaitingMail> mail, PostedR
   const int from = mail->from;
   const bool fits = receive.into.size == mail->size && receive.label == mail->label;
   if (mail->id) {
-    MailHeader clear{MailKind::kClear, 0, *mail->id, fits ? 0U : 1U, {}, {}};
     Peer& peer = peers_[static_cast<std::size_t>(from)];
     --peer.announcements;
-    if (fits) peer.cleared.emplace(*mail->id, std::move(receive));
+    if (fits) {
+      peer.cleared.emplace(*mail->id, std::move(receive));
+      lock.unlock();
+      return tell(from, {MailKind::kClear, 0, *mail->id, 0, {}, {}});
+    }
     lock.unlock();
-    tell(from, clear);
-    if (fits) return;
+    tell(from, {MailKind::kClear, 0, *mail->id, 1, {}, {}});
   } else if (fits && !mail->whole) {
     mail->taker = std::move(receive);  // finish() gives it the bytes
     return;
@@ -211,11 +214,11 @@ void EndpointMailboxImpl::takeWaiting(std::shared_ptr<WaitingMail> mail, PostedR
     mail->bytes = {};
     if (grant > 0) tell(from, {MailKind::kGrant, 0, 0, grant, {}, {}});
   }
-  complete(receive,
-           fits ? Error::ok()
-                : Error(ErrorCode::kInvalidArgument,
-                        mismatch(receive, from, mail->size, mail->label)),
-           from, mail->size, mail->label);
+  complete(
+      receive,
+      fits ? Error::ok()
+           : Error(ErrorCode::kInvalidArgument, mismatch(receive, from, mail->size, mail->label)),
+      from, mail->size, mail->label);
 }
 
 // A message of the window has found its receive. Returns what to grant now: a quarter of the window

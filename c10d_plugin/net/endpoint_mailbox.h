@@ -51,7 +51,8 @@ class EndpointMailbox : public Mailbox {
   // Opens an endpoint, publishes its address under `store`, and waits for the others' until
   // `deadline`: kTimeout names the ranks that did not come. Nothing is connected yet.
   static transport::Result<std::unique_ptr<EndpointMailbox>> join(
-      MailboxOptions options, KeyValue& store, std::chrono::steady_clock::time_point deadline);
+      const MailboxOptions& options, KeyValue& store,
+      std::chrono::steady_clock::time_point deadline);
 
   // By rank: transport::hostIdentity() of each; equal and nonempty for those that share a host.
   virtual const std::vector<std::string>& hosts() const noexcept = 0;

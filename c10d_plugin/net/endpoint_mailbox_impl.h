@@ -28,8 +28,7 @@ class EndpointMailboxImpl final : public EndpointMailbox, private transport::End
   explicit EndpointMailboxImpl(const MailboxOptions& options);
   ~EndpointMailboxImpl() override;
 
-  transport::Error open(MailboxOptions options, KeyValue& store,
-                        std::chrono::steady_clock::time_point deadline);
+  transport::Error open(KeyValue& store, std::chrono::steady_clock::time_point deadline);
 
   int rank() const noexcept override { return rank_; }
   int size() const noexcept override { return static_cast<int>(peers_.size()); }
@@ -54,19 +53,19 @@ class EndpointMailboxImpl final : public EndpointMailbox, private transport::End
     std::uint64_t grant = 0;  // bytes to grant again once it was received
   };
   struct Peer {
-    bool talked = false;     // there is, or will be, a connection by which its loss is noticed
+    bool talked = false;  // there is, or will be, a connection by which its loss is noticed
     bool gone = false;
-    bool left = false;       // gone, in order
+    bool left = false;  // gone, in order
     bool told_of_abort = false;
     transport::Error reason;  // when gone
     std::uint64_t window = 0;
-    std::uint64_t credit = 0;   // of the window: may be sent at once
-    std::uint64_t owed = 0;     // received for good, not yet granted again
-    std::uint64_t kept = 0;     // bytes of the window that wait here
+    std::uint64_t credit = 0;         // of the window: may be sent at once
+    std::uint64_t owed = 0;           // received for good, not yet granted again
+    std::uint64_t kept = 0;           // bytes of the window that wait here
     std::uint64_t announcements = 0;  // of messages that wait at the peer
     std::unordered_map<std::uint64_t, std::shared_ptr<Outgoing>> announced;  // to it, by id
     std::unordered_map<std::uint64_t, PostedReceive> cleared;  // its announced ones, to come
-    Arriving arriving;                   // loop thread
+    Arriving arriving;                                         // loop thread
     std::atomic<std::uint32_t> under_way{0};  // Outgoing whose bytes the endpoint still needs
     std::atomic<bool> broken{false};          // what it was sent and not written will not be
   };
@@ -118,7 +117,7 @@ class EndpointMailboxImpl final : public EndpointMailbox, private transport::End
   bool end(State state, const transport::Error& reason);
 
   const int rank_;
-  MailboxOptions options_;
+  const MailboxOptions options_;
   std::vector<std::string> hosts_;
 
   mutable std::mutex mutex_;

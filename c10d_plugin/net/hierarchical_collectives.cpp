@@ -58,8 +58,8 @@ bool HierarchicalCollectives::inside(const Call& call, const Step& step) {
   if (!error) return true;
   std::string whom;
   for (std::size_t i = 0; i < layout_.here().size(); ++i)
-    whom += (i == 0 ? "" : ", ") + std::to_string(i) + " is rank " +
-            std::to_string(layout_.here()[i]);
+    whom +=
+        (i == 0 ? "" : ", ") + std::to_string(i) + " is rank " + std::to_string(layout_.here()[i]);
   endedBy({error.code(), error.text() + " (numbered on this host: " + whom + ")"});
   return false;
 }
@@ -78,8 +78,7 @@ Call HierarchicalCollectives::sums(const Call& call) const {
 
 void HierarchicalCollectives::divide(const Call& call, Bytes data) const {
   if (call.reduction == Reduction::kAverage)
-    divideBy(call.element, data.data(), data.size() / sizeOf(call.element),
-             parts_.mailbox->size());
+    divideBy(call.element, data.data(), data.size() / sizeOf(call.element), parts_.mailbox->size());
 }
 
 // --- operations ---
@@ -121,13 +120,12 @@ bool HierarchicalCollectives::allReduceByLeaders(const Call& call, Bytes data) {
   if (!inside(sum, [&](Collectives& part, const Call& own) { return part.reduce(own, data, 0); }))
     return false;
   if (leads()) {
-    if (!across(sum,
-                [&](Collectives& part, const Call& own) { return part.allReduce(own, data); }))
+    if (!across(sum, [&](Collectives& part, const Call& own) { return part.allReduce(own, data); }))
       return false;
     divide(call, data);
   }
-  return inside(
-      call, [&](Collectives& part, const Call& own) { return part.broadcast(own, data, 0); });
+  return inside(call,
+                [&](Collectives& part, const Call& own) { return part.broadcast(own, data, 0); });
 }
 
 bool HierarchicalCollectives::allReduceByShares(const Call& call, Bytes data) {
@@ -148,9 +146,8 @@ bool HierarchicalCollectives::allReduceByShares(const Call& call, Bytes data) {
       }))
     return false;
   if (layout_.local < layout_.fewest()) {
-    if (!across(sum, [&](Collectives& part, const Call& own) {
-          return part.allReduce(own, own_share);
-        }))
+    if (!across(sum,
+                [&](Collectives& part, const Call& own) { return part.allReduce(own, own_share); }))
       return false;
     divide(call, own_share);
   }
@@ -175,8 +172,9 @@ Error HierarchicalCollectives::reduce(const Call& call, Bytes data, int root) {
   if (!inside(sum, [&](Collectives& part, const Call& own) { return part.reduce(own, work, 0); }))
     return ended();
   const int host = layout_.hostOf(root);
-  if (leads() &&
-      !across(sum, [&](Collectives& part, const Call& own) { return part.reduce(own, work, host); }))
+  if (leads() && !across(sum, [&](Collectives& part, const Call& own) {
+        return part.reduce(own, work, host);
+      }))
     return ended();
   const int local = layout_.localOf(root);
   if (layout_.host == host && local != 0) {
@@ -184,8 +182,8 @@ Error HierarchicalCollectives::reduce(const Call& call, Bytes data, int root) {
     std::vector<ConstBytes> to(layout_.here().size(), ConstBytes());
     to[static_cast<std::size_t>(local)] = work;
     const bool moved = inside(call, [&](Collectives& part, const Call& own) {
-      return part.scatter(own, leads() ? std::span<const ConstBytes>(to)
-                                       : std::span<const ConstBytes>(),
+      return part.scatter(own,
+                          leads() ? std::span<const ConstBytes>(to) : std::span<const ConstBytes>(),
                           is_root ? data : Bytes(), 0);
     });
     if (!moved) return ended();
@@ -206,8 +204,9 @@ Error HierarchicalCollectives::allGather(const Call& call, ConstBytes in,
   for (const std::vector<int>& ranks : layout_.hosts) {
     for (const int r : ranks) {
       const Bytes part = out[static_cast<std::size_t>(r)];
-      in_place = in_place && (part.empty() ||
-                              part.data() == out[static_cast<std::size_t>(layout_.hosts[0][0])].data() + total);
+      in_place = in_place &&
+                 (part.empty() ||
+                  part.data() == out[static_cast<std::size_t>(layout_.hosts[0][0])].data() + total);
       total += part.size();
     }
   }
@@ -254,7 +253,7 @@ Error HierarchicalCollectives::reduceScatter(const Call& call, std::span<const C
   const bool even = layout_.fewest() == layout_.most();
   if (!even || !canReduce(call.element, call.reduction) ||
       in.size() != static_cast<std::size_t>(size())) {
-    const Error error = parts_.flat->reduceScatter(call, in, out);
+    Error error = parts_.flat->reduceScatter(call, in, out);
     if (error.code() != ErrorCode::kInvalidArgument) (void)endedBy(error);
     return error;
   }
@@ -284,10 +283,8 @@ Error HierarchicalCollectives::reduceScatter(const Call& call, std::span<const C
     offset += by_host.back().size();
   }
   const bool done =
-      inside(sum,
-             [&](Collectives& part, const Call& own) {
-               return part.reduceScatter(own, by_index, reduced);
-             }) &&
+      inside(sum, [&](Collectives& part,
+                      const Call& own) { return part.reduceScatter(own, by_index, reduced); }) &&
       across(sum, [&](Collectives& part, const Call& own) {
         return part.reduceScatter(own, by_host, out);
       });
@@ -300,7 +297,7 @@ Error HierarchicalCollectives::reduceScatter(const Call& call, std::span<const C
 Error HierarchicalCollectives::gather(const Call& call, ConstBytes in, std::span<const Bytes> out,
                                       int root) {
   if (Error error = ended()) return error;
-  const Error error = parts_.flat->gather(call, in, out, root);
+  Error error = parts_.flat->gather(call, in, out, root);
   (void)endedBy(error);
   return error;
 }
@@ -308,7 +305,7 @@ Error HierarchicalCollectives::gather(const Call& call, ConstBytes in, std::span
 Error HierarchicalCollectives::scatter(const Call& call, std::span<const ConstBytes> in, Bytes out,
                                        int root) {
   if (Error error = ended()) return error;
-  const Error error = parts_.flat->scatter(call, in, out, root);
+  Error error = parts_.flat->scatter(call, in, out, root);
   (void)endedBy(error);
   return error;
 }
@@ -316,7 +313,7 @@ Error HierarchicalCollectives::scatter(const Call& call, std::span<const ConstBy
 Error HierarchicalCollectives::allToAll(const Call& call, std::span<const ConstBytes> in,
                                         std::span<const Bytes> out) {
   if (Error error = ended()) return error;
-  const Error error = parts_.flat->allToAll(call, in, out);
+  Error error = parts_.flat->allToAll(call, in, out);
   (void)endedBy(error);
   return error;
 }

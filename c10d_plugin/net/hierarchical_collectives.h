@@ -5,7 +5,8 @@
 //    leaders, then broadcast inside. Large: each rank of a host reduces a share of the data of its
 //    host, the ranks with the same share go between the hosts, and the shares are gathered inside.
 //  - barrier, broadcast, reduce, all_gather: inside, between leaders, inside.
-//  - reduce_scatter: where all hosts have equally many ranks, inside by the index of the receiver on
+//  - reduce_scatter: where all hosts have equally many ranks, inside by the index of the receiver
+//  on
 //    its host, then between the hosts.
 //  - gather, scatter, all_to_all, and reduce_scatter otherwise: messages from rank to rank, because
 //    nobody in between knows the sizes, or every byte goes once anyway.

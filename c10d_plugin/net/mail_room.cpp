@@ -13,8 +13,7 @@ std::optional<PostedReceive> MailRoom::match(int from, Tag tag) {
   auto named = posted_.find({from, tag});
   const auto anyone = posted_.find({kAnyRank, tag});
   if (named == posted_.end() ||
-      (anyone != posted_.end() &&
-       anyone->second.front().ticket < named->second.front().ticket)) {
+      (anyone != posted_.end() && anyone->second.front().ticket < named->second.front().ticket)) {
     named = anyone;
   }
   if (named == posted_.end()) return std::nullopt;

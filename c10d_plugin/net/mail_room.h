@@ -31,10 +31,10 @@ struct WaitingMail {
   Tag tag = 0;
   Label label;
   std::uint64_t size = 0;
-  std::uint64_t arrival = 0;            // MailRoom numbers them
-  std::optional<std::uint64_t> id;      // announced: its bytes are still at the sender
-  bool whole = false;                   // its bytes are here
-  transport::OwnedBuffer bytes;         // when whole
+  std::uint64_t arrival = 0;        // MailRoom numbers them
+  std::optional<std::uint64_t> id;  // announced: its bytes are still at the sender
+  bool whole = false;               // its bytes are here
+  transport::OwnedBuffer bytes;     // when whole
   // Taken while its bytes were still arriving: by whom, or by a receive that it does not fit.
   std::optional<PostedReceive> taker;
   bool unwanted = false;

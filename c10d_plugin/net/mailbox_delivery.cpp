@@ -56,9 +56,8 @@ Disposition EndpointMailboxImpl::onData(int from, const MailHeader& header, std:
     const std::uint64_t grant = consumed(from, cost);
     lock.unlock();
     if (grant > 0) tell(from, {MailKind::kGrant, 0, 0, grant, {}, {}});
-    complete(*receive,
-             {ErrorCode::kInvalidArgument, mismatch(*receive, from, size, header.label)}, from,
-             size, header.label);
+    complete(*receive, {ErrorCode::kInvalidArgument, mismatch(*receive, from, size, header.label)},
+             from, size, header.label);
     return Disposition::kDiscard;
   }
   const bool placed = buffer.data != nullptr;  // in shared memory

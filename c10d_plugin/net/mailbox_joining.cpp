@@ -38,8 +38,8 @@ Result<Secret> agreeOnSecret(int rank, KeyValue& store, Deadline deadline) {
   const Result<std::string> text = store.get("secret", deadline);
   if (!text.ok()) {
     return Error(text.error().code(), "rank 0 did not share the group's secret, so rank " +
-                                          std::to_string(rank) + " cannot join: " +
-                                          text.error().text());
+                                          std::to_string(rank) +
+                                          " cannot join: " + text.error().text());
   }
   if (text.value().size() != 2 * kHex)
     return Error(ErrorCode::kProtocol, "the group's secret in the Store is malformed");
@@ -58,20 +58,20 @@ std::string addressKey(int rank) { return "address/" + std::to_string(rank); }
 
 }  // namespace
 
-Result<std::unique_ptr<EndpointMailbox>> EndpointMailbox::join(MailboxOptions options,
-                                                               KeyValue& store,
-                                                               Deadline deadline) {
+Result<std::unique_ptr<EndpointMailbox>> EndpointMailbox::join(const MailboxOptions& options,
+                                                               KeyValue& store, Deadline deadline) {
   if (options.size < 1 || options.rank < 0 || options.rank >= options.size) {
     return Error(ErrorCode::kInvalidArgument, "rank " + std::to_string(options.rank) +
                                                   " is none of a group of " +
                                                   std::to_string(options.size));
   }
   auto mailbox = std::make_unique<EndpointMailboxImpl>(options);
-  if (Error error = mailbox->open(std::move(options), store, deadline)) return error;
+  if (Error error = mailbox->open(store, deadline)) return error;
   return std::unique_ptr<EndpointMailbox>(std::move(mailbox));
 }
 
-Error EndpointMailboxImpl::open(MailboxOptions options, KeyValue& store, Deadline deadline) {
+Error EndpointMailboxImpl::open(KeyValue& store, Deadline deadline) {
+  const MailboxOptions& options = options_;
   hosts_[static_cast<std::size_t>(rank_)] = transport::hostIdentity();
   if (size() == 1) return Error::ok();
   Result<Secret> secret = agreeOnSecret(rank_, store, deadline);
@@ -112,9 +112,9 @@ Error EndpointMailboxImpl::meet(KeyValue& store, Deadline deadline) {
         line == std::string::npos ? std::string() : record.value().substr(line + 1);
     const Result<transport::Address> parsed = transport::parseAddress(address);
     if (!parsed.ok()) {
-      return {ErrorCode::kProtocol, "what rank " + std::to_string(rank) +
-                                        " wrote into the Store is no address: " +
-                                        parsed.error().text()};
+      return {ErrorCode::kProtocol,
+              "what rank " + std::to_string(rank) +
+                  " wrote into the Store is no address: " + parsed.error().text()};
     }
     const std::string& own_host = hosts_[static_cast<std::size_t>(rank_)];
     hosts_[static_cast<std::size_t>(rank)] = parsed.value().host;

@@ -1,5 +1,6 @@
 #include "c10d_plugin/net/make_between_hosts.h"
 
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -74,7 +75,8 @@ Result<std::unique_ptr<Collectives>> insideHost(const std::shared_ptr<EndpointMa
     if (trouble.empty()) return joined;
     transport::log(transport::LogLevel::kWarning,
                    "process group: no shared memory between the ranks of this host, messages "
-                   "instead (" + trouble + ")");
+                   "instead (" +
+                       trouble + ")");
   }
   return std::unique_ptr<Collectives>(
       std::make_unique<MessageCollectives>(mailbox, layout.here(), kInside));
@@ -86,9 +88,8 @@ Result<BetweenHosts> makeBetweenHosts(const std::shared_ptr<EndpointMailbox>& ma
                                       KeyValue& store, const JoinOnHost& on_host,
                                       Deadline deadline) {
   const HostLayout layout = HostLayout::of(mailbox->hosts(), mailbox->rank());
-  std::vector<int> all;
-  for (int rank = 0; rank < mailbox->size(); ++rank)
-    all.push_back(rank);
+  std::vector<int> all(static_cast<std::size_t>(mailbox->size()));
+  std::iota(all.begin(), all.end(), 0);
 
   const Error missing = glooAvailable();
   const auto said =

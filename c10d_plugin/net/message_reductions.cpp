@@ -95,8 +95,7 @@ bool MessageCollectives::reduceUp(Flight& flight, const Call& call, ConstBytes i
     coming[i % 2].clear();
     for (std::size_t c = 0; c < children.size(); ++c)
       coming[i % 2].push_back(flight.receive(
-          children[c], 0,
-          {buffers + (i % 2) * set + c * piece, pieceOf(in, i, kPiece).size()}));
+          children[c], 0, {buffers + (i % 2) * set + c * piece, pieceOf(in, i, kPiece).size()}));
   };
   post(0);
   for (std::size_t i = 0; i < count; ++i) {
@@ -107,9 +106,8 @@ bool MessageCollectives::reduceUp(Flight& flight, const Call& call, ConstBytes i
       inputs.push_back(buffers + (i % 2) * set + c * piece);
     }
     const std::size_t bytes = pieceOf(in, i, kPiece).size();
-    std::byte* const sum =
-        parent < 0 ? pieceOf(at_root, i, kPiece).data()
-                   : buffers + (i % 2) * set + children.size() * piece;
+    std::byte* const sum = parent < 0 ? pieceOf(at_root, i, kPiece).data()
+                                      : buffers + (i % 2) * set + children.size() * piece;
     if (going[i % 2] != nullptr && !flight.wait(going[i % 2])) return false;
     const std::size_t elements = bytes / sizeOf(call.element);
     reduceInto(call.element, partial(call.reduction), sum, inputs, elements);
@@ -156,8 +154,7 @@ Error MessageCollectives::allReduceAtOnce(const Call& call, Bytes data, const Si
       flight.send(after(rank_, k), 0, data);
     if (Error error = flight.finish()) return error;
   }
-  reduceInto(call.element, call.reduction, data.data(), inputs,
-             data.size() / sizeOf(call.element));
+  reduceInto(call.element, call.reduction, data.data(), inputs, data.size() / sizeOf(call.element));
   return Error::ok();
 }
 
@@ -203,8 +200,8 @@ Error MessageCollectives::allReduceInShares(const Call& call, Bytes data, const 
     std::vector<const std::byte*> inputs(ranks);
     for (int of = 0; of < size(); ++of)
       inputs[static_cast<std::size_t>(of)] = of == rank_ ? share(b, of).data() : theirs(b, of);
-    reduceInto(call.element, call.reduction, share(b, rank_).data(),
-               inputs, share(b, rank_).size() / element);
+    reduceInto(call.element, call.reduction, share(b, rank_).data(), inputs,
+               share(b, rank_).size() / element);
     return true;
   };
   const auto exchangeResults = [&](std::size_t b) {
@@ -230,8 +227,9 @@ Error MessageCollectives::reduceScatter(const Call& call, std::span<const ConstB
                                         Bytes out) {
   if (!canReduce(call.element, call.reduction)) return cannotReduce(call);
   if (in.size() != members_.size() || in[static_cast<std::size_t>(rank_)].size() != out.size()) {
-    return {ErrorCode::kInvalidArgument,
-            "reduce_scatter: one input for each rank is needed, the own one as large as the output"};
+    return {
+        ErrorCode::kInvalidArgument,
+        "reduce_scatter: one input for each rank is needed, the own one as large as the output"};
   }
   std::uint64_t bytes = 0;
   for (const ConstBytes& part : in)

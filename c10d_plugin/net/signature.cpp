@@ -39,18 +39,22 @@ bool reduces(Operation operation) {
 }  // namespace
 
 Label Signature::label() const {
-  const auto what = kIsSignature | static_cast<std::uint64_t>(operation) |
-                    (static_cast<std::uint64_t>(element) << 8U) |
-                    (static_cast<std::uint64_t>(reduces(operation) ? reduction : Reduction()) << 16U) |
-                    (static_cast<std::uint64_t>(root) << 32U);
+  const auto what =
+      kIsSignature | static_cast<std::uint64_t>(operation) |
+      (static_cast<std::uint64_t>(element) << 8U) |
+      (static_cast<std::uint64_t>(reduces(operation) ? reduction : Reduction()) << 16U) |
+      (static_cast<std::uint64_t>(root) << 32U);
   return {{what, sequence, bytes}};
 }
 
 Signature Signature::of(const Label& label) {
   const std::uint64_t what = label.words[0];
-  return {static_cast<Operation>(what & 0xFF),         static_cast<Element>((what >> 8U) & 0xFF),
-          static_cast<Reduction>((what >> 16U) & 0xFF), static_cast<int>(what >> 32U),
-          label.words[1],                              label.words[2]};
+  return {static_cast<Operation>(what & 0xFF),
+          static_cast<Element>((what >> 8U) & 0xFF),
+          static_cast<Reduction>((what >> 16U) & 0xFF),
+          static_cast<int>(what >> 32U),
+          label.words[1],
+          label.words[2]};
 }
 
 std::string Signature::describe() const {

@@ -42,6 +42,7 @@ Error ShmCollectives::compare() {
   if (all_same && !sized) return Error::ok();
 
   std::vector<CallRecord> records;
+  records.reserve(static_cast<std::size_t>(size_));
   for (int rank = 0; rank < size_; ++rank)
     records.push_back(recordOf(rank));
   for (std::size_t rank = 0; rank < records.size(); ++rank) {

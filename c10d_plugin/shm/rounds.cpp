@@ -110,7 +110,7 @@ Error Rounds::lookForTrouble(const CallRecord& call, Deadline began) {
   return Error::ok();
 }
 
-Error Rounds::endGroup(Error reason) {
+Error Rounds::endGroup(const Error& reason) {
   segment_.fail(reason);
   return segment_.failure();  // another rank's reason may have been first
 }

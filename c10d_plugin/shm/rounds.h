@@ -39,7 +39,7 @@ class Rounds {
   bool allHaveEnded() noexcept;
   Error sleep(const CallRecord& call, Deadline deadline);
   Error lookForTrouble(const CallRecord& call, Deadline began);
-  Error endGroup(Error reason);
+  Error endGroup(const Error& reason);
   std::vector<int> missing() const;
 
   Segment& segment_;

@@ -1,4 +1,4 @@
-"""Runs PyTorch's RPC acceptance suites on Weft. See README.md in this folder."""
+"""Runs PyTorch's acceptance suites on Weft. See README.md in this folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from conformance import pool, sample, skips  # noqa: E402 - only after the path 
 from conformance.cases import SKIPPED, Case, Verdict  # noqa: E402
 from conformance.report import Report  # noqa: E402
 
-_DEFAULT_GROUPS = ("generic", "agent", "faulty")
+_DEFAULT_GROUPS = ("generic", "agent", "faulty", "process_group")
 _LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -28,7 +28,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("--backend", choices=("WEFT", "TENSORPIPE"), default="WEFT")
-    add("--suite", action="append", help="a suite, or a group: generic, agent, faulty")
+    add(
+        "--suite",
+        action="append",
+        help="a suite, or a group: generic, agent, faulty, process_group",
+    )
     add("--only", type=re.compile, metavar="REGEX", help="tests whose Suite.test contains it")
     add("--short", action="store_true", help="the fixed sample for other versions of PyTorch")
     add("--spawn", action="store_true", help="the fixed sample, with spawned ranks")

@@ -22,7 +22,7 @@ class Suite:
     """One suite: its name here, where PyTorch keeps it, and what Weft says in other words."""
 
     name: str
-    group: str  # generic, agent (written for TensorPipe's agent) or faulty
+    group: str  # generic, agent (written for TensorPipe's agent), faulty or process_group
     module: str
     upstream: str
     forms: str = ""  # a class of forms.py, mixed in for Weft only
@@ -66,6 +66,7 @@ SUITES = (
         "FaultyOptionsForms",
     ),
     Suite("JitFaultyAgentRpcTest", "faulty", "rpc.jit.rpc_test_faulty", "JitFaultyAgentRpcTest"),
+    Suite("DistributedTest", "process_group", "distributed_test", "DistributedTest"),
 )
 _BY_NAME = {suite.name: suite for suite in SUITES}
 
@@ -75,8 +76,12 @@ def build(suite: Suite, backend: str) -> type[unittest.TestCase]:
     name = _PREFIXES[backend] + suite.name
     if name in globals():
         return globals()[name]
-    from conformance import fixtures, forms, launcher
+    from conformance import fixtures, forms, launcher, process_groups
 
+    if suite.group == "process_group":
+        made = process_groups.build(backend, name, launcher.RankLauncher, __name__)
+        globals()[name] = made
+        return made
     faulty = suite.group == "faulty"
     upstream = getattr(importlib.import_module(f"{_FOLDER}.{suite.module}"), suite.upstream)
     bases = [upstream, fixtures.fixture(backend, faulty=faulty), launcher.RankLauncher]

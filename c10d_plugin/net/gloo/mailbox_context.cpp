@@ -38,7 +38,7 @@ class MailboxPair final : public gloo::transport::Pair {
   }
 
  private:
-  const NoAddress address_;
+  NoAddress address_;
 };
 
 class MailboxTransport final : public gloo::transport::Context {
@@ -108,9 +108,7 @@ bool MailboxBuffer::wait(std::deque<Begun>& begun, int* rank) {
   return true;
 }
 
-bool MailboxBuffer::waitRecv(int* rank, std::chrono::milliseconds) {
-  return wait(received_, rank);
-}
+bool MailboxBuffer::waitRecv(int* rank, std::chrono::milliseconds) { return wait(received_, rank); }
 
 bool MailboxBuffer::waitSend(int* rank, std::chrono::milliseconds) { return wait(sent_, rank); }
 

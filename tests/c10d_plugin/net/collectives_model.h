@@ -181,7 +181,8 @@ class Checker {
   static std::vector<std::byte> bytes(std::size_t count, int seed) {
     std::vector<std::byte> data(count);
     for (std::size_t i = 0; i < count; ++i)
-      data[i] = static_cast<std::byte>((i * 7 + i / 253 + static_cast<std::size_t>(seed) * 37) & 0xFF);
+      data[i] =
+          static_cast<std::byte>((i * 7 + i / 253 + static_cast<std::size_t>(seed) * 37) & 0xFF);
     return data;
   }
   void ok(const Error& error, const std::string& what) const {
@@ -203,8 +204,8 @@ class Checker {
     if (brain) return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16U);
     const int exponent = (bits >> 10) & 0x1F;
     const float mantissa = static_cast<float>(bits & 0x3FF) / 1024.0F;
-    const float size = exponent == 0 ? std::ldexp(mantissa, -14)
-                                     : std::ldexp(1.0F + mantissa, exponent - 15);
+    const float size =
+        exponent == 0 ? std::ldexp(mantissa, -14) : std::ldexp(1.0F + mantissa, exponent - 15);
     return (bits & 0x8000) != 0 ? -size : size;
   }
   // Of small whole numbers, which are exact.
@@ -321,13 +322,14 @@ class Checker {
       all /= size_;
       if (!isReal(element) && !isComplex(element)) all = std::trunc(all.real());
     }
-    if (element == Element::kInt8) all = static_cast<std::int8_t>(static_cast<std::int64_t>(all.real()));
+    if (element == Element::kInt8)
+      all = static_cast<std::int8_t>(static_cast<std::int64_t>(all.real()));
     return all;
   }
 
   void expectReduced(Element element, Reduction reduction, const std::vector<std::byte>& data,
                      std::size_t first, const std::string& what) const {
-    const double near = element == Element::kBfloat16 ? 1.0 / 128
+    const double near = element == Element::kBfloat16  ? 1.0 / 128
                         : element == Element::kFloat16 ? 1.0 / 1024
                                                        : 1e-6;
     const std::size_t each = sizeOf(element);

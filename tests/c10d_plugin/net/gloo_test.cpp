@@ -30,7 +30,12 @@ TEST_P(GlooRanks, DoWhatTheModelDoes) {
     const std::shared_ptr<EndpointMailbox> box =
         joinAs(rank, size, store, [](MailboxOptions& options) { options.unix_socket = false; });
     const auto collectives = makeGloo(box);
-    Checker(*collectives).everything();
+    Checker checker(*collectives);
+    checker.everything();
+    // Beyond what goes by messages.
+    checker.allReduce(Element::kFloat32, Reduction::kSum, 1'500'001);
+    checker.allReduce(Element::kFloat16, Reduction::kAverage, 2'500'001);
+    checker.allReduce(Element::kComplex128, Reduction::kProduct, 300'001);
   });
 }
 
@@ -42,45 +47,43 @@ TEST(Gloo, IsNotTorchs) {
   ASSERT_NE(torchs, nullptr);
   Dl_info info{};
   ASSERT_NE(::dladdr(torchs, &info), 0);
-  EXPECT_NE(std::string(info.dli_fname).find("libtorch_cpu"), std::string::npos)
-      << info.dli_fname;
+  EXPECT_NE(std::string(info.dli_fname).find("libtorch_cpu"), std::string::npos) << info.dli_fname;
 }
 #endif
 
 TEST(Gloo, ADeadRankIsNamedAndNothingHangs) {
-  runRanks(
-      3,
-      [](int rank, KeyValue& store) {
-        const std::shared_ptr<EndpointMailbox> box =
-            joinAs(rank, 3, store, [](MailboxOptions& options) { options.unix_socket = false; });
-        const auto collectives = makeGloo(box);
-        std::vector<std::byte> data(20'000'000);
-        Call call{soon(), 0, Element::kFloat32, Reduction::kSum};
-        EXPECT_FALSE(collectives->barrier(call));
-        if (rank == 2) {
-          std::thread([] {
-            std::this_thread::sleep_for(milliseconds(30));
-            die();
-          }).detach();
-        }
-        Error error;
-        while (!error) {
-          ++call.sequence;
-          error = collectives->allReduce(call, data);
-        }
-        if (rank == 2) std::this_thread::sleep_for(kPatience);
-        EXPECT_EQ(error.code(), ErrorCode::kPeerLost) << error.text();
-        EXPECT_TRUE(names(error, "rank 2")) << error.text();
-        meet(store, rank, 2, "end");
-      },
-      {2});
+  runRanks(3,
+           [](int rank, KeyValue& store) {
+             const std::shared_ptr<EndpointMailbox> box = joinAs(
+                 rank, 3, store, [](MailboxOptions& options) { options.unix_socket = false; });
+             const auto collectives = makeGloo(box);
+             std::vector<std::byte> data(20'000'000);
+             Call call{soon(), 0, Element::kFloat32, Reduction::kSum};
+             EXPECT_FALSE(collectives->barrier(call));
+             if (rank == 2) {
+               std::thread([] {
+                 std::this_thread::sleep_for(milliseconds(30));
+                 die();
+               }).detach();
+             }
+             Error error;
+             while (!error) {
+               ++call.sequence;
+               error = collectives->allReduce(call, data);
+             }
+             if (rank == 2) std::this_thread::sleep_for(kPatience);
+             EXPECT_EQ(error.code(), ErrorCode::kPeerLost) << error.text();
+             EXPECT_TRUE(names(error, "rank 2")) << error.text();
+             meet(store, rank, 2, "end");
+           },
+           {2});
 }
 
 TEST(Gloo, AnotherOperationOrARankThatDoesNotComeIsNamed) {
   runRanks(3, [](int rank, KeyValue& store) {
     const std::shared_ptr<EndpointMailbox> box = joinAs(rank, 3, store);
     const auto collectives = makeGloo(box);
-    std::vector<std::byte> data(4000);
+    std::vector<std::byte> data(8'000'000);
     const Call call{soon(), 0, rank == 1 ? Element::kInt32 : Element::kFloat32, Reduction::kSum};
     const Error error = collectives->allReduce(call, data);
     EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument) << error.text();
@@ -91,7 +94,7 @@ TEST(Gloo, AnotherOperationOrARankThatDoesNotComeIsNamed) {
     const std::shared_ptr<EndpointMailbox> box = joinAs(rank, 3, store);
     const auto collectives = makeGloo(box);
     if (rank != 1) {
-      std::vector<std::byte> data(4000);
+      std::vector<std::byte> data(8'000'000);
       const Error error = collectives->allReduce(
           {soon(milliseconds(300)), 0, Element::kFloat32, Reduction::kSum}, data);
       EXPECT_EQ(error.code(), ErrorCode::kTimeout) << error.text();

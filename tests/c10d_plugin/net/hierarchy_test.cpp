@@ -27,9 +27,9 @@ std::unique_ptr<HierarchicalCollectives> join(const std::string& hosts, int rank
   for (const char host : hosts)
     identity.emplace_back(1, host);
   const HostLayout layout = HostLayout::of(identity, rank);
-  const std::shared_ptr<EndpointMailbox> box = joinAs(
-      rank, static_cast<int>(hosts.size()), store,
-      [](MailboxOptions& options) { options.unix_socket = false; });
+  const std::shared_ptr<EndpointMailbox> box =
+      joinAs(rank, static_cast<int>(hosts.size()), store,
+             [](MailboxOptions& options) { options.unix_socket = false; });
   HierarchicalCollectives::Parts parts;
   parts.mailbox = box;
   parts.flat = std::make_unique<MessageCollectives>(box, ranksOf(layout), 0);
@@ -84,8 +84,7 @@ class HostFailures : public Hosts {};
 // Whoever dies, a leader or not: all others fail, within the time of a death, and know of whom.
 TEST_F(HostFailures, ADeadRankEndsAll) {
   for (const int victim : {0, 3}) {
-    run(
-        "AABB",
+    run("AABB",
         [victim](int rank, KeyValue& store, HierarchicalCollectives& collectives) {
           std::vector<std::byte> data(1 << 20);
           Call call{soon(), 0, Element::kFloat32, Reduction::kSum};

@@ -9,64 +9,62 @@ namespace {
 using std::chrono::milliseconds;
 
 TEST(MailboxLoss, ADeadRankIsNamedToWhoWaitsForItThoughNothingWasExchanged) {
-  runRanks(
-      3,
-      [](int rank, KeyValue& store) {
-        const auto box = joinAs(rank, 3, store);
-        if (rank == 2) {
-          // Both wait for this rank, which they have never talked to. The connections come first,
-          // else they could not know who died.
-          meet(store, rank, 3, "posted");
-          while (box->stats().peers.size() < 2 || box->stats().peers[0].transport.empty() ||
-                 box->stats().peers[1].transport.empty())
-            std::this_thread::sleep_for(milliseconds(1));
-          die();
-        }
-        std::future<Mailbox::Received> waiting = receiving(*box, 2, 1, bufferOf(10));
-        std::future<Mailbox::Received> any = receiving(*box, kAnyRank, 2, bufferOf(10));
-        std::future<Mailbox::Received> other = receiving(*box, 1 - rank, 3, bufferOf(10));
-        meet(store, rank, 3, "posted");
-        const Error error = await(std::move(waiting)).error;
-        EXPECT_EQ(error.code(), ErrorCode::kPeerLost) << error.text();
-        EXPECT_TRUE(names(error, "rank 2")) << error.text();
-        EXPECT_TRUE(names(await(std::move(any)).error, "rank 2"));
-        // And so is everything later.
-        EXPECT_TRUE(names(await(receiving(*box, 2, 1, bufferOf(10))).error, "rank 2"));
-        EXPECT_TRUE(names(await(sending(*box, 2, 1, bufferOf(10))), "rank 2"));
-        // The others still talk.
-        EXPECT_FALSE(isReady(other));
-        meet(store, rank, 2, "known");
-        expectOk(await(sending(*box, 1 - rank, 3, bufferOf(10))));
-        expectOk(await(std::move(other)).error);
-        meet(store, rank, 2, "end");
-      },
-      {2});
+  runRanks(3,
+           [](int rank, KeyValue& store) {
+             const auto box = joinAs(rank, 3, store);
+             if (rank == 2) {
+               // Both wait for this rank, which they have never talked to. The connections come
+               // first, else they could not know who died.
+               meet(store, rank, 3, "posted");
+               while (box->stats().peers.size() < 2 || box->stats().peers[0].transport.empty() ||
+                      box->stats().peers[1].transport.empty())
+                 std::this_thread::sleep_for(milliseconds(1));
+               die();
+             }
+             std::future<Mailbox::Received> waiting = receiving(*box, 2, 1, bufferOf(10));
+             std::future<Mailbox::Received> any = receiving(*box, kAnyRank, 2, bufferOf(10));
+             std::future<Mailbox::Received> other = receiving(*box, 1 - rank, 3, bufferOf(10));
+             meet(store, rank, 3, "posted");
+             const Error error = await(std::move(waiting)).error;
+             EXPECT_EQ(error.code(), ErrorCode::kPeerLost) << error.text();
+             EXPECT_TRUE(names(error, "rank 2")) << error.text();
+             EXPECT_TRUE(names(await(std::move(any)).error, "rank 2"));
+             // And so is everything later.
+             EXPECT_TRUE(names(await(receiving(*box, 2, 1, bufferOf(10))).error, "rank 2"));
+             EXPECT_TRUE(names(await(sending(*box, 2, 1, bufferOf(10))), "rank 2"));
+             // The others still talk.
+             EXPECT_FALSE(isReady(other));
+             meet(store, rank, 2, "known");
+             expectOk(await(sending(*box, 1 - rank, 3, bufferOf(10))));
+             expectOk(await(std::move(other)).error);
+             meet(store, rank, 2, "end");
+           },
+           {2});
 }
 
 TEST(MailboxLoss, AMessageHalfReadAndOnesAnnouncedFailWithTheirSender) {
-  runRanks(
-      2,
-      [](int rank, KeyValue& store) {
-        const auto box = joinAs(rank, 2, store, [](MailboxOptions& options) {
-          options.unix_socket = false;
-          options.eager_bytes = 50'000'000;
-        });
-        if (rank == 1) {
-          const OwnedBuffer large = bufferOf(40'000'000);
-          box->send(0, 1, large, [](const Error&) {});
-          box->send(0, 2, large, [](const Error&) {});  // announced
-          die();
-        }
-        std::future<Mailbox::Received> half = receiving(*box, 1, 1, bufferOf(40'000'000));
-        const Mailbox::Received first = await(std::move(half));
-        // It may have been fast enough; the second can't.
-        if (first.error) {
-          EXPECT_TRUE(names(first.error, "rank 1")) << first.error.text();
-        }
-        const Mailbox::Received second = await(receiving(*box, 1, 2, bufferOf(40'000'000)));
-        EXPECT_TRUE(names(second.error, "rank 1")) << second.error.text();
-      },
-      {1});
+  runRanks(2,
+           [](int rank, KeyValue& store) {
+             const auto box = joinAs(rank, 2, store, [](MailboxOptions& options) {
+               options.unix_socket = false;
+               options.eager_bytes = 50'000'000;
+             });
+             if (rank == 1) {
+               const OwnedBuffer large = bufferOf(40'000'000);
+               box->send(0, 1, large, [](const Error&) {});
+               box->send(0, 2, large, [](const Error&) {});  // announced
+               die();
+             }
+             std::future<Mailbox::Received> half = receiving(*box, 1, 1, bufferOf(40'000'000));
+             const Mailbox::Received first = await(std::move(half));
+             // It may have been fast enough; the second can't.
+             if (first.error) {
+               EXPECT_TRUE(names(first.error, "rank 1")) << first.error.text();
+             }
+             const Mailbox::Received second = await(receiving(*box, 1, 2, bufferOf(40'000'000)));
+             EXPECT_TRUE(names(second.error, "rank 1")) << second.error.text();
+           },
+           {1});
 }
 
 TEST(MailboxLoss, ARankThatLeavesInOrderLeavesItsMessages) {
@@ -127,58 +125,56 @@ TEST(MailboxLoss, AbortFailsWhatWaitsHereAndWhatWaitsForThisRank) {
 // After abort() the completions of half-sent and half-read messages come, so that whoever owns the
 // memory may go.
 TEST(MailboxLoss, AbortGivesTheMemoryOfHalfDoneMessagesBack) {
-  runRanks(
-      2,
-      [](int rank, KeyValue& store) {
-        const auto box = joinAs(rank, 2, store, [](MailboxOptions& options) {
-          options.unix_socket = false;
-          options.eager_bytes = 500'000'000;
-        });
-        if (rank == 1) {
-          // Sends a little of a large message, and reads nothing.
-          box->send(0, 1, bufferOf(100'000'000), [](const Error&) {});
-          stop(store);
-        }
-        hear(store, "stopped");
-        std::vector<std::byte> raw(100'000'000);
-        std::future<Mailbox::Received> in =
-            receiving(*box, 1, 1, {raw.data(), raw.size(), nullptr});
-        std::future<Error> out = sending(*box, 1, 2, {raw.data(), raw.size(), nullptr});
-        std::this_thread::sleep_for(milliseconds(50));
-        box->abort({ErrorCode::kTimeout, "enough"});
-        const Mailbox::Received received = await(std::move(in), milliseconds(3000));
-        if (received.error) {
-          EXPECT_TRUE(names(received.error, "enough")) << received.error.text();
-        }
-        const Error error = await(std::move(out), milliseconds(3000));
-        EXPECT_TRUE(names(error, "enough")) << error.text();
-        raw.clear();
-        raw.shrink_to_fit();
-        killStopped(store);
-      },
-      {1});
+  runRanks(2,
+           [](int rank, KeyValue& store) {
+             const auto box = joinAs(rank, 2, store, [](MailboxOptions& options) {
+               options.unix_socket = false;
+               options.eager_bytes = 500'000'000;
+             });
+             if (rank == 1) {
+               // Sends a little of a large message, and reads nothing.
+               box->send(0, 1, bufferOf(100'000'000), [](const Error&) {});
+               stop(store);
+             }
+             hear(store, "stopped");
+             std::vector<std::byte> raw(100'000'000);
+             std::future<Mailbox::Received> in =
+                 receiving(*box, 1, 1, {raw.data(), raw.size(), nullptr});
+             std::future<Error> out = sending(*box, 1, 2, {raw.data(), raw.size(), nullptr});
+             std::this_thread::sleep_for(milliseconds(50));
+             box->abort({ErrorCode::kTimeout, "enough"});
+             const Mailbox::Received received = await(std::move(in), milliseconds(3000));
+             if (received.error) {
+               EXPECT_TRUE(names(received.error, "enough")) << received.error.text();
+             }
+             const Error error = await(std::move(out), milliseconds(3000));
+             EXPECT_TRUE(names(error, "enough")) << error.text();
+             raw.clear();
+             raw.shrink_to_fit();
+             killStopped(store);
+           },
+           {1});
 }
 
 TEST(MailboxLoss, AStoppedRankIsLostAfterThePeerTimeout) {
-  runRanks(
-      2,
-      [](int rank, KeyValue& store) {
-        const auto box = joinAs(rank, 2, store, [](MailboxOptions& options) {
-          options.heartbeat_interval = milliseconds(100);
-          options.peer_timeout = milliseconds(600);
-        });
-        std::future<Mailbox::Received> waiting = receiving(*box, 1 - rank, 1, bufferOf(8));
-        expectOk(await(sending(*box, 1 - rank, 2, bufferOf(8))));
-        expectOk(await(receiving(*box, 1 - rank, 2, bufferOf(8))).error);
-        if (rank == 1) {
-          stop(store);
-        }
-        const Error error = await(std::move(waiting)).error;
-        EXPECT_EQ(error.code(), ErrorCode::kPeerLost) << error.text();
-        EXPECT_TRUE(names(error, "rank 1")) << error.text();
-        killStopped(store);
-      },
-      {1});
+  runRanks(2,
+           [](int rank, KeyValue& store) {
+             const auto box = joinAs(rank, 2, store, [](MailboxOptions& options) {
+               options.heartbeat_interval = milliseconds(100);
+               options.peer_timeout = milliseconds(600);
+             });
+             std::future<Mailbox::Received> waiting = receiving(*box, 1 - rank, 1, bufferOf(8));
+             expectOk(await(sending(*box, 1 - rank, 2, bufferOf(8))));
+             expectOk(await(receiving(*box, 1 - rank, 2, bufferOf(8))).error);
+             if (rank == 1) {
+               stop(store);
+             }
+             const Error error = await(std::move(waiting)).error;
+             EXPECT_EQ(error.code(), ErrorCode::kPeerLost) << error.text();
+             EXPECT_TRUE(names(error, "rank 1")) << error.text();
+             killStopped(store);
+           },
+           {1});
 }
 
 TEST(MailboxLoss, CloseFailsWhatStillWaits) {

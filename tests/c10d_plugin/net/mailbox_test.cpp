@@ -25,16 +25,16 @@ class Mailboxes : public ::testing::TestWithParam<Way> {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Ways, Mailboxes, ::testing::Values(Way::kSameHost, Way::kSocket, Way::kTcp),
+INSTANTIATE_TEST_SUITE_P(Ways, Mailboxes,
+                         ::testing::Values(Way::kSameHost, Way::kSocket, Way::kTcp),
                          [](const auto& way) {
                            return way.param == Way::kSameHost ? "SharedMemory"
                                   : way.param == Way::kSocket ? "Unix"
-                                                               : "Tcp";
+                                                              : "Tcp";
                          });
 
 // Below and above the arena's threshold, the window, the socket's buffers.
-constexpr std::size_t kSizes[] = {0,      1,          63,         4096, 65'537, 1 << 20,
-                                  (3 << 20) + 5, 40'000'001};
+constexpr std::size_t kSizes[] = {0, 1, 63, 4096, 65'537, 1 << 20, (3 << 20) + 5, 40'000'001};
 
 TEST_P(Mailboxes, EverySizeArrivesPostedBeforeOrAfter) {
   runRanks(2, [](int rank, KeyValue& store) {
@@ -72,7 +72,8 @@ TEST_P(Mailboxes, OneSenderAndTagKeepTheirOrderTagsDoNotMix) {
     constexpr int kEach = 300;
     std::mt19937 random(17);
     const auto sizeOf = [](int tag, int i) {
-      return static_cast<std::size_t>((i * 7919 + tag * 104'729) % 9000 + (i % 50 == 0 ? 150'000 : 0));
+      return static_cast<std::size_t>((i * 7919 + tag * 104'729) % 9000 +
+                                      (i % 50 == 0 ? 150'000 : 0));
     };
     if (rank == 0) {
       std::vector<std::future<Error>> sent;
@@ -152,7 +153,8 @@ TEST_P(Mailboxes, AllToAllAtOnce) {
     for (std::size_t i = 0; i < received.size(); ++i) {
       const Mailbox::Received what = await(std::move(received[i]));
       expectOk(what.error);
-      EXPECT_TRUE(equal(into[i], bufferOf(what.size, what.from * 100 + static_cast<int>(i) / kSize)));
+      EXPECT_TRUE(
+          equal(into[i], bufferOf(what.size, what.from * 100 + static_cast<int>(i) / kSize)));
     }
     meet(store, rank, kSize, "end");
   });
@@ -273,8 +275,7 @@ TEST(Mailbox, SendsToItself) {
     EXPECT_EQ(await(receiving(*box, kAnyRank, 2, late)).from, 0);
     EXPECT_TRUE(equal(late, bufferOf(50, 5)));
     EXPECT_EQ(await(sending(*box, 1, 2, bufferOf(1))).code(), ErrorCode::kInvalidArgument);
-    EXPECT_EQ(await(receiving(*box, -3, 2, bufferOf(1))).error.code(),
-              ErrorCode::kInvalidArgument);
+    EXPECT_EQ(await(receiving(*box, -3, 2, bufferOf(1))).error.code(), ErrorCode::kInvalidArgument);
   });
 }
 

@@ -100,29 +100,28 @@ TEST(MessageCollectives, ARankThatDoesNotComeIsNamedAfterTheTimeout) {
 
 TEST(MessageCollectives, ADeadRankIsNamedOnAll) {
   for (const std::size_t size : {std::size_t{400}, std::size_t{80'000'000}}) {
-    runRanks(
-        4,
-        [size](int rank, KeyValue& store) {
-          const std::shared_ptr<EndpointMailbox> box =
-              joinAs(rank, 4, store, [](MailboxOptions& options) { options.unix_socket = false; });
-          MessageCollectives collectives(box);
-          std::vector<std::byte> data(size);
-          EXPECT_FALSE(collectives.barrier(callOf(0)));
-          if (rank == 3) {
-            std::thread([] {
-              std::this_thread::sleep_for(milliseconds(20));
-              die();
-            }).detach();
-          }
-          Error error;
-          for (std::uint64_t i = 1; !error; ++i)
-            error = collectives.allReduce(callOf(i), data);
-          if (rank == 3) std::this_thread::sleep_for(kPatience);
-          EXPECT_EQ(error.code(), ErrorCode::kPeerLost) << error.text();
-          EXPECT_TRUE(names(error, "rank 3")) << error.text();
-          meet(store, rank, 3, "end");
-        },
-        {3});
+    runRanks(4,
+             [size](int rank, KeyValue& store) {
+               const std::shared_ptr<EndpointMailbox> box = joinAs(
+                   rank, 4, store, [](MailboxOptions& options) { options.unix_socket = false; });
+               MessageCollectives collectives(box);
+               std::vector<std::byte> data(size);
+               EXPECT_FALSE(collectives.barrier(callOf(0)));
+               if (rank == 3) {
+                 std::thread([] {
+                   std::this_thread::sleep_for(milliseconds(20));
+                   die();
+                 }).detach();
+               }
+               Error error;
+               for (std::uint64_t i = 1; !error; ++i)
+                 error = collectives.allReduce(callOf(i), data);
+               if (rank == 3) std::this_thread::sleep_for(kPatience);
+               EXPECT_EQ(error.code(), ErrorCode::kPeerLost) << error.text();
+               EXPECT_TRUE(names(error, "rank 3")) << error.text();
+               meet(store, rank, 3, "end");
+             },
+             {3});
   }
 }
 

@@ -14,9 +14,7 @@ namespace weft::collectives {
 
 class Namespaces {
  public:
-  explicit Namespaces(int hosts) : hosts_(hosts) {
-    problem_ = build();
-  }
+  explicit Namespaces(int hosts) : hosts_(hosts) { problem_ = build(); }
   ~Namespaces() {
     for (int host = 0; host < hosts_; ++host)
       run("ip netns del " + name(host));

@@ -136,8 +136,7 @@ inline void runRanks(int size, const std::function<void(int, KeyValue&)>& body,
 }
 
 inline std::unique_ptr<EndpointMailbox> joinAs(
-    int rank, int size, KeyValue& store,
-    const std::function<void(MailboxOptions&)>& adjust = {}) {
+    int rank, int size, KeyValue& store, const std::function<void(MailboxOptions&)>& adjust = {}) {
   MailboxOptions options;
   options.rank = rank;
   options.size = size;

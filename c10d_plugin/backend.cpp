@@ -1,0 +1,218 @@
+// WeftBackend's life: how a group forms, ends, and makes other groups.
+#include "c10d_plugin/backend.h"
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <algorithm>
+#include <thread>
+
+#include "c10d_plugin/cuda.h"
+#include "c10d_plugin/engine.h"
+#include "c10d_plugin/make_group.h"
+#include "c10d_plugin/op_checks.h"
+#include "c10d_plugin/point_to_point.h"
+#include "c10d_plugin/store_key_value.h"
+
+namespace weft::process_group {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+using transport::Error;
+using transport::ErrorCode;
+
+namespace {
+
+constexpr milliseconds kLinger{10'000};  // for operations under way when the group is shut down
+
+// The host that serves the Store, where it is one that has a host.
+std::string hostOf(const c10::intrusive_ptr<c10d::Store>& store) {
+  c10::intrusive_ptr<c10d::Store> inner = store;
+  if (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(store.get()))
+    inner = prefixed->getUnderlyingNonPrefixStore();
+  const auto* tcp = dynamic_cast<const c10d::TCPStore*>(inner.get());
+  return tcp == nullptr ? std::string() : tcp->getHost();
+}
+
+}  // namespace
+
+WeftBackend::WeftBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+                         c10::intrusive_ptr<Options> options)
+    : c10d::Backend(rank, size),
+      store_(std::move(store)),
+      options_(std::move(options)),
+      timeout_ms_(options_->timeout.count()),
+      last_split_backend_(c10::intrusive_ptr<c10d::Backend>()) {
+  TORCH_CHECK(size > 0 && rank >= 0 && rank < size, "weft: rank ", rank, " of ", size,
+              " is no place in a group");
+  TORCH_CHECK(options_->timeout.count() > 0, "weft: the timeout must be positive, got ",
+              options_->timeout.count(), " ms");
+  StoreKeyValue key_value(c10::make_intrusive<c10d::PrefixStore>("weft/", store_));
+  GroupPlace place;
+  place.rank = rank;
+  place.size = size;
+  place.interface = options_->interface;
+  place.master_host = hostOf(store_);
+  place.deadline = steady_clock::now() + options_->timeout;
+  auto parts = makeGroup(place, key_value);
+  if (!parts.ok()) raise("weft: init_process_group", parts.error());
+  path_ = parts.value().path;
+  engine_ = std::make_shared<Engine>(std::move(parts.value().collectives));
+  messages_ = std::make_shared<PointToPoint>(std::move(parts.value().mailbox));
+  init();
+}
+
+WeftBackend::~WeftBackend() {
+  const std::lock_guard lock(shutdown_mutex_);
+  if (shut_down_) return;
+  // The mailbox's end waits for its thread, and that may wait for the GIL, which whoever drops the
+  // last reference may hold. So the parts end on a thread of their own.
+  std::thread([engine = std::move(engine_), messages = std::move(messages_)]() mutable {
+    messages.reset();
+    engine.reset();
+  }).detach();
+}
+
+c10::intrusive_ptr<c10d::Backend::Options> WeftBackend::getBackendOptions() {
+  return c10::static_intrusive_pointer_cast<c10d::Backend::Options>(options_);
+}
+
+void WeftBackend::setTimeout(milliseconds timeout) {
+  TORCH_CHECK(timeout.count() > 0, "weft: the timeout must be positive, got ", timeout.count(),
+              " ms");
+  timeout_ms_.store(timeout.count());
+  options_->timeout = timeout;
+  if (cuda_) cuda_->setTimeout(timeout);
+}
+
+milliseconds WeftBackend::timeoutOr(milliseconds asked) const {
+  return asked.count() > 0 ? asked : milliseconds(timeout_ms_.load(std::memory_order_relaxed));
+}
+
+c10d::ErrorType WeftBackend::getError() {
+  return engine_->failed() ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
+}
+
+PointToPoint& WeftBackend::messages() const { return *messages_; }
+
+c10d::Backend* WeftBackend::elsewhere(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.is_cuda()) return nullptr;
+  std::call_once(cuda_once_, [this] {
+    cuda_ = makeCudaBackend(c10::make_intrusive<c10d::PrefixStore>("weft_cuda/", store_), rank_,
+                            size_, *options_);
+  });
+  return cuda_.get();
+}
+
+c10d::Backend* WeftBackend::elsewhere(const Tensors& tensors) {
+  return tensors.empty() ? nullptr : elsewhere(tensors.front());
+}
+
+WeftBackend::WorkPtr WeftBackend::send(Tensors& tensors, int to, int tag) {
+  if (auto* other = elsewhere(tensors)) return other->send(tensors, to, tag);
+  const at::Tensor& tensor = only(tensors, "weft:send");
+  TORCH_CHECK(to != rank_, "weft:send: rank ", rank_, " cannot send to itself");
+  checkRoot(to, size_, "weft:send");
+  auto work = messages().send(tensor, to, tag, timeoutOr(milliseconds(0)));
+  engine_->add(work);
+  return work;
+}
+
+WeftBackend::WorkPtr WeftBackend::recv(Tensors& tensors, int from, int tag) {
+  if (auto* other = elsewhere(tensors)) return other->recv(tensors, from, tag);
+  const at::Tensor& tensor = only(tensors, "weft:recv");
+  TORCH_CHECK(from != rank_, "weft:recv: rank ", rank_, " cannot receive from itself");
+  checkRoot(from, size_, "weft:recv");
+  auto work = messages().receive(tensor, from, tag, timeoutOr(milliseconds(0)));
+  engine_->add(work);
+  return work;
+}
+
+WeftBackend::WorkPtr WeftBackend::recvAnysource(Tensors& tensors, int tag) {
+  if (auto* other = elsewhere(tensors)) return other->recvAnysource(tensors, tag);
+  const at::Tensor& tensor = only(tensors, "weft:recvAnySource");
+  auto work = messages().receive(tensor, collectives::kAnyRank, tag, timeoutOr(milliseconds(0)));
+  engine_->add(work);
+  return work;
+}
+
+void WeftBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
+  // 0 is a time like others here: programs use it to see who is late.
+  const auto timeout = opts.timeout.count() == 0 ? opts.timeout : timeoutOr(opts.timeout);
+  messages().monitoredBarrier(timeout, wait_all_ranks);
+}
+
+void WeftBackend::startCoalescing() { engine_->startCoalescing(); }
+
+WeftBackend::WorkPtr WeftBackend::endCoalescing() { return engine_->endCoalescing(); }
+
+uint64_t WeftBackend::getSequenceNumberForGroup() { return engine_->calls(); }
+
+c10::intrusive_ptr<c10d::Backend> WeftBackend::child(
+    const std::string& name, const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+    const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
+  const std::lock_guard lock(split_mutex_);
+  if (name == last_split_) {
+    if (auto made = last_split_backend_.lock()) return made;
+  }
+  auto options = c10::make_intrusive<Options>(opts ? opts->timeout : options_->timeout);
+  options->interface = options_->interface;
+  c10::intrusive_ptr<c10d::Backend> made =
+      c10::make_intrusive<WeftBackend>(store, rank, size, std::move(options));
+  last_split_ = name;
+  last_split_backend_ = c10::weak_intrusive_ptr<c10d::Backend>(made);
+  return made;
+}
+
+c10::intrusive_ptr<c10d::Backend> WeftBackend::split(
+    const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+    const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
+  const auto here = std::find(ranks.begin(), ranks.end(), rank_);
+  if (here == ranks.end()) return nullptr;
+  const std::string name = "split " + (opts ? opts->group_name : "") + ranksAsText(ranks);
+  return child(name, store, static_cast<int>(here - ranks.begin()), static_cast<int>(ranks.size()),
+               opts);
+}
+
+c10::intrusive_ptr<c10d::Backend> WeftBackend::merge(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const c10::intrusive_ptr<c10d::Backend::Options>& opts, const int& rank, const int& size) {
+  return child("merge " + (opts ? opts->group_name : ""), store, rank, size, opts);
+}
+
+c10::intrusive_ptr<c10d::Backend> WeftBackend::shrink(
+    const std::vector<int64_t>& excluded, int /*flags*/,
+    const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
+  std::vector<int> stay;
+  std::string name = "weft_without";
+  for (int rank = 0; rank < size_; ++rank) {
+    if (std::find(excluded.begin(), excluded.end(), rank) == excluded.end()) {
+      stay.push_back(rank);
+    } else {
+      name += "_" + std::to_string(rank);
+    }
+  }
+  TORCH_CHECK(std::find(stay.begin(), stay.end(), rank_) != stay.end(), "weft: rank ", rank_,
+              " is excluded and cannot be in the smaller group");
+  name += "/" + std::to_string(children_.fetch_add(1)) + "/";
+  return split(c10::make_intrusive<c10d::PrefixStore>(name, store_), stay, opts);
+}
+
+void WeftBackend::abort() {
+  const Error reason(ErrorCode::kShutdown,
+                     "the process group was aborted on rank " + std::to_string(rank_));
+  engine_->abort(reason);
+  messages().abort(reason);
+  if (cuda_) cuda_->abort();
+}
+
+void WeftBackend::shutdown() {
+  const std::lock_guard lock(shutdown_mutex_);
+  if (shut_down_) return;
+  shut_down_ = true;
+  (void)engine_->close(kLinger);
+  messages().close();
+  if (cuda_) cuda_->shutdown();
+}
+
+}  // namespace weft::process_group

@@ -1,0 +1,46 @@
+// Flat: a tensor as one piece of memory, which is what collectives work on. The tensor's own memory
+// where it is contiguous, else a copy that writeBack() puts back.
+//
+// Threads: one at a time; may be made on one thread and used on another.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace weft::process_group {
+
+// Throws c10::Error that names the operation, unless the tensor is dense and on the CPU.
+void checkDense(const at::Tensor& tensor, const char* title);
+// The same for all of them, and that they have one type.
+void checkDense(const std::vector<at::Tensor>& tensors, const char* title);
+
+class Flat {
+ public:
+  enum class Use { kRead, kWrite, kReadWrite };
+
+  Flat() = default;
+  Flat(const at::Tensor& tensor, Use use);
+  // `memory`, contiguous, which writeBack() copies to `original` where that is defined.
+  Flat(at::Tensor memory, at::Tensor original)
+      : original_(std::move(original)), memory_(std::move(memory)) {}
+
+  std::span<std::byte> bytes() const {
+    return {static_cast<std::byte*>(memory_.data_ptr()), memory_.nbytes()};
+  }
+  // The contiguous tensor that bytes() are of.
+  const at::Tensor& memory() const { return memory_; }
+  void writeBack() const;  // nothing to do for a contiguous tensor
+
+ private:
+  at::Tensor original_;  // only where it is not `memory_` itself
+  at::Tensor memory_;
+};
+
+// `into.copy_(from)` where autograd must not see it.
+void copyInto(const at::Tensor& into, const at::Tensor& from);
+
+}  // namespace weft::process_group

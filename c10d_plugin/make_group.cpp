@@ -1,0 +1,142 @@
+#include "c10d_plugin/make_group.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <utility>
+
+#include "c10d_plugin/net/endpoint_mailbox.h"
+#include "c10d_plugin/net/make_between_hosts.h"
+#include "c10d_plugin/net/message_collectives.h"
+#include "c10d_plugin/shm/shm_collectives.h"
+#include "c10d_plugin/solo_collectives.h"
+#include "c10d_plugin/store_key_value.h"
+#include "transport/host_identity.h"
+#include "transport/interface.h"
+#include "transport/log.h"
+
+namespace weft::process_group {
+
+using transport::Result;
+
+namespace {
+
+constexpr std::chrono::seconds kProbe{30};
+
+bool switchedOff(const char* variable) {
+  const char* value = std::getenv(variable);  // NOLINT(concurrency-mt-unsafe): nobody sets it later
+  return value != nullptr && std::string(value) == "0";
+}
+
+std::string fromEnvironment(const char* variable) {
+  const char* value = std::getenv(variable);  // NOLINT(concurrency-mt-unsafe): nobody sets it later
+  return value == nullptr ? std::string() : std::string(value);
+}
+
+// What a rank says of itself before anything else: its host, and whether it would share memory.
+std::string aboutThisHost() {
+  return (switchedOff("WEFT_SHARED_MEMORY") ? "0 " : "1 ") + transport::hostIdentity();
+}
+
+bool allMayShareMemory(const std::vector<std::string>& said) {
+  const std::string& first = said.front();
+  return first.size() > 2 && first[0] == '1' &&
+         std::all_of(said.begin(), said.end(), [&](const auto& other) { return other == first; });
+}
+
+Result<std::shared_ptr<collectives::EndpointMailbox>> openMailbox(const GroupPlace& place,
+                                                                  collectives::KeyValue& store) {
+  const std::string wanted =
+      place.interface.empty() ? fromEnvironment("WEFT_SOCKET_IFNAME") : place.interface;
+  auto listen = transport::chooseListenAddress(place.master_host, wanted);
+  if (!listen.ok()) return listen.error();
+  collectives::MailboxOptions options;
+  options.rank = place.rank;
+  options.size = place.size;
+  options.listen_address = listen.value().address;
+  options.unix_socket = !switchedOff("WEFT_UNIX_SOCKET");
+  options.shared_memory = !switchedOff("WEFT_SHARED_MEMORY");
+  if (const std::string file = fromEnvironment("WEFT_AUTH_KEY_FILE"); !file.empty()) {
+    auto key = transport::AuthKey::fromFile(file);
+    if (!key.ok()) return key.error();
+    options.key = key.value();
+  }
+  auto mailbox = collectives::EndpointMailbox::join(std::move(options), store, place.deadline);
+  if (!mailbox.ok()) return mailbox.error();
+  return std::shared_ptr<collectives::EndpointMailbox>(std::move(mailbox).value());
+}
+
+using OneHost = std::unique_ptr<collectives::Collectives>;
+
+// Shared memory, if it works between all ranks; null if not, which was then said.
+Result<OneHost> tryShared(const GroupPlace& place, collectives::KeyValue& store) {
+  // All ranks are there by now, so that a long wait would mean that something is wrong.
+  const auto soon = std::min(place.deadline, std::chrono::steady_clock::now() + kProbe);
+  auto joined = collectives::ShmCollectives::join({}, store, place.rank, place.size, soon);
+  const std::string trouble = joined.ok() ? "" : joined.error().text();
+  auto votes = exchange(store, "shm_vote", trouble, place.rank, place.size, place.deadline);
+  if (!votes.ok()) return votes.error();
+  for (std::size_t rank = 0; rank < votes.value().size(); ++rank) {
+    const std::string& other = votes.value()[rank];
+    if (other.empty()) continue;
+    transport::log(transport::LogLevel::kWarning,
+                   "process group: no shared memory between the ranks, messages instead (rank " +
+                       std::to_string(rank) + ": " + other + ")");
+    return OneHost();
+  }
+  return std::move(joined).value();
+}
+
+bool allOnOneHost(const collectives::EndpointMailbox& mailbox) {
+  const auto& hosts = mailbox.hosts();
+  return !hosts.front().empty() &&
+         std::all_of(hosts.begin(), hosts.end(), [&](const auto& h) { return h == hosts.front(); });
+}
+
+// How the ranks of one host among several come together.
+collectives::JoinOnHost joinOnHost(const GroupPlace& place) {
+  return [deadline = place.deadline](collectives::KeyValue& store, int rank,
+                                     int size) -> Result<OneHost> {
+    if (switchedOff("WEFT_SHARED_MEMORY")) {
+      return transport::Error(transport::ErrorCode::kInvalidArgument,
+                              "shared memory is switched off (WEFT_SHARED_MEMORY=0)");
+    }
+    const auto soon = std::min(deadline, std::chrono::steady_clock::now() + kProbe);
+    return collectives::ShmCollectives::join({}, store, rank, size, soon);
+  };
+}
+
+}  // namespace
+
+Result<GroupParts> makeGroup(const GroupPlace& place, collectives::KeyValue& store) {
+  auto said = exchange(store, "host", aboutThisHost(), place.rank, place.size, place.deadline);
+  if (!said.ok()) return said.error();
+  auto mailbox = openMailbox(place, store);
+  if (!mailbox.ok()) return mailbox.error();
+  GroupParts parts;
+  parts.mailbox = std::move(mailbox).value();
+  if (place.size == 1) {
+    parts.collectives = collectives::makeSoloCollectives();
+    parts.path = "alone";
+    return parts;
+  }
+  if (allMayShareMemory(said.value())) {
+    auto shared = tryShared(place, store);
+    if (!shared.ok()) return shared.error();
+    parts.collectives = std::move(shared).value();
+    parts.path = "shared memory";
+  }
+  if (!parts.collectives && allOnOneHost(*parts.mailbox)) {
+    parts.collectives = std::make_unique<collectives::MessageCollectives>(parts.mailbox);
+    parts.path = "messages";
+  }
+  if (!parts.collectives) {
+    auto between =
+        collectives::makeBetweenHosts(parts.mailbox, store, joinOnHost(place), place.deadline);
+    if (!between.ok()) return between.error();
+    parts.collectives = std::move(between.value().collectives);
+    parts.path = std::move(between.value().path);
+  }
+  return parts;
+}
+
+}  // namespace weft::process_group

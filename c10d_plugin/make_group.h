@@ -1,0 +1,33 @@
+// makeGroup: which Collectives and which Mailbox a group gets, by where its ranks are.
+//
+// Every rank decides from the same facts, told through the KeyValue, so that all decide alike.
+// Blocks until all ranks came or the deadline passed; kTimeout names the missing.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "c10d_plugin/collectives.h"
+#include "c10d_plugin/key_value.h"
+#include "c10d_plugin/net/endpoint_mailbox.h"
+
+namespace weft::process_group {
+
+struct GroupParts {
+  std::unique_ptr<collectives::Collectives> collectives;
+  std::shared_ptr<collectives::EndpointMailbox> mailbox;
+  std::string path;  // how the collectives travel, in words
+};
+
+struct GroupPlace {
+  int rank = 0;
+  int size = 1;
+  std::string interface;    // "": WEFT_SOCKET_IFNAME, else the one that reaches `master_host`
+  std::string master_host;  // where the Store is served; "" when that is not known
+  std::chrono::steady_clock::time_point deadline;
+};
+
+transport::Result<GroupParts> makeGroup(const GroupPlace& place, collectives::KeyValue& store);
+
+}  // namespace weft::process_group

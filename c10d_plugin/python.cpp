@@ -1,0 +1,44 @@
+#include "c10d_plugin/python.h"
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <pybind11/chrono.h>
+
+#include "c10d_plugin/backend.h"
+
+namespace py = pybind11;
+
+namespace {
+
+using weft::process_group::WeftBackend;
+
+c10::intrusive_ptr<WeftBackend> make(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+                                     std::chrono::milliseconds timeout,
+                                     const std::string& interface, const std::string& group_name,
+                                     std::vector<std::uint64_t> global_ranks) {
+  auto options = c10::make_intrusive<WeftBackend::Options>(timeout);
+  options->interface = interface;
+  options->group_name = group_name;
+  options->global_ranks_in_group = std::move(global_ranks);
+  return c10::make_intrusive<WeftBackend>(std::move(store), rank, size, std::move(options));
+}
+
+}  // namespace
+
+void weft::process_group::bind(py::module_& module) {
+  // The base class is registered by torch's own module.
+  py::module_::import("torch._C._distributed_c10d");
+  const auto no_gil = py::call_guard<py::gil_scoped_release>();
+  py::class_<WeftBackend, c10d::Backend, c10::intrusive_ptr<WeftBackend>>(
+      module, "WeftBackend", "torch's process-group backend \"weft\".")
+      .def(py::init(&make), py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
+           py::arg("interface") = "", py::arg("group_name") = "",
+           py::arg("global_ranks") = std::vector<std::uint64_t>(), no_gil)
+      .def_property_readonly("path", &WeftBackend::path,
+                             "How the collectives travel: \"shared memory\", \"messages\", …")
+      .def("_get_sequence_number_for_group", &WeftBackend::getSequenceNumberForGroup,
+           "How many collectives were called.")
+      .def(
+          "perform_nocolor_split", [](WeftBackend&, const py::object&) {},
+          "Nothing: ranks outside a new group take no part in making it.");
+}

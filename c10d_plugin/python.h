@@ -1,0 +1,11 @@
+// The process group for Python: called once, when weft._C is imported.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace weft::process_group {
+
+// Adds the backend and its options to `module`.
+void bind(pybind11::module_& module);
+
+}  // namespace weft::process_group

@@ -1,0 +1,15 @@
+// all_reduce of sparse COO tensors: every rank gathers all the others' entries and adds them up.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Types.hpp>
+
+namespace weft::process_group {
+
+class Turn;
+
+// Throws c10::Error unless it is a sum of a sparse COO tensor on the CPU.
+void checkSparse(const at::Tensor& tensor, const c10d::ReduceOp& op, const char* title);
+// The result replaces the tensor's entries, coalesced.
+void sparseAllReduce(Turn& turn, const at::Tensor& tensor);
+
+}  // namespace weft::process_group

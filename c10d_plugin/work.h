@@ -1,0 +1,65 @@
+// WeftWork: the handle of one operation, as torch's Work.
+//
+// Threads: wait(), getFuture() and the questions from any thread; settle() and complete() once, by
+// whoever ran the operation. Callbacks run in complete(), with no lock held.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <atomic>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace weft::process_group {
+
+using TensorLists = std::vector<std::vector<at::Tensor>>;
+
+// What an operation is, before it runs. `title` is static text such as "weft:all_reduce".
+struct OpInfo {
+  c10d::OpType type = c10d::OpType::UNKNOWN;
+  const char* title = nullptr;
+  std::optional<std::vector<at::Tensor>> inputs;  // for the profiler
+  TensorLists outputs;                            // what result() and the future give
+};
+
+class WeftWork : public c10d::Work {
+ public:
+  WeftWork(int rank, OpInfo info);
+
+  // Throws the operation's error; throws "Timed out" when `timeout` (0: none) passes first, which
+  // leaves the operation running: the group's own timeout ends it.
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  std::vector<at::Tensor> result() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  int sourceRank() const override;
+  void abort() override;
+
+  // The outcome, once; null means success. True when complete() will run code of others: only
+  // futures that were asked for before this have callbacks left to run.
+  bool settle(std::exception_ptr error);
+  // Tells everybody of the outcome. After settle(), once.
+  void complete();
+
+  void setSource(int rank) { source_.store(rank); }
+  const char* title() const noexcept { return title_; }
+
+ protected:
+  // False when `limit` passed first. Throws nothing.
+  bool waitFor(std::chrono::milliseconds limit);
+
+ private:
+  void fill(const c10::intrusive_ptr<c10::ivalue::Future>& future) const;
+
+  const char* title_;
+  TensorLists outputs_;
+  std::atomic<int> source_{-1};
+  std::atomic<bool> finished_{false};  // a look without the lock
+  // Under mutex_ of the base. The future is made when it is first asked for.
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+  c10::intrusive_ptr<c10::ivalue::Future> unfilled_;  // complete() has to fill it
+  bool settled_ = false;                              // the outcome is known
+  std::exception_ptr error_;
+};
+
+}  // namespace weft::process_group

@@ -1,0 +1,91 @@
+"""Ranks of a process group as real processes (workers.py of the RPC tests), told what to run.
+
+with Ranks(3) as ranks:
+    ranks.all(function, 1)      # on every rank at once; their results, by rank
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from workers import BOUND, WorkerError, Workers
+
+
+class Ranks(Workers):
+    """Workers that have called ``init_process_group("weft")``."""
+
+    def __init__(
+        self,
+        count: int,
+        environment: Mapping[str, str | None] | None = None,
+        timeout: float = 30.0,
+        backend: str = "weft",
+    ) -> None:
+        super().__init__(count, environment)
+        try:
+            for rank, worker in enumerate(self):
+                worker.start(meet, rank, count, self.meeting, timeout, backend)
+            for worker in self:
+                worker.result()
+        except BaseException:
+            self.__exit__(*sys.exc_info())
+            raise
+
+    def all(self, function: Callable[..., Any], *arguments: Any, timeout: float = BOUND) -> list:
+        """Runs ``function(*arguments)`` on every rank at once; the results by rank."""
+        for worker in self:
+            worker.start(function, *arguments)
+        results, failure = [], None
+        for worker in self:  # every answer is taken, or the next call would get this one's
+            try:
+                results.append(worker.result(timeout))
+            except WorkerError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return results
+
+    def all_fail(
+        self, function: Callable[..., Any], *arguments: Any, timeout: float = BOUND
+    ) -> list[WorkerError]:
+        """The same for a function that must raise everywhere; what each rank raised."""
+        for worker in self:
+            worker.start(function, *arguments)
+        return [worker.failure(timeout) for worker in self]
+
+
+# What ranks run.
+
+
+def meet(rank: int, world: int, meeting: str, timeout: float, backend: str) -> int:
+    import torch
+    import torch.distributed as dist
+
+    import weft  # noqa: F401
+
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        backend,
+        init_method=meeting,
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=timeout),
+    )
+    return os.getpid()
+
+
+def leave() -> None:
+    import torch.distributed as dist
+
+    dist.destroy_process_group()
+
+
+def path_of_default_group() -> str:
+    import torch
+    import torch.distributed as dist
+
+    return dist.group.WORLD._get_backend(torch.device("cpu")).path

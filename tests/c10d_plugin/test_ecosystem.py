@@ -1,0 +1,321 @@
+"""What PyTorch builds on process groups, on Weft: data parallel training, sharding, meshes, checkpoints."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from ranks import Ranks
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with Ranks(2) as made:
+        yield made
+
+
+# What ranks run.
+
+
+def model():
+    import torch
+
+    torch.manual_seed(7)
+    return torch.nn.Sequential(
+        torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 16), torch.nn.Linear(16, 4)
+    )
+
+
+def batch(rank: int, step: int):
+    import torch
+
+    generator = torch.Generator().manual_seed(10 * step + rank)
+    return torch.randn(6, 8, generator=generator), torch.randn(6, 4, generator=generator)
+
+
+def reference(steps: int, size: int, accumulate: int = 1):
+    """The parameters after training on all ranks' batches in one process."""
+    import torch
+
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(0, steps, accumulate):
+        for inner in range(accumulate):
+            for rank in range(size):
+                inputs, wanted = batch(rank, step + inner)
+                loss = torch.nn.functional.mse_loss(net(inputs), wanted)
+                (loss / size).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return list(net.parameters())
+
+
+def ddp(variant: str) -> None:
+    import contextlib
+
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+    from torch.nn.parallel import DistributedDataParallel
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    net = DistributedDataParallel(
+        model(),
+        gradient_as_bucket_view=variant == "bucket views",
+        static_graph=variant == "static graph",
+        bucket_cap_mb=0.001,
+    )
+    loose = False
+    if variant == "bf16 hook":
+        net.register_comm_hook(None, default_hooks.bf16_compress_hook)
+        loose = True
+    elif variant == "allreduce hook":
+        net.register_comm_hook(None, default_hooks.allreduce_hook)
+    elif variant == "powerSGD hook":
+        state = powerSGD_hook.PowerSGDState(
+            None, start_powerSGD_iter=2, matrix_approximation_rank=4
+        )
+        net.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        loose = True
+    if variant == "zero":
+        optimizer = ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, lr=0.1)
+    else:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    accumulate = 2 if variant == "no_sync" else 1
+    for step in range(4):
+        inputs, wanted = batch(rank, step)
+        quiet = accumulate == 2 and step % 2 == 0
+        with net.no_sync() if quiet else contextlib.nullcontext():
+            torch.nn.functional.mse_loss(net(inputs), wanted).backward()
+        if not quiet:
+            optimizer.step()
+            optimizer.zero_grad()
+    tolerance = {"rtol": 0.5, "atol": 0.1} if loose else {}
+    for got, expected in zip(net.parameters(), reference(4, size, accumulate), strict=True):
+        torch.testing.assert_close(got, expected, **tolerance)
+
+
+def fsdp2() -> None:
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh("cpu", (size,))
+    net = model()
+    for layer in net:
+        if isinstance(layer, torch.nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(4):
+        inputs, wanted = batch(rank, step)
+        torch.nn.functional.mse_loss(net(inputs), wanted).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for got, expected in zip(net.parameters(), reference(4, size), strict=True):
+        torch.testing.assert_close(got.full_tensor(), expected)
+
+
+def dtensors() -> None:
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    size = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("x",))
+    whole = torch.arange(24.0).reshape(6, 4)
+    sharded = distribute_tensor(whole, mesh, [Shard(0)])
+    assert torch.equal(sharded.redistribute(mesh, [Replicate()]).to_local(), whole)
+    assert torch.equal(sharded.redistribute(mesh, [Shard(1)]).full_tensor(), whole)
+    assert torch.equal((sharded @ whole.t()).full_tensor(), whole @ whole.t())
+    assert sharded.sum().full_tensor() == whole.sum()
+    assert mesh.get_group("x").name() == "weft" or dist.get_backend(mesh.get_group("x")) == "weft"
+
+
+def functional_collectives(compiled: bool) -> None:
+    import torch
+    import torch.distributed as dist
+    import torch.distributed._functional_collectives as collectives
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    group = dist.group.WORLD
+    total = sum(range(1, size + 1))
+
+    def step(tensor):
+        summed = collectives.all_reduce(tensor * 2, "sum", group)
+        return collectives.all_gather_tensor(summed + 1, 0, group)
+
+    run = torch.compile(step, backend="inductor" if compiled else "eager") if compiled else step
+    got = run(torch.full((3,), rank + 1.0))
+    assert torch.equal(got, torch.full((3 * size,), 2.0 * total + 1))
+    scattered = collectives.reduce_scatter_tensor(torch.ones(2 * size), "avg", 0, group)
+    assert torch.equal(scattered + 0, torch.ones(2))
+    swapped = collectives.all_to_all_single(torch.full((size,), float(rank)), None, None, group)
+    assert torch.equal(swapped + 0, torch.arange(float(size)))
+
+
+def autograd_functions() -> None:
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.nn.functional as functional
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    x = torch.full((2,), rank + 1.0, requires_grad=True)
+    (functional.all_reduce(x) * (rank + 1)).sum().backward()
+    assert x.grad.eq(sum(range(1, size + 1))).all()
+    x = torch.full((2,), rank + 1.0, requires_grad=True)
+    torch.stack(functional.all_gather(x)).sum().backward()
+    assert x.grad.eq(size).all()
+    inputs = [torch.full((2,), float(rank), requires_grad=True) for _ in range(size)]
+    outputs = functional.all_to_all([torch.empty(2) for _ in range(size)], inputs)
+    assert [o[0].item() for o in outputs] == list(range(size))
+    (torch.stack(outputs).sum() * (rank + 1)).backward()
+    assert [i.grad[0].item() for i in inputs] == [other + 1 for other in range(size)]
+    x = torch.ones(2 * size, requires_grad=True)
+    output = functional.reduce_scatter(torch.empty(2), list(x.chunk(size)))
+    output.sum().backward()
+    assert x.grad.eq(1).all()
+
+
+def checkpoint(folder: str) -> None:
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    whole = torch.arange(40.0).reshape(10, 4)
+    state = {"weight": distribute_tensor(whole, mesh, [Shard(0)]), "step": 5}
+    dcp.save(state, checkpoint_id=folder)
+    again = {"weight": distribute_tensor(torch.zeros(10, 4), mesh, [Shard(1)]), "step": 0}
+    dcp.load(again, checkpoint_id=folder)
+    assert again["step"] == 5 and torch.equal(again["weight"].full_tensor(), whole)
+
+
+def samplers() -> None:
+    import torch
+    import torch.distributed as dist
+
+    sampler = torch.utils.data.DistributedSampler(range(10), shuffle=False)
+    everything: list = [None] * dist.get_world_size()
+    dist.all_gather_object(everything, list(sampler))
+    assert sorted(place for places in everything for place in places) == list(range(10))
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        "plain",
+        "bucket views",
+        "static graph",
+        "no_sync",
+        "allreduce hook",
+        "bf16 hook",
+        "powerSGD hook",
+        "zero",
+    ],
+)
+def test_ddp(ranks, variant):
+    ranks.all(ddp, variant)
+
+
+def test_fsdp2(ranks):
+    ranks.all(fsdp2)
+
+
+def test_device_mesh_and_dtensor(ranks):
+    ranks.all(dtensors)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_functional_collectives(ranks, compiled):
+    ranks.all(functional_collectives, compiled, timeout=110)
+
+
+def test_autograd_through_collectives(ranks):
+    ranks.all(autograd_functions)
+
+
+def test_distributed_checkpoint(ranks, tmp_path):
+    ranks.all(checkpoint, str(tmp_path / "saved"))
+
+
+def test_distributed_sampler(ranks):
+    ranks.all(samplers)
+
+
+def test_detail_debugging_names_the_mismatch():
+    from test_failures import mismatched_call
+
+    with Ranks(2, {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}) as ranks:
+        ranks.all(dtensors)
+        for error in ranks.all_fail(mismatched_call):
+            assert "mismatch" in error.message and "BROADCAST" in error.message, error.message
+
+
+ELASTIC = """
+    import os, signal, sys
+    import torch, torch.distributed as dist
+    import weft
+
+    dist.init_process_group("weft")
+    rank, attempt = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    if attempt == 0 and rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+    print(f"rank {rank} attempt {attempt} sum {tensor[0].item():.0f}", flush=True)
+    dist.destroy_process_group()
+"""
+
+
+def run_script(tmp_path, text: str, *launch: str, timeout: float = 100) -> str:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(text))
+    done = subprocess.run(
+        [sys.executable, *launch, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_torchrun_restarts_the_group_after_a_kill(tmp_path):
+    launch = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "--max-restarts=1",
+    ]
+    out = run_script(tmp_path, ELASTIC, *launch)
+    assert "rank 0 attempt 1 sum 2" in out and "rank 1 attempt 1 sum 2" in out
+
+
+def test_weft_run_makes_gloo_mean_weft(tmp_path):
+    out = run_script(
+        tmp_path,
+        """
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+        pair = dist.new_group([0], backend="cpu:gloo")
+        tensor = torch.ones(2)
+        dist.all_reduce(tensor)
+        dist.all_reduce(tensor, group=pair)
+        print(dist.get_backend(), dist.get_backend_config(pair))
+        """,
+        *["-m", "weft.run", "--process-group"],
+    )
+    assert out.split() == ["weft", "cpu:weft"]

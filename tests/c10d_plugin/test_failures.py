@@ -1,0 +1,278 @@
+"""What goes wrong, and what is said then: bad arguments, late ranks, dead ranks, aborts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+from ranks import Ranks, leave, meet
+from workers import Workers
+
+SOON = 1.0  # seconds after a kill -9 by which every survivor must have failed
+PATHS = {"shared memory": {}, "messages": {"WEFT_SHARED_MEMORY": "0"}}
+
+
+@pytest.fixture(params=PATHS)
+def path(request):
+    return PATHS[request.param]
+
+
+# What ranks run.
+
+
+def bad_arguments() -> None:
+    import pytest as pt
+    import torch
+    import torch.distributed as dist
+
+    size, group = dist.get_world_size(), dist.group.WORLD
+    with pt.raises(RuntimeError, match=r"all_reduce.*Float8_e4m3fn.*cannot|moved.*not reduced"):
+        dist.all_reduce(torch.zeros(2).to(torch.float8_e4m3fn))
+    with pt.raises(RuntimeError, match="no meaning"):
+        dist.all_reduce(torch.zeros(2), dist.ReduceOp.BAND)
+    with pt.raises(RuntimeError, match=r"all_gather.*for each of the"):
+        group.allgather([[torch.zeros(2)]], [torch.zeros(2)]).wait()
+    with pt.raises(RuntimeError, match="one type"):
+        group.allgather([[torch.zeros(2).int()] * size], [torch.zeros(2)]).wait()
+    with pt.raises(RuntimeError, match="elements"):
+        group.allgather([[torch.zeros(3)] * size], [torch.zeros(2)]).wait()
+    with pt.raises(RuntimeError, match="root rank must be from 0"):
+        group.broadcast(torch.zeros(1), size).wait()
+    with pt.raises(RuntimeError, match="add up to"):
+        dist.all_to_all_single(torch.zeros(2), torch.zeros(2), [1] * size, [7] * size)
+    with pt.raises(RuntimeError, match="dense"):
+        dist.broadcast(torch.zeros(2, 2).to_sparse(), 0)
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)  # nothing has changed
+    assert tensor.item() == size
+
+
+def all_reduce_of(numel: int, seconds: float | None = None) -> float:
+    """An all_reduce; when it fails, the time is in the text."""
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+
+    options = dist.AllreduceOptions()
+    if seconds is not None:
+        options.timeout = timedelta(seconds=seconds)
+    started = time.monotonic()
+    try:
+        dist.group.WORLD.allreduce([torch.ones(numel)], options).wait()
+    except RuntimeError as error:
+        raise RuntimeError(f"after {time.monotonic() - started:.2f} s: {error}") from None
+    return time.monotonic()
+
+
+def wait_in(name: str) -> None:
+    """An operation that cannot complete while some rank stays away."""
+    import torch
+    import torch.distributed as dist
+
+    size, here = dist.get_world_size(), dist.get_rank()
+    one, many = torch.ones(8), [torch.ones(8) for _ in range(size)]
+    {
+        "all_reduce": lambda: dist.all_reduce(one),
+        "async all_reduce": lambda: dist.all_reduce(one, async_op=True).wait(),
+        "barrier": dist.barrier,
+        "all_gather": lambda: dist.all_gather(many, one),
+        "all_to_all": lambda: dist.all_to_all(many, [t.clone() for t in many]),
+        "reduce_scatter": lambda: dist.reduce_scatter(one, many),
+        "recv": lambda: dist.recv(one, size - 1),
+        "monitored_barrier": lambda: dist.monitored_barrier(),
+    }[name]()
+    raise AssertionError(f"{name} on rank {here} completed without the last rank")
+
+
+def wait_and_time(name: str) -> tuple[str, float]:
+    try:
+        wait_in(name)
+    except RuntimeError as error:
+        return str(error), time.monotonic()
+    raise AssertionError
+
+
+def abort_soon() -> None:
+    import torch
+    import torch.distributed as dist
+
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    threading.Timer(0.3, backend.abort).start()
+
+
+def late_barrier(wait_all: bool) -> None:
+    from datetime import timedelta
+
+    import torch.distributed as dist
+
+    dist.monitored_barrier(timeout=timedelta(seconds=1), wait_all_ranks=wait_all)
+
+
+def wrong_sizes() -> None:
+    import torch
+    import torch.distributed as dist
+
+    if dist.get_rank() == 0:
+        dist.send(torch.ones(4), 1)
+    elif dist.get_rank() == 1:
+        dist.recv(torch.ones(3), 0)
+
+
+def mismatched_call() -> None:
+    import torch
+    import torch.distributed as dist
+
+    if dist.get_rank() == 0:
+        dist.all_reduce(torch.ones(4))
+    else:
+        dist.broadcast(torch.ones(4), 0)
+
+
+def recv_timeout() -> str:
+    import torch
+    import torch.distributed as dist
+
+    dist.distributed_c10d._set_pg_timeout(dist.distributed_c10d.timedelta(seconds=0.5))
+    try:
+        dist.recv(torch.ones(1), 1)
+    except RuntimeError as error:
+        return str(error)
+    raise AssertionError
+
+
+def threads() -> list[str]:
+    import pathlib
+
+    return [
+        (task / "comm").read_text().strip() for task in pathlib.Path("/proc/self/task").iterdir()
+    ]
+
+
+def test_bad_arguments_change_nothing():
+    with Ranks(2) as ranks:
+        ranks.all(bad_arguments)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        "all_reduce",
+        "async all_reduce",
+        "barrier",
+        "all_gather",
+        "all_to_all",
+        "reduce_scatter",
+        "recv",
+    ],
+)
+def test_a_dead_rank_fails_all_survivors_soon(path, operation):
+    with Ranks(3, path) as ranks:
+        ranks.all(all_reduce_of, 10)
+        for rank in (0, 1):
+            ranks[rank].start(wait_and_time, operation)
+        time.sleep(0.3)
+        killed = time.monotonic()
+        ranks[2].kill()
+        for rank in (0, 1):
+            text, ended = ranks[rank].result()
+            assert "rank 2" in text, text
+            assert ended - killed < SOON, f"{ended - killed:.2f} s: {text}"
+        if operation == "recv":
+            return
+        for rank in (0, 1):  # what comes later fails at once, with the same reason
+            started = time.monotonic()
+            assert "rank 2" in ranks[rank].fails(wait_in, "all_reduce").message
+            assert time.monotonic() - started < SOON
+
+
+def test_a_late_rank_is_named(path):
+    with Ranks(3, path) as ranks:
+        for rank in (0, 1):
+            ranks[rank].start(all_reduce_of, 10, 0.5)
+        for rank in (0, 1):
+            text = ranks[rank].failure().message
+            assert "Timed out" in text or "timed out" in text, text
+            assert "rank" in text and "2" in text.split("s:", 1)[1], text
+
+
+def test_the_groups_timeout_can_be_set():
+    with Ranks(2) as ranks:
+        text = ranks[0].call(recv_timeout)
+        assert "Timed out waiting 500ms" in text and "rank 1" in text
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "async all_reduce", "recv"])
+def test_abort_unblocks(path, operation):
+    with Ranks(2, path) as ranks:
+        ranks.all(all_reduce_of, 10)
+        ranks[0].call(abort_soon)
+        text = ranks[0].fails(wait_in, operation, timeout=10).message
+        assert "abort" in text, text
+
+
+def test_monitored_barrier_names_the_missing():
+    with Ranks(4) as ranks:
+        for wait_all, wanted in ((False, "[Rank 0]: Rank 1 failed to pass"), (True, "Ranks 1, 2")):
+            for rank in (0, 3):
+                ranks[rank].start(late_barrier, wait_all)
+            assert wanted in ranks[0].failure().message
+            assert "successfully reached monitoredBarrier" in ranks[3].failure().message
+        ranks.all(all_reduce_of, 10)
+
+
+def test_a_message_of_the_wrong_size_fails_the_receiver():
+    with Ranks(2) as ranks:
+        ranks[0].start(wrong_sizes)
+        assert "rank 0" in ranks[1].fails(wrong_sizes).message
+        ranks[0].result()
+        ranks.all(all_reduce_of, 10)
+
+
+def test_different_calls_are_named(path):
+    with Ranks(2, path) as ranks:
+        texts = [error.message for error in ranks.all_fail(mismatched_call)]
+        assert any("broadcast" in text and "reduce" in text for text in texts), texts
+
+
+def test_missing_ranks_are_named_when_the_group_forms():
+    with Workers(2) as workers:
+        for rank in (0, 2):
+            workers[rank // 2].start(meet, rank, 4, workers.meeting, 1.0, "weft")
+        for worker in workers:
+            assert "ranks 1, 3" in worker.failure().message
+
+
+def test_threads_come_with_the_group_and_go_with_it():
+    with Workers(2) as workers:
+        before = len(workers[0].call(threads))
+        for round_number in range(3):
+            for rank, worker in enumerate(workers):
+                worker.start(meet, rank, 2, f"{workers.meeting}{round_number}", 20.0, "weft")
+            for worker in workers:
+                worker.result()
+            for worker in workers:
+                worker.start(all_reduce_of, 10)
+            for worker in workers:
+                worker.result()
+            during = workers[0].call(threads)
+            assert any(name.startswith("weft") for name in during)
+            for worker in workers:
+                worker.start(leave)
+            for worker in workers:
+                worker.result()
+        after = workers[0].call(threads)
+        assert not any(name.startswith("weft") for name in after), after
+        assert len(after) <= before + 2, after
+
+
+def test_a_stopped_rank_times_out_rather_than_hangs(path):
+    with Ranks(2, path, timeout=2.0) as ranks:
+        ranks.all(all_reduce_of, 10)
+        ranks[1].signal(signal.SIGSTOP)
+        text = ranks[0].fails(all_reduce_of, 10, timeout=20).message
+        assert "rank 1" in text, text
+        os.kill(ranks[1].pid, signal.SIGCONT)

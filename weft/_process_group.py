@@ -1,0 +1,73 @@
+"""Registers the process-group backend ``weft`` with ``torch.distributed``."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch.distributed as dist
+
+from weft import _C
+
+BACKEND = "weft"
+
+
+@dataclasses.dataclass
+class ProcessGroupOptions:
+    """What ``init_process_group("weft", pg_options=…)`` and ``new_group`` may be given.
+
+    Attributes:
+        interface: interface name or numeric address for what goes between hosts; by default
+            ``WEFT_SOCKET_IFNAME``, else the one that reaches the Store's host.
+    """
+
+    interface: str = ""
+
+
+def _create(
+    options: dist._DistributedBackendOptions, pg_options: ProcessGroupOptions | None
+) -> _C.WeftBackend:
+    if pg_options is None:
+        pg_options = ProcessGroupOptions()
+    if not isinstance(pg_options, ProcessGroupOptions):
+        raise TypeError(
+            f"the backend weft takes weft.ProcessGroupOptions as pg_options, got {pg_options!r}"
+        )
+    return _C.WeftBackend(
+        options.store,
+        options.group_rank,
+        options.group_size,
+        options.timeout,
+        interface=pg_options.interface,
+        group_name=options.group_id,
+        global_ranks=list(options.global_ranks_in_group),
+    )
+
+
+def install() -> None:
+    """Registers the backend; calling it again changes nothing."""
+    if BACKEND not in dist.Backend.backend_list:
+        # A list: register_backend would take a plain string by its letters.
+        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
+
+
+def backends() -> list[Any]:
+    """The Weft backends of this process's groups."""
+    if not dist.is_available() or not dist.is_initialized():
+        return []
+    found: dict[int, Any] = {}
+    for group in list(dist.distributed_c10d._world.pg_map):
+        for device in group._device_types:
+            backend = group._get_backend(device)
+            if isinstance(backend, _C.WeftBackend):
+                found[id(backend)] = backend
+    return list(found.values())
+
+
+def shut_down_at_exit() -> None:
+    """Ends groups that the program forgot, while the interpreter still lives."""
+    try:
+        for backend in backends():
+            backend.shutdown()
+    except Exception:
+        pass
