@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "rpc_backend/env.h"
+#include "rpc_backend/script_service.h"
 #include "rpc_backend/weft_agent.h"
 
 namespace py = pybind11;
@@ -106,7 +107,8 @@ std::shared_ptr<WeftAgent> makeAgent(const c10::intrusive_ptr<c10d::Store>& stor
   config.options = options;
   config.faults = std::move(faults);
   config.rref_hooks = rrefHooks();
-  return WeftAgent::create(std::move(config), std::make_unique<RequestCallbackImpl>());
+  return WeftAgent::create(std::move(config),
+                           std::make_unique<weft::rpc::ServesScripts<RequestCallbackImpl>>());
 }
 
 void bindAgent(py::module_& module) {

@@ -19,19 +19,37 @@ from weft import (
 from weft._registered import register_function, registered_functions
 from weft._version import __version__
 from weft.options import RpcBackendOptions
+from weft.publishing import (
+    Batch,
+    PublishedInfo,
+    call,
+    call_async,
+    call_remote,
+    publish,
+    published,
+    unpublish,
+)
 from weft.rpc import init_rpc, wait_all_workers
 from weft.rref import RRefId, RRefInfo, rref_report
 
 __all__ = [
+    "Batch",
+    "PublishedInfo",
     "RRefId",
     "RRefInfo",
     "RpcBackendOptions",
     "__version__",
+    "call",
+    "call_async",
+    "call_remote",
     "init_rpc",
     "library_path",
+    "publish",
+    "published",
     "register_function",
     "registered_functions",
     "rref_report",
+    "unpublish",
     "wait_all_workers",
 ]
 
