@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from bench.rpc import floor, report
+from bench.rpc import cpp_latency, floor, report
 from bench.rpc.metrics import METRICS, Figures
 
 
@@ -17,6 +17,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--ours", default="WEFT", help="WEFT, or WEFT_TCP: never a Unix socket")
     parser.add_argument("--theirs", default="TENSORPIPE", help="or TENSORPIPE_UV: TCP only")
     parser.add_argument("--only", nargs="*", default=list(METRICS), choices=list(METRICS))
+    parser.add_argument(
+        "--cpp",
+        type=Path,
+        help="the program of `./dev bazel build //bench/rpc/cpp:latency`: C++ to C++ as well",
+    )
     parser.add_argument("--out", type=Path, default=Path("bench-results"))
     return parser.parse_args()
 
@@ -46,6 +51,8 @@ def main() -> None:
     found = report.rows(rounds[sides[0]], rounds[sides[1]])
     load = os.getloadavg()[0]
     print(report.table(found, *sides, floors))
+    if arguments.cpp is not None:
+        print("\n" + cpp_latency.table(cpp_latency.measure(arguments.cpp)) + "\n")
     print(f"- {os.cpu_count()} cores; load average at the end {load:.1f}")
     report.write(arguments.out, found, *sides, floors)
 
