@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "rpc_backend/env.h"
+#include "rpc_backend/script_service.h"
 #include "rpc_backend/weft_agent.h"
 
 namespace py = pybind11;
@@ -126,7 +127,8 @@ std::shared_ptr<WeftAgent> makeAgent(const c10::intrusive_ptr<c10d::Store>& stor
   config.faults = std::move(faults);
   config.rref_hooks = rrefHooks();
   config.thread_hooks = threadHooks();
-  return WeftAgent::create(std::move(config), std::make_unique<RequestCallbackImpl>());
+  return WeftAgent::create(std::move(config),
+                           std::make_unique<weft::rpc::ServesScripts<RequestCallbackImpl>>());
 }
 
 void bindAgent(py::module_& module) {

@@ -3,6 +3,7 @@
 
 #include "pipe/python.h"
 #include "c10d_plugin/python.h"
+#include "jit_ops/python.h"
 #include "rpc_backend/python.h"
 
 PYBIND11_MODULE(_C, module) {
@@ -10,4 +11,5 @@ PYBIND11_MODULE(_C, module) {
   weft::rpc::bind(module);
   weft::pipe::bind(module);
   weft::process_group::bind(module);
+  weft::ops::bind(module);
 }

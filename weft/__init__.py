@@ -24,6 +24,16 @@ from weft._process_group import ProcessGroupOptions
 from weft._registered import register_function, registered_functions
 from weft._version import __version__
 from weft.options import RpcBackendOptions
+from weft.publishing import (
+    Batch,
+    PublishedInfo,
+    call,
+    call_async,
+    call_remote,
+    publish,
+    published,
+    unpublish,
+)
 from weft.rpc import init_rpc, wait_all_workers
 from weft.rref import RRefId, RRefInfo, rref_report
 
@@ -33,16 +43,24 @@ if TYPE_CHECKING:
 __all__ = [
     "Pipe",
     "ProcessGroupOptions",
+    "Batch",
+    "PublishedInfo",
     "RRefId",
     "RRefInfo",
     "RpcBackendOptions",
     "WithDevice",
     "__version__",
+    "call",
+    "call_async",
+    "call_remote",
     "init_rpc",
     "library_path",
+    "publish",
+    "published",
     "register_function",
     "registered_functions",
     "rref_report",
+    "unpublish",
     "wait_all_workers",
 ]
 

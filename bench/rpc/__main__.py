@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from bench.rpc import floor, namespaces, report
+from bench.rpc import cpp_latency, floor, namespaces, report
 from bench.rpc.metrics import METRICS, Figures
 
 
@@ -26,6 +26,11 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--ranks", type=int, help="only this: so many workers on one host")
     parser.add_argument("--only", nargs="*", default=list(METRICS), choices=list(METRICS))
+    parser.add_argument(
+        "--cpp",
+        type=Path,
+        help="the program of `./dev bazel build //bench/rpc/cpp:latency`: C++ to C++ as well",
+    )
     parser.add_argument("--out", type=Path, default=Path("bench-results"))
     return parser.parse_args()
 
@@ -65,6 +70,8 @@ def _compare(arguments: argparse.Namespace, hosts: namespaces.TwoHosts | None) -
     found = report.rows(rounds[sides[0]], rounds[sides[1]])
     load = os.getloadavg()[0]
     print(report.table(found, *sides, floors))
+    if arguments.cpp is not None:
+        print("\n" + cpp_latency.table(cpp_latency.measure(arguments.cpp)) + "\n")
     print(f"- {os.cpu_count()} cores; load average at the end {load:.1f}")
     report.write(arguments.out, found, *sides, floors)
 

@@ -1,0 +1,136 @@
+// C++ client to C++ server, one-element tensor, beside the raw Unix-socket round trip of the same
+// run.
+//
+//   latency [CALLS]     prints one line of JSON, times in microseconds
+//
+// Three processes: an echo over a socket pair (the floor), then a server and a client of a group.
+#include <ATen/ops/ones.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "jit_ops/weft.h"
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Times {
+  double p50 = 0;
+  double p99 = 0;
+};
+
+template <typename Body>
+Times measure(int count, Body&& body) {
+  std::vector<double> times;
+  times.reserve(static_cast<std::size_t>(count));
+  for (int i = 0; i < count; ++i) {
+    const auto start = Clock::now();
+    body();
+    times.push_back(std::chrono::duration<double, std::micro>(Clock::now() - start).count());
+  }
+  std::sort(times.begin(), times.end());
+  return {times[times.size() / 2], times[times.size() * 99 / 100]};
+}
+
+// One byte there and back between two processes that block in read.
+Times rawRoundTrip(int count) {
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_STREAM, 0, ends) != 0) throw std::runtime_error("socketpair");
+  const pid_t child = ::fork();
+  char byte = 'x';
+  if (child == 0) {
+    ::close(ends[0]);
+    while (::read(ends[1], &byte, 1) == 1 && ::write(ends[1], &byte, 1) == 1) {
+    }
+    ::_exit(0);
+  }
+  ::close(ends[1]);
+  const Times times = measure(count, [&] {
+    if (::write(ends[0], &byte, 1) != 1 || ::read(ends[0], &byte, 1) != 1)
+      throw std::runtime_error("the echo is gone");
+  });
+  ::close(ends[0]);
+  ::waitpid(child, nullptr, 0);
+  return times;
+}
+
+std::shared_ptr<weft::Group> join(const std::string& store, int rank) {
+  weft::JoinOptions options;
+  options.name = rank == 0 ? "server" : "client";
+  options.rank = rank;
+  options.world_size = 2;
+  options.init_method = "file://" + store;
+  return weft::Group::join(options);
+}
+
+void serve(const std::string& store) {
+  torch::jit::Module module("Twice");
+  module.define("def forward(self, x: Tensor) -> Tensor:\n  return x + x\n");
+  weft::publish("twice", module);
+  weft::publish("echo", weft::servable("echo(Tensor x) -> Tensor",
+                                       [](weft::Values args) { return args.at(0); }));
+  join(store, 0)->shutdown(120);
+}
+
+void print(const char* name, const Times& times, const Times& floor) {
+  std::printf("\"%s\": {\"p50\": %.1f, \"p99\": %.1f, \"times_floor\": %.2f}", name, times.p50,
+              times.p99, times.p50 / floor.p50);
+}
+
+void ask(const std::string& store, int count, const Times& floor) {
+  const auto group = join(store, 1);
+  const at::Tensor x = at::ones({1});
+  const auto call = [&](const char* name) {
+    return measure(count, [&] { weft::rpcSync("server", name, {x}); });
+  };
+  for (const char* name : {"echo", "twice"})
+    call(name);  // warm
+  std::printf("{");
+  print("raw Unix socket", floor, floor);
+  std::printf(", ");
+  print("C++ code", call("echo"), floor);
+  std::printf(", ");
+  print("TorchScript module", call("twice"), floor);
+  std::printf(", ");
+  print("built-in operator",
+        measure(count,
+                [&] {
+                  weft::rpcSync("server", "aten::add.Tensor", {x, x});
+                }),
+        floor);
+  std::printf("}\n");
+  group->shutdown(60);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int count = argc > 1 ? std::atoi(argv[1]) : 5000;
+  const std::string store = "/tmp/weft-latency-" + std::to_string(::getpid());
+  int code = 1;
+  try {
+    const Times floor = rawRoundTrip(count);
+    const pid_t child = ::fork();
+    if (child == 0) {
+      serve(store);
+      return 0;
+    }
+    ask(store, count, floor);
+    int status = 1;
+    ::waitpid(child, &status, 0);
+    code = status == 0 ? 0 : 1;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "latency: %s\n", error.what());
+  }
+  ::unlink(store.c_str());
+  return code;
+}

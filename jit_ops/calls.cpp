@@ -1,0 +1,227 @@
+#include "jit_ops/calls.h"
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/autograd/utils.h>
+#include <torch/csrc/distributed/rpc/rpc_agent.h>
+#include <torch/csrc/distributed/rpc/rref_proto.h>
+#include <torch/csrc/distributed/rpc/script_call.h>
+#include <torch/csrc/distributed/rpc/torchscript_functions.h>
+#include <torch/csrc/distributed/rpc/utils.h>
+#include <torch/csrc/jit/runtime/operator.h>
+
+#include <stdexcept>
+
+#include "jit_ops/fit.h"
+#include "jit_ops/service.h"
+#include "transport/spin.h"
+
+namespace weft::ops {
+
+namespace trpc = torch::distributed::rpc;
+
+namespace {
+
+trpc::RpcAgent& agent() {
+  if (!trpc::RpcAgent::isCurrentRpcAgentSet()) {
+    throw std::runtime_error(
+        "this process is in no RPC group: join one first (weft.init_rpc or rpc.init_rpc in Python, "
+        "weft::Group::join in C++)");
+  }
+  return *trpc::RpcAgent::getCurrentRpcAgent();
+}
+
+float toTorch(double timeout) {
+  return timeout < 0 ? trpc::kUnsetRpcTimeout : static_cast<float>(timeout);
+}
+
+std::string describe(const Call& call) {
+  const std::string version =
+      call.version == kNewest ? "" : " version " + std::to_string(call.version);
+  return call.name + "." + call.method + version + " at worker '" + call.worker + "'";
+}
+
+// torch reads the kind of an error from its first characters: so what Weft adds comes last.
+[[noreturn]] void fail(const std::string& text, const std::string& what) {
+  throw std::runtime_error(text + " (calling " + what + ")");
+}
+
+at::IValue typed(at::IValue value, const c10::TypePtr& type, const std::string& what) {
+  if (type == nullptr || fit(value, type)) return value;
+  fail("the result must be " + type->annotation_str() + ", but " + value.type()->annotation_str() +
+           " came",
+       what);
+}
+
+Values toStack(Call& call, std::size_t extra) {
+  Values stack;
+  stack.reserve(extra + kCallHeader + call.args.size());
+  stack.resize(extra);
+  stack.emplace_back(call.name);
+  stack.emplace_back(call.version);
+  stack.emplace_back(call.method);
+  if (call.names.empty()) {
+    stack.emplace_back();
+  } else {
+    stack.emplace_back(call.names);
+  }
+  stack.insert(stack.end(), std::make_move_iterator(call.args.begin()),
+               std::make_move_iterator(call.args.end()));
+  return stack;
+}
+
+// A future of the answer's Message.
+FuturePtr send(const std::string& worker, trpc::ScriptCall&& call, double timeout) {
+  trpc::RpcAgent& here = agent();
+  // Gradients are recorded also when no argument needs one: the module's parameters may.
+  return torch::distributed::autograd::sendMessageWithAutograd(
+      here, here.getWorkerInfo(worker), std::move(call).toMessage(), /*forceGradRecording=*/true,
+      toTorch(timeout));
+}
+
+at::IValue valueOf(const Future& answered) {
+  return trpc::deserializeRespToIValue(*answered.constValue().toCustomClass<trpc::Message>());
+}
+
+FuturePtr send(Call& call) {
+  static const c10::QualifiedName name(kCallName);
+  return send(call.worker, trpc::ScriptCall(name, toStack(call, 0)), call.timeout);
+}
+
+std::shared_ptr<torch::jit::Operator> findOperator(const std::string& name, const Values& args) {
+  const auto dot = name.find('.');
+  const auto symbol = c10::Symbol::fromQualString(name.substr(0, dot));
+  for (const auto& op : torch::jit::getAllOperatorsFor(symbol)) {
+    if (dot != std::string::npos) {
+      if (op->schema().overload_name() == name.substr(dot + 1)) return op;
+      continue;
+    }
+    try {
+      arrange(op->schema(), args, {});
+      return op;
+    } catch (const c10::Error&) {  // this overload takes something else
+    }
+  }
+  TORCH_CHECK(false, "torch has no operator ", name, " that takes these ", args.size(),
+              " arguments");
+}
+
+void checkFetchable(const trpc::RRef& rref) {
+  if (rref.isPyObj()) {
+    throw std::runtime_error("the RRef at worker '" + rref.ownerName() +
+                             "' holds a Python object, which only Python can fetch");
+  }
+  if (rref.getTimedOut()) {
+    throw std::runtime_error("the RRef at worker '" + rref.ownerName() +
+                             "' has no value: the call that was to make it failed");
+  }
+}
+
+}  // namespace
+
+at::IValue waitFor(Future& future) {
+  thread_local transport::AdaptiveSpin spin;
+  if (!spin.until([&] { return future.completed(); })) future.wait();
+  if (future.hasError()) throw std::runtime_error(future.tryRetrieveErrorMessage());
+  return future.value();
+}
+
+at::IValue call(Call call, const c10::TypePtr& type) {
+  const std::string what = describe(call);
+  const FuturePtr answer = send(call);
+  // The answer is taken apart here, not on the agent's thread that completes it.
+  try {
+    waitFor(*answer);
+  } catch (const std::exception& error) {
+    fail(error.what(), what);
+  }
+  return typed(valueOf(*answer), type, what);
+}
+
+FuturePtr callAsync(Call call, const c10::TypePtr& type) {
+  const std::string what = describe(call);
+  return send(call)->then(
+      [type, what](Future& answered) {
+        if (answered.hasError()) fail(answered.tryRetrieveErrorMessage(), what);
+        return typed(valueOf(answered), type, what);
+      },
+      type == nullptr ? c10::TypePtr(c10::AnyType::get()) : type);
+}
+
+RRefPtr callRemote(Call call, const c10::TypePtr& type) {
+  static const c10::QualifiedName name(kRemoteName);
+  const c10::TypePtr element = type == nullptr ? c10::TypePtr(c10::AnyType::get()) : type;
+  agent();
+  Values stack = toStack(call, 1);
+  stack[0] = c10::List<at::IValue>(element);
+  // torch reads from a schema what the RRef holds, and nothing else.
+  const c10::FunctionSchema schema("remote", "", {}, {c10::Argument("", element)});
+  return trpc::remoteTorchscript(call.worker, name, schema, stack, toTorch(call.timeout));
+}
+
+FuturePtr fetchAsync(const RRefPtr& rref, double timeout) {
+  if (rref->isOwner()) {
+    return c10::static_intrusive_pointer_cast<trpc::OwnerRRef>(rref)->getFuture();
+  }
+  checkFetchable(*rref);
+  const auto user = c10::static_intrusive_pointer_cast<trpc::UserRRef>(rref);
+  // The value is at its owner, which may not know of it yet: it waits there.
+  trpc::RpcAgent& here = agent();
+  auto request = trpc::ScriptRRefFetchCall(here.getWorkerInfo().id_, user->rrefId()).toMessage();
+  auto answer = torch::distributed::autograd::sendMessageWithAutograd(
+      here, here.getWorkerInfo(user->owner()), std::move(request), /*forceGradRecording=*/true,
+      toTorch(timeout));
+  return answer->then(
+      [](Future& answered) {
+        if (answered.hasError()) throw std::runtime_error(answered.tryRetrieveErrorMessage());
+        trpc::MessageType type = trpc::MessageType::UNKNOWN;
+        const auto response =
+            trpc::deserializeResponse(*answered.constValue().toCustomClass<trpc::Message>(), type);
+        return static_cast<trpc::RRefFetchRet&>(*response).values().front();
+      },
+      rref->type());
+}
+
+at::IValue fetch(const RRefPtr& rref, double timeout, const c10::TypePtr& type) {
+  at::IValue value;
+  if (rref->isOwner()) {
+    value = waitFor(*fetchAsync(rref, timeout));
+  } else {
+    checkFetchable(*rref);
+    value = c10::static_intrusive_pointer_cast<trpc::UserRRef>(rref)->toHere(toTorch(timeout));
+  }
+  return typed(std::move(value), type, "to_here of a value at worker '" + rref->ownerName() + "'");
+}
+
+void drop(const RRefPtr& rref) { rref->tryDel(); }
+
+FuturePtr callOperator(const std::string& worker, const std::string& op, Values args,
+                       double timeout) {
+  const auto found = findOperator(op, args);
+  Values stack = arrange(found->schema(), std::move(args), {});
+  return send(worker, trpc::ScriptCall(found, std::move(stack)), timeout)
+      ->then(
+          [op, worker](Future& answered) {
+            if (answered.hasError())
+              fail(answered.tryRetrieveErrorMessage(), op + " at worker '" + worker + "'");
+            return valueOf(answered);
+          },
+          c10::AnyType::get());
+}
+
+std::vector<PublishedInfo> publishedBy(const std::string& worker, double timeout) {
+  static const c10::QualifiedName name(kListName);
+  const FuturePtr answer = send(worker, trpc::ScriptCall(name, Values{}), timeout);
+  waitFor(*answer);
+  const at::IValue rows = valueOf(*answer);
+  std::vector<PublishedInfo> out;
+  for (const at::IValue& row : rows.toTupleRef().elements()) {
+    const auto& columns = row.toTupleRef().elements();
+    PublishedInfo info{columns.at(0).toStringRef(), columns.at(1).toInt(), {}};
+    for (const at::IValue& method : columns.at(2).toListRef())
+      info.methods.push_back(method.toStringRef());
+    out.push_back(std::move(info));
+  }
+  return out;
+}
+
+}  // namespace weft::ops

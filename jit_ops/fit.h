@@ -1,0 +1,24 @@
+// Making values fit the types that a signature asks for.
+//
+// What comes from Python has inferred types: [1, 2] is a List[int] also where List[float] is
+// wanted, an empty list is a list of anything, 1 may stand for 1.0. TorchScript itself converts
+// these when it is called from Python; for a call from afar nobody does, so this does.
+#pragma once
+
+#include <ATen/core/function_schema.h>
+#include <ATen/core/ivalue.h>
+
+#include <string>
+#include <vector>
+
+namespace weft::ops {
+
+// Converts `value` in place where that loses nothing; false when it can't be a `type`. Any thread.
+bool fit(at::IValue& value, const c10::TypePtr& type);
+
+// One value for each argument of `schema`: positional ones, then those that `names` name (the last
+// of `args`), then defaults. Throws c10::Error that says the signature and what does not fit.
+std::vector<at::IValue> arrange(const c10::FunctionSchema& schema, std::vector<at::IValue> args,
+                                const std::vector<std::string>& names);
+
+}  // namespace weft::ops

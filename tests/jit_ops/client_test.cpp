@@ -1,0 +1,285 @@
+// weft.h in real processes without Python: joining, calls, references, gradients, refusals, loss.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <torch/csrc/distributed/autograd/context/container.h>
+#include <unistd.h>
+
+#include <thread>
+
+#include "jit_ops/weft.h"
+#include "tests/jit_ops/processes.h"
+
+namespace weft {
+namespace {
+
+using testing::freshPath;
+using testing::runWorkers;
+
+JoinOptions options(const std::string& path, const std::string& name, int rank, int world) {
+  JoinOptions out;
+  out.name = name;
+  out.rank = rank;
+  out.world_size = world;
+  out.init_method = "file://" + path;
+  out.rpc.rpcTimeoutSeconds = 30;
+  return out;
+}
+
+void expect(bool fine, const std::string& what) {
+  if (!fine) throw std::runtime_error(what);
+}
+
+// The text of what `body` throws; it must throw.
+std::string problem(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  throw std::runtime_error("nothing was thrown");
+}
+
+void expectProblem(const std::string& part, const std::function<void()>& body) {
+  const std::string text = problem(body);
+  expect(text.find(part) != std::string::npos, "\"" + part + "\" is not in: " + text);
+}
+
+torch::jit::Module encoder() {
+  torch::jit::Module module("Encoder");
+  module.register_parameter("w", at::full({2, 3}, 0.5).requires_grad_(), false);
+  module.define(R"(
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+      return torch.tanh(torch.matmul(x, self.w)) * scale
+    def stats(self, xs: List[float]) -> Tuple[float, Optional[Tensor]]:
+      total = 0.0
+      for x in xs:
+        total += x
+      return total, None
+    def slow(self, x: Tensor, rounds: int) -> Tensor:
+      for _ in range(rounds):
+        x = torch.matmul(x, x) * 0.0
+      return x
+    def twice(self, other: RRef[Tensor]) -> str:
+      return "got an RRef"
+  )");
+  return module;
+}
+
+// Server and client each in a process; the client's checks are `body`.
+std::vector<std::string> withServer(const std::function<void(Group&)>& body) {
+  const std::string path = freshPath("store");
+  const auto server = [&] {
+    publish("encoder", encoder());
+    auto group = Group::join(options(path, "server", 0, 2));
+    group->shutdown(60);
+  };
+  const auto client = [&] {
+    auto group = Group::join(options(path, "client", 1, 2));
+    body(*group);
+    group->shutdown(60);
+  };
+  return runWorkers({server, client});
+}
+
+const std::vector<std::string> kFine;
+
+TEST(Client, CallsWhatIsPublished) {
+  EXPECT_EQ(
+      kFine, withServer([](Group& group) {
+        expect(group.workers() == std::vector<std::string>{"server", "client"}, "workers");
+        const at::Tensor x = at::ones({4, 2});
+        const at::Tensor right = at::tanh(at::full({4, 3}, 1.0));
+        expect(at::equal(rpcSync<at::Tensor>("server", "encoder", {x}), right), "forward");
+        expect(at::equal(rpcSync<at::Tensor>("server", "encoder", {x, 2}), right * 2),
+               "an int for a float");
+        expect(at::equal(rpcSync<at::Tensor>("server", "encoder", {x, 3.0}, {.names = {"scale"}}),
+                         right * 3),
+               "by name");
+        const auto stats =
+            rpcSync("server", "encoder", {c10::List<std::int64_t>({1, 2})}, {.method = "stats"});
+        expect(stats.toTupleRef().elements()[0].toDouble() == 3.0, "a tuple");
+        std::vector<Future> futures;
+        for (int i = 0; i < 200; ++i)
+          futures.push_back(rpcAsync("server", "encoder", {at::full({1, 2}, 1.0 * i)}));
+        for (int i = 0; i < 200; ++i) {
+          expect(at::allclose(wait(futures[i]).toTensor(), at::tanh(at::full({1, 3}, 1.0 * i))),
+                 "many at once");
+        }
+        const auto infos = publishedBy("server");
+        expect(infos.size() == 1 && infos[0].name == "encoder" && infos[0].version == 1 &&
+                   infos[0].methods[0] == "forward(Tensor x, float scale=1.) -> Tensor",
+               "list");
+      }));
+}
+
+TEST(Client, CallsBuiltInOperators) {
+  EXPECT_EQ(kFine, withServer([](Group&) {
+              const at::Tensor a = at::ones({3});
+              expect(at::equal(rpcSync<at::Tensor>("server", "aten::add", {a, a}), a + a), "add");
+              expect(at::equal(rpcSync<at::Tensor>("server", "aten::mul.Scalar", {a, 4}), a * 4),
+                     "an overload by name");
+              expectProblem("no operator aten::addd",
+                            [&] { rpcSync("server", "aten::addd", {a}); });
+            }));
+}
+
+TEST(Client, KeepsValuesThere) {
+  EXPECT_EQ(kFine, withServer([](Group&) {
+              const at::Tensor x = at::ones({1, 2});
+              RRef rref = remote("server", "encoder", {x}, {}, c10::TensorType::get());
+              expect(rref.owner() == "server", "owner");
+              const at::Tensor right = at::tanh(at::full({1, 3}, 1.0));
+              expect(at::equal(rref.toHere().toTensor(), right), "toHere");
+              expect(at::equal(wait(rref.toHereAsync()).toTensor(), right), "toHereAsync");
+              // Back to its owner, as an argument.
+              const auto text = rpcSync("server", "encoder", {rref.toValue()}, {.method = "twice"});
+              expect(text.toStringRef() == "got an RRef", "an RRef as argument");
+              RRef here = remote("client", "own", {}, {}, nullptr);
+              expectProblem("'own' is not published here", [&] { here.toHere(); });
+              rref.drop();
+              expectProblem("", [&] { rref.toHere(5); });
+            }));
+}
+
+TEST(Client, SaysWhatIsWrong) {
+  EXPECT_EQ(kFine, withServer([](Group& group) {
+              const at::Tensor x = at::ones({1, 2});
+              expectProblem("'decoder' is not published here; published are: encoder version 1",
+                            [&] { rpcSync("server", "decoder", {x}); });
+              expectProblem("calling decoder.forward at worker 'server'",
+                            [&] { rpcSync("server", "decoder", {x}); });
+              expectProblem("'encoder' version 9 is not published",
+                            [&] { rpcSync("server", "encoder", {x}, {.version = 9}); });
+              expectProblem("has no method 'decode'; it has: forward(",
+                            [&] { rpcSync("server", "encoder", {x}, {.method = "decode"}); });
+              expectProblem("argument 'x' must be Tensor, got str",
+                            [&] { rpcSync("server", "encoder", {"text"}); });
+              expectProblem("argument 'x' is missing", [&] { rpcSync("server", "encoder", {}); });
+              // A wrong dtype is the module's to refuse: in torch's words.
+              expectProblem("dtype", [&] {
+                rpcSync("server", "encoder", {at::ones({1, 2}, at::kLong)});
+              });
+              expectProblem("could not find destination worker 'nobody'",
+                            [&] { rpcSync("nobody", "encoder", {x}); });
+              expectProblem("RPCErr", [&] {
+                rpcSync("server", "encoder", {at::ones({600, 600}), 2000},
+                        {.method = "slow", .timeout = 0.05});
+              });
+              expectProblem("must be float, but", [&] {
+                ops::call({.worker = "server", .name = "encoder", .args = {x}},
+                          c10::FloatType::get());
+              });
+              expectProblem("in an RPC group already",
+                            [&] { Group::join(options(freshPath("x"), "again", 0, 1)); });
+              expect(!group.lossOf("server"), "the server is lived with");
+            }));
+}
+
+TEST(Client, NoGroupNoCall) {
+  EXPECT_EQ(kFine, runWorkers({[] {
+              expectProblem("in no RPC group", [] { rpcSync("server", "encoder", {}); });
+              expectProblem("init_method must begin with", [] {
+                JoinOptions bad;
+                bad.name = "a";
+                bad.rank = 0;
+                bad.init_method = "http://x";
+                Group::join(bad);
+              });
+            }}));
+}
+
+TEST(Client, GradientsAreThoseOfTheLocalModule) {
+  const std::string path = freshPath("store");
+  const auto learner = [&] {
+    torch::jit::Module module = encoder();
+    at::Tensor gradient;
+    publish("encoder", module);
+    // The gradient of the parameter lies in this worker's context, which the caller names.
+    ops::publish(
+        "gradient", servable("gradient(int context) -> Tensor", [&](Values args) {
+          const auto context =
+              torch::distributed::autograd::DistAutogradContainer::getInstance().retrieveContext(
+                  args[0].toInt());
+          return at::IValue(context->getGradients().at(module.attr("w").toTensor()));
+        }));
+    auto group = Group::join(options(path, "server", 0, 2));
+    group->shutdown(60);
+  };
+  const auto actor = [&] {
+    auto group = Group::join(options(path, "client", 1, 2));
+    at::Tensor x = at::arange(4).reshape({2, 2}).to(at::kFloat).div(7).requires_grad_();
+    torch::jit::Module local = encoder();
+    local.forward({x.detach().requires_grad_()});
+    at::Tensor x2 = x.detach().clone().requires_grad_();
+    local.forward({x2}).toTensor().sum().backward();
+    {
+      AutogradContext context;
+      const at::Tensor y = rpcSync<at::Tensor>("server", "encoder", {x});
+      context.backward({y.sum()});
+      expect(at::equal(context.gradient(x), x2.grad()), "the input's gradient");
+      const at::Tensor w = rpcSync<at::Tensor>("server", "gradient", {context.id()});
+      expect(at::equal(w, local.attr("w").toTensor().grad()), "the parameter's gradient");
+      expect(!context.gradient(at::ones({1}).requires_grad_()).defined(), "no gradient");
+    }
+    group->shutdown(60);
+  };
+  EXPECT_EQ(kFine, runWorkers({learner, actor}));
+}
+
+TEST(Client, ALostWorkerEndsTheCall) {
+  const std::string path = freshPath("store");
+  const auto server = [&] {
+    publish("die", servable("die() -> int", [](Values) -> at::IValue {
+              ::kill(::getpid(), SIGKILL);
+              return 0;
+            }));
+    auto group = Group::join(options(path, "server", 0, 2));
+    group->shutdown(60);
+  };
+  const auto client = [&] {
+    auto group = Group::join(options(path, "client", 1, 2));
+    expectProblem("server", [] { rpcSync("server", "die", {}); });
+    expectProblem("die.forward at worker 'server'", [] { rpcSync("server", "die", {}); });
+    expect(group->lossOf("server").has_value(), "the loss is known");
+  };
+  EXPECT_EQ(kFine, runWorkers({server, client}, {0}));
+}
+
+TEST(Client, DynamicGroupsComeAndGo) {
+  const std::string path = freshPath("store");
+  const auto dynamic = [&](const std::string& name, int rank) {
+    JoinOptions out = options(path, name, rank, 1);
+    out.world_size.reset();
+    return out;
+  };
+  const auto server = [&] {
+    publish("encoder", encoder());
+    std::atomic<int> asked{0};
+    Group* serving = nullptr;
+    ops::publish("done", servable("done() -> int", [&](Values) {
+                   if (++asked == 2) serving->stopServing();
+                   return at::IValue(asked.load());
+                 }));
+    auto group = Group::join(dynamic("server", 0));
+    serving = group.get();
+    group->serve();
+    group->shutdown(60);
+  };
+  const auto client = [&](int rank) {
+    auto group = Group::join(dynamic("client" + std::to_string(rank), rank));
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    while (std::chrono::steady_clock::now() < deadline) {
+      const auto there = group->workers();
+      if (std::find(there.begin(), there.end(), "server") != there.end()) break;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    expect(rpcSync("server", "encoder", {at::ones({1, 2})}).isTensor(), "a call");
+    rpcSync("server", "done", {});
+    group->shutdown(60);
+  };
+  EXPECT_EQ(kFine, runWorkers({server, [&] { client(1); }, [&] { client(2); }}));
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,9 @@
+"""The worker processes of tests/rpc serve these tests too."""
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+for folder in (HERE, HERE.parent / "rpc"):
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))

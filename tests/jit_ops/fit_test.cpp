@@ -1,0 +1,92 @@
+// Values and signatures: what is converted, what is refused and in which words.
+#include "jit_ops/fit.h"
+
+#include <ATen/ATen.h>
+#include <c10/util/Exception.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/jit/frontend/function_schema_parser.h>
+#include <torch/csrc/jit/frontend/script_type_parser.h>
+
+namespace weft::ops {
+namespace {
+
+c10::TypePtr type(const std::string& text) {
+  return torch::jit::ScriptTypeParser().parseType(text);
+}
+
+bool fits(at::IValue value, const std::string& text) { return fit(value, type(text)); }
+
+at::IValue fitted(at::IValue value, const std::string& text) {
+  EXPECT_TRUE(fit(value, type(text))) << text;
+  return value;
+}
+
+TEST(Fit, IntegersBecomeFloatsAndNothingElse) {
+  EXPECT_EQ(fitted(3, "float").toDouble(), 3.0);
+  EXPECT_FALSE(fits(3.5, "int"));
+  EXPECT_FALSE(fits(true, "int"));
+  EXPECT_FALSE(fits(3, "bool"));
+  EXPECT_FALSE(fits(3, "str"));
+  EXPECT_FALSE(fits(3, "Tensor"));
+}
+
+TEST(Fit, ListsTakeTheirElementsType) {
+  const at::IValue floats = fitted(c10::List<std::int64_t>({1, 2}), "List[float]");
+  EXPECT_TRUE(floats.isDoubleList());
+  const at::IValue empty = fitted(c10::List<at::Tensor>(), "List[int]");
+  EXPECT_TRUE(empty.isIntList());
+  EXPECT_TRUE(fitted(c10::ivalue::Tuple::create(1, 2), "List[int]").isIntList());
+  EXPECT_FALSE(fits(c10::List<std::string>({"a"}), "List[int]"));
+}
+
+TEST(Fit, NestedContainers) {
+  c10::Dict<std::string, c10::List<std::int64_t>> dict;
+  dict.insert("a", c10::List<std::int64_t>({1}));
+  const at::IValue value = fitted(dict, "Dict[str, List[float]]");
+  EXPECT_EQ(value.toGenericDict().valueType()->annotation_str(), "List[float]");
+  EXPECT_TRUE(fits(c10::ivalue::Tuple::create(at::IValue(), 1), "Tuple[Optional[Tensor], float]"));
+  EXPECT_FALSE(fits(c10::ivalue::Tuple::create(1), "Tuple[int, int]"));
+}
+
+TEST(Fit, OptionalAndAny) {
+  EXPECT_TRUE(fits(at::IValue(), "Optional[int]"));
+  EXPECT_TRUE(fits(1, "Optional[float]"));
+  EXPECT_FALSE(fits(at::IValue(), "int"));
+  EXPECT_TRUE(fits("text", "Any"));
+}
+
+class Arrange : public ::testing::Test {
+ protected:
+  const c10::FunctionSchema schema_ =
+      torch::jit::parseSchema("forward(Tensor x, float by=2., *, str mode=\"a\") -> Tensor");
+
+  std::string problem(std::vector<at::IValue> args, const std::vector<std::string>& names) {
+    try {
+      arrange(schema_, std::move(args), names);
+      return "";
+    } catch (const c10::Error& error) {
+      return error.what_without_backtrace();
+    }
+  }
+};
+
+TEST_F(Arrange, DefaultsAndNames) {
+  const auto plain = arrange(schema_, {at::ones({1})}, {});
+  ASSERT_EQ(plain.size(), 3U);
+  EXPECT_EQ(plain[1].toDouble(), 2.0);
+  EXPECT_EQ(plain[2].toStringRef(), "a");
+  const auto named = arrange(schema_, {at::ones({1}), "b", 3}, {"mode", "by"});
+  EXPECT_EQ(named[1].toDouble(), 3.0);
+  EXPECT_EQ(named[2].toStringRef(), "b");
+}
+
+TEST_F(Arrange, SaysWhatDoesNotFit) {
+  EXPECT_NE(problem({3}, {}).find("argument 'x' must be Tensor, got int"), std::string::npos);
+  EXPECT_NE(problem({}, {}).find("argument 'x' is missing"), std::string::npos);
+  EXPECT_NE(problem({at::ones({1}), 1}, {"of"}).find("has no argument 'of'"), std::string::npos);
+  EXPECT_NE(problem({at::ones({1}), 1, 2}, {"by"}).find("'by' is given twice"), std::string::npos);
+  EXPECT_NE(problem({at::ones({1}), 1, "a", 4}, {}).find("at most 3 arguments"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace weft::ops

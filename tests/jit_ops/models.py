@@ -1,0 +1,105 @@
+"""Modules that the tests publish and call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Encoder(nn.Module):
+    """Two layers with fixed random weights."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.first = nn.Parameter(torch.randn(3, 4, generator=generator))
+        self.second = nn.Parameter(torch.randn(4, 2, generator=generator))
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        return torch.tanh(x @ self.first) @ self.second * scale
+
+    @torch.jit.export
+    def later(self, x: Tensor) -> torch.jit.Future[Tensor]:
+        return torch.jit.fork(self.forward, x, 1.0)
+
+    @torch.jit.export
+    def rows(self, x: Tensor) -> int:
+        return x.shape[0]
+
+
+class Echo(nn.Module):
+    """One method for each kind of value."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+    @torch.jit.export
+    def optional(self, x: Tensor | None) -> Tensor | None:
+        return x
+
+    @torch.jit.export
+    def floats(self, x: list[float]) -> list[float]:
+        return x
+
+    @torch.jit.export
+    def nested(self, x: dict[str, list[Tensor]]) -> dict[str, list[Tensor]]:
+        return x
+
+    @torch.jit.export
+    def pair(self, x: tuple[int, str | None]) -> tuple[int, str | None]:
+        return x
+
+    @torch.jit.export
+    def flag(self, x: bool = True, y: str = "a") -> tuple[bool, str]:
+        return x, y
+
+    @torch.jit.export
+    def fails(self, x: Tensor) -> Tensor:
+        raise ValueError("the module says no")
+        return x
+
+
+class Client(nn.Module):
+    """Calls "encoder" at worker0 in every way that TorchScript has, and is saved and loaded."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
+        like: list[Tensor] = []
+        numbers: list[int] = []
+        args: list[Any] = [x]
+        later = torch.ops.weft.call_async("worker0", "encoder", args, like)
+        there = torch.ops.weft.remote("worker0", "encoder", args, like)
+        now = torch.ops.weft.call("worker0", "encoder", args, like)
+        rows = torch.ops.weft.call("worker0", "encoder", args, numbers, method="rows")
+        return now, torch.jit._wait(later), torch.ops.weft.fetch(there), rows
+
+
+class Typed(nn.Module):
+    """Typed results other than tensors, keyword arguments, a binding held as an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.echo = torch.classes.weft.Binding("worker0", "echo", 0, -1.0)
+
+    def forward(self, x: Tensor) -> tuple[dict[str, list[Tensor]], tuple[bool, str], Tensor]:
+        nested: list[dict[str, list[Tensor]]] = []
+        flags: list[tuple[bool, str]] = []
+        values: dict[str, list[Tensor]] = {"a": [x, x + 1]}
+        args: list[Any] = [values]
+        named: list[Any] = ["b"]
+        none: list[Any] = [x]
+        dict_back = torch.ops.weft.call("worker0", "echo", args, nested, method="nested")
+        flag = torch.ops.weft.call("worker0", "echo", named, flags, method="flag", names=["y"])
+        by_class = self.echo.call("forward", none)
+        assert isinstance(by_class, Tensor)
+        return dict_back, flag, by_class
+
+
+class Wrong(nn.Module):
+    """Expects a number where a tensor comes."""
+
+    def forward(self, x: Tensor) -> float:
+        like: list[float] = []
+        args: list[Any] = [x]
+        return torch.ops.weft.call("worker0", "encoder", args, like)

@@ -1,0 +1,290 @@
+"""Publishing and calling from Python: versions, values, policies, gradients, loss."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed.autograd as dist_autograd
+import torch.distributed.rpc as rpc
+from models import Echo, Encoder
+from workers import Group
+
+import weft
+
+X = torch.arange(6.0).reshape(2, 3)
+
+# What workers run.
+
+_inside = threading.Barrier(2)
+
+
+def publish_encoder(seed: int = 0, **options) -> int:
+    return weft.publish("encoder", torch.jit.script(Encoder(seed)), **options)
+
+
+def publish_plain(methods: tuple[str, ...] = ()) -> int:
+    return weft.publish("plain", Encoder(), methods=methods)
+
+
+def publish_echo() -> int:
+    return weft.publish("echo", torch.jit.script(Echo()))
+
+
+def publish_functions() -> None:
+    def meet() -> int:
+        return _inside.wait(20)
+
+    def die() -> int:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return 0
+
+    def bad() -> object:
+        return object()
+
+    def fails(x: int) -> int:
+        raise KeyError(f"no {x}")
+
+    for function in (meet, die, bad, fails):
+        weft.publish(function.__name__, function)
+
+
+def take_back(name: str, version: int | None = None) -> None:
+    weft.unpublish(name, version)
+
+
+def listed(worker: str | None = None) -> list[tuple[str, int, tuple[str, ...]]]:
+    return [(one.name, one.version, one.methods) for one in weft.published(worker)]
+
+
+def ask(target: str, *args, **options):
+    return weft.call(target, *args, **options)
+
+
+def ask_async(target: str, count: int, *args) -> list:
+    futures = [weft.call_async(target, *args) for _ in range(count)]
+    return [future.wait() for future in futures]
+
+
+def ask_remote(target: str, *args):
+    rref = weft.call_remote(target, *args)
+    return rref.owner_name(), rref.to_here()
+
+
+def plain_rpc() -> None:
+    rpc.rpc_sync("worker0", os.getpid)
+
+
+def gradients(target: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the input, through the published module and through the same module here."""
+    mine = X.clone().requires_grad_()
+    with dist_autograd.context() as context:
+        loss = (weft.call(target, mine) ** 2).sum()
+        dist_autograd.backward(context, [loss])
+        through = dist_autograd.get_gradients(context)[mine]
+    local = X.clone().requires_grad_()
+    (Encoder()(local) ** 2).sum().backward()
+    return through, local.grad
+
+
+def local(scale: float = 1.0, seed: int = 0) -> torch.Tensor:
+    return Encoder(seed)(X, scale).detach()
+
+
+@pytest.fixture(scope="module")
+def pair():
+    with Group(2) as group:
+        group[0].call(publish_encoder)
+        group[0].call(publish_plain, ("rows",))
+        group[0].call(publish_echo)
+        group[0].call(publish_functions)
+        yield group
+        group.shutdown()
+
+
+@pytest.mark.parametrize("name", ["encoder", "plain"])
+def test_a_published_module_gives_what_the_local_one_gives(pair, name):
+    target = f"worker0/{name}"
+    assert torch.equal(pair[1].call(ask, target, X).detach(), local())
+    assert torch.equal(pair[1].call(ask, target, X, 2.0).detach(), local(2.0))
+    assert torch.equal(pair[1].call(ask, target, X, kwargs={"scale": 3.0}).detach(), local(3.0))
+    assert pair[1].call(ask, target, X, method="rows") == 2
+    owner, value = pair[1].call(ask_remote, target, X)
+    assert (owner, torch.equal(value.detach(), local())) == ("worker0", True)
+    for value in pair[1].call(ask_async, target, 20, X):
+        assert torch.equal(value.detach(), local())
+
+
+def test_a_method_may_return_a_future(pair):
+    assert torch.equal(pair[1].call(ask, "worker0/encoder", X, method="later").detach(), local())
+
+
+def test_a_worker_calls_itself(pair):
+    assert torch.equal(pair[0].call(ask, "worker0/encoder", X).detach(), local())
+
+
+@pytest.mark.parametrize(
+    ("method", "value", "expected"),
+    [
+        ("optional", None, None),
+        ("floats", [1, 2], [1.0, 2.0]),
+        ("floats", [], []),
+        ("floats", (1.5,), [1.5]),
+        ("pair", (1, None), (1, None)),
+        ("pair", (1, "x"), (1, "x")),
+        ("nested", {}, {}),
+    ],
+)
+def test_values_take_the_types_of_the_signature(pair, method, value, expected):
+    assert pair[1].call(ask, "worker0/echo", value, method=method) == expected
+
+
+def test_tensors_in_containers(pair):
+    back = pair[1].call(ask, "worker0/echo", {"a": [X, X + 1]}, method="nested")
+    assert list(back) == ["a"]
+    assert torch.equal(back["a"][1], X + 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "text"),
+    [
+        (("worker0/encodr", X), {}, "'encodr' is not published here; published are: bad version"),
+        (("worker0/encoder@7", X), {}, "'encoder' version 7 is not published here"),
+        (("worker0/encoder", X), {"method": "decode"}, "has no method 'decode'; it has: forward("),
+        (("worker0/encoder", 3), {}, "argument 'x' must be Tensor, got int"),
+        (("worker0/encoder",), {}, "argument 'x' is missing"),
+        (("worker0/encoder", X), {"kwargs": {"by": 2}}, "has no argument 'by'"),
+        (("worker0/encoder", X.long()), {}, "dtype"),
+        (("worker0/echo", X), {"method": "fails"}, "the module says no"),
+        (("worker0/fails", 3), {}, "no 3"),
+        (("worker0/bad",), {}, "holds a 'object', which TorchScript does not know"),
+        (("worker9/encoder", X), {}, "could not find destination worker 'worker9'"),
+    ],
+)
+def test_what_is_wrong_is_said(pair, arguments, options, text):
+    error = pair[1].fails(ask, *arguments, **options)
+    assert error.kind == "RuntimeError"
+    assert text in error.message
+    if "worker9" not in text:
+        assert f"at worker '{arguments[0].split('/')[0]}')" in error.message
+
+
+@pytest.mark.parametrize("target", ["encoder", "/encoder", "worker0/", "worker0/encoder@x"])
+def test_a_bad_target_shows_a_good_one(pair, target):
+    error = pair[1].fails(ask, target, X)
+    assert error.kind == "ValueError"
+    assert '"worker/name"' in error.message
+
+
+def test_values_that_torchscript_does_not_know_stay_here(pair):
+    error = pair[1].fails(ask, "worker0/encoder", {1, 2})
+    assert error.kind == "TypeError"
+    assert "argument 0 holds a 'set'" in error.message
+
+
+def test_calls_run_side_by_side(pair):
+    """Two calls wait for each other inside the server: they end only if both are there at once."""
+    assert sorted(pair[1].call(ask_async, "worker0/meet", 2)) == [0, 1]
+
+
+def test_gradients_equal_those_of_the_local_module(pair):
+    for target in ("worker0/encoder", "worker0/plain"):
+        through, here = pair[1].call(gradients, target)
+        assert torch.equal(through, here)
+
+
+def test_versions(pair):
+    assert pair[0].call(publish_encoder, 5) == 2
+    assert torch.equal(pair[1].call(ask, "worker0/encoder", X).detach(), local(seed=5))
+    assert torch.equal(pair[1].call(ask, "worker0/encoder@1", X).detach(), local())
+    rows = [row[:2] for row in pair[1].call(listed, "worker0") if row[0] == "encoder"]
+    assert rows == [("encoder", 1), ("encoder", 2)]
+    pair[0].call(take_back, "encoder", 2)
+    assert torch.equal(pair[1].call(ask, "worker0/encoder", X).detach(), local())
+    assert pair[0].call(publish_encoder, 5) == 3
+    pair[0].call(take_back, "encoder", 3)
+    error = pair[0].fails(take_back, "nothing")
+    assert "'nothing' is not published here" in error.message
+
+
+def test_the_list_has_signatures(pair):
+    rows = {row[0]: row[2] for row in pair[1].call(listed, "worker0")}
+    assert "forward(Tensor x, float scale=1.) -> Tensor" in rows["encoder"]
+    assert any(method.startswith("forward(x") for method in rows["plain"])
+    assert pair[1].call(listed) == []
+
+
+def test_no_grad_and_batches(pair):
+    for name, options in (
+        ("quiet", {"no_grad": True}),
+        ("batched", {"batch": weft.Batch(max_requests=4, max_delay=0.001)}),
+    ):
+        pair[0].call(publish_as, name, options)
+    for value in pair[1].call(ask_async, "worker0/batched", 12, X):
+        assert torch.allclose(value, local())
+        assert not value.requires_grad
+    assert not pair[1].call(ask, "worker0/quiet", X).requires_grad
+    error = pair[1].fails(ask, "worker0/batched", torch.tensor(1.0))
+    assert "dimension for rows" in error.message
+    for name in ("quiet", "batched"):
+        pair[0].call(take_back, name)
+
+
+def publish_as(name: str, options: dict) -> int:
+    class Forward(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Encoder()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x)
+
+    return weft.publish(name, torch.jit.script(Forward()), **options)
+
+
+def test_publishing_checks_what_it_gets():
+    with pytest.raises(RuntimeError, match="can't be a published name"):
+        publish_as("a/b", {})
+    with pytest.raises(TypeError, match=r"torch\.jit\.script first"):
+        weft.publish("x", Encoder(), no_grad=True)
+    with pytest.raises(TypeError, match="a module or a function"):
+        weft.publish("x", 3)
+    with pytest.raises(RuntimeError, match="can be batched"):
+        publish_encoder(batch=weft.Batch())
+    assert weft.published() == []
+
+
+def test_without_a_group_the_error_says_so():
+    with pytest.raises(RuntimeError, match="in no RPC group"):
+        weft.call("worker0/encoder", X)
+
+
+def test_policy_script_serves_what_is_published_and_no_python():
+    with Group(2, per_rank=[{"request_policy": "script"}, {}]) as group:
+        group[0].call(publish_encoder)
+        group[0].call(publish_plain)
+        for name in ("encoder", "plain"):
+            assert torch.equal(group[1].call(ask, f"worker0/{name}", X).detach(), local())
+        assert torch.equal(*group[1].call(gradients, "worker0/encoder"))
+        error = group[1].fails(plain_rpc)
+        assert 'the request policy here is "script"' in error.message
+        group.shutdown()
+
+
+def test_a_worker_lost_in_a_call_ends_it():
+    with Group(2) as group:
+        group[0].call(publish_functions)
+        started = time.monotonic()
+        error = group[1].fails(ask, "worker0/die")
+        assert "worker0" in error.message
+        assert "(calling die.forward at worker 'worker0')" in error.message
+        assert time.monotonic() - started < 30  # not the call's timeout of 60 s
+        group[1].call(leave_now)
+
+
+def leave_now() -> None:
+    rpc.shutdown(graceful=False)
