@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
+#include <atomic>
 #include <string>
 #include <unordered_set>
 
@@ -128,6 +129,11 @@ std::vector<at::Tensor> Cell::aliases(const CellSetting& setting, Pass pass) {
   return given;
 }
 
+std::uint64_t nextMiniBatchNumber() {
+  static std::atomic<std::uint64_t> last{0};
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
 Batch Cell::call(const CellSetting& setting, Pass pass, const std::vector<at::Tensor>& inputs,
                  SkipPort& skips) {
   const auto& incoming = setting.machine.incoming[stage_];
@@ -139,7 +145,8 @@ Batch Cell::call(const CellSetting& setting, Pass pass, const std::vector<at::Te
                        setting.micro_batches,
                        pass == Pass::kCheckpoint,
                        pass == Pass::kRecompute,
-                       &skips};
+                       &skips,
+                       setting.number};
   const StageContextGuard guard(context);
   const auto payload_end = inputs.begin() + static_cast<std::ptrdiff_t>(input_.payload);
   const Batch batch{{inputs.begin(), payload_end}, input_.structure};

@@ -13,6 +13,7 @@
 
 #include <torch/csrc/autograd/variable.h>
 
+#include <cstdint>
 #include <optional>
 #include <vector>
 
@@ -28,6 +29,9 @@ struct Wire {
   bool differentiable = false;
 };
 
+// What StageContext::mini_batch says. Any thread.
+std::uint64_t nextMiniBatchNumber();
+
 // What cells of one mini-batch share.
 struct CellSetting {
   Machine& machine;
@@ -38,6 +42,7 @@ struct CellSetting {
   // Per stage: the gates of its parameters, in the forward and in the present backward.
   std::vector<torch::autograd::edge_list> gates;
   std::vector<torch::autograd::edge_list> gates_again;
+  std::uint64_t number = nextMiniBatchNumber();
 };
 
 enum class CellState : unsigned char { kEmpty, kCheckpointed, kGraph, kDone };

@@ -131,11 +131,13 @@ void bindContext(py::module_& pipe) {
       "True in a stage's forward that is run again for the backward.");
   pipe.def(
       "micro_batch",
-      []() -> std::optional<std::pair<std::size_t, std::size_t>> {
-        if (currentStage() == nullptr) return std::nullopt;
-        return std::pair(currentStage()->micro_batch, currentStage()->micro_batches);
+      []() -> std::optional<std::tuple<std::size_t, std::size_t, std::uint64_t>> {
+        const StageContext* const now = currentStage();
+        if (now == nullptr) return std::nullopt;
+        return std::tuple(now->micro_batch, now->micro_batches, now->mini_batch);
       },
-      "(index, count) of the micro-batch that runs on this thread; None outside of a stage.");
+      "(index, count, number of the mini-batch) of the micro-batch that runs on this thread; None "
+      "outside of a stage.");
   pipe.def("current_skips", &currentSkips,
            "The skip connections of the Pipe whose stage runs on this thread; None outside.");
   pipe.def(

@@ -42,6 +42,7 @@ struct StageContext {
   bool checkpointing = false;  // keeps no graph: it will be run again
   bool recomputing = false;
   SkipPort* skips = nullptr;
+  std::uint64_t mini_batch = 0;  // no two runs of any pipeline have the same
 };
 
 // The run under way on this thread; nullptr outside of one.

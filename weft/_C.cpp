@@ -1,9 +1,9 @@
 // weft._C: what the layers show to Python, each by a function of its own beside what it binds.
 #include <torch/csrc/utils/pybind.h>
 
-#include "pipe/python.h"
 #include "c10d_plugin/python.h"
 #include "jit_ops/python.h"
+#include "pipe/python.h"
 #include "rpc_backend/python.h"
 
 PYBIND11_MODULE(_C, module) {

@@ -7,7 +7,7 @@ import statistics
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-HIGHER_IS_BETTER = ("per_s", "gb_s")
+HIGHER_IS_BETTER = ("per_s", "gb_s", "x")
 
 
 @dataclass

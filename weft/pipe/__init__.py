@@ -13,7 +13,21 @@ What ``torch.distributed.pipeline.sync`` was up to PyTorch 2.3, and more: see ``
 
 from __future__ import annotations
 
+from weft.pipe import skip
+from weft.pipe._batchnorm import DeferredBatchNorm
 from weft.pipe._partition import WithDevice
 from weft.pipe._pipe import NoChunk, Pipe, is_checkpointing, is_recomputing
+from weft.pipe.balance import balance_by_size, balance_by_time, place
 
-__all__ = ["NoChunk", "Pipe", "WithDevice", "is_checkpointing", "is_recomputing"]
+__all__ = [
+    "DeferredBatchNorm",
+    "NoChunk",
+    "Pipe",
+    "WithDevice",
+    "balance_by_size",
+    "balance_by_time",
+    "is_checkpointing",
+    "is_recomputing",
+    "place",
+    "skip",
+]

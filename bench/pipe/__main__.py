@@ -1,0 +1,73 @@
+"""Entry: ``./dev bench pipe [--rounds 3] [--peer-venv PATH] [--only NAME …]``.
+
+``--peer-venv`` is a venv with a torch that still has a Pipe. To make one (1.5 GB to download)::
+
+    python3.11 -m venv peer && peer/bin/pip install torch==2.3.1 "numpy<2"
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from bench.pipe import report
+from bench.pipe.metrics import METRICS, Figures
+from bench.pipe.peer import Peer
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="./dev bench pipe",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="rounds; medians are shown")
+    parser.add_argument("--peer-venv", type=Path, help="a venv with torch 2.3.1, say")
+    parser.add_argument("--no-pipelining", action="store_true", help="without that peer")
+    parser.add_argument("--only", nargs="*", default=list(METRICS), choices=list(METRICS))
+    parser.add_argument("--out", type=Path, default=Path("bench-results"))
+    arguments = parser.parse_args()
+    if arguments.peer_venv is not None and not (arguments.peer_venv / "bin/python").exists():
+        parser.error(f"--peer-venv: there is no {arguments.peer_venv}/bin/python")
+    return arguments
+
+
+def _peers(arguments: argparse.Namespace) -> list[Peer]:
+    peers = [Peer("weft")]
+    if arguments.peer_venv is not None:
+        # Not resolved: a venv is told by the path that its python was started by.
+        peers.append(Peer("torch", arguments.peer_venv.absolute() / "bin/python"))
+    if not arguments.no_pipelining:
+        peers.append(Peer("pipelining"))
+    return peers
+
+
+def main() -> None:
+    """Measures the sides in turn, metric by metric, and prints the table."""
+    arguments = _arguments()
+    peers = _peers(arguments)
+    rounds: report.Rounds = {peer.side: [] for peer in peers}
+    try:
+        for number in range(arguments.rounds):
+            figures: dict[str, Figures] = {peer.side: {} for peer in peers}
+            for name in arguments.only:
+                # Who goes first changes, so that a machine that slows down favours nobody.
+                for peer in peers if number % 2 == 0 else peers[::-1]:
+                    figures[peer.side].update(peer.measure(name))
+            for side, found in figures.items():
+                rounds[side].append(found)
+            print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr)
+    finally:
+        for peer in peers:
+            peer.close()
+    versions = {peer.side: peer.version.partition("+")[0] for peer in peers}
+    print(report.table(rounds, versions))
+    print(f"\n- {os.cpu_count()} cores; load average at the end {os.getloadavg()[0]:.1f}")
+    print("- us: beside the same work by hand in the same process; x: times its speed")
+    report.write(arguments.out, rounds, versions)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""A character-level transformer, trained through a pipeline. See README.md."""

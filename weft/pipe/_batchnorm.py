@@ -1,0 +1,237 @@
+"""BatchNorm in a pipeline: running statistics of the whole mini-batch.
+
+A BatchNorm that sees micro-batches updates its running statistics once for each of them, with the
+statistics of a part. :class:`DeferredBatchNorm` waits for the last and updates them once, with what
+a plain BatchNorm would have computed on the mini-batch. What goes on through the layer is still
+normalised by micro-batch, since the rest of the mini-batch is not there yet (as upstream's,
+torch/distributed/pipeline/sync/batchnorm.py in PyTorch 2.3.1).
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
+
+from weft import _C
+
+TModule = TypeVar("TModule", bound=nn.Module)
+
+# Upstream kept its sums in buffers, so they are in checkpoints that it wrote.
+_UPSTREAM_BUFFERS = ("sum", "sum_squares")
+
+
+class _Part(NamedTuple):
+    """Statistics of one micro-batch, by channel; the variance is that of a sample (n - 1)."""
+
+    count: int
+    mean: Tensor
+    variance: Tensor
+
+
+def _pooled(parts: list[_Part], biased: bool) -> tuple[Tensor, Tensor]:
+    """Mean and variance of all parts together.
+
+    By deviations from the common mean (Chan, Golub and LeVeque, 1979): a difference of mean squares
+    would lose the variance of channels whose mean is far from zero.
+    """
+    total = sum(part.count for part in parts)
+    means = torch.stack([part.mean for part in parts])
+    variances = torch.stack([part.variance for part in parts])
+    if means.dtype in (torch.float16, torch.bfloat16):
+        means, variances = means.float(), variances.float()
+    counts = means.new_tensor([part.count for part in parts]).unsqueeze(1)
+    mean = (means * (counts / total)).sum(0)
+    squares = ((counts - 1) * variances + counts * (means - mean).square()).sum(0)
+    return mean, squares / (total if biased else max(total - 1, 1))
+
+
+def _in_backward() -> bool:
+    """Whether autograd runs this: then it is a recomputation, be it torch.utils.checkpoint's."""
+    return torch._C._current_graph_task_id() != -1
+
+
+class _MiniBatch:
+    """The parts of a mini-batch that a layer has seen so far.
+
+    A layer that the model calls k times has k rows of parts, one per call: a plain BatchNorm would
+    be updated k times, each time with the whole mini-batch.
+    """
+
+    def __init__(self) -> None:
+        self._place: tuple[int, int] | None = None  # which call of the Pipe, which micro-batch
+        self._call = 0  # the layer's calls in this micro-batch
+        self._rows: list[list[_Part]] = []
+
+    def add(self, part: _Part, chunks: int) -> list[_Part] | None:
+        """Takes a part; returns the row that it completes, if it does."""
+        running = _C.pipe.micro_batch()
+        if running is None:  # outside a Pipe: one call, one micro-batch
+            if self._place is not None:  # what a failed run left
+                self._place, self._rows = None, []
+            return self._put(0, part, last=self._first_row() + 1 >= chunks)
+        index, count, serial = running
+        if self._place is None or self._place[0] != serial:
+            self._rows = []
+        self._call = self._call + 1 if self._place == (serial, index) else 0
+        self._place = (serial, index)
+        return self._put(self._call, part, last=index == count - 1)
+
+    def _first_row(self) -> int:
+        return len(self._rows[0]) if self._rows else 0
+
+    def _put(self, call: int, part: _Part, last: bool) -> list[_Part] | None:
+        while len(self._rows) <= call:
+            self._rows.append([])
+        self._rows[call].append(part)
+        if not last:
+            return None
+        row, self._rows[call] = self._rows[call], []
+        return row
+
+
+class DeferredBatchNorm(_BatchNorm):
+    """A BatchNorm whose running statistics are updated once per mini-batch of several micro-batches.
+
+    Inside a Pipe the mini-batch is what one call of it was given, however many micro-batches that
+    made. Outside, it is `chunks` calls in training mode. Recomputation is not tracked, and neither
+    is a mini-batch that failed.
+
+    Its ``state_dict`` is that of the plain BatchNorm. The running variance is the unbiased one, as
+    a plain BatchNorm's; with ``biased=True`` it is divided by n, as upstream did. Not thread-safe:
+    one stage runs it, one micro-batch after the other.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        chunks: int = 1,
+        *,
+        biased: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, True, device=device, dtype=dtype)
+        self._defer(chunks, biased, dimensions=())
+
+    def _defer(self, chunks: int, biased: bool, dimensions: tuple[int, ...]) -> None:
+        if chunks < 1:
+            raise ValueError(f"number of chunks must be positive integer, not {chunks}")
+        self.chunks = chunks
+        self.biased = biased
+        self._dimensions = dimensions  # those that the converted BatchNorm took; () for any
+        self._seen = _MiniBatch()
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        wanted = self._dimensions
+        if input.dim() < 2 or (wanted and input.dim() not in wanted):
+            names = " or ".join(f"{number}D" for number in wanted) or "at least 2D"
+            raise ValueError(f"expected {names} input (got {input.dim()}D input)")
+
+    def forward(self, input: Tensor) -> Tensor:
+        self._check_input_dim(input)
+        if not self.training:
+            return functional.batch_norm(
+                input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+            )
+        # Batch norm leaves what it computed in these: with momentum 1, the input's own statistics.
+        # Fresh ones every time, in recomputation too: autograd saves them with the others.
+        mean = torch.zeros_like(self.running_mean)
+        variance = torch.ones_like(self.running_var)
+        output = functional.batch_norm(
+            input, mean, variance, self.weight, self.bias, training=True, momentum=1.0, eps=self.eps
+        )
+        if not (_C.pipe.is_recomputing() or _in_backward()):
+            self._track(_Part(input.numel() // input.size(1), mean, variance))
+        return output
+
+    def _track(self, part: _Part) -> None:
+        whole = self._seen.add(part, self.chunks)
+        if whole is not None:
+            self._update(*_pooled(whole, self.biased))
+
+    @torch.no_grad()
+    def _update(self, mean: Tensor, variance: Tensor) -> None:
+        self.num_batches_tracked.add_(1)
+        weight: Tensor | float | None = self.momentum
+        if weight is None:  # the mean of all mini-batches; computed on the device, without waiting
+            weight = 1.0 / self.num_batches_tracked.to(mean.dtype)
+        for running, seen in ((self.running_mean, mean), (self.running_var, variance)):
+            running.copy_(running.to(seen.dtype).lerp(seen, weight))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        for name in _UPSTREAM_BUFFERS:
+            state_dict.pop(prefix + name, None)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, chunks={self.chunks}" + ", biased=True" * self.biased
+
+    @classmethod
+    def convert_deferred_batch_norm(
+        cls, module: TModule, chunks: int = 1, *, biased: bool | None = None
+    ) -> TModule:
+        """Replaces every BatchNorm in the module by a deferred one, in place; returns the module.
+
+        A BatchNorm itself is returned converted. Parameters, buffers and hooks are shared with the
+        old layers; device, dtype and mode stay. `biased` None keeps what a deferred layer has, and
+        is False for others. One that tracks no statistics stays as it is, and so does a class with
+        a ``forward`` of its own, with a warning. NotImplementedError for SyncBatchNorm, whose
+        statistics span processes.
+        """
+        return _convert(module, chunks, biased, {})
+
+
+def convert_deferred_batch_norm(module: TModule, chunks: int) -> TModule:
+    """:meth:`DeferredBatchNorm.convert_deferred_batch_norm`, for the Pipe."""
+    return DeferredBatchNorm.convert_deferred_batch_norm(module, chunks)
+
+
+def _dimensions(module: _BatchNorm) -> tuple[int, ...]:
+    if isinstance(module, DeferredBatchNorm):
+        return module._dimensions
+    kinds = {nn.BatchNorm1d: (2, 3), nn.BatchNorm2d: (4,), nn.BatchNorm3d: (5,)}
+    return next((size for kind, size in kinds.items() if isinstance(module, kind)), ())
+
+
+def _deferred(module: _BatchNorm, chunks: int, biased: bool | None) -> _BatchNorm:
+    """The deferred BatchNorm that takes this one's place."""
+    if isinstance(module, DeferredBatchNorm):
+        biased = module.biased if biased is None else biased
+        if (module.chunks, module.biased) == (chunks, biased):
+            return module
+    elif isinstance(module, nn.SyncBatchNorm):
+        raise NotImplementedError("SyncBatchNorm can't be deferred: its statistics span processes")
+    elif isinstance(module, _LazyNormBase):
+        raise ValueError(f"{module} has no parameters yet: pass it a batch before it is converted")
+    elif type(module).forward is not _BatchNorm.forward:
+        warnings.warn(f"{type(module).__name__} has a forward of its own and stays", stacklevel=5)
+        return module
+    result = DeferredBatchNorm.__new__(DeferredBatchNorm)
+    # A module is what its attributes say; their dictionaries must not stay shared with the old one.
+    for name, value in vars(module).items():
+        result.__dict__[name] = value.copy() if isinstance(value, dict) else value
+    result._defer(chunks, bool(biased), _dimensions(module))
+    return result
+
+
+def _convert(
+    module: Any, chunks: int, biased: bool | None, done: dict[nn.Module, nn.Module]
+) -> Any:
+    if module not in done:
+        result = module
+        if isinstance(module, _BatchNorm) and module.track_running_stats:
+            result = _deferred(module, chunks, biased)
+        done[module] = result
+        # Not named_children(), which shows a layer once that has two names.
+        for name, child in module._modules.items():
+            if child is not None:
+                result._modules[name] = _convert(child, chunks, biased, done)
+    return done[module]

@@ -1,0 +1,204 @@
+"""What a pipeline did and when: recorded by the engine, measured here, saved as a picture or a trace.
+
+::
+
+    with pipe.record() as timeline:
+        pipe(batch).local_value().sum().backward()
+    print(timeline.figures)
+    timeline.save("run.svg")
+
+A timeline may hold many mini-batches; figures and the picture are those of the median one, by time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple
+
+from weft.pipe import _schedule
+
+if TYPE_CHECKING:
+    from weft.pipe import Pipe
+
+#: Work of a stage, by kind. Copies between devices run beside it, on streams of their own.
+WORK = ("forward", "recompute", "backward")
+
+
+class Event(NamedTuple):
+    """One task of the engine. Nanoseconds of CLOCK_MONOTONIC."""
+
+    stage: int
+    micro_batch: int
+    kind: str  # one of WORK, or "copy"
+    begin: int
+    end: int
+    thread: int  # 0 is the calling thread, 1.. are the engine's
+
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """How well the stages of one mini-batch were used."""
+
+    stages: int
+    micro_batches: int
+    seconds: (
+        float  #: from the first task to the last, without what was between forward and backward
+    )
+    bubble: float  #: share of that in which a stage waits, all stages together
+    ideal_bubble: float  #: (S - 1) / (M + S - 1): GPipe's, with stages of one length, in no time
+    busy: tuple[float, ...]  #: by stage: the share of the time in which it works
+    mean_ms: dict[str, float]  #: by kind: the mean time of a task
+
+    def __str__(self) -> str:
+        busy = ", ".join(f"{share:.0%}" for share in self.busy)
+        tasks = ", ".join(f"{kind} {ms:.3g} ms" for kind, ms in self.mean_ms.items())
+        return (
+            f"{self.stages} stages, {self.micro_batches} micro-batches: {self.seconds * 1e3:.3g} ms, "
+            f"bubble {self.bubble:.1%} (ideal {self.ideal_bubble:.1%}); busy {busy}; tasks {tasks}"
+        )
+
+
+class MiniBatch:
+    """The tasks of one call of the Pipe and of its backward pass, in order of their beginning."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        self.events = tuple(sorted(events, key=lambda event: event.begin))
+        work = [event for event in self.events if event.kind in WORK]
+        self.stages = 1 + max(event.stage for event in work)
+        self.micro_batches = 1 + max(event.micro_batch for event in work)
+        self.forward = tuple(event for event in work if event.kind == "forward")
+        self.backward = tuple(event for event in work if event.kind != "forward")
+
+    @property
+    def phases(self) -> list[tuple[Event, ...]]:
+        """Forward, and backward with recomputation: each with something in it."""
+        return [phase for phase in (self.forward, self.backward) if phase]
+
+    def figures(self) -> Figures:
+        """Measures this mini-batch."""
+        span = sum(max(e.end for e in phase) - min(e.begin for e in phase) for phase in self.phases)
+        busy = [0] * self.stages
+        by_kind: dict[str, list[int]] = {}
+        for event in (*self.forward, *self.backward):
+            busy[event.stage] += event.end - event.begin
+            by_kind.setdefault(event.kind, []).append(event.end - event.begin)
+        kinds = [kind for kind in WORK if kind in by_kind]
+        shares = tuple(time / max(span, 1) for time in busy)
+        return Figures(
+            stages=self.stages,
+            micro_batches=self.micro_batches,
+            seconds=span / 1e9,
+            bubble=1 - sum(shares) / self.stages,
+            ideal_bubble=_schedule.ideal_bubble(self.stages, self.micro_batches),
+            busy=shares,
+            mean_ms={kind: statistics.fmean(by_kind[kind]) / 1e6 for kind in kinds},
+        )
+
+    def ideal(self) -> MiniBatch:
+        """The same tasks on GPipe's schedule: stages of one length, nothing in between.
+
+        Tasks of a kind last as long as they did on the mean; the pause between forward and backward,
+        in which the caller computes the loss, is what it was.
+        """
+        work = (*self.forward, *self.backward)
+        means = self.figures().mean_ms
+        lasting = {(event.kind, event.micro_batch): means[event.kind] * 1e6 for event in work}
+        pause = 0
+        if len(self.phases) == 2:
+            pause = self.backward[0].begin - max(event.end for event in self.forward)
+        begin = self.events[0].begin
+        return MiniBatch(
+            Event(task.stage, task.micro_batch, task.kind, round(task.begin), round(task.end), 0)
+            for task in _schedule.gpipe(self.stages, self.micro_batches, lasting, begin, pause)
+        )
+
+
+def mini_batches(events: Iterable[Event]) -> list[MiniBatch]:
+    """Cuts a recording at every forward of micro-batch 0 on stage 0."""
+    groups: list[list[Event]] = []
+    for event in sorted(events, key=lambda event: event.begin):
+        first = (event.kind, event.stage, event.micro_batch) == ("forward", 0, 0)
+        if first or not groups:
+            groups.append([])
+        groups[-1].append(event)
+    whole = [group for group in groups if any(event.kind == "forward" for event in group)]
+    return [MiniBatch(group) for group in whole]
+
+
+class Timeline:
+    """A recording that has ended. Saved by the ending: ``.svg``, or ``.json`` for a Chrome trace."""
+
+    def __init__(self, devices: Sequence[str] = ()) -> None:
+        self.devices = tuple(devices)
+        self._batches: list[MiniBatch] | None = None
+
+    def close(self, events: Iterable[Sequence[object]]) -> None:
+        """Takes what was recorded; for :class:`Recording`."""
+        self._batches = mini_batches(
+            Event(int(s), int(m), str(k), int(b), int(e), int(t))  # type: ignore[call-overload]
+            for s, m, k, b, e, t in events
+        )
+
+    @property
+    def mini_batches(self) -> list[MiniBatch]:
+        """What was recorded. ValueError while it still is, or if nothing was."""
+        if self._batches is None:
+            raise ValueError("the recording goes on: leave `with pipe.record()` first")
+        if not self._batches:
+            raise ValueError("nothing was recorded: call the Pipe within `with pipe.record()`")
+        return self._batches
+
+    @property
+    def typical(self) -> MiniBatch:
+        """The mini-batch of median time."""
+        ordered = sorted(self.mini_batches, key=lambda batch: batch.figures().seconds)
+        return ordered[len(ordered) // 2]
+
+    @property
+    def figures(self) -> Figures:
+        """Those of the typical mini-batch."""
+        return self.typical.figures()
+
+    def save(self, path: str | Path) -> Path:
+        """Writes a picture (``.svg``) or a trace of all mini-batches (``.json``); returns the path.
+
+        The trace opens in chrome://tracing and Perfetto.
+        """
+        from weft.pipe import _timeline_svg, _timeline_trace
+
+        path = Path(path)
+        if path.suffix == ".svg":
+            text = _timeline_svg.draw(self)
+        elif path.suffix == ".json":
+            text = _timeline_trace.dump(self)
+        else:
+            raise ValueError(f"a timeline is saved as .svg or .json, not as '{path.name}'")
+        path.write_text(text, encoding="utf-8")
+        return path
+
+
+class Recording:
+    """``with pipe.record() as timeline:`` records what the Pipe does within.
+
+    One at a time; costs two readings of the clock per task.
+    """
+
+    def __init__(self, pipe: Pipe) -> None:
+        self._engine = pipe._engine
+        self._timeline = Timeline([str(device) for device in pipe.devices])
+
+    def __enter__(self) -> Timeline:
+        self._engine.start_recording()
+        return self._timeline
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._timeline.close(self._engine.stop_recording())

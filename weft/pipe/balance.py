@@ -1,0 +1,149 @@
+"""Where to cut a Sequential into partitions: by the time its layers take, or the memory.
+
+::
+
+    from weft.pipe.balance import balance_by_time, place
+
+    balance = balance_by_time(2, model, sample)        # for instance [3, 5]
+    model = weft.Pipe(place(model, balance, ["cuda:0", "cuda:1"]), chunks=8)
+
+Among all ways to cut, these find the one whose dearest partition is cheapest (torchgpipe's helpers,
+and PyTorch 2.3's, went for a good one).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.pipe import _profile
+from weft.pipe._partition import WithDevice
+from weft.pipe._split import split_evenly
+
+__all__ = ["balance_by_size", "balance_by_time", "place"]
+
+Device = torch.device | str | int
+
+
+def balance_by_time(
+    partitions: int,
+    module: nn.Sequential,
+    sample: Tensor | Sequence[Any],
+    *,
+    timeout: float = 1.0,
+    device: Device | Sequence[Device] | None = None,
+) -> list[int]:
+    """How many layers each partition gets, so that the slowest is as fast as can be.
+
+    Times forward and backward of each layer, in training mode, on a sample of the size of a
+    micro-batch (a tensor, or a sequence of arguments). `timeout` is for all layers together, in
+    seconds; each runs a few times at least. `device` is where, by default where the sample is; a
+    sequence gives each partition its own, and a layer is then timed on every kind of them.
+
+    The module is not changed. ValueError for fewer layers than partitions, RuntimeError naming the
+    layer that can't be run on the sample.
+    """
+    devices = _check(partitions, module, sample, device)
+    args = _arguments(sample)
+    return _balanced(devices, lambda one: _profile.seconds(module, args, one, timeout))
+
+
+def balance_by_size(
+    partitions: int,
+    module: nn.Sequential,
+    input: Tensor | Sequence[Any],
+    *,
+    chunks: int = 1,
+    param_scale: float = 2.0,
+    device: Device | Sequence[Device] | None = None,
+) -> list[int]:
+    """How many layers each partition gets, so that the one that needs most memory needs little.
+
+    The memory of a layer is what it saves for backward of one micro-batch of `input` cut into
+    `chunks`, in bytes, and `param_scale` times its parameters. Choose the latter by the optimizer:
+    SGD 2 (3 with momentum), Adam 4, AMSGrad 5, Adagrad 3, RMSprop 3 to 5. `device` as for
+    :func:`balance_by_time`; any will do, "meta" too, which computes nothing.
+    """
+    devices = _check(partitions, module, input, device)
+    if chunks < 1:
+        raise ValueError(f"number of chunks must be positive integer, not {chunks}")
+    args = tuple(_first_chunk(value, chunks) for value in _arguments(input))
+    return _balanced(devices, lambda one: _profile.saved_bytes(module, args, one, param_scale))
+
+
+def place(
+    module: nn.Sequential, balance: Sequence[int], devices: Sequence[Device]
+) -> nn.Sequential:
+    """The layers of `module` as one child Sequential per partition, each moved to its device.
+
+    Layers are moved, not copied. A part without parameters and buffers is told its device by
+    :class:`weft.WithDevice`. Give the result to :class:`weft.Pipe`.
+    """
+    layers = list(module.named_children())
+    if len(balance) != len(devices):
+        raise ValueError(f"{len(balance)} partitions, but {len(devices)} devices")
+    if min(balance, default=0) < 1 or sum(balance) != len(layers):
+        raise ValueError(
+            f"balance {list(balance)} does not cut {len(layers)} layers into partitions"
+        )
+    wanted = [torch.device(device) for device in devices]
+    result: OrderedDict[str, nn.Module] = OrderedDict()
+    owners: dict[nn.Parameter, torch.device] = {}
+    rest = iter(layers)
+    for index, (count, device) in enumerate(zip(balance, wanted, strict=True)):
+        part: nn.Module = nn.Sequential(OrderedDict(next(rest) for _ in range(count)))
+        for name, parameter in part.named_parameters():
+            if owners.setdefault(parameter, device) != device:
+                raise ValueError(
+                    f"'{name}' of partition {index} is shared with one on another device; "
+                    "module with duplicate parameters on distinct devices is not supported"
+                )
+        result[str(index)] = part
+    for name, device in zip(result, wanted, strict=True):
+        result[name] = _on(result[name], device)
+    return nn.Sequential(result)
+
+
+def _on(part: nn.Module, device: torch.device) -> nn.Module:
+    part = part.to(device)
+    if device.type == "cpu" or any(True for _ in (*part.parameters(), *part.buffers())):
+        return part
+    return WithDevice(part, device)
+
+
+def _arguments(sample: Tensor | Sequence[Any]) -> tuple[Any, ...]:
+    return (sample,) if isinstance(sample, Tensor) else tuple(sample)
+
+
+def _first_chunk(value: Any, chunks: int) -> Any:
+    return value.chunk(chunks)[0] if isinstance(value, Tensor) else value
+
+
+def _check(
+    partitions: int, module: nn.Sequential, sample: Tensor | Sequence[Any], device: Any
+) -> list[torch.device]:
+    """The device of each partition; or an error about the arguments."""
+    if not isinstance(module, nn.Sequential):
+        raise TypeError("module must be nn.Sequential to be partitioned")
+    if not 1 <= partitions <= len(module):
+        raise ValueError(f"can't cut {len(module)} layers into {partitions} partitions")
+    if device is None:
+        tensors = [value for value in _arguments(sample) if isinstance(value, Tensor)]
+        if not tensors:
+            raise TypeError("the sample must hold a tensor, to say which device is meant")
+        device = tensors[0].device
+    if isinstance(device, (torch.device, str, int)):
+        return [torch.device(device)] * partitions
+    devices = [torch.device(one) for one in device]
+    if len(devices) != partitions:
+        raise ValueError(f"{partitions} partitions, but {len(devices)} devices")
+    return devices
+
+
+def _balanced(devices: list[torch.device], profile: Any) -> list[int]:
+    costs = {device: profile(device) for device in dict.fromkeys(devices)}
+    return split_evenly([costs[device] for device in devices])

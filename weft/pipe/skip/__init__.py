@@ -1,0 +1,30 @@
+"""Skip connections between far layers of a Sequential, without carrying the tensor through those between.
+
+A layer decorated with :func:`skippable` declares by name what it stashes and what it pops, and does
+so with ``yield``::
+
+    @skippable(stash=["residual"])
+    class Early(nn.Module):
+        def forward(self, input):
+            yield stash("residual", input)
+            return f(input)
+
+    @skippable(pop=["residual"])
+    class Late(nn.Module):
+        def forward(self, input):
+            residual = yield pop("residual")
+            return g(input) + residual
+
+In a :class:`weft.Pipe` the tensor goes from the one partition to the other directly. Outside one, in
+a plain Sequential, the same layers work too. The contract is that of
+``torch.distributed.pipeline.sync.skip`` (PyTorch up to 2.3).
+"""
+
+from __future__ import annotations
+
+from weft.pipe.skip._commands import pop, stash
+from weft.pipe.skip._namespace import Namespace
+from weft.pipe.skip._skippable import Skippable, skippable
+from weft.pipe.skip._verify import verify_skippables
+
+__all__ = ["Namespace", "Skippable", "pop", "skippable", "stash", "verify_skippables"]

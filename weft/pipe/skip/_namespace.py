@@ -1,0 +1,38 @@
+"""Tells skips of the same name apart."""
+
+from __future__ import annotations
+
+import abc
+import functools
+import uuid
+from typing import Any
+
+
+@functools.total_ordering
+class Namespace(metaclass=abc.ABCMeta):  # noqa: B024  None is registered as one of its kind
+    """Where skip names are looked up; see :meth:`Skippable.isolate`.
+
+    Every instance is a namespace of its own. A copy, deep or pickled, is the same one, so that the
+    layers of a copied model still find each other. Their order is arbitrary, but it is one.
+    """
+
+    __slots__ = ("id",)
+
+    def __init__(self) -> None:
+        self.id = uuid.uuid4()
+
+    def __repr__(self) -> str:
+        return f"<Namespace {self.id}>"
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Namespace) and other is not None and self.id == other.id
+
+    def __lt__(self, other: Any) -> bool:
+        return isinstance(other, Namespace) and other is not None and self.id < other.id
+
+
+# The namespace of those that were never isolated is None, which therefore counts as a Namespace.
+Namespace.register(type(None))

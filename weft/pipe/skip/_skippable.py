@@ -1,0 +1,161 @@
+"""The modules that stash and pop, and the decorator that makes them.
+
+The contract is upstream's (PyTorch 2.3.1, torch/distributed/pipeline/sync/skip/skippable.py). What
+is new: ``forward`` may take any arguments, integer tensors and None pass like others, a decorated
+class can be copied and pickled, and a wrong command is reported at the ``yield`` that gave it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from weft.pipe.skip import _store
+from weft.pipe.skip._commands import pop as pop_command
+from weft.pipe.skip._commands import stash as stash_command
+from weft.pipe.skip._namespace import Namespace
+from weft.pipe.skip._store import SkipKey
+
+
+def _names(given: Iterable[str], what: str) -> frozenset[str]:
+    # A lone string is an iterable of strings too, which is never what was meant.
+    if isinstance(given, str):
+        raise TypeError(f"{what} takes a list of names, not the string {given!r}")
+    return frozenset(given)
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"'{name}'" for name in sorted(names))
+
+
+class Skippable(nn.Module):
+    """What :func:`skippable` makes subclasses of; holds the decorated module in ``module``."""
+
+    module_cls: ClassVar[type[nn.Module]]
+    stashable_names: ClassVar[frozenset[str]]
+    poppable_names: ClassVar[frozenset[str]]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+        self.module = self.module_cls(*args, **kwargs)
+        self.namespaces: dict[str, Namespace] = {}
+
+    def __repr__(self) -> str:
+        return f"@skippable({self.module})"
+
+    def namespaced(self, name: str) -> SkipKey:
+        """The name with the namespace it was isolated in, None if it was not."""
+        return self.namespaces.get(name), name
+
+    def stashable(self) -> Iterable[SkipKey]:
+        """What this module stashes, by name."""
+        return [self.namespaced(name) for name in sorted(self.stashable_names)]
+
+    def poppable(self) -> Iterable[SkipKey]:
+        """What this module pops, by name."""
+        return [self.namespaced(name) for name in sorted(self.poppable_names)]
+
+    def isolate(self, ns: Namespace, *, only: Iterable[str] | None = None) -> Self:
+        """Puts all skips of this module, or `only` these, in a namespace; returns the module.
+
+        Layers that use the same names need it when they are several in one model: each pair of
+        stash and pop in a namespace of its own. Names that the module does not declare are ignored.
+        """
+        declared = self.stashable_names | self.poppable_names
+        for name in declared if only is None else _names(only, "isolate(only=…)"):
+            self.namespaces[name] = ns
+        return self
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the module, carrying out what it yields.
+
+        Raises RuntimeError for a skip that was not declared, was declared and not stashed or
+        popped, or was never stashed by an earlier layer.
+        """
+        waiting = {key[1]: _store.take(key) for key in self.poppable()}
+        stashed: dict[str, Tensor | None] = {}
+        output = self._run(self.module(*args, **kwargs), stashed, waiting)
+        if missing := self.stashable_names - stashed.keys():
+            raise RuntimeError(f"{_quoted(missing)} must be stashed but have not")
+        if waiting:
+            raise RuntimeError(f"{_quoted(waiting)} must be popped but have not")
+        for key in self.stashable():
+            _store.put(key, stashed[key[1]])
+        return output
+
+    def _run(
+        self, result: Any, stashed: dict[str, Tensor | None], waiting: dict[str, Tensor | None]
+    ) -> Any:
+        """Carries out the commands of a ``forward`` that yields; another's result it is already."""
+        if not isinstance(result, Generator):
+            return result
+        try:
+            command = next(result)
+            while True:
+                try:
+                    answer = self._obey(command, stashed, waiting)
+                except (RuntimeError, TypeError) as error:
+                    # Shown at the yield: the traceback then names the user's line.
+                    command = result.throw(error)
+                else:
+                    command = result.send(answer)
+        except StopIteration as stop:
+            return stop.value
+
+    def _obey(
+        self, command: Any, stashed: dict[str, Tensor | None], waiting: dict[str, Tensor | None]
+    ) -> Tensor | None:
+        if isinstance(command, stash_command):
+            if command.name not in self.stashable_names:
+                raise RuntimeError(f"'{command.name}' has not been declared as stashable")
+            stashed[command.name] = command.tensor
+            return None
+        if isinstance(command, pop_command):
+            if command.name not in self.poppable_names:
+                raise RuntimeError(f"'{command.name}' has not been declared as poppable")
+            if command.name not in waiting:
+                raise RuntimeError(
+                    f"'{command.name}' has been popped already; a skip is popped once"
+                )
+            return waiting.pop(command.name)
+        raise TypeError(f"{command!r} is not a command from @skippable; yield stash(…) or pop(…)")
+
+
+def _reachable(cls: type) -> bool:
+    """Whether this class is what its name means: not so while its definition is being decorated."""
+    found: Any = sys.modules.get(cls.__module__)
+    for name in cls.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is cls
+
+
+def skippable(
+    stash: Iterable[str] = (), pop: Iterable[str] = ()
+) -> Callable[[type[nn.Module]], type[Skippable]]:
+    """Makes a module class one that stashes and pops the skips of these names.
+
+    Every skip has exactly one stash and one pop, the stash in an earlier layer;
+    :func:`verify_skippables` checks it, and a Pipe does by itself.
+    """
+    stashable, poppable = _names(stash, "stash"), _names(pop, "pop")
+
+    def extend(module_cls: type[nn.Module]) -> type[Skippable]:
+        attributes = {
+            "__module__": module_cls.__module__,
+            "__qualname__": module_cls.__qualname__,
+            "__doc__": module_cls.__doc__,
+            "module_cls": module_cls,
+            "stashable_names": stashable,
+            "poppable_names": poppable,
+        }
+        if not _reachable(module_cls):
+            # The decorated name will mean the new class, and pickle looks classes up by name: the
+            # old one is to be found as the new one's attribute.
+            module_cls.__qualname__ += ".module_cls"
+        return type(module_cls.__name__, (Skippable,), attributes)
+
+    return extend
