@@ -98,7 +98,21 @@ c10::intrusive_ptr<WeftAgent::JitFuture> WeftAgent::send(const WorkerInfo& to,
       return future;
     }
   }
+  const auto fails = [&](const std::string& text) {
+    auto future = c10::make_intrusive<JitFuture>(at::AnyClassType::get(), devices_);
+    future->setError(runtimeError(text));
+    return future;
+  };
+  if (const auto orphan = rrefs_.orphanIn(*message, id)) {
+    return RRefLedger::isControl(message->type()) ? asIfAcknowledged()
+                                                  : fails(orphanText(*orphan, id));
+  }
   const RRefLedger::Carried carried = rrefs_.onSend(*message, id);
+  if (const auto orphan = rrefs_.orphanAmong(carried);
+      orphan && !lossOf(static_cast<worker_id_t>(orphan->owner))) {
+    rrefs_.undo(carried);
+    return fails(orphanText(orphan->ids.value, static_cast<worker_id_t>(orphan->owner)));
+  }
   const milliseconds timeout =
       timeout_seconds == kUnsetRpcTimeout ? getRpcTimeout() : toTimeout(timeout_seconds);
   const DeviceMap map = device_map.empty() ? getDeviceMap(to) : device_map;

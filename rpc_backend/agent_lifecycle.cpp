@@ -8,6 +8,7 @@
 #include "rpc_backend/env.h"
 #include "rpc_backend/log.h"
 #include "rpc_backend/shutdown_barrier.h"
+#include "rpc_backend/torch_ids.h"
 #include "rpc_backend/weft_agent.h"
 #include "transport/interface.h"
 
@@ -24,6 +25,7 @@ constexpr std::size_t kMaxCompleters = 256;
 constexpr milliseconds kCloseLinger{2000};
 constexpr milliseconds kPoolGrace{10000};
 constexpr milliseconds kControlTimeout{10000};
+constexpr const char* kBarriersKey = "barriers";  // how many the group has passed
 
 milliseconds fromSeconds(double seconds) {
   return milliseconds(static_cast<std::int64_t>(seconds * 1000));
@@ -86,6 +88,7 @@ void WeftAgent::openEndpoint(const GroupSecret& secret) {
   wire.listen_address = listen.value().address;
   wire.unix_socket = env::value(env::kUnixSocket) != "0";
   wire.accept_unknown_peers = !isStaticGroup();
+  wire.accept_successors = true;
   wire.heartbeat_interval = fromSeconds(options.heartbeat_interval);
   wire.peer_timeout = fromSeconds(options.peer_timeout);
   wire.limits.max_message_bytes = options.max_message_bytes;
@@ -120,6 +123,7 @@ void WeftAgent::enter() {
   directory_.add(config_.name, config_.rank);
   std::vector<MemberRecord> members =
       isStaticGroup() ? membership_.meet(self) : membership_.join(self);
+  if (membership_.returned()) beginAnew();
   for (const MemberRecord& member : members)
     admit(member);
   {
@@ -130,7 +134,7 @@ void WeftAgent::enter() {
     reverse_maps_ = reverseMaps(all, config_.name);
     devices_ = devicesInUse(config_.options.devices, config_.options.device_maps, reverse_maps_);
   }
-  if (!isStaticGroup()) announce(members);
+  if (!isStaticGroup() || membership_.returned()) announce(members);
 }
 
 void WeftAgent::admit(const MemberRecord& member) {
@@ -149,6 +153,17 @@ void WeftAgent::admit(const MemberRecord& member) {
   reverse_maps_ = reverseMaps(members_, config_.name);
 }
 
+// This rank had a former life. What the others still have of it, and what is still on its way to
+// it, must not be taken for this one's.
+void WeftAgent::beginAnew() {
+  startIdsAnew(config_.rank);
+  pending_.startAt(static_cast<std::uint64_t>(randomFirstId()));
+  const auto store = membership_.store();
+  if (isStaticGroup() && store->check({kBarriersKey})) {
+    barriers_.store(std::stoi(store->get_to_str(kBarriersKey)));
+  }
+}
+
 void WeftAgent::announce(const std::vector<MemberRecord>& members) {
   const std::string text = [&] {
     const GroupSecret none;
@@ -165,6 +180,11 @@ void WeftAgent::announce(const std::vector<MemberRecord>& members) {
   for (auto& [member, ack] : acks) {
     ack->wait();
     if (!ack->hasError()) continue;
+    if (isStaticGroup()) {
+      logInfo(me() + " is back, but could not tell worker '" + member->name +
+              "': " + ack->tryRetrieveErrorMessage());
+      continue;
+    }
     // It died without leaving, or dies now: the group goes on without it.
     logWarning(me() + " could not reach worker '" + member->name + "' while joining: " +
                ack->tryRetrieveErrorMessage() + " It is taken off the group's list.");
@@ -203,8 +223,9 @@ void WeftAgent::startImpl() {
 std::vector<std::int32_t> WeftAgent::barrier(float timeout_seconds, bool last) {
   const auto timeout = fromSeconds(timeout_seconds);
   TORCH_CHECK(isStaticGroup(), me(), ": only a group of fixed size has a barrier");
+  const int index = barriers_.fetch_add(1);
   ShutdownBarrier barrier(
-      membership_.store(), barriers_.fetch_add(1), config_.rank, *config_.world_size,
+      membership_.store(), index, config_.rank, *config_.world_size,
       {.active_calls =
            [&] {
              const auto started = Clock::now();
@@ -227,6 +248,7 @@ std::vector<std::int32_t> WeftAgent::barrier(float timeout_seconds, bool last) {
                     std::to_string(rank) + ")";
            }});
   const auto lost = barrier.wait(timeout);
+  membership_.store()->set(kBarriersKey, std::to_string(index + 1));
   for (const std::int32_t rank : lost) {
     logWarning("rpc.shutdown went on without a missing worker: " +
                lossOf(static_cast<worker_id_t>(rank)).value_or("?"));

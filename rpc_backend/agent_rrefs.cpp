@@ -61,10 +61,21 @@ void WeftAgent::cleanUpAfter(worker_id_t peer) {
         self->cleaning_up_.erase(peer);
       }
       self->rrefs_.reap(peer);
-      // Not when it is back: what waits then waits for an answer of its new life.
-      if (self->lossOf(peer)) self->rrefs_.settleUsersOf(peer);
+      self->rrefs_.settleUsersOf(peer, !self->lossOf(peer).has_value());
     });
   });
+}
+
+std::string WeftAgent::orphanText(const RRefKey& value, worker_id_t owner) const {
+  std::string reason;
+  {
+    const std::lock_guard lock(loss_mutex_);
+    const auto found = former_losses_.find(owner);
+    if (found != former_losses_.end()) reason = ": " + found->second;
+  }
+  return "worker '" + nameOf(owner) + "' (rank " + std::to_string(owner) +
+         ") was started again, and the RRef " + toString(value) +
+         " refers to a value of its former life, which is lost" + reason;
 }
 
 std::vector<RRefRow> WeftAgent::rrefReport() { return rrefs_.report(); }

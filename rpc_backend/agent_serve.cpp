@@ -105,6 +105,7 @@ void WeftAgent::respond(worker_id_t to, std::uint64_t id, RRefLedger::Seen seen,
     message = result.value().toCustomClass<Message>();
     rrefs_.onAnswer(*message, to, seen);
   }
+  if (rrefs_.isOfLostLife(to, seen)) return;  // its new life did not ask
   try {
     sendResponse(to, id, message);
   } catch (const std::exception& error) {
@@ -188,6 +189,8 @@ void WeftAgent::onControl(worker_id_t from, const IncomingMessage& in) {
         break;
       }
       try {
+        // Of a worker that was started again: where its new life listens, as it says itself.
+        if (isStaticGroup()) endpoint_->setPeerAddress(from, record->address);
         admit(*record);
       } catch (const std::exception& error) {
         problem = error.what();

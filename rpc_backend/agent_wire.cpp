@@ -74,9 +74,10 @@ void WeftAgent::onPeerLost(const transport::PeerLoss& loss) {
   reading_.erase(loss.rank);
   {
     const std::lock_guard lock(loss_mutex_);
-    losses_[peer] = loss.reason.text();
+    losses_[peer] = former_losses_[peer] = loss.reason.text();
   }
   rrefs_.lose(peer);
+  completers_.run([self = shared_from_this(), peer] { self->rrefs_.orphan(peer); });
   if (!closing_ && loss.reason.code() != transport::ErrorCode::kPeerClosed) {
     logWarning(loss.reason.text());
   }

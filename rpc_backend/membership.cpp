@@ -10,6 +10,7 @@
 
 #include "rpc_backend/log.h"
 #include "rpc_backend/store_wait.h"
+#include "transport/probe.h"
 
 namespace weft::rpc {
 
@@ -22,6 +23,7 @@ constexpr milliseconds kProgressEvery{5000};
 constexpr milliseconds kSlice{250};  // how soon a waiting worker notices that the group can't form
 constexpr milliseconds kUnboundedReplacement{30 * 60 * 1000};  // for a Store without timeout
 constexpr milliseconds kLockPoll{20};
+constexpr milliseconds kProbe{1000};  // for a former life to answer
 // A holder of the lock does a handful of Store operations; one that died must not block
 // the group for ever.
 constexpr milliseconds kLockLease{30000};
@@ -166,8 +168,28 @@ void Membership::check(const MemberRecord& self, const std::vector<MemberRecord>
   }
 }
 
+// The group runs, and this worker was started again.
+std::vector<MemberRecord> Membership::meetAgain(const MemberRecord& self) {
+  const MemberRecord former = read(rank_);
+  TORCH_CHECK(former.name == name_, me(), ": rank ", rank_, " of this group is worker '",
+              former.name, "'; a worker that is started again keeps its rank and name");
+  TORCH_CHECK(!transport::somebodyListens(former.address, kProbe), me(),
+              ": the group already has a worker of rank ", rank_,
+              ", and it lives; give every worker a rank of its own");
+  // First, so that of two that come back at the same time one sees the other.
+  store_->set(memberKey(rank_), self.toText());
+  returned_ = true;
+  std::vector<MemberRecord> members;
+  for (std::int32_t rank = 0; rank < world_; ++rank) {
+    if (rank != rank_) members.push_back(read(rank));
+  }
+  check(self, members);
+  return members;
+}
+
 std::vector<MemberRecord> Membership::meet(const MemberRecord& self) {
   agreeOnKind();
+  if (store_->check({"formed"})) return meetAgain(self);
   claimRank();
   store_->set(memberKey(rank_), self.toText());
   std::vector<std::int32_t> others;
@@ -186,6 +208,7 @@ std::vector<MemberRecord> Membership::meet(const MemberRecord& self) {
     store_->set("abort", error.what_without_backtrace());
     throw;
   }
+  store_->set("formed", "1");
   return members;
 }
 
@@ -248,6 +271,7 @@ std::vector<MemberRecord> Membership::join(const MemberRecord& self) {
     for (const std::int32_t rank : ranks)
       members.push_back(read(rank));
     check(self, members);
+    returned_ = store_->check({memberKey(rank_)});
     store_->set(memberKey(rank_), self.toText());
     ranks.push_back(rank_);
     setMemberRanks(ranks);

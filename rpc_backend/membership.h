@@ -5,7 +5,8 @@
 // Keys (under "weft/"): `secret` (group id and key, by rank 0 or the first to come),
 // `kind` (static or
 // dynamic), `claim/R` (a counter that shows two workers with one rank), `member/R` (MemberRecord),
-// `abort` (why the group can't form), for dynamic groups `lock` and `members`.
+// `abort` (why the group can't form), `formed` (a static group has), `barriers` (how many it has
+// passed), for dynamic groups `lock` and `members`.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -35,8 +36,12 @@ class Membership {
   GroupSecret secret(const std::string& key_file);
 
   // Static groups: posts `self`, waits for all, checks them. Throws on every worker what all
-  // can see (duplicate names, other versions) or one has seen (another world_size).
+  // can see (duplicate names, other versions) or one has seen (another world_size). When the group
+  // has formed already, a worker that died is taken back under its rank and name.
   std::vector<MemberRecord> meet(const MemberRecord& self);
+
+  // This rank had a former life: it is dead, or has left.
+  bool returned() const noexcept { return returned_; }
 
   // Dynamic groups: adds `self` and returns who was there before. Bounded.
   std::vector<MemberRecord> join(const MemberRecord& self);
@@ -50,6 +55,7 @@ class Membership {
 
  private:
   void claimRank();
+  std::vector<MemberRecord> meetAgain(const MemberRecord& self);
   void agreeOnKind();
   [[noreturn]] void abort(const std::string& why);
   void throwIfAborted();
@@ -67,6 +73,7 @@ class Membership {
   const std::int32_t rank_;
   const int world_;
   const std::chrono::milliseconds timeout_;
+  bool returned_ = false;
 };
 
 }  // namespace weft::rpc

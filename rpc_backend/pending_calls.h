@@ -30,6 +30,8 @@ struct PendingCall {
 
 class PendingCalls {
  public:
+  // Calls are numbered from here on. Before the first.
+  void startAt(std::uint64_t id) { next_id_ = id; }
   std::uint64_t add(PendingCall call);  // returns the call's id, unique for this agent
   std::optional<PendingCall> take(std::uint64_t id);
   // Only when it waits for `peer`: an answer from anybody else is not an answer.

@@ -15,6 +15,12 @@ bool RRefBook::ofLostLife(Rank peer, Seen seen) const {
   return found != lost_at_.end() && seen < found->second;
 }
 
+bool RRefBook::isOfLostLife(Rank peer, Seen seen) const {
+  if (seen == now()) return false;  // nobody was lost since
+  const std::lock_guard lock(mutex_);
+  return ofLostLife(peer, seen);
+}
+
 bool RRefBook::isDead(const RRefKey& fork) const {
   const auto found = dead_.find(fork);
   // A worker that came back counts its ids from 0 again: what its former life made is not meant.

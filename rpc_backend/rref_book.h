@@ -63,6 +63,9 @@ class RRefBook {
   // To be taken on the loop thread when a message arrives, and given with what it says.
   Seen now() const noexcept { return losses_.load(std::memory_order_acquire); }
 
+  // What came at `seen` is of a life of `peer` that is lost.
+  bool isOfLostLife(Rank peer, Seen seen) const;
+
   // RREF_FORK_REQUEST came from `holder`.
   void onForkRequest(const ForkIds& ids, Rank holder, Seen seen);
   // A remote call of `holder` made a value here; torch has added its fork already.

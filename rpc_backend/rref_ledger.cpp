@@ -163,10 +163,69 @@ void RRefLedger::reap(Rank peer) {
   }
 }
 
-void RRefLedger::settleUsersOf(Rank owner) {
+void RRefLedger::lose(Rank peer) {
+  book_.lose(peer);
+  {
+    const std::lock_guard lock(orphans_mutex_);
+    ids_at_loss_[peer] = torch_rrefs::idsMade();
+  }
+  has_orphans_.store(true, std::memory_order_release);
+}
+
+void RRefLedger::orphan(Rank owner) {
+  if (!RpcAgent::isCurrentRpcAgentSet()) return;
+  for (const torch_rrefs::User& user : torch_rrefs::users()) {
+    if (user.rref->owner() != owner) continue;
+    const RRefKey value = fromTorch(user.rref->rrefId());
+    // What this worker makes is told by its count, also when the new life is quicker than this.
+    if (value.created_on == self_) continue;
+    const std::lock_guard lock(orphans_mutex_);
+    orphans_.insert(value);
+  }
+}
+
+bool RRefLedger::isOrphan(const RRefKey& value, Rank owner) const {
+  const std::lock_guard lock(orphans_mutex_);
+  const auto lost = ids_at_loss_.find(owner);
+  if (lost == ids_at_loss_.end()) return false;
+  if (value.created_on == self_) return value.local_id < lost->second;
+  return orphans_.contains(value);
+}
+
+std::optional<RRefKey> RRefLedger::orphanIn(const Message& message, Rank to) const {
+  if (!has_orphans_.load(std::memory_order_acquire)) return std::nullopt;
+  MessageType type = message.type();
+  std::span<const char> payload = message.payload();
+  for (int depth = 0;
+       type == MessageType::FORWARD_AUTOGRAD_REQ || type == MessageType::RUN_WITH_PROFILING_REQ;
+       ++depth) {
+    const auto inner = depth < kMaxWraps ? readWrappedType(payload) : std::nullopt;
+    if (!inner) return std::nullopt;
+    type = static_cast<MessageType>(inner->type);
+    payload = inner->inner_payload;
+  }
+  std::optional<RRefKey> value;
+  if (type == MessageType::SCRIPT_RREF_FETCH_CALL || type == MessageType::PYTHON_RREF_FETCH_CALL) {
+    value = readFetchedId(payload);
+  } else if (type == MessageType::RREF_USER_DELETE || type == MessageType::RREF_FORK_REQUEST) {
+    if (const auto ids = readForkIds(payload)) value = ids->value;
+  }
+  return value && isOrphan(*value, to) ? value : std::nullopt;
+}
+
+std::optional<PickledRRef> RRefLedger::orphanAmong(const Carried& carried) const {
+  if (!has_orphans_.load(std::memory_order_acquire)) return std::nullopt;
+  for (const PickledRRef& rref : carried) {
+    if (rref.owner != self_ && isOrphan(rref.ids.value, rref.owner)) return rref;
+  }
+  return std::nullopt;
+}
+
+void RRefLedger::settleUsersOf(Rank owner, bool back) {
   if (!RpcAgent::isCurrentRpcAgentSet()) return;
   for (const torch_rrefs::User& user : torch_rrefs::users()) {
     if (user.confirmed || user.rref->owner() != owner) continue;
+    if (back && !isOrphan(fromTorch(user.rref->rrefId()), owner)) continue;
     try {
       RRefContext::getInstance().delPendingUser(toTorch(user.fork));
     } catch (const std::exception& error) {

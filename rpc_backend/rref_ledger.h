@@ -10,9 +10,13 @@
 #include <torch/csrc/distributed/rpc/message.h>
 #include <torch/csrc/distributed/rpc/rref_impl.h>
 
+#include <atomic>
 #include <functional>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "rpc_backend/api.h"
@@ -78,12 +82,20 @@ class RRefLedger : private ForkTable {
   void onAnswerReceived(MessageType type, std::span<const char> payload);
 
   // Loop thread.
-  void lose(Rank peer) { book_.lose(peer); }
+  void lose(Rank peer);
+  // Worker thread, soon after lose(): the values that peer owned are gone, also when it comes back.
+  void orphan(Rank owner);
+  bool isOfLostLife(Rank peer, Seen seen) const { return book_.isOfLostLife(peer, seen); }
+  // The value of a former life of its owner that the message to `to` asks for or speaks of; or
+  // among `carried`, with its owner. Nearly always none, at the cost of one load.
+  std::optional<RRefKey> orphanIn(const Message& message, Rank to) const;
+  std::optional<PickledRRef> orphanAmong(const Carried& carried) const;
   // Worker thread, some time after lose().
   void reap(Rank peer);
   // Ends torch's waiting for what a lost owner was to confirm: with it, torch's shutdown
   // would wait 100 s. Worker thread, when nothing sent to that owner is in flight any more.
-  void settleUsersOf(Rank owner);
+  // `back`: a new life of it may have confirmed, or will, what is not an orphan.
+  void settleUsersOf(Rank owner, bool back);
 
   // Looks into each value for its size: no more for a hot path than printing it.
   std::vector<RRefRow> report();
@@ -95,8 +107,14 @@ class RRefLedger : private ForkTable {
   void childSettled(const RRefKey& fork) override;
   std::shared_ptr<void> keep(c10::intrusive_ptr<torch::distributed::rpc::RRef> rref) const;
 
+  bool isOrphan(const RRefKey& value, Rank owner) const;
+
   const Rank self_;
   const RRefHooks hooks_;
+  std::atomic<bool> has_orphans_{false};
+  mutable std::mutex orphans_mutex_;  // guards the two below
+  std::unordered_set<RRefKey, RRefKeyHash> orphans_;
+  std::unordered_map<Rank, std::int64_t> ids_at_loss_;  // ids this worker had made by then
   RRefBook book_;
 };
 

@@ -153,6 +153,13 @@ std::optional<RRefKey> readForkId(std::span<const char> payload) {
   return key;
 }
 
+std::optional<RRefKey> readFetchedId(std::span<const char> payload) {
+  std::array<std::int64_t, 3> numbers{};
+  RRefKey key;
+  if (!readIntegers(payload, numbers) || !asKey(numbers[0], numbers[1], key)) return std::nullopt;
+  return key;
+}
+
 std::vector<PickledRRef> findPickledRRefs(std::span<const char> payload, Rank parent) {
   std::vector<PickledRRef> found;
   const std::string_view bytes(payload.data(), payload.size());

@@ -51,6 +51,9 @@ std::optional<ForkIds> readForkIds(std::span<const char> payload);
 // The payload of RREF_CHILD_ACCEPT: ((on, id),).
 std::optional<RRefKey> readForkId(std::span<const char> payload);
 
+// The value that SCRIPT_RREF_FETCH_CALL or PYTHON_RREF_FETCH_CALL asks for: ((on, id), from).
+std::optional<RRefKey> readFetchedId(std::span<const char> payload);
+
 // Everything in `payload` that looks like an RRef pickled by `parent`, by Python's pickler
 // or the JIT's. A user's own tuple of seven may look so too: the caller asks torch whether there is
 // such a fork.

@@ -115,6 +115,7 @@ class WEFT_API WeftAgent : public torch::distributed::rpc::RpcAgent,
   MemberRecord ownRecord(const GroupSecret& secret) const;
   void admit(const MemberRecord& member);
   void announce(const std::vector<MemberRecord>& members);
+  void beginAnew();
   void leaveDynamicGroup();
   // Dynamic groups: takes a lost member off the list, so that its successor can join.
   void forgetMember(worker_id_t id);
@@ -155,6 +156,7 @@ class WEFT_API WeftAgent : public torch::distributed::rpc::RpcAgent,
   bool nothingLeftToSay(worker_id_t to, std::uint16_t type) const;
   c10::intrusive_ptr<JitFuture> asIfAcknowledged() const;
   void cleanUpAfter(worker_id_t peer);
+  std::string orphanText(const RRefKey& value, worker_id_t owner) const;
 
   // EndpointHandler, on the loop thread (agent_wire.cpp).
   transport::Disposition onHeader(std::int32_t from, std::span<const std::byte> header,
@@ -194,7 +196,8 @@ class WEFT_API WeftAgent : public torch::distributed::rpc::RpcAgent,
 
   mutable std::mutex loss_mutex_;
   std::unordered_map<worker_id_t, std::string> losses_;
-  std::set<worker_id_t> cleaning_up_;  // a cleanUpAfter() is on its way
+  std::unordered_map<worker_id_t, std::string> former_losses_;  // of workers that are back, or not
+  std::set<worker_id_t> cleaning_up_;                           // a cleanUpAfter() is on its way
 
   std::mutex inflight_mutex_;
   std::unordered_map<worker_id_t, std::uint64_t> inflight_bytes_;

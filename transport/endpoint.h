@@ -80,7 +80,8 @@ class EndpointHandler {
   // Once per life of a peer. Every later send to it fails with the same reason.
   virtual void onPeerLost(const PeerLoss& loss) = 0;
 
-  // A peer that addPeer() had not named was authenticated (accept_unknown_peers).
+  // A peer that addPeer() had not named was authenticated (accept_unknown_peers), or the next life
+  // of one that is lost (accept_successors).
   virtual void onPeerJoined(const PeerInfo& /*peer*/) {}
 
   // A message accepted by send() could not be delivered, because its peer was lost first or
@@ -135,6 +136,9 @@ class Endpoint {
   // else an error. Of a peer that joined by itself (onPeerJoined) this gives the address. A peer
   // may connect before it is named here: it is held, unread, for up to connect_timeout.
   virtual Error addPeer(const PeerInfo& peer) = 0;
+  // Where a peer that joined by itself listens, as it says itself over its connection. Unknown
+  // rank: no-op.
+  virtual void setPeerAddress(std::int32_t rank, const std::string& address) = 0;
   // Closes its link in order (goodbye) and forgets it. Unknown rank: no-op.
   virtual void removePeer(std::int32_t rank) = 0;
   // Cuts its connection now, with all that is queued for it or half read; onPeerLost() tells

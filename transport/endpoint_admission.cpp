@@ -90,11 +90,13 @@ RefusalCode EndpointImpl::admitTo(Peer& peer, const Hello& hello, const SessionC
 }
 
 void EndpointImpl::admitted(Newcomer who) {
-  if (const std::shared_ptr<Peer> peer = find(who.hello.rank);
-      peer != nullptr && peer->mayAdopt()) {
+  const std::shared_ptr<Peer> peer = find(who.hello.rank);
+  if (peer != nullptr && peer->mayAdopt()) {
     return peer->adopt(std::move(who.stream), who.hello, who.claim);
   }
-  if (options_.accept_unknown_peers) {
+  const bool successor = options_.accept_successors && peer != nullptr &&
+                         peer->state() == PeerState::kGone && peer->name() == who.hello.name;
+  if (options_.accept_unknown_peers || successor) {
     // In order behind the loss of a former life, if there was one.
     loop_->post([this, who = std::move(who)] { join(who); });
   } else {

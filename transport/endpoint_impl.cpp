@@ -186,6 +186,14 @@ Error EndpointImpl::addPeer(const PeerInfo& info) {
   return Error::ok();
 }
 
+void EndpointImpl::setPeerAddress(std::int32_t rank, const std::string& address) {
+  const std::lock_guard<std::shared_mutex> lock(peers_mutex_);
+  const auto found = peers_.find(rank);
+  if (found == peers_.end() || found->second.peer == nullptr) return;
+  found->second.address = address;
+  loop_->post([peer = found->second.peer, address] { peer->setAddress(address); });
+}
+
 void EndpointImpl::removePeer(std::int32_t rank) {
   std::shared_ptr<Peer> peer;
   {

@@ -27,6 +27,7 @@ class EndpointImpl final : public Endpoint {
 
   const std::string& address() const override { return address_; }
   Error addPeer(const PeerInfo& peer) override;
+  void setPeerAddress(std::int32_t rank, const std::string& address) override;
   void removePeer(std::int32_t rank) override;
   void losePeer(std::int32_t rank, Error reason) override;
   Error send(std::int32_t to, Message message, std::chrono::milliseconds wait) override;

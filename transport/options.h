@@ -43,6 +43,9 @@ struct EndpointOptions {
   // True for groups that processes join while it runs: an authenticated peer
   // that addPeer() has not named yet is accepted under the name it proved.
   bool accept_unknown_peers = false;
+  // True for groups whose members may be started again: an authenticated new life of a peer that is
+  // lost, under the same rank and name, is accepted as onPeerJoined() says.
+  bool accept_successors = false;
   std::chrono::milliseconds handshake_timeout{5000};
   std::chrono::milliseconds connect_timeout{10000};  // all attempts of one dial together
   std::chrono::milliseconds heartbeat_interval{1000};

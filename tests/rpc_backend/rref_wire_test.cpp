@@ -35,6 +35,14 @@ TEST(RRefWire, ReadsAForkId) {
   EXPECT_EQ(*fork, (RRefKey{3, 9}));
 }
 
+TEST(RRefWire, WhatIsFetchedIsRead) {
+  const auto value = readFetchedId(bytesOf("\x80\x02K\x03K\x09\x86q\x00K\x02\x86q\x01."s));
+  ASSERT_TRUE(value);
+  EXPECT_EQ(*value, (RRefKey{3, 9}));
+  EXPECT_FALSE(readFetchedId(bytesOf(kForkIds)));
+  EXPECT_FALSE(readFetchedId({}));
+}
+
 TEST(RRefWire, EveryTruncationAndAddition) {
   for (std::size_t length = 0; length < kForkIds.size(); ++length) {
     EXPECT_FALSE(readForkIds(bytesOf(kForkIds.substr(0, length)))) << "at " << length;

@@ -1,0 +1,179 @@
+"""Workers that are killed and started again under the same name: new calls work, what refers to the
+former life fails and says so, nothing of the two lives is confused."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from workers import Workers, free_port, join, leave
+
+_kept: list = []
+BOUND = 20
+
+
+class Static(Workers):
+    """A group of fixed size that meets through a store in a process of its own, which nobody kills."""
+
+    def __init__(self, count: int, **options) -> None:
+        self.count = count
+        self.options = {
+            "heartbeat_interval": 0.2,
+            "peer_timeout": 2.0,
+            "rpc_timeout": 20,
+            **options,
+        }
+        self.port = free_port()
+        super().__init__(count, {"TORCHELASTIC_USE_AGENT_STORE": "True"})
+        self.keeper = self.add()
+        self.keeper.call(keep_store, self.port)
+        for rank in range(count):
+            self.enter(self[rank], rank)
+        for rank in range(count):
+            self[rank].result()
+
+    def enter(self, worker, rank: int, name: str | None = None) -> None:
+        place = f"tcp://127.0.0.1:{self.port}"
+        worker.start(join, rank, self.count, place, name=name, **self.options)
+
+    def again(self, rank: int):
+        """The same rank and name, in a new process."""
+        worker = self.add()
+        self.enter(worker, rank)
+        worker.result()
+        return worker
+
+    def shutdown(self, workers) -> None:
+        for worker in workers:
+            worker.start(leave)
+        for worker in workers:
+            worker.result(BOUND)
+
+
+def keep_store(port: int) -> None:
+    import torch.distributed as dist
+
+    keep_store.store = dist.TCPStore("127.0.0.1", port, is_master=True, multi_tenant=True)
+
+
+def call(to: str) -> int:
+    import torch
+    import torch.distributed.rpc as rpc
+
+    return int(rpc.rpc_sync(to, torch.add, args=(torch.ones(1), 1)).item())
+
+
+def make(value):
+    return value
+
+
+def keep_rrefs(to: str, values: list[int]) -> list[int]:
+    import torch.distributed.rpc as rpc
+
+    rrefs = [rpc.remote(to, make, args=(value,)) for value in values]
+    _kept.extend(rrefs)
+    return [rref.to_here() for rref in rrefs]
+
+
+def kept(index: int, timeout: float = 10):
+    """What the RRef gives, or its error; and how long that took."""
+    began = time.monotonic()
+    try:
+        result = _kept[index].to_here(timeout=timeout)
+    except RuntimeError as error:
+        result = str(error)
+    return result, time.monotonic() - began
+
+
+def pass_on(index: int, to: str):
+    import torch.distributed.rpc as rpc
+
+    try:
+        return rpc.rpc_sync(to, look, args=(_kept[index],), timeout=10)
+    except RuntimeError as error:
+        return str(error)
+
+
+def look(rref):
+    return rref.to_here(timeout=10)
+
+
+def forget() -> None:
+    _kept.clear()
+
+
+def held_here() -> int:
+    import weft
+
+    return sum(
+        1 for row in weft.rref_report() if row.owner == "worker0" and "worker1" in row.holders
+    )
+
+
+def says_former_life(text, name: str) -> bool:
+    return f"worker '{name}'" in text and "was started again" in text and "former life" in text
+
+
+@pytest.mark.parametrize("noticed", [True, False], ids=["noticed", "at-once"])
+def test_a_worker_that_was_killed_joins_again(noticed):
+    with Static(3) as group:
+        assert group[0].call(keep_rrefs, "worker1", [10, 11]) == [10, 11]
+        assert group[1].call(keep_rrefs, "worker0", [20]) == [20]
+        group[1].kill()
+        if noticed:
+            text = group[0].fails(call, "worker1").message
+            assert "worker 'worker1' (rank 1)" in text
+        back = group.again(1)
+        # New calls work, both ways, also for one that never talked to the former life.
+        assert group[0].call(call, "worker1") == 2
+        assert group[2].call(call, "worker1") == 2
+        assert back.call(call, "worker0") == 2
+        assert back.call(call, "worker2") == 2
+        # The old references say what happened, at once; new ones are not taken for them.
+        assert group[0].call(keep_rrefs, "worker1", [30, 31, 32]) == [30, 31, 32]
+        assert back.call(keep_rrefs, "worker0", [40, 41]) == [40, 41]
+        for index in (0, 1):
+            text, took = group[0].call(kept, index)
+            assert says_former_life(text, "worker1"), text
+            assert took < 2
+        assert says_former_life(group[0].call(pass_on, 0, "worker2"), "worker1")
+        for index, value in ((2, 30), (3, 31), (4, 32)):
+            assert group[0].call(kept, index)[0] == value
+        assert group[0].call(pass_on, 3, "worker2") == 31
+        # What the former life held here is released; what the new one holds is not.
+        end = time.monotonic() + BOUND
+        while (held := group[0].call(held_here)) != 2:
+            assert time.monotonic() < end, held
+            time.sleep(0.1)
+        assert [back.call(kept, index)[0] for index in (0, 1)] == [40, 41]
+        for worker in (group[0], back):
+            worker.call(forget)
+        group.shutdown([group[0], back, group[2]])
+
+
+def test_again_and_again():
+    with Static(2) as group:
+        last = group[1]
+        for turn in range(3):
+            assert group[0].call(keep_rrefs, "worker1", [turn]) == [turn]
+            last.kill()
+            last = group.again(1)
+            assert last.call(call, "worker0") == 2
+            assert group[0].call(call, "worker1") == 2
+        for index in range(3):
+            assert says_former_life(group[0].call(kept, index)[0], "worker1")
+        group[0].call(forget)
+        group.shutdown([group[0], last])
+
+
+def test_one_that_lives_cannot_be_replaced():
+    with Static(2) as group:
+        assert group[0].call(call, "worker1") == 2
+        other = group.add()
+        group.enter(other, 1)
+        assert "already has a worker of rank 1, and it lives" in other.failure().message
+        renamed = group.add()
+        group[1].kill()
+        group.enter(renamed, 1, name="another")
+        assert "keeps its rank and name" in renamed.failure().message
+        assert group.again(1).call(call, "worker0") == 2
