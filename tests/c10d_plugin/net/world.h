@@ -26,6 +26,12 @@
 
 namespace weft::collectives {
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;  // everything takes ten times as long
+#else
+constexpr bool kSanitized = false;
+#endif
+
 // No test should come near it: it only keeps a broken one from hanging.
 constexpr std::chrono::seconds kPatience{40};
 
