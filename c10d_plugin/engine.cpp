@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <string>
+#include <string_view>
 
 namespace weft::process_group {
 
@@ -12,11 +13,15 @@ using transport::Error;
 using transport::ErrorCode;
 
 void raise(const char* title, const Error& error) {
+  constexpr std::string_view kSaid = "Timed out: ";
+  std::string_view why = error.text();
   std::string text = std::string(title) + ": ";
-  // Programs look for these words, with spaces around them, whatever the backend.
-  if (error.code() == ErrorCode::kTimeout && error.text().find("Timed out") == std::string::npos)
-    text += "Timed out after waiting: ";
-  text += error.text();
+  if (error.code() == ErrorCode::kTimeout) {
+    // Programs look for "Timed out" with a space on both sides, whatever the backend.
+    if (why.starts_with(kSaid)) why.remove_prefix(kSaid.size());
+    if (why.find("Timed out") == std::string_view::npos) text += "Timed out after waiting: ";
+  }
+  text += why;
   if (error.code() == ErrorCode::kInvalidArgument) TORCH_CHECK(false, text);
   C10_THROW_ERROR(DistBackendError, text);
 }

@@ -29,8 +29,10 @@ Result<std::string> StoreKeyValue::get(const std::string& key, steady_clock::tim
   milliseconds nap{1};
   try {
     while (!store_->check({key})) {
-      const auto left = std::chrono::duration_cast<milliseconds>(deadline - steady_clock::now());
-      if (left.count() <= 0) return Error(ErrorCode::kTimeout, "'" + key + "' is not in the Store");
+      const auto now = steady_clock::now();
+      // Compared, not subtracted: a deadline may be as early as time begins.
+      if (now >= deadline) return Error(ErrorCode::kTimeout, "'" + key + "' is not in the Store");
+      const auto left = std::chrono::ceil<milliseconds>(deadline - now);
       std::this_thread::sleep_for(std::min(nap, left));
       nap = std::min(nap * 2, kLongestNap);
     }
@@ -56,7 +58,7 @@ std::vector<int> missing(collectives::KeyValue& store, const std::string& topic,
   std::vector<int> ranks;
   for (std::size_t rank = 0; rank < have.size(); ++rank) {
     if (have[rank]) continue;
-    if (store.get(topic + std::to_string(rank), steady_clock::time_point::min()).ok()) continue;
+    if (store.get(topic + std::to_string(rank), steady_clock::now()).ok()) continue;
     ranks.push_back(static_cast<int>(rank));
   }
   return ranks;

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import socket
 import sys
 from pathlib import Path
 
@@ -38,17 +37,11 @@ def _wanted(arguments: argparse.Namespace) -> list[tuple[str, str]]:
     return wanted
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def main() -> None:
     """Measures both backends in turn, for each number of ranks, and prints the tables."""
     arguments = _arguments()
     for count in arguments.ranks:
-        found = ranks.run(count, _free_port(), _wanted(arguments), arguments.rounds)
+        found = ranks.run(count, ranks.free_port(), _wanted(arguments), arguments.rounds)
         rows = report.rows(found["weft"], found["gloo"])
         mean = math.exp(sum(math.log(1 / row.ratio) for row in rows) / len(rows))
         limits = {"times gloo's speed, geometric mean": mean}

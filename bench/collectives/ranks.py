@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import statistics
 import time
 from collections.abc import Callable
@@ -16,6 +17,13 @@ from bench.collectives import operations
 SIDES = ("weft", "gloo")
 _BUDGET = 0.25  # seconds that one side spends on one figure in one round
 Figures = dict[str, float]
+
+
+def free_port() -> int:
+    """A port of loopback that was free just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def _time(call: Callable[[], object], count: int, group: Any) -> float:

@@ -134,9 +134,10 @@ def dtensors() -> None:
     sharded = distribute_tensor(whole, mesh, [Shard(0)])
     assert torch.equal(sharded.redistribute(mesh, [Replicate()]).to_local(), whole)
     assert torch.equal(sharded.redistribute(mesh, [Shard(1)]).full_tensor(), whole)
-    assert torch.equal((sharded @ whole.t()).full_tensor(), whole @ whole.t())
+    other = distribute_tensor(whole.t().contiguous(), mesh, [Replicate()])
+    assert torch.equal((sharded @ other).full_tensor(), whole @ whole.t())
     assert sharded.sum().full_tensor() == whole.sum()
-    assert mesh.get_group("x").name() == "weft" or dist.get_backend(mesh.get_group("x")) == "weft"
+    assert dist.get_backend(mesh.get_group("x")) == "weft"
 
 
 def functional_collectives(compiled: bool) -> None:
@@ -152,7 +153,7 @@ def functional_collectives(compiled: bool) -> None:
         summed = collectives.all_reduce(tensor * 2, "sum", group)
         return collectives.all_gather_tensor(summed + 1, 0, group)
 
-    run = torch.compile(step, backend="inductor" if compiled else "eager") if compiled else step
+    run = torch.compile(step, backend="aot_eager") if compiled else step
     got = run(torch.full((3,), rank + 1.0))
     assert torch.equal(got, torch.full((3 * size,), 2.0 * total + 1))
     scattered = collectives.reduce_scatter_tensor(torch.ones(2 * size), "avg", 0, group)

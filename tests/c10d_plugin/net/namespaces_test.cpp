@@ -80,6 +80,8 @@ INSTANTIATE_TEST_SUITE_P(Layouts, BetweenNamespaces,
                          });
 
 TEST_P(BetweenNamespaces, EveryOperationDoesWhatTheModelDoes) {
+  if (kSanitized && GetParam().ranks != std::vector{2, 1, 3})
+    GTEST_SKIP() << "the uneven hosts are enough for a sanitizer";
   const Hosts hosts(GetParam().ranks);
   if (!hosts.problem().empty()) GTEST_SKIP() << hosts.problem();
   runRanks(hosts.size(), [&](int rank, KeyValue& store) {

@@ -26,6 +26,12 @@
 
 namespace weft::collectives {
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;  // everything takes ten times as long
+#else
+constexpr bool kSanitized = false;
+#endif
+
 // No test should come near it: it only keeps a broken one from hanging.
 constexpr std::chrono::seconds kPatience{40};
 
@@ -107,7 +113,7 @@ inline void runRanks(int size, const std::function<void(int, KeyValue&)>& body,
     }
     children.push_back(child);
   }
-  const auto until = soon(kPatience * 2);
+  const auto until = soon(kPatience * 5);  // a sanitizer on a busy machine
   for (int rank = 0; rank < size; ++rank) {
     int status = 0;
     while (::waitpid(children[rank], &status, WNOHANG) == 0) {

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
+#include <ctime>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -86,6 +88,54 @@ TEST_P(DeadRank, IsNamedToAllSurvivors) {
 INSTANTIATE_TEST_SUITE_P(When, DeadRank,
                          ::testing::Values(Dies::kBefore, Dies::kBetweenSmall, Dies::kBetweenLarge,
                                            Dies::kAnywhere));
+
+// At moments of chance: while the group is made, in any round of a long operation, between two.
+TEST(Failures, ARankMayDieAtAnyMoment) {
+  const std::uint64_t seed = std::random_device{}();
+  std::mt19937_64 random(seed);
+  for (int attempt = 0; attempt < 8; ++attempt) {
+    const milliseconds delay(random() % 40);
+    const auto victim = static_cast<std::size_t>(random() % 3);
+    const TemporaryFolder folder;
+    Children children;
+    for (int rank = 0; rank < 3; ++rank) {
+      children.start([&, rank] {
+        FolderStore store(folder.path());
+        auto joined = ShmCollectives::join({}, store, rank, 3, in(seconds(3)));
+        if (!joined.ok()) return 0;
+        std::vector<std::byte> data(3 << 20);
+        for (std::uint64_t sequence = 0;; ++sequence) {
+          const Call call{in(seconds(30)), sequence, Element::kFloat32, Reduction::kSum};
+          const Error error = joined.value()->allReduce(call, data);
+          if (!error) continue;
+          const std::string name = "rank " + std::to_string(victim) + " died";
+          return error.code() == ErrorCode::kPeerLost && contains(error.text(), name) ? 0 : 1;
+        }
+      });
+    }
+    std::this_thread::sleep_for(delay);
+    children.kill(victim);
+    for (std::size_t rank = 0; rank < 3; ++rank) {
+      const int status = exitOf(children, rank);
+      EXPECT_EQ(status, rank == victim ? 128 + SIGKILL : 0)
+          << "seed " << seed << " attempt " << attempt;
+    }
+  }
+}
+
+TEST(Failures, ARankThatWaitsLeavesTheProcessorAlone) {
+  const TemporaryFolder folder;
+  Children children;
+  startRanks(children, folder, 2, {}, [&](Collectives& group) {
+    if (group.barrier({in(seconds(30)), 0})) return 1;
+    if (group.rank() == 1) std::this_thread::sleep_for(milliseconds(1500));
+    const std::clock_t began = std::clock();  // processor time, not the wall's
+    if (group.barrier({in(seconds(30)), 1})) return 2;
+    return std::clock() - began < CLOCKS_PER_SEC / 20 ? 0 : 3;
+  });
+  EXPECT_EQ(exitOf(children, 0), 0);
+  EXPECT_EQ(exitOf(children, 1), 0);
+}
 
 // The child that a data loader forks has copies of all descriptors, and outlives its parent.
 TEST(Failures, AForkedChildDoesNotHideItsParentsDeath) {

@@ -1,0 +1,1 @@
+"""Step time of data-parallel training, Weft against Gloo: ``./dev bench ddp``."""
