@@ -42,6 +42,7 @@ __all__ = [
     "call",
     "call_async",
     "call_remote",
+    "cmake_prefix_path",
     "init_rpc",
     "library_path",
     "publish",
@@ -54,5 +55,6 @@ __all__ = [
 ]
 
 library_path = _native.library_path
+cmake_prefix_path = _native.cmake_prefix_path
 
 _registration.install()

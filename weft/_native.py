@@ -17,6 +17,11 @@ def library_path() -> str:
     return str(beside if beside.exists() else _HERE / "libweft.so")
 
 
+def cmake_prefix_path() -> str:
+    """For ``CMAKE_PREFIX_PATH``, so that ``find_package(weft)`` finds the installed wheel."""
+    return str(Path(library_path()).parent)
+
+
 try:
     from weft import _C  # noqa: F401
 except ImportError as error:
