@@ -31,3 +31,7 @@ except ImportError as error:
         f"built for another torch than the {torch.__version__} found here: rebuild it with "
         "`./dev wheel`."
     ) from error
+
+from weft import _op_docs  # noqa: E402  after the library, whose operators it describes
+
+_op_docs.install()

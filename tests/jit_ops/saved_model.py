@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any, List  # noqa: UP035  TorchScript reads these names
+from typing import Any
 
 import torch
 import torch.distributed.rpc as rpc
@@ -25,8 +25,8 @@ class Client(nn.Module):
     """What C++ loads: 2x + 2x + 2x, and the publisher's name."""
 
     def forward(self, x: Tensor) -> Tensor:
-        like: List[Tensor] = []
-        args: List[Any] = [x]
+        like: list[Tensor] = []
+        args: list[Any] = [x]
         later = torch.ops.weft.call_async("python", "twice", args, like)
         there = torch.ops.weft.remote("python", "twice", args, like)
         now = torch.ops.weft.call("python", "twice", args, like)
