@@ -29,6 +29,7 @@ from weft.publishing import (
     published,
     unpublish,
 )
+from weft.remote_module import RemoteModule
 from weft.rpc import init_rpc, wait_all_workers
 from weft.rref import RRefId, RRefInfo, rref_report
 
@@ -37,6 +38,7 @@ __all__ = [
     "PublishedInfo",
     "RRefId",
     "RRefInfo",
+    "RemoteModule",
     "RpcBackendOptions",
     "__version__",
     "call",
