@@ -45,11 +45,16 @@ std::string describe(const Call& call) {
   throw std::runtime_error(text + " (calling " + what + ")");
 }
 
-at::IValue typed(at::IValue value, const c10::TypePtr& type, const std::string& what) {
-  if (type == nullptr || fit(value, type)) return value;
+[[noreturn]] void failType(const at::IValue& value, const c10::TypePtr& type,
+                           const std::string& what) {
   fail("the result must be " + type->annotation_str() + ", but " + value.type()->annotation_str() +
            " came",
        what);
+}
+
+at::IValue typed(at::IValue value, const c10::TypePtr& type, const std::string& what) {
+  if (type == nullptr || fit(value, type)) return value;
+  failType(value, type, what);
 }
 
 Values toStack(Call& call, std::size_t extra) {
@@ -126,15 +131,16 @@ at::IValue waitFor(Future& future) {
 }
 
 at::IValue call(Call call, const c10::TypePtr& type) {
-  const std::string what = describe(call);
   const FuturePtr answer = send(call);
   // The answer is taken apart here, not on the agent's thread that completes it.
   try {
     waitFor(*answer);
   } catch (const std::exception& error) {
-    fail(error.what(), what);
+    fail(error.what(), describe(call));
   }
-  return typed(valueOf(*answer), type, what);
+  at::IValue value = valueOf(*answer);
+  if (type == nullptr || fit(value, type)) return value;
+  failType(value, type, describe(call));
 }
 
 FuturePtr callAsync(Call call, const c10::TypePtr& type) {

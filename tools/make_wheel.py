@@ -13,6 +13,18 @@ from pathlib import Path
 # Layers whose headers a C++ program may include, as <weft/include>/<layer>/<header>.
 LAYERS = ("transport", "rpc_backend", "jit_ops", "pipe", "c10d_plugin")
 
+# Where find_package(weft) looks below weft.cmake_prefix_path().
+CMAKE = "weft/share/cmake/weft"
+
+
+def cmake_version(version: str) -> str:
+    """A program that asks for this version or an older one gets this one."""
+    return f"""set(PACKAGE_VERSION "{version}")
+if(PACKAGE_FIND_VERSION VERSION_LESS_EQUAL PACKAGE_VERSION)
+  set(PACKAGE_VERSION_COMPATIBLE TRUE)
+endif()
+"""
+
 
 def load_stage(root: Path):
     """tools/stage.py knows which files are the package; ./dev runs us isolated (-I)."""
@@ -32,6 +44,8 @@ def contents(root: Path, shared: Path, stage) -> dict[str, bytes]:
     for layer in LAYERS:
         for header in sorted((root / layer).rglob("*.h")):
             files[f"weft/include/{header.relative_to(root)}"] = header.read_bytes()
+    files[f"{CMAKE}/weft-config.cmake"] = (root / "tools" / "weft-config.cmake").read_bytes()
+    files[f"{CMAKE}/weft-config-version.cmake"] = cmake_version(stage.VERSION).encode()
     return files
 
 

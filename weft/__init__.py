@@ -55,6 +55,7 @@ __all__ = [
     "call",
     "call_async",
     "call_remote",
+    "cmake_prefix_path",
     "init_rpc",
     "library_path",
     "publish",
@@ -67,6 +68,7 @@ __all__ = [
 ]
 
 library_path = _native.library_path
+cmake_prefix_path = _native.cmake_prefix_path
 
 
 def __getattr__(name: str) -> object:

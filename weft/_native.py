@@ -17,6 +17,11 @@ def library_path() -> str:
     return str(beside if beside.exists() else _HERE / "libweft.so")
 
 
+def cmake_prefix_path() -> str:
+    """For ``CMAKE_PREFIX_PATH``, so that ``find_package(weft)`` finds the installed wheel."""
+    return str(Path(library_path()).parent)
+
+
 try:
     from weft import _C  # noqa: F401
 except ImportError as error:
@@ -26,3 +31,7 @@ except ImportError as error:
         f"built for another torch than the {torch.__version__} found here: rebuild it with "
         "`./dev wheel`."
     ) from error
+
+from weft import _op_docs  # noqa: E402  after the library, whose operators it describes
+
+_op_docs.install()

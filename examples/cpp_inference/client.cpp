@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "examples/cpp_inference/flags.h"
+#include "flags.h"
 #include "jit_ops/weft.h"
 
 namespace {

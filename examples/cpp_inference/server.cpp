@@ -10,7 +10,7 @@
 #include <cstdio>
 #include <exception>
 
-#include "examples/cpp_inference/flags.h"
+#include "flags.h"
 #include "jit_ops/weft.h"
 
 namespace {

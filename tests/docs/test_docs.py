@@ -42,7 +42,7 @@ def test_links_lead_somewhere(page):
 @BY_PAGE
 def test_files_that_are_named_exist(page):
     """`folder/file.ext` in backquotes is a file of the checkout."""
-    folders = "transport|rpc_backend|weft|examples|bench|tests|tools|docs"
+    folders = "transport|rpc_backend|jit_ops|weft|examples|bench|tests|tools|docs"
     for name in re.findall(rf"`((?:{folders})/[\w/]+\.\w+)`", page.read_text()):
         assert (ROOT / name).exists() or name.endswith(".so"), name
 
@@ -65,7 +65,8 @@ def test_commands_exist(page):
 
 def sources() -> str:
     """What the program may say: the text of its sources, string literals joined across lines."""
-    files = [path for name in ("rpc_backend", "transport") for path in ROOT.glob(f"{name}/*.cpp")]
+    layers = ("jit_ops", "rpc_backend", "transport")
+    files = [path for name in layers for path in ROOT.glob(f"{name}/*.cpp")]
     text = "\n".join(path.read_text() for path in [*files, *ROOT.glob("weft/*.py")])
     text = re.sub(r'"\s*\n\s*(?:std::string\()?f?"', "", text)
     return text.replace('\\"', '"')

@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Mixed groups, as the examples show them: two C++ processes and a Python one that call each other,
+# then a C++ actor of a Python learner, then the saved model that one of each makes and runs.
+#
+# mixed_test.sh INFERENCE_FOLDER ACTOR SAVED_MODEL: the programs' places in the runfiles.
+set -euo pipefail
+
+root="$PWD"
+# The interpreter of the torch that the programs are linked with.
+torch="$(ldd "$root/$1/client" | sed -n 's/.*libtorch_cpu.so => \(.*\) (.*/\1/p')"
+site="$(cd "$(dirname "$torch")/../.." && pwd -P)"
+python="$site/../../../bin/python"
+[[ -x "$python" ]] || { echo "no Python beside $site"; exit 1; }
+
+# An importable package: the checkout's files with the shared objects built for this test.
+mkdir -p "$TEST_TMPDIR/site/weft"
+ln -sf "$root"/weft/*.py "$TEST_TMPDIR/site/weft/"
+ln -sf "$root/_C.so" "$root/libweft.so" "$TEST_TMPDIR/site/weft/"
+export PYTHONPATH="$TEST_TMPDIR/site:$root" PYTHONSAFEPATH=1 TORCH_DEVICE_BACKEND_AUTOLOAD=0
+export OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1
+
+port() { echo $((20000 + RANDOM % 10000)); }
+
+"$python" -m examples.cpp_inference.launch --binaries "$root/$1" --threads 3 --requests 100 |
+  tee "$TEST_TMPDIR/inference.txt"
+grep -q 'C++ client, 3 threads: p50' "$TEST_TMPDIR/inference.txt"
+grep -q 'Python client, 3 threads: p50' "$TEST_TMPDIR/inference.txt"
+
+MASTER_PORT="$(port)"
+export MASTER_ADDR=127.0.0.1 MASTER_PORT WORLD_SIZE=2
+RANK=0 timeout 100 "$python" -m examples.cpp_trainer.learner &
+learner=$!
+RANK=1 timeout 100 "$root/$2" 60
+wait "$learner"
+
+# A model that calls, made and saved by Python, loaded and run by C++ against a Python server.
+MASTER_PORT="$(port)"
+export MASTER_PORT
+RANK=0 timeout 100 "$python" "$root/tests/jit_ops/saved_model.py" "$TEST_TMPDIR/client.pt" &
+server=$!
+RANK=1 timeout 100 "$root/$3" "$TEST_TMPDIR/client.pt"
+wait "$server"
