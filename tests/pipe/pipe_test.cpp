@@ -2,8 +2,6 @@
 #include "pipe/pipe.h"
 
 #include <gtest/gtest.h>
-#include <torch/csrc/jit/frontend/resolver.h>
-#include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/functional.h>
 #include <torch/nn/modules/linear.h>
@@ -25,7 +23,8 @@ nn::Sequential model() {
 
 torch::jit::Module script(const std::string& body) {
   torch::jit::Module module("Stage");
-  module.register_parameter("weight", torch::full({1}, 2.0), /*is_buffer=*/false);
+  module.register_parameter("weight", torch::full({1}, 2.0).set_requires_grad(true),
+                            /*is_buffer=*/false);
   module.define(body);
   return module;
 }
@@ -72,7 +71,8 @@ TEST(Pipe, ThrowsWhatAStageThrowsAndWorksAgain) {
     if (*broken) throw std::domain_error("on purpose");
     return x * 2;
   };
-  weft::Pipe pipe(nn::Sequential(nn::Functional(stage), nn::Functional(stage)), {4});
+  nn::Sequential both{nn::Functional{stage}, nn::Functional{stage}};
+  weft::Pipe pipe(both, {4});
   const at::Tensor x = torch::ones({4});
   for (int round = 0; round < 3; ++round)
     EXPECT_THROW(pipe.forward(x), std::domain_error);
