@@ -1,5 +1,6 @@
 #include "pipe/jobs.h"
 
+#include <ATen/Parallel.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/irange.h>
 
@@ -37,6 +38,7 @@ void PipelineJob::lane(std::size_t lane, const std::function<void()>& share) {
     c10::impl::VirtualGuardImpl(stream.device_type()).exchangeStream(stream);
   }
   t_lane = lane + 1;
+  at::init_num_threads();  // torch.set_num_threads counts for this thread as well
   share();
 }
 

@@ -35,6 +35,10 @@ ThreadHooks threadHooks() {
   hooks.ending = [] {
     if (interpreterEnds()) return;
     PyEval_RestoreThread(t_python);
+    // What the thread state holds may hold graphs, whose end takes the GIL again. That must not
+    // happen inside of PyGILState_Release: pybind11 would end the state a second time.
+    PyErr_Clear();
+    if (PyObject* const locals = PyThreadState_GetDict()) PyDict_Clear(locals);
     PyGILState_Release(PyGILState_UNLOCKED);
   };
   hooks.while_joining = [](const std::function<void()>& join) {

@@ -45,7 +45,9 @@ bool hasHooks(py::handle module) {
 }
 
 bool hasGlobalHooks() {
-  return py::module_::import("torch.nn.modules.module").attr("_has_any_global_hook")().cast<bool>();
+  const py::object hooks =
+      py::module_::import("torch.nn.modules.module").attr("_has_any_global_hook")();
+  return PyObject_IsTrue(hooks.ptr()) != 0;
 }
 
 class ParameterWalk {
@@ -131,6 +133,7 @@ Batch PythonStage::forward(const Batch& input) {
   if (script_ && !hooked_.load(std::memory_order_relaxed)) return script_->forward(input);
   const py::gil_scoped_acquire gil;
   const SkipsGuard guard(skips_.ptr());
+  PyErr_Clear();  // a failed backward on this thread may have left its error set
   try {
     const py::tuple arguments = toArguments(input);
     const auto result =

@@ -27,7 +27,7 @@ c10::IValue build(const Structure& structure, const std::vector<at::Tensor>& ten
   TORCH_CHECK(structure.kind == Kind::kList || structure.kind == Kind::kDict,
               "a script stage cannot take a container of this type");
   TORCH_CHECK(!parts.empty(), "a script stage cannot take an empty container: it has no type");
-  const c10::TypePtr type = parts[0].type();
+  const c10::TypePtr type = c10::unshapedType(parts[0].type());  // a tensor's has its shape in it
   if (structure.kind == Kind::kList) {
     c10::impl::GenericList list(type);
     for (c10::IValue& part : parts)
@@ -42,27 +42,29 @@ c10::IValue build(const Structure& structure, const std::vector<at::Tensor>& ten
   return dict;
 }
 
-Structure apart(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
+}  // namespace
+
+Structure addPart(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
   Structure structure;
   if (value.isTensor()) {
     tensors.push_back(value.toTensor());
   } else if (value.isTuple()) {
     structure.kind = Kind::kTuple;
     for (const c10::IValue& item : value.toTupleRef().elements()) {
-      structure.parts.push_back(apart(item, tensors));
+      structure.parts.push_back(addPart(item, tensors));
     }
   } else if (value.isList()) {
     structure.kind = Kind::kList;
     const c10::impl::GenericList list = value.toList();
     for (const c10::IValue& item : list)
-      structure.parts.push_back(apart(item, tensors));
+      structure.parts.push_back(addPart(item, tensors));
   } else if (value.isGenericDict()) {
     structure.kind = Kind::kDict;
     const auto dict = value.toGenericDict();
     c10::impl::GenericList keys(dict.keyType());
     for (const auto& item : dict) {
       keys.push_back(item.key());
-      structure.parts.push_back(apart(item.value(), tensors));
+      structure.parts.push_back(addPart(item.value(), tensors));
     }
     structure.value = keys;
   } else {
@@ -72,8 +74,6 @@ Structure apart(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
   return structure;
 }
 
-}  // namespace
-
 c10::IValue toIValue(const Batch& batch) {
   if (!batch.structure) return batch.tensors.at(0);
   std::size_t next = 0;
@@ -82,7 +82,7 @@ c10::IValue toIValue(const Batch& batch) {
 
 Batch toBatch(const c10::IValue& value) {
   Batch batch;
-  Structure structure = apart(value, batch.tensors);
+  Structure structure = addPart(value, batch.tensors);
   if (structure.kind != Kind::kTensor) {
     batch.structure = std::make_shared<Structure>(std::move(structure));
   }

@@ -14,6 +14,8 @@ namespace weft::pipe {
 // them; throws otherwise.
 c10::IValue toIValue(const Batch& batch);
 Batch toBatch(const c10::IValue& value);
+// As a part of something larger.
+Structure addPart(const c10::IValue& value, std::vector<at::Tensor>& tensors);
 
 class WEFT_API ScriptStage final : public Stage {
  public:

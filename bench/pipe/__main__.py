@@ -1,6 +1,6 @@
 """Entry: ``./dev bench pipe [--rounds 3] [--peer-venv PATH] [--only NAME …]``.
 
-``--peer-venv`` is a venv with a torch that still has a Pipe. To make one (1.5 GB to download)::
+``--peer-venv`` is a venv with a torch that still has a Pipe. To make one (2.7 GB to download)::
 
     python3.11 -m venv peer && peer/bin/pip install torch==2.3.1 "numpy<2"
 """

@@ -51,7 +51,7 @@ def by_hand(layers: list[nn.Module], chunks: int) -> Run:
 
 def median_seconds(call: Callable[[], object], fewest: int = 5) -> float:
     """The median over as many calls as the budget allows."""
-    for _ in range(3):
+    for _ in range(6):  # a Pipe tries with threads and without before it settles
         call()
     times: list[float] = []
     until = time.perf_counter() + BUDGET

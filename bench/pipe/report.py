@@ -18,7 +18,7 @@ NAMES = {
     "torch": "torch's Pipe",
     "pipelining": "torch.distributed.pipelining, gloo",
 }
-#: At most this, in us; see docs/pipe_bench.md for where they come from.
+#: At most this, in us: a fifth of what torch 2.3.1 took on two quiet cores, or less.
 TARGETS = {
     "a task, Python stage, forward us": 20.0,
     "a task, Python stage, with backward us": 35.0,

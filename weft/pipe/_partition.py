@@ -75,7 +75,7 @@ def split(module: nn.Sequential) -> Split:
     names: list[list[str]] = []
     for name, child in module.named_children():
         if isinstance(child, WithDevice):
-            device, child, name = child.device, child.module, f"{name}._module"
+            device, child, name = _with_index(child.device), child.module, f"{name}._module"
             child.to(device)
         else:
             device = _device_of(name, child)
@@ -103,6 +103,13 @@ def check_shared_parameters(
                 raise ValueError(
                     "module with duplicate parameters on distinct devices is not supported"
                 )
+
+
+def _with_index(device: torch.device) -> torch.device:
+    """``cuda`` is the present CUDA device, as it is for tensors."""
+    if device.index is None and device.type not in ("cpu", "meta"):
+        return torch.device(device.type, torch.accelerator.current_device_index())
+    return device
 
 
 def _device_of(name: str, child: nn.Module) -> torch.device:

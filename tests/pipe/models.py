@@ -1,0 +1,55 @@
+"""Small models and helpers that the tests of the engine share."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from weft import _C, Pipe
+
+# Threads of OpenMP would be counted with a Pipe's.
+torch.set_num_threads(1)
+# Nor those that autograd starts with its first backward.
+torch.ones(1, requires_grad=True).sum().backward()
+
+MODES = ("never", "except_last", "always")
+WAYS = ("inline", "threads")
+
+
+def make_pipe(module: nn.Sequential, way: str = "auto", **arguments) -> Pipe:
+    """A Pipe whose tasks run the given way: on threads of their own, or on the caller's."""
+    pipe = Pipe(module, **arguments)
+    pipe._engine.threading = getattr(_C.pipe.Threading, way)
+    return pipe
+
+
+def mlp() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 3))
+
+
+class Counter(nn.Module):
+    """Counts its forwards, and the recomputations among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.forwards = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.forwards += 1
+        return self.linear(x).tanh()
+
+
+def gradients(module: nn.Module) -> list[Tensor | None]:
+    return [None if p.grad is None else p.grad.clone() for p in module.parameters()]
+
+
+def plain_copy(module: nn.Sequential) -> nn.Sequential:
+    return copy.deepcopy(module)
+
+
+def assert_same(found, expected, **tolerance) -> None:
+    torch.testing.assert_close(found, expected, **({"atol": 1e-6, "rtol": 1e-5} | tolerance))

@@ -1,0 +1,149 @@
+"""Construction, attributes and state: what programs written for torch.distributed.pipeline.sync rely on."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+from models import assert_same, make_pipe, mlp
+from torch import nn
+from torch.distributed.rpc import RRef
+
+import weft
+import weft.pipe
+from weft.pipe import NoChunk, Pipe, WithDevice
+
+
+def test_rpc_comes_first():
+    code = (
+        "from torch import nn\nimport weft\n"
+        "try:\n  weft.Pipe(nn.Linear(1, 1), chunks=0, checkpoint='no')\n"
+        "except RuntimeError as error:\n  assert 'initialize RPC' in str(error), error\n"
+        "else:\n  raise SystemExit(1)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.usefixtures("alone")
+class TestConstruction:
+    def test_checks_in_upstreams_order(self):
+        twice = nn.Linear(1, 1)
+        with pytest.raises(ValueError, match="number of chunks must be positive integer"):
+            Pipe(nn.Linear(1, 1), chunks=0, checkpoint="sometimes")
+        with pytest.raises(ValueError, match="number of chunks must be positive integer"):
+            Pipe(nn.Sequential(), chunks=-1)
+        with pytest.raises(ValueError, match="not one of 'always', 'except_last', or 'never'"):
+            Pipe(nn.Linear(1, 1), checkpoint="sometimes")
+        with pytest.raises(TypeError, match=r"module must be nn\.Sequential to be partitioned"):
+            Pipe(nn.Linear(1, 1))
+        with pytest.raises(ValueError, match="duplicate children"):
+            Pipe(nn.Sequential(twice, twice))
+        mixed = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1, device="meta"))
+        with pytest.raises(ValueError, match="all parameters on a single device"):
+            Pipe(nn.Sequential(mixed))
+        assert Pipe(nn.Sequential(), chunks="3").chunks == 3
+
+    def test_attributes(self):
+        a, b, c = nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1)
+        pipe = Pipe(nn.Sequential(a, nn.Sequential(b, c)), chunks=2, checkpoint="always")
+        assert (pipe.chunks, pipe.checkpoint) == (2, "always")
+        assert pipe.devices == [torch.device("cpu")] * 2
+        assert [len(partition) for partition in pipe.partitions] == [1, 2]
+        assert len(pipe) == 3
+        assert list(pipe) == [a, b, c]
+        assert (pipe[0], pipe[1], pipe[-1], pipe[-3]) == (a, b, c, a)
+        for index in (3, -4):
+            with pytest.raises(IndexError):
+                pipe[index]
+        assert weft.Pipe is weft.pipe.Pipe
+        assert weft.WithDevice is weft.pipe.WithDevice
+        assert isinstance(pipe(torch.ones(2, 1)), RRef)
+
+    def test_accelerator_neighbours_share_a_partition(self):
+        meta = nn.Sequential(
+            nn.Linear(2, 2, device="meta"),
+            WithDevice(nn.ReLU(), "meta"),
+            nn.Linear(2, 2, device="meta"),
+            nn.ReLU(),
+        )
+        pipe = Pipe(meta)
+        assert [len(partition) for partition in pipe.partitions] == [3, 1]
+        assert [device.type for device in pipe.devices] == ["meta", "cpu"]
+
+    def test_moving_is_denied(self):
+        pipe = Pipe(mlp())
+        for move in (
+            pipe.cuda,
+            pipe.cpu,
+            lambda: pipe.to("cpu"),
+            lambda: pipe.to(torch.device("cpu")),
+            lambda: pipe.to(0),
+            lambda: pipe.to(torch.ones(1)),
+            lambda: pipe.to(device="cpu"),
+        ):
+            with pytest.raises(TypeError, match="denied to move parameters and buffers"):
+                move()
+        assert pipe.to(torch.float64)[0].weight.dtype == torch.float64
+        assert pipe.double() is pipe
+
+
+@pytest.mark.usefixtures("alone")
+class TestState:
+    @staticmethod
+    def model():
+        torch.manual_seed(5)
+        return nn.Sequential(
+            nn.Linear(4, 4), nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)), nn.Tanh()
+        )
+
+    def test_keys(self):
+        pipe = Pipe(self.model())
+        assert "partitions.0.0.weight" in pipe.state_dict()
+        assert "partitions.1.1.bias" in pipe.state_dict()
+        other = Pipe(self.model())
+        other.load_state_dict(pipe.state_dict())
+
+    def test_plain_layout_both_ways(self):
+        plain = self.model()
+        pipe = Pipe(copy.deepcopy(plain))
+        with torch.no_grad():
+            for parameter in pipe.parameters():
+                parameter.add_(1)
+        again = self.model()
+        again.load_state_dict(pipe.plain_state_dict())
+        assert_same(again[1][1].weight, pipe[2].weight)
+        pipe.load_state_dict(plain.state_dict())
+        assert_same(pipe[2].weight, plain[1][1].weight)
+        outer = nn.ModuleDict({"pipe": Pipe(self.model())})
+        outer.load_state_dict({f"pipe.{k}": v for k, v in plain.state_dict().items()})
+        assert_same(outer["pipe"][0].weight, plain[0].weight)
+        with pytest.raises(RuntimeError, match="Missing key"):
+            pipe.load_state_dict({})
+
+    def test_copies(self):
+        pipe = make_pipe(mlp(), "threads", chunks=2)
+        x = torch.randn(4, 4)
+        expected = pipe(x).local_value()
+        saved = io.BytesIO()
+        torch.save(pipe, saved)
+        saved.seek(0)
+        for other in (
+            copy.deepcopy(pipe),
+            pickle.loads(pickle.dumps(pipe)),
+            torch.load(saved, weights_only=False),
+        ):
+            assert other[0].weight is not pipe[0].weight
+            output = other(x).local_value()
+            assert_same(output, expected)
+            output.sum().backward()
+            assert pipe[0].weight.grad is None
+            other.load_state_dict(mlp().state_dict())
+
+    def test_no_chunk_shows_its_tensor(self):
+        x = torch.ones(2)
+        assert NoChunk(x).tensor is x

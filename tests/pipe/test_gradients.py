@@ -1,0 +1,262 @@
+"""Outputs, losses and gradients are the plain Sequential's, however the mini-batch is cut and run.
+
+Tolerance: 1e-6 absolute and 1e-5 relative in float32, the difference between one matrix product and several.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from models import MODES, WAYS, assert_same, gradients, make_pipe, mlp, plain_copy
+from torch import nn
+from torch.autograd import Function
+
+pytestmark = pytest.mark.usefixtures("alone")
+
+
+def convolutional() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(inplace=True)),
+        nn.Conv2d(3, 2, 3),
+        nn.ReLU(inplace=True),
+        nn.Flatten(),
+        nn.Linear(8, 2),
+    )
+
+
+def recurrent() -> nn.Sequential:
+    class Last(nn.Module):
+        # A Pipe spreads a tuple over the arguments, a Sequential does not.
+        def forward(self, output, *_state):
+            return (output[0] if isinstance(output, tuple) else output)[:, -1]
+
+    torch.manual_seed(2)
+    return nn.Sequential(nn.GRU(3, 5, batch_first=True), Last(), nn.Linear(5, 2))
+
+
+def tied() -> nn.Sequential:
+    model = mlp()
+    model[4] = nn.Linear(8, 8)
+    model[4].weight = model[2].weight
+    return model
+
+
+MODELS = {
+    "mlp": (mlp, (7, 4)),
+    "convolutional": (convolutional, (7, 1, 6, 6)),
+    "recurrent": (recurrent, (7, 6, 3)),
+    "tied": (tied, (7, 4)),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("chunks", [1, 2, 3, 7, 16])
+@pytest.mark.parametrize("way", WAYS)
+def test_equals_the_plain_sequential(kind, mode, chunks, way):
+    make, shape = MODELS[kind]
+    plain = make()
+    pipe = make_pipe(plain_copy(plain), way, chunks=chunks, checkpoint=mode)
+    x = torch.randn(shape)
+    for _ in range(2):
+        mine, reference = x.clone().requires_grad_(), x.clone().requires_grad_()
+        output, expected = pipe(mine).local_value(), plain(reference)
+        assert_same(output, expected)
+        output.square().mean().backward()
+        expected.square().mean().backward()
+        assert_same(mine.grad, reference.grad)
+        assert_same(gradients(pipe), gradients(plain))
+        # Gradients add up over mini-batches, as ever.
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_torch_autograd_grad(mode):
+    plain = mlp()
+    pipe = make_pipe(plain_copy(plain), "threads", chunks=3, checkpoint=mode)
+    x = torch.randn(6, 4, requires_grad=True)
+    output = pipe(x).local_value().sum()
+    wanted = [x, *list(pipe.parameters())[2:4]]
+    found = torch.autograd.grad(output, wanted)
+    expected = torch.autograd.grad(plain(x).sum(), [x, *list(plain.parameters())[2:4]])
+    assert_same(found, expected)
+    assert all(parameter.grad is None for parameter in pipe.parameters())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_second_backward(mode):
+    pipe = make_pipe(mlp(), "threads", chunks=3, checkpoint=mode)
+    x = torch.randn(6, 4)
+    output = pipe(x).local_value().sum()
+    output.backward(retain_graph=True)
+    once = gradients(pipe)
+    output.backward()
+    assert_same(gradients(pipe), [2 * grad for grad in once])
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        output.backward()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_double_backward(mode):
+    """A gradient penalty: the gradient of a gradient, by input and by parameters."""
+    plain = mlp()
+    pipe = make_pipe(plain_copy(plain), "inline", chunks=3, checkpoint=mode)
+    results = []
+    for model in (lambda x: pipe(x).local_value(), plain):
+        x = torch.linspace(-1, 1, 24).reshape(6, 4).requires_grad_()
+        (slope,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+        slope.square().sum().backward()
+        results.append(x.grad)
+    assert_same(*results)
+    assert_same(gradients(pipe), gradients(plain), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_parameter_hooks_fire_once(mode):
+    pipe = make_pipe(mlp(), "threads", chunks=4, checkpoint=mode)
+    weight = pipe[2].weight
+    seen = []
+    weight.register_hook(lambda grad: seen.append("gradient") or 10 * grad)
+    weight.register_post_accumulate_grad_hook(lambda _: seen.append("accumulated"))
+    x = torch.randn(8, 4)
+    pipe(x).local_value().sum().backward()
+    assert seen == ["gradient", "accumulated"]
+    plain = mlp()
+    plain(x).sum().backward()
+    assert_same(weight.grad, 10 * plain[2].weight.grad, atol=1e-5)
+
+
+def test_accumulators_are_put_back():
+    """After a run an outside graph finds the parameter's own accumulator."""
+    pipe = make_pipe(mlp(), "threads", chunks=4)
+    weight = pipe[0].weight
+    pipe(torch.randn(8, 4)).local_value().sum().backward()
+    before = weight.grad.clone()
+    node = weight.expand_as(weight).grad_fn.next_functions[0][0]
+    assert type(node).__name__ == "AccumulateGrad"
+    weight.sum().backward()
+    assert_same(weight.grad, before + 1)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_frozen_and_unused(mode):
+    """What needs no gradient gets none; what only some want is all that is computed."""
+    plain = mlp()
+    plain[2].requires_grad_(False)
+    pipe = make_pipe(plain_copy(plain), "threads", chunks=3, checkpoint=mode)
+    x = torch.randn(6, 4)
+    pipe(x).local_value().sum().backward()
+    plain(x).sum().backward()
+    assert_same(gradients(pipe), gradients(plain))
+    assert pipe[2].weight.grad is None
+
+
+def test_no_grad_and_inference_mode():
+    pipe = make_pipe(mlp(), "threads", chunks=3)
+    plain = mlp()
+    x = torch.randn(6, 4)
+    with torch.no_grad():
+        output = pipe(x).local_value()
+    assert not output.requires_grad
+    assert_same(output, plain(x).detach())
+    with torch.inference_mode():
+        output = pipe(x).local_value()
+        assert output.is_inference()
+        assert_same(output, plain(x))
+    pipe.requires_grad_(False)
+    assert not pipe(x).local_value().requires_grad
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_in_place_on_the_input(mode):
+    """A layer that changes its input gives the right result, also where the input is used again."""
+
+    class Shift(nn.Module):
+        def forward(self, x):
+            return x.add_(1)
+
+    def model():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 4), Shift(), nn.Linear(4, 4), nn.ReLU(inplace=True))
+
+    plain, pipe = model(), make_pipe(model(), "threads", chunks=2, checkpoint=mode)
+    x = torch.randn(6, 4)
+    for _ in range(2):
+        pipe(x).local_value().sum().backward()
+        plain(x).sum().backward()
+    assert_same(gradients(pipe), gradients(plain))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_in_place_on_the_mini_batch(mode):
+    class Double(nn.Module):
+        def forward(self, x):
+            return x.mul_(2)
+
+    pipe = make_pipe(nn.Sequential(Double(), nn.Linear(4, 4)), chunks=2, checkpoint=mode)
+    for _ in range(3):
+        leaf = torch.ones(4, 4, requires_grad=True)
+        x = leaf * 1
+        pipe(x).local_value().sum().backward()
+        assert_same(leaf.grad, 2 * pipe[1].weight.sum(0).detach().expand(4, 4))
+        assert_same(pipe[1].bias.grad, torch.full((4,), 4.0))
+        pipe.zero_grad()
+
+
+def test_changed_later_is_an_error():
+    """A parameter changed in place between forward and backward is found, as everywhere in torch."""
+    pipe = make_pipe(mlp(), chunks=2, checkpoint="never")
+    output = pipe(torch.randn(4, 4)).local_value()
+    with torch.no_grad():
+        pipe[2].weight.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_tensor_nobody_knows_of_is_an_error(mode):
+    class Hidden(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.hidden = [torch.ones(4, requires_grad=True)]
+
+        def forward(self, x):
+            return self.linear(x) * self.hidden[0]
+
+    pipe = make_pipe(nn.Sequential(Hidden()), chunks=2, checkpoint=mode)
+    with pytest.raises(RuntimeError, match="registered parameters"):
+        pipe(torch.randn(4, 4)).local_value().sum().backward()
+
+
+def test_custom_functions_and_checkpoints_inside():
+    from torch.utils.checkpoint import checkpoint
+
+    class Square(Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx, grad):
+            return 2 * ctx.saved_tensors[0] * grad
+
+    class Stage(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            x = checkpoint(self.linear, x, use_reentrant=False)
+            return Square.apply(x)
+
+    torch.manual_seed(0)
+    plain = nn.Sequential(Stage(), Stage())
+    x = torch.randn(6, 4)
+    plain(x).sum().backward()
+    for mode in MODES:
+        pipe = make_pipe(plain_copy(plain), "threads", chunks=3, checkpoint=mode)
+        pipe.zero_grad()
+        pipe(x).local_value().sum().backward()
+        assert_same(gradients(pipe), gradients(plain), atol=1e-5)

@@ -1,0 +1,212 @@
+"""Threads and memory come and go with the Pipe; forks, and several Pipes at once."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from models import assert_same, gradients, make_pipe, mlp, plain_copy
+from torch import nn
+
+pytestmark = pytest.mark.usefixtures("alone")
+
+
+def stage_threads() -> int:
+    names = (path.read_text() for path in Path("/proc/self/task").glob("*/comm"))
+    return sum(name.startswith("weft-pipe-") for name in names)
+
+
+def step(pipe, x):
+    pipe.zero_grad()
+    pipe(x).local_value().sum().backward()
+
+
+def test_threads_start_late_and_end_with_the_pipe():
+    gc.collect()
+    before = stage_threads()
+    pipe = make_pipe(mlp(), "threads", chunks=2)
+    assert stage_threads() == before
+    step(pipe, torch.randn(4, 4))
+    assert stage_threads() == before + 5
+    assert pipe._engine.threads == 5
+    output = pipe(torch.randn(4, 4)).local_value()
+    del pipe
+    gc.collect()
+    assert stage_threads() == before
+    output.sum().backward()  # the graph outlives its Pipe
+    del output
+    gc.collect()
+    assert stage_threads() == before
+
+
+def test_nothing_is_kept_after_a_run():
+    pipe = make_pipe(mlp(), "threads", chunks=2)
+    x = torch.randn(4, 4, requires_grad=True)
+    output = pipe(x).local_value()
+    output.sum().backward()
+    inputs = weakref.ref(x)
+    del x, output
+    gc.collect()
+    assert inputs() is None
+
+
+def resident_kib() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
+
+
+@pytest.mark.parametrize("way", ["inline", "threads", "auto"])
+def test_a_hundred_runs_grow_nothing(way):
+    pipe = make_pipe(mlp(), way, chunks=4)
+    x = torch.randn(64, 4)
+    for _ in range(30):
+        step(pipe, x)
+    gc.collect()
+    threads, memory, objects = stage_threads(), resident_kib(), len(gc.get_objects())
+    for _ in range(100):
+        step(pipe, x)
+    gc.collect()
+    assert stage_threads() <= max(threads, 5)
+    assert len(gc.get_objects()) < objects + 50
+    assert resident_kib() < memory + 8 * 1024
+
+
+def test_two_pipes_at_once():
+    plain = mlp()
+    x = torch.randn(8, 4)
+    pipes = [
+        make_pipe(plain_copy(plain), "threads", chunks=2, checkpoint="never"),
+        make_pipe(plain_copy(plain), "threads", chunks=4, checkpoint="always"),
+    ]
+    failures = []
+
+    def work(pipe):
+        try:
+            for _ in range(20):
+                step(pipe, x)
+        except BaseException as error:
+            failures.append(error)
+
+    workers = [threading.Thread(target=work, args=(pipe,)) for pipe in pipes]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    assert not failures
+    plain(x).sum().backward()
+    for pipe in pipes:
+        assert_same(gradients(pipe), gradients(plain), atol=1e-5)
+
+
+def test_shared_parameters_in_two_threads():
+    """Both backwards add to the same gradients."""
+    shared = mlp()
+    plain = plain_copy(shared)
+    x = torch.randn(8, 4)
+    pipes = [make_pipe(shared, "threads", chunks=2) for _ in range(2)]
+
+    def work(pipe):
+        for _ in range(10):
+            pipe(x).local_value().sum().backward()
+
+    workers = [threading.Thread(target=work, args=(pipe,)) for pipe in pipes]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    (20 * plain(x).sum()).backward()
+    assert_same(gradients(shared), gradients(plain), atol=1e-4, rtol=1e-4)
+
+
+def test_a_pipe_inside_a_pipe():
+    class Wrapped(nn.Module):
+        def __init__(self, pipe):
+            super().__init__()
+            self.pipe = pipe
+
+        def forward(self, x):
+            return self.pipe(x).local_value()
+
+    plain = mlp()
+    inner = make_pipe(plain_copy(plain), "threads", chunks=2)
+    pipe = make_pipe(nn.Sequential(Wrapped(inner), nn.Tanh()), "threads", chunks=2)
+    x = torch.randn(8, 4)
+    pipe(x).local_value().sum().backward()
+    plain(x).tanh().sum().backward()
+    assert_same(gradients(inner), gradients(plain))
+
+
+def test_from_two_threads():
+    pipe, plain = make_pipe(mlp(), "threads", chunks=4), mlp()
+    x = torch.randn(8, 4)
+    outputs = [None, None]
+
+    def work(k):
+        for _ in range(10):
+            outputs[k] = pipe(x * (k + 1)).local_value()
+
+    workers = [threading.Thread(target=work, args=(k,)) for k in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    for k in range(2):
+        assert_same(outputs[k], plain(x * (k + 1)))
+
+
+FORK = """
+import os, signal, tempfile, torch, weft
+from torch import nn
+torch.set_num_threads(1)
+weft.init_rpc("alone", rank=0, world_size=1, init_method="file://" + tempfile.mktemp())
+from weft import _C
+pipe = weft.Pipe(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), chunks=2)
+pipe._engine.threading = _C.pipe.Threading.threads
+x = torch.ones(4, 4)
+expected = pipe(x).local_value()
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    output = pipe(x).local_value()
+    output.sum().backward()
+    ok = torch.equal(output, expected) and pipe._engine.threads == 2
+    del output
+    pipe._engine.rest()
+    os._exit(0 if ok else 1)
+status = os.waitpid(child, 0)[1]
+assert torch.equal(pipe(x).local_value(), expected)
+os._exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_fork():
+    subprocess.run([sys.executable, "-c", FORK], check=True, timeout=180)
+
+
+END = """
+import tempfile, torch, weft
+from torch import nn
+weft.init_rpc("alone", rank=0, world_size=1, init_method="file://" + tempfile.mktemp())
+from weft import _C
+pipe = weft.Pipe(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), chunks=2)
+pipe._engine.threading = _C.pipe.Threading.threads
+output = pipe(torch.ones(4, 4)).local_value()
+output.sum().backward()
+kept = pipe(torch.ones(4, 4)).local_value()
+import torch.distributed.rpc as rpc
+rpc.shutdown()
+print("end")
+"""
+
+
+def test_the_interpreter_ends_with_a_pipe_alive():
+    done = subprocess.run(
+        [sys.executable, "-c", END], check=True, timeout=180, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "end"

@@ -1,0 +1,185 @@
+"""What may go in, between partitions, and out."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, namedtuple
+
+import pytest
+import torch
+from models import MODES, WAYS, assert_same, gradients, make_pipe
+from torch import nn
+
+from weft.pipe import NoChunk, Pipe
+
+pytestmark = pytest.mark.usefixtures("alone")
+Pair = namedtuple("Pair", "left right")
+
+
+class Call(nn.Module):
+    """A stage with a parameter and any function."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(2.0))
+        self.function = function
+
+    def forward(self, *values):
+        return self.function(self.weight, *values)
+
+
+def run(functions, *inputs, mode="except_last", way="threads", chunks=2):
+    pipe = make_pipe(nn.Sequential(*map(Call, functions)), way, chunks=chunks, checkpoint=mode)
+    return pipe, pipe(*inputs).local_value()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("way", WAYS)
+def test_non_tensors_and_none_cross_with_gradients(mode, way):
+    pipe, output = run(
+        [
+            lambda w, x, name: (x * w, None, name, 3),
+            lambda w, x, nothing, name, n: (x * w * n, [nothing, name]),
+        ],
+        torch.ones(4),
+        "a name",
+        mode=mode,
+        way=way,
+    )
+    assert_same(output[0], torch.full((4,), 12.0))
+    assert output[1] == [[None, "a name"], [None, "a name"]]
+    output[0].sum().backward()
+    assert_same(gradients(pipe), [torch.tensor(24.0), torch.tensor(24.0)])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_integers_and_booleans_first(mode):
+    pipe, output = run(
+        [
+            lambda w, x: (torch.arange(len(x)), x > 0, x * w),
+            lambda w, index, positive, x: (index, positive, x * w),
+        ],
+        torch.ones(4),
+        mode=mode,
+    )
+    assert output[0].tolist() == [0, 1, 0, 1]
+    assert output[1].dtype == torch.bool
+    assert not output[0].requires_grad
+    output[2].sum().backward()
+    assert_same(gradients(pipe), [torch.tensor(8.0), torch.tensor(8.0)])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_lists_dicts_and_nesting(mode):
+    pipe, output = run(
+        [
+            lambda w, x: [x * w, {"inner": (x, x * w), "label": "l"}],
+            lambda w, x, more: {"sum": x + more["inner"][1] * w, "label": more["label"]},
+            lambda _w, values: values,
+        ],
+        torch.ones(4),
+        mode=mode,
+    )
+    assert list(output) == ["sum", "label"]
+    assert output["label"] == ["l", "l"]
+    assert_same(output["sum"], torch.full((4,), 6.0))
+    output["sum"].sum().backward()
+    assert_same(gradients(pipe)[:2], [torch.tensor(12.0), torch.tensor(8.0)])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_named_tuples_and_ordered_dicts(mode):
+    pipe, output = run(
+        [lambda w, x: Pair(x * w, x), lambda w, left, right: Pair(left * w, right)],
+        torch.ones(4),
+        mode=mode,
+    )
+    output[0].sum().backward()  # an RRef keeps a named tuple of tensors as a tuple
+    assert_same(gradients(pipe), [torch.tensor(8.0), torch.tensor(8.0)])
+    _, output = run([lambda w, x: OrderedDict(a=x * w)], torch.ones(4))
+    assert_same(output["a"], torch.full((4,), 2.0))
+
+
+def test_nested_tensors_in_the_output_have_gradients():
+    pipe, output = run([lambda w, x: (x * w, [x * w * 3])], torch.ones(4))
+    assert len(output[1]) == 2
+    sum(part[0].sum() for part in output[1]).backward()
+    assert_same(gradients(pipe), [torch.tensor(12.0)])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_no_chunk(mode):
+    table = torch.ones(3, requires_grad=True)
+    x = torch.ones(4, 1, requires_grad=True)
+    _, output = run([lambda w, x, t: x * t * w], x, NoChunk(table), mode=mode)
+    assert output.shape == (4, 3)
+    output.sum().backward()
+    assert_same(table.grad, torch.full((3,), 8.0))
+    assert_same(x.grad, torch.full((4, 1), 6.0))
+    with pytest.raises(TypeError, match="NoChunk only supported for tensors"):
+        NoChunk(3)
+
+
+def test_what_is_refused():
+    with pytest.raises(TypeError, match="inputs do not have any tensors"):
+        run([lambda _w, x: x], "a")
+    with pytest.raises(TypeError, match="inputs do not have any tensors"):
+        run([lambda _w, x: x], NoChunk(torch.ones(2)))
+    with pytest.raises(RuntimeError, match="different number of chunks"):
+        run([lambda _w, x, _y: x], torch.ones(4), torch.ones(1))
+    with pytest.raises(TypeError, match="returned no tensor"):
+        run([lambda _w, _x: "text"], torch.ones(4))
+    with pytest.raises(ValueError, match="same device as the first partition"):
+        run([lambda _w, x: x], torch.ones(4, device="meta"))
+    first = iter([True, False])
+    with pytest.raises(TypeError, match="Types for microbatch outputs do not match"):
+        run([lambda _w, x: (x, x if next(first) else 1)], torch.ones(4), way="inline")
+
+
+def test_meta_device():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)).to("meta")
+    pipe = Pipe(model, chunks=2)
+    assert len(pipe.partitions) == 1
+    output = pipe(torch.empty(6, 4, device="meta")).local_value()
+    assert output.shape == (6, 2)
+    output.sum().backward()
+    assert all(p.grad.device.type == "meta" for p in pipe.parameters())
+
+
+def test_empty_pipe_and_identity():
+    x = torch.ones(2, requires_grad=True)
+    assert Pipe(nn.Sequential())(x).local_value() is x
+    output = Pipe(nn.Sequential(nn.Identity()), chunks=2)(x).local_value()
+    output.sum().backward()
+    assert_same(x.grad, torch.ones(2))
+
+
+def test_script_modules_run_without_python():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.linear(x), {"a": x}
+
+    class One(nn.Module):
+        def forward(self, x, more: dict[str, torch.Tensor]):
+            return [x + more["a"], x]
+
+    for mode in MODES:
+        torch.manual_seed(0)
+        plain = nn.Sequential(Two(), One())
+        scripted = nn.Sequential(torch.jit.script(plain[0]), torch.jit.script(One()))
+        pipe = make_pipe(scripted, "threads", chunks=2, checkpoint=mode)
+        x = torch.randn(4, 4)
+        output = pipe(x).local_value()
+        expected = plain[1](*plain[0](x))
+        assert_same(list(output), expected)
+        output[0].sum().backward()
+        expected[0].sum().backward()
+        assert_same(pipe[0].linear.weight.grad, plain[0].linear.weight.grad)
+        plain.zero_grad()
+        calls = []
+        pipe.partitions[0].register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        pipe(x)
+        assert len(calls) == 2
