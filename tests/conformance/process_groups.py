@@ -99,5 +99,7 @@ def build(backend: str, name: str, launcher: type, home: str) -> type[unittest.T
     members: dict[str, Any] = {"__module__": home}
     for method in (*SINGLE, *(WIDER if backend == "WEFT" else ())):
         gated = getattr(upstream, method)
-        members[method] = getattr(gated, "__wrapped__", gated)
+        while hasattr(gated, "__unittest_skip__") and hasattr(gated, "__wrapped__"):
+            gated = gated.__wrapped__
+        members[method] = gated
     return type(name, (upstream, _World, launcher, module.TestDistBackend), members)
