@@ -38,6 +38,8 @@ void weft::process_group::bind(py::module_& module) {
                              "How the collectives travel: \"shared memory\", \"messages\", …")
       .def("_get_sequence_number_for_group", &WeftBackend::getSequenceNumberForGroup,
            "How many collectives were called.")
+      .def("_set_default_timeout", &WeftBackend::setTimeout, py::arg("timeout"), no_gil,
+           "The time limit of operations that do not say their own.")
       .def(
           "perform_nocolor_split", [](WeftBackend&, const py::object&) {},
           "Nothing: ranks outside a new group take no part in making it.");

@@ -8,7 +8,9 @@ cannot do and Weft does (WIDER) loses its gate.
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
+import types
 import unittest
 from types import ModuleType
 from typing import Any
@@ -92,12 +94,19 @@ class _World:
         return WORLD
 
 
+def _without_gates(test: Any) -> Any:
+    """The test itself: a skip is an attribute of the function or of what is wrapped around it."""
+    test = inspect.unwrap(test)
+    return types.FunctionType(
+        test.__code__, test.__globals__, test.__name__, test.__defaults__, test.__closure__
+    )
+
+
 def build(backend: str, name: str, launcher: type, home: str) -> type[unittest.TestCase]:
     """The runnable class, to be an attribute of the module `home`."""
     module = _suite_module(backend)
     upstream = module.DistributedTest._DistTestBase
     members: dict[str, Any] = {"__module__": home}
     for method in (*SINGLE, *(WIDER if backend == "WEFT" else ())):
-        gated = getattr(upstream, method)
-        members[method] = getattr(gated, "__wrapped__", gated)
+        members[method] = _without_gates(getattr(upstream, method))
     return type(name, (upstream, _World, launcher, module.TestDistBackend), members)
