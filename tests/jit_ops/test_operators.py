@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import Client, Echo, Encoder, Typed, Wrong
+from published_models import Client, Echo, Encoder, Typed, Wrong
 from workers import Group
 
 import weft

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
-from models import Echo, Encoder
+from published_models import Echo, Encoder
 from workers import Group
 
 import weft

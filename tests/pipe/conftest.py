@@ -12,9 +12,9 @@ if HERE not in sys.path:
     sys.path.insert(0, HERE)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """Joins a group of one for the whole session."""
+    """Joins a group of one for a module's tests: tests of others may need a process that is in none."""
     import torch.distributed.rpc as rpc
 
     import weft

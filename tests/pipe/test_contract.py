@@ -10,7 +10,7 @@ import sys
 
 import pytest
 import torch
-from models import assert_same, make_pipe, mlp
+from pipe_models import assert_same, make_pipe, mlp
 from torch import nn
 from torch.distributed.rpc import RRef
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from models import MODES, assert_same, gradients, make_pipe, mlp, plain_copy
+from pipe_models import MODES, assert_same, gradients, make_pipe, mlp, plain_copy
 from torch import nn
 
 from weft.pipe import WithDevice

@@ -7,7 +7,7 @@ import traceback
 
 import pytest
 import torch
-from models import WAYS, assert_same, gradients, make_pipe, mlp
+from pipe_models import WAYS, assert_same, gradients, make_pipe, mlp
 from torch import nn
 
 from weft.pipe import is_recomputing

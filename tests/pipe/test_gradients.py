@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from models import MODES, WAYS, assert_same, gradients, make_pipe, mlp, plain_copy
+from pipe_models import MODES, WAYS, assert_same, gradients, make_pipe, mlp, plain_copy
 from torch import nn
 from torch.autograd import Function
 

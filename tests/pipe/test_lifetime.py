@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from models import assert_same, gradients, make_pipe, mlp, plain_copy
+from pipe_models import assert_same, gradients, make_pipe, mlp, plain_copy
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("alone")

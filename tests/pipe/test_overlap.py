@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import torch
-from models import MODES, make_pipe
+from pipe_models import MODES, make_pipe
 from torch import nn
 
 from weft import _C

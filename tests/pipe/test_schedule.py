@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 import torch
-from models import MODES, WAYS, Counter, assert_same, gradients, make_pipe, mlp
+from pipe_models import MODES, WAYS, Counter, assert_same, gradients, make_pipe, mlp
 from torch import nn
 
 from weft.pipe import is_checkpointing, is_recomputing

@@ -330,5 +330,5 @@ def test_a_saved_model_without_its_module_says_so(group, tmp_path):
     path = str(tmp_path / "model.pt")
     group[0].call(save, path)
     group[1].call(unpublish)
-    with pytest.raises(WorkerError, match="head.* is not published"):
+    with pytest.raises(WorkerError, match=r"head.* is not published"):
         group[2].call(load, path)

@@ -6,7 +6,7 @@ from collections import OrderedDict, namedtuple
 
 import pytest
 import torch
-from models import MODES, WAYS, assert_same, gradients, make_pipe
+from pipe_models import MODES, WAYS, assert_same, gradients, make_pipe
 from torch import nn
 
 from weft.pipe import NoChunk, Pipe
