@@ -51,7 +51,8 @@ struct EndpointOptions {
   std::chrono::milliseconds heartbeat_interval{1000};
   std::chrono::milliseconds peer_timeout{5000};  // silence after which a peer is lost
   // How long a connection that broke may take to be made again before its peer is lost; at most
-  // peer_timeout. 0: a broken connection is a lost peer.
+  // peer_timeout. 0: a broken connection is a lost peer, and a message's buffers are let go of when
+  // they are written instead of when they are acknowledged.
   std::chrono::milliseconds reconnect_timeout{5000};
   Limits limits;
   ArenaOptions arena;

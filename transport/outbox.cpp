@@ -16,10 +16,11 @@ constexpr std::size_t kMaxAcked = 64;  // beyond, the loop lets go of messages i
 
 }  // namespace
 
-Outbox::Outbox(const Limits& limits, std::string peer, std::function<void()> attention)
+Outbox::Outbox(const Limits& limits, std::string peer, std::function<void()> attention, bool replay)
     : limits_(limits),
       peer_(std::move(peer)),
       attention_(std::move(attention)),
+      replay_(replay),
       requests_(limits.max_queued_bytes) {}
 
 // A message that finds the queue empty goes, however large it is. What waits for its ack is no
@@ -47,7 +48,7 @@ void Outbox::number(OutFrame& frame) {
   }
   const std::uint64_t ack = received_.load(std::memory_order_relaxed);
   told_.store(ack, std::memory_order_relaxed);
-  const bool ask = data && requests_.due(frame.size());
+  const bool ask = data && replay_ && requests_.due(frame.size());
   frame.seal(last_sequence_, ack, ask ? FrameHead::kAckNow : 0);
 }
 
@@ -102,14 +103,14 @@ Error Outbox::send(OutFrame frame, std::optional<std::chrono::milliseconds> pati
     written += result.count;
   }
   lock.lock();
-  afterCaller(std::move(frame), written, error, link);
+  afterCaller(frame, written, error, link);
   const bool attention = writer_ == Writer::kLoop || mode_ != Mode::kUp;
   lock.unlock();
   if (attention) attention_();
   return Error::ok();
 }
 
-void Outbox::afterCaller(OutFrame frame, std::uint64_t written, int error, std::uint32_t link) {
+void Outbox::afterCaller(OutFrame& frame, std::uint64_t written, int error, std::uint32_t link) {
   bytes_sent_ += written;
   if (link != link_) {
     // The stream broke meanwhile: this message is among those that wait for another.
@@ -119,7 +120,8 @@ void Outbox::afterCaller(OutFrame frame, std::uint64_t written, int error, std::
     queued_bytes_ += frame.left();
     queue_.push_front(std::move(frame));
   } else {
-    keep(std::move(frame));
+    count(frame);
+    if (replay_) unacked_.push(std::move(frame));
   }
   writer_ = mode_ != Mode::kUp || queue_.empty() ? Writer::kNone : Writer::kLoop;
 }
@@ -128,11 +130,6 @@ void Outbox::count(const OutFrame& frame) {
   if (frame.sequence() <= counted_) return;  // it went before, over another stream
   counted_ = frame.sequence();
   ++messages_sent_;
-}
-
-void Outbox::keep(OutFrame frame) {
-  count(frame);
-  unacked_.push(std::move(frame));
 }
 
 // In its place among those that were queued behind it.
@@ -243,8 +240,10 @@ void Outbox::popWritten(std::uint64_t count, std::vector<OutFrame>& done) {
     frame.advance(part);
     count -= part;
     if (frame.left() > 0) return;
-    if (frame.kind() == FrameKind::kData) {
-      keep(std::move(frame));
+    const bool data = frame.kind() == FrameKind::kData;
+    if (data) this->count(frame);
+    if (data && replay_) {
+      unacked_.push(std::move(frame));
     } else {
       done.push_back(std::move(frame));
     }

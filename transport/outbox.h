@@ -43,8 +43,10 @@ class Outbox {
  public:
   // `attention` is called, from any thread and with no lock held, when the loop thread should look
   // (attentionOnLoop()): a connection is wanted, writing must go on, or shut() can complete.
-  // `peer` names the peer in errors.
-  Outbox(const Limits& limits, std::string peer, std::function<void()> attention);
+  // `peer` names the peer in errors. Without `replay` a message is let go of as soon as it is
+  // written: for senders whose buffers are wanted back at once, and who do without sessions.
+  Outbox(const Limits& limits, std::string peer, std::function<void()> attention,
+         bool replay = true);
 
   // Any thread. Waits for room at most `patience`; without one it takes the frame whatever is
   // queued (the loop thread must not wait). Messages that were written and are not acknowledged
@@ -112,17 +114,18 @@ class Outbox {
   bool hasRoom(std::uint64_t size) const noexcept;
   Error refusal() const;
   void number(OutFrame& frame);
-  void afterCaller(OutFrame frame, std::uint64_t written, int error, std::uint32_t link);
+  // Leaves in `frame` what is to be let go of without the lock.
+  void afterCaller(OutFrame& frame, std::uint64_t written, int error, std::uint32_t link);
   void attachNow();
   void requeue(OutFrame frame);
   void count(const OutFrame& frame);
-  void keep(OutFrame frame);
   void release(OutFrame frame);
   void popWritten(std::uint64_t count, std::vector<OutFrame>& done);
 
   const Limits& limits_;
   const std::string peer_;
   const std::function<void()> attention_;
+  const bool replay_;
   std::atomic<std::uint64_t> received_{0};
   std::atomic<std::uint64_t> told_{0};  // written with the lock
 

@@ -42,8 +42,10 @@ std::shared_ptr<Peer> Peer::make(PeerContext& context, PeerInfo info) {
 Peer::Peer(PeerContext& context, PeerInfo info)
     : context_(context),
       info_(std::move(info)),
-      outbox_(context.options.limits, describePeer(info_.name, info_.rank),
-              [this] { context_.loop.post([self = shared_from_this()] { self->attention(); }); }),
+      outbox_(
+          context.options.limits, describePeer(info_.name, info_.rank),
+          [this] { context_.loop.post([self = shared_from_this()] { self->attention(); }); },
+          context.options.reconnect_timeout.count() > 0),
       arena_out_(
           context.options.arena,
           [this] { context_.loop.post([self = shared_from_this()] { self->offerArena(); }); },
