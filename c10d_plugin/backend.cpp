@@ -9,6 +9,7 @@
 
 #include "c10d_plugin/cuda.h"
 #include "c10d_plugin/engine.h"
+#include "c10d_plugin/fresh_start.h"
 #include "c10d_plugin/make_group.h"
 #include "c10d_plugin/op_checks.h"
 #include "c10d_plugin/point_to_point.h"
@@ -47,13 +48,17 @@ WeftBackend::WeftBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int si
               " is no place in a group");
   TORCH_CHECK(options_->timeout.count() > 0, "weft: the timeout must be positive, got ",
               options_->timeout.count(), " ms");
-  StoreKeyValue key_value(c10::make_intrusive<c10d::PrefixStore>("weft/", store_));
   GroupPlace place;
   place.rank = rank;
   place.size = size;
   place.interface = options_->interface;
   place.master_host = hostOf(store_);
   place.deadline = steady_clock::now() + options_->timeout;
+  StoreKeyValue meeting(c10::make_intrusive<c10d::PrefixStore>("weft/", store_));
+  const auto life = agreeOnLife(meeting, rank, size, place.deadline);
+  if (!life.ok()) raise("weft: init_process_group", life.error());
+  StoreKeyValue key_value(
+      c10::make_intrusive<c10d::PrefixStore>("weft/" + life.value() + "/", store_));
   auto parts = makeGroup(place, key_value);
   if (!parts.ok()) raise("weft: init_process_group", parts.error());
   path_ = parts.value().path;

@@ -68,6 +68,7 @@ def meet(rank: int, world: int, meeting: str, timeout: float, backend: str) -> i
     import weft  # noqa: F401
 
     torch.set_num_threads(1)
+    dist.set_debug_level_from_env()  # torch was imported before this worker had its environment
     dist.init_process_group(
         backend,
         init_method=meeting,

@@ -259,7 +259,6 @@ def test_detail_debugging_names_the_mismatch():
     from test_failures import mismatched_call
 
     with Ranks(2, {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}) as ranks:
-        ranks.all(dtensors)
         for error in ranks.all_fail(mismatched_call):
             assert "mismatch" in error.message and "BROADCAST" in error.message, error.message
 

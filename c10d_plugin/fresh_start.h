@@ -1,0 +1,22 @@
+// A Store may remember an earlier life of the same group: torchrun starts the workers of a failed
+// group again with the Store that the first ones used (2.11, dynamic_rendezvous.py keeps it). So
+// before anything that is read there is believed, the ranks agree on who takes part this time.
+#pragma once
+
+#include <chrono>
+#include <string>
+
+#include "c10d_plugin/key_value.h"
+#include "transport/error.h"
+
+namespace weft::process_group {
+
+// A word that is the same on all ranks and was in no earlier life: a name space for the rest.
+// kTimeout names the ranks that are missing.
+//
+// Each rank says a random word, then which words it has read of all; when all have read the same
+// ones, they are the present ones, because each rank knows its own. Until then it reads again.
+transport::Result<std::string> agreeOnLife(collectives::KeyValue& store, int rank, int size,
+                                           std::chrono::steady_clock::time_point deadline);
+
+}  // namespace weft::process_group
