@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from weft.pipe import Pipe, WithDevice
 
 __all__ = [
+    "Batch",
     "Pipe",
     "ProcessGroupOptions",
-    "Batch",
     "PublishedInfo",
     "RRefId",
     "RRefInfo",

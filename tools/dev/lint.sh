@@ -43,7 +43,7 @@ lint_file_length() {
 }
 
 lint_no_torch_below() {
-  local include='#[[:space:]]*include[[:space:]]*[<"](torch|ATen|c10|caffe2|pybind11|Python\.h)'
+  local include='#[[:space:]]*include[[:space:]]*[<"]((torch|ATen|c10|caffe2|pybind11)/|Python\.h)'
   local files found
   files="$(torch_free_files h cpp cc)"
   # grep fails when it finds nothing, which is what we hope for; what it prints decides.

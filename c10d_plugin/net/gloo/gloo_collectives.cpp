@@ -143,8 +143,7 @@ Error GlooCollectives::fly(const Signature& what, const Call& call,
   current_.flight = nullptr;
   if (Error error = flight.finish()) return error;
   if (problem.empty()) return Error::ok();
-  Error error(ErrorCode::kInvalidArgument,
-                    what.describe() + " was refused by Gloo: " + problem);
+  Error error(ErrorCode::kInvalidArgument, what.describe() + " was refused by Gloo: " + problem);
   abort(error);
   return error;
 }
