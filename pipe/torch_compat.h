@@ -17,8 +17,10 @@ using NodePtr = decltype(torch::autograd::Edge::function);
 template <typename NodeType, typename... Args>
 auto makeNode(Args&&... args) {
   if constexpr (std::is_same_v<NodePtr, std::shared_ptr<torch::autograd::Node>>) {
+    // Found by its argument: newer versions have no such function, and this branch is none of
+    // theirs.
     return std::shared_ptr<NodeType>(new NodeType(std::forward<Args>(args)...),
-                                     torch::autograd::deleteNode);
+                                     [](auto* node) { deleteNode(node); });
   } else {
     return c10::make_intrusive<NodeType>(std::forward<Args>(args)...);
   }
