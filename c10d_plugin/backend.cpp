@@ -13,6 +13,7 @@
 #include "c10d_plugin/make_group.h"
 #include "c10d_plugin/op_checks.h"
 #include "c10d_plugin/point_to_point.h"
+#include "c10d_plugin/ranks_text.h"
 #include "c10d_plugin/store_key_value.h"
 
 namespace weft::process_group {
@@ -174,7 +175,8 @@ c10::intrusive_ptr<c10d::Backend> WeftBackend::split(
     const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
   const auto here = std::find(ranks.begin(), ranks.end(), rank_);
   if (here == ranks.end()) return nullptr;
-  const std::string name = "split " + (opts ? opts->group_name : "") + ranksAsText(ranks);
+  const std::string name =
+      "split " + (opts ? opts->group_name : "") + collectives::ranksAsText(ranks);
   return child(name, store, static_cast<int>(here - ranks.begin()), static_cast<int>(ranks.size()),
                opts);
 }

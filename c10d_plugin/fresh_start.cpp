@@ -5,6 +5,7 @@
 #include <thread>
 #include <vector>
 
+#include "c10d_plugin/ranks_text.h"
 #include "c10d_plugin/store_key_value.h"
 #include "transport/secure_random.h"
 
@@ -46,8 +47,9 @@ Result<std::string> agreeOnLife(collectives::KeyValue& store, int rank, int size
     const std::vector<int> others = differing(views.value(), view);
     if (others.empty()) return lives.value().front();
     if (steady_clock::now() >= deadline) {
-      return Error(ErrorCode::kTimeout,
-                   "Timed out waiting for " + ranksAsText(others) + " to form the group");
+      return Error(
+          ErrorCode::kTimeout,
+          "Timed out waiting for " + collectives::ranksAsText(others) + " to form the group");
     }
     std::this_thread::sleep_for(nap);
   }

@@ -22,15 +22,12 @@ namespace {
 
 constexpr std::chrono::seconds kProbe{30};
 
-bool switchedOff(const char* variable) {
-  const char* value = std::getenv(variable);  // NOLINT(concurrency-mt-unsafe): nobody sets it later
-  return value != nullptr && std::string(value) == "0";
-}
-
 std::string fromEnvironment(const char* variable) {
   const char* value = std::getenv(variable);  // NOLINT(concurrency-mt-unsafe): nobody sets it later
   return value == nullptr ? std::string() : std::string(value);
 }
+
+bool switchedOff(const char* variable) { return fromEnvironment(variable) == "0"; }
 
 // What a rank says of itself before anything else: its host, and whether it would share memory.
 std::string aboutThisHost() {

@@ -4,6 +4,7 @@
 #include <exception>
 #include <thread>
 
+#include "c10d_plugin/ranks_text.h"
 #include "transport/log.h"
 
 namespace weft::process_group {
@@ -42,14 +43,6 @@ Result<std::string> StoreKeyValue::get(const std::string& key, steady_clock::tim
   }
 }
 
-std::string ranksAsText(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
-  }
-  return text;
-}
-
 namespace {
 
 // The ranks whose value is not there yet.
@@ -86,13 +79,14 @@ Result<std::vector<std::string>> exchange(collectives::KeyValue& store, const st
       if (got.error().code() != ErrorCode::kTimeout) return got.error();
       const std::vector<int> absent = missing(store, prefix, have);
       if (steady_clock::now() >= deadline) {
-        return Error(ErrorCode::kTimeout,
-                     "Timed out waiting for " + ranksAsText(absent) + " to form the group");
+        return Error(
+            ErrorCode::kTimeout,
+            "Timed out waiting for " + collectives::ranksAsText(absent) + " to form the group");
       }
       if (!absent.empty()) {
-        transport::log(transport::LogLevel::kWarning, "process group: rank " +
-                                                          std::to_string(rank) +
-                                                          " is waiting for " + ranksAsText(absent));
+        transport::log(transport::LogLevel::kWarning,
+                       "process group: rank " + std::to_string(rank) + " is waiting for " +
+                           collectives::ranksAsText(absent));
       }
       next_remark = steady_clock::now() + kPatience;
     }

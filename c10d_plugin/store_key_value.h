@@ -30,7 +30,4 @@ transport::Result<std::vector<std::string>> exchange(
     collectives::KeyValue& store, const std::string& topic, const std::string& value, int rank,
     int size, std::chrono::steady_clock::time_point deadline);
 
-// "rank 3" or "ranks 3, 5".
-std::string ranksAsText(const std::vector<int>& ranks);
-
 }  // namespace weft::process_group

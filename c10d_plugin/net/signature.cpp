@@ -2,39 +2,10 @@
 
 namespace weft::collectives {
 
-const char* toString(Operation operation) noexcept {
-  switch (operation) {
-    case Operation::kBarrier:
-      return "barrier";
-    case Operation::kBroadcast:
-      return "broadcast";
-    case Operation::kAllReduce:
-      return "all_reduce";
-    case Operation::kReduce:
-      return "reduce";
-    case Operation::kAllGather:
-      return "all_gather";
-    case Operation::kGather:
-      return "gather";
-    case Operation::kScatter:
-      return "scatter";
-    case Operation::kReduceScatter:
-      return "reduce_scatter";
-    case Operation::kAllToAll:
-      return "all_to_all";
-  }
-  return "an unknown operation";
-}
-
 namespace {
 
 // No signature is the empty label.
 constexpr std::uint64_t kIsSignature = std::uint64_t{1} << 24U;
-
-bool reduces(Operation operation) {
-  return operation == Operation::kAllReduce || operation == Operation::kReduce ||
-         operation == Operation::kReduceScatter;
-}
 
 }  // namespace
 
@@ -63,9 +34,7 @@ std::string Signature::describe() const {
     text += " of " + std::to_string(bytes) + " bytes";
   if (element != Element::kBytes) text += std::string(" of ") + toString(element);
   if (reduces(operation)) text += std::string(" by ") + toString(reduction);
-  if (operation == Operation::kBroadcast || operation == Operation::kReduce ||
-      operation == Operation::kGather || operation == Operation::kScatter)
-    text += ", root " + std::to_string(root);
+  if (hasRoot(operation)) text += ", root " + std::to_string(root);
   return text + " (operation " + std::to_string(sequence) + ")";
 }
 

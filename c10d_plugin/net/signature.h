@@ -8,22 +8,9 @@
 
 #include "c10d_plugin/collectives.h"
 #include "c10d_plugin/mailbox.h"
+#include "c10d_plugin/operation.h"
 
 namespace weft::collectives {
-
-enum class Operation : std::uint8_t {
-  kBarrier,
-  kBroadcast,
-  kAllReduce,
-  kReduce,
-  kAllGather,
-  kGather,
-  kScatter,
-  kReduceScatter,
-  kAllToAll,
-};
-
-const char* toString(Operation operation) noexcept;
 
 struct Signature {
   Operation operation = Operation::kBarrier;

@@ -18,7 +18,6 @@
 namespace weft::collectives {
 
 using shm::kCacheLine;
-using shm::Operation;
 
 namespace {
 

@@ -2,7 +2,6 @@
 
 namespace weft::collectives {
 
-using shm::Operation;
 using shm::SizeTable;
 
 Error ShmCollectives::allToAll(const Call& call, std::span<const ConstBytes> in,

@@ -3,7 +3,6 @@
 
 namespace weft::collectives {
 
-using shm::Operation;
 using shm::SizeTable;
 
 Error ShmCollectives::broadcast(const Call& call, Bytes data, int root) {

@@ -3,16 +3,6 @@
 namespace weft::collectives::shm {
 namespace {
 
-bool hasRoot(Operation operation) {
-  return operation == Operation::kBroadcast || operation == Operation::kReduce ||
-         operation == Operation::kGather || operation == Operation::kScatter;
-}
-
-bool reduces(Operation operation) {
-  return operation == Operation::kAllReduce || operation == Operation::kReduce ||
-         operation == Operation::kReduceScatter;
-}
-
 // The own part may differ in size between ranks.
 bool hasUnevenParts(Operation operation) {
   return operation == Operation::kAllGather || operation == Operation::kGather ||
@@ -21,32 +11,6 @@ bool hasUnevenParts(Operation operation) {
 }
 
 }  // namespace
-
-const char* toString(Operation operation) noexcept {
-  switch (operation) {
-    case Operation::kBarrier:
-      return "barrier";
-    case Operation::kBroadcast:
-      return "broadcast";
-    case Operation::kAllReduce:
-      return "all_reduce";
-    case Operation::kReduce:
-      return "reduce";
-    case Operation::kAllGather:
-      return "all_gather";
-    case Operation::kGather:
-      return "gather";
-    case Operation::kScatter:
-      return "scatter";
-    case Operation::kReduceScatter:
-      return "reduce_scatter";
-    case Operation::kAllToAll:
-      return "all_to_all";
-    case Operation::kRefused:
-      return "a call that was refused";
-  }
-  return "an unknown operation";
-}
 
 std::string describe(const CallRecord& record) {
   std::string text = std::string(toString(record.operation)) + " (operation " +

@@ -7,21 +7,9 @@
 #include <string>
 
 #include "c10d_plugin/collectives.h"
+#include "c10d_plugin/operation.h"
 
 namespace weft::collectives::shm {
-
-enum class Operation : std::uint8_t {
-  kBarrier,
-  kBroadcast,
-  kAllReduce,
-  kReduce,
-  kAllGather,
-  kGather,
-  kScatter,
-  kReduceScatter,
-  kAllToAll,
-  kRefused,  // the rank called something that cannot be
-};
 
 // A rank's parts of the operation for each rank: what it sends, what it expects.
 enum class SizeTable : std::uint8_t { kSent, kExpected };
@@ -37,8 +25,6 @@ struct CallRecord {
 
   friend bool operator==(const CallRecord&, const CallRecord&) = default;
 };
-
-const char* toString(Operation operation) noexcept;
 
 // "all_reduce (operation 7) of 16 bytes of float32, sum". Takes any bytes: a peer wrote them.
 std::string describe(const CallRecord& record);

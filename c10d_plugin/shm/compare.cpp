@@ -8,7 +8,6 @@
 namespace weft::collectives {
 
 using shm::CallRecord;
-using shm::Operation;
 using shm::SizeTable;
 
 namespace {

@@ -3,7 +3,6 @@
 
 namespace weft::collectives {
 
-using shm::Operation;
 using shm::SizeTable;
 
 Error ShmCollectives::allGather(const Call& call, ConstBytes in, std::span<const Bytes> out) {

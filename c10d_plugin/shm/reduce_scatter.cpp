@@ -5,7 +5,6 @@
 
 namespace weft::collectives {
 
-using shm::Operation;
 using shm::SizeTable;
 
 Error ShmCollectives::reduceScatter(const Call& call, std::span<const ConstBytes> in, Bytes out) {

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "c10d_plugin/ranks_text.h"
 #include "c10d_plugin/shm/hand_over.h"
 #include "c10d_plugin/shm/rounds.h"
 #include "transport/auth_key.h"

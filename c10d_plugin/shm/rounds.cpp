@@ -1,4 +1,5 @@
 #include "c10d_plugin/shm/rounds.h"
+#include "c10d_plugin/ranks_text.h"
 
 #include <algorithm>
 #include <chrono>
@@ -20,14 +21,6 @@ std::string seconds(Clock::duration duration) {
 }
 
 }  // namespace
-
-std::string ranksAsText(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank" : "ranks";
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    text += (i == 0 ? " " : ", ") + std::to_string(ranks[i]);
-  }
-  return text;
-}
 
 Rounds::Rounds(Segment& segment, int rank)
     : segment_(segment),

@@ -56,7 +56,4 @@ class Rounds {
   transport::AdaptiveSpin later_spin_;
 };
 
-// "rank 3" or "ranks 3, 5".
-std::string ranksAsText(const std::vector<int>& ranks);
-
 }  // namespace weft::collectives::shm

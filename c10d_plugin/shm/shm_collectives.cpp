@@ -8,7 +8,6 @@
 namespace weft::collectives {
 
 using shm::Layout;
-using shm::Operation;
 using shm::Segment;
 
 Result<std::unique_ptr<Collectives>> ShmCollectives::join(const ShmOptions& options,

@@ -81,7 +81,7 @@ class ShmCollectives final : public Collectives {
   // --- Every operation (shm_collectives.cpp, compare.cpp)
 
   // Remembers what was asked. An error: the group has ended.
-  Error open(const Call& call, shm::Operation operation, std::size_t bytes, int root = -1);
+  Error open(const Call& call, Operation operation, std::size_t bytes, int root = -1);
   // Ends the round: all others have ended it as well. The first meeting of an operation compares
   // what the ranks asked for.
   Error meet();
