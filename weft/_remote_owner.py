@@ -103,8 +103,10 @@ def set_training(module_rref: RRef, mode: bool) -> None:
     module_rref.local_value().train(mode)
 
 
-def convert(module_rref: RRef, dtype: torch.dtype) -> None:
-    module_rref.local_value().to(dtype)
+def convert(module_rref: RRef, dtype: torch.dtype, integers: bool) -> None:
+    """Converts what is floating point, with ``integers`` everything."""
+    module = module_rref.local_value()
+    module.type(dtype) if integers else module.to(dtype)
 
 
 def require_grad(module_rref: RRef, requires_grad: bool) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import uuid
+import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed.rpc as rpc
@@ -112,7 +113,8 @@ class RemoteModule(nn.Module):
         """Another remote module for a module that is there already.
 
         Args:
-            remote_device: where it is; its owner must be that worker.
+            remote_device: the module's owner, and the device there. When it names another worker, a
+                warning says so, and the owner is called all the same.
             module_rref: the module.
             name: under which it is published, if it is.
             timeout: of each call, in seconds; -1 for the group's.
@@ -122,10 +124,13 @@ class RemoteModule(nn.Module):
         made._bind(remote_device, name, timeout)
         owner = module_rref.owner()
         if made.on not in (owner.name, owner.id):
-            raise ValueError(
+            # PyTorch's class takes it (its own tests do this), and calls the owner, too.
+            warnings.warn(
                 f"the module lives on worker '{owner.name}' (rank {owner.id}), not on {made.on!r} as the "
-                f"remote device {remote_device!r} says"
+                f"remote device {remote_device!r} says; its owner is called",
+                stacklevel=2,
             )
+            made.on = owner.name
         made.module_rref = module_rref
         return made
 
@@ -215,12 +220,32 @@ class RemoteModule(nn.Module):
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RemoteModule:
-        # .half(), .to(torch.bfloat16) … of a model that holds this: what the function does to a dtype
-        # is done there. The device stays: it was chosen as the remote device.
-        dtype = fn(torch.empty(0, dtype=torch.get_default_dtype())).dtype
-        if dtype != torch.get_default_dtype():
-            self._at_owner(_remote_owner.convert, dtype)
+        # .half(), .to(torch.bfloat16), .type(…) of this or of a model that holds it: what the function
+        # does to dtypes is found out and done there. The device stays: it was chosen as the remote one.
+        kinds = (torch.float32, torch.float64, torch.int64)
+        single, double, integer = (fn(torch.empty(0, dtype=kind)).dtype for kind in kinds)
+        if single == double:  # else it leaves each as it is
+            self._at_owner(_remote_owner.convert, single, integer != torch.int64)
         return self
+
+    def _refuse(self, method: str, instead: str) -> NoReturn:
+        raise ValueError(
+            f"Method ``{method}`` not supported for RemoteModule: it would live in this process. {instead}"
+        )
+
+    def register_buffer(self, name: str, *_: Any, **__: Any) -> None:
+        """Refused: what belongs to the module lives with it."""
+        self._refuse("register_buffer", f"Make '{name}' in module_cls, or in the model around this.")
+
+    def register_parameter(self, name: str, *_: Any, **__: Any) -> None:
+        """Refused: what belongs to the module lives with it."""
+        self._refuse(
+            "register_parameter", f"Make '{name}' in module_cls, or in the model around this."
+        )
+
+    def add_module(self, name: str, *_: Any, **__: Any) -> None:
+        """Refused: what belongs to the module lives with it."""
+        self._refuse("add_module", f"Make '{name}' in module_cls, or in the model around this.")
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool

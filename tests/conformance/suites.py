@@ -25,11 +25,17 @@ class Suite:
     group: str  # generic, agent (written for TensorPipe's agent), faulty or process_group
     module: str
     upstream: str
-    forms: str = ""  # a class of forms.py, mixed in for Weft only
+    forms: str = ""  # a class mixed in for Weft only; without a module's name it is one of forms.py
+    weft_only: bool = False  # it asks something that only Weft has
 
 
 def _generic(module: str, name: str) -> Suite:
     return Suite(name, "generic", module, name)
+
+
+def _of_wefts_remote_module(name: str, upstream: str, forms: str) -> Suite:
+    module = "nn.api.remote_module_test"
+    return Suite(name, "generic", module, upstream, f"weft_remote_module.{forms}", weft_only=True)
 
 
 SUITES = (
@@ -41,6 +47,14 @@ SUITES = (
     _generic("rpc.jit.dist_autograd_test", "JitDistAutogradTest"),
     _generic("nn.api.remote_module_test", "RemoteModuleTest"),
     _generic("nn.api.remote_module_test", "ThreeWorkersRemoteModuleTest"),
+    _generic("nn.api.remote_module_test", "CudaRemoteModuleTest"),
+    _of_wefts_remote_module("OwnRemoteModuleTest", "RemoteModuleTest", "WeftClassForms"),
+    _of_wefts_remote_module(
+        "OwnThreeWorkersRemoteModuleTest", "ThreeWorkersRemoteModuleTest", "WeftClassSentForms"
+    ),
+    _of_wefts_remote_module(
+        "OwnCudaRemoteModuleTest", "CudaRemoteModuleTest", "WeftClassCudaForms"
+    ),
     _generic("ddp_under_dist_autograd_test", "DdpUnderDistAutogradTest"),
     _generic("ddp_under_dist_autograd_test", "DdpComparisonTest"),
     _generic("rpc.examples.reinforcement_learning_rpc_test", "ReinforcementLearningRpcTest"),
@@ -76,7 +90,7 @@ def build(suite: Suite, backend: str) -> type[unittest.TestCase]:
     name = _PREFIXES[backend] + suite.name
     if name in globals():
         return globals()[name]
-    from conformance import fixtures, forms, launcher, process_groups
+    from conformance import fixtures, launcher, process_groups
 
     if suite.group == "process_group":
         made = process_groups.build(backend, name, launcher.RankLauncher, __name__)
@@ -86,7 +100,8 @@ def build(suite: Suite, backend: str) -> type[unittest.TestCase]:
     upstream = getattr(importlib.import_module(f"{_FOLDER}.{suite.module}"), suite.upstream)
     bases = [upstream, fixtures.fixture(backend, faulty=faulty), launcher.RankLauncher]
     if backend == "WEFT" and suite.forms:
-        bases.insert(0, getattr(forms, suite.forms))
+        module, _, form = suite.forms.rpartition(".")
+        bases.insert(0, getattr(importlib.import_module(f"conformance.{module or 'forms'}"), form))
     made = type(name, tuple(bases), {"__module__": __name__})
     globals()[name] = made
     return made
@@ -105,6 +120,8 @@ def load(backend: str) -> tuple[list[Case], list[str]]:
     cases: list[Case] = []
     missing: list[str] = []
     for suite in SUITES:
+        if suite.weft_only and backend != "WEFT":
+            continue
         try:
             made = build(suite, backend)
         except (ImportError, AttributeError) as error:

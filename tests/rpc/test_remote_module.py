@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import remote_models as models
 import torch
@@ -212,6 +214,10 @@ def script_and_use(module, x):
     return torch.jit.script(models.HybridAsync(module))(x)
 
 
+def run(module, x):
+    return module(x)
+
+
 def passed_on() -> None:
     import torch.distributed.rpc as rpc
 
@@ -226,12 +232,12 @@ def passed_on() -> None:
     another = weft.RemoteModule.init_from_module_rref("worker1", module.get_module_rref())
     same(another(x), here(x))
     same(torch.jit.script(another)(x), here(x))
-    try:
-        weft.RemoteModule.init_from_module_rref("worker2", module.get_module_rref())
-    except ValueError as error:
-        assert "lives on worker 'worker1'" in str(error)
-    else:
-        raise AssertionError("a wrong place was taken")
+    with warnings.catch_warnings(record=True) as caught:
+        misled = weft.RemoteModule.init_from_module_rref("worker2", module.get_module_rref())
+    assert "lives on worker 'worker1'" in str(caught[0].message)
+    same(misled(x), here(x))
+    scripted = torch.jit.script(models.HybridAsync(module))
+    same(rpc.rpc_sync("worker2", run, args=(scripted, x)), here(x, 3.0, twice=True) + 1)
 
 
 def test_one_that_was_passed_on_is_whole(group):
