@@ -13,6 +13,7 @@
 
 #include "jit_ops/binding.h"
 #include "jit_ops/calls.h"
+#include "jit_ops/collectives.h"
 #include "jit_ops/service.h"
 #include "rpc_backend/log.h"
 #include "rpc_backend/weft_agent.h"
@@ -243,6 +244,7 @@ bool registered() {
   // Never destroyed: torch's own registries may be gone by then.
   auto* library = new torch::Library(torch::Library::DEF, "weft", std::nullopt, __FILE__, __LINE__);
   defineDispatched(*library);
+  defineCollectives(*library);
   registerBinding();
   return true;
 }

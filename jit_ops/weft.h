@@ -24,6 +24,7 @@
 
 #include "jit_ops/batched.h"
 #include "jit_ops/calls.h"
+#include "jit_ops/process_group.h"
 #include "jit_ops/published.h"
 #include "jit_ops/servable.h"
 #include "rpc_backend/api.h"

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import torch
+import torch.fx
 
 _TARGET = (
     "method: forward unless named. version: 0 is the newest. "
     "timeout: seconds, negative for the group's."
 )
+
+_GROUP = (
+    "group: its group_name, e.g. torch.distributed.group.WORLD.group_name. All of its ranks call it, in the "
+    "same order; in backward as well."
+)
+
+# Without a result that anybody uses they still matter to other ranks.
+_WITH_EFFECTS = ("send", "recv", "barrier")
 
 DOCS = {
     "call": "Calls what `worker` publishes as `name` and waits. In TorchScript `like`, an annotated "
@@ -26,11 +35,28 @@ DOCS = {
     "rank": "A worker's rank; this worker's without a name.",
     "workers": "The names of the group's workers, by rank.",
     "loss_of": "Why a worker is lost; empty while it is not.",
+    "send": "Sends a tensor to rank `dst` of the process group named `group` and waits until it has left; no "
+    f"gradients. {_GROUP}",
+    "recv": "A tensor like `like`, received from rank `src`. Messages of one sender and tag come in order. "
+    f"{_GROUP}",
+    "all_reduce": "The reduction of all ranks' tensors, as a new tensor. op: sum, avg, product, min, max, band, "
+    f"bor, bxor; gradients go through sum and avg. {_GROUP}",
+    "broadcast": f"The tensor of rank `src`, which has the shape and dtype of `x` everywhere. {_GROUP}",
+    "reduce": f"As all_reduce, for rank `dst`; the others get zeros. {_GROUP}",
+    "gather": "All ranks' tensors, one behind the other along a new first dimension, at rank `dst`; the others "
+    f"get no rows. {_GROUP}",
+    "scatter": "This rank's row of what rank `src` gives; the others give no rows: torch.empty(0, ...), which says "
+    f"what a row is like. {_GROUP}",
+    "barrier": f"Waits until all ranks of the group have come here. {_GROUP}",
+    "group_rank": "This process's rank in a process group.",
+    "group_size": "How many ranks a process group has.",
     "published": "What a worker publishes, or this process: a line `name@version signature` for each method.",
 }
 
 
 def install() -> None:
-    """Gives each operator its ``__doc__``."""
+    """Gives each operator its ``__doc__``, and keeps torch.compile from dropping those with effects."""
     for name, text in DOCS.items():
         getattr(torch.ops.weft, name).__doc__ = text
+    for name in _WITH_EFFECTS:
+        torch.fx.node.has_side_effect(getattr(torch.ops.weft, name).default)

@@ -1,0 +1,247 @@
+"""torch.ops.weft's collectives on a named process group: values, gradients, scripting, tracing, refusals."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import Ranks
+from torch import Tensor, nn
+
+COUNT = 3
+
+
+def name() -> str:
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD.group_name
+
+
+def mine(*shape: int, rank: int | None = None) -> Tensor:
+    """What a rank brings: other numbers on each."""
+    generator = torch.Generator().manual_seed(dist.get_rank() if rank is None else rank)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def everybodys(*shape: int) -> list[Tensor]:
+    return [mine(*shape, rank=rank) for rank in range(COUNT)]
+
+
+# What ranks run.
+
+
+def values() -> None:
+    ops, group, rank = torch.ops.weft, name(), dist.get_rank()
+    assert (ops.group_rank(group), ops.group_size(group)) == (rank, COUNT)
+    x, every = mine(2, 3), everybodys(2, 3)
+    before = x.clone()
+    torch.testing.assert_close(ops.all_reduce(x, "sum", group), sum(every))
+    torch.testing.assert_close(ops.all_reduce(x, "avg", group), sum(every) / COUNT)
+    assert torch.equal(ops.all_reduce(x, "max", group), torch.stack(every).amax(0))
+    assert torch.equal(ops.broadcast(x.T, 1, group), every[1].T)
+    reduced = ops.reduce(x, 2, "sum", group)
+    torch.testing.assert_close(reduced, sum(every) if rank == 2 else torch.zeros_like(x))
+    gathered = ops.gather(x, 1, group)
+    assert torch.equal(gathered, torch.stack(every) if rank == 1 else x.new_empty(0, 2, 3))
+    rows = torch.stack(every) if rank == 1 else x.new_empty(0, 2, 3)
+    assert torch.equal(ops.scatter(rows, 1, group), x)
+    assert torch.equal(x, before)
+    # Around the ring; the odd one out receives first.
+    right, left = (rank + 1) % COUNT, (rank - 1) % COUNT
+    if rank == 0:
+        got = ops.recv(x, left, group, 5)
+        ops.send(x.T.contiguous().T, right, group, 5)
+    else:
+        ops.send(x, right, group, 5)
+        got = ops.recv(torch.empty_like(x), left, group, 5)
+    assert torch.equal(got, every[left])
+    ops.barrier(group)
+
+
+def gradients() -> None:
+    """Against the same sum computed here from all the ranks' inputs."""
+    ops, group, rank = torch.ops.weft, name(), dist.get_rank()
+    weights = everybodys(2, 3)
+
+    def check(collective, plain) -> None:
+        x = mine(2, 3).requires_grad_()
+        (collective(x) * weights[rank]).sum().backward()
+        every = [one.requires_grad_() for one in everybodys(2, 3)]
+        plain(every).backward()
+        torch.testing.assert_close(x.grad, every[rank].grad)
+
+    everything = sum(weights)
+    check(lambda x: ops.all_reduce(x, "sum", group), lambda xs: (sum(xs) * everything).sum())
+    check(lambda x: ops.all_reduce(x, "avg", group), lambda xs: (sum(xs) / 3 * everything).sum())
+    check(lambda x: ops.broadcast(x, 1, group), lambda xs: sum((0 * one).sum() for one in xs) + (xs[1] * everything).sum())
+    check(lambda x: ops.reduce(x, 2, "sum", group), lambda xs: (sum(xs) * weights[2]).sum())
+    check(lambda x: ops.reduce(x, 2, "avg", group), lambda xs: (sum(xs) / 3 * weights[2]).sum())
+    check(
+        lambda x: ops.gather(x, 0, group).sum(0) if rank == 0 else ops.gather(x, 0, group).sum(0),
+        lambda xs: (sum(xs) * weights[0]).sum(),
+    )
+    # Rows of rank 1 go out; each rank weighs its own.
+    rows = mine(COUNT, 2, 3, rank=1) if rank == 1 else torch.empty(0, 2, 3, dtype=torch.float64)
+    rows.requires_grad_()
+    (ops.scatter(rows, 1, group) * weights[rank]).sum().backward()
+    assert rows.grad is not None
+    assert torch.equal(rows.grad, torch.stack(weights) if rank == 1 else torch.empty_like(rows))
+    # Gradients of gradients.
+    x = mine(2, 3).requires_grad_()
+    y = ops.all_reduce(x * x, "sum", group)
+    (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    torch.testing.assert_close(second, torch.full_like(x, 2.0 * COUNT))
+
+
+class Scripted(nn.Module):
+    def __init__(self, group: str) -> None:
+        super().__init__()
+        self.group = group
+
+    def forward(self, x: Tensor) -> Tensor:
+        rank = torch.ops.weft.group_rank(self.group)
+        every = torch.ops.weft.gather(x, 0, self.group)
+        total = torch.ops.weft.reduce(x, 0, "sum", self.group)
+        if rank == 0:
+            total = total - every.sum(0)
+        torch.ops.weft.barrier(self.group)
+        return torch.ops.weft.broadcast(total, 0, self.group)
+
+
+def scripted(path: str) -> None:
+    path = f"{path}/{dist.get_rank()}.pt"
+    torch.jit.script(Scripted(name())).save(path)
+    model = torch.jit.load(path).eval()
+    for one in (model, torch.jit.freeze(model)):
+        torch.testing.assert_close(one(mine(2, 3)), torch.zeros(2, 3, dtype=torch.float64))
+
+
+def traced() -> None:
+    group = name()
+
+    def body(x: Tensor) -> Tensor:
+        ops = torch.ops.weft
+        return ops.broadcast(ops.all_reduce(x * 2, "sum", group) + ops.reduce(x, 0, "sum", group), 0, group)
+
+    x = mine(2, 3)
+    right = 3 * sum(everybodys(2, 3))
+    compiled = torch.compile(body, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), right)
+    y = x.clone().requires_grad_()
+    compiled(y).sum().backward()
+    z = x.clone().requires_grad_()
+    body(z).sum().backward()
+    torch.testing.assert_close(y.grad, z.grad)
+    module = type("M", (nn.Module,), {"forward": lambda self, x: body(x)})()
+    torch.testing.assert_close(torch.export.export(module, (x,)).module()(x), right)
+
+
+def messages_traced() -> None:
+    group, rank = name(), dist.get_rank()
+
+    def body(x: Tensor) -> Tensor:
+        torch.ops.weft.barrier(group)
+        if rank == 0:
+            torch.ops.weft.send(x + 1, 1, group)
+        if rank == 1:
+            return torch.ops.weft.recv(x, 0, group)
+        return x * 2
+
+    x = torch.ones(3)
+    compiled = torch.compile(body, backend="aot_eager", fullgraph=True)
+    expected = x * 2
+    assert torch.equal(compiled(x), expected)
+    module = type("M", (nn.Module,), {"forward": lambda self, x: body(x)})()
+    assert torch.equal(torch.export.export(module, (x,)).module()(x), expected)
+
+
+def checked() -> None:
+    """opcheck on all ranks at once: it runs an operator equally often everywhere."""
+    ops, group, rank = torch.ops.weft, name(), dist.get_rank()
+    for grad in (False, True):
+        x = mine(2, 3).requires_grad_(grad)
+        rows = (mine(COUNT, 2) if rank == 0 else mine(0, 2)).requires_grad_(grad)
+        torch.library.opcheck(ops.all_reduce.default, (x, "sum", group))
+        torch.library.opcheck(ops.broadcast.default, (x, 0, group))
+        torch.library.opcheck(ops.reduce.default, (x, 0, "sum", group))
+        torch.library.opcheck(ops.gather.default, (x, 0, group))
+        torch.library.opcheck(ops.scatter.default, (rows, 0, group))
+
+
+def checked_messages() -> None:
+    ops, group, rank = torch.ops.weft, name(), dist.get_rank()
+    if rank == 0:
+        torch.library.opcheck(ops.send.default, (mine(2), 1, group))
+    if rank == 1:
+        torch.library.opcheck(ops.recv.default, (mine(2), 0, group))
+    ops.barrier(group)
+
+
+def refused() -> list[str]:
+    ops, group, rank = torch.ops.weft, name(), dist.get_rank()
+    x = mine(2)
+    texts = []
+    for call in (
+        lambda: ops.all_reduce(x, "sum", "nobody"),
+        lambda: ops.all_reduce(x, "mean", group),
+        lambda: ops.broadcast(x, 3, group),
+        lambda: ops.send(x, -1, group),
+        lambda: ops.send(x.clone().requires_grad_(), (rank + 1) % COUNT, group),
+        lambda: ops.scatter(mine(2, 2), 0, group),
+    ):
+        try:
+            call()
+        except RuntimeError as error:
+            texts.append(str(error).splitlines()[0])
+    y = ops.all_reduce(x.clone().requires_grad_(), "max", group)
+    try:
+        y.sum().backward()
+    except RuntimeError as error:
+        texts.append(str(error).splitlines()[0])
+    return texts
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with Ranks(COUNT) as all_ranks:
+        yield all_ranks
+
+
+def test_values(ranks):
+    ranks.all(values)
+
+
+def test_gradients(ranks):
+    ranks.all(gradients)
+
+
+def test_scripted_saved_and_frozen(ranks, tmp_path):
+    ranks.all(scripted, str(tmp_path))
+
+
+@pytest.mark.parametrize("what", [traced, messages_traced])
+def test_compiled_and_exported(ranks, what):
+    ranks.all(what, timeout=150)
+
+
+@pytest.mark.parametrize("what", [checked, checked_messages])
+def test_they_are_good_operators(ranks, what):
+    ranks.all(what, timeout=150)
+
+
+def test_what_is_wrong_is_said(ranks):
+    for texts in ranks.all(refused):
+        for text, part in zip(
+            texts,
+            (
+                "no process group named 'nobody'",
+                "'mean' is no reduction",
+                "no rank 3 in group",
+                "no rank -1 in group",
+                "send carries no gradients",
+                "scatter from rank 0",
+                "not 'max'",
+            ),
+            strict=True,
+        ):
+            assert part in text
