@@ -6,6 +6,7 @@ APT_PACKAGES=(
   g++ dpkg-dev patchelf                                                          # compile, unpack libuv, wheel
   libssl-dev googletest libbenchmark-dev libgloo-dev                             # third_party/
   clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev shellcheck           # lint and fuzz
+  cmake make                                                                     # find_package(weft) is tested
   python3 python3-venv python3-dev                                               # the interpreter
   git ca-certificates procps                                                     # what the scripts call
 )
