@@ -6,6 +6,8 @@
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <map>
+#include <mutex>
 #include <utility>
 
 #include "c10d_plugin/backend.h"
@@ -14,6 +16,20 @@
 namespace weft {
 
 namespace {
+
+using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+// torch's registry of names does not own what it names. Never destroyed: a program that ends without
+// leaving must not join threads while it exits.
+struct Owned {
+  std::mutex mutex;
+  std::map<std::string, GroupPtr> groups;
+};
+
+Owned& owned() {
+  static auto* one = new Owned;
+  return *one;
+}
 
 bool isTaken(const std::string& name) {
   try {
@@ -39,7 +55,7 @@ JoinOptions toJoin(const ProcessGroupOptions& options) {
 
 }  // namespace
 
-c10::intrusive_ptr<c10d::ProcessGroup> joinProcessGroup(ProcessGroupOptions options) {
+GroupPtr joinProcessGroup(ProcessGroupOptions options) {
   using process_group::WeftBackend;
   TORCH_CHECK(!isTaken(options.name), "this process is in a process group named '", options.name,
               "' already; leave that first, or give another name");
@@ -66,11 +82,21 @@ c10::intrusive_ptr<c10d::ProcessGroup> joinProcessGroup(ProcessGroupOptions opti
     group->setBackend(device, kCustom, backend);
   group->setGroupName(options.name);
   c10d::register_process_group(options.name, group);
+  const std::lock_guard lock(owned().mutex);
+  owned().groups.insert_or_assign(options.name, group);
   return group;
 }
 
 void leaveProcessGroup(const std::string& name) {
-  const auto group = c10d::resolve_process_group(name);
+  GroupPtr group;
+  {
+    const std::lock_guard lock(owned().mutex);
+    const auto found = owned().groups.find(name);
+    TORCH_CHECK(found != owned().groups.end(), "no process group named '", name,
+                "' was joined by joinProcessGroup");
+    group = std::move(found->second);
+    owned().groups.erase(found);
+  }
   c10d::unregister_process_group(name);
   group->shutdown();
 }

@@ -26,7 +26,7 @@ struct ProcessGroupOptions {
   std::string interface = {};  // "": WEFT_SOCKET_IFNAME, else the one that reaches the others
 };
 
-// Meets the other ranks. Any thread; waits at most `timeout`. Throws c10::Error (a bad option, a name
+// Meets the other ranks; the group lives until it is left, also when nobody keeps the result. Any thread; waits at most `timeout`. Throws c10::Error (a bad option, a name
 // in use) or c10::DistBackendError (who is missing); then nothing is left running.
 WEFT_API c10::intrusive_ptr<c10d::ProcessGroup> joinProcessGroup(ProcessGroupOptions options = {});
 
