@@ -69,8 +69,8 @@ Values toStack(Call& call, std::size_t extra) {
   } else {
     stack.emplace_back(call.names);
   }
-  stack.insert(stack.end(), std::make_move_iterator(call.args.begin()),
-               std::make_move_iterator(call.args.end()));
+  for (at::IValue& arg : call.args)
+    stack.push_back(withoutNames(std::move(arg)));
   return stack;
 }
 
@@ -155,7 +155,8 @@ FuturePtr callAsync(Call call, const c10::TypePtr& type) {
 
 RRefPtr callRemote(Call call, const c10::TypePtr& type) {
   static const c10::QualifiedName name(kRemoteName);
-  const c10::TypePtr element = type == nullptr ? c10::TypePtr(c10::AnyType::get()) : type;
+  const c10::TypePtr element =
+      type == nullptr ? c10::TypePtr(c10::AnyType::get()) : withoutNames(type);
   agent();
   Values stack = toStack(call, 1);
   stack[0] = c10::List<at::IValue>(element);

@@ -6,9 +6,9 @@
 #include <ATen/ops/zeros_like.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#include <torch/library.h>
 
 #include <map>
 #include <string>
@@ -146,9 +146,7 @@ at::Tensor scatter(const at::Tensor& x, std::int64_t from, string_view name) {
 
 void barrier(string_view name) { groupOf(name)->barrier()->wait(); }
 
-at::Tensor sameMeta(const at::Tensor& x) {
-  return at::empty_like(x, at::MemoryFormat::Contiguous);
-}
+at::Tensor sameMeta(const at::Tensor& x) { return at::empty_like(x, at::MemoryFormat::Contiguous); }
 
 // Autograd. A collective is linear: its gradient is the collective that goes the other way, through
 // the same operators, so that gradients of gradients are right as well.
@@ -164,10 +162,8 @@ at::Tensor differentiableScatter(const at::Tensor& x, std::int64_t from, string_
 template <typename... Args>
 at::Tensor below(const char* op, Args... args) {
   const at::AutoDispatchBelowADInplaceOrView guard;
-  return c10::Dispatcher::singleton()
-      .findSchemaOrThrow(op, "")
-      .typed<at::Tensor(Args...)>()
-      .call(args...);
+  return c10::Dispatcher::singleton().findSchemaOrThrow(op, "").typed<at::Tensor(Args...)>().call(
+      args...);
 }
 
 void checkLinear(const std::string& op) {
@@ -185,9 +181,8 @@ struct AllReduce : torch::autograd::Function<AllReduce> {
   static variable_list backward(AutogradContext* saved, const variable_list& gradients) {
     const std::string op = saved->saved_data["op"].toStringRef();
     checkLinear(op);
-    return {differentiableAllReduce(gradients[0], op, saved->saved_data["name"].toStringRef()),
-            {},
-            {}};
+    return {
+        differentiableAllReduce(gradients[0], op, saved->saved_data["name"].toStringRef()), {}, {}};
   }
 };
 
@@ -303,44 +298,46 @@ void defineCollectives(torch::Library& library) {
     library.impl(op, torch::dispatch(DispatchKey::CompositeExplicitAutograd,
                                      std::forward<decltype(kernel)>(kernel)));
     library.impl(op, torch::dispatch(DispatchKey::Meta, std::forward<decltype(meta)>(meta)));
-    library.impl(op,
-                 torch::dispatch(DispatchKey::Autograd, std::forward<decltype(autograd)>(autograd)));
+    library.impl(
+        op, torch::dispatch(DispatchKey::Autograd, std::forward<decltype(autograd)>(autograd)));
   };
 
   def("send(Tensor x, int dst, str group, int tag=0) -> ()");
-  impl("send", TORCH_FN(send),
-       [](const at::Tensor&, std::int64_t, string_view, std::int64_t) {},
-       TORCH_FN(sendWithoutGradients));
+  impl(
+      "send", TORCH_FN(send), [](const at::Tensor&, std::int64_t, string_view, std::int64_t) {},
+      TORCH_FN(sendWithoutGradients));
   def("recv(Tensor like, int src, str group, int tag=0) -> Tensor");
-  impl("recv", TORCH_FN(recv),
-       [](const at::Tensor& like, std::int64_t, string_view, std::int64_t) {
-         return sameMeta(like);
-       },
-       CppFunction::makeFallthrough());
+  impl(
+      "recv", TORCH_FN(recv),
+      [](const at::Tensor& like, std::int64_t, string_view, std::int64_t) {
+        return sameMeta(like);
+      },
+      CppFunction::makeFallthrough());
   def("all_reduce(Tensor x, str op, str group) -> Tensor");
-  impl("all_reduce", TORCH_FN(allReduce),
-       [](const at::Tensor& x, string_view, string_view) { return sameMeta(x); },
-       TORCH_FN(differentiableAllReduce));
+  impl(
+      "all_reduce", TORCH_FN(allReduce),
+      [](const at::Tensor& x, string_view, string_view) { return sameMeta(x); },
+      TORCH_FN(differentiableAllReduce));
   def("broadcast(Tensor x, int src, str group) -> Tensor");
-  impl("broadcast", TORCH_FN(broadcast),
-       [](const at::Tensor& x, std::int64_t, string_view) { return sameMeta(x); },
-       TORCH_FN(differentiableBroadcast));
+  impl(
+      "broadcast", TORCH_FN(broadcast),
+      [](const at::Tensor& x, std::int64_t, string_view) { return sameMeta(x); },
+      TORCH_FN(differentiableBroadcast));
   def("reduce(Tensor x, int dst, str op, str group) -> Tensor");
-  impl("reduce", TORCH_FN(reduce),
-       [](const at::Tensor& x, std::int64_t, string_view, string_view) { return sameMeta(x); },
-       TORCH_FN(differentiableReduce));
+  impl(
+      "reduce", TORCH_FN(reduce),
+      [](const at::Tensor& x, std::int64_t, string_view, string_view) { return sameMeta(x); },
+      TORCH_FN(differentiableReduce));
   def("gather(Tensor x, int dst, str group) -> Tensor");
   impl("gather", TORCH_FN(gather), TORCH_FN(gatherMeta), TORCH_FN(differentiableGather));
   def("scatter(Tensor x, int src, str group) -> Tensor");
   impl("scatter", TORCH_FN(scatter), TORCH_FN(scatterMeta), TORCH_FN(differentiableScatter));
 
   library.def(asked("barrier(str group) -> ()"), [](string_view name) { barrier(name); });
-  library.def(asked("group_rank(str group) -> int"), [](string_view name) {
-    return static_cast<std::int64_t>(groupOf(name)->getRank());
-  });
-  library.def(asked("group_size(str group) -> int"), [](string_view name) {
-    return static_cast<std::int64_t>(groupOf(name)->getSize());
-  });
+  library.def(asked("group_rank(str group) -> int"),
+              [](string_view name) { return static_cast<std::int64_t>(groupOf(name)->getRank()); });
+  library.def(asked("group_size(str group) -> int"),
+              [](string_view name) { return static_cast<std::int64_t>(groupOf(name)->getSize()); });
 }
 
 }  // namespace weft::ops

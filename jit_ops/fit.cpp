@@ -20,14 +20,16 @@ bool fitFloat(at::IValue& value) {
   return value.isDouble();
 }
 
-bool fitTuple(at::IValue& value, const c10::TupleType& type) {
+bool fitTuple(at::IValue& value, const TypePtr& type) {
   if (!value.isTuple()) return false;
+  const auto& wanted = type->expectRef<c10::TupleType>();
   std::vector<at::IValue> elements = value.toTupleRef().elements().vec();
-  if (elements.size() != type.elements().size()) return false;
+  if (elements.size() != wanted.elements().size()) return false;
   for (std::size_t i = 0; i < elements.size(); ++i) {
-    if (!fit(elements[i], type.elements()[i])) return false;
+    if (!fit(elements[i], wanted.elements()[i])) return false;
   }
-  value = c10::ivalue::Tuple::create(std::move(elements));
+  value = wanted.schema() ? c10::ivalue::Tuple::createNamed(std::move(elements), type)
+                          : c10::ivalue::Tuple::create(std::move(elements));
   return true;
 }
 
@@ -84,6 +86,14 @@ bool fitUnion(at::IValue& value, const c10::UnionType& type) {
   });
 }
 
+// Of a container: whether its elements could be or hold NamedTuples.
+bool mayHoldNames(const TypePtr& type) {
+  if (type->kind() == TypeKind::AnyType) return true;
+  if (const auto* tuple = type->castRaw<c10::TupleType>(); tuple && tuple->schema()) return true;
+  const auto contained = type->containedTypes();
+  return std::any_of(contained.begin(), contained.end(), mayHoldNames);
+}
+
 std::string described(const at::IValue& value) {
   if (value.isTuple() && value.toTupleRef().elements().empty()) return "()";
   return value.type()->annotation_str();
@@ -114,7 +124,7 @@ bool fit(at::IValue& value, const TypePtr& type) {
     case TypeKind::UnionType:
       return fitUnion(value, type->expectRef<c10::UnionType>());
     case TypeKind::TupleType:
-      return fitTuple(value, type->expectRef<c10::TupleType>());
+      return fitTuple(value, type);
     case TypeKind::ListType:
       return fitList(value, type->expectRef<c10::ListType>());
     case TypeKind::DictType:
@@ -124,6 +134,42 @@ bool fit(at::IValue& value, const TypePtr& type) {
     default:
       return value.type()->isSubtypeOf(*type);
   }
+}
+
+TypePtr withoutNames(const TypePtr& type) {
+  if (type->containedTypes().empty() || !mayHoldNames(type)) return type;
+  std::vector<TypePtr> contained;
+  for (const TypePtr& one : type->containedTypes())
+    contained.push_back(withoutNames(one));
+  if (type->kind() == TypeKind::TupleType) return c10::TupleType::create(std::move(contained));
+  return type->withContained(std::move(contained));
+}
+
+at::IValue withoutNames(at::IValue value) {
+  if (value.isTuple()) {
+    std::vector<at::IValue> elements = value.toTupleRef().elements().vec();
+    for (at::IValue& element : elements)
+      element = withoutNames(std::move(element));
+    return c10::ivalue::Tuple::create(std::move(elements));
+  }
+  if (value.isList()) {
+    const auto list = value.toList();
+    if (!mayHoldNames(list.elementType())) return value;
+    c10::List<at::IValue> out(withoutNames(list.elementType()));
+    out.reserve(list.size());
+    for (const at::IValue& element : list.vec())
+      out.push_back(withoutNames(element));
+    return out;
+  }
+  if (value.isGenericDict()) {
+    const auto dict = value.toGenericDict();
+    if (!mayHoldNames(dict.valueType())) return value;
+    c10::Dict<at::IValue, at::IValue> out(dict.keyType(), withoutNames(dict.valueType()));
+    for (const auto& entry : dict)
+      out.insert(entry.key(), withoutNames(entry.value()));
+    return out;
+  }
+  return value;
 }
 
 std::vector<at::IValue> arrange(const c10::FunctionSchema& schema, std::vector<at::IValue> args,

@@ -16,6 +16,11 @@ namespace weft::ops {
 // Converts `value` in place where that loses nothing; false when it can't be a `type`. Any thread.
 bool fit(at::IValue& value, const c10::TypePtr& type);
 
+// NamedTuples as plain tuples, also inside containers: only the process that defined the class
+// could read it. fit() gives the names back where a type has them. No copy where there are none.
+at::IValue withoutNames(at::IValue value);
+c10::TypePtr withoutNames(const c10::TypePtr& type);
+
 // One value for each argument of `schema`: positional ones, then those that `names` name (the last
 // of `args`), then defaults. Throws c10::Error that says the signature and what does not fit.
 std::vector<at::IValue> arrange(const c10::FunctionSchema& schema, std::vector<at::IValue> args,

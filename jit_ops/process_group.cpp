@@ -1,5 +1,5 @@
-// Made as torch.distributed.init_process_group makes it (distributed_c10d.py, 2.11): the same prefixes
-// in the store, so that ranks in Python find these.
+// Made as torch.distributed.init_process_group makes it (distributed_c10d.py, 2.11): the same
+// prefixes in the store, so that ranks in Python find these.
 #include "jit_ops/process_group.h"
 
 #include <c10/util/Exception.h>
@@ -19,8 +19,8 @@ namespace {
 
 using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
 
-// torch's registry of names does not own what it names. Never destroyed: a program that ends without
-// leaving must not join threads while it exits.
+// torch's registry of names does not own what it names. Never destroyed: a program that ends
+// without leaving must not join threads while it exits.
 struct Owned {
   std::mutex mutex;
   std::map<std::string, GroupPtr> groups;

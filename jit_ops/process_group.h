@@ -1,7 +1,7 @@
-// A process group of torch's without Python: Weft's backend under a name, for `c10d::ProcessGroup`'s
-// own members and for the operators that name a group (torch.ops.weft.*, torch.ops._c10d_functional.*;
-// in TorchScript, too). Ranks in Python that called init_process_group("weft") with the same store
-// are members like those in C++.
+// A process group of torch's without Python: Weft's backend under a name, for
+// `c10d::ProcessGroup`'s own members and for the operators that name a group (torch.ops.weft.*,
+// torch.ops._c10d_functional.*; in TorchScript, too). Ranks in Python that called
+// init_process_group("weft") with the same store are members like those in C++.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -22,12 +22,14 @@ struct ProcessGroupOptions {
   // RPC group and process groups.
   std::string init_method = "env://";
   c10::intrusive_ptr<c10d::Store> store = {};
-  std::chrono::milliseconds timeout = std::chrono::minutes(30);  // of meeting, and of each operation
-  std::string interface = {};  // "": WEFT_SOCKET_IFNAME, else the one that reaches the others
+  std::chrono::milliseconds timeout =
+      std::chrono::minutes(30);  // of meeting, and of each operation
+  std::string interface = {};    // "": WEFT_SOCKET_IFNAME, else the one that reaches the others
 };
 
-// Meets the other ranks; the group lives until it is left, also when nobody keeps the result. Any thread; waits at most `timeout`. Throws c10::Error (a bad option, a name
-// in use) or c10::DistBackendError (who is missing); then nothing is left running.
+// Meets the other ranks; the group lives until it is left, also when nobody keeps the result. Any
+// thread; waits at most `timeout`. Throws c10::Error (a bad option, a name in use) or
+// c10::DistBackendError (who is missing); then nothing is left running.
 WEFT_API c10::intrusive_ptr<c10d::ProcessGroup> joinProcessGroup(ProcessGroupOptions options = {});
 
 // Forgets the name and ends the backend; operations under way on other threads fail. Does not wait

@@ -7,6 +7,8 @@
 #include <sstream>
 #include <unordered_map>
 
+#include "jit_ops/fit.h"
+
 namespace weft::ops {
 
 namespace {
@@ -122,10 +124,10 @@ void Servable::add(const std::string& name, std::string signature) {
 FuturePtr Servable::asFuture(at::IValue value, const c10::TypePtr& type) {
   if (value.isFuture()) {
     auto inner = value.toFuture();
-    return inner->then([](Future& done) { return done.value(); }, type);
+    return inner->then([](Future& done) { return withoutNames(done.value()); }, withoutNames(type));
   }
-  auto future = c10::make_intrusive<Future>(type);
-  future->markCompleted(std::move(value));
+  auto future = c10::make_intrusive<Future>(withoutNames(type));
+  future->markCompleted(withoutNames(std::move(value)));
   return future;
 }
 

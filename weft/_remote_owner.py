@@ -12,6 +12,7 @@ from torch.distributed.rpc import PyRRef as RRef
 from torch.utils import _pytree as pytree
 
 from weft import _remote_stub
+from weft._named_tuples import without_classes
 from weft.publishing import publish
 
 
@@ -32,10 +33,17 @@ def create(
         )
     module.to(device)
     if scripted:
-        module = torch.jit.script(module)
+        module = _scripted(module)
     if name is not None:
         publish(name, module)
     return module
+
+
+def _scripted(module: nn.Module) -> nn.Module:
+    try:
+        return torch.jit.script(module)
+    except torch.jit.frontend.FrontendError as error:  # which the caller could not make again
+        raise RuntimeError(f"{type(module).__name__} cannot be scripted: {error}") from None
 
 
 def place(values: Any, device: torch.device | str) -> Any:
@@ -58,9 +66,12 @@ def run(
     module = module_rref.local_value()
     function = module if method == "forward" else getattr(module, method)
     if torch.device(device).type == "cpu":
-        return function(*args, **kwargs)
+        result = function(*args, **kwargs)
+        return without_classes(result) if isinstance(module, torch.jit.ScriptModule) else result
     args, kwargs = place((args, kwargs), device)
     result = function(*args, **kwargs)
+    if isinstance(module, torch.jit.ScriptModule):
+        result = without_classes(result)
     return result if keep_device else place(result, "cpu")
 
 

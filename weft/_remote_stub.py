@@ -22,13 +22,16 @@ from torch import nn
 from torch._jit_internal import _qualified_name
 from torch.jit.annotations import ann_to_type
 
+from weft._named_tuples import field_types, is_named_tuple, without_names
+
 _TEMPLATE = """\
-from typing import Any, Dict, List, Optional, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
 from torch.jit import Future
 
+{result_class}
 
 class {class_name}(_Base):
     def forward(self{parameters}) -> {result}:
@@ -66,11 +69,13 @@ class Stub:
         parameters: of ``forward`` without ``self``: name, type, default as source (or None), and
             whether it can only be given by name.
         result: the result's type.
+        fields: names and types of the result's elements, where it is a NamedTuple of the name `result`.
         problem: empty, or a sentence that says why it cannot be scripted and what to do.
     """
 
     parameters: tuple[tuple[str, str, str | None, bool], ...] = ()
     result: str = ""
+    fields: tuple[tuple[str, str], ...] = ()
     problem: str = ""
 
 
@@ -81,7 +86,7 @@ class _Unscriptable(Exception):
 def _type_text(annotation: Any, what: str, where: str) -> str:
     """The annotation as TorchScript writes it; only types that every process knows."""
     try:
-        text = ann_to_type(annotation, None).annotation_str
+        text = ann_to_type(without_names(annotation), None).annotation_str
     except Exception as error:
         raise _Unscriptable(
             f"the type of {what} of {where} is not one of TorchScript's ({annotation!r}): {error}"
@@ -99,15 +104,39 @@ def _default_text(value: Any, name: str, where: str) -> str:
         return f'float("{value}")'
     if value is None or isinstance(value, (bool, int, float, str)):
         return repr(value)
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, tuple):
         inner = [_default_text(item, name, where) for item in value]
-        if isinstance(value, list):
-            return f"[{', '.join(inner)}]"
         return f"({', '.join(inner)}{',' if len(inner) == 1 else ''})"
+    if isinstance(value, (list, dict)):
+        raise _Unscriptable(
+            f"the default of '{name}' of {where} is a {type(value).__name__}, and TorchScript takes no mutable "
+            "defaults: make it None and its type Optional, and fill it in inside"
+        )
     raise _Unscriptable(
         f"the default of '{name}' of {where} ({value!r}) cannot be written down for TorchScript: use "
-        "None, a number, a string, or a list or tuple of them"
+        "None, a number, a string, or a tuple of them"
     )
+
+
+def _schema_type_text(kind: Any) -> str:
+    """A type of a scripted method, with plain tuples for NamedTuples."""
+    name = kind.kind()
+    if name == "TupleType":
+        inner = ", ".join(_schema_type_text(one) for one in kind.elements())
+        return f"Tuple[{inner or '()'}]"
+    if name == "ListType":
+        return f"List[{_schema_type_text(kind.getElementType())}]"
+    if name == "OptionalType":
+        return f"Optional[{_schema_type_text(kind.getElementType())}]"
+    if name == "DictType":
+        return f"Dict[{kind.getKeyType().annotation_str}, {_schema_type_text(kind.getValueType())}]"
+    text = kind.annotation_str
+    if "__torch__" in text:
+        raise _Unscriptable(
+            f"forward has the class {text} in its signature: use tensors, numbers, strings, and lists, "
+            "dicts, tuples and Optionals of them, which other processes know as well"
+        )
+    return text
 
 
 def _from_schema(module: torch.jit.ScriptModule) -> Stub:
@@ -115,7 +144,7 @@ def _from_schema(module: torch.jit.ScriptModule) -> Stub:
     rows = tuple(
         (
             argument.name,
-            argument.type.annotation_str,
+            _schema_type_text(argument.type),
             _default_text(argument.default_value, argument.name, "forward")
             if argument.has_default_value()
             else None,
@@ -123,7 +152,7 @@ def _from_schema(module: torch.jit.ScriptModule) -> Stub:
         )
         for argument in schema.arguments[1:]
     )
-    return Stub(rows, schema.returns[0].type.annotation_str)
+    return Stub(rows, _schema_type_text(schema.returns[0].type))
 
 
 def _from_signature(module: nn.Module) -> Stub:
@@ -148,7 +177,14 @@ def _from_signature(module: nn.Module) -> Stub:
         raise _Unscriptable(
             f"{where} does not say what it returns: annotate it, e.g. `-> torch.Tensor`"
         )
-    return Stub(tuple(rows), _type_text(hints["return"], "the result", where))
+    result = hints["return"]
+    if not is_named_tuple(result):
+        return Stub(tuple(rows), _type_text(result, "the result", where))
+    fields = tuple(
+        (name, _type_text(kind, f"field '{name}' of the result", where))
+        for name, kind in zip(result._fields, field_types(result), strict=True)
+    )
+    return Stub(tuple(rows), result.__name__, fields)
 
 
 def _check_order(rows: list[tuple[str, str, str | None, bool]], where: str) -> None:
@@ -182,8 +218,10 @@ def _source(stub: Stub, class_name: str) -> str:
         texts.append(f"{name}: {kind}" + ("" if default is None else f" = {default}"))
     names = [name for name, _, _, by_name in stub.parameters if by_name]
     positional = [name for name, _, _, by_name in stub.parameters if not by_name]
+    fields = "".join(f"    {name}: {kind}\n" for name, kind in stub.fields)
     return _TEMPLATE.format(
         class_name=class_name,
+        result_class=f"\nclass {stub.result}(NamedTuple):\n{fields}" if stub.fields else "",
         parameters="".join(f", {text}" for text in texts),
         arguments=", ".join(positional + names),
         by_name=", ".join(positional + [f"{name}={name}" for name in names]),

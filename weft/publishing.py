@@ -17,6 +17,7 @@ import torch
 from torch.distributed.rpc import RRef
 
 from weft import _C
+from weft._named_tuples import restoring
 
 NEWEST = 0
 GROUPS_TIMEOUT = -1.0
@@ -53,12 +54,12 @@ def _python_methods(module: Any, names: Iterable[str]) -> list[tuple[str, str, A
     if not isinstance(module, torch.nn.Module):
         if not callable(module):
             raise TypeError(f"a module or a function can be published, got {type(module).__name__}")
-        return [("forward", _signature("forward", module), module)]
+        return [("forward", _signature("forward", module), restoring(module, module))]
     # forward by way of __call__, for the module's hooks.
-    found = [("forward", _signature("forward", module.forward), module)]
+    found = [("forward", _signature("forward", module.forward), restoring(module, module.forward))]
     for name in names:
         method = getattr(module, name)
-        found.append((name, _signature(name, method), method))
+        found.append((name, _signature(name, method), restoring(method, method)))
     return found
 
 

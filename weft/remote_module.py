@@ -235,7 +235,9 @@ class RemoteModule(nn.Module):
 
     def register_buffer(self, name: str, *_: Any, **__: Any) -> None:
         """Refused: what belongs to the module lives with it."""
-        self._refuse("register_buffer", f"Make '{name}' in module_cls, or in the model around this.")
+        self._refuse(
+            "register_buffer", f"Make '{name}' in module_cls, or in the model around this."
+        )
 
     def register_parameter(self, name: str, *_: Any, **__: Any) -> None:
         """Refused: what belongs to the module lives with it."""

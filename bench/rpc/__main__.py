@@ -11,6 +11,8 @@ from pathlib import Path
 from bench.rpc import cpp_latency, floor, namespaces, report
 from bench.rpc.metrics import METRICS, Figures
 
+CPP = "cpp"
+
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="./dev bench rpc", description=__doc__)
@@ -25,14 +27,22 @@ def _arguments() -> argparse.Namespace:
         "--two-hosts", action="store_true", help="each process in a network namespace (root)"
     )
     parser.add_argument("--ranks", type=int, help="only this: so many workers on one host")
-    parser.add_argument("--only", nargs="*", default=list(METRICS), choices=list(METRICS))
+    parser.add_argument(
+        "--only", nargs="*", choices=[*METRICS, CPP], help="all but this left out; cpp: C++ to C++"
+    )
     parser.add_argument(
         "--cpp",
         type=Path,
-        help="the program of `./dev bazel build //bench/rpc/cpp:latency`: C++ to C++ as well",
+        default=os.environ.get(cpp_latency.VARIABLE),
+        help="the program //bench/rpc/cpp:latency, which `./dev bench rpc` has built",
     )
     parser.add_argument("--out", type=Path, default=Path("bench-results"))
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.only is None:
+        arguments.only = [*METRICS, CPP]
+    if CPP in arguments.only and arguments.cpp is None:
+        print("no program for C++ to C++ calls; `./dev bench rpc` builds it", file=sys.stderr)
+    return arguments
 
 
 def main() -> None:
@@ -48,6 +58,11 @@ def main() -> None:
 
 
 def _compare(arguments: argparse.Namespace, hosts: namespaces.TwoHosts | None) -> None:
+    if arguments.cpp is not None and CPP in arguments.only:
+        print(cpp_latency.table(cpp_latency.measure(arguments.cpp)) + "\n", flush=True)
+    arguments.only = [name for name in arguments.only if name != CPP]
+    if not arguments.only:
+        return
     floors = floor.all_floors()  # forks, so before anything starts a thread
     from bench.rpc.pair import Pair
 
@@ -70,8 +85,6 @@ def _compare(arguments: argparse.Namespace, hosts: namespaces.TwoHosts | None) -
     found = report.rows(rounds[sides[0]], rounds[sides[1]])
     load = os.getloadavg()[0]
     print(report.table(found, *sides, floors))
-    if arguments.cpp is not None:
-        print("\n" + cpp_latency.table(cpp_latency.measure(arguments.cpp)) + "\n")
     print(f"- {os.cpu_count()} cores; load average at the end {load:.1f}")
     report.write(arguments.out, found, *sides, floors)
 

@@ -81,6 +81,38 @@ def scripted_call() -> Figures:
     )
 
 
+@torch.jit.interface
+class Forward:
+    """What PyTorch's remote module asks for where Weft's reads the signature."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pass
+
+
+class Doubled(torch.nn.Module):
+    """The module that lives at the peer; small, so that the call is what is measured."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + x
+
+
+def _remote_module() -> torch.nn.Module:
+    """Of Weft's class on Weft, of PyTorch's on TensorPipe; scripted at both ends."""
+    if type(rpc.api._get_current_rpc_agent()).__name__ == "WeftAgent":
+        import weft
+
+        return weft.RemoteModule(PEER, Doubled, scripted=True)
+    from torch.distributed.nn.api.remote_module import _RemoteModule
+
+    return _RemoteModule(PEER, Doubled, _module_interface_cls=Forward)
+
+
+def scripted_remote_module() -> Figures:
+    one = torch.ones(1)
+    module = torch.jit.script(_remote_module())
+    return _quantiles("scripted RemoteModule", _time_each(500, lambda: module(one)))
+
+
 def in_flight() -> Figures:
     one = torch.ones(1)
 
@@ -192,6 +224,7 @@ METRICS: dict[str, Callable[[], Figures]] = {
     "python_call": python_call,
     "remote_to_here": remote_to_here,
     "scripted_call": scripted_call,
+    "scripted_remote_module": scripted_remote_module,
     "in_flight": in_flight,
     "four_threads": four_threads,
     "autograd": autograd,

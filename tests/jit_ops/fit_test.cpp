@@ -55,6 +55,41 @@ TEST(Fit, OptionalAndAny) {
   EXPECT_TRUE(fits("text", "Any"));
 }
 
+TEST(Fit, NamedTuplesTravelPlainAndGetTheirNamesBack) {
+  const auto point = c10::TupleType::createNamed(
+      c10::QualifiedName("__torch__.Point"), std::vector<std::string>{"x", "n"},
+      std::vector<c10::TypePtr>{c10::TensorType::get(), c10::FloatType::get()});
+  const auto make = [&](double n) {
+    return at::IValue(c10::ivalue::Tuple::createNamed({at::ones({1}), n}, point));
+  };
+  const auto named = [](const at::IValue& value) {
+    return value.type()->expectRef<c10::TupleType>().schema() != nullptr;
+  };
+  EXPECT_TRUE(named(make(1)));
+  at::IValue plain = withoutNames(make(1));
+  EXPECT_FALSE(named(plain));
+  EXPECT_TRUE(fit(plain, point));
+  EXPECT_TRUE(named(plain));
+
+  c10::List<at::IValue> list(point);
+  list.push_back(make(2));
+  c10::Dict<at::IValue, at::IValue> dict(c10::StringType::get(), c10::ListType::create(point));
+  dict.insert("a", list);
+  at::IValue inside = withoutNames(c10::ivalue::Tuple::create(dict, 1));
+  const auto dict_type = inside.toTupleRef().elements()[0].type();
+  EXPECT_EQ(dict_type->annotation_str(), "Dict[str, List[Tuple[Tensor, float]]]");
+  EXPECT_TRUE(fit(inside, c10::TupleType::create({dict.valueType(), c10::IntType::get()})) ==
+              false);
+  const auto whole = c10::TupleType::create(
+      {c10::DictType::create(c10::StringType::get(), c10::ListType::create(point)),
+       c10::IntType::get()});
+  EXPECT_TRUE(fit(inside, whole));
+  const auto back = inside.toTupleRef().elements()[0].toGenericDict().at("a").toList().get(0);
+  EXPECT_TRUE(named(back));
+  EXPECT_EQ(withoutNames(c10::TypePtr(whole))->annotation_str(),
+            "Tuple[Dict[str, List[Tuple[Tensor, float]]], int]");
+}
+
 class Arrange : public ::testing::Test {
  protected:
   const c10::FunctionSchema schema_ =

@@ -1,6 +1,6 @@
-// Three processes in one group: a C++ server, a C++ client, and a Python worker (mixed_group.py) that is
-// client and server of both. Calls all ways, gradients, a process group of all three, refusals, and the
-// Python worker lost in the middle of a call.
+// Three processes in one group: a C++ server, a C++ client, and a Python worker (mixed_group.py)
+// that is client and server of both. Calls all ways, gradients, a process group of all three,
+// refusals, and the Python worker lost in the middle of a call.
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <dlfcn.h>
@@ -125,7 +125,8 @@ void callPython(const std::string& name) {
   context.backward({y.square().sum()});
   expect(at::equal(context.gradient(x), here.grad()), name + ": the input's gradient");
   RRef kept = remote("python", name, {x.detach(), 2.0}, {}, c10::TensorType::get());
-  expect(at::equal(kept.toHere().toTensor(), local.forward({here, 2.0}).toTensor()), name + ": kept");
+  expect(at::equal(kept.toHere().toTensor(), local.forward({here, 2.0}).toTensor()),
+         name + ": kept");
   expectProblem("no.such", [&] { rpcSync("python", "no.such", {x}); });
   expectProblem("python", [&] { rpcSync("python", name, {"text"}); });
 }
@@ -178,9 +179,9 @@ fs::path interpreter() {
 
 TEST(MixedGroup, TwoInCppAndOneInPython) {
   const std::string store = freshPath("store");
-  EXPECT_EQ(std::vector<std::string>(), runWorkers({[&] { server(store); }, [&] { client(store); },
-                                                    [&] { python(store); }},
-                                                   {2}));
+  EXPECT_EQ(
+      std::vector<std::string>(),
+      runWorkers({[&] { server(store); }, [&] { client(store); }, [&] { python(store); }}, {2}));
 }
 
 }  // namespace

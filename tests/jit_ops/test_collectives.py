@@ -72,7 +72,10 @@ def gradients() -> None:
     everything = sum(weights)
     check(lambda x: ops.all_reduce(x, "sum", group), lambda xs: (sum(xs) * everything).sum())
     check(lambda x: ops.all_reduce(x, "avg", group), lambda xs: (sum(xs) / 3 * everything).sum())
-    check(lambda x: ops.broadcast(x, 1, group), lambda xs: sum((0 * one).sum() for one in xs) + (xs[1] * everything).sum())
+    check(
+        lambda x: ops.broadcast(x, 1, group),
+        lambda xs: sum((0 * one).sum() for one in xs) + (xs[1] * everything).sum(),
+    )
     check(lambda x: ops.reduce(x, 2, "sum", group), lambda xs: (sum(xs) * weights[2]).sum())
     check(lambda x: ops.reduce(x, 2, "avg", group), lambda xs: (sum(xs) / 3 * weights[2]).sum())
     check(
@@ -121,7 +124,9 @@ def traced() -> None:
 
     def body(x: Tensor) -> Tensor:
         ops = torch.ops.weft
-        return ops.broadcast(ops.all_reduce(x * 2, "sum", group) + ops.reduce(x, 0, "sum", group), 0, group)
+        return ops.broadcast(
+            ops.all_reduce(x * 2, "sum", group) + ops.reduce(x, 0, "sum", group), 0, group
+        )
 
     x = mine(2, 3)
     right = 3 * sum(everybodys(2, 3))

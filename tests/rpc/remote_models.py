@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Optional
 
 import torch
+from named_models import Batch, Scores
 from torch import Tensor, nn
 
 
@@ -68,8 +69,73 @@ class Pair(nn.Module):
         return self.linear(items["x"]), sum(order)
 
 
+class Named(nn.Module):
+    """NamedTuples in, inside a container as well, and out."""
+
+    def forward(self, batch: Batch, more: Optional[list[Batch]] = None) -> Scores:  # noqa: UP045
+        x = batch.x * batch.weight
+        if more is not None:
+            for one in more:
+                x = x + one.x * one.weight
+        return Scores(x, [int(x.argmax())])
+
+
+class UsesNamed(nn.Module):
+    def __init__(self, remote: nn.Module) -> None:
+        super().__init__()
+        self.remote = remote
+
+    def forward(self, x: Tensor) -> tuple[Tensor, int]:
+        now = self.remote(Batch(x, 2.0))
+        later = self.remote.forward_async(Batch(now.values, 3.0), [(x, 1.0)]).wait()
+        return later.values, later.best[0]
+
+
+class Keywords(nn.Module):
+    """What else TorchScript has for arguments."""
+
+    def forward(
+        self,
+        x: Tensor,
+        by: float,
+        shape: tuple[int, int] = (1, 2),
+        table: Optional[dict[str, list[Tensor]]] = None,  # noqa: UP045
+        names: Optional[list[str]] = None,  # noqa: UP045
+        none: Optional[int] = None,  # noqa: UP045
+        *,
+        flag: bool = True,
+        limit: float = float("inf"),
+    ) -> dict[str, tuple[Tensor, Optional[int]]]:  # noqa: UP045
+        total = x * by + float(shape[0] * shape[1])
+        if table is not None:
+            for values in table.values():
+                for value in values:
+                    total = total + value
+        if not flag or limit < 1.0:
+            total = -total
+        chosen = ["a"] if names is None else names
+        return dict.fromkeys(chosen, (total, none))
+
+
+class UsesKeywords(nn.Module):
+    def __init__(self, remote: nn.Module) -> None:
+        super().__init__()
+        self.remote = remote
+
+    def forward(self, x: Tensor) -> dict[str, tuple[Tensor, Optional[int]]]:  # noqa: UP045
+        first = self.remote(x, 2.0)["a"][0]
+        return self.remote(
+            first, by=3.0, table={"k": [x, x]}, names=["b", "c"], none=4, limit=0.5, shape=(2, 2)
+        )
+
+
 class Unannotated(nn.Module):
     def forward(self, x: Tensor):
+        return x
+
+
+class MutableDefault(nn.Module):
+    def forward(self, x: Tensor, names: list[str] = []) -> Tensor:  # noqa: B006
         return x
 
 

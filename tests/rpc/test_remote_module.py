@@ -71,8 +71,8 @@ def test_a_bad_remote_device_is_refused_with_a_right_one(group, device, kind):
     assert '"rank:N/device"' in text and device in text
 
 
-def failing(module_cls) -> str:
-    module = remote(module_cls)  # does not wait, so it cannot raise
+def failing(module_cls, **options) -> str:
+    module = remote(module_cls, **options)  # does not wait, so it cannot raise
     try:
         module(torch.ones(1))
     except (ValueError, RuntimeError) as error:
@@ -285,6 +285,55 @@ def test_it_scripts_with_its_types(group):
     group[0].call(scripts)
 
 
+def named_tuples(path: str) -> None:
+    x = torch.randn(2, 3)
+    once = models.Named()(models.Batch(x, 2.0))
+    twice = models.Named()(models.Batch(once.values, 3.0), [models.Batch(x, 1.0)])
+    for scripted in (False, True):
+        there = remote(models.Named, scripted=scripted, name=f"named{scripted}")
+        result = there(models.Batch(x, 2.0), [models.Batch(x, 1.0)])
+        assert isinstance(result, models.Scores) is not scripted
+        same(result[0], models.Named()(models.Batch(x, 2.0), [models.Batch(x, 1.0)]).values)
+        if scripted:  # TorchScript keeps no names of a class that other processes may not know
+            continue
+        model = torch.jit.script(models.UsesNamed(there))
+        torch.jit.save(model, path)
+        for one in (model, torch.jit.load(path), torch.jit.freeze(model.eval())):
+            values, best = one(x)
+            same(values, twice.values)
+            assert best == twice.best[0]
+    # In plain calls as well, by tuple or by name.
+    import weft
+
+    for batch in (models.Batch(x, 2.0), (x, 2)):
+        values, best = weft.call("worker1/namedTrue", batch)
+        same(values, x * 2)
+        assert best == [int((x * 2).argmax())]
+
+
+def test_named_tuples_are_values_and_signatures(group, tmp_path):
+    group[0].call(named_tuples, str(tmp_path / "named.pt"))
+
+
+def argument_forms(path: str) -> None:
+    x = torch.randn(2)
+    local = models.UsesKeywords(models.Keywords())(x)
+    model = torch.jit.script(models.UsesKeywords(remote(models.Keywords)))
+    torch.jit.save(model, path)
+    for one in (model, torch.jit.load(path)):
+        result = one(x)
+        assert result.keys() == local.keys()
+        for key, (value, none) in result.items():
+            same(value, local[key][0])
+            assert none == local[key][1] == 4
+    # TorchScript itself takes no keyword-only arguments with defaults.
+    assert "cannot be scripted" in failing(models.Keywords, scripted=True)
+
+
+def test_every_form_of_argument(group, tmp_path):
+    group[0].call(argument_forms, str(tmp_path / "forms.pt"))
+
+
 def script_error(module_cls) -> str:
     try:
         torch.jit.script(remote(module_cls))
@@ -297,6 +346,7 @@ def script_error(module_cls) -> str:
     ("module_cls", "says"),
     [
         (models.Unannotated, "annotate it, e.g. `-> torch.Tensor`"),
+        (models.MutableDefault, "make it None and its type Optional"),
         (models.Variadic, "name its arguments"),
         (models.Disordered, "put twice last"),
         (models.OwnType, "'x' of remote_models.OwnType.forward"),

@@ -3,8 +3,10 @@
 //
 //   latency [CALLS]     prints one line of JSON, times in microseconds
 //
-// Three processes: an echo over a socket pair (the floor), then a server and a client of a group.
+// Processes: an echo over a socket pair (the floor), where the system puts the two and again with
+// each on a core of its own; then a server and a client of a group.
 #include <ATen/ops/ones.h>
+#include <sched.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -41,12 +43,23 @@ Times measure(int count, Body&& body) {
   return {times[times.size() / 2], times[times.size() * 99 / 100]};
 }
 
+void pin(std::size_t core) {
+  cpu_set_t only;
+  CPU_ZERO(&only);
+  CPU_SET(core, &only);
+  ::sched_setaffinity(0, sizeof(only),
+                      &only);  // where it may not, the figure is the other one again
+}
+
 // One byte there and back between two processes that block in read.
-Times rawRoundTrip(int count) {
+Times rawRoundTrip(int count, bool across) {
+  cpu_set_t before;
+  ::sched_getaffinity(0, sizeof(before), &before);
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM, 0, ends) != 0) throw std::runtime_error("socketpair");
   const pid_t child = ::fork();
   char byte = 'x';
+  if (across) pin(child == 0 ? 1 : 0);
   if (child == 0) {
     ::close(ends[0]);
     while (::read(ends[1], &byte, 1) == 1 && ::write(ends[1], &byte, 1) == 1) {
@@ -60,6 +73,7 @@ Times rawRoundTrip(int count) {
   });
   ::close(ends[0]);
   ::waitpid(child, nullptr, 0);
+  ::sched_setaffinity(0, sizeof(before), &before);
   return times;
 }
 
@@ -81,12 +95,18 @@ void serve(const std::string& store) {
   join(store, 0)->shutdown(120);
 }
 
-void print(const char* name, const Times& times, const Times& floor) {
-  std::printf("\"%s\": {\"p50\": %.1f, \"p99\": %.1f, \"times_floor\": %.2f}", name, times.p50,
-              times.p99, times.p50 / floor.p50);
+struct Floors {
+  Times free;    // the processes where the system puts them
+  Times across;  // on two cores
+};
+
+void print(const char* name, const Times& times, const Floors& floors) {
+  std::printf(
+      "\"%s\": {\"p50\": %.1f, \"p99\": %.1f, \"times_floor\": %.2f, \"times_across\": %.2f}", name,
+      times.p50, times.p99, times.p50 / floors.free.p50, times.p50 / floors.across.p50);
 }
 
-void ask(const std::string& store, int count, const Times& floor) {
+void ask(const std::string& store, int count, const Floors& floors) {
   const auto group = join(store, 1);
   const at::Tensor x = at::ones({1});
   const auto call = [&](const char* name) {
@@ -95,18 +115,20 @@ void ask(const std::string& store, int count, const Times& floor) {
   for (const char* name : {"echo", "twice"})
     call(name);  // warm
   std::printf("{");
-  print("raw Unix socket", floor, floor);
+  print("raw Unix socket", floors.free, floors);
   std::printf(", ");
-  print("C++ code", call("echo"), floor);
+  print("raw Unix socket across cores", floors.across, floors);
   std::printf(", ");
-  print("TorchScript module", call("twice"), floor);
+  print("C++ code", call("echo"), floors);
+  std::printf(", ");
+  print("TorchScript module", call("twice"), floors);
   std::printf(", ");
   print("built-in operator",
         measure(count,
                 [&] {
                   weft::rpcSync("server", "aten::add.Tensor", {x, x});
                 }),
-        floor);
+        floors);
   std::printf("}\n");
   group->shutdown(60);
 }
@@ -118,13 +140,13 @@ int main(int argc, char** argv) {
   const std::string store = "/tmp/weft-latency-" + std::to_string(::getpid());
   int code = 1;
   try {
-    const Times floor = rawRoundTrip(count);
+    const Floors floors = {rawRoundTrip(count, false), rawRoundTrip(count, true)};
     const pid_t child = ::fork();
     if (child == 0) {
       serve(store);
       return 0;
     }
-    ask(store, count, floor);
+    ask(store, count, floors);
     int status = 1;
     ::waitpid(child, &status, 0);
     code = status == 0 ? 0 : 1;
