@@ -57,11 +57,12 @@ struct ArenaOffer {
   }
 };
 
-// Where one buffer of a frame lies. Its length is in the frame's table.
+// Where one buffer of a frame lies: in the arena, or, exported, in a file of its own. Its length is
+// in the frame's table.
 struct ArenaDescriptor {
   static constexpr std::size_t kBytes = 16;
-  std::uint64_t offset = 0;  // from the start of the file
-  std::uint32_t slot = 0;
+  std::uint64_t offset = 0;    // from the start of the file
+  std::uint32_t slot = 0;      // exported: which of the frame's file descriptors, from 0
   std::uint32_t reserved = 0;  // must be 0
 
   bool operator==(const ArenaDescriptor&) const = default;

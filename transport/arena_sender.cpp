@@ -8,6 +8,7 @@
 
 #include "transport/arena_copy.h"
 #include "transport/log.h"
+#include "transport/stream.h"
 
 namespace weft::transport {
 namespace {
@@ -33,17 +34,39 @@ ArenaPlacement& ArenaPlacement::operator=(ArenaPlacement&& other) noexcept {
   arena_ = std::move(other.arena_);
   blocks_ = std::exchange(other.blocks_, Blocks::kNone);
   entries_ = std::move(other.entries_);
+  fds_ = std::move(other.fds_);
   return *this;
+}
+
+bool ArenaPlacement::add(std::uint32_t buffer, const std::shared_ptr<ExportedBlock>& block,
+                         std::uint64_t offset) {
+  const auto known = std::find(fds_.begin(), fds_.end(), block->fd());
+  const auto index = static_cast<std::uint32_t>(known - fds_.begin());
+  if (known == fds_.end()) {
+    if (fds_.size() == Stream::kMaxFds) return false;
+    fds_.push_back(block->fd());
+  }
+  entries_.push_back({buffer, {offset, index, 0}, block});
+  return true;
+}
+
+void ArenaPlacement::keepToArena() noexcept {
+  std::erase_if(entries_, [](const Entry& entry) { return entry.exported != nullptr; });
+  fds_.clear();
 }
 
 void ArenaPlacement::handOver() noexcept {
   if (blocks_ != Blocks::kOurs) return;
-  for (const Entry& entry : entries_)
-    arena_->handOver(entry.where);
+  for (const Entry& entry : entries_) {
+    if (!entry.exported) arena_->handOver(entry.where);
+  }
   blocks_ = Blocks::kHandedOver;
 }
 
 OwnedBuffer ArenaPlacement::bytes(const Entry& entry, std::uint64_t size) const {
+  if (entry.exported) {
+    return entry.exported->offered(entry.where.offset, static_cast<std::size_t>(size));
+  }
   return {arena_->bytes(entry.where), static_cast<std::size_t>(size), arena_};
 }
 
@@ -53,11 +76,13 @@ void ArenaPlacement::takeBack() noexcept {
 
 void ArenaPlacement::letGo() noexcept {
   for (const Entry& entry : entries_) {
+    if (entry.exported) continue;
     if (blocks_ == Blocks::kOurs || blocks_ == Blocks::kOursInline) arena_->giveBack(entry.where);
     if (blocks_ == Blocks::kTakenBack) arena_->withdraw(entry.where);
   }
   blocks_ = Blocks::kNone;
   entries_.clear();
+  fds_.clear();
   arena_.reset();
 }
 
@@ -72,7 +97,7 @@ std::shared_ptr<SharedArena> ArenaSender::arena() const {
   return arena_;
 }
 
-ArenaPlacement ArenaSender::place(const Message& message) {
+ArenaPlacement ArenaSender::place(const Message& message, bool may_export) {
   State state = state_.load(std::memory_order_acquire);
   if (state == State::kClosed) return {};
   const auto large = [&](const OwnedBuffer& buffer) {
@@ -95,17 +120,34 @@ ArenaPlacement ArenaSender::place(const Message& message) {
   std::uint64_t bytes = 0;
   for (auto buffer = first; buffer != message.buffers.end(); ++buffer) {
     if (!large(*buffer)) continue;
+    const auto index = static_cast<std::uint32_t>(buffer - message.buffers.begin());
+    if (may_export && placeExported(*buffer, index, placement)) {
+      bytes += buffer->size;
+      continue;
+    }
     const std::optional<SharedArena::Block> block = arena->take(buffer->size);
     if (!block) {
       fallbacks_.fetch_add(1, std::memory_order_relaxed);
       continue;
     }
-    placement.add(static_cast<std::uint32_t>(buffer - message.buffers.begin()), block->where);
+    placement.add(index, block->where);
     copy(block->data, buffer->data, buffer->size);
     bytes += buffer->size;
   }
   bytes_sent_.fetch_add(bytes, std::memory_order_relaxed);
   return placement;
+}
+
+bool ArenaSender::placeExported(const OwnedBuffer& buffer, std::uint32_t index,
+                                ArenaPlacement& placement) {
+  if (buffer.size < ExportedBlock::kMinBytes) return false;
+  const std::shared_ptr<ExportedBlock> block = ExportedBlock::find(buffer.data, buffer.size);
+  // A small part would keep all of it alive, and freeze what is written around it.
+  if (block == nullptr || buffer.size < block->size() / 4) return false;
+  const std::optional<std::uint64_t> offset = block->offer(buffer.data, buffer.size);
+  if (!offset || !placement.add(index, block, *offset)) return false;
+  ExportedBlock::countSent(buffer.size);
+  return true;
 }
 
 void ArenaSender::copy(std::byte* to, const std::byte* from, std::size_t bytes) const {

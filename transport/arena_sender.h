@@ -14,20 +14,22 @@
 
 #include "transport/buffer.h"
 #include "transport/error.h"
+#include "transport/exported_block.h"
 #include "transport/options.h"
 #include "transport/shared_arena.h"
 #include "transport/shared_copy.h"
 
 namespace weft::transport {
 
-// The buffers of one message that lie in the arena, already copied. It ends with its frame: when
-// that was acknowledged, or will never be. Blocks that were not handed over to the receiver, or
-// taken back from it, are free then.
+// The buffers of one message that lie in the arena, already copied, or in exported blocks, not
+// copied. It ends with its frame: when that was acknowledged, or will never be. Blocks of the arena
+// that were not handed over to the receiver, or taken back from it, are free then.
 class ArenaPlacement {
  public:
   struct Entry {
     std::uint32_t buffer = 0;  // index in the message; ascending
     ArenaDescriptor where;
+    std::shared_ptr<ExportedBlock> exported;  // null: it lies in the arena
   };
 
   ArenaPlacement() = default;
@@ -36,13 +38,21 @@ class ArenaPlacement {
   ArenaPlacement(ArenaPlacement&& other) noexcept
       : arena_(std::move(other.arena_)),
         blocks_(std::exchange(other.blocks_, Blocks::kNone)),
-        entries_(std::move(other.entries_)) {}
+        entries_(std::move(other.entries_)),
+        fds_(std::move(other.fds_)) {}
   ArenaPlacement& operator=(ArenaPlacement&& other) noexcept;
   ~ArenaPlacement() { letGo(); }
 
   void add(std::uint32_t buffer, const ArenaDescriptor& where) {
-    entries_.push_back({buffer, where});
+    entries_.push_back({buffer, where, nullptr});
   }
+  // These bytes of `block` can go as they are, at `offset` in its file. False: this frame has as
+  // many blocks as it can take along.
+  bool add(std::uint32_t buffer, const std::shared_ptr<ExportedBlock>& block, std::uint64_t offset);
+  // The descriptors to send with the frame, in the order in which the entries count them.
+  const std::vector<int>& fds() const noexcept { return fds_; }
+  // The exported ones will be written with the frame.
+  void keepToArena() noexcept;
   const std::vector<Entry>& entries() const noexcept { return entries_; }
   // Frames name the blocks of the entries.
   bool inArena() const noexcept {
@@ -68,11 +78,12 @@ class ArenaPlacement {
   std::shared_ptr<SharedArena> arena_;
   Blocks blocks_ = Blocks::kNone;
   std::vector<Entry> entries_;
+  std::vector<int> fds_;
 };
 
 struct ArenaStats {
-  std::uint64_t bytes_sent = 0;
-  std::uint64_t fallbacks = 0;  // large buffers that found no room, or a peer that refused
+  std::uint64_t bytes_sent = 0;  // exported memory included
+  std::uint64_t fallbacks = 0;   // large buffers that found no room, or a peer that refused
 };
 
 class ArenaSender {
@@ -84,7 +95,8 @@ class ArenaSender {
   ArenaSender(const ArenaOptions& options, std::function<void()> wanted, Help help = {});
 
   // Any thread but the loop's: it copies. Errors of the message are left for others to find.
-  ArenaPlacement place(const Message& message);
+  // `may_export`: exported memory need not be copied.
+  ArenaPlacement place(const Message& message, bool may_export = true);
   ArenaStats stats() const noexcept;
 
   // --- loop thread ---
@@ -107,6 +119,8 @@ class ArenaSender {
   enum class State : std::uint8_t { kIdle, kWanted, kOffered, kLive, kRefused, kClosed };
 
   std::shared_ptr<SharedArena> arena() const;
+  static bool placeExported(const OwnedBuffer& buffer, std::uint32_t index,
+                            ArenaPlacement& placement);
   void copy(std::byte* to, const std::byte* from, std::size_t bytes) const;
 
   const ArenaOptions& options_;

@@ -1,10 +1,7 @@
 #include "transport/arena_view.h"
 
 #include <fcntl.h>
-#include <linux/magic.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -12,6 +9,7 @@
 #include <new>
 #include <string>
 
+#include "transport/sealed_memory.h"
 #include "transport/system_error.h"
 
 namespace weft::transport {
@@ -20,21 +18,12 @@ namespace {
 Error lie(std::string text) { return {ErrorCode::kProtocol, std::move(text)}; }
 
 Error checkMemory(const ArenaOffer& offer, int fd) {
-  const int seals = ::fcntl(fd, F_GET_SEALS);
-  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
-    return lie("the shared memory it offers is not sealed against shrinking");
-  }
-  struct stat status {};
-  if (::fstat(fd, &status) != 0) return systemError("asking for the size of shared memory", errno);
-  if (status.st_size < 0 || static_cast<std::uint64_t>(status.st_size) != offer.file_bytes) {
-    return lie("the shared memory it offers has " + std::to_string(status.st_size) +
+  const Result<std::uint64_t> bytes = sealedBytes(fd, F_SEAL_SHRINK);
+  if (!bytes.ok()) return bytes.error();
+  if (bytes.value() != offer.file_bytes) {
+    return lie("the shared memory it offers has " + std::to_string(bytes.value()) +
                " bytes instead of " + std::to_string(offer.file_bytes));
   }
-  // Pages of other file systems may be missing when they are touched.
-  struct statfs system {};
-  if (::fstatfs(fd, &system) != 0)
-    return systemError("asking for the kind of shared memory", errno);
-  if (system.f_type != TMPFS_MAGIC) return lie("what it offers as shared memory is a file");
   return Error::ok();
 }
 

@@ -266,6 +266,7 @@ void EndpointImpl::start(std::vector<std::pair<UniqueFd, const char*>>&& listeni
   tick_period_ = std::clamp(std::min(options_.heartbeat_interval, options_.peer_timeout) / 2,
                             milliseconds(5), milliseconds(1000));
   last_tick_ = EventLoop::Clock::now();
+  keeping_.emplace();
   ticker_ = std::make_unique<EventLoop::Timer>(*loop_, [this] { tick(); });
   ticker_->start(tick_period_, tick_period_);
 }
@@ -279,6 +280,7 @@ void EndpointImpl::tick() {
     peer->tick(now, late);
   }
   tickHeld(now);
+  ExportedBlock::Keeping::tick(now);
 }
 
 std::vector<std::shared_ptr<Peer>> EndpointImpl::allPeers() const {
@@ -347,6 +349,7 @@ void EndpointImpl::endClose() {
   close_reported_ = true;
   ticker_.reset();
   linger_timer_.reset();
+  keeping_.reset();
   all_finished_.set_value();
 }
 

@@ -15,6 +15,7 @@
 #include "transport/acceptor.h"
 #include "transport/endpoint.h"
 #include "transport/event_loop.h"
+#include "transport/exported_block.h"
 #include "transport/peer.h"
 
 namespace weft::transport {
@@ -92,6 +93,7 @@ class EndpointImpl final : public Endpoint {
   // loop thread
   std::unordered_map<std::int32_t, Held> held_;
   std::unordered_map<std::int32_t, std::uint64_t> sessions_;
+  std::optional<ExportedBlock::Keeping> keeping_;
   std::unique_ptr<EventLoop::Timer> ticker_;
   std::chrono::milliseconds tick_period_{};
   EventLoop::Clock::time_point last_tick_{};

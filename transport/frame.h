@@ -2,7 +2,7 @@
 // the description for people.
 //
 //   head (40 bytes) | table: buffer_count x u64 | descriptors: 16 bytes for each buffer in
-//   shared memory | header bytes | the other buffers, one after another
+//   shared or exported memory | header bytes | the other buffers, one after another
 //
 // All integers are little-endian. Decoding is total: any 40 bytes give a head or an Error.
 #pragma once
@@ -53,9 +53,11 @@ Result<FrameHead> decodeFrameHead(std::span<const std::byte, FrameHead::kBytes> 
                                   const Limits& limits);
 
 // A table entry: the low 56 bits are the length, the top byte says where the bytes are.
-// 0: in this frame. 1: in the arena that the sender offered. Others are refused.
+// 0: in this frame. 1: in the arena that the sender offered. 2: in memory whose file descriptor
+// travels with the frame (ExportedBlock). Others are refused.
 constexpr unsigned kBufferPlaceShift = 56;
 constexpr std::uint64_t kBufferLengthMask = (std::uint64_t{1} << kBufferPlaceShift) - 1;
 constexpr std::uint64_t kBufferInArena = std::uint64_t{1} << kBufferPlaceShift;
+constexpr std::uint64_t kBufferExported = std::uint64_t{2} << kBufferPlaceShift;
 
 }  // namespace weft::transport

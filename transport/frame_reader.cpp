@@ -21,6 +21,10 @@ Result<OwnedBuffer> FrameSink::arenaBuffer(const ArenaDescriptor&, std::uint64_t
   return protocolError("a buffer in shared memory that was not offered");
 }
 
+Result<OwnedBuffer> FrameSink::exportedBuffer(const ArenaDescriptor&, std::uint64_t) {
+  return protocolError("a buffer in exported memory, which is not used here");
+}
+
 Error FrameSink::onArenaFrame(FrameKind, std::span<const std::byte>) {
   return protocolError("a frame about shared memory, which is not used here");
 }
@@ -139,14 +143,17 @@ Result<FrameReader::Step> FrameReader::readTable() {
     const auto entry = loadLittle<std::uint64_t>(receive_.get() + begin_);
     begin_ += kTableEntry;
     const std::uint64_t size = entry & kBufferLengthMask;
-    const bool in_arena = (entry & ~kBufferLengthMask) == kBufferInArena;
-    if (size != entry && !in_arena) return protocolError("a buffer in a place unknown here");
+    const std::uint64_t place = entry & ~kBufferLengthMask;
+    if (place != 0 && place != kBufferInArena && place != kBufferExported)
+      return protocolError("a buffer in a place unknown here");
     if (size > head_.buffer_bytes - sizes_sum_)
       return protocolError("buffers longer than their frame says");
     sizes_sum_ += size;
-    if (in_arena) placed_.push_back(static_cast<std::uint32_t>(sizes_.size()));
+    if (place != 0) {
+      placed_.push_back({static_cast<std::uint32_t>(sizes_.size()), place == kBufferExported});
+    }
     sizes_.push_back(size);
-    unread_.push_back(in_arena ? 0 : size);
+    unread_.push_back(place != 0 ? 0 : size);
     unread_sum_ += unread_.back();
   }
   if (sizes_sum_ != head_.buffer_bytes)
@@ -198,9 +205,12 @@ Error FrameReader::findPlaced() {
   buffers_.clear();
   buffers_.resize(sizes_.size());
   for (std::size_t i = 0; i < placed_.size(); ++i) {
-    Result<OwnedBuffer> buffer = sink_.arenaBuffer(places_[i], sizes_[placed_[i]]);
+    const std::uint32_t index = placed_[i].buffer;
+    Result<OwnedBuffer> buffer = placed_[i].exported
+                                     ? sink_.exportedBuffer(places_[i], sizes_[index])
+                                     : sink_.arenaBuffer(places_[i], sizes_[index]);
     if (!buffer.ok()) return buffer.error();
-    buffers_[placed_[i]] = std::move(buffer).value();
+    buffers_[index] = std::move(buffer).value();
   }
   return Error::ok();
 }

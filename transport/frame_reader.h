@@ -41,6 +41,10 @@ class FrameSink {
   // A buffer that lies in the arena which the peer offered. An Error ends the link. Default: there
   // is none.
   virtual Result<OwnedBuffer> arenaBuffer(const ArenaDescriptor& block, std::uint64_t size);
+  // A buffer in memory whose descriptor came with the frame: the `place.slot`th of them. kSystem:
+  // it cannot be had here, and the frame should come again without it. Another error ends the link,
+  // too. Default: there is none.
+  virtual Result<OwnedBuffer> exportedBuffer(const ArenaDescriptor& place, std::uint64_t size);
   // A frame about the arena; `body` is an encoded ArenaOffer or empty. An Error ends the link.
   // Default: nothing is known of arenas here.
   virtual Error onArenaFrame(FrameKind kind, std::span<const std::byte> body);
@@ -98,9 +102,13 @@ class FrameReader {
   std::uint64_t last_sequence_;
   bool duplicate_ = false;  // the frame in hand came before
   std::vector<std::uint64_t> sizes_;
-  std::vector<std::uint64_t> unread_;  // as sizes_, but 0 for what lies in the arena
+  std::vector<std::uint64_t> unread_;  // as sizes_, but 0 for what lies elsewhere
   std::uint64_t sizes_sum_ = 0;
-  std::vector<std::uint32_t> placed_;  // the buffers that lie in the arena
+  struct Placed {
+    std::uint32_t buffer = 0;
+    bool exported = false;  // else in the arena
+  };
+  std::vector<Placed> placed_;  // the buffers that lie elsewhere
   std::vector<ArenaDescriptor> places_;
   std::span<const std::byte> header_;  // in receive_ or in header_store_
   std::unique_ptr<std::byte[]> header_store_;

@@ -49,10 +49,11 @@ Result<OutFrame> OutFrame::message(Message message, const Limits& limits,
   for (const ArenaPlacement::Entry& entry : placement.entries()) {
     OwnedBuffer& buffer = message.buffers[entry.buffer];
     in_arena += buffer.size;
-    storeLittle<std::uint64_t>(table + std::size_t{entry.buffer} * 8, buffer.size | kBufferInArena);
+    storeLittle<std::uint64_t>(table + std::size_t{entry.buffer} * 8,
+                               buffer.size | (entry.exported ? kBufferExported : kBufferInArena));
     entry.where.encode(descriptor);
     descriptor += ArenaDescriptor::kBytes;
-    buffer = {};  // copied: its owner may go
+    buffer = {};  // copied, or kept by its block: its owner may go
   }
   frame.head_.kind = FrameKind::kData;
   frame.head_.header_bytes = static_cast<std::uint32_t>(message.header.size());
@@ -77,6 +78,7 @@ OutFrame OutFrame::arenaOffer(std::shared_ptr<SharedArena> arena) {
   arena->offer().encode(frame.message_.header.data());
   frame.head_.header_bytes = static_cast<std::uint32_t>(ArenaOffer::kBytes);
   frame.size_ += ArenaOffer::kBytes;
+  frame.offered_fd_ = arena->fd();
   frame.offered_ = std::move(arena);
   return frame;
 }
@@ -87,29 +89,46 @@ void OutFrame::rewind() noexcept {
   part_written_ = 0;
 }
 
-void OutFrame::bringInline() {
-  if (!placement_.inArena()) return;
+bool OutFrame::bringInline(Inline what) {
+  if (!placement_.inArena()) return false;
+  const auto stays = [&](const ArenaPlacement::Entry& entry) {
+    return what == Inline::kExported && !entry.exported;
+  };
+  const auto& entries = placement_.entries();
+  if (std::all_of(entries.begin(), entries.end(), stays)) return false;
   WEFT_CHECK(written_ == 0, "a frame keeps its form while it is written");
   const std::byte* const old =
       long_table_.empty() ? front_.data() + FrameHead::kBytes : long_table_.data();
   const std::size_t count = message_.buffers.size();
-  std::vector<std::byte> lengths(old, old + count * 8);
-  for (const ArenaPlacement::Entry& entry : placement_.entries()) {
-    std::byte* const at = lengths.data() + std::size_t{entry.buffer} * 8;
+  std::vector<std::byte> table(old, old + count * 8);
+  for (const ArenaPlacement::Entry& entry : entries) {
+    if (stays(entry)) {
+      table.resize(table.size() + ArenaDescriptor::kBytes);
+      entry.where.encode(table.data() + table.size() - ArenaDescriptor::kBytes);
+      continue;
+    }
+    std::byte* const at = table.data() + std::size_t{entry.buffer} * 8;
     const std::uint64_t size = loadLittle<std::uint64_t>(at) & kBufferLengthMask;
     storeLittle<std::uint64_t>(at, size);
     message_.buffers[entry.buffer] = placement_.bytes(entry, size);
     size_ += size;
   }
-  size_ -= table_bytes_ - lengths.size();
-  table_bytes_ = lengths.size();
+  putTable(std::move(table));
+  placement_.keepToArena();
+  if (what == Inline::kAll) placement_.takeBack();
+  return true;
+}
+
+// In place of a longer one.
+void OutFrame::putTable(std::vector<std::byte> table) {
+  size_ -= table_bytes_ - table.size();
+  table_bytes_ = table.size();
   if (table_bytes_ <= kInlineTable) {
     long_table_.clear();
-    std::copy(lengths.begin(), lengths.end(), front_.begin() + FrameHead::kBytes);
+    std::copy(table.begin(), table.end(), front_.begin() + FrameHead::kBytes);
   } else {
-    long_table_ = std::move(lengths);
+    long_table_ = std::move(table);
   }
-  placement_.takeBack();
 }
 
 void OutFrame::seal(std::uint64_t sequence, std::uint64_t ack, std::uint16_t flags) noexcept {

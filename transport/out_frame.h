@@ -33,9 +33,10 @@ class OutFrame {
   void seal(std::uint64_t sequence, std::uint64_t ack, std::uint16_t flags = 0) noexcept;
   // Nothing of it counts as written any more: it will go to another stream.
   void rewind() noexcept;
-  // Buffers in the arena are written with the frame instead, from there: the stream's other end
-  // cannot see the arena. Only while nothing is written.
-  void bringInline();
+  // Buffers that `what` names are written with the frame instead, from where they are: the stream's
+  // other end cannot see them there. Only while nothing is written. False: there are none.
+  enum class Inline : std::uint8_t { kExported, kAll };
+  bool bringInline(Inline what);
 
   FrameKind kind() const noexcept { return head_.kind; }
   std::span<const std::byte> header() const noexcept { return message_.header; }
@@ -44,8 +45,12 @@ class OutFrame {
   bool ownsBuffers() const noexcept { return !message_.buffers.empty(); }
   std::uint64_t size() const noexcept { return size_; }
   std::uint64_t left() const noexcept { return size_ - written_; }
-  // The descriptor to send with the first byte; -1: none, or sent already.
-  int fdToSend() const noexcept { return offered_ && written_ == 0 ? offered_->fd() : -1; }
+  // The descriptors to send with the first byte; empty: none, or sent already.
+  std::span<const int> fdsToSend() const noexcept {
+    if (written_ > 0) return {};
+    if (offered_) return {&offered_fd_, 1};
+    return placement_.fds();
+  }
 
   // Appends what is unwritten to `out`; returns the entries used. The entries point into
   // this object: it must not move until they were used.
@@ -57,6 +62,7 @@ class OutFrame {
   static constexpr std::size_t kInlineTable =
       96;  // bytes: four buffers in the arena, or twelve not
 
+  void putTable(std::vector<std::byte> table);
   std::span<const std::byte> part(std::size_t index) const noexcept;
 
   FrameHead head_;
@@ -67,6 +73,7 @@ class OutFrame {
   Message message_;
   ArenaPlacement placement_;
   std::shared_ptr<SharedArena> offered_;
+  int offered_fd_ = -1;
   std::uint64_t size_ = 0;
   std::uint64_t written_ = 0;
   // The first unwritten byte. Parts: 0 head and short table, 1 long table, 2 header, 3… buffers.

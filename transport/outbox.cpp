@@ -21,6 +21,7 @@ Outbox::Outbox(const Limits& limits, std::string peer, std::function<void()> att
       peer_(std::move(peer)),
       attention_(std::move(attention)),
       replay_(replay),
+      may_export_(replay),
       requests_(limits.max_queued_bytes) {}
 
 // A message that finds the queue empty goes, however large it is. What waits for its ack is no
@@ -44,7 +45,7 @@ void Outbox::number(OutFrame& frame) {
   const bool data = frame.kind() == FrameKind::kData;
   if (data) {
     ++last_sequence_;
-    if (inline_only_) frame.bringInline();
+    if (inline_only_) frame.bringInline(OutFrame::Inline::kAll);
   }
   const std::uint64_t ack = received_.load(std::memory_order_relaxed);
   told_.store(ack, std::memory_order_relaxed);
@@ -96,7 +97,9 @@ Error Outbox::send(OutFrame frame, std::optional<std::chrono::milliseconds> pati
   while (frame.left() > 0) {
     std::array<iovec, kMaxEntries> entries;
     const std::size_t used = frame.gather(entries);
-    const IoResult result = stream->write(std::span(entries).first(used));
+    const auto from = std::span(entries).first(used);
+    const auto fds = frame.fdsToSend();
+    const IoResult result = fds.empty() ? stream->write(from) : stream->writeWithFds(from, fds);
     error = result.error;
     if (error != 0) break;
     frame.advance(result.count);
@@ -116,7 +119,8 @@ void Outbox::afterCaller(OutFrame& frame, std::uint64_t written, int error, std:
     // The stream broke meanwhile: this message is among those that wait for another.
     requeue(std::move(frame));
   } else if (frame.left() > 0) {
-    if (error != EAGAIN) broken_ = error;
+    // The loop waits, and tries again.
+    if (error != EAGAIN && error != ETOOMANYREFS) broken_ = error;
     queued_bytes_ += frame.left();
     queue_.push_front(std::move(frame));
   } else {
@@ -134,12 +138,20 @@ void Outbox::count(const OutFrame& frame) {
 
 // In its place among those that were queued behind it.
 void Outbox::requeue(OutFrame frame) {
-  frame.rewind();
+  rewind(frame);
   queued_bytes_ += frame.size();
   const auto place = std::find_if(queue_.begin(), queue_.end(), [&](const OutFrame& other) {
     return other.sequence() >= frame.sequence();
   });
   queue_.insert(place, std::move(frame));
+}
+
+// For another stream. Descriptors go over the one for which they were meant only: the peer may have
+// had no room for them.
+void Outbox::rewind(OutFrame& frame) {
+  frame.rewind();
+  if (frame.bringInline(OutFrame::Inline::kExported))
+    may_export_.store(false, std::memory_order_relaxed);
 }
 
 void Outbox::attach(std::shared_ptr<Stream> stream, std::uint64_t received) {
@@ -165,7 +177,7 @@ void Outbox::attachNow() {
   if (inline_only_) {
     queued_bytes_ = 0;
     for (OutFrame& frame : queue_) {
-      frame.bringInline();
+      frame.bringInline(OutFrame::Inline::kAll);
       queued_bytes_ += frame.size();
     }
   }
@@ -183,14 +195,13 @@ void Outbox::detach() {
   if (writer_ == Writer::kLoop) writer_ = Writer::kNone;
   // What was said about the former stream is void.
   std::erase_if(queue_, [](const OutFrame& frame) { return frame.kind() != FrameKind::kData; });
-  if (!queue_.empty()) queue_.front().rewind();
-  while (!unacked_.empty()) {
+  while (!unacked_.empty())
     queue_.push_front(unacked_.popNewest());
-    queue_.front().rewind();
-  }
   queued_bytes_ = 0;
-  for (const OutFrame& frame : queue_)
+  for (OutFrame& frame : queue_) {
+    rewind(frame);
     queued_bytes_ += frame.size();
+  }
 }
 
 Outbox::Flushed Outbox::flush(int& broken) {
@@ -208,14 +219,14 @@ Outbox::Flushed Outbox::flush(int& broken) {
     if (written >= kLoopBudget) return Flushed::kBlocked;
     std::array<iovec, kMaxEntries> entries;
     std::size_t used = 0;
-    const int fd = queue_.front().fdToSend();
+    const auto fds = queue_.front().fdsToSend();
     for (auto frame = queue_.begin(); frame != queue_.end() && used < entries.size(); ++frame) {
-      if (used > 0 && frame->fdToSend() >= 0) break;  // it goes with the first byte of a write
+      if (used > 0 && !frame->fdsToSend().empty()) break;  // it goes with the first byte of a write
       used += frame->gather(std::span(entries).subspan(used));
     }
     lock.unlock();
     const auto from = std::span(entries).first(used);
-    const IoResult result = fd >= 0 ? stream_->writeWithFd(from, fd) : stream_->write(from);
+    const IoResult result = fds.empty() ? stream_->write(from) : stream_->writeWithFds(from, fds);
     lock.lock();
     if (result.error == EAGAIN) return Flushed::kBlocked;
     if (result.error == ETOOMANYREFS) return Flushed::kCrowded;

@@ -89,6 +89,9 @@ class Outbox {
   std::uint64_t lastSequence() const;
   // Lets go of acknowledged messages for which no sender came by.
   void tidy();
+  // False: a connection broke while exported memory was on its way, perhaps because the peer cannot
+  // take it; that is sent as other bytes then, and so is what comes. Or there is no second time.
+  bool mayExport() const noexcept { return may_export_.load(std::memory_order_relaxed); }
 
   // From now on send() fails with `reason`. True: nobody is writing any more, takeUnsent() may be
   // called. False: a caller is; attention() follows when it has finished.
@@ -118,6 +121,7 @@ class Outbox {
   void afterCaller(OutFrame& frame, std::uint64_t written, int error, std::uint32_t link);
   void attachNow();
   void requeue(OutFrame frame);
+  void rewind(OutFrame& frame);
   void count(const OutFrame& frame);
   void release(OutFrame frame);
   void popWritten(std::uint64_t count, std::vector<OutFrame>& done);
@@ -128,6 +132,7 @@ class Outbox {
   const bool replay_;
   std::atomic<std::uint64_t> received_{0};
   std::atomic<std::uint64_t> told_{0};  // written with the lock
+  std::atomic<bool> may_export_;
 
   mutable std::mutex mutex_;
   std::condition_variable room_;

@@ -56,7 +56,8 @@ Peer::Peer(PeerContext& context, PeerInfo info)
 
 Error Peer::send(Message message, std::chrono::milliseconds wait) {
   // The loop thread serves every peer: it does not copy for one.
-  ArenaPlacement placement = context_.loop.inLoop() ? ArenaPlacement() : arena_out_.place(message);
+  ArenaPlacement placement =
+      context_.loop.inLoop() ? ArenaPlacement() : arena_out_.place(message, outbox_.mayExport());
   Result<OutFrame> frame =
       OutFrame::message(std::move(message), context_.options.limits, std::move(placement));
   if (!frame.ok()) {
@@ -236,6 +237,12 @@ void Peer::onLinkEnd(const LinkEnd& end) {
           "its connection broke after " + connectedFor() + " (" + errnoName(end.error) + ")",
           EventLoop::Clock::now() + reconnectTime());
     case LinkEnd::Kind::kProtocol: {
+      // Not the peer's fault, and what could not be had comes in another form over another link.
+      if (end.problem.code() == ErrorCode::kSystem) {
+        return breakLink("its connection was given up after " + connectedFor() + " because " +
+                             end.problem.text(),
+                         EventLoop::Clock::now() + reconnectTime());
+      }
       const std::string why = handler_problem_.empty() ? end.problem.text() : handler_problem_;
       return lose({end.problem.code(), describe() + " is cut off: " + why +
                                            "; check that both run the same versions and limits"});
@@ -455,6 +462,7 @@ void Peer::retireDial() {
 // --- frames ---
 
 Error Peer::onFrameHead(const FrameHead& head) {
+  exported_fds_.clear();
   if (head.ack <= acked_) return Error::ok();
   acked_ = head.ack;
   if (outbox_.acked(head.ack)) return Error::ok();

@@ -94,6 +94,7 @@ class Peer final : public FrameSink, public std::enable_shared_from_this<Peer> {
                             std::vector<OwnedBuffer>& buffers) override;
   void onFrame(std::span<const std::byte> header, std::vector<OwnedBuffer> buffers) override;
   Result<OwnedBuffer> arenaBuffer(const ArenaDescriptor& block, std::uint64_t size) override;
+  Result<OwnedBuffer> exportedBuffer(const ArenaDescriptor& place, std::uint64_t size) override;
   Error onArenaFrame(FrameKind kind, std::span<const std::byte> body) override;
 
   void moveTo(PeerState state);
@@ -140,10 +141,11 @@ class Peer final : public FrameSink, public std::enable_shared_from_this<Peer> {
     ArenaDescriptor where;
     OwnedBuffer buffer;
   };
-  std::vector<Taken> arena_taking_;  // by the frame that is being read
-  std::vector<Taken> arena_taken_;   // by the same one, when the link broke within it
-  bool arena_offered_ = false;       // on this link, by us
-  bool arena_seen_ = false;          // on this link, by the peer
+  std::vector<Taken> arena_taking_;     // by the frame that is being read
+  std::vector<Taken> arena_taken_;      // by the same one, when the link broke within it
+  std::vector<UniqueFd> exported_fds_;  // of the frame that is being read
+  bool arena_offered_ = false;          // on this link, by us
+  bool arena_seen_ = false;             // on this link, by the peer
   Session session_;
   std::uint64_t acked_ = 0;   // the last ack that came
   std::string broke_;         // kReconnecting: how

@@ -3,6 +3,7 @@
 #include <string_view>
 #include <utility>
 
+#include "transport/exported_block.h"
 #include "transport/log.h"
 #include "transport/peer.h"
 
@@ -88,6 +89,31 @@ Result<OwnedBuffer> Peer::arenaBuffer(const ArenaDescriptor& block, std::uint64_
     arena_taking_.push_back({block, buffer.value()});
   }
   return buffer;
+}
+
+Result<OwnedBuffer> Peer::exportedBuffer(const ArenaDescriptor& place, std::uint64_t size) {
+  if (!context_.options.arena.enabled) return FrameSink::exportedBuffer(place, size);
+  if (place.slot == exported_fds_.size()) {
+    Stream::ReceivedFd received = link_->stream().takeFd();
+    if (received.lost) {
+      return Error(ErrorCode::kSystem, "too many files are open here to take its exported memory");
+    }
+    if (!received.fd.valid()) {
+      return Error(ErrorCode::kProtocol,
+                   "a buffer in exported memory, but no descriptor came with it");
+    }
+    exported_fds_.push_back(std::move(received.fd));
+  } else if (place.slot > exported_fds_.size()) {
+    return Error(ErrorCode::kProtocol,
+                 "a buffer in exported memory number " + std::to_string(place.slot) +
+                     ", of which " + std::to_string(exported_fds_.size()) + " have been named");
+  }
+  Result<std::shared_ptr<ExportedBlock>> block =
+      ExportedBlock::open(exported_fds_[place.slot], place.offset, size);
+  if (!block.ok()) return block.error();
+  arena_bytes_received_.fetch_add(size, std::memory_order_relaxed);
+  std::byte* const data = block.value()->data();
+  return OwnedBuffer{data, static_cast<std::size_t>(size), std::move(block).value()};
 }
 
 }  // namespace weft::transport

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -13,6 +12,7 @@
 #include <utility>
 
 #include "transport/check.h"
+#include "transport/sealed_memory.h"
 #include "transport/secure_random.h"
 #include "transport/system_error.h"
 
@@ -43,16 +43,9 @@ Result<std::shared_ptr<SharedArena>> SharedArena::create(std::uint64_t data_byte
   if (Error error = fillRandom(random)) return error;
   std::memcpy(offer.magic.data(), random.data(), random.size());
 
-  // Beyond this limit growing a file raises a signal that ends the process.
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < offer.file_bytes) {
-    return systemError("making shared memory within the limit on file sizes", EFBIG);
-  }
-  UniqueFd fd(::memfd_create("weft-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd.valid()) return systemError("memfd_create for shared memory", errno);
-  if (::ftruncate(fd.get(), static_cast<off_t>(offer.file_bytes)) != 0) {
-    return systemError("sizing shared memory", errno);
-  }
+  Result<UniqueFd> memory = makeMemory("weft-arena", offer.file_bytes);
+  if (!memory.ok()) return memory.error();
+  UniqueFd fd = std::move(memory).value();
   // The first chunk holds magic and slots, which both sides touch at any time.
   if (::fallocate(fd.get(), 0, 0, static_cast<off_t>(kArenaDataOffset)) != 0) {
     return systemError("obtaining shared memory", errno);

@@ -5,14 +5,20 @@
 #include <cerrno>
 #include <cstring>
 
+#include "transport/check.h"
+
 namespace weft::transport {
 namespace {
 
-// Room for exactly one descriptor: the kernel closes what a peer sends beyond it.
-union OneFd {
+// The kernel closes what a peer sends beyond this room.
+union SomeFds {
   cmsghdr head;
-  char bytes[CMSG_SPACE(sizeof(int))];
+  char bytes[CMSG_SPACE(Stream::kMaxFds * sizeof(int))];
 };
+
+// A frame's descriptors are taken before the next frame is read: more than this wait only when a
+// peer sends some that no frame asks for.
+constexpr std::size_t kMaxWaiting = 2 * Stream::kMaxFds;
 
 IoResult sendAll(int fd, const msghdr& message) {
   while (true) {
@@ -24,21 +30,23 @@ IoResult sendAll(int fd, const msghdr& message) {
 
 }  // namespace
 
-IoResult Stream::writeWithFd(std::span<iovec>, int) { return {0, EOPNOTSUPP, false}; }
+IoResult Stream::writeWithFds(std::span<iovec>, std::span<const int>) {
+  return {0, EOPNOTSUPP, false};
+}
 
 IoResult SocketStream::read(std::span<iovec> into) {
-  OneFd control;
+  SomeFds control;
   while (true) {
     msghdr message{};
     message.msg_iov = into.data();
     message.msg_iovlen = into.size();
     if (is_unix_) {
       message.msg_control = &control;
-      message.msg_controllen = CMSG_LEN(sizeof(int));
+      message.msg_controllen = CMSG_LEN(kMaxFds * sizeof(int));
     }
     const ssize_t got = ::recvmsg(fd_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (got >= 0 && (message.msg_controllen > 0 || (message.msg_flags & MSG_CTRUNC) != 0)) {
-      keepFd(message);
+      keepFds(message);
     }
     if (got > 0) return {static_cast<std::size_t>(got), 0, false};
     if (got == 0) return {0, 0, true};
@@ -46,8 +54,7 @@ IoResult SocketStream::read(std::span<iovec> into) {
   }
 }
 
-void SocketStream::keepFd(const msghdr& message) {
-  if ((message.msg_flags & MSG_CTRUNC) != 0 && !received_.fd.valid()) received_.lost = true;
+void SocketStream::keepFds(const msghdr& message) {
   for (const cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr;
        part = CMSG_NXTHDR(const_cast<msghdr*>(&message), const_cast<cmsghdr*>(part))) {
     if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
@@ -55,9 +62,18 @@ void SocketStream::keepFd(const msghdr& message) {
       int fd = -1;
       std::memcpy(&fd, reinterpret_cast<const char*>(part) + at, sizeof(int));
       UniqueFd one(fd);
-      if (!received_.fd.valid()) received_ = {std::move(one), false};
+      if (received_.size() < kMaxWaiting) received_.push_back(std::move(one));
     }
   }
+  // Those that are missing are the last ones.
+  if ((message.msg_flags & MSG_CTRUNC) != 0) lost_ = true;
+}
+
+Stream::ReceivedFd SocketStream::takeFd() {
+  if (received_.empty()) return {UniqueFd(), std::exchange(lost_, false)};
+  ReceivedFd oldest{std::move(received_.front()), false};
+  received_.pop_front();
+  return oldest;
 }
 
 IoResult SocketStream::write(std::span<iovec> from) {
@@ -67,18 +83,19 @@ IoResult SocketStream::write(std::span<iovec> from) {
   return sendAll(fd_.get(), message);
 }
 
-IoResult SocketStream::writeWithFd(std::span<iovec> from, int fd) {
-  if (!is_unix_) return Stream::writeWithFd(from, fd);
-  OneFd control{};
+IoResult SocketStream::writeWithFds(std::span<iovec> from, std::span<const int> fds) {
+  if (!is_unix_) return Stream::writeWithFds(from, fds);
+  WEFT_CHECK(!fds.empty() && fds.size() <= kMaxFds, "as many descriptors as go with one write");
+  SomeFds control{};
   msghdr message{};
   message.msg_iov = from.data();
   message.msg_iovlen = from.size();
   message.msg_control = &control;
-  message.msg_controllen = CMSG_LEN(sizeof(int));
+  message.msg_controllen = CMSG_LEN(fds.size_bytes());
   control.head.cmsg_level = SOL_SOCKET;
   control.head.cmsg_type = SCM_RIGHTS;
-  control.head.cmsg_len = CMSG_LEN(sizeof(int));
-  std::memcpy(CMSG_DATA(&control.head), &fd, sizeof(int));
+  control.head.cmsg_len = CMSG_LEN(fds.size_bytes());
+  std::memcpy(CMSG_DATA(&control.head), fds.data(), fds.size_bytes());
   return sendAll(fd_.get(), message);
 }
 

@@ -9,6 +9,7 @@
 #include <sys/uio.h>
 
 #include <cstddef>
+#include <deque>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -35,11 +36,13 @@ class Stream {
   virtual void breakOff() = 0;
   virtual int pollFd() const = 0;
 
-  // As write(), and the peer gets a copy of `fd` with the first byte. Only Unix sockets can.
+  // As write(), and the peer gets copies of `fds` (1 to kMaxFds) with the first byte. Only Unix
+  // sockets can.
   // ETOOMANYREFS: too many descriptors of this user are on their way; until their receivers have
   // read them it is no use to try, though the stream may be writable.
-  virtual IoResult writeWithFd(std::span<iovec> from, int fd);
-  // The descriptor that came with bytes read so far, once; on the thread that reads.
+  static constexpr std::size_t kMaxFds = 16;
+  virtual IoResult writeWithFds(std::span<iovec> from, std::span<const int> fds);
+  // The next descriptor that came with bytes read so far, once; on the thread that reads.
   struct ReceivedFd {
     UniqueFd fd;
     bool lost = false;  // one came, but this process could not take it (too many are open)
@@ -62,17 +65,19 @@ class SocketStream final : public Stream {
   void finishWriting() override;
   void breakOff() override;
   int pollFd() const override { return fd_.get(); }
-  IoResult writeWithFd(std::span<iovec> from, int fd) override;
-  ReceivedFd takeFd() override { return std::exchange(received_, {}); }
+  IoResult writeWithFds(std::span<iovec> from, std::span<const int> fds) override;
+  ReceivedFd takeFd() override;
   const char* transportName() const override { return name_; }
 
  private:
-  void keepFd(const msghdr& message);
+  void keepFds(const msghdr& message);
 
   UniqueFd fd_;
   const char* name_;
   const bool is_unix_;
-  ReceivedFd received_;  // the reading thread's; one at most waits to be taken
+  // The reading thread's: what waits to be taken, oldest first.
+  std::deque<UniqueFd> received_;
+  bool lost_ = false;
 };
 
 }  // namespace weft::transport

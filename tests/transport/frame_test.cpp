@@ -251,7 +251,7 @@ TEST(Frame, TheTableMustFitTheHead) {
   EXPECT_EQ(firstError(withTable(30, 69)).code(), ErrorCode::kProtocol);
   EXPECT_EQ(firstError(withTable(30, 71)).code(), ErrorCode::kProtocol);
   EXPECT_EQ(firstError(withTable(~std::uint64_t{0}, 101)).code(), ErrorCode::kProtocol);
-  EXPECT_EQ(firstError(withTable(30, 70 | (std::uint64_t{2} << 56))).code(),
+  EXPECT_EQ(firstError(withTable(30, 70 | (std::uint64_t{3} << 56))).code(),
             ErrorCode::kProtocol);  // a place unknown here
 }
 

@@ -66,6 +66,16 @@ class Sink : public FrameSink {
     return buffer;
   }
 
+  // As many descriptors as are asked for, or none.
+  Result<OwnedBuffer> exportedBuffer(const ArenaDescriptor& place, std::uint64_t size) override {
+    require(place.reserved == 0);
+    if (choice_ % 8 == 4) return FrameSink::exportedBuffer(place, size);
+    if (choice_ % 8 == 5) return Error(ErrorCode::kSystem, "none to be had");
+    OwnedBuffer buffer = make(size);
+    std::memset(buffer.data, 0xA5, size);
+    return buffer;
+  }
+
   Error onArenaFrame(FrameKind kind, std::span<const std::byte> body) override {
     require(body.size() == (kind == FrameKind::kArenaOffer ? ArenaOffer::kBytes : 0));
     if (choice_ % 8 == 4) return FrameSink::onArenaFrame(kind, body);

@@ -1,0 +1,19 @@
+// Memory that processes share: a memfd that can never shrink, else a touch of it could end who
+// mapped it with SIGBUS.
+#pragma once
+
+#include <cstdint>
+
+#include "transport/error.h"
+#include "transport/unique_fd.h"
+
+namespace weft::transport {
+
+// A file in memory with so many bytes, which can be sealed.
+Result<UniqueFd> makeMemory(const char* name, std::uint64_t bytes);
+
+// The size of the memory behind `fd`. kProtocol: it lacks `seals` (F_SEAL_…; F_SEAL_SHRINK should
+// be among them), or is a file of a disk. kSystem: the kernel would not say.
+Result<std::uint64_t> sealedBytes(int fd, int seals);
+
+}  // namespace weft::transport
