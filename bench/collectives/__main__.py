@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import sys
 from pathlib import Path
 
-from bench.collectives import operations, ranks
+from bench.collectives import openmpi, operations, ranks, table
 from bench.rpc import report
 
 
@@ -38,17 +37,29 @@ def _wanted(arguments: argparse.Namespace) -> list[tuple[str, str]]:
 
 
 def main() -> None:
-    """Measures both backends in turn, for each number of ranks, and prints the tables."""
+    """Measures both backends in turn, then OpenMPI, for each number of ranks; prints the tables."""
     arguments = _arguments()
+    wanted = _wanted(arguments)
+    without = openmpi.missing()
+    if without:
+        print(f"OpenMPI is not measured: {without}", file=sys.stderr)
     for count in arguments.ranks:
-        found = ranks.run(count, ranks.free_port(), _wanted(arguments), arguments.rounds)
-        rows = report.rows(found["weft"], found["gloo"])
-        mean = math.exp(sum(math.log(1 / row.ratio) for row in rows) / len(rows))
-        limits = {"times gloo's speed, geometric mean": mean}
+        found = ranks.run(count, ranks.free_port(), wanted, arguments.rounds)
+        theirs = [] if without else openmpi.run(count, wanted, arguments.rounds)
+        gloo = report.rows(found["weft"], found["gloo"])
+        both = [
+            {name: figures[name] for name in other}
+            for figures, other in zip(found["weft"], theirs, strict=False)
+        ]
+        mpi = report.rows(both, theirs) if theirs else []
+        together = table.summary(gloo, mpi)
         print(f"\n{count} ranks, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
-        print(report.table(rows, "weft", "gloo", limits))
+        print(table.table(gloo, mpi, together))
         sys.stdout.flush()
-        report.write(arguments.out, rows, "weft", "gloo", limits, stem=f"collectives-{count}-ranks")
+        stem = f"collectives-{count}-ranks"
+        report.write(arguments.out, gloo, "weft", "gloo", together, stem=stem)
+        if mpi:
+            report.write(arguments.out, mpi, "weft", "OpenMPI", together, stem=stem)
 
 
 if __name__ == "__main__":

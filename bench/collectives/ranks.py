@@ -77,22 +77,45 @@ def _rank(
         "weft", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks
     )
     groups = {"weft": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
-    found = _measure(wanted, rounds, groups)
-    if rank == 0:
-        answers.put(found)
+    answers.put(_measure(wanted, rounds, groups))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def run(ranks: int, port: int, wanted: list[tuple[str, str]], rounds: int) -> dict:
-    """Figures by side and round, as rank 0 saw them."""
+def gather(function: Callable[..., None], ranks: int, *arguments: Any) -> list[Any]:
+    """Runs ``function(rank, ranks, *arguments, answers)`` in so many processes; their answers."""
     context = multiprocessing.get_context("spawn")
     answers = context.SimpleQueue()
     processes = multiprocessing.start_processes(
-        _rank, (ranks, port, wanted, rounds, answers), nprocs=ranks, join=False
+        function, (ranks, *arguments, answers), nprocs=ranks, join=False
     )
-    while answers.empty() and not processes.join(timeout=0.2):
+    found: list[Any] = []
+    ended = False
+    while len(found) < ranks and not ended:
+        ended = processes.join(timeout=0.2)  # raises when one failed
+        while not answers.empty():
+            found.append(answers.get())
+    while not processes.join():
         pass
-    found = answers.get()
-    processes.join()
     return found
+
+
+def slowest(answers: list[dict[str, list[Figures]]]) -> dict[str, list[Figures]]:
+    """Each figure as the rank saw it for which it took longest.
+
+    The root of a broadcast, and whoever only sends, runs ahead of the others.
+    """
+    return {
+        side: [
+            {name: max(answer[side][number][name] for answer in answers) for name in figures}
+            for number, figures in enumerate(rounds)
+        ]
+        for side, rounds in answers[0].items()
+    }
+
+
+def run(
+    ranks: int, port: int, wanted: list[tuple[str, str]], rounds: int
+) -> dict[str, list[Figures]]:
+    """Figures by side and round, those of the slowest rank."""
+    return slowest(gather(_rank, ranks, port, wanted, rounds))

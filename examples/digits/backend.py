@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 
+import torch.distributed as dist
 import torch.distributed.rpc as rpc
+
+from examples.digits.config import TRAINERS, WORKERS
 
 RPC_TIMEOUT = 60.0  # seconds
 THREADS = 8
@@ -23,6 +26,17 @@ def join(backend: str, name: str, rank: int, world_size: int) -> None:
             num_worker_threads=THREADS, rpc_timeout=RPC_TIMEOUT
         )
     rpc.init_rpc(name, backend=kind, rank=rank, world_size=world_size, rpc_backend_options=options)
+
+
+def join_process_group(backend: str) -> dist.ProcessGroup:
+    """All workers form a process group as well, through the same store; returns the trainers' part.
+
+    Every worker must call this: a group inside a group is made by all.
+    """
+    if backend == "WEFT":
+        import weft  # noqa: F401  registers the backend
+    dist.init_process_group("weft" if backend == "WEFT" else "gloo")
+    return dist.new_group([WORKERS.index(name) for name in TRAINERS])
 
 
 def bytes_by_peer() -> dict[str, tuple[int, int]]:

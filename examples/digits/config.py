@@ -23,6 +23,9 @@ class Config:
     seed: int
     epochs: int
     threshold: float
+    ddp: bool = (
+        False  # the front ends' gradients go through a process group, not through the server
+    )
     batch: int = 32  # images per trainer and step
     lr: float = 0.1
     momentum: float = 0.9
@@ -40,6 +43,7 @@ def parse(argv: list[str] | None, program: str) -> Config:
     parser.add_argument("--backend", choices=("WEFT", "TENSORPIPE"), default="WEFT")
     parser.add_argument("--out", type=Path, default=Path("digits-results"), help="results folder")
     parser.add_argument("--short", action="store_true", help="few epochs, lower threshold")
+    parser.add_argument("--ddp", action="store_true", help="front ends under DDP, beside the RPC")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--epochs", type=int, help="20; 6 with --short")
     parser.add_argument("--threshold", type=float, help="0.97; 0.90 with --short")
@@ -55,6 +59,7 @@ def parse(argv: list[str] | None, program: str) -> Config:
         seed=args.seed,
         epochs=epochs,
         threshold=threshold if args.threshold is None else args.threshold,
+        ddp=args.ddp,
     )
 
 
@@ -62,4 +67,5 @@ def to_arguments(config: Config) -> list[str]:
     """The command line that `parse` turns back into this configuration."""
     line = ["--backend", config.backend, "--out", str(config.out), "--seed", str(config.seed)]
     line += ["--epochs", str(config.epochs), "--threshold", str(config.threshold)]
+    line += ["--ddp"] if config.ddp else []
     return [*line, "--short"] if config.short else line

@@ -8,13 +8,14 @@ import warnings
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.rpc as rpc
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from examples.digits import backend, config, evaluator, server, trainer
 
 
-def play(settings: config.Config, rank: int) -> None:
+def play(settings: config.Config, rank: int, trainers: dist.ProcessGroup | None) -> None:
     """Does what this rank is there for; returns when its own part is done."""
     name = config.WORKERS[rank]
     if name == config.SERVER:
@@ -22,7 +23,7 @@ def play(settings: config.Config, rank: int) -> None:
     elif name == config.EVALUATOR:
         evaluator.run(settings)
     else:
-        trainer.run(settings, config.TRAINERS.index(name))
+        trainer.run(settings, config.TRAINERS.index(name), trainers)
 
 
 def hush() -> None:
@@ -51,8 +52,11 @@ def main() -> None:
     faulthandler.dump_traceback_later(settings.deadline + 30, exit=True)
     torch.set_num_threads(1)
     backend.join(settings.backend, config.WORKERS[rank], rank, world_size)
-    play(settings, rank)
+    trainers = backend.join_process_group(settings.backend) if settings.ddp else None
+    play(settings, rank, trainers)
     rpc.shutdown(graceful=True, timeout=settings.deadline)
+    if settings.ddp:
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

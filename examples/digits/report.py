@@ -18,6 +18,7 @@ def write(results: Results) -> None:
     moved = results.moved()
     figures = {
         "backend": results.config.backend,
+        "ddp": results.config.ddp,
         "seed": results.config.seed,
         "epochs": results.config.epochs,
         "threshold": results.config.threshold,

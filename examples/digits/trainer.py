@@ -10,6 +10,8 @@ Each trainer runs its own loop with its own distributed autograd context and its
   sum (up to rounding). Weight decay or Adam would break this, and are not used.
 - *The front ends stay the same, to the bit.* The trainers exchange their gradients on the server
   and both apply the sum. The evaluator checks after every epoch that they agree.
+  With `--ddp` the front ends are under `DistributedDataParallel`, and a process group of the two
+  trainers adds their gradients up during the backward pass: data parallelism and RPC in one program.
 - *Nobody reads weights that are being written.* A step begins for all when the last one ended for
   all (`Rounds`); within it the optimizers take turns. Without this, autograd would rightly refuse:
   weights saved for one trainer's backward pass would have been changed by the other's step.
@@ -22,12 +24,14 @@ import itertools
 import time
 
 import torch
+import torch.distributed as dist
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 from torch import Tensor, nn
 from torch.distributed.optim import DistributedOptimizer
+from torch.nn.parallel import DistributedDataParallel
 
-from examples.digits import backend, data, published
+from examples.digits import backend, data, gradients, published
 from examples.digits.config import EVALUATOR, SERVER, TRAINERS, Config
 from examples.digits.model import FrontEnd
 from examples.digits.progress import Progress
@@ -52,13 +56,17 @@ class Report:
 class Trainer:
     """One of the trainers, with everything it needs for a step."""
 
-    def __init__(self, config: Config, index: int) -> None:
+    def __init__(self, config: Config, index: int, group: dist.ProcessGroup | None) -> None:
         digits = data.load()
         train, _ = data.split(digits.labels, config.seed)
         self.config = config
         self.index = index
         self.digits = digits.take(data.shard(train, index, len(TRAINERS)))
         self.front = FrontEnd(config.seed)
+        self.model: nn.Module = self.front
+        if group is not None:
+            self.model = DistributedDataParallel(self.front, process_group=group)
+            self.model.register_comm_hook(group, gradients.add_up)
         self.classifier, self.rounds = published.attach(SERVER)
         self.evaluator = published.attach(EVALUATOR)
         self.report = Report(images=len(self.digits))
@@ -76,17 +84,18 @@ class Trainer:
         """One training step on one batch; returns the batch's mean loss."""
         marks = [time.perf_counter()]
         with dist_autograd.context() as context:
-            features = self.front(batch.images)
+            features = self.model(batch.images)
             scores = self.classifier.forward(features)
             loss = nn.functional.cross_entropy(scores, batch.labels)
             marks.append(time.perf_counter())
             dist_autograd.backward(context, [loss / len(TRAINERS)])
             marks.append(time.perf_counter())
             # These are the tensors the optimizer will find in the context: write the sum into them.
-            found = dist_autograd.get_gradients(context)
-            gradients = [found[parameter] for parameter in self.front.parameters()]
-            total = self.rounds.rpc_sync().enter(self.index, gradients)
-            for mine, everyones in zip(gradients, total, strict=True):
+            # With DDP they are the sum already, and only the turn is waited for.
+            found = {} if self.config.ddp else dist_autograd.get_gradients(context)
+            own = [found[parameter] for parameter in self.front.parameters() if found]
+            total = self.rounds.rpc_sync().enter(self.index, own)
+            for mine, everyones in zip(own, total, strict=True):
                 mine.copy_(everyones)
             marks.append(time.perf_counter())
             self.optimizer.step(context)
@@ -94,7 +103,7 @@ class Trainer:
         self.rounds.rpc_sync().leave(self.index)
         marks.append(time.perf_counter())
         self.report.phases.append([b - a for a, b in itertools.pairwise(marks)])
-        self.report.payload += nbytes(features, scores, *gradients)
+        self.report.payload += nbytes(features, scores, *own)
         return loss.item()
 
     def epoch(self, number: int) -> float:
@@ -114,9 +123,12 @@ def nbytes(*tensors: Tensor) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def run(config: Config, index: int) -> None:
-    """Trains to the end and reports to the evaluator. The first trainer shows the progress."""
-    trainer = Trainer(config, index)
+def run(config: Config, index: int, group: dist.ProcessGroup | None = None) -> None:
+    """Trains to the end and reports to the evaluator. The first trainer shows the progress.
+
+    `group`: the trainers' process group, for `--ddp`.
+    """
+    trainer = Trainer(config, index, group)
     steps = -(-len(trainer.digits) // config.batch)
     with Progress(config.epochs, steps, shown=index == 0) as trainer.progress:
         for number in range(config.epochs):

@@ -94,7 +94,7 @@ def test_rounds_add_up_and_take_turns():
 
 
 def test_command_line_survives_the_way_to_the_workers(tmp_path):
-    line = ["--short", "--backend", "TENSORPIPE", "--out", str(tmp_path), "--seed", "7"]
+    line = ["--short", "--backend", "TENSORPIPE", "--out", str(tmp_path), "--seed", "7", "--ddp"]
     settings = config.parse(line, "test")
     assert (settings.epochs, settings.threshold) == (6, 0.90)
     assert config.parse(config.to_arguments(settings), "test") == settings
@@ -171,8 +171,10 @@ def losses_of_one_process(digits: data.Digits, settings: config.Config) -> list[
     return losses
 
 
-def test_four_processes_learn_what_one_would(digits, tmp_path):
+@pytest.mark.parametrize("more", [[], ["--ddp"]], ids=["rpc alone", "with DDP"])
+def test_four_processes_learn_what_one_would(digits, tmp_path, more):
     line = ["--backend", BACKEND, "--out", str(tmp_path), "--epochs", "2", "--threshold", "0"]
+    line += more
     command = [sys.executable, "-m", "examples.digits.launch", *line]
     subprocess.run(command, cwd=ROOT, check=True, timeout=100)
     figures = json.loads((tmp_path / "results.json").read_text())
@@ -180,6 +182,7 @@ def test_four_processes_learn_what_one_would(digits, tmp_path):
     settings = dataclasses.replace(config.parse(line, "test"), epochs=1)
     expected = losses_of_one_process(digits, settings)
     assert figures["loss_by_step"][: len(expected)] == pytest.approx(expected, abs=1e-5)
+    assert figures["ddp"] == bool(more)
     assert figures["bytes_are"] == ("measured" if BACKEND == "WEFT" else "estimated")
     assert (tmp_path / "loss.png").exists()
 
