@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <thread>
 
-#include "c10d_plugin/cuda.h"
 #include "c10d_plugin/engine.h"
 #include "c10d_plugin/fresh_start.h"
 #include "c10d_plugin/make_group.h"
@@ -44,7 +43,11 @@ WeftBackend::WeftBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int si
       store_(std::move(store)),
       options_(std::move(options)),
       timeout_ms_(options_->timeout.count()),
-      last_split_backend_(c10::intrusive_ptr<c10d::Backend>()) {
+      last_split_backend_(c10::intrusive_ptr<c10d::Backend>()),
+      delegates_(std::make_shared<Delegates>(
+          options_->make_delegate,
+          DelegateSpec{c10::DeviceType::CPU, store_, rank, size, options_->timeout,
+                       options_->group_name, options_->global_ranks_in_group})) {
   TORCH_CHECK(size > 0 && rank >= 0 && rank < size, "weft: rank ", rank, " of ", size,
               " is no place in a group");
   TORCH_CHECK(options_->timeout.count() > 0, "weft: the timeout must be positive, got ",
@@ -56,10 +59,11 @@ WeftBackend::WeftBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int si
   place.master_host = hostOf(store_);
   place.deadline = steady_clock::now() + options_->timeout;
   StoreKeyValue meeting(c10::make_intrusive<c10d::PrefixStore>("weft/", store_));
-  const auto life = agreeOnLife(meeting, rank, size, place.deadline);
+  auto life = collectives::agreeOnLife(meeting, rank, size, aboutThisHost(), place.deadline);
   if (!life.ok()) raise("weft: init_process_group", life.error());
+  place.said = std::move(life.value().said);
   StoreKeyValue key_value(
-      c10::make_intrusive<c10d::PrefixStore>("weft/" + life.value() + "/", store_));
+      c10::make_intrusive<c10d::PrefixStore>("weft/" + life.value().word + "/", store_));
   auto parts = makeGroup(place, key_value);
   if (!parts.ok()) raise("weft: init_process_group", parts.error());
   path_ = parts.value().path;
@@ -70,12 +74,14 @@ WeftBackend::WeftBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int si
 
 WeftBackend::~WeftBackend() {
   const std::lock_guard lock(shutdown_mutex_);
-  if (shut_down_) return;
+  if (shut_down_ && !delegates_->any()) return;
   // The mailbox's end waits for its thread, and that may wait for the GIL, which whoever drops the
-  // last reference may hold. So the parts end on a thread of their own.
-  std::thread([engine = std::move(engine_), messages = std::move(messages_)]() mutable {
+  // last reference may hold; so may a delegate's. So the parts end on a thread of their own.
+  std::thread([engine = std::move(engine_), messages = std::move(messages_),
+               delegates = std::move(delegates_)]() mutable {
     messages.reset();
     engine.reset();
+    delegates.reset();
   }).detach();
 }
 
@@ -88,7 +94,16 @@ void WeftBackend::setTimeout(milliseconds timeout) {
               " ms");
   timeout_ms_.store(timeout.count());
   options_->timeout = timeout;
-  if (cuda_) cuda_->setTimeout(timeout);
+  delegates_->setTimeout(timeout);
+}
+
+void WeftBackend::setGroupUid(const std::string& uid) {
+  c10d::Backend::setGroupUid(uid);
+  delegates_->describe(uid, getGroupDesc());
+}
+
+c10::intrusive_ptr<c10d::Backend> WeftBackend::delegate(c10::DeviceType device) const {
+  return delegates_->made(device);
 }
 
 milliseconds WeftBackend::timeoutOr(milliseconds asked) const {
@@ -96,18 +111,15 @@ milliseconds WeftBackend::timeoutOr(milliseconds asked) const {
 }
 
 c10d::ErrorType WeftBackend::getError() {
-  return engine_->failed() ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
+  return engine_->failed() || delegates_->failed() ? c10d::ErrorType::COMM_ERROR
+                                                   : c10d::ErrorType::SUCCESS;
 }
 
 PointToPoint& WeftBackend::messages() const { return *messages_; }
 
 c10d::Backend* WeftBackend::elsewhere(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.is_cuda()) return nullptr;
-  std::call_once(cuda_once_, [this] {
-    cuda_ = makeCudaBackend(c10::make_intrusive<c10d::PrefixStore>("weft_cuda/", store_), rank_,
-                            size_, *options_);
-  });
-  return cuda_.get();
+  if (!tensor.defined() || tensor.is_cpu()) return nullptr;
+  return &delegates_->of(tensor.device().type());
 }
 
 c10d::Backend* WeftBackend::elsewhere(const Tensors& tensors) {
@@ -148,11 +160,30 @@ void WeftBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_a
   messages().monitoredBarrier(timeout, wait_all_ranks);
 }
 
-void WeftBackend::startCoalescing() { engine_->startCoalescing(); }
+// Of one kind of device are the tensors between these two; which, shows when the first one comes.
+void WeftBackend::startCoalescing() {
+  engine_->startCoalescing();
+  delegates_->startCoalescing();
+}
 
-WeftBackend::WorkPtr WeftBackend::endCoalescing() { return engine_->endCoalescing(); }
+WeftBackend::WorkPtr WeftBackend::endCoalescing() {
+  for (const WorkPtr& work : delegates_->endCoalescing())
+    engine_->add(work);
+  return engine_->endCoalescing();
+}
 
-uint64_t WeftBackend::getSequenceNumberForGroup() { return engine_->calls(); }
+void WeftBackend::eagerConnectSingleDevice(at::Device device) {
+  if (device.is_cpu()) return;
+  c10d::Backend& backend = delegates_->of(device.type());
+  backend.setBoundDeviceId(device);
+  backend.eagerConnectSingleDevice(device);
+}
+
+void WeftBackend::setSequenceNumberForGroup() { delegates_->setSequenceNumbers(); }
+
+uint64_t WeftBackend::getSequenceNumberForGroup() {
+  return engine_->calls() + delegates_->sequenceNumbers();
+}
 
 c10::intrusive_ptr<c10d::Backend> WeftBackend::child(
     const std::string& name, const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
@@ -163,6 +194,11 @@ c10::intrusive_ptr<c10d::Backend> WeftBackend::child(
   }
   auto options = c10::make_intrusive<Options>(opts ? opts->timeout : options_->timeout);
   options->interface = options_->interface;
+  options->make_delegate = options_->make_delegate;
+  if (opts) {
+    options->group_name = opts->group_name;
+    options->global_ranks_in_group = opts->global_ranks_in_group;
+  }
   c10::intrusive_ptr<c10d::Backend> made =
       c10::make_intrusive<WeftBackend>(store, rank, size, std::move(options));
   last_split_ = name;
@@ -210,7 +246,7 @@ void WeftBackend::abort() {
                      "the process group was aborted on rank " + std::to_string(rank_));
   engine_->abort(reason);
   messages().abort(reason);
-  if (cuda_) cuda_->abort();
+  delegates_->abort();
 }
 
 void WeftBackend::shutdown() {
@@ -219,7 +255,7 @@ void WeftBackend::shutdown() {
   shut_down_ = true;
   (void)engine_->close(kLinger);
   messages().close();
-  if (cuda_) cuda_->shutdown();
+  delegates_->shutdown();
 }
 
 }  // namespace weft::process_group

@@ -1,5 +1,5 @@
 // WeftBackend: torch's process-group backend "weft". CPU tensors go through Collectives and the
-// Mailbox, CUDA tensors to NCCL (cuda.h).
+// Mailbox; tensors elsewhere to another backend of the same ranks, CUDA's to NCCL (delegates.h).
 //
 // Threads: any thread may call any member; operations run in the order of the calls
 // (engine.h). A synchronous call (asyncOp false) runs on its own thread and gives no Work.
@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "c10d_plugin/api.h"
+#include "c10d_plugin/delegates.h"
 
 namespace weft::collectives {
 class Mailbox;
@@ -39,7 +40,8 @@ class WEFT_API WeftBackend : public c10d::Backend {
   struct WEFT_API Options : c10d::Backend::Options {
     explicit Options(std::chrono::milliseconds limit = kBackendDefaultTimeout)
         : c10d::Backend::Options(kBackendName, limit) {}
-    std::string interface;  // "": WEFT_SOCKET_IFNAME, else the one that reaches the others
+    std::string interface;       // "": WEFT_SOCKET_IFNAME, else the one that reaches the others
+    MakeDelegate make_delegate;  // for tensors on other devices; groups split off have it too
   };
 
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -59,6 +61,7 @@ class WEFT_API WeftBackend : public c10d::Backend {
   bool supportsCoalescing() const override { return true; }
   bool supportsShrinking() const override { return true; }
   void setTimeout(std::chrono::milliseconds timeout) override;
+  void setGroupUid(const std::string& uid) override;
   c10d::ErrorType getError() override;
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
@@ -97,7 +100,10 @@ class WEFT_API WeftBackend : public c10d::Backend {
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
 
-  void setSequenceNumberForGroup() override {}
+  // Makes the backend for that device now, and has it connect.
+  void eagerConnectSingleDevice(at::Device device) override;
+
+  void setSequenceNumberForGroup() override;
   uint64_t getSequenceNumberForGroup() override;
 
   c10::intrusive_ptr<c10d::Backend> split(
@@ -115,13 +121,15 @@ class WEFT_API WeftBackend : public c10d::Backend {
   // Waits for what runs (10 s at most), then ends the group here. May be called again.
   void shutdown() override;
 
+  // The backend that does the work for tensors on such a device; null before it was needed.
+  c10::intrusive_ptr<c10d::Backend> delegate(c10::DeviceType device) const;
   // How the collectives travel: "alone", "shared memory", "messages", …; for people and tests.
   const std::string& path() const { return path_; }
 
  private:
   // The timeout that a call asked for, else the group's.
   std::chrono::milliseconds timeoutOr(std::chrono::milliseconds asked) const;
-  // The backend for CUDA tensors; null for a tensor on the CPU.
+  // The backend for a tensor on another device; null for one on the CPU.
   c10d::Backend* elsewhere(const at::Tensor& tensor);
   c10d::Backend* elsewhere(const Tensors& tensors);
   PointToPoint& messages() const;
@@ -142,8 +150,7 @@ class WEFT_API WeftBackend : public c10d::Backend {
   std::mutex split_mutex_;
   std::string last_split_;  // its name and ranks
   c10::weak_intrusive_ptr<c10d::Backend> last_split_backend_;
-  std::once_flag cuda_once_;
-  c10::intrusive_ptr<c10d::Backend> cuda_;
+  std::shared_ptr<Delegates> delegates_;
   std::mutex shutdown_mutex_;
   bool shut_down_ = false;
 };

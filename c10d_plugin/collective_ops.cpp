@@ -110,6 +110,7 @@ WeftBackend::WorkPtr WeftBackend::allreduce(Tensors& tensors, const c10d::Allred
 WeftBackend::WorkPtr WeftBackend::allreduce_sparse(Tensors& tensors,
                                                    const c10d::AllreduceOptions& opts) {
   constexpr const char* kTitle = "weft:all_reduce";  // profiled under the name users know
+  if (auto* other = elsewhere(tensors)) return other->allreduce_sparse(tensors, opts);
   const at::Tensor& tensor = only(tensors, kTitle);
   checkSparse(tensor, opts.reduceOp, kTitle);
   return engine_->submit(
@@ -325,6 +326,11 @@ WeftBackend::WorkPtr WeftBackend::alltoall(Tensors& outputs, Tensors& inputs,
 
 WeftBackend::WorkPtr WeftBackend::barrier(const c10d::BarrierOptions& opts) {
   constexpr const char* kTitle = "weft:barrier";
+  // Of the call's device torch passes on no more than its number.
+  if (!opts.device_ids.empty()) {
+    const auto device = getBoundDeviceId() ? getBoundDeviceId()->type() : c10::DeviceType::CUDA;
+    return delegates_->of(device).barrier(opts);
+  }
   return engine_->submit(
       {kTitle, timeoutOr(opts.timeout), opts.asyncOp},
       [&] {

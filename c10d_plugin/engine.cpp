@@ -131,6 +131,12 @@ Engine::WorkPtr Engine::endCoalescing() {
   const std::lock_guard lock(coalesced_mutex_);
   TORCH_CHECK(coalescing_.load(), "weft: endCoalescing() without startCoalescing()");
   coalescing_.store(false, std::memory_order_release);
+  if (coalesced_.size() == 1) {
+    // As it is: another backend's Work knows its streams.
+    WorkPtr one = std::move(coalesced_.front());
+    coalesced_.clear();
+    return one;
+  }
   return c10::make_intrusive<CoalescedWork>(std::exchange(coalesced_, {}));
 }
 

@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "c10d_plugin/ranks_text.h"
-#include "c10d_plugin/store_key_value.h"
+#include "c10d_plugin/roll_call.h"
 #include "transport/secure_random.h"
 
-namespace weft::process_group {
+namespace weft::collectives {
 
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
@@ -30,29 +30,32 @@ std::vector<int> differing(const std::vector<std::string>& views, const std::str
 
 }  // namespace
 
-Result<std::string> agreeOnLife(collectives::KeyValue& store, int rank, int size,
-                                steady_clock::time_point deadline) {
+Result<Life> agreeOnLife(KeyValue& store, int rank, int size, const std::string& about,
+                         steady_clock::time_point deadline) {
   constexpr milliseconds kLongestNap{50};
   std::array<std::uint8_t, 8> random{};
   if (Error error = transport::fillRandom(random)) return error;
   const std::string own = transport::toHex(random);
   for (milliseconds nap{1};; nap = std::min(nap * 2, kLongestNap)) {
-    const auto lives = exchange(store, "life", own, rank, size, deadline);
+    const auto lives = exchange(store, "life", own + about, rank, size, deadline);
     if (!lives.ok()) return lives.error();
+    Life life;
     std::string view;
-    for (const std::string& life : lives.value())
-      view += life;
+    for (const std::string& said : lives.value()) {
+      view += said.substr(0, own.size());
+      life.said.push_back(said.substr(std::min(said.size(), own.size())));
+    }
+    life.word = view.substr(0, own.size());
     const auto views = exchange(store, "view", view, rank, size, deadline);
     if (!views.ok()) return views.error();
     const std::vector<int> others = differing(views.value(), view);
-    if (others.empty()) return lives.value().front();
+    if (others.empty()) return life;
     if (steady_clock::now() >= deadline) {
-      return Error(
-          ErrorCode::kTimeout,
-          "Timed out waiting for " + collectives::ranksAsText(others) + " to form the group");
+      return Error(ErrorCode::kTimeout,
+                   "Timed out waiting for " + ranksAsText(others) + " to form the group");
     }
     std::this_thread::sleep_for(nap);
   }
 }
 
-}  // namespace weft::process_group
+}  // namespace weft::collectives

@@ -5,18 +5,23 @@
 
 #include <chrono>
 #include <string>
+#include <vector>
 
 #include "c10d_plugin/key_value.h"
 #include "transport/error.h"
 
-namespace weft::process_group {
+namespace weft::collectives {
 
-// A word that is the same on all ranks and was in no earlier life: a name space for the rest.
-// kTimeout names the ranks that are missing.
+struct Life {
+  std::string word;  // the same on all ranks, and in no earlier life: a name space for the rest
+  std::vector<std::string> said;  // by rank: what each told of itself
+};
+
+// `about`: what this rank tells the others. kTimeout names the ranks that are missing.
 //
 // Each rank says a random word, then which words it has read of all; when all have read the same
 // ones, they are the present ones, because each rank knows its own. Until then it reads again.
-transport::Result<std::string> agreeOnLife(collectives::KeyValue& store, int rank, int size,
-                                           std::chrono::steady_clock::time_point deadline);
+transport::Result<Life> agreeOnLife(KeyValue& store, int rank, int size, const std::string& about,
+                                    std::chrono::steady_clock::time_point deadline);
 
-}  // namespace weft::process_group
+}  // namespace weft::collectives

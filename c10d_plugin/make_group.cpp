@@ -1,15 +1,15 @@
 #include "c10d_plugin/make_group.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <utility>
 
 #include "c10d_plugin/net/endpoint_mailbox.h"
 #include "c10d_plugin/net/make_between_hosts.h"
 #include "c10d_plugin/net/message_collectives.h"
+#include "c10d_plugin/roll_call.h"
 #include "c10d_plugin/shm/shm_collectives.h"
 #include "c10d_plugin/solo_collectives.h"
-#include "c10d_plugin/store_key_value.h"
+#include "transport/environment.h"
 #include "transport/host_identity.h"
 #include "transport/interface.h"
 #include "transport/log.h"
@@ -22,17 +22,7 @@ namespace {
 
 constexpr std::chrono::seconds kProbe{30};
 
-std::string fromEnvironment(const char* variable) {
-  const char* value = std::getenv(variable);  // NOLINT(concurrency-mt-unsafe): nobody sets it later
-  return value == nullptr ? std::string() : std::string(value);
-}
-
-bool switchedOff(const char* variable) { return fromEnvironment(variable) == "0"; }
-
-// What a rank says of itself before anything else: its host, and whether it would share memory.
-std::string aboutThisHost() {
-  return (switchedOff("WEFT_SHARED_MEMORY") ? "0 " : "1 ") + transport::hostIdentity();
-}
+bool switchedOff(const char* variable) { return environment::value(variable) == "0"; }
 
 bool allMayShareMemory(const std::vector<std::string>& said) {
   const std::string& first = said.front();
@@ -43,16 +33,16 @@ bool allMayShareMemory(const std::vector<std::string>& said) {
 Result<std::shared_ptr<collectives::EndpointMailbox>> openMailbox(const GroupPlace& place,
                                                                   collectives::KeyValue& store) {
   const std::string wanted =
-      place.interface.empty() ? fromEnvironment("WEFT_SOCKET_IFNAME") : place.interface;
+      place.interface.empty() ? environment::value(environment::kSocketIfname) : place.interface;
   auto listen = transport::chooseListenAddress(place.master_host, wanted);
   if (!listen.ok()) return listen.error();
   collectives::MailboxOptions options;
   options.rank = place.rank;
   options.size = place.size;
   options.listen_address = listen.value().address;
-  options.unix_socket = !switchedOff("WEFT_UNIX_SOCKET");
-  options.shared_memory = !switchedOff("WEFT_SHARED_MEMORY");
-  if (const std::string file = fromEnvironment("WEFT_AUTH_KEY_FILE"); !file.empty()) {
+  options.unix_socket = !switchedOff(environment::kUnixSocket);
+  options.shared_memory = !switchedOff(environment::kSharedMemory);
+  if (const std::string file = environment::value(environment::kAuthKeyFile); !file.empty()) {
     auto key = transport::AuthKey::fromFile(file);
     if (!key.ok()) return key.error();
     options.key = key.value();
@@ -70,7 +60,8 @@ Result<OneHost> tryShared(const GroupPlace& place, collectives::KeyValue& store)
   const auto soon = std::min(place.deadline, std::chrono::steady_clock::now() + kProbe);
   auto joined = collectives::ShmCollectives::join({}, store, place.rank, place.size, soon);
   const std::string trouble = joined.ok() ? "" : joined.error().text();
-  auto votes = exchange(store, "shm_vote", trouble, place.rank, place.size, place.deadline);
+  auto votes =
+      collectives::exchange(store, "shm_vote", trouble, place.rank, place.size, place.deadline);
   if (!votes.ok()) return votes.error();
   for (std::size_t rank = 0; rank < votes.value().size(); ++rank) {
     const std::string& other = votes.value()[rank];
@@ -93,7 +84,7 @@ bool allOnOneHost(const collectives::EndpointMailbox& mailbox) {
 collectives::JoinOnHost joinOnHost(const GroupPlace& place) {
   return [deadline = place.deadline](collectives::KeyValue& store, int rank,
                                      int size) -> Result<OneHost> {
-    if (switchedOff("WEFT_SHARED_MEMORY")) {
+    if (switchedOff(environment::kSharedMemory)) {
       return transport::Error(transport::ErrorCode::kInvalidArgument,
                               "shared memory is switched off (WEFT_SHARED_MEMORY=0)");
     }
@@ -104,9 +95,11 @@ collectives::JoinOnHost joinOnHost(const GroupPlace& place) {
 
 }  // namespace
 
+std::string aboutThisHost() {
+  return (switchedOff(environment::kSharedMemory) ? "0 " : "1 ") + transport::hostIdentity();
+}
+
 Result<GroupParts> makeGroup(const GroupPlace& place, collectives::KeyValue& store) {
-  auto said = exchange(store, "host", aboutThisHost(), place.rank, place.size, place.deadline);
-  if (!said.ok()) return said.error();
   auto mailbox = openMailbox(place, store);
   if (!mailbox.ok()) return mailbox.error();
   GroupParts parts;
@@ -116,7 +109,7 @@ Result<GroupParts> makeGroup(const GroupPlace& place, collectives::KeyValue& sto
     parts.path = "alone";
     return parts;
   }
-  if (allMayShareMemory(said.value())) {
+  if (allMayShareMemory(place.said)) {
     auto shared = tryShared(place, store);
     if (!shared.ok()) return shared.error();
     parts.collectives = std::move(shared).value();

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "c10d_plugin/collectives.h"
 #include "c10d_plugin/key_value.h"
@@ -26,7 +27,11 @@ struct GroupPlace {
   std::string interface;    // "": WEFT_SOCKET_IFNAME, else the one that reaches `master_host`
   std::string master_host;  // where the Store is served; "" when that is not known
   std::chrono::steady_clock::time_point deadline;
+  std::vector<std::string> said;  // by rank: each one's aboutThisHost()
 };
+
+// What a rank says of itself before anything else: its host, and whether it would share memory.
+std::string aboutThisHost();
 
 transport::Result<GroupParts> makeGroup(const GroupPlace& place, collectives::KeyValue& store);
 

@@ -1,12 +1,11 @@
-// KeyValue over a c10d Store, and the start of a group: every rank says something, all read it.
+// KeyValue over a c10d Store.
 //
-// Threads: one at a time. Every wait is bounded; a slow start tells who is missing.
+// Threads: one at a time. Every wait is bounded.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <string>
-#include <vector>
 
 #include "c10d_plugin/key_value.h"
 
@@ -23,11 +22,5 @@ class StoreKeyValue final : public collectives::KeyValue {
  private:
   c10::intrusive_ptr<c10d::Store> store_;
 };
-
-// Sets `topic`/`rank` to `value` and returns what all ranks said there, by rank. kTimeout names the
-// ranks that said nothing.
-transport::Result<std::vector<std::string>> exchange(
-    collectives::KeyValue& store, const std::string& topic, const std::string& value, int rank,
-    int size, std::chrono::steady_clock::time_point deadline);
 
 }  // namespace weft::process_group

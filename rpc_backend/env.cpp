@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <mutex>
 #include <string_view>
 
@@ -52,10 +51,7 @@ constexpr std::array kTable{
 
 std::span<const Variable> table() { return kTable; }
 
-std::string value(const char* name) {
-  const char* text = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): nobody sets it later
-  return text == nullptr ? std::string() : std::string(text);
-}
+std::string value(const char* name) { return environment::value(name); }
 
 std::vector<std::string> unknownNames() {
   std::vector<std::string> unknown;

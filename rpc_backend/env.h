@@ -7,19 +7,20 @@
 #include <vector>
 
 #include "rpc_backend/api.h"
+#include "transport/environment.h"
 
 namespace weft::rpc::env {
 
-inline constexpr const char* kAuthKeyFile = "WEFT_AUTH_KEY_FILE";
-inline constexpr const char* kSocketIfname = "WEFT_SOCKET_IFNAME";
-inline constexpr const char* kLogLevel = "WEFT_LOG_LEVEL";
-inline constexpr const char* kAsDefault = "WEFT_AS_DEFAULT";
-inline constexpr const char* kAsProcessGroup = "WEFT_AS_PROCESS_GROUP";
-inline constexpr const char* kRequestPolicy = "WEFT_REQUEST_POLICY";
-inline constexpr const char* kHeartbeatInterval = "WEFT_HEARTBEAT_INTERVAL";
-inline constexpr const char* kPeerTimeout = "WEFT_PEER_TIMEOUT";
-inline constexpr const char* kUnixSocket = "WEFT_UNIX_SOCKET";
-inline constexpr const char* kSharedMemory = "WEFT_SHARED_MEMORY";
+using environment::kAsDefault;
+using environment::kAsProcessGroup;
+using environment::kAuthKeyFile;
+using environment::kHeartbeatInterval;
+using environment::kLogLevel;
+using environment::kPeerTimeout;
+using environment::kRequestPolicy;
+using environment::kSharedMemory;
+using environment::kSocketIfname;
+using environment::kUnixSocket;
 
 struct Variable {
   const char* name;

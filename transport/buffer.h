@@ -23,6 +23,10 @@ struct OwnedBuffer {
 struct Message {
   std::vector<std::byte> header;
   std::vector<OwnedBuffer> buffers;
+  // Let go of when the message was written whole for the first time, or will never be.
+  std::shared_ptr<void> until_written{};
+  // The sender waits for its buffers: the peer acknowledges the message as soon as it has it.
+  bool wanted_back = false;
 };
 
 }  // namespace weft::transport

@@ -55,6 +55,7 @@ Result<OutFrame> OutFrame::message(Message message, const Limits& limits,
     descriptor += ArenaDescriptor::kBytes;
     buffer = {};  // copied, or kept by its block: its owner may go
   }
+  if (placement.entries().size() == count) message.wanted_back = false;  // all are back
   frame.head_.kind = FrameKind::kData;
   frame.head_.header_bytes = static_cast<std::uint32_t>(message.header.size());
   frame.head_.buffer_count = static_cast<std::uint32_t>(count);
@@ -69,6 +70,12 @@ OutFrame OutFrame::control(FrameKind kind) {
   OutFrame frame;
   frame.head_.kind = kind;
   frame.size_ = FrameHead::kBytes;
+  return frame;
+}
+
+OutFrame OutFrame::holding(std::shared_ptr<void> last) {
+  OutFrame frame;
+  frame.message_.until_written = std::move(last);
   return frame;
 }
 

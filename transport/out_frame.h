@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "transport/arena_sender.h"
@@ -27,6 +28,8 @@ class OutFrame {
   static Result<OutFrame> message(Message message, const Limits& limits,
                                   ArenaPlacement placement = {});
   static OutFrame control(FrameKind kind);
+  // No frame at all, but what keeps that alive.
+  static OutFrame holding(std::shared_ptr<void> last);
   static OutFrame arenaOffer(std::shared_ptr<SharedArena> arena);
 
   // Numbers the frame; call once, before gather(). From here on its blocks are the receiver's.
@@ -43,6 +46,9 @@ class OutFrame {
   std::uint64_t sequence() const noexcept { return head_.sequence; }
   // Something that somebody else made is kept alive for it.
   bool ownsBuffers() const noexcept { return !message_.buffers.empty(); }
+  bool wantedBack() const noexcept { return message_.wanted_back; }
+  // What is only needed until the frame is written.
+  std::shared_ptr<void> takeUntilWritten() noexcept { return std::move(message_.until_written); }
   std::uint64_t size() const noexcept { return size_; }
   std::uint64_t left() const noexcept { return size_ - written_; }
   // The descriptors to send with the first byte; empty: none, or sent already.

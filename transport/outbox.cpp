@@ -49,7 +49,8 @@ void Outbox::number(OutFrame& frame) {
   }
   const std::uint64_t ack = received_.load(std::memory_order_relaxed);
   told_.store(ack, std::memory_order_relaxed);
-  const bool ask = data && replay_ && requests_.due(frame.size());
+  const bool due = data && replay_ && requests_.due(frame.size());
+  const bool ask = due || (data && replay_ && frame.wantedBack() && frame.ownsBuffers());
   frame.seal(last_sequence_, ack, ask ? FrameHead::kAckNow : 0);
 }
 
@@ -125,7 +126,11 @@ void Outbox::afterCaller(OutFrame& frame, std::uint64_t written, int error, std:
     queue_.push_front(std::move(frame));
   } else {
     count(frame);
-    if (replay_) unacked_.push(std::move(frame));
+    if (mustKeep(frame)) {
+      std::shared_ptr<void> last = frame.takeUntilWritten();
+      unacked_.push(std::move(frame));
+      frame = OutFrame::holding(std::move(last));
+    }
   }
   writer_ = mode_ != Mode::kUp || queue_.empty() ? Writer::kNone : Writer::kLoop;
 }
@@ -166,6 +171,7 @@ void Outbox::attachNow() {
   mode_ = Mode::kUp;
   stream_ = std::move(next_->stream);
   next_.reset();
+  acknowledged_ = std::max(acknowledged_, received);
   inline_only_ = std::string_view(stream_->transportName()) == "tcp";
   while (!queue_.empty() && queue_.front().kind() == FrameKind::kData &&
          queue_.front().sequence() <= received) {
@@ -205,9 +211,12 @@ void Outbox::detach() {
 }
 
 Outbox::Flushed Outbox::flush(int& broken) {
-  std::vector<OutFrame> done;  // destroyed after the lock: owners may run anything
+  std::vector<OutFrame> done;  // these are destroyed after the lock: owners may run anything
+  std::vector<OutFrame> wanted;
+  Gone written_whole;
   std::unique_lock<std::mutex> lock(mutex_);
   if (next_ && writer_ != Writer::kCaller) attachNow();
+  wanted.swap(wanted_);
   if (mode_ != Mode::kUp || writer_ == Writer::kCaller) return Flushed::kBusy;
   if (broken_ != 0) {
     broken = broken_;
@@ -235,14 +244,14 @@ Outbox::Flushed Outbox::flush(int& broken) {
       return Flushed::kBroken;
     }
     written += result.count;
-    popWritten(result.count, done);
+    popWritten(result.count, done, written_whole);
     if (waiting_ > 0) room_.notify_all();
   }
   writer_ = Writer::kNone;
   return Flushed::kDrained;
 }
 
-void Outbox::popWritten(std::uint64_t count, std::vector<OutFrame>& done) {
+void Outbox::popWritten(std::uint64_t count, std::vector<OutFrame>& done, Gone& written) {
   bytes_sent_ += count;
   queued_bytes_ -= count;
   while (count > 0) {
@@ -253,7 +262,8 @@ void Outbox::popWritten(std::uint64_t count, std::vector<OutFrame>& done) {
     if (frame.left() > 0) return;
     const bool data = frame.kind() == FrameKind::kData;
     if (data) this->count(frame);
-    if (data && replay_) {
+    if (data && mustKeep(frame)) {
+      if (auto last = frame.takeUntilWritten()) written.push_back(std::move(last));
       unacked_.push(std::move(frame));
     } else {
       done.push_back(std::move(frame));
@@ -276,19 +286,22 @@ bool Outbox::control(OutFrame frame) {
 
 bool Outbox::acked(std::uint64_t sequence) {
   std::vector<OutFrame> gone;  // destroyed after the lock
+  std::vector<OutFrame> wanted;
   const std::lock_guard<std::mutex> lock(mutex_);
   if (sequence > last_sequence_) return false;
+  acknowledged_ = std::max(acknowledged_, sequence);
   while (!unacked_.empty() && unacked_.oldest().sequence() <= sequence)
     release(unacked_.popOldest());
   if (acked_.size() > kMaxAcked) gone.swap(acked_);
+  wanted.swap(wanted_);
   if (waiting_ > 0) room_.notify_all();
   return true;
 }
 
 // Freeing what an application made may take long, and locks of its own: better a thread that sends
-// than the loop. What is only ours goes at once.
+// than the loop. What is only ours goes at once, and so does what its sender waits for.
 void Outbox::release(OutFrame frame) {
-  if (frame.ownsBuffers()) acked_.push_back(std::move(frame));
+  if (frame.ownsBuffers()) (frame.wantedBack() ? wanted_ : acked_).push_back(std::move(frame));
 }
 
 std::uint64_t Outbox::lastSequence() const {
@@ -321,6 +334,7 @@ bool Outbox::writing() const {
 std::vector<OutFrame> Outbox::takeUnsent() {
   ReplayBuffer written;
   std::vector<OutFrame> gone;
+  std::vector<OutFrame> wanted;
   std::vector<OutFrame> unsent;
   const std::lock_guard<std::mutex> lock(mutex_);
   WEFT_CHECK(mode_ == Mode::kShut && writer_ != Writer::kCaller, "nobody writes after shut()");
@@ -332,6 +346,7 @@ std::vector<OutFrame> Outbox::takeUnsent() {
   queued_bytes_ = 0;
   std::swap(written, unacked_);
   gone.swap(acked_);
+  wanted.swap(wanted_);
   stream_.reset();
   return unsent;
 }

@@ -123,8 +123,13 @@ class Outbox {
   void requeue(OutFrame frame);
   void rewind(OutFrame& frame);
   void count(const OutFrame& frame);
+  // Its ack may have come before its writer had the lock again.
+  bool mustKeep(const OutFrame& frame) const noexcept {
+    return replay_ && frame.sequence() > acknowledged_;
+  }
   void release(OutFrame frame);
-  void popWritten(std::uint64_t count, std::vector<OutFrame>& done);
+  using Gone = std::vector<std::shared_ptr<void>>;  // let go of without the lock
+  void popWritten(std::uint64_t count, std::vector<OutFrame>& done, Gone& written);
 
   const Limits& limits_;
   const std::string peer_;
@@ -146,8 +151,10 @@ class Outbox {
   AckRequests requests_;
   std::vector<OutFrame>
       acked_;  // to be let go of without the lock, by a thread other than the loop
+  std::vector<OutFrame> wanted_;  // acknowledged, and their senders wait: for the loop, at once
   std::uint64_t last_sequence_ = 0;
-  std::uint64_t counted_ = 0;  // the last message that messages_sent_ counts
+  std::uint64_t acknowledged_ = 0;  // all up to this one have arrived
+  std::uint64_t counted_ = 0;       // the last message that messages_sent_ counts
   std::shared_ptr<Stream> stream_;
   std::uint32_t link_ = 0;          // counts streams that broke
   bool inline_only_ = false;        // the stream's other end does not see the arena

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -19,9 +22,44 @@ class ProcessGroupOptions:
     Attributes:
         interface: interface name or numeric address for what goes between hosts; by default
             ``WEFT_SOCKET_IFNAME``, else the one that reaches the Store's host.
+        nccl: ``ProcessGroupNCCL.Options`` for the NCCL backend that serves CUDA tensors; its
+            timeout, name and ranks are the group's.
     """
 
     interface: str = ""
+    nccl: Any = None
+
+
+def _make_nccl(
+    options: ProcessGroupOptions,
+    store: dist.Store,
+    rank: int,
+    size: int,
+    timeout: timedelta,
+    group_name: str,
+    global_ranks: list[int],
+) -> Any:
+    if not dist.is_nccl_available():
+        raise RuntimeError(
+            "weft: CUDA tensors go through NCCL, and this PyTorch was built without it"
+        )
+    nccl = options.nccl if options.nccl is not None else dist.ProcessGroupNCCL.Options()
+    nccl._timeout = timeout
+    nccl.global_ranks_in_group = global_ranks
+    nccl.group_name = group_name
+    backend = dist.ProcessGroupNCCL(store, rank, size, nccl)
+    backend._set_sequence_number_for_group()
+    return backend
+
+
+# What serves tensors that are not on the CPU, by type of device.
+_DELEGATES: dict[str, Callable[..., Any]] = {"cuda": _make_nccl}
+
+
+def _make_delegate(options: ProcessGroupOptions, device: str, *place: Any) -> Any:
+    """The backend for a type of device (``DelegateSpec`` in C++); None when there is none."""
+    make = _DELEGATES.get(device)
+    return None if make is None else make(options, *place)
 
 
 def _create(
@@ -41,6 +79,7 @@ def _create(
         interface=pg_options.interface,
         group_name=options.group_id,
         global_ranks=list(options.global_ranks_in_group),
+        make_delegate=functools.partial(_make_delegate, pg_options),
     )
 
 

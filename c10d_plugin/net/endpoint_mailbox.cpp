@@ -13,11 +13,16 @@ using transport::OwnedBuffer;
 
 namespace {
 
+// Bytes of a message that is kept as a copy until it is acknowledged: to wait for that would take
+// longer.
+constexpr std::size_t kCopied = std::size_t{32} << 10;
+
 void copyInto(const OwnedBuffer& into, const OwnedBuffer& from) {
   if (into.size > 0) std::memcpy(into.data, from.data, into.size);
 }
 
 OwnedBuffer copyOf(const OwnedBuffer& data) {
+  if (data.size == 0) return {};
   const std::shared_ptr<std::byte[]> memory =
       std::make_unique_for_overwrite<std::byte[]>(data.size);
   OwnedBuffer copy{memory.get(), data.size, memory};
@@ -120,13 +125,19 @@ void EndpointMailboxImpl::sendToSelf(Tag tag, const OwnedBuffer& data, const OnS
   if (done) done(error);
 }
 
-// The endpoint keeps `message` until its bytes are written.
+// The endpoint keeps `message` until its bytes may be used again.
 void EndpointMailboxImpl::transmit(int to, const MailHeader& header,
                                    const std::shared_ptr<Outgoing>& message) {
   message->under_way_ = true;
   peers_[static_cast<std::size_t>(to)].under_way.fetch_add(1);
   transport::Message out{encode(header), {}};
-  out.buffers.push_back({message->data_.data, message->data_.size, message});
+  if (message->data_.size <= kCopied) {
+    out.buffers.push_back(copyOf(message->data_));
+    out.until_written = message;
+  } else {
+    out.buffers.push_back({message->data_.data, message->data_.size, message});
+    out.wanted_back = true;
+  }
   if (Error error = endpoint_->send(to, std::move(out))) message->error_ = std::move(error);
 }
 

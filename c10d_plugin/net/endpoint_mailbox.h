@@ -8,6 +8,11 @@
 // tags, and large ones are not copied on the way. Between processes of one host large messages lie
 // in shared memory that the sender gives (transport/shared_arena.h), and the window is larger.
 //
+// As long as a rank lives, a connection to it that breaks is made again and nothing is lost or
+// comes twice (transport/session.h). A message that may have to go again is kept until its receiver
+// has it: a small one as a copy, so that its sender has the memory back when it is written; a large
+// one where it lies, and its receiver says at once that it has it.
+//
 // A rank with which nothing is exchanged costs no connection. A receive that has to wait makes one,
 // since it is by the end of a connection that a death is noticed.
 //
@@ -41,6 +46,9 @@ struct MailboxOptions {
   bool shared_memory = true;
   std::chrono::milliseconds heartbeat_interval{1000};
   std::chrono::milliseconds peer_timeout{5000};
+  // How long a connection that broke may take to be made again; at most peer_timeout. 0: a broken
+  // connection is a lost rank.
+  std::chrono::milliseconds reconnect_timeout{5000};
   // Bytes that a rank keeps for one sender at most, counting 64 for each message; equal on all.
   std::uint64_t eager_bytes = std::uint64_t{8} << 20;
   std::uint64_t eager_bytes_same_host = std::uint64_t{256} << 20;  // they lie in the sender's arena

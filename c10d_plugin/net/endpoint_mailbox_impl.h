@@ -99,6 +99,7 @@ class EndpointMailboxImpl final : public EndpointMailbox, private transport::End
                                 transport::OwnedBuffer& buffer);
   transport::Disposition onAnswer(int from, const MailHeader& header, std::uint64_t size,
                                   transport::OwnedBuffer& buffer);
+  static bool comesAgain(const Peer& peer, std::uint64_t size, transport::OwnedBuffer& buffer);
   void onMessage(std::int32_t from, std::span<const std::byte> header,
                  std::vector<transport::OwnedBuffer> buffers) override;
   void onAnnounce(int from, const MailHeader& header);

@@ -22,6 +22,12 @@ constexpr std::uint64_t kMaxAnnouncements = std::uint64_t{1} << 20;
   throw std::length_error(what + "; it does not keep to this group's limits");
 }
 
+OwnedBuffer memoryFor(std::uint64_t size) {
+  if (size == 0) return {};
+  const std::shared_ptr<std::byte[]> memory = std::make_unique_for_overwrite<std::byte[]>(size);
+  return {memory.get(), size, memory};
+}
+
 }  // namespace
 
 Disposition EndpointMailboxImpl::onHeader(std::int32_t from, std::span<const std::byte> bytes,
@@ -41,9 +47,29 @@ Disposition EndpointMailboxImpl::onHeader(std::int32_t from, std::span<const std
     if (header->kind != MailKind::kAbort) answerAborted(from);
     return Disposition::kDiscard;
   }
+  const Peer& peer = peers_[static_cast<std::size_t>(from)];
+  if (peer.arriving.receive || peer.arriving.mail != nullptr) {
+    const bool same = has_bytes && comesAgain(peer, sizes[0], buffers[0]);
+    return same ? Disposition::kAccept : Disposition::kRefuse;
+  }
   if (header->kind == MailKind::kData) return onData(from, *header, sizes[0], buffers[0]);
   if (header->kind == MailKind::kAnswer) return onAnswer(from, *header, sizes[0], buffers[0]);
   return Disposition::kAccept;
+}
+
+// The connection broke before the message was whole, and here it comes once more: whose it is was
+// decided, only where its bytes go is asked again. False: it is another one.
+bool EndpointMailboxImpl::comesAgain(const Peer& peer, std::uint64_t size, OwnedBuffer& buffer) {
+  const Arriving& before = peer.arriving;
+  const bool placed = buffer.data != nullptr;  // in shared memory
+  if (before.receive) {
+    if (before.receive->into.size != size) return false;
+    if (!placed) buffer = before.receive->into;
+    return true;
+  }
+  if (before.mail == nullptr || before.mail->size != size) return false;
+  if (!placed) buffer = memoryFor(size);
+  return true;
 }
 
 Disposition EndpointMailboxImpl::onData(int from, const MailHeader& header, std::uint64_t size,
@@ -74,10 +100,7 @@ Disposition EndpointMailboxImpl::onData(int from, const MailHeader& header, std:
   mail->tag = header.tag;
   mail->label = header.label;
   mail->size = size;
-  if (!placed && size > 0) {
-    const std::shared_ptr<std::byte[]> memory = std::make_unique_for_overwrite<std::byte[]>(size);
-    buffer = {memory.get(), size, memory};
-  }
+  if (!placed) buffer = memoryFor(size);
   peer.kept += cost;
   peer.arriving.mail = mail;
   room_.keep(std::move(mail));

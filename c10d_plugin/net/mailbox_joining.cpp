@@ -86,9 +86,7 @@ Error EndpointMailboxImpl::open(KeyValue& store, Deadline deadline) {
   endpoint.unix_socket = options.unix_socket;
   endpoint.heartbeat_interval = options.heartbeat_interval;
   endpoint.peer_timeout = options.peer_timeout;
-  // No sessions: they keep each buffer until it is acknowledged, and a collective ends when its
-  // buffers may be used again. A broken connection is a lost rank.
-  endpoint.reconnect_timeout = std::chrono::milliseconds(0);
+  endpoint.reconnect_timeout = options.reconnect_timeout;
   endpoint.arena.enabled = options.shared_memory;
   // What may be queued is bounded by the windows and by what the callers keep anyway.
   endpoint.limits.max_queued_bytes = std::size_t{1} << 40;

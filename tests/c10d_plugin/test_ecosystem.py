@@ -255,12 +255,30 @@ def test_distributed_sampler(ranks):
     ranks.all(samplers)
 
 
-def test_detail_debugging_names_the_mismatch():
+def mismatched_tensors(what: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    odd = dist.get_rank() == 1
+    if what == "shape":
+        dist.all_reduce(torch.ones(3 if odd else 2))
+    else:
+        dist.all_reduce(torch.ones(2, dtype=torch.int32 if odd else torch.float32))
+
+
+@pytest.mark.parametrize("what", ["operation", "shape", "type"])
+def test_detail_debugging_names_the_mismatch(what):
     from test_failures import mismatched_call
 
+    told = {"operation": ("BROADCAST",), "shape": ("[2]", "[3]"), "type": ("Float", "Int")}[what]
     with Ranks(2, {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}) as ranks:
-        for error in ranks.all_fail(mismatched_call):
-            assert "mismatch" in error.message and "BROADCAST" in error.message, error.message
+        if what == "operation":
+            errors = ranks.all_fail(mismatched_call)
+        else:
+            errors = ranks.all_fail(mismatched_tensors, what)
+        text = "".join(error.message for error in errors)
+        assert all("mismatch" in error.message for error in errors), text
+        assert all(word in text for word in told), text
 
 
 ELASTIC = """

@@ -86,12 +86,19 @@ def address(host: int) -> str:
 @pytest.fixture
 def hosts() -> Iterator[list[str]]:
     names = [f"weft{os.getpid() % 100000}p{host}" for host in range(2)]
-    made = []
+    # Takes them away when this process lets go of the pipe, be it by being killed.
+    removal = "; ".join(f"ip netns del {name}" for name in names)
+    keeper = subprocess.Popen(
+        ["sh", "-c", f"cat >/dev/null; {removal}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     try:
         try:
             for name in names:
                 run(f"ip netns add {name}")
-                made.append(name)
             run(f"ip -n {names[0]} link add uplink type veth peer name uplink netns {names[1]}")
             for host, name in enumerate(names):
                 run(f"ip -n {name} addr add {address(host)}/24 dev uplink")
@@ -101,8 +108,7 @@ def hosts() -> Iterator[list[str]]:
             pytest.skip(f"this machine permits no network namespaces here: {error}")
         yield names
     finally:
-        for name in made:
-            run(f"ip netns del {name}")
+        keeper.communicate(timeout=20)
 
 
 def start(hosts: list[str], body: str) -> list[subprocess.Popen]:

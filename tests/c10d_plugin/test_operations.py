@@ -460,6 +460,26 @@ def groups_in_groups() -> None:
             dist.destroy_process_group(group)
 
 
+def groups_without_some() -> None:
+    import pytest as pt
+    import torch
+    import torch.distributed as dist
+
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    assert backend.supports_shrinking
+    if rank == last:
+        with pt.raises(RuntimeError, match="is excluded"):
+            backend.shrink([last], 0, None)
+        return
+    smaller = backend.shrink([last], 0, None)
+    assert (smaller.rank(), smaller.size()) == (rank, last)
+    tensor = torch.ones(2)
+    smaller.allreduce([tensor]).wait()
+    assert tensor.eq(last).all()
+    smaller.shutdown()
+
+
 def sequence_numbers() -> int:
     import torch
     import torch.distributed as dist
@@ -512,6 +532,7 @@ def profiled_operations() -> list[str]:
         messages_between_ranks,
         object_collectives,
         groups_in_groups,
+        groups_without_some,
         barriers,
     ],
 )

@@ -185,6 +185,92 @@ TEST_F(OutboxTest, OwnersAreKeptUntilAcknowledgedAndNoLonger) {
 }
 
 // An owner may do anything when it is let go, also send: no lock is held then.
+// A message with one buffer: who holds it, and who only waits for it to be written.
+struct Holders {
+  std::shared_ptr<int> owner = std::make_shared<int>(), writer = std::make_shared<int>();
+  std::weak_ptr<int> kept = owner, unwritten = writer;
+  std::byte bytes[8] = {};
+
+  OutFrame frame(bool wanted_back) {
+    Message message = textMessage("held");
+    message.buffers.push_back({bytes, sizeof bytes, std::move(owner)});
+    message.until_written = std::move(writer);
+    message.wanted_back = wanted_back;
+    return std::move(OutFrame::message(std::move(message), {})).value();
+  }
+};
+
+bool asksForAnAck(const ScriptedStream& stream) {
+  return loadLittle<std::uint16_t>(reinterpret_cast<const std::byte*>(stream.written.data()) + 6) ==
+         FrameHead::kAckNow;
+}
+
+TEST_F(OutboxTest, WhatOnlyWaitsForTheWritingGoesThen) {
+  for (const bool by_caller : {true, false}) {
+    Outbox box{limits, "worker 'x' (rank 1)", [] {}};
+    Holders held;
+    if (by_caller) box.attach(stream);
+    expectOk(box.send(held.frame(false), {}));
+    EXPECT_EQ(held.unwritten.expired(), by_caller);
+    if (!by_caller) {
+      box.attach(stream);
+      EXPECT_EQ(box.flush(broken), Outbox::Flushed::kDrained);
+    }
+    EXPECT_TRUE(held.unwritten.expired());
+    EXPECT_FALSE(held.kept.expired());
+  }
+}
+
+TEST_F(OutboxTest, ASenderThatWaitsForItsBuffersAsksAndHasThemWithTheAck) {
+  outbox.attach(stream);
+  Holders held;
+  expectOk(outbox.send(held.frame(true), {}));
+  EXPECT_TRUE(asksForAnAck(*stream));
+  EXPECT_FALSE(held.kept.expired());
+  EXPECT_TRUE(outbox.acked(1));
+  EXPECT_TRUE(held.kept.expired());  // not at the next message, nor on the tick
+}
+
+TEST_F(OutboxTest, AnAckThatComesBeforeItsWriterIsBackCounts) {
+  outbox.attach(stream);
+  Holders held;
+  bool asked = false;
+  stream->during_write = [&] {
+    if (std::exchange(asked, true)) return;
+    EXPECT_TRUE(outbox.acked(1));  // the peer was quicker than this thread
+  };
+  expectOk(outbox.send(held.frame(true), {}));
+  EXPECT_TRUE(held.kept.expired());
+  EXPECT_TRUE(held.unwritten.expired());
+  EXPECT_EQ(outbox.stats().unacked_bytes, 0U);
+}
+
+TEST_F(OutboxTest, WhatIsWantedBackGoesAgainWhenItsStreamBreaks) {
+  outbox.attach(stream);
+  Holders held;
+  expectOk(outbox.send(held.frame(true), {}));
+  EXPECT_TRUE(held.unwritten.expired());
+  outbox.detach();
+  EXPECT_FALSE(held.kept.expired());
+  const auto next = std::make_shared<ScriptedStream>();
+  outbox.attach(next, 0);
+  EXPECT_EQ(outbox.flush(broken), Outbox::Flushed::kDrained);
+  EXPECT_FALSE(next->written.empty());
+  EXPECT_TRUE(asksForAnAck(*next));
+  EXPECT_TRUE(outbox.acked(1));
+  EXPECT_TRUE(held.kept.expired());
+}
+
+TEST_F(OutboxTest, WhatIsWantedBackAndHadArrivedIsLetGoByTheNextStream) {
+  outbox.attach(stream);
+  Holders held;
+  expectOk(outbox.send(held.frame(true), {}));
+  outbox.detach();
+  outbox.attach(std::make_shared<ScriptedStream>(), 1);
+  EXPECT_EQ(outbox.flush(broken), Outbox::Flushed::kDrained);
+  EXPECT_TRUE(held.kept.expired());
+}
+
 TEST_F(OutboxTest, AnOwnerMaySendWhenItIsLetGo) {
   Message message;
   message.buffers.push_back({nullptr, 0, std::shared_ptr<void>(nullptr, [&](void*) {

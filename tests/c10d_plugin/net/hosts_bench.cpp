@@ -3,8 +3,8 @@
 //
 //   hosts_bench [ranks per host] [largest size in bytes] [seconds per point]
 //
-// Columns: gloo (Debian's libgloo over its TCP transport), messages and gloo-on-weft without a
-// hierarchy, and both with one.
+// Columns: gloo (Debian's libgloo over its TCP transport); messages without sessions, to see what
+// those cost; messages and gloo-on-weft without a hierarchy, and both with one.
 #include <gloo/allreduce.h>
 #include <gloo/barrier.h>
 #include <gloo/broadcast.h>
@@ -179,6 +179,13 @@ void runRank(int rank, const Plan& plan, const Namespaces& net, KeyValue& store,
   const std::shared_ptr<EndpointMailbox> box =
       joinAs(rank, size, store,
              [&](MailboxOptions& options) { options.listen_address = Namespaces::address(host); });
+  FolderKeyValue bare_store(folder / "bare");
+  const std::shared_ptr<EndpointMailbox> bare_box =
+      joinAs(rank, size, bare_store, [&](MailboxOptions& options) {
+        options.listen_address = Namespaces::address(host);
+        options.reconnect_timeout = std::chrono::milliseconds(0);
+      });
+  MessageCollectives bare(bare_box, all, 12);
   const HostLayout layout = HostLayout::of(box->hosts(), rank);
   const auto gloo_on_weft = need(makeGlooCollectives(box, all, 10));
   MessageCollectives messages(box, all, 11);
@@ -203,8 +210,9 @@ void runRank(int rank, const Plan& plan, const Namespaces& net, KeyValue& store,
   };
   const auto by_messages = hierarchy(20, false);
   const auto by_gloo = hierarchy(30, true);
-  std::vector<std::uint64_t> sequences(4);
-  std::vector<Way> ways{glooTcp(context), wayOf("messages", messages, sequences[0]),
+  std::vector<std::uint64_t> sequences(5);
+  std::vector<Way> ways{glooTcp(context), wayOf("no sessions", bare, sequences[4]),
+                        wayOf("messages", messages, sequences[0]),
                         wayOf("gloo on weft", *gloo_on_weft, sequences[1])};
   if (plan.ranks_per_host > 1) {
     ways.push_back(wayOf("hierarchy messages", *by_messages, sequences[2]));

@@ -1,11 +1,13 @@
 // Several hosts on one machine: network namespaces on a switch, with cables that can be pulled.
-// Needs root and the `ip` command.
+// Needs root and the `ip` command. They go with this object, and also when the test is killed: a
+// process of its own takes them away as soon as nobody of the test holds its pipe.
 #pragma once
 
 #include <fcntl.h>
 #include <sched.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
@@ -14,11 +16,21 @@ namespace weft::collectives {
 
 class Namespaces {
  public:
-  explicit Namespaces(int hosts) : hosts_(hosts) { problem_ = build(); }
-  ~Namespaces() {
+  explicit Namespaces(int hosts) : hosts_(hosts) {
+    if (::geteuid() != 0) {
+      problem_ = "network namespaces need root";
+      return;
+    }
+    std::string removal = "ip netns del " + hub();
     for (int host = 0; host < hosts_; ++host)
-      run("ip netns del " + name(host));
-    run("ip netns del " + hub());
+      removal += "; ip netns del " + name(host);
+    // A session of its own: what ends the test's processes as a group does not end it.
+    const std::string keeper = "exec setsid sh -c 'cat; " + removal + "' >/dev/null 2>&1";
+    keeper_ = ::popen(keeper.c_str(), "we");  // NOLINT(cert-env33-c): no input of others
+    problem_ = keeper_ == nullptr ? "this machine has no shell" : build();
+  }
+  ~Namespaces() {
+    if (keeper_ != nullptr) ::pclose(keeper_);  // waits until they are gone
   }
   Namespaces(const Namespaces&) = delete;
   Namespaces& operator=(const Namespaces&) = delete;
@@ -47,7 +59,6 @@ class Namespaces {
   }
 
   std::string build() {
-    if (::geteuid() != 0) return "network namespaces need root";
     if (!run("ip netns add " + hub()))
       return "this machine permits no network namespaces (or has no `ip` command)";
     if (!run("ip -n " + hub() + " link add switch type bridge") ||
@@ -68,6 +79,7 @@ class Namespaces {
 
   const int hosts_;
   const std::string tag_ = "weft" + std::to_string(::getpid() % 100000);
+  std::FILE* keeper_ = nullptr;
   std::string problem_;
 };
 

@@ -2,6 +2,14 @@
 // shared memory inside them.
 #include "tests/c10d_plugin/net/namespaces.h"
 
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <random>
+
 #include "c10d_plugin/net/gloo_loader.h"
 #include "c10d_plugin/net/make_between_hosts.h"
 #include "c10d_plugin/shm/shm_collectives.h"
@@ -37,14 +45,15 @@ class Hosts {
     return host;
   }
 
-  Group join(int rank, KeyValue& store, bool gloo) const {
+  Group join(int rank, KeyValue& store, bool gloo,
+             milliseconds peer_timeout = milliseconds(1500)) const {
     namespaces_.enter(hostOf(rank));
     setGlooLibrary(gloo ? "c10d_plugin/net/gloo/libweft_gloo.so" : "there-is-none.so");
     Group group;
     group.mailbox = joinAs(rank, size_, store, [&](MailboxOptions& options) {
       options.listen_address = Namespaces::address(hostOf(rank));
       options.heartbeat_interval = milliseconds(200);
-      options.peer_timeout = milliseconds(1500);
+      options.peer_timeout = peer_timeout;
     });
     const auto shared = [](KeyValue& own, int local, int count) {
       return ShmCollectives::join({}, own, local, count, soon());
@@ -111,6 +120,70 @@ TEST(Namespaces, AreHostsOfTheirOwn) {
         << group.made.path;
     meet(store, rank, 4, "end");
   });
+}
+
+// Resets this process's TCP connections, as a router between the hosts might: what is on its way is
+// lost on both sides.
+int resetConnections() {
+  int reset = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int fd = std::stoi(entry.path().filename().string());
+    sockaddr_storage peer{};
+    socklen_t size = sizeof peer;
+    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) != 0) continue;
+    if (peer.ss_family != AF_INET) continue;
+    sockaddr nobody{};
+    nobody.sa_family = AF_UNSPEC;
+    // Past the sanitizers, for whom a socket is its owner's.
+    reset += ::syscall(SYS_connect, fd, &nobody, sizeof nobody) == 0 ? 1 : 0;
+  }
+  return reset;
+}
+
+// 1,000 all_reduces of many sizes while connections are reset: nothing is lost, nothing comes
+// twice.
+TEST(Namespaces, ResetConnectionsLoseNothing) {
+  for (const bool gloo : {true, false}) {
+    const Hosts hosts({1, 1});
+    if (!hosts.problem().empty()) GTEST_SKIP() << hosts.problem();
+    runRanks(2, [&](int rank, KeyValue& store) {
+      Group group = hosts.join(rank, store, gloo, kPatience);
+      std::atomic<bool> over{false};
+      std::atomic<int> resets{0};
+      std::thread breaker([&] {
+        std::mt19937 random(static_cast<unsigned>(rank));
+        while (!over.load()) {
+          std::this_thread::sleep_for(milliseconds((kSanitized ? 500 : 30) + random() % 100));
+          resets.fetch_add(resetConnections());
+        }
+      });
+      const std::vector<std::size_t> sizes{1, 1000, 8000, 9000, 100'000, 1'000'000};
+      std::vector<float> values;
+      const int rounds = kSanitized ? 200 : 1000;
+      Error error;
+      int wrong = 0;
+      for (int i = 0; i < rounds && !error; ++i) {
+        values.assign(sizes[static_cast<std::size_t>(i) % sizes.size()],
+                      static_cast<float>(rank * 1000 + i));
+        const Call call{soon(), static_cast<std::uint64_t>(i), Element::kFloat32, Reduction::kSum};
+        error = group.collectives().allReduce(call, std::as_writable_bytes(std::span(values)));
+        const auto sum = static_cast<float>(1000 + 2 * i);
+        wrong += std::count(values.begin(), values.end(), sum) ==
+                         static_cast<std::ptrdiff_t>(values.size())
+                     ? 0
+                     : 1;
+      }
+      over.store(true);
+      breaker.join();
+      EXPECT_FALSE(error) << error.text();
+      EXPECT_EQ(wrong, 0);
+      EXPECT_GT(resets.load(), 3);
+      const auto stats = group.mailbox->stats();
+      ASSERT_EQ(stats.peers.size(), 1U);
+      EXPECT_GT(stats.peers[0].reconnects, 3U);
+      meet(store, rank, 2, "end");
+    });
+  }
 }
 
 // A pulled cable says nothing: it is the missing heartbeats that tell, well before the timeout of

@@ -1,0 +1,99 @@
+// Delegates: a group's other backends, one for each kind of device that is not the CPU: NCCL for
+// CUDA. Each is made when the first tensor on such a device comes, or when the group is told to
+// connect a device, and does everything that concerns those tensors from then on.
+//
+// Who makes them is the creator's business (MakeDelegate): torch's NCCL backend is only where torch
+// was built with it, and Python can ask torch for it, so that libweft.so need not link it.
+//
+// Threads: any thread may call any member; of what the delegates do, they are told as
+// c10d::Backend's own callers would. No lock is held while a delegate is called; while one is made,
+// others who ask for the same device wait.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace weft::process_group {
+
+// What a delegate is made of: the same ranks, a part of the Store of its own.
+struct DelegateSpec {
+  c10::DeviceType device{};
+  c10::intrusive_ptr<c10d::Store> store;
+  int rank = 0;
+  int size = 1;
+  std::chrono::milliseconds timeout{};
+  std::string group_name;
+  std::vector<std::uint64_t> global_ranks;
+};
+
+// Null when there is no backend for that device; throws what goes wrong. May take the GIL.
+using MakeDelegate = std::function<c10::intrusive_ptr<c10d::Backend>(const DelegateSpec&)>;
+
+class Delegates {
+ public:
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+  // `make` may be empty: no device but the CPU is served. `spec` without its device.
+  Delegates(MakeDelegate make, DelegateSpec spec)
+      : make_(std::move(make)), spec_(std::move(spec)) {}
+
+  // Throws c10::Error when there is none for that device, or the group has ended.
+  c10d::Backend& of(c10::DeviceType device);
+  bool any() const {
+    bool found = false;
+    each([&](c10d::Backend&) { found = true; });
+    return found;
+  }
+  // Null when none was made.
+  c10::intrusive_ptr<c10d::Backend> made(c10::DeviceType device) const;
+  // What a delegate made from now on is told, and those that are there.
+  void describe(const std::string& uid, const std::string& description);
+  void setTimeout(std::chrono::milliseconds timeout);
+
+  // Between the two, what is asked of a delegate is coalesced by it. Which ones take part shows
+  // when they are asked. end… returns the Work of each that did.
+  void startCoalescing();
+  std::vector<WorkPtr> endCoalescing();
+
+  std::uint64_t sequenceNumbers() const;  // of all together
+  void setSequenceNumbers();
+  bool failed() const;
+  void abort();
+  void shutdown();
+
+ private:
+  struct Slot {
+    std::once_flag once;
+    c10::intrusive_ptr<c10d::Backend> owner;  // written once, before `backend`
+    std::atomic<c10d::Backend*> backend{nullptr};
+    bool coalescing = false;  // guarded by mutex_
+  };
+
+  void make(c10::DeviceType device, Slot& slot);
+  template <typename Function>
+  void each(Function&& function) const {
+    for (const Slot& slot : slots_) {
+      if (auto* backend = slot.backend.load(std::memory_order_acquire)) function(*backend);
+    }
+  }
+
+  const MakeDelegate make_;
+  std::array<Slot, static_cast<std::size_t>(c10::COMPILE_TIME_MAX_DEVICE_TYPES)> slots_;
+  std::atomic<bool> ended_{false};
+  std::atomic<bool> coalescing_{false};
+  mutable std::mutex mutex_;
+  DelegateSpec spec_;  // guarded by mutex_, as the next two
+  std::string uid_;
+  std::string description_;
+};
+
+}  // namespace weft::process_group

@@ -1,0 +1,149 @@
+// The ranks of a group agree on who takes part, in a Store that remembers other lives of it.
+#include "c10d_plugin/fresh_start.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <set>
+#include <thread>
+
+#include "c10d_plugin/roll_call.h"
+
+namespace weft::collectives {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using transport::Error;
+using transport::ErrorCode;
+using transport::Result;
+
+constexpr std::chrono::seconds kPatience{30};
+
+// What outlives the ranks: torchrun's store, which the workers of the next life find as it was.
+class Memory final : public KeyValue {
+ public:
+  Error set(const std::string& key, const std::string& value) override {
+    const std::lock_guard lock(mutex_);
+    values_[key] = value;
+    ++sets_;
+    came_.notify_all();
+    return Error::ok();
+  }
+  Result<std::string> get(const std::string& key, steady_clock::time_point deadline) override {
+    std::unique_lock lock(mutex_);
+    if (!came_.wait_until(lock, deadline, [&] { return values_.contains(key); }))
+      return Error(ErrorCode::kTimeout, "no " + key);
+    return values_[key];
+  }
+  int sets() {
+    const std::lock_guard lock(mutex_);
+    return sets_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable came_;
+  std::map<std::string, std::string> values_;
+  int sets_ = 0;
+};
+
+// A life of the group: each rank comes `delays[rank]` late.
+std::vector<Result<Life>> live(Memory& store, const std::vector<milliseconds>& delays,
+                               const std::string& about, milliseconds limit = kPatience) {
+  const int size = static_cast<int>(delays.size());
+  std::vector<Result<Life>> lives(delays.size(), Error(ErrorCode::kSystem, "did not run"));
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < size; ++rank) {
+    ranks.emplace_back([&, rank] {
+      const auto mine = static_cast<std::size_t>(rank);
+      std::this_thread::sleep_for(delays[mine]);
+      lives[mine] =
+          agreeOnLife(store, rank, size, about + std::to_string(rank), steady_clock::now() + limit);
+    });
+  }
+  for (std::thread& rank : ranks)
+    rank.join();
+  return lives;
+}
+
+TEST(FreshStart, AllGetOneWordAndWhatEachSaid) {
+  Memory store;
+  const auto lives = live(store, {milliseconds(0), milliseconds(20), milliseconds(5)}, "host ");
+  for (const auto& life : lives) {
+    ASSERT_TRUE(life.ok()) << life.error().text();
+    EXPECT_EQ(life.value().word, lives.front().value().word);
+    EXPECT_EQ(life.value().word.size(), 16U);
+    EXPECT_THAT(life.value().said, ElementsAre("host 0", "host 1", "host 2"));
+  }
+}
+
+TEST(FreshStart, AGroupOfOneNeedsNobody) {
+  Memory store;
+  const auto life = agreeOnLife(store, 0, 1, "", steady_clock::now() + kPatience);
+  ASSERT_TRUE(life.ok());
+  EXPECT_THAT(life.value().said, ElementsAre(""));
+}
+
+// Whoever comes first finds a complete group there, of ranks that are dead.
+TEST(FreshStart, AFormerLifeIsNotBelieved) {
+  Memory store;
+  std::set<std::string> words;
+  for (int number = 0; number < 20; ++number) {
+    const std::string about = "life " + std::to_string(number) + " rank ";
+    // Another rank is the last one each time.
+    std::vector<milliseconds> delays(3, milliseconds(0));
+    delays[static_cast<std::size_t>(number % 3)] = milliseconds(10);
+    const auto lives = live(store, delays, about);
+    for (const auto& life : lives) {
+      ASSERT_TRUE(life.ok()) << life.error().text();
+      EXPECT_EQ(life.value().word, lives.front().value().word);
+      EXPECT_THAT(life.value().said, ElementsAre(about + "0", about + "1", about + "2"));
+    }
+    words.insert(lives.front().value().word);
+  }
+  EXPECT_EQ(words.size(), 20U);
+}
+
+TEST(FreshStart, OneThatIsMissingIsNamedAlthoughItWasThereInAFormerLife) {
+  Memory store;
+  ASSERT_TRUE(live(store, std::vector<milliseconds>(3), "").front().ok());
+  std::vector<Result<Life>> lives(2, Error(ErrorCode::kSystem, "did not run"));
+  std::vector<std::thread> ranks;
+  for (const int rank : {0, 2}) {
+    ranks.emplace_back([&, rank] {
+      lives[static_cast<std::size_t>(rank / 2)] =
+          agreeOnLife(store, rank, 3, "", steady_clock::now() + milliseconds(300));
+    });
+  }
+  for (std::thread& rank : ranks)
+    rank.join();
+  for (const auto& life : lives) {
+    ASSERT_FALSE(life.ok());
+    EXPECT_EQ(life.error().code(), ErrorCode::kTimeout);
+    EXPECT_THAT(life.error().text(), HasSubstr("rank 1"));
+  }
+}
+
+TEST(FreshStart, OneThatNeverCameIsNamed) {
+  Memory store;
+  const auto life = agreeOnLife(store, 0, 2, "", steady_clock::now() + milliseconds(50));
+  ASSERT_FALSE(life.ok());
+  EXPECT_EQ(life.error().code(), ErrorCode::kTimeout);
+  EXPECT_THAT(life.error().text(), HasSubstr("rank 1"));
+}
+
+// What it costs when all come at once: two words from each rank.
+TEST(FreshStart, ANewStoreTakesTwoWordsOfEachRank) {
+  Memory store;
+  ASSERT_TRUE(agreeOnLife(store, 0, 1, "", steady_clock::now() + kPatience).ok());
+  EXPECT_EQ(store.sets(), 2);
+}
+
+}  // namespace
+}  // namespace weft::collectives
