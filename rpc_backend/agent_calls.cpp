@@ -29,8 +29,7 @@ constexpr std::size_t kSmallAnswer = std::size_t{64} << 10;
 // RRef.to_here(): the thread that called it waits for this very future, which nobody else sees, and
 // deserialises the answer itself. So nothing of the user's hangs on it.
 bool waitsInTorch(MessageType type) {
-  return type == MessageType::SCRIPT_RREF_FETCH_CALL ||
-         type == MessageType::PYTHON_RREF_FETCH_CALL;
+  return type == MessageType::SCRIPT_RREF_FETCH_CALL || type == MessageType::PYTHON_RREF_FETCH_CALL;
 }
 
 // What torch begins a text with that tells the kind of error (makeRPCError).

@@ -5,9 +5,10 @@
 // future, and that wakes the caller, which takes the GIL once more: a wake-up and a
 // change of the GIL's owner more for each call, and one completer for all threads that call.
 //
-// The seat is its thread's own: it takes it, sends its call (the last one sent before wait() counts,
-// because pickling the arguments may send others first), and waits. A call that ends another way
-// (a timeout, a lost peer, shutdown) comes to the seat too, so the wait has the call's own bounds.
+// The seat is its thread's own: it takes it, sends its call (the last one sent before wait()
+// counts, because pickling the arguments may send others first), and waits. A call that ends
+// another way (a timeout, a lost peer, shutdown) comes to the seat too, so the wait has the call's
+// own bounds.
 #pragma once
 
 #include <atomic>
@@ -40,8 +41,8 @@ class WEFT_API AnswerSeat {
     std::uint64_t ticket_ = 0;
   };
 
-  // This thread will wait for its next call. Nothing happens on a thread with a state of torch's own
-  // (inference mode, a dispatch mode): the answer must not be read under it.
+  // This thread will wait for its next call. Nothing happens on a thread with a state of torch's
+  // own (inference mode, a dispatch mode): the answer must not be read under it.
   static void take();
   // For the call that this thread is about to send. `displaced`: what came already for an earlier
   // one sent since take(), to be completed by another thread.

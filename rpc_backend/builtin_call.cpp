@@ -116,9 +116,8 @@ bool stillRegistered(const std::shared_ptr<Operator>& op) {
 c10::intrusive_ptr<Message> serveBuiltin(const Message& request) {
   if (!looksBuiltin(request) || profiled()) return nullptr;
   try {
-    const at::IValue value = torch::jit::unpickle(request.payload().data(),
-                                                  request.payload().size(), nullptr,
-                                                  request.tensors());
+    const at::IValue value = torch::jit::unpickle(
+        request.payload().data(), request.payload().size(), nullptr, request.tensors());
     if (!value.isTuple()) return nullptr;
     std::vector<at::IValue> values = value.toTupleRef().elements().vec();
     if (values.size() < 2 || !values.back().isString()) return nullptr;

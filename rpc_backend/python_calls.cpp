@@ -77,17 +77,17 @@ bool fits(const Operator& op, const py::tuple& args, const py::kwargs& kwargs, S
 }
 
 // torch's choice: the first overload that takes the arguments. torch tries them one by one, and
-// each that does not fit throws an error with its schema in words, 10 us of a call; so the choice is
-// kept. Null: torch should look.
+// each that does not fit throws an error with its schema in words, 10 us of a call; so the choice
+// is kept. Null: torch should look.
 std::shared_ptr<Operator> choose(const std::string& name, const py::tuple& args,
                                  const py::kwargs& kwargs, Stack& stack) {
   constexpr std::size_t kMostKept = 1024;
   static auto& kept = *new std::unordered_map<std::string, std::shared_ptr<Operator>>;  // the GIL
   const auto key = describe(name, args, kwargs);
   if (!key) return nullptr;
-  if (const auto found = kept.find(*key);
-      found != kept.end() && weft::rpc::stillRegistered(found->second) &&
-      fits(*found->second, args, kwargs, stack)) {
+  if (const auto found = kept.find(*key); found != kept.end() &&
+                                          weft::rpc::stillRegistered(found->second) &&
+                                          fits(*found->second, args, kwargs, stack)) {
     return found->second;
   }
   const auto symbol = at::Symbol::fromQualString(name);
@@ -140,9 +140,10 @@ std::pair<bool, py::object> callBuiltin(const WorkerInfo& to, const std::string&
 
 void weft::rpc::bindCalls(py::module_& module) {
   module.def("_weft_is_current", &weftIsCurrent, "The current RPC agent is Weft's.");
-  module.def("_call_builtin", &callBuiltin, py::arg("to"), py::arg("name"), py::arg("timeout"),
-             py::arg("args"), py::arg("kwargs"),
-             "rpc_sync of a built-in operator: (True, result); (False, None) when torch should do it.");
+  module.def(
+      "_call_builtin", &callBuiltin, py::arg("to"), py::arg("name"), py::arg("timeout"),
+      py::arg("args"), py::arg("kwargs"),
+      "rpc_sync of a built-in operator: (True, result); (False, None) when torch should do it.");
   module.def("_take_seat", &AnswerSeat::take, "This thread will wait for its next call.");
   module.def("_wait_in_seat", &AnswerSeat::wait, py::call_guard<py::gil_scoped_release>(),
              "Waits for that call and completes its future.");

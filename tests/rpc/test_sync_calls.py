@@ -97,7 +97,7 @@ def failing(how: str):
     call = {"sync": rpc.rpc_sync, "async": lambda *a, **k: rpc.rpc_async(*a, **k).wait()}[how]
     texts = []
     for args in ((torch.ones(2), torch.ones(3)), (torch.ones(2), object()), ()):
-        with pytest.raises(Exception) as caught:  # noqa: PT011  the kinds are compared
+        with pytest.raises(Exception) as caught:
             call(peer(), torch.add, args=args)
         texts.append((caught.type.__name__, str(caught.value).split("0x")[0].splitlines()[0]))
     with pytest.raises(ValueError, match="to worker"):
@@ -185,7 +185,9 @@ def from_threads(count: int) -> int:
     def client(number: int) -> None:
         for i in range(200):
             value = number * 1000 + i
-            right.append(rpc.rpc_sync(peer(), torch.add, args=(torch.zeros(1), value)).item() == value)
+            right.append(
+                rpc.rpc_sync(peer(), torch.add, args=(torch.zeros(1), value)).item() == value
+            )
             right.append(rpc.rpc_sync(peer(), echo, args=(value,)) == value)
 
     threads = [threading.Thread(target=client, args=(number,)) for number in range(count)]
@@ -230,4 +232,3 @@ def test_a_waiting_thread_hears_of_a_lost_peer():
         members[0].start(lose_the_peer)
         members[2].kill()
         assert "worker2" in members[0].result()
-
