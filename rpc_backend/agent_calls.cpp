@@ -23,6 +23,15 @@ namespace {
 // Deadlines closer together than this are looked at together.
 constexpr milliseconds kTimerGrain{2};
 
+// Answers that the loop thread may complete: assembling them takes no longer than waking another.
+constexpr std::size_t kSmallAnswer = std::size_t{64} << 10;
+
+// RRef.to_here(): the thread that called it waits for this very future, which nobody else sees, and
+// deserialises the answer itself. So nothing of the user's hangs on it.
+bool waitsInTorch(MessageType type) {
+  return type == MessageType::SCRIPT_RREF_FETCH_CALL || type == MessageType::PYTHON_RREF_FETCH_CALL;
+}
+
 // What torch begins a text with that tells the kind of error (makeRPCError).
 constexpr const char* kErrorPrefix = "RPCErr:";
 
@@ -67,6 +76,9 @@ c10::intrusive_ptr<WeftAgent::JitFuture> WeftAgent::startCall(worker_id_t to, st
   call.type = type;
   call.timeout = timeout;
   call.started = Clock::now();
+  Completion displaced;
+  call.seat = AnswerSeat::claim(displaced);
+  if (displaced) completers_.run(std::move(displaced));
   const auto deadline = call.deadline();
   auto future = call.future;
   metrics_.client_calls.increment();
@@ -174,7 +186,7 @@ void WeftAgent::finishCall(const std::function<void()>& complete) {
 
 void WeftAgent::failCall(PendingCall call, const std::string& text) {
   metrics_.calls_failed.fetch_add(1, std::memory_order_relaxed);
-  const auto fail = [self = shared_from_this(), peer = call.peer, type = call.type,
+  Completion fail = [self = shared_from_this(), peer = call.peer, type = call.type,
                      future = call.future, text] {
     const bool lost = self->lossOf(peer).has_value();
     self->finishCall([&] {
@@ -189,7 +201,11 @@ void WeftAgent::failCall(PendingCall call, const std::string& text) {
     if (lost) self->cleanUpAfter(peer);
   };
   // Callbacks are user code: never on the loop thread, nor inside the caller's send().
-  if (!completers_.run(fail)) fail();
+  if (!complete(call, fail)) fail();
+}
+
+bool WeftAgent::complete(const PendingCall& call, Completion completion) {
+  return call.seat.give(completion) || completers_.run(std::move(completion));
 }
 
 void WeftAgent::armTimer(Clock::time_point deadline) {
@@ -223,8 +239,8 @@ void WeftAgent::onResponse(worker_id_t from, const std::shared_ptr<IncomingMessa
   auto call = pending_.take(in->callId(), from);
   if (!call) return;  // it timed out in the meantime
   metrics_.round_trip.add(Clock::now() - call->started);
-  const auto complete = [self = shared_from_this(), in, from, future = call->future,
-                         asked = call->type] {
+  Completion completion = [self = shared_from_this(), in, from, future = call->future,
+                           asked = call->type] {
     self->finishCall([&] {
       try {
         const auto streams = streamsFromPool(self->devices_);
@@ -249,7 +265,12 @@ void WeftAgent::onResponse(worker_id_t from, const std::shared_ptr<IncomingMessa
       }
     });
   };
-  completers_.run(complete);
+  if (waitsInTorch(static_cast<MessageType>(call->type)) && devices_.empty() &&
+      in->bytes() <= kSmallAnswer) {
+    completion();
+  } else {
+    complete(*call, std::move(completion));
+  }
 }
 
 c10::intrusive_ptr<WeftAgent::JitFuture> WeftAgent::sendControl(worker_id_t to, std::uint16_t type,
@@ -271,10 +292,9 @@ void WeftAgent::onControlAck(worker_id_t from, const IncomingMessage& in) {
     failCall(std::move(*call), text);
     return;
   }
-  const auto complete = [self = shared_from_this(), future = call->future] {
+  complete(*call, [self = shared_from_this(), future = call->future] {
     self->finishCall([&] { future->markCompleted(c10::IValue()); });
-  };
-  completers_.run(complete);
+  });
 }
 
 }  // namespace weft::rpc

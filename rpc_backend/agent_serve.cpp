@@ -3,6 +3,7 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/util/Exception.h>
 
+#include "rpc_backend/builtin_call.h"
 #include "rpc_backend/control.h"
 #include "rpc_backend/log.h"
 #include "rpc_backend/weft_agent.h"
@@ -10,6 +11,7 @@
 namespace weft::rpc {
 
 using torch::distributed::rpc::createExceptionResponse;
+using torch::distributed::rpc::Message;
 using torch::distributed::rpc::MessageType;
 
 namespace {
@@ -27,6 +29,14 @@ class ProfilerCallbacksGuard {
  private:
   const at::RecordFunctionTLS saved_;
 };
+
+c10::intrusive_ptr<WeftAgent::JitFuture> completed(const c10::intrusive_ptr<Message>& message) {
+  auto future = c10::make_intrusive<WeftAgent::JitFuture>(at::AnyClassType::get());
+  auto storages = message->getStorages();
+  future->markCompleted(message, std::move(storages));
+  return future;
+}
+
 }  // namespace
 
 bool WeftAgent::runRequest(std::function<void()> task) {
@@ -77,7 +87,8 @@ void WeftAgent::serve(worker_id_t from, std::uint64_t id, RRefLedger::Seen seen,
     const c10::intrusive_ptr<Message> request = take();
     std::optional<ProfilerCallbacksGuard> profiler;
     if (request->type() == MessageType::RUN_WITH_PROFILING_REQ) profiler.emplace();
-    result = cb_->operator()(*request, streams);
+    const c10::intrusive_ptr<Message> answer = serveBuiltin(*request);
+    result = answer != nullptr ? completed(answer) : cb_->operator()(*request, streams);
   } catch (...) {
     result = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
     result->setError(std::current_exception());
@@ -148,7 +159,7 @@ void WeftAgent::completeSelf(std::uint64_t id, const c10::intrusive_ptr<Message>
   auto call = pending_.take(id, config_.rank);
   if (!call) return;
   metrics_.round_trip.add(Clock::now() - call->started);
-  completers_.run([self = shared_from_this(), future = call->future, message] {
+  complete(*call, [self = shared_from_this(), future = call->future, message] {
     self->finishCall([&] {
       if (message->type() == MessageType::EXCEPTION) {
         const auto& text = message->payload();

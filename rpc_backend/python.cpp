@@ -188,5 +188,6 @@ void weft::rpc::bind(py::module_& module) {
   py::module_::import("torch._C._distributed_rpc");
   bindOptions(module);
   bindAgent(module);
+  bindCalls(module);
   bindEnvironment(module);
 }

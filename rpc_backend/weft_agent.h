@@ -129,6 +129,8 @@ class WEFT_API WeftAgent : public torch::distributed::rpc::RpcAgent,
                 const DeviceMap& device_map, const RRefLedger::Carried& carried);
   void failCall(PendingCall call, const std::string& text);
   void finishCall(const std::function<void()>& complete);
+  // On the thread that waits for the call, else on a completer. False: neither is there any more.
+  bool complete(const PendingCall& call, Completion completion);
   void armTimer(Clock::time_point deadline);
   void expireCalls();
   void onResponse(worker_id_t from, const std::shared_ptr<IncomingMessage>& in);

@@ -28,6 +28,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--ranks", type=int, help="only this: so many workers on one host")
     parser.add_argument(
+        "--crowd", type=int, help="only this: so many workers that all call each other"
+    )
+    parser.add_argument(
         "--only", nargs="*", choices=[*METRICS, CPP], help="all but this left out; cpp: C++ to C++"
     )
     parser.add_argument(
@@ -52,6 +55,12 @@ def main() -> None:
         from bench.rpc import ranks
 
         print(ranks.table((arguments.ours, arguments.theirs), arguments.ranks))
+        return
+    if arguments.crowd:
+        from bench.rpc import crowd
+
+        sides = (arguments.ours, arguments.theirs)
+        print(crowd.table(sides, arguments.crowd, arguments.rounds))
         return
     with namespaces.TwoHosts() if arguments.two_hosts else contextlib.nullcontext() as hosts:
         _compare(arguments, hosts)

@@ -4,13 +4,13 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
+import contextlib
 import os
 import signal
 import socket
-import sys
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import torch
 import torch.distributed.rpc as rpc
@@ -39,12 +39,17 @@ def init_options(backend: str) -> rpc.RpcBackendOptions:
     return weft.RpcBackendOptions(rpc_timeout=120, peer_timeout=PATIENCE)
 
 
-def _load_weft_from(folder: str) -> None:
-    spec = importlib.machinery.PathFinder.find_spec("weft", [folder])
-    if spec is None or spec.loader is None:
-        raise ModuleNotFoundError(f"there is no build of Weft in {folder}")
-    sys.modules["weft"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules["weft"])
+@contextlib.contextmanager
+def _interpreters_with(folder: str) -> Iterator[None]:
+    """Interpreters started within find Weft in ``folder``, from their start: torch imports it."""
+    before = os.environ.get("PYTHONPATH")
+    if folder:
+        os.environ["PYTHONPATH"] = folder
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
 
 
 def _work(
@@ -57,13 +62,13 @@ def _work(
         master = hosts.addresses[0]
         os.environ.update(TP_SOCKET_IFNAME=namespaces.CABLE, GLOO_SOCKET_IFNAME=namespaces.CABLE)
     backend, _, folder = side.partition(BUILD_MARK)
-    if folder:
-        _load_weft_from(folder)
     os.environ.update(MASTER_ADDR=master, MASTER_PORT=str(port))
     if backend == "WEFT_TCP":
         os.environ["WEFT_UNIX_SOCKET"] = "0"
-    import weft  # noqa: F401  registers the backend
+    import weft  # registers the backend
 
+    if folder and not Path(weft.__file__).is_relative_to(Path(folder).resolve()):
+        raise RuntimeError(f"{side} would measure the Weft of {weft.__file__}")
     rpc.init_rpc(
         "caller" if rank == 0 else metrics.PEER,
         backend=rpc.BackendType[backend.split("_")[0]],
@@ -98,7 +103,8 @@ class Pair:
             process = context.Process(
                 target=_work, args=(rank, backend, port, theirs, hosts), daemon=True
             )
-            process.start()
+            with _interpreters_with(backend.partition(BUILD_MARK)[2]):
+                process.start()
             self._processes.append(process)
             self._controls.append(ours)
         for control in self._controls:

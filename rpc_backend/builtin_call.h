@@ -1,0 +1,35 @@
+// Calls of built-in operators (torch.add and its like), without writing and parsing the operator's
+// schema anew for each.
+//
+// torch sends such a call as the arguments, the schema as text and the name, pickled (ScriptCall).
+// The sender writes the text each time, the receiver parses it and then writes that of each
+// overload to find the one that is meant. Here both keep what they found. What goes over the
+// wire is torch's own, to the byte, so either end may be without this.
+//
+// Any thread.
+#pragma once
+
+#include <ATen/core/stack.h>
+#include <torch/csrc/distributed/rpc/message.h>
+#include <torch/csrc/jit/runtime/operator.h>
+
+#include <memory>
+
+#include "rpc_backend/api.h"
+
+namespace weft::rpc {
+
+// The request for `op` on `arguments`, as ScriptCall::toMessage makes it. Throws c10::Error for an
+// operator that is not aten's.
+WEFT_API c10::intrusive_ptr<torch::distributed::rpc::Message> encodeBuiltin(
+    const std::shared_ptr<torch::jit::Operator>& op, const torch::jit::Stack& arguments);
+
+// True while `op` is registered: an operator that a program defined may be taken away again.
+WEFT_API bool stillRegistered(const std::shared_ptr<torch::jit::Operator>& op);
+
+// Runs a SCRIPT_CALL that names a built-in operator and returns its answer. Null for any other
+// request and for one that fails: torch serves it, and words the failure.
+WEFT_API c10::intrusive_ptr<torch::distributed::rpc::Message> serveBuiltin(
+    const torch::distributed::rpc::Message& request);
+
+}  // namespace weft::rpc

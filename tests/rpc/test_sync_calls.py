@@ -1,0 +1,234 @@
+"""Calls that are waited for at once: whoever waits completes them; built-in operators' overloads."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from workers import Group
+
+
+@pytest.fixture(scope="module")
+def group():
+    with Group(3, rpc_timeout=30) as members:
+        yield members
+        members.shutdown()
+
+
+def peer() -> str:
+    import torch.distributed.rpc as rpc
+
+    ranks = sorted(info.id for info in rpc.api._get_current_rpc_agent().get_worker_infos())
+    me = rpc.get_worker_info().id
+    return _name_of(ranks[(me + 1) % len(ranks)])
+
+
+def _name_of(rank: int) -> str:
+    import torch.distributed.rpc as rpc
+
+    infos = rpc.api._get_current_rpc_agent().get_worker_infos()
+    return next(info.name for info in infos if info.id == rank)
+
+
+def arguments():
+    import torch
+
+    a, scalar = torch.arange(6.0).reshape(2, 3), torch.tensor(2.5)
+    leaf = torch.ones(3, requires_grad=True)
+    return [
+        (torch.add, (a, 1), {}),
+        (torch.add, (a, 1.5), {}),
+        (torch.add, (a, True), {}),
+        (torch.add, (a, a), {}),
+        (torch.add, (a, scalar), {}),
+        (torch.add, (scalar, a), {}),
+        (torch.add, (scalar, scalar), {}),
+        (torch.add, (a, a), {"alpha": 3}),
+        (torch.add, (a.long(), 2**62), {}),
+        (torch.add, (leaf, 1), {}),
+        (torch.mul, (a, 2), {}),
+        (torch.neg, (a,), {}),
+        (torch.sum, (a,), {}),
+        (torch.sum, (a, 1), {}),
+        (torch.sum, (a, [0, 1]), {}),
+        (torch.clamp, (a, None, 3), {}),
+        (torch.clamp, (a, 1), {}),
+        (torch.full, ([2, 2], 7.0), {}),
+        (torch.ones, ([2],), {"dtype": torch.int64}),
+        (torch.split, (a, 1), {}),
+        (torch.is_floating_point, (a,), {}),
+        (torch.matmul, (a, a.t()), {}),
+    ]
+
+
+def compare_with_local() -> int:
+    """Each operator twice (the overload is sought, then kept), and all against a call made here."""
+    import torch
+    import torch.distributed.rpc as rpc
+
+    def same(x, y) -> bool:
+        if isinstance(x, (tuple, list)):
+            return len(x) == len(y) and all(map(same, x, y))
+        if not isinstance(x, torch.Tensor):
+            return type(x) is type(y) and x == y
+        return x.dtype == y.dtype and x.requires_grad == y.requires_grad and torch.equal(x, y)
+
+    to, tried = peer(), 0
+    for _ in range(2):
+        for op, args, kwargs in arguments():
+            here = op(*args, **kwargs)
+            there = rpc.rpc_sync(to, op, args=args, kwargs=kwargs)
+            futures = rpc.rpc_async(to, op, args=args, kwargs=kwargs).wait()  # torch's own way
+            assert same(there, futures), (op, args, kwargs, there, futures)
+            if not any(getattr(arg, "requires_grad", False) for arg in args):
+                assert same(tuple(here) if isinstance(here, tuple) else here, there), (op, args)
+            tried += 1
+    return tried
+
+
+def test_every_overload_answers_as_torch_does(group):
+    assert group[0].call(compare_with_local) == 2 * len(arguments())
+
+
+def failing(how: str):
+    import torch
+    import torch.distributed.rpc as rpc
+
+    call = {"sync": rpc.rpc_sync, "async": lambda *a, **k: rpc.rpc_async(*a, **k).wait()}[how]
+    texts = []
+    for args in ((torch.ones(2), torch.ones(3)), (torch.ones(2), object()), ()):
+        with pytest.raises(Exception) as caught:
+            call(peer(), torch.add, args=args)
+        texts.append((caught.type.__name__, str(caught.value).split("0x")[0].splitlines()[0]))
+    with pytest.raises(ValueError, match="to worker"):
+        call(peer(), fail)
+    return texts
+
+
+def fail() -> None:
+    raise ValueError("to worker")
+
+
+def test_failures_are_torchs_own(group):
+    assert group[0].call(failing, "sync") == group[0].call(failing, "async")
+
+
+def there_and_back(hops: int) -> list[str]:
+    import torch.distributed.rpc as rpc
+
+    me = rpc.get_worker_info().name
+    if hops == 0:
+        return [me]
+    return [me, *rpc.rpc_sync(peer(), there_and_back, args=(hops - 1,))]
+
+
+def test_a_served_call_may_call_on(group):
+    assert len(group[0].call(there_and_back, 20)) == 21
+
+
+class CallsWhilePickled:
+    """Its pickling makes calls of its own, waited for and not."""
+
+    def __reduce__(self):
+        import torch
+        import torch.distributed.rpc as rpc
+
+        before = rpc.rpc_async(peer(), torch.add, args=(torch.ones(1), 1))
+        value = rpc.rpc_sync(peer(), torch.neg, args=(torch.ones(1),))
+        after = rpc.rpc_async(peer(), torch.add, args=(torch.ones(1), 2))
+        return (tuple, ((before.wait().item(), value.item(), after.wait().item()),))
+
+
+def echo(value):
+    return value
+
+
+def call_with_calls():
+    import torch.distributed.rpc as rpc
+
+    return [rpc.rpc_sync(peer(), echo, args=(CallsWhilePickled(),)) for _ in range(20)]
+
+
+def test_arguments_may_make_calls_while_they_are_pickled(group):
+    assert group[0].call(call_with_calls) == [(2.0, -1.0, 3.0)] * 20
+
+
+def slow() -> None:
+    import time
+
+    time.sleep(3)
+
+
+def timeouts():
+    import torch
+    import torch.distributed.rpc as rpc
+
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="RPC ran for more than set timeout"):
+            rpc.rpc_sync(peer(), slow, timeout=0.05)
+        # The late answer must not be taken for that of the next call.
+        assert rpc.rpc_sync(peer(), torch.add, args=(torch.ones(1), 1)).item() == 2
+    with torch.inference_mode():
+        return rpc.rpc_sync(peer(), echo, args=(True,))
+
+
+def test_a_call_that_times_out_leaves_nothing_behind(group):
+    assert group[0].call(timeouts)
+
+
+def from_threads(count: int) -> int:
+    import torch
+    import torch.distributed.rpc as rpc
+
+    right = []
+
+    def client(number: int) -> None:
+        for i in range(200):
+            value = number * 1000 + i
+            right.append(
+                rpc.rpc_sync(peer(), torch.add, args=(torch.zeros(1), value)).item() == value
+            )
+            right.append(rpc.rpc_sync(peer(), echo, args=(value,)) == value)
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(right)
+    return len(right)
+
+
+def test_many_threads_each_get_their_own_answers(group):
+    assert group[0].call(from_threads, 8) == 8 * 400
+
+
+def backward() -> list[float]:
+    import torch
+    import torch.distributed.autograd as dist_autograd
+    import torch.distributed.rpc as rpc
+
+    leaf = torch.ones(2, requires_grad=True)
+    with dist_autograd.context() as context:
+        out = rpc.rpc_sync(peer(), torch.mul, args=(leaf, 3))
+        dist_autograd.backward(context, [out.sum()])
+        return dist_autograd.get_gradients(context)[leaf].tolist()
+
+
+def test_distributed_autograd_goes_through_it(group):
+    assert group[0].call(backward) == [3.0, 3.0]
+
+
+def lose_the_peer() -> str:
+    import torch.distributed.rpc as rpc
+
+    with pytest.raises(RuntimeError, match="worker") as caught:
+        rpc.rpc_sync(_name_of(2), slow)
+    return str(caught.value)
+
+
+def test_a_waiting_thread_hears_of_a_lost_peer():
+    with Group(3, rpc_timeout=30) as members:
+        members[0].start(lose_the_peer)
+        members[2].kill()
+        assert "worker2" in members[0].result()

@@ -1,0 +1,85 @@
+// Calls of built-in operators: the same bytes and the same answers as torch's own.
+#include "rpc_backend/builtin_call.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/distributed/rpc/script_call.h>
+#include <torch/csrc/jit/serialization/pickle.h>
+
+namespace weft::rpc {
+namespace {
+
+using torch::distributed::rpc::Message;
+using torch::distributed::rpc::MessageType;
+using torch::distributed::rpc::ScriptCall;
+using torch::jit::Operator;
+using torch::jit::Stack;
+
+std::shared_ptr<Operator> overload(const std::string& name, const std::string& overload) {
+  for (const auto& op : torch::jit::getAllOperatorsFor(at::Symbol::fromQualString(name))) {
+    if (op->schema().overload_name() == overload) return op;
+  }
+  return nullptr;
+}
+
+c10::intrusive_ptr<Message> message(std::vector<char> payload, std::vector<at::Tensor> tensors,
+                                    MessageType type) {
+  return c10::make_intrusive<Message>(std::move(payload), std::move(tensors), type);
+}
+
+TEST(BuiltinCall, GoesOverTheWireAsTorchsOwn) {
+  const Stack stack{at::ones({2, 3}), at::Scalar(2), at::Scalar(1)};
+  for (int again = 0; again < 2; ++again) {  // found, then kept
+    const auto op = overload("aten::add", "Scalar");
+    ASSERT_NE(op, nullptr);
+    const auto ours = encodeBuiltin(op, stack);
+    const auto theirs = ScriptCall(op, Stack(stack)).toMessage();
+    EXPECT_EQ(ours->type(), theirs->type());
+    EXPECT_EQ(ours->payload(), theirs->payload());
+    ASSERT_EQ(ours->tensors().size(), 1U);
+    EXPECT_TRUE(ours->tensors()[0].is_same(stack[0].toTensor()));
+  }
+}
+
+TEST(BuiltinCall, IsServedAsTorchWould) {
+  const at::Tensor a = at::arange(6).reshape({2, 3});
+  for (int again = 0; again < 2; ++again) {
+    const auto answer =
+        serveBuiltin(*encodeBuiltin(overload("aten::add", "Tensor"), {a, a, at::Scalar(3)}));
+    ASSERT_NE(answer, nullptr);
+    EXPECT_EQ(answer->type(), MessageType::SCRIPT_RET);
+    const auto value = torch::jit::unpickle(answer->payload().data(), answer->payload().size(),
+                                            nullptr, answer->tensors());
+    EXPECT_TRUE(at::equal(value.toTensor(), a * 4));
+  }
+}
+
+TEST(BuiltinCall, LeavesToTorchWhatFails) {
+  const auto request =
+      encodeBuiltin(overload("aten::add", "Tensor"), {at::ones({2}), at::ones({3}), at::Scalar(1)});
+  EXPECT_EQ(serveBuiltin(*request), nullptr);
+}
+
+TEST(BuiltinCall, LeavesToTorchWhatIsNoBuiltin) {
+  const auto scripted =
+      ScriptCall(c10::QualifiedName("__torch__.f"), Stack{at::IValue("torch.ops.aten.add")})
+          .toMessage();
+  EXPECT_EQ(serveBuiltin(*scripted), nullptr);
+  const auto python =
+      message(std::vector<char>(40, 'x'), std::vector<at::Tensor>(), MessageType::PYTHON_CALL);
+  EXPECT_EQ(serveBuiltin(*python), nullptr);
+}
+
+TEST(BuiltinCall, LeavesToTorchWhatIsMalformed) {
+  const auto whole = encodeBuiltin(overload("aten::neg", ""), {at::ones({2})});
+  ASSERT_NE(serveBuiltin(*whole), nullptr);
+  for (std::size_t cut = 1; cut < whole->payload().size(); cut += 7) {
+    std::vector<char> payload(whole->payload().begin(),
+                              whole->payload().end() - static_cast<std::ptrdiff_t>(cut));
+    const auto request = message(std::move(payload), {at::ones({2})}, MessageType::SCRIPT_CALL);
+    EXPECT_EQ(serveBuiltin(*request), nullptr);
+  }
+}
+
+}  // namespace
+}  // namespace weft::rpc
