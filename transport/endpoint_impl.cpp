@@ -279,6 +279,7 @@ void EndpointImpl::tick() {
     peer->tick(now, late);
   }
   tickHeld(now);
+  if (options_.receive_pool != nullptr) options_.receive_pool->tick(now);
 }
 
 std::vector<std::shared_ptr<Peer>> EndpointImpl::allPeers() const {

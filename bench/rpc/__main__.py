@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def _compare(arguments: argparse.Namespace, hosts: namespaces.TwoHosts | None) -> None:
-    floors = floor.all_floors()  # forks, so before anything starts a thread
+    floors = floor.all_floors(hosts)  # forks, so before anything starts a thread
     from bench.rpc.pair import Pair
 
     sides = (arguments.ours, arguments.theirs)
