@@ -199,8 +199,7 @@ const std::vector<char>& IncomingMessage::payload() const {
   return payload_;
 }
 
-IncomingMessage::Slot IncomingMessage::makeSlot(const TensorMeta& meta,
-                                                const OwnedBuffer& memory) {
+IncomingMessage::Slot IncomingMessage::makeSlot(const TensorMeta& meta, const OwnedBuffer& memory) {
   Slot slot;
   slot.form = meta.form;
   slot.requires_grad = meta.requires_grad;
