@@ -51,6 +51,8 @@ std::unordered_map<std::string, std::string> WeftAgent::getMetrics() {
   out["agent.rref_repeats_ignored"] = std::to_string(rrefs.repeats);
   out["agent.thread_pool_size"] = std::to_string(workers_.maxThreads());
   out["agent.num_idle_threads"] = std::to_string(workers_.idleThreads());
+  out["agent.receive_pool_bytes"] =
+      std::to_string(receive_pool_ != nullptr ? receive_pool_->heldBytes() : 0);
   if (isGILProfilingEnabled()) {
     const std::uint64_t waits = metrics_.gil_waits.load();
     const double average =

@@ -56,7 +56,8 @@ WeftAgent::WeftAgent(Config config, std::unique_ptr<RequestCallback> callback)
       rrefs_(config_.rank, config_.rref_hooks),
       workers_("weft-worker", std::max<std::size_t>(2, std::thread::hardware_concurrency()),
                static_cast<std::size_t>(config_.options.num_worker_threads), config_.thread_hooks),
-      completers_("weft-complete", 1, kMaxCompleters, config_.thread_hooks) {}
+      completers_("weft-complete", 1, kMaxCompleters, config_.thread_hooks),
+      receive_pool_(transport::WarmPool::create()) {}
 
 WeftAgent::~WeftAgent() {
   if (rpcAgentRunning_.load()) shutdown();
@@ -93,6 +94,7 @@ void WeftAgent::openEndpoint(const GroupSecret& secret) {
   wire.peer_timeout = fromSeconds(options.peer_timeout);
   wire.limits.max_message_bytes = options.max_message_bytes;
   wire.arena.enabled = env::value(env::kSharedMemory) != "0";
+  wire.receive_pool = receive_pool_;
   adoptTransportLog();
   auto endpoint = transport::Endpoint::create(std::move(wire), *this);
   TORCH_CHECK(endpoint.ok(), me(), ": ", endpoint.error().text());

@@ -38,7 +38,7 @@ Disposition WeftAgent::onHeader(std::int32_t from, std::span<const std::byte> he
                                 std::span<const std::uint64_t> sizes,
                                 std::vector<transport::OwnedBuffer>& buffers) {
   if (!wants(from, header, sizes)) return Disposition::kDiscard;
-  auto in = IncomingMessage::begin(header, sizes, buffers);
+  auto in = IncomingMessage::begin(header, sizes, buffers, receive_pool_.get());
   if (!in.ok()) {
     logWarning(me() + " closes its link to worker '" +
                directory_.nameOf(static_cast<worker_id_t>(from)) +

@@ -37,6 +37,38 @@ std::string listRanks(const std::vector<std::int32_t>& ranks) {
   return out.str();
 }
 
+// `who` reads, in errors.
+MemberRecord parseRecord(std::int32_t rank, const std::string& text, const std::string& who) {
+  const auto record = MemberRecord::fromText(text);
+  TORCH_CHECK(record && record->rank == rank, who, ": what rank ", rank,
+              " wrote into the Store is no worker record");
+  return *record;
+}
+
+// Of workers whose records are there. In one round trip where the Store can do that: 64 workers
+// that read each other one by one wait for 4,000 answers of one thread.
+std::vector<MemberRecord> readRecords(c10d::Store& store, const std::vector<std::int32_t>& ranks,
+                                      const std::string& who) {
+  std::vector<MemberRecord> records;
+  records.reserve(ranks.size());
+  if (ranks.empty()) return records;
+  std::vector<std::string> keys;
+  keys.reserve(ranks.size());
+  for (const std::int32_t rank : ranks)
+    keys.push_back(memberKey(rank));
+  if (!store.hasExtendedApi()) {
+    for (std::size_t i = 0; i < ranks.size(); ++i)
+      records.push_back(parseRecord(ranks[i], store.get_to_str(keys[i]), who));
+    return records;
+  }
+  const auto texts = store.multiGet(keys);
+  TORCH_CHECK(texts.size() == ranks.size(), who, ": the Store answered with ", texts.size(),
+              " records instead of ", ranks.size());
+  for (std::size_t i = 0; i < ranks.size(); ++i)
+    records.push_back(parseRecord(ranks[i], {texts[i].begin(), texts[i].end()}, who));
+  return records;
+}
+
 }  // namespace
 
 Membership::Membership(c10::intrusive_ptr<c10d::Store> store, std::string name, std::int32_t rank,
@@ -132,10 +164,7 @@ void Membership::waitFor(const std::vector<std::int32_t>& ranks) {
 }
 
 MemberRecord Membership::read(std::int32_t rank) {
-  const auto record = MemberRecord::fromText(store_->get_to_str(memberKey(rank)));
-  TORCH_CHECK(record && record->rank == rank, me(), ": what rank ", rank,
-              " wrote into the Store is no worker record");
-  return *record;
+  return parseRecord(rank, store_->get_to_str(memberKey(rank)), me());
 }
 
 void Membership::check(const MemberRecord& self, const std::vector<MemberRecord>& members) {
@@ -179,10 +208,11 @@ std::vector<MemberRecord> Membership::meetAgain(const MemberRecord& self) {
   // First, so that of two that come back at the same time one sees the other.
   store_->set(memberKey(rank_), self.toText());
   returned_ = true;
-  std::vector<MemberRecord> members;
+  std::vector<std::int32_t> others;
   for (std::int32_t rank = 0; rank < world_; ++rank) {
-    if (rank != rank_) members.push_back(read(rank));
+    if (rank != rank_) others.push_back(rank);
   }
+  const std::vector<MemberRecord> members = readRecords(*store_, others, me());
   check(self, members);
   return members;
 }
@@ -198,10 +228,8 @@ std::vector<MemberRecord> Membership::meet(const MemberRecord& self) {
   }
   if (!others.empty()) waitFor(others);
   std::vector<MemberRecord> members;
-  members.reserve(others.size());
   try {
-    for (const std::int32_t rank : others)
-      members.push_back(read(rank));
+    members = readRecords(*store_, others, me());
     check(self, members);
   } catch (const c10::Error& error) {
     // Somebody may wait for workers that will never come, because it expects more of them.
@@ -268,8 +296,7 @@ std::vector<MemberRecord> Membership::join(const MemberRecord& self) {
     auto ranks = memberRanks();
     TORCH_CHECK(std::find(ranks.begin(), ranks.end(), rank_) == ranks.end(), me(),
                 ": the group already has a worker of rank ", rank_);
-    for (const std::int32_t rank : ranks)
-      members.push_back(read(rank));
+    members = readRecords(*store_, ranks, me());
     check(self, members);
     returned_ = store_->check({memberKey(rank_)});
     store_->set(memberKey(rank_), self.toText());

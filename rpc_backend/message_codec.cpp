@@ -199,7 +199,7 @@ const std::vector<char>& IncomingMessage::payload() const {
   return payload_;
 }
 
-IncomingMessage::Slot IncomingMessage::makeSlot(const TensorMeta& meta, const OwnedBuffer& given) {
+IncomingMessage::Slot IncomingMessage::makeSlot(const TensorMeta& meta, const OwnedBuffer& memory) {
   Slot slot;
   slot.form = meta.form;
   slot.requires_grad = meta.requires_grad;
@@ -207,17 +207,16 @@ IncomingMessage::Slot IncomingMessage::makeSlot(const TensorMeta& meta, const Ow
   slot.device = c10::Device(static_cast<c10::DeviceType>(meta.device_type), meta.device_index);
   if (meta.gapped) slot.gaps.assign(meta.strides.begin(), meta.strides.begin() + meta.ndim);
   const c10::IntArrayRef sizes(meta.sizes.data(), meta.ndim);
-  if (given.data != nullptr) {
-    slot.shared = true;
+  if (memory.data != nullptr) {
     if (meta.form == TensorForm::kDense) {
       const c10::IntArrayRef strides(meta.strides.data(), meta.ndim);
       slot.tensor =
-          tensorOver(given, sizes,
+          tensorOver(memory, sizes,
                      meta.gapped ? c10::OptionalIntArrayRef() : c10::OptionalIntArrayRef(strides),
                      static_cast<c10::ScalarType>(meta.dtype));
     } else {
       slot.tensor =
-          tensorOver(given, {static_cast<std::int64_t>(meta.bytes)}, std::nullopt, at::kByte);
+          tensorOver(memory, {static_cast<std::int64_t>(meta.bytes)}, std::nullopt, at::kByte);
     }
     return slot;
   }
@@ -241,9 +240,9 @@ IncomingMessage::Slot IncomingMessage::makeSlot(const TensorMeta& meta, const Ow
 
 transport::Result<std::shared_ptr<IncomingMessage>> IncomingMessage::begin(
     std::span<const std::byte> header, std::span<const std::uint64_t> sizes,
-    std::vector<OwnedBuffer>& buffers) {
+    std::vector<OwnedBuffer>& buffers, transport::WarmPool* pool) {
   try {
-    return parse(header, sizes, buffers);
+    return parse(header, sizes, buffers, pool);
   } catch (const std::exception&) {
     // Nothing may be thrown on the loop thread. c10::Error: no memory for a tensor.
     std::uint64_t bytes = 0;
@@ -257,7 +256,7 @@ transport::Result<std::shared_ptr<IncomingMessage>> IncomingMessage::begin(
 
 transport::Result<std::shared_ptr<IncomingMessage>> IncomingMessage::parse(
     std::span<const std::byte> header, std::span<const std::uint64_t> sizes,
-    std::vector<OwnedBuffer>& buffers) {
+    std::vector<OwnedBuffer>& buffers, transport::WarmPool* pool) {
   using transport::Error;
   using transport::ErrorCode;
   WireReader reader(header);
@@ -300,10 +299,15 @@ transport::Result<std::shared_ptr<IncomingMessage>> IncomingMessage::parse(
         meta.device_type >= c10::COMPILE_TIME_MAX_DEVICE_TYPES) {
       return Error(ErrorCode::kProtocol, "a tensor's device type is unknown");
     }
-    in->slots_.push_back(makeSlot(meta, in_buffer ? buffers[next] : OwnedBuffer()));
+    OwnedBuffer memory;
+    if (in_buffer) memory = buffers[next];
+    const bool shared = memory.data != nullptr;
+    if (in_buffer && !shared && pool != nullptr) memory = pool->take(meta.bytes);
+    in->slots_.push_back(makeSlot(meta, memory));
+    in->slots_.back().shared = shared;
     in->bytes_ += meta.bytes;
     if (!in_buffer) continue;
-    if (!in->slots_.back().shared) {
+    if (!shared) {
       const at::Tensor& tensor = in->slots_.back().tensor;
       buffers[next] = {static_cast<std::byte*>(tensor.mutable_data_ptr()), meta.bytes, in};
     }

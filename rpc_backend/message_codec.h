@@ -22,6 +22,7 @@
 #include "rpc_backend/wire.h"
 #include "transport/buffer.h"
 #include "transport/error.h"
+#include "transport/warm_pool.h"
 
 namespace weft::rpc {
 
@@ -44,10 +45,11 @@ class IncomingMessage {
   // Loop thread. Parses the header, checks every length against `sizes` before memory is
   // taken, then allocates: payload and tensors are read in place. Each such buffer's owner is
   // the message itself, so its memory lives as long as somebody may write to it. `buffers` has one
-  // entry per size; those that have bytes already become the tensors' memory.
+  // entry per size; those that have bytes already become the tensors' memory. Large tensors take
+  // theirs from `pool`, where there is one and it has room.
   static transport::Result<std::shared_ptr<IncomingMessage>> begin(
       std::span<const std::byte> header, std::span<const std::uint64_t> sizes,
-      std::vector<transport::OwnedBuffer>& buffers);
+      std::vector<transport::OwnedBuffer>& buffers, transport::WarmPool* pool = nullptr);
 
   WireKind kind() const noexcept { return kind_; }
   std::uint16_t type() const noexcept { return type_; }
@@ -73,11 +75,11 @@ class IncomingMessage {
     bool shared = false;             // the sender could still write to it
     at::Tensor tensor;  // dense: the tensor; pickled: a byte tensor that holds the pickle
   };
-  // `given`: the tensor's bytes, when they are here already; else they are read into the slot.
-  static Slot makeSlot(const TensorMeta& meta, const transport::OwnedBuffer& given);
+  // `memory`: where the tensor's bytes are, or will be; without data it gets memory of its own.
+  static Slot makeSlot(const TensorMeta& meta, const transport::OwnedBuffer& memory);
   static transport::Result<std::shared_ptr<IncomingMessage>> parse(
       std::span<const std::byte> header, std::span<const std::uint64_t> sizes,
-      std::vector<transport::OwnedBuffer>& buffers);
+      std::vector<transport::OwnedBuffer>& buffers, transport::WarmPool* pool);
 
   WireKind kind_ = WireKind::kRequest;
   std::uint16_t type_ = 0;

@@ -182,6 +182,7 @@ class WEFT_API WeftAgent : public torch::distributed::rpc::RpcAgent,
   RRefLedger rrefs_;
   WorkerPool workers_;
   WorkerPool completers_;
+  const std::shared_ptr<transport::WarmPool> receive_pool_;  // null: the system gives none
   std::unique_ptr<transport::Endpoint> endpoint_;
 
   mutable std::mutex maps_mutex_;  // guards the two below

@@ -281,6 +281,7 @@ void EndpointImpl::tick() {
   }
   tickHeld(now);
   ExportedBlock::Keeping::tick(now);
+  if (options_.receive_pool != nullptr) options_.receive_pool->tick(now);
 }
 
 std::vector<std::shared_ptr<Peer>> EndpointImpl::allPeers() const {

@@ -5,9 +5,11 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "transport/auth_key.h"
+#include "transport/warm_pool.h"
 
 namespace weft::transport {
 
@@ -56,6 +58,9 @@ struct EndpointOptions {
   std::chrono::milliseconds reconnect_timeout{5000};
   Limits limits;
   ArenaOptions arena;
+  // Where the handler takes memory for what comes through sockets, if it does: the endpoint sees to
+  // it that this shrinks when it is quiet.
+  std::shared_ptr<WarmPool> receive_pool;
 };
 
 }  // namespace weft::transport

@@ -72,7 +72,7 @@ def _compare(arguments: argparse.Namespace, hosts: namespaces.TwoHosts | None) -
     arguments.only = [name for name in arguments.only if name != CPP]
     if not arguments.only:
         return
-    floors = floor.all_floors()  # forks, so before anything starts a thread
+    floors = floor.all_floors(hosts)  # forks, so before anything starts a thread
     from bench.rpc.pair import Pair
 
     sides = (arguments.ours, arguments.theirs)

@@ -214,6 +214,58 @@ TEST(MessageCodec, SharedBuffersBecomeTheTensorsAndWhatIsParsedIsCopied) {
   EXPECT_EQ(tensor.fill_(1).sum().item<double>(), 10'000);
 }
 
+// Large tensors are read into memory of the pool, and give it back; small ones and the payload are
+// not.
+TEST(MessageCodec, LargeTensorsLieInThePool) {
+  const auto pool = transport::WarmPool::create(std::uint64_t{8} << 20);
+  ASSERT_NE(pool, nullptr);
+  const std::uint64_t room = pool->freeBytes();
+  const at::Tensor dense = at::randn({300, 200}).t();
+  const at::Tensor gapped = at::randn({300, 300}).narrow(1, 0, 299);
+  const at::Tensor small = at::randn({50, 50});
+  const at::Tensor sparse = at::rand({300, 300}).to_sparse();
+  const auto sent = makeMessage(100'000, {dense, gapped, small, sparse});
+  const std::vector<char> payload = sent->payload();
+  const auto wire = encode(WireKind::kRequest, 77, sent, {}, "peer");
+  std::vector<transport::OwnedBuffer> buffers;
+  auto in = IncomingMessage::begin(wire.header, sizesOf(wire), buffers, pool.get());
+  ASSERT_TRUE(in.ok()) << in.error().text();
+  ASSERT_EQ(buffers.size(), 5U);
+  EXPECT_LE(pool->freeBytes(), room - dense.nbytes() - gapped.nbytes());
+  for (std::size_t i = 0; i < buffers.size(); ++i)
+    std::memcpy(buffers[i].data, wire.buffers[i].data, wire.buffers[i].size);
+  const std::byte* const first = buffers[1].data;
+  buffers.clear();
+  auto came = in.value()->finish();
+  in.value().reset();
+  EXPECT_EQ(came->payload(), payload);
+  at::Tensor tensor = came->tensors()[0];
+  EXPECT_EQ(tensor.data_ptr(), first);
+  EXPECT_TRUE(tensor.equal(dense));
+  EXPECT_EQ(tensor.strides(), dense.strides());
+  EXPECT_TRUE(came->tensors()[1].equal(gapped));
+  EXPECT_EQ(came->tensors()[1].strides(), gapped.strides());
+  EXPECT_TRUE(came->tensors()[2].equal(small));
+  EXPECT_TRUE(came->tensors()[3].to_dense().equal(sparse.to_dense()));
+  came.reset();
+  EXPECT_LT(pool->freeBytes(), room);
+  tensor.resize_({1000, 1000});  // moves, and lets the memory go
+  EXPECT_EQ(pool->freeBytes(), room);
+  EXPECT_EQ(tensor.fill_(1).sum().item<double>(), 1'000'000);
+}
+
+TEST(MessageCodec, AFullPoolIsNoHindrance) {
+  const auto pool = transport::WarmPool::create(1);
+  const transport::OwnedBuffer all = pool->take(pool->freeBytes());
+  const at::Tensor dense = at::randn({300, 200});
+  const auto wire = encode(WireKind::kRequest, 77, makeMessage(5, {dense}), {}, "peer");
+  std::vector<transport::OwnedBuffer> buffers;
+  auto in = IncomingMessage::begin(wire.header, sizesOf(wire), buffers, pool.get());
+  ASSERT_TRUE(in.ok()) << in.error().text();
+  std::memcpy(buffers[0].data, wire.buffers[0].data, wire.buffers[0].size);
+  EXPECT_TRUE(in.value()->finish()->tensors()[0].equal(dense));
+}
+
 // One byte changed at a time: begin() answers, one way or the other, and never throws or crashes;
 // what it accepts can be finished, or says why not.
 TEST(MessageCodec, ChangedBytesNeverCrash) {

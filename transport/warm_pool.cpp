@@ -1,0 +1,128 @@
+#include "transport/warm_pool.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+namespace weft::transport {
+namespace {
+
+constexpr std::uint64_t kChunk = std::uint64_t{2} << 20;
+
+std::uint64_t roundUp(std::uint64_t value) { return (value + kChunk - 1) / kChunk * kChunk; }
+
+std::uint64_t quarterOfMemory() {
+  const long pages = ::sysconf(_SC_PHYS_PAGES);
+  const long page = ::sysconf(_SC_PAGESIZE);
+  if (pages <= 0 || page <= 0) return WarmPool::kRoom;
+  return static_cast<std::uint64_t>(pages) * static_cast<std::uint64_t>(page) / 4;
+}
+
+}  // namespace
+
+// Owns one block. A forked child has a copy of it: its owners there must not touch the lock, which
+// another thread may have held at the fork, and nothing is taken from the child's copy.
+class WarmPool::Lease {
+ public:
+  Lease(std::shared_ptr<WarmPool> pool, std::uint64_t offset, std::uint64_t size)
+      : pool_(std::move(pool)), offset_(offset), size_(size) {}
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
+  ~Lease() {
+    if (::getpid() == pool_->process_) pool_->give(offset_, size_);
+  }
+
+ private:
+  const std::shared_ptr<WarmPool> pool_;
+  const std::uint64_t offset_;
+  const std::uint64_t size_;
+};
+
+std::shared_ptr<WarmPool> WarmPool::create(std::uint64_t room) {
+  room = roundUp(std::min(room, quarterOfMemory()));
+  void* found = ::mmap(nullptr, room + kChunk, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (found == MAP_FAILED) return nullptr;
+  // Pieces of 2 MiB are to be the system's huge pages, where it has them: both sides' copying then
+  // takes a sixth less.
+  auto* const first = static_cast<std::byte*>(found);
+  const auto at = reinterpret_cast<std::uintptr_t>(found);
+  std::byte* const base = first + (roundUp(at) - at);
+  if (base > first) ::munmap(first, static_cast<std::size_t>(base - first));
+  if (const auto rest = static_cast<std::size_t>(first + kChunk - base))
+    ::munmap(base + room, rest);
+  ::madvise(base, room, MADV_HUGEPAGE);
+  return std::shared_ptr<WarmPool>(new WarmPool(base, room));
+}
+
+WarmPool::WarmPool(std::byte* base, std::uint64_t room)
+    : base_(base),
+      room_(room),
+      process_(::getpid()),
+      allocator_(room),
+      used_(std::make_unique<bool[]>(room / kChunk)) {}
+
+WarmPool::~WarmPool() { ::munmap(base_, room_); }
+
+OwnedBuffer WarmPool::take(std::size_t size) {
+  if (size < kThreshold) return {};
+  std::optional<std::uint64_t> offset;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    offset = allocator_.take(size);
+    if (!offset) return {};
+    ++taken_;
+    for (std::uint64_t chunk = *offset / kChunk; chunk * kChunk < *offset + size; ++chunk) {
+      if (!std::exchange(used_[chunk], true)) held_bytes_ += kChunk;
+    }
+  }
+  return {base_ + *offset, size, std::make_shared<Lease>(shared_from_this(), *offset, size)};
+}
+
+void WarmPool::give(std::uint64_t offset, std::uint64_t size) noexcept {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  allocator_.give(offset, size);
+}
+
+void WarmPool::tick(std::chrono::steady_clock::time_point now) {
+  const std::uint64_t taken = [this] {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return taken_;
+  }();
+  if (taken != std::exchange(taken_at_last_look_, taken)) {
+    quiet_since_ = now;
+    return;
+  }
+  if (now - quiet_since_ >= kQuiet) trim(kKeep, kTrimAtOnce);
+}
+
+std::uint64_t WarmPool::trim(std::uint64_t keep, std::uint64_t most) {
+  if (heldBytes() <= keep) return 0;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::uint64_t given = 0;
+  // From the end: what lies low is used first.
+  const auto& ranges = allocator_.freeRanges();
+  for (auto range = ranges.rbegin(); range != ranges.rend(); ++range) {
+    const auto [offset, size] = *range;
+    const std::uint64_t first = roundUp(offset) / kChunk;
+    for (std::uint64_t chunk = (offset + size) / kChunk; chunk > first; --chunk) {
+      if (given >= most || heldBytes() <= keep) return given;
+      if (!used_[chunk - 1]) continue;
+      if (::madvise(base_ + (chunk - 1) * kChunk, kChunk, MADV_DONTNEED) != 0) return given;
+      used_[chunk - 1] = false;
+      held_bytes_ -= kChunk;
+      given += kChunk;
+    }
+  }
+  return given;
+}
+
+std::uint64_t WarmPool::freeBytes() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return allocator_.freeBytes();
+}
+
+}  // namespace weft::transport
