@@ -71,6 +71,21 @@ def test_a_bad_remote_device_is_refused_with_a_right_one(group, device, kind):
     assert '"rank:N/device"' in text and device in text
 
 
+def inputs_are_moved() -> None:
+    """The device meta is one that needs no hardware."""
+    import weft
+
+    x = torch.ones(1)
+    for scripted in (False, True):
+        there = weft.RemoteModule("worker1/meta", models.Where, scripted=scripted)
+        assert there(x, {"a": [x]}) == "meta meta"
+        assert torch.jit.script(models.AsksWhere(there))(x) == "meta meta"
+
+
+def test_inputs_are_moved_to_the_modules_device(group):
+    group[0].call(inputs_are_moved)
+
+
 def failing(module_cls, **options) -> str:
     module = remote(module_cls, **options)  # does not wait, so it cannot raise
     try:
