@@ -41,7 +41,7 @@ def without_names(annotation: Any) -> Any:
     if plain == inner:
         return annotation
     if origin in (typing.Union, types.UnionType):
-        return typing.Union[plain]
+        return typing.Union[plain]  # noqa: UP007 - of a tuple of types
     return origin[plain]
 
 

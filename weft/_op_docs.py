@@ -35,18 +35,19 @@ DOCS = {
     "rank": "A worker's rank; this worker's without a name.",
     "workers": "The names of the group's workers, by rank.",
     "loss_of": "Why a worker is lost; empty while it is not.",
-    "send": "Sends a tensor to rank `dst` of the process group named `group` and waits until it has left; no "
-    f"gradients. {_GROUP}",
-    "recv": "A tensor like `like`, received from rank `src`. Messages of one sender and tag come in order. "
+    "send": "Sends a tensor to rank `dst` of the process group named `group` and waits until it has left; "
+    f"no gradients. {_GROUP}",
+    "recv": "A tensor like `like`, received from rank `src`. Messages of one sender and tag come in "
+    f"order. {_GROUP}",
+    "all_reduce": "The reduction of all ranks' tensors, as a new tensor. op: sum, avg, product, min, max, "
+    f"band, bor, bxor; gradients go through sum and avg. {_GROUP}",
+    "broadcast": "The tensor of rank `src`, which has the shape and dtype of `x` everywhere. "
     f"{_GROUP}",
-    "all_reduce": "The reduction of all ranks' tensors, as a new tensor. op: sum, avg, product, min, max, band, "
-    f"bor, bxor; gradients go through sum and avg. {_GROUP}",
-    "broadcast": f"The tensor of rank `src`, which has the shape and dtype of `x` everywhere. {_GROUP}",
     "reduce": f"As all_reduce, for rank `dst`; the others get zeros. {_GROUP}",
-    "gather": "All ranks' tensors, one behind the other along a new first dimension, at rank `dst`; the others "
-    f"get no rows. {_GROUP}",
-    "scatter": "This rank's row of what rank `src` gives; the others give no rows: torch.empty(0, ...), which says "
-    f"what a row is like. {_GROUP}",
+    "gather": "All ranks' tensors, one behind the other along a new first dimension, at rank `dst`; the "
+    f"others get no rows. {_GROUP}",
+    "scatter": "This rank's row of what rank `src` gives; the others give no rows: torch.empty(0, ...), "
+    f"which says what a row is like. {_GROUP}",
     "barrier": f"Waits until all ranks of the group have come here. {_GROUP}",
     "group_rank": "This process's rank in a process group.",
     "group_size": "How many ranks a process group has.",

@@ -12,7 +12,7 @@ from torch.distributed.rpc import PyRRef as RRef
 from torch.utils import _pytree as pytree
 
 from weft import _remote_stub
-from weft._named_tuples import without_classes
+from weft._named_tuples import restoring, without_classes
 from weft.publishing import publish
 
 
@@ -35,8 +35,26 @@ def create(
     if scripted:
         module = _scripted(module)
     if name is not None:
-        publish(name, module)
+        publish(name, _served(module, device))
     return module
+
+
+class _Placed(nn.Module):
+    """A module on an accelerator, for callers who have CPU tensors: scripted models, other processes."""
+
+    def __init__(self, module: nn.Module, device: str) -> None:
+        super().__init__()
+        self.module = module
+        self.device = device
+        self.named = restoring(module, module.forward)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = place((args, kwargs), self.device)
+        return place(self.named(*args, **kwargs), "cpu")
+
+
+def _served(module: nn.Module, device: str) -> nn.Module:
+    return module if torch.device(device).type == "cpu" else _Placed(module, device)
 
 
 def _scripted(module: nn.Module) -> nn.Module:
@@ -137,5 +155,5 @@ def stub(module_rref: RRef) -> _remote_stub.Stub:
     return _remote_stub.stub_of(module_rref.local_value())
 
 
-def publish_as(module_rref: RRef, name: str) -> int:
-    return publish(name, module_rref.local_value())
+def publish_as(module_rref: RRef, name: str, device: str) -> int:
+    return publish(name, _served(module_rref.local_value(), device))

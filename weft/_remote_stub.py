@@ -109,8 +109,8 @@ def _default_text(value: Any, name: str, where: str) -> str:
         return f"({', '.join(inner)}{',' if len(inner) == 1 else ''})"
     if isinstance(value, (list, dict)):
         raise _Unscriptable(
-            f"the default of '{name}' of {where} is a {type(value).__name__}, and TorchScript takes no mutable "
-            "defaults: make it None and its type Optional, and fill it in inside"
+            f"the default of '{name}' of {where} is a {type(value).__name__}, and TorchScript takes no "
+            "mutable defaults: make it None and its type Optional, and fill it in inside"
         )
     raise _Unscriptable(
         f"the default of '{name}' of {where} ({value!r}) cannot be written down for TorchScript: use "

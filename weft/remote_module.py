@@ -298,7 +298,7 @@ class RemoteModule(nn.Module):
         typed = _remote_stub.subclass(stub, RemoteModule)
         if self.name is None:
             self.name = f"remote_module.{uuid.uuid4().hex}"
-            self._at_owner(_remote_owner.publish_as, self.name)
+            self._at_owner(_remote_owner.publish_as, self.name, self.device)
         self.script_worker = self.module_rref.owner_name()
         self.script_target = self.name
         self.__class__ = typed

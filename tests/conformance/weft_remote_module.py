@@ -125,7 +125,7 @@ class WeftClassForms(_WithWeftsClass):
 
     @dist_init
     def test_remote_module_py_pickle_not_supported_script(self) -> None:
-        """`torch.save` of a scripted module is refused in torch's own words for any; `torch.jit.save` is meant."""
+        """`torch.save` of a scripted module is refused in torch's words; `torch.jit.save` is meant."""
         if self.rank != 0:
             return
         suites = importlib.import_module(_SUITES)

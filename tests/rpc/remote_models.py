@@ -129,6 +129,22 @@ class UsesKeywords(nn.Module):
         )
 
 
+class Where(nn.Module):
+    """On which device its inputs are."""
+
+    def forward(self, x: Tensor, others: dict[str, list[Tensor]]) -> str:
+        return str(x.device) + " " + str(others["a"][0].device)
+
+
+class AsksWhere(nn.Module):
+    def __init__(self, remote: nn.Module) -> None:
+        super().__init__()
+        self.remote = remote
+
+    def forward(self, x: Tensor) -> str:
+        return self.remote(x, {"a": [x]})
+
+
 class Unannotated(nn.Module):
     def forward(self, x: Tensor):
         return x

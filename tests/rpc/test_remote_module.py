@@ -71,6 +71,21 @@ def test_a_bad_remote_device_is_refused_with_a_right_one(group, device, kind):
     assert '"rank:N/device"' in text and device in text
 
 
+def inputs_are_moved() -> None:
+    """The device meta is one that needs no hardware."""
+    import weft
+
+    x = torch.ones(1)
+    for scripted in (False, True):
+        there = weft.RemoteModule("worker1/meta", models.Where, scripted=scripted)
+        assert there(x, {"a": [x]}) == "meta meta"
+        assert torch.jit.script(models.AsksWhere(there))(x) == "meta meta"
+
+
+def test_inputs_are_moved_to_the_modules_device(group):
+    group[0].call(inputs_are_moved)
+
+
 def failing(module_cls, **options) -> str:
     module = remote(module_cls, **options)  # does not wait, so it cannot raise
     try:
@@ -201,6 +216,47 @@ def training() -> None:
 
 def test_it_trains(group):
     group[0].call(training)
+
+
+def data_parallel(rank: int, meeting: str) -> torch.Tensor:
+    import torch.distributed as dist
+    import torch.distributed.autograd as dist_autograd
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("weft", init_method=meeting, rank=rank, world_size=2)
+    model = models.Hybrid(remote(models.Scaled))
+    parallel = DistributedDataParallel(model)
+    plain = models.Hybrid(models.Scaled())
+    inputs = [torch.full((2, 2), 1.0 + number) for number in range(2)]
+    with dist_autograd.context() as context:
+        dist_autograd.backward(context, [parallel(inputs[rank]).square().sum()])
+        mine = dist_autograd.get_gradients(context)[model.local.weight]
+        assert model.remote.remote_grads(context)["linear.weight"] is not None
+    sum(plain(x).square().sum() for x in inputs).backward()
+    torch.testing.assert_close(mine, plain.local.weight.grad / 2)
+    dist.barrier()
+    dist.destroy_process_group()
+    return mine
+
+
+def test_ddp_leaves_the_remote_part_alone(group, tmp_path):
+    for rank, worker in enumerate((0, 2)):
+        group[worker].start(data_parallel, rank, f"file://{tmp_path}/ddp")
+    first, second = (group[worker].result() for worker in (0, 2))
+    same(first, second)
+
+
+def hooked() -> None:
+    model = remote(models.Scaled)
+    x, seen = torch.randn(2, 4), []
+    model.register_forward_pre_hook(lambda module, args: (args[0] * 2,))
+    model.register_forward_hook(lambda module, args, out: seen.append(out))
+    same(model(x), models.Scaled()(x * 2))
+    assert len(seen) == 1
+
+
+def test_forward_hooks_run_here(group):
+    group[0].call(hooked)
 
 
 # Passed on
