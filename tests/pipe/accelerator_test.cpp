@@ -4,6 +4,7 @@
 #include <ATen/ops/allclose.h>
 #include <c10/core/StreamGuard.h>
 #include <gtest/gtest.h>
+#include <torch/autograd.h>
 #include <torch/types.h>
 
 #include <functional>
@@ -113,6 +114,67 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Combine(testing::Values(Checkpoint::kNever, Checkpoint::kExceptLast,
                                      Checkpoint::kAlways),
                      testing::Values(Threading::kInline, Threading::kThreads)));
+
+// One stage each on the CPU and on an accelerator, with numbers from the latter's generator.
+struct Noisy {
+  explicit Noisy(at::Device device) : weight(torch::ones({6}, device).requires_grad_()) {
+    const auto near = [](const at::Tensor& x, const at::Tensor& w) { return torch::tanh(x * w); };
+    const auto noisy = [](const at::Tensor& x, const at::Tensor& w) {
+      const at::Generator& generator = at::globalContext().defaultGenerator(x.device());
+      return x * w * torch::rand({6}, generator).to(x.device());
+    };
+    pipeline = std::make_unique<Pipeline>(
+        std::vector<std::shared_ptr<Stage>>{std::make_shared<Layer>(first, near),
+                                            std::make_shared<Layer>(weight, noisy)},
+        std::vector<at::Device>{at::kCPU, device}, std::vector<SkipRoute>(), ThreadHooks());
+    pipeline->setThreading(Threading::kThreads);
+  }
+  at::Tensor run(const at::Tensor& x, Checkpoint checkpoint) {
+    MiniBatchInput input;
+    input.tensors = {x};
+    input.how = {Scatter::kChunk};
+    input.chunks = 3;
+    input.training = true;
+    input.checkpoint = checkpoint;
+    return pipeline->run(std::move(input)).tensors[0];
+  }
+  at::Tensor first = torch::ones({6}).requires_grad_();
+  at::Tensor weight;
+  std::unique_ptr<Pipeline> pipeline;
+};
+
+TEST(Accelerator, RepeatsItsRandomNumbers) {
+  fake::install();
+  std::vector<at::Tensor> grads;
+  std::vector<at::Tensor> drawn_after;
+  for (const Checkpoint checkpoint : {Checkpoint::kNever, Checkpoint::kAlways}) {
+    at::Generator generator = at::globalContext().defaultGenerator(fake::device(1));
+    generator.set_current_seed(7);
+    Noisy noisy(fake::device(1));
+    noisy.run(torch::ones({3, 6}), checkpoint).square().sum().backward();
+    grads.push_back(noisy.weight.grad().to(at::kCPU));
+    drawn_after.push_back(torch::rand({6}, generator));
+  }
+  EXPECT_TRUE(torch::equal(grads[0], grads[1]));
+  EXPECT_TRUE(torch::equal(drawn_after[0], drawn_after[1]));
+}
+
+TEST(Accelerator, GoesBackTwiceAndHasGradientsOfGradients) {
+  fake::install();
+  Noisy noisy(fake::device(0));
+  const at::Tensor x = torch::full({3, 6}, 0.5).requires_grad_();
+  const at::Tensor loss = noisy.run(x, Checkpoint::kExceptLast).sum();
+  loss.backward({}, /*retain_graph=*/true);
+  const at::Tensor once = x.grad().clone();
+  loss.backward({}, /*retain_graph=*/true);
+  EXPECT_TRUE(torch::allclose(x.grad(), once * 2));
+
+  const at::Tensor grad = torch::autograd::grad({loss}, {x}, {}, std::nullopt, true)[0];
+  EXPECT_TRUE(torch::allclose(grad, once));
+  const at::Tensor second = torch::autograd::grad({grad.sum()}, {x})[0];
+  // y = tanh(x) * r, so y'' = -2 tanh(x) y'
+  EXPECT_TRUE(torch::allclose(second, -2 * torch::tanh(x) * once, 1e-4, 1e-5));
+}
 
 // The book itself: what is not ordered, it must find.
 TEST(FakeAccelerator, FindsWhatIsNotOrdered) {
