@@ -82,8 +82,8 @@ TEST(Pipe, ThrowsWhatAStageThrowsAndWorksAgain) {
   EXPECT_TRUE(torch::equal(pipe.forward(x), x * 4));
 }
 
-// Long tasks are given to threads, in training and in evaluation, forward and backward; here they are
-// seen in one stage while another is at work.
+// Long tasks are given to threads, in training and in evaluation, forward and backward; here they
+// are seen in one stage while another is at work.
 TEST(Pipe, StagesAreAtWorkAtTheSameTime) {
   std::atomic<int> inside{0};
   std::atomic<int> most{0};
