@@ -1,6 +1,7 @@
 #include "pipe/jobs.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/TensorSubclassLikeUtils.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/irange.h>
 
@@ -11,20 +12,20 @@ namespace weft::pipe {
 
 namespace {
 
-bool isAccelerator(c10::Device device) { return !device.is_cpu() && !device.is_meta(); }
+// A gradient as it comes from autograd may be shared with another, and is then not to be added to.
+// (The same test as AccumulateGrad's, which takes such a gradient as the parameter's.)
+bool isNobodyElses(const at::Tensor& grad) {
+  return grad.layout() == at::kStrided && grad.use_count() == 1 && grad.has_storage() &&
+         grad.storage().use_count() == 1 && grad.is_non_overlapping_and_dense() &&
+         !at::isTensorSubclassLike(grad);
+}
 
 // For the timeline: 0 is whoever calls the pipeline.
 thread_local std::size_t t_lane = 0;
 
 }  // namespace
 
-at::Tensor moved(const at::Tensor& tensor, c10::Device device) {
-  return !tensor.defined() || tensor.device() == device
-             ? tensor
-             : tensor.to(device, tensor.scalar_type(), /*non_blocking=*/isAccelerator(device));
-}
-
-PipelineJob::PipelineJob(const Machine& machine) {
+PipelineJob::PipelineJob(Machine& machine) : machine_(machine), ferry_(machine.ferry()) {
   for (const c10::Device device : machine.devices) {
     if (isAccelerator(device)) {
       streams_.push_back(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
@@ -42,6 +43,21 @@ void PipelineJob::lane(std::size_t lane, const std::function<void()>& share) {
   share();
 }
 
+CrossingPtr PipelineJob::send(const std::vector<at::Tensor*>& tensors, c10::Device to,
+                              CellIndex cell) const {
+  const bool away = std::any_of(tensors.begin(), tensors.end(), [&](const at::Tensor* tensor) {
+    return tensor->defined() && tensor->device() != to;
+  });
+  if (!away) return nullptr;
+  const Timeline::Span span(machine_.timeline, cell.stage, cell.micro_batch, EventKind::kCopy,
+                            t_lane);
+  if (ferry_ != nullptr) return ferry_->send(tensors, to);
+  const at::NoGradGuard no_grad;
+  for (at::Tensor* const tensor : tensors)
+    *tensor = moved(*tensor, to);
+  return nullptr;
+}
+
 ForwardJob::ForwardJob(MiniBatch& batch, std::vector<std::vector<at::Tensor>> micro_batches,
                        const std::vector<bool>& differentiable)
     : PipelineJob(*batch.machine_),
@@ -50,7 +66,10 @@ ForwardJob::ForwardJob(MiniBatch& batch, std::vector<std::vector<at::Tensor>> mi
       order_(clockOrder(micro_batches.size(), batch.stages())),
       graph_(batch.machine_->lanes),
       next_(micro_batches.size()),
-      skips_(batch.machine_->routes.size(), std::vector<Wire>(micro_batches.size())) {
+      arriving_(micro_batches.size()),
+      skips_(batch.machine_->routes.size()) {
+  for (std::vector<Skip>& skips : skips_)
+    skips.resize(micro_batches.size());
   for (const auto i : c10::irange(micro_batches.size())) {
     Cell::Input& input = next_[i];
     for (const auto k : c10::irange(micro_batches[i].size())) {
@@ -77,21 +96,26 @@ ForwardJob::ForwardJob(MiniBatch& batch, std::vector<std::vector<at::Tensor>> mi
 Cell::Input ForwardJob::inputOf(std::size_t micro_batch, std::size_t stage) {
   const Machine& machine = *batch_.machine_;
   Cell::Input input = std::move(next_[micro_batch]);
+  Ferry::land(std::move(arriving_[micro_batch]));
   for (const std::size_t route : machine.incoming[stage]) {
-    input.wires.push_back(std::move(skips_[route][micro_batch]));
+    Skip& skip = skips_[route][micro_batch];
+    Ferry::land(std::move(skip.arriving));
+    input.wires.push_back(std::move(skip.wire));
   }
-  const c10::Device device = machine.devices[stage];
-  const bool away = std::any_of(input.wires.begin(), input.wires.end(), [&](const Wire& wire) {
-    return wire.value.defined() && wire.value.device() != device;
-  });
-  if (away) {
+  if (stage == 0) {
     const at::NoGradGuard no_grad;
-    const Timeline::Span span(batch_.machine_->timeline, stage, micro_batch, EventKind::kCopy,
-                              t_lane);
     for (Wire& wire : input.wires)
-      wire.value = moved(wire.value, device);
+      wire.value = moved(wire.value, machine.devices[0]);
   }
   return input;
+}
+
+CrossingPtr ForwardJob::sendWires(std::vector<Wire>& wires, c10::Device to, CellIndex cell) const {
+  if (!batch_.machine_->crosses) return nullptr;
+  std::vector<at::Tensor*> tensors;
+  for (Wire& wire : wires)
+    tensors.push_back(&wire.value);
+  return send(tensors, to, cell);
 }
 
 void ForwardJob::run(TaskId task) {
@@ -106,14 +130,18 @@ void ForwardJob::run(TaskId task) {
   }
   const auto& outgoing = machine.outgoing[j];
   for (const auto k : c10::irange(outgoing.size())) {
-    skips_[outgoing[k]][i] = std::move(output.wires[output.payload + k]);
+    Skip& skip = skips_[outgoing[k]][i];
+    skip.wire = std::move(output.wires[output.payload + k]);
+    skip.arriving =
+        send({&skip.wire.value}, machine.devices[machine.routes[outgoing[k]].to], {i, j});
   }
   output.wires.resize(output.payload);
   if (j + 1 == batch_.stages()) {
     outputs[i] = std::move(output);
-  } else {
-    next_[i] = {std::move(output.wires), output.payload, std::move(output.structure)};
+    return;
   }
+  arriving_[i] = sendWires(output.wires, machine.devices[j + 1], {i, j});
+  next_[i] = {std::move(output.wires), output.payload, std::move(output.structure)};
 }
 
 BackwardJob::BackwardJob(MiniBatch& batch, const Wanted& wanted, bool keep_graph)
@@ -127,8 +155,11 @@ BackwardJob::BackwardJob(MiniBatch& batch, const Wanted& wanted, bool keep_graph
       gates_(batch.stages()),
       gates_again_(batch.stages()),
       owned_(batch.stages()),
-      skip_grads_(batch.machine_->routes.size(), std::vector<at::Tensor>(batch.micro_batches_)),
+      arriving_(batch.micro_batches_),
+      skip_grads_(batch.machine_->routes.size()),
       graph_(batch.machine_->lanes) {
+  for (std::vector<SkipGrad>& grads : skip_grads_)
+    grads.resize(batch.micro_batches_);
   bool before = std::find(wanted.inputs.begin(), wanted.inputs.end(), true) != wanted.inputs.end();
   for (const auto j : c10::irange(batch.stages())) {
     wants_inputs_[j] = before;
@@ -194,9 +225,12 @@ void BackwardJob::backward(CellIndex index) {
   const Machine& machine = *batch_.machine_;
   Cell& cell = batch_.cell(i, j);
   const auto& outgoing = machine.outgoing[j];
+  Ferry::land(std::move(arriving_[i]));
   cell.output_grads.resize(cell.outputs() - outgoing.size());
   for (const std::size_t route : outgoing) {
-    cell.output_grads.push_back(std::move(skip_grads_[route][i]));
+    SkipGrad& grad = skip_grads_[route][i];
+    Ferry::land(std::move(grad.arriving));
+    cell.output_grads.push_back(std::move(grad.value));
   }
   Cell::Gradients found = cell.backward(
       wants_inputs_[j], cell.checkpointed() ? gates_again_[j] : gates_[j], keep_graph_);
@@ -205,16 +239,21 @@ void BackwardJob::backward(CellIndex index) {
   const auto& incoming = machine.incoming[j];
   const std::size_t payload = found.inputs.size() - incoming.size();
   for (const auto k : c10::irange(incoming.size())) {
-    skip_grads_[incoming[k]][i] =
-        moved(found.inputs[payload + k], machine.devices[machine.routes[incoming[k]].from]);
+    SkipGrad& grad = skip_grads_[incoming[k]][i];
+    grad.value = std::move(found.inputs[payload + k]);
+    grad.arriving = send({&grad.value}, machine.devices[machine.routes[incoming[k]].from], index);
   }
   found.inputs.resize(payload);
   if (j == 0) {
     input_grads[i] = std::move(found.inputs);
     return;
   }
-  for (at::Tensor& grad : found.inputs)
-    grad = moved(grad, machine.devices[j - 1]);
+  if (machine.crosses) {
+    std::vector<at::Tensor*> leaving;
+    for (at::Tensor& grad : found.inputs)
+      leaving.push_back(&grad);
+    arriving_[i] = send(leaving, machine.devices[j - 1], index);
+  }
   batch_.cell(i, j - 1).output_grads = std::move(found.inputs);
 }
 
@@ -225,14 +264,15 @@ void BackwardJob::addUp(std::size_t stage, std::vector<at::Tensor> grads) {
     at::Tensor& grad = grads[k];
     if (!grad.defined()) continue;
     if (!sum.defined()) {
+      owned_[stage][k] = isNobodyElses(grad);
       sum = std::move(grad);
     } else if (owned_[stage][k] && (!sum.is_sparse() || grad.is_sparse())) {
       sum.add_(grad);
     } else {
-      // A gradient as it comes from autograd may be shared with another: not to be added to.
       sum = sum.is_sparse() && !grad.is_sparse() ? grad + sum : sum + grad;
       owned_[stage][k] = true;
     }
+    grad.reset();  // not all stages' gradients at once
   }
 }
 

@@ -8,22 +8,25 @@
 
 #include "pipe/clock.h"
 #include "pipe/crew.h"
+#include "pipe/ferry.h"
 #include "pipe/mini_batch.h"
 
 namespace weft::pipe {
-
-// The tensor on that device; itself if it is there or undefined. Ordered by the devices' current
-// streams.
-at::Tensor moved(const at::Tensor& tensor, c10::Device device);
 
 // Gives the lanes what is thread-local in the thread that runs the pipeline, and its current
 // streams.
 class PipelineJob : public Job {
  public:
-  explicit PipelineJob(const Machine& machine);
+  explicit PipelineJob(Machine& machine);
   void lane(std::size_t lane, const std::function<void()>& share) final;
 
+ protected:
+  // Sends what a cell made to another stage's device; see Ferry.
+  CrossingPtr send(const std::vector<at::Tensor*>& tensors, c10::Device to, CellIndex cell) const;
+
  private:
+  Machine& machine_;
+  const Ferry* const ferry_;
   const at::ThreadLocalState state_;
   std::vector<c10::Stream> streams_;
 };
@@ -39,13 +42,19 @@ class ForwardJob final : public PipelineJob {
   std::vector<Cell::Output> outputs;
 
  private:
+  struct Skip {
+    Wire wire;
+    CrossingPtr arriving;
+  };
   Cell::Input inputOf(std::size_t micro_batch, std::size_t stage);
+  CrossingPtr sendWires(std::vector<Wire>& wires, c10::Device to, CellIndex cell) const;
 
   MiniBatch& batch_;
   const std::vector<CellIndex> order_;
   TaskGraph graph_;
   std::vector<Cell::Input> next_;         // per micro-batch: what its next stage gets
-  std::vector<std::vector<Wire>> skips_;  // per route, per micro-batch
+  std::vector<CrossingPtr> arriving_;     // the same: on its way there
+  std::vector<std::vector<Skip>> skips_;  // per route, per micro-batch
 };
 
 class BackwardJob final : public PipelineJob {
@@ -66,6 +75,10 @@ class BackwardJob final : public PipelineJob {
     CellIndex cell;
     bool recompute;
   };
+  struct SkipGrad {
+    at::Tensor value;
+    CrossingPtr arriving;
+  };
   void backward(CellIndex index);
   void addUp(std::size_t stage, std::vector<at::Tensor> grads);
   void buildGraph();
@@ -76,7 +89,8 @@ class BackwardJob final : public PipelineJob {
   std::vector<torch::autograd::edge_list> gates_;        // per stage, of graphs the forward made
   std::vector<torch::autograd::edge_list> gates_again_;  // of those that are made again
   std::vector<std::vector<bool>> owned_;                 // sums that nobody else refers to
-  std::vector<std::vector<at::Tensor>> skip_grads_;      // per route, per micro-batch
+  std::vector<CrossingPtr> arriving_;                    // per micro-batch: its next cell's
+  std::vector<std::vector<SkipGrad>> skip_grads_;        // per route, per micro-batch
   std::vector<Step> steps_;
   TaskGraph graph_;
 };

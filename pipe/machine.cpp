@@ -1,5 +1,7 @@
 #include "pipe/machine.h"
 
+#include <algorithm>
+#include <functional>
 #include <map>
 #include <string>
 
@@ -10,13 +12,16 @@ Machine::Machine(std::vector<std::shared_ptr<Stage>> the_stages,
                  ThreadHooks hooks)
     : stages(std::move(the_stages)),
       devices(std::move(the_devices)),
+      crosses(std::adjacent_find(devices.begin(), devices.end(), std::not_equal_to<>()) !=
+              devices.end()),
+      accelerated(std::any_of(devices.begin(), devices.end(), isAccelerator)),
       routes(std::move(the_routes)),
       incoming(stages.size()),
       outgoing(stages.size()),
       habits(stages.size()) {
   std::map<std::string, std::size_t> lane_of_device;
   for (const c10::Device device : devices) {
-    if (device.is_cpu() || device.is_meta()) {
+    if (!isAccelerator(device)) {
       lane_of.push_back(lanes++);
       continue;
     }
@@ -30,6 +35,12 @@ Machine::Machine(std::vector<std::shared_ptr<Stage>> the_stages,
     incoming[routes[route].to].push_back(route);
   }
   crew = std::make_unique<Crew>("weft-pipe-", lanes, std::move(hooks));
+}
+
+const Ferry* Machine::ferry() {
+  if (!crosses || !accelerated) return nullptr;
+  std::call_once(ferry_made_, [&] { ferry_ = std::make_unique<Ferry>(devices); });
+  return ferry_.get();
 }
 
 }  // namespace weft::pipe

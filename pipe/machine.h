@@ -5,9 +5,11 @@
 #include <array>
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "pipe/crew.h"
+#include "pipe/ferry.h"
 #include "pipe/pace.h"
 #include "pipe/rng.h"
 #include "pipe/stage.h"
@@ -40,8 +42,14 @@ struct Machine {
   Machine(std::vector<std::shared_ptr<Stage>> the_stages, std::vector<c10::Device> the_devices,
           std::vector<SkipRoute> the_routes, ThreadHooks hooks);
 
+  // For copies between the stages' devices; none where there is no accelerator, or one alone. Made
+  // by the first call: a pipeline may be built, and its process forked, before a device is used.
+  const Ferry* ferry();
+
   const std::vector<std::shared_ptr<Stage>> stages;
   const std::vector<c10::Device> devices;
+  const bool crosses;      // there are several
+  const bool accelerated;  // one is not the CPU
   const std::vector<SkipRoute> routes;
   // Per stage, the skips that come to it from another, and that leave it.
   std::vector<std::vector<std::size_t>> incoming;
@@ -56,6 +64,10 @@ struct Machine {
   Pace backward_pace;
   std::atomic<Threading> threading{Threading::kAuto};
   std::unique_ptr<Crew> crew;
+
+ private:
+  std::once_flag ferry_made_;
+  std::unique_ptr<Ferry> ferry_;
 };
 
 }  // namespace weft::pipe

@@ -4,28 +4,43 @@
 #include <ATen/ops/zeros_like.h>
 #include <c10/util/irange.h>
 
-#include <chrono>
 #include <unordered_map>
 
+#include "pipe/effort.h"
 #include "pipe/jobs.h"
 
 namespace weft::pipe {
 
 namespace {
 
-// Runs a job as the machine is told to, or the way that has proved faster.
-void runPaced(Machine& machine, Pace& pace, const TaskGraph& graph, Job& job) {
+// Runs a job in the way that has proved faster, and measures it when that is to be found out.
+void runAtPace(Machine& machine, Pace& pace, const TaskGraph& graph, Job& job) {
+  const auto tasks = static_cast<double>(graph.size());
+  const auto [running, measured] = pace.choose();
+  if (!measured) {
+    const std::int64_t begin = monotonicNanos();
+    machine.crew->run(graph, job, running);
+    pace.report(running, static_cast<double>(monotonicNanos() - begin) * 1e-9 / tasks);
+    return;
+  }
+  MeasuredJob trial(job, graph);
+  machine.crew->run(graph, trial, running);
+  const double on_threads = onThreads(graph, trial.efforts()) / tasks;
+  if (running == Running::kThreads) {
+    pace.reportThreads(on_threads);
+  } else {
+    pace.reportInLine(inLine(trial.efforts()) / tasks, on_threads);
+  }
+}
+
+void run(Machine& machine, Pace& pace, const TaskGraph& graph, Job& job) {
   if (graph.size() == 0) return;
   const Threading threading = machine.threading.load(std::memory_order_relaxed);
-  const bool free = threading == Threading::kAuto && machine.lanes > 1;
-  const Running running = free                               ? pace.choose()
-                          : threading == Threading::kThreads ? Running::kThreads
-                                                             : Running::kInline;
-  const auto begin = std::chrono::steady_clock::now();
-  machine.crew->run(graph, job, running);
-  if (!free) return;
-  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-  pace.report(running, took.count() / static_cast<double>(graph.size()));
+  if (threading == Threading::kAuto && machine.lanes > 1) {
+    return runAtPace(machine, pace, graph, job);
+  }
+  machine.crew->run(graph, job,
+                    threading == Threading::kThreads ? Running::kThreads : Running::kInline);
 }
 
 at::Tensor joined(std::vector<at::Tensor> pieces, const at::Tensor& whole, std::size_t chunks) {
@@ -113,7 +128,7 @@ MiniBatch::Result MiniBatch::forward() {
                   {}});
 
   ForwardJob job(*this, std::move(pieces), differentiable);
-  runPaced(*machine_, machine_->forward_pace[input_.training ? 1 : 0], job.graph(), job);
+  run(*machine_, machine_->forward_pace[input_.training ? 1 : 0], job.graph(), job);
 
   std::vector<Batch> outputs;
   for (const auto i : c10::irange(micro_batches_)) {
@@ -154,7 +169,7 @@ MiniBatch::Gradients MiniBatch::backward(const std::vector<at::Tensor>& grads, c
   const Gates gates(parameters_);  // for what is recomputed
   setting_->gates_again = edgesPerStage(gates);
   BackwardJob job(*this, wanted, keep_graph);
-  runPaced(*machine_, machine_->backward_pace, job.graph(), job);
+  run(*machine_, machine_->backward_pace, job.graph(), job);
 
   Gradients result;
   result.parameters.resize(parameters_.size());

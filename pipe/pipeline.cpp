@@ -55,8 +55,10 @@ Batch Pipeline::run(MiniBatchInput input) {
     any |= differentiable;
   if (!any) return std::move(result.gathered.batch);
 
-  const auto node = makeNode<PipelineNode>(std::move(batch));
-  node->set_next_edges(std::move(edges));
+  const auto stages = makeNode<PipelineNode>(std::move(batch));
+  stages->set_next_edges(std::move(edges));
+  const NodePtr node =
+      machine_->accelerated ? NodePtr(makeNode<DoorNode>(*stages, stages)) : NodePtr(stages);
   for (const auto s : c10::irange(result.differentiable.size())) {
     at::Tensor& tensor = result.gathered.batch.tensors[s];
     if (result.differentiable[s]) {

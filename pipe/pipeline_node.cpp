@@ -1,8 +1,12 @@
 #include "pipe/pipeline_node.h"
 
+#include <ATen/ops/empty.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/irange.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
 
 #include "pipe/plain_run.h"
 
@@ -25,6 +29,16 @@ Wanted PipelineNode::wanted() const {
 }
 
 autograd::variable_list PipelineNode::apply(autograd::variable_list&& grads) {
+  if (!taken_) return run(grads);
+  const Taken taken = std::move(*taken_);
+  taken_.reset();
+  for (const c10::Event& made : taken.made) {
+    made.block(c10::impl::VirtualGuardImpl(made.device_type()).getStream(made.device()));
+  }
+  return run(taken.grads);
+}
+
+autograd::variable_list PipelineNode::run(const autograd::variable_list& grads) {
   TORCH_CHECK(batch_, autograd::ERR_BACKWARD_TWICE);
   if (at::GradMode::is_enabled()) return differentiable(grads);
   MiniBatch::Gradients found =
@@ -44,8 +58,31 @@ autograd::variable_list PipelineNode::differentiable(const autograd::variable_li
 
 void PipelineNode::release_variables() {
   batch_.reset();
+  taken_.reset();
   for (autograd::SavedVariable& saved : inputs_)
     saved.reset_data();
+}
+
+DoorNode::DoorNode(PipelineNode& node, NodePtr owner) : node_(node) {
+  node_.add_input_metadata(at::empty({0}));
+  add_next_edge({std::move(owner), 0});
+}
+
+autograd::variable_list DoorNode::apply(autograd::variable_list&& grads) {
+  PipelineNode::Taken taken;
+  std::vector<c10::Device> devices;
+  for (const at::Tensor& grad : grads) {
+    if (!grad.defined() || !isAccelerator(grad.device())) continue;
+    if (std::find(devices.begin(), devices.end(), grad.device()) != devices.end()) continue;
+    devices.push_back(grad.device());
+    const c10::impl::VirtualGuardImpl guard(grad.device().type());
+    const c10::Stream stream = guard.getStream(grad.device());
+    taken.made.emplace_back(grad.device().type());
+    taken.made.back().record(stream);
+  }
+  taken.grads = std::move(grads);
+  node_.taken_.emplace(std::move(taken));
+  return {at::empty({0})};
 }
 
 }  // namespace weft::pipe

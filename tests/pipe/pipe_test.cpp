@@ -7,9 +7,11 @@
 #include <torch/nn/modules/linear.h>
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace {
@@ -78,6 +80,30 @@ TEST(Pipe, ThrowsWhatAStageThrowsAndWorksAgain) {
     EXPECT_THROW(pipe.forward(x), std::domain_error);
   *broken = false;
   EXPECT_TRUE(torch::equal(pipe.forward(x), x * 4));
+}
+
+// Long tasks are given to threads, in training and in evaluation, forward and backward; here they
+// are seen in one stage while another is at work.
+TEST(Pipe, StagesAreAtWorkAtTheSameTime) {
+  std::atomic<int> inside{0};
+  std::atomic<int> most{0};
+  const auto stage = [&](const at::Tensor& x) {
+    const int now = ++inside;
+    int seen = most;
+    while (now > seen && !most.compare_exchange_weak(seen, now)) {
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    --inside;
+    return x * 2;
+  };
+  weft::Pipe pipe(nn::Sequential{nn::Functional{stage}, nn::Functional{stage}}, {4});
+  for (const bool training : {true, false}) {
+    pipe.train(training);
+    most = 0;
+    for (int round = 0; round < 40 && most < 2; ++round)
+      EXPECT_TRUE(torch::equal(pipe.forward(torch::ones({4})), torch::full({4}, 4.0)));
+    EXPECT_EQ(most, 2);
+  }
 }
 
 TEST(Pipe, RefusesWhatItCannotBe) {

@@ -1,7 +1,9 @@
 // The scheduler alone: order, failures, threads. Under ThreadSanitizer these are the tests that
 // count.
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -13,6 +15,7 @@
 
 #include "pipe/clock.h"
 #include "pipe/crew.h"
+#include "pipe/effort.h"
 #include "pipe/pace.h"
 #include "pipe/timeline.h"
 
@@ -177,25 +180,133 @@ TEST(Crew, StartsAnewInAForkedChild) {
 }
 #endif
 
+// Runs mini-batches of a stage that takes `in_line` seconds per task, or `threads` on threads.
+// Those that are not measured are shown to take `clock` times as long.
+struct Runs {
+  int threads = 0;
+  int measured = 0;
+};
+Runs runAtPace(Pace& pace, int rounds, double in_line, double threads, double at_best,
+               double clock = 1) {
+  Runs runs;
+  for (int round = 0; round < rounds; ++round) {
+    const auto [running, measured] = pace.choose();
+    runs.threads += running == Running::kThreads ? 1 : 0;
+    runs.measured += measured ? 1 : 0;
+    if (!measured) {
+      pace.report(running, clock * (running == Running::kThreads ? threads : in_line));
+    } else if (running == Running::kThreads) {
+      pace.reportThreads(threads);
+    } else {
+      pace.reportInLine(in_line, at_best);
+    }
+  }
+  return runs;
+}
+
 TEST(Pace, KeepsTheFasterWayAndTriesTheOther) {
   for (const bool threads_win : {true, false}) {
     Pace pace;
-    int threads = 0;
-    for (int round = 0; round < 300; ++round) {
-      const Running way = pace.choose();
-      threads += way == Running::kThreads ? 1 : 0;
-      pace.report(way, (way == Running::kThreads) == threads_win ? 1e-3 : 2e-3);
-    }
-    EXPECT_GT(threads_win ? threads : 300 - threads, 280);
-    EXPECT_LT(threads_win ? threads : 300 - threads, 300);
+    const Runs runs = runAtPace(pace, 1000, 1e-3, threads_win ? 0.7e-3 : 1e-3, 0.5e-3);
+    EXPECT_GT(threads_win ? runs.threads : 1000 - runs.threads, 970);
+    EXPECT_LT(threads_win ? runs.threads : 1000 - runs.threads, 1000);
+    EXPECT_LT(runs.measured, 40);
   }
 }
 
-TEST(Pace, LeavesShortTasksInline) {
+TEST(Pace, LeavesAloneWhatThreadsCannotHelp) {
   Pace pace;
-  for (int round = 0; round < 300; ++round) {
-    EXPECT_EQ(pace.choose(), Running::kInline);
-    pace.report(Running::kInline, 5e-6);
+  const Runs runs = runAtPace(pace, 1000, 5e-6, 0, 6e-6);
+  EXPECT_EQ(runs.threads, 0);
+  EXPECT_LT(runs.measured, 20);
+}
+
+TEST(Pace, ABusyClockIsNoReasonToTryAllTheTime) {
+  Pace pace;
+  const Runs runs = runAtPace(pace, 1000, 1e-3, 1e-3, 0.5e-3, 50);
+  EXPECT_LT(runs.measured, 60);
+  EXPECT_GT(1000 - runs.threads, 970);
+}
+
+TEST(Pace, CorrectsABadJudgementSoon) {
+  Pace pace;
+  (void)runAtPace(pace, 9, 1e-3, 3e-3, 0.5e-3);  // something went wrong while it was tried
+  const Runs runs = runAtPace(pace, 100, 1e-3, 0.6e-3, 0.5e-3);
+  EXPECT_GT(runs.threads, 80);
+}
+
+TEST(Pace, JudgesAgainWhenTasksGetLonger) {
+  Pace pace;
+  (void)runAtPace(pace, 500, 5e-6, 6e-6, 6e-6);
+  const Runs runs = runAtPace(pace, 100, 1e-3, 0.6e-3, 0.5e-3);
+  EXPECT_GT(runs.threads, 80);
+}
+
+TEST(Effort, IsTheTimeOfTheStagesInTheirOrder) {
+  const Grid grid(4, 2);
+  const std::vector<double> efforts(8, 1.0);
+  EXPECT_DOUBLE_EQ(inLine(efforts), 8);
+  EXPECT_NEAR(onThreads(grid.graph, efforts), 5, 0.01);  // m + n - 1
+  const Grid one(1, 2);
+  EXPECT_GT(onThreads(one.graph, {1, 1}), 2);  // nothing overlaps, and threads are handed to
+}
+
+// One core for all: the clock sees the others, the effort does not.
+TEST(Effort, LeavesOutWhatOthersTookOfTheCore) {
+  if (!ThreadStopwatch().counts()) GTEST_SKIP() << "the kernel does not count";
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> others;
+  const auto spin = [](std::int64_t ticks) {
+    timespec now{};
+    const auto used = [&] {
+      clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+      return now.tv_sec * 1'000'000'000LL + now.tv_nsec;
+    };
+    const auto end = used() + ticks;
+    while (used() < end) {
+    }
+  };
+  std::thread measured([&] {
+    cpu_set_t here;
+    CPU_ZERO(&here);
+    CPU_SET(sched_getcpu(), &here);
+    ASSERT_EQ(sched_setaffinity(0, sizeof here, &here), 0);
+    for (int i = 0; i < 4; ++i) {  // on the same core
+      others.emplace_back([&] {
+        while (!stop)
+          spin(1'000'000);
+      });
+    }
+    const Grid grid(4, 1);
+    std::int64_t waited_ns = 0;
+    Function job([&](TaskId) {
+      const ThreadStopwatch watch;
+      const std::int64_t before = watch.now().denied_ns;
+      spin(20'000'000);
+      waited_ns += watch.now().denied_ns - before;
+    });
+    MeasuredJob trial(job, grid.graph);
+    const std::int64_t begin = monotonicNanos();
+    Crew("test-", 1, {}).run(grid.graph, trial, Running::kInline);
+    const double clock = static_cast<double>(monotonicNanos() - begin) * 1e-9;
+    stop = true;
+    EXPECT_GT(waited_ns, 0);
+    EXPECT_GE(inLine(trial.efforts()), 0.08);  // the spinning itself
+    EXPECT_LE(inLine(trial.efforts()), clock - static_cast<double>(waited_ns) * 0.9e-9);
+  });
+  measured.join();
+  for (std::thread& other : others)
+    other.join();
+}
+
+TEST(Effort, CountsWaiting) {
+  const Grid grid(1, 2);
+  Function job([](TaskId) { std::this_thread::sleep_for(std::chrono::milliseconds(5)); });
+  for (const Running running : {Running::kInline, Running::kThreads}) {
+    MeasuredJob trial(job, grid.graph);
+    Crew("test-", 2, {}).run(grid.graph, trial, running);
+    for (const double effort : trial.efforts())
+      EXPECT_GE(effort, 4.9e-3);
   }
 }
 

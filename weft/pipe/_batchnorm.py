@@ -208,7 +208,11 @@ def _deferred(module: _BatchNorm, chunks: int, biased: bool | None) -> _BatchNor
         if (module.chunks, module.biased) == (chunks, biased):
             return module
     elif isinstance(module, nn.SyncBatchNorm):
-        raise NotImplementedError("SyncBatchNorm can't be deferred: its statistics span processes")
+        # Upstream made it a layer of this process alone, without a word.
+        raise NotImplementedError(
+            "SyncBatchNorm can't be deferred: its statistics span processes, a deferred one's do "
+            "not. Use BatchNorm, or deferred_batch_norm=False, which leaves it as it is"
+        )
     elif isinstance(module, _LazyNormBase):
         raise ValueError(f"{module} has no parameters yet: pass it a batch before it is converted")
     elif type(module).forward is not _BatchNorm.forward:
