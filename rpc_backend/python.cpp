@@ -34,6 +34,7 @@ void bindOptions(py::module_& module) {
       .def_readwrite("devices", &WeftRpcBackendOptions::devices)
       .def_readwrite("heartbeat_interval", &WeftRpcBackendOptions::heartbeat_interval)
       .def_readwrite("peer_timeout", &WeftRpcBackendOptions::peer_timeout)
+      .def_readwrite("reconnect_timeout", &WeftRpcBackendOptions::reconnect_timeout)
       .def_readwrite("max_message_bytes", &WeftRpcBackendOptions::max_message_bytes)
       .def_readwrite("max_inflight_bytes", &WeftRpcBackendOptions::max_inflight_bytes)
       .def_readwrite("auth_key_file", &WeftRpcBackendOptions::auth_key_file)
@@ -127,8 +128,9 @@ std::shared_ptr<WeftAgent> makeAgent(const c10::intrusive_ptr<c10d::Store>& stor
   config.faults = std::move(faults);
   config.rref_hooks = rrefHooks();
   config.thread_hooks = threadHooks();
-  return WeftAgent::create(std::move(config),
-                           std::make_unique<weft::rpc::ServesScripts<RequestCallbackImpl>>());
+  return WeftAgent::create(
+      std::move(config),
+      std::make_unique<weft::rpc::ServesScripts<RequestCallbackImpl>>(options.request_policy));
 }
 
 void bindAgent(py::module_& module) {
