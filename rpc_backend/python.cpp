@@ -5,6 +5,7 @@
 
 #include "rpc_backend/env.h"
 #include "rpc_backend/script_service.h"
+#include "rpc_backend/shared_tensor.h"
 #include "rpc_backend/weft_agent.h"
 
 namespace py = pybind11;
@@ -168,6 +169,16 @@ void bindAgent(py::module_& module) {
       .def_property_readonly("store", &WeftAgent::store);
 }
 
+void bindMemory(py::module_& module) {
+  module.def(
+      "empty_exported",
+      [](const std::vector<std::int64_t>& sizes, at::ScalarType dtype) {
+        return weft::rpc::emptyExported(sizes, dtype);
+      },
+      py::arg("sizes"), py::arg("dtype"), py::call_guard<py::gil_scoped_release>(),
+      "A CPU tensor in memory that is sent without a copy; see weft.empty.");
+}
+
 void bindEnvironment(py::module_& module) {
   module.def(
       "environment",
@@ -190,5 +201,6 @@ void weft::rpc::bind(py::module_& module) {
   py::module_::import("torch._C._distributed_rpc");
   bindOptions(module);
   bindAgent(module);
+  bindMemory(module);
   bindEnvironment(module);
 }
