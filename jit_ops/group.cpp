@@ -36,6 +36,8 @@ c10::StrongTypePtr resolveType(const c10::QualifiedName& name) {
   }
 }
 
+constexpr rpc::RequestPolicy kPolicy = rpc::RequestPolicy::kScript;
+
 rpc::WeftAgent::Config toConfig(JoinOptions options) {
   rpc::WeftAgent::Config config;
   config.name = std::move(options.name);
@@ -43,7 +45,7 @@ rpc::WeftAgent::Config toConfig(JoinOptions options) {
   config.world_size = options.world_size;
   config.device_count = static_cast<int>(torch::cuda::device_count());
   config.options = std::move(options.rpc);
-  config.options.request_policy = rpc::RequestPolicy::kScript;
+  config.options.request_policy = kPolicy;
   if (config.options.master_host.empty())
     config.options.master_host = ops::masterHost(options.init_method);
   config.store = options.store;
@@ -66,9 +68,9 @@ std::shared_ptr<Group> Group::join(JoinOptions options) {
   std::shared_ptr<Group> group(new Group(options.name, options.rank));
   // Before anybody can call: gradients may come with the first request.
   torch::distributed::autograd::DistAutogradContainer::init(options.rank);
-  auto agent =
-      rpc::WeftAgent::create(toConfig(std::move(options)),
-                             std::make_unique<rpc::ServesScripts<trpc::RequestCallbackNoPython>>());
+  auto agent = rpc::WeftAgent::create(
+      toConfig(std::move(options)),
+      std::make_unique<rpc::ServesScripts<trpc::RequestCallbackNoPython>>(kPolicy));
   agent->setTypeResolver(std::make_shared<trpc::TypeResolver>(&resolveType));
   trpc::RpcAgent::setCurrentRpcAgent(agent);
   group->agent_ = agent;

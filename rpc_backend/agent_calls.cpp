@@ -129,7 +129,7 @@ c10::intrusive_ptr<WeftAgent::JitFuture> WeftAgent::send(const WorkerInfo& to,
       timeout_seconds == kUnsetRpcTimeout ? getRpcTimeout() : toTimeout(timeout_seconds);
   const DeviceMap map = device_map.empty() ? getDeviceMap(to) : device_map;
   std::uint64_t call = 0;
-  const auto type = innermostType(message->type(), message->payload());
+  const auto type = innermost(message->type(), message->payload()).type;
   auto future = startCall(id, static_cast<std::uint16_t>(type), timeout, call);
   const milliseconds hold = faults_ ? faults_->delay(message->type()) : milliseconds(0);
   if (hold.count() == 0) {

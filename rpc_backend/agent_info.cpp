@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "rpc_backend/weft_agent.h"
+#include "transport/exported_block.h"
 
 namespace weft::rpc {
 
@@ -78,6 +79,9 @@ std::unordered_map<std::string, std::string> WeftAgent::getMetrics() {
     sent += peer.bytes_sent;
     received += peer.bytes_received;
   }
+  const auto exported = transport::ExportedBlock::stats();
+  out["agent.zero_copy_bytes_sent"] = std::to_string(exported.bytes_sent);
+  out["agent.exported_bytes_held"] = std::to_string(exported.bytes_held);
   out["agent.bytes_sent"] = std::to_string(sent);
   out["agent.bytes_received"] = std::to_string(received);
   const std::uint64_t refused = stats.refused_key + stats.refused_group + stats.refused_identity +

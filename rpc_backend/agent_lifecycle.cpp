@@ -92,6 +92,7 @@ void WeftAgent::openEndpoint(const GroupSecret& secret) {
   wire.accept_successors = true;
   wire.heartbeat_interval = fromSeconds(options.heartbeat_interval);
   wire.peer_timeout = fromSeconds(options.peer_timeout);
+  wire.reconnect_timeout = fromSeconds(options.reconnect_timeout);
   wire.limits.max_message_bytes = options.max_message_bytes;
   wire.arena.enabled = env::value(env::kSharedMemory) != "0";
   wire.receive_pool = receive_pool_;

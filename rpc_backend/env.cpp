@@ -34,6 +34,9 @@ constexpr std::array kTable{
              "seconds between heartbeats to an idle peer, when the options do not say"},
     Variable{kPeerTimeout, "5",
              "seconds of silence after which a peer is lost, when the options do not say"},
+    Variable{kReconnectTimeout, "5",
+             "seconds that a broken connection may take to be made again, when the options do not "
+             "say; 0: a broken connection is a lost peer"},
     Variable{kUnixSocket, "1", "0: never use Unix sockets, not even between processes of one host"},
     Variable{kSharedMemory, "1",
              "0: nothing between processes of one host goes through shared memory: large tensors "

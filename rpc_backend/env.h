@@ -17,6 +17,7 @@ using environment::kAuthKeyFile;
 using environment::kHeartbeatInterval;
 using environment::kLogLevel;
 using environment::kPeerTimeout;
+using environment::kReconnectTimeout;
 using environment::kRequestPolicy;
 using environment::kSharedMemory;
 using environment::kSocketIfname;

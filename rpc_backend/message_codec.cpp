@@ -7,6 +7,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "rpc_backend/shared_tensor.h"
+#include "transport/exported_block.h"
+
 namespace weft::rpc {
 
 using torch::distributed::rpc::Message;
@@ -172,23 +175,6 @@ transport::Message encodeControl(WireKind kind, std::uint16_t type, std::uint64_
   return out;
 }
 
-namespace {
-
-// A tensor whose memory is `buffer`. As any other it can be resized: beyond its size it moves.
-at::Tensor tensorOver(const OwnedBuffer& buffer, c10::IntArrayRef sizes,
-                      c10::OptionalIntArrayRef strides, c10::ScalarType dtype) {
-  auto* const owner = new std::shared_ptr<void>(buffer.owner);
-  return at::for_blob(buffer.data, sizes)
-      .strides(strides)
-      .context(owner, [](void* kept) { delete static_cast<std::shared_ptr<void>*>(kept); })
-      .options(at::TensorOptions().dtype(dtype).device(c10::kCPU))
-      .allocator(c10::GetAllocator(c10::kCPU))
-      .resizeable_storage()
-      .make_tensor();
-}
-
-}  // namespace
-
 const std::vector<char>& IncomingMessage::payload() const {
   if (shared_payload_.data != nullptr) {
     // What is parsed must not change meanwhile.
@@ -319,12 +305,21 @@ transport::Result<std::shared_ptr<IncomingMessage>> IncomingMessage::parse(
   return in;
 }
 
+namespace {
+// Here, and not where the memory was mapped: the loop thread has others to serve.
+void fillPageTables(const at::Tensor& tensor) {
+  const auto* data = static_cast<const std::byte*>(tensor.const_data_ptr());
+  if (const auto block = transport::ExportedBlock::find(data, tensor.nbytes())) block->populate();
+}
+}  // namespace
+
 c10::intrusive_ptr<Message> IncomingMessage::finish() {
   payload();  // has it copied, if need be
   std::vector<at::Tensor> tensors;
   tensors.reserve(slots_.size());
   for (Slot& slot : slots_) {
     at::Tensor tensor = std::move(slot.tensor);
+    if (slot.shared) fillPageTables(tensor);
     if (slot.form == TensorForm::kPickled) {
       if (slot.shared) tensor = tensor.clone();  // what is parsed must not change meanwhile
       auto unpickled =

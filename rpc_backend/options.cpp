@@ -13,6 +13,8 @@ void WeftRpcBackendOptions::check() const {
   TORCH_CHECK(peer_timeout >= 2 * heartbeat_interval, "peer_timeout (", peer_timeout,
               " s) must be at least twice heartbeat_interval (", heartbeat_interval,
               " s): a peer must not be declared lost for one heartbeat that came late");
+  TORCH_CHECK(reconnect_timeout >= 0, "reconnect_timeout must not be negative, got ",
+              reconnect_timeout, " s; 0 means that a broken connection is a lost peer");
   TORCH_CHECK(max_message_bytes > 0, "max_message_bytes must be positive");
   TORCH_CHECK(max_inflight_bytes > 0, "max_inflight_bytes must be positive");
 }

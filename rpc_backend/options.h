@@ -23,6 +23,9 @@ struct WEFT_API WeftRpcBackendOptions : torch::distributed::rpc::RpcBackendOptio
   std::vector<c10::Device> devices;  // accelerators in use; empty: those of the maps
   double heartbeat_interval = 1.0;   // seconds
   double peer_timeout = 5.0;         // seconds of silence after which a peer is lost
+  // Seconds that a broken connection may take to be made again before its peer is lost, at most
+  // peer_timeout; 0: a broken connection is a lost peer.
+  double reconnect_timeout = 5.0;
   std::uint64_t max_message_bytes = std::uint64_t{64} << 30;
   // Bytes of requests from one peer that wait or run here; a request beyond is refused.
   std::uint64_t max_inflight_bytes = std::uint64_t{64} << 30;

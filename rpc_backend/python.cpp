@@ -5,6 +5,7 @@
 
 #include "rpc_backend/env.h"
 #include "rpc_backend/script_service.h"
+#include "rpc_backend/shared_tensor.h"
 #include "rpc_backend/weft_agent.h"
 
 namespace py = pybind11;
@@ -34,6 +35,7 @@ void bindOptions(py::module_& module) {
       .def_readwrite("devices", &WeftRpcBackendOptions::devices)
       .def_readwrite("heartbeat_interval", &WeftRpcBackendOptions::heartbeat_interval)
       .def_readwrite("peer_timeout", &WeftRpcBackendOptions::peer_timeout)
+      .def_readwrite("reconnect_timeout", &WeftRpcBackendOptions::reconnect_timeout)
       .def_readwrite("max_message_bytes", &WeftRpcBackendOptions::max_message_bytes)
       .def_readwrite("max_inflight_bytes", &WeftRpcBackendOptions::max_inflight_bytes)
       .def_readwrite("auth_key_file", &WeftRpcBackendOptions::auth_key_file)
@@ -127,8 +129,9 @@ std::shared_ptr<WeftAgent> makeAgent(const c10::intrusive_ptr<c10d::Store>& stor
   config.faults = std::move(faults);
   config.rref_hooks = rrefHooks();
   config.thread_hooks = threadHooks();
-  return WeftAgent::create(std::move(config),
-                           std::make_unique<weft::rpc::ServesScripts<RequestCallbackImpl>>());
+  return WeftAgent::create(
+      std::move(config),
+      std::make_unique<weft::rpc::ServesScripts<RequestCallbackImpl>>(options.request_policy));
 }
 
 void bindAgent(py::module_& module) {
@@ -166,6 +169,16 @@ void bindAgent(py::module_& module) {
       .def_property_readonly("store", &WeftAgent::store);
 }
 
+void bindMemory(py::module_& module) {
+  module.def(
+      "empty_exported",
+      [](const std::vector<std::int64_t>& sizes, at::ScalarType dtype) {
+        return weft::rpc::emptyExported(sizes, dtype);
+      },
+      py::arg("sizes"), py::arg("dtype"), py::call_guard<py::gil_scoped_release>(),
+      "A CPU tensor in memory that is sent without a copy; see weft.empty.");
+}
+
 void bindEnvironment(py::module_& module) {
   module.def(
       "environment",
@@ -189,5 +202,6 @@ void weft::rpc::bind(py::module_& module) {
   bindOptions(module);
   bindAgent(module);
   bindCalls(module);
+  bindMemory(module);
   bindEnvironment(module);
 }

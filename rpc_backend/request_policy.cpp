@@ -1,5 +1,6 @@
 #include "rpc_backend/request_policy.h"
 
+#include <ATen/core/function_schema.h>
 #include <c10/util/Exception.h>
 
 #include "rpc_backend/wrapped_type.h"
@@ -59,34 +60,47 @@ const char* toString(RequestPolicy policy) noexcept {
   return "?";
 }
 
-MessageType innermostType(MessageType type, const std::vector<char>& payload) {
-  std::span<const char> bytes(payload);
-  for (int depth = 0; wraps(type) && depth < kMaxWraps; ++depth) {
-    const auto inner = readWrappedType(bytes);
-    if (!inner) break;
-    type = static_cast<MessageType>(inner->type);
-    bytes = inner->inner_payload;
+Innermost innermost(MessageType type, std::span<const char> payload) {
+  Innermost found{type, payload, true};
+  for (int depth = 0; wraps(found.type); ++depth) {
+    const auto inner = depth < kMaxWraps ? readWrappedType(found.payload) : std::nullopt;
+    if (!inner) {
+      found.recognised = false;
+      break;
+    }
+    found.type = static_cast<MessageType>(inner->type);
+    found.payload = inner->inner_payload;
   }
-  return type;
+  return found;
 }
 
 std::optional<std::string> refusal(RequestPolicy policy, MessageType type,
                                    const std::vector<char>& payload) {
   // Under `registered` the restricted unpickler of weft/_registered.py decides on names.
   if (policy != RequestPolicy::kScript) return std::nullopt;
-  std::span<const char> bytes(payload);
-  for (int depth = 0; wraps(type); ++depth) {
-    const auto inner = readWrappedType(bytes);
-    if (depth == kMaxWraps || !inner) {
-      return "its wrapped message could not be recognised, and the request policy here is "
-             "\"script\"";
-    }
-    type = static_cast<MessageType>(inner->type);
-    bytes = inner->inner_payload;
+  const Innermost message = innermost(type, payload);
+  if (!message.recognised) {
+    return "its wrapped message could not be recognised, and the request policy here is "
+           "\"script\"";
   }
-  if (!carriesPython(type)) return std::nullopt;
+  if (!carriesPython(message.type)) return std::nullopt;
   return "it carries pickled Python, and the request policy here is \"script\": only TorchScript "
          "functions and built-in operators are served";
+}
+
+std::optional<std::string> refusal(RequestPolicy policy, const c10::FunctionSchema& schema) {
+  if (policy == RequestPolicy::kAny) return std::nullopt;
+  const std::string& name = schema.name();
+  const std::string how = "the request policy here is \"" + std::string(toString(policy)) + "\"";
+  if (!name.starts_with("aten::")) {
+    return name + " is not one of PyTorch's own operators (aten::), and " + how;
+  }
+  for (const c10::Argument& argument : schema.arguments()) {
+    if (argument.type()->kind() != c10::TypeKind::StringType) continue;
+    if (argument.name().find("file") == std::string::npos) continue;
+    return name + " reads or writes files, and " + how;
+  }
+  return std::nullopt;
 }
 
 }  // namespace weft::rpc

@@ -7,8 +7,8 @@
 #include <unordered_set>
 
 #include "rpc_backend/log.h"
+#include "rpc_backend/request_policy.h"
 #include "rpc_backend/torch_rrefs.h"
-#include "rpc_backend/wrapped_type.h"
 
 namespace weft::rpc {
 
@@ -19,19 +19,10 @@ using torch::distributed::rpc::RRefContext;
 
 namespace {
 
-constexpr int kMaxWraps = 4;  // torch wraps twice: profiling around autograd
-
 // The ids in the answer to a remote call, which autograd and the profiler may have wrapped.
 std::optional<ForkIds> remoteResult(MessageType type, std::span<const char> payload) {
-  for (int depth = 0;
-       type == MessageType::FORWARD_AUTOGRAD_RESP || type == MessageType::RUN_WITH_PROFILING_RESP;
-       ++depth) {
-    const auto inner = depth < kMaxWraps ? readWrappedType(payload) : std::nullopt;
-    if (!inner) return std::nullopt;
-    type = static_cast<MessageType>(inner->type);
-    payload = inner->inner_payload;
-  }
-  return type == MessageType::REMOTE_RET ? readForkIds(payload) : std::nullopt;
+  const Innermost answer = innermost(type, payload);
+  return answer.type == MessageType::REMOTE_RET ? readForkIds(answer.payload) : std::nullopt;
 }
 
 // Torch's count of ids when this thread last looked for RRefs in a message. An RRef is pickled on
@@ -194,16 +185,7 @@ bool RRefLedger::isOrphan(const RRefKey& value, Rank owner) const {
 
 std::optional<RRefKey> RRefLedger::orphanIn(const Message& message, Rank to) const {
   if (!has_orphans_.load(std::memory_order_acquire)) return std::nullopt;
-  MessageType type = message.type();
-  std::span<const char> payload = message.payload();
-  for (int depth = 0;
-       type == MessageType::FORWARD_AUTOGRAD_REQ || type == MessageType::RUN_WITH_PROFILING_REQ;
-       ++depth) {
-    const auto inner = depth < kMaxWraps ? readWrappedType(payload) : std::nullopt;
-    if (!inner) return std::nullopt;
-    type = static_cast<MessageType>(inner->type);
-    payload = inner->inner_payload;
-  }
+  const auto [type, payload, recognised] = innermost(message.type(), message.payload());
   std::optional<RRefKey> value;
   if (type == MessageType::SCRIPT_RREF_FETCH_CALL || type == MessageType::PYTHON_RREF_FETCH_CALL) {
     value = readFetchedId(payload);

@@ -11,4 +11,10 @@ std::atomic<ScriptService*> g_service{nullptr};
 void setScriptService(ScriptService* service) noexcept { g_service.store(service); }
 ScriptService* scriptService() noexcept { return g_service.load(std::memory_order_acquire); }
 
+void checkOperator(RequestPolicy policy, const torch::distributed::rpc::ScriptCall& call) {
+  if (!call.hasOp()) return;
+  const auto why = refusal(policy, call.op()->schema());
+  TORCH_CHECK(!why, "the request is refused: ", *why);
+}
+
 }  // namespace weft::rpc

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "rpc_backend/api.h"
+#include "rpc_backend/request_policy.h"
 
 namespace weft::rpc {
 
@@ -35,11 +36,18 @@ class ScriptService {
 WEFT_API void setScriptService(ScriptService* service) noexcept;
 WEFT_API ScriptService* scriptService() noexcept;
 
-// Torch's request callback with the service in front: RequestCallbackImpl where there is Python,
-// RequestCallbackNoPython elsewhere. Distributed autograd and profiling wrap these two and come
-// here by the same way. Any worker thread.
+// Throws c10::Error, which its caller gets, when `policy` refuses the built-in operator that `call`
+// names. Also of a call of this process to itself.
+WEFT_API void checkOperator(RequestPolicy policy, const torch::distributed::rpc::ScriptCall& call);
+
+// Torch's request callback with the policy on built-in operators and the service in front:
+// RequestCallbackImpl where there is Python, RequestCallbackNoPython elsewhere. Distributed
+// autograd and profiling wrap these two and come here by the same way. Any worker thread.
 template <typename Base>
 class ServesScripts : public Base {
+ public:
+  explicit ServesScripts(RequestPolicy policy) : policy_(policy) {}
+
  protected:
   using Future = c10::ivalue::Future;
   using Streams = std::vector<c10::Stream>;
@@ -47,6 +55,7 @@ class ServesScripts : public Base {
   c10::intrusive_ptr<Future> processScriptCall(torch::distributed::rpc::RpcCommandBase& rpc,
                                                const Streams& streams) const override {
     namespace trpc = torch::distributed::rpc;
+    checkOperator(policy_, static_cast<trpc::ScriptCall&>(rpc));
     auto result = run(static_cast<trpc::ScriptCall&>(rpc));
     if (!result) return Base::processScriptCall(rpc, streams);
     const auto answer = [](Future& future) {
@@ -58,6 +67,7 @@ class ServesScripts : public Base {
   c10::intrusive_ptr<Future> processScriptRemoteCall(torch::distributed::rpc::RpcCommandBase& rpc,
                                                      const Streams& streams) const override {
     auto& call = static_cast<torch::distributed::rpc::ScriptRemoteCall&>(rpc);
+    checkOperator(policy_, call);
     auto value = run(call);
     if (!value) return Base::processScriptRemoteCall(rpc, streams);
     return this->assignOwnerRRef(call.retRRefId(), call.retForkId(), value);
@@ -70,6 +80,8 @@ class ServesScripts : public Base {
     if (service == nullptr || !call.hasQualifiedName()) return nullptr;
     return service->run(call.qualifiedName().qualifiedName(), call.stackRef());
   }
+
+  const RequestPolicy policy_;
 };
 
 }  // namespace weft::rpc

@@ -17,6 +17,7 @@ inline constexpr const char* kAsProcessGroup = "WEFT_AS_PROCESS_GROUP";
 inline constexpr const char* kRequestPolicy = "WEFT_REQUEST_POLICY";
 inline constexpr const char* kHeartbeatInterval = "WEFT_HEARTBEAT_INTERVAL";
 inline constexpr const char* kPeerTimeout = "WEFT_PEER_TIMEOUT";
+inline constexpr const char* kReconnectTimeout = "WEFT_RECONNECT_TIMEOUT";
 inline constexpr const char* kUnixSocket = "WEFT_UNIX_SOCKET";
 inline constexpr const char* kSharedMemory = "WEFT_SHARED_MEMORY";
 

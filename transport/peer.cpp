@@ -431,6 +431,7 @@ void Peer::go(Error reason, bool tell) {
   tell_ = tell && !leaving_;
   arena_out_.close();
   arena_in_.reset();
+  exported_fds_.clear();
   arena_taken_.clear();
   arena_taking_.clear();
   session_.end();
@@ -471,6 +472,7 @@ Error Peer::onFrameHead(const FrameHead& head) {
 }
 
 void Peer::onFrameTaken(const FrameHead& head) {
+  exported_fds_.clear();
   arena_taken_.clear();
   arena_taking_.clear();
   const bool asked = (head.flags & FrameHead::kAckNow) != 0;

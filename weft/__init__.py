@@ -23,6 +23,7 @@ from weft import (
 from weft._process_group import ProcessGroupOptions
 from weft._registered import register_function, registered_functions
 from weft._version import __version__
+from weft.memory import empty, empty_like
 from weft.options import RpcBackendOptions
 from weft.publishing import (
     Batch,
@@ -56,6 +57,8 @@ __all__ = [
     "call_async",
     "call_remote",
     "cmake_prefix_path",
+    "empty",
+    "empty_like",
     "init_rpc",
     "library_path",
     "publish",

@@ -59,6 +59,8 @@ class RpcBackendOptions(_C.RpcBackendOptionsBase):
         devices: accelerators in use; by default those that the device maps name.
         heartbeat_interval: seconds between heartbeats to a peer that is sent nothing else.
         peer_timeout: seconds of silence after which a peer is declared lost.
+        reconnect_timeout: seconds that a broken connection may take to be made again before its
+            peer is lost, at most ``peer_timeout``; 0: a broken connection is a lost peer.
         max_message_bytes: the largest message that is accepted from a peer.
         max_inflight_bytes: bytes of one peer's unfinished requests held here, at most.
         auth_key_file: file with the group's key; default ``WEFT_AUTH_KEY_FILE``, else a key
@@ -86,6 +88,7 @@ class RpcBackendOptions(_C.RpcBackendOptionsBase):
         devices: Sequence[DeviceLike] | None = None,
         heartbeat_interval: float | None = None,
         peer_timeout: float | None = None,
+        reconnect_timeout: float | None = None,
         max_message_bytes: int | None = None,
         max_inflight_bytes: int | None = None,
         auth_key_file: str | os.PathLike[str] | None = None,
@@ -104,16 +107,15 @@ class RpcBackendOptions(_C.RpcBackendOptionsBase):
             for worker, device_map in (device_maps or {}).items()
         }
         self.devices = [_accelerator(device) for device in devices or ()]
-        self.heartbeat_interval = (
-            _from_environment("WEFT_HEARTBEAT_INTERVAL", 1.0)
-            if heartbeat_interval is None
-            else _seconds("heartbeat_interval", heartbeat_interval)
-        )
-        self.peer_timeout = (
-            _from_environment("WEFT_PEER_TIMEOUT", 5.0)
-            if peer_timeout is None
-            else _seconds("peer_timeout", peer_timeout)
-        )
+        for name, variable, value, fallback in (
+            ("heartbeat_interval", "WEFT_HEARTBEAT_INTERVAL", heartbeat_interval, 1.0),
+            ("peer_timeout", "WEFT_PEER_TIMEOUT", peer_timeout, 5.0),
+            ("reconnect_timeout", "WEFT_RECONNECT_TIMEOUT", reconnect_timeout, 5.0),
+        ):
+            seconds = (
+                _from_environment(variable, fallback) if value is None else _seconds(name, value)
+            )
+            setattr(self, name, seconds)
         for name, value in (
             ("max_message_bytes", max_message_bytes),
             ("max_inflight_bytes", max_inflight_bytes),

@@ -178,6 +178,61 @@ def send_256m() -> Figures:
     return _send("256 MiB", 256 << 20, 4)
 
 
+def read(tensor: torch.Tensor) -> None:
+    """As ``take``, and the receiver reads all of it."""
+    tensor.sum()
+
+
+def _send_in_turns(label: str, make: Callable[[], dict[str, Callable[[], object]]]) -> Figures:
+    """GB/s of 256 MiB in several ways, which take turns."""
+    size = 256 << 20
+    times: dict[str, list[float]] = {}
+    for turn in range(5):
+        for name, step in make().items():
+            start = time.perf_counter()
+            step()
+            if turn >= 2:  # before, memory was made warm
+                times.setdefault(name, []).append(time.perf_counter() - start)
+    return {
+        f"{label} {name} gb_s": size / sorted(taken)[len(taken) // 2] / 1e9
+        for name, taken in times.items()
+    }
+
+
+def send_weft_empty() -> Figures:
+    """256 MiB of ``weft.empty`` beside ordinary memory: the same tensor again, and a new one each
+    time; to a receiver that only takes it, and to one that reads it."""
+    import weft
+
+    size = 256 << 20
+
+    def send(function: Callable[..., object], tensor: torch.Tensor) -> None:
+        rpc.rpc_sync(PEER, function, args=(tensor,), timeout=120)
+
+    same = {
+        "ordinary": torch.empty(size, dtype=torch.uint8).fill_(1),
+        "weft.empty": weft.empty(size, dtype=torch.uint8).fill_(1),
+    }
+    makers = {"ordinary": torch.empty, "weft.empty": weft.empty}
+    figures: Figures = {}
+    for function in (take, read):
+        what = f"256 MiB {function.__name__}"
+        figures |= _send_in_turns(
+            f"{what}, again",
+            lambda function=function: {
+                name: lambda tensor=tensor: send(function, tensor) for name, tensor in same.items()
+            },
+        )
+        figures |= _send_in_turns(
+            f"{what}, made and filled",
+            lambda function=function: {
+                name: lambda make=make: send(function, make(size, dtype=torch.uint8).fill_(1))
+                for name, make in makers.items()
+            },
+        )
+    return figures
+
+
 def many_tensors() -> Figures:
     tensors = [torch.ones(1024) for _ in range(200)]
     times = _time_each(30, lambda: rpc.rpc_sync(PEER, take, args=tuple(tensors)), warm_up=3)
@@ -232,6 +287,7 @@ METRICS: dict[str, Callable[[], Figures]] = {
     "send_1m": send_1m,
     "send_16m": send_16m,
     "send_256m": send_256m,
+    "send_weft_empty": send_weft_empty,
     "many_tensors": many_tensors,
     "state_dict": state_dict,
     "cpu_per_call": cpu_per_call,

@@ -52,6 +52,14 @@ def test_two_workers_and_a_remote_module():
     assert "(128, 20) went to worker1, (128, 30) came back" in outputs[0]
 
 
+def test_weights_for_several_actors():
+    if BACKEND != "WEFT":
+        pytest.skip("weft.empty is Weft's")
+    module = ["-m", "examples.weights.worker", "--world-size", "3"]
+    outputs = run_all([[*module, "--rank", str(rank)] for rank in range(3)])
+    assert "5 rounds, 2 actors, 40 MiB went without a copy" in outputs[0]
+
+
 def listings() -> dict[str, str]:
     """The quickstart's Python listings, by the file name in their first line."""
     text = (ROOT / "docs" / "quickstart.md").read_text()

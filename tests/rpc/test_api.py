@@ -43,6 +43,8 @@ def alone():
         ({"rpc_timeout": float("inf")}, "ValueError", "rpc_timeout"),
         ({"peer_timeout": 0.5}, "ValueError", "must be at least twice heartbeat_interval"),
         ({"heartbeat_interval": 3, "peer_timeout": 3}, "ValueError", "at least twice"),
+        ({"reconnect_timeout": -1}, "ValueError", "reconnect_timeout must not be negative"),
+        ({"reconnect_timeout": "5"}, "TypeError", "reconnect_timeout must be a number of seconds"),
         ({"max_message_bytes": 0}, "ValueError", "max_message_bytes must be positive"),
         ({"max_message_bytes": 1.5}, "TypeError", "max_message_bytes must be an int"),
         ({"max_inflight_bytes": -4}, "ValueError", "max_inflight_bytes must be positive"),
@@ -67,6 +69,7 @@ def option_values() -> dict:
         init_method="tcp://h:1",
         heartbeat_interval=2,
         peer_timeout=9.5,
+        reconnect_timeout=0,
         max_message_bytes=1 << 40,
         auth_key_file="/some/file",
         interface="lo",
@@ -80,6 +83,7 @@ def option_values() -> dict:
         "init_method",
         "heartbeat_interval",
         "peer_timeout",
+        "reconnect_timeout",
         "max_message_bytes",
         "auth_key_file",
         "interface",
@@ -102,18 +106,20 @@ def test_options_keep_what_they_were_given(alone):
     assert values["rpc_timeout"] == 7
     assert values["init_method"] == "tcp://h:1"
     assert (values["heartbeat_interval"], values["peer_timeout"]) == (2, 9.5)
+    assert values["reconnect_timeout"] == 0
     assert values["max_message_bytes"] == 1 << 40
     assert (values["auth_key_file"], values["interface"]) == ("/some/file", "lo")
     assert values["request_policy"] == "script"
     assert values["map"] == ["cpu>cpu", "cuda:0>cuda:1"]
     assert "1-to-1" in values["twice"]
-    assert values["defaults"] == [16, 60, "env://", 1, 5, 64 << 30, "", "", "any"]
+    assert values["defaults"] == [16, 60, "env://", 1, 5, 5, 64 << 30, "", "", "any"]
 
 
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
         ("WEFT_PEER_TIMEOUT", "soon", "WEFT_PEER_TIMEOUT must be a number of seconds, got 'soon'"),
+        ("WEFT_RECONNECT_TIMEOUT", "-1", "WEFT_RECONNECT_TIMEOUT must not be negative"),
         ("WEFT_HEARTBEAT_INTERVAL", "9", "must be at least twice heartbeat_interval"),
     ],
 )

@@ -232,6 +232,36 @@ def test_script_unpickles_nothing(tmp_path, policy):
         group.shutdown()
 
 
+def map_a_file(way: str, path: str) -> str:
+    """torch.from_file creates the file, where somebody runs it."""
+    import torch
+    import torch.distributed.rpc as rpc
+
+    options = {"shared": True, "size": 8, "dtype": torch.uint8}
+    call = {"args": (path,), "kwargs": options}
+    try:
+        if way == "sync":
+            return repr(rpc.rpc_sync("worker1", torch.from_file, **call))
+        return repr(rpc.remote("worker1", torch.from_file, **call)._get_future().wait())
+    except RuntimeError as error:
+        return f"RuntimeError: {error}"
+
+
+@pytest.mark.parametrize("policy", ["any", "registered", "script"])
+@pytest.mark.parametrize("way", ["sync", "remote"])
+def test_operators_that_reach_files(tmp_path, policy, way):
+    file = tmp_path / "created"
+    with Group(2, per_rank=[{}, {"request_policy": policy}]) as group:
+        text = group[0].call(map_a_file, way, str(file))
+        assert file.exists() == (policy == "any"), text
+        if policy != "any":
+            assert (
+                f'aten::from_file reads or writes files, and the request policy here is "{policy}"'
+                in text
+            )
+        group.shutdown()
+
+
 def test_script_refuses_an_answer_that_is_python(tmp_path):
     """worker0 serves scripts only, and asks worker1 for Python: its answer is not unpickled."""
     with Group(2, per_rank=[{"request_policy": "script"}, {}]) as group:

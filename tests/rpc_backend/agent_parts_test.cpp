@@ -2,6 +2,7 @@
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/rpc/utils.h>
+#include <torch/csrc/jit/runtime/operator.h>
 #include <torch/csrc/jit/serialization/pickle.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
@@ -118,10 +119,11 @@ TEST(RequestPolicy, ScriptSeesThroughWhatTorchWraps) {
     EXPECT_FALSE(refusal(RequestPolicy::kRegistered, python, body));
     const auto once = wrapped(python, body);
     EXPECT_TRUE(refusal(RequestPolicy::kScript, FORWARD_AUTOGRAD_REQ, once));
-    EXPECT_EQ(innermostType(FORWARD_AUTOGRAD_REQ, once), python);
+    EXPECT_EQ(innermost(FORWARD_AUTOGRAD_REQ, once).type, python);
     const auto twice = wrapped(FORWARD_AUTOGRAD_REQ, once);
     EXPECT_TRUE(refusal(RequestPolicy::kScript, RUN_WITH_PROFILING_REQ, twice));
-    EXPECT_EQ(innermostType(RUN_WITH_PROFILING_REQ, twice), python);
+    EXPECT_EQ(innermost(RUN_WITH_PROFILING_REQ, twice).type, python);
+    EXPECT_EQ(innermost(RUN_WITH_PROFILING_REQ, twice).payload.size(), body.size());
   }
   for (const MessageType script : {SCRIPT_CALL, SCRIPT_REMOTE_CALL, SCRIPT_RREF_FETCH_CALL}) {
     const auto twice = wrapped(FORWARD_AUTOGRAD_REQ, wrapped(script, body));
@@ -137,9 +139,34 @@ TEST(RequestPolicy, ScriptRefusesWrappersThatItCannotRead) {
   for (int i = 0; i < 10; ++i)
     deep = wrapped(FORWARD_AUTOGRAD_REQ, deep);
   EXPECT_TRUE(refusal(RequestPolicy::kScript, FORWARD_AUTOGRAD_REQ, deep));
+  EXPECT_FALSE(innermost(FORWARD_AUTOGRAD_REQ, deep).recognised);
+  EXPECT_FALSE(innermost(FORWARD_AUTOGRAD_REQ, {}).recognised);
+  EXPECT_TRUE(innermost(PYTHON_CALL, {}).recognised);
   EXPECT_THROW(parseRequestPolicy("none"), c10::Error);
   for (const char* name : {"any", "registered", "script"})
     EXPECT_STREQ(toString(parseRequestPolicy(name)), name);
+}
+
+// All that this process has loaded.
+TEST(RequestPolicy, OperatorsThatReachFilesAreRefused) {
+  std::set<std::string> refused;
+  int served = 0;
+  for (const auto& op : torch::jit::getAllOperators()) {
+    const c10::FunctionSchema& schema = op->schema();
+    EXPECT_FALSE(refusal(RequestPolicy::kAny, schema));
+    const auto why = refusal(RequestPolicy::kScript, schema);
+    EXPECT_EQ(refusal(RequestPolicy::kRegistered, schema).has_value(), why.has_value());
+    const bool own = schema.name().starts_with("aten::");
+    if (!own) {
+      EXPECT_TRUE(why) << schema.name();
+    } else if (why) {
+      refused.insert(schema.name());
+    } else {
+      ++served;
+    }
+  }
+  EXPECT_EQ(refused, (std::set<std::string>{"aten::from_file", "aten::save"}));
+  EXPECT_GT(served, 1000);
 }
 
 // Records.

@@ -1,0 +1,21 @@
+// Tensors over memory that Weft obtained: received, or to be sent without a copy.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "rpc_backend/api.h"
+#include "transport/buffer.h"
+
+namespace weft::rpc {
+
+// A tensor whose memory is `buffer`. As any other it can be resized: beyond its size it moves. No
+// strides: it is contiguous.
+at::Tensor tensorOver(const transport::OwnedBuffer& buffer, c10::IntArrayRef sizes,
+                      c10::OptionalIntArrayRef strides, c10::ScalarType dtype);
+
+// A contiguous CPU tensor, unfilled, in an ExportedBlock of its own. An ordinary one when it would
+// be smaller than such a block's least size, or when no more of them are to be had (logged once).
+// Throws c10::Error for sizes and types of which there are no tensors. Any thread.
+WEFT_API at::Tensor emptyExported(c10::IntArrayRef sizes, c10::ScalarType dtype);
+
+}  // namespace weft::rpc
