@@ -105,8 +105,9 @@ std::uint64_t WarmPool::trim(std::uint64_t keep, std::uint64_t most) {
   std::uint64_t given = 0;
   // From the end: what lies low is used first.
   const auto& ranges = allocator_.freeRanges();
-  for (auto range = ranges.rbegin(); range != ranges.rend(); ++range) {
-    const auto [offset, size] = *range;
+  auto range = ranges.rbegin();
+  while (range != ranges.rend()) {
+    const auto [offset, size] = *range++;
     const std::uint64_t first = roundUp(offset) / kChunk;
     for (std::uint64_t chunk = (offset + size) / kChunk; chunk > first; --chunk) {
       if (given >= most || heldBytes() <= keep) return given;
