@@ -67,7 +67,13 @@ class ServesScripts : public Base {
   c10::intrusive_ptr<Future> processScriptRemoteCall(torch::distributed::rpc::RpcCommandBase& rpc,
                                                      const Streams& streams) const override {
     auto& call = static_cast<torch::distributed::rpc::ScriptRemoteCall&>(rpc);
-    checkOperator(policy_, call);
+    try {
+      checkOperator(policy_, call);
+    } catch (...) {
+      // The RRef's value is the error, so that whoever asks for it does not wait.
+      return this->assignOwnerRRef(call.retRRefId(), call.retForkId(),
+                                   this->asFuture(std::current_exception()));
+    }
     auto value = run(call);
     if (!value) return Base::processScriptRemoteCall(rpc, streams);
     return this->assignOwnerRRef(call.retRRefId(), call.retForkId(), value);

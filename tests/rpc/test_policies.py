@@ -242,7 +242,7 @@ def map_a_file(way: str, path: str) -> str:
     try:
         if way == "sync":
             return repr(rpc.rpc_sync("worker1", torch.from_file, **call))
-        return repr(rpc.remote("worker1", torch.from_file, **call)._get_future().wait())
+        return repr(rpc.remote("worker1", torch.from_file, **call).to_here(timeout=20))
     except RuntimeError as error:
         return f"RuntimeError: {error}"
 
