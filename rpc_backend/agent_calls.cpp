@@ -32,6 +32,11 @@ bool waitsInTorch(MessageType type) {
   return type == MessageType::SCRIPT_RREF_FETCH_CALL || type == MessageType::PYTHON_RREF_FETCH_CALL;
 }
 
+// A collected RRef may send its own message from the thread that is about to wait for its call.
+bool rpcSyncMakes(MessageType type) {
+  return type == MessageType::SCRIPT_CALL || type == MessageType::PYTHON_CALL;
+}
+
 // What torch begins a text with that tells the kind of error (makeRPCError).
 constexpr const char* kErrorPrefix = "RPCErr:";
 
@@ -77,7 +82,7 @@ c10::intrusive_ptr<WeftAgent::JitFuture> WeftAgent::startCall(worker_id_t to, st
   call.timeout = timeout;
   call.started = Clock::now();
   Completion displaced;
-  call.seat = AnswerSeat::claim(displaced);
+  if (rpcSyncMakes(static_cast<MessageType>(type))) call.seat = AnswerSeat::claim(displaced);
   if (displaced) completers_.run(std::move(displaced));
   const auto deadline = call.deadline();
   auto future = call.future;
