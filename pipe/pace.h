@@ -27,7 +27,8 @@ class Pace {
   // Each way is measured so often before it is chosen. The best run counts: what disturbs one only
   // adds to it.
   static constexpr unsigned kTrials = 3;
-  // Threads must promise, and then take, at most this share of the time in line.
+  // Threads must promise, and then take, at most this share of the time in line. Those that pay
+  // already are kept until they cost more than none: what differs from run to run is a tenth too.
   static constexpr double kWorthwhile = 0.9;
   // Tasks shorter than this, in seconds, stay in line: a few hand-overs that come late eat the
   // gain.
@@ -77,7 +78,8 @@ class Pace {
     if (state_ != PaceState::kTrial) return;
     threads_.add(seconds);
     if (threads_.runs < trials_) return;
-    const bool pays = threads_.seconds < kWorthwhile * in_line_.seconds;
+    const double share = best_ == Running::kThreads ? 1 : kWorthwhile;
+    const bool pays = threads_.seconds < share * in_line_.seconds;
     judge(pays ? Running::kThreads : Running::kInline);
   }
 

@@ -235,6 +235,14 @@ TEST(Pace, CorrectsABadJudgementSoon) {
   EXPECT_GT(runs.threads, 80);
 }
 
+TEST(Pace, KeepsThreadsUntilTheyCostMoreThanNone) {
+  Pace pace;
+  (void)runAtPace(pace, 50, 1e-3, 0.75e-3, 0.5e-3);
+  EXPECT_GT(runAtPace(pace, 300, 1e-3, 0.95e-3, 0.5e-3).threads, 280);
+  (void)runAtPace(pace, 200, 1e-3, 1.1e-3, 0.5e-3);
+  EXPECT_LT(runAtPace(pace, 100, 1e-3, 1.1e-3, 0.5e-3).threads, 20);
+}
+
 TEST(Pace, JudgesAgainWhenTasksGetLonger) {
   Pace pace;
   (void)runAtPace(pace, 500, 5e-6, 6e-6, 6e-6);
