@@ -13,6 +13,7 @@
 
 #include "jit_ops/fit.h"
 #include "jit_ops/service.h"
+#include "rpc_backend/seated.h"
 #include "transport/spin.h"
 
 namespace weft::ops {
@@ -131,8 +132,9 @@ at::IValue waitFor(Future& future) {
 }
 
 at::IValue call(Call call, const c10::TypePtr& type) {
+  const rpc::Seated seated;
   const FuturePtr answer = send(call);
-  // The answer is taken apart here, not on the agent's thread that completes it.
+  rpc::AnswerSeat::wait();
   try {
     waitFor(*answer);
   } catch (const std::exception& error) {

@@ -5,6 +5,7 @@
 
 #include "jit_ops/weft.h"
 #include "rpc_backend/log.h"
+#include "rpc_backend/seated.h"
 
 namespace weft {
 
@@ -30,8 +31,12 @@ Future rpcAsync(const std::string& worker, const std::string& what, Values args,
 
 at::IValue rpcSync(const std::string& worker, const std::string& what, Values args,
                    const CallOptions& options) {
-  if (isOperator(what))
-    return wait(ops::callOperator(worker, what, std::move(args), options.timeout));
+  if (isOperator(what)) {
+    const rpc::Seated seated;
+    const Future answer = ops::callOperator(worker, what, std::move(args), options.timeout);
+    rpc::AnswerSeat::wait();
+    return wait(answer);
+  }
   return ops::call(toCall(worker, what, std::move(args), options));
 }
 

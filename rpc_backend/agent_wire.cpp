@@ -69,13 +69,15 @@ void WeftAgent::onMessage(std::int32_t from, std::span<const std::byte> /*header
   }
 }
 
+void WeftAgent::noteLoss(worker_id_t peer, const transport::Error& reason) {
+  const std::lock_guard lock(loss_mutex_);
+  losses_[peer] = former_losses_[peer] = reason.text();
+}
+
 void WeftAgent::onPeerLost(const transport::PeerLoss& loss) {
   const auto peer = static_cast<worker_id_t>(loss.rank);
   reading_.erase(loss.rank);
-  {
-    const std::lock_guard lock(loss_mutex_);
-    losses_[peer] = former_losses_[peer] = loss.reason.text();
-  }
+  noteLoss(peer, loss.reason);
   rrefs_.lose(peer);
   completers_.run([self = shared_from_this(), peer] { self->rrefs_.orphan(peer); });
   if (!closing_ && loss.reason.code() != transport::ErrorCode::kPeerClosed) {
@@ -100,6 +102,11 @@ void WeftAgent::onSendFailed(std::int32_t to, std::span<const std::byte> header,
   WireHeader head;
   if (!WireReader(header).header(head)) return;
   if (head.kind != WireKind::kRequest && head.kind != WireKind::kControl) return;
+  // onPeerLost follows at once; but what this call's failure sets going on other threads asks for
+  // the loss before. An endpoint that closes has lost nobody.
+  if (reason.code() != transport::ErrorCode::kShutdown) {
+    noteLoss(static_cast<worker_id_t>(to), reason);
+  }
   if (auto call = pending_.take(head.call_id, static_cast<worker_id_t>(to))) {
     failCall(std::move(*call), reason.text());
   }

@@ -10,9 +10,9 @@
 #include <string>
 #include <unordered_map>
 
-#include "rpc_backend/answer_seat.h"
 #include "rpc_backend/builtin_call.h"
 #include "rpc_backend/python.h"
+#include "rpc_backend/seated.h"
 #include "rpc_backend/weft_agent.h"
 
 namespace py = pybind11;
@@ -26,16 +26,8 @@ using torch::distributed::rpc::WorkerInfo;
 using torch::jit::Operator;
 using torch::jit::Stack;
 using weft::rpc::AnswerSeat;
+using weft::rpc::Seated;
 using weft::rpc::WeftAgent;
-
-// Ends the wait of a call that could not be sent.
-class Seated {
- public:
-  Seated() { AnswerSeat::take(); }
-  ~Seated() { AnswerSeat::leave(); }
-  Seated(const Seated&) = delete;
-  Seated& operator=(const Seated&) = delete;
-};
 
 // Arguments with which torch's choice among an operator's overloads depends on nothing but what is
 // written here. False: it may depend on more.

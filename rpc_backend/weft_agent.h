@@ -172,6 +172,7 @@ class WEFT_API WeftAgent : public torch::distributed::rpc::RpcAgent,
                     const transport::Error& reason) override;
   bool wants(std::int32_t from, std::span<const std::byte> header,
              std::span<const std::uint64_t> sizes);
+  void noteLoss(worker_id_t peer, const transport::Error& reason);
 
   const Config config_;
   Membership membership_;

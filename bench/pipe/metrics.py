@@ -130,10 +130,17 @@ def _overlaps(side: Side, layers: list[nn.Module], batch_of: Callable[[int], Ten
 
 
 def overlap_busy(side: Side) -> Figures:
-    """How much faster two computing stages are side by side."""
+    """How much faster two computing stages are side by side.
+
+    The batch asks for its gradient: else the first stage has a product less in backward, and the ideal
+    would not be that of equal stages.
+    """
     layers = [stages.busy() for _ in range(STAGES)]
     return _overlaps(
-        side, layers, lambda chunks: torch.randn(chunks * BUSY_ROWS, stages.WIDE), "busy"
+        side,
+        layers,
+        lambda chunks: torch.randn(chunks * BUSY_ROWS, stages.WIDE, requires_grad=True),
+        "busy",
     )
 
 

@@ -1,10 +1,13 @@
-"""The processes of one side, as the benchmark sees them."""
+"""The processes of one side, as the benchmark sees them. While another side is measured they are
+stopped (SIGSTOP): torch's Pipe needs TensorPipe, which spins when idle and would be measured too.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -37,6 +40,11 @@ class Peer:
             for rank in range(2 if side == "pipelining" else 1)
         ]
         self.version = self._answers()[0]["torch"]
+        self._signal(signal.SIGSTOP)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self._processes:
+            process.send_signal(number)
 
     def _answers(self) -> list:
         answers = []
@@ -52,11 +60,14 @@ class Peer:
 
     def measure(self, name: str) -> dict[str, float]:
         """Runs a metric."""
+        self._signal(signal.SIGCONT)
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.write(f"{name}\n")
             process.stdin.flush()
-        return self._answers()[0]
+        figures = self._answers()[0]
+        self._signal(signal.SIGSTOP)
+        return figures
 
     def close(self) -> None:
         """Ends the processes."""

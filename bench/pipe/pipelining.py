@@ -106,7 +106,7 @@ def measure(name: str) -> Figures:
     layers = [make() for _ in range(metrics.STAGES)]
     for chunks in metrics.OVERLAPS:
         shape = (chunks, 1) if asleep else (chunks * metrics.BUSY_ROWS, stages.WIDE)
-        batch = torch.randn(*shape)
+        batch = torch.randn(*shape, requires_grad=not asleep)  # as metrics.overlap_busy
         hand, ours = _by_hand(layers, batch, chunks), _both(layers, batch, chunks, 8)
         for way in ("forward", "both ways"):
             label = "asleep" if asleep else "busy"
