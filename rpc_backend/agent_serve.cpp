@@ -87,7 +87,8 @@ void WeftAgent::serve(worker_id_t from, std::uint64_t id, RRefLedger::Seen seen,
     const c10::intrusive_ptr<Message> request = take();
     std::optional<ProfilerCallbacksGuard> profiler;
     if (request->type() == MessageType::RUN_WITH_PROFILING_REQ) profiler.emplace();
-    const c10::intrusive_ptr<Message> answer = serveBuiltin(*request);
+    const c10::intrusive_ptr<Message> answer =
+        serveBuiltin(*request, config_.options.request_policy);
     result = answer != nullptr ? completed(answer) : cb_->operator()(*request, streams);
   } catch (...) {
     result = c10::make_intrusive<JitFuture>(at::AnyClassType::get());

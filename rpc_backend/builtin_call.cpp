@@ -113,7 +113,7 @@ bool stillRegistered(const std::shared_ptr<Operator>& op) {
   return std::find(all.begin(), all.end(), op) != all.end();
 }
 
-c10::intrusive_ptr<Message> serveBuiltin(const Message& request) {
+c10::intrusive_ptr<Message> serveBuiltin(const Message& request, RequestPolicy policy) {
   if (!looksBuiltin(request) || profiled()) return nullptr;
   try {
     const at::IValue value = torch::jit::unpickle(
@@ -126,6 +126,7 @@ c10::intrusive_ptr<Message> serveBuiltin(const Message& request) {
     if (!name.starts_with(kAtenOnTheWire) || !values.back().isString()) return nullptr;
     const auto op = operatorOf(name, values.back().toStringRef());
     if (op == nullptr || op->schema().returns().size() != 1) return nullptr;
+    if (refusal(policy, op->schema())) return nullptr;
     values.pop_back();
     op->getOperation()(values);
     if (values.size() != 1) return nullptr;

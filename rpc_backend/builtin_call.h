@@ -16,6 +16,7 @@
 #include <memory>
 
 #include "rpc_backend/api.h"
+#include "rpc_backend/request_policy.h"
 
 namespace weft::rpc {
 
@@ -27,9 +28,10 @@ WEFT_API c10::intrusive_ptr<torch::distributed::rpc::Message> encodeBuiltin(
 // True while `op` is registered: an operator that a program defined may be taken away again.
 WEFT_API bool stillRegistered(const std::shared_ptr<torch::jit::Operator>& op);
 
-// Runs a SCRIPT_CALL that names a built-in operator and returns its answer. Null for any other
-// request and for one that fails: torch serves it, and words the failure.
+// Runs a SCRIPT_CALL that names a built-in operator which peers may run under `policy`, and returns
+// its answer. Null for any other request and for one that fails: it goes torch's way, where the
+// failure or the refusal (script_service.h) gets its words.
 WEFT_API c10::intrusive_ptr<torch::distributed::rpc::Message> serveBuiltin(
-    const torch::distributed::rpc::Message& request);
+    const torch::distributed::rpc::Message& request, RequestPolicy policy);
 
 }  // namespace weft::rpc

@@ -91,14 +91,16 @@ std::optional<std::string> refusal(RequestPolicy policy, MessageType type,
 std::optional<std::string> refusal(RequestPolicy policy, const c10::FunctionSchema& schema) {
   if (policy == RequestPolicy::kAny) return std::nullopt;
   const std::string& name = schema.name();
-  const std::string how = "the request policy here is \"" + std::string(toString(policy)) + "\"";
+  const auto how = [&] {
+    return "the request policy here is \"" + std::string(toString(policy)) + "\"";
+  };
   if (!name.starts_with("aten::")) {
-    return name + " is not one of PyTorch's own operators (aten::), and " + how;
+    return name + " is not one of PyTorch's own operators (aten::), and " + how();
   }
   for (const c10::Argument& argument : schema.arguments()) {
     if (argument.type()->kind() != c10::TypeKind::StringType) continue;
     if (argument.name().find("file") == std::string::npos) continue;
-    return name + " reads or writes files, and " + how;
+    return name + " reads or writes files, and " + how();
   }
   return std::nullopt;
 }

@@ -6,6 +6,8 @@
 #include <torch/csrc/distributed/rpc/script_call.h>
 #include <torch/csrc/jit/serialization/pickle.h>
 
+#include <filesystem>
+
 namespace weft::rpc {
 namespace {
 
@@ -45,7 +47,8 @@ TEST(BuiltinCall, IsServedAsTorchWould) {
   const at::Tensor a = at::arange(6).reshape({2, 3});
   for (int again = 0; again < 2; ++again) {
     const auto answer =
-        serveBuiltin(*encodeBuiltin(overload("aten::add", "Tensor"), {a, a, at::Scalar(3)}));
+        serveBuiltin(*encodeBuiltin(overload("aten::add", "Tensor"), {a, a, at::Scalar(3)}),
+                     RequestPolicy::kAny);
     ASSERT_NE(answer, nullptr);
     EXPECT_EQ(answer->type(), MessageType::SCRIPT_RET);
     const auto value = torch::jit::unpickle(answer->payload().data(), answer->payload().size(),
@@ -57,27 +60,44 @@ TEST(BuiltinCall, IsServedAsTorchWould) {
 TEST(BuiltinCall, LeavesToTorchWhatFails) {
   const auto request =
       encodeBuiltin(overload("aten::add", "Tensor"), {at::ones({2}), at::ones({3}), at::Scalar(1)});
-  EXPECT_EQ(serveBuiltin(*request), nullptr);
+  EXPECT_EQ(serveBuiltin(*request, RequestPolicy::kAny), nullptr);
+}
+
+// The way around torch must not be one around the policy.
+TEST(BuiltinCall, LeavesToTorchWhatThePolicyRefuses) {
+  const std::string file = ::testing::TempDir() + "builtin_call_test.created";
+  std::filesystem::remove(file);
+  const at::IValue none;
+  const auto request =
+      encodeBuiltin(overload("aten::from_file", ""), {file, true, 8, at::kByte, none, none, none});
+  const auto harmless = encodeBuiltin(overload("aten::neg", ""), {at::ones({2})});
+  for (const RequestPolicy policy : {RequestPolicy::kRegistered, RequestPolicy::kScript}) {
+    EXPECT_EQ(serveBuiltin(*request, policy), nullptr);
+    EXPECT_FALSE(std::filesystem::exists(file));
+    EXPECT_NE(serveBuiltin(*harmless, policy), nullptr);
+  }
+  EXPECT_NE(serveBuiltin(*request, RequestPolicy::kAny), nullptr);
+  EXPECT_TRUE(std::filesystem::remove(file));
 }
 
 TEST(BuiltinCall, LeavesToTorchWhatIsNoBuiltin) {
   const auto scripted =
       ScriptCall(c10::QualifiedName("__torch__.f"), Stack{at::IValue("torch.ops.aten.add")})
           .toMessage();
-  EXPECT_EQ(serveBuiltin(*scripted), nullptr);
+  EXPECT_EQ(serveBuiltin(*scripted, RequestPolicy::kAny), nullptr);
   const auto python =
       message(std::vector<char>(40, 'x'), std::vector<at::Tensor>(), MessageType::PYTHON_CALL);
-  EXPECT_EQ(serveBuiltin(*python), nullptr);
+  EXPECT_EQ(serveBuiltin(*python, RequestPolicy::kAny), nullptr);
 }
 
 TEST(BuiltinCall, LeavesToTorchWhatIsMalformed) {
   const auto whole = encodeBuiltin(overload("aten::neg", ""), {at::ones({2})});
-  ASSERT_NE(serveBuiltin(*whole), nullptr);
+  ASSERT_NE(serveBuiltin(*whole, RequestPolicy::kAny), nullptr);
   for (std::size_t cut = 1; cut < whole->payload().size(); cut += 7) {
     std::vector<char> payload(whole->payload().begin(),
                               whole->payload().end() - static_cast<std::ptrdiff_t>(cut));
     const auto request = message(std::move(payload), {at::ones({2})}, MessageType::SCRIPT_CALL);
-    EXPECT_EQ(serveBuiltin(*request), nullptr);
+    EXPECT_EQ(serveBuiltin(*request, RequestPolicy::kAny), nullptr);
   }
 }
 

@@ -153,13 +153,13 @@ TEST(Namespaces, ResetConnectionsLoseNothing) {
       std::thread breaker([&] {
         std::mt19937 random(static_cast<unsigned>(rank));
         while (!over.load()) {
-          std::this_thread::sleep_for(milliseconds((kSanitized ? 500 : 30) + random() % 100));
+          std::this_thread::sleep_for(milliseconds((kSanitized ? 300 : 30) + random() % 100));
           resets.fetch_add(resetConnections());
         }
       });
       const std::vector<std::size_t> sizes{1, 1000, 8000, 9000, 100'000, 1'000'000};
       std::vector<float> values;
-      const int rounds = kSanitized ? 200 : 1000;
+      const int rounds = 1000;
       Error error;
       int wrong = 0;
       for (int i = 0; i < rounds && !error; ++i) {
@@ -177,10 +177,10 @@ TEST(Namespaces, ResetConnectionsLoseNothing) {
       breaker.join();
       EXPECT_FALSE(error) << error.text();
       EXPECT_EQ(wrong, 0);
-      EXPECT_GT(resets.load(), 3);
+      EXPECT_GT(resets.load(), kSanitized ? 0 : 3);
       const auto stats = group.mailbox->stats();
       ASSERT_EQ(stats.peers.size(), 1U);
-      EXPECT_GT(stats.peers[0].reconnects, 3U);
+      EXPECT_GT(stats.peers[0].reconnects, kSanitized ? 0U : 3U);
       meet(store, rank, 2, "end");
     });
   }
