@@ -8,27 +8,10 @@
 
 #include "transport/arena_copy.h"
 #include "transport/log.h"
+#include "transport/pages.h"
 #include "transport/stream.h"
 
 namespace weft::transport {
-namespace {
-
-// After this long without large buffers all but kKeepWarm goes back to the system, a piece at a
-// time.
-constexpr std::chrono::seconds kQuiet{10};
-constexpr std::uint64_t kKeepWarm = std::uint64_t{4} << 20;
-constexpr std::uint64_t kTrimAtOnce = std::uint64_t{16} << 20;  // some milliseconds
-
-// A small machine does not promise more than a quarter of its memory to one peer.
-std::uint64_t boundedBytes(std::uint64_t wanted) {
-  const long pages = ::sysconf(_SC_PHYS_PAGES);
-  const long page = ::sysconf(_SC_PAGESIZE);
-  if (pages <= 0 || page <= 0) return wanted;
-  return std::min(wanted, static_cast<std::uint64_t>(pages) * static_cast<std::uint64_t>(page) / 4);
-}
-
-}  // namespace
-
 ArenaPlacement& ArenaPlacement::operator=(ArenaPlacement&& other) noexcept {
   letGo();
   arena_ = std::move(other.arena_);
@@ -167,7 +150,7 @@ ArenaStats ArenaSender::stats() const noexcept {
 
 std::shared_ptr<SharedArena> ArenaSender::offer() {
   if (state_.load() == State::kOffered) return arena();
-  const std::uint64_t bytes = boundedBytes(options_.bytes);
+  const std::uint64_t bytes = atMostQuarter(options_.bytes);
   // As many blocks as fit at the threshold, with some to spare for ones that are rounded down.
   const std::uint64_t slots = std::clamp<std::uint64_t>(
       bytes / std::max<std::size_t>(options_.threshold, 1) + 64, 64, kArenaMaxSlots);
@@ -211,13 +194,8 @@ void ArenaSender::close() noexcept {
 
 void ArenaSender::tick(std::chrono::steady_clock::time_point now) {
   if (state_.load(std::memory_order_relaxed) != State::kLive) return;
-  const std::uint64_t bytes = bytes_sent_.load(std::memory_order_relaxed);
-  if (bytes != std::exchange(bytes_at_last_look_, bytes)) {
-    quiet_since_ = now;
-    return;
-  }
-  if (now - quiet_since_ < kQuiet) return;
-  if (const std::shared_ptr<SharedArena> memory = arena()) memory->trim(kKeepWarm, kTrimAtOnce);
+  if (!quiet_.look(bytes_sent_.load(std::memory_order_relaxed), now)) return;
+  if (const auto memory = arena()) memory->trim(Quiet::kKeep, Quiet::kTrimAtOnce);
 }
 
 }  // namespace weft::transport

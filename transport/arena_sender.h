@@ -16,6 +16,7 @@
 #include "transport/error.h"
 #include "transport/exported_block.h"
 #include "transport/options.h"
+#include "transport/quiet.h"
 #include "transport/shared_arena.h"
 #include "transport/shared_copy.h"
 
@@ -134,8 +135,7 @@ class ArenaSender {
   std::shared_ptr<SharedArena> arena_;  // guarded by mutex_
 
   // loop thread
-  std::uint64_t bytes_at_last_look_ = 0;
-  std::chrono::steady_clock::time_point quiet_since_{};
+  Quiet quiet_;
 };
 
 }  // namespace weft::transport

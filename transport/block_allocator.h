@@ -23,6 +23,18 @@ class BlockAllocator {
   std::uint64_t freeBytes() const noexcept { return free_bytes_; }
   // Offset -> size of each free range; no two touch.
   const std::map<std::uint64_t, std::uint64_t>& freeRanges() const noexcept { return free_; }
+  // Calls `visit` with the number of each piece of `chunk` bytes that is free as a whole, from the
+  // end, because what lies low is used first; until it returns false.
+  template <typename Visit>
+  void visitFreeChunks(std::uint64_t chunk, Visit visit) const {
+    for (auto range = free_.rbegin(); range != free_.rend(); ++range) {
+      const auto [offset, size] = *range;
+      const std::uint64_t first = (offset + chunk - 1) / chunk;
+      for (std::uint64_t end = (offset + size) / chunk; end > first; --end) {
+        if (!visit(end - 1)) return;
+      }
+    }
+  }
 
  private:
   std::map<std::uint64_t, std::uint64_t> free_;

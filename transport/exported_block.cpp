@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "transport/pages.h"
 #include "transport/sealed_memory.h"
 #include "transport/system_error.h"
 
@@ -32,25 +33,7 @@ constexpr std::chrono::seconds kKeptFor{2};
 constexpr std::size_t kKeptBlocks = 16;
 constexpr std::uint64_t kKeptBytes = std::uint64_t{1} << 30;
 
-#ifndef MADV_POPULATE_READ
-constexpr int MADV_POPULATE_READ = 22;
-constexpr int MADV_POPULATE_WRITE = 23;
-#endif
-
-std::uint64_t pageBytes() {
-  static const auto bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
-  return bytes;
-}
-
-std::uint64_t roundUp(std::uint64_t value, std::uint64_t unit) {
-  return (value + unit - 1) / unit * unit;
-}
-
-std::uint64_t mostBytes() {
-  static const std::uint64_t bytes =
-      static_cast<std::uint64_t>(std::max(0L, ::sysconf(_SC_PHYS_PAGES))) * pageBytes() / 2;
-  return bytes;
-}
+std::uint64_t mostBytes() { return machineBytes() / 2; }
 
 std::size_t mostFds() {
   rlimit limit{};
@@ -82,6 +65,14 @@ struct ExportedBlock::Registry {
   std::deque<Kept> kept;  // oldest first
   std::uint64_t kept_bytes = 0;
   int keepers = 0;
+
+  // With the lock; the one there is at least.
+  Kept takeOldest() {
+    Kept oldest = std::move(kept.front());
+    kept.pop_front();
+    kept_bytes -= oldest.block->mapped_;
+    return oldest;
+  }
 };
 
 ExportedBlock::Registry& ExportedBlock::registry() {
@@ -348,11 +339,8 @@ void ExportedBlock::takeBack(ExportedBlock* raw) {
   }
   all.kept_bytes += block->mapped_;
   all.kept.push_back({std::move(block), std::chrono::steady_clock::now()});
-  while (all.kept.size() > kKeptBlocks || all.kept_bytes > kKeptBytes) {
-    all.kept_bytes -= all.kept.front().block->mapped_;
-    gone.push_back(std::move(all.kept.front()));
-    all.kept.pop_front();
-  }
+  while (all.kept.size() > kKeptBlocks || all.kept_bytes > kKeptBytes)
+    gone.push_back(all.takeOldest());
 }
 
 void ExportedBlock::populate() noexcept {
@@ -383,11 +371,8 @@ void ExportedBlock::forget(std::chrono::steady_clock::time_point before) {
   std::vector<Registry::Kept> gone;  // unmapped after the lock
   Registry& all = registry();
   const std::lock_guard<std::mutex> lock(all.mutex);
-  while (!all.kept.empty() && all.kept.front().since < before) {
-    all.kept_bytes -= all.kept.front().block->mapped_;
-    gone.push_back(std::move(all.kept.front()));
-    all.kept.pop_front();
-  }
+  while (!all.kept.empty() && all.kept.front().since < before)
+    gone.push_back(all.takeOldest());
 }
 
 }  // namespace weft::transport

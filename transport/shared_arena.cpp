@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "transport/check.h"
+#include "transport/pages.h"
 #include "transport/sealed_memory.h"
 #include "transport/secure_random.h"
 #include "transport/system_error.h"
@@ -19,18 +20,10 @@
 namespace weft::transport {
 namespace {
 
-constexpr std::uint64_t kChunk = std::uint64_t{2} << 20;
+constexpr std::uint64_t kChunk = kMemoryChunk;
 constexpr std::uint64_t kObtainAtOnce = std::uint64_t{16}
                                         << 20;  // a signal repeats no more than this
 constexpr std::size_t kLooksPerTake = 64;
-
-#ifndef MADV_POPULATE_WRITE
-constexpr int MADV_POPULATE_WRITE = 23;
-#endif
-
-constexpr std::uint64_t roundUp(std::uint64_t value, std::uint64_t unit) {
-  return (value + unit - 1) / unit * unit;
-}
 
 }  // namespace
 
@@ -208,25 +201,20 @@ std::uint64_t SharedArena::trim(std::uint64_t keep, std::uint64_t most) {
   const std::lock_guard<std::mutex> lock(mutex_);
   reclaim(in_use_.size());
   std::uint64_t given = 0;
-  // From the end: what lies low is used first.
-  auto range = allocator_.freeRanges().rbegin();
-  while (range != allocator_.freeRanges().rend()) {
-    const auto [offset, size] = *range++;
-    const std::uint64_t first = roundUp(offset, kChunk) / kChunk;
-    for (std::uint64_t chunk = (offset + size) / kChunk; chunk > first; --chunk) {
-      if (given >= most || heldBytes() <= keep) return given;
-      std::atomic<bool>& obtained = obtained_[static_cast<std::size_t>(chunk - 1)];
-      if (!obtained.load(std::memory_order_acquire)) continue;
-      if (::fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                      static_cast<off_t>(kArenaDataOffset + (chunk - 1) * kChunk),
-                      static_cast<off_t>(kChunk)) != 0) {
-        return given;
-      }
-      obtained.store(false, std::memory_order_release);
-      held_bytes_ -= kChunk;
-      given += kChunk;
+  allocator_.visitFreeChunks(kChunk, [&](std::uint64_t chunk) {
+    if (given >= most || heldBytes() <= keep) return false;
+    std::atomic<bool>& obtained = obtained_[static_cast<std::size_t>(chunk)];
+    if (!obtained.load(std::memory_order_acquire)) return true;
+    if (::fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                    static_cast<off_t>(kArenaDataOffset + chunk * kChunk),
+                    static_cast<off_t>(kChunk)) != 0) {
+      return false;
     }
-  }
+    obtained.store(false, std::memory_order_release);
+    held_bytes_ -= kChunk;
+    given += kChunk;
+    return true;
+  });
   return given;
 }
 

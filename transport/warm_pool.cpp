@@ -7,19 +7,12 @@
 #include <optional>
 #include <utility>
 
+#include "transport/pages.h"
+
 namespace weft::transport {
 namespace {
 
-constexpr std::uint64_t kChunk = std::uint64_t{2} << 20;
-
-std::uint64_t roundUp(std::uint64_t value) { return (value + kChunk - 1) / kChunk * kChunk; }
-
-std::uint64_t quarterOfMemory() {
-  const long pages = ::sysconf(_SC_PHYS_PAGES);
-  const long page = ::sysconf(_SC_PAGESIZE);
-  if (pages <= 0 || page <= 0) return WarmPool::kRoom;
-  return static_cast<std::uint64_t>(pages) * static_cast<std::uint64_t>(page) / 4;
-}
+constexpr std::uint64_t kChunk = kMemoryChunk;
 
 }  // namespace
 
@@ -42,7 +35,7 @@ class WarmPool::Lease {
 };
 
 std::shared_ptr<WarmPool> WarmPool::create(std::uint64_t room) {
-  room = roundUp(std::min(room, quarterOfMemory()));
+  room = roundUp(atMostQuarter(room), kChunk);
   void* found = ::mmap(nullptr, room + kChunk, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (found == MAP_FAILED) return nullptr;
@@ -50,7 +43,7 @@ std::shared_ptr<WarmPool> WarmPool::create(std::uint64_t room) {
   // takes a sixth less.
   auto* const first = static_cast<std::byte*>(found);
   const auto at = reinterpret_cast<std::uintptr_t>(found);
-  std::byte* const base = first + (roundUp(at) - at);
+  std::byte* const base = first + (roundUp(at, kChunk) - at);
   if (base > first) ::munmap(first, static_cast<std::size_t>(base - first));
   if (const auto rest = static_cast<std::size_t>(first + kChunk - base))
     ::munmap(base + room, rest);
@@ -92,32 +85,22 @@ void WarmPool::tick(std::chrono::steady_clock::time_point now) {
     const std::lock_guard<std::mutex> lock(mutex_);
     return taken_;
   }();
-  if (taken != std::exchange(taken_at_last_look_, taken)) {
-    quiet_since_ = now;
-    return;
-  }
-  if (now - quiet_since_ >= kQuiet) trim(kKeep, kTrimAtOnce);
+  if (quiet_.look(taken, now)) trim(Quiet::kKeep, Quiet::kTrimAtOnce);
 }
 
 std::uint64_t WarmPool::trim(std::uint64_t keep, std::uint64_t most) {
   if (heldBytes() <= keep) return 0;
   const std::lock_guard<std::mutex> lock(mutex_);
   std::uint64_t given = 0;
-  // From the end: what lies low is used first.
-  const auto& ranges = allocator_.freeRanges();
-  auto range = ranges.rbegin();
-  while (range != ranges.rend()) {
-    const auto [offset, size] = *range++;
-    const std::uint64_t first = roundUp(offset) / kChunk;
-    for (std::uint64_t chunk = (offset + size) / kChunk; chunk > first; --chunk) {
-      if (given >= most || heldBytes() <= keep) return given;
-      if (!used_[chunk - 1]) continue;
-      if (::madvise(base_ + (chunk - 1) * kChunk, kChunk, MADV_DONTNEED) != 0) return given;
-      used_[chunk - 1] = false;
-      held_bytes_ -= kChunk;
-      given += kChunk;
-    }
-  }
+  allocator_.visitFreeChunks(kChunk, [&](std::uint64_t chunk) {
+    if (given >= most || heldBytes() <= keep) return false;
+    if (!used_[chunk]) return true;
+    if (::madvise(base_ + chunk * kChunk, kChunk, MADV_DONTNEED) != 0) return false;
+    used_[chunk] = false;
+    held_bytes_ -= kChunk;
+    given += kChunk;
+    return true;
+  });
   return given;
 }
 

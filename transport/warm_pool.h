@@ -21,6 +21,7 @@
 
 #include "transport/block_allocator.h"
 #include "transport/buffer.h"
+#include "transport/quiet.h"
 
 namespace weft::transport {
 
@@ -30,10 +31,6 @@ class WarmPool : public std::enable_shared_from_this<WarmPool> {
   static constexpr std::size_t kThreshold = std::size_t{32} << 10;
   // Room by default, at most a quarter of the machine's memory: what does not fit goes elsewhere.
   static constexpr std::uint64_t kRoom = std::uint64_t{2} << 30;
-  // What is kept when it is quiet, and the most that tick() gives back at once (milliseconds).
-  static constexpr std::uint64_t kKeep = std::uint64_t{4} << 20;
-  static constexpr std::uint64_t kTrimAtOnce = std::uint64_t{16} << 20;
-  static constexpr std::chrono::seconds kQuiet{10};
 
   // Room for `room` bytes in blocks (rounded to 2 MiB). Null: the system gives no such mapping.
   static std::shared_ptr<WarmPool> create(std::uint64_t room = kRoom);
@@ -45,7 +42,7 @@ class WarmPool : public std::enable_shared_from_this<WarmPool> {
   // is gone. No data: too small a buffer, or no room.
   OwnedBuffer take(std::size_t size);
 
-  // Now and then: gives back what has not been used for kQuiet.
+  // Now and then: gives back what has not been used for a while (Quiet).
   void tick(std::chrono::steady_clock::time_point now);
   // Gives the memory of free ranges back to the system, at most `most` bytes of it, while more than
   // `keep` is held. Returns the bytes given back.
@@ -70,9 +67,7 @@ class WarmPool : public std::enable_shared_from_this<WarmPool> {
   const std::unique_ptr<bool[]> used_;  // per 2 MiB: it may have pages
   std::uint64_t taken_ = 0;             // blocks so far
 
-  // of the thread that calls tick()
-  std::uint64_t taken_at_last_look_ = 0;
-  std::chrono::steady_clock::time_point quiet_since_{};
+  Quiet quiet_;  // of the thread that calls tick()
 };
 
 }  // namespace weft::transport

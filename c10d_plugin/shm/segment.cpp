@@ -13,6 +13,7 @@
 #include <new>
 #include <string>
 
+#include "transport/pages.h"
 #include "transport/secure_random.h"
 #include "transport/system_error.h"
 
@@ -21,10 +22,6 @@ namespace {
 
 using transport::systemError;
 using transport::UniqueFd;
-
-#ifndef MADV_POPULATE_WRITE
-constexpr int MADV_POPULATE_WRITE = 23;
-#endif
 
 using ProcessToken = std::array<std::uint8_t, 16>;
 

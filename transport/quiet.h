@@ -1,0 +1,32 @@
+// Quiet: whether memory that is kept warm has not been used for a while, so that most of it can go
+// back to the system. Of one thread, which looks now and then.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <utility>
+
+namespace weft::transport {
+
+class Quiet {
+ public:
+  static constexpr std::chrono::seconds kAfter{10};
+  // What is kept all the same, and the most that goes back at once (some milliseconds).
+  static constexpr std::uint64_t kKeep = std::uint64_t{4} << 20;
+  static constexpr std::uint64_t kTrimAtOnce = std::uint64_t{16} << 20;
+
+  // `uses`: a count that grows with each use.
+  bool look(std::uint64_t uses, std::chrono::steady_clock::time_point now) {
+    if (uses != std::exchange(uses_at_last_look_, uses)) {
+      since_ = now;
+      return false;
+    }
+    return now - since_ >= kAfter;
+  }
+
+ private:
+  std::uint64_t uses_at_last_look_ = 0;
+  std::chrono::steady_clock::time_point since_{};
+};
+
+}  // namespace weft::transport
