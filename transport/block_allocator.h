@@ -27,8 +27,9 @@ class BlockAllocator {
   // end, because what lies low is used first; until it returns false.
   template <typename Visit>
   void visitFreeChunks(std::uint64_t chunk, Visit visit) const {
-    for (auto range = free_.rbegin(); range != free_.rend(); ++range) {
-      const auto [offset, size] = *range;
+    auto range = free_.rbegin();
+    while (range != free_.rend()) {
+      const auto [offset, size] = *range++;
       const std::uint64_t first = (offset + chunk - 1) / chunk;
       for (std::uint64_t end = (offset + size) / chunk; end > first; --end) {
         if (!visit(end - 1)) return;
