@@ -6,7 +6,7 @@ import signal
 import time
 
 import pytest
-from workers import Group, Workers, free_port, join, leave
+from workers import Group, Workers, free_port, join, keep_store, kept_store, leave
 
 SOON = 15
 
@@ -16,8 +16,7 @@ class Dynamic(Workers):
 
     def __init__(self, count: int, **environment: str) -> None:
         self.port = free_port()
-        # The variable says that none of them is to serve the store, as under torchrun.
-        super().__init__(count, {"TORCHELASTIC_USE_AGENT_STORE": "True", **environment})
+        super().__init__(count, {**kept_store(self.port), **environment})
         self.keeper = self.add()
         self.keeper.call(keep_store, self.port)
 
@@ -28,12 +27,6 @@ class Dynamic(Workers):
     @property
     def meeting_place(self) -> str:
         return f"tcp://127.0.0.1:{self.port}"
-
-
-def keep_store(port: int) -> None:
-    import torch.distributed as dist
-
-    keep_store.store = dist.TCPStore("127.0.0.1", port, is_master=True, multi_tenant=True)
 
 
 def members() -> list[tuple[int, str]]:

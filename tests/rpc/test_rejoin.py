@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from workers import Workers, free_port, join, leave
+from workers import Workers, free_port, join, keep_store, kept_store, leave
 
 _kept: list = []
 BOUND = 20
@@ -24,7 +24,7 @@ class Static(Workers):
             **options,
         }
         self.port = free_port()
-        super().__init__(count, {"TORCHELASTIC_USE_AGENT_STORE": "True"})
+        super().__init__(count, kept_store(self.port))
         self.keeper = self.add()
         self.keeper.call(keep_store, self.port)
         for rank in range(count):
@@ -48,12 +48,6 @@ class Static(Workers):
             worker.start(leave)
         for worker in workers:
             worker.result(BOUND)
-
-
-def keep_store(port: int) -> None:
-    import torch.distributed as dist
-
-    keep_store.store = dist.TCPStore("127.0.0.1", port, is_master=True, multi_tenant=True)
 
 
 def call(to: str) -> int:

@@ -285,7 +285,22 @@ class Group(Workers):
             worker.result(timeout)
 
 
+def kept_store(port: int) -> dict[str, str | None]:
+    """What says that none of the workers is to serve the store at this port, as under torchrun.
+
+    PyTorch 2.15 believes the variable only for the address that stands beside it.
+    """
+    return {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": str(port)}
+
+
 # What workers run.
+
+
+def keep_store(port: int) -> None:
+    """Serves the store until this worker ends."""
+    import torch.distributed as dist
+
+    keep_store.store = dist.TCPStore("127.0.0.1", port, is_master=True, multi_tenant=True)
 
 
 def join(
