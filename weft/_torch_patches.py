@@ -182,6 +182,47 @@ def _patch_sync_calls() -> None:
     api._invoke_rpc = invoke_rpc
 
 
+def _patch_failed_rrefs() -> None:
+    """``PyRRef.to_here`` and ``PyRRef._serialize``. Checked on 2.11 and 2.15.
+
+    Upstream says of an RRef whose creation failed that it "timed out", whatever happened. Its
+    future knows better: who refused it, what its function raised on the way, which worker is lost.
+    """
+    rref = rpc.PyRRef
+
+    def says_why(upstream: Any) -> Any:
+        @functools.wraps(upstream)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return upstream(self, *args, **kwargs)
+            except RuntimeError as error:
+                cause = _creation_error(self) if _CREATION_FAILED in str(error) else None
+                if cause is None:
+                    raise
+            raise RuntimeError(f"RRef creation via rpc.remote() failed: {cause}")
+
+        return call
+
+    rref.to_here = says_why(rref.to_here)
+    rref._serialize = says_why(rref._serialize)
+
+
+_CREATION_FAILED = "RRef creation via rpc.remote() timed out"
+
+
+def _creation_error(rref: Any) -> str | None:
+    """Why a failed RRef has no value; None if this worker did not create it."""
+    try:
+        creation = rref._get_future()
+        if not creation.done():
+            return None
+        creation.wait()
+    except RuntimeError as error:
+        # torch begins a text with that tells the kind of error (makeRPCError).
+        return re.sub(r"^RPCErr:\d+:", "", str(error))
+    return None
+
+
 def _patch_monitored_barrier() -> None:
     """``dist.monitored_barrier``. Checked on 2.11.
 
@@ -258,6 +299,7 @@ def install() -> None:
     _patch_destroy_rref_context()
     _patch_rendezvous()
     _patch_sync_calls()
+    _patch_failed_rrefs()
 
 
 def translate_options(options: Any) -> Any:
