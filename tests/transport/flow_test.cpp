@@ -1,9 +1,14 @@
 // Queues, back-pressure, discarding, and closing with work in hand.
+#include <poll.h>
+
 #include <atomic>
 #include <future>
 #include <thread>
 
+#include "tests/transport/payload.h"
 #include "tests/transport/recorder.h"
+#include "transport/socket.h"
+#include "transport/stream.h"
 
 namespace weft::transport {
 namespace {
@@ -24,6 +29,69 @@ class Gate {
   std::shared_future<void> future_ = promise_.get_future().share();
   std::atomic<bool> opened_{false};
 };
+
+bool readable(const Stream& stream, std::chrono::milliseconds wait) {
+  pollfd one{stream.pollFd(), POLLIN, 0};
+  return ::poll(&one, 1, static_cast<int>(wait.count())) == 1;
+}
+
+TEST(Flow, ATcpStreamWakesItsReaderWhenItWasToldTo) {
+  Result<BoundSocket> bound = listenTcp("127.0.0.1");
+  ASSERT_TRUE(bound.ok());
+  Connecting connecting = connectTcp("127.0.0.1", bound.value().port);
+  pollfd listening{bound.value().fd.get(), POLLIN, 0};
+  ASSERT_EQ(::poll(&listening, 1, 10'000), 1);
+  SocketStream reader(
+      UniqueFd(::accept4(bound.value().fd.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC)),
+      "tcp");
+  SocketStream writer(std::move(connecting.fd), "tcp");
+  std::vector<std::byte> bytes(600'000);
+  const auto write = [&](std::size_t count) {
+    iovec part{bytes.data(), count};
+    EXPECT_EQ(writer.write({&part, 1}).count, count);
+  };
+  reader.wakeAt(100'000);
+  write(1000);
+  EXPECT_FALSE(readable(reader, milliseconds(50)));
+  write(99'000);
+  EXPECT_TRUE(readable(reader, milliseconds(10'000)));
+  iovec into{bytes.data(), bytes.size()};
+  EXPECT_EQ(reader.read({&into, 1}).count, 100'000U);
+  write(10);
+  EXPECT_FALSE(readable(reader, milliseconds(50)));
+  reader.wakeAt(1);  // also for what is there already
+  EXPECT_TRUE(readable(reader, milliseconds(10'000)));
+  EXPECT_EQ(reader.read({&into, 1}).count, 10U);
+  reader.wakeAt(500'000);
+  write(10);
+  writer.finishWriting();  // the end is told whatever was wished for
+  EXPECT_TRUE(readable(reader, milliseconds(10'000)));
+}
+
+// Nothing follows the last one, so a reader that waited for more than is to come would wait for
+// ever.
+TEST(Flow, LargeMessagesOverTcpArriveToTheLastByte) {
+  constexpr std::size_t kPiece = std::size_t{512} << 10;
+  Pair pair(Via::kTcp, {}, [](Recorder&, Recorder& second) {
+    second.decide = [](std::int32_t, std::span<const std::byte> header,
+                       std::span<const std::uint64_t>) {
+      return textOf(header) == "no" ? Disposition::kDiscard : Disposition::kAccept;
+    };
+  });
+  std::vector<std::uint64_t> sums;
+  unsigned seed = 1;
+  for (const std::size_t size : {kPiece - 1, kPiece, kPiece + 1, 2 * kPiece, 2 * kPiece + 1,
+                                 3 * kPiece - 1, 9 * kPiece + 77, 40 * kPiece}) {
+    const OwnedBuffer large = randomBuffer(size, seed++);
+    const OwnedBuffer tail = randomBuffer(3, seed++);
+    expectOk(pair.a->send(1, {bytesOf("no"), {large}}));
+    expectOk(pair.a->send(1, {bytesOf("yes"), {large, tail}}));
+    sums.push_back(checksum(large) ^ checksum(tail));
+    ASSERT_TRUE(pair.second.waitForMessages(sums.size())) << size << " bytes";
+    const auto got = pair.second.messages().back();
+    EXPECT_EQ(checksum(got.buffers.at(0)) ^ checksum(got.buffers.at(1)), sums.back());
+  }
+}
 
 TEST(Flow, ASenderWaitsForRoomAndGoesOnWhenThereIsSome) {
   Gate gate;
