@@ -6,9 +6,9 @@
 // memcpy itself chooses `rep movsb` for less than about a megabyte only.
 //
 // Streaming stores push the bytes out to memory: 30 GB/s. That is what is left anyway for a message
-// which with its copy exceeds the last cache, and there they do better, because they leave the cache
-// to the source: 46 MB by one thread 26 instead of 20 GB/s, by two 45 instead of 34; and a receiver
-// that reads them takes no longer.
+// which with its copy exceeds the last cache, and there they do better, because they leave the
+// cache to the source: 46 MB by one thread 26 instead of 20 GB/s, by two 45 instead of 34; and a
+// receiver that reads them takes no longer.
 #pragma once
 
 #include <cstddef>

@@ -280,8 +280,8 @@ Result<std::shared_ptr<ExportedBlock>> ExportedBlock::open(const UniqueFd& fd, s
     const std::lock_guard<std::mutex> lock(all.mutex);
     const auto found = std::find_if(all.kept.begin(), all.kept.end(), [&](const auto& kept) {
       const ExportedBlock& old = *kept.block;
-      return old.device_ == memory.device && old.inode_ == memory.inode && old.file_offset_ == first &&
-             old.data_ == old.base_ + skip && old.size_ == size;
+      return old.device_ == memory.device && old.inode_ == memory.inode &&
+             old.file_offset_ == first && old.data_ == old.base_ + skip && old.size_ == size;
     });
     if (found != all.kept.end()) {
       known = std::move(found->block);

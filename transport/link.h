@@ -57,7 +57,7 @@ class Link {
   Events events_;
   EventLoop::Poll poll_;
   bool want_write_ = false;
-  std::size_t wake_at_ = 1;  // as the stream was told
+  std::size_t wake_at_ = 1;                     // as the stream was told
   std::atomic<std::uint64_t>& bytes_received_;  // written here only, read by any thread
 };
 

@@ -30,8 +30,8 @@ bool SharedCopy::copyNext() noexcept {
 }
 
 void SharedCopy::copyBytes(std::size_t begin, std::size_t end) noexcept {
-  auto index = static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), begin) -
-                                        ends_.begin());
+  auto index =
+      static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), begin) - ends_.begin());
   for (; begin < end; ++index) {
     const CopyRange& range = ranges_[index];
     const std::size_t at = begin - (ends_[index] - range.bytes);

@@ -347,7 +347,8 @@ TEST(ArenaSender, CopiesTheBuffersOfOneMessageTogether) {
   ArenaOptions options;
   options.bytes = 32 * kMiB;
   std::vector<std::shared_ptr<SharedCopy>> shared;
-  ArenaSender sender(options, [] {}, [&](const auto& copy) { shared.push_back(copy); });
+  ArenaSender sender(
+      options, [] {}, [&](const auto& copy) { shared.push_back(copy); });
   Message message;
   for (int i = 0; i < 7; ++i)
     message.buffers.push_back(newBuffer(kMiB / 2 + static_cast<std::size_t>(i)));
@@ -358,7 +359,7 @@ TEST(ArenaSender, CopiesTheBuffersOfOneMessageTogether) {
   ASSERT_NE(arena, nullptr);
   expectOk(sender.accepted());
   EXPECT_EQ(sender.place(message).entries().size(), 7U);
-  EXPECT_TRUE(shared.empty());  // 3.5 MiB are not worth a helper
+  EXPECT_TRUE(shared.empty());                // 3.5 MiB are not worth a helper
   message.buffers.push_back(newBuffer(100));  // goes with the frame
   message.buffers.push_back(newBuffer(kMiB / 2));
   std::memset(message.buffers.back().data, 9, kMiB / 2);
