@@ -17,6 +17,9 @@ namespace weft::transport {
 namespace {
 
 constexpr std::size_t kLine = 64;  // of a cache, in bytes
+// The processor's own looking ahead ends with each page: asking for the next one's bytes is worth a
+// tenth.
+constexpr std::size_t kAhead = 4096;
 
 // "Enhanced REP MOVSB": without it the instruction goes byte by byte.
 bool hasFastRepMovsb() noexcept {
@@ -33,6 +36,7 @@ void copyPastCache(std::byte* to, const std::byte* from, std::size_t bytes) noex
   std::memcpy(to, from, head);
   std::size_t at = head;
   for (; at + kLine <= bytes; at += kLine) {
+    _mm_prefetch(reinterpret_cast<const char*>(from + at) + kAhead, _MM_HINT_NTA);
     const auto* source = reinterpret_cast<const __m128i*>(from + at);
     auto* target = reinterpret_cast<__m128i*>(to + at);
     const __m128i a = _mm_loadu_si128(source);
