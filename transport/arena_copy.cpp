@@ -31,6 +31,7 @@ bool hasFastRepMovsb() noexcept {
 }
 
 void copyPastCache(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
+  if (bytes == 0) return;  // memcpy wants pointers even then
   const std::size_t crooked = reinterpret_cast<std::uintptr_t>(to) % kLine;
   const std::size_t head = std::min(bytes, crooked == 0 ? 0 : kLine - crooked);
   std::memcpy(to, from, head);
