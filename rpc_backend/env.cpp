@@ -54,8 +54,6 @@ constexpr std::array kTable{
 
 std::span<const Variable> table() { return kTable; }
 
-std::string value(const char* name) { return environment::value(name); }
-
 std::vector<std::string> unknownNames() {
   std::vector<std::string> unknown;
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {

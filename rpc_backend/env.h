@@ -22,6 +22,7 @@ using environment::kRequestPolicy;
 using environment::kSharedMemory;
 using environment::kSocketIfname;
 using environment::kUnixSocket;
+using environment::value;
 
 struct Variable {
   const char* name;
@@ -30,9 +31,6 @@ struct Variable {
 };
 
 WEFT_API std::span<const Variable> table();
-
-// The variable's value, or "" when it is unset.
-WEFT_API std::string value(const char* name);
 
 // Names in the environment that begin with WEFT_ and are in no table: probably typing
 // mistakes. Warned about once per process by the agent.

@@ -99,6 +99,12 @@ ArenaPlacement ArenaSender::place(const Message& message, bool may_export) {
     }
     return {};
   }
+  std::uint64_t large_bytes = 0;
+  for (auto buffer = first; buffer != message.buffers.end(); ++buffer) {
+    if (large(*buffer)) large_bytes += buffer->size;
+  }
+  const bool together = large_bytes >= SharedCopy::kWorthHelp;
+  std::vector<CopyRange> ranges;
   ArenaPlacement placement(arena);
   std::uint64_t bytes = 0;
   for (auto buffer = first; buffer != message.buffers.end(); ++buffer) {
@@ -114,9 +120,14 @@ ArenaPlacement ArenaSender::place(const Message& message, bool may_export) {
       continue;
     }
     placement.add(index, block->where);
-    copy(block->data, buffer->data, buffer->size);
     bytes += buffer->size;
+    if (together) {
+      ranges.push_back({block->data, buffer->data, buffer->size});
+    } else {
+      copyToArena(block->data, buffer->data, buffer->size);
+    }
   }
+  if (!ranges.empty()) copyTogether(std::move(ranges));
   bytes_sent_.fetch_add(bytes, std::memory_order_relaxed);
   return placement;
 }
@@ -133,15 +144,11 @@ bool ArenaSender::placeExported(const OwnedBuffer& buffer, std::uint32_t index,
   return true;
 }
 
-void ArenaSender::copy(std::byte* to, const std::byte* from, std::size_t bytes) const {
+void ArenaSender::copyTogether(std::vector<CopyRange> ranges) const {
   static const bool several_cores = std::thread::hardware_concurrency() > 1;
-  if (bytes < SharedCopy::kWorthHelp || !help_ || !several_cores) {
-    copyToArena(to, from, bytes);
-    return;
-  }
-  const auto together = std::make_shared<SharedCopy>(to, from, bytes);
-  help_(together);
-  together->finish();
+  const auto copy = std::make_shared<SharedCopy>(std::move(ranges));
+  if (help_ && several_cores) help_(copy);
+  copy->finish();
 }
 
 ArenaStats ArenaSender::stats() const noexcept {

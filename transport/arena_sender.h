@@ -122,7 +122,7 @@ class ArenaSender {
   std::shared_ptr<SharedArena> arena() const;
   static bool placeExported(const OwnedBuffer& buffer, std::uint32_t index,
                             ArenaPlacement& placement);
-  void copy(std::byte* to, const std::byte* from, std::size_t bytes) const;
+  void copyTogether(std::vector<CopyRange> ranges) const;
 
   const ArenaOptions& options_;
   const std::function<void()> wanted_;

@@ -18,10 +18,10 @@ namespace {
 Error lie(std::string text) { return {ErrorCode::kProtocol, std::move(text)}; }
 
 Error checkMemory(const ArenaOffer& offer, int fd) {
-  const Result<std::uint64_t> bytes = sealedBytes(fd, F_SEAL_SHRINK);
-  if (!bytes.ok()) return bytes.error();
-  if (bytes.value() != offer.file_bytes) {
-    return lie("the shared memory it offers has " + std::to_string(bytes.value()) +
+  const Result<SealedMemory> memory = sealedMemory(fd, F_SEAL_SHRINK);
+  if (!memory.ok()) return memory.error();
+  if (memory.value().bytes != offer.file_bytes) {
+    return lie("the shared memory it offers has " + std::to_string(memory.value().bytes) +
                " bytes instead of " + std::to_string(offer.file_bytes));
   }
   return Error::ok();

@@ -265,16 +265,12 @@ void ExportedBlock::countSent(std::uint64_t bytes) noexcept {
 
 Result<std::shared_ptr<ExportedBlock>> ExportedBlock::open(const UniqueFd& fd, std::uint64_t offset,
                                                            std::uint64_t size) {
-  const Result<std::uint64_t> bytes = sealedBytes(fd.get(), F_SEAL_SHRINK | kContentSeals);
-  if (!bytes.ok()) return bytes.error();
-  if (size == 0 || offset >= bytes.value() || size > bytes.value() - offset) {
+  const Result<SealedMemory> found_memory = sealedMemory(fd.get(), F_SEAL_SHRINK | kContentSeals);
+  if (!found_memory.ok()) return found_memory.error();
+  const SealedMemory memory = found_memory.value();
+  if (size == 0 || offset >= memory.bytes || size > memory.bytes - offset) {
     return Error(ErrorCode::kProtocol, "a buffer outside of exported memory");
   }
-  struct stat status {};
-  if (::fstat(fd.get(), &status) != 0)
-    return systemError("asking for the size of shared memory", errno);
-  const auto device = static_cast<std::uint64_t>(status.st_dev);
-  const auto inode = static_cast<std::uint64_t>(status.st_ino);
   const std::uint64_t first = offset / pageBytes() * pageBytes();
   const std::size_t skip = offset - first;
   Registry& all = registry();
@@ -284,8 +280,8 @@ Result<std::shared_ptr<ExportedBlock>> ExportedBlock::open(const UniqueFd& fd, s
     const std::lock_guard<std::mutex> lock(all.mutex);
     const auto found = std::find_if(all.kept.begin(), all.kept.end(), [&](const auto& kept) {
       const ExportedBlock& old = *kept.block;
-      return old.device_ == device && old.inode_ == inode && old.file_offset_ == first &&
-             old.data_ == old.base_ + skip && old.size_ == size;
+      return old.device_ == memory.device && old.inode_ == memory.inode &&
+             old.file_offset_ == first && old.data_ == old.base_ + skip && old.size_ == size;
     });
     if (found != all.kept.end()) {
       known = std::move(found->block);
@@ -315,8 +311,8 @@ Result<std::shared_ptr<ExportedBlock>> ExportedBlock::open(const UniqueFd& fd, s
   }
   std::unique_ptr<ExportedBlock> block(new ExportedBlock(
       std::move(own), static_cast<std::byte*>(base), mapped, first, skip, size, State::kFrozen));
-  block->device_ = device;
-  block->inode_ = inode;
+  block->device_ = memory.device;
+  block->inode_ = memory.inode;
   return lend(std::move(block));
 }
 

@@ -66,6 +66,10 @@ class FrameReader {
   bool ended() const noexcept { return state_ == State::kEnded; }
   // A frame has begun and is not whole: the end of the stream here is a broken connection.
   bool insideFrame() const noexcept { return state_ != State::kHead || begin_ != end_; }
+  // Bytes of the buffers in hand that have not come; nothing of the frame can be used before.
+  std::uint64_t bytesToCome() const noexcept {
+    return state_ == State::kBuffers || state_ == State::kDiscard ? left_ : 0;
+  }
 
  private:
   enum class State : std::uint8_t { kHead, kTable, kPlaces, kHeader, kBuffers, kDiscard, kEnded };

@@ -1,5 +1,6 @@
 #include "transport/link.h"
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <utility>
@@ -11,6 +12,8 @@ constexpr std::size_t kMaxEntries = 64;
 // One busy peer must not starve the others: after this much the loop looks around.
 constexpr int kReadsPerTurn = 32;
 constexpr std::uint64_t kBytesPerTurn = std::uint64_t{8} << 20;
+// While more than this is to come of a message, the loop is woken for pieces of this size.
+constexpr std::size_t kPiece = std::size_t{512} << 10;
 
 }  // namespace
 
@@ -71,7 +74,21 @@ bool Link::readSome() {
     // Less than asked for: nothing is left for now, and asking would cost a system call.
     if (result.count < asked) break;
   }
+  if (read > 0 && events_.on_end) chooseWakeUp();
   return read > 0;
+}
+
+// A sender on the same host wakes the reader for each 64 KiB, which takes it longer than filling
+// them; and what is read in small pieces costs both sides a lock each time. It never waits for more
+// than is to come: what follows the message may be long in coming.
+void Link::chooseWakeUp() {
+  const std::uint64_t left = reader_.bytesToCome();
+  const bool raised = wake_at_ > 1;
+  if (!raised && left <= kPiece) return;
+  const auto bytes = static_cast<std::size_t>(std::clamp<std::uint64_t>(left, 1, kPiece));
+  if (bytes == wake_at_) return;
+  wake_at_ = bytes;
+  stream_->wakeAt(bytes);
 }
 
 void Link::drain() {

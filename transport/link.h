@@ -50,12 +50,14 @@ class Link {
 
  private:
   void end(const LinkEnd& end);
+  void chooseWakeUp();
 
   std::shared_ptr<Stream> stream_;
   FrameReader reader_;
   Events events_;
   EventLoop::Poll poll_;
   bool want_write_ = false;
+  std::size_t wake_at_ = 1;                     // as the stream was told
   std::atomic<std::uint64_t>& bytes_received_;  // written here only, read by any thread
 };
 

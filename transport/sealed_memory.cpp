@@ -28,7 +28,7 @@ Result<UniqueFd> makeMemory(const char* name, std::uint64_t bytes) {
   return fd;
 }
 
-Result<std::uint64_t> sealedBytes(int fd, int seals) {
+Result<SealedMemory> sealedMemory(int fd, int seals) {
   const int found = ::fcntl(fd, F_GET_SEALS);
   if (found < 0 || (found & seals) != seals) {
     return Error(
@@ -45,7 +45,9 @@ Result<std::uint64_t> sealedBytes(int fd, int seals) {
   if (system.f_type != TMPFS_MAGIC) {
     return Error(ErrorCode::kProtocol, "what it offers as shared memory is a file");
   }
-  return static_cast<std::uint64_t>(status.st_size);
+  return SealedMemory{static_cast<std::uint64_t>(status.st_size),
+                      static_cast<std::uint64_t>(status.st_dev),
+                      static_cast<std::uint64_t>(status.st_ino)};
 }
 
 }  // namespace weft::transport

@@ -12,8 +12,15 @@ namespace weft::transport {
 // A file in memory with so many bytes, which can be sealed.
 Result<UniqueFd> makeMemory(const char* name, std::uint64_t bytes);
 
-// The size of the memory behind `fd`. kProtocol: it lacks `seals` (F_SEAL_…; F_SEAL_SHRINK should
-// be among them), or is a file of a disk. kSystem: the kernel would not say.
-Result<std::uint64_t> sealedBytes(int fd, int seals);
+// How large a file in memory is, and what tells it from others.
+struct SealedMemory {
+  std::uint64_t bytes = 0;
+  std::uint64_t device = 0;
+  std::uint64_t inode = 0;
+};
+
+// The memory behind `fd`. kProtocol: it lacks `seals` (F_SEAL_…; F_SEAL_SHRINK should be among
+// them), or is a file of a disk. kSystem: the kernel would not say.
+Result<SealedMemory> sealedMemory(int fd, int seals);
 
 }  // namespace weft::transport

@@ -2,7 +2,9 @@
 
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <cstring>
 
 #include "transport/check.h"
@@ -97,6 +99,12 @@ IoResult SocketStream::writeWithFds(std::span<iovec> from, std::span<const int> 
   control.head.cmsg_len = CMSG_LEN(fds.size_bytes());
   std::memcpy(CMSG_DATA(&control.head), fds.data(), fds.size_bytes());
   return sendAll(fd_.get(), message);
+}
+
+void SocketStream::wakeAt(std::size_t bytes) {
+  if (is_unix_) return;  // their readiness does not ask for it
+  const auto mark = static_cast<int>(std::clamp<std::size_t>(bytes, 1, INT_MAX));
+  static_cast<void>(::setsockopt(fd_.get(), SOL_SOCKET, SO_RCVLOWAT, &mark, sizeof(mark)));
 }
 
 void SocketStream::finishWriting() { ::shutdown(fd_.get(), SHUT_WR); }

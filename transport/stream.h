@@ -35,6 +35,10 @@ class Stream {
   // Breaks both directions at once, also under a thread that is in write().
   virtual void breakOff() = 0;
   virtual int pollFd() const = 0;
+  // Until the next call pollFd() should not count as readable before so many bytes (at least 1) are
+  // there; the end, an error and a full receive buffer count all the same. A wish: streams that
+  // cannot say so ignore it. On the thread that reads.
+  virtual void wakeAt(std::size_t /*bytes*/) {}
 
   // As write(), and the peer gets copies of `fds` (1 to kMaxFds) with the first byte. Only Unix
   // sockets can.
@@ -65,6 +69,7 @@ class SocketStream final : public Stream {
   void finishWriting() override;
   void breakOff() override;
   int pollFd() const override { return fd_.get(); }
+  void wakeAt(std::size_t bytes) override;
   IoResult writeWithFds(std::span<iovec> from, std::span<const int> fds) override;
   ReceivedFd takeFd() override;
   const char* transportName() const override { return name_; }

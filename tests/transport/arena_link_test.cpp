@@ -48,19 +48,6 @@ EndpointOptions patientOptions(std::int32_t rank) {
   return options;
 }
 
-PeerStats statsOf(const Endpoint& endpoint) { return endpoint.stats().peers.at(0); }
-
-// Sends large buffers until one has gone through shared memory. Returns how many it sent.
-std::size_t warmUp(Endpoint& endpoint, std::int32_t to) {
-  std::size_t sent = 0;
-  EXPECT_TRUE(eventually([&] {
-    expectOk(endpoint.send(to, {bytesOf("warm"), {newBuffer(100'000)}}));
-    ++sent;
-    return statsOf(endpoint).arena_bytes_sent > 0;
-  }));
-  return sent;
-}
-
 int mappedArenas() {
   std::ifstream maps("/proc/self/maps");
   int count = 0;

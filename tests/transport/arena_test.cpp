@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "tests/transport/recorder.h"
+#include "transport/arena_copy.h"
 #include "transport/arena_sender.h"
 #include "transport/arena_view.h"
 #include "transport/block_allocator.h"
@@ -342,15 +343,79 @@ TEST(ArenaSender, IsUsedOnlyOnceThePeerHasAccepted) {
   EXPECT_TRUE(sender.place(large).entries().empty());
 }
 
-TEST(SharedCopy, EveryByteArrivesWhoeverHelps) {
-  for (const std::size_t bytes :
-       {std::size_t{1}, SharedCopy::kPiece, SharedCopy::kPiece + 1, 9 * SharedCopy::kPiece - 7}) {
-    for (int helpers = 0; helpers < 4; ++helpers) {
-      std::vector<std::byte> from(bytes);
+TEST(ArenaSender, CopiesTheBuffersOfOneMessageTogether) {
+  ArenaOptions options;
+  options.bytes = 32 * kMiB;
+  std::vector<std::shared_ptr<SharedCopy>> shared;
+  ArenaSender sender(
+      options, [] {}, [&](const auto& copy) { shared.push_back(copy); });
+  Message message;
+  for (int i = 0; i < 7; ++i)
+    message.buffers.push_back(newBuffer(kMiB / 2 + static_cast<std::size_t>(i)));
+  for (std::size_t i = 0; i < message.buffers.size(); ++i)
+    std::memset(message.buffers[i].data, static_cast<int>(i + 1), message.buffers[i].size);
+  static_cast<void>(sender.place(message));
+  const std::shared_ptr<SharedArena> arena = sender.offer();
+  ASSERT_NE(arena, nullptr);
+  expectOk(sender.accepted());
+  EXPECT_EQ(sender.place(message).entries().size(), 7U);
+  EXPECT_TRUE(shared.empty());                // 3.5 MiB are not worth a helper
+  message.buffers.push_back(newBuffer(100));  // goes with the frame
+  message.buffers.push_back(newBuffer(kMiB / 2));
+  std::memset(message.buffers.back().data, 9, kMiB / 2);
+  const ArenaPlacement placement = sender.place(message);
+  ASSERT_EQ(placement.entries().size(), 8U);
+  if (std::thread::hardware_concurrency() > 1) {
+    ASSERT_EQ(shared.size(), 1U);
+    EXPECT_FALSE(shared[0]->help(1));  // it is done
+  }
+  for (const ArenaPlacement::Entry& entry : placement.entries()) {
+    const OwnedBuffer& buffer = message.buffers[entry.buffer];
+    EXPECT_EQ(std::memcmp(arena->bytes(entry.where), buffer.data, buffer.size), 0)
+        << "buffer " << entry.buffer;
+  }
+}
+
+// Buffers of these sizes, and where each is to go, with a byte behind it that nobody may touch.
+struct Copied {
+  explicit Copied(const std::vector<std::size_t>& sizes) {
+    for (const std::size_t bytes : sizes) {
+      from.emplace_back(bytes);
       for (std::size_t i = 0; i < bytes; ++i)
-        from[i] = static_cast<std::byte>(i * 31 + i / 257);
-      std::vector<std::byte> to(bytes + 1, std::byte{0x5a});
-      const auto copy = std::make_shared<SharedCopy>(to.data(), from.data(), bytes);
+        from.back()[i] = static_cast<std::byte>(i * 31 + i / 257 + from.size());
+      to.emplace_back(bytes + 1, std::byte{0x5a});
+    }
+  }
+  std::vector<CopyRange> ranges() {
+    std::vector<CopyRange> all;
+    for (std::size_t i = 0; i < from.size(); ++i)
+      all.push_back({to[i].data(), from[i].data(), from[i].size()});
+    return all;
+  }
+  void expectWhole() const {
+    for (std::size_t i = 0; i < from.size(); ++i) {
+      EXPECT_TRUE(std::equal(from[i].begin(), from[i].end(), to[i].begin())) << "buffer " << i;
+      EXPECT_EQ(to[i].back(), std::byte{0x5a}) << "buffer " << i;
+    }
+  }
+  std::vector<std::vector<std::byte>> from;
+  std::vector<std::vector<std::byte>> to;
+};
+
+TEST(SharedCopy, EveryByteArrivesWhoeverHelps) {
+  constexpr std::size_t kPiece = SharedCopy::kPiece;
+  const std::vector<std::vector<std::size_t>> messages = {
+      {1},
+      {kPiece},
+      {kPiece + 1},
+      {9 * kPiece - 7},
+      {3, kPiece - 3, kPiece / 2 + 1, 5 * kPiece + 64, 1, 1, kPiece},
+      {26 << 20, 100},  // past the cache
+  };
+  for (const std::vector<std::size_t>& sizes : messages) {
+    for (int helpers = 0; helpers < 4; ++helpers) {
+      Copied data(sizes);
+      const auto copy = std::make_shared<SharedCopy>(data.ranges());
       std::vector<std::thread> threads;
       for (int i = 0; i < helpers; ++i) {
         threads.emplace_back([copy] {
@@ -359,15 +424,35 @@ TEST(SharedCopy, EveryByteArrivesWhoeverHelps) {
         });
       }
       copy->finish();
-      EXPECT_TRUE(std::equal(from.begin(), from.end(), to.begin()));
-      EXPECT_EQ(to.back(), std::byte{0x5a});
+      data.expectWhole();
       // Now the ranges may go: a helper that comes this late touches nothing.
-      from = {};
-      std::fill(to.begin(), to.end(), std::byte{0});
+      data.from.clear();
+      for (auto& to : data.to)
+        std::fill(to.begin(), to.end(), std::byte{0});
       EXPECT_FALSE(copy->help(1));
       for (auto& thread : threads)
         thread.join();
-      EXPECT_EQ(std::count(to.begin(), to.end(), std::byte{0}), static_cast<long>(to.size()));
+      for (const auto& to : data.to)
+        EXPECT_EQ(std::count(to.begin(), to.end(), std::byte{0}), static_cast<long>(to.size()));
+    }
+  }
+}
+
+TEST(ArenaCopy, PastTheCacheFromAndToAnywhere) {
+  for (std::size_t skew_to = 0; skew_to < 70; skew_to += 23) {
+    for (std::size_t skew_from = 0; skew_from < 70; skew_from += 17) {
+      for (const std::size_t bytes : {0, 1, 63, 64, 65, 127, 4096, 100001}) {
+        std::vector<std::byte> from(bytes + skew_from);
+        for (std::size_t i = 0; i < from.size(); ++i)
+          from[i] = static_cast<std::byte>(i * 31 + i / 257);
+        std::vector<std::byte> to(skew_to + bytes + 64, std::byte{0x5a});
+        copyToArena(to.data() + skew_to, from.data() + skew_from, bytes, CopyWay::kPastCache);
+        EXPECT_TRUE(std::equal(from.begin() + static_cast<long>(skew_from), from.end(),
+                               to.begin() + static_cast<long>(skew_to)));
+        EXPECT_EQ(std::count(to.begin(), to.begin() + static_cast<long>(skew_to), std::byte{0x5a}),
+                  static_cast<long>(skew_to));
+        EXPECT_EQ(std::count(to.end() - 64, to.end(), std::byte{0x5a}), 64);
+      }
     }
   }
 }

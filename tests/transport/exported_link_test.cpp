@@ -17,8 +17,6 @@ namespace {
 
 constexpr std::size_t kMiB = std::size_t{1} << 20;
 
-PeerStats statsOf(const Endpoint& endpoint) { return endpoint.stats().peers.at(0); }
-
 OwnedBuffer exported(std::size_t size, unsigned seed) {
   auto block = ExportedBlock::create(size);
   EXPECT_TRUE(block.ok());
@@ -30,16 +28,6 @@ OwnedBuffer exported(std::size_t size, unsigned seed) {
 
 OwnedBuffer part(const OwnedBuffer& whole, std::size_t offset, std::size_t size) {
   return {whole.data + offset, size, whole.owner};
-}
-
-std::size_t warmUp(Endpoint& endpoint, std::int32_t to) {
-  std::size_t sent = 0;
-  EXPECT_TRUE(eventually([&] {
-    expectOk(endpoint.send(to, {bytesOf("warm"), {newBuffer(100'000)}}));
-    ++sent;
-    return statsOf(endpoint).arena_bytes_sent > 0;
-  }));
-  return sent;
 }
 
 // Bytes that `work` sent without a copy.

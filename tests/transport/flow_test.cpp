@@ -1,9 +1,20 @@
 // Queues, back-pressure, discarding, and closing with work in hand.
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <array>
 #include <atomic>
 #include <future>
 #include <thread>
+#include <utility>
 
+#include "tests/transport/payload.h"
 #include "tests/transport/recorder.h"
+#include "transport/event_loop.h"
+#include "transport/link.h"
+#include "transport/out_frame.h"
+#include "transport/socket.h"
+#include "transport/stream.h"
 
 namespace weft::transport {
 namespace {
@@ -24,6 +35,121 @@ class Gate {
   std::shared_future<void> future_ = promise_.get_future().share();
   std::atomic<bool> opened_{false};
 };
+
+bool readable(const Stream& stream, std::chrono::milliseconds wait) {
+  pollfd one{stream.pollFd(), POLLIN, 0};
+  return ::poll(&one, 1, static_cast<int>(wait.count())) == 1;
+}
+
+std::pair<UniqueFd, UniqueFd> tcpPair() {
+  Result<BoundSocket> bound = listenTcp("127.0.0.1");
+  EXPECT_TRUE(bound.ok());
+  Connecting connecting = connectTcp("127.0.0.1", bound.value().port);
+  pollfd listening{bound.value().fd.get(), POLLIN, 0};
+  EXPECT_EQ(::poll(&listening, 1, 10'000), 1);
+  const int accepted =
+      ::accept4(bound.value().fd.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+  return {UniqueFd(accepted), std::move(connecting.fd)};
+}
+
+TEST(Flow, ATcpStreamWakesItsReaderWhenItWasToldTo) {
+  auto [near, far] = tcpPair();
+  SocketStream reader(std::move(near), "tcp");
+  SocketStream writer(std::move(far), "tcp");
+  std::vector<std::byte> bytes(600'000);
+  const auto write = [&](std::size_t count) {
+    iovec part{bytes.data(), count};
+    EXPECT_EQ(writer.write({&part, 1}).count, count);
+  };
+  reader.wakeAt(100'000);
+  write(1000);
+  EXPECT_FALSE(readable(reader, milliseconds(50)));
+  write(99'000);
+  EXPECT_TRUE(readable(reader, milliseconds(10'000)));
+  iovec into{bytes.data(), bytes.size()};
+  EXPECT_EQ(reader.read({&into, 1}).count, 100'000U);
+  write(10);
+  EXPECT_FALSE(readable(reader, milliseconds(50)));
+  reader.wakeAt(1);  // also for what is there already
+  EXPECT_TRUE(readable(reader, milliseconds(10'000)));
+  EXPECT_EQ(reader.read({&into, 1}).count, 10U);
+  reader.wakeAt(500'000);
+  write(10);
+  writer.finishWriting();  // the end is told whatever was wished for
+  EXPECT_TRUE(readable(reader, milliseconds(10'000)));
+}
+
+// Takes or discards what a Link reads.
+struct CountingSink : FrameSink {
+  Disposition onFrameHeader(std::span<const std::byte>, std::span<const std::uint64_t> sizes,
+                            std::vector<OwnedBuffer>& buffers) override {
+    fillBuffers(sizes, buffers);
+    return wanted ? Disposition::kAccept : Disposition::kDiscard;
+  }
+  void onFrameTaken(const FrameHead&) override { ++taken; }
+  void onFrame(std::span<const std::byte>, std::vector<OwnedBuffer> buffers) override {
+    sum = checksum(buffers.at(0));
+  }
+  std::atomic<bool> wanted{true};
+  std::atomic<std::uint64_t> sum{0};
+  std::atomic<int> taken{0};
+};
+
+std::vector<std::byte> frameOf(const OwnedBuffer& buffer, std::uint64_t sequence) {
+  OutFrame frame = OutFrame::message({bytesOf("x"), {buffer}}, Limits()).value();
+  frame.seal(sequence, 0);
+  std::array<iovec, 8> parts;
+  std::vector<std::byte> bytes;
+  for (std::size_t i = 0, count = frame.gather(parts); i < count; ++i) {
+    const auto* first = static_cast<const std::byte*>(parts[i].iov_base);
+    bytes.insert(bytes.end(), first, first + parts[i].iov_len);
+  }
+  return bytes;
+}
+
+// A reader that waited for more than is to come would wait for ever: nothing follows.
+TEST(Flow, ALargeMessageThatTricklesInOverTcpIsReadToTheLastByte) {
+  constexpr std::size_t kPiece = std::size_t{512} << 10;
+  auto [near, far] = tcpPair();
+  auto loop = EventLoop::create("test").value();
+  const Limits limits;
+  CountingSink sink;
+  std::atomic<std::uint64_t> received{0};
+  std::shared_ptr<Link> link;
+  loop->post([&, stream = std::make_shared<SocketStream>(std::move(near), "tcp")] {
+    link = std::make_shared<Link>(*loop, stream, limits, sink, 0, received,
+                                  Link::Events{[](const LinkEnd&) {}, [] {}});
+  });
+  SocketStream writer(std::move(far), "tcp");
+  std::uint64_t sequence = 0;
+  for (const std::size_t size : {kPiece + 1, 2 * kPiece, 2 * kPiece + 1, 5 * kPiece - 1}) {
+    for (const bool wanted : {true, false}) {
+      if (HasFailure()) break;
+      sink.wanted = wanted;
+      const OwnedBuffer large = randomBuffer(size, static_cast<unsigned>(sequence + 1));
+      std::vector<std::byte> bytes = frameOf(large, ++sequence);
+      for (std::size_t at = 0; at < bytes.size();) {
+        iovec part{bytes.data() + at, std::min<std::size_t>(bytes.size() - at, 100'000)};
+        const IoResult result = writer.write({&part, 1});
+        EXPECT_TRUE(result.error == 0 || result.error == EAGAIN);
+        at += result.count;
+        std::this_thread::sleep_for(milliseconds(1));
+      }
+      EXPECT_TRUE(eventually([&] { return sink.taken == static_cast<int>(sequence); }))
+          << size << " bytes, of which " << received << " of all were read";
+      if (wanted) {
+        EXPECT_TRUE(eventually([&] { return sink.sum == checksum(large); }));
+      }
+    }
+  }
+  std::promise<void> gone;
+  loop->post([&] {
+    link.reset();
+    gone.set_value();
+  });
+  ASSERT_EQ(gone.get_future().wait_for(kPatience), std::future_status::ready);
+  loop->stop();
+}
 
 TEST(Flow, ASenderWaitsForRoomAndGoesOnWhenThereIsSome) {
   Gate gate;

@@ -21,8 +21,6 @@ constexpr std::uint64_t kCalls = 20'000;
 #endif
 constexpr std::size_t kMiB = std::size_t{1} << 20;
 
-PeerStats statsOf(const Endpoint& endpoint) { return endpoint.stats().peers.at(0); }
-
 // Two endpoints, each of which reaches the other through a proxy only.
 struct Between {
   explicit Between(Via via, const std::function<void(EndpointOptions&)>& adjust = {},

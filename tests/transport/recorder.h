@@ -179,6 +179,9 @@ inline PeerInfo infoOf(std::int32_t rank, const Endpoint& endpoint) {
 
 inline void expectOk(const Error& error) { EXPECT_FALSE(error) << error.text(); }
 
+// Of the only peer.
+inline PeerStats statsOf(const Endpoint& endpoint) { return endpoint.stats().peers.at(0); }
+
 // Two endpoints that know each other.
 struct Pair {
   explicit Pair(Via via = Via::kUnix, const std::function<void(EndpointOptions&)>& adjust = {},
@@ -211,6 +214,17 @@ bool eventually(Predicate predicate) {
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
   return true;
+}
+
+// Sends large buffers until one has gone through shared memory. Returns how many it sent.
+inline std::size_t warmUp(Endpoint& endpoint, std::int32_t to) {
+  std::size_t sent = 0;
+  EXPECT_TRUE(eventually([&] {
+    expectOk(endpoint.send(to, {bytesOf("warm"), {newBuffer(100'000)}}));
+    ++sent;
+    return statsOf(endpoint).arena_bytes_sent > 0;
+  }));
+  return sent;
 }
 
 }  // namespace weft::transport
