@@ -58,6 +58,8 @@ class ForwardJob final : public PipelineJob {
 };
 
 class BackwardJob final : public PipelineJob {
+  class StageSink;
+
  public:
   BackwardJob(MiniBatch& batch, const Wanted& wanted, bool keep_graph);
   void run(TaskId task) override;
@@ -80,7 +82,7 @@ class BackwardJob final : public PipelineJob {
     CrossingPtr arriving;
   };
   void backward(CellIndex index);
-  void addUp(std::size_t stage, std::vector<at::Tensor> grads);
+  void addUp(std::size_t stage, std::size_t k, at::Tensor grad);
   void buildGraph();
 
   MiniBatch& batch_;
