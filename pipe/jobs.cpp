@@ -148,7 +148,8 @@ void ForwardJob::run(TaskId task) {
   next_[i] = {std::move(output.wires), output.payload, std::move(output.structure)};
 }
 
-// Adds a stage's gradients to its sums as they come.
+// Adds a stage's gradients up as they come: in the parameters' accumulators where it may, so that
+// a large gradient's memory serves the next one, and nothing is left to do after the stages.
 class BackwardJob::StageSink final : public GradientSink {
  public:
   StageSink(BackwardJob& job, std::size_t stage, const torch::autograd::edge_list& gates)
@@ -157,7 +158,15 @@ class BackwardJob::StageSink final : public GradientSink {
     const auto it = std::find_if(gates_.begin(), gates_.end(),
                                  [&](const auto& edge) { return edge.function.get() == gate; });
     if (it == gates_.end()) return false;
-    job_.addUp(stage_, static_cast<std::size_t>(it - gates_.begin()), std::move(grad));
+    const auto k = static_cast<std::size_t>(it - gates_.begin());
+    torch::autograd::Node* const accumulator = job_.accumulators_[stage_][k];
+    if (accumulator == nullptr) {
+      job_.addUp(stage_, k, std::move(grad));
+    } else {
+      torch::autograd::variable_list one;
+      one.push_back(std::move(grad));
+      (*accumulator)(std::move(one));
+    }
     return true;
   }
 
@@ -177,12 +186,19 @@ BackwardJob::BackwardJob(MiniBatch& batch, const Wanted& wanted, bool keep_graph
       wants_inputs_(batch.stages()),
       gates_(batch.stages()),
       gates_again_(batch.stages()),
+      accumulators_(batch.stages()),
       owned_(batch.stages()),
       arriving_(batch.micro_batches_),
       skip_grads_(batch.machine_->routes.size()),
       graph_(batch.machine_->lanes) {
   for (std::vector<SkipGrad>& grads : skip_grads_)
     grads.resize(batch.micro_batches_);
+  // What several stages share is summed by them apart, so that the order of additions is always the
+  // same.
+  std::vector<unsigned> stages_of(batch.parameters_.size());
+  for (const auto& places : batch.parameters_of_)
+    for (const std::size_t place : places)
+      ++stages_of[place];
   bool before = std::find(wanted.inputs.begin(), wanted.inputs.end(), true) != wanted.inputs.end();
   for (const auto j : c10::irange(batch.stages())) {
     wants_inputs_[j] = before;
@@ -192,6 +208,8 @@ BackwardJob::BackwardJob(MiniBatch& batch, const Wanted& wanted, bool keep_graph
       wanted_of[j].push_back(places[k]);
       gates_[j].push_back(batch.setting_->gates[j][k]);
       gates_again_[j].push_back(batch.setting_->gates_again[j][k]);
+      accumulators_[j].push_back(stages_of[places[k]] == 1 ? wanted.accumulators[places[k]]
+                                                           : nullptr);
       before = true;
     }
     sums[j].resize(wanted_of[j].size());
