@@ -91,9 +91,9 @@ class BackwardJob final : public PipelineJob {
   std::vector<torch::autograd::edge_list> gates_;        // per stage, of graphs the forward made
   std::vector<torch::autograd::edge_list> gates_again_;  // of those that are made again
   std::vector<std::vector<torch::autograd::Node*>> accumulators_;  // per wanted parameter, or none
-  std::vector<std::vector<bool>> owned_;                 // sums that nobody else refers to
-  std::vector<CrossingPtr> arriving_;                    // per micro-batch: its next cell's
-  std::vector<std::vector<SkipGrad>> skip_grads_;        // per route, per micro-batch
+  std::vector<std::vector<bool>> owned_;           // sums that nobody else refers to
+  std::vector<CrossingPtr> arriving_;              // per micro-batch: its next cell's
+  std::vector<std::vector<SkipGrad>> skip_grads_;  // per route, per micro-batch
   std::vector<Step> steps_;
   TaskGraph graph_;
 };
