@@ -53,7 +53,7 @@ class TestConstruction:
         assert Pipe(nn.Sequential(), chunks="3").chunks == 3
 
     def test_a_parameter_on_two_devices(self):
-        """Only accelerators can bring that about: a module moved to another device may keep its Parameters."""
+        """Only accelerators bring that about: a module that is moved may keep its Parameters."""
         one, other = nn.Linear(1, 1), nn.Linear(1, 1)
         other.weight = one.weight
         meta = torch.device("meta")
