@@ -3,6 +3,9 @@ nobody would see it."""
 
 from __future__ import annotations
 
+import threading
+import warnings
+
 import pytest
 import torch
 from pipe_models import MODES, WAYS, assert_same, gradients, make_pipe, plain_copy
@@ -129,3 +132,107 @@ def test_the_same_every_time():
         found.append(gradients(pipe))
     assert_same(found[1], found[0], atol=0, rtol=0)
     assert_same(found[2], found[0], atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_sparse(mode):
+    def model():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Embedding(1024, 32, sparse=True), nn.Linear(32, 4))
+
+    plain = model()
+    pipe = make_pipe(model(), "threads", chunks=3, checkpoint=mode)
+    numbers = torch.randint(1024, (9, 5))
+    for _ in range(2):
+        step(pipe, numbers)
+        step(plain, numbers)
+    assert pipe[0].weight.grad.is_sparse
+    assert_same(pipe[0].weight.grad.to_dense(), plain[0].weight.grad.to_dense())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_pipe_in_a_stage(way):
+    class Wrapped(nn.Module):
+        def __init__(self, pipe):
+            super().__init__()
+            self.pipe = pipe
+
+        def forward(self, x):
+            return self.pipe(x).local_value()
+
+    plain = wide()
+    inner = make_pipe(plain_copy(plain), way, chunks=2)
+    pipe = make_pipe(nn.Sequential(Wrapped(inner), nn.Tanh()), way, chunks=2)
+    x = torch.randn(8, WIDE)
+    for _ in range(2):
+        step(pipe, x)
+        plain(x).tanh().square().sum().backward()
+    assert_same(gradients(inner), gradients(plain), atol=1e-4, rtol=1e-4)
+
+
+def test_two_threads_add_to_the_same():
+    shared = wide()
+    plain = plain_copy(shared)
+    x = torch.randn(8, WIDE)
+    pipes = [make_pipe(shared, "threads", chunks=2) for _ in range(2)]
+    workers = [
+        threading.Thread(target=lambda pipe=pipe: [step(pipe, x) for _ in range(10)])
+        for pipe in pipes
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    (20 * plain(x).square().sum()).backward()
+    assert_same(gradients(shared), gradients(plain), atol=1e-2, rtol=1e-4)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_after_a_backward_that_failed(mode):
+    class Odd(Exception):
+        pass
+
+    class Fragile(torch.autograd.Function):
+        wrong = True
+
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            if Fragile.wrong:
+                raise Odd
+            return grad
+
+    class Stage(nn.Module):
+        def forward(self, x):
+            return Fragile.apply(x)
+
+    plain = wide()
+    first, *others = plain_copy(plain)
+    pipe = make_pipe(nn.Sequential(first, Stage(), *others), chunks=2, checkpoint=mode)
+    x = torch.randn(8, WIDE)
+    with pytest.raises(Odd):
+        step(pipe, x)
+    assert pipe[0].weight.grad is None
+    assert pipe[3].weight.grad is not None  # a part of it, as docs/pipe.md says
+    Fragile.wrong = False
+    pipe.zero_grad()
+    step(pipe, x)
+    step(plain, x)
+    assert_same(gradients(pipe), gradients(plain), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_anomalies_are_found_and_graphs_kept(mode):
+    plain = wide()
+    pipe = make_pipe(plain_copy(plain), "threads", chunks=2, checkpoint=mode)
+    x = torch.randn(8, WIDE)
+    with warnings.catch_warnings(), torch.autograd.set_detect_anomaly(True):
+        warnings.simplefilter("ignore")
+        loss, expected = pipe(x).local_value().sum(), plain(x).sum()
+        for one in (loss, expected):
+            one.backward(retain_graph=True)
+            one.backward()
+    assert_same(gradients(pipe), gradients(plain), atol=1e-4, rtol=1e-4)
