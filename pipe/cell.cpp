@@ -73,14 +73,14 @@ Cell::Output Cell::perform(const CellSetting& setting, Pass pass) {
   SkipPort skips(setting.machine.routes.size());
 
   std::optional<RngState> before;
-  if (pass != Pass::kRecompute) before = RngState::now(setting.machine.devices[stage_]);
+  if (pass != Pass::kRecompute) before.emplace(RngState::now(setting.machine.devices[stage_]));
   Batch result;
   {
     const at::AutoGradMode grad(pass != Pass::kCheckpoint && at::GradMode::is_enabled());
     const NoAutocastCache no_cache;
     result = call(setting, pass, given, skips);
   }
-  if (before) learnDraws(setting, std::move(*before));
+  if (before) learnDraws(setting, *before);
   learnInput(setting, pass, given, versions);
   TORCH_CHECK_TYPE(!result.tensors.empty(), "stage ", stage_,
                    " returned no tensor; what a partition returns must have one at least");
@@ -181,7 +181,7 @@ void Cell::learnInput(const CellSetting& setting, Pass pass, const std::vector<a
       "from now on copies are kept.");
 }
 
-void Cell::learnDraws(const CellSetting& setting, RngState before) {
+void Cell::learnDraws(const CellSetting& setting, const RngState& before) {
   auto& habit = setting.machine.habits[stage_].draws[setting.training ? 1 : 0];
   const bool moved = before.cpuMoved();
   if (moved) {
@@ -190,7 +190,7 @@ void Cell::learnDraws(const CellSetting& setting, RngState before) {
     habit.store(RngHabit::kQuiet, std::memory_order_relaxed);
   }
   const bool on_cpu = setting.machine.devices[stage_].is_cpu();
-  if (setting.grad && (moved || !on_cpu)) rng_ = std::move(before);
+  if (setting.grad && (moved || !on_cpu)) rng_ = std::make_unique<const RngState>(before);
 }
 
 // Once per stage: gradients reach the inputs and the registered parameters. A tensor that requires

@@ -14,7 +14,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <cstdint>
-#include <optional>
+#include <memory>
 #include <vector>
 
 #include "pipe/ambience.h"
@@ -78,9 +78,9 @@ class Cell {
 
   CellState state() const { return state_; }
   bool checkpointed() const { return checkpointed_; }
-  bool drew() const { return rng_.has_value(); }
-  // The generators' states before the run, if it drew.
-  const std::optional<RngState>& rng() const { return rng_; }
+  bool drew() const { return rng_ != nullptr; }
+  // The generators' states before the run; nullptr if it did not draw.
+  const RngState* rng() const { return rng_.get(); }
   std::size_t outputs() const { return output_edges_.size(); }
 
   std::vector<at::Tensor> output_grads;
@@ -94,7 +94,7 @@ class Cell {
   std::vector<at::Tensor> aliases(const CellSetting& setting, Pass pass);
   void learnInput(const CellSetting& setting, Pass pass, const std::vector<at::Tensor>& given,
                   const std::vector<std::uint32_t>& versions);
-  void learnDraws(const CellSetting& setting, RngState before);
+  void learnDraws(const CellSetting& setting, const RngState& before);
   void searchLeaves(const CellSetting& setting);
 
   CellState state_ = CellState::kEmpty;
@@ -105,7 +105,7 @@ class Cell {
   NodePtr input_node_;                    // ends the graph at the inputs
   std::vector<std::int64_t> input_slot_;  // per input wire: its place at that node, or -1
   torch::autograd::edge_list output_edges_;
-  std::optional<RngState> rng_;
+  std::unique_ptr<const RngState> rng_;
 };
 
 }  // namespace weft::pipe

@@ -2,9 +2,12 @@
 
 #include <torch/csrc/autograd/functions/utils.h>
 
+#include <cstdint>
+#include <limits>
 #include <mutex>
 #include <type_traits>
 #include <unordered_map>
+#include <utility>
 
 namespace weft::pipe {
 
@@ -16,7 +19,25 @@ using WeakNode =
     std::conditional_t<std::is_same_v<NodePtr, std::shared_ptr<autograd::Node>>,
                        std::weak_ptr<autograd::Node>, c10::weak_intrusive_ptr<autograd::Node>>;
 
+// A node more costs a task something, and the gradients of small parameters are no burden.
+constexpr std::size_t kLarge = 64 << 10;  // bytes, of any layout
+
+thread_local GradientSink* t_sink = nullptr;
+
+struct CollectorNode final : public autograd::Node {
+  // Before all else that could run, so that a gradient is added and freed before the next is made;
+  // an accumulator has the same number.
+  CollectorNode() : Node(/*sequence_nr=*/std::numeric_limits<std::uint64_t>::max()) {}
+  autograd::variable_list apply(autograd::variable_list&& grads) override {
+    if (t_sink == nullptr || !grads[0].defined()) return std::move(grads);
+    if (t_sink->take(next_edge(0).function.get(), grads[0])) grads[0].reset();
+    return std::move(grads);
+  }
+  std::string name() const override { return "WeftPipeCollector"; }
+};
+
 struct Placed {
+  NodePtr front;  // the gate, or the collector before it
   NodePtr gate;
   NodePtr accumulator;  // what was there
   std::size_t holders = 0;
@@ -30,6 +51,9 @@ std::unordered_map<c10::TensorImpl*, Placed>& placed() {
 }
 
 }  // namespace
+
+GradientSinkGuard::GradientSinkGuard(GradientSink* sink) : before_(std::exchange(t_sink, sink)) {}
+GradientSinkGuard::~GradientSinkGuard() { t_sink = before_; }
 
 at::Tensor aliasBehind(const at::Tensor& tensor, const NodePtr& node) {
   at::Tensor alias = tensor.detach();
@@ -51,8 +75,14 @@ Gates::Gates(const std::vector<at::Tensor>& tensors) {
       auto gate = makeNode<IdentityNode>();
       gate->add_input_metadata(tensor);
       gate->add_next_edge({entry.accumulator, 0});
-      entry.gate = std::move(gate);
-      autograd::impl::set_grad_accumulator(tensor, WeakNode(entry.gate));
+      entry.gate = entry.front = std::move(gate);
+      if (static_cast<std::size_t>(tensor.numel()) * tensor.element_size() >= kLarge) {
+        auto collector = makeNode<CollectorNode>();
+        collector->add_input_metadata(tensor);
+        collector->add_next_edge({entry.gate, 0});
+        entry.front = std::move(collector);
+      }
+      autograd::impl::set_grad_accumulator(tensor, WeakNode(entry.front));
     }
     edges_.emplace_back(entry.gate, 0);
     leaves_.push_back(tensor);

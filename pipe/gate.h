@@ -6,6 +6,11 @@
 // A gate is an identity node that an operation finds where it looks for the accumulator.
 // The inner backward ends there and returns what arrived. For any other graph that happened to be
 // made meanwhile, by another thread, a gate just passes the gradient on.
+//
+// What an inner backward returns it has kept to its end: a stage's gradients twice, its sums and
+// the new ones. So before the gate of a large parameter stands a collector. Where the backward's
+// thread has a GradientSink, it gives the gradient to that as soon as it is complete, as autograd
+// does with accumulators, and nothing to the gate.
 #pragma once
 
 #include <torch/csrc/autograd/variable.h>
@@ -23,6 +28,25 @@ struct IdentityNode final : public torch::autograd::Node {
     return std::move(grads);
   }
   std::string name() const override { return "WeftPipeGate"; }
+};
+
+// Takes gradients while an inner backward runs on the thread that has set it.
+class GradientSink {
+ public:
+  virtual ~GradientSink() = default;
+  // `gate`: where Gates::edges() ends for the parameter. False: it is not this sink's; untouched.
+  virtual bool take(const torch::autograd::Node* gate, at::Tensor& grad) = 0;
+};
+
+class GradientSinkGuard {
+ public:
+  explicit GradientSinkGuard(GradientSink* sink);
+  ~GradientSinkGuard();
+  GradientSinkGuard(const GradientSinkGuard&) = delete;
+  GradientSinkGuard& operator=(const GradientSinkGuard&) = delete;
+
+ private:
+  GradientSink* const before_;
 };
 
 // An alias of `tensor` whose history is `node`, as a further input of it. Unlike a leaf or a view,

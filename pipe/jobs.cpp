@@ -13,11 +13,15 @@ namespace weft::pipe {
 namespace {
 
 // A gradient as it comes from autograd may be shared with another, and is then not to be added to.
-// (The same test as AccumulateGrad's, which takes such a gradient as the parameter's.)
+// A weight's is often a view (a transposed product, of nn.Linear), whose base nobody but it holds.
 bool isNobodyElses(const at::Tensor& grad) {
-  return grad.layout() == at::kStrided && grad.use_count() == 1 && grad.has_storage() &&
-         grad.storage().use_count() == 1 && grad.is_non_overlapping_and_dense() &&
-         !at::isTensorSubclassLike(grad);
+  if (grad.layout() != at::kStrided || at::isTensorSubclassLike(grad) || !grad.has_storage() ||
+      !grad.is_non_overlapping_and_dense() || grad.use_count() != 1) {
+    return false;
+  }
+  const bool is_view = !grad.is_inference() && grad.is_view();
+  if (is_view && grad._base().use_count() != 1) return false;
+  return grad.storage().use_count() == (is_view ? 2 : 1);
 }
 
 // For the timeline: 0 is whoever calls the pipeline.
@@ -144,6 +148,34 @@ void ForwardJob::run(TaskId task) {
   next_[i] = {std::move(output.wires), output.payload, std::move(output.structure)};
 }
 
+// Adds a stage's gradients up as they come: in the parameters' accumulators where it may, so that
+// a large gradient's memory serves the next one, and nothing is left to do after the stages.
+class BackwardJob::StageSink final : public GradientSink {
+ public:
+  StageSink(BackwardJob& job, std::size_t stage, const torch::autograd::edge_list& gates)
+      : job_(job), stage_(stage), gates_(gates) {}
+  bool take(const torch::autograd::Node* gate, at::Tensor& grad) override {
+    const auto it = std::find_if(gates_.begin(), gates_.end(),
+                                 [&](const auto& edge) { return edge.function.get() == gate; });
+    if (it == gates_.end()) return false;
+    const auto k = static_cast<std::size_t>(it - gates_.begin());
+    torch::autograd::Node* const accumulator = job_.accumulators_[stage_][k];
+    if (accumulator == nullptr) {
+      job_.addUp(stage_, k, std::move(grad));
+    } else {
+      torch::autograd::variable_list one;
+      one.push_back(std::move(grad));
+      (*accumulator)(std::move(one));
+    }
+    return true;
+  }
+
+ private:
+  BackwardJob& job_;
+  const std::size_t stage_;
+  const torch::autograd::edge_list& gates_;
+};
+
 BackwardJob::BackwardJob(MiniBatch& batch, const Wanted& wanted, bool keep_graph)
     : PipelineJob(*batch.machine_),
       input_grads(batch.micro_batches_),
@@ -154,12 +186,19 @@ BackwardJob::BackwardJob(MiniBatch& batch, const Wanted& wanted, bool keep_graph
       wants_inputs_(batch.stages()),
       gates_(batch.stages()),
       gates_again_(batch.stages()),
+      accumulators_(batch.stages()),
       owned_(batch.stages()),
       arriving_(batch.micro_batches_),
       skip_grads_(batch.machine_->routes.size()),
       graph_(batch.machine_->lanes) {
   for (std::vector<SkipGrad>& grads : skip_grads_)
     grads.resize(batch.micro_batches_);
+  // What several stages share is summed by them apart, so that the order of additions is always the
+  // same.
+  std::vector<unsigned> stages_of(batch.parameters_.size());
+  for (const auto& places : batch.parameters_of_)
+    for (const std::size_t place : places)
+      ++stages_of[place];
   bool before = std::find(wanted.inputs.begin(), wanted.inputs.end(), true) != wanted.inputs.end();
   for (const auto j : c10::irange(batch.stages())) {
     wants_inputs_[j] = before;
@@ -169,6 +208,8 @@ BackwardJob::BackwardJob(MiniBatch& batch, const Wanted& wanted, bool keep_graph
       wanted_of[j].push_back(places[k]);
       gates_[j].push_back(batch.setting_->gates[j][k]);
       gates_again_[j].push_back(batch.setting_->gates_again[j][k]);
+      accumulators_[j].push_back(stages_of[places[k]] == 1 ? wanted.accumulators[places[k]]
+                                                           : nullptr);
       before = true;
     }
     sums[j].resize(wanted_of[j].size());
@@ -232,9 +273,15 @@ void BackwardJob::backward(CellIndex index) {
     Ferry::land(std::move(grad.arriving));
     cell.output_grads.push_back(std::move(grad.value));
   }
-  Cell::Gradients found = cell.backward(
-      wants_inputs_[j], cell.checkpointed() ? gates_again_[j] : gates_[j], keep_graph_);
-  addUp(j, std::move(found.parameters));
+  const auto& gates = cell.checkpointed() ? gates_again_[j] : gates_[j];
+  Cell::Gradients found;
+  {
+    StageSink sink(*this, j, gates);
+    const GradientSinkGuard guard(&sink);
+    found = cell.backward(wants_inputs_[j], gates, keep_graph_);
+  }
+  for (const auto k : c10::irange(found.parameters.size()))
+    addUp(j, k, std::move(found.parameters[k]));
 
   const auto& incoming = machine.incoming[j];
   const std::size_t payload = found.inputs.size() - incoming.size();
@@ -257,22 +304,18 @@ void BackwardJob::backward(CellIndex index) {
   batch_.cell(i, j - 1).output_grads = std::move(found.inputs);
 }
 
-void BackwardJob::addUp(std::size_t stage, std::vector<at::Tensor> grads) {
+void BackwardJob::addUp(std::size_t stage, std::size_t k, at::Tensor grad) {
+  if (!grad.defined()) return;
   const at::NoGradGuard no_grad;
-  for (const auto k : c10::irange(grads.size())) {
-    at::Tensor& sum = sums[stage][k];
-    at::Tensor& grad = grads[k];
-    if (!grad.defined()) continue;
-    if (!sum.defined()) {
-      owned_[stage][k] = isNobodyElses(grad);
-      sum = std::move(grad);
-    } else if (owned_[stage][k] && (!sum.is_sparse() || grad.is_sparse())) {
-      sum.add_(grad);
-    } else {
-      sum = sum.is_sparse() && !grad.is_sparse() ? grad + sum : sum + grad;
-      owned_[stage][k] = true;
-    }
-    grad.reset();  // not all stages' gradients at once
+  at::Tensor& sum = sums[stage][k];
+  if (!sum.defined()) {
+    owned_[stage][k] = isNobodyElses(grad);
+    sum = std::move(grad);
+  } else if (owned_[stage][k] && (!sum.is_sparse() || grad.is_sparse())) {
+    sum.add_(grad);
+  } else {
+    sum = sum.is_sparse() && !grad.is_sparse() ? grad + sum : sum + grad;
+    owned_[stage][k] = true;
   }
 }
 

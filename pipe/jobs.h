@@ -58,6 +58,8 @@ class ForwardJob final : public PipelineJob {
 };
 
 class BackwardJob final : public PipelineJob {
+  class StageSink;
+
  public:
   BackwardJob(MiniBatch& batch, const Wanted& wanted, bool keep_graph);
   void run(TaskId task) override;
@@ -80,7 +82,7 @@ class BackwardJob final : public PipelineJob {
     CrossingPtr arriving;
   };
   void backward(CellIndex index);
-  void addUp(std::size_t stage, std::vector<at::Tensor> grads);
+  void addUp(std::size_t stage, std::size_t k, at::Tensor grad);
   void buildGraph();
 
   MiniBatch& batch_;
@@ -88,9 +90,10 @@ class BackwardJob final : public PipelineJob {
   std::vector<bool> wants_inputs_;                       // per stage
   std::vector<torch::autograd::edge_list> gates_;        // per stage, of graphs the forward made
   std::vector<torch::autograd::edge_list> gates_again_;  // of those that are made again
-  std::vector<std::vector<bool>> owned_;                 // sums that nobody else refers to
-  std::vector<CrossingPtr> arriving_;                    // per micro-batch: its next cell's
-  std::vector<std::vector<SkipGrad>> skip_grads_;        // per route, per micro-batch
+  std::vector<std::vector<torch::autograd::Node*>> accumulators_;  // per wanted parameter, or none
+  std::vector<std::vector<bool>> owned_;           // sums that nobody else refers to
+  std::vector<CrossingPtr> arriving_;              // per micro-batch: its next cell's
+  std::vector<std::vector<SkipGrad>> skip_grads_;  // per route, per micro-batch
   std::vector<Step> steps_;
   TaskGraph graph_;
 };

@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros_like.h>
 #include <c10/util/irange.h>
 
+#include <algorithm>
 #include <unordered_map>
 
 #include "pipe/effort.h"
@@ -166,8 +167,12 @@ MiniBatch::Gradients MiniBatch::backward(const std::vector<at::Tensor>& grads, c
     }
   }
 
-  const Gates gates(parameters_);  // for what is recomputed
-  setting_->gates_again = edgesPerStage(gates);
+  std::optional<Gates> gates;  // for what is recomputed
+  if (std::any_of(cells_.begin(), cells_.end(),
+                  [](const Cell& cell) { return cell.state() == CellState::kCheckpointed; })) {
+    gates.emplace(parameters_);
+  }
+  setting_->gates_again = gates ? edgesPerStage(*gates) : setting_->gates;
   BackwardJob job(*this, wanted, keep_graph);
   run(*machine_, machine_->backward_pace, job.graph(), job);
 

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "pipe/cell.h"
@@ -24,6 +25,9 @@ struct MiniBatchInput {
 struct Wanted {
   std::vector<bool> inputs;      // per input tensor
   std::vector<bool> parameters;  // per parameter of MiniBatch::parameters()
+  // Per parameter: its accumulator, if that may be given gradients of micro-batches one by one, on
+  // a stage's thread, and nullptr if the whole's gradient is to be returned.
+  std::vector<torch::autograd::Node*> accumulators;
 };
 
 class MiniBatch {
@@ -40,8 +44,8 @@ class MiniBatch {
   };
   Result forward();
 
-  // The gradients of the whole, per input tensor and per parameter; undefined where there is none
-  // or none is wanted. `grads`: per gathered tensor. One at a time.
+  // The gradients of the whole, per input tensor and per parameter; undefined where there is none,
+  // none is wanted, or the accumulator has got it. `grads`: per gathered tensor. One at a time.
   struct Gradients {
     std::vector<at::Tensor> inputs;
     std::vector<at::Tensor> parameters;

@@ -4,6 +4,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/irange.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
@@ -24,8 +25,24 @@ Wanted PipelineNode::wanted() const {
   Wanted wanted;
   for (const auto k : c10::irange(num_outputs())) {
     (k < inputs ? wanted.inputs : wanted.parameters).push_back(task_should_compute_output(k));
+    if (k >= inputs) wanted.accumulators.push_back(freeAccumulator(k));
   }
   return wanted;
+}
+
+// An accumulator may take a gradient piece by piece where nobody sees that: no hook is called with
+// it, and it is not what torch.autograd.grad was asked for.
+autograd::Node* PipelineNode::freeAccumulator(std::size_t output) const {
+  auto* const node = dynamic_cast<autograd::AccumulateGrad*>(next_edge(output).function.get());
+  if (node == nullptr || !node->tensor_pre_hooks().empty() || !node->pre_hooks().empty() ||
+      !node->post_hooks().empty() || !node->retains_grad_hooks().empty() ||
+      node->tensor_post_acc_grad_hooks()) {
+    return nullptr;
+  }
+  const auto* const asked = autograd::get_current_graph_task_exec_info();
+  if (asked == nullptr || asked->empty()) return node;
+  const auto it = asked->find(node);
+  return it != asked->end() && it->second.needed_ && !it->second.captures_ ? node : nullptr;
 }
 
 autograd::variable_list PipelineNode::apply(autograd::variable_list&& grads) {

@@ -40,6 +40,7 @@ class PipelineNode final : public torch::autograd::Node {
   torch::autograd::variable_list run(const torch::autograd::variable_list& grads);
   torch::autograd::variable_list differentiable(const torch::autograd::variable_list& grads);
   Wanted wanted() const;
+  torch::autograd::Node* freeAccumulator(std::size_t output) const;
 
   std::unique_ptr<MiniBatch> batch_;  // none once released
   std::vector<torch::autograd::SavedVariable> inputs_;

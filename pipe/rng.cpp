@@ -24,10 +24,23 @@ void locked(at::Generator generator, const auto& action) {
 
 }  // namespace
 
+bool RngState::Cpu::operator==(const Cpu& other) const {
+  const at::mt19937_data_pod mine = engine.data();
+  const at::mt19937_data_pod theirs = other.engine.data();
+  return mine.seed_ == theirs.seed_ && mine.left_ == theirs.left_ && mine.next_ == theirs.next_ &&
+         mine.state_ == theirs.state_ && next_float == other.next_float &&
+         next_double == other.next_double;
+}
+
+RngState::Cpu RngState::cpuNow() {
+  at::CPUGeneratorImpl& generator = *cpuImpl();
+  const std::lock_guard lock(generator.mutex_);
+  return {generator.engine(), generator.next_float_normal_sample(),
+          generator.next_double_normal_sample()};
+}
+
 RngState RngState::now(c10::Device device) {
-  RngState state;
-  state.device_ = device;
-  locked(cpuGenerator(), [&](at::Generator&) { state.cpu_ = cpuImpl()->clone(); });
+  RngState state(device);
   if (hasGenerator(device)) {
     locked(at::globalContext().defaultGenerator(device),
            [&](at::Generator& generator) { state.accelerator_ = generator.get_state(); });
@@ -35,24 +48,13 @@ RngState RngState::now(c10::Device device) {
   return state;
 }
 
-bool RngState::cpuMoved() const {
-  bool moved = false;
-  locked(cpuGenerator(), [&](at::Generator&) {
-    const at::mt19937_data_pod then = cpu_->engine().data();
-    const at::mt19937_data_pod now = cpuImpl()->engine().data();
-    moved = then.seed_ != now.seed_ || then.left_ != now.left_ || then.next_ != now.next_ ||
-            then.state_ != now.state_ ||
-            cpu_->next_float_normal_sample() != cpuImpl()->next_float_normal_sample() ||
-            cpu_->next_double_normal_sample() != cpuImpl()->next_double_normal_sample();
-  });
-  return moved;
-}
+bool RngState::cpuMoved() const { return !(cpuNow() == cpu_); }
 
 void RngState::restore() const {
   locked(cpuGenerator(), [&](at::Generator&) {
-    cpuImpl()->set_engine(cpu_->engine());
-    cpuImpl()->set_next_float_normal_sample(cpu_->next_float_normal_sample());
-    cpuImpl()->set_next_double_normal_sample(cpu_->next_double_normal_sample());
+    cpuImpl()->set_engine(cpu_.engine);
+    cpuImpl()->set_next_float_normal_sample(cpu_.next_float);
+    cpuImpl()->set_next_double_normal_sample(cpu_.next_double);
   });
   if (accelerator_.defined()) {
     locked(at::globalContext().defaultGenerator(device_),

@@ -37,6 +37,7 @@ struct Outcome {
   at::Tensor output;
   at::Tensor input_grad;
   std::vector<at::Tensor> grads;
+  std::size_t threads = 0;
 };
 
 const std::vector<SkipRoute> kSkip{{0, 3}};
@@ -76,6 +77,7 @@ Outcome trained(const std::vector<at::Device>& devices, Checkpoint checkpoint,
     outcome.output = pipeline.run(std::move(input)).tensors[0];
     outcome.output.sum().backward();
   }
+  outcome.threads = pipeline.threads();
   outcome.output = outcome.output.detach().to(at::kCPU);
   outcome.input_grad = x.grad().to(at::kCPU);
   for (const at::Tensor& weight : weights)
@@ -103,6 +105,9 @@ TEST_P(Accelerators, ComputeAsTheCpuDoesInASafeOrder) {
     EXPECT_TRUE(at::allclose(found.grads[j], expected.grads[j], 1e-4, 1e-5)) << "stage " << j;
   EXPECT_EQ(report.races, std::vector<std::string>());
   EXPECT_EQ(report.device_waits, 0);
+  // One per CPU stage, one per accelerator: the first and the last stage share theirs.
+  EXPECT_EQ(expected.threads, threading == Threading::kThreads ? 4U : 0U);
+  EXPECT_EQ(found.threads, threading == Threading::kThreads ? 3U : 0U);
   // Per round and micro-batch 3 between stages, there and back; what is left are this test's own:
   // weights and the input there, output and gradients back.
   EXPECT_EQ(report.copies - report.copies_on_computing, 3 * 4 * 3 * 2);

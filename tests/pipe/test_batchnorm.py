@@ -198,6 +198,21 @@ def test_meta_device_and_other_dtypes():
     assert deferred(torch.empty(6, 4, device="meta", dtype=torch.float64)).shape == (6, 4)
 
 
+def test_layers_on_mixed_devices_stay_there():
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.BatchNorm1d(4, device="meta", dtype=torch.float64))
+    model = DeferredBatchNorm.convert_deferred_batch_norm(model, 2)
+    for layer, device, dtype in zip(
+        model, ("cpu", "meta"), (torch.float32, torch.float64), strict=True
+    ):
+        for part in (torch.ones(3, 4, device=device, dtype=dtype),) * 2:
+            assert layer(part).device.type == device
+        tensors = [value for value in vars(layer).values() if isinstance(value, torch.Tensor)]
+        for tensor in (*tensors, *layer.parameters(), *layer.buffers()):
+            assert tensor.device.type == device
+            assert not tensor.is_floating_point() or tensor.dtype == dtype
+    assert model[0].num_batches_tracked == 1
+
+
 def test_copies_are_independent():
     deferred = DeferredBatchNorm(4, momentum=1.0, chunks=2)
     first, second = batches((4,), [6, 6])

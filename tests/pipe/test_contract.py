@@ -17,6 +17,8 @@ from torch.distributed.rpc import RRef
 import weft
 import weft.pipe
 from weft.pipe import NoChunk, Pipe, WithDevice
+from weft.pipe._partition import check_shared_parameters
+from weft.pipe.skip import skippable
 
 
 def test_rpc_comes_first():
@@ -46,7 +48,19 @@ class TestConstruction:
         mixed = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1, device="meta"))
         with pytest.raises(ValueError, match="all parameters on a single device"):
             Pipe(nn.Sequential(mixed))
+        with pytest.raises(TypeError, match="pairs of stash and pop do not match"):
+            Pipe(nn.Sequential(skippable(stash=["x"])(nn.Identity)(), mixed))
         assert Pipe(nn.Sequential(), chunks="3").chunks == 3
+
+    def test_a_parameter_on_two_devices(self):
+        """Only accelerators bring that about: a module that is moved may keep its Parameters."""
+        one, other = nn.Linear(1, 1), nn.Linear(1, 1)
+        other.weight = one.weight
+        meta = torch.device("meta")
+        check_shared_parameters([one, other], [meta, meta])
+        with pytest.raises(ValueError, match="duplicate parameters on distinct devices"):
+            check_shared_parameters([one, other], [torch.device("cpu"), meta])
+        assert len(Pipe(nn.Sequential(one, other))) == 2
 
     def test_attributes(self):
         a, b, c = nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1)
@@ -60,6 +74,8 @@ class TestConstruction:
         for index in (3, -4):
             with pytest.raises(IndexError):
                 pipe[index]
+        inner = nn.Sequential(b)
+        assert list(Pipe(nn.Sequential(nn.Sequential(inner, c)))) == [inner, c]  # one level
         assert weft.Pipe is weft.pipe.Pipe
         assert weft.WithDevice is weft.pipe.WithDevice
         assert isinstance(pipe(torch.ones(2, 1)), RRef)

@@ -50,6 +50,20 @@ def test_dropout_is_repeated_on_cuda(mode):
     assert_same(found[0], found[1])
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_deferred_batch_norm_on_mixed_devices(mode):
+    plain = nn.Sequential(nn.BatchNorm1d(4), nn.Sequential(nn.Tanh(), nn.BatchNorm1d(4)))
+    model = plain_copy(plain)
+    model[1].cuda()
+    pipe = make_pipe(model, "threads", chunks=3, checkpoint=mode, deferred_batch_norm=True)
+    x = torch.randn(7, 4) * 2 + 5
+    plain(x)
+    pipe(x).local_value().sum().backward()
+    torch.testing.assert_close(pipe[0].running_var, plain[0].running_var)
+    assert pipe[2].running_var.is_cuda
+    assert pipe[2].num_batches_tracked == 1
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_two_devices():
     plain = mlp()

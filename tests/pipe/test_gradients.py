@@ -203,6 +203,37 @@ def test_in_place_on_the_mini_batch(mode):
         pipe.zero_grad()
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_stage_that_begins_to_write_its_input(mode, way):
+    """Where no copy was kept: right, or an error once and right afterwards; never twice."""
+
+    class Shift(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.full((4,), 2.0))
+            self.writes = False
+
+        def forward(self, x):
+            x = x.add_(1) if self.writes else x + 1
+            return x * self.weight
+
+    pipe = make_pipe(nn.Sequential(Shift(), Shift()), way, chunks=2, checkpoint=mode)
+    errors = 0
+    for round_ in range(4):
+        pipe[1].writes = round_ > 0
+        pipe.zero_grad()
+        try:
+            pipe(torch.ones(4, 4)).local_value().sum().backward()
+        except RuntimeError as error:
+            assert "changed its input in place" in str(error)
+            errors += 1
+            continue
+        # y = ((1 + 1) a + 1) b with a = b = 2, four rows.
+        assert_same(gradients(pipe), [torch.full((4,), 16.0), torch.full((4,), 20.0)])
+    assert errors == (0 if mode == "never" else 1)
+
+
 def test_changed_later_is_an_error():
     """A parameter changed in place between forward and backward is found, as everywhere in torch."""
     pipe = make_pipe(mlp(), chunks=2, checkpoint="never")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -55,3 +57,50 @@ def test_stages_meet(mode):
     for stage in pipe:
         stage.barrier = barrier
     pipe(x).local_value().sum().backward()
+
+
+class Marking(nn.Module):
+    """Works for some milliseconds and counts its runs, where numpy sees it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("matrix", torch.eye(256))
+        self.register_buffer("runs", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(20):
+            x = torch.mm(x, self.matrix)
+        self.runs.add_(1)
+        return x
+
+
+@pytest.mark.parametrize("way", ["inline", "threads"])
+def test_script_stages_run_while_another_thread_keeps_the_gil(way):
+    m = 20
+    layers = [torch.jit.script(Marking()) for _ in range(2)]
+    pipe = make_pipe(nn.Sequential(*layers), way, chunks=m).eval()
+    first, last = (layer.runs.numpy() for layer in layers)
+
+    def run():
+        with torch.no_grad():
+            pipe(torch.ones(m * 64, 256))
+
+    run()  # scripts are compiled by now
+    first[0] = last[0] = 0
+    caller = threading.Thread(target=run)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(120)  # nobody else gets the GIL unless this thread gives it
+    try:
+        caller.start()
+        until = time.monotonic() + 20
+        while first[0] < 1 and time.monotonic() < until:
+            time.sleep(1e-4)
+        seen = last[0]
+        while last[0] < m and time.monotonic() < until:
+            pass
+        done = last[0]
+    finally:
+        sys.setswitchinterval(before)
+    caller.join(60)
+    assert seen < m / 2
+    assert done == m

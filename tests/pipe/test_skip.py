@@ -360,6 +360,39 @@ def test_in_a_pipe_integers_and_none_are_skips_too(mode):
 
 @MODES
 @pytest.mark.usefixtures("alone")
+def test_in_a_pipe_with_several_arguments_and_results(mode):
+    @skippable(stash=["sum"])
+    class Give(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.tensor(3.0))
+
+        def forward(self, a, b, name):
+            yield stash("sum", (a + b) * self.weight)
+            return a * 2, b, name
+
+    class Between(nn.Module):
+        def forward(self, a, b, name):
+            return a + b, name
+
+    @skippable(pop=["sum"])
+    class Take(nn.Module):
+        def forward(self, both, name):
+            return both * (yield pop("sum")), name
+
+    model = nn.Sequential(Give(), Between(), Take())
+    pipe = piped(model, mode)
+    a, b = torch.linspace(0, 1, 6).view(6, 1), torch.linspace(1, 2, 6).view(6, 1).requires_grad_()
+    out, names = pipe(a, b, "name").local_value()
+    torch.testing.assert_close(out, (2 * a + b) * (a + b) * 3)
+    assert list(names) == ["name"] * 3
+    out.sum().backward()
+    torch.testing.assert_close(b.grad, (3 * a + 2 * b).detach() * 3)
+    torch.testing.assert_close(next(pipe.parameters()).grad, ((2 * a + b) * (a + b)).sum().detach())
+
+
+@MODES
+@pytest.mark.usefixtures("alone")
 def test_in_a_pipe_within_a_partition_and_inside_a_block(mode):
     space = Namespace()
     inside = nn.Sequential(Layer1().isolate(space), Layer3().isolate(space))

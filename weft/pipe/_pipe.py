@@ -15,6 +15,7 @@ from weft import _C
 from weft.pipe import _partition
 
 if TYPE_CHECKING:
+    from weft.pipe._memory import MemoryReport
     from weft.pipe._timeline import Recording
 
 _MODES = {mode: getattr(_C.pipe.Checkpoint, mode) for mode in ("always", "except_last", "never")}
@@ -162,6 +163,18 @@ class Pipe(nn.Module):
                     "All inputs should be on the same device as the first partition: one is on "
                     f"{tensor.device}, the first partition on {first}"
                 )
+
+    def memory_report(self, *inputs: Any) -> MemoryReport:
+        """What each partition keeps in memory when it is trained with such a mini-batch.
+
+        Runs one micro-batch, forward only, through copies of the layers; changes nothing.
+
+        Args:
+            inputs: as for :meth:`forward`.
+        """
+        from weft.pipe._memory import memory_report
+
+        return memory_report(self, *inputs)
 
     def record(self) -> Recording:
         """Records what runs when, for a picture: ``with pipe.record() as timeline: …``."""

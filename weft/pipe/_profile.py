@@ -77,6 +77,37 @@ def saved_bytes(
     return _walk(module, args, device, measure)
 
 
+def kept(
+    module: nn.Sequential, args: Arguments, skips: SkipStore, device: torch.device
+) -> tuple[int, Arguments, SkipStore]:
+    """Bytes that all layers together keep between forward and backward, every storage once.
+
+    Then what the last layer gives, as arguments, and the skips that are on their way.
+    """
+    saved: dict[int, Tensor] = {}  # kept alive, so that no storage takes another's place
+    last: list[Any] = [args, skips]
+
+    def measure(layer: nn.Module, args: Arguments, skips: SkipStore) -> tuple[float, Any]:
+        own = {_storage(tensor) for tensor in (*layer.parameters(), *layer.buffers())}
+
+        def pack(tensor: Tensor) -> Tensor:
+            if _storage(tensor) not in own:
+                saved[_storage(tensor)] = tensor.detach()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            with use_store(skips):
+                output = layer(*args)
+        last[:] = [output, skips]
+        return 0.0, output
+
+    _walk(module, args, device, measure, skips)
+    output, skips = last
+    result = tuple(output) if isinstance(output, (tuple, list)) else (output,)
+    total = sum(one.untyped_storage().nbytes() for one in saved.values())
+    return total, _leaves_on(device, result), skips
+
+
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
@@ -97,10 +128,14 @@ def _timed(
 
 
 def _walk(
-    module: nn.Sequential, args: Arguments, device: torch.device, measure: Measure
+    module: nn.Sequential,
+    args: Arguments,
+    device: torch.device,
+    measure: Measure,
+    skips: SkipStore | None = None,
 ) -> list[float]:
     costs: list[float] = []
-    skips: SkipStore = {}
+    skips = skips if skips is not None else {}
     with _undisturbed(device):
         for name, layer in zip(module._modules, module, strict=True):
             args = _leaves_on(device, args)

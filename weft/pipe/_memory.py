@@ -1,0 +1,107 @@
+"""What each partition of a Pipe keeps in memory in training: measured on one micro-batch, in bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from weft.pipe import _profile
+
+if TYPE_CHECKING:
+    from weft.pipe import Pipe
+
+
+@dataclasses.dataclass(frozen=True)
+class PartitionMemory:
+    """One partition's memory, in bytes. What it shares with a neighbour is counted in both."""
+
+    device: torch.device
+    parameters: int
+    buffers: int
+    gradients: int  #: of the parameters that require one
+    inputs: int  #: of one micro-batch: what a checkpointed one keeps
+    activations: int  #: of one micro-batch: what autograd saves for its backward
+    peak: int  #: activations and inputs of the whole mini-batch at once, at most
+
+    @property
+    def total(self) -> int:
+        """All that is there at the peak. An optimizer's state comes on top."""
+        return self.parameters + self.buffers + self.gradients + self.peak
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryReport:
+    """The memory of a Pipe's partitions; ``print`` shows it as a table."""
+
+    partitions: tuple[PartitionMemory, ...]
+    micro_batches: int
+    checkpoint: str
+
+    def __str__(self) -> str:
+        names = ("parameters", "buffers", "gradients", "inputs", "activations", "peak", "total")
+        lines = [
+            f"{self.micro_batches} micro-batches, checkpoint={self.checkpoint}; MiB, inputs and "
+            "activations of one micro-batch",
+            f"{'partition':<14}" + "".join(f"{name:>13}" for name in names),
+        ]
+        for number, one in enumerate(self.partitions):
+            cells = "".join(f"{getattr(one, name) / 2**20:>13.3f}" for name in names)
+            lines.append(f"{f'{number} on {one.device}':<14}{cells}")
+        return "\n".join(lines)
+
+
+def memory_report(pipe: Pipe, *inputs: Any) -> MemoryReport:
+    """Runs one micro-batch of a mini-batch through copies of the layers, on their devices."""
+    pipe._check_inputs(inputs)
+    args: tuple[Any, ...] = tuple(_first(value, pipe.chunks) for value in inputs)
+    micro_batches = max(
+        [len(value.chunk(pipe.chunks)) for value in inputs if isinstance(value, Tensor)]
+    )
+    found: list[PartitionMemory] = []
+    skips: Any = {}
+    for partition, device in zip(pipe.partitions, pipe.devices, strict=True):
+        given = _bytes(pytree.tree_leaves((args, skips)))
+        saved, args, skips = _profile.kept(partition, args, skips, device)
+        parameters = list(partition.parameters())
+        found.append(
+            PartitionMemory(
+                device,
+                _bytes(parameters),
+                _bytes(partition.buffers()),
+                _bytes(p for p in parameters if p.requires_grad),
+                given,
+                saved,
+                _peak(pipe.checkpoint, micro_batches, given, saved),
+            )
+        )
+    return MemoryReport(tuple(found), micro_batches, pipe.checkpoint)
+
+
+def _peak(checkpoint: str, micro_batches: int, given: int, saved: int) -> int:
+    """A stage recomputes one micro-batch at a time, after the one that was kept."""
+    if checkpoint == "never":
+        return micro_batches * saved
+    checkpointed = micro_batches - (checkpoint == "except_last")
+    return checkpointed * given + saved
+
+
+def _first(value: Any, chunks: int) -> Any:
+    """What the first micro-batch gets; it is the largest. A copy: a piece has the whole's storage."""
+    from weft.pipe import NoChunk
+
+    if isinstance(value, NoChunk):
+        return value.tensor
+    if not isinstance(value, Tensor):
+        return value
+    return value.detach().chunk(chunks)[0].clone().requires_grad_(value.requires_grad)
+
+
+def _bytes(values: Iterable[Any]) -> int:
+    """Of the tensors among them, each once."""
+    tensors = {id(value): value for value in values if isinstance(value, Tensor)}
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
