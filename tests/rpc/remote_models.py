@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import NamedTuple, Optional
 
 import torch
-from named_models import Batch, Scores
+from named_models import Batch, Report, Scores
 from torch import Tensor, nn
 
 
@@ -87,8 +87,66 @@ class UsesNamed(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, int]:
         now = self.remote(Batch(x, 2.0))
-        later = self.remote.forward_async(Batch(now.values, 3.0), [(x, 1.0)]).wait()
+        later = self.remote.forward_async(Batch(now.values, 3.0), [Batch(x, 1.0)]).wait()
         return later.values, later.best[0]
+
+
+class Contained(nn.Module):
+    """NamedTuples in every place that TorchScript has for them."""
+
+    def forward(
+        self,
+        batches: dict[str, list[Batch]],
+        pair: Optional[tuple[Batch, int]] = None,  # noqa: UP045
+    ) -> tuple[Report, dict[str, list[Scores]], Optional[Scores]]:  # noqa: UP045
+        every: dict[str, list[Scores]] = {}
+        flat: list[Scores] = []
+        for name, ones in batches.items():
+            every[name] = [Scores(one.x * one.weight, [len(ones)]) for one in ones]
+            flat.extend(every[name])
+        some: Optional[Scores] = None  # noqa: UP045
+        if pair is not None:
+            some = Scores(pair[0].x, [pair[1]])
+        return Report(flat[0], flat), every, some
+
+    @torch.jit.export
+    def one(self, x: Tensor) -> Scores:
+        return Scores(x, [7])
+
+
+class UsesContained(nn.Module):
+    def __init__(self, remote: nn.Module) -> None:
+        super().__init__()
+        self.remote = remote
+
+    def forward(self, x: Tensor) -> tuple[Tensor, list[int]]:
+        batches = {"a": [Batch(x, 1.0), Batch(x, 2.0)], "b": [Batch(x, 3.0)]}
+        report, every, some = self.remote(batches, (Batch(x, 4.0), 5))
+        assert some is not None
+        total = report.best.values + report.all[2].values + every["a"][1].values + some.values
+        return total, report.all[0].best + every["b"][0].best + some.best
+
+
+class Late(NamedTuple):
+    """With annotations as text, here: TorchScript cannot read it inside a container."""
+
+    x: Tensor
+    n: int
+
+
+class TakesLate(nn.Module):
+    def forward(self, late: Late, more: list[Late]) -> list[Late]:
+        return [Late(late.x + one.x, late.n + one.n) for one in more]
+
+
+class UsesLate(nn.Module):
+    def __init__(self, remote: nn.Module) -> None:
+        super().__init__()
+        self.remote = remote
+
+    def forward(self, x: Tensor) -> tuple[Tensor, int]:
+        (late,) = self.remote((x, 1), [(x, 2)])
+        return late.x, late.n
 
 
 class Keywords(nn.Module):

@@ -348,10 +348,8 @@ def named_tuples(path: str) -> None:
     for scripted in (False, True):
         there = remote(models.Named, scripted=scripted, name=f"named{scripted}")
         result = there(models.Batch(x, 2.0), [models.Batch(x, 1.0)])
-        assert isinstance(result, models.Scores) is not scripted
+        assert isinstance(result, models.Scores)
         same(result[0], models.Named()(models.Batch(x, 2.0), [models.Batch(x, 1.0)]).values)
-        if scripted:  # TorchScript keeps no names of a class that other processes may not know
-            continue
         model = torch.jit.script(models.UsesNamed(there))
         torch.jit.save(model, path)
         for one in (model, torch.jit.load(path), torch.jit.freeze(model.eval())):
@@ -369,6 +367,63 @@ def named_tuples(path: str) -> None:
 
 def test_named_tuples_are_values_and_signatures(group, tmp_path):
     group[0].call(named_tuples, str(tmp_path / "named.pt"))
+
+
+def names_in_containers(path: str) -> None:
+    x = torch.randn(2, 3)
+    local = models.Contained()
+    for scripted in (False, True):
+        there = remote(models.Contained, scripted=scripted, name=f"contained{scripted}")
+        batches = {"a": [models.Batch(x, 1.0), models.Batch(x, 2.0)]}
+        report, every, some = there(batches, (models.Batch(x, 4.0), 5))
+        assert isinstance(report, models.Report) and isinstance(report.all[1], models.Scores)
+        same(every["a"][1].values, x * 2)
+        assert isinstance(some, models.Scores) and some.best == [5]
+        assert there(batches)[2] is None
+        assert there.remote.one(x).best == [7]
+        model = torch.jit.script(models.UsesContained(there))
+        torch.jit.save(model, path)
+        right, counts = models.UsesContained(local)(x)
+        for one in (model, torch.jit.load(path), torch.jit.freeze(model.eval())):
+            total, found = one(x)
+            same(total, right)
+            assert found == counts
+
+
+def test_named_tuples_in_containers_keep_their_names(group, tmp_path):
+    group[0].call(names_in_containers, str(tmp_path / "contained.pt"))
+
+
+def loaded():
+    """What a file holds: its classes are no process's."""
+    import io
+
+    file = io.BytesIO()
+    torch.jit.save(torch.jit.script(models.Named()), file)
+    file.seek(0)
+    return torch.jit.load(file)
+
+
+def names_of_classes_unknown_here() -> None:
+    x = torch.ones(2, 3)
+    # TorchScript cannot use the class: results have its fields, arguments are plain tuples.
+    value, count = torch.jit.script(models.UsesLate(remote(models.TakesLate)))(x)
+    same(value, x * 2)
+    assert count == 3
+    there = remote(loaded)
+    scores = there(models.Batch(x, 2.0))
+    assert (type(scores).__name__, scores._fields, scores.best) == (
+        "Scores",
+        ("values", "best"),
+        [0],
+    )
+    first = models.Named()(models.Batch(x, 2.0))
+    second = models.Named()(models.Batch(first.values, 3.0), [models.Batch(x, 1.0)])
+    same(torch.jit.script(models.UsesNamed(there))(x)[0], second.values)
+
+
+def test_named_tuples_of_unknown_classes(group):
+    group[0].call(names_of_classes_unknown_here)
 
 
 def argument_forms(path: str) -> None:
