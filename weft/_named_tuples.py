@@ -1,5 +1,6 @@
 """NamedTuples travel as plain tuples: only the process that has the class could read one. What takes them
-apart in a signature, and gives Python code the class that its annotations name."""
+apart in a signature, and gives Python code the class that its annotations name (and the dtype, which
+TorchScript takes for a number)."""
 
 from __future__ import annotations
 
@@ -76,11 +77,20 @@ def portable(value: Any) -> Any:
     return value
 
 
+def _dtype(value: Any) -> Any:
+    """TorchScript's number of a dtype as the dtype."""
+    if not isinstance(value, int):
+        return value
+    return torch.ops.aten.empty.memory_format([0], dtype=value).dtype
+
+
 def _rebuild(annotation: Any) -> Rebuild | None:
     """What makes a value of plain tuples one of this type; None where there is nothing to do."""
     if is_named_tuple(annotation):
         fields = [_rebuild(one) for one in field_types(annotation)]
         return lambda value: annotation._make(_each(fields, value))
+    if annotation is torch.dtype:
+        return _dtype
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     parts = [_rebuild(one) for one in inner]
     if not any(parts):

@@ -11,6 +11,8 @@ import functools
 import inspect
 import itertools
 import linecache
+import math
+import re
 import sys
 import types
 import typing
@@ -121,7 +123,7 @@ class _Types:
                 f"the type of {what} of {where} is a class ({text}): use tensors, numbers, strings, and "
                 "lists, dicts, tuples and Optionals of them, which other processes know as well"
             )
-        return text
+        return _as_python(text)
 
     def _text_with_names(self, annotation: Any, what: str, where: str) -> str:
         if is_named_tuple(annotation):
@@ -159,7 +161,7 @@ class _Types:
         if name == "DictType":
             key = kind.getKeyType().annotation_str
             return f"Dict[{key}, {self.of_schema(kind.getValueType())}]"
-        text = kind.annotation_str
+        text = _as_python(kind.annotation_str)
         if "__torch__" in text:
             raise _Unscriptable(
                 f"forward has the class {text} in its signature: use tensors, numbers, strings, and "
@@ -174,6 +176,13 @@ class _Types:
             word = f"_Named{len(self.classes)}_"
             self.classes[key] = Named(word, module, name, tuple(fields))
         return self.classes[key].word
+
+
+def _as_python(text: str) -> str:
+    """TorchScript's text of a type, as Python reads it."""
+    for word, python in (("NoneType", "None"), ("Device", "torch.device")):
+        text = re.sub(rf"\b{word}\b", python, text)
+    return text
 
 
 def _class_named(text: str, count: int) -> Any:
@@ -192,9 +201,11 @@ def _class_named(text: str, count: int) -> Any:
 
 
 def _default_text(value: Any, name: str, where: str) -> str:
-    if isinstance(value, float) and value in (float("inf"), float("-inf")):
+    if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if isinstance(value, torch.device):
+        return f'torch.device("{value}")'
+    if value is None or isinstance(value, (bool, int, float, complex, str, torch.dtype)):
         return repr(value)
     if isinstance(value, tuple):
         inner = [_default_text(item, name, where) for item in value]

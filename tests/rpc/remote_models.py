@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, Union
 
 import torch
 from named_models import Batch, Report, Scores
@@ -39,6 +39,10 @@ class Scaled(nn.Module):
     @torch.jit.ignore
     def mode(self) -> bool:
         return self.norm.training
+
+    @torch.jit.ignore
+    def learn(self, x: Tensor) -> None:
+        self.forward(x).square().sum().backward()
 
 
 class ByName(nn.Module):
@@ -173,6 +177,142 @@ class Keywords(nn.Module):
             total = -total
         chosen = ["a"] if names is None else names
         return dict.fromkeys(chosen, (total, none))
+
+
+class Forms:
+    """A module for each kind of argument, by name: what it takes and gives is what `forward` is annotated with."""
+
+    class Plain(nn.Module):
+        def forward(self, x: Tensor, n: int, f: float, b: bool, s: str) -> str:
+            return s + str(int(x.sum())) + str(n) + str(int(f)) + str(b)
+
+    class Device(nn.Module):
+        def forward(self, d: torch.device, t: torch.dtype = torch.float64) -> Tensor:
+            return torch.ones(1, device=d, dtype=t)
+
+    class Complex(nn.Module):
+        def forward(self, c: complex) -> complex:
+            return c * 2
+
+    class Lists(nn.Module):
+        def forward(self, a: list[int], b: list[list[float]], c: list[Tensor]) -> list[Tensor]:
+            return [c[0] * len(a), c[0] * b[0][1]]
+
+    class Dicts(nn.Module):
+        def forward(self, a: dict[int, str], b: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
+            return {a[1]: b["k"]["v"]}
+
+    class Tuples(nn.Module):
+        def forward(self, a: tuple[int, tuple[str, Tensor]]) -> tuple[str, int]:
+            return a[1][0], a[0]
+
+    class Optionals(nn.Module):
+        def forward(
+            self,
+            a: Optional[int],  # noqa: UP045
+            b: Optional[list[Optional[Tensor]]] = None,  # noqa: UP045
+            c: str | None = None,
+        ) -> tuple[bool, int, Optional[str]]:  # noqa: UP045
+            return a is None, 0 if b is None else len(b), c
+
+    class Unions(nn.Module):
+        def forward(self, a: Union[int, str]) -> bool:  # noqa: UP007
+            return isinstance(a, int)
+
+    class Defaults(nn.Module):
+        def forward(
+            self,
+            a: int = -1,
+            b: float = float("-inf"),
+            c: str = "it's \"quoted\"\n",
+            d: tuple[int, tuple[float, str]] = (1, (-2.5, "x")),
+            e: tuple[int] = (3,),
+            f: bool = False,
+        ) -> tuple[int, float, str, tuple[int, tuple[float, str]], int, bool]:
+            return a, b, c, d, e[0], f
+
+    class KeywordOnly(nn.Module):
+        def forward(self, x: Tensor, *, by: float, over: int) -> Tensor:
+            return x * by / over
+
+    class Nothing(nn.Module):
+        def forward(self) -> int:
+            return 3
+
+    class GivesNone(nn.Module):
+        def forward(self, x: Tensor) -> None:
+            return None
+
+    class Unannotated(nn.Module):
+        def forward(self, x, y) -> Tensor:  # tensors, then, as in TorchScript
+            return x + y
+
+    class Inherited(Nothing):
+        pass
+
+
+class Ask(nn.Module):
+    """A caller for each of Forms."""
+
+    class Plain(nn.Module):
+        def __init__(self, remote: nn.Module) -> None:
+            super().__init__()
+            self.remote = remote
+
+        def forward(self) -> str:
+            return self.remote(torch.ones(2), 3, 4.0, b=True, s="s")
+
+    class Device(Plain):
+        def forward(self) -> tuple[Tensor, Tensor]:
+            there = torch.device("cpu")
+            return self.remote(there), self.remote(there, torch.float32)
+
+    class Complex(Plain):
+        def forward(self) -> complex:
+            return self.remote(complex(1, 2))
+
+    class Lists(Plain):
+        def forward(self) -> list[Tensor]:
+            return self.remote([1, 2], [[1.0, 5.0]], [torch.ones(1)])
+
+    class Dicts(Plain):
+        def forward(self) -> dict[str, Tensor]:
+            return self.remote({1: "one"}, {"k": {"v": torch.ones(2)}})
+
+    class Tuples(Plain):
+        def forward(self) -> tuple[str, int]:
+            return self.remote((1, ("a", torch.ones(1))))
+
+    class Optionals(Plain):
+        def forward(self) -> list[tuple[bool, int, Optional[str]]]:  # noqa: UP045
+            return [self.remote(None), self.remote(1, [None, torch.ones(1)], c="c")]
+
+    class Unions(Plain):
+        def forward(self) -> tuple[bool, bool]:
+            return self.remote(1), self.remote("1")
+
+    class Defaults(Plain):
+        def forward(self) -> tuple[int, float, str, tuple[int, tuple[float, str]], int, bool]:
+            return self.remote()
+
+    class KeywordOnly(Plain):
+        def forward(self) -> Tensor:
+            return self.remote(torch.ones(1), over=4, by=2.0)
+
+    class Nothing(Plain):
+        def forward(self) -> int:
+            return self.remote()
+
+    class GivesNone(Plain):
+        def forward(self) -> bool:
+            return self.remote(torch.ones(1)) is None
+
+    class Unannotated(Plain):
+        def forward(self) -> Tensor:
+            return self.remote(torch.ones(1), torch.ones(1))
+
+    class Inherited(Nothing):
+        pass
 
 
 class UsesKeywords(nn.Module):

@@ -95,6 +95,31 @@ def failing(module_cls, **options) -> str:
     return "it worked"
 
 
+def late_errors() -> list[str]:
+    """Whichever call is waited for first says what the constructor raised."""
+    texts = []
+    for wait in (
+        lambda module: module.forward_async(torch.ones(1)).wait(),
+        lambda module: module.remote_parameters_async().wait(),
+        lambda module: module.remote.anything(),
+        lambda module: module.state_dict(),
+        lambda module: torch.jit.script(module),
+        lambda module: module.get_module_rref().to_here(),
+    ):
+        try:
+            wait(remote(models.Failing))
+        except (ValueError, RuntimeError) as error:
+            texts.append(str(error))
+        else:
+            texts.append("nothing was raised")
+    return texts
+
+
+def test_errors_of_the_constructor_show_wherever_one_waits(group):
+    for text in group[0].call(late_errors):
+        assert "this module cannot be made" in text, text
+
+
 def not_a_module() -> str:
     return "text"
 
@@ -131,6 +156,33 @@ def as_part_of_a_model() -> None:
 
 def test_it_is_a_whole_part_of_a_model(group):
     group[0].call(as_part_of_a_model)
+
+
+def gradients_there() -> None:
+    """`.grad` of the remote parameters: made by a local backward there, seen and zeroed from here."""
+    module = remote(models.Scaled)
+    x = torch.randn(2, 4)
+    futures = [module.remote_parameters_async(), module.remote_parameters_async(recurse=False)]
+    rrefs, own = (future.wait() for future in futures)
+    assert [tuple(rref.to_here().shape) for rref in rrefs] == [(3, 4), (3,), (3,), (3,)]
+    assert own == []
+    module.remote.learn(x)
+    plain = models.Scaled()
+    plain(x).square().sum().backward()
+    same(module.remote_grads()["linear.weight"], plain.linear.weight.grad)
+    model = models.Hybrid(module)
+    model.zero_grad()  # the model's own reaches only what is here
+    assert module.remote_grads()["linear.weight"] is not None
+    module.zero_grad(set_to_none=False)
+    same(module.remote_grads()["linear.weight"], torch.zeros(3, 4))
+    module.zero_grad()
+    assert module.remote_grads()["linear.weight"] is None
+    assert module.requires_grad_(False) is module
+    assert not any(rref.to_here().requires_grad for rref in module.remote_parameters())
+
+
+def test_gradients_there_can_be_seen_and_zeroed(group):
+    group[0].call(gradients_there)
 
 
 def states() -> None:
@@ -443,6 +495,38 @@ def argument_forms(path: str) -> None:
 
 def test_every_form_of_argument(group, tmp_path):
     group[0].call(argument_forms, str(tmp_path / "forms.pt"))
+
+
+def one_form(name: str, path: str) -> None:
+    """The remote call gives what the local module gives: scripted, saved and loaded, and in Python."""
+    made, ask = getattr(models.Forms, name), getattr(models.Ask, name)
+    right = ask(made())()
+    there = remote(made)
+    model = torch.jit.script(ask(there))
+    torch.jit.save(model, path)
+    for call in (model, torch.jit.load(path), ask(there)):
+        torch.testing.assert_close(call(), right, rtol=0, atol=0) if has_tensors(
+            right
+        ) else check_equal(call(), right)
+
+
+def has_tensors(value) -> bool:
+    values = value.values() if isinstance(value, dict) else value
+    return isinstance(value, torch.Tensor) or (
+        isinstance(value, (list, tuple, dict)) and any(has_tensors(one) for one in values)
+    )
+
+
+def check_equal(value, right) -> None:
+    assert value == right
+
+
+FORMS = [name for name in vars(models.Forms) if not name.startswith("_")]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_type_of_argument(group, tmp_path, name):
+    group[0].call(one_form, name, str(tmp_path / "form.pt"))
 
 
 def script_error(module_cls) -> str:
