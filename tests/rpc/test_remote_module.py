@@ -129,6 +129,14 @@ def test_errors_of_the_constructor_show_in_the_first_call(group):
     assert "it returns an instance of <class 'str'>" in group[0].call(failing, not_a_module)
 
 
+def test_arguments_that_are_no_tuple_are_refused():
+    import weft
+
+    for args in (2, "ab"):
+        with pytest.raises(TypeError, match="args must be the tuple of module_cls's arguments"):
+            weft.RemoteModule("worker1", nn.Linear, args)
+
+
 def test_without_a_group_it_says_what_to_do():
     import weft
 
