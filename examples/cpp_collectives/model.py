@@ -1,4 +1,4 @@
-"""A TorchScript model that talks to the other ranks while it runs: each column standardised over all ranks' rows.
+"""A model that talks to the other ranks while it runs: each column standardised over everybody's rows.
 
 ``python -m examples.cpp_collectives.model model.pt`` saves it, for Python and C++ ranks alike.
 """

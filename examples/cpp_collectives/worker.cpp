@@ -25,15 +25,15 @@ at::Tensor sumOfAll(const at::Tensor& x) {
 void run(const char* path) {
   const auto group = weft::joinProcessGroup();
   torch::jit::Module model = torch::jit::load(path);
-  const at::Tensor x = (at::arange(4.0, at::kFloat).reshape({4, 1}) + 10 * group->getRank())
-                           .requires_grad_();
+  const at::Tensor x =
+      (at::arange(4.0, at::kFloat).reshape({4, 1}) + 10 * group->getRank()).requires_grad_();
   const at::Tensor y = model.forward({x}).toTensor();
   const double total = sumOfAll(y.detach().sum()).item<double>();
   y.square().mul(at::arange(4.0, at::kFloat).reshape({4, 1})).sum().backward();
   std::printf(
       "C++ rank %d of %d: rows from %.3f to %.3f, everybody's add up to %.3f, gradient %.3f\n",
-      group->getRank(), group->getSize(), y[0].item<double>(), y[3].item<double>(),
-      std::abs(total), x.grad().norm().item<double>());
+      group->getRank(), group->getSize(), y[0].item<double>(), y[3].item<double>(), std::abs(total),
+      x.grad().norm().item<double>());
   weft::leaveProcessGroup();
 }
 

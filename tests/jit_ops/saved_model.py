@@ -85,7 +85,8 @@ class Reference(nn.Module):
         y.square().sum().backward()
         head = plain.head.linear
         grads = (plain.local.weight.grad, head.weight.grad, head.bias.grad)
-        for name, value in zip(("x", "y", "dx", "dw", "dhead", "dbias"), (x, y, x.grad, *grads)):
+        names = ("x", "y", "dx", "dw", "dhead", "dbias")
+        for name, value in zip(names, (x, y, x.grad, *grads), strict=True):
             self.register_buffer(name, value.detach())
 
     def forward(self, x: Tensor) -> Tensor:

@@ -244,6 +244,15 @@ def publish_here() -> None:
     weft.publish("identity", torch.jit.script(nn.Identity()))
 
 
+def call_what_gives_no_gradients() -> None:
+    """Three times: the warning comes once. No backward follows: torch's engine would wait forever."""
+    with dist_autograd.context():
+        weft.call("worker0/quiet", X)  # nothing is expected of this one
+        for _ in range(2):
+            weft.call("worker0/quiet", X.clone().requires_grad_())
+        weft.call_async("worker0/quiet", X.clone().requires_grad_()).wait()
+
+
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -317,6 +326,15 @@ def test_a_module_without_gradients_keeps_nobody_waiting(pair):
 
 def test_it_is_a_good_operator_with_gradients(pair):
     pair[1].call(check, timeout=100)
+
+
+def test_a_call_that_would_stop_backward_is_warned_of():
+    with Group(2) as group:
+        group[0].call(publish_all)
+        group[1].call(call_what_gives_no_gradients)
+        text = "what came of quiet.forward at worker 'worker0' needs no gradients"
+        assert group[1].output().count(text) == 1
+        group.shutdown()
 
 
 def test_a_worker_lost_before_backward_is_named():

@@ -180,7 +180,7 @@ class Keywords(nn.Module):
 
 
 class Forms:
-    """A module for each kind of argument, by name: what it takes and gives is what `forward` is annotated with."""
+    """A module for each kind of argument, by name."""
 
     class Plain(nn.Module):
         def forward(self, x: Tensor, n: int, f: float, b: bool, s: str) -> str:
@@ -224,7 +224,7 @@ class Forms:
             self,
             a: int = -1,
             b: float = float("-inf"),
-            c: str = "it's \"quoted\"\n",
+            c: str = 'it\'s "quoted"\n',
             d: tuple[int, tuple[float, str]] = (1, (-2.5, "x")),
             e: tuple[int] = (3,),
             f: bool = False,
