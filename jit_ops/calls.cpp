@@ -1,5 +1,6 @@
 #include "jit_ops/calls.h"
 
+#include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/autograd/utils.h>
 #include <torch/csrc/distributed/rpc/rpc_agent.h>
@@ -9,10 +10,15 @@
 #include <torch/csrc/distributed/rpc/utils.h>
 #include <torch/csrc/jit/runtime/operator.h>
 
+#include <algorithm>
+#include <atomic>
 #include <stdexcept>
 
 #include "jit_ops/fit.h"
+#include "jit_ops/gradient_route.h"
+#include "jit_ops/held_gradients.h"
 #include "jit_ops/service.h"
+#include "rpc_backend/log.h"
 #include "rpc_backend/seated.h"
 #include "transport/spin.h"
 
@@ -56,6 +62,22 @@ std::string describe(const Call& call) {
 at::IValue typed(at::IValue value, const c10::TypePtr& type, const std::string& what) {
   if (type == nullptr || fit(value, type)) return value;
   failType(value, type, what);
+}
+
+// Whether distributed autograd will wait for gradients of these.
+bool wantsGradients(const Call& call) {
+  return !call.ends_gradients && inAutogradContext() && at::GradMode::is_enabled() &&
+         std::any_of(call.args.begin(), call.args.end(), holdsGradients);
+}
+
+// torch's engine waits for each recorded argument, without end, whatever came of it.
+void warnIfCut(bool wanted, const at::IValue& value, const std::string& what) {
+  static std::atomic<bool> said{false};
+  if (!wanted || holdsGradients(value) || said.exchange(true)) return;
+  rpc::logWarning("what came of " + what +
+                  " needs no gradients, but arguments of the call do: "
+                  "torch.distributed.autograd.backward() in this context waits for them forever. "
+                  "Give it detached tensors (x.detach())");
 }
 
 Values toStack(Call& call, std::size_t extra) {
@@ -133,6 +155,7 @@ at::IValue waitFor(Future& future) {
 
 at::IValue call(Call call, const c10::TypePtr& type) {
   const rpc::Seated seated;
+  const bool wanted = wantsGradients(call);
   const FuturePtr answer = send(call);
   rpc::AnswerSeat::wait();
   try {
@@ -141,16 +164,20 @@ at::IValue call(Call call, const c10::TypePtr& type) {
     fail(error.what(), describe(call));
   }
   at::IValue value = valueOf(*answer);
+  if (wanted) warnIfCut(wanted, value, describe(call));
   if (type == nullptr || fit(value, type)) return value;
   failType(value, type, describe(call));
 }
 
 FuturePtr callAsync(Call call, const c10::TypePtr& type) {
   const std::string what = describe(call);
+  const bool wanted = wantsGradients(call);
   return send(call)->then(
-      [type, what](Future& answered) {
+      [type, what, wanted](Future& answered) {
         if (answered.hasError()) fail(answered.tryRetrieveErrorMessage(), what);
-        return typed(valueOf(answered), type, what);
+        at::IValue value = valueOf(answered);
+        warnIfCut(wanted, value, what);
+        return typed(std::move(value), type, what);
       },
       type == nullptr ? c10::TypePtr(c10::AnyType::get()) : type);
 }

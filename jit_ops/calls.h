@@ -28,6 +28,7 @@ struct Call {
   std::int64_t version = kNewest;
   std::vector<std::string> names = {};  // of the last arguments, given by keyword
   double timeout = kGroupsTimeout;      // seconds; 0: none
+  bool ends_gradients = false;          // the caller sees to arguments that get no gradients
 };
 
 // Null `type`: any. The value is converted to `type` as fit() does, or the call fails: it says then

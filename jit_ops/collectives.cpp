@@ -3,17 +3,15 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/zeros_like.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
-#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "jit_ops/collective_starts.h"
 
 namespace weft::ops {
 
@@ -23,128 +21,44 @@ using c10::string_view;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-c10::intrusive_ptr<c10d::ProcessGroup> groupOf(string_view name) {
-  try {
-    return c10d::resolve_process_group(std::string(name));
-  } catch (const std::exception&) {
-    TORCH_CHECK(false, "this process is in no process group named '", name,
-                "': give its group_name (torch.distributed.group.WORLD.group_name in Python, the "
-                "name given to weft::joinProcessGroup in C++)");
-  }
-}
-
-int rankIn(const c10d::ProcessGroup& group, std::int64_t rank, string_view name) {
-  TORCH_CHECK(rank >= 0 && rank < group.getSize(), "there is no rank ", rank, " in group '", name,
-              "' of ", group.getSize(), " ranks");
-  return static_cast<int>(rank);
-}
-
-c10d::ReduceOp toReduceOp(string_view op) {
-  static const std::map<string_view, c10d::ReduceOp::RedOpType> kOps = {
-      {"sum", c10d::ReduceOp::SUM},         {"avg", c10d::ReduceOp::AVG},
-      {"product", c10d::ReduceOp::PRODUCT}, {"min", c10d::ReduceOp::MIN},
-      {"max", c10d::ReduceOp::MAX},         {"band", c10d::ReduceOp::BAND},
-      {"bor", c10d::ReduceOp::BOR},         {"bxor", c10d::ReduceOp::BXOR}};
-  const auto found = kOps.find(op);
-  TORCH_CHECK(found != kOps.end(), "'", op,
-              "' is no reduction: sum, avg, product, min, max, band, bor and bxor are");
-  return found->second;
-}
-
-// The result of a collective is a new tensor, and so what it is made in.
-at::Tensor copyOf(const at::Tensor& x) { return x.clone(at::MemoryFormat::Contiguous); }
-
-std::vector<at::Tensor> rowsOf(const at::Tensor& x) { return x.unbind(0); }
-
 // Kernels. All wait until the operation is over on this rank, at most the group's timeout.
 
 void send(const at::Tensor& x, std::int64_t to, string_view name, std::int64_t tag) {
-  const auto group = groupOf(name);
-  std::vector<at::Tensor> tensors = {x.contiguous()};
-  group->send(tensors, rankIn(*group, to, name), static_cast<int>(tag))->wait();
+  startSend(x, to, name, tag).finish();
 }
 
 at::Tensor recv(const at::Tensor& like, std::int64_t from, string_view name, std::int64_t tag) {
-  const auto group = groupOf(name);
-  std::vector<at::Tensor> tensors = {at::empty_like(like, at::MemoryFormat::Contiguous)};
-  group->recv(tensors, rankIn(*group, from, name), static_cast<int>(tag))->wait();
-  return tensors.front();
+  return startRecv(like, from, name, tag).finish();
 }
 
 at::Tensor allReduce(const at::Tensor& x, string_view op, string_view name) {
-  const auto group = groupOf(name);
-  c10d::AllreduceOptions options;
-  options.reduceOp = toReduceOp(op);
-  std::vector<at::Tensor> tensors = {copyOf(x)};
-  group->allreduce(tensors, options)->wait();
-  return tensors.front();
+  return startAllReduce(x, op, name).finish();
 }
 
 at::Tensor broadcast(const at::Tensor& x, std::int64_t from, string_view name) {
-  const auto group = groupOf(name);
-  c10d::BroadcastOptions options;
-  options.rootRank = rankIn(*group, from, name);
-  std::vector<at::Tensor> tensors = {copyOf(x)};
-  group->broadcast(tensors, options)->wait();
-  return tensors.front();
+  return startBroadcast(x, from, name).finish();
 }
 
 at::Tensor reduce(const at::Tensor& x, std::int64_t to, string_view op, string_view name) {
-  const auto group = groupOf(name);
-  c10d::ReduceOptions options;
-  options.reduceOp = toReduceOp(op);
-  options.rootRank = rankIn(*group, to, name);
-  std::vector<at::Tensor> tensors = {copyOf(x)};
-  group->reduce(tensors, options)->wait();
-  // What a backend leaves in the others' tensors is its own affair.
-  return group->getRank() == options.rootRank ? tensors.front() : tensors.front().zero_();
+  return startReduce(x, to, op, name).finish();
 }
 
-std::vector<c10::SymInt> gatheredSizes(const at::Tensor& x, const c10d::ProcessGroup& group,
-                                       std::int64_t to) {
-  std::vector<c10::SymInt> sizes = {group.getRank() == to ? group.getSize() : 0};
-  for (const c10::SymInt& size : x.sym_sizes())
-    sizes.push_back(size);
-  return sizes;
+at::Tensor gather(const at::Tensor& x, std::int64_t to, string_view name) {
+  return startGather(x, to, name).finish();
 }
 
 at::Tensor gatherMeta(const at::Tensor& x, std::int64_t to, string_view name) {
   return at::empty_symint(gatheredSizes(x, *groupOf(name), to), x.options());
 }
 
-at::Tensor gather(const at::Tensor& x, std::int64_t to, string_view name) {
-  const auto group = groupOf(name);
-  c10d::GatherOptions options;
-  options.rootRank = rankIn(*group, to, name);
-  at::Tensor out = at::empty_symint(gatheredSizes(x, *group, to), x.options());
-  std::vector<std::vector<at::Tensor>> outputs;
-  if (group->getRank() == to) outputs.push_back(rowsOf(out));
-  std::vector<at::Tensor> inputs = {x.contiguous()};
-  group->gather(outputs, inputs, options)->wait();
-  return out;
+at::Tensor scatter(const at::Tensor& x, std::int64_t from, string_view name) {
+  return startScatter(x, from, name).finish();
 }
 
 at::Tensor scatterMeta(const at::Tensor& x, std::int64_t /*from*/, string_view /*name*/) {
   TORCH_CHECK(x.dim() > 0, "scatter takes a tensor with a row for each rank, or with no rows");
   return at::empty_symint(x.sym_sizes().slice(1), x.options());
 }
-
-at::Tensor scatter(const at::Tensor& x, std::int64_t from, string_view name) {
-  const auto group = groupOf(name);
-  c10d::ScatterOptions options;
-  options.rootRank = rankIn(*group, from, name);
-  const std::int64_t rows = group->getRank() == from ? group->getSize() : 0;
-  TORCH_CHECK(x.dim() > 0 && x.size(0) == rows, "scatter from rank ", from, " of group '", name,
-              "' takes ", rows, " rows on rank ", group->getRank(), ", got a tensor of ", x.sizes(),
-              rows == 0 ? ": torch.empty(0, …) says what a row is like" : "");
-  std::vector<at::Tensor> outputs = {at::empty(x.sizes().slice(1), x.options())};
-  std::vector<std::vector<at::Tensor>> inputs;
-  if (rows > 0) inputs.push_back(rowsOf(x.contiguous()));
-  group->scatter(outputs, inputs, options)->wait();
-  return outputs.front();
-}
-
-void barrier(string_view name) { groupOf(name)->barrier()->wait(); }
 
 at::Tensor sameMeta(const at::Tensor& x) { return at::empty_like(x, at::MemoryFormat::Contiguous); }
 
@@ -333,7 +247,8 @@ void defineCollectives(torch::Library& library) {
   def("scatter(Tensor x, int src, str group) -> Tensor");
   impl("scatter", TORCH_FN(scatter), TORCH_FN(scatterMeta), TORCH_FN(differentiableScatter));
 
-  library.def(asked("barrier(str group) -> ()"), [](string_view name) { barrier(name); });
+  library.def(asked("barrier(str group) -> ()"),
+              [](string_view name) { startBarrier(name).finish(); });
   library.def(asked("group_rank(str group) -> int"),
               [](string_view name) { return static_cast<std::int64_t>(groupOf(name)->getRank()); });
   library.def(asked("group_size(str group) -> int"),

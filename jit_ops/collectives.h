@@ -4,13 +4,22 @@
 // docs/published_modules.md#collectives.
 #pragma once
 
+#include <optional>
+#include <vector>
+
 namespace torch {
 class Library;
+namespace jit {
+struct Operator;
 }
+}  // namespace torch
 
 namespace weft::ops {
 
 // Defines them in the library "weft". Once in a process.
 void defineCollectives(torch::Library& library);
+
+// Their asynchronous forms, to register with TorchScript.
+std::vector<std::optional<torch::jit::Operator>> asyncCollectives();
 
 }  // namespace weft::ops

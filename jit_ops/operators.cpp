@@ -15,6 +15,7 @@
 #include "jit_ops/calls.h"
 #include "jit_ops/collectives.h"
 #include "jit_ops/service.h"
+#include "jit_ops/tensor_calls.h"
 #include "rpc_backend/log.h"
 #include "rpc_backend/weft_agent.h"
 
@@ -120,60 +121,6 @@ std::vector<std::optional<Operator>> typedOperators() {
   };
 }
 
-std::vector<at::Tensor> toTensors(const at::IValue& value) {
-  if (value.isTensor()) return {value.toTensor()};
-  if (value.isTensorList()) return value.toTensorVector();
-  std::vector<at::Tensor> out;
-  if (value.isTuple()) {
-    for (const at::IValue& element : value.toTupleRef().elements()) {
-      TORCH_CHECK(element.isTensor(), "the result has an element that is no tensor: ",
-                  element.type()->annotation_str());
-      out.push_back(element.toTensor());
-    }
-    return out;
-  }
-  TORCH_CHECK(false, "the result is no tensor and no tuple or list of them: ",
-              value.type()->annotation_str());
-}
-
-std::vector<at::Tensor> callTensors(c10::string_view worker, c10::string_view name,
-                                    at::TensorList inputs, at::TensorList like,
-                                    c10::string_view method, std::int64_t version, double timeout) {
-  Call what;
-  what.worker = worker;
-  what.name = name;
-  what.method = method;
-  what.version = version;
-  what.timeout = timeout;
-  what.args.assign(inputs.begin(), inputs.end());
-  std::vector<at::Tensor> out = toTensors(call(std::move(what)));
-  TORCH_CHECK(out.size() == like.size(), name, ".", method, " at worker '", worker, "' returned ",
-              out.size(), " tensors; `like` has ", like.size());
-  for (std::size_t i = 0; i < out.size(); ++i) {
-    TORCH_CHECK(out[i].sizes() == like[i].sizes() && out[i].dtype() == like[i].dtype(), name, ".",
-                method, " at worker '", worker, "' returned ", out[i].dtype(), out[i].sizes(),
-                " as tensor ", i, "; `like` says ", like[i].dtype(), like[i].sizes());
-    // What a compiler was promised: memory laid out as of a new tensor, and a history or none.
-    // (What a module's parameters gave says that it needs gradients also where nothing recorded
-    // them.)
-    out[i] = out[i].contiguous();
-    if (out[i].requires_grad() && !out[i].grad_fn()) out[i] = out[i].detach();
-  }
-  return out;
-}
-
-std::vector<at::Tensor> callTensorsMeta(c10::string_view /*worker*/, c10::string_view /*name*/,
-                                        at::TensorList /*inputs*/, at::TensorList like,
-                                        c10::string_view /*method*/, std::int64_t /*version*/,
-                                        double /*timeout*/) {
-  std::vector<at::Tensor> out;
-  out.reserve(like.size());
-  for (const at::Tensor& one : like)
-    out.push_back(at::empty_symint(one.sym_sizes(),
-                                   one.options().memory_format(at::MemoryFormat::Contiguous)));
-  return out;
-}
-
 using torch::distributed::rpc::RpcAgent;
 
 std::shared_ptr<RpcAgent> group() {
@@ -217,16 +164,6 @@ void defineDispatched(torch::Library& library) {
   library.def(asked("workers() -> str[]"), &workers);
   library.def(asked("loss_of(str worker) -> str"), &lossOf);
   library.def(asked("published(str worker=\"\") -> str[]"), &publishedLines);
-  library.def(
-      asked("call_tensors(str worker, str name, Tensor[] inputs, Tensor[] like, *, "
-            "str method=\"forward\", int version=0, float timeout=-1.) -> Tensor[]"));
-  library.impl("call_tensors",
-               torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(callTensors)));
-  library.impl("call_tensors", torch::dispatch(c10::DispatchKey::Meta, TORCH_FN(callTensorsMeta)));
-  // Gradients go through distributed autograd, which hooks in below: the tensors that come back
-  // have its functions already.
-  library.impl("call_tensors",
-               torch::dispatch(c10::DispatchKey::Autograd, torch::CppFunction::makeFallthrough()));
 }
 
 // A program may load two copies of this library (the one beside the Python package, and one it
@@ -241,9 +178,11 @@ bool registered() {
     return false;
   }
   const torch::jit::RegisterOperators typed(typedOperators());
+  const torch::jit::RegisterOperators asynchronous(asyncCollectives());
   // Never destroyed: torch's own registries may be gone by then.
   auto* library = new torch::Library(torch::Library::DEF, "weft", std::nullopt, __FILE__, __LINE__);
   defineDispatched(*library);
+  defineTensorCalls(*library);
   defineCollectives(*library);
   registerBinding();
   return true;

@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "jit_ops/fit.h"
+#include "jit_ops/held_gradients.h"
 
 namespace weft::ops {
 
@@ -46,7 +47,9 @@ class ModuleServable : public Servable {
     const at::AutoGradMode grad(!no_grad_ && at::GradMode::is_enabled());
     args.insert(args.begin(), module_._ivalue());
     functions_.at(method.name)->run(args);
-    return asFuture(std::move(args.back()), method.returns);
+    if (!no_grad_) return asFuture(std::move(args.back()), method.returns);
+    // What TorchScript compiled for a run with gradients gives a history also without.
+    return asFuture(withoutGradients(std::move(args.back())), method.returns);
   }
 
  private:

@@ -1,12 +1,16 @@
 """NamedTuples travel as plain tuples: only the process that has the class could read one. What takes them
-apart in a signature, and gives Python code the class that its annotations name."""
+apart in a signature, and gives Python code the class that its annotations name (and the dtype, which
+TorchScript takes for a number)."""
 
 from __future__ import annotations
 
+import collections
+import functools
 import inspect
+import sys
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,30 +33,55 @@ def field_types(named: Any) -> list[Any]:
     return [hints.get(name, torch.Tensor) for name in named._fields]
 
 
-def without_names(annotation: Any) -> Any:
-    """The annotation with plain tuples for NamedTuples, which TorchScript takes for the same."""
-    if is_named_tuple(annotation):
-        inner = tuple(without_names(one) for one in field_types(annotation))
-        return typing.Tuple[inner]  # noqa: UP006 - one that can be made of a tuple of types
-    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is None or not inner:
-        return annotation
-    plain = tuple(without_names(one) for one in inner)
-    if plain == inner:
-        return annotation
-    if origin in (typing.Union, types.UnionType):
-        return typing.Union[plain]  # noqa: UP007 - of a tuple of types
-    return origin[plain]
+def holds_names(annotation: Any) -> bool:
+    """Whether NamedTuples are in it, at any depth."""
+    return is_named_tuple(annotation) or any(
+        holds_names(one) for one in typing.get_args(annotation)
+    )
 
 
-def without_classes(value: Any) -> Any:
-    """A value of TorchScript with plain tuples for NamedTuples: it makes classes that cannot be pickled."""
-    if isinstance(value, (tuple, list)):
-        made = [without_classes(item) for item in value]
-        return made if isinstance(value, list) else tuple(made)
+def found(module: str, qualified_name: str, fields: Sequence[str]) -> Any:
+    """The NamedTuple of that name and these fields, if this process has it already; else None."""
+    value: Any = sys.modules.get(module)
+    for part in qualified_name.split("."):
+        value = getattr(value, part, None)
+    return value if is_named_tuple(value) and value._fields == tuple(fields) else None
+
+
+@functools.cache
+def _stand_in(name: str, fields: tuple[str, ...]) -> Any:
+    made = collections.namedtuple(name, fields)  # type: ignore[misc]
+    made.__reduce__ = lambda self: (remade, (name, fields, tuple(self)))  # type: ignore[method-assign]
+    return made
+
+
+def remade(name: str, fields: tuple[str, ...], values: tuple[Any, ...]) -> Any:
+    """A NamedTuple of a class that only its name and fields are known of."""
+    return _stand_in(name, fields)._make(values)
+
+
+def portable(value: Any) -> Any:
+    """A value of TorchScript for other processes: it makes NamedTuples of classes that cannot be pickled."""
+    if isinstance(value, tuple):
+        items = [portable(item) for item in value]
+        if not hasattr(value, "_fields"):
+            return tuple(items)
+        cls = type(value)
+        if found(cls.__module__, cls.__qualname__, cls._fields) is cls:
+            return cls._make(items)
+        return remade(cls.__name__, cls._fields, tuple(items))
+    if isinstance(value, list):
+        return [portable(item) for item in value]
     if isinstance(value, dict):
-        return {key: without_classes(item) for key, item in value.items()}
+        return {key: portable(item) for key, item in value.items()}
     return value
+
+
+def _dtype(value: Any) -> Any:
+    """TorchScript's number of a dtype as the dtype."""
+    if not isinstance(value, int):
+        return value
+    return torch.ops.aten.empty.memory_format([0], dtype=value).dtype
 
 
 def _rebuild(annotation: Any) -> Rebuild | None:
@@ -60,6 +89,8 @@ def _rebuild(annotation: Any) -> Rebuild | None:
     if is_named_tuple(annotation):
         fields = [_rebuild(one) for one in field_types(annotation)]
         return lambda value: annotation._make(_each(fields, value))
+    if annotation is torch.dtype:
+        return _dtype
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     parts = [_rebuild(one) for one in inner]
     if not any(parts):
@@ -82,6 +113,16 @@ def _each(parts: list[Rebuild | None], values: Any) -> list[Any]:
     return [
         value if part is None else part(value) for part, value in zip(parts, values, strict=True)
     ]
+
+
+@functools.cache
+def result_of(annotated: Callable[..., Any]) -> Rebuild:
+    """What gives a result of ``annotated`` the classes that its annotation names."""
+    try:
+        made = _rebuild(typing.get_type_hints(annotated).get("return"))
+    except (NameError, TypeError):
+        made = None
+    return made or (lambda value: value)
 
 
 def restoring(function: Callable[..., Any], annotated: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,6 +10,11 @@ _TARGET = (
     "timeout: seconds, negative for the group's."
 )
 
+_ASYNC = (
+    "As {0}, but returns a Future at once (torch.jit.wait). No gradients: a tensor that needs them is "
+    "refused."
+)
+
 _GROUP = (
     "group: its group_name, e.g. torch.distributed.group.WORLD.group_name. All of its ranks call it, in the "
     "same order; in backward as well."
@@ -29,7 +34,13 @@ DOCS = {
     "drop": "Lets go of an RRef's value now; it can't be fetched here any more.",
     "owner": "The name of the worker that owns an RRef's value.",
     "call_tensors": "A call that takes and gives tensors, for torch.compile and torch.export: the "
-    f"result has the shapes and dtypes of `like`, or the call fails. {_TARGET}",
+    "result has the shapes and dtypes of `like`, or the call fails. Gradients go through it by "
+    "distributed autograd. "
+    f"{_TARGET}",
+    "_call_tensors_recorded": "What call_tensors is in a graph with gradients: its results and the number "
+    "of the way back. Not for use by hand.",
+    "_call_tensors_backward": "What its backward is: gradients of the results to those of the arguments, "
+    "through distributed autograd. Not for use by hand.",
     "in_group": "Whether this process is in an RPC group.",
     "worker_name": "This worker's name.",
     "rank": "A worker's rank; this worker's without a name.",
@@ -53,6 +64,9 @@ DOCS = {
     "group_size": "How many ranks a process group has.",
     "published": "What a worker publishes, or this process: a line `name@version signature` for each method.",
 }
+
+for _name in ("send", "recv", "all_reduce", "broadcast", "reduce", "gather", "scatter", "barrier"):
+    DOCS[f"{_name}_async"] = f"{_ASYNC.format(_name)} {_GROUP}"
 
 
 def install() -> None:

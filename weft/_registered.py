@@ -36,6 +36,7 @@ _ALLOWED = {
     ("builtins", "range"),
     ("builtins", "complex"),
     ("builtins", "bytearray"),
+    ("weft._named_tuples", "remade"),
 }
 # Static methods that torch's pickles reach with getattr through their class.
 _ALLOWED_ATTRIBUTES = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,8 +13,11 @@ from torch.distributed.rpc import PyRRef as RRef
 from torch.utils import _pytree as pytree
 
 from weft import _remote_stub
-from weft._named_tuples import restoring, without_classes
+from weft._named_tuples import portable, restoring, result_of
 from weft.publishing import publish
+
+# What a module was before it was scripted: it has the annotations.
+_unscripted: weakref.WeakKeyDictionary[nn.Module, type[nn.Module]] = weakref.WeakKeyDictionary()
 
 
 def create(
@@ -59,7 +63,9 @@ def _served(module: nn.Module, device: str) -> nn.Module:
 
 def _scripted(module: nn.Module) -> nn.Module:
     try:
-        return torch.jit.script(module)
+        scripted = torch.jit.script(module)
+        _unscripted[scripted] = type(module)
+        return scripted
     except torch.jit.frontend.FrontendError as error:  # which the caller could not make again
         raise RuntimeError(f"{type(module).__name__} cannot be scripted: {error}") from None
 
@@ -83,14 +89,19 @@ def run(
     """
     module = module_rref.local_value()
     function = module if method == "forward" else getattr(module, method)
-    if torch.device(device).type == "cpu":
-        result = function(*args, **kwargs)
-        return without_classes(result) if isinstance(module, torch.jit.ScriptModule) else result
-    args, kwargs = place((args, kwargs), device)
+    here = torch.device(device).type == "cpu"
+    if not here:
+        args, kwargs = place((args, kwargs), device)
     result = function(*args, **kwargs)
     if isinstance(module, torch.jit.ScriptModule):
-        result = without_classes(result)
-    return result if keep_device else place(result, "cpu")
+        result = _named(module, method, result)
+    return result if here or keep_device else place(result, "cpu")
+
+
+def _named(module: torch.jit.ScriptModule, method: str, result: Any) -> Any:
+    """A scripted module's result with NamedTuples that the caller can read."""
+    annotated = getattr(_unscripted.get(module), method, None)
+    return portable(result if annotated is None else result_of(annotated)(result))
 
 
 def parameters(module_rref: RRef, recurse: bool) -> list[RRef]:

@@ -11,6 +11,8 @@ import functools
 import inspect
 import itertools
 import linecache
+import math
+import re
 import sys
 import types
 import typing
@@ -19,10 +21,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._jit_internal import _qualified_name
+from torch._jit_internal import _qualified_name, fake_range
 from torch.jit.annotations import ann_to_type
 
-from weft._named_tuples import field_types, is_named_tuple, without_names
+from weft._named_tuples import field_types, found, holds_names, is_named_tuple
 
 _TEMPLATE = """\
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
@@ -62,6 +64,23 @@ _count = itertools.count()
 
 
 @dataclass(frozen=True)
+class Named:
+    """A NamedTuple in a signature.
+
+    Attributes:
+        word: stands for it in the texts of types.
+        module: where its owner has it.
+        name: its qualified name there.
+        fields: names and types.
+    """
+
+    word: str
+    module: str
+    name: str
+    fields: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
 class Stub:
     """A signature as TorchScript writes it, or why there is none.
 
@@ -69,13 +88,13 @@ class Stub:
         parameters: of ``forward`` without ``self``: name, type, default as source (or None), and
             whether it can only be given by name.
         result: the result's type.
-        fields: names and types of the result's elements, where it is a NamedTuple of the name `result`.
+        classes: the NamedTuples in these types, each behind those that it holds.
         problem: empty, or a sentence that says why it cannot be scripted and what to do.
     """
 
     parameters: tuple[tuple[str, str, str | None, bool], ...] = ()
     result: str = ""
-    fields: tuple[tuple[str, str], ...] = ()
+    classes: tuple[Named, ...] = ()
     problem: str = ""
 
 
@@ -83,26 +102,110 @@ class _Unscriptable(Exception):
     pass
 
 
-def _type_text(annotation: Any, what: str, where: str) -> str:
-    """The annotation as TorchScript writes it; only types that every process knows."""
-    try:
-        text = ann_to_type(without_names(annotation), None).annotation_str
-    except Exception as error:
-        raise _Unscriptable(
-            f"the type of {what} of {where} is not one of TorchScript's ({annotation!r}): {error}"
-        )
-    if "__torch__" in text:
-        raise _Unscriptable(
-            f"the type of {what} of {where} is a class ({text}): use tensors, numbers, strings, and "
-            "lists, dicts, tuples and Optionals of them, which other processes know as well"
-        )
+class _Types:
+    """Writes down types, and remembers which NamedTuples were in them."""
+
+    def __init__(self) -> None:
+        self.classes: dict[tuple[str, str], Named] = {}
+
+    def text(self, annotation: Any, what: str, where: str) -> str:
+        """The annotation as TorchScript writes it; only types that every process knows."""
+        if holds_names(annotation):
+            return self._text_with_names(annotation, what, where)
+        try:
+            text = ann_to_type(annotation, fake_range()).annotation_str
+        except Exception as error:
+            raise _Unscriptable(
+                f"the type of {what} of {where} is not one of TorchScript's ({annotation!r}): {error}"
+            )
+        if "__torch__" in text:
+            raise _Unscriptable(
+                f"the type of {what} of {where} is a class ({text}): use tensors, numbers, strings, and "
+                "lists, dicts, tuples and Optionals of them, which other processes know as well"
+            )
+        return _as_python(text)
+
+    def _text_with_names(self, annotation: Any, what: str, where: str) -> str:
+        if is_named_tuple(annotation):
+            fields = [
+                (name, self.text(kind, f"field '{name}' of {what}", where))
+                for name, kind in zip(annotation._fields, field_types(annotation), strict=True)
+            ]
+            return self.add(annotation.__module__, annotation.__qualname__, fields)
+        origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+        texts = [self.text(one, what, where) for one in inner if one is not type(None)]
+        if origin in (typing.Union, types.UnionType) and len(texts) == 1:
+            return f"Optional[{texts[0]}]"
+        words = {list: "List", dict: "Dict", tuple: "Tuple"}
+        if origin not in words or len(texts) != len(inner):
+            raise _Unscriptable(
+                f"the type of {what} of {where} has a NamedTuple where TorchScript takes none "
+                f"({annotation!r}): they may be in lists, dicts, tuples and Optionals"
+            )
+        return f"{words[origin]}[{', '.join(texts)}]"
+
+    def of_schema(self, kind: Any) -> str:
+        """A type of a scripted method."""
+        name = kind.kind()
+        if name == "TupleType":
+            inner = [self.of_schema(one) for one in kind.elements()]
+            cls = _class_named(kind.annotation_str, len(inner))
+            if cls is not None:
+                fields = list(zip(cls._fields, inner, strict=True))
+                return self.add(cls.__module__, cls.__qualname__, fields)
+            return f"Tuple[{', '.join(inner) or '()'}]"
+        if name == "ListType":
+            return f"List[{self.of_schema(kind.getElementType())}]"
+        if name == "OptionalType":
+            return f"Optional[{self.of_schema(kind.getElementType())}]"
+        if name == "DictType":
+            key = kind.getKeyType().annotation_str
+            return f"Dict[{key}, {self.of_schema(kind.getValueType())}]"
+        text = _as_python(kind.annotation_str)
+        if "__torch__" in text:
+            raise _Unscriptable(
+                f"forward has the class {text} in its signature: use tensors, numbers, strings, and "
+                "lists, dicts, tuples and Optionals of them, which other processes know as well"
+            )
+        return text
+
+    def add(self, module: str, name: str, fields: list[tuple[str, str]]) -> str:
+        """The word for this NamedTuple."""
+        key = (module, name)
+        if key not in self.classes:
+            word = f"_Named{len(self.classes)}_"
+            self.classes[key] = Named(word, module, name, tuple(fields))
+        return self.classes[key].word
+
+
+def _as_python(text: str) -> str:
+    """TorchScript's text of a type, as Python reads it."""
+    for word, python in (("NoneType", "None"), ("Device", "torch.device")):
+        text = re.sub(rf"\b{word}\b", python, text)
     return text
 
 
+def _class_named(text: str, count: int) -> Any:
+    """The class of a NamedTuple that TorchScript calls ``__torch__.module.Name``, if it is here."""
+    if not text.startswith("__torch__."):
+        return None
+    parts = [part for part in text.split(".")[1:] if not part.startswith("___torch_mangle_")]
+    for split in range(len(parts) - 1, 0, -1):
+        module = sys.modules.get(".".join(parts[:split]))
+        value: Any = module
+        for part in parts[split:]:
+            value = getattr(value, part, None)
+        if is_named_tuple(value) and len(value._fields) == count:
+            return value
+    return None
+
+
 def _default_text(value: Any, name: str, where: str) -> str:
-    if isinstance(value, float) and value in (float("inf"), float("-inf")):
+    if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if isinstance(value, torch.device):
+        return f'torch.device("{value}")'
+    if value is None or isinstance(value, (bool, int, float, complex, str, torch.dtype)):
         return repr(value)
     if isinstance(value, tuple):
         inner = [_default_text(item, name, where) for item in value]
@@ -118,33 +221,13 @@ def _default_text(value: Any, name: str, where: str) -> str:
     )
 
 
-def _schema_type_text(kind: Any) -> str:
-    """A type of a scripted method, with plain tuples for NamedTuples."""
-    name = kind.kind()
-    if name == "TupleType":
-        inner = ", ".join(_schema_type_text(one) for one in kind.elements())
-        return f"Tuple[{inner or '()'}]"
-    if name == "ListType":
-        return f"List[{_schema_type_text(kind.getElementType())}]"
-    if name == "OptionalType":
-        return f"Optional[{_schema_type_text(kind.getElementType())}]"
-    if name == "DictType":
-        return f"Dict[{kind.getKeyType().annotation_str}, {_schema_type_text(kind.getValueType())}]"
-    text = kind.annotation_str
-    if "__torch__" in text:
-        raise _Unscriptable(
-            f"forward has the class {text} in its signature: use tensors, numbers, strings, and lists, "
-            "dicts, tuples and Optionals of them, which other processes know as well"
-        )
-    return text
-
-
 def _from_schema(module: torch.jit.ScriptModule) -> Stub:
     schema = module._c._get_method("forward").schema
+    written = _Types()
     rows = tuple(
         (
             argument.name,
-            _schema_type_text(argument.type),
+            written.of_schema(argument.type),
             _default_text(argument.default_value, argument.name, "forward")
             if argument.has_default_value()
             else None,
@@ -152,13 +235,15 @@ def _from_schema(module: torch.jit.ScriptModule) -> Stub:
         )
         for argument in schema.arguments[1:]
     )
-    return Stub(rows, _schema_type_text(schema.returns[0].type))
+    result = written.of_schema(schema.returns[0].type)
+    return Stub(rows, result, tuple(written.classes.values()))
 
 
 def _from_signature(module: nn.Module) -> Stub:
     function = type(module).forward
     where = f"{_qualified_name(type(module), mangle_name=False)}.forward"
     hints = typing.get_type_hints(function)
+    written = _Types()
     rows = []
     for parameter in itertools.islice(inspect.signature(function).parameters.values(), 1, None):
         name = parameter.name
@@ -167,7 +252,7 @@ def _from_signature(module: nn.Module) -> Stub:
                 f"{where} takes *{name}, which TorchScript does not know: name its arguments"
             )
         # As in TorchScript, what has no annotation is a tensor.
-        kind = _type_text(hints.get(name, torch.Tensor), f"'{name}'", where)
+        kind = written.text(hints.get(name, torch.Tensor), f"'{name}'", where)
         default = None
         if parameter.default is not parameter.empty:
             default = _default_text(parameter.default, name, where)
@@ -177,14 +262,8 @@ def _from_signature(module: nn.Module) -> Stub:
         raise _Unscriptable(
             f"{where} does not say what it returns: annotate it, e.g. `-> torch.Tensor`"
         )
-    result = hints["return"]
-    if not is_named_tuple(result):
-        return Stub(tuple(rows), _type_text(result, "the result", where))
-    fields = tuple(
-        (name, _type_text(kind, f"field '{name}' of the result", where))
-        for name, kind in zip(result._fields, field_types(result), strict=True)
-    )
-    return Stub(tuple(rows), result.__name__, fields)
+    result = written.text(hints["return"], "the result", where)
+    return Stub(tuple(rows), result, tuple(written.classes.values()))
 
 
 def _check_order(rows: list[tuple[str, str, str | None, bool]], where: str) -> None:
@@ -207,7 +286,56 @@ def stub_of(module: nn.Module) -> Stub:
         return Stub(problem=str(error))
 
 
-def _source(stub: Stub, class_name: str) -> str:
+class _Names:
+    """What a signature's NamedTuples are called in the source made of it.
+
+    One that this process has as well stands for itself. Of another there is only a class of the same name
+    and fields: good for a result, while arguments take any tuple of these types.
+    """
+
+    def __init__(self, classes: tuple[Named, ...]) -> None:
+        self.bound: dict[str, Any] = {}
+        self.source = ""
+        self._results: dict[str, str] = {}
+        self._arguments: dict[str, str] = {}
+        for one in classes:
+            name = one.name.rpartition(".")[2]
+            if name in self._results.values():
+                name += one.word.rstrip("_")
+            self._results[one.word] = self._arguments[one.word] = name
+            cls = found(one.module, one.name, [field for field, _ in one.fields])
+            if cls is not None and _readable(cls):
+                self.bound[name] = cls
+                continue
+            kinds = [(field, self.in_result(kind)) for field, kind in one.fields]
+            lines = "".join(f"    {field}: {kind}\n" for field, kind in kinds)
+            self.source += f"\nclass {name}(NamedTuple):\n{lines}\n"
+            plain = ", ".join(self.in_argument(kind) for _, kind in one.fields)
+            self._arguments[one.word] = f"Tuple[{plain}]"
+
+    def in_result(self, text: str) -> str:
+        return self._replaced(text, self._results)
+
+    def in_argument(self, text: str) -> str:
+        return self._replaced(text, self._arguments)
+
+    @staticmethod
+    def _replaced(text: str, names: dict[str, str]) -> str:
+        for word, name in names.items():
+            text = text.replace(word, name)
+        return text
+
+
+def _readable(cls: Any) -> bool:
+    """Whether TorchScript can read the class also inside a container: not with annotations as text."""
+    try:
+        ann_to_type(list[cls], fake_range())
+    except Exception:
+        return False
+    return True
+
+
+def _source(stub: Stub, class_name: str, named: _Names) -> str:
     # TorchScript has no keyword-only arguments with defaults: such may be given by position, too.
     star = not any(by_name and default is not None for _, _, default, by_name in stub.parameters)
     texts = []
@@ -215,18 +343,19 @@ def _source(stub: Stub, class_name: str) -> str:
         if by_name and star:
             texts.append("*")
             star = False
-        texts.append(f"{name}: {kind}" + ("" if default is None else f" = {default}"))
+        texts.append(
+            f"{name}: {named.in_argument(kind)}" + ("" if default is None else f" = {default}")
+        )
     names = [name for name, _, _, by_name in stub.parameters if by_name]
     positional = [name for name, _, _, by_name in stub.parameters if not by_name]
-    fields = "".join(f"    {name}: {kind}\n" for name, kind in stub.fields)
     return _TEMPLATE.format(
         class_name=class_name,
-        result_class=f"\nclass {stub.result}(NamedTuple):\n{fields}" if stub.fields else "",
+        result_class=named.source,
         parameters="".join(f", {text}" for text in texts),
         arguments=", ".join(positional + names),
         by_name=", ".join(positional + [f"{name}={name}" for name in names]),
         names=names if names else None,
-        result=stub.result,
+        result=named.in_result(stub.result),
     )
 
 
@@ -243,11 +372,13 @@ def subclass(stub: Stub, base: type[nn.Module]) -> type[nn.Module]:
         raise RuntimeError(f"a remote module cannot be scripted: {stub.problem}")
     # TorchScript reads the source of what it compiles, so it must be found by name.
     name = f"weft._remote_stub_{next(_count)}"
-    source = _source(stub, base.__name__)
+    named = _Names(stub.classes)
+    source = _source(stub, base.__name__, named)
     filename = f"<{name}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
     module = types.ModuleType(name)
     module.__dict__["_Base"] = base
+    module.__dict__.update(named.bound)
     sys.modules[name] = module
     exec(compile(source, filename, "exec", dont_inherit=True), module.__dict__)
     return getattr(module, base.__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import uuid
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -95,6 +95,10 @@ class RemoteModule(nn.Module):
         timeout: float = -1.0,
     ) -> None:
         super().__init__()
+        if args is not None and (isinstance(args, str) or not isinstance(args, Sequence)):
+            raise TypeError(
+                f"args must be the tuple of module_cls's arguments, as in ({args!r},); got {args!r}"
+            )
         self._bind(remote_device, name, timeout)
         self.module_rref = rpc.remote(
             self.on,

@@ -60,6 +60,19 @@ def test_weights_for_several_actors():
     assert "5 rounds, 2 actors, 40 MiB went without a copy" in outputs[0]
 
 
+def test_a_model_with_collectives_on_two_ranks(tmp_path):
+    if BACKEND != "WEFT":
+        pytest.skip("torch.ops.weft is Weft's")
+    model = str(tmp_path / "model.pt")
+    run_all([["-m", "examples.cpp_collectives.model", model]])
+    rank = "import os, sys; os.environ.update(RANK=sys.argv.pop(2), WORLD_SIZE='2'); "
+    rank += "from examples.cpp_collectives.worker import main; main()"
+    outputs = run_all([["-c", rank, model, str(number)] for number in range(2)])
+    for number, output in enumerate(outputs):
+        assert f"Python rank {number} of 2: rows from " in output
+        assert "everybody's add up to 0.000" in output
+
+
 def listings() -> dict[str, str]:
     """The quickstart's Python listings, by the file name in their first line."""
     text = (ROOT / "docs" / "quickstart.md").read_text()

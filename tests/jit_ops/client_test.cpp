@@ -1,9 +1,13 @@
 // weft.h in real processes without Python: joining, calls, references, gradients, refusals, loss.
 #include <ATen/ATen.h>
+#include <arpa/inet.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <torch/csrc/distributed/autograd/context/container.h>
 #include <unistd.h>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
 
 #include <thread>
 
@@ -246,11 +250,12 @@ TEST(Client, ALostWorkerEndsTheCall) {
   EXPECT_EQ(kFine, runWorkers({server, client}, {0}));
 }
 
-TEST(Client, DynamicGroupsComeAndGo) {
-  const std::string path = freshPath("store");
+// A server that two clients call and tell when they are done; `meet` says how they find each other.
+std::vector<std::string> dynamicGroup(const std::function<void(JoinOptions&)>& meet) {
   const auto dynamic = [&](const std::string& name, int rank) {
-    JoinOptions out = options(path, name, rank, 1);
+    JoinOptions out = options("", name, rank, 1);
     out.world_size.reset();
+    meet(out);
     return out;
   };
   const auto server = [&] {
@@ -278,7 +283,92 @@ TEST(Client, DynamicGroupsComeAndGo) {
     rpcSync("server", "done", {});
     group->shutdown(60);
   };
-  EXPECT_EQ(kFine, runWorkers({server, [&] { client(1); }, [&] { client(2); }}));
+  return runWorkers({server, [&] { client(1); }, [&] { client(2); }});
+}
+
+TEST(Client, DynamicGroupsComeAndGo) {
+  const std::string path = freshPath("store");
+  EXPECT_EQ(kFine, dynamicGroup([&](JoinOptions& join) { join.init_method = "file://" + path; }));
+}
+
+// A port that was free just now.
+std::string freePort() {
+  const int probe = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  ::bind(probe, reinterpret_cast<sockaddr*>(&address), size);
+  ::getsockname(probe, reinterpret_cast<sockaddr*>(&address), &size);
+  ::close(probe);
+  return std::to_string(ntohs(address.sin_port));
+}
+
+TEST(Client, DynamicGroupsMeetAtATcpStore) {
+  const std::string where = "tcp://127.0.0.1:" + freePort();
+  EXPECT_EQ(kFine, dynamicGroup([&](JoinOptions& join) { join.init_method = where; }));
+}
+
+// As torchrun sets it; `size` empty: a dynamic group.
+void setEnvironment(const std::string& port, int rank, const std::string& size) {
+  ::setenv("MASTER_ADDR", "127.0.0.1", 1);
+  ::setenv("MASTER_PORT", port.c_str(), 1);
+  ::setenv("RANK", std::to_string(rank).c_str(), 1);
+  size.empty() ? ::unsetenv("WORLD_SIZE") : ::setenv("WORLD_SIZE", size.c_str(), 1);
+}
+
+TEST(Client, DynamicGroupsMeetByTheEnvironment) {
+  const std::string port = freePort();
+  EXPECT_EQ(kFine, dynamicGroup([&](JoinOptions& join) {
+              setEnvironment(port, join.rank, "");
+              join.rank = -1;
+              join.init_method = "env://";
+            }));
+}
+
+// Two workers of a static group that call each other.
+std::vector<std::string> staticGroup(const std::function<JoinOptions(int)>& meet) {
+  const auto life = [&](int rank) {
+    JoinOptions join = meet(rank);
+    join.name = "worker" + std::to_string(rank);
+    join.rpc.rpcTimeoutSeconds = 30;
+    const auto group = Group::join(join);
+    const std::string other = "worker" + std::to_string(1 - rank);
+    expect(group->rank() == rank, "the rank");
+    expect(rpcSync(other, "aten::add", {1, 2}).toInt() == 3, "a call");
+    group->shutdown(60);
+  };
+  return runWorkers({[&] { life(0); }, [&] { life(1); }});
+}
+
+TEST(Client, StaticGroupsMeetAtATcpStore) {
+  const std::string where = "tcp://127.0.0.1:" + freePort();
+  EXPECT_EQ(kFine, staticGroup([&](int rank) {
+              JoinOptions join;
+              join.rank = rank;
+              join.world_size = 2;
+              join.init_method = where;
+              return join;
+            }));
+}
+
+TEST(Client, StaticGroupsMeetByTheEnvironment) {
+  const std::string port = freePort();
+  EXPECT_EQ(kFine, staticGroup([&](int rank) {
+              setEnvironment(port, rank, "2");
+              return JoinOptions();
+            }));
+}
+
+TEST(Client, StaticGroupsMeetAtAStoreOfTheirOwn) {
+  const std::string path = freshPath("store");
+  EXPECT_EQ(kFine, staticGroup([&](int rank) {
+              JoinOptions join;
+              join.rank = rank;
+              join.world_size = 2;
+              join.store = c10::make_intrusive<c10d::FileStore>(path, 2);
+              return join;
+            }));
 }
 
 }  // namespace

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Mixed groups, as the examples show them: two C++ processes and a Python one that call each other,
-# then a C++ actor of a Python learner, then the saved model that one of each makes and runs.
+# then a C++ actor of a Python learner, then the saved models that one of each makes and runs, then a
+# model of collectives on a rank of each.
 #
-# mixed_test.sh INFERENCE_FOLDER ACTOR SAVED_MODEL: the programs' places in the runfiles.
+# mixed_test.sh INFERENCE_FOLDER ACTOR SAVED_MODEL COLLECTIVES_WORKER: the programs' places in the runfiles.
 set -euo pipefail
 
 root="$PWD"
@@ -40,3 +41,15 @@ RANK=0 timeout 100 "$python" "$root/tests/jit_ops/saved_model.py" "$TEST_TMPDIR/
 server=$!
 RANK=1 timeout 100 "$root/$3" "$TEST_TMPDIR/client.pt"
 wait "$server"
+
+# One model with collectives on a Python rank and on a C++ rank.
+MASTER_PORT="$(port)"
+export MASTER_PORT
+"$python" -m examples.cpp_collectives.model "$TEST_TMPDIR/standardised.pt"
+RANK=0 timeout 100 "$python" -m examples.cpp_collectives.worker "$TEST_TMPDIR/standardised.pt" >"$TEST_TMPDIR/rank0" &
+rank0=$!
+RANK=1 timeout 100 "$root/$4" "$TEST_TMPDIR/standardised.pt" | tee "$TEST_TMPDIR/rank1"
+wait "$rank0"
+cat "$TEST_TMPDIR/rank0"
+grep -q "Python rank 0 of 2: rows from .* everybody's add up to 0.000" "$TEST_TMPDIR/rank0"
+grep -q "C++ rank 1 of 2: rows from .* everybody's add up to 0.000" "$TEST_TMPDIR/rank1"

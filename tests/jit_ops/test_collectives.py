@@ -119,6 +119,48 @@ def scripted(path: str) -> None:
         torch.testing.assert_close(one(mine(2, 3)), torch.zeros(2, 3, dtype=torch.float64))
 
 
+class Overlapped(nn.Module):
+    """All of the asynchronous forms, several under way at once."""
+
+    def __init__(self, group: str) -> None:
+        super().__init__()
+        self.group = group
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        rank = torch.ops.weft.group_rank(self.group)
+        size = torch.ops.weft.group_size(self.group)
+        total = torch.ops.weft.all_reduce_async(x, "sum", self.group)
+        first = torch.ops.weft.broadcast_async(x, 1, self.group)
+        reduced = torch.ops.weft.reduce_async(x, 2, "max", self.group)
+        every = torch.ops.weft.gather_async(x, 0, self.group)
+        rows = torch.ones(0, 2, 3, dtype=x.dtype)
+        if rank == 0:
+            rows = torch.stack([x, x + 1, x + 2])
+        mine = torch.ops.weft.scatter_async(rows, 0, self.group)
+        sent = torch.ops.weft.send_async(x, (rank + 1) % size, self.group, 3)
+        got = torch.ops.weft.recv_async(x, (rank + size - 1) % size, self.group, tag=3)
+        everybody = torch.ops.weft.barrier_async(self.group)
+        torch.jit._wait(sent)
+        torch.jit._wait(everybody)
+        return total.wait(), first.wait(), reduced.wait(), every.wait(), mine.wait(), got.wait()
+
+
+def overlapped(path: str) -> None:
+    path = f"{path}/{dist.get_rank()}.pt"
+    torch.jit.script(Overlapped(name())).save(path)
+    model = torch.jit.load(path).eval()
+    x, rank, inputs = mine(2, 3), dist.get_rank(), everybodys(2, 3)
+    for one in (model, torch.jit.freeze(model), Overlapped(name())):
+        total, first, reduced, every, row, got = one(x)
+        torch.testing.assert_close(total, sum(inputs))
+        assert torch.equal(first, inputs[1])
+        most = torch.stack(inputs).amax(0)
+        assert torch.equal(reduced, most if rank == 2 else torch.zeros_like(x))
+        assert torch.equal(every, torch.stack(inputs) if rank == 0 else x.new_empty(0, 2, 3))
+        assert torch.equal(row, inputs[0] + rank)
+        assert torch.equal(got, inputs[(rank - 1) % COUNT])
+
+
 def traced() -> None:
     group = name()
 
@@ -182,6 +224,10 @@ def checked_messages() -> None:
     ops.barrier(group)
 
 
+def waits_for_all() -> None:
+    torch.ops.weft.all_reduce_async(torch.ones(3), "sum", name()).wait()
+
+
 def refused() -> list[str]:
     ops, group, rank = torch.ops.weft, name(), dist.get_rank()
     x = mine(2)
@@ -193,6 +239,8 @@ def refused() -> list[str]:
         lambda: ops.send(x, -1, group),
         lambda: ops.send(x.clone().requires_grad_(), (rank + 1) % COUNT, group),
         lambda: ops.scatter(mine(2, 2), 0, group),
+        lambda: ops.all_reduce_async(x.clone().requires_grad_(), "sum", group),
+        lambda: ops.barrier_async("nobody"),
     ):
         try:
             call()
@@ -224,6 +272,17 @@ def test_scripted_saved_and_frozen(ranks, tmp_path):
     ranks.all(scripted, str(tmp_path))
 
 
+def test_futures_scripted_saved_and_frozen(ranks, tmp_path):
+    ranks.all(overlapped, str(tmp_path))
+
+
+def test_a_lost_rank_fails_the_future():
+    with Ranks(2) as two:
+        two[1].kill()
+        error = two[0].fails(waits_for_all)
+    assert "rank 1" in error.message
+
+
 @pytest.mark.parametrize("what", [traced, messages_traced])
 def test_compiled_and_exported(ranks, what):
     ranks.all(what, timeout=150)
@@ -245,6 +304,8 @@ def test_what_is_wrong_is_said(ranks):
                 "no rank -1 in group",
                 "send carries no gradients",
                 "scatter from rank 0",
+                "all_reduce_async carries no gradients: give it x.detach(), or use all_reduce",
+                "no process group named 'nobody'",
                 "not 'max'",
             ),
             strict=True,

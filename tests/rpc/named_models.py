@@ -14,3 +14,10 @@ class Batch(NamedTuple):
 class Scores(NamedTuple):
     values: Tensor
     best: list[int]
+
+
+class Report(NamedTuple):
+    """One inside another."""
+
+    best: Scores
+    all: list[Scores]

@@ -95,6 +95,31 @@ def failing(module_cls, **options) -> str:
     return "it worked"
 
 
+def late_errors() -> list[str]:
+    """Whichever call is waited for first says what the constructor raised."""
+    texts = []
+    for wait in (
+        lambda module: module.forward_async(torch.ones(1)).wait(),
+        lambda module: module.remote_parameters_async().wait(),
+        lambda module: module.remote.anything(),
+        lambda module: module.state_dict(),
+        lambda module: torch.jit.script(module),
+        lambda module: module.get_module_rref().to_here(),
+    ):
+        try:
+            wait(remote(models.Failing))
+        except (ValueError, RuntimeError) as error:
+            texts.append(str(error))
+        else:
+            texts.append("nothing was raised")
+    return texts
+
+
+def test_errors_of_the_constructor_show_wherever_one_waits(group):
+    for text in group[0].call(late_errors):
+        assert "this module cannot be made" in text, text
+
+
 def not_a_module() -> str:
     return "text"
 
@@ -102,6 +127,14 @@ def not_a_module() -> str:
 def test_errors_of_the_constructor_show_in_the_first_call(group):
     assert "this module cannot be made" in group[0].call(failing, models.Failing)
     assert "it returns an instance of <class 'str'>" in group[0].call(failing, not_a_module)
+
+
+def test_arguments_that_are_no_tuple_are_refused():
+    import weft
+
+    for args in (2, "ab"):
+        with pytest.raises(TypeError, match="args must be the tuple of module_cls's arguments"):
+            weft.RemoteModule("worker1", nn.Linear, args)
 
 
 def test_without_a_group_it_says_what_to_do():
@@ -131,6 +164,33 @@ def as_part_of_a_model() -> None:
 
 def test_it_is_a_whole_part_of_a_model(group):
     group[0].call(as_part_of_a_model)
+
+
+def gradients_there() -> None:
+    """`.grad` of the remote parameters: made by a local backward there, seen and zeroed from here."""
+    module = remote(models.Scaled)
+    x = torch.randn(2, 4)
+    futures = [module.remote_parameters_async(), module.remote_parameters_async(recurse=False)]
+    rrefs, own = (future.wait() for future in futures)
+    assert [tuple(rref.to_here().shape) for rref in rrefs] == [(3, 4), (3,), (3,), (3,)]
+    assert own == []
+    module.remote.learn(x)
+    plain = models.Scaled()
+    plain(x).square().sum().backward()
+    same(module.remote_grads()["linear.weight"], plain.linear.weight.grad)
+    model = models.Hybrid(module)
+    model.zero_grad()  # the model's own reaches only what is here
+    assert module.remote_grads()["linear.weight"] is not None
+    module.zero_grad(set_to_none=False)
+    same(module.remote_grads()["linear.weight"], torch.zeros(3, 4))
+    module.zero_grad()
+    assert module.remote_grads()["linear.weight"] is None
+    assert module.requires_grad_(False) is module
+    assert not any(rref.to_here().requires_grad for rref in module.remote_parameters())
+
+
+def test_gradients_there_can_be_seen_and_zeroed(group):
+    group[0].call(gradients_there)
 
 
 def states() -> None:
@@ -348,10 +408,8 @@ def named_tuples(path: str) -> None:
     for scripted in (False, True):
         there = remote(models.Named, scripted=scripted, name=f"named{scripted}")
         result = there(models.Batch(x, 2.0), [models.Batch(x, 1.0)])
-        assert isinstance(result, models.Scores) is not scripted
+        assert isinstance(result, models.Scores)
         same(result[0], models.Named()(models.Batch(x, 2.0), [models.Batch(x, 1.0)]).values)
-        if scripted:  # TorchScript keeps no names of a class that other processes may not know
-            continue
         model = torch.jit.script(models.UsesNamed(there))
         torch.jit.save(model, path)
         for one in (model, torch.jit.load(path), torch.jit.freeze(model.eval())):
@@ -371,6 +429,63 @@ def test_named_tuples_are_values_and_signatures(group, tmp_path):
     group[0].call(named_tuples, str(tmp_path / "named.pt"))
 
 
+def names_in_containers(path: str) -> None:
+    x = torch.randn(2, 3)
+    local = models.Contained()
+    for scripted in (False, True):
+        there = remote(models.Contained, scripted=scripted, name=f"contained{scripted}")
+        batches = {"a": [models.Batch(x, 1.0), models.Batch(x, 2.0)]}
+        report, every, some = there(batches, (models.Batch(x, 4.0), 5))
+        assert isinstance(report, models.Report) and isinstance(report.all[1], models.Scores)
+        same(every["a"][1].values, x * 2)
+        assert isinstance(some, models.Scores) and some.best == [5]
+        assert there(batches)[2] is None
+        assert there.remote.one(x).best == [7]
+        model = torch.jit.script(models.UsesContained(there))
+        torch.jit.save(model, path)
+        right, counts = models.UsesContained(local)(x)
+        for one in (model, torch.jit.load(path), torch.jit.freeze(model.eval())):
+            total, found = one(x)
+            same(total, right)
+            assert found == counts
+
+
+def test_named_tuples_in_containers_keep_their_names(group, tmp_path):
+    group[0].call(names_in_containers, str(tmp_path / "contained.pt"))
+
+
+def loaded():
+    """What a file holds: its classes are no process's."""
+    import io
+
+    file = io.BytesIO()
+    torch.jit.save(torch.jit.script(models.Named()), file)
+    file.seek(0)
+    return torch.jit.load(file)
+
+
+def names_of_classes_unknown_here() -> None:
+    x = torch.ones(2, 3)
+    # TorchScript cannot use the class: results have its fields, arguments are plain tuples.
+    value, count = torch.jit.script(models.UsesLate(remote(models.TakesLate)))(x)
+    same(value, x * 2)
+    assert count == 3
+    there = remote(loaded)
+    scores = there(models.Batch(x, 2.0))
+    assert (type(scores).__name__, scores._fields, scores.best) == (
+        "Scores",
+        ("values", "best"),
+        [0],
+    )
+    first = models.Named()(models.Batch(x, 2.0))
+    second = models.Named()(models.Batch(first.values, 3.0), [models.Batch(x, 1.0)])
+    same(torch.jit.script(models.UsesNamed(there))(x)[0], second.values)
+
+
+def test_named_tuples_of_unknown_classes(group):
+    group[0].call(names_of_classes_unknown_here)
+
+
 def argument_forms(path: str) -> None:
     x = torch.randn(2)
     local = models.UsesKeywords(models.Keywords())(x)
@@ -388,6 +503,38 @@ def argument_forms(path: str) -> None:
 
 def test_every_form_of_argument(group, tmp_path):
     group[0].call(argument_forms, str(tmp_path / "forms.pt"))
+
+
+def one_form(name: str, path: str) -> None:
+    """The remote call gives what the local module gives: scripted, saved and loaded, and in Python."""
+    made, ask = getattr(models.Forms, name), getattr(models.Ask, name)
+    right = ask(made())()
+    there = remote(made)
+    model = torch.jit.script(ask(there))
+    torch.jit.save(model, path)
+    for call in (model, torch.jit.load(path), ask(there)):
+        torch.testing.assert_close(call(), right, rtol=0, atol=0) if has_tensors(
+            right
+        ) else check_equal(call(), right)
+
+
+def has_tensors(value) -> bool:
+    values = value.values() if isinstance(value, dict) else value
+    return isinstance(value, torch.Tensor) or (
+        isinstance(value, (list, tuple, dict)) and any(has_tensors(one) for one in values)
+    )
+
+
+def check_equal(value, right) -> None:
+    assert value == right
+
+
+FORMS = [name for name in vars(models.Forms) if not name.startswith("_")]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_type_of_argument(group, tmp_path, name):
+    group[0].call(one_form, name, str(tmp_path / "form.pt"))
 
 
 def script_error(module_cls) -> str:
