@@ -38,6 +38,7 @@ class GlooCollectives final : public Collectives {
   void abort(Error reason) override { messages_.abort(std::move(reason)); }
 
  private:
+  bool isPair() const;
   bool oneStepIsBetter(std::size_t bytes) const;
   // Runs one of Gloo's functions as one flight.
   Error fly(const Signature& what, const Call& call, const std::function<void()>& run);
