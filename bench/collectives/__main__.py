@@ -38,7 +38,11 @@ def _wanted(arguments: argparse.Namespace) -> list[tuple[str, str]]:
         # One operation shows what the largest size does; the others would take minutes more.
         all_sizes = operation == "all_reduce"
         for label, size in operations.SIZES.items():
-            if arguments.smallest <= size <= min(arguments.largest, (128 << 20) if all_sizes else (16 << 20)):
+            if (
+                arguments.smallest
+                <= size
+                <= min(arguments.largest, (128 << 20) if all_sizes else (16 << 20))
+            ):
                 wanted.append((operation, label))
     return wanted
 
@@ -54,9 +58,7 @@ def main() -> None:
         how = ranks.How(fresh=arguments.fresh, allocate=arguments.allocate)
         found = ranks.run(count, ranks.free_port(), wanted, arguments.rounds, how)
         theirs = (
-            []
-            if without
-            else openmpi.run(count, wanted, arguments.rounds, fresh=arguments.fresh)
+            [] if without else openmpi.run(count, wanted, arguments.rounds, fresh=arguments.fresh)
         )
         gloo = report.rows(found["weft"], found["gloo"])
         both = [

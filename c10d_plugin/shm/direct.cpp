@@ -1,5 +1,5 @@
-// Data that lie in their ranks' heaps: the others use them where they lie. Who has such data says so,
-// and where, before the first meeting of an operation; one meeting more ends it, before which
+// Data that lie in their ranks' heaps: the others use them where they lie. Who has such data says
+// so, and where, before the first meeting of an operation; one meeting more ends it, before which
 // nobody's data are touched by their owner.
 //
 // A rank believes of what others say only what lies within their heaps: a rank gone mad gives wrong

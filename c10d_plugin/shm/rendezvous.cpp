@@ -159,10 +159,9 @@ Result<std::shared_ptr<Segment>> fetch(const Invitation& invitation, int rank, i
   if (!socket.ok()) return socket.error();
   Result<Received> received = take(socket.value().get(), rank, invitation.secret, deadline);
   if (!received.ok()) return received.error();
-  Result<std::shared_ptr<Segment>> segment =
-      Segment::open(Layout::of(size, invitation.buffer_bytes, invitation.small_bytes,
-                               invitation.heap_bytes),
-                    received.value().magic, std::move(received.value().memory));
+  Result<std::shared_ptr<Segment>> segment = Segment::open(
+      Layout::of(size, invitation.buffer_bytes, invitation.small_bytes, invitation.heap_bytes),
+      received.value().magic, std::move(received.value().memory));
   if (!segment.ok()) return segment.error();
   if (Error error = segment.value()->enter(rank)) {
     segment.value()->fail(error);

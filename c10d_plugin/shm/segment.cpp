@@ -127,7 +127,10 @@ Result<std::byte*> Segment::map(int fd, const Layout& layout) {
 }
 
 Segment::Segment(UniqueFd fd, std::byte* base, const Layout& layout)
-    : fd_(std::move(fd)), base_(base), layout_(layout), process_(::getpid()),
+    : fd_(std::move(fd)),
+      base_(base),
+      layout_(layout),
+      process_(::getpid()),
       heaps_(std::make_unique<std::atomic<std::byte*>[]>(static_cast<std::size_t>(layout.ranks))) {}
 
 Segment::~Segment() {

@@ -75,8 +75,8 @@ class Segment {
   // Around writes into others' heaps, which stop soon after failed(). False: it has failed.
   bool beginWriting(int rank) noexcept;
   void endWriting(int rank) noexcept;
-  // After failed(): until nobody but `rank` writes any more, the dead aside. After a second it gives
-  // up on a process that was stopped just there.
+  // After failed(): until nobody but `rank` writes any more, the dead aside. After a second it
+  // gives up on a process that was stopped just there.
   void awaitWriters(int rank) noexcept;
 
   // The memory of a rank's large buffers, at once instead of page by page. kSystem: there is none.
@@ -95,7 +95,7 @@ class Segment {
   const Layout layout_;
   const pid_t process_;
 
-  std::mutex heaps_mutex_;  // for mapping them
+  std::mutex heaps_mutex_;                                  // for mapping them
   const std::unique_ptr<std::atomic<std::byte*>[]> heaps_;  // by rank; null: not mapped
 };
 

@@ -143,6 +143,7 @@ class ShmCollectives final : public Collectives {
 
   Error reduceTogether(Bytes data, int root);
   Error reduceSmall(Bytes data, bool wanted);
+  Error allReduceAsPair(Bytes data);
   Error reduceLarge(Bytes data, int root);
   Error reduceDirect(Bytes data, int root);
   void reduceStrip(std::size_t at, std::size_t bytes, int root);
@@ -162,7 +163,7 @@ class ShmCollectives final : public Collectives {
   shm::CallRecord record_;
   Deadline deadline_;
   bool compared_ = false;
-  unsigned parity_ = 0;  // of the round in which it began
+  unsigned parity_ = 0;               // of the round in which it began
   std::vector<std::uint8_t> direct_;  // by rank
   int offers_ = 0;                    // how many of them
 

@@ -21,8 +21,8 @@ class Placed {
     std::memcpy(shared_.data, memory.data(), memory.size());
   }
   Placed(Placed&&) = default;
-  operator Bytes() const { return bytes_; }            // NOLINT(google-explicit-constructor)
-  operator ConstBytes() const { return bytes_; }       // NOLINT(google-explicit-constructor)
+  operator Bytes() const { return bytes_; }       // NOLINT(google-explicit-constructor)
+  operator ConstBytes() const { return bytes_; }  // NOLINT(google-explicit-constructor)
   bool shared() const { return shared_.data != nullptr; }
 
  private:

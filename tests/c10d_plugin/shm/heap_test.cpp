@@ -169,9 +169,9 @@ TEST(Heap, ADeadRankIsNamedWithinASecond) {
     }
     Error error;
     auto last_success = Clock::now();
-    while (!(error = group.allReduce(
-                 {in(seconds(30)), sequence++, Element::kFloat32, Reduction::kSum},
-                 {data.data, data.size}))) {
+    while (
+        !(error = group.allReduce({in(seconds(30)), sequence++, Element::kFloat32, Reduction::kSum},
+                                  {data.data, data.size}))) {
       last_success = Clock::now();
     }
     const bool soon = Clock::now() - last_success < seconds(5);  // the machine may be busy
