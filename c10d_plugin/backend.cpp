@@ -1,6 +1,8 @@
 // WeftBackend's life: how a group forms, ends, and makes other groups.
 #include "c10d_plugin/backend.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
@@ -177,6 +179,25 @@ void WeftBackend::eagerConnectSingleDevice(at::Device device) {
   c10d::Backend& backend = delegates_->of(device.type());
   backend.setBoundDeviceId(device);
   backend.eagerConnectSingleDevice(device);
+}
+
+// torch says no more of the device than its number: -1 is the CPU.
+bool WeftBackend::supportsTensorAlloc(c10::DeviceIndex device) {
+  if (device < 0) return engine_->allocates();
+  const auto cuda = delegates_->made(c10::DeviceType::CUDA);
+  return cuda && cuda->supportsTensorAlloc(device);
+}
+
+at::Tensor WeftBackend::allocateTensor(long size, at::TensorOptions options) {
+  TORCH_CHECK(size >= 0, "weft: a tensor of ", size, " elements cannot be allocated");
+  if (!options.device().is_cpu()) {
+    return delegates_->of(options.device().type()).allocateTensor(size, options);
+  }
+  const std::size_t bytes = static_cast<std::size_t>(size) * options.dtype().itemsize();
+  transport::OwnedBuffer memory = engine_->allocate(bytes);
+  if (memory.data == nullptr) return at::empty({size}, options);
+  return at::from_blob(
+      memory.data, {size}, [owner = std::move(memory.owner)](void*) {}, options);
 }
 
 void WeftBackend::setSequenceNumberForGroup() { delegates_->setSequenceNumbers(); }

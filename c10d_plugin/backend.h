@@ -100,6 +100,11 @@ class WEFT_API WeftBackend : public c10d::Backend {
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
 
+  // Memory for tensors that the group's collectives need not copy: shared between the ranks of one
+  // host (shm/heap.h). What does not fit is ordinary memory. FSDP2 asks for its buffers here.
+  bool supportsTensorAlloc(c10::DeviceIndex device) override;
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+
   // Makes the backend for that device now, and has it connect.
   void eagerConnectSingleDevice(at::Device device) override;
 

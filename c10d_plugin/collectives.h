@@ -21,6 +21,7 @@
 #include <span>
 #include <string>
 
+#include "transport/buffer.h"
 #include "transport/error.h"
 
 namespace weft::collectives {
@@ -112,6 +113,11 @@ class Collectives {
   // Ends what runs, here and on the other ranks that wait for this one, and all that comes later.
   // Any thread; returns at once. The first reason stays.
   virtual void abort(Error reason) = 0;
+
+  // Memory that these operations need not copy, or not as often. No data: take ordinary memory.
+  // It may outlive the group. Any thread.
+  virtual transport::OwnedBuffer allocate(std::size_t /*size*/) { return {}; }
+  virtual bool allocates() const noexcept { return false; }
 };
 
 }  // namespace weft::collectives

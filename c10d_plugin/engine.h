@@ -91,6 +91,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   std::uint64_t calls() const { return calls_.load(std::memory_order_relaxed); }
   int rank() const { return collectives_->rank(); }
+  bool allocates() const { return collectives_->allocates(); }
+  transport::OwnedBuffer allocate(std::size_t size) { return collectives_->allocate(size); }
 
   // Whether some operation failed in a way that ended the group.
   bool failed() const { return failed_.load(); }

@@ -1,4 +1,4 @@
-"""Entry: ``./dev bench collectives [--ranks 2 4] [--rounds 5] [--only NAME …] [--largest BYTES]``."""
+"""Entry: ``./dev bench collectives [--ranks 2 4] [--rounds 5] [--only NAME …] [--fresh] [--allocate]``."""
 
 from __future__ import annotations
 
@@ -17,6 +17,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="rounds; medians are shown")
     names = [*operations.OPERATIONS, "barrier"]
     parser.add_argument("--only", nargs="*", default=names, choices=names)
+    parser.add_argument(
+        "--fresh", action="store_true", help="ranks write their input anew before each call"
+    )
+    parser.add_argument(
+        "--allocate", action="store_true", help="Weft's tensors come from the group's backend"
+    )
+    parser.add_argument("--smallest", type=int, default=0, help="bytes")
     parser.add_argument("--largest", type=int, default=128 << 20, help="bytes")
     parser.add_argument("--out", type=Path, default=Path("bench-results"))
     return parser.parse_args()
@@ -31,7 +38,11 @@ def _wanted(arguments: argparse.Namespace) -> list[tuple[str, str]]:
         # One operation shows what the largest size does; the others would take minutes more.
         all_sizes = operation == "all_reduce"
         for label, size in operations.SIZES.items():
-            if size <= min(arguments.largest, (128 << 20) if all_sizes else (16 << 20)):
+            if (
+                arguments.smallest
+                <= size
+                <= min(arguments.largest, (128 << 20) if all_sizes else (16 << 20))
+            ):
                 wanted.append((operation, label))
     return wanted
 
@@ -44,8 +55,11 @@ def main() -> None:
     if without:
         print(f"OpenMPI is not measured: {without}", file=sys.stderr)
     for count in arguments.ranks:
-        found = ranks.run(count, ranks.free_port(), wanted, arguments.rounds)
-        theirs = [] if without else openmpi.run(count, wanted, arguments.rounds)
+        how = ranks.How(fresh=arguments.fresh, allocate=arguments.allocate)
+        found = ranks.run(count, ranks.free_port(), wanted, arguments.rounds, how)
+        theirs = (
+            [] if without else openmpi.run(count, wanted, arguments.rounds, fresh=arguments.fresh)
+        )
         gloo = report.rows(found["weft"], found["gloo"])
         both = [
             {name: figures[name] for name in other}

@@ -1,4 +1,4 @@
-/* The same operations through MPI: `openmpi ROUNDS "OPERATION|BYTES" …`, under mpirun. Rank 0
+/* The same operations through MPI: `openmpi ROUNDS FRESH "OPERATION|BYTES" …`, under mpirun. Rank 0
  * prints a line "ROUND<tab>OPERATION|BYTES<tab>MICROSECONDS" for each figure: the median of one
  * round's calls on the rank for which it was largest, as bench/collectives/ranks.py has it. */
 #include <mpi.h>
@@ -17,6 +17,7 @@ struct operation {
 };
 
 static int rank, ranks;
+static int fresh; /* each rank writes its input anew before each call, untimed */
 
 static void call(const struct operation* op) {
   const MPI_Comm all = MPI_COMM_WORLD;
@@ -49,6 +50,13 @@ static void call(const struct operation* op) {
   }
 }
 
+static void write_input(const struct operation* op) {
+  const int gathers = !strcmp(op->name, "all_gather");
+  float* const input = gathers ? op->share : op->whole;
+  for (int i = 0; i < (gathers ? op->part : op->count); ++i) input[i] = 1;
+  MPI_Barrier(MPI_COMM_WORLD);
+}
+
 static int in_order(const void* left, const void* right) {
   const double a = *(const double*)left, b = *(const double*)right;
   return a < b ? -1 : a > b;
@@ -59,6 +67,7 @@ static double measure(const struct operation* op, int calls) {
   double times[kMostCalls];
   MPI_Barrier(MPI_COMM_WORLD);
   for (int i = 0; i < calls; ++i) {
+    if (fresh) write_input(op);
     const double start = MPI_Wtime();
     call(op);
     times[i] = MPI_Wtime() - start;
@@ -90,7 +99,8 @@ int main(int argc, char** argv) {
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);
   const int rounds = argc > 1 ? atoi(argv[1]) : 1;
-  for (int which = 2; which < argc; ++which) {
+  fresh = argc > 2 && atoi(argv[2]);
+  for (int which = 3; which < argc; ++which) {
     struct operation op = parse(argv[which]);
     call(&op);
     const double once = measure(&op, 1) / 1e6;

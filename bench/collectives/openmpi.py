@@ -33,7 +33,9 @@ def _arguments(wanted: list[tuple[str, str]]) -> dict[str, str]:
     return asked
 
 
-def run(ranks: int, wanted: list[tuple[str, str]], rounds: int) -> list[Figures]:
+def run(
+    ranks: int, wanted: list[tuple[str, str]], rounds: int, *, fresh: bool = False
+) -> list[Figures]:
     """Figures by round, those of the slowest rank. Compiles the program first."""
     asked = _arguments(wanted)
     with tempfile.TemporaryDirectory() as folder:
@@ -41,7 +43,7 @@ def run(ranks: int, wanted: list[tuple[str, str]], rounds: int) -> list[Figures]
         subprocess.run(["mpicc", "-O2", "-o", program, _SOURCE], check=True, timeout=120)
         launch = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", str(ranks)]
         printed = subprocess.run(
-            [*launch, program, str(rounds), *asked],
+            [*launch, program, str(rounds), str(int(fresh)), *asked],
             check=True,
             stdout=subprocess.PIPE,
             text=True,

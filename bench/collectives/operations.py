@@ -30,26 +30,40 @@ OPERATIONS = (
 )
 
 
-def make(operation: str, size: int, group: Any) -> Callable[[], object]:
-    """The operation on ``size`` bytes: of the whole tensor, of all ranks' shares together."""
+def _zeros(count: int, dtype: torch.dtype, allocate_from: Any) -> torch.Tensor:
+    if allocate_from is None:
+        return torch.zeros(count, dtype=dtype)
+    device = torch.device("cpu")
+    backend = allocate_from._get_backend(device)
+    return backend.allocate_tensor(count, dtype=dtype, device=device).zero_()
+
+
+def make(
+    operation: str, size: int, group: Any, *, allocate: bool = False
+) -> tuple[Callable[[], object], torch.Tensor]:
+    """The operation on ``size`` bytes: of the whole tensor, of all ranks' shares together; and its input.
+
+    ``allocate``: in memory that the group's backend allocates.
+    """
+    source = group if allocate else None
     dtype = torch.bfloat16 if operation == BFLOAT16 else torch.float32
     ranks, rank = dist.get_world_size(), dist.get_rank()
     count = max(size // dtype.itemsize, ranks) // ranks * ranks
-    whole = torch.zeros(count, dtype=dtype)
-    share = torch.zeros(count // ranks, dtype=dtype)
+    whole = _zeros(count, dtype, source)
+    share = _zeros(count // ranks, dtype, source)
     if operation in ("all_reduce", BFLOAT16):
-        return lambda: dist.all_reduce(whole, group=group)
+        return lambda: dist.all_reduce(whole, group=group), whole
     if operation == "broadcast":
-        return lambda: dist.broadcast(whole, 0, group=group)
+        return lambda: dist.broadcast(whole, 0, group=group), whole
     if operation == "reduce":
-        return lambda: dist.reduce(whole, 0, group=group)
+        return lambda: dist.reduce(whole, 0, group=group), whole
     if operation == "all_gather":
-        return lambda: dist.all_gather_into_tensor(whole, share, group=group)
+        return lambda: dist.all_gather_into_tensor(whole, share, group=group), share
     if operation == "reduce_scatter":
-        return lambda: dist.reduce_scatter_tensor(share, whole, group=group)
+        return lambda: dist.reduce_scatter_tensor(share, whole, group=group), whole
     if operation == "all_to_all":
-        other = torch.zeros_like(whole)
-        return lambda: dist.all_to_all_single(other, whole, group=group)
+        other = _zeros(count, dtype, source)
+        return lambda: dist.all_to_all_single(other, whole, group=group), whole
 
     def ping_pong() -> None:
         if rank == 0:
@@ -59,4 +73,4 @@ def make(operation: str, size: int, group: Any) -> Callable[[], object]:
             dist.recv(whole, 0, group=group)
             dist.send(whole, 0, group=group)
 
-    return ping_pong
+    return ping_pong, whole

@@ -6,7 +6,7 @@ import socket
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,13 @@ _BUDGET = 0.25  # seconds that one side spends on one figure in one round
 Figures = dict[str, float]
 
 
+class How(NamedTuple):
+    """What the tensors are, beside ordinary memory that nobody writes between the calls."""
+
+    fresh: bool = False  # each rank writes its input anew before each call, untimed
+    allocate: bool = False  # Weft's come from the group's backend
+
+
 def free_port() -> int:
     """A port of loopback that was free just now."""
     with socket.socket() as probe:
@@ -26,11 +33,16 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _time(call: Callable[[], object], count: int, group: Any) -> float:
-    """Microseconds of one call, the median of several."""
+def _time(
+    call: Callable[[], object], count: int, group: Any, written: torch.Tensor | None
+) -> float:
+    """Microseconds of one call, the median of several; before each ``written`` is written anew."""
     times = []
     dist.barrier(group)
     for _ in range(count):
+        if written is not None:
+            written.fill_(1)
+            dist.barrier(group)
         start = time.perf_counter()
         call()
         times.append(time.perf_counter() - start)
@@ -48,27 +60,35 @@ def _count(call: Callable[[], object], group: Any) -> int:
     return int(min(400, max(5, _BUDGET / max(seconds.item(), 1e-6))))
 
 
-def _measure(wanted: list[tuple[str, str]], rounds: int, groups: dict[str, Any]) -> dict:
+def _make(operation: str, size: str, side: str, group: Any, how: How) -> tuple:
+    if not size:
+        return (lambda: dist.barrier(group)), None
+    allocate = how.allocate and side == "weft"
+    return operations.make(operation, operations.SIZES[size], group, allocate=allocate)
+
+
+def _measure(wanted: list[tuple[str, str]], rounds: int, how: How, groups: dict[str, Any]) -> dict:
     found: dict[str, list[Figures]] = {side: [{} for _ in range(rounds)] for side in SIDES}
     for operation, size in wanted:
         name = f"{operation} {size} us" if size else f"{operation} us"
-        calls = {
-            side: (
-                operations.make(operation, operations.SIZES[size], groups[side])
-                if size
-                else lambda side=side: dist.barrier(groups[side])
-            )
-            for side in SIDES
-        }
-        counts = {side: _count(calls[side], groups[side]) for side in SIDES}
+        calls = {side: _make(operation, size, side, groups[side], how) for side in SIDES}
+        counts = {side: _count(calls[side][0], groups[side]) for side in SIDES}
         for number in range(rounds):
             for side in SIDES if number % 2 == 0 else SIDES[::-1]:
-                found[side][number][name] = _time(calls[side], counts[side], groups[side])
+                call, data = calls[side]
+                written = data if how.fresh else None
+                found[side][number][name] = _time(call, counts[side], groups[side], written)
     return found
 
 
 def _rank(
-    rank: int, ranks: int, port: int, wanted: list[tuple[str, str]], rounds: int, answers: Any
+    rank: int,
+    ranks: int,
+    port: int,
+    wanted: list[tuple[str, str]],
+    rounds: int,
+    how: How,
+    answers: Any,
 ) -> None:
     torch.set_num_threads(1)
     import weft  # noqa: F401  registers the backend
@@ -77,7 +97,7 @@ def _rank(
         "weft", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks
     )
     groups = {"weft": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
-    answers.put(_measure(wanted, rounds, groups))
+    answers.put(_measure(wanted, rounds, how, groups))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -115,7 +135,7 @@ def slowest(answers: list[dict[str, list[Figures]]]) -> dict[str, list[Figures]]
 
 
 def run(
-    ranks: int, port: int, wanted: list[tuple[str, str]], rounds: int
+    ranks: int, port: int, wanted: list[tuple[str, str]], rounds: int, how: How
 ) -> dict[str, list[Figures]]:
     """Figures by side and round, those of the slowest rank."""
-    return slowest(gather(_rank, ranks, port, wanted, rounds))
+    return slowest(gather(_rank, ranks, port, wanted, rounds, how))

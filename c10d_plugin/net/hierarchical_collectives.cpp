@@ -98,9 +98,12 @@ Error HierarchicalCollectives::broadcast(const Call& call, Bytes data, int root)
       return part.broadcast(own, data, local);
     };
   };
-  if (layout_.host == host && !inside(call, from(layout_.localOf(root)))) return ended();
+  const int local = layout_.host == host ? layout_.localOf(root) : 0;
+  // Where the leader has the data already the other hosts get them first, which takes longest.
+  const bool at_leader = layout_.host != host || local == 0;
+  if (!at_leader && !inside(call, from(local))) return ended();
   if (leads() && !across(call, from(host))) return ended();
-  if (layout_.host != host) inside(call, from(0));
+  if (at_leader) inside(call, from(local));
   return ended();
 }
 

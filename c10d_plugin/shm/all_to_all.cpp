@@ -29,16 +29,20 @@ Error ShmCollectives::allToAll(const Call& call, std::span<const ConstBytes> in,
           }
           Place& place = places[static_cast<std::size_t>(rank)];
           place = placeFor(most, size_ - 1);
-          pieces = std::max(pieces, piecesOf(most, place));
+          pieces = std::max(pieces, piecesFrom(rank, most, place));
         }
         return pieces;
       },
-      [&](std::size_t piece) {
+      [&](std::size_t piece) -> Error {
         for (std::size_t rank = 0; rank < ranks; ++rank) {
           if (rank == own) continue;
           const int writer = static_cast<int>(rank);
-          readPiece(writer, places[rank], slotOf(rank_, writer), piece, out[rank]);
+          if (Error error =
+                  readPiece(writer, places[rank], slotOf(rank_, writer), piece, out[rank])) {
+            return error;
+          }
         }
+        return Error::ok();
       });
 }
 

@@ -19,9 +19,9 @@ Error ShmCollectives::broadcast(const Call& call, Bytes data, int root) {
   const bool is_root = rank_ == root;
   return exchange(
       std::span(&part, is_root ? 1 : 0), is_root ? place : Place{},
-      [&] { return piecesOf(data.size(), place); },
+      [&] { return piecesFrom(root, data.size(), place); },
       [&](std::size_t piece) {
-        if (!is_root) readPiece(root, place, 0, piece, data);
+        return is_root ? Error::ok() : readPiece(root, place, 0, piece, data);
       });
 }
 
@@ -47,10 +47,10 @@ Error ShmCollectives::scatter(const Call& call, std::span<const ConstBytes> in, 
           if (rank != root) most = std::max(most, told(root, SizeTable::kSent, rank));
         }
         place = placeFor(most, size_ - 1);
-        return piecesOf(most, place);
+        return piecesFrom(root, most, place);
       },
       [&](std::size_t piece) {
-        if (!is_root) readPiece(root, place, slotOf(rank_, root), piece, out);
+        return is_root ? Error::ok() : readPiece(root, place, slotOf(rank_, root), piece, out);
       });
 }
 

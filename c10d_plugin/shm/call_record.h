@@ -11,8 +11,10 @@
 
 namespace weft::collectives::shm {
 
-// A rank's parts of the operation for each rank: what it sends, what it expects.
-enum class SizeTable : std::uint8_t { kSent, kExpected };
+// A rank's parts of the operation for each rank: what it sends, what it expects; and where in its
+// heap what it offers lies, in the order of its slots, if the record says that it lies there.
+enum class SizeTable : std::uint8_t { kSent, kExpected, kPlaces };
+inline constexpr unsigned kSizeTables = 3;
 
 struct CallRecord {
   std::uint64_t sequence = 0;
@@ -22,6 +24,7 @@ struct CallRecord {
   Operation operation = Operation::kBarrier;
   Element element = Element::kBytes;
   Reduction reduction = Reduction::kSum;
+  bool direct = false;  // this rank's data lies in its heap, and is to be read there
 
   friend bool operator==(const CallRecord&, const CallRecord&) = default;
 };

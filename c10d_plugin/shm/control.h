@@ -42,6 +42,7 @@ struct Control {
   alignas(kCacheLine) Word progress;  // rounds this rank has ended; what others wait for
   alignas(kCacheLine) Word sleepers;  // others that sleep until it changes
   alignas(kCacheLine) Word presence;
+  Word writing;                          // 1: this rank writes into others' heaps
   std::array<std::uint8_t, 16> process;  // which process; written before presence
   // Of the operation that begins in an even or odd round: others read one while the next is
   // written. Followed in memory by both records' size tables.

@@ -18,6 +18,10 @@ std::size_t ShmCollectives::piecesOf(std::size_t bytes, const Place& place) {
   return bytes == 0 ? 0 : (bytes + place.piece - 1) / place.piece;
 }
 
+std::size_t ShmCollectives::piecesFrom(int rank, std::size_t bytes, const Place& place) const {
+  return isDirect(rank) ? std::min<std::size_t>(bytes, 1) : piecesOf(bytes, place);
+}
+
 Error ShmCollectives::needBuffers() {
   if (have_buffers_) return Error::ok();
   if (Error error = segment_->obtainBuffers(rank_)) {
@@ -49,12 +53,20 @@ const std::byte* ShmCollectives::pieceOf(int rank, const Place& place, int slot)
   return from + static_cast<std::size_t>(slot) * place.piece;
 }
 
-void ShmCollectives::readPiece(int rank, const Place& place, int slot, std::size_t number,
-                               Bytes out) const {
+Error ShmCollectives::readPiece(int rank, const Place& place, int slot, std::size_t number,
+                                Bytes out) {
+  if (isDirect(rank)) {
+    if (number != 0 || out.empty()) return Error::ok();
+    const Result<std::byte*> from = offered(rank, slot, out.size());
+    if (!from.ok()) return from.error();
+    std::memcpy(out.data(), from.value(), out.size());
+    return Error::ok();
+  }
   const std::size_t begin = number * place.piece;
-  if (begin >= out.size()) return;
+  if (begin >= out.size()) return Error::ok();
   const std::size_t bytes = std::min(place.piece, out.size() - begin);
   std::memcpy(out.data() + begin, pieceOf(rank, place, slot), bytes);
+  return Error::ok();
 }
 
 std::span<const ConstBytes> ShmCollectives::othersOf(std::span<const ConstBytes> parts) {

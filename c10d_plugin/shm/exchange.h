@@ -20,19 +20,22 @@ void ShmCollectives::tell(shm::SizeTable table, std::span<const Part> parts, boo
 template <typename Learn, typename Consume>
 Error ShmCollectives::exchange(std::span<const ConstBytes> parts, const Place& place, Learn&& learn,
                                Consume&& consume) {
-  if (!place.small) {
-    if (Error error = needBuffers()) return error;
+  if (place.small || !offer(parts)) {
+    if (!place.small) {
+      if (Error error = needBuffers()) return error;
+    }
+    writePieces(parts, place, 0);
   }
-  writePieces(parts, place, 0);
   if (Error error = meet()) return error;
   const std::size_t pieces = learn();
   for (std::size_t next = 1; next <= pieces; ++next) {
-    if (next < pieces) writePieces(parts, place, next);
-    consume(next - 1);
+    if (next < pieces && !record_.direct) writePieces(parts, place, next);
+    if (Error error = consume(next - 1)) return error;
     if (next == pieces) break;
     if (Error error = meet()) return error;
   }
-  return Error::ok();
+  // Nobody touches its data before the last who reads them where they lie is through.
+  return offers_ != 0 ? meet() : Error::ok();
 }
 
 // The own part, from here to here. May be in place.

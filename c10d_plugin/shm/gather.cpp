@@ -20,16 +20,19 @@ Error ShmCollectives::allGather(const Call& call, ConstBytes in, std::span<const
       [&] {
         copyOwn(in, out[own]);
         std::size_t pieces = 0;
-        for (const Bytes& part : out) {
-          pieces = std::max(pieces, piecesOf(part.size(), placeFor(part.size(), 1)));
+        for (int rank = 0; rank < size_; ++rank) {
+          const std::size_t bytes = out[static_cast<std::size_t>(rank)].size();
+          pieces = std::max(pieces, piecesFrom(rank, bytes, placeFor(bytes, 1)));
         }
         return pieces;
       },
-      [&](std::size_t piece) {
+      [&](std::size_t piece) -> Error {
         for (int rank = 0; rank < size_; ++rank) {
           const Bytes& part = out[static_cast<std::size_t>(rank)];
-          if (rank != rank_) readPiece(rank, placeFor(part.size(), 1), 0, piece, part);
+          if (rank == rank_) continue;
+          if (Error error = readPiece(rank, placeFor(part.size(), 1), 0, piece, part)) return error;
         }
+        return Error::ok();
       });
 }
 
@@ -51,15 +54,17 @@ Error ShmCollectives::gather(const Call& call, ConstBytes in, std::span<const By
         for (int rank = 0; rank < size_; ++rank) {
           if (rank == root) continue;
           const std::size_t bytes = told(root, SizeTable::kExpected, rank);
-          pieces = std::max(pieces, piecesOf(bytes, placeFor(bytes, 1)));
+          pieces = std::max(pieces, piecesFrom(rank, bytes, placeFor(bytes, 1)));
         }
         return pieces;
       },
-      [&](std::size_t piece) {
+      [&](std::size_t piece) -> Error {
         for (int rank = 0; is_root && rank < size_; ++rank) {
           const Bytes& part = out[static_cast<std::size_t>(rank)];
-          if (rank != root) readPiece(rank, placeFor(part.size(), 1), 0, piece, part);
+          if (rank == root) continue;
+          if (Error error = readPiece(rank, placeFor(part.size(), 1), 0, piece, part)) return error;
         }
+        return Error::ok();
       });
 }
 

@@ -35,10 +35,11 @@ struct Invitation {
   AuthKey secret;
   std::size_t buffer_bytes = 0;
   std::size_t small_bytes = 0;
+  std::size_t heap_bytes = 0;
 
   std::string text() const {
     return "ok " + socket + " " + secret.toHex() + " " + std::to_string(buffer_bytes) + " " +
-           std::to_string(small_bytes);
+           std::to_string(small_bytes) + " " + std::to_string(heap_bytes);
   }
   static Result<Invitation> parse(const std::string& text);
 };
@@ -54,11 +55,12 @@ Result<Invitation> Invitation::parse(const std::string& text) {
     std::getline(words >> std::ws, why);
     return Error(ErrorCode::kSystem, "rank 0 could not make shared memory: " + why);
   }
-  words >> invitation.socket >> secret >> invitation.buffer_bytes >> invitation.small_bytes;
+  words >> invitation.socket >> secret >> invitation.buffer_bytes >> invitation.small_bytes >>
+      invitation.heap_bytes;
   constexpr std::size_t kMost = std::size_t{1} << 30;
   Result<AuthKey> key = AuthKey::fromHex(secret);
   if (!words || verdict != "ok" || !key.ok() || invitation.buffer_bytes > kMost ||
-      invitation.small_bytes > kMost) {
+      invitation.small_bytes > kMost || invitation.heap_bytes > kMostHeap) {
     return Error(ErrorCode::kProtocol, "rank 0 left an invitation that makes no sense");
   }
   invitation.secret = key.value();
@@ -78,7 +80,7 @@ Result<Hosting> prepare(const Layout& layout) {
   Result<AuthKey> secret = AuthKey::random();
   if (!secret.ok()) return secret.error();
   hosting.invitation = {"weft-group-" + transport::toHex(name), secret.value(), layout.buffer_bytes,
-                        layout.small_bytes};
+                        layout.small_bytes, layout.heap_bytes};
   Result<transport::BoundSocket> bound = transport::listenUnix(hosting.invitation.socket);
   if (!bound.ok()) return bound.error();
   hosting.listener = std::move(bound.value().fd);
@@ -157,9 +159,9 @@ Result<std::shared_ptr<Segment>> fetch(const Invitation& invitation, int rank, i
   if (!socket.ok()) return socket.error();
   Result<Received> received = take(socket.value().get(), rank, invitation.secret, deadline);
   if (!received.ok()) return received.error();
-  Result<std::shared_ptr<Segment>> segment =
-      Segment::open(Layout::of(size, invitation.buffer_bytes, invitation.small_bytes),
-                    received.value().magic, std::move(received.value().memory));
+  Result<std::shared_ptr<Segment>> segment = Segment::open(
+      Layout::of(size, invitation.buffer_bytes, invitation.small_bytes, invitation.heap_bytes),
+      received.value().magic, std::move(received.value().memory));
   if (!segment.ok()) return segment.error();
   if (Error error = segment.value()->enter(rank)) {
     segment.value()->fail(error);

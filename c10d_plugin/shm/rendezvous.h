@@ -1,8 +1,9 @@
 // Rendezvous: how the memory that rank 0 made comes to the other ranks.
 //
-//   store            "shm" = "ok <socket name> <secret> <buffer bytes> <small bytes>", or "error
-//   <why>" rank r -> 0      rank, nonce, HMAC-SHA-256(secret, "member" rank nonce) rank 0 -> r
-//   magic, HMAC-SHA-256(secret, "memory" rank nonce), and the memfd beside it
+//   store        "shm" = "ok <socket name> <secret> <buffer bytes> <small bytes> <heap bytes>",
+//                or "error <why>"
+//   rank r -> 0  rank, nonce, HMAC-SHA-256(secret, "member" rank nonce)
+//   rank 0 -> r  magic, HMAC-SHA-256(secret, "memory" rank nonce), and the memfd beside it
 //
 // Both sides also ask the kernel for the other's user (SO_PEERCRED) and refuse another's. Rank 0
 // serves one stranger at a time, for a second at most.

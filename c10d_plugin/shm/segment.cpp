@@ -53,7 +53,8 @@ Error lie(const std::string& what) {
 
 }  // namespace
 
-Layout Layout::of(int ranks, std::size_t buffer_bytes, std::size_t small_bytes) {
+Layout Layout::of(int ranks, std::size_t buffer_bytes, std::size_t small_bytes,
+                  std::size_t heap_bytes) {
   // Measured with two and four ranks on two cores with 1 MiB of second-level cache each. Smaller
   // ones cost more meetings, larger ones fall out of the caches before they are read again.
   constexpr std::size_t kBuffer = std::size_t{512} << 10;
@@ -65,8 +66,9 @@ Layout Layout::of(int ranks, std::size_t buffer_bytes, std::size_t small_bytes) 
   // Room for a cache line for each of the others.
   layout.buffer_bytes = roundUp(std::max(buffer_bytes, count * kCacheLine), kPage);
   if (small_bytes != 0) layout.small_bytes = roundUp(small_bytes, kPage);
-  const std::size_t tables = std::size_t{2} * 2 * count * sizeof(std::uint64_t);
+  const std::size_t tables = std::size_t{2} * kSizeTables * count * sizeof(std::uint64_t);
   layout.control_bytes = roundUp(sizeof(Control) + tables, kPage);
+  layout.heap_bytes = roundUp(heap_bytes, kHugePage);
   return layout;
 }
 
@@ -114,22 +116,31 @@ Result<std::shared_ptr<Segment>> Segment::open(const Layout& layout, const Magic
 }
 
 Result<std::byte*> Segment::map(int fd, const Layout& layout) {
-  void* base = ::mmap(nullptr, layout.fileBytes(), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  const std::size_t bytes_mapped = layout.heapsBegin();
+  void* base = ::mmap(nullptr, bytes_mapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (base == MAP_FAILED) return systemError("mapping a group's shared memory", errno);
   auto* const bytes = static_cast<std::byte*>(base);
   // A forked child is no rank, and would keep the memory alive.
-  ::madvise(bytes, layout.fileBytes(), MADV_DONTFORK);
-  ::madvise(bytes + layout.buffersBegin(), layout.fileBytes() - layout.buffersBegin(),
-            MADV_HUGEPAGE);
+  ::madvise(bytes, bytes_mapped, MADV_DONTFORK);
+  ::madvise(bytes + layout.buffersBegin(), bytes_mapped - layout.buffersBegin(), MADV_HUGEPAGE);
   return bytes;
 }
 
 Segment::Segment(UniqueFd fd, std::byte* base, const Layout& layout)
-    : fd_(std::move(fd)), base_(base), layout_(layout), process_(::getpid()) {}
+    : fd_(std::move(fd)),
+      base_(base),
+      layout_(layout),
+      process_(::getpid()),
+      heaps_(std::make_unique<std::atomic<std::byte*>[]>(static_cast<std::size_t>(layout.ranks))) {}
 
 Segment::~Segment() {
   // In a forked child something else may lie where it is mapped here.
-  if (::getpid() == process_) ::munmap(base_, layout_.fileBytes());
+  if (::getpid() != process_) return;
+  ::munmap(base_, layout_.heapsBegin());
+  for (int rank = 0; rank < layout_.ranks; ++rank) {
+    std::byte* const mapped = heaps_[static_cast<std::size_t>(rank)].load();
+    if (mapped != nullptr) ::munmap(mapped, layout_.heap_bytes);
+  }
 }
 
 Header& Segment::header() const noexcept { return *std::launder(reinterpret_cast<Header*>(base_)); }
@@ -139,7 +150,7 @@ Control& Segment::control(int rank) const noexcept {
 }
 
 std::uint64_t* Segment::sizes(int rank, unsigned parity, SizeTable table) const noexcept {
-  const std::size_t which = std::size_t{2} * parity + static_cast<std::size_t>(table);
+  const std::size_t which = std::size_t{kSizeTables} * parity + static_cast<std::size_t>(table);
   std::byte* const tables = base_ + layout_.control(rank) + sizeof(Control);
   return std::launder(reinterpret_cast<std::uint64_t*>(tables)) +
          which * static_cast<std::size_t>(layout_.ranks);
@@ -190,17 +201,43 @@ bool Segment::died(int rank) const noexcept {
          presence(rank) == Presence::kHere;
 }
 
+Result<std::byte*> Segment::heap(int rank) {
+  std::atomic<std::byte*>& known = heaps_[static_cast<std::size_t>(rank)];
+  if (std::byte* const mapped = known.load(std::memory_order_acquire)) return mapped;
+  const std::lock_guard<std::mutex> lock(heaps_mutex_);
+  if (std::byte* const mapped = known.load(std::memory_order_relaxed)) return mapped;
+  const std::size_t bytes = layout_.heap_bytes;
+  if (bytes == 0) return Error(ErrorCode::kSystem, "the group has no shared memory for tensors");
+  void* const base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
+                            fd_.get(), static_cast<off_t>(layout_.heap(rank)));
+  if (base == MAP_FAILED) {
+    return systemError("mapping rank " + std::to_string(rank) + "'s shared tensors", errno);
+  }
+  ::madvise(base, bytes, MADV_DONTFORK);
+  ::madvise(base, bytes, MADV_HUGEPAGE);
+  known.store(static_cast<std::byte*>(base), std::memory_order_release);
+  return static_cast<std::byte*>(base);
+}
+
 Error Segment::obtainBuffers(int rank) {
-  const std::size_t size = layout_.buffer_bytes * kTurns;
   const std::size_t at = layout_.buffer(rank, 0);
-  if (::madvise(base_ + at, size, MADV_POPULATE_WRITE) == 0) return Error::ok();
+  return obtain(base_ + at, at, layout_.buffer_bytes * kTurns);
+}
+
+Error Segment::obtainHeap(int rank, std::size_t offset, std::size_t bytes) {
+  std::byte* const base = heaps_[static_cast<std::size_t>(rank)].load(std::memory_order_acquire);
+  return obtain(base + offset, layout_.heap(rank) + offset, bytes);
+}
+
+Error Segment::obtain(std::byte* mapped, std::size_t at, std::size_t bytes) const {
+  if (::madvise(mapped, bytes, MADV_POPULATE_WRITE) == 0) return Error::ok();
   // A kernel before 5.14. This gives small pages only.
   int result = 0;
   do {
-    result = ::fallocate(fd_.get(), 0, static_cast<off_t>(at), static_cast<off_t>(size));
+    result = ::fallocate(fd_.get(), 0, static_cast<off_t>(at), static_cast<off_t>(bytes));
   } while (result != 0 && errno == EINTR);
   if (result == 0) return Error::ok();
-  return systemError("obtaining " + std::to_string(size) + " bytes of a group's shared memory",
+  return systemError("obtaining " + std::to_string(bytes) + " bytes of a group's shared memory",
                      errno);
 }
 

@@ -15,10 +15,12 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 
 #include "c10d_plugin/collectives.h"
 #include "c10d_plugin/shm/control.h"
@@ -59,6 +61,9 @@ class Segment {
   // True: it was there and its process is gone. A system call; for those who wait long already.
   bool died(int rank) const noexcept;
 
+  // The heap of a rank, mapped when it is first asked for. kSystem: it cannot be.
+  Result<std::byte*> heap(int rank);
+
   // Ends the group for all ranks, unless it has ended, and wakes who sleeps.
   void fail(const Error& reason) noexcept;
   bool failed() const noexcept {
@@ -67,18 +72,31 @@ class Segment {
   // Why it has; only if failed().
   Error failure() const;
 
+  // Around writes into others' heaps, which stop soon after failed(). False: it has failed.
+  bool beginWriting(int rank) noexcept;
+  void endWriting(int rank) noexcept;
+  // After failed(): until nobody but `rank` writes any more, the dead aside. After a second it
+  // gives up on a process that was stopped just there.
+  void awaitWriters(int rank) noexcept;
+
   // The memory of a rank's large buffers, at once instead of page by page. kSystem: there is none.
   Error obtainBuffers(int rank);
+  // Likewise of a part of its heap, which is mapped.
+  Error obtainHeap(int rank, std::size_t offset, std::size_t bytes);
 
  private:
   Segment(transport::UniqueFd fd, std::byte* base, const Layout& layout);
   static Result<std::byte*> map(int fd, const Layout& layout);
+  Error obtain(std::byte* mapped, std::size_t at, std::size_t bytes) const;
   Header& header() const noexcept;
 
   const transport::UniqueFd fd_;
   std::byte* const base_;
   const Layout layout_;
   const pid_t process_;
+
+  std::mutex heaps_mutex_;                                  // for mapping them
+  const std::unique_ptr<std::atomic<std::byte*>[]> heaps_;  // by rank; null: not mapped
 };
 
 // Sleeps while `word` is `value`, at most `longest`, on memory shared between processes; may

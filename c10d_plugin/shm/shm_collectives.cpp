@@ -1,14 +1,33 @@
 #include "c10d_plugin/shm/shm_collectives.h"
 
+#include <sys/resource.h>
+
 #include <string>
 #include <utility>
 
 #include "c10d_plugin/shm/rendezvous.h"
+#include "transport/pages.h"
 
 namespace weft::collectives {
 
 using shm::Layout;
 using shm::Segment;
+
+namespace {
+
+Layout layoutFor(const ShmOptions& options, int size) {
+  std::size_t heap = options.heap_bytes;
+  if (heap == 0) heap = transport::atMostQuarter(shm::kMostHeap);
+  Layout layout = Layout::of(size, options.buffer_bytes, options.small_bytes, heap);
+  // Where files may not be that large, a group does without.
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < layout.fileBytes()) {
+    layout.heap_bytes = 0;
+  }
+  return layout;
+}
+
+}  // namespace
 
 Result<std::unique_ptr<Collectives>> ShmCollectives::join(const ShmOptions& options,
                                                           KeyValue& store, int rank, int size,
@@ -19,9 +38,8 @@ Result<std::unique_ptr<Collectives>> ShmCollectives::join(const ShmOptions& opti
                                                   " cannot share memory with the others");
   }
   Result<std::shared_ptr<Segment>> segment =
-      rank == 0
-          ? shm::host(Layout::of(size, options.buffer_bytes, options.small_bytes), store, deadline)
-          : shm::attach(store, rank, size, deadline);
+      rank == 0 ? shm::host(layoutFor(options, size), store, deadline)
+                : shm::attach(store, rank, size, deadline);
   if (!segment.ok()) return segment.error();
   std::unique_ptr<Collectives> member(new ShmCollectives(segment.value(), rank));
   if (Error error = shm::awaitAll(*segment.value(), rank, deadline)) return error;
@@ -30,8 +48,7 @@ Result<std::unique_ptr<Collectives>> ShmCollectives::join(const ShmOptions& opti
 
 Result<std::vector<std::unique_ptr<Collectives>>> ShmCollectives::inOneProcess(
     const ShmOptions& options, int size) {
-  Result<std::shared_ptr<Segment>> segment =
-      Segment::create(Layout::of(size, options.buffer_bytes, options.small_bytes));
+  Result<std::shared_ptr<Segment>> segment = Segment::create(layoutFor(options, size));
   if (!segment.ok()) return segment.error();
   std::vector<std::unique_ptr<Collectives>> members;
   for (int rank = 0; rank < size; ++rank) {
@@ -43,9 +60,11 @@ Result<std::vector<std::unique_ptr<Collectives>>> ShmCollectives::inOneProcess(
 
 ShmCollectives::ShmCollectives(std::shared_ptr<Segment> segment, int rank)
     : segment_(std::move(segment)),
+      heap_(std::make_shared<shm::Heap>(segment_, rank)),
       rank_(rank),
       size_(segment_->layout().ranks),
-      rounds_(*segment_, rank) {}
+      rounds_(*segment_, rank),
+      direct_(static_cast<std::size_t>(size_)) {}
 
 ShmCollectives::~ShmCollectives() { segment_->leave(rank_); }
 
@@ -68,6 +87,7 @@ Error ShmCollectives::open(const Call& call, Operation operation, std::size_t by
   record_.operation = operation;
   record_.element = call.element;
   record_.reduction = call.reduction;
+  record_.direct = false;
   deadline_ = call.deadline;
   compared_ = false;
   parity_ = static_cast<unsigned>(rounds_.number() & 1);
@@ -75,10 +95,15 @@ Error ShmCollectives::open(const Call& call, Operation operation, std::size_t by
 }
 
 Error ShmCollectives::meet() {
-  if (compared_) return rounds_.next(record_, deadline_, false);
-  segment_->control(rank_).records[parity_] = record_;
-  if (Error error = rounds_.next(record_, deadline_, true)) return error;
+  const bool first = !compared_;
+  if (first) segment_->control(rank_).records[parity_] = record_;
+  if (Error error = rounds_.next(record_, deadline_, first)) {
+    if (record_.direct) segment_->awaitWriters(rank_);
+    return error;
+  }
+  if (!first) return Error::ok();
   compared_ = true;
+  noteOffers();
   return compare();
 }
 

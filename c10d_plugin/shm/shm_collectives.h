@@ -6,6 +6,8 @@
 // into its next buffer and reads what others wrote in the two rounds before; between rounds
 // each waits for all. So one wait per round is all the synchronisation there is, the copies of one
 // block overlap with the arithmetic of the block before, and the next operation needs no barrier.
+// Data that lie in memory of allocate()'s need no buffers: others use them where they lie, between
+// two waits.
 //
 // Threads: as Collectives says. Ranks may be processes or, within one process, threads.
 // Failure: as Collectives says. A rank that dies (kill -9 too) or leaves is noticed by those who
@@ -24,6 +26,7 @@
 #include "c10d_plugin/collectives.h"
 #include "c10d_plugin/key_value.h"
 #include "c10d_plugin/shm/call_record.h"
+#include "c10d_plugin/shm/heap.h"
 #include "c10d_plugin/shm/rounds.h"
 #include "c10d_plugin/shm/segment.h"
 
@@ -36,6 +39,9 @@ struct ShmOptions {
   // Up to here data goes through a rank's small slots, and is added up by all ranks at once.
   // 0: 32 KiB. Likewise.
   std::size_t small_bytes = 0;
+  // Addresses for tensors of allocate()'s, per rank; memory is taken when they need it.
+  // 0: a quarter of the machine's memory, at most 64 GiB. Likewise.
+  std::size_t heap_bytes = 0;
 };
 
 class ShmCollectives final : public Collectives {
@@ -67,6 +73,11 @@ class ShmCollectives final : public Collectives {
                  std::span<const Bytes> out) override;
 
   void abort(Error reason) override;
+
+  // Memory that the others can read and write where it lies (heap.h): operations on more than
+  // small_bytes of it copy once, or not at all.
+  transport::OwnedBuffer allocate(std::size_t size) override { return heap_->take(size); }
+  bool allocates() const noexcept override { return segment_->layout().heap_bytes != 0; }
 
  private:
   // Where a rank lays what it has for others: its small slot if all of it fits there, else piece
@@ -102,6 +113,8 @@ class ShmCollectives final : public Collectives {
 
   Place placeFor(std::size_t largest_part, int parts) const;
   static std::size_t piecesOf(std::size_t bytes, const Place& place);
+  // Of what `rank` has, which is one piece if it is to be read where it lies.
+  std::size_t piecesFrom(int rank, std::size_t bytes, const Place& place) const;
   Error needBuffers();
   // Writes parts piece by piece, one per round, while consume(n) takes piece n of what the others
   // wrote a round before. `learn`, after the first meeting: how many pieces there are.
@@ -110,23 +123,38 @@ class ShmCollectives final : public Collectives {
                  Consume&& consume);
   void writePieces(std::span<const ConstBytes> parts, const Place& place, std::size_t number);
   // Piece `number` of what `rank` laid into the `slot`th part of its place, into its part of `out`.
-  void readPiece(int rank, const Place& place, int slot, std::size_t number, Bytes out) const;
+  Error readPiece(int rank, const Place& place, int slot, std::size_t number, Bytes out);
   const std::byte* pieceOf(int rank, const Place& place, int slot) const;
   // All parts but the own, in order of rank; and where in them rank `reader` finds its own.
   std::span<const ConstBytes> othersOf(std::span<const ConstBytes> parts);
   static int slotOf(int reader, int writer) { return reader < writer ? reader : reader - 1; }
 
+  // --- Data that lie in heaps (direct.cpp)
+
+  // Says in the record that these parts are to be read where they lie. False: they lie elsewhere.
+  bool offer(std::span<const ConstBytes> parts);
+  // Who did, learnt in the round after the first meeting.
+  void noteOffers();
+  bool isDirect(int rank) const { return direct_[static_cast<std::size_t>(rank)] != 0; }
+  // What `rank` offered in a slot, asked in that round. Not within its heap: the group ends.
+  Result<std::byte*> offered(int rank, int slot, std::size_t bytes);
+
   // --- Adding up (all_reduce.cpp)
 
   Error reduceTogether(Bytes data, int root);
   Error reduceSmall(Bytes data, bool wanted);
+  Error allReduceAsPair(Bytes data);
   Error reduceLarge(Bytes data, int root);
+  Error reduceDirect(Bytes data, int root);
+  void reduceStrip(std::size_t at, std::size_t bytes, int root);
+  Error findOffers(std::size_t bytes);
   Bytes partOf(Bytes block, int rank) const;
   void contribute(Bytes block);
   void addUpOwnPart(Bytes block, int root);
   void collectParts(Bytes block);
 
   const std::shared_ptr<shm::Segment> segment_;
+  const std::shared_ptr<shm::Heap> heap_;
   const int rank_;
   const int size_;
   shm::Rounds rounds_;
@@ -135,12 +163,15 @@ class ShmCollectives final : public Collectives {
   shm::CallRecord record_;
   Deadline deadline_;
   bool compared_ = false;
-  unsigned parity_ = 0;  // of the round in which it began
+  unsigned parity_ = 0;               // of the round in which it began
+  std::vector<std::uint8_t> direct_;  // by rank
+  int offers_ = 0;                    // how many of them
 
   bool have_buffers_ = false;
   // Kept for their memory.
   std::vector<const std::byte*> inputs_;
   std::vector<ConstBytes> others_;
+  std::vector<std::byte*> places_;
 };
 
 }  // namespace weft::collectives

@@ -101,11 +101,12 @@ def ddp(variant: str) -> None:
         torch.testing.assert_close(got, expected, **tolerance)
 
 
-def fsdp2() -> None:
+def fsdp2(allocated: bool) -> None:
+    """``allocated``: in buffers of the group's."""
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import FSDPModule, fully_shard
 
     rank, size = dist.get_rank(), dist.get_world_size()
     mesh = init_device_mesh("cpu", (size,))
@@ -114,6 +115,12 @@ def fsdp2() -> None:
         if isinstance(layer, torch.nn.Linear):
             fully_shard(layer, mesh=mesh)
     fully_shard(net, mesh=mesh)
+    if allocated:
+        device = torch.device("cpu")
+        assert dist.group.WORLD._get_backend(device).supports_tensor_alloc(device)
+        for module in net.modules():
+            if isinstance(module, FSDPModule):
+                module.set_allocate_memory_from_process_group_for_comm(True)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for step in range(4):
         inputs, wanted = batch(rank, step)
@@ -230,8 +237,9 @@ def test_ddp(ranks, variant):
     ranks.all(ddp, variant)
 
 
-def test_fsdp2(ranks):
-    ranks.all(fsdp2)
+@pytest.mark.parametrize("allocated", [False, True], ids=["ordinary", "allocated"])
+def test_fsdp2(ranks, allocated):
+    ranks.all(fsdp2, allocated)
 
 
 def test_device_mesh_and_dtensor(ranks):

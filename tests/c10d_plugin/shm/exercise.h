@@ -12,8 +12,36 @@
 
 namespace weft::collectives::testing {
 
+// Bytes to work on: ordinary memory, or some of the group's own.
+class Placed {
+ public:
+  explicit Placed(Memory memory) : plain_(std::move(memory)), bytes_(plain_) {}
+  Placed(transport::OwnedBuffer shared, const Memory& memory)
+      : shared_(std::move(shared)), bytes_(shared_.data, memory.size()) {
+    std::memcpy(shared_.data, memory.data(), memory.size());
+  }
+  Placed(Placed&&) = default;
+  operator Bytes() const { return bytes_; }       // NOLINT(google-explicit-constructor)
+  operator ConstBytes() const { return bytes_; }  // NOLINT(google-explicit-constructor)
+  bool shared() const { return shared_.data != nullptr; }
+
+ private:
+  Memory plain_;
+  transport::OwnedBuffer shared_;
+  Bytes bytes_;
+};
+
 class Exercise {
  public:
+  // How many of a rank's data it has the group allocate; 1: all that the group has room for. Each
+  // rank draws for itself.
+  void allocateShared(double share) {
+    shared_ = share;
+    own_random_.seed(seed_ * 31 + own());
+  }
+  // How many data lay in the group's memory.
+  int placedShared() const { return placed_shared_; }
+
   Exercise(Collectives& group, std::uint64_t seed, milliseconds limit = seconds(60))
       : group_(group), random_(seed), seed_(seed), limit_(limit) {}
 
@@ -28,14 +56,14 @@ class Exercise {
 
   void allReduce(Element element, Reduction reduction, std::size_t count) {
     const std::vector<Memory> inputs = everybodys(element, count);
-    Memory data = inputs[own()];
+    const Placed data = place(inputs[own()]);
     if (done(group_.allReduce(call(element, reduction), data), "all_reduce")) {
       expect(element, data, reduceModel(element, reduction, inputs), "all_reduce");
     }
   }
   void reduce(Element element, Reduction reduction, std::size_t count, int root) {
     const std::vector<Memory> inputs = everybodys(element, count);
-    Memory data = inputs[own()];
+    const Placed data = place(inputs[own()]);
     if (done(group_.reduce(call(element, reduction), data, root), "reduce")) {
       expect(element, data,
              group_.rank() == root ? reduceModel(element, reduction, inputs) : inputs[own()],
@@ -44,7 +72,7 @@ class Exercise {
   }
   void broadcast(std::size_t bytes, int root) {
     const std::vector<Memory> inputs = everybodys(Element::kBytes, bytes);
-    Memory data = inputs[own()];
+    const Placed data = place(inputs[own()]);
     if (done(group_.broadcast(call(), data, root), "broadcast")) {
       expect(Element::kBytes, data, inputs[static_cast<std::size_t>(root)], "broadcast");
     }
@@ -54,10 +82,12 @@ class Exercise {
     const std::vector<Memory> inputs = uneven(sizes);
     std::vector<Memory> outputs = blank(sizes);
     if (in_place) outputs[own()] = inputs[own()];
-    const ConstBytes mine = in_place ? ConstBytes(outputs[own()]) : ConstBytes(inputs[own()]);
-    if (done(group_.allGather(call(), mine, spans(outputs)), "all_gather")) {
+    const Placed apart = place(inputs[own()]);
+    const std::vector<Placed> out = place(outputs);
+    const ConstBytes mine = in_place ? ConstBytes(out[own()]) : ConstBytes(apart);
+    if (done(group_.allGather(call(), mine, spans(out)), "all_gather")) {
       for (std::size_t rank = 0; rank < size(); ++rank) {
-        expect(Element::kBytes, outputs[rank], inputs[rank], "all_gather");
+        expect(Element::kBytes, out[rank], inputs[rank], "all_gather");
       }
     }
   }
@@ -65,7 +95,8 @@ class Exercise {
     const std::vector<Memory> inputs = uneven(sizes);
     std::vector<Memory> outputs = blank(sizes);
     if (group_.rank() != root) outputs.clear();
-    if (done(group_.gather(call(), inputs[own()], spans(outputs), root), "gather")) {
+    const Placed mine = place(inputs[own()]);
+    if (done(group_.gather(call(), mine, spans(outputs), root), "gather")) {
       for (std::size_t rank = 0; rank < outputs.size(); ++rank) {
         expect(Element::kBytes, outputs[rank], inputs[rank], "gather");
       }
@@ -74,7 +105,8 @@ class Exercise {
   void scatter(const std::vector<std::size_t>& sizes, int root) {
     const std::vector<Memory> inputs = uneven(sizes);
     Memory out(sizes[own()]);
-    std::vector<ConstBytes> parts(inputs.begin(), inputs.end());
+    const std::vector<Placed> placed = place(inputs);
+    std::vector<ConstBytes> parts(placed.begin(), placed.end());
     if (group_.rank() != root) parts.clear();
     if (done(group_.scatter(call(), parts, out, root), "scatter")) {
       expect(Element::kBytes, out, inputs[own()], "scatter");
@@ -94,8 +126,8 @@ class Exercise {
     std::vector<Memory> wanted;
     for (std::size_t rank = 0; rank < size(); ++rank)
       wanted.push_back(inputs[rank][own()]);
-    std::vector<Memory> mine = inputs[own()];
-    Memory apart(mine[own()].size());
+    const std::vector<Placed> mine = place(inputs[own()]);
+    Memory apart(inputs[own()][own()].size());
     const Bytes out = in_place ? Bytes(mine[own()]) : Bytes(apart);
     const std::vector<ConstBytes> parts(mine.begin(), mine.end());
     if (done(group_.reduceScatter(call(element, reduction), parts, out), "reduce_scatter")) {
@@ -114,7 +146,8 @@ class Exercise {
       inputs.push_back(message(own(), rank));
       outputs.emplace_back(sizes[rank][own()]);
     }
-    const std::vector<ConstBytes> parts(inputs.begin(), inputs.end());
+    const std::vector<Placed> placed = place(inputs);
+    const std::vector<ConstBytes> parts(placed.begin(), placed.end());
     if (done(group_.allToAll(call(), parts, spans(outputs)), "all_to_all")) {
       for (std::size_t rank = 0; rank < size(); ++rank) {
         expect(Element::kBytes, outputs[rank], message(rank, own()), "all_to_all");
@@ -198,8 +231,27 @@ class Exercise {
       all.emplace_back(bytes, std::byte{0xEE});
     return all;
   }
-  static std::vector<Bytes> spans(std::vector<Memory>& memory) {
+  template <typename Data>
+  static std::vector<Bytes> spans(Data& memory) {
     return std::vector<Bytes>(memory.begin(), memory.end());
+  }
+
+  Placed place(const Memory& memory) {
+    if (std::uniform_real_distribution<double>(0, 1)(own_random_) < shared_) {
+      transport::OwnedBuffer shared = group_.allocate(memory.size());
+      if (shared.data != nullptr) {
+        ++placed_shared_;
+        return {std::move(shared), memory};
+      }
+    }
+    return Placed(memory);
+  }
+  std::vector<Placed> place(const std::vector<Memory>& all) {
+    std::vector<Placed> placed;
+    placed.reserve(all.size());
+    for (const Memory& one : all)
+      placed.push_back(place(one));
+    return placed;
   }
 
   bool done(const Error& error, const char* what) {
@@ -230,6 +282,9 @@ class Exercise {
   const std::uint64_t seed_;
   const milliseconds limit_;
   std::uint64_t sequence_ = 0;
+  double shared_ = 0;
+  std::mt19937_64 own_random_;
+  int placed_shared_ = 0;
   int failures_ = 0;
   Error last_error_;
 };

@@ -312,7 +312,7 @@ TEST(Joining, NamesARankThatDoesNotCome) {
 TEST(Joining, EndsWhereRankZeroIsNotHere) {
   const TemporaryFolder folder;
   FolderStore store(folder.path());
-  ASSERT_FALSE(store.set("shm", "ok weft-group-nobody " + std::string(64, 'a') + " 4096 4096"));
+  ASSERT_FALSE(store.set("shm", "ok weft-group-nobody " + std::string(64, 'a') + " 4096 4096 0"));
   const auto began = Clock::now();
   auto joined = ShmCollectives::join({}, store, 1, 2, in(seconds(30)));
   ASSERT_FALSE(joined.ok());
@@ -354,14 +354,14 @@ TEST(Joining, TheSecretIsNeeded) {
   std::string verdict;
   std::string socket;
   words >> verdict >> socket;
-  ASSERT_FALSE(forged.set("shm", "ok " + socket + " " + std::string(64, 'b') + " 4096 4096"));
+  ASSERT_FALSE(forged.set("shm", "ok " + socket + " " + std::string(64, 'b') + " 4096 4096 0"));
   auto joined = ShmCollectives::join({}, forged, 1, 2, in(seconds(10)));
   EXPECT_FALSE(joined.ok());
   EXPECT_EQ(children.wait(0, seconds(30)), 0);
 }
 
 TEST(Joining, MemoryThatIsNotSealedIsRefused) {
-  const shm::Layout layout = shm::Layout::of(2, 4096, 4096);
+  const shm::Layout layout = shm::Layout::of(2, 4096, 4096, 0);
   transport::UniqueFd fd(::memfd_create("weft-test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   ASSERT_EQ(::ftruncate(fd.get(), static_cast<off_t>(layout.fileBytes())), 0);
   auto opened = shm::Segment::open(layout, {}, std::move(fd));
