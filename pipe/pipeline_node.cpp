@@ -31,12 +31,13 @@ Wanted PipelineNode::wanted() const {
 }
 
 // An accumulator may take a gradient piece by piece where nobody sees that: no hook is called with
-// it, and it is not what torch.autograd.grad was asked for.
+// it, and it is not what torch.autograd.grad was asked for. On an accelerator the engine chooses
+// the stream on which an accumulator runs, and memory is warm anyway.
 autograd::Node* PipelineNode::freeAccumulator(std::size_t output) const {
   auto* const node = dynamic_cast<autograd::AccumulateGrad*>(next_edge(output).function.get());
-  if (node == nullptr || !node->tensor_pre_hooks().empty() || !node->pre_hooks().empty() ||
-      !node->post_hooks().empty() || !node->retains_grad_hooks().empty() ||
-      node->tensor_post_acc_grad_hooks()) {
+  if (node == nullptr || !node->variable.is_cpu() || !node->tensor_pre_hooks().empty() ||
+      !node->pre_hooks().empty() || !node->post_hooks().empty() ||
+      !node->retains_grad_hooks().empty() || node->tensor_post_acc_grad_hooks()) {
     return nullptr;
   }
   const auto* const asked = autograd::get_current_graph_task_exec_info();
