@@ -23,6 +23,8 @@
 #include <optional>
 #include <utility>
 
+#include "jit_ops/autograd_node.h"
+
 namespace weft::ops {
 
 namespace {
@@ -85,9 +87,9 @@ struct GradientRoute::Parts {
   double timeout;
   std::weak_ptr<autograd::DistAutogradContext> context = {};
   std::shared_ptr<Arrival> arrival = std::make_shared<Arrival>();
-  std::shared_ptr<Landing> landing = {};
+  NodePtr landing = {};
   std::optional<std::int64_t> message = {};  // that brought the outputs, in the context's numbers
-  std::shared_ptr<Node> receiver = {};
+  NodePtr receiver = {};
   std::string worker = {};
   std::vector<int> place = {};  // of each output's gradient among the receiver's; -1: none
   std::size_t needed = 0;
@@ -130,7 +132,7 @@ Values GradientRoute::open(at::TensorList inputs, at::IntArrayRef needed) {
     out.emplace_back(input.detach());
   parts_->needed = needed.size();
   if (needed.empty()) return out;
-  parts_->landing = std::make_shared<Landing>(parts_->arrival);
+  parts_->landing = NodePtr(makeNode<Landing>(parts_->arrival));
   for (const std::int64_t index : needed)
     torch::autograd::set_history(out.at(static_cast<std::size_t>(index)).toTensor(),
                                  parts_->landing);
@@ -140,7 +142,7 @@ Values GradientRoute::open(at::TensorList inputs, at::IntArrayRef needed) {
 bool GradientRoute::close(const std::vector<at::Tensor>& outputs, const std::string& worker) {
   parts_->worker = worker;
   for (const at::Tensor& output : outputs) {
-    const auto& node = output.grad_fn();
+    const NodePtr node = output.grad_fn();
     if (parts_->receiver == nullptr && node != nullptr) parts_->receiver = node;
     parts_->place.push_back(
         node == nullptr || node != parts_->receiver ? -1 : static_cast<int>(output.output_nr()));
@@ -148,7 +150,7 @@ bool GradientRoute::close(const std::vector<at::Tensor>& outputs, const std::str
   if (parts_->receiver == nullptr) return false;
   if (const auto context = parts_->context.lock()) {
     for (const auto& [number, node] : context->recvFunctions())
-      if (node == parts_->receiver) parts_->message = number;
+      if (NodePtr(node) == parts_->receiver) parts_->message = number;
   }
   return parts_->message.has_value();
 }

@@ -21,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "jit_ops/autograd_node.h"
 #include "jit_ops/calls.h"
 #include "jit_ops/gradient_route.h"
 
@@ -250,7 +251,7 @@ struct TensorCallBackward : torch::autograd::Node {
 // that those of the worker's parameters are found.
 Tensors recordWithHistory(const Target& to, at::TensorList inputs) {
   Tensors outputs = record(to, inputs);
-  auto node = std::make_shared<TensorCallBackward>();
+  auto node = makeNode<TensorCallBackward>();
   node->route = SavedVariable(outputs.back(), /*is_output=*/false);
   outputs.pop_back();
   torch::autograd::edge_list edges;
@@ -266,7 +267,7 @@ Tensors recordWithHistory(const Target& to, at::TensorList inputs) {
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     if (!torch::autograd::isDifferentiableType(outputs[i].scalar_type())) continue;
     node->outputs.push_back(static_cast<std::int64_t>(i));
-    torch::autograd::set_history(outputs[i], node);
+    torch::autograd::set_history(outputs[i], NodePtr(node));
   }
   return outputs;
 }
