@@ -10,8 +10,8 @@
 // results. The three overlap on three blocks, so that a round has one meeting, and each element is
 // read once from each rank's memory and written once to it.
 //
-// Large data of two ranks, for both: each lays out all of it, piece by piece, and adds up all of it.
-// As many bytes go between the cores, in fewer steps; a tenth faster at all sizes.
+// Large data of two ranks, for both: each lays out all of it, piece by piece, and adds up all of
+// it. As many bytes go between the cores, in fewer steps; a tenth faster at all sizes.
 //
 // Data that lie in all ranks' heaps: a rank adds up its part of all of them where it lies and
 // writes the result there; one meeting before and one after it.

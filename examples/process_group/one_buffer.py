@@ -1,6 +1,6 @@
 """Data-parallel training without DDP: all gradients lie in one tensor that the group allocated.
 
-The ranks of a host add up such a tensor where it lies, instead of copying it into shared memory and out again.
+The ranks of a host add up such a tensor where it lies: no copy into shared memory, none out of it.
 
 torchrun --nproc-per-node=2 -m examples.process_group.one_buffer
 """

@@ -1,8 +1,7 @@
 // GlooCollectives: Gloo's algorithms over a Mailbox, for every element and reduction (Gloo is given
 // Weft's arithmetic). reduce_scatter, gather and scatter go by MessageCollectives, and so does
 // empty data: Gloo has no reduce_scatter of this kind, wants equal parts in the other two, and some
-// bytes. So do the all_reduce of little data among few ranks, which messages do in fewer steps, and
-// barrier and broadcast between two.
+// bytes. So does the all_reduce of little data among few ranks, which messages do in fewer steps.
 //
 // Lives in libweft_gloo.so only. Threads and failure: as Collectives says.
 #pragma once
@@ -39,7 +38,6 @@ class GlooCollectives final : public Collectives {
   void abort(Error reason) override { messages_.abort(std::move(reason)); }
 
  private:
-  bool isPair() const;
   bool oneStepIsBetter(std::size_t bytes) const;
   // Runs one of Gloo's functions as one flight.
   Error fly(const Signature& what, const Call& call, const std::function<void()>& run);
