@@ -23,7 +23,7 @@
 #include <optional>
 #include <utility>
 
-#include "jit_ops/autograd_node.h"
+#include "pipe/torch_compat.h"
 
 namespace weft::ops {
 
@@ -31,6 +31,8 @@ namespace {
 
 namespace autograd = torch::distributed::autograd;
 namespace trpc = torch::distributed::rpc;
+using pipe::makeNode;
+using pipe::NodePtr;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 

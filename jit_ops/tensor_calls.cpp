@@ -21,15 +21,17 @@
 #include <utility>
 #include <vector>
 
-#include "jit_ops/autograd_node.h"
 #include "jit_ops/calls.h"
 #include "jit_ops/gradient_route.h"
+#include "pipe/torch_compat.h"
 
 namespace weft::ops {
 
 namespace {
 
 using c10::string_view;
+using pipe::makeNode;
+using pipe::NodePtr;
 using Tensors = std::vector<at::Tensor>;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
