@@ -14,6 +14,9 @@ from typing import Any
 
 from workers import BOUND, WorkerError, Workers
 
+# What makes a default group on one host take each of its two ways.
+PATHS = {"shared memory": {}, "messages": {"WEFT_SHARED_MEMORY": "0"}}
+
 
 class Ranks(Workers):
     """Workers that have called ``init_process_group("weft")``."""

@@ -8,11 +8,10 @@ import threading
 import time
 
 import pytest
-from ranks import Ranks, leave, meet
+from ranks import PATHS, Ranks, leave, meet
 from workers import Workers
 
 SOON = 1.0  # seconds after a kill -9 by which every survivor must have failed
-PATHS = {"shared memory": {}, "messages": {"WEFT_SHARED_MEMORY": "0"}}
 
 
 @pytest.fixture(params=PATHS)
