@@ -30,6 +30,17 @@ def mlp() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 3))
 
 
+class PipeAsLayer(nn.Module):
+    """A Pipe as a layer of another."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        super().__init__()
+        self.pipe = pipe
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.pipe(x).local_value()
+
+
 class Counter(nn.Module):
     """Counts its forwards, and the recomputations among them."""
 

@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 import torch
-from pipe_models import MODES, WAYS, assert_same, gradients, make_pipe, plain_copy
+from pipe_models import MODES, WAYS, PipeAsLayer, assert_same, gradients, make_pipe, plain_copy
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -152,17 +152,9 @@ def test_sparse(mode):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_pipe_in_a_stage(way):
-    class Wrapped(nn.Module):
-        def __init__(self, pipe):
-            super().__init__()
-            self.pipe = pipe
-
-        def forward(self, x):
-            return self.pipe(x).local_value()
-
     plain = wide()
     inner = make_pipe(plain_copy(plain), way, chunks=2)
-    pipe = make_pipe(nn.Sequential(Wrapped(inner), nn.Tanh()), way, chunks=2)
+    pipe = make_pipe(nn.Sequential(PipeAsLayer(inner), nn.Tanh()), way, chunks=2)
     x = torch.randn(8, WIDE)
     for _ in range(2):
         step(pipe, x)

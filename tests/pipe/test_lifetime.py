@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pipe_models import assert_same, gradients, make_pipe, mlp, plain_copy
+from pipe_models import PipeAsLayer, assert_same, gradients, make_pipe, mlp, plain_copy
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -126,17 +126,9 @@ def test_shared_parameters_in_two_threads():
 
 
 def test_a_pipe_inside_a_pipe():
-    class Wrapped(nn.Module):
-        def __init__(self, pipe):
-            super().__init__()
-            self.pipe = pipe
-
-        def forward(self, x):
-            return self.pipe(x).local_value()
-
     plain = mlp()
     inner = make_pipe(plain_copy(plain), "threads", chunks=2)
-    pipe = make_pipe(nn.Sequential(Wrapped(inner), nn.Tanh()), "threads", chunks=2)
+    pipe = make_pipe(nn.Sequential(PipeAsLayer(inner), nn.Tanh()), "threads", chunks=2)
     x = torch.randn(8, 4)
     pipe(x).local_value().sum().backward()
     plain(x).tanh().sum().backward()

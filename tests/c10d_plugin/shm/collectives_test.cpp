@@ -8,27 +8,6 @@
 namespace weft::collectives::testing {
 namespace {
 
-int runInProcesses(int size, const ShmOptions& options, const Body& body) {
-  const TemporaryFolder folder;
-  Children children;
-  startRanks(children, folder, size, options, body);
-  int failures = 0;
-  for (int rank = 0; rank < size; ++rank) {
-    const int status = children.wait(static_cast<std::size_t>(rank), seconds(150));
-    if (status != 0) std::fprintf(stderr, "rank %d ended with %d\n", rank, status);
-    failures += status == 0 ? 0 : 1;
-  }
-  return failures;
-}
-
-// Many pieces of everything.
-ShmOptions tiny() {
-  ShmOptions options;
-  options.buffer_bytes = 8192;
-  options.small_bytes = 4096;
-  return options;
-}
-
 void aroundBorder(Exercise& exercise, std::size_t bytes, int size) {
   const auto ranks = static_cast<std::size_t>(size);
   const std::vector<std::size_t> each(ranks, bytes / ranks);

@@ -141,4 +141,26 @@ inline void startRanks(Children& children, const TemporaryFolder& folder, int si
   }
 }
 
+// Starts them and waits for all; how many failed.
+inline int runInProcesses(int size, const ShmOptions& options, const Body& body) {
+  const TemporaryFolder folder;
+  Children children;
+  startRanks(children, folder, size, options, body);
+  int failures = 0;
+  for (int rank = 0; rank < size; ++rank) {
+    const int status = children.wait(static_cast<std::size_t>(rank), seconds(150));
+    if (status != 0) std::fprintf(stderr, "rank %d ended with %d\n", rank, status);
+    failures += status == 0 ? 0 : 1;
+  }
+  return failures;
+}
+
+// Many pieces of everything.
+inline ShmOptions tiny() {
+  ShmOptions options;
+  options.buffer_bytes = 8192;
+  options.small_bytes = 4096;
+  return options;
+}
+
 }  // namespace weft::collectives::testing
