@@ -284,7 +284,11 @@ def data_parallel(rank: int, meeting: str) -> torch.Tensor:
     from torch.nn.parallel import DistributedDataParallel
 
     dist.init_process_group("weft", init_method=meeting, rank=rank, world_size=2)
-    model = models.Hybrid(remote(models.Scaled))
+    for turn in range(2):  # both are made in one process, with its one random generator
+        if turn == rank:
+            model = models.Hybrid(remote(models.Scaled))
+            model.remote.remote_parameters()  # it is there
+        dist.barrier()
     parallel = DistributedDataParallel(model)
     plain = models.Hybrid(models.Scaled())
     inputs = [torch.full((2, 2), 1.0 + number) for number in range(2)]
