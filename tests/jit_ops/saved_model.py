@@ -101,6 +101,7 @@ def save(model: torch.jit.ScriptModule, path: str) -> None:
 
 def place_and_save(path: str) -> weft.RemoteModule:
     head = weft.RemoteModule("python/cpu", Head, name="head")
+    head.remote_parameters()  # it is there: what comes seeds the generator that it was made with
     save(torch.jit.script(Hybrid(head)), f"{path}.hybrid")
     save(torch.jit.script(Reference()), f"{path}.reference")
 
