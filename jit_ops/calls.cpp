@@ -70,10 +70,11 @@ bool wantsGradients(const Call& call) {
          std::any_of(call.args.begin(), call.args.end(), holdsGradients);
 }
 
-// torch's engine waits for each recorded argument, without end, whatever came of it.
-void warnIfCut(bool wanted, const at::IValue& value, const std::string& what) {
+// Of a call that wants gradients: torch's engine waits for each recorded argument, without end,
+// whatever came of it.
+void warnIfCut(const at::IValue& value, const std::string& what) {
   static std::atomic<bool> said{false};
-  if (!wanted || holdsGradients(value) || said.exchange(true)) return;
+  if (holdsGradients(value) || said.exchange(true)) return;
   rpc::logWarning("what came of " + what +
                   " needs no gradients, but arguments of the call do: "
                   "torch.distributed.autograd.backward() in this context waits for them forever. "
@@ -164,7 +165,7 @@ at::IValue call(Call call, const c10::TypePtr& type) {
     fail(error.what(), describe(call));
   }
   at::IValue value = valueOf(*answer);
-  if (wanted) warnIfCut(wanted, value, describe(call));
+  if (wanted) warnIfCut(value, describe(call));
   if (type == nullptr || fit(value, type)) return value;
   failType(value, type, describe(call));
 }
@@ -176,7 +177,7 @@ FuturePtr callAsync(Call call, const c10::TypePtr& type) {
       [type, what, wanted](Future& answered) {
         if (answered.hasError()) fail(answered.tryRetrieveErrorMessage(), what);
         at::IValue value = valueOf(answered);
-        warnIfCut(wanted, value, what);
+        if (wanted) warnIfCut(value, what);
         return typed(std::move(value), type, what);
       },
       type == nullptr ? c10::TypePtr(c10::AnyType::get()) : type);

@@ -155,22 +155,24 @@ at::Tensor newLike(const at::Tensor& one) {
                           one.options().memory_format(at::MemoryFormat::Contiguous));
 }
 
-Tensors callTensorsMeta(string_view /*worker*/, string_view /*name*/, at::TensorList /*inputs*/,
-                        at::TensorList like, string_view /*method*/, std::int64_t /*version*/,
-                        double /*timeout*/) {
+Tensors newLike(at::TensorList like) {
   Tensors out;
   for (const at::Tensor& one : like)
     out.push_back(newLike(one));
   return out;
 }
 
+Tensors callTensorsMeta(string_view /*worker*/, string_view /*name*/, at::TensorList /*inputs*/,
+                        at::TensorList like, string_view /*method*/, std::int64_t /*version*/,
+                        double /*timeout*/) {
+  return newLike(like);
+}
+
 Tensors recordedMeta(string_view /*worker*/, string_view /*name*/, at::TensorList /*inputs*/,
                      at::IntArrayRef /*needed*/, at::TensorList like, string_view /*method*/,
                      std::int64_t /*version*/, double /*timeout*/, bool /*traced*/,
                      std::int64_t /*trace*/) {
-  Tensors out;
-  for (const at::Tensor& one : like)
-    out.push_back(newLike(one));
+  Tensors out = newLike(like);
   const auto options = like.empty() ? at::TensorOptions(at::kMeta) : like[0].options();
   out.push_back(at::empty({1}, options.dtype(at::kLong)));
   return out;
@@ -191,6 +193,13 @@ template <typename Result, typename... Args>
 Result dispatch(const char* op, Args... args) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(op, "").typed<Result(Args...)>().call(
       args...);
+}
+
+Tensors dispatchBack(const at::Tensor& route, at::TensorList gradients, at::IntArrayRef outputs,
+                     at::TensorList inputs, at::IntArrayRef needed, string_view what) {
+  return dispatch<Tensors, const at::Tensor&, at::TensorList, at::IntArrayRef, at::TensorList,
+                  at::IntArrayRef, string_view>("weft::_call_tensors_backward", route, gradients,
+                                                outputs, inputs, needed, what);
 }
 
 // Tensors in here are no inputs of the function below: no gradients go to them.
@@ -226,9 +235,7 @@ struct TensorCallBackward : torch::autograd::Node {
     variable_list inputs;
     for (const SavedVariable& one : kept)
       inputs.push_back(one.unpack());
-    const Tensors came = dispatch<Tensors, const at::Tensor&, at::TensorList, at::IntArrayRef,
-                                  at::TensorList, at::IntArrayRef, string_view>(
-        "weft::_call_tensors_backward", route.unpack(), gradients, outputs, inputs, needed, what);
+    const Tensors came = dispatchBack(route.unpack(), gradients, outputs, inputs, needed, what);
     variable_list out(num_outputs());
     for (std::size_t i = 0; i < needed.size(); ++i)
       out.at(static_cast<std::size_t>(needed[i])) = came.at(i);
@@ -320,9 +327,7 @@ Tensors goBackOnce(const at::Tensor& route, at::TensorList gradients, at::IntArr
       !(at::GradMode::is_enabled() && std::any_of(gradients.begin(), gradients.end(), needs)),
       "gradients of gradients do not go through a remote call (", what, ")");
   const at::AutoDispatchBelowADInplaceOrView guard;
-  return dispatch<Tensors, const at::Tensor&, at::TensorList, at::IntArrayRef, at::TensorList,
-                  at::IntArrayRef, string_view>("weft::_call_tensors_backward", route, gradients,
-                                                outputs, inputs, needed, what);
+  return dispatchBack(route, gradients, outputs, inputs, needed, what);
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "transport/stream.h"
 
 namespace weft::transport {
+
 ArenaPlacement& ArenaPlacement::operator=(ArenaPlacement&& other) noexcept {
   letGo();
   arena_ = std::move(other.arena_);

@@ -28,6 +28,8 @@ using shm::kCacheLine;
 namespace {
 
 constexpr int kEverywhere = -1;  // instead of a root
+// A strip of data stays in the first-level cache from its addition until it is copied.
+constexpr std::size_t kStrip = std::size_t{16} << 10;
 
 }  // namespace
 
@@ -137,8 +139,6 @@ Error ShmCollectives::reduceDirect(Bytes data, int root) {
   if (segment_->beginWriting(rank_)) {
     const Bytes own = partOf(data, rank_);
     const auto begin = static_cast<std::size_t>(own.data() - data.data());
-    // In strips that stay in the first-level cache until they are copied.
-    constexpr std::size_t kStrip = std::size_t{16} << 10;
     for (std::size_t done = 0; done < own.size() && !segment_->failed(); done += kStrip) {
       reduceStrip(begin + done, std::min(kStrip, own.size() - done), root);
     }
@@ -184,8 +184,6 @@ void ShmCollectives::addUpOwnPart(Bytes block, int root) {
   std::byte* const shared = segment_->buffer(rank_, round) + offset;
   // Others than the root must not change their data.
   const bool keeps = root == kEverywhere || root == rank_;
-  // In strips that stay in the first-level cache until they are copied.
-  constexpr std::size_t kStrip = std::size_t{16} << 10;
   for (std::size_t done = 0; done < own.size(); done += kStrip) {
     const std::size_t bytes = std::min(kStrip, own.size() - done);
     std::byte* const in_place = own.data() + done;

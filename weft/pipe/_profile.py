@@ -24,6 +24,8 @@ T = TypeVar("T")
 Arguments = tuple[Any, ...]
 #: Runs a layer on arguments and skips, which it leaves as after one run; returns cost and output.
 Measure = Callable[[nn.Module, Arguments, SkipStore], tuple[float, Any]]
+#: A tensor of each storage, which it keeps alive, so that no other takes the storage's place.
+Saved = dict[int, Tensor]
 
 _WARM_UP, _FEWEST = 1, 3  # runs that don't count; runs that do, whatever the time
 
@@ -60,19 +62,10 @@ def saved_bytes(
     """
 
     def measure(layer: nn.Module, args: Arguments, skips: SkipStore) -> tuple[float, Any]:
-        own = {_storage(tensor) for tensor in (*layer.parameters(), *layer.buffers())}
-        saved: dict[int, int] = {}
-
-        def pack(tensor: Tensor) -> Tensor:
-            if _storage(tensor) not in own:
-                saved[_storage(tensor)] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            with use_store(skips):
-                output = layer(*_fresh(args))
+        saved: Saved = {}
+        output = _saving(layer, _fresh(args), skips, saved)
         parameters = sum(p.untyped_storage().nbytes() for p in layer.parameters())
-        return sum(saved.values()) + parameters * parameter_copies, output
+        return _size(saved) + parameters * parameter_copies, output
 
     return _walk(module, args, device, measure)
 
@@ -84,28 +77,36 @@ def kept(
 
     Then what the last layer gives, as arguments, and the skips that are on their way.
     """
-    saved: dict[int, Tensor] = {}  # kept alive, so that no storage takes another's place
+    saved: Saved = {}
     last: list[Any] = [args, skips]
 
     def measure(layer: nn.Module, args: Arguments, skips: SkipStore) -> tuple[float, Any]:
-        own = {_storage(tensor) for tensor in (*layer.parameters(), *layer.buffers())}
-
-        def pack(tensor: Tensor) -> Tensor:
-            if _storage(tensor) not in own:
-                saved[_storage(tensor)] = tensor.detach()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            with use_store(skips):
-                output = layer(*args)
+        output = _saving(layer, args, skips, saved)
         last[:] = [output, skips]
         return 0.0, output
 
     _walk(module, args, device, measure, skips)
     output, skips = last
     result = tuple(output) if isinstance(output, (tuple, list)) else (output,)
-    total = sum(one.untyped_storage().nbytes() for one in saved.values())
-    return total, _leaves_on(device, result), skips
+    return _size(saved), _leaves_on(device, result), skips
+
+
+def _saving(layer: nn.Module, args: Arguments, skips: SkipStore, saved: Saved) -> Any:
+    """Runs the layer, and adds to ``saved`` what autograd keeps of it besides its own tensors."""
+    own = {_storage(tensor) for tensor in (*layer.parameters(), *layer.buffers())}
+
+    def pack(tensor: Tensor) -> Tensor:
+        if _storage(tensor) not in own:
+            saved[_storage(tensor)] = tensor.detach()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        with use_store(skips):
+            return layer(*args)
+
+
+def _size(saved: Saved) -> int:
+    return sum(one.untyped_storage().nbytes() for one in saved.values())
 
 
 def _storage(tensor: Tensor) -> int:
