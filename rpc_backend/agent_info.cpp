@@ -73,6 +73,7 @@ std::unordered_map<std::string, std::string> WeftAgent::getMetrics() {
     out[key + "messages_received"] = std::to_string(peer.messages_received);
     out[key + "queued_bytes"] = std::to_string(peer.queued_bytes);
     out[key + "arena_bytes_sent"] = std::to_string(peer.arena_bytes_sent);
+    out[key + "lane_bytes_sent"] = std::to_string(peer.lane_bytes_sent);
     out[key + "arena_fallbacks"] = std::to_string(peer.arena_fallbacks);
     out[key + "reconnects"] = std::to_string(peer.reconnects);
     out[key + "transport"] = peer.transport;

@@ -15,6 +15,7 @@ using environment::kAsDefault;
 using environment::kAsProcessGroup;
 using environment::kAuthKeyFile;
 using environment::kHeartbeatInterval;
+using environment::kLanes;
 using environment::kLogLevel;
 using environment::kPeerTimeout;
 using environment::kReconnectTimeout;

@@ -44,6 +44,11 @@ RefusalCode EndpointImpl::admit(const Hello& hello, const SessionClaim& theirs,
                                 SessionClaim& ours) {
   if (closing_) return RefusalCode::kStale;
   const std::shared_ptr<Peer> peer = find(hello.rank);
+  if (theirs.lane != 0) {
+    if (peer == nullptr || !peer->admitsLane(hello, theirs)) return RefusalCode::kStale;
+    ours = peer->claim();
+    return RefusalCode::kNone;
+  }
   if (peer != nullptr && peer->state() == PeerState::kGone) {
     // This very life was lost: both sides must agree that it is over. Another life, or
     // one that left in order, is as good as unknown.
@@ -91,6 +96,10 @@ RefusalCode EndpointImpl::admitTo(Peer& peer, const Hello& hello, const SessionC
 
 void EndpointImpl::admitted(Newcomer who) {
   const std::shared_ptr<Peer> peer = find(who.hello.rank);
+  if (who.claim.lane != 0) {
+    if (peer != nullptr) peer->adoptLane(std::move(who.stream));
+    return;
+  }
   if (peer != nullptr && peer->mayAdopt()) {
     return peer->adopt(std::move(who.stream), who.hello, who.claim);
   }

@@ -123,7 +123,8 @@ EndpointImpl::EndpointImpl(EndpointOptions options, EndpointHandler& handler, Id
                [this](std::int32_t rank, std::uint64_t own) {
                  const auto found = sessions_.find(rank);
                  if (found != sessions_.end() && found->second == own) sessions_.erase(found);
-               }},
+               },
+               [this] { return laneLoop(); }},
       acceptor_(*loop_, options_, self_,
                 {[this](const Hello& hello, const SessionClaim& theirs, SessionClaim& ours) {
                    return admit(hello, theirs, ours);
@@ -271,6 +272,19 @@ void EndpointImpl::start(std::vector<std::pair<UniqueFd, const char*>>&& listeni
   ticker_->start(tick_period_, tick_period_);
 }
 
+EventLoop* EndpointImpl::laneLoop() {
+  if (lane_loop_ == nullptr) {
+    Result<std::unique_ptr<EventLoop>> made =
+        EventLoop::create("weft-lane", EventLoop::Idle::kSleep);
+    if (!made.ok()) {
+      log(LogLevel::kWarning, made.error().text());
+      return nullptr;
+    }
+    lane_loop_ = std::move(made).value();
+  }
+  return lane_loop_.get();
+}
+
 void EndpointImpl::tick() {
   const auto now = EventLoop::Clock::now();
   const auto late = std::max<std::chrono::nanoseconds>(std::chrono::nanoseconds(0),
@@ -313,6 +327,7 @@ void EndpointImpl::close(std::chrono::milliseconds linger) {
   if (phase_.load() == Phase::kClosed) return;
   if (::getpid() != process_) {
     loop_->abandonAfterFork();
+    if (lane_loop_ != nullptr) lane_loop_->abandonAfterFork();
     phase_.store(Phase::kClosed);
     return;
   }
@@ -325,6 +340,7 @@ void EndpointImpl::close(std::chrono::milliseconds linger) {
   loop_->post([this, linger] { beginClose(linger); });
   all_finished_.get_future().wait();
   loop_->stop();
+  if (lane_loop_ != nullptr) lane_loop_->stop();
   phase_.store(Phase::kClosed);
 }
 

@@ -66,6 +66,7 @@ class EndpointImpl final : public Endpoint {
 
   // This side's number for the session with a rank: the same for its Peer and for what is held.
   std::uint64_t sessionOf(std::int32_t rank);
+  EventLoop* laneLoop();
 
   // loop thread
   void start(std::vector<std::pair<UniqueFd, const char*>>&& listening);
@@ -81,6 +82,7 @@ class EndpointImpl final : public Endpoint {
   std::string address_;
   const int process_;  // a forked child must not touch the thread it does not have
   std::unique_ptr<EventLoop> loop_;
+  std::unique_ptr<EventLoop> lane_loop_;  // made by loop_'s thread; stopped after it
   PeerContext context_;
   Acceptor acceptor_;
 

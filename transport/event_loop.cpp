@@ -34,8 +34,8 @@ struct EventLoop::Timer::State {
   bool closed = false;
 };
 
-Result<std::unique_ptr<EventLoop>> EventLoop::create(const std::string& thread_name) {
-  std::unique_ptr<EventLoop> self(new EventLoop());
+Result<std::unique_ptr<EventLoop>> EventLoop::create(const std::string& thread_name, Idle idle) {
+  std::unique_ptr<EventLoop> self(new EventLoop(idle));
   auto handles = std::make_unique<Handles>();
   if (const int status = uv_loop_init(&handles->loop); status != 0) {
     return Error(ErrorCode::kSystem,
@@ -76,6 +76,8 @@ Result<std::unique_ptr<EventLoop>> EventLoop::create(const std::string& thread_n
   pthread_setname_np(self->thread_.native_handle(), thread_name.substr(0, 15).c_str());
   return self;
 }
+
+EventLoop::EventLoop(Idle idle) : idle_(idle) {}
 
 EventLoop::~EventLoop() { stop(); }
 
@@ -119,7 +121,7 @@ void EventLoop::run() {
     const std::uint64_t before = work_;
     if (uv_run(&handles_->loop, UV_RUN_ONCE) == 0) break;
     // A timer alone is no sign that more will come.
-    if (work_ == before) continue;
+    if (work_ == before || idle_ == Idle::kSleep) continue;
     while (spin.until(found_work)) {
     }
   }

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -30,8 +31,11 @@ class EventLoop {
   class Timer;
 
   // Starts the thread; it appears as `thread_name` (at most 15 characters) in the system's lists.
-  // All signals are blocked on it.
-  static Result<std::unique_ptr<EventLoop>> create(const std::string& thread_name);
+  // All signals are blocked on it. kSpin: out of work, it looks for more for a moment before it
+  // sleeps (AdaptiveSpin).
+  enum class Idle : std::uint8_t { kSpin, kSleep };
+  static Result<std::unique_ptr<EventLoop>> create(const std::string& thread_name,
+                                                   Idle idle = Idle::kSpin);
   ~EventLoop();  // stop()
   EventLoop(const EventLoop&) = delete;
   EventLoop& operator=(const EventLoop&) = delete;
@@ -55,10 +59,11 @@ class EventLoop {
 
  private:
   struct Handles;
-  EventLoop() = default;
+  explicit EventLoop(Idle idle);
   void run();
   void drain();
 
+  const Idle idle_;
   std::unique_ptr<Handles> handles_;
   std::thread thread_;
   bool abandoned_ = false;  // in a forked child

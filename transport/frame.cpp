@@ -47,7 +47,8 @@ Result<FrameHead> decodeFrameHead(std::span<const std::byte, FrameHead::kBytes> 
   }
   head.kind = static_cast<FrameKind>(kind);
   head.flags = loadLittle<std::uint16_t>(in + 6);
-  const std::uint16_t known = head.kind == FrameKind::kData ? FrameHead::kAckNow : 0;
+  const std::uint16_t known =
+      head.kind == FrameKind::kData ? FrameHead::kAckNow | FrameHead::kSplit : 0;
   if ((head.flags & ~known) != 0)
     return protocolError("a frame with unknown flags " + std::to_string(head.flags));
   head.sequence = loadLittle<std::uint64_t>(in + 8);

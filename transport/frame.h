@@ -4,6 +4,8 @@
 //   head (40 bytes) | table: buffer_count x u64 | descriptors: 16 bytes for each buffer in
 //   shared or exported memory | header bytes | the other buffers, one after another
 //
+// The last part of a split frame's buffers comes over the link's lane instead (Lane).
+//
 // All integers are little-endian. Decoding is total: any 40 bytes give a head or an Error.
 #pragma once
 
@@ -33,7 +35,9 @@ struct FrameHead {
   static constexpr std::size_t kBytes = 40;
   static constexpr std::uint32_t kMagic = 0x54464557;  // "WEFT" in memory
   static constexpr std::uint8_t kVersion = 1;
-  static constexpr std::uint16_t kAckNow = 1;  // flag of data: the sender waits for its ack
+  // Flags of data.
+  static constexpr std::uint16_t kAckNow = 1;  // the sender waits for its ack
+  static constexpr std::uint16_t kSplit = 2;   // laneShare() of its bytes come over the lane
 
   FrameKind kind = FrameKind::kData;
   std::uint16_t flags = 0;
@@ -51,6 +55,12 @@ void encodeFrameHead(const FrameHead& head, std::byte* out) noexcept;
 // Checks everything that the head alone can tell, against `limits`.
 Result<FrameHead> decodeFrameHead(std::span<const std::byte, FrameHead::kBytes> bytes,
                                   const Limits& limits);
+
+// How many of the buffer bytes that a split frame carries come over the lane: the last half, so that
+// both connections have as much to do. Whole pages, because both sides copy those faster.
+constexpr std::uint64_t laneShare(std::uint64_t carried) noexcept {
+  return carried / 2 / 4096 * 4096;
+}
 
 // A table entry: the low 56 bits are the length, the top byte says where the bytes are.
 // 0: in this frame. 1: in the arena that the sender offered. 2: in memory whose file descriptor

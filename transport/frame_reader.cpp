@@ -25,6 +25,10 @@ Result<OwnedBuffer> FrameSink::exportedBuffer(const ArenaDescriptor&, std::uint6
   return protocolError("a buffer in exported memory, which is not used here");
 }
 
+Error FrameSink::readFromLane(std::vector<iovec>) {
+  return protocolError("a half of a message over a second connection, of which there is none");
+}
+
 Error FrameSink::onArenaFrame(FrameKind, std::span<const std::byte>) {
   return protocolError("a frame about shared memory, which is not used here");
 }
@@ -69,7 +73,13 @@ Error FrameReader::commit(std::size_t count) {
   }
   end_ += count;
   WEFT_CHECK(end_ <= kReceiveBytes, "more bytes than there was room for");
+  return parse();
+}
 
+Error FrameReader::resume() { return waiting() ? parse() : Error::ok(); }
+
+// As far as the bytes that are here go.
+Error FrameReader::parse() {
   while (true) {
     Result<Step> result = step();
     if (!result.ok()) return result.error();
@@ -97,6 +107,8 @@ Result<FrameReader::Step> FrameReader::step() {
       return readBuffers();
     case State::kDiscard:
       return discard();
+    case State::kLane:
+      return whole();
     case State::kEnded:
       begin_ = end_;
       return Step::kNeedMore;
@@ -222,18 +234,16 @@ Result<FrameReader::Step> FrameReader::announce() {
     return Step::kGoOn;
   }
   left_ = unread_sum_;
-  if (duplicate_) {
-    state_ = State::kDiscard;
-    return Step::kGoOn;
-  }
+  discarded_ = duplicate_;
+  if (duplicate_) return passBuffers();
   if (Error error = findPlaced()) return error;
   switch (sink_.onFrameHeader(header_, sizes_, buffers_)) {
     case Disposition::kRefuse:
       return protocolError("a message that is not this application's");
     case Disposition::kDiscard:
       buffers_.clear();
-      state_ = State::kDiscard;
-      return Step::kGoOn;
+      discarded_ = true;
+      return passBuffers();
     case Disposition::kAccept:
       break;
   }
@@ -246,11 +256,40 @@ Result<FrameReader::Step> FrameReader::announce() {
       return protocolError("the receiver supplied too small a buffer");
     }
   }
+  if (Error error = cutForLane()) return error;
   buffer_index_ = 0;
   buffer_filled_ = 0;
   skipFullBuffers();
   state_ = State::kBuffers;
   return Step::kGoOn;
+}
+
+Result<FrameReader::Step> FrameReader::passBuffers() {
+  if (Error error = cutForLane()) return error;
+  state_ = State::kDiscard;
+  return Step::kGoOn;
+}
+
+// What comes over the lane is not to be read here.
+Error FrameReader::cutForLane() {
+  if (!split()) return Error::ok();
+  std::uint64_t share = laneShare(left_);
+  if (share == 0) return protocolError("a split message with nothing to split");
+  left_ -= share;
+  std::vector<iovec> into;
+  if (discarded_) {
+    into.push_back({nullptr, static_cast<std::size_t>(share)});
+    return sink_.readFromLane(std::move(into));
+  }
+  for (std::size_t i = unread_.size(); share > 0; --i) {
+    std::uint64_t& here = unread_[i - 1];
+    const std::uint64_t part = std::min(here, share);
+    here -= part;
+    share -= part;
+    if (part > 0) into.push_back({buffers_[i - 1].data + here, static_cast<std::size_t>(part)});
+  }
+  std::reverse(into.begin(), into.end());
+  return sink_.readFromLane(std::move(into));
 }
 
 Result<FrameReader::Step> FrameReader::readBuffers() {
@@ -261,9 +300,19 @@ Result<FrameReader::Step> FrameReader::readBuffers() {
     begin_ += some;
     fillBuffers(some);
   }
-  if (left_ == 0) return deliver();
+  if (left_ == 0) return whole();
   keepHeader();
   return Step::kNeedMore;
+}
+
+// All that comes over this link.
+Result<FrameReader::Step> FrameReader::whole() {
+  if (split() && !sink_.laneArrived()) {
+    state_ = State::kLane;
+    keepHeader();
+    return Step::kNeedMore;
+  }
+  return finish();
 }
 
 Result<FrameReader::Step> FrameReader::discard() {
@@ -271,13 +320,15 @@ Result<FrameReader::Step> FrameReader::discard() {
   begin_ += some;
   left_ -= some;
   if (left_ > 0) return Step::kNeedMore;
-  state_ = State::kHead;
-  if (!duplicate_) sink_.onFrameTaken(head_);
-  return Step::kGoOn;
+  return whole();
 }
 
-FrameReader::Step FrameReader::deliver() {
+FrameReader::Step FrameReader::finish() {
   state_ = State::kHead;
+  if (discarded_) {
+    if (!duplicate_) sink_.onFrameTaken(head_);
+    return Step::kGoOn;
+  }
   std::vector<OwnedBuffer> buffers;
   buffers.swap(buffers_);
   sink_.onFrameTaken(head_);

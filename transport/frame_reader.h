@@ -45,6 +45,12 @@ class FrameSink {
   // it cannot be had here, and the frame should come again without it. Another error ends the link,
   // too. Default: there is none.
   virtual Result<OwnedBuffer> exportedBuffer(const ArenaDescriptor& place, std::uint64_t size);
+  // Half of the frame's bytes come over the link's lane, `into` these (one entry without a place:
+  // to be read past), in memory that stays until the reader is gone or asked laneArrived() and
+  // heard yes. An Error ends the link. Default: there is no lane.
+  virtual Error readFromLane(std::vector<iovec> into);
+  // They are there. If not, FrameReader::resume() follows when they are.
+  virtual bool laneArrived() { return false; }
   // A frame about the arena; `body` is an encoded ArenaOffer or empty. An Error ends the link.
   // Default: nothing is known of arenas here.
   virtual Error onArenaFrame(FrameKind kind, std::span<const std::byte> body);
@@ -62,6 +68,11 @@ class FrameReader {
   // `count` bytes were put into the entries, in order. An Error is final.
   Error commit(std::size_t count);
 
+  // The rest of a frame comes over the lane: nothing is to be read before resume() has gone on.
+  bool waiting() const noexcept { return state_ == State::kLane; }
+  // Looks whether it has come. An Error is final.
+  Error resume();
+
   // After a goodbye: what follows is ignored.
   bool ended() const noexcept { return state_ == State::kEnded; }
   // A frame has begun and is not whole: the end of the stream here is a broken connection.
@@ -72,9 +83,19 @@ class FrameReader {
   }
 
  private:
-  enum class State : std::uint8_t { kHead, kTable, kPlaces, kHeader, kBuffers, kDiscard, kEnded };
+  enum class State : std::uint8_t {
+    kHead,
+    kTable,
+    kPlaces,
+    kHeader,
+    kBuffers,
+    kDiscard,
+    kLane,  // all is here but what comes over the lane
+    kEnded
+  };
   enum class Step : std::uint8_t { kGoOn, kNeedMore };
 
+  Error parse();
   Result<Step> step();
   Result<Step> readHead();
   Result<Step> readTable();
@@ -85,8 +106,12 @@ class FrameReader {
   Error findPlaced();
   Result<Step> readBuffers();
   Result<Step> discard();
-  Step deliver();
+  Result<Step> passBuffers();
+  Error cutForLane();
+  Result<Step> whole();
+  Step finish();
 
+  bool split() const noexcept { return (head_.flags & FrameHead::kSplit) != 0; }
   std::size_t available() const noexcept { return end_ - begin_; }
   void keepHeader();  // out of the receive buffer, which is about to be reused
   void fillBuffers(std::size_t count);
@@ -105,6 +130,7 @@ class FrameReader {
   FrameHead head_;
   std::uint64_t last_sequence_;
   bool duplicate_ = false;  // the frame in hand came before
+  bool discarded_ = false;  // nobody wants its buffers
   std::vector<std::uint64_t> sizes_;
   std::vector<std::uint64_t> unread_;  // as sizes_, but 0 for what lies elsewhere
   std::uint64_t sizes_sum_ = 0;

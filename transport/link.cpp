@@ -29,7 +29,7 @@ Link::Link(EventLoop& loop, std::shared_ptr<Stream> stream, const Limits& limits
                 // The kernel reports a broken stream: what still can be read comes before its end.
                 drain();
                 end({LinkEnd::Kind::kFailed, ECONNRESET, Error::ok()});
-              } else if (ready.readable && events_.on_end) {
+              } else if (ready.readable && reads()) {
                 readSome();
               }
             }),
@@ -39,12 +39,27 @@ Link::Link(EventLoop& loop, std::shared_ptr<Stream> stream, const Limits& limits
 
 void Link::wantWrite(bool want) {
   want_write_ = want;
-  poll_.want(events_.on_end != nullptr, want);
+  poll_.want(reads(), want);
+}
+
+void Link::resume() {
+  if (!events_.on_end || !reader_.waiting() || !after(reader_.resume())) return;
+  poll_.want(reads(), want_write_);
+}
+
+// Of each step of the reader. False: that was the end.
+bool Link::after(Error problem) {
+  if (problem) {
+    end({LinkEnd::Kind::kProtocol, 0, std::move(problem)});
+    return false;
+  }
+  if (reader_.ended()) end({LinkEnd::Kind::kGoodbye, 0, Error::ok()});
+  return events_.on_end != nullptr;
 }
 
 bool Link::readSome() {
   std::uint64_t read = 0;
-  for (int i = 0; i < kReadsPerTurn && read < kBytesPerTurn && events_.on_end; ++i) {
+  for (int i = 0; i < kReadsPerTurn && read < kBytesPerTurn && reads(); ++i) {
     std::array<iovec, kMaxEntries> entries;
     const std::size_t used = reader_.prepare(entries);
     std::size_t asked = 0;
@@ -63,18 +78,12 @@ bool Link::readSome() {
     read += result.count;
     bytes_received_.store(bytes_received_.load(std::memory_order_relaxed) + result.count,
                           std::memory_order_relaxed);
-    if (Error problem = reader_.commit(result.count)) {
-      end({LinkEnd::Kind::kProtocol, 0, std::move(problem)});
-      break;
-    }
-    if (reader_.ended()) {
-      end({LinkEnd::Kind::kGoodbye, 0, Error::ok()});
-      break;
-    }
+    if (!after(reader_.commit(result.count))) break;
     // Less than asked for: nothing is left for now, and asking would cost a system call.
     if (result.count < asked) break;
   }
   if (read > 0 && events_.on_end) chooseWakeUp();
+  if (events_.on_end && reader_.waiting()) poll_.want(false, want_write_);
   return read > 0;
 }
 
@@ -93,7 +102,7 @@ void Link::chooseWakeUp() {
 
 void Link::drain() {
   constexpr int kTurns = 64;  // far more than a socket's buffer holds
-  for (int i = 0; i < kTurns && events_.on_end && readSome(); ++i) {
+  for (int i = 0; i < kTurns && reads() && readSome(); ++i) {
   }
 }
 

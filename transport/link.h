@@ -39,6 +39,8 @@ class Link {
        std::uint64_t received, std::atomic<std::uint64_t>& bytes_received, Events events);
 
   void wantWrite(bool want);
+  // What came over the lane may be what it waits for.
+  void resume();
   // Reads what is there, up to a budget. False: nothing came.
   bool readSome();
   // Nothing more is read, written or told: it may be destroyed later.
@@ -46,9 +48,14 @@ class Link {
   // Reads all there is, before the link is given up for another reason.
   void drain();
 
+  // Half of a message has come, and the other half is to come over the lane.
+  bool waiting() const noexcept { return reader_.waiting(); }
+
   Stream& stream() noexcept { return *stream_; }
 
  private:
+  bool reads() const noexcept { return events_.on_end != nullptr && !reader_.waiting(); }
+  bool after(Error problem);
   void end(const LinkEnd& end);
   void chooseWakeUp();
 

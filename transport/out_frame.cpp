@@ -90,7 +90,24 @@ OutFrame OutFrame::arenaOffer(std::shared_ptr<SharedArena> arena) {
   return frame;
 }
 
+std::vector<OwnedBuffer> OutFrame::split() {
+  lane_bytes_ = laneShare(carried());
+  std::uint64_t skip = carried() - lane_bytes_;
+  std::vector<OwnedBuffer> half;
+  for (const OwnedBuffer& buffer : message_.buffers) {
+    const std::uint64_t here = std::min<std::uint64_t>(skip, buffer.size);
+    skip -= here;
+    if (here == buffer.size) continue;
+    half.push_back({buffer.data + here, static_cast<std::size_t>(buffer.size - here), buffer.owner});
+  }
+  return half;
+}
+
 void OutFrame::rewind() noexcept {
+  if (std::exchange(lane_bytes_, 0) > 0) {
+    head_.flags &= static_cast<std::uint16_t>(~FrameHead::kSplit);
+    encodeFrameHead(head_, front_.data());
+  }
   written_ = 0;
   part_ = 0;
   part_written_ = 0;
@@ -164,12 +181,13 @@ std::span<const std::byte> OutFrame::part(std::size_t index) const noexcept {
 std::size_t OutFrame::gather(std::span<iovec> out) const noexcept {
   std::size_t used = 0;
   std::uint64_t skip = part_written_;
-  const std::size_t parts = 3 + message_.buffers.size();
-  for (std::size_t i = part_; i < parts && used < out.size(); ++i) {
+  std::uint64_t left = this->left();
+  for (std::size_t i = part_; left > 0 && used < out.size(); ++i) {
     const std::span<const std::byte> bytes = part(i);
     if (bytes.size() > skip) {
-      out[used++] = {const_cast<std::byte*>(bytes.data()) + skip,
-                     static_cast<std::size_t>(bytes.size() - skip)};
+      const std::uint64_t size = std::min(left, bytes.size() - skip);
+      out[used++] = {const_cast<std::byte*>(bytes.data()) + skip, static_cast<std::size_t>(size)};
+      left -= size;
     }
     skip = 0;
   }

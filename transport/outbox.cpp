@@ -41,7 +41,7 @@ Error Outbox::refusal() const {
           "nothing can be sent to " + peer_ + " any more: this endpoint said goodbye to it"};
 }
 
-void Outbox::number(OutFrame& frame) {
+std::shared_ptr<Lane> Outbox::number(OutFrame& frame) {
   const bool data = frame.kind() == FrameKind::kData;
   if (data) {
     ++last_sequence_;
@@ -51,7 +51,22 @@ void Outbox::number(OutFrame& frame) {
   told_.store(ack, std::memory_order_relaxed);
   const bool due = data && replay_ && requests_.due(frame.size());
   const bool ask = due || (data && replay_ && frame.wantedBack() && frame.ownsBuffers());
-  frame.seal(last_sequence_, ack, ask ? FrameHead::kAckNow : 0);
+  std::uint16_t flags = ask ? FrameHead::kAckNow : 0;
+  // In the order of the numbers: the lane's bytes do not say whose they are.
+  const bool split = data && lane_ != nullptr && frame.carried() >= lane_threshold_;
+  if (split) {
+    flags |= FrameHead::kSplit;
+    lane_->push(frame.split());
+  }
+  frame.seal(last_sequence_, ack, flags);
+  return split ? lane_ : nullptr;
+}
+
+void Outbox::setLane(std::shared_ptr<Lane> lane, std::uint64_t threshold) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (mode_ != Mode::kUp || next_) return;
+  lane_ = std::move(lane);
+  lane_threshold_ = std::max<std::uint64_t>(threshold, 2 * 4096);  // both halves have something
 }
 
 Error Outbox::send(OutFrame frame, std::optional<std::chrono::milliseconds> patience) {
@@ -72,7 +87,7 @@ Error Outbox::send(OutFrame frame, std::optional<std::chrono::milliseconds> pati
     }
   }
   if (Error error = refusal()) return error;
-  number(frame);
+  const std::shared_ptr<Lane> lane = number(frame);
   if (patience) {
     for (std::size_t i = 0; i < gone.size() && !acked_.empty(); ++i) {
       gone[i] = std::move(acked_.back());
@@ -82,9 +97,10 @@ Error Outbox::send(OutFrame frame, std::optional<std::chrono::milliseconds> pati
 
   if (mode_ != Mode::kUp || writer_ != Writer::kNone || !queue_.empty()) {
     const bool first = mode_ == Mode::kWaiting && queue_.empty();
-    queued_bytes_ += frame.size();
+    queued_bytes_ += unwritten(frame);
     queue_.push_back(std::move(frame));
     lock.unlock();
+    if (lane != nullptr) lane->wake();
     if (first) attention_();
     return Error::ok();
   }
@@ -93,6 +109,7 @@ Error Outbox::send(OutFrame frame, std::optional<std::chrono::milliseconds> pati
   Stream* const stream = stream_.get();  // kept until this writer has finished
   const std::uint32_t link = link_;
   lock.unlock();
+  if (lane != nullptr) lane->wake();
   std::uint64_t written = 0;
   int error = 0;
   while (frame.left() > 0) {
@@ -122,7 +139,7 @@ void Outbox::afterCaller(OutFrame& frame, std::uint64_t written, int error, std:
   } else if (frame.left() > 0) {
     // The loop waits, and tries again.
     if (error != EAGAIN && error != ETOOMANYREFS) broken_ = error;
-    queued_bytes_ += frame.left();
+    queued_bytes_ += unwritten(frame);
     queue_.push_front(std::move(frame));
   } else {
     count(frame);
@@ -195,6 +212,7 @@ void Outbox::detach() {
   const std::lock_guard<std::mutex> lock(mutex_);
   ++link_;
   next_.reset();
+  lane_.reset();
   if (mode_ == Mode::kShut) return;
   mode_ = Mode::kWaiting;
   broken_ = 0;
@@ -260,6 +278,7 @@ void Outbox::popWritten(std::uint64_t count, std::vector<OutFrame>& done, Gone& 
     frame.advance(part);
     count -= part;
     if (frame.left() > 0) return;
+    queued_bytes_ -= frame.laneBytes();
     const bool data = frame.kind() == FrameKind::kData;
     if (data) this->count(frame);
     if (data && mustKeep(frame)) {
@@ -348,6 +367,7 @@ std::vector<OutFrame> Outbox::takeUnsent() {
   gone.swap(acked_);
   wanted.swap(wanted_);
   stream_.reset();
+  lane_.reset();
   return unsent;
 }
 

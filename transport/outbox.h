@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "transport/error.h"
+#include "transport/lane.h"
 #include "transport/options.h"
 #include "transport/out_frame.h"
 #include "transport/replay_buffer.h"
@@ -61,6 +62,10 @@ class Outbox {
   // The stream is broken (breakOff() was called): what the peer has not acknowledged waits for
   // another one.
   void detach();
+
+  // The stream has a lane now, until it is detached: of messages that carry `threshold` bytes or
+  // more half goes over it.
+  void setLane(std::shared_ptr<Lane> lane, std::uint64_t threshold);
 
   enum class Flushed : std::uint8_t {
     kDrained,  // nothing is left
@@ -116,7 +121,12 @@ class Outbox {
   // With the lock.
   bool hasRoom(std::uint64_t size) const noexcept;
   Error refusal() const;
-  void number(OutFrame& frame);
+  // The lane to wake without the lock, if it has a part of the frame.
+  std::shared_ptr<Lane> number(OutFrame& frame);
+  // What a frame in the queue counts for.
+  static std::uint64_t unwritten(const OutFrame& frame) noexcept {
+    return frame.left() + frame.laneBytes();
+  }
   // Leaves in `frame` what is to be let go of without the lock.
   void afterCaller(OutFrame& frame, std::uint64_t written, int error, std::uint32_t link);
   void attachNow();
@@ -146,7 +156,7 @@ class Outbox {
   bool said_goodbye_ = false;
   std::uint32_t waiting_ = 0;       // callers that wait for room
   std::deque<OutFrame> queue_;      // not written whole
-  std::uint64_t queued_bytes_ = 0;  // unwritten bytes of queue_
+  std::uint64_t queued_bytes_ = 0;  // unwritten() of all in queue_
   ReplayBuffer unacked_;            // written whole; numbers below those of queue_
   AckRequests requests_;
   std::vector<OutFrame>
@@ -156,6 +166,8 @@ class Outbox {
   std::uint64_t acknowledged_ = 0;  // all up to this one have arrived
   std::uint64_t counted_ = 0;       // the last message that messages_sent_ counts
   std::shared_ptr<Stream> stream_;
+  std::shared_ptr<Lane> lane_;
+  std::uint64_t lane_threshold_ = 0;
   std::uint32_t link_ = 0;          // counts streams that broke
   bool inline_only_ = false;        // the stream's other end does not see the arena
   std::optional<NextStream> next_;  // a caller still writes to the former one

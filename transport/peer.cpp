@@ -63,6 +63,7 @@ Error Peer::send(Message message, std::chrono::milliseconds wait) {
   if (!frame.ok()) {
     return {frame.error().code(), "cannot send to " + describe() + ": " + frame.error().text()};
   }
+  if (frame.value().carried() >= context_.options.lanes.threshold) noteLarge();
   if (context_.loop.inLoop()) return outbox_.send(std::move(frame).value(), std::nullopt);
   return outbox_.send(std::move(frame).value(), wait);
 }
@@ -70,17 +71,20 @@ Error Peer::send(Message message, std::chrono::milliseconds wait) {
 PeerStats Peer::stats() const {
   const OutboxStats out = outbox_.stats();
   const ArenaStats arena = arena_out_.stats();
+  const std::uint64_t by_lane = lane_counts_->sent.load(std::memory_order_relaxed);
   return {info_.rank,
           info_.name,
           out.transport,
-          out.bytes_sent + arena.bytes_sent,
+          out.bytes_sent + arena.bytes_sent + by_lane,
           bytes_received_.load(std::memory_order_relaxed) +
-              arena_bytes_received_.load(std::memory_order_relaxed),
+              arena_bytes_received_.load(std::memory_order_relaxed) +
+              lane_counts_->received.load(std::memory_order_relaxed),
           out.messages_sent,
           messages_received_.load(std::memory_order_relaxed),
           out.queued_bytes + out.unacked_bytes,
           arena.bytes_sent,
           arena.fallbacks,
+          by_lane,
           reconnects_.load(std::memory_order_relaxed)};
 }
 
@@ -147,11 +151,12 @@ void Peer::onDialled(Dial::Outcome outcome) {
   }
   if (again && outcome.peer.incarnation != incarnation_) return lose(startedAgain());
   if (match(outcome.claim) != Session::Match::kSame) return lose(begunAnew());
-  adopt(std::move(outcome.stream), outcome.peer, outcome.claim);
+  adopt(std::move(outcome.stream), outcome.peer, outcome.claim, Dialler::kSelf);
 }
 
-void Peer::adopt(std::shared_ptr<Stream> stream, const Hello& hello, const SessionClaim& theirs) {
-  retireDial();
+void Peer::adopt(std::shared_ptr<Stream> stream, const Hello& hello, const SessionClaim& theirs,
+                 Dialler dialler) {
+  retire(dial_);
   if (theirs.received > outbox_.lastSequence()) {
     return lose({ErrorCode::kProtocol, describe() + " is cut off: it has received message " +
                                            std::to_string(theirs.received) + ", of " +
@@ -173,6 +178,7 @@ void Peer::adopt(std::shared_ptr<Stream> stream, const Hello& hello, const Sessi
   fell_silent_ = false;
   arena_offered_ = false;
   arena_seen_ = false;
+  dialled_ = dialler == Dialler::kSelf;
   pulse_.emplace(now, context_.options.heartbeat_interval, context_.options.peer_timeout);
   outbox_.attach(stream, theirs.received);
   link_ = std::make_shared<Link>(
@@ -181,6 +187,7 @@ void Peer::adopt(std::shared_ptr<Stream> stream, const Hello& hello, const Sessi
       Link::Events{[this](const LinkEnd& end) { onLinkEnd(end); }, [this] { flush(); }});
   if (leaving_) return sayGoodbye();
   offerArena();
+  dialLane();
   flush();
 }
 
@@ -198,7 +205,8 @@ void Peer::flush() {
                                     [self = shared_from_this()] { self->attention(); });
     case Outbox::Flushed::kDrained:
       link_->wantWrite(false);
-      if (state_ == PeerState::kClosing && !std::exchange(wrote_all_, true)) {
+      if (state_ == PeerState::kClosing && (lane_ == nullptr || lane_->written()) &&
+          !std::exchange(wrote_all_, true)) {
         link_->stream().finishWriting();
         closeIfDone();
       }
@@ -329,6 +337,7 @@ void Peer::dropLink() {
   if (link_ == nullptr) return;
   link_->stream().breakOff();  // also ends a caller's write
   link_->abandon();
+  dropLane();
   context_.loop.post([link = std::exchange(link_, nullptr)]() mutable { link.reset(); });
 }
 
@@ -348,7 +357,8 @@ void Peer::tick(Pulse::Time now, std::chrono::nanoseconds late) {
 void Peer::beat(Pulse::Time now, std::chrono::nanoseconds late) {
   const auto verdict = [&](std::chrono::nanoseconds lost) {
     return pulse_->tick(now, lost, outbox_.stats().bytes_sent,
-                        bytes_received_.load(std::memory_order_relaxed));
+                        bytes_received_.load(std::memory_order_relaxed) +
+                            lane_counts_->received.load(std::memory_order_relaxed));
   };
   switch (verdict(late)) {
     case Pulse::Verdict::kFine:
@@ -370,7 +380,8 @@ void Peer::beat(Pulse::Time now, std::chrono::nanoseconds late) {
         if (outbox_.idle() && outbox_.control(FrameKind::kHeartbeat)) flush();
         return;
       }
-      // Perhaps only this connection is dead.
+      // Perhaps only this connection is dead, or its lane.
+      if (link_->waiting()) lane_failed_ = true;
       fell_silent_ = true;
       return breakLink("it sent nothing for " + seconds(pulse_->silence(now)), pulse_->limit());
     }
@@ -436,7 +447,7 @@ void Peer::go(Error reason, bool tell) {
   arena_taking_.clear();
   session_.end();
   context_.session_over(info_.rank, session_.own());
-  retireDial();
+  retire(dial_);
   dropLink();
   // Deferred: the handler is never called from within send() or another of its methods.
   if (outbox_.shut(reason_)) context_.loop.post([self = shared_from_this()] { self->finish(); });
@@ -453,17 +464,18 @@ void Peer::finish() {
   context_.on_finished();
 }
 
-void Peer::retireDial() {
-  if (dial_ == nullptr) return;
-  dial_->cancel();
+void Peer::retire(std::shared_ptr<Dial>& dial) {
+  if (dial == nullptr) return;
+  dial->cancel();
   // Its own function may be the one that led here.
-  context_.loop.post([dial = std::exchange(dial_, nullptr)]() mutable { dial.reset(); });
+  context_.loop.post([old = std::exchange(dial, nullptr)]() mutable { old.reset(); });
 }
 
 // --- frames ---
 
 Error Peer::onFrameHead(const FrameHead& head) {
   exported_fds_.clear();
+  if (head.buffer_bytes >= context_.options.lanes.threshold) noteLarge();
   if (head.ack <= acked_) return Error::ok();
   acked_ = head.ack;
   if (outbox_.acked(head.ack)) return Error::ok();

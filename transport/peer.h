@@ -21,6 +21,7 @@
 #include "transport/dial.h"
 #include "transport/endpoint.h"
 #include "transport/event_loop.h"
+#include "transport/lane.h"
 #include "transport/link.h"
 #include "transport/outbox.h"
 #include "transport/peer_state.h"
@@ -40,6 +41,7 @@ struct PeerContext {
   std::function<void()> on_finished;  // a peer is gone and has told all it had to
   std::function<std::uint64_t(std::int32_t rank)> session_of;  // this side's number for it
   std::function<void(std::int32_t rank, std::uint64_t own)> session_over;
+  std::function<EventLoop*()> lane_loop;  // made when it is wanted; null: it cannot be
 };
 
 class Peer final : public FrameSink, public std::enable_shared_from_this<Peer> {
@@ -71,9 +73,14 @@ class Peer final : public FrameSink, public std::enable_shared_from_this<Peer> {
   // kConnected: gives the link up for another of the same session, which adopt() brings next.
   // False: reading the rest of it showed that the peer is gone.
   bool yieldLink();
-  // An authenticated stream to it, whoever dialled, and what it says of the session. State kIdle,
-  // kDialling or kReconnecting.
-  void adopt(std::shared_ptr<Stream> stream, const Hello& hello, const SessionClaim& theirs);
+  // An authenticated stream to it, and what it says of the session. State kIdle, kDialling or
+  // kReconnecting.
+  enum class Dialler : std::uint8_t { kPeer, kSelf };
+  void adopt(std::shared_ptr<Stream> stream, const Hello& hello, const SessionClaim& theirs,
+             Dialler dialler = Dialler::kPeer);
+  // It has dialled a lane of the link that stands, and what it says of the session.
+  bool admitsLane(const Hello& hello, const SessionClaim& theirs);
+  void adoptLane(std::shared_ptr<Stream> stream);
   void tick(Pulse::Time now, std::chrono::nanoseconds late);
   // Gone, and told once.
   void lose(Error reason);
@@ -96,6 +103,8 @@ class Peer final : public FrameSink, public std::enable_shared_from_this<Peer> {
   Result<OwnedBuffer> arenaBuffer(const ArenaDescriptor& block, std::uint64_t size) override;
   Result<OwnedBuffer> exportedBuffer(const ArenaDescriptor& place, std::uint64_t size) override;
   Error onArenaFrame(FrameKind kind, std::span<const std::byte> body) override;
+  Error readFromLane(std::vector<iovec> into) override;
+  bool laneArrived() override;
 
   void moveTo(PeerState state);
   void attention();
@@ -114,12 +123,19 @@ class Peer final : public FrameSink, public std::enable_shared_from_this<Peer> {
   // Shared memory (peer_arena.cpp).
   void offerArena();
   Error takeArena(const ArenaOffer& offer);
+  // The second connection (peer_lane.cpp).
+  void noteLarge();  // any thread
+  bool mayHaveLane() const noexcept;
+  void dialLane();
+  void onLaneDialled(Dial::Outcome outcome);
+  void breakLane(const std::string& how);
+  void dropLane();
   void sayGoodbye();
   void onLinkEnd(const LinkEnd& end);
   void closeIfDone();
   void go(Error reason, bool tell);
   void finish();
-  void retireDial();
+  void retire(std::shared_ptr<Dial>& dial);
   Error brokenReason(const std::string& how) const;
   Error silentReason(Pulse::Time now) const;
   std::chrono::milliseconds reconnectTime() const;
@@ -146,6 +162,11 @@ class Peer final : public FrameSink, public std::enable_shared_from_this<Peer> {
   std::vector<UniqueFd> exported_fds_;  // of the frame that is being read
   bool arena_offered_ = false;          // on this link, by us
   bool arena_seen_ = false;             // on this link, by the peer
+  bool dialled_ = false;                // the link, by us
+  std::shared_ptr<Dial> lane_dial_;
+  std::shared_ptr<Lane> lane_;
+  std::optional<std::vector<iovec>> lane_early_;  // to be read from the lane that is being dialled
+  bool lane_failed_ = false;  // it could not be made, or brought nothing: no other is tried
   Session session_;
   std::uint64_t acked_ = 0;   // the last ack that came
   std::string broke_;         // kReconnecting: how
@@ -165,6 +186,8 @@ class Peer final : public FrameSink, public std::enable_shared_from_this<Peer> {
   std::atomic<std::uint64_t> messages_received_{0};
   std::atomic<std::uint64_t> reconnects_{0};
   std::atomic<bool> loss_told_{false};
+  std::atomic<bool> lane_wanted_{false};  // a large message was sent, or came
+  const std::shared_ptr<LaneCounts> lane_counts_ = std::make_shared<LaneCounts>();
 };
 
 }  // namespace weft::transport

@@ -48,8 +48,8 @@ Error feed(FrameReader& reader, std::span<const std::byte> bytes, std::size_t pi
   return Error::ok();
 }
 
-std::vector<std::byte> wire(OutFrame frame, std::uint64_t sequence) {
-  frame.seal(sequence, 0);
+// What is left of it.
+std::vector<std::byte> drained(OutFrame frame) {
   std::vector<std::byte> bytes;
   while (frame.left() > 0) {
     std::array<iovec, 2> entries;
@@ -66,6 +66,11 @@ std::vector<std::byte> wire(OutFrame frame, std::uint64_t sequence) {
     frame.advance(taken);
   }
   return bytes;
+}
+
+std::vector<std::byte> wire(OutFrame frame, std::uint64_t sequence, std::uint16_t flags = 0) {
+  frame.seal(sequence, 0, flags);
+  return drained(std::move(frame));
 }
 
 Message sample(std::size_t header, const std::vector<std::size_t>& sizes, unsigned seed) {
@@ -122,6 +127,141 @@ TEST(Frame, MessagesOfAllShapesSurviveAnyCutting) {
     for (std::size_t i = 0; i < messages.size(); ++i)
       expectSame(sink.messages[i], messages[i]);
   }
+}
+
+// A lane whose half comes when the test says so.
+class LaneSink : public Sink {
+ public:
+  std::vector<iovec> into;
+  bool there = false;
+
+  Error readFromLane(std::vector<iovec> half) override {
+    into = std::move(half);
+    there = false;
+    return Error::ok();
+  }
+  bool laneArrived() override { return there; }
+
+  void fill(const std::vector<OwnedBuffer>& half) {
+    std::vector<std::byte> bytes;
+    for (const OwnedBuffer& buffer : half)
+      bytes.insert(bytes.end(), buffer.data, buffer.data + buffer.size);
+    std::size_t at = 0;
+    for (const iovec& entry : into) {
+      ASSERT_LE(at + entry.iov_len, bytes.size());
+      if (entry.iov_base != nullptr) std::memcpy(entry.iov_base, bytes.data() + at, entry.iov_len);
+      at += entry.iov_len;
+    }
+    EXPECT_EQ(at, bytes.size());
+    there = true;
+  }
+};
+
+std::vector<std::byte> wireSplit(OutFrame frame, std::uint64_t sequence,
+                                 std::vector<OwnedBuffer>& half) {
+  half = frame.split();
+  EXPECT_EQ(frame.laneBytes(), laneShare(frame.carried()));
+  return wire(std::move(frame), sequence, FrameHead::kSplit);
+}
+
+TEST(Frame, TheHalfThatComesOverTheLaneMayComeBeforeOrAfterTheOther) {
+  const Limits limits;
+  for (const std::vector<std::size_t>& sizes :
+       {std::vector<std::size_t>{20'000}, {0, 9000, 0, 1, 30'000, 0}, {100, 100'000, 100}}) {
+    const Message message = sample(10, sizes, 3);
+    std::vector<OwnedBuffer> half;
+    std::vector<std::byte> bytes =
+        wireSplit(std::move(OutFrame::message(message, limits)).value(), 1, half);
+    const Message after = sample(3, {5}, 4);
+    const std::vector<std::byte> next =
+        wire(std::move(OutFrame::message(after, limits)).value(), 2);
+    const std::size_t first = bytes.size();
+    bytes.insert(bytes.end(), next.begin(), next.end());
+    for (const std::size_t piece : {1UL, 1000UL, first, bytes.size()}) {
+      for (const bool early : {true, false}) {
+        for (const Disposition disposition : {Disposition::kAccept, Disposition::kDiscard}) {
+          LaneSink sink;
+          sink.disposition = disposition;
+          FrameReader reader(limits, sink);
+          // Up to where the lane's half is known of, then to where nothing else is missing.
+          expectOk(feed(reader, std::span(bytes).first(200), piece));
+          ASSERT_FALSE(sink.into.empty());
+          if (early) sink.fill(half);
+          expectOk(feed(reader, std::span(bytes).subspan(200, first - 200), piece));
+          if (!early) {
+            ASSERT_TRUE(reader.waiting());
+            EXPECT_TRUE(reader.insideFrame());
+            expectOk(reader.resume());
+            ASSERT_TRUE(reader.waiting());
+            sink.fill(half);
+            expectOk(reader.resume());
+          }
+          ASSERT_FALSE(reader.waiting());
+          expectOk(feed(reader, std::span(bytes).subspan(first), piece));
+          if (disposition == Disposition::kDiscard) {
+            EXPECT_TRUE(sink.messages.empty());
+            EXPECT_EQ(sink.announced.size(), 2U);
+            continue;
+          }
+          ASSERT_EQ(sink.messages.size(), 2U);
+          expectSame(sink.messages[0], message);
+          expectSame(sink.messages[1], after);
+        }
+      }
+    }
+  }
+}
+
+TEST(Frame, WhatFollowsASplitFrameWaitsForIt) {
+  const Limits limits;
+  const Message message = sample(10, {20'000}, 3);
+  std::vector<OwnedBuffer> half;
+  std::vector<std::byte> bytes =
+      wireSplit(std::move(OutFrame::message(message, limits)).value(), 1, half);
+  const std::vector<std::byte> goodbye = wire(OutFrame::control(FrameKind::kGoodbye), 1);
+  bytes.insert(bytes.end(), goodbye.begin(), goodbye.end());
+  LaneSink sink;
+  FrameReader reader(limits, sink);
+  expectOk(feed(reader, bytes, bytes.size()));
+  ASSERT_TRUE(reader.waiting());
+  EXPECT_FALSE(reader.ended());
+  sink.fill(half);
+  expectOk(reader.resume());
+  EXPECT_TRUE(reader.ended());
+  EXPECT_EQ(sink.messages.size(), 1U);
+}
+
+TEST(Frame, ASplitFrameGoesWholeOverAnotherStream) {
+  const Limits limits;
+  const Message message = sample(10, {20'000, 7}, 3);
+  OutFrame frame = std::move(OutFrame::message(message, limits)).value();
+  const std::uint64_t size = frame.size();
+  static_cast<void>(frame.split());
+  frame.seal(1, 0, FrameHead::kSplit);
+  EXPECT_EQ(frame.left(), size - laneShare(20'007));
+  frame.advance(1000);
+  frame.rewind();
+  EXPECT_EQ(frame.left(), size);
+  Sink sink;
+  FrameReader reader(limits, sink);
+  expectOk(feed(reader, drained(std::move(frame)), 1000));
+  ASSERT_EQ(sink.messages.size(), 1U);
+  expectSame(sink.messages[0], message);
+}
+
+TEST(Frame, ASplitThatCannotBeEndsTheLink) {
+  const Limits limits;
+  const std::vector<std::byte> small = wire(
+      std::move(OutFrame::message(sample(1, {5000}, 1), limits)).value(), 1, FrameHead::kSplit);
+  LaneSink lane;
+  FrameReader reader(limits, lane);
+  EXPECT_EQ(feed(reader, small, 1000).code(), ErrorCode::kProtocol);
+  std::vector<OwnedBuffer> half;
+  const std::vector<std::byte> large =
+      wireSplit(std::move(OutFrame::message(sample(1, {50'000}, 1), limits)).value(), 1, half);
+  Sink none;
+  FrameReader without(limits, none);
+  EXPECT_EQ(feed(without, large, 1000).code(), ErrorCode::kProtocol);
 }
 
 TEST(Frame, EveryTruncationIsJustNotYetAMessage) {
@@ -207,7 +347,7 @@ TEST(Frame, WhatIsNotAFrameIsNamed) {
   EXPECT_EQ(code([](std::byte* p) { p[5] = std::byte{4}; }), ErrorCode::kProtocol);
   EXPECT_EQ(code([](std::byte* p) { p[5] = std::byte{2}; }),
             ErrorCode::kProtocol);  // heartbeat with contents
-  EXPECT_EQ(code([](std::byte* p) { p[6] = std::byte{2}; }), ErrorCode::kProtocol);  // flags
+  EXPECT_EQ(code([](std::byte* p) { p[6] = std::byte{4}; }), ErrorCode::kProtocol);  // flags
   expectOk(firstError(headWith([](std::byte* p) { p[6] = std::byte{1}; })));         // wants an ack
   EXPECT_EQ(code([](std::byte* p) {
               std::fill_n(p + 24, 16, std::byte{0});

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include "transport/frame_reader.h"
 
@@ -76,6 +78,18 @@ class Sink : public FrameSink {
     return buffer;
   }
 
+  // A lane that is there, or not; its half has come already, or comes when it is asked for again.
+  Error readFromLane(std::vector<iovec> into) override {
+    if (choice_ % 8 == 4) return FrameSink::readFromLane(std::move(into));
+    for (const iovec& entry : into) {
+      require(entry.iov_len > 0);
+      if (entry.iov_base != nullptr) std::memset(entry.iov_base, 0x3C, entry.iov_len);
+    }
+    asked_ = 0;
+    return Error::ok();
+  }
+  bool laneArrived() override { return choice_ % 16 >= 8 || ++asked_ > 2; }
+
   Error onArenaFrame(FrameKind kind, std::span<const std::byte> body) override {
     require(body.size() == (kind == FrameKind::kArenaOffer ? ArenaOffer::kBytes : 0));
     if (choice_ % 8 == 4) return FrameSink::onArenaFrame(kind, body);
@@ -101,6 +115,7 @@ class Sink : public FrameSink {
 
   unsigned choice_;
   bool pending_ = false;
+  int asked_ = 0;
   std::size_t count_ = 0;
   unsigned touched_ = 0;  // reads every byte, so that a sanitizer sees them
 };
@@ -128,6 +143,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     }
     input = input.subspan(fed);
     if (reader.commit(fed)) break;
+    while (reader.waiting()) {
+      if (reader.resume()) return 0;
+    }
   }
   return 0;
 }

@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 #include <list>
 #include <mutex>
 #include <random>
@@ -68,12 +69,18 @@ class Proxy {
   // All connections end, for both sides.
   void breakAll() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    for (Connection& connection : connections_) {
-      for (const UniqueFd& side : connection.sides) {
-        if (side.valid()) ::shutdown(side.get(), SHUT_RDWR);
-      }
-    }
+    for (const Connection& connection : connections_)
+      end(connection);
     ++breaks_;
+  }
+  // Of those made so far, the one made so manieth, from 0, ends, for both sides.
+  void breakOne(std::size_t index) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    end(*std::next(connections_.begin(), static_cast<std::ptrdiff_t>(index)));
+  }
+  std::size_t connections() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return connections_.size();
   }
   // From now on a connection breaks after so many bytes at most, at random, often far sooner.
   void breakWithin(std::uint64_t bytes, unsigned seed) {
@@ -88,6 +95,10 @@ class Proxy {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (Connection& connection : connections_)
       connection.swallowed = true;
+  }
+  void swallowOne(std::size_t index) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::next(connections_.begin(), static_cast<std::ptrdiff_t>(index))->swallowed = true;
   }
   // As swallow(), for those to come as well.
   void swallowAll(bool all) {
@@ -110,6 +121,11 @@ class Proxy {
     int ended = 0;  // pumps
   };
 
+  static void end(const Connection& connection) {
+    for (const UniqueFd& side : connection.sides) {
+      if (side.valid()) ::shutdown(side.get(), SHUT_RDWR);
+    }
+  }
   static void makeBlocking(int fd) { ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) & ~O_NONBLOCK); }
 
   void acceptAll() {

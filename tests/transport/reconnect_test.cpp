@@ -30,6 +30,7 @@ struct Between {
     EndpointOptions options1 = optionsFor(1, via);
     options0.peer_timeout = options1.peer_timeout = std::chrono::hours(1);
     options0.reconnect_timeout = options1.reconnect_timeout = kPatience;
+    options0.lanes.threshold = options1.lanes.threshold = 50'000;
     if (adjust) {
       adjust(options0);
       adjust(options1);
@@ -168,10 +169,13 @@ TEST_P(Reconnect, EveryCallIsExecutedOnceAndAnsweredRightWhileConnectionsBreak) 
   between.expectNobodyLost();
   const PeerStats stats = statsOf(*between.a);
   std::printf(
-      "%llu calls, %llu connections made again, %llu MiB sent, %llu of them in shared memory\n",
+      "%llu calls, %llu connections made again, %llu MiB sent, %llu of them in shared memory, %llu "
+      "over second connections\n",
       static_cast<unsigned long long>(kCalls), static_cast<unsigned long long>(stats.reconnects),
       static_cast<unsigned long long>(stats.bytes_sent >> 20),
-      static_cast<unsigned long long>(stats.arena_bytes_sent >> 20));
+      static_cast<unsigned long long>(stats.arena_bytes_sent >> 20),
+      static_cast<unsigned long long>(stats.lane_bytes_sent >> 20));
+  EXPECT_EQ(stats.lane_bytes_sent > kMiB, GetParam() == Via::kTcp);
   EXPECT_GT(stats.reconnects, kCalls / 1000);
   EXPECT_EQ(stats.messages_sent, kCalls);
   EXPECT_EQ(statsOf(*between.b).messages_received, kCalls);

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -17,6 +18,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "transport/endpoint.h"
@@ -39,6 +41,8 @@ Quantiles quantiles(std::vector<double> samples) {
   std::sort(samples.begin(), samples.end());
   return {samples[samples.size() / 2], samples[samples.size() * 99 / 100]};
 }
+
+enum class Way { kUnix, kTcp, kTcpOneConnection };
 
 // --- an endpoint on each side ---
 
@@ -113,22 +117,30 @@ class Client : public EndpointHandler {
   Pool pool_;
 };
 
-EndpointOptions benchOptions(std::int32_t rank, bool tcp) {
+EndpointOptions benchOptions(std::int32_t rank, Way way) {
   EndpointOptions options;
   options.group_id = "bench";
   options.rank = rank;
   options.name = "bench" + std::to_string(rank);
   options.key = AuthKey::fromHex(std::string(64, 'a')).value();
   options.listen_address = "127.0.0.1";
-  options.tcp = tcp;
-  options.unix_socket = !tcp;
+  options.tcp = way != Way::kUnix;
+  options.unix_socket = way == Way::kUnix;
+  options.lanes.enabled = way == Way::kTcp;
   return options;
 }
 
 struct Figures {
   Quantiles small;
-  double gib_1m = 0;
-  double gib_64m = 0;
+  std::array<double, 4> gbytes{};  // per second, of kSizes
+};
+
+// Messages of so many bytes, so many times.
+constexpr std::pair<std::size_t, int> kSizes[] = {
+    {std::size_t{1} << 20, 1000},
+    {std::size_t{4} << 20, 250},
+    {std::size_t{16} << 20, 80},
+    {std::size_t{64} << 20, 20},
 };
 
 double throughput(Endpoint& endpoint, Client& client, std::size_t size, int count, int& replies) {
@@ -145,7 +157,7 @@ double throughput(Endpoint& endpoint, Client& client, std::size_t size, int coun
   return static_cast<double>(size) * count / microseconds(Clock::now() - begin) / 1000.0;
 }
 
-Figures endpointFigures(bool tcp, int rounds) {
+Figures endpointFigures(Way way, int rounds) {
   int up[2];
   int down[2];
   if (::pipe(up) != 0 || ::pipe(down) != 0) std::abort();
@@ -154,7 +166,7 @@ Figures endpointFigures(bool tcp, int rounds) {
   if (child == 0) {
     ::close(down[1]);
     Server server;
-    auto endpoint = std::move(Endpoint::create(benchOptions(1, tcp), server)).value();
+    auto endpoint = std::move(Endpoint::create(benchOptions(1, way), server)).value();
     server.endpoint = endpoint.get();
     if (::write(up[1], endpoint->address().c_str(), endpoint->address().size() + 1) < 0)
       std::abort();
@@ -168,7 +180,7 @@ Figures endpointFigures(bool tcp, int rounds) {
   ::close(down[0]);
   if (::read(up[0], text, sizeof(text)) <= 0) std::abort();
   Client client;
-  auto endpoint = std::move(Endpoint::create(benchOptions(0, tcp), client)).value();
+  auto endpoint = std::move(Endpoint::create(benchOptions(0, way), client)).value();
   static_cast<void>(endpoint->addPeer({1, "bench1", text}));
   if (::write(down[1], endpoint->address().c_str(), endpoint->address().size() + 1) < 0)
     std::abort();
@@ -184,8 +196,9 @@ Figures endpointFigures(bool tcp, int rounds) {
     if (i >= 0) samples.push_back(microseconds(Clock::now() - begin));
   }
   figures.small = quantiles(std::move(samples));
-  figures.gib_1m = throughput(*endpoint, client, std::size_t{1} << 20, 1000, replies);
-  figures.gib_64m = throughput(*endpoint, client, std::size_t{64} << 20, 20, replies);
+  for (std::size_t i = 0; i < std::size(kSizes); ++i)
+    figures.gbytes[i] =
+        throughput(*endpoint, client, kSizes[i].first, kSizes[i].second, replies);
   endpoint->close();
   ::close(down[1]);
   ::close(up[0]);
@@ -248,7 +261,7 @@ Figures socketFigures(bool tcp, int rounds) {
       readAll(fds[1], memory.data(), kSmall);
       writeAll(fds[1], memory.data(), kSmall);
     }
-    for (const auto& [size, count] : {std::pair<std::size_t, int>{1 << 20, 1000}, {kLargest, 20}}) {
+    for (const auto& [size, count] : kSizes) {
       for (int i = 0; i < count; ++i)
         readAll(fds[1], memory.data(), size);
       writeAll(fds[1], memory.data(), 1);
@@ -272,16 +285,18 @@ Figures socketFigures(bool tcp, int rounds) {
     readAll(fds[0], memory.data(), 1);
     return static_cast<double>(size) * count / microseconds(Clock::now() - begin) / 1000.0;
   };
-  figures.gib_1m = stream(std::size_t{1} << 20, 1000);
-  figures.gib_64m = stream(kLargest, 20);
+  for (std::size_t i = 0; i < std::size(kSizes); ++i)
+    figures.gbytes[i] = stream(kSizes[i].first, kSizes[i].second);
   ::close(fds[0]);
   ::waitpid(child, nullptr, 0);
   return figures;
 }
 
 void print(const char* name, const Figures& figures) {
-  std::printf("%-22s %8.1f %8.1f %10.2f %10.2f\n", name, figures.small.p50, figures.small.p99,
-              figures.gib_1m, figures.gib_64m);
+  std::printf("%-22s %8.1f %8.1f", name, figures.small.p50, figures.small.p99);
+  for (const double gbytes : figures.gbytes)
+    std::printf(" %8.2f", gbytes);
+  std::printf("\n");
   std::fflush(stdout);
 }
 
@@ -289,13 +304,15 @@ void print(const char* name, const Figures& figures) {
 
 int main(int argc, char** argv) {
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 20'000;
-  std::printf("%-22s %8s %8s %10s %10s\n", "", "p50 us", "p99 us", "GB/s 1MiB", "GB/s 64MiB");
+  std::printf("%-22s %8s %8s %8s %8s %8s %8s\n", "round trip; GB/s", "p50 us", "p99 us", "1 MiB",
+              "4 MiB", "16 MiB", "64 MiB");
   std::fflush(stdout);
   for (int turn = 0; turn < 3; ++turn) {
     print("unix, bare socket", socketFigures(false, rounds));
-    print("unix, endpoint", endpointFigures(false, rounds));
+    print("unix, endpoint", endpointFigures(Way::kUnix, rounds));
     print("tcp, bare socket", socketFigures(true, rounds));
-    print("tcp, endpoint", endpointFigures(true, rounds));
+    print("tcp, endpoint", endpointFigures(Way::kTcp, rounds));
+    print("tcp, one connection", endpointFigures(Way::kTcpOneConnection, rounds));
   }
   return 0;
 }

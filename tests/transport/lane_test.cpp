@@ -1,0 +1,388 @@
+// Large messages over two connections: real sockets, whole and broken ones.
+#include <atomic>
+#include <thread>
+
+#include "tests/transport/payload.h"
+#include "tests/transport/proxy.h"
+#include "tests/transport/raw_client.h"
+#include "tests/transport/recorder.h"
+#include "transport/bytes.h"
+#include "transport/frame.h"
+
+namespace weft::transport {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+constexpr std::size_t kThreshold = std::size_t{64} << 10;
+
+void withLanes(EndpointOptions& options) { options.lanes.threshold = kThreshold; }
+
+// Its header is the checksum of its buffers.
+Message sealed(std::vector<OwnedBuffer> buffers) {
+  Message message;
+  message.header.resize(8);
+  std::uint64_t sum = 0;
+  for (const OwnedBuffer& buffer : buffers)
+    sum = sum * 31 + checksum(buffer);
+  storeLittle<std::uint64_t>(message.header.data(), sum);
+  message.buffers = std::move(buffers);
+  return message;
+}
+
+bool isWhole(const Recorder::Received& received) {
+  std::uint64_t sum = 0;
+  for (const OwnedBuffer& buffer : received.buffers)
+    sum = sum * 31 + checksum(buffer);
+  return received.header.size() == 8 &&
+         loadLittle<std::uint64_t>(
+             reinterpret_cast<const std::byte*>(received.header.data())) == sum;
+}
+
+void expectAllWhole(Recorder& recorder, std::size_t count) {
+  ASSERT_TRUE(recorder.waitForMessages(count));
+  for (const Recorder::Received& received : recorder.messages())
+    EXPECT_TRUE(isWhole(received));
+}
+
+// Sends until one has gone over two connections. Returns how many it sent.
+std::size_t untilLane(Endpoint& from, std::int32_t to) {
+  std::size_t sent = 0;
+  const std::uint64_t before = statsOf(from).lane_bytes_sent;
+  EXPECT_TRUE(eventually([&] {
+    expectOk(from.send(to, sealed({randomBuffer(kMiB, static_cast<unsigned>(++sent))})));
+    return statsOf(from).lane_bytes_sent > before;
+  }));
+  return sent;
+}
+
+TEST(Lane, LargeMessagesUseItBothWaysAndKeepTheirOrder) {
+  std::atomic<int> wrong{0};
+  Pair pair(Via::kTcp, withLanes, [&](Recorder& first, Recorder& second) {
+    for (Recorder* each : {&first, &second}) {
+      each->keep = false;
+      each->react = [&wrong, next = std::uint64_t{0}](const Recorder::Received& got) mutable {
+        if (got.buffers.size() == 1) return;  // of untilLane()
+        std::uint64_t number = 0;
+        std::memcpy(&number, got.buffers.at(0).data, 8);
+        if (number != next++ || checksum(got.buffers.at(1)) !=
+                                    checksum(randomBuffer(got.buffers.at(1).size,
+                                                          static_cast<unsigned>(number)))) {
+          ++wrong;
+        }
+      };
+    }
+  });
+  constexpr std::uint64_t kEach = 300;
+  const auto flood = [](Endpoint& from, std::int32_t to) {
+    for (std::uint64_t i = 0; i < kEach; ++i) {
+      OwnedBuffer number = newBuffer(8);
+      std::memcpy(number.data, &i, 8);
+      const std::size_t size = i % 3 == 0 ? 100 : 3 * kThreshold + i * 977;
+      expectOk(from.send(to, {{}, {number, randomBuffer(size, static_cast<unsigned>(i))}}));
+    }
+  };
+  const std::size_t more = untilLane(*pair.a, 1);
+  const std::size_t more_back = untilLane(*pair.b, 0);
+  std::thread there([&] { flood(*pair.b, 0); });
+  flood(*pair.a, 1);
+  there.join();
+  EXPECT_TRUE(pair.first.waitForMessages(more_back + kEach));
+  EXPECT_TRUE(pair.second.waitForMessages(more + kEach));
+  EXPECT_EQ(wrong, 0);
+  for (Endpoint* each : {pair.a.get(), pair.b.get()}) {
+    const PeerStats stats = statsOf(*each);
+    EXPECT_GT(stats.lane_bytes_sent, 10 * kMiB);
+    EXPECT_LT(stats.lane_bytes_sent, stats.bytes_sent / 2);
+    EXPECT_EQ(stats.reconnects, 0U);
+  }
+  // Both sides count the same, and nothing is kept when it was acknowledged.
+  EXPECT_EQ(statsOf(*pair.a).bytes_sent, statsOf(*pair.b).bytes_received);
+  EXPECT_TRUE(eventually([&] {
+    return statsOf(*pair.a).queued_bytes == 0 && statsOf(*pair.b).queued_bytes == 0;
+  }));
+}
+
+TEST(Lane, TheCutMayGoThroughAnyBuffer) {
+  Pair pair(Via::kTcp, withLanes);
+  std::size_t sent = untilLane(*pair.a, 1);
+  const std::uint64_t before = statsOf(*pair.a).lane_bytes_sent;
+  const std::vector<std::vector<std::size_t>> shapes = {
+      {kMiB + 13},
+      {0, kMiB, 0, 0},
+      {5, 0, 100'000, 0, 7, 100'000, 0},
+      std::vector<std::size_t>(300, 4000),
+      std::vector<std::size_t>(150, 8192),
+      {kMiB, 1},
+      {1, kMiB},
+      {12 * kMiB, 0, 3, 5 * kMiB},
+  };
+  for (const std::vector<std::size_t>& shape : shapes) {
+    std::vector<OwnedBuffer> buffers;
+    for (const std::size_t size : shape)
+      buffers.push_back(randomBuffer(size, static_cast<unsigned>(buffers.size())));
+    expectOk(pair.a->send(1, sealed(std::move(buffers))));
+    expectOk(pair.a->send(1, sealed({})));
+    sent += 2;
+  }
+  expectAllWhole(pair.second, sent);
+  EXPECT_GT(statsOf(*pair.a).lane_bytes_sent, before + 8 * kMiB);
+}
+
+TEST(Lane, TheReceiverMakesItWhenItIsTheOneThatDialled) {
+  Pair pair(Via::kTcp, withLanes);
+  expectOk(pair.a->send(1, sealed({})));  // a dials
+  ASSERT_TRUE(pair.second.waitForMessages(1));
+  expectAllWhole(pair.first, untilLane(*pair.b, 0));
+}
+
+TEST(Lane, NeitherSideNeedsToWantIt) {
+  for (const std::int32_t without : {0, 1}) {
+    Pair pair(Via::kTcp, [&](EndpointOptions& options) {
+      withLanes(options);
+      options.lanes.enabled = options.rank != without;
+    });
+    for (unsigned i = 0; i < 20; ++i) {
+      expectOk(pair.a->send(1, sealed({randomBuffer(kMiB, i)})));
+      expectOk(pair.b->send(0, sealed({randomBuffer(kMiB, i)})));
+    }
+    expectAllWhole(pair.second, 20);
+    expectAllWhole(pair.first, 20);
+    EXPECT_EQ(statsOf(*pair.a).lane_bytes_sent + statsOf(*pair.b).lane_bytes_sent, 0U);
+    EXPECT_EQ(statsOf(*pair.a).reconnects, 0U);
+  }
+}
+
+TEST(Lane, UnixSocketsHaveNone) {
+  Pair pair(Via::kBoth, [](EndpointOptions& options) {
+    withLanes(options);
+    options.arena.enabled = false;
+  });
+  for (unsigned i = 0; i < 20; ++i)
+    expectOk(pair.a->send(1, sealed({randomBuffer(kMiB, i)})));
+  expectAllWhole(pair.second, 20);
+  EXPECT_EQ(statsOf(*pair.a).lane_bytes_sent, 0U);
+}
+
+TEST(Lane, DiscardedMessagesAreReadPast) {
+  Pair pair(Via::kTcp, withLanes, [](Recorder&, Recorder& second) {
+    second.decide = [count = 0](std::int32_t, std::span<const std::byte>,
+                                std::span<const std::uint64_t>) mutable {
+      return ++count % 2 == 0 ? Disposition::kDiscard : Disposition::kAccept;
+    };
+  });
+  std::size_t sent = untilLane(*pair.a, 1);
+  for (unsigned i = 0; i < 40; ++i, ++sent)
+    expectOk(pair.a->send(1, sealed({randomBuffer(i % 4 == 0 ? 10 : kMiB, i)})));
+  expectAllWhole(pair.second, (sent + 1) / 2);
+}
+
+TEST(Lane, CloseWritesBothHalves) {
+  Pair pair(Via::kTcp, withLanes);
+  std::size_t sent = untilLane(*pair.a, 1);
+  for (unsigned i = 0; i < 4; ++i, ++sent)
+    expectOk(pair.a->send(1, sealed({randomBuffer(24 * kMiB, i)})));
+  pair.a->close(kPatience);
+  expectAllWhole(pair.second, sent);
+  ASSERT_TRUE(pair.second.waitForLosses(1));
+  EXPECT_EQ(pair.second.losses()[0].reason.code(), ErrorCode::kPeerClosed);
+  EXPECT_TRUE(pair.first.failed().empty());
+}
+
+TEST(Lane, APeerMayBeLostOrLeaveInTheMidstOfIt) {
+  for (const bool lose : {true, false}) {
+    Pair pair(Via::kTcp, withLanes);
+    untilLane(*pair.a, 1);
+    for (unsigned i = 0; i < 8; ++i) {
+      expectOk(pair.a->send(1, sealed({randomBuffer(16 * kMiB, i)})));
+      expectOk(pair.b->send(0, sealed({randomBuffer(16 * kMiB, i)})));
+    }
+    if (lose) {
+      pair.a->losePeer(1, {ErrorCode::kPeerLost, "given up"});
+      ASSERT_TRUE(pair.second.waitForLosses(1));
+    }
+    pair.a->close(milliseconds(0));
+    pair.b->close(milliseconds(0));
+  }
+}
+
+TEST(Lane, WithoutSessionsAMessageIsKeptUntilBothHalvesAreWritten) {
+  Pair pair(Via::kTcp, [](EndpointOptions& options) {
+    withLanes(options);
+    options.reconnect_timeout = milliseconds(0);
+  });
+  std::size_t sent = untilLane(*pair.a, 1);
+  for (unsigned i = 0; i < 20; ++i, ++sent)
+    expectOk(pair.a->send(1, sealed({randomBuffer(8 * kMiB, i)})));
+  expectAllWhole(pair.second, sent);
+}
+
+// --- through a proxy ---
+
+// `a` dials, so that the proxy's first connection is the link and its second the lane.
+struct Through {
+  explicit Through(const std::function<void(EndpointOptions&)>& adjust = {}) {
+    EndpointOptions options0 = optionsFor(0, Via::kTcp);
+    EndpointOptions options1 = optionsFor(1, Via::kTcp);
+    for (EndpointOptions* options : {&options0, &options1}) {
+      withLanes(*options);
+      options->heartbeat_interval = milliseconds(50);
+      options->peer_timeout = milliseconds(3000);
+      options->reconnect_timeout = milliseconds(3000);
+      if (adjust) adjust(*options);
+    }
+    a = openEndpoint(options0, first);
+    b = openEndpoint(options1, second);
+    proxy = std::make_unique<Proxy>(b->address());
+    expectOk(a->addPeer({1, "worker1", proxy->address()}));
+    expectOk(b->addPeer({0, "worker0", "weft1;unix=x;host=another"}));  // cannot dial
+  }
+  ~Through() {
+    a->close();
+    b->close();
+  }
+  void expectNobodyLost() {
+    EXPECT_TRUE(first.losses().empty() && second.losses().empty());
+    EXPECT_TRUE(first.failed().empty() && second.failed().empty());
+  }
+
+  Recorder first;
+  Recorder second;
+  std::unique_ptr<Endpoint> a;
+  std::unique_ptr<Endpoint> b;
+  std::unique_ptr<Proxy> proxy;
+};
+
+TEST(LaneBroken, NothingIsLostAndAnotherIsMade) {
+  Through through;
+  std::size_t sent = untilLane(*through.a, 1);
+  ASSERT_EQ(through.proxy->connections(), 2U);
+  for (unsigned i = 0; i < 4; ++i, ++sent)
+    expectOk(through.a->send(1, sealed({randomBuffer(8 * kMiB, i)})));
+  through.proxy->breakOne(1);
+  for (unsigned i = 0; i < 4; ++i, ++sent)
+    expectOk(through.a->send(1, sealed({randomBuffer(8 * kMiB, i)})));
+  expectAllWhole(through.second, sent);
+  sent += untilLane(*through.a, 1);
+  expectAllWhole(through.second, sent);
+  EXPECT_EQ(through.second.messageCount(), sent);
+  EXPECT_GE(statsOf(*through.a).reconnects, 1U);
+  through.expectNobodyLost();
+}
+
+TEST(LaneBroken, ALinkTakesItsLaneAlong) {
+  Through through;
+  std::size_t sent = untilLane(*through.a, 1);
+  for (unsigned i = 0; i < 4; ++i, ++sent) {
+    expectOk(through.a->send(1, sealed({randomBuffer(8 * kMiB, i)})));
+    through.proxy->breakOne(through.proxy->connections() - 1 - i % 2);
+  }
+  expectAllWhole(through.second, sent);
+  EXPECT_EQ(through.second.messageCount(), sent);
+  through.expectNobodyLost();
+}
+
+TEST(LaneBroken, OneThatBringsNothingIsDoneWithout) {
+  Through through;
+  std::size_t sent = untilLane(*through.a, 1);
+  ASSERT_TRUE(through.second.waitForMessages(sent));
+  through.proxy->swallowOne(1);
+  const std::uint64_t before = statsOf(*through.a).lane_bytes_sent;
+  expectOk(through.a->send(1, sealed({randomBuffer(kMiB, 1)})));
+  expectAllWhole(through.second, ++sent);
+  EXPECT_EQ(statsOf(*through.a).reconnects, 1U);
+  for (unsigned i = 0; i < 20; ++i, ++sent)
+    expectOk(through.a->send(1, sealed({randomBuffer(kMiB, i)})));
+  expectAllWhole(through.second, sent);
+  EXPECT_LE(statsOf(*through.a).lane_bytes_sent, before + kMiB / 2);
+  through.expectNobodyLost();
+}
+
+TEST(LaneBroken, OneThatCannotBeMadeIsDoneWithout) {
+  Through through;
+  expectOk(through.a->send(1, sealed({})));
+  ASSERT_TRUE(through.second.waitForMessages(1));
+  through.proxy->refuse();
+  for (unsigned i = 0; i < 20; ++i)
+    expectOk(through.a->send(1, sealed({randomBuffer(kMiB, i)})));
+  expectAllWhole(through.second, 21);
+  EXPECT_EQ(statsOf(*through.a).lane_bytes_sent, 0U);
+  through.expectNobodyLost();
+}
+
+// --- strangers and liars ---
+
+Identity liar() {
+  Identity self;
+  self.name = "worker0";
+  self.rank = 0;
+  self.incarnation = 1;
+  self.group = sha256(std::string("test group"));
+  self.key = testKey();
+  return self;
+}
+
+std::vector<std::byte> splitFrame(std::uint64_t bytes) {
+  FrameHead head;
+  head.flags = FrameHead::kSplit;
+  head.sequence = 1;
+  head.buffer_count = 1;
+  head.buffer_bytes = bytes;
+  std::vector<std::byte> frame(FrameHead::kBytes + 8);
+  encodeFrameHead(head, frame.data());
+  storeLittle<std::uint64_t>(frame.data() + FrameHead::kBytes, bytes);
+  return frame;
+}
+
+struct Target {
+  Target() {
+    endpoint = openEndpoint(optionsFor(1, Via::kTcp), recorder);
+    expectOk(endpoint->addPeer({0, "worker0", "weft1;unix=x;host=another"}));
+  }
+  ~Target() { endpoint->close(milliseconds(0)); }  // liars do not take leave
+  Recorder recorder;
+  std::unique_ptr<Endpoint> endpoint;
+};
+
+TEST(LaneLiars, ALaneOfNoLinkIsRefused) {
+  Target target;
+  RawClient client(*target.endpoint);
+  client.claim = {7, 0, 0, 1, 1};
+  EXPECT_FALSE(client.join(liar(), 1, "worker1"));
+}
+
+TEST(LaneLiars, OneLaneOfThisLinkAndNoOther) {
+  Target target;
+  RawClient link(*target.endpoint);
+  link.claim = {7, 0, 0, 1};
+  ASSERT_TRUE(link.join(liar(), 1, "worker1"));
+  const auto admitted = [&](const SessionClaim& claim, const Identity& self) {
+    RawClient lane(*target.endpoint);
+    lane.claim = claim;
+    return lane.join(self, 1, "worker1");
+  };
+  EXPECT_FALSE(admitted({7, 0, 0, 2, 1}, liar()));  // of a later link
+  EXPECT_FALSE(admitted({8, 0, 0, 1, 1}, liar()));  // of another session
+  Identity another = liar();
+  another.incarnation = 2;
+  EXPECT_FALSE(admitted({7, 0, 0, 1, 1}, another));
+  EXPECT_FALSE(admitted({7, 0, 0, 1, 2}, liar()));  // there is no such lane
+  RawClient lane(*target.endpoint);
+  lane.claim = {7, 0, 0, 1, 1};
+  EXPECT_TRUE(lane.join(liar(), 1, "worker1"));
+  EXPECT_FALSE(admitted({7, 0, 0, 1, 1}, liar()));  // it has one
+}
+
+TEST(LaneLiars, HalfAMessageOverALaneThatIsNotThereEndsTheLink) {
+  Target target;
+  RawClient link(*target.endpoint);
+  link.claim = {7, 0, 0, 1};
+  ASSERT_TRUE(link.join(liar(), 1, "worker1"));
+  link.send(splitFrame(kMiB));
+  ASSERT_TRUE(target.recorder.waitForLosses(1));
+  EXPECT_EQ(target.recorder.losses()[0].reason.code(), ErrorCode::kProtocol);
+}
+
+}  // namespace
+}  // namespace weft::transport
