@@ -56,8 +56,8 @@ void encodeFrameHead(const FrameHead& head, std::byte* out) noexcept;
 Result<FrameHead> decodeFrameHead(std::span<const std::byte, FrameHead::kBytes> bytes,
                                   const Limits& limits);
 
-// How many of the buffer bytes that a split frame carries come over the lane: the last half, so that
-// both connections have as much to do. Whole pages, because both sides copy those faster.
+// How many of the buffer bytes that a split frame carries come over the lane: the last half, so
+// that both connections have as much to do. Whole pages, because both sides copy those faster.
 constexpr std::uint64_t laneShare(std::uint64_t carried) noexcept {
   return carried / 2 / 4096 * 4096;
 }

@@ -7,7 +7,8 @@
 // A lane carries nothing but those halves, one after another in the order of their frames. To which
 // frame they belong and how long they are, the frame says (FrameHead::kSplit). It
 // is made by whoever dialled the link, when the first large message is sent or comes, and
-// proves itself as the link did. When it breaks, the link is given up too, and the session sends again.
+// proves itself as the link did. When it breaks, the link is given up too, and the session sends
+// again.
 //
 // Threads. All lanes of an endpoint are read and written on one loop of their own ("the lanes'
 // thread"). push(), wake() and the counts: any thread. The rest: the endpoint's loop thread.
@@ -41,8 +42,8 @@ class Lane : public std::enable_shared_from_this<Lane> {
  public:
   // Called on the lanes' thread with no lock held: they should post.
   struct Events {
-    std::function<void()> on_arrived;           // after arrived() said no
-    std::function<void()> on_written;           // after written() said no
+    std::function<void()> on_arrived;          // after arrived() said no
+    std::function<void()> on_written;          // after written() said no
     std::function<void(int error)> on_broken;  // once; errno, 0: it ended
   };
   // `loop`: the lanes'. End with cut().
@@ -87,7 +88,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
   const std::shared_ptr<LaneCounts> counts_;
   const Events events_;
 
-  std::mutex push_mutex_;             // a leaf; guards the two below
+  std::mutex push_mutex_;            // a leaf; guards the two below
   std::vector<OwnedBuffer> pushed_;  // not yet in out_
   bool wake_posted_ = false;
   std::atomic<std::uint64_t> unwritten_{0};  // bytes of pushed_ and out_

@@ -98,7 +98,8 @@ std::vector<OwnedBuffer> OutFrame::split() {
     const std::uint64_t here = std::min<std::uint64_t>(skip, buffer.size);
     skip -= here;
     if (here == buffer.size) continue;
-    half.push_back({buffer.data + here, static_cast<std::size_t>(buffer.size - here), buffer.owner});
+    half.push_back(
+        {buffer.data + here, static_cast<std::size_t>(buffer.size - here), buffer.owner});
   }
   return half;
 }

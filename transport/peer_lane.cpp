@@ -42,9 +42,9 @@ void Peer::onLaneDialled(Dial::Outcome outcome) {
   }
   lane_failed_ = true;
   if (logEnabled(LogLevel::kInfo)) {
-    log(LogLevel::kInfo, "large messages to " + describe() +
-                             " go over one connection, for a second could not be made: " +
-                             outcome.why);
+    log(LogLevel::kInfo,
+        "large messages to " + describe() +
+            " go over one connection, for a second could not be made: " + outcome.why);
   }
   if (lane_early_) breakLane("could not be made: " + outcome.why);
 }

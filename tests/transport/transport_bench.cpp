@@ -197,8 +197,7 @@ Figures endpointFigures(Way way, int rounds) {
   }
   figures.small = quantiles(std::move(samples));
   for (std::size_t i = 0; i < std::size(kSizes); ++i)
-    figures.gbytes[i] =
-        throughput(*endpoint, client, kSizes[i].first, kSizes[i].second, replies);
+    figures.gbytes[i] = throughput(*endpoint, client, kSizes[i].first, kSizes[i].second, replies);
   endpoint->close();
   ::close(down[1]);
   ::close(up[0]);
