@@ -141,8 +141,8 @@ class _Answer:
         return self._value
 
 
-def _patch_sync_calls() -> None:
-    """``api._invoke_rpc``, as ``rpc_sync`` calls it. Checked on 2.11 and 2.15.
+def _patch_calls() -> None:
+    """``api._invoke_rpc``, behind ``rpc_sync`` and ``rpc_async``. Checked on 2.11 and 2.15.
 
     Below it upstream knows futures only. Here the thread that waits completes the call itself
     (rpc_backend/answer_seat.h), and a built-in operator's overload is not sought anew for each call.
@@ -160,16 +160,18 @@ def _patch_sync_calls() -> None:
         kwargs: Any = None,
         rpc_timeout: float = api.UNSET_RPC_TIMEOUT,
     ) -> Any:
-        if rpc_type is not sync or not _C._weft_is_current():
+        if not _C._weft_is_current():
             return upstream(to, func, rpc_type, args, kwargs, rpc_timeout)
+        waits = rpc_type is sync
         name = find_builtin(func) if callable(func) else None
         if name is not None and not api._get_should_profile():
+            invoke = _C._call_builtin if waits else _C._start_builtin
             worker = api._to_worker_info(to)
-            done, value = _C._call_builtin(
-                worker, name, rpc_timeout, tuple(args or ()), dict(kwargs or {})
-            )
+            done, value = invoke(worker, name, rpc_timeout, tuple(args or ()), dict(kwargs or {}))
             if done:
-                return _Answer(value)
+                return _Answer(value) if waits else value
+        if not waits:
+            return upstream(to, func, rpc_type, args, kwargs, rpc_timeout)
         _C._take_seat()
         try:
             future = upstream(to, func, rpc_type, args, kwargs, rpc_timeout)
@@ -298,7 +300,7 @@ def install() -> None:
     _patch_wait_all_workers()
     _patch_destroy_rref_context()
     _patch_rendezvous()
-    _patch_sync_calls()
+    _patch_calls()
     _patch_failed_rrefs()
 
 
