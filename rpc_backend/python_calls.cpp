@@ -1,8 +1,10 @@
-// What rpc_sync and rpc_async run in C++ (weft/_torch_patches.py): calls that are waited for at once, and
-// built-in operators.
+// What rpc_sync, rpc_async and remote run in C++ (weft/_torch_patches.py): calls that are waited for at
+// once, and built-in operators.
 #include <ATen/ThreadLocalState.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/distributed/autograd/utils.h>
+#include <torch/csrc/distributed/rpc/py_rref.h>
+#include <torch/csrc/distributed/rpc/rref_context.h>
 #include <torch/csrc/distributed/rpc/script_resp.h>
 #include <torch/csrc/distributed/rpc/utils.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
@@ -23,7 +25,9 @@ namespace {
 
 using torch::distributed::rpc::Message;
 using torch::distributed::rpc::MessageType;
+using torch::distributed::rpc::PyRRef;
 using torch::distributed::rpc::RpcAgent;
+using torch::distributed::rpc::RRefContext;
 using torch::distributed::rpc::WorkerInfo;
 using torch::distributed::rpc::JitFuture;
 using torch::jit::Operator;
@@ -174,6 +178,30 @@ std::pair<bool, std::shared_ptr<PythonFutureWrapper>> startBuiltin(const WorkerI
   return {true, std::make_shared<PythonFutureWrapper>(std::move(value))};
 }
 
+// An RRef, as torch makes it; none when torch should.
+std::optional<PyRRef> remoteBuiltin(const WorkerInfo& to, const std::string& name, float timeout,
+                                    const py::tuple& args, const py::dict& keywords) {
+  Stack stack;
+  const auto kwargs = py::reinterpret_borrow<py::kwargs>(keywords);
+  const auto op = choose(name, args, kwargs, stack);
+  auto& context = RRefContext::getInstance();
+  if (op == nullptr || op->schema().returns().empty() || to.id_ == context.getWorkerId()) {
+    return std::nullopt;
+  }
+  const py::gil_scoped_release no_gil;
+  const auto agent = RpcAgent::getCurrentRpcAgent();
+  const auto rref = context.createUserRRef(to.id_, op->schema().returns().front().type());
+  const auto created = torch::distributed::autograd::sendMessageWithAutograd(
+      *agent, to, weft::rpc::encodeRemoteBuiltin(op, stack, rref->rrefId(), rref->forkId()), false,
+      timeout);
+  rref->registerOwnerCreationFuture(created);
+  context.addPendingUser(rref->forkId(), rref);
+  created->addCallback(at::wrapPropagateTLSState([fork = rref->forkId()](JitFuture& answered) {
+    torch::distributed::rpc::callback::confirmPendingUser(answered, fork);
+  }));
+  return PyRRef(rref);
+}
+
 }  // namespace
 
 void weft::rpc::bindCalls(py::module_& module) {
@@ -185,6 +213,9 @@ void weft::rpc::bindCalls(py::module_& module) {
   module.def("_start_builtin", &startBuiltin, py::arg("to"), py::arg("name"), py::arg("timeout"),
              py::arg("args"), py::arg("kwargs"),
              "rpc_async of a built-in operator: (True, future); (False, None) when torch should do it.");
+  module.def("_remote_builtin", &remoteBuiltin, py::arg("to"), py::arg("name"), py::arg("timeout"),
+             py::arg("args"), py::arg("kwargs"),
+             "remote of a built-in operator: its RRef; None when torch should do it.");
   module.def("_take_seat", &AnswerSeat::take, "This thread will wait for its next call.");
   module.def("_wait_in_seat", &AnswerSeat::wait, py::call_guard<py::gil_scoped_release>(),
              "Waits for that call and completes its future.");

@@ -184,6 +184,23 @@ def _patch_calls() -> None:
     api._invoke_rpc = invoke_rpc
 
 
+def _patch_remote_builtin() -> None:
+    """``api._invoke_remote_builtin``, behind ``remote``. Checked on 2.11 and 2.15.
+
+    Upstream seeks the overload anew for each call, and writes its schema.
+    """
+    upstream = api._invoke_remote_builtin
+
+    @functools.wraps(upstream)
+    def invoke_remote_builtin(to: Any, name: str, timeout: float, *args: Any, **kwargs: Any) -> Any:
+        rref = None
+        if _C._weft_is_current():
+            rref = _C._remote_builtin(to, name, timeout, args, kwargs)
+        return upstream(to, name, timeout, *args, **kwargs) if rref is None else rref
+
+    api._invoke_remote_builtin = invoke_remote_builtin
+
+
 def _patch_failed_rrefs() -> None:
     """``PyRRef.to_here`` and ``PyRRef._serialize``. Checked on 2.11 and 2.15.
 
@@ -301,6 +318,7 @@ def install() -> None:
     _patch_destroy_rref_context()
     _patch_rendezvous()
     _patch_calls()
+    _patch_remote_builtin()
     _patch_failed_rrefs()
 
 

@@ -86,6 +86,9 @@ def compare_with_local() -> int:
             theirs = by_torch(op, args, kwargs)
             assert same(there, theirs), (op, args, kwargs, there, theirs)
             assert same(later, theirs), (op, args, kwargs, later, theirs)
+            held = rpc.remote(to, op, args=args, kwargs=kwargs)
+            assert held.owner_name() == to
+            assert same(held.to_here(), theirs), (op, args, kwargs, held.to_here(), theirs)
             if not any(getattr(arg, "requires_grad", False) for arg in args):
                 assert same(tuple(here) if isinstance(here, tuple) else here, there), (op, args)
             tried += 1
@@ -223,6 +226,40 @@ def local_value(rref):
 
 def test_a_future_may_be_an_answer(group):
     assert group[0].call(through_a_relay) == [3.0, 4.0, 4.0]
+
+
+def failing_remotely() -> list[str]:
+    """What an RRef of a failed call says, and one whose operator there is not."""
+    import torch
+    import torch.distributed.rpc as rpc
+
+    texts = []
+    for remote in (rpc.api._invoke_remote_builtin, rpc.api._invoke_remote_builtin.__wrapped__):
+        with pytest.raises(RuntimeError) as caught:
+            to = rpc.get_worker_info(peer())
+            remote(to, "aten::add", -1.0, torch.ones(2), torch.ones(3)).to_here()
+        texts.append(str(caught.value).splitlines()[0])
+        with pytest.raises(RuntimeError, match="match (any schema|operator name)"):
+            remote(to, "aten::add", -1.0, torch.ones(2), object())
+    return texts
+
+
+def test_failures_of_remote_are_torchs_own(group):
+    ours, theirs = group[0].call(failing_remotely)
+    assert "size" in ours
+    assert ours == theirs
+
+
+def remote_here() -> float:
+    import torch
+    import torch.distributed.rpc as rpc
+
+    me = rpc.get_worker_info().name
+    return rpc.remote(me, torch.add, args=(torch.ones(1), 2)).to_here().item()
+
+
+def test_remote_to_oneself(group):
+    assert group[0].call(remote_here) == 3.0
 
 
 def there_and_back(hops: int) -> list[str]:
