@@ -89,8 +89,8 @@ bool looksBuiltin(const Message& request) {
 }
 
 c10::intrusive_ptr<Message> encode(const std::shared_ptr<Operator>& op,
-                                   const torch::jit::Stack& arguments,
-                                   std::vector<at::IValue> ids, MessageType type) {
+                                   const torch::jit::Stack& arguments, std::vector<at::IValue> ids,
+                                   MessageType type) {
   Texts texts = textsOf(op);
   std::vector<at::IValue> values;
   values.reserve(arguments.size() + 2 + ids.size());

@@ -1,5 +1,5 @@
-// What rpc_sync, rpc_async and remote run in C++ (weft/_torch_patches.py): calls that are waited for at
-// once, and built-in operators.
+// What rpc_sync, rpc_async and remote run in C++ (weft/_torch_patches.py): calls that are waited
+// for at once, and built-in operators.
 #include <ATen/ThreadLocalState.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/distributed/autograd/utils.h>
@@ -23,13 +23,13 @@ namespace py = pybind11;
 
 namespace {
 
+using torch::distributed::rpc::JitFuture;
 using torch::distributed::rpc::Message;
 using torch::distributed::rpc::MessageType;
 using torch::distributed::rpc::PyRRef;
 using torch::distributed::rpc::RpcAgent;
 using torch::distributed::rpc::RRefContext;
 using torch::distributed::rpc::WorkerInfo;
-using torch::distributed::rpc::JitFuture;
 using torch::jit::Operator;
 using torch::jit::PythonFutureWrapper;
 using torch::jit::Stack;
@@ -210,9 +210,10 @@ void weft::rpc::bindCalls(py::module_& module) {
       "_call_builtin", &callBuiltin, py::arg("to"), py::arg("name"), py::arg("timeout"),
       py::arg("args"), py::arg("kwargs"),
       "rpc_sync of a built-in operator: (True, result); (False, None) when torch should do it.");
-  module.def("_start_builtin", &startBuiltin, py::arg("to"), py::arg("name"), py::arg("timeout"),
-             py::arg("args"), py::arg("kwargs"),
-             "rpc_async of a built-in operator: (True, future); (False, None) when torch should do it.");
+  module.def(
+      "_start_builtin", &startBuiltin, py::arg("to"), py::arg("name"), py::arg("timeout"),
+      py::arg("args"), py::arg("kwargs"),
+      "rpc_async of a built-in operator: (True, future); (False, None) when torch should do it.");
   module.def("_remote_builtin", &remoteBuiltin, py::arg("to"), py::arg("name"), py::arg("timeout"),
              py::arg("args"), py::arg("kwargs"),
              "remote of a built-in operator: its RRef; None when torch should do it.");

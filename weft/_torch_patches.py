@@ -142,10 +142,11 @@ class _Answer:
 
 
 def _patch_calls() -> None:
-    """``api._invoke_rpc``, behind ``rpc_sync`` and ``rpc_async``. Checked on 2.11 and 2.15.
+    """``api._invoke_rpc``, behind ``rpc_sync`` (checked on 2.11 and 2.15) and ``rpc_async`` (2.11).
 
     Below it upstream knows futures only. Here the thread that waits completes the call itself
-    (rpc_backend/answer_seat.h), and a built-in operator's overload is not sought anew for each call.
+    (rpc_backend/answer_seat.h), a built-in operator's overload is not sought anew for each call, and
+    the answer to one that is not waited for takes no GIL (rpc_backend/python_calls.cpp).
     """
     upstream = api._invoke_rpc
     sync = api.RPCExecMode.SYNC
@@ -185,7 +186,7 @@ def _patch_calls() -> None:
 
 
 def _patch_remote_builtin() -> None:
-    """``api._invoke_remote_builtin``, behind ``remote``. Checked on 2.11 and 2.15.
+    """``api._invoke_remote_builtin``, behind ``remote``. Checked on 2.11; compiled against 2.15.
 
     Upstream seeks the overload anew for each call, and writes its schema.
     """
