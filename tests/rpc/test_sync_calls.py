@@ -239,7 +239,7 @@ def failing_remotely() -> list[str]:
             to = rpc.get_worker_info(peer())
             remote(to, "aten::add", -1.0, torch.ones(2), torch.ones(3)).to_here()
         texts.append(str(caught.value).splitlines()[0])
-        with pytest.raises(RuntimeError, match="match (any schema|operator name)"):
+        with pytest.raises(RuntimeError, match=r"match (any schema|operator name)"):
             remote(to, "aten::add", -1.0, torch.ones(2), object())
     return texts
 
