@@ -16,8 +16,10 @@
 
 namespace weft::rpc {
 
+using torch::distributed::rpc::ForkId;
 using torch::distributed::rpc::Message;
 using torch::distributed::rpc::MessageType;
+using torch::distributed::rpc::RRefId;
 using torch::jit::Operator;
 
 namespace {
@@ -86,6 +88,24 @@ bool looksBuiltin(const Message& request) {
   return payload.find(kAtenOnTheWire, from) != std::string_view::npos;
 }
 
+c10::intrusive_ptr<Message> encode(const std::shared_ptr<Operator>& op,
+                                   const torch::jit::Stack& arguments, std::vector<at::IValue> ids,
+                                   MessageType type) {
+  Texts texts = textsOf(op);
+  std::vector<at::IValue> values;
+  values.reserve(arguments.size() + 2 + ids.size());
+  values.insert(values.end(), arguments.begin(), arguments.end());
+  values.push_back(std::move(texts.schema));
+  values.push_back(std::move(texts.name));
+  // Moved: of what others hold too the pickler takes a note.
+  for (at::IValue& id : ids)
+    values.push_back(std::move(id));
+  std::vector<at::Tensor> tensors;
+  std::vector<char> payload =
+      torch::jit::pickle(c10::ivalue::Tuple::create(std::move(values)), &tensors);
+  return c10::make_intrusive<Message>(std::move(payload), std::move(tensors), type);
+}
+
 bool profiled() {
   using torch::distributed::rpc::profiler::processglobal::StateStackEntry;
   return StateStackEntry::current() != nullptr || at::hasThreadLocalCallbacks();
@@ -95,17 +115,16 @@ bool profiled() {
 
 c10::intrusive_ptr<Message> encodeBuiltin(const std::shared_ptr<Operator>& op,
                                           const torch::jit::Stack& arguments) {
-  Texts texts = textsOf(op);
-  std::vector<at::IValue> values;
-  values.reserve(arguments.size() + 2);
-  values.insert(values.end(), arguments.begin(), arguments.end());
-  values.push_back(std::move(texts.schema));
-  values.push_back(std::move(texts.name));
-  std::vector<at::Tensor> tensors;
-  std::vector<char> payload =
-      torch::jit::pickle(c10::ivalue::Tuple::create(std::move(values)), &tensors);
-  return c10::make_intrusive<Message>(std::move(payload), std::move(tensors),
-                                      MessageType::SCRIPT_CALL);
+  return encode(op, arguments, {}, MessageType::SCRIPT_CALL);
+}
+
+c10::intrusive_ptr<Message> encodeRemoteBuiltin(const std::shared_ptr<Operator>& op,
+                                                const torch::jit::Stack& arguments,
+                                                const RRefId& value, const ForkId& fork) {
+  std::vector<at::IValue> ids;
+  ids.push_back(value.toIValue());
+  ids.push_back(fork.toIValue());
+  return encode(op, arguments, std::move(ids), MessageType::SCRIPT_REMOTE_CALL);
 }
 
 bool stillRegistered(const std::shared_ptr<Operator>& op) {

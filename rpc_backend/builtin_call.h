@@ -11,6 +11,7 @@
 
 #include <ATen/core/stack.h>
 #include <torch/csrc/distributed/rpc/message.h>
+#include <torch/csrc/distributed/rpc/types.h>
 #include <torch/csrc/jit/runtime/operator.h>
 
 #include <memory>
@@ -24,6 +25,12 @@ namespace weft::rpc {
 // operator that is not aten's.
 WEFT_API c10::intrusive_ptr<torch::distributed::rpc::Message> encodeBuiltin(
     const std::shared_ptr<torch::jit::Operator>& op, const torch::jit::Stack& arguments);
+
+// As ScriptRemoteCall::toMessage makes it: the same, and the ids of the RRef that is to hold the
+// result.
+WEFT_API c10::intrusive_ptr<torch::distributed::rpc::Message> encodeRemoteBuiltin(
+    const std::shared_ptr<torch::jit::Operator>& op, const torch::jit::Stack& arguments,
+    const torch::distributed::rpc::RRefId& value, const torch::distributed::rpc::ForkId& fork);
 
 // True while `op` is registered: an operator that a program defined may be taken away again.
 WEFT_API bool stillRegistered(const std::shared_ptr<torch::jit::Operator>& op);

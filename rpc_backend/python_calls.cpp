@@ -1,6 +1,10 @@
-// What rpc_sync runs in C++ (weft/_torch_patches.py): calls that are waited for at once.
+// What rpc_sync, rpc_async and remote run in C++ (weft/_torch_patches.py): calls that are waited
+// for at once, and built-in operators.
+#include <ATen/ThreadLocalState.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/distributed/autograd/utils.h>
+#include <torch/csrc/distributed/rpc/py_rref.h>
+#include <torch/csrc/distributed/rpc/rref_context.h>
 #include <torch/csrc/distributed/rpc/script_resp.h>
 #include <torch/csrc/distributed/rpc/utils.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
@@ -19,11 +23,15 @@ namespace py = pybind11;
 
 namespace {
 
+using torch::distributed::rpc::JitFuture;
 using torch::distributed::rpc::Message;
 using torch::distributed::rpc::MessageType;
+using torch::distributed::rpc::PyRRef;
 using torch::distributed::rpc::RpcAgent;
+using torch::distributed::rpc::RRefContext;
 using torch::distributed::rpc::WorkerInfo;
 using torch::jit::Operator;
+using torch::jit::PythonFutureWrapper;
 using torch::jit::Stack;
 using weft::rpc::AnswerSeat;
 using weft::rpc::Seated;
@@ -93,6 +101,11 @@ std::shared_ptr<Operator> choose(const std::string& name, const py::tuple& args,
   return nullptr;
 }
 
+bool returnsTensor(const Operator& op) {
+  const auto& returns = op.schema().returns();
+  return returns.size() == 1 && *returns.front().type() == *at::TensorType::get();
+}
+
 // The value of an answer; autograd's part of it is attached on the way.
 at::IValue valueOf(const Message& message) {
   MessageType type = message.type();
@@ -128,6 +141,67 @@ std::pair<bool, py::object> callBuiltin(const WorkerInfo& to, const std::string&
   return {true, torch::jit::toPyObject(std::move(value))};
 }
 
+// Gives `value` what `answer` brought.
+void settle(JitFuture& value, JitFuture& answer) {
+  if (answer.hasError()) {
+    value.setError(answer.exception_ptr());
+    return;
+  }
+  try {
+    value.markCompleted(valueOf(*answer.constValue().toCustomClass<Message>()), answer.storages());
+  } catch (const std::exception&) {
+    value.setErrorIfNeeded(std::current_exception());
+  }
+}
+
+// (True, future), or (False, None) when torch should make the call. torch's futures hold Python
+// objects, so each answer takes the GIL, and who makes many calls in a row fights for it at each of
+// them. These hold the tensor itself; its Python object is made for who waits.
+std::pair<bool, std::shared_ptr<PythonFutureWrapper>> startBuiltin(const WorkerInfo& to,
+                                                                   const std::string& name,
+                                                                   float timeout,
+                                                                   const py::tuple& args,
+                                                                   const py::dict& keywords) {
+  Stack stack;
+  const auto kwargs = py::reinterpret_borrow<py::kwargs>(keywords);
+  const auto op = choose(name, args, kwargs, stack);
+  // Of a list each waiter would be given another one.
+  if (op == nullptr || !returnsTensor(*op)) return {false, nullptr};
+  const py::gil_scoped_release no_gil;
+  const auto agent = RpcAgent::getCurrentRpcAgent();
+  const auto answer = torch::distributed::autograd::sendMessageWithAutograd(
+      *agent, to, weft::rpc::encodeBuiltin(op, stack), false, timeout);
+  // Of torch's type: an RRef takes its own from the future that a function answers with.
+  auto value = answer->createInstance(at::PyObjectType::get());
+  answer->addCallback(
+      at::wrapPropagateTLSState([value](JitFuture& answered) { settle(*value, answered); }));
+  return {true, std::make_shared<PythonFutureWrapper>(std::move(value))};
+}
+
+// An RRef, as torch makes it; none when torch should.
+std::optional<PyRRef> remoteBuiltin(const WorkerInfo& to, const std::string& name, float timeout,
+                                    const py::tuple& args, const py::dict& keywords) {
+  Stack stack;
+  const auto kwargs = py::reinterpret_borrow<py::kwargs>(keywords);
+  const auto op = choose(name, args, kwargs, stack);
+  auto& context = RRefContext::getInstance();
+  if (op == nullptr || op->schema().returns().empty() || to.id_ == context.getWorkerId()) {
+    return std::nullopt;
+  }
+  const py::gil_scoped_release no_gil;
+  const auto agent = RpcAgent::getCurrentRpcAgent();
+  const auto rref = context.createUserRRef(to.id_, op->schema().returns().front().type());
+  const auto created = torch::distributed::autograd::sendMessageWithAutograd(
+      *agent, to, weft::rpc::encodeRemoteBuiltin(op, stack, rref->rrefId(), rref->forkId()), false,
+      timeout);
+  rref->registerOwnerCreationFuture(created);
+  context.addPendingUser(rref->forkId(), rref);
+  created->addCallback(at::wrapPropagateTLSState([fork = rref->forkId()](JitFuture& answered) {
+    torch::distributed::rpc::callback::confirmPendingUser(answered, fork);
+  }));
+  return PyRRef(rref);
+}
+
 }  // namespace
 
 void weft::rpc::bindCalls(py::module_& module) {
@@ -136,6 +210,13 @@ void weft::rpc::bindCalls(py::module_& module) {
       "_call_builtin", &callBuiltin, py::arg("to"), py::arg("name"), py::arg("timeout"),
       py::arg("args"), py::arg("kwargs"),
       "rpc_sync of a built-in operator: (True, result); (False, None) when torch should do it.");
+  module.def(
+      "_start_builtin", &startBuiltin, py::arg("to"), py::arg("name"), py::arg("timeout"),
+      py::arg("args"), py::arg("kwargs"),
+      "rpc_async of a built-in operator: (True, future); (False, None) when torch should do it.");
+  module.def("_remote_builtin", &remoteBuiltin, py::arg("to"), py::arg("name"), py::arg("timeout"),
+             py::arg("args"), py::arg("kwargs"),
+             "remote of a built-in operator: its RRef; None when torch should do it.");
   module.def("_take_seat", &AnswerSeat::take, "This thread will wait for its next call.");
   module.def("_wait_in_seat", &AnswerSeat::wait, py::call_guard<py::gil_scoped_release>(),
              "Waits for that call and completes its future.");

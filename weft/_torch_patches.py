@@ -141,11 +141,12 @@ class _Answer:
         return self._value
 
 
-def _patch_sync_calls() -> None:
-    """``api._invoke_rpc``, as ``rpc_sync`` calls it. Checked on 2.11 and 2.15.
+def _patch_calls() -> None:
+    """``api._invoke_rpc``, behind ``rpc_sync`` (checked on 2.11 and 2.15) and ``rpc_async`` (2.11).
 
     Below it upstream knows futures only. Here the thread that waits completes the call itself
-    (rpc_backend/answer_seat.h), and a built-in operator's overload is not sought anew for each call.
+    (rpc_backend/answer_seat.h), a built-in operator's overload is not sought anew for each call, and
+    the answer to one that is not waited for takes no GIL (rpc_backend/python_calls.cpp).
     """
     upstream = api._invoke_rpc
     sync = api.RPCExecMode.SYNC
@@ -160,16 +161,18 @@ def _patch_sync_calls() -> None:
         kwargs: Any = None,
         rpc_timeout: float = api.UNSET_RPC_TIMEOUT,
     ) -> Any:
-        if rpc_type is not sync or not _C._weft_is_current():
+        if not _C._weft_is_current():
             return upstream(to, func, rpc_type, args, kwargs, rpc_timeout)
+        waits = rpc_type is sync
         name = find_builtin(func) if callable(func) else None
         if name is not None and not api._get_should_profile():
+            invoke = _C._call_builtin if waits else _C._start_builtin
             worker = api._to_worker_info(to)
-            done, value = _C._call_builtin(
-                worker, name, rpc_timeout, tuple(args or ()), dict(kwargs or {})
-            )
+            done, value = invoke(worker, name, rpc_timeout, tuple(args or ()), dict(kwargs or {}))
             if done:
-                return _Answer(value)
+                return _Answer(value) if waits else value
+        if not waits:
+            return upstream(to, func, rpc_type, args, kwargs, rpc_timeout)
         _C._take_seat()
         try:
             future = upstream(to, func, rpc_type, args, kwargs, rpc_timeout)
@@ -180,6 +183,23 @@ def _patch_sync_calls() -> None:
         return future
 
     api._invoke_rpc = invoke_rpc
+
+
+def _patch_remote_builtin() -> None:
+    """``api._invoke_remote_builtin``, behind ``remote``. Checked on 2.11; compiled against 2.15.
+
+    Upstream seeks the overload anew for each call, and writes its schema.
+    """
+    upstream = api._invoke_remote_builtin
+
+    @functools.wraps(upstream)
+    def invoke_remote_builtin(to: Any, name: str, timeout: float, *args: Any, **kwargs: Any) -> Any:
+        rref = None
+        if _C._weft_is_current():
+            rref = _C._remote_builtin(to, name, timeout, args, kwargs)
+        return upstream(to, name, timeout, *args, **kwargs) if rref is None else rref
+
+    api._invoke_remote_builtin = invoke_remote_builtin
 
 
 def _patch_failed_rrefs() -> None:
@@ -298,7 +318,8 @@ def install() -> None:
     _patch_wait_all_workers()
     _patch_destroy_rref_context()
     _patch_rendezvous()
-    _patch_sync_calls()
+    _patch_calls()
+    _patch_remote_builtin()
     _patch_failed_rrefs()
 
 

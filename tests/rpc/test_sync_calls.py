@@ -1,4 +1,4 @@
-"""Calls that are waited for at once: whoever waits completes them; built-in operators' overloads."""
+"""Calls that do not go torch's way: who waits completes them; built-in operators' overloads and futures."""
 
 from __future__ import annotations
 
@@ -73,13 +73,22 @@ def compare_with_local() -> int:
             return type(x) is type(y) and x == y
         return x.dtype == y.dtype and x.requires_grad == y.requires_grad and torch.equal(x, y)
 
+    def by_torch(op, args, kwargs):
+        upstream = rpc.api._invoke_rpc.__wrapped__
+        return upstream(to, op, rpc.api.RPCExecMode.ASYNC, args, kwargs).wait()
+
     to, tried = peer(), 0
     for _ in range(2):
         for op, args, kwargs in arguments():
             here = op(*args, **kwargs)
             there = rpc.rpc_sync(to, op, args=args, kwargs=kwargs)
-            futures = rpc.rpc_async(to, op, args=args, kwargs=kwargs).wait()  # torch's own way
-            assert same(there, futures), (op, args, kwargs, there, futures)
+            later = rpc.rpc_async(to, op, args=args, kwargs=kwargs).wait()
+            theirs = by_torch(op, args, kwargs)
+            assert same(there, theirs), (op, args, kwargs, there, theirs)
+            assert same(later, theirs), (op, args, kwargs, later, theirs)
+            held = rpc.remote(to, op, args=args, kwargs=kwargs)
+            assert held.owner_name() == to
+            assert same(held.to_here(), theirs), (op, args, kwargs, held.to_here(), theirs)
             if not any(getattr(arg, "requires_grad", False) for arg in args):
                 assert same(tuple(here) if isinstance(here, tuple) else here, there), (op, args)
             tried += 1
@@ -94,7 +103,14 @@ def failing(how: str):
     import torch
     import torch.distributed.rpc as rpc
 
-    call = {"sync": rpc.rpc_sync, "async": lambda *a, **k: rpc.rpc_async(*a, **k).wait()}[how]
+    def by_torch(to, func, args=()):
+        return rpc.api._invoke_rpc.__wrapped__(to, func, rpc.api.RPCExecMode.ASYNC, args).wait()
+
+    call = {
+        "sync": rpc.rpc_sync,
+        "async": lambda *a, **k: rpc.rpc_async(*a, **k).wait(),
+        "torch": by_torch,
+    }[how]
     texts = []
     for args in ((torch.ones(2), torch.ones(3)), (torch.ones(2), object()), ()):
         with pytest.raises(Exception) as caught:
@@ -109,8 +125,141 @@ def fail() -> None:
     raise ValueError("to worker")
 
 
-def test_failures_are_torchs_own(group):
-    assert group[0].call(failing, "sync") == group[0].call(failing, "async")
+@pytest.mark.parametrize("how", ["sync", "async"])
+def test_failures_are_torchs_own(group, how):
+    assert group[0].call(failing, how) == group[0].call(failing, "torch")
+
+
+def futures_of_a_burst() -> int:
+    import torch
+    import torch.distributed.rpc as rpc
+
+    def start(number: int):
+        return rpc.rpc_async(peer(), torch.add, args=(torch.zeros(1), number))
+
+    assert [value.item() for value in torch.futures.wait_all([start(i) for i in range(500)])] == [
+        *range(500)
+    ]
+    future = start(7)
+    assert isinstance(future, torch._C.Future)  # as torch's own
+    assert future.wait() is future.value()
+    assert future.then(lambda done: done.value().item() + 1).wait() == 8
+    done = threading.Event()
+    future.add_done_callback(lambda _: done.set())
+    assert done.wait(30)
+    mixed = [start(1), rpc.rpc_async(peer(), echo, args=(2,)), start(3)]
+    assert [int(value) for value in torch.futures.wait_all(mixed)] == [1, 2, 3]
+    with pytest.raises(RuntimeError, match="size"):
+        rpc.rpc_async(peer(), torch.add, args=(torch.ones(2), torch.ones(3))).wait()
+    return len(mixed)
+
+
+def test_futures_of_operators_are_futures(group):
+    assert group[0].call(futures_of_a_burst) == 3
+
+
+def many_from_callbacks(count: int) -> int:
+    """Each callback makes the next call."""
+    import torch
+    import torch.distributed.rpc as rpc
+
+    ended = torch.futures.Future()
+
+    def go_on(done) -> None:
+        value = int(done.value())
+        if value == count:
+            ended.set_result(value)
+        else:
+            step(value)
+
+    def step(value: int) -> None:
+        rpc.rpc_async(peer(), torch.add, args=(torch.tensor([value]), 1)).then(go_on)
+
+    step(0)
+    return ended.wait()
+
+
+def test_callbacks_of_futures_may_make_calls(group):
+    assert group[0].call(many_from_callbacks, 200) == 200
+
+
+def started_and_let_go(count: int) -> int:
+    import gc
+
+    import torch
+    import torch.distributed.rpc as rpc
+
+    for _ in range(count):
+        rpc.rpc_async(peer(), torch.add, args=(torch.ones(1), 1))
+    gc.collect()
+    return int(rpc.rpc_sync(peer(), torch.add, args=(torch.ones(1), 1)))
+
+
+def test_futures_that_nobody_keeps_do_no_harm(group):
+    assert group[0].call(started_and_let_go, 200) == 2
+
+
+# rpc.functions.async_execution, without importing torch here.
+def relay(to: str, value: float):
+    import torch
+    import torch.distributed.rpc as rpc
+
+    return rpc.rpc_async(to, torch.add, args=(torch.zeros(1), value))
+
+
+relay._wrapped_async_rpc_function = relay
+
+
+def through_a_relay() -> list[float]:
+    import torch.distributed.rpc as rpc
+
+    me = rpc.get_worker_info().name
+    rref = rpc.remote(peer(), relay, args=(me, 4.0))
+    there = [rpc.rpc_sync(peer(), relay, args=(me, 3.0)), rref.to_here()]
+    there.append(rpc.rpc_sync(peer(), local_value, args=(rref,)))
+    return [value.item() for value in there]
+
+
+def local_value(rref):
+    return rref.local_value()
+
+
+def test_a_future_may_be_an_answer(group):
+    assert group[0].call(through_a_relay) == [3.0, 4.0, 4.0]
+
+
+def failing_remotely() -> list[str]:
+    """What an RRef of a failed call says, and one whose operator there is not."""
+    import torch
+    import torch.distributed.rpc as rpc
+
+    texts = []
+    for remote in (rpc.api._invoke_remote_builtin, rpc.api._invoke_remote_builtin.__wrapped__):
+        with pytest.raises(RuntimeError) as caught:
+            to = rpc.get_worker_info(peer())
+            remote(to, "aten::add", -1.0, torch.ones(2), torch.ones(3)).to_here()
+        texts.append(str(caught.value).splitlines()[0])
+        with pytest.raises(RuntimeError, match=r"match (any schema|operator name)"):
+            remote(to, "aten::add", -1.0, torch.ones(2), object())
+    return texts
+
+
+def test_failures_of_remote_are_torchs_own(group):
+    ours, theirs = group[0].call(failing_remotely)
+    assert "size" in ours
+    assert ours == theirs
+
+
+def remote_here() -> float:
+    import torch
+    import torch.distributed.rpc as rpc
+
+    me = rpc.get_worker_info().name
+    return rpc.remote(me, torch.add, args=(torch.ones(1), 2)).to_here().item()
+
+
+def test_remote_to_oneself(group):
+    assert group[0].call(remote_here) == 3.0
 
 
 def there_and_back(hops: int) -> list[str]:
@@ -203,20 +352,22 @@ def test_many_threads_each_get_their_own_answers(group):
     assert group[0].call(from_threads, 8) == 8 * 400
 
 
-def backward() -> list[float]:
+def backward(how: str) -> list[float]:
     import torch
     import torch.distributed.autograd as dist_autograd
     import torch.distributed.rpc as rpc
 
     leaf = torch.ones(2, requires_grad=True)
     with dist_autograd.context() as context:
-        out = rpc.rpc_sync(peer(), torch.mul, args=(leaf, 3))
+        call = {"sync": rpc.rpc_sync, "async": lambda *a, **k: rpc.rpc_async(*a, **k).wait()}[how]
+        out = call(peer(), torch.mul, args=(leaf, 3))
         dist_autograd.backward(context, [out.sum()])
         return dist_autograd.get_gradients(context)[leaf].tolist()
 
 
-def test_distributed_autograd_goes_through_it(group):
-    assert group[0].call(backward) == [3.0, 3.0]
+@pytest.mark.parametrize("how", ["sync", "async"])
+def test_distributed_autograd_goes_through_it(group, how):
+    assert group[0].call(backward, how) == [3.0, 3.0]
 
 
 def lose_the_peer() -> str:

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/rpc/script_call.h>
+#include <torch/csrc/distributed/rpc/script_remote_call.h>
 #include <torch/csrc/jit/serialization/pickle.h>
 
 #include <filesystem>
@@ -11,9 +12,11 @@
 namespace weft::rpc {
 namespace {
 
+using torch::distributed::rpc::GloballyUniqueId;
 using torch::distributed::rpc::Message;
 using torch::distributed::rpc::MessageType;
 using torch::distributed::rpc::ScriptCall;
+using torch::distributed::rpc::ScriptRemoteCall;
 using torch::jit::Operator;
 using torch::jit::Stack;
 
@@ -41,6 +44,20 @@ TEST(BuiltinCall, GoesOverTheWireAsTorchsOwn) {
     ASSERT_EQ(ours->tensors().size(), 1U);
     EXPECT_TRUE(ours->tensors()[0].is_same(stack[0].toTensor()));
   }
+}
+
+TEST(BuiltinCall, OfAnRRefGoesOverTheWireAsTorchsOwn) {
+  const Stack stack{at::ones({2, 3}), at::Scalar(2), at::Scalar(1)};
+  const auto op = overload("aten::add", "Scalar");
+  ASSERT_NE(op, nullptr);
+  const GloballyUniqueId value(1, 7);
+  const GloballyUniqueId fork(1, 8);
+  const auto ours = encodeRemoteBuiltin(op, stack, value, fork);
+  const auto theirs = ScriptRemoteCall(op, Stack(stack), value, fork).toMessage();
+  EXPECT_EQ(ours->type(), theirs->type());
+  EXPECT_EQ(ours->payload(), theirs->payload());
+  ASSERT_EQ(ours->tensors().size(), 1U);
+  EXPECT_TRUE(ours->tensors()[0].is_same(stack[0].toTensor()));
 }
 
 TEST(BuiltinCall, IsServedAsTorchWould) {
