@@ -39,6 +39,12 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(file), f"{target}#{anchor}"
 
 
+def test_the_index_has_every_page():
+    index = (ROOT / "docs/README.md").read_text()
+    for page in ROOT.glob("docs/*.md"):
+        assert page.name == "README.md" or f"({page.name})" in index, page.name
+
+
 @BY_PAGE
 def test_files_that_are_named_exist(page):
     """`folder/file.ext` in backquotes is a file of the checkout."""

@@ -1,6 +1,9 @@
 #include "tests/jit_ops/processes.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -57,6 +60,18 @@ std::string freshPath(const std::string& what) {
   const char* folder = std::getenv("TEST_TMPDIR");  // NOLINT(concurrency-mt-unsafe)
   return std::string(folder == nullptr ? "/tmp" : folder) + "/" + what + "-" +
          std::to_string(::getpid()) + "-" + std::to_string(count++);
+}
+
+std::string freePort() {
+  const int probe = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  ::bind(probe, reinterpret_cast<sockaddr*>(&address), size);
+  ::getsockname(probe, reinterpret_cast<sockaddr*>(&address), &size);
+  ::close(probe);
+  return std::to_string(ntohs(address.sin_port));
 }
 
 }  // namespace weft::testing

@@ -18,4 +18,7 @@ std::vector<std::string> runWorkers(const std::vector<std::function<void()>>& li
 // A path that no other test uses, for a FileStore.
 std::string freshPath(const std::string& what);
 
+// A port that was free just now.
+std::string freePort();
+
 }  // namespace weft::testing
