@@ -1,4 +1,4 @@
-"""The listings of the pages: Python is run as it is printed, C++ stands in a file that is compiled and run."""
+"""The listings of the pages: Python is run as printed, C++ stands in a file that is compiled and run."""
 
 from __future__ import annotations
 
