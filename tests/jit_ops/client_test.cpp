@@ -14,6 +14,8 @@
 namespace weft {
 namespace {
 
+using testing::expect;
+using testing::expectProblem;
 using testing::freePort;
 using testing::freshPath;
 using testing::runWorkers;
@@ -26,25 +28,6 @@ JoinOptions options(const std::string& path, const std::string& name, int rank, 
   out.init_method = "file://" + path;
   out.rpc.rpcTimeoutSeconds = 30;
   return out;
-}
-
-void expect(bool fine, const std::string& what) {
-  if (!fine) throw std::runtime_error(what);
-}
-
-// The text of what `body` throws; it must throw.
-std::string problem(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  throw std::runtime_error("nothing was thrown");
-}
-
-void expectProblem(const std::string& part, const std::function<void()>& body) {
-  const std::string text = problem(body);
-  expect(text.find(part) != std::string::npos, "\"" + part + "\" is not in: " + text);
 }
 
 torch::jit::Module encoder() {

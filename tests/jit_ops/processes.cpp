@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <stdexcept>
 
 namespace weft::testing {
 
@@ -53,6 +54,21 @@ std::vector<std::string> runWorkers(const std::vector<std::function<void()>>& li
                        std::to_string(status));
   }
   return failures;
+}
+
+void expect(bool fine, const std::string& what) {
+  if (!fine) throw std::runtime_error(what);
+}
+
+void expectProblem(const std::string& part, const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const std::exception& error) {
+    const std::string text = error.what();
+    expect(text.find(part) != std::string::npos, "\"" + part + "\" is not in: " + text);
+    return;
+  }
+  throw std::runtime_error("nothing was thrown: " + part);
 }
 
 std::string freshPath(const std::string& what) {

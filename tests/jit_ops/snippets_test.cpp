@@ -16,15 +16,12 @@
 
 namespace {
 
+using weft::testing::expect;
 using weft::testing::freePort;
 using weft::testing::freshPath;
 using weft::testing::runWorkers;
 
 const std::vector<std::string> kFine;
-
-void expect(bool fine, const std::string& what) {
-  if (!fine) throw std::runtime_error(what);
-}
 
 torch::jit::Module encoder() {
   torch::jit::Module module("Encoder");
