@@ -51,7 +51,8 @@ Result<std::string> StoreKeyValue::get(const std::string& key, steady_clock::tim
     }
     return store_->get_to_str(key);
   } catch (const std::exception& failure) {
-    return Error(ErrorCode::kSystem, "the Store failed to give '" + key + "': " + reasonOf(failure));
+    return Error(ErrorCode::kSystem,
+                 "the Store failed to give '" + key + "': " + reasonOf(failure));
   }
 }
 
