@@ -113,6 +113,24 @@ def test_errors_are_worded_as_in_the_code(text):
         assert pieces(words, said) <= 3, part
 
 
+def test_the_handshakes_sizes_are_the_same_on_both_pages():
+    wire = (ROOT / "docs/wire_format.md").read_text()
+    size = {
+        name: re.search(rf"^### {name}: (\d+) bytes$", wire, re.MULTILINE)[1]
+        for name in ("Hello", "Proof", "Refusal")
+    }
+    lines = re.findall(
+        r"-> (hello|HMAC).*?(\d+) bytes(?:.*refusal \((\d+)\))?",
+        (ROOT / "docs/security.md").read_text(),
+    )
+    assert lines == [
+        ("hello", size["Hello"], ""),
+        ("hello", size["Hello"], size["Refusal"]),
+        ("HMAC", size["Proof"], ""),
+        ("HMAC", size["Proof"], size["Refusal"]),
+    ]
+
+
 def test_the_environment_page_is_the_table():
     from weft import env
 
