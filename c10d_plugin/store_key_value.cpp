@@ -1,5 +1,7 @@
 #include "c10d_plugin/store_key_value.h"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 #include <exception>
 #include <thread>
@@ -12,11 +14,24 @@ using transport::Error;
 using transport::ErrorCode;
 using transport::Result;
 
+namespace {
+
+// A TCPStore says "Broken pipe" when the process that serves it has ended.
+std::string reasonOf(const std::exception& failure) {
+  const auto* torchs = dynamic_cast<const c10::Error*>(&failure);
+  const std::string text = torchs == nullptr ? failure.what() : torchs->what_without_backtrace();
+  if (dynamic_cast<const c10::DistNetworkError*>(&failure) == nullptr) return text;
+  return "the process that serves it (usually rank 0) has ended or closed the connection (" + text +
+         ")";
+}
+
+}  // namespace
+
 Error StoreKeyValue::set(const std::string& key, const std::string& value) {
   try {
     store_->set(key, value);
   } catch (const std::exception& failure) {
-    return {ErrorCode::kSystem, "the Store did not take '" + key + "': " + failure.what()};
+    return {ErrorCode::kSystem, "the Store did not take '" + key + "': " + reasonOf(failure)};
   }
   return Error::ok();
 }
@@ -36,7 +51,8 @@ Result<std::string> StoreKeyValue::get(const std::string& key, steady_clock::tim
     }
     return store_->get_to_str(key);
   } catch (const std::exception& failure) {
-    return Error(ErrorCode::kSystem, "the Store failed to give '" + key + "': " + failure.what());
+    return Error(ErrorCode::kSystem,
+                 "the Store failed to give '" + key + "': " + reasonOf(failure));
   }
 }
 

@@ -112,7 +112,9 @@ at::IValue valueOf(const Future& answered) {
 }
 
 FuturePtr send(Call& call) {
-  static const c10::QualifiedName name(kCallName);
+  static const c10::QualifiedName plain(kCallName);
+  static const c10::QualifiedName named(kNamedCallName);
+  const c10::QualifiedName& name = call.with_names == nullptr ? plain : named;
   return send(call.worker, trpc::ScriptCall(name, toStack(call, 0)), call.timeout);
 }
 
@@ -166,6 +168,7 @@ at::IValue call(Call call, const c10::TypePtr& type) {
   }
   at::IValue value = valueOf(*answer);
   if (wanted) warnIfCut(value, describe(call));
+  if (call.with_names != nullptr) value = call.with_names(std::move(value));
   if (type == nullptr || fit(value, type)) return value;
   failType(value, type, describe(call));
 }
@@ -173,11 +176,13 @@ at::IValue call(Call call, const c10::TypePtr& type) {
 FuturePtr callAsync(Call call, const c10::TypePtr& type) {
   const std::string what = describe(call);
   const bool wanted = wantsGradients(call);
+  auto* const with_names = call.with_names;
   return send(call)->then(
-      [type, what, wanted](Future& answered) {
+      [type, what, wanted, with_names](Future& answered) {
         if (answered.hasError()) fail(answered.tryRetrieveErrorMessage(), what);
         at::IValue value = valueOf(answered);
         if (wanted) warnIfCut(value, what);
+        if (with_names != nullptr) value = with_names(std::move(value));
         return typed(std::move(value), type, what);
       },
       type == nullptr ? c10::TypePtr(c10::AnyType::get()) : type);

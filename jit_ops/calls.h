@@ -29,6 +29,9 @@ struct Call {
   std::vector<std::string> names = {};  // of the last arguments, given by keyword
   double timeout = kGroupsTimeout;      // seconds; 0: none
   bool ends_gradients = false;          // the caller sees to arguments that get no gradients
+  // What makes the result the caller's own, from one that is beside its names (result_names.h)
+  // when it has NamedTuples. Null: they come as plain tuples. Not for callRemote.
+  at::IValue (*with_names)(at::IValue) = nullptr;
 };
 
 // Null `type`: any. The value is converted to `type` as fit() does, or the call fails: it says then

@@ -7,6 +7,7 @@
 #include "jit_ops/batched.h"
 #include "jit_ops/calls.h"
 #include "jit_ops/published.h"
+#include "jit_ops/result_names.h"
 #include "jit_ops/servable.h"
 
 namespace py = pybind11;
@@ -82,11 +83,12 @@ at::IValue toValue(py::handle object, const std::string& what) {
 // as TorchScript's, so nothing of a peer is unpickled.
 class PythonServable : public Servable {
  public:
-  using Methods = std::vector<std::tuple<std::string, std::string, py::object>>;
+  // Name, signature, names in the result, function.
+  using Methods = std::vector<std::tuple<std::string, std::string, std::string, py::object>>;
 
   explicit PythonServable(Methods methods) {
-    for (auto& [name, signature, function] : methods) {
-      add(name, signature);
+    for (auto& [name, signature, result_names, function] : methods) {
+      add(name, signature, result_names);
       functions_.emplace(name, shared(std::move(function)));
     }
   }
@@ -192,6 +194,20 @@ Call toCall(std::string worker, std::string name, const py::tuple& args, const p
   return call;
 }
 
+// A result with NamedTuples as the Python object that has them. Any thread, without the GIL.
+at::IValue withNames(at::IValue value) {
+  const std::optional<Named> found = takeNames(value);
+  if (!found) return value;
+  const py::gil_scoped_acquire gil;
+  const py::object plain = torch::jit::toPyObject(found->value);
+  try {
+    const auto named = py::module_::import("weft._named_tuples").attr("named");
+    return torch::jit::toIValue(named(found->names, plain), c10::PyObjectType::get());
+  } catch (const py::error_already_set& error) {
+    throw std::runtime_error(error.what());  // its end needs the GIL: here, not at the catcher's
+  }
+}
+
 template <typename Run>
 auto without_gil(Run&& run) {
   const py::gil_scoped_release released;
@@ -217,9 +233,11 @@ void bindCall(py::module_& module, const char* name, Make make) {
 void weft::ops::bind(py::module_& module) {
   bindPublishing(module);
   bindCall(module, "call_published", [](Call what) {
+    what.with_names = &withNames;
     return torch::jit::toPyObject(without_gil([&] { return call(std::move(what)); }));
   });
   bindCall(module, "call_published_async", [](Call what) {
+    what.with_names = &withNames;
     auto future = without_gil([&] { return callAsync(std::move(what)); });
     return std::make_shared<torch::jit::PythonFutureWrapper>(std::move(future));
   });

@@ -9,6 +9,7 @@
 
 #include "jit_ops/fit.h"
 #include "jit_ops/held_gradients.h"
+#include "jit_ops/result_names.h"
 
 namespace weft::ops {
 
@@ -110,16 +111,18 @@ void Servable::add(c10::FunctionSchema schema) {
       schema.returns().empty() ? c10::TypePtr(c10::NoneType::get()) : schema.returns()[0].type();
   if (const auto future = method.returns->cast<c10::FutureType>())
     method.returns = future->getElementType();
+  method.result_names = namesIn(method.returns);
   method.name = schema.name();
   method.signature = textOf(schema);
   method.schema = std::make_unique<c10::FunctionSchema>(std::move(schema));
   methods_.push_back(std::move(method));
 }
 
-void Servable::add(const std::string& name, std::string signature) {
+void Servable::add(const std::string& name, std::string signature, std::string result_names) {
   Method method;
   method.name = name;
   method.signature = std::move(signature);
+  method.result_names = std::move(result_names);
   method.returns = c10::AnyType::get();
   methods_.push_back(std::move(method));
 }

@@ -32,8 +32,9 @@ class WEFT_API Servable {
     // can't be scripted): arguments then go through as they are.
     std::unique_ptr<c10::FunctionSchema> schema;
     std::string name;
-    std::string signature;  // for people: "forward(Tensor x) -> Tensor"
-    c10::TypePtr returns;   // T also where the method returns Future[T]; Any when unknown
+    std::string signature;     // for people: "forward(Tensor x) -> Tensor"
+    c10::TypePtr returns;      // T also where the method returns Future[T]; Any when unknown
+    std::string result_names;  // the NamedTuples in `returns` (result_names.h); empty for none
   };
   virtual ~Servable() = default;
 
@@ -47,8 +48,9 @@ class WEFT_API Servable {
                         const std::vector<std::string>& names) = 0;
 
  protected:
-  void add(c10::FunctionSchema schema);                      // of a method, without self
-  void add(const std::string& name, std::string signature);  // without a schema
+  void add(c10::FunctionSchema schema);  // of a method, without self
+  // Of a method without a schema.
+  void add(const std::string& name, std::string signature, std::string result_names);
   // A value as a future of the method's type; a value that is a future is waited for, not blocked
   // on.
   static FuturePtr asFuture(at::IValue value, const c10::TypePtr& type);

@@ -6,6 +6,7 @@
 
 #include "jit_ops/fit.h"
 #include "jit_ops/published.h"
+#include "jit_ops/result_names.h"
 #include "rpc_backend/script_service.h"
 
 namespace weft::ops {
@@ -37,22 +38,32 @@ std::string label(const std::string& name, std::int64_t version) {
   return "'" + name + "' (version " + std::to_string(version) + ")";
 }
 
+enum class Names { kDropped, kBeside };
+
+FuturePtr answered(FuturePtr result, const Servable::Method& method, Names wanted) {
+  if (wanted == Names::kDropped || method.result_names.empty()) return result;
+  return result->then(
+      [names = method.result_names](Future& done) { return besideNames(done.value(), names); },
+      c10::AnyType::get());
+}
+
 FuturePtr runFound(const Found& found, const std::string& name, const std::string& method_name,
-                   Values args, const std::vector<std::string>& names) {
+                   Values args, const std::vector<std::string>& names, Names wanted) {
   const Servable::Method* method = found.servable->find(method_name);
   TORCH_CHECK(method != nullptr, label(name, found.version), " has no method '", method_name,
               "'; it has: ", methodsOf(*found.servable));
-  if (method->schema == nullptr) return found.servable->run(*method, std::move(args), names);
+  if (method->schema == nullptr)
+    return answered(found.servable->run(*method, std::move(args), names), *method, wanted);
   try {
     args = arrange(*method->schema, std::move(args), names);
   } catch (const c10::Error& error) {
     TORCH_CHECK(false, label(name, found.version), ": ", error.what_without_backtrace());
   }
-  return found.servable->run(*method, std::move(args), {});
+  return answered(found.servable->run(*method, std::move(args), {}), *method, wanted);
 }
 
 // `stack` from `at` on is a call's header and arguments.
-FuturePtr runCall(Values& stack, std::size_t at) {
+FuturePtr runCall(Values& stack, std::size_t at, Names wanted = Names::kDropped) {
   TORCH_CHECK(stack.size() >= at + kCallHeader && stack[at].isString() && stack[at + 1].isInt() &&
                   stack[at + 2].isString() && (stack[at + 3].isNone() || stack[at + 3].isList()),
               "the call is malformed: another version of Weft at the caller?");
@@ -65,8 +76,8 @@ FuturePtr runCall(Values& stack, std::size_t at) {
       args.end(),
       std::make_move_iterator(stack.begin() + static_cast<std::ptrdiff_t>(at + kCallHeader)),
       std::make_move_iterator(stack.end()));
-  return runFound(found, name, stack[at + 2].toStringRef(), std::move(args),
-                  toNames(stack[at + 3]));
+  return runFound(found, name, stack[at + 2].toStringRef(), std::move(args), toNames(stack[at + 3]),
+                  wanted);
 }
 
 // The owner's RRef must have the very type that the user's has: torch checks when they meet. A
@@ -109,11 +120,12 @@ class Service : public rpc::ScriptService {
   FuturePtr run(const std::string& name, Values& stack) override {
     try {
       if (name == kCallName) return runCall(stack, 0);
+      if (name == kNamedCallName) return runCall(stack, 0, Names::kBeside);
       if (name == kRemoteName) return runRemote(stack);
       if (name == kListName) return Listed::make();
       const Found found = findPublished(name, kNewest);
       if (found.servable == nullptr) return nullptr;
-      return runFound(found, name, kForward, std::move(stack), {});
+      return runFound(found, name, kForward, std::move(stack), {}, Names::kDropped);
     } catch (const c10::Error& error) {
       throw std::runtime_error(textOf(error));
     }

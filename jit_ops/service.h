@@ -4,9 +4,11 @@
 // autograd, profiling, RRefs and the request policies treat it as such: nothing in it is ever
 // unpickled as Python. Its values, in order:
 //
-//   kCallName      name, version (0: newest), method, names of the last arguments (None: none),
-//   arguments… kRemoteName    an empty list whose element type is that of the RRef, then as above
-//   kListName      nothing; the answer lists what is published, (name, version, signatures) each
+//   kCallName       name, version (0: newest), method, names of the last arguments (None: none),
+//                   arguments…
+//   kNamedCallName  the same; a result with NamedTuples comes beside their names (result_names.h)
+//   kRemoteName     an empty list whose element type is that of the RRef, then as kCallName
+//   kListName       nothing; the answer lists what is published, (name, version, signatures) each
 //
 // Any other name may be that of something published, for callers who know torch's API only:
 // rpc_sync("worker", scripted_function) finds a function published under its qualified name.
@@ -17,6 +19,7 @@
 namespace weft::ops {
 
 inline constexpr const char* kCallName = "__weft__.call";
+inline constexpr const char* kNamedCallName = "__weft__.call_named";
 inline constexpr const char* kRemoteName = "__weft__.remote";
 inline constexpr const char* kListName = "__weft__.list";
 

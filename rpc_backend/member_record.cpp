@@ -136,8 +136,9 @@ void checkOneMap(const MemberRecord& source, const std::string& target_name, con
 std::string MemberRecord::toText() const {
   std::ostringstream out;
   out << "weft=" << weft << "\nwire=" << wire << "\nrank=" << rank << "\nworld=" << world
-      << "\nname=" << name << "\nauth=" << auth << "\npolicy=" << policy << "\naddress=" << address
-      << "\ndevice_count=" << device_count << '\n';
+      << "\nname=" << name << "\nauth=" << auth << "\nkey_check=" << key_check
+      << "\npolicy=" << policy << "\naddress=" << address << "\ndevice_count=" << device_count
+      << '\n';
   for (const c10::Device& device : devices)
     out << "device=" << device << '\n';
   for (const auto& [worker, map] : device_maps) {
@@ -169,6 +170,7 @@ std::optional<MemberRecord> MemberRecord::fromText(const std::string& text) {
     if (field == "world") good = toInt(value, record.world);
     if (field == "name") record.name = value;
     if (field == "auth") record.auth = value;
+    if (field == "key_check") record.key_check = value;
     if (field == "policy") record.policy = value;
     if (field == "address") record.address = value;
     if (field == "device_count") good = toInt(value, record.device_count);

@@ -22,10 +22,11 @@ struct MemberRecord {
   std::int32_t rank = -1;
   int world = 0;  // 0: dynamic group
   std::string name;
-  std::string auth;      // "file" or "store": where the key came from
-  std::string policy;    // its request policy
-  std::string address;   // transport::Endpoint::address()
-  int device_count = 0;  // accelerators on that worker
+  std::string auth;       // "file" or "store": where the key came from
+  std::string key_check;  // of a key from a file: transport::keyCheck
+  std::string policy;     // its request policy
+  std::string address;    // transport::Endpoint::address()
+  int device_count = 0;   // accelerators on that worker
   std::vector<c10::Device> devices;
   DeviceMaps device_maps;
 

@@ -1,15 +1,16 @@
 #include "rpc_backend/membership.h"
 
 #include <c10/util/Exception.h>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
 #include <set>
 #include <sstream>
 #include <thread>
 
+#include "rpc_backend/group_store.h"
 #include "rpc_backend/log.h"
 #include "rpc_backend/store_wait.h"
+#include "transport/key_check.h"
 #include "transport/probe.h"
 
 namespace weft::rpc {
@@ -73,7 +74,7 @@ std::vector<MemberRecord> readRecords(c10d::Store& store, const std::vector<std:
 
 Membership::Membership(c10::intrusive_ptr<c10d::Store> store, std::string name, std::int32_t rank,
                        int world)
-    : store_(c10::make_intrusive<c10d::PrefixStore>("weft", store)),
+    : store_(c10::make_intrusive<GroupStore>("weft", store)),
       name_(std::move(name)),
       rank_(rank),
       world_(world),
@@ -107,6 +108,7 @@ GroupSecret Membership::secret(const std::string& key_file) {
   TORCH_CHECK(key.ok(), me(), ": ", key.error().text());
   secret.key = key.value();
   secret.auth = key_file.empty() ? "store" : "file";
+  if (!key_file.empty()) key_check_ = transport::keyCheck(secret.key, secret.group_id);
   return secret;
 }
 
@@ -194,6 +196,8 @@ void Membership::check(const MemberRecord& self, const std::vector<MemberRecord>
     TORCH_CHECK(other.auth == first.auth, who(), " take the group's key from different places (",
                 other.auth, " and ", first.auth,
                 "); set WEFT_AUTH_KEY_FILE on all workers or on none");
+    TORCH_CHECK(other.key_check == first.key_check, who(),
+                " have different keys in their key files; give all workers the same file");
   }
 }
 
@@ -217,7 +221,8 @@ std::vector<MemberRecord> Membership::meetAgain(const MemberRecord& self) {
   return members;
 }
 
-std::vector<MemberRecord> Membership::meet(const MemberRecord& self) {
+std::vector<MemberRecord> Membership::meet(MemberRecord self) {
+  self.key_check = key_check_;
   agreeOnKind();
   if (store_->check({"formed"})) return meetAgain(self);
   claimRank();
@@ -289,7 +294,8 @@ void Membership::setMemberRanks(const std::vector<std::int32_t>& ranks) {
   store_->set("members", out.str() + ".");
 }
 
-std::vector<MemberRecord> Membership::join(const MemberRecord& self) {
+std::vector<MemberRecord> Membership::join(MemberRecord self) {
+  self.key_check = key_check_;
   agreeOnKind();
   std::vector<MemberRecord> members;
   locked([&] {

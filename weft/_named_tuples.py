@@ -1,12 +1,13 @@
 """NamedTuples travel as plain tuples: only the process that has the class could read one. What takes them
-apart in a signature, and gives Python code the class that its annotations name (and the dtype, which
-TorchScript takes for a number)."""
+apart in a signature, gives Python code the class that its annotations name (and the dtype, which
+TorchScript takes for a number), and results the names that come beside them."""
 
 from __future__ import annotations
 
 import collections
 import functools
 import inspect
+import json
 import sys
 import types
 import typing
@@ -46,6 +47,25 @@ def found(module: str, qualified_name: str, fields: Sequence[str]) -> Any:
     for part in qualified_name.split("."):
         value = getattr(value, part, None)
     return value if is_named_tuple(value) and value._fields == tuple(fields) else None
+
+
+def class_called(text: str, count: int) -> Any:
+    """The NamedTuple of so many fields that TorchScript calls ``__torch__.module.Name``, if it is here."""
+    if not text.startswith("__torch__."):
+        return None
+    parts = _words(text)
+    for split in range(len(parts) - 1, 0, -1):
+        value: Any = sys.modules.get(".".join(parts[:split]))
+        for part in parts[split:]:
+            value = getattr(value, part, None)
+        if is_named_tuple(value) and len(value._fields) == count:
+            return value
+    return None
+
+
+def _words(text: str) -> list[str]:
+    """TorchScript's name of a class as module and class names."""
+    return [part for part in text.split(".")[1:] if not part.startswith("___torch_mangle_")]
 
 
 @functools.cache
@@ -91,28 +111,87 @@ def _rebuild(annotation: Any) -> Rebuild | None:
         return lambda value: annotation._make(_each(fields, value))
     if annotation is torch.dtype:
         return _dtype
-    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    kind, inner = _kind(annotation)
     parts = [_rebuild(one) for one in inner]
-    if not any(parts):
-        return None
-    if origin is list and parts[0] is not None:
-        one = parts[0]
-        return lambda value: [one(item) for item in value]
-    if origin is dict and parts[1] is not None:
-        content = parts[1]
-        return lambda value: {key: content(item) for key, item in value.items()}
+    return _CONTAINERS[kind](parts) if kind and any(parts) else None
+
+
+def _kind(annotation: Any) -> tuple[str, list[Any]]:
+    """Which container this is of what values; "" for any other, and where several types may be meant."""
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is list and inner:
+        return "list", [inner[0]]
+    if origin is dict and inner:
+        return "dict", [inner[1]]
     if origin is tuple and Ellipsis not in inner:
-        return lambda value: tuple(_each(parts, value))
+        return "tuple", list(inner)
     if origin in (typing.Union, types.UnionType) and len(inner) == 2 and type(None) in inner:
-        some = next(part for part in parts if part is not None)
-        return lambda value: None if value is None else some(value)
-    return None  # which of several types is meant cannot be told
+        return "optional", [one for one in inner if one is not type(None)]
+    return "", []
+
+
+# What makes a container's values anew, from what makes those in it.
+_CONTAINERS: dict[str, Callable[[list[Any]], Rebuild]] = {
+    "list": lambda parts: lambda value: [parts[0](item) for item in value],
+    "dict": lambda parts: lambda value: {key: parts[0](item) for key, item in value.items()},
+    "tuple": lambda parts: lambda value: tuple(_each(parts, value)),
+    "optional": lambda parts: lambda value: None if value is None else parts[0](value),
+}
 
 
 def _each(parts: list[Rebuild | None], values: Any) -> list[Any]:
     return [
         value if part is None else part(value) for part, value in zip(parts, values, strict=True)
     ]
+
+
+def names_in(annotated: Callable[..., Any]) -> str:
+    """The NamedTuples in what ``annotated`` returns, as ``jit_ops/result_names.h`` writes them down."""
+    try:
+        part = _part(typing.get_type_hints(annotated).get("return"))
+    except (NameError, TypeError):
+        return ""
+    return json.dumps(part) if part else ""
+
+
+def _part(annotation: Any) -> Any:
+    if is_named_tuple(annotation):
+        name = f"__torch__.{annotation.__module__}.{annotation.__qualname__}"
+        parts = [_part(one) for one in field_types(annotation)]
+        return ["tuple", name, annotation._fields, parts]
+    kind, inner = _kind(annotation)
+    parts = [_part(one) for one in inner]
+    if not any(parts):
+        return None
+    return ["tuple", None, None, parts] if kind == "tuple" else [kind, parts[0]]
+
+
+def named(names: str, value: Any) -> Any:
+    """A result of plain tuples with the names that came beside it (:func:`names_in`).
+
+    Its NamedTuples are of the classes that this process has under these names and with these fields, else of
+    classes like them. A result of another form than its names say stays as it is.
+    """
+    try:
+        naming = _naming(json.loads(names))
+        return value if naming is None else naming(value)
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        return value
+
+
+def _naming(part: Any) -> Rebuild | None:
+    if part is None:
+        return None
+    if part[0] != "tuple":
+        return _CONTAINERS[part[0]]([_naming(part[1])])
+    _, name, fields, inner = part
+    parts = [_naming(one) for one in inner]
+    if name is None:
+        return _CONTAINERS["tuple"](parts)
+    cls = class_called(name, len(fields))
+    if cls is None or cls._fields != tuple(fields):
+        cls = _stand_in(_words(name)[-1], tuple(fields))
+    return lambda value: cls._make(_each(parts, value))
 
 
 @functools.cache

@@ -24,7 +24,7 @@ from torch import nn
 from torch._jit_internal import _qualified_name, fake_range
 from torch.jit.annotations import ann_to_type
 
-from weft._named_tuples import field_types, found, holds_names, is_named_tuple
+from weft._named_tuples import class_called, field_types, found, holds_names, is_named_tuple
 
 _TEMPLATE = """\
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
@@ -149,7 +149,7 @@ class _Types:
         name = kind.kind()
         if name == "TupleType":
             inner = [self.of_schema(one) for one in kind.elements()]
-            cls = _class_named(kind.annotation_str, len(inner))
+            cls = class_called(kind.annotation_str, len(inner))
             if cls is not None:
                 fields = list(zip(cls._fields, inner, strict=True))
                 return self.add(cls.__module__, cls.__qualname__, fields)
@@ -183,21 +183,6 @@ def _as_python(text: str) -> str:
     for word, python in (("NoneType", "None"), ("Device", "torch.device")):
         text = re.sub(rf"\b{word}\b", python, text)
     return text
-
-
-def _class_named(text: str, count: int) -> Any:
-    """The class of a NamedTuple that TorchScript calls ``__torch__.module.Name``, if it is here."""
-    if not text.startswith("__torch__."):
-        return None
-    parts = [part for part in text.split(".")[1:] if not part.startswith("___torch_mangle_")]
-    for split in range(len(parts) - 1, 0, -1):
-        module = sys.modules.get(".".join(parts[:split]))
-        value: Any = module
-        for part in parts[split:]:
-            value = getattr(value, part, None)
-        if is_named_tuple(value) and len(value._fields) == count:
-            return value
-    return None
 
 
 def _default_text(value: Any, name: str, where: str) -> str:

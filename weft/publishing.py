@@ -17,7 +17,7 @@ import torch
 from torch.distributed.rpc import RRef
 
 from weft import _C
-from weft._named_tuples import restoring
+from weft._named_tuples import names_in, restoring
 
 NEWEST = 0
 GROUPS_TIMEOUT = -1.0
@@ -50,16 +50,25 @@ def _signature(name: str, function: Callable[..., Any]) -> str:
         return f"{name}(...)"
 
 
-def _python_methods(module: Any, names: Iterable[str]) -> list[tuple[str, str, Any]]:
+# As the server takes it: name, signature, the NamedTuples in its result, what is called.
+_Method = tuple[str, str, str, Callable[..., Any]]
+
+
+def _method(name: str, function: Callable[..., Any], annotated: Callable[..., Any]) -> _Method:
+    signature = _signature(name, annotated)
+    return name, signature, names_in(annotated), restoring(function, annotated)
+
+
+def _python_methods(module: Any, names: Iterable[str]) -> list[_Method]:
     if not isinstance(module, torch.nn.Module):
         if not callable(module):
             raise TypeError(f"a module or a function can be published, got {type(module).__name__}")
-        return [("forward", _signature("forward", module), restoring(module, module))]
+        return [_method("forward", module, module)]
     # forward by way of __call__, for the module's hooks.
-    found = [("forward", _signature("forward", module.forward), restoring(module, module.forward))]
+    found = [_method("forward", module, module.forward)]
     for name in names:
         method = getattr(module, name)
-        found.append((name, _signature(name, method), restoring(method, method)))
+        found.append(_method(name, method, method))
     return found
 
 
@@ -131,6 +140,9 @@ def call(
 ) -> Any:
     """Calls what is published as ``"worker/name"`` (``@version``) and returns the result.
 
+    NamedTuples in the result's type come as such: of the class of that name and these fields if this
+    process has it, else of one like it.
+
     Args:
         target: ``"worker/name"`` or ``"worker/name@version"``.
         args: values that TorchScript knows; they are converted to the types of the signature.
@@ -165,7 +177,10 @@ def call_remote(
     timeout: float = GROUPS_TIMEOUT,
     kwargs: Mapping[str, Any] | None = None,
 ) -> RRef[Any]:
-    """As :func:`call`, but the result stays there and an RRef to it comes back."""
+    """As :func:`call`, but the result stays there and an RRef to it comes back.
+
+    Fetched by it, NamedTuples are plain tuples.
+    """
     worker, name, version = parse_target(target)
     return _C.call_published_remote(
         worker, name, args, dict(kwargs or {}), method, version, timeout

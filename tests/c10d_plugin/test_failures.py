@@ -9,7 +9,7 @@ import time
 
 import pytest
 from ranks import PATHS, Ranks, leave, meet
-from workers import Workers
+from workers import Workers, free_port
 
 SOON = 1.0  # seconds after a kill -9 by which every survivor must have failed
 
@@ -241,6 +241,17 @@ def test_missing_ranks_are_named_when_the_group_forms():
             workers[rank // 2].start(meet, rank, 4, workers.meeting, 1.0, "weft")
         for worker in workers:
             assert "ranks 1, 3" in worker.failure().message
+
+
+def test_the_death_of_the_stores_server_is_said():
+    with Workers(2) as workers:
+        meeting = f"tcp://127.0.0.1:{free_port()}"
+        for rank, worker in enumerate(workers):
+            worker.start(meet, rank, 3, meeting, 30.0, "weft")
+        workers[1].wait_for_output("is waiting for rank")  # after ten seconds
+        workers[0].kill()
+        error = workers[1].failure()
+        assert "the process that serves it (usually rank 0) has ended" in error.message
 
 
 def test_threads_come_with_the_group_and_go_with_it():

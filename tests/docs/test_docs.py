@@ -39,6 +39,12 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(file), f"{target}#{anchor}"
 
 
+def test_the_index_has_every_page():
+    index = (ROOT / "docs/README.md").read_text()
+    for page in ROOT.glob("docs/*.md"):
+        assert page.name == "README.md" or f"({page.name})" in index, page.name
+
+
 @BY_PAGE
 def test_files_that_are_named_exist(page):
     """`folder/file.ext` in backquotes is a file of the checkout."""
@@ -105,6 +111,24 @@ def test_errors_are_worded_as_in_the_code(text):
         words = part.strip(" '():;,.").split()
         # Messages are put together from a few texts; more pieces mean that nobody says this.
         assert pieces(words, said) <= 3, part
+
+
+def test_the_handshakes_sizes_are_the_same_on_both_pages():
+    wire = (ROOT / "docs/wire_format.md").read_text()
+    size = {
+        name: re.search(rf"^### {name}: (\d+) bytes$", wire, re.MULTILINE)[1]
+        for name in ("Hello", "Proof", "Refusal")
+    }
+    lines = re.findall(
+        r"-> (hello|HMAC).*?(\d+) bytes(?:.*refusal \((\d+)\))?",
+        (ROOT / "docs/security.md").read_text(),
+    )
+    assert lines == [
+        ("hello", size["Hello"], ""),
+        ("hello", size["Hello"], size["Refusal"]),
+        ("HMAC", size["Proof"], ""),
+        ("HMAC", size["Proof"], size["Refusal"]),
+    ]
 
 
 def test_the_environment_page_is_the_table():

@@ -1,10 +1,7 @@
 // weft.h in real processes without Python: joining, calls, references, gradients, refusals, loss.
 #include <ATen/ATen.h>
-#include <arpa/inet.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <signal.h>
-#include <sys/socket.h>
 #include <torch/csrc/distributed/autograd/context/container.h>
 #include <unistd.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
@@ -17,6 +14,9 @@
 namespace weft {
 namespace {
 
+using testing::expect;
+using testing::expectProblem;
+using testing::freePort;
 using testing::freshPath;
 using testing::runWorkers;
 
@@ -28,25 +28,6 @@ JoinOptions options(const std::string& path, const std::string& name, int rank, 
   out.init_method = "file://" + path;
   out.rpc.rpcTimeoutSeconds = 30;
   return out;
-}
-
-void expect(bool fine, const std::string& what) {
-  if (!fine) throw std::runtime_error(what);
-}
-
-// The text of what `body` throws; it must throw.
-std::string problem(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  throw std::runtime_error("nothing was thrown");
-}
-
-void expectProblem(const std::string& part, const std::function<void()>& body) {
-  const std::string text = problem(body);
-  expect(text.find(part) != std::string::npos, "\"" + part + "\" is not in: " + text);
 }
 
 torch::jit::Module encoder() {
@@ -289,19 +270,6 @@ std::vector<std::string> dynamicGroup(const std::function<void(JoinOptions&)>& m
 TEST(Client, DynamicGroupsComeAndGo) {
   const std::string path = freshPath("store");
   EXPECT_EQ(kFine, dynamicGroup([&](JoinOptions& join) { join.init_method = "file://" + path; }));
-}
-
-// A port that was free just now.
-std::string freePort() {
-  const int probe = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  ::bind(probe, reinterpret_cast<sockaddr*>(&address), size);
-  ::getsockname(probe, reinterpret_cast<sockaddr*>(&address), &size);
-  ::close(probe);
-  return std::to_string(ntohs(address.sin_port));
 }
 
 TEST(Client, DynamicGroupsMeetAtATcpStore) {

@@ -7,6 +7,8 @@
 #include <torch/csrc/jit/frontend/function_schema_parser.h>
 #include <torch/csrc/jit/frontend/script_type_parser.h>
 
+#include "jit_ops/result_names.h"
+
 namespace weft::ops {
 namespace {
 
@@ -88,6 +90,34 @@ TEST(Fit, NamedTuplesTravelPlainAndGetTheirNamesBack) {
   EXPECT_TRUE(named(back));
   EXPECT_EQ(withoutNames(c10::TypePtr(whole))->annotation_str(),
             "Tuple[Dict[str, List[Tuple[Tensor, float]]], int]");
+}
+
+TEST(ResultNames, SayWhereNamedTuplesAre) {
+  const auto point = c10::TupleType::createNamed(
+      c10::QualifiedName("__torch__.m.Point"), std::vector<std::string>{"x", "n"},
+      std::vector<c10::TypePtr>{c10::TensorType::get(), c10::FloatType::get()});
+  const std::string text = R"(["tuple","__torch__.m.Point",["x","n"],[null,null]])";
+  EXPECT_EQ(namesIn(point), text);
+  EXPECT_EQ(namesIn(c10::ListType::create(point)), "[\"list\"," + text + "]");
+  EXPECT_EQ(namesIn(c10::OptionalType::create(point)), "[\"optional\"," + text + "]");
+  EXPECT_EQ(namesIn(c10::DictType::create(c10::StringType::get(), point)),
+            "[\"dict\"," + text + "]");
+  EXPECT_EQ(namesIn(c10::TupleType::create({c10::IntType::get(), point})),
+            "[\"tuple\",null,null,[null," + text + "]]");
+  for (const char* plain : {"Tensor", "Tuple[int, Tensor]", "Dict[str, List[int]]", "Any"})
+    EXPECT_EQ(namesIn(type(plain)), "") << plain;
+}
+
+TEST(ResultNames, AreTakenFromNoOtherValue) {
+  const auto found = takeNames(besideNames(3, "[]"));
+  ASSERT_TRUE(found.has_value());
+  EXPECT_EQ(found->names, "[]");
+  EXPECT_EQ(found->value.toInt(), 3);
+  for (const at::IValue& other :
+       {at::IValue(), at::IValue(3), at::IValue(c10::ivalue::Tuple::create(1, 2, 3)),
+        at::IValue(c10::ivalue::Tuple::create("a", "b", 3))}) {
+    EXPECT_FALSE(takeNames(other).has_value());
+  }
 }
 
 class Arrange : public ::testing::Test {

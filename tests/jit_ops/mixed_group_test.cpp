@@ -20,25 +20,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
+using testing::expect;
+using testing::expectProblem;
 using testing::freshPath;
 using testing::runWorkers;
 
 constexpr int kRanks = 3;
-
-void expect(bool fine, const std::string& what) {
-  if (!fine) throw std::runtime_error(what);
-}
-
-void expectProblem(const std::string& part, const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const std::exception& error) {
-    const std::string text = error.what();
-    expect(text.find(part) != std::string::npos, "\"" + part + "\" is not in: " + text);
-    return;
-  }
-  throw std::runtime_error("nothing was thrown: " + part);
-}
 
 std::shared_ptr<Group> join(const std::string& store, const std::string& name, int rank) {
   JoinOptions options;

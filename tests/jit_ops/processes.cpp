@@ -1,6 +1,9 @@
 #include "tests/jit_ops/processes.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -8,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <stdexcept>
 
 namespace weft::testing {
 
@@ -52,11 +56,38 @@ std::vector<std::string> runWorkers(const std::vector<std::function<void()>>& li
   return failures;
 }
 
+void expect(bool fine, const std::string& what) {
+  if (!fine) throw std::runtime_error(what);
+}
+
+void expectProblem(const std::string& part, const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const std::exception& error) {
+    const std::string text = error.what();
+    expect(text.find(part) != std::string::npos, "\"" + part + "\" is not in: " + text);
+    return;
+  }
+  throw std::runtime_error("nothing was thrown: " + part);
+}
+
 std::string freshPath(const std::string& what) {
   static int count = 0;
   const char* folder = std::getenv("TEST_TMPDIR");  // NOLINT(concurrency-mt-unsafe)
   return std::string(folder == nullptr ? "/tmp" : folder) + "/" + what + "-" +
          std::to_string(::getpid()) + "-" + std::to_string(count++);
+}
+
+std::string freePort() {
+  const int probe = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  ::bind(probe, reinterpret_cast<sockaddr*>(&address), size);
+  ::getsockname(probe, reinterpret_cast<sockaddr*>(&address), &size);
+  ::close(probe);
+  return std::to_string(ntohs(address.sin_port));
 }
 
 }  // namespace weft::testing

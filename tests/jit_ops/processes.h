@@ -15,7 +15,15 @@ namespace weft::testing {
 std::vector<std::string> runWorkers(const std::vector<std::function<void()>>& lives,
                                     const std::vector<std::size_t>& may_die = {});
 
+// In a life, which gtest's own checks do not reach: throws what is not so.
+void expect(bool fine, const std::string& what);
+// `body` must throw a text with `part` in it.
+void expectProblem(const std::string& part, const std::function<void()>& body);
+
 // A path that no other test uses, for a FileStore.
 std::string freshPath(const std::string& what);
+
+// A port that was free just now.
+std::string freePort();
 
 }  // namespace weft::testing

@@ -6,15 +6,18 @@ import os
 import signal
 import threading
 import time
+from typing import NamedTuple
 
 import pytest
 import torch
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
+from named_models import Report, Scores
 from published_models import Echo, Encoder
 from workers import Group
 
 import weft
+from weft._named_tuples import named
 
 X = torch.arange(6.0).reshape(2, 3)
 
@@ -141,6 +144,85 @@ def test_a_worker_calls_itself(pair):
 )
 def test_values_take_the_types_of_the_signature(pair, method, value, expected):
     assert pair[1].call(ask, "worker0/echo", value, method=method) == expected
+
+
+def scores(x: torch.Tensor, best: list[int]) -> Scores:
+    return Scores(x, best)
+
+
+def scores_in_containers(
+    x: torch.Tensor,
+) -> tuple[Report, dict[str, list[Scores]], Scores | None, Scores | None, int]:
+    one = Scores(x, [1])
+    return Report(one, [one, Scores(x * 2, [2])]), {"a": [one]}, one, None, 3
+
+
+def publish_scores() -> None:
+    class Hidden(NamedTuple):
+        x: torch.Tensor
+        n: int
+
+    def hidden(x: torch.Tensor) -> Hidden:
+        return Hidden(x, 4)
+
+    hidden.__annotations__["return"] = Hidden  # text of a name that only this function has
+    for function in (scores, scores_in_containers):
+        weft.publish(function.__name__, torch.jit.script(function))
+        weft.publish(f"plain_{function.__name__}", function)
+    weft.publish("hidden", hidden)
+
+
+def ask_scores(prefix: str) -> None:
+    """What comes has the names that the annotations say, at any depth; else the values are the same."""
+    target = f"worker0/{prefix}scores"
+    for result in (weft.call(target, X, [3]), weft.call_async(target, X, [3]).wait()):
+        assert type(result) is Scores
+        assert torch.equal(result.values, X)
+        assert result.best == [3]
+    plain = weft.call_remote(target, X, [3]).to_here()
+    assert (type(plain), plain[1]) == (tuple, [3])
+
+    report, lists, some, none, number = weft.call(f"worker0/{prefix}scores_in_containers", X)
+    assert (type(report), type(report.best), type(lists["a"][0])) == (Report, Scores, Scores)
+    assert torch.equal(report.all[1].values, X * 2)
+    assert isinstance(some, Scores)
+    assert (none, number) == (None, 3)
+
+
+def ask_for_gradients_by_name() -> torch.Tensor:
+    x = X.clone().requires_grad_()
+    with dist_autograd.context() as context:
+        dist_autograd.backward(context, [weft.call("worker0/scores", x, [3]).values.sum()])
+        return dist_autograd.get_gradients(context)[x]
+
+
+def describe_hidden() -> tuple[str, tuple[str, ...], int]:
+    result = weft.call("worker0/hidden", X)
+    return type(result).__name__, type(result)._fields, result.n
+
+
+def test_named_tuples_keep_their_names(pair):
+    pair[0].call(publish_scores)
+    for prefix in ("", "plain_"):
+        pair[1].call(ask_scores, prefix)
+        pair[0].call(ask_scores, prefix)  # of itself
+    assert torch.equal(pair[1].call(ask_for_gradients_by_name), torch.ones_like(X))
+    assert pair[1].call(describe_hidden) == ("Hidden", ("x", "n"), 4)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        "nonsense",
+        "3",
+        '["set", null]',
+        '["list", ["tuple", "__torch__.a.B", ["x"], [null]]]',
+        '["tuple", "__torch__.a.B", ["not a name"], [null]]',
+        '["tuple", "B", ["x", "y"], [null]]',
+    ],
+)
+def test_names_that_do_not_fit_leave_the_value(names):
+    assert named(names, (1, 2)) == (1, 2)
 
 
 def test_tensors_in_containers(pair):

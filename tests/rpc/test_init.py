@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from workers import Group, WorkerError, Workers, free_port, join, leave
+from workers import Group, Workers, free_port, join, leave
 
 SOON = 15  # seconds in which an error that needs no waiting must have come
 
@@ -341,22 +341,17 @@ def test_a_bad_key_file_aborts(tmp_path, make, says):
     assert "worker 'worker0' (rank 0)" in error.message
 
 
-def test_wrong_keys_show_at_the_first_call(tmp_path):
-    keys = [{"auth_key_file": key_file(tmp_path, f"key{rank}")} for rank in range(2)]
-    with Group(2, per_rank=keys, rpc_timeout=30) as group:
-        began = time.monotonic()
-        error = group[0].fails(ask_next, 2, timeout=SOON)
-        assert time.monotonic() - began < SOON
-        assert "'worker1'" in error.message
-        assert "key" in error.message
-        # And rpc.shutdown ends, with or without an error.
-        for worker in group:
-            worker.start(leave)
-        for worker in group:
-            try:
-                worker.result(SOON)
-            except WorkerError as end:
-                assert "key" in end.message or "worker" in end.message
+def test_different_keys_show_at_the_start(tmp_path):
+    """Each worker is told, by name, though none has connected; nobody is shown a key."""
+    keys = [{"WEFT_AUTH_KEY_FILE": key_file(tmp_path, f"key{rank}")} for rank in range(2)]
+    errors = all_fail([{"rank": rank, "world": 2} for rank in range(2)], keys)
+    for error in errors:
+        assert (
+            "worker 'worker1' (rank 1) and worker 'worker0' (rank 0) have different keys in their "
+            "key files" in error.message
+        )
+        for rank in range(2):
+            assert (tmp_path / f"key{rank}").read_text().strip() not in error.message
 
 
 # Where it listens.

@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from workers import Group, leave
+from workers import Group, Workers, free_port, join, leave
 
 SOON = 1.0  # seconds after a kill -9 by which every call to the dead must have failed
 _held: list = []
@@ -227,6 +227,33 @@ def test_the_leader_of_the_group_may_die():
         group[0].kill()
         assert group[1].call(call, "worker2") == 2
         group.shutdown(ranks=(1, 2), timeout=15)
+
+
+def says_who_served(error, where: str) -> bool:
+    return error.kind == "DistNetworkError" and (
+        f"the process that serves the Store at {where} (usually rank 0) has ended" in error.message
+    )
+
+
+def test_the_death_of_the_stores_server_is_said_by_shutdown():
+    where = f"127.0.0.1:{free_port()}"
+    with Workers(2) as workers:
+        for rank, worker in enumerate(workers):
+            worker.start(join, rank, 2, f"tcp://{where}")
+        for worker in workers:
+            worker.result()
+        workers[0].kill()
+        assert says_who_served(workers[1].fails(leave), where)
+
+
+def test_the_death_of_the_stores_server_is_said_while_the_group_forms():
+    where = f"127.0.0.1:{free_port()}"
+    with Workers(2) as workers:
+        for rank, worker in enumerate(workers):
+            worker.start(join, rank, 3, f"tcp://{where}")
+        workers[1].wait_for_output("waits for rank 2")
+        workers[0].kill()
+        assert says_who_served(workers[1].failure(), where)
 
 
 def test_a_death_while_others_shut_down():

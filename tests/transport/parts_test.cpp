@@ -8,6 +8,7 @@
 #include "transport/address.h"
 #include "transport/host_identity.h"
 #include "transport/interface.h"
+#include "transport/key_check.h"
 #include "transport/log.h"
 #include "transport/peer_state.h"
 #include "transport/pulse.h"
@@ -65,6 +66,16 @@ class KeyFile {
   ~KeyFile() { std::remove(path.c_str()); }
   std::string path;
 };
+
+TEST(KeyCheck, TellsWhetherKeysAreTheSameInOneGroupOnly) {
+  const AuthKey key = AuthKey::fromHex(std::string(64, 'a')).value();
+  const AuthKey same = AuthKey::fromHex(std::string(64, 'a')).value();
+  const AuthKey other = AuthKey::fromHex(std::string(63, 'a') + 'b').value();
+  EXPECT_EQ(keyCheck(key, "group"), keyCheck(same, "group"));
+  EXPECT_EQ(keyCheck(key, "group").size(), 64U);
+  EXPECT_NE(keyCheck(key, "group"), keyCheck(other, "group"));
+  EXPECT_NE(keyCheck(key, "group"), keyCheck(key, "another group"));
+}
 
 TEST(AuthKey, ComesFromAFileOrNotAtAll) {
   const std::string digits = std::string(62, '0') + "fF";

@@ -1,0 +1,248 @@
+"""The listings of the pages: Python is run as printed, C++ stands in a file that is compiled and run."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "rpc"))
+
+from workers import free_port  # noqa: E402
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def listings(language: str) -> list[tuple[str, str]]:
+    """(page, listing), of all pages."""
+    return [
+        (str(page.relative_to(ROOT)), listing)
+        for page in PAGES
+        for listing in re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+    ]
+
+
+# Python.
+
+
+@dataclass
+class Case:
+    """What a listing takes for granted, and what must hold after it."""
+
+    page: str
+    has: str  # words that only this listing of the page has
+    before: str = ""
+    after: str = ""
+    peer: str = ""  # what the other process does; none without it
+    rank: int = 0  # of the listing's process
+    instead: tuple[tuple[str, str], ...] = ()  # what this machine has not: accelerators
+
+
+JOIN = """
+import torch, torch.distributed.rpc as rpc, weft
+from typing import Any, List
+from torch import Tensor, nn
+weft.init_rpc("{name}", rank={rank}, world_size=2)
+"""
+LEAVE = "\nrpc.shutdown()\n"
+CLIENT = JOIN.format(name="client", rank=1)
+SERVER = JOIN.format(name="server", rank=0)
+ENCODER = """
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, 2))
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        return x @ self.weight * scale
+    @torch.jit.export
+    def encode(self, x: Tensor, scale: float) -> Tensor:
+        return self.forward(x, scale)
+encoder = Encoder()
+"""
+# Served before the group is there, so that nobody calls too early.
+SERVE = SERVER.replace(
+    "weft.init_rpc",
+    ENCODER
+    + 'for _ in range(2): weft.publish("encoder", torch.jit.script(encoder))\nweft.init_rpc',
+)
+WORKER1 = JOIN.format(name="worker1", rank=1) + LEAVE
+RANK = """
+import torch, torch.distributed as dist, weft
+dist.init_process_group("weft")
+"""
+
+CASES = [
+    Case("README.md", "weft.RemoteModule", peer=WORKER1),
+    Case("README.md", "init_process_group", peer=RANK + "dist.all_reduce(torch.ones(4))"),
+    Case(
+        "docs/process_group.md",
+        "import torch",
+        after="assert tensor.tolist() == [2.0] * 4",
+        peer=RANK + "dist.all_reduce(torch.ones(4))",
+    ),
+    Case(
+        "docs/process_group.md",
+        "allocate_tensor",
+        before=RANK,
+        after="dist.destroy_process_group()",
+        peer=RANK + "dist.all_reduce(torch.ones(1_000_000)); dist.destroy_process_group()",
+    ),
+    Case(
+        "docs/published_modules.md",
+        "weft.publish",
+        before=CLIENT + ENCODER + "x = torch.ones(4, 3)",
+        after="assert torch.equal(future.wait(), rref.to_here())" + LEAVE,
+        peer=SERVE + LEAVE,
+        rank=1,
+    ),
+    Case(
+        "docs/published_modules.md",
+        "class Client",
+        before=CLIENT,
+        after="print(torch.jit.script(Client())(torch.ones(4, 3)))" + LEAVE,
+        peer=SERVE + LEAVE,
+        rank=1,
+    ),
+    Case(
+        "docs/published_modules.md",
+        "fullgraph",
+        before=CLIENT + "x = torch.ones(4, 3, requires_grad=True)",
+        after=LEAVE,
+        peer=SERVE + LEAVE,
+        instead=(("fullgraph=True", 'fullgraph=True, backend="aot_eager"'),),  # inductor takes long
+        rank=1,
+    ),
+    Case(
+        "docs/published_modules.md",
+        "class Averaged",
+        before=RANK + "from torch import Tensor",
+        after='print(torch.jit.script(Averaged(torch.nn.Linear(2, 2), "0"))(torch.ones(2)))',
+        peer=RANK + 'torch.ops.weft.all_reduce(torch.ones(2), "avg", "0")',
+    ),
+    Case(
+        "docs/remote_module.md",
+        "class Model",
+        before=CLIENT,
+        after="assert Model()(torch.tensor([1, 2])).shape == (2, 10)" + LEAVE,
+        peer=SERVER + LEAVE,
+        rank=1,
+    ),
+    Case(
+        "docs/remote_module.md",
+        "def save",
+        after='save(torch.nn.Linear(1, 1)); torch.jit.load("model.pt")',
+    ),
+    Case("docs/rpc.md", "rpc.init_rpc", after=LEAVE, peer=WORKER1),
+    Case(
+        "docs/rpc.md",
+        "_set_rpc_timeout",
+        before=JOIN.format(name="worker0", rank=0) + "x = torch.ones(1)",
+        after=LEAVE,
+        peer=WORKER1,
+    ),
+    Case(
+        "docs/rpc.md",
+        "register_function",
+        before="import weft\nimport torch.distributed.rpc as rpc\nmodel = abs",
+        after=LEAVE,
+        peer=CLIENT + LEAVE,
+    ),
+    Case("docs/rpc.md", "set_device_map", before="import weft"),
+    Case(
+        "docs/rpc.md",
+        "weft.empty",
+        before=JOIN.format(name="worker0", rank=0)
+        + 'import operator; load = operator.neg; workers = ["worker1"]\n'
+        + "model_weights = torch.ones(1000, 1000)",
+        after=LEAVE,
+        peer=WORKER1,
+    ),
+    Case(
+        "docs/pipe_tools.md",
+        "balance_by_time",
+        before="import torch, weft\nfrom torch import nn\n"
+        + 'weft.init_rpc("trainer", rank=0, world_size=1)\n'
+        + "model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)]); sample = torch.ones(8, 8)",
+        after="assert sum(balance) == 4\ntorch.distributed.rpc.shutdown()",
+        instead=(('["cuda:0", "cuda:1"]', '["cpu", "cpu"]'),),
+    ),
+    Case("docs/pipe_tools.md", "weft.compat", after="assert Pipe and skippable"),
+]
+# Run as printed elsewhere.
+ELSEWHERE = {
+    "docs/quickstart.md": "tests/examples/test_examples.py",
+    "docs/pipe.md": "tests/pipe/test_pages.py",
+    "docs/pipe_tools.md": "tests/pipe/test_pages.py",
+}
+IN_TEST_PAGES = ("@skippable", "pipe.record()")
+
+
+def cases_of(page: str, listing: str) -> list[Case]:
+    return [case for case in CASES if case.page == page and case.has in listing]
+
+
+def test_every_python_listing_is_run():
+    for page, listing in listings("python"):
+        known = cases_of(page, listing)
+        if page in ELSEWHERE and not known:
+            assert page != "docs/pipe_tools.md" or any(word in listing for word in IN_TEST_PAGES)
+            continue
+        assert len(known) == 1, f"{page}:\n{listing}"
+
+
+def run(program: str, rank: int, port: int, folder: Path) -> str:
+    """The output of a Python process; it must end well."""
+    file = folder / f"listing{rank}.py"  # a file: TorchScript reads sources
+    file.write_text(program)
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank)}
+    done = subprocess.run(
+        [sys.executable, str(file)],
+        cwd=folder,
+        env={**os.environ, **where, "WORLD_SIZE": "2"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, f"{program}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.page}-{case.has}")
+def test_python_listings_run(case, tmp_path):
+    (listing,) = (text for page, text in listings("python") if case in cases_of(page, text))
+    for printed, used in case.instead:
+        assert printed in listing
+        listing = listing.replace(printed, used)
+    programs = ["\n".join((case.before, listing, case.after)), case.peer]
+    port = free_port()
+    with ThreadPoolExecutor() as both:
+        ended = [
+            both.submit(run, program, rank, port, tmp_path)
+            for program, rank in zip(programs, (case.rank, 1 - case.rank), strict=True)
+            if program
+        ]
+        for one in ended:
+            one.result()
+
+
+# C++.
+
+
+def squeezed(code: str) -> str:
+    """Without comments, line breaks and spaces."""
+    return re.sub(r"\s+", "", re.sub(r"//[^\n]*", "", code))
+
+
+@pytest.mark.parametrize("page", sorted({page for page, _ in listings("cpp")}))
+def test_cpp_listings_are_compiled(page):
+    compiled = squeezed((ROOT / "tests/jit_ops/snippets_test.cpp").read_text())
+    for name, listing in listings("cpp"):
+        for paragraph in re.split(r"\n\n|\n…\n", listing) if name == page else []:
+            assert squeezed(paragraph) in compiled, paragraph
