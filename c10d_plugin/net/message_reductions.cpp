@@ -180,7 +180,8 @@ Error MessageCollectives::allReduceAtOnce(const Call& call, Bytes data, const Si
 // result to all. While one block is reduced the next ones' shares are on their way.
 //
 // A share is overwritten by its result where it was sent from, although the sender may not have it
-// back yet: the result comes from the rank that had all of it, so it will not go again.
+// back yet: the result comes from the rank that had all of it, so it will not go again. Its receive
+// is posted after the share was sent, so that this thread is through with it.
 Error MessageCollectives::allReduceInShares(const Call& call, Bytes data, const Signature& what) {
   constexpr unsigned kValues = 0;
   constexpr unsigned kResults = 1;
@@ -208,9 +209,9 @@ Error MessageCollectives::allReduceInShares(const Call& call, Bytes data, const 
       received.push_back(flight.receive(from, kValues, {theirs(b, from), share(b, rank_).size()}));
     }
     for (int k = 1; k < size(); ++k)
-      flight.receive(after(rank_, k), kResults, share(b, after(rank_, k)));
-    for (int k = 1; k < size(); ++k)
       flight.send(after(rank_, k), kValues, share(b, after(rank_, k)));
+    for (int k = 1; k < size(); ++k)
+      flight.receive(after(rank_, k), kResults, share(b, after(rank_, k)));
   };
   const auto reduceOwn = [&](std::size_t b) {
     for (Flight::Part* part : values[b % ahead])
