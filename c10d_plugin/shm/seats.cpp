@@ -35,7 +35,7 @@ int Seats::ranksOn(int processor) const noexcept {
 }
 
 void Seats::spread(std::uint64_t number) noexcept {
-  if (share_ == 0 || number % kLookEvery != 0) return;
+  if (share_ < 1 || number % kLookEvery != 0) return;
   const int seat = seatOf(rank_);
   const int crowd = ranksOn(seat);
   if (crowd > share_ && itsTurn(seat, crowd, number / kLookEvery)) move(crowd);
