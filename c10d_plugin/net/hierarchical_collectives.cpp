@@ -9,7 +9,7 @@
 namespace weft::collectives {
 namespace {
 
-// From here on, all_reduce goes in shares.
+// From here on, all_reduce and broadcast go in shares.
 constexpr std::size_t kShareBytes = std::size_t{64} << 10;
 // Ranks that wait for their leader let its error come first: it knows who is missing.
 constexpr std::chrono::milliseconds kLeaderFirst{300};
@@ -92,6 +92,15 @@ Error HierarchicalCollectives::barrier(const Call& call) {
 
 Error HierarchicalCollectives::broadcast(const Call& call, Bytes data, int root) {
   if (Error error = ended()) return error;
+  if (goesInShares(data)) {
+    broadcastByShares(call, data, root);
+  } else {
+    broadcastByLeaders(call, data, root);
+  }
+  return ended();
+}
+
+bool HierarchicalCollectives::broadcastByLeaders(const Call& call, Bytes data, int root) {
   const int host = layout_.hostOf(root);
   const auto from = [&](int local) {
     return [data, local](Collectives& part, const Call& own) {
@@ -101,16 +110,35 @@ Error HierarchicalCollectives::broadcast(const Call& call, Bytes data, int root)
   const int local = layout_.host == host ? layout_.localOf(root) : 0;
   // Where the leader has the data already the other hosts get them first, which takes longest.
   const bool at_leader = layout_.host != host || local == 0;
-  if (!at_leader && !inside(call, from(local))) return ended();
-  if (leads() && !across(call, from(host))) return ended();
-  if (at_leader) inside(call, from(local));
-  return ended();
+  if (!at_leader && !inside(call, from(local))) return false;
+  if (leads() && !across(call, from(host))) return false;
+  return !at_leader || inside(call, from(local));
+}
+
+// The root's host has all of it; then each of its ranks sends its share to the other hosts, whose
+// ranks give each other theirs.
+bool HierarchicalCollectives::broadcastByShares(const Call& call, Bytes data, int root) {
+  const int host = layout_.hostOf(root);
+  const std::vector<Bytes> shares = sharesOf(data, 1);
+  const Bytes own_share = shares[static_cast<std::size_t>(layout_.local)];
+  const bool here = layout_.host == host;
+  if (here && !inside(call, [&](Collectives& part, const Call& own) {
+        return part.broadcast(own, data, layout_.localOf(root));
+      }))
+    return false;
+  if (hasShare() && !across(call, [&](Collectives& part, const Call& own) {
+        return part.broadcast(own, own_share, host);
+      }))
+    return false;
+  return here || inside(call, [&](Collectives& part, const Call& own) {
+           return part.allGather(own, own_share, shares);
+         });
 }
 
 Error HierarchicalCollectives::allReduce(const Call& call, Bytes data) {
   if (Error error = ended()) return error;
   if (!canReduce(call.element, call.reduction)) return parts_.flat->allReduce(call, data);
-  if (layout_.fewest() > 1 && data.size() >= kShareBytes) {
+  if (goesInShares(data)) {
     allReduceByShares(call, data);
   } else {
     allReduceByLeaders(call, data);
@@ -131,24 +159,32 @@ bool HierarchicalCollectives::allReduceByLeaders(const Call& call, Bytes data) {
                 [&](Collectives& part, const Call& own) { return part.broadcast(own, data, 0); });
 }
 
-bool HierarchicalCollectives::allReduceByShares(const Call& call, Bytes data) {
-  const Call sum = sums(call);
-  // The first fewest() ranks of each host have a share, the others an empty one.
+bool HierarchicalCollectives::goesInShares(Bytes data) const {
+  return layout_.fewest() > 1 && data.size() >= kShareBytes;
+}
+
+// The first fewest() ranks of each host have a share, the others an empty one.
+std::vector<Bytes> HierarchicalCollectives::sharesOf(Bytes data, std::size_t element) const {
   const auto sharers = static_cast<std::size_t>(layout_.fewest());
-  const std::size_t element = sizeOf(call.element);
   const std::size_t each = (data.size() / element + sharers - 1) / sharers * element;
   std::vector<Bytes> shares;
   for (std::size_t i = 0; i < layout_.here().size(); ++i) {
     const std::size_t from = i < sharers ? std::min(i * each, data.size()) : data.size();
     shares.push_back(data.subspan(from, i < sharers ? std::min(each, data.size() - from) : 0));
   }
+  return shares;
+}
+
+bool HierarchicalCollectives::allReduceByShares(const Call& call, Bytes data) {
+  const Call sum = sums(call);
+  const std::vector<Bytes> shares = sharesOf(data, sizeOf(call.element));
   const Bytes own_share = shares[static_cast<std::size_t>(layout_.local)];
   const std::vector<ConstBytes> inputs(shares.begin(), shares.end());
   if (!inside(sum, [&](Collectives& part, const Call& own) {
         return part.reduceScatter(own, inputs, own_share);
       }))
     return false;
-  if (layout_.local < layout_.fewest()) {
+  if (hasShare()) {
     if (!across(sum,
                 [&](Collectives& part, const Call& own) { return part.allReduce(own, own_share); }))
       return false;

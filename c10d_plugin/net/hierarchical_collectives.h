@@ -4,10 +4,11 @@
 //  - all_reduce, small: reduced inside each host to its leader (its first rank), between the
 //    leaders, then broadcast inside. Large: each rank of a host reduces a share of the data of its
 //    host, the ranks with the same share go between the hosts, and the shares are gathered inside.
-//  - barrier, broadcast, reduce, all_gather: inside, between leaders, inside.
+//  - broadcast, small: between leaders, inside. Large: inside the root's host, then each of its
+//    ranks sends a share to the other hosts, where the shares are gathered inside.
+//  - barrier, reduce, all_gather: inside, between leaders, inside.
 //  - reduce_scatter: where all hosts have equally many ranks, inside by the index of the receiver
-//  on
-//    its host, then between the hosts.
+//    on its host, then between the hosts.
 //  - gather, scatter, all_to_all, and reduce_scatter otherwise: messages from rank to rank, because
 //    nobody in between knows the sizes, or every byte goes once anyway.
 //
@@ -62,6 +63,11 @@ class HierarchicalCollectives final : public Collectives {
   bool endedBy(const Error& error);
   Call sums(const Call& call) const;  // kAverage is a sum until the end
   void divide(const Call& call, Bytes data) const;
+  bool goesInShares(Bytes data) const;
+  bool hasShare() const { return layout_.local < layout_.fewest(); }
+  std::vector<Bytes> sharesOf(Bytes data, std::size_t element) const;  // by rank of this host
+  bool broadcastByLeaders(const Call& call, Bytes data, int root);
+  bool broadcastByShares(const Call& call, Bytes data, int root);
   bool allReduceByLeaders(const Call& call, Bytes data);
   bool allReduceByShares(const Call& call, Bytes data);
 

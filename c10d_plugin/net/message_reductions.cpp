@@ -10,12 +10,17 @@
 namespace weft::collectives {
 namespace {
 
-// What follows each other through a tree, or is one rank's share of a block. Multiples of every
-// element's size.
+// The least that follows each other through a tree, or is one rank's share of a block. Pieces are
+// multiples of it, and so of every element's size.
 constexpr std::size_t kPiece = std::size_t{256} << 10;
 // all_reduce: up to so many bytes sent by each rank, everybody sends all to everybody.
 constexpr std::size_t kAtOnceBytes = std::size_t{64} << 10;
 constexpr int kAtOnceRanks = 8;
+// all_reduce in shares: blocks whose values are on their way at once.
+constexpr std::size_t kBlocksAhead = 2;
+// Few large messages cost less than many, whose heads, acknowledgements and wake-ups each take
+// their microseconds; but what is passed on, or received to be reduced, overlaps in pieces only.
+constexpr std::size_t kLargePiece = std::size_t{2} << 20;
 
 Error cannotReduce(const Call& call) {
   return {ErrorCode::kInvalidArgument, std::string("elements of type ") + toString(call.element) +
@@ -28,6 +33,18 @@ Reduction partial(Reduction reduction) {
 }
 
 std::size_t pieces(std::size_t bytes, std::size_t piece) { return (bytes + piece - 1) / piece; }
+
+// What follows each other through a tree when that much is broadcast: eight pieces.
+std::size_t treePiece(std::size_t bytes) {
+  return std::clamp(pieces(bytes / 8, kPiece) * kPiece, kPiece, kLargePiece);
+}
+
+// One rank's share of a block. All that is received for kBlocksAhead blocks takes 16 MiB at most
+// among up to 32 ranks.
+std::size_t sharePiece(std::size_t ranks) {
+  constexpr std::size_t kRoom = std::size_t{8} << 20;
+  return std::clamp(kRoom / ranks / kPiece * kPiece, kPiece, kLargePiece);
+}
 
 template <typename Span>
 Span pieceOf(Span data, std::size_t index, std::size_t piece) {
@@ -50,18 +67,19 @@ bool MessageCollectives::broadcastDown(Flight& flight, Bytes data, int root, uns
   int parent_bit = 1;
   while (parent_bit < size() && (place & parent_bit) == 0)
     parent_bit *= 2;
-  const std::size_t count = std::max<std::size_t>(1, pieces(data.size(), kPiece));
+  const std::size_t piece = treePiece(data.size());
+  const std::size_t count = std::max<std::size_t>(1, pieces(data.size(), piece));
   std::vector<Flight::Part*> received;
   if (place != 0) {
     const int parent = after(place - parent_bit, root);
     for (std::size_t i = 0; i < count; ++i)
-      received.push_back(flight.receive(parent, step, pieceOf(data, i, kPiece)));
+      received.push_back(flight.receive(parent, step, pieceOf(data, i, piece)));
   }
   for (std::size_t i = 0; i < count; ++i) {
     if (place != 0 && !flight.wait(received[i])) return false;
     for (int bit = parent_bit / 2; bit > 0; bit /= 2) {
       if (place + bit < size())
-        flight.send(after(place + bit, root), step, pieceOf(data, i, kPiece));
+        flight.send(after(place + bit, root), step, pieceOf(data, i, piece));
     }
   }
   return true;
@@ -159,43 +177,44 @@ Error MessageCollectives::allReduceAtOnce(const Call& call, Bytes data, const Si
 }
 
 // Block by block: each rank gets everybody's values of its share, reduces them, and sends the
-// result to all. While one block is reduced the next one's shares are on their way.
+// result to all. While one block is reduced the next ones' shares are on their way.
+//
+// A share is overwritten by its result where it was sent from, although the sender may not have it
+// back yet: the result comes from the rank that had all of it, so it will not go again. Its receive
+// is posted after the share was sent, so that this thread is through with it.
 Error MessageCollectives::allReduceInShares(const Call& call, Bytes data, const Signature& what) {
   constexpr unsigned kValues = 0;
   constexpr unsigned kResults = 1;
   const std::size_t ranks = members_.size();
   const std::size_t element = sizeOf(call.element);
-  const std::size_t block = kPiece * ranks;
-  const std::size_t blocks = pieces(data.size(), block);
+  const std::size_t piece = sharePiece(ranks);
+  const std::size_t blocks = pieces(data.size(), piece * ranks);
+  const std::size_t ahead = std::min(kBlocksAhead, blocks);
   // Declared before the flight: its messages use it to their end.
-  std::byte* const buffers = scratch(2 * ranks * kPiece);
+  std::byte* const buffers = scratch(ahead * ranks * piece);
   Flight flight(*mailbox_, members_, base(call), what, call.deadline, spin_);
-  struct Exchange {
-    std::vector<Flight::Part*> received;
-    std::vector<Flight::Part*> sent;  // by distance
-  };
-  std::array<Exchange, 2> values;
+  std::array<std::vector<Flight::Part*>, kBlocksAhead> values;
 
   const auto share = [&](std::size_t b, int of) {
-    return shareOf(pieceOf(data, b, block), static_cast<std::size_t>(of), ranks, element);
+    return shareOf(pieceOf(data, b, piece * ranks), static_cast<std::size_t>(of), ranks, element);
   };
   const auto theirs = [&](std::size_t b, int of) {
-    return buffers + ((b % 2) * ranks + static_cast<std::size_t>(of)) * kPiece;
+    return buffers + ((b % ahead) * ranks + static_cast<std::size_t>(of)) * piece;
   };
-  const auto exchangeValues = [&](std::size_t b) {
-    Exchange& with = values[b % 2];
-    with.received.clear();
-    with.sent.clear();
+  const auto begin = [&](std::size_t b) {
+    std::vector<Flight::Part*>& received = values[b % ahead];
+    received.clear();
     for (int k = 1; k < size(); ++k) {
       const int from = before(rank_, k);
-      with.received.push_back(
-          flight.receive(from, kValues, {theirs(b, from), share(b, rank_).size()}));
+      received.push_back(flight.receive(from, kValues, {theirs(b, from), share(b, rank_).size()}));
     }
     for (int k = 1; k < size(); ++k)
-      with.sent.push_back(flight.send(after(rank_, k), kValues, share(b, after(rank_, k))));
+      flight.send(after(rank_, k), kValues, share(b, after(rank_, k)));
+    for (int k = 1; k < size(); ++k)
+      flight.receive(after(rank_, k), kResults, share(b, after(rank_, k)));
   };
   const auto reduceOwn = [&](std::size_t b) {
-    for (Flight::Part* part : values[b % 2].received)
+    for (Flight::Part* part : values[b % ahead])
       if (!flight.wait(part)) return false;
     std::vector<const std::byte*> inputs(ranks);
     for (int of = 0; of < size(); ++of)
@@ -204,21 +223,13 @@ Error MessageCollectives::allReduceInShares(const Call& call, Bytes data, const 
                share(b, rank_).size() / element);
     return true;
   };
-  const auto exchangeResults = [&](std::size_t b) {
-    // A share is overwritten by its result once its values are sent.
-    for (int k = 1; k < size(); ++k) {
-      if (!flight.wait(values[b % 2].sent[static_cast<std::size_t>(k - 1)])) return false;
-      flight.receive(after(rank_, k), kResults, share(b, after(rank_, k)));
-    }
+
+  for (std::size_t b = 0; b < ahead; ++b)
+    begin(b);
+  for (std::size_t b = 0; b < blocks && reduceOwn(b); ++b) {
     for (int k = 1; k < size(); ++k)
       flight.send(after(rank_, k), kResults, share(b, rank_));
-    return true;
-  };
-
-  exchangeValues(0);
-  for (std::size_t b = 0; b < blocks; ++b) {
-    if (b + 1 < blocks) exchangeValues(b + 1);
-    if (!reduceOwn(b) || !exchangeResults(b)) break;
+    if (b + ahead < blocks) begin(b + ahead);
   }
   return flight.finish();
 }

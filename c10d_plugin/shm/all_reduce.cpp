@@ -66,25 +66,34 @@ Error ShmCollectives::reduceSmall(Bytes data, bool wanted) {
   return Error::ok();
 }
 
+// The first meeting, with what `lay_out` writes for it. Where some ranks laid out something and
+// some offered their data where they lie, all lay it out, and meet again.
+template <typename LayOut>
+Error ShmCollectives::meetWithData(ConstBytes data, LayOut&& lay_out) {
+  const bool offers = offer(std::span(&data, 1));
+  const auto layOut = [&] {
+    if (Error error = needBuffers()) return error;
+    lay_out();
+    return Error::ok();
+  };
+  if (!offers) {
+    if (Error error = layOut()) return error;
+  }
+  if (Error error = meet()) return error;
+  if (offers_ == 0 || offers_ == size_) return Error::ok();
+  if (Error error = layOut()) return error;
+  return meet();
+}
+
 Error ShmCollectives::allReduceAsPair(Bytes data) {
   const Place place{false, segment_->layout().buffer_bytes};
   const ConstBytes whole = data;
-  const std::span<const ConstBytes> parts(&whole, 1);
-  if (!offer(parts)) {
-    if (Error error = needBuffers()) return error;
-    writePieces(parts, place, 0);
-  }
-  if (Error error = meet()) return error;
+  const auto write = [&](std::size_t piece) { writePieces(std::span(&whole, 1), place, piece); };
+  if (Error error = meetWithData(data, [&] { write(0); })) return error;
   if (offers_ == size_) return reduceDirect(data, kEverywhere);
-  if (offers_ != 0) {
-    // One laid out its first piece and one did not: both do it now.
-    if (Error error = needBuffers()) return error;
-    writePieces(parts, place, 0);
-    if (Error error = meet()) return error;
-  }
   const std::size_t pieces = piecesOf(data.size(), place);
   for (std::size_t next = 1;; ++next) {
-    if (next < pieces) writePieces(parts, place, next);
+    if (next < pieces) write(next);
     const std::size_t begin = (next - 1) * place.piece;
     const Bytes piece = data.subspan(begin, std::min(place.piece, data.size() - begin));
     const std::byte* const others = pieceOf(1 - rank_, place, 0);
@@ -104,23 +113,13 @@ Error ShmCollectives::reduceLarge(Bytes data, int root) {
     const std::size_t begin = std::min(number * size, data.size());
     return data.subspan(begin, std::min(size, data.size() - begin));
   };
-  const ConstBytes whole = data;
-  const bool offers = offer(std::span(&whole, 1));
-  if (!offers) {
-    if (Error error = needBuffers()) return error;
-    contribute(block(0));
-  }
-  if (Error error = meet()) return error;
+  if (Error error = meetWithData(data, [&] { contribute(block(0)); })) return error;
   if (offers_ == size_) return reduceDirect(data, root);
-  if (offers) {
-    if (Error error = needBuffers()) return error;
-  }
   const bool collects = root == kEverywhere || root == rank_;
-  // Where some laid out their first block and some did not, all do it now.
-  for (std::size_t step = offers_ == 0 ? 1 : 0;; ++step) {
+  for (std::size_t step = 1;; ++step) {
     if (step >= 2 && collects) collectParts(block(step - 2));
     if (step == blocks + 1) return Error::ok();
-    if (step >= 1) addUpOwnPart(block(step - 1), root);
+    addUpOwnPart(block(step - 1), root);
     if (step < blocks) contribute(block(step));
     if (Error error = meet()) return error;
   }

@@ -14,6 +14,11 @@ using Clock = std::chrono::steady_clock;
 // A death is noticed and passed on within a few of these.
 constexpr std::chrono::milliseconds kSlice{100};
 
+// A wait with sleep that took no longer than this would have been a search that pays, had all
+// searched. Without forgetting what was learnt then, ranks whose searches were in vain a few times
+// would all sleep in each round from then on, since no search is long enough for others that sleep.
+constexpr std::chrono::microseconds kSoon{100};
+
 std::string seconds(Clock::duration duration) {
   char text[32];
   std::snprintf(text, sizeof(text), "%.1f s", std::chrono::duration<double>(duration).count());
@@ -27,7 +32,8 @@ Rounds::Rounds(Segment& segment, int rank)
       rank_(rank),
       size_(segment.layout().ranks),
       own_progress_(segment.control(rank).progress),
-      own_sleepers_(segment.control(rank).sleepers) {
+      own_sleepers_(segment.control(rank).sleepers),
+      seats_(segment, rank) {
   for (int other = 0; other < size_; ++other) {
     progress_.push_back(&segment.control(other).progress);
   }
@@ -49,17 +55,23 @@ bool Rounds::allHaveEnded() noexcept {
 Error Rounds::next(const CallRecord& call, Deadline deadline, bool first) {
   ++number_;
   look_at_ = 0;
+  seats_.say();
   // Sequentially consistent on both sides, here and in sleep(): either the sleeper sees the new
   // value or this sees the sleeper.
   own_progress_.exchange(static_cast<std::uint32_t>(number_), std::memory_order_seq_cst);
   if (own_sleepers_.load(std::memory_order_seq_cst) != 0) wakeAll(own_progress_);
   transport::AdaptiveSpin& spin = first ? first_spin_ : later_spin_;
-  if (allHaveEnded() || spin.until([this] { return allHaveEnded(); })) return Error::ok();
-  return sleep(call, deadline);
+  if (allHaveEnded()) return Error::ok();
+  seats_.spread(number_);
+  if (spin.until([this] { return allHaveEnded(); })) return Error::ok();
+  const auto began = Clock::now();
+  Error error = sleep(call, deadline, began);
+  // Others slept as well, and it took so long because all did: see kSoon.
+  if (Clock::now() - began < kSoon) spin = {};
+  return error;
 }
 
-Error Rounds::sleep(const CallRecord& call, Deadline deadline) {
-  const auto began = Clock::now();
+Error Rounds::sleep(const CallRecord& call, Deadline deadline, Deadline began) {
   auto look_up = began + kSlice;
   while (!allHaveEnded()) {
     // Who waits for several sleeps for one of them at a time: most have ended when that one has.

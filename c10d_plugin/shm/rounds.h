@@ -20,6 +20,7 @@
 
 #include "c10d_plugin/collectives.h"
 #include "c10d_plugin/shm/call_record.h"
+#include "c10d_plugin/shm/seats.h"
 #include "c10d_plugin/shm/segment.h"
 #include "transport/spin.h"
 
@@ -38,7 +39,7 @@ class Rounds {
  private:
   bool hasEnded(int rank) const noexcept;
   bool allHaveEnded() noexcept;
-  Error sleep(const CallRecord& call, Deadline deadline);
+  Error sleep(const CallRecord& call, Deadline deadline, Deadline began);
   Error lookForTrouble(const CallRecord& call, Deadline began);
   Error endGroup(const Error& reason);
   std::vector<int> missing() const;
@@ -51,6 +52,7 @@ class Rounds {
   Word& own_sleepers_;
   std::vector<const Word*> progress_;  // by rank
   int look_at_ = 0;                    // ranks below it have ended the round
+  Seats seats_;
   // Whether it pays to search differs.
   transport::AdaptiveSpin first_spin_;
   transport::AdaptiveSpin later_spin_;

@@ -143,6 +143,8 @@ class ShmCollectives final : public Collectives {
 
   Error reduceTogether(Bytes data, int root);
   Error reduceSmall(Bytes data, bool wanted);
+  template <typename LayOut>
+  Error meetWithData(ConstBytes data, LayOut&& lay_out);
   Error allReduceAsPair(Bytes data);
   Error reduceLarge(Bytes data, int root);
   Error reduceDirect(Bytes data, int root);

@@ -160,7 +160,8 @@ Error GlooCollectives::barrier(const Call& call) {
 }
 
 Error GlooCollectives::broadcast(const Call& call, Bytes data, int root) {
-  if (data.empty()) return messages_.broadcast(call, data, root);
+  // A tree either way; messages go through it in pieces.
+  if (data.empty() || size() <= kFewRanks) return messages_.broadcast(call, data, root);
   return fly(sign(Operation::kBroadcast, call, data.size(), root), call, [&] {
     gloo::BroadcastOptions options(context_);
     options.setOutput(raw(data), data.size());

@@ -40,6 +40,7 @@ class Checker {
     reductions();
     // Several blocks of everything, and their remainders.
     const std::size_t large = 700'003;
+    allReduce(Element::kFloat32, Reduction::kSum, 4 * large);
     allReduce(Element::kFloat32, Reduction::kSum, large);
     allReduce(Element::kBfloat16, Reduction::kAverage, large);
     reduce(Element::kFloat32, Reduction::kAverage, large, size_ - 1);

@@ -157,7 +157,7 @@ TEST(Namespaces, ResetConnectionsLoseNothing) {
           resets.fetch_add(resetConnections());
         }
       });
-      const std::vector<std::size_t> sizes{1, 1000, 8000, 9000, 100'000, 1'000'000};
+      const std::vector<std::size_t> sizes{1, 1000, 8000, 9000, 100'000, 1'000'000, 1'500'000};
       std::vector<float> values;
       const int rounds = 1000;
       Error error;
