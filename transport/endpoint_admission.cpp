@@ -44,11 +44,7 @@ RefusalCode EndpointImpl::admit(const Hello& hello, const SessionClaim& theirs,
                                 SessionClaim& ours) {
   if (closing_) return RefusalCode::kStale;
   const std::shared_ptr<Peer> peer = find(hello.rank);
-  if (theirs.lane != 0) {
-    if (peer == nullptr || !peer->admitsLane(hello, theirs)) return RefusalCode::kStale;
-    ours = peer->claim();
-    return RefusalCode::kNone;
-  }
+  if (theirs.lane != 0) return admitLane(peer.get(), hello, theirs, ours);
   if (peer != nullptr && peer->state() == PeerState::kGone) {
     // This very life was lost: both sides must agree that it is over. Another life, or
     // one that left in order, is as good as unknown.
@@ -66,6 +62,15 @@ RefusalCode EndpointImpl::admit(const Hello& hello, const SessionClaim& theirs,
   // A session begins; one that is to go on is not known here.
   ours = {sessionOf(hello.rank), theirs.own, 0, theirs.link};
   return theirs.peer == 0 || theirs.peer == ours.own ? RefusalCode::kNone : RefusalCode::kStale;
+}
+
+// A second connection for large messages. One whose link waits to be named here may try again.
+RefusalCode EndpointImpl::admitLane(Peer* peer, const Hello& hello, const SessionClaim& theirs,
+                                    SessionClaim& ours) {
+  if (peer == nullptr && held_.find(hello.rank) != held_.end()) return RefusalCode::kDuplicate;
+  if (peer == nullptr || !peer->admitsLane(hello, theirs)) return RefusalCode::kStale;
+  ours = peer->claim();
+  return RefusalCode::kNone;
 }
 
 // The peer is known. With kNone it is ready for adopt(), or gone because the dialler is not it.

@@ -57,6 +57,8 @@ class EndpointImpl final : public Endpoint {
 
   // endpoint_admission.cpp, loop thread: who may come in, and as whom.
   RefusalCode admit(const Hello& hello, const SessionClaim& theirs, SessionClaim& ours);
+  RefusalCode admitLane(Peer* peer, const Hello& hello, const SessionClaim& theirs,
+                        SessionClaim& ours);
   RefusalCode admitTo(Peer& peer, const Hello& hello, const SessionClaim& theirs);
   void admitted(Newcomer who);
   void join(Newcomer who);

@@ -144,6 +144,7 @@ void Outbox::afterCaller(OutFrame& frame, std::uint64_t written, int error, std:
   } else {
     count(frame);
     if (mustKeep(frame)) {
+      // For copies only: a half that is still with the lane has its owners there.
       std::shared_ptr<void> last = frame.takeUntilWritten();
       unacked_.push(std::move(frame));
       frame = OutFrame::holding(std::move(last));

@@ -42,9 +42,10 @@ void Peer::onLaneDialled(Dial::Outcome outcome) {
   }
   lane_failed_ = true;
   if (logEnabled(LogLevel::kInfo)) {
-    log(LogLevel::kInfo,
-        "large messages to " + describe() +
-            " go over one connection, for a second could not be made: " + outcome.why);
+    const std::string why = outcome.error.code() == ErrorCode::kPeerLost
+                                ? "it takes no second one"
+                                : "a second could not be made, " + outcome.why;
+    log(LogLevel::kInfo, "large messages to " + describe() + " go over one connection: " + why);
   }
   if (lane_early_) breakLane("could not be made: " + outcome.why);
 }
