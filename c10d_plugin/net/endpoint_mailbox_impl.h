@@ -76,7 +76,8 @@ class EndpointMailboxImpl final : public EndpointMailbox, private transport::End
   };
 
   // endpoint_mailbox.cpp
-  transport::Error meet(KeyValue& store, std::chrono::steady_clock::time_point deadline);
+  transport::Error meet(KeyValue& store, const std::string& key_check,
+                        std::chrono::steady_clock::time_point deadline);
   transport::Error checkRank(int peer, const char* what) const;
   void sendToSelf(Tag tag, const transport::OwnedBuffer& data, const OnSent& done,
                   const Label& label);

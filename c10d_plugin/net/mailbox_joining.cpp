@@ -1,13 +1,15 @@
 // How a group's mailboxes find each other. Keys: `secret` (group id and key, by rank 0) and
-// `address/R` (name, line break, address).
+// `address/R` (name, address and key check, a line each).
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
 #include "c10d_plugin/net/endpoint_mailbox_impl.h"
 #include "transport/address.h"
 #include "transport/host_identity.h"
+#include "transport/key_check.h"
 
 namespace weft::collectives {
 
@@ -56,6 +58,21 @@ std::string defaultName() {
 
 std::string addressKey(int rank) { return "address/" + std::to_string(rank); }
 
+// What a rank says of itself in the Store.
+struct Record {
+  std::string name;
+  std::string address;
+  std::string key_check;  // transport::keyCheck
+
+  std::string text() const { return name + "\n" + address + "\n" + key_check; }
+  static Record parse(const std::string& text) {
+    const std::size_t first = std::min(text.find('\n'), text.size());
+    const std::size_t second = std::min(text.find('\n', first + 1), text.size());
+    return {text.substr(0, first), text.substr(std::min(first + 1, second), second - first - 1),
+            text.substr(std::min(second + 1, text.size()))};
+  }
+};
+
 }  // namespace
 
 Result<std::unique_ptr<EndpointMailbox>> EndpointMailbox::join(const MailboxOptions& options,
@@ -95,28 +112,33 @@ Error EndpointMailboxImpl::open(KeyValue& store, Deadline deadline) {
       transport::Endpoint::create(endpoint, *this);
   if (!opened.ok()) return opened.error();
   endpoint_ = std::move(opened).value();
-  if (Error error = store.set(addressKey(rank_), endpoint.name + "\n" + endpoint_->address()))
-    return error;
-  return meet(store, deadline);
+  const std::string key_check = transport::keyCheck(endpoint.key, endpoint.group_id);
+  const Record own{endpoint.name, endpoint_->address(), key_check};
+  if (Error error = store.set(addressKey(rank_), own.text())) return error;
+  return meet(store, key_check, deadline);
 }
 
-Error EndpointMailboxImpl::meet(KeyValue& store, Deadline deadline) {
+Error EndpointMailboxImpl::meet(KeyValue& store, const std::string& key_check,
+                                Deadline deadline) {
   for (int rank = 0; rank < size(); ++rank) {
     if (rank == rank_) continue;
-    const Result<std::string> record = store.get(addressKey(rank), deadline);
-    if (!record.ok()) {
-      return {record.error().code(), "rank " + std::to_string(rank_) + " waited in vain for rank " +
+    const Result<std::string> text = store.get(addressKey(rank), deadline);
+    if (!text.ok()) {
+      return {text.error().code(), "rank " + std::to_string(rank_) + " waited in vain for rank " +
                                          std::to_string(rank) + " of " + std::to_string(size()) +
-                                         " to join: " + record.error().text()};
+                                         " to join: " + text.error().text()};
     }
-    const std::size_t line = record.value().find('\n');
-    const std::string address =
-        line == std::string::npos ? std::string() : record.value().substr(line + 1);
-    const Result<transport::Address> parsed = transport::parseAddress(address);
+    const Record record = Record::parse(text.value());
+    const Result<transport::Address> parsed = transport::parseAddress(record.address);
     if (!parsed.ok()) {
       return {ErrorCode::kProtocol,
               "what rank " + std::to_string(rank) +
                   " wrote into the Store is no address: " + parsed.error().text()};
+    }
+    if (record.key_check != key_check) {
+      return {ErrorCode::kAuthFailed,
+              "rank " + std::to_string(rank_) + " and rank " + std::to_string(rank) +
+                  " hold different keys; give all ranks the same file (WEFT_AUTH_KEY_FILE)"};
     }
     const std::string& own_host = hosts_[static_cast<std::size_t>(rank_)];
     hosts_[static_cast<std::size_t>(rank)] = parsed.value().host;
@@ -127,8 +149,7 @@ Error EndpointMailboxImpl::meet(KeyValue& store, Deadline deadline) {
       peer.window = near ? options_.eager_bytes_same_host : options_.eager_bytes;
       peer.credit = peer.window;
     }
-    if (Error error = endpoint_->addPeer({rank, record.value().substr(0, line), address}))
-      return error;
+    if (Error error = endpoint_->addPeer({rank, record.name, record.address})) return error;
   }
   return Error::ok();
 }
