@@ -25,7 +25,7 @@ Result<OwnedBuffer> FrameSink::exportedBuffer(const ArenaDescriptor&, std::uint6
   return protocolError("a buffer in exported memory, which is not used here");
 }
 
-Error FrameSink::readFromLane(std::vector<iovec>) {
+Error FrameSink::readFromLane(std::span<const iovec>) {
   return protocolError("a half of a message over a second connection, of which there is none");
 }
 
@@ -279,7 +279,7 @@ Error FrameReader::cutForLane() {
   std::vector<iovec> into;
   if (discarded_) {
     into.push_back({nullptr, static_cast<std::size_t>(share)});
-    return sink_.readFromLane(std::move(into));
+    return sink_.readFromLane(into);
   }
   for (std::size_t i = unread_.size(); share > 0; --i) {
     std::uint64_t& here = unread_[i - 1];
@@ -289,7 +289,7 @@ Error FrameReader::cutForLane() {
     if (part > 0) into.push_back({buffers_[i - 1].data + here, static_cast<std::size_t>(part)});
   }
   std::reverse(into.begin(), into.end());
-  return sink_.readFromLane(std::move(into));
+  return sink_.readFromLane(into);
 }
 
 Result<FrameReader::Step> FrameReader::readBuffers() {

@@ -48,7 +48,7 @@ class FrameSink {
   // Half of the frame's bytes come over the link's lane, `into` these (one entry without a place:
   // to be read past), in memory that stays until the reader is gone or asked laneArrived() and
   // heard yes. An Error ends the link. Default: there is no lane.
-  virtual Error readFromLane(std::vector<iovec> into);
+  virtual Error readFromLane(std::span<const iovec> into);
   // They are there. If not, FrameReader::resume() follows when they are.
   virtual bool laneArrived() { return false; }
   // A frame about the arena; `body` is an encoded ArenaOffer or empty. An Error ends the link.

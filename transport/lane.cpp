@@ -66,11 +66,11 @@ void Lane::wake() {
 
 // --- the endpoint's loop thread ---
 
-void Lane::read(std::vector<iovec> into) {
+void Lane::read(std::span<const iovec> into) {
   {
     const std::lock_guard<std::mutex> lock(read_mutex_);
     WEFT_CHECK(arrival_.load() == Arrival::kDone, "one half after the other");
-    in_ = std::move(into);
+    in_.assign(into.begin(), into.end());
     in_index_ = 0;
     arrival_.store(Arrival::kReading);
   }

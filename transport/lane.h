@@ -24,6 +24,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "transport/buffer.h"
@@ -57,7 +58,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
 
   // The next half goes `into` these; an entry without a place is read past. Once the one before it
   // has arrived.
-  void read(std::vector<iovec> into);
+  void read(std::span<const iovec> into);
   // It is there. If not, on_arrived tells of it.
   bool arrived();
   // Nothing waits to be written. If something does, on_written follows.

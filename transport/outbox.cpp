@@ -12,6 +12,7 @@ namespace {
 
 constexpr std::size_t kMaxEntries = 1024;                      // IOV_MAX
 constexpr std::uint64_t kLoopBudget = std::uint64_t{4} << 20;  // then others get their turn
+constexpr std::uint64_t kLeastToSplit = 8192;                  // each half has a page
 constexpr std::size_t kMaxAcked = 64;  // beyond, the loop lets go of messages itself
 
 }  // namespace
@@ -66,7 +67,7 @@ void Outbox::setLane(std::shared_ptr<Lane> lane, std::uint64_t threshold) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (mode_ != Mode::kUp || next_) return;
   lane_ = std::move(lane);
-  lane_threshold_ = std::max<std::uint64_t>(threshold, 2 * 4096);  // both halves have something
+  lane_threshold_ = std::max(threshold, kLeastToSplit);
 }
 
 Error Outbox::send(OutFrame frame, std::optional<std::chrono::milliseconds> patience) {

@@ -103,7 +103,7 @@ class Peer final : public FrameSink, public std::enable_shared_from_this<Peer> {
   Result<OwnedBuffer> arenaBuffer(const ArenaDescriptor& block, std::uint64_t size) override;
   Result<OwnedBuffer> exportedBuffer(const ArenaDescriptor& place, std::uint64_t size) override;
   Error onArenaFrame(FrameKind kind, std::span<const std::byte> body) override;
-  Error readFromLane(std::vector<iovec> into) override;
+  Error readFromLane(std::span<const iovec> into) override;
   bool laneArrived() override;
 
   void moveTo(PeerState state);

@@ -82,7 +82,8 @@ void Peer::adoptLane(std::shared_ptr<Stream> stream) {
   lane_ = Lane::open(*lanes, std::move(stream), lane_counts_, std::move(events));
   outbox_.setLane(lane_, context_.options.lanes.threshold);
   if (lane_early_) {
-    lane_->read(*std::exchange(lane_early_, std::nullopt));
+    lane_->read(*lane_early_);
+    lane_early_.reset();
     static_cast<void>(lane_->arrived());  // the link may be waiting for it already
   }
 }
@@ -101,14 +102,14 @@ void Peer::dropLane() {
   lane_.reset();
 }
 
-Error Peer::readFromLane(std::vector<iovec> into) {
+Error Peer::readFromLane(std::span<const iovec> into) {
   if (lane_ != nullptr) {
-    lane_->read(std::move(into));
+    lane_->read(into);
   } else if (lane_dial_ != nullptr) {
     // The peer has admitted it, and its answer is still on the way.
-    lane_early_ = std::move(into);
+    lane_early_.emplace(into.begin(), into.end());
   } else {
-    return FrameSink::readFromLane(std::move(into));
+    return FrameSink::readFromLane(into);
   }
   return Error::ok();
 }

@@ -118,15 +118,14 @@ Error EndpointMailboxImpl::open(KeyValue& store, Deadline deadline) {
   return meet(store, key_check, deadline);
 }
 
-Error EndpointMailboxImpl::meet(KeyValue& store, const std::string& key_check,
-                                Deadline deadline) {
+Error EndpointMailboxImpl::meet(KeyValue& store, const std::string& key_check, Deadline deadline) {
   for (int rank = 0; rank < size(); ++rank) {
     if (rank == rank_) continue;
     const Result<std::string> text = store.get(addressKey(rank), deadline);
     if (!text.ok()) {
       return {text.error().code(), "rank " + std::to_string(rank_) + " waited in vain for rank " +
-                                         std::to_string(rank) + " of " + std::to_string(size()) +
-                                         " to join: " + text.error().text()};
+                                       std::to_string(rank) + " of " + std::to_string(size()) +
+                                       " to join: " + text.error().text()};
     }
     const Record record = Record::parse(text.value());
     const Result<transport::Address> parsed = transport::parseAddress(record.address);

@@ -135,8 +135,8 @@ class LaneSink : public Sink {
   std::vector<iovec> into;
   bool there = false;
 
-  Error readFromLane(std::vector<iovec> half) override {
-    into = std::move(half);
+  Error readFromLane(std::span<const iovec> half) override {
+    into.assign(half.begin(), half.end());
     there = false;
     return Error::ok();
   }

@@ -8,8 +8,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <utility>
-#include <vector>
 
 #include "transport/frame_reader.h"
 
@@ -79,8 +77,8 @@ class Sink : public FrameSink {
   }
 
   // A lane that is there, or not; its half has come already, or comes when it is asked for again.
-  Error readFromLane(std::vector<iovec> into) override {
-    if (choice_ % 8 == 4) return FrameSink::readFromLane(std::move(into));
+  Error readFromLane(std::span<const iovec> into) override {
+    if (choice_ % 8 == 4) return FrameSink::readFromLane(into);
     for (const iovec& entry : into) {
       require(entry.iov_len > 0);
       if (entry.iov_base != nullptr) std::memset(entry.iov_base, 0x3C, entry.iov_len);
