@@ -9,8 +9,11 @@
 namespace weft::collectives {
 namespace {
 
-// From here on, all_reduce and broadcast go in shares.
+// From here on, all_reduce goes in shares.
 constexpr std::size_t kShareBytes = std::size_t{64} << 10;
+// From here on, broadcast goes down a tree of all ranks where each host has two: its pieces are
+// read, passed on and copied at the same time, which saves more than shared memory does.
+constexpr std::size_t kTreeBytes = std::size_t{4} << 20;
 // Ranks that wait for their leader let its error come first: it knows who is missing.
 constexpr std::chrono::milliseconds kLeaderFirst{300};
 
@@ -92,12 +95,22 @@ Error HierarchicalCollectives::barrier(const Call& call) {
 
 Error HierarchicalCollectives::broadcast(const Call& call, Bytes data, int root) {
   if (Error error = ended()) return error;
-  if (goesInShares(data)) {
-    broadcastByShares(call, data, root);
-  } else {
-    broadcastByLeaders(call, data, root);
+  if (data.size() >= kTreeBytes && treeKeepsToHosts(root)) {
+    Error error = parts_.flat->broadcast(call, data, root);
+    (void)endedBy(error);
+    return error;
   }
+  broadcastByLeaders(call, data, root);
   return ended();
+}
+
+// A binomial tree of the ranks crosses to each other host once, from its parent's first rank to its
+// own.
+bool HierarchicalCollectives::treeKeepsToHosts(int root) const {
+  if (layout_.fewest() != 2 || layout_.most() != 2 || root % 2 != 0) return false;
+  return std::all_of(layout_.hosts.begin(), layout_.hosts.end(), [](const std::vector<int>& host) {
+    return host[0] % 2 == 0 && host[1] == host[0] + 1;
+  });
 }
 
 bool HierarchicalCollectives::broadcastByLeaders(const Call& call, Bytes data, int root) {
@@ -113,26 +126,6 @@ bool HierarchicalCollectives::broadcastByLeaders(const Call& call, Bytes data, i
   if (!at_leader && !inside(call, from(local))) return false;
   if (leads() && !across(call, from(host))) return false;
   return !at_leader || inside(call, from(local));
-}
-
-// The root's host has all of it; then each of its ranks sends its share to the other hosts, whose
-// ranks give each other theirs.
-bool HierarchicalCollectives::broadcastByShares(const Call& call, Bytes data, int root) {
-  const int host = layout_.hostOf(root);
-  const std::vector<Bytes> shares = sharesOf(data, 1);
-  const Bytes own_share = shares[static_cast<std::size_t>(layout_.local)];
-  const bool here = layout_.host == host;
-  if (here && !inside(call, [&](Collectives& part, const Call& own) {
-        return part.broadcast(own, data, layout_.localOf(root));
-      }))
-    return false;
-  if (hasShare() && !across(call, [&](Collectives& part, const Call& own) {
-        return part.broadcast(own, own_share, host);
-      }))
-    return false;
-  return here || inside(call, [&](Collectives& part, const Call& own) {
-           return part.allGather(own, own_share, shares);
-         });
 }
 
 Error HierarchicalCollectives::allReduce(const Call& call, Bytes data) {

@@ -4,8 +4,7 @@
 //  - all_reduce, small: reduced inside each host to its leader (its first rank), between the
 //    leaders, then broadcast inside. Large: each rank of a host reduces a share of the data of its
 //    host, the ranks with the same share go between the hosts, and the shares are gathered inside.
-//  - broadcast, small: between leaders, inside. Large: inside the root's host, then each of its
-//    ranks sends a share to the other hosts, where the shares are gathered inside.
+//  - broadcast: between leaders, inside. Large, with two ranks on each host: messages down a tree.
 //  - barrier, reduce, all_gather: inside, between leaders, inside.
 //  - reduce_scatter: where all hosts have equally many ranks, inside by the index of the receiver
 //    on its host, then between the hosts.
@@ -67,7 +66,7 @@ class HierarchicalCollectives final : public Collectives {
   bool hasShare() const { return layout_.local < layout_.fewest(); }
   std::vector<Bytes> sharesOf(Bytes data, std::size_t element) const;  // by rank of this host
   bool broadcastByLeaders(const Call& call, Bytes data, int root);
-  bool broadcastByShares(const Call& call, Bytes data, int root);
+  bool treeKeepsToHosts(int root) const;
   bool allReduceByLeaders(const Call& call, Bytes data);
   bool allReduceByShares(const Call& call, Bytes data);
 

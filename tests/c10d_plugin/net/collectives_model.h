@@ -45,7 +45,10 @@ class Checker {
     allReduce(Element::kBfloat16, Reduction::kAverage, large);
     reduce(Element::kFloat32, Reduction::kAverage, large, size_ - 1);
     reduceScatter(Element::kFloat64, Reduction::kAverage, large / 2);
-    broadcast(large, size_ - 1);
+    for (const int root : {0, size_ - 1}) {
+      broadcast(large, root);
+      broadcast(7 * large, root);
+    }
     allGather(large / 4);
     allToAll(large / 4);
     barrier();
