@@ -1,6 +1,7 @@
 #include "c10d_plugin/net/hierarchical_collectives.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <utility>
 
@@ -12,8 +13,10 @@ namespace {
 // From here on, all_reduce goes in shares.
 constexpr std::size_t kShareBytes = std::size_t{64} << 10;
 // From here on, broadcast goes down a tree of all ranks where each host has two: its pieces are
-// read, passed on and copied at the same time, which saves more than shared memory does.
+// read, passed on and copied at the same time, which saves more than shared memory does. (From
+// kShareBytes on where the root would have to hand it to its leader first.)
 constexpr std::size_t kTreeBytes = std::size_t{4} << 20;
+constexpr int kTreeRanks = 8;  // Gloo's own broadcast, used for more, does not go in pieces
 // Ranks that wait for their leader let its error come first: it knows who is missing.
 constexpr std::chrono::milliseconds kLeaderFirst{300};
 
@@ -95,7 +98,8 @@ Error HierarchicalCollectives::barrier(const Call& call) {
 
 Error HierarchicalCollectives::broadcast(const Call& call, Bytes data, int root) {
   if (Error error = ended()) return error;
-  if (data.size() >= kTreeBytes && treeKeepsToHosts(root)) {
+  const bool at_leader = layout_.localOf(root) == 0;
+  if (data.size() >= (at_leader ? kTreeBytes : kShareBytes) && treeKeepsToHosts(root)) {
     Error error = parts_.flat->broadcast(call, data, root);
     (void)endedBy(error);
     return error;
@@ -104,10 +108,12 @@ Error HierarchicalCollectives::broadcast(const Call& call, Bytes data, int root)
   return ended();
 }
 
-// A binomial tree of the ranks crosses to each other host once, from its parent's first rank to its
-// own.
+// A binomial tree of the ranks crosses to each other host once.
 bool HierarchicalCollectives::treeKeepsToHosts(int root) const {
-  if (layout_.fewest() != 2 || layout_.most() != 2 || root % 2 != 0) return false;
+  const bool full = std::has_single_bit(layout_.hosts.size());
+  if (size() > kTreeRanks || layout_.fewest() != 2 || layout_.most() != 2 ||
+      (!full && root % 2 != 0))
+    return false;
   return std::all_of(layout_.hosts.begin(), layout_.hosts.end(), [](const std::vector<int>& host) {
     return host[0] % 2 == 0 && host[1] == host[0] + 1;
   });

@@ -1,6 +1,7 @@
 // The reductions of MessageCollectives, and the trees.
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <utility>
 
 #include "c10d_plugin/net/flight.h"
@@ -63,7 +64,11 @@ Bytes shareOf(Bytes data, std::size_t index, std::size_t count, std::size_t elem
 }  // namespace
 
 bool MessageCollectives::broadcastDown(Flight& flight, Bytes data, int root, unsigned step) {
-  const int place = before(rank_, root);  // 0 at the root
+  // 0 at the root. Where all places of the tree are taken, ranks that share their upper bits stay
+  // together whatever the root is, and so do the ranks of a host where those are consecutive.
+  const bool full = std::has_single_bit(static_cast<unsigned>(size()));
+  const int place = full ? rank_ ^ root : before(rank_, root);
+  const auto at = [&](int other) { return full ? other ^ root : after(other, root); };
   int parent_bit = 1;
   while (parent_bit < size() && (place & parent_bit) == 0)
     parent_bit *= 2;
@@ -71,15 +76,14 @@ bool MessageCollectives::broadcastDown(Flight& flight, Bytes data, int root, uns
   const std::size_t count = std::max<std::size_t>(1, pieces(data.size(), piece));
   std::vector<Flight::Part*> received;
   if (place != 0) {
-    const int parent = after(place - parent_bit, root);
+    const int parent = at(place - parent_bit);
     for (std::size_t i = 0; i < count; ++i)
       received.push_back(flight.receive(parent, step, pieceOf(data, i, piece)));
   }
   for (std::size_t i = 0; i < count; ++i) {
     if (place != 0 && !flight.wait(received[i])) return false;
     for (int bit = parent_bit / 2; bit > 0; bit /= 2) {
-      if (place + bit < size())
-        flight.send(after(place + bit, root), step, pieceOf(data, i, piece));
+      if (place + bit < size()) flight.send(at(place + bit), step, pieceOf(data, i, piece));
     }
   }
   return true;
