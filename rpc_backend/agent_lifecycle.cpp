@@ -109,6 +109,7 @@ MemberRecord WeftAgent::ownRecord(const GroupSecret& secret) const {
   record.world = config_.world_size.value_or(0);
   record.name = config_.name;
   record.auth = secret.auth;
+  record.key_check = secret.key_check;
   record.policy = toString(config_.options.request_policy);
   record.address = endpoint_->address();
   record.device_count = config_.device_count;

@@ -108,7 +108,7 @@ GroupSecret Membership::secret(const std::string& key_file) {
   TORCH_CHECK(key.ok(), me(), ": ", key.error().text());
   secret.key = key.value();
   secret.auth = key_file.empty() ? "store" : "file";
-  if (!key_file.empty()) key_check_ = transport::keyCheck(secret.key, secret.group_id);
+  if (!key_file.empty()) secret.key_check = transport::keyCheck(secret.key, secret.group_id);
   return secret;
 }
 
@@ -221,8 +221,7 @@ std::vector<MemberRecord> Membership::meetAgain(const MemberRecord& self) {
   return members;
 }
 
-std::vector<MemberRecord> Membership::meet(MemberRecord self) {
-  self.key_check = key_check_;
+std::vector<MemberRecord> Membership::meet(const MemberRecord& self) {
   agreeOnKind();
   if (store_->check({"formed"})) return meetAgain(self);
   claimRank();
@@ -294,8 +293,7 @@ void Membership::setMemberRanks(const std::vector<std::int32_t>& ranks) {
   store_->set("members", out.str() + ".");
 }
 
-std::vector<MemberRecord> Membership::join(MemberRecord self) {
-  self.key_check = key_check_;
+std::vector<MemberRecord> Membership::join(const MemberRecord& self) {
   agreeOnKind();
   std::vector<MemberRecord> members;
   locked([&] {

@@ -25,7 +25,8 @@ namespace weft::rpc {
 struct GroupSecret {
   std::string group_id;
   transport::AuthKey key;
-  std::string auth;  // "file" or "store"
+  std::string auth;       // "file" or "store"
+  std::string key_check;  // of a key from a file: transport::keyCheck
 };
 
 class Membership {
@@ -33,20 +34,19 @@ class Membership {
   // `world` 0: a dynamic group, which workers join and leave.
   Membership(c10::intrusive_ptr<c10d::Store> store, std::string name, std::int32_t rank, int world);
 
-  // The key file when one is named, else the key in the Store. Throws c10::Error. First: what
-  // this worker's record says of its key comes from here.
+  // The key file when one is named, else the key in the Store. Throws c10::Error.
   GroupSecret secret(const std::string& key_file);
 
   // Static groups: posts `self`, waits for all, checks them. Throws on every worker what all
   // can see (duplicate names, other versions) or one has seen (another world_size). When the group
   // has formed already, a worker that died is taken back under its rank and name.
-  std::vector<MemberRecord> meet(MemberRecord self);
+  std::vector<MemberRecord> meet(const MemberRecord& self);
 
   // This rank had a former life: it is dead, or has left.
   bool returned() const noexcept { return returned_; }
 
   // Dynamic groups: adds `self` and returns who was there before. Bounded.
-  std::vector<MemberRecord> join(MemberRecord self);
+  std::vector<MemberRecord> join(const MemberRecord& self);
   void leave();
   // A member that turned out to be gone (it died without leaving). Its successor, who has the
   // same rank and another address, stays.
@@ -75,7 +75,6 @@ class Membership {
   const std::int32_t rank_;
   const int world_;
   const std::chrono::milliseconds timeout_;
-  std::string key_check_;
   bool returned_ = false;
 };
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "c10d_plugin/net/message_collectives.h"
 #include "c10d_plugin/reduce_kernels.h"
 
 namespace weft::collectives {
@@ -16,7 +17,6 @@ constexpr std::size_t kShareBytes = std::size_t{64} << 10;
 // read, passed on and copied at the same time, which saves more than shared memory does. (From
 // kShareBytes on where the root would have to hand it to its leader first.)
 constexpr std::size_t kTreeBytes = std::size_t{4} << 20;
-constexpr int kTreeRanks = 8;  // Gloo's own broadcast, used for more, does not go in pieces
 // Ranks that wait for their leader let its error come first: it knows who is missing.
 constexpr std::chrono::milliseconds kLeaderFirst{300};
 
@@ -111,7 +111,7 @@ Error HierarchicalCollectives::broadcast(const Call& call, Bytes data, int root)
 // A binomial tree of the ranks crosses to each other host once.
 bool HierarchicalCollectives::treeKeepsToHosts(int root) const {
   const bool full = std::has_single_bit(layout_.hosts.size());
-  if (size() > kTreeRanks || layout_.fewest() != 2 || layout_.most() != 2 ||
+  if (size() > MessageCollectives::kFewRanks || layout_.fewest() != 2 || layout_.most() != 2 ||
       (!full && root % 2 != 0))
     return false;
   return std::all_of(layout_.hosts.begin(), layout_.hosts.end(), [](const std::vector<int>& host) {
@@ -137,7 +137,7 @@ bool HierarchicalCollectives::broadcastByLeaders(const Call& call, Bytes data, i
 Error HierarchicalCollectives::allReduce(const Call& call, Bytes data) {
   if (Error error = ended()) return error;
   if (!canReduce(call.element, call.reduction)) return parts_.flat->allReduce(call, data);
-  if (goesInShares(data)) {
+  if (layout_.fewest() > 1 && data.size() >= kShareBytes) {
     allReduceByShares(call, data);
   } else {
     allReduceByLeaders(call, data);
@@ -158,32 +158,24 @@ bool HierarchicalCollectives::allReduceByLeaders(const Call& call, Bytes data) {
                 [&](Collectives& part, const Call& own) { return part.broadcast(own, data, 0); });
 }
 
-bool HierarchicalCollectives::goesInShares(Bytes data) const {
-  return layout_.fewest() > 1 && data.size() >= kShareBytes;
-}
-
-// The first fewest() ranks of each host have a share, the others an empty one.
-std::vector<Bytes> HierarchicalCollectives::sharesOf(Bytes data, std::size_t element) const {
+bool HierarchicalCollectives::allReduceByShares(const Call& call, Bytes data) {
+  const Call sum = sums(call);
+  // The first fewest() ranks of each host have a share, the others an empty one.
   const auto sharers = static_cast<std::size_t>(layout_.fewest());
+  const std::size_t element = sizeOf(call.element);
   const std::size_t each = (data.size() / element + sharers - 1) / sharers * element;
   std::vector<Bytes> shares;
   for (std::size_t i = 0; i < layout_.here().size(); ++i) {
     const std::size_t from = i < sharers ? std::min(i * each, data.size()) : data.size();
     shares.push_back(data.subspan(from, i < sharers ? std::min(each, data.size() - from) : 0));
   }
-  return shares;
-}
-
-bool HierarchicalCollectives::allReduceByShares(const Call& call, Bytes data) {
-  const Call sum = sums(call);
-  const std::vector<Bytes> shares = sharesOf(data, sizeOf(call.element));
   const Bytes own_share = shares[static_cast<std::size_t>(layout_.local)];
   const std::vector<ConstBytes> inputs(shares.begin(), shares.end());
   if (!inside(sum, [&](Collectives& part, const Call& own) {
         return part.reduceScatter(own, inputs, own_share);
       }))
     return false;
-  if (hasShare()) {
+  if (layout_.local < layout_.fewest()) {
     if (!across(sum,
                 [&](Collectives& part, const Call& own) { return part.allReduce(own, own_share); }))
       return false;

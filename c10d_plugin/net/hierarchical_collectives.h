@@ -62,9 +62,6 @@ class HierarchicalCollectives final : public Collectives {
   bool endedBy(const Error& error);
   Call sums(const Call& call) const;  // kAverage is a sum until the end
   void divide(const Call& call, Bytes data) const;
-  bool goesInShares(Bytes data) const;
-  bool hasShare() const { return layout_.local < layout_.fewest(); }
-  std::vector<Bytes> sharesOf(Bytes data, std::size_t element) const;  // by rank of this host
   bool broadcastByLeaders(const Call& call, Bytes data, int root);
   bool treeKeepsToHosts(int root) const;
   bool allReduceByLeaders(const Call& call, Bytes data);

@@ -29,6 +29,9 @@ class Flight;
 
 class MessageCollectives final : public Collectives {
  public:
+  // Up to so many ranks messages down a tree, in pieces, do better than Gloo's broadcast.
+  static constexpr int kFewRanks = 8;
+
   // Among all ranks of the mailbox.
   explicit MessageCollectives(std::shared_ptr<Mailbox> mailbox);
   // Among some of them: `members` are mailbox ranks, this process's among them, the same list on

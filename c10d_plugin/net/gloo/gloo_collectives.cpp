@@ -113,7 +113,6 @@ std::uint8_t* raw(ConstBytes data) {
 
 // Few ranks with little data: everybody at once takes one or two steps where Gloo's rings take
 // 2 (n-1). With more ranks each would send to too many at once, with more data both are as good.
-constexpr int kFewRanks = 8;
 constexpr std::size_t kLittleData = std::size_t{4} << 20;
 
 Signature sign(Operation operation, const Call& call, std::uint64_t bytes, int root = 0) {
@@ -149,7 +148,7 @@ Error GlooCollectives::fly(const Signature& what, const Call& call,
 }
 
 bool GlooCollectives::oneStepIsBetter(std::size_t bytes) const {
-  return size() <= kFewRanks && bytes <= kLittleData;
+  return size() <= MessageCollectives::kFewRanks && bytes <= kLittleData;
 }
 
 Error GlooCollectives::barrier(const Call& call) {
@@ -161,7 +160,8 @@ Error GlooCollectives::barrier(const Call& call) {
 
 Error GlooCollectives::broadcast(const Call& call, Bytes data, int root) {
   // A tree either way; messages go through it in pieces.
-  if (data.empty() || size() <= kFewRanks) return messages_.broadcast(call, data, root);
+  if (data.empty() || size() <= MessageCollectives::kFewRanks)
+    return messages_.broadcast(call, data, root);
   return fly(sign(Operation::kBroadcast, call, data.size(), root), call, [&] {
     gloo::BroadcastOptions options(context_);
     options.setOutput(raw(data), data.size());
