@@ -332,6 +332,44 @@ def test_ten_thousand_tensors_in_one_message(group):
     group[0].call(many_tensors, 10_000, seed)
 
 
+def pickle_many() -> None:
+    """The internal pickler, with Weft running: shorter than upstream's, and upstream reads it."""
+    import pickletools
+
+    import torch
+    from torch.distributed.rpc import internal
+
+    tensors = [torch.ones(i) for i in range(20)]
+    sent = {"all": tensors, "again": [tensors[3], torch.nn.Parameter(tensors[4])]}
+    data, table = internal.serialize(sent)
+    named = [argument for _, argument, _ in pickletools.genops(data) if argument is not None]
+    assert named.count("_tensor_receiver") == 1
+    assert named.count("getattr") == 1
+    assert len(table) == 21  # and what the parameter holds
+    assert all(x is y for x, y in zip(table, tensors, strict=False))
+    # A pickler of its own, as one of upstream's would read it elsewhere.
+    came = internal._InternalRPCPickler().deserialize(data, table)
+    assert all(x is y for x, y in zip(came["all"], tensors, strict=True))
+    assert came["again"][0] is tensors[3]
+    assert isinstance(came["again"][1], torch.nn.Parameter)
+
+
+def test_the_receiver_of_tensors_is_named_once(group):
+    group[0].call(pickle_many)
+
+
+def test_without_weft_the_pickler_is_upstreams():
+    import torch
+    from torch.distributed.rpc import internal
+
+    import weft  # noqa: F401
+
+    pickler = internal._internal_rpc_pickler
+    sent = [torch.ones(2), torch.ones(3)]
+    assert internal.serialize(sent)[0] == internal._InternalRPCPickler().serialize(sent)[0]
+    assert pickler._dispatch_table[torch.Tensor] == pickler._tensor_reducer
+
+
 def large_payload(size: int) -> None:
     import os
 
