@@ -9,6 +9,7 @@
 #include <new>
 #include <string>
 
+#include "transport/huge_pages.h"
 #include "transport/sealed_memory.h"
 #include "transport/system_error.h"
 
@@ -59,9 +60,8 @@ Result<std::shared_ptr<ArenaView>> ArenaView::open(const ArenaOffer& offer, cons
                                                 std::to_string(max_bytes));
   }
   if (Error error = checkMemory(offer, fd.get())) return error;
-  void* base = ::mmap(nullptr, offer.file_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  void* base = mapAligned(offer.file_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get());
   if (base == MAP_FAILED) return systemError("mapping a peer's shared memory", errno);
-  ::madvise(base, offer.file_bytes, MADV_HUGEPAGE);
   std::shared_ptr<ArenaView> view(new ArenaView(static_cast<std::byte*>(base), offer));
   if (std::memcmp(base, offer.magic.data(), offer.magic.size()) != 0) {
     return Error(ErrorCode::kSystem, "its shared memory does not show here what it holds there");

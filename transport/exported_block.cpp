@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "transport/huge_pages.h"
 #include "transport/pages.h"
 #include "transport/sealed_memory.h"
 #include "transport/system_error.h"
@@ -136,8 +137,9 @@ Result<std::shared_ptr<ExportedBlock>> ExportedBlock::create(std::size_t bytes) 
   if (::fcntl(fd.get(), F_ADD_SEALS, kSizeSeals) != 0) {
     return giveUp(systemError("sealing shared memory", errno));
   }
-  void* const base = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  void* const base = mapAligned(mapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get());
   if (base == MAP_FAILED) return giveUp(systemError("mapping shared memory", errno));
+  makeHuge(static_cast<std::byte*>(base), mapped);
   // One call instead of a page fault for each 4 KiB; older kernels don't know it.
   if (::madvise(base, mapped, MADV_POPULATE_WRITE) != 0 && errno != EINVAL) {
     const int error = errno;
@@ -234,8 +236,7 @@ bool ExportedBlock::untouched(const std::byte* data, std::size_t size) const {
 OwnedBuffer ExportedBlock::offered(std::uint64_t offset, std::size_t size) const {
   const std::uint64_t first = offset / pageBytes() * pageBytes();
   const std::size_t mapped = offset - first + size;
-  void* const base =
-      ::mmap(nullptr, mapped, PROT_READ, MAP_PRIVATE, fd_.get(), static_cast<off_t>(first));
+  void* const base = mapAligned(mapped, PROT_READ, MAP_PRIVATE, fd_.get(), first);
   if (base != MAP_FAILED) {
     std::shared_ptr<void> owner(base, [mapped](void* memory) { ::munmap(memory, mapped); });
     return {static_cast<std::byte*>(base) + (offset - first), size, std::move(owner)};
@@ -302,8 +303,7 @@ Result<std::shared_ptr<ExportedBlock>> ExportedBlock::open(const UniqueFd& fd, s
   };
   if (!own.valid()) release();
   const std::size_t mapped = roundUp(skip + size, pageBytes());
-  void* const base = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd.get(),
-                            static_cast<off_t>(first));
+  void* const base = mapAligned(mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd.get(), first);
   if (base == MAP_FAILED) {
     const int error = errno;
     if (own.valid()) release();

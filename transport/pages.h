@@ -7,12 +7,15 @@
 #include <algorithm>
 #include <cstdint>
 
-// Linux 5.14; older headers don't have them.
+// Linux 5.14, the last one 6.1; older headers don't have them.
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
 #endif
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
+#endif
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
 #endif
 
 namespace weft::transport {

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "transport/check.h"
+#include "transport/huge_pages.h"
 #include "transport/pages.h"
 #include "transport/sealed_memory.h"
 #include "transport/secure_random.h"
@@ -46,12 +47,10 @@ Result<std::shared_ptr<SharedArena>> SharedArena::create(std::uint64_t data_byte
   if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     return systemError("sealing shared memory", errno);
   }
-  void* base = ::mmap(nullptr, offer.file_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  void* base = mapAligned(offer.file_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get());
   if (base == MAP_FAILED) return systemError("mapping shared memory", errno);
   // A forked child has no use for it, and would keep it alive.
   ::madvise(base, offer.file_bytes, MADV_DONTFORK);
-  ::madvise(base, offer.file_bytes,
-            MADV_HUGEPAGE);  // where the system lets shared memory have them
   std::memcpy(base, offer.magic.data(), offer.magic.size());
   return std::shared_ptr<SharedArena>(
       new SharedArena(std::move(fd), static_cast<std::byte*>(base), offer));
@@ -182,6 +181,7 @@ bool SharedArena::obtain(std::uint64_t offset, std::uint64_t size) {
     }
     const std::uint64_t at = kArenaDataOffset + first * kChunk;
     const std::uint64_t bytes = (last - first) * kChunk;
+    makeHuge(base_ + at, bytes);
     int result = 0;
     do {
       result = ::fallocate(fd_.get(), 0, static_cast<off_t>(at), static_cast<off_t>(bytes));

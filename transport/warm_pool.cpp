@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "transport/huge_pages.h"
 #include "transport/pages.h"
 
 namespace weft::transport {
@@ -36,19 +37,11 @@ class WarmPool::Lease {
 
 std::shared_ptr<WarmPool> WarmPool::create(std::uint64_t room) {
   room = roundUp(atMostQuarter(room), kChunk);
-  void* found = ::mmap(nullptr, room + kChunk, PROT_READ | PROT_WRITE,
-                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (found == MAP_FAILED) return nullptr;
-  // Pieces of 2 MiB are to be the system's huge pages, where it has them: both sides' copying then
-  // takes a sixth less.
-  auto* const first = static_cast<std::byte*>(found);
-  const auto at = reinterpret_cast<std::uintptr_t>(found);
-  std::byte* const base = first + (roundUp(at, kChunk) - at);
-  if (base > first) ::munmap(first, static_cast<std::size_t>(base - first));
-  if (const auto rest = static_cast<std::size_t>(first + kChunk - base))
-    ::munmap(base + room, rest);
-  ::madvise(base, room, MADV_HUGEPAGE);
-  return std::shared_ptr<WarmPool>(new WarmPool(base, room));
+  // In huge pages, where the system has them: both sides' copying then takes a sixth less.
+  void* const base =
+      mapAligned(room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1);
+  if (base == MAP_FAILED) return nullptr;
+  return std::shared_ptr<WarmPool>(new WarmPool(static_cast<std::byte*>(base), room));
 }
 
 WarmPool::WarmPool(std::byte* base, std::uint64_t room)

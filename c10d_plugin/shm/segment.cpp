@@ -13,6 +13,7 @@
 #include <new>
 #include <string>
 
+#include "transport/huge_pages.h"
 #include "transport/pages.h"
 #include "transport/secure_random.h"
 #include "transport/system_error.h"
@@ -117,12 +118,11 @@ Result<std::shared_ptr<Segment>> Segment::open(const Layout& layout, const Magic
 
 Result<std::byte*> Segment::map(int fd, const Layout& layout) {
   const std::size_t bytes_mapped = layout.heapsBegin();
-  void* base = ::mmap(nullptr, bytes_mapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  void* base = transport::mapAligned(bytes_mapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd);
   if (base == MAP_FAILED) return systemError("mapping a group's shared memory", errno);
   auto* const bytes = static_cast<std::byte*>(base);
   // A forked child is no rank, and would keep the memory alive.
   ::madvise(bytes, bytes_mapped, MADV_DONTFORK);
-  ::madvise(bytes + layout.buffersBegin(), bytes_mapped - layout.buffersBegin(), MADV_HUGEPAGE);
   return bytes;
 }
 
@@ -208,13 +208,12 @@ Result<std::byte*> Segment::heap(int rank) {
   if (std::byte* const mapped = known.load(std::memory_order_relaxed)) return mapped;
   const std::size_t bytes = layout_.heap_bytes;
   if (bytes == 0) return Error(ErrorCode::kSystem, "the group has no shared memory for tensors");
-  void* const base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
-                            fd_.get(), static_cast<off_t>(layout_.heap(rank)));
+  void* const base = transport::mapAligned(
+      bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_.get(), layout_.heap(rank));
   if (base == MAP_FAILED) {
     return systemError("mapping rank " + std::to_string(rank) + "'s shared tensors", errno);
   }
   ::madvise(base, bytes, MADV_DONTFORK);
-  ::madvise(base, bytes, MADV_HUGEPAGE);
   known.store(static_cast<std::byte*>(base), std::memory_order_release);
   return static_cast<std::byte*>(base);
 }
@@ -230,6 +229,7 @@ Error Segment::obtainHeap(int rank, std::size_t offset, std::size_t bytes) {
 }
 
 Error Segment::obtain(std::byte* mapped, std::size_t at, std::size_t bytes) const {
+  transport::makeHuge(mapped, bytes);
   if (::madvise(mapped, bytes, MADV_POPULATE_WRITE) == 0) return Error::ok();
   // A kernel before 5.14. This gives small pages only.
   int result = 0;
