@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <map>
 #include <thread>
 #include <utility>
 
@@ -104,6 +105,7 @@ ArenaPlacement ArenaSender::place(const Message& message, bool may_export) {
   for (auto buffer = first; buffer != message.buffers.end(); ++buffer) {
     if (large(*buffer)) large_bytes += buffer->size;
   }
+  const Exported blocks = may_export ? exported(message) : Exported();
   const bool together = large_bytes >= SharedCopy::kWorthHelp;
   std::vector<CopyRange> ranges;
   ArenaPlacement placement(arena);
@@ -111,7 +113,7 @@ ArenaPlacement ArenaSender::place(const Message& message, bool may_export) {
   for (auto buffer = first; buffer != message.buffers.end(); ++buffer) {
     if (!large(*buffer)) continue;
     const auto index = static_cast<std::uint32_t>(buffer - message.buffers.begin());
-    if (may_export && placeExported(*buffer, index, placement)) {
+    if (!blocks.empty() && placeExported(*buffer, index, blocks[index], placement)) {
       bytes += buffer->size;
       continue;
     }
@@ -133,12 +135,31 @@ ArenaPlacement ArenaSender::place(const Message& message, bool may_export) {
   return placement;
 }
 
+// The block that each buffer is a part of, null for ordinary memory; empty: all are ordinary. Of a
+// block the message must have a quarter: less would keep all of it alive, and freeze what is
+// written around it.
+ArenaSender::Exported ArenaSender::exported(const Message& message) {
+  Exported blocks;
+  std::map<const ExportedBlock*, std::uint64_t> sizes;
+  for (std::size_t i = 0; i < message.buffers.size(); ++i) {
+    const OwnedBuffer& buffer = message.buffers[i];
+    if (buffer.size < ExportedBlock::kMinBytes) continue;
+    std::shared_ptr<ExportedBlock> block = ExportedBlock::find(buffer.data, buffer.size);
+    if (block == nullptr) continue;
+    sizes[block.get()] += buffer.size;
+    blocks.resize(message.buffers.size());
+    blocks[i] = std::move(block);
+  }
+  for (std::shared_ptr<ExportedBlock>& block : blocks) {
+    if (block != nullptr && sizes[block.get()] < block->size() / 4) block.reset();
+  }
+  return blocks;
+}
+
 bool ArenaSender::placeExported(const OwnedBuffer& buffer, std::uint32_t index,
+                                const std::shared_ptr<ExportedBlock>& block,
                                 ArenaPlacement& placement) {
-  if (buffer.size < ExportedBlock::kMinBytes) return false;
-  const std::shared_ptr<ExportedBlock> block = ExportedBlock::find(buffer.data, buffer.size);
-  // A small part would keep all of it alive, and freeze what is written around it.
-  if (block == nullptr || buffer.size < block->size() / 4) return false;
+  if (block == nullptr) return false;
   const std::optional<std::uint64_t> offset = block->offer(buffer.data, buffer.size);
   if (!offset || !placement.add(index, block, *offset)) return false;
   ExportedBlock::countSent(buffer.size);

@@ -120,8 +120,10 @@ class ArenaSender {
   enum class State : std::uint8_t { kIdle, kWanted, kOffered, kLive, kRefused, kClosed };
 
   std::shared_ptr<SharedArena> arena() const;
+  using Exported = std::vector<std::shared_ptr<ExportedBlock>>;
+  static Exported exported(const Message& message);
   static bool placeExported(const OwnedBuffer& buffer, std::uint32_t index,
-                            ArenaPlacement& placement);
+                            const std::shared_ptr<ExportedBlock>& block, ArenaPlacement& placement);
   void copyTogether(std::vector<CopyRange> ranges) const;
 
   const ArenaOptions& options_;

@@ -31,7 +31,7 @@ constexpr int kContentSeals = F_SEAL_FUTURE_WRITE;
 
 // What is kept for a moment: mappings that no one uses.
 constexpr std::chrono::seconds kKeptFor{2};
-constexpr std::size_t kKeptBlocks = 16;
+constexpr std::size_t kKeptBlocks = 64;
 constexpr std::uint64_t kKeptBytes = std::uint64_t{1} << 30;
 
 std::uint64_t mostBytes() { return machineBytes() / 2; }

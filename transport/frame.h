@@ -58,8 +58,9 @@ Result<FrameHead> decodeFrameHead(std::span<const std::byte, FrameHead::kBytes> 
 
 // How many of the buffer bytes that a split frame carries come over the lane: the last half, so
 // that both connections have as much to do. Whole pages, because both sides copy those faster.
+inline constexpr std::uint64_t kLaneUnit = 4096;
 constexpr std::uint64_t laneShare(std::uint64_t carried) noexcept {
-  return carried / 2 / 4096 * 4096;
+  return carried / 2 / kLaneUnit * kLaneUnit;
 }
 
 // A table entry: the low 56 bits are the length, the top byte says where the bytes are.

@@ -19,8 +19,8 @@ using Clock = std::chrono::steady_clock;
 constexpr std::uint64_t kHuge = kMemoryChunk;
 constexpr std::uint64_t kPart = 8 * kHuge;  // asked for at once
 // Finding one may mean moving others' pages out of the way. One takes 0.05 ms, 512 small ones 0.3
-// to 0.6.
-constexpr std::chrono::microseconds kPatience{600};
+// to 0.6; in a virtual machine whose host has yet to find that memory 1 ms, once.
+constexpr std::chrono::milliseconds kPatience{2};
 constexpr std::chrono::seconds kPause{10};
 
 bool says(const char* setting, const char* what) {

@@ -13,16 +13,7 @@ namespace {
 constexpr std::size_t kMaxEntries = 64;
 // Then other lanes get their turn.
 constexpr std::uint64_t kBytesPerTurn = std::uint64_t{8} << 20;
-// While more is to come the reader is woken for pieces of this size (Link::chooseWakeUp).
-constexpr std::uint64_t kPiece = std::uint64_t{512} << 10;
 constexpr std::size_t kDiscardBytes = std::size_t{64} << 10;
-
-std::uint64_t sizeOf(std::span<const iovec> entries) {
-  std::uint64_t sum = 0;
-  for (const iovec& entry : entries)
-    sum += entry.iov_len;
-  return sum;
-}
 
 }  // namespace
 
@@ -145,11 +136,11 @@ IoResult Lane::readOnce(std::size_t& asked) {
       }
     }
     const auto target = std::span(entries).first(used);
-    asked = sizeOf(target);
+    asked = bytesOf(target);
     result = stream_->read(target);
     advanceRead(result.count);
     whole = in_index_ == in_.size();
-    left = sizeOf(std::span(in_).subspan(in_index_));
+    left = bytesOf(std::span(in_).subspan(in_index_));
   }
   counts_->received.fetch_add(result.count, std::memory_order_relaxed);
   if (whole) {
@@ -225,7 +216,7 @@ IoResult Lane::writeOnce() {
 
 // As Link::chooseWakeUp.
 void Lane::wakeAt(std::uint64_t left) {
-  const auto bytes = static_cast<std::size_t>(std::min(left, kPiece));
+  const auto bytes = static_cast<std::size_t>(std::min<std::uint64_t>(left, kWakePiece));
   if (bytes != std::exchange(wake_at_, bytes)) stream_->wakeAt(bytes);
 }
 

@@ -12,8 +12,6 @@ constexpr std::size_t kMaxEntries = 64;
 // One busy peer must not starve the others: after this much the loop looks around.
 constexpr int kReadsPerTurn = 32;
 constexpr std::uint64_t kBytesPerTurn = std::uint64_t{8} << 20;
-// While more than this is to come of a message, the loop is woken for pieces of this size.
-constexpr std::size_t kPiece = std::size_t{512} << 10;
 
 }  // namespace
 
@@ -62,10 +60,9 @@ bool Link::readSome() {
   for (int i = 0; i < kReadsPerTurn && read < kBytesPerTurn && reads(); ++i) {
     std::array<iovec, kMaxEntries> entries;
     const std::size_t used = reader_.prepare(entries);
-    std::size_t asked = 0;
-    for (std::size_t k = 0; k < used; ++k)
-      asked += entries[k].iov_len;
-    const IoResult result = stream_->read(std::span(entries).first(used));
+    const auto target = std::span(entries).first(used);
+    const std::uint64_t asked = bytesOf(target);
+    const IoResult result = stream_->read(target);
     if (result.error == EAGAIN) break;
     if (result.error != 0) {
       end({LinkEnd::Kind::kFailed, result.error, Error::ok()});
@@ -87,14 +84,12 @@ bool Link::readSome() {
   return read > 0;
 }
 
-// A sender on the same host wakes the reader for each 64 KiB, which takes it longer than filling
-// them; and what is read in small pieces costs both sides a lock each time. It never waits for more
-// than is to come: what follows the message may be long in coming.
+// It never waits for more than is to come: what follows the message may be long in coming.
 void Link::chooseWakeUp() {
   const std::uint64_t left = reader_.bytesToCome();
   const bool raised = wake_at_ > 1;
-  if (!raised && left <= kPiece) return;
-  const auto bytes = static_cast<std::size_t>(std::clamp<std::uint64_t>(left, 1, kPiece));
+  if (!raised && left <= kWakePiece) return;
+  const auto bytes = static_cast<std::size_t>(std::clamp<std::uint64_t>(left, 1, kWakePiece));
   if (bytes == wake_at_) return;
   wake_at_ = bytes;
   stream_->wakeAt(bytes);

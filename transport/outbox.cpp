@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kMaxEntries = 1024;                      // IOV_MAX
 constexpr std::uint64_t kLoopBudget = std::uint64_t{4} << 20;  // then others get their turn
-constexpr std::uint64_t kLeastToSplit = 8192;                  // each half has a page
+constexpr std::uint64_t kLeastToSplit = 2 * kLaneUnit;
 constexpr std::size_t kMaxAcked = 64;  // beyond, the loop lets go of messages itself
 
 }  // namespace

@@ -32,6 +32,13 @@ IoResult sendAll(int fd, const msghdr& message) {
 
 }  // namespace
 
+std::uint64_t bytesOf(std::span<const iovec> entries) noexcept {
+  std::uint64_t sum = 0;
+  for (const iovec& entry : entries)
+    sum += entry.iov_len;
+  return sum;
+}
+
 IoResult Stream::writeWithFds(std::span<iovec>, std::span<const int>) {
   return {0, EOPNOTSUPP, false};
 }

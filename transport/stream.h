@@ -9,6 +9,7 @@
 #include <sys/uio.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <memory>
 #include <span>
@@ -18,6 +19,13 @@
 #include "transport/unique_fd.h"
 
 namespace weft::transport {
+
+// While more than this is to come of a message, its reader is woken for pieces of this size
+// (Stream::wakeAt). A sender on the same host wakes it for each 64 KiB otherwise, which takes it
+// longer than filling them; and what is read in small pieces costs both sides a lock each time.
+inline constexpr std::size_t kWakePiece = std::size_t{512} << 10;
+
+std::uint64_t bytesOf(std::span<const iovec> entries) noexcept;
 
 struct IoResult {
   std::size_t count = 0;  // bytes moved

@@ -23,7 +23,7 @@ from weft import (
 from weft._process_group import ProcessGroupOptions
 from weft._registered import register_function, registered_functions
 from weft._version import __version__
-from weft.memory import empty, empty_like
+from weft.memory import empty, empty_like, snapshot
 from weft.options import RpcBackendOptions
 from weft.publishing import (
     Batch,
@@ -66,6 +66,7 @@ __all__ = [
     "register_function",
     "registered_functions",
     "rref_report",
+    "snapshot",
     "unpublish",
     "wait_all_workers",
 ]

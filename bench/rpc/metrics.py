@@ -6,6 +6,7 @@ Functions that the peer runs live here too, so that both processes can name them
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
@@ -256,17 +257,24 @@ def keep(value: object) -> None:
 
 
 def state_dict() -> Figures:
-    """A receiver that drops the state at once, and one that holds it until the next is there.
+    """A receiver that drops the state at once, and one that holds it until the next is there; then
+    the same with a snapshot of it, which Weft sends to its own host without a copy.
 
     Where received memory comes from malloc the two differ: what is dropped whole goes back to the
     system, and the next state waits for 12,000 fresh pages; beside one that is kept they stay.
     """
+    import weft
+
     state = _resnet18_state()
     figures: Figures = {}
-    for name, function in (("", take), (", kept", keep)):
+    for name, function, sent in (
+        ("", take, state),
+        (", kept", keep, state),
+        (", snapshot, kept", keep, weft.snapshot(state)),
+    ):
         # Some calls until each side has the memory that it will use again.
         times = _time_each(
-            15, lambda function=function: rpc.rpc_sync(PEER, function, args=(state,)), warm_up=6
+            15, functools.partial(rpc.rpc_sync, PEER, function, args=(sent,)), warm_up=6
         )
         figures[f"ResNet-18 state{name} ms"] = sorted(times)[len(times) // 2] * 1e3
     rpc.rpc_sync(PEER, keep, args=(None,))

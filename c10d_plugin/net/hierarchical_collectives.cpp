@@ -119,7 +119,7 @@ bool HierarchicalCollectives::treeKeepsToHosts(int root) const {
   });
 }
 
-bool HierarchicalCollectives::broadcastByLeaders(const Call& call, Bytes data, int root) {
+void HierarchicalCollectives::broadcastByLeaders(const Call& call, Bytes data, int root) {
   const int host = layout_.hostOf(root);
   const auto from = [&](int local) {
     return [data, local](Collectives& part, const Call& own) {
@@ -129,9 +129,9 @@ bool HierarchicalCollectives::broadcastByLeaders(const Call& call, Bytes data, i
   const int local = layout_.host == host ? layout_.localOf(root) : 0;
   // Where the leader has the data already the other hosts get them first, which takes longest.
   const bool at_leader = layout_.host != host || local == 0;
-  if (!at_leader && !inside(call, from(local))) return false;
-  if (leads() && !across(call, from(host))) return false;
-  return !at_leader || inside(call, from(local));
+  if (!at_leader && !inside(call, from(local))) return;
+  if (leads() && !across(call, from(host))) return;
+  if (at_leader) (void)inside(call, from(local));
 }
 
 Error HierarchicalCollectives::allReduce(const Call& call, Bytes data) {
@@ -145,20 +145,20 @@ Error HierarchicalCollectives::allReduce(const Call& call, Bytes data) {
   return ended();
 }
 
-bool HierarchicalCollectives::allReduceByLeaders(const Call& call, Bytes data) {
+void HierarchicalCollectives::allReduceByLeaders(const Call& call, Bytes data) {
   const Call sum = sums(call);
   if (!inside(sum, [&](Collectives& part, const Call& own) { return part.reduce(own, data, 0); }))
-    return false;
+    return;
   if (leads()) {
     if (!across(sum, [&](Collectives& part, const Call& own) { return part.allReduce(own, data); }))
-      return false;
+      return;
     divide(call, data);
   }
-  return inside(call,
-                [&](Collectives& part, const Call& own) { return part.broadcast(own, data, 0); });
+  (void)inside(call,
+               [&](Collectives& part, const Call& own) { return part.broadcast(own, data, 0); });
 }
 
-bool HierarchicalCollectives::allReduceByShares(const Call& call, Bytes data) {
+void HierarchicalCollectives::allReduceByShares(const Call& call, Bytes data) {
   const Call sum = sums(call);
   // The first fewest() ranks of each host have a share, the others an empty one.
   const auto sharers = static_cast<std::size_t>(layout_.fewest());
@@ -174,14 +174,14 @@ bool HierarchicalCollectives::allReduceByShares(const Call& call, Bytes data) {
   if (!inside(sum, [&](Collectives& part, const Call& own) {
         return part.reduceScatter(own, inputs, own_share);
       }))
-    return false;
+    return;
   if (layout_.local < layout_.fewest()) {
     if (!across(sum,
                 [&](Collectives& part, const Call& own) { return part.allReduce(own, own_share); }))
-      return false;
+      return;
     divide(call, own_share);
   }
-  return inside(call, [&](Collectives& part, const Call& own) {
+  (void)inside(call, [&](Collectives& part, const Call& own) {
     return part.allGather(own, own_share, shares);
   });
 }

@@ -62,10 +62,10 @@ class HierarchicalCollectives final : public Collectives {
   bool endedBy(const Error& error);
   Call sums(const Call& call) const;  // kAverage is a sum until the end
   void divide(const Call& call, Bytes data) const;
-  bool broadcastByLeaders(const Call& call, Bytes data, int root);
+  void broadcastByLeaders(const Call& call, Bytes data, int root);
   bool treeKeepsToHosts(int root) const;
-  bool allReduceByLeaders(const Call& call, Bytes data);
-  bool allReduceByShares(const Call& call, Bytes data);
+  void allReduceByLeaders(const Call& call, Bytes data);
+  void allReduceByShares(const Call& call, Bytes data);
 
   const HostLayout layout_;
   const Parts parts_;

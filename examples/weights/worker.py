@@ -38,7 +38,7 @@ def teach(actors: list[str]) -> None:
     model = torch.zeros(WEIGHTS)
     for round in range(1, ROUNDS + 1):
         model += 1  # a step of training
-        weights = weft.empty_like(model).copy_(model)
+        weights = weft.snapshot(model)  # a state_dict() would do as well
         answers = [rpc.rpc_async(actor, load, args=(weights,)) for actor in actors]
         if any(answer.wait() != round for answer in answers):
             raise AssertionError(f"round {round}: an actor has other weights")

@@ -157,10 +157,10 @@ CASES = [
     Case("docs/rpc.md", "set_device_map", before="import weft"),
     Case(
         "docs/rpc.md",
-        "weft.empty",
+        "weft.snapshot",
         before=JOIN.format(name="worker0", rank=0)
-        + 'import operator; load = operator.neg; workers = ["worker1"]\n'
-        + "model_weights = torch.ones(1000, 1000)",
+        + 'load = len; workers = ["worker1"]\n'
+        + "model = torch.nn.Linear(200, 200)",
         after=LEAVE,
         peer=WORKER1,
     ),

@@ -107,6 +107,70 @@ def parts() -> None:
     assert count == 4 * LARGE
 
 
+def a_state(seed: int) -> dict:
+    """Two large tensors, two that share memory, and what a state may hold beside tensors."""
+    import torch
+
+    torch.manual_seed(seed)
+    large, tied = torch.randn(512, 512), torch.randn(1 << 15)
+    return {
+        "large": torch.nn.Parameter(large.t()),
+        "half": torch.randn(300, 200, dtype=torch.bfloat16),
+        "complex": torch.randn(200, 100, dtype=torch.complex64).conj(),
+        "tied": tied,
+        "tied again": tied,
+        "small": torch.randn(3),
+        "sparse": torch.eye(200).to_sparse(),
+        "deeper": [torch.ones(1 << 15, dtype=torch.bool), (None, "text", 3)],
+    }
+
+
+def snapshots() -> None:
+    import torch
+
+    import weft
+
+    warm_up()
+    state = a_state(1)
+    taken = weft.snapshot(state)
+    assert list(taken) == list(state)
+    assert taken["tied"] is taken["tied again"]
+    assert taken["deeper"][1] == (None, "text", 3)
+    exported = ["large", "half", "complex", "tied"]
+    large = sum(state[name].nbytes for name in exported)
+    for _ in range(2):
+        back, count = _call(echo, taken)
+        assert count == large
+        for name, tensor in state.items():
+            if isinstance(tensor, torch.Tensor):
+                assert torch.equal(back[name].to_dense(), tensor.to_dense()), name
+                assert not taken[name].requires_grad
+        assert torch.equal(back["deeper"][0], state["deeper"][0])
+    # The original's writes are not the snapshot's, and one tensor's not its neighbour's.
+    with torch.no_grad():
+        state["large"].zero_()
+    assert not taken["large"].equal(state["large"])
+    taken["half"].zero_()
+    back, count = _call(echo, taken)
+    assert not back["half"].any() and torch.equal(back["large"], taken["large"])
+    assert count == large - taken["half"].nbytes
+
+
+def snapshot_for_all() -> None:
+    """More parts than descriptors may travel in one message: they are of one file."""
+    import torch
+
+    import weft
+
+    warm_up()
+    state = {str(i): torch.full((1 << 15,), float(i)) for i in range(100)}
+    taken = weft.snapshot(state)
+    for _ in range(2):
+        back, count = _call(echo, taken)
+        assert count == 100 * (1 << 17)
+        assert all(torch.equal(back[name], tensor) for name, tensor in state.items())
+
+
 def there_and_back() -> int:
     import torch.distributed.rpc as rpc
 
@@ -236,6 +300,25 @@ def test_writes_stay_where_they_are():
 
 def test_parts_of_it():
     in_caller(parts)
+
+
+def test_a_snapshot_is_copied_once():
+    in_caller(snapshots)
+
+
+def test_a_snapshot_of_many_tensors():
+    in_caller(snapshot_for_all)
+
+
+def test_a_snapshot_of_a_module_is_refused():
+    import torch
+
+    import weft
+
+    with pytest.raises(TypeError, match=r"state_dict\(\) of the Linear"):
+        weft.snapshot({"model": torch.nn.Linear(2, 2)})
+    assert weft.snapshot([]) == [] and weft.snapshot("text") == "text"
+    assert weft.snapshot(torch.ones(3)).equal(torch.ones(3))
 
 
 def test_there_and_back():
