@@ -177,6 +177,17 @@ void bindMemory(py::module_& module) {
       },
       py::arg("sizes"), py::arg("dtype"), py::call_guard<py::gil_scoped_release>(),
       "A CPU tensor in memory that is sent without a copy; see weft.empty.");
+  module.def(
+      "empty_exported_together",
+      [](const std::vector<std::pair<std::vector<std::int64_t>, at::ScalarType>>& shapes) {
+        std::vector<weft::rpc::TensorShape> wanted;
+        wanted.reserve(shapes.size());
+        for (const auto& [sizes, dtype] : shapes)
+          wanted.push_back({sizes, dtype});
+        return weft::rpc::emptyExported(wanted);
+      },
+      py::arg("shapes"), py::call_guard<py::gil_scoped_release>(),
+      "Several such in one memory, of 64 KiB or more each; see weft.snapshot.");
 }
 
 void bindEnvironment(py::module_& module) {

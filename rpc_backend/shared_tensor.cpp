@@ -7,6 +7,7 @@
 
 #include "rpc_backend/log.h"
 #include "transport/exported_block.h"
+#include "transport/pages.h"
 
 namespace weft::rpc {
 
@@ -22,25 +23,64 @@ at::Tensor tensorOver(const transport::OwnedBuffer& buffer, c10::IntArrayRef siz
       .make_tensor();
 }
 
-at::Tensor emptyExported(c10::IntArrayRef sizes, c10::ScalarType dtype) {
-  const auto options = at::TensorOptions().dtype(dtype).device(c10::kCPU);
+namespace {
+
+std::size_t bytesOf(c10::IntArrayRef sizes, c10::ScalarType dtype) {
   at::detail::check_size_nonnegative(sizes);
-  const std::size_t bytes =
-      at::detail::computeStorageNbytesContiguous(sizes, c10::elementSize(dtype));
-  if (bytes < transport::ExportedBlock::kMinBytes || c10::isQIntType(dtype)) {
-    return at::empty(sizes, options);
-  }
+  return at::detail::computeStorageNbytesContiguous(sizes, c10::elementSize(dtype));
+}
+
+// Null: no more of them are to be had.
+std::shared_ptr<transport::ExportedBlock> newBlock(std::size_t bytes) {
   auto block = transport::ExportedBlock::create(bytes);
-  if (!block.ok()) {
-    static std::atomic<bool> told{false};
-    if (!told.exchange(true)) {
-      logWarning("weft.empty gives ordinary memory, which is copied when it is sent: " +
-                 block.error().text());
-    }
-    return at::empty(sizes, options);
+  if (block.ok()) return std::move(block).value();
+  static std::atomic<bool> told{false};
+  if (!told.exchange(true)) {
+    logWarning(
+        "weft.empty and weft.snapshot give ordinary memory, which is copied when it is sent: " +
+        block.error().text());
   }
-  std::byte* const data = block.value()->data();
-  return tensorOver({data, bytes, std::move(block).value()}, sizes, std::nullopt, dtype);
+  return nullptr;
+}
+
+}  // namespace
+
+at::Tensor emptyExported(c10::IntArrayRef sizes, c10::ScalarType dtype) {
+  const std::size_t bytes = bytesOf(sizes, dtype);
+  std::shared_ptr<transport::ExportedBlock> block;
+  if (bytes >= transport::ExportedBlock::kMinBytes && !c10::isQIntType(dtype)) {
+    block = newBlock(bytes);
+  }
+  if (block == nullptr) {
+    return at::empty(sizes, at::TensorOptions().dtype(dtype).device(c10::kCPU));
+  }
+  std::byte* const data = block->data();
+  return tensorOver({data, bytes, std::move(block)}, sizes, std::nullopt, dtype);
+}
+
+std::vector<at::Tensor> emptyExported(const std::vector<TensorShape>& shapes) {
+  // A write to one makes no page of another private.
+  const auto room = [](const TensorShape& shape) {
+    return transport::roundUp(bytesOf(shape.sizes, shape.dtype), transport::pageBytes());
+  };
+  std::size_t bytes = 0;
+  for (const TensorShape& shape : shapes)
+    bytes += room(shape);
+  const auto block = bytes == 0 ? nullptr : newBlock(bytes);
+  std::vector<at::Tensor> tensors;
+  tensors.reserve(shapes.size());
+  std::size_t at = 0;
+  for (const TensorShape& shape : shapes) {
+    if (block == nullptr) {
+      tensors.push_back(
+          at::empty(shape.sizes, at::TensorOptions().dtype(shape.dtype).device(c10::kCPU)));
+      continue;
+    }
+    tensors.push_back(tensorOver({block->data() + at, bytesOf(shape.sizes, shape.dtype), block},
+                                 shape.sizes, std::nullopt, shape.dtype));
+    at += room(shape);
+  }
+  return tensors;
 }
 
 }  // namespace weft::rpc

@@ -3,6 +3,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <vector>
+
 #include "rpc_backend/api.h"
 #include "transport/buffer.h"
 
@@ -17,5 +20,13 @@ at::Tensor tensorOver(const transport::OwnedBuffer& buffer, c10::IntArrayRef siz
 // be smaller than such a block's least size, or when no more of them are to be had (logged once).
 // Throws c10::Error for sizes and types of which there are no tensors. Any thread.
 WEFT_API at::Tensor emptyExported(c10::IntArrayRef sizes, c10::ScalarType dtype);
+
+// Several such, in one ExportedBlock together; each has a storage of its own. Not one of them
+// should be smaller than a block's least size.
+struct TensorShape {
+  std::vector<std::int64_t> sizes;
+  c10::ScalarType dtype = c10::ScalarType::Float;
+};
+WEFT_API std::vector<at::Tensor> emptyExported(const std::vector<TensorShape>& shapes);
 
 }  // namespace weft::rpc

@@ -138,12 +138,13 @@ ArenaPlacement ArenaSender::place(const Message& message, bool may_export) {
 // The block that each buffer is a part of, null for ordinary memory; empty: all are ordinary. Of a
 // block the message must have a quarter: less would keep all of it alive, and freeze what is
 // written around it.
-ArenaSender::Exported ArenaSender::exported(const Message& message) {
+ArenaSender::Exported ArenaSender::exported(const Message& message) const {
+  const std::size_t least = std::max(ExportedBlock::kMinBytes, options_.threshold);
   Exported blocks;
   std::map<const ExportedBlock*, std::uint64_t> sizes;
   for (std::size_t i = 0; i < message.buffers.size(); ++i) {
     const OwnedBuffer& buffer = message.buffers[i];
-    if (buffer.size < ExportedBlock::kMinBytes) continue;
+    if (buffer.size < least) continue;
     std::shared_ptr<ExportedBlock> block = ExportedBlock::find(buffer.data, buffer.size);
     if (block == nullptr) continue;
     sizes[block.get()] += buffer.size;

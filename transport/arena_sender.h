@@ -121,7 +121,7 @@ class ArenaSender {
 
   std::shared_ptr<SharedArena> arena() const;
   using Exported = std::vector<std::shared_ptr<ExportedBlock>>;
-  static Exported exported(const Message& message);
+  Exported exported(const Message& message) const;
   static bool placeExported(const OwnedBuffer& buffer, std::uint32_t index,
                             const std::shared_ptr<ExportedBlock>& block, ArenaPlacement& placement);
   void copyTogether(std::vector<CopyRange> ranges) const;

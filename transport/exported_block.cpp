@@ -42,6 +42,10 @@ std::size_t mostFds() {
   return static_cast<std::size_t>(std::min<rlim_t>(limit.rlim_cur / 4, 4096));
 }
 
+// Kernels from 6.1 to 6.10 may lack the third bit of what isPrivate() asks for where pages are huge
+// (Linux 3f9f022e975d): such memory would be copied each time it is sent. Then it has small ones.
+std::atomic<bool> huge_are_told{true};
+
 // Kernel's Documentation/admin-guide/mm/pagemap.rst: bit 63 present, 62 swapped, 61 of a file or
 // shared. A page that is neither present nor swapped has the file's content when it is touched.
 bool isPrivate(std::uint64_t entry) noexcept {
@@ -58,7 +62,9 @@ struct ExportedBlock::Registry {
   std::atomic<std::uint64_t> bytes_sent{0};
   std::uint64_t bytes = 0;  // of those made here
   std::uint64_t made = 0;   // how many those are
-  std::size_t fds = 0;
+  std::size_t fds = 0;      // whoever counts one makes a File, which counts it off
+  // Of what was received, by device and number.
+  std::map<std::pair<std::uint64_t, std::uint64_t>, std::weak_ptr<const File>> files;
   struct Kept {
     std::unique_ptr<ExportedBlock> block;
     std::chrono::steady_clock::time_point since;
@@ -93,10 +99,19 @@ ExportedBlock::Registry& ExportedBlock::registry() {
   return *one;
 }
 
-ExportedBlock::ExportedBlock(UniqueFd fd, std::byte* base, std::size_t mapped,
+ExportedBlock::File::File(UniqueFd own) : fd(std::move(own)) {}
+
+ExportedBlock::File::~File() {
+  if (!fd.valid()) return;
+  Registry& all = registry();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  --all.fds;
+}
+
+ExportedBlock::ExportedBlock(std::shared_ptr<const File> file, std::byte* base, std::size_t mapped,
                              std::uint64_t file_offset, std::size_t skip, std::size_t size,
                              State state)
-    : fd_(std::move(fd)),
+    : file_(std::move(file)),
       base_(base),
       mapped_(mapped),
       file_offset_(file_offset),
@@ -139,15 +154,18 @@ Result<std::shared_ptr<ExportedBlock>> ExportedBlock::create(std::size_t bytes) 
   }
   void* const base = mapAligned(mapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get());
   if (base == MAP_FAILED) return giveUp(systemError("mapping shared memory", errno));
-  makeHuge(static_cast<std::byte*>(base), mapped);
+  auto* const bytes_there = static_cast<std::byte*>(base);
+  if (huge_are_told.load(std::memory_order_relaxed)) makeHuge(bytes_there, mapped);
   // One call instead of a page fault for each 4 KiB; older kernels don't know it.
   if (::madvise(base, mapped, MADV_POPULATE_WRITE) != 0 && errno != EINVAL) {
     const int error = errno;
     ::munmap(base, mapped);
     return giveUp(systemError("obtaining shared memory", error));
   }
-  std::shared_ptr<ExportedBlock> block(new ExportedBlock(
-      std::move(fd), static_cast<std::byte*>(base), mapped, 0, 0, bytes, State::kShared));
+  if (mapped >= kMemoryChunk && !untouched(bytes_there, 1)) huge_are_told.store(false);
+  std::shared_ptr<ExportedBlock> block(
+      new ExportedBlock(std::make_shared<const File>(std::move(fd)), bytes_there, mapped, 0, 0,
+                        bytes, State::kShared));
   enter(*block);
   return block;
 }
@@ -190,16 +208,15 @@ ExportedBlock::~ExportedBlock() {
       all.bytes -= mapped_;
       --all.made;
     }
-    if (fd_.valid()) --all.fds;
   }
   ::munmap(base_, mapped_);
 }
 
 void ExportedBlock::freeze() noexcept {
   // In one step: no thread finds the address without memory.
-  const bool frozen = ::mmap(base_, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED,
-                             fd_.get(), 0) != MAP_FAILED &&
-                      ::fcntl(fd_.get(), F_ADD_SEALS, kContentSeals) == 0;
+  const bool frozen = ::mmap(base_, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, fd(),
+                             0) != MAP_FAILED &&
+                      ::fcntl(fd(), F_ADD_SEALS, kContentSeals) == 0;
   state_ = frozen ? State::kFrozen : State::kUnfit;
 }
 
@@ -207,13 +224,13 @@ std::optional<std::uint64_t> ExportedBlock::offer(const std::byte* data, std::si
   {
     const std::lock_guard<std::mutex> lock(registry().mutex);
     if (state_ == State::kShared) freeze();
-    if (state_ != State::kFrozen || !fd_.valid()) return std::nullopt;
+    if (state_ != State::kFrozen || !file_->fd.valid()) return std::nullopt;
   }
   if (!untouched(data, size)) return std::nullopt;
   return file_offset_ + static_cast<std::uint64_t>(data - base_);
 }
 
-bool ExportedBlock::untouched(const std::byte* data, std::size_t size) const {
+bool ExportedBlock::untouched(const std::byte* data, std::size_t size) {
   // Opened each time: in a forked child an old one would show the parent's pages.
   const UniqueFd map(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
   if (!map.valid()) return false;
@@ -236,7 +253,7 @@ bool ExportedBlock::untouched(const std::byte* data, std::size_t size) const {
 OwnedBuffer ExportedBlock::offered(std::uint64_t offset, std::size_t size) const {
   const std::uint64_t first = offset / pageBytes() * pageBytes();
   const std::size_t mapped = offset - first + size;
-  void* const base = mapAligned(mapped, PROT_READ, MAP_PRIVATE, fd_.get(), first);
+  void* const base = mapAligned(mapped, PROT_READ, MAP_PRIVATE, fd(), first);
   if (base != MAP_FAILED) {
     std::shared_ptr<void> owner(base, [mapped](void* memory) { ::munmap(memory, mapped); });
     return {static_cast<std::byte*>(base) + (offset - first), size, std::move(owner)};
@@ -244,7 +261,7 @@ OwnedBuffer ExportedBlock::offered(std::uint64_t offset, std::size_t size) const
   std::shared_ptr<std::byte[]> copy(new std::byte[size]);
   for (std::size_t done = 0; done < size;) {
     const ssize_t got =
-        ::pread(fd_.get(), copy.get() + done, size - done, static_cast<off_t>(offset + done));
+        ::pread(fd(), copy.get() + done, size - done, static_cast<off_t>(offset + done));
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) break;  // it is memory, and as long as it says
     done += static_cast<std::size_t>(got);
@@ -274,10 +291,9 @@ Result<std::shared_ptr<ExportedBlock>> ExportedBlock::open(const UniqueFd& fd, s
   }
   const std::uint64_t first = offset / pageBytes() * pageBytes();
   const std::size_t skip = offset - first;
-  Registry& all = registry();
-  bool keep_fd = false;
   std::unique_ptr<ExportedBlock> known;
   {
+    Registry& all = registry();
     const std::lock_guard<std::mutex> lock(all.mutex);
     const auto found = std::find_if(all.kept.begin(), all.kept.end(), [&](const auto& kept) {
       const ExportedBlock& old = *kept.block;
@@ -288,32 +304,33 @@ Result<std::shared_ptr<ExportedBlock>> ExportedBlock::open(const UniqueFd& fd, s
       known = std::move(found->block);
       all.kept_bytes -= known->mapped_;
       all.kept.erase(found);
-    } else {
-      keep_fd = all.fds < mostFds();
-      if (keep_fd) ++all.fds;
     }
   }
   if (known) return lend(std::move(known));
-  // A descriptor is kept to send the block on: not a condition for having it.
-  UniqueFd own(keep_fd ? ::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0) : -1);
-  const auto release = [&] {
-    if (!keep_fd) return;
-    const std::lock_guard<std::mutex> lock(all.mutex);
-    --all.fds;
-  };
-  if (!own.valid()) release();
   const std::size_t mapped = roundUp(skip + size, pageBytes());
   void* const base = mapAligned(mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd.get(), first);
-  if (base == MAP_FAILED) {
-    const int error = errno;
-    if (own.valid()) release();
-    return systemError("mapping a peer's exported memory", error);
-  }
-  std::unique_ptr<ExportedBlock> block(new ExportedBlock(
-      std::move(own), static_cast<std::byte*>(base), mapped, first, skip, size, State::kFrozen));
+  if (base == MAP_FAILED) return systemError("mapping a peer's exported memory", errno);
+  std::unique_ptr<ExportedBlock> block(new ExportedBlock(fileOf(fd, memory),
+                                                         static_cast<std::byte*>(base), mapped,
+                                                         first, skip, size, State::kFrozen));
   block->device_ = memory.device;
   block->inode_ = memory.inode;
   return lend(std::move(block));
+}
+
+// To send on what was received: no condition for having it.
+std::shared_ptr<const ExportedBlock::File> ExportedBlock::fileOf(const UniqueFd& fd,
+                                                                 const SealedMemory& memory) {
+  Registry& all = registry();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  std::erase_if(all.files, [](const auto& entry) { return entry.second.expired(); });
+  std::weak_ptr<const File>& known = all.files[{memory.device, memory.inode}];
+  if (std::shared_ptr<const File> file = known.lock()) return file;
+  UniqueFd own(all.fds < mostFds() ? ::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0) : -1);
+  if (own.valid()) ++all.fds;
+  auto file = std::make_shared<const File>(std::move(own));
+  known = file;
+  return file;
 }
 
 std::shared_ptr<ExportedBlock> ExportedBlock::lend(std::unique_ptr<ExportedBlock> block) {

@@ -29,6 +29,7 @@
 
 #include "transport/buffer.h"
 #include "transport/error.h"
+#include "transport/sealed_memory.h"
 #include "transport/unique_fd.h"
 
 namespace weft::transport {
@@ -56,7 +57,7 @@ class ExportedBlock : public std::enable_shared_from_this<ExportedBlock> {
   std::byte* data() const noexcept { return data_; }
   std::size_t size() const noexcept { return size_; }
   // For the one who sends it.
-  int fd() const noexcept { return fd_.get(); }
+  int fd() const noexcept { return file_->fd.get(); }
 
   // Where in the file these bytes of the block lie, for a receiver to map them; none: they must be
   // copied. From the first time on the block is frozen.
@@ -93,19 +94,29 @@ class ExportedBlock : public std::enable_shared_from_this<ExportedBlock> {
     kUnfit,  // somebody else still writes to the file: it is never sent
   };
   struct Registry;
+  // One descriptor for all blocks of a file here. None: there were too many, and what was received
+  // is not sent on.
+  struct File {
+    explicit File(UniqueFd own);
+    ~File();
+    File(const File&) = delete;
+    File& operator=(const File&) = delete;
+    const UniqueFd fd;
+  };
 
-  ExportedBlock(UniqueFd fd, std::byte* base, std::size_t mapped, std::uint64_t file_offset,
-                std::size_t skip, std::size_t size, State state);
+  ExportedBlock(std::shared_ptr<const File> file, std::byte* base, std::size_t mapped,
+                std::uint64_t file_offset, std::size_t skip, std::size_t size, State state);
   static Registry& registry();
   static void enter(ExportedBlock& block);
   static void strike(ExportedBlock& block);
   static std::shared_ptr<ExportedBlock> lend(std::unique_ptr<ExportedBlock> block);
   static void takeBack(ExportedBlock* raw);
   static void forget(std::chrono::steady_clock::time_point before);
+  static std::shared_ptr<const File> fileOf(const UniqueFd& fd, const SealedMemory& memory);
   void freeze() noexcept;  // with the registry's lock
-  bool untouched(const std::byte* data, std::size_t size) const;
+  static bool untouched(const std::byte* data, std::size_t size);
 
-  UniqueFd fd_;
+  const std::shared_ptr<const File> file_;
   std::byte* const base_;  // a page's begin
   const std::size_t mapped_;
   const std::uint64_t file_offset_;  // of base_

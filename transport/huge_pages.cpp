@@ -21,7 +21,8 @@ constexpr std::uint64_t kPart = 8 * kHuge;  // asked for at once
 // Finding one may mean moving others' pages out of the way. One takes 0.05 ms, 512 small ones 0.3
 // to 0.6; in a virtual machine whose host has yet to find that memory 1 ms, once.
 constexpr std::chrono::milliseconds kPatience{2};
-constexpr std::chrono::seconds kPause{10};
+constexpr std::chrono::seconds kPause{10};  // twice as long each time
+constexpr std::chrono::seconds kLongestPause{600};
 
 bool says(const char* setting, const char* what) {
   std::ifstream file(std::string("/sys/kernel/mm/transparent_hugepage/") + setting);
@@ -47,49 +48,69 @@ int collapse(std::byte* at, std::uint64_t bytes) {
 }  // namespace
 
 void* mapAligned(std::uint64_t bytes, int protection, int flags, int fd, std::uint64_t offset) {
-  if (bytes < kHuge)
-    return ::mmap(nullptr, bytes, protection, flags, fd, static_cast<off_t>(offset));
-  bytes = roundUp(bytes, pageBytes());
-  const std::uint64_t room = bytes + kHuge;
-  void* const found =
-      ::mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (found == MAP_FAILED) return MAP_FAILED;
-  auto* const first = static_cast<std::byte*>(found);
-  const std::uint64_t before = (offset - reinterpret_cast<std::uintptr_t>(found)) % kHuge;
-  std::byte* const at = first + before;
-  void* const mapped =
-      ::mmap(at, bytes, protection, flags | MAP_FIXED, fd, static_cast<off_t>(offset));
-  if (mapped == MAP_FAILED) {
-    const int error = errno;
-    ::munmap(first, room);
-    errno = error;
-    return MAP_FAILED;
+  void* hint = nullptr;
+  if (bytes >= kHuge) {
+    // A place is sought and given free again: should another thread take it meanwhile, the mapping
+    // is another one, and as good but for the huge pages.
+    const std::uint64_t room = roundUp(bytes, pageBytes()) + kHuge;
+    void* const found =
+        ::mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (found != MAP_FAILED) {
+      ::munmap(found, room);
+      hint = static_cast<std::byte*>(found) +
+             (offset - reinterpret_cast<std::uintptr_t>(found)) % kHuge;
+    }
   }
-  if (before > 0) ::munmap(first, before);
-  if (before < kHuge) ::munmap(at + bytes, kHuge - before);
-  ::madvise(mapped, bytes, MADV_HUGEPAGE);
+  void* const mapped = ::mmap(hint, bytes, protection, flags, fd, static_cast<off_t>(offset));
+  if (mapped != MAP_FAILED && bytes >= kHuge) ::madvise(mapped, bytes, MADV_HUGEPAGE);
   return mapped;
 }
 
+namespace {
+
+// Whether it is time to ask for huge pages. Any thread.
+class Patience {
+ public:
+  bool mayAsk() const noexcept {
+    return Clock::now().time_since_epoch() >= not_before_.load(std::memory_order_relaxed);
+  }
+  void tell(int error, Clock::duration took, std::uint64_t pages) noexcept {
+    if (error == EAGAIN) return;  // another thread was about to do the same
+    if (error == 0 && took <= kPatience * pages) {
+      worked_.store(true, std::memory_order_relaxed);
+      pause_.store(kPause, std::memory_order_relaxed);
+      return;
+    }
+    if (error == EINVAL && !worked_.load(std::memory_order_relaxed)) {
+      // An older kernel, or one with pages of another size.
+      not_before_.store(Clock::duration::max(), std::memory_order_relaxed);
+      return;
+    }
+    const Clock::duration pause = pause_.load(std::memory_order_relaxed);
+    not_before_.store((Clock::now() + pause).time_since_epoch(), std::memory_order_relaxed);
+    pause_.store(std::min<Clock::duration>(2 * pause, kLongestPause), std::memory_order_relaxed);
+  }
+
+ private:
+  std::atomic<Clock::duration> not_before_{Clock::duration::min()};
+  std::atomic<Clock::duration> pause_{kPause};
+  std::atomic<bool> worked_{false};
+};
+
+}  // namespace
+
 void makeHuge(std::byte* at, std::uint64_t bytes) noexcept {
-  static std::atomic<Clock::duration> not_before{Clock::duration::min()};
+  static Patience patience;
   const auto address = reinterpret_cast<std::uintptr_t>(at);
   const std::uint64_t before = roundUp(address, kHuge) - address;
   if (bytes < before + kHuge || !allowed()) return;
   std::byte* const end = at + before + (bytes - before) / kHuge * kHuge;
-  for (std::byte* part = at + before; part < end; part += kPart) {
-    const Clock::time_point begin = Clock::now();
-    if (begin.time_since_epoch() < not_before.load(std::memory_order_relaxed)) return;
+  for (std::byte* part = at + before; part < end && patience.mayAsk(); part += kPart) {
     const std::uint64_t size =
         std::min<std::uint64_t>(kPart, static_cast<std::uint64_t>(end - part));
+    const Clock::time_point begin = Clock::now();
     const int error = collapse(part, size);
-    const Clock::time_point now = Clock::now();
-    if (error == EINVAL) {  // an older kernel, or one with pages of another size
-      not_before.store(Clock::duration::max(), std::memory_order_relaxed);
-    } else if ((error != 0 && error != EAGAIN) || now - begin > kPatience * (size / kHuge)) {
-      // Not EAGAIN: another thread was about to do the same.
-      not_before.store((now + kPause).time_since_epoch(), std::memory_order_relaxed);
-    }
+    patience.tell(error, Clock::now() - begin, size / kHuge);
   }
 }
 

@@ -14,9 +14,9 @@
 
 namespace weft::transport {
 
-// As mmap(), at an address where the huge pages of the file can be those of the memory: as far from
-// a border of theirs as `offset` is. What the system gives huge pages for the asking has them from
-// the first touch: memory of this process alone, mostly. MAP_FAILED with errno.
+// As mmap(), if possible at an address where the huge pages of the file can be those of the memory:
+// as far from a border of theirs as `offset` is. What the system gives huge pages for the asking
+// has them from the first touch: memory of this process alone, mostly. MAP_FAILED with errno.
 void* mapAligned(std::uint64_t bytes, int protection, int flags, int fd, std::uint64_t offset = 0);
 
 // Obtains the whole pieces of 2 MiB within a shared mapping of a memfd as huge pages, or parts of

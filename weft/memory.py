@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
+import copy
+import dataclasses
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
 
 import torch
-from torch.utils import _pytree as pytree
 
 from weft import (
     _C,
@@ -17,7 +18,6 @@ Tree = TypeVar("Tree")
 
 # Smaller tensors are copied when they are sent, wherever they lie (transport/exported_block.h).
 _LEAST = 64 << 10
-_PAGE = 4096  # so that a write to one tensor makes no other one's pages private
 
 
 def empty(
@@ -58,41 +58,85 @@ def snapshot(value: Tree) -> Tree:
     For what goes to several workers, or several times: the weights that a learner or a parameter
     server hands out. One copy is made here; whoever of this host it is sent to then maps
     that memory, and all of them together have it once. As with :func:`empty`, what anybody writes
-    to it later is seen by nobody else; so take a new one for each new value.
+    to it later is seen by nobody else; so take a new one for each new value. A receiver that keeps
+    one of the tensors keeps the memory of all.
 
-    Tensors below 64 KiB, and such as are not dense ones on the CPU, are cloned, and copied when they are
-    sent. All are detached, and contiguous where they were dense.
+    Tensors below 64 KiB, and such as are not dense ones on the CPU, are cloned, and copied when
+    they are sent. All are detached, and dense ones contiguous.
 
     Args:
         value: a tensor, or tensors in lists, tuples and dictionaries, such as a ``state_dict()``.
-            What else is in it stays as it is. A tensor that is in it twice is so in the result.
+            What else is in it stays as it is. Tensors that show the same memory, as tied weights
+            do, are one in the result.
     """
-    leaves, spec = pytree.tree_flatten(value)
-    for leaf in leaves:
-        if isinstance(leaf, torch.nn.Module):
-            raise TypeError(
-                "weft.snapshot copies tensors, in lists, tuples and dictionaries, not modules: give it "
-                f"the state_dict() of the {type(leaf).__name__}"
-            )
-    tensors = {id(leaf): leaf.detach() for leaf in leaves if isinstance(leaf, torch.Tensor)}
+    tensors: dict[Hashable, torch.Tensor] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        return tensors.setdefault(_identity(tensor), tensor)
+
+    _mapped(value, note)
     large = {key: tensor for key, tensor in tensors.items() if _is_large(tensor)}
-    room = empty(sum(_rounded(tensor.nbytes) for tensor in large.values()), dtype=torch.uint8)
-    copies, begin = {}, 0
-    for key, tensor in tensors.items():
-        if key in large:
-            part = room[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-            copies[key] = part.copy_(tensor)
-            begin += _rounded(tensor.nbytes)
-        else:
-            copies[key] = tensor.clone()
-    return pytree.tree_unflatten([copies.get(id(leaf), leaf) for leaf in leaves], spec)
+    parts = _C.empty_exported_together([(list(t.shape), t.dtype) for t in large.values()])
+    copies = dict(zip(large, parts, strict=True))
+    with torch.no_grad():
+        for key, tensor in tensors.items():
+            if key in copies:
+                copies[key].copy_(tensor)
+            else:
+                copies[key] = _clone(tensor)
+    return _mapped(value, lambda tensor: copies[_identity(tensor)])
+
+
+def _mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """``value`` with ``function`` of each tensor in its place, in containers of the same types."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        result = copy.copy(value)  # with its factory, or the versions that a state_dict() carries
+        for key, item in value.items():
+            result[key] = _mapped(item, function)
+        return result
+    if isinstance(value, list):
+        result = copy.copy(value)
+        result[:] = [_mapped(item, function) for item in value]
+        return result
+    if isinstance(value, tuple):
+        items = [_mapped(item, function) for item in value]
+        if hasattr(value, "_fields"):
+            return type(value)(*items)
+        return type(value)(items)
+    if isinstance(value, torch.nn.Module):
+        raise TypeError(
+            "weft.snapshot copies tensors, in lists, tuples and dictionaries, not modules: give it "
+            f"the state_dict() of the {type(value).__name__}"
+        )
+    if isinstance(value, set | frozenset) or dataclasses.is_dataclass(value):
+        raise TypeError(
+            "weft.snapshot looks for tensors in lists, tuples and dictionaries, and not in a "
+            f"{type(value).__name__}: give it one of those"
+        )
+    return value
+
+
+def _identity(tensor: torch.Tensor) -> Hashable:
+    """The same for tensors that show the same memory in the same way."""
+    if not _is_plain(tensor) or tensor.numel() == 0:
+        return id(tensor)
+    view = (tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg())
+    return tensor.device, tensor.data_ptr(), tensor.dtype, *view
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    ordinary = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    odd = tensor.is_quantized or tensor.is_nested or tensor.is_meta
+    return ordinary and not odd and tensor.layout == torch.strided
 
 
 def _is_large(tensor: torch.Tensor) -> bool:
-    plain = type(tensor) is torch.Tensor and not tensor.is_quantized and not tensor.is_nested
-    dense = plain and tensor.layout == torch.strided and tensor.device.type == "cpu"
-    return dense and tensor.nbytes >= _LEAST
+    return _is_plain(tensor) and tensor.device.type == "cpu" and tensor.nbytes >= _LEAST
 
 
-def _rounded(size: int) -> int:
-    return -(-size // _PAGE) * _PAGE
+def _clone(tensor: torch.Tensor) -> torch.Tensor:
+    if _is_plain(tensor):
+        return tensor.detach().clone(memory_format=torch.contiguous_format)
+    return tensor.detach().clone()

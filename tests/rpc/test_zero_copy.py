@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import pickle
@@ -118,7 +119,7 @@ def a_state(seed: int) -> dict:
         "half": torch.randn(300, 200, dtype=torch.bfloat16),
         "complex": torch.randn(200, 100, dtype=torch.complex64).conj(),
         "tied": tied,
-        "tied again": tied,
+        "tied again": tied.detach(),
         "small": torch.randn(3),
         "sparse": torch.eye(200).to_sparse(),
         "deeper": [torch.ones(1 << 15, dtype=torch.bool), (None, "text", 3)],
@@ -166,8 +167,10 @@ def snapshot_for_all() -> None:
     state = {str(i): torch.full((1 << 15,), float(i)) for i in range(100)}
     taken = weft.snapshot(state)
     for _ in range(2):
+        there = peer_sent_without_copy()
         back, count = _call(echo, taken)
-        assert count == 100 * (1 << 17)
+        # Sent back they are still of one file.
+        assert count == peer_sent_without_copy() - there == 100 * (1 << 17)
         assert all(torch.equal(back[name], tensor) for name, tensor in state.items())
 
 
@@ -310,15 +313,44 @@ def test_a_snapshot_of_many_tensors():
     in_caller(snapshot_for_all)
 
 
-def test_a_snapshot_of_a_module_is_refused():
+@dataclasses.dataclass
+class Batch:
+    tensor: object
+
+
+def test_what_a_snapshot_does_not_look_into_is_refused():
     import torch
 
     import weft
 
     with pytest.raises(TypeError, match=r"state_dict\(\) of the Linear"):
         weft.snapshot({"model": torch.nn.Linear(2, 2)})
+    for container in (Batch(torch.ones(2)), {torch.ones(2)}):
+        with pytest.raises(TypeError, match=f"not in a {type(container).__name__}"):
+            weft.snapshot([container])
     assert weft.snapshot([]) == [] and weft.snapshot("text") == "text"
     assert weft.snapshot(torch.ones(3)).equal(torch.ones(3))
+
+
+def test_a_snapshot_of_a_state_dict_is_one():
+    import torch
+
+    import weft
+
+    model = torch.nn.Sequential(torch.nn.Embedding(300, 100), torch.nn.Linear(100, 300))
+    model[1].weight = model[0].weight
+    state = model.state_dict()
+    taken = weft.snapshot(state)
+    assert type(taken) is type(state) and taken._metadata == state._metadata
+    assert taken["0.weight"] is taken["1.weight"]
+    # Each is a tensor for itself: it is saved alone, and grows elsewhere.
+    other = weft.snapshot([torch.ones(1 << 16), torch.ones(1 << 16, dtype=torch.bfloat16)])
+    torch.save(other, io.BytesIO())
+    assert other[0].untyped_storage().nbytes() == other[0].nbytes
+    other[0].resize_(1 << 20)
+    assert other[1].eq(1).all()
+    strided = weft.snapshot({"small": torch.ones(3, 4).t(), "large": torch.ones(300, 400).t()})
+    assert all(tensor.is_contiguous() for tensor in strided.values())
 
 
 def test_there_and_back():

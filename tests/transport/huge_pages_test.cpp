@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <string>
@@ -63,10 +64,58 @@ std::uint64_t hugeBytesAt(std::uint64_t address) {
   return 0;
 }
 
+// Of this process's addresses.
+std::uint64_t mappedBytes() {
+  std::ifstream file("/proc/self/statm");
+  std::uint64_t pages = 0;
+  file >> pages;
+  return pages * pageBytes();
+}
+
+// Whether the system gives huge pages, and soon.
+bool hugePagesAreToBeHad() {
+  const auto memory = makeMemory("weft-test", kHuge);
+  const Mapping mapping(kHuge, MAP_SHARED, memory.value().get());
+  const auto begin = std::chrono::steady_clock::now();
+  mapping.data()[0] = std::byte{1};
+  return ::madvise(mapping.data(), kHuge, MADV_COLLAPSE) == 0 &&
+         std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(2);
+}
+
 std::uint64_t obtainedBytes(int fd) {
   struct stat status {};
   EXPECT_EQ(::fstat(fd, &status), 0);
   return static_cast<std::uint64_t>(status.st_blocks) * 512;
+}
+
+// First: a system that is slow once is not asked again by the others.
+TEST(HugePages, MemoryIsHugeHereAndThereAndGoesBack) {
+  const auto memory = makeMemory("weft-test", 4 * kHuge);
+  ASSERT_TRUE(memory.ok());
+  const int fd = memory.value().get();
+  const Mapping here(4 * kHuge, MAP_SHARED, fd);
+  const Mapping there(4 * kHuge, MAP_SHARED, fd);
+  const Mapping part(2 * kHuge, MAP_PRIVATE, fd, kHuge);
+  ASSERT_TRUE(here.valid() && there.valid() && part.valid());
+  const bool possible = hugePagesAreToBeHad();
+  const auto begin = std::chrono::steady_clock::now();
+  makeHuge(here.data(), 4 * kHuge);
+  const auto took = std::chrono::steady_clock::now() - begin;
+  std::memset(here.data(), 7, 4 * kHuge);
+  EXPECT_EQ(std::memcmp(here.data(), there.data(), 4 * kHuge), 0);
+  EXPECT_EQ(std::memcmp(here.data(), part.data(), 2 * kHuge), 0);
+  // Beyond its patience it asks for no more of them.
+  if (!possible || took > std::chrono::milliseconds(8))
+    GTEST_SKIP() << "this system gives no huge pages, or slowly";
+  EXPECT_EQ(hugeBytesAt(here.address()), 4 * kHuge);
+  EXPECT_EQ(hugeBytesAt(there.address()), 4 * kHuge);
+  EXPECT_EQ(hugeBytesAt(part.address()), 2 * kHuge);
+  // A write to a private mapping takes a small page, and changes nobody else's.
+  part.data()[0] = std::byte{1};
+  EXPECT_EQ(here.data()[kHuge], std::byte{7});
+  ASSERT_EQ(::fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, kHuge), 0);
+  EXPECT_EQ(obtainedBytes(fd), 3 * kHuge);
+  EXPECT_EQ(there.data()[0], std::byte{0});
 }
 
 TEST(MapAligned, TheAddressIsAsFarFromABorderAsTheFilesPlace) {
@@ -100,16 +149,21 @@ TEST(MapAligned, SmallMappingsAndOnesWithoutAFile) {
   large.data()[3 * kHuge] = std::byte{1};
 }
 
-TEST(MapAligned, LeavesNothingBehindWhenItFails) {
-  const auto before = [] {
-    std::ifstream maps("/proc/self/maps");
-    return std::string(std::istreambuf_iterator<char>(maps), {});
-  };
-  const std::string maps = before();
+TEST(MapAligned, SaysWhyItFails) {
   errno = 0;
   EXPECT_EQ(mapAligned(4 * kHuge, PROT_READ, MAP_SHARED, -1), MAP_FAILED);
   EXPECT_EQ(errno, EBADF);
-  EXPECT_EQ(before(), maps);
+}
+
+TEST(MapAligned, LeavesRoomToOthersOnceItIsUnmapped) {
+  const auto memory = makeMemory("weft-test", kHuge);
+  ASSERT_TRUE(memory.ok());
+  const std::uint64_t before = mappedBytes();
+  for (int i = 0; i < 100; ++i) {
+    const Mapping mapping(kHuge, MAP_SHARED, memory.value().get());
+    ASSERT_TRUE(mapping.valid());
+  }
+  EXPECT_LT(mappedBytes(), before + 10 * kHuge);
 }
 
 TEST(MakeHuge, ObtainsWholePiecesOnly) {
@@ -123,30 +177,6 @@ TEST(MakeHuge, ObtainsWholePiecesOnly) {
   // One whole piece, the second, and parts of its neighbours.
   makeHuge(mapping.data() + 4096, 2 * kHuge);
   EXPECT_LE(obtainedBytes(memory.value().get()), kHuge);
-}
-
-TEST(MakeHuge, MemoryIsHugeHereAndThereAndGoesBack) {
-  const auto memory = makeMemory("weft-test", 4 * kHuge);
-  ASSERT_TRUE(memory.ok());
-  const int fd = memory.value().get();
-  const Mapping here(4 * kHuge, MAP_SHARED, fd);
-  const Mapping there(4 * kHuge, MAP_SHARED, fd);
-  const Mapping part(2 * kHuge, MAP_PRIVATE, fd, kHuge);
-  ASSERT_TRUE(here.valid() && there.valid() && part.valid());
-  makeHuge(here.data(), 4 * kHuge);
-  std::memset(here.data(), 7, 4 * kHuge);
-  EXPECT_EQ(std::memcmp(here.data(), there.data(), 4 * kHuge), 0);
-  EXPECT_EQ(std::memcmp(here.data(), part.data(), 2 * kHuge), 0);
-  if (hugeBytesAt(here.address()) == 0) GTEST_SKIP() << "this system gives no huge pages";
-  EXPECT_EQ(hugeBytesAt(here.address()), 4 * kHuge);
-  EXPECT_EQ(hugeBytesAt(there.address()), 4 * kHuge);
-  EXPECT_EQ(hugeBytesAt(part.address()), 2 * kHuge);
-  // A write to a private mapping takes a small page, and changes nobody else's.
-  part.data()[0] = std::byte{1};
-  EXPECT_EQ(here.data()[kHuge], std::byte{7});
-  ASSERT_EQ(::fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, kHuge), 0);
-  EXPECT_EQ(obtainedBytes(fd), 3 * kHuge);
-  EXPECT_EQ(there.data()[0], std::byte{0});
 }
 
 TEST(MakeHuge, TwoThreadsMayAskForTheSame) {
