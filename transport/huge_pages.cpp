@@ -17,10 +17,13 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::uint64_t kHuge = kMemoryChunk;
-constexpr std::uint64_t kPart = 8 * kHuge;  // asked for at once
-// Finding one may mean moving others' pages out of the way. One takes 0.05 ms, 512 small ones 0.3
-// to 0.6; in a virtual machine whose host has yet to find that memory 1 ms, once.
-constexpr std::chrono::milliseconds kPatience{2};
+constexpr std::uint64_t kPart = 4 * kHuge;  // asked for at once
+// What 512 small pages take: 0.3 to 0.6 ms. A huge one takes 0.05; but others' pages may have to be
+// moved out of its way, and in a virtual machine whose host took the memory back it takes 1.2.
+constexpr std::chrono::microseconds kSmallPages{500};
+// What huge pages may have cost more than small ones would, all in all, before they are not asked
+// for during a pause. In the next one they may cost half as much.
+constexpr std::chrono::milliseconds kMostLost{150};
 constexpr std::chrono::seconds kPause{10};  // twice as long each time
 constexpr std::chrono::seconds kLongestPause{600};
 
@@ -68,7 +71,8 @@ void* mapAligned(std::uint64_t bytes, int protection, int flags, int fd, std::ui
 
 namespace {
 
-// Whether it is time to ask for huge pages. Any thread.
+// Whether huge pages should be asked for, by what they have cost so far. Any thread: what two of
+// them tell at once may be counted as one.
 class Patience {
  public:
   bool mayAsk() const noexcept {
@@ -76,24 +80,29 @@ class Patience {
   }
   void tell(int error, Clock::duration took, std::uint64_t pages) noexcept {
     if (error == EAGAIN) return;  // another thread was about to do the same
-    if (error == 0 && took <= kPatience * pages) {
-      worked_.store(true, std::memory_order_relaxed);
-      pause_.store(kPause, std::memory_order_relaxed);
-      return;
-    }
     if (error == EINVAL && !worked_.load(std::memory_order_relaxed)) {
       // An older kernel, or one with pages of another size.
       not_before_.store(Clock::duration::max(), std::memory_order_relaxed);
       return;
     }
-    const Clock::duration pause = pause_.load(std::memory_order_relaxed);
-    not_before_.store((Clock::now() + pause).time_since_epoch(), std::memory_order_relaxed);
-    pause_.store(std::min<Clock::duration>(2 * pause, kLongestPause), std::memory_order_relaxed);
+    const Clock::duration lost = lost_.load(std::memory_order_relaxed) + took - kSmallPages * pages;
+    if (error != 0 || lost > kMostLost) return pause();
+    worked_.store(true, std::memory_order_relaxed);
+    lost_.store(std::max(lost, Clock::duration::zero()), std::memory_order_relaxed);
+    if (lost <= Clock::duration::zero()) pause_.store(kPause, std::memory_order_relaxed);
   }
 
  private:
+  void pause() noexcept {
+    const Clock::duration pause = pause_.load(std::memory_order_relaxed);
+    not_before_.store((Clock::now() + pause).time_since_epoch(), std::memory_order_relaxed);
+    pause_.store(std::min<Clock::duration>(2 * pause, kLongestPause), std::memory_order_relaxed);
+    lost_.store(kMostLost / 2, std::memory_order_relaxed);
+  }
+
   std::atomic<Clock::duration> not_before_{Clock::duration::min()};
   std::atomic<Clock::duration> pause_{kPause};
+  std::atomic<Clock::duration> lost_{Clock::duration::zero()};
   std::atomic<bool> worked_{false};
 };
 

@@ -20,9 +20,10 @@ namespace weft::transport {
 void* mapAligned(std::uint64_t bytes, int protection, int flags, int fd, std::uint64_t offset = 0);
 
 // Obtains the whole pieces of 2 MiB within a shared mapping of a memfd as huge pages, or parts of
-// them, or nothing: whoever needs the memory populates all of it next. Does nothing while the
-// system had none to give or was slow to find one; or where it is told to have none (`enabled` is
-// never, or `shmem_enabled` deny, below /sys/kernel/mm/transparent_hugepage).
+// them, or nothing: whoever needs the memory populates all of it next. Does nothing for
+// a while after the system had none to give, or took longer for them than small ones take; or where
+// it is told to have none (`enabled` is never, or `shmem_enabled` deny, below
+// /sys/kernel/mm/transparent_hugepage).
 void makeHuge(std::byte* at, std::uint64_t bytes) noexcept;
 
 }  // namespace weft::transport
