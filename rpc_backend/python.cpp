@@ -172,13 +172,6 @@ void bindAgent(py::module_& module) {
 void bindMemory(py::module_& module) {
   module.def(
       "empty_exported",
-      [](const std::vector<std::int64_t>& sizes, at::ScalarType dtype) {
-        return weft::rpc::emptyExported(sizes, dtype);
-      },
-      py::arg("sizes"), py::arg("dtype"), py::call_guard<py::gil_scoped_release>(),
-      "A CPU tensor in memory that is sent without a copy; see weft.empty.");
-  module.def(
-      "empty_exported_together",
       [](const std::vector<std::pair<std::vector<std::int64_t>, at::ScalarType>>& shapes) {
         std::vector<weft::rpc::TensorShape> wanted;
         wanted.reserve(shapes.size());
@@ -187,7 +180,7 @@ void bindMemory(py::module_& module) {
         return weft::rpc::emptyExported(wanted);
       },
       py::arg("shapes"), py::call_guard<py::gil_scoped_release>(),
-      "Several such in one memory, of 64 KiB or more each; see weft.snapshot.");
+      "CPU tensors in one memory that is sent without a copy; see weft.empty and weft.snapshot.");
 }
 
 void bindEnvironment(py::module_& module) {

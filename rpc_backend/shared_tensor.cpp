@@ -45,23 +45,13 @@ std::shared_ptr<transport::ExportedBlock> newBlock(std::size_t bytes) {
 
 }  // namespace
 
-at::Tensor emptyExported(c10::IntArrayRef sizes, c10::ScalarType dtype) {
-  const std::size_t bytes = bytesOf(sizes, dtype);
-  std::shared_ptr<transport::ExportedBlock> block;
-  if (bytes >= transport::ExportedBlock::kMinBytes && !c10::isQIntType(dtype)) {
-    block = newBlock(bytes);
-  }
-  if (block == nullptr) {
-    return at::empty(sizes, at::TensorOptions().dtype(dtype).device(c10::kCPU));
-  }
-  std::byte* const data = block->data();
-  return tensorOver({data, bytes, std::move(block)}, sizes, std::nullopt, dtype);
-}
-
 std::vector<at::Tensor> emptyExported(const std::vector<TensorShape>& shapes) {
-  // A write to one makes no page of another private.
-  const auto room = [](const TensorShape& shape) {
-    return transport::roundUp(bytesOf(shape.sizes, shape.dtype), transport::pageBytes());
+  // What each takes of the block: whole pages, so that a write to one makes none of another
+  // private. 0: it is an ordinary tensor.
+  const auto room = [](const TensorShape& shape) -> std::size_t {
+    const std::size_t bytes = bytesOf(shape.sizes, shape.dtype);
+    if (bytes < transport::ExportedBlock::kMinBytes || c10::isQIntType(shape.dtype)) return 0;
+    return transport::roundUp(bytes, transport::pageBytes());
   };
   std::size_t bytes = 0;
   for (const TensorShape& shape : shapes)
@@ -71,7 +61,7 @@ std::vector<at::Tensor> emptyExported(const std::vector<TensorShape>& shapes) {
   tensors.reserve(shapes.size());
   std::size_t at = 0;
   for (const TensorShape& shape : shapes) {
-    if (block == nullptr) {
+    if (block == nullptr || room(shape) == 0) {
       tensors.push_back(
           at::empty(shape.sizes, at::TensorOptions().dtype(shape.dtype).device(c10::kCPU)));
       continue;

@@ -16,17 +16,15 @@ namespace weft::rpc {
 at::Tensor tensorOver(const transport::OwnedBuffer& buffer, c10::IntArrayRef sizes,
                       c10::OptionalIntArrayRef strides, c10::ScalarType dtype);
 
-// A contiguous CPU tensor, unfilled, in an ExportedBlock of its own. An ordinary one when it would
-// be smaller than such a block's least size, or when no more of them are to be had (logged once).
-// Throws c10::Error for sizes and types of which there are no tensors. Any thread.
-WEFT_API at::Tensor emptyExported(c10::IntArrayRef sizes, c10::ScalarType dtype);
-
-// Several such, in one ExportedBlock together; each has a storage of its own. Not one of them
-// should be smaller than a block's least size.
 struct TensorShape {
   std::vector<std::int64_t> sizes;
   c10::ScalarType dtype = c10::ScalarType::Float;
 };
+
+// Contiguous CPU tensors, unfilled, in one ExportedBlock together; each has a storage of its own.
+// Ordinary ones when they would be smaller than such a block's least size, or when no more of them
+// are to be had (logged once). Throws c10::Error for sizes and types of which there are no tensors.
+// Any thread.
 WEFT_API std::vector<at::Tensor> emptyExported(const std::vector<TensorShape>& shapes);
 
 }  // namespace weft::rpc

@@ -48,29 +48,6 @@ int collapse(std::byte* at, std::uint64_t bytes) {
   return ::madvise(at, bytes, MADV_COLLAPSE) == 0 ? 0 : errno;
 }
 
-}  // namespace
-
-void* mapAligned(std::uint64_t bytes, int protection, int flags, int fd, std::uint64_t offset) {
-  void* hint = nullptr;
-  if (bytes >= kHuge) {
-    // A place is sought and given free again: should another thread take it meanwhile, the mapping
-    // is another one, and as good but for the huge pages.
-    const std::uint64_t room = roundUp(bytes, pageBytes()) + kHuge;
-    void* const found =
-        ::mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (found != MAP_FAILED) {
-      ::munmap(found, room);
-      hint = static_cast<std::byte*>(found) +
-             (offset - reinterpret_cast<std::uintptr_t>(found)) % kHuge;
-    }
-  }
-  void* const mapped = ::mmap(hint, bytes, protection, flags, fd, static_cast<off_t>(offset));
-  if (mapped != MAP_FAILED && bytes >= kHuge) ::madvise(mapped, bytes, MADV_HUGEPAGE);
-  return mapped;
-}
-
-namespace {
-
 // Whether huge pages should be asked for, by what they have cost so far. Any thread: what two of
 // them tell at once may be counted as one.
 class Patience {
@@ -107,6 +84,25 @@ class Patience {
 };
 
 }  // namespace
+
+void* mapAligned(std::uint64_t bytes, int protection, int flags, int fd, std::uint64_t offset) {
+  void* hint = nullptr;
+  if (bytes >= kHuge) {
+    // A place is sought and given free again: should another thread take it meanwhile, the mapping
+    // is another one, and as good but for the huge pages.
+    const std::uint64_t room = roundUp(bytes, pageBytes()) + kHuge;
+    void* const found =
+        ::mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (found != MAP_FAILED) {
+      ::munmap(found, room);
+      hint = static_cast<std::byte*>(found) +
+             (offset - reinterpret_cast<std::uintptr_t>(found)) % kHuge;
+    }
+  }
+  void* const mapped = ::mmap(hint, bytes, protection, flags, fd, static_cast<off_t>(offset));
+  if (mapped != MAP_FAILED && bytes >= kHuge) ::madvise(mapped, bytes, MADV_HUGEPAGE);
+  return mapped;
+}
 
 void makeHuge(std::byte* at, std::uint64_t bytes) noexcept {
   static Patience patience;

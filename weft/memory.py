@@ -16,9 +16,6 @@ from weft import (
 
 Tree = TypeVar("Tree")
 
-# Smaller tensors are copied when they are sent, wherever they lie (transport/exported_block.h).
-_LEAST = 64 << 10
-
 
 def empty(
     *size: int | Sequence[int],
@@ -43,7 +40,7 @@ def empty(
     """
     if len(size) == 1 and isinstance(size[0], Sequence):
         size = tuple(size[0])
-    tensor = _C.empty_exported(list(size), dtype or torch.get_default_dtype())
+    (tensor,) = _C.empty_exported([(list(size), dtype or torch.get_default_dtype())])
     return tensor.requires_grad_(requires_grad)
 
 
@@ -75,9 +72,9 @@ def snapshot(value: Tree) -> Tree:
         return tensors.setdefault(_identity(tensor), tensor)
 
     _mapped(value, note)
-    large = {key: tensor for key, tensor in tensors.items() if _is_large(tensor)}
-    parts = _C.empty_exported_together([(list(t.shape), t.dtype) for t in large.values()])
-    copies = dict(zip(large, parts, strict=True))
+    plain = {key: t for key, t in tensors.items() if _is_plain(t) and t.device.type == "cpu"}
+    parts = _C.empty_exported([(list(t.shape), t.dtype) for t in plain.values()])
+    copies = dict(zip(plain, parts, strict=True))
     with torch.no_grad():
         for key, tensor in tensors.items():
             if key in copies:
@@ -130,10 +127,6 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     ordinary = type(tensor) in (torch.Tensor, torch.nn.Parameter)
     odd = tensor.is_quantized or tensor.is_nested or tensor.is_meta
     return ordinary and not odd and tensor.layout == torch.strided
-
-
-def _is_large(tensor: torch.Tensor) -> bool:
-    return _is_plain(tensor) and tensor.device.type == "cpu" and tensor.nbytes >= _LEAST
 
 
 def _clone(tensor: torch.Tensor) -> torch.Tensor:

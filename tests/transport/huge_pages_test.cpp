@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <string>
@@ -72,14 +71,12 @@ std::uint64_t mappedBytes() {
   return pages * pageBytes();
 }
 
-// Whether the system gives huge pages, and soon.
+// Whether the system gives huge pages.
 bool hugePagesAreToBeHad() {
   const auto memory = makeMemory("weft-test", kHuge);
   const Mapping mapping(kHuge, MAP_SHARED, memory.value().get());
-  const auto begin = std::chrono::steady_clock::now();
   mapping.data()[0] = std::byte{1};
-  return ::madvise(mapping.data(), kHuge, MADV_COLLAPSE) == 0 &&
-         std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(2);
+  return ::madvise(mapping.data(), kHuge, MADV_COLLAPSE) == 0;
 }
 
 std::uint64_t obtainedBytes(int fd) {
@@ -98,15 +95,11 @@ TEST(HugePages, MemoryIsHugeHereAndThereAndGoesBack) {
   const Mapping part(2 * kHuge, MAP_PRIVATE, fd, kHuge);
   ASSERT_TRUE(here.valid() && there.valid() && part.valid());
   const bool possible = hugePagesAreToBeHad();
-  const auto begin = std::chrono::steady_clock::now();
   makeHuge(here.data(), 4 * kHuge);
-  const auto took = std::chrono::steady_clock::now() - begin;
   std::memset(here.data(), 7, 4 * kHuge);
   EXPECT_EQ(std::memcmp(here.data(), there.data(), 4 * kHuge), 0);
   EXPECT_EQ(std::memcmp(here.data(), part.data(), 2 * kHuge), 0);
-  // Beyond its patience it asks for no more of them.
-  if (!possible || took > std::chrono::milliseconds(8))
-    GTEST_SKIP() << "this system gives no huge pages, or slowly";
+  if (!possible) GTEST_SKIP() << "this system gives no huge pages";
   EXPECT_EQ(hugeBytesAt(here.address()), 4 * kHuge);
   EXPECT_EQ(hugeBytesAt(there.address()), 4 * kHuge);
   EXPECT_EQ(hugeBytesAt(part.address()), 2 * kHuge);
