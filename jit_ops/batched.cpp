@@ -22,6 +22,7 @@ Key keyOf(const Values& args) {
     const at::Tensor& tensor = arg.toTensor();
     key.push_back(static_cast<std::int64_t>(tensor.scalar_type()));
     key.push_back(static_cast<std::int64_t>(tensor.device().type()) << 8 | tensor.device().index());
+    key.push_back(static_cast<std::int64_t>(tensor.layout()));
     key.push_back(tensor.dim());
     const auto rest = tensor.sizes().slice(1);
     key.insert(key.end(), rest.begin(), rest.end());

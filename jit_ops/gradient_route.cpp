@@ -159,8 +159,14 @@ bool GradientRoute::close(const std::vector<at::Tensor>& outputs, const std::str
 
 std::int64_t GradientRoute::keep(std::shared_ptr<GradientRoute> route) {
   Routes& here = routes();
+  // Let go of without the lock: what a graph holds may be a program's own.
+  std::vector<std::shared_ptr<GradientRoute>> over;
   const std::lock_guard lock(here.mutex);
-  std::erase_if(here.all, [](const auto& one) { return one.second.first.expired(); });
+  std::erase_if(here.all, [&](auto& one) {
+    if (!one.second.first.expired()) return false;
+    over.push_back(std::move(one.second.second));
+    return true;
+  });
   auto context = route->parts_->context;
   here.all.emplace(++here.last, std::pair(std::move(context), std::move(route)));
   return here.last;

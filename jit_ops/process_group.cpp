@@ -82,8 +82,9 @@ GroupPtr joinProcessGroup(ProcessGroupOptions options) {
     group->setBackend(device, kCustom, backend);
   group->setGroupName(options.name);
   c10d::register_process_group(options.name, group);
+  GroupPtr former = group;  // let go of without the lock
   const std::lock_guard lock(owned().mutex);
-  owned().groups.insert_or_assign(options.name, group);
+  std::swap(owned().groups[options.name], former);
   return group;
 }
 

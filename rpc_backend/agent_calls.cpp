@@ -165,7 +165,7 @@ void WeftAgent::transmit(worker_id_t to, std::uint64_t id,
       return;
     }
     auto error = endpoint_->send(
-        to, encode(WireKind::kRequest, id, message, device_map, directory_.nameOf(to)));
+        to, encoded(WireKind::kRequest, id, message, device_map, directory_.nameOf(to)));
     if (!error) return;
     rrefs_.undo(carried);
     if (auto call = pending_.take(id)) failCall(std::move(*call), error.text());
@@ -192,7 +192,7 @@ void WeftAgent::finishCall(const std::function<void()>& complete) {
 void WeftAgent::failCall(PendingCall call, const std::string& text) {
   metrics_.calls_failed.fetch_add(1, std::memory_order_relaxed);
   Completion fail = [self = shared_from_this(), peer = call.peer, type = call.type,
-                     future = call.future, text] {
+                     future = std::move(call.future), text] {
     const bool lost = self->lossOf(peer).has_value();
     self->finishCall([&] {
       if (RRefLedger::isControl(static_cast<MessageType>(type)) &&
@@ -244,7 +244,8 @@ void WeftAgent::onResponse(worker_id_t from, const std::shared_ptr<IncomingMessa
   auto call = pending_.take(in->callId(), from);
   if (!call) return;  // it timed out in the meantime
   metrics_.round_trip.add(Clock::now() - call->started);
-  Completion completion = [self = shared_from_this(), in, from, future = call->future,
+  // Moved: this thread must not be the last to hold it.
+  Completion completion = [self = shared_from_this(), in, from, future = std::move(call->future),
                            asked = call->type] {
     self->finishCall([&] {
       try {
@@ -273,6 +274,7 @@ void WeftAgent::onResponse(worker_id_t from, const std::shared_ptr<IncomingMessa
   if (waitsInTorch(static_cast<MessageType>(call->type)) && devices_.empty() &&
       in->bytes() <= kSmallAnswer) {
     completion();
+    if (in->tensorCount() > 0) dropElsewhere(std::move(completion));
   } else {
     complete(*call, std::move(completion));
   }
@@ -297,7 +299,7 @@ void WeftAgent::onControlAck(worker_id_t from, const IncomingMessage& in) {
     failCall(std::move(*call), text);
     return;
   }
-  complete(*call, [self = shared_from_this(), future = call->future] {
+  complete(*call, [self = shared_from_this(), future = std::move(call->future)] {
     self->finishCall([&] { future->markCompleted(c10::IValue()); });
   });
 }

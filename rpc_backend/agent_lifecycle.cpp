@@ -22,6 +22,8 @@ namespace {
 // Callbacks of futures may wait for further calls, which need a thread to complete them:
 // enough for any nesting seen in practice, and threads are started only when needed.
 constexpr std::size_t kMaxCompleters = 256;
+// Destructors may wait for calls. Nothing waits for them, so few threads will do.
+constexpr std::size_t kMaxDroppers = 16;
 constexpr milliseconds kCloseLinger{2000};
 constexpr milliseconds kPoolGrace{10000};
 constexpr milliseconds kControlTimeout{10000};
@@ -53,11 +55,19 @@ WeftAgent::WeftAgent(Config config, std::unique_ptr<RequestCallback> callback)
       config_(std::move(config)),
       membership_(config_.store, config_.name, config_.rank, config_.world_size.value_or(0)),
       faults_(config_.faults ? std::make_unique<FaultPlan>(*config_.faults) : nullptr),
-      rrefs_(config_.rank, config_.rref_hooks),
+      rrefs_(config_.rank, rrefHooks()),
       workers_("weft-worker", std::max<std::size_t>(2, std::thread::hardware_concurrency()),
                static_cast<std::size_t>(config_.options.num_worker_threads), config_.thread_hooks),
       completers_("weft-complete", 1, kMaxCompleters, config_.thread_hooks),
+      droppers_("weft-drop", 1, kMaxDroppers, config_.thread_hooks),
       receive_pool_(transport::WarmPool::create()) {}
+
+RRefHooks WeftAgent::rrefHooks() {
+  RRefHooks hooks = config_.rref_hooks;
+  if (hooks.drop)
+    hooks.later = [this](std::function<void()> task) { droppers_.run(std::move(task)); };
+  return hooks;
+}
 
 WeftAgent::~WeftAgent() {
   if (rpcAgentRunning_.load()) shutdown();
@@ -215,6 +225,7 @@ void WeftAgent::forgetMember(worker_id_t id) {
 }
 
 void WeftAgent::startImpl() {
+  if (config_.before_serving) config_.before_serving();
   std::vector<std::function<void()>> early;
   {
     const std::lock_guard lock(early_mutex_);
@@ -310,9 +321,11 @@ void WeftAgent::shutdownImpl() {
     });
   }
   workers_.stop(kPoolGrace);
+  droppers_.stop(kPoolGrace, WorkerPool::Waiting::kRun);
   completers_.stop(kPoolGrace, WorkerPool::Waiting::kRun);
+  std::vector<std::function<void()>> dropped;
   const std::lock_guard lock(early_mutex_);
-  early_requests_.clear();
+  early_requests_.swap(dropped);
 }
 
 }  // namespace weft::rpc

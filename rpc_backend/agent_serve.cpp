@@ -64,16 +64,25 @@ void WeftAgent::onRequest(worker_id_t from, const std::shared_ptr<IncomingMessag
     inflight_bytes_[from] += in->bytes();
   }
   runRequest([self = shared_from_this(), from, in, seen = rrefs_.now()] {
-    const std::size_t bytes = in->bytes();
-    const auto type = static_cast<MessageType>(in->type());
-    if (const auto why = refusal(self->config_.options.request_policy, type, in->payload())) {
-      self->refuseRequest(from, in->callId(), in->payload(), *why);
-    } else if (!RRefLedger::isControl(type) || !self->serveRRefControl(from, *in, seen)) {
-      self->serve(from, in->callId(), seen, [&] { return in->finish(); });
-    }
-    const std::lock_guard lock(self->inflight_mutex_);
-    self->inflight_bytes_[from] -= bytes;
+    self->runCounted(from, in, seen);
   });
+}
+
+// Whatever happens, the bytes are counted off again and the caller gets an answer.
+void WeftAgent::runCounted(worker_id_t from, const std::shared_ptr<IncomingMessage>& in,
+                           RRefLedger::Seen seen) {
+  try {
+    const auto type = static_cast<MessageType>(in->type());
+    if (const auto why = refusal(config_.options.request_policy, type, in->payload())) {
+      refuseRequest(from, in->callId(), in->payload(), *why);
+    } else if (!RRefLedger::isControl(type) || !serveRRefControl(from, *in, seen)) {
+      serve(from, in->callId(), seen, [&] { return in->finish(); });
+    }
+  } catch (const std::exception& error) {
+    respondFailure(from, in->callId(), error.what());
+  }
+  const std::lock_guard lock(inflight_mutex_);
+  inflight_bytes_[from] -= in->bytes();
 }
 
 void WeftAgent::serve(worker_id_t from, std::uint64_t id, RRefLedger::Seen seen,
@@ -109,24 +118,28 @@ void WeftAgent::serve(worker_id_t from, std::uint64_t id, RRefLedger::Seen seen,
 
 void WeftAgent::respond(worker_id_t to, std::uint64_t id, RRefLedger::Seen seen,
                         JitFuture& result) {
-  c10::intrusive_ptr<Message> message;
-  if (result.hasError()) {
-    message =
-        createExceptionResponse(result.tryRetrieveErrorMessage(), static_cast<std::int64_t>(id));
-  } else {
-    message = result.value().toCustomClass<Message>();
-    rrefs_.onAnswer(*message, to, seen);
-  }
-  if (rrefs_.isOfLostLife(to, seen)) return;  // its new life did not ask
   try {
+    c10::intrusive_ptr<Message> message;
+    if (result.hasError()) {
+      message =
+          createExceptionResponse(result.tryRetrieveErrorMessage(), static_cast<std::int64_t>(id));
+    } else {
+      message = result.value().toCustomClass<Message>();
+      rrefs_.onAnswer(*message, to, seen);
+    }
+    if (rrefs_.isOfLostLife(to, seen)) return;  // its new life did not ask
     sendResponse(to, id, message);
   } catch (const std::exception& error) {
     // The result cannot be sent (a device without a map, say): the caller is told why.
-    try {
-      sendResponse(to, id, createExceptionResponse(error.what(), static_cast<std::int64_t>(id)));
-    } catch (const std::exception& again) {
-      logWarning(std::string("an answer could not be sent: ") + again.what());
-    }
+    respondFailure(to, id, error.what());
+  }
+}
+
+void WeftAgent::respondFailure(worker_id_t to, std::uint64_t id, const std::string& text) {
+  try {
+    sendResponse(to, id, createExceptionResponse(text, static_cast<std::int64_t>(id)));
+  } catch (const std::exception& error) {
+    logWarning(std::string("an answer could not be sent: ") + error.what());
   }
 }
 
@@ -145,7 +158,7 @@ void WeftAgent::sendResponse(worker_id_t to, std::uint64_t id,
   }
   const RRefLedger::Carried carried = rrefs_.onSend(*message, to);
   try {
-    const auto error = endpoint_->send(to, encode(WireKind::kResponse, id, message, map, peer));
+    const auto error = endpoint_->send(to, encoded(WireKind::kResponse, id, message, map, peer));
     if (!error) return;
     // The caller is gone, or we are: nobody is left to tell.
     logDebug("an answer was not sent: " + error.text());
@@ -160,7 +173,7 @@ void WeftAgent::completeSelf(std::uint64_t id, const c10::intrusive_ptr<Message>
   auto call = pending_.take(id, config_.rank);
   if (!call) return;
   metrics_.round_trip.add(Clock::now() - call->started);
-  complete(*call, [self = shared_from_this(), future = call->future, message] {
+  complete(*call, [self = shared_from_this(), future = std::move(call->future), message] {
     self->finishCall([&] {
       if (message->type() == MessageType::EXCEPTION) {
         const auto& text = message->payload();

@@ -6,6 +6,22 @@ namespace weft::rpc {
 
 using transport::Disposition;
 
+transport::Message WeftAgent::encoded(WireKind kind, std::uint64_t call_id,
+                                      const c10::intrusive_ptr<Message>& message,
+                                      const DeviceMap& map, const std::string& peer) {
+  transport::Message out = encode(kind, call_id, message, map, peer);
+  // A tensor's memory may be a Python object's: letting go of it takes the GIL and may run a
+  // destructor of the program's, which may wait for the loop thread. The endpoint holds the
+  // buffers, and ends before the pool does.
+  for (transport::OwnedBuffer& buffer : out.buffers) {
+    void* const memory = buffer.owner.get();
+    buffer.owner = {memory, [this, owner = std::move(buffer.owner)](void*) mutable {
+                      if (endpoint_->onLoopThread()) dropElsewhere(std::move(owner));
+                    }};
+  }
+  return out;
+}
+
 bool WeftAgent::wants(std::int32_t from, std::span<const std::byte> header,
                       std::span<const std::uint64_t> sizes) {
   WireHeader head;

@@ -66,6 +66,12 @@ Texts textsOf(const std::shared_ptr<Operator>& op) {
   return texts;
 }
 
+// False once a program that defined the operator has taken it away again.
+bool stillRegistered(const std::shared_ptr<Operator>& op) {
+  const auto& all = torch::jit::getAllOperatorsFor(at::Symbol::fromQualString(op->schema().name()));
+  return std::find(all.begin(), all.end(), op) != all.end();
+}
+
 // The operator whose schema reads so; null when there is none.
 std::shared_ptr<Operator> operatorOf(const std::string& name, const std::string& schema) {
   static Kept<std::string, std::shared_ptr<Operator>> kept;
@@ -106,6 +112,32 @@ c10::intrusive_ptr<Message> encode(const std::shared_ptr<Operator>& op,
   return c10::make_intrusive<Message>(std::move(payload), std::move(tensors), type);
 }
 
+struct Call {
+  std::shared_ptr<Operator> op;
+  torch::jit::Stack stack;
+};
+
+// Nothing for what torch should read.
+std::optional<Call> readCall(const Message& request, RequestPolicy policy) {
+  try {
+    const at::IValue value = torch::jit::unpickle(
+        request.payload().data(), request.payload().size(), nullptr, request.tensors());
+    if (!value.isTuple()) return std::nullopt;
+    std::vector<at::IValue> values = value.toTupleRef().elements().vec();
+    if (values.size() < 2 || !values.back().isString()) return std::nullopt;
+    const std::string name = values.back().toStringRef();
+    values.pop_back();
+    if (!name.starts_with(kAtenOnTheWire) || !values.back().isString()) return std::nullopt;
+    auto op = operatorOf(name, values.back().toStringRef());
+    if (op == nullptr || op->schema().returns().size() != 1) return std::nullopt;
+    if (refusal(policy, op->schema())) return std::nullopt;
+    values.pop_back();
+    return Call{std::move(op), std::move(values)};
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+}
+
 bool profiled() {
   using torch::distributed::rpc::profiler::processglobal::StateStackEntry;
   return StateStackEntry::current() != nullptr || at::hasThreadLocalCallbacks();
@@ -127,32 +159,14 @@ c10::intrusive_ptr<Message> encodeRemoteBuiltin(const std::shared_ptr<Operator>&
   return encode(op, arguments, std::move(ids), MessageType::SCRIPT_REMOTE_CALL);
 }
 
-bool stillRegistered(const std::shared_ptr<Operator>& op) {
-  const auto& all = torch::jit::getAllOperatorsFor(at::Symbol::fromQualString(op->schema().name()));
-  return std::find(all.begin(), all.end(), op) != all.end();
-}
-
 c10::intrusive_ptr<Message> serveBuiltin(const Message& request, RequestPolicy policy) {
   if (!looksBuiltin(request) || profiled()) return nullptr;
-  try {
-    const at::IValue value = torch::jit::unpickle(
-        request.payload().data(), request.payload().size(), nullptr, request.tensors());
-    if (!value.isTuple()) return nullptr;
-    std::vector<at::IValue> values = value.toTupleRef().elements().vec();
-    if (values.size() < 2 || !values.back().isString()) return nullptr;
-    const std::string name = values.back().toStringRef();
-    values.pop_back();
-    if (!name.starts_with(kAtenOnTheWire) || !values.back().isString()) return nullptr;
-    const auto op = operatorOf(name, values.back().toStringRef());
-    if (op == nullptr || op->schema().returns().size() != 1) return nullptr;
-    if (refusal(policy, op->schema())) return nullptr;
-    values.pop_back();
-    op->getOperation()(values);
-    if (values.size() != 1) return nullptr;
-    return torch::distributed::rpc::ScriptResp(std::move(values.front())).toMessage();
-  } catch (const std::exception&) {
-    return nullptr;
-  }
+  std::optional<Call> call = readCall(request, policy);
+  if (!call) return nullptr;
+  call->op->getOperation()(call->stack);
+  TORCH_CHECK(call->stack.size() == 1, call->op->schema().name(), " returned ", call->stack.size(),
+              " values instead of one");
+  return torch::distributed::rpc::ScriptResp(std::move(call->stack.front())).toMessage();
 }
 
 }  // namespace weft::rpc

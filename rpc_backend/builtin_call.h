@@ -3,7 +3,8 @@
 //
 // torch sends such a call as the arguments, the schema as text and the name, pickled (ScriptCall).
 // The sender writes the text each time, the receiver parses it and then writes that of each
-// overload to find the one that is meant. Here both keep what they found. What goes over the
+// overload to find the one that is meant. Here both keep what they found: an operator's text, and
+// the operator of a text. What goes over the
 // wire is torch's own, to the byte, so either end may be without this.
 //
 // Any thread.
@@ -32,12 +33,10 @@ WEFT_API c10::intrusive_ptr<torch::distributed::rpc::Message> encodeRemoteBuilti
     const std::shared_ptr<torch::jit::Operator>& op, const torch::jit::Stack& arguments,
     const torch::distributed::rpc::RRefId& value, const torch::distributed::rpc::ForkId& fork);
 
-// True while `op` is registered: an operator that a program defined may be taken away again.
-WEFT_API bool stillRegistered(const std::shared_ptr<torch::jit::Operator>& op);
-
 // Runs a SCRIPT_CALL that names a built-in operator which peers may run under `policy`, and returns
-// its answer. Null for any other request and for one that fails: it goes torch's way, where the
-// failure or the refusal (script_service.h) gets its words.
+// its answer. Throws what the operator throws: it has run then, and must not run again. Null when
+// nothing has run: for any other request, and for one that cannot be read or is refused, which
+// torch and script_service.h put into words.
 WEFT_API c10::intrusive_ptr<torch::distributed::rpc::Message> serveBuiltin(
     const torch::distributed::rpc::Message& request, RequestPolicy policy);
 

@@ -55,6 +55,7 @@ class IncomingMessage {
   std::uint16_t type() const noexcept { return type_; }
   std::uint64_t callId() const noexcept { return call_id_; }
   std::size_t bytes() const noexcept { return bytes_; }
+  std::size_t tensorCount() const noexcept { return slots_.size(); }
 
   // The control text, or the text of an exception.
   std::string text() const { return {payload().data(), payload().size()}; }

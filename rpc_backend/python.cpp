@@ -1,5 +1,6 @@
 #include "rpc_backend/python.h"
 
+#include <torch/csrc/distributed/rpc/python_rpc_handler.h>
 #include <torch/csrc/distributed/rpc/request_callback_impl.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -94,6 +95,23 @@ ThreadHooks threadHooks() {
   return hooks;
 }
 
+// torch's handler of Python calls imports modules under a lock when it is first asked for. A
+// garbage collection in there may run a destructor that makes a call, and the answer asks for the
+// lock: that thread waits for itself, and all others for it. So it is made ready while none can
+// begin.
+void prepareHandler() {
+  struct NoCollection {
+    const int was_enabled = PyGC_Disable();
+    ~NoCollection() {
+      if (was_enabled != 0) PyGC_Enable();
+    }
+  };
+  const py::gil_scoped_acquire gil;
+  const NoCollection for_now;
+  const py::gil_scoped_release no_gil;
+  torch::distributed::rpc::PythonRpcHandler::getInstance();
+}
+
 // (id, owned, type, owner, holders, age, bytes): weft/rref.py gives the columns their names.
 py::list rrefReport(WeftAgent& agent) {
   std::vector<RRefRow> rows;
@@ -129,6 +147,7 @@ std::shared_ptr<WeftAgent> makeAgent(const c10::intrusive_ptr<c10d::Store>& stor
   config.faults = std::move(faults);
   config.rref_hooks = rrefHooks();
   config.thread_hooks = threadHooks();
+  config.before_serving = prepareHandler;
   return WeftAgent::create(
       std::move(config),
       std::make_unique<weft::rpc::ServesScripts<RequestCallbackImpl>>(options.request_policy));

@@ -12,7 +12,7 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_map>
+#include <vector>
 
 #include "rpc_backend/builtin_call.h"
 #include "rpc_backend/python.h"
@@ -37,66 +37,94 @@ using weft::rpc::AnswerSeat;
 using weft::rpc::Seated;
 using weft::rpc::WeftAgent;
 
-// Arguments with which torch's choice among an operator's overloads depends on nothing but what is
-// written here. False: it may depend on more.
-bool describe(PyObject* value, std::string& out) {
-  if (value == Py_None || PyBool_Check(value) || PyLong_CheckExact(value) ||
-      PyFloat_CheckExact(value)) {
-    out += Py_TYPE(value)->tp_name;
-    out += ',';
-    return true;
+// True for values whose conversion to any type of a schema has no effect that anybody could see, so
+// that a call may be left to torch after some were tried. Other values go to torch untouched. A
+// named tensor, one without a storage or an integer beyond 64 bits ends torch's search at once.
+bool isPlain(PyObject* value) {
+  if (value == Py_None || PyBool_Check(value) || PyFloat_CheckExact(value)) return true;
+  if (PyLong_CheckExact(value)) {
+    int overflow = 0;
+    PyLong_AsLongLongAndOverflow(value, &overflow);
+    return overflow == 0;
   }
   if (!THPVariable_CheckExact(value)) return false;
-  // One without dimensions may stand for a number.
   const at::Tensor& tensor = THPVariable_Unpack(value);
-  if (!tensor.defined() || tensor.dim() == 0) return false;
-  out += tensor.requires_grad() ? "T'," : "T,";
+  return tensor.defined() && tensor.layout() == at::kStrided && tensor.has_storage() &&
+         !tensor.has_names();
+}
+
+bool allPlain(const py::tuple& args, const py::kwargs& kwargs) {
+  for (const py::handle value : args) {
+    if (!isPlain(value.ptr())) return false;
+  }
+  for (const auto& [keyword, value] : kwargs) {
+    if (!isPlain(value.ptr())) return false;
+  }
   return true;
 }
 
-std::optional<std::string> describe(const std::string& name, const py::tuple& args,
-                                    const py::kwargs& kwargs) {
-  std::string key = name + '(';
+// Whether torch's conversion (toIValue) of a plain value might succeed. A "no" spares the exception
+// with the schema in words by which torch says the same, 10 us of a call.
+bool mayBe(PyObject* value, const c10::Type& type) {
+  switch (type.kind()) {
+    case c10::TypeKind::OptionalType:
+      return value == Py_None ||
+             mayBe(value, *type.expectRef<c10::OptionalType>().getElementType());
+    case c10::TypeKind::TensorType:
+      return value == Py_None || THPVariable_CheckExact(value);
+    case c10::TypeKind::NumberType:
+      return value != Py_None && !THPVariable_CheckExact(value);
+    default:
+      return true;
+  }
+}
+
+bool mayTake(const c10::FunctionSchema& schema, const py::tuple& args, const py::kwargs& kwargs) {
+  const auto& parameters = schema.arguments();
+  if (args.size() + kwargs.size() > parameters.size()) return false;
+  std::size_t next = 0;
   for (const py::handle value : args) {
-    if (!describe(value.ptr(), key)) return std::nullopt;
+    const c10::Argument& parameter = parameters[next++];
+    if (parameter.kwarg_only() || !mayBe(value.ptr(), *parameter.real_type())) return false;
   }
-  for (const auto& [keyword, value] : kwargs) {
-    key += keyword.cast<std::string>() + '=';
-    if (!describe(value.ptr(), key)) return std::nullopt;
+  std::size_t used = 0;
+  for (; next < parameters.size(); ++next) {
+    const c10::Argument& parameter = parameters[next];
+    PyObject* const value =
+        kwargs.empty() ? nullptr : PyDict_GetItemString(kwargs.ptr(), parameter.name().c_str());
+    if (value == nullptr ? !parameter.default_value().has_value()
+                         : !mayBe(value, *parameter.real_type())) {
+      return false;
+    }
+    if (value != nullptr) ++used;
   }
-  return key;
+  return used == kwargs.size();
 }
 
-bool fits(const Operator& op, const py::tuple& args, const py::kwargs& kwargs, Stack& stack) {
-  try {
-    stack = torch::jit::createStackForSchema(op.schema(), args, kwargs, std::nullopt);
-    return true;
-  } catch (const std::runtime_error&) {
-    return false;  // not for these arguments
-  }
-}
-
-// torch's choice: the first overload that takes the arguments. torch tries them one by one, and
-// each that does not fit throws an error with its schema in words, 10 us of a call; so the choice
-// is kept. Null: torch should look.
+// torch's choice (matchBuiltinOp): the first overload that takes the arguments, those of the
+// dispatcher before the others. It may depend on all that a conversion looks at, down to the
+// element of a tensor that has only one, so it is made anew for each call. Null: torch should look.
 std::shared_ptr<Operator> choose(const std::string& name, const py::tuple& args,
                                  const py::kwargs& kwargs, Stack& stack) {
-  constexpr std::size_t kMostKept = 1024;
-  static auto& kept = *new std::unordered_map<std::string, std::shared_ptr<Operator>>;  // the GIL
-  const auto key = describe(name, args, kwargs);
-  if (!key) return nullptr;
-  if (const auto found = kept.find(*key); found != kept.end() &&
-                                          weft::rpc::stillRegistered(found->second) &&
-                                          fits(*found->second, args, kwargs, stack)) {
-    return found->second;
-  }
+  if (!allPlain(args, kwargs)) return nullptr;
   const auto symbol = at::Symbol::fromQualString(name);
   if (!symbol.is_aten()) return nullptr;
-  for (const auto& op : torch::jit::getAllOperatorsFor(symbol)) {
-    if (!fits(*op, args, kwargs, stack)) continue;
-    if (kept.size() >= kMostKept) kept.clear();
-    kept[*key] = op;
-    return op;
+  // A copy: while a conversion lets go of the GIL, another thread may register an operator.
+  const std::vector<std::shared_ptr<Operator>> all = torch::jit::getAllOperatorsFor(symbol);
+  try {
+    for (const bool of_dispatcher : {true, false}) {
+      for (const auto& op : all) {
+        if (op->isC10Op() != of_dispatcher || !mayTake(op->schema(), args, kwargs)) continue;
+        try {
+          stack = torch::jit::createStackForSchema(op->schema(), args, kwargs, std::nullopt);
+          return op;
+        } catch (const torch::jit::schema_match_error&) {
+          continue;  // not for these arguments
+        }
+      }
+    }
+  } catch (const std::exception&) {
+    return nullptr;  // whatever it is, torch says it in its own words
   }
   return nullptr;
 }
@@ -185,9 +213,9 @@ std::optional<PyRRef> remoteBuiltin(const WorkerInfo& to, const std::string& nam
   const auto kwargs = py::reinterpret_borrow<py::kwargs>(keywords);
   const auto op = choose(name, args, kwargs, stack);
   auto& context = RRefContext::getInstance();
-  if (op == nullptr || op->schema().returns().empty() || to.id_ == context.getWorkerId()) {
-    return std::nullopt;
-  }
+  if (op == nullptr || to.id_ == context.getWorkerId()) return std::nullopt;
+  TORCH_CHECK(!op->schema().returns().empty(), "rpc.remote(\"", to.name_, "\", ...) of ", name,
+              ", which returns nothing that an RRef could refer to; call it with rpc_sync");
   const py::gil_scoped_release no_gil;
   const auto agent = RpcAgent::getCurrentRpcAgent();
   const auto rref = context.createUserRRef(to.id_, op->schema().returns().front().type());

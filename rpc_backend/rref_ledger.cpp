@@ -223,7 +223,13 @@ void RRefLedger::addFork(const ForkIds& ids) {
 ForkTable::Dropped RRefLedger::removeFork(const ForkIds& ids) {
   // At the very end torch has neither an agent nor values any more.
   if (!RpcAgent::isCurrentRpcAgentSet()) return nullptr;
-  return keep(RRefContext::getInstance().delForkOfOwner(toTorch(ids.value), toTorch(ids.fork)));
+  auto kept =
+      keep(RRefContext::getInstance().delForkOfOwner(toTorch(ids.value), toTorch(ids.fork)));
+  if (kept == nullptr || !hooks_.later) return kept;
+  void* const value = kept.get();
+  return {value, [kept = std::move(kept), later = hooks_.later](void*) mutable {
+            later([kept = std::move(kept)] {});
+          }};
 }
 
 void RRefLedger::childSettled(const RRefKey& fork) {

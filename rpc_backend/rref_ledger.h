@@ -33,6 +33,10 @@ struct RRefValue {
 struct RRefHooks {
   // Lets go of a value, with the GIL. Without this hook a Python value is never let go of.
   std::function<void(c10::intrusive_ptr<torch::distributed::rpc::RRef>)> drop;
+  // Runs a task on a thread that nobody waits for. A value's destructor may be a program's own, and
+  // make calls: on a thread that serves requests it could wait for calls that wait for that thread.
+  // Without this hook a value is let go of by the thread that ends its last fork.
+  std::function<void(std::function<void()>)> later;
   std::function<RRefValue(const c10::IValue&)> describe;
 };
 

@@ -2,8 +2,9 @@
 //
 // Threads. Public methods may be called from any thread, but not with the GIL held where they
 // may wait (join, shutdown, the constructor). The transport's loop thread reads messages
-// and hands them on; requests run on `workers_`, futures complete on `completers_`,
-// so that user code never runs on the loop. No lock is held while a future completes.
+// and hands them on; requests run on `workers_`, futures complete on `completers_`, and values and
+// tensors that are of no use any more are let go of on `droppers_`, because that may run user code
+// too. So user code never runs on the loop. No lock is held while any of it runs.
 //
 // Ownership. The agent owns its endpoint and threads; shutdown() ends them all. It is held by
 // shared_ptr (torch's rule): tasks keep it alive while they run.
@@ -58,6 +59,8 @@ class WEFT_API WeftAgent : public torch::distributed::rpc::RpcAgent,
     std::optional<FaultOptions> faults;
     RRefHooks rref_hooks;      // in a process with Python
     ThreadHooks thread_hooks;  // for the threads that run requests and complete futures
+    std::function<void()>
+        before_serving;  // in start(), when this is the current agent; may be empty
   };
 
   // Listens, meets the other workers through the Store (static: all of them; dynamic: those
@@ -107,6 +110,7 @@ class WEFT_API WeftAgent : public torch::distributed::rpc::RpcAgent,
 
  private:
   WeftAgent(Config config, std::unique_ptr<torch::distributed::rpc::RequestCallback> callback);
+  RRefHooks rrefHooks();
   void addGilWaitTime(std::chrono::microseconds wait) override;
 
   // agent_lifecycle.cpp
@@ -139,6 +143,12 @@ class WEFT_API WeftAgent : public torch::distributed::rpc::RpcAgent,
                                             const std::string& text,
                                             std::chrono::milliseconds timeout);
 
+  // On the loop thread: lets go of something of which the last owner may be there.
+  template <typename Owned>
+  void dropElsewhere(Owned owned) {
+    droppers_.run([owned = std::move(owned)] {});
+  }
+
   // agent_serve.cpp
   void sendToSelf(std::uint64_t id, const c10::intrusive_ptr<Message>& message);
   void onRequest(worker_id_t from, const std::shared_ptr<IncomingMessage>& in);
@@ -152,6 +162,9 @@ class WEFT_API WeftAgent : public torch::distributed::rpc::RpcAgent,
                      const std::string& why);
   void onControl(worker_id_t from, const IncomingMessage& in);
   bool runRequest(std::function<void()> task);
+  void runCounted(worker_id_t from, const std::shared_ptr<IncomingMessage>& in,
+                  RRefLedger::Seen seen);
+  void respondFailure(worker_id_t to, std::uint64_t id, const std::string& text);
 
   // agent_rrefs.cpp
   bool serveRRefControl(worker_id_t from, const IncomingMessage& in, RRefLedger::Seen seen);
@@ -173,6 +186,10 @@ class WEFT_API WeftAgent : public torch::distributed::rpc::RpcAgent,
   bool wants(std::int32_t from, std::span<const std::byte> header,
              std::span<const std::uint64_t> sizes);
   void noteLoss(worker_id_t peer, const transport::Error& reason);
+  // As encode(), of a message whose buffers are not let go of on the loop thread.
+  transport::Message encoded(WireKind kind, std::uint64_t call_id,
+                             const c10::intrusive_ptr<Message>& message, const DeviceMap& map,
+                             const std::string& peer);
 
   const Config config_;
   Membership membership_;
@@ -183,6 +200,7 @@ class WEFT_API WeftAgent : public torch::distributed::rpc::RpcAgent,
   RRefLedger rrefs_;
   WorkerPool workers_;
   WorkerPool completers_;
+  WorkerPool droppers_;
   const std::shared_ptr<transport::WarmPool> receive_pool_;  // null: the system gives none
   std::unique_ptr<transport::Endpoint> endpoint_;
 

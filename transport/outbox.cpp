@@ -89,7 +89,9 @@ Error Outbox::send(OutFrame frame, std::optional<std::chrono::milliseconds> pati
   }
   if (Error error = refusal()) return error;
   const std::shared_ptr<Lane> lane = number(frame);
-  if (patience) {
+  // Only a thread that brings buffers of its own: others may hold locks that what these run asks
+  // for.
+  if (patience && frame.ownsBuffers()) {
     for (std::size_t i = 0; i < gone.size() && !acked_.empty(); ++i) {
       gone[i] = std::move(acked_.back());
       acked_.pop_back();

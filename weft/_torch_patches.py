@@ -221,7 +221,9 @@ def _patch_remote_builtin() -> None:
     upstream = api._invoke_remote_builtin
 
     @functools.wraps(upstream)
-    def invoke_remote_builtin(to: Any, name: str, timeout: float, *args: Any, **kwargs: Any) -> Any:
+    def invoke_remote_builtin(
+        to: Any, name: str, timeout: float, /, *args: Any, **kwargs: Any
+    ) -> Any:
         rref = None
         if _C._weft_is_current():
             rref = _C._remote_builtin(to, name, timeout, args, kwargs)

@@ -121,6 +121,79 @@ def failing(how: str):
     return texts
 
 
+def define_failing() -> None:
+    """An operator of this process's that counts its runs and then fails."""
+    import torch
+    from torch.jit import _builtins
+
+    define_failing.runs = 0
+    define_failing.library = torch.library.Library("aten", "FRAGMENT")
+    define_failing.library.define("weft_test_fails(Tensor x) -> Tensor")
+
+    def run(x):
+        define_failing.runs += 1
+        x.add_(1)
+        raise RuntimeError("the operator failed")
+
+    define_failing.library.impl("weft_test_fails", run, "CompositeExplicitAutograd")
+    _builtins._register_builtin(call_failing, "aten::weft_test_fails")
+
+
+def runs_of_failing() -> int:
+    return define_failing.runs
+
+
+def call_failing(how: str) -> int:
+    import torch
+    import torch.distributed.rpc as rpc
+
+    call = {"sync": rpc.rpc_sync, "async": lambda *a, **k: rpc.rpc_async(*a, **k).wait()}[how]
+    before = rpc.rpc_sync(peer(), runs_of_failing)
+    with pytest.raises(RuntimeError, match="the operator failed"):
+        call(peer(), call_failing, args=(torch.ones(2),))
+    return rpc.rpc_sync(peer(), runs_of_failing) - before
+
+
+@pytest.mark.parametrize("how", ["sync", "async"])
+def test_an_operator_that_fails_has_run_once(group, how):
+    for member in group[:2]:
+        if how == "sync":
+            member.call(define_failing)
+    assert group[0].call(call_failing, how) == 1
+
+
+def one_element_or_many() -> list[object]:
+    """What a call brings before and after one with many elements."""
+    import torch
+    import torch.distributed.rpc as rpc
+
+    one, many = torch.tensor([0.0]), torch.zeros(2, 2)
+    calls = [
+        (torch.as_tensor, (one,), (many,)),
+        (torch.bernoulli, (many, one), (many, many)),
+        (torch.normal, (many, one), (many, many)),
+        (torch.randint_like, (many, torch.tensor([1])), (many, 1)),
+    ]
+    outcomes = []
+    for op, with_one, with_many in calls:
+        seen = []
+        for args in (with_one, with_many, with_one):
+            try:
+                value = rpc.rpc_sync(peer(), op, args=args)
+                seen.append((value.dtype, tuple(value.shape)))
+            except RuntimeError as error:
+                seen.append(str(error).splitlines()[0])
+        outcomes.append((op.__name__, seen[0], seen[2]))
+    return outcomes
+
+
+def test_an_overload_does_not_depend_on_earlier_calls():
+    with Group(2, rpc_timeout=30) as members:  # of which nobody has called anything
+        for name, before, after in members[0].call(one_element_or_many):
+            assert before == after, name
+        members.shutdown()
+
+
 def fail() -> None:
     raise ValueError("to worker")
 

@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/rpc/script_call.h>
 #include <torch/csrc/distributed/rpc/script_remote_call.h>
 #include <torch/csrc/jit/serialization/pickle.h>
+#include <torch/library.h>
 
 #include <filesystem>
 
@@ -74,10 +75,30 @@ TEST(BuiltinCall, IsServedAsTorchWould) {
   }
 }
 
-TEST(BuiltinCall, LeavesToTorchWhatFails) {
+// torch must not be asked to run it again.
+TEST(BuiltinCall, ThrowsWhatTheOperatorThrows) {
   const auto request =
       encodeBuiltin(overload("aten::add", "Tensor"), {at::ones({2}), at::ones({3}), at::Scalar(1)});
-  EXPECT_EQ(serveBuiltin(*request, RequestPolicy::kAny), nullptr);
+  EXPECT_THROW(serveBuiltin(*request, RequestPolicy::kAny), c10::Error);
+}
+
+TEST(BuiltinCall, RunsAnOperatorThatFailsOnce) {
+  static int runs = 0;
+  torch::Library library(torch::Library::FRAGMENT, "aten", std::nullopt, __FILE__, __LINE__);
+  library.def("weft_test_fails(Tensor x) -> Tensor");
+  library.impl("weft_test_fails", [](const at::Tensor& x) -> at::Tensor {
+    ++runs;
+    TORCH_CHECK(false, "the operator failed");
+    return x;
+  });
+  const auto request = encodeBuiltin(overload("aten::weft_test_fails", ""), {at::ones({2})});
+  try {
+    serveBuiltin(*request, RequestPolicy::kAny);
+    ADD_FAILURE() << "no error";
+  } catch (const c10::Error& error) {
+    EXPECT_EQ(error.msg(), "the operator failed");
+  }
+  EXPECT_EQ(runs, 1);
 }
 
 // The way around torch must not be one around the policy.
