@@ -165,7 +165,7 @@ def fault_step(rng: random.Random, seed: int, index: int, kind: str) -> Step:
         return any_step(rng, seed, index, list(KINDS))
     names = [f.__name__ for f in (*REDUCTIONS, *REDUCTIONS, *MOVEMENTS, *AT_ONCE[:3])]
     names += ["message", "batch", "barrier"] if kind != "stop" else []
-    sizes = (1 << 16, 1 << 20, 1 << 22, 1 << 22, 1 << 23, 1 << 24, 1 << 25)
+    sizes = (1 << 16, 1 << 20, 1 << 21, 1 << 22, 1 << 22, 1 << 23, 1 << 24)
     style = rng.choice(("sync", "wait", "wait", "future"))
     heap = rng.choice((1.0, 1.0, 0.5, 0.0))
     return Step(rng.choice(names), seed_of(seed, index), style, rng.choice(sizes), heap)
