@@ -31,6 +31,7 @@ CASES = {
     "disagreement": Kind(6, timeout=2.0, limit=10.0),
     "abort": Kind(11, timeout=20.0, limit=6.0),
     "stop": Kind(6, timeout=0.7, limit=8.0),
+    "impatient": Kind(4, timeout=1.0, limit=8.0),
     "destroy": Kind(4, timeout=2.0, limit=15.0),
     "kill": Kind(2, timeout=20.0, limit=6.0, ends_ranks=True),
     "fork": Kind(1, fails=False),
@@ -73,9 +74,11 @@ def fault_step(rng: random.Random, seed: int, index: int, kind: str) -> Step:
     if kind == "disagreement":
         return any_step(rng, seed, index, list(KINDS))
     names = [f.__name__ for f in (*REDUCTIONS, *REDUCTIONS, *MOVEMENTS, *AT_ONCE[:3])]
-    names += ["message", "batch", "barrier"] if kind != "stop" else []
+    names += ["message", "batch", "barrier"]
     sizes = (1 << 16, 1 << 20, 1 << 21, 1 << 22, 1 << 22, 1 << 23, 1 << 24)
     style = rng.choice(("sync", "wait", "wait", "future"))
+    if kind == "impatient":
+        names, style = ["message", "message", "batch", "from_anybody"], "impatient"
     heap = rng.choice((1.0, 1.0, 0.5, 0.0))
     return Step(rng.choice(names), seed_of(seed, index), style, rng.choice(sizes), heap)
 

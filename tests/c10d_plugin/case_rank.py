@@ -19,6 +19,7 @@ from drawn_step import Place, Prepared, Step
 from watched_memory import seed_of
 
 LANES, MOST_RANKS = 4, 8
+MESSAGE_KINDS = ("message", "from_anybody", "batch")
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def meet(rank: int, size: int, folder: str, host: str, backend: str = "weft") ->
         init_method=f"file://{folder}/meeting",
         rank=rank,
         world_size=size,
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(seconds=30),
     )
     everybody = list(range(size))
     State.groups = {"world": (dist.group.WORLD, everybody)}
@@ -93,7 +94,7 @@ def meet(rank: int, size: int, folder: str, host: str, backend: str = "weft") ->
     if size > 2:
         members |= {"first": [0, 1], "last": everybody[1:], "ends": [0, size - 1]}
     for name, ranks in members.items():
-        State.groups[name] = (dist.new_group(ranks, timeout=timedelta(seconds=60)), ranks)
+        State.groups[name] = (dist.new_group(ranks, timeout=timedelta(seconds=30)), ranks)
     return getattr(dist.group.WORLD._get_backend(torch.device("cpu")), "path", backend)
 
 
@@ -104,6 +105,7 @@ class Lane:
         self.number, self.plan = number, plan
         self.base = case << 12
         self.shares_tags = shares_tags
+        self.lags = False  # ranks come late to some operations
         self.local = random.Random(seed_of(seed, "lane", number, State.rank))
         self.outcomes: list[Outcome] = []
         self.flying: list[tuple[int, Prepared, Any, float]] = []
@@ -129,6 +131,8 @@ class Lane:
                 if (place := self.place(index)) is None:
                     continue
                 self.prepared[index] = prepare(step, place)
+            if self.lags:
+                time.sleep(self.local.choice((0.0, 0.0, 0.0, 1e-3, 5e-3, 2e-2)))
             self.begin(index, self.prepared[index])
             while self.flying and self.local.random() < 0.4:
                 self.settle(self.flying.pop(self.local.randrange(len(self.flying))))
@@ -155,7 +159,7 @@ class Lane:
         failure = None
         for work in handle if isinstance(handle, list) else [handle]:
             try:
-                wait_for(work, self.plan[index][1])
+                wait_for(work, self.plan[index][1], patient=not self.lags)
             except Exception as error:
                 failure = failure or error
         if failure is not None:
@@ -200,11 +204,13 @@ class Lane:
         )
 
 
-def wait_for(work: Any, step: Step) -> None:
-    message = step.kind in ("message", "from_anybody", "batch")
+def wait_for(work: Any, step: Step, patient: bool) -> None:
     if step.style == "future" and hasattr(work, "get_future"):
         work.get_future().wait()
-    elif step.style == "impatient" and not message and hasattr(work, "get_future"):
+    elif step.style == "impatient" and step.kind in MESSAGE_KINDS:
+        # A message is given up then; one that may not be has all the time it needs.
+        work.wait(timedelta(seconds=60) if patient else timedelta(milliseconds=2))
+    elif step.style == "impatient" and hasattr(work, "get_future"):
         try:
             work.wait(timedelta(milliseconds=1))
         except RuntimeError as error:

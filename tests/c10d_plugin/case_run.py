@@ -32,6 +32,7 @@ def run_case(case: int, seed: int, kind: str, victim: int, at: int, delay: float
     lanes = [Lane(n, case, plan, seed, shares_tags) for n, plan in enumerate(plans)]
     if facts.timeout:
         for lane in lanes:
+            lane.lags = kind != "centuries"
             lane.prepare_all()
         dist.barrier()  # of the world
     first: list[Outcome] = []
