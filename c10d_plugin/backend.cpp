@@ -20,7 +20,6 @@
 namespace weft::process_group {
 
 using std::chrono::milliseconds;
-using std::chrono::steady_clock;
 using transport::Error;
 using transport::ErrorCode;
 
@@ -59,7 +58,7 @@ WeftBackend::WeftBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int si
   place.size = size;
   place.interface = options_->interface;
   place.master_host = hostOf(store_);
-  place.deadline = steady_clock::now() + options_->timeout;
+  place.deadline = collectives::deadlineAfter(options_->timeout);
   StoreKeyValue meeting(c10::make_intrusive<c10d::PrefixStore>("weft/", store_));
   auto life = collectives::agreeOnLife(meeting, rank, size, aboutThisHost(), place.deadline);
   if (!life.ok()) raise("weft: init_process_group", life.error());
@@ -75,6 +74,13 @@ WeftBackend::WeftBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int si
 }
 
 WeftBackend::~WeftBackend() {
+  if (!inOwnProcess()) {
+    // The parent's threads and sockets are not this child's to end. Never freed.
+    static_cast<void>(new auto(std::move(engine_)));
+    static_cast<void>(new auto(std::move(messages_)));
+    static_cast<void>(new auto(std::move(delegates_)));
+    return;
+  }
   const std::lock_guard lock(shutdown_mutex_);
   if (shut_down_ && !delegates_->any()) return;
   // The mailbox's end waits for its thread, and that may wait for the GIL, which whoever drops the
@@ -117,11 +123,14 @@ c10d::ErrorType WeftBackend::getError() {
                                                    : c10d::ErrorType::SUCCESS;
 }
 
-PointToPoint& WeftBackend::messages() const { return *messages_; }
+PointToPoint& WeftBackend::messages(const char* title) const {
+  engine_->checkProcess(title);
+  return *messages_;
+}
 
 c10d::Backend* WeftBackend::elsewhere(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.is_cpu()) return nullptr;
-  return &delegates_->of(tensor.device().type());
+  return &delegates_->of(tensor.device().type(), engine_->coalescing());
 }
 
 c10d::Backend* WeftBackend::elsewhere(const Tensors& tensors) {
@@ -133,7 +142,7 @@ WeftBackend::WorkPtr WeftBackend::send(Tensors& tensors, int to, int tag) {
   const at::Tensor& tensor = only(tensors, "weft:send");
   TORCH_CHECK(to != rank_, "weft:send: rank ", rank_, " cannot send to itself");
   checkRoot(to, size_, "weft:send");
-  auto work = messages().send(tensor, to, tag, timeoutOr(milliseconds(0)));
+  auto work = messages("weft:send").send(tensor, to, tag, timeoutOr(milliseconds(0)));
   engine_->add(work);
   return work;
 }
@@ -143,7 +152,7 @@ WeftBackend::WorkPtr WeftBackend::recv(Tensors& tensors, int from, int tag) {
   const at::Tensor& tensor = only(tensors, "weft:recv");
   TORCH_CHECK(from != rank_, "weft:recv: rank ", rank_, " cannot receive from itself");
   checkRoot(from, size_, "weft:recv");
-  auto work = messages().receive(tensor, from, tag, timeoutOr(milliseconds(0)));
+  auto work = messages("weft:recv").receive(tensor, from, tag, timeoutOr(milliseconds(0)));
   engine_->add(work);
   return work;
 }
@@ -151,7 +160,8 @@ WeftBackend::WorkPtr WeftBackend::recv(Tensors& tensors, int from, int tag) {
 WeftBackend::WorkPtr WeftBackend::recvAnysource(Tensors& tensors, int tag) {
   if (auto* other = elsewhere(tensors)) return other->recvAnysource(tensors, tag);
   const at::Tensor& tensor = only(tensors, "weft:recvAnySource");
-  auto work = messages().receive(tensor, collectives::kAnyRank, tag, timeoutOr(milliseconds(0)));
+  auto work = messages("weft:recvAnySource")
+                  .receive(tensor, collectives::kAnyRank, tag, timeoutOr(milliseconds(0)));
   engine_->add(work);
   return work;
 }
@@ -159,14 +169,11 @@ WeftBackend::WorkPtr WeftBackend::recvAnysource(Tensors& tensors, int tag) {
 void WeftBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
   // 0 is a time like others here: programs use it to see who is late.
   const auto timeout = opts.timeout.count() == 0 ? opts.timeout : timeoutOr(opts.timeout);
-  messages().monitoredBarrier(timeout, wait_all_ranks);
+  messages("weft:monitored_barrier").monitoredBarrier(timeout, wait_all_ranks);
 }
 
-// Of one kind of device are the tensors between these two; which, shows when the first one comes.
-void WeftBackend::startCoalescing() {
-  engine_->startCoalescing();
-  delegates_->startCoalescing();
-}
+// All tensors between the two calls are on one type of device, taken from the first tensor.
+void WeftBackend::startCoalescing() { engine_->startCoalescing(); }
 
 WeftBackend::WorkPtr WeftBackend::endCoalescing() {
   for (const WorkPtr& work : delegates_->endCoalescing())
@@ -262,20 +269,24 @@ c10::intrusive_ptr<c10d::Backend> WeftBackend::shrink(
   return split(c10::make_intrusive<c10d::PrefixStore>(name, store_), stay, opts);
 }
 
+bool WeftBackend::inOwnProcess() const { return !engine_ || engine_->inOwnProcess(); }
+
 void WeftBackend::abort() {
+  if (!inOwnProcess()) return;
   const Error reason(ErrorCode::kShutdown,
                      "the process group was aborted on rank " + std::to_string(rank_));
   engine_->abort(reason);
-  messages().abort(reason);
+  messages_->abort(reason);
   delegates_->abort();
 }
 
 void WeftBackend::shutdown() {
+  if (!inOwnProcess()) return;
   const std::lock_guard lock(shutdown_mutex_);
   if (shut_down_) return;
   shut_down_ = true;
   (void)engine_->close(kLinger);
-  messages().close();
+  messages_->close();
   delegates_->shutdown();
 }
 

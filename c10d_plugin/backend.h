@@ -2,7 +2,8 @@
 // Mailbox; tensors elsewhere to another backend of the same ranks, CUDA's to NCCL (delegates.h).
 //
 // Threads: any thread may call any member; operations run in the order of the calls
-// (engine.h). A synchronous call (asyncOp false) runs on its own thread and gives no Work.
+// (engine.h). A synchronous call (asyncOp false) runs on its own thread and gives no Work. In a
+// forked child every operation throws, and the ends do nothing.
 // Failure: bad arguments throw and change nothing; what goes wrong between the ranks is a
 // c10::DistBackendError that names the rank, and every later operation fails with it.
 //
@@ -58,7 +59,10 @@ class WEFT_API WeftBackend : public c10d::Backend {
   const std::string getBackendName() const override { return kBackendName; }
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override;
   bool supportsSplitting() const override { return true; }
-  bool supportsCoalescing() const override { return true; }
+  // torch would keep a batch's operations per group, so that a batch of one thread swallows the
+  // collectives of another, and of all once it has raised. CPU tensors gain nothing from a batch;
+  // those of a delegate are batched by weft/_torch_patches.py.
+  bool supportsCoalescing() const override { return false; }
   bool supportsShrinking() const override { return true; }
   void setTimeout(std::chrono::milliseconds timeout) override;
   void setGroupUid(const std::string& uid) override;
@@ -137,7 +141,9 @@ class WEFT_API WeftBackend : public c10d::Backend {
   // The backend for a tensor on another device; null for one on the CPU.
   c10d::Backend* elsewhere(const at::Tensor& tensor);
   c10d::Backend* elsewhere(const Tensors& tensors);
-  PointToPoint& messages() const;
+  PointToPoint& messages(const char* title) const;
+  // False in a forked child of the process that made the group.
+  bool inOwnProcess() const;
   // A backend for the group called `name`; the one made last, if it is asked for again.
   c10::intrusive_ptr<c10d::Backend> child(const std::string& name,
                                           const c10::intrusive_ptr<c10d::Store>& store, int rank,

@@ -10,6 +10,7 @@
 #include "c10d_plugin/engine.h"
 #include "c10d_plugin/flat.h"
 #include "c10d_plugin/op_checks.h"
+#include "c10d_plugin/overlap.h"
 #include "c10d_plugin/premultiplied.h"
 
 namespace weft::process_group {
@@ -133,6 +134,15 @@ void reduceScatterPack(Turn& turn, const Tensors& outputs, const Tensors& inputs
     outputs[i].copy_(out.of(i).reshape(outputs[i].sizes()));
 }
 
+// The packs are written one after the other: an input in whose memory an output lies is copied.
+Tensors inputsApart(const Tensors& inputs, const Tensors& outputs) {
+  const Occupied written = occupied(outputs);
+  Tensors kept;
+  for (const at::Tensor& input : inputs)
+    kept.push_back(written.overlaps(memoryOf(input)) ? copyOf(input) : input);
+  return kept;
+}
+
 void checkPairs(const Tensors& larger, const Tensors& smaller, int size, const char* title) {
   TORCH_CHECK(larger.size() == smaller.size() && !larger.empty(), title,
               ": needs as many inputs as outputs, at least one; got ", smaller.size(), " and ",
@@ -159,8 +169,15 @@ WeftBackend::WorkPtr WeftBackend::allreduce_coalesced(Tensors& tensors,
         return OpInfo{OpType::ALLREDUCE_COALESCED, kTitle, tensors, {tensors}};
       },
       [tensors, reduction, factor = factorOf(opts.reduceOp)](Turn& turn) {
-        for (const auto& places : plan(tensors))
-          allReducePack(turn, pick(tensors, places), reduction, factor);
+        // Tensors that share memory are all reduced from what they hold now.
+        const bool disjoint = occupied(tensors).disjoint();
+        Tensors reduced;
+        for (const at::Tensor& tensor : tensors)
+          reduced.push_back(disjoint ? tensor : copyOf(tensor));
+        for (const auto& places : plan(reduced))
+          allReducePack(turn, pick(reduced, places), reduction, factor);
+        for (std::size_t i = 0; i < tensors.size() && !disjoint; ++i)
+          copyInto(tensors[i], reduced[i]);
       });
 }
 
@@ -177,8 +194,9 @@ WeftBackend::WorkPtr WeftBackend::allgather_into_tensor_coalesced(
         return OpInfo{OpType::COALESCED, kTitle, inputs, {outputs}};
       },
       [inputs, outputs](Turn& turn) {
-        for (const auto& places : plan(inputs))
-          allGatherPack(turn, pick(outputs, places), pick(inputs, places));
+        const Tensors read = inputsApart(inputs, outputs);
+        for (const auto& places : plan(read))
+          allGatherPack(turn, pick(outputs, places), pick(read, places));
       });
 }
 
@@ -235,8 +253,9 @@ WeftBackend::WorkPtr WeftBackend::reduce_scatter_tensor_coalesced(
         return OpInfo{OpType::COALESCED, kTitle, inputs, {outputs}};
       },
       [inputs, outputs, reduction, factor = factorOf(opts.reduceOp)](Turn& turn) {
+        const Tensors read = inputsApart(inputs, outputs);
         for (const auto& places : plan(outputs))
-          reduceScatterPack(turn, pick(outputs, places), pick(inputs, places), reduction, factor);
+          reduceScatterPack(turn, pick(outputs, places), pick(read, places), reduction, factor);
       });
 }
 

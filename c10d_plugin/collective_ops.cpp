@@ -1,4 +1,5 @@
 // WeftBackend's collectives: what each checks, and how its tensors become memory for the engine.
+#include <ATen/Context.h>
 #include <ATen/ops/empty.h>
 
 #include "c10d_plugin/backend.h"
@@ -6,6 +7,7 @@
 #include "c10d_plugin/engine.h"
 #include "c10d_plugin/flat.h"
 #include "c10d_plugin/op_checks.h"
+#include "c10d_plugin/overlap.h"
 #include "c10d_plugin/premultiplied.h"
 #include "c10d_plugin/sparse_all_reduce.h"
 
@@ -17,11 +19,16 @@ using collectives::ConstBytes;
 
 namespace {
 
-std::vector<Flat> flatten(const std::vector<at::Tensor>& tensors, Flat::Use use) {
+// The inputs of an operation, one per rank, apart from its outputs. This rank's own may lie at
+// `place`.
+std::vector<Flat> flattenInputs(const std::vector<at::Tensor>& tensors, const at::Tensor& factor,
+                                const Occupied& outputs, int own, ByteRange place) {
   std::vector<Flat> flats;
   flats.reserve(tensors.size());
-  for (const at::Tensor& tensor : tensors)
-    flats.emplace_back(tensor, use);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    flats.push_back(apart(premultiplied(tensors[i], factor, Flat::Use::kRead), outputs,
+                          i == static_cast<std::size_t>(own) ? place : ByteRange()));
+  }
   return flats;
 }
 
@@ -156,8 +163,9 @@ WeftBackend::WorkPtr WeftBackend::allgather(TensorLists& outputs, Tensors& input
         return OpInfo{OpType::ALLGATHER, kTitle, inputs, outputs};
       },
       [input, output](Turn& turn) {
-        const Flat in(input, Flat::Use::kRead);
-        const std::vector<Flat> out = flatten(output, Flat::Use::kWrite);
+        const std::vector<Flat> out = flattenOutputs(output);
+        const Flat in = apart(Flat(input, Flat::Use::kRead), occupied(out),
+                              out[static_cast<std::size_t>(turn->rank())].bytes());
         turn.check(turn->allGather(turn.call(elementOf(input.scalar_type())), in.bytes(),
                                    spansOf<Bytes>(out)));
         writeBack(out);
@@ -175,10 +183,11 @@ WeftBackend::WorkPtr WeftBackend::_allgather_base(at::Tensor& output, at::Tensor
         return OpInfo{OpType::_ALLGATHER_BASE, kTitle, Tensors{input}, {{output}}};
       },
       [input, output, size = static_cast<std::size_t>(size_)](Turn& turn) {
-        const Flat in(input, Flat::Use::kRead);
         const Flat out(output, Flat::Use::kWrite);
-        turn.check(turn->allGather(turn.call(elementOf(input.scalar_type())), in.bytes(),
-                                   parts<Bytes>(out.bytes(), size)));
+        const std::vector<Bytes> places = parts<Bytes>(out.bytes(), size);
+        const Flat in = apart(Flat(input, Flat::Use::kRead), occupied(out),
+                              places[static_cast<std::size_t>(turn->rank())]);
+        turn.check(turn->allGather(turn.call(elementOf(input.scalar_type())), in.bytes(), places));
         out.writeBack();
       });
 }
@@ -198,8 +207,10 @@ WeftBackend::WorkPtr WeftBackend::gather(TensorLists& outputs, Tensors& inputs,
         return OpInfo{OpType::GATHER, kTitle, inputs, outputs};
       },
       [input, output, root](Turn& turn) {
-        const Flat in(input, Flat::Use::kRead);
-        const std::vector<Flat> out = flatten(output, Flat::Use::kWrite);
+        const std::vector<Flat> out = flattenOutputs(output);
+        const Flat in =
+            apart(Flat(input, Flat::Use::kRead), occupied(out),
+                  out.empty() ? ByteRange() : out[static_cast<std::size_t>(root)].bytes());
         turn.check(turn->gather(turn.call(elementOf(input.scalar_type())), in.bytes(),
                                 spansOf<Bytes>(out), root));
         writeBack(out);
@@ -221,8 +232,9 @@ WeftBackend::WorkPtr WeftBackend::scatter(Tensors& outputs, TensorLists& inputs,
         return OpInfo{OpType::SCATTER, kTitle, root == rank_ ? input : outputs, {outputs}};
       },
       [input, output, root](Turn& turn) {
-        const std::vector<Flat> in = flatten(input, Flat::Use::kRead);
         const Flat out(output, Flat::Use::kWrite);
+        const std::vector<Flat> in =
+            flattenInputs(input, at::Tensor(), occupied(out), root, out.bytes());
         turn.check(turn->scatter(turn.call(elementOf(output.scalar_type())),
                                  spansOf<ConstBytes>(in), out.bytes(), root));
         out.writeBack();
@@ -244,10 +256,9 @@ WeftBackend::WorkPtr WeftBackend::reduce_scatter(Tensors& outputs, TensorLists& 
         return OpInfo{OpType::REDUCE_SCATTER, kTitle, input, {outputs}};
       },
       [input, output, reduction, factor = factorOf(opts.reduceOp)](Turn& turn) {
-        std::vector<Flat> in;
-        for (const at::Tensor& tensor : input)
-          in.push_back(premultiplied(tensor, factor, Flat::Use::kRead));
         const Flat out(output, Flat::Use::kWrite);
+        const std::vector<Flat> in =
+            flattenInputs(input, factor, occupied(out), turn->rank(), out.bytes());
         turn.check(turn->reduceScatter(turn.call(elementOf(output.scalar_type()), reduction),
                                        spansOf<ConstBytes>(in), out.bytes()));
         out.writeBack();
@@ -267,8 +278,11 @@ WeftBackend::WorkPtr WeftBackend::_reduce_scatter_base(at::Tensor& output, at::T
       },
       [input, output, reduction, factor = factorOf(opts.reduceOp),
        size = static_cast<std::size_t>(size_)](Turn& turn) {
-        const Flat in = premultiplied(input, factor, Flat::Use::kRead);
         const Flat out(output, Flat::Use::kWrite);
+        Flat in = premultiplied(input, factor, Flat::Use::kRead);
+        const auto own = static_cast<std::size_t>(turn->rank());
+        if (!same(parts<ConstBytes>(in.bytes(), size)[own], out.bytes()))
+          in = apart(std::move(in), occupied(out));
         turn.check(turn->reduceScatter(turn.call(elementOf(output.scalar_type()), reduction),
                                        parts<ConstBytes>(in.bytes(), size), out.bytes()));
         out.writeBack();
@@ -293,8 +307,8 @@ WeftBackend::WorkPtr WeftBackend::alltoall_base(at::Tensor& output, at::Tensor& 
       },
       [input, output, input_splits, output_splits,
        size = static_cast<std::size_t>(size_)](Turn& turn) {
-        const Flat in(input, Flat::Use::kRead);
         const Flat out(output, Flat::Use::kWrite);
+        const Flat in = apart(Flat(input, Flat::Use::kRead), occupied(out));
         turn.check(turn->allToAll(turn.call(elementOf(input.scalar_type())),
                                   splits<ConstBytes>(in, input_splits, size),
                                   splits<Bytes>(out, output_splits, size)));
@@ -316,8 +330,10 @@ WeftBackend::WorkPtr WeftBackend::alltoall(Tensors& outputs, Tensors& inputs,
         return OpInfo{OpType::ALLTOALL, kTitle, inputs, {outputs}};
       },
       [input = inputs, output = outputs](Turn& turn) {
-        const std::vector<Flat> in = flatten(input, Flat::Use::kRead);
-        const std::vector<Flat> out = flatten(output, Flat::Use::kWrite);
+        const std::vector<Flat> out = flattenOutputs(output);
+        const auto own = static_cast<std::size_t>(turn->rank());
+        const std::vector<Flat> in =
+            flattenInputs(input, at::Tensor(), occupied(out), turn->rank(), out[own].bytes());
         turn.check(turn->allToAll(turn.call(elementOf(input.front().scalar_type())),
                                   spansOf<ConstBytes>(in), spansOf<Bytes>(out)));
         writeBack(out);
@@ -326,9 +342,10 @@ WeftBackend::WorkPtr WeftBackend::alltoall(Tensors& outputs, Tensors& inputs,
 
 WeftBackend::WorkPtr WeftBackend::barrier(const c10d::BarrierOptions& opts) {
   constexpr const char* kTitle = "weft:barrier";
-  // Of the call's device torch passes on no more than its number.
-  if (!opts.device_ids.empty()) {
-    const auto device = getBoundDeviceId() ? getBoundDeviceId()->type() : c10::DeviceType::CUDA;
+  // Of the call's device torch passes on no more than its number. Where there is no such device,
+  // the number says nothing, as for Gloo.
+  const auto device = getBoundDeviceId() ? getBoundDeviceId()->type() : c10::DeviceType::CUDA;
+  if (!opts.device_ids.empty() && (delegates_->made(device) || at::hasCUDA())) {
     return delegates_->of(device).barrier(opts);
   }
   return engine_->submit(

@@ -15,12 +15,12 @@
 // operation fails at once with the same reason.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
 
+#include "c10d_plugin/deadline.h"
 #include "transport/buffer.h"
 #include "transport/error.h"
 
@@ -30,7 +30,6 @@ using transport::Error;
 using transport::ErrorCode;
 using transport::Result;
 
-using Deadline = std::chrono::steady_clock::time_point;
 using Bytes = std::span<std::byte>;
 using ConstBytes = std::span<const std::byte>;
 

@@ -6,12 +6,12 @@
 
 namespace weft::process_group {
 
-c10d::Backend& Delegates::of(c10::DeviceType device) {
+c10d::Backend& Delegates::of(c10::DeviceType device, bool coalescing) {
   Slot& slot = slots_.at(static_cast<std::size_t>(device));
   TORCH_CHECK(!ended_.load(), "weft: the process group has ended; nothing on ",
               c10::DeviceTypeName(device, true), " can be asked of it");
   std::call_once(slot.once, [&] { make(device, slot); });
-  if (coalescing_.load(std::memory_order_acquire)) {
+  if (coalescing) {
     bool first = false;
     {
       const std::lock_guard lock(mutex_);
@@ -73,10 +73,7 @@ void Delegates::setTimeout(std::chrono::milliseconds timeout) {
   each([&](c10d::Backend& backend) { backend.setTimeout(timeout); });
 }
 
-void Delegates::startCoalescing() { coalescing_.store(true, std::memory_order_release); }
-
 std::vector<Delegates::WorkPtr> Delegates::endCoalescing() {
-  coalescing_.store(false, std::memory_order_release);
   std::vector<c10d::Backend*> took_part;
   {
     const std::lock_guard lock(mutex_);

@@ -46,8 +46,9 @@ class Delegates {
   Delegates(MakeDelegate make, DelegateSpec spec)
       : make_(std::move(make)), spec_(std::move(spec)) {}
 
-  // Throws c10::Error when there is none for that device, or the group has ended.
-  c10d::Backend& of(c10::DeviceType device);
+  // Throws c10::Error when there is none for that device, or the group has ended. `coalescing`: the
+  // delegate coalesces what it is asked from now until endCoalescing().
+  c10d::Backend& of(c10::DeviceType device, bool coalescing = false);
   bool any() const {
     bool found = false;
     each([&](c10d::Backend&) { found = true; });
@@ -59,9 +60,7 @@ class Delegates {
   void describe(const std::string& uid, const std::string& description);
   void setTimeout(std::chrono::milliseconds timeout);
 
-  // Between the two, what is asked of a delegate is coalesced by it. Which ones take part shows
-  // when they are asked. end… returns the Work of each that did.
-  void startCoalescing();
+  // The Work of each delegate that coalesced.
   std::vector<WorkPtr> endCoalescing();
 
   std::uint64_t sequenceNumbers() const;  // of all together
@@ -89,7 +88,6 @@ class Delegates {
   const MakeDelegate make_;
   std::array<Slot, static_cast<std::size_t>(c10::COMPILE_TIME_MAX_DEVICE_TYPES)> slots_;
   std::atomic<bool> ended_{false};
-  std::atomic<bool> coalescing_{false};
   mutable std::mutex mutex_;
   DelegateSpec spec_;  // guarded by mutex_, as the next two
   std::string uid_;

@@ -114,34 +114,49 @@ class CoalescedWork final : public c10d::Work {
 
 }  // namespace
 
+void Engine::checkProcess(const char* title) const {
+  TORCH_CHECK(inOwnProcess(), title,
+              ": this process was forked after the process group was made, and has no part in it; "
+              "make the group in the child, or use the group in the parent");
+}
+
 void Engine::startCoalescing() {
-  const std::lock_guard lock(coalesced_mutex_);
-  TORCH_CHECK(!coalescing_.load(), "weft: startCoalescing() twice without endCoalescing()");
-  coalesced_.clear();
-  coalescing_.store(true, std::memory_order_release);
+  checkProcess("weft:coalescing");
+  const std::lock_guard lock(batches_mutex_);
+  batches_[std::this_thread::get_id()].clear();
+  batches_open_.store(batches_.size(), std::memory_order_release);
+}
+
+bool Engine::coalescing() const {
+  if (batches_open_.load(std::memory_order_acquire) == 0) return false;
+  const std::lock_guard lock(batches_mutex_);
+  return batches_.contains(std::this_thread::get_id());
 }
 
 void Engine::add(const WorkPtr& work) {
-  if (!coalescing()) return;
-  const std::lock_guard lock(coalesced_mutex_);
-  coalesced_.push_back(work);
+  if (batches_open_.load(std::memory_order_acquire) == 0) return;
+  const std::lock_guard lock(batches_mutex_);
+  const auto own = batches_.find(std::this_thread::get_id());
+  if (own != batches_.end()) own->second.push_back(work);
 }
 
 Engine::WorkPtr Engine::endCoalescing() {
-  const std::lock_guard lock(coalesced_mutex_);
-  TORCH_CHECK(coalescing_.load(), "weft: endCoalescing() without startCoalescing()");
-  coalescing_.store(false, std::memory_order_release);
-  if (coalesced_.size() == 1) {
-    // As it is: another backend's Work knows its streams.
-    WorkPtr one = std::move(coalesced_.front());
-    coalesced_.clear();
-    return one;
+  std::vector<WorkPtr> works;
+  {
+    const std::lock_guard lock(batches_mutex_);
+    auto own = batches_.extract(std::this_thread::get_id());
+    TORCH_CHECK(!own.empty(), "weft: endCoalescing() without startCoalescing() on this thread");
+    works = std::move(own.mapped());
+    batches_open_.store(batches_.size(), std::memory_order_release);
   }
-  return c10::make_intrusive<CoalescedWork>(std::exchange(coalesced_, {}));
+  // As it is: another backend's Work knows its streams.
+  if (works.size() == 1) return std::move(works.front());
+  return c10::make_intrusive<CoalescedWork>(std::move(works));
 }
 
 bool Engine::close(std::chrono::milliseconds limit) {
-  const auto end = std::chrono::steady_clock::now() + limit;
+  if (!inOwnProcess()) return true;
+  const auto end = collectives::deadlineAfter(limit);
   const bool drained = queue_.drain(limit);
   if (!drained) {
     abort(Error(ErrorCode::kShutdown, "the process group was shut down on rank " +

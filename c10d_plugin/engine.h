@@ -12,10 +12,13 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <thread>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "c10d_plugin/collectives.h"
+#include "c10d_plugin/fork_guard.h"
 #include "c10d_plugin/op_queue.h"
 #include "c10d_plugin/work.h"
 
@@ -73,6 +76,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Work is needed; `run` throws what goes wrong.
   template <typename Describe, typename RunIt>
   WorkPtr submit(const Brief& brief, Describe&& describe, RunIt&& run) {
+    checkProcess(brief.title);
     calls_.fetch_add(1, std::memory_order_relaxed);
     if (!brief.async && !coalescing() && !profiled() && queue_.tryEnter()) {
       const Leave leave{queue_};
@@ -83,10 +87,18 @@ class Engine : public std::enable_shared_from_this<Engine> {
     return enqueue(brief, describe(), std::forward<RunIt>(run));
   }
 
-  // Operations between these are asynchronous whatever they say; endCoalescing() returns the Work
-  // of them all. add() takes a message's Work in.
+  // Throws where this process is a forked child of the group's: it has no part in the group.
+  void checkProcess(const char* title) const;
+  bool inOwnProcess() const { return process_.inOwnProcess(); }
+
+  // What the calling thread asks for between these is asynchronous whatever it says;
+  // endCoalescing() returns the Work of it all. Other threads' operations take no part. A batch
+  // that was never ended, because an exception came between, is forgotten by the next one.
   void startCoalescing();
   WorkPtr endCoalescing();
+  // Whether the calling thread is between the two.
+  bool coalescing() const;
+  // Takes a message's Work in.
   void add(const WorkPtr& work);
 
   std::uint64_t calls() const { return calls_.load(std::memory_order_relaxed); }
@@ -110,9 +122,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   class Queued;
 
   static bool profiled();
-  bool coalescing() const { return coalescing_.load(std::memory_order_acquire); }
   Turn makeTurn(const Brief& brief) {
-    return {*collectives_, std::chrono::steady_clock::now() + brief.timeout, sequence_, brief.title,
+    return {*collectives_, collectives::deadlineAfter(brief.timeout), sequence_, brief.title,
             failed_};
   }
   WorkPtr enqueue(const Brief& brief, OpInfo info, Run run);
@@ -121,9 +132,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::uint64_t sequence_ = 0;  // of the Collectives' operations; whoever has the turn
   std::atomic<std::uint64_t> calls_{0};
   std::atomic<bool> failed_{false};
-  std::atomic<bool> coalescing_{false};
-  std::mutex coalesced_mutex_;
-  std::vector<WorkPtr> coalesced_;
+  const collectives::ForkGuard process_;
+  std::atomic<std::size_t> batches_open_{0};  // a look without the lock
+  mutable std::mutex batches_mutex_;
+  std::unordered_map<std::thread::id, std::vector<WorkPtr>> batches_;
   OpQueue queue_;
 };
 

@@ -40,6 +40,12 @@ void copyInto(const at::Tensor& into, const at::Tensor& from) {
   into.copy_(from);
 }
 
+at::Tensor copyOf(const at::Tensor& tensor) {
+  at::Tensor copy = contiguousLike(tensor);
+  copyInto(copy, tensor);
+  return copy;
+}
+
 Flat::Flat(const at::Tensor& tensor, Use use) {
   if (isPlain(tensor)) {
     memory_ = tensor;
@@ -49,6 +55,8 @@ Flat::Flat(const at::Tensor& tensor, Use use) {
   if (use != Use::kWrite) copyInto(memory_, tensor);
   if (use != Use::kRead) original_ = tensor;
 }
+
+Flat Flat::elsewhere(const at::Tensor& tensor) { return {contiguousLike(tensor), tensor}; }
 
 void Flat::writeBack() const {
   if (original_.defined()) copyInto(original_, memory_);

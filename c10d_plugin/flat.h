@@ -28,6 +28,9 @@ class Flat {
   Flat(at::Tensor memory, at::Tensor original)
       : original_(std::move(original)), memory_(std::move(memory)) {}
 
+  // New memory for what is written to `tensor` by writeBack().
+  static Flat elsewhere(const at::Tensor& tensor);
+
   std::span<std::byte> bytes() const {
     return {static_cast<std::byte*>(memory_.data_ptr()), memory_.nbytes()};
   }
@@ -40,6 +43,8 @@ class Flat {
   at::Tensor memory_;
 };
 
+// A contiguous copy that autograd does not see.
+at::Tensor copyOf(const at::Tensor& tensor);
 // `into.copy_(from)` where autograd must not see it.
 void copyInto(const at::Tensor& into, const at::Tensor& from);
 

@@ -54,15 +54,20 @@ class Mailbox {
   virtual int size() const noexcept = 0;
 
   // `data` is kept by its owner until `done`, which means "the bytes may be reused", not "arrived".
-  // To the own rank too.
-  virtual void send(int to, Tag tag, transport::OwnedBuffer data, OnSent done,
-                    const Label& label = {}) = 0;
+  // To the own rank too. The ticket is for cancel(); 0: the bytes are the mailbox's own by now, and
+  // the message arrives as it is, whatever becomes of `data`.
+  virtual Ticket send(int to, Tag tag, transport::OwnedBuffer data, OnSent done,
+                      const Label& label = {}) = 0;
   // `into` is kept by its owner until `done`. The message must have exactly its size and this
   // label: another one fails this receive, writes nothing, and is consumed.
   virtual Ticket receive(int from, Tag tag, transport::OwnedBuffer into, OnReceived done,
                          const Label& label = {}) = 0;
-  // Takes a posted receive back: true when its `done` will not be called any more.
-  virtual bool cancel(Ticket ticket) = 0;
+  // Takes back a posted receive, or a message whose bytes are still all here: true when its `done`
+  // will not be called any more. A receive that waits for such a message fails, with `why`.
+  virtual bool cancel(Ticket ticket, const transport::Error& why) = 0;
+  // Gives a rank up: what is under way to and from it ends now, and all that comes later fails with
+  // `why`. For a message that must not arrive any more and cannot be taken back.
+  virtual void giveUp(int rank, transport::Error why) = 0;
 
   // Fails all that waits here and all that comes later, and tells the peers that this rank talked
   // to: what they expect from it fails with the same reason. Completions of messages whose bytes

@@ -29,14 +29,14 @@ Tag userTag(int tag) { return static_cast<std::uint32_t>(tag); }
 Tag barrierTag(std::uint64_t count) { return (Tag{1} << 32) | (count & 0xFFFFFFFFU); }
 Tag releaseTag(std::uint64_t count) { return (Tag{2} << 32) | (count & 0xFFFFFFFFU); }
 
-// A Work whose wait() knows the message's own deadline. A receive that was not answered by then is
-// taken back, so that its memory is free again.
+// A Work whose wait() knows the message's own deadline. What did not happen by then is taken back:
+// its memory is the caller's again, who may write to it.
 class MessageWork final : public WeftWork {
  public:
   MessageWork(int rank, OpInfo info, milliseconds timeout, std::shared_ptr<Mailbox> mailbox)
       : WeftWork(rank, std::move(info)),
         timeout_(timeout),
-        deadline_(steady_clock::now() + timeout),
+        deadline_(collectives::deadlineAfter(timeout)),
         mailbox_(std::move(mailbox)) {}
 
   bool wait(milliseconds asked) override {
@@ -48,6 +48,9 @@ class MessageWork final : public WeftWork {
   void abort() override { giveUp(Error(ErrorCode::kShutdown, "this operation was aborted")); }
 
   void posted(Mailbox::Ticket ticket) { ticket_.store(ticket, std::memory_order_release); }
+  // A message to `rank`, whose memory must not be read any more once the caller was told of a
+  // failure. Where its bytes are on their way, that ends the connection.
+  void sendsTo(int rank) { to_ = rank; }
 
   // Called by whoever knows the outcome; the first counts.
   void end(std::exception_ptr error) {
@@ -71,9 +74,11 @@ class MessageWork final : public WeftWork {
   }
   void giveUp(const Error& why) {
     const Mailbox::Ticket ticket = ticket_.load(std::memory_order_acquire);
-    // What cannot be taken back is being delivered now; a send's bytes may still be read, and the
-    // mailbox's own reference keeps them.
-    if (ticket != 0 && !mailbox_->cancel(ticket)) return;
+    if (ticket != 0 && !mailbox_->cancel(ticket, why)) {
+      // It is just being delivered, or sent.
+      if (to_ >= 0 && !ended_.load()) mailbox_->giveUp(to_, why);
+      return;
+    }
     try {
       raise(title(), why);
     } catch (...) {
@@ -88,6 +93,7 @@ class MessageWork final : public WeftWork {
   milliseconds timeout_;
   steady_clock::time_point deadline_;
   std::shared_ptr<Mailbox> mailbox_;
+  int to_ = -1;
   std::atomic<Mailbox::Ticket> ticket_{0};
   std::atomic<bool> ended_{false};
 };
@@ -117,9 +123,10 @@ PointToPoint::WorkPtr PointToPoint::send(const at::Tensor& tensor, int to, int t
       mailbox_->rank(), OpInfo{c10d::OpType::SEND, kTitle, Tensors{tensor}, {{tensor}}}, timeout,
       mailbox_);
   work->what_ = "the send to rank " + std::to_string(to);
-  mailbox_->send(to, userTag(tag), bufferOf(flat), [work](const Error& error) {
+  work->sendsTo(to);
+  work->posted(mailbox_->send(to, userTag(tag), bufferOf(flat), [work](const Error& error) {
     work->end(error ? asException(kTitle, error) : nullptr);
-  });
+  }));
   return work;
 }
 
@@ -185,7 +192,7 @@ void PointToPoint::monitoredBarrier(milliseconds timeout, bool wait_all_ranks) {
 void PointToPoint::gatherArrivals(std::uint64_t count, milliseconds timeout, bool wait_all_ranks) {
   TORCH_CHECK(timeout.count() > 0, "[Rank 0]: Rank 0 timed out in monitoredBarrier after ",
               timeout.count(), " ms.");
-  const auto started = steady_clock::now();
+  const auto deadline = collectives::deadlineAfter(timeout);
   const int size = mailbox_->size();
   const auto arrivals = std::make_shared<Arrivals>();
   arrivals->here.assign(static_cast<std::size_t>(size), false);
@@ -208,7 +215,7 @@ void PointToPoint::gatherArrivals(std::uint64_t count, milliseconds timeout, boo
   std::string reasons;
   {
     std::unique_lock lock(arrivals->mutex);
-    arrivals->changed.wait_until(lock, started + timeout, [&] { return arrivals->settled(); });
+    arrivals->changed.wait_until(lock, deadline, [&] { return arrivals->settled(); });
     for (std::size_t rank = 0; rank < arrivals->here.size(); ++rank) {
       if (arrivals->here[rank]) continue;
       absent.push_back(static_cast<int>(rank));
@@ -216,7 +223,7 @@ void PointToPoint::gatherArrivals(std::uint64_t count, milliseconds timeout, boo
     }
   }
   for (const Mailbox::Ticket ticket : tickets)
-    (void)mailbox_->cancel(ticket);
+    (void)mailbox_->cancel(ticket, Error(ErrorCode::kTimeout, ""));
   if (absent.empty()) {
     for (int rank = 1; rank < size; ++rank)
       mailbox_->send(rank, releaseTag(count), noBytes(), [](const Error&) {});
@@ -253,11 +260,12 @@ void PointToPoint::reportArrival(std::uint64_t count, milliseconds timeout) {
   std::optional<Error> outcome;
   {
     std::unique_lock lock(answer->mutex);
-    answer->changed.wait_for(lock, timeout, [&] { return answer->outcome.has_value(); });
+    answer->changed.wait_until(lock, collectives::deadlineAfter(timeout),
+                               [&] { return answer->outcome.has_value(); });
     outcome = answer->outcome;
   }
   if (outcome && !*outcome) return;
-  (void)mailbox_->cancel(ticket);
+  (void)mailbox_->cancel(ticket, Error(ErrorCode::kTimeout, ""));
   const std::string why =
       outcome ? outcome->text() : "Timed out after " + std::to_string(timeout.count()) + " ms";
   TORCH_CHECK(false, "[Rank ", mailbox_->rank(), "]: Rank ", mailbox_->rank(),

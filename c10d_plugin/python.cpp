@@ -14,18 +14,26 @@ using weft::process_group::DelegateSpec;
 using weft::process_group::MakeDelegate;
 using weft::process_group::WeftBackend;
 
-// A Python function as MakeDelegate: it is called, and let go of, with the GIL.
+// Any thread, without the GIL: at the program's end the interpreter would end a thread that asks
+// for it. Where the interpreter takes no more such requests the object stays.
+void releaseLater(PyObject* object) {
+  static_cast<void>(Py_AddPendingCall(
+      [](void* last) {
+        Py_DECREF(static_cast<PyObject*>(last));
+        return 0;
+      },
+      object));
+}
+
+// A Python function as MakeDelegate: it is called with the GIL, and released without it.
 MakeDelegate delegateMaker(py::object function) {
   if (function.is_none()) return nullptr;
-  const std::shared_ptr<py::object> held(new py::object(std::move(function)), [](py::object* last) {
-    if (!Py_IsInitialized()) return;  // too late to let go of anything
-    const py::gil_scoped_acquire gil;
-    delete last;
-  });
+  const std::shared_ptr<PyObject> held(function.release().ptr(), releaseLater);
   return [held](const DelegateSpec& spec) -> c10::intrusive_ptr<c10d::Backend> {
     const py::gil_scoped_acquire gil;
-    const py::object made = (*held)(c10::DeviceTypeName(spec.device, true), spec.store, spec.rank,
-                                    spec.size, spec.timeout, spec.group_name, spec.global_ranks);
+    const py::object made =
+        py::handle(held.get())(c10::DeviceTypeName(spec.device, true), spec.store, spec.rank,
+                               spec.size, spec.timeout, spec.group_name, spec.global_ranks);
     if (made.is_none()) return nullptr;
     return c10::intrusive_ptr<c10d::Backend>::reclaim_copy(made.cast<c10d::Backend*>());
   };

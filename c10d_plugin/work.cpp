@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "c10d_plugin/deadline.h"
 #include "transport/spin.h"
 
 namespace weft::process_group {
@@ -24,7 +25,7 @@ bool WeftWork::waitFor(std::chrono::milliseconds limit) {
     cv_.wait(lock, done);
     return true;
   }
-  return cv_.wait_for(lock, limit, done);
+  return cv_.wait_until(lock, collectives::deadlineAfter(limit), done);
 }
 
 bool WeftWork::wait(std::chrono::milliseconds timeout) {

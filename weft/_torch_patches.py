@@ -294,6 +294,36 @@ def _patch_monitored_barrier() -> None:
     c10d.monitored_barrier = dist.monitored_barrier = monitored_barrier
 
 
+def _patch_batch_isend_irecv() -> None:
+    """``dist.batch_isend_irecv``. Checked on 2.11 and 2.15.
+
+    NCCL needs a batch to be one group of calls. Upstream keeps the batch's state per group: what
+    other threads call on that group meanwhile, and everything after a batch that raised, is
+    silently not run. So Weft does not say that it coalesces, and batches CUDA tensors here: per
+    thread, and to the end.
+    """
+    c10d = dist.distributed_c10d
+    upstream = c10d.batch_isend_irecv
+
+    @functools.wraps(upstream)
+    def batch_isend_irecv(p2p_op_list: list[dist.P2POp]) -> list[dist.Work]:
+        c10d._check_p2p_op_list(p2p_op_list)
+        device = p2p_op_list[0].tensor.device
+        group = p2p_op_list[0].group or c10d._get_default_group()
+        if device.type == "cpu" or not isinstance(group._get_backend(device), _C.WeftBackend):
+            return upstream(p2p_op_list)
+        group._start_coalescing(device)
+        try:
+            for op in p2p_op_list:
+                peer = "group_dst" if op.op is c10d.isend else "group_src"
+                op.op(op.tensor, group=op.group, tag=op.tag, **{peer: op.group_peer})
+        finally:
+            work = group._end_coalescing(device)
+        return [work]
+
+    c10d.batch_isend_irecv = dist.batch_isend_irecv = batch_isend_irecv
+
+
 def _patch_set_pg_timeout() -> None:
     """``distributed_c10d._set_pg_timeout``. Checked on 2.11.
 
@@ -339,6 +369,7 @@ def _patch_ddp_logging() -> None:
 def install() -> None:
     """Installs the patches that registration needs."""
     _patch_ddp_logging()
+    _patch_batch_isend_irecv()
     _patch_monitored_barrier()
     _patch_set_pg_timeout()
     _patch_wait_all_workers()

@@ -67,12 +67,20 @@ transport::EndpointStats EndpointMailboxImpl::stats() const {
 
 // --- sending ---
 
-void EndpointMailboxImpl::send(int to, Tag tag, OwnedBuffer data, OnSent done, const Label& label) {
-  if (Error error = checkRank(to, "send to")) return done(error);
-  if (to == rank_) return sendToSelf(tag, data, done, label);
+Mailbox::Ticket EndpointMailboxImpl::send(int to, Tag tag, OwnedBuffer data, OnSent done,
+                                          const Label& label) {
+  if (Error error = checkRank(to, "send to")) {
+    done(error);
+    return 0;
+  }
+  if (to == rank_) {
+    sendToSelf(tag, data, done, label);
+    return 0;
+  }
   MailHeader header{MailKind::kData, tag, 0, data.size, label, {}};
   const std::uint64_t cost = data.size + kPerMessage;
   const auto message = std::make_shared<Outgoing>(*this, to, std::move(data), std::move(done));
+  Ticket ticket = 0;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     Peer& peer = peers_[static_cast<std::size_t>(to)];
@@ -84,14 +92,19 @@ void EndpointMailboxImpl::send(int to, Tag tag, OwnedBuffer data, OnSent done, c
       peer.credit -= cost;
     } else {
       header.kind = MailKind::kAnnounce;
-      header.id = ++ids_;
+      header.id = tickets_ + 1;
       peer.announced.emplace(header.id, message);
     }
+    ticket = ++tickets_;
     peer.talked = true;
   }
-  if (message->error_) return;
-  if (header.kind == MailKind::kData) return transmit(to, header, message);
-  tell(to, header);
+  if (message->error_) return 0;
+  if (header.kind == MailKind::kAnnounce) {
+    tell(to, header);
+    return ticket;
+  }
+  transmit(to, header, message);
+  return header.size <= kCopied ? 0 : ticket;
 }
 
 void EndpointMailboxImpl::sendToSelf(Tag tag, const OwnedBuffer& data, const OnSent& done,
@@ -243,11 +256,36 @@ std::uint64_t EndpointMailboxImpl::consumed(int from, std::uint64_t cost) {
   return std::exchange(peer.owed, 0);
 }
 
-bool EndpointMailboxImpl::cancel(Ticket ticket) {
+bool EndpointMailboxImpl::cancel(Ticket ticket, const Error& why) {
   std::optional<PostedReceive> receive;  // let go outside the lock
-  const std::lock_guard<std::mutex> lock(mutex_);
-  receive = room_.cancel(ticket);
-  return receive.has_value();
+  std::shared_ptr<Outgoing> message;     // likewise
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    receive = room_.cancel(ticket);
+    for (Peer& peer : peers_) {
+      if (receive || message) break;
+      const auto found = peer.announced.find(ticket);
+      if (found == peer.announced.end()) continue;
+      message = std::move(found->second);
+      peer.announced.erase(found);
+    }
+  }
+  if (!message) return receive.has_value();
+  message->done_ = nullptr;
+  tell(message->to_, {MailKind::kTakenBack,
+                      0,
+                      ticket,
+                      static_cast<std::uint64_t>(why.code()),
+                      {},
+                      "rank " + std::to_string(rank_) + " took its message back: " + why.text()});
+  return true;
+}
+
+// On the loop thread, which is in the middle of no message then.
+void EndpointMailboxImpl::giveUp(int rank, Error why) {
+  if (endpoint_ == nullptr || checkRank(rank, "give up")) return;
+  endpoint_->runAfter(std::chrono::milliseconds(0),
+                      [this, rank, why = std::move(why)] { endpoint_->losePeer(rank, why); });
 }
 
 std::string EndpointMailboxImpl::mismatch(const PostedReceive& receive, int from,

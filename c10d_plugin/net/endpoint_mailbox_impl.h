@@ -32,10 +32,12 @@ class EndpointMailboxImpl final : public EndpointMailbox, private transport::End
 
   int rank() const noexcept override { return rank_; }
   int size() const noexcept override { return static_cast<int>(peers_.size()); }
-  void send(int to, Tag tag, transport::OwnedBuffer data, OnSent done, const Label& label) override;
+  Ticket send(int to, Tag tag, transport::OwnedBuffer data, OnSent done,
+              const Label& label) override;
   Ticket receive(int from, Tag tag, transport::OwnedBuffer into, OnReceived done,
                  const Label& label) override;
-  bool cancel(Ticket ticket) override;
+  bool cancel(Ticket ticket, const transport::Error& why) override;
+  void giveUp(int rank, transport::Error why) override;
   void abort(transport::Error reason) override;
   const std::vector<std::string>& hosts() const noexcept override { return hosts_; }
   transport::EndpointStats stats() const override;
@@ -63,7 +65,7 @@ class EndpointMailboxImpl final : public EndpointMailbox, private transport::End
     std::uint64_t owed = 0;           // received for good, not yet granted again
     std::uint64_t kept = 0;           // bytes of the window that wait here
     std::uint64_t announcements = 0;  // of messages that wait at the peer
-    std::unordered_map<std::uint64_t, std::shared_ptr<Outgoing>> announced;  // to it, by id
+    std::unordered_map<std::uint64_t, std::shared_ptr<Outgoing>> announced;  // to it, by ticket
     std::unordered_map<std::uint64_t, PostedReceive> cleared;  // its announced ones, to come
     Arriving arriving;                                         // loop thread
     std::atomic<std::uint32_t> under_way{0};  // Outgoing whose bytes the endpoint still needs
@@ -105,6 +107,7 @@ class EndpointMailboxImpl final : public EndpointMailbox, private transport::End
                  std::vector<transport::OwnedBuffer> buffers) override;
   void onAnnounce(int from, const MailHeader& header);
   void onClear(int from, const MailHeader& header);
+  void onTakenBack(int from, const MailHeader& header);
   void finish(int from, Arriving arrived, transport::OwnedBuffer bytes);
 
   // mailbox_ending.cpp
@@ -126,8 +129,7 @@ class EndpointMailboxImpl final : public EndpointMailbox, private transport::End
   State state_ = State::kOpen;
   transport::Error reason_;  // when not open
   MailRoom room_;
-  Ticket tickets_ = 0;
-  std::uint64_t ids_ = 0;
+  Ticket tickets_ = 0;       // of receives and messages; an announced message's is its id
   std::vector<Peer> peers_;  // by rank
 
   std::mutex close_mutex_;

@@ -89,6 +89,17 @@ void MailRoom::forgetUnfinished(int from) {
   }
 }
 
+bool MailRoom::forgetAnnounced(int from, std::uint64_t id) {
+  for (auto queue = waiting_.begin(); queue != waiting_.end(); ++queue) {
+    if (queue->first.from != from) continue;
+    if (std::erase_if(queue->second, [&](const auto& mail) { return mail->id == id; }) == 0)
+      continue;
+    if (queue->second.empty()) waiting_.erase(queue);
+    return true;
+  }
+  return false;
+}
+
 void MailRoom::clear() { waiting_.clear(); }
 
 }  // namespace weft::collectives

@@ -55,6 +55,8 @@ class MailRoom {
   std::shared_ptr<WaitingMail> take(int from, Tag tag);
   // Drops what can't become whole any more, because its sender is gone.
   void forgetUnfinished(int from);
+  // Drops an announced message; false: there is none.
+  bool forgetAnnounced(int from, std::uint64_t id);
   void clear();
 
  private:

@@ -25,6 +25,8 @@ enum class MailKind : std::uint32_t {
   kAnswer = 5,    // the bytes of the announced message `id`
   kGrant = 6,     // `size` bytes of kData were received for good: so much more may be sent at once
   kAbort = 7,     // the sender has given up; id is the ErrorCode, the text follows
+  kTakenBack =
+      8,  // the announced message `id` will not come; size is the ErrorCode, the text follows
 };
 
 struct MailHeader {
@@ -35,7 +37,7 @@ struct MailHeader {
   std::uint64_t id = 0;
   std::uint64_t size = 0;
   Label label;
-  std::string text;  // kAbort only, cut at 4 KiB
+  std::string text;  // kAbort and kTakenBack only, cut at 4 KiB
 };
 
 std::vector<std::byte> encode(const MailHeader& header);

@@ -22,6 +22,13 @@ constexpr std::uint64_t kMaxAnnouncements = std::uint64_t{1} << 20;
   throw std::length_error(what + "; it does not keep to this group's limits");
 }
 
+// A peer's reason; a code that is none, or none of a failure, is a mistake of its own.
+Error reasonFrom(std::uint64_t code, std::string text) {
+  const bool known = code > static_cast<std::uint64_t>(ErrorCode::kOk) &&
+                     code <= static_cast<std::uint64_t>(ErrorCode::kSystem);
+  return {known ? static_cast<ErrorCode>(code) : ErrorCode::kProtocol, std::move(text)};
+}
+
 OwnedBuffer memoryFor(std::uint64_t size) {
   if (size == 0) return {};
   const std::shared_ptr<std::byte[]> memory = std::make_unique_for_overwrite<std::byte[]>(size);
@@ -143,10 +150,12 @@ void EndpointMailboxImpl::onMessage(std::int32_t from, std::span<const std::byte
       peer.credit += std::min(header.size, peer.window - peer.credit);
       return;
     }
+    case MailKind::kTakenBack:
+      return onTakenBack(from, header);
     case MailKind::kAbort:
-      return lose(from, false,
-                  {static_cast<ErrorCode>(header.id),
-                   "rank " + std::to_string(from) + " gave up: " + header.text});
+      return lose(
+          from, false,
+          reasonFrom(header.id, "rank " + std::to_string(from) + " gave up: " + header.text));
   }
 }
 
@@ -226,6 +235,22 @@ void EndpointMailboxImpl::onClear(int from, const MailHeader& header) {
   }
   if (header.size != 0) return;  // declined: the bytes may be reused
   transmit(from, {MailKind::kAnswer, 0, header.id, 0, {}, {}}, message);
+}
+
+// Nobody waits for the message yet, and it is forgotten; or a receive does, and fails.
+void EndpointMailboxImpl::onTakenBack(int from, const MailHeader& header) {
+  std::optional<PostedReceive> receive;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    Peer& peer = peers_[static_cast<std::size_t>(from)];
+    if (const auto found = peer.cleared.find(header.id); found != peer.cleared.end()) {
+      receive = std::move(found->second);
+      peer.cleared.erase(found);
+    } else if (room_.forgetAnnounced(from, header.id)) {
+      --peer.announcements;
+    }
+  }
+  if (receive) complete(*receive, reasonFrom(header.size, header.text), from, 0, {});
 }
 
 }  // namespace weft::collectives

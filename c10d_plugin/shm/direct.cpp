@@ -1,6 +1,7 @@
 // Data that lie in their ranks' heaps: the others use them where they lie. Who has such data says
 // so, and where, before the first meeting of an operation; one meeting more ends it, before which
-// nobody's data are touched by their owner.
+// nobody's data are touched by their owner. An owner that gives up before has failed the group by
+// then, and who read what it may have changed since sees that in the last meeting.
 //
 // A rank believes of what others say only what lies within their heaps: a rank gone mad gives wrong
 // results, or an error that names it.
@@ -35,7 +36,7 @@ void ShmCollectives::noteOffers() {
   }
 }
 
-Result<std::byte*> ShmCollectives::offered(int rank, int slot, std::size_t bytes) {
+Result<const std::byte*> ShmCollectives::offered(int rank, int slot, std::size_t bytes) {
   const std::uint64_t room = segment_->layout().heap_bytes;
   const std::uint64_t offset = told(rank, SizeTable::kPlaces, slot);
   Error error = Error::ok();
@@ -46,11 +47,10 @@ Result<std::byte*> ShmCollectives::offered(int rank, int slot, std::size_t bytes
                       describe(record_) + ", where it has " + std::to_string(room) + " in all");
   } else {
     Result<std::byte*> heap = segment_->heap(rank);
-    if (heap.ok()) return heap.value() + offset;
+    if (heap.ok()) return static_cast<const std::byte*>(heap.value() + offset);
     error = heap.error();
   }
   segment_->fail(error);
-  if (record_.direct) segment_->awaitWriters(rank_);
   return segment_->failure();
 }
 

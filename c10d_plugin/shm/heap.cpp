@@ -109,7 +109,6 @@ std::optional<std::uint64_t> Heap::offsetOf(ConstBytes bytes) const noexcept {
 }
 
 void Heap::give(std::uint64_t offset, std::uint64_t size) noexcept {
-  if (segment_->failed()) return;
   const std::lock_guard<std::mutex> lock(mutex_);
   allocator_.give(offset, size);
   used_bytes_ -= size;

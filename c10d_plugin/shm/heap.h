@@ -1,13 +1,13 @@
-// Heap: a rank's part of the group's shared memory from which tensors are made. What lies there the
-// other ranks read, and add to, where it lies: no copy into buffers, no copy out.
+// Heap: a rank's part of the group's shared memory from which tensors are made. The other ranks
+// read what lies there where it lies, without a copy into buffers; only the owner writes to it.
 //
 // Room is only a range of addresses in the group's memfd; memory is obtained (in pieces of 2 MiB)
 // when a block first needs it, so that a lack of it is a block that cannot be had, not a signal.
 // A block is free again when its last owner goes. Its memory stays warm for the next one, up to
 // kKeep bytes that nobody uses; what is more goes back to the system at once.
 //
-// A block may outlive the group, and keeps its memory mapped. Once the group has failed no block is
-// used twice: a rank that does not know of it yet may still write to where a tensor was.
+// A block may outlive the group, and keeps its memory mapped. A group that has failed gives no
+// blocks any more.
 //
 // fork(): a child sees its parent's blocks (and the parent sees what the child writes there), takes
 // none and frees none.

@@ -61,15 +61,19 @@ Error Rounds::next(const CallRecord& call, Deadline deadline, bool first) {
   own_progress_.exchange(static_cast<std::uint32_t>(number_), std::memory_order_seq_cst);
   if (own_sleepers_.load(std::memory_order_seq_cst) != 0) wakeAll(own_progress_);
   transport::AdaptiveSpin& spin = first ? first_spin_ : later_spin_;
-  if (allHaveEnded()) return Error::ok();
+  if (allHaveEnded()) return outcome();
   seats_.spread(number_);
-  if (spin.until([this] { return allHaveEnded(); })) return Error::ok();
+  if (spin.until([this] { return allHaveEnded(); })) return outcome();
   const auto began = Clock::now();
   Error error = sleep(call, deadline, began);
   // Others slept as well, and it took so long because all did: see kSoon.
   if (Clock::now() - began < kSoon) spin = {};
   return error;
 }
+
+// A rank ends a round before it waits for the others, so "all have ended it" holds as well where
+// one of them gave up waiting. What it lent to the others it may have changed since then.
+Error Rounds::outcome() const { return segment_.failed() ? segment_.failure() : Error::ok(); }
 
 Error Rounds::sleep(const CallRecord& call, Deadline deadline, Deadline began) {
   auto look_up = began + kSlice;
@@ -97,7 +101,7 @@ Error Rounds::sleep(const CallRecord& call, Deadline deadline, Deadline began) {
                                                 seconds(after - began)});
     }
   }
-  return Error::ok();
+  return outcome();
 }
 
 Error Rounds::lookForTrouble(const CallRecord& call, Deadline began) {

@@ -34,11 +34,14 @@ class Rounds {
 
   // `first`: of an operation, where ranks come when their programs get there; later they come soon.
   // `call` is for the error's text. kTimeout and kPeerLost end the group for all ranks.
+  // OK: all ranks have ended the round, and the group had not failed when they had: a rank that
+  // gave up before it ended this round is seen here, so what was read from it until now is whole.
   Error next(const CallRecord& call, Deadline deadline, bool first);
 
  private:
   bool hasEnded(int rank) const noexcept;
   bool allHaveEnded() noexcept;
+  Error outcome() const;
   Error sleep(const CallRecord& call, Deadline deadline, Deadline began);
   Error lookForTrouble(const CallRecord& call, Deadline began);
   Error endGroup(const Error& reason);

@@ -97,10 +97,7 @@ Error ShmCollectives::open(const Call& call, Operation operation, std::size_t by
 Error ShmCollectives::meet() {
   const bool first = !compared_;
   if (first) segment_->control(rank_).records[parity_] = record_;
-  if (Error error = rounds_.next(record_, deadline_, first)) {
-    if (record_.direct) segment_->awaitWriters(rank_);
-    return error;
-  }
+  if (Error error = rounds_.next(record_, deadline_, first)) return error;
   if (!first) return Error::ok();
   compared_ = true;
   noteOffers();

@@ -29,11 +29,12 @@ inline bool equal(const OwnedBuffer& a, const OwnedBuffer& b) {
 }
 
 inline std::future<Error> sending(Mailbox& mailbox, int to, Tag tag, OwnedBuffer data,
-                                  const Label& label = {}) {
+                                  const Label& label = {}, Mailbox::Ticket* ticket = nullptr) {
   const auto promise = std::make_shared<std::promise<Error>>();
-  mailbox.send(
+  const Mailbox::Ticket given = mailbox.send(
       to, tag, std::move(data), [promise](const Error& error) { promise->set_value(error); },
       label);
+  if (ticket != nullptr) *ticket = given;
   return promise->get_future();
 }
 

@@ -219,14 +219,85 @@ TEST_P(Mailboxes, ACancelledReceiveIsNotCalledAndTakesNoMessage) {
       meet(store, rank, 2, "cancelled");
       expectOk(await(sending(*box, 1, 4, bufferOf(16, 3))));
     } else {
+      const Error given_up(ErrorCode::kTimeout, "too late");
       Mailbox::Ticket ticket = 0;
       std::future<Mailbox::Received> first = receiving(*box, 0, 4, bufferOf(16), {}, &ticket);
-      EXPECT_TRUE(box->cancel(ticket));
-      EXPECT_FALSE(box->cancel(ticket));
+      EXPECT_TRUE(box->cancel(ticket, given_up));
+      EXPECT_FALSE(box->cancel(ticket, given_up));
       meet(store, rank, 2, "cancelled");
       const OwnedBuffer into = bufferOf(16);
       expectOk(await(receiving(*box, 0, 4, into)).error);
       EXPECT_TRUE(equal(into, bufferOf(16, 3)));
+    }
+    meet(store, rank, 2, "end");
+  });
+}
+
+// A message that is taken back never arrives. A receive that was posted while it was announced
+// fails; one posted later gets the next message.
+TEST_P(Mailboxes, AMessageThatIsTakenBackDoesNotArrive) {
+  runRanks(2, [](int rank, KeyValue& store) {
+    constexpr std::size_t kSize = 200'000;
+    const auto box = join(rank, 2, store, 1 << 10);  // everything is announced
+    if (rank == 0) {
+      Mailbox::Ticket ticket = 0;
+      OwnedBuffer data = bufferOf(kSize, 1);
+      std::future<Error> first = sending(*box, 1, 4, data, {}, &ticket);
+      ASSERT_NE(ticket, 0U);
+      EXPECT_TRUE(box->cancel(ticket, {ErrorCode::kTimeout, "too late"}));
+      EXPECT_FALSE(box->cancel(ticket, {ErrorCode::kTimeout, "too late"}));
+      std::memset(data.data, 0, data.size);
+      meet(store, rank, 2, "taken back");
+      expectOk(await(sending(*box, 1, 4, bufferOf(kSize, 2))));
+    } else {
+      meet(store, rank, 2, "taken back");
+      const OwnedBuffer into = bufferOf(kSize);
+      Error error = await(receiving(*box, 0, 4, into)).error;
+      if (error) {
+        EXPECT_TRUE(names(error, "rank 0 took its message back: too late"));
+        error = await(receiving(*box, 0, 4, into)).error;
+      }
+      expectOk(error);
+      EXPECT_TRUE(equal(into, bufferOf(kSize, 2)));
+    }
+    meet(store, rank, 2, "end");
+  });
+}
+
+TEST_P(Mailboxes, AReceiveEndsWithTheMessageThatIsTakenBack) {
+  runRanks(2, [](int rank, KeyValue& store) {
+    constexpr int kTries = 50;
+    constexpr std::size_t kSize = 200'000;
+    const auto box = join(rank, 2, store, 1 << 10);
+    for (int i = 0; i < kTries; ++i) {
+      meet(store, rank, 2, "try" + std::to_string(i));
+      if (rank == 0) {
+        Mailbox::Ticket ticket = 0;
+        OwnedBuffer data = bufferOf(kSize, 1);
+        std::future<Error> sent = sending(*box, 1, i, data, {}, &ticket);
+        if (box->cancel(ticket, {ErrorCode::kTimeout, "too late"})) {
+          std::memset(data.data, 0, data.size);
+          // For a receive that never saw the first one.
+          expectOk(await(sending(*box, 1, 1000 + i, bufferOf(kSize, 1))));
+        } else {
+          expectOk(await(std::move(sent)));
+          expectOk(await(sending(*box, 1, 1000 + i, bufferOf(kSize, 1))));
+        }
+      } else {
+        Mailbox::Ticket ticket = 0;
+        const OwnedBuffer into = bufferOf(kSize);
+        const OwnedBuffer next = bufferOf(kSize);
+        std::future<Mailbox::Received> first = receiving(*box, 0, i, into, {}, &ticket);
+        expectOk(await(receiving(*box, 0, 1000 + i, next)).error);
+        EXPECT_TRUE(equal(next, bufferOf(kSize, 1)));
+        if (box->cancel(ticket, {ErrorCode::kTimeout, "too late"})) continue;
+        const Mailbox::Received what = await(std::move(first));
+        if (what.error) {
+          EXPECT_TRUE(names(what.error, "rank 0 took its message back: too late"));
+        } else {
+          EXPECT_TRUE(equal(into, bufferOf(kSize, 1)));
+        }
+      }
     }
     meet(store, rank, 2, "end");
   });

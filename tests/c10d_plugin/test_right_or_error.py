@@ -1,0 +1,225 @@
+"""What a caller may do around an operation, and what must not make its result silently wrong."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import PATHS, Ranks
+
+# What ranks run.
+
+
+def batches_beside_collectives() -> int:
+    """Batches of messages in one thread, all_reduces in another, on one group; how many were wrong."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+
+    def batches() -> None:
+        for _ in range(300):
+            got = torch.empty(1000)
+            ops = [
+                dist.P2POp(dist.irecv, got, (rank - 1) % size),
+                dist.P2POp(dist.isend, torch.full((1000,), float(rank)), (rank + 1) % size),
+            ]
+            for work in dist.batch_isend_irecv(ops):
+                work.wait()
+            assert got.eq((rank - 1) % size).all()
+
+    thread = threading.Thread(target=batches)
+    thread.start()
+    wrong = 0
+    for _ in range(300):
+        tensor = torch.ones(10)
+        dist.all_reduce(tensor)
+        wrong += not tensor.eq(size).all()
+    thread.join()
+    return wrong
+
+
+def after_a_batch_that_raised() -> list[float]:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    sparse = torch.eye(3).to_sparse()
+    with pytest.raises(RuntimeError, match="SparseCPU"):
+        dist.batch_isend_irecv([dist.P2POp(dist.isend, sparse, (rank + 1) % size)])
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor)
+    return tensor.tolist()
+
+
+def overlapping_tensors() -> None:
+    """An input and an output, or two of either, in the same memory."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for numel in (2, 50_000):
+        _overlapping_tensors(rank, size, numel)
+
+
+def _overlapping_tensors(rank: int, size: int, numel: int) -> None:
+    def values(of: int, count: int) -> torch.Tensor:
+        return torch.arange(count, dtype=torch.float32) + 1000 * of
+
+    total = sum(values(of, size * numel) for of in range(size))
+    # An output across the border of two shares.
+    x = values(rank, size * numel)
+    dist.reduce_scatter_tensor(x[numel // 2 : numel // 2 + numel], x)
+    assert torch.equal(
+        x[numel // 2 : numel // 2 + numel], total[rank * numel : (rank + 1) * numel]
+    )
+    x = values(rank, size * numel)
+    out = x[-numel:]
+    dist.reduce_scatter(out, list(x.chunk(size)))
+    assert torch.equal(out, total[rank * numel : (rank + 1) * numel])
+    # From another rank's place.
+    x = torch.zeros(size * numel)
+    other = (rank + 1) % size
+    x[other * numel : (other + 1) * numel] = values(rank, numel)
+    dist.all_gather_into_tensor(x, x[other * numel : (other + 1) * numel])
+    assert torch.equal(x, torch.cat([values(of, numel) for of in range(size)]))
+    parts = list(torch.zeros(size * numel).chunk(size))
+    parts[other].copy_(values(rank, numel))
+    dist.all_gather(parts, parts[other])
+    assert torch.equal(torch.cat(parts), torch.cat([values(of, numel) for of in range(size)]))
+    # Everything in place.
+    x = values(rank, size * numel)
+    dist.all_to_all_single(x, x)
+    wanted = [values(of, size * numel)[rank * numel : (rank + 1) * numel] for of in range(size)]
+    assert torch.equal(x, torch.cat(wanted))
+    parts = list(values(rank, size * numel).chunk(size))
+    dist.all_to_all(parts, parts)
+    assert torch.equal(torch.cat(parts), torch.cat(wanted))
+    # One output for all: the last one stays.
+    x = torch.zeros(numel)
+    dist.all_gather([x] * size, values(rank, numel))
+    assert torch.equal(x, values(size - 1, numel))
+    # The same tensor twice is reduced once.
+    x = values(rank, size * numel)
+    dist.all_reduce_coalesced([x, x[numel:], x])
+    assert torch.equal(x, total)
+
+
+def scattered_from_overlapping_parts() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    x = torch.arange(4.0 * size)
+    out = x[2:6] if rank == 0 else torch.zeros(4)
+    dist.scatter(out, list(x.chunk(size)) if rank == 0 else None, src=0)
+    assert torch.equal(out, torch.arange(4.0 * rank, 4.0 * rank + 4))
+
+
+def barrier_of_a_device() -> None:
+    dist.barrier(device_ids=[0])
+
+
+def very_long_timeouts() -> None:
+    long = timedelta(days=365 * 1000)
+    group = dist.group.WORLD
+    options = dist.AllreduceOptions()
+    options.timeout = long
+    tensor = torch.ones(2)
+    group.allreduce([tensor], options).wait(long)
+    dist.distributed_c10d._set_pg_timeout(long)
+    dist.all_reduce(tensor)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    got = torch.empty(1)
+    works = [dist.irecv(got, (rank - 1) % size), dist.isend(torch.ones(1), (rank + 1) % size)]
+    for work in works:
+        work.wait(long)
+    dist.monitored_barrier(timeout=long)
+    assert tensor.eq(size * size).all() and got.item() == 1
+
+
+def in_a_forked_child() -> tuple[list[str], float]:
+    """What the child's calls said, and how long the child took to end."""
+    read, write = os.pipe()
+    started = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        said = []
+        peer = (dist.get_rank() + 1) % dist.get_world_size()
+        for call in (
+            lambda: dist.all_reduce(torch.ones(2)),
+            lambda: dist.all_reduce(torch.ones(2), async_op=True),
+            lambda: dist.isend(torch.ones(2), peer),
+            lambda: dist.irecv(torch.ones(2), peer),
+            lambda: dist.monitored_barrier(),
+        ):
+            try:
+                call()
+                said.append("nothing")
+            except RuntimeError as error:
+                said.append(str(error).splitlines()[0])
+        dist.group.WORLD._get_backend(torch.device("cpu")).abort()
+        dist.destroy_process_group()
+        os.write(write, "\n".join(said).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        said = pipe.read().splitlines()
+    _, status = os.waitpid(child, 0)
+    took = time.monotonic() - started
+    assert status == 0, status
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor)  # the group is as it was
+    assert tensor.eq(dist.get_world_size()).all()
+    return said, took
+
+
+def send_that_times_out(numel: int) -> str:
+    """Rank 0 gives up a message that rank 1 does not want yet, and changes its tensor."""
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    if rank > 1:
+        return ""
+    if rank == 0:
+        tensor = torch.full((numel,), 1.0)
+        with pytest.raises(RuntimeError, match="Timed out") as said:
+            dist.isend(tensor, 1).wait(timedelta(milliseconds=50))
+        tensor.fill_(-1.0)
+        store.set("given up", "yes")
+        dist.send(torch.full((numel,), 2.0), 1)
+        return str(said.value)
+    store.wait(["given up"])
+    got = torch.empty(numel)
+    try:
+        dist.recv(got, 0)
+    except RuntimeError as error:  # posted while the first message was still announced
+        assert "took its message back" in str(error)
+        dist.recv(got, 0)
+    assert got.eq(2.0).all(), got
+    return ""
+
+
+@pytest.mark.parametrize(
+    "function",
+    [overlapping_tensors, scattered_from_overlapping_parts, barrier_of_a_device],
+)
+def test_is_right(ranks, function):
+    ranks.all(function)
+
+
+def test_batches_do_not_swallow_other_threads_collectives(ranks):
+    assert ranks.all(batches_beside_collectives) == [0] * len(ranks)
+
+
+def test_a_batch_that_raised_leaves_nothing(ranks):
+    assert ranks.all(after_a_batch_that_raised) == [[float(len(ranks))] * 2] * len(ranks)
+
+
+def test_a_message_that_timed_out_does_not_arrive_altered(ranks):
+    # More than a rank keeps for another: its bytes wait at the sender.
+    assert "the send to rank 1" in ranks.all(send_that_times_out, 80_000_000)[0]
+
+
+def test_timeouts_of_centuries():
+    with Ranks(2) as ranks:
+        ranks.all(very_long_timeouts)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_forked_child_has_no_part_in_the_group(path):
+    with Ranks(2, PATHS[path]) as ranks:
+        for said, took in ranks.all(in_a_forked_child):
+            assert len(said) == 5 and all("forked after the process group" in one for one in said)
+            assert took < 5
