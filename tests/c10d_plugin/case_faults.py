@@ -85,7 +85,7 @@ def disagreement(case: int, seed: int, victim: int) -> list[Outcome]:
 
 
 def aliases(case: int, seed: int, victim: int) -> list[Outcome]:
-    """Inputs and outputs share memory in ways that only some ranks may see: right, or refused."""
+    """Inputs and outputs share memory, in ways that only some ranks may see."""
     import torch
 
     rng = random.Random(seed)

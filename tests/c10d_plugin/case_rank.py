@@ -32,7 +32,6 @@ class Outcome:
     seconds: float
     text: str
     why: str = ""
-    may_refuse: bool = False
     group: str = ""
 
 
@@ -197,11 +196,7 @@ class Lane:
 
     def record(self, index: int, prepared: Prepared, status: str, seconds: float, why: str) -> None:
         name = self.plan[index][0]
-        self.outcomes.append(
-            Outcome(
-                self.number, index, status, seconds, prepared.text, why, prepared.may_refuse, name
-            )
-        )
+        self.outcomes.append(Outcome(self.number, index, status, seconds, prepared.text, why, name))
 
 
 def wait_for(work: Any, step: Step, patient: bool) -> None:

@@ -7,13 +7,11 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from drawn_step import MOVED, WITHOUT, Draw, Prepared, low_level
+from drawn_step import MOVED, Draw, Prepared, low_level
 
 
 def barrier(draw: Draw) -> Prepared:
     place, way = draw.place, draw.common.choice(("plain", "plain", "device_ids", "timeout"))
-    if way in WITHOUT:
-        way = "plain"
     draw.prepared.meets = True
 
     def start() -> Any:

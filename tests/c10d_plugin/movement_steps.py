@@ -157,7 +157,6 @@ def all_to_all(draw: Draw) -> Prepared:
     in_place = draw.common.random() < 0.1
     if in_place:  # the same buffers there and back
         sizes = [[numel] * place.size for _ in ranks]
-        draw.prepared.may_refuse = True
     inputs = draw.memory(sizes[place.rank], dtype)
     outputs = inputs
     for to in ranks:

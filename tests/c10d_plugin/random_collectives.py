@@ -137,25 +137,13 @@ class Runner:
 def judge(seen: dict[int, list[Outcome]], facts: Kind, away: int | None) -> list[str]:
     """What is wrong with what the ranks saw."""
     found = []
-    raised: dict[tuple[int, int], set[int]] = {}
-    for rank, outcomes in seen.items():
-        for outcome in outcomes:
-            if outcome.status == "raised":
-                raised.setdefault((outcome.lane, outcome.index), set()).add(rank)
     for rank, outcomes in seen.items():
         for o in outcomes:
             head = f"rank {rank}, operation {o.index} of lane {o.lane} on {o.group}: {o.text}"
             if o.status == "wrong":
                 found.append(f"{head}: OK, but {o.why}")
-            if o.status == "raised" and not facts.fails and not o.may_refuse:
+            elif o.status == "raised" and not facts.fails:
                 found.append(f"{head}: raised {o.why[:600]}")
-            if (
-                o.may_refuse
-                and o.status == "right"
-                and raised.get((o.lane, o.index))
-                and not facts.fails
-            ):
-                found.append(f"{head}: right here, refused on {raised[o.lane, o.index]}")
             if o.seconds > facts.limit and rank != away:
                 found.append(f"{head}: took {o.seconds:.1f} s, {o.status} {o.why[:300]}")
     return found
