@@ -2,7 +2,7 @@
 
 WEFT_TEST_SEED chooses the first case's seed (it is printed), WEFT_TEST_CASES how many in all,
 WEFT_TEST_KIND one kind of those in case_kinds.py. One case again, as a failure names it:
-WEFT_TEST_SEED=<its seed> WEFT_TEST_CASES=1 ./dev test tests/c10d_plugin/test_random_collectives.py
+WEFT_TEST_SEED=<its seed> WEFT_TEST_CASES=1 pytest -k "random and <its path>"
 """
 
 from __future__ import annotations
