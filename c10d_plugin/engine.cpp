@@ -95,9 +95,18 @@ class CoalescedWork final : public c10d::Work {
     }
     return nullptr;
   }
+  // Waits for each part, so that none goes on unseen when another has failed; throws the first
+  // failure.
   bool wait(std::chrono::milliseconds timeout) override {
-    for (const auto& part : parts_)
-      part->wait(timeout);
+    std::exception_ptr failure;
+    for (const auto& part : parts_) {
+      try {
+        part->wait(timeout);
+      } catch (...) {
+        if (!failure) failure = std::current_exception();
+      }
+    }
+    if (failure) std::rethrow_exception(failure);
     return true;
   }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {

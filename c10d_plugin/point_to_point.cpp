@@ -1,5 +1,7 @@
 #include "c10d_plugin/point_to_point.h"
 
+#include <ATen/MemoryOverlap.h>
+
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -135,6 +137,7 @@ PointToPoint::WorkPtr PointToPoint::receive(const at::Tensor& tensor, int from, 
   const bool any = from == collectives::kAnyRank;
   const char* title = any ? "weft:recvAnySource" : "weft:recv";
   checkDense(tensor, title);
+  at::assert_no_internal_overlap(tensor);  // as of expand(): a message could not be written to it
   const Flat flat(tensor, Flat::Use::kWrite);
   auto work = c10::make_intrusive<MessageWork>(
       mailbox_->rank(),
@@ -146,11 +149,15 @@ PointToPoint::WorkPtr PointToPoint::receive(const at::Tensor& tensor, int from, 
   work->what_ = "the receive from " + (any ? "any rank" : "rank " + std::to_string(from));
   const auto ticket = mailbox_->receive(
       from, userTag(tag), bufferOf(flat), [work, flat, title](const Mailbox::Received& got) {
-        if (!got.error) {
-          work->setSource(got.from);
+        if (got.error) return work->end(asException(title, got.error));
+        work->setSource(got.from);
+        std::exception_ptr error;  // no exception may reach the transport's thread
+        try {
           flat.writeBack();
+        } catch (...) {
+          error = std::current_exception();
         }
-        work->end(got.error ? asException(title, got.error) : nullptr);
+        work->end(std::move(error));
       });
   work->posted(ticket);
   return work;

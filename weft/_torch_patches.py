@@ -7,12 +7,14 @@ upstream's code runs as it was.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
 import logging
 import re
 import threading
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -324,6 +326,35 @@ def _patch_batch_isend_irecv() -> None:
     c10d.batch_isend_irecv = dist.batch_isend_irecv = batch_isend_irecv
 
 
+def _patch_coalescing_manager() -> None:
+    """``distributed_c10d._coalescing_manager``. Checked on 2.11 and 2.15.
+
+    Upstream leaves the group coalescing when its body raises: every later collective on the group
+    is then silently not run.
+    """
+    c10d = dist.distributed_c10d
+    upstream = c10d._coalescing_manager
+
+    @functools.wraps(upstream)
+    @contextlib.contextmanager
+    def coalescing_manager(
+        group: Any = None, device: torch.device | None = None, async_ops: bool = False
+    ) -> Iterator[Any]:
+        own = group or c10d._get_default_group()
+        try:
+            with upstream(own, device, async_ops) as manager:
+                yield manager
+        except BaseException:
+            if _C.WeftBackend in {type(own._get_backend(kind)) for kind in own._device_types}:
+                c10d._world.pg_coalesce_state.pop(own, None)
+                if device is not None:
+                    with contextlib.suppress(RuntimeError):  # it may have raised in the end itself
+                        own._end_coalescing(device)
+            raise
+
+    c10d._coalescing_manager = dist._coalescing_manager = coalescing_manager
+
+
 def _patch_set_pg_timeout() -> None:
     """``distributed_c10d._set_pg_timeout``. Checked on 2.11.
 
@@ -370,6 +401,7 @@ def install() -> None:
     """Installs the patches that registration needs."""
     _patch_ddp_logging()
     _patch_batch_isend_irecv()
+    _patch_coalescing_manager()
     _patch_monitored_barrier()
     _patch_set_pg_timeout()
     _patch_wait_all_workers()

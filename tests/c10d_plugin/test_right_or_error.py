@@ -51,6 +51,27 @@ def after_a_batch_that_raised() -> list[float]:
     return tensor.tolist()
 
 
+def after_a_coalescing_manager_that_raised() -> list[float]:
+    for device in (None, torch.device("cpu")):
+        with pytest.raises(KeyError), dist._coalescing_manager(device=device):
+            dist.all_reduce(torch.ones(2))
+            raise KeyError
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor)
+    return tensor.tolist()
+
+
+def receive_into_a_tensor_that_repeats_itself() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    send = dist.isend(torch.ones(4), (rank + 1) % size)
+    with pytest.raises(RuntimeError, match="single memory location"):
+        dist.recv(torch.zeros(1).expand(4), (rank - 1) % size)
+    got = torch.zeros(4)
+    dist.recv(got, (rank - 1) % size)
+    send.wait()
+    assert got.eq(1).all()
+
+
 def overlapping_tensors() -> None:
     """An input and an output, or two of either, in the same memory."""
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -191,7 +212,12 @@ def send_that_times_out(numel: int) -> str:
 
 @pytest.mark.parametrize(
     "function",
-    [overlapping_tensors, scattered_from_overlapping_parts, barrier_of_a_device],
+    [
+        overlapping_tensors,
+        scattered_from_overlapping_parts,
+        barrier_of_a_device,
+        receive_into_a_tensor_that_repeats_itself,
+    ],
 )
 def test_is_right(ranks, function):
     ranks.all(function)
@@ -203,6 +229,11 @@ def test_batches_do_not_swallow_other_threads_collectives(ranks):
 
 def test_a_batch_that_raised_leaves_nothing(ranks):
     assert ranks.all(after_a_batch_that_raised) == [[float(len(ranks))] * 2] * len(ranks)
+
+
+def test_a_coalescing_manager_that_raised_leaves_nothing(ranks):
+    wanted = [[float(len(ranks))] * 2] * len(ranks)
+    assert ranks.all(after_a_coalescing_manager_that_raised) == wanted
 
 
 def test_a_message_that_timed_out_does_not_arrive_altered(ranks):

@@ -76,6 +76,12 @@ class Bench {
     if (bytes == 8) measured("barrier", [&] { return group_.barrier(call()); });
     measured("all_reduce", [&] { return group_.allReduce(call(), data); });
     measured("all_reduce_bf16", [&] { return group_.allReduce(call(Element::kBfloat16), data); });
+    if (const transport::OwnedBuffer shared = group_.allocate(bytes); shared.data != nullptr) {
+      const Bytes heap(shared.data, bytes);
+      std::memset(heap.data(), 0, bytes);
+      measured("all_reduce_heap", [&] { return group_.allReduce(call(), heap); });
+      measured("reduce_heap", [&] { return group_.reduce(call(), heap, 0); });
+    }
     measured("reduce", [&] { return group_.reduce(call(), data, 0); });
     measured("broadcast", [&] { return group_.broadcast(call(), data, 0); });
     // Of `bytes` in all.
