@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from case_rank import Outcome, State
 
-
 # Seconds for a child's call and its end: the end of an interpreter with torch in it alone takes
 # some of them on a crowded machine.
 CHILD_LIMIT = 20.0
