@@ -87,9 +87,7 @@ def _overlapping_tensors(rank: int, size: int, numel: int) -> None:
     # An output across the border of two shares.
     x = values(rank, size * numel)
     dist.reduce_scatter_tensor(x[numel // 2 : numel // 2 + numel], x)
-    assert torch.equal(
-        x[numel // 2 : numel // 2 + numel], total[rank * numel : (rank + 1) * numel]
-    )
+    assert torch.equal(x[numel // 2 : numel // 2 + numel], total[rank * numel : (rank + 1) * numel])
     x = values(rank, size * numel)
     out = x[-numel:]
     dist.reduce_scatter(out, list(x.chunk(size)))
