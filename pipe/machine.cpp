@@ -18,7 +18,8 @@ Machine::Machine(std::vector<std::shared_ptr<Stage>> the_stages,
       routes(std::move(the_routes)),
       incoming(stages.size()),
       outgoing(stages.size()),
-      habits(stages.size()) {
+      habits(stages.size()),
+      in_use(stages.size()) {
   std::map<std::string, std::size_t> lane_of_device;
   for (const c10::Device device : devices) {
     if (!isAccelerator(device)) {
@@ -34,6 +35,7 @@ Machine::Machine(std::vector<std::shared_ptr<Stage>> the_stages,
     outgoing[routes[route].from].push_back(route);
     incoming[routes[route].to].push_back(route);
   }
+  watchRandomOperators();
   crew = std::make_unique<Crew>("weft-pipe-", lanes, std::move(hooks));
 }
 
