@@ -1,0 +1,172 @@
+"""Runs a random program with Pipes and without, and compares what came of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from random_models import stages_in
+from random_programs import Chain, Program, Run, Step, add_hooks, build
+from random_ways import AS_STRICT_AS_TORCH, perform
+from torch import Tensor, nn
+
+
+@dataclasses.dataclass
+class Finding:
+    """What is wrong with a program's Pipe."""
+
+    kind: str
+    step: int
+    text: str
+
+
+@dataclasses.dataclass
+class Tally:
+    """What became of mini-batches."""
+
+    equal: int = 0
+    refused: int = 0  # the Pipe raised, as it may
+    void: int = 0  # torch alone raises
+
+
+def close(found: Any, expected: Any, tolerance: float) -> bool:
+    if not isinstance(found, Tensor) or not isinstance(expected, Tensor):
+        return type(found) is type(expected) and found == expected
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return False
+    found, expected = found.detach().to_dense(), expected.detach().to_dense()
+    if not found.is_floating_point():
+        return torch.equal(found, expected)
+    finite = expected[expected.isfinite()]
+    scale = max(1.0, finite.abs().max().item()) if finite.numel() else 1.0
+    return torch.allclose(found, expected, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+
+
+def tolerance_of(program: Program) -> float:
+    return 1e-9 if program.double else 1e-3
+
+
+def differences(program: Program, found: dict, expected: dict) -> list[str]:
+    lines = []
+    for name in expected:
+        if name not in found:
+            lines.append(f"{name}: there is none")
+        elif not close(found[name], expected[name], tolerance_of(program)):
+            lines.append(f"{name}: {shown(found[name])}, expected {shown(expected[name])}")
+    return lines
+
+
+def shown(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return repr(value)
+    if value.numel() > 100:
+        return f"{value.numel()} numbers that add up to {value.double().sum().item():.6g}"
+    dense = value.detach().to_dense()
+    return f"{str(value.dtype).removeprefix('torch.')} {[round(v, 5) for v in dense.flatten().tolist()]}"
+
+
+def set_up(program: Program, step: Step, number: int, model: Chain) -> None:
+    model.train(step.training)
+    for stage in stages_in(model):
+        stage.now = number
+    parameters = list(model.parameters())
+    for k, parameter in enumerate(parameters):
+        if not isinstance(parameter, nn.UninitializedParameter):
+            parameter.requires_grad_(step.frozen is None or k != step.frozen % len(parameters))
+    torch.manual_seed(program.seed + number)
+
+
+def finish(step: Step, model: Chain) -> None:
+    if step.update:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter.sub_(0.01 * parameter.grad.to_dense().clamp(-1, 1))
+                    parameter.grad = None
+
+
+def snapshot(model: Chain) -> list[Any]:
+    state: list[Any] = []
+    for tensor in [*model.parameters(), *model.buffers()]:
+        lazy = isinstance(tensor, nn.parameter.UninitializedTensorMixin)
+        grad = tensor.grad
+        state.append(
+            None if lazy else (tensor.detach().clone(), grad if grad is None else grad.clone())
+        )
+    return state
+
+
+def restore(model: Chain, state: list[Any]) -> None:
+    for tensor, saved in zip([*model.parameters(), *model.buffers()], state, strict=True):
+        if saved is None:
+            continue
+        with torch.no_grad():
+            tensor.copy_(saved[0])
+        tensor.grad = saved[1] if saved[1] is None else saved[1].clone()
+
+
+def attempt(program: Program, number: int, model: Chain) -> tuple[Run, Exception | None]:
+    step = program.steps[number]
+    set_up(program, step, number, model)
+    run = Run(program, step, number, model)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            perform(run)
+    except Exception as error:
+        return run, error
+    return run, None
+
+
+def check(
+    program: Program, may_raise: Callable[[Program, int, str], str | None], tally: Tally
+) -> Finding | None:
+    """Runs both sides; the first mini-batch in which the Pipe is wrong.
+
+    `may_raise` says for an error's text whether the Pipe may raise it in that mini-batch: "always",
+    "once" (the mini-batch is run again, and must work), or None.
+    """
+    plain, piped = build(program, False), build(program, True)
+    add_hooks(program, plain)
+    add_hooks(program, piped)
+    for number, step in enumerate(program.steps):
+        before = snapshot(piped)
+        expected, torch_error = attempt(program, number, plain)
+        found, error = attempt(program, number, piped)
+        for _ in program.stages:
+            if error is None or may_raise(program, number, str(error)) != "once":
+                break
+            restore(piped, before)
+            found, error = attempt(program, number, piped)
+        if torch_error is not None:
+            if error is None and step.way in AS_STRICT_AS_TORCH:
+                text = f"nothing was raised; torch alone: {torch_error}"
+                return Finding(f"silent: {step.way}", number, text)
+            tally.void += 1
+        elif error is not None:
+            if may_raise(program, number, str(error)) is None:
+                return Finding(
+                    f"raised {type(error).__name__}: {first_line(error)}", number, str(error)
+                )
+            tally.refused += 1
+        else:
+            lines = differences(program, found.results, expected.results)
+            if lines:
+                return Finding("wrong", number, "\n".join(lines))
+            tally.equal += 1
+        if torch_error or error:
+            state = snapshot(plain)
+            if None in state or None in snapshot(piped):
+                return None  # a lazy module that was never made
+            restore(piped, state)
+        finish(step, plain)
+        finish(step, piped)
+    return None
+
+
+def first_line(error: BaseException) -> str:
+    return re.sub(r"[0-9]+", "#", str(error).strip().split("\n")[0][:80])

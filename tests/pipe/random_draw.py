@@ -1,0 +1,290 @@
+"""Draws random programs, and takes one apart that fails."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Iterator
+
+from pipe_models import MODES
+from random_check import Finding
+from random_models import OPS, PARTS, Op, walk
+from random_programs import ALL_AROUND, AROUND, HOOKS, Program, Step
+from random_ways import NOT_TRANSFORMED, TRANSFORMS, WAYS
+
+IN_PLACE = ("relu_", "add_", "half_", "dirty_")
+DRAWING = ("dropout", "annealed", "noise", "forked")
+PLAIN = ("linear", "tanh", "square", "layer_norm")
+WITH_INNER = (
+    "checkpointed",
+    "checkpointed_reentrant",
+    "autocast",
+    "no_autocast",
+    "no_grad",
+    "saved_hooks",
+    "energy_gradient",
+    "func_grad",
+    "func_vmap",
+    "func_jvp",
+    "dual_inside",
+)
+#: Torch counts forward-mode levels per process: two stages at once are not to be had.
+ONE_STAGE = ("func_jvp", "dual_inside")
+#: In the first stage's input or where several rows are needed, these make no sense.
+TOP_ONLY = (
+    "same_twice",
+    "view",
+    "transposed_view",
+    "detached",
+    "detached_copy",
+    "not_differentiable",
+    "turned",
+    "merged",
+    "dropped",
+    "word",
+    "nothing",
+    "integers",
+    "in_a_dictionary",
+    "tensor_hook",
+    "embedding",
+    "batch_norm",
+    "lazy",
+)
+#: What may stand inside which other operation; anything plain, where none is named.
+PURE_INSIDE = ("energy_gradient", "func_grad", "func_vmap", "func_jvp", "dual_inside")
+
+
+def draw_ops(chosen: random.Random, menu: tuple[str, ...], steps: int) -> tuple[Op, ...]:
+    """A stage of operations of the menu."""
+    ops = []
+    for _ in range(chosen.choice((1, 1, 2, 2, 3, 4))):
+        name = chosen.choice(menu if chosen.random() < 0.7 else PLAIN)
+        ops.append(draw_op(chosen, name, menu, steps))
+    return tuple(ops)
+
+
+def draw_op(chosen: random.Random, name: str, menu: tuple[str, ...], steps: int) -> Op:
+    since = chosen.randrange(steps) if chosen.random() < 0.2 and name != "lazy" else 0
+    arg = chosen.choice((None, "w0", "w1")) if name in ("linear", "embedding") else None
+    inner: tuple[Op, ...] = ()
+    if name in WITH_INNER:
+        within = tuple(n for n in menu if n not in TOP_ONLY and n not in WITH_INNER)
+        if name in PURE_INSIDE:
+            within = tuple(n for n in within if n in (*PLAIN, "functional_linear"))
+        inner = tuple(
+            draw_op(chosen, chosen.choice((*within, *PLAIN)), menu, steps)
+            for _ in range(chosen.choice((1, 2, 2)))
+        )
+    return Op(name, chosen.randrange(3), arg, inner, since)
+
+
+def draw_stages(
+    chosen: random.Random, menu: tuple[str, ...], steps: int, skips: int
+) -> tuple[tuple[Op, ...], ...]:
+    count = chosen.choice((1, 2, 2, 3, 3, 4))
+    stages = [list(draw_ops(chosen, menu, steps)) for _ in range(count)]
+    used = [
+        k for k, ops in enumerate(stages) if any(op.name in ONE_STAGE for _, op in walk(tuple(ops)))
+    ]
+    for k in used[1:]:
+        stages[k] = [op for op in stages[k] if not any(o.name in ONE_STAGE for _, o in walk((op,)))]
+        stages[k] = stages[k] or [Op("linear")]
+    for k in range(skips if count > 1 else 0):
+        begin, end = sorted(chosen.sample(range(count), 2))
+        since = chosen.randrange(steps) if chosen.random() < 0.2 else 0
+        where = chosen.randrange(len(stages[begin]) + 1)
+        stages[begin].insert(where, Op("stash", chosen.randrange(3), f"s{k}", since=since))
+        where = chosen.randrange(len(stages[end]) + 1)
+        stages[end].insert(where, Op("pop", 0, f"s{k}"))
+    return tuple(map(tuple, stages))
+
+
+# What a program is made of.
+
+SECONDS = ("leaf", "data", "same", "no_chunk", "no_chunk_leaf")
+
+
+def all_ingredients() -> list[str]:
+    return [
+        *(f"op {name}" for name in OPS),
+        *(f"way {name}" for name in WAYS),
+        *(f"around {name}" for name in (*AROUND, *(f"{name}_all" for name in ALL_AROUND))),
+        *(f"hook {name}" for name in HOOKS),
+        *(f"second {name}" for name in SECONDS),
+        "two pipes",
+        "deferred batch norm",
+    ]
+
+
+def ingredients(program: Program, number: int) -> set[str]:
+    """Those that take part in one of its mini-batches."""
+    step = program.steps[number]
+    found = {f"op {op.name}" for ops in program.stages for _, op in walk(ops) if op.since <= number}
+    found |= {f"way {step.way}", *(f"around {name}" for name in step.around)}
+    found |= {f"hook {name}" for name, _ in program.hooks}
+    if program.second:
+        found.add(f"second {program.second}")
+    if program.cut:
+        found.add("two pipes")
+    if program.deferred:
+        found.add("deferred batch norm")
+    return found
+
+
+# Drawing.
+
+
+def draw(seed: int) -> Program:
+    """The program of a seed: a few kinds of ingredients at a time, so that they meet."""
+    chosen = random.Random(seed)
+    ops = [name for name in OPS if name not in ("stash", "pop")]
+    menu = tuple(chosen.sample(ops, chosen.choice((2, 4, 6, 9))))
+    steps = chosen.choice((1, 2, 3, 3, 4))
+    stages = draw_stages(chosen, menu, steps, skips=chosen.choice((0, 0, 1, 2)))
+    names = {op.name for ops in stages for _, op in walk(ops)}
+    ways = chosen.sample(list(WAYS), 3)
+    arounds = chosen.sample([*AROUND, *(f"{name}_all" for name in ALL_AROUND)], 2)
+    autocast = "autocast" in names or any(name.startswith("autocast") for name in arounds)
+    program = Program(
+        stages,
+        tuple(draw_step(chosen, ways, arounds) for _ in range(steps)),
+        chunks=chosen.choice((1, 2, 2, 3, 4)),
+        mode=chosen.choice(MODES),
+        threading=chosen.choice(("threads", "threads", "threads", "inline", "auto")),
+        cut=1 if len(stages) > 1 and chosen.random() < 0.15 else None,
+        deferred=chosen.random() < 0.5 and "batch_norm" in names,
+        second=chosen.choice(SECONDS) if chosen.random() < 0.25 else None,
+        hooks=tuple(
+            (name, chosen.randrange(6))
+            for name in chosen.sample(list(HOOKS), chosen.choice((0, 0, 1, 2)))
+        ),
+        double=not autocast,
+        seed=seed,
+    )
+    return legal(program)
+
+
+def draw_step(chosen: random.Random, ways: list[str], arounds: list[str]) -> Step:
+    return Step(
+        rows=chosen.choice((1, 3, 4, 5, 6)),
+        training=chosen.random() < 0.8,
+        way=chosen.choice(ways) if chosen.random() < 0.7 else "backward",
+        around=tuple(name for name in arounds if chosen.random() < 0.35),
+        input=chosen.choice(("leaf", "inner", "data")),
+        unused=chosen.choice((0, 0, 0, 1, 2, 5)),
+        frozen=chosen.randrange(8) if chosen.random() < 0.15 else None,
+        update=chosen.random() < 0.5,
+    )
+
+
+def legal(program: Program) -> Program:
+    """Without what neither side is asked for."""
+    names = {op.name for ops in program.stages for _, op in walk(ops)}
+    cut = program.cut
+    if cut is not None and ({"stash", "in_a_dictionary"} & names or cut >= len(program.stages)):
+        cut = None
+    stages = tuple(ops or (Op("linear"),) for ops in program.stages)
+    hooks = program.hooks
+    steps = []
+    for step in program.steps:
+        # Random numbers, statistics and lazy weights of two threads have no order.
+        alone = {*DRAWING, "count", "batch_norm", "lazy", *ONE_STAGE} & names
+        if step.way == "two_threads" and (alone or step.around or hooks):
+            step = dataclasses.replace(step, way="other_thread")
+        if step.way in TRANSFORMS and (
+            NOT_TRANSFORMED & names or any(name.startswith("saved_hooks") for name in step.around)
+        ):
+            step = dataclasses.replace(step, way="backward")
+        steps.append(step)
+    if "lazy" in names:  # its weights are made by an ordinary forward
+        steps[0] = dataclasses.replace(steps[0], way="backward", around=())
+    return dataclasses.replace(program, stages=stages, cut=cut, steps=tuple(steps))
+
+
+# Taking a finding apart.
+
+
+def smaller(program: Program) -> Iterator[Program]:
+    """Programs with one thing less."""
+    change = lambda **values: legal(dataclasses.replace(program, **values))  # noqa: E731
+    for k in range(len(program.steps) - 1, -1, -1):
+        if len(program.steps) > 1:
+            yield change(steps=program.steps[:k] + program.steps[k + 1 :])
+    for k in range(len(program.stages)):
+        if len(program.stages) > 1:
+            yield change(stages=paired(program.stages[:k] + program.stages[k + 1 :]), cut=None)
+    for stages in fewer_ops(program.stages):
+        yield change(stages=paired(stages))
+    for name, plain in (
+        ("cut", None), ("deferred", False), ("second", None), ("double", True), ("mode", "never"),
+        ("threading", "inline"), ("chunks", 1), ("chunks", 2),
+    ):  # fmt: skip
+        if getattr(program, name) != plain and not (name == "chunks" and program.chunks < plain):
+            yield change(**{name: plain})
+    for k in range(len(program.hooks)):
+        yield change(hooks=program.hooks[:k] + program.hooks[k + 1 :])
+    for k, step in enumerate(program.steps):
+        for other in fewer_in_step(step):
+            yield change(steps=(*program.steps[:k], other, *program.steps[k + 1 :]))
+
+
+def fewer_ops(stages: tuple[tuple[Op, ...], ...]) -> Iterator[tuple[tuple[Op, ...], ...]]:
+    for j, ops in enumerate(stages):
+        for other in fewer_in(ops):
+            if other:
+                yield (*stages[:j], other, *stages[j + 1 :])
+
+
+def fewer_in(ops: tuple[Op, ...]) -> Iterator[tuple[Op, ...]]:
+    for k, op in enumerate(ops):
+        rest = ops[:k], ops[k + 1 :]
+        yield rest[0] + rest[1]
+        if op.inner:
+            yield rest[0] + op.inner + rest[1]
+        for inner in fewer_in(op.inner):
+            yield (*rest[0], dataclasses.replace(op, inner=inner), *rest[1])
+        if op.since:
+            yield (*rest[0], dataclasses.replace(op, since=0), *rest[1])
+        if op.at:
+            yield (*rest[0], dataclasses.replace(op, at=0), *rest[1])
+        if op.arg and op.name in PARTS:
+            yield (*rest[0], dataclasses.replace(op, arg=None), *rest[1])
+
+
+def paired(stages: tuple[tuple[Op, ...], ...]) -> tuple[tuple[Op, ...], ...]:
+    """Without skips that have lost an end."""
+    place = {(op.name, op.arg): j for j, ops in enumerate(stages) for op in ops}
+    good = {
+        arg
+        for name, arg in place
+        if name == "stash" and place.get(("pop", arg), -1) > place[name, arg]
+    }
+    return tuple(
+        tuple(op for op in ops if op.name not in ("stash", "pop") or op.arg in good)
+        for ops in stages
+    )
+
+
+def fewer_in_step(step: Step) -> Iterator[Step]:
+    for k in range(len(step.around)):
+        yield dataclasses.replace(step, around=step.around[:k] + step.around[k + 1 :])
+    for name, plain in (
+        ("way", "backward"), ("input", "data"), ("input", "leaf"), ("unused", 0), ("frozen", None),
+        ("update", False), ("training", True), ("rows", 2), ("rows", 4),
+    ):  # fmt: skip
+        if getattr(step, name) not in (plain, "data" if name == "input" else plain):
+            yield dataclasses.replace(step, **{name: plain})
+
+
+def shrink(program: Program, kind: str, find: Callable[[Program], Finding | None]) -> Program:
+    """The smallest program found that is still wrong in the same way."""
+    for _ in range(60):
+        for other in smaller(program):
+            # What depends on how threads run is tried some times.
+            findings = (find(other) for _ in range(3 if other.threading == "threads" else 1))
+            if any(finding is not None and finding.kind == kind for finding in findings):
+                program = other
+                break
+        else:
+            return program
+    return program

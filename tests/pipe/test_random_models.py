@@ -1,0 +1,148 @@
+"""Random models through a Pipe and without one: the same results, or an error that says why not.
+
+Each case is a random program (random_programs.py): stages of random operations, among them shared
+weights, aliases, in-place operations, random numbers, nested checkpoints, hooks and transforms, some
+mini-batches in a row whose ways change, every checkpoint mode, mostly on threads. Outputs,
+gradients, buffers and the random numbers' state are compared with those of the same stages run
+micro-batch by micro-batch in the schedule's order.
+
+REFUSALS says which ingredients a Pipe may refuse, and with which error; all others must work. Any
+other error is a failure, and so is a wrong number.
+
+    WEFT_TEST_SEED=17                       runs that case alone
+    WEFT_TEST_CASES=50000                   runs so many cases, from seed 0 on
+    WEFT_TEST_SEED=1000 WEFT_TEST_CASES=50  runs seeds 1000 to 1049
+
+A failing case is reduced to a smaller program that fails in the same way.
+`python tests/pipe/test_random_models.py 'Program(…)'` runs the one that was printed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+
+import pytest
+import random_draw
+from random_check import Finding, Tally, check
+from random_draw import all_ingredients, draw, ingredients, shrink
+from random_programs import Program
+
+pytestmark = pytest.mark.usefixtures("alone")
+
+DEFAULT_CASES = 400
+BLOCK = 50
+
+FIRST = int(os.environ.get("WEFT_TEST_SEED", "0"))
+CASES = int(
+    os.environ.get("WEFT_TEST_CASES", "1" if "WEFT_TEST_SEED" in os.environ else DEFAULT_CASES)
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Refusal:
+    """An error that a Pipe may raise for an ingredient, or for several that meet."""
+
+    message: str
+    why: str
+    #: Run again, the mini-batch works.
+    once: bool = False
+
+
+NO_TRANSFORM = Refusal(
+    r"torch\.func|functorch|vmap|forward-mode|dual|transform", "a stage's graph is not the caller's"
+)
+IN_PLACE = tuple(f"op {name}" for name in random_draw.IN_PLACE)
+ALIASES = (
+    "op same_twice",
+    "op view",
+    "op transposed_view",
+    "op detached",
+    "op stash",
+    "second same",
+)
+
+#: The ingredients, separated by commas; all of them must be there.
+REFUSALS: dict[str, Refusal] = {
+    **{
+        name: Refusal(
+            r"changed its input in place, which it had not done before",
+            "a copy of what is needed again is kept from the second time on",
+            once=True,
+        )
+        for name in IN_PLACE
+    },
+    **{
+        f"{name}, {alias}": Refusal(r"in place", "a stage would change another stage's value")
+        for name in IN_PLACE
+        for alias in ALIASES
+    },
+    "op checkpointed_reentrant": Refusal(
+        r"use_reentrant=False", "torch's older checkpoint needs a backward() of the whole graph"
+    ),
+    "way func_grad_of_parameters": NO_TRANSFORM,
+    "way func_grad_of_inputs": NO_TRANSFORM,
+    "way func_jvp": NO_TRANSFORM,
+    "way func_vmap": NO_TRANSFORM,
+    "way dual_inputs": NO_TRANSFORM,
+    "way dual_parameters": NO_TRANSFORM,
+}
+
+
+def may_raise(program: Program, number: int, text: str) -> str | None:
+    """What random_programs.check asks."""
+    present = ingredients(program, number)
+    answers = {
+        "once" if refusal.once else "always"
+        for names, refusal in REFUSALS.items()
+        if present.issuperset(names.split(", ")) and re.search(refusal.message, text)
+    }
+    return min(answers, default=None)
+
+
+def run(program: Program, tally: Tally | None = None) -> Finding | None:
+    return check(program, may_raise, Tally() if tally is None else tally)
+
+
+def report(seed: int, program: Program, finding: Finding) -> str:
+    small = shrink(program, finding.kind, run)
+    finding = next((found for found in (run(small) for _ in range(5)) if found), finding)
+    return (
+        f"seed {seed}, mini-batch {finding.step}: {finding.kind}\n{finding.text}\n"
+        f"in {small!r}\nWEFT_TEST_SEED={seed} runs the whole case again"
+    )
+
+
+def test_the_table_knows_its_ingredients():
+    named = {name for names in REFUSALS for name in names.split(", ")}
+    assert named <= set(all_ingredients())
+
+
+@pytest.mark.timeout(120 + BLOCK)
+@pytest.mark.parametrize("block", range(0, CASES, BLOCK), ids=lambda block: f"seed{FIRST + block}")
+def test_random_models(block):
+    tally = Tally()
+    reports = []
+    for seed in range(FIRST + block, FIRST + min(block + BLOCK, CASES)):
+        program = draw(seed)
+        finding = run(program, tally)
+        if finding is not None:
+            reports.append(report(seed, program, finding))
+            if len(reports) == 3:
+                break
+    print(f"mini-batches: {tally}")
+    assert not reports, "\n\n".join(reports)
+
+
+if __name__ == "__main__":
+    import sys
+
+    import weft
+    from random_models import Op
+    from random_programs import Step
+
+    weft.init_rpc("alone", rank=0, world_size=1, init_method="tcp://127.0.0.1:0")
+    given = eval(sys.argv[1], {"Op": Op, "Program": Program, "Step": Step})
+    print(run(given) or "equal, or refused as it may be")
+    weft.shutdown()
