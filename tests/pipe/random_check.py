@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 from random_models import stages_in
-from random_programs import Chain, Program, Run, Step, add_hooks, build
+from random_programs import Chain, Program, Run, Step, add_hooks, build, made
 from random_ways import AS_STRICT_AS_TORCH, perform
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 
 @dataclasses.dataclass
@@ -83,7 +84,7 @@ def set_up(program: Program, step: Step, number: int, model: Chain) -> None:
 def finish(step: Step, model: Chain) -> None:
     if step.update:
         with torch.no_grad():
-            for parameter in model.parameters():
+            for parameter in made(model):
                 if parameter.grad is not None:
                     parameter.sub_(0.01 * parameter.grad.to_dense().clamp(-1, 1))
                     parameter.grad = None
@@ -122,6 +123,26 @@ def attempt(program: Program, number: int, model: Chain) -> tuple[Run, Exception
     return run, None
 
 
+def thread_state() -> dict[str, Any]:
+    """What a mini-batch leaves in its thread as it was."""
+    return {
+        "grad mode": torch.is_grad_enabled(),
+        "inference mode": torch.is_inference_mode_enabled(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "autocast's cache": torch.is_autocast_cache_enabled(),
+        "saved-tensor hooks": torch._C._autograd._top_saved_tensors_default_hooks(False),
+        "function modes": torch._C._len_torch_function_stack(),
+        "forward-mode level": forward_ad._current_level,
+    }
+
+
+def set_right() -> None:
+    """Takes away what the next program is not to suffer from."""
+    while torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+    torch.set_grad_enabled(True)
+
+
 def check(
     program: Program, may_raise: Callable[[Program, int, str], str | None], tally: Tally
 ) -> Finding | None:
@@ -135,6 +156,7 @@ def check(
     add_hooks(program, piped)
     for number, step in enumerate(program.steps):
         before = snapshot(piped)
+        state_before = thread_state()
         expected, torch_error = attempt(program, number, plain)
         found, error = attempt(program, number, piped)
         for _ in program.stages:
@@ -142,8 +164,13 @@ def check(
                 break
             restore(piped, before)
             found, error = attempt(program, number, piped)
+        if thread_state() != state_before:
+            left = [name for name, value in thread_state().items() if value != state_before[name]]
+            set_right()
+            return Finding(f"left behind: {', '.join(left)}", number, f"raised: {error!r}")
         if torch_error is not None:
-            if error is None and step.way in AS_STRICT_AS_TORCH:
+            strict = step.way in AS_STRICT_AS_TORCH and "inplace operation" in str(torch_error)
+            if error is None and strict:
                 text = f"nothing was raised; torch alone: {torch_error}"
                 return Finding(f"silent: {step.way}", number, text)
             tally.void += 1

@@ -49,6 +49,19 @@ TOP_ONLY = (
     "embedding",
     "batch_norm",
     "lazy",
+    "unregistered",
+)
+#: Operations that are to meet.
+THEMES = (
+    ("checkpointed", *DRAWING),
+    ("checkpointed", "checkpointed_reentrant", "saved_hooks", "autocast", "dropout", "count"),
+    (*IN_PLACE, "same_twice", "view", "transposed_view", "detached", "merged"),
+    ("detached", "detached_copy", "not_differentiable", "merged", "energy_gradient", "no_grad"),
+    ("embedding", "linear", "lazy", "parametrized", "functional_linear"),
+    ("autocast", "no_autocast", "linear", "layer_norm", "func_grad", "checkpointed"),
+    ("func_grad", "func_vmap", "func_jvp", "dual_inside", "tensor_hook", "parametrized"),
+    ("batch_norm", "count", "dropout", "checkpointed"),
+    ("word", "nothing", "integers", "in_a_dictionary", "turned", "dropped", "not_differentiable"),
 )
 #: What may stand inside which other operation; anything plain, where none is named.
 PURE_INSIDE = ("energy_gradient", "func_grad", "func_vmap", "func_jvp", "dual_inside")
@@ -138,7 +151,9 @@ def draw(seed: int) -> Program:
     """The program of a seed: a few kinds of ingredients at a time, so that they meet."""
     chosen = random.Random(seed)
     ops = [name for name in OPS if name not in ("stash", "pop")]
-    menu = tuple(chosen.sample(ops, chosen.choice((2, 4, 6, 9))))
+    menu = tuple(chosen.sample(ops, chosen.choice((1, 3, 6, 9))))
+    if chosen.random() < 0.6:
+        menu = (*chosen.choice(THEMES), *menu[:2])
     steps = chosen.choice((1, 2, 3, 3, 4))
     stages = draw_stages(chosen, menu, steps, skips=chosen.choice((0, 0, 1, 2)))
     names = {op.name for ops in stages for _, op in walk(ops)}
@@ -188,7 +203,7 @@ def legal(program: Program) -> Program:
     steps = []
     for step in program.steps:
         # Random numbers, statistics and lazy weights of two threads have no order.
-        alone = {*DRAWING, "count", "batch_norm", "lazy", *ONE_STAGE} & names
+        alone = {*DRAWING, "unregistered", "count", "batch_norm", "lazy", *ONE_STAGE} & names
         if step.way == "two_threads" and (alone or step.around or hooks):
             step = dataclasses.replace(step, way="other_thread")
         if step.way in TRANSFORMS and (
@@ -196,9 +211,19 @@ def legal(program: Program) -> Program:
         ):
             step = dataclasses.replace(step, way="backward")
         steps.append(step)
+        if set(IN_PLACE) & names:  # what is written is not there for the second time
+            kept = tuple(name for name in step.around if name != "checkpoint_reentrant")
+            steps[-1] = dataclasses.replace(step, around=kept)
     if "lazy" in names:  # its weights are made by an ordinary forward
         steps[0] = dataclasses.replace(steps[0], way="backward", around=())
-    return dataclasses.replace(program, stages=stages, cut=cut, steps=tuple(steps))
+    # Other batch norms learn from a recomputation as well.
+    again = program.mode != "never" or any(
+        "double" in s.way or s.way == "maml" or "reverse" in s.way for s in steps
+    )
+    deferred = "batch_norm" in names and (program.deferred or again)
+    return dataclasses.replace(
+        program, stages=stages, cut=cut, steps=tuple(steps), deferred=deferred
+    )
 
 
 # Taking a finding apart.

@@ -238,7 +238,7 @@ def layer_norm(call: Call, x: Tensor) -> Tensor:
 @has_part(lambda: nn.BatchNorm1d(WIDTH))
 def batch_norm(call: Call, x: Tensor) -> Tensor:
     # Of one row there is no variance.
-    return call.part(x) if len(x) > 1 or not call.part.training else x
+    return call.part(torch.cat((x, x * 0.5 + 1)))[: len(x)]
 
 
 @on_one
@@ -267,6 +267,20 @@ def embedding(call: Call, x: Tensor) -> Tensor:
 def functional_linear(call: Call, x: Tensor) -> Tensor:
     weights = {"weight": call.part.weight * 0.5, "bias": call.part.bias + 1}
     return torch.func.functional_call(call.part, weights, (x,))
+
+
+class Unregistered(nn.Module):
+    """Has a leaf that nobody can find."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = [torch.full((WIDTH,), 1.5, requires_grad=True)]
+
+
+@on_one
+@has_part(Unregistered)
+def unregistered(call: Call, x: Tensor) -> Tensor:
+    return x * call.part.hidden[0].to(x.dtype)
 
 
 @on_one

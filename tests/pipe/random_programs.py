@@ -123,11 +123,13 @@ class Plain(nn.Module):
             for i in range(count)
         ]
 
-    def join(self, results: list[Any]) -> Any:
-        if isinstance(results[0], (tuple, list)):
-            return [self.join(list(part)) for part in zip(*results, strict=True)]
+    def join(self, results: list[Any], top: bool = True) -> Any:
         if isinstance(results[0], Tensor):
             return torch.cat(results) if len(results) > 1 else results[0]
+        if top and isinstance(results[0], (tuple, list)):
+            return tuple(self.join(list(part), False) for part in zip(*results, strict=True))
+        if top and isinstance(results[0], dict):
+            return {key: self.join([r[key] for r in results], False) for key in results[0]}
         return results
 
 
@@ -272,10 +274,16 @@ class Run:
             self.results[f"output {self.calls}.{k}"] = (
                 value.clone() if isinstance(value, Tensor) else value
             )
+            if isinstance(value, Tensor) and self.program.mode == "never":
+                # What is not kept is found out by the backward alone.
+                self.results[f"output {self.calls}.{k} requires a gradient"] = value.requires_grad
         for name, k in self.program.hooks:
-            tensors = [x for x in self.used(outputs) if x.requires_grad]
-            if name == "output" and tensors:
-                tensors[k % len(tensors)].register_hook(lambda grad: 2 * grad)
+            hooked = one(self.used(outputs), k)
+            # Of one micro-batch, two outputs may be one tensor.
+            joined = min(self.program.chunks, self.step.rows) > 1
+            if name == "output" and joined and hooked.requires_grad:
+                # An output of several whose gradient is not there is None, as with torch's own.
+                hooked.register_hook(lambda grad: grad if grad is None else 2 * grad)
         return outputs
 
     def used(self, outputs: list[Any]) -> list[Tensor]:

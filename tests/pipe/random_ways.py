@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from random_programs import AROUND, Run
+from random_models import Unregistered
+from random_programs import AROUND, Plain, Run
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves
@@ -96,7 +97,11 @@ def two_threads(run: Run) -> None:
         if loss.requires_grad:
             loss.backward()
 
-    in_thread(*(lambda inputs=inputs: one(inputs) for inputs in batches))
+    if isinstance(run.model.parts[0], Plain):  # modules alone are not for two threads
+        for inputs in batches:
+            one(inputs)
+    else:
+        in_thread(*(lambda inputs=inputs: one(inputs) for inputs in batches))
 
 
 def note(run: Run, what: str, values: Iterable[Any]) -> None:
@@ -136,7 +141,10 @@ def double_backward_of_inputs(run: Run) -> None:
         return
     slopes = torch.autograd.grad(loss, run.leaves, create_graph=True, allow_unused=True)
     penalty = sum(s.square().sum() for s in slopes if s is not None and s.requires_grad)
-    (loss + penalty).backward()
+    # Where torch adds both in bfloat16, the sum depends on the order.
+    whole = loss + penalty if run.program.double else penalty
+    if isinstance(whole, Tensor):
+        whole.backward()
 
 
 @way
@@ -314,6 +322,8 @@ def perform(run: Run) -> None:
         name = re.sub(r"partitions\.(\d+)\.0\.", r"stages.\1.", name)
         grad = parameter.grad
         run.results[f"gradient of {name}"] = grad if grad is None else grad.clone()
+    hidden = [m for m in run.model.modules() if isinstance(m, Unregistered)]
+    note(run, "gradient of unregistered", [module.hidden[0].grad for module in hidden])
     for k, buffer in enumerate(run.model.buffers()):
         run.results[f"buffer {k}"] = buffer.clone()
     run.results["random numbers"] = torch.get_rng_state()

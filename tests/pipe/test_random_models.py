@@ -81,6 +81,23 @@ REFUSALS: dict[str, Refusal] = {
     "op checkpointed_reentrant": Refusal(
         r"use_reentrant=False", "torch's older checkpoint needs a backward() of the whole graph"
     ),
+    "op energy_gradient": Refusal(
+        r"must be a registered parameter, or an input|nor one of its registered parameters",
+        "a leaf that the stage makes cannot be told from one that is kept somewhere",
+    ),
+    "op unregistered": Refusal(
+        r"must be a registered parameter, or an input|nor one of its registered parameters",
+        "gradients reach inputs and registered parameters",
+    ),
+    "way input_changed_before_backward": Refusal(
+        r"modified by an inplace operation", "as torch says where an operation has saved the input"
+    ),
+    **{
+        f"way batched_gradients, op {name}": Refusal(
+            r"random operations inside of vmap", "a recomputation is part of the backward"
+        )
+        for name in random_draw.DRAWING
+    },
     "way func_grad_of_parameters": NO_TRANSFORM,
     "way func_grad_of_inputs": NO_TRANSFORM,
     "way func_jvp": NO_TRANSFORM,
@@ -138,9 +155,10 @@ def test_random_models(block):
 if __name__ == "__main__":
     import sys
 
-    import weft
     from random_models import Op
     from random_programs import Step
+
+    import weft
 
     weft.init_rpc("alone", rank=0, world_size=1, init_method="tcp://127.0.0.1:0")
     given = eval(sys.argv[1], {"Op": Op, "Program": Program, "Step": Step})
