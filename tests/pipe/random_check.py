@@ -110,7 +110,20 @@ def restore(model: Chain, state: list[Any]) -> None:
         tensor.grad = saved[1] if saved[1] is None else saved[1].clone()
 
 
-def attempt(program: Program, number: int, model: Chain) -> tuple[Run, Exception | None]:
+@dataclasses.dataclass
+class Raised:
+    """An exception without its traceback, which would keep what is on its frames."""
+
+    kind: str
+    text: str
+
+    @property
+    def line(self) -> str:
+        """Its first line, without the numbers that differ from program to program."""
+        return re.sub(r"[0-9]+", "#", self.text.strip().split("\n")[0][:80])
+
+
+def attempt(program: Program, number: int, model: Chain) -> tuple[Run, Raised | None]:
     step = program.steps[number]
     set_up(program, step, number, model)
     run = Run(program, step, number, model)
@@ -119,7 +132,7 @@ def attempt(program: Program, number: int, model: Chain) -> tuple[Run, Exception
             warnings.simplefilter("ignore")
             perform(run)
     except Exception as error:
-        return run, error
+        return run, Raised(type(error).__name__, str(error))
     return run, None
 
 
@@ -160,25 +173,23 @@ def check(
         expected, torch_error = attempt(program, number, plain)
         found, error = attempt(program, number, piped)
         for _ in program.stages:
-            if error is None or may_raise(program, number, str(error)) != "once":
+            if error is None or may_raise(program, number, error.text) != "once":
                 break
             restore(piped, before)
             found, error = attempt(program, number, piped)
         if thread_state() != state_before:
             left = [name for name, value in thread_state().items() if value != state_before[name]]
             set_right()
-            return Finding(f"left behind: {', '.join(left)}", number, f"raised: {error!r}")
+            return Finding(f"left behind: {', '.join(left)}", number, f"{error}")
         if torch_error is not None:
-            strict = step.way in AS_STRICT_AS_TORCH and "inplace operation" in str(torch_error)
+            strict = step.way in AS_STRICT_AS_TORCH and "inplace operation" in torch_error.text
             if error is None and strict:
-                text = f"nothing was raised; torch alone: {torch_error}"
+                text = f"nothing was raised; torch alone: {torch_error.text}"
                 return Finding(f"silent: {step.way}", number, text)
             tally.void += 1
         elif error is not None:
-            if may_raise(program, number, str(error)) is None:
-                return Finding(
-                    f"raised {type(error).__name__}: {first_line(error)}", number, str(error)
-                )
+            if may_raise(program, number, error.text) is None:
+                return Finding(f"raised {error.kind}: {error.line}", number, error.text)
             tally.refused += 1
         else:
             lines = differences(program, found.results, expected.results)
@@ -193,7 +204,3 @@ def check(
         finish(step, plain)
         finish(step, piped)
     return None
-
-
-def first_line(error: BaseException) -> str:
-    return re.sub(r"[0-9]+", "#", str(error).strip().split("\n")[0][:80])

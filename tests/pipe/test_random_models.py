@@ -74,7 +74,9 @@ REFUSALS: dict[str, Refusal] = {
         for name in IN_PLACE
     },
     **{
-        f"{name}, {alias}": Refusal(r"in place", "a stage would change another stage's value")
+        f"{name}, {alias}": Refusal(
+            r"in place, and its memory also belongs to", "a stage would change another one's value"
+        )
         for name in IN_PLACE
         for alias in ALIASES
     },
