@@ -13,7 +13,7 @@ from random_programs import ALL_AROUND, AROUND, HOOKS, Program, Step
 from random_ways import NOT_TRANSFORMED, TRANSFORMS, WAYS
 
 IN_PLACE = ("relu_", "add_", "half_", "dirty_")
-DRAWING = ("dropout", "annealed", "noise", "forked")
+DRAWING = ("dropout", "annealed", "noise", "forked", "inner_pipe")
 PLAIN = ("linear", "tanh", "square", "layer_norm")
 WITH_INNER = (
     "checkpointed",
@@ -61,6 +61,7 @@ THEMES = (
     ("autocast", "no_autocast", "linear", "layer_norm", "func_grad", "checkpointed"),
     ("func_grad", "func_vmap", "func_jvp", "dual_inside", "tensor_hook", "parametrized"),
     ("batch_norm", "count", "dropout", "checkpointed"),
+    ("inner_pipe", "dropout", "checkpointed", "autocast"),
     ("word", "nothing", "integers", "in_a_dictionary", "turned", "dropped", "not_differentiable"),
 )
 #: What may stand inside which other operation; anything plain, where none is named.
@@ -204,7 +205,8 @@ def legal(program: Program) -> Program:
     for step in program.steps:
         # Random numbers, statistics and lazy weights of two threads have no order.
         alone = {*DRAWING, "unregistered", "count", "batch_norm", "lazy", *ONE_STAGE} & names
-        if step.way == "two_threads" and (alone or step.around or hooks):
+        shared = {"checkpoint", "checkpoint_reentrant", "cached", "cached_all"} & set(step.around)
+        if step.way == "two_threads" and (alone or shared):
             step = dataclasses.replace(step, way="other_thread")
         if step.way in TRANSFORMS and (
             NOT_TRANSFORMED & names or any(name.startswith("saved_hooks") for name in step.around)

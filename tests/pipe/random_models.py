@@ -269,6 +269,20 @@ def functional_linear(call: Call, x: Tensor) -> Tensor:
     return torch.func.functional_call(call.part, weights, (x,))
 
 
+class InnerPipe(nn.ModuleList):
+    """Layers that random_programs.build makes a Pipe of, inside a stage."""
+
+    def __init__(self) -> None:
+        super().__init__([nn.Linear(WIDTH, WIDTH), nn.Dropout(0.3), nn.Tanh()])
+
+
+@on_one
+@has_part(InnerPipe)
+def inner_pipe(call: Call, x: Tensor) -> Tensor:
+    y = call.part(x)
+    return y.local_value() if hasattr(y, "local_value") else y
+
+
 class Unregistered(nn.Module):
     """Has a leaf that nobody can find."""
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.nn.utils.parametrize as parametrize
 from pipe_models import make_pipe
-from random_models import WIDTH, Op, make_stages
+from random_models import WIDTH, InnerPipe, Op, make_stages, stages_in
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
@@ -153,26 +153,28 @@ def build(program: Program, piped: bool) -> Chain:
     torch.manual_seed(program.seed)
     dtype = torch.float64 if program.double else torch.float32
     stages = make_stages(program.stages, dtype)
+    for stage in stages_in(nn.ModuleList(stages)):
+        for name, part in stage.parts.items():
+            if isinstance(part, InnerPipe):
+                stage.parts[name] = one_part(program, list(part), piped)
     cut = program.cut or len(stages)
-    parts = []
-    for layers in (stages[:cut], stages[cut:]):
-        if not layers:
-            continue
-        if piped:
-            parts.append(
-                make_pipe(
-                    nn.Sequential(*layers),
-                    program.threading,
-                    chunks=program.chunks,
-                    checkpoint=program.mode,
-                    deferred_batch_norm=program.deferred,
-                )
-            )
-        else:
-            if program.deferred:
-                layers = [DeferredBatchNorm.convert_deferred_batch_norm(x, 1) for x in layers]
-            parts.append(Plain(layers, program.chunks))
-    return Chain(parts)
+    return Chain(
+        one_part(program, layers, piped) for layers in (stages[:cut], stages[cut:]) if layers
+    )
+
+
+def one_part(program: Program, layers: list[nn.Module], piped: bool) -> nn.Module:
+    if piped:
+        return make_pipe(
+            nn.Sequential(*layers),
+            program.threading,
+            chunks=program.chunks,
+            checkpoint=program.mode,
+            deferred_batch_norm=program.deferred,
+        )
+    if program.deferred:
+        layers = [DeferredBatchNorm.convert_deferred_batch_norm(x, 1) for x in layers]
+    return Plain(layers, program.chunks)
 
 
 @contextlib.contextmanager

@@ -204,7 +204,8 @@ def func_grad_of_parameters(run: Run) -> None:
         call = lambda *x: torch.func.functional_call(run.model, values, x)  # noqa: E731
         return run.loss(tree_leaves(run.call(*inputs, model=call)))
 
-    note(run, "func gradient", torch.func.grad(loss)(names).values())
+    if names:
+        note(run, "func gradient", torch.func.grad(loss)(names).values())
 
 
 def first_alone(run: Run) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
