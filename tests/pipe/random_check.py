@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from random_models import stages_in
+from random_models import stages_in, walk
 from random_programs import Chain, Program, Run, Step, add_hooks, build, made
 from random_ways import AS_STRICT_AS_TORCH, perform
 from torch import Tensor, nn
@@ -47,13 +47,21 @@ def close(found: Any, expected: Any, tolerance: float) -> bool:
     return torch.allclose(found, expected, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
 
 
+#: What gives a value several gradients, whose sum in bfloat16 depends on their order.
+FAN_OUT = {"stash", "same_twice", "view", "detached", "func_grad", "func_jvp", "energy_gradient"}
+
+
 def tolerance_of(program: Program) -> float:
-    return 1e-9 if program.double else 1e-3
+    if program.double:
+        return 1e-9
+    return 2e-2 if FAN_OUT & {op.name for ops in program.stages for _, op in walk(ops)} else 1e-3
 
 
 def differences(program: Program, found: dict, expected: dict) -> list[str]:
     lines = []
     for name in expected:
+        if name.endswith("needs no gradient") and program.mode != "never":
+            continue  # of what is not kept, the backward finds that out
         if name not in found:
             lines.append(f"{name}: there is none")
         elif not close(found[name], expected[name], tolerance_of(program)):

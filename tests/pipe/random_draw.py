@@ -200,7 +200,6 @@ def legal(program: Program) -> Program:
     if cut is not None and ({"stash", "in_a_dictionary"} & names or cut >= len(program.stages)):
         cut = None
     stages = tuple(ops or (Op("linear"),) for ops in program.stages)
-    hooks = program.hooks
     steps = []
     for step in program.steps:
         # Random numbers, statistics and lazy weights of two threads have no order.

@@ -276,9 +276,8 @@ class Run:
             self.results[f"output {self.calls}.{k}"] = (
                 value.clone() if isinstance(value, Tensor) else value
             )
-            if isinstance(value, Tensor) and self.program.mode == "never":
-                # What is not kept is found out by the backward alone.
-                self.results[f"output {self.calls}.{k} requires a gradient"] = value.requires_grad
+            if isinstance(value, Tensor) and not value.requires_grad:
+                self.results[f"output {self.calls}.{k} needs no gradient"] = True
         for name, k in self.program.hooks:
             hooked = one(self.used(outputs), k)
             # Of one micro-batch, two outputs may be one tensor.

@@ -83,6 +83,9 @@ REFUSALS: dict[str, Refusal] = {
     "op checkpointed_reentrant": Refusal(
         r"use_reentrant=False", "torch's older checkpoint needs a backward() of the whole graph"
     ),
+    "op checkpointed_reentrant, around anomaly": Refusal(
+        r"no attribute 'metadata'", "torch's anomaly mode fails on the way to tell that error"
+    ),
     "op energy_gradient": Refusal(
         r"must be a registered parameter, or an input|nor one of its registered parameters",
         "a leaf that the stage makes cannot be told from one that is kept somewhere",
