@@ -26,8 +26,9 @@ import re
 import pytest
 import random_draw
 from random_check import Finding, Tally, check
-from random_draw import all_ingredients, draw, ingredients, shrink
+from random_draw import all_ingredients, draw, ingredients
 from random_programs import Program
+from random_shrink import shrink
 
 pytestmark = pytest.mark.usefixtures("alone")
 
