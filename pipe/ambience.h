@@ -14,6 +14,8 @@ class Ambience {
  public:
   // The calling thread's, for the CPU and for `devices`' types.
   static Ambience here(const std::vector<c10::Device>& devices);
+  // Hooks on tensors that autograd saves.
+  bool hasHooks() const { return !hooks_.stack.empty(); }
 
  private:
   struct Autocast {

@@ -4,6 +4,8 @@
 #include <ATen/ops/cat.h>
 #include <c10/util/irange.h>
 
+#include <algorithm>
+
 namespace weft::pipe {
 
 namespace {
@@ -46,7 +48,8 @@ const char* nameOf(Kind kind) {
 // Gathers part by part; `at` is where each micro-batch's tensors of the present part begin.
 class Gatherer {
  public:
-  explicit Gatherer(const std::vector<Batch>& outputs) : outputs_(outputs), at_(outputs.size()) {}
+  Gatherer(const std::vector<Batch>& outputs, History history)
+      : outputs_(outputs), history_(history), at_(outputs.size()) {}
 
   Structure part(const std::vector<const Structure*>& parts) {
     for (const Structure* part : parts) {
@@ -60,15 +63,37 @@ class Gatherer {
   Gathered result;
 
  private:
+  at::Tensor whole(const at::Tensor& tensor) const {
+    return history_ == History::kRecord ? tensor : tensor.detach();
+  }
+
+  // Where the same tensors have been joined already, or the number of sources.
+  std::size_t before(const Gathered::Source& source) const {
+    const auto same = [&](const Gathered::Source& other) {
+      if (other.tensors.size() != source.tensors.size() || other.micro_batch >= 0) return false;
+      for (const auto i : c10::irange(outputs_.size())) {
+        const auto& tensors = outputs_[i].tensors;
+        if (!tensors[other.tensors[i]].is_same(tensors[source.tensors[i]])) return false;
+      }
+      return true;
+    };
+    return std::find_if(result.sources.begin(), result.sources.end(), same) -
+           result.sources.begin();
+  }
+
   Structure joined() {
     std::vector<at::Tensor> pieces;
     Gathered::Source source;
     for (const auto i : c10::irange(outputs_.size())) {
       source.tensors.push_back(at_[i]);
-      pieces.push_back(outputs_[i].tensors[at_[i]++].detach());
+      pieces.push_back(whole(outputs_[i].tensors[at_[i]++]));
       source.sizes.push_back(pieces.back().dim() == 0 ? 0 : pieces.back().size(0));
     }
-    result.batch.tensors.push_back(pieces.size() == 1 ? pieces[0] : at::cat(pieces));
+    const std::size_t k = before(source);
+    at::Tensor tensor = k < result.sources.size() ? result.batch.tensors[k]
+                        : pieces.size() == 1      ? pieces[0]
+                                                  : at::cat(pieces);
+    result.batch.tensors.push_back(std::move(tensor));
     result.sources.push_back(std::move(source));
     return {};
   }
@@ -79,26 +104,48 @@ class Gatherer {
       list.parts.push_back(*parts[i]);
       for (std::size_t left = tensorsIn(*parts[i]); left != 0; --left) {
         result.sources.push_back({{at_[i]}, static_cast<std::int64_t>(i), {}});
-        result.batch.tensors.push_back(outputs_[i].tensors[at_[i]++].detach());
+        result.batch.tensors.push_back(whole(outputs_[i].tensors[at_[i]++]));
       }
     }
     return list;
   }
 
   const std::vector<Batch>& outputs_;
+  const History history_;
   std::vector<std::size_t> at_;
 };
+
+// As tensor.chunk(), but each piece may be changed in place, as far as autograd goes.
+std::vector<at::Tensor> chunksOf(const at::Tensor& tensor, std::size_t chunks, History history) {
+  std::vector<at::Tensor> pieces = tensor.detach().chunk(static_cast<std::int64_t>(chunks));
+  if (history == History::kDrop) return pieces;
+  std::int64_t begin = 0;
+  for (at::Tensor& piece : pieces) {
+    const std::int64_t size = piece.size(0);
+    piece = tensor.narrow(0, begin, size);
+    begin += size;
+  }
+  return pieces;
+}
 
 }  // namespace
 
 std::vector<std::vector<at::Tensor>> scatter(const std::vector<at::Tensor>& tensors,
-                                             const std::vector<Scatter>& how, std::size_t chunks) {
-  const at::NoGradGuard no_grad;
+                                             const std::vector<Scatter>& how, std::size_t chunks,
+                                             History history) {
+  const at::AutoGradMode grad(history == History::kRecord && at::GradMode::is_enabled());
+  const auto firstOf = [&](std::size_t k) {
+    std::size_t first = 0;
+    while (!(tensors[first].is_same(tensors[k]) && how[first] == how[k]))
+      ++first;
+    return first;
+  };
   std::vector<std::vector<at::Tensor>> pieces(tensors.size());
   std::size_t count = 0;
   for (const auto k : c10::irange(tensors.size())) {
     if (how[k] == Scatter::kReplicate) continue;
-    pieces[k] = tensors[k].detach().chunk(static_cast<std::int64_t>(chunks));
+    const std::size_t first = firstOf(k);
+    pieces[k] = first < k ? pieces[first] : chunksOf(tensors[k], chunks, history);
     TORCH_CHECK(count == 0 || count == pieces[k].size(),
                 "Found different number of chunks produced for inputs: ", count, " and ",
                 pieces[k].size(),
@@ -110,8 +157,16 @@ std::vector<std::vector<at::Tensor>> scatter(const std::vector<at::Tensor>& tens
   std::vector<std::vector<at::Tensor>> micro_batches(count);
   for (const auto i : c10::irange(count)) {
     for (const auto k : c10::irange(tensors.size())) {
-      micro_batches[i].push_back(how[k] == Scatter::kChunk ? std::move(pieces[k][i])
-                                                           : tensors[k].detach());
+      if (const std::size_t first = firstOf(k); first < k) {
+        at::Tensor same = micro_batches[i][first];
+        micro_batches[i].push_back(std::move(same));
+      } else if (how[k] == Scatter::kChunk) {
+        micro_batches[i].push_back(std::move(pieces[k][i]));
+      } else if (history == History::kDrop) {
+        micro_batches[i].push_back(tensors[k].detach());
+      } else {
+        micro_batches[i].push_back(count == 1 ? tensors[k] : tensors[k].clone());
+      }
     }
   }
   return micro_batches;
@@ -131,9 +186,9 @@ std::vector<GradPiece> split(const Gathered::Source& source, const at::Tensor& g
   return pieces;
 }
 
-Gathered gather(const std::vector<Batch>& outputs) {
-  const at::NoGradGuard no_grad;
-  Gatherer gatherer(outputs);
+Gathered gather(const std::vector<Batch>& outputs, History history) {
+  const at::AutoGradMode grad(history == History::kRecord && at::GradMode::is_enabled());
+  Gatherer gatherer(outputs, history);
   std::vector<const Structure*> tops;
   for (const Batch& output : outputs)
     tops.push_back(&structureOf(output));

@@ -37,11 +37,15 @@ struct Batch {
 // How one of the mini-batch's input tensors is given to the micro-batches.
 enum class Scatter : std::uint8_t { kChunk, kReplicate };
 
-// Splits each kChunk tensor exactly as tensor.chunk(chunks) does, and gives the others to all. No
-// gradient is recorded. Throws if the tensors give different counts ("different number of chunks").
+// Whether autograd records what is done.
+enum class History : std::uint8_t { kDrop, kRecord };
+
+// Splits each kChunk tensor exactly as tensor.chunk(chunks) does, and gives the others to all. Of a
+// tensor that is there twice, the pieces are the same tensors twice. Throws if the tensors give different counts ("different number of chunks").
 // Without a tensor to split there is one micro-batch.
 std::vector<std::vector<at::Tensor>> scatter(const std::vector<at::Tensor>& tensors,
-                                             const std::vector<Scatter>& how, std::size_t chunks);
+                                             const std::vector<Scatter>& how, std::size_t chunks,
+                                             History history);
 
 // The whole mini-batch's output, and where its tensors come from.
 struct Gathered {
@@ -64,7 +68,8 @@ std::vector<GradPiece> split(const Gathered::Source& source, const at::Tensor& g
 
 // Joins the micro-batches' outputs: tensors by concatenation along dimension 0, anything else into
 // a list with one entry per micro-batch; both at the top level of a tuple, list or dictionary.
-// Throws if the micro-batches disagree. No gradient is recorded.
-Gathered gather(const std::vector<Batch>& outputs);
+// Tensors that are the same in every micro-batch are the same then. Throws if the micro-batches
+// disagree.
+Gathered gather(const std::vector<Batch>& outputs, History history);
 
 }  // namespace weft::pipe

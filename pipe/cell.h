@@ -23,11 +23,22 @@
 
 namespace weft::pipe {
 
-// A tensor between two cells, without history. Undefined: None.
+// Who else has a wire's memory.
+enum class Sharing : unsigned char {
+  kNone,
+  kAliased,     // another value under way, or a parameter: a change in place would reach that too
+  kReplicated,  // the other micro-batches, which each are to find it as it was
+};
+
+// A tensor between two cells, without history. Undefined: None. Two wires of one cell that are the
+// same tensor arrive in the next cell as the same tensor.
 struct Wire {
   at::Tensor value;
   bool differentiable = false;
+  Sharing sharing = Sharing::kNone;
 };
+// Wires that are different tensors with common elements become kAliased.
+void markAliases(std::vector<Wire>& wires);
 
 // What StageContext::mini_batch says. Any thread.
 std::uint64_t nextMiniBatchNumber();
@@ -39,6 +50,8 @@ struct CellSetting {
   bool training;
   bool grad;  // gradients are wanted at all
   Ambience ambience;
+  // Per stage, what it refers to; empty if no gradients are wanted.
+  std::vector<std::shared_ptr<StageTensors>> tensors;
   // Per stage: the gates of its parameters, in the forward and in the present backward.
   std::vector<torch::autograd::edge_list> gates;
   std::vector<torch::autograd::edge_list> gates_again;
@@ -63,24 +76,24 @@ class Cell {
   };
 
   Output run(const CellSetting& setting, std::size_t stage, std::size_t micro_batch, Input input,
-             bool checkpoint);
-  void recompute(const CellSetting& setting);
+             bool checkpoint, const RngTurn& turn);
+  void recompute(const CellSetting& setting, const RngTurn& turn);
 
   struct Gradients {
     std::vector<at::Tensor> inputs;      // per input wire; undefined where there is none
     std::vector<at::Tensor> parameters;  // per wanted gate
   };
   // Gradients of the outputs must have been put into `output_grads`, per output wire.
-  Gradients backward(bool want_inputs, const torch::autograd::edge_list& wanted_gates,
-                     bool keep_graph);
+  Gradients backward(const CellSetting& setting, bool want_inputs,
+                     const torch::autograd::edge_list& wanted_gates, bool keep_graph,
+                     const RngTurn& turn);
   // Forgets everything.
   void drop();
 
   CellState state() const { return state_; }
   bool checkpointed() const { return checkpointed_; }
-  bool drew() const { return rng_ != nullptr; }
-  // The generators' states before the run; nullptr if it did not draw.
-  const RngState* rng() const { return rng_.get(); }
+  // The generators' states before the run; nullptr if it used none.
+  const RngStates* rng() const { return rng_.get(); }
   std::size_t outputs() const { return output_edges_.size(); }
 
   std::vector<at::Tensor> output_grads;
@@ -92,10 +105,15 @@ class Cell {
   Batch call(const CellSetting& setting, Pass pass, const std::vector<at::Tensor>& inputs,
              SkipPort& skips);
   std::vector<at::Tensor> aliases(const CellSetting& setting, Pass pass);
+  void markSharing(const CellSetting& setting, Output& output) const;
+  void refuseSharedWrites(const CellSetting& setting, const std::vector<at::Tensor>& given,
+                          const std::vector<std::uint32_t>& versions) const;
+  std::uint32_t inputKinds() const;
+  void assumeGraphs(const CellSetting& setting, Output& output);
+  void learnGraphs(const CellSetting& setting, Pass pass, const Output& output);
   void learnInput(const CellSetting& setting, Pass pass, const std::vector<at::Tensor>& given,
                   const std::vector<std::uint32_t>& versions);
-  void learnDraws(const CellSetting& setting, const RngState& before);
-  void searchLeaves(const CellSetting& setting);
+  void searchLeaves(const CellSetting& setting) const;
 
   CellState state_ = CellState::kEmpty;
   bool checkpointed_ = false;
@@ -105,7 +123,9 @@ class Cell {
   NodePtr input_node_;                    // ends the graph at the inputs
   std::vector<std::int64_t> input_slot_;  // per input wire: its place at that node, or -1
   torch::autograd::edge_list output_edges_;
-  std::unique_ptr<const RngState> rng_;
+  std::unique_ptr<const RngStates> rng_;
+  std::uint32_t taken_graphless_ = 0;  // outputs that are differentiable by type, and taken not to be
+  bool drew_ = false;  // from a CPU generator, in the run
 };
 
 }  // namespace weft::pipe

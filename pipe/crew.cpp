@@ -40,6 +40,8 @@ struct Crew::Execution {
         } catch (...) {
           fail(task, std::current_exception());
         }
+      } else {
+        job.leaveOut(task);
       }
       for (const TaskId next : graph.next(task)) {
         if (waits_for[next].fetch_sub(1, std::memory_order_acq_rel) == 1) {
@@ -237,8 +239,8 @@ void Crew::stop() {
       }
     }
   };
-  if (hooks_.while_joining) {
-    hooks_.while_joining(join);
+  if (hooks_.while_waiting) {
+    hooks_.while_waiting(join);
   } else {
     join();
   }

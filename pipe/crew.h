@@ -18,6 +18,8 @@ class Job {
   virtual ~Job() = default;
   // Does one task, on its lane's thread. May throw.
   virtual void run(TaskId task) = 0;
+  // Instead of run(), on its lane's thread, for a task that comes after one that failed.
+  virtual void leaveOut(TaskId /*task*/) {}
   // What a lane's thread does around its share of the job: `share` never throws. On that thread.
   virtual void lane(std::size_t /*lane*/, const std::function<void()>& share) { share(); }
 };
@@ -28,7 +30,7 @@ struct ThreadHooks {
   std::function<void()> started;
   std::function<void()> ending;
   // Calls its argument, which waits for threads: a place to let go of a global lock.
-  std::function<void(const std::function<void()>&)> while_joining;
+  std::function<void(const std::function<void()>&)> while_waiting;
   // Called now and then by a thread that waits in Crew::run. If it throws, the job is broken off
   // and run() throws that.
   std::function<void()> interrupted;
@@ -56,6 +58,7 @@ class Crew {
 
   // Threads alive now.
   std::size_t threads() const;
+  const ThreadHooks& hooks() const { return hooks_; }
 
  private:
   struct State;

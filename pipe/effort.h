@@ -52,6 +52,7 @@ class MeasuredJob final : public Job {
  public:
   MeasuredJob(Job& job, const TaskGraph& graph) : job_(job), efforts_(graph.size()) {}
   void run(TaskId task) override;
+  void leaveOut(TaskId task) override { job_.leaveOut(task); }
   void lane(std::size_t lane, const std::function<void()>& share) override;
   // In seconds, per task. After the job.
   const std::vector<double>& efforts() const { return efforts_; }

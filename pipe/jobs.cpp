@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "pipe/gradient_sum.h"
+
 namespace weft::pipe {
 
 namespace {
@@ -29,12 +31,22 @@ thread_local std::size_t t_lane = 0;
 
 }  // namespace
 
-PipelineJob::PipelineJob(Machine& machine) : machine_(machine), ferry_(machine.ferry()) {
+PipelineJob::PipelineJob(Machine& machine)
+    : machine_(machine), ferry_(machine.ferry()), outside_(currentRngScope()) {
   for (const c10::Device device : machine.devices) {
     if (isAccelerator(device)) {
       streams_.push_back(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
     }
   }
+}
+
+void PipelineJob::run(TaskId task) {
+  struct AtEnd {
+    TaskOrder& order;
+    TaskId task;
+    ~AtEnd() { order.end(task); }
+  } const at_end{*order_, task};
+  perform(task);
 }
 
 void PipelineJob::lane(std::size_t lane, const std::function<void()>& share) {
@@ -55,11 +67,30 @@ CrossingPtr PipelineJob::send(const std::vector<at::Tensor*>& tensors, c10::Devi
   if (!away) return nullptr;
   const Timeline::Span span(machine_.timeline, cell.stage, cell.micro_batch, EventKind::kCopy,
                             t_lane);
-  if (ferry_ != nullptr) return ferry_->send(tensors, to);
-  const at::NoGradGuard no_grad;
-  for (at::Tensor* const tensor : tensors)
-    *tensor = moved(*tensor, to);
-  return nullptr;
+  // What is one tensor here is one there.
+  std::vector<at::Tensor*> once;
+  std::vector<std::pair<at::Tensor*, at::Tensor*>> again;
+  for (at::Tensor* const tensor : tensors) {
+    const auto first = std::find_if(once.begin(), once.end(), [&](const at::Tensor* other) {
+      return tensor->defined() && other->is_same(*tensor);
+    });
+    if (first == once.end()) {
+      once.push_back(tensor);
+    } else {
+      again.emplace_back(tensor, *first);
+    }
+  }
+  CrossingPtr crossing;
+  if (ferry_ != nullptr) {
+    crossing = ferry_->send(once, to);
+  } else {
+    const at::NoGradGuard no_grad;
+    for (at::Tensor* const tensor : once)
+      *tensor = moved(*tensor, to);
+  }
+  for (const auto& [tensor, first] : again)
+    *tensor = *first;
+  return crossing;
 }
 
 ForwardJob::ForwardJob(MiniBatch& batch, std::vector<std::vector<at::Tensor>> micro_batches,
@@ -77,24 +108,22 @@ ForwardJob::ForwardJob(MiniBatch& batch, std::vector<std::vector<at::Tensor>> mi
   for (const auto i : c10::irange(micro_batches.size())) {
     Cell::Input& input = next_[i];
     for (const auto k : c10::irange(micro_batches[i].size())) {
-      input.wires.push_back({std::move(micro_batches[i][k]), differentiable[k]});
+      const bool whole = batch.input_.how[k] == Scatter::kReplicate && micro_batches.size() > 1;
+      input.wires.push_back({std::move(micro_batches[i][k]), differentiable[k],
+                             whole ? Sharing::kReplicated : Sharing::kNone});
     }
+    markAliases(input.wires);
     input.payload = input.wires.size();
     input.structure = batch.input_.structure;
   }
   const Machine& machine = *batch.machine_;
   std::vector<TaskId> last_of(micro_batches.size());  // the micro-batch's task in the stage before
-  std::optional<TaskId> last_drawing;
   for (const CellIndex cell : order_) {
     const TaskId task = graph_.add(machine.lane_of[cell.stage]);
     if (cell.stage != 0) graph_.require(task, last_of[cell.micro_batch]);
     last_of[cell.micro_batch] = task;
-    const auto& draws = machine.habits[cell.stage].draws[batch.input_.training ? 1 : 0];
-    if (mayDraw(draws.load(std::memory_order_relaxed))) {
-      if (last_drawing) graph_.require(task, *last_drawing);
-      last_drawing = task;
-    }
   }
+  setTasks(graph_.size());
 }
 
 Cell::Input ForwardJob::inputOf(std::size_t micro_batch, std::size_t stage) {
@@ -122,15 +151,15 @@ CrossingPtr ForwardJob::sendWires(std::vector<Wire>& wires, c10::Device to, Cell
   return send(tensors, to, cell);
 }
 
-void ForwardJob::run(TaskId task) {
+void ForwardJob::perform(TaskId task) {
   const auto [i, j] = order_[task];
   const Machine& machine = *batch_.machine_;
   Cell::Input input = inputOf(i, j);
   Cell::Output output;
   {
     const Timeline::Span span(batch_.machine_->timeline, j, i, EventKind::kForward, t_lane);
-    output =
-        batch_.cell(i, j).run(*batch_.setting_, j, i, std::move(input), batch_.checkpointed(i));
+    output = batch_.cell(i, j).run(*batch_.setting_, j, i, std::move(input),
+                                   batch_.checkpointed(i), turnOf(task));
   }
   const auto& outgoing = machine.outgoing[j];
   for (const auto k : c10::irange(outgoing.size())) {
@@ -226,18 +255,14 @@ void BackwardJob::buildGraph() {
   const auto taskOf = [&](std::size_t i, std::size_t j) -> std::optional<TaskId>& {
     return task_of[i * batch_.stages() + j];
   };
-  std::optional<TaskId> last_replay;
   for (const CellIndex index : order) {
     const auto [i, j] = index;
     Cell& cell = batch_.cell(i, j);
     if (cell.state() == CellState::kDone) continue;
     if (!wants_inputs_[j] && gates_[j].empty()) continue;
     if (cell.state() == CellState::kCheckpointed) {
-      const TaskId recompute = graph_.add(machine.lane_of[j]);
+      graph_.add(machine.lane_of[j]);
       steps_.push_back({index, true});
-      // They set the generators all stages share.
-      if (cell.drew() && last_replay) graph_.require(recompute, *last_replay);
-      if (cell.drew()) last_replay = recompute;
     }
     const TaskId task = graph_.add(machine.lane_of[j]);
     steps_.push_back({index, false});
@@ -248,20 +273,21 @@ void BackwardJob::buildGraph() {
       if (consumer) graph_.require(task, *consumer);
     }
   }
+  setTasks(graph_.size());
 }
 
-void BackwardJob::run(TaskId task) {
+void BackwardJob::perform(TaskId task) {
   const auto [index, recompute] = steps_[task];
   const Timeline::Span span(batch_.machine_->timeline, index.stage, index.micro_batch,
                             recompute ? EventKind::kRecompute : EventKind::kBackward, t_lane);
   if (recompute) {
-    batch_.cell(index.micro_batch, index.stage).recompute(*batch_.setting_);
+    batch_.cell(index.micro_batch, index.stage).recompute(*batch_.setting_, turnOf(task));
   } else {
-    backward(index);
+    backward(index, turnOf(task));
   }
 }
 
-void BackwardJob::backward(CellIndex index) {
+void BackwardJob::backward(CellIndex index, const RngTurn& turn) {
   const auto [i, j] = index;
   const Machine& machine = *batch_.machine_;
   Cell& cell = batch_.cell(i, j);
@@ -278,7 +304,7 @@ void BackwardJob::backward(CellIndex index) {
   {
     StageSink sink(*this, j, gates);
     const GradientSinkGuard guard(&sink);
-    found = cell.backward(wants_inputs_[j], gates, keep_graph_);
+    found = cell.backward(*batch_.setting_, wants_inputs_[j], gates, keep_graph_, turn);
   }
   for (const auto k : c10::irange(found.parameters.size()))
     addUp(j, k, std::move(found.parameters[k]));
@@ -314,7 +340,7 @@ void BackwardJob::addUp(std::size_t stage, std::size_t k, at::Tensor grad) {
   } else if (owned_[stage][k] && (!sum.is_sparse() || grad.is_sparse())) {
     sum.add_(grad);
   } else {
-    sum = sum.is_sparse() && !grad.is_sparse() ? grad + sum : sum + grad;
+    sum = sumOf(sum, grad);
     owned_[stage][k] = true;
   }
 }

@@ -4,6 +4,7 @@
 #include <ATen/ThreadLocalState.h>
 #include <c10/core/Stream.h>
 
+#include <optional>
 #include <vector>
 
 #include "pipe/clock.h"
@@ -18,9 +19,16 @@ namespace weft::pipe {
 class PipelineJob : public Job {
  public:
   explicit PipelineJob(Machine& machine);
+  void run(TaskId task) final;
+  void leaveOut(TaskId task) final { order_->end(task); }
   void lane(std::size_t lane, const std::function<void()>& share) final;
 
  protected:
+  virtual void perform(TaskId task) = 0;
+  // At the end of the constructor: so many tasks there are.
+  void setTasks(std::size_t tasks) { order_.emplace(tasks); }
+  // For what the task draws.
+  RngTurn turnOf(TaskId task) { return {&*order_, task, outside_, &machine_.crew->hooks().while_waiting}; }
   // Sends what a cell made to another stage's device; see Ferry.
   CrossingPtr send(const std::vector<at::Tensor*>& tensors, c10::Device to, CellIndex cell) const;
 
@@ -28,6 +36,8 @@ class PipelineJob : public Job {
   Machine& machine_;
   const Ferry* const ferry_;
   const at::ThreadLocalState state_;
+  RngScope* const outside_;
+  std::optional<TaskOrder> order_;
   std::vector<c10::Stream> streams_;
 };
 
@@ -35,7 +45,6 @@ class ForwardJob final : public PipelineJob {
  public:
   ForwardJob(MiniBatch& batch, std::vector<std::vector<at::Tensor>> micro_batches,
              const std::vector<bool>& differentiable);
-  void run(TaskId task) override;
   const TaskGraph& graph() const { return graph_; }
 
   // Per micro-batch, what the last stage gave.
@@ -46,6 +55,7 @@ class ForwardJob final : public PipelineJob {
     Wire wire;
     CrossingPtr arriving;
   };
+  void perform(TaskId task) override;
   Cell::Input inputOf(std::size_t micro_batch, std::size_t stage);
   CrossingPtr sendWires(std::vector<Wire>& wires, c10::Device to, CellIndex cell) const;
 
@@ -62,7 +72,6 @@ class BackwardJob final : public PipelineJob {
 
  public:
   BackwardJob(MiniBatch& batch, const Wanted& wanted, bool keep_graph);
-  void run(TaskId task) override;
   const TaskGraph& graph() const { return graph_; }
 
   // Per micro-batch and input tensor.
@@ -81,7 +90,8 @@ class BackwardJob final : public PipelineJob {
     at::Tensor value;
     CrossingPtr arriving;
   };
-  void backward(CellIndex index);
+  void perform(TaskId task) override;
+  void backward(CellIndex index, const RngTurn& turn);
   void addUp(std::size_t stage, std::size_t k, at::Tensor grad);
   void buildGraph();
 

@@ -34,6 +34,7 @@ Machine::Machine(std::vector<std::shared_ptr<Stage>> the_stages,
     outgoing[routes[route].from].push_back(route);
     incoming[routes[route].to].push_back(route);
   }
+  watchRandomOperators();
   crew = std::make_unique<Crew>("weft-pipe-", lanes, std::move(hooks));
 }
 

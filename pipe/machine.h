@@ -4,6 +4,7 @@
 
 #include <array>
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -29,12 +30,24 @@ enum class Threading : unsigned char { kAuto, kThreads, kInline };
 //   kUnknown --its first such run, on a copy--> kReads | kWrites
 enum class InputHabit : unsigned char { kUnknown, kReads, kWrites };
 
+// A run without a graph cannot tell which of a stage's outputs will have one in the recomputation.
+// Those that had none in the last run with a graph, from inputs of the same kind, are taken to have
+// none; a recomputation that finds otherwise throws.
+struct OutputHabit {
+  std::uint32_t inputs = 0;     // bit k: input k, modulo 31, was differentiable; the highest: known
+  std::uint32_t graphless = 0;  // bit k: output k had no graph
+};
+
 // What was learnt about a stage. Written by its lane's thread, read by any.
 struct StageHabits {
-  std::array<std::atomic<RngHabit>, 2> draws{RngHabit::kUnknown,
-                                             RngHabit::kUnknown};  // eval, train
+  // Whether its last forward, in evaluation and in training, and its last backward used a random
+  // number generator; true of one that has not run. It decides where the next one waits for its
+  // turn to do so (rng.h), and nothing else.
+  std::array<std::atomic<bool>, 2> forward_draws{true, true};
+  std::atomic<bool> backward_draws{true};
   std::atomic<InputHabit> input{InputHabit::kUnknown};
-  std::atomic<bool> leaves_known{false};  // its graph was searched for tensors nobody knows of
+  // Which of its outputs had no graph when it last ran with one: see OutputHabit.
+  std::atomic<std::uint64_t> graphless{0};
 };
 
 // Shared by the pipeline and by the graphs it made.

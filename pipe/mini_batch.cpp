@@ -8,7 +8,9 @@
 #include <unordered_map>
 
 #include "pipe/effort.h"
+#include "pipe/gradient_sum.h"
 #include "pipe/jobs.h"
+#include "pipe/memory.h"
 
 namespace weft::pipe {
 
@@ -34,16 +36,6 @@ void runAtPace(Machine& machine, Pace& pace, const TaskGraph& graph, Job& job) {
   }
 }
 
-void run(Machine& machine, Pace& pace, const TaskGraph& graph, Job& job) {
-  if (graph.size() == 0) return;
-  const Threading threading = machine.threading.load(std::memory_order_relaxed);
-  if (threading == Threading::kAuto && machine.lanes > 1) {
-    return runAtPace(machine, pace, graph, job);
-  }
-  machine.crew->run(graph, job,
-                    threading == Threading::kThreads ? Running::kThreads : Running::kInline);
-}
-
 at::Tensor joined(std::vector<at::Tensor> pieces, const at::Tensor& whole, std::size_t chunks) {
   bool any = false;
   for (const at::Tensor& piece : pieces)
@@ -61,27 +53,80 @@ at::Tensor joined(std::vector<at::Tensor> pieces, const at::Tensor& whole, std::
 
 at::Tensor summed(const std::vector<at::Tensor>& pieces) {
   at::Tensor sum;
-  for (const at::Tensor& piece : pieces) {
-    if (piece.defined()) sum = sum.defined() ? sum + piece : piece;
-  }
+  for (const at::Tensor& piece : pieces)
+    sum = sumOf(sum, piece);
   return sum;
 }
 
 }  // namespace
 
 MiniBatch::MiniBatch(std::shared_ptr<Machine> machine, MiniBatchInput input,
-                     std::vector<std::vector<at::Tensor>> parameters, bool grad)
+                     std::vector<std::shared_ptr<StageTensors>> tensors)
     : machine_(std::move(machine)),
       input_(std::move(input)),
       parameters_of_(machine_->stages.size()),
-      grad_(grad) {
+      tensors_(std::move(tensors)),
+      grad_(!tensors_.empty()) {
   std::unordered_map<c10::TensorImpl*, std::size_t> place_of;
-  for (const auto j : c10::irange(parameters.size())) {
-    for (at::Tensor& parameter : parameters[j]) {
-      const auto [it, is_new] =
-          place_of.emplace(parameter.unsafeGetTensorImpl(), parameters_.size());
+  for (const auto j : c10::irange(tensors_.size())) {
+    for (const at::Tensor& tensor : tensors_[j]->tensors) {
+      if (!tensor.requires_grad()) continue;
+      const auto [it, is_new] = place_of.emplace(tensor.unsafeGetTensorImpl(), parameters_.size());
       parameters_of_[j].push_back(it->second);
-      if (is_new) parameters_.push_back(std::move(parameter));
+      if (is_new) parameters_.push_back(tensor);
+    }
+  }
+}
+
+// Hooks on saved tensors may count on the order in which they are called, so no threads then.
+void MiniBatch::run(Pace& pace, const TaskGraph& graph, Job& job) const {
+  if (graph.size() == 0) return;
+  const Threading threading = machine_->threading.load(std::memory_order_relaxed);
+  if (threading == Threading::kInline || machine_->lanes == 1 || setting_->ambience.hasHooks()) {
+    machine_->crew->run(graph, job, Running::kInline);
+  } else if (threading == Threading::kThreads) {
+    machine_->crew->run(graph, job, Running::kThreads);
+  } else {
+    runAtPace(*machine_, pace, graph, job);
+  }
+}
+
+void MiniBatch::noteVersions() {
+  versions_.clear();
+  for (const at::Tensor& parameter : parameters_)
+    versions_.push_back(parameter._version());
+}
+
+void MiniBatch::checkParameters() const {
+  for (const auto p : c10::irange(parameters_.size())) {
+    const std::uint32_t now = parameters_[p]._version();
+    TORCH_CHECK(now == versions_[p],
+                "one of the variables needed for gradient computation has been modified by an "
+                "inplace operation: a parameter of shape ",
+                parameters_[p].sizes(), " of a Pipe is at version ", now, ", and its stage, which "
+                "has to run again for the backward, ran with version ", versions_[p],
+                ". Call backward() before the parameters are changed.");
+  }
+}
+
+// What is not joined of several pieces is in memory that the graphs use, and that of another output
+// or of the input may be the same. Autograd would not learn that a change of the one in place
+// changes the other.
+void MiniBatch::separateOutputs(Gathered& gathered) const {
+  auto& tensors = gathered.batch.tensors;
+  for (const auto s : c10::irange(tensors.size())) {
+    if (gathered.sources[s].micro_batch < 0 && micro_batches_ > 1) continue;
+    const auto overlaps = [&](const at::Tensor& other) {
+      return !other.is_same(tensors[s]) && mayOverlap(other, tensors[s]);
+    };
+    const auto same = static_cast<std::ptrdiff_t>(s);
+    if (std::any_of(tensors.begin(), tensors.begin() + same, overlaps) ||
+        std::any_of(input_.tensors.begin(), input_.tensors.end(), overlaps)) {
+      const at::Tensor before = tensors[s];
+      const at::Tensor copy = before.clone();
+      for (at::Tensor& tensor : tensors) {
+        if (tensor.is_same(before)) tensor = copy;
+      }
     }
   }
 }
@@ -109,7 +154,7 @@ std::vector<torch::autograd::edge_list> MiniBatch::edgesPerStage(const Gates& ga
 }
 
 MiniBatch::Result MiniBatch::forward() {
-  std::vector<std::vector<at::Tensor>> pieces = scatter(input_.tensors, input_.how, input_.chunks);
+  std::vector<std::vector<at::Tensor>> pieces = scatter(input_.tensors, input_.how, input_.chunks, History::kDrop);
   micro_batches_ = pieces.size();
   cells_ = std::vector<Cell>(micro_batches_ * stages());
   std::vector<bool> differentiable;
@@ -125,11 +170,15 @@ MiniBatch::Result MiniBatch::forward() {
                   input_.training,
                   grad_,
                   Ambience::here(machine_->devices),
+                  tensors_,
                   gates ? edgesPerStage(*gates) : std::vector<torch::autograd::edge_list>(stages()),
                   {}});
 
   ForwardJob job(*this, std::move(pieces), differentiable);
-  run(*machine_, machine_->forward_pace[input_.training ? 1 : 0], job.graph(), job);
+  run(machine_->forward_pace[input_.training ? 1 : 0], job.graph(), job);
+  for (const auto j : c10::irange(tensors_.size()))
+    machine_->stages[j]->update(*tensors_[j]);
+  noteVersions();
 
   std::vector<Batch> outputs;
   for (const auto i : c10::irange(micro_batches_)) {
@@ -139,7 +188,8 @@ MiniBatch::Result MiniBatch::forward() {
     output_wires_.push_back(batch.tensors.size());
     outputs.push_back(std::move(batch));
   }
-  Result result{gather(outputs), {}};
+  Result result{gather(outputs, History::kDrop), {}};
+  if (grad_) separateOutputs(result.gathered);
   for (const Gathered::Source& source : result.gathered.sources) {
     bool any = false;
     for (const auto p : c10::irange(source.tensors.size())) {
@@ -170,11 +220,13 @@ MiniBatch::Gradients MiniBatch::backward(const std::vector<at::Tensor>& grads, c
   std::optional<Gates> gates;  // for what is recomputed
   if (std::any_of(cells_.begin(), cells_.end(),
                   [](const Cell& cell) { return cell.state() == CellState::kCheckpointed; })) {
+    checkParameters();
     gates.emplace(parameters_);
   }
   setting_->gates_again = gates ? edgesPerStage(*gates) : setting_->gates;
   BackwardJob job(*this, wanted, keep_graph);
-  run(*machine_, machine_->backward_pace, job.graph(), job);
+  run(machine_->backward_pace, job.graph(), job);
+  noteVersions();
 
   Gradients result;
   result.parameters.resize(parameters_.size());
@@ -182,7 +234,7 @@ MiniBatch::Gradients MiniBatch::backward(const std::vector<at::Tensor>& grads, c
     for (const auto k : c10::irange(job.wanted_of[j].size())) {
       at::Tensor& sum = result.parameters[job.wanted_of[j][k]];
       at::Tensor& part = job.sums[j][k];
-      if (part.defined()) sum = sum.defined() ? sum + part : std::move(part);
+      if (part.defined()) sum = sumOf(sum, part);
     }
   }
   for (const auto k : c10::irange(input_.tensors.size())) {

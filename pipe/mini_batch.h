@@ -19,6 +19,7 @@ struct MiniBatchInput {
   std::size_t chunks = 1;
   bool training = false;
   Checkpoint checkpoint = Checkpoint::kNever;
+  bool plain = false;  // see plain_run.h
 };
 
 // Which gradients a backward has to find.
@@ -32,10 +33,9 @@ struct Wanted {
 
 class MiniBatch {
  public:
-  // `parameters`: per stage, those that require a gradient. `grad`: whether a graph is wanted at
-  // all.
+  // `tensors`: what each stage refers to, if gradients are wanted; else empty.
   MiniBatch(std::shared_ptr<Machine> machine, MiniBatchInput input,
-            std::vector<std::vector<at::Tensor>> parameters, bool grad);
+            std::vector<std::shared_ptr<StageTensors>> tensors);
 
   // Once. The gathered tensors have no history; `differentiable` says which should get one.
   struct Result {
@@ -51,11 +51,13 @@ class MiniBatch {
     std::vector<at::Tensor> parameters;
   };
   Gradients backward(const std::vector<at::Tensor>& grads, const Wanted& wanted, bool keep_graph);
+  // Before a stage runs again: throws if a parameter was changed in place since.
+  void checkParameters() const;
 
   // Lets go of all graphs.
   void drop();
 
-  // Each once, whatever number of stages has it.
+  // The parameters that require a gradient, each once, whatever number of stages has it.
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
   const MiniBatchInput& input() const { return input_; }
   const Machine& machine() const { return *machine_; }
@@ -72,12 +74,17 @@ class MiniBatch {
   friend class BackwardJob;
 
   bool checkpointed(std::size_t micro_batch) const;
+  void run(Pace& pace, const TaskGraph& graph, Job& job) const;
+  void noteVersions();
+  void separateOutputs(Gathered& gathered) const;
   std::vector<torch::autograd::edge_list> edgesPerStage(const Gates& gates) const;
 
   const std::shared_ptr<Machine> machine_;
   MiniBatchInput input_;
   std::vector<at::Tensor> parameters_;
   std::vector<std::vector<std::size_t>> parameters_of_;  // per stage, places in parameters_
+  std::vector<std::shared_ptr<StageTensors>> tensors_;   // per stage, or none
+  std::vector<std::uint32_t> versions_;                  // of parameters_, when they were last used
   const bool grad_;
   std::size_t micro_batches_ = 0;
   std::vector<Cell> cells_;

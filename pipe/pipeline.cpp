@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/functions/utils.h>
 
 #include "pipe/pipeline_node.h"
+#include "pipe/plain_run.h"
 
 namespace weft::pipe {
 
@@ -24,21 +25,28 @@ void Pipeline::startRecording() { machine_->timeline.start(); }
 std::vector<Event> Pipeline::stopRecording() { return machine_->timeline.stop(); }
 
 Batch Pipeline::run(MiniBatchInput input) {
-  std::vector<std::vector<at::Tensor>> parameters(machine_->stages.size());
-  bool grad = false;
   for (const auto& stage : machine_->stages)
     stage->prepare();
+  if (input.plain || isTransformed()) return plainForward(*machine_, input);
+  std::vector<std::shared_ptr<StageTensors>> tensors;
+  bool grad = false;
+  bool plain = false;
   if (at::GradMode::is_enabled()) {
     for (const at::Tensor& tensor : input.tensors)
       grad |= tensor.requires_grad();
-    for (const auto j : c10::irange(machine_->stages.size())) {
-      for (at::Tensor& tensor : machine_->stages[j]->parameters()) {
-        if (tensor.requires_grad()) parameters[j].push_back(std::move(tensor));
+    for (const auto& stage : machine_->stages) {
+      tensors.push_back(stage->tensors());
+      plain |= tensors.back()->uninitialized;
+      for (const at::Tensor& tensor : tensors.back()->tensors) {
+        grad |= tensor.requires_grad();
+        // Its history may lead to another parameter, by a way that a stage's own graph must not go.
+        plain |= !tensor.is_leaf();
       }
-      grad |= !parameters[j].empty();
     }
   }
-  auto batch = std::make_unique<MiniBatch>(machine_, std::move(input), std::move(parameters), grad);
+  if (plain) return plainForward(*machine_, input);
+  if (!grad) tensors.clear();
+  auto batch = std::make_unique<MiniBatch>(machine_, std::move(input), std::move(tensors));
   autograd::edge_list edges;
   if (grad) {
     // Before the gates are there.

@@ -1,11 +1,13 @@
 #include "pipe/plain_run.h"
 
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/forward_grad.h>
 
-#include <optional>
+#include <algorithm>
 
-#include "pipe/jobs.h"
+#include "pipe/clock.h"
 
 namespace weft::pipe {
 
@@ -13,36 +15,68 @@ namespace autograd = torch::autograd;
 
 namespace {
 
-// One micro-batch through all stages; the tensors that the last one gives.
+// One micro-batch on its way through the stages.
+class Walk {
+ public:
+  Walk(const Machine& machine, Batch input)
+      : present(std::move(input)), machine_(machine), port_(machine.routes.size()) {}
+
+  // `run`: calls the stage with a batch.
+  void through(StageContext context, const auto& run) {
+    const c10::Device device = machine_.devices[context.stage];
+    for (at::Tensor& tensor : present.tensors)
+      tensor = moved(tensor, device);
+    for (const std::size_t route : machine_.incoming[context.stage]) {
+      port_.put(route, moved(port_.take(route).value_or(at::Tensor()), device));
+    }
+    context.skips = &port_;
+    const StageContextGuard guard(context);
+    present = run(present);
+    TORCH_CHECK_TYPE(!present.tensors.empty(), "stage ", context.stage,
+                     " returned no tensor; what a partition returns must have one at least");
+  }
+
+  Batch present;
+
+ private:
+  const Machine& machine_;
+  SkipPort port_;
+};
+
+// One micro-batch through all stages, as it went in the forward; the tensors that the last one
+// gives.
 std::vector<at::Tensor> throughStages(MiniBatch& batch, std::size_t i,
                                       std::vector<at::Tensor> tensors) {
   const Machine& machine = batch.machine();
-  Batch present{std::move(tensors), batch.input().structure};
-  SkipPort port(machine.routes.size());
+  const AmbienceGuard ambience(batch.setting().ambience);
+  const NoAutocastCache no_cache;
+  Walk walk(machine, {std::move(tensors), batch.input().structure});
   for (const auto j : c10::irange(batch.stages())) {
-    const c10::Device device = machine.devices[j];
-    for (at::Tensor& tensor : present.tensors)
-      tensor = moved(tensor, device);
-    for (const std::size_t route : machine.incoming[j]) {
-      port.put(route, moved(port.take(route).value_or(at::Tensor()), device));
-    }
-    std::optional<RngReplay> replay;
-    if (batch.cell(i, j).rng()) replay.emplace(*batch.cell(i, j).rng(), device);
-    const StageContext context{j, i, batch.microBatches(), false, true, &port};
-    const StageContextGuard guard(context);
-    present = machine.stages[j]->forward(present);
+    const RngScope scope({}, machine.devices[j], RngScope::Purpose::kRepeat, batch.cell(i, j).rng(),
+                         /*expected=*/false);
+    const StageContext context{j, i, batch.microBatches(), false, true, nullptr,
+                               batch.setting().number};
+    walk.through(context, [&](const Batch& present) {
+      return machine.stages[j]->forwardAgain(present, *batch.setting().tensors[j]);
+    });
   }
-  return std::move(present.tensors);
+  return std::move(walk.present.tensors);
 }
 
 // Each input's alias behind a node of its own, where inner gradients are taken without calling the
 // hooks of what was before it.
 struct Inputs {
   Inputs(const std::vector<at::Tensor>& tensors, bool copied) {
-    for (const at::Tensor& tensor : tensors) {
-      if (!tensor.requires_grad()) {
-        aliases.push_back(tensor.detach());
-        ends.emplace_back();
+    for (const auto k : c10::irange(tensors.size())) {
+      const at::Tensor& tensor = tensors[k];
+      const auto same = std::find_if(tensors.begin(), tensors.end(), [&](const at::Tensor& other) {
+        return other.is_same(tensor);
+      });
+      const auto first = static_cast<std::size_t>(same - tensors.begin());
+      if (first < k || !tensor.requires_grad()) {
+        at::Tensor alias = first < k ? aliases[first] : tensor.detach();
+        aliases.push_back(std::move(alias));
+        ends.emplace_back();  // the first one's has the gradient of all
         continue;
       }
       auto node = makeNode<IdentityNode>();
@@ -58,28 +92,41 @@ struct Inputs {
 
 }  // namespace
 
+bool isTransformed() {
+  return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) ||
+         autograd::ForwardADLevel::try_get_by_idx(0) != nullptr;
+}
+
+Batch plainForward(const Machine& machine, const MiniBatchInput& input) {
+  std::vector<std::vector<at::Tensor>> pieces =
+      scatter(input.tensors, input.how, input.chunks, History::kRecord);
+  const std::uint64_t number = nextMiniBatchNumber();
+  std::vector<Walk> walks;
+  for (std::vector<at::Tensor>& tensors : pieces)
+    walks.emplace_back(machine, Batch{std::move(tensors), input.structure});
+  for (const auto [i, j] : clockOrder(walks.size(), machine.stages.size())) {
+    walks[i].through({j, i, walks.size(), false, false, nullptr, number},
+                     [&](const Batch& present) { return machine.stages[j]->forward(present); });
+  }
+  std::vector<Batch> outputs;
+  for (Walk& walk : walks)
+    outputs.push_back(std::move(walk.present));
+  return gather(outputs, History::kRecord).batch;
+}
+
 std::vector<at::Tensor> gradientsWithGraph(MiniBatch& batch, const std::vector<at::Tensor>& inputs,
                                            const std::vector<at::Tensor>& grads,
                                            const Wanted& wanted) {
-  const AmbienceGuard ambience(batch.setting().ambience);
-  const NoAutocastCache no_cache;
+  batch.checkParameters();
   const Gates gates(batch.parameters());
   const InputHabit habit = batch.machine().habits[0].input.load(std::memory_order_relaxed);
   const Inputs given(inputs, habit == InputHabit::kWrites);
 
+  std::vector<std::vector<at::Tensor>> pieces =
+      scatter(given.aliases, batch.input().how, batch.input().chunks, History::kRecord);
   std::vector<std::vector<at::Tensor>> outputs;
-  std::vector<std::vector<at::Tensor>> chunks;
-  for (const auto k : c10::irange(inputs.size())) {
-    chunks.push_back(batch.input().how[k] == Scatter::kChunk
-                         ? given.aliases[k].chunk(static_cast<std::int64_t>(batch.input().chunks))
-                         : std::vector<at::Tensor>(batch.microBatches(), given.aliases[k]));
-  }
-  for (const auto i : c10::irange(batch.microBatches())) {
-    std::vector<at::Tensor> tensors;
-    for (auto& chunk : chunks)
-      tensors.push_back(chunk[i]);
-    outputs.push_back(throughStages(batch, i, std::move(tensors)));
-  }
+  for (const auto i : c10::irange(batch.microBatches()))
+    outputs.push_back(throughStages(batch, i, std::move(pieces[i])));
 
   autograd::edge_list roots;
   autograd::variable_list root_grads;
@@ -95,7 +142,7 @@ std::vector<at::Tensor> gradientsWithGraph(MiniBatch& batch, const std::vector<a
   autograd::edge_list ends;
   std::vector<std::size_t> places;
   for (const auto k : c10::irange(inputs.size())) {
-    if (!wanted.inputs[k]) continue;
+    if (!wanted.inputs[k] || !given.ends[k].is_valid()) continue;
     ends.push_back(given.ends[k]);
     places.push_back(k);
   }

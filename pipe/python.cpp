@@ -1,10 +1,13 @@
 #include "pipe/python.h"
 
+#include <ATen/SavedTensorHooks.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "pipe/pipeline.h"
+#include "pipe/python_rng.h"
 #include "pipe/python_stage.h"
 #include "pipe/python_values.h"
 
@@ -41,7 +44,7 @@ ThreadHooks threadHooks() {
     if (PyObject* const locals = PyThreadState_GetDict()) PyDict_Clear(locals);
     PyGILState_Release(PyGILState_UNLOCKED);
   };
-  hooks.while_joining = [](const std::function<void()>& join) {
+  hooks.while_waiting = [](const std::function<void()>& join) {
     if (!interpreterEnds() && PyGILState_Check() != 0) {
       const py::gil_scoped_release no_gil;
       join();
@@ -54,6 +57,16 @@ ThreadHooks threadHooks() {
     if (PyErr_CheckSignals() != 0) throwPythonError();
   };
   return hooks;
+}
+
+// Whether a checkpoint of torch.utils.checkpoint that is not reentrant is round what this thread
+// runs: its hooks count what is saved, and are of no use after the forward.
+bool isInsideCheckpoint() {
+  const auto hooks = at::SavedTensorDefaultHooks::get_hooks();
+  if (!hooks) return false;
+  const py::handle pack = hooks->first.ptr(getPyInterpreter());
+  const py::object module = py::getattr(pack, "__module__", py::none());
+  return py::isinstance<py::str>(module) && module.cast<std::string>() == "torch.utils.checkpoint";
 }
 
 class Engine {
@@ -93,6 +106,8 @@ class Engine {
     input.chunks = chunks;
     input.training = training;
     input.checkpoint = checkpoint;
+    // The weight that is cached belongs to all micro-batches' graphs.
+    input.plain = cachesParametrizations() || isInsideCheckpoint();
     Batch result;
     {
       const py::gil_scoped_release no_gil;
@@ -163,6 +178,7 @@ void bindContext(py::module_& pipe) {
 }  // namespace
 
 void bind(py::module_& module) {
+  watchGeneratorMethods();
   py::module_ pipe = module.def_submodule("pipe", "The pipeline engine.");
   py::enum_<Checkpoint>(pipe, "Checkpoint")
       .value("never", Checkpoint::kNever)

@@ -22,8 +22,15 @@ class PythonStage final : public Stage {
   // What Python raises is thrown as python_error.
   Batch forward(const Batch& input) override;
   std::vector<at::Tensor> parameters() override;
+  // Parameters and buffers by their places in the module's dictionaries; a run with those of then
+  // puts them there, and what it found back afterwards.
+  std::shared_ptr<StageTensors> tensors() override;
+  void update(StageTensors& tensors) override;
+  Batch forwardAgain(const Batch& input, const StageTensors& then) override;
 
  private:
+  Batch call(const Batch& input);
+
   pybind11::object module_;
   pybind11::object skips_;
   std::optional<ScriptStage> script_;
@@ -32,6 +39,9 @@ class PythonStage final : public Stage {
 
 // The skips of the stage that runs on this thread; None outside of one. With the GIL.
 pybind11::object currentSkips();
+
+// Whether torch.nn.utils.parametrize.cached() is in force. With the GIL.
+bool cachesParametrizations();
 
 // Throws what Python has raised as python_error. With the GIL.
 [[noreturn]] void throwPythonError();

@@ -1,65 +1,100 @@
-// Random numbers: repeated exactly when a stage is recomputed, and drawn in the schedule's order.
+// Random numbers: drawn in the schedule's order, and repeated exactly when a stage runs again.
 //
-// All CPU stages draw from the one default generator. Stages that draw therefore take turns
-// in the order of the schedule, and those that don't need not: which is which is learnt by looking
-// whether the generator moved. Accelerators have a generator each, and a lane each.
+// All CPU stages draw from one default generator. Nobody can tell beforehand which of them will, so
+// nothing is assumed: the first time that a task draws from a CPU generator, reads or sets its state
+// or seeds it, it waits until all tasks before it in the schedule have ended, and no later task gets
+// there before it has ended itself. The state found then is what a recomputation begins with.
+//
+//   a random operator or a method of torch.Generator --> touchGenerator() --> the thread's RngScope
+//                                                  waits for its turn, saves or restores the state
+//
+// Operators are seen by a kernel of Weft's that the dispatcher calls before the backend's own, for
+// every operator that has a generator among its arguments; the methods of Python's torch.Generator
+// by pipe/python_rng.cpp. An accelerator's default generator belongs to the one lane of its device,
+// and its state is saved before every run that may be repeated.
 #pragma once
 
-#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
-#include <atomic>
-#include <optional>
+#include <functional>
+#include <vector>
+
+#include "pipe/api.h"
+#include "pipe/task_order.h"
 
 namespace weft::pipe {
 
-// The generators' states before a stage run. Taken before every one, so it is 2.5 KB to be copied
-// and nothing to be allocated; what is kept belongs on the heap.
-class RngState {
+// What generators were like before a stage run; those that it used.
+class RngStates {
  public:
-  // Of the CPU, and of `device` where that is an accelerator.
-  static RngState now(c10::Device device);
-  // True when the CPU's generator has moved since.
-  bool cpuMoved() const;
-  void restore() const;
+  // Saves the generator's present state, unless there is one of it.
+  void save(const at::Generator& generator);
+  // The state goes back into the generator; nothing if there is none of it.
+  void restore(const at::Generator& generator) const;
+  void restoreAll() const;
+  bool has(const at::Generator& generator) const { return find(generator) != nullptr; }
+  bool empty() const { return states_.empty(); }
 
  private:
-  struct Cpu {
-    bool operator==(const Cpu& other) const;
-    at::mt19937 engine;
-    std::optional<float> next_float;
-    std::optional<double> next_double;
+  struct Saved {
+    at::Generator generator;
+    at::Tensor state;
   };
-  static Cpu cpuNow();
-  explicit RngState(c10::Device device) : device_(device), cpu_(cpuNow()) {}
-
-  c10::Device device_;
-  Cpu cpu_;
-  at::Tensor accelerator_;
+  const Saved* find(const at::Generator& generator) const;
+  std::vector<Saved> states_;
 };
 
-// Runs with an earlier state; afterwards the generators are as they were.
-class RngReplay {
+// A task's place in its job. Without an order it is a run on the caller's thread.
+struct RngTurn {
+  TaskOrder* order = nullptr;
+  TaskId task = 0;
+  class RngScope* outside = nullptr;  // around the whole job: a Pipe may be a layer of another
+  // Calls its argument, which waits for threads; may be empty (ThreadHooks::while_waiting).
+  const std::function<void(const std::function<void()>&)>* while_waiting = nullptr;
+};
+
+// One task's use of generators, for as long as it lives on the thread that runs the task.
+class RngScope {
  public:
-  RngReplay(const RngState& then, c10::Device device) : before_(RngState::now(device)) {
-    then.restore();
-  }
-  ~RngReplay() { before_.restore(); }
-  RngReplay(const RngReplay&) = delete;
-  RngReplay& operator=(const RngReplay&) = delete;
+  enum class Purpose : unsigned char {
+    kDraw,    // draws go on in the generators
+    kRecord,  // and their states before it are kept, for a repetition
+    kRepeat,  // begins with the states of then; afterwards the generators are as they were
+  };
+  // `then`: for kRepeat, the states that were recorded; nullptr: none were. `expected`: the task is
+  // likely to draw, so it waits for its turn at once, where it holds no lock of anybody's.
+  RngScope(const RngTurn& turn, c10::Device device, Purpose purpose, const RngStates* then,
+           bool expected);
+  ~RngScope();
+  RngScope(const RngScope&) = delete;
+  RngScope& operator=(const RngScope&) = delete;
+
+  // Before a CPU generator is used by the task. Throws when the turn does not come: someone before
+  // it may be waiting for a lock that this task holds.
+  void touch(const at::Generator& generator);
+  bool touched() const { return touched_; }
+  // Of kRecord: the states before the task. Once.
+  RngStates take() { return std::move(before_); }
 
  private:
-  const RngState before_;
+  void awaitTurn(bool at_length);
+
+  const RngTurn turn_;
+  const Purpose purpose_;
+  const RngStates* const then_;
+  RngScope* const enclosing_;
+  RngStates before_;
+  bool touched_ = false;
 };
 
-// What a stage was seen to do with the CPU's generator, in training or in evaluation.
-//
-//   kUnknown --ran alone, did not draw--> kQuiet
-//   kUnknown --drew---------------------> kDraws
-//   kQuiet   --drew---------------------> kDraws
-enum class RngHabit : unsigned char { kUnknown, kQuiet, kDraws };
+// The scope of this thread; nullptr outside of tasks.
+WEFT_API RngScope* currentRngScope();
+// Tells it, if there is one, that a generator is about to be used.
+WEFT_API void touchGenerator(const at::Generator& generator);
 
-inline bool mayDraw(RngHabit habit) { return habit != RngHabit::kQuiet; }
+// Makes the dispatcher tell about operators that draw. Done once; any thread.
+void watchRandomOperators();
 
 }  // namespace weft::pipe
