@@ -8,7 +8,7 @@ import random
 from pipe_models import MODES
 from random_models import OPS, Op, walk
 from random_programs import ALL_AROUND, AROUND, HOOKS, Program, Step
-from random_ways import NOT_TRANSFORMED, TRANSFORMS, WAYS
+from random_ways import NOT_TRANSFORMED, SECOND_ORDER, TRANSFORMS, WAYS
 
 IN_PLACE = ("relu_", "add_", "half_", "dirty_")
 DRAWING = ("dropout", "annealed", "noise", "forked", "inner_pipe")
@@ -216,9 +216,7 @@ def legal(program: Program) -> Program:
     if "lazy" in names:  # its weights are made by an ordinary forward
         steps[0] = dataclasses.replace(steps[0], way="backward", around=())
     # Other batch norms learn from a recomputation as well.
-    again = program.mode != "never" or any(
-        "double" in s.way or s.way == "maml" or "reverse" in s.way for s in steps
-    )
+    again = program.mode != "never" or any(step.way in SECOND_ORDER for step in steps)
     deferred = "batch_norm" in names and (program.deferred or again)
     return dataclasses.replace(
         program, stages=stages, cut=cut, steps=tuple(steps), deferred=deferred

@@ -149,17 +149,11 @@ def double_backward_of_inputs(run: Run) -> None:
 
 @way
 def batched_gradients(run: Run) -> None:
-    outputs = [x for x in run.used(run.output()) if x.requires_grad]
+    loss = run.loss(run.output())
     wanted = run.leaves + run.wanted
-    if outputs and wanted:
-        weights = torch.linspace(0, 1, 2 * outputs[0].numel(), dtype=outputs[0].dtype)
-        found = torch.autograd.grad(
-            outputs[0],
-            wanted,
-            weights.view(2, *outputs[0].shape),
-            allow_unused=True,
-            is_grads_batched=True,
-        )
+    if loss.requires_grad and wanted:
+        weights = torch.tensor([0.5, 2.0], dtype=loss.dtype)
+        found = torch.autograd.grad(loss, wanted, weights, allow_unused=True, is_grads_batched=True)
         note(run, "batched gradient", found)
 
 
@@ -304,6 +298,14 @@ NOT_TRANSFORMED = {
     "checkpointed_reentrant",
     "dual_inside",
 }
+
+#: Those that have gradients of gradients.
+SECOND_ORDER = (
+    "double_backward",
+    "double_backward_of_inputs",
+    "maml",
+    "reverse_over_reverse_jvp",
+)
 
 #: Where torch itself raises, a Pipe has to do so as well.
 AS_STRICT_AS_TORCH = ("parameter_changed_before_backward", "input_changed_before_backward")

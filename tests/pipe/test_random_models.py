@@ -29,6 +29,7 @@ from random_check import Finding, Tally, check
 from random_draw import all_ingredients, draw, ingredients
 from random_programs import Program
 from random_shrink import shrink
+from random_ways import SECOND_ORDER
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -51,9 +52,6 @@ class Refusal:
     once: bool = False
 
 
-NO_TRANSFORM = Refusal(
-    r"torch\.func|functorch|vmap|forward-mode|dual|transform", "a stage's graph is not the caller's"
-)
 IN_PLACE = tuple(f"op {name}" for name in random_draw.IN_PLACE)
 ALIASES = (
     "op same_twice",
@@ -64,7 +62,7 @@ ALIASES = (
     "second same",
 )
 
-#: The ingredients, separated by commas; all of them must be there.
+#: The ingredients, separated by commas; all of them must be there. Without any: in all programs.
 REFUSALS: dict[str, Refusal] = {
     **{
         name: Refusal(
@@ -104,13 +102,73 @@ REFUSALS: dict[str, Refusal] = {
         )
         for name in random_draw.DRAWING
     },
-    "way func_grad_of_parameters": NO_TRANSFORM,
-    "way func_grad_of_inputs": NO_TRANSFORM,
-    "way func_jvp": NO_TRANSFORM,
-    "way func_vmap": NO_TRANSFORM,
-    "way dual_inputs": NO_TRANSFORM,
-    "way dual_parameters": NO_TRANSFORM,
+    "way parameter_changed_before_backward": Refusal(
+        r"modified by an inplace operation", "as torch says where an operation has saved it"
+    ),
+    "": Refusal(
+        r"gave an output that requires a gradient, which it had not done before",
+        "the first mini-batches of a stage say which of its outputs have gradients",
+        once=True,
+    ),
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """A failure that is known: the ingredients that meet, and what is found then."""
+
+    ingredients: str
+    finding: str
+    why: str
+
+
+HOOK_WITHOUT_GRADIENT = (
+    r"NoneType|^wrong",
+    "a parameter's hooks are called as well in a mini-batch in which it gets no gradient",
+)
+FUNCTION_MODE = (r"^wrong", "a recomputation is not run under the forward's function modes")
+WRITES_ITS_PIECE = (
+    r"a view of a leaf Variable|modified by an inplace operation|is a view and is being modified",
+    "the first stage gets views of one tensor, whose pieces it must not write in place",
+)
+KNOWN: tuple[Known, ...] = (
+    Known("hook parameter", *HOOK_WITHOUT_GRADIENT),
+    Known("hook accumulated", *HOOK_WITHOUT_GRADIENT),
+    Known("around function_mode", *FUNCTION_MODE),
+    Known("around function_mode_all", *FUNCTION_MODE),
+    Known(
+        "way input_changed_before_backward",
+        r"^wrong",
+        "a recomputation does not notice that its input was changed",
+    ),
+    *(Known(name, *WRITES_ITS_PIECE) for name in IN_PLACE),
+    *(
+        Known(f"{name}, way maml", r"^wrong", "the first stage writes its caller's tensor")
+        for name in IN_PLACE
+    ),
+    Known(
+        "op functional_linear, way two_threads",
+        r"^wrong|backward through the graph a second time",
+        "a module's tensors are looked up while the other thread has put others in their place",
+    ),
+    *(
+        Known(
+            f"op inner_pipe, way {name}",
+            r"^wrong",
+            "a Pipe inside a stage draws other numbers when the stage is run again with a graph",
+        )
+        for name in SECOND_ORDER
+    ),
+)
+
+
+def is_known(program: Program, finding: Finding) -> bool:
+    present = ingredients(program, finding.step)
+    return any(
+        present.issuperset(known.ingredients.split(", "))
+        and re.search(known.finding, f"{finding.kind}\n{finding.text}")
+        for known in KNOWN
+    )
 
 
 def may_raise(program: Program, number: int, text: str) -> str | None:
@@ -119,7 +177,7 @@ def may_raise(program: Program, number: int, text: str) -> str | None:
     answers = {
         "once" if refusal.once else "always"
         for names, refusal in REFUSALS.items()
-        if present.issuperset(names.split(", ")) and re.search(refusal.message, text)
+        if present.issuperset(filter(None, names.split(", "))) and re.search(refusal.message, text)
     }
     return min(answers, default=None)
 
@@ -138,7 +196,8 @@ def report(seed: int, program: Program, finding: Finding) -> str:
 
 
 def test_the_table_knows_its_ingredients():
-    named = {name for names in REFUSALS for name in names.split(", ")}
+    combinations = (*REFUSALS, *(known.ingredients for known in KNOWN))
+    named = {name for names in combinations for name in names.split(", ") if name}
     assert named <= set(all_ingredients())
 
 
@@ -150,7 +209,7 @@ def test_random_models(block):
     for seed in range(FIRST + block, FIRST + min(block + BLOCK, CASES)):
         program = draw(seed)
         finding = run(program, tally)
-        if finding is not None:
+        if finding is not None and not is_known(program, finding):
             reports.append(report(seed, program, finding))
             if len(reports) == 3:
                 break

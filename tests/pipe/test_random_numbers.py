@@ -206,9 +206,7 @@ def test_only_the_recomputation_draws():
             y = self.linear(x)
             return y + 0 * torch.rand_like(y) if is_recomputing() else y
 
-    pipe = make_pipe(
-        nn.Sequential(Stage(), Stage()), "threads", chunks=CHUNKS, checkpoint="always"
-    )
+    pipe = make_pipe(nn.Sequential(Stage(), Stage()), "threads", chunks=CHUNKS, checkpoint="always")
     for _ in range(3):
         output = pipe(torch.ones(8, 4)).local_value()
         state = torch.get_rng_state()
@@ -226,9 +224,7 @@ def test_a_pipe_in_a_pipe_draws_in_order(way):
     def build(running):
         torch.manual_seed(0)
         inner = make_pipe(nn.Sequential(stage(), stage()), running, chunks=2, checkpoint="always")
-        return make_pipe(
-            nn.Sequential(stage(), PipeAsLayer(inner), stage()), running, chunks=3
-        )
+        return make_pipe(nn.Sequential(stage(), PipeAsLayer(inner), stage()), running, chunks=3)
 
     found = []
     for running in ("inline", way):
