@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from random_models import stages_in, walk
+from random_models import Unregistered, stages_in, walk
 from random_programs import Chain, Program, Run, Step, add_hooks, build, made
 from random_ways import AS_STRICT_AS_TORCH, SECOND_ORDER, perform
 from torch import Tensor, nn
@@ -86,6 +86,9 @@ def set_up(program: Program, step: Step, number: int, model: Chain) -> None:
     model.train(step.training)
     for stage in stages_in(model):
         stage.now = number
+    for module in model.modules():
+        if isinstance(module, Unregistered):
+            module.hidden[0].grad = None
     parameters = list(model.parameters())
     for k, parameter in enumerate(parameters):
         if not isinstance(parameter, nn.UninitializedParameter):

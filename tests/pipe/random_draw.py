@@ -203,6 +203,9 @@ def legal(program: Program) -> Program:
         # Random numbers, statistics and lazy weights of two threads have no order.
         alone = {*DRAWING, "unregistered", "count", "batch_norm", "lazy", *ONE_STAGE} & names
         shared = {"checkpoint", "checkpoint_reentrant", "cached", "cached_all"} & set(step.around)
+        if "unregistered" in names and step.input == "data":
+            # Where nothing else needs a gradient, the output says that it has none.
+            step = dataclasses.replace(step, input="leaf")
         if step.way == "two_threads" and (alone or shared):
             step = dataclasses.replace(step, way="other_thread")
         if step.way in TRANSFORMS and (

@@ -123,14 +123,27 @@ class Plain(nn.Module):
             for i in range(count)
         ]
 
-    def join(self, results: list[Any], top: bool = True) -> Any:
-        if isinstance(results[0], Tensor):
-            return torch.cat(results) if len(results) > 1 else results[0]
-        if top and isinstance(results[0], (tuple, list)):
-            return tuple(self.join(list(part), False) for part in zip(*results, strict=True))
-        if top and isinstance(results[0], dict):
-            return {key: self.join([r[key] for r in results], False) for key in results[0]}
-        return results
+    def join(self, results: list[Any]) -> Any:
+        if isinstance(results[0], (tuple, list)):
+            return tuple(self.joined(list(zip(*results, strict=True))))
+        if isinstance(results[0], dict):
+            parts = self.joined([[r[key] for r in results] for key in results[0]])
+            return dict(zip(results[0], parts, strict=True))
+        return self.joined([results])[0]
+
+    def joined(self, columns: list[Any]) -> list[Any]:
+        """Per output, what the micro-batches gave; outputs that were one tensor stay one."""
+        known: dict[tuple[int, ...], Tensor] = {}
+        outputs = []
+        for column in columns:
+            if isinstance(column[0], Tensor):
+                same = tuple(map(id, column))
+                if same not in known:
+                    known[same] = torch.cat(list(column)) if len(column) > 1 else column[0]
+                outputs.append(known[same])
+            else:
+                outputs.append(list(column))
+        return outputs
 
 
 class Chain(nn.Module):

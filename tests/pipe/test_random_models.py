@@ -143,6 +143,16 @@ KNOWN: tuple[Known, ...] = (
     ),
     *(Known(name, *WRITES_ITS_PIECE) for name in IN_PLACE),
     *(
+        Known(
+            f"{name}, {alias}, way {way}",
+            r"^wrong",
+            "a tensor that is given twice and is written is two in the run with a graph",
+        )
+        for name in IN_PLACE
+        for alias in ("second same", "op same_twice, two pipes")
+        for way in SECOND_ORDER
+    ),
+    *(
         Known(f"{name}, way maml", r"^wrong", "the first stage writes its caller's tensor")
         for name in IN_PLACE
     ),
