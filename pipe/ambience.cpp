@@ -17,6 +17,7 @@ Ambience Ambience::here(const std::vector<c10::Device>& devices) {
         {type, at::autocast::is_autocast_enabled(type), at::autocast::get_autocast_dtype(type)});
   }
   ambience.hooks_ = at::SavedTensorDefaultHooks::get_tls_state();
+  ambience.modes_ = at::impl::PythonTorchFunctionTLS::get_state();
   return ambience;
 }
 
@@ -26,6 +27,7 @@ void Ambience::set() const {
     at::autocast::set_autocast_dtype(autocast.type, autocast.dtype);
   }
   at::SavedTensorDefaultHooks::set_tls_state(hooks_);
+  at::impl::PythonTorchFunctionTLS::set_state(modes_);
 }
 
 AmbienceGuard::AmbienceGuard(const Ambience& ambience) {

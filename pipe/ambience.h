@@ -1,8 +1,10 @@
 // The thread-local settings that a stage's operations depend on, brought from the forward to a
-// recomputation: autocast and saved-tensor hooks. (In the forward itself everything thread-local is
-// brought to the lanes by at::ThreadLocalState; the backward has a state of its own for the rest.)
+// recomputation: autocast, saved-tensor hooks and torch function modes (a default device is one).
+// (In the forward itself everything thread-local is brought to the lanes by at::ThreadLocalState;
+// the backward has a state of its own for the rest.)
 #pragma once
 
+#include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/autocast_mode.h>
 
@@ -28,6 +30,7 @@ class Ambience {
 
   std::vector<Autocast> autocast_;
   at::impl::SavedTensorDefaultHooksTLS hooks_;
+  at::impl::PythonTorchFunctionTLS modes_;
 };
 
 // Sets an ambience on the calling thread; puts back what was there at its end.

@@ -41,8 +41,9 @@ enum class Scatter : std::uint8_t { kChunk, kReplicate };
 enum class History : std::uint8_t { kDrop, kRecord };
 
 // Splits each kChunk tensor exactly as tensor.chunk(chunks) does, and gives the others to all. Of a
-// tensor that is there twice, the pieces are the same tensors twice. Throws if the tensors give different counts ("different number of chunks").
-// Without a tensor to split there is one micro-batch.
+// tensor that is there twice, the pieces are the same tensors twice. Throws if the tensors give
+// different counts ("different number of chunks"). Without a tensor to split there is one
+// micro-batch.
 std::vector<std::vector<at::Tensor>> scatter(const std::vector<at::Tensor>& tensors,
                                              const std::vector<Scatter>& how, std::size_t chunks,
                                              History history);

@@ -80,6 +80,9 @@ Cell::Output Cell::run(const CellSetting& setting, std::size_t stage, std::size_
     drop();
   } else if (checkpointed_) {
     state_ = CellState::kCheckpointed;
+    input_versions_.clear();
+    for (const Wire& wire : input_.wires)
+      input_versions_.push_back(versionOf(wire.value));
   } else {
     state_ = CellState::kGraph;
     input_.wires.clear();
@@ -90,6 +93,14 @@ Cell::Output Cell::run(const CellSetting& setting, std::size_t stage, std::size_
 
 void Cell::recompute(const CellSetting& setting, const RngTurn& turn) {
   TORCH_INTERNAL_ASSERT(state_ == CellState::kCheckpointed);
+  for (const auto k : c10::irange(input_.wires.size())) {
+    TORCH_CHECK(versionOf(input_.wires[k].value) == input_versions_[k],
+                "one of the variables needed for gradient computation has been modified by an "
+                "inplace operation: an input of stage ",
+                stage_,
+                " of a Pipe, which has to run again for the backward. Clone the input, or call "
+                "backward() before it is changed.");
+  }
   const AmbienceGuard ambience(setting.ambience);
   const at::AutoGradMode grad(true);
   const RngScope scope(turn, setting.machine.devices[stage_], RngScope::Purpose::kRepeat,
@@ -149,8 +160,6 @@ Cell::Output Cell::perform(const CellSetting& setting, Pass pass) {
 std::vector<at::Tensor> Cell::aliases(const CellSetting& setting, Pass pass) {
   const InputHabit habit = setting.machine.habits[stage_].input.load(std::memory_order_relaxed);
   const bool with_graph = pass != Pass::kCheckpoint && setting.grad && at::GradMode::is_enabled();
-  // Where the input is needed again, after a stage that changes it or might.
-  const bool needed_again = pass != Pass::kGraph || stage_ == 0;
   auto node = makeNode<IdentityNode>();
   input_slot_.assign(input_.wires.size(), -1);
   std::vector<at::Tensor> given;
@@ -158,18 +167,16 @@ std::vector<at::Tensor> Cell::aliases(const CellSetting& setting, Pass pass) {
   std::int64_t slots = 0;
   for (const auto k : c10::irange(input_.wires.size())) {
     const Wire& wire = input_.wires[k];
-    const auto first =
-        std::find_if(input_.wires.begin(), input_.wires.end(),
-                     [&](const Wire& other) { return isSame(other, wire); }) -
-        input_.wires.begin();
+    const auto first = std::find_if(input_.wires.begin(), input_.wires.end(),
+                                    [&](const Wire& other) { return isSame(other, wire); }) -
+                       input_.wires.begin();
     if (wire.value.defined() && first < static_cast<std::ptrdiff_t>(k)) {
       at::Tensor same = given[static_cast<std::size_t>(first)];
       given.push_back(std::move(same));
       continue;
     }
-    const bool copy = habit != InputHabit::kReads && wire.value.defined() &&
-                      (wire.sharing == Sharing::kReplicated ||
-                       (needed_again && (pass != Pass::kGraph || wire.differentiable)));
+    const bool copy =
+        habit != InputHabit::kReads && wire.value.defined() && isNeededAgain(setting, pass, wire);
     at::Tensor value = copy ? wire.value.detach().clone() : wire.value;
     if (with_graph && wire.differentiable) {
       input_slot_[k] = slots++;
@@ -180,6 +187,14 @@ std::vector<at::Tensor> Cell::aliases(const CellSetting& setting, Pass pass) {
   }
   input_node_ = slots == 0 ? NodePtr() : NodePtr(std::move(node));
   return given;
+}
+
+// Where a stage that changes the wire, or might, gets a copy: by its own recomputation, by the
+// other micro-batches, or, of the mini-batch, by the caller. Pieces of one tensor count as one
+// where autograd watches for changes.
+bool Cell::isNeededAgain(const CellSetting& setting, Pass pass, const Wire& wire) const {
+  if (pass != Pass::kGraph || wire.sharing == Sharing::kReplicated) return true;
+  return stage_ == 0 && setting.grad && (wire.differentiable || setting.micro_batches > 1);
 }
 
 std::uint64_t nextMiniBatchNumber() {
@@ -199,7 +214,8 @@ Batch Cell::call(const CellSetting& setting, Pass pass, const std::vector<at::Te
                        pass == Pass::kCheckpoint,
                        pass == Pass::kRecompute,
                        &skips,
-                       setting.number};
+                       setting.number,
+                       setting.in_backward};
   const StageContextGuard guard(context);
   const auto payload_end = inputs.begin() + static_cast<std::ptrdiff_t>(input_.payload);
   const Batch batch{{inputs.begin(), payload_end}, input_.structure};
@@ -210,6 +226,7 @@ Batch Cell::call(const CellSetting& setting, Pass pass, const std::vector<at::Te
                  std::to_string(stage_) + ".mb" + std::to_string(micro_batch_));
   }
   Stage& stage = *setting.machine.stages[stage_];
+  const std::lock_guard alone(setting.machine.in_use[stage_]);
   return pass == Pass::kRecompute ? stage.forwardAgain(batch, *setting.tensors[stage_])
                                   : stage.forward(batch);
 }
@@ -229,7 +246,8 @@ void Cell::assumeGraphs(const CellSetting& setting, Output& output) {
   if (static_cast<std::uint32_t>(habit >> 32) != inputKinds()) return;
   const auto graphless = static_cast<std::uint32_t>(habit);
   const auto isTaken = [&](std::size_t k) { return k < 32 && (graphless >> k & 1U) != 0; };
-  bool any = false;  // without one the stage would not run again, and never be found to have changed
+  bool any =
+      false;  // without one the stage would not run again, and never be found to have changed
   for (const auto k : c10::irange(output.wires.size()))
     any |= output.wires[k].differentiable && !isTaken(k);
   for (const auto k : c10::irange(any ? output.wires.size() : 0)) {
@@ -302,8 +320,7 @@ void Cell::learnInput(const CellSetting& setting, Pass pass, const std::vector<a
   bool watched = false;
   bool written = false;
   for (const auto k : c10::irange(given.size())) {
-    const bool counts = pass == Pass::kCheckpoint || (stage_ == 0 && input_slot_[k] >= 0) ||
-                        input_.wires[k].sharing == Sharing::kReplicated;
+    const bool counts = isNeededAgain(setting, pass, input_.wires[k]);
     watched |= counts;
     written |= counts && versionOf(given[k]) != versions[k];
   }

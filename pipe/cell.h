@@ -48,7 +48,8 @@ struct CellSetting {
   Machine& machine;
   std::size_t micro_batches;
   bool training;
-  bool grad;  // gradients are wanted at all
+  bool grad;         // gradients are wanted at all
+  bool in_backward;  // isRunAgain() of the caller
   Ambience ambience;
   // Per stage, what it refers to; empty if no gradients are wanted.
   std::vector<std::shared_ptr<StageTensors>> tensors;
@@ -109,6 +110,7 @@ class Cell {
   void refuseSharedWrites(const CellSetting& setting, const std::vector<at::Tensor>& given,
                           const std::vector<std::uint32_t>& versions) const;
   std::uint32_t inputKinds() const;
+  bool isNeededAgain(const CellSetting& setting, Pass pass, const Wire& wire) const;
   void assumeGraphs(const CellSetting& setting, Output& output);
   void learnGraphs(const CellSetting& setting, Pass pass, const Output& output);
   void learnInput(const CellSetting& setting, Pass pass, const std::vector<at::Tensor>& given,
@@ -120,11 +122,13 @@ class Cell {
   std::size_t stage_ = 0;
   std::size_t micro_batch_ = 0;
   Input input_;
-  NodePtr input_node_;                    // ends the graph at the inputs
-  std::vector<std::int64_t> input_slot_;  // per input wire: its place at that node, or -1
+  std::vector<std::uint32_t> input_versions_;  // after the run, where it will be repeated
+  NodePtr input_node_;                         // ends the graph at the inputs
+  std::vector<std::int64_t> input_slot_;       // per input wire: its place at that node, or -1
   torch::autograd::edge_list output_edges_;
   std::unique_ptr<const RngStates> rng_;
-  std::uint32_t taken_graphless_ = 0;  // outputs that are differentiable by type, and taken not to be
+  std::uint32_t taken_graphless_ =
+      0;               // outputs that are differentiable by type, and taken not to be
   bool drew_ = false;  // from a CPU generator, in the run
 };
 

@@ -158,8 +158,8 @@ void ForwardJob::perform(TaskId task) {
   Cell::Output output;
   {
     const Timeline::Span span(batch_.machine_->timeline, j, i, EventKind::kForward, t_lane);
-    output = batch_.cell(i, j).run(*batch_.setting_, j, i, std::move(input),
-                                   batch_.checkpointed(i), turnOf(task));
+    output = batch_.cell(i, j).run(*batch_.setting_, j, i, std::move(input), batch_.checkpointed(i),
+                                   turnOf(task));
   }
   const auto& outgoing = machine.outgoing[j];
   for (const auto k : c10::irange(outgoing.size())) {

@@ -28,7 +28,9 @@ class PipelineJob : public Job {
   // At the end of the constructor: so many tasks there are.
   void setTasks(std::size_t tasks) { order_.emplace(tasks); }
   // For what the task draws.
-  RngTurn turnOf(TaskId task) { return {&*order_, task, outside_, &machine_.crew->hooks().while_waiting}; }
+  RngTurn turnOf(TaskId task) {
+    return {&*order_, task, outside_, &machine_.crew->hooks().while_waiting};
+  }
   // Sends what a cell made to another stage's device; see Ferry.
   CrossingPtr send(const std::vector<at::Tensor*>& tensors, c10::Device to, CellIndex cell) const;
 

@@ -18,7 +18,8 @@ Machine::Machine(std::vector<std::shared_ptr<Stage>> the_stages,
       routes(std::move(the_routes)),
       incoming(stages.size()),
       outgoing(stages.size()),
-      habits(stages.size()) {
+      habits(stages.size()),
+      in_use(stages.size()) {
   std::map<std::string, std::size_t> lane_of_device;
   for (const c10::Device device : devices) {
     if (!isAccelerator(device)) {

@@ -72,6 +72,8 @@ struct Machine {
   std::size_t lanes = 0;
 
   std::vector<StageHabits> habits;
+  // Per stage: held while it runs. Mini-batches of several callers may come to it at once.
+  std::vector<std::recursive_mutex> in_use;
   Timeline timeline;
   std::array<Pace, 2> forward_pace;  // eval, train
   Pace backward_pace;

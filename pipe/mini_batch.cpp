@@ -103,9 +103,10 @@ void MiniBatch::checkParameters() const {
     TORCH_CHECK(now == versions_[p],
                 "one of the variables needed for gradient computation has been modified by an "
                 "inplace operation: a parameter of shape ",
-                parameters_[p].sizes(), " of a Pipe is at version ", now, ", and its stage, which "
-                "has to run again for the backward, ran with version ", versions_[p],
-                ". Call backward() before the parameters are changed.");
+                parameters_[p].sizes(), " of a Pipe is at version ", now,
+                ", and its stage, which "
+                "has to run again for the backward, ran with version ",
+                versions_[p], ". Call backward() before the parameters are changed.");
   }
 }
 
@@ -154,7 +155,8 @@ std::vector<torch::autograd::edge_list> MiniBatch::edgesPerStage(const Gates& ga
 }
 
 MiniBatch::Result MiniBatch::forward() {
-  std::vector<std::vector<at::Tensor>> pieces = scatter(input_.tensors, input_.how, input_.chunks, History::kDrop);
+  std::vector<std::vector<at::Tensor>> pieces =
+      scatter(input_.tensors, input_.how, input_.chunks, History::kDrop);
   micro_batches_ = pieces.size();
   cells_ = std::vector<Cell>(micro_batches_ * stages());
   std::vector<bool> differentiable;
@@ -169,6 +171,7 @@ MiniBatch::Result MiniBatch::forward() {
                   micro_batches_,
                   input_.training,
                   grad_,
+                  isRunAgain(),
                   Ambience::here(machine_->devices),
                   tensors_,
                   gates ? edgesPerStage(*gates) : std::vector<torch::autograd::edge_list>(stages()),

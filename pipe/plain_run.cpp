@@ -18,7 +18,7 @@ namespace {
 // One micro-batch on its way through the stages.
 class Walk {
  public:
-  Walk(const Machine& machine, Batch input)
+  Walk(Machine& machine, Batch input)
       : present(std::move(input)), machine_(machine), port_(machine.routes.size()) {}
 
   // `run`: calls the stage with a batch.
@@ -31,6 +31,7 @@ class Walk {
     }
     context.skips = &port_;
     const StageContextGuard guard(context);
+    const std::lock_guard alone(machine_.in_use[context.stage]);
     present = run(present);
     TORCH_CHECK_TYPE(!present.tensors.empty(), "stage ", context.stage,
                      " returned no tensor; what a partition returns must have one at least");
@@ -39,7 +40,7 @@ class Walk {
   Batch present;
 
  private:
-  const Machine& machine_;
+  Machine& machine_;
   SkipPort port_;
 };
 
@@ -47,15 +48,15 @@ class Walk {
 // gives.
 std::vector<at::Tensor> throughStages(MiniBatch& batch, std::size_t i,
                                       std::vector<at::Tensor> tensors) {
-  const Machine& machine = batch.machine();
+  Machine& machine = batch.setting().machine;
   const AmbienceGuard ambience(batch.setting().ambience);
   const NoAutocastCache no_cache;
   Walk walk(machine, {std::move(tensors), batch.input().structure});
   for (const auto j : c10::irange(batch.stages())) {
     const RngScope scope({}, machine.devices[j], RngScope::Purpose::kRepeat, batch.cell(i, j).rng(),
                          /*expected=*/false);
-    const StageContext context{j, i, batch.microBatches(), false, true, nullptr,
-                               batch.setting().number};
+    const StageContext context{j,    i,       batch.microBatches(),   false,
+                               true, nullptr, batch.setting().number, true};
     walk.through(context, [&](const Batch& present) {
       return machine.stages[j]->forwardAgain(present, *batch.setting().tensors[j]);
     });
@@ -93,11 +94,12 @@ struct Inputs {
 }  // namespace
 
 bool isTransformed() {
-  return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) ||
+  return c10::impl::tls_is_dispatch_key_included(
+             c10::DispatchKey::FuncTorchDynamicLayerFrontMode) ||
          autograd::ForwardADLevel::try_get_by_idx(0) != nullptr;
 }
 
-Batch plainForward(const Machine& machine, const MiniBatchInput& input) {
+Batch plainForward(Machine& machine, const MiniBatchInput& input) {
   std::vector<std::vector<at::Tensor>> pieces =
       scatter(input.tensors, input.how, input.chunks, History::kRecord);
   const std::uint64_t number = nextMiniBatchNumber();
@@ -105,7 +107,7 @@ Batch plainForward(const Machine& machine, const MiniBatchInput& input) {
   for (std::vector<at::Tensor>& tensors : pieces)
     walks.emplace_back(machine, Batch{std::move(tensors), input.structure});
   for (const auto [i, j] : clockOrder(walks.size(), machine.stages.size())) {
-    walks[i].through({j, i, walks.size(), false, false, nullptr, number},
+    walks[i].through({j, i, walks.size(), false, false, nullptr, number, isRunAgain()},
                      [&](const Batch& present) { return machine.stages[j]->forward(present); });
   }
   std::vector<Batch> outputs;

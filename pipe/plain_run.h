@@ -16,7 +16,7 @@ namespace weft::pipe {
 bool isTransformed();
 
 // The whole forward; the result is autograd's own.
-Batch plainForward(const Machine& machine, const MiniBatchInput& input);
+Batch plainForward(Machine& machine, const MiniBatchInput& input);
 
 // The gradients of `inputs` and of the parameters, in this order, with a graph (create_graph).
 // `inputs` are the mini-batch's, with their history. Random numbers are those of the first run.

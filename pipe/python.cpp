@@ -148,6 +148,9 @@ void bindContext(py::module_& pipe) {
   pipe.def(
       "is_recomputing", [] { return currentStage() != nullptr && currentStage()->recomputing; },
       "True in a stage's forward that is run again for the backward.");
+  pipe.def("is_run_again", &isRunAgain,
+           "True where a forward is part of a backward or of a recomputation, on whatever thread "
+           "it runs.");
   pipe.def(
       "micro_batch",
       []() -> std::optional<std::tuple<std::size_t, std::size_t, std::uint64_t>> {

@@ -15,7 +15,7 @@ namespace weft::pipe {
 namespace {
 
 // torch.get_rng_state, set_rng_state, manual_seed, seed and fork_rng call these.
-constexpr std::array kMethods{"get_state",           "set_state", "manual_seed", "seed",
+constexpr std::array kMethods{"get_state",           "set_state",           "manual_seed", "seed",
                               "graphsafe_get_state", "graphsafe_set_state", "clone_state"};
 std::array<PyCFunction, kMethods.size()> g_methods{};
 
@@ -41,9 +41,8 @@ void watch(PyMethodDef* methods) {
 
 void watchGeneratorMethods() {
   PyMethodDef* const methods = reinterpret_cast<PyTypeObject*>(THPGeneratorClass)->tp_methods;
-  [&]<std::size_t... K>(std::index_sequence<K...>) {
-    (watch<K>(methods), ...);
-  }(std::make_index_sequence<kMethods.size()>());
+  [&]<std::size_t... K>(std::index_sequence<K...>) { (watch<K>(methods), ...); }
+  (std::make_index_sequence<kMethods.size()>());
 }
 
 }  // namespace weft::pipe

@@ -119,10 +119,10 @@ class ParameterWalk {
   }
   // torch.nn.parameter.is_lazy
   static bool isLazy(py::handle value) {
-    static PyObject* const mixin = py::object(py::module_::import("torch.nn.parameter")
-                                                  .attr("UninitializedTensorMixin"))
-                                       .release()
-                                       .ptr();
+    static PyObject* const mixin =
+        py::object(py::module_::import("torch.nn.parameter").attr("UninitializedTensorMixin"))
+            .release()
+            .ptr();
     return PyType_IsSubtype(Py_TYPE(value.ptr()), reinterpret_cast<PyTypeObject*>(mixin)) != 0;
   }
 
@@ -257,8 +257,7 @@ std::shared_ptr<StageTensors> PythonStage::tensors() {
   try {
     ParameterWalk walk;
     walk.visit(module_);
-    auto tensors =
-        std::make_shared<PythonTensors>(std::move(walk.found), std::move(walk.slots));
+    auto tensors = std::make_shared<PythonTensors>(std::move(walk.found), std::move(walk.slots));
     tensors->uninitialized = walk.uninitialized;
     return tensors;
   } catch (py::error_already_set& error) {

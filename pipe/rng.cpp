@@ -29,9 +29,8 @@ void locked(at::Generator generator, const auto& action) {
 }  // namespace
 
 const RngStates::Saved* RngStates::find(const at::Generator& generator) const {
-  const auto it = std::find_if(states_.begin(), states_.end(), [&](const Saved& saved) {
-    return saved.generator == generator;
-  });
+  const auto it = std::find_if(states_.begin(), states_.end(),
+                               [&](const Saved& saved) { return saved.generator == generator; });
   return it == states_.end() ? nullptr : &*it;
 }
 
@@ -87,8 +86,10 @@ void RngScope::awaitTurn(bool at_length) {
     wait();
   }
   TORCH_CHECK(
-      came, "a stage of a Pipe began to use a random number generator, which it had not done when "
-      "it ran last, and its turn to do so did not come within ", kPatience.count(),
+      came,
+      "a stage of a Pipe began to use a random number generator, which it had not done when "
+      "it ran last, and its turn to do so did not come within ",
+      kPatience.count(),
       " s: it may hold a lock that another stage waits for. Run the mini-batch again: from now on "
       "the stage waits before it begins.");
 }
@@ -122,8 +123,7 @@ bool isGenerator(const c10::Argument& argument) {
 }
 
 // Stands before a random operator's kernel, whatever the backend.
-void beforeDraw(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
-                torch::jit::Stack* stack) {
+void beforeDraw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   if (t_scope != nullptr) {
     const auto& arguments = op.schema().arguments();
     const c10::IValue* given = nullptr;

@@ -1,9 +1,10 @@
 // Random numbers: drawn in the schedule's order, and repeated exactly when a stage runs again.
 //
 // All CPU stages draw from one default generator. Nobody can tell beforehand which of them will, so
-// nothing is assumed: the first time that a task draws from a CPU generator, reads or sets its state
-// or seeds it, it waits until all tasks before it in the schedule have ended, and no later task gets
-// there before it has ended itself. The state found then is what a recomputation begins with.
+// nothing is assumed: the first time that a task draws from a CPU generator, reads or sets its
+// state or seeds it, it waits until all tasks before it in the schedule have ended, and no later
+// task gets there before it has ended itself. The state found then is what a recomputation begins
+// with.
 //
 //   a random operator or a method of torch.Generator --> touchGenerator() --> the thread's RngScope
 //                                                  waits for its turn, saves or restores the state

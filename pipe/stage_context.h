@@ -43,7 +43,12 @@ struct StageContext {
   bool recomputing = false;
   SkipPort* skips = nullptr;
   std::uint64_t mini_batch = 0;  // no two runs of any pipeline have the same
+  bool in_backward = false;      // so the whole pipeline runs again: see isRunAgain()
 };
+
+// On the thread that calls a pipeline: whether that is part of a backward, or of a stage's
+// recomputation in another pipeline.
+WEFT_API bool isRunAgain();
 
 // The run under way on this thread; nullptr outside of one.
 WEFT_API const StageContext* currentStage();

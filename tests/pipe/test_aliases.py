@@ -73,8 +73,11 @@ def test_a_tensor_twice_stays_one_tensor(mode, way):
 @ways
 def test_a_tensor_twice_through_a_stage(mode, way):
     run_both(
-        twice, lambda w, a, b: (a, a + w, b), lambda w, a, c, b: a.relu_() * w + b + c,
-        mode=mode, way=way,
+        twice,
+        lambda w, a, b: (a, a + w, b),
+        lambda w, a, c, b: a.relu_() * w + b + c,
+        mode=mode,
+        way=way,
     )
 
 
@@ -85,7 +88,9 @@ def test_a_view_beside_its_tensor(mode, way):
         y = x * w
         return y, y[:, :2]
 
-    run_both(views, lambda w, a, b: a.relu_().sum(1) * w + b.sum(1), mode=mode, way=way, refused=True)
+    run_both(
+        views, lambda w, a, b: a.relu_().sum(1) * w + b.sum(1), mode=mode, way=way, refused=True
+    )
     run_both(views, lambda w, a, b: a.relu().sum(1) * w + b.sum(1), mode=mode, way=way)
 
 
@@ -126,10 +131,16 @@ class Pop(nn.Module):
 
 @both
 @ways
-@pytest.mark.parametrize("between", [nn.ReLU(inplace=True), nn.Sequential(nn.Identity(), nn.Flatten())])
+@pytest.mark.parametrize(
+    "between", [nn.ReLU(inplace=True), nn.Sequential(nn.Identity(), nn.Flatten())]
+)
 def test_a_skip_under_way(mode, way, between):
-    plain = nn.Sequential(Stash(), *([between] if len(list(between.children())) == 0 else between),
-                          nn.ReLU(inplace=True), Pop())
+    plain = nn.Sequential(
+        Stash(),
+        *([between] if len(list(between.children())) == 0 else between),
+        nn.ReLU(inplace=True),
+        Pop(),
+    )
     pipe = make_pipe(plain_copy(plain), way, chunks=2, checkpoint=mode)
     x = torch.randn(6, 4)
     for _ in range(2):
@@ -164,7 +175,9 @@ def test_a_skip_to_the_next_stage_is_the_same_tensor(mode, way):
 def test_a_parameter_that_is_passed_on_is_not_changed(mode, way):
     pipe = make_pipe(
         nn.Sequential(F(lambda w, x: (x * w, w)), F(lambda w, x, v: x * v.mul_(2) * w)),
-        way, chunks=2, checkpoint=mode,
+        way,
+        chunks=2,
+        checkpoint=mode,
     )
     with pytest.raises(RuntimeError, match=REFUSED):
         pipe(torch.ones(4, 4))
@@ -225,3 +238,28 @@ def test_outputs_in_one_memory(mode, chunks):
     (c.mul_(2) + d).sum().backward()
     assert_same(gradients(pipe), gradients(plain))
     assert part.data_ptr() != a.data_ptr()
+
+
+@both
+@ways
+def test_an_input_changed_before_the_backward(mode, way):
+    """A recomputation would use the new values: the error it is where autograd has saved the tensor."""
+    pipe = make_pipe(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), way, chunks=1, checkpoint=mode)
+    x = torch.ones(4, 4)
+    output = pipe(x).local_value()
+    x.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+
+
+@both
+@ways
+def test_in_place_on_pieces_of_one_mini_batch(mode, way):
+    """Pieces are one tensor where autograd watches for changes; a piece that is written gets a copy."""
+    plain = nn.Sequential(F(lambda w, x: x.mul_(2) * w), nn.Linear(4, 4))
+    pipe = make_pipe(plain_copy(plain), way, chunks=3, checkpoint=mode)
+    for _ in range(3):
+        pipe.zero_grad(), plain.zero_grad()
+        pipe(torch.ones(6, 4)).local_value().sum().backward()
+        plain(torch.ones(6, 4)).sum().backward()
+        assert_same(gradients(pipe), gradients(plain))

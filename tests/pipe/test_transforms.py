@@ -128,9 +128,7 @@ def test_functional_call_with_a_history(mode, way):
         leaves = {name: p.requires_grad_() for name, p in tensors_of(model).items()}
         inner = functional_call(model, leaves, (X,)).square().sum()
         steps = torch.autograd.grad(inner, list(leaves.values()), create_graph=True)
-        stepped = {
-            name: p - 0.1 * g for (name, p), g in zip(leaves.items(), steps, strict=True)
-        }
+        stepped = {name: p - 0.1 * g for (name, p), g in zip(leaves.items(), steps, strict=True)}
         outer = functional_call(model, stepped, (X + 1,)).square().sum()
         found.append(torch.autograd.grad(outer, list(leaves.values())))
     assert_same(*found, atol=1e-3, rtol=1e-3)
@@ -269,7 +267,7 @@ def test_a_recomputation_with_cached_parametrizations_is_refused(mode):
         if mode == "never":
             output.backward()
         else:
-            with pytest.raises(RuntimeError, match="parametrize.cached"):
+            with pytest.raises(RuntimeError, match=r"parametrize\.cached"):
                 output.backward()
 
 
@@ -341,7 +339,9 @@ def test_save_on_cpu_and_selective_checkpoints(mode, way):
         return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
     checkpoint(
-        model, X, use_reentrant=False,
+        model,
+        X,
+        use_reentrant=False,
         context_fn=lambda: create_selective_checkpoint_contexts(policy),
     ).square().sum().backward()
     assert_same(gradients(model), gradients(plain))
@@ -361,15 +361,6 @@ def test_double_backward_outside_of_autocast(mode, way):
         x = torch.linspace(-1, 1, 256).view(4, 64).requires_grad_()
         with torch.autocast("cpu", torch.bfloat16):
             output = model(x)
-        dtypes = []
-
-        class Note(torch.utils._python_dispatch.TorchDispatchMode):
-            def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-                result = function(*args, **(kwargs or {}))
-                if function is torch.ops.aten.mm.default:
-                    dtypes.append(result.dtype)
-                return result
-
         with torch.autocast("cpu", enabled=False):
             (slope,) = torch.autograd.grad(output.float().square().sum(), x, create_graph=True)
             slope.square().sum().backward()
@@ -413,7 +404,9 @@ def test_double_backward_runs_the_backward_in_full_precision(way):
 def test_a_sparse_embedding_tied_to_a_linear(mode, way):
     def make():
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Embedding(7, 5, sparse=True), nn.Tanh(), nn.Linear(5, 7, bias=False))
+        model = nn.Sequential(
+            nn.Embedding(7, 5, sparse=True), nn.Tanh(), nn.Linear(5, 7, bias=False)
+        )
         model[2].weight = model[0].weight
         return model
 
@@ -537,3 +530,77 @@ def test_a_compiled_model_around(backend):
         plain(X).square().sum().backward()
         compiled(X).square().sum().backward()
         assert_same(gradients(model), gradients(plain))
+
+
+@both
+@ways
+def test_a_function_mode_is_there_in_the_recomputation(mode, way):
+    class Halve(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            return result / 2 if function is torch.tanh else result
+
+    class Tanh(nn.Module):
+        def forward(self, x):
+            return torch.tanh(x)
+
+    plain, model = piped(mode, way, lambda: nn.Sequential(nn.Linear(4, 4), Tanh()))
+    for each in (plain, model):
+        with Halve():
+            output = each(X)
+        output.square().sum().backward()
+    assert_same(gradients(model), gradients(plain))
+
+
+@both
+def test_two_threads_take_turns_in_a_stage(mode):
+    """Also where each runs its mini-batch by itself."""
+    import threading
+
+    busy = []
+
+    class Stage(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(64, 64)
+
+        def forward(self, x):
+            busy.append(1)
+            assert len(busy) == 1
+            for _ in range(20):
+                x = self.linear(x).tanh()
+            busy.pop()
+            return x
+
+    pipe = make_pipe(nn.Sequential(Stage()), "inline", chunks=4, checkpoint=mode)
+    failed = []
+
+    def work():
+        try:
+            for _ in range(10):
+                pipe(torch.ones(64, 64)).local_value().sum().backward()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+@both
+@ways
+def test_deferred_statistics_under_a_reentrant_checkpoint(mode, way):
+    torch.manual_seed(0)
+    pipe = make_pipe(
+        nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)),
+        way,
+        chunks=3,
+        checkpoint=mode,
+        deferred_batch_norm=True,
+    )
+    x = X.clone().requires_grad_()
+    checkpoint(PipeAsLayer(pipe), x, use_reentrant=True).sum().backward()
+    assert pipe[1].num_batches_tracked == 1

@@ -50,11 +50,6 @@ def _pooled(parts: list[_Part], biased: bool) -> tuple[Tensor, Tensor]:
     return mean, squares / (total if biased else max(total - 1, 1))
 
 
-def _in_backward() -> bool:
-    """Whether autograd runs this: then it is a recomputation, be it torch.utils.checkpoint's."""
-    return torch._C._current_graph_task_id() != -1
-
-
 class _MiniBatch:
     """The parts of a mini-batch that a layer has seen so far.
 
@@ -148,7 +143,7 @@ class DeferredBatchNorm(_BatchNorm):
         output = functional.batch_norm(
             input, mean, variance, self.weight, self.bias, training=True, momentum=1.0, eps=self.eps
         )
-        if not (_C.pipe.is_recomputing() or _in_backward()):
+        if not _C.pipe.is_run_again():  # by a Pipe or by torch.utils.checkpoint
             self._track(_Part(input.numel() // input.size(1), mean, variance))
         return output
 
