@@ -56,7 +56,9 @@ class Call(NamedTuple):
 
 def _shown(value: Any) -> str:
     if isinstance(value, torch.Tensor) and value.layout == torch.strided:
-        return f"tensor({value.tolist()}, {value.dtype}, {tuple(value.shape)}, {value.requires_grad})"
+        return (
+            f"tensor({value.tolist()}, {value.dtype}, {tuple(value.shape)}, {value.requires_grad})"
+        )
     return repr(value)
 
 
@@ -91,7 +93,20 @@ def tensor(random: Random) -> torch.Tensor:
 
 def number(random: Random) -> Any:
     return random.choice(
-        [True, False, *INTEGERS, *INTEGERS, 0.5, 1.0, -1.5, float("nan"), float("inf"), 1j, 2**63, -(2**70)]
+        [
+            True,
+            False,
+            *INTEGERS,
+            *INTEGERS,
+            0.5,
+            1.0,
+            -1.5,
+            float("nan"),
+            float("inf"),
+            1j,
+            2**63,
+            -(2**70),
+        ]
     )
 
 
@@ -156,7 +171,11 @@ def call(random: Random, name: str) -> Call:
             positional = not parameter.kwarg_only and not kwargs
         wild = loose and random.random() < 0.3
         value = anything(random) if wild else argument(random, str(parameter.real_type))
-        if not wild and str(parameter.real_type) in ("int", "float", "bool") and random.random() < 0.1:
+        if (
+            not wild
+            and str(parameter.real_type) in ("int", "float", "bool")
+            and random.random() < 0.1
+        ):
             value = tensor(random)  # one with one element may stand for a number
         if positional:
             args.append(value)

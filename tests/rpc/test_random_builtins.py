@@ -146,5 +146,7 @@ def compare(seed: int, count: int, trace: bool = False) -> list[str]:
 def test_random_calls_answer_as_torch_does(group):
     print(f"WEFT_TEST_SEED={SEED} WEFT_TEST_CASES={CASES}")
     worked, *differ = group[0].call(compare, SEED, CASES, timeout=60 + CASES * PER_CASE)
-    assert not differ, f"WEFT_TEST_SEED={SEED}: {len(differ)} of {CASES} differ\n" + "\n".join(differ[:5])
+    assert not differ, f"WEFT_TEST_SEED={SEED}: {len(differ)} of {CASES} differ\n" + "\n".join(
+        differ[:5]
+    )
     assert int(worked) > CASES // 5, f"only {worked} of {CASES} calls worked: they show little"
