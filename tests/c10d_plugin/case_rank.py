@@ -100,10 +100,10 @@ def meet(rank: int, size: int, folder: str, host: str, backend: str = "weft") ->
 class Lane:
     """The operations of one thread."""
 
-    def __init__(self, number: int, case: int, plan: Plan, seed: int, shares_tags: bool) -> None:
+    def __init__(self, number: int, case: int, plan: Plan, seed: int, steady: bool) -> None:
         self.number, self.plan = number, plan
         self.base = case << 12
-        self.shares_tags = shares_tags
+        self.steady = steady
         self.lags = False  # ranks come late to some operations
         self.local = random.Random(seed_of(seed, "lane", number, State.rank))
         self.outcomes: list[Outcome] = []
@@ -116,7 +116,7 @@ class Lane:
             return None
         tag = 10 + (self.base + self.number * 1000 + index) % (1 << 20)
         other = State.groups["world"][0]
-        return Place(group, ranks, ranks.index(State.rank), other, tag, self.shares_tags)
+        return Place(group, ranks, ranks.index(State.rank), other, tag, self.steady)
 
     def prepare_all(self) -> None:
         for index, (_, step) in enumerate(self.plan):

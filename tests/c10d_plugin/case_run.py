@@ -28,8 +28,8 @@ def run_case(case: int, seed: int, kind: str, victim: int, at: int, delay: float
         return in_a_child(seed)
     members = {name: ranks for name, (_, ranks) in State.groups.items()}
     plans = draw_plans(seed, kind, members)
-    shares_tags = kind == "plain"
-    lanes = [Lane(n, case, plan, seed, shares_tags) for n, plan in enumerate(plans)]
+    steady = kind == "plain"
+    lanes = [Lane(n, case, plan, seed, steady) for n, plan in enumerate(plans)]
     if facts.timeout:
         for lane in lanes:
             lane.lags = kind != "centuries"

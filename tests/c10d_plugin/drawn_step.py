@@ -46,7 +46,7 @@ class Place:
     rank: int  # in the group
     others_heap: Any = None  # a group whose tensors are used beside its own
     tag: int = 0  # for messages of this step alone
-    shares_tags: bool = True  # messages of several steps may have one tag
+    steady: bool = True  # one thread, and nothing fails: tags may repeat, times may be long
 
     @property
     def size(self) -> int:
@@ -54,7 +54,7 @@ class Place:
 
     @property
     def tags(self) -> tuple[int, ...]:
-        return (0, 3, self.tag) if self.shares_tags else (self.tag,)
+        return (0, 3, self.tag) if self.steady else (self.tag,)
 
 
 @dataclass
@@ -138,6 +138,8 @@ class Draw:
         return stretch(random_bits(seed_of(self.step.seed, rank, part), numel, dtype), numel)
 
     def timeout(self) -> timedelta | None:
+        if not self.place.steady:  # the group's, which is short where something fails
+            return None
         return self.common.choice((None, None, None, timedelta(seconds=100), CENTURIES))
 
     def done(self, text: str, start: Callable[[], Any]) -> Prepared:

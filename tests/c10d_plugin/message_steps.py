@@ -24,7 +24,7 @@ def barrier(draw: Draw) -> Prepared:
 
 
 def monitored_barrier(draw: Draw) -> Prepared:
-    place, limit = draw.place, draw.timeout() or timedelta(seconds=60)
+    place, limit = draw.place, draw.timeout() or timedelta(seconds=30)
     wait_all = draw.common.random() < 0.5
     draw.prepared.meets = True
     return draw.done(
