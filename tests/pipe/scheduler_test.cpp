@@ -6,6 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <functional>
@@ -17,6 +18,7 @@
 #include "pipe/crew.h"
 #include "pipe/effort.h"
 #include "pipe/pace.h"
+#include "pipe/task_order.h"
 #include "pipe/timeline.h"
 
 namespace weft::pipe {
@@ -318,6 +320,49 @@ TEST(Effort, CountsWaiting) {
     for (const double effort : trial.efforts())
       EXPECT_GE(effort, 4.9e-3);
   }
+}
+
+// Tasks that take their turn do so one at a time and in the schedule's order, whatever threads run
+// them, and also after one has failed.
+TEST(TaskOrder, TurnsComeInTheSchedulesOrder) {
+  class Turns final : public Job {
+   public:
+    Turns(std::size_t tasks, TaskId failing) : order_(tasks), failing_(failing) {}
+    void run(TaskId task) override {
+      if (task % 3 != 0) order_.awaitTurnOf(task);
+      if (task % 3 != 0) taken.push_back(task);  // nobody else has the turn
+      order_.end(task);
+      if (task == failing_) throw std::runtime_error("here");
+    }
+    void leaveOut(TaskId task) override { order_.end(task); }
+    std::vector<TaskId> taken;
+
+   private:
+    TaskOrder order_;
+    const TaskId failing_;
+  };
+  Crew crew("test-", 4, {});
+  const Grid grid(6, 4);
+  for (int round = 0; round < 200; ++round) {
+    const TaskId failing = round % 2 == 0 ? 13 : 1000;
+    Turns job(grid.graph.size(), failing);
+    if (failing < grid.graph.size()) {
+      EXPECT_THROW(crew.run(grid.graph, job, Running::kThreads), std::runtime_error);
+    } else {
+      crew.run(grid.graph, job, Running::kThreads);
+      EXPECT_EQ(job.taken.size(), grid.graph.size() * 2 / 3);
+    }
+    EXPECT_TRUE(std::is_sorted(job.taken.begin(), job.taken.end()));
+  }
+}
+
+TEST(TaskOrder, SaysWhenATurnDoesNotCome) {
+  TaskOrder order(3);
+  order.end(1);
+  EXPECT_TRUE(order.isTurnOf(0));
+  EXPECT_FALSE(order.awaitTurnOf(2, std::chrono::seconds(0)));
+  order.end(0);
+  EXPECT_TRUE(order.awaitTurnOf(2, std::chrono::seconds(0)));
 }
 
 TEST(Timeline, RecordsOnlyWhileItIsOn) {
