@@ -220,13 +220,16 @@ def test_random_models(block):
 
 if __name__ == "__main__":
     import sys
+    import tempfile
 
     from random_models import Op
     from random_programs import Step
+    from torch.distributed import rpc
 
     import weft
 
-    weft.init_rpc("alone", rank=0, world_size=1, init_method="tcp://127.0.0.1:0")
-    given = eval(sys.argv[1], {"Op": Op, "Program": Program, "Step": Step})
-    print(run(given) or "equal, or refused as it may be")
-    weft.shutdown()
+    with tempfile.TemporaryDirectory() as folder:
+        weft.init_rpc("alone", rank=0, world_size=1, init_method=f"file://{folder}/store")
+        given = eval(sys.argv[1], {"Op": Op, "Program": Program, "Step": Step})
+        print(run(given) or "equal, or refused as it may be")
+        rpc.shutdown()
