@@ -317,7 +317,10 @@ class Run:
 # Hooks of the model.
 
 HOOKS: dict[str, Callable[[nn.Module, int], None]] = {
-    "parameter": lambda model, k: one(made(model), k).register_hook(lambda grad: 2 * grad),
+    # docs/pipe.md: it is called as well where there is no gradient.
+    "parameter": lambda model, k: one(made(model), k).register_hook(
+        lambda grad: grad if grad is None else 2 * grad
+    ),
     "accumulated": lambda model, k: one(made(model), k).register_post_accumulate_grad_hook(
         double_gradient
     ),
