@@ -179,8 +179,10 @@ MiniBatch::Result MiniBatch::forward() {
 
   ForwardJob job(*this, std::move(pieces), differentiable);
   run(machine_->forward_pace[input_.training ? 1 : 0], job.graph(), job);
-  for (const auto j : c10::irange(tensors_.size()))
+  for (const auto j : c10::irange(tensors_.size())) {
+    const std::lock_guard alone(machine_->in_use[j]);
     machine_->stages[j]->update(*tensors_[j]);
+  }
   noteVersions();
 
   std::vector<Batch> outputs;

@@ -34,8 +34,12 @@ Batch Pipeline::run(MiniBatchInput input) {
   if (at::GradMode::is_enabled()) {
     for (const at::Tensor& tensor : input.tensors)
       grad |= tensor.requires_grad();
-    for (const auto& stage : machine_->stages) {
-      tensors.push_back(stage->tensors());
+    for (const auto j : c10::irange(machine_->stages.size())) {
+      {
+        // A stage that runs for another caller may have other tensors just now.
+        const std::lock_guard alone(machine_->in_use[j]);
+        tensors.push_back(machine_->stages[j]->tensors());
+      }
       plain |= tensors.back()->uninitialized;
       for (const at::Tensor& tensor : tensors.back()->tensors) {
         grad |= tensor.requires_grad();

@@ -67,7 +67,7 @@ std::vector<at::Tensor> throughStages(MiniBatch& batch, std::size_t i,
 // Each input's alias behind a node of its own, where inner gradients are taken without calling the
 // hooks of what was before it.
 struct Inputs {
-  Inputs(const std::vector<at::Tensor>& tensors, bool copied) {
+  explicit Inputs(const std::vector<at::Tensor>& tensors) {
     for (const auto k : c10::irange(tensors.size())) {
       const at::Tensor& tensor = tensors[k];
       const auto same = std::find_if(tensors.begin(), tensors.end(), [&](const at::Tensor& other) {
@@ -82,14 +82,28 @@ struct Inputs {
       }
       auto node = makeNode<IdentityNode>();
       node->add_next_edge(autograd::impl::gradient_edge(tensor));
-      const at::Tensor alias = aliasBehind(tensor, node);
-      aliases.push_back(copied ? alias.clone() : alias);
+      aliases.push_back(aliasBehind(tensor, node));
       ends.emplace_back(NodePtr(std::move(node)), 0);
     }
   }
   std::vector<at::Tensor> aliases;
   autograd::edge_list ends;
 };
+
+// For a first stage that changes its input in place: the mini-batch stays as it was, and pieces of
+// one tensor count as one where autograd watches for changes.
+void copy(std::vector<std::vector<at::Tensor>>& pieces) {
+  for (std::vector<at::Tensor>& tensors : pieces) {
+    const std::vector<at::Tensor> before = tensors;
+    for (const auto k : c10::irange(tensors.size())) {
+      const auto same = std::find_if(before.begin(), before.end(), [&](const at::Tensor& other) {
+        return other.is_same(before[k]);
+      });
+      const auto first = static_cast<std::size_t>(same - before.begin());
+      tensors[k] = first < k ? at::Tensor(tensors[first]) : before[k].clone();
+    }
+  }
+}
 
 }  // namespace
 
@@ -102,6 +116,8 @@ bool isTransformed() {
 Batch plainForward(Machine& machine, const MiniBatchInput& input) {
   std::vector<std::vector<at::Tensor>> pieces =
       scatter(input.tensors, input.how, input.chunks, History::kRecord);
+  const InputHabit habit = machine.habits[0].input.load(std::memory_order_relaxed);
+  if (habit != InputHabit::kReads && (at::GradMode::is_enabled() || isTransformed())) copy(pieces);
   const std::uint64_t number = nextMiniBatchNumber();
   std::vector<Walk> walks;
   for (std::vector<at::Tensor>& tensors : pieces)
@@ -122,10 +138,11 @@ std::vector<at::Tensor> gradientsWithGraph(MiniBatch& batch, const std::vector<a
   batch.checkParameters();
   const Gates gates(batch.parameters());
   const InputHabit habit = batch.machine().habits[0].input.load(std::memory_order_relaxed);
-  const Inputs given(inputs, habit == InputHabit::kWrites);
+  const Inputs given(inputs);
 
   std::vector<std::vector<at::Tensor>> pieces =
       scatter(given.aliases, batch.input().how, batch.input().chunks, History::kRecord);
+  if (habit == InputHabit::kWrites) copy(pieces);
   std::vector<std::vector<at::Tensor>> outputs;
   for (const auto i : c10::irange(batch.microBatches()))
     outputs.push_back(throughStages(batch, i, std::move(pieces[i])));

@@ -263,3 +263,18 @@ def test_in_place_on_pieces_of_one_mini_batch(mode, way):
         pipe(torch.ones(6, 4)).local_value().sum().backward()
         plain(torch.ones(6, 4)).sum().backward()
         assert_same(gradients(pipe), gradients(plain))
+
+
+@both
+@ways
+def test_double_backward_where_the_first_stage_writes(mode, way):
+    plain = nn.Sequential(F(lambda w, x: x.relu_() * w), nn.Linear(4, 4), nn.Tanh())
+    pipe = make_pipe(plain_copy(plain), way, chunks=3, checkpoint=mode)
+    for _ in range(2):
+        found = []
+        for model in (lambda x: pipe(x).local_value(), plain):
+            leaf = torch.linspace(-1, 1, 24).view(6, 4).requires_grad_()
+            output = model(leaf * 1)
+            (slope,) = torch.autograd.grad(output.square().sum(), leaf, create_graph=True)
+            found.append(torch.autograd.grad(slope.square().sum(), leaf)[0])
+        assert_same(*found)
