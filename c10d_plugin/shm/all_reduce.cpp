@@ -13,10 +13,8 @@
 // Large data of two ranks, for both: each lays out all of it, piece by piece, and adds up all of
 // it. As many bytes go between the cores, in fewer steps; a tenth faster at all sizes.
 //
-// Data that lie in all ranks' heaps: the same blocks, added up from where the data lie and
-// collected from where the results lie. Nobody writes into another rank's memory: a rank that was
-// stopped in the middle may go on when the others have given up and use their memory for something
-// else. One more meeting ends the operation, before which no owner touches its data.
+// Data that lie in all ranks' heaps: a rank adds up its part of all of them where it lies and
+// writes the result there; one meeting before and one after it.
 //   R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations in
 //   MPICH", IJHPCA 19(1), 2005.
 #include "c10d_plugin/reduce_kernels.h"
@@ -92,7 +90,7 @@ Error ShmCollectives::allReduceAsPair(Bytes data) {
   const ConstBytes whole = data;
   const auto write = [&](std::size_t piece) { writePieces(std::span(&whole, 1), place, piece); };
   if (Error error = meetWithData(data, [&] { write(0); })) return error;
-  if (offers_ == size_) return reduceBlocks(data, kEverywhere, true);
+  if (offers_ == size_) return reduceDirect(data, kEverywhere);
   const std::size_t pieces = piecesOf(data.size(), place);
   for (std::size_t next = 1;; ++next) {
     if (next < pieces) write(next);
@@ -108,56 +106,57 @@ Error ShmCollectives::allReduceAsPair(Bytes data) {
 }
 
 Error ShmCollectives::reduceLarge(Bytes data, int root) {
-  if (Error error = meetWithData(data, [&] { contribute(blockOf(data, 0)); })) return error;
-  return reduceBlocks(data, root, offers_ == size_);
-}
-
-Bytes ShmCollectives::blockOf(Bytes data, std::size_t number) const {
-  const std::size_t blocks = blocksOf(data);
-  const std::size_t size = shm::roundUp((data.size() + blocks - 1) / blocks, kCacheLine);
-  const std::size_t begin = std::min(number * size, data.size());
-  return data.subspan(begin, std::min(size, data.size() - begin));
-}
-
-std::size_t ShmCollectives::blocksOf(ConstBytes data) const {
   const std::size_t room = segment_->layout().buffer_bytes;
-  return (data.size() + room - 1) / room;
-}
-
-// After the first meeting. `direct`: all data lie in heaps.
-Error ShmCollectives::reduceBlocks(Bytes data, int root, bool direct) {
-  if (Error error = findPlaces(data, root, direct)) return error;
-  const std::size_t blocks = blocksOf(data);
+  const std::size_t blocks = (data.size() + room - 1) / room;
+  const std::size_t size = shm::roundUp((data.size() + blocks - 1) / blocks, kCacheLine);
+  const auto block = [&](std::size_t number) {
+    const std::size_t begin = std::min(number * size, data.size());
+    return data.subspan(begin, std::min(size, data.size() - begin));
+  };
+  if (Error error = meetWithData(data, [&] { contribute(block(0)); })) return error;
+  if (offers_ == size_) return reduceDirect(data, root);
   const bool collects = root == kEverywhere || root == rank_;
   for (std::size_t step = 1;; ++step) {
-    if (step >= 2 && collects) collectParts(blockOf(data, step - 2), root);
-    if (step == blocks + 1) break;
-    addUpOwnPart(blockOf(data, step - 1), root);
-    if (step < blocks && !direct) contribute(blockOf(data, step));
+    if (step >= 2 && collects) collectParts(block(step - 2));
+    if (step == blocks + 1) return Error::ok();
+    addUpOwnPart(block(step - 1), root);
+    if (step < blocks) contribute(block(step));
     if (Error error = meet()) return error;
   }
-  return direct ? meet() : Error::ok();
 }
 
-// Where every rank's data lie, if all of them lie in heaps; else nothing: they are in buffers.
-Error ShmCollectives::findPlaces(Bytes data, int root, bool direct) {
+// All data lie in heaps. Each rank adds up its own part where it lies in all of them, and writes
+// the result to where it is wanted.
+Error ShmCollectives::reduceDirect(Bytes data, int root) {
   places_.clear();
-  if (!direct) return Error::ok();
   for (int rank = 0; rank < size_; ++rank) {
-    const Result<const std::byte*> place =
-        rank == rank_ ? Result<const std::byte*>(data.data()) : offered(rank, 0, data.size());
+    const Result<std::byte*> place =
+        rank == rank_ ? Result<std::byte*>(data.data()) : offered(rank, 0, data.size());
     if (!place.ok()) return place.error();
     places_.push_back(place.value());
   }
-  // The root's results come through buffers: only the root's data may change.
-  return root == kEverywhere ? Error::ok() : needBuffers();
+  if (segment_->beginWriting(rank_)) {
+    const Bytes own = partOf(data, rank_);
+    const auto begin = static_cast<std::size_t>(own.data() - data.data());
+    for (std::size_t done = 0; done < own.size() && !segment_->failed(); done += kStrip) {
+      reduceStrip(begin + done, std::min(kStrip, own.size() - done), root);
+    }
+    segment_->endWriting(rank_);
+  }
+  return meet();
 }
 
-// What `rank` laid out for a block in a round of buffers, or has of it where it lies.
-const std::byte* ShmCollectives::blockFrom(int rank, ConstBytes block, std::uint64_t round) const {
-  if (places_.empty()) return segment_->buffer(rank, round);
-  return places_[static_cast<std::size_t>(rank)] +
-         (block.data() - places_[static_cast<std::size_t>(rank_)]);
+void ShmCollectives::reduceStrip(std::size_t at, std::size_t bytes, int root) {
+  inputs_.clear();
+  for (const std::byte* const place : places_)
+    inputs_.push_back(place + at);
+  const int first = root == kEverywhere ? rank_ : root;
+  std::byte* const result = places_[static_cast<std::size_t>(first)] + at;
+  reduceInto(record_.element, record_.reduction, result, inputs_, bytes / sizeOf(record_.element));
+  for (int rank = 0; root == kEverywhere && rank < size_; ++rank) {
+    if (rank == rank_) continue;
+    transport::copyToArena(places_[static_cast<std::size_t>(rank)] + at, result, bytes);
+  }
 }
 
 Bytes ShmCollectives::partOf(Bytes block, int rank) const {
@@ -184,31 +183,28 @@ void ShmCollectives::addUpOwnPart(Bytes block, int root) {
   std::byte* const shared = segment_->buffer(rank_, round) + offset;
   // Others than the root must not change their data.
   const bool keeps = root == kEverywhere || root == rank_;
-  const bool lays_out = root == kEverywhere && places_.empty();
   for (std::size_t done = 0; done < own.size(); done += kStrip) {
     const std::size_t bytes = std::min(kStrip, own.size() - done);
     std::byte* const in_place = own.data() + done;
     inputs_.clear();
     for (int rank = 0; rank < size_; ++rank) {
-      inputs_.push_back(rank == rank_ ? in_place : blockFrom(rank, block, round) + offset + done);
+      inputs_.push_back(rank == rank_ ? in_place : segment_->buffer(rank, round) + offset + done);
     }
     std::byte* const result = keeps ? in_place : shared + done;
     reduceInto(record_.element, record_.reduction, result, inputs_,
                bytes / sizeOf(record_.element));
-    if (lays_out) transport::copyToArena(shared + done, in_place, bytes);
+    if (root == kEverywhere) transport::copyToArena(shared + done, in_place, bytes);
   }
 }
 
-void ShmCollectives::collectParts(Bytes block, int root) {
+void ShmCollectives::collectParts(Bytes block) {
   const std::uint64_t round = rounds_.number() - 2;
   for (int rank = 0; rank < size_; ++rank) {
     if (rank == rank_) continue;
     const Bytes part = partOf(block, rank);
     if (part.empty()) continue;
     const auto offset = static_cast<std::size_t>(part.data() - block.data());
-    const std::byte* const results =
-        root == kEverywhere ? blockFrom(rank, block, round) : segment_->buffer(rank, round);
-    std::memcpy(part.data(), results + offset, part.size());
+    std::memcpy(part.data(), segment_->buffer(rank, round) + offset, part.size());
   }
 }
 

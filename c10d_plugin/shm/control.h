@@ -43,6 +43,7 @@ struct Control {
   Word processor;                     // where it ran when it ended the last one (seats.h)
   alignas(kCacheLine) Word sleepers;  // others that sleep until it changes
   alignas(kCacheLine) Word presence;
+  Word writing;                          // 1: this rank writes into others' heaps
   std::array<std::uint8_t, 16> process;  // which process; written before presence
   // Of the operation that begins in an even or odd round: others read one while the next is
   // written. Followed in memory by both records' size tables.

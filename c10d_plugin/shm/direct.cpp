@@ -1,7 +1,8 @@
 // Data that lie in their ranks' heaps: the others use them where they lie. Who has such data says
 // so, and where, before the first meeting of an operation; one meeting more ends it, before which
 // nobody's data are touched by their owner. An owner that gives up before has failed the group by
-// then, and who read what it may have changed since sees that in the last meeting.
+// then: who read what it may have changed since sees that in the last meeting, and who was about to
+// write there stops, or writes where the owner no longer is.
 //
 // A rank believes of what others say only what lies within their heaps: a rank gone mad gives wrong
 // results, or an error that names it.
@@ -36,7 +37,7 @@ void ShmCollectives::noteOffers() {
   }
 }
 
-Result<const std::byte*> ShmCollectives::offered(int rank, int slot, std::size_t bytes) {
+Result<std::byte*> ShmCollectives::offered(int rank, int slot, std::size_t bytes) {
   const std::uint64_t room = segment_->layout().heap_bytes;
   const std::uint64_t offset = told(rank, SizeTable::kPlaces, slot);
   Error error = Error::ok();
@@ -47,11 +48,18 @@ Result<const std::byte*> ShmCollectives::offered(int rank, int slot, std::size_t
                       describe(record_) + ", where it has " + std::to_string(room) + " in all");
   } else {
     Result<std::byte*> heap = segment_->heap(rank);
-    if (heap.ok()) return static_cast<const std::byte*>(heap.value() + offset);
+    if (heap.ok()) return heap.value() + offset;
     error = heap.error();
   }
   segment_->fail(error);
+  stopLending();
   return segment_->failure();
+}
+
+// The operation has failed: its caller may use the data for something else at once.
+void ShmCollectives::stopLending() {
+  while (record_.direct && !segment_->awaitWriters(rank_) && !heap_->detach()) {
+  }
 }
 
 }  // namespace weft::collectives

@@ -57,7 +57,7 @@ Error ShmCollectives::readPiece(int rank, const Place& place, int slot, std::siz
                                 Bytes out) {
   if (isDirect(rank)) {
     if (number != 0 || out.empty()) return Error::ok();
-    const Result<const std::byte*> from = offered(rank, slot, out.size());
+    const Result<std::byte*> from = offered(rank, slot, out.size());
     if (!from.ok()) return from.error();
     std::memcpy(out.data(), from.value(), out.size());
     return Error::ok();

@@ -25,6 +25,30 @@ void Segment::fail(const Error& reason) noexcept {
   }
 }
 
+// Either the writer sees that the group has failed, or who ended it sees the writer.
+bool Segment::beginWriting(int rank) noexcept {
+  control(rank).writing.store(1, std::memory_order_seq_cst);
+  if (header().failure.state.load(std::memory_order_seq_cst) == FailureRecord::kNone) return true;
+  endWriting(rank);
+  return false;
+}
+
+void Segment::endWriting(int rank) noexcept {
+  control(rank).writing.store(0, std::memory_order_release);
+}
+
+bool Segment::awaitWriters(int rank) noexcept {
+  const auto patience = std::chrono::steady_clock::now() + std::chrono::milliseconds(200);
+  for (int other = 0; other < layout_.ranks; ++other) {
+    if (other == rank) continue;
+    while (control(other).writing.load(std::memory_order_seq_cst) != 0 && !died(other)) {
+      if (std::chrono::steady_clock::now() > patience) return false;
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+  }
+  return true;
+}
+
 Error Segment::failure() const {
   const FailureRecord& record = header().failure;
   // Whoever writes it may have died just there.

@@ -115,6 +115,25 @@ void Heap::give(std::uint64_t offset, std::uint64_t size) noexcept {
   trim();
 }
 
+bool Heap::detach() noexcept {
+  std::byte* const begin = base_.load(std::memory_order_acquire);
+  if (begin == nullptr || ::getpid() != process_) return true;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (std::uint64_t chunk = 0; chunk < warm_.size(); ++chunk) {
+    if (!warm_[chunk]) continue;
+    std::byte* const memory = begin + chunk * kChunk;
+    const std::uint64_t at = segment_->layout().heap(rank_) + chunk * kChunk;
+    if (::mmap(memory, kChunk, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,
+               segment_->fd(), static_cast<off_t>(at)) == MAP_FAILED) {
+      return false;
+    }
+    // A page of a private mapping is the file's until it is written. Other threads may be writing.
+    for (std::size_t page = 0; page < kChunk; page += kPage)
+      __atomic_fetch_or(reinterpret_cast<std::uint8_t*>(memory + page), 0, __ATOMIC_RELAXED);
+  }
+  return true;
+}
+
 // With the lock.
 void Heap::trim() noexcept {
   if (warm_bytes_ <= used_bytes_ + kKeep) return;

@@ -1,5 +1,5 @@
-// Heap: a rank's part of the group's shared memory from which tensors are made. The other ranks
-// read what lies there where it lies, without a copy into buffers; only the owner writes to it.
+// Heap: a rank's part of the group's shared memory from which tensors are made. What lies there the
+// other ranks read, and add to, where it lies: no copy into buffers, no copy out.
 //
 // Room is only a range of addresses in the group's memfd; memory is obtained (in pieces of 2 MiB)
 // when a block first needs it, so that a lack of it is a block that cannot be had, not a signal.
@@ -45,6 +45,11 @@ class Heap : public std::enable_shared_from_this<Heap> {
   // `size` bytes with anything in them, aligned to a page. No data: too little to be worth it, no
   // room, no memory, or a group that has failed.
   transport::OwnedBuffer take(std::size_t size);
+
+  // Once the group has failed: makes what lies here this process's own, at the same addresses, so
+  // that a rank that was stopped in the middle of writing here, and goes on some day, reaches
+  // nobody. False: the system does not allow it now.
+  bool detach() noexcept;
 
   // Where all these bytes lie in this heap; none: elsewhere.
   std::optional<std::uint64_t> offsetOf(ConstBytes bytes) const noexcept;

@@ -57,7 +57,7 @@ Error ShmCollectives::findOffers(std::size_t bytes) {
   places_.assign(static_cast<std::size_t>(size_), nullptr);
   for (int rank = 0; rank < size_ && bytes != 0; ++rank) {
     if (rank == rank_ || !isDirect(rank)) continue;
-    const Result<const std::byte*> place = offered(rank, slotOf(rank_, rank), bytes);
+    const Result<std::byte*> place = offered(rank, slotOf(rank_, rank), bytes);
     if (!place.ok()) return place.error();
     places_[static_cast<std::size_t>(rank)] = place.value();
   }

@@ -208,11 +208,8 @@ Result<std::byte*> Segment::heap(int rank) {
   if (std::byte* const mapped = known.load(std::memory_order_relaxed)) return mapped;
   const std::size_t bytes = layout_.heap_bytes;
   if (bytes == 0) return Error(ErrorCode::kSystem, "the group has no shared memory for tensors");
-  const Result<ProcessToken> token = processToken();
-  const bool own = token.ok() && token.value() == control(rank).process;
-  void* const base =
-      transport::mapAligned(bytes, own ? PROT_READ | PROT_WRITE : PROT_READ,
-                            MAP_SHARED | MAP_NORESERVE, fd_.get(), layout_.heap(rank));
+  void* const base = transport::mapAligned(
+      bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_.get(), layout_.heap(rank));
   if (base == MAP_FAILED) {
     return systemError("mapping rank " + std::to_string(rank) + "'s shared tensors", errno);
   }

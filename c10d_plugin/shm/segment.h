@@ -61,8 +61,7 @@ class Segment {
   // True: it was there and its process is gone. A system call; for those who wait long already.
   bool died(int rank) const noexcept;
 
-  // The heap of a rank, mapped when it is first asked for; only to be read, unless the rank is one
-  // of this process. kSystem: it cannot be.
+  // The heap of a rank, mapped when it is first asked for. kSystem: it cannot be.
   Result<std::byte*> heap(int rank);
 
   // Ends the group for all ranks, unless it has ended, and wakes who sleeps.
@@ -72,6 +71,13 @@ class Segment {
   }
   // Why it has; only if failed().
   Error failure() const;
+
+  // Around writes into others' heaps, which stop soon after failed(). False: it has failed.
+  bool beginWriting(int rank) noexcept;
+  void endWriting(int rank) noexcept;
+  // After failed(): until nobody but `rank` writes any more, the dead aside. False: a process that
+  // was stopped just there still may.
+  bool awaitWriters(int rank) noexcept;
 
   // The memory of a rank's large buffers, at once instead of page by page. kSystem: there is none.
   Error obtainBuffers(int rank);

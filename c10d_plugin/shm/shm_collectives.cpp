@@ -97,7 +97,10 @@ Error ShmCollectives::open(const Call& call, Operation operation, std::size_t by
 Error ShmCollectives::meet() {
   const bool first = !compared_;
   if (first) segment_->control(rank_).records[parity_] = record_;
-  if (Error error = rounds_.next(record_, deadline_, first)) return error;
+  if (Error error = rounds_.next(record_, deadline_, first)) {
+    stopLending();
+    return error;
+  }
   if (!first) return Error::ok();
   compared_ = true;
   noteOffers();

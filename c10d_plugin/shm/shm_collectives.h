@@ -137,7 +137,8 @@ class ShmCollectives final : public Collectives {
   void noteOffers();
   bool isDirect(int rank) const { return direct_[static_cast<std::size_t>(rank)] != 0; }
   // What `rank` offered in a slot, asked in that round. Not within its heap: the group ends.
-  Result<const std::byte*> offered(int rank, int slot, std::size_t bytes);
+  Result<std::byte*> offered(int rank, int slot, std::size_t bytes);
+  void stopLending();
 
   // --- Adding up (all_reduce.cpp)
 
@@ -147,16 +148,13 @@ class ShmCollectives final : public Collectives {
   Error meetWithData(ConstBytes data, LayOut&& lay_out);
   Error allReduceAsPair(Bytes data);
   Error reduceLarge(Bytes data, int root);
-  Error reduceBlocks(Bytes data, int root, bool direct);
-  Error findPlaces(Bytes data, int root, bool direct);
-  const std::byte* blockFrom(int rank, ConstBytes block, std::uint64_t round) const;
+  Error reduceDirect(Bytes data, int root);
+  void reduceStrip(std::size_t at, std::size_t bytes, int root);
   Error findOffers(std::size_t bytes);
-  std::size_t blocksOf(ConstBytes data) const;
-  Bytes blockOf(Bytes data, std::size_t number) const;
   Bytes partOf(Bytes block, int rank) const;
   void contribute(Bytes block);
   void addUpOwnPart(Bytes block, int root);
-  void collectParts(Bytes block, int root);
+  void collectParts(Bytes block);
 
   const std::shared_ptr<shm::Segment> segment_;
   const std::shared_ptr<shm::Heap> heap_;
@@ -176,7 +174,7 @@ class ShmCollectives final : public Collectives {
   // Kept for their memory.
   std::vector<const std::byte*> inputs_;
   std::vector<ConstBytes> others_;
-  std::vector<const std::byte*> places_;
+  std::vector<std::byte*> places_;
 };
 
 }  // namespace weft::collectives

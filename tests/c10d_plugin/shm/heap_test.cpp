@@ -163,6 +163,34 @@ TEST(Heap, ADeadRankIsNamedWithinASecond) {
   EXPECT_EQ(children.wait(2, seconds(60)), 0);
 }
 
+// What a rank that goes on too late still writes into another's heap.
+TEST(Heap, WhatIsWrittenAfterItWasDetachedReachesNobody) {
+  const shm::Layout layout = shm::Layout::of(2, 4096, 4096, std::size_t{8} << 20);
+  auto segment = shm::Segment::create(layout);
+  ASSERT_TRUE(segment.ok()) << segment.error().text();
+  const auto heap = std::make_shared<shm::Heap>(segment.value(), 0);
+  const auto block = heap->take(std::size_t{5} << 20);
+  ASSERT_NE(block.data, nullptr);
+  std::memset(block.data, 1, block.size);
+  auto other = shm::Segment::open(layout, segment.value()->magic(),
+                                  transport::UniqueFd(::dup(segment.value()->fd())));
+  ASSERT_TRUE(other.ok()) << other.error().text();
+  auto mapped = other.value()->heap(0);
+  ASSERT_TRUE(mapped.ok()) << mapped.error().text();
+  std::byte* const theirs = mapped.value() + *heap->offsetOf({block.data, block.size});
+  std::memset(theirs, 2, 100);
+  ASSERT_EQ(block.data[99], std::byte{2});
+
+  ASSERT_TRUE(heap->detach());
+  std::memset(theirs, 3, block.size);
+  EXPECT_EQ(block.data[99], std::byte{2});
+  EXPECT_EQ(block.data[100], std::byte{1});
+  EXPECT_EQ(block.data[block.size - 1], std::byte{1});
+  block.data[0] = std::byte{4};
+  EXPECT_EQ(block.data[0], std::byte{4});
+  EXPECT_EQ(theirs[0], std::byte{3});
+}
+
 // Whoever has ended an operation may use its memory at once: nobody writes there any more.
 TEST(Heap, AfterAnAbortNobodyWritesAnyMore) {
   auto made = ShmCollectives::inOneProcess({}, 3);

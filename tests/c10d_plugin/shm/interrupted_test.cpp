@@ -5,6 +5,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <functional>
 #include <random>
 
 #include "tests/c10d_plugin/shm/ranks.h"
@@ -51,25 +52,28 @@ bool holds(ConstBytes bytes, std::int32_t value) {
   return std::all_of(data, end, [&](std::int32_t each) { return each == value; });
 }
 
-// Runs operations of all kinds until one fails; how many that succeeded had a wrong result.
+// Runs operations of all kinds until one fails. 1: one that succeeded had a wrong result.
 class Runner {
  public:
-  Runner(Collectives& group, bool shared, milliseconds limit)
+  Runner(Collectives& group, bool shared, milliseconds limit, std::function<void()> running)
       : group_(group),
+        running_(std::move(running)),
         ranks_(group.size()),
         limit_(limit),
         in_(group, shared, kBytes),
         out_(group, shared, kBytes) {}
 
   int untilOneFails() {
+    const auto end = Clock::now() + seconds(5);  // an interruption may hit nothing
     Error error;
     do {
+      if (number_ == kWarmUp) running_();
       ++number_;
       fill(in_.bytes(), valueOf(group_.rank()));
       fill(out_.bytes(), -1);
       error = operation(number_ % 8);
       if (!error && !right_) return 1;
-    } while (!error);
+    } while (!error && Clock::now() < end);
     fill(in_.bytes(), -2);
     fill(out_.bytes(), -2);
     return 0;
@@ -93,9 +97,8 @@ class Runner {
   Error operation(int kind) {
     const int own = group_.rank();
     const int root = number_ / 8 % ranks_;
-    // The first ones wait for processes that are just starting.
-    const Call call{in(number_ <= 8 ? seconds(20) : limit_), static_cast<std::uint64_t>(number_),
-                    Element::kInt32, Reduction::kSum};
+    const Call call{in(number_ <= kWarmUp ? seconds(20) : limit_),
+                    static_cast<std::uint64_t>(number_), Element::kInt32, Reduction::kSum};
     const std::vector<Bytes> into = out_.parts(ranks_);
     const std::vector<Bytes> from = in_.parts(ranks_);
     const std::vector<ConstBytes> parts(from.begin(), from.end());
@@ -136,7 +139,10 @@ class Runner {
     return error;
   }
 
+  static constexpr int kWarmUp = 8;  // they wait for processes that are just starting
+
   Collectives& group_;
+  const std::function<void()> running_;
   const int ranks_;
   const milliseconds limit_;
   int number_ = 0;
@@ -155,19 +161,22 @@ struct Case {
 
 class Interrupted : public ::testing::TestWithParam<Case> {};
 
-int rankBody(Collectives& group, const Case& test, milliseconds when) {
-  if (test.how == How::kTimedOut) {
-    return Runner(group, test.shared, milliseconds(5)).untilOneFails();
-  }
-  if (test.how == How::kStopped || group.rank() != 1) {
-    return Runner(group, test.shared, milliseconds(50)).untilOneFails();
-  }
-  std::thread breaker([&] {
-    std::this_thread::sleep_for(when);
-    group.abort({ErrorCode::kShutdown, "enough"});
-  });
-  const int wrong = Runner(group, test.shared, seconds(20)).untilOneFails();
-  breaker.join();
+int rankBody(Collectives& group, const Case& test, KeyValue& store, milliseconds when) {
+  const bool interrupted = group.rank() == 1;
+  std::thread breaker;
+  const auto running = [&] {
+    if (interrupted) static_cast<void>(store.set("running", "yes"));
+    if (!interrupted || test.how != How::kAborted) return;
+    breaker = std::thread([&] {
+      std::this_thread::sleep_for(when);
+      group.abort({ErrorCode::kShutdown, "enough"});
+    });
+  };
+  const milliseconds limit = test.how == How::kTimedOut  ? milliseconds(5)
+                             : test.how == How::kStopped ? milliseconds(50)
+                                                         : milliseconds(20'000);
+  const int wrong = Runner(group, test.shared, limit, running).untilOneFails();
+  if (breaker.joinable()) breaker.join();
   return wrong;
 }
 
@@ -175,13 +184,15 @@ TEST_P(Interrupted, WhatSucceedsIsRight) {
   const Case& test = GetParam();
   const std::uint64_t seed = std::random_device{}();
   std::mt19937_64 random(seed);
-  for (int round = 0; round < 5; ++round) {
-    const milliseconds when(20 + random() % 100);
+  for (int round = 0; round < 8; ++round) {
+    const milliseconds when(random() % 40);
     const TemporaryFolder folder;
+    FolderStore store(folder.path());
     Children children;
     startRanks(children, folder, test.ranks, {},
-               [&](Collectives& group) { return rankBody(group, test, when); });
+               [&](Collectives& group) { return rankBody(group, test, store, when); });
     if (test.how == How::kStopped) {
+      ASSERT_TRUE(store.get("running", in(seconds(60))).ok());
       std::this_thread::sleep_for(when);
       ::kill(children.pid(1), SIGSTOP);
       std::this_thread::sleep_for(milliseconds(120));
