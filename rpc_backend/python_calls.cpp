@@ -37,6 +37,16 @@ using weft::rpc::AnswerSeat;
 using weft::rpc::Seated;
 using weft::rpc::WeftAgent;
 
+// torch 2.15 has no named tensors any more.
+template <typename Tensor>
+bool hasNames(const Tensor& tensor) {
+  if constexpr (requires { tensor.has_names(); }) {
+    return tensor.has_names();
+  } else {
+    return false;
+  }
+}
+
 // True for values whose conversion to any type of a schema has no effect that anybody could see, so
 // that a call may be left to torch after some were tried. Other values go to torch untouched. A
 // named tensor, one without a storage or an integer beyond 64 bits ends torch's search at once.
@@ -50,7 +60,7 @@ bool isPlain(PyObject* value) {
   if (!THPVariable_CheckExact(value)) return false;
   const at::Tensor& tensor = THPVariable_Unpack(value);
   return tensor.defined() && tensor.layout() == at::kStrided && tensor.has_storage() &&
-         !tensor.has_names();
+         !hasNames(tensor);
 }
 
 bool allPlain(const py::tuple& args, const py::kwargs& kwargs) {

@@ -56,7 +56,7 @@ pytest_run() {
   shift
   [[ -n "$FILTER" ]] && flags=(-k "$FILTER")
   rm -f "$RESULTS/$name.xml"
-  (cd "$WEFT_ROOT" && limited 1500 env "${WEFT_ENV[@]}" python -m pytest -q \
+  (cd "$WEFT_ROOT" && limited 2100 env "${WEFT_ENV[@]}" python -m pytest -q \
     --junitxml="$RESULTS/$name.xml" "${flags[@]}" "$@" >&2) || rc=$?
   [[ $rc == 5 ]] && rc=0 # pytest's "no test selected"
   tally junit "$RESULTS/$name.xml" "$RESULTS/$name.json" "$rc"
