@@ -14,7 +14,7 @@ namespace weft::collectives::testing {
 namespace {
 
 constexpr std::size_t kParts = 6;  // divides by 2 and 3 ranks
-constexpr std::size_t kBytes = kParts << 20;
+constexpr std::size_t kBytes = kParts << 19;
 
 // A rank's data: whole numbers that tell the rank and the operation.
 class Data {
@@ -184,7 +184,7 @@ TEST_P(Interrupted, WhatSucceedsIsRight) {
   const Case& test = GetParam();
   const std::uint64_t seed = std::random_device{}();
   std::mt19937_64 random(seed);
-  for (int round = 0; round < 8; ++round) {
+  for (int round = 0; round < 5; ++round) {
     const milliseconds when(random() % 40);
     const TemporaryFolder folder;
     FolderStore store(folder.path());
