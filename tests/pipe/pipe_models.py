@@ -18,6 +18,18 @@ MODES = ("never", "except_last", "always")
 WAYS = ("inline", "threads")
 
 
+class F(nn.Module):
+    """A function as a stage, with a weight so that there is something to learn."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(1.5))
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(self.weight, *args)
+
+
 def make_pipe(module: nn.Sequential, way: str = "auto", **arguments) -> Pipe:
     """A Pipe whose tasks run the given way: on threads of their own, or on the caller's."""
     pipe = Pipe(module, **arguments)

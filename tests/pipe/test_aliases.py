@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pipe_models import MODES, WAYS, assert_same, gradients, make_pipe, plain_copy
+from pipe_models import MODES, WAYS, F, assert_same, gradients, make_pipe, plain_copy
 from torch import nn
 
 from weft.pipe import NoChunk
@@ -14,16 +14,6 @@ from weft.pipe.skip import pop, skippable, stash
 
 pytestmark = pytest.mark.usefixtures("alone")
 REFUSED = "in place, and its memory also belongs to"
-
-
-class F(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor(1.5))
-        self.function = function
-
-    def forward(self, *args):
-        return self.function(self.weight, *args)
 
 
 def run_both(*functions, mode, way, refused=False, inputs=None, chunks=2):

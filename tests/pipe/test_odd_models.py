@@ -11,6 +11,7 @@ import warnings
 
 import pytest
 import torch
+from pipe_models import F
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -22,18 +23,6 @@ pytestmark = pytest.mark.usefixtures("alone")
 MODES = ("never", "except_last", "always")
 EVERY_MODE = pytest.mark.parametrize("mode", MODES)
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
-
-
-class F(nn.Module):
-    """A function as a stage, with a weight so that there is something to learn."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor(1.5))
-        self.function = function
-
-    def forward(self, *args):
-        return self.function(self.weight, *args)
 
 
 def model(*functions):
