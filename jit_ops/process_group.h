@@ -10,7 +10,7 @@
 #include <chrono>
 #include <string>
 
-#include "rpc_backend/api.h"
+#include "transport/base/api.h"
 
 namespace weft {
 

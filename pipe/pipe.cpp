@@ -2,7 +2,7 @@
 
 #include <c10/util/irange.h>
 
-#include "pipe/script_stage.h"
+#include "pipe/stage/script_stage.h"
 
 namespace weft {
 

@@ -11,8 +11,8 @@
 #include <memory>
 #include <vector>
 
-#include "pipe/api.h"
-#include "pipe/pipeline.h"
+#include "transport/base/api.h"
+#include "pipe/engine/pipeline.h"
 
 namespace weft {
 

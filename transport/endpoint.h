@@ -32,8 +32,8 @@
 #include <string>
 #include <vector>
 
-#include "transport/buffer.h"
-#include "transport/error.h"
+#include "transport/base/buffer.h"
+#include "transport/base/error.h"
 #include "transport/options.h"
 
 namespace weft::transport {

@@ -8,8 +8,8 @@
 #include <memory>
 #include <string>
 
-#include "transport/auth_key.h"
-#include "transport/warm_pool.h"
+#include "transport/auth/auth_key.h"
+#include "transport/memory/warm_pool.h"
 
 namespace weft::transport {
 

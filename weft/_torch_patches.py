@@ -148,8 +148,8 @@ def _patch_calls() -> None:
     """``api._invoke_rpc``, behind ``rpc_sync`` (checked on 2.11 and 2.15) and ``rpc_async`` (2.11).
 
     Below it upstream knows futures only. Here the thread that waits completes the call itself
-    (rpc_backend/answer_seat.h), a built-in operator's overload is not sought anew for each call, and
-    the answer to one that is not waited for takes no GIL (rpc_backend/python_calls.cpp).
+    (rpc_backend/agent/inline_waiter.h), a built-in operator's overload is not sought anew for each call, and
+    the answer to one that is not waited for takes no GIL (rpc_backend/python/calls.cpp).
     """
     upstream = api._invoke_rpc
     sync = api.RPCExecMode.SYNC

@@ -17,9 +17,9 @@
 // writes the result there; one meeting before and one after it.
 //   R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations in
 //   MPICH", IJHPCA 19(1), 2005.
-#include "c10d_plugin/reduce_kernels.h"
+#include "c10d_plugin/core/reduce_kernels.h"
 #include "c10d_plugin/shm/exchange.h"
-#include "transport/arena_copy.h"
+#include "transport/memory/fast_memcpy.h"
 
 namespace weft::collectives {
 

@@ -1,6 +1,6 @@
 #include "c10d_plugin/shm/exchange.h"
 
-#include "transport/arena_copy.h"
+#include "transport/memory/fast_memcpy.h"
 
 namespace weft::collectives {
 

@@ -1,6 +1,6 @@
 // Everybody lays out the parts that others want, and adds up its own: each rank writes, and reads,
 // only the others' share of its data once.
-#include "c10d_plugin/reduce_kernels.h"
+#include "c10d_plugin/core/reduce_kernels.h"
 #include "c10d_plugin/shm/exchange.h"
 
 namespace weft::collectives {

@@ -5,8 +5,8 @@
 #include <string>
 #include <utility>
 
-#include "c10d_plugin/shm/rendezvous.h"
-#include "transport/pages.h"
+#include "c10d_plugin/shm/join/rendezvous.h"
+#include "transport/memory/pages.h"
 
 namespace weft::collectives {
 

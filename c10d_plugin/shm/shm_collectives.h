@@ -23,12 +23,12 @@
 #include <string>
 #include <vector>
 
-#include "c10d_plugin/collectives.h"
-#include "c10d_plugin/key_value.h"
-#include "c10d_plugin/shm/call_record.h"
-#include "c10d_plugin/shm/heap.h"
-#include "c10d_plugin/shm/rounds.h"
-#include "c10d_plugin/shm/segment.h"
+#include "c10d_plugin/core/collectives.h"
+#include "c10d_plugin/core/key_value.h"
+#include "c10d_plugin/shm/segment/call_record.h"
+#include "c10d_plugin/shm/segment/heap.h"
+#include "c10d_plugin/shm/sync/step_barrier.h"
+#include "c10d_plugin/shm/segment/segment.h"
 
 namespace weft::collectives {
 

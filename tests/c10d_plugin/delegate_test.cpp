@@ -1,6 +1,6 @@
 // WeftBackend hands everything that concerns tensors on another device to that device's backend. No
 // accelerator is needed for that: the tensors are torch's "meta" ones, the backend notes its calls.
-#include "c10d_plugin/backend.h"
+#include "c10d_plugin/backend/backend.h"
 
 #include <ATen/ops/empty.h>
 #include <gmock/gmock.h>

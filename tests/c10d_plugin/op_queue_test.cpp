@@ -1,5 +1,5 @@
 // Whose turn it is in a group: order, the calling thread's way in, callbacks that block, the end.
-#include "c10d_plugin/op_queue.h"
+#include "c10d_plugin/engine/op_queue.h"
 
 #include <gtest/gtest.h>
 

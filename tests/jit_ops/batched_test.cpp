@@ -1,5 +1,5 @@
 // Server-side batching: rows go back to whom they belong, and one run serves many.
-#include "jit_ops/batched.h"
+#include "jit_ops/serve/batched.h"
 
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>

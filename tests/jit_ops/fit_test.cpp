@@ -1,5 +1,5 @@
 // Values and signatures: what is converted, what is refused and in which words.
-#include "jit_ops/fit.h"
+#include "jit_ops/values/coerce.h"
 
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
@@ -7,7 +7,7 @@
 #include <torch/csrc/jit/frontend/function_schema_parser.h>
 #include <torch/csrc/jit/frontend/script_type_parser.h>
 
-#include "jit_ops/result_names.h"
+#include "jit_ops/values/result_names.h"
 
 namespace weft::ops {
 namespace {

@@ -1,5 +1,5 @@
 // The registry of published names, and what can be published.
-#include "jit_ops/published.h"
+#include "jit_ops/serve/published.h"
 
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>

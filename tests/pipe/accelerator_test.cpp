@@ -10,8 +10,8 @@
 #include <functional>
 #include <memory>
 
-#include "pipe/pipeline.h"
-#include "pipe/stage_context.h"
+#include "pipe/engine/pipeline.h"
+#include "pipe/stage/stage_context.h"
 #include "tests/pipe/fake_accelerator.h"
 
 namespace weft::pipe {

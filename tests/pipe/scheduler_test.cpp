@@ -14,12 +14,12 @@
 #include <thread>
 #include <vector>
 
-#include "pipe/clock.h"
-#include "pipe/crew.h"
-#include "pipe/effort.h"
-#include "pipe/pace.h"
-#include "pipe/task_order.h"
-#include "pipe/timeline.h"
+#include "pipe/schedule/clock.h"
+#include "pipe/schedule/stage_executor.h"
+#include "pipe/schedule/effort.h"
+#include "pipe/schedule/pace.h"
+#include "pipe/schedule/task_order.h"
+#include "pipe/schedule/timeline.h"
 
 namespace weft::pipe {
 namespace {

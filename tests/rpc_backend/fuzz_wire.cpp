@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "rpc_backend/wire.h"
-#include "rpc_backend/wrapped_type.h"
+#include "rpc_backend/wire/wire.h"
+#include "rpc_backend/wire/wrapped_type.h"
 
 namespace {
 std::size_t itemSize(std::uint8_t dtype) { return dtype < 16 ? std::size_t{1} << (dtype % 4) : 0; }

@@ -1,6 +1,6 @@
 // The codec there and back, without a network: what encode() makes, begin() and finish() read; and
 // what begin() refuses.
-#include "rpc_backend/message_codec.h"
+#include "rpc_backend/codec/message_codec.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // RRefBook: single rules, then random schedules over four workers against a model.
 // WEFT_SEED=N runs one schedule, WEFT_SEEDS=N the first N (default 10,000).
-#include "rpc_backend/rref_book.h"
+#include "rpc_backend/rref/rref_table.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // The pickles here are what torch's and Python's picklers write for RRef messages.
-#include "rpc_backend/rref_wire.h"
+#include "rpc_backend/wire/rref_wire.h"
 
 #include <gtest/gtest.h>
 

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "rpc_backend/rref_book.h"
+#include "rpc_backend/rref/rref_table.h"
 
 namespace weft::rpc::testing {
 

@@ -1,4 +1,4 @@
-#include "rpc_backend/wire.h"
+#include "rpc_backend/wire/wire.h"
 
 #include <gtest/gtest.h>
 

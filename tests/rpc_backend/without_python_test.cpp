@@ -15,7 +15,7 @@
 #include <cstdio>
 #include <fstream>
 
-#include "rpc_backend/weft_agent.h"
+#include "rpc_backend/agent/weft_agent.h"
 
 namespace weft::rpc {
 namespace {

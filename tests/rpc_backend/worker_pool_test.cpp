@@ -1,5 +1,5 @@
 // Pool, counters and histogram: no torch header, and no task that is waited for without a bound.
-#include "rpc_backend/worker_pool.h"
+#include "rpc_backend/core/worker_pool.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "rpc_backend/metrics.h"
+#include "rpc_backend/agent/metrics.h"
 
 namespace weft::rpc {
 namespace {

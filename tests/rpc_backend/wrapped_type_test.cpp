@@ -1,6 +1,6 @@
 // The pickles here are what torch's pickler writes for wrapped messages, and attempts to
 // make its unpickler read another type than ours.
-#include "rpc_backend/wrapped_type.h"
+#include "rpc_backend/wire/wrapped_type.h"
 
 #include <gtest/gtest.h>
 

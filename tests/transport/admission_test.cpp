@@ -2,8 +2,8 @@
 #include <fstream>
 
 #include "tests/transport/raw_client.h"
-#include "transport/bytes.h"
-#include "transport/frame.h"
+#include "transport/base/bytes.h"
+#include "transport/frame/frame.h"
 
 namespace weft::transport {
 namespace {

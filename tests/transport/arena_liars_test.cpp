@@ -3,10 +3,10 @@
 #include <sys/mman.h>
 
 #include "tests/transport/raw_client.h"
-#include "transport/bytes.h"
-#include "transport/frame.h"
-#include "transport/shared_arena.h"
-#include "transport/stream.h"
+#include "transport/base/bytes.h"
+#include "transport/frame/frame.h"
+#include "transport/arena/shared_arena.h"
+#include "transport/io/stream.h"
 
 namespace weft::transport {
 namespace {

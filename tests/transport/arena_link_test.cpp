@@ -12,7 +12,7 @@
 
 #include "tests/transport/payload.h"
 #include "tests/transport/recorder.h"
-#include "transport/log.h"
+#include "transport/base/log.h"
 
 namespace weft::transport {
 namespace {

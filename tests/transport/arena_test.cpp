@@ -9,13 +9,13 @@
 #include <thread>
 
 #include "tests/transport/recorder.h"
-#include "transport/arena_copy.h"
-#include "transport/arena_sender.h"
-#include "transport/arena_view.h"
-#include "transport/block_allocator.h"
-#include "transport/out_frame.h"
-#include "transport/shared_arena.h"
-#include "transport/shared_copy.h"
+#include "transport/memory/fast_memcpy.h"
+#include "transport/arena/arena_sender.h"
+#include "transport/arena/arena_view.h"
+#include "transport/memory/block_allocator.h"
+#include "transport/frame/out_frame.h"
+#include "transport/arena/shared_arena.h"
+#include "transport/arena/shared_copy.h"
 
 namespace weft::transport {
 namespace {

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "tests/transport/recorder.h"
-#include "transport/address.h"
+#include "transport/io/address.h"
 
 namespace weft::transport {
 namespace {

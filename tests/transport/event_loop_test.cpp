@@ -1,4 +1,4 @@
-#include "transport/event_loop.h"
+#include "transport/io/event_loop.h"
 
 #include <sys/socket.h>
 
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tests/transport/recorder.h"
-#include "transport/unique_fd.h"
+#include "transport/base/unique_fd.h"
 
 namespace weft::transport {
 namespace {

@@ -13,7 +13,7 @@
 #include <thread>
 
 #include "tests/transport/recorder.h"
-#include "transport/exported_block.h"
+#include "transport/memory/exported_block.h"
 
 namespace weft::transport {
 namespace {

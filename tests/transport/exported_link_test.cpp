@@ -10,7 +10,7 @@
 #include "tests/transport/payload.h"
 #include "tests/transport/proxy.h"
 #include "tests/transport/recorder.h"
-#include "transport/exported_block.h"
+#include "transport/memory/exported_block.h"
 
 namespace weft::transport {
 namespace {

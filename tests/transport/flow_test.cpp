@@ -10,11 +10,11 @@
 
 #include "tests/transport/payload.h"
 #include "tests/transport/recorder.h"
-#include "transport/event_loop.h"
-#include "transport/link.h"
-#include "transport/out_frame.h"
-#include "transport/socket.h"
-#include "transport/stream.h"
+#include "transport/io/event_loop.h"
+#include "transport/peer/link.h"
+#include "transport/frame/out_frame.h"
+#include "transport/io/socket.h"
+#include "transport/io/stream.h"
 
 namespace weft::transport {
 namespace {

@@ -1,12 +1,12 @@
-#include "transport/frame.h"
+#include "transport/frame/frame.h"
 
 #include <algorithm>
 #include <random>
 
 #include "tests/transport/recorder.h"
-#include "transport/bytes.h"
-#include "transport/frame_reader.h"
-#include "transport/out_frame.h"
+#include "transport/base/bytes.h"
+#include "transport/frame/frame_reader.h"
+#include "transport/frame/out_frame.h"
 
 namespace weft::transport {
 namespace {

@@ -9,7 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "transport/frame_reader.h"
+#include "transport/frame/frame_reader.h"
 
 namespace {
 

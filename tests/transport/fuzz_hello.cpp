@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "transport/handshake.h"
+#include "transport/auth/handshake.h"
 
 namespace {
 

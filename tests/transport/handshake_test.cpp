@@ -1,11 +1,11 @@
-#include "transport/handshake.h"
+#include "transport/auth/handshake.h"
 
 #include <functional>
 #include <random>
 
 #include "tests/transport/recorder.h"
-#include "transport/bytes.h"
-#include "transport/replay_guard.h"
+#include "transport/base/bytes.h"
+#include "transport/auth/replay_guard.h"
 
 namespace weft::transport {
 namespace {

@@ -1,6 +1,6 @@
 // Huge pages: where memory is mapped, that it becomes huge where the system has such pages, and
 // that it is the file's memory whatever becomes of it.
-#include "transport/huge_pages.h"
+#include "transport/memory/huge_pages.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -14,8 +14,8 @@
 #include <thread>
 #include <vector>
 
-#include "transport/pages.h"
-#include "transport/sealed_memory.h"
+#include "transport/memory/pages.h"
+#include "transport/memory/sealed_memory.h"
 
 namespace weft::transport {
 namespace {

@@ -6,8 +6,8 @@
 #include "tests/transport/proxy.h"
 #include "tests/transport/raw_client.h"
 #include "tests/transport/recorder.h"
-#include "transport/bytes.h"
-#include "transport/frame.h"
+#include "transport/base/bytes.h"
+#include "transport/frame/frame.h"
 
 namespace weft::transport {
 namespace {

@@ -1,5 +1,5 @@
 // The Outbox with a stream made up for the purpose: exactly as much is taken as a test says.
-#include "transport/outbox.h"
+#include "transport/peer/outbox.h"
 
 #include <atomic>
 #include <cerrno>
@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "tests/transport/recorder.h"
-#include "transport/bytes.h"
+#include "transport/base/bytes.h"
 
 namespace weft::transport {
 namespace {

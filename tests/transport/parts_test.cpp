@@ -5,13 +5,13 @@
 #include <fstream>
 
 #include "tests/transport/recorder.h"
-#include "transport/address.h"
-#include "transport/host_identity.h"
-#include "transport/interface.h"
-#include "transport/key_check.h"
-#include "transport/log.h"
-#include "transport/peer_state.h"
-#include "transport/pulse.h"
+#include "transport/io/address.h"
+#include "transport/io/host_identity.h"
+#include "transport/io/interface.h"
+#include "transport/auth/key_check.h"
+#include "transport/base/log.h"
+#include "transport/peer/peer_state.h"
+#include "transport/session/heartbeat.h"
 
 namespace weft::transport {
 namespace {

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "tests/transport/recorder.h"
-#include "transport/address.h"
-#include "transport/handshake.h"
-#include "transport/socket.h"
+#include "transport/io/address.h"
+#include "transport/auth/handshake.h"
+#include "transport/io/socket.h"
 
 namespace weft::transport {
 

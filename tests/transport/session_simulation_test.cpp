@@ -12,9 +12,9 @@
 #include <random>
 
 #include "tests/transport/recorder.h"
-#include "transport/frame_reader.h"
-#include "transport/outbox.h"
-#include "transport/session.h"
+#include "transport/frame/frame_reader.h"
+#include "transport/peer/outbox.h"
+#include "transport/session/session.h"
 
 namespace weft::transport {
 namespace {

@@ -1,8 +1,8 @@
 // The rules of a Session and its replay buffer, one by one.
-#include "transport/session.h"
+#include "transport/session/session.h"
 
 #include "tests/transport/recorder.h"
-#include "transport/replay_buffer.h"
+#include "transport/session/replay_buffer.h"
 
 namespace weft::transport {
 namespace {

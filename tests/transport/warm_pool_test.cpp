@@ -1,5 +1,5 @@
 // WarmPool: what it hands out, when memory comes back, and what a forked child may do.
-#include "transport/warm_pool.h"
+#include "transport/memory/warm_pool.h"
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>

@@ -30,7 +30,10 @@ def weft_cc_library(name, copts = [], headers = None, **kwargs):
     if headers:
         headers_only(
             name = headers,
-            visibility = kwargs.get("visibility", None),
+            # The layer's bindings are compiled against it and find the code in libweft.so.
+            visibility = kwargs.get("visibility", []) + [
+                "//%s/python:__pkg__" % native.package_name(),
+            ],
             deps = [":" + name],
         )
 

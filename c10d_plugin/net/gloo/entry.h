@@ -5,8 +5,8 @@
 #include <memory>
 #include <vector>
 
-#include "c10d_plugin/collectives.h"
-#include "c10d_plugin/mailbox.h"
+#include "c10d_plugin/core/collectives.h"
+#include "c10d_plugin/core/mailbox.h"
 
 namespace weft::collectives {
 

@@ -14,7 +14,7 @@
 #include <cstring>
 #include <utility>
 
-#include "c10d_plugin/reduce_kernels.h"
+#include "c10d_plugin/core/reduce_kernels.h"
 
 namespace weft::collectives {
 namespace {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "c10d_plugin/net/gloo/mailbox_context.h"
-#include "c10d_plugin/net/message_collectives.h"
+#include "c10d_plugin/net/messages/message_collectives.h"
 
 namespace weft::collectives {
 

@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "c10d_plugin/net/flight.h"
+#include "c10d_plugin/net/messages/request_set.h"
 
 namespace weft::collectives {
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "c10d_plugin/collectives.h"
+#include "c10d_plugin/core/collectives.h"
 #include "gtest/gtest.h"
 #include "tests/c10d_plugin/net/world.h"
 

@@ -2,7 +2,7 @@
 // which has another Gloo of the same names.
 #include <dlfcn.h>
 
-#include "c10d_plugin/net/gloo_loader.h"
+#include "c10d_plugin/net/hosts/gloo_loader.h"
 #include "tests/c10d_plugin/net/collectives_model.h"
 #include "tests/c10d_plugin/net/letters.h"
 

@@ -1,8 +1,8 @@
 // The hierarchy of shared memory inside hosts and messages between them, on hosts that are only
 // said to be several; tests/c10d_plugin/net/namespaces_test.cpp has real ones.
-#include "c10d_plugin/net/hierarchical_collectives.h"
+#include "c10d_plugin/net/hosts/hierarchical_collectives.h"
 
-#include "c10d_plugin/net/message_collectives.h"
+#include "c10d_plugin/net/messages/message_collectives.h"
 #include "c10d_plugin/shm/shm_collectives.h"
 #include "tests/c10d_plugin/net/collectives_model.h"
 #include "tests/c10d_plugin/net/letters.h"

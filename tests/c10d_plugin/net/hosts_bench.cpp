@@ -17,9 +17,9 @@
 #include <functional>
 #include <map>
 
-#include "c10d_plugin/net/gloo_loader.h"
-#include "c10d_plugin/net/hierarchical_collectives.h"
-#include "c10d_plugin/net/message_collectives.h"
+#include "c10d_plugin/net/hosts/gloo_loader.h"
+#include "c10d_plugin/net/hosts/hierarchical_collectives.h"
+#include "c10d_plugin/net/messages/message_collectives.h"
 #include "c10d_plugin/shm/shm_collectives.h"
 #include "tests/c10d_plugin/net/namespaces.h"
 #include "tests/c10d_plugin/net/world.h"

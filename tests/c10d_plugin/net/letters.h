@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "c10d_plugin/mailbox.h"
+#include "c10d_plugin/core/mailbox.h"
 #include "tests/c10d_plugin/net/world.h"
 
 namespace weft::collectives {

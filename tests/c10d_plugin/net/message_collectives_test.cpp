@@ -1,5 +1,5 @@
 // Collectives by messages: beside the model, and when ranks disagree, come late, or die.
-#include "c10d_plugin/net/message_collectives.h"
+#include "c10d_plugin/net/messages/message_collectives.h"
 
 #include "tests/c10d_plugin/net/collectives_model.h"
 #include "tests/c10d_plugin/net/letters.h"

@@ -10,8 +10,8 @@
 #include <atomic>
 #include <random>
 
-#include "c10d_plugin/net/gloo_loader.h"
-#include "c10d_plugin/net/make_between_hosts.h"
+#include "c10d_plugin/net/hosts/gloo_loader.h"
+#include "c10d_plugin/net/hosts/make_between_hosts.h"
 #include "c10d_plugin/shm/shm_collectives.h"
 #include "tests/c10d_plugin/net/collectives_model.h"
 #include "tests/c10d_plugin/net/letters.h"

@@ -7,7 +7,7 @@
 #include <limits>
 #include <vector>
 
-#include "c10d_plugin/reduce_kernels.h"
+#include "c10d_plugin/core/reduce_kernels.h"
 #include "tests/c10d_plugin/shm/model.h"
 
 namespace weft::collectives::testing {

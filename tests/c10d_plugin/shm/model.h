@@ -9,7 +9,7 @@
 #include <limits>
 #include <vector>
 
-#include "c10d_plugin/collectives.h"
+#include "c10d_plugin/core/collectives.h"
 
 namespace weft::collectives::testing {
 

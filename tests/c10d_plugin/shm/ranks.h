@@ -18,7 +18,7 @@
 #include <thread>
 #include <vector>
 
-#include "c10d_plugin/key_value.h"
+#include "c10d_plugin/core/key_value.h"
 #include "c10d_plugin/shm/shm_collectives.h"
 
 namespace weft::collectives::testing {

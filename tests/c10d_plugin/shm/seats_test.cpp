@@ -1,5 +1,5 @@
 // Seats: who moves to another processor, and that it may run where it might before.
-#include "c10d_plugin/shm/seats.h"
+#include "c10d_plugin/shm/sync/seats.h"
 
 #include <gtest/gtest.h>
 #include <sched.h>

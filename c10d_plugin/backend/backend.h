@@ -1,0 +1,169 @@
+// WeftBackend: torch's process-group backend "weft". CPU tensors go through Collectives and the
+// Mailbox; tensors elsewhere to another backend of the same ranks, CUDA's to NCCL (delegates.h).
+//
+// Threads: any thread may call any member; operations run in the order of the calls
+// (engine.h). A synchronous call (asyncOp false) runs on its own thread and gives no Work. In a
+// forked child every operation throws, and the ends do nothing.
+// Failure: bad arguments throw and change nothing; what goes wrong between the ranks is a
+// c10::DistBackendError that names the rank, and every later operation fails with it.
+//
+// Shapes and semantics are those of torch/csrc/distributed/c10d/ProcessGroupGloo.cpp, which this
+// stands in for; what that refuses (AVG, complex numbers, uneven sizes, list all_to_all) works
+// here.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "transport/base/api.h"
+#include "c10d_plugin/backend/delegates.h"
+
+namespace weft::collectives {
+class Mailbox;
+}
+
+namespace weft::process_group {
+
+class Engine;
+class PointToPoint;
+
+inline constexpr const char* kBackendName = "weft";
+
+class WEFT_API WeftBackend : public c10d::Backend {
+ public:
+  struct WEFT_API Options : c10d::Backend::Options {
+    explicit Options(std::chrono::milliseconds limit = kBackendDefaultTimeout)
+        : c10d::Backend::Options(kBackendName, limit) {}
+    std::string interface;       // "": WEFT_SOCKET_IFNAME, else the one that reaches the others
+    MakeDelegate make_delegate;  // for tensors on other devices; groups split off have it too
+  };
+
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  using Tensors = std::vector<at::Tensor>;
+  using TensorLists = std::vector<Tensors>;
+
+  // Meets the other ranks through the Store (options->timeout bounds it) and says which are
+  // missing while it waits. Throws c10::DistBackendError.
+  WeftBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+              c10::intrusive_ptr<Options> options);
+  // Does not wait: what still runs goes on until its own end.
+  ~WeftBackend() override;
+
+  const std::string getBackendName() const override { return kBackendName; }
+  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override;
+  bool supportsSplitting() const override { return true; }
+  // torch would keep a batch's operations per group, so that a batch of one thread swallows the
+  // collectives of another, and of all once it has raised. CPU tensors gain nothing from a batch;
+  // those of a delegate are batched by weft/_torch_patches.py.
+  bool supportsCoalescing() const override { return false; }
+  bool supportsShrinking() const override { return true; }
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  void setGroupUid(const std::string& uid) override;
+  c10d::ErrorType getError() override;
+
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPtr allreduce_coalesced(Tensors& tensors,
+                              const c10d::AllreduceCoalescedOptions& opts) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
+  WorkPtr allgather(TensorLists& outputs, Tensors& inputs,
+                    const c10d::AllgatherOptions& opts) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
+                          const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_coalesced(TensorLists& outputs, Tensors& inputs,
+                              const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& opts) override;
+  WorkPtr gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& opts) override;
+  WorkPtr scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& opts) override;
+  WorkPtr reduce_scatter(Tensors& outputs, TensorLists& inputs,
+                         const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                        std::vector<int64_t>& input_splits,
+                        const c10d::AllToAllOptions& opts) override;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
+  WorkPtr barrier(const c10d::BarrierOptions& opts) override;
+  void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
+
+  WorkPtr send(Tensors& tensors, int to, int tag) override;
+  WorkPtr recv(Tensors& tensors, int from, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;
+
+  // Memory for tensors that the group's collectives need not copy: shared between the ranks of one
+  // host (shm/heap.h). What does not fit is ordinary memory. FSDP2 asks for its buffers here.
+  bool supportsTensorAlloc(c10::DeviceIndex device) override;
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+
+  // Makes the backend for that device now, and has it connect.
+  void eagerConnectSingleDevice(at::Device device) override;
+
+  void setSequenceNumberForGroup() override;
+  uint64_t getSequenceNumberForGroup() override;
+
+  c10::intrusive_ptr<c10d::Backend> split(
+      const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+      const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
+  c10::intrusive_ptr<c10d::Backend> merge(const c10::intrusive_ptr<c10d::Store>& store,
+                                          const c10::intrusive_ptr<c10d::Backend::Options>& opts,
+                                          const int& rank, const int& size) override;
+  c10::intrusive_ptr<c10d::Backend> shrink(
+      const std::vector<int64_t>& excluded, int flags,
+      const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
+
+  // Ends what runs and all that comes later, here and on the ranks that wait for this one.
+  void abort() override;
+  // Waits for what runs (10 s at most), then ends the group here. May be called again.
+  void shutdown() override;
+
+  // The backend that does the work for tensors on such a device; null before it was needed.
+  c10::intrusive_ptr<c10d::Backend> delegate(c10::DeviceType device) const;
+  // How the collectives travel: "alone", "shared memory", "messages", …; for people and tests.
+  const std::string& path() const { return path_; }
+
+ private:
+  // The timeout that a call asked for, else the group's.
+  std::chrono::milliseconds timeoutOr(std::chrono::milliseconds asked) const;
+  // The backend for a tensor on another device; null for one on the CPU.
+  c10d::Backend* elsewhere(const at::Tensor& tensor);
+  c10d::Backend* elsewhere(const Tensors& tensors);
+  PointToPoint& messages(const char* title) const;
+  // False in a forked child of the process that made the group.
+  bool inOwnProcess() const;
+  // A backend for the group called `name`; the one made last, if it is asked for again.
+  c10::intrusive_ptr<c10d::Backend> child(const std::string& name,
+                                          const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                          int size,
+                                          const c10::intrusive_ptr<c10d::Backend::Options>& opts);
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  c10::intrusive_ptr<Options> options_;
+  std::atomic<std::int64_t> timeout_ms_;
+  std::string path_;
+  std::shared_ptr<Engine> engine_;
+  std::shared_ptr<PointToPoint> messages_;  // null in a group of one that never asked
+  std::atomic<std::uint64_t> children_{0};  // groups made by shrink()
+  // torch splits once for each device of the group; all get one backend, as here.
+  std::mutex split_mutex_;
+  std::string last_split_;  // its name and ranks
+  c10::weak_intrusive_ptr<c10d::Backend> last_split_backend_;
+  std::shared_ptr<Delegates> delegates_;
+  std::mutex shutdown_mutex_;
+  bool shut_down_ = false;
+};
+
+}  // namespace weft::process_group

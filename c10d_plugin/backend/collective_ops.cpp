@@ -1,0 +1,359 @@
+// WeftBackend's collectives: what each checks, and how its tensors become memory for the engine.
+#include <ATen/Context.h>
+#include <ATen/ops/empty.h>
+
+#include "c10d_plugin/backend/backend.h"
+#include "c10d_plugin/tensors/element_of.h"
+#include "c10d_plugin/engine/engine.h"
+#include "c10d_plugin/tensors/contiguous_tensor.h"
+#include "c10d_plugin/tensors/op_checks.h"
+#include "c10d_plugin/tensors/overlap.h"
+#include "c10d_plugin/tensors/premultiplied.h"
+#include "c10d_plugin/backend/sparse_all_reduce.h"
+
+namespace weft::process_group {
+
+using c10d::OpType;
+using collectives::Bytes;
+using collectives::ConstBytes;
+
+namespace {
+
+// The inputs of an operation, one per rank, apart from its outputs. This rank's own may lie at
+// `place`.
+std::vector<Flat> flattenInputs(const std::vector<at::Tensor>& tensors, const at::Tensor& factor,
+                                const Occupied& outputs, int own, ByteRange place) {
+  std::vector<Flat> flats;
+  flats.reserve(tensors.size());
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    flats.push_back(apart(premultiplied(tensors[i], factor, Flat::Use::kRead), outputs,
+                          i == static_cast<std::size_t>(own) ? place : ByteRange()));
+  }
+  return flats;
+}
+
+template <typename Span>
+std::vector<Span> spansOf(const std::vector<Flat>& flats) {
+  std::vector<Span> spans;
+  spans.reserve(flats.size());
+  for (const Flat& flat : flats)
+    spans.emplace_back(flat.bytes());
+  return spans;
+}
+
+void writeBack(const std::vector<Flat>& flats) {
+  for (const Flat& flat : flats)
+    flat.writeBack();
+}
+
+// `count` equal parts of one contiguous tensor's memory.
+template <typename Span>
+std::vector<Span> parts(std::span<std::byte> whole, std::size_t count) {
+  std::vector<Span> spans;
+  spans.reserve(count);
+  const std::size_t each = whole.size() / count;
+  for (std::size_t i = 0; i < count; ++i)
+    spans.emplace_back(whole.subspan(i * each, each));
+  return spans;
+}
+
+// The parts that all_to_all_single's split sizes (rows of dimension 0) name; none: equal parts.
+template <typename Span>
+std::vector<Span> splits(const Flat& flat, const std::vector<int64_t>& rows, std::size_t size) {
+  if (rows.empty()) return parts<Span>(flat.bytes(), size);
+  const std::size_t all_rows = static_cast<std::size_t>(flat.memory().size(0));
+  const std::size_t row = all_rows == 0 ? 0 : flat.bytes().size() / all_rows;
+  std::vector<Span> spans;
+  spans.reserve(size);
+  std::size_t at = 0;
+  for (const int64_t count : rows) {
+    const std::size_t bytes = static_cast<std::size_t>(count) * row;
+    spans.emplace_back(flat.bytes().subspan(at, bytes));
+    at += bytes;
+  }
+  return spans;
+}
+
+}  // namespace
+
+WeftBackend::WorkPtr WeftBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
+  constexpr const char* kTitle = "weft:broadcast";
+  if (auto* other = elsewhere(tensors)) return other->broadcast(tensors, opts);
+  const at::Tensor& tensor = only(tensors, kTitle);
+  const int root = checkRoot(opts.rootRank, size_, kTitle);
+  checkDense(tensor, kTitle);
+  return engine_->submit(
+      {kTitle, timeoutOr(opts.timeout), opts.asyncOp},
+      [&] {
+        return OpInfo{OpType::BROADCAST, kTitle, tensors, {tensors}};
+      },
+      [tensor, root, here = rank_](Turn& turn) {
+        const Flat flat(tensor, root == here ? Flat::Use::kRead : Flat::Use::kWrite);
+        turn.check(turn->broadcast(turn.call(elementOf(tensor.scalar_type())), flat.bytes(), root));
+        flat.writeBack();
+      });
+}
+
+WeftBackend::WorkPtr WeftBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
+  constexpr const char* kTitle = "weft:all_reduce";
+  if (auto* other = elsewhere(tensors)) return other->allreduce(tensors, opts);
+  const at::Tensor& tensor = only(tensors, kTitle);
+  if (tensor.layout() == c10::kSparse) return allreduce_sparse(tensors, opts);
+  checkDense(tensor, kTitle);
+  const auto reduction = reductionOf(opts.reduceOp, tensor.scalar_type(), kTitle);
+  return engine_->submit(
+      {kTitle, timeoutOr(opts.timeout), opts.asyncOp},
+      [&] {
+        return OpInfo{OpType::ALLREDUCE, kTitle, tensors, {tensors}};
+      },
+      [tensor, reduction, factor = factorOf(opts.reduceOp)](Turn& turn) {
+        const Flat flat = premultiplied(tensor, factor, Flat::Use::kReadWrite);
+        turn.check(
+            turn->allReduce(turn.call(elementOf(tensor.scalar_type()), reduction), flat.bytes()));
+        flat.writeBack();
+      });
+}
+
+WeftBackend::WorkPtr WeftBackend::allreduce_sparse(Tensors& tensors,
+                                                   const c10d::AllreduceOptions& opts) {
+  constexpr const char* kTitle = "weft:all_reduce";  // profiled under the name users know
+  if (auto* other = elsewhere(tensors)) return other->allreduce_sparse(tensors, opts);
+  const at::Tensor& tensor = only(tensors, kTitle);
+  checkSparse(tensor, opts.reduceOp, kTitle);
+  return engine_->submit(
+      {kTitle, timeoutOr(opts.timeout), opts.asyncOp},
+      [&] {
+        return OpInfo{OpType::_ALLREDUCE_SPARSE, kTitle, tensors, {tensors}};
+      },
+      [tensor](Turn& turn) { sparseAllReduce(turn, tensor); });
+}
+
+WeftBackend::WorkPtr WeftBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
+  constexpr const char* kTitle = "weft:reduce";
+  if (auto* other = elsewhere(tensors)) return other->reduce(tensors, opts);
+  const at::Tensor& tensor = only(tensors, kTitle);
+  const int root = checkRoot(opts.rootRank, size_, kTitle);
+  checkDense(tensor, kTitle);
+  const auto reduction = reductionOf(opts.reduceOp, tensor.scalar_type(), kTitle);
+  return engine_->submit(
+      {kTitle, timeoutOr(opts.timeout), opts.asyncOp},
+      [&] {
+        return OpInfo{OpType::REDUCE, kTitle, tensors, {tensors}};
+      },
+      [tensor, reduction, root, here = rank_, factor = factorOf(opts.reduceOp)](Turn& turn) {
+        const Flat flat =
+            premultiplied(tensor, factor, root == here ? Flat::Use::kReadWrite : Flat::Use::kRead);
+        turn.check(turn->reduce(turn.call(elementOf(tensor.scalar_type()), reduction), flat.bytes(),
+                                root));
+        flat.writeBack();
+      });
+}
+
+WeftBackend::WorkPtr WeftBackend::allgather(TensorLists& outputs, Tensors& inputs,
+                                            const c10d::AllgatherOptions& opts) {
+  constexpr const char* kTitle = "weft:all_gather";
+  if (auto* other = elsewhere(inputs)) return other->allgather(outputs, inputs, opts);
+  const at::Tensor& input = only(inputs, kTitle);
+  const Tensors& output = onePerRank(outputs, size_, kTitle);
+  checkAlike(input, output, kTitle);
+  checkOwnShare(input, output[static_cast<std::size_t>(rank_)], rank_, kTitle);
+  return engine_->submit(
+      {kTitle, timeoutOr(opts.timeout), opts.asyncOp},
+      [&] {
+        return OpInfo{OpType::ALLGATHER, kTitle, inputs, outputs};
+      },
+      [input, output](Turn& turn) {
+        const std::vector<Flat> out = flattenOutputs(output);
+        const Flat in = apart(Flat(input, Flat::Use::kRead), occupied(out),
+                              out[static_cast<std::size_t>(turn->rank())].bytes());
+        turn.check(turn->allGather(turn.call(elementOf(input.scalar_type())), in.bytes(),
+                                   spansOf<Bytes>(out)));
+        writeBack(out);
+      });
+}
+
+WeftBackend::WorkPtr WeftBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                                  const c10d::AllgatherOptions& opts) {
+  constexpr const char* kTitle = "weft:_all_gather_base";
+  if (auto* other = elsewhere(input)) return other->_allgather_base(output, input, opts);
+  checkBase(output, input, size_, kTitle);
+  return engine_->submit(
+      {kTitle, timeoutOr(opts.timeout), opts.asyncOp},
+      [&] {
+        return OpInfo{OpType::_ALLGATHER_BASE, kTitle, Tensors{input}, {{output}}};
+      },
+      [input, output, size = static_cast<std::size_t>(size_)](Turn& turn) {
+        const Flat out(output, Flat::Use::kWrite);
+        const std::vector<Bytes> places = parts<Bytes>(out.bytes(), size);
+        const Flat in = apart(Flat(input, Flat::Use::kRead), occupied(out),
+                              places[static_cast<std::size_t>(turn->rank())]);
+        turn.check(turn->allGather(turn.call(elementOf(input.scalar_type())), in.bytes(), places));
+        out.writeBack();
+      });
+}
+
+WeftBackend::WorkPtr WeftBackend::gather(TensorLists& outputs, Tensors& inputs,
+                                         const c10d::GatherOptions& opts) {
+  constexpr const char* kTitle = "weft:gather";
+  if (auto* other = elsewhere(inputs)) return other->gather(outputs, inputs, opts);
+  const at::Tensor& input = only(inputs, kTitle);
+  const int root = checkRoot(opts.rootRank, size_, kTitle);
+  const Tensors output = onePerRankAtRoot(outputs, size_, root == rank_, kTitle);
+  checkAlike(input, output, kTitle);
+  if (root == rank_) checkOwnShare(input, output[static_cast<std::size_t>(rank_)], rank_, kTitle);
+  return engine_->submit(
+      {kTitle, timeoutOr(opts.timeout), opts.asyncOp},
+      [&] {
+        return OpInfo{OpType::GATHER, kTitle, inputs, outputs};
+      },
+      [input, output, root](Turn& turn) {
+        const std::vector<Flat> out = flattenOutputs(output);
+        const Flat in =
+            apart(Flat(input, Flat::Use::kRead), occupied(out),
+                  out.empty() ? ByteRange() : out[static_cast<std::size_t>(root)].bytes());
+        turn.check(turn->gather(turn.call(elementOf(input.scalar_type())), in.bytes(),
+                                spansOf<Bytes>(out), root));
+        writeBack(out);
+      });
+}
+
+WeftBackend::WorkPtr WeftBackend::scatter(Tensors& outputs, TensorLists& inputs,
+                                          const c10d::ScatterOptions& opts) {
+  constexpr const char* kTitle = "weft:scatter";
+  if (auto* other = elsewhere(outputs)) return other->scatter(outputs, inputs, opts);
+  const at::Tensor& output = only(outputs, kTitle);
+  const int root = checkRoot(opts.rootRank, size_, kTitle);
+  const Tensors input = onePerRankAtRoot(inputs, size_, root == rank_, kTitle);
+  checkAlike(output, input, kTitle);
+  if (root == rank_) checkOwnShare(output, input[static_cast<std::size_t>(rank_)], rank_, kTitle);
+  return engine_->submit(
+      {kTitle, timeoutOr(opts.timeout), opts.asyncOp},
+      [&] {
+        return OpInfo{OpType::SCATTER, kTitle, root == rank_ ? input : outputs, {outputs}};
+      },
+      [input, output, root](Turn& turn) {
+        const Flat out(output, Flat::Use::kWrite);
+        const std::vector<Flat> in =
+            flattenInputs(input, at::Tensor(), occupied(out), root, out.bytes());
+        turn.check(turn->scatter(turn.call(elementOf(output.scalar_type())),
+                                 spansOf<ConstBytes>(in), out.bytes(), root));
+        out.writeBack();
+      });
+}
+
+WeftBackend::WorkPtr WeftBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
+                                                 const c10d::ReduceScatterOptions& opts) {
+  constexpr const char* kTitle = "weft:reduce_scatter";
+  if (auto* other = elsewhere(outputs)) return other->reduce_scatter(outputs, inputs, opts);
+  const at::Tensor& output = only(outputs, kTitle);
+  const Tensors& input = onePerRank(inputs, size_, kTitle);
+  checkAlike(output, input, kTitle);
+  checkOwnShare(output, input[static_cast<std::size_t>(rank_)], rank_, kTitle);
+  const auto reduction = reductionOf(opts.reduceOp, output.scalar_type(), kTitle);
+  return engine_->submit(
+      {kTitle, timeoutOr(opts.timeout), opts.asyncOp},
+      [&] {
+        return OpInfo{OpType::REDUCE_SCATTER, kTitle, input, {outputs}};
+      },
+      [input, output, reduction, factor = factorOf(opts.reduceOp)](Turn& turn) {
+        const Flat out(output, Flat::Use::kWrite);
+        const std::vector<Flat> in =
+            flattenInputs(input, factor, occupied(out), turn->rank(), out.bytes());
+        turn.check(turn->reduceScatter(turn.call(elementOf(output.scalar_type()), reduction),
+                                       spansOf<ConstBytes>(in), out.bytes()));
+        out.writeBack();
+      });
+}
+
+WeftBackend::WorkPtr WeftBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                                       const c10d::ReduceScatterOptions& opts) {
+  constexpr const char* kTitle = "weft:_reduce_scatter_base";
+  if (auto* other = elsewhere(input)) return other->_reduce_scatter_base(output, input, opts);
+  checkBase(input, output, size_, kTitle);
+  const auto reduction = reductionOf(opts.reduceOp, output.scalar_type(), kTitle);
+  return engine_->submit(
+      {kTitle, timeoutOr(opts.timeout), opts.asyncOp},
+      [&] {
+        return OpInfo{OpType::_REDUCE_SCATTER_BASE, kTitle, Tensors{input}, {{output}}};
+      },
+      [input, output, reduction, factor = factorOf(opts.reduceOp),
+       size = static_cast<std::size_t>(size_)](Turn& turn) {
+        const Flat out(output, Flat::Use::kWrite);
+        Flat in = premultiplied(input, factor, Flat::Use::kRead);
+        const auto own = static_cast<std::size_t>(turn->rank());
+        if (!same(parts<ConstBytes>(in.bytes(), size)[own], out.bytes()))
+          in = apart(std::move(in), occupied(out));
+        turn.check(turn->reduceScatter(turn.call(elementOf(output.scalar_type()), reduction),
+                                       parts<ConstBytes>(in.bytes(), size), out.bytes()));
+        out.writeBack();
+      });
+}
+
+WeftBackend::WorkPtr WeftBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                                std::vector<int64_t>& output_splits,
+                                                std::vector<int64_t>& input_splits,
+                                                const c10d::AllToAllOptions& opts) {
+  constexpr const char* kTitle = "weft:all_to_all";
+  if (auto* other = elsewhere(input)) {
+    return other->alltoall_base(output, input, output_splits, input_splits, opts);
+  }
+  checkAlike(input, {output}, kTitle);
+  checkSplits(input, input_splits, size_, kTitle);
+  checkSplits(output, output_splits, size_, kTitle);
+  return engine_->submit(
+      {kTitle, timeoutOr(opts.timeout), opts.asyncOp},
+      [&] {
+        return OpInfo{OpType::ALLTOALL_BASE, kTitle, Tensors{input}, {{output}}};
+      },
+      [input, output, input_splits, output_splits,
+       size = static_cast<std::size_t>(size_)](Turn& turn) {
+        const Flat out(output, Flat::Use::kWrite);
+        const Flat in = apart(Flat(input, Flat::Use::kRead), occupied(out));
+        turn.check(turn->allToAll(turn.call(elementOf(input.scalar_type())),
+                                  splits<ConstBytes>(in, input_splits, size),
+                                  splits<Bytes>(out, output_splits, size)));
+        out.writeBack();
+      });
+}
+
+WeftBackend::WorkPtr WeftBackend::alltoall(Tensors& outputs, Tensors& inputs,
+                                           const c10d::AllToAllOptions& opts) {
+  constexpr const char* kTitle = "weft:all_to_all";
+  if (auto* other = elsewhere(inputs)) return other->alltoall(outputs, inputs, opts);
+  checkCount(inputs.size(), size_, "input", kTitle);
+  checkCount(outputs.size(), size_, "output", kTitle);
+  checkAlike(inputs.front(), inputs, kTitle);
+  checkAlike(inputs.front(), outputs, kTitle);
+  return engine_->submit(
+      {kTitle, timeoutOr(opts.timeout), opts.asyncOp},
+      [&] {
+        return OpInfo{OpType::ALLTOALL, kTitle, inputs, {outputs}};
+      },
+      [input = inputs, output = outputs](Turn& turn) {
+        const std::vector<Flat> out = flattenOutputs(output);
+        const auto own = static_cast<std::size_t>(turn->rank());
+        const std::vector<Flat> in =
+            flattenInputs(input, at::Tensor(), occupied(out), turn->rank(), out[own].bytes());
+        turn.check(turn->allToAll(turn.call(elementOf(input.front().scalar_type())),
+                                  spansOf<ConstBytes>(in), spansOf<Bytes>(out)));
+        writeBack(out);
+      });
+}
+
+WeftBackend::WorkPtr WeftBackend::barrier(const c10d::BarrierOptions& opts) {
+  constexpr const char* kTitle = "weft:barrier";
+  // Of the call's device torch passes on no more than its number. Where there is no such device,
+  // the number says nothing, as for Gloo.
+  const auto device = getBoundDeviceId() ? getBoundDeviceId()->type() : c10::DeviceType::CUDA;
+  if (!opts.device_ids.empty() && (delegates_->made(device) || at::hasCUDA())) {
+    return delegates_->of(device).barrier(opts);
+  }
+  return engine_->submit(
+      {kTitle, timeoutOr(opts.timeout), opts.asyncOp},
+      [&] {
+        return OpInfo{OpType::BARRIER, kTitle, std::nullopt, {}};
+      },
+      [](Turn& turn) { turn.check(turn->barrier(turn.call())); });
+}
+
+}  // namespace weft::process_group

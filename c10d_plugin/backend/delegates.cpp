@@ -1,0 +1,117 @@
+#include "c10d_plugin/backend/delegates.h"
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <utility>
+
+namespace weft::process_group {
+
+c10d::Backend& Delegates::of(c10::DeviceType device, bool coalescing) {
+  Slot& slot = slots_.at(static_cast<std::size_t>(device));
+  TORCH_CHECK(!ended_.load(), "weft: the process group has ended; nothing on ",
+              c10::DeviceTypeName(device, true), " can be asked of it");
+  std::call_once(slot.once, [&] { make(device, slot); });
+  if (coalescing) {
+    bool first = false;
+    {
+      const std::lock_guard lock(mutex_);
+      first = !std::exchange(slot.coalescing, true);
+    }
+    if (first) slot.owner->startCoalescing();
+  }
+  return *slot.owner;
+}
+
+void Delegates::make(c10::DeviceType device, Slot& slot) {
+  const std::string name = c10::DeviceTypeName(device, true);
+  DelegateSpec spec;
+  std::string uid;
+  std::string description;
+  {
+    const std::lock_guard lock(mutex_);
+    spec = spec_;
+    uid = uid_;
+    description = description_;
+  }
+  spec.device = device;
+  spec.store = c10::make_intrusive<c10d::PrefixStore>("weft_" + name + "/", spec.store);
+  auto backend = make_ ? make_(spec) : nullptr;
+  TORCH_CHECK(backend, "weft: this process group has no backend for tensors on ", name,
+              "; it takes tensors on the CPU, and on CUDA where PyTorch has NCCL");
+  TORCH_CHECK(backend->getRank() == spec.rank && backend->getSize() == spec.size, "weft: rank ",
+              spec.rank, " of ", spec.size, " was given a backend for ", name, " that is rank ",
+              backend->getRank(), " of ", backend->getSize());
+  backend->setGroupUid(uid);
+  backend->setGroupDesc(description);
+  slot.owner = std::move(backend);
+  slot.backend.store(slot.owner.get(), std::memory_order_release);
+}
+
+c10::intrusive_ptr<c10d::Backend> Delegates::made(c10::DeviceType device) const {
+  const Slot& slot = slots_.at(static_cast<std::size_t>(device));
+  if (slot.backend.load(std::memory_order_acquire) == nullptr) return nullptr;
+  return slot.owner;
+}
+
+void Delegates::describe(const std::string& uid, const std::string& description) {
+  {
+    const std::lock_guard lock(mutex_);
+    uid_ = uid;
+    description_ = description;
+  }
+  each([&](c10d::Backend& backend) {
+    backend.setGroupUid(uid);
+    backend.setGroupDesc(description);
+  });
+}
+
+void Delegates::setTimeout(std::chrono::milliseconds timeout) {
+  {
+    const std::lock_guard lock(mutex_);
+    spec_.timeout = timeout;
+  }
+  each([&](c10d::Backend& backend) { backend.setTimeout(timeout); });
+}
+
+std::vector<Delegates::WorkPtr> Delegates::endCoalescing() {
+  std::vector<c10d::Backend*> took_part;
+  {
+    const std::lock_guard lock(mutex_);
+    for (Slot& slot : slots_) {
+      if (std::exchange(slot.coalescing, false)) took_part.push_back(slot.owner.get());
+    }
+  }
+  std::vector<WorkPtr> works;
+  for (c10d::Backend* backend : took_part) {
+    if (auto work = backend->endCoalescing()) works.push_back(std::move(work));
+  }
+  return works;
+}
+
+std::uint64_t Delegates::sequenceNumbers() const {
+  std::uint64_t sum = 0;
+  each([&](c10d::Backend& backend) { sum += backend.getSequenceNumberForGroup(); });
+  return sum;
+}
+
+void Delegates::setSequenceNumbers() {
+  each([](c10d::Backend& backend) { backend.setSequenceNumberForGroup(); });
+}
+
+bool Delegates::failed() const {
+  bool found = false;
+  each([&](c10d::Backend& backend) { found |= backend.getError() != c10d::ErrorType::SUCCESS; });
+  return found;
+}
+
+void Delegates::abort() {
+  ended_.store(true);
+  each([](c10d::Backend& backend) { backend.abort(); });
+}
+
+void Delegates::shutdown() {
+  ended_.store(true);
+  each([](c10d::Backend& backend) { backend.shutdown(); });
+}
+
+}  // namespace weft::process_group

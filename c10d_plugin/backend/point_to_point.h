@@ -1,0 +1,46 @@
+// PointToPoint: send, recv, recv from any, and the monitored barrier, over a Mailbox.
+//
+// Threads: any thread may call any member. Messages need no turn: they run beside the collectives.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "c10d_plugin/net/mailbox/endpoint_mailbox.h"
+
+namespace weft::process_group {
+
+class PointToPoint {
+ public:
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+  explicit PointToPoint(std::shared_ptr<collectives::EndpointMailbox> mailbox)
+      : mailbox_(std::move(mailbox)) {}
+
+  // `timeout` runs from now; who waits for the Work sees it.
+  WorkPtr send(const at::Tensor& tensor, int to, int tag, std::chrono::milliseconds timeout);
+  // `from` may be collectives::kAnyRank.
+  WorkPtr receive(const at::Tensor& tensor, int from, int tag, std::chrono::milliseconds timeout);
+
+  // Rank 0 waits for every rank and tells them to go on. Throws c10::Error with the texts of
+  // torch's monitored_barrier: programs look for them.
+  void monitoredBarrier(std::chrono::milliseconds timeout, bool wait_all_ranks);
+
+  void abort(const transport::Error& reason) { mailbox_->abort(reason); }
+  // Fails what still waits, and ends the mailbox's thread.
+  void close();
+
+ private:
+  void gatherArrivals(std::uint64_t count, std::chrono::milliseconds timeout, bool wait_all_ranks);
+  void reportArrival(std::uint64_t count, std::chrono::milliseconds timeout);
+
+  std::shared_ptr<collectives::EndpointMailbox> mailbox_;
+  std::atomic<std::uint64_t> barriers_{0};  // monitored ones so far
+};
+
+}  // namespace weft::process_group

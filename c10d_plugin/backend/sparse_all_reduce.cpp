@@ -1,0 +1,75 @@
+#include "c10d_plugin/backend/sparse_all_reduce.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include <array>
+#include <vector>
+
+#include "c10d_plugin/tensors/element_of.h"
+#include "c10d_plugin/engine/engine.h"
+#include "c10d_plugin/tensors/contiguous_tensor.h"
+
+namespace weft::process_group {
+
+using collectives::Bytes;
+using collectives::Element;
+
+void checkSparse(const at::Tensor& tensor, const c10d::ReduceOp& op, const char* title) {
+  TORCH_CHECK(tensor.device().is_cpu() && tensor.layout() == c10::kSparse, title,
+              ": a sparse all_reduce takes a sparse COO tensor on the CPU, got ", tensor.layout(),
+              " on ", tensor.device());
+  TORCH_CHECK(op.op_ == c10d::ReduceOp::SUM, title,
+              ": sparse tensors can only be added up (ReduceOp.SUM)");
+  (void)reductionOf(op, tensor.scalar_type(), title);
+}
+
+namespace {
+
+std::span<std::byte> bytesOf(const at::Tensor& tensor) {
+  return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
+}
+
+// How many entries each rank has.
+std::vector<std::int64_t> counts(Turn& turn, std::int64_t own) {
+  std::vector<std::int64_t> all(static_cast<std::size_t>(turn->size()));
+  std::vector<Bytes> out;
+  for (std::int64_t& count : all)
+    out.push_back(std::as_writable_bytes(std::span(&count, 1)));
+  turn.check(turn->allGather(turn.call(Element::kInt64), std::as_bytes(std::span(&own, 1)), out));
+  return all;
+}
+
+// All ranks' `part`, which differ in the length of dimension 0, one after the other.
+at::Tensor gatherRows(Turn& turn, const at::Tensor& part, const std::vector<std::int64_t>& rows) {
+  std::vector<std::int64_t> shape = part.sizes().vec();
+  shape[0] = 0;
+  for (const std::int64_t count : rows)
+    shape[0] += count;
+  at::Tensor all = at::empty(shape, part.options());
+  std::vector<Bytes> out;
+  std::int64_t at = 0;
+  for (const std::int64_t count : rows) {
+    out.push_back(bytesOf(all.narrow(0, at, count)));
+    at += count;
+  }
+  turn.check(turn->allGather(turn.call(elementOf(part.scalar_type())), bytesOf(part), out));
+  return all;
+}
+
+}  // namespace
+
+void sparseAllReduce(Turn& turn, const at::Tensor& tensor) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const at::Tensor own = tensor.coalesce();
+  const std::vector<std::int64_t> rows = counts(turn, own._nnz());
+  // Indices are [dimensions, entries]: transposed, entries of all ranks lie one after the other.
+  const at::Tensor indices = gatherRows(turn, own._indices().t().contiguous(), rows);
+  const at::Tensor values = gatherRows(turn, own._values().contiguous(), rows);
+  const at::Tensor sum =
+      at::_sparse_coo_tensor_unsafe(indices.t(), values, tensor.sizes(), tensor.options())
+          .coalesce();
+  tensor.copy_(sum);
+}
+
+}  // namespace weft::process_group

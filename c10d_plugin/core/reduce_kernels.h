@@ -1,0 +1,36 @@
+// The arithmetic of reductions, on raw memory: many inputs, one output, each read once.
+//
+// What comes out depends only on the values and on the order of the inputs, not on where an
+// element lies in memory or on how a range is cut up: ranks that reduce the same inputs in the same
+// order get the same bits.
+//
+//  - float16 and bfloat16 are widened to float32, reduced there over all inputs, and rounded once
+//    (to nearest, ties to even).
+//  - Integers wrap around, also within kAverage, whose division goes toward zero.
+//  - kMin and kMax give NaN where any input is NaN, as torch.minimum and torch.maximum do. Of 0 and
+//    -0 either may come out.
+//  - bool: any nonzero byte counts as true; results are 0 or 1.
+//
+// Written as plain loops that the compiler vectorises, built for AVX-512, AVX2 and the baseline
+// and chosen once by what the processor can do.
+//
+// Any thread. No allocation, no failure: the caller has asked canReduce() and checked sizes.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "c10d_plugin/core/collectives.h"
+
+namespace weft::collectives {
+
+// out[i] = inputs[0][i] op inputs[1][i] op …, for `count` elements. At least one input; kAverage
+// divides by the number of inputs. `out` may be one of the inputs (exactly, not shifted).
+// Memory need not be aligned.
+void reduceInto(Element element, Reduction reduction, std::byte* out,
+                std::span<const std::byte* const> inputs, std::size_t count);
+
+// data[i] /= by: the second half of kAverage where the sum was made pair by pair with kSum.
+void divideBy(Element element, std::byte* data, std::size_t count, int by);
+
+}  // namespace weft::collectives

@@ -1,0 +1,12 @@
+// Collectives of a group of one: copies what goes from its only rank to itself.
+#pragma once
+
+#include <memory>
+
+#include "c10d_plugin/core/collectives.h"
+
+namespace weft::collectives {
+
+std::unique_ptr<Collectives> makeSoloCollectives();
+
+}  // namespace weft::collectives

@@ -1,0 +1,182 @@
+#include "c10d_plugin/engine/engine.h"
+
+#include <ATen/record_function.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+
+namespace weft::process_group {
+
+using transport::Error;
+using transport::ErrorCode;
+
+void raise(const char* title, const Error& error) {
+  constexpr std::string_view kSaid = "Timed out: ";
+  std::string_view why = error.text();
+  std::string text = std::string(title) + ": ";
+  if (error.code() == ErrorCode::kTimeout) {
+    // Programs look for "Timed out" with a space on both sides, whatever the backend.
+    if (why.starts_with(kSaid)) why.remove_prefix(kSaid.size());
+    if (why.find("Timed out") == std::string_view::npos) text += "Timed out after waiting: ";
+  }
+  text += why;
+  if (error.code() == ErrorCode::kInvalidArgument) TORCH_CHECK(false, text);
+  C10_THROW_ERROR(DistBackendError, text);
+}
+
+class Engine::Queued final : public OpQueue::Task {
+ public:
+  Queued(std::shared_ptr<Engine> engine, const Brief& brief, c10::intrusive_ptr<WeftWork> work,
+         Run run)
+      : engine_(std::move(engine)), brief_(brief), work_(std::move(work)), run_(std::move(run)) {}
+
+  void run() noexcept override {
+    std::exception_ptr error;
+    try {
+      Turn turn = engine_->makeTurn(brief_);
+      run_(turn);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    has_callbacks_ = work_->settle(std::move(error));
+  }
+  bool finishMayBlock() noexcept override { return has_callbacks_; }
+  void finish() noexcept override {
+    run_ = nullptr;  // its tensors may be the last references, and need the GIL to go
+    work_->complete();
+  }
+
+ private:
+  std::shared_ptr<Engine> engine_;
+  Brief brief_;
+  c10::intrusive_ptr<WeftWork> work_;
+  Run run_;
+  bool has_callbacks_ = false;
+};
+
+bool Engine::profiled() {
+  return at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE).has_value();
+}
+
+Engine::WorkPtr Engine::enqueue(const Brief& brief, OpInfo info, Run run) {
+  auto work = c10::make_intrusive<WeftWork>(rank(), std::move(info));
+  const bool taken =
+      queue_.push(std::make_unique<Queued>(shared_from_this(), brief, work, std::move(run)));
+  if (!taken) raise(brief.title, Error(ErrorCode::kShutdown, "the process group was shut down"));
+  if (coalescing()) {
+    add(work);
+    return work;
+  }
+  if (brief.async) return work;
+  work->wait();
+  return nullptr;
+}
+
+namespace {
+
+// Several operations as one.
+class CoalescedWork final : public c10d::Work {
+ public:
+  explicit CoalescedWork(std::vector<Engine::WorkPtr> parts)
+      : c10d::Work(-1, c10d::OpType::COALESCED), parts_(std::move(parts)) {}
+
+  bool isCompleted() override {
+    for (const auto& part : parts_) {
+      if (!part->isCompleted()) return false;
+    }
+    return true;
+  }
+  bool isSuccess() const override { return exception() == nullptr; }
+  std::exception_ptr exception() const override {
+    for (const auto& part : parts_) {
+      if (auto error = part->exception()) return error;
+    }
+    return nullptr;
+  }
+  // Waits for each part, so that none goes on unseen when another has failed; throws the first
+  // failure.
+  bool wait(std::chrono::milliseconds timeout) override {
+    std::exception_ptr failure;
+    for (const auto& part : parts_) {
+      try {
+        part->wait(timeout);
+      } catch (...) {
+        if (!failure) failure = std::current_exception();
+      }
+    }
+    if (failure) std::rethrow_exception(failure);
+    return true;
+  }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    c10::List<c10::intrusive_ptr<c10::ivalue::Future>> futures(
+        c10::FutureType::create(c10::ListType::ofTensors()));
+    for (const auto& part : parts_)
+      futures.push_back(part->getFuture());
+    return c10::collectAll(futures);
+  }
+
+ private:
+  std::vector<Engine::WorkPtr> parts_;
+};
+
+}  // namespace
+
+void Engine::checkProcess(const char* title) const {
+  TORCH_CHECK(inOwnProcess(), title,
+              ": this process was forked after the process group was made, and has no part in it; "
+              "make the group in the child, or use the group in the parent");
+}
+
+void Engine::startCoalescing() {
+  checkProcess("weft:coalescing");
+  const std::lock_guard lock(batches_mutex_);
+  batches_[std::this_thread::get_id()].clear();
+  batches_open_.store(batches_.size(), std::memory_order_release);
+}
+
+bool Engine::coalescing() const {
+  if (batches_open_.load(std::memory_order_acquire) == 0) return false;
+  const std::lock_guard lock(batches_mutex_);
+  return batches_.contains(std::this_thread::get_id());
+}
+
+void Engine::add(const WorkPtr& work) {
+  if (batches_open_.load(std::memory_order_acquire) == 0) return;
+  const std::lock_guard lock(batches_mutex_);
+  const auto own = batches_.find(std::this_thread::get_id());
+  if (own != batches_.end()) own->second.push_back(work);
+}
+
+Engine::WorkPtr Engine::endCoalescing() {
+  std::vector<WorkPtr> works;
+  {
+    const std::lock_guard lock(batches_mutex_);
+    auto own = batches_.extract(std::this_thread::get_id());
+    TORCH_CHECK(!own.empty(), "weft: endCoalescing() without startCoalescing() on this thread");
+    works = std::move(own.mapped());
+    batches_open_.store(batches_.size(), std::memory_order_release);
+  }
+  // As it is: another backend's Work knows its streams.
+  if (works.size() == 1) return std::move(works.front());
+  return c10::make_intrusive<CoalescedWork>(std::move(works));
+}
+
+bool Engine::close(std::chrono::milliseconds limit) {
+  if (!inOwnProcess()) return true;
+  const auto end = collectives::deadlineAfter(limit);
+  const bool drained = queue_.drain(limit);
+  if (!drained) {
+    abort(Error(ErrorCode::kShutdown, "the process group was shut down on rank " +
+                                          std::to_string(rank()) +
+                                          " while operations were under way"));
+  }
+  queue_.close();
+  const auto left = std::max(std::chrono::milliseconds(1000),
+                             std::chrono::duration_cast<std::chrono::milliseconds>(
+                                 end - std::chrono::steady_clock::now()));
+  return queue_.waitForThreads(left) && drained;
+}
+
+}  // namespace weft::process_group

@@ -1,0 +1,142 @@
+// Engine: runs a group's operations in order on its Collectives: on the calling thread where that
+// is free to do so, else on the group's queue (op_queue.h). Makes the Work.
+//
+// Threads: any thread may call any member. Outlives the backend while operations run.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "c10d_plugin/core/collectives.h"
+#include "transport/base/fork_guard.h"
+#include "c10d_plugin/engine/op_queue.h"
+#include "c10d_plugin/engine/work.h"
+
+namespace weft::process_group {
+
+// Throws what a failed operation throws: c10::DistBackendError, "weft all_reduce: <why>".
+[[noreturn]] void raise(const char* title, const transport::Error& error);
+
+// The turn to run operations, as an operation sees it.
+class Turn {
+ public:
+  Turn(collectives::Collectives& collectives, collectives::Deadline deadline,
+       std::uint64_t& sequence, const char* title, std::atomic<bool>& failed)
+      : collectives_(collectives),
+        deadline_(deadline),
+        sequence_(sequence),
+        title_(title),
+        failed_(failed) {}
+
+  collectives::Collectives* operator->() const { return &collectives_; }
+  // For each operation of the Collectives a new one.
+  collectives::Call call(collectives::Element element = collectives::Element::kBytes,
+                         collectives::Reduction reduction = collectives::Reduction::kSum) const {
+    return {deadline_, sequence_++, element, reduction};
+  }
+  void check(const transport::Error& error) const {
+    if (!error) return;
+    if (error.code() != transport::ErrorCode::kInvalidArgument) failed_.store(true);
+    raise(title_, error);
+  }
+
+ private:
+  collectives::Collectives& collectives_;
+  collectives::Deadline deadline_;
+  std::uint64_t& sequence_;
+  const char* title_;
+  std::atomic<bool>& failed_;
+};
+
+class Engine : public std::enable_shared_from_this<Engine> {
+ public:
+  using Run = std::function<void(Turn&)>;
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+  struct Brief {
+    const char* title = nullptr;
+    std::chrono::milliseconds timeout{};  // from when the operation begins to run
+    bool async = true;
+  };
+
+  explicit Engine(std::unique_ptr<collectives::Collectives> collectives)
+      : collectives_(std::move(collectives)) {}
+
+  // Null for a synchronous call, which throws its error. `describe` makes the OpInfo, only where a
+  // Work is needed; `run` throws what goes wrong.
+  template <typename Describe, typename RunIt>
+  WorkPtr submit(const Brief& brief, Describe&& describe, RunIt&& run) {
+    checkProcess(brief.title);
+    calls_.fetch_add(1, std::memory_order_relaxed);
+    if (!brief.async && !coalescing() && !profiled() && queue_.tryEnter()) {
+      const Leave leave{queue_};
+      Turn turn = makeTurn(brief);
+      run(turn);
+      return nullptr;
+    }
+    return enqueue(brief, describe(), std::forward<RunIt>(run));
+  }
+
+  // Throws where this process is a forked child of the group's: it has no part in the group.
+  void checkProcess(const char* title) const;
+  bool inOwnProcess() const { return process_.inOwnProcess(); }
+
+  // What the calling thread asks for between these is asynchronous whatever it says;
+  // endCoalescing() returns the Work of it all. Other threads' operations take no part. A batch
+  // that was never ended, because an exception came between, is forgotten by the next one.
+  void startCoalescing();
+  WorkPtr endCoalescing();
+  // Whether the calling thread is between the two.
+  bool coalescing() const;
+  // Takes a message's Work in.
+  void add(const WorkPtr& work);
+
+  std::uint64_t calls() const { return calls_.load(std::memory_order_relaxed); }
+  int rank() const { return collectives_->rank(); }
+  bool allocates() const { return collectives_->allocates(); }
+  transport::OwnedBuffer allocate(std::size_t size) { return collectives_->allocate(size); }
+
+  // Whether some operation failed in a way that ended the group.
+  bool failed() const { return failed_.load(); }
+  void abort(transport::Error reason) { collectives_->abort(std::move(reason)); }
+  // Takes no operation any more; true when those that run ended within `limit`.
+  bool close(std::chrono::milliseconds limit);
+
+ private:
+  using OpQueue = collectives::OpQueue;
+
+  struct Leave {
+    OpQueue& queue;
+    ~Leave() { queue.leave(); }
+  };
+  class Queued;
+
+  static bool profiled();
+  Turn makeTurn(const Brief& brief) {
+    return {*collectives_, collectives::deadlineAfter(brief.timeout), sequence_, brief.title,
+            failed_};
+  }
+  WorkPtr enqueue(const Brief& brief, OpInfo info, Run run);
+
+  std::unique_ptr<collectives::Collectives> collectives_;
+  std::uint64_t sequence_ = 0;  // of the Collectives' operations; whoever has the turn
+  std::atomic<std::uint64_t> calls_{0};
+  std::atomic<bool> failed_{false};
+  const collectives::ForkGuard process_;
+  std::atomic<std::size_t> batches_open_{0};  // a look without the lock
+  mutable std::mutex batches_mutex_;
+  std::unordered_map<std::thread::id, std::vector<WorkPtr>> batches_;
+  OpQueue queue_;
+};
+
+}  // namespace weft::process_group

@@ -1,0 +1,61 @@
+#include "c10d_plugin/join/epoch.h"
+
+#include <algorithm>
+#include <array>
+#include <thread>
+#include <vector>
+
+#include "c10d_plugin/core/ranks_text.h"
+#include "c10d_plugin/join/store_all_gather.h"
+#include "transport/base/secure_random.h"
+
+namespace weft::collectives {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+using transport::Error;
+using transport::ErrorCode;
+using transport::Result;
+
+namespace {
+
+// The ranks whose view is another one: they have not come yet, or have not seen all others.
+std::vector<int> differing(const std::vector<std::string>& views, const std::string& view) {
+  std::vector<int> ranks;
+  for (std::size_t rank = 0; rank < views.size(); ++rank) {
+    if (views[rank] != view) ranks.push_back(static_cast<int>(rank));
+  }
+  return ranks;
+}
+
+}  // namespace
+
+Result<Life> agreeOnLife(KeyValue& store, int rank, int size, const std::string& about,
+                         steady_clock::time_point deadline) {
+  constexpr milliseconds kLongestNap{50};
+  std::array<std::uint8_t, 8> random{};
+  if (Error error = transport::fillRandom(random)) return error;
+  const std::string own = transport::toHex(random);
+  for (milliseconds nap{1};; nap = std::min(nap * 2, kLongestNap)) {
+    const auto lives = exchange(store, "life", own + about, rank, size, deadline);
+    if (!lives.ok()) return lives.error();
+    Life life;
+    std::string view;
+    for (const std::string& said : lives.value()) {
+      view += said.substr(0, own.size());
+      life.said.push_back(said.substr(std::min(said.size(), own.size())));
+    }
+    life.word = view.substr(0, own.size());
+    const auto views = exchange(store, "view", view, rank, size, deadline);
+    if (!views.ok()) return views.error();
+    const std::vector<int> others = differing(views.value(), view);
+    if (others.empty()) return life;
+    if (steady_clock::now() >= deadline) {
+      return Error(ErrorCode::kTimeout,
+                   "Timed out waiting for " + ranksAsText(others) + " to form the group");
+    }
+    std::this_thread::sleep_for(nap);
+  }
+}
+
+}  // namespace weft::collectives

@@ -1,0 +1,59 @@
+#include "c10d_plugin/join/store_key_value.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <exception>
+#include <thread>
+
+namespace weft::process_group {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+using transport::Error;
+using transport::ErrorCode;
+using transport::Result;
+
+namespace {
+
+// A TCPStore says "Broken pipe" when the process that serves it has ended.
+std::string reasonOf(const std::exception& failure) {
+  const auto* torchs = dynamic_cast<const c10::Error*>(&failure);
+  const std::string text = torchs == nullptr ? failure.what() : torchs->what_without_backtrace();
+  if (dynamic_cast<const c10::DistNetworkError*>(&failure) == nullptr) return text;
+  return "the process that serves it (usually rank 0) has ended or closed the connection (" + text +
+         ")";
+}
+
+}  // namespace
+
+Error StoreKeyValue::set(const std::string& key, const std::string& value) {
+  try {
+    store_->set(key, value);
+  } catch (const std::exception& failure) {
+    return {ErrorCode::kSystem, "the Store did not take '" + key + "': " + reasonOf(failure)};
+  }
+  return Error::ok();
+}
+
+Result<std::string> StoreKeyValue::get(const std::string& key, steady_clock::time_point deadline) {
+  // Looks again and again, rather than Store::wait(): TCPStore logs each wait that runs out.
+  constexpr milliseconds kLongestNap{50};
+  milliseconds nap{1};
+  try {
+    while (!store_->check({key})) {
+      const auto now = steady_clock::now();
+      // Compared, not subtracted: a deadline may be as early as time begins.
+      if (now >= deadline) return Error(ErrorCode::kTimeout, "'" + key + "' is not in the Store");
+      const auto left = std::chrono::ceil<milliseconds>(deadline - now);
+      std::this_thread::sleep_for(std::min(nap, left));
+      nap = std::min(nap * 2, kLongestNap);
+    }
+    return store_->get_to_str(key);
+  } catch (const std::exception& failure) {
+    return Error(ErrorCode::kSystem,
+                 "the Store failed to give '" + key + "': " + reasonOf(failure));
+  }
+}
+
+}  // namespace weft::process_group

@@ -1,0 +1,26 @@
+// KeyValue over a c10d Store.
+//
+// Threads: one at a time. Every wait is bounded.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <string>
+
+#include "c10d_plugin/core/key_value.h"
+
+namespace weft::process_group {
+
+class StoreKeyValue final : public collectives::KeyValue {
+ public:
+  explicit StoreKeyValue(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+
+  transport::Error set(const std::string& key, const std::string& value) override;
+  transport::Result<std::string> get(const std::string& key,
+                                     std::chrono::steady_clock::time_point deadline) override;
+
+ private:
+  c10::intrusive_ptr<c10d::Store> store_;
+};
+
+}  // namespace weft::process_group

@@ -1,0 +1,57 @@
+#include "c10d_plugin/net/hosts/host_layout.h"
+
+#include <algorithm>
+#include <map>
+
+namespace weft::collectives {
+
+HostLayout HostLayout::of(const std::vector<std::string>& identity, int rank) {
+  HostLayout layout;
+  layout.rank = rank;
+  std::map<std::string, std::size_t> known;
+  for (int r = 0; r < static_cast<int>(identity.size()); ++r) {
+    const std::string& id = identity[static_cast<std::size_t>(r)];
+    std::size_t host = layout.hosts.size();
+    if (!id.empty()) host = known.emplace(id, host).first->second;
+    if (host == layout.hosts.size()) layout.hosts.emplace_back();
+    layout.hosts[host].push_back(r);
+  }
+  layout.host = layout.hostOf(rank);
+  layout.local = layout.localOf(rank);
+  return layout;
+}
+
+int HostLayout::hostOf(int other) const {
+  const auto found = std::find_if(hosts.begin(), hosts.end(), [&](const auto& ranks) {
+    return std::find(ranks.begin(), ranks.end(), other) != ranks.end();
+  });
+  return static_cast<int>(found - hosts.begin());
+}
+
+int HostLayout::localOf(int other) const {
+  const std::vector<int>& ranks = hosts[static_cast<std::size_t>(hostOf(other))];
+  return static_cast<int>(std::find(ranks.begin(), ranks.end(), other) - ranks.begin());
+}
+
+int HostLayout::fewest() const {
+  std::size_t count = hosts[0].size();
+  for (const auto& ranks : hosts)
+    count = std::min(count, ranks.size());
+  return static_cast<int>(count);
+}
+
+int HostLayout::most() const {
+  std::size_t count = 0;
+  for (const auto& ranks : hosts)
+    count = std::max(count, ranks.size());
+  return static_cast<int>(count);
+}
+
+std::vector<int> HostLayout::across(int index) const {
+  std::vector<int> ranks;
+  for (const auto& host_ranks : hosts)
+    ranks.push_back(host_ranks[static_cast<std::size_t>(index)]);
+  return ranks;
+}
+
+}  // namespace weft::collectives

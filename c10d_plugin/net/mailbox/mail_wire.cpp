@@ -1,0 +1,52 @@
+#include "c10d_plugin/net/mailbox/mail_wire.h"
+
+#include <algorithm>
+
+#include "transport/base/bytes.h"
+
+namespace weft::collectives {
+namespace {
+
+using transport::loadLittle;
+using transport::storeLittle;
+
+constexpr std::size_t kMaxText = 4096;
+
+}  // namespace
+
+std::vector<std::byte> encode(const MailHeader& header) {
+  const std::size_t text = std::min(header.text.size(), kMaxText);
+  std::vector<std::byte> bytes(MailHeader::kBytes + text);
+  storeLittle<std::uint64_t>(bytes.data(), static_cast<std::uint32_t>(header.kind));
+  storeLittle<std::uint64_t>(bytes.data() + 8, header.tag);
+  storeLittle<std::uint64_t>(bytes.data() + 16, header.id);
+  storeLittle<std::uint64_t>(bytes.data() + 24, header.size);
+  for (std::size_t i = 0; i < header.label.words.size(); ++i)
+    storeLittle<std::uint64_t>(bytes.data() + 32 + 8 * i, header.label.words[i]);
+  std::transform(header.text.begin(), header.text.begin() + static_cast<std::ptrdiff_t>(text),
+                 bytes.begin() + MailHeader::kBytes,
+                 [](char c) { return static_cast<std::byte>(c); });
+  return bytes;
+}
+
+std::optional<MailHeader> decode(std::span<const std::byte> bytes) {
+  if (bytes.size() < MailHeader::kBytes) return std::nullopt;
+  const auto kind = loadLittle<std::uint64_t>(bytes.data());
+  if (kind < static_cast<std::uint64_t>(MailKind::kHello) ||
+      kind > static_cast<std::uint64_t>(MailKind::kTakenBack))
+    return std::nullopt;
+  MailHeader header;
+  header.kind = static_cast<MailKind>(kind);
+  header.tag = loadLittle<std::uint64_t>(bytes.data() + 8);
+  header.id = loadLittle<std::uint64_t>(bytes.data() + 16);
+  header.size = loadLittle<std::uint64_t>(bytes.data() + 24);
+  for (std::size_t i = 0; i < header.label.words.size(); ++i)
+    header.label.words[i] = loadLittle<std::uint64_t>(bytes.data() + 32 + 8 * i);
+  const auto rest = bytes.subspan(MailHeader::kBytes);
+  const bool has_text = header.kind == MailKind::kAbort || header.kind == MailKind::kTakenBack;
+  if (rest.size() > kMaxText || (!rest.empty() && !has_text)) return std::nullopt;
+  header.text.assign(reinterpret_cast<const char*>(rest.data()), rest.size());
+  return header;
+}
+
+}  // namespace weft::collectives

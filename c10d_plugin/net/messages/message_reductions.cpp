@@ -1,0 +1,294 @@
+// The reductions of MessageCollectives, and the trees.
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <utility>
+
+#include "c10d_plugin/net/messages/request_set.h"
+#include "c10d_plugin/net/messages/message_collectives.h"
+#include "c10d_plugin/core/reduce_kernels.h"
+
+namespace weft::collectives {
+namespace {
+
+// The least that follows each other through a tree, or is one rank's share of a block. Pieces are
+// multiples of it, and so of every element's size.
+constexpr std::size_t kPiece = std::size_t{256} << 10;
+// all_reduce: up to so many bytes sent by each rank, everybody sends all to everybody.
+constexpr std::size_t kAtOnceBytes = std::size_t{64} << 10;
+constexpr int kAtOnceRanks = 8;
+// all_reduce in shares: blocks whose values are on their way at once.
+constexpr std::size_t kBlocksAhead = 2;
+// Few large messages cost less than many, whose heads, acknowledgements and wake-ups each take
+// their microseconds; but what is passed on, or received to be reduced, overlaps in pieces only.
+constexpr std::size_t kLargePiece = std::size_t{2} << 20;
+
+Error cannotReduce(const Call& call) {
+  return {ErrorCode::kInvalidArgument, std::string("elements of type ") + toString(call.element) +
+                                           " cannot be reduced by " + toString(call.reduction)};
+}
+
+// What inner ranks of a tree do, so that the root can finish.
+Reduction partial(Reduction reduction) {
+  return reduction == Reduction::kAverage ? Reduction::kSum : reduction;
+}
+
+std::size_t pieces(std::size_t bytes, std::size_t piece) { return (bytes + piece - 1) / piece; }
+
+// What follows each other through a tree when that much is broadcast: eight pieces.
+std::size_t treePiece(std::size_t bytes) {
+  return std::clamp(pieces(bytes / 8, kPiece) * kPiece, kPiece, kLargePiece);
+}
+
+// One rank's share of a block. All that is received for kBlocksAhead blocks takes 16 MiB at most
+// among up to 32 ranks.
+std::size_t sharePiece(std::size_t ranks) {
+  constexpr std::size_t kRoom = std::size_t{8} << 20;
+  return std::clamp(kRoom / ranks / kPiece * kPiece, kPiece, kLargePiece);
+}
+
+template <typename Span>
+Span pieceOf(Span data, std::size_t index, std::size_t piece) {
+  const std::size_t from = index * piece;
+  return data.subspan(from, std::min(piece, data.size() - from));
+}
+
+// The share of rank `index` in `data`, in whole elements.
+Bytes shareOf(Bytes data, std::size_t index, std::size_t count, std::size_t element) {
+  const std::size_t elements = data.size() / element;
+  const std::size_t each = (elements + count - 1) / count * element;
+  const std::size_t from = std::min(index * each, data.size());
+  return data.subspan(from, std::min(each, data.size() - from));
+}
+
+}  // namespace
+
+bool MessageCollectives::broadcastDown(Flight& flight, Bytes data, int root, unsigned step) {
+  // 0 at the root. Where all places of the tree are taken, ranks that share their upper bits stay
+  // together whatever the root is, and so do the ranks of a host where those are consecutive.
+  const bool full = std::has_single_bit(static_cast<unsigned>(size()));
+  const int place = full ? rank_ ^ root : before(rank_, root);
+  const auto at = [&](int other) { return full ? other ^ root : after(other, root); };
+  int parent_bit = 1;
+  while (parent_bit < size() && (place & parent_bit) == 0)
+    parent_bit *= 2;
+  const std::size_t piece = treePiece(data.size());
+  const std::size_t count = std::max<std::size_t>(1, pieces(data.size(), piece));
+  std::vector<Flight::Part*> received;
+  if (place != 0) {
+    const int parent = at(place - parent_bit);
+    for (std::size_t i = 0; i < count; ++i)
+      received.push_back(flight.receive(parent, step, pieceOf(data, i, piece)));
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    if (place != 0 && !flight.wait(received[i])) return false;
+    for (int bit = parent_bit / 2; bit > 0; bit /= 2) {
+      if (place + bit < size()) flight.send(at(place + bit), step, pieceOf(data, i, piece));
+    }
+  }
+  return true;
+}
+
+bool MessageCollectives::reduceUp(Flight& flight, const Call& call, ConstBytes in, Bytes at_root,
+                                  int root) {
+  const int place = before(rank_, root);
+  std::vector<int> children;
+  int parent = -1;
+  for (int bit = 1; bit < size() && parent < 0; bit *= 2) {
+    if ((place & bit) != 0) {
+      parent = after(place - bit, root);
+    } else if (place + bit < size()) {
+      children.push_back(after(place + bit, root));
+    }
+  }
+  const std::size_t count = std::max<std::size_t>(1, pieces(in.size(), kPiece));
+  if (children.empty()) {
+    for (std::size_t i = 0; i < count && parent >= 0; ++i)
+      flight.send(parent, 0, pieceOf(in, i, kPiece));
+    return true;
+  }
+  // Two sets of buffers: one piece is reduced while the next comes in.
+  const std::size_t piece = std::min(kPiece, in.size());
+  const std::size_t set = (children.size() + 1) * piece;
+  std::byte* const buffers = scratch(2 * set);
+  std::array<std::vector<Flight::Part*>, 2> coming;
+  std::array<Flight::Part*, 2> going{};
+  const auto post = [&](std::size_t i) {
+    coming[i % 2].clear();
+    for (std::size_t c = 0; c < children.size(); ++c)
+      coming[i % 2].push_back(flight.receive(
+          children[c], 0, {buffers + (i % 2) * set + c * piece, pieceOf(in, i, kPiece).size()}));
+  };
+  post(0);
+  for (std::size_t i = 0; i < count; ++i) {
+    if (i + 1 < count) post(i + 1);
+    std::vector<const std::byte*> inputs{pieceOf(in, i, kPiece).data()};
+    for (std::size_t c = 0; c < children.size(); ++c) {
+      if (!flight.wait(coming[i % 2][c])) return false;
+      inputs.push_back(buffers + (i % 2) * set + c * piece);
+    }
+    const std::size_t bytes = pieceOf(in, i, kPiece).size();
+    std::byte* const sum = parent < 0 ? pieceOf(at_root, i, kPiece).data()
+                                      : buffers + (i % 2) * set + children.size() * piece;
+    if (going[i % 2] != nullptr && !flight.wait(going[i % 2])) return false;
+    const std::size_t elements = bytes / sizeOf(call.element);
+    reduceInto(call.element, partial(call.reduction), sum, inputs, elements);
+    if (parent >= 0) {
+      going[i % 2] = flight.send(parent, 0, {sum, bytes});
+    } else if (call.reduction == Reduction::kAverage) {
+      divideBy(call.element, sum, elements, size());
+    }
+  }
+  return true;
+}
+
+Error MessageCollectives::reduce(const Call& call, Bytes data, int root) {
+  if (!canReduce(call.element, call.reduction)) return cannotReduce(call);
+  Flight flight(*mailbox_, members_, base(call),
+                signature(Operation::kReduce, call, data.size(), root), call.deadline, spin_);
+  reduceUp(flight, call, data, data, root);
+  return flight.finish();
+}
+
+Error MessageCollectives::allReduce(const Call& call, Bytes data) {
+  if (!canReduce(call.element, call.reduction)) return cannotReduce(call);
+  const Signature what = signature(Operation::kAllReduce, call, data.size());
+  const bool small = data.size() * static_cast<std::size_t>(size() - 1) <= kAtOnceBytes;
+  if (!small) return allReduceInShares(call, data, what);
+  if (size() <= kAtOnceRanks) return allReduceAtOnce(call, data, what);
+  Flight flight(*mailbox_, members_, base(call), what, call.deadline, spin_);
+  if (reduceUp(flight, call, data, data, 0)) broadcastDown(flight, data, 0, 1);
+  return flight.finish();
+}
+
+// One step: everybody reduces everything, in rank order, and so to the same bits.
+Error MessageCollectives::allReduceAtOnce(const Call& call, Bytes data, const Signature& what) {
+  std::byte* const others = scratch(data.size() * members_.size());
+  std::vector<const std::byte*> inputs;
+  {
+    Flight flight(*mailbox_, members_, base(call), what, call.deadline, spin_);
+    for (int from = 0; from < size(); ++from) {
+      std::byte* const into = others + data.size() * static_cast<std::size_t>(from);
+      inputs.push_back(from == rank_ ? data.data() : into);
+      if (from != rank_) flight.receive(from, 0, {into, data.size()});
+    }
+    for (int k = 1; k < size(); ++k)
+      flight.send(after(rank_, k), 0, data);
+    if (Error error = flight.finish()) return error;
+  }
+  reduceInto(call.element, call.reduction, data.data(), inputs, data.size() / sizeOf(call.element));
+  return Error::ok();
+}
+
+// Block by block: each rank gets everybody's values of its share, reduces them, and sends the
+// result to all. While one block is reduced the next ones' shares are on their way.
+//
+// A share is overwritten by its result where it was sent from, although the sender may not have it
+// back yet: the result comes from the rank that had all of it, so it will not go again. Its receive
+// is posted after the share was sent, so that this thread is through with it.
+Error MessageCollectives::allReduceInShares(const Call& call, Bytes data, const Signature& what) {
+  constexpr unsigned kValues = 0;
+  constexpr unsigned kResults = 1;
+  const std::size_t ranks = members_.size();
+  const std::size_t element = sizeOf(call.element);
+  const std::size_t piece = sharePiece(ranks);
+  const std::size_t blocks = pieces(data.size(), piece * ranks);
+  const std::size_t ahead = std::min(kBlocksAhead, blocks);
+  // Declared before the flight: its messages use it to their end.
+  std::byte* const buffers = scratch(ahead * ranks * piece);
+  Flight flight(*mailbox_, members_, base(call), what, call.deadline, spin_);
+  std::array<std::vector<Flight::Part*>, kBlocksAhead> values;
+
+  const auto share = [&](std::size_t b, int of) {
+    return shareOf(pieceOf(data, b, piece * ranks), static_cast<std::size_t>(of), ranks, element);
+  };
+  const auto theirs = [&](std::size_t b, int of) {
+    return buffers + ((b % ahead) * ranks + static_cast<std::size_t>(of)) * piece;
+  };
+  const auto begin = [&](std::size_t b) {
+    std::vector<Flight::Part*>& received = values[b % ahead];
+    received.clear();
+    for (int k = 1; k < size(); ++k) {
+      const int from = before(rank_, k);
+      received.push_back(flight.receive(from, kValues, {theirs(b, from), share(b, rank_).size()}));
+    }
+    for (int k = 1; k < size(); ++k)
+      flight.send(after(rank_, k), kValues, share(b, after(rank_, k)));
+    for (int k = 1; k < size(); ++k)
+      flight.receive(after(rank_, k), kResults, share(b, after(rank_, k)));
+  };
+  const auto reduceOwn = [&](std::size_t b) {
+    for (Flight::Part* part : values[b % ahead])
+      if (!flight.wait(part)) return false;
+    std::vector<const std::byte*> inputs(ranks);
+    for (int of = 0; of < size(); ++of)
+      inputs[static_cast<std::size_t>(of)] = of == rank_ ? share(b, of).data() : theirs(b, of);
+    reduceInto(call.element, call.reduction, share(b, rank_).data(), inputs,
+               share(b, rank_).size() / element);
+    return true;
+  };
+
+  for (std::size_t b = 0; b < ahead; ++b)
+    begin(b);
+  for (std::size_t b = 0; b < blocks && reduceOwn(b); ++b) {
+    for (int k = 1; k < size(); ++k)
+      flight.send(after(rank_, k), kResults, share(b, rank_));
+    if (b + ahead < blocks) begin(b + ahead);
+  }
+  return flight.finish();
+}
+
+Error MessageCollectives::reduceScatter(const Call& call, std::span<const ConstBytes> in,
+                                        Bytes out) {
+  if (!canReduce(call.element, call.reduction)) return cannotReduce(call);
+  if (in.size() != members_.size() || in[static_cast<std::size_t>(rank_)].size() != out.size()) {
+    return {
+        ErrorCode::kInvalidArgument,
+        "reduce_scatter: one input for each rank is needed, the own one as large as the output"};
+  }
+  std::uint64_t bytes = 0;
+  for (const ConstBytes& part : in)
+    bytes += part.size();
+  const std::size_t element = sizeOf(call.element);
+  const std::size_t ranks = members_.size();
+  const std::size_t piece = std::min(kPiece, out.size());
+  const std::size_t count = std::max<std::size_t>(1, pieces(out.size(), kPiece));
+  std::byte* const buffers = scratch(2 * ranks * piece);
+  Flight flight(*mailbox_, members_, base(call), signature(Operation::kReduceScatter, call, bytes),
+                call.deadline, spin_);
+  const auto theirs = [&](std::size_t i, int of) {
+    return buffers + ((i % 2) * ranks + static_cast<std::size_t>(of)) * piece;
+  };
+  std::array<std::vector<Flight::Part*>, 2> coming;
+  const auto post = [&](std::size_t i) {
+    coming[i % 2].clear();
+    for (int k = 1; k < size(); ++k) {
+      const int from = before(rank_, k);
+      coming[i % 2].push_back(
+          flight.receive(from, 0, {theirs(i, from), pieceOf(out, i, kPiece).size()}));
+    }
+  };
+  post(0);
+  // Shares may differ in size: each goes in pieces of its own number.
+  for (int k = 1; k < size(); ++k) {
+    const ConstBytes share = in[static_cast<std::size_t>(after(rank_, k))];
+    const std::size_t its = std::max<std::size_t>(1, pieces(share.size(), kPiece));
+    for (std::size_t i = 0; i < its; ++i)
+      flight.send(after(rank_, k), 0, pieceOf(share, i, kPiece));
+  }
+  const ConstBytes own = in[static_cast<std::size_t>(rank_)];
+  for (std::size_t i = 0; i < count; ++i) {
+    if (i + 1 < count) post(i + 1);
+    for (Flight::Part* part : coming[i % 2])
+      if (!flight.wait(part)) return flight.finish();
+    std::vector<const std::byte*> inputs(ranks);
+    for (int of = 0; of < size(); ++of)
+      inputs[static_cast<std::size_t>(of)] =
+          of == rank_ ? pieceOf(own, i, kPiece).data() : theirs(i, of);
+    const Bytes sum = pieceOf(out, i, kPiece);
+    reduceInto(call.element, call.reduction, sum.data(), inputs, sum.size() / element);
+  }
+  return flight.finish();
+}
+
+}  // namespace weft::collectives

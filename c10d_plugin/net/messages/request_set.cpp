@@ -1,0 +1,138 @@
+#include "c10d_plugin/net/messages/request_set.h"
+
+#include <set>
+#include <utility>
+
+#include "transport/base/peer_name.h"
+
+namespace weft::collectives {
+
+Flight::Flight(Mailbox& mailbox, const std::vector<int>& members, Tag base,
+               const Signature& signature, Deadline deadline, transport::AdaptiveSpin& spin)
+    : mailbox_(mailbox),
+      members_(members),
+      base_(base),
+      signature_(signature),
+      label_(signature.label()),
+      deadline_(deadline),
+      spin_(spin) {}
+
+Flight::~Flight() { (void)!finish(); }
+
+Flight::Part* Flight::add(int peer, bool receives) {
+  if (failed_.load()) return nullptr;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ++pending_;
+  return &parts_.emplace_back(*this, peer, receives);
+}
+
+Flight::Part* Flight::send(int to, unsigned step, ConstBytes data) {
+  Part* const part = add(to, false);
+  if (part == nullptr) return nullptr;
+  mailbox_.send(
+      members_[static_cast<std::size_t>(to)], base_ + step,
+      {const_cast<std::byte*>(data.data()), data.size(), nullptr},
+      [part](const Error& error) { part->flight_.landed(*part, error); }, label_);
+  return part;
+}
+
+Flight::Part* Flight::receive(int from, unsigned step, Bytes into) {
+  Part* const part = add(from, true);
+  if (part == nullptr) return nullptr;
+  mailbox_.receive(
+      members_[static_cast<std::size_t>(from)], base_ + step, {into.data(), into.size(), nullptr},
+      [part](const Mailbox::Received& received) { part->flight_.receivedBy(*part, received); },
+      label_);
+  return part;
+}
+
+void Flight::receivedBy(Part& part, const Mailbox::Received& received) {
+  // Without a label it is no message's error, but the mailbox's own.
+  if (received.error.code() != ErrorCode::kInvalidArgument || received.label == label_ ||
+      received.label == Label())
+    return landed(part, received.error);
+  const std::string peer = std::to_string(members_[static_cast<std::size_t>(part.peer_)]);
+  landed(part, {ErrorCode::kInvalidArgument,
+                "the ranks called different operations: rank " + peer + " called " +
+                    Signature::of(received.label).describe() + ", rank " +
+                    std::to_string(mailbox_.rank()) + " called " + signature_.describe()});
+}
+
+void Flight::landed(Part& part, Error error) {
+  // All of it under the lock: who waits for the last one may end this flight as soon as it is free.
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (error) {
+    if (!error_) error_ = std::move(error);
+    failed_.store(true);
+  }
+  part.done_.store(true, std::memory_order_release);
+  --pending_;
+  if (waiting_) landed_.notify_all();
+}
+
+bool Flight::wait(Part* part) {
+  if (part == nullptr || failed_.load()) return false;
+  const auto ready = [&] { return part->done_.load(std::memory_order_acquire) || failed_.load(); };
+  if (ready() || spin_.until(ready)) return !failed_.load();
+  std::unique_lock<std::mutex> lock(mutex_);
+  waiting_ = true;
+  const bool in_time = landed_.wait_until(lock, deadline_, ready);
+  waiting_ = false;
+  lock.unlock();
+  if (!in_time) {
+    const auto waited = std::chrono::steady_clock::now() - started_;
+    fail({ErrorCode::kTimeout, signature_.describe() + " timed out after " +
+                                   transport::seconds(waited) + " on rank " +
+                                   std::to_string(mailbox_.rank()) + ", waiting for " + missing() +
+                                   "; they did not come, or are slower than the timeout allows"});
+  }
+  return !failed_.load();
+}
+
+// "rank 2" or "ranks 2, 5": those that owe messages, or do not take theirs.
+std::string Flight::missing() {
+  std::set<int> ranks;
+  for (const bool receives : {true, false}) {
+    for (const Part& part : parts_) {
+      if (!part.done_.load() && part.receives_ == receives)
+        ranks.insert(members_[static_cast<std::size_t>(part.peer_)]);
+    }
+    if (!ranks.empty()) break;
+  }
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (const int rank : ranks)
+    text += (text.back() == ' ' ? "" : ", ") + std::to_string(rank);
+  return text;
+}
+
+void Flight::fail(Error error) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!error_) error_ = std::move(error);
+  failed_.store(true);
+}
+
+Error Flight::finish() {
+  for (Part& part : parts_) {
+    if (!wait(&part)) break;
+  }
+  if (failed_.load() && !std::exchange(given_up_, true)) {
+    Error error;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      error = error_;
+    }
+    mailbox_.abort(error);
+  }
+  drain();
+  return error_;
+}
+
+// Bounded: after abort() the mailbox lets go of everything.
+void Flight::drain() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  waiting_ = true;
+  landed_.wait(lock, [&] { return pending_ == 0; });
+  waiting_ = false;
+}
+
+}  // namespace weft::collectives

@@ -1,0 +1,86 @@
+// Flight: the messages of one operation that are under way, and the wait for them.
+//
+// The memory of the messages is the caller's, unowned: whichever way an operation ends, all
+// completions have come before it returns. An operation that fails aborts the mailbox, so that
+// no completion can take long and every other rank learns why.
+//
+// Threads: one makes and waits; completions come from the mailbox's.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "c10d_plugin/core/collectives.h"
+#include "c10d_plugin/core/mailbox.h"
+#include "c10d_plugin/net/messages/op_fingerprint.h"
+#include "transport/base/spin.h"
+
+namespace weft::collectives {
+
+class Flight {
+ public:
+  class Part;
+
+  // `members`: mailbox ranks by rank of the operation. `base`: the tags base…base + 65535 are this
+  // flight's alone.
+  Flight(Mailbox& mailbox, const std::vector<int>& members, Tag base, const Signature& signature,
+         Deadline deadline, transport::AdaptiveSpin& spin);
+  ~Flight();
+  Flight(const Flight&) = delete;
+  Flight& operator=(const Flight&) = delete;
+
+  // Messages of one step between the same ranks keep their order. After a failure they do nothing.
+  Part* send(int to, unsigned step, ConstBytes data);
+  Part* receive(int from, unsigned step, Bytes into);
+  // False: the flight has failed; finish() says why.
+  bool wait(Part* part);
+  // Waits for all.
+  Error finish();
+
+ private:
+  Part* add(int peer, bool receives);
+  void landed(Part& part, Error error);
+  void receivedBy(Part& part, const Mailbox::Received& received);
+  void fail(Error error);
+  void drain();
+  std::string missing();
+
+  Mailbox& mailbox_;
+  const std::vector<int>& members_;
+  const Tag base_;
+  const Signature signature_;
+  const Label label_;
+  const Deadline deadline_;
+  const std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
+  transport::AdaptiveSpin& spin_;
+
+  std::deque<Part> parts_;
+  std::atomic<bool> failed_{false};
+  bool given_up_ = false;  // the caller's thread only
+
+  std::mutex mutex_;
+  std::condition_variable landed_;
+  std::size_t pending_ = 0;  // guarded by mutex_
+  bool waiting_ = false;     // likewise
+  Error error_;              // likewise; the first
+};
+
+class Flight::Part {
+ public:
+  Part(Flight& flight, int peer, bool receives)
+      : flight_(flight), peer_(peer), receives_(receives) {}
+
+ private:
+  friend class Flight;
+  Flight& flight_;
+  const int peer_;
+  const bool receives_;
+  std::atomic<bool> done_{false};
+};
+
+}  // namespace weft::collectives

@@ -1,0 +1,85 @@
+#include "c10d_plugin/python/bindings.h"
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <pybind11/chrono.h>
+
+#include "c10d_plugin/backend/backend.h"
+
+namespace py = pybind11;
+
+namespace {
+
+using weft::process_group::DelegateSpec;
+using weft::process_group::MakeDelegate;
+using weft::process_group::WeftBackend;
+
+// Any thread, without the GIL: at the program's end the interpreter would end a thread that asks
+// for it. Where the interpreter takes no more such requests the object stays.
+void releaseLater(PyObject* object) {
+  static_cast<void>(Py_AddPendingCall(
+      [](void* last) {
+        Py_DECREF(static_cast<PyObject*>(last));
+        return 0;
+      },
+      object));
+}
+
+// A Python function as MakeDelegate: it is called with the GIL, and released without it.
+MakeDelegate delegateMaker(py::object function) {
+  if (function.is_none()) return nullptr;
+  const std::shared_ptr<PyObject> held(function.release().ptr(), releaseLater);
+  return [held](const DelegateSpec& spec) -> c10::intrusive_ptr<c10d::Backend> {
+    const py::gil_scoped_acquire gil;
+    const py::object made =
+        py::handle(held.get())(c10::DeviceTypeName(spec.device, true), spec.store, spec.rank,
+                               spec.size, spec.timeout, spec.group_name, spec.global_ranks);
+    if (made.is_none()) return nullptr;
+    return c10::intrusive_ptr<c10d::Backend>::reclaim_copy(made.cast<c10d::Backend*>());
+  };
+}
+
+c10::intrusive_ptr<WeftBackend> make(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+                                     std::chrono::milliseconds timeout,
+                                     const std::string& interface, const std::string& group_name,
+                                     std::vector<std::uint64_t> global_ranks,
+                                     py::object make_delegate) {
+  auto options = c10::make_intrusive<WeftBackend::Options>(timeout);
+  options->interface = interface;
+  options->group_name = group_name;
+  options->global_ranks_in_group = std::move(global_ranks);
+  options->make_delegate = delegateMaker(std::move(make_delegate));
+  const py::gil_scoped_release no_gil;
+  return c10::make_intrusive<WeftBackend>(std::move(store), rank, size, std::move(options));
+}
+
+}  // namespace
+
+void weft::process_group::bind(py::module_& module) {
+  // The base class is registered by torch's own module.
+  py::module_::import("torch._C._distributed_c10d");
+  const auto no_gil = py::call_guard<py::gil_scoped_release>();
+  py::class_<WeftBackend, c10d::Backend, c10::intrusive_ptr<WeftBackend>>(
+      module, "WeftBackend", "torch's process-group backend \"weft\".")
+      .def(py::init(&make), py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
+           py::arg("interface") = "", py::arg("group_name") = "",
+           py::arg("global_ranks") = std::vector<std::uint64_t>(),
+           py::arg("make_delegate") = py::none())
+      .def(
+          "delegate",
+          [](const WeftBackend& backend, const std::string& device) {
+            return backend.delegate(c10::Device(device).type());
+          },
+          py::arg("device"),
+          "The backend that serves tensors on such a device, NCCL's for \"cuda\"; None before the "
+          "first one came.")
+      .def_property_readonly("path", &WeftBackend::path,
+                             "How the collectives travel: \"shared memory\", \"messages\", …")
+      .def("_get_sequence_number_for_group", &WeftBackend::getSequenceNumberForGroup,
+           "How many collectives were called.")
+      .def("_set_default_timeout", &WeftBackend::setTimeout, py::arg("timeout"), no_gil,
+           "The time limit of operations that do not say their own.")
+      .def(
+          "perform_nocolor_split", [](WeftBackend&, const py::object&) {},
+          "Nothing: ranks outside a new group take no part in making it.");
+}

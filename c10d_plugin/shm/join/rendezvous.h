@@ -1,0 +1,30 @@
+// Rendezvous: how the memory that rank 0 made comes to the other ranks.
+//
+//   store        "shm" = "ok <socket name> <secret> <buffer bytes> <small bytes> <heap bytes>",
+//                or "error <why>"
+//   rank r -> 0  rank, nonce, HMAC-SHA-256(secret, "member" rank nonce)
+//   rank 0 -> r  magic, HMAC-SHA-256(secret, "memory" rank nonce), and the memfd beside it
+//
+// Both sides also ask the kernel for the other's user (SO_PEERCRED) and refuse another's. Rank 0
+// serves one stranger at a time, for a second at most.
+//
+// A rank that fails says so in the store, at "shm-failed/<rank>"; rank 0 looks there for those who
+// do not come, and then fails all.
+#pragma once
+
+#include <memory>
+
+#include "c10d_plugin/core/collectives.h"
+#include "c10d_plugin/core/key_value.h"
+#include "c10d_plugin/shm/segment/segment.h"
+
+namespace weft::collectives::shm {
+
+// Rank 0's part, and the others'. On success the segment is mapped, and enter()ed.
+Result<std::shared_ptr<Segment>> host(const Layout& layout, KeyValue& store, Deadline deadline);
+Result<std::shared_ptr<Segment>> attach(KeyValue& store, int rank, int size, Deadline deadline);
+
+// Until all ranks have entered.
+Error awaitAll(Segment& segment, int rank, Deadline deadline);
+
+}  // namespace weft::collectives::shm

@@ -1,0 +1,107 @@
+// Segment: the memory that the ranks of a group on one host share, and what must be known about
+// each other to use it: who is there, who died, and why the group ended.
+//
+// A memfd: it has no name, and is gone with its last user, also after a kill -9. Sealed so that no
+// rank can shrink it under the others.
+//
+// Who is alive: each rank holds a POSIX record lock on one byte of the memfd. The kernel drops it
+// when the process dies, however it dies, and any other rank can ask whether it is held: no
+// connection between each two ranks, no watching thread, and unlike an open socket it is not
+// inherited by the children that a data loader forks. (Other than process ids it also
+// works between containers.) Closing any descriptor of the memfd would drop it, so there is one.
+//
+// Threads: any thread may call any member; one per rank calls enter() and leave().
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+
+#include "c10d_plugin/core/collectives.h"
+#include "c10d_plugin/shm/segment/control.h"
+#include "c10d_plugin/shm/segment/layout.h"
+#include "transport/base/unique_fd.h"
+
+namespace weft::collectives::shm {
+
+class Segment {
+ public:
+  static Result<std::shared_ptr<Segment>> create(const Layout& layout);
+  // Maps what another rank made. Refused (kProtocol): memory that is not sealed, has another size,
+  // or does not show the magic.
+  static Result<std::shared_ptr<Segment>> open(const Layout& layout, const Magic& magic,
+                                               transport::UniqueFd fd);
+  ~Segment();
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+
+  int fd() const noexcept { return fd_.get(); }
+  const Layout& layout() const noexcept { return layout_; }
+  const Magic& magic() const noexcept { return header().magic; }
+
+  Control& control(int rank) const noexcept;
+  // A rank's two size tables for operations that begin in rounds of this parity; one word per rank.
+  std::uint64_t* sizes(int rank, unsigned parity, SizeTable table) const noexcept;
+  std::byte* small(int rank, std::uint64_t round) const noexcept {
+    return base_ + layout_.small(rank, static_cast<unsigned>(round % kTurns));
+  }
+  std::byte* buffer(int rank, std::uint64_t round) const noexcept {
+    return base_ + layout_.buffer(rank, static_cast<unsigned>(round % kTurns));
+  }
+
+  // This process is rank `rank` from now on; it is seen to leave or to die.
+  Error enter(int rank);
+  void leave(int rank) noexcept;
+  Presence presence(int rank) const noexcept;
+  // True: it was there and its process is gone. A system call; for those who wait long already.
+  bool died(int rank) const noexcept;
+
+  // The heap of a rank, mapped when it is first asked for. kSystem: it cannot be.
+  Result<std::byte*> heap(int rank);
+
+  // Ends the group for all ranks, unless it has ended, and wakes who sleeps.
+  void fail(const Error& reason) noexcept;
+  bool failed() const noexcept {
+    return header().failure.state.load(std::memory_order_acquire) != FailureRecord::kNone;
+  }
+  // Why it has; only if failed().
+  Error failure() const;
+
+  // Around writes into others' heaps, which stop soon after failed(). False: it has failed.
+  bool beginWriting(int rank) noexcept;
+  void endWriting(int rank) noexcept;
+  // After failed(): until nobody but `rank` writes any more, the dead aside. False: a process that
+  // was stopped just there still may.
+  bool awaitWriters(int rank) noexcept;
+
+  // The memory of a rank's large buffers, at once instead of page by page. kSystem: there is none.
+  Error obtainBuffers(int rank);
+  // Likewise of a part of its heap, which is mapped.
+  Error obtainHeap(int rank, std::size_t offset, std::size_t bytes);
+
+ private:
+  Segment(transport::UniqueFd fd, std::byte* base, const Layout& layout);
+  static Result<std::byte*> map(int fd, const Layout& layout);
+  Error obtain(std::byte* mapped, std::size_t at, std::size_t bytes) const;
+  Header& header() const noexcept;
+
+  const transport::UniqueFd fd_;
+  std::byte* const base_;
+  const Layout layout_;
+  const pid_t process_;
+
+  std::mutex heaps_mutex_;                                  // for mapping them
+  const std::unique_ptr<std::atomic<std::byte*>[]> heaps_;  // by rank; null: not mapped
+};
+
+// Sleeps while `word` is `value`, at most `longest`, on memory shared between processes; may
+// return early. wakeAll wakes all who sleep on it.
+void sleepOn(Word& word, std::uint32_t value, std::chrono::nanoseconds longest) noexcept;
+void wakeAll(Word& word) noexcept;
+
+}  // namespace weft::collectives::shm

@@ -1,0 +1,135 @@
+#include "c10d_plugin/shm/sync/step_barrier.h"
+#include "c10d_plugin/core/ranks_text.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <string>
+
+namespace weft::collectives::shm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// A death is noticed and passed on within a few of these.
+constexpr std::chrono::milliseconds kSlice{100};
+
+// A wait with sleep that took no longer than this would have been a search that pays, had all
+// searched. Without forgetting what was learnt then, ranks whose searches were in vain a few times
+// would all sleep in each round from then on, since no search is long enough for others that sleep.
+constexpr std::chrono::microseconds kSoon{100};
+
+std::string seconds(Clock::duration duration) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.1f s", std::chrono::duration<double>(duration).count());
+  return text;
+}
+
+}  // namespace
+
+Rounds::Rounds(Segment& segment, int rank)
+    : segment_(segment),
+      rank_(rank),
+      size_(segment.layout().ranks),
+      own_progress_(segment.control(rank).progress),
+      own_sleepers_(segment.control(rank).sleepers),
+      seats_(segment, rank) {
+  for (int other = 0; other < size_; ++other) {
+    progress_.push_back(&segment.control(other).progress);
+  }
+}
+
+// The counters wrap around; ranks are never two rounds apart.
+bool Rounds::hasEnded(int rank) const noexcept {
+  const std::uint32_t theirs =
+      progress_[static_cast<std::size_t>(rank)]->load(std::memory_order_acquire);
+  return static_cast<std::int32_t>(theirs - static_cast<std::uint32_t>(number_)) >= 0;
+}
+
+bool Rounds::allHaveEnded() noexcept {
+  while (look_at_ < size_ && hasEnded(look_at_))
+    ++look_at_;
+  return look_at_ == size_;
+}
+
+Error Rounds::next(const CallRecord& call, Deadline deadline, bool first) {
+  ++number_;
+  look_at_ = 0;
+  seats_.say();
+  // Sequentially consistent on both sides, here and in sleep(): either the sleeper sees the new
+  // value or this sees the sleeper.
+  own_progress_.exchange(static_cast<std::uint32_t>(number_), std::memory_order_seq_cst);
+  if (own_sleepers_.load(std::memory_order_seq_cst) != 0) wakeAll(own_progress_);
+  transport::AdaptiveSpin& spin = first ? first_spin_ : later_spin_;
+  if (allHaveEnded()) return outcome();
+  seats_.spread(number_);
+  if (spin.until([this] { return allHaveEnded(); })) return outcome();
+  const auto began = Clock::now();
+  Error error = sleep(call, deadline, began);
+  // Others slept as well, and it took so long because all did: see kSoon.
+  if (Clock::now() - began < kSoon) spin = {};
+  return error;
+}
+
+// A rank ends a round before it waits for the others, so "all have ended it" holds as well where
+// one of them gave up waiting. What it lent to the others it may have changed since then.
+Error Rounds::outcome() const { return segment_.failed() ? segment_.failure() : Error::ok(); }
+
+Error Rounds::sleep(const CallRecord& call, Deadline deadline, Deadline began) {
+  auto look_up = began + kSlice;
+  while (!allHaveEnded()) {
+    // Who waits for several sleeps for one of them at a time: most have ended when that one has.
+    Control& other = segment_.control(look_at_);
+    other.sleepers.fetch_add(1, std::memory_order_seq_cst);
+    const std::uint32_t seen = other.progress.load(std::memory_order_seq_cst);
+    const auto now = Clock::now();
+    const auto until = std::min(look_up, deadline);
+    if (!hasEnded(look_at_) && !segment_.failed() && until > now) {
+      sleepOn(other.progress, seen, until - now);
+    }
+    other.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    if (allHaveEnded()) break;
+    if (segment_.failed()) return segment_.failure();
+    const auto after = Clock::now();
+    if (after < look_up && after < deadline) continue;
+    if (Error error = lookForTrouble(call, began)) return error;
+    look_up = after + kSlice;
+    if (after >= deadline && !allHaveEnded()) {
+      return endGroup({ErrorCode::kTimeout, "Timed out: " + ranksAsText(missing()) +
+                                                " did not come to " + describe(call) + "; rank " +
+                                                std::to_string(rank_) + " waited " +
+                                                seconds(after - began)});
+    }
+  }
+  return outcome();
+}
+
+Error Rounds::lookForTrouble(const CallRecord& call, Deadline began) {
+  for (const int other : missing()) {
+    const bool died = segment_.died(other);
+    const bool left = segment_.presence(other) == Presence::kLeft;
+    // It may have ended the round before it went.
+    if ((!died && !left) || hasEnded(other)) continue;
+    return endGroup({ErrorCode::kPeerLost,
+                     "rank " + std::to_string(other) +
+                         (died ? " died (its process is gone)" : " left the group (closed)") +
+                         " while rank " + std::to_string(rank_) + " waited for it in " +
+                         describe(call) + ", for " + seconds(Clock::now() - began)});
+  }
+  return Error::ok();
+}
+
+Error Rounds::endGroup(const Error& reason) {
+  segment_.fail(reason);
+  return segment_.failure();  // another rank's reason may have been first
+}
+
+std::vector<int> Rounds::missing() const {
+  std::vector<int> ranks;
+  for (int other = 0; other < size_; ++other) {
+    if (!hasEnded(other)) ranks.push_back(other);
+  }
+  return ranks;
+}
+
+}  // namespace weft::collectives::shm

@@ -1,0 +1,65 @@
+#include "c10d_plugin/tensors/contiguous_tensor.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+
+namespace weft::process_group {
+
+namespace {
+
+bool isPlain(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
+at::Tensor contiguousLike(const at::Tensor& tensor) {
+  return at::empty(tensor.sizes(), tensor.options().requires_grad(false),
+                   at::MemoryFormat::Contiguous);
+}
+
+}  // namespace
+
+void checkDense(const at::Tensor& tensor, const char* title) {
+  TORCH_CHECK(tensor.defined(), title, ": a tensor is undefined");
+  TORCH_CHECK(tensor.device().is_cpu(), title, ": all tensors of a call must be on one device; ",
+              "one is on ", tensor.device());
+  TORCH_CHECK(tensor.layout() == c10::kStrided, title, ": tensors must be dense, one is ",
+              tensor.layout(), "; only all_reduce takes sparse ones");
+}
+
+void checkDense(const std::vector<at::Tensor>& tensors, const char* title) {
+  for (const at::Tensor& tensor : tensors) {
+    checkDense(tensor, title);
+    TORCH_CHECK(tensor.scalar_type() == tensors.front().scalar_type(), title,
+                ": all tensors must have one type, got ", tensors.front().scalar_type(), " and ",
+                tensor.scalar_type());
+  }
+}
+
+void copyInto(const at::Tensor& into, const at::Tensor& from) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  into.copy_(from);
+}
+
+at::Tensor copyOf(const at::Tensor& tensor) {
+  at::Tensor copy = contiguousLike(tensor);
+  copyInto(copy, tensor);
+  return copy;
+}
+
+Flat::Flat(const at::Tensor& tensor, Use use) {
+  if (isPlain(tensor)) {
+    memory_ = tensor;
+    return;
+  }
+  memory_ = contiguousLike(tensor);
+  if (use != Use::kWrite) copyInto(memory_, tensor);
+  if (use != Use::kRead) original_ = tensor;
+}
+
+Flat Flat::elsewhere(const at::Tensor& tensor) { return {contiguousLike(tensor), tensor}; }
+
+void Flat::writeBack() const {
+  if (original_.defined()) copyInto(original_, memory_);
+}
+
+}  // namespace weft::process_group

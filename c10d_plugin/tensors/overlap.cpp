@@ -1,0 +1,69 @@
+#include "c10d_plugin/tensors/overlap.h"
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+namespace weft::process_group {
+
+bool overlap(ByteRange a, ByteRange b) {
+  const std::less<const std::byte*> before;  // a total order, also of unrelated addresses
+  return !a.empty() && !b.empty() && before(a.data(), b.data() + b.size()) &&
+         before(b.data(), a.data() + a.size());
+}
+
+ByteRange memoryOf(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return {};
+  std::int64_t last = 0;
+  for (std::int64_t dim = 0; dim < tensor.dim(); ++dim)
+    last += (tensor.size(dim) - 1) * tensor.stride(dim);
+  return {static_cast<const std::byte*>(tensor.const_data_ptr()),
+          static_cast<std::size_t>(last + 1) * tensor.itemsize()};
+}
+
+Occupied::Occupied(std::vector<ByteRange> ranges) : ranges_(std::move(ranges)) {
+  std::erase_if(ranges_, [](ByteRange range) { return range.empty(); });
+  std::sort(ranges_.begin(), ranges_.end(), [](ByteRange a, ByteRange b) {
+    return std::less<const std::byte*>()(a.data(), b.data());
+  });
+  disjoint_ = std::adjacent_find(ranges_.begin(), ranges_.end(), overlap) == ranges_.end();
+}
+
+Occupied occupied(const Flat& flat) { return Occupied({ByteRange(flat.bytes())}); }
+
+Occupied occupied(const std::vector<Flat>& flats) {
+  std::vector<ByteRange> ranges;
+  for (const Flat& flat : flats)
+    ranges.emplace_back(flat.bytes());
+  return Occupied(std::move(ranges));
+}
+
+Occupied occupied(const std::vector<at::Tensor>& tensors) {
+  std::vector<ByteRange> ranges;
+  for (const at::Tensor& tensor : tensors)
+    ranges.push_back(memoryOf(tensor));
+  return Occupied(std::move(ranges));
+}
+
+bool Occupied::overlaps(ByteRange bytes) const {
+  return std::any_of(ranges_.begin(), ranges_.end(),
+                     [&](ByteRange range) { return overlap(range, bytes); });
+}
+
+std::vector<Flat> flattenOutputs(const std::vector<at::Tensor>& tensors) {
+  std::vector<Flat> flats;
+  flats.reserve(tensors.size());
+  for (const at::Tensor& tensor : tensors)
+    flats.emplace_back(tensor, Flat::Use::kWrite);
+  if (occupied(flats).disjoint()) return flats;
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    flats[i] = Flat::elsewhere(tensors[i]);
+  return flats;
+}
+
+Flat apart(Flat in, const Occupied& outputs, ByteRange place) {
+  if (same(in.bytes(), place) || !outputs.overlaps(in.bytes())) return in;
+  return {copyOf(in.memory()), at::Tensor()};
+}
+
+}  // namespace weft::process_group

@@ -1,0 +1,45 @@
+// What tensors of one operation share of memory. An operation writes its outputs while it still
+// reads its inputs, so an input that lies where an output lies is copied first; but for a rank's
+// own share, which may lie in its place. Outputs that lie in the same memory are written in their
+// order, so that the last one stays, as with Gloo.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "c10d_plugin/tensors/contiguous_tensor.h"
+
+namespace weft::process_group {
+
+using ByteRange = std::span<const std::byte>;
+
+inline bool same(ByteRange a, ByteRange b) { return a.data() == b.data() && a.size() == b.size(); }
+bool overlap(ByteRange a, ByteRange b);
+
+// From the first to the last byte of a tensor, with what lies between its elements.
+ByteRange memoryOf(const at::Tensor& tensor);
+
+// The memory of several tensors.
+class Occupied {
+ public:
+  explicit Occupied(std::vector<ByteRange> ranges);
+  // No two of them share a byte.
+  bool disjoint() const { return disjoint_; }
+  bool overlaps(ByteRange bytes) const;
+
+ private:
+  std::vector<ByteRange> ranges_;  // by address
+  bool disjoint_ = true;
+};
+
+Occupied occupied(const Flat& flat);
+Occupied occupied(const std::vector<Flat>& flats);
+Occupied occupied(const std::vector<at::Tensor>& tensors);
+
+// The outputs of an operation, each with memory that is no other output's.
+std::vector<Flat> flattenOutputs(const std::vector<at::Tensor>& tensors);
+// `in`, or a copy of it where outputs lie in its memory. `place`: where it may lie all the same.
+Flat apart(Flat in, const Occupied& outputs, ByteRange place = {});
+
+}  // namespace weft::process_group

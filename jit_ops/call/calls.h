@@ -1,0 +1,63 @@
+// The caller's end of a call to something published. Any thread; no GIL may be held where it waits.
+//
+// Failure: std::exception. The text is the server's or the agent's (who is lost, what timed out)
+// and says what was being called; a timeout begins as torch's do ("RPCErr:1:RPC ran for more
+// than…").
+#pragma once
+
+#include <torch/csrc/distributed/rpc/rref_impl.h>
+
+#include <string>
+#include <vector>
+
+#include "jit_ops/serve/published.h"
+#include "jit_ops/serve/servable.h"
+#include "transport/base/api.h"
+
+namespace weft::ops {
+
+using RRefPtr = c10::intrusive_ptr<torch::distributed::rpc::RRef>;
+
+inline constexpr double kGroupsTimeout = -1.0;  // the timeout given when the group was joined
+
+struct Call {
+  std::string worker = {};
+  std::string name = {};
+  Values args = {};
+  std::string method = kForward;
+  std::int64_t version = kNewest;
+  std::vector<std::string> names = {};  // of the last arguments, given by keyword
+  double timeout = kGroupsTimeout;      // seconds; 0: none
+  bool ends_gradients = false;          // the caller sees to arguments that get no gradients
+  // What makes the result the caller's own, from one that is beside its names (result_names.h)
+  // when it has NamedTuples. Null: they come as plain tuples. Not for callRemote.
+  at::IValue (*with_names)(at::IValue) = nullptr;
+};
+
+// Null `type`: any. The value is converted to `type` as fit() does, or the call fails: it says then
+// what came instead.
+WEFT_API at::IValue call(Call call, const c10::TypePtr& type = nullptr);
+WEFT_API FuturePtr callAsync(Call call, const c10::TypePtr& type = nullptr);
+
+// The value stays there; it is fetched or passed on by its RRef.
+WEFT_API RRefPtr callRemote(Call call, const c10::TypePtr& type = nullptr);
+WEFT_API at::IValue fetch(const RRefPtr& rref, double timeout = kGroupsTimeout,
+                          const c10::TypePtr& type = nullptr);
+WEFT_API FuturePtr fetchAsync(const RRefPtr& rref, double timeout = kGroupsTimeout);
+// Lets go of the value now, not when the last copy of the RRef goes; it can't be fetched here
+// any more. On the owner itself it does nothing.
+WEFT_API void drop(const RRefPtr& rref);
+
+// A built-in operator of the worker's torch, "aten::add" or "aten::add.Tensor": without an overload
+// name the first one that takes these arguments.
+WEFT_API FuturePtr callOperator(const std::string& worker, const std::string& op, Values args,
+                                double timeout = kGroupsTimeout);
+
+// What a worker publishes.
+WEFT_API std::vector<PublishedInfo> publishedBy(const std::string& worker,
+                                                double timeout = kGroupsTimeout);
+
+// Waits, at first by looking: a short call's answer comes before a sleeping thread would wake.
+WEFT_API at::IValue waitFor(Future& future);
+
+}  // namespace weft::ops

@@ -1,0 +1,195 @@
+// torch.ops.weft: what TorchScript, torch.compile and C++ programs call. Contracts:
+// docs/published_modules.md.
+//
+// Two kinds. Those with a type variable t are TorchScript's own (the dispatcher knows no such
+// thing): `like`, an empty list, says what comes back, so that a saved model keeps its types. Those
+// in the dispatcher have fixed types, and a meta kernel where tensors come back.
+#include <ATen/core/jit_type.h>
+#include <torch/csrc/distributed/rpc/rpc_agent.h>
+#include <torch/csrc/jit/runtime/custom_operator.h>
+#include <torch/library.h>
+
+#include <stdexcept>
+
+#include "jit_ops/call/binding.h"
+#include "jit_ops/call/calls.h"
+#include "jit_ops/collectives/collectives.h"
+#include "jit_ops/serve/service.h"
+#include "jit_ops/call/tensor_calls.h"
+#include "rpc_backend/core/log.h"
+#include "rpc_backend/agent/weft_agent.h"
+
+namespace weft::ops {
+
+namespace {
+
+using torch::jit::Operator;
+using torch::jit::pop;
+using torch::jit::push;
+using torch::jit::Stack;
+
+// (…, *, str method, int version, str[]? names, float timeout), from the top of the stack.
+void popOptions(Stack& stack, Call& call) {
+  call.timeout = pop(stack).toDouble();
+  if (const at::IValue names = pop(stack); !names.isNone()) {
+    for (const at::IValue& name : names.toListRef())
+      call.names.push_back(name.toStringRef());
+  }
+  call.version = pop(stack).toInt();
+  call.method = pop(stack).toStringRef();
+}
+
+void popTarget(Stack& stack, Call& call) {
+  call.args = pop(stack).toList().vec();
+  call.name = pop(stack).toStringRef();
+  call.worker = pop(stack).toStringRef();
+}
+
+c10::TypePtr popLike(Stack& stack) { return pop(stack).toList().elementType(); }
+
+struct TypedCall {
+  Call call;
+  c10::TypePtr type;
+};
+
+TypedCall popTyped(Stack& stack) {
+  TypedCall out;
+  popOptions(stack, out.call);
+  out.type = popLike(stack);
+  popTarget(stack, out.call);
+  return out;
+}
+
+Call popUntyped(Stack& stack) {
+  Call out;
+  popOptions(stack, out);
+  popTarget(stack, out);
+  return out;
+}
+
+RRefPtr popRRef(Stack& stack) {
+  return c10::dynamic_intrusive_pointer_cast<torch::distributed::rpc::RRef>(pop(stack).toRRef());
+}
+
+#define WEFT_TARGET "str worker, str name, Any[] args"
+#define WEFT_OPTIONS \
+  "*, str method=\"forward\", int version=0, str[]? names=None, float timeout=-1."
+
+// A call has effects elsewhere: nothing may drop, fold or reorder it.
+constexpr auto kEffects = c10::AliasAnalysisKind::CONSERVATIVE;
+
+std::vector<std::optional<Operator>> typedOperators() {
+  const auto op = [](const char* schema, void (*body)(Stack&)) {
+    return Operator(
+        schema, [body](Stack& stack) { body(stack); }, kEffects);
+  };
+  return {
+      op("weft::call.t(" WEFT_TARGET ", t[] like, " WEFT_OPTIONS ") -> t",
+         [](Stack& stack) {
+           auto [what, type] = popTyped(stack);
+           push(stack, call(std::move(what), type));
+         }),
+      op("weft::call_async.t(" WEFT_TARGET ", t[] like, " WEFT_OPTIONS ") -> Future(t)",
+         [](Stack& stack) {
+           auto [what, type] = popTyped(stack);
+           push(stack, callAsync(std::move(what), type));
+         }),
+      op("weft::remote.t(" WEFT_TARGET ", t[] like, " WEFT_OPTIONS ") -> RRef(t)",
+         [](Stack& stack) {
+           auto [what, type] = popTyped(stack);
+           push(stack, c10::static_intrusive_pointer_cast<c10::RRefInterface>(
+                           callRemote(std::move(what), type)));
+         }),
+      op("weft::call.any(" WEFT_TARGET ", " WEFT_OPTIONS ") -> Any",
+         [](Stack& stack) { push(stack, call(popUntyped(stack))); }),
+      op("weft::call_async.any(" WEFT_TARGET ", " WEFT_OPTIONS ") -> Future(Any)",
+         [](Stack& stack) { push(stack, callAsync(popUntyped(stack))); }),
+      op("weft::fetch(RRef(t) rref, float timeout=-1.) -> t",
+         [](Stack& stack) {
+           const double timeout = pop(stack).toDouble();
+           const RRefPtr rref = popRRef(stack);
+           push(stack, fetch(rref, timeout, rref->type()));
+         }),
+      op("weft::fetch_async(RRef(t) rref, float timeout=-1.) -> Future(t)",
+         [](Stack& stack) {
+           const double timeout = pop(stack).toDouble();
+           push(stack, fetchAsync(popRRef(stack), timeout));
+         }),
+      op("weft::drop(RRef(t) rref) -> ()", [](Stack& stack) { drop(popRRef(stack)); }),
+      op("weft::owner(RRef(t) rref) -> str",
+         [](Stack& stack) { push(stack, popRRef(stack)->ownerName()); }),
+  };
+}
+
+using torch::distributed::rpc::RpcAgent;
+
+std::shared_ptr<RpcAgent> group() {
+  if (!RpcAgent::isCurrentRpcAgentSet())
+    throw std::runtime_error("this process is in no RPC group");
+  return RpcAgent::getCurrentRpcAgent();
+}
+
+std::vector<std::string> workers() {
+  std::vector<std::string> names;
+  for (const auto& info : group()->getWorkerInfos())
+    names.push_back(info.name_);
+  return names;
+}
+
+std::string lossOf(const std::string& worker) {
+  const auto current = group();
+  const auto* ours = dynamic_cast<const rpc::WeftAgent*>(current.get());
+  TORCH_CHECK(ours != nullptr, "the RPC group is not Weft's");
+  return ours->lossOf(current->getWorkerInfo(worker).id_).value_or("");
+}
+
+std::vector<std::string> publishedLines(const std::string& worker) {
+  std::vector<std::string> lines;
+  for (const PublishedInfo& info : worker.empty() ? published() : publishedBy(worker)) {
+    for (const std::string& method : info.methods)
+      lines.push_back(info.name + "@" + std::to_string(info.version) + " " + method);
+  }
+  return lines;
+}
+
+void defineDispatched(torch::Library& library) {
+  const auto asked = [](const char* schema) { return torch::schema(schema, kEffects); };
+  library.def(asked("in_group() -> bool"), [] { return RpcAgent::isCurrentRpcAgentSet(); });
+  library.def(asked("worker_name() -> str"), [] { return group()->getWorkerInfo().name_; });
+  library.def(asked("rank(str worker=\"\") -> int"), [](const std::string& worker) {
+    const auto current = group();
+    return static_cast<std::int64_t>(
+        (worker.empty() ? current->getWorkerInfo() : current->getWorkerInfo(worker)).id_);
+  });
+  library.def(asked("workers() -> str[]"), &workers);
+  library.def(asked("loss_of(str worker) -> str"), &lossOf);
+  library.def(asked("published(str worker=\"\") -> str[]"), &publishedLines);
+}
+
+// A program may load two copies of this library (the one beside the Python package, and one it
+// was linked with): the first one's operators serve both.
+bool registered() {
+  installService();
+  const auto name = c10::Symbol::fromQualString("weft::call");
+  if (!torch::jit::getAllOperatorsFor(name).empty()) {
+    rpc::logWarning(
+        "libweft.so is in this process twice; what is published through one is not "
+        "seen by the other");
+    return false;
+  }
+  const torch::jit::RegisterOperators typed(typedOperators());
+  const torch::jit::RegisterOperators asynchronous(asyncCollectives());
+  // Never destroyed: torch's own registries may be gone by then.
+  auto* library = new torch::Library(torch::Library::DEF, "weft", std::nullopt, __FILE__, __LINE__);
+  defineDispatched(*library);
+  defineTensorCalls(*library);
+  defineCollectives(*library);
+  registerBinding();
+  return true;
+}
+
+[[maybe_unused]] const bool g_registered = registered();
+
+}  // namespace
+
+}  // namespace weft::ops

@@ -1,0 +1,80 @@
+// The free functions of weft.h: calls, references, gradients.
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/autograd/context/container.h>
+#include <torch/csrc/distributed/autograd/engine/dist_engine.h>
+
+#include "jit_ops/weft.h"
+#include "rpc_backend/core/log.h"
+#include "rpc_backend/agent/scoped_inline_waiter.h"
+
+namespace weft {
+
+namespace {
+
+namespace autograd = torch::distributed::autograd;
+
+ops::Call toCall(const std::string& worker, const std::string& name, Values args,
+                 const CallOptions& options) {
+  return {worker,          name,          std::move(args), options.method,
+          options.version, options.names, options.timeout};
+}
+
+bool isOperator(const std::string& what) { return what.find("::") != std::string::npos; }
+
+}  // namespace
+
+Future rpcAsync(const std::string& worker, const std::string& what, Values args,
+                const CallOptions& options) {
+  if (isOperator(what)) return ops::callOperator(worker, what, std::move(args), options.timeout);
+  return ops::callAsync(toCall(worker, what, std::move(args), options));
+}
+
+at::IValue rpcSync(const std::string& worker, const std::string& what, Values args,
+                   const CallOptions& options) {
+  if (isOperator(what)) {
+    const rpc::Seated seated;
+    const Future answer = ops::callOperator(worker, what, std::move(args), options.timeout);
+    rpc::AnswerSeat::wait();
+    return wait(answer);
+  }
+  return ops::call(toCall(worker, what, std::move(args), options));
+}
+
+RRef RRef::from(const at::IValue& value) {
+  TORCH_CHECK(value.isRRef(), "an RRef is wanted, got ", value.type()->annotation_str());
+  return RRef(c10::dynamic_intrusive_pointer_cast<torch::distributed::rpc::RRef>(value.toRRef()));
+}
+
+at::IValue RRef::toValue() const {
+  return c10::static_intrusive_pointer_cast<c10::RRefInterface>(rref_);
+}
+
+RRef remote(const std::string& worker, const std::string& name, Values args,
+            const CallOptions& options, const c10::TypePtr& type) {
+  return RRef(ops::callRemote(toCall(worker, name, std::move(args), options), type));
+}
+
+AutogradContext::AutogradContext()
+    : id_(autograd::DistAutogradContainer::getInstance().newContext()->contextId()) {}
+
+AutogradContext::~AutogradContext() {
+  try {
+    autograd::DistAutogradContainer::getInstance().releaseContext(id_);
+  } catch (const std::exception& error) {
+    rpc::logWarning(std::string("an autograd context could not be freed everywhere: ") +
+                    error.what());
+  }
+}
+
+void AutogradContext::backward(const std::vector<at::Tensor>& roots, bool retain_graph) {
+  autograd::DistEngine::getInstance().execute(id_, roots, retain_graph);
+}
+
+at::Tensor AutogradContext::gradient(const at::Tensor& leaf) const {
+  const auto context = autograd::DistAutogradContainer::getInstance().retrieveContext(id_);
+  const auto gradients = context->getGradients();
+  const auto found = gradients.find(leaf);
+  return found == gradients.end() ? at::Tensor() : found->value();
+}
+
+}  // namespace weft

@@ -1,0 +1,135 @@
+// weft::Group: joining and leaving, as torch.distributed.rpc does it in Python (api.py, 2.11).
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/autograd/context/container.h>
+#include <torch/csrc/distributed/rpc/request_callback_no_python.h>
+#include <torch/csrc/distributed/rpc/rref_context.h>
+#include <torch/csrc/jit/frontend/script_type_parser.h>
+#include <torch/cuda.h>
+
+#include <chrono>
+#include <stdexcept>
+#include <thread>
+
+#include "jit_ops/cpp_api/rendezvous.h"
+#include "jit_ops/weft.h"
+#include "rpc_backend/core/log.h"
+#include "rpc_backend/serve/script_service.h"
+#include "rpc_backend/agent/weft_agent.h"
+
+namespace weft {
+
+namespace trpc = torch::distributed::rpc;
+
+namespace {
+
+constexpr std::chrono::milliseconds kStopPoll{50};
+constexpr std::chrono::seconds kRRefWait{100};  // upstream's
+
+// The types that come with containers and RRefs: "List[str]", "Tensor". Classes would need their
+// code, which only Python has.
+c10::StrongTypePtr resolveType(const c10::QualifiedName& name) {
+  try {
+    return {nullptr, torch::jit::ScriptTypeParser().parseType(name.qualifiedName())};
+  } catch (const std::exception&) {
+    throw std::runtime_error("a value of type " + name.qualifiedName() +
+                             " came; a process without Python knows TorchScript's own types only");
+  }
+}
+
+constexpr rpc::RequestPolicy kPolicy = rpc::RequestPolicy::kScript;
+
+rpc::WeftAgent::Config toConfig(JoinOptions options) {
+  rpc::WeftAgent::Config config;
+  config.name = std::move(options.name);
+  config.rank = static_cast<trpc::worker_id_t>(options.rank);
+  config.world_size = options.world_size;
+  config.device_count = static_cast<int>(torch::cuda::device_count());
+  config.options = std::move(options.rpc);
+  config.options.request_policy = kPolicy;
+  if (config.options.master_host.empty())
+    config.options.master_host = ops::masterHost(options.init_method);
+  config.store = options.store;
+  return config;
+}
+
+}  // namespace
+
+std::shared_ptr<Group> Group::join(JoinOptions options) {
+  TORCH_CHECK(!trpc::RpcAgent::isCurrentRpcAgentSet(),
+              "this process is in an RPC group already; shut that down first");
+  TORCH_CHECK(!options.name.empty(), "a worker needs a name");
+  options.rpc.check();
+  ops::fillFromEnvironment(options);
+  if (!options.store) options.store = ops::openStore(options);
+  options.store->setTimeout(
+      std::chrono::milliseconds(static_cast<std::int64_t>(options.rpc.rpcTimeoutSeconds * 1000)));
+  options.store = ops::nextPrefix(options.store);
+
+  std::shared_ptr<Group> group(new Group(options.name, options.rank));
+  // Before anybody can call: gradients may come with the first request.
+  torch::distributed::autograd::DistAutogradContainer::init(options.rank);
+  auto agent = rpc::WeftAgent::create(
+      toConfig(std::move(options)),
+      std::make_unique<rpc::ServesScripts<trpc::RequestCallbackNoPython>>(kPolicy));
+  agent->setTypeResolver(std::make_shared<trpc::TypeResolver>(&resolveType));
+  trpc::RpcAgent::setCurrentRpcAgent(agent);
+  group->agent_ = agent;
+  agent->start();
+  return group;
+}
+
+Group::~Group() {
+  if (agent_) finish(/*ignore_leaks=*/true);
+}
+
+std::vector<std::string> Group::workers() const {
+  std::vector<std::string> names;
+  if (!agent_) return names;
+  for (const auto& info : agent_->getWorkerInfos())
+    names.push_back(info.name_);
+  return names;
+}
+
+std::optional<std::string> Group::lossOf(const std::string& worker) const {
+  if (!agent_) return std::nullopt;
+  return agent_->lossOf(agent_->getWorkerInfo(worker).id_);
+}
+
+std::unordered_map<std::string, std::string> Group::metrics() const {
+  if (!agent_) return {};
+  return agent_->getMetrics();
+}
+
+void Group::serve() {
+  while (!stop_.load())
+    std::this_thread::sleep_for(kStopPoll);  // a signal handler can't wake a condition variable
+}
+
+void Group::shutdown(double timeout) {
+  if (!agent_) return;
+  const auto seconds = static_cast<float>(timeout);
+  try {
+    if (agent_->isStaticGroup()) agent_->barrier(seconds);
+    trpc::RRefContext::getInstance().delAllUsersAndUnforkedOwners(kRRefWait);
+    agent_->join(/*shutdown=*/true, seconds);
+  } catch (...) {
+    finish(/*ignore_leaks=*/true);
+    throw;
+  }
+  finish(/*ignore_leaks=*/false);
+}
+
+void Group::finish(bool ignore_leaks) noexcept {
+  try {
+    agent_->warnAboutLeakedRRefs(ignore_leaks);
+    // Values are freed when this goes, after torch's lock.
+    const auto values = trpc::RRefContext::destroyInstance(/*ignoreRRefLeak=*/true);
+    agent_->shutdown();
+  } catch (const std::exception& error) {
+    rpc::logWarning(std::string("while leaving the group: ") + error.what());
+  }
+  trpc::RpcAgent::setCurrentRpcAgent(nullptr);
+  agent_.reset();
+}
+
+}  // namespace weft

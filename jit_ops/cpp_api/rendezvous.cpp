@@ -1,0 +1,108 @@
+#include "jit_ops/cpp_api/rendezvous.h"
+
+#include <c10/util/Exception.h>
+
+#include <atomic>
+#include <charconv>
+#include <cstdlib>
+#include <string_view>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+namespace weft::ops {
+
+namespace {
+
+constexpr std::string_view kEnv = "env://";
+constexpr std::string_view kTcp = "tcp://";
+constexpr std::string_view kFile = "file://";
+
+std::string variable(const char* name) {
+  const char* text = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): nobody sets it later
+  return text == nullptr ? std::string() : std::string(text);
+}
+
+int toInt(std::string_view text, const std::string& what) {
+  int value = 0;
+  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), value);
+  TORCH_CHECK(parsed.ec == std::errc() && parsed.ptr == text.data() + text.size(), what,
+              " must be a number, got '", text, "'");
+  return value;
+}
+
+struct HostPort {
+  std::string host;
+  std::string port;
+};
+
+// "host:port" or "[v6]:port", what may follow from / or ? on left out.
+HostPort parse(std::string_view text) {
+  text = text.substr(0, text.find_first_of("/?"));
+  const auto colon = text.rfind(':');
+  TORCH_CHECK(colon != std::string_view::npos, "\"tcp://host:port\" is wanted, got \"tcp://", text,
+              "\"");
+  std::string_view host = text.substr(0, colon);
+  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+  return {std::string(host), std::string(text.substr(colon + 1))};
+}
+
+HostPort master(const std::string& init_method) {
+  if (init_method.starts_with(kEnv)) return {variable("MASTER_ADDR"), variable("MASTER_PORT")};
+  if (init_method.starts_with(kTcp))
+    return parse(std::string_view(init_method).substr(kTcp.size()));
+  return {};
+}
+
+}  // namespace
+
+void fillFromEnvironment(JoinOptions& options) {
+  const bool env = !options.store && options.init_method.starts_with(kEnv);
+  if (options.rank < 0) {
+    const std::string rank = variable("RANK");
+    TORCH_CHECK(!rank.empty(), "worker '", options.name,
+                "' has no rank: set JoinOptions::rank or RANK");
+    options.rank = toInt(rank, "RANK");
+  }
+  if (env && !options.world_size && options.static_from_env) {
+    if (const std::string size = variable("WORLD_SIZE"); !size.empty())
+      options.world_size = toInt(size, "WORLD_SIZE");
+  }
+  TORCH_CHECK(options.rank >= 0, "a rank is not negative, got ", options.rank);
+  TORCH_CHECK(!options.world_size || options.rank < *options.world_size, "rank ", options.rank,
+              " is not in a group of ", options.world_size.value_or(0));
+}
+
+c10::intrusive_ptr<c10d::Store> openStore(const JoinOptions& options) {
+  const std::string& method = options.init_method;
+  if (method.starts_with(kFile)) {
+    const std::string path = method.substr(kFile.size());
+    return c10::make_intrusive<c10d::FileStore>(path.substr(0, path.find('?')),
+                                                options.world_size.value_or(-1));
+  }
+  TORCH_CHECK(method.starts_with(kEnv) || method.starts_with(kTcp),
+              "init_method must begin with env://, tcp:// or file://, got \"", method, "\"");
+  const HostPort where = master(method);
+  TORCH_CHECK(!where.host.empty() && !where.port.empty(),
+              "MASTER_ADDR and MASTER_PORT must be set for env://");
+  c10d::TCPStoreOptions store;
+  store.port = static_cast<std::uint16_t>(toInt(where.port, "the master's port"));
+  store.isServer = options.rank == 0;
+  // Who joins waits for the others, and names who is missing; the store need not. But a rank 0 in
+  // Python may wait inside its store until everybody has been counted there, which doesn't block.
+  store.waitWorkers = !store.isServer && options.world_size.has_value();
+  if (store.waitWorkers) store.numWorkers = static_cast<std::size_t>(*options.world_size);
+  store.multiTenant = true;
+  store.timeout =
+      std::chrono::milliseconds(static_cast<std::int64_t>(options.rpc.rpcTimeoutSeconds * 1000));
+  return c10::make_intrusive<c10d::TCPStore>(where.host, store);
+}
+
+c10::intrusive_ptr<c10d::Store> nextPrefix(const c10::intrusive_ptr<c10d::Store>& store) {
+  static std::atomic<int> groups{0};
+  return c10::make_intrusive<c10d::PrefixStore>("rpc_prefix_" + std::to_string(groups++), store);
+}
+
+std::string masterHost(const std::string& init_method) { return master(init_method).host; }
+
+}  // namespace weft::ops

@@ -1,0 +1,248 @@
+#include "jit_ops/python/bindings.h"
+
+#include <torch/csrc/jit/python/module_python.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "jit_ops/serve/batched.h"
+#include "jit_ops/call/calls.h"
+#include "jit_ops/serve/published.h"
+#include "jit_ops/values/result_names.h"
+#include "jit_ops/serve/servable.h"
+
+namespace py = pybind11;
+
+namespace {
+
+using namespace weft::ops;  // NOLINT(google-build-using-namespace): this file is its Python face
+
+// A Python object that any thread may let go of.
+std::shared_ptr<py::object> shared(py::object object) {
+  return {new py::object(std::move(object)), [](py::object* held) {
+            if (Py_IsInitialized() == 0) {
+              held->release();  // too late for its destructor
+            } else {
+              const py::gil_scoped_acquire gil;
+              held->release().dec_ref();
+            }
+            delete held;
+          }};
+}
+
+// torch's own inference, by way of Python: libtorch_python does not export it.
+at::IValue inferred(py::handle object) {
+  const auto infer = py::module_::import("torch._C").attr("_jit_try_infer_type");
+  const py::object found = infer(object);
+  if (!found.attr("success")().cast<bool>()) throw py::type_error("unknown to TorchScript");
+  return torch::jit::toIValue(object, found.attr("type")().cast<c10::TypePtr>());
+}
+
+at::IValue toValue(py::handle object, const std::string& what);
+
+at::IValue dictValue(const py::dict& dict, const std::string& what) {
+  c10::TypePtr keys = c10::StringType::get();
+  if (!dict.empty()) {
+    const at::IValue first = toValue((*dict.begin()).first, what);
+    keys = first.isTensor() ? c10::TypePtr(c10::TensorType::get()) : first.type();
+  }
+  c10::Dict<at::IValue, at::IValue> out(keys, c10::AnyType::get());
+  for (const auto& [key, value] : dict)
+    out.insert(toValue(key, what), toValue(value, what));
+  return out;
+}
+
+// Containers go as lists, tuples and dicts of Any: the signature at the other end says of what,
+// also of the empty ones. Throws TypeError for what TorchScript does not know.
+at::IValue toValue(py::handle object, const std::string& what) {
+  if (THPVariable_Check(object.ptr())) return THPVariable_Unpack(object.ptr());
+  if (object.is_none()) return {};
+  if (py::isinstance<py::list>(object)) {
+    c10::List<at::IValue> out(c10::AnyType::get());
+    for (const py::handle element : object)
+      out.push_back(toValue(element, what));
+    return out;
+  }
+  if (py::isinstance<py::tuple>(object)) {
+    std::vector<at::IValue> out;
+    for (const py::handle element : object)
+      out.push_back(toValue(element, what));
+    return c10::ivalue::Tuple::create(std::move(out));
+  }
+  if (py::isinstance<py::dict>(object))
+    return dictValue(py::reinterpret_borrow<py::dict>(object), what);
+  try {
+    return inferred(object);
+  } catch (const std::exception&) {
+    throw py::type_error(what + " holds a '" + Py_TYPE(object.ptr())->tp_name +
+                         "', which TorchScript does not know: tensors, numbers, strings, lists, "
+                         "tuples, dicts of them and RRefs can be sent");
+  }
+}
+
+// Python's own code behind names: what can't be scripted. Runs with the GIL; values go in and out
+// as TorchScript's, so nothing of a peer is unpickled.
+class PythonServable : public Servable {
+ public:
+  // Name, signature, names in the result, function.
+  using Methods = std::vector<std::tuple<std::string, std::string, std::string, py::object>>;
+
+  explicit PythonServable(Methods methods) {
+    for (auto& [name, signature, result_names, function] : methods) {
+      add(name, signature, result_names);
+      functions_.emplace(name, shared(std::move(function)));
+    }
+  }
+
+  FuturePtr run(const Method& method, Values args, const std::vector<std::string>& names) override {
+    const py::gil_scoped_acquire gil;
+    at::IValue result;
+    try {
+      const std::size_t positional = args.size() - names.size();
+      py::tuple given(positional);
+      py::dict keywords;
+      for (std::size_t i = 0; i < positional; ++i)
+        given[i] = torch::jit::toPyObject(args[i]);
+      for (std::size_t i = 0; i < names.size(); ++i)
+        keywords[py::str(names[i])] = torch::jit::toPyObject(args[positional + i]);
+      const py::object returned = (*functions_.at(method.name))(*given, **keywords);
+      result = toValue(returned, "what " + method.signature + " returned");
+    } catch (const py::error_already_set& error) {
+      throw std::runtime_error(error.what());  // its end needs the GIL: here, not at the catcher's
+    } catch (const py::builtin_exception& error) {
+      throw std::runtime_error(error.what());
+    }
+    return asFuture(std::move(result), method.returns);
+  }
+
+ private:
+  std::unordered_map<std::string, std::shared_ptr<py::object>> functions_;
+};
+
+std::int64_t publishAs(const std::string& name, std::shared_ptr<Servable> made,
+                       std::int64_t version, std::optional<std::pair<std::size_t, double>> batch) {
+  if (batch) {
+    BatchOptions options;
+    options.max_requests = batch->first;
+    options.max_delay = std::chrono::microseconds(static_cast<std::int64_t>(batch->second * 1e6));
+    made = batched(std::move(made), options);
+  }
+  return publish(name, std::move(made), version);
+}
+
+using Batch = std::optional<std::pair<std::size_t, double>>;
+
+void bindPublishing(py::module_& module) {
+  const auto no_gil = py::call_guard<py::gil_scoped_release>();
+  module.def(
+      "publish_module",
+      [](const std::string& name, const torch::jit::Module& scripted, std::int64_t version,
+         bool no_grad, const Batch& batch) {
+        return publishAs(name, servable(scripted, no_grad), version, batch);
+      },
+      py::arg("name"), py::arg("module"), py::arg("version"), py::arg("no_grad"), py::arg("batch"),
+      no_gil);
+  module.def(
+      "publish_function",
+      [](const std::string& name, const torch::jit::StrongFunctionPtr& scripted,
+         std::int64_t version, const Batch& batch) {
+        return publishAs(name, servable(*scripted.function_, scripted.cu_), version, batch);
+      },
+      py::arg("name"), py::arg("function"), py::arg("version"), py::arg("batch"), no_gil);
+  module.def(
+      "publish_python",
+      [](const std::string& name, PythonServable::Methods methods, std::int64_t version) {
+        auto made = std::make_shared<PythonServable>(std::move(methods));
+        const py::gil_scoped_release released;
+        return publish(name, std::move(made), version);
+      },
+      py::arg("name"), py::arg("methods"), py::arg("version"));
+  module.def("unpublish", &unpublish, py::arg("name"), py::arg("version"), no_gil);
+
+  using Row = std::tuple<std::string, std::int64_t, std::vector<std::string>>;
+  const auto rows = [](const std::vector<PublishedInfo>& infos) {
+    std::vector<Row> out;
+    out.reserve(infos.size());
+    for (const PublishedInfo& info : infos)
+      out.emplace_back(info.name, info.version, info.methods);
+    return out;
+  };
+  module.def(
+      "published", [rows] { return rows(published()); },
+      "What this process publishes: (name, version, signatures) each.", no_gil);
+  module.def(
+      "published_by",
+      [rows](const std::string& worker, double timeout) {
+        return rows(publishedBy(worker, timeout));
+      },
+      py::arg("worker"), py::arg("timeout"), no_gil, "What that worker publishes.");
+}
+
+Call toCall(std::string worker, std::string name, const py::tuple& args, const py::dict& kwargs,
+            std::string method, std::int64_t version, double timeout) {
+  Call call;
+  for (std::size_t i = 0; i < args.size(); ++i)
+    call.args.push_back(toValue(args[i], "argument " + std::to_string(i)));
+  for (const auto& [key, value] : kwargs) {
+    call.names.push_back(py::cast<std::string>(key));
+    call.args.push_back(toValue(value, "argument '" + call.names.back() + "'"));
+  }
+  call.worker = std::move(worker);
+  call.name = std::move(name);
+  call.method = std::move(method);
+  call.version = version;
+  call.timeout = timeout;
+  return call;
+}
+
+// A result with NamedTuples as the Python object that has them. Any thread, without the GIL.
+at::IValue withNames(at::IValue value) {
+  const std::optional<Named> found = takeNames(value);
+  if (!found) return value;
+  const py::gil_scoped_acquire gil;
+  const py::object plain = torch::jit::toPyObject(found->value);
+  try {
+    const auto named = py::module_::import("weft._named_tuples").attr("named");
+    return torch::jit::toIValue(named(found->names, plain), c10::PyObjectType::get());
+  } catch (const py::error_already_set& error) {
+    throw std::runtime_error(error.what());  // its end needs the GIL: here, not at the catcher's
+  }
+}
+
+template <typename Run>
+auto without_gil(Run&& run) {
+  const py::gil_scoped_release released;
+  return run();
+}
+
+// A binding for each way to call, all with the same arguments.
+template <typename Make>
+void bindCall(py::module_& module, const char* name, Make make) {
+  module.def(
+      name,
+      [make](std::string worker, std::string published, const py::tuple& args,
+             const py::dict& kwargs, std::string method, std::int64_t version, double timeout) {
+        return make(toCall(std::move(worker), std::move(published), args, kwargs, std::move(method),
+                           version, timeout));
+      },
+      py::arg("worker"), py::arg("name"), py::arg("args"), py::arg("kwargs"), py::arg("method"),
+      py::arg("version"), py::arg("timeout"));
+}
+
+}  // namespace
+
+void weft::ops::bind(py::module_& module) {
+  bindPublishing(module);
+  bindCall(module, "call_published", [](Call what) {
+    what.with_names = &withNames;
+    return torch::jit::toPyObject(without_gil([&] { return call(std::move(what)); }));
+  });
+  bindCall(module, "call_published_async", [](Call what) {
+    what.with_names = &withNames;
+    auto future = without_gil([&] { return callAsync(std::move(what)); });
+    return std::make_shared<torch::jit::PythonFutureWrapper>(std::move(future));
+  });
+  bindCall(module, "call_published_remote", [](Call what) {
+    auto rref = without_gil([&] { return callRemote(std::move(what)); });
+    return torch::jit::toPyObject(c10::static_intrusive_pointer_cast<c10::RRefInterface>(rref));
+  });
+}

@@ -1,0 +1,178 @@
+#include "jit_ops/serve/batched.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <c10/util/Exception.h>
+
+#include <condition_variable>
+#include <map>
+#include <mutex>
+
+namespace weft::ops {
+
+namespace {
+
+// What must agree for requests to share a run: per argument, dtype, device and all sizes but the
+// first.
+using Key = std::vector<std::int64_t>;
+
+Key keyOf(const Values& args) {
+  Key key;
+  for (const at::IValue& arg : args) {
+    const at::Tensor& tensor = arg.toTensor();
+    key.push_back(static_cast<std::int64_t>(tensor.scalar_type()));
+    key.push_back(static_cast<std::int64_t>(tensor.device().type()) << 8 | tensor.device().index());
+    key.push_back(static_cast<std::int64_t>(tensor.layout()));
+    key.push_back(tensor.dim());
+    const auto rest = tensor.sizes().slice(1);
+    key.insert(key.end(), rest.begin(), rest.end());
+  }
+  return key;
+}
+
+struct Request {
+  Values args;
+  std::int64_t rows = 0;
+  FuturePtr answer;
+};
+
+// The rows [from, from + rows) of a result.
+at::IValue slice(const at::IValue& result, std::int64_t from, std::int64_t rows) {
+  if (result.isTensor()) return result.toTensor().narrow(0, from, rows);
+  std::vector<at::IValue> parts;
+  for (const at::IValue& element : result.toTupleRef().elements())
+    parts.push_back(slice(element, from, rows));
+  return c10::ivalue::Tuple::create(std::move(parts));
+}
+
+void checkRows(const at::IValue& result, std::int64_t rows) {
+  if (result.isTuple()) {
+    for (const at::IValue& element : result.toTupleRef().elements())
+      checkRows(element, rows);
+    return;
+  }
+  TORCH_CHECK(result.isTensor() && result.toTensor().dim() > 0 && result.toTensor().size(0) == rows,
+              "a batched module must return a row for each row it gets, as a tensor or a tuple of "
+              "tensors; for ",
+              rows, " rows it returned ",
+              result.isTensor() ? c10::str("a tensor of sizes ", result.toTensor().sizes())
+                                : result.type()->annotation_str());
+}
+
+class Batched : public Servable {
+ public:
+  Batched(std::shared_ptr<Servable> inner, BatchOptions options)
+      : inner_(std::move(inner)), method_(inner_->find(kForward)), options_(options) {
+    TORCH_CHECK(method_ != nullptr && method_->schema != nullptr,
+                "only what has a scripted method forward can be batched");
+    TORCH_CHECK(options_.max_requests > 0, "max_requests must be positive");
+    for (const c10::Argument& argument : method_->schema->arguments()) {
+      TORCH_CHECK(argument.type()->kind() == c10::TypeKind::TensorType,
+                  "only tensors can be batched; ", *method_->schema, " takes '", argument.name(),
+                  "' of type ", argument.type()->annotation_str());
+    }
+    TORCH_CHECK(!method_->schema->arguments().empty(), *method_->schema, " takes nothing to batch");
+    add(*method_->schema);
+  }
+
+  FuturePtr run(const Method& method, Values args,
+                const std::vector<std::string>& /*names*/) override {
+    Request request{std::move(args), 0, c10::make_intrusive<Future>(method.returns)};
+    request.rows = rowsOf(request.args);
+    const FuturePtr answer = request.answer;
+    std::vector<Request> ready;
+    const Key key = keyOf(request.args);
+    {
+      std::unique_lock lock(mutex_);
+      std::shared_ptr<Batch>& open = open_[key];
+      const bool first = open == nullptr;
+      if (first) open = std::make_shared<Batch>();
+      const std::shared_ptr<Batch> mine = open;
+      mine->requests.push_back(std::move(request));
+      if (mine->requests.size() >= options_.max_requests) {
+        ready = take(key, *mine);
+        mine->taken.notify_one();
+      } else if (first) {
+        mine->taken.wait_for(lock, options_.max_delay, [&] { return mine->closed; });
+        if (!mine->closed) ready = take(key, *mine);
+      }
+    }
+    if (!ready.empty()) runAll(std::move(ready));
+    return answer;
+  }
+
+ private:
+  struct Batch {
+    std::vector<Request> requests;
+    std::condition_variable taken;
+    bool closed = false;  // somebody runs it
+  };
+
+  static std::int64_t rowsOf(const Values& args) {
+    std::int64_t rows = -1;
+    for (const at::IValue& arg : args) {
+      const at::Tensor& tensor = arg.toTensor();
+      TORCH_CHECK(tensor.dim() > 0,
+                  "a batched call takes tensors with a dimension for rows, got a "
+                  "scalar");
+      TORCH_CHECK(rows < 0 || tensor.size(0) == rows,
+                  "the tensors of a batched call must have equally many rows, got ", rows, " and ",
+                  tensor.size(0));
+      rows = tensor.size(0);
+    }
+    return rows;
+  }
+
+  // With the lock held.
+  std::vector<Request> take(const Key& key, Batch& batch) {
+    batch.closed = true;
+    open_.erase(key);
+    return std::move(batch.requests);
+  }
+
+  // Each caller gets its answer, or all of them the error.
+  void runAll(std::vector<Request> requests) {
+    try {
+      const at::NoGradGuard no_grad;
+      Values args;
+      for (std::size_t i = 0; i < requests.front().args.size(); ++i) {
+        std::vector<at::Tensor> parts;
+        for (const Request& request : requests)
+          parts.push_back(request.args[i].toTensor());
+        args.emplace_back(parts.size() == 1 ? parts.front() : at::cat(parts));
+      }
+      const FuturePtr all = inner_->run(*method_, std::move(args), {});
+      all->waitAndThrow();
+      const at::IValue result = all->value();
+      std::int64_t rows = 0;
+      for (const Request& request : requests)
+        rows += request.rows;
+      checkRows(result, rows);
+      std::int64_t from = 0;
+      for (const Request& request : requests) {
+        request.answer->markCompleted(slice(result, from, request.rows));
+        from += request.rows;
+      }
+    } catch (const std::exception& error) {
+      const auto* ours = dynamic_cast<const c10::Error*>(&error);
+      const auto failure = std::make_exception_ptr(
+          std::runtime_error(ours == nullptr ? error.what() : ours->what_without_backtrace()));
+      for (const Request& request : requests)
+        request.answer->setErrorIfNeeded(failure);
+    }
+  }
+
+  const std::shared_ptr<Servable> inner_;
+  const Method* const method_;
+  const BatchOptions options_;
+  std::mutex mutex_;
+  std::map<Key, std::shared_ptr<Batch>> open_;
+};
+
+}  // namespace
+
+std::shared_ptr<Servable> batched(std::shared_ptr<Servable> inner, BatchOptions options) {
+  return std::make_shared<Batched>(std::move(inner), options);
+}
+
+}  // namespace weft::ops

@@ -1,0 +1,127 @@
+#include "jit_ops/serve/published.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <shared_mutex>
+
+namespace weft::ops {
+
+namespace {
+
+struct Entry {
+  std::map<std::int64_t, std::shared_ptr<Servable>> versions;
+  std::int64_t last = 0;  // the highest version ever given, so that none returns as another
+};
+
+struct Registry {
+  std::shared_mutex mutex;
+  std::map<std::string, Entry, std::less<>> entries;  // entries without versions are remembered
+};
+
+// Never destroyed: worker threads may look something up while the process exits.
+Registry& registry() {
+  static auto* one = new Registry;
+  return *one;
+}
+
+void checkName(const std::string& name) {
+  const bool fine = !name.empty() && std::all_of(name.begin(), name.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 || c == '_' || c == '.' || c == '-';
+  });
+  TORCH_CHECK(fine, "'", name,
+              "' can't be a published name: letters, digits, '_', '.' and '-' are allowed, as in "
+              "\"encoder\"");
+}
+
+std::string listed(const Registry& all) {
+  std::string text;
+  for (const auto& [name, entry] : all.entries) {
+    for (const auto& [version, servable] : entry.versions)
+      text += (text.empty() ? "" : ", ") + name + " version " + std::to_string(version);
+  }
+  return text.empty() ? "nothing is" : "published are: " + text;
+}
+
+std::string wanted(const std::string& name, std::int64_t version) {
+  return "'" + name + "'" + (version == kNewest ? "" : " version " + std::to_string(version));
+}
+
+Found findLocked(const Registry& all, const std::string& name, std::int64_t version) {
+  const auto entry = all.entries.find(name);
+  if (entry == all.entries.end() || entry->second.versions.empty()) return {};
+  const auto& versions = entry->second.versions;
+  const auto found = version == kNewest ? std::prev(versions.end()) : versions.find(version);
+  if (found == versions.end()) return {};
+  return {found->second, found->first};
+}
+
+}  // namespace
+
+std::int64_t publish(const std::string& name, std::shared_ptr<Servable> servable,
+                     std::int64_t version) {
+  checkName(name);
+  TORCH_CHECK(servable != nullptr, "there is nothing to publish as '", name, "'");
+  TORCH_CHECK(version >= 0, "versions count from 1, got ", version);
+  Registry& all = registry();
+  const std::unique_lock lock(all.mutex);
+  Entry& entry = all.entries[name];
+  if (version == kNewest) version = entry.last + 1;
+  TORCH_CHECK(!entry.versions.contains(version), wanted(name, version),
+              " is published already; unpublish it first, or publish without a version to get the "
+              "next one");
+  entry.versions.emplace(version, std::move(servable));
+  entry.last = std::max(entry.last, version);
+  return version;
+}
+
+void unpublish(const std::string& name, std::int64_t version) {
+  // Let go of outside the lock: a servable's end may run user code.
+  std::map<std::int64_t, std::shared_ptr<Servable>> gone;
+  Registry& all = registry();
+  const std::unique_lock lock(all.mutex);
+  const auto entry = all.entries.find(name);
+  if (entry != all.entries.end()) {
+    auto& versions = entry->second.versions;
+    if (version == kNewest) {
+      gone.swap(versions);
+    } else if (const auto found = versions.find(version); found != versions.end()) {
+      gone.insert(versions.extract(found));
+    }
+  }
+  TORCH_CHECK(!gone.empty(), wanted(name, version), " is not published here; ", listed(all));
+}
+
+std::vector<PublishedInfo> published() {
+  std::vector<PublishedInfo> out;
+  Registry& all = registry();
+  const std::shared_lock lock(all.mutex);
+  for (const auto& [name, entry] : all.entries) {
+    for (const auto& [version, servable] : entry.versions) {
+      PublishedInfo info{name, version, {}};
+      for (const Servable::Method& method : servable->methods())
+        info.methods.push_back(method.signature);
+      out.push_back(std::move(info));
+    }
+  }
+  return out;
+}
+
+Found findPublished(const std::string& name, std::int64_t version) {
+  Registry& all = registry();
+  const std::shared_lock lock(all.mutex);
+  return findLocked(all, name, version);
+}
+
+Found mustFindPublished(const std::string& name, std::int64_t version) {
+  Registry& all = registry();
+  const std::shared_lock lock(all.mutex);
+  Found found = findLocked(all, name, version);
+  TORCH_CHECK(found.servable != nullptr, wanted(name, version), " is not published here; ",
+              listed(all));
+  return found;
+}
+
+}  // namespace weft::ops

@@ -1,0 +1,153 @@
+#include "jit_ops/serve/servable.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/jit/frontend/function_schema_parser.h>
+
+#include <sstream>
+#include <unordered_map>
+
+#include "jit_ops/values/coerce.h"
+#include "jit_ops/values/held_gradients.h"
+#include "jit_ops/values/result_names.h"
+
+namespace weft::ops {
+
+namespace {
+
+std::string textOf(const c10::FunctionSchema& schema) {
+  std::ostringstream text;
+  text << schema;
+  return text.str();
+}
+
+// The same schema under another name, with the first `skip` arguments left out.
+c10::FunctionSchema renamed(const c10::FunctionSchema& schema, const std::string& name,
+                            std::size_t skip) {
+  const auto& all = schema.arguments();
+  std::vector<c10::Argument> arguments(all.begin() + static_cast<std::ptrdiff_t>(skip), all.end());
+  return {name, "", std::move(arguments), schema.returns()};
+}
+
+class ModuleServable : public Servable {
+ public:
+  ModuleServable(torch::jit::Module module, bool no_grad)
+      : module_(std::move(module)), no_grad_(no_grad) {
+    for (const auto& method : module_.get_methods()) {
+      if (method.name().starts_with("__")) continue;
+      torch::jit::Function& function = method.function();
+      function.ensure_defined();
+      add(renamed(function.getSchema(), method.name(), 1));
+      functions_.emplace(method.name(), &function);
+    }
+    TORCH_CHECK(!functions_.empty(), "a module without a scripted method has nothing to publish");
+  }
+
+  FuturePtr run(const Method& method, Values args,
+                const std::vector<std::string>& /*names*/) override {
+    const at::AutoGradMode grad(!no_grad_ && at::GradMode::is_enabled());
+    args.insert(args.begin(), module_._ivalue());
+    functions_.at(method.name)->run(args);
+    if (!no_grad_) return asFuture(std::move(args.back()), method.returns);
+    // What TorchScript compiled for a run with gradients gives a history also without.
+    return asFuture(withoutGradients(std::move(args.back())), method.returns);
+  }
+
+ private:
+  const torch::jit::Module module_;
+  const bool no_grad_;
+  std::unordered_map<std::string, torch::jit::Function*> functions_;
+};
+
+class ScriptFunctionServable : public Servable {
+ public:
+  ScriptFunctionServable(torch::jit::Function& function, std::shared_ptr<void> owner)
+      : function_(function), owner_(std::move(owner)) {
+    function_.ensure_defined();
+    add(renamed(function_.getSchema(), kForward, 0));
+  }
+
+  FuturePtr run(const Method& method, Values args,
+                const std::vector<std::string>& /*names*/) override {
+    function_.run(args);
+    return asFuture(std::move(args.back()), method.returns);
+  }
+
+ private:
+  torch::jit::Function& function_;
+  const std::shared_ptr<void> owner_;
+};
+
+class CodeServable : public Servable {
+ public:
+  CodeServable(const std::string& schema, std::function<at::IValue(Values)> code)
+      : code_(std::move(code)) {
+    add(renamed(torch::jit::parseSchema(schema), kForward, 0));
+  }
+
+  FuturePtr run(const Method& method, Values args,
+                const std::vector<std::string>& /*names*/) override {
+    return asFuture(code_(std::move(args)), method.returns);
+  }
+
+ private:
+  const std::function<at::IValue(Values)> code_;
+};
+
+}  // namespace
+
+const Servable::Method* Servable::find(const std::string& name) const noexcept {
+  for (const Method& method : methods_) {
+    if (method.name == name) return &method;
+  }
+  return nullptr;
+}
+
+void Servable::add(c10::FunctionSchema schema) {
+  Method method;
+  TORCH_CHECK(schema.returns().size() <= 1, schema.name(),
+              " returns several values; return a tuple");
+  method.returns =
+      schema.returns().empty() ? c10::TypePtr(c10::NoneType::get()) : schema.returns()[0].type();
+  if (const auto future = method.returns->cast<c10::FutureType>())
+    method.returns = future->getElementType();
+  method.result_names = namesIn(method.returns);
+  method.name = schema.name();
+  method.signature = textOf(schema);
+  method.schema = std::make_unique<c10::FunctionSchema>(std::move(schema));
+  methods_.push_back(std::move(method));
+}
+
+void Servable::add(const std::string& name, std::string signature, std::string result_names) {
+  Method method;
+  method.name = name;
+  method.signature = std::move(signature);
+  method.result_names = std::move(result_names);
+  method.returns = c10::AnyType::get();
+  methods_.push_back(std::move(method));
+}
+
+FuturePtr Servable::asFuture(at::IValue value, const c10::TypePtr& type) {
+  if (value.isFuture()) {
+    auto inner = value.toFuture();
+    return inner->then([](Future& done) { return withoutNames(done.value()); }, withoutNames(type));
+  }
+  auto future = c10::make_intrusive<Future>(withoutNames(type));
+  future->markCompleted(withoutNames(std::move(value)));
+  return future;
+}
+
+std::shared_ptr<Servable> servable(const torch::jit::Module& module, bool no_grad) {
+  return std::make_shared<ModuleServable>(module, no_grad);
+}
+
+std::shared_ptr<Servable> servable(torch::jit::Function& function, std::shared_ptr<void> owner) {
+  return std::make_shared<ScriptFunctionServable>(function, std::move(owner));
+}
+
+std::shared_ptr<Servable> servable(const std::string& schema,
+                                   std::function<at::IValue(Values)> code) {
+  return std::make_shared<CodeServable>(schema, std::move(code));
+}
+
+}  // namespace weft::ops

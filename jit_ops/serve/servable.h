@@ -1,0 +1,75 @@
+// What can be published: something with methods that take and return TorchScript's values.
+//
+// A servable is immutable once made and shared by all who call it: run() is called from many worker
+// threads at once, with no lock held. What its methods do to its own state is its author's affair,
+// as with any module called from several threads.
+#pragma once
+
+#include <ATen/core/function_schema.h>
+#include <ATen/core/ivalue.h>
+#include <torch/csrc/jit/api/module.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transport/base/api.h"
+
+namespace weft::ops {
+
+using Future = c10::ivalue::Future;
+using FuturePtr = c10::intrusive_ptr<Future>;
+using Values = std::vector<at::IValue>;
+
+// The method that is meant when none is named; a published function has no other.
+inline constexpr const char* kForward = "forward";
+
+class WEFT_API Servable {
+ public:
+  struct Method {
+    // Without self; its name is the method's. Null where there is no signature (Python code that
+    // can't be scripted): arguments then go through as they are.
+    std::unique_ptr<c10::FunctionSchema> schema;
+    std::string name;
+    std::string signature;     // for people: "forward(Tensor x) -> Tensor"
+    c10::TypePtr returns;      // T also where the method returns Future[T]; Any when unknown
+    std::string result_names;  // the NamedTuples in `returns` (result_names.h); empty for none
+  };
+  virtual ~Servable() = default;
+
+  const std::vector<Method>& methods() const noexcept { return methods_; }
+  const Method* find(const std::string& name) const noexcept;
+
+  // Runs a method of this servable. `args` fit its schema, one value for each argument, when it has
+  // one; else `names` are those of the last arguments. The future's value is a T, never a
+  // Future[T]. Throws std::exception.
+  virtual FuturePtr run(const Method& method, Values args,
+                        const std::vector<std::string>& names) = 0;
+
+ protected:
+  void add(c10::FunctionSchema schema);  // of a method, without self
+  // Of a method without a schema.
+  void add(const std::string& name, std::string signature, std::string result_names);
+  // A value as a future of the method's type; a value that is a future is waited for, not blocked
+  // on.
+  static FuturePtr asFuture(at::IValue value, const c10::TypePtr& type);
+
+ private:
+  std::vector<Method> methods_;
+};
+
+// Every method of a TorchScript module. With `no_grad` they run without recording for autograd:
+// what serving alone needs, but not what a caller in a distributed autograd context wants.
+WEFT_API std::shared_ptr<Servable> servable(const torch::jit::Module& module, bool no_grad = false);
+
+// A TorchScript function, under the method name "forward". `owner` keeps its code alive.
+WEFT_API std::shared_ptr<Servable> servable(torch::jit::Function& function,
+                                            std::shared_ptr<void> owner);
+
+// C++ code. `schema` is a signature as of an operator: "scale(Tensor x, float by=2.0) -> Tensor";
+// its method is called "forward" whatever the name says. The code may return a future.
+WEFT_API std::shared_ptr<Servable> servable(const std::string& schema,
+                                            std::function<at::IValue(Values)> code);
+
+}  // namespace weft::ops

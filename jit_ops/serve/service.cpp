@@ -1,0 +1,147 @@
+#include "jit_ops/serve/service.h"
+
+#include <c10/util/Exception.h>
+
+#include <stdexcept>
+
+#include "jit_ops/values/coerce.h"
+#include "jit_ops/serve/published.h"
+#include "jit_ops/values/result_names.h"
+#include "rpc_backend/serve/script_service.h"
+
+namespace weft::ops {
+
+namespace {
+
+std::vector<std::string> toNames(const at::IValue& value) {
+  std::vector<std::string> names;
+  if (value.isNone()) return names;
+  for (const at::IValue& name : value.toListRef())
+    names.push_back(name.toStringRef());
+  return names;
+}
+
+// The caller is told what is wrong, not where in this library it was found out.
+std::string textOf(const std::exception& error) {
+  const auto* ours = dynamic_cast<const c10::Error*>(&error);
+  return ours == nullptr ? error.what() : ours->what_without_backtrace();
+}
+
+std::string methodsOf(const Servable& servable) {
+  std::string text;
+  for (const Servable::Method& method : servable.methods())
+    text += (text.empty() ? "" : "; ") + method.signature;
+  return text;
+}
+
+std::string label(const std::string& name, std::int64_t version) {
+  return "'" + name + "' (version " + std::to_string(version) + ")";
+}
+
+enum class Names { kDropped, kBeside };
+
+FuturePtr answered(FuturePtr result, const Servable::Method& method, Names wanted) {
+  if (wanted == Names::kDropped || method.result_names.empty()) return result;
+  return result->then(
+      [names = method.result_names](Future& done) { return besideNames(done.value(), names); },
+      c10::AnyType::get());
+}
+
+FuturePtr runFound(const Found& found, const std::string& name, const std::string& method_name,
+                   Values args, const std::vector<std::string>& names, Names wanted) {
+  const Servable::Method* method = found.servable->find(method_name);
+  TORCH_CHECK(method != nullptr, label(name, found.version), " has no method '", method_name,
+              "'; it has: ", methodsOf(*found.servable));
+  if (method->schema == nullptr)
+    return answered(found.servable->run(*method, std::move(args), names), *method, wanted);
+  try {
+    args = arrange(*method->schema, std::move(args), names);
+  } catch (const c10::Error& error) {
+    TORCH_CHECK(false, label(name, found.version), ": ", error.what_without_backtrace());
+  }
+  return answered(found.servable->run(*method, std::move(args), {}), *method, wanted);
+}
+
+// `stack` from `at` on is a call's header and arguments.
+FuturePtr runCall(Values& stack, std::size_t at, Names wanted = Names::kDropped) {
+  TORCH_CHECK(stack.size() >= at + kCallHeader && stack[at].isString() && stack[at + 1].isInt() &&
+                  stack[at + 2].isString() && (stack[at + 3].isNone() || stack[at + 3].isList()),
+              "the call is malformed: another version of Weft at the caller?");
+  const std::string& name = stack[at].toStringRef();
+  const Found found = mustFindPublished(name, stack[at + 1].toInt());
+  // A method's self goes in front of the arguments: room for it.
+  Values args;
+  args.reserve(stack.size());
+  args.insert(
+      args.end(),
+      std::make_move_iterator(stack.begin() + static_cast<std::ptrdiff_t>(at + kCallHeader)),
+      std::make_move_iterator(stack.end()));
+  return runFound(found, name, stack[at + 2].toStringRef(), std::move(args), toNames(stack[at + 3]),
+                  wanted);
+}
+
+// The owner's RRef must have the very type that the user's has: torch checks when they meet. A
+// failure is the RRef's value, so that whoever fetches it learns of it instead of waiting for it.
+FuturePtr runRemote(Values& stack) {
+  TORCH_CHECK(!stack.empty() && stack[0].isList(), "the remote call has no type");
+  const c10::TypePtr type = stack[0].toList().elementType();
+  try {
+    const FuturePtr result = runCall(stack, 1);
+    return result->then(
+        [type](Future& done) {
+          at::IValue value = done.value();
+          if (!fit(value, type)) {
+            throw std::runtime_error("the caller wants an RRef of " + type->annotation_str() +
+                                     ", but the value is " + value.type()->annotation_str());
+          }
+          return value;
+        },
+        type);
+  } catch (const std::exception& error) {
+    auto failed = c10::make_intrusive<Future>(type);
+    failed->setError(std::make_exception_ptr(std::runtime_error(textOf(error))));
+    return failed;
+  }
+}
+
+at::IValue listing() {
+  std::vector<at::IValue> rows;
+  for (const PublishedInfo& info : published()) {
+    c10::List<std::string> methods;
+    for (const std::string& method : info.methods)
+      methods.push_back(method);
+    rows.push_back(c10::ivalue::Tuple::create(info.name, info.version, std::move(methods)));
+  }
+  return c10::ivalue::Tuple::create(std::move(rows));
+}
+
+class Service : public rpc::ScriptService {
+ public:
+  FuturePtr run(const std::string& name, Values& stack) override {
+    try {
+      if (name == kCallName) return runCall(stack, 0);
+      if (name == kNamedCallName) return runCall(stack, 0, Names::kBeside);
+      if (name == kRemoteName) return runRemote(stack);
+      if (name == kListName) return Listed::make();
+      const Found found = findPublished(name, kNewest);
+      if (found.servable == nullptr) return nullptr;
+      return runFound(found, name, kForward, std::move(stack), {}, Names::kDropped);
+    } catch (const c10::Error& error) {
+      throw std::runtime_error(textOf(error));
+    }
+  }
+
+ private:
+  struct Listed : Servable {
+    static FuturePtr make() { return asFuture(listing(), c10::AnyType::get()); }
+  };
+};
+
+}  // namespace
+
+void installService() {
+  static auto* service = new Service;  // never destroyed: calls may come while the process exits
+  rpc::setScriptService(service);
+}
+
+}  // namespace weft::ops

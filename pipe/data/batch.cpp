@@ -1,0 +1,222 @@
+#include "pipe/data/batch.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <c10/util/irange.h>
+
+#include <algorithm>
+
+namespace weft::pipe {
+
+namespace {
+
+using Kind = Structure::Kind;
+
+const Structure& structureOf(const Batch& batch) {
+  static const Structure single;
+  return batch.structure ? *batch.structure : single;
+}
+
+std::size_t tensorsIn(const Structure& part) {
+  if (part.kind == Kind::kTensor) return 1;
+  std::size_t count = 0;
+  for (const Structure& inner : part.parts)
+    count += tensorsIn(inner);
+  return count;
+}
+
+bool hasParts(const Structure& top) {
+  return top.kind == Kind::kTuple || top.kind == Kind::kList || top.kind == Kind::kDict ||
+         top.kind == Kind::kCustom;
+}
+
+const char* nameOf(Kind kind) {
+  switch (kind) {
+    case Kind::kTensor:
+      return "a tensor";
+    case Kind::kTuple:
+      return "a tuple";
+    case Kind::kList:
+      return "a list";
+    case Kind::kDict:
+      return "a dictionary";
+    default:
+      return "another value";
+  }
+}
+
+// Gathers part by part; `at` is where each micro-batch's tensors of the present part begin.
+class Gatherer {
+ public:
+  Gatherer(const std::vector<Batch>& outputs, History history)
+      : outputs_(outputs), history_(history), at_(outputs.size()) {}
+
+  Structure part(const std::vector<const Structure*>& parts) {
+    for (const Structure* part : parts) {
+      TORCH_CHECK_TYPE(part->kind == parts[0]->kind,
+                       "Types for microbatch outputs do not match, found: ", nameOf(parts[0]->kind),
+                       " and ", nameOf(part->kind));
+    }
+    return parts[0]->kind == Kind::kTensor ? joined() : listed(parts);
+  }
+
+  Gathered result;
+
+ private:
+  at::Tensor whole(const at::Tensor& tensor) const {
+    return history_ == History::kRecord ? tensor : tensor.detach();
+  }
+
+  // Where the same tensors have been joined already, or the number of sources.
+  std::size_t before(const Gathered::Source& source) const {
+    const auto same = [&](const Gathered::Source& other) {
+      if (other.tensors.size() != source.tensors.size() || other.micro_batch >= 0) return false;
+      for (const auto i : c10::irange(outputs_.size())) {
+        const auto& tensors = outputs_[i].tensors;
+        if (!tensors[other.tensors[i]].is_same(tensors[source.tensors[i]])) return false;
+      }
+      return true;
+    };
+    return std::find_if(result.sources.begin(), result.sources.end(), same) -
+           result.sources.begin();
+  }
+
+  Structure joined() {
+    std::vector<at::Tensor> pieces;
+    Gathered::Source source;
+    for (const auto i : c10::irange(outputs_.size())) {
+      source.tensors.push_back(at_[i]);
+      pieces.push_back(whole(outputs_[i].tensors[at_[i]++]));
+      source.sizes.push_back(pieces.back().dim() == 0 ? 0 : pieces.back().size(0));
+    }
+    const std::size_t k = before(source);
+    at::Tensor tensor = k < result.sources.size() ? result.batch.tensors[k]
+                        : pieces.size() == 1      ? pieces[0]
+                                                  : at::cat(pieces);
+    result.batch.tensors.push_back(std::move(tensor));
+    result.sources.push_back(std::move(source));
+    return {};
+  }
+
+  Structure listed(const std::vector<const Structure*>& parts) {
+    Structure list{Kind::kList, {}, {}};
+    for (const auto i : c10::irange(outputs_.size())) {
+      list.parts.push_back(*parts[i]);
+      for (std::size_t left = tensorsIn(*parts[i]); left != 0; --left) {
+        result.sources.push_back({{at_[i]}, static_cast<std::int64_t>(i), {}});
+        result.batch.tensors.push_back(whole(outputs_[i].tensors[at_[i]++]));
+      }
+    }
+    return list;
+  }
+
+  const std::vector<Batch>& outputs_;
+  const History history_;
+  std::vector<std::size_t> at_;
+};
+
+// As tensor.chunk(), but each piece may be changed in place, as far as autograd goes.
+std::vector<at::Tensor> chunksOf(const at::Tensor& tensor, std::size_t chunks, History history) {
+  std::vector<at::Tensor> pieces = tensor.detach().chunk(static_cast<std::int64_t>(chunks));
+  if (history == History::kDrop) return pieces;
+  std::int64_t begin = 0;
+  for (at::Tensor& piece : pieces) {
+    const std::int64_t size = piece.size(0);
+    piece = tensor.narrow(0, begin, size);
+    begin += size;
+  }
+  return pieces;
+}
+
+}  // namespace
+
+std::vector<std::vector<at::Tensor>> scatter(const std::vector<at::Tensor>& tensors,
+                                             const std::vector<Scatter>& how, std::size_t chunks,
+                                             History history) {
+  const at::AutoGradMode grad(history == History::kRecord && at::GradMode::is_enabled());
+  const auto firstOf = [&](std::size_t k) {
+    std::size_t first = 0;
+    while (!(tensors[first].is_same(tensors[k]) && how[first] == how[k]))
+      ++first;
+    return first;
+  };
+  std::vector<std::vector<at::Tensor>> pieces(tensors.size());
+  std::size_t count = 0;
+  for (const auto k : c10::irange(tensors.size())) {
+    if (how[k] == Scatter::kReplicate) continue;
+    const std::size_t first = firstOf(k);
+    pieces[k] = first < k ? pieces[first] : chunksOf(tensors[k], chunks, history);
+    TORCH_CHECK(count == 0 || count == pieces[k].size(),
+                "Found different number of chunks produced for inputs: ", count, " and ",
+                pieces[k].size(),
+                ". Every input tensor is split along dimension 0; wrap those "
+                "that have no batch dimension in NoChunk.");
+    count = pieces[k].size();
+  }
+  if (count == 0) count = 1;
+  std::vector<std::vector<at::Tensor>> micro_batches(count);
+  for (const auto i : c10::irange(count)) {
+    for (const auto k : c10::irange(tensors.size())) {
+      if (const std::size_t first = firstOf(k); first < k) {
+        at::Tensor same = micro_batches[i][first];
+        micro_batches[i].push_back(std::move(same));
+      } else if (how[k] == Scatter::kChunk) {
+        micro_batches[i].push_back(std::move(pieces[k][i]));
+      } else if (history == History::kDrop) {
+        micro_batches[i].push_back(tensors[k].detach());
+      } else {
+        micro_batches[i].push_back(count == 1 ? tensors[k] : tensors[k].clone());
+      }
+    }
+  }
+  return micro_batches;
+}
+
+std::vector<GradPiece> split(const Gathered::Source& source, const at::Tensor& grad) {
+  if (source.micro_batch >= 0) {
+    return {{static_cast<std::size_t>(source.micro_batch), source.tensors[0], grad}};
+  }
+  if (source.tensors.size() == 1) return {{0, source.tensors[0], grad}};
+  std::vector<GradPiece> pieces;
+  std::int64_t begin = 0;
+  for (const auto i : c10::irange(source.tensors.size())) {
+    pieces.push_back({i, source.tensors[i], grad.narrow(0, begin, source.sizes[i])});
+    begin += source.sizes[i];
+  }
+  return pieces;
+}
+
+Gathered gather(const std::vector<Batch>& outputs, History history) {
+  const at::AutoGradMode grad(history == History::kRecord && at::GradMode::is_enabled());
+  Gatherer gatherer(outputs, history);
+  std::vector<const Structure*> tops;
+  for (const Batch& output : outputs)
+    tops.push_back(&structureOf(output));
+  const Structure& first = *tops[0];
+  if (!hasParts(first)) {
+    Structure whole = gatherer.part(tops);
+    if (whole.kind != Kind::kTensor) {
+      gatherer.result.batch.structure = std::make_shared<Structure>(std::move(whole));
+    }
+    return std::move(gatherer.result);
+  }
+  // A list becomes a tuple, as it does between stages.
+  auto whole = std::make_shared<Structure>(
+      Structure{first.kind == Kind::kList ? Kind::kTuple : first.kind, first.value, {}});
+  for (const Structure* top : tops) {
+    TORCH_CHECK_TYPE(top->kind == first.kind && top->parts.size() == first.parts.size(),
+                     "Types for microbatch outputs do not match, found: ", nameOf(first.kind),
+                     " of ", first.parts.size(), " and ", nameOf(top->kind), " of ",
+                     top->parts.size());
+  }
+  for (const auto p : c10::irange(first.parts.size())) {
+    std::vector<const Structure*> parts;
+    for (const Structure* top : tops)
+      parts.push_back(&top->parts[p]);
+    whole->parts.push_back(gatherer.part(parts));
+  }
+  gatherer.result.batch.structure = std::move(whole);
+  return std::move(gatherer.result);
+}
+
+}  // namespace weft::pipe

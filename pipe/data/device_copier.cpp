@@ -1,0 +1,117 @@
+#include "pipe/data/device_copier.h"
+
+#include <ATen/TensorSubclassLikeUtils.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+
+namespace weft::pipe {
+
+namespace {
+
+c10::impl::VirtualGuardImpl of(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type());
+}
+
+// Its memory is not given to others before the stream has done what it was told so far.
+void keptFor(const at::Tensor& tensor, const c10::Stream& stream) {
+  of(tensor.device()).recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
+}
+
+c10::Event recordedOn(const c10::Stream& stream) {
+  c10::Event event(stream.device_type());
+  event.record(stream);
+  return event;
+}
+
+}  // namespace
+
+at::Tensor moved(const at::Tensor& tensor, c10::Device device) {
+  return !tensor.defined() || tensor.device() == device
+             ? tensor
+             : tensor.to(device, tensor.scalar_type(), /*non_blocking=*/isAccelerator(device));
+}
+
+Ferry::Ferry(const std::vector<c10::Device>& devices) {
+  for (const c10::Device device : devices) {
+    if (!isAccelerator(device) || sidesOf(device) != nullptr) continue;
+    try {
+      const c10::Stream departures = of(device).getStreamFromGlobalPool(device);
+      const c10::Stream arrivals = of(device).getStreamFromGlobalPool(device);
+      (void)recordedOn(departures);
+      sides_.push_back({departures, arrivals});
+    } catch (const c10::Error&) {
+      // Not every accelerator has streams and events: plain copies, then.
+    }
+  }
+}
+
+const Ferry::Sides* Ferry::sidesOf(c10::Device device) const {
+  const auto found = std::find_if(sides_.begin(), sides_.end(), [&](const Sides& sides) {
+    return sides.arrivals.device() == device;
+  });
+  return found == sides_.end() ? nullptr : &*found;
+}
+
+bool Ferry::takes(const at::Tensor& tensor, c10::Device to) const {
+  const auto good = [&](c10::Device device) {
+    return device.is_cpu() || sidesOf(device) != nullptr;
+  };
+  return good(tensor.device()) && good(to) && tensor.layout() == at::kStrided &&
+         tensor.has_storage() && !at::isTensorSubclassLike(tensor);
+}
+
+CrossingPtr Ferry::send(const std::vector<at::Tensor*>& tensors, c10::Device to) const {
+  CrossingPtr crossing;
+  std::vector<c10::Device> left;  // whose departures know what has been made until now
+  const at::NoGradGuard no_grad;
+  for (at::Tensor* const tensor : tensors) {
+    if (!tensor->defined() || tensor->device() == to) continue;
+    if (!takes(*tensor, to)) {
+      *tensor = moved(*tensor, to);
+      continue;
+    }
+    const c10::Device from = tensor->device();
+    const Sides* const leaves = sidesOf(from);
+    const Sides* const arrives = sidesOf(to);
+    if (leaves != nullptr && std::find(left.begin(), left.end(), from) == left.end()) {
+      recordedOn(of(from).getStream(from)).block(leaves->departures);
+      left.push_back(from);
+    }
+    c10::OptionalStreamGuard there;
+    c10::OptionalStreamGuard here;
+    if (leaves != nullptr) there.reset_stream(leaves->departures);
+    if (arrives != nullptr) here.reset_stream(arrives->arrivals);
+    const at::Tensor copy = tensor->to(to, tensor->scalar_type(), /*non_blocking=*/true);
+    if (leaves != nullptr) keptFor(*tensor, leaves->departures);
+    *tensor = copy;
+    if (!crossing) crossing = std::make_unique<Crossing>(to);
+    crossing->tensors.push_back(copy);
+  }
+  if (!crossing) return crossing;
+  if (const Sides* const arrives = sidesOf(to)) {
+    crossing->here.push_back(recordedOn(arrives->arrivals));
+  } else {
+    for (const c10::Device from : left)
+      crossing->here.push_back(recordedOn(sidesOf(from)->departures));
+  }
+  return crossing;
+}
+
+void Ferry::land(CrossingPtr crossing) {
+  if (!crossing) return;
+  if (!isAccelerator(crossing->to)) {
+    for (const c10::Event& event : crossing->here)
+      event.synchronize();
+    return;
+  }
+  const c10::Stream stream = of(crossing->to).getStream(crossing->to);
+  for (c10::Event& event : crossing->here)
+    event.block(stream);
+  for (const at::Tensor& tensor : crossing->tensors)
+    keptFor(tensor, stream);
+}
+
+}  // namespace weft::pipe

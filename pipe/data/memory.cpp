@@ -1,0 +1,71 @@
+#include "pipe/data/memory.h"
+
+#include <ATen/TensorSubclassLikeUtils.h>
+#include <c10/util/irange.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace weft::pipe {
+
+namespace {
+
+// One dimension of two tensors with equal strides: by how many steps their indices may differ.
+struct Dimension {
+  std::int64_t stride;
+  std::int64_t low;
+  std::int64_t high;
+};
+
+std::int64_t floorDiv(std::int64_t a, std::int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
+
+// Whether some index difference is `distance` elements long. Largest strides first, so that few
+// steps of each dimension leave a rest that the others can make up.
+bool reaches(std::int64_t distance, const Dimension* dimension, const Dimension* end) {
+  if (dimension == end) return distance == 0;
+  std::int64_t low = 0;
+  std::int64_t high = 0;  // of the rest
+  for (const Dimension* next = dimension + 1; next != end; ++next) {
+    low += next->low * next->stride;
+    high += next->high * next->stride;
+  }
+  const std::int64_t first =
+      std::max(dimension->low, -floorDiv(-(distance - high), dimension->stride));
+  const std::int64_t last = std::min(dimension->high, floorDiv(distance - low, dimension->stride));
+  constexpr std::int64_t kFew = 4;
+  if (last - first >= kFew) return true;  // not laid out as a tensor's dimensions usually are
+  for (std::int64_t steps = first; steps <= last; ++steps) {
+    if (reaches(distance - steps * dimension->stride, dimension + 1, end)) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+const void* memoryOf(const at::Tensor& tensor) {
+  return !tensor.defined() || !tensor.has_storage()
+             ? nullptr
+             : tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
+
+bool mayOverlap(const at::Tensor& one, const at::Tensor& other) {
+  const void* const memory = memoryOf(one);
+  if (memory == nullptr || memory != memoryOf(other)) return false;
+  if (one.numel() == 0 || other.numel() == 0) return false;
+  if (at::isTensorSubclassLike(one) || at::isTensorSubclassLike(other) ||
+      one.scalar_type() != other.scalar_type() || one.strides() != other.strides()) {
+    return true;
+  }
+  std::vector<Dimension> dimensions;
+  for (const auto d : c10::irange(one.dim())) {
+    if (one.stride(d) == 0) continue;
+    dimensions.push_back({one.stride(d), 1 - other.size(d), one.size(d) - 1});
+  }
+  std::sort(dimensions.begin(), dimensions.end(),
+            [](const Dimension& a, const Dimension& b) { return a.stride > b.stride; });
+  return reaches(other.storage_offset() - one.storage_offset(), dimensions.data(),
+                 dimensions.data() + dimensions.size());
+}
+
+}  // namespace weft::pipe

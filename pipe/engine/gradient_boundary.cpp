@@ -1,0 +1,104 @@
+#include "pipe/engine/gradient_boundary.h"
+
+#include <torch/csrc/autograd/functions/utils.h>
+
+#include <cstdint>
+#include <limits>
+#include <mutex>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+
+namespace weft::pipe {
+
+namespace autograd = torch::autograd;
+
+namespace {
+
+using WeakNode =
+    std::conditional_t<std::is_same_v<NodePtr, std::shared_ptr<autograd::Node>>,
+                       std::weak_ptr<autograd::Node>, c10::weak_intrusive_ptr<autograd::Node>>;
+
+// A node more costs a task something, and the gradients of small parameters are no burden.
+constexpr std::size_t kLarge = 64 << 10;  // bytes, of any layout
+
+thread_local GradientSink* t_sink = nullptr;
+
+struct CollectorNode final : public autograd::Node {
+  // Before all else that could run, so that a gradient is added and freed before the next is made;
+  // an accumulator has the same number.
+  CollectorNode() : Node(/*sequence_nr=*/std::numeric_limits<std::uint64_t>::max()) {}
+  autograd::variable_list apply(autograd::variable_list&& grads) override {
+    if (t_sink == nullptr || !grads[0].defined()) return std::move(grads);
+    if (t_sink->take(next_edge(0).function.get(), grads[0])) grads[0].reset();
+    return std::move(grads);
+  }
+  std::string name() const override { return "WeftPipeCollector"; }
+};
+
+struct Placed {
+  NodePtr front;  // the gate, or the collector before it
+  NodePtr gate;
+  NodePtr accumulator;  // what was there
+  std::size_t holders = 0;
+};
+
+// The gates in place now, in all threads.
+std::mutex g_mutex;
+std::unordered_map<c10::TensorImpl*, Placed>& placed() {
+  static auto* const gates = new std::unordered_map<c10::TensorImpl*, Placed>;
+  return *gates;
+}
+
+}  // namespace
+
+GradientSinkGuard::GradientSinkGuard(GradientSink* sink) : before_(std::exchange(t_sink, sink)) {}
+GradientSinkGuard::~GradientSinkGuard() { t_sink = before_; }
+
+at::Tensor aliasBehind(const at::Tensor& tensor, const NodePtr& node) {
+  at::Tensor alias = tensor.detach();
+  autograd::set_history(alias, node);
+  return alias;
+}
+
+Gates::Gates(const std::vector<at::Tensor>& tensors) {
+  edges_.reserve(tensors.size());
+  const std::lock_guard lock(g_mutex);
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.is_leaf()) {
+      edges_.push_back(autograd::impl::gradient_edge(tensor));
+      continue;
+    }
+    Placed& entry = placed()[tensor.unsafeGetTensorImpl()];
+    if (entry.holders++ == 0) {
+      entry.accumulator = autograd::impl::grad_accumulator(tensor);
+      auto gate = makeNode<IdentityNode>();
+      gate->add_input_metadata(tensor);
+      gate->add_next_edge({entry.accumulator, 0});
+      entry.gate = entry.front = std::move(gate);
+      if (static_cast<std::size_t>(tensor.numel()) * tensor.element_size() >= kLarge) {
+        auto collector = makeNode<CollectorNode>();
+        collector->add_input_metadata(tensor);
+        collector->add_next_edge({entry.gate, 0});
+        entry.front = std::move(collector);
+      }
+      autograd::impl::set_grad_accumulator(tensor, WeakNode(entry.front));
+    }
+    edges_.emplace_back(entry.gate, 0);
+    leaves_.push_back(tensor);
+  }
+}
+
+Gates::~Gates() {
+  std::vector<Placed> removed;  // dropped without the lock
+  const std::lock_guard lock(g_mutex);
+  for (const at::Tensor& tensor : leaves_) {
+    const auto it = placed().find(tensor.unsafeGetTensorImpl());
+    if (--it->second.holders != 0) continue;
+    autograd::impl::set_grad_accumulator(tensor, WeakNode(it->second.accumulator));
+    removed.push_back(std::move(it->second));
+    placed().erase(it);
+  }
+}
+
+}  // namespace weft::pipe

@@ -1,0 +1,47 @@
+// The pipeline: a chain of stages through which mini-batches go in micro-batches.
+//
+// To autograd a whole mini-batch is one node: its inputs are the pipeline's inputs and all
+// parameters, its outputs the gathered outputs. Inside, each cell of the schedule has a graph of
+// its own, and the node's backward runs them against the clock, each stage's on that stage's
+// thread. So CPU stages overlap in the backward as well (autograd alone would give all CPU nodes to
+// the calling thread), each parameter gets its gradient once, and what is asked for is what is
+// computed. docs/pipe.md tells the price.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "transport/base/api.h"
+#include "pipe/engine/forward_run.h"
+
+namespace weft::pipe {
+
+class WEFT_API Pipeline {
+ public:
+  // One device per stage. Starts no thread.
+  Pipeline(std::vector<std::shared_ptr<Stage>> stages, std::vector<c10::Device> devices,
+           std::vector<SkipRoute> routes, ThreadHooks hooks);
+  // Waits for the threads. Graphs that are still alive start threads of their own if they need
+  // them.
+  ~Pipeline();
+  Pipeline(const Pipeline&) = delete;
+  Pipeline& operator=(const Pipeline&) = delete;
+
+  // Runs a mini-batch; the result has a history if gradients are wanted. Throws what the earliest
+  // failing stage threw; afterwards the pipeline is as good as before. Any thread; not with the GIL
+  // held.
+  Batch run(MiniBatchInput input);
+
+  // Ends the threads; they are started again when needed.
+  void rest();
+  std::size_t threads() const;
+  Threading threading() const;
+  void setThreading(Threading threading);
+  void startRecording();
+  std::vector<Event> stopRecording();
+
+ private:
+  const std::shared_ptr<Machine> machine_;
+};
+
+}  // namespace weft::pipe

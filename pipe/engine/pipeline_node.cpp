@@ -1,0 +1,106 @@
+#include "pipe/engine/pipeline_node.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/irange.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+
+#include "pipe/engine/double_backward.h"
+
+namespace weft::pipe {
+
+namespace autograd = torch::autograd;
+
+PipelineNode::PipelineNode(std::unique_ptr<MiniBatch> batch) : batch_(std::move(batch)) {
+  for (const at::Tensor& tensor : batch_->input().tensors)
+    inputs_.emplace_back(tensor, false);
+}
+
+Wanted PipelineNode::wanted() const {
+  const std::size_t inputs = batch_->input().tensors.size();
+  Wanted wanted;
+  for (const auto k : c10::irange(num_outputs())) {
+    (k < inputs ? wanted.inputs : wanted.parameters).push_back(task_should_compute_output(k));
+    if (k >= inputs) wanted.accumulators.push_back(freeAccumulator(k));
+  }
+  return wanted;
+}
+
+// An accumulator may take a gradient piece by piece where nobody sees that: no hook is called with
+// it, and it is not what torch.autograd.grad was asked for. On an accelerator the engine chooses
+// the stream on which an accumulator runs, and memory is warm anyway.
+autograd::Node* PipelineNode::freeAccumulator(std::size_t output) const {
+  auto* const node = dynamic_cast<autograd::AccumulateGrad*>(next_edge(output).function.get());
+  if (node == nullptr || !node->variable.is_cpu() || !node->tensor_pre_hooks().empty() ||
+      !node->pre_hooks().empty() || !node->post_hooks().empty() ||
+      !node->retains_grad_hooks().empty() || node->tensor_post_acc_grad_hooks()) {
+    return nullptr;
+  }
+  const auto* const asked = autograd::get_current_graph_task_exec_info();
+  if (asked == nullptr || asked->empty()) return node;
+  const auto it = asked->find(node);
+  return it != asked->end() && it->second.needed_ && !it->second.captures_ ? node : nullptr;
+}
+
+autograd::variable_list PipelineNode::apply(autograd::variable_list&& grads) {
+  if (!taken_) return run(grads);
+  const Taken taken = std::move(*taken_);
+  taken_.reset();
+  for (const c10::Event& made : taken.made) {
+    made.block(c10::impl::VirtualGuardImpl(made.device_type()).getStream(made.device()));
+  }
+  return run(taken.grads);
+}
+
+autograd::variable_list PipelineNode::run(const autograd::variable_list& grads) {
+  TORCH_CHECK(batch_, autograd::ERR_BACKWARD_TWICE);
+  if (at::GradMode::is_enabled()) return differentiable(grads);
+  MiniBatch::Gradients found =
+      batch_->backward(grads, wanted(), autograd::get_current_graph_task_keep_graph());
+  autograd::variable_list result = std::move(found.inputs);
+  for (at::Tensor& grad : found.parameters)
+    result.push_back(std::move(grad));
+  return result;
+}
+
+autograd::variable_list PipelineNode::differentiable(const autograd::variable_list& grads) {
+  std::vector<at::Tensor> inputs;
+  for (const autograd::SavedVariable& saved : inputs_)
+    inputs.push_back(saved.unpack());
+  return gradientsWithGraph(*batch_, inputs, grads, wanted());
+}
+
+void PipelineNode::release_variables() {
+  batch_.reset();
+  taken_.reset();
+  for (autograd::SavedVariable& saved : inputs_)
+    saved.reset_data();
+}
+
+DoorNode::DoorNode(PipelineNode& node, NodePtr owner) : node_(node) {
+  node_.add_input_metadata(at::empty({0}));
+  add_next_edge({std::move(owner), 0});
+}
+
+autograd::variable_list DoorNode::apply(autograd::variable_list&& grads) {
+  PipelineNode::Taken taken;
+  std::vector<c10::Device> devices;
+  for (const at::Tensor& grad : grads) {
+    if (!grad.defined() || !isAccelerator(grad.device())) continue;
+    if (std::find(devices.begin(), devices.end(), grad.device()) != devices.end()) continue;
+    devices.push_back(grad.device());
+    const c10::impl::VirtualGuardImpl guard(grad.device().type());
+    const c10::Stream stream = guard.getStream(grad.device());
+    taken.made.emplace_back(grad.device().type());
+    taken.made.back().record(stream);
+  }
+  taken.grads = std::move(grads);
+  node_.taken_.emplace(std::move(taken));
+  return {at::empty({0})};
+}
+
+}  // namespace weft::pipe

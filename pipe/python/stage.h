@@ -1,0 +1,49 @@
+// A partition that is a Python module: the GIL is held while it runs, and then only. One whose
+// layers are all TorchScript runs without Python, unless it has hooks.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <atomic>
+#include <optional>
+
+#include "pipe/stage/script_stage.h"
+#include "pipe/stage/stage.h"
+
+namespace weft::pipe {
+
+class PythonStage final : public Stage {
+ public:
+  // `module` is called; `skips` is what currentSkips() answers meanwhile. With the GIL.
+  PythonStage(pybind11::object module, pybind11::object skips);
+  ~PythonStage() override;
+
+  void prepare() override;
+  // What Python raises is thrown as python_error.
+  Batch forward(const Batch& input) override;
+  std::vector<at::Tensor> parameters() override;
+  // Parameters and buffers by their places in the module's dictionaries; a run with those of then
+  // puts them there, and what it found back afterwards.
+  std::shared_ptr<StageTensors> tensors() override;
+  void update(StageTensors& tensors) override;
+  Batch forwardAgain(const Batch& input, const StageTensors& then) override;
+
+ private:
+  Batch call(const Batch& input);
+
+  pybind11::object module_;
+  pybind11::object skips_;
+  std::optional<ScriptStage> script_;
+  std::atomic<bool> hooked_{false};  // layers have hooks, which only Python calls
+};
+
+// The skips of the stage that runs on this thread; None outside of one. With the GIL.
+pybind11::object currentSkips();
+
+// Whether torch.nn.utils.parametrize.cached() is in force. With the GIL.
+bool cachesParametrizations();
+
+// Throws what Python has raised as python_error. With the GIL.
+[[noreturn]] void throwPythonError();
+
+}  // namespace weft::pipe

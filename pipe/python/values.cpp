@@ -1,0 +1,198 @@
+#include "pipe/python/values.h"
+
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/utils/pybind.h>
+
+namespace weft::pipe {
+
+namespace py = pybind11;
+
+namespace {
+
+using Kind = Structure::Kind;
+
+// A Python object in an IValue. torch's own holder cannot be linked: what it infers types with is
+// hidden in libtorch_python.
+class Held final : public c10::ivalue::PyObjectHolder {
+ public:
+  explicit Held(py::handle object) : object_(py::reinterpret_borrow<py::object>(object)) {}
+  ~Held() override {
+    if (Py_IsInitialized() == 0) {
+      (void)object_.release();
+      return;
+    }
+    const py::gil_scoped_acquire gil;
+    object_ = py::object();
+  }
+  PyObject* getPyObject() override { return object_.ptr(); }
+
+  // For TorchScript's stages: None, numbers, strings, and lists of such.
+  c10::InferredType tryToInferType() override {
+    const py::gil_scoped_acquire gil;
+    const std::optional<c10::IValue> value = scriptValue(object_);
+    if (value) return c10::InferredType(value->type());
+    return c10::InferredType(
+        "TorchScript stages take tensors, numbers, strings and lists of them, not " +
+        std::string(Py_TYPE(object_.ptr())->tp_name));
+  }
+  c10::IValue toIValue(const c10::TypePtr& /*type*/, std::optional<int32_t> /*n*/) override {
+    const py::gil_scoped_acquire gil;
+    return scriptValue(object_).value();
+  }
+  std::string toStr() override {
+    const py::gil_scoped_acquire gil;
+    return py::str(object_);
+  }
+  std::vector<at::Tensor> extractTensors() override { return {}; }
+
+ private:
+  static std::optional<c10::IValue> scriptValue(py::handle object) {
+    if (object.is_none()) return c10::IValue();
+    if (PyBool_Check(object.ptr())) return c10::IValue(object.cast<bool>());
+    if (PyLong_Check(object.ptr())) return c10::IValue(object.cast<std::int64_t>());
+    if (PyFloat_Check(object.ptr())) return c10::IValue(object.cast<double>());
+    if (PyUnicode_Check(object.ptr())) return c10::IValue(object.cast<std::string>());
+    if (!PyList_Check(object.ptr()) || PyList_Size(object.ptr()) == 0) return std::nullopt;
+    std::vector<c10::IValue> items;
+    for (const py::handle item : object) {
+      const std::optional<c10::IValue> value = scriptValue(item);
+      if (!value || (!items.empty() && *value->type() != *items[0].type())) return std::nullopt;
+      items.push_back(*value);
+    }
+    c10::impl::GenericList list(items[0].type());
+    for (c10::IValue& item : items)
+      list.push_back(std::move(item));
+    return list;
+  }
+
+  py::object object_;
+};
+
+c10::IValue held(py::handle object) {
+  return c10::IValue(
+      c10::intrusive_ptr<c10::ivalue::PyObjectHolder>(c10::make_intrusive<Held>(object)));
+}
+
+py::object heldIn(const c10::IValue& value) {
+  if (!value.isPyObject()) return torch::jit::toPyObject(value);  // of a script stage
+  return py::reinterpret_borrow<py::object>(value.toPyObject());
+}
+
+bool isPlain(PyObject* object) {
+  return object == Py_None || PyLong_Check(object) || PyFloat_CheckExact(object) ||
+         PyUnicode_CheckExact(object);
+}
+
+bool isNamedTuple(PyObject* object) {
+  return PyTuple_Check(object) && !PyTuple_CheckExact(object) &&
+         PyObject_HasAttrString(object, "_make") != 0;
+}
+
+// torch.utils._pytree's table: type -> how its values are taken apart and built.
+py::dict registeredNodes() {
+  return py::module_::import("torch.utils._pytree").attr("SUPPORTED_NODES");
+}
+
+Structure sequence(Kind kind, py::handle value, std::vector<at::Tensor>& tensors) {
+  Structure structure{kind, {}, {}};
+  for (const py::handle item : value)
+    structure.parts.push_back(addPart(item, tensors));
+  return structure;
+}
+
+// The value taken apart, whatever is in it; kValue for what has no parts.
+Structure apart(py::handle value, std::vector<at::Tensor>& tensors) {
+  PyObject* const object = value.ptr();
+  if (THPVariable_Check(object)) {
+    tensors.push_back(THPVariable_Unpack(object));
+    return {};
+  }
+  if (PyTuple_CheckExact(object)) return sequence(Kind::kTuple, value, tensors);
+  if (PyList_CheckExact(object)) return sequence(Kind::kList, value, tensors);
+  if (PyDict_CheckExact(object)) {
+    Structure structure{Kind::kDict, held(py::list(py::reinterpret_borrow<py::dict>(value))), {}};
+    for (const auto& item : py::reinterpret_borrow<py::dict>(value)) {
+      structure.parts.push_back(addPart(item.second, tensors));
+    }
+    return structure;
+  }
+  if (isPlain(object)) return {Kind::kValue, held(value), {}};
+  if (isNamedTuple(object)) {
+    Structure structure = sequence(Kind::kCustom, value, tensors);
+    structure.value = held(py::make_tuple(py::type::of(value), py::none()));
+    return structure;
+  }
+  const py::dict nodes = registeredNodes();
+  const py::object type = py::type::of(value);
+  if (!nodes.contains(type)) return {Kind::kValue, held(value), {}};
+  const py::object node = nodes[type];
+  const py::tuple flat = node.attr("flatten_fn")(value);
+  Structure structure = sequence(Kind::kCustom, flat[0], tensors);
+  structure.value = held(py::make_tuple(node.attr("unflatten_fn"), flat[1]));
+  return structure;
+}
+
+// Builds the structure; takes tensors from `next` on.
+py::object build(const Structure& structure, const std::vector<at::Tensor>& tensors,
+                 std::size_t& next) {
+  if (structure.kind == Kind::kTensor) {
+    return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensors.at(next++)));
+  }
+  if (structure.kind == Kind::kValue) return heldIn(structure.value);
+  py::list parts;
+  for (const Structure& part : structure.parts)
+    parts.append(build(part, tensors, next));
+  switch (structure.kind) {
+    case Kind::kTuple:
+      return py::tuple(parts);
+    case Kind::kList:
+      return parts;
+    case Kind::kDict: {
+      py::dict dict;
+      const py::list keys = heldIn(structure.value);
+      for (std::size_t k = 0; k < structure.parts.size(); ++k)
+        dict[keys[k]] = parts[k];
+      return dict;
+    }
+    default:
+      break;
+  }
+  const py::tuple how = heldIn(structure.value);
+  return how[1].is_none() && py::isinstance<py::type>(how[0]) ? how[0].attr("_make")(parts)
+                                                              : how[0](parts, how[1]);
+}
+
+}  // namespace
+
+Structure addPart(py::handle value, std::vector<at::Tensor>& tensors) {
+  const std::size_t before = tensors.size();
+  Structure structure = apart(value, tensors);
+  if (structure.kind != Kind::kTensor && tensors.size() == before) {
+    return {Kind::kValue, held(value), {}};
+  }
+  return structure;
+}
+
+Batch toBatch(py::handle value) {
+  Batch batch;
+  Structure structure = apart(value, batch.tensors);
+  if (structure.kind != Kind::kTensor) {
+    batch.structure = std::make_shared<Structure>(std::move(structure));
+  }
+  return batch;
+}
+
+py::object toPython(const Batch& batch) {
+  std::size_t next = 0;
+  static const Structure single;
+  return build(batch.structure ? *batch.structure : single, batch.tensors, next);
+}
+
+py::tuple toArguments(const Batch& batch) {
+  py::object value = toPython(batch);
+  if (PyTuple_Check(value.ptr()) || PyList_CheckExact(value.ptr())) return py::tuple(value);
+  return py::make_tuple(std::move(value));
+}
+
+}  // namespace weft::pipe

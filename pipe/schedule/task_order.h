@@ -1,0 +1,60 @@
+// Which tasks of a job have ended, counted from the first without a gap, and waiting for that.
+//
+// What a task does only once all tasks before it have ended happens in the schedule's order and by
+// one task at a time, whatever threads run them: that is how stages draw random numbers.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <mutex>
+#include <vector>
+
+#include "pipe/schedule/task_graph.h"
+
+namespace weft::pipe {
+
+// Any thread may call it.
+class TaskOrder {
+ public:
+  explicit TaskOrder(std::size_t tasks) : ended_(tasks) {}
+
+  // `task` has ended, or will not run. Once per task.
+  void end(TaskId task) {
+    ended_[task].store(true);
+    TaskId front = front_.load();
+    while (front < ended_.size() && ended_[front].load()) {
+      if (front_.compare_exchange_weak(front, front + 1)) ++front;
+    }
+    if (waiting_.load() == 0) return;
+    const std::lock_guard lock(mutex_);
+    changed_.notify_all();
+  }
+
+  // True when every task before this one has ended.
+  bool isTurnOf(TaskId task) const { return front_.load() >= task; }
+
+  // Waits for that. False if it took longer than `at_most`.
+  bool awaitTurnOf(TaskId task, std::chrono::seconds at_most) {
+    if (isTurnOf(task)) return true;
+    std::unique_lock lock(mutex_);
+    ++waiting_;
+    const bool came = changed_.wait_for(lock, at_most, [&] { return isTurnOf(task); });
+    --waiting_;
+    return came;
+  }
+  void awaitTurnOf(TaskId task) {
+    while (!awaitTurnOf(task, std::chrono::hours(1))) {
+    }
+  }
+
+ private:
+  std::vector<std::atomic<bool>> ended_;
+  std::atomic<TaskId> front_{0};  // all tasks before it have ended
+  std::atomic<unsigned> waiting_{0};
+  std::mutex mutex_;
+  std::condition_variable changed_;
+};
+
+}  // namespace weft::pipe

@@ -1,0 +1,173 @@
+#include "pipe/stage/rng.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+namespace weft::pipe {
+
+namespace {
+
+// A task that begins to draw in its middle may hold a lock that one before it waits for: then its
+// turn never comes.
+constexpr std::chrono::seconds kPatience{60};
+
+thread_local RngScope* t_scope = nullptr;
+
+bool hasDefaultGenerator(c10::Device device) { return !device.is_cpu() && !device.is_meta(); }
+
+void locked(at::Generator generator, const auto& action) {
+  const std::lock_guard lock(generator.mutex());
+  action(generator);
+}
+
+}  // namespace
+
+const RngStates::Saved* RngStates::find(const at::Generator& generator) const {
+  const auto it = std::find_if(states_.begin(), states_.end(),
+                               [&](const Saved& saved) { return saved.generator == generator; });
+  return it == states_.end() ? nullptr : &*it;
+}
+
+void RngStates::save(const at::Generator& generator) {
+  if (find(generator) != nullptr) return;
+  locked(generator, [&](at::Generator& held) { states_.push_back({held, held.get_state()}); });
+}
+
+void RngStates::restore(const at::Generator& generator) const {
+  const Saved* const saved = find(generator);
+  if (saved == nullptr) return;
+  locked(generator, [&](at::Generator& held) { held.set_state(saved->state); });
+}
+
+void RngStates::restoreAll() const {
+  for (const Saved& saved : states_)
+    restore(saved.generator);
+}
+
+RngScope::RngScope(const RngTurn& turn, c10::Device device, Purpose purpose, const RngStates* then,
+                   bool expected)
+    : turn_(turn), purpose_(purpose), then_(then), enclosing_(std::exchange(t_scope, this)) {
+  try {
+    if (expected) awaitTurn(/*at_length=*/true);
+    if (purpose == Purpose::kDraw || !hasDefaultGenerator(device)) return;
+    const at::Generator& generator = at::globalContext().defaultGenerator(device);
+    before_.save(generator);
+    if (then_ != nullptr) then_->restore(generator);
+  } catch (...) {
+    t_scope = enclosing_;
+    throw;
+  }
+}
+
+RngScope::~RngScope() {
+  t_scope = enclosing_;
+  if (purpose_ == Purpose::kRepeat) before_.restoreAll();
+}
+
+void RngScope::awaitTurn(bool at_length) {
+  if (turn_.order == nullptr || turn_.order->isTurnOf(turn_.task)) return;
+  bool came = true;
+  const auto wait = [&] {
+    if (at_length) {
+      turn_.order->awaitTurnOf(turn_.task);
+    } else {
+      came = turn_.order->awaitTurnOf(turn_.task, kPatience);
+    }
+  };
+  if (turn_.while_waiting != nullptr && *turn_.while_waiting) {
+    (*turn_.while_waiting)(wait);
+  } else {
+    wait();
+  }
+  TORCH_CHECK(
+      came,
+      "a stage of a Pipe began to use a random number generator, which it had not done when "
+      "it ran last, and its turn to do so did not come within ",
+      kPatience.count(),
+      " s: it may hold a lock that another stage waits for. Run the mini-batch again: from now on "
+      "the stage waits before it begins.");
+}
+
+void RngScope::touch(const at::Generator& generator) {
+  if (turn_.outside != nullptr) turn_.outside->touch(generator);
+  touched_ = true;
+  awaitTurn(/*at_length=*/false);
+  if (purpose_ == Purpose::kDraw) return;
+  if (before_.has(generator)) return;
+  before_.save(generator);
+  if (then_ != nullptr) then_->restore(generator);
+}
+
+RngScope* currentRngScope() { return t_scope; }
+
+void touchGenerator(const at::Generator& generator) {
+  if (t_scope != nullptr && generator.defined() && generator.device().is_cpu()) {
+    t_scope->touch(generator);
+  }
+}
+
+namespace {
+
+bool isGenerator(const c10::Argument& argument) {
+  const c10::TypePtr& type = argument.type();
+  if (const auto optional = type->cast<c10::OptionalType>()) {
+    return optional->getElementType()->kind() == c10::TypeKind::GeneratorType;
+  }
+  return type->kind() == c10::TypeKind::GeneratorType;
+}
+
+// Stands before a random operator's kernel, whatever the backend.
+void beforeDraw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  if (t_scope != nullptr) {
+    const auto& arguments = op.schema().arguments();
+    const c10::IValue* given = nullptr;
+    for (std::size_t k = 0; k < arguments.size(); ++k) {
+      const c10::IValue& value = torch::jit::peek(*stack, k, arguments.size());
+      if (value.isGenerator()) given = &value;
+    }
+    if (given != nullptr) {
+      touchGenerator(given->toGenerator());
+    } else if (keys.highestBackendKey() == c10::BackendComponent::CPUBit) {
+      touchGenerator(at::detail::getDefaultCPUGenerator());
+    }
+  }
+  using c10::DispatchKeySet;
+  op.redispatchBoxed(
+      keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect), stack);
+}
+
+bool drawsOnCpu(const c10::OperatorHandle& op) {
+  if (!op.hasSchema() || !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) ||
+      op.hasKernelForDispatchKey(c10::DispatchKey::BackendSelect)) {
+    return false;
+  }
+  const auto& arguments = op.schema().arguments();
+  return std::any_of(arguments.begin(), arguments.end(), isGenerator);
+}
+
+}  // namespace
+
+void watchRandomOperators() {
+  static const bool done = [] {
+    auto& dispatcher = c10::Dispatcher::singleton();
+    for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+      const auto op = dispatcher.findSchema(name);
+      if (!op || !drawsOnCpu(*op)) continue;
+      // For good: an operator may run in any thread at any time.
+      new c10::RegistrationHandleRAII(dispatcher.registerImpl(
+          name, c10::DispatchKey::BackendSelect,
+          c10::KernelFunction::makeFromBoxedFunction<&beforeDraw>(), std::nullopt, nullptr,
+          "weft::pipe, random numbers in the schedule's order"));
+    }
+    return true;
+  }();
+  (void)done;
+}
+
+}  // namespace weft::pipe

@@ -1,0 +1,101 @@
+// Random numbers: drawn in the schedule's order, and repeated exactly when a stage runs again.
+//
+// All CPU stages draw from one default generator. Nobody can tell beforehand which of them will, so
+// nothing is assumed: the first time that a task draws from a CPU generator, reads or sets its
+// state or seeds it, it waits until all tasks before it in the schedule have ended, and no later
+// task gets there before it has ended itself. The state found then is what a recomputation begins
+// with.
+//
+//   a random operator or a method of torch.Generator --> touchGenerator() --> the thread's RngScope
+//                                                  waits for its turn, saves or restores the state
+//
+// Operators are seen by a kernel of Weft's that the dispatcher calls before the backend's own, for
+// every operator that has a generator among its arguments; the methods of Python's torch.Generator
+// by pipe/python/rng.cpp. An accelerator's default generator belongs to the one lane of its device,
+// and its state is saved before every run that may be repeated.
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <functional>
+#include <vector>
+
+#include "transport/base/api.h"
+#include "pipe/schedule/task_order.h"
+
+namespace weft::pipe {
+
+// What generators were like before a stage run; those that it used.
+class RngStates {
+ public:
+  // Saves the generator's present state, unless there is one of it.
+  void save(const at::Generator& generator);
+  // The state goes back into the generator; nothing if there is none of it.
+  void restore(const at::Generator& generator) const;
+  void restoreAll() const;
+  bool has(const at::Generator& generator) const { return find(generator) != nullptr; }
+  bool empty() const { return states_.empty(); }
+
+ private:
+  struct Saved {
+    at::Generator generator;
+    at::Tensor state;
+  };
+  const Saved* find(const at::Generator& generator) const;
+  std::vector<Saved> states_;
+};
+
+// A task's place in its job. Without an order it is a run on the caller's thread.
+struct RngTurn {
+  TaskOrder* order = nullptr;
+  TaskId task = 0;
+  class RngScope* outside = nullptr;  // around the whole job: a Pipe may be a layer of another
+  // Calls its argument, which waits for threads; may be empty (ThreadHooks::while_waiting).
+  const std::function<void(const std::function<void()>&)>* while_waiting = nullptr;
+};
+
+// One task's use of generators, for as long as it lives on the thread that runs the task.
+class RngScope {
+ public:
+  enum class Purpose : unsigned char {
+    kDraw,    // draws go on in the generators
+    kRecord,  // and their states before it are kept, for a repetition
+    kRepeat,  // begins with the states of then; afterwards the generators are as they were
+  };
+  // `then`: for kRepeat, the states that were recorded; nullptr: none were. `expected`: the task is
+  // likely to draw, so it waits for its turn at once, where it holds no lock of anybody's.
+  RngScope(const RngTurn& turn, c10::Device device, Purpose purpose, const RngStates* then,
+           bool expected);
+  ~RngScope();
+  RngScope(const RngScope&) = delete;
+  RngScope& operator=(const RngScope&) = delete;
+
+  // Before a CPU generator is used by the task. Throws when the turn does not come: someone before
+  // it may be waiting for a lock that this task holds.
+  void touch(const at::Generator& generator);
+  bool touched() const { return touched_; }
+  // Of kRecord: the states before the task. Once.
+  RngStates take() { return std::move(before_); }
+
+ private:
+  void awaitTurn(bool at_length);
+
+  const RngTurn turn_;
+  const Purpose purpose_;
+  const RngStates* const then_;
+  RngScope* const enclosing_;
+  RngStates before_;
+  bool touched_ = false;
+};
+
+// The scope of this thread; nullptr outside of tasks.
+WEFT_API RngScope* currentRngScope();
+// Tells it, if there is one, that a generator is about to be used.
+WEFT_API void touchGenerator(const at::Generator& generator);
+
+// Makes the dispatcher tell about operators that draw. Done once; any thread.
+void watchRandomOperators();
+
+}  // namespace weft::pipe

@@ -1,0 +1,31 @@
+// A partition that is TorchScript: no Python is involved while it runs, so that such stages overlap
+// on the CPU.
+#pragma once
+
+#include <torch/csrc/jit/api/module.h>
+
+#include <vector>
+
+#include "pipe/stage/stage.h"
+
+namespace weft::pipe {
+
+// Python's values inside of a batch are turned into TorchScript's, as far as these have a type for
+// them; throws otherwise.
+c10::IValue toIValue(const Batch& batch);
+Batch toBatch(const c10::IValue& value);
+// As a part of something larger.
+Structure addPart(const c10::IValue& value, std::vector<at::Tensor>& tensors);
+
+class WEFT_API ScriptStage final : public Stage {
+ public:
+  // Run one after the other; a tuple becomes the next one's arguments.
+  explicit ScriptStage(std::vector<torch::jit::Module> modules);
+  Batch forward(const Batch& input) override;
+  std::vector<at::Tensor> parameters() override;
+
+ private:
+  std::vector<torch::jit::Module> modules_;
+};
+
+}  // namespace weft::pipe

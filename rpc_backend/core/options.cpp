@@ -1,0 +1,22 @@
+#include "rpc_backend/core/options.h"
+
+#include <c10/util/Exception.h>
+
+namespace weft::rpc {
+
+void WeftRpcBackendOptions::check() const {
+  TORCH_CHECK(num_worker_threads > 0, "num_worker_threads must be positive, got ",
+              num_worker_threads);
+  TORCH_CHECK(rpcTimeoutSeconds >= 0, "rpc_timeout must not be negative, got ", rpcTimeoutSeconds);
+  TORCH_CHECK(heartbeat_interval > 0, "heartbeat_interval must be positive, got ",
+              heartbeat_interval, " s");
+  TORCH_CHECK(peer_timeout >= 2 * heartbeat_interval, "peer_timeout (", peer_timeout,
+              " s) must be at least twice heartbeat_interval (", heartbeat_interval,
+              " s): a peer must not be declared lost for one heartbeat that came late");
+  TORCH_CHECK(reconnect_timeout >= 0, "reconnect_timeout must not be negative, got ",
+              reconnect_timeout, " s; 0 means that a broken connection is a lost peer");
+  TORCH_CHECK(max_message_bytes > 0, "max_message_bytes must be positive");
+  TORCH_CHECK(max_inflight_bytes > 0, "max_inflight_bytes must be positive");
+}
+
+}  // namespace weft::rpc

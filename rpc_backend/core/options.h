@@ -1,0 +1,49 @@
+// What a user may set on a Weft agent. Python's weft.RpcBackendOptions is a thin
+// subclass of this; C++ programs fill it in directly. Plain data, no thread rules.
+#pragma once
+
+#include <torch/csrc/distributed/rpc/rpc_agent.h>
+
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "transport/base/api.h"
+#include "rpc_backend/core/device_maps.h"
+#include "rpc_backend/core/request_policy.h"
+
+namespace weft::rpc {
+
+struct WEFT_API WeftRpcBackendOptions : torch::distributed::rpc::RpcBackendOptions {
+  using RpcBackendOptions::RpcBackendOptions;
+
+  int num_worker_threads = 16;       // threads that run requests, at most
+  DeviceMaps device_maps;            // worker name -> {device here: device there}
+  std::vector<c10::Device> devices;  // accelerators in use; empty: those of the maps
+  double heartbeat_interval = 1.0;   // seconds
+  double peer_timeout = 5.0;         // seconds of silence after which a peer is lost
+  // Seconds that a broken connection may take to be made again before its peer is lost, at most
+  // peer_timeout; 0: a broken connection is a lost peer.
+  double reconnect_timeout = 5.0;
+  std::uint64_t max_message_bytes = std::uint64_t{64} << 30;
+  // Bytes of requests from one peer that wait or run here; a request beyond is refused.
+  std::uint64_t max_inflight_bytes = std::uint64_t{64} << 30;
+  std::string auth_key_file;  // "": WEFT_AUTH_KEY_FILE, else a key through the Store
+  std::string interface;      // "": WEFT_SOCKET_IFNAME, else the route to the master
+  std::string master_host;    // the host whose route decides the interface; may be ""
+  RequestPolicy request_policy = RequestPolicy::kAny;
+
+  // Throws c10::Error that names the option, its value and what is allowed.
+  void check() const;
+};
+
+// Faults for PyTorch's own fault-injection suites; never set outside tests.
+struct FaultOptions {
+  std::vector<std::string> messages_to_fail;                 // names of MessageType
+  std::unordered_map<std::string, float> messages_to_delay;  // name -> seconds
+  int num_fail_sends = 0;                                    // failures before a send succeeds
+  std::unordered_map<std::string, int> messages_to_repeat;   // name -> copies sent besides
+};
+
+}  // namespace weft::rpc

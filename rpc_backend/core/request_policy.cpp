@@ -1,0 +1,108 @@
+#include "rpc_backend/core/request_policy.h"
+
+#include <ATen/core/function_schema.h>
+#include <c10/util/Exception.h>
+
+#include "rpc_backend/wire/wrapped_type.h"
+
+namespace weft::rpc {
+
+using torch::distributed::rpc::MessageType;
+
+namespace {
+
+constexpr int kMaxWraps = 4;  // torch wraps twice: profiling around autograd
+
+bool carriesPython(MessageType type) {
+  switch (type) {
+    case MessageType::PYTHON_CALL:
+    case MessageType::PYTHON_REMOTE_CALL:
+    case MessageType::PYTHON_RREF_FETCH_CALL:
+    case MessageType::PYTHON_RET:
+    case MessageType::PYTHON_RREF_FETCH_RET:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool wraps(MessageType type) {
+  switch (type) {
+    case MessageType::FORWARD_AUTOGRAD_REQ:
+    case MessageType::FORWARD_AUTOGRAD_RESP:
+    case MessageType::RUN_WITH_PROFILING_REQ:
+    case MessageType::RUN_WITH_PROFILING_RESP:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+RequestPolicy parseRequestPolicy(const std::string& name) {
+  if (name == "any") return RequestPolicy::kAny;
+  if (name == "registered") return RequestPolicy::kRegistered;
+  if (name == "script") return RequestPolicy::kScript;
+  TORCH_CHECK(false, "request_policy must be \"any\", \"registered\" or \"script\", got \"", name,
+              "\"");
+}
+
+const char* toString(RequestPolicy policy) noexcept {
+  switch (policy) {
+    case RequestPolicy::kAny:
+      return "any";
+    case RequestPolicy::kRegistered:
+      return "registered";
+    case RequestPolicy::kScript:
+      return "script";
+  }
+  return "?";
+}
+
+Innermost innermost(MessageType type, std::span<const char> payload) {
+  Innermost found{type, payload, true};
+  for (int depth = 0; wraps(found.type); ++depth) {
+    const auto inner = depth < kMaxWraps ? readWrappedType(found.payload) : std::nullopt;
+    if (!inner) {
+      found.recognised = false;
+      break;
+    }
+    found.type = static_cast<MessageType>(inner->type);
+    found.payload = inner->inner_payload;
+  }
+  return found;
+}
+
+std::optional<std::string> refusal(RequestPolicy policy, MessageType type,
+                                   const std::vector<char>& payload) {
+  // Under `registered` the restricted unpickler of weft/_registered.py decides on names.
+  if (policy != RequestPolicy::kScript) return std::nullopt;
+  const Innermost message = innermost(type, payload);
+  if (!message.recognised) {
+    return "its wrapped message could not be recognised, and the request policy here is "
+           "\"script\"";
+  }
+  if (!carriesPython(message.type)) return std::nullopt;
+  return "it carries pickled Python, and the request policy here is \"script\": only TorchScript "
+         "functions and built-in operators are served";
+}
+
+std::optional<std::string> refusal(RequestPolicy policy, const c10::FunctionSchema& schema) {
+  if (policy == RequestPolicy::kAny) return std::nullopt;
+  const std::string& name = schema.name();
+  const auto how = [&] {
+    return "the request policy here is \"" + std::string(toString(policy)) + "\"";
+  };
+  if (!name.starts_with("aten::")) {
+    return name + " is not one of PyTorch's own operators (aten::), and " + how();
+  }
+  for (const c10::Argument& argument : schema.arguments()) {
+    if (argument.type()->kind() != c10::TypeKind::StringType) continue;
+    if (argument.name().find("file") == std::string::npos) continue;
+    return name + " reads or writes files, and " + how();
+  }
+  return std::nullopt;
+}
+
+}  // namespace weft::rpc

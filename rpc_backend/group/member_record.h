@@ -1,0 +1,47 @@
+// What a worker tells the others about itself through the Store, as text of lines
+// `field=value`. The Store is open to whoever reaches it, so the reader is total: sizes
+// are bounded, unknown fields are skipped, and nothing is executed or unpickled.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "rpc_backend/core/device_maps.h"
+
+namespace weft::rpc {
+
+inline constexpr const char* kWeftVersion = "0.1.0";
+
+struct MemberRecord {
+  std::string weft = kWeftVersion;
+  int wire = 1;  // rpc_backend/wire/wire.h's version: must be the same on all
+  std::int32_t rank = -1;
+  int world = 0;  // 0: dynamic group
+  std::string name;
+  std::string auth;       // "file" or "store": where the key came from
+  std::string key_check;  // of a key from a file: transport::keyCheck
+  std::string policy;     // its request policy
+  std::string address;    // transport::Endpoint::address()
+  int device_count = 0;   // accelerators on that worker
+  std::vector<c10::Device> devices;
+  DeviceMaps device_maps;
+
+  std::string toText() const;
+  // Nothing when the text is not a record.
+  static std::optional<MemberRecord> fromText(const std::string& text);
+};
+
+// Upstream's rules for device maps, checked on every worker over all records: throws
+// c10::ValueError with upstream's wording. A dynamic group may name workers yet to come.
+void checkDeviceMaps(const std::vector<MemberRecord>& members, bool is_static);
+// For each member whose map names `self`: its map turned round.
+DeviceMaps reverseMaps(const std::vector<MemberRecord>& members, const std::string& self);
+// The devices given, or all accelerators that the maps name on this worker; ordered.
+std::vector<c10::Device> devicesInUse(const std::vector<c10::Device>& given, const DeviceMaps& maps,
+                                      const DeviceMaps& reverse);
+
+}  // namespace weft::rpc

@@ -1,0 +1,230 @@
+#include "rpc_backend/python/bindings.h"
+
+#include <torch/csrc/distributed/rpc/python_rpc_handler.h>
+#include <torch/csrc/distributed/rpc/request_callback_impl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "rpc_backend/core/env.h"
+#include "rpc_backend/serve/script_service.h"
+#include "rpc_backend/codec/shared_tensor.h"
+#include "rpc_backend/agent/weft_agent.h"
+
+namespace py = pybind11;
+
+namespace {
+
+using torch::distributed::rpc::RequestCallbackImpl;
+using torch::distributed::rpc::RpcAgent;
+using torch::distributed::rpc::RpcBackendOptions;
+using torch::distributed::rpc::worker_id_t;
+using weft::rpc::DeviceMap;
+using weft::rpc::FaultOptions;
+using weft::rpc::RRefHooks;
+using weft::rpc::RRefRow;
+using weft::rpc::RRefValue;
+using weft::rpc::ThreadHooks;
+using weft::rpc::WeftAgent;
+using weft::rpc::WeftRpcBackendOptions;
+
+void bindOptions(py::module_& module) {
+  py::class_<WeftRpcBackendOptions, RpcBackendOptions, std::shared_ptr<WeftRpcBackendOptions>>(
+      module, "RpcBackendOptionsBase",
+      "What may be set on a Weft agent; see weft.RpcBackendOptions.")
+      .def(py::init<float, std::string>(), py::arg("rpc_timeout"), py::arg("init_method"))
+      .def_readwrite("num_worker_threads", &WeftRpcBackendOptions::num_worker_threads)
+      .def_readwrite("device_maps", &WeftRpcBackendOptions::device_maps)
+      .def_readwrite("devices", &WeftRpcBackendOptions::devices)
+      .def_readwrite("heartbeat_interval", &WeftRpcBackendOptions::heartbeat_interval)
+      .def_readwrite("peer_timeout", &WeftRpcBackendOptions::peer_timeout)
+      .def_readwrite("reconnect_timeout", &WeftRpcBackendOptions::reconnect_timeout)
+      .def_readwrite("max_message_bytes", &WeftRpcBackendOptions::max_message_bytes)
+      .def_readwrite("max_inflight_bytes", &WeftRpcBackendOptions::max_inflight_bytes)
+      .def_readwrite("auth_key_file", &WeftRpcBackendOptions::auth_key_file)
+      .def_readwrite("interface", &WeftRpcBackendOptions::interface)
+      .def_readwrite("master_host", &WeftRpcBackendOptions::master_host)
+      .def_property(
+          "request_policy",
+          [](const WeftRpcBackendOptions& self) { return toString(self.request_policy); },
+          [](WeftRpcBackendOptions& self, const std::string& name) {
+            self.request_policy = weft::rpc::parseRequestPolicy(name);
+          })
+      .def("check", &WeftRpcBackendOptions::check, "Raises for a bad value.");
+}
+
+// Values of Python, for the RRef ledger: its threads come without the GIL.
+RRefHooks rrefHooks() {
+  RRefHooks hooks;
+  hooks.drop = [](c10::intrusive_ptr<torch::distributed::rpc::RRef> rref) {
+    if (!Py_IsInitialized()) {
+      (void)rref.release();  // too late for its destructor
+      return;
+    }
+    const py::gil_scoped_acquire gil;
+    rref.reset();
+  };
+  hooks.describe = [](const c10::IValue& value) {
+    const py::gil_scoped_acquire gil;
+    const auto object = py::reinterpret_borrow<py::object>(value.toPyObject());
+    RRefValue described{Py_TYPE(object.ptr())->tp_name, 0};
+    try {
+      described.bytes =
+          py::module_::import("weft.rref").attr("tensor_bytes")(object).cast<std::uint64_t>();
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("weft.rref.tensor_bytes");
+    }
+    return described;
+  };
+  return hooks;
+}
+
+// A thread that has no Python state of its own is given a new one each time it takes the GIL, three
+// times in a request: 16 KiB mapped and unmapped, 15 us of a call. So Weft's threads keep theirs.
+ThreadHooks threadHooks() {
+  ThreadHooks hooks;
+  hooks.begin = [] {
+    // Without the GIL, which a request that needs no Python must not wait for.
+    if (Py_IsInitialized()) PyThreadState_New(PyInterpreterState_Main());
+  };
+  hooks.end = [] {
+    PyThreadState* const own = PyGILState_GetThisThreadState();
+    if (own == nullptr || !Py_IsInitialized()) return;  // at exit Python frees them itself
+    PyEval_RestoreThread(own);
+    PyThreadState_Clear(own);
+    PyThreadState_DeleteCurrent();
+  };
+  return hooks;
+}
+
+// torch's handler of Python calls imports modules under a lock when it is first asked for. A
+// garbage collection in there may run a destructor that makes a call, and the answer asks for the
+// lock: that thread waits for itself, and all others for it. So it is made ready while none can
+// begin.
+void prepareHandler() {
+  struct NoCollection {
+    const int was_enabled = PyGC_Disable();
+    ~NoCollection() {
+      if (was_enabled != 0) PyGC_Enable();
+    }
+  };
+  const py::gil_scoped_acquire gil;
+  const NoCollection for_now;
+  const py::gil_scoped_release no_gil;
+  torch::distributed::rpc::PythonRpcHandler::getInstance();
+}
+
+// (id, owned, type, owner, holders, age, bytes): weft/rref.py gives the columns their names.
+py::list rrefReport(WeftAgent& agent) {
+  std::vector<RRefRow> rows;
+  {
+    const py::gil_scoped_release no_gil;
+    rows = agent.rrefReport();
+  }
+  const auto name = [&](weft::rpc::Rank rank) {
+    return agent.nameOf(static_cast<worker_id_t>(rank));
+  };
+  py::list out;
+  for (const RRefRow& row : rows) {
+    py::list holders;
+    for (const weft::rpc::Rank holder : row.holders)
+      holders.append(name(holder));
+    out.append(py::make_tuple(py::make_tuple(row.id.created_on, row.id.local_id), row.owned,
+                              row.type, name(row.owner), holders, row.age, row.bytes));
+  }
+  return out;
+}
+
+std::shared_ptr<WeftAgent> makeAgent(const c10::intrusive_ptr<c10d::Store>& store, std::string name,
+                                     int rank, std::optional<int> world_size, int device_count,
+                                     const WeftRpcBackendOptions& options,
+                                     std::optional<FaultOptions> faults) {
+  WeftAgent::Config config;
+  config.store = store;
+  config.name = std::move(name);
+  config.rank = static_cast<torch::distributed::rpc::worker_id_t>(rank);
+  config.world_size = world_size;
+  config.device_count = device_count;
+  config.options = options;
+  config.faults = std::move(faults);
+  config.rref_hooks = rrefHooks();
+  config.thread_hooks = threadHooks();
+  config.before_serving = prepareHandler;
+  return WeftAgent::create(
+      std::move(config),
+      std::make_unique<weft::rpc::ServesScripts<RequestCallbackImpl>>(options.request_policy));
+}
+
+void bindAgent(py::module_& module) {
+  py::class_<FaultOptions>(module, "FaultOptions", "Faults on purpose, for tests.")
+      .def(py::init<>())
+      .def_readwrite("messages_to_fail", &FaultOptions::messages_to_fail)
+      .def_readwrite("messages_to_delay", &FaultOptions::messages_to_delay)
+      .def_readwrite("messages_to_repeat", &FaultOptions::messages_to_repeat)
+      .def_readwrite("num_fail_sends", &FaultOptions::num_fail_sends);
+
+  const auto no_gil = py::call_guard<py::gil_scoped_release>();
+  py::class_<WeftAgent, RpcAgent, std::shared_ptr<WeftAgent>>(
+      module, "WeftAgent", "torch's RpcAgent over Weft's transport.")
+      .def(py::init(&makeAgent), py::arg("store"), py::arg("name"), py::arg("rank"),
+           py::arg("world_size"), py::arg("device_count"), py::arg("rpc_backend_options"),
+           py::arg("faults") = std::nullopt, no_gil)
+      .def(
+          "barrier", &WeftAgent::barrier, py::arg("timeout") = 0.0F, py::arg("last") = false,
+          no_gil,
+          "Waits until every worker has come here and no call is in flight; returns the ranks that "
+          "were lost.")
+      .def("get_worker_info", [](const WeftAgent& self) { return self.RpcAgent::getWorkerInfo(); })
+      .def("get_worker_info",
+           [](const WeftAgent& self, const std::string& name) { return self.getWorkerInfo(name); })
+      .def("get_worker_info",
+           [](const WeftAgent& self, worker_id_t rank) { return self.getWorkerInfo(rank); })
+      .def("loss_of", &WeftAgent::lossOf, py::arg("rank"),
+           "Why that worker is lost; None while it is not.", no_gil)
+      .def("rref_report", &rrefReport, "The rows of weft.rref_report().")
+      .def("warn_about_leaked_rrefs", &WeftAgent::warnAboutLeakedRRefs, py::arg("ignored"), no_gil,
+           "One warning for each value here that others still refer to.")
+      .def("_get_backend_options", &WeftAgent::options, py::return_value_policy::copy)
+      .def_property_readonly("is_static_group", &WeftAgent::isStaticGroup)
+      .def_property_readonly("everyone_serves_python", &WeftAgent::everyoneServesPython)
+      .def_property_readonly("store", &WeftAgent::store);
+}
+
+void bindMemory(py::module_& module) {
+  module.def(
+      "empty_exported",
+      [](const std::vector<std::pair<std::vector<std::int64_t>, at::ScalarType>>& shapes) {
+        std::vector<weft::rpc::TensorShape> wanted;
+        wanted.reserve(shapes.size());
+        for (const auto& [sizes, dtype] : shapes)
+          wanted.push_back({sizes, dtype});
+        return weft::rpc::emptyExported(wanted);
+      },
+      py::arg("shapes"), py::call_guard<py::gil_scoped_release>(),
+      "CPU tensors in one memory that is sent without a copy; see weft.empty and weft.snapshot.");
+}
+
+void bindEnvironment(py::module_& module) {
+  module.def(
+      "environment",
+      [] {
+        std::vector<std::tuple<std::string, std::string, std::string>> rows;
+        for (const auto& variable : weft::rpc::env::table()) {
+          rows.emplace_back(variable.name, variable.fallback, variable.meaning);
+        }
+        return rows;
+      },
+      "Every environment variable Weft reads: (name, default, meaning).");
+  module.def("unknown_environment", &weft::rpc::env::unknownNames,
+             "Names in the environment that look like Weft's and are not.");
+}
+
+}  // namespace
+
+void weft::rpc::bind(py::module_& module) {
+  // The base classes are registered by torch's own module.
+  py::module_::import("torch._C._distributed_rpc");
+  bindOptions(module);
+  bindAgent(module);
+  bindCalls(module);
+  bindMemory(module);
+  bindEnvironment(module);
+}

@@ -1,0 +1,263 @@
+// What rpc_sync, rpc_async and remote run in C++ (weft/_torch_patches.py): calls that are waited
+// for at once, and built-in operators.
+#include <ATen/ThreadLocalState.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/distributed/autograd/utils.h>
+#include <torch/csrc/distributed/rpc/py_rref.h>
+#include <torch/csrc/distributed/rpc/rref_context.h>
+#include <torch/csrc/distributed/rpc/script_resp.h>
+#include <torch/csrc/distributed/rpc/utils.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "rpc_backend/serve/builtin_call.h"
+#include "rpc_backend/python/bindings.h"
+#include "rpc_backend/agent/scoped_inline_waiter.h"
+#include "rpc_backend/agent/weft_agent.h"
+
+namespace py = pybind11;
+
+namespace {
+
+using torch::distributed::rpc::JitFuture;
+using torch::distributed::rpc::Message;
+using torch::distributed::rpc::MessageType;
+using torch::distributed::rpc::PyRRef;
+using torch::distributed::rpc::RpcAgent;
+using torch::distributed::rpc::RRefContext;
+using torch::distributed::rpc::WorkerInfo;
+using torch::jit::Operator;
+using torch::jit::PythonFutureWrapper;
+using torch::jit::Stack;
+using weft::rpc::AnswerSeat;
+using weft::rpc::Seated;
+using weft::rpc::WeftAgent;
+
+// torch 2.15 has no named tensors any more.
+template <typename Tensor>
+bool hasNames(const Tensor& tensor) {
+  if constexpr (requires { tensor.has_names(); }) {
+    return tensor.has_names();
+  } else {
+    return false;
+  }
+}
+
+// True for values whose conversion to any type of a schema has no effect that anybody could see, so
+// that a call may be left to torch after some were tried. Other values go to torch untouched. A
+// named tensor, one without a storage or an integer beyond 64 bits ends torch's search at once.
+bool isPlain(PyObject* value) {
+  if (value == Py_None || PyBool_Check(value) || PyFloat_CheckExact(value)) return true;
+  if (PyLong_CheckExact(value)) {
+    int overflow = 0;
+    PyLong_AsLongLongAndOverflow(value, &overflow);
+    return overflow == 0;
+  }
+  if (!THPVariable_CheckExact(value)) return false;
+  const at::Tensor& tensor = THPVariable_Unpack(value);
+  return tensor.defined() && tensor.layout() == at::kStrided && tensor.has_storage() &&
+         !hasNames(tensor);
+}
+
+bool allPlain(const py::tuple& args, const py::kwargs& kwargs) {
+  for (const py::handle value : args) {
+    if (!isPlain(value.ptr())) return false;
+  }
+  for (const auto& [keyword, value] : kwargs) {
+    if (!isPlain(value.ptr())) return false;
+  }
+  return true;
+}
+
+// Whether torch's conversion (toIValue) of a plain value might succeed. A "no" spares the exception
+// with the schema in words by which torch says the same, 10 us of a call.
+bool mayBe(PyObject* value, const c10::Type& type) {
+  switch (type.kind()) {
+    case c10::TypeKind::OptionalType:
+      return value == Py_None ||
+             mayBe(value, *type.expectRef<c10::OptionalType>().getElementType());
+    case c10::TypeKind::TensorType:
+      return value == Py_None || THPVariable_CheckExact(value);
+    case c10::TypeKind::NumberType:
+      return value != Py_None && !THPVariable_CheckExact(value);
+    default:
+      return true;
+  }
+}
+
+bool mayTake(const c10::FunctionSchema& schema, const py::tuple& args, const py::kwargs& kwargs) {
+  const auto& parameters = schema.arguments();
+  if (args.size() + kwargs.size() > parameters.size()) return false;
+  std::size_t next = 0;
+  for (const py::handle value : args) {
+    const c10::Argument& parameter = parameters[next++];
+    if (parameter.kwarg_only() || !mayBe(value.ptr(), *parameter.real_type())) return false;
+  }
+  std::size_t used = 0;
+  for (; next < parameters.size(); ++next) {
+    const c10::Argument& parameter = parameters[next];
+    PyObject* const value =
+        kwargs.empty() ? nullptr : PyDict_GetItemString(kwargs.ptr(), parameter.name().c_str());
+    if (value == nullptr ? !parameter.default_value().has_value()
+                         : !mayBe(value, *parameter.real_type())) {
+      return false;
+    }
+    if (value != nullptr) ++used;
+  }
+  return used == kwargs.size();
+}
+
+// torch's choice (matchBuiltinOp): the first overload that takes the arguments, those of the
+// dispatcher before the others. It may depend on all that a conversion looks at, down to the
+// element of a tensor that has only one, so it is made anew for each call. Null: torch should look.
+std::shared_ptr<Operator> choose(const std::string& name, const py::tuple& args,
+                                 const py::kwargs& kwargs, Stack& stack) {
+  if (!allPlain(args, kwargs)) return nullptr;
+  const auto symbol = at::Symbol::fromQualString(name);
+  if (!symbol.is_aten()) return nullptr;
+  // A copy: while a conversion lets go of the GIL, another thread may register an operator.
+  const std::vector<std::shared_ptr<Operator>> all = torch::jit::getAllOperatorsFor(symbol);
+  try {
+    for (const bool of_dispatcher : {true, false}) {
+      for (const auto& op : all) {
+        if (op->isC10Op() != of_dispatcher || !mayTake(op->schema(), args, kwargs)) continue;
+        try {
+          stack = torch::jit::createStackForSchema(op->schema(), args, kwargs, std::nullopt);
+          return op;
+        } catch (const torch::jit::schema_match_error&) {
+          continue;  // not for these arguments
+        }
+      }
+    }
+  } catch (const std::exception&) {
+    return nullptr;  // whatever it is, torch says it in its own words
+  }
+  return nullptr;
+}
+
+bool returnsTensor(const Operator& op) {
+  const auto& returns = op.schema().returns();
+  return returns.size() == 1 && *returns.front().type() == *at::TensorType::get();
+}
+
+// The value of an answer; autograd's part of it is attached on the way.
+at::IValue valueOf(const Message& message) {
+  MessageType type = message.type();
+  const auto response = torch::distributed::rpc::deserializeResponse(message, type);
+  TORCH_CHECK(type == MessageType::SCRIPT_RET, "Unrecognized response message type ", type);
+  return static_cast<torch::distributed::rpc::ScriptResp&>(*response).value();
+}
+
+bool weftIsCurrent() {
+  return RpcAgent::isCurrentRpcAgentSet() &&
+         dynamic_cast<WeftAgent*>(RpcAgent::getCurrentRpcAgent().get()) != nullptr;
+}
+
+// (True, result), or (False, None) when torch should make the call.
+std::pair<bool, py::object> callBuiltin(const WorkerInfo& to, const std::string& name,
+                                        float timeout, const py::tuple& args,
+                                        const py::dict& keywords) {
+  Stack stack;
+  const auto kwargs = py::reinterpret_borrow<py::kwargs>(keywords);
+  const auto op = choose(name, args, kwargs, stack);
+  if (op == nullptr) return {false, py::none()};
+  at::IValue value;
+  {
+    const py::gil_scoped_release no_gil;
+    const Seated seated;
+    const auto agent = RpcAgent::getCurrentRpcAgent();
+    const auto future = torch::distributed::autograd::sendMessageWithAutograd(
+        *agent, to, weft::rpc::encodeBuiltin(op, stack), false, timeout);
+    AnswerSeat::wait();
+    future->waitAndThrow();
+    value = valueOf(*future->constValue().toCustomClass<Message>());
+  }
+  return {true, torch::jit::toPyObject(std::move(value))};
+}
+
+// Gives `value` what `answer` brought.
+void settle(JitFuture& value, JitFuture& answer) {
+  if (answer.hasError()) {
+    value.setError(answer.exception_ptr());
+    return;
+  }
+  try {
+    value.markCompleted(valueOf(*answer.constValue().toCustomClass<Message>()), answer.storages());
+  } catch (const std::exception&) {
+    value.setErrorIfNeeded(std::current_exception());
+  }
+}
+
+// (True, future), or (False, None) when torch should make the call. torch's futures hold Python
+// objects, so each answer takes the GIL, and who makes many calls in a row fights for it at each of
+// them. These hold the tensor itself; its Python object is made for who waits.
+std::pair<bool, std::shared_ptr<PythonFutureWrapper>> startBuiltin(const WorkerInfo& to,
+                                                                   const std::string& name,
+                                                                   float timeout,
+                                                                   const py::tuple& args,
+                                                                   const py::dict& keywords) {
+  Stack stack;
+  const auto kwargs = py::reinterpret_borrow<py::kwargs>(keywords);
+  const auto op = choose(name, args, kwargs, stack);
+  // Of a list each waiter would be given another one.
+  if (op == nullptr || !returnsTensor(*op)) return {false, nullptr};
+  const py::gil_scoped_release no_gil;
+  const auto agent = RpcAgent::getCurrentRpcAgent();
+  const auto answer = torch::distributed::autograd::sendMessageWithAutograd(
+      *agent, to, weft::rpc::encodeBuiltin(op, stack), false, timeout);
+  // Of torch's type: an RRef takes its own from the future that a function answers with.
+  auto value = answer->createInstance(at::PyObjectType::get());
+  answer->addCallback(
+      at::wrapPropagateTLSState([value](JitFuture& answered) { settle(*value, answered); }));
+  return {true, std::make_shared<PythonFutureWrapper>(std::move(value))};
+}
+
+// An RRef, as torch makes it; none when torch should.
+std::optional<PyRRef> remoteBuiltin(const WorkerInfo& to, const std::string& name, float timeout,
+                                    const py::tuple& args, const py::dict& keywords) {
+  Stack stack;
+  const auto kwargs = py::reinterpret_borrow<py::kwargs>(keywords);
+  const auto op = choose(name, args, kwargs, stack);
+  auto& context = RRefContext::getInstance();
+  if (op == nullptr || to.id_ == context.getWorkerId()) return std::nullopt;
+  TORCH_CHECK(!op->schema().returns().empty(), "rpc.remote(\"", to.name_, "\", ...) of ", name,
+              ", which returns nothing that an RRef could refer to; call it with rpc_sync");
+  const py::gil_scoped_release no_gil;
+  const auto agent = RpcAgent::getCurrentRpcAgent();
+  const auto rref = context.createUserRRef(to.id_, op->schema().returns().front().type());
+  const auto created = torch::distributed::autograd::sendMessageWithAutograd(
+      *agent, to, weft::rpc::encodeRemoteBuiltin(op, stack, rref->rrefId(), rref->forkId()), false,
+      timeout);
+  rref->registerOwnerCreationFuture(created);
+  context.addPendingUser(rref->forkId(), rref);
+  created->addCallback(at::wrapPropagateTLSState([fork = rref->forkId()](JitFuture& answered) {
+    torch::distributed::rpc::callback::confirmPendingUser(answered, fork);
+  }));
+  return PyRRef(rref);
+}
+
+}  // namespace
+
+void weft::rpc::bindCalls(py::module_& module) {
+  module.def("_weft_is_current", &weftIsCurrent, "The current RPC agent is Weft's.");
+  module.def(
+      "_call_builtin", &callBuiltin, py::arg("to"), py::arg("name"), py::arg("timeout"),
+      py::arg("args"), py::arg("kwargs"),
+      "rpc_sync of a built-in operator: (True, result); (False, None) when torch should do it.");
+  module.def(
+      "_start_builtin", &startBuiltin, py::arg("to"), py::arg("name"), py::arg("timeout"),
+      py::arg("args"), py::arg("kwargs"),
+      "rpc_async of a built-in operator: (True, future); (False, None) when torch should do it.");
+  module.def("_remote_builtin", &remoteBuiltin, py::arg("to"), py::arg("name"), py::arg("timeout"),
+             py::arg("args"), py::arg("kwargs"),
+             "remote of a built-in operator: its RRef; None when torch should do it.");
+  module.def("_take_seat", &AnswerSeat::take, "This thread will wait for its next call.");
+  module.def("_wait_in_seat", &AnswerSeat::wait, py::call_guard<py::gil_scoped_release>(),
+             "Waits for that call and completes its future.");
+  module.def("_leave_seat", &AnswerSeat::leave, py::call_guard<py::gil_scoped_release>(),
+             "After a failure: nobody waits any more.");
+}

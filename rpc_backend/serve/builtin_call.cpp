@@ -1,0 +1,172 @@
+#include "rpc_backend/serve/builtin_call.h"
+
+#include <ATen/record_function.h>
+#include <torch/csrc/distributed/rpc/profiler/server_process_global_profiler.h>
+#include <torch/csrc/distributed/rpc/script_resp.h>
+#include <torch/csrc/jit/serialization/pickle.h>
+
+#include <algorithm>
+#include <mutex>
+#include <optional>
+#include <shared_mutex>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+namespace weft::rpc {
+
+using torch::distributed::rpc::ForkId;
+using torch::distributed::rpc::Message;
+using torch::distributed::rpc::MessageType;
+using torch::distributed::rpc::RRefId;
+using torch::jit::Operator;
+
+namespace {
+
+constexpr std::string_view kAten = "aten::";
+constexpr std::string_view kAtenOnTheWire = "torch.ops.aten.";
+constexpr std::size_t kLongestEnd = 192;  // the pickle's end, where the name stands
+constexpr std::size_t kMostKept = 4096;   // torch has fewer; a peer cannot make us keep more
+
+// The two texts that follow the arguments.
+struct Texts {
+  at::IValue schema;
+  at::IValue name;
+};
+
+template <typename Key, typename Value>
+class Kept {
+ public:
+  std::optional<Value> find(const Key& key) const {
+    const std::shared_lock lock(mutex_);
+    const auto found = values_.find(key);
+    return found == values_.end() ? std::nullopt : std::optional<Value>(found->second);
+  }
+  void keep(const Key& key, Value value) {
+    const std::lock_guard lock(mutex_);
+    if (values_.size() < kMostKept) values_.insert_or_assign(key, std::move(value));
+  }
+
+ private:
+  mutable std::shared_mutex mutex_;
+  std::unordered_map<Key, Value> values_;
+};
+
+std::string schemaText(const Operator& op) { return c10::toString(op.schema()); }
+
+Texts textsOf(const std::shared_ptr<Operator>& op) {
+  static Kept<std::shared_ptr<Operator>, Texts> kept;
+  if (auto texts = kept.find(op)) return *std::move(texts);
+  std::string name = op->schema().name();
+  TORCH_CHECK(name.starts_with(kAten), "Unexpected operator name ", name);
+  name.replace(0, kAten.size(), kAtenOnTheWire);
+  Texts texts{schemaText(*op), std::move(name)};
+  kept.keep(op, texts);
+  return texts;
+}
+
+// False once a program that defined the operator has taken it away again.
+bool stillRegistered(const std::shared_ptr<Operator>& op) {
+  const auto& all = torch::jit::getAllOperatorsFor(at::Symbol::fromQualString(op->schema().name()));
+  return std::find(all.begin(), all.end(), op) != all.end();
+}
+
+// The operator whose schema reads so; null when there is none.
+std::shared_ptr<Operator> operatorOf(const std::string& name, const std::string& schema) {
+  static Kept<std::string, std::shared_ptr<Operator>> kept;
+  if (auto op = kept.find(schema); op && stillRegistered(*op)) return *std::move(op);
+  const auto symbol =
+      at::Symbol::fromQualString(std::string(kAten) + name.substr(kAtenOnTheWire.size()));
+  for (const auto& op : torch::jit::getAllOperatorsFor(symbol)) {
+    if (schemaText(*op) != schema) continue;
+    kept.keep(schema, op);
+    return op;
+  }
+  return nullptr;
+}
+
+// A guess that costs nothing: unpickling tells.
+bool looksBuiltin(const Message& request) {
+  if (request.type() != MessageType::SCRIPT_CALL) return false;
+  const std::string_view payload(request.payload().data(), request.payload().size());
+  const std::size_t from = payload.size() > kLongestEnd ? payload.size() - kLongestEnd : 0;
+  return payload.find(kAtenOnTheWire, from) != std::string_view::npos;
+}
+
+c10::intrusive_ptr<Message> encode(const std::shared_ptr<Operator>& op,
+                                   const torch::jit::Stack& arguments, std::vector<at::IValue> ids,
+                                   MessageType type) {
+  Texts texts = textsOf(op);
+  std::vector<at::IValue> values;
+  values.reserve(arguments.size() + 2 + ids.size());
+  values.insert(values.end(), arguments.begin(), arguments.end());
+  values.push_back(std::move(texts.schema));
+  values.push_back(std::move(texts.name));
+  // Moved: of what others hold too the pickler takes a note.
+  for (at::IValue& id : ids)
+    values.push_back(std::move(id));
+  std::vector<at::Tensor> tensors;
+  std::vector<char> payload =
+      torch::jit::pickle(c10::ivalue::Tuple::create(std::move(values)), &tensors);
+  return c10::make_intrusive<Message>(std::move(payload), std::move(tensors), type);
+}
+
+struct Call {
+  std::shared_ptr<Operator> op;
+  torch::jit::Stack stack;
+};
+
+// Nothing for what torch should read.
+std::optional<Call> readCall(const Message& request, RequestPolicy policy) {
+  try {
+    const at::IValue value = torch::jit::unpickle(
+        request.payload().data(), request.payload().size(), nullptr, request.tensors());
+    if (!value.isTuple()) return std::nullopt;
+    std::vector<at::IValue> values = value.toTupleRef().elements().vec();
+    if (values.size() < 2 || !values.back().isString()) return std::nullopt;
+    const std::string name = values.back().toStringRef();
+    values.pop_back();
+    if (!name.starts_with(kAtenOnTheWire) || !values.back().isString()) return std::nullopt;
+    auto op = operatorOf(name, values.back().toStringRef());
+    if (op == nullptr || op->schema().returns().size() != 1) return std::nullopt;
+    if (refusal(policy, op->schema())) return std::nullopt;
+    values.pop_back();
+    return Call{std::move(op), std::move(values)};
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+}
+
+bool profiled() {
+  using torch::distributed::rpc::profiler::processglobal::StateStackEntry;
+  return StateStackEntry::current() != nullptr || at::hasThreadLocalCallbacks();
+}
+
+}  // namespace
+
+c10::intrusive_ptr<Message> encodeBuiltin(const std::shared_ptr<Operator>& op,
+                                          const torch::jit::Stack& arguments) {
+  return encode(op, arguments, {}, MessageType::SCRIPT_CALL);
+}
+
+c10::intrusive_ptr<Message> encodeRemoteBuiltin(const std::shared_ptr<Operator>& op,
+                                                const torch::jit::Stack& arguments,
+                                                const RRefId& value, const ForkId& fork) {
+  std::vector<at::IValue> ids;
+  ids.push_back(value.toIValue());
+  ids.push_back(fork.toIValue());
+  return encode(op, arguments, std::move(ids), MessageType::SCRIPT_REMOTE_CALL);
+}
+
+c10::intrusive_ptr<Message> serveBuiltin(const Message& request, RequestPolicy policy) {
+  if (!looksBuiltin(request) || profiled()) return nullptr;
+  std::optional<Call> call = readCall(request, policy);
+  if (!call) return nullptr;
+  call->op->getOperation()(call->stack);
+  TORCH_CHECK(call->stack.size() == 1, call->op->schema().name(), " returned ", call->stack.size(),
+              " values instead of one");
+  return torch::distributed::rpc::ScriptResp(std::move(call->stack.front())).toMessage();
+}
+
+}  // namespace weft::rpc

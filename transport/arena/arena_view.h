@@ -1,0 +1,54 @@
+// ArenaView: the receiver's end of a SharedArena. It maps the memory that a peer offered and lends
+// blocks of it out as buffers.
+//
+// The peer is authenticated, but nothing here rests on its word: the memory must be sealed against
+// shrinking (else a touch of it could end this process), and every descriptor is checked. What the
+// peer can still do is change bytes that it sent; whoever parses them copies them first.
+//
+// A block is released when the last user of its buffer goes, on any thread; the mapping stays
+// until then, also when the peer is lost or dead. In a forked child nothing is released: the
+// memory is still the parent's there, who may let it be reused; a child copies what it wants to
+// keep.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "transport/arena/arena_layout.h"
+#include "transport/base/buffer.h"
+#include "transport/base/error.h"
+#include "transport/base/unique_fd.h"
+
+namespace weft::transport {
+
+class ArenaView : public std::enable_shared_from_this<ArenaView> {
+ public:
+  // Maps what `offer` announced. kProtocol: the offer is a lie, the link should be closed.
+  // Any other error: it cannot be used here; the offer should be refused.
+  static Result<std::shared_ptr<ArenaView>> open(const ArenaOffer& offer, const UniqueFd& fd,
+                                                 std::uint64_t max_bytes);
+  ~ArenaView();
+  ArenaView(const ArenaView&) = delete;
+  ArenaView& operator=(const ArenaView&) = delete;
+
+  // It is the memory that `offer` announces.
+  bool isOf(const ArenaOffer& offer) const noexcept { return magic_ == offer.magic; }
+  // Any thread. The block that a frame names; kProtocol when it names none.
+  Result<OwnedBuffer> lend(const ArenaDescriptor& block, std::uint64_t size);
+
+ private:
+  class Lease;
+  ArenaView(std::byte* base, const ArenaOffer& offer);
+  ArenaSlot& slot(std::uint32_t index) const noexcept;
+
+  std::byte* const base_;
+  const std::uint64_t file_bytes_;
+  const std::uint32_t slot_count_;
+  const ArenaMagic magic_;
+  const pid_t process_;
+};
+
+}  // namespace weft::transport

@@ -1,0 +1,172 @@
+#include "transport/auth/handshake.h"
+
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string_view>
+#include <utility>
+
+#include "transport/base/check.h"
+
+namespace weft::transport {
+namespace {
+
+constexpr std::string_view kDiallerLabel = "weft dialler proof v2";
+constexpr std::string_view kAcceptorLabel = "weft acceptor proof v2";
+
+}  // namespace
+
+Handshake::Handshake(const Identity& self, HelloRole role, AcceptPolicy* policy, const Nonce& nonce)
+    : self_(&self), role_(role), policy_(policy), nonce_(nonce) {}
+
+Handshake Handshake::dialler(const Identity& self, std::int32_t target_rank,
+                             const std::string& target_name, const Nonce& nonce,
+                             const SessionClaim& claim) {
+  Handshake made(self, HelloRole::kDialler, nullptr, nonce);
+  made.claim_ = claim;
+  made.target_rank_ = target_rank;
+  made.target_name_text_ = target_name;
+  Hello hello;
+  hello.role = HelloRole::kDialler;
+  hello.name = self.name;
+  hello.rank = self.rank;
+  hello.target_rank = target_rank;
+  hello.incarnation = self.incarnation;
+  hello.group = self.group;
+  hello.nonce = nonce;
+  hello.target_name = sha256(target_name);
+  made.dialler_hello_ = encodeHello(hello);
+  made.emit(made.dialler_hello_);
+  return made;
+}
+
+Handshake Handshake::acceptor(const Identity& self, const Nonce& nonce, AcceptPolicy& policy) {
+  return {self, HelloRole::kAcceptor, &policy, nonce};
+}
+
+std::size_t Handshake::wanted() const noexcept {
+  if (status_ != Status::kRunning) return 0;
+  std::size_t whole = step_ == Step::kAwaitHello ? Hello::kBytes : Proof::kBytes;
+  // An answer may be a refusal: only its length is read until that is known.
+  if (role_ == HelloRole::kDialler && filled_ < Refusal::kBytes) whole = Refusal::kBytes;
+  return whole - filled_;
+}
+
+void Handshake::feed(std::span<const std::byte> bytes) {
+  WEFT_CHECK(bytes.size() <= wanted(), "no more than what was wanted");
+  std::copy(bytes.begin(), bytes.end(), input_.begin() + static_cast<std::ptrdiff_t>(filled_));
+  filled_ += bytes.size();
+  if (role_ == HelloRole::kDialler && filled_ == Refusal::kBytes) {
+    const std::span<const std::byte, Refusal::kBytes> head(input_.data(), Refusal::kBytes);
+    if (isRefusal(head)) {
+      const Refusal refusal = decodeRefusal(head);
+      peer_version_ = refusal.version;
+      refusal_ = refusal.code;
+      status_ = Status::kRefusedByPeer;
+      return;
+    }
+  }
+  if (step_ == Step::kAwaitHello && filled_ == Hello::kBytes) {
+    filled_ = 0;
+    onHello();
+  } else if (step_ == Step::kAwaitProof && filled_ == Proof::kBytes) {
+    filled_ = 0;
+    onProof();
+  }
+}
+
+std::vector<std::byte> Handshake::output() { return std::exchange(output_, {}); }
+
+void Handshake::onHello() {
+  RefusalCode problem = RefusalCode::kNone;
+  std::optional<Hello> hello = decodeHello(input_, problem);
+  if (!hello) return refuse(problem);
+  peer_version_ = hello->version;
+  const HelloRole other = role_ == HelloRole::kDialler ? HelloRole::kAcceptor : HelloRole::kDialler;
+  if (hello->role != other) return refuse(RefusalCode::kMalformed);
+  peer_ = std::move(*hello);
+  if (peer_.group != self_->group) return refuse(RefusalCode::kGroup);
+  if (peer_.target_rank != self_->rank || peer_.target_name != sha256(self_->name) ||
+      peer_.rank == self_->rank) {
+    return refuse(RefusalCode::kIdentity);
+  }
+
+  if (role_ == HelloRole::kDialler) {
+    if (peer_.rank != target_rank_ || peer_.name != target_name_text_)
+      return refuse(RefusalCode::kIdentity);
+    acceptor_hello_ = input_;
+    step_ = Step::kAwaitProof;
+    prove();
+    return;
+  }
+  if (!policy_->nonceIsFresh(peer_.nonce)) return refuse(RefusalCode::kReplay);
+  dialler_hello_ = input_;
+  Hello answer;
+  answer.role = HelloRole::kAcceptor;
+  answer.name = self_->name;
+  answer.rank = self_->rank;
+  answer.target_rank = peer_.rank;
+  answer.incarnation = self_->incarnation;
+  answer.group = self_->group;
+  answer.nonce = nonce_;
+  answer.target_name = sha256(peer_.name);
+  acceptor_hello_ = encodeHello(answer);
+  step_ = Step::kAwaitProof;
+  emit(acceptor_hello_);
+}
+
+void Handshake::onProof() {
+  const std::optional<Proof> given =
+      decodeProof(std::span<const std::byte, Proof::kBytes>(input_.data(), Proof::kBytes));
+  if (!given) return refuse(RefusalCode::kMalformed);
+  const HelloRole other = role_ == HelloRole::kDialler ? HelloRole::kAcceptor : HelloRole::kDialler;
+  const Digest due = macOf(other, given->claim);
+  if (CRYPTO_memcmp(given->mac.data(), due.data(), due.size()) != 0)
+    return refuse(RefusalCode::kKey);
+  peer_claim_ = given->claim;
+  if (role_ == HelloRole::kAcceptor) {
+    if (const RefusalCode code = policy_->admit(peer_, peer_claim_, claim_);
+        code != RefusalCode::kNone) {
+      return refuse(code);
+    }
+    prove();
+  }
+  status_ = Status::kDone;
+}
+
+void Handshake::prove() { emit(encodeProof({macOf(role_, claim_), claim_})); }
+
+Digest Handshake::macOf(HelloRole role, const SessionClaim& claim) const {
+  const std::string_view label = role == HelloRole::kDialler ? kDiallerLabel : kAcceptorLabel;
+  std::array<std::byte, 32 + 2 * Hello::kBytes + SessionClaim::kBytes> text{};
+  std::byte* end = text.data();
+  std::memcpy(end, label.data(), label.size());
+  end += 32;  // the label's field has a fixed length, zero padded: no two inputs coincide
+  std::memcpy(end, dialler_hello_.data(), Hello::kBytes);
+  std::memcpy(end + Hello::kBytes, acceptor_hello_.data(), Hello::kBytes);
+  encodeClaim(claim, end + 2 * Hello::kBytes);
+  Digest mac{};
+  unsigned length = 0;
+  const auto& key = self_->key.bytes();
+  const unsigned char* done =
+      ::HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()),
+             reinterpret_cast<const unsigned char*>(text.data()), text.size(), mac.data(), &length);
+  WEFT_CHECK(done != nullptr && length == mac.size(), "HMAC-SHA-256 is always there");
+  return mac;
+}
+
+void Handshake::refuse(RefusalCode code) {
+  refusal_ = code;
+  status_ = Status::kRefused;
+  // Only an acceptor tells; a dialler that is not content just hangs up.
+  if (role_ == HelloRole::kAcceptor) emit(encodeRefusal({kProtocolVersion, code}));
+}
+
+void Handshake::emit(std::span<const std::byte> bytes) {
+  output_.insert(output_.end(), bytes.begin(), bytes.end());
+}
+
+}  // namespace weft::transport

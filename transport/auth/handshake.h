@@ -1,0 +1,108 @@
+// Handshake: who proves what to whom before a frame is read. A state machine of bytes in and
+// bytes out, without any IO.
+//
+//   dialler  -> hello                                    256 bytes
+//   acceptor -> hello, or a refusal                      256 or 16
+//   dialler  -> proof = HMAC-SHA-256(key, "…dialler…" hello1 hello2 claim1), claim1   72
+//   acceptor -> proof = HMAC-SHA-256(key, "…acceptor…" hello1 hello2 claim2), claim2, or a refusal
+//                                                                                   72 or 16
+//
+// Both proofs cover both hellos whole, so names, ranks, group, nonces, roles and version are
+// all bound; and each covers what its side says of the session (SessionClaim). The acceptor proves
+// nothing to one who has not proved itself.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "transport/auth/auth_key.h"
+#include "transport/auth/hello.h"
+
+namespace weft::transport {
+
+// This endpoint, as it shows itself.
+struct Identity {
+  std::string name;
+  std::int32_t rank = -1;
+  std::uint64_t incarnation = 0;
+  Digest group{};
+  AuthKey key;
+};
+
+// What an acceptor asks the endpoint. Asked at most once each per handshake, in this order.
+class AcceptPolicy {
+ public:
+  virtual ~AcceptPolicy() = default;
+  virtual bool nonceIsFresh(const Nonce& nonce) = 0;
+  // The dialler has proved that it holds the key, and what it claims. kNone admits it, and fills in
+  // `ours`.
+  virtual RefusalCode admit(const Hello& dialler, const SessionClaim& theirs,
+                            SessionClaim& ours) = 0;
+};
+
+class Handshake {
+ public:
+  enum class Status : std::uint8_t {
+    kRunning,
+    kDone,           // both have proved themselves; send output(), then frames may flow
+    kRefusedByPeer,  // refusal() says why
+    kRefused,        // by this side; send output(), then close
+  };
+
+  static Handshake dialler(const Identity& self, std::int32_t target_rank,
+                           const std::string& target_name, const Nonce& nonce,
+                           const SessionClaim& claim);
+  static Handshake acceptor(const Identity& self, const Nonce& nonce, AcceptPolicy& policy);
+
+  Status status() const noexcept { return status_; }
+  RefusalCode refusal() const noexcept { return refusal_; }
+  std::uint16_t peerVersion() const noexcept { return peer_version_; }
+  const Hello& peer() const noexcept { return peer_; }                    // proved only when kDone
+  const SessionClaim& peerClaim() const noexcept { return peer_claim_; }  // likewise
+
+  // How many bytes it wants next; 0 when it is no longer running. Never more than the rest
+  // of a fixed-size message.
+  std::size_t wanted() const noexcept;
+  // At most wanted() bytes.
+  void feed(std::span<const std::byte> bytes);
+  // Bytes to send now; taken.
+  std::vector<std::byte> output();
+
+ private:
+  enum class Step : std::uint8_t { kAwaitHello, kAwaitProof };
+
+  Handshake(const Identity& self, HelloRole role, AcceptPolicy* policy, const Nonce& nonce);
+  void onHello();
+  void onProof();
+  Digest macOf(HelloRole role, const SessionClaim& claim) const;
+  void prove();
+  void refuse(RefusalCode code);
+  void emit(std::span<const std::byte> bytes);
+
+  const Identity* self_;
+  HelloRole role_;
+  AcceptPolicy* policy_;
+  Step step_ = Step::kAwaitHello;
+  Status status_ = Status::kRunning;
+  RefusalCode refusal_ = RefusalCode::kNone;
+  std::uint16_t peer_version_ = 0;
+
+  std::int32_t target_rank_ = -1;
+  std::string target_name_text_;
+  Nonce nonce_{};
+  Hello peer_;
+  SessionClaim claim_;
+  SessionClaim peer_claim_;
+  HelloBytes dialler_hello_{};
+  HelloBytes acceptor_hello_{};
+
+  std::array<std::byte, Hello::kBytes> input_{};
+  std::size_t filled_ = 0;
+  std::vector<std::byte> output_;
+};
+
+}  // namespace weft::transport

@@ -1,0 +1,83 @@
+#include "transport/frame/frame.h"
+
+#include <string>
+
+#include "transport/arena/arena_layout.h"
+#include "transport/base/bytes.h"
+
+namespace weft::transport {
+namespace {
+
+Error protocolError(std::string text) { return {ErrorCode::kProtocol, std::move(text)}; }
+
+Error overLimit(const char* what, std::uint64_t claimed, std::uint64_t limit) {
+  return {ErrorCode::kLimitExceeded, std::string("a message claims ") + std::to_string(claimed) +
+                                         " " + what + ", the limit here is " +
+                                         std::to_string(limit)};
+}
+
+}  // namespace
+
+void encodeFrameHead(const FrameHead& head, std::byte* out) noexcept {
+  storeLittle<std::uint32_t>(out, FrameHead::kMagic);
+  storeLittle<std::uint8_t>(out + 4, FrameHead::kVersion);
+  storeLittle<std::uint8_t>(out + 5, static_cast<std::uint8_t>(head.kind));
+  storeLittle<std::uint16_t>(out + 6, head.flags);
+  storeLittle<std::uint64_t>(out + 8, head.sequence);
+  storeLittle<std::uint64_t>(out + 16, head.ack);
+  storeLittle<std::uint32_t>(out + 24, head.header_bytes);
+  storeLittle<std::uint32_t>(out + 28, head.buffer_count);
+  storeLittle<std::uint64_t>(out + 32, head.buffer_bytes);
+}
+
+Result<FrameHead> decodeFrameHead(std::span<const std::byte, FrameHead::kBytes> bytes,
+                                  const Limits& limits) {
+  const std::byte* in = bytes.data();
+  if (loadLittle<std::uint32_t>(in) != FrameHead::kMagic)
+    return protocolError("a frame does not begin as frames do");
+  if (const auto version = loadLittle<std::uint8_t>(in + 4); version != FrameHead::kVersion) {
+    return protocolError("a frame of version " + std::to_string(version) + ", only " +
+                         std::to_string(FrameHead::kVersion) + " is known here");
+  }
+  FrameHead head;
+  const auto kind = loadLittle<std::uint8_t>(in + 5);
+  if (kind < static_cast<std::uint8_t>(FrameKind::kData) ||
+      kind > static_cast<std::uint8_t>(FrameKind::kAck)) {
+    return protocolError("a frame of unknown kind " + std::to_string(kind));
+  }
+  head.kind = static_cast<FrameKind>(kind);
+  head.flags = loadLittle<std::uint16_t>(in + 6);
+  const std::uint16_t known =
+      head.kind == FrameKind::kData ? FrameHead::kAckNow | FrameHead::kSplit : 0;
+  if ((head.flags & ~known) != 0)
+    return protocolError("a frame with unknown flags " + std::to_string(head.flags));
+  head.sequence = loadLittle<std::uint64_t>(in + 8);
+  head.ack = loadLittle<std::uint64_t>(in + 16);
+  head.header_bytes = loadLittle<std::uint32_t>(in + 24);
+  head.buffer_count = loadLittle<std::uint32_t>(in + 28);
+  head.buffer_bytes = loadLittle<std::uint64_t>(in + 32);
+
+  const std::uint32_t control_bytes =
+      head.kind == FrameKind::kArenaOffer ? static_cast<std::uint32_t>(ArenaOffer::kBytes) : 0;
+  if (head.kind != FrameKind::kData &&
+      (head.header_bytes != control_bytes || head.buffer_count != 0 || head.buffer_bytes != 0)) {
+    return protocolError("a control frame with the wrong contents");
+  }
+  if (head.header_bytes > limits.max_header_bytes) {
+    return overLimit("header bytes", head.header_bytes, limits.max_header_bytes);
+  }
+  if (head.buffer_count > limits.max_buffers) {
+    return overLimit("buffers", head.buffer_count, limits.max_buffers);
+  }
+  // header_bytes has 32 bits: only the sum with buffer_bytes could overflow, and does not here.
+  if (head.buffer_bytes > limits.max_message_bytes ||
+      head.header_bytes > limits.max_message_bytes - head.buffer_bytes) {
+    return overLimit("bytes", head.buffer_bytes, limits.max_message_bytes);
+  }
+  if (head.buffer_count == 0 && head.buffer_bytes != 0) {
+    return protocolError("a frame with buffer bytes but no buffers");
+  }
+  return head;
+}
+
+}  // namespace weft::transport

@@ -1,0 +1,101 @@
+// OutFrame: one frame on its way out. It owns the head, the table and the message, and
+// remembers how much has been written.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "transport/arena/arena_sender.h"
+#include "transport/base/buffer.h"
+#include "transport/base/error.h"
+#include "transport/frame/frame.h"
+#include "transport/options.h"
+
+namespace weft::transport {
+
+class OutFrame {
+ public:
+  OutFrame() = default;  // empty: nothing to write
+  // An Error when the message exceeds `limits` (those are checked at both ends) or is malformed.
+  // The buffers that `placement` names are not written: their bytes are in the arena.
+  static Result<OutFrame> message(Message message, const Limits& limits,
+                                  ArenaPlacement placement = {});
+  static OutFrame control(FrameKind kind);
+  // No frame at all, but what keeps that alive.
+  static OutFrame holding(std::shared_ptr<void> last);
+  static OutFrame arenaOffer(std::shared_ptr<SharedArena> arena);
+
+  // Numbers the frame; call once, before gather(). From here on its blocks are the receiver's.
+  void seal(std::uint64_t sequence, std::uint64_t ack, std::uint16_t flags = 0) noexcept;
+  // Before seal(), which is to be given kSplit then: the second half of the bytes that it carries
+  // is taken out, for the lane. The buffers' owners are held by both.
+  std::vector<OwnedBuffer> split();
+  // Nothing of it counts as written any more: it will go to another stream, whole.
+  void rewind() noexcept;
+  // Buffers that `what` names are written with the frame instead, from where they are: the stream's
+  // other end cannot see them there. Only while nothing is written. False: there are none.
+  enum class Inline : std::uint8_t { kExported, kAll };
+  bool bringInline(Inline what);
+
+  FrameKind kind() const noexcept { return head_.kind; }
+  std::span<const std::byte> header() const noexcept { return message_.header; }
+  std::uint64_t sequence() const noexcept { return head_.sequence; }
+  // Something that somebody else made is kept alive for it.
+  bool ownsBuffers() const noexcept { return !message_.buffers.empty(); }
+  bool wantedBack() const noexcept { return message_.wanted_back; }
+  // What is only needed until the frame is written.
+  std::shared_ptr<void> takeUntilWritten() noexcept { return std::move(message_.until_written); }
+  std::uint64_t size() const noexcept { return size_; }
+  // Of buffers, as far as they are not in shared memory.
+  std::uint64_t carried() const noexcept {
+    return size_ - FrameHead::kBytes - table_bytes_ - message_.header.size();
+  }
+  // Those that the lane has.
+  std::uint64_t laneBytes() const noexcept { return lane_bytes_; }
+  // To be written.
+  std::uint64_t left() const noexcept { return size_ - lane_bytes_ - written_; }
+  // The descriptors to send with the first byte; empty: none, or sent already.
+  std::span<const int> fdsToSend() const noexcept {
+    if (written_ > 0) return {};
+    if (offered_) return {&offered_fd_, 1};
+    return placement_.fds();
+  }
+
+  // Appends what is unwritten to `out`; returns the entries used. The entries point into
+  // this object: it must not move until they were used.
+  std::size_t gather(std::span<iovec> out) const noexcept;
+  // `count` (at most left()) bytes were written.
+  void advance(std::uint64_t count) noexcept;
+
+ private:
+  static constexpr std::size_t kInlineTable =
+      96;  // bytes: four buffers in the arena, or twelve not
+
+  void putTable(std::vector<std::byte> table);
+  std::span<const std::byte> part(std::size_t index) const noexcept;
+
+  FrameHead head_;
+  // Head and a short table together: one iovec entry, no allocation.
+  std::array<std::byte, FrameHead::kBytes + kInlineTable> front_{};
+  std::size_t table_bytes_ = 0;        // of lengths and descriptors
+  std::vector<std::byte> long_table_;  // when they exceed kInlineTable
+  Message message_;
+  ArenaPlacement placement_;
+  std::shared_ptr<SharedArena> offered_;
+  int offered_fd_ = -1;
+  std::uint64_t size_ = 0;
+  std::uint64_t lane_bytes_ = 0;  // the last ones
+  std::uint64_t written_ = 0;
+  // The first unwritten byte. Parts: 0 head and short table, 1 long table, 2 header, 3… buffers.
+  std::size_t part_ = 0;
+  std::uint64_t part_written_ = 0;
+};
+
+}  // namespace weft::transport

@@ -1,0 +1,121 @@
+// EventLoop: one thread that owns one uv_loop_t. Everything that touches a libuv handle
+// runs on that thread, and says so by assertion.
+//
+// post() is the only door in, and the only member that any thread may call. Poll and
+// Timer belong to the loop thread.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_set>
+#include <vector>
+
+#include "transport/base/error.h"
+
+struct uv_loop_s;
+
+namespace weft::transport {
+
+class EventLoop {
+ public:
+  using Task = std::function<void()>;
+  using Clock = std::chrono::steady_clock;
+
+  class Poll;
+  class Timer;
+
+  // Starts the thread; it appears as `thread_name` (at most 15 characters) in the system's lists.
+  // All signals are blocked on it. kSpin: out of work, it looks for more for a moment before it
+  // sleeps (AdaptiveSpin).
+  enum class Idle : std::uint8_t { kSpin, kSleep };
+  static Result<std::unique_ptr<EventLoop>> create(const std::string& thread_name,
+                                                   Idle idle = Idle::kSpin);
+  ~EventLoop();  // stop()
+  EventLoop(const EventLoop&) = delete;
+  EventLoop& operator=(const EventLoop&) = delete;
+
+  // Runs `task` on the loop thread, after all that was posted before. Wake-ups are
+  // coalesced. False: the loop is stopped, the task was dropped.
+  bool post(Task task);
+
+  // Runs `task` once on the loop thread after `delay`. Loop thread only. Dropped by stop().
+  void runAfter(std::chrono::milliseconds delay, Task task);
+
+  bool inLoop() const noexcept { return std::this_thread::get_id() == thread_id_.load(); }
+  void assertInLoop() const noexcept;
+
+  // Drops what is posted but not yet run, ends the thread and joins it. Every Poll and Timer
+  // must be gone by then. Idempotent; not from the loop thread.
+  void stop();
+
+  // The process was forked: this child has no such thread. Only destruction may follow.
+  void abandonAfterFork() noexcept;
+
+ private:
+  struct Handles;
+  explicit EventLoop(Idle idle);
+  void run();
+  void drain();
+
+  const Idle idle_;
+  std::unique_ptr<Handles> handles_;
+  std::thread thread_;
+  bool abandoned_ = false;  // in a forked child
+  std::atomic<std::thread::id> thread_id_{};
+
+  std::mutex mutex_;
+  std::vector<Task> posted_;            // guarded by mutex_
+  bool signalled_ = false;              // guarded by mutex_: a wake-up is on its way
+  bool stopping_ = false;               // guarded by mutex_
+  std::uint64_t work_ = 0;              // loop thread: counts what came from outside
+  std::vector<Task> running_;           // loop thread: the batch in hand; its memory is reused
+  std::unordered_set<Timer*> delayed_;  // loop thread: timers of runAfter()
+};
+
+// Readiness of one file descriptor. Loop thread only. May be destroyed inside its own
+// callback. The descriptor is not owned and must be closed after this is gone.
+class EventLoop::Poll {
+ public:
+  struct Ready {
+    bool readable = false;
+    bool writable = false;
+    int error = 0;  // a positive errno when polling itself failed
+  };
+  using Callback = std::function<void(Ready)>;
+
+  Poll(EventLoop& loop, int fd, Callback callback);
+  ~Poll();
+  Poll(const Poll&) = delete;
+  Poll& operator=(const Poll&) = delete;
+
+  void want(bool readable, bool writable);
+
+ private:
+  struct State;
+  State* state_;  // freed by libuv's close callback
+};
+
+// A one-shot or repeating timer. Loop thread only. May be destroyed inside its callback.
+class EventLoop::Timer {
+ public:
+  Timer(EventLoop& loop, Task callback);
+  ~Timer();
+  Timer(const Timer&) = delete;
+  Timer& operator=(const Timer&) = delete;
+
+  void start(std::chrono::milliseconds delay,
+             std::chrono::milliseconds repeat = std::chrono::milliseconds(0));
+  void cancel();
+
+ private:
+  struct State;
+  State* state_;
+};
+
+}  // namespace weft::transport

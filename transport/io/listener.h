@@ -1,0 +1,26 @@
+// Listener: accepts connections of one listening socket. Loop thread only.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "transport/io/event_loop.h"
+#include "transport/base/unique_fd.h"
+
+namespace weft::transport {
+
+class Listener {
+ public:
+  using Accepted = std::function<void(UniqueFd)>;  // non-blocking, closed on exec
+  Listener(EventLoop& loop, UniqueFd fd, Accepted accepted);
+
+ private:
+  void onReadable();
+
+  UniqueFd fd_;
+  Accepted accepted_;
+  EventLoop::Poll poll_;
+  EventLoop::Timer retry_;
+};
+
+}  // namespace weft::transport

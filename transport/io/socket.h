@@ -1,0 +1,35 @@
+// Non-blocking sockets with the settings the transport wants: closed on exec, no Nagle delay,
+// large buffers on Unix sockets.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "transport/base/error.h"
+#include "transport/base/unique_fd.h"
+
+namespace weft::transport {
+
+struct BoundSocket {
+  UniqueFd fd;
+  std::uint16_t port = 0;  // TCP
+};
+
+// `host`: a numeric IPv4 or IPv6 address of this machine, not a wildcard.
+Result<BoundSocket> listenTcp(const std::string& host);
+// `name`: in the abstract namespace, without the leading zero byte.
+Result<BoundSocket> listenUnix(const std::string& name);
+
+struct Connecting {
+  UniqueFd fd;
+  int error = 0;  // 0: connected; EINPROGRESS: wait until writable, then connectError(); else errno
+};
+
+Connecting connectTcp(const std::string& host, std::uint16_t port);
+Connecting connectUnix(const std::string& name);
+int connectError(int fd);  // how a connect in progress ended
+
+void tuneTcp(int fd);
+void tuneUnix(int fd);
+
+}  // namespace weft::transport

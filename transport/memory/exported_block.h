@@ -1,0 +1,132 @@
+// ExportedBlock: memory of its own memfd that can be sent to processes of this host without a copy.
+//
+// While its maker fills it, it is mapped shared. The first offer() freezes it: the maker's own
+// mapping becomes a private one of the same file, at the same address, and the file is sealed
+// against writing. From then on what anybody writes goes to private copies of the pages, so that
+// what was sent never changes under its receivers, and what a receiver writes is its own. Whether a
+// page has become private is asked of the kernel (/proc/self/pagemap), which also sees writes
+// through NumPy or a raw pointer. Parts without such pages may be offered again; others must be
+// copied.
+//
+// A receiver holds a block, too (open()): frozen from the start, and as good to be sent on or back.
+//
+// The memory goes with its last mapping and descriptor, wherever those are: nobody is told of it,
+// and nothing is left after a kill -9.
+//
+// Any thread may call any member. A write by one thread while another sends the same memory may be
+// in what arrives, or not, as with any send.
+//
+// fork(): before it all blocks that are not frozen are, so that a child and its parent do not see
+// each other's writes, as with any other memory.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "transport/base/buffer.h"
+#include "transport/base/error.h"
+#include "transport/memory/sealed_memory.h"
+#include "transport/base/unique_fd.h"
+
+namespace weft::transport {
+
+class ExportedBlock : public std::enable_shared_from_this<ExportedBlock> {
+ public:
+  // Less than this is cheaper to copy than to map.
+  static constexpr std::size_t kMinBytes = std::size_t{64} << 10;
+
+  // Zeroed memory, obtained at once. kLimitExceeded when this process holds as much as it may: half
+  // of the machine's memory, or a quarter of its file descriptors. kSystem when the machine does
+  // not give it.
+  static Result<std::shared_ptr<ExportedBlock>> create(std::size_t bytes);
+  // A part of what a peer exported. kProtocol: what came is not such memory. When its last user
+  // goes and no page of it was written, the mapping is kept for a moment, in case the same part
+  // comes again: making one costs more than copying some megabytes.
+  static Result<std::shared_ptr<ExportedBlock>> open(const UniqueFd& fd, std::uint64_t offset,
+                                                     std::uint64_t size);
+  // The block that all these bytes are a part of; null: they are ordinary memory.
+  static std::shared_ptr<ExportedBlock> find(const std::byte* data, std::size_t size);
+  ~ExportedBlock();
+  ExportedBlock(const ExportedBlock&) = delete;
+  ExportedBlock& operator=(const ExportedBlock&) = delete;
+
+  std::byte* data() const noexcept { return data_; }
+  std::size_t size() const noexcept { return size_; }
+  // For the one who sends it.
+  int fd() const noexcept { return file_->fd.get(); }
+
+  // Where in the file these bytes of the block lie, for a receiver to map them; none: they must be
+  // copied. From the first time on the block is frozen.
+  std::optional<std::uint64_t> offer(const std::byte* data, std::size_t size);
+  // What was offered, as it was then.
+  OwnedBuffer offered(std::uint64_t offset, std::size_t size) const;
+  // Bytes that went without a copy, from anybody here to anybody; and what create() gave that
+  // lives.
+  struct Stats {
+    std::uint64_t bytes_sent = 0;
+    std::uint64_t bytes_held = 0;
+    std::uint64_t blocks_held = 0;
+  };
+  static Stats stats();
+  static void countSent(std::uint64_t bytes) noexcept;
+
+  // Fills the page tables of a received block in one go instead of page by page, once.
+  void populate() noexcept;
+
+  // While one of these lives, mappings are kept; its owner calls tick() now and then.
+  class Keeping {
+   public:
+    Keeping();
+    ~Keeping();
+    Keeping(const Keeping&) = delete;
+    Keeping& operator=(const Keeping&) = delete;
+    static void tick(std::chrono::steady_clock::time_point now);
+  };
+
+ private:
+  enum class State : std::uint8_t {
+    kShared,  // what is written is in the file
+    kFrozen,
+    kUnfit,  // somebody else still writes to the file: it is never sent
+  };
+  struct Registry;
+  // One descriptor for all blocks of a file here. None: there were too many, and what was received
+  // is not sent on.
+  struct File {
+    explicit File(UniqueFd own);
+    ~File();
+    File(const File&) = delete;
+    File& operator=(const File&) = delete;
+    const UniqueFd fd;
+  };
+
+  ExportedBlock(std::shared_ptr<const File> file, std::byte* base, std::size_t mapped,
+                std::uint64_t file_offset, std::size_t skip, std::size_t size, State state);
+  static Registry& registry();
+  static void enter(ExportedBlock& block);
+  static void strike(ExportedBlock& block);
+  static std::shared_ptr<ExportedBlock> lend(std::unique_ptr<ExportedBlock> block);
+  static void takeBack(ExportedBlock* raw);
+  static void forget(std::chrono::steady_clock::time_point before);
+  static std::shared_ptr<const File> fileOf(const UniqueFd& fd, const SealedMemory& memory);
+  void freeze() noexcept;  // with the registry's lock
+  static bool untouched(const std::byte* data, std::size_t size);
+
+  const std::shared_ptr<const File> file_;
+  std::byte* const base_;  // a page's begin
+  const std::size_t mapped_;
+  const std::uint64_t file_offset_;  // of base_
+  std::byte* const data_;
+  const std::size_t size_;
+  const bool own_;            // made here
+  State state_;               // guarded by the registry's lock
+  std::uint64_t device_ = 0;  // of the file, and its number: which memory it is
+  std::uint64_t inode_ = 0;
+  std::atomic<bool> populated_{false};
+};
+
+}  // namespace weft::transport

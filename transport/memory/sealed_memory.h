@@ -1,0 +1,26 @@
+// Memory that processes share: a memfd that can never shrink, else a touch of it could end who
+// mapped it with SIGBUS.
+#pragma once
+
+#include <cstdint>
+
+#include "transport/base/error.h"
+#include "transport/base/unique_fd.h"
+
+namespace weft::transport {
+
+// A file in memory with so many bytes, which can be sealed.
+Result<UniqueFd> makeMemory(const char* name, std::uint64_t bytes);
+
+// How large a file in memory is, and what tells it from others.
+struct SealedMemory {
+  std::uint64_t bytes = 0;
+  std::uint64_t device = 0;
+  std::uint64_t inode = 0;
+};
+
+// The memory behind `fd`. kProtocol: it lacks `seals` (F_SEAL_…; F_SEAL_SHRINK should be among
+// them), or is a file of a disk. kSystem: the kernel would not say.
+Result<SealedMemory> sealedMemory(int fd, int seals);
+
+}  // namespace weft::transport

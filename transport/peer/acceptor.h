@@ -1,0 +1,84 @@
+// Acceptor: listens, and takes strangers through the handshake, at most so many at once.
+// Loop thread only, but for counts().
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "transport/endpoint.h"
+#include "transport/io/event_loop.h"
+#include "transport/auth/handshake.h"
+#include "transport/auth/handshake_runner.h"
+#include "transport/io/listener.h"
+#include "transport/auth/replay_guard.h"
+#include "transport/io/socket.h"
+
+namespace weft::transport {
+
+// A dialler that was admitted.
+struct Newcomer {
+  Hello hello;
+  SessionClaim claim;
+  std::shared_ptr<Stream> stream;
+};
+
+class Acceptor final : private AcceptPolicy {
+ public:
+  struct Events {
+    // The dialler has proved that it holds the key: is it welcome?
+    std::function<RefusalCode(const Hello&, const SessionClaim& theirs, SessionClaim& ours)> admit;
+    // It was, and both sides are proved. Follows admit() directly.
+    std::function<void(Newcomer)> admitted;
+  };
+
+  Acceptor(EventLoop& loop, const EndpointOptions& options, const Identity& self, Events events);
+
+  void listen(UniqueFd fd, const char* transport_name);
+  // Stops listening and drops handshakes under way.
+  void stop();
+
+  // Any thread: fills in the refused_* of `stats`.
+  void counts(EndpointStats& stats) const;
+
+ private:
+  enum class Refused : std::uint8_t {
+    kKey,
+    kGroup,
+    kIdentity,
+    kVersion,
+    kReplay,
+    kTimeout,
+    kOverload,
+    kMalformed,
+    kCount_,
+  };
+
+  bool nonceIsFresh(const Nonce& nonce) override { return replays_.fresh(nonce); }
+  RefusalCode admit(const Hello& dialler, const SessionClaim& theirs, SessionClaim& ours) override {
+    return events_.admit(dialler, theirs, ours);
+  }
+
+  void onAccepted(UniqueFd fd, const char* transport_name);
+  void onHandshake(std::uint64_t id, HandshakeOutcome outcome);
+  void count(Refused cause) {
+    refused_[static_cast<std::size_t>(cause)].fetch_add(1, std::memory_order_relaxed);
+  }
+  void count(RefusalCode code);
+
+  EventLoop& loop_;
+  const EndpointOptions& options_;
+  const Identity& self_;
+  Events events_;
+  std::vector<std::unique_ptr<Listener>> listeners_;
+  std::unordered_map<std::uint64_t, std::shared_ptr<HandshakeRunner>> running_;
+  std::uint64_t next_id_ = 0;
+  ReplayGuard replays_;
+  std::array<std::atomic<std::uint64_t>, static_cast<std::size_t>(Refused::kCount_)> refused_{};
+};
+
+}  // namespace weft::transport

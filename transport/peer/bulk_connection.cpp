@@ -1,0 +1,234 @@
+#include "transport/peer/bulk_connection.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <utility>
+
+#include "transport/base/check.h"
+
+namespace weft::transport {
+namespace {
+
+constexpr std::size_t kMaxEntries = 64;
+// Then other lanes get their turn.
+constexpr std::uint64_t kBytesPerTurn = std::uint64_t{8} << 20;
+constexpr std::size_t kDiscardBytes = std::size_t{64} << 10;
+
+}  // namespace
+
+std::shared_ptr<Lane> Lane::open(EventLoop& loop, std::shared_ptr<Stream> stream,
+                                 std::shared_ptr<LaneCounts> counts, Events events) {
+  std::shared_ptr<Lane> lane(
+      new Lane(loop, std::move(stream), std::move(counts), std::move(events)));
+  loop.post([lane] {
+    if (lane->cut_.load()) return;
+    lane->poll_.emplace(lane->loop_, lane->stream_->pollFd(),
+                        [raw = lane.get()](EventLoop::Poll::Ready ready) { raw->onReady(ready); });
+  });
+  return lane;
+}
+
+Lane::Lane(EventLoop& loop, std::shared_ptr<Stream> stream, std::shared_ptr<LaneCounts> counts,
+           Events events)
+    : loop_(loop),
+      stream_(std::move(stream)),
+      counts_(std::move(counts)),
+      events_(std::move(events)) {}
+
+// --- any thread ---
+
+void Lane::push(std::vector<OwnedBuffer> half) {
+  std::uint64_t bytes = 0;
+  for (const OwnedBuffer& buffer : half)
+    bytes += buffer.size;
+  unwritten_.fetch_add(bytes);
+  const std::lock_guard<std::mutex> lock(push_mutex_);
+  std::move(half.begin(), half.end(), std::back_inserter(pushed_));
+}
+
+void Lane::wake() {
+  {
+    const std::lock_guard<std::mutex> lock(push_mutex_);
+    if (std::exchange(wake_posted_, true)) return;
+  }
+  loop_.post([self = shared_from_this()] { self->writeSome(); });
+}
+
+// --- the endpoint's loop thread ---
+
+void Lane::read(std::span<const iovec> into) {
+  {
+    const std::lock_guard<std::mutex> lock(read_mutex_);
+    WEFT_CHECK(arrival_.load() == Arrival::kDone, "one half after the other");
+    in_.assign(into.begin(), into.end());
+    in_index_ = 0;
+    arrival_.store(Arrival::kReading);
+  }
+  loop_.post([self = shared_from_this()] { self->readSome(); });
+}
+
+bool Lane::arrived() {
+  Arrival expected = Arrival::kReading;
+  arrival_.compare_exchange_strong(expected, Arrival::kAwaited);
+  return expected == Arrival::kDone;
+}
+
+bool Lane::written() {
+  tell_written_.store(true);
+  return unwritten_.load() == 0;
+}
+
+void Lane::cut() {
+  cut_.store(true);
+  stream_->breakOff();
+  {
+    const std::lock_guard<std::mutex> lock(read_mutex_);
+    in_.clear();
+  }
+  std::deque<OwnedBuffer> gone;
+  {
+    const std::lock_guard<std::mutex> lock(write_mutex_);
+    gone.swap(out_);
+  }
+  loop_.post([self = shared_from_this()] { self->poll_.reset(); });
+}
+
+// --- the lanes' thread ---
+
+void Lane::onReady(EventLoop::Poll::Ready ready) {
+  // A broken stream is found by reading or writing it.
+  if (ready.readable || ready.error != 0) readSome();
+  if (ready.writable || ready.error != 0) writeSome();
+}
+
+void Lane::readSome() {
+  std::uint64_t read = 0;
+  while (read < kBytesPerTurn) {
+    std::size_t asked = 0;
+    const IoResult result = readOnce(asked);
+    if (asked == 0) return want(false, want_write_);
+    if (result.error == EAGAIN) break;
+    if (result.error != 0 || result.end) return fail(result.error);
+    read += result.count;
+    if (result.count < asked) break;
+  }
+  want(true, want_write_);
+}
+
+// `asked` stays 0 when nothing is to be read.
+IoResult Lane::readOnce(std::size_t& asked) {
+  static thread_local std::array<std::byte, kDiscardBytes> discarded;
+  IoResult result;
+  std::uint64_t left = 0;
+  bool whole = false;
+  {
+    const std::lock_guard<std::mutex> lock(read_mutex_);
+    if (cut_.load() || in_index_ == in_.size()) return result;
+    std::array<iovec, kMaxEntries> entries;
+    std::size_t used = 0;
+    if (in_[in_index_].iov_base == nullptr) {
+      entries[used++] = {discarded.data(), std::min(discarded.size(), in_[in_index_].iov_len)};
+    } else {
+      for (std::size_t i = in_index_; i < in_.size() && used < entries.size(); ++i) {
+        if (in_[i].iov_base == nullptr) break;
+        entries[used++] = in_[i];
+      }
+    }
+    const auto target = std::span(entries).first(used);
+    asked = bytesOf(target);
+    result = stream_->read(target);
+    advanceRead(result.count);
+    whole = in_index_ == in_.size();
+    left = bytesOf(std::span(in_).subspan(in_index_));
+  }
+  counts_->received.fetch_add(result.count, std::memory_order_relaxed);
+  if (whole) {
+    if (arrival_.exchange(Arrival::kDone) == Arrival::kAwaited) events_.on_arrived();
+  } else {
+    wakeAt(left);
+  }
+  return result;
+}
+
+void Lane::advanceRead(std::size_t count) {
+  while (count > 0) {
+    iovec& entry = in_[in_index_];
+    const std::size_t some = std::min(count, entry.iov_len);
+    if (entry.iov_base != nullptr) entry.iov_base = static_cast<std::byte*>(entry.iov_base) + some;
+    entry.iov_len -= some;
+    count -= some;
+    if (entry.iov_len == 0) ++in_index_;
+  }
+}
+
+void Lane::writeSome() {
+  takePushed();
+  std::uint64_t written = 0;
+  while (written < kBytesPerTurn) {
+    const IoResult result = writeOnce();
+    if (result.error == EAGAIN) break;
+    if (result.error != 0) return fail(result.error);
+    if (result.count == 0) {
+      if (unwritten_.load() == 0 && tell_written_.exchange(false)) events_.on_written();
+      return want(want_read_, false);
+    }
+    written += result.count;
+  }
+  want(want_read_, true);
+}
+
+void Lane::takePushed() {
+  std::vector<OwnedBuffer> pushed;
+  {
+    const std::lock_guard<std::mutex> lock(push_mutex_);
+    wake_posted_ = false;
+    pushed.swap(pushed_);
+  }
+  const std::lock_guard<std::mutex> lock(write_mutex_);
+  if (!cut_.load()) std::move(pushed.begin(), pushed.end(), std::back_inserter(out_));
+}
+
+// A count of 0: nothing is left.
+IoResult Lane::writeOnce() {
+  std::vector<OwnedBuffer> done;  // let go of without the lock
+  const std::lock_guard<std::mutex> lock(write_mutex_);
+  if (cut_.load()) return {};
+  std::array<iovec, kMaxEntries> entries;
+  std::size_t used = 0;
+  std::size_t skip = out_offset_;
+  for (auto buffer = out_.begin(); buffer != out_.end() && used < entries.size(); ++buffer) {
+    entries[used++] = {buffer->data + skip, buffer->size - skip};
+    skip = 0;
+  }
+  if (used == 0) return {};
+  const IoResult result = stream_->write(std::span(entries).first(used));
+  out_offset_ += result.count;
+  while (!out_.empty() && out_offset_ >= out_.front().size) {
+    out_offset_ -= out_.front().size;
+    done.push_back(std::move(out_.front()));
+    out_.pop_front();
+  }
+  unwritten_.fetch_sub(result.count);
+  counts_->sent.fetch_add(result.count, std::memory_order_relaxed);
+  return result;
+}
+
+// As Link::chooseWakeUp.
+void Lane::wakeAt(std::uint64_t left) {
+  const auto bytes = static_cast<std::size_t>(std::min<std::uint64_t>(left, kWakePiece));
+  if (bytes != std::exchange(wake_at_, bytes)) stream_->wakeAt(bytes);
+}
+
+void Lane::want(bool readable, bool writable) {
+  want_read_ = readable;
+  want_write_ = writable;
+  if (poll_) poll_->want(readable, writable);
+}
+
+void Lane::fail(int error) {
+  want(false, false);
+  if (!cut_.load() && !std::exchange(broken_, true)) events_.on_broken(error);
+}
+
+}  // namespace weft::transport

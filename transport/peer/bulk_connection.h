@@ -1,0 +1,117 @@
+// Lane: the second TCP connection of a link. Of a large message the first half of the bytes goes
+// over the link and the second over the lane, each moved by a thread of its own on both sides: a
+// socket's bytes are copied by whoever writes and reads them, and one core cannot copy faster than
+// it can. Two connections move 16 MiB over loopback in less than half the time of one
+// (docs/performance.md).
+//
+// A lane carries nothing but those halves, one after another in the order of their frames. To which
+// frame they belong and how long they are, the frame says (FrameHead::kSplit). It
+// is made by whoever dialled the link, when the first large message is sent or comes, and
+// proves itself as the link did. When it breaks, the link is given up too, and the session sends
+// again.
+//
+// Threads. All lanes of an endpoint are read and written on one loop of their own ("the lanes'
+// thread"). push(), wake() and the counts: any thread. The rest: the endpoint's loop thread.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "transport/base/buffer.h"
+#include "transport/io/event_loop.h"
+#include "transport/io/stream.h"
+
+namespace weft::transport {
+
+// Of all lanes that a peer had, one after the other. Read by any thread.
+struct LaneCounts {
+  std::atomic<std::uint64_t> sent{0};
+  std::atomic<std::uint64_t> received{0};
+};
+
+class Lane : public std::enable_shared_from_this<Lane> {
+ public:
+  // Called on the lanes' thread with no lock held: they should post.
+  struct Events {
+    std::function<void()> on_arrived;          // after arrived() said no
+    std::function<void()> on_written;          // after written() said no
+    std::function<void(int error)> on_broken;  // once; errno, 0: it ended
+  };
+  // `loop`: the lanes'. End with cut().
+  static std::shared_ptr<Lane> open(EventLoop& loop, std::shared_ptr<Stream> stream,
+                                    std::shared_ptr<LaneCounts> counts, Events events);
+
+  // Queues the half of a message, and holds its owners until it is written. wake() follows, when
+  // the caller has no lock any more.
+  void push(std::vector<OwnedBuffer> half);
+  void wake();
+
+  // The next half goes `into` these; an entry without a place is read past. Once the one before it
+  // has arrived.
+  void read(std::span<const iovec> into);
+  // It is there. If not, on_arrived tells of it.
+  bool arrived();
+  // Nothing waits to be written. If something does, on_written follows.
+  bool written();
+  // Ends it: when this returns nobody reads into or writes from anything it was given.
+  void cut();
+
+ private:
+  enum class Arrival : std::uint8_t { kReading, kAwaited, kDone };
+
+  Lane(EventLoop& loop, std::shared_ptr<Stream> stream, std::shared_ptr<LaneCounts> counts,
+       Events events);
+
+  // The lanes' thread.
+  void onReady(EventLoop::Poll::Ready ready);
+  void readSome();
+  void writeSome();
+  IoResult readOnce(std::size_t& asked);
+  IoResult writeOnce();
+  void takePushed();
+  void advanceRead(std::size_t count);
+  void wakeAt(std::uint64_t left);
+  void want(bool readable, bool writable);
+  void fail(int error);
+
+  EventLoop& loop_;
+  const std::shared_ptr<Stream> stream_;
+  const std::shared_ptr<LaneCounts> counts_;
+  const Events events_;
+
+  std::mutex push_mutex_;            // a leaf; guards the two below
+  std::vector<OwnedBuffer> pushed_;  // not yet in out_
+  bool wake_posted_ = false;
+  std::atomic<std::uint64_t> unwritten_{0};  // bytes of pushed_ and out_
+  std::atomic<bool> tell_written_{false};
+  std::atomic<Arrival> arrival_{Arrival::kDone};
+  std::atomic<bool> cut_{false};
+
+  // Held by the lanes' thread while it reads or writes, so that cut() can wait for that: both never
+  // block. What they guard else only that thread touches, and read() between two halves.
+  std::mutex read_mutex_;
+  std::vector<iovec> in_;
+  std::size_t in_index_ = 0;  // the entry being filled; its part that is there is cut off
+  std::mutex write_mutex_;
+  std::deque<OwnedBuffer> out_;
+  std::size_t out_offset_ = 0;  // of the first one, written
+
+  // The lanes' thread's.
+  std::optional<EventLoop::Poll> poll_;
+  std::size_t wake_at_ = 1;  // as the stream was told
+  bool want_read_ = false;
+  bool want_write_ = false;
+  bool broken_ = false;
+};
+
+}  // namespace weft::transport

@@ -1,0 +1,96 @@
+// Dial: makes one authenticated connection to a peer: tries its addresses in turn, retries
+// what may pass, gives up on what will not. Loop thread only.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transport/io/address.h"
+#include "transport/endpoint.h"
+#include "transport/io/event_loop.h"
+#include "transport/auth/handshake_runner.h"
+
+namespace weft::transport {
+
+class Dial {
+ public:
+  enum class Stage : std::uint8_t {
+    kConnecting,   // the peer has not heard of this attempt
+    kHandshaking,  // it may have
+    kBackoff,      // between attempts
+  };
+  struct Outcome {
+    Error error;                     // set: it failed for good
+    std::shared_ptr<Stream> stream;  // else
+    Hello peer;
+    SessionClaim claim;  // the peer's
+    std::string why;     // as `error`, without who it is about
+  };
+  using Done = std::function<void(Outcome)>;
+
+  struct Patience {
+    std::chrono::milliseconds all;        // attempts together; 0: until cancel()
+    std::chrono::milliseconds handshake;  // each
+  };
+
+  // `claim`: what this side says of the session.
+  Dial(EventLoop& loop, const EndpointOptions& options, const Identity& self, PeerInfo peer,
+       const Address& address, const std::string& own_host, const SessionClaim& claim,
+       Patience patience);
+
+  // `done` is called once, perhaps from start(). It must not destroy this object at once (post
+  // that).
+  void start(Done done);
+  // Stops without calling `done`.
+  void cancel();
+
+  Stage stage() const noexcept { return stage_; }
+  // The two share a transport.
+  bool hasWay() const noexcept { return !candidates_.empty(); }
+  // What went wrong last, for people.
+  const std::string& lastProblem() const noexcept { return last_problem_; }
+
+ private:
+  struct Candidate {
+    bool is_unix;
+    std::string text;  // for people
+  };
+
+  void round();
+  void attempt();
+  void onConnected();
+  void onConnectFailed(int error);
+  void onHandshake(HandshakeOutcome outcome);
+  void backOff();
+  void onDeadline();
+  void fail(ErrorCode code, const std::string& why);
+  void finish(Outcome outcome);
+  std::string who() const;
+
+  EventLoop& loop_;
+  const EndpointOptions& options_;
+  const Identity& self_;
+  const PeerInfo peer_;
+  const Address address_;
+  const SessionClaim claim_;
+  const Patience patience_;
+  std::vector<Candidate> candidates_;
+  std::size_t next_ = 0;     // candidate of the attempt
+  std::size_t refused_ = 0;  // candidates of this round where nobody listens
+  std::string last_problem_ = "nothing was tried yet";
+  std::chrono::milliseconds pause_{0};
+  EventLoop::Clock::time_point began_;
+
+  Stage stage_ = Stage::kBackoff;
+  UniqueFd connecting_;
+  std::unique_ptr<EventLoop::Poll> poll_;
+  std::shared_ptr<HandshakeRunner> handshake_;
+  std::unique_ptr<EventLoop::Timer> deadline_;
+  std::unique_ptr<EventLoop::Timer> pause_timer_;
+  Done done_;
+};
+
+}  // namespace weft::transport

@@ -1,0 +1,115 @@
+#include "transport/peer/link.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <utility>
+
+namespace weft::transport {
+namespace {
+
+constexpr std::size_t kMaxEntries = 64;
+// One busy peer must not starve the others: after this much the loop looks around.
+constexpr int kReadsPerTurn = 32;
+constexpr std::uint64_t kBytesPerTurn = std::uint64_t{8} << 20;
+
+}  // namespace
+
+Link::Link(EventLoop& loop, std::shared_ptr<Stream> stream, const Limits& limits, FrameSink& sink,
+           std::uint64_t received, std::atomic<std::uint64_t>& bytes_received, Events events)
+    : stream_(std::move(stream)),
+      reader_(limits, sink, received),
+      events_(std::move(events)),
+      poll_(loop, stream_->pollFd(),
+            [this](EventLoop::Poll::Ready ready) {
+              if (ready.writable && events_.on_writable) events_.on_writable();
+              if (ready.error != 0) {
+                // The kernel reports a broken stream: what still can be read comes before its end.
+                drain();
+                end({LinkEnd::Kind::kFailed, ECONNRESET, Error::ok()});
+              } else if (ready.readable && reads()) {
+                readSome();
+              }
+            }),
+      bytes_received_(bytes_received) {
+  poll_.want(true, false);
+}
+
+void Link::wantWrite(bool want) {
+  want_write_ = want;
+  poll_.want(reads(), want);
+}
+
+void Link::resume() {
+  if (!events_.on_end || !reader_.waiting() || !after(reader_.resume())) return;
+  poll_.want(reads(), want_write_);
+}
+
+// Of each step of the reader. False: that was the end.
+bool Link::after(Error problem) {
+  if (problem) {
+    end({LinkEnd::Kind::kProtocol, 0, std::move(problem)});
+    return false;
+  }
+  if (reader_.ended()) end({LinkEnd::Kind::kGoodbye, 0, Error::ok()});
+  return events_.on_end != nullptr;
+}
+
+bool Link::readSome() {
+  std::uint64_t read = 0;
+  for (int i = 0; i < kReadsPerTurn && read < kBytesPerTurn && reads(); ++i) {
+    std::array<iovec, kMaxEntries> entries;
+    const std::size_t used = reader_.prepare(entries);
+    const auto target = std::span(entries).first(used);
+    const std::uint64_t asked = bytesOf(target);
+    const IoResult result = stream_->read(target);
+    if (result.error == EAGAIN) break;
+    if (result.error != 0) {
+      end({LinkEnd::Kind::kFailed, result.error, Error::ok()});
+      break;
+    }
+    if (result.end) {
+      end({LinkEnd::Kind::kEnd, 0, Error::ok()});
+      break;
+    }
+    read += result.count;
+    bytes_received_.store(bytes_received_.load(std::memory_order_relaxed) + result.count,
+                          std::memory_order_relaxed);
+    if (!after(reader_.commit(result.count))) break;
+    // Less than asked for: nothing is left for now, and asking would cost a system call.
+    if (result.count < asked) break;
+  }
+  if (read > 0 && events_.on_end) chooseWakeUp();
+  if (events_.on_end && reader_.waiting()) poll_.want(false, want_write_);
+  return read > 0;
+}
+
+// It never waits for more than is to come: what follows the message may be long in coming.
+void Link::chooseWakeUp() {
+  const std::uint64_t left = reader_.bytesToCome();
+  const bool raised = wake_at_ > 1;
+  if (!raised && left <= kWakePiece) return;
+  const auto bytes = static_cast<std::size_t>(std::clamp<std::uint64_t>(left, 1, kWakePiece));
+  if (bytes == wake_at_) return;
+  wake_at_ = bytes;
+  stream_->wakeAt(bytes);
+}
+
+void Link::drain() {
+  constexpr int kTurns = 64;  // far more than a socket's buffer holds
+  for (int i = 0; i < kTurns && reads() && readSome(); ++i) {
+  }
+}
+
+void Link::abandon() {
+  events_.on_end = nullptr;  // not on_writable, which may be what runs now
+  poll_.want(false, false);
+}
+
+void Link::end(const LinkEnd& end) {
+  const auto on_end = std::exchange(events_.on_end, nullptr);
+  poll_.want(false, want_write_);
+  if (on_end) on_end(end);
+}
+
+}  // namespace weft::transport

@@ -1,0 +1,71 @@
+// Link: the loop thread's end of an authenticated stream: waits for it to be readable or
+// writable, reads frames, notices how it ends. Writing itself is the Outbox's.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "transport/io/event_loop.h"
+#include "transport/frame/frame_reader.h"
+#include "transport/options.h"
+#include "transport/io/stream.h"
+
+namespace weft::transport {
+
+struct LinkEnd {
+  enum class Kind : std::uint8_t {
+    kGoodbye,   // the peer said so
+    kEnd,       // the stream ended without a goodbye
+    kFailed,    // errno
+    kProtocol,  // `problem`
+  };
+  Kind kind = Kind::kEnd;
+  int error = 0;
+  Error problem;
+};
+
+class Link {
+ public:
+  struct Events {
+    std::function<void(const LinkEnd&)>
+        on_end;  // once; must not destroy the link at once (post that)
+    std::function<void()> on_writable;
+  };
+
+  // `received`: the last data frame of the session that former links brought.
+  Link(EventLoop& loop, std::shared_ptr<Stream> stream, const Limits& limits, FrameSink& sink,
+       std::uint64_t received, std::atomic<std::uint64_t>& bytes_received, Events events);
+
+  void wantWrite(bool want);
+  // What came over the lane may be what it waits for.
+  void resume();
+  // Reads what is there, up to a budget. False: nothing came.
+  bool readSome();
+  // Nothing more is read, written or told: it may be destroyed later.
+  void abandon();
+  // Reads all there is, before the link is given up for another reason.
+  void drain();
+
+  // Half of a message has come, and the other half is to come over the lane.
+  bool waiting() const noexcept { return reader_.waiting(); }
+
+  Stream& stream() noexcept { return *stream_; }
+
+ private:
+  bool reads() const noexcept { return events_.on_end != nullptr && !reader_.waiting(); }
+  bool after(Error problem);
+  void end(const LinkEnd& end);
+  void chooseWakeUp();
+
+  std::shared_ptr<Stream> stream_;
+  FrameReader reader_;
+  Events events_;
+  EventLoop::Poll poll_;
+  bool want_write_ = false;
+  std::size_t wake_at_ = 1;                     // as the stream was told
+  std::atomic<std::uint64_t>& bytes_received_;  // written here only, read by any thread
+};
+
+}  // namespace weft::transport

@@ -1,0 +1,112 @@
+// Session: what a peer is across links. Two processes have at most one; it begins with their first
+// connection, outlives connections that break, and ends when it is declared over, once.
+//
+// Each side numbers its data frames 1, 2, 3 … for as long as the session lasts, keeps what it wrote
+// until the other has acknowledged it (ReplayBuffer), and on each new connection says which frame
+// it received last (SessionClaim): the other goes on behind that one. So every frame arrives once
+// and in order, however often the connection breaks.
+//
+// Acks are cumulative and ride on whatever frame goes the other way. One of their own is sent only
+// when the sender asks for it, because its replay buffer fills (FrameHead::kAckNow), or when frames
+// have waited for a whole tick.
+//
+// This class is the receiving half and the rules: no IO, no clock (time is an argument), no thread.
+// Owned by the loop thread; the sending half lives in the Outbox.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+#include "transport/auth/session_claim.h"
+
+namespace weft::transport {
+
+enum class SessionState : std::uint8_t {
+  kNew,     // no link yet
+  kLinked,  // a link carries it
+  kBroken,  // the link broke; until the deadline another may take its place
+  kOver,    // final
+};
+
+constexpr bool mayFollow(SessionState from, SessionState to) noexcept {
+  switch (from) {
+    case SessionState::kNew:
+      return to == SessionState::kLinked || to == SessionState::kOver;
+    case SessionState::kLinked:
+      return to == SessionState::kBroken || to == SessionState::kOver;
+    case SessionState::kBroken:
+      return to == SessionState::kLinked || to == SessionState::kOver;
+    case SessionState::kOver:
+      return false;
+  }
+  return false;
+}
+
+const char* toString(SessionState state) noexcept;
+
+class Session {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+
+  // `own`: random, not 0; may be given later, but before claim().
+  explicit Session(std::uint64_t own = 0) noexcept : own_(own) {}
+
+  SessionState state() const noexcept { return state_; }
+  std::uint64_t own() const noexcept { return own_; }
+  void setOwn(std::uint64_t own) noexcept { own_ = own; }
+  // Connections made after the first.
+  std::uint32_t relinked() const noexcept { return links_ > 0 ? links_ - 1 : 0; }
+
+  // What this side says on a connection to be made. Only while no link delivers: what it says is
+  // final.
+  SessionClaim claim() const noexcept { return {own_, peer_, received_, links_ + 1}; }
+
+  // The same for a lane of the link that stands.
+  SessionClaim laneClaim() const noexcept { return {own_, peer_, received_, links_, 1}; }
+  // The link that stands, counted from 1.
+  std::uint32_t link() const noexcept { return links_; }
+
+  // What the other side's claim means.
+  enum class Match : std::uint8_t {
+    kSame,     // this session, or its beginning
+    kAnother,  // the other side began anew: this one is over there
+    kUnknown,  // it speaks of a session that this side does not have
+  };
+  Match match(const SessionClaim& theirs) const noexcept;
+  // A claim for a link that is here already, or was: the dialler has not heard of it yet.
+  bool isLate(const SessionClaim& theirs) const noexcept { return theirs.link <= links_; }
+
+  // A connection is there, and both have said their claims.
+  void link(const SessionClaim& theirs);
+  // It broke. Without another one by `deadline` the session is over.
+  void breakOff(Time deadline);
+  void end();
+  // kBroken: the deadline is past.
+  bool expired(Time now) const noexcept {
+    return state_ == SessionState::kBroken && now >= deadline_;
+  }
+  // This process did not run for so long: that is not held against the peer.
+  void postpone(std::chrono::nanoseconds lost) noexcept { deadline_ += lost; }
+
+  // A data frame is whole; they come one after the other. `asked`: its sender wants an ack.
+  void took(std::uint64_t sequence, bool asked);
+  std::uint64_t received() const noexcept { return received_; }
+  // An ack must go out now. `told`: the last one that went out on any frame.
+  bool ackAsked(std::uint64_t told) const noexcept { return asked_ > told; }
+  // To be called once per tick: frames of before the last tick are not acknowledged yet.
+  bool ackOverdue(std::uint64_t told) noexcept;
+
+ private:
+  void moveTo(SessionState state);
+
+  SessionState state_ = SessionState::kNew;
+  std::uint64_t own_;
+  std::uint64_t peer_ = 0;
+  std::uint32_t links_ = 0;
+  Time deadline_{};
+  std::uint64_t received_ = 0;
+  std::uint64_t asked_ = 0;      // the last frame whose sender wants an ack
+  std::uint64_t last_tick_ = 0;  // received_ at the last tick
+};
+
+}  // namespace weft::transport
