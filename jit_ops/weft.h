@@ -22,13 +22,13 @@
 #include <utility>
 #include <vector>
 
-#include "jit_ops/serve/batched.h"
 #include "jit_ops/call/calls.h"
 #include "jit_ops/process_group.h"
+#include "jit_ops/serve/batched.h"
 #include "jit_ops/serve/published.h"
 #include "jit_ops/serve/servable.h"
-#include "transport/base/api.h"
 #include "rpc_backend/core/options.h"
+#include "transport/base/api.h"
 
 namespace weft {
 
@@ -134,8 +134,8 @@ class WEFT_API RRef {
 WEFT_API RRef remote(const std::string& worker, const std::string& name, Values args,
                      const CallOptions& options = {}, const c10::TypePtr& type = nullptr);
 
-// Publishing: see jit_ops/serve/published.h for versions, jit_ops/serve/servable.h and jit_ops/serve/batched.h for
-// what.
+// Publishing: see jit_ops/serve/published.h for versions, jit_ops/serve/servable.h and
+// jit_ops/serve/batched.h for what.
 using ops::batched;
 using ops::BatchOptions;
 using ops::publish;

@@ -70,8 +70,8 @@ void Pipe::build(std::vector<std::shared_ptr<Stage>> stages) {
                                                std::vector<pipe::SkipRoute>(), pipe::ThreadHooks());
 }
 
-pipe::MiniBatchInput Pipe::inputFor(Batch batch) const {
-  pipe::MiniBatchInput input;
+pipe::ForwardInput Pipe::inputFor(Batch batch) const {
+  pipe::ForwardInput input;
   input.tensors = std::move(batch.tensors);
   input.structure = std::move(batch.structure);
   input.chunks = options_.chunks;
@@ -81,7 +81,7 @@ pipe::MiniBatchInput Pipe::inputFor(Batch batch) const {
 }
 
 at::Tensor Pipe::forward(at::Tensor input) {
-  pipe::MiniBatchInput batch = inputFor({{std::move(input)}, nullptr});
+  pipe::ForwardInput batch = inputFor({{std::move(input)}, nullptr});
   batch.how = {pipe::Scatter::kChunk};
   Batch output = pipeline_->run(std::move(batch));
   TORCH_CHECK_TYPE(!output.structure,
@@ -99,7 +99,7 @@ c10::IValue Pipe::forward(const std::vector<c10::IValue>& inputs) {
                input.isTensor() ? pipe::Scatter::kChunk : pipe::Scatter::kReplicate);
   }
   batch.structure = std::move(arguments);
-  pipe::MiniBatchInput mini_batch = inputFor(std::move(batch));
+  pipe::ForwardInput mini_batch = inputFor(std::move(batch));
   mini_batch.how = std::move(how);
   return pipe::toIValue(pipeline_->run(std::move(mini_batch)));
 }

@@ -11,8 +11,8 @@
 #include <memory>
 #include <vector>
 
-#include "transport/base/api.h"
 #include "pipe/engine/pipeline.h"
+#include "transport/base/api.h"
 
 namespace weft {
 
@@ -42,7 +42,7 @@ class WEFT_API Pipe {
   const std::vector<c10::Device>& devices() const { return devices_; }
 
  private:
-  pipe::MiniBatchInput inputFor(pipe::Batch batch) const;
+  pipe::ForwardInput inputFor(pipe::Batch batch) const;
   void build(std::vector<std::shared_ptr<pipe::Stage>> stages);
 
   PipeOptions options_;

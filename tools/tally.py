@@ -1,10 +1,11 @@
-"""Counts tests: turns what the runners leave behind into {"passed", "failed", "skipped"}.
+"""Counts tests: turns what the runners leave behind into {"passed", "failed", "skipped", "failures"}.
 
     tally.py bep   EVENTS OUT RC     a `bazel test` run, from its build event file
     tally.py junit XML    OUT RC     pytest
     tally.py json  JSON   OUT RC     a runner that counts by itself (conformance)
     tally.py check OUT RC            one check: passed or failed
-    tally.py sum   OUT...            prints the one line; exits 1 if anything failed
+    tally.py sum   OUT...            prints a line per failure, then the one line of counts; exits 1
+                                     if anything failed
 
 RC is the runner's exit status. A runner that failed without saying which test did counts as one
 failed test, so that a crash or a time limit can never look like success.
@@ -18,14 +19,17 @@ from urllib.parse import unquote, urlparse
 
 NAMES = ("passed", "failed", "skipped")
 
+Counts = dict[str, int]
 
-def junit(path: Path) -> dict[str, int]:
+
+def junit(path: Path, failures: list[str]) -> Counts:
     counts = dict.fromkeys(NAMES, 0)
     for case in ET.parse(path).getroot().iter("testcase"):
         # GoogleTest marks what it did not run in attributes, pytest in a child element.
         marks = {case.get("status"), case.get("result")}
         if case.find("failure") is not None or case.find("error") is not None:
             counts["failed"] += 1
+            failures.append(f"{case.get('classname')}.{case.get('name')}")
         elif case.find("skipped") is not None or marks & {"notrun", "skipped", "suppressed"}:
             counts["skipped"] += 1
         else:
@@ -33,7 +37,7 @@ def junit(path: Path) -> dict[str, int]:
     return counts
 
 
-def bep(path: Path) -> dict[str, int]:
+def bep(path: Path, failures: list[str]) -> Counts:
     """Each test target's own XML; a target without one (crash, time limit) counts as one."""
     counts = dict.fromkeys(NAMES, 0)
     for line in path.read_text().splitlines():
@@ -47,27 +51,31 @@ def bep(path: Path) -> dict[str, int]:
             if output.get("name") == "test.xml" and output.get("uri", "").startswith("file:"):
                 xml = Path(unquote(urlparse(output["uri"]).path))
                 if xml.exists():
-                    one = junit(xml)
+                    one = junit(xml, [])
         if not passed and one["failed"] == 0:
             one["failed"] = 1
         if not passed:
-            print(f"failed: {event['id']['testResult']['label']}", file=sys.stderr)
+            failures.append(event["id"]["testResult"]["label"])
         for name in NAMES:
             counts[name] += one[name]
     return counts
 
 
-def read_counts(path: Path) -> dict[str, int]:
+def read_counts(path: Path, failures: list[str]) -> Counts:
     data = json.loads(path.read_text())
+    failures += [
+        each if isinstance(each, str) else f"{each['name']}: {each['reason']}"
+        for each in data.get("failures", [])
+    ]
     return {name: int(data[name]) for name in NAMES}
 
 
 READERS = {"bep": bep, "junit": junit, "json": read_counts}
 
 
-def counted(kind: str, source: Path, rc: int) -> dict[str, int]:
+def counted(kind: str, source: Path, rc: int, failures: list[str]) -> Counts:
     try:
-        counts = READERS[kind](source)
+        counts = READERS[kind](source, failures)
     except (OSError, ValueError, KeyError, ET.ParseError) as error:
         print(f"tally: {source}: {error}", file=sys.stderr)
         counts = dict.fromkeys(NAMES, 0)
@@ -81,19 +89,24 @@ def main(arguments: list[str]) -> int:
     kind, *rest = arguments
     if kind == "sum":
         total = dict.fromkeys(NAMES, 0)
-        for path in rest:
-            for name, count in read_counts(Path(path)).items():
+        for path in map(Path, rest):
+            failures = []
+            counts = read_counts(path, failures)
+            for name, count in counts.items():
                 total[name] += count
+            for failure in failures or ["without a name"] * bool(counts["failed"]):
+                print(f"FAILED {path.stem}: {failure}")
         print(", ".join(f"{total[name]} {name}" for name in NAMES))
         return 1 if total["failed"] else 0
+    failures: list[str] = []
     if kind == "check":
         out, rc = Path(rest[0]), int(rest[1])
         counts = {"passed": int(rc == 0), "failed": int(rc != 0), "skipped": 0}
     else:
         out, rc = Path(rest[1]), int(rest[2])
-        counts = counted(kind, Path(rest[0]), rc)
+        counts = counted(kind, Path(rest[0]), rc, failures)
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(counts) + "\n")
+    out.write_text(json.dumps({**counts, "failures": failures}) + "\n")
     return 1 if counts["failed"] else 0
 
 

@@ -6,7 +6,7 @@
 // but a fixed-size hello is read, and tells once when a peer is gone, and why.
 //
 // Threads. The endpoint owns one loop thread, and another that only moves bytes once a second
-// connection is made for large messages (Lane). send(), addPeer(), removePeer(),
+// connection is made for large messages (BulkConnection). send(), addPeer(), removePeer(),
 // stats() and close() may be called from any thread. Handler methods are
 // called on the loop thread, one at a time, with no lock held; they must not block.
 // They may call send(), addPeer(), removePeer() and runAfter(); never close(). A bad_alloc or other
@@ -105,7 +105,7 @@ struct PeerStats {
   std::uint64_t queued_bytes = 0;      // not written, or not acknowledged
   std::uint64_t arena_bytes_sent = 0;  // those of bytes_sent that went through shared memory
   std::uint64_t arena_fallbacks = 0;   // large buffers that went another way for lack of room there
-  std::uint64_t lane_bytes_sent = 0;   // those of bytes_sent that went over a second connection
+  std::uint64_t bulk_bytes_sent = 0;   // those of bytes_sent that went over a second connection
   std::uint64_t reconnects = 0;        // connections made again after one broke
 };
 

@@ -1,4 +1,4 @@
-// WeftBackend's life: how a group forms, ends, and makes other groups.
+// WeftBackend's epoch: how a group forms, ends, and makes other groups.
 #include "c10d_plugin/backend/backend.h"
 
 #include <ATen/ops/empty.h>
@@ -9,13 +9,13 @@
 #include <algorithm>
 #include <thread>
 
+#include "c10d_plugin/backend/point_to_point.h"
+#include "c10d_plugin/core/ranks_text.h"
 #include "c10d_plugin/engine/engine.h"
 #include "c10d_plugin/join/epoch.h"
 #include "c10d_plugin/join/make_group.h"
-#include "c10d_plugin/tensors/op_checks.h"
-#include "c10d_plugin/backend/point_to_point.h"
-#include "c10d_plugin/core/ranks_text.h"
 #include "c10d_plugin/join/store_key_value.h"
+#include "c10d_plugin/tensors/op_checks.h"
 
 namespace weft::process_group {
 
@@ -60,11 +60,11 @@ WeftBackend::WeftBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int si
   place.master_host = hostOf(store_);
   place.deadline = collectives::deadlineAfter(options_->timeout);
   StoreKeyValue meeting(c10::make_intrusive<c10d::PrefixStore>("weft/", store_));
-  auto life = collectives::agreeOnLife(meeting, rank, size, aboutThisHost(), place.deadline);
-  if (!life.ok()) raise("weft: init_process_group", life.error());
-  place.said = std::move(life.value().said);
+  auto epoch = collectives::agreeOnEpoch(meeting, rank, size, aboutThisHost(), place.deadline);
+  if (!epoch.ok()) raise("weft: init_process_group", epoch.error());
+  place.said = std::move(epoch.value().said);
   StoreKeyValue key_value(
-      c10::make_intrusive<c10d::PrefixStore>("weft/" + life.value().word + "/", store_));
+      c10::make_intrusive<c10d::PrefixStore>("weft/" + epoch.value().nonce + "/", store_));
   auto parts = makeGroup(place, key_value);
   if (!parts.ok()) raise("weft: init_process_group", parts.error());
   path_ = parts.value().path;

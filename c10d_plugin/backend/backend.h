@@ -22,8 +22,8 @@
 #include <string>
 #include <vector>
 
-#include "transport/base/api.h"
 #include "c10d_plugin/backend/delegates.h"
+#include "transport/base/api.h"
 
 namespace weft::collectives {
 class Mailbox;

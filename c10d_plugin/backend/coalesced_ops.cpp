@@ -6,9 +6,9 @@
 #include <map>
 
 #include "c10d_plugin/backend/backend.h"
-#include "c10d_plugin/tensors/element_of.h"
 #include "c10d_plugin/engine/engine.h"
 #include "c10d_plugin/tensors/contiguous_tensor.h"
+#include "c10d_plugin/tensors/element_of.h"
 #include "c10d_plugin/tensors/op_checks.h"
 #include "c10d_plugin/tensors/overlap.h"
 #include "c10d_plugin/tensors/premultiplied.h"
@@ -85,12 +85,13 @@ struct Rows {
   at::Tensor matrix;
 };
 
-void allReducePack(Turn& turn, const Tensors& tensors, collectives::Reduction reduction,
+void allReducePack(OpContext& context, const Tensors& tensors, collectives::Reduction reduction,
                    const at::Tensor& factor) {
   const auto element = elementOf(tensors.front().scalar_type());
   if (tensors.size() == 1) {
-    const Flat flat = premultiplied(tensors.front(), factor, Flat::Use::kReadWrite);
-    turn.check(turn->allReduce(turn.call(element, reduction), flat.bytes()));
+    const ContiguousTensor flat =
+        premultiplied(tensors.front(), factor, ContiguousTensor::Use::kReadWrite);
+    context.check(context->allReduce(context.call(element, reduction), flat.bytes()));
     flat.writeBack();
     return;
   }
@@ -98,38 +99,40 @@ void allReducePack(Turn& turn, const Tensors& tensors, collectives::Reduction re
   const Rows pack(tensors, 1, 1);
   for (std::size_t i = 0; i < tensors.size(); ++i)
     pack.of(i).copy_(tensors[i].reshape({1, -1}));
-  const Flat flat = premultiplied(pack.matrix, factor, Flat::Use::kReadWrite);
-  turn.check(turn->allReduce(turn.call(element, reduction), flat.bytes()));
+  const ContiguousTensor flat =
+      premultiplied(pack.matrix, factor, ContiguousTensor::Use::kReadWrite);
+  context.check(context->allReduce(context.call(element, reduction), flat.bytes()));
   flat.writeBack();
   for (std::size_t i = 0; i < tensors.size(); ++i)
     tensors[i].copy_(pack.of(i).reshape(tensors[i].sizes()));
 }
 
-void allGatherPack(Turn& turn, const Tensors& outputs, const Tensors& inputs) {
-  const auto size = static_cast<std::int64_t>(turn->size());
+void allGatherPack(OpContext& context, const Tensors& outputs, const Tensors& inputs) {
+  const auto size = static_cast<std::int64_t>(context->size());
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const Rows in(inputs, 1, 1);
   for (std::size_t i = 0; i < inputs.size(); ++i)
     in.of(i).copy_(inputs[i].reshape({1, -1}));
   const Rows out(inputs, size, 1);
-  turn.check(turn->allGather(turn.call(elementOf(inputs.front().scalar_type())),
-                             in.spans<ConstBytes>().front(), out.spans<Bytes>()));
+  context.check(context->allGather(context.call(elementOf(inputs.front().scalar_type())),
+                                   in.spans<ConstBytes>().front(), out.spans<Bytes>()));
   for (std::size_t i = 0; i < outputs.size(); ++i)
     outputs[i].copy_(out.of(i).reshape(outputs[i].sizes()));
 }
 
-void reduceScatterPack(Turn& turn, const Tensors& outputs, const Tensors& inputs,
+void reduceScatterPack(OpContext& context, const Tensors& outputs, const Tensors& inputs,
                        collectives::Reduction reduction, const at::Tensor& factor) {
-  const auto size = static_cast<std::int64_t>(turn->size());
+  const auto size = static_cast<std::int64_t>(context->size());
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   Rows in(inputs, size, size);
   for (std::size_t i = 0; i < inputs.size(); ++i)
     in.of(i).copy_(inputs[i].reshape({size, -1}));
   const Rows out(outputs, 1, 1);
   const at::Tensor filled = in.matrix;
-  in.matrix = premultiplied(filled, factor, Flat::Use::kRead).memory();
-  turn.check(turn->reduceScatter(turn.call(elementOf(outputs.front().scalar_type()), reduction),
-                                 in.spans<ConstBytes>(), out.spans<Bytes>().front()));
+  in.matrix = premultiplied(filled, factor, ContiguousTensor::Use::kRead).memory();
+  context.check(
+      context->reduceScatter(context.call(elementOf(outputs.front().scalar_type()), reduction),
+                             in.spans<ConstBytes>(), out.spans<Bytes>().front()));
   for (std::size_t i = 0; i < outputs.size(); ++i)
     outputs[i].copy_(out.of(i).reshape(outputs[i].sizes()));
 }
@@ -168,14 +171,14 @@ WeftBackend::WorkPtr WeftBackend::allreduce_coalesced(Tensors& tensors,
       [&] {
         return OpInfo{OpType::ALLREDUCE_COALESCED, kTitle, tensors, {tensors}};
       },
-      [tensors, reduction, factor = factorOf(opts.reduceOp)](Turn& turn) {
+      [tensors, reduction, factor = factorOf(opts.reduceOp)](OpContext& context) {
         // Tensors that share memory are all reduced from what they hold now.
         const bool disjoint = occupied(tensors).disjoint();
         Tensors reduced;
         for (const at::Tensor& tensor : tensors)
           reduced.push_back(disjoint ? tensor : copyOf(tensor));
         for (const auto& places : plan(reduced))
-          allReducePack(turn, pick(reduced, places), reduction, factor);
+          allReducePack(context, pick(reduced, places), reduction, factor);
         for (std::size_t i = 0; i < tensors.size() && !disjoint; ++i)
           copyInto(tensors[i], reduced[i]);
       });
@@ -193,10 +196,10 @@ WeftBackend::WorkPtr WeftBackend::allgather_into_tensor_coalesced(
       [&] {
         return OpInfo{OpType::COALESCED, kTitle, inputs, {outputs}};
       },
-      [inputs, outputs](Turn& turn) {
+      [inputs, outputs](OpContext& context) {
         const Tensors read = inputsApart(inputs, outputs);
         for (const auto& places : plan(read))
-          allGatherPack(turn, pick(outputs, places), pick(read, places));
+          allGatherPack(context, pick(outputs, places), pick(read, places));
       });
 }
 
@@ -219,14 +222,14 @@ WeftBackend::WorkPtr WeftBackend::allgather_coalesced(TensorLists& outputs, Tens
       [&] {
         return OpInfo{OpType::ALLGATHER_COALESCED, kTitle, inputs, outputs};
       },
-      [inputs, outputs](Turn& turn) {
+      [inputs, outputs](OpContext& context) {
         const at::AutoDispatchBelowADInplaceOrView below_autograd;
         for (const auto& places : plan(inputs)) {
           const Tensors in = pick(inputs, places);
           Tensors gathered;
           for (const at::Tensor& tensor : in)
-            gathered.push_back(at::empty({turn->size(), tensor.numel()}, tensor.options()));
-          allGatherPack(turn, gathered, in);
+            gathered.push_back(at::empty({context->size(), tensor.numel()}, tensor.options()));
+          allGatherPack(context, gathered, in);
           for (std::size_t rank = 0; rank < outputs.size(); ++rank) {
             for (std::size_t i = 0; i < places.size(); ++i) {
               const at::Tensor& place = outputs[rank][places[i]];
@@ -252,10 +255,10 @@ WeftBackend::WorkPtr WeftBackend::reduce_scatter_tensor_coalesced(
       [&] {
         return OpInfo{OpType::COALESCED, kTitle, inputs, {outputs}};
       },
-      [inputs, outputs, reduction, factor = factorOf(opts.reduceOp)](Turn& turn) {
+      [inputs, outputs, reduction, factor = factorOf(opts.reduceOp)](OpContext& context) {
         const Tensors read = inputsApart(inputs, outputs);
         for (const auto& places : plan(outputs))
-          reduceScatterPack(turn, pick(outputs, places), pick(read, places), reduction, factor);
+          reduceScatterPack(context, pick(outputs, places), pick(read, places), reduction, factor);
       });
 }
 

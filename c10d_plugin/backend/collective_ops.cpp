@@ -3,13 +3,13 @@
 #include <ATen/ops/empty.h>
 
 #include "c10d_plugin/backend/backend.h"
-#include "c10d_plugin/tensors/element_of.h"
+#include "c10d_plugin/backend/sparse_all_reduce.h"
 #include "c10d_plugin/engine/engine.h"
 #include "c10d_plugin/tensors/contiguous_tensor.h"
+#include "c10d_plugin/tensors/element_of.h"
 #include "c10d_plugin/tensors/op_checks.h"
 #include "c10d_plugin/tensors/overlap.h"
 #include "c10d_plugin/tensors/premultiplied.h"
-#include "c10d_plugin/backend/sparse_all_reduce.h"
 
 namespace weft::process_group {
 
@@ -21,28 +21,29 @@ namespace {
 
 // The inputs of an operation, one per rank, apart from its outputs. This rank's own may lie at
 // `place`.
-std::vector<Flat> flattenInputs(const std::vector<at::Tensor>& tensors, const at::Tensor& factor,
-                                const Occupied& outputs, int own, ByteRange place) {
-  std::vector<Flat> flats;
+std::vector<ContiguousTensor> flattenInputs(const std::vector<at::Tensor>& tensors,
+                                            const at::Tensor& factor, const Occupied& outputs,
+                                            int own, ByteRange place) {
+  std::vector<ContiguousTensor> flats;
   flats.reserve(tensors.size());
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    flats.push_back(apart(premultiplied(tensors[i], factor, Flat::Use::kRead), outputs,
+    flats.push_back(apart(premultiplied(tensors[i], factor, ContiguousTensor::Use::kRead), outputs,
                           i == static_cast<std::size_t>(own) ? place : ByteRange()));
   }
   return flats;
 }
 
 template <typename Span>
-std::vector<Span> spansOf(const std::vector<Flat>& flats) {
+std::vector<Span> spansOf(const std::vector<ContiguousTensor>& flats) {
   std::vector<Span> spans;
   spans.reserve(flats.size());
-  for (const Flat& flat : flats)
+  for (const ContiguousTensor& flat : flats)
     spans.emplace_back(flat.bytes());
   return spans;
 }
 
-void writeBack(const std::vector<Flat>& flats) {
-  for (const Flat& flat : flats)
+void writeBack(const std::vector<ContiguousTensor>& flats) {
+  for (const ContiguousTensor& flat : flats)
     flat.writeBack();
 }
 
@@ -59,7 +60,8 @@ std::vector<Span> parts(std::span<std::byte> whole, std::size_t count) {
 
 // The parts that all_to_all_single's split sizes (rows of dimension 0) name; none: equal parts.
 template <typename Span>
-std::vector<Span> splits(const Flat& flat, const std::vector<int64_t>& rows, std::size_t size) {
+std::vector<Span> splits(const ContiguousTensor& flat, const std::vector<int64_t>& rows,
+                         std::size_t size) {
   if (rows.empty()) return parts<Span>(flat.bytes(), size);
   const std::size_t all_rows = static_cast<std::size_t>(flat.memory().size(0));
   const std::size_t row = all_rows == 0 ? 0 : flat.bytes().size() / all_rows;
@@ -87,9 +89,11 @@ WeftBackend::WorkPtr WeftBackend::broadcast(Tensors& tensors, const c10d::Broadc
       [&] {
         return OpInfo{OpType::BROADCAST, kTitle, tensors, {tensors}};
       },
-      [tensor, root, here = rank_](Turn& turn) {
-        const Flat flat(tensor, root == here ? Flat::Use::kRead : Flat::Use::kWrite);
-        turn.check(turn->broadcast(turn.call(elementOf(tensor.scalar_type())), flat.bytes(), root));
+      [tensor, root, here = rank_](OpContext& context) {
+        const ContiguousTensor flat(
+            tensor, root == here ? ContiguousTensor::Use::kRead : ContiguousTensor::Use::kWrite);
+        context.check(
+            context->broadcast(context.call(elementOf(tensor.scalar_type())), flat.bytes(), root));
         flat.writeBack();
       });
 }
@@ -106,10 +110,11 @@ WeftBackend::WorkPtr WeftBackend::allreduce(Tensors& tensors, const c10d::Allred
       [&] {
         return OpInfo{OpType::ALLREDUCE, kTitle, tensors, {tensors}};
       },
-      [tensor, reduction, factor = factorOf(opts.reduceOp)](Turn& turn) {
-        const Flat flat = premultiplied(tensor, factor, Flat::Use::kReadWrite);
-        turn.check(
-            turn->allReduce(turn.call(elementOf(tensor.scalar_type()), reduction), flat.bytes()));
+      [tensor, reduction, factor = factorOf(opts.reduceOp)](OpContext& context) {
+        const ContiguousTensor flat =
+            premultiplied(tensor, factor, ContiguousTensor::Use::kReadWrite);
+        context.check(context->allReduce(context.call(elementOf(tensor.scalar_type()), reduction),
+                                         flat.bytes()));
         flat.writeBack();
       });
 }
@@ -125,7 +130,7 @@ WeftBackend::WorkPtr WeftBackend::allreduce_sparse(Tensors& tensors,
       [&] {
         return OpInfo{OpType::_ALLREDUCE_SPARSE, kTitle, tensors, {tensors}};
       },
-      [tensor](Turn& turn) { sparseAllReduce(turn, tensor); });
+      [tensor](OpContext& context) { sparseAllReduce(context, tensor); });
 }
 
 WeftBackend::WorkPtr WeftBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
@@ -140,11 +145,13 @@ WeftBackend::WorkPtr WeftBackend::reduce(Tensors& tensors, const c10d::ReduceOpt
       [&] {
         return OpInfo{OpType::REDUCE, kTitle, tensors, {tensors}};
       },
-      [tensor, reduction, root, here = rank_, factor = factorOf(opts.reduceOp)](Turn& turn) {
-        const Flat flat =
-            premultiplied(tensor, factor, root == here ? Flat::Use::kReadWrite : Flat::Use::kRead);
-        turn.check(turn->reduce(turn.call(elementOf(tensor.scalar_type()), reduction), flat.bytes(),
-                                root));
+      [tensor, reduction, root, here = rank_,
+       factor = factorOf(opts.reduceOp)](OpContext& context) {
+        const ContiguousTensor flat = premultiplied(
+            tensor, factor,
+            root == here ? ContiguousTensor::Use::kReadWrite : ContiguousTensor::Use::kRead);
+        context.check(context->reduce(context.call(elementOf(tensor.scalar_type()), reduction),
+                                      flat.bytes(), root));
         flat.writeBack();
       });
 }
@@ -162,12 +169,13 @@ WeftBackend::WorkPtr WeftBackend::allgather(TensorLists& outputs, Tensors& input
       [&] {
         return OpInfo{OpType::ALLGATHER, kTitle, inputs, outputs};
       },
-      [input, output](Turn& turn) {
-        const std::vector<Flat> out = flattenOutputs(output);
-        const Flat in = apart(Flat(input, Flat::Use::kRead), occupied(out),
-                              out[static_cast<std::size_t>(turn->rank())].bytes());
-        turn.check(turn->allGather(turn.call(elementOf(input.scalar_type())), in.bytes(),
-                                   spansOf<Bytes>(out)));
+      [input, output](OpContext& context) {
+        const std::vector<ContiguousTensor> out = flattenOutputs(output);
+        const ContiguousTensor in =
+            apart(ContiguousTensor(input, ContiguousTensor::Use::kRead), occupied(out),
+                  out[static_cast<std::size_t>(context->rank())].bytes());
+        context.check(context->allGather(context.call(elementOf(input.scalar_type())), in.bytes(),
+                                         spansOf<Bytes>(out)));
         writeBack(out);
       });
 }
@@ -182,12 +190,14 @@ WeftBackend::WorkPtr WeftBackend::_allgather_base(at::Tensor& output, at::Tensor
       [&] {
         return OpInfo{OpType::_ALLGATHER_BASE, kTitle, Tensors{input}, {{output}}};
       },
-      [input, output, size = static_cast<std::size_t>(size_)](Turn& turn) {
-        const Flat out(output, Flat::Use::kWrite);
+      [input, output, size = static_cast<std::size_t>(size_)](OpContext& context) {
+        const ContiguousTensor out(output, ContiguousTensor::Use::kWrite);
         const std::vector<Bytes> places = parts<Bytes>(out.bytes(), size);
-        const Flat in = apart(Flat(input, Flat::Use::kRead), occupied(out),
-                              places[static_cast<std::size_t>(turn->rank())]);
-        turn.check(turn->allGather(turn.call(elementOf(input.scalar_type())), in.bytes(), places));
+        const ContiguousTensor in =
+            apart(ContiguousTensor(input, ContiguousTensor::Use::kRead), occupied(out),
+                  places[static_cast<std::size_t>(context->rank())]);
+        context.check(
+            context->allGather(context.call(elementOf(input.scalar_type())), in.bytes(), places));
         out.writeBack();
       });
 }
@@ -206,13 +216,13 @@ WeftBackend::WorkPtr WeftBackend::gather(TensorLists& outputs, Tensors& inputs,
       [&] {
         return OpInfo{OpType::GATHER, kTitle, inputs, outputs};
       },
-      [input, output, root](Turn& turn) {
-        const std::vector<Flat> out = flattenOutputs(output);
-        const Flat in =
-            apart(Flat(input, Flat::Use::kRead), occupied(out),
+      [input, output, root](OpContext& context) {
+        const std::vector<ContiguousTensor> out = flattenOutputs(output);
+        const ContiguousTensor in =
+            apart(ContiguousTensor(input, ContiguousTensor::Use::kRead), occupied(out),
                   out.empty() ? ByteRange() : out[static_cast<std::size_t>(root)].bytes());
-        turn.check(turn->gather(turn.call(elementOf(input.scalar_type())), in.bytes(),
-                                spansOf<Bytes>(out), root));
+        context.check(context->gather(context.call(elementOf(input.scalar_type())), in.bytes(),
+                                      spansOf<Bytes>(out), root));
         writeBack(out);
       });
 }
@@ -231,12 +241,12 @@ WeftBackend::WorkPtr WeftBackend::scatter(Tensors& outputs, TensorLists& inputs,
       [&] {
         return OpInfo{OpType::SCATTER, kTitle, root == rank_ ? input : outputs, {outputs}};
       },
-      [input, output, root](Turn& turn) {
-        const Flat out(output, Flat::Use::kWrite);
-        const std::vector<Flat> in =
+      [input, output, root](OpContext& context) {
+        const ContiguousTensor out(output, ContiguousTensor::Use::kWrite);
+        const std::vector<ContiguousTensor> in =
             flattenInputs(input, at::Tensor(), occupied(out), root, out.bytes());
-        turn.check(turn->scatter(turn.call(elementOf(output.scalar_type())),
-                                 spansOf<ConstBytes>(in), out.bytes(), root));
+        context.check(context->scatter(context.call(elementOf(output.scalar_type())),
+                                       spansOf<ConstBytes>(in), out.bytes(), root));
         out.writeBack();
       });
 }
@@ -255,12 +265,13 @@ WeftBackend::WorkPtr WeftBackend::reduce_scatter(Tensors& outputs, TensorLists& 
       [&] {
         return OpInfo{OpType::REDUCE_SCATTER, kTitle, input, {outputs}};
       },
-      [input, output, reduction, factor = factorOf(opts.reduceOp)](Turn& turn) {
-        const Flat out(output, Flat::Use::kWrite);
-        const std::vector<Flat> in =
-            flattenInputs(input, factor, occupied(out), turn->rank(), out.bytes());
-        turn.check(turn->reduceScatter(turn.call(elementOf(output.scalar_type()), reduction),
-                                       spansOf<ConstBytes>(in), out.bytes()));
+      [input, output, reduction, factor = factorOf(opts.reduceOp)](OpContext& context) {
+        const ContiguousTensor out(output, ContiguousTensor::Use::kWrite);
+        const std::vector<ContiguousTensor> in =
+            flattenInputs(input, factor, occupied(out), context->rank(), out.bytes());
+        context.check(
+            context->reduceScatter(context.call(elementOf(output.scalar_type()), reduction),
+                                   spansOf<ConstBytes>(in), out.bytes()));
         out.writeBack();
       });
 }
@@ -277,14 +288,15 @@ WeftBackend::WorkPtr WeftBackend::_reduce_scatter_base(at::Tensor& output, at::T
         return OpInfo{OpType::_REDUCE_SCATTER_BASE, kTitle, Tensors{input}, {{output}}};
       },
       [input, output, reduction, factor = factorOf(opts.reduceOp),
-       size = static_cast<std::size_t>(size_)](Turn& turn) {
-        const Flat out(output, Flat::Use::kWrite);
-        Flat in = premultiplied(input, factor, Flat::Use::kRead);
-        const auto own = static_cast<std::size_t>(turn->rank());
+       size = static_cast<std::size_t>(size_)](OpContext& context) {
+        const ContiguousTensor out(output, ContiguousTensor::Use::kWrite);
+        ContiguousTensor in = premultiplied(input, factor, ContiguousTensor::Use::kRead);
+        const auto own = static_cast<std::size_t>(context->rank());
         if (!same(parts<ConstBytes>(in.bytes(), size)[own], out.bytes()))
           in = apart(std::move(in), occupied(out));
-        turn.check(turn->reduceScatter(turn.call(elementOf(output.scalar_type()), reduction),
-                                       parts<ConstBytes>(in.bytes(), size), out.bytes()));
+        context.check(
+            context->reduceScatter(context.call(elementOf(output.scalar_type()), reduction),
+                                   parts<ConstBytes>(in.bytes(), size), out.bytes()));
         out.writeBack();
       });
 }
@@ -306,12 +318,13 @@ WeftBackend::WorkPtr WeftBackend::alltoall_base(at::Tensor& output, at::Tensor& 
         return OpInfo{OpType::ALLTOALL_BASE, kTitle, Tensors{input}, {{output}}};
       },
       [input, output, input_splits, output_splits,
-       size = static_cast<std::size_t>(size_)](Turn& turn) {
-        const Flat out(output, Flat::Use::kWrite);
-        const Flat in = apart(Flat(input, Flat::Use::kRead), occupied(out));
-        turn.check(turn->allToAll(turn.call(elementOf(input.scalar_type())),
-                                  splits<ConstBytes>(in, input_splits, size),
-                                  splits<Bytes>(out, output_splits, size)));
+       size = static_cast<std::size_t>(size_)](OpContext& context) {
+        const ContiguousTensor out(output, ContiguousTensor::Use::kWrite);
+        const ContiguousTensor in =
+            apart(ContiguousTensor(input, ContiguousTensor::Use::kRead), occupied(out));
+        context.check(context->allToAll(context.call(elementOf(input.scalar_type())),
+                                        splits<ConstBytes>(in, input_splits, size),
+                                        splits<Bytes>(out, output_splits, size)));
         out.writeBack();
       });
 }
@@ -329,13 +342,13 @@ WeftBackend::WorkPtr WeftBackend::alltoall(Tensors& outputs, Tensors& inputs,
       [&] {
         return OpInfo{OpType::ALLTOALL, kTitle, inputs, {outputs}};
       },
-      [input = inputs, output = outputs](Turn& turn) {
-        const std::vector<Flat> out = flattenOutputs(output);
-        const auto own = static_cast<std::size_t>(turn->rank());
-        const std::vector<Flat> in =
-            flattenInputs(input, at::Tensor(), occupied(out), turn->rank(), out[own].bytes());
-        turn.check(turn->allToAll(turn.call(elementOf(input.front().scalar_type())),
-                                  spansOf<ConstBytes>(in), spansOf<Bytes>(out)));
+      [input = inputs, output = outputs](OpContext& context) {
+        const std::vector<ContiguousTensor> out = flattenOutputs(output);
+        const auto own = static_cast<std::size_t>(context->rank());
+        const std::vector<ContiguousTensor> in =
+            flattenInputs(input, at::Tensor(), occupied(out), context->rank(), out[own].bytes());
+        context.check(context->allToAll(context.call(elementOf(input.front().scalar_type())),
+                                        spansOf<ConstBytes>(in), spansOf<Bytes>(out)));
         writeBack(out);
       });
 }
@@ -353,7 +366,7 @@ WeftBackend::WorkPtr WeftBackend::barrier(const c10d::BarrierOptions& opts) {
       [&] {
         return OpInfo{OpType::BARRIER, kTitle, std::nullopt, {}};
       },
-      [](Turn& turn) { turn.check(turn->barrier(turn.call())); });
+      [](OpContext& context) { context.check(context->barrier(context.call())); });
 }
 
 }  // namespace weft::process_group

@@ -11,9 +11,9 @@
 #include <thread>
 
 #include "c10d_plugin/engine/engine.h"
+#include "c10d_plugin/engine/work.h"
 #include "c10d_plugin/tensors/contiguous_tensor.h"
 #include "c10d_plugin/tensors/op_checks.h"
-#include "c10d_plugin/engine/work.h"
 
 namespace weft::process_group {
 
@@ -109,7 +109,7 @@ std::exception_ptr asException(const char* title, const Error& error) {
 }
 
 // The tensor's memory, kept by the tensor.
-transport::OwnedBuffer bufferOf(const Flat& flat) {
+transport::OwnedBuffer bufferOf(const ContiguousTensor& flat) {
   const auto bytes = flat.bytes();
   return {bytes.data(), bytes.size(), std::make_shared<at::Tensor>(flat.memory())};
 }
@@ -120,7 +120,7 @@ PointToPoint::WorkPtr PointToPoint::send(const at::Tensor& tensor, int to, int t
                                          milliseconds timeout) {
   constexpr const char* kTitle = "weft:send";
   checkDense(tensor, kTitle);
-  const Flat flat(tensor, Flat::Use::kRead);
+  const ContiguousTensor flat(tensor, ContiguousTensor::Use::kRead);
   auto work = c10::make_intrusive<MessageWork>(
       mailbox_->rank(), OpInfo{c10d::OpType::SEND, kTitle, Tensors{tensor}, {{tensor}}}, timeout,
       mailbox_);
@@ -138,7 +138,7 @@ PointToPoint::WorkPtr PointToPoint::receive(const at::Tensor& tensor, int from, 
   const char* title = any ? "weft:recvAnySource" : "weft:recv";
   checkDense(tensor, title);
   at::assert_no_internal_overlap(tensor);  // as of expand(): a message could not be written to it
-  const Flat flat(tensor, Flat::Use::kWrite);
+  const ContiguousTensor flat(tensor, ContiguousTensor::Use::kWrite);
   auto work = c10::make_intrusive<MessageWork>(
       mailbox_->rank(),
       OpInfo{any ? c10d::OpType::RECVANYSOURCE : c10d::OpType::RECV,

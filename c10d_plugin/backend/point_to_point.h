@@ -1,6 +1,7 @@
 // PointToPoint: send, recv, recv from any, and the monitored barrier, over a Mailbox.
 //
-// Threads: any thread may call any member. Messages need no turn: they run beside the collectives.
+// Threads: any thread may call any member. Messages need no context: they run beside the
+// collectives.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>

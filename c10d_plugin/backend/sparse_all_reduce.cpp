@@ -6,9 +6,9 @@
 #include <array>
 #include <vector>
 
-#include "c10d_plugin/tensors/element_of.h"
 #include "c10d_plugin/engine/engine.h"
 #include "c10d_plugin/tensors/contiguous_tensor.h"
+#include "c10d_plugin/tensors/element_of.h"
 
 namespace weft::process_group {
 
@@ -31,17 +31,19 @@ std::span<std::byte> bytesOf(const at::Tensor& tensor) {
 }
 
 // How many entries each rank has.
-std::vector<std::int64_t> counts(Turn& turn, std::int64_t own) {
-  std::vector<std::int64_t> all(static_cast<std::size_t>(turn->size()));
+std::vector<std::int64_t> counts(OpContext& context, std::int64_t own) {
+  std::vector<std::int64_t> all(static_cast<std::size_t>(context->size()));
   std::vector<Bytes> out;
   for (std::int64_t& count : all)
     out.push_back(std::as_writable_bytes(std::span(&count, 1)));
-  turn.check(turn->allGather(turn.call(Element::kInt64), std::as_bytes(std::span(&own, 1)), out));
+  context.check(
+      context->allGather(context.call(Element::kInt64), std::as_bytes(std::span(&own, 1)), out));
   return all;
 }
 
 // All ranks' `part`, which differ in the length of dimension 0, one after the other.
-at::Tensor gatherRows(Turn& turn, const at::Tensor& part, const std::vector<std::int64_t>& rows) {
+at::Tensor gatherRows(OpContext& context, const at::Tensor& part,
+                      const std::vector<std::int64_t>& rows) {
   std::vector<std::int64_t> shape = part.sizes().vec();
   shape[0] = 0;
   for (const std::int64_t count : rows)
@@ -53,19 +55,20 @@ at::Tensor gatherRows(Turn& turn, const at::Tensor& part, const std::vector<std:
     out.push_back(bytesOf(all.narrow(0, at, count)));
     at += count;
   }
-  turn.check(turn->allGather(turn.call(elementOf(part.scalar_type())), bytesOf(part), out));
+  context.check(
+      context->allGather(context.call(elementOf(part.scalar_type())), bytesOf(part), out));
   return all;
 }
 
 }  // namespace
 
-void sparseAllReduce(Turn& turn, const at::Tensor& tensor) {
+void sparseAllReduce(OpContext& context, const at::Tensor& tensor) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const at::Tensor own = tensor.coalesce();
-  const std::vector<std::int64_t> rows = counts(turn, own._nnz());
+  const std::vector<std::int64_t> rows = counts(context, own._nnz());
   // Indices are [dimensions, entries]: transposed, entries of all ranks lie one after the other.
-  const at::Tensor indices = gatherRows(turn, own._indices().t().contiguous(), rows);
-  const at::Tensor values = gatherRows(turn, own._values().contiguous(), rows);
+  const at::Tensor indices = gatherRows(context, own._indices().t().contiguous(), rows);
+  const at::Tensor values = gatherRows(context, own._values().contiguous(), rows);
   const at::Tensor sum =
       at::_sparse_coo_tensor_unsafe(indices.t(), values, tensor.sizes(), tensor.options())
           .coalesce();

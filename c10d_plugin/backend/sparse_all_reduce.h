@@ -5,11 +5,11 @@
 
 namespace weft::process_group {
 
-class Turn;
+class OpContext;
 
 // Throws c10::Error unless it is a sum of a sparse COO tensor on the CPU.
 void checkSparse(const at::Tensor& tensor, const c10d::ReduceOp& op, const char* title);
 // The result replaces the tensor's entries, coalesced.
-void sparseAllReduce(Turn& turn, const at::Tensor& tensor);
+void sparseAllReduce(OpContext& context, const at::Tensor& tensor);
 
 }  // namespace weft::process_group

@@ -20,8 +20,8 @@
 #include <span>
 #include <string>
 
-#include "transport/base/deadline.h"
 #include "transport/base/buffer.h"
+#include "transport/base/deadline.h"
 #include "transport/base/error.h"
 
 namespace weft::collectives {

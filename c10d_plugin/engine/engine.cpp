@@ -28,15 +28,15 @@ void raise(const char* title, const Error& error) {
 
 class Engine::Queued final : public OpQueue::Task {
  public:
-  Queued(std::shared_ptr<Engine> engine, const Brief& brief, c10::intrusive_ptr<WeftWork> work,
+  Queued(std::shared_ptr<Engine> engine, const OpParams& params, c10::intrusive_ptr<WeftWork> work,
          Run run)
-      : engine_(std::move(engine)), brief_(brief), work_(std::move(work)), run_(std::move(run)) {}
+      : engine_(std::move(engine)), params_(params), work_(std::move(work)), run_(std::move(run)) {}
 
   void run() noexcept override {
     std::exception_ptr error;
     try {
-      Turn turn = engine_->makeTurn(brief_);
-      run_(turn);
+      OpContext context = engine_->makeContext(params_);
+      run_(context);
     } catch (...) {
       error = std::current_exception();
     }
@@ -50,7 +50,7 @@ class Engine::Queued final : public OpQueue::Task {
 
  private:
   std::shared_ptr<Engine> engine_;
-  Brief brief_;
+  OpParams params_;
   c10::intrusive_ptr<WeftWork> work_;
   Run run_;
   bool has_callbacks_ = false;
@@ -60,16 +60,16 @@ bool Engine::profiled() {
   return at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE).has_value();
 }
 
-Engine::WorkPtr Engine::enqueue(const Brief& brief, OpInfo info, Run run) {
+Engine::WorkPtr Engine::enqueue(const OpParams& params, OpInfo info, Run run) {
   auto work = c10::make_intrusive<WeftWork>(rank(), std::move(info));
   const bool taken =
-      queue_.push(std::make_unique<Queued>(shared_from_this(), brief, work, std::move(run)));
-  if (!taken) raise(brief.title, Error(ErrorCode::kShutdown, "the process group was shut down"));
+      queue_.push(std::make_unique<Queued>(shared_from_this(), params, work, std::move(run)));
+  if (!taken) raise(params.title, Error(ErrorCode::kShutdown, "the process group was shut down"));
   if (coalescing()) {
     add(work);
     return work;
   }
-  if (brief.async) return work;
+  if (params.async) return work;
   work->wait();
   return nullptr;
 }

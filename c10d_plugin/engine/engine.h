@@ -18,20 +18,20 @@
 #include <vector>
 
 #include "c10d_plugin/core/collectives.h"
-#include "transport/base/fork_guard.h"
 #include "c10d_plugin/engine/op_queue.h"
 #include "c10d_plugin/engine/work.h"
+#include "transport/base/fork_guard.h"
 
 namespace weft::process_group {
 
 // Throws what a failed operation throws: c10::DistBackendError, "weft all_reduce: <why>".
 [[noreturn]] void raise(const char* title, const transport::Error& error);
 
-// The turn to run operations, as an operation sees it.
-class Turn {
+// The context to run operations, as an operation sees it.
+class OpContext {
  public:
-  Turn(collectives::Collectives& collectives, collectives::Deadline deadline,
-       std::uint64_t& sequence, const char* title, std::atomic<bool>& failed)
+  OpContext(collectives::Collectives& collectives, collectives::Deadline deadline,
+            std::uint64_t& sequence, const char* title, std::atomic<bool>& failed)
       : collectives_(collectives),
         deadline_(deadline),
         sequence_(sequence),
@@ -60,10 +60,10 @@ class Turn {
 
 class Engine : public std::enable_shared_from_this<Engine> {
  public:
-  using Run = std::function<void(Turn&)>;
+  using Run = std::function<void(OpContext&)>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-  struct Brief {
+  struct OpParams {
     const char* title = nullptr;
     std::chrono::milliseconds timeout{};  // from when the operation begins to run
     bool async = true;
@@ -75,16 +75,16 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Null for a synchronous call, which throws its error. `describe` makes the OpInfo, only where a
   // Work is needed; `run` throws what goes wrong.
   template <typename Describe, typename RunIt>
-  WorkPtr submit(const Brief& brief, Describe&& describe, RunIt&& run) {
-    checkProcess(brief.title);
+  WorkPtr submit(const OpParams& params, Describe&& describe, RunIt&& run) {
+    checkProcess(params.title);
     calls_.fetch_add(1, std::memory_order_relaxed);
-    if (!brief.async && !coalescing() && !profiled() && queue_.tryEnter()) {
+    if (!params.async && !coalescing() && !profiled() && queue_.tryEnter()) {
       const Leave leave{queue_};
-      Turn turn = makeTurn(brief);
-      run(turn);
+      OpContext context = makeContext(params);
+      run(context);
       return nullptr;
     }
-    return enqueue(brief, describe(), std::forward<RunIt>(run));
+    return enqueue(params, describe(), std::forward<RunIt>(run));
   }
 
   // Throws where this process is a forked child of the group's: it has no part in the group.
@@ -122,14 +122,14 @@ class Engine : public std::enable_shared_from_this<Engine> {
   class Queued;
 
   static bool profiled();
-  Turn makeTurn(const Brief& brief) {
-    return {*collectives_, collectives::deadlineAfter(brief.timeout), sequence_, brief.title,
+  OpContext makeContext(const OpParams& params) {
+    return {*collectives_, collectives::deadlineAfter(params.timeout), sequence_, params.title,
             failed_};
   }
-  WorkPtr enqueue(const Brief& brief, OpInfo info, Run run);
+  WorkPtr enqueue(const OpParams& params, OpInfo info, Run run);
 
   std::unique_ptr<collectives::Collectives> collectives_;
-  std::uint64_t sequence_ = 0;  // of the Collectives' operations; whoever has the turn
+  std::uint64_t sequence_ = 0;  // of the Collectives' operations; whoever has the context
   std::atomic<std::uint64_t> calls_{0};
   std::atomic<bool> failed_{false};
   const collectives::ForkGuard process_;

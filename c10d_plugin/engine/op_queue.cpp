@@ -17,11 +17,11 @@ struct OpQueue::State {
   std::condition_variable work_came;  // for threads: a task, or the end
   std::condition_variable changed;    // for drain() and waitForThreads()
   std::deque<std::unique_ptr<Task>> tasks;
-  bool taken = false;  // somebody has the turn
+  bool taken = false;  // somebody has the context
   bool closed = false;
   std::size_t threads = 0;
   std::size_t blocked = 0;         // threads in a finish() that may block
-  std::atomic<bool> ready{false};  // a look without the lock: there is a task and a free turn
+  std::atomic<bool> ready{false};  // a look without the lock: there is a task and a free context
 
   // Under the lock, after every change of what it reads.
   void refresh() { ready.store(!taken && !tasks.empty(), std::memory_order_release); }

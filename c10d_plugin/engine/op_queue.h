@@ -1,10 +1,10 @@
-// OpQueue: whose turn it is in a group. One operation runs at a time, in the order they came.
+// OpQueue: whose context it is in a group. One operation runs at a time, in the order they came.
 //
 // A synchronous call that finds nothing before it runs on its own thread (tryEnter, leave); all
 // others are tasks for the queue's threads. One thread is started by the first task. A task's
 // finish() may run user callbacks, which may block and may wait for operations of this very queue;
-// so it runs without the turn, and when all threads are in such a finish() another one is started
-// (at most kMostThreads).
+// so it runs without the context, and when all threads are in such a finish() another one is
+// started (at most kMostThreads).
 //
 // Threads: any thread may call any member, also from a task's finish(). No lock is held while a
 // task runs. Knows nothing of torch.
@@ -21,7 +21,7 @@ class OpQueue {
   class Task {
    public:
     virtual ~Task() = default;
-    virtual void run() noexcept = 0;     // with the turn
+    virtual void run() noexcept = 0;     // with the context
     virtual void finish() noexcept = 0;  // without it
     // Whether finish() runs code of others, which may block. Asked after run().
     virtual bool finishMayBlock() noexcept = 0;
@@ -35,7 +35,7 @@ class OpQueue {
   OpQueue(const OpQueue&) = delete;
   OpQueue& operator=(const OpQueue&) = delete;
 
-  // True: nothing runs or waits, and the turn is the caller's until leave().
+  // True: nothing runs or waits, and the context is the caller's until leave().
   bool tryEnter();
   void leave();
 

@@ -30,26 +30,26 @@ std::vector<int> differing(const std::vector<std::string>& views, const std::str
 
 }  // namespace
 
-Result<Life> agreeOnLife(KeyValue& store, int rank, int size, const std::string& about,
-                         steady_clock::time_point deadline) {
+Result<Epoch> agreeOnEpoch(KeyValue& store, int rank, int size, const std::string& about,
+                           steady_clock::time_point deadline) {
   constexpr milliseconds kLongestNap{50};
   std::array<std::uint8_t, 8> random{};
   if (Error error = transport::fillRandom(random)) return error;
   const std::string own = transport::toHex(random);
   for (milliseconds nap{1};; nap = std::min(nap * 2, kLongestNap)) {
-    const auto lives = exchange(store, "life", own + about, rank, size, deadline);
-    if (!lives.ok()) return lives.error();
-    Life life;
+    const auto epochs = storeAllGather(store, "epoch", own + about, rank, size, deadline);
+    if (!epochs.ok()) return epochs.error();
+    Epoch epoch;
     std::string view;
-    for (const std::string& said : lives.value()) {
+    for (const std::string& said : epochs.value()) {
       view += said.substr(0, own.size());
-      life.said.push_back(said.substr(std::min(said.size(), own.size())));
+      epoch.said.push_back(said.substr(std::min(said.size(), own.size())));
     }
-    life.word = view.substr(0, own.size());
-    const auto views = exchange(store, "view", view, rank, size, deadline);
+    epoch.nonce = view.substr(0, own.size());
+    const auto views = storeAllGather(store, "view", view, rank, size, deadline);
     if (!views.ok()) return views.error();
     const std::vector<int> others = differing(views.value(), view);
-    if (others.empty()) return life;
+    if (others.empty()) return epoch;
     if (steady_clock::now() >= deadline) {
       return Error(ErrorCode::kTimeout,
                    "Timed out waiting for " + ranksAsText(others) + " to form the group");

@@ -1,4 +1,4 @@
-// A Store may remember an earlier life of the same group: torchrun starts the workers of a failed
+// A Store may remember an earlier epoch of the same group: torchrun starts the workers of a failed
 // group again with the Store that the first ones used (2.11, dynamic_rendezvous.py keeps it). So
 // before anything that is read there is believed, the ranks agree on who takes part this time.
 #pragma once
@@ -12,16 +12,16 @@
 
 namespace weft::collectives {
 
-struct Life {
-  std::string word;  // the same on all ranks, and in no earlier life: a name space for the rest
+struct Epoch {
+  std::string nonce;  // the same on all ranks, and in no earlier epoch: a name space for the rest
   std::vector<std::string> said;  // by rank: what each told of itself
 };
 
 // `about`: what this rank tells the others. kTimeout names the ranks that are missing.
 //
-// Each rank says a random word, then which words it has read of all; when all have read the same
+// Each rank says a random nonce, then which nonces it has read of all; when all have read the same
 // ones, they are the present ones, because each rank knows its own. Until then it reads again.
-transport::Result<Life> agreeOnLife(KeyValue& store, int rank, int size, const std::string& about,
-                                    std::chrono::steady_clock::time_point deadline);
+transport::Result<Epoch> agreeOnEpoch(KeyValue& store, int rank, int size, const std::string& about,
+                                      std::chrono::steady_clock::time_point deadline);
 
 }  // namespace weft::collectives

@@ -3,16 +3,16 @@
 #include <algorithm>
 #include <utility>
 
-#include "c10d_plugin/net/mailbox/endpoint_mailbox.h"
-#include "c10d_plugin/net/hosts/make_between_hosts.h"
-#include "c10d_plugin/net/messages/message_collectives.h"
-#include "c10d_plugin/join/store_all_gather.h"
-#include "c10d_plugin/shm/shm_collectives.h"
 #include "c10d_plugin/core/solo_collectives.h"
+#include "c10d_plugin/join/store_all_gather.h"
+#include "c10d_plugin/net/hosts/make_between_hosts.h"
+#include "c10d_plugin/net/mailbox/endpoint_mailbox.h"
+#include "c10d_plugin/net/messages/message_collectives.h"
+#include "c10d_plugin/shm/shm_collectives.h"
 #include "transport/base/environment.h"
+#include "transport/base/log.h"
 #include "transport/io/host_identity.h"
 #include "transport/io/interface.h"
-#include "transport/base/log.h"
 
 namespace weft::process_group {
 
@@ -61,8 +61,8 @@ Result<OneHost> tryShared(const GroupPlace& place, collectives::KeyValue& store)
   const auto soon = std::min(place.deadline, std::chrono::steady_clock::now() + kProbe);
   auto joined = collectives::ShmCollectives::join({}, store, place.rank, place.size, soon);
   const std::string trouble = joined.ok() ? "" : joined.error().text();
-  auto votes =
-      collectives::exchange(store, "shm_vote", trouble, place.rank, place.size, place.deadline);
+  auto votes = collectives::storeAllGather(store, "shm_vote", trouble, place.rank, place.size,
+                                           place.deadline);
   if (!votes.ok()) return votes.error();
   for (std::size_t rank = 0; rank < votes.value().size(); ++rank) {
     const std::string& other = votes.value()[rank];

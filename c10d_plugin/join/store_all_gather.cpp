@@ -28,9 +28,9 @@ std::vector<int> missing(KeyValue& store, const std::string& topic, const std::v
 
 }  // namespace
 
-Result<std::vector<std::string>> exchange(KeyValue& store, const std::string& topic,
-                                          const std::string& value, int rank, int size,
-                                          steady_clock::time_point deadline) {
+Result<std::vector<std::string>> storeAllGather(KeyValue& store, const std::string& topic,
+                                                const std::string& value, int rank, int size,
+                                                steady_clock::time_point deadline) {
   constexpr std::chrono::seconds kPatience{10};  // then the missing are named, once
   const std::string prefix = topic + "/";
   if (Error failed = store.set(prefix + std::to_string(rank), value)) return failed;

@@ -13,7 +13,7 @@ namespace weft::collectives {
 
 // Sets `topic`/`rank` to `value` and returns what all ranks said there, by rank. kTimeout names the
 // ranks that said nothing.
-transport::Result<std::vector<std::string>> exchange(
+transport::Result<std::vector<std::string>> storeAllGather(
     KeyValue& store, const std::string& topic, const std::string& value, int rank, int size,
     std::chrono::steady_clock::time_point deadline);
 

@@ -53,7 +53,7 @@ Error ShmCollectives::reduceTogether(Bytes data, int root) {
 }
 
 Error ShmCollectives::reduceSmall(Bytes data, bool wanted) {
-  const std::uint64_t round = rounds_.number();
+  const std::uint64_t round = steps_.number();
   if (!data.empty()) std::memcpy(segment_->small(rank_, round), data.data(), data.size());
   if (Error error = meet()) return error;
   if (!wanted || data.empty()) return Error::ok();
@@ -86,7 +86,7 @@ Error ShmCollectives::meetWithData(ConstBytes data, LayOut&& lay_out) {
 }
 
 Error ShmCollectives::allReduceAsPair(Bytes data) {
-  const Place place{false, segment_->layout().buffer_bytes};
+  const BufferSlot place{false, segment_->layout().buffer_bytes};
   const ConstBytes whole = data;
   const auto write = [&](std::size_t piece) { writePieces(std::span(&whole, 1), place, piece); };
   if (Error error = meetWithData(data, [&] { write(0); })) return error;
@@ -168,7 +168,7 @@ Bytes ShmCollectives::partOf(Bytes block, int rank) const {
 
 // A part lies in a buffer where it lies in its block.
 void ShmCollectives::contribute(Bytes block) {
-  std::byte* const buffer = segment_->buffer(rank_, rounds_.number());
+  std::byte* const buffer = segment_->buffer(rank_, steps_.number());
   const Bytes own = partOf(block, rank_);
   const auto begin = static_cast<std::size_t>(own.data() - block.data());
   const std::size_t end = begin + own.size();
@@ -179,7 +179,7 @@ void ShmCollectives::contribute(Bytes block) {
 void ShmCollectives::addUpOwnPart(Bytes block, int root) {
   const Bytes own = partOf(block, rank_);
   const auto offset = static_cast<std::size_t>(own.data() - block.data());
-  const std::uint64_t round = rounds_.number() - 1;
+  const std::uint64_t round = steps_.number() - 1;
   std::byte* const shared = segment_->buffer(rank_, round) + offset;
   // Others than the root must not change their data.
   const bool keeps = root == kEverywhere || root == rank_;
@@ -198,7 +198,7 @@ void ShmCollectives::addUpOwnPart(Bytes block, int root) {
 }
 
 void ShmCollectives::collectParts(Bytes block) {
-  const std::uint64_t round = rounds_.number() - 2;
+  const std::uint64_t round = steps_.number() - 2;
   for (int rank = 0; rank < size_; ++rank) {
     if (rank == rank_) continue;
     const Bytes part = partOf(block, rank);

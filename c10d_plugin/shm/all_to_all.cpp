@@ -16,9 +16,9 @@ Error ShmCollectives::allToAll(const Call& call, std::span<const ConstBytes> in,
   tell(SizeTable::kSent, in, false);
   tell(SizeTable::kExpected, out, false);
   const std::span<const ConstBytes> parts = othersOf(in);
-  std::vector<Place> places(ranks);
+  std::vector<BufferSlot> places(ranks);
   return exchange(
-      parts, placeFor(largest(parts), size_ - 1),
+      parts, bufferSlotFor(largest(parts), size_ - 1),
       [&] {
         copyOwn(in[own], out[own]);
         std::size_t pieces = 0;
@@ -27,8 +27,8 @@ Error ShmCollectives::allToAll(const Call& call, std::span<const ConstBytes> in,
           for (int to = 0; to < size_; ++to) {
             if (to != rank) most = std::max(most, told(rank, SizeTable::kSent, to));
           }
-          Place& place = places[static_cast<std::size_t>(rank)];
-          place = placeFor(most, size_ - 1);
+          BufferSlot& place = places[static_cast<std::size_t>(rank)];
+          place = bufferSlotFor(most, size_ - 1);
           pieces = std::max(pieces, piecesFrom(rank, most, place));
         }
         return pieces;

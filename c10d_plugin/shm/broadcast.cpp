@@ -8,7 +8,7 @@ using shm::SizeTable;
 Error ShmCollectives::broadcast(const Call& call, Bytes data, int root) {
   if (Error error = open(call, Operation::kBroadcast, data.size(), root)) return error;
   if (const std::string why = checkRoot(root); !why.empty()) return refuse(why);
-  Place place = placeFor(data.size(), 1);
+  BufferSlot place = bufferSlotFor(data.size(), 1);
   if (!place.small) {
     // Some pieces, so that the root writes one while the others read the one before.
     constexpr std::size_t kLeast = std::size_t{128} << 10;
@@ -18,7 +18,7 @@ Error ShmCollectives::broadcast(const Call& call, Bytes data, int root) {
   const ConstBytes part = data;
   const bool is_root = rank_ == root;
   return exchange(
-      std::span(&part, is_root ? 1 : 0), is_root ? place : Place{},
+      std::span(&part, is_root ? 1 : 0), is_root ? place : BufferSlot{},
       [&] { return piecesFrom(root, data.size(), place); },
       [&](std::size_t piece) {
         return is_root ? Error::ok() : readPiece(root, place, 0, piece, data);
@@ -36,8 +36,8 @@ Error ShmCollectives::scatter(const Call& call, std::span<const ConstBytes> in, 
   }
   if (is_root) tell(SizeTable::kSent, in, false);
   const std::span<const ConstBytes> parts = is_root ? othersOf(in) : std::span<const ConstBytes>();
-  const Place own = is_root ? placeFor(largest(parts), size_ - 1) : Place{};
-  Place place;
+  const BufferSlot own = is_root ? bufferSlotFor(largest(parts), size_ - 1) : BufferSlot{};
+  BufferSlot place;
   return exchange(
       parts, own,
       [&] {
@@ -46,7 +46,7 @@ Error ShmCollectives::scatter(const Call& call, std::span<const ConstBytes> in, 
         for (int rank = 0; rank < size_; ++rank) {
           if (rank != root) most = std::max(most, told(root, SizeTable::kSent, rank));
         }
-        place = placeFor(most, size_ - 1);
+        place = bufferSlotFor(most, size_ - 1);
         return piecesFrom(root, most, place);
       },
       [&](std::size_t piece) {

@@ -4,7 +4,8 @@
 
 namespace weft::collectives {
 
-ShmCollectives::Place ShmCollectives::placeFor(std::size_t largest_part, int parts) const {
+ShmCollectives::BufferSlot ShmCollectives::bufferSlotFor(std::size_t largest_part,
+                                                         int parts) const {
   const std::size_t count = std::max<std::size_t>(1, static_cast<std::size_t>(parts));
   const std::size_t small = segment_->layout().small_bytes;
   if (largest_part <= small && shm::roundUp(largest_part, shm::kCacheLine) * count <= small) {
@@ -14,11 +15,11 @@ ShmCollectives::Place ShmCollectives::placeFor(std::size_t largest_part, int par
   return {false, room / shm::kCacheLine * shm::kCacheLine};
 }
 
-std::size_t ShmCollectives::piecesOf(std::size_t bytes, const Place& place) {
+std::size_t ShmCollectives::piecesOf(std::size_t bytes, const BufferSlot& place) {
   return bytes == 0 ? 0 : (bytes + place.piece - 1) / place.piece;
 }
 
-std::size_t ShmCollectives::piecesFrom(int rank, std::size_t bytes, const Place& place) const {
+std::size_t ShmCollectives::piecesFrom(int rank, std::size_t bytes, const BufferSlot& place) const {
   return isDirect(rank) ? std::min<std::size_t>(bytes, 1) : piecesOf(bytes, place);
 }
 
@@ -32,10 +33,10 @@ Error ShmCollectives::needBuffers() {
   return Error::ok();
 }
 
-void ShmCollectives::writePieces(std::span<const ConstBytes> parts, const Place& place,
+void ShmCollectives::writePieces(std::span<const ConstBytes> parts, const BufferSlot& place,
                                  std::size_t number) {
-  std::byte* to = place.small ? segment_->small(rank_, rounds_.number())
-                              : segment_->buffer(rank_, rounds_.number());
+  std::byte* to = place.small ? segment_->small(rank_, steps_.number())
+                              : segment_->buffer(rank_, steps_.number());
   for (const ConstBytes& part : parts) {
     const std::size_t begin = number * place.piece;
     if (begin < part.size()) {
@@ -46,14 +47,14 @@ void ShmCollectives::writePieces(std::span<const ConstBytes> parts, const Place&
   }
 }
 
-const std::byte* ShmCollectives::pieceOf(int rank, const Place& place, int slot) const {
-  const std::uint64_t written = rounds_.number() - 1;
+const std::byte* ShmCollectives::pieceOf(int rank, const BufferSlot& place, int slot) const {
+  const std::uint64_t written = steps_.number() - 1;
   const std::byte* const from =
       place.small ? segment_->small(rank, written) : segment_->buffer(rank, written);
   return from + static_cast<std::size_t>(slot) * place.piece;
 }
 
-Error ShmCollectives::readPiece(int rank, const Place& place, int slot, std::size_t number,
+Error ShmCollectives::readPiece(int rank, const BufferSlot& place, int slot, std::size_t number,
                                 Bytes out) {
   if (isDirect(rank)) {
     if (number != 0 || out.empty()) return Error::ok();

@@ -18,8 +18,8 @@ void ShmCollectives::tell(shm::SizeTable table, std::span<const Part> parts, boo
 }
 
 template <typename Learn, typename Consume>
-Error ShmCollectives::exchange(std::span<const ConstBytes> parts, const Place& place, Learn&& learn,
-                               Consume&& consume) {
+Error ShmCollectives::exchange(std::span<const ConstBytes> parts, const BufferSlot& place,
+                               Learn&& learn, Consume&& consume) {
   if (place.small || !offer(parts)) {
     if (!place.small) {
       if (Error error = needBuffers()) return error;

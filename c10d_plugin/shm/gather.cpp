@@ -16,13 +16,13 @@ Error ShmCollectives::allGather(const Call& call, ConstBytes in, std::span<const
   }
   tell(SizeTable::kExpected, out, true);
   return exchange(
-      std::span(&in, 1), placeFor(in.size(), 1),
+      std::span(&in, 1), bufferSlotFor(in.size(), 1),
       [&] {
         copyOwn(in, out[own]);
         std::size_t pieces = 0;
         for (int rank = 0; rank < size_; ++rank) {
           const std::size_t bytes = out[static_cast<std::size_t>(rank)].size();
-          pieces = std::max(pieces, piecesFrom(rank, bytes, placeFor(bytes, 1)));
+          pieces = std::max(pieces, piecesFrom(rank, bytes, bufferSlotFor(bytes, 1)));
         }
         return pieces;
       },
@@ -30,7 +30,8 @@ Error ShmCollectives::allGather(const Call& call, ConstBytes in, std::span<const
         for (int rank = 0; rank < size_; ++rank) {
           const Bytes& part = out[static_cast<std::size_t>(rank)];
           if (rank == rank_) continue;
-          if (Error error = readPiece(rank, placeFor(part.size(), 1), 0, piece, part)) return error;
+          if (Error error = readPiece(rank, bufferSlotFor(part.size(), 1), 0, piece, part))
+            return error;
         }
         return Error::ok();
       });
@@ -47,14 +48,14 @@ Error ShmCollectives::gather(const Call& call, ConstBytes in, std::span<const By
   }
   if (is_root) tell(SizeTable::kExpected, out, false);
   return exchange(
-      std::span(&in, is_root ? 0 : 1), is_root ? Place{} : placeFor(in.size(), 1),
+      std::span(&in, is_root ? 0 : 1), is_root ? BufferSlot{} : bufferSlotFor(in.size(), 1),
       [&] {
         if (is_root) copyOwn(in, out[static_cast<std::size_t>(rank_)]);
         std::size_t pieces = 0;
         for (int rank = 0; rank < size_; ++rank) {
           if (rank == root) continue;
           const std::size_t bytes = told(root, SizeTable::kExpected, rank);
-          pieces = std::max(pieces, piecesFrom(rank, bytes, placeFor(bytes, 1)));
+          pieces = std::max(pieces, piecesFrom(rank, bytes, bufferSlotFor(bytes, 1)));
         }
         return pieces;
       },
@@ -62,7 +63,8 @@ Error ShmCollectives::gather(const Call& call, ConstBytes in, std::span<const By
         for (int rank = 0; is_root && rank < size_; ++rank) {
           const Bytes& part = out[static_cast<std::size_t>(rank)];
           if (rank == root) continue;
-          if (Error error = readPiece(rank, placeFor(part.size(), 1), 0, piece, part)) return error;
+          if (Error error = readPiece(rank, bufferSlotFor(part.size(), 1), 0, piece, part))
+            return error;
         }
         return Error::ok();
       });

@@ -21,7 +21,7 @@ Error ShmCollectives::reduceScatter(const Call& call, std::span<const ConstBytes
   }
   tell(SizeTable::kSent, in, true);
   // Of all parts, so that all ranks lay them out alike.
-  Place place = placeFor(largest(in), size_ - 1);
+  BufferSlot place = bufferSlotFor(largest(in), size_ - 1);
   return exchange(
       othersOf(in), place,
       [&] {

@@ -63,7 +63,7 @@ ShmCollectives::ShmCollectives(std::shared_ptr<Segment> segment, int rank)
       heap_(std::make_shared<shm::Heap>(segment_, rank)),
       rank_(rank),
       size_(segment_->layout().ranks),
-      rounds_(*segment_, rank),
+      steps_(*segment_, rank),
       direct_(static_cast<std::size_t>(size_)) {}
 
 ShmCollectives::~ShmCollectives() { segment_->leave(rank_); }
@@ -90,14 +90,14 @@ Error ShmCollectives::open(const Call& call, Operation operation, std::size_t by
   record_.direct = false;
   deadline_ = call.deadline;
   compared_ = false;
-  parity_ = static_cast<unsigned>(rounds_.number() & 1);
+  parity_ = static_cast<unsigned>(steps_.number() & 1);
   return Error::ok();
 }
 
 Error ShmCollectives::meet() {
   const bool first = !compared_;
   if (first) segment_->control(rank_).records[parity_] = record_;
-  if (Error error = rounds_.next(record_, deadline_, first)) {
+  if (Error error = steps_.next(record_, deadline_, first)) {
     stopLending();
     return error;
   }

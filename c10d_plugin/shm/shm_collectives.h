@@ -27,8 +27,8 @@
 #include "c10d_plugin/core/key_value.h"
 #include "c10d_plugin/shm/segment/call_record.h"
 #include "c10d_plugin/shm/segment/heap.h"
-#include "c10d_plugin/shm/sync/step_barrier.h"
 #include "c10d_plugin/shm/segment/segment.h"
+#include "c10d_plugin/shm/sync/step_barrier.h"
 
 namespace weft::collectives {
 
@@ -82,7 +82,7 @@ class ShmCollectives final : public Collectives {
  private:
   // Where a rank lays what it has for others: its small slot if all of it fits there, else piece
   // by piece in its buffers.
-  struct Place {
+  struct BufferSlot {
     bool small = true;
     std::size_t piece = 0;  // bytes of room for each part
   };
@@ -111,20 +111,20 @@ class ShmCollectives final : public Collectives {
 
   // --- Moving data (exchange.cpp)
 
-  Place placeFor(std::size_t largest_part, int parts) const;
-  static std::size_t piecesOf(std::size_t bytes, const Place& place);
+  BufferSlot bufferSlotFor(std::size_t largest_part, int parts) const;
+  static std::size_t piecesOf(std::size_t bytes, const BufferSlot& place);
   // Of what `rank` has, which is one piece if it is to be read where it lies.
-  std::size_t piecesFrom(int rank, std::size_t bytes, const Place& place) const;
+  std::size_t piecesFrom(int rank, std::size_t bytes, const BufferSlot& place) const;
   Error needBuffers();
   // Writes parts piece by piece, one per round, while consume(n) takes piece n of what the others
   // wrote a round before. `learn`, after the first meeting: how many pieces there are.
   template <typename Learn, typename Consume>
-  Error exchange(std::span<const ConstBytes> parts, const Place& place, Learn&& learn,
+  Error exchange(std::span<const ConstBytes> parts, const BufferSlot& place, Learn&& learn,
                  Consume&& consume);
-  void writePieces(std::span<const ConstBytes> parts, const Place& place, std::size_t number);
+  void writePieces(std::span<const ConstBytes> parts, const BufferSlot& place, std::size_t number);
   // Piece `number` of what `rank` laid into the `slot`th part of its place, into its part of `out`.
-  Error readPiece(int rank, const Place& place, int slot, std::size_t number, Bytes out);
-  const std::byte* pieceOf(int rank, const Place& place, int slot) const;
+  Error readPiece(int rank, const BufferSlot& place, int slot, std::size_t number, Bytes out);
+  const std::byte* pieceOf(int rank, const BufferSlot& place, int slot) const;
   // All parts but the own, in order of rank; and where in them rank `reader` finds its own.
   std::span<const ConstBytes> othersOf(std::span<const ConstBytes> parts);
   static int slotOf(int reader, int writer) { return reader < writer ? reader : reader - 1; }
@@ -160,7 +160,7 @@ class ShmCollectives final : public Collectives {
   const std::shared_ptr<shm::Heap> heap_;
   const int rank_;
   const int size_;
-  shm::Rounds rounds_;
+  shm::StepBarrier steps_;
 
   // The operation that runs.
   shm::CallRecord record_;

@@ -46,7 +46,7 @@ at::Tensor copyOf(const at::Tensor& tensor) {
   return copy;
 }
 
-Flat::Flat(const at::Tensor& tensor, Use use) {
+ContiguousTensor::ContiguousTensor(const at::Tensor& tensor, Use use) {
   if (isPlain(tensor)) {
     memory_ = tensor;
     return;
@@ -56,9 +56,11 @@ Flat::Flat(const at::Tensor& tensor, Use use) {
   if (use != Use::kRead) original_ = tensor;
 }
 
-Flat Flat::elsewhere(const at::Tensor& tensor) { return {contiguousLike(tensor), tensor}; }
+ContiguousTensor ContiguousTensor::elsewhere(const at::Tensor& tensor) {
+  return {contiguousLike(tensor), tensor};
+}
 
-void Flat::writeBack() const {
+void ContiguousTensor::writeBack() const {
   if (original_.defined()) copyInto(original_, memory_);
 }
 

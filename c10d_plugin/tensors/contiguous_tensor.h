@@ -1,5 +1,5 @@
-// Flat: a tensor as one piece of memory, which is what collectives work on. The tensor's own memory
-// where it is contiguous, else a copy that writeBack() puts back.
+// ContiguousTensor: a tensor as one piece of memory, which is what collectives work on. The
+// tensor's own memory where it is contiguous, else a copy that writeBack() puts back.
 //
 // Threads: one at a time; may be made on one thread and used on another.
 #pragma once
@@ -18,18 +18,18 @@ void checkDense(const at::Tensor& tensor, const char* title);
 // The same for all of them, and that they have one type.
 void checkDense(const std::vector<at::Tensor>& tensors, const char* title);
 
-class Flat {
+class ContiguousTensor {
  public:
   enum class Use { kRead, kWrite, kReadWrite };
 
-  Flat() = default;
-  Flat(const at::Tensor& tensor, Use use);
+  ContiguousTensor() = default;
+  ContiguousTensor(const at::Tensor& tensor, Use use);
   // `memory`, contiguous, which writeBack() copies to `original` where that is defined.
-  Flat(at::Tensor memory, at::Tensor original)
+  ContiguousTensor(at::Tensor memory, at::Tensor original)
       : original_(std::move(original)), memory_(std::move(memory)) {}
 
   // New memory for what is written to `tensor` by writeBack().
-  static Flat elsewhere(const at::Tensor& tensor);
+  static ContiguousTensor elsewhere(const at::Tensor& tensor);
 
   std::span<std::byte> bytes() const {
     return {static_cast<std::byte*>(memory_.data_ptr()), memory_.nbytes()};

@@ -29,11 +29,11 @@ Occupied::Occupied(std::vector<ByteRange> ranges) : ranges_(std::move(ranges)) {
   disjoint_ = std::adjacent_find(ranges_.begin(), ranges_.end(), overlap) == ranges_.end();
 }
 
-Occupied occupied(const Flat& flat) { return Occupied({ByteRange(flat.bytes())}); }
+Occupied occupied(const ContiguousTensor& flat) { return Occupied({ByteRange(flat.bytes())}); }
 
-Occupied occupied(const std::vector<Flat>& flats) {
+Occupied occupied(const std::vector<ContiguousTensor>& flats) {
   std::vector<ByteRange> ranges;
-  for (const Flat& flat : flats)
+  for (const ContiguousTensor& flat : flats)
     ranges.emplace_back(flat.bytes());
   return Occupied(std::move(ranges));
 }
@@ -50,18 +50,18 @@ bool Occupied::overlaps(ByteRange bytes) const {
                      [&](ByteRange range) { return overlap(range, bytes); });
 }
 
-std::vector<Flat> flattenOutputs(const std::vector<at::Tensor>& tensors) {
-  std::vector<Flat> flats;
+std::vector<ContiguousTensor> flattenOutputs(const std::vector<at::Tensor>& tensors) {
+  std::vector<ContiguousTensor> flats;
   flats.reserve(tensors.size());
   for (const at::Tensor& tensor : tensors)
-    flats.emplace_back(tensor, Flat::Use::kWrite);
+    flats.emplace_back(tensor, ContiguousTensor::Use::kWrite);
   if (occupied(flats).disjoint()) return flats;
   for (std::size_t i = 0; i < tensors.size(); ++i)
-    flats[i] = Flat::elsewhere(tensors[i]);
+    flats[i] = ContiguousTensor::elsewhere(tensors[i]);
   return flats;
 }
 
-Flat apart(Flat in, const Occupied& outputs, ByteRange place) {
+ContiguousTensor apart(ContiguousTensor in, const Occupied& outputs, ByteRange place) {
   if (same(in.bytes(), place) || !outputs.overlaps(in.bytes())) return in;
   return {copyOf(in.memory()), at::Tensor()};
 }

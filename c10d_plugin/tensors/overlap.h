@@ -33,13 +33,13 @@ class Occupied {
   bool disjoint_ = true;
 };
 
-Occupied occupied(const Flat& flat);
-Occupied occupied(const std::vector<Flat>& flats);
+Occupied occupied(const ContiguousTensor& flat);
+Occupied occupied(const std::vector<ContiguousTensor>& flats);
 Occupied occupied(const std::vector<at::Tensor>& tensors);
 
 // The outputs of an operation, each with memory that is no other output's.
-std::vector<Flat> flattenOutputs(const std::vector<at::Tensor>& tensors);
+std::vector<ContiguousTensor> flattenOutputs(const std::vector<at::Tensor>& tensors);
 // `in`, or a copy of it where outputs lie in its memory. `place`: where it may lie all the same.
-Flat apart(Flat in, const Occupied& outputs, ByteRange place = {});
+ContiguousTensor apart(ContiguousTensor in, const Occupied& outputs, ByteRange place = {});
 
 }  // namespace weft::process_group

@@ -16,11 +16,12 @@ at::Tensor factorOf(const c10d::ReduceOp& op) {
   return at::scalar_tensor(supplement->double_factor, at::kDouble);
 }
 
-Flat premultiplied(const at::Tensor& tensor, const at::Tensor& factor, Flat::Use use) {
+ContiguousTensor premultiplied(const at::Tensor& tensor, const at::Tensor& factor,
+                               ContiguousTensor::Use use) {
   if (!factor.defined()) return {tensor, use};
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const at::Tensor product = at::mul(tensor, factor).to(tensor.scalar_type()).contiguous();
-  return {product, use == Flat::Use::kReadWrite ? tensor : at::Tensor()};
+  return {product, use == ContiguousTensor::Use::kReadWrite ? tensor : at::Tensor()};
 }
 
 }  // namespace weft::process_group

@@ -14,6 +14,7 @@ at::Tensor factorOf(const c10d::ReduceOp& op);
 
 // The tensor's memory; where there is a factor, a multiplied copy of it, so that a failed
 // operation has not changed the tensor.
-Flat premultiplied(const at::Tensor& tensor, const at::Tensor& factor, Flat::Use use);
+ContiguousTensor premultiplied(const at::Tensor& tensor, const at::Tensor& factor,
+                               ContiguousTensor::Use use);
 
 }  // namespace weft::process_group

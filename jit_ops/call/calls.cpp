@@ -14,12 +14,12 @@
 #include <atomic>
 #include <stdexcept>
 
-#include "jit_ops/values/coerce.h"
 #include "jit_ops/call/remote_backward_context.h"
-#include "jit_ops/values/held_gradients.h"
 #include "jit_ops/serve/service.h"
-#include "rpc_backend/core/log.h"
+#include "jit_ops/values/coerce.h"
+#include "jit_ops/values/held_gradients.h"
 #include "rpc_backend/agent/scoped_inline_waiter.h"
+#include "rpc_backend/core/log.h"
 #include "transport/base/spin.h"
 
 namespace weft::ops {
@@ -60,7 +60,7 @@ std::string describe(const Call& call) {
 }
 
 at::IValue typed(at::IValue value, const c10::TypePtr& type, const std::string& what) {
-  if (type == nullptr || fit(value, type)) return value;
+  if (type == nullptr || coerce(value, type)) return value;
   failType(value, type, what);
 }
 
@@ -127,7 +127,7 @@ std::shared_ptr<torch::jit::Operator> findOperator(const std::string& name, cons
       continue;
     }
     try {
-      arrange(op->schema(), args, {});
+      bindArguments(op->schema(), args, {});
       return op;
     } catch (const c10::Error&) {  // this overload takes something else
     }
@@ -157,10 +157,10 @@ at::IValue waitFor(Future& future) {
 }
 
 at::IValue call(Call call, const c10::TypePtr& type) {
-  const rpc::Seated seated;
+  const rpc::ScopedInlineWaiter seated;
   const bool wanted = wantsGradients(call);
   const FuturePtr answer = send(call);
-  rpc::AnswerSeat::wait();
+  rpc::InlineWaiter::wait();
   try {
     waitFor(*answer);
   } catch (const std::exception& error) {
@@ -169,7 +169,7 @@ at::IValue call(Call call, const c10::TypePtr& type) {
   at::IValue value = valueOf(*answer);
   if (wanted) warnIfCut(value, describe(call));
   if (call.with_names != nullptr) value = call.with_names(std::move(value));
-  if (type == nullptr || fit(value, type)) return value;
+  if (type == nullptr || coerce(value, type)) return value;
   failType(value, type, describe(call));
 }
 
@@ -239,7 +239,7 @@ void drop(const RRefPtr& rref) { rref->tryDel(); }
 FuturePtr callOperator(const std::string& worker, const std::string& op, Values args,
                        double timeout) {
   const auto found = findOperator(op, args);
-  Values stack = arrange(found->schema(), std::move(args), {});
+  Values stack = bindArguments(found->schema(), std::move(args), {});
   return send(worker, trpc::ScriptCall(found, std::move(stack)), timeout)
       ->then(
           [op, worker](Future& answered) {

@@ -34,8 +34,8 @@ struct Call {
   at::IValue (*with_names)(at::IValue) = nullptr;
 };
 
-// Null `type`: any. The value is converted to `type` as fit() does, or the call fails: it says then
-// what came instead.
+// Null `type`: any. The value is converted to `type` as coerce() does, or the call fails: it says
+// then what came instead.
 WEFT_API at::IValue call(Call call, const c10::TypePtr& type = nullptr);
 WEFT_API FuturePtr callAsync(Call call, const c10::TypePtr& type = nullptr);
 

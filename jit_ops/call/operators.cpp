@@ -13,11 +13,11 @@
 
 #include "jit_ops/call/binding.h"
 #include "jit_ops/call/calls.h"
+#include "jit_ops/call/tensor_calls.h"
 #include "jit_ops/collectives/collectives.h"
 #include "jit_ops/serve/service.h"
-#include "jit_ops/call/tensor_calls.h"
-#include "rpc_backend/core/log.h"
 #include "rpc_backend/agent/weft_agent.h"
+#include "rpc_backend/core/log.h"
 
 namespace weft::ops {
 

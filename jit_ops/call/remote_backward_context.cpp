@@ -84,7 +84,7 @@ bool inAutogradContext() {
          autograd::DistAutogradContainer::getInstance().hasValidContext();
 }
 
-struct GradientRoute::Parts {
+struct RemoteBackwardContext::Parts {
   std::string what;
   double timeout;
   std::weak_ptr<autograd::DistAutogradContext> context = {};
@@ -107,10 +107,10 @@ namespace {
 // Numbers and routes. Never destroyed: backward may run while the process exits.
 struct Routes {
   std::mutex mutex;
-  std::map<std::int64_t,
-           std::pair<std::weak_ptr<autograd::DistAutogradContext>, std::shared_ptr<GradientRoute>>>
+  std::map<std::int64_t, std::pair<std::weak_ptr<autograd::DistAutogradContext>,
+                                   std::shared_ptr<RemoteBackwardContext>>>
       all;
-  std::int64_t last = kNoRoute;
+  std::int64_t last = kNoRemoteBackward;
 };
 
 Routes& routes() {
@@ -120,14 +120,14 @@ Routes& routes() {
 
 }  // namespace
 
-GradientRoute::GradientRoute(std::string what, double timeout)
+RemoteBackwardContext::RemoteBackwardContext(std::string what, double timeout)
     : parts_(new Parts{.what = std::move(what), .timeout = timeout}) {
   parts_->context = autograd::DistAutogradContainer::getInstance().currentContext();
 }
 
-GradientRoute::~GradientRoute() = default;
+RemoteBackwardContext::~RemoteBackwardContext() = default;
 
-Values GradientRoute::open(at::TensorList inputs, at::IntArrayRef needed) {
+Values RemoteBackwardContext::open(at::TensorList inputs, at::IntArrayRef needed) {
   const at::AutoDispatchBelowADInplaceOrView guard;  // or detach() gives views of the inputs
   Values out;
   for (const at::Tensor& input : inputs)
@@ -141,7 +141,8 @@ Values GradientRoute::open(at::TensorList inputs, at::IntArrayRef needed) {
   return out;
 }
 
-bool GradientRoute::close(const std::vector<at::Tensor>& outputs, const std::string& worker) {
+bool RemoteBackwardContext::close(const std::vector<at::Tensor>& outputs,
+                                  const std::string& worker) {
   parts_->worker = worker;
   for (const at::Tensor& output : outputs) {
     const NodePtr node = output.grad_fn();
@@ -157,10 +158,10 @@ bool GradientRoute::close(const std::vector<at::Tensor>& outputs, const std::str
   return parts_->message.has_value();
 }
 
-std::int64_t GradientRoute::keep(std::shared_ptr<GradientRoute> route) {
+std::int64_t RemoteBackwardContext::keep(std::shared_ptr<RemoteBackwardContext> route) {
   Routes& here = routes();
   // Let go of without the lock: what a graph holds may be a program's own.
-  std::vector<std::shared_ptr<GradientRoute>> over;
+  std::vector<std::shared_ptr<RemoteBackwardContext>> over;
   const std::lock_guard lock(here.mutex);
   std::erase_if(here.all, [&](auto& one) {
     if (!one.second.first.expired()) return false;
@@ -173,8 +174,8 @@ std::int64_t GradientRoute::keep(std::shared_ptr<GradientRoute> route) {
 }
 
 // As RecvRpcBackward sends them. The distributed backward ends when the answer has come, too.
-void GradientRoute::Parts::send(autograd::DistAutogradContext& here, at::TensorList gradients,
-                                at::IntArrayRef outputs) {
+void RemoteBackwardContext::Parts::send(autograd::DistAutogradContext& here,
+                                        at::TensorList gradients, at::IntArrayRef outputs) {
   variable_list out(receiver->num_inputs());
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const int to = place.at(static_cast<std::size_t>(outputs[i]));
@@ -195,8 +196,9 @@ void GradientRoute::Parts::send(autograd::DistAutogradContext& here, at::TensorL
 
 // Nothing at the worker needs gradients, so none come from there: distributed autograd, which waits
 // for each call that it recorded, gets zeros from here.
-void GradientRoute::Parts::endHere(const std::shared_ptr<autograd::DistAutogradContext>& here,
-                                   at::TensorList inputs, at::IntArrayRef indices) {
+void RemoteBackwardContext::Parts::endHere(
+    const std::shared_ptr<autograd::DistAutogradContext>& here, at::TensorList inputs,
+    at::IntArrayRef indices) {
   for (const auto& [number, node] : here->sendFunctions()) {
     if (node->num_outputs() == 0 || node->next_edge(0).function != landing) continue;
     variable_list zeros;
@@ -209,7 +211,7 @@ void GradientRoute::Parts::endHere(const std::shared_ptr<autograd::DistAutogradC
   }
 }
 
-variable_list GradientRoute::Parts::wait(std::future<variable_list> coming) {
+variable_list RemoteBackwardContext::Parts::wait(std::future<variable_list> coming) {
   const double seconds =
       timeout < 0 ? static_cast<double>(agent().getRpcTimeout().count()) / 1000 : timeout;
   const bool in_time = seconds == 0 || coming.wait_for(std::chrono::duration<double>(seconds)) ==
@@ -218,13 +220,15 @@ variable_list GradientRoute::Parts::wait(std::future<variable_list> coming) {
   return coming.get();
 }
 
-std::vector<at::Tensor> GradientRoute::goBack(std::int64_t number, const std::string& what,
-                                              at::TensorList gradients, at::IntArrayRef outputs,
-                                              at::TensorList inputs, at::IntArrayRef needed) {
-  TORCH_CHECK(number != kNoRoute, "gradients were asked for through ", what,
+std::vector<at::Tensor> RemoteBackwardContext::goBack(std::int64_t number, const std::string& what,
+                                                      at::TensorList gradients,
+                                                      at::IntArrayRef outputs,
+                                                      at::TensorList inputs,
+                                                      at::IntArrayRef needed) {
+  TORCH_CHECK(number != kNoRemoteBackward, "gradients were asked for through ", what,
               ", but that call was not recorded: make the call and the backward inside one `with "
               "torch.distributed.autograd.context()`");
-  std::shared_ptr<GradientRoute> route;
+  std::shared_ptr<RemoteBackwardContext> route;
   {
     Routes& here = routes();
     const std::lock_guard lock(here.mutex);

@@ -21,19 +21,19 @@
 
 namespace weft::ops {
 
-inline constexpr std::int64_t kNoRoute = 0;
+inline constexpr std::int64_t kNoRemoteBackward = 0;
 
 // Whether calls of this thread are recorded for distributed autograd.
 bool inAutogradContext();
 
-class GradientRoute {
+class RemoteBackwardContext {
  public:
   // `what` is being called, for errors; `timeout` (seconds, negative: the group's, 0: none) bounds
   // the wait in backward.
-  GradientRoute(std::string what, double timeout);
-  ~GradientRoute();
-  GradientRoute(const GradientRoute&) = delete;
-  GradientRoute& operator=(const GradientRoute&) = delete;
+  RemoteBackwardContext(std::string what, double timeout);
+  ~RemoteBackwardContext();
+  RemoteBackwardContext(const RemoteBackwardContext&) = delete;
+  RemoteBackwardContext& operator=(const RemoteBackwardContext&) = delete;
 
   // The arguments as they are sent: those at the indices `needed` lead to this route.
   Values open(at::TensorList inputs, at::IntArrayRef needed);
@@ -41,7 +41,7 @@ class GradientRoute {
   // any.
   bool close(const std::vector<at::Tensor>& outputs, const std::string& worker);
   // The route's number; from now on goBack() finds it.
-  static std::int64_t keep(std::shared_ptr<GradientRoute> route);
+  static std::int64_t keep(std::shared_ptr<RemoteBackwardContext> route);
 
   // Gradients of the inputs at `needed`, in that order, from gradients of the outputs at `outputs`.
   // Waits, without a lock, for the workers behind. Throws std::exception: no context, one that has

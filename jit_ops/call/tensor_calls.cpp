@@ -110,11 +110,11 @@ Tensors recorded(string_view worker, string_view name, at::TensorList inputs,
   Tensors out;
   if (!inAutogradContext()) {
     out = callTensors(worker, name, inputs, like, method, version, timeout);
-    out.push_back(numbered(kNoRoute, like));
+    out.push_back(numbered(kNoRemoteBackward, like));
     return out;
   }
   const std::string description = describe(worker, name, method);
-  const auto route = std::make_shared<GradientRoute>(description, timeout);
+  const auto route = std::make_shared<RemoteBackwardContext>(description, timeout);
   Call what = toCall(worker, name, method, version, timeout);
   what.args = route->open(inputs, needed);
   what.ends_gradients = true;
@@ -130,15 +130,15 @@ Tensors recorded(string_view worker, string_view name, at::TensorList inputs,
               "trace it under torch.no_grad(), or use weft.call, which torch.compile leaves as it "
               "is");
   out = promised(came, like, inputs, description);
-  out.push_back(numbered(GradientRoute::keep(route), like));
+  out.push_back(numbered(RemoteBackwardContext::keep(route), like));
   return out;
 }
 
 Tensors goBack(const at::Tensor& route, at::TensorList gradients, at::IntArrayRef outputs,
                at::TensorList inputs, at::IntArrayRef needed, string_view what) {
   const at::Tensor here = route.cpu();
-  const Tensors came = GradientRoute::goBack(*here.const_data_ptr<std::int64_t>(),
-                                             std::string(what), gradients, outputs, inputs, needed);
+  const Tensors came = RemoteBackwardContext::goBack(
+      *here.const_data_ptr<std::int64_t>(), std::string(what), gradients, outputs, inputs, needed);
   TORCH_CHECK(came.size() == needed.size(), "wrong number of gradients from ", what);
   Tensors out;
   for (std::size_t i = 0; i < came.size(); ++i) {

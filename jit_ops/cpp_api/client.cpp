@@ -4,8 +4,8 @@
 #include <torch/csrc/distributed/autograd/engine/dist_engine.h>
 
 #include "jit_ops/weft.h"
-#include "rpc_backend/core/log.h"
 #include "rpc_backend/agent/scoped_inline_waiter.h"
+#include "rpc_backend/core/log.h"
 
 namespace weft {
 
@@ -32,9 +32,9 @@ Future rpcAsync(const std::string& worker, const std::string& what, Values args,
 at::IValue rpcSync(const std::string& worker, const std::string& what, Values args,
                    const CallOptions& options) {
   if (isOperator(what)) {
-    const rpc::Seated seated;
+    const rpc::ScopedInlineWaiter seated;
     const Future answer = ops::callOperator(worker, what, std::move(args), options.timeout);
-    rpc::AnswerSeat::wait();
+    rpc::InlineWaiter::wait();
     return wait(answer);
   }
   return ops::call(toCall(worker, what, std::move(args), options));

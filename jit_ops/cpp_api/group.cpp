@@ -12,9 +12,9 @@
 
 #include "jit_ops/cpp_api/rendezvous.h"
 #include "jit_ops/weft.h"
+#include "rpc_backend/agent/weft_agent.h"
 #include "rpc_backend/core/log.h"
 #include "rpc_backend/serve/script_service.h"
-#include "rpc_backend/agent/weft_agent.h"
 
 namespace weft {
 

@@ -4,11 +4,11 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "jit_ops/serve/batched.h"
 #include "jit_ops/call/calls.h"
+#include "jit_ops/serve/batched.h"
 #include "jit_ops/serve/published.h"
-#include "jit_ops/values/result_names.h"
 #include "jit_ops/serve/servable.h"
+#include "jit_ops/values/result_names.h"
 
 namespace py = pybind11;
 

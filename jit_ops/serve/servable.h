@@ -41,8 +41,8 @@ class WEFT_API Servable {
   const std::vector<Method>& methods() const noexcept { return methods_; }
   const Method* find(const std::string& name) const noexcept;
 
-  // Runs a method of this servable. `args` fit its schema, one value for each argument, when it has
-  // one; else `names` are those of the last arguments. The future's value is a T, never a
+  // Runs a method of this servable. `args` coerce its schema, one value for each argument, when it
+  // has one; else `names` are those of the last arguments. The future's value is a T, never a
   // Future[T]. Throws std::exception.
   virtual FuturePtr run(const Method& method, Values args,
                         const std::vector<std::string>& names) = 0;

@@ -4,8 +4,8 @@
 
 #include <stdexcept>
 
-#include "jit_ops/values/coerce.h"
 #include "jit_ops/serve/published.h"
+#include "jit_ops/values/coerce.h"
 #include "jit_ops/values/result_names.h"
 #include "rpc_backend/serve/script_service.h"
 
@@ -55,7 +55,7 @@ FuturePtr runFound(const Found& found, const std::string& name, const std::strin
   if (method->schema == nullptr)
     return answered(found.servable->run(*method, std::move(args), names), *method, wanted);
   try {
-    args = arrange(*method->schema, std::move(args), names);
+    args = bindArguments(*method->schema, std::move(args), names);
   } catch (const c10::Error& error) {
     TORCH_CHECK(false, label(name, found.version), ": ", error.what_without_backtrace());
   }
@@ -90,7 +90,7 @@ FuturePtr runRemote(Values& stack) {
     return result->then(
         [type](Future& done) {
           at::IValue value = done.value();
-          if (!fit(value, type)) {
+          if (!coerce(value, type)) {
             throw std::runtime_error("the caller wants an RRef of " + type->annotation_str() +
                                      ", but the value is " + value.type()->annotation_str());
           }

@@ -26,7 +26,7 @@ bool fitTuple(at::IValue& value, const TypePtr& type) {
   std::vector<at::IValue> elements = value.toTupleRef().elements().vec();
   if (elements.size() != wanted.elements().size()) return false;
   for (std::size_t i = 0; i < elements.size(); ++i) {
-    if (!fit(elements[i], wanted.elements()[i])) return false;
+    if (!coerce(elements[i], wanted.elements()[i])) return false;
   }
   value = wanted.schema() ? c10::ivalue::Tuple::createNamed(std::move(elements), type)
                           : c10::ivalue::Tuple::create(std::move(elements));
@@ -48,7 +48,7 @@ bool fitList(at::IValue& value, const c10::ListType& type) {
   }
   out.reserve(from.size());
   for (at::IValue& one : from) {
-    if (!fit(one, element)) return false;
+    if (!coerce(one, element)) return false;
     out.push_back(std::move(one));
   }
   value = std::move(out);
@@ -65,7 +65,7 @@ bool fitDict(at::IValue& value, const c10::DictType& type) {
   for (const auto& entry : dict) {
     at::IValue key = entry.key();
     at::IValue content = entry.value();
-    if (!fit(key, key_type) || !fit(content, value_type)) return false;
+    if (!coerce(key, key_type) || !coerce(content, value_type)) return false;
     out.insert(std::move(key), std::move(content));
   }
   value = std::move(out);
@@ -80,7 +80,7 @@ bool fitUnion(at::IValue& value, const c10::UnionType& type) {
   }
   return std::any_of(types.begin(), types.end(), [&](const TypePtr& one) {
     at::IValue copy = value;
-    if (!fit(copy, one)) return false;
+    if (!coerce(copy, one)) return false;
     value = std::move(copy);
     return true;
   });
@@ -101,7 +101,7 @@ std::string described(const at::IValue& value) {
 
 }  // namespace
 
-bool fit(at::IValue& value, const TypePtr& type) {
+bool coerce(at::IValue& value, const TypePtr& type) {
   switch (type->kind()) {
     case TypeKind::AnyType:
       return true;
@@ -120,7 +120,7 @@ bool fit(at::IValue& value, const TypePtr& type) {
     case TypeKind::FloatType:
       return fitFloat(value);
     case TypeKind::OptionalType:
-      return value.isNone() || fit(value, type->expectRef<c10::OptionalType>().getElementType());
+      return value.isNone() || coerce(value, type->expectRef<c10::OptionalType>().getElementType());
     case TypeKind::UnionType:
       return fitUnion(value, type->expectRef<c10::UnionType>());
     case TypeKind::TupleType:
@@ -172,8 +172,9 @@ at::IValue withoutNames(at::IValue value) {
   return value;
 }
 
-std::vector<at::IValue> arrange(const c10::FunctionSchema& schema, std::vector<at::IValue> args,
-                                const std::vector<std::string>& names) {
+std::vector<at::IValue> bindArguments(const c10::FunctionSchema& schema,
+                                      std::vector<at::IValue> args,
+                                      const std::vector<std::string>& names) {
   const auto& wanted = schema.arguments();
   TORCH_CHECK(names.size() <= args.size(), "more names than arguments");
   const std::size_t positional = args.size() - names.size();
@@ -198,7 +199,7 @@ std::vector<at::IValue> arrange(const c10::FunctionSchema& schema, std::vector<a
       out.push_back(*wanted[i].default_value());
       continue;
     }
-    TORCH_CHECK(fit(*given[i], wanted[i].type()), schema, ": argument '", wanted[i].name(),
+    TORCH_CHECK(coerce(*given[i], wanted[i].type()), schema, ": argument '", wanted[i].name(),
                 "' must be ", wanted[i].type()->annotation_str(), ", got ", described(*given[i]));
     out.push_back(std::move(*given[i]));
   }

@@ -34,7 +34,7 @@ at::Tensor moved(const at::Tensor& tensor, c10::Device device) {
              : tensor.to(device, tensor.scalar_type(), /*non_blocking=*/isAccelerator(device));
 }
 
-Ferry::Ferry(const std::vector<c10::Device>& devices) {
+DeviceCopier::DeviceCopier(const std::vector<c10::Device>& devices) {
   for (const c10::Device device : devices) {
     if (!isAccelerator(device) || sidesOf(device) != nullptr) continue;
     try {
@@ -48,14 +48,14 @@ Ferry::Ferry(const std::vector<c10::Device>& devices) {
   }
 }
 
-const Ferry::Sides* Ferry::sidesOf(c10::Device device) const {
+const DeviceCopier::Sides* DeviceCopier::sidesOf(c10::Device device) const {
   const auto found = std::find_if(sides_.begin(), sides_.end(), [&](const Sides& sides) {
     return sides.arrivals.device() == device;
   });
   return found == sides_.end() ? nullptr : &*found;
 }
 
-bool Ferry::takes(const at::Tensor& tensor, c10::Device to) const {
+bool DeviceCopier::takes(const at::Tensor& tensor, c10::Device to) const {
   const auto good = [&](c10::Device device) {
     return device.is_cpu() || sidesOf(device) != nullptr;
   };
@@ -63,8 +63,8 @@ bool Ferry::takes(const at::Tensor& tensor, c10::Device to) const {
          tensor.has_storage() && !at::isTensorSubclassLike(tensor);
 }
 
-CrossingPtr Ferry::send(const std::vector<at::Tensor*>& tensors, c10::Device to) const {
-  CrossingPtr crossing;
+PendingCopyPtr DeviceCopier::send(const std::vector<at::Tensor*>& tensors, c10::Device to) const {
+  PendingCopyPtr pending;
   std::vector<c10::Device> left;  // whose departures know what has been made until now
   const at::NoGradGuard no_grad;
   for (at::Tensor* const tensor : tensors) {
@@ -87,30 +87,30 @@ CrossingPtr Ferry::send(const std::vector<at::Tensor*>& tensors, c10::Device to)
     const at::Tensor copy = tensor->to(to, tensor->scalar_type(), /*non_blocking=*/true);
     if (leaves != nullptr) keptFor(*tensor, leaves->departures);
     *tensor = copy;
-    if (!crossing) crossing = std::make_unique<Crossing>(to);
-    crossing->tensors.push_back(copy);
+    if (!pending) pending = std::make_unique<PendingCopy>(to);
+    pending->tensors.push_back(copy);
   }
-  if (!crossing) return crossing;
+  if (!pending) return pending;
   if (const Sides* const arrives = sidesOf(to)) {
-    crossing->here.push_back(recordedOn(arrives->arrivals));
+    pending->here.push_back(recordedOn(arrives->arrivals));
   } else {
     for (const c10::Device from : left)
-      crossing->here.push_back(recordedOn(sidesOf(from)->departures));
+      pending->here.push_back(recordedOn(sidesOf(from)->departures));
   }
-  return crossing;
+  return pending;
 }
 
-void Ferry::land(CrossingPtr crossing) {
-  if (!crossing) return;
-  if (!isAccelerator(crossing->to)) {
-    for (const c10::Event& event : crossing->here)
+void DeviceCopier::wait(PendingCopyPtr pending) {
+  if (!pending) return;
+  if (!isAccelerator(pending->to)) {
+    for (const c10::Event& event : pending->here)
       event.synchronize();
     return;
   }
-  const c10::Stream stream = of(crossing->to).getStream(crossing->to);
-  for (c10::Event& event : crossing->here)
+  const c10::Stream stream = of(pending->to).getStream(pending->to);
+  for (c10::Event& event : pending->here)
     event.block(stream);
-  for (const at::Tensor& tensor : crossing->tensors)
+  for (const at::Tensor& tensor : pending->tensors)
     keptFor(tensor, stream);
 }
 

@@ -30,26 +30,26 @@ inline bool isAccelerator(c10::Device device) { return !device.is_cpu() && !devi
 at::Tensor moved(const at::Tensor& tensor, c10::Device device);
 
 // Tensors on their way to one device. No pointer: none is.
-struct Crossing {
-  explicit Crossing(c10::Device device) : to(device) {}
+struct PendingCopy {
+  explicit PendingCopy(c10::Device device) : to(device) {}
   const c10::Device to;
   std::vector<c10::Event> here;
   std::vector<at::Tensor> tensors;
 };
-using CrossingPtr = std::unique_ptr<Crossing>;
+using PendingCopyPtr = std::unique_ptr<PendingCopy>;
 
 // Any thread may call it.
-class Ferry {
+class DeviceCopier {
  public:
   // For a pipeline on these devices. Takes streams from the accelerators' pools.
-  explicit Ferry(const std::vector<c10::Device>& devices);
+  explicit DeviceCopier(const std::vector<c10::Device>& devices);
 
   // Begins to copy those tensors that are elsewhere, and puts the copies in their places. Each is
   // ready, or will be by what its device's current stream has been told so far. Not differentiable.
-  CrossingPtr send(const std::vector<at::Tensor*>& tensors, c10::Device to) const;
+  PendingCopyPtr send(const std::vector<at::Tensor*>& tensors, c10::Device to) const;
   // Before the tensors are used: the current stream of their device waits for them; where that is
   // the CPU, the calling thread does.
-  static void land(CrossingPtr crossing);
+  static void wait(PendingCopyPtr pending);
 
  private:
   struct Sides {

@@ -33,8 +33,8 @@ bool isSame(const Wire& one, const Wire& other) {
 }
 
 // Written by every run, so that it is not fetched for nothing.
-void learn(std::atomic<bool>& habit, bool now) {
-  if (habit.load(std::memory_order_relaxed) != now) habit.store(now, std::memory_order_relaxed);
+void learn(std::atomic<bool>& trait, bool now) {
+  if (trait.load(std::memory_order_relaxed) != now) trait.store(now, std::memory_order_relaxed);
 }
 
 }  // namespace
@@ -55,17 +55,17 @@ Cell::Output Cell::run(const CellSetting& setting, std::size_t stage, std::size_
   stage_ = stage;
   micro_batch_ = micro_batch;
   input_ = std::move(input);
-  bool wanted = setting.grad && !setting.gates[stage].empty();
+  bool wanted = setting.grad && !setting.boundary[stage].empty();
   for (const Wire& wire : input_.wires)
     wanted |= setting.grad && wire.differentiable;
   checkpointed_ = checkpoint && wanted;
 
-  auto& draws = setting.machine.habits[stage].forward_draws[setting.training ? 1 : 0];
-  RngScope scope(turn, setting.machine.devices[stage],
+  auto& uses_rng = setting.pipeline.traits[stage].forward_uses_rng[setting.training ? 1 : 0];
+  RngScope scope(turn, setting.pipeline.devices[stage],
                  setting.grad ? RngScope::Purpose::kRecord : RngScope::Purpose::kDraw, nullptr,
-                 draws.load(std::memory_order_relaxed));
+                 uses_rng.load(std::memory_order_relaxed));
   Output output = perform(setting, checkpointed_ ? Pass::kCheckpoint : Pass::kGraph);
-  learn(draws, drew_ = scope.touched());
+  learn(uses_rng, drew_ = scope.touched());
   if (RngStates states = scope.take(); !states.empty()) {
     rng_ = std::make_unique<const RngStates>(std::move(states));
   }
@@ -101,9 +101,9 @@ void Cell::recompute(const CellSetting& setting, const RngTurn& turn) {
                 " of a Pipe, which has to run again for the backward. Clone the input, or call "
                 "backward() before it is changed.");
   }
-  const AmbienceGuard ambience(setting.ambience);
+  const AmbienceGuard thread_state(setting.thread_state);
   const at::AutoGradMode grad(true);
-  const RngScope scope(turn, setting.machine.devices[stage_], RngScope::Purpose::kRepeat,
+  const RngScope scope(turn, setting.pipeline.devices[stage_], RngScope::Purpose::kRepeat,
                        rng_.get(), drew_);
   perform(setting, Pass::kRecompute);
   state_ = CellState::kGraph;
@@ -114,7 +114,7 @@ Cell::Output Cell::perform(const CellSetting& setting, Pass pass) {
   std::vector<std::uint32_t> versions;
   for (const at::Tensor& tensor : given)
     versions.push_back(versionOf(tensor));
-  SkipPort skips(setting.machine.routes.size());
+  SkipPort skips(setting.pipeline.routes.size());
 
   Batch result;
   {
@@ -130,7 +130,7 @@ Cell::Output Cell::perform(const CellSetting& setting, Pass pass) {
   Output output;
   output.payload = result.tensors.size();
   output.structure = std::move(result.structure);
-  for (const std::size_t route : setting.machine.outgoing[stage_]) {
+  for (const std::size_t route : setting.pipeline.outgoing[stage_]) {
     result.tensors.push_back(skips.take(route).value_or(at::Tensor()));
   }
   output_edges_.clear();
@@ -158,7 +158,7 @@ Cell::Output Cell::perform(const CellSetting& setting, Pass pass) {
 }
 
 std::vector<at::Tensor> Cell::aliases(const CellSetting& setting, Pass pass) {
-  const InputHabit habit = setting.machine.habits[stage_].input.load(std::memory_order_relaxed);
+  const InputTrait trait = setting.pipeline.traits[stage_].input.load(std::memory_order_relaxed);
   const bool with_graph = pass != Pass::kCheckpoint && setting.grad && at::GradMode::is_enabled();
   auto node = makeNode<IdentityNode>();
   input_slot_.assign(input_.wires.size(), -1);
@@ -176,7 +176,7 @@ std::vector<at::Tensor> Cell::aliases(const CellSetting& setting, Pass pass) {
       continue;
     }
     const bool copy =
-        habit != InputHabit::kReads && wire.value.defined() && isNeededAgain(setting, pass, wire);
+        trait != InputTrait::kReads && wire.value.defined() && isNeededAgain(setting, pass, wire);
     at::Tensor value = copy ? wire.value.detach().clone() : wire.value;
     if (with_graph && wire.differentiable) {
       input_slot_[k] = slots++;
@@ -204,7 +204,7 @@ std::uint64_t nextMiniBatchNumber() {
 
 Batch Cell::call(const CellSetting& setting, Pass pass, const std::vector<at::Tensor>& inputs,
                  SkipPort& skips) {
-  const auto& incoming = setting.machine.incoming[stage_];
+  const auto& incoming = setting.pipeline.incoming[stage_];
   for (const auto k : c10::irange(incoming.size())) {
     skips.put(incoming[k], inputs[input_.payload + k]);
   }
@@ -225,8 +225,8 @@ Batch Cell::call(const CellSetting& setting, Pass pass, const std::vector<at::Te
     label.before("weft::pipe." + std::string(pass == Pass::kRecompute ? "R" : "F") +
                  std::to_string(stage_) + ".mb" + std::to_string(micro_batch_));
   }
-  Stage& stage = *setting.machine.stages[stage_];
-  const std::lock_guard alone(setting.machine.in_use[stage_]);
+  Stage& stage = *setting.pipeline.stages[stage_];
+  const std::lock_guard alone(setting.pipeline.in_use[stage_]);
   return pass == Pass::kRecompute ? stage.forwardAgain(batch, *setting.tensors[stage_])
                                   : stage.forward(batch);
 }
@@ -241,10 +241,10 @@ std::uint32_t Cell::inputKinds() const {
 
 void Cell::assumeGraphs(const CellSetting& setting, Output& output) {
   taken_graphless_ = 0;
-  const std::uint64_t habit =
-      setting.machine.habits[stage_].graphless.load(std::memory_order_relaxed);
-  if (static_cast<std::uint32_t>(habit >> 32) != inputKinds()) return;
-  const auto graphless = static_cast<std::uint32_t>(habit);
+  const std::uint64_t trait =
+      setting.pipeline.traits[stage_].graphless.load(std::memory_order_relaxed);
+  if (static_cast<std::uint32_t>(trait >> 32) != inputKinds()) return;
+  const auto graphless = static_cast<std::uint32_t>(trait);
   const auto isTaken = [&](std::size_t k) { return k < 32 && (graphless >> k & 1U) != 0; };
   bool any =
       false;  // without one the stage would not run again, and never be found to have changed
@@ -264,9 +264,9 @@ void Cell::learnGraphs(const CellSetting& setting, Pass pass, const Output& outp
       graphless |= 1U << k;
     }
   }
-  auto& habit = setting.machine.habits[stage_].graphless;
+  auto& trait = setting.pipeline.traits[stage_].graphless;
   const std::uint64_t now = static_cast<std::uint64_t>(inputKinds()) << 32 | graphless;
-  if (habit.load(std::memory_order_relaxed) != now) habit.store(now, std::memory_order_relaxed);
+  if (trait.load(std::memory_order_relaxed) != now) trait.store(now, std::memory_order_relaxed);
   TORCH_CHECK(pass != Pass::kRecompute || (taken_graphless_ & ~graphless) == 0, "stage ", stage_,
               " gave an output that requires a gradient, which it had not done before, so its "
               "gradient was not asked for. Run the mini-batch again: from now on it is.");
@@ -274,10 +274,10 @@ void Cell::learnGraphs(const CellSetting& setting, Pass pass, const Output& outp
 
 // A value goes to one place at most without anybody noticing a change of it.
 void Cell::markSharing(const CellSetting& setting, Output& output) const {
-  const auto& outgoing = setting.machine.outgoing[stage_];
+  const auto& outgoing = setting.pipeline.outgoing[stage_];
   const auto destination = [&](std::size_t k) {
     return k < output.payload ? stage_ + 1
-                              : setting.machine.routes[outgoing[k - output.payload]].to;
+                              : setting.pipeline.routes[outgoing[k - output.payload]].to;
   };
   markAliases(output.wires);
   for (const auto k : c10::irange(output.wires.size())) {
@@ -302,7 +302,8 @@ void Cell::markSharing(const CellSetting& setting, Output& output) const {
 
 void Cell::refuseSharedWrites(const CellSetting& setting, const std::vector<at::Tensor>& given,
                               const std::vector<std::uint32_t>& versions) const {
-  if (!setting.grad && !setting.machine.crosses) return;  // it is all one memory, as without a Pipe
+  if (!setting.grad && !setting.pipeline.crosses)
+    return;  // it is all one memory, as without a Pipe
   for (const auto k : c10::irange(given.size())) {
     if (input_.wires[k].sharing != Sharing::kAliased) continue;
     TORCH_CHECK(
@@ -325,15 +326,15 @@ void Cell::learnInput(const CellSetting& setting, Pass pass, const std::vector<a
     written |= counts && versionOf(given[k]) != versions[k];
   }
   if (!watched) return;
-  auto& habit = setting.machine.habits[stage_].input;
-  const InputHabit known = habit.load(std::memory_order_relaxed);
+  auto& trait = setting.pipeline.traits[stage_].input;
+  const InputTrait known = trait.load(std::memory_order_relaxed);
   if (written) {
-    habit.store(InputHabit::kWrites, std::memory_order_relaxed);
-  } else if (known == InputHabit::kUnknown) {
-    habit.store(InputHabit::kReads, std::memory_order_relaxed);
+    trait.store(InputTrait::kWrites, std::memory_order_relaxed);
+  } else if (known == InputTrait::kUnknown) {
+    trait.store(InputTrait::kReads, std::memory_order_relaxed);
   }
   TORCH_CHECK(
-      known != InputHabit::kReads || !written, "stage ", stage_,
+      known != InputTrait::kReads || !written, "stage ", stage_,
       " changed its input in place, which it had not done before, so Weft kept no copy of it "
       "for the backward. Clone the input in the stage; or just run the mini-batch again: "
       "from now on copies are kept.");
@@ -344,8 +345,8 @@ void Cell::learnInput(const CellSetting& setting, Pass pass, const std::vector<a
 void Cell::searchLeaves(const CellSetting& setting) const {
   ska::flat_hash_set<autograd::Node*> seen;
   std::vector<autograd::Node*> rest;
-  const auto& gates = checkpointed_ ? setting.gates_again : setting.gates;
-  for (const autograd::Edge& edge : gates[stage_])
+  const auto& boundary = checkpointed_ ? setting.gates_again : setting.boundary;
+  for (const autograd::Edge& edge : boundary[stage_])
     seen.insert(edge.function.get());
   if (input_node_) seen.insert(input_node_.get());
   const auto visit = [&](const autograd::Edge& edge) {
@@ -397,13 +398,13 @@ Cell::Gradients Cell::backward(const CellSetting& setting, bool want_inputs,
     if (label.isActive()) {
       label.before("weft::pipe.B" + std::to_string(stage_) + ".mb" + std::to_string(micro_batch_));
     }
-    auto& draws = setting.machine.habits[stage_].backward_draws;
-    const RngScope scope(turn, setting.machine.devices[stage_], RngScope::Purpose::kDraw, nullptr,
-                         draws.load(std::memory_order_relaxed));
+    auto& uses_rng = setting.pipeline.traits[stage_].backward_uses_rng;
+    const RngScope scope(turn, setting.pipeline.devices[stage_], RngScope::Purpose::kDraw, nullptr,
+                         uses_rng.load(std::memory_order_relaxed));
     const bool keep = keep_graph && !checkpointed_;
     autograd::variable_list found = autograd::Engine::get_default_engine().execute(
         roots, root_grads, keep, /*create_graph=*/false, /*accumulate_grad=*/false, ends);
-    learn(draws, scope.touched());
+    learn(uses_rng, scope.touched());
     std::size_t next = 0;
     for (const auto k : c10::irange(inputs)) {
       if (want_inputs && input_slot_[k] >= 0) result.inputs[k] = std::move(found[next++]);

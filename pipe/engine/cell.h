@@ -1,6 +1,6 @@
 // One micro-batch in one stage: runs it, keeps what its backward needs, and runs that.
 //
-// A cell has a graph of its own, from the alias of its inputs and the gates of the parameters to
+// A cell has a graph of its own, from the alias of its inputs and the boundary of the parameters to
 // its outputs. Cells hand each other plain tensors, and gradients.
 //
 //   kEmpty --run, gradients wanted----------------> kGraph --backward--> kDone
@@ -17,9 +17,9 @@
 #include <memory>
 #include <vector>
 
-#include "pipe/stage/saved_thread_state.h"
 #include "pipe/engine/gradient_boundary.h"
 #include "pipe/engine/pipeline_context.h"
+#include "pipe/stage/saved_thread_state.h"
 
 namespace weft::pipe {
 
@@ -45,16 +45,16 @@ std::uint64_t nextMiniBatchNumber();
 
 // What cells of one mini-batch share.
 struct CellSetting {
-  Machine& machine;
+  PipelineContext& pipeline;
   std::size_t micro_batches;
   bool training;
   bool grad;         // gradients are wanted at all
   bool in_backward;  // isRunAgain() of the caller
-  Ambience ambience;
+  SavedThreadState thread_state;
   // Per stage, what it refers to; empty if no gradients are wanted.
   std::vector<std::shared_ptr<StageTensors>> tensors;
-  // Per stage: the gates of its parameters, in the forward and in the present backward.
-  std::vector<torch::autograd::edge_list> gates;
+  // Per stage: the boundary of its parameters, in the forward and in the present backward.
+  std::vector<torch::autograd::edge_list> boundary;
   std::vector<torch::autograd::edge_list> gates_again;
   std::uint64_t number = nextMiniBatchNumber();
 };
@@ -63,13 +63,14 @@ enum class CellState : unsigned char { kEmpty, kCheckpointed, kGraph, kDone };
 
 class Cell {
  public:
-  // The stage's payload, then the skips that come to it (Machine::incoming), then... see outputs.
+  // The stage's payload, then the skips that come to it (PipelineContext::incoming), then... see
+  // outputs.
   struct Input {
     std::vector<Wire> wires;
     std::size_t payload = 0;  // how many of the wires
     std::shared_ptr<const Structure> structure;
   };
-  // The payload, then the skips that leave it (Machine::outgoing).
+  // The payload, then the skips that leave it (PipelineContext::outgoing).
   struct Output {
     std::vector<Wire> wires;
     std::size_t payload = 0;

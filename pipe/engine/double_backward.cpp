@@ -18,20 +18,20 @@ namespace {
 // One micro-batch on its way through the stages.
 class Walk {
  public:
-  Walk(Machine& machine, Batch input)
-      : present(std::move(input)), machine_(machine), port_(machine.routes.size()) {}
+  Walk(PipelineContext& pipeline, Batch input)
+      : present(std::move(input)), pipeline_(pipeline), port_(pipeline.routes.size()) {}
 
   // `run`: calls the stage with a batch.
   void through(StageContext context, const auto& run) {
-    const c10::Device device = machine_.devices[context.stage];
+    const c10::Device device = pipeline_.devices[context.stage];
     for (at::Tensor& tensor : present.tensors)
       tensor = moved(tensor, device);
-    for (const std::size_t route : machine_.incoming[context.stage]) {
+    for (const std::size_t route : pipeline_.incoming[context.stage]) {
       port_.put(route, moved(port_.take(route).value_or(at::Tensor()), device));
     }
     context.skips = &port_;
     const StageContextGuard guard(context);
-    const std::lock_guard alone(machine_.in_use[context.stage]);
+    const std::lock_guard alone(pipeline_.in_use[context.stage]);
     present = run(present);
     TORCH_CHECK_TYPE(!present.tensors.empty(), "stage ", context.stage,
                      " returned no tensor; what a partition returns must have one at least");
@@ -40,25 +40,26 @@ class Walk {
   Batch present;
 
  private:
-  Machine& machine_;
+  PipelineContext& pipeline_;
   SkipPort port_;
 };
 
 // One micro-batch through all stages, as it went in the forward; the tensors that the last one
 // gives.
-std::vector<at::Tensor> throughStages(MiniBatch& batch, std::size_t i,
+std::vector<at::Tensor> throughStages(ForwardRun& batch, std::size_t i,
                                       std::vector<at::Tensor> tensors) {
-  Machine& machine = batch.setting().machine;
-  const AmbienceGuard ambience(batch.setting().ambience);
+  PipelineContext& pipeline = batch.setting().pipeline;
+  const AmbienceGuard thread_state(batch.setting().thread_state);
   const NoAutocastCache no_cache;
-  Walk walk(machine, {std::move(tensors), batch.input().structure});
+  Walk walk(pipeline, {std::move(tensors), batch.input().structure});
   for (const auto j : c10::irange(batch.stages())) {
-    const RngScope scope({}, machine.devices[j], RngScope::Purpose::kRepeat, batch.cell(i, j).rng(),
+    const RngScope scope({}, pipeline.devices[j], RngScope::Purpose::kRepeat,
+                         batch.cell(i, j).rng(),
                          /*expected=*/false);
     const StageContext context{j,    i,       batch.microBatches(),   false,
                                true, nullptr, batch.setting().number, true};
     walk.through(context, [&](const Batch& present) {
-      return machine.stages[j]->forwardAgain(present, *batch.setting().tensors[j]);
+      return pipeline.stages[j]->forwardAgain(present, *batch.setting().tensors[j]);
     });
   }
   return std::move(walk.present.tensors);
@@ -113,18 +114,18 @@ bool isTransformed() {
          autograd::ForwardADLevel::try_get_by_idx(0) != nullptr;
 }
 
-Batch plainForward(Machine& machine, const MiniBatchInput& input) {
+Batch plainForward(PipelineContext& pipeline, const ForwardInput& input) {
   std::vector<std::vector<at::Tensor>> pieces =
       scatter(input.tensors, input.how, input.chunks, History::kRecord);
-  const InputHabit habit = machine.habits[0].input.load(std::memory_order_relaxed);
-  if (habit != InputHabit::kReads && (at::GradMode::is_enabled() || isTransformed())) copy(pieces);
+  const InputTrait trait = pipeline.traits[0].input.load(std::memory_order_relaxed);
+  if (trait != InputTrait::kReads && (at::GradMode::is_enabled() || isTransformed())) copy(pieces);
   const std::uint64_t number = nextMiniBatchNumber();
   std::vector<Walk> walks;
   for (std::vector<at::Tensor>& tensors : pieces)
-    walks.emplace_back(machine, Batch{std::move(tensors), input.structure});
-  for (const auto [i, j] : clockOrder(walks.size(), machine.stages.size())) {
+    walks.emplace_back(pipeline, Batch{std::move(tensors), input.structure});
+  for (const auto [i, j] : clockOrder(walks.size(), pipeline.stages.size())) {
     walks[i].through({j, i, walks.size(), false, false, nullptr, number, isRunAgain()},
-                     [&](const Batch& present) { return machine.stages[j]->forward(present); });
+                     [&](const Batch& present) { return pipeline.stages[j]->forward(present); });
   }
   std::vector<Batch> outputs;
   for (Walk& walk : walks)
@@ -132,17 +133,17 @@ Batch plainForward(Machine& machine, const MiniBatchInput& input) {
   return gather(outputs, History::kRecord).batch;
 }
 
-std::vector<at::Tensor> gradientsWithGraph(MiniBatch& batch, const std::vector<at::Tensor>& inputs,
+std::vector<at::Tensor> gradientsWithGraph(ForwardRun& batch, const std::vector<at::Tensor>& inputs,
                                            const std::vector<at::Tensor>& grads,
                                            const Wanted& wanted) {
   batch.checkParameters();
-  const Gates gates(batch.parameters());
-  const InputHabit habit = batch.machine().habits[0].input.load(std::memory_order_relaxed);
+  const GradientBoundary boundary(batch.parameters());
+  const InputTrait trait = batch.pipeline().traits[0].input.load(std::memory_order_relaxed);
   const Inputs given(inputs);
 
   std::vector<std::vector<at::Tensor>> pieces =
       scatter(given.aliases, batch.input().how, batch.input().chunks, History::kRecord);
-  if (habit == InputHabit::kWrites) copy(pieces);
+  if (trait == InputTrait::kWrites) copy(pieces);
   std::vector<std::vector<at::Tensor>> outputs;
   for (const auto i : c10::irange(batch.microBatches()))
     outputs.push_back(throughStages(batch, i, std::move(pieces[i])));
@@ -167,7 +168,7 @@ std::vector<at::Tensor> gradientsWithGraph(MiniBatch& batch, const std::vector<a
   }
   for (const auto p : c10::irange(batch.parameters().size())) {
     if (!wanted.parameters[p]) continue;
-    ends.push_back(gates.edges()[p]);
+    ends.push_back(boundary.edges()[p]);
     places.push_back(inputs.size() + p);
   }
   std::vector<at::Tensor> result(inputs.size() + batch.parameters().size());

@@ -16,12 +16,12 @@ namespace weft::pipe {
 bool isTransformed();
 
 // The whole forward; the result is autograd's own.
-Batch plainForward(Machine& machine, const MiniBatchInput& input);
+Batch plainForward(PipelineContext& pipeline, const ForwardInput& input);
 
 // The gradients of `inputs` and of the parameters, in this order, with a graph (create_graph).
 // `inputs` are the mini-batch's, with their history. Random numbers are those of the first run.
 // Costs a forward; stages see it as a recomputation.
-std::vector<at::Tensor> gradientsWithGraph(MiniBatch& batch, const std::vector<at::Tensor>& inputs,
+std::vector<at::Tensor> gradientsWithGraph(ForwardRun& batch, const std::vector<at::Tensor>& inputs,
                                            const std::vector<at::Tensor>& grads,
                                            const Wanted& wanted);
 

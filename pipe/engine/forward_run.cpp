@@ -7,27 +7,27 @@
 #include <algorithm>
 #include <unordered_map>
 
-#include "pipe/schedule/effort.h"
+#include "pipe/data/memory.h"
 #include "pipe/engine/gradient_sum.h"
 #include "pipe/engine/jobs.h"
-#include "pipe/data/memory.h"
+#include "pipe/schedule/effort.h"
 
 namespace weft::pipe {
 
 namespace {
 
 // Runs a job in the way that has proved faster, and measures it when that is to be found out.
-void runAtPace(Machine& machine, Pace& pace, const TaskGraph& graph, Job& job) {
+void runAtPace(PipelineContext& pipeline, Pace& pace, const TaskGraph& graph, Job& job) {
   const auto tasks = static_cast<double>(graph.size());
   const auto [running, measured] = pace.choose();
   if (!measured) {
     const std::int64_t begin = monotonicNanos();
-    machine.crew->run(graph, job, running);
+    pipeline.executor->run(graph, job, running);
     pace.report(running, static_cast<double>(monotonicNanos() - begin) * 1e-9 / tasks);
     return;
   }
   MeasuredJob trial(job, graph);
-  machine.crew->run(graph, trial, running);
+  pipeline.executor->run(graph, trial, running);
   const double on_threads = onThreads(graph, trial.efforts()) / tasks;
   if (running == Running::kThreads) {
     pace.reportThreads(on_threads);
@@ -60,11 +60,11 @@ at::Tensor summed(const std::vector<at::Tensor>& pieces) {
 
 }  // namespace
 
-MiniBatch::MiniBatch(std::shared_ptr<Machine> machine, MiniBatchInput input,
-                     std::vector<std::shared_ptr<StageTensors>> tensors)
-    : machine_(std::move(machine)),
+ForwardRun::ForwardRun(std::shared_ptr<PipelineContext> pipeline, ForwardInput input,
+                       std::vector<std::shared_ptr<StageTensors>> tensors)
+    : pipeline_(std::move(pipeline)),
       input_(std::move(input)),
-      parameters_of_(machine_->stages.size()),
+      parameters_of_(pipeline_->stages.size()),
       tensors_(std::move(tensors)),
       grad_(!tensors_.empty()) {
   std::unordered_map<c10::TensorImpl*, std::size_t> place_of;
@@ -79,25 +79,26 @@ MiniBatch::MiniBatch(std::shared_ptr<Machine> machine, MiniBatchInput input,
 }
 
 // Hooks on saved tensors may count on the order in which they are called, so no threads then.
-void MiniBatch::run(Pace& pace, const TaskGraph& graph, Job& job) const {
+void ForwardRun::run(Pace& pace, const TaskGraph& graph, Job& job) const {
   if (graph.size() == 0) return;
-  const Threading threading = machine_->threading.load(std::memory_order_relaxed);
-  if (threading == Threading::kInline || machine_->lanes == 1 || setting_->ambience.hasHooks()) {
-    machine_->crew->run(graph, job, Running::kInline);
+  const Threading threading = pipeline_->threading.load(std::memory_order_relaxed);
+  if (threading == Threading::kInline || pipeline_->workers == 1 ||
+      setting_->thread_state.hasHooks()) {
+    pipeline_->executor->run(graph, job, Running::kInline);
   } else if (threading == Threading::kThreads) {
-    machine_->crew->run(graph, job, Running::kThreads);
+    pipeline_->executor->run(graph, job, Running::kThreads);
   } else {
-    runAtPace(*machine_, pace, graph, job);
+    runAtPace(*pipeline_, pace, graph, job);
   }
 }
 
-void MiniBatch::noteVersions() {
+void ForwardRun::noteVersions() {
   versions_.clear();
   for (const at::Tensor& parameter : parameters_)
     versions_.push_back(parameter._version());
 }
 
-void MiniBatch::checkParameters() const {
+void ForwardRun::checkParameters() const {
   for (const auto p : c10::irange(parameters_.size())) {
     const std::uint32_t now = parameters_[p]._version();
     TORCH_CHECK(now == versions_[p],
@@ -113,7 +114,7 @@ void MiniBatch::checkParameters() const {
 // What is not joined of several pieces is in memory that the graphs use, and that of another output
 // or of the input may be the same. Autograd would not learn that a change of the one in place
 // changes the other.
-void MiniBatch::separateOutputs(Gathered& gathered) const {
+void ForwardRun::separateOutputs(Gathered& gathered) const {
   auto& tensors = gathered.batch.tensors;
   for (const auto s : c10::irange(tensors.size())) {
     if (gathered.sources[s].micro_batch < 0 && micro_batches_ > 1) continue;
@@ -132,7 +133,7 @@ void MiniBatch::separateOutputs(Gathered& gathered) const {
   }
 }
 
-bool MiniBatch::checkpointed(std::size_t micro_batch) const {
+bool ForwardRun::checkpointed(std::size_t micro_batch) const {
   if (!input_.training || !grad_) return false;
   switch (input_.checkpoint) {
     case Checkpoint::kNever:
@@ -145,16 +146,17 @@ bool MiniBatch::checkpointed(std::size_t micro_batch) const {
   return false;
 }
 
-std::vector<torch::autograd::edge_list> MiniBatch::edgesPerStage(const Gates& gates) const {
+std::vector<torch::autograd::edge_list> ForwardRun::edgesPerStage(
+    const GradientBoundary& boundary) const {
   std::vector<torch::autograd::edge_list> edges(stages());
   for (const auto j : c10::irange(stages())) {
     for (const std::size_t place : parameters_of_[j])
-      edges[j].push_back(gates.edges()[place]);
+      edges[j].push_back(boundary.edges()[place]);
   }
   return edges;
 }
 
-MiniBatch::Result MiniBatch::forward() {
+ForwardRun::Result ForwardRun::forward() {
   std::vector<std::vector<at::Tensor>> pieces =
       scatter(input_.tensors, input_.how, input_.chunks, History::kDrop);
   micro_batches_ = pieces.size();
@@ -164,24 +166,24 @@ MiniBatch::Result MiniBatch::forward() {
     differentiable.push_back(grad_ && tensor.requires_grad());
   }
 
-  std::optional<Gates> gates;
-  if (grad_) gates.emplace(parameters_);
-  setting_.emplace(
-      CellSetting{*machine_,
-                  micro_batches_,
-                  input_.training,
-                  grad_,
-                  isRunAgain(),
-                  Ambience::here(machine_->devices),
-                  tensors_,
-                  gates ? edgesPerStage(*gates) : std::vector<torch::autograd::edge_list>(stages()),
-                  {}});
+  std::optional<GradientBoundary> boundary;
+  if (grad_) boundary.emplace(parameters_);
+  setting_.emplace(CellSetting{
+      *pipeline_,
+      micro_batches_,
+      input_.training,
+      grad_,
+      isRunAgain(),
+      SavedThreadState::here(pipeline_->devices),
+      tensors_,
+      boundary ? edgesPerStage(*boundary) : std::vector<torch::autograd::edge_list>(stages()),
+      {}});
 
   ForwardJob job(*this, std::move(pieces), differentiable);
-  run(machine_->forward_pace[input_.training ? 1 : 0], job.graph(), job);
+  run(pipeline_->forward_pace[input_.training ? 1 : 0], job.graph(), job);
   for (const auto j : c10::irange(tensors_.size())) {
-    const std::lock_guard alone(machine_->in_use[j]);
-    machine_->stages[j]->update(*tensors_[j]);
+    const std::lock_guard alone(pipeline_->in_use[j]);
+    pipeline_->stages[j]->update(*tensors_[j]);
   }
   noteVersions();
 
@@ -208,8 +210,8 @@ MiniBatch::Result MiniBatch::forward() {
   return result;
 }
 
-MiniBatch::Gradients MiniBatch::backward(const std::vector<at::Tensor>& grads, const Wanted& wanted,
-                                         bool keep_graph) {
+ForwardRun::Gradients ForwardRun::backward(const std::vector<at::Tensor>& grads,
+                                           const Wanted& wanted, bool keep_graph) {
   const at::NoGradGuard no_grad;
   const std::size_t last = stages() - 1;
   for (const auto i : c10::irange(micro_batches_)) {
@@ -222,15 +224,15 @@ MiniBatch::Gradients MiniBatch::backward(const std::vector<at::Tensor>& grads, c
     }
   }
 
-  std::optional<Gates> gates;  // for what is recomputed
+  std::optional<GradientBoundary> boundary;  // for what is recomputed
   if (std::any_of(cells_.begin(), cells_.end(),
                   [](const Cell& cell) { return cell.state() == CellState::kCheckpointed; })) {
     checkParameters();
-    gates.emplace(parameters_);
+    boundary.emplace(parameters_);
   }
-  setting_->gates_again = gates ? edgesPerStage(*gates) : setting_->gates;
+  setting_->gates_again = boundary ? edgesPerStage(*boundary) : setting_->boundary;
   BackwardJob job(*this, wanted, keep_graph);
-  run(machine_->backward_pace, job.graph(), job);
+  run(pipeline_->backward_pace, job.graph(), job);
   noteVersions();
 
   Gradients result;
@@ -255,7 +257,7 @@ MiniBatch::Gradients MiniBatch::backward(const std::vector<at::Tensor>& grads, c
   return result;
 }
 
-void MiniBatch::drop() {
+void ForwardRun::drop() {
   for (Cell& cell : cells_)
     cell.drop();
   cells_.clear();

@@ -12,7 +12,7 @@
 namespace weft::pipe {
 
 // What a pipeline is called with.
-struct MiniBatchInput {
+struct ForwardInput {
   std::vector<at::Tensor> tensors;  // in the order of the structure; history and all
   std::vector<Scatter> how;         // per tensor
   std::shared_ptr<const Structure> structure;
@@ -25,17 +25,17 @@ struct MiniBatchInput {
 // Which gradients a backward has to find.
 struct Wanted {
   std::vector<bool> inputs;      // per input tensor
-  std::vector<bool> parameters;  // per parameter of MiniBatch::parameters()
+  std::vector<bool> parameters;  // per parameter of ForwardRun::parameters()
   // Per parameter: its accumulator, if that may be given gradients of micro-batches one by one, on
   // a stage's thread, and nullptr if the whole's gradient is to be returned.
   std::vector<torch::autograd::Node*> accumulators;
 };
 
-class MiniBatch {
+class ForwardRun {
  public:
   // `tensors`: what each stage refers to, if gradients are wanted; else empty.
-  MiniBatch(std::shared_ptr<Machine> machine, MiniBatchInput input,
-            std::vector<std::shared_ptr<StageTensors>> tensors);
+  ForwardRun(std::shared_ptr<PipelineContext> pipeline, ForwardInput input,
+             std::vector<std::shared_ptr<StageTensors>> tensors);
 
   // Once. The gathered tensors have no history; `differentiable` says which should get one.
   struct Result {
@@ -59,15 +59,15 @@ class MiniBatch {
 
   // The parameters that require a gradient, each once, whatever number of stages has it.
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
-  const MiniBatchInput& input() const { return input_; }
-  const Machine& machine() const { return *machine_; }
+  const ForwardInput& input() const { return input_; }
+  const PipelineContext& pipeline() const { return *pipeline_; }
   const CellSetting& setting() const { return *setting_; }
   const std::vector<Gathered::Source>& sources() const { return sources_; }
   std::size_t microBatches() const { return micro_batches_; }
   Cell& cell(std::size_t micro_batch, std::size_t stage) {
-    return cells_[micro_batch * machine_->stages.size() + stage];
+    return cells_[micro_batch * pipeline_->stages.size() + stage];
   }
-  std::size_t stages() const { return machine_->stages.size(); }
+  std::size_t stages() const { return pipeline_->stages.size(); }
 
  private:
   friend class ForwardJob;
@@ -77,10 +77,10 @@ class MiniBatch {
   void run(Pace& pace, const TaskGraph& graph, Job& job) const;
   void noteVersions();
   void separateOutputs(Gathered& gathered) const;
-  std::vector<torch::autograd::edge_list> edgesPerStage(const Gates& gates) const;
+  std::vector<torch::autograd::edge_list> edgesPerStage(const GradientBoundary& boundary) const;
 
-  const std::shared_ptr<Machine> machine_;
-  MiniBatchInput input_;
+  const std::shared_ptr<PipelineContext> pipeline_;
+  ForwardInput input_;
   std::vector<at::Tensor> parameters_;
   std::vector<std::vector<std::size_t>> parameters_of_;  // per stage, places in parameters_
   std::vector<std::shared_ptr<StageTensors>> tensors_;   // per stage, or none

@@ -43,11 +43,11 @@ struct Placed {
   std::size_t holders = 0;
 };
 
-// The gates in place now, in all threads.
+// The boundary in place now, in all threads.
 std::mutex g_mutex;
 std::unordered_map<c10::TensorImpl*, Placed>& placed() {
-  static auto* const gates = new std::unordered_map<c10::TensorImpl*, Placed>;
-  return *gates;
+  static auto* const boundary = new std::unordered_map<c10::TensorImpl*, Placed>;
+  return *boundary;
 }
 
 }  // namespace
@@ -61,7 +61,7 @@ at::Tensor aliasBehind(const at::Tensor& tensor, const NodePtr& node) {
   return alias;
 }
 
-Gates::Gates(const std::vector<at::Tensor>& tensors) {
+GradientBoundary::GradientBoundary(const std::vector<at::Tensor>& tensors) {
   edges_.reserve(tensors.size());
   const std::lock_guard lock(g_mutex);
   for (const at::Tensor& tensor : tensors) {
@@ -89,7 +89,7 @@ Gates::Gates(const std::vector<at::Tensor>& tensors) {
   }
 }
 
-Gates::~Gates() {
+GradientBoundary::~GradientBoundary() {
   std::vector<Placed> removed;  // dropped without the lock
   const std::lock_guard lock(g_mutex);
   for (const at::Tensor& tensor : leaves_) {

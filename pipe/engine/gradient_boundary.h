@@ -34,7 +34,8 @@ struct IdentityNode final : public torch::autograd::Node {
 class GradientSink {
  public:
   virtual ~GradientSink() = default;
-  // `gate`: where Gates::edges() ends for the parameter. False: it is not this sink's; untouched.
+  // `gate`: where GradientBoundary::edges() ends for the parameter. False: it is not this sink's;
+  // untouched.
   virtual bool take(const torch::autograd::Node* gate, at::Tensor& grad) = 0;
 };
 
@@ -53,16 +54,16 @@ class GradientSinkGuard {
 // it may be changed in place.
 at::Tensor aliasBehind(const at::Tensor& tensor, const NodePtr& node);
 
-// Puts gates before leaf tensors and takes them away at its end. Several threads, and several Pipes
-// that share parameters, may hold gates of the same tensor at once: they share it.
-class Gates {
+// Puts boundary before leaf tensors and takes them away at its end. Several threads, and several
+// Pipes that share parameters, may hold boundary of the same tensor at once: they share it.
+class GradientBoundary {
  public:
   // Of tensors that require a gradient. One that is no leaf has no gate; its history is used as it
   // is.
-  explicit Gates(const std::vector<at::Tensor>& tensors);
-  ~Gates();
-  Gates(const Gates&) = delete;
-  Gates& operator=(const Gates&) = delete;
+  explicit GradientBoundary(const std::vector<at::Tensor>& tensors);
+  ~GradientBoundary();
+  GradientBoundary(const GradientBoundary&) = delete;
+  GradientBoundary& operator=(const GradientBoundary&) = delete;
 
   // Where inner graphs end, in the order of the tensors. Stays valid after the end.
   const torch::autograd::edge_list& edges() const { return edges_; }

@@ -27,13 +27,13 @@ bool isNobodyElses(const at::Tensor& grad) {
 }
 
 // For the timeline: 0 is whoever calls the pipeline.
-thread_local std::size_t t_lane = 0;
+thread_local std::size_t t_worker = 0;
 
 }  // namespace
 
-PipelineJob::PipelineJob(Machine& machine)
-    : machine_(machine), ferry_(machine.ferry()), outside_(currentRngScope()) {
-  for (const c10::Device device : machine.devices) {
+PipelineJob::PipelineJob(PipelineContext& pipeline)
+    : pipeline_(pipeline), copier_(pipeline.copier()), outside_(currentRngScope()) {
+  for (const c10::Device device : pipeline.devices) {
     if (isAccelerator(device)) {
       streams_.push_back(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
     }
@@ -49,24 +49,24 @@ void PipelineJob::run(TaskId task) {
   perform(task);
 }
 
-void PipelineJob::lane(std::size_t lane, const std::function<void()>& share) {
+void PipelineJob::worker(std::size_t worker, const std::function<void()>& share) {
   const at::ThreadLocalStateGuard guard(state_);
   for (const c10::Stream stream : streams_) {
     c10::impl::VirtualGuardImpl(stream.device_type()).exchangeStream(stream);
   }
-  t_lane = lane + 1;
+  t_worker = worker + 1;
   at::init_num_threads();  // torch.set_num_threads counts for this thread as well
   share();
 }
 
-CrossingPtr PipelineJob::send(const std::vector<at::Tensor*>& tensors, c10::Device to,
-                              CellIndex cell) const {
+PendingCopyPtr PipelineJob::send(const std::vector<at::Tensor*>& tensors, c10::Device to,
+                                 CellIndex cell) const {
   const bool away = std::any_of(tensors.begin(), tensors.end(), [&](const at::Tensor* tensor) {
     return tensor->defined() && tensor->device() != to;
   });
   if (!away) return nullptr;
-  const Timeline::Span span(machine_.timeline, cell.stage, cell.micro_batch, EventKind::kCopy,
-                            t_lane);
+  const Timeline::Span span(pipeline_.timeline, cell.stage, cell.micro_batch, EventKind::kCopy,
+                            t_worker);
   // What is one tensor here is one there.
   std::vector<at::Tensor*> once;
   std::vector<std::pair<at::Tensor*, at::Tensor*>> again;
@@ -80,9 +80,9 @@ CrossingPtr PipelineJob::send(const std::vector<at::Tensor*>& tensors, c10::Devi
       again.emplace_back(tensor, *first);
     }
   }
-  CrossingPtr crossing;
-  if (ferry_ != nullptr) {
-    crossing = ferry_->send(once, to);
+  PendingCopyPtr pending;
+  if (copier_ != nullptr) {
+    pending = copier_->send(once, to);
   } else {
     const at::NoGradGuard no_grad;
     for (at::Tensor* const tensor : once)
@@ -90,19 +90,19 @@ CrossingPtr PipelineJob::send(const std::vector<at::Tensor*>& tensors, c10::Devi
   }
   for (const auto& [tensor, first] : again)
     *tensor = *first;
-  return crossing;
+  return pending;
 }
 
-ForwardJob::ForwardJob(MiniBatch& batch, std::vector<std::vector<at::Tensor>> micro_batches,
+ForwardJob::ForwardJob(ForwardRun& batch, std::vector<std::vector<at::Tensor>> micro_batches,
                        const std::vector<bool>& differentiable)
-    : PipelineJob(*batch.machine_),
+    : PipelineJob(*batch.pipeline_),
       outputs(micro_batches.size()),
-      batch_(batch),
+      run_(batch),
       order_(clockOrder(micro_batches.size(), batch.stages())),
-      graph_(batch.machine_->lanes),
+      graph_(batch.pipeline_->workers),
       next_(micro_batches.size()),
       arriving_(micro_batches.size()),
-      skips_(batch.machine_->routes.size()) {
+      skips_(batch.pipeline_->routes.size()) {
   for (std::vector<Skip>& skips : skips_)
     skips.resize(micro_batches.size());
   for (const auto i : c10::irange(micro_batches.size())) {
@@ -116,10 +116,10 @@ ForwardJob::ForwardJob(MiniBatch& batch, std::vector<std::vector<at::Tensor>> mi
     input.payload = input.wires.size();
     input.structure = batch.input_.structure;
   }
-  const Machine& machine = *batch.machine_;
+  const PipelineContext& pipeline = *batch.pipeline_;
   std::vector<TaskId> last_of(micro_batches.size());  // the micro-batch's task in the stage before
   for (const CellIndex cell : order_) {
-    const TaskId task = graph_.add(machine.lane_of[cell.stage]);
+    const TaskId task = graph_.add(pipeline.worker_of[cell.stage]);
     if (cell.stage != 0) graph_.require(task, last_of[cell.micro_batch]);
     last_of[cell.micro_batch] = task;
   }
@@ -127,24 +127,25 @@ ForwardJob::ForwardJob(MiniBatch& batch, std::vector<std::vector<at::Tensor>> mi
 }
 
 Cell::Input ForwardJob::inputOf(std::size_t micro_batch, std::size_t stage) {
-  const Machine& machine = *batch_.machine_;
+  const PipelineContext& pipeline = *run_.pipeline_;
   Cell::Input input = std::move(next_[micro_batch]);
-  Ferry::land(std::move(arriving_[micro_batch]));
-  for (const std::size_t route : machine.incoming[stage]) {
+  DeviceCopier::wait(std::move(arriving_[micro_batch]));
+  for (const std::size_t route : pipeline.incoming[stage]) {
     Skip& skip = skips_[route][micro_batch];
-    Ferry::land(std::move(skip.arriving));
+    DeviceCopier::wait(std::move(skip.arriving));
     input.wires.push_back(std::move(skip.wire));
   }
   if (stage == 0) {
     const at::NoGradGuard no_grad;
     for (Wire& wire : input.wires)
-      wire.value = moved(wire.value, machine.devices[0]);
+      wire.value = moved(wire.value, pipeline.devices[0]);
   }
   return input;
 }
 
-CrossingPtr ForwardJob::sendWires(std::vector<Wire>& wires, c10::Device to, CellIndex cell) const {
-  if (!batch_.machine_->crosses) return nullptr;
+PendingCopyPtr ForwardJob::sendWires(std::vector<Wire>& wires, c10::Device to,
+                                     CellIndex cell) const {
+  if (!run_.pipeline_->crosses) return nullptr;
   std::vector<at::Tensor*> tensors;
   for (Wire& wire : wires)
     tensors.push_back(&wire.value);
@@ -153,27 +154,27 @@ CrossingPtr ForwardJob::sendWires(std::vector<Wire>& wires, c10::Device to, Cell
 
 void ForwardJob::perform(TaskId task) {
   const auto [i, j] = order_[task];
-  const Machine& machine = *batch_.machine_;
+  const PipelineContext& pipeline = *run_.pipeline_;
   Cell::Input input = inputOf(i, j);
   Cell::Output output;
   {
-    const Timeline::Span span(batch_.machine_->timeline, j, i, EventKind::kForward, t_lane);
-    output = batch_.cell(i, j).run(*batch_.setting_, j, i, std::move(input), batch_.checkpointed(i),
-                                   turnOf(task));
+    const Timeline::Span span(run_.pipeline_->timeline, j, i, EventKind::kForward, t_worker);
+    output = run_.cell(i, j).run(*run_.setting_, j, i, std::move(input), run_.checkpointed(i),
+                                 turnOf(task));
   }
-  const auto& outgoing = machine.outgoing[j];
+  const auto& outgoing = pipeline.outgoing[j];
   for (const auto k : c10::irange(outgoing.size())) {
     Skip& skip = skips_[outgoing[k]][i];
     skip.wire = std::move(output.wires[output.payload + k]);
     skip.arriving =
-        send({&skip.wire.value}, machine.devices[machine.routes[outgoing[k]].to], {i, j});
+        send({&skip.wire.value}, pipeline.devices[pipeline.routes[outgoing[k]].to], {i, j});
   }
   output.wires.resize(output.payload);
-  if (j + 1 == batch_.stages()) {
+  if (j + 1 == run_.stages()) {
     outputs[i] = std::move(output);
     return;
   }
-  arriving_[i] = sendWires(output.wires, machine.devices[j + 1], {i, j});
+  arriving_[i] = sendWires(output.wires, pipeline.devices[j + 1], {i, j});
   next_[i] = {std::move(output.wires), output.payload, std::move(output.structure)};
 }
 
@@ -181,13 +182,13 @@ void ForwardJob::perform(TaskId task) {
 // a large gradient's memory serves the next one, and nothing is left to do after the stages.
 class BackwardJob::StageSink final : public GradientSink {
  public:
-  StageSink(BackwardJob& job, std::size_t stage, const torch::autograd::edge_list& gates)
-      : job_(job), stage_(stage), gates_(gates) {}
+  StageSink(BackwardJob& job, std::size_t stage, const torch::autograd::edge_list& boundary)
+      : job_(job), stage_(stage), boundary_(boundary) {}
   bool take(const torch::autograd::Node* gate, at::Tensor& grad) override {
-    const auto it = std::find_if(gates_.begin(), gates_.end(),
+    const auto it = std::find_if(boundary_.begin(), boundary_.end(),
                                  [&](const auto& edge) { return edge.function.get() == gate; });
-    if (it == gates_.end()) return false;
-    const auto k = static_cast<std::size_t>(it - gates_.begin());
+    if (it == boundary_.end()) return false;
+    const auto k = static_cast<std::size_t>(it - boundary_.begin());
     torch::autograd::Node* const accumulator = job_.accumulators_[stage_][k];
     if (accumulator == nullptr) {
       job_.addUp(stage_, k, std::move(grad));
@@ -202,24 +203,24 @@ class BackwardJob::StageSink final : public GradientSink {
  private:
   BackwardJob& job_;
   const std::size_t stage_;
-  const torch::autograd::edge_list& gates_;
+  const torch::autograd::edge_list& boundary_;
 };
 
-BackwardJob::BackwardJob(MiniBatch& batch, const Wanted& wanted, bool keep_graph)
-    : PipelineJob(*batch.machine_),
+BackwardJob::BackwardJob(ForwardRun& batch, const Wanted& wanted, bool keep_graph)
+    : PipelineJob(*batch.pipeline_),
       input_grads(batch.micro_batches_),
       sums(batch.stages()),
       wanted_of(batch.stages()),
-      batch_(batch),
+      run_(batch),
       keep_graph_(keep_graph),
       wants_inputs_(batch.stages()),
-      gates_(batch.stages()),
+      boundary_(batch.stages()),
       gates_again_(batch.stages()),
       accumulators_(batch.stages()),
       owned_(batch.stages()),
       arriving_(batch.micro_batches_),
-      skip_grads_(batch.machine_->routes.size()),
-      graph_(batch.machine_->lanes) {
+      skip_grads_(batch.pipeline_->routes.size()),
+      graph_(batch.pipeline_->workers) {
   for (std::vector<SkipGrad>& grads : skip_grads_)
     grads.resize(batch.micro_batches_);
   // What several stages share is summed by them apart, so that the order of additions is always the
@@ -235,7 +236,7 @@ BackwardJob::BackwardJob(MiniBatch& batch, const Wanted& wanted, bool keep_graph
     for (const auto k : c10::irange(places.size())) {
       if (!wanted.parameters[places[k]]) continue;
       wanted_of[j].push_back(places[k]);
-      gates_[j].push_back(batch.setting_->gates[j][k]);
+      boundary_[j].push_back(batch.setting_->boundary[j][k]);
       gates_again_[j].push_back(batch.setting_->gates_again[j][k]);
       accumulators_[j].push_back(stages_of[places[k]] == 1 ? wanted.accumulators[places[k]]
                                                            : nullptr);
@@ -248,28 +249,28 @@ BackwardJob::BackwardJob(MiniBatch& batch, const Wanted& wanted, bool keep_graph
 }
 
 void BackwardJob::buildGraph() {
-  const Machine& machine = *batch_.machine_;
-  std::vector<CellIndex> order = clockOrder(batch_.micro_batches_, batch_.stages());
+  const PipelineContext& pipeline = *run_.pipeline_;
+  std::vector<CellIndex> order = clockOrder(run_.micro_batches_, run_.stages());
   std::reverse(order.begin(), order.end());
-  std::vector<std::optional<TaskId>> task_of(batch_.cells_.size());
+  std::vector<std::optional<TaskId>> task_of(run_.cells_.size());
   const auto taskOf = [&](std::size_t i, std::size_t j) -> std::optional<TaskId>& {
-    return task_of[i * batch_.stages() + j];
+    return task_of[i * run_.stages() + j];
   };
   for (const CellIndex index : order) {
     const auto [i, j] = index;
-    Cell& cell = batch_.cell(i, j);
+    Cell& cell = run_.cell(i, j);
     if (cell.state() == CellState::kDone) continue;
-    if (!wants_inputs_[j] && gates_[j].empty()) continue;
+    if (!wants_inputs_[j] && boundary_[j].empty()) continue;
     if (cell.state() == CellState::kCheckpointed) {
-      graph_.add(machine.lane_of[j]);
+      graph_.add(pipeline.worker_of[j]);
       steps_.push_back({index, true});
     }
-    const TaskId task = graph_.add(machine.lane_of[j]);
+    const TaskId task = graph_.add(pipeline.worker_of[j]);
     steps_.push_back({index, false});
     taskOf(i, j) = task;
-    if (j + 1 < batch_.stages() && taskOf(i, j + 1)) graph_.require(task, *taskOf(i, j + 1));
-    for (const std::size_t route : machine.outgoing[j]) {
-      const auto& consumer = taskOf(i, machine.routes[route].to);
+    if (j + 1 < run_.stages() && taskOf(i, j + 1)) graph_.require(task, *taskOf(i, j + 1));
+    for (const std::size_t route : pipeline.outgoing[j]) {
+      const auto& consumer = taskOf(i, pipeline.routes[route].to);
       if (consumer) graph_.require(task, *consumer);
     }
   }
@@ -278,10 +279,10 @@ void BackwardJob::buildGraph() {
 
 void BackwardJob::perform(TaskId task) {
   const auto [index, recompute] = steps_[task];
-  const Timeline::Span span(batch_.machine_->timeline, index.stage, index.micro_batch,
-                            recompute ? EventKind::kRecompute : EventKind::kBackward, t_lane);
+  const Timeline::Span span(run_.pipeline_->timeline, index.stage, index.micro_batch,
+                            recompute ? EventKind::kRecompute : EventKind::kBackward, t_worker);
   if (recompute) {
-    batch_.cell(index.micro_batch, index.stage).recompute(*batch_.setting_, turnOf(task));
+    run_.cell(index.micro_batch, index.stage).recompute(*run_.setting_, turnOf(task));
   } else {
     backward(index, turnOf(task));
   }
@@ -289,45 +290,45 @@ void BackwardJob::perform(TaskId task) {
 
 void BackwardJob::backward(CellIndex index, const RngTurn& turn) {
   const auto [i, j] = index;
-  const Machine& machine = *batch_.machine_;
-  Cell& cell = batch_.cell(i, j);
-  const auto& outgoing = machine.outgoing[j];
-  Ferry::land(std::move(arriving_[i]));
+  const PipelineContext& pipeline = *run_.pipeline_;
+  Cell& cell = run_.cell(i, j);
+  const auto& outgoing = pipeline.outgoing[j];
+  DeviceCopier::wait(std::move(arriving_[i]));
   cell.output_grads.resize(cell.outputs() - outgoing.size());
   for (const std::size_t route : outgoing) {
     SkipGrad& grad = skip_grads_[route][i];
-    Ferry::land(std::move(grad.arriving));
+    DeviceCopier::wait(std::move(grad.arriving));
     cell.output_grads.push_back(std::move(grad.value));
   }
-  const auto& gates = cell.checkpointed() ? gates_again_[j] : gates_[j];
+  const auto& boundary = cell.checkpointed() ? gates_again_[j] : boundary_[j];
   Cell::Gradients found;
   {
-    StageSink sink(*this, j, gates);
+    StageSink sink(*this, j, boundary);
     const GradientSinkGuard guard(&sink);
-    found = cell.backward(*batch_.setting_, wants_inputs_[j], gates, keep_graph_, turn);
+    found = cell.backward(*run_.setting_, wants_inputs_[j], boundary, keep_graph_, turn);
   }
   for (const auto k : c10::irange(found.parameters.size()))
     addUp(j, k, std::move(found.parameters[k]));
 
-  const auto& incoming = machine.incoming[j];
+  const auto& incoming = pipeline.incoming[j];
   const std::size_t payload = found.inputs.size() - incoming.size();
   for (const auto k : c10::irange(incoming.size())) {
     SkipGrad& grad = skip_grads_[incoming[k]][i];
     grad.value = std::move(found.inputs[payload + k]);
-    grad.arriving = send({&grad.value}, machine.devices[machine.routes[incoming[k]].from], index);
+    grad.arriving = send({&grad.value}, pipeline.devices[pipeline.routes[incoming[k]].from], index);
   }
   found.inputs.resize(payload);
   if (j == 0) {
     input_grads[i] = std::move(found.inputs);
     return;
   }
-  if (machine.crosses) {
+  if (pipeline.crosses) {
     std::vector<at::Tensor*> leaving;
     for (at::Tensor& grad : found.inputs)
       leaving.push_back(&grad);
-    arriving_[i] = send(leaving, machine.devices[j - 1], index);
+    arriving_[i] = send(leaving, pipeline.devices[j - 1], index);
   }
-  batch_.cell(i, j - 1).output_grads = std::move(found.inputs);
+  run_.cell(i, j - 1).output_grads = std::move(found.inputs);
 }
 
 void BackwardJob::addUp(std::size_t stage, std::size_t k, at::Tensor grad) {

@@ -1,4 +1,4 @@
-// What the crew does for a mini-batch: the forward's tasks and the backward's.
+// What the executor does for a mini-batch: the forward's tasks and the backward's.
 #pragma once
 
 #include <ATen/ThreadLocalState.h>
@@ -7,21 +7,21 @@
 #include <optional>
 #include <vector>
 
-#include "pipe/schedule/clock.h"
-#include "pipe/schedule/stage_executor.h"
 #include "pipe/data/device_copier.h"
 #include "pipe/engine/forward_run.h"
+#include "pipe/schedule/clock.h"
+#include "pipe/schedule/stage_executor.h"
 
 namespace weft::pipe {
 
-// Gives the lanes what is thread-local in the thread that runs the pipeline, and its current
+// Gives the workers what is thread-local in the thread that runs the pipeline, and its current
 // streams.
 class PipelineJob : public Job {
  public:
-  explicit PipelineJob(Machine& machine);
+  explicit PipelineJob(PipelineContext& pipeline);
   void run(TaskId task) final;
   void leaveOut(TaskId task) final { order_->end(task); }
-  void lane(std::size_t lane, const std::function<void()>& share) final;
+  void worker(std::size_t worker, const std::function<void()>& share) final;
 
  protected:
   virtual void perform(TaskId task) = 0;
@@ -29,14 +29,15 @@ class PipelineJob : public Job {
   void setTasks(std::size_t tasks) { order_.emplace(tasks); }
   // For what the task draws.
   RngTurn turnOf(TaskId task) {
-    return {&*order_, task, outside_, &machine_.crew->hooks().while_waiting};
+    return {&*order_, task, outside_, &pipeline_.executor->hooks().while_waiting};
   }
-  // Sends what a cell made to another stage's device; see Ferry.
-  CrossingPtr send(const std::vector<at::Tensor*>& tensors, c10::Device to, CellIndex cell) const;
+  // Sends what a cell made to another stage's device; see DeviceCopier.
+  PendingCopyPtr send(const std::vector<at::Tensor*>& tensors, c10::Device to,
+                      CellIndex cell) const;
 
  private:
-  Machine& machine_;
-  const Ferry* const ferry_;
+  PipelineContext& pipeline_;
+  const DeviceCopier* const copier_;
   const at::ThreadLocalState state_;
   RngScope* const outside_;
   std::optional<TaskOrder> order_;
@@ -45,7 +46,7 @@ class PipelineJob : public Job {
 
 class ForwardJob final : public PipelineJob {
  public:
-  ForwardJob(MiniBatch& batch, std::vector<std::vector<at::Tensor>> micro_batches,
+  ForwardJob(ForwardRun& batch, std::vector<std::vector<at::Tensor>> micro_batches,
              const std::vector<bool>& differentiable);
   const TaskGraph& graph() const { return graph_; }
 
@@ -55,17 +56,17 @@ class ForwardJob final : public PipelineJob {
  private:
   struct Skip {
     Wire wire;
-    CrossingPtr arriving;
+    PendingCopyPtr arriving;
   };
   void perform(TaskId task) override;
   Cell::Input inputOf(std::size_t micro_batch, std::size_t stage);
-  CrossingPtr sendWires(std::vector<Wire>& wires, c10::Device to, CellIndex cell) const;
+  PendingCopyPtr sendWires(std::vector<Wire>& wires, c10::Device to, CellIndex cell) const;
 
-  MiniBatch& batch_;
+  ForwardRun& run_;
   const std::vector<CellIndex> order_;
   TaskGraph graph_;
   std::vector<Cell::Input> next_;         // per micro-batch: what its next stage gets
-  std::vector<CrossingPtr> arriving_;     // the same: on its way there
+  std::vector<PendingCopyPtr> arriving_;  // the same: on its way there
   std::vector<std::vector<Skip>> skips_;  // per route, per micro-batch
 };
 
@@ -73,14 +74,14 @@ class BackwardJob final : public PipelineJob {
   class StageSink;
 
  public:
-  BackwardJob(MiniBatch& batch, const Wanted& wanted, bool keep_graph);
+  BackwardJob(ForwardRun& batch, const Wanted& wanted, bool keep_graph);
   const TaskGraph& graph() const { return graph_; }
 
   // Per micro-batch and input tensor.
   std::vector<std::vector<at::Tensor>> input_grads;
   // Per stage and wanted parameter of it, in the order of parameters_of.
   std::vector<std::vector<at::Tensor>> sums;
-  // Per stage: places in MiniBatch::parameters().
+  // Per stage: places in ForwardRun::parameters().
   std::vector<std::vector<std::size_t>> wanted_of;
 
  private:
@@ -90,21 +91,21 @@ class BackwardJob final : public PipelineJob {
   };
   struct SkipGrad {
     at::Tensor value;
-    CrossingPtr arriving;
+    PendingCopyPtr arriving;
   };
   void perform(TaskId task) override;
   void backward(CellIndex index, const RngTurn& turn);
   void addUp(std::size_t stage, std::size_t k, at::Tensor grad);
   void buildGraph();
 
-  MiniBatch& batch_;
+  ForwardRun& run_;
   const bool keep_graph_;
   std::vector<bool> wants_inputs_;                       // per stage
-  std::vector<torch::autograd::edge_list> gates_;        // per stage, of graphs the forward made
+  std::vector<torch::autograd::edge_list> boundary_;     // per stage, of graphs the forward made
   std::vector<torch::autograd::edge_list> gates_again_;  // of those that are made again
   std::vector<std::vector<torch::autograd::Node*>> accumulators_;  // per wanted parameter, or none
   std::vector<std::vector<bool>> owned_;           // sums that nobody else refers to
-  std::vector<CrossingPtr> arriving_;              // per micro-batch: its next cell's
+  std::vector<PendingCopyPtr> arriving_;           // per micro-batch: its next cell's
   std::vector<std::vector<SkipGrad>> skip_grads_;  // per route, per micro-batch
   std::vector<Step> steps_;
   TaskGraph graph_;

@@ -3,8 +3,8 @@
 #include <c10/util/irange.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
-#include "pipe/engine/pipeline_node.h"
 #include "pipe/engine/double_backward.h"
+#include "pipe/engine/pipeline_node.h"
 
 namespace weft::pipe {
 
@@ -12,33 +12,33 @@ namespace autograd = torch::autograd;
 
 Pipeline::Pipeline(std::vector<std::shared_ptr<Stage>> stages, std::vector<c10::Device> devices,
                    std::vector<SkipRoute> routes, ThreadHooks hooks)
-    : machine_(std::make_shared<Machine>(std::move(stages), std::move(devices), std::move(routes),
-                                         std::move(hooks))) {}
+    : context_(std::make_shared<PipelineContext>(std::move(stages), std::move(devices),
+                                                 std::move(routes), std::move(hooks))) {}
 
 Pipeline::~Pipeline() { rest(); }
 
-void Pipeline::rest() { machine_->crew->stop(); }
-std::size_t Pipeline::threads() const { return machine_->crew->threads(); }
-Threading Pipeline::threading() const { return machine_->threading.load(); }
-void Pipeline::setThreading(Threading threading) { machine_->threading.store(threading); }
-void Pipeline::startRecording() { machine_->timeline.start(); }
-std::vector<Event> Pipeline::stopRecording() { return machine_->timeline.stop(); }
+void Pipeline::rest() { context_->executor->stop(); }
+std::size_t Pipeline::threads() const { return context_->executor->threads(); }
+Threading Pipeline::threading() const { return context_->threading.load(); }
+void Pipeline::setThreading(Threading threading) { context_->threading.store(threading); }
+void Pipeline::startRecording() { context_->timeline.start(); }
+std::vector<Event> Pipeline::stopRecording() { return context_->timeline.stop(); }
 
-Batch Pipeline::run(MiniBatchInput input) {
-  for (const auto& stage : machine_->stages)
+Batch Pipeline::run(ForwardInput input) {
+  for (const auto& stage : context_->stages)
     stage->prepare();
-  if (input.plain || isTransformed()) return plainForward(*machine_, input);
+  if (input.plain || isTransformed()) return plainForward(*context_, input);
   std::vector<std::shared_ptr<StageTensors>> tensors;
   bool grad = false;
   bool plain = false;
   if (at::GradMode::is_enabled()) {
     for (const at::Tensor& tensor : input.tensors)
       grad |= tensor.requires_grad();
-    for (const auto j : c10::irange(machine_->stages.size())) {
+    for (const auto j : c10::irange(context_->stages.size())) {
       {
         // A stage that runs for another caller may have other tensors just now.
-        const std::lock_guard alone(machine_->in_use[j]);
-        tensors.push_back(machine_->stages[j]->tensors());
+        const std::lock_guard alone(context_->in_use[j]);
+        tensors.push_back(context_->stages[j]->tensors());
       }
       plain |= tensors.back()->uninitialized;
       for (const at::Tensor& tensor : tensors.back()->tensors) {
@@ -48,12 +48,12 @@ Batch Pipeline::run(MiniBatchInput input) {
       }
     }
   }
-  if (plain) return plainForward(*machine_, input);
+  if (plain) return plainForward(*context_, input);
   if (!grad) tensors.clear();
-  auto batch = std::make_unique<MiniBatch>(machine_, std::move(input), std::move(tensors));
+  auto batch = std::make_unique<ForwardRun>(context_, std::move(input), std::move(tensors));
   autograd::edge_list edges;
   if (grad) {
-    // Before the gates are there.
+    // Before the boundary are there.
     for (const at::Tensor& tensor : batch->input().tensors) {
       edges.push_back(autograd::impl::gradient_edge(tensor));
     }
@@ -61,7 +61,7 @@ Batch Pipeline::run(MiniBatchInput input) {
       edges.push_back(autograd::impl::gradient_edge(tensor));
     }
   }
-  MiniBatch::Result result = batch->forward();
+  ForwardRun::Result result = batch->forward();
   bool any = false;
   for (const bool differentiable : result.differentiable)
     any |= differentiable;
@@ -69,8 +69,8 @@ Batch Pipeline::run(MiniBatchInput input) {
 
   const auto stages = makeNode<PipelineNode>(std::move(batch));
   stages->set_next_edges(std::move(edges));
-  const NodePtr node =
-      machine_->accelerated ? NodePtr(makeNode<DoorNode>(*stages, stages)) : NodePtr(stages);
+  const NodePtr node = context_->accelerated ? NodePtr(makeNode<BackwardEntryNode>(*stages, stages))
+                                             : NodePtr(stages);
   for (const auto s : c10::irange(result.differentiable.size())) {
     at::Tensor& tensor = result.gathered.batch.tensors[s];
     if (result.differentiable[s]) {

@@ -11,8 +11,8 @@
 #include <memory>
 #include <vector>
 
-#include "transport/base/api.h"
 #include "pipe/engine/forward_run.h"
+#include "transport/base/api.h"
 
 namespace weft::pipe {
 
@@ -30,7 +30,7 @@ class WEFT_API Pipeline {
   // Runs a mini-batch; the result has a history if gradients are wanted. Throws what the earliest
   // failing stage threw; afterwards the pipeline is as good as before. Any thread; not with the GIL
   // held.
-  Batch run(MiniBatchInput input);
+  Batch run(ForwardInput input);
 
   // Ends the threads; they are started again when needed.
   void rest();
@@ -41,7 +41,7 @@ class WEFT_API Pipeline {
   std::vector<Event> stopRecording();
 
  private:
-  const std::shared_ptr<Machine> machine_;
+  const std::shared_ptr<PipelineContext> context_;
 };
 
 }  // namespace weft::pipe

@@ -15,7 +15,7 @@ namespace weft::pipe {
 
 namespace autograd = torch::autograd;
 
-PipelineNode::PipelineNode(std::unique_ptr<MiniBatch> batch) : batch_(std::move(batch)) {
+PipelineNode::PipelineNode(std::unique_ptr<ForwardRun> batch) : batch_(std::move(batch)) {
   for (const at::Tensor& tensor : batch_->input().tensors)
     inputs_.emplace_back(tensor, false);
 }
@@ -59,7 +59,7 @@ autograd::variable_list PipelineNode::apply(autograd::variable_list&& grads) {
 autograd::variable_list PipelineNode::run(const autograd::variable_list& grads) {
   TORCH_CHECK(batch_, autograd::ERR_BACKWARD_TWICE);
   if (at::GradMode::is_enabled()) return differentiable(grads);
-  MiniBatch::Gradients found =
+  ForwardRun::Gradients found =
       batch_->backward(grads, wanted(), autograd::get_current_graph_task_keep_graph());
   autograd::variable_list result = std::move(found.inputs);
   for (at::Tensor& grad : found.parameters)
@@ -81,12 +81,12 @@ void PipelineNode::release_variables() {
     saved.reset_data();
 }
 
-DoorNode::DoorNode(PipelineNode& node, NodePtr owner) : node_(node) {
+BackwardEntryNode::BackwardEntryNode(PipelineNode& node, NodePtr owner) : node_(node) {
   node_.add_input_metadata(at::empty({0}));
   add_next_edge({std::move(owner), 0});
 }
 
-autograd::variable_list DoorNode::apply(autograd::variable_list&& grads) {
+autograd::variable_list BackwardEntryNode::apply(autograd::variable_list&& grads) {
   PipelineNode::Taken taken;
   std::vector<c10::Device> devices;
   for (const at::Tensor& grad : grads) {

@@ -16,13 +16,13 @@ namespace weft::pipe {
 
 // Its edges: the input tensors, then the parameters.
 //
-// Where there are accelerators, a DoorNode stands before it. Autograd runs a node on the thread of
-// its gradients' device, and the stages' own graphs need these threads: one that waited for the
-// stages here would wait for itself. The door takes the gradients in and passes on a token on the
-// CPU, which brings this node to the thread that called backward().
+// Where there are accelerators, a BackwardEntryNode stands before it. Autograd runs a node on the
+// thread of its gradients' device, and the stages' own graphs need these threads: one that waited
+// for the stages here would wait for itself. The entry node takes the gradients in and passes on a
+// token on the CPU, which brings this node to the thread that called backward().
 class PipelineNode final : public torch::autograd::Node {
  public:
-  explicit PipelineNode(std::unique_ptr<MiniBatch> batch);
+  explicit PipelineNode(std::unique_ptr<ForwardRun> batch);
 
   // Once per backward. Gradients of a gradient (create_graph) are found by running the forward
   // again with autograd's ordinary graph.
@@ -31,8 +31,8 @@ class PipelineNode final : public torch::autograd::Node {
   std::string name() const override { return "WeftPipeBackward"; }
 
  private:
-  friend class DoorNode;
-  // What the door took in; whose streams have made them when the events have come.
+  friend class BackwardEntryNode;
+  // What the entry node took in; whose streams have made them when the events have come.
   struct Taken {
     torch::autograd::variable_list grads;
     std::vector<c10::Event> made;
@@ -42,15 +42,15 @@ class PipelineNode final : public torch::autograd::Node {
   Wanted wanted() const;
   torch::autograd::Node* freeAccumulator(std::size_t output) const;
 
-  std::unique_ptr<MiniBatch> batch_;  // none once released
+  std::unique_ptr<ForwardRun> batch_;  // none once released
   std::vector<torch::autograd::SavedVariable> inputs_;
   std::optional<Taken> taken_;
 };
 
-class DoorNode final : public torch::autograd::Node {
+class BackwardEntryNode final : public torch::autograd::Node {
  public:
   // `owner` is the same node.
-  DoorNode(PipelineNode& node, NodePtr owner);
+  BackwardEntryNode(PipelineNode& node, NodePtr owner);
   torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override;
   std::string name() const override { return "WeftPipeBackward"; }
 

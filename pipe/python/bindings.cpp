@@ -27,7 +27,7 @@ bool interpreterEnds() {
 #endif
 }
 
-// A lane's thread has one Python thread state for its life: making one per stage run costs more
+// A worker's thread has one Python thread state for its life: making one per stage run costs more
 // than many a stage. The GIL is let go of while threads are waited for.
 ThreadHooks threadHooks() {
   ThreadHooks hooks;
@@ -89,7 +89,7 @@ class Engine {
   py::object run(const py::tuple& arguments, std::size_t chunks, bool training,
                  Checkpoint checkpoint) {
     HANDLE_TH_ERRORS
-    MiniBatchInput input;
+    ForwardInput input;
     Structure structure{Structure::Kind::kTuple, {}, {}};
     for (const py::handle argument : arguments) {
       const bool whole =

@@ -71,12 +71,12 @@ void MeasuredJob::run(TaskId task) {
     efforts_[task] = effortBetween(begin, t_watch->now());
   };
   if (t_watch != nullptr) return measure();
-  const Watched watched;  // in line there is no lane
+  const Watched watched;  // in line there is no worker
   measure();
 }
 
-void MeasuredJob::lane(std::size_t lane, const std::function<void()>& share) {
-  job_.lane(lane, [&] {
+void MeasuredJob::worker(std::size_t worker, const std::function<void()>& share) {
+  job_.worker(worker, [&] {
     const Watched watched;
     share();
   });

@@ -53,7 +53,7 @@ class MeasuredJob final : public Job {
   MeasuredJob(Job& job, const TaskGraph& graph) : job_(job), efforts_(graph.size()) {}
   void run(TaskId task) override;
   void leaveOut(TaskId task) override { job_.leaveOut(task); }
-  void lane(std::size_t lane, const std::function<void()>& share) override;
+  void worker(std::size_t worker, const std::function<void()>& share) override;
   // In seconds, per task. After the job.
   const std::vector<double>& efforts() const { return efforts_; }
 
@@ -64,7 +64,7 @@ class MeasuredJob final : public Job {
 
 // How long the tasks take one after the other.
 double inLine(const std::vector<double>& efforts);
-// How long they take with a thread and a core per lane, hand-overs included.
+// How long they take with a thread and a core per worker, hand-overs included.
 double onThreads(const TaskGraph& graph, const std::vector<double>& efforts);
 
 }  // namespace weft::pipe

@@ -22,8 +22,8 @@ constexpr std::chrono::milliseconds kInterruptEvery{50};
 constexpr TaskId kNone = std::numeric_limits<TaskId>::max();
 }  // namespace
 
-// One job on the threads. Shared: a lane may still be leaving it when the caller has gone.
-struct Crew::Execution {
+// One job on the threads. Shared: a worker may still be leaving it when the caller has gone.
+struct StageExecutor::Execution {
   Execution(const TaskGraph& the_graph, Job& the_job)
       : graph(the_graph), job(the_job), waits_for(the_graph.size()) {
     for (TaskId task = 0; task < graph.size(); ++task) {
@@ -31,8 +31,8 @@ struct Crew::Execution {
     }
   }
 
-  void runLane(std::size_t lane, transport::AdaptiveSpin& spin) {
-    for (const TaskId task : graph.lane(lane)) {
+  void runWorker(std::size_t worker, transport::AdaptiveSpin& spin) {
+    for (const TaskId task : graph.worker(worker)) {
       await(task, spin);
       if (task < first_failed.load(std::memory_order_acquire)) {
         try {
@@ -71,12 +71,12 @@ struct Crew::Execution {
 
   void leave() {
     const std::lock_guard lock(mutex);
-    if (--lanes_left == 0) ended.notify_all();
+    if (--workers_left == 0) ended.notify_all();
   }
 
   void wait(const ThreadHooks& hooks) {
     std::unique_lock lock(mutex);
-    while (!ended.wait_for(lock, kInterruptEvery, [&] { return lanes_left == 0; })) {
+    while (!ended.wait_for(lock, kInterruptEvery, [&] { return workers_left == 0; })) {
       if (!hooks.interrupted || broken_off) continue;
       lock.unlock();
       try {
@@ -96,73 +96,73 @@ struct Crew::Execution {
   std::atomic<TaskId> first_failed{kNone};  // tasks from here on are left out
   std::mutex mutex;
   std::condition_variable ended;
-  std::size_t lanes_left = 0;
+  std::size_t workers_left = 0;
   std::exception_ptr failure;
   bool broken_off = false;  // the caller's alone
 };
 
-struct Crew::State {
-  struct Lane {
+struct StageExecutor::State {
+  struct Worker {
     std::condition_variable work_arrived;
     std::deque<std::shared_ptr<Execution>> queue;
     std::atomic<std::size_t> waiting{0};  // a hint for the thread that spins
     std::thread thread;
   };
-  explicit State(std::size_t count) : lanes(count) {}
+  explicit State(std::size_t count) : workers(count) {}
 
   const pid_t owner = getpid();
   ThreadHooks hooks;
   std::mutex mutex;
-  std::vector<Lane> lanes;
+  std::vector<Worker> workers;
   std::atomic<std::size_t> alive{0};
   bool stopped = false;
 };
 
 namespace {
 thread_local const void* t_crew =
-    nullptr;  // the crew whose thread, or whose caller inline, this is
+    nullptr;  // the executor whose thread, or whose caller inline, this is
 }  // namespace
 
-Crew::Crew(std::string name, std::size_t lanes, ThreadHooks hooks)
-    : name_(std::move(name)), lanes_(lanes), hooks_(std::move(hooks)) {}
+StageExecutor::StageExecutor(std::string name, std::size_t workers, ThreadHooks hooks)
+    : name_(std::move(name)), workers_(workers), hooks_(std::move(hooks)) {}
 
-Crew::~Crew() { stop(); }
+StageExecutor::~StageExecutor() { stop(); }
 
-std::size_t Crew::threads() const {
+std::size_t StageExecutor::threads() const {
   const std::lock_guard lock(state_mutex_);
   return state_ && state_->owner == getpid() ? state_->alive.load() : 0;
 }
 
 // The threads of a parent process are not here, and its locks may be held for ever: what a forked
 // child finds is left alone, never freed.
-std::shared_ptr<Crew::State> Crew::state() {
+std::shared_ptr<StageExecutor::State> StageExecutor::state() {
   const std::lock_guard lock(state_mutex_);
   if (state_ && state_->owner != getpid()) new std::shared_ptr<State>(std::move(state_));
   if (!state_) {
-    state_ = std::make_shared<State>(lanes_);
+    state_ = std::make_shared<State>(workers_);
     state_->hooks = hooks_;
   }
   return state_;
 }
 
-void Crew::work(const std::shared_ptr<State>& state, std::size_t index) {
+void StageExecutor::work(const std::shared_ptr<State>& state, std::size_t index) {
   if (state->hooks.started) state->hooks.started();
-  State::Lane& lane = state->lanes[index];
+  State::Worker& worker = state->workers[index];
   transport::AdaptiveSpin spin;
   std::unique_lock lock(state->mutex);
   while (true) {
-    if (lane.queue.empty() && !state->stopped) {
+    if (worker.queue.empty() && !state->stopped) {
       lock.unlock();
-      spin.until([&] { return lane.waiting.load(std::memory_order_relaxed) != 0; });
+      spin.until([&] { return worker.waiting.load(std::memory_order_relaxed) != 0; });
       lock.lock();
     }
-    lane.work_arrived.wait(lock, [&] { return state->stopped || !lane.queue.empty(); });
-    if (lane.queue.empty()) break;
-    auto execution = std::move(lane.queue.front());
-    lane.queue.pop_front();
-    lane.waiting.store(lane.queue.size(), std::memory_order_relaxed);
+    worker.work_arrived.wait(lock, [&] { return state->stopped || !worker.queue.empty(); });
+    if (worker.queue.empty()) break;
+    auto execution = std::move(worker.queue.front());
+    worker.queue.pop_front();
+    worker.waiting.store(worker.queue.size(), std::memory_order_relaxed);
     lock.unlock();
-    execution->job.lane(index, [&] { execution->runLane(index, spin); });
+    execution->job.worker(index, [&] { execution->runWorker(index, spin); });
     execution->leave();
     execution = nullptr;
     lock.lock();
@@ -172,7 +172,7 @@ void Crew::work(const std::shared_ptr<State>& state, std::size_t index) {
   --state->alive;
 }
 
-void Crew::run(const TaskGraph& graph, Job& job, Running running) {
+void StageExecutor::run(const TaskGraph& graph, Job& job, Running running) {
   const void* const before = t_crew;
   if (running == Running::kInline || t_crew == this) {
     t_crew = this;
@@ -188,31 +188,31 @@ void Crew::run(const TaskGraph& graph, Job& job, Running running) {
   const auto execution = std::make_shared<Execution>(graph, job);
   {
     const std::lock_guard lock(state->mutex);
-    for (std::size_t i = 0; i < lanes_; ++i) {
-      if (!graph.lane(i).empty()) ++execution->lanes_left;
+    for (std::size_t i = 0; i < workers_; ++i) {
+      if (!graph.worker(i).empty()) ++execution->workers_left;
     }
-    for (std::size_t i = 0; i < lanes_; ++i) {
-      if (graph.lane(i).empty()) continue;
-      State::Lane& lane = state->lanes[i];
-      if (!lane.thread.joinable()) {
+    for (std::size_t i = 0; i < workers_; ++i) {
+      if (graph.worker(i).empty()) continue;
+      State::Worker& worker = state->workers[i];
+      if (!worker.thread.joinable()) {
         ++state->alive;
-        lane.thread = std::thread([this_crew = this, state, i] {
-          t_crew = this_crew;
+        worker.thread = std::thread([this_executor = this, state, i] {
+          t_crew = this_executor;
           work(state, i);
         });
-        pthread_setname_np(lane.thread.native_handle(),
+        pthread_setname_np(worker.thread.native_handle(),
                            (name_ + std::to_string(i)).substr(0, 15).c_str());
       }
-      lane.queue.push_back(execution);
-      lane.waiting.store(lane.queue.size(), std::memory_order_relaxed);
-      lane.work_arrived.notify_one();
+      worker.queue.push_back(execution);
+      worker.waiting.store(worker.queue.size(), std::memory_order_relaxed);
+      worker.work_arrived.notify_one();
     }
-    if (execution->lanes_left == 0) return;
+    if (execution->workers_left == 0) return;
   }
   execution->wait(hooks_);
 }
 
-void Crew::stop() {
+void StageExecutor::stop() {
   std::shared_ptr<State> state;
   {
     const std::lock_guard lock(state_mutex_);
@@ -226,16 +226,16 @@ void Crew::stop() {
   {
     const std::lock_guard lock(state->mutex);
     state->stopped = true;
-    for (State::Lane& lane : state->lanes)
-      lane.work_arrived.notify_all();
+    for (State::Worker& worker : state->workers)
+      worker.work_arrived.notify_all();
   }
   const auto join = [&] {
-    for (State::Lane& lane : state->lanes) {
-      if (!lane.thread.joinable()) continue;
-      if (lane.thread.get_id() == std::this_thread::get_id()) {
-        lane.thread.detach();
+    for (State::Worker& worker : state->workers) {
+      if (!worker.thread.joinable()) continue;
+      if (worker.thread.get_id() == std::this_thread::get_id()) {
+        worker.thread.detach();
       } else {
-        lane.thread.join();
+        worker.thread.join();
       }
     }
   };

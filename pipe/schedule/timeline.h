@@ -19,7 +19,7 @@ struct Event {
   EventKind kind;
   std::int64_t begin_ns;  // CLOCK_MONOTONIC
   std::int64_t end_ns;
-  std::uint32_t thread;  // 0 is the caller's, lane j's is j + 1
+  std::uint32_t thread;  // 0 is the caller's, worker j's is j + 1
 };
 
 inline std::int64_t monotonicNanos() {

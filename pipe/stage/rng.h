@@ -11,8 +11,8 @@
 //
 // Operators are seen by a kernel of Weft's that the dispatcher calls before the backend's own, for
 // every operator that has a generator among its arguments; the methods of Python's torch.Generator
-// by pipe/python/rng.cpp. An accelerator's default generator belongs to the one lane of its device,
-// and its state is saved before every run that may be repeated.
+// by pipe/python/rng.cpp. An accelerator's default generator belongs to the one worker of its
+// device, and its state is saved before every run that may be repeated.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -22,8 +22,8 @@
 #include <functional>
 #include <vector>
 
-#include "transport/base/api.h"
 #include "pipe/schedule/task_order.h"
+#include "transport/base/api.h"
 
 namespace weft::pipe {
 

@@ -4,24 +4,24 @@
 
 namespace weft::pipe {
 
-Ambience Ambience::here(const std::vector<c10::Device>& devices) {
+SavedThreadState SavedThreadState::here(const std::vector<c10::Device>& devices) {
   std::vector<c10::DeviceType> types{c10::kCPU};
   for (const c10::Device device : devices) {
     if (!device.is_meta() && std::find(types.begin(), types.end(), device.type()) == types.end()) {
       types.push_back(device.type());
     }
   }
-  Ambience ambience;
+  SavedThreadState thread_state;
   for (const c10::DeviceType type : types) {
-    ambience.autocast_.push_back(
+    thread_state.autocast_.push_back(
         {type, at::autocast::is_autocast_enabled(type), at::autocast::get_autocast_dtype(type)});
   }
-  ambience.hooks_ = at::SavedTensorDefaultHooks::get_tls_state();
-  ambience.modes_ = at::impl::PythonTorchFunctionTLS::get_state();
-  return ambience;
+  thread_state.hooks_ = at::SavedTensorDefaultHooks::get_tls_state();
+  thread_state.modes_ = at::impl::PythonTorchFunctionTLS::get_state();
+  return thread_state;
 }
 
-void Ambience::set() const {
+void SavedThreadState::set() const {
   for (const Autocast& autocast : autocast_) {
     at::autocast::set_autocast_enabled(autocast.type, autocast.enabled);
     at::autocast::set_autocast_dtype(autocast.type, autocast.dtype);
@@ -30,12 +30,12 @@ void Ambience::set() const {
   at::impl::PythonTorchFunctionTLS::set_state(modes_);
 }
 
-AmbienceGuard::AmbienceGuard(const Ambience& ambience) {
+AmbienceGuard::AmbienceGuard(const SavedThreadState& thread_state) {
   std::vector<c10::Device> devices;
-  for (const auto& autocast : ambience.autocast_)
+  for (const auto& autocast : thread_state.autocast_)
     devices.emplace_back(autocast.type);
-  before_ = Ambience::here(devices);
-  ambience.set();
+  before_ = SavedThreadState::here(devices);
+  thread_state.set();
 }
 
 }  // namespace weft::pipe

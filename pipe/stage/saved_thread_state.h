@@ -1,6 +1,6 @@
 // The thread-local settings that a stage's operations depend on, brought from the forward to a
 // recomputation: autocast, saved-tensor hooks and torch function modes (a default device is one).
-// (In the forward itself everything thread-local is brought to the lanes by at::ThreadLocalState;
+// (In the forward itself everything thread-local is brought to the workers by at::ThreadLocalState;
 // the backward has a state of its own for the rest.)
 #pragma once
 
@@ -12,10 +12,10 @@
 
 namespace weft::pipe {
 
-class Ambience {
+class SavedThreadState {
  public:
   // The calling thread's, for the CPU and for `devices`' types.
-  static Ambience here(const std::vector<c10::Device>& devices);
+  static SavedThreadState here(const std::vector<c10::Device>& devices);
   // Hooks on tensors that autograd saves.
   bool hasHooks() const { return !hooks_.stack.empty(); }
 
@@ -33,16 +33,16 @@ class Ambience {
   at::impl::PythonTorchFunctionTLS modes_;
 };
 
-// Sets an ambience on the calling thread; puts back what was there at its end.
+// Sets an thread_state on the calling thread; puts back what was there at its end.
 class AmbienceGuard {
  public:
-  explicit AmbienceGuard(const Ambience& ambience);
+  explicit AmbienceGuard(const SavedThreadState& thread_state);
   ~AmbienceGuard() { before_.set(); }
   AmbienceGuard(const AmbienceGuard&) = delete;
   AmbienceGuard& operator=(const AmbienceGuard&) = delete;
 
  private:
-  Ambience before_;
+  SavedThreadState before_;
 };
 
 // Autocast remembers a parameter's cast copy, with the history it had. A copy made without a graph

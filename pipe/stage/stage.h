@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "transport/base/api.h"
 #include "pipe/data/batch.h"
+#include "transport/base/api.h"
 
 namespace weft::pipe {
 

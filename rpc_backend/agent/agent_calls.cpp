@@ -5,9 +5,9 @@
 
 #include <algorithm>
 
+#include "rpc_backend/agent/weft_agent.h"
 #include "rpc_backend/core/control.h"
 #include "rpc_backend/core/log.h"
-#include "rpc_backend/agent/weft_agent.h"
 
 namespace weft::rpc {
 
@@ -82,7 +82,7 @@ c10::intrusive_ptr<WeftAgent::JitFuture> WeftAgent::startCall(worker_id_t to, st
   call.timeout = timeout;
   call.started = Clock::now();
   Completion displaced;
-  if (rpcSyncMakes(static_cast<MessageType>(type))) call.seat = AnswerSeat::claim(displaced);
+  if (rpcSyncMakes(static_cast<MessageType>(type))) call.waiter = InlineWaiter::claim(displaced);
   if (displaced) completers_.run(std::move(displaced));
   const auto deadline = call.deadline();
   auto future = call.future;
@@ -98,7 +98,7 @@ c10::intrusive_ptr<WeftAgent::JitFuture> WeftAgent::send(const WorkerInfo& to,
                                                          const float timeout_seconds,
                                                          const DeviceMap& device_map) {
   TORCH_CHECK(message->isRequest(), "WeftAgent::send(..) is only for sending requests.");
-  if (RRefLedger::isControl(message->type()) &&
+  if (RRefLifecycle::isControl(message->type()) &&
       nothingLeftToSay(to.id_, static_cast<std::uint16_t>(message->type()))) {
     return asIfAcknowledged();
   }
@@ -121,10 +121,10 @@ c10::intrusive_ptr<WeftAgent::JitFuture> WeftAgent::send(const WorkerInfo& to,
     return future;
   };
   if (const auto orphan = rrefs_.orphanIn(*message, id)) {
-    return RRefLedger::isControl(message->type()) ? asIfAcknowledged()
-                                                  : fails(orphanText(*orphan, id));
+    return RRefLifecycle::isControl(message->type()) ? asIfAcknowledged()
+                                                     : fails(orphanText(*orphan, id));
   }
-  const RRefLedger::Carried carried = rrefs_.onSend(*message, id);
+  const RRefLifecycle::Carried carried = rrefs_.onSend(*message, id);
   if (const auto orphan = rrefs_.orphanAmong(carried);
       orphan && !lossOf(static_cast<worker_id_t>(orphan->owner))) {
     rrefs_.undo(carried);
@@ -158,7 +158,7 @@ c10::intrusive_ptr<WeftAgent::JitFuture> WeftAgent::send(const WorkerInfo& to,
 
 void WeftAgent::transmit(worker_id_t to, std::uint64_t id,
                          const c10::intrusive_ptr<Message>& message, const DeviceMap& device_map,
-                         const RRefLedger::Carried& carried) {
+                         const RRefLifecycle::Carried& carried) {
   try {
     if (to == config_.rank) {
       sendToSelf(id, message);
@@ -195,9 +195,9 @@ void WeftAgent::failCall(PendingCall call, const std::string& text) {
                      future = std::move(call.future), text] {
     const bool lost = self->lossOf(peer).has_value();
     self->finishCall([&] {
-      if (RRefLedger::isControl(static_cast<MessageType>(type)) &&
+      if (RRefLifecycle::isControl(static_cast<MessageType>(type)) &&
           self->nothingLeftToSay(peer, type)) {
-        future->markCompleted(RRefLedger::ack());
+        future->markCompleted(RRefLifecycle::ack());
         return;
       }
       // A lost owner's reason is kept: the ledger settles what torch waits for from it.
@@ -210,7 +210,7 @@ void WeftAgent::failCall(PendingCall call, const std::string& text) {
 }
 
 bool WeftAgent::complete(const PendingCall& call, Completion completion) {
-  return call.seat.give(completion) || completers_.run(std::move(completion));
+  return call.waiter.give(completion) || completers_.run(std::move(completion));
 }
 
 void WeftAgent::armTimer(Clock::time_point deadline) {

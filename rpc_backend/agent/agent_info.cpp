@@ -47,7 +47,7 @@ void WeftAgent::addGilWaitTime(std::chrono::microseconds wait) {
 std::unordered_map<std::string, std::string> WeftAgent::getMetrics() {
   std::unordered_map<std::string, std::string> out;
   metrics_.addTo(out);
-  const RRefBook::Counts rrefs = rrefs_.counts();
+  const RRefTable::Counts rrefs = rrefs_.counts();
   out["agent.rref_forks_released"] = std::to_string(rrefs.released);
   out["agent.rref_repeats_ignored"] = std::to_string(rrefs.repeats);
   out["agent.thread_pool_size"] = std::to_string(workers_.maxThreads());
@@ -73,7 +73,7 @@ std::unordered_map<std::string, std::string> WeftAgent::getMetrics() {
     out[key + "messages_received"] = std::to_string(peer.messages_received);
     out[key + "queued_bytes"] = std::to_string(peer.queued_bytes);
     out[key + "arena_bytes_sent"] = std::to_string(peer.arena_bytes_sent);
-    out[key + "lane_bytes_sent"] = std::to_string(peer.lane_bytes_sent);
+    out[key + "bulk_bytes_sent"] = std::to_string(peer.bulk_bytes_sent);
     out[key + "arena_fallbacks"] = std::to_string(peer.arena_fallbacks);
     out[key + "reconnects"] = std::to_string(peer.reconnects);
     out[key + "transport"] = peer.transport;

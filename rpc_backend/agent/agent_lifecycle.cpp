@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <thread>
 
+#include "rpc_backend/agent/torch_ids.h"
+#include "rpc_backend/agent/weft_agent.h"
 #include "rpc_backend/core/control.h"
 #include "rpc_backend/core/env.h"
 #include "rpc_backend/core/log.h"
 #include "rpc_backend/group/shutdown_barrier.h"
-#include "rpc_backend/agent/torch_ids.h"
-#include "rpc_backend/agent/weft_agent.h"
 #include "transport/io/interface.h"
 
 namespace weft::rpc {
@@ -41,7 +41,7 @@ std::shared_ptr<WeftAgent> WeftAgent::create(Config config,
   env::warnAboutUnknownOnce();
   std::shared_ptr<WeftAgent> agent(new WeftAgent(std::move(config), std::move(callback)));
   try {
-    agent->enter();
+    agent->registerWithTorch();
   } catch (...) {
     agent->shutdownImpl();
     throw;
@@ -128,7 +128,7 @@ MemberRecord WeftAgent::ownRecord(const GroupSecret& secret) const {
   return record;
 }
 
-void WeftAgent::enter() {
+void WeftAgent::registerWithTorch() {
   const std::string key_file = config_.options.auth_key_file.empty()
                                    ? env::value(env::kAuthKeyFile)
                                    : config_.options.auth_key_file;
@@ -309,11 +309,11 @@ void WeftAgent::shutdownImpl() {
   if (endpoint_) endpoint_->close(kCloseLinger);
   for (PendingCall& call : pending_.takeAll()) {
     const bool settled =
-        RRefLedger::isControl(static_cast<torch::distributed::rpc::MessageType>(call.type)) &&
+        RRefLifecycle::isControl(static_cast<torch::distributed::rpc::MessageType>(call.type)) &&
         nothingLeftToSay(call.peer, call.type);
     finishCall([&] {
       if (settled) {
-        call.future->markCompleted(RRefLedger::ack());
+        call.future->markCompleted(RRefLifecycle::ack());
         return;
       }
       call.future->setErrorIfNeeded(std::make_exception_ptr(

@@ -1,8 +1,8 @@
 // WeftAgent: the RRef messages it serves itself, and what the loss of a peer means for RRefs.
 #include <algorithm>
 
-#include "rpc_backend/core/log.h"
 #include "rpc_backend/agent/weft_agent.h"
+#include "rpc_backend/core/log.h"
 
 namespace weft::rpc {
 
@@ -19,10 +19,10 @@ constexpr std::size_t kMaxLeakLines = 10;
 }  // namespace
 
 bool WeftAgent::serveRRefControl(worker_id_t from, const IncomingMessage& in,
-                                 RRefLedger::Seen seen) {
+                                 RRefLifecycle::Seen seen) {
   if (!rrefs_.serve(static_cast<MessageType>(in.type()), in.payload(), from, seen)) return false;
   metrics_.calls_served.fetch_add(1, std::memory_order_relaxed);
-  const auto ack = RRefLedger::ack();
+  const auto ack = RRefLifecycle::ack();
   ack->setId(static_cast<std::int64_t>(in.callId()));
   sendResponse(from, in.callId(), ack);
   return true;
@@ -41,7 +41,7 @@ bool WeftAgent::nothingLeftToSay(worker_id_t to, std::uint16_t type) const {
 
 c10::intrusive_ptr<WeftAgent::JitFuture> WeftAgent::asIfAcknowledged() const {
   auto future = c10::make_intrusive<JitFuture>(at::AnyClassType::get(), devices_);
-  future->markCompleted(RRefLedger::ack());
+  future->markCompleted(RRefLifecycle::ack());
   return future;
 }
 
@@ -60,7 +60,7 @@ void WeftAgent::cleanUpAfter(worker_id_t peer) {
         const std::lock_guard lock(self->loss_mutex_);
         self->cleaning_up_.erase(peer);
       }
-      self->rrefs_.reap(peer);
+      self->rrefs_.releaseForks(peer);
       self->rrefs_.settleUsersOf(peer, !self->lossOf(peer).has_value());
     });
   });

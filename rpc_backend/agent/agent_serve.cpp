@@ -3,10 +3,10 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/util/Exception.h>
 
-#include "rpc_backend/serve/builtin_call.h"
+#include "rpc_backend/agent/weft_agent.h"
 #include "rpc_backend/core/control.h"
 #include "rpc_backend/core/log.h"
-#include "rpc_backend/agent/weft_agent.h"
+#include "rpc_backend/serve/builtin_call.h"
 
 namespace weft::rpc {
 
@@ -70,12 +70,12 @@ void WeftAgent::onRequest(worker_id_t from, const std::shared_ptr<IncomingMessag
 
 // Whatever happens, the bytes are counted off again and the caller gets an answer.
 void WeftAgent::runCounted(worker_id_t from, const std::shared_ptr<IncomingMessage>& in,
-                           RRefLedger::Seen seen) {
+                           RRefLifecycle::Seen seen) {
   try {
     const auto type = static_cast<MessageType>(in->type());
     if (const auto why = refusal(config_.options.request_policy, type, in->payload())) {
       refuseRequest(from, in->callId(), in->payload(), *why);
-    } else if (!RRefLedger::isControl(type) || !serveRRefControl(from, *in, seen)) {
+    } else if (!RRefLifecycle::isControl(type) || !serveRRefControl(from, *in, seen)) {
       serve(from, in->callId(), seen, [&] { return in->finish(); });
     }
   } catch (const std::exception& error) {
@@ -85,7 +85,7 @@ void WeftAgent::runCounted(worker_id_t from, const std::shared_ptr<IncomingMessa
   inflight_bytes_[from] -= in->bytes();
 }
 
-void WeftAgent::serve(worker_id_t from, std::uint64_t id, RRefLedger::Seen seen,
+void WeftAgent::serve(worker_id_t from, std::uint64_t id, RRefLifecycle::Seen seen,
                       const std::function<c10::intrusive_ptr<Message>()>& take) {
   metrics_.server_calls.fetch_add(1, std::memory_order_relaxed);
   metrics_.calls_served.fetch_add(1, std::memory_order_relaxed);
@@ -116,7 +116,7 @@ void WeftAgent::serve(worker_id_t from, std::uint64_t id, RRefLedger::Seen seen,
   });
 }
 
-void WeftAgent::respond(worker_id_t to, std::uint64_t id, RRefLedger::Seen seen,
+void WeftAgent::respond(worker_id_t to, std::uint64_t id, RRefLifecycle::Seen seen,
                         JitFuture& result) {
   try {
     c10::intrusive_ptr<Message> message;
@@ -156,7 +156,7 @@ void WeftAgent::sendResponse(worker_id_t to, std::uint64_t id,
     const auto found = reverse_maps_.find(peer);
     if (found != reverse_maps_.end()) map = found->second;
   }
-  const RRefLedger::Carried carried = rrefs_.onSend(*message, to);
+  const RRefLifecycle::Carried carried = rrefs_.onSend(*message, to);
   try {
     const auto error = endpoint_->send(to, encoded(WireKind::kResponse, id, message, map, peer));
     if (!error) return;
@@ -198,7 +198,7 @@ void WeftAgent::refuseRequest(worker_id_t from, std::uint64_t id, std::span<cons
     logDebug("a refusal was not sent: " + error.text());
     return;
   }
-  for (const auto& message : RRefLedger::declining(payload, from))
+  for (const auto& message : RRefLifecycle::declining(payload, from))
     send(getWorkerInfo(from), message, torch::distributed::rpc::kUnsetRpcTimeout, {});
 }
 

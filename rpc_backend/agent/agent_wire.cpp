@@ -1,6 +1,6 @@
 // WeftAgent: what the transport's loop thread calls. Short, never blocking.
-#include "rpc_backend/core/log.h"
 #include "rpc_backend/agent/weft_agent.h"
+#include "rpc_backend/core/log.h"
 
 namespace weft::rpc {
 

@@ -24,8 +24,8 @@ struct PendingCall {
   std::uint16_t type = 0;
   std::chrono::milliseconds timeout{0};  // 0: never
   Clock::time_point started{};
-  std::uint64_t id = 0;    // set by add()
-  AnswerSeat::Place seat;  // whoever waits for it, if that is known
+  std::uint64_t id = 0;         // set by add()
+  InlineWaiter::Handle waiter;  // whoever waits for it, if that is known
   Clock::time_point deadline() const {
     return timeout.count() == 0 ? Clock::time_point::max() : started + timeout;
   }

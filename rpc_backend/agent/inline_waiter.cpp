@@ -9,7 +9,7 @@ namespace weft::rpc {
 
 namespace {
 
-thread_local std::shared_ptr<AnswerSeat> t_seat;
+thread_local std::shared_ptr<InlineWaiter> t_waiter;
 
 // As on a thread that was just started.
 bool threadIsPlain() {
@@ -20,71 +20,71 @@ bool threadIsPlain() {
 
 }  // namespace
 
-bool AnswerSeat::Place::give(Completion& completion) const {
-  if (seat_ == nullptr) return false;
+bool InlineWaiter::Handle::give(Completion& completion) const {
+  if (waiter_ == nullptr) return false;
   bool asleep = false;
   {
-    const std::lock_guard lock(seat_->mutex_);
-    if (seat_->state_.load(std::memory_order_relaxed) != State::kCalled ||
-        seat_->ticket_ != ticket_) {
+    const std::lock_guard lock(waiter_->mutex_);
+    if (waiter_->state_.load(std::memory_order_relaxed) != State::kCalled ||
+        waiter_->ticket_ != ticket_) {
       return false;
     }
-    seat_->completion_ = std::move(completion);
-    seat_->state_.store(State::kServed, std::memory_order_release);
-    asleep = seat_->asleep_;
+    waiter_->completion_ = std::move(completion);
+    waiter_->state_.store(State::kServed, std::memory_order_release);
+    asleep = waiter_->asleep_;
   }
-  if (asleep) seat_->served_.notify_one();
+  if (asleep) waiter_->served_.notify_one();
   return true;
 }
 
-AnswerSeat& AnswerSeat::own() {
-  if (t_seat == nullptr) t_seat = std::make_shared<AnswerSeat>();
-  return *t_seat;
+InlineWaiter& InlineWaiter::own() {
+  if (t_waiter == nullptr) t_waiter = std::make_shared<InlineWaiter>();
+  return *t_waiter;
 }
 
-void AnswerSeat::take() {
+void InlineWaiter::take() {
   if (!threadIsPlain()) return;
-  AnswerSeat& seat = own();
-  const std::lock_guard lock(seat.mutex_);
+  InlineWaiter& waiter = own();
+  const std::lock_guard lock(waiter.mutex_);
   // Taken already: this is a call made while the arguments of another are pickled. That one goes
   // without.
-  if (seat.state_ == State::kFree) seat.state_ = State::kTaken;
+  if (waiter.state_ == State::kFree) waiter.state_ = State::kTaken;
 }
 
-AnswerSeat::Place AnswerSeat::claim(Completion& displaced) {
-  Place place;
-  // Only this thread takes its seat and rises from it.
-  if (t_seat == nullptr || t_seat->state_.load(std::memory_order_relaxed) == State::kFree) {
-    return place;
+InlineWaiter::Handle InlineWaiter::claim(Completion& displaced) {
+  Handle handle;
+  // Only this thread takes its waiter and rises from it.
+  if (t_waiter == nullptr || t_waiter->state_.load(std::memory_order_relaxed) == State::kFree) {
+    return handle;
   }
-  const std::lock_guard lock(t_seat->mutex_);
-  displaced = std::exchange(t_seat->completion_, nullptr);
-  t_seat->state_ = State::kCalled;
-  place.seat_ = t_seat;
-  place.ticket_ = ++t_seat->ticket_;
-  return place;
+  const std::lock_guard lock(t_waiter->mutex_);
+  displaced = std::exchange(t_waiter->completion_, nullptr);
+  t_waiter->state_ = State::kCalled;
+  handle.waiter_ = t_waiter;
+  handle.ticket_ = ++t_waiter->ticket_;
+  return handle;
 }
 
-void AnswerSeat::wait() {
-  if (t_seat == nullptr) return;
-  AnswerSeat& seat = *t_seat;
-  if (seat.state_.load(std::memory_order_relaxed) == State::kFree) return;
-  const auto here = [&] { return seat.state_.load(std::memory_order_acquire) != State::kCalled; };
-  if (!here()) seat.spin_.until(here);
+void InlineWaiter::wait() {
+  if (t_waiter == nullptr) return;
+  InlineWaiter& waiter = *t_waiter;
+  if (waiter.state_.load(std::memory_order_relaxed) == State::kFree) return;
+  const auto here = [&] { return waiter.state_.load(std::memory_order_acquire) != State::kCalled; };
+  if (!here()) waiter.spin_.until(here);
   if (!here()) {
-    std::unique_lock lock(seat.mutex_);
-    seat.asleep_ = true;
-    seat.served_.wait(lock, here);
-    seat.asleep_ = false;
+    std::unique_lock lock(waiter.mutex_);
+    waiter.asleep_ = true;
+    waiter.served_.wait(lock, here);
+    waiter.asleep_ = false;
   }
-  seat.rise();
+  waiter.release();
 }
 
-void AnswerSeat::leave() {
-  if (t_seat != nullptr) t_seat->rise();
+void InlineWaiter::leave() {
+  if (t_waiter != nullptr) t_waiter->release();
 }
 
-void AnswerSeat::rise() {
+void InlineWaiter::release() {
   Completion completion;
   {
     const std::lock_guard lock(mutex_);

@@ -26,16 +26,16 @@
 #include <unordered_map>
 #include <vector>
 
-#include "transport/base/api.h"
-#include "rpc_backend/group/directory.h"
-#include "rpc_backend/agent/fault_plan.h"
-#include "rpc_backend/group/membership.h"
-#include "rpc_backend/codec/message_codec.h"
-#include "rpc_backend/agent/metrics.h"
-#include "rpc_backend/core/options.h"
 #include "rpc_backend/agent/call_table.h"
-#include "rpc_backend/rref/rref_lifecycle.h"
+#include "rpc_backend/agent/fault_plan.h"
+#include "rpc_backend/agent/metrics.h"
+#include "rpc_backend/codec/message_codec.h"
+#include "rpc_backend/core/options.h"
 #include "rpc_backend/core/worker_pool.h"
+#include "rpc_backend/group/directory.h"
+#include "rpc_backend/group/membership.h"
+#include "rpc_backend/rref/rref_lifecycle.h"
+#include "transport/base/api.h"
 #include "transport/endpoint.h"
 
 namespace weft::rpc {
@@ -114,7 +114,7 @@ class WEFT_API WeftAgent : public torch::distributed::rpc::RpcAgent,
   void addGilWaitTime(std::chrono::microseconds wait) override;
 
   // agent_lifecycle.cpp
-  void enter();
+  void registerWithTorch();
   void openEndpoint(const GroupSecret& secret);
   MemberRecord ownRecord(const GroupSecret& secret) const;
   void admit(const MemberRecord& member);
@@ -130,7 +130,7 @@ class WEFT_API WeftAgent : public torch::distributed::rpc::RpcAgent,
                                           std::chrono::milliseconds timeout, std::uint64_t& id);
   // `carried`: the RRefs in the message, given back to the ledger when it is not sent.
   void transmit(worker_id_t to, std::uint64_t id, const c10::intrusive_ptr<Message>& message,
-                const DeviceMap& device_map, const RRefLedger::Carried& carried);
+                const DeviceMap& device_map, const RRefLifecycle::Carried& carried);
   void failCall(PendingCall call, const std::string& text);
   void finishCall(const std::function<void()>& complete);
   // On the thread that waits for the call, else on a completer. False: neither is there any more.
@@ -153,9 +153,9 @@ class WEFT_API WeftAgent : public torch::distributed::rpc::RpcAgent,
   void sendToSelf(std::uint64_t id, const c10::intrusive_ptr<Message>& message);
   void onRequest(worker_id_t from, const std::shared_ptr<IncomingMessage>& in);
   // `take` makes the request's message under the call's streams; what it throws is answered.
-  void serve(worker_id_t from, std::uint64_t id, RRefLedger::Seen seen,
+  void serve(worker_id_t from, std::uint64_t id, RRefLifecycle::Seen seen,
              const std::function<c10::intrusive_ptr<Message>()>& take);
-  void respond(worker_id_t to, std::uint64_t id, RRefLedger::Seen seen, JitFuture& result);
+  void respond(worker_id_t to, std::uint64_t id, RRefLifecycle::Seen seen, JitFuture& result);
   void sendResponse(worker_id_t to, std::uint64_t id, const c10::intrusive_ptr<Message>& message);
   void completeSelf(std::uint64_t id, const c10::intrusive_ptr<Message>& message);
   void refuseRequest(worker_id_t from, std::uint64_t id, std::span<const char> payload,
@@ -163,11 +163,11 @@ class WEFT_API WeftAgent : public torch::distributed::rpc::RpcAgent,
   void onControl(worker_id_t from, const IncomingMessage& in);
   bool runRequest(std::function<void()> task);
   void runCounted(worker_id_t from, const std::shared_ptr<IncomingMessage>& in,
-                  RRefLedger::Seen seen);
+                  RRefLifecycle::Seen seen);
   void respondFailure(worker_id_t to, std::uint64_t id, const std::string& text);
 
   // agent_rrefs.cpp
-  bool serveRRefControl(worker_id_t from, const IncomingMessage& in, RRefLedger::Seen seen);
+  bool serveRRefControl(worker_id_t from, const IncomingMessage& in, RRefLifecycle::Seen seen);
   bool nothingLeftToSay(worker_id_t to, std::uint16_t type) const;
   c10::intrusive_ptr<JitFuture> asIfAcknowledged() const;
   void cleanUpAfter(worker_id_t peer);
@@ -197,7 +197,7 @@ class WEFT_API WeftAgent : public torch::distributed::rpc::RpcAgent,
   PendingCalls pending_;
   AgentMetrics metrics_;
   std::unique_ptr<FaultPlan> faults_;
-  RRefLedger rrefs_;
+  RRefLifecycle rrefs_;
   WorkerPool workers_;
   WorkerPool completers_;
   WorkerPool droppers_;

@@ -9,9 +9,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "transport/base/api.h"
 #include "rpc_backend/core/device_maps.h"
 #include "rpc_backend/core/request_policy.h"
+#include "transport/base/api.h"
 
 namespace weft::rpc {
 

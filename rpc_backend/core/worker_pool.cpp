@@ -33,7 +33,7 @@ struct WorkerPool::State {
   std::size_t limit = 1;
   ThreadHooks hooks;
   mutable std::mutex mutex;
-  std::condition_variable crowded;  // wakes the watcher
+  std::condition_variable backlogged;  // wakes the watcher
   std::condition_variable thread_left;
   std::deque<std::function<void()>> queue;
   // Read without the lock by threads that spin: only a hint that looking is worth while.
@@ -135,17 +135,17 @@ void WorkerPool::runTasks(const std::shared_ptr<State>& state) {
 
 void WorkerPool::watch(const std::shared_ptr<State>& state) {
   std::unique_lock lock(state->mutex);
-  const auto crowded = [&] {
+  const auto backlogged = [&] {
     return !state->queue.empty() && state->running == state->workers &&
            state->workers < state->limit;
   };
   while (true) {
-    state->crowded.wait(lock, [&] { return state->stopped || state->watching || crowded(); });
+    state->backlogged.wait(lock, [&] { return state->stopped || state->watching || backlogged(); });
     if (state->stopped) return;
     state->watching = true;
     const std::uint64_t begun = state->begun;
-    state->crowded.wait_for(lock, kStuckAfter, [&] { return state->stopped; });
-    if (!state->stopped && crowded() && state->begun == begun) {
+    state->backlogged.wait_for(lock, kStuckAfter, [&] { return state->stopped; });
+    if (!state->stopped && backlogged() && state->begun == begun) {
       ++state->workers;
       start(state, &work, "");
     }
@@ -168,7 +168,7 @@ std::shared_ptr<WorkerPool::Sleeper> WorkerPool::provide(const std::shared_ptr<S
   } else if (state->workers < state->limit) {
     if (!state->watched) start(state, &watch, "-w");
     state->watched = true;
-    if (!std::exchange(state->watching, true)) state->crowded.notify_one();
+    if (!std::exchange(state->watching, true)) state->backlogged.notify_one();
   }
   return nullptr;
 }
@@ -197,7 +197,7 @@ void WorkerPool::stop(std::chrono::milliseconds grace, Waiting waiting) {
     threads.swap(state_->threads);
     for (const std::shared_ptr<Sleeper>& sleeper : state_->sleeping)
       sleeper->woken.notify_one();
-    state_->crowded.notify_all();
+    state_->backlogged.notify_all();
     all_left = state_->thread_left.wait_for(lock, grace, [&] { return state_->alive == 0; });
   }
   if (!all_left) {

@@ -7,9 +7,9 @@
 // wait never blocks the pool for good. Importing Weft or creating a pool starts no thread.
 //
 // A thread that runs out of work looks for more for some microseconds before it sleeps
-// (transport/base/spin.h): in a stream of calls the next is then taken without a wake-up. One looks at
-// a time, and the one that slept last is woken first: its caches are warm, and threads that
-// were needed once do not take turns ever after.
+// (transport/base/spin.h): in a stream of calls the next is then taken without a wake-up. One looks
+// at a time, and the one that slept last is woken first: its caches are warm, and threads that were
+// needed once do not take turns ever after.
 #pragma once
 
 #include <chrono>

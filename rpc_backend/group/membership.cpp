@@ -7,8 +7,8 @@
 #include <sstream>
 #include <thread>
 
-#include "rpc_backend/group/group_store.h"
 #include "rpc_backend/core/log.h"
+#include "rpc_backend/group/group_store.h"
 #include "rpc_backend/group/store_wait.h"
 #include "transport/auth/key_check.h"
 #include "transport/io/probe.h"
@@ -310,7 +310,7 @@ std::vector<MemberRecord> Membership::join(const MemberRecord& self) {
   return members;
 }
 
-void Membership::strike(std::int32_t rank) {
+void Membership::erase(std::int32_t rank) {
   auto ranks = memberRanks();
   std::erase(ranks, rank);
   setMemberRanks(ranks);
@@ -318,12 +318,12 @@ void Membership::strike(std::int32_t rank) {
 
 void Membership::forget(std::int32_t rank, const std::string& address) {
   locked([&] {
-    if (read(rank).address == address) strike(rank);
+    if (read(rank).address == address) erase(rank);
   });
 }
 
 void Membership::leave() {
-  locked([&] { strike(rank_); });
+  locked([&] { erase(rank_); });
 }
 
 }  // namespace weft::rpc

@@ -65,7 +65,7 @@ class Membership {
   MemberRecord read(std::int32_t rank);
   void check(const MemberRecord& self, const std::vector<MemberRecord>& members);
   std::vector<std::int32_t> memberRanks();
-  void strike(std::int32_t rank);
+  void erase(std::int32_t rank);
   void setMemberRanks(const std::vector<std::int32_t>& ranks);
   void locked(const std::function<void()>& body);
   std::string me() const;

@@ -4,10 +4,10 @@
 #include <torch/csrc/distributed/rpc/request_callback_impl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "rpc_backend/agent/weft_agent.h"
+#include "rpc_backend/codec/shared_tensor.h"
 #include "rpc_backend/core/env.h"
 #include "rpc_backend/serve/script_service.h"
-#include "rpc_backend/codec/shared_tensor.h"
-#include "rpc_backend/agent/weft_agent.h"
 
 namespace py = pybind11;
 

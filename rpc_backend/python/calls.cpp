@@ -14,10 +14,10 @@
 #include <string>
 #include <vector>
 
-#include "rpc_backend/serve/builtin_call.h"
-#include "rpc_backend/python/bindings.h"
 #include "rpc_backend/agent/scoped_inline_waiter.h"
 #include "rpc_backend/agent/weft_agent.h"
+#include "rpc_backend/python/bindings.h"
+#include "rpc_backend/serve/builtin_call.h"
 
 namespace py = pybind11;
 
@@ -33,8 +33,8 @@ using torch::distributed::rpc::WorkerInfo;
 using torch::jit::Operator;
 using torch::jit::PythonFutureWrapper;
 using torch::jit::Stack;
-using weft::rpc::AnswerSeat;
-using weft::rpc::Seated;
+using weft::rpc::InlineWaiter;
+using weft::rpc::ScopedInlineWaiter;
 using weft::rpc::WeftAgent;
 
 // torch 2.15 has no named tensors any more.
@@ -168,11 +168,11 @@ std::pair<bool, py::object> callBuiltin(const WorkerInfo& to, const std::string&
   at::IValue value;
   {
     const py::gil_scoped_release no_gil;
-    const Seated seated;
+    const ScopedInlineWaiter seated;
     const auto agent = RpcAgent::getCurrentRpcAgent();
     const auto future = torch::distributed::autograd::sendMessageWithAutograd(
         *agent, to, weft::rpc::encodeBuiltin(op, stack), false, timeout);
-    AnswerSeat::wait();
+    InlineWaiter::wait();
     future->waitAndThrow();
     value = valueOf(*future->constValue().toCustomClass<Message>());
   }
@@ -255,9 +255,9 @@ void weft::rpc::bindCalls(py::module_& module) {
   module.def("_remote_builtin", &remoteBuiltin, py::arg("to"), py::arg("name"), py::arg("timeout"),
              py::arg("args"), py::arg("kwargs"),
              "remote of a built-in operator: its RRef; None when torch should do it.");
-  module.def("_take_seat", &AnswerSeat::take, "This thread will wait for its next call.");
-  module.def("_wait_in_seat", &AnswerSeat::wait, py::call_guard<py::gil_scoped_release>(),
+  module.def("_take_seat", &InlineWaiter::take, "This thread will wait for its next call.");
+  module.def("_wait_in_seat", &InlineWaiter::wait, py::call_guard<py::gil_scoped_release>(),
              "Waits for that call and completes its future.");
-  module.def("_leave_seat", &AnswerSeat::leave, py::call_guard<py::gil_scoped_release>(),
+  module.def("_leave_seat", &InlineWaiter::leave, py::call_guard<py::gil_scoped_release>(),
              "After a failure: nobody waits any more.");
 }

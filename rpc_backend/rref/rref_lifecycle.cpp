@@ -69,46 +69,46 @@ std::uint64_t tensorBytes(const c10::IValue& value) {
 
 }  // namespace
 
-RRefLedger::RRefLedger(Rank self, RRefHooks hooks)
-    : self_(self), hooks_(withDefaults(std::move(hooks))), book_(*this, self) {}
+RRefLifecycle::RRefLifecycle(Rank self, RRefHooks hooks)
+    : self_(self), hooks_(withDefaults(std::move(hooks))), table_(*this, self) {}
 
-c10::intrusive_ptr<RRefLedger::Message> RRefLedger::ack() {
+c10::intrusive_ptr<RRefLifecycle::Message> RRefLifecycle::ack() {
   return torch::distributed::rpc::RRefAck().toMessage();
 }
 
-bool RRefLedger::serve(MessageType type, std::span<const char> payload, Rank from, Seen seen) {
+bool RRefLifecycle::serve(MessageType type, std::span<const char> payload, Rank from, Seen seen) {
   if (type == MessageType::RREF_CHILD_ACCEPT) {
     const auto fork = readForkId(payload);
-    if (fork) book_.onChildAccept(*fork);
+    if (fork) table_.onChildAccept(*fork);
     return fork.has_value();
   }
   const auto ids = readForkIds(payload);
   if (!ids) return false;
   if (type == MessageType::RREF_USER_DELETE) {
-    book_.onUserDelete(*ids);
+    table_.onUserDelete(*ids);
   } else {
-    book_.onForkRequest(*ids, from, seen);
+    table_.onForkRequest(*ids, from, seen);
   }
   return true;
 }
 
-void RRefLedger::onAnswer(const Message& answer, Rank to, Seen seen) {
+void RRefLifecycle::onAnswer(const Message& answer, Rank to, Seen seen) {
   if (const auto ids = remoteResult(answer.type(), answer.payload())) {
-    book_.onRemoteResult(*ids, to, seen);
+    table_.onRemoteResult(*ids, to, seen);
   }
 }
 
-void RRefLedger::onAnswerReceived(MessageType type, std::span<const char> payload) {
-  if (const auto ids = remoteResult(type, payload)) book_.onUserSeen(ids->fork);
+void RRefLifecycle::onAnswerReceived(MessageType type, std::span<const char> payload) {
+  if (const auto ids = remoteResult(type, payload)) table_.onUserSeen(ids->fork);
 }
 
-RRefLedger::Carried RRefLedger::onSend(const Message& message, Rank to) {
+RRefLifecycle::Carried RRefLifecycle::onSend(const Message& message, Rank to) {
   const MessageType type = message.type();
   if (isControl(type)) {
     if (type == MessageType::RREF_CHILD_ACCEPT) return {};
     if (const auto ids = readForkIds(message.payload())) {
-      type == MessageType::RREF_USER_DELETE ? book_.onUserGone(ids->fork)
-                                            : book_.onUserSeen(ids->fork);
+      type == MessageType::RREF_USER_DELETE ? table_.onUserGone(ids->fork)
+                                            : table_.onUserSeen(ids->fork);
     }
     return {};
   }
@@ -122,16 +122,16 @@ RRefLedger::Carried RRefLedger::onSend(const Message& message, Rank to) {
                                : !torch_rrefs::hasChild(rref.ids.fork);
   });
   for (const PickledRRef& rref : carried)
-    book_.onSend(rref, to);
+    table_.onSend(rref, to);
   return carried;
 }
 
-void RRefLedger::undo(const Carried& carried) {
+void RRefLifecycle::undo(const Carried& carried) {
   for (const PickledRRef& rref : carried)
-    book_.undoSend(rref);
+    table_.undoSend(rref);
 }
 
-std::vector<c10::intrusive_ptr<RRefLedger::Message>> RRefLedger::declining(
+std::vector<c10::intrusive_ptr<RRefLifecycle::Message>> RRefLifecycle::declining(
     std::span<const char> payload, Rank from) {
   std::vector<c10::intrusive_ptr<Message>> messages;
   for (const PickledRRef& rref : findPickledRRefs(payload, from)) {
@@ -146,16 +146,16 @@ std::vector<c10::intrusive_ptr<RRefLedger::Message>> RRefLedger::declining(
   return messages;
 }
 
-void RRefLedger::reap(Rank peer) {
-  const std::size_t released = book_.reap(peer);
+void RRefLifecycle::releaseForks(Rank peer) {
+  const std::size_t released = table_.releaseForks(peer);
   if (released > 0) {
     logInfo("released " + std::to_string(released) + " RRef(s) that rank " + std::to_string(peer) +
             ", which is lost, held of values here");
   }
 }
 
-void RRefLedger::lose(Rank peer) {
-  book_.lose(peer);
+void RRefLifecycle::lose(Rank peer) {
+  table_.lose(peer);
   {
     const std::lock_guard lock(orphans_mutex_);
     ids_at_loss_[peer] = torch_rrefs::idsMade();
@@ -163,7 +163,7 @@ void RRefLedger::lose(Rank peer) {
   has_orphans_.store(true, std::memory_order_release);
 }
 
-void RRefLedger::orphan(Rank owner) {
+void RRefLifecycle::orphan(Rank owner) {
   if (!RpcAgent::isCurrentRpcAgentSet()) return;
   for (const torch_rrefs::User& user : torch_rrefs::users()) {
     if (user.rref->owner() != owner) continue;
@@ -175,7 +175,7 @@ void RRefLedger::orphan(Rank owner) {
   }
 }
 
-bool RRefLedger::isOrphan(const RRefKey& value, Rank owner) const {
+bool RRefLifecycle::isOrphan(const RRefKey& value, Rank owner) const {
   const std::lock_guard lock(orphans_mutex_);
   const auto lost = ids_at_loss_.find(owner);
   if (lost == ids_at_loss_.end()) return false;
@@ -183,7 +183,7 @@ bool RRefLedger::isOrphan(const RRefKey& value, Rank owner) const {
   return orphans_.contains(value);
 }
 
-std::optional<RRefKey> RRefLedger::orphanIn(const Message& message, Rank to) const {
+std::optional<RRefKey> RRefLifecycle::orphanIn(const Message& message, Rank to) const {
   if (!has_orphans_.load(std::memory_order_acquire)) return std::nullopt;
   const auto [type, payload, recognised] = innermost(message.type(), message.payload());
   std::optional<RRefKey> value;
@@ -195,7 +195,7 @@ std::optional<RRefKey> RRefLedger::orphanIn(const Message& message, Rank to) con
   return value && isOrphan(*value, to) ? value : std::nullopt;
 }
 
-std::optional<PickledRRef> RRefLedger::orphanAmong(const Carried& carried) const {
+std::optional<PickledRRef> RRefLifecycle::orphanAmong(const Carried& carried) const {
   if (!has_orphans_.load(std::memory_order_acquire)) return std::nullopt;
   for (const PickledRRef& rref : carried) {
     if (rref.owner != self_ && isOrphan(rref.ids.value, rref.owner)) return rref;
@@ -203,7 +203,7 @@ std::optional<PickledRRef> RRefLedger::orphanAmong(const Carried& carried) const
   return std::nullopt;
 }
 
-void RRefLedger::settleUsersOf(Rank owner, bool back) {
+void RRefLifecycle::settleUsersOf(Rank owner, bool back) {
   if (!RpcAgent::isCurrentRpcAgentSet()) return;
   for (const torch_rrefs::User& user : torch_rrefs::users()) {
     if (user.confirmed || user.rref->owner() != owner) continue;
@@ -216,11 +216,11 @@ void RRefLedger::settleUsersOf(Rank owner, bool back) {
   }
 }
 
-void RRefLedger::addFork(const ForkIds& ids) {
+void RRefLifecycle::addFork(const ForkIds& ids) {
   RRefContext::getInstance().addForkOfOwnerIfNotPresent(toTorch(ids.value), toTorch(ids.fork));
 }
 
-ForkTable::Dropped RRefLedger::removeFork(const ForkIds& ids) {
+ForkTable::Dropped RRefLifecycle::removeFork(const ForkIds& ids) {
   // At the very end torch has neither an agent nor values any more.
   if (!RpcAgent::isCurrentRpcAgentSet()) return nullptr;
   auto kept =
@@ -232,25 +232,25 @@ ForkTable::Dropped RRefLedger::removeFork(const ForkIds& ids) {
           }};
 }
 
-void RRefLedger::childSettled(const RRefKey& fork) {
+void RRefLifecycle::childSettled(const RRefKey& fork) {
   if (RpcAgent::isCurrentRpcAgentSet()) RRefContext::getInstance().delPendingChild(toTorch(fork));
 }
 
-std::shared_ptr<void> RRefLedger::keep(
+std::shared_ptr<void> RRefLifecycle::keep(
     c10::intrusive_ptr<torch::distributed::rpc::RRef> rref) const {
   return rref ? std::make_shared<Keeper>(std::move(rref), hooks_.drop) : nullptr;
 }
 
-std::vector<RRefRow> RRefLedger::report() {
+std::vector<RRefRow> RRefLifecycle::report() {
   if (!RpcAgent::isCurrentRpcAgentSet()) return {};
-  const auto now = RRefBook::Clock::now();
-  const auto secondsSince = [&](RRefBook::Clock::time_point since) {
+  const auto now = RRefTable::Clock::now();
+  const auto secondsSince = [&](RRefTable::Clock::time_point since) {
     return std::chrono::duration<double>(now - since).count();
   };
-  std::unordered_map<RRefKey, RRefBook::Holding, RRefKeyHash> holdings;
-  for (const auto& holding : book_.holdings())
+  std::unordered_map<RRefKey, RRefTable::Holding, RRefKeyHash> holdings;
+  for (const auto& holding : table_.holdings())
     holdings[holding.ids.fork] = holding;
-  const auto users_since = book_.usersSince();
+  const auto users_since = table_.usersSince();
   std::vector<RRefRow> rows;
   for (torch_rrefs::Owned& owned : torch_rrefs::owned()) {
     RRefRow row;

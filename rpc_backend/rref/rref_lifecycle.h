@@ -1,7 +1,8 @@
-// RRefLedger: the RRefBook of a worker, between the messages of its agent and torch's RRefContext.
+// RRefLifecycle: the RRefTable of a worker, between the messages of its agent and torch's
+// RRefContext.
 //
 // Three of torch's RRef messages (RREF_USER_DELETE, RREF_FORK_REQUEST, RREF_CHILD_ACCEPT) are
-// served here instead of by torch's callback. The rest of what the book must know, the
+// served here instead of by torch's callback. The rest of what the table must know, the
 // ledger reads from messages on their way out: answers to remote calls, and RRefs
 // pickled into any message. All of it on worker threads; what an ordinary call pays is a comparison
 // of its type and one of torch's count of ids.
@@ -19,8 +20,8 @@
 #include <unordered_set>
 #include <vector>
 
-#include "transport/base/api.h"
 #include "rpc_backend/rref/rref_table.h"
+#include "transport/base/api.h"
 
 namespace weft::rpc {
 
@@ -51,14 +52,14 @@ struct RRefRow {
   std::optional<std::uint64_t> bytes;  // of a value owned here, when it is ready
 };
 
-class RRefLedger : private ForkTable {
+class RRefLifecycle : private ForkTable {
  public:
   using Message = torch::distributed::rpc::Message;
   using MessageType = torch::distributed::rpc::MessageType;
-  using Seen = RRefBook::Seen;
+  using Seen = RRefTable::Seen;
   using Carried = std::vector<PickledRRef>;
 
-  RRefLedger(Rank self, RRefHooks hooks);
+  RRefLifecycle(Rank self, RRefHooks hooks);
 
   // One of the three messages the ledger serves.
   static bool isControl(MessageType type) noexcept {
@@ -68,7 +69,7 @@ class RRefLedger : private ForkTable {
   // What answers each of them.
   static c10::intrusive_ptr<Message> ack();
 
-  Seen now() const noexcept { return book_.now(); }
+  Seen now() const noexcept { return table_.now(); }
 
   // Serves a control message. False when it is malformed. Worker thread.
   bool serve(MessageType type, std::span<const char> payload, Rank from, Seen seen);
@@ -89,13 +90,13 @@ class RRefLedger : private ForkTable {
   void lose(Rank peer);
   // Worker thread, soon after lose(): the values that peer owned are gone, also when it comes back.
   void orphan(Rank owner);
-  bool isOfLostLife(Rank peer, Seen seen) const { return book_.isOfLostLife(peer, seen); }
+  bool isOfLostLife(Rank peer, Seen seen) const { return table_.isOfLostLife(peer, seen); }
   // The value of a former life of its owner that the message to `to` asks for or speaks of; or
   // among `carried`, with its owner. Nearly always none, at the cost of one load.
   std::optional<RRefKey> orphanIn(const Message& message, Rank to) const;
   std::optional<PickledRRef> orphanAmong(const Carried& carried) const;
   // Worker thread, some time after lose().
-  void reap(Rank peer);
+  void releaseForks(Rank peer);
   // Ends torch's waiting for what a lost owner was to confirm: with it, torch's shutdown
   // would wait 100 s. Worker thread, when nothing sent to that owner is in flight any more.
   // `back`: a new life of it may have confirmed, or will, what is not an orphan.
@@ -103,7 +104,7 @@ class RRefLedger : private ForkTable {
 
   // Looks into each value for its size: no more for a hot path than printing it.
   std::vector<RRefRow> report();
-  RRefBook::Counts counts() const { return book_.counts(); }
+  RRefTable::Counts counts() const { return table_.counts(); }
 
  private:
   void addFork(const ForkIds& ids) override;
@@ -119,7 +120,7 @@ class RRefLedger : private ForkTable {
   mutable std::mutex orphans_mutex_;  // guards the two below
   std::unordered_set<RRefKey, RRefKeyHash> orphans_;
   std::unordered_map<Rank, std::int64_t> ids_at_loss_;  // ids this worker had made by then
-  RRefBook book_;
+  RRefTable table_;
 };
 
 }  // namespace weft::rpc

@@ -10,24 +10,24 @@ namespace {
 constexpr std::size_t kMaxDead = std::size_t{1} << 17U;
 }  // namespace
 
-bool RRefBook::ofLostLife(Rank peer, Seen seen) const {
+bool RRefTable::ofLostLife(Rank peer, Seen seen) const {
   const auto found = lost_at_.find(peer);
   return found != lost_at_.end() && seen < found->second;
 }
 
-bool RRefBook::isOfLostLife(Rank peer, Seen seen) const {
+bool RRefTable::isOfLostLife(Rank peer, Seen seen) const {
   if (seen == now()) return false;  // nobody was lost since
   const std::lock_guard lock(mutex_);
   return ofLostLife(peer, seen);
 }
 
-bool RRefBook::isDead(const RRefKey& fork) const {
+bool RRefTable::isDead(const RRefKey& fork) const {
   const auto found = dead_.find(fork);
   // A worker that came back counts its ids from 0 again: what its former life made is not meant.
   return found != dead_.end() && !ofLostLife(fork.created_on, found->second);
 }
 
-void RRefBook::bury(const RRefKey& fork) {
+void RRefTable::markDead(const RRefKey& fork) {
   if (dead_.insert_or_assign(fork, losses_.load()).second) dead_order_.push_back(fork);
   if (dead_order_.size() > kMaxDead) {
     dead_.erase(dead_order_.front());
@@ -35,7 +35,7 @@ void RRefBook::bury(const RRefKey& fork) {
   }
 }
 
-void RRefBook::onForkRequest(const ForkIds& ids, Rank holder, Seen seen) {
+void RRefTable::onForkRequest(const ForkIds& ids, Rank holder, Seen seen) {
   const std::lock_guard lock(mutex_);
   const auto known = forks_.find(ids.fork);
   const bool repeated =
@@ -48,7 +48,7 @@ void RRefBook::onForkRequest(const ForkIds& ids, Rank holder, Seen seen) {
   table_.addFork(ids);
 }
 
-void RRefBook::onRemoteResult(const ForkIds& ids, Rank holder, Seen seen) {
+void RRefTable::onRemoteResult(const ForkIds& ids, Rank holder, Seen seen) {
   if (ids.value == ids.fork) return;  // a call to itself: torch ends that fork when it is done
   ForkTable::Dropped dropped;
   const std::lock_guard lock(mutex_);
@@ -63,19 +63,19 @@ void RRefBook::onRemoteResult(const ForkIds& ids, Rank holder, Seen seen) {
   }
 }
 
-void RRefBook::onUserDelete(const ForkIds& ids) {
+void RRefTable::onUserDelete(const ForkIds& ids) {
   ForkTable::Dropped dropped;
   const std::lock_guard lock(mutex_);
   const auto known = forks_.find(ids.fork);
   if (known == forks_.end() || known->second.asked_for) {
     if (isDead(ids.fork)) ++counts_.repeats;
-    bury(ids.fork);
+    markDead(ids.fork);
   }
   if (known != forks_.end()) forks_.erase(known);
   dropped = table_.removeFork(ids);
 }
 
-void RRefBook::onChildAccept(const RRefKey& fork) {
+void RRefTable::onChildAccept(const RRefKey& fork) {
   {
     const std::lock_guard lock(mutex_);
     if (children_.erase(fork) == 0) ++counts_.repeats;
@@ -83,7 +83,7 @@ void RRefBook::onChildAccept(const RRefKey& fork) {
   table_.childSettled(fork);
 }
 
-void RRefBook::onSend(const PickledRRef& rref, Rank to) {
+void RRefTable::onSend(const PickledRRef& rref, Rank to) {
   if (to == self_) return;  // torch settles these without a word to anybody else
   const std::lock_guard lock(mutex_);
   if (rref.owner == self_) {
@@ -93,7 +93,7 @@ void RRefBook::onSend(const PickledRRef& rref, Rank to) {
   }
 }
 
-void RRefBook::undoSend(const PickledRRef& rref) {
+void RRefTable::undoSend(const PickledRRef& rref) {
   ForkTable::Dropped dropped;
   {
     const std::lock_guard lock(mutex_);
@@ -106,12 +106,12 @@ void RRefBook::undoSend(const PickledRRef& rref) {
   table_.childSettled(rref.ids.fork);
 }
 
-void RRefBook::lose(Rank peer) {
+void RRefTable::lose(Rank peer) {
   const std::lock_guard lock(mutex_);
   lost_at_[peer] = losses_.fetch_add(1, std::memory_order_acq_rel) + 1;
 }
 
-std::size_t RRefBook::reap(Rank peer) {
+std::size_t RRefTable::releaseForks(Rank peer) {
   std::vector<ForkTable::Dropped> dropped;
   std::vector<RRefKey> settled;
   std::size_t released = 0;
@@ -140,17 +140,17 @@ std::size_t RRefBook::reap(Rank peer) {
   return released;
 }
 
-void RRefBook::onUserSeen(const RRefKey& fork) {
+void RRefTable::onUserSeen(const RRefKey& fork) {
   const std::lock_guard lock(mutex_);
   users_.try_emplace(fork, Clock::now());
 }
 
-void RRefBook::onUserGone(const RRefKey& fork) {
+void RRefTable::onUserGone(const RRefKey& fork) {
   const std::lock_guard lock(mutex_);
   users_.erase(fork);
 }
 
-std::vector<RRefBook::Holding> RRefBook::holdings() const {
+std::vector<RRefTable::Holding> RRefTable::holdings() const {
   const std::lock_guard lock(mutex_);
   std::vector<Holding> all;
   all.reserve(forks_.size());
@@ -160,12 +160,13 @@ std::vector<RRefBook::Holding> RRefBook::holdings() const {
   return all;
 }
 
-std::unordered_map<RRefKey, RRefBook::Clock::time_point, RRefKeyHash> RRefBook::usersSince() const {
+std::unordered_map<RRefKey, RRefTable::Clock::time_point, RRefKeyHash> RRefTable::usersSince()
+    const {
   const std::lock_guard lock(mutex_);
   return users_;
 }
 
-RRefBook::Counts RRefBook::counts() const {
+RRefTable::Counts RRefTable::counts() const {
   const std::lock_guard lock(mutex_);
   return counts_;
 }

@@ -2,17 +2,18 @@
 // own are still on their way to another: what the RRef messages that pass the agent say.
 //
 // torch's RRefContext knows the forks of an owned value, but not who holds them; so it can
-// neither release what a lost peer held nor say whom memory waits for. The book adds that, and
+// neither release what a lost peer held nor say whom memory waits for. The table adds that, and
 // keeps torch's table right whatever order or number the messages come in:
 //
 // - a fork's end may overtake its beginning, and either may come twice (torch re-sends a message
 //   whose answer is late): an ended fork never comes back;
-// - a lost peer's forks are released by reap(), and what was still on its way from it, or runs here
+// - a lost peer's forks are released by releaseForks(), and what was still on its way from it, or
+// runs here
 //   for it, adds none afterwards. `Seen` tells the lives of a peer apart: a number taken when
 //   a message arrives is smaller than the peer's last loss exactly if the message is of
 //   a former life.
 //
-// No torch here: the book tells a ForkTable what to do. Any thread. What the table gives back when
+// No torch here: the table tells a ForkTable what to do. Any thread. What the table gives back when
 // a fork ends (the value, if it was the last) is dropped without a lock held, on the caller's
 // thread: never call what ends forks on the loop thread.
 #pragma once
@@ -35,7 +36,7 @@ class ForkTable {
  public:
   using Dropped = std::shared_ptr<void>;
   virtual ~ForkTable() = default;
-  // These two are called with the book locked: they may wait for nothing and run no user code.
+  // These two are called with the table locked: they may wait for nothing and run no user code.
   // Both do nothing when it is so already.
   virtual void addFork(const ForkIds& ids) = 0;
   virtual Dropped removeFork(const ForkIds& ids) = 0;
@@ -43,7 +44,7 @@ class ForkTable {
   virtual void childSettled(const RRefKey& fork) = 0;
 };
 
-class RRefBook {
+class RRefTable {
  public:
   using Clock = std::chrono::steady_clock;
   using Seen = std::uint64_t;
@@ -58,7 +59,7 @@ class RRefBook {
     std::uint64_t repeats = 0;   // messages that had been acted on before, or came too late
   };
 
-  RRefBook(ForkTable& table, Rank self) : table_(table), self_(self) {}
+  RRefTable(ForkTable& table, Rank self) : table_(table), self_(self) {}
 
   // To be taken on the loop thread when a message arrives, and given with what it says.
   Seen now() const noexcept { return losses_.load(std::memory_order_acquire); }
@@ -83,7 +84,7 @@ class RRefBook {
   // The peer is lost: from now on its messages of before are void. Short; the loop thread may.
   void lose(Rank peer);
   // Releases what the peer's lost lives held. Returns how many forks.
-  std::size_t reap(Rank peer);
+  std::size_t releaseForks(Rank peer);
 
   // References of this worker to values of others, for their age only.
   void onUserSeen(const RRefKey& fork);
@@ -108,7 +109,7 @@ class RRefBook {
 
   bool ofLostLife(Rank peer, Seen seen) const;
   bool isDead(const RRefKey& fork) const;
-  void bury(const RRefKey& fork);
+  void markDead(const RRefKey& fork);
 
   ForkTable& table_;
   const Rank self_;

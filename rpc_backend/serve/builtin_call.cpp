@@ -36,7 +36,7 @@ struct Texts {
 };
 
 template <typename Key, typename Value>
-class Kept {
+class Cache {
  public:
   std::optional<Value> find(const Key& key) const {
     const std::shared_lock lock(mutex_);
@@ -56,13 +56,13 @@ class Kept {
 std::string schemaText(const Operator& op) { return c10::toString(op.schema()); }
 
 Texts textsOf(const std::shared_ptr<Operator>& op) {
-  static Kept<std::shared_ptr<Operator>, Texts> kept;
-  if (auto texts = kept.find(op)) return *std::move(texts);
+  static Cache<std::shared_ptr<Operator>, Texts> cache;
+  if (auto texts = cache.find(op)) return *std::move(texts);
   std::string name = op->schema().name();
   TORCH_CHECK(name.starts_with(kAten), "Unexpected operator name ", name);
   name.replace(0, kAten.size(), kAtenOnTheWire);
   Texts texts{schemaText(*op), std::move(name)};
-  kept.keep(op, texts);
+  cache.keep(op, texts);
   return texts;
 }
 
@@ -74,13 +74,13 @@ bool stillRegistered(const std::shared_ptr<Operator>& op) {
 
 // The operator whose schema reads so; null when there is none.
 std::shared_ptr<Operator> operatorOf(const std::string& name, const std::string& schema) {
-  static Kept<std::string, std::shared_ptr<Operator>> kept;
-  if (auto op = kept.find(schema); op && stillRegistered(*op)) return *std::move(op);
+  static Cache<std::string, std::shared_ptr<Operator>> cache;
+  if (auto op = cache.find(schema); op && stillRegistered(*op)) return *std::move(op);
   const auto symbol =
       at::Symbol::fromQualString(std::string(kAten) + name.substr(kAtenOnTheWire.size()));
   for (const auto& op : torch::jit::getAllOperatorsFor(symbol)) {
     if (schemaText(*op) != schema) continue;
-    kept.keep(schema, op);
+    cache.keep(schema, op);
     return op;
   }
   return nullptr;

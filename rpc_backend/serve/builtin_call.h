@@ -17,8 +17,8 @@
 
 #include <memory>
 
-#include "transport/base/api.h"
 #include "rpc_backend/core/request_policy.h"
+#include "transport/base/api.h"
 
 namespace weft::rpc {
 

@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
-#include "transport/base/api.h"
 #include "rpc_backend/core/request_policy.h"
+#include "transport/base/api.h"
 
 namespace weft::rpc {
 

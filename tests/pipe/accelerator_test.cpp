@@ -68,7 +68,7 @@ Outcome trained(const std::vector<at::Device>& devices, Checkpoint checkpoint,
   const at::Tensor x = torch::randn({12, 6}).to(devices[0]).requires_grad_();
   Outcome outcome;
   for (int round = 0; round < 3; ++round) {
-    MiniBatchInput input;
+    ForwardInput input;
     input.tensors = {x};
     input.how = {Scatter::kChunk};
     input.chunks = 4;
@@ -135,7 +135,7 @@ struct Noisy {
     pipeline->setThreading(Threading::kThreads);
   }
   at::Tensor run(const at::Tensor& x, Checkpoint checkpoint) {
-    MiniBatchInput input;
+    ForwardInput input;
     input.tensors = {x};
     input.how = {Scatter::kChunk};
     input.chunks = 3;

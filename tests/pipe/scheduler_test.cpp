@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "pipe/schedule/clock.h"
-#include "pipe/schedule/stage_executor.h"
 #include "pipe/schedule/effort.h"
 #include "pipe/schedule/pace.h"
+#include "pipe/schedule/stage_executor.h"
 #include "pipe/schedule/task_order.h"
 #include "pipe/schedule/timeline.h"
 
@@ -33,7 +33,7 @@ class Function final : public Job {
   std::function<void(TaskId)> function_;
 };
 
-// A pipeline's forward: a lane per stage.
+// A pipeline's forward: a worker per stage.
 struct Grid {
   Grid(std::size_t m, std::size_t n) : order(clockOrder(m, n)), graph(n) {
     std::vector<TaskId> last(m);
@@ -55,31 +55,31 @@ TEST(ClockOrder, IsThePapers) {
   EXPECT_EQ(clockOrder(5, 2).size(), 10U);
 }
 
-TEST(Crew, RunsEachTaskOnceAfterWhatItNeeds) {
+TEST(StageExecutor, RunsEachTaskOnceAfterWhatItNeeds) {
   for (const Running running : {Running::kInline, Running::kThreads}) {
-    Crew crew("test-", 3, {});
+    StageExecutor executor("test-", 3, {});
     for (int round = 0; round < 200; ++round) {
       const Grid grid(5, 3);
       std::vector<int> progress(5, 0);  // not atomic: the graph alone orders the accesses
-      std::vector<int> lane(3, 0);
+      std::vector<int> worker(3, 0);
       Function job([&](TaskId task) {
         const auto [i, j] = grid.order[task];
         ASSERT_EQ(progress[i], static_cast<int>(j));
-        ASSERT_EQ(lane[j], static_cast<int>(i));
+        ASSERT_EQ(worker[j], static_cast<int>(i));
         ++progress[i];
-        ++lane[j];
+        ++worker[j];
       });
-      crew.run(grid.graph, job, running);
+      executor.run(grid.graph, job, running);
       EXPECT_EQ(progress, std::vector<int>(5, 3));
     }
-    EXPECT_EQ(crew.threads(), running == Running::kThreads ? 3U : 0U);
-    crew.stop();
-    EXPECT_EQ(crew.threads(), 0U);
+    EXPECT_EQ(executor.threads(), running == Running::kThreads ? 3U : 0U);
+    executor.stop();
+    EXPECT_EQ(executor.threads(), 0U);
   }
 }
 
-TEST(Crew, ThrowsTheEarliestFailureAndLeavesOutWhatFollows) {
-  Crew crew("test-", 2, {});
+TEST(StageExecutor, ThrowsTheEarliestFailureAndLeavesOutWhatFollows) {
+  StageExecutor executor("test-", 2, {});
   const Grid grid(4, 2);  // (0,0) (1,0) (0,1) (2,0) (1,1) …
   std::atomic<bool> second_failed{false};
   std::atomic<int> later{0};
@@ -96,24 +96,24 @@ TEST(Crew, ThrowsTheEarliestFailureAndLeavesOutWhatFollows) {
     if (task > 2) ++later;
   });
   try {
-    crew.run(grid.graph, job, Running::kThreads);
+    executor.run(grid.graph, job, Running::kThreads);
     FAIL() << "nothing was thrown";
   } catch (const std::runtime_error& error) {
     EXPECT_STREQ(error.what(), "first");
   }
   EXPECT_EQ(later, 0);
   Function good([](TaskId) {});
-  crew.run(grid.graph, good, Running::kThreads);
+  executor.run(grid.graph, good, Running::kThreads);
 }
 
-TEST(Crew, CanBeInterrupted) {
+TEST(StageExecutor, CanBeInterrupted) {
   ThreadHooks hooks;
   std::atomic<bool> stop{false};
   hooks.interrupted = [&] {
     stop = true;
     throw std::logic_error("interrupted");
   };
-  Crew crew("test-", 2, hooks);
+  StageExecutor executor("test-", 2, hooks);
   const Grid grid(200, 2);
   std::atomic<int> ran{0};
   Function job([&](TaskId) {
@@ -123,12 +123,12 @@ TEST(Crew, CanBeInterrupted) {
     // From `stop` to the throw: all may have been done before, were they short.
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   });
-  EXPECT_THROW(crew.run(grid.graph, job, Running::kThreads), std::logic_error);
+  EXPECT_THROW(executor.run(grid.graph, job, Running::kThreads), std::logic_error);
   EXPECT_LT(ran, 400);
 }
 
-TEST(Crew, TakesJobsOfSeveralThreads) {
-  Crew crew("test-", 3, {});
+TEST(StageExecutor, TakesJobsOfSeveralThreads) {
+  StageExecutor executor("test-", 3, {});
   std::vector<std::thread> callers;
   std::atomic<int> done{0};
   for (int c = 0; c < 4; ++c) {
@@ -138,9 +138,9 @@ TEST(Crew, TakesJobsOfSeveralThreads) {
         int count = 0;
         std::vector<int> counts(3, 0);
         Function job([&](TaskId task) { ++counts[grid.order[task].stage]; });
-        crew.run(grid.graph, job, Running::kThreads);
-        for (const int lane : counts)
-          count += lane;
+        executor.run(grid.graph, job, Running::kThreads);
+        for (const int worker : counts)
+          count += worker;
         EXPECT_EQ(count, 9);
         ++done;
       }
@@ -149,33 +149,33 @@ TEST(Crew, TakesJobsOfSeveralThreads) {
   for (std::thread& caller : callers)
     caller.join();
   EXPECT_EQ(done, 200);
-  EXPECT_EQ(crew.threads(), 3U);
+  EXPECT_EQ(executor.threads(), 3U);
 }
 
-TEST(Crew, RunsInlineFromItsOwnThreads) {
-  Crew crew("test-", 2, {});
+TEST(StageExecutor, RunsInlineFromItsOwnThreads) {
+  StageExecutor executor("test-", 2, {});
   const Grid outer(2, 2);
   const Grid inner(2, 2);
   std::atomic<int> ran{0};
   Function nested([&](TaskId) { ++ran; });
-  Function job([&](TaskId) { crew.run(inner.graph, nested, Running::kThreads); });
-  crew.run(outer.graph, job, Running::kThreads);
+  Function job([&](TaskId) { executor.run(inner.graph, nested, Running::kThreads); });
+  executor.run(outer.graph, job, Running::kThreads);
   EXPECT_EQ(ran, 16);
 }
 
 #if !defined(__SANITIZE_THREAD__)  // which does not follow a fork with threads
-TEST(Crew, StartsAnewInAForkedChild) {
-  Crew crew("test-", 2, {});
+TEST(StageExecutor, StartsAnewInAForkedChild) {
+  StageExecutor executor("test-", 2, {});
   const Grid grid(2, 2);
   std::atomic<int> ran{0};
   Function job([&](TaskId) { ++ran; });
-  crew.run(grid.graph, job, Running::kThreads);
+  executor.run(grid.graph, job, Running::kThreads);
   const pid_t child = fork();
   if (child == 0) {
     alarm(30);
-    crew.run(grid.graph, job, Running::kThreads);
-    const bool good = ran == 8 && crew.threads() == 2;
-    crew.stop();
+    executor.run(grid.graph, job, Running::kThreads);
+    const bool good = ran == 8 && executor.threads() == 2;
+    executor.stop();
     _exit(good ? 0 : 1);
   }
   int status = 0;
@@ -299,7 +299,7 @@ TEST(Effort, LeavesOutWhatOthersTookOfTheCore) {
     });
     MeasuredJob trial(job, grid.graph);
     const std::int64_t begin = monotonicNanos();
-    Crew("test-", 1, {}).run(grid.graph, trial, Running::kInline);
+    StageExecutor("test-", 1, {}).run(grid.graph, trial, Running::kInline);
     const double clock = static_cast<double>(monotonicNanos() - begin) * 1e-9;
     stop = true;
     EXPECT_GT(waited_ns, 0);
@@ -316,7 +316,7 @@ TEST(Effort, CountsWaiting) {
   Function job([](TaskId) { std::this_thread::sleep_for(std::chrono::milliseconds(5)); });
   for (const Running running : {Running::kInline, Running::kThreads}) {
     MeasuredJob trial(job, grid.graph);
-    Crew("test-", 2, {}).run(grid.graph, trial, running);
+    StageExecutor("test-", 2, {}).run(grid.graph, trial, running);
     for (const double effort : trial.efforts())
       EXPECT_GE(effort, 4.9e-3);
   }
@@ -341,15 +341,15 @@ TEST(TaskOrder, TurnsComeInTheSchedulesOrder) {
     TaskOrder order_;
     const TaskId failing_;
   };
-  Crew crew("test-", 4, {});
+  StageExecutor executor("test-", 4, {});
   const Grid grid(6, 4);
   for (int round = 0; round < 200; ++round) {
     const TaskId failing = round % 2 == 0 ? 13 : 1000;
     Turns job(grid.graph.size(), failing);
     if (failing < grid.graph.size()) {
-      EXPECT_THROW(crew.run(grid.graph, job, Running::kThreads), std::runtime_error);
+      EXPECT_THROW(executor.run(grid.graph, job, Running::kThreads), std::runtime_error);
     } else {
-      crew.run(grid.graph, job, Running::kThreads);
+      executor.run(grid.graph, job, Running::kThreads);
       EXPECT_EQ(job.taken.size(), grid.graph.size() * 2 / 3);
     }
     EXPECT_TRUE(std::is_sorted(job.taken.begin(), job.taken.end()));

@@ -10,10 +10,10 @@
 #include <set>
 #include <thread>
 
-#include "rpc_backend/group/member_record.h"
-#include "rpc_backend/group/membership.h"
 #include "rpc_backend/agent/call_table.h"
 #include "rpc_backend/core/request_policy.h"
+#include "rpc_backend/group/member_record.h"
+#include "rpc_backend/group/membership.h"
 
 namespace weft::rpc {
 namespace {

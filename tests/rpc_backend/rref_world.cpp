@@ -25,7 +25,7 @@ bool isControl(Kind kind) {
 Worker::Worker(World& world, Rank own_rank, int own_life)
     : rank(own_rank),
       life(own_life),
-      book(*this, own_rank),
+      table(*this, own_rank),
       world_(world),
       next_id_(std::int64_t{own_life} << 32U) {}
 
@@ -51,9 +51,9 @@ void Worker::create(Rank owner) {
 }
 
 void Worker::carry(const PickledRRef& rref, int owner_life, Rank to) {
-  book.onSend(rref, to);
+  table.onSend(rref, to);
   if (lost.contains(to)) {
-    book.undoSend(rref);
+    table.undoSend(rref);
   } else {
     send(Kind::kPass, to, rref, owner_life);
   }
@@ -153,7 +153,7 @@ void Worker::process(const Packet& packet) {
       }
       break;
     case Kind::kForkRequest:
-      book.onForkRequest(rref.ids, packet.from, packet.seen);
+      table.onForkRequest(rref.ids, packet.from, packet.seen);
       send(Kind::kForkRequestAck, packet.from, rref, packet.owner_life);
       break;
     case Kind::kForkRequestAck: {
@@ -163,22 +163,22 @@ void Worker::process(const Packet& packet) {
       break;
     }
     case Kind::kUserDelete:
-      book.onUserDelete(rref.ids);
+      table.onUserDelete(rref.ids);
       break;
     case Kind::kChildAccept:
-      book.onChildAccept(rref.ids.fork);
+      table.onChildAccept(rref.ids.fork);
       break;
   }
 }
 
 void Worker::finish(const Packet& call) {
   addFork(call.rref.ids);  // torch does, before it answers
-  book.onRemoteResult(call.rref.ids, call.from, call.seen);
+  table.onRemoteResult(call.rref.ids, call.from, call.seen);
   send(Kind::kRemoteResult, call.from, call.rref, call.owner_life);
 }
 
 void Worker::notice(Rank peer) {
-  book.lose(peer);
+  table.lose(peer);
   lost.insert(peer);
   to_reap.insert(peer);
   // What waits for its answer has it, or never will: WeftAgent::failCall, settleUsersOf.
@@ -241,7 +241,7 @@ bool World::deliver() {
       (to->lost.contains(packet.from) || worker(packet.from) != nullptr || chance(30))) {
     return true;
   }
-  packet.seen = to->book.now();
+  packet.seen = to->table.now();
   to->arrived.push_back(packet);
   return true;
 }
@@ -286,7 +286,7 @@ bool World::noticeOrReap() {
         one->notice(rank);
         any = true;
       } else if (one->to_reap.contains(rank) && chance(60)) {
-        one->reap(rank);
+        one->releaseForks(rank);
         one->to_reap.erase(rank);
         any = true;
       }
@@ -366,8 +366,8 @@ std::optional<std::string> World::problem(bool settled) const {
         }
       }
     }
-    for (const auto& holding : one->book.holdings()) {
-      if (!one->forks.contains(holding.ids.value)) return "the book holds more than the table";
+    for (const auto& holding : one->table.holdings()) {
+      if (!one->forks.contains(holding.ids.value)) return "the table holds more than the table";
     }
   }
   return std::nullopt;

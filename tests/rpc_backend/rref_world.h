@@ -1,5 +1,5 @@
-// Four workers in one process, each with a book and a table like torch's, and a network that
-// delivers in any order, twice, or not at all to whom has died: for the property test of RRefBook.
+// Four workers in one process, each with a table and a table like torch's, and a network that
+// delivers in any order, twice, or not at all to whom has died: for the property test of RRefTable.
 // What torch does with RRefs is modelled as it is (rref_context.cpp): when a reference is
 // confirmed, what keeps it, which message follows which.
 #pragma once
@@ -32,8 +32,8 @@ struct Packet {
   int from_life = 0;
   Rank to = -1;
   PickledRRef rref;
-  int owner_life = 0;       // of the value
-  RRefBook::Seen seen = 0;  // set when it arrives
+  int owner_life = 0;        // of the value
+  RRefTable::Seen seen = 0;  // set when it arrives
 };
 
 // A reference that a worker holds (torch's UserRRef).
@@ -63,7 +63,7 @@ class Worker : public ForkTable {
   void process(const Packet& packet);
   void finish(const Packet& call);
   void notice(Rank peer);
-  void reap(Rank peer) { book.reap(peer); }
+  void releaseForks(Rank peer) { table.releaseForks(peer); }
 
   void addFork(const ForkIds& ids) override { forks[ids.value].insert(ids.fork); }
   Dropped removeFork(const ForkIds& ids) override;
@@ -71,7 +71,7 @@ class Worker : public ForkTable {
 
   const Rank rank;
   const int life;
-  RRefBook book;
+  RRefTable table;
   std::map<RRefKey, std::set<RRefKey>> forks;
   std::vector<std::unique_ptr<Reference>> references;
   std::vector<Packet> arrived;  // wait for a worker thread

@@ -3,9 +3,9 @@
 #include <sys/mman.h>
 
 #include "tests/transport/raw_client.h"
+#include "transport/arena/shared_arena.h"
 #include "transport/base/bytes.h"
 #include "transport/frame/frame.h"
-#include "transport/arena/shared_arena.h"
 #include "transport/io/stream.h"
 
 namespace weft::transport {

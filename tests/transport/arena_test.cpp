@@ -9,13 +9,13 @@
 #include <thread>
 
 #include "tests/transport/recorder.h"
-#include "transport/memory/fast_memcpy.h"
 #include "transport/arena/arena_sender.h"
 #include "transport/arena/arena_view.h"
-#include "transport/memory/block_allocator.h"
-#include "transport/frame/out_frame.h"
 #include "transport/arena/shared_arena.h"
 #include "transport/arena/shared_copy.h"
+#include "transport/frame/out_frame.h"
+#include "transport/memory/block_allocator.h"
+#include "transport/memory/fast_memcpy.h"
 
 namespace weft::transport {
 namespace {
@@ -265,7 +265,8 @@ TEST(ArenaView, WhatIsNoBlockOnOfferIsRefused) {
   EXPECT_EQ(why([](ArenaDescriptor& d) { d.offset += 3 * kMiB; }, kMiB + 1), outside);
   EXPECT_EQ(why([](ArenaDescriptor&) {}, 0), outside);
   EXPECT_EQ(why([](ArenaDescriptor&) {}, ~std::uint64_t{0}), outside);
-  EXPECT_EQ(why([](ArenaDescriptor& d) { d.offset += 8; }, 1), "a crooked buffer in shared memory");
+  EXPECT_EQ(why([](ArenaDescriptor& d) { d.offset += 8; }, 1),
+            "a misaligned buffer in shared memory");
   const std::string not_on_offer = "a buffer in shared memory that is not on offer";
   EXPECT_EQ(why([](ArenaDescriptor& d) { d.slot ^= 1; }, kMiB), not_on_offer);
   EXPECT_EQ(why([](ArenaDescriptor&) {}, kMiB), "lent");
@@ -446,7 +447,7 @@ TEST(ArenaCopy, PastTheCacheFromAndToAnywhere) {
         for (std::size_t i = 0; i < from.size(); ++i)
           from[i] = static_cast<std::byte>(i * 31 + i / 257);
         std::vector<std::byte> to(skew_to + bytes + 64, std::byte{0x5a});
-        copyToArena(to.data() + skew_to, from.data() + skew_from, bytes, CopyWay::kPastCache);
+        fastMemcpy(to.data() + skew_to, from.data() + skew_from, bytes, CopyWay::kPastCache);
         EXPECT_TRUE(std::equal(from.begin() + static_cast<long>(skew_from), from.end(),
                                to.begin() + static_cast<long>(skew_to)));
         EXPECT_EQ(std::count(to.begin(), to.begin() + static_cast<long>(skew_to), std::byte{0x5a}),

@@ -133,7 +133,7 @@ TEST(ExportedBlock, LivesAsLongAsAnybodyHasIt) {
 TEST(ExportedBlock, AMappingThatNobodyWroteToIsKeptForAMoment) {
   const auto block = filled();
   ASSERT_TRUE(block->offer(block->data(), kSize));
-  std::optional<ExportedBlock::Keeping> keeping(std::in_place);
+  std::optional<ExportedBlock::Cache> cache(std::in_place);
   auto there = opened(*block);
   const std::byte* const address = there->data();
   const auto meanwhile = opened(*block);  // while the first is in use: another
@@ -148,12 +148,12 @@ TEST(ExportedBlock, AMappingThatNobodyWroteToIsKeptForAMoment) {
   EXPECT_EQ(mappings(), 2);
   EXPECT_TRUE(allAre(opened(*block)->data(), kSize, 1));
   EXPECT_EQ(mappings(), 3);
-  ExportedBlock::Keeping::tick(std::chrono::steady_clock::now());
+  ExportedBlock::Cache::tick(std::chrono::steady_clock::now());
   EXPECT_EQ(mappings(), 3);
-  ExportedBlock::Keeping::tick(std::chrono::steady_clock::now() + std::chrono::minutes(1));
+  ExportedBlock::Cache::tick(std::chrono::steady_clock::now() + std::chrono::minutes(1));
   EXPECT_EQ(mappings(), 2);
   opened(*block).reset();
-  keeping.reset();
+  cache.reset();
   EXPECT_EQ(mappings(), 2);
   opened(*block).reset();
   EXPECT_EQ(mappings(), 2);  // nobody keeps any

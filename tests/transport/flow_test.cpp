@@ -10,11 +10,11 @@
 
 #include "tests/transport/payload.h"
 #include "tests/transport/recorder.h"
-#include "transport/io/event_loop.h"
-#include "transport/peer/link.h"
 #include "transport/frame/out_frame.h"
+#include "transport/io/event_loop.h"
 #include "transport/io/socket.h"
 #include "transport/io/stream.h"
+#include "transport/peer/link.h"
 
 namespace weft::transport {
 namespace {

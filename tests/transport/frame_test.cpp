@@ -129,18 +129,18 @@ TEST(Frame, MessagesOfAllShapesSurviveAnyCutting) {
   }
 }
 
-// A lane whose half comes when the test says so.
-class LaneSink : public Sink {
+// A bulk connection whose half comes when the test says so.
+class BulkSink : public Sink {
  public:
   std::vector<iovec> into;
   bool there = false;
 
-  Error readFromLane(std::span<const iovec> half) override {
+  Error readFromBulk(std::span<const iovec> half) override {
     into.assign(half.begin(), half.end());
     there = false;
     return Error::ok();
   }
-  bool laneArrived() override { return there; }
+  bool bulkArrived() override { return there; }
 
   void fill(const std::vector<OwnedBuffer>& half) {
     std::vector<std::byte> bytes;
@@ -160,7 +160,7 @@ class LaneSink : public Sink {
 std::vector<std::byte> wireSplit(OutFrame frame, std::uint64_t sequence,
                                  std::vector<OwnedBuffer>& half) {
   half = frame.split();
-  EXPECT_EQ(frame.laneBytes(), laneShare(frame.carried()));
+  EXPECT_EQ(frame.laneBytes(), bulkShare(frame.carried()));
   return wire(std::move(frame), sequence, FrameHead::kSplit);
 }
 
@@ -180,10 +180,11 @@ TEST(Frame, TheHalfThatComesOverTheLaneMayComeBeforeOrAfterTheOther) {
     for (const std::size_t piece : {1UL, 1000UL, first, bytes.size()}) {
       for (const bool early : {true, false}) {
         for (const Disposition disposition : {Disposition::kAccept, Disposition::kDiscard}) {
-          LaneSink sink;
+          BulkSink sink;
           sink.disposition = disposition;
           FrameReader reader(limits, sink);
-          // Up to where the lane's half is known of, then to where nothing else is missing.
+          // Up to where the bulk connection's half is known of, then to where nothing else is
+          // missing.
           expectOk(feed(reader, std::span(bytes).first(200), piece));
           ASSERT_FALSE(sink.into.empty());
           if (early) sink.fill(half);
@@ -220,7 +221,7 @@ TEST(Frame, WhatFollowsASplitFrameWaitsForIt) {
       wireSplit(std::move(OutFrame::message(message, limits)).value(), 1, half);
   const std::vector<std::byte> goodbye = wire(OutFrame::control(FrameKind::kGoodbye), 1);
   bytes.insert(bytes.end(), goodbye.begin(), goodbye.end());
-  LaneSink sink;
+  BulkSink sink;
   FrameReader reader(limits, sink);
   expectOk(feed(reader, bytes, bytes.size()));
   ASSERT_TRUE(reader.waiting());
@@ -238,7 +239,7 @@ TEST(Frame, ASplitFrameGoesWholeOverAnotherStream) {
   const std::uint64_t size = frame.size();
   static_cast<void>(frame.split());
   frame.seal(1, 0, FrameHead::kSplit);
-  EXPECT_EQ(frame.left(), size - laneShare(20'007));
+  EXPECT_EQ(frame.left(), size - bulkShare(20'007));
   frame.advance(1000);
   frame.rewind();
   EXPECT_EQ(frame.left(), size);
@@ -253,8 +254,8 @@ TEST(Frame, ASplitThatCannotBeEndsTheLink) {
   const Limits limits;
   const std::vector<std::byte> small = wire(
       std::move(OutFrame::message(sample(1, {5000}, 1), limits)).value(), 1, FrameHead::kSplit);
-  LaneSink lane;
-  FrameReader reader(limits, lane);
+  BulkSink bulk;
+  FrameReader reader(limits, bulk);
   EXPECT_EQ(feed(reader, small, 1000).code(), ErrorCode::kProtocol);
   std::vector<OwnedBuffer> half;
   const std::vector<std::byte> large =

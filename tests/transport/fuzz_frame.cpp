@@ -76,9 +76,10 @@ class Sink : public FrameSink {
     return buffer;
   }
 
-  // A lane that is there, or not; its half has come already, or comes when it is asked for again.
-  Error readFromLane(std::span<const iovec> into) override {
-    if (choice_ % 8 == 4) return FrameSink::readFromLane(into);
+  // A bulk connection that is there, or not; its half has come already, or comes when it is asked
+  // for again.
+  Error readFromBulk(std::span<const iovec> into) override {
+    if (choice_ % 8 == 4) return FrameSink::readFromBulk(into);
     for (const iovec& entry : into) {
       require(entry.iov_len > 0);
       if (entry.iov_base != nullptr) std::memset(entry.iov_base, 0x3C, entry.iov_len);
@@ -86,7 +87,7 @@ class Sink : public FrameSink {
     asked_ = 0;
     return Error::ok();
   }
-  bool laneArrived() override { return choice_ % 16 >= 8 || ++asked_ > 2; }
+  bool bulkArrived() override { return choice_ % 16 >= 8 || ++asked_ > 2; }
 
   Error onArenaFrame(FrameKind kind, std::span<const std::byte> body) override {
     require(body.size() == (kind == FrameKind::kArenaOffer ? ArenaOffer::kBytes : 0));

@@ -4,8 +4,8 @@
 #include <random>
 
 #include "tests/transport/recorder.h"
-#include "transport/base/bytes.h"
 #include "transport/auth/replay_guard.h"
+#include "transport/base/bytes.h"
 
 namespace weft::transport {
 namespace {

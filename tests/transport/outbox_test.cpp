@@ -68,16 +68,16 @@ class OutboxTest : public ::testing::Test {
   }
 
   Limits limits;
-  std::atomic<int> attention{0};
+  std::atomic<int> wakeups{0};
   std::shared_ptr<ScriptedStream> stream = std::make_shared<ScriptedStream>();
-  Outbox outbox{limits, "worker 'x' (rank 1)", [this] { ++attention; }};
+  Outbox outbox{limits, "worker 'x' (rank 1)", [this] { ++wakeups; }};
   int broken = 0;
 };
 
 TEST_F(OutboxTest, AsksForAConnectionOnceAndSendsWhatWaited) {
   expectOk(outbox.send(frame("one"), {}));
   expectOk(outbox.send(frame("two"), {}));
-  EXPECT_EQ(attention, 1);
+  EXPECT_EQ(wakeups, 1);
   EXPECT_TRUE(outbox.connectionWanted());
   outbox.attach(stream);
   EXPECT_EQ(outbox.flush(broken), Outbox::Flushed::kDrained);
@@ -90,7 +90,7 @@ TEST_F(OutboxTest, WritesAtOnceWhenNothingIsQueued) {
   outbox.attach(stream);
   expectOk(outbox.send(frame("now"), {}));
   EXPECT_EQ(frames(), 1U);
-  EXPECT_EQ(attention, 0);
+  EXPECT_EQ(wakeups, 0);
   EXPECT_EQ(outbox.stats().messages_sent, 1U);
 }
 
@@ -98,9 +98,9 @@ TEST_F(OutboxTest, HandsOverWhatDoesNotFitAndKeepsTheOrder) {
   outbox.attach(stream);
   stream->script = {{30, 0, false}, {0, EAGAIN, false}};
   expectOk(outbox.send(frame("first"), {}));
-  EXPECT_EQ(attention, 1);
+  EXPECT_EQ(wakeups, 1);
   expectOk(outbox.send(frame("second"), {}));  // queues behind it
-  EXPECT_EQ(attention, 1);
+  EXPECT_EQ(wakeups, 1);
   stream->script = {{5, 0, false}, {11, 0, false}, {0, EAGAIN, false}};
   EXPECT_EQ(outbox.flush(broken), Outbox::Flushed::kBlocked);
   EXPECT_EQ(outbox.flush(broken), Outbox::Flushed::kDrained);
@@ -118,7 +118,7 @@ TEST_F(OutboxTest, OthersQueueWhileOneWritesAndNothingIsForgotten) {
     EXPECT_EQ(outbox.flush(broken), Outbox::Flushed::kBusy);
   };
   expectOk(outbox.send(frame("first"), {}));
-  EXPECT_EQ(attention, 1);
+  EXPECT_EQ(wakeups, 1);
   EXPECT_EQ(outbox.flush(broken), Outbox::Flushed::kDrained);
   EXPECT_EQ(frames(), 2U);
 }
@@ -139,7 +139,7 @@ TEST_F(OutboxTest, ABrokenStreamIsReportedByTheLoopNotTheCaller) {
   outbox.attach(stream);
   stream->script = {{0, EPIPE, false}};
   expectOk(outbox.send(frame("lost"), {}));
-  EXPECT_EQ(attention, 1);
+  EXPECT_EQ(wakeups, 1);
   EXPECT_EQ(outbox.flush(broken), Outbox::Flushed::kBroken);
   EXPECT_EQ(broken, EPIPE);
   EXPECT_TRUE(outbox.shut({ErrorCode::kPeerLost, "gone"}));
@@ -154,7 +154,7 @@ TEST_F(OutboxTest, ShutWaitsForTheCallerThatWrites) {
   stream->script = {{10, 0, false}, {0, EAGAIN, false}};
   stream->during_write = [&] { EXPECT_FALSE(outbox.shut({ErrorCode::kPeerLost, "gone"})); };
   expectOk(outbox.send(frame("half"), {}));
-  EXPECT_EQ(attention, 1);  // now it can complete
+  EXPECT_EQ(wakeups, 1);  // now it can complete
   EXPECT_FALSE(outbox.writing());
   EXPECT_EQ(outbox.takeUnsent().size(), 1U);
 }
@@ -318,7 +318,7 @@ TEST_F(OutboxTest, AHalfWrittenMessageGoesAgainFromItsBeginning) {
 
 TEST_F(OutboxTest, ACallerThatWritesWhileTheStreamIsReplacedLosesNothing) {
   for (const bool whole : {true, false}) {
-    Outbox box{limits, "worker 'x' (rank 1)", [this] { ++attention; }};
+    Outbox box{limits, "worker 'x' (rank 1)", [this] { ++wakeups; }};
     const auto first = std::make_shared<ScriptedStream>();
     const auto second = std::make_shared<ScriptedStream>();
     box.attach(first);
@@ -334,9 +334,9 @@ TEST_F(OutboxTest, ACallerThatWritesWhileTheStreamIsReplacedLosesNothing) {
       EXPECT_EQ(box.flush(broken), Outbox::Flushed::kBusy);
       expectOk(box.send(frame("four"), {}));
     };
-    attention = 0;
+    wakeups = 0;
     expectOk(box.send(frame("two"), {}));
-    EXPECT_GE(attention, 1);
+    EXPECT_GE(wakeups, 1);
     EXPECT_EQ(box.flush(broken), Outbox::Flushed::kDrained);
     const std::size_t two = second->written.find("two");
     const std::size_t three = second->written.find("three");

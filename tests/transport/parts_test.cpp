@@ -5,11 +5,11 @@
 #include <fstream>
 
 #include "tests/transport/recorder.h"
+#include "transport/auth/key_check.h"
+#include "transport/base/log.h"
 #include "transport/io/address.h"
 #include "transport/io/host_identity.h"
 #include "transport/io/interface.h"
-#include "transport/auth/key_check.h"
-#include "transport/base/log.h"
 #include "transport/peer/peer_state.h"
 #include "transport/session/heartbeat.h"
 
@@ -134,43 +134,44 @@ TEST(Interface, AMasterThatCannotBeFoundIsAnError) {
   EXPECT_FALSE(chooseListenAddress("no-such-host.invalid", "").ok());
 }
 
-TEST(Pulse, BeatsWhenNothingWasSentAndSuspectsSilence) {
-  using Verdict = Pulse::Verdict;
-  const Pulse::Time start{};
+TEST(Heartbeat, BeatsWhenNothingWasSentAndSuspectsSilence) {
+  using Verdict = Heartbeat::Verdict;
+  const Heartbeat::Time start{};
   const auto at = [&](int ms) { return start + milliseconds(ms); };
   const milliseconds none(0);
-  Pulse pulse(start, milliseconds(1000), milliseconds(5000));
-  EXPECT_EQ(pulse.tick(at(500), none, 0, 0), Verdict::kFine);
-  EXPECT_EQ(pulse.tick(at(1000), none, 0, 0), Verdict::kSend);
-  EXPECT_EQ(pulse.tick(at(1500), none, 40, 0), Verdict::kFine);  // sent since
-  EXPECT_EQ(pulse.tick(at(4500), none, 80, 7), Verdict::kFine);  // and heard
-  EXPECT_EQ(pulse.tick(at(6900), none, 90, 7), Verdict::kFine);
-  EXPECT_EQ(pulse.tick(at(7000), none, 95, 7), Verdict::kStale);
-  EXPECT_EQ(pulse.tick(at(9400), none, 90, 7), Verdict::kStale);
-  EXPECT_EQ(pulse.limit(), at(9500));
-  EXPECT_EQ(pulse.tick(at(9500), none, 95, 7), Verdict::kSuspect);
-  EXPECT_EQ(pulse.tick(at(9500), none, 95, 8), Verdict::kFine);  // it did speak
+  Heartbeat heartbeat(start, milliseconds(1000), milliseconds(5000));
+  EXPECT_EQ(heartbeat.tick(at(500), none, 0, 0), Verdict::kFine);
+  EXPECT_EQ(heartbeat.tick(at(1000), none, 0, 0), Verdict::kSend);
+  EXPECT_EQ(heartbeat.tick(at(1500), none, 40, 0), Verdict::kFine);  // sent since
+  EXPECT_EQ(heartbeat.tick(at(4500), none, 80, 7), Verdict::kFine);  // and heard
+  EXPECT_EQ(heartbeat.tick(at(6900), none, 90, 7), Verdict::kFine);
+  EXPECT_EQ(heartbeat.tick(at(7000), none, 95, 7), Verdict::kStale);
+  EXPECT_EQ(heartbeat.tick(at(9400), none, 90, 7), Verdict::kStale);
+  EXPECT_EQ(heartbeat.limit(), at(9500));
+  EXPECT_EQ(heartbeat.tick(at(9500), none, 95, 7), Verdict::kSuspect);
+  EXPECT_EQ(heartbeat.tick(at(9500), none, 95, 8), Verdict::kFine);  // it did speak
 }
 
-TEST(Pulse, AHeartbeatThatIsDueCannotBeMissed) {
+TEST(Heartbeat, AHeartbeatThatIsDueCannotBeMissed) {
   // Even with the shortest timeout allowed, two of them fit before a connection is given up.
-  Pulse pulse(Pulse::Time{}, milliseconds(1000), milliseconds(2000));
-  EXPECT_EQ(pulse.tick(Pulse::Time{} + milliseconds(1400), milliseconds(0), 1, 0),
-            Pulse::Verdict::kFine);
-  EXPECT_EQ(pulse.tick(Pulse::Time{} + milliseconds(1500), milliseconds(0), 2, 0),
-            Pulse::Verdict::kStale);
+  Heartbeat heartbeat(Heartbeat::Time{}, milliseconds(1000), milliseconds(2000));
+  EXPECT_EQ(heartbeat.tick(Heartbeat::Time{} + milliseconds(1400), milliseconds(0), 1, 0),
+            Heartbeat::Verdict::kFine);
+  EXPECT_EQ(heartbeat.tick(Heartbeat::Time{} + milliseconds(1500), milliseconds(0), 2, 0),
+            Heartbeat::Verdict::kStale);
 }
 
-TEST(Pulse, TimeInWhichThisProcessStoodStillDoesNotCount) {
-  using Verdict = Pulse::Verdict;
-  const Pulse::Time start{};
-  Pulse pulse(start, milliseconds(1000), milliseconds(5000));
+TEST(Heartbeat, TimeInWhichThisProcessStoodStillDoesNotCount) {
+  using Verdict = Heartbeat::Verdict;
+  const Heartbeat::Time start{};
+  Heartbeat heartbeat(start, milliseconds(1000), milliseconds(5000));
   // One tick an hour late.
+  EXPECT_EQ(heartbeat.tick(start + std::chrono::hours(1), std::chrono::hours(1) - milliseconds(500),
+                           1, 0),
+            Verdict::kFine);
   EXPECT_EQ(
-      pulse.tick(start + std::chrono::hours(1), std::chrono::hours(1) - milliseconds(500), 1, 0),
-      Verdict::kFine);
-  EXPECT_EQ(pulse.tick(start + std::chrono::hours(1) + milliseconds(4500), milliseconds(0), 2, 0),
-            Verdict::kSuspect);
+      heartbeat.tick(start + std::chrono::hours(1) + milliseconds(4500), milliseconds(0), 2, 0),
+      Verdict::kSuspect);
 }
 
 TEST(PeerState, OnlyTheTablesStepsAreTaken) {

@@ -21,9 +21,9 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "transport/base/unique_fd.h"
 #include "transport/io/address.h"
 #include "transport/io/socket.h"
-#include "transport/base/unique_fd.h"
 
 namespace weft::transport {
 

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "tests/transport/recorder.h"
-#include "transport/io/address.h"
 #include "transport/auth/handshake.h"
+#include "transport/io/address.h"
 #include "transport/io/socket.h"
 
 namespace weft::transport {

@@ -30,7 +30,7 @@ struct Between {
     EndpointOptions options1 = optionsFor(1, via);
     options0.peer_timeout = options1.peer_timeout = std::chrono::hours(1);
     options0.reconnect_timeout = options1.reconnect_timeout = kPatience;
-    options0.lanes.threshold = options1.lanes.threshold = 50'000;
+    options0.bulks.threshold = options1.bulks.threshold = 50'000;
     if (adjust) {
       adjust(options0);
       adjust(options1);
@@ -174,8 +174,8 @@ TEST_P(Reconnect, EveryCallIsExecutedOnceAndAnsweredRightWhileConnectionsBreak) 
       static_cast<unsigned long long>(kCalls), static_cast<unsigned long long>(stats.reconnects),
       static_cast<unsigned long long>(stats.bytes_sent >> 20),
       static_cast<unsigned long long>(stats.arena_bytes_sent >> 20),
-      static_cast<unsigned long long>(stats.lane_bytes_sent >> 20));
-  EXPECT_EQ(stats.lane_bytes_sent > kMiB, GetParam() == Via::kTcp);
+      static_cast<unsigned long long>(stats.bulk_bytes_sent >> 20));
+  EXPECT_EQ(stats.bulk_bytes_sent > kMiB, GetParam() == Via::kTcp);
   EXPECT_GT(stats.reconnects, kCalls / 1000);
   EXPECT_EQ(stats.messages_sent, kCalls);
   EXPECT_EQ(statsOf(*between.b).messages_received, kCalls);

@@ -194,12 +194,12 @@ class Side : public FrameSink {
     if (result.error != 0 || result.end) return;
     const Error error = reader_->commit(result.count);
     ASSERT_FALSE(error) << error.text();
-    if (session_.ackAsked(outbox_->ackTold())) outbox_->control(FrameKind::kAck);
+    if (session_.ackAsked(outbox_->lastAckSent())) outbox_->control(FrameKind::kAck);
   }
   void tick() {
     outbox_->tidy();
     if (!linked()) return;
-    if (session_.ackOverdue(outbox_->ackTold())) {
+    if (session_.ackOverdue(outbox_->lastAckSent())) {
       outbox_->control(FrameKind::kAck);
     } else if (random_.oneIn(4)) {
       outbox_->control(FrameKind::kHeartbeat);

@@ -1,6 +1,7 @@
 """How Weft's own C++ is compiled. Every target of ours goes through these macros."""
 
 load("//tools/bazel:headers_only.bzl", "headers_only")
+load("//tools/bazel:precompiled_header.bzl", "precompiled_header")
 
 # Torch's headers are system includes and stay silent. Symbols are hidden unless they say
 # WEFT_API: libtorch_cpu.so exports thousands, and nothing of ours may meet one by accident.
@@ -13,18 +14,31 @@ _COPTS = [
     "-fvisibility=hidden",
 ]
 
-def weft_cc_library(name, copts = [], headers = None, **kwargs):
+def _torch(deps):
+    """More flags and dependencies of a target that names torch: its headers, parsed once."""
+    if "//third_party/torch:torch_cpu" in deps or "//third_party/torch:torch_python" in deps:
+        header = "third_party/torch/parsed_torch"
+        return ["-include", header + ".h"], ["//third_party/torch:parsed_torch"]
+    return [], []
+
+def weft_precompiled_header(name, **kwargs):
+    precompiled_header(name = name, copts = _COPTS, **kwargs)
+
+def weft_cc_library(name, copts = [], deps = [], headers = None, **kwargs):
     """A cc_library with Weft's warnings.
 
     Args:
       name: the target.
       copts: more compiler flags.
+      deps: the libraries it uses.
       headers: if given, also a target of this name with the same headers and no code.
       **kwargs: as for cc_library.
     """
+    torch_copts, torch_deps = _torch(deps)
     native.cc_library(
         name = name,
-        copts = _COPTS + copts,
+        copts = _COPTS + torch_copts + copts,
+        deps = deps + torch_deps,
         **kwargs
     )
     if headers:
@@ -37,16 +51,23 @@ def weft_cc_library(name, copts = [], headers = None, **kwargs):
             deps = [":" + name],
         )
 
-def weft_cc_binary(name, copts = [], **kwargs):
-    native.cc_binary(name = name, copts = _COPTS + copts, **kwargs)
+def weft_cc_binary(name, copts = [], deps = [], **kwargs):
+    torch_copts, torch_deps = _torch(deps)
+    native.cc_binary(
+        name = name,
+        copts = _COPTS + torch_copts + copts,
+        deps = deps + torch_deps,
+        **kwargs
+    )
 
 def weft_cc_test(name, copts = [], deps = [], size = "small", main = True, **kwargs):
     """A GoogleTest binary. main = False where the test brings its own main()."""
+    torch_copts, torch_deps = _torch(deps)
     native.cc_test(
         name = name,
         size = size,
-        copts = _COPTS + copts,
-        deps = deps + ["//third_party/googletest:gtest_main" if main else "//third_party/googletest:gtest"],
+        copts = _COPTS + torch_copts + copts,
+        deps = deps + torch_deps + ["//third_party/googletest:gtest_main" if main else "//third_party/googletest:gtest"],
         **kwargs
     )
 

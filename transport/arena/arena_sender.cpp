@@ -7,10 +7,10 @@
 #include <thread>
 #include <utility>
 
-#include "transport/memory/fast_memcpy.h"
 #include "transport/base/log.h"
-#include "transport/memory/pages.h"
 #include "transport/io/stream.h"
+#include "transport/memory/fast_memcpy.h"
+#include "transport/memory/pages.h"
 
 namespace weft::transport {
 
@@ -127,7 +127,7 @@ ArenaPlacement ArenaSender::place(const Message& message, bool may_export) {
     if (together) {
       ranges.push_back({block->data, buffer->data, buffer->size});
     } else {
-      copyToArena(block->data, buffer->data, buffer->size);
+      fastMemcpy(block->data, buffer->data, buffer->size);
     }
   }
   if (!ranges.empty()) copyTogether(std::move(ranges));
@@ -224,8 +224,8 @@ void ArenaSender::close() noexcept {
 
 void ArenaSender::tick(std::chrono::steady_clock::time_point now) {
   if (state_.load(std::memory_order_relaxed) != State::kLive) return;
-  if (!quiet_.look(bytes_sent_.load(std::memory_order_relaxed), now)) return;
-  if (const auto memory = arena()) memory->trim(Quiet::kKeep, Quiet::kTrimAtOnce);
+  if (!idle_.look(bytes_sent_.load(std::memory_order_relaxed), now)) return;
+  if (const auto memory = arena()) memory->trim(IdleDetector::kKeep, IdleDetector::kTrimAtOnce);
 }
 
 }  // namespace weft::transport

@@ -12,13 +12,13 @@
 #include <utility>
 #include <vector>
 
+#include "transport/arena/shared_arena.h"
+#include "transport/arena/shared_copy.h"
 #include "transport/base/buffer.h"
 #include "transport/base/error.h"
 #include "transport/memory/exported_block.h"
+#include "transport/memory/idle_detector.h"
 #include "transport/options.h"
-#include "transport/memory/idle_trimmer.h"
-#include "transport/arena/shared_arena.h"
-#include "transport/arena/shared_copy.h"
 
 namespace weft::transport {
 
@@ -137,7 +137,7 @@ class ArenaSender {
   std::shared_ptr<SharedArena> arena_;  // guarded by mutex_
 
   // loop thread
-  Quiet quiet_;
+  IdleDetector idle_;
 };
 
 }  // namespace weft::transport

@@ -9,21 +9,21 @@
 #include <new>
 #include <string>
 
+#include "transport/base/system_error.h"
 #include "transport/memory/huge_pages.h"
 #include "transport/memory/sealed_memory.h"
-#include "transport/base/system_error.h"
 
 namespace weft::transport {
 namespace {
 
-Error lie(std::string text) { return {ErrorCode::kProtocol, std::move(text)}; }
+Error protocolError(std::string text) { return {ErrorCode::kProtocol, std::move(text)}; }
 
 Error checkMemory(const ArenaOffer& offer, int fd) {
   const Result<SealedMemory> memory = sealedMemory(fd, F_SEAL_SHRINK);
   if (!memory.ok()) return memory.error();
   if (memory.value().bytes != offer.file_bytes) {
-    return lie("the shared memory it offers has " + std::to_string(memory.value().bytes) +
-               " bytes instead of " + std::to_string(offer.file_bytes));
+    return protocolError("the shared memory it offers has " + std::to_string(memory.value().bytes) +
+                         " bytes instead of " + std::to_string(offer.file_bytes));
   }
   return Error::ok();
 }
@@ -51,9 +51,11 @@ class ArenaView::Lease {
 Result<std::shared_ptr<ArenaView>> ArenaView::open(const ArenaOffer& offer, const UniqueFd& fd,
                                                    std::uint64_t max_bytes) {
   if (offer.slot_count == 0 || offer.slot_count > kArenaMaxSlots) {
-    return lie("it offers shared memory with " + std::to_string(offer.slot_count) + " slots");
+    return protocolError("it offers shared memory with " + std::to_string(offer.slot_count) +
+                         " slots");
   }
-  if (offer.file_bytes <= kArenaDataOffset) return lie("it offers shared memory without room");
+  if (offer.file_bytes <= kArenaDataOffset)
+    return protocolError("it offers shared memory without room");
   if (offer.file_bytes > max_bytes) {
     return Error(ErrorCode::kLimitExceeded, "it offers " + std::to_string(offer.file_bytes) +
                                                 " bytes of shared memory, the limit here is " +
@@ -85,17 +87,18 @@ ArenaSlot& ArenaView::slot(std::uint32_t index) const noexcept {
 
 Result<OwnedBuffer> ArenaView::lend(const ArenaDescriptor& block, std::uint64_t size) {
   if (block.slot >= slot_count_) {
-    return lie("a buffer in slot " + std::to_string(block.slot) + " of " +
-               std::to_string(slot_count_) + " in shared memory");
+    return protocolError("a buffer in slot " + std::to_string(block.slot) + " of " +
+                         std::to_string(slot_count_) + " in shared memory");
   }
   if (block.offset < kArenaDataOffset || block.offset >= file_bytes_ || size == 0 ||
       size > file_bytes_ - block.offset) {
-    return lie("a buffer outside of shared memory");
+    return protocolError("a buffer outside of shared memory");
   }
-  if (block.offset % kArenaAlignment != 0) return lie("a crooked buffer in shared memory");
+  if (block.offset % kArenaAlignment != 0)
+    return protocolError("a misaligned buffer in shared memory");
   std::uint32_t state = kSlotOffered;
   if (!slot(block.slot).compare_exchange_strong(state, kSlotTaken, std::memory_order_acq_rel)) {
-    return lie("a buffer in shared memory that is not on offer");
+    return protocolError("a buffer in shared memory that is not on offer");
   }
   return OwnedBuffer{base_ + block.offset, static_cast<std::size_t>(size),
                      std::make_shared<Lease>(shared_from_this(), block.slot)};

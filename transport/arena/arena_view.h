@@ -26,8 +26,8 @@ namespace weft::transport {
 
 class ArenaView : public std::enable_shared_from_this<ArenaView> {
  public:
-  // Maps what `offer` announced. kProtocol: the offer is a lie, the link should be closed.
-  // Any other error: it cannot be used here; the offer should be refused.
+  // Maps what `offer` announced. kProtocol: the offer is a protocolError, the link should be
+  // closed. Any other error: it cannot be used here; the offer should be refused.
   static Result<std::shared_ptr<ArenaView>> open(const ArenaOffer& offer, const UniqueFd& fd,
                                                  std::uint64_t max_bytes);
   ~ArenaView();

@@ -12,11 +12,11 @@
 #include <utility>
 
 #include "transport/base/check.h"
+#include "transport/base/secure_random.h"
+#include "transport/base/system_error.h"
 #include "transport/memory/huge_pages.h"
 #include "transport/memory/pages.h"
 #include "transport/memory/sealed_memory.h"
-#include "transport/base/secure_random.h"
-#include "transport/base/system_error.h"
 
 namespace weft::transport {
 namespace {

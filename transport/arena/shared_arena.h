@@ -23,9 +23,9 @@
 #include <vector>
 
 #include "transport/arena/arena_layout.h"
-#include "transport/memory/block_allocator.h"
 #include "transport/base/error.h"
 #include "transport/base/unique_fd.h"
+#include "transport/memory/block_allocator.h"
 
 namespace weft::transport {
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "transport/io/event_loop.h"
 #include "transport/base/spin.h"
+#include "transport/io/event_loop.h"
 
 namespace weft::transport {
 namespace {
@@ -36,7 +36,7 @@ void SharedCopy::copyBytes(std::size_t begin, std::size_t end) noexcept {
     const CopyRange& range = ranges_[index];
     const std::size_t at = begin - (ends_[index] - range.bytes);
     const std::size_t some = std::min(end, ends_[index]) - begin;
-    copyToArena(range.to + at, range.from + at, some, way_);
+    fastMemcpy(range.to + at, range.from + at, some, way_);
     begin += some;
   }
 }

@@ -5,8 +5,8 @@
 #include <functional>
 #include <memory>
 
-#include "transport/io/event_loop.h"
 #include "transport/auth/handshake.h"
+#include "transport/io/event_loop.h"
 #include "transport/io/stream.h"
 
 namespace weft::transport {

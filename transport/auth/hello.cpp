@@ -120,7 +120,7 @@ void encodeClaim(const SessionClaim& claim, std::byte* out) noexcept {
   storeLittle<std::uint64_t>(out + 8, claim.peer);
   storeLittle<std::uint64_t>(out + 16, claim.received);
   storeLittle<std::uint32_t>(out + 24, claim.link);
-  storeLittle<std::uint32_t>(out + 28, claim.lane);
+  storeLittle<std::uint32_t>(out + 28, claim.bulk);
 }
 
 ProofBytes encodeProof(const Proof& proof) {
@@ -140,9 +140,9 @@ std::optional<Proof> decodeProof(std::span<const std::byte, Proof::kBytes> bytes
   proof.claim.peer = loadLittle<std::uint64_t>(claim + 8);
   proof.claim.received = loadLittle<std::uint64_t>(claim + 16);
   proof.claim.link = loadLittle<std::uint32_t>(claim + 24);
-  proof.claim.lane = loadLittle<std::uint32_t>(claim + 28);
+  proof.claim.bulk = loadLittle<std::uint32_t>(claim + 28);
   if (proof.claim.own == 0 || proof.claim.link == 0) return std::nullopt;
-  if (proof.claim.lane > 1) return std::nullopt;
+  if (proof.claim.bulk > 1) return std::nullopt;
   return proof;
 }
 

@@ -14,7 +14,8 @@ struct SessionClaim {
   std::uint64_t peer = 0;      // the other side's, when it is known; else 0: there was no link yet
   std::uint64_t received = 0;  // the last data frame that this side has whole
   std::uint32_t link = 0;      // which connection of the session this one is to be; from 1
-  std::uint32_t lane = 0;      // 1: not that connection itself, but the lane of the one that stands
+  std::uint32_t bulk =
+      0;  // 1: not that connection itself, but the bulk connection of the one that stands
 
   bool operator==(const SessionClaim&) const = default;
 };

@@ -4,7 +4,8 @@
 //   head (40 bytes) | table: buffer_count x u64 | descriptors: 16 bytes for each buffer in
 //   shared or exported memory | header bytes | the other buffers, one after another
 //
-// The last part of a split frame's buffers comes over the link's lane instead (Lane).
+// The last part of a split frame's buffers comes over the link's bulk connection instead
+// (BulkConnection).
 //
 // All integers are little-endian. Decoding is total: any 40 bytes give a head or an Error.
 #pragma once
@@ -37,7 +38,8 @@ struct FrameHead {
   static constexpr std::uint8_t kVersion = 1;
   // Flags of data.
   static constexpr std::uint16_t kAckNow = 1;  // the sender waits for its ack
-  static constexpr std::uint16_t kSplit = 2;   // laneShare() of its bytes come over the lane
+  static constexpr std::uint16_t kSplit =
+      2;  // bulkShare() of its bytes come over the bulk connection
 
   FrameKind kind = FrameKind::kData;
   std::uint16_t flags = 0;
@@ -56,10 +58,11 @@ void encodeFrameHead(const FrameHead& head, std::byte* out) noexcept;
 Result<FrameHead> decodeFrameHead(std::span<const std::byte, FrameHead::kBytes> bytes,
                                   const Limits& limits);
 
-// How many of the buffer bytes that a split frame carries come over the lane: the last half, so
-// that both connections have as much to do. Whole pages, because both sides copy those faster.
+// How many of the buffer bytes that a split frame carries come over the bulk connection: the last
+// half, so that both connections have as much to do. Whole pages, because both sides copy those
+// faster.
 inline constexpr std::uint64_t kLaneUnit = 4096;
-constexpr std::uint64_t laneShare(std::uint64_t carried) noexcept {
+constexpr std::uint64_t bulkShare(std::uint64_t carried) noexcept {
   return carried / 2 / kLaneUnit * kLaneUnit;
 }
 

@@ -25,7 +25,7 @@ Result<OwnedBuffer> FrameSink::exportedBuffer(const ArenaDescriptor&, std::uint6
   return protocolError("a buffer in exported memory, which is not used here");
 }
 
-Error FrameSink::readFromLane(std::span<const iovec>) {
+Error FrameSink::readFromBulk(std::span<const iovec>) {
   return protocolError("a half of a message over a second connection, of which there is none");
 }
 
@@ -107,7 +107,7 @@ Result<FrameReader::Step> FrameReader::step() {
       return readBuffers();
     case State::kDiscard:
       return discard();
-    case State::kLane:
+    case State::kBulk:
       return whole();
     case State::kEnded:
       begin_ = end_;
@@ -256,7 +256,7 @@ Result<FrameReader::Step> FrameReader::announce() {
       return protocolError("the receiver supplied too small a buffer");
     }
   }
-  if (Error error = cutForLane()) return error;
+  if (Error error = cutForBulk()) return error;
   buffer_index_ = 0;
   buffer_filled_ = 0;
   skipFullBuffers();
@@ -265,21 +265,21 @@ Result<FrameReader::Step> FrameReader::announce() {
 }
 
 Result<FrameReader::Step> FrameReader::passBuffers() {
-  if (Error error = cutForLane()) return error;
+  if (Error error = cutForBulk()) return error;
   state_ = State::kDiscard;
   return Step::kGoOn;
 }
 
-// What comes over the lane is not to be read here.
-Error FrameReader::cutForLane() {
+// What comes over the bulk connection is not to be read here.
+Error FrameReader::cutForBulk() {
   if (!split()) return Error::ok();
-  std::uint64_t share = laneShare(left_);
+  std::uint64_t share = bulkShare(left_);
   if (share == 0) return protocolError("a split message with nothing to split");
   left_ -= share;
   std::vector<iovec> into;
   if (discarded_) {
     into.push_back({nullptr, static_cast<std::size_t>(share)});
-    return sink_.readFromLane(into);
+    return sink_.readFromBulk(into);
   }
   for (std::size_t i = unread_.size(); share > 0; --i) {
     std::uint64_t& here = unread_[i - 1];
@@ -289,7 +289,7 @@ Error FrameReader::cutForLane() {
     if (part > 0) into.push_back({buffers_[i - 1].data + here, static_cast<std::size_t>(part)});
   }
   std::reverse(into.begin(), into.end());
-  return sink_.readFromLane(into);
+  return sink_.readFromBulk(into);
 }
 
 Result<FrameReader::Step> FrameReader::readBuffers() {
@@ -307,8 +307,8 @@ Result<FrameReader::Step> FrameReader::readBuffers() {
 
 // All that comes over this link.
 Result<FrameReader::Step> FrameReader::whole() {
-  if (split() && !sink_.laneArrived()) {
-    state_ = State::kLane;
+  if (split() && !sink_.bulkArrived()) {
+    state_ = State::kBulk;
     keepHeader();
     return Step::kNeedMore;
   }

@@ -19,8 +19,8 @@
 
 #include "transport/arena/arena_layout.h"
 #include "transport/base/buffer.h"
-#include "transport/endpoint.h"
 #include "transport/base/error.h"
+#include "transport/endpoint.h"
 #include "transport/frame/frame.h"
 
 namespace weft::transport {
@@ -45,12 +45,12 @@ class FrameSink {
   // it cannot be had here, and the frame should come again without it. Another error ends the link,
   // too. Default: there is none.
   virtual Result<OwnedBuffer> exportedBuffer(const ArenaDescriptor& place, std::uint64_t size);
-  // Half of the frame's bytes come over the link's lane, `into` these (one entry without a place:
-  // to be read past), in memory that stays until the reader is gone or asked laneArrived() and
-  // heard yes. An Error ends the link. Default: there is no lane.
-  virtual Error readFromLane(std::span<const iovec> into);
+  // Half of the frame's bytes come over the link's bulk connection, `into` these (one entry without
+  // a place: to be read past), in memory that stays until the reader is gone or asked bulkArrived()
+  // and heard yes. An Error ends the link. Default: there is no bulk connection.
+  virtual Error readFromBulk(std::span<const iovec> into);
   // They are there. If not, FrameReader::resume() follows when they are.
-  virtual bool laneArrived() { return false; }
+  virtual bool bulkArrived() { return false; }
   // A frame about the arena; `body` is an encoded ArenaOffer or empty. An Error ends the link.
   // Default: nothing is known of arenas here.
   virtual Error onArenaFrame(FrameKind kind, std::span<const std::byte> body);
@@ -68,8 +68,9 @@ class FrameReader {
   // `count` bytes were put into the entries, in order. An Error is final.
   Error commit(std::size_t count);
 
-  // The rest of a frame comes over the lane: nothing is to be read before resume() has gone on.
-  bool waiting() const noexcept { return state_ == State::kLane; }
+  // The rest of a frame comes over the bulk connection: nothing is to be read before resume() has
+  // gone on.
+  bool waiting() const noexcept { return state_ == State::kBulk; }
   // Looks whether it has come. An Error is final.
   Error resume();
 
@@ -90,7 +91,7 @@ class FrameReader {
     kHeader,
     kBuffers,
     kDiscard,
-    kLane,  // all is here but what comes over the lane
+    kBulk,  // all is here but what comes over the bulk connection
     kEnded
   };
   enum class Step : std::uint8_t { kGoOn, kNeedMore };
@@ -107,7 +108,7 @@ class FrameReader {
   Result<Step> readBuffers();
   Result<Step> discard();
   Result<Step> passBuffers();
-  Error cutForLane();
+  Error cutForBulk();
   Result<Step> whole();
   Step finish();
 

@@ -91,8 +91,8 @@ OutFrame OutFrame::arenaOffer(std::shared_ptr<SharedArena> arena) {
 }
 
 std::vector<OwnedBuffer> OutFrame::split() {
-  lane_bytes_ = laneShare(carried());
-  std::uint64_t skip = carried() - lane_bytes_;
+  bulk_bytes_ = bulkShare(carried());
+  std::uint64_t skip = carried() - bulk_bytes_;
   std::vector<OwnedBuffer> half;
   for (const OwnedBuffer& buffer : message_.buffers) {
     const std::uint64_t here = std::min<std::uint64_t>(skip, buffer.size);
@@ -105,7 +105,7 @@ std::vector<OwnedBuffer> OutFrame::split() {
 }
 
 void OutFrame::rewind() noexcept {
-  if (std::exchange(lane_bytes_, 0) > 0) {
+  if (std::exchange(bulk_bytes_, 0) > 0) {
     head_.flags &= static_cast<std::uint16_t>(~FrameHead::kSplit);
     encodeFrameHead(head_, front_.data());
   }

@@ -35,7 +35,7 @@ class OutFrame {
   // Numbers the frame; call once, before gather(). From here on its blocks are the receiver's.
   void seal(std::uint64_t sequence, std::uint64_t ack, std::uint16_t flags = 0) noexcept;
   // Before seal(), which is to be given kSplit then: the second half of the bytes that it carries
-  // is taken out, for the lane. The buffers' owners are held by both.
+  // is taken out, for the bulk connection. The buffers' owners are held by both.
   std::vector<OwnedBuffer> split();
   // Nothing of it counts as written any more: it will go to another stream, whole.
   void rewind() noexcept;
@@ -57,10 +57,10 @@ class OutFrame {
   std::uint64_t carried() const noexcept {
     return size_ - FrameHead::kBytes - table_bytes_ - message_.header.size();
   }
-  // Those that the lane has.
-  std::uint64_t laneBytes() const noexcept { return lane_bytes_; }
+  // Those that the bulk connection has.
+  std::uint64_t laneBytes() const noexcept { return bulk_bytes_; }
   // To be written.
-  std::uint64_t left() const noexcept { return size_ - lane_bytes_ - written_; }
+  std::uint64_t left() const noexcept { return size_ - bulk_bytes_ - written_; }
   // The descriptors to send with the first byte; empty: none, or sent already.
   std::span<const int> fdsToSend() const noexcept {
     if (written_ > 0) return {};
@@ -91,7 +91,7 @@ class OutFrame {
   std::shared_ptr<SharedArena> offered_;
   int offered_fd_ = -1;
   std::uint64_t size_ = 0;
-  std::uint64_t lane_bytes_ = 0;  // the last ones
+  std::uint64_t bulk_bytes_ = 0;  // the last ones
   std::uint64_t written_ = 0;
   // The first unwritten byte. Parts: 0 head and short table, 1 long table, 2 header, 3… buffers.
   std::size_t part_ = 0;

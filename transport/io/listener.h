@@ -4,8 +4,8 @@
 #include <functional>
 #include <memory>
 
-#include "transport/io/event_loop.h"
 #include "transport/base/unique_fd.h"
+#include "transport/io/event_loop.h"
 
 namespace weft::transport {
 

@@ -16,10 +16,10 @@
 #include <utility>
 #include <vector>
 
+#include "transport/base/system_error.h"
 #include "transport/memory/huge_pages.h"
 #include "transport/memory/pages.h"
 #include "transport/memory/sealed_memory.h"
-#include "transport/base/system_error.h"
 
 namespace weft::transport {
 namespace {
@@ -65,17 +65,17 @@ struct ExportedBlock::Registry {
   std::size_t fds = 0;      // whoever counts one makes a File, which counts it off
   // Of what was received, by device and number.
   std::map<std::pair<std::uint64_t, std::uint64_t>, std::weak_ptr<const File>> files;
-  struct Kept {
+  struct CachedBlock {
     std::unique_ptr<ExportedBlock> block;
     std::chrono::steady_clock::time_point since;
   };
-  std::deque<Kept> kept;  // oldest first
+  std::deque<CachedBlock> kept;  // oldest first
   std::uint64_t kept_bytes = 0;
   int keepers = 0;
 
   // With the lock; the one there is at least.
-  Kept takeOldest() {
-    Kept oldest = std::move(kept.front());
+  CachedBlock takeOldest() {
+    CachedBlock oldest = std::move(kept.front());
     kept.pop_front();
     kept_bytes -= oldest.block->mapped_;
     return oldest;
@@ -166,19 +166,19 @@ Result<std::shared_ptr<ExportedBlock>> ExportedBlock::create(std::size_t bytes) 
   std::shared_ptr<ExportedBlock> block(
       new ExportedBlock(std::make_shared<const File>(std::move(fd)), bytes_there, mapped, 0, 0,
                         bytes, State::kShared));
-  enter(*block);
+  insert(*block);
   return block;
 }
 
 // A block is entered as long as it has users.
-void ExportedBlock::enter(ExportedBlock& block) {
+void ExportedBlock::insert(ExportedBlock& block) {
   Registry& all = registry();
   const std::lock_guard<std::mutex> lock(all.mutex);
   all.blocks[reinterpret_cast<std::uintptr_t>(block.base_)] = &block;
   all.count.store(all.blocks.size(), std::memory_order_release);
 }
 
-void ExportedBlock::strike(ExportedBlock& block) {
+void ExportedBlock::erase(ExportedBlock& block) {
   Registry& all = registry();
   const std::lock_guard<std::mutex> lock(all.mutex);
   all.blocks.erase(reinterpret_cast<std::uintptr_t>(block.base_));
@@ -201,7 +201,7 @@ std::shared_ptr<ExportedBlock> ExportedBlock::find(const std::byte* data, std::s
 
 ExportedBlock::~ExportedBlock() {
   Registry& all = registry();
-  if (own_) strike(*this);
+  if (own_) erase(*this);
   {
     const std::lock_guard<std::mutex> lock(all.mutex);
     if (own_) {
@@ -335,16 +335,16 @@ std::shared_ptr<const ExportedBlock::File> ExportedBlock::fileOf(const UniqueFd&
 
 std::shared_ptr<ExportedBlock> ExportedBlock::lend(std::unique_ptr<ExportedBlock> block) {
   std::shared_ptr<ExportedBlock> lent(block.release(), [](ExportedBlock* raw) { takeBack(raw); });
-  enter(*lent);
+  insert(*lent);
   return lent;
 }
 
 void ExportedBlock::takeBack(ExportedBlock* raw) {
   std::unique_ptr<ExportedBlock> block(raw);
-  strike(*block);
+  erase(*block);
   if (block->mapped_ > kKeptBytes / 2 || !block->untouched(block->base_, block->mapped_)) return;
   Registry& all = registry();
-  std::vector<Registry::Kept> gone;  // unmapped after the lock
+  std::vector<Registry::CachedBlock> gone;  // unmapped after the lock
   const std::lock_guard<std::mutex> lock(all.mutex);
   if (all.keepers == 0) {
     gone.push_back({std::move(block), {}});
@@ -361,13 +361,13 @@ void ExportedBlock::populate() noexcept {
     ::madvise(base_, mapped_, MADV_POPULATE_READ);
 }
 
-ExportedBlock::Keeping::Keeping() {
+ExportedBlock::Cache::Cache() {
   Registry& all = registry();
   const std::lock_guard<std::mutex> lock(all.mutex);
   ++all.keepers;
 }
 
-ExportedBlock::Keeping::~Keeping() {
+ExportedBlock::Cache::~Cache() {
   {
     Registry& all = registry();
     const std::lock_guard<std::mutex> lock(all.mutex);
@@ -376,12 +376,12 @@ ExportedBlock::Keeping::~Keeping() {
   forget(std::chrono::steady_clock::time_point::max());
 }
 
-void ExportedBlock::Keeping::tick(std::chrono::steady_clock::time_point now) {
+void ExportedBlock::Cache::tick(std::chrono::steady_clock::time_point now) {
   forget(now - kKeptFor);
 }
 
 void ExportedBlock::forget(std::chrono::steady_clock::time_point before) {
-  std::vector<Registry::Kept> gone;  // unmapped after the lock
+  std::vector<Registry::CachedBlock> gone;  // unmapped after the lock
   Registry& all = registry();
   const std::lock_guard<std::mutex> lock(all.mutex);
   while (!all.kept.empty() && all.kept.front().since < before)

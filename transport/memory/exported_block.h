@@ -29,8 +29,8 @@
 
 #include "transport/base/buffer.h"
 #include "transport/base/error.h"
-#include "transport/memory/sealed_memory.h"
 #include "transport/base/unique_fd.h"
+#include "transport/memory/sealed_memory.h"
 
 namespace weft::transport {
 
@@ -78,12 +78,12 @@ class ExportedBlock : public std::enable_shared_from_this<ExportedBlock> {
   void populate() noexcept;
 
   // While one of these lives, mappings are kept; its owner calls tick() now and then.
-  class Keeping {
+  class Cache {
    public:
-    Keeping();
-    ~Keeping();
-    Keeping(const Keeping&) = delete;
-    Keeping& operator=(const Keeping&) = delete;
+    Cache();
+    ~Cache();
+    Cache(const Cache&) = delete;
+    Cache& operator=(const Cache&) = delete;
     static void tick(std::chrono::steady_clock::time_point now);
   };
 
@@ -107,8 +107,8 @@ class ExportedBlock : public std::enable_shared_from_this<ExportedBlock> {
   ExportedBlock(std::shared_ptr<const File> file, std::byte* base, std::size_t mapped,
                 std::uint64_t file_offset, std::size_t skip, std::size_t size, State state);
   static Registry& registry();
-  static void enter(ExportedBlock& block);
-  static void strike(ExportedBlock& block);
+  static void insert(ExportedBlock& block);
+  static void erase(ExportedBlock& block);
   static std::shared_ptr<ExportedBlock> lend(std::unique_ptr<ExportedBlock> block);
   static void takeBack(ExportedBlock* raw);
   static void forget(std::chrono::steady_clock::time_point before);

@@ -32,8 +32,8 @@ bool hasFastRepMovsb() noexcept {
 
 void copyPastCache(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
   if (bytes == 0) return;  // memcpy wants pointers even then
-  const std::size_t crooked = reinterpret_cast<std::uintptr_t>(to) % kLine;
-  const std::size_t head = std::min(bytes, crooked == 0 ? 0 : kLine - crooked);
+  const std::size_t misaligned = reinterpret_cast<std::uintptr_t>(to) % kLine;
+  const std::size_t head = std::min(bytes, misaligned == 0 ? 0 : kLine - misaligned);
   std::memcpy(to, from, head);
   std::size_t at = head;
   for (; at + kLine <= bytes; at += kLine) {
@@ -55,7 +55,7 @@ void copyPastCache(std::byte* to, const std::byte* from, std::size_t bytes) noex
 
 }  // namespace
 
-void copyToArena(std::byte* to, const std::byte* from, std::size_t bytes, CopyWay way) noexcept {
+void fastMemcpy(std::byte* to, const std::byte* from, std::size_t bytes, CopyWay way) noexcept {
   static const bool fast = hasFastRepMovsb();
   if (way == CopyWay::kPastCache) {
     copyPastCache(to, from, bytes);
@@ -66,7 +66,7 @@ void copyToArena(std::byte* to, const std::byte* from, std::size_t bytes, CopyWa
   }
 }
 #else
-void copyToArena(std::byte* to, const std::byte* from, std::size_t bytes, CopyWay) noexcept {
+void fastMemcpy(std::byte* to, const std::byte* from, std::size_t bytes, CopyWay) noexcept {
   std::memcpy(to, from, bytes);
 }
 #endif

@@ -25,7 +25,7 @@ constexpr CopyWay wayFor(std::size_t bytes) noexcept {
 }
 
 // As memcpy. `to` should be aligned to a cache line, else the instruction can be slow.
-void copyToArena(std::byte* to, const std::byte* from, std::size_t bytes,
-                 CopyWay way = CopyWay::kThroughCache) noexcept;
+void fastMemcpy(std::byte* to, const std::byte* from, std::size_t bytes,
+                CopyWay way = CopyWay::kThroughCache) noexcept;
 
 }  // namespace weft::transport

@@ -50,7 +50,7 @@ int collapse(std::byte* at, std::uint64_t bytes) {
 
 // Whether huge pages should be asked for, by what they have cost so far. Any thread: what two of
 // them tell at once may be counted as one.
-class Patience {
+class RetryBackoff {
  public:
   bool mayAsk() const noexcept {
     return Clock::now().time_since_epoch() >= not_before_.load(std::memory_order_relaxed);
@@ -105,7 +105,7 @@ void* mapAligned(std::uint64_t bytes, int protection, int flags, int fd, std::ui
 }
 
 void makeHuge(std::byte* at, std::uint64_t bytes) noexcept {
-  static Patience patience;
+  static RetryBackoff patience;
   const auto address = reinterpret_cast<std::uintptr_t>(at);
   const std::uint64_t before = roundUp(address, kHuge) - address;
   if (bytes < before + kHuge || !allowed()) return;

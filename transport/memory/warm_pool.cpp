@@ -78,7 +78,7 @@ void WarmPool::tick(std::chrono::steady_clock::time_point now) {
     const std::lock_guard<std::mutex> lock(mutex_);
     return taken_;
   }();
-  if (quiet_.look(taken, now)) trim(Quiet::kKeep, Quiet::kTrimAtOnce);
+  if (idle_.look(taken, now)) trim(IdleDetector::kKeep, IdleDetector::kTrimAtOnce);
 }
 
 std::uint64_t WarmPool::trim(std::uint64_t keep, std::uint64_t most) {

@@ -19,9 +19,9 @@
 #include <memory>
 #include <mutex>
 
-#include "transport/memory/block_allocator.h"
 #include "transport/base/buffer.h"
-#include "transport/memory/idle_trimmer.h"
+#include "transport/memory/block_allocator.h"
+#include "transport/memory/idle_detector.h"
 
 namespace weft::transport {
 
@@ -42,7 +42,7 @@ class WarmPool : public std::enable_shared_from_this<WarmPool> {
   // is gone. No data: too small a buffer, or no room.
   OwnedBuffer take(std::size_t size);
 
-  // Now and then: gives back what has not been used for a while (Quiet).
+  // Now and then: gives back what has not been used for a while (IdleDetector).
   void tick(std::chrono::steady_clock::time_point now);
   // Gives the memory of free ranges back to the system, at most `most` bytes of it, while more than
   // `keep` is held. Returns the bytes given back.
@@ -67,7 +67,7 @@ class WarmPool : public std::enable_shared_from_this<WarmPool> {
   const std::unique_ptr<bool[]> used_;  // per 2 MiB: it may have pages
   std::uint64_t taken_ = 0;             // blocks so far
 
-  Quiet quiet_;  // of the thread that calls tick()
+  IdleDetector idle_;  // of the thread that calls tick()
 };
 
 }  // namespace weft::transport

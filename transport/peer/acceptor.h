@@ -10,18 +10,18 @@
 #include <unordered_map>
 #include <vector>
 
-#include "transport/endpoint.h"
-#include "transport/io/event_loop.h"
 #include "transport/auth/handshake.h"
 #include "transport/auth/handshake_runner.h"
-#include "transport/io/listener.h"
 #include "transport/auth/replay_guard.h"
+#include "transport/endpoint.h"
+#include "transport/io/event_loop.h"
+#include "transport/io/listener.h"
 #include "transport/io/socket.h"
 
 namespace weft::transport {
 
 // A dialler that was admitted.
-struct Newcomer {
+struct AuthenticatedPeer {
   Hello hello;
   SessionClaim claim;
   std::shared_ptr<Stream> stream;
@@ -33,7 +33,7 @@ class Acceptor final : private AcceptPolicy {
     // The dialler has proved that it holds the key: is it welcome?
     std::function<RefusalCode(const Hello&, const SessionClaim& theirs, SessionClaim& ours)> admit;
     // It was, and both sides are proved. Follows admit() directly.
-    std::function<void(Newcomer)> admitted;
+    std::function<void(AuthenticatedPeer)> admitted;
   };
 
   Acceptor(EventLoop& loop, const EndpointOptions& options, const Identity& self, Events events);

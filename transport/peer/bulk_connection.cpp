@@ -11,26 +11,28 @@ namespace weft::transport {
 namespace {
 
 constexpr std::size_t kMaxEntries = 64;
-// Then other lanes get their turn.
+// Then other bulk connections get their turn.
 constexpr std::uint64_t kBytesPerTurn = std::uint64_t{8} << 20;
 constexpr std::size_t kDiscardBytes = std::size_t{64} << 10;
 
 }  // namespace
 
-std::shared_ptr<Lane> Lane::open(EventLoop& loop, std::shared_ptr<Stream> stream,
-                                 std::shared_ptr<LaneCounts> counts, Events events) {
-  std::shared_ptr<Lane> lane(
-      new Lane(loop, std::move(stream), std::move(counts), std::move(events)));
-  loop.post([lane] {
-    if (lane->cut_.load()) return;
-    lane->poll_.emplace(lane->loop_, lane->stream_->pollFd(),
-                        [raw = lane.get()](EventLoop::Poll::Ready ready) { raw->onReady(ready); });
+std::shared_ptr<BulkConnection> BulkConnection::open(EventLoop& loop,
+                                                     std::shared_ptr<Stream> stream,
+                                                     std::shared_ptr<BulkCounts> counts,
+                                                     Events events) {
+  std::shared_ptr<BulkConnection> bulk(
+      new BulkConnection(loop, std::move(stream), std::move(counts), std::move(events)));
+  loop.post([bulk] {
+    if (bulk->cut_.load()) return;
+    bulk->poll_.emplace(bulk->loop_, bulk->stream_->pollFd(),
+                        [raw = bulk.get()](EventLoop::Poll::Ready ready) { raw->onReady(ready); });
   });
-  return lane;
+  return bulk;
 }
 
-Lane::Lane(EventLoop& loop, std::shared_ptr<Stream> stream, std::shared_ptr<LaneCounts> counts,
-           Events events)
+BulkConnection::BulkConnection(EventLoop& loop, std::shared_ptr<Stream> stream,
+                               std::shared_ptr<BulkCounts> counts, Events events)
     : loop_(loop),
       stream_(std::move(stream)),
       counts_(std::move(counts)),
@@ -38,7 +40,7 @@ Lane::Lane(EventLoop& loop, std::shared_ptr<Stream> stream, std::shared_ptr<Lane
 
 // --- any thread ---
 
-void Lane::push(std::vector<OwnedBuffer> half) {
+void BulkConnection::push(std::vector<OwnedBuffer> half) {
   std::uint64_t bytes = 0;
   for (const OwnedBuffer& buffer : half)
     bytes += buffer.size;
@@ -47,7 +49,7 @@ void Lane::push(std::vector<OwnedBuffer> half) {
   std::move(half.begin(), half.end(), std::back_inserter(pushed_));
 }
 
-void Lane::wake() {
+void BulkConnection::wake() {
   {
     const std::lock_guard<std::mutex> lock(push_mutex_);
     if (std::exchange(wake_posted_, true)) return;
@@ -57,7 +59,7 @@ void Lane::wake() {
 
 // --- the endpoint's loop thread ---
 
-void Lane::read(std::span<const iovec> into) {
+void BulkConnection::read(std::span<const iovec> into) {
   {
     const std::lock_guard<std::mutex> lock(read_mutex_);
     WEFT_CHECK(arrival_.load() == Arrival::kDone, "one half after the other");
@@ -68,18 +70,18 @@ void Lane::read(std::span<const iovec> into) {
   loop_.post([self = shared_from_this()] { self->readSome(); });
 }
 
-bool Lane::arrived() {
+bool BulkConnection::arrived() {
   Arrival expected = Arrival::kReading;
   arrival_.compare_exchange_strong(expected, Arrival::kAwaited);
   return expected == Arrival::kDone;
 }
 
-bool Lane::written() {
+bool BulkConnection::written() {
   tell_written_.store(true);
   return unwritten_.load() == 0;
 }
 
-void Lane::cut() {
+void BulkConnection::cut() {
   cut_.store(true);
   stream_->breakOff();
   {
@@ -94,15 +96,15 @@ void Lane::cut() {
   loop_.post([self = shared_from_this()] { self->poll_.reset(); });
 }
 
-// --- the lanes' thread ---
+// --- the bulk connections' thread ---
 
-void Lane::onReady(EventLoop::Poll::Ready ready) {
+void BulkConnection::onReady(EventLoop::Poll::Ready ready) {
   // A broken stream is found by reading or writing it.
   if (ready.readable || ready.error != 0) readSome();
   if (ready.writable || ready.error != 0) writeSome();
 }
 
-void Lane::readSome() {
+void BulkConnection::readSome() {
   std::uint64_t read = 0;
   while (read < kBytesPerTurn) {
     std::size_t asked = 0;
@@ -117,7 +119,7 @@ void Lane::readSome() {
 }
 
 // `asked` stays 0 when nothing is to be read.
-IoResult Lane::readOnce(std::size_t& asked) {
+IoResult BulkConnection::readOnce(std::size_t& asked) {
   static thread_local std::array<std::byte, kDiscardBytes> discarded;
   IoResult result;
   std::uint64_t left = 0;
@@ -151,7 +153,7 @@ IoResult Lane::readOnce(std::size_t& asked) {
   return result;
 }
 
-void Lane::advanceRead(std::size_t count) {
+void BulkConnection::advanceRead(std::size_t count) {
   while (count > 0) {
     iovec& entry = in_[in_index_];
     const std::size_t some = std::min(count, entry.iov_len);
@@ -162,7 +164,7 @@ void Lane::advanceRead(std::size_t count) {
   }
 }
 
-void Lane::writeSome() {
+void BulkConnection::writeSome() {
   takePushed();
   std::uint64_t written = 0;
   while (written < kBytesPerTurn) {
@@ -178,7 +180,7 @@ void Lane::writeSome() {
   want(want_read_, true);
 }
 
-void Lane::takePushed() {
+void BulkConnection::takePushed() {
   std::vector<OwnedBuffer> pushed;
   {
     const std::lock_guard<std::mutex> lock(push_mutex_);
@@ -190,7 +192,7 @@ void Lane::takePushed() {
 }
 
 // A count of 0: nothing is left.
-IoResult Lane::writeOnce() {
+IoResult BulkConnection::writeOnce() {
   std::vector<OwnedBuffer> done;  // let go of without the lock
   const std::lock_guard<std::mutex> lock(write_mutex_);
   if (cut_.load()) return {};
@@ -215,18 +217,18 @@ IoResult Lane::writeOnce() {
 }
 
 // As Link::chooseWakeUp.
-void Lane::wakeAt(std::uint64_t left) {
+void BulkConnection::wakeAt(std::uint64_t left) {
   const auto bytes = static_cast<std::size_t>(std::min<std::uint64_t>(left, kWakePiece));
   if (bytes != std::exchange(wake_at_, bytes)) stream_->wakeAt(bytes);
 }
 
-void Lane::want(bool readable, bool writable) {
+void BulkConnection::want(bool readable, bool writable) {
   want_read_ = readable;
   want_write_ = writable;
   if (poll_) poll_->want(readable, writable);
 }
 
-void Lane::fail(int error) {
+void BulkConnection::fail(int error) {
   want(false, false);
   if (!cut_.load() && !std::exchange(broken_, true)) events_.on_broken(error);
 }

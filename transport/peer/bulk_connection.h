@@ -1,17 +1,18 @@
-// Lane: the second TCP connection of a link. Of a large message the first half of the bytes goes
-// over the link and the second over the lane, each moved by a thread of its own on both sides: a
-// socket's bytes are copied by whoever writes and reads them, and one core cannot copy faster than
-// it can. Two connections move 16 MiB over loopback in less than half the time of one
-// (docs/performance.md).
+// BulkConnection: the second TCP connection of a link. Of a large message the first half of the
+// bytes goes over the link and the second over the bulk connection, each moved by a thread of its
+// own on both sides: a socket's bytes are copied by whoever writes and reads them, and one core
+// cannot copy faster than it can. Two connections move 16 MiB over loopback in less than half the
+// time of one (docs/performance.md).
 //
-// A lane carries nothing but those halves, one after another in the order of their frames. To which
-// frame they belong and how long they are, the frame says (FrameHead::kSplit). It
+// A bulk connection carries nothing but those halves, one after another in the order of their
+// frames. To which frame they belong and how long they are, the frame says (FrameHead::kSplit). It
 // is made by whoever dialled the link, when the first large message is sent or comes, and
 // proves itself as the link did. When it breaks, the link is given up too, and the session sends
 // again.
 //
-// Threads. All lanes of an endpoint are read and written on one loop of their own ("the lanes'
-// thread"). push(), wake() and the counts: any thread. The rest: the endpoint's loop thread.
+// Threads. All bulk connections of an endpoint are read and written on one loop of their own ("the
+// bulk connections' thread"). push(), wake() and the counts: any thread. The rest: the endpoint's
+// loop thread.
 #pragma once
 
 #include <sys/uio.h>
@@ -33,23 +34,23 @@
 
 namespace weft::transport {
 
-// Of all lanes that a peer had, one after the other. Read by any thread.
-struct LaneCounts {
+// Of all bulk connections that a peer had, one after the other. Read by any thread.
+struct BulkCounts {
   std::atomic<std::uint64_t> sent{0};
   std::atomic<std::uint64_t> received{0};
 };
 
-class Lane : public std::enable_shared_from_this<Lane> {
+class BulkConnection : public std::enable_shared_from_this<BulkConnection> {
  public:
-  // Called on the lanes' thread with no lock held: they should post.
+  // Called on the bulk connections' thread with no lock held: they should post.
   struct Events {
     std::function<void()> on_arrived;          // after arrived() said no
     std::function<void()> on_written;          // after written() said no
     std::function<void(int error)> on_broken;  // once; errno, 0: it ended
   };
-  // `loop`: the lanes'. End with cut().
-  static std::shared_ptr<Lane> open(EventLoop& loop, std::shared_ptr<Stream> stream,
-                                    std::shared_ptr<LaneCounts> counts, Events events);
+  // `loop`: the bulk connections'. End with cut().
+  static std::shared_ptr<BulkConnection> open(EventLoop& loop, std::shared_ptr<Stream> stream,
+                                              std::shared_ptr<BulkCounts> counts, Events events);
 
   // Queues the half of a message, and holds its owners until it is written. wake() follows, when
   // the caller has no lock any more.
@@ -69,10 +70,10 @@ class Lane : public std::enable_shared_from_this<Lane> {
  private:
   enum class Arrival : std::uint8_t { kReading, kAwaited, kDone };
 
-  Lane(EventLoop& loop, std::shared_ptr<Stream> stream, std::shared_ptr<LaneCounts> counts,
-       Events events);
+  BulkConnection(EventLoop& loop, std::shared_ptr<Stream> stream,
+                 std::shared_ptr<BulkCounts> counts, Events events);
 
-  // The lanes' thread.
+  // The bulk connections' thread.
   void onReady(EventLoop::Poll::Ready ready);
   void readSome();
   void writeSome();
@@ -86,7 +87,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
 
   EventLoop& loop_;
   const std::shared_ptr<Stream> stream_;
-  const std::shared_ptr<LaneCounts> counts_;
+  const std::shared_ptr<BulkCounts> counts_;
   const Events events_;
 
   std::mutex push_mutex_;            // a leaf; guards the two below
@@ -97,8 +98,9 @@ class Lane : public std::enable_shared_from_this<Lane> {
   std::atomic<Arrival> arrival_{Arrival::kDone};
   std::atomic<bool> cut_{false};
 
-  // Held by the lanes' thread while it reads or writes, so that cut() can wait for that: both never
-  // block. What they guard else only that thread touches, and read() between two halves.
+  // PendingPeer by the bulk connections' thread while it reads or writes, so that cut() can wait
+  // for that: both never block. What they guard else only that thread touches, and read() between
+  // two halves.
   std::mutex read_mutex_;
   std::vector<iovec> in_;
   std::size_t in_index_ = 0;  // the entry being filled; its part that is there is cut off
@@ -106,7 +108,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
   std::deque<OwnedBuffer> out_;
   std::size_t out_offset_ = 0;  // of the first one, written
 
-  // The lanes' thread's.
+  // The bulk connections' thread's.
   std::optional<EventLoop::Poll> poll_;
   std::size_t wake_at_ = 1;  // as the stream was told
   bool want_read_ = false;

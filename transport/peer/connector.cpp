@@ -6,8 +6,8 @@
 
 #include "transport/base/peer_name.h"
 #include "transport/base/secure_random.h"
-#include "transport/io/socket.h"
 #include "transport/base/system_error.h"
+#include "transport/io/socket.h"
 
 namespace weft::transport {
 namespace {
@@ -39,9 +39,9 @@ const char* explain(RefusalCode code) {
 
 }  // namespace
 
-Dial::Dial(EventLoop& loop, const EndpointOptions& options, const Identity& self, PeerInfo peer,
-           const Address& address, const std::string& own_host, const SessionClaim& claim,
-           Patience patience)
+Connector::Connector(EventLoop& loop, const EndpointOptions& options, const Identity& self,
+                     PeerInfo peer, const Address& address, const std::string& own_host,
+                     const SessionClaim& claim, RetryBackoff patience)
     : loop_(loop),
       options_(options),
       self_(self),
@@ -58,7 +58,7 @@ Dial::Dial(EventLoop& loop, const EndpointOptions& options, const Identity& self
   }
 }
 
-void Dial::start(Done done) {
+void Connector::start(Done done) {
   done_ = std::move(done);
   began_ = EventLoop::Clock::now();
   if (candidates_.empty()) {
@@ -70,7 +70,7 @@ void Dial::start(Done done) {
   round();
 }
 
-void Dial::cancel() {
+void Connector::cancel() {
   done_ = nullptr;
   poll_.reset();
   connecting_.reset();
@@ -80,13 +80,13 @@ void Dial::cancel() {
   stage_ = Stage::kBackoff;
 }
 
-void Dial::round() {
+void Connector::round() {
   next_ = 0;
   refused_ = 0;
   attempt();
 }
 
-void Dial::attempt() {
+void Connector::attempt() {
   if (next_ == candidates_.size()) {
     // A published address was listened on before: nobody there now means nobody will be.
     if (refused_ == candidates_.size()) {
@@ -116,7 +116,7 @@ void Dial::attempt() {
   poll_->want(false, true);
 }
 
-void Dial::onConnectFailed(int error) {
+void Connector::onConnectFailed(int error) {
   connecting_.reset();
   last_problem_ = candidates_[next_].text + ": " + errnoText(error);
   if (error == ECONNREFUSED || error == ENOENT) ++refused_;
@@ -124,7 +124,7 @@ void Dial::onConnectFailed(int error) {
   attempt();
 }
 
-void Dial::onConnected() {
+void Connector::onConnected() {
   Nonce nonce{};
   if (Error error = fillRandom(nonce)) return fail(ErrorCode::kSystem, error.text());
   stage_ = Stage::kHandshaking;
@@ -138,7 +138,7 @@ void Dial::onConnected() {
   });
 }
 
-void Dial::onHandshake(HandshakeOutcome outcome) {
+void Connector::onHandshake(HandshakeOutcome outcome) {
   using Kind = HandshakeOutcome::Kind;
   const std::string& where = candidates_[next_].text;
   switch (outcome.kind) {
@@ -179,7 +179,7 @@ void Dial::onHandshake(HandshakeOutcome outcome) {
   backOff();
 }
 
-void Dial::backOff() {
+void Connector::backOff() {
   stage_ = Stage::kBackoff;
   pause_ = pause_.count() == 0 ? kFirstPause : std::min(pause_ * 2, kLongestPause);
   if (pause_timer_ == nullptr)
@@ -187,22 +187,22 @@ void Dial::backOff() {
   pause_timer_->start(pause_);
 }
 
-void Dial::onDeadline() {
+void Connector::onDeadline() {
   fail(ErrorCode::kConnectFailed,
        "no connection within " + seconds(patience_.all) + " (last: " + last_problem_ +
            "); check that it runs, and that its host and port can be reached from here");
 }
 
-void Dial::fail(ErrorCode code, const std::string& why) {
+void Connector::fail(ErrorCode code, const std::string& why) {
   finish({Error(code, who() + " cannot be reached: " + why), nullptr, {}, {}, why});
 }
 
-void Dial::finish(Outcome outcome) {
+void Connector::finish(Outcome outcome) {
   Done done = std::exchange(done_, nullptr);
   cancel();
   if (done) done(std::move(outcome));
 }
 
-std::string Dial::who() const { return describePeer(peer_.name, peer_.rank); }
+std::string Connector::who() const { return describePeer(peer_.name, peer_.rank); }
 
 }  // namespace weft::transport

@@ -1,4 +1,4 @@
-// Dial: makes one authenticated connection to a peer: tries its addresses in turn, retries
+// Connector: makes one authenticated connection to a peer: tries its addresses in turn, retries
 // what may pass, gives up on what will not. Loop thread only.
 #pragma once
 
@@ -8,14 +8,14 @@
 #include <string>
 #include <vector>
 
-#include "transport/io/address.h"
-#include "transport/endpoint.h"
-#include "transport/io/event_loop.h"
 #include "transport/auth/handshake_runner.h"
+#include "transport/endpoint.h"
+#include "transport/io/address.h"
+#include "transport/io/event_loop.h"
 
 namespace weft::transport {
 
-class Dial {
+class Connector {
  public:
   enum class Stage : std::uint8_t {
     kConnecting,   // the peer has not heard of this attempt
@@ -31,15 +31,15 @@ class Dial {
   };
   using Done = std::function<void(Outcome)>;
 
-  struct Patience {
+  struct RetryBackoff {
     std::chrono::milliseconds all;        // attempts together; 0: until cancel()
     std::chrono::milliseconds handshake;  // each
   };
 
   // `claim`: what this side says of the session.
-  Dial(EventLoop& loop, const EndpointOptions& options, const Identity& self, PeerInfo peer,
-       const Address& address, const std::string& own_host, const SessionClaim& claim,
-       Patience patience);
+  Connector(EventLoop& loop, const EndpointOptions& options, const Identity& self, PeerInfo peer,
+            const Address& address, const std::string& own_host, const SessionClaim& claim,
+            RetryBackoff patience);
 
   // `done` is called once, perhaps from start(). It must not destroy this object at once (post
   // that).
@@ -76,7 +76,7 @@ class Dial {
   const PeerInfo peer_;
   const Address address_;
   const SessionClaim claim_;
-  const Patience patience_;
+  const RetryBackoff patience_;
   std::vector<Candidate> candidates_;
   std::size_t next_ = 0;     // candidate of the attempt
   std::size_t refused_ = 0;  // candidates of this round where nobody listens

@@ -12,16 +12,16 @@
 #include <cstring>
 #include <utility>
 
-#include "transport/peer/endpoint_impl.h"
-#include "transport/frame/frame.h"
 #include "transport/base/log.h"
 #include "transport/base/peer_name.h"
 #include "transport/base/secure_random.h"
+#include "transport/frame/frame.h"
+#include "transport/peer/endpoint_impl.h"
 
 namespace weft::transport {
 namespace {
 
-// Held connections have proved themselves; the bound is against mistakes, not strangers.
+// PendingPeer connections have proved themselves; the bound is against mistakes, not strangers.
 constexpr std::size_t kMaxHeld = 1024;
 
 }  // namespace
@@ -44,7 +44,7 @@ RefusalCode EndpointImpl::admit(const Hello& hello, const SessionClaim& theirs,
                                 SessionClaim& ours) {
   if (closing_) return RefusalCode::kStale;
   const std::shared_ptr<Peer> peer = find(hello.rank);
-  if (theirs.lane != 0) return admitLane(peer.get(), hello, theirs, ours);
+  if (theirs.bulk != 0) return admitBulkConnection(peer.get(), hello, theirs, ours);
   if (peer != nullptr && peer->state() == PeerState::kGone) {
     // This very life was lost: both sides must agree that it is over. Another life, or
     // one that left in order, is as good as unknown.
@@ -65,8 +65,8 @@ RefusalCode EndpointImpl::admit(const Hello& hello, const SessionClaim& theirs,
 }
 
 // A second connection for large messages. One whose link waits to be named here may try again.
-RefusalCode EndpointImpl::admitLane(Peer* peer, const Hello& hello, const SessionClaim& theirs,
-                                    SessionClaim& ours) {
+RefusalCode EndpointImpl::admitBulkConnection(Peer* peer, const Hello& hello,
+                                              const SessionClaim& theirs, SessionClaim& ours) {
   if (peer == nullptr && held_.find(hello.rank) != held_.end()) return RefusalCode::kDuplicate;
   if (peer == nullptr || !peer->admitsLane(hello, theirs)) return RefusalCode::kStale;
   ours = peer->claim();
@@ -99,10 +99,10 @@ RefusalCode EndpointImpl::admitTo(Peer& peer, const Hello& hello, const SessionC
                                                        : RefusalCode::kNone;
 }
 
-void EndpointImpl::admitted(Newcomer who) {
+void EndpointImpl::admitted(AuthenticatedPeer who) {
   const std::shared_ptr<Peer> peer = find(who.hello.rank);
-  if (who.claim.lane != 0) {
-    if (peer != nullptr) peer->adoptLane(std::move(who.stream));
+  if (who.claim.bulk != 0) {
+    if (peer != nullptr) peer->adoptBulkConnection(std::move(who.stream));
     return;
   }
   if (peer != nullptr && peer->mayAdopt()) {
@@ -118,7 +118,7 @@ void EndpointImpl::admitted(Newcomer who) {
   }
 }
 
-void EndpointImpl::join(Newcomer who) {
+void EndpointImpl::join(AuthenticatedPeer who) {
   if (closing_) return;
   const Hello& hello = who.hello;
   std::shared_ptr<Peer> joined;
@@ -144,7 +144,7 @@ void EndpointImpl::join(Newcomer who) {
   handler_.onPeerJoined({hello.rank, hello.name, ""});
 }
 
-void EndpointImpl::hold(Newcomer who) {
+void EndpointImpl::hold(AuthenticatedPeer who) {
   const std::int32_t rank = who.hello.rank;
   if (held_.size() >= kMaxHeld && held_.find(rank) == held_.end()) return;
   const auto now = EventLoop::Clock::now();
@@ -154,7 +154,7 @@ void EndpointImpl::hold(Newcomer who) {
 void EndpointImpl::claimHeld(const std::shared_ptr<Peer>& peer) {
   const auto found = held_.find(peer->rank());
   if (found == held_.end()) return;
-  Newcomer who = std::move(found->second.who);
+  AuthenticatedPeer who = std::move(found->second.who);
   held_.erase(found);
   if (who.hello.name != peer->name()) {
     log(LogLevel::kWarning, describePeer(who.hello.name, who.hello.rank) + " connected, but rank " +
@@ -168,7 +168,7 @@ void EndpointImpl::claimHeld(const std::shared_ptr<Peer>& peer) {
 // Its other end takes the connection for good and expects signs of life.
 void EndpointImpl::tickHeld(EventLoop::Clock::time_point now) {
   for (auto each = held_.begin(); each != held_.end();) {
-    Held& held = each->second;
+    PendingPeer& held = each->second;
     bool keep = now < held.until;
     if (!keep) {
       log(LogLevel::kWarning, describePeer(held.who.hello.name, held.who.hello.rank) +

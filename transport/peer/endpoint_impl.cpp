@@ -8,12 +8,12 @@
 #include <iterator>
 #include <utility>
 
-#include "transport/io/address.h"
 #include "transport/base/check.h"
-#include "transport/io/host_identity.h"
 #include "transport/base/log.h"
 #include "transport/base/peer_name.h"
 #include "transport/base/secure_random.h"
+#include "transport/io/address.h"
+#include "transport/io/host_identity.h"
 #include "transport/io/socket.h"
 
 namespace weft::transport {
@@ -124,12 +124,12 @@ EndpointImpl::EndpointImpl(EndpointOptions options, EndpointHandler& handler, Id
                  const auto found = sessions_.find(rank);
                  if (found != sessions_.end() && found->second == own) sessions_.erase(found);
                },
-               [this] { return laneLoop(); }},
+               [this] { return bulkLoop(); }},
       acceptor_(*loop_, options_, self_,
                 {[this](const Hello& hello, const SessionClaim& theirs, SessionClaim& ours) {
                    return admit(hello, theirs, ours);
                  },
-                 [this](Newcomer who) { admitted(std::move(who)); }}) {}
+                 [this](AuthenticatedPeer who) { admitted(std::move(who)); }}) {}
 
 EndpointImpl::~EndpointImpl() { close(std::chrono::milliseconds(2000)); }
 
@@ -267,22 +267,22 @@ void EndpointImpl::start(std::vector<std::pair<UniqueFd, const char*>>&& listeni
   tick_period_ = std::clamp(std::min(options_.heartbeat_interval, options_.peer_timeout) / 2,
                             milliseconds(5), milliseconds(1000));
   last_tick_ = EventLoop::Clock::now();
-  keeping_.emplace();
+  export_cache_.emplace();
   ticker_ = std::make_unique<EventLoop::Timer>(*loop_, [this] { tick(); });
   ticker_->start(tick_period_, tick_period_);
 }
 
-EventLoop* EndpointImpl::laneLoop() {
-  if (lane_loop_ == nullptr) {
+EventLoop* EndpointImpl::bulkLoop() {
+  if (bulk_loop_ == nullptr) {
     Result<std::unique_ptr<EventLoop>> made =
-        EventLoop::create("weft-lane", EventLoop::Idle::kSleep);
+        EventLoop::create("weft-bulk", EventLoop::Idle::kSleep);
     if (!made.ok()) {
       log(LogLevel::kWarning, made.error().text());
       return nullptr;
     }
-    lane_loop_ = std::move(made).value();
+    bulk_loop_ = std::move(made).value();
   }
-  return lane_loop_.get();
+  return bulk_loop_.get();
 }
 
 void EndpointImpl::tick() {
@@ -294,7 +294,7 @@ void EndpointImpl::tick() {
     peer->tick(now, late);
   }
   tickHeld(now);
-  ExportedBlock::Keeping::tick(now);
+  ExportedBlock::Cache::tick(now);
   if (options_.receive_pool != nullptr) options_.receive_pool->tick(now);
 }
 
@@ -327,7 +327,7 @@ void EndpointImpl::close(std::chrono::milliseconds linger) {
   if (phase_.load() == Phase::kClosed) return;
   if (::getpid() != process_) {
     loop_->abandonAfterFork();
-    if (lane_loop_ != nullptr) lane_loop_->abandonAfterFork();
+    if (bulk_loop_ != nullptr) bulk_loop_->abandonAfterFork();
     phase_.store(Phase::kClosed);
     return;
   }
@@ -340,7 +340,7 @@ void EndpointImpl::close(std::chrono::milliseconds linger) {
   loop_->post([this, linger] { beginClose(linger); });
   all_finished_.get_future().wait();
   loop_->stop();
-  if (lane_loop_ != nullptr) lane_loop_->stop();
+  if (bulk_loop_ != nullptr) bulk_loop_->stop();
   phase_.store(Phase::kClosed);
 }
 
@@ -366,7 +366,7 @@ void EndpointImpl::endClose() {
   close_reported_ = true;
   ticker_.reset();
   linger_timer_.reset();
-  keeping_.reset();
+  export_cache_.reset();
   all_finished_.set_value();
 }
 

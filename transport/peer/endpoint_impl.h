@@ -12,10 +12,10 @@
 #include <unordered_map>
 #include <vector>
 
-#include "transport/peer/acceptor.h"
 #include "transport/endpoint.h"
 #include "transport/io/event_loop.h"
 #include "transport/memory/exported_block.h"
+#include "transport/peer/acceptor.h"
 #include "transport/peer/peer.h"
 
 namespace weft::transport {
@@ -43,8 +43,8 @@ class EndpointImpl final : public Endpoint {
     std::shared_ptr<Peer> peer;
   };
   // An authenticated connection of a rank that addPeer() has not named yet.
-  struct Held {
-    Newcomer who;
+  struct PendingPeer {
+    AuthenticatedPeer who;
     EventLoop::Clock::time_point until;
     EventLoop::Clock::time_point heartbeat_at;
   };
@@ -57,18 +57,18 @@ class EndpointImpl final : public Endpoint {
 
   // endpoint_admission.cpp, loop thread: who may come in, and as whom.
   RefusalCode admit(const Hello& hello, const SessionClaim& theirs, SessionClaim& ours);
-  RefusalCode admitLane(Peer* peer, const Hello& hello, const SessionClaim& theirs,
-                        SessionClaim& ours);
+  RefusalCode admitBulkConnection(Peer* peer, const Hello& hello, const SessionClaim& theirs,
+                                  SessionClaim& ours);
   RefusalCode admitTo(Peer& peer, const Hello& hello, const SessionClaim& theirs);
-  void admitted(Newcomer who);
-  void join(Newcomer who);
-  void hold(Newcomer who);
+  void admitted(AuthenticatedPeer who);
+  void join(AuthenticatedPeer who);
+  void hold(AuthenticatedPeer who);
   void claimHeld(const std::shared_ptr<Peer>& peer);
   void tickHeld(EventLoop::Clock::time_point now);
 
   // This side's number for the session with a rank: the same for its Peer and for what is held.
   std::uint64_t sessionOf(std::int32_t rank);
-  EventLoop* laneLoop();
+  EventLoop* bulkLoop();
 
   // loop thread
   void start(std::vector<std::pair<UniqueFd, const char*>>&& listening);
@@ -84,7 +84,7 @@ class EndpointImpl final : public Endpoint {
   std::string address_;
   const int process_;  // a forked child must not touch the thread it does not have
   std::unique_ptr<EventLoop> loop_;
-  std::unique_ptr<EventLoop> lane_loop_;  // made by loop_'s thread; stopped after it
+  std::unique_ptr<EventLoop> bulk_loop_;  // made by loop_'s thread; stopped after it
   PeerContext context_;
   Acceptor acceptor_;
 
@@ -95,9 +95,9 @@ class EndpointImpl final : public Endpoint {
   std::mutex close_mutex_;
 
   // loop thread
-  std::unordered_map<std::int32_t, Held> held_;
+  std::unordered_map<std::int32_t, PendingPeer> held_;
   std::unordered_map<std::int32_t, std::uint64_t> sessions_;
-  std::optional<ExportedBlock::Keeping> keeping_;
+  std::optional<ExportedBlock::Cache> export_cache_;
   std::unique_ptr<EventLoop::Timer> ticker_;
   std::chrono::milliseconds tick_period_{};
   EventLoop::Clock::time_point last_tick_{};

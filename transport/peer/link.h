@@ -7,10 +7,10 @@
 #include <functional>
 #include <memory>
 
-#include "transport/io/event_loop.h"
 #include "transport/frame/frame_reader.h"
-#include "transport/options.h"
+#include "transport/io/event_loop.h"
 #include "transport/io/stream.h"
+#include "transport/options.h"
 
 namespace weft::transport {
 
@@ -39,7 +39,7 @@ class Link {
        std::uint64_t received, std::atomic<std::uint64_t>& bytes_received, Events events);
 
   void wantWrite(bool want);
-  // What came over the lane may be what it waits for.
+  // What came over the bulk connection may be what it waits for.
   void resume();
   // Reads what is there, up to a budget. False: nothing came.
   bool readSome();
@@ -48,7 +48,7 @@ class Link {
   // Reads all there is, before the link is given up for another reason.
   void drain();
 
-  // Half of a message has come, and the other half is to come over the lane.
+  // Half of a message has come, and the other half is to come over the bulk connection.
   bool waiting() const noexcept { return reader_.waiting(); }
 
   Stream& stream() noexcept { return *stream_; }

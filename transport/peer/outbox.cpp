@@ -17,10 +17,11 @@ constexpr std::size_t kMaxAcked = 64;  // beyond, the loop lets go of messages i
 
 }  // namespace
 
-Outbox::Outbox(const Limits& limits, std::string peer, std::function<void()> attention, bool replay)
+Outbox::Outbox(const Limits& limits, std::string peer, std::function<void()> onWorkAvailable,
+               bool replay)
     : limits_(limits),
       peer_(std::move(peer)),
-      attention_(std::move(attention)),
+      on_work_available_(std::move(onWorkAvailable)),
       replay_(replay),
       may_export_(replay),
       requests_(limits.max_queued_bytes) {}
@@ -42,31 +43,31 @@ Error Outbox::refusal() const {
           "nothing can be sent to " + peer_ + " any more: this endpoint said goodbye to it"};
 }
 
-std::shared_ptr<Lane> Outbox::number(OutFrame& frame) {
+std::shared_ptr<BulkConnection> Outbox::number(OutFrame& frame) {
   const bool data = frame.kind() == FrameKind::kData;
   if (data) {
     ++last_sequence_;
     if (inline_only_) frame.bringInline(OutFrame::Inline::kAll);
   }
   const std::uint64_t ack = received_.load(std::memory_order_relaxed);
-  told_.store(ack, std::memory_order_relaxed);
+  last_ack_sent_.store(ack, std::memory_order_relaxed);
   const bool due = data && replay_ && requests_.due(frame.size());
   const bool ask = due || (data && replay_ && frame.wantedBack() && frame.ownsBuffers());
   std::uint16_t flags = ask ? FrameHead::kAckNow : 0;
-  // In the order of the numbers: the lane's bytes do not say whose they are.
-  const bool split = data && lane_ != nullptr && frame.carried() >= lane_threshold_;
+  // In the order of the numbers: the bulk connection's bytes do not say whose they are.
+  const bool split = data && bulk_ != nullptr && frame.carried() >= lane_threshold_;
   if (split) {
     flags |= FrameHead::kSplit;
-    lane_->push(frame.split());
+    bulk_->push(frame.split());
   }
   frame.seal(last_sequence_, ack, flags);
-  return split ? lane_ : nullptr;
+  return split ? bulk_ : nullptr;
 }
 
-void Outbox::setLane(std::shared_ptr<Lane> lane, std::uint64_t threshold) {
+void Outbox::setBulkConnection(std::shared_ptr<BulkConnection> bulk, std::uint64_t threshold) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (mode_ != Mode::kUp || next_) return;
-  lane_ = std::move(lane);
+  bulk_ = std::move(bulk);
   lane_threshold_ = std::max(threshold, kLeastToSplit);
 }
 
@@ -88,7 +89,7 @@ Error Outbox::send(OutFrame frame, std::optional<std::chrono::milliseconds> pati
     }
   }
   if (Error error = refusal()) return error;
-  const std::shared_ptr<Lane> lane = number(frame);
+  const std::shared_ptr<BulkConnection> bulk = number(frame);
   // Only a thread that brings buffers of its own: others may hold locks that what these run asks
   // for.
   if (patience && frame.ownsBuffers()) {
@@ -103,8 +104,8 @@ Error Outbox::send(OutFrame frame, std::optional<std::chrono::milliseconds> pati
     queued_bytes_ += unwritten(frame);
     queue_.push_back(std::move(frame));
     lock.unlock();
-    if (lane != nullptr) lane->wake();
-    if (first) attention_();
+    if (bulk != nullptr) bulk->wake();
+    if (first) on_work_available_();
     return Error::ok();
   }
 
@@ -112,7 +113,7 @@ Error Outbox::send(OutFrame frame, std::optional<std::chrono::milliseconds> pati
   Stream* const stream = stream_.get();  // kept until this writer has finished
   const std::uint32_t link = link_;
   lock.unlock();
-  if (lane != nullptr) lane->wake();
+  if (bulk != nullptr) bulk->wake();
   std::uint64_t written = 0;
   int error = 0;
   while (frame.left() > 0) {
@@ -128,9 +129,9 @@ Error Outbox::send(OutFrame frame, std::optional<std::chrono::milliseconds> pati
   }
   lock.lock();
   afterCaller(frame, written, error, link);
-  const bool attention = writer_ == Writer::kLoop || mode_ != Mode::kUp;
+  const bool onWorkAvailable = writer_ == Writer::kLoop || mode_ != Mode::kUp;
   lock.unlock();
-  if (attention) attention_();
+  if (onWorkAvailable) on_work_available_();
   return Error::ok();
 }
 
@@ -147,7 +148,7 @@ void Outbox::afterCaller(OutFrame& frame, std::uint64_t written, int error, std:
   } else {
     count(frame);
     if (mustKeep(frame)) {
-      // For copies only: a half that is still with the lane has its owners there.
+      // For copies only: a half that is still with the bulk connection has its owners there.
       std::shared_ptr<void> last = frame.takeUntilWritten();
       unacked_.push(std::move(frame));
       frame = OutFrame::holding(std::move(last));
@@ -216,7 +217,7 @@ void Outbox::detach() {
   const std::lock_guard<std::mutex> lock(mutex_);
   ++link_;
   next_.reset();
-  lane_.reset();
+  bulk_.reset();
   if (mode_ == Mode::kShut) return;
   mode_ = Mode::kWaiting;
   broken_ = 0;
@@ -371,7 +372,7 @@ std::vector<OutFrame> Outbox::takeUnsent() {
   gone.swap(acked_);
   wanted.swap(wanted_);
   stream_.reset();
-  lane_.reset();
+  bulk_.reset();
   return unsent;
 }
 

@@ -24,11 +24,11 @@
 #include <vector>
 
 #include "transport/base/error.h"
-#include "transport/peer/bulk_connection.h"
-#include "transport/options.h"
 #include "transport/frame/out_frame.h"
-#include "transport/session/replay_buffer.h"
 #include "transport/io/stream.h"
+#include "transport/options.h"
+#include "transport/peer/bulk_connection.h"
+#include "transport/session/replay_buffer.h"
 
 namespace weft::transport {
 
@@ -42,11 +42,11 @@ struct OutboxStats {
 
 class Outbox {
  public:
-  // `attention` is called, from any thread and with no lock held, when the loop thread should look
-  // (attentionOnLoop()): a connection is wanted, writing must go on, or shut() can complete.
+  // `onWorkAvailable` is called, from any thread and with no lock held, when the loop thread should
+  // look (attentionOnLoop()): a connection is wanted, writing must go on, or shut() can complete.
   // `peer` names the peer in errors. Without `replay` a message is let go of as soon as it is
   // written: for senders whose buffers are wanted back at once, and who do without sessions.
-  Outbox(const Limits& limits, std::string peer, std::function<void()> attention,
+  Outbox(const Limits& limits, std::string peer, std::function<void()> onWorkAvailable,
          bool replay = true);
 
   // Any thread. Waits for room at most `patience`; without one it takes the frame whatever is
@@ -63,9 +63,9 @@ class Outbox {
   // another one.
   void detach();
 
-  // The stream has a lane now, until it is detached: of messages that carry `threshold` bytes or
-  // more half goes over it.
-  void setLane(std::shared_ptr<Lane> lane, std::uint64_t threshold);
+  // The stream has a bulk connection now, until it is detached: of messages that carry `threshold`
+  // bytes or more half goes over it.
+  void setBulkConnection(std::shared_ptr<BulkConnection> bulk, std::uint64_t threshold);
 
   enum class Flushed : std::uint8_t {
     kDrained,  // nothing is left
@@ -87,7 +87,9 @@ class Outbox {
     received_.store(sequence, std::memory_order_relaxed);
   }
   // The last such ack that is on its way.
-  std::uint64_t ackTold() const noexcept { return told_.load(std::memory_order_relaxed); }
+  std::uint64_t lastAckSent() const noexcept {
+    return last_ack_sent_.load(std::memory_order_relaxed);
+  }
   // The peer has received all frames up to this one. False: they were never sent.
   bool acked(std::uint64_t sequence);
   // The number of the last message taken.
@@ -99,7 +101,7 @@ class Outbox {
   bool mayExport() const noexcept { return may_export_.load(std::memory_order_relaxed); }
 
   // From now on send() fails with `reason`. True: nobody is writing any more, takeUnsent() may be
-  // called. False: a caller is; attention() follows when it has finished.
+  // called. False: a caller is; onWorkAvailable() follows when it has finished.
   bool shut(const Error& reason);
   bool writing() const;
   // Messages that were not written whole to a stream that still stood, in order; all others are
@@ -121,8 +123,8 @@ class Outbox {
   // With the lock.
   bool hasRoom(std::uint64_t size) const noexcept;
   Error refusal() const;
-  // The lane to wake without the lock, if it has a part of the frame.
-  std::shared_ptr<Lane> number(OutFrame& frame);
+  // The bulk connection to wake without the lock, if it has a part of the frame.
+  std::shared_ptr<BulkConnection> number(OutFrame& frame);
   // What a frame in the queue counts for.
   static std::uint64_t unwritten(const OutFrame& frame) noexcept {
     return frame.left() + frame.laneBytes();
@@ -143,10 +145,10 @@ class Outbox {
 
   const Limits& limits_;
   const std::string peer_;
-  const std::function<void()> attention_;
+  const std::function<void()> on_work_available_;
   const bool replay_;
   std::atomic<std::uint64_t> received_{0};
-  std::atomic<std::uint64_t> told_{0};  // written with the lock
+  std::atomic<std::uint64_t> last_ack_sent_{0};  // written with the lock
   std::atomic<bool> may_export_;
 
   mutable std::mutex mutex_;
@@ -166,7 +168,7 @@ class Outbox {
   std::uint64_t acknowledged_ = 0;  // all up to this one have arrived
   std::uint64_t counted_ = 0;       // the last message that messages_sent_ counts
   std::shared_ptr<Stream> stream_;
-  std::shared_ptr<Lane> lane_;
+  std::shared_ptr<BulkConnection> bulk_;
   std::uint64_t lane_threshold_ = 0;
   std::uint32_t link_ = 0;          // counts streams that broke
   bool inline_only_ = false;        // the stream's other end does not see the arena

@@ -44,7 +44,7 @@ Peer::Peer(PeerContext& context, PeerInfo info)
       info_(std::move(info)),
       outbox_(
           context.options.limits, describePeer(info_.name, info_.rank),
-          [this] { context_.loop.post([self = shared_from_this()] { self->attention(); }); },
+          [this] { context_.loop.post([self = shared_from_this()] { self->onWorkAvailable(); }); },
           context.options.reconnect_timeout.count() > 0),
       arena_out_(
           context.options.arena,
@@ -63,7 +63,7 @@ Error Peer::send(Message message, std::chrono::milliseconds wait) {
   if (!frame.ok()) {
     return {frame.error().code(), "cannot send to " + describe() + ": " + frame.error().text()};
   }
-  if (frame.value().carried() >= context_.options.lanes.threshold) noteLarge();
+  if (frame.value().carried() >= context_.options.bulks.threshold) noteLarge();
   if (context_.loop.inLoop()) return outbox_.send(std::move(frame).value(), std::nullopt);
   return outbox_.send(std::move(frame).value(), wait);
 }
@@ -71,20 +71,20 @@ Error Peer::send(Message message, std::chrono::milliseconds wait) {
 PeerStats Peer::stats() const {
   const OutboxStats out = outbox_.stats();
   const ArenaStats arena = arena_out_.stats();
-  const std::uint64_t by_lane = lane_counts_->sent.load(std::memory_order_relaxed);
+  const std::uint64_t by_bulk = bulk_counts_->sent.load(std::memory_order_relaxed);
   return {info_.rank,
           info_.name,
           out.transport,
-          out.bytes_sent + arena.bytes_sent + by_lane,
+          out.bytes_sent + arena.bytes_sent + by_bulk,
           bytes_received_.load(std::memory_order_relaxed) +
               arena_bytes_received_.load(std::memory_order_relaxed) +
-              lane_counts_->received.load(std::memory_order_relaxed),
+              bulk_counts_->received.load(std::memory_order_relaxed),
           out.messages_sent,
           messages_received_.load(std::memory_order_relaxed),
           out.queued_bytes + out.unacked_bytes,
           arena.bytes_sent,
           arena.fallbacks,
-          by_lane,
+          by_bulk,
           reconnects_.load(std::memory_order_relaxed)};
 }
 
@@ -97,12 +97,12 @@ void Peer::moveTo(PeerState state) {
 }
 
 bool Peer::handshaking() const noexcept {
-  return dial_ != nullptr && dial_->stage() == Dial::Stage::kHandshaking;
+  return connector_ != nullptr && connector_->stage() == Connector::Stage::kHandshaking;
 }
 
 void Peer::setAddress(std::string address) { address_ = std::move(address); }
 
-void Peer::attention() {
+void Peer::onWorkAvailable() {
   switch (state_) {
     case PeerState::kIdle:
       if (outbox_.connectionWanted()) dial();
@@ -126,21 +126,21 @@ void Peer::dial() {
                  address_.empty() ? describe() + " cannot be reached: its address is not known here"
                                   : describe() + " cannot be reached: " + address.error().text()});
   }
-  startDial(address.value(),
-            {context_.options.connect_timeout, context_.options.handshake_timeout});
+  startConnector(address.value(),
+                 {context_.options.connect_timeout, context_.options.handshake_timeout});
 }
 
-void Peer::startDial(const Address& address, Dial::Patience patience) {
-  dial_ = std::make_shared<Dial>(context_.loop, context_.options, context_.self, info_, address,
-                                 context_.own_host, claim(), patience);
-  if (state_ == PeerState::kReconnecting && !dial_->hasWay()) {
-    dial_.reset();  // only the peer can dial
+void Peer::startConnector(const Address& address, Connector::RetryBackoff patience) {
+  connector_ = std::make_shared<Connector>(context_.loop, context_.options, context_.self, info_,
+                                           address, context_.own_host, claim(), patience);
+  if (state_ == PeerState::kReconnecting && !connector_->hasWay()) {
+    connector_.reset();  // only the peer can dial
     return;
   }
-  dial_->start([this](Dial::Outcome outcome) { onDialled(std::move(outcome)); });
+  connector_->start([this](Connector::Outcome outcome) { onDialled(std::move(outcome)); });
 }
 
-void Peer::onDialled(Dial::Outcome outcome) {
+void Peer::onDialled(Connector::Outcome outcome) {
   const bool again = state_ == PeerState::kReconnecting;
   if (outcome.error && !again) return lose(std::move(outcome.error));
   if (outcome.error) {
@@ -156,7 +156,7 @@ void Peer::onDialled(Dial::Outcome outcome) {
 
 void Peer::adopt(std::shared_ptr<Stream> stream, const Hello& hello, const SessionClaim& theirs,
                  Dialler dialler) {
-  retire(dial_);
+  retire(connector_);
   if (theirs.received > outbox_.lastSequence()) {
     return lose({ErrorCode::kProtocol, describe() + " is cut off: it has received message " +
                                            std::to_string(theirs.received) + ", of " +
@@ -179,7 +179,7 @@ void Peer::adopt(std::shared_ptr<Stream> stream, const Hello& hello, const Sessi
   arena_offered_ = false;
   arena_seen_ = false;
   dialled_ = dialler == Dialler::kSelf;
-  pulse_.emplace(now, context_.options.heartbeat_interval, context_.options.peer_timeout);
+  heartbeat_.emplace(now, context_.options.heartbeat_interval, context_.options.peer_timeout);
   outbox_.attach(stream, theirs.received);
   link_ = std::make_shared<Link>(
       context_.loop, std::move(stream), context_.options.limits, *this, session_.received(),
@@ -187,7 +187,7 @@ void Peer::adopt(std::shared_ptr<Stream> stream, const Hello& hello, const Sessi
       Link::Events{[this](const LinkEnd& end) { onLinkEnd(end); }, [this] { flush(); }});
   if (leaving_) return sayGoodbye();
   offerArena();
-  dialLane();
+  connectBulk();
   flush();
 }
 
@@ -202,10 +202,10 @@ void Peer::flush() {
     case Outbox::Flushed::kCrowded:
       link_->wantWrite(false);
       return context_.loop.runAfter(kCrowdedPause,
-                                    [self = shared_from_this()] { self->attention(); });
+                                    [self = shared_from_this()] { self->onWorkAvailable(); });
     case Outbox::Flushed::kDrained:
       link_->wantWrite(false);
-      if (state_ == PeerState::kClosing && (lane_ == nullptr || lane_->written()) &&
+      if (state_ == PeerState::kClosing && (bulk_ == nullptr || bulk_->written()) &&
           !std::exchange(wrote_all_, true)) {
         link_->stream().finishWriting();
         closeIfDone();
@@ -291,7 +291,7 @@ Session::Match Peer::match(const SessionClaim& theirs) {
   return session_.match(theirs);
 }
 
-void Peer::breakLink(std::string how, Pulse::Time deadline, Redial redial) {
+void Peer::breakLink(std::string how, Heartbeat::Time deadline, Redial redial) {
   broke_ = std::move(how);
   if (reconnectTime().count() <= 0) return lose(brokenReason(broke_));
   moveTo(PeerState::kReconnecting);
@@ -315,18 +315,19 @@ bool Peer::yieldLink() {
 }
 
 void Peer::redial() {
-  if (state_ != PeerState::kReconnecting || dial_ != nullptr) return;
+  if (state_ != PeerState::kReconnecting || connector_ != nullptr) return;
   const Result<Address> address = parseAddress(address_);
   if (!address.ok()) return;  // only the peer can dial
   // Several attempts should fit into the time there is.
   const auto handshake = std::clamp(reconnectTime() / 4, std::chrono::milliseconds(20),
                                     context_.options.handshake_timeout);
-  startDial(address.value(), {std::chrono::milliseconds(0), handshake});
+  startConnector(address.value(), {std::chrono::milliseconds(0), handshake});
 }
 
-void Peer::giveUp(Pulse::Time now) {
+void Peer::giveUp(Heartbeat::Time now) {
   if (fell_silent_) return lose(silentReason(now));
-  const std::string last = dial_ != nullptr ? " (last: " + dial_->lastProblem() + ")" : "";
+  const std::string last =
+      connector_ != nullptr ? " (last: " + connector_->lastProblem() + ")" : "";
   lose({ErrorCode::kPeerLost, describe() + " is lost: " + broke_ +
                                   ", and no other could be made within " +
                                   seconds(reconnectTime()) + last +
@@ -341,7 +342,7 @@ void Peer::dropLink() {
   context_.loop.post([link = std::exchange(link_, nullptr)]() mutable { link.reset(); });
 }
 
-void Peer::tick(Pulse::Time now, std::chrono::nanoseconds late) {
+void Peer::tick(Heartbeat::Time now, std::chrono::nanoseconds late) {
   outbox_.tidy();
   if (state_ == PeerState::kReconnecting) {
     session_.postpone(late);
@@ -350,47 +351,48 @@ void Peer::tick(Pulse::Time now, std::chrono::nanoseconds late) {
   }
   if (state_ != PeerState::kConnected) return;
   arena_out_.tick(now);
-  if (session_.ackOverdue(outbox_.ackTold()) && outbox_.control(FrameKind::kAck)) flush();
+  if (session_.ackOverdue(outbox_.lastAckSent()) && outbox_.control(FrameKind::kAck)) flush();
   if (state_ == PeerState::kConnected) beat(now, late);
 }
 
-void Peer::beat(Pulse::Time now, std::chrono::nanoseconds late) {
+void Peer::beat(Heartbeat::Time now, std::chrono::nanoseconds late) {
   const auto verdict = [&](std::chrono::nanoseconds lost) {
-    return pulse_->tick(now, lost, outbox_.stats().bytes_sent,
-                        bytes_received_.load(std::memory_order_relaxed) +
-                            lane_counts_->received.load(std::memory_order_relaxed));
+    return heartbeat_->tick(now, lost, outbox_.stats().bytes_sent,
+                            bytes_received_.load(std::memory_order_relaxed) +
+                                bulk_counts_->received.load(std::memory_order_relaxed));
   };
   switch (verdict(late)) {
-    case Pulse::Verdict::kFine:
+    case Heartbeat::Verdict::kFine:
       return;
-    case Pulse::Verdict::kSend:
+    case Heartbeat::Verdict::kSend:
       // Bytes that wait to be written say the same.
       if (outbox_.idle() && outbox_.control(FrameKind::kHeartbeat)) flush();
       return;
-    case Pulse::Verdict::kStale:
-    case Pulse::Verdict::kSuspect: {
+    case Heartbeat::Verdict::kStale:
+    case Heartbeat::Verdict::kSuspect: {
       // It may have spoken while this loop was busy elsewhere.
       const std::shared_ptr<Link> keep = link_;
       keep->readSome();
       if (link_ != keep || state_ != PeerState::kConnected) return;
       const auto still = verdict(std::chrono::nanoseconds(0));
-      if (still == Pulse::Verdict::kSuspect) return lose(silentReason(now));
-      if (still != Pulse::Verdict::kStale) return;
+      if (still == Heartbeat::Verdict::kSuspect) return lose(silentReason(now));
+      if (still != Heartbeat::Verdict::kStale) return;
       if (reconnectTime().count() <= 0) {
         if (outbox_.idle() && outbox_.control(FrameKind::kHeartbeat)) flush();
         return;
       }
-      // Perhaps only this connection is dead, or its lane.
-      if (link_->waiting()) lane_failed_ = true;
+      // Perhaps only this connection is dead, or its bulk connection.
+      if (link_->waiting()) bulk_failed_ = true;
       fell_silent_ = true;
-      return breakLink("it sent nothing for " + seconds(pulse_->silence(now)), pulse_->limit());
+      return breakLink("it sent nothing for " + seconds(heartbeat_->silence(now)),
+                       heartbeat_->limit());
     }
   }
 }
 
-Error Peer::silentReason(Pulse::Time now) const {
+Error Peer::silentReason(Heartbeat::Time now) const {
   return {ErrorCode::kPeerLost,
-          describe() + " is lost: it sent nothing for " + seconds(pulse_->silence(now)) +
+          describe() + " is lost: it sent nothing for " + seconds(heartbeat_->silence(now)) +
               ", not even a heartbeat (one is due every " +
               seconds(context_.options.heartbeat_interval) +
               "); its process is stopped or starved, or the network to its host is down"};
@@ -447,7 +449,7 @@ void Peer::go(Error reason, bool tell) {
   arena_taking_.clear();
   session_.end();
   context_.session_over(info_.rank, session_.own());
-  retire(dial_);
+  retire(connector_);
   dropLink();
   // Deferred: the handler is never called from within send() or another of its methods.
   if (outbox_.shut(reason_)) context_.loop.post([self = shared_from_this()] { self->finish(); });
@@ -464,7 +466,7 @@ void Peer::finish() {
   context_.on_finished();
 }
 
-void Peer::retire(std::shared_ptr<Dial>& dial) {
+void Peer::retire(std::shared_ptr<Connector>& dial) {
   if (dial == nullptr) return;
   dial->cancel();
   // Its own function may be the one that led here.
@@ -475,7 +477,7 @@ void Peer::retire(std::shared_ptr<Dial>& dial) {
 
 Error Peer::onFrameHead(const FrameHead& head) {
   exported_fds_.clear();
-  if (head.buffer_bytes >= context_.options.lanes.threshold) noteLarge();
+  if (head.buffer_bytes >= context_.options.bulks.threshold) noteLarge();
   if (head.ack <= acked_) return Error::ok();
   acked_ = head.ack;
   if (outbox_.acked(head.ack)) return Error::ok();
@@ -496,7 +498,7 @@ void Peer::onFrameTaken(const FrameHead& head) {
 }
 
 void Peer::ackIfAsked() {
-  if (state_ != PeerState::kConnected || !session_.ackAsked(outbox_.ackTold())) return;
+  if (state_ != PeerState::kConnected || !session_.ackAsked(outbox_.lastAckSent())) return;
   if (outbox_.control(FrameKind::kAck)) flush();
 }
 

@@ -1,6 +1,6 @@
 // Peer: one life of another process of the group, from the moment it is known until it is lost
-// or closed. Owns its way out (Outbox), its connection attempt (Dial) and its Link; its Session
-// makes of one link after the other one conversation.
+// or closed. Owns its way out (Outbox), its connection attempt (Connector) and its Link; its
+// Session makes of one link after the other one conversation.
 //
 // When a link breaks, both sides dial: whoever of the two can be reached will be, and a dead
 // process is told from a broken connection at once, because nobody listens where it did. Of two
@@ -18,10 +18,10 @@
 
 #include "transport/arena/arena_sender.h"
 #include "transport/arena/arena_view.h"
-#include "transport/peer/connector.h"
 #include "transport/endpoint.h"
 #include "transport/io/event_loop.h"
 #include "transport/peer/bulk_connection.h"
+#include "transport/peer/connector.h"
 #include "transport/peer/link.h"
 #include "transport/peer/outbox.h"
 #include "transport/peer/peer_state.h"
@@ -41,7 +41,7 @@ struct PeerContext {
   std::function<void()> on_finished;  // a peer is gone and has told all it had to
   std::function<std::uint64_t(std::int32_t rank)> session_of;  // this side's number for it
   std::function<void(std::int32_t rank, std::uint64_t own)> session_over;
-  std::function<EventLoop*()> lane_loop;  // made when it is wanted; null: it cannot be
+  std::function<EventLoop*()> bulk_loop;  // made when it is wanted; null: it cannot be
 };
 
 class Peer final : public FrameSink, public std::enable_shared_from_this<Peer> {
@@ -78,10 +78,10 @@ class Peer final : public FrameSink, public std::enable_shared_from_this<Peer> {
   enum class Dialler : std::uint8_t { kPeer, kSelf };
   void adopt(std::shared_ptr<Stream> stream, const Hello& hello, const SessionClaim& theirs,
              Dialler dialler = Dialler::kPeer);
-  // It has dialled a lane of the link that stands, and what it says of the session.
+  // It has dialled a bulk connection of the link that stands, and what it says of the session.
   bool admitsLane(const Hello& hello, const SessionClaim& theirs);
-  void adoptLane(std::shared_ptr<Stream> stream);
-  void tick(Pulse::Time now, std::chrono::nanoseconds late);
+  void adoptBulkConnection(std::shared_ptr<Stream> stream);
+  void tick(Heartbeat::Time now, std::chrono::nanoseconds late);
   // Gone, and told once.
   void lose(Error reason);
   // Reasons that others find.
@@ -103,21 +103,21 @@ class Peer final : public FrameSink, public std::enable_shared_from_this<Peer> {
   Result<OwnedBuffer> arenaBuffer(const ArenaDescriptor& block, std::uint64_t size) override;
   Result<OwnedBuffer> exportedBuffer(const ArenaDescriptor& place, std::uint64_t size) override;
   Error onArenaFrame(FrameKind kind, std::span<const std::byte> body) override;
-  Error readFromLane(std::span<const iovec> into) override;
-  bool laneArrived() override;
+  Error readFromBulk(std::span<const iovec> into) override;
+  bool bulkArrived() override;
 
   void moveTo(PeerState state);
-  void attention();
+  void onWorkAvailable();
   void dial();
-  void startDial(const Address& address, Dial::Patience patience);
-  void onDialled(Dial::Outcome outcome);
+  void startConnector(const Address& address, Connector::RetryBackoff patience);
+  void onDialled(Connector::Outcome outcome);
   // The link is of no use any more; another may take its place until `deadline`.
   enum class Redial : std::uint8_t { kNow, kUnlessAdopted };
-  void breakLink(std::string how, Pulse::Time deadline, Redial redial = Redial::kNow);
+  void breakLink(std::string how, Heartbeat::Time deadline, Redial redial = Redial::kNow);
   void redial();
   void dropLink();
-  void giveUp(Pulse::Time now);
-  void beat(Pulse::Time now, std::chrono::nanoseconds late);
+  void giveUp(Heartbeat::Time now);
+  void beat(Heartbeat::Time now, std::chrono::nanoseconds late);
   void ackIfAsked();
   void flush();
   // Shared memory (peer_arena.cpp).
@@ -125,19 +125,19 @@ class Peer final : public FrameSink, public std::enable_shared_from_this<Peer> {
   Error takeArena(const ArenaOffer& offer);
   // The second connection (peer_lane.cpp).
   void noteLarge();  // any thread
-  bool mayHaveLane() const noexcept;
-  void dialLane();
-  void onLaneDialled(Dial::Outcome outcome);
-  void breakLane(const std::string& how);
+  bool mayHaveBulkConnection() const noexcept;
+  void connectBulk();
+  void onBulkConnected(Connector::Outcome outcome);
+  void breakBulkConnection(const std::string& how);
   void dropLane();
   void sayGoodbye();
   void onLinkEnd(const LinkEnd& end);
   void closeIfDone();
   void go(Error reason, bool tell);
   void finish();
-  void retire(std::shared_ptr<Dial>& dial);
+  void retire(std::shared_ptr<Connector>& dial);
   Error brokenReason(const std::string& how) const;
-  Error silentReason(Pulse::Time now) const;
+  Error silentReason(Heartbeat::Time now) const;
   std::chrono::milliseconds reconnectTime() const;
   std::string describe() const;
   std::string connectedFor() const;
@@ -150,7 +150,7 @@ class Peer final : public FrameSink, public std::enable_shared_from_this<Peer> {
   PeerState state_ = PeerState::kIdle;
   std::string address_;
   std::uint64_t incarnation_ = 0;
-  std::shared_ptr<Dial> dial_;
+  std::shared_ptr<Connector> connector_;
   std::shared_ptr<Link> link_;
   std::shared_ptr<ArenaView> arena_in_;  // loop thread; buffers lent out keep it too
   struct Taken {
@@ -163,20 +163,21 @@ class Peer final : public FrameSink, public std::enable_shared_from_this<Peer> {
   bool arena_offered_ = false;          // on this link, by us
   bool arena_seen_ = false;             // on this link, by the peer
   bool dialled_ = false;                // the link, by us
-  std::shared_ptr<Dial> lane_dial_;
-  std::shared_ptr<Lane> lane_;
-  std::optional<std::vector<iovec>> lane_early_;  // to be read from the lane that is being dialled
-  bool lane_failed_ = false;  // it could not be made, or brought nothing: no other is tried
+  std::shared_ptr<Connector> bulk_connector_;
+  std::shared_ptr<BulkConnection> bulk_;
+  std::optional<std::vector<iovec>>
+      bulk_early_;            // to be read from the bulk connection that is being dialled
+  bool bulk_failed_ = false;  // it could not be made, or brought nothing: no other is tried
   Session session_;
   std::uint64_t acked_ = 0;   // the last ack that came
   std::string broke_;         // kReconnecting: how
   bool fell_silent_ = false;  // kReconnecting: nothing came for long
-  std::optional<Pulse> pulse_;
-  Pulse::Time connected_at_{};  // first
-  bool leaving_ = false;        // leave() came while dialling: goodbye follows when connected
-  bool peer_ended_ = false;     // kClosing: the peer will send no more
-  bool wrote_all_ = false;      // kClosing: our goodbye is written
-  bool tell_ = false;           // kGone: the handler is to be told
+  std::optional<Heartbeat> heartbeat_;
+  Heartbeat::Time connected_at_{};  // first
+  bool leaving_ = false;            // leave() came while dialling: goodbye follows when connected
+  bool peer_ended_ = false;         // kClosing: the peer will send no more
+  bool wrote_all_ = false;          // kClosing: our goodbye is written
+  bool tell_ = false;               // kGone: the handler is to be told
   bool finished_ = false;
   Error reason_;                 // kGone
   std::string handler_problem_;  // an exception of the handler
@@ -186,8 +187,8 @@ class Peer final : public FrameSink, public std::enable_shared_from_this<Peer> {
   std::atomic<std::uint64_t> messages_received_{0};
   std::atomic<std::uint64_t> reconnects_{0};
   std::atomic<bool> loss_told_{false};
-  std::atomic<bool> lane_wanted_{false};  // a large message was sent, or came
-  const std::shared_ptr<LaneCounts> lane_counts_ = std::make_shared<LaneCounts>();
+  std::atomic<bool> bulk_wanted_{false};  // a large message was sent, or came
+  const std::shared_ptr<BulkCounts> bulk_counts_ = std::make_shared<BulkCounts>();
 };
 
 }  // namespace weft::transport

@@ -3,8 +3,8 @@
 #include <string_view>
 #include <utility>
 
-#include "transport/memory/exported_block.h"
 #include "transport/base/log.h"
+#include "transport/memory/exported_block.h"
 #include "transport/peer/peer.h"
 
 namespace weft::transport {
@@ -68,7 +68,7 @@ Error Peer::takeArena(const ArenaOffer& offer) {
   }
   outbox_.control(problem ? FrameKind::kArenaRefuse : FrameKind::kArenaAccept);
   // Not from here: this is inside the reading of the link, which a broken write would read on.
-  context_.loop.post([self = shared_from_this()] { self->attention(); });
+  context_.loop.post([self = shared_from_this()] { self->onWorkAvailable(); });
   return Error::ok();
 }
 

@@ -7,9 +7,10 @@ namespace weft::transport {
 
 enum class PeerState : std::uint8_t {
   kIdle,          // known, not connected, nothing to send
-  kDialling,      // a Dial is at work
+  kDialling,      // a Connector is at work
   kConnected,     // a Link is up
-  kReconnecting,  // the Link broke, and the session may yet go on: a Dial is at work, or the peer's
+  kReconnecting,  // the Link broke, and the session may yet go on: a Connector is at work, or the
+                  // peer's
   kClosing,       // this side said goodbye; waiting until all is written and the peer ends too
   kGone,          // lost or closed; final
 };

@@ -1,4 +1,4 @@
-// Pulse: when to send a heartbeat to a connected peer, and when its silence is too long. Time
+// Heartbeat: when to send a heartbeat to a connected peer, and when its silence is too long. Time
 // is an argument, so that tests need no waiting.
 //
 // It looks at byte counters once per tick, so that sending and receiving cost nothing for it.
@@ -12,7 +12,7 @@
 
 namespace weft::transport {
 
-class Pulse {
+class Heartbeat {
  public:
   using Time = std::chrono::steady_clock::time_point;
   enum class Verdict : std::uint8_t {
@@ -22,7 +22,8 @@ class Pulse {
     kSuspect,  // nothing came for `timeout`
   };
 
-  Pulse(Time now, std::chrono::milliseconds interval, std::chrono::milliseconds timeout) noexcept
+  Heartbeat(Time now, std::chrono::milliseconds interval,
+            std::chrono::milliseconds timeout) noexcept
       : interval_(interval),
         timeout_(timeout),
         // Half the time, but not before two heartbeats could have come.

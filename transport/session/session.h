@@ -61,8 +61,8 @@ class Session {
   // final.
   SessionClaim claim() const noexcept { return {own_, peer_, received_, links_ + 1}; }
 
-  // The same for a lane of the link that stands.
-  SessionClaim laneClaim() const noexcept { return {own_, peer_, received_, links_, 1}; }
+  // The same for a bulk connection of the link that stands.
+  SessionClaim bulkClaim() const noexcept { return {own_, peer_, received_, links_, 1}; }
   // The link that stands, counted from 1.
   std::uint32_t link() const noexcept { return links_; }
 

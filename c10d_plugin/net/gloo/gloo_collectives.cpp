@@ -115,7 +115,7 @@ std::uint8_t* raw(ConstBytes data) {
 // 2 (n-1). With more ranks each would send to too many at once, with more data both are as good.
 constexpr std::size_t kLittleData = std::size_t{4} << 20;
 
-Signature sign(Operation operation, const Call& call, std::uint64_t bytes, int root = 0) {
+OpFingerprint sign(Operation operation, const Call& call, std::uint64_t bytes, int root = 0) {
   return {operation, call.element, call.reduction, root, call.sequence, bytes};
 }
 
@@ -126,11 +126,11 @@ GlooCollectives::GlooCollectives(std::shared_ptr<Mailbox> mailbox, const std::ve
     : messages_(std::move(mailbox), members, channel),
       context_(std::make_shared<MailboxContext>(messages_.rank(), messages_.size(), current_)) {}
 
-Error GlooCollectives::fly(const Signature& what, const Call& call,
-                           const std::function<void()>& run) {
-  Flight flight(messages_.mailbox(), messages_.members(), messages_.base(call), what, call.deadline,
-                messages_.spin());
-  current_.flight = &flight;
+Error GlooCollectives::runRequests(const OpFingerprint& what, const Call& call,
+                                   const std::function<void()>& run) {
+  RequestSet requests(messages_.mailbox(), messages_.members(), messages_.base(call), what,
+                      call.deadline, messages_.spin());
+  current_.requests = &requests;
   std::string problem;
   try {
     run();
@@ -139,8 +139,8 @@ Error GlooCollectives::fly(const Signature& what, const Call& call,
   } catch (const std::exception& thrown) {
     problem = thrown.what();
   }
-  current_.flight = nullptr;
-  if (Error error = flight.finish()) return error;
+  current_.requests = nullptr;
+  if (Error error = requests.finish()) return error;
   if (problem.empty()) return Error::ok();
   Error error(ErrorCode::kInvalidArgument, what.describe() + " was refused by Gloo: " + problem);
   abort(error);
@@ -152,7 +152,7 @@ bool GlooCollectives::oneStepIsBetter(std::size_t bytes) const {
 }
 
 Error GlooCollectives::barrier(const Call& call) {
-  return fly(sign(Operation::kBarrier, call, 0), call, [&] {
+  return runRequests(sign(Operation::kBarrier, call, 0), call, [&] {
     gloo::BarrierOptions options(context_);
     gloo::barrier(options);
   });
@@ -162,7 +162,7 @@ Error GlooCollectives::broadcast(const Call& call, Bytes data, int root) {
   // A tree either way; messages go through it in pieces.
   if (data.empty() || size() <= MessageCollectives::kFewRanks)
     return messages_.broadcast(call, data, root);
-  return fly(sign(Operation::kBroadcast, call, data.size(), root), call, [&] {
+  return runRequests(sign(Operation::kBroadcast, call, data.size(), root), call, [&] {
     gloo::BroadcastOptions options(context_);
     options.setOutput(raw(data), data.size());
     options.setRoot(root);
@@ -174,7 +174,7 @@ Error GlooCollectives::allReduce(const Call& call, Bytes data) {
   if (data.empty() || !canReduce(call.element, call.reduction) || oneStepIsBetter(data.size()))
     return messages_.allReduce(call, data);
   const std::size_t element = sizeOf(call.element);
-  Error error = fly(sign(Operation::kAllReduce, call, data.size()), call, [&] {
+  Error error = runRequests(sign(Operation::kAllReduce, call, data.size()), call, [&] {
     gloo::AllreduceOptions options(context_);
     withType(element, [&](auto type) {
       using Type = decltype(type);
@@ -194,7 +194,7 @@ Error GlooCollectives::reduce(const Call& call, Bytes data, int root) {
     return messages_.reduce(call, data, root);
   // Gloo works in its output on every rank, where the others' data is to stay as it is.
   const auto work = std::make_unique_for_overwrite<std::byte[]>(data.size());
-  Error error = fly(sign(Operation::kReduce, call, data.size(), root), call, [&] {
+  Error error = runRequests(sign(Operation::kReduce, call, data.size(), root), call, [&] {
     gloo::ReduceOptions options(context_);
     withType(sizeOf(call.element), [&](auto type) {
       using Type = decltype(type);
@@ -217,7 +217,7 @@ Error GlooCollectives::allGather(const Call& call, ConstBytes in, std::span<cons
   if (static_cast<int>(out.size()) != size() || total == 0)
     return messages_.allGather(call, in, out);
   const SideBySide<Bytes> all(out, total);
-  Error error = fly(sign(Operation::kAllGather, call, total), call, [&] {
+  Error error = runRequests(sign(Operation::kAllGather, call, total), call, [&] {
     gloo::AllgathervOptions options(context_);
     options.setInput(raw(in), in.size());
     options.setOutput(raw(all.data()), sizesOf<std::size_t>(out));
@@ -247,7 +247,7 @@ Error GlooCollectives::allToAll(const Call& call, std::span<const ConstBytes> in
     return messages_.allToAll(call, in, out);
   const SideBySide<ConstBytes> from(in, totalOf(in));
   const SideBySide<Bytes> to(out, totalOf(out));
-  Error error = fly(sign(Operation::kAllToAll, call, 0), call, [&] {
+  Error error = runRequests(sign(Operation::kAllToAll, call, 0), call, [&] {
     gloo::AlltoallvOptions options(context_);
     options.setInput(raw(from.data()), sizesOf<std::int64_t>(in));
     options.setOutput(raw(to.data()), sizesOf<std::int64_t>(out));

@@ -39,8 +39,8 @@ class GlooCollectives final : public Collectives {
 
  private:
   bool oneStepIsBetter(std::size_t bytes) const;
-  // Runs one of Gloo's functions as one flight.
-  Error fly(const Signature& what, const Call& call, const std::function<void()>& run);
+  // Runs one of Gloo's functions as one requests.
+  Error runRequests(const OpFingerprint& what, const Call& call, const std::function<void()>& run);
 
   MessageCollectives messages_;
   CurrentFlight current_;

@@ -8,7 +8,7 @@ namespace weft::collectives {
 namespace {
 
 // Gloo numbers the messages of one operation in the lowest byte of a slot; the rest says which
-// operation, which the flight's tags and labels say better.
+// operation, which the requests's tags and labels say better.
 unsigned stepOf(std::uint64_t slot) { return static_cast<unsigned>(slot & 0xFF); }
 
 class NoAddress final : public gloo::transport::Address {
@@ -69,8 +69,8 @@ class MailboxTransport final : public gloo::transport::Context {
 MailboxBuffer::~MailboxBuffer() {
   for (std::deque<Begun>* begun : {&sent_, &received_}) {
     for (const Begun& one : *begun) {
-      if (flight_.wait(one.part)) continue;
-      (void)!flight_.finish();
+      if (requests_.wait(one.part)) continue;
+      (void)!requests_.finish();
       return;
     }
   }
@@ -82,11 +82,11 @@ Bytes MailboxBuffer::range(std::size_t offset, std::size_t bytes) const {
 }
 
 void MailboxBuffer::send(int to, std::uint64_t slot, std::size_t offset, std::size_t bytes) {
-  sent_.push_back({flight_.send(to, stepOf(slot), range(offset, bytes)), to});
+  sent_.push_back({requests_.send(to, stepOf(slot), range(offset, bytes)), to});
 }
 
 void MailboxBuffer::recv(int from, std::uint64_t slot, std::size_t offset, std::size_t bytes) {
-  received_.push_back({flight_.receive(from, stepOf(slot), range(offset, bytes)), from});
+  received_.push_back({requests_.receive(from, stepOf(slot), range(offset, bytes)), from});
 }
 
 void MailboxBuffer::recv(std::vector<int> from, std::uint64_t slot, std::size_t offset,
@@ -100,8 +100,8 @@ bool MailboxBuffer::wait(std::deque<Begun>& begun, int* rank) {
   if (begun.empty()) throw std::logic_error("Gloo waits for a message that was not begun");
   const Begun one = begun.front();
   begun.pop_front();
-  if (!flight_.wait(one.part)) {
-    (void)!flight_.finish();
+  if (!requests_.wait(one.part)) {
+    (void)!requests_.finish();
     throw FlightFailed();
   }
   if (rank != nullptr) *rank = one.peer;

@@ -1,9 +1,9 @@
 // gloo::transport on a Mailbox: what Gloo's algorithms need of a transport, which is unbound
 // buffers; pairs are only counted.
 //
-// One operation runs at a time, and its Flight carries it: deadline, the check between ranks and
-// the reason of a failure come from there. A wait of Gloo's that fails throws FlightFailed, once
-// no message touches anybody's memory any more, so that Gloo may unwind.
+// One operation runs at a time, and its RequestSet carries it: deadline, the check between ranks
+// and the reason of a failure come from there. A wait of Gloo's that fails throws FlightFailed,
+// once no message touches anybody's memory any more, so that Gloo may unwind.
 #pragma once
 
 #include <gloo/context.h>
@@ -21,23 +21,23 @@
 namespace weft::collectives {
 
 struct FlightFailed : std::runtime_error {
-  FlightFailed() : std::runtime_error("the flight of this operation has failed") {}
+  FlightFailed() : std::runtime_error("the requests of this operation has failed") {}
 };
 
-// Which flight the buffers of the running operation belong to.
+// Which requests the buffers of the running operation belong to.
 struct CurrentFlight {
-  Flight* flight = nullptr;
+  RequestSet* requests = nullptr;
 };
 
 class MailboxBuffer final : public gloo::transport::UnboundBuffer {
  public:
   MailboxBuffer(void* data, std::size_t bytes, CurrentFlight& current)
-      : UnboundBuffer(data, bytes), flight_(*current.flight) {}
+      : UnboundBuffer(data, bytes), requests_(*current.requests) {}
   ~MailboxBuffer() override;
 
   using UnboundBuffer::waitRecv;
   using UnboundBuffer::waitSend;
-  // In the order in which they were begun. The timeout is the flight's.
+  // In the order in which they were begun. The timeout is the requests's.
   bool waitRecv(int* rank, std::chrono::milliseconds timeout) override;
   bool waitSend(int* rank, std::chrono::milliseconds timeout) override;
   void abortWaitRecv() override {}
@@ -49,13 +49,13 @@ class MailboxBuffer final : public gloo::transport::UnboundBuffer {
 
  private:
   struct Begun {
-    Flight::Part* part;
+    RequestSet::Part* part;
     int peer;
   };
   Bytes range(std::size_t offset, std::size_t bytes) const;
   bool wait(std::deque<Begun>& begun, int* rank);
 
-  Flight& flight_;
+  RequestSet& requests_;
   std::deque<Begun> sent_;
   std::deque<Begun> received_;
 };

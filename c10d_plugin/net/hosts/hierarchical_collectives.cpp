@@ -5,8 +5,8 @@
 #include <cstring>
 #include <utility>
 
-#include "c10d_plugin/net/messages/message_collectives.h"
 #include "c10d_plugin/core/reduce_kernels.h"
+#include "c10d_plugin/net/messages/message_collectives.h"
 
 namespace weft::collectives {
 namespace {

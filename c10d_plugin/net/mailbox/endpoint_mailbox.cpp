@@ -91,7 +91,7 @@ Mailbox::Ticket EndpointMailboxImpl::send(int to, Tag tag, OwnedBuffer data, OnS
     } else if (cost <= peer.credit) {
       peer.credit -= cost;
     } else {
-      header.kind = MailKind::kAnnounce;
+      header.kind = MailKind::kRequestToSend;
       header.id = tickets_ + 1;
       peer.announced.emplace(header.id, message);
     }
@@ -99,7 +99,7 @@ Mailbox::Ticket EndpointMailboxImpl::send(int to, Tag tag, OwnedBuffer data, OnS
     peer.talked = true;
   }
   if (message->error_) return 0;
-  if (header.kind == MailKind::kAnnounce) {
+  if (header.kind == MailKind::kRequestToSend) {
     tell(to, header);
     return ticket;
   }
@@ -115,16 +115,16 @@ void EndpointMailboxImpl::sendToSelf(Tag tag, const OwnedBuffer& data, const OnS
     const std::lock_guard<std::mutex> lock(mutex_);
     if (state_ != State::kOpen) {
       error = reason_;
-    } else if (receive = room_.match(rank_, tag); !receive) {
+    } else if (receive = matcher_.match(rank_, tag); !receive) {
       // A copy, so that a send to oneself is done before the receive is posted.
-      auto mail = std::make_shared<WaitingMail>();
+      auto mail = std::make_shared<UnexpectedMessage>();
       mail->from = rank_;
       mail->tag = tag;
       mail->label = label;
       mail->size = data.size;
       mail->bytes = copyOf(data);
       mail->whole = true;
-      room_.keep(std::move(mail));
+      matcher_.keep(std::move(mail));
     }
   }
   if (receive) {
@@ -169,7 +169,7 @@ Mailbox::Ticket EndpointMailboxImpl::receive(int from, Tag tag, OwnedBuffer into
   Error error = from == kAnyRank ? Error::ok() : checkRank(from, "receive from");
   if (!error && state_ != State::kOpen) error = reason_;
   if (!error) {
-    if (std::shared_ptr<WaitingMail> mail = room_.take(from, tag)) {
+    if (std::shared_ptr<UnexpectedMessage> mail = matcher_.take(from, tag)) {
       takeWaiting(std::move(mail), std::move(receive), lock);
       return ticket;
     }
@@ -180,7 +180,7 @@ Mailbox::Ticket EndpointMailboxImpl::receive(int from, Tag tag, OwnedBuffer into
     complete(receive, std::move(error), from, 0, {});
     return ticket;
   }
-  room_.post(std::move(receive));
+  matcher_.post(std::move(receive));
   std::vector<int> greet;
   for (int rank = 0; rank < size(); ++rank) {
     Peer& peer = peers_[static_cast<std::size_t>(rank)];
@@ -213,8 +213,8 @@ Error EndpointMailboxImpl::whyNotFrom(int from) const {
 }
 
 // Gives a message that came before its receive to it. Releases the lock.
-void EndpointMailboxImpl::takeWaiting(std::shared_ptr<WaitingMail> mail, PostedReceive receive,
-                                      std::unique_lock<std::mutex>& lock) {
+void EndpointMailboxImpl::takeWaiting(std::shared_ptr<UnexpectedMessage> mail,
+                                      PostedReceive receive, std::unique_lock<std::mutex>& lock) {
   const int from = mail->from;
   const bool fits = receive.into.size == mail->size && receive.label == mail->label;
   if (mail->id) {
@@ -223,10 +223,10 @@ void EndpointMailboxImpl::takeWaiting(std::shared_ptr<WaitingMail> mail, PostedR
     if (fits) {
       peer.cleared.emplace(*mail->id, std::move(receive));
       lock.unlock();
-      return tell(from, {MailKind::kClear, 0, *mail->id, 0, {}, {}});
+      return tell(from, {MailKind::kClearToSend, 0, *mail->id, 0, {}, {}});
     }
     lock.unlock();
-    tell(from, {MailKind::kClear, 0, *mail->id, 1, {}, {}});
+    tell(from, {MailKind::kClearToSend, 0, *mail->id, 1, {}, {}});
   } else if (fits && !mail->whole) {
     mail->taker = std::move(receive);  // finish() gives it the bytes
     return;
@@ -236,7 +236,7 @@ void EndpointMailboxImpl::takeWaiting(std::shared_ptr<WaitingMail> mail, PostedR
     lock.unlock();
     if (fits) copyInto(receive.into, mail->bytes);
     mail->bytes = {};
-    if (grant > 0) tell(from, {MailKind::kGrant, 0, 0, grant, {}, {}});
+    if (grant > 0) tell(from, {MailKind::kCredit, 0, 0, grant, {}, {}});
   }
   complete(
       receive,
@@ -261,7 +261,7 @@ bool EndpointMailboxImpl::cancel(Ticket ticket, const Error& why) {
   std::shared_ptr<Outgoing> message;     // likewise
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    receive = room_.cancel(ticket);
+    receive = matcher_.cancel(ticket);
     for (Peer& peer : peers_) {
       if (receive || message) break;
       const auto found = peer.announced.find(ticket);

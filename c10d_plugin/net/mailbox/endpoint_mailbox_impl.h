@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "c10d_plugin/net/mailbox/endpoint_mailbox.h"
-#include "c10d_plugin/net/mailbox/message_matcher.h"
 #include "c10d_plugin/net/mailbox/mail_wire.h"
+#include "c10d_plugin/net/mailbox/message_matcher.h"
 
 namespace weft::collectives {
 
@@ -51,7 +51,7 @@ class EndpointMailboxImpl final : public EndpointMailbox, private transport::End
   // What onHeader() found, for onMessage(). Loop thread.
   struct Arriving {
     std::optional<PostedReceive> receive;
-    std::shared_ptr<WaitingMail> mail;
+    std::shared_ptr<UnexpectedMessage> mail;
     std::uint64_t grant = 0;  // bytes to grant again once it was received
   };
   struct Peer {
@@ -85,7 +85,7 @@ class EndpointMailboxImpl final : public EndpointMailbox, private transport::End
                   const Label& label);
   void transmit(int to, const MailHeader& header, const std::shared_ptr<Outgoing>& message);
   void tell(int to, const MailHeader& header);
-  void takeWaiting(std::shared_ptr<WaitingMail> mail, PostedReceive receive,
+  void takeWaiting(std::shared_ptr<UnexpectedMessage> mail, PostedReceive receive,
                    std::unique_lock<std::mutex>& lock);
   std::uint64_t consumed(int from, std::uint64_t cost);
   transport::Error whyNotFrom(int from) const;
@@ -128,7 +128,7 @@ class EndpointMailboxImpl final : public EndpointMailbox, private transport::End
   mutable std::mutex mutex_;
   State state_ = State::kOpen;
   transport::Error reason_;  // when not open
-  MailRoom room_;
+  MessageMatcher matcher_;
   Ticket tickets_ = 0;       // of receives and messages; an announced message's is its id
   std::vector<Peer> peers_;  // by rank
 

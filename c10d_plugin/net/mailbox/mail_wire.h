@@ -18,13 +18,13 @@
 namespace weft::collectives {
 
 enum class MailKind : std::uint32_t {
-  kHello = 1,     // makes the connection, by whose loss a waiting receiver learns of a death
-  kData = 2,      // a message sent at once: tag, label
-  kAnnounce = 3,  // a message that waits at its sender: tag, label, size, id
-  kClear = 4,     // the announced message `id` may come; size 1: it will never be wanted
-  kAnswer = 5,    // the bytes of the announced message `id`
-  kGrant = 6,     // `size` bytes of kData were received for good: so much more may be sent at once
-  kAbort = 7,     // the sender has given up; id is the ErrorCode, the text follows
+  kHello = 1,          // makes the connection, by whose loss a waiting receiver learns of a death
+  kData = 2,           // a message sent at once: tag, label
+  kRequestToSend = 3,  // a message that waits at its sender: tag, label, size, id
+  kClearToSend = 4,    // the announced message `id` may come; size 1: it will never be wanted
+  kAnswer = 5,         // the bytes of the announced message `id`
+  kCredit = 6,  // `size` bytes of kData were received for good: so much more may be sent at once
+  kAbort = 7,   // the sender has given up; id is the ErrorCode, the text follows
   kTakenBack =
       8,  // the announced message `id` will not come; size is the ErrorCode, the text follows
 };

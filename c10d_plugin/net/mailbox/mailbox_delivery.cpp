@@ -84,11 +84,11 @@ Disposition EndpointMailboxImpl::onData(int from, const MailHeader& header, std:
   Peer& peer = peers_[static_cast<std::size_t>(from)];
   const std::uint64_t cost = size + kPerMessage;
   std::unique_lock<std::mutex> lock(mutex_);
-  std::optional<PostedReceive> receive = room_.match(from, header.tag);
+  std::optional<PostedReceive> receive = matcher_.match(from, header.tag);
   if (receive && (receive->into.size != size || receive->label != header.label)) {
     const std::uint64_t grant = consumed(from, cost);
     lock.unlock();
-    if (grant > 0) tell(from, {MailKind::kGrant, 0, 0, grant, {}, {}});
+    if (grant > 0) tell(from, {MailKind::kCredit, 0, 0, grant, {}, {}});
     complete(*receive, {ErrorCode::kInvalidArgument, mismatch(*receive, from, size, header.label)},
              from, size, header.label);
     return Disposition::kDiscard;
@@ -102,7 +102,7 @@ Disposition EndpointMailboxImpl::onData(int from, const MailHeader& header, std:
   if (peer.kept + cost > peer.window)
     refuseFlood("more than " + std::to_string(peer.window) +
                 " bytes of messages for which no receive is posted");
-  auto mail = std::make_shared<WaitingMail>();
+  auto mail = std::make_shared<UnexpectedMessage>();
   mail->from = from;
   mail->tag = header.tag;
   mail->label = header.label;
@@ -110,7 +110,7 @@ Disposition EndpointMailboxImpl::onData(int from, const MailHeader& header, std:
   if (!placed) buffer = memoryFor(size);
   peer.kept += cost;
   peer.arriving.mail = mail;
-  room_.keep(std::move(mail));
+  matcher_.keep(std::move(mail));
   return Disposition::kAccept;
 }
 
@@ -141,11 +141,11 @@ void EndpointMailboxImpl::onMessage(std::int32_t from, std::span<const std::byte
     }
     case MailKind::kAnswer:
       return finish(from, std::exchange(peer.arriving, {}), std::move(buffers[0]));
-    case MailKind::kAnnounce:
+    case MailKind::kRequestToSend:
       return onAnnounce(from, header);
-    case MailKind::kClear:
+    case MailKind::kClearToSend:
       return onClear(from, header);
-    case MailKind::kGrant: {
+    case MailKind::kCredit: {
       const std::lock_guard<std::mutex> lock(mutex_);
       peer.credit += std::min(header.size, peer.window - peer.credit);
       return;
@@ -165,13 +165,13 @@ void EndpointMailboxImpl::finish(int from, Arriving arrived, OwnedBuffer bytes) 
   Label label;
   std::unique_lock<std::mutex> lock(mutex_);
   if (arrived.mail != nullptr) {
-    WaitingMail& mail = *arrived.mail;
+    UnexpectedMessage& mail = *arrived.mail;
     label = mail.label;
     mail.whole = true;
     if (mail.unwanted) {
       const std::uint64_t grant = consumed(from, arrived.grant);
       lock.unlock();
-      if (grant > 0) tell(from, {MailKind::kGrant, 0, 0, grant, {}, {}});
+      if (grant > 0) tell(from, {MailKind::kCredit, 0, 0, grant, {}, {}});
       return;
     }
     if (!mail.taker) {
@@ -189,14 +189,14 @@ void EndpointMailboxImpl::finish(int from, Arriving arrived, OwnedBuffer bytes) 
     std::memcpy(receive->into.data, bytes.data, bytes.size);
   const std::uint64_t size = bytes.size;
   bytes = {};
-  if (grant > 0) tell(from, {MailKind::kGrant, 0, 0, grant, {}, {}});
+  if (grant > 0) tell(from, {MailKind::kCredit, 0, 0, grant, {}, {}});
   complete(*receive, Error::ok(), from, size, label);
 }
 
 void EndpointMailboxImpl::onAnnounce(int from, const MailHeader& header) {
   Peer& peer = peers_[static_cast<std::size_t>(from)];
   std::unique_lock<std::mutex> lock(mutex_);
-  std::optional<PostedReceive> receive = room_.match(from, header.tag);
+  std::optional<PostedReceive> receive = matcher_.match(from, header.tag);
   if (!receive) {
     if (++peer.announcements > kMaxAnnouncements) {
       lock.unlock();
@@ -205,18 +205,18 @@ void EndpointMailboxImpl::onAnnounce(int from, const MailHeader& header) {
                  "rank " + std::to_string(from) + " is cut off: it sends more than " +
                      std::to_string(kMaxAnnouncements) + " messages that nobody receives"});
     }
-    auto mail = std::make_shared<WaitingMail>();
+    auto mail = std::make_shared<UnexpectedMessage>();
     mail->from = from;
     mail->tag = header.tag;
     mail->label = header.label;
     mail->size = header.size;
     mail->id = header.id;
-    return room_.keep(std::move(mail));
+    return matcher_.keep(std::move(mail));
   }
   const bool fits = receive->into.size == header.size && receive->label == header.label;
   if (fits) peer.cleared.emplace(header.id, std::move(*receive));
   lock.unlock();
-  tell(from, {MailKind::kClear, 0, header.id, fits ? 0U : 1U, {}, {}});
+  tell(from, {MailKind::kClearToSend, 0, header.id, fits ? 0U : 1U, {}, {}});
   if (!fits)
     complete(*receive,
              {ErrorCode::kInvalidArgument, mismatch(*receive, from, header.size, header.label)},
@@ -246,7 +246,7 @@ void EndpointMailboxImpl::onTakenBack(int from, const MailHeader& header) {
     if (const auto found = peer.cleared.find(header.id); found != peer.cleared.end()) {
       receive = std::move(found->second);
       peer.cleared.erase(found);
-    } else if (room_.forgetAnnounced(from, header.id)) {
+    } else if (matcher_.forgetAnnounced(from, header.id)) {
       --peer.announcements;
     }
   }

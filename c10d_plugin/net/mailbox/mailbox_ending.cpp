@@ -55,16 +55,16 @@ void EndpointMailboxImpl::lose(int rank, bool in_order, const Error& reason) {
     peer.gone = true;
     peer.left = in_order;
     if (!peer.reason || !in_order) peer.reason = reason;
-    failures.receives = room_.takePosted(rank);
+    failures.receives = matcher_.takePosted(rank);
     for (auto& [id, receive] : peer.cleared)
       failures.receives.push_back(std::move(receive));
     for (auto& [id, message] : peer.announced)
       failures.sends.push_back(std::move(message));
     peer.cleared.clear();
     peer.announced.clear();
-    room_.forgetUnfinished(rank);
+    matcher_.forgetUnfinished(rank);
     if (whyNotFrom(kAnyRank)) {
-      std::vector<PostedReceive> any = room_.takePosted(kAnyRank);
+      std::vector<PostedReceive> any = matcher_.takePosted(kAnyRank);
       std::move(any.begin(), any.end(), std::back_inserter(failures.receives));
     }
   }
@@ -82,7 +82,7 @@ void EndpointMailboxImpl::fail(Failures failures, const Error& reason) {
 // All that waits and whose memory nobody is reading or writing. Called with the lock.
 EndpointMailboxImpl::Failures EndpointMailboxImpl::takeEverything() {
   Failures failures;
-  failures.receives = room_.takeAllPosted();
+  failures.receives = matcher_.takeAllPosted();
   for (Peer& peer : peers_) {
     for (auto& [id, receive] : peer.cleared)
       failures.receives.push_back(std::move(receive));
@@ -91,7 +91,7 @@ EndpointMailboxImpl::Failures EndpointMailboxImpl::takeEverything() {
     peer.cleared.clear();
     peer.announced.clear();
   }
-  room_.clear();
+  matcher_.clear();
   return failures;
 }
 

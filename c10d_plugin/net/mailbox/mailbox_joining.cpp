@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "c10d_plugin/net/mailbox/endpoint_mailbox_impl.h"
+#include "transport/auth/key_check.h"
 #include "transport/io/address.h"
 #include "transport/io/host_identity.h"
-#include "transport/auth/key_check.h"
 
 namespace weft::collectives {
 

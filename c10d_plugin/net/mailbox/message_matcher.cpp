@@ -5,11 +5,11 @@
 
 namespace weft::collectives {
 
-void MailRoom::post(PostedReceive receive) {
+void MessageMatcher::post(PostedReceive receive) {
   posted_[{receive.from, receive.tag}].push_back(std::move(receive));
 }
 
-std::optional<PostedReceive> MailRoom::match(int from, Tag tag) {
+std::optional<PostedReceive> MessageMatcher::match(int from, Tag tag) {
   auto named = posted_.find({from, tag});
   const auto anyone = posted_.find({kAnyRank, tag});
   if (named == posted_.end() ||
@@ -23,7 +23,7 @@ std::optional<PostedReceive> MailRoom::match(int from, Tag tag) {
   return receive;
 }
 
-std::optional<PostedReceive> MailRoom::cancel(Mailbox::Ticket ticket) {
+std::optional<PostedReceive> MessageMatcher::cancel(Mailbox::Ticket ticket) {
   for (auto queue = posted_.begin(); queue != posted_.end(); ++queue) {
     for (auto receive = queue->second.begin(); receive != queue->second.end(); ++receive) {
       if (receive->ticket != ticket) continue;
@@ -36,7 +36,7 @@ std::optional<PostedReceive> MailRoom::cancel(Mailbox::Ticket ticket) {
   return std::nullopt;
 }
 
-std::vector<PostedReceive> MailRoom::takePosted(int from) {
+std::vector<PostedReceive> MessageMatcher::takePosted(int from) {
   std::vector<PostedReceive> taken;
   for (auto queue = posted_.begin(); queue != posted_.end();) {
     if (queue->first.from != from) {
@@ -49,7 +49,7 @@ std::vector<PostedReceive> MailRoom::takePosted(int from) {
   return taken;
 }
 
-std::vector<PostedReceive> MailRoom::takeAllPosted() {
+std::vector<PostedReceive> MessageMatcher::takeAllPosted() {
   std::vector<PostedReceive> taken;
   for (auto& [key, queue] : posted_)
     std::move(queue.begin(), queue.end(), std::back_inserter(taken));
@@ -57,12 +57,12 @@ std::vector<PostedReceive> MailRoom::takeAllPosted() {
   return taken;
 }
 
-void MailRoom::keep(std::shared_ptr<WaitingMail> mail) {
+void MessageMatcher::keep(std::shared_ptr<UnexpectedMessage> mail) {
   mail->arrival = ++arrivals_;
   waiting_[{mail->from, mail->tag}].push_back(std::move(mail));
 }
 
-std::shared_ptr<WaitingMail> MailRoom::take(int from, Tag tag) {
+std::shared_ptr<UnexpectedMessage> MessageMatcher::take(int from, Tag tag) {
   auto found = waiting_.end();
   if (from != kAnyRank) {
     found = waiting_.find({from, tag});
@@ -75,13 +75,13 @@ std::shared_ptr<WaitingMail> MailRoom::take(int from, Tag tag) {
     }
   }
   if (found == waiting_.end()) return nullptr;
-  std::shared_ptr<WaitingMail> mail = std::move(found->second.front());
+  std::shared_ptr<UnexpectedMessage> mail = std::move(found->second.front());
   found->second.pop_front();
   if (found->second.empty()) waiting_.erase(found);
   return mail;
 }
 
-void MailRoom::forgetUnfinished(int from) {
+void MessageMatcher::forgetUnfinished(int from) {
   for (auto queue = waiting_.begin(); queue != waiting_.end();) {
     if (queue->first.from == from)
       std::erase_if(queue->second, [](const auto& mail) { return !mail->whole; });
@@ -89,7 +89,7 @@ void MailRoom::forgetUnfinished(int from) {
   }
 }
 
-bool MailRoom::forgetAnnounced(int from, std::uint64_t id) {
+bool MessageMatcher::forgetAnnounced(int from, std::uint64_t id) {
   for (auto queue = waiting_.begin(); queue != waiting_.end(); ++queue) {
     if (queue->first.from != from) continue;
     if (std::erase_if(queue->second, [&](const auto& mail) { return mail->id == id; }) == 0)
@@ -100,6 +100,6 @@ bool MailRoom::forgetAnnounced(int from, std::uint64_t id) {
   return false;
 }
 
-void MailRoom::clear() { waiting_.clear(); }
+void MessageMatcher::clear() { waiting_.clear(); }
 
 }  // namespace weft::collectives

@@ -1,4 +1,4 @@
-// MailRoom: which message belongs to which receive. No threads, no sockets: the rules only.
+// MessageMatcher: which message belongs to which receive. No threads, no sockets: the rules only.
 //
 // A message goes to the receive that was posted first among those for its sender and tag and those
 // for any sender and its tag; a receive gets the message that came first. Not thread-safe: the
@@ -26,12 +26,12 @@ struct PostedReceive {
 };
 
 // A message for which no receive was posted when it came.
-struct WaitingMail {
+struct UnexpectedMessage {
   int from = -1;
   Tag tag = 0;
   Label label;
   std::uint64_t size = 0;
-  std::uint64_t arrival = 0;        // MailRoom numbers them
+  std::uint64_t arrival = 0;        // MessageMatcher numbers them
   std::optional<std::uint64_t> id;  // announced: its bytes are still at the sender
   bool whole = false;               // its bytes are here
   transport::OwnedBuffer bytes;     // when whole
@@ -40,7 +40,7 @@ struct WaitingMail {
   bool unwanted = false;
 };
 
-class MailRoom {
+class MessageMatcher {
  public:
   void post(PostedReceive receive);
   // Takes out the receive that a message of this sender and tag belongs to.
@@ -50,9 +50,9 @@ class MailRoom {
   std::vector<PostedReceive> takePosted(int from);
   std::vector<PostedReceive> takeAllPosted();
 
-  void keep(std::shared_ptr<WaitingMail> mail);
+  void keep(std::shared_ptr<UnexpectedMessage> mail);
   // Takes out what came first from this sender, or from anybody.
-  std::shared_ptr<WaitingMail> take(int from, Tag tag);
+  std::shared_ptr<UnexpectedMessage> take(int from, Tag tag);
   // Drops what can't become whole any more, because its sender is gone.
   void forgetUnfinished(int from);
   // Drops an announced message; false: there is none.
@@ -72,7 +72,7 @@ class MailRoom {
     }
   };
   using Receives = std::list<PostedReceive>;
-  using Mails = std::list<std::shared_ptr<WaitingMail>>;
+  using Mails = std::list<std::shared_ptr<UnexpectedMessage>>;
 
   std::unordered_map<Key, Receives, Hash> posted_;
   std::unordered_map<Key, Mails, Hash> waiting_;

@@ -41,8 +41,8 @@ MessageCollectives::MessageCollectives(std::shared_ptr<Mailbox> mailbox, std::ve
                            members_.begin());
 }
 
-Signature MessageCollectives::signature(Operation operation, const Call& call, std::uint64_t bytes,
-                                        int root) const {
+OpFingerprint MessageCollectives::signature(Operation operation, const Call& call,
+                                            std::uint64_t bytes, int root) const {
   return {operation, call.element, call.reduction, root, call.sequence, bytes};
 }
 
@@ -61,21 +61,22 @@ std::byte* MessageCollectives::scratch(std::size_t bytes) {
 }
 
 Error MessageCollectives::barrier(const Call& call) {
-  Flight flight(*mailbox_, members_, base(call), signature(Operation::kBarrier, call, 0),
-                call.deadline, spin_);
+  RequestSet requests(*mailbox_, members_, base(call), signature(Operation::kBarrier, call, 0),
+                      call.deadline, spin_);
   unsigned step = 0;
   for (int far = 1; far < size(); far *= 2, ++step) {
-    flight.send(after(rank_, far), step, {});
-    if (!flight.wait(flight.receive(before(rank_, far), step, {}))) break;
+    requests.send(after(rank_, far), step, {});
+    if (!requests.wait(requests.receive(before(rank_, far), step, {}))) break;
   }
-  return flight.finish();
+  return requests.finish();
 }
 
 Error MessageCollectives::broadcast(const Call& call, Bytes data, int root) {
-  Flight flight(*mailbox_, members_, base(call),
-                signature(Operation::kBroadcast, call, data.size(), root), call.deadline, spin_);
-  broadcastDown(flight, data, root, 0);
-  return flight.finish();
+  RequestSet requests(*mailbox_, members_, base(call),
+                      signature(Operation::kBroadcast, call, data.size(), root), call.deadline,
+                      spin_);
+  broadcastDown(requests, data, root, 0);
+  return requests.finish();
 }
 
 Error MessageCollectives::allGather(const Call& call, ConstBytes in, std::span<const Bytes> out) {
@@ -83,60 +84,60 @@ Error MessageCollectives::allGather(const Call& call, ConstBytes in, std::span<c
   if (out.size() != members_.size()) return unequal("all_gather: outputs", out.size(), size());
   if (out[own].size() != in.size())
     return unequal("all_gather: bytes of the own output", out[own].size(), in.size());
-  Flight flight(*mailbox_, members_, base(call), signature(Operation::kAllGather, call, 0),
-                call.deadline, spin_);
+  RequestSet requests(*mailbox_, members_, base(call), signature(Operation::kAllGather, call, 0),
+                      call.deadline, spin_);
   for (int k = 1; k < size(); ++k)
-    flight.receive(before(rank_, k), 0, out[static_cast<std::size_t>(before(rank_, k))]);
+    requests.receive(before(rank_, k), 0, out[static_cast<std::size_t>(before(rank_, k))]);
   for (int k = 1; k < size(); ++k)
-    flight.send(after(rank_, k), 0, in);
+    requests.send(after(rank_, k), 0, in);
   copy(out[own], in);
-  return flight.finish();
+  return requests.finish();
 }
 
 Error MessageCollectives::gather(const Call& call, ConstBytes in, std::span<const Bytes> out,
                                  int root) {
   if (rank_ == root && out.size() != members_.size())
     return unequal("gather: outputs", out.size(), size());
-  Flight flight(*mailbox_, members_, base(call), signature(Operation::kGather, call, 0, root),
-                call.deadline, spin_);
+  RequestSet requests(*mailbox_, members_, base(call), signature(Operation::kGather, call, 0, root),
+                      call.deadline, spin_);
   if (rank_ != root) {
-    flight.send(root, 0, in);
-    return flight.finish();
+    requests.send(root, 0, in);
+    return requests.finish();
   }
   for (int k = 1; k < size(); ++k)
-    flight.receive(after(rank_, k), 0, out[static_cast<std::size_t>(after(rank_, k))]);
+    requests.receive(after(rank_, k), 0, out[static_cast<std::size_t>(after(rank_, k))]);
   copy(out[static_cast<std::size_t>(rank_)], in);
-  return flight.finish();
+  return requests.finish();
 }
 
 Error MessageCollectives::scatter(const Call& call, std::span<const ConstBytes> in, Bytes out,
                                   int root) {
   if (rank_ == root && in.size() != members_.size())
     return unequal("scatter: inputs", in.size(), size());
-  Flight flight(*mailbox_, members_, base(call), signature(Operation::kScatter, call, 0, root),
-                call.deadline, spin_);
+  RequestSet requests(*mailbox_, members_, base(call),
+                      signature(Operation::kScatter, call, 0, root), call.deadline, spin_);
   if (rank_ != root) {
-    flight.receive(root, 0, out);
-    return flight.finish();
+    requests.receive(root, 0, out);
+    return requests.finish();
   }
   for (int k = 1; k < size(); ++k)
-    flight.send(after(rank_, k), 0, in[static_cast<std::size_t>(after(rank_, k))]);
+    requests.send(after(rank_, k), 0, in[static_cast<std::size_t>(after(rank_, k))]);
   copy(out, in[static_cast<std::size_t>(rank_)]);
-  return flight.finish();
+  return requests.finish();
 }
 
 Error MessageCollectives::allToAll(const Call& call, std::span<const ConstBytes> in,
                                    std::span<const Bytes> out) {
   if (in.size() != members_.size() || out.size() != members_.size())
     return unequal("all_to_all: inputs or outputs", std::min(in.size(), out.size()), size());
-  Flight flight(*mailbox_, members_, base(call), signature(Operation::kAllToAll, call, 0),
-                call.deadline, spin_);
+  RequestSet requests(*mailbox_, members_, base(call), signature(Operation::kAllToAll, call, 0),
+                      call.deadline, spin_);
   for (int k = 1; k < size(); ++k)
-    flight.receive(before(rank_, k), 0, out[static_cast<std::size_t>(before(rank_, k))]);
+    requests.receive(before(rank_, k), 0, out[static_cast<std::size_t>(before(rank_, k))]);
   for (int k = 1; k < size(); ++k)
-    flight.send(after(rank_, k), 0, in[static_cast<std::size_t>(after(rank_, k))]);
+    requests.send(after(rank_, k), 0, in[static_cast<std::size_t>(after(rank_, k))]);
   copy(out[static_cast<std::size_t>(rank_)], in[static_cast<std::size_t>(rank_)]);
-  return flight.finish();
+  return requests.finish();
 }
 
 }  // namespace weft::collectives

@@ -25,7 +25,7 @@
 
 namespace weft::collectives {
 
-class Flight;
+class RequestSet;
 
 class MessageCollectives final : public Collectives {
  public:
@@ -57,21 +57,21 @@ class MessageCollectives final : public Collectives {
   Mailbox& mailbox() noexcept { return *mailbox_; }
   const std::vector<int>& members() const noexcept { return members_; }
   transport::AdaptiveSpin& spin() noexcept { return spin_; }
-  // The first tag of an operation's flight.
+  // The first tag of an operation's requests.
   Tag base(const Call& call) const;
 
  private:
-  Signature signature(Operation operation, const Call& call, std::uint64_t bytes,
-                      int root = 0) const;
+  OpFingerprint signature(Operation operation, const Call& call, std::uint64_t bytes,
+                          int root = 0) const;
   int after(int rank, int by) const { return (rank + by) % size(); }
   int before(int rank, int by) const { return (rank + size() - by) % size(); }
   std::byte* scratch(std::size_t bytes);
 
-  Error allReduceAtOnce(const Call& call, Bytes data, const Signature& what);
-  Error allReduceInShares(const Call& call, Bytes data, const Signature& what);
+  Error allReduceAtOnce(const Call& call, Bytes data, const OpFingerprint& what);
+  Error allReduceInShares(const Call& call, Bytes data, const OpFingerprint& what);
   // The parts of a tree: towards the root and away from it.
-  bool reduceUp(Flight& flight, const Call& call, ConstBytes in, Bytes at_root, int root);
-  bool broadcastDown(Flight& flight, Bytes data, int root, unsigned step);
+  bool reduceUp(RequestSet& requests, const Call& call, ConstBytes in, Bytes at_root, int root);
+  bool broadcastDown(RequestSet& requests, Bytes data, int root, unsigned step);
 
   const std::shared_ptr<Mailbox> mailbox_;
   const std::vector<int> members_;

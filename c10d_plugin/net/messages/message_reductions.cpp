@@ -4,9 +4,9 @@
 #include <bit>
 #include <utility>
 
-#include "c10d_plugin/net/messages/request_set.h"
-#include "c10d_plugin/net/messages/message_collectives.h"
 #include "c10d_plugin/core/reduce_kernels.h"
+#include "c10d_plugin/net/messages/message_collectives.h"
+#include "c10d_plugin/net/messages/request_set.h"
 
 namespace weft::collectives {
 namespace {
@@ -63,7 +63,7 @@ Bytes shareOf(Bytes data, std::size_t index, std::size_t count, std::size_t elem
 
 }  // namespace
 
-bool MessageCollectives::broadcastDown(Flight& flight, Bytes data, int root, unsigned step) {
+bool MessageCollectives::broadcastDown(RequestSet& requests, Bytes data, int root, unsigned step) {
   // 0 at the root. Where all places of the tree are taken, ranks that share their upper bits stay
   // together whatever the root is, and so do the ranks of a host where those are consecutive.
   const bool full = std::has_single_bit(static_cast<unsigned>(size()));
@@ -74,23 +74,23 @@ bool MessageCollectives::broadcastDown(Flight& flight, Bytes data, int root, uns
     parent_bit *= 2;
   const std::size_t piece = treePiece(data.size());
   const std::size_t count = std::max<std::size_t>(1, pieces(data.size(), piece));
-  std::vector<Flight::Part*> received;
+  std::vector<RequestSet::Part*> received;
   if (place != 0) {
     const int parent = at(place - parent_bit);
     for (std::size_t i = 0; i < count; ++i)
-      received.push_back(flight.receive(parent, step, pieceOf(data, i, piece)));
+      received.push_back(requests.receive(parent, step, pieceOf(data, i, piece)));
   }
   for (std::size_t i = 0; i < count; ++i) {
-    if (place != 0 && !flight.wait(received[i])) return false;
+    if (place != 0 && !requests.wait(received[i])) return false;
     for (int bit = parent_bit / 2; bit > 0; bit /= 2) {
-      if (place + bit < size()) flight.send(at(place + bit), step, pieceOf(data, i, piece));
+      if (place + bit < size()) requests.send(at(place + bit), step, pieceOf(data, i, piece));
     }
   }
   return true;
 }
 
-bool MessageCollectives::reduceUp(Flight& flight, const Call& call, ConstBytes in, Bytes at_root,
-                                  int root) {
+bool MessageCollectives::reduceUp(RequestSet& requests, const Call& call, ConstBytes in,
+                                  Bytes at_root, int root) {
   const int place = before(rank_, root);
   std::vector<int> children;
   int parent = -1;
@@ -104,19 +104,19 @@ bool MessageCollectives::reduceUp(Flight& flight, const Call& call, ConstBytes i
   const std::size_t count = std::max<std::size_t>(1, pieces(in.size(), kPiece));
   if (children.empty()) {
     for (std::size_t i = 0; i < count && parent >= 0; ++i)
-      flight.send(parent, 0, pieceOf(in, i, kPiece));
+      requests.send(parent, 0, pieceOf(in, i, kPiece));
     return true;
   }
   // Two sets of buffers: one piece is reduced while the next comes in.
   const std::size_t piece = std::min(kPiece, in.size());
   const std::size_t set = (children.size() + 1) * piece;
   std::byte* const buffers = scratch(2 * set);
-  std::array<std::vector<Flight::Part*>, 2> coming;
-  std::array<Flight::Part*, 2> going{};
+  std::array<std::vector<RequestSet::Part*>, 2> coming;
+  std::array<RequestSet::Part*, 2> going{};
   const auto post = [&](std::size_t i) {
     coming[i % 2].clear();
     for (std::size_t c = 0; c < children.size(); ++c)
-      coming[i % 2].push_back(flight.receive(
+      coming[i % 2].push_back(requests.receive(
           children[c], 0, {buffers + (i % 2) * set + c * piece, pieceOf(in, i, kPiece).size()}));
   };
   post(0);
@@ -124,17 +124,17 @@ bool MessageCollectives::reduceUp(Flight& flight, const Call& call, ConstBytes i
     if (i + 1 < count) post(i + 1);
     std::vector<const std::byte*> inputs{pieceOf(in, i, kPiece).data()};
     for (std::size_t c = 0; c < children.size(); ++c) {
-      if (!flight.wait(coming[i % 2][c])) return false;
+      if (!requests.wait(coming[i % 2][c])) return false;
       inputs.push_back(buffers + (i % 2) * set + c * piece);
     }
     const std::size_t bytes = pieceOf(in, i, kPiece).size();
     std::byte* const sum = parent < 0 ? pieceOf(at_root, i, kPiece).data()
                                       : buffers + (i % 2) * set + children.size() * piece;
-    if (going[i % 2] != nullptr && !flight.wait(going[i % 2])) return false;
+    if (going[i % 2] != nullptr && !requests.wait(going[i % 2])) return false;
     const std::size_t elements = bytes / sizeOf(call.element);
     reduceInto(call.element, partial(call.reduction), sum, inputs, elements);
     if (parent >= 0) {
-      going[i % 2] = flight.send(parent, 0, {sum, bytes});
+      going[i % 2] = requests.send(parent, 0, {sum, bytes});
     } else if (call.reduction == Reduction::kAverage) {
       divideBy(call.element, sum, elements, size());
     }
@@ -144,37 +144,37 @@ bool MessageCollectives::reduceUp(Flight& flight, const Call& call, ConstBytes i
 
 Error MessageCollectives::reduce(const Call& call, Bytes data, int root) {
   if (!canReduce(call.element, call.reduction)) return cannotReduce(call);
-  Flight flight(*mailbox_, members_, base(call),
-                signature(Operation::kReduce, call, data.size(), root), call.deadline, spin_);
-  reduceUp(flight, call, data, data, root);
-  return flight.finish();
+  RequestSet requests(*mailbox_, members_, base(call),
+                      signature(Operation::kReduce, call, data.size(), root), call.deadline, spin_);
+  reduceUp(requests, call, data, data, root);
+  return requests.finish();
 }
 
 Error MessageCollectives::allReduce(const Call& call, Bytes data) {
   if (!canReduce(call.element, call.reduction)) return cannotReduce(call);
-  const Signature what = signature(Operation::kAllReduce, call, data.size());
+  const OpFingerprint what = signature(Operation::kAllReduce, call, data.size());
   const bool small = data.size() * static_cast<std::size_t>(size() - 1) <= kAtOnceBytes;
   if (!small) return allReduceInShares(call, data, what);
   if (size() <= kAtOnceRanks) return allReduceAtOnce(call, data, what);
-  Flight flight(*mailbox_, members_, base(call), what, call.deadline, spin_);
-  if (reduceUp(flight, call, data, data, 0)) broadcastDown(flight, data, 0, 1);
-  return flight.finish();
+  RequestSet requests(*mailbox_, members_, base(call), what, call.deadline, spin_);
+  if (reduceUp(requests, call, data, data, 0)) broadcastDown(requests, data, 0, 1);
+  return requests.finish();
 }
 
 // One step: everybody reduces everything, in rank order, and so to the same bits.
-Error MessageCollectives::allReduceAtOnce(const Call& call, Bytes data, const Signature& what) {
+Error MessageCollectives::allReduceAtOnce(const Call& call, Bytes data, const OpFingerprint& what) {
   std::byte* const others = scratch(data.size() * members_.size());
   std::vector<const std::byte*> inputs;
   {
-    Flight flight(*mailbox_, members_, base(call), what, call.deadline, spin_);
+    RequestSet requests(*mailbox_, members_, base(call), what, call.deadline, spin_);
     for (int from = 0; from < size(); ++from) {
       std::byte* const into = others + data.size() * static_cast<std::size_t>(from);
       inputs.push_back(from == rank_ ? data.data() : into);
-      if (from != rank_) flight.receive(from, 0, {into, data.size()});
+      if (from != rank_) requests.receive(from, 0, {into, data.size()});
     }
     for (int k = 1; k < size(); ++k)
-      flight.send(after(rank_, k), 0, data);
-    if (Error error = flight.finish()) return error;
+      requests.send(after(rank_, k), 0, data);
+    if (Error error = requests.finish()) return error;
   }
   reduceInto(call.element, call.reduction, data.data(), inputs, data.size() / sizeOf(call.element));
   return Error::ok();
@@ -186,7 +186,8 @@ Error MessageCollectives::allReduceAtOnce(const Call& call, Bytes data, const Si
 // A share is overwritten by its result where it was sent from, although the sender may not have it
 // back yet: the result comes from the rank that had all of it, so it will not go again. Its receive
 // is posted after the share was sent, so that this thread is through with it.
-Error MessageCollectives::allReduceInShares(const Call& call, Bytes data, const Signature& what) {
+Error MessageCollectives::allReduceInShares(const Call& call, Bytes data,
+                                            const OpFingerprint& what) {
   constexpr unsigned kValues = 0;
   constexpr unsigned kResults = 1;
   const std::size_t ranks = members_.size();
@@ -194,10 +195,10 @@ Error MessageCollectives::allReduceInShares(const Call& call, Bytes data, const 
   const std::size_t piece = sharePiece(ranks);
   const std::size_t blocks = pieces(data.size(), piece * ranks);
   const std::size_t ahead = std::min(kBlocksAhead, blocks);
-  // Declared before the flight: its messages use it to their end.
+  // Declared before the requests: its messages use it to their end.
   std::byte* const buffers = scratch(ahead * ranks * piece);
-  Flight flight(*mailbox_, members_, base(call), what, call.deadline, spin_);
-  std::array<std::vector<Flight::Part*>, kBlocksAhead> values;
+  RequestSet requests(*mailbox_, members_, base(call), what, call.deadline, spin_);
+  std::array<std::vector<RequestSet::Part*>, kBlocksAhead> values;
 
   const auto share = [&](std::size_t b, int of) {
     return shareOf(pieceOf(data, b, piece * ranks), static_cast<std::size_t>(of), ranks, element);
@@ -206,20 +207,21 @@ Error MessageCollectives::allReduceInShares(const Call& call, Bytes data, const 
     return buffers + ((b % ahead) * ranks + static_cast<std::size_t>(of)) * piece;
   };
   const auto begin = [&](std::size_t b) {
-    std::vector<Flight::Part*>& received = values[b % ahead];
+    std::vector<RequestSet::Part*>& received = values[b % ahead];
     received.clear();
     for (int k = 1; k < size(); ++k) {
       const int from = before(rank_, k);
-      received.push_back(flight.receive(from, kValues, {theirs(b, from), share(b, rank_).size()}));
+      received.push_back(
+          requests.receive(from, kValues, {theirs(b, from), share(b, rank_).size()}));
     }
     for (int k = 1; k < size(); ++k)
-      flight.send(after(rank_, k), kValues, share(b, after(rank_, k)));
+      requests.send(after(rank_, k), kValues, share(b, after(rank_, k)));
     for (int k = 1; k < size(); ++k)
-      flight.receive(after(rank_, k), kResults, share(b, after(rank_, k)));
+      requests.receive(after(rank_, k), kResults, share(b, after(rank_, k)));
   };
   const auto reduceOwn = [&](std::size_t b) {
-    for (Flight::Part* part : values[b % ahead])
-      if (!flight.wait(part)) return false;
+    for (RequestSet::Part* part : values[b % ahead])
+      if (!requests.wait(part)) return false;
     std::vector<const std::byte*> inputs(ranks);
     for (int of = 0; of < size(); ++of)
       inputs[static_cast<std::size_t>(of)] = of == rank_ ? share(b, of).data() : theirs(b, of);
@@ -232,10 +234,10 @@ Error MessageCollectives::allReduceInShares(const Call& call, Bytes data, const 
     begin(b);
   for (std::size_t b = 0; b < blocks && reduceOwn(b); ++b) {
     for (int k = 1; k < size(); ++k)
-      flight.send(after(rank_, k), kResults, share(b, rank_));
+      requests.send(after(rank_, k), kResults, share(b, rank_));
     if (b + ahead < blocks) begin(b + ahead);
   }
-  return flight.finish();
+  return requests.finish();
 }
 
 Error MessageCollectives::reduceScatter(const Call& call, std::span<const ConstBytes> in,
@@ -254,18 +256,18 @@ Error MessageCollectives::reduceScatter(const Call& call, std::span<const ConstB
   const std::size_t piece = std::min(kPiece, out.size());
   const std::size_t count = std::max<std::size_t>(1, pieces(out.size(), kPiece));
   std::byte* const buffers = scratch(2 * ranks * piece);
-  Flight flight(*mailbox_, members_, base(call), signature(Operation::kReduceScatter, call, bytes),
-                call.deadline, spin_);
+  RequestSet requests(*mailbox_, members_, base(call),
+                      signature(Operation::kReduceScatter, call, bytes), call.deadline, spin_);
   const auto theirs = [&](std::size_t i, int of) {
     return buffers + ((i % 2) * ranks + static_cast<std::size_t>(of)) * piece;
   };
-  std::array<std::vector<Flight::Part*>, 2> coming;
+  std::array<std::vector<RequestSet::Part*>, 2> coming;
   const auto post = [&](std::size_t i) {
     coming[i % 2].clear();
     for (int k = 1; k < size(); ++k) {
       const int from = before(rank_, k);
       coming[i % 2].push_back(
-          flight.receive(from, 0, {theirs(i, from), pieceOf(out, i, kPiece).size()}));
+          requests.receive(from, 0, {theirs(i, from), pieceOf(out, i, kPiece).size()}));
     }
   };
   post(0);
@@ -274,13 +276,13 @@ Error MessageCollectives::reduceScatter(const Call& call, std::span<const ConstB
     const ConstBytes share = in[static_cast<std::size_t>(after(rank_, k))];
     const std::size_t its = std::max<std::size_t>(1, pieces(share.size(), kPiece));
     for (std::size_t i = 0; i < its; ++i)
-      flight.send(after(rank_, k), 0, pieceOf(share, i, kPiece));
+      requests.send(after(rank_, k), 0, pieceOf(share, i, kPiece));
   }
   const ConstBytes own = in[static_cast<std::size_t>(rank_)];
   for (std::size_t i = 0; i < count; ++i) {
     if (i + 1 < count) post(i + 1);
-    for (Flight::Part* part : coming[i % 2])
-      if (!flight.wait(part)) return flight.finish();
+    for (RequestSet::Part* part : coming[i % 2])
+      if (!requests.wait(part)) return requests.finish();
     std::vector<const std::byte*> inputs(ranks);
     for (int of = 0; of < size(); ++of)
       inputs[static_cast<std::size_t>(of)] =
@@ -288,7 +290,7 @@ Error MessageCollectives::reduceScatter(const Call& call, std::span<const ConstB
     const Bytes sum = pieceOf(out, i, kPiece);
     reduceInto(call.element, call.reduction, sum.data(), inputs, sum.size() / element);
   }
-  return flight.finish();
+  return requests.finish();
 }
 
 }  // namespace weft::collectives

@@ -9,7 +9,7 @@ constexpr std::uint64_t kIsSignature = std::uint64_t{1} << 24U;
 
 }  // namespace
 
-Label Signature::label() const {
+Label OpFingerprint::label() const {
   const auto what =
       kIsSignature | static_cast<std::uint64_t>(operation) |
       (static_cast<std::uint64_t>(element) << 8U) |
@@ -18,7 +18,7 @@ Label Signature::label() const {
   return {{what, sequence, bytes}};
 }
 
-Signature Signature::of(const Label& label) {
+OpFingerprint OpFingerprint::of(const Label& label) {
   const std::uint64_t what = label.words[0];
   return {static_cast<Operation>(what & 0xFF),
           static_cast<Element>((what >> 8U) & 0xFF),
@@ -28,7 +28,7 @@ Signature Signature::of(const Label& label) {
           label.words[2]};
 }
 
-std::string Signature::describe() const {
+std::string OpFingerprint::describe() const {
   std::string text = toString(operation);
   if (operation == Operation::kBroadcast || reduces(operation))
     text += " of " + std::to_string(bytes) + " bytes";

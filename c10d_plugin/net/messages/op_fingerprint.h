@@ -1,5 +1,5 @@
-// Signature: what the ranks of a group must agree on in one operation. It travels as the label of
-// every message, so that a rank which called something else is found by the first message that
+// OpFingerprint: what the ranks of a group must agree on in one operation. It travels as the label
+// of every message, so that a rank which called something else is found by the first message that
 // meets it, and both sides are named.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace weft::collectives {
 
-struct Signature {
+struct OpFingerprint {
   Operation operation = Operation::kBarrier;
   Element element = Element::kBytes;
   Reduction reduction = Reduction::kSum;
@@ -21,7 +21,7 @@ struct Signature {
   std::uint64_t bytes = 0;  // where all ranks have the same
 
   Label label() const;
-  static Signature of(const Label& label);
+  static OpFingerprint of(const Label& label);
   // "all_reduce of 4096 bytes of float32 by sum (operation 7)"
   std::string describe() const;
 };

@@ -7,8 +7,9 @@
 
 namespace weft::collectives {
 
-Flight::Flight(Mailbox& mailbox, const std::vector<int>& members, Tag base,
-               const Signature& signature, Deadline deadline, transport::AdaptiveSpin& spin)
+RequestSet::RequestSet(Mailbox& mailbox, const std::vector<int>& members, Tag base,
+                       const OpFingerprint& signature, Deadline deadline,
+                       transport::AdaptiveSpin& spin)
     : mailbox_(mailbox),
       members_(members),
       base_(base),
@@ -17,36 +18,36 @@ Flight::Flight(Mailbox& mailbox, const std::vector<int>& members, Tag base,
       deadline_(deadline),
       spin_(spin) {}
 
-Flight::~Flight() { (void)!finish(); }
+RequestSet::~RequestSet() { (void)!finish(); }
 
-Flight::Part* Flight::add(int peer, bool receives) {
+RequestSet::Part* RequestSet::add(int peer, bool receives) {
   if (failed_.load()) return nullptr;
   const std::lock_guard<std::mutex> lock(mutex_);
   ++pending_;
   return &parts_.emplace_back(*this, peer, receives);
 }
 
-Flight::Part* Flight::send(int to, unsigned step, ConstBytes data) {
+RequestSet::Part* RequestSet::send(int to, unsigned step, ConstBytes data) {
   Part* const part = add(to, false);
   if (part == nullptr) return nullptr;
   mailbox_.send(
       members_[static_cast<std::size_t>(to)], base_ + step,
       {const_cast<std::byte*>(data.data()), data.size(), nullptr},
-      [part](const Error& error) { part->flight_.landed(*part, error); }, label_);
+      [part](const Error& error) { part->requests_.landed(*part, error); }, label_);
   return part;
 }
 
-Flight::Part* Flight::receive(int from, unsigned step, Bytes into) {
+RequestSet::Part* RequestSet::receive(int from, unsigned step, Bytes into) {
   Part* const part = add(from, true);
   if (part == nullptr) return nullptr;
   mailbox_.receive(
       members_[static_cast<std::size_t>(from)], base_ + step, {into.data(), into.size(), nullptr},
-      [part](const Mailbox::Received& received) { part->flight_.receivedBy(*part, received); },
+      [part](const Mailbox::Received& received) { part->requests_.receivedBy(*part, received); },
       label_);
   return part;
 }
 
-void Flight::receivedBy(Part& part, const Mailbox::Received& received) {
+void RequestSet::receivedBy(Part& part, const Mailbox::Received& received) {
   // Without a label it is no message's error, but the mailbox's own.
   if (received.error.code() != ErrorCode::kInvalidArgument || received.label == label_ ||
       received.label == Label())
@@ -54,12 +55,13 @@ void Flight::receivedBy(Part& part, const Mailbox::Received& received) {
   const std::string peer = std::to_string(members_[static_cast<std::size_t>(part.peer_)]);
   landed(part, {ErrorCode::kInvalidArgument,
                 "the ranks called different operations: rank " + peer + " called " +
-                    Signature::of(received.label).describe() + ", rank " +
+                    OpFingerprint::of(received.label).describe() + ", rank " +
                     std::to_string(mailbox_.rank()) + " called " + signature_.describe()});
 }
 
-void Flight::landed(Part& part, Error error) {
-  // All of it under the lock: who waits for the last one may end this flight as soon as it is free.
+void RequestSet::landed(Part& part, Error error) {
+  // All of it under the lock: who waits for the last one may end this requests as soon as it is
+  // free.
   const std::lock_guard<std::mutex> lock(mutex_);
   if (error) {
     if (!error_) error_ = std::move(error);
@@ -70,7 +72,7 @@ void Flight::landed(Part& part, Error error) {
   if (waiting_) landed_.notify_all();
 }
 
-bool Flight::wait(Part* part) {
+bool RequestSet::wait(Part* part) {
   if (part == nullptr || failed_.load()) return false;
   const auto ready = [&] { return part->done_.load(std::memory_order_acquire) || failed_.load(); };
   if (ready() || spin_.until(ready)) return !failed_.load();
@@ -90,7 +92,7 @@ bool Flight::wait(Part* part) {
 }
 
 // "rank 2" or "ranks 2, 5": those that owe messages, or do not take theirs.
-std::string Flight::missing() {
+std::string RequestSet::missing() {
   std::set<int> ranks;
   for (const bool receives : {true, false}) {
     for (const Part& part : parts_) {
@@ -105,13 +107,13 @@ std::string Flight::missing() {
   return text;
 }
 
-void Flight::fail(Error error) {
+void RequestSet::fail(Error error) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!error_) error_ = std::move(error);
   failed_.store(true);
 }
 
-Error Flight::finish() {
+Error RequestSet::finish() {
   for (Part& part : parts_) {
     if (!wait(&part)) break;
   }
@@ -128,7 +130,7 @@ Error Flight::finish() {
 }
 
 // Bounded: after abort() the mailbox lets go of everything.
-void Flight::drain() {
+void RequestSet::drain() {
   std::unique_lock<std::mutex> lock(mutex_);
   waiting_ = true;
   landed_.wait(lock, [&] { return pending_ == 0; });

@@ -1,4 +1,4 @@
-// Flight: the messages of one operation that are under way, and the wait for them.
+// RequestSet: the messages of one operation that are under way, and the wait for them.
 //
 // The memory of the messages is the caller's, unowned: whichever way an operation ends, all
 // completions have come before it returns. An operation that fails aborts the mailbox, so that
@@ -22,22 +22,22 @@
 
 namespace weft::collectives {
 
-class Flight {
+class RequestSet {
  public:
   class Part;
 
   // `members`: mailbox ranks by rank of the operation. `base`: the tags base…base + 65535 are this
-  // flight's alone.
-  Flight(Mailbox& mailbox, const std::vector<int>& members, Tag base, const Signature& signature,
-         Deadline deadline, transport::AdaptiveSpin& spin);
-  ~Flight();
-  Flight(const Flight&) = delete;
-  Flight& operator=(const Flight&) = delete;
+  // requests's alone.
+  RequestSet(Mailbox& mailbox, const std::vector<int>& members, Tag base,
+             const OpFingerprint& signature, Deadline deadline, transport::AdaptiveSpin& spin);
+  ~RequestSet();
+  RequestSet(const RequestSet&) = delete;
+  RequestSet& operator=(const RequestSet&) = delete;
 
   // Messages of one step between the same ranks keep their order. After a failure they do nothing.
   Part* send(int to, unsigned step, ConstBytes data);
   Part* receive(int from, unsigned step, Bytes into);
-  // False: the flight has failed; finish() says why.
+  // False: the requests has failed; finish() says why.
   bool wait(Part* part);
   // Waits for all.
   Error finish();
@@ -53,7 +53,7 @@ class Flight {
   Mailbox& mailbox_;
   const std::vector<int>& members_;
   const Tag base_;
-  const Signature signature_;
+  const OpFingerprint signature_;
   const Label label_;
   const Deadline deadline_;
   const std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
@@ -70,14 +70,14 @@ class Flight {
   Error error_;              // likewise; the first
 };
 
-class Flight::Part {
+class RequestSet::Part {
  public:
-  Part(Flight& flight, int peer, bool receives)
-      : flight_(flight), peer_(peer), receives_(receives) {}
+  Part(RequestSet& requests, int peer, bool receives)
+      : requests_(requests), peer_(peer), receives_(receives) {}
 
  private:
-  friend class Flight;
-  Flight& flight_;
+  friend class RequestSet;
+  RequestSet& requests_;
   const int peer_;
   const bool receives_;
   std::atomic<bool> done_{false};

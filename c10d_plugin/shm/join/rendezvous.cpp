@@ -14,8 +14,8 @@
 #include "c10d_plugin/shm/sync/step_barrier.h"
 #include "transport/auth/auth_key.h"
 #include "transport/base/secure_random.h"
-#include "transport/io/socket.h"
 #include "transport/base/system_error.h"
+#include "transport/io/socket.h"
 
 namespace weft::collectives::shm {
 namespace {

@@ -27,8 +27,8 @@
 
 #include "c10d_plugin/core/collectives.h"
 #include "c10d_plugin/shm/segment/segment.h"
-#include "transport/memory/block_allocator.h"
 #include "transport/base/buffer.h"
+#include "transport/memory/block_allocator.h"
 
 namespace weft::collectives::shm {
 

@@ -13,10 +13,10 @@
 #include <new>
 #include <string>
 
-#include "transport/memory/huge_pages.h"
-#include "transport/memory/pages.h"
 #include "transport/base/secure_random.h"
 #include "transport/base/system_error.h"
+#include "transport/memory/huge_pages.h"
+#include "transport/memory/pages.h"
 
 namespace weft::collectives::shm {
 namespace {

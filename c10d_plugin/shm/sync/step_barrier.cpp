@@ -27,7 +27,7 @@ std::string seconds(Clock::duration duration) {
 
 }  // namespace
 
-Rounds::Rounds(Segment& segment, int rank)
+StepBarrier::StepBarrier(Segment& segment, int rank)
     : segment_(segment),
       rank_(rank),
       size_(segment.layout().ranks),
@@ -40,19 +40,19 @@ Rounds::Rounds(Segment& segment, int rank)
 }
 
 // The counters wrap around; ranks are never two rounds apart.
-bool Rounds::hasEnded(int rank) const noexcept {
+bool StepBarrier::hasEnded(int rank) const noexcept {
   const std::uint32_t theirs =
       progress_[static_cast<std::size_t>(rank)]->load(std::memory_order_acquire);
   return static_cast<std::int32_t>(theirs - static_cast<std::uint32_t>(number_)) >= 0;
 }
 
-bool Rounds::allHaveEnded() noexcept {
+bool StepBarrier::allHaveEnded() noexcept {
   while (look_at_ < size_ && hasEnded(look_at_))
     ++look_at_;
   return look_at_ == size_;
 }
 
-Error Rounds::next(const CallRecord& call, Deadline deadline, bool first) {
+Error StepBarrier::next(const CallRecord& call, Deadline deadline, bool first) {
   ++number_;
   look_at_ = 0;
   seats_.say();
@@ -73,9 +73,9 @@ Error Rounds::next(const CallRecord& call, Deadline deadline, bool first) {
 
 // A rank ends a round before it waits for the others, so "all have ended it" holds as well where
 // one of them gave up waiting. What it lent to the others it may have changed since then.
-Error Rounds::outcome() const { return segment_.failed() ? segment_.failure() : Error::ok(); }
+Error StepBarrier::outcome() const { return segment_.failed() ? segment_.failure() : Error::ok(); }
 
-Error Rounds::sleep(const CallRecord& call, Deadline deadline, Deadline began) {
+Error StepBarrier::sleep(const CallRecord& call, Deadline deadline, Deadline began) {
   auto look_up = began + kSlice;
   while (!allHaveEnded()) {
     // Who waits for several sleeps for one of them at a time: most have ended when that one has.
@@ -104,7 +104,7 @@ Error Rounds::sleep(const CallRecord& call, Deadline deadline, Deadline began) {
   return outcome();
 }
 
-Error Rounds::lookForTrouble(const CallRecord& call, Deadline began) {
+Error StepBarrier::lookForTrouble(const CallRecord& call, Deadline began) {
   for (const int other : missing()) {
     const bool died = segment_.died(other);
     const bool left = segment_.presence(other) == Presence::kLeft;
@@ -119,12 +119,12 @@ Error Rounds::lookForTrouble(const CallRecord& call, Deadline began) {
   return Error::ok();
 }
 
-Error Rounds::endGroup(const Error& reason) {
+Error StepBarrier::endGroup(const Error& reason) {
   segment_.fail(reason);
   return segment_.failure();  // another rank's reason may have been first
 }
 
-std::vector<int> Rounds::missing() const {
+std::vector<int> StepBarrier::missing() const {
   std::vector<int> ranks;
   for (int other = 0; other < size_; ++other) {
     if (!hasEnded(other)) ranks.push_back(other);

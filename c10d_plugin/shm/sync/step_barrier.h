@@ -1,6 +1,6 @@
-// Rounds: how the ranks of a segment keep step. Time goes in rounds; next() ends one, and returns
-// when all ranks have ended it. So all that any rank wrote in a round is seen by all in the next,
-// and ranks are never more than the end of one round apart.
+// StepBarrier: how the ranks of a segment keep step. Time goes in rounds; next() ends one, and
+// returns when all ranks have ended it. So all that any rank wrote in a round is seen by all in the
+// next, and ranks are never more than the end of one round apart.
 //
 // What follows from that for buffers, of which each rank has three, used in turn: in round n a
 // rank writes its buffer n, reads the others' buffers n-1 and n-2, and writes into its own buffer
@@ -20,15 +20,15 @@
 
 #include "c10d_plugin/core/collectives.h"
 #include "c10d_plugin/shm/segment/call_record.h"
-#include "c10d_plugin/shm/sync/seats.h"
 #include "c10d_plugin/shm/segment/segment.h"
+#include "c10d_plugin/shm/sync/seats.h"
 #include "transport/base/spin.h"
 
 namespace weft::collectives::shm {
 
-class Rounds {
+class StepBarrier {
  public:
-  Rounds(Segment& segment, int rank);
+  StepBarrier(Segment& segment, int rank);
 
   std::uint64_t number() const noexcept { return number_; }
 

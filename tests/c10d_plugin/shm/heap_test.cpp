@@ -244,7 +244,7 @@ TEST(Heap, ALyingRankIsNamed) {
   // The last bytes would lie beyond its end.
   segment.value()->sizes(1, 0, shm::SizeTable::kPlaces)[0] =
       segment.value()->layout().heap_bytes - kBytes + 1;
-  shm::Rounds rounds(*segment.value(), 1);
+  shm::StepBarrier rounds(*segment.value(), 1);
   static_cast<void>(rounds.next(record, in(seconds(20)), true));
   reader.join();
   EXPECT_EQ(error.code(), ErrorCode::kProtocol) << error.text();

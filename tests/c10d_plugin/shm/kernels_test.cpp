@@ -1,5 +1,5 @@
 // The arithmetic of reductions against the plain model: every element, every reduction, one to
-// seven inputs, sizes around the loops' borders, crooked addresses, in place.
+// seven inputs, sizes around the loops' borders, misaligned addresses, in place.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -44,7 +44,7 @@ TEST(ReduceKernels, AgreeWithTheModel) {
         for (const std::size_t count : {1, 7, 64, 129, 1031}) {
           const std::vector<Memory> inputs = inputsFor(element, ranks, count);
           const Memory want = reduceModel(element, reduction, inputs);
-          Memory got(want.size() + 1);  // crooked by one byte
+          Memory got(want.size() + 1);  // misaligned by one byte
           reduceInto(element, reduction, got.data() + 1, pointersTo(inputs), count);
           expectEqual(element, got.data() + 1, want, toString(reduction));
         }

@@ -1,4 +1,4 @@
-// The ranks of a group agree on who takes part, in a Store that remembers other lives of it.
+// The ranks of a group agree on who takes part, in a Store that remembers other epochs of it.
 #include "c10d_plugin/join/epoch.h"
 
 #include <gmock/gmock.h>
@@ -25,7 +25,7 @@ using transport::Result;
 
 constexpr std::chrono::seconds kPatience{30};
 
-// What outlives the ranks: torchrun's store, which the workers of the next life find as it was.
+// What outlives the ranks: torchrun's store, which the workers of the next epoch find as it was.
 class Memory final : public KeyValue {
  public:
   Error set(const std::string& key, const std::string& value) override {
@@ -53,95 +53,95 @@ class Memory final : public KeyValue {
   int sets_ = 0;
 };
 
-// A life of the group: each rank comes `delays[rank]` late.
-std::vector<Result<Life>> live(Memory& store, const std::vector<milliseconds>& delays,
-                               const std::string& about, milliseconds limit = kPatience) {
+// A epoch of the group: each rank comes `delays[rank]` late.
+std::vector<Result<Epoch>> live(Memory& store, const std::vector<milliseconds>& delays,
+                                const std::string& about, milliseconds limit = kPatience) {
   const int size = static_cast<int>(delays.size());
-  std::vector<Result<Life>> lives(delays.size(), Error(ErrorCode::kSystem, "did not run"));
+  std::vector<Result<Epoch>> epochs(delays.size(), Error(ErrorCode::kSystem, "did not run"));
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < size; ++rank) {
     ranks.emplace_back([&, rank] {
       const auto mine = static_cast<std::size_t>(rank);
       std::this_thread::sleep_for(delays[mine]);
-      lives[mine] =
-          agreeOnLife(store, rank, size, about + std::to_string(rank), steady_clock::now() + limit);
+      epochs[mine] = agreeOnEpoch(store, rank, size, about + std::to_string(rank),
+                                  steady_clock::now() + limit);
     });
   }
   for (std::thread& rank : ranks)
     rank.join();
-  return lives;
+  return epochs;
 }
 
 TEST(FreshStart, AllGetOneWordAndWhatEachSaid) {
   Memory store;
-  const auto lives = live(store, {milliseconds(0), milliseconds(20), milliseconds(5)}, "host ");
-  for (const auto& life : lives) {
-    ASSERT_TRUE(life.ok()) << life.error().text();
-    EXPECT_EQ(life.value().word, lives.front().value().word);
-    EXPECT_EQ(life.value().word.size(), 16U);
-    EXPECT_THAT(life.value().said, ElementsAre("host 0", "host 1", "host 2"));
+  const auto epochs = live(store, {milliseconds(0), milliseconds(20), milliseconds(5)}, "host ");
+  for (const auto& epoch : epochs) {
+    ASSERT_TRUE(epoch.ok()) << epoch.error().text();
+    EXPECT_EQ(epoch.value().nonce, epochs.front().value().nonce);
+    EXPECT_EQ(epoch.value().nonce.size(), 16U);
+    EXPECT_THAT(epoch.value().said, ElementsAre("host 0", "host 1", "host 2"));
   }
 }
 
 TEST(FreshStart, AGroupOfOneNeedsNobody) {
   Memory store;
-  const auto life = agreeOnLife(store, 0, 1, "", steady_clock::now() + kPatience);
-  ASSERT_TRUE(life.ok());
-  EXPECT_THAT(life.value().said, ElementsAre(""));
+  const auto epoch = agreeOnEpoch(store, 0, 1, "", steady_clock::now() + kPatience);
+  ASSERT_TRUE(epoch.ok());
+  EXPECT_THAT(epoch.value().said, ElementsAre(""));
 }
 
 // Whoever comes first finds a complete group there, of ranks that are dead.
 TEST(FreshStart, AFormerLifeIsNotBelieved) {
   Memory store;
-  std::set<std::string> words;
+  std::set<std::string> nonces;
   for (int number = 0; number < 20; ++number) {
-    const std::string about = "life " + std::to_string(number) + " rank ";
+    const std::string about = "epoch " + std::to_string(number) + " rank ";
     // Another rank is the last one each time.
     std::vector<milliseconds> delays(3, milliseconds(0));
     delays[static_cast<std::size_t>(number % 3)] = milliseconds(10);
-    const auto lives = live(store, delays, about);
-    for (const auto& life : lives) {
-      ASSERT_TRUE(life.ok()) << life.error().text();
-      EXPECT_EQ(life.value().word, lives.front().value().word);
-      EXPECT_THAT(life.value().said, ElementsAre(about + "0", about + "1", about + "2"));
+    const auto epochs = live(store, delays, about);
+    for (const auto& epoch : epochs) {
+      ASSERT_TRUE(epoch.ok()) << epoch.error().text();
+      EXPECT_EQ(epoch.value().nonce, epochs.front().value().nonce);
+      EXPECT_THAT(epoch.value().said, ElementsAre(about + "0", about + "1", about + "2"));
     }
-    words.insert(lives.front().value().word);
+    nonces.insert(epochs.front().value().nonce);
   }
-  EXPECT_EQ(words.size(), 20U);
+  EXPECT_EQ(nonces.size(), 20U);
 }
 
 TEST(FreshStart, OneThatIsMissingIsNamedAlthoughItWasThereInAFormerLife) {
   Memory store;
   ASSERT_TRUE(live(store, std::vector<milliseconds>(3), "").front().ok());
-  std::vector<Result<Life>> lives(2, Error(ErrorCode::kSystem, "did not run"));
+  std::vector<Result<Epoch>> epochs(2, Error(ErrorCode::kSystem, "did not run"));
   std::vector<std::thread> ranks;
   for (const int rank : {0, 2}) {
     ranks.emplace_back([&, rank] {
-      lives[static_cast<std::size_t>(rank / 2)] =
-          agreeOnLife(store, rank, 3, "", steady_clock::now() + milliseconds(300));
+      epochs[static_cast<std::size_t>(rank / 2)] =
+          agreeOnEpoch(store, rank, 3, "", steady_clock::now() + milliseconds(300));
     });
   }
   for (std::thread& rank : ranks)
     rank.join();
-  for (const auto& life : lives) {
-    ASSERT_FALSE(life.ok());
-    EXPECT_EQ(life.error().code(), ErrorCode::kTimeout);
-    EXPECT_THAT(life.error().text(), HasSubstr("rank 1"));
+  for (const auto& epoch : epochs) {
+    ASSERT_FALSE(epoch.ok());
+    EXPECT_EQ(epoch.error().code(), ErrorCode::kTimeout);
+    EXPECT_THAT(epoch.error().text(), HasSubstr("rank 1"));
   }
 }
 
 TEST(FreshStart, OneThatNeverCameIsNamed) {
   Memory store;
-  const auto life = agreeOnLife(store, 0, 2, "", steady_clock::now() + milliseconds(50));
-  ASSERT_FALSE(life.ok());
-  EXPECT_EQ(life.error().code(), ErrorCode::kTimeout);
-  EXPECT_THAT(life.error().text(), HasSubstr("rank 1"));
+  const auto epoch = agreeOnEpoch(store, 0, 2, "", steady_clock::now() + milliseconds(50));
+  ASSERT_FALSE(epoch.ok());
+  EXPECT_EQ(epoch.error().code(), ErrorCode::kTimeout);
+  EXPECT_THAT(epoch.error().text(), HasSubstr("rank 1"));
 }
 
-// What it costs when all come at once: two words from each rank.
+// What it costs when all come at once: two nonces from each rank.
 TEST(FreshStart, ANewStoreTakesTwoWordsOfEachRank) {
   Memory store;
-  ASSERT_TRUE(agreeOnLife(store, 0, 1, "", steady_clock::now() + kPatience).ok());
+  ASSERT_TRUE(agreeOnEpoch(store, 0, 1, "", steady_clock::now() + kPatience).ok());
   EXPECT_EQ(store.sets(), 2);
 }
 

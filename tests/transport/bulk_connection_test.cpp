@@ -17,7 +17,7 @@ using std::chrono::milliseconds;
 constexpr std::size_t kMiB = std::size_t{1} << 20;
 constexpr std::size_t kThreshold = std::size_t{64} << 10;
 
-void withLanes(EndpointOptions& options) { options.lanes.threshold = kThreshold; }
+void withBulkConnection(EndpointOptions& options) { options.bulks.threshold = kThreshold; }
 
 // Its header is the checksum of its buffers.
 Message sealed(std::vector<OwnedBuffer> buffers) {
@@ -47,23 +47,23 @@ void expectAllWhole(Recorder& recorder, std::size_t count) {
 }
 
 // Sends until one has gone over two connections. Returns how many it sent.
-std::size_t untilLane(Endpoint& from, std::int32_t to) {
+std::size_t untilBulkConnection(Endpoint& from, std::int32_t to) {
   std::size_t sent = 0;
-  const std::uint64_t before = statsOf(from).lane_bytes_sent;
+  const std::uint64_t before = statsOf(from).bulk_bytes_sent;
   EXPECT_TRUE(eventually([&] {
     expectOk(from.send(to, sealed({randomBuffer(kMiB, static_cast<unsigned>(++sent))})));
-    return statsOf(from).lane_bytes_sent > before;
+    return statsOf(from).bulk_bytes_sent > before;
   }));
   return sent;
 }
 
-TEST(Lane, LargeMessagesUseItBothWaysAndKeepTheirOrder) {
+TEST(BulkConnection, LargeMessagesUseItBothWaysAndKeepTheirOrder) {
   std::atomic<int> wrong{0};
-  Pair pair(Via::kTcp, withLanes, [&](Recorder& first, Recorder& second) {
+  Pair pair(Via::kTcp, withBulkConnection, [&](Recorder& first, Recorder& second) {
     for (Recorder* each : {&first, &second}) {
       each->keep = false;
       each->react = [&wrong, next = std::uint64_t{0}](const Recorder::Received& got) mutable {
-        if (got.buffers.size() == 1) return;  // of untilLane()
+        if (got.buffers.size() == 1) return;  // of untilBulkConnection()
         std::uint64_t number = 0;
         std::memcpy(&number, got.buffers.at(0).data, 8);
         if (number != next++ ||
@@ -83,8 +83,8 @@ TEST(Lane, LargeMessagesUseItBothWaysAndKeepTheirOrder) {
       expectOk(from.send(to, {{}, {number, randomBuffer(size, static_cast<unsigned>(i))}}));
     }
   };
-  const std::size_t more = untilLane(*pair.a, 1);
-  const std::size_t more_back = untilLane(*pair.b, 0);
+  const std::size_t more = untilBulkConnection(*pair.a, 1);
+  const std::size_t more_back = untilBulkConnection(*pair.b, 0);
   std::thread there([&] { flood(*pair.b, 0); });
   flood(*pair.a, 1);
   there.join();
@@ -93,8 +93,8 @@ TEST(Lane, LargeMessagesUseItBothWaysAndKeepTheirOrder) {
   EXPECT_EQ(wrong, 0);
   for (Endpoint* each : {pair.a.get(), pair.b.get()}) {
     const PeerStats stats = statsOf(*each);
-    EXPECT_GT(stats.lane_bytes_sent, 10 * kMiB);
-    EXPECT_LT(stats.lane_bytes_sent, stats.bytes_sent / 2);
+    EXPECT_GT(stats.bulk_bytes_sent, 10 * kMiB);
+    EXPECT_LT(stats.bulk_bytes_sent, stats.bytes_sent / 2);
     EXPECT_EQ(stats.reconnects, 0U);
   }
   // Both sides count the same, and nothing is kept when it was acknowledged.
@@ -104,10 +104,10 @@ TEST(Lane, LargeMessagesUseItBothWaysAndKeepTheirOrder) {
       [&] { return statsOf(*pair.a).queued_bytes == 0 && statsOf(*pair.b).queued_bytes == 0; }));
 }
 
-TEST(Lane, TheCutMayGoThroughAnyBuffer) {
-  Pair pair(Via::kTcp, withLanes);
-  std::size_t sent = untilLane(*pair.a, 1);
-  const std::uint64_t before = statsOf(*pair.a).lane_bytes_sent;
+TEST(BulkConnection, TheCutMayGoThroughAnyBuffer) {
+  Pair pair(Via::kTcp, withBulkConnection);
+  std::size_t sent = untilBulkConnection(*pair.a, 1);
+  const std::uint64_t before = statsOf(*pair.a).bulk_bytes_sent;
   const std::vector<std::vector<std::size_t>> shapes = {
       {kMiB + 13},
       {0, kMiB, 0, 0},
@@ -127,21 +127,21 @@ TEST(Lane, TheCutMayGoThroughAnyBuffer) {
     sent += 2;
   }
   expectAllWhole(pair.second, sent);
-  EXPECT_GT(statsOf(*pair.a).lane_bytes_sent, before + 8 * kMiB);
+  EXPECT_GT(statsOf(*pair.a).bulk_bytes_sent, before + 8 * kMiB);
 }
 
-TEST(Lane, TheReceiverMakesItWhenItIsTheOneThatDialled) {
-  Pair pair(Via::kTcp, withLanes);
+TEST(BulkConnection, TheReceiverMakesItWhenItIsTheOneThatDialled) {
+  Pair pair(Via::kTcp, withBulkConnection);
   expectOk(pair.a->send(1, sealed({})));  // a dials
   ASSERT_TRUE(pair.second.waitForMessages(1));
-  expectAllWhole(pair.first, untilLane(*pair.b, 0));
+  expectAllWhole(pair.first, untilBulkConnection(*pair.b, 0));
 }
 
-TEST(Lane, NeitherSideNeedsToWantIt) {
+TEST(BulkConnection, NeitherSideNeedsToWantIt) {
   for (const std::int32_t without : {0, 1}) {
     Pair pair(Via::kTcp, [&](EndpointOptions& options) {
-      withLanes(options);
-      options.lanes.enabled = options.rank != without;
+      withBulkConnection(options);
+      options.bulks.enabled = options.rank != without;
     });
     for (unsigned i = 0; i < 20; ++i) {
       expectOk(pair.a->send(1, sealed({randomBuffer(kMiB, i)})));
@@ -149,18 +149,18 @@ TEST(Lane, NeitherSideNeedsToWantIt) {
     }
     expectAllWhole(pair.second, 20);
     expectAllWhole(pair.first, 20);
-    EXPECT_EQ(statsOf(*pair.a).lane_bytes_sent + statsOf(*pair.b).lane_bytes_sent, 0U);
+    EXPECT_EQ(statsOf(*pair.a).bulk_bytes_sent + statsOf(*pair.b).bulk_bytes_sent, 0U);
     EXPECT_EQ(statsOf(*pair.a).reconnects, 0U);
   }
 }
 
-TEST(Lane, OneThatIsNotNamedYetMakesItLater) {
+TEST(BulkConnection, OneThatIsNotNamedYetMakesItLater) {
   Recorder first;
   Recorder second;
   EndpointOptions options0 = optionsFor(0, Via::kTcp);
   EndpointOptions options1 = optionsFor(1, Via::kTcp);
-  withLanes(options0);
-  withLanes(options1);
+  withBulkConnection(options0);
+  withBulkConnection(options1);
   const auto a = openEndpoint(options0, first);
   const auto b = openEndpoint(options1, second);
   expectOk(a->addPeer(infoOf(1, *b)));
@@ -171,37 +171,37 @@ TEST(Lane, OneThatIsNotNamedYetMakesItLater) {
   EXPECT_EQ(second.messageCount(), 0U);
   expectOk(b->addPeer(infoOf(0, *a)));
   ASSERT_TRUE(second.waitForMessages(sent));
-  sent += untilLane(*a, 1);
+  sent += untilBulkConnection(*a, 1);
   expectAllWhole(second, sent);
 }
 
-TEST(Lane, UnixSocketsHaveNone) {
+TEST(BulkConnection, UnixSocketsHaveNone) {
   Pair pair(Via::kBoth, [](EndpointOptions& options) {
-    withLanes(options);
+    withBulkConnection(options);
     options.arena.enabled = false;
   });
   for (unsigned i = 0; i < 20; ++i)
     expectOk(pair.a->send(1, sealed({randomBuffer(kMiB, i)})));
   expectAllWhole(pair.second, 20);
-  EXPECT_EQ(statsOf(*pair.a).lane_bytes_sent, 0U);
+  EXPECT_EQ(statsOf(*pair.a).bulk_bytes_sent, 0U);
 }
 
-TEST(Lane, DiscardedMessagesAreReadPast) {
-  Pair pair(Via::kTcp, withLanes, [](Recorder&, Recorder& second) {
+TEST(BulkConnection, DiscardedMessagesAreReadPast) {
+  Pair pair(Via::kTcp, withBulkConnection, [](Recorder&, Recorder& second) {
     second.decide = [count = 0](std::int32_t, std::span<const std::byte>,
                                 std::span<const std::uint64_t>) mutable {
       return ++count % 2 == 0 ? Disposition::kDiscard : Disposition::kAccept;
     };
   });
-  std::size_t sent = untilLane(*pair.a, 1);
+  std::size_t sent = untilBulkConnection(*pair.a, 1);
   for (unsigned i = 0; i < 40; ++i, ++sent)
     expectOk(pair.a->send(1, sealed({randomBuffer(i % 4 == 0 ? 10 : kMiB, i)})));
   expectAllWhole(pair.second, (sent + 1) / 2);
 }
 
-TEST(Lane, CloseWritesBothHalves) {
-  Pair pair(Via::kTcp, withLanes);
-  std::size_t sent = untilLane(*pair.a, 1);
+TEST(BulkConnection, CloseWritesBothHalves) {
+  Pair pair(Via::kTcp, withBulkConnection);
+  std::size_t sent = untilBulkConnection(*pair.a, 1);
   for (unsigned i = 0; i < 4; ++i, ++sent)
     expectOk(pair.a->send(1, sealed({randomBuffer(24 * kMiB, i)})));
   pair.a->close(kPatience);
@@ -212,9 +212,9 @@ TEST(Lane, CloseWritesBothHalves) {
 }
 
 // The other's goodbye is here before the second half is written.
-TEST(Lane, CloseWritesBothHalvesToOneThatClosesToo) {
-  Pair pair(Via::kTcp, withLanes);
-  std::size_t sent = untilLane(*pair.a, 1);
+TEST(BulkConnection, CloseWritesBothHalvesToOneThatClosesToo) {
+  Pair pair(Via::kTcp, withBulkConnection);
+  std::size_t sent = untilBulkConnection(*pair.a, 1);
   ASSERT_TRUE(pair.second.waitForMessages(sent));
   for (unsigned i = 0; i < 4; ++i, ++sent)
     expectOk(pair.a->send(1, sealed({randomBuffer(24 * kMiB, i)})));
@@ -226,10 +226,10 @@ TEST(Lane, CloseWritesBothHalvesToOneThatClosesToo) {
   if (pair.first.losses().empty()) expectAllWhole(pair.second, sent);
 }
 
-TEST(Lane, APeerMayBeLostOrLeaveInTheMidstOfIt) {
+TEST(BulkConnection, APeerMayBeLostOrLeaveInTheMidstOfIt) {
   for (const bool lose : {true, false}) {
-    Pair pair(Via::kTcp, withLanes);
-    untilLane(*pair.a, 1);
+    Pair pair(Via::kTcp, withBulkConnection);
+    untilBulkConnection(*pair.a, 1);
     for (unsigned i = 0; i < 8; ++i) {
       expectOk(pair.a->send(1, sealed({randomBuffer(16 * kMiB, i)})));
       expectOk(pair.b->send(0, sealed({randomBuffer(16 * kMiB, i)})));
@@ -243,12 +243,12 @@ TEST(Lane, APeerMayBeLostOrLeaveInTheMidstOfIt) {
   }
 }
 
-TEST(Lane, WithoutSessionsAMessageIsKeptUntilBothHalvesAreWritten) {
+TEST(BulkConnection, WithoutSessionsAMessageIsKeptUntilBothHalvesAreWritten) {
   Pair pair(Via::kTcp, [](EndpointOptions& options) {
-    withLanes(options);
+    withBulkConnection(options);
     options.reconnect_timeout = milliseconds(0);
   });
-  std::size_t sent = untilLane(*pair.a, 1);
+  std::size_t sent = untilBulkConnection(*pair.a, 1);
   for (unsigned i = 0; i < 20; ++i, ++sent)
     expectOk(pair.a->send(1, sealed({randomBuffer(8 * kMiB, i)})));
   expectAllWhole(pair.second, sent);
@@ -256,13 +256,13 @@ TEST(Lane, WithoutSessionsAMessageIsKeptUntilBothHalvesAreWritten) {
 
 // --- through a proxy ---
 
-// `a` dials, so that the proxy's first connection is the link and its second the lane.
+// `a` dials, so that the proxy's first connection is the link and its second the bulk connection.
 struct Through {
   explicit Through(const std::function<void(EndpointOptions&)>& adjust = {}) {
     EndpointOptions options0 = optionsFor(0, Via::kTcp);
     EndpointOptions options1 = optionsFor(1, Via::kTcp);
     for (EndpointOptions* options : {&options0, &options1}) {
-      withLanes(*options);
+      withBulkConnection(*options);
       options->heartbeat_interval = milliseconds(50);
       options->peer_timeout = milliseconds(3000);
       options->reconnect_timeout = milliseconds(3000);
@@ -290,9 +290,9 @@ struct Through {
   std::unique_ptr<Proxy> proxy;
 };
 
-TEST(LaneBroken, NothingIsLostAndAnotherIsMade) {
+TEST(BulkConnectionBroken, NothingIsLostAndAnotherIsMade) {
   Through through;
-  std::size_t sent = untilLane(*through.a, 1);
+  std::size_t sent = untilBulkConnection(*through.a, 1);
   ASSERT_EQ(through.proxy->connections(), 2U);
   for (unsigned i = 0; i < 4; ++i, ++sent)
     expectOk(through.a->send(1, sealed({randomBuffer(8 * kMiB, i)})));
@@ -300,16 +300,16 @@ TEST(LaneBroken, NothingIsLostAndAnotherIsMade) {
   for (unsigned i = 0; i < 4; ++i, ++sent)
     expectOk(through.a->send(1, sealed({randomBuffer(8 * kMiB, i)})));
   expectAllWhole(through.second, sent);
-  sent += untilLane(*through.a, 1);
+  sent += untilBulkConnection(*through.a, 1);
   expectAllWhole(through.second, sent);
   EXPECT_EQ(through.second.messageCount(), sent);
   EXPECT_GE(statsOf(*through.a).reconnects, 1U);
   through.expectNobodyLost();
 }
 
-TEST(LaneBroken, ALinkTakesItsLaneAlong) {
+TEST(BulkConnectionBroken, ALinkTakesItsLaneAlong) {
   Through through;
-  std::size_t sent = untilLane(*through.a, 1);
+  std::size_t sent = untilBulkConnection(*through.a, 1);
   for (unsigned i = 0; i < 4; ++i, ++sent) {
     expectOk(through.a->send(1, sealed({randomBuffer(8 * kMiB, i)})));
     through.proxy->breakOne(through.proxy->connections() - 1 - i % 2);
@@ -319,23 +319,23 @@ TEST(LaneBroken, ALinkTakesItsLaneAlong) {
   through.expectNobodyLost();
 }
 
-TEST(LaneBroken, OneThatBringsNothingIsDoneWithout) {
+TEST(BulkConnectionBroken, OneThatBringsNothingIsDoneWithout) {
   Through through;
-  std::size_t sent = untilLane(*through.a, 1);
+  std::size_t sent = untilBulkConnection(*through.a, 1);
   ASSERT_TRUE(through.second.waitForMessages(sent));
   through.proxy->swallowOne(1);
   expectOk(through.a->send(1, sealed({randomBuffer(kMiB, 1)})));
   expectAllWhole(through.second, ++sent);
   EXPECT_EQ(statsOf(*through.a).reconnects, 1U);
-  const std::uint64_t before = statsOf(*through.a).lane_bytes_sent;
+  const std::uint64_t before = statsOf(*through.a).bulk_bytes_sent;
   for (unsigned i = 0; i < 20; ++i, ++sent)
     expectOk(through.a->send(1, sealed({randomBuffer(kMiB, i)})));
   expectAllWhole(through.second, sent);
-  EXPECT_EQ(statsOf(*through.a).lane_bytes_sent, before);
+  EXPECT_EQ(statsOf(*through.a).bulk_bytes_sent, before);
   through.expectNobodyLost();
 }
 
-TEST(LaneBroken, OneThatCannotBeMadeIsDoneWithout) {
+TEST(BulkConnectionBroken, OneThatCannotBeMadeIsDoneWithout) {
   Through through;
   expectOk(through.a->send(1, sealed({})));
   ASSERT_TRUE(through.second.waitForMessages(1));
@@ -343,7 +343,7 @@ TEST(LaneBroken, OneThatCannotBeMadeIsDoneWithout) {
   for (unsigned i = 0; i < 20; ++i)
     expectOk(through.a->send(1, sealed({randomBuffer(kMiB, i)})));
   expectAllWhole(through.second, 21);
-  EXPECT_EQ(statsOf(*through.a).lane_bytes_sent, 0U);
+  EXPECT_EQ(statsOf(*through.a).bulk_bytes_sent, 0U);
   through.expectNobodyLost();
 }
 
@@ -394,19 +394,19 @@ TEST(LaneLiars, OneLaneOfThisLinkAndNoOther) {
   link.claim = {7, 0, 0, 1};
   ASSERT_TRUE(link.join(liar(), 1, "worker1"));
   const auto admitted = [&](const SessionClaim& claim, const Identity& self) {
-    RawClient lane(*target.endpoint);
-    lane.claim = claim;
-    return lane.join(self, 1, "worker1");
+    RawClient bulk(*target.endpoint);
+    bulk.claim = claim;
+    return bulk.join(self, 1, "worker1");
   };
   EXPECT_FALSE(admitted({7, 0, 0, 2, 1}, liar()));  // of a later link
   EXPECT_FALSE(admitted({8, 0, 0, 1, 1}, liar()));  // of another session
   Identity another = liar();
   another.incarnation = 2;
   EXPECT_FALSE(admitted({7, 0, 0, 1, 1}, another));
-  EXPECT_FALSE(admitted({7, 0, 0, 1, 2}, liar()));  // there is no such lane
-  RawClient lane(*target.endpoint);
-  lane.claim = {7, 0, 0, 1, 1};
-  EXPECT_TRUE(lane.join(liar(), 1, "worker1"));
+  EXPECT_FALSE(admitted({7, 0, 0, 1, 2}, liar()));  // there is no such bulk connection
+  RawClient bulk(*target.endpoint);
+  bulk.claim = {7, 0, 0, 1, 1};
+  EXPECT_TRUE(bulk.join(liar(), 1, "worker1"));
   EXPECT_FALSE(admitted({7, 0, 0, 1, 1}, liar()));  // it has one
 }
 

@@ -1,4 +1,4 @@
-// RRefBook: single rules, then random schedules over four workers against a model.
+// RRefTable: single rules, then random schedules over four workers against a model.
 // WEFT_SEED=N runs one schedule, WEFT_SEEDS=N the first N (default 10,000).
 #include "rpc_backend/rref/rref_table.h"
 
@@ -34,87 +34,87 @@ constexpr ForkIds kIds{{1, 10}, {1, 11}};
 
 struct RRefBookTest : ::testing::Test {
   Table table;
-  RRefBook book{table, kSelf};
+  RRefTable table{table, kSelf};
 };
 
 TEST_F(RRefBookTest, ARepeatedForkRequestAfterTheDeletionAddsNothing) {
-  book.onForkRequest(kIds, 1, book.now());
-  book.onForkRequest(kIds, 1, book.now());
+  table.onForkRequest(kIds, 1, table.now());
+  table.onForkRequest(kIds, 1, table.now());
   EXPECT_EQ(table.forks.size(), 1U);
-  book.onUserDelete(kIds);
-  book.onUserDelete(kIds);
-  book.onForkRequest(kIds, 1, book.now());
+  table.onUserDelete(kIds);
+  table.onUserDelete(kIds);
+  table.onForkRequest(kIds, 1, table.now());
   EXPECT_TRUE(table.forks.empty());
-  EXPECT_EQ(book.counts().repeats, 3U);
+  EXPECT_EQ(table.counts().repeats, 3U);
 }
 
 TEST_F(RRefBookTest, ADeletionThatOvertakesItsForkIsRemembered) {
-  book.onUserDelete(kIds);
-  book.onForkRequest(kIds, 1, book.now());
+  table.onUserDelete(kIds);
+  table.onForkRequest(kIds, 1, table.now());
   EXPECT_TRUE(table.forks.empty());
   const ForkIds other{{1, 20}, {1, 21}};
-  book.onUserDelete(other);
+  table.onUserDelete(other);
   table.addFork(other);  // torch, when the function is done
-  book.onRemoteResult(other, 1, book.now());
+  table.onRemoteResult(other, 1, table.now());
   EXPECT_TRUE(table.forks.empty());
 }
 
 TEST_F(RRefBookTest, ALostPeersForksGoAndDoNotComeBack) {
-  const auto before = book.now();
-  book.onForkRequest(kIds, 1, before);
+  const auto before = table.now();
+  table.onForkRequest(kIds, 1, before);
   const ForkIds of_two{{1, 10}, {1, 12}};
-  book.onForkRequest(of_two, 2, before);
-  book.lose(1);
+  table.onForkRequest(of_two, 2, before);
+  table.lose(1);
   EXPECT_EQ(table.forks.size(), 2U);
-  EXPECT_EQ(book.reap(1), 1U);
+  EXPECT_EQ(table.releaseForks(1), 1U);
   EXPECT_EQ(table.forks, (std::set<ForkIds>{of_two}));
   const ForkIds running{{1, 30}, {1, 31}};
   table.addFork(running);
-  book.onRemoteResult(running, 1, before);
+  table.onRemoteResult(running, 1, before);
   const ForkIds late{{1, 10}, {2, 40}};
-  book.onForkRequest(late, 1, before);
+  table.onForkRequest(late, 1, before);
   EXPECT_EQ(table.forks, (std::set<ForkIds>{of_two}));
 }
 
 TEST_F(RRefBookTest, TheNextLifeOfAPeerIsHeard) {
-  book.onForkRequest(kIds, 1, book.now());
-  book.onUserDelete(kIds);
-  book.lose(1);
+  table.onForkRequest(kIds, 1, table.now());
+  table.onUserDelete(kIds);
+  table.lose(1);
   // It counts its ids from 0 again, so this is another fork.
-  book.onForkRequest(kIds, 1, book.now());
+  table.onForkRequest(kIds, 1, table.now());
   EXPECT_EQ(table.forks.size(), 1U);
-  book.reap(1);
+  table.releaseForks(1);
   EXPECT_EQ(table.forks.size(), 1U);
 }
 
 TEST_F(RRefBookTest, WhatTheOwnerSendsIsHeldByWhoGetsIt) {
   const PickledRRef own{kSelf, {{kSelf, 1}, {kSelf, 2}}, kSelf};
   table.addFork(own.ids);
-  book.onSend(own, 3);
-  ASSERT_EQ(book.holdings().size(), 1U);
-  EXPECT_EQ(book.holdings()[0].holder, 3);
-  book.lose(3);
-  EXPECT_EQ(book.reap(3), 1U);
+  table.onSend(own, 3);
+  ASSERT_EQ(table.holdings().size(), 1U);
+  EXPECT_EQ(table.holdings()[0].holder, 3);
+  table.lose(3);
+  EXPECT_EQ(table.releaseForks(3), 1U);
   EXPECT_TRUE(table.forks.empty());
 }
 
 TEST_F(RRefBookTest, WhatCouldNotBeSentIsUndone) {
   const PickledRRef own{kSelf, {{kSelf, 1}, {kSelf, 2}}, kSelf};
   table.addFork(own.ids);
-  book.onSend(own, 3);
-  book.undoSend(own);
+  table.onSend(own, 3);
+  table.undoSend(own);
   EXPECT_TRUE(table.forks.empty());
   const PickledRRef child{2, {{2, 1}, {kSelf, 3}}, kSelf};
-  book.onSend(child, 3);
-  book.undoSend(child);
+  table.onSend(child, 3);
+  table.undoSend(child);
   EXPECT_TRUE(table.settled.contains(child.ids.fork));
 }
 
 TEST_F(RRefBookTest, AChildOfALostPeerIsSettled) {
   const PickledRRef child{2, {{2, 1}, {kSelf, 3}}, kSelf};
-  book.onSend(child, 3);
-  book.lose(3);
-  book.reap(3);
+  table.onSend(child, 3);
+  table.lose(3);
+  table.releaseForks(3);
   EXPECT_TRUE(table.settled.contains(child.ids.fork));
 }
 
@@ -125,11 +125,11 @@ TEST_F(RRefBookTest, ManyThreads) {
     threads.emplace_back([this, holder] {
       for (std::int64_t i = 0; i < kForks; ++i) {
         const ForkIds ids{{kSelf, i}, {holder, i}};
-        book.onForkRequest(ids, holder, book.now());
-        if (i % 2 == 0) book.onUserDelete(ids);
+        table.onForkRequest(ids, holder, table.now());
+        if (i % 2 == 0) table.onUserDelete(ids);
         if (i % 500 == 499 && holder == 4) {
-          book.lose(holder);
-          book.reap(holder);
+          table.lose(holder);
+          table.releaseForks(holder);
         }
       }
     });
@@ -137,11 +137,11 @@ TEST_F(RRefBookTest, ManyThreads) {
   for (std::thread& thread : threads)
     thread.join();
   for (Rank holder = 1; holder <= 4; ++holder)
-    book.lose(holder);
+    table.lose(holder);
   for (Rank holder = 1; holder <= 4; ++holder)
-    book.reap(holder);
+    table.releaseForks(holder);
   EXPECT_TRUE(table.forks.empty());
-  EXPECT_TRUE(book.holdings().empty());
+  EXPECT_TRUE(table.holdings().empty());
 }
 
 std::optional<std::string> runSchedule(std::uint32_t seed) {

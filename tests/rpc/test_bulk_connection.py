@@ -11,11 +11,11 @@ TCP = {"WEFT_UNIX_SOCKET": "0"}
 # In the caller.
 
 
-def lane_bytes() -> int:
+def bulk_bytes() -> int:
     import torch.distributed.rpc as rpc
 
     info = rpc.api._get_current_rpc_agent().get_debug_info()
-    return int(info[f"agent.peer.{PEER}.lane_bytes_sent"])
+    return int(info[f"agent.peer.{PEER}.bulk_bytes_sent"])
 
 
 def shapes_there_and_back() -> int:
@@ -35,7 +35,7 @@ def shapes_there_and_back() -> int:
             for sent, got in zip(state, future.wait(), strict=True):
                 assert got.dtype == sent.dtype
                 assert torch.equal(got, sent)
-    return lane_bytes()
+    return bulk_bytes()
 
 
 @pytest.mark.parametrize(("lanes", "used"), [("2", True), ("1", False)])

@@ -16,10 +16,10 @@ c10::TypePtr type(const std::string& text) {
   return torch::jit::ScriptTypeParser().parseType(text);
 }
 
-bool fits(at::IValue value, const std::string& text) { return fit(value, type(text)); }
+bool fits(at::IValue value, const std::string& text) { return coerce(value, type(text)); }
 
 at::IValue fitted(at::IValue value, const std::string& text) {
-  EXPECT_TRUE(fit(value, type(text))) << text;
+  EXPECT_TRUE(coerce(value, type(text))) << text;
   return value;
 }
 
@@ -70,7 +70,7 @@ TEST(Fit, NamedTuplesTravelPlainAndGetTheirNamesBack) {
   EXPECT_TRUE(named(make(1)));
   at::IValue plain = withoutNames(make(1));
   EXPECT_FALSE(named(plain));
-  EXPECT_TRUE(fit(plain, point));
+  EXPECT_TRUE(coerce(plain, point));
   EXPECT_TRUE(named(plain));
 
   c10::List<at::IValue> list(point);
@@ -80,12 +80,12 @@ TEST(Fit, NamedTuplesTravelPlainAndGetTheirNamesBack) {
   at::IValue inside = withoutNames(c10::ivalue::Tuple::create(dict, 1));
   const auto dict_type = inside.toTupleRef().elements()[0].type();
   EXPECT_EQ(dict_type->annotation_str(), "Dict[str, List[Tuple[Tensor, float]]]");
-  EXPECT_TRUE(fit(inside, c10::TupleType::create({dict.valueType(), c10::IntType::get()})) ==
+  EXPECT_TRUE(coerce(inside, c10::TupleType::create({dict.valueType(), c10::IntType::get()})) ==
               false);
   const auto whole = c10::TupleType::create(
       {c10::DictType::create(c10::StringType::get(), c10::ListType::create(point)),
        c10::IntType::get()});
-  EXPECT_TRUE(fit(inside, whole));
+  EXPECT_TRUE(coerce(inside, whole));
   const auto back = inside.toTupleRef().elements()[0].toGenericDict().at("a").toList().get(0);
   EXPECT_TRUE(named(back));
   EXPECT_EQ(withoutNames(c10::TypePtr(whole))->annotation_str(),
@@ -127,7 +127,7 @@ class Arrange : public ::testing::Test {
 
   std::string problem(std::vector<at::IValue> args, const std::vector<std::string>& names) {
     try {
-      arrange(schema_, std::move(args), names);
+      bindArguments(schema_, std::move(args), names);
       return "";
     } catch (const c10::Error& error) {
       return error.what_without_backtrace();
@@ -136,11 +136,11 @@ class Arrange : public ::testing::Test {
 };
 
 TEST_F(Arrange, DefaultsAndNames) {
-  const auto plain = arrange(schema_, {at::ones({1})}, {});
+  const auto plain = bindArguments(schema_, {at::ones({1})}, {});
   ASSERT_EQ(plain.size(), 3U);
   EXPECT_EQ(plain[1].toDouble(), 2.0);
   EXPECT_EQ(plain[2].toStringRef(), "a");
-  const auto named = arrange(schema_, {at::ones({1}), "b", 3}, {"mode", "by"});
+  const auto named = bindArguments(schema_, {at::ones({1}), "b", 3}, {"mode", "by"});
   EXPECT_EQ(named[1].toDouble(), 3.0);
   EXPECT_EQ(named[2].toStringRef(), "b");
 }

@@ -15,101 +15,101 @@ namespace {
 
 using namespace std::chrono_literals;  // NOLINT(google-build-using-namespace)
 
-AnswerSeat::Place claim() {
+InlineWaiter::Handle claim() {
   Completion displaced;
-  AnswerSeat::Place place = AnswerSeat::claim(displaced);
+  InlineWaiter::Handle handle = InlineWaiter::claim(displaced);
   EXPECT_FALSE(displaced);
-  return place;
+  return handle;
 }
 
-bool give(const AnswerSeat::Place& place, std::function<void()> task) {
+bool give(const InlineWaiter::Handle& handle, std::function<void()> task) {
   Completion completion = std::move(task);
-  return place.give(completion);
+  return handle.give(completion);
 }
 
-TEST(AnswerSeat, WhoeverWaitsCompletesTheCall) {
+TEST(InlineWaiter, WhoeverWaitsCompletesTheCall) {
   for (const auto pause : {0ms, 20ms}) {  // found spinning, or asleep
-    AnswerSeat::take();
-    const AnswerSeat::Place place = claim();
+    InlineWaiter::take();
+    const InlineWaiter::Handle handle = claim();
     std::thread::id by;
     auto loop = std::async(std::launch::async, [&] {
       std::this_thread::sleep_for(pause);
-      return give(place, [&] { by = std::this_thread::get_id(); });
+      return give(handle, [&] { by = std::this_thread::get_id(); });
     });
-    AnswerSeat::wait();
+    InlineWaiter::wait();
     EXPECT_EQ(by, std::this_thread::get_id());
     EXPECT_TRUE(loop.get());
-    EXPECT_FALSE(give(place, [] { ADD_FAILURE() << "completed twice"; }));
+    EXPECT_FALSE(give(handle, [] { ADD_FAILURE() << "completed twice"; }));
   }
 }
 
-TEST(AnswerSeat, NobodySitsWithoutTakingASeat) {
+TEST(InlineWaiter, NobodySitsWithoutTakingASeat) {
   EXPECT_FALSE(give(claim(), [] { ADD_FAILURE(); }));
-  AnswerSeat::wait();
-  AnswerSeat::take();
-  AnswerSeat::wait();  // no call was sent
+  InlineWaiter::wait();
+  InlineWaiter::take();
+  InlineWaiter::wait();  // no call was sent
   EXPECT_FALSE(give(claim(), [] { ADD_FAILURE(); }));
 }
 
-TEST(AnswerSeat, WhoLeavesIsNotServedLater) {
-  AnswerSeat::take();
-  const AnswerSeat::Place place = claim();
-  AnswerSeat::leave();
+TEST(InlineWaiter, WhoLeavesIsNotServedLater) {
+  InlineWaiter::take();
+  const InlineWaiter::Handle handle = claim();
+  InlineWaiter::leave();
   Completion completion = [] {};
-  EXPECT_FALSE(place.give(completion));
+  EXPECT_FALSE(handle.give(completion));
   EXPECT_TRUE(completion) << "it must be left for a completer";
 }
 
-TEST(AnswerSeat, WhatCameBeforeLeavingIsCompletedThen) {
-  AnswerSeat::take();
-  const AnswerSeat::Place place = claim();
+TEST(InlineWaiter, WhatCameBeforeLeavingIsCompletedThen) {
+  InlineWaiter::take();
+  const InlineWaiter::Handle handle = claim();
   bool done = false;
-  EXPECT_TRUE(give(place, [&] { done = true; }));
+  EXPECT_TRUE(give(handle, [&] { done = true; }));
   EXPECT_FALSE(done);
-  AnswerSeat::leave();
+  InlineWaiter::leave();
   EXPECT_TRUE(done);
 }
 
-TEST(AnswerSeat, TheLastCallSentIsTheOneWaitedFor) {
-  AnswerSeat::take();
-  const AnswerSeat::Place first = claim();
-  const AnswerSeat::Place second = claim();
+TEST(InlineWaiter, TheLastCallSentIsTheOneWaitedFor) {
+  InlineWaiter::take();
+  const InlineWaiter::Handle first = claim();
+  const InlineWaiter::Handle second = claim();
   EXPECT_FALSE(give(first, [] { ADD_FAILURE(); }));
   bool early = false;
   EXPECT_TRUE(give(second, [&] { early = true; }));
   Completion displaced;
-  const AnswerSeat::Place third = AnswerSeat::claim(displaced);
+  const InlineWaiter::Handle third = InlineWaiter::claim(displaced);
   ASSERT_TRUE(displaced);
   displaced();
   EXPECT_TRUE(early);
   bool done = false;
   EXPECT_TRUE(give(third, [&] { done = true; }));
-  AnswerSeat::wait();
+  InlineWaiter::wait();
   EXPECT_TRUE(done);
 }
 
-TEST(AnswerSeat, ACompletionMayMakeACallItself) {
-  AnswerSeat::take();
+TEST(InlineWaiter, ACompletionMayMakeACallItself) {
+  InlineWaiter::take();
   bool inner = false;
   EXPECT_TRUE(give(claim(), [&] {
-    AnswerSeat::take();
+    InlineWaiter::take();
     EXPECT_TRUE(give(claim(), [&] { inner = true; }));
-    AnswerSeat::wait();
+    InlineWaiter::wait();
     EXPECT_TRUE(inner);
   }));
-  AnswerSeat::wait();
+  InlineWaiter::wait();
   EXPECT_TRUE(inner);
 }
 
-TEST(AnswerSeat, NoAnswerIsReadUnderAStateOfTorchs) {
+TEST(InlineWaiter, NoAnswerIsReadUnderAStateOfTorchs) {
   {
     const c10::InferenceMode inference;
-    AnswerSeat::take();
+    InlineWaiter::take();
   }
   EXPECT_FALSE(give(claim(), [] { ADD_FAILURE(); }));
 }
 
-TEST(AnswerSeat, ManyThreadsEachGetTheirOwn) {
+TEST(InlineWaiter, ManyThreadsEachGetTheirOwn) {
   constexpr int kThreads = 4;
   constexpr int kCalls = 300;
   std::vector<std::thread> threads;
@@ -117,10 +117,10 @@ TEST(AnswerSeat, ManyThreadsEachGetTheirOwn) {
     threads.emplace_back([] {
       int done = 0;
       for (int i = 0; i < kCalls; ++i) {
-        AnswerSeat::take();
-        const AnswerSeat::Place place = claim();
-        std::thread loop([&] { EXPECT_TRUE(give(place, [&] { ++done; })); });
-        AnswerSeat::wait();
+        InlineWaiter::take();
+        const InlineWaiter::Handle handle = claim();
+        std::thread loop([&] { EXPECT_TRUE(give(handle, [&] { ++done; })); });
+        InlineWaiter::wait();
         EXPECT_EQ(done, i + 1);
         loop.join();
       }

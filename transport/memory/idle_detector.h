@@ -1,5 +1,5 @@
-// Quiet: whether memory that is kept warm has not been used for a while, so that most of it can go
-// back to the system. Of one thread, which looks now and then.
+// IdleDetector: whether memory that is kept warm has not been used for a while, so that most of it
+// can go back to the system. Of one thread, which looks now and then.
 #pragma once
 
 #include <chrono>
@@ -8,7 +8,7 @@
 
 namespace weft::transport {
 
-class Quiet {
+class IdleDetector {
  public:
   static constexpr std::chrono::seconds kAfter{10};
   // What is kept all the same, and the most that goes back at once (some milliseconds).
