@@ -15,13 +15,13 @@ using environment::kAsDefault;
 using environment::kAsProcessGroup;
 using environment::kAuthKeyFile;
 using environment::kHeartbeatInterval;
-using environment::kLanes;
 using environment::kLogLevel;
 using environment::kPeerTimeout;
 using environment::kReconnectTimeout;
 using environment::kRequestPolicy;
 using environment::kSharedMemory;
 using environment::kSocketIfname;
+using environment::kTcpConnections;
 using environment::kUnixSocket;
 using environment::value;
 

@@ -20,7 +20,7 @@ inline constexpr const char* kPeerTimeout = "WEFT_PEER_TIMEOUT";
 inline constexpr const char* kReconnectTimeout = "WEFT_RECONNECT_TIMEOUT";
 inline constexpr const char* kUnixSocket = "WEFT_UNIX_SOCKET";
 inline constexpr const char* kSharedMemory = "WEFT_SHARED_MEMORY";
-inline constexpr const char* kLanes = "WEFT_LANES";
+inline constexpr const char* kTcpConnections = "WEFT_TCP_CONNECTIONS";
 
 // The variable's value, or "" when it is unset.
 inline std::string value(const char* name) {
