@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import os
 import re
 from pathlib import Path
 
@@ -51,6 +53,13 @@ def test_files_that_are_named_exist(page):
     folders = "transport|rpc_backend|c10d_plugin|jit_ops|pipe|weft|examples|bench|tests|tools|docs"
     for name in re.findall(rf"`((?:{folders})/[\w/]+\.\w+)`", page.read_text()):
         assert (ROOT / name).exists() or name.endswith(".so"), name
+
+
+@BY_PAGE
+def test_lines_wrap_at_100(page):
+    """Tables aside, whose rows cannot be wrapped."""
+    long = [line for line in page.read_text().splitlines() if len(line) > 100]
+    assert all(line.startswith("|") for line in long), long
 
 
 @BY_PAGE
@@ -142,21 +151,58 @@ def test_the_environment_page_is_the_table():
     assert rows == expected
 
 
-def test_the_options_page_has_every_option():
-    import inspect
+def rows(section: str) -> dict[str, str]:
+    """Name and default of each row of a table of the options page."""
+    page = (ROOT / "docs/reference/options.md").read_text()
+    table = page.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    found = re.findall(r"^\| `(\w+)` \|([^|]*)\|", table, re.MULTILINE)
+    return {name: default.strip(" `") for name, default in found}
 
+
+def test_the_options_page_has_every_rpc_option(monkeypatch):
     import weft
 
-    page = (ROOT / "docs/guide/rpc.md").read_text()
-    table = page.partition("## Options")[2].partition("\n## ")[0]
-    named = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (.*?) \|", table, re.MULTILINE))))
-    assert named == set(inspect.signature(weft.RpcBackendOptions).parameters)
+    for name in [name for name in os.environ if name.startswith("WEFT_")]:
+        monkeypatch.delenv(name)
+    options = weft.RpcBackendOptions()
+    documented = rows("RPC")
+    assert list(documented) == list(inspect.signature(weft.RpcBackendOptions).parameters)
+    for name, default in documented.items():
+        assert default == str(getattr(options, name)), name
+
+
+@pytest.mark.parametrize(
+    ("section", "what"),
+    [
+        ("Process group", "ProcessGroupOptions"),
+        ("Pipelines", "Pipe"),
+        ("Batching of published modules", "Batch"),
+    ],
+)
+def test_the_options_page_has_every_other_option(section, what):
+    import weft
+
+    parameters = inspect.signature(getattr(weft, what)).parameters.values()
+    assert rows(section) == {
+        p.name: "" if p.default is p.empty else str(p.default) for p in parameters
+    }
+
+
+def test_the_operators_page_has_every_operator():
+    import weft._op_docs
+
+    page = (ROOT / "docs/reference/operators.md").read_text()
+    named = set(
+        re.findall(r"`(\w+)(?:\(|`)", " ".join(re.findall(r"^\| (.*?) \| ", page, re.MULTILINE)))
+    )
+    operators = {name for name in weft._op_docs.DOCS if not name.startswith("_")}
+    assert named == operators
 
 
 def test_the_debug_info_page_has_every_key():
-    page = (ROOT / "docs/guide/rpc.md").read_text()
+    page = (ROOT / "docs/reference/debug_info.md").read_text()
     code = "".join(path.read_text() for path in ROOT.glob("rpc_backend/**/*.cpp"))
-    keys = re.findall(r'"agent\.(\w+)"', code) + re.findall(r'key \+ "(\w+)"', code)
+    keys = re.findall(r'"(agent\.\w+)"', code) + re.findall(r'key \+ "(\w+)"', code)
     assert len(keys) > 15
     for key in keys:
-        assert key in page or re.search(rf"`_{key.rpartition('_')[2]}`", page), key
+        assert f"`{key}`" in page, key
