@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+LAYERS = ("transport", "rpc_backend", "c10d_plugin", "jit_ops", "pipe")
+PACKAGES = sorted(path.parent for name in LAYERS for path in ROOT.glob(f"{name}/*/**/BUILD.bazel"))
 PAGES = [
     *(ROOT / name for name in ("README.md", "tests/conformance/README.md")),
     *sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/README.md")]),
+    *(page for name in LAYERS for page in sorted(ROOT.glob(f"{name}/**/README.md"))),
 ]
 BY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -45,6 +48,13 @@ def test_the_index_has_every_page():
     index = (ROOT / "docs/README.md").read_text()
     for page in ROOT.glob("docs/*/*.md"):
         assert index.count(f"]({page.relative_to(ROOT / 'docs')})") == 1, page.name
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_cpp_package_says_what_it_is(package):
+    page = package / "README.md"
+    assert page.exists(), f"{package.relative_to(ROOT)} has no README.md"
+    assert len(page.read_text().splitlines()) <= 10, f"{page.relative_to(ROOT)} is no short README"
 
 
 @BY_PAGE
