@@ -1,5 +1,5 @@
 // Every environment variable that Weft reads, in one table. Python's
-// `weft.env.table()`, `python -m weft.doctor` and docs/environment.md are made from it.
+// `weft.env.table()`, `python -m weft.doctor` and docs/reference/environment.md are made from it.
 #pragma once
 
 #include <span>

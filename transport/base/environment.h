@@ -1,5 +1,6 @@
 // The names of the environment variables that Weft's C++ reads, and how. What they mean is in the
-// table above (rpc_backend/core/env.cpp), which Python and docs/environment.md are made from.
+// table above (rpc_backend/core/env.cpp), which Python and docs/reference/environment.md are made
+// from.
 //
 // Threads: any; nobody sets them while the program runs.
 #pragma once
