@@ -18,6 +18,7 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 
 from weft import _C
+from weft.pipe._inputs import check_chunks
 
 TModule = TypeVar("TModule", bound=nn.Module)
 
@@ -117,9 +118,7 @@ class DeferredBatchNorm(_BatchNorm):
         self._defer(chunks, biased, dimensions=())
 
     def _defer(self, chunks: int, biased: bool, dimensions: tuple[int, ...]) -> None:
-        if chunks < 1:
-            raise ValueError(f"number of chunks must be positive integer, not {chunks}")
-        self.chunks = chunks
+        self.chunks = check_chunks(chunks)
         self.biased = biased
         self._dimensions = dimensions  # those that the converted BatchNorm took; () for any
         self._seen = _MiniBatch()
@@ -182,11 +181,6 @@ class DeferredBatchNorm(_BatchNorm):
         statistics span processes.
         """
         return _convert(module, chunks, biased, {})
-
-
-def convert_deferred_batch_norm(module: TModule, chunks: int) -> TModule:
-    """:meth:`DeferredBatchNorm.convert_deferred_batch_norm`, for the Pipe."""
-    return DeferredBatchNorm.convert_deferred_batch_norm(module, chunks)
 
 
 def _dimensions(module: _BatchNorm) -> tuple[int, ...]:

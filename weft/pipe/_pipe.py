@@ -1,11 +1,11 @@
-"""The Pipe: a Python skin over the engine in C++."""
+"""The Pipe: its partitions and their state; the engine in C++ runs them."""
 
 from __future__ import annotations
 
 import atexit
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -13,32 +13,17 @@ from torch.distributed import rpc
 
 from weft import _C
 from weft.pipe import _partition
-
-if TYPE_CHECKING:
-    from weft.pipe._memory import MemoryReport
-    from weft.pipe._timeline import Recording
+from weft.pipe._batchnorm import DeferredBatchNorm
+from weft.pipe._inputs import NoChunk, check_chunks, check_inputs
+from weft.pipe._memory import MemoryReport, memory_report
+from weft.pipe._timeline.recording import Recording
+from weft.pipe.skip import verify_skippables
+from weft.pipe.skip._layout import skip_layout
 
 _MODES = {mode: getattr(_C.pipe.Checkpoint, mode) for mode in ("always", "except_last", "never")}
 
 is_checkpointing = _C.pipe.is_checkpointing
 is_recomputing = _C.pipe.is_recomputing
-
-
-class NoChunk:
-    """Wraps an input tensor of :meth:`Pipe.forward` that every micro-batch gets whole.
-
-    Args:
-        inp: the tensor; it has no batch dimension to split.
-    """
-
-    def __init__(self, inp: Tensor) -> None:
-        if not isinstance(inp, Tensor):
-            raise TypeError(f"NoChunk only supported for tensors, found: {inp}")
-        self._tensor = inp
-
-    @property
-    def tensor(self) -> Tensor:
-        return self._tensor
 
 
 # Its threads need the interpreter at their end, so they end before it does.
@@ -85,23 +70,15 @@ class Pipe(nn.Module):
                 "Please initialize RPC framework for Pipe using torch.distributed.rpc.init_rpc "
                 "(or weft.init_rpc): a Pipe returns an RRef"
             )
-        chunks = int(chunks)
-        checkpoint = str(checkpoint)
-        if chunks <= 0:
-            raise ValueError(f"number of chunks must be positive integer, not {chunks}")
+        chunks, checkpoint = check_chunks(chunks), str(checkpoint)
         if checkpoint not in _MODES:
             raise ValueError(
                 f"checkpoint is not one of 'always', 'except_last', or 'never': '{checkpoint}'"
             )
         _partition.check_sequential(module)
-        from weft.pipe.skip import verify_skippables
-
         verify_skippables(module)
         if deferred_batch_norm:
-            from weft.pipe._batchnorm import convert_deferred_batch_norm
-
-            module = convert_deferred_batch_norm(module, chunks)
-
+            module = DeferredBatchNorm.convert_deferred_batch_norm(module, chunks)
         partitions, self.devices, names = _partition.split(module)
         _partition.check_shared_parameters(partitions, self.devices)
         #: The partitions, in order.
@@ -120,8 +97,6 @@ class Pipe(nn.Module):
         self._build_engine()
 
     def _build_engine(self) -> None:
-        from weft.pipe.skip._layout import skip_layout
-
         layout = skip_layout(list(self.partitions))
         self._engine = _C.pipe.Engine(
             list(self.partitions),
@@ -144,25 +119,13 @@ class Pipe(nn.Module):
             An RRef; ``.local_value()`` is the output, on the last partition's device: tensors
             joined along dimension 0, other values as a list of one per micro-batch.
         """
-        self._check_inputs(inputs)
+        check_inputs(inputs, self.devices)
         if not self.devices:
             return rpc.RRef(inputs[0] if len(inputs) == 1 else inputs)
         output = self._engine.run(
             inputs, self.chunks, self.partitions[0].training, _MODES[self.checkpoint]
         )
         return rpc.RRef(output)
-
-    def _check_inputs(self, inputs: tuple[Any, ...]) -> None:
-        tensors = [value for value in inputs if isinstance(value, Tensor)]
-        if not tensors:
-            raise TypeError(f"inputs do not have any tensors: {inputs}")
-        first = self.devices[0] if self.devices else torch.device("cpu")
-        for tensor in tensors:
-            if tensor.device != first:
-                raise ValueError(
-                    "All inputs should be on the same device as the first partition: one is on "
-                    f"{tensor.device}, the first partition on {first}"
-                )
 
     def memory_report(self, *inputs: Any) -> MemoryReport:
         """What each partition keeps in memory when it is trained with such a mini-batch.
@@ -172,15 +135,12 @@ class Pipe(nn.Module):
         Args:
             inputs: as for :meth:`forward`.
         """
-        from weft.pipe._memory import memory_report
-
-        return memory_report(self, *inputs)
+        parts: list[Any] = list(self.partitions)
+        return memory_report(parts, self.devices, self.chunks, self.checkpoint, inputs)
 
     def record(self) -> Recording:
         """Records what runs when, for a picture: ``with pipe.record() as timeline: …``."""
-        from weft.pipe._timeline import Recording
-
-        return Recording(self)
+        return Recording(self._engine, self.devices)
 
     def __len__(self) -> int:
         """The number of layers."""

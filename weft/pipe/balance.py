@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.pipe import _profile
+from weft.pipe._inputs import check_chunks, first_chunk
 from weft.pipe._partition import WithDevice
 from weft.pipe._split import split_evenly
 
@@ -69,9 +70,8 @@ def balance_by_size(
     :func:`balance_by_time`; any will do, "meta" too, which computes nothing.
     """
     devices = _check(partitions, module, input, device)
-    if chunks < 1:
-        raise ValueError(f"number of chunks must be positive integer, not {chunks}")
-    args = tuple(_first_chunk(value, chunks) for value in _arguments(input))
+    chunks = check_chunks(chunks)
+    args = tuple(first_chunk(value, chunks) for value in _arguments(input))
     return _balanced(devices, lambda one: _profile.saved_bytes(module, args, one, param_scale))
 
 
@@ -117,10 +117,6 @@ def _on(part: nn.Module, device: torch.device) -> nn.Module:
 
 def _arguments(sample: Tensor | Sequence[Any]) -> tuple[Any, ...]:
     return (sample,) if isinstance(sample, Tensor) else tuple(sample)
-
-
-def _first_chunk(value: Any, chunks: int) -> Any:
-    return value.chunk(chunks)[0] if isinstance(value, Tensor) else value
 
 
 def _check(
