@@ -5,10 +5,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from weft import (
-    _C,
-    _native,  # noqa: F401
-)
+from weft import _C
 
 
 class Variable(NamedTuple):

@@ -9,10 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from weft import (
-    _C,
-    _native,  # noqa: F401
-)
+from weft import _C
 
 Tree = TypeVar("Tree")
 

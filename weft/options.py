@@ -12,10 +12,7 @@ import torch
 from torch.distributed.rpc import constants
 from torch.distributed.rpc.options import _to_device_map
 
-from weft import (
-    _C,
-    _native,  # noqa: F401
-)
+from weft import _C
 
 DeviceLike = int | str | torch.device
 

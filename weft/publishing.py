@@ -17,7 +17,7 @@ import torch
 from torch.distributed.rpc import RRef
 
 from weft import _C
-from weft._named_tuples import names_in, restoring
+from weft._remote.named_tuples import names_in, restoring
 
 NEWEST = 0
 GROUPS_TIMEOUT = -1.0

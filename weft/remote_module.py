@@ -15,7 +15,8 @@ from torch.distributed import _remote_device
 from torch.distributed.rpc import PyRRef as RRef
 from torch.distributed.rpc.internal import _internal_rpc_pickler
 
-from weft import _remote_owner, _remote_stub
+from weft._remote import owner
+from weft._remote.stub import subclass
 
 _FORMS = (
     'a remote device is "worker", "worker/device", "rank:N" or "rank:N/device", e.g. "trainer0/cpu" or '
@@ -102,7 +103,7 @@ class RemoteModule(nn.Module):
         self._bind(remote_device, name, timeout)
         self.module_rref = rpc.remote(
             self.on,
-            _remote_owner.create,
+            owner.create,
             args=(module_cls, tuple(args or ()), dict(kwargs or {}), self.device, scripted, name),
         )
 
@@ -126,15 +127,15 @@ class RemoteModule(nn.Module):
         made = RemoteModule.__new__(RemoteModule)
         nn.Module.__init__(made)
         made._bind(remote_device, name, timeout)
-        owner = module_rref.owner()
-        if made.on not in (owner.name, owner.id):
+        worker = module_rref.owner()
+        if made.on not in (worker.name, worker.id):
             # PyTorch's class takes it (its own tests do this), and calls the owner, too.
             warnings.warn(
-                f"the module lives on worker '{owner.name}' (rank {owner.id}), not on {made.on!r} as the "
+                f"the module lives on worker '{worker.name}' (rank {worker.id}), not on {made.on!r} as the "
                 f"remote device {remote_device!r} says; its owner is called",
                 stacklevel=2,
             )
-            made.on = owner.name
+            made.on = worker.name
         made.module_rref = module_rref
         return made
 
@@ -153,7 +154,7 @@ class RemoteModule(nn.Module):
     def _call_async(self, method: str, *args: Any, **kwargs: Any) -> torch.futures.Future[Any]:
         return rpc.rpc_async(
             self.module_rref.owner(),
-            _remote_owner.run,
+            owner.run,
             args=(self.module_rref, self.device, self.is_device_map_set, method, args, kwargs),
             timeout=self.timeout,
         )
@@ -201,26 +202,26 @@ class RemoteModule(nn.Module):
         """As :meth:`remote_parameters`, but returns a future."""
         return rpc.rpc_async(
             self.module_rref.owner(),
-            _remote_owner.parameters,
+            owner.parameters,
             args=(self.module_rref, recurse),
             timeout=self.timeout,
         )
 
     def remote_grads(self, context_id: int | None = None) -> dict[str, Tensor | None]:
         """The parameters' gradients by name: those of a distributed autograd context, or ``.grad``."""
-        return self._at_owner(_remote_owner.gradients, context_id)
+        return self._at_owner(owner.gradients, context_id)
 
     # nn.Module's own methods, acting there
 
     def train(self, mode: bool = True) -> RemoteModule:
-        self._at_owner(_remote_owner.set_training, mode)
+        self._at_owner(owner.set_training, mode)
         return super().train(mode)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        self._at_owner(_remote_owner.zero_grad, set_to_none)
+        self._at_owner(owner.zero_grad, set_to_none)
 
     def requires_grad_(self, requires_grad: bool = True) -> RemoteModule:
-        self._at_owner(_remote_owner.require_grad, requires_grad)
+        self._at_owner(owner.require_grad, requires_grad)
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RemoteModule:
@@ -229,7 +230,7 @@ class RemoteModule(nn.Module):
         kinds = (torch.float32, torch.float64, torch.int64)
         single, double, integer = (fn(torch.empty(0, dtype=kind)).dtype for kind in kinds)
         if single == double:  # else it leaves each as it is
-            self._at_owner(_remote_owner.convert, single, integer != torch.int64)
+            self._at_owner(owner.convert, single, integer != torch.int64)
         return self
 
     def _refuse(self, method: str, instead: str) -> NoReturn:
@@ -256,7 +257,7 @@ class RemoteModule(nn.Module):
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
-        values = self._at_owner(_remote_owner.state)
+        values = self._at_owner(owner.state)
         for key, value in values.items():
             destination[prefix + key] = value
         metadata = getattr(destination, "_metadata", None)
@@ -275,7 +276,7 @@ class RemoteModule(nn.Module):
         error_msgs: list[str],
     ) -> None:
         own = {key[len(prefix) :]: state_dict[key] for key in state_dict if key.startswith(prefix)}
-        missing, unexpected, problem = self._at_owner(_remote_owner.load_state, own)
+        missing, unexpected, problem = self._at_owner(owner.load_state, own)
         missing_keys.extend(prefix + key for key in missing)
         if strict:
             unexpected_keys.extend(prefix + key for key in unexpected)
@@ -288,7 +289,7 @@ class RemoteModule(nn.Module):
 
     def remote_repr(self) -> str:
         """What ``repr`` of the module gives there."""
-        return self._at_owner(_remote_owner.describe)
+        return self._at_owner(owner.describe)
 
     # TorchScript
 
@@ -298,11 +299,10 @@ class RemoteModule(nn.Module):
         It puts what this returns into the model that is scripted; so the module stays itself, and only
         its class becomes one with types.
         """
-        stub = self._at_owner(_remote_owner.stub)
-        typed = _remote_stub.subclass(stub, RemoteModule)
+        typed = subclass(self._at_owner(owner.stub), RemoteModule)
         if self.name is None:
             self.name = f"remote_module.{uuid.uuid4().hex}"
-            self._at_owner(_remote_owner.publish_as, self.name, self.device)
+            self._at_owner(owner.publish_as, self.name, self.device)
         self.script_worker = self.module_rref.owner_name()
         self.script_target = self.name
         self.__class__ = typed

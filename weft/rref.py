@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch.distributed.rpc import api
 
-from weft import _C
+from weft._torch import current
 
 _MAX_OBJECTS = 100_000  # looked at in one value
 
@@ -53,8 +52,8 @@ def rref_report() -> list[RRefInfo]:
     Raises:
         RuntimeError: when this process is in no RPC group over Weft.
     """
-    agent = api._get_current_rpc_agent() if api._is_current_rpc_agent_set() else None
-    if not isinstance(agent, _C.WeftAgent):
+    agent = current.agent()
+    if agent is None:
         raise RuntimeError("weft.rref_report() needs init_rpc with the backend WEFT first")
     own_name = agent.get_worker_info().name
     return [

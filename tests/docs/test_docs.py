@@ -73,7 +73,7 @@ def sources() -> str:
     """What the program may say: the text of its sources, string literals joined across lines."""
     layers = ("jit_ops", "rpc_backend", "transport")
     files = [path for name in layers for path in ROOT.glob(f"{name}/*.cpp")]
-    text = "\n".join(path.read_text() for path in [*files, *ROOT.glob("weft/*.py")])
+    text = "\n".join(path.read_text() for path in [*files, *ROOT.glob("weft/**/*.py")])
     text = re.sub(r'"\s*\n\s*(?:std::string\()?f?"', "", text)
     return text.replace('\\"', '"')
 

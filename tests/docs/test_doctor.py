@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from weft import _doctor_checks as checks
 from weft import doctor
+from weft.doctor import checks
 
 KEY = "ab" * 32 + "\n"
 

@@ -83,30 +83,8 @@ def _create(
     )
 
 
-def install() -> None:
-    """Registers the backend; calling it again changes nothing."""
+def register() -> None:
+    """Registers the backend; a second call changes nothing."""
     if BACKEND not in dist.Backend.backend_list:
         # A list: register_backend would take a plain string by its letters.
         dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
-
-
-def backends() -> list[Any]:
-    """The Weft backends of this process's groups."""
-    if not dist.is_available() or not dist.is_initialized():
-        return []
-    found: dict[int, Any] = {}
-    for group in list(dist.distributed_c10d._world.pg_map):
-        for device in group._device_types:
-            backend = group._get_backend(device)
-            if isinstance(backend, _C.WeftBackend):
-                found[id(backend)] = backend
-    return list(found.values())
-
-
-def shut_down_at_exit() -> None:
-    """Ends groups that the program forgot, while the interpreter still lives."""
-    try:
-        for backend in backends():
-            backend.shutdown()
-    except Exception:
-        pass

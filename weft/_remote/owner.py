@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.rpc import PyRRef as RRef
 from torch.utils import _pytree as pytree
 
-from weft import _remote_stub
-from weft._named_tuples import portable, restoring, result_of
+from weft._remote.named_tuples import portable, restoring, result_of
+from weft._remote.stub import Stub, stub_of
 from weft.publishing import publish
 
 # What a module was before it was scripted: it has the annotations.
@@ -161,9 +161,9 @@ def describe(module_rref: RRef) -> str:
     return repr(module_rref.local_value())
 
 
-def stub(module_rref: RRef) -> _remote_stub.Stub:
+def stub(module_rref: RRef) -> Stub:
     """How the module's ``forward`` looks to TorchScript."""
-    return _remote_stub.stub_of(module_rref.local_value())
+    return stub_of(module_rref.local_value())
 
 
 def publish_as(module_rref: RRef, name: str, device: str) -> int:

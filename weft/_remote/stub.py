@@ -24,7 +24,7 @@ from torch import nn
 from torch._jit_internal import _qualified_name, fake_range
 from torch.jit.annotations import ann_to_type
 
-from weft._named_tuples import class_called, field_types, found, holds_names, is_named_tuple
+from weft._remote.named_tuples import class_called, field_types, found, holds_names, is_named_tuple
 
 _TEMPLATE = """\
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
@@ -356,7 +356,7 @@ def subclass(stub: Stub, base: type[nn.Module]) -> type[nn.Module]:
     if stub.problem:
         raise RuntimeError(f"a remote module cannot be scripted: {stub.problem}")
     # TorchScript reads the source of what it compiles, so it must be found by name.
-    name = f"weft._remote_stub_{next(_count)}"
+    name = f"{__name__}_{next(_count)}"
     named = _Names(stub.classes)
     source = _source(stub, base.__name__, named)
     filename = f"<{name}>"

@@ -7,9 +7,8 @@ call each other at the end. A Weft that cannot be loaded at all says so itself, 
 from __future__ import annotations
 
 import argparse
-import sys
 
-from weft import _doctor_checks as checks
+from weft.doctor import checks
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -29,7 +28,3 @@ def main(arguments: list[str] | None = None) -> int:
     for line in checks.environment_lines():
         print(f"  {line}")
     return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
