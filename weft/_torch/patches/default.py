@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 import logging
 import re
-from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
@@ -16,7 +15,7 @@ import torch.distributed.rpc as rpc
 from torch.distributed.rpc import backend_registry
 
 from weft._torch.patches.groups import C10D
-from weft._torch.patches.patch import patch
+from weft._torch.patches.patch import Function, patch
 from weft._torch.patches.startup import INIT_RPC, INIT_RPC_PARAMETERS
 from weft.options import RpcBackendOptions
 
@@ -29,25 +28,22 @@ logger = logging.getLogger("weft")
     without="Weft cannot be the default of init_rpc: unset WEFT_AS_DEFAULT.",
     refuses=lambda: True,
 )
-def init_rpc(upstream: Callable[..., None]) -> Callable[..., None]:
+def init_rpc(
+    upstream: Function,
+    name: str,
+    backend: Any = None,
+    rank: int = -1,
+    world_size: int | None = None,
+    rpc_backend_options: Any = None,
+) -> None:
     """Gives Weft to a program that names no backend or TENSORPIPE, with its options translated."""
-
-    def init_rpc(
-        name: str,
-        backend: Any = None,
-        rank: int = -1,
-        world_size: int | None = None,
-        rpc_backend_options: Any = None,
-    ) -> None:
-        asked = getattr(backend, "name", None)
-        if backend is None or asked == "TENSORPIPE":
-            if asked == "TENSORPIPE":
-                logger.info("init_rpc asked for TENSORPIPE; Weft is the default and serves it")
-            backend = backend_registry.BackendType["WEFT"]
-            rpc_backend_options = translate_options(rpc_backend_options)
-        upstream(name, backend, rank, world_size, rpc_backend_options)
-
-    return init_rpc
+    asked = getattr(backend, "name", None)
+    if backend is None or asked == "TENSORPIPE":
+        if asked == "TENSORPIPE":
+            logger.info("init_rpc asked for TENSORPIPE; Weft is the default and serves it")
+        backend = backend_registry.BackendType["WEFT"]
+        rpc_backend_options = translate_options(rpc_backend_options)
+    upstream(name, backend, rank, world_size, rpc_backend_options)
 
 
 def translate_options(options: Any) -> Any:
@@ -63,21 +59,18 @@ def translate_options(options: Any) -> Any:
     )
 
 
-def _weft_for_gloo(upstream: Callable[..., Any]) -> Callable[..., Any]:
+def _weft_for_gloo(upstream: Function, *args: Any, **kwargs: Any) -> Any:
     """Reads ``gloo`` as weft: ``cpu:gloo,cuda:nccl`` becomes ``cpu:weft,cuda:nccl``."""
-    place = list(inspect.signature(upstream).parameters).index("backend")
 
     def translated(backend: Any) -> Any:
         return backend and re.sub(r"\bgloo\b", "weft", str(backend).lower())
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if len(args) > place:
-            args = (*args[:place], translated(args[place]), *args[place + 1 :])
-        elif "backend" in kwargs:
-            kwargs["backend"] = translated(kwargs["backend"])
-        return upstream(*args, **kwargs)
-
-    return call
+    place = list(inspect.signature(upstream).parameters).index("backend")
+    if len(args) > place:
+        args = (*args[:place], translated(args[place]), *args[place + 1 :])
+    elif "backend" in kwargs:
+        kwargs["backend"] = translated(kwargs["backend"])
+    return upstream(*args, **kwargs)
 
 
 def _of_group(name: str, parameters: str) -> Any:

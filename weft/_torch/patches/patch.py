@@ -28,7 +28,7 @@ class Patch:
         target: the replaced function, as ``module:name``.
         expected: its parameters (:func:`weft._torch.patches.signature.parameters`).
         without: what happens when the patch is not applied, a sentence for the warning.
-        make: makes the new function from torch's.
+        replacement: the new function; its first argument is torch's.
         refuses: None, or tells whether a call concerns Weft and must raise without the patch.
         aliases: other places where torch offers the same function.
         caller: the function of torch that must look the target up by name at each call.
@@ -38,7 +38,7 @@ class Patch:
     target: str
     expected: str
     without: str
-    make: Callable[[Any], Function]
+    replacement: Function
     refuses: Callable[[], bool] | None = None
     aliases: tuple[str, ...] = ()
     caller: str = ""
@@ -61,17 +61,22 @@ class Patch:
         if getattr(upstream, "_weft_patch", None) is self:
             return
         difference = self.mismatch()
-        replacement: Function | None
-        if not difference:
-            replacement = self.make(upstream)
-        else:
-            problem = f"torch {torch.__version__} differs from what Weft knows: {difference}. "
-            warnings.warn(f"weft: {problem}{self.without}", RuntimeWarning, stacklevel=2)
-            replacement = self._refusing(upstream, problem)
-        if replacement is not None:
-            functools.update_wrapper(replacement, upstream, updated=())
-            replacement._weft_patch = self  # type: ignore[attr-defined]
-            self._put(replacement)
+        function = self.replacement
+        if difference:
+            problem = (
+                f"weft: torch {torch.__version__} differs from what Weft knows: {difference}. "
+                f"{self.without}"
+            )
+            warnings.warn(problem, RuntimeWarning, stacklevel=2)
+            if self.refuses is None or upstream is None:
+                return
+            function = functools.partial(self._refuse, problem)
+        bound: Any = functools.partial(function, upstream)
+        if isinstance(_owner(self.target)[0], type):
+            bound = _as_method(bound)
+        functools.update_wrapper(bound, upstream, updated=())
+        bound._weft_patch = self
+        self._put(bound)
 
     def remove(self) -> None:
         """Puts torch's function back, if the patch is there."""
@@ -84,22 +89,15 @@ class Patch:
             owner, name = _owner(place)
             setattr(owner, name, function)
 
-    def _refusing(self, upstream: Function | None, problem: str) -> Function | None:
-        if self.refuses is None or upstream is None:
-            return None
-        concerned = self.refuses
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if concerned():
-                raise RuntimeError(f"weft: {problem}{self.without}")
-            return upstream(*args, **kwargs)
-
-        return call
+    def _refuse(self, problem: str, upstream: Function, *args: Any, **kwargs: Any) -> Any:
+        if self.refuses is not None and self.refuses():
+            raise RuntimeError(problem)
+        return upstream(*args, **kwargs)
 
 
-def patch(target: str, expected: str, **more: Any) -> Callable[[Callable[[Any], Function]], Patch]:
-    """Makes a :class:`Patch` of the function that it decorates."""
-    return lambda make: Patch(target, expected, make=make, **more)
+def patch(target: str, expected: str, **more: Any) -> Callable[[Function], Patch]:
+    """Makes a :class:`Patch` whose replacement is the function that it decorates."""
+    return lambda replacement: Patch(target, expected, replacement=replacement, **more)
 
 
 def _owner(target: str) -> tuple[Any, str]:
@@ -115,6 +113,11 @@ def _find(target: str) -> Any:
         return getattr(*_owner(target))
     except (ImportError, AttributeError):
         return None
+
+
+def _as_method(function: Function) -> Function:
+    """A function that a class binds to its instances, as it does not bind a partial."""
+    return lambda self, *args, **kwargs: function(self, *args, **kwargs)
 
 
 def _dotted(target: str) -> str:

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
-from weft._torch.patches.patch import patch
+from weft._torch.patches.patch import Function, patch
 
 _FAILED = "RRef creation via rpc.remote() timed out"
 _WITHOUT = "An RRef whose creation failed says that it timed out, whatever happened."
 _FUTURE = {"torch.distributed.rpc:PyRRef._get_future": "(self)"}
 
 
-def _with_cause(upstream: Callable[..., Any]) -> Callable[..., Any]:
+def _with_cause(upstream: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
     """Replaces torch's "timed out" by what its future knows: a refusal, an exception, a loss."""
-
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return upstream(self, *args, **kwargs)
-        except RuntimeError as error:
-            cause = _creation_error(self) if _FAILED in str(error) else None
-            if cause is None:
-                raise
-        raise RuntimeError(f"RRef creation via rpc.remote() failed: {cause}")
-
-    return call
+    try:
+        return upstream(self, *args, **kwargs)
+    except RuntimeError as error:
+        cause = _creation_error(self) if _FAILED in str(error) else None
+        if cause is None:
+            raise
+    raise RuntimeError(f"RRef creation via rpc.remote() failed: {cause}")
 
 
 def _creation_error(rref: Any) -> str | None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch.distributed.rpc import api
 
 from weft._torch import current
-from weft._torch.patches.patch import patch
+from weft._torch.patches.patch import Function, patch
 
 
 @patch(
@@ -17,7 +16,7 @@ from weft._torch.patches.patch import patch
     without="rpc.shutdown over Weft may wait for minutes for a lost worker.",
     caller="torch.distributed.rpc.api:shutdown",
 )
-def wait_all_workers(upstream: Callable[[float], None]) -> Callable[..., None]:
+def wait_all_workers(upstream: Function, timeout: float = api.DEFAULT_SHUTDOWN_TIMEOUT) -> None:
     """Waits in the agent's own barrier, which knows who is lost.
 
     torch's barrier is an all-gather over Python calls: it waits for minutes when a worker has died,
@@ -25,22 +24,18 @@ def wait_all_workers(upstream: Callable[[float], None]) -> Callable[..., None]:
     Python, because programs see its failures in ``shutdown``. A dynamic group has no barrier: its
     workers leave one by one.
     """
-
-    def wait_all_workers(timeout: float = api.DEFAULT_SHUTDOWN_TIMEOUT) -> None:
-        agent = current.agent()
-        if agent is None:
-            upstream(timeout)
-            return
-        if not agent.is_static_group:
-            return
-        lost = agent.barrier(timeout)
-        # A peer may reach the barrier and yet be out of reach from here (another key).
-        if lost or any(agent.loss_of(worker.id) for worker in agent.get_worker_infos()):
-            return
-        if agent.everyone_serves_python:
-            upstream(timeout or api.get_rpc_timeout())
-
-    return wait_all_workers
+    agent = current.agent()
+    if agent is None:
+        upstream(timeout)
+        return
+    if not agent.is_static_group:
+        return
+    lost = agent.barrier(timeout)
+    # A peer may reach the barrier and yet be out of reach from here (another key).
+    if lost or any(agent.loss_of(worker.id) for worker in agent.get_worker_infos()):
+        return
+    if agent.everyone_serves_python:
+        upstream(timeout or api.get_rpc_timeout())
 
 
 @patch(
@@ -49,13 +44,9 @@ def wait_all_workers(upstream: Callable[[float], None]) -> Callable[..., None]:
     without="rpc.shutdown names leaked RRefs by number only.",
     caller="torch.distributed.rpc.api:_finalize_shutdown",
 )
-def destroy_rref_context(upstream: Callable[[bool], Any]) -> Callable[[bool], Any]:
+def destroy_rref_context(upstream: Function, ignore_leak: bool) -> Any:
     """Says which RRefs leak and who refers to them; torch names them by number only."""
-
-    def destroy_rref_context(ignore_leak: bool) -> Any:
-        agent = current.agent()
-        if agent is not None:
-            agent.warn_about_leaked_rrefs(ignore_leak)
-        return upstream(ignore_leak)
-
-    return destroy_rref_context
+    agent = current.agent()
+    if agent is not None:
+        agent.warn_about_leaked_rrefs(ignore_leak)
+    return upstream(ignore_leak)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-from typing import Any
-
 from weft._torch.patches.patch import Patch
 from weft._torch.request_policy import RestrictedUnpickler
 
@@ -14,15 +11,11 @@ unpickler = Patch(
     "torch.distributed.rpc.internal:_unpickler",
     "(file, ...)",
     without="The request policy 'registered' cannot be kept.",
-    make=lambda upstream: _restricted,
+    replacement=lambda upstream, file: RestrictedUnpickler(file),
     refuses=lambda: True,
     caller=_DESERIALIZE,
     uses={_DESERIALIZE: "(self, binary_data, tensor_table)"},
 )
-
-
-def _restricted(file: Any) -> pickle.Unpickler:
-    return RestrictedUnpickler(file)
 
 
 def set_policy(policy: str) -> None:
