@@ -233,26 +233,23 @@ class RemoteModule(nn.Module):
             self._at_owner(owner.convert, single, integer != torch.int64)
         return self
 
-    def _refuse(self, method: str, instead: str) -> NoReturn:
+    def _refuse(self, method: str, name: str) -> NoReturn:
         raise ValueError(
-            f"Method ``{method}`` not supported for RemoteModule: it would live in this process. {instead}"
+            f"Method ``{method}`` not supported for RemoteModule: '{name}' would live in this process. "
+            "Make it in module_cls, or in the model around this."
         )
 
     def register_buffer(self, name: str, *_: Any, **__: Any) -> None:
-        """Refused: what belongs to the module lives with it."""
-        self._refuse(
-            "register_buffer", f"Make '{name}' in module_cls, or in the model around this."
-        )
+        """Refused: a buffer of the module lives with its owner."""
+        self._refuse("register_buffer", name)
 
     def register_parameter(self, name: str, *_: Any, **__: Any) -> None:
-        """Refused: what belongs to the module lives with it."""
-        self._refuse(
-            "register_parameter", f"Make '{name}' in module_cls, or in the model around this."
-        )
+        """Refused: a parameter of the module lives with its owner."""
+        self._refuse("register_parameter", name)
 
     def add_module(self, name: str, *_: Any, **__: Any) -> None:
-        """Refused: what belongs to the module lives with it."""
-        self._refuse("add_module", f"Make '{name}' in module_cls, or in the model around this.")
+        """Refused: a submodule of the module lives with its owner."""
+        self._refuse("add_module", name)
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
@@ -299,7 +296,7 @@ class RemoteModule(nn.Module):
         It puts what this returns into the model that is scripted; so the module stays itself, and only
         its class becomes one with types.
         """
-        typed = subclass(self._at_owner(owner.stub), RemoteModule)
+        typed = subclass(self._at_owner(owner.signature), RemoteModule)
         if self.name is None:
             self.name = f"remote_module.{uuid.uuid4().hex}"
             self._at_owner(owner.publish_as, self.name, self.device)

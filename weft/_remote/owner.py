@@ -13,7 +13,7 @@ from torch.distributed.rpc import PyRRef as RRef
 from torch.utils import _pytree as pytree
 
 from weft._remote.named_tuples import portable, restoring, result_of
-from weft._remote.stub import Stub, stub_of
+from weft._remote.signature import Signature, signature_of
 from weft.publishing import publish
 
 # What a module was before it was scripted: it has the annotations.
@@ -161,9 +161,9 @@ def describe(module_rref: RRef) -> str:
     return repr(module_rref.local_value())
 
 
-def stub(module_rref: RRef) -> Stub:
-    """How the module's ``forward`` looks to TorchScript."""
-    return stub_of(module_rref.local_value())
+def signature(module_rref: RRef) -> Signature:
+    """The types of the module's ``forward``."""
+    return signature_of(module_rref.local_value())
 
 
 def publish_as(module_rref: RRef, name: str, device: str) -> int:
