@@ -18,7 +18,12 @@ class Variable(NamedTuple):
 
 
 def table() -> list[Variable]:
-    """Every variable, with its present value (None when unset)."""
+    """Every variable, with its present value (None when unset).
+
+    ::
+
+        print([row.name for row in weft.env.table() if row.value is not None])
+    """
     return [
         Variable(name, default, meaning, os.environ.get(name))
         for name, default, meaning in _C.environment()

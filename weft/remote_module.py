@@ -60,18 +60,28 @@ class RemoteModule(nn.Module):
     :meth:`remote_parameters` to a ``DistributedOptimizer``). ``torch.jit.script`` of it, or of a model that
     holds it, makes typed remote calls that can be saved and loaded, in C++ as well.
 
-    Creation does not wait: an error of the constructor shows in the first call.
+    Creation does not wait: the first call raises an error of the constructor.
+
+    ::
+
+        linear = weft.RemoteModule("worker0/cpu", torch.nn.Linear, (2, 3))
+        y = linear(torch.ones(2))
 
     Args:
         remote_device: ``"worker/device"`` or ``"rank:N/device"``; without a device, the CPU.
-        module_cls: makes the module there: a class, or a function that returns a module.
+        module_cls: a class, or a function that returns a module; it is called at the worker.
         args: for ``module_cls``.
         kwargs: for ``module_cls``.
         name: publishes the module as ``worker/name`` (see :func:`weft.publish`), so that others, and saved
             models, can bind to it. A scripted model that holds an unnamed module works as long as the
             process that made it.
-        scripted: whether the module is scripted where it lives: its calls then run without the GIL.
+        scripted: whether the owner scripts the module: its calls then run without the GIL.
         timeout: of each call, in seconds; -1 for the group's.
+
+    Raises:
+        AssertionError: RPC is not initialised.
+        TypeError: ``args`` is no tuple.
+        ValueError: ``remote_device`` is written otherwise.
     """
 
     # Not part of what is scripted and saved.
@@ -115,7 +125,7 @@ class RemoteModule(nn.Module):
         name: str | None = None,
         timeout: float = -1.0,
     ) -> RemoteModule:
-        """Another remote module for a module that is there already.
+        """A remote module for a module that exists already.
 
         Args:
             remote_device: the module's owner, and the device there. When it names another worker, a
@@ -188,7 +198,7 @@ class RemoteModule(nn.Module):
         """As :attr:`remote`, but each method returns a future."""
         return _Methods(self._call_async)
 
-    # What is there
+    # The module at its owner
 
     def get_module_rref(self) -> RRef:
         """The reference to the module."""
@@ -211,7 +221,7 @@ class RemoteModule(nn.Module):
         """The parameters' gradients by name: those of a distributed autograd context, or ``.grad``."""
         return self._at_owner(owner.gradients, context_id)
 
-    # nn.Module's own methods, acting there
+    # nn.Module's own methods, acting at the owner
 
     def train(self, mode: bool = True) -> RemoteModule:
         self._at_owner(owner.set_training, mode)
@@ -225,11 +235,11 @@ class RemoteModule(nn.Module):
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RemoteModule:
-        # .half(), .to(torch.bfloat16), .type(…) of this or of a model that holds it: what the function
-        # does to dtypes is found out and done there. The device stays: it was chosen as the remote one.
+        # .half(), .to(torch.bfloat16), .type(…) of this or of a model that holds it: tries what the
+        # function does to dtypes, and does the same at the owner. The device stays as it was chosen.
         kinds = (torch.float32, torch.float64, torch.int64)
         single, double, integer = (fn(torch.empty(0, dtype=kind)).dtype for kind in kinds)
-        if single == double:  # else it leaves each as it is
+        if single == double:  # otherwise the function keeps each dtype
             self._at_owner(owner.convert, single, integer != torch.int64)
         return self
 
@@ -285,15 +295,15 @@ class RemoteModule(nn.Module):
         return f"{self.on!r}, device={self.device!r}{published}"
 
     def remote_repr(self) -> str:
-        """What ``repr`` of the module gives there."""
+        """The ``repr`` of the module at its owner."""
         return self._at_owner(owner.describe)
 
     # TorchScript
 
     def __prepare_scriptable__(self) -> RemoteModule:
-        """Asked by ``torch.jit.script``, which then compiles typed calls of the published module.
+        """Called by ``torch.jit.script``, which then compiles typed calls of the published module.
 
-        It puts what this returns into the model that is scripted; so the module stays itself, and only
+        torch puts the returned module into the scripted model; so this module stays itself, and only
         its class becomes one with types.
         """
         typed = subclass(self._at_owner(owner.signature), RemoteModule)
@@ -306,7 +316,7 @@ class RemoteModule(nn.Module):
         _internal_rpc_pickler._register_reducer(typed, _reduce)
         return self
 
-    # Pickling: over RPC only, by the reducer below
+    # Pickling works over RPC only, through the reducer below
 
     def __getstate__(self) -> Any:
         raise RuntimeError(_PICKLE_ERROR.format("pickle"))

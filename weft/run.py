@@ -22,8 +22,8 @@ def main(arguments: list[str]) -> None:
         print(USAGE)
         raise SystemExit(0 if arguments else 2)
     os.environ["WEFT_AS_DEFAULT"] = "1"
-    # `python -m weft.run` has imported weft before this line, when the variable was not yet set;
-    # children find it set.
+    # `python -m weft.run` imports weft before this line, when the variable is not yet set; the
+    # children of this process find it set.
     from weft._torch.patches import default
 
     default.make_default()

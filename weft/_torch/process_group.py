@@ -17,11 +17,15 @@ BACKEND = "weft"
 
 @dataclasses.dataclass
 class ProcessGroupOptions:
-    """What ``init_process_group("weft", pg_options=…)`` and ``new_group`` may be given.
+    """Options of a process group, for ``init_process_group`` and ``new_group``.
+
+    ::
+
+        dist.init_process_group("weft", pg_options=weft.ProcessGroupOptions(interface="lo"))
 
     Attributes:
-        interface: interface name or numeric address for what goes between hosts; by default
-            ``WEFT_SOCKET_IFNAME``, else the one that reaches the Store's host.
+        interface: interface name or numeric address for traffic between hosts; by default
+            ``WEFT_SOCKET_IFNAME``, else the interface that reaches the Store's host.
         nccl: ``ProcessGroupNCCL.Options`` for the NCCL backend that serves CUDA tensors; its
             timeout, name and ranks are the group's.
     """
@@ -52,7 +56,7 @@ def _make_nccl(
     return backend
 
 
-# What serves tensors that are not on the CPU, by type of device.
+# The backends for tensors that are not on the CPU, by type of device.
 _DELEGATES: dict[str, Callable[..., Any]] = {"cuda": _make_nccl}
 
 

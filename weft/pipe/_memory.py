@@ -1,4 +1,4 @@
-"""What each partition of a Pipe keeps in memory in training: measured on one micro-batch, in bytes."""
+"""The memory of each partition of a Pipe in training, measured on one micro-batch, in bytes."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from weft.pipe._inputs import check_inputs, first_chunk
 
 @dataclasses.dataclass(frozen=True)
 class PartitionMemory:
-    """One partition's memory, in bytes. What it shares with a neighbour is counted in both."""
+    """One partition's memory, in bytes. Memory shared by two partitions counts in both."""
 
     device: torch.device
     parameters: int
     buffers: int
     gradients: int  #: of the parameters that require one
-    inputs: int  #: of one micro-batch: what a checkpointed one keeps
-    activations: int  #: of one micro-batch: what autograd saves for its backward
-    peak: int  #: activations and inputs of the whole mini-batch at once, at most
+    inputs: int  #: of one micro-batch; a checkpointed one keeps no more
+    activations: int  #: of one micro-batch, as autograd saves them for backward
+    peak: int  #: the most that activations and inputs of a mini-batch take at once
 
     @property
     def total(self) -> int:
-        """All that is there at the peak. An optimizer's state comes on top."""
+        """The bytes at the peak, without an optimizer's state."""
         return self.parameters + self.buffers + self.gradients + self.peak
 
 

@@ -26,7 +26,7 @@ is_checkpointing = _C.pipe.is_checkpointing
 is_recomputing = _C.pipe.is_recomputing
 
 
-# Its threads need the interpreter at their end, so they end before it does.
+# The engines' threads need the interpreter to end, so they end before it does.
 _pipes: weakref.WeakSet[Pipe] = weakref.WeakSet()
 
 
@@ -41,15 +41,21 @@ class Pipe(nn.Module):
 
     Neighbouring children on one accelerator form a partition; each child on the CPU is one of its
     own. A child without parameters or buffers runs on the CPU unless it is wrapped in
-    :class:`WithDevice`. ``init_rpc`` must have been called.
+    :class:`WithDevice`. Call ``init_rpc`` first.
+
+    ::
+
+        pipe = weft.Pipe(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), chunks=4)
+        loss = pipe(torch.ones(8, 2)).local_value().sum()
+        loss.backward()
 
     Args:
         module: the layers, each already on its device.
-        chunks: into how many micro-batches an input is split. A batch smaller than that gives fewer.
-        checkpoint: which micro-batches keep no activations in training and are computed again in the
-            backward: ``"always"``, ``"except_last"`` or ``"never"``.
+        chunks: the number of micro-batches. An input with fewer rows gives fewer.
+        checkpoint: which micro-batches keep no activations in training and are recomputed in
+            backward: ``"always"`` (all), ``"except_last"`` or ``"never"`` (none).
         deferred_batch_norm: batch norms update their running statistics once per mini-batch,
-            with those of the whole of it.
+            with the statistics of the whole mini-batch.
 
     Raises:
         RuntimeError: RPC is not initialised.
@@ -118,6 +124,10 @@ class Pipe(nn.Module):
         Returns:
             An RRef; ``.local_value()`` is the output, on the last partition's device: tensors
             joined along dimension 0, other values as a list of one per micro-batch.
+
+        Raises:
+            TypeError: no input is a tensor.
+            ValueError: a tensor is on another device than the first partition.
         """
         check_inputs(inputs, self.devices)
         if not self.devices:
@@ -128,9 +138,11 @@ class Pipe(nn.Module):
         return rpc.RRef(output)
 
     def memory_report(self, *inputs: Any) -> MemoryReport:
-        """What each partition keeps in memory when it is trained with such a mini-batch.
+        """The memory of each partition in training with such a mini-batch.
 
-        Runs one micro-batch, forward only, through copies of the layers; changes nothing.
+        Runs the forward of one micro-batch through copies of the layers, and changes nothing::
+
+            print(pipe.memory_report(torch.ones(8, 2)))
 
         Args:
             inputs: as for :meth:`forward`.
@@ -139,7 +151,7 @@ class Pipe(nn.Module):
         return memory_report(parts, self.devices, self.chunks, self.checkpoint, inputs)
 
     def record(self) -> Recording:
-        """Records what runs when, for a picture: ``with pipe.record() as timeline: …``."""
+        """Records when each task runs: ``with pipe.record() as timeline: …``, see ``timeline.save``."""
         return Recording(self._engine, self.devices)
 
     def __len__(self) -> int:
@@ -165,7 +177,7 @@ class Pipe(nn.Module):
         """
         return {_renamed(key, self._plain_names): value for key, value in self.state_dict().items()}
 
-    # The threads and what was learnt stay with the original.
+    # A copy gets an engine of its own; threads and measurements stay with the original.
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_engine"}
 
@@ -173,17 +185,17 @@ class Pipe(nn.Module):
         super().__setstate__(state)
         self._build_engine()
 
-    # A stage's place is the user's choice, made before the Pipe was built.
+    # The user chooses the devices before the Pipe is built.
     def cuda(self, device: torch.device | int | None = None) -> Pipe:
-        """Refused: the devices are those the layers were on."""
+        """Refused: the layers stay on the devices that they were built on."""
         _deny_moving()
 
     def cpu(self) -> Pipe:
-        """Refused: the devices are those the layers were on."""
+        """Refused: the layers stay on the devices that they were built on."""
         _deny_moving()
 
     def to(self, *args: Any, **kwargs: Any) -> Pipe:
-        """Only ``to(dtype)``: the devices are those the layers were on."""
+        """Takes a dtype only: the layers stay on the devices that they were built on."""
         if "device" in kwargs or "tensor" in kwargs:
             _deny_moving()
         if args and isinstance(args[0], (torch.device, int, str, Tensor)):
@@ -199,7 +211,7 @@ def _renamed(key: str, names: dict[str, str]) -> str:
 
 
 def _accept_plain_names(pipe: Pipe, state: dict[str, Any], prefix: str, *_unused: Any) -> None:
-    """Gives what was saved from the plain Sequential the names it has in a Pipe."""
+    """Renames the keys of a plain Sequential's state to those of a Pipe."""
     if any(key.startswith(f"{prefix}partitions.") for key in state):
         return
     names = {plain: own for own, plain in pipe._plain_names.items()}

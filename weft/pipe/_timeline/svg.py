@@ -11,7 +11,7 @@ from xml.sax.saxutils import escape
 
 from weft.pipe._timeline.events import Event, MiniBatch
 
-# Okabe and Ito's, told apart by everybody; text on them is white or dark for contrast.
+# The palette of Okabe and Ito for colour-blind readers; text on it is white or dark for contrast.
 _COLOURS = {"forward": "#0072b2", "recompute": "#e69f00", "backward": "#009e73", "copy": "#8a8a8a"}
 _ON = {"forward": "#ffffff", "recompute": "#222222", "backward": "#ffffff", "copy": "#ffffff"}
 _INK, _SOFT, _LANE, _GRID = "#222222", "#5f6368", "#ececec", "#ffffff"
@@ -50,7 +50,7 @@ def draw(batches: Sequence[MiniBatch], batch: MiniBatch, devices: Sequence[str])
 
 
 class _Scale:
-    """Time to horizontal place."""
+    """Converts a time to a horizontal position."""
 
     def __init__(self, origin: int, span: int) -> None:
         self.origin, self.span = origin, span
@@ -134,7 +134,7 @@ def _panel(
 
 
 def _pause(batch: MiniBatch, scale: _Scale, top: float, bottom: float) -> Iterator[str]:
-    """Cuts the lanes where the caller computes the loss: that time is no bubble."""
+    """Blanks the lanes while the caller computes the loss: that time is no bubble."""
     if len(batch.phases) == 2:
         left = scale.x(max(event.end for event in batch.forward))
         width = scale.x(min(event.begin for event in batch.backward)) - left
@@ -144,7 +144,7 @@ def _pause(batch: MiniBatch, scale: _Scale, top: float, bottom: float) -> Iterat
 
 
 def _numbered(batch: MiniBatch, scale: _Scale) -> set[str]:
-    """The kinds whose bars have room for a number: on the mean, or none would be better."""
+    """The kinds whose bars have room for a number, judged by their mean length."""
     room = _DIGIT * len(str(batch.micro_batches - 1)) + 3
     means = batch.figures().mean_ms
     return {kind for kind, ms in means.items() if ms * 1e6 / scale.span * scale.width > room}
@@ -153,10 +153,10 @@ def _numbered(batch: MiniBatch, scale: _Scale) -> set[str]:
 def _bar(event: Event, scale: _Scale, top: float, lane: int, numbered: bool) -> Iterator[str]:
     left, right = scale.x(event.begin), scale.x(event.end)
     copying = event.kind == "copy"
-    # Copies run beside the stage's work: a thin bar at the lane's foot.
+    # Copies run beside the stage's work, so they are a thin bar at the lane's bottom.
     y = top + event.stage * lane + (lane - 6 if copying else 1)
     size = 4 if copying else lane - 2
-    width = max(right - left - 0.8, 0.6)  # a hair's breadth between neighbours
+    width = max(right - left - 0.8, 0.6)  # a gap between neighbours
     micro = event.micro_batch
     hint = f"{event.kind} of micro-batch {micro}: {_time((event.end - event.begin) / 1e6)}"
     yield (
