@@ -22,7 +22,9 @@ def table() -> list[Variable]:
 
     ::
 
-        print([row.name for row in weft.env.table() if row.value is not None])
+        from weft import env
+
+        print([row.name for row in env.table() if row.value is not None])
     """
     return [
         Variable(name, default, meaning, os.environ.get(name))

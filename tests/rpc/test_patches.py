@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -70,6 +73,28 @@ def test_an_altered_function_that_a_patch_calls_is_named(patch, monkeypatch):
         with monkeypatch.context() as changed:
             changed.setattr(*place(used), lambda renamed: None)
             assert patch.mismatch().startswith(f"{used.replace(':', '.')} is (renamed)")
+
+
+def test_import_survives_a_torch_that_differs():
+    """A fresh interpreter whose torch has another monitored_barrier: one warning, and the rest works."""
+    code = """
+import torch.distributed as dist
+dist.distributed_c10d.monitored_barrier = dist.monitored_barrier = lambda group, patience: None
+import weft
+dist.init_process_group("weft", store=dist.HashStore(), rank=0, world_size=1)
+dist.destroy_process_group()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("RuntimeWarning") == 1
+    assert "monitored_barrier is (group, patience), and Weft expects (group=None" in done.stderr
+    assert "dist.monitored_barrier refuses groups of the backend weft" in done.stderr
 
 
 def test_a_function_that_torch_no_longer_calls_by_name(monkeypatch):
