@@ -16,12 +16,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weft import (
-    _native,  # loads libweft.so and weft._C after torch
-    _registration,
-)
-from weft._process_group import ProcessGroupOptions
-from weft._registered import register_function, registered_functions
+from weft import _native  # first: it loads libweft.so and weft._C after torch
+from weft._torch import registration as _registration
+from weft._torch.process_group import ProcessGroupOptions
+from weft._torch.request_policy import register_function, registered_functions
 from weft._version import __version__
 from weft.memory import empty, empty_like, snapshot
 from weft.options import RpcBackendOptions

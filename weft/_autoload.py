@@ -1,7 +1,7 @@
 """The entry point of the group ``torch.backends``: torch calls it at the end of its import.
 
-A failing entry point breaks ``import torch``, and an eager one slows it: so this only leaves a
-note that Weft is to be imported right after ``torch.distributed.rpc`` has been, and never throws.
+A failing entry point breaks ``import torch``, and an eager one slows it. So this one never throws,
+and imports Weft right after ``torch.distributed.rpc``.
 """
 
 from __future__ import annotations

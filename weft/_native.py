@@ -32,6 +32,6 @@ except ImportError as error:
         "`./dev wheel`."
     ) from error
 
-from weft import _op_docs  # noqa: E402  after the library, whose operators it describes
+from weft._torch import op_docs  # noqa: E402  after the library, whose operators it describes
 
-_op_docs.install()
+op_docs.install()

@@ -1,4 +1,4 @@
-"""Legacy imports of ``torch.distributed.pipeline.sync``, which PyTorch dropped in 2.4, made to work.
+"""Makes imports of ``torch.distributed.pipeline.sync`` work, which PyTorch removed in 2.4.
 
 ::
 
@@ -8,7 +8,7 @@
     from torch.distributed.pipeline.sync import NoChunk, Pipe, WithDevice
     from torch.distributed.pipeline.sync.skip import pop, skippable, stash
 
-What is imported are :mod:`weft.pipe`'s own objects.
+The imported objects are :mod:`weft.pipe`'s own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ROOT = "torch.distributed.pipeline"
 
 
 def install() -> None:
-    """Puts the old package where old code looks for it; again does nothing.
+    """Adds the old package to the import system; a second call does nothing.
 
     A torch that has the package itself keeps it. Call it before the first such import.
     """
@@ -89,7 +89,7 @@ def _add(name: str, content: Mapping[str, object]) -> None:
     sys.modules[name] = module
     parent, _, last = name.rpartition(".")
     owner = torch.distributed if parent == "torch.distributed" else sys.modules[parent]
-    # `sync.skip.skippable` is a module and a function; as upstream, the function is what one sees.
+    # `sync.skip.skippable` is a module and a function; the attribute is the function, as in PyTorch.
     if last not in _names_of(owner):
         setattr(owner, last, module)
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from weft import (
-    _C,
-    _native,  # noqa: F401
-)
+from weft import _C
 
 
 class Variable(NamedTuple):
@@ -21,7 +18,14 @@ class Variable(NamedTuple):
 
 
 def table() -> list[Variable]:
-    """Every variable, with its present value (None when unset)."""
+    """Every variable, with its present value (None when unset).
+
+    ::
+
+        from weft import env
+
+        print([row.name for row in env.table() if row.value is not None])
+    """
     return [
         Variable(name, default, meaning, os.environ.get(name))
         for name, default, meaning in _C.environment()

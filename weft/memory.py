@@ -1,4 +1,4 @@
-"""Tensors that another process of this host can be given without a copy."""
+"""Tensors that another process of this host receives without a copy."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from weft import (
-    _C,
-    _native,  # noqa: F401
-)
+from weft import _C
 
 Tree = TypeVar("Tree")
 
@@ -24,19 +21,22 @@ def empty(
 ) -> torch.Tensor:
     """As ``torch.empty`` on the CPU, in memory that RPC sends without copying it.
 
-    Fill it as any tensor, then send it: between processes of one host its receivers map the same
-    memory. From the first time it is sent on, what is written to it, here or there, goes to private
-    copies of the pages that are written: nobody's writes are seen by anybody else. A tensor
-    that was written to again is copied when it is sent, as any other; so make a new one
-    for each new value.
+    Fill the tensor, then send it: receivers on this host map the same memory. After the first send,
+    a write here or there goes to a private copy of its page, so no process sees another's writes.
+    A tensor that was written to after a send is copied at the next send; make a new one for each new
+    value. Below 64 KiB, and at the limit of such memory for this process, the result is an ordinary
+    tensor.
 
-    Below 64 KiB, and when this process holds as much of such memory as it may, the result is an
-    ordinary tensor.
+    ::
+
+        x = weft.empty(1024, 1024)
+        x.fill_(1.0)
+        rpc.rpc_sync("worker0", torch.sum, args=(x,))
 
     Args:
         size: the shape, as numbers or as one sequence.
         dtype: the type of the elements; by default torch's.
-        requires_grad: whether autograd should record operations on it.
+        requires_grad: whether autograd records operations on the tensor.
     """
     if len(size) == 1 and isinstance(size[0], Sequence):
         size = tuple(size[0])
@@ -52,19 +52,26 @@ def empty_like(tensor: torch.Tensor, *, dtype: torch.dtype | None = None) -> tor
 def snapshot(value: Tree) -> Tree:
     """A copy of the tensors in ``value``, in memory that RPC sends without copying it.
 
-    For what goes to several workers, or several times: the weights that a learner or a parameter
-    server hands out. One copy is made here; whoever of this host it is sent to then maps
-    that memory, and all of them together have it once. As with :func:`empty`, what anybody writes
-    to it later is seen by nobody else; so take a new one for each new value. A receiver that keeps
-    one of the tensors keeps the memory of all.
+    For values that go to several workers, or several times, such as the weights of a parameter
+    server. It copies once; all receivers on this host then map the same memory. As with
+    :func:`empty`, no process sees another's later writes, so take a new snapshot for each new value.
+    A receiver that keeps one of the tensors keeps the memory of all.
 
-    Tensors below 64 KiB, and such as are not dense ones on the CPU, are cloned, and copied when
-    they are sent. All are detached, and dense ones contiguous.
+    Tensors below 64 KiB, and tensors that are not dense or not on the CPU, are cloned, and copied
+    when they are sent. All results are detached; dense ones are contiguous.
+
+    ::
+
+        weights = weft.snapshot(model.state_dict())
+        rpc.rpc_sync("worker0", len, args=(weights,))
 
     Args:
         value: a tensor, or tensors in lists, tuples and dictionaries, such as a ``state_dict()``.
-            What else is in it stays as it is. Tensors that show the same memory, as tied weights
-            do, are one in the result.
+            Other values in it stay as they are. Tensors that share memory, such as tied weights,
+            are one tensor in the result.
+
+    Raises:
+        TypeError: ``value`` holds a module, a set or a dataclass.
     """
     tensors: dict[Hashable, torch.Tensor] = {}
 
@@ -104,19 +111,19 @@ def _mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any
         return type(value)(items)
     if isinstance(value, torch.nn.Module):
         raise TypeError(
-            "weft.snapshot copies tensors, in lists, tuples and dictionaries, not modules: give it "
+            "weft.snapshot copies tensors in lists, tuples and dictionaries, not modules: give it "
             f"the state_dict() of the {type(value).__name__}"
         )
     if isinstance(value, set | frozenset) or dataclasses.is_dataclass(value):
         raise TypeError(
-            "weft.snapshot looks for tensors in lists, tuples and dictionaries, and not in a "
+            "weft.snapshot copies tensors in lists, tuples and dictionaries, not in a "
             f"{type(value).__name__}: give it one of those"
         )
     return value
 
 
 def _identity(tensor: torch.Tensor) -> Hashable:
-    """The same for tensors that show the same memory in the same way."""
+    """A key that is equal for tensors that show the same memory in the same way."""
     if not _is_plain(tensor) or tensor.numel() == 0:
         return id(tensor)
     view = (tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg())
@@ -125,8 +132,8 @@ def _identity(tensor: torch.Tensor) -> Hashable:
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     ordinary = type(tensor) in (torch.Tensor, torch.nn.Parameter)
-    odd = tensor.is_quantized or tensor.is_nested or tensor.is_meta
-    return ordinary and not odd and tensor.layout == torch.strided
+    special = tensor.is_quantized or tensor.is_nested or tensor.is_meta
+    return ordinary and not special and tensor.layout == torch.strided
 
 
 def _clone(tensor: torch.Tensor) -> torch.Tensor:

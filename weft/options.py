@@ -12,10 +12,7 @@ import torch
 from torch.distributed.rpc import constants
 from torch.distributed.rpc.options import _to_device_map
 
-from weft import (
-    _C,
-    _native,  # noqa: F401
-)
+from weft import _C
 
 DeviceLike = int | str | torch.device
 
@@ -37,6 +34,14 @@ def _seconds(name: str, value: object) -> float:
     return float(value)
 
 
+def _positive(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, got {value!r}")
+    if value <= 0:
+        raise ValueError(f"{name} must be positive, got {value}")
+    return value
+
+
 def _from_environment(name: str, fallback: float) -> float:
     text = os.environ.get(name)
     if not text:
@@ -51,18 +56,23 @@ def _from_environment(name: str, fallback: float) -> float:
 class RpcBackendOptions(_C.RpcBackendOptionsBase):
     """Options for ``init_rpc(backend=BackendType.WEFT, rpc_backend_options=…)``.
 
+    ::
+
+        options = weft.RpcBackendOptions(rpc_timeout=30, request_policy="script")
+        rpc.init_rpc("worker0", rank=0, world_size=2, rpc_backend_options=options)
+
     Args:
-        num_worker_threads: threads that run requests, at most.
-        rpc_timeout: seconds before a call fails, when the call does not say; 0 means never.
-        init_method: where the workers meet, as for ``init_process_group``.
+        num_worker_threads: the most threads that run requests.
+        rpc_timeout: seconds before a call without a timeout of its own fails; 0 means never.
+        init_method: the address of the Store, as for ``init_process_group``.
         device_maps: worker name to a map of devices here to devices there.
-        devices: accelerators in use; by default those that the device maps name.
-        heartbeat_interval: seconds between heartbeats to a peer that is sent nothing else.
+        devices: accelerators in use; by default the ones in the device maps.
+        heartbeat_interval: seconds between heartbeats on an idle connection.
         peer_timeout: seconds of silence after which a peer is declared lost.
-        reconnect_timeout: seconds that a broken connection may take to be made again before its
-            peer is lost, at most ``peer_timeout``; 0: a broken connection is a lost peer.
+        reconnect_timeout: seconds to reconnect after a broken connection before the peer is lost,
+            at most ``peer_timeout``; 0: a broken connection is a lost peer.
         max_message_bytes: the largest message that is accepted from a peer.
-        max_inflight_bytes: bytes of one peer's unfinished requests held here, at most.
+        max_inflight_bytes: the most bytes of unfinished requests held here for one peer.
         auth_key_file: file with the group's key; default ``WEFT_AUTH_KEY_FILE``, else a key
             that travels through the Store.
         interface: interface name or numeric address to listen on; default
@@ -71,11 +81,11 @@ class RpcBackendOptions(_C.RpcBackendOptionsBase):
             ``"registered"`` (functions given to :func:`weft.register_function`, TorchScript,
             built-in operators) or ``"script"`` (TorchScript and built-in operators only).
         process_group: also bring up the default process group (gloo, same workers and
-            ranks), as the first design of RPC did.
+            ranks), as PyTorch's first RPC design did.
 
     Raises:
-        TypeError: for unknown names and wrong types.
-        ValueError: for values out of range.
+        TypeError: an unknown name or a wrong type.
+        ValueError: a value out of range.
     """
 
     def __init__(
@@ -97,11 +107,7 @@ class RpcBackendOptions(_C.RpcBackendOptionsBase):
         process_group: bool = False,
     ) -> None:
         super().__init__(_seconds("rpc_timeout", rpc_timeout), init_method)
-        if isinstance(num_worker_threads, bool) or not isinstance(num_worker_threads, int):
-            raise TypeError(f"num_worker_threads must be an int, got {num_worker_threads!r}")
-        if num_worker_threads <= 0:
-            raise ValueError(f"num_worker_threads must be positive, got {num_worker_threads}")
-        self.num_worker_threads = num_worker_threads
+        self.num_worker_threads = _positive("num_worker_threads", num_worker_threads)
         self.device_maps = {
             worker: _to_device_map(dict(device_map))
             for worker, device_map in (device_maps or {}).items()
@@ -112,20 +118,15 @@ class RpcBackendOptions(_C.RpcBackendOptionsBase):
             ("peer_timeout", "WEFT_PEER_TIMEOUT", peer_timeout, 5.0),
             ("reconnect_timeout", "WEFT_RECONNECT_TIMEOUT", reconnect_timeout, 5.0),
         ):
-            seconds = (
-                _from_environment(variable, fallback) if value is None else _seconds(name, value)
-            )
+            given = value is not None
+            seconds = _seconds(name, value) if given else _from_environment(variable, fallback)
             setattr(self, name, seconds)
         for name, value in (
             ("max_message_bytes", max_message_bytes),
             ("max_inflight_bytes", max_inflight_bytes),
         ):
             if value is not None:
-                if isinstance(value, bool) or not isinstance(value, int):
-                    raise TypeError(f"{name} must be an int, got {value!r}")
-                if value <= 0:
-                    raise ValueError(f"{name} must be positive, got {value}")
-                setattr(self, name, value)
+                setattr(self, name, _positive(name, value))
         if auth_key_file is not None:
             self.auth_key_file = os.fspath(auth_key_file)
         if interface is not None:

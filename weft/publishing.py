@@ -1,4 +1,4 @@
-"""Published modules: what other workers may call as ``worker/name``, from Python, TorchScript and C++.
+"""Published modules: other workers call them as ``worker/name``, from Python, TorchScript and C++.
 
 ::
 
@@ -17,7 +17,7 @@ import torch
 from torch.distributed.rpc import RRef
 
 from weft import _C
-from weft._named_tuples import names_in, restoring
+from weft._remote.named_tuples import names_in, restoring
 
 NEWEST = 0
 GROUPS_TIMEOUT = -1.0
@@ -25,9 +25,11 @@ GROUPS_TIMEOUT = -1.0
 
 @dataclass(frozen=True)
 class Batch:
-    """Serve many requests with one run: see :func:`publish`.
+    """Serves many requests with one run of the module: see :func:`publish`.
 
-    A run begins when ``max_requests`` wait, or when the first has waited ``max_delay`` seconds.
+    Attributes:
+        max_requests: a run begins when so many requests wait,
+        max_delay: or when the first has waited so many seconds.
     """
 
     max_requests: int = 32
@@ -50,7 +52,7 @@ def _signature(name: str, function: Callable[..., Any]) -> str:
         return f"{name}(...)"
 
 
-# As the server takes it: name, signature, the NamedTuples in its result, what is called.
+# For the server: name, signature, the NamedTuples in the result, the function to call.
 _Method = tuple[str, str, str, Callable[..., Any]]
 
 
@@ -64,7 +66,7 @@ def _python_methods(module: Any, names: Iterable[str]) -> list[_Method]:
         if not callable(module):
             raise TypeError(f"a module or a function can be published, got {type(module).__name__}")
         return [_method("forward", module, module)]
-    # forward by way of __call__, for the module's hooks.
+    # The module itself instead of its forward: __call__ runs the module's hooks.
     found = [_method("forward", module, module.forward)]
     for name in names:
         method = getattr(module, name)
@@ -86,19 +88,32 @@ def publish(
     A scripted module (``torch.jit.script``, ``torch.jit.load``) or function runs as TorchScript: in
     parallel on the worker threads, without the GIL, with all of its methods. Anything else runs as
     Python, under the GIL: a plain ``nn.Module`` with ``forward`` and the ``methods`` named, or a
-    function. In either case only values that TorchScript knows come in and go out, so that no peer's
-    Python is ever unpickled: every ``request_policy`` serves published modules.
+    function. In both cases only values of TorchScript's types travel, so no peer's Python is
+    unpickled: every ``request_policy`` serves published modules.
+
+    ::
+
+        weft.publish("linear", torch.jit.script(torch.nn.Linear(2, 2)))
+        y = weft.call("worker0/linear", torch.ones(2))
 
     Args:
         name: letters, digits, ``_ . -``.
-        module: what is called. It is not copied: training it changes what is served.
-        version: the next one if not given. Versions live side by side; a caller who
-            names none gets the newest.
-        no_grad: run without recording for autograd. Not for callers in a distributed
-            autograd context, who would get no gradients. Scripted modules only.
-        batch: collect requests and run once for all: for a scripted ``forward`` that takes tensors
-            and treats their rows independently. Implies ``no_grad``.
-        methods: of a plain module, besides ``forward``.
+        module: the module or function. It is not copied: training it changes what is served.
+        version: by default the next one. Versions live side by side; a caller who names none
+            gets the newest.
+        no_grad: run without recording for autograd; a caller in a distributed autograd context
+            then gets no gradients. Scripted modules only.
+        batch: collect requests and run once for all of them: for a scripted ``forward`` that takes
+            tensors and treats their rows independently. Implies ``no_grad``.
+        methods: further methods of a plain module.
+
+    Returns:
+        The version.
+
+    Raises:
+        TypeError: ``module`` cannot be called, or ``batch`` or ``no_grad`` is given for a module
+            that is not scripted.
+        RuntimeError: the name or the version is refused; the text says why.
     """
     number = NEWEST if version is None else version
     pair = None if batch is None else (batch.max_requests, batch.max_delay)
@@ -112,12 +127,12 @@ def publish(
 
 
 def unpublish(name: str, version: int | None = None) -> None:
-    """Takes back one version, or all of ``name``. Calls that have begun end as they began."""
+    """Withdraws one version, or all versions of ``name``. Calls that have begun run to their end."""
     _C.unpublish(name, NEWEST if version is None else version)
 
 
 def published(worker: str | None = None, timeout: float = GROUPS_TIMEOUT) -> list[PublishedInfo]:
-    """What this process publishes, or another worker, with the methods' signatures."""
+    """What this process, or ``worker``, publishes, with the signatures of the methods."""
     rows = _C.published() if worker is None else _C.published_by(worker, timeout)
     return [PublishedInfo(name, version, tuple(methods)) for name, version, methods in rows]
 
@@ -138,21 +153,26 @@ def call(
     timeout: float = GROUPS_TIMEOUT,
     kwargs: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Calls what is published as ``"worker/name"`` (``@version``) and returns the result.
+    """Calls what is published as ``"worker/name"`` and returns the result.
 
-    NamedTuples in the result's type come as such: of the class of that name and these fields if this
-    process has it, else of one like it.
+    A NamedTuple in the result has this process's class of that name and fields, or, without one, a
+    class like it.
+
+    ::
+
+        y = weft.call("worker0/linear", torch.ones(2), timeout=10)
 
     Args:
         target: ``"worker/name"`` or ``"worker/name@version"``.
-        args: values that TorchScript knows; they are converted to the types of the signature.
-        method: of the module; ``forward`` for a function.
-        timeout: seconds; 0 for none; the group's if not given.
+        args: values of TorchScript's types; they are converted to the types of the signature.
+        method: the method of the module; ``forward`` for a function.
+        timeout: seconds; 0 for none; by default the group's.
         kwargs: arguments by name.
 
     Raises:
-        RuntimeError: nothing of that name there, another signature, an error in the
-            module, a timeout, or a lost worker: the text says which.
+        ValueError: ``target`` is written otherwise.
+        RuntimeError: nothing is published there by that name, the arguments do not fit, the module
+            raised, the timeout ran out, or the worker is lost: the text says which.
     """
     worker, name, version = parse_target(target)
     return _C.call_published(worker, name, args, dict(kwargs or {}), method, version, timeout)
@@ -165,7 +185,7 @@ def call_async(
     timeout: float = GROUPS_TIMEOUT,
     kwargs: Mapping[str, Any] | None = None,
 ) -> torch.futures.Future[Any]:
-    """As :func:`call`, but returns a future at once; errors show in its ``wait()``."""
+    """As :func:`call`, but returns a future at once; its ``wait()`` raises the errors."""
     worker, name, version = parse_target(target)
     return _C.call_published_async(worker, name, args, dict(kwargs or {}), method, version, timeout)
 
@@ -177,9 +197,9 @@ def call_remote(
     timeout: float = GROUPS_TIMEOUT,
     kwargs: Mapping[str, Any] | None = None,
 ) -> RRef[Any]:
-    """As :func:`call`, but the result stays there and an RRef to it comes back.
+    """As :func:`call`, but the result stays at the worker, and an RRef to it comes back.
 
-    Fetched by it, NamedTuples are plain tuples.
+    NamedTuples fetched through the RRef are plain tuples.
     """
     worker, name, version = parse_target(target)
     return _C.call_published_remote(

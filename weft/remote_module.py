@@ -15,7 +15,8 @@ from torch.distributed import _remote_device
 from torch.distributed.rpc import PyRRef as RRef
 from torch.distributed.rpc.internal import _internal_rpc_pickler
 
-from weft import _remote_owner, _remote_stub
+from weft._remote import owner
+from weft._remote.stub import subclass
 
 _FORMS = (
     'a remote device is "worker", "worker/device", "rank:N" or "rank:N/device", e.g. "trainer0/cpu" or '
@@ -59,18 +60,28 @@ class RemoteModule(nn.Module):
     :meth:`remote_parameters` to a ``DistributedOptimizer``). ``torch.jit.script`` of it, or of a model that
     holds it, makes typed remote calls that can be saved and loaded, in C++ as well.
 
-    Creation does not wait: an error of the constructor shows in the first call.
+    Creation does not wait: the first call raises an error of the constructor.
+
+    ::
+
+        linear = weft.RemoteModule("worker0/cpu", torch.nn.Linear, (2, 3))
+        y = linear(torch.ones(2))
 
     Args:
         remote_device: ``"worker/device"`` or ``"rank:N/device"``; without a device, the CPU.
-        module_cls: makes the module there: a class, or a function that returns a module.
+        module_cls: a class, or a function that returns a module; it is called at the worker.
         args: for ``module_cls``.
         kwargs: for ``module_cls``.
         name: publishes the module as ``worker/name`` (see :func:`weft.publish`), so that others, and saved
             models, can bind to it. A scripted model that holds an unnamed module works as long as the
             process that made it.
-        scripted: whether the module is scripted where it lives: its calls then run without the GIL.
+        scripted: whether the owner scripts the module: its calls then run without the GIL.
         timeout: of each call, in seconds; -1 for the group's.
+
+    Raises:
+        AssertionError: RPC is not initialised.
+        TypeError: ``args`` is no tuple.
+        ValueError: ``remote_device`` is written otherwise.
     """
 
     # Not part of what is scripted and saved.
@@ -102,7 +113,7 @@ class RemoteModule(nn.Module):
         self._bind(remote_device, name, timeout)
         self.module_rref = rpc.remote(
             self.on,
-            _remote_owner.create,
+            owner.create,
             args=(module_cls, tuple(args or ()), dict(kwargs or {}), self.device, scripted, name),
         )
 
@@ -114,7 +125,7 @@ class RemoteModule(nn.Module):
         name: str | None = None,
         timeout: float = -1.0,
     ) -> RemoteModule:
-        """Another remote module for a module that is there already.
+        """A remote module for a module that exists already.
 
         Args:
             remote_device: the module's owner, and the device there. When it names another worker, a
@@ -126,15 +137,15 @@ class RemoteModule(nn.Module):
         made = RemoteModule.__new__(RemoteModule)
         nn.Module.__init__(made)
         made._bind(remote_device, name, timeout)
-        owner = module_rref.owner()
-        if made.on not in (owner.name, owner.id):
+        worker = module_rref.owner()
+        if made.on not in (worker.name, worker.id):
             # PyTorch's class takes it (its own tests do this), and calls the owner, too.
             warnings.warn(
-                f"the module lives on worker '{owner.name}' (rank {owner.id}), not on {made.on!r} as the "
+                f"the module lives on worker '{worker.name}' (rank {worker.id}), not on {made.on!r} as the "
                 f"remote device {remote_device!r} says; its owner is called",
                 stacklevel=2,
             )
-            made.on = owner.name
+            made.on = worker.name
         made.module_rref = module_rref
         return made
 
@@ -153,7 +164,7 @@ class RemoteModule(nn.Module):
     def _call_async(self, method: str, *args: Any, **kwargs: Any) -> torch.futures.Future[Any]:
         return rpc.rpc_async(
             self.module_rref.owner(),
-            _remote_owner.run,
+            owner.run,
             args=(self.module_rref, self.device, self.is_device_map_set, method, args, kwargs),
             timeout=self.timeout,
         )
@@ -187,7 +198,7 @@ class RemoteModule(nn.Module):
         """As :attr:`remote`, but each method returns a future."""
         return _Methods(self._call_async)
 
-    # What is there
+    # The module at its owner
 
     def get_module_rref(self) -> RRef:
         """The reference to the module."""
@@ -201,62 +212,59 @@ class RemoteModule(nn.Module):
         """As :meth:`remote_parameters`, but returns a future."""
         return rpc.rpc_async(
             self.module_rref.owner(),
-            _remote_owner.parameters,
+            owner.parameters,
             args=(self.module_rref, recurse),
             timeout=self.timeout,
         )
 
     def remote_grads(self, context_id: int | None = None) -> dict[str, Tensor | None]:
         """The parameters' gradients by name: those of a distributed autograd context, or ``.grad``."""
-        return self._at_owner(_remote_owner.gradients, context_id)
+        return self._at_owner(owner.gradients, context_id)
 
-    # nn.Module's own methods, acting there
+    # nn.Module's own methods, acting at the owner
 
     def train(self, mode: bool = True) -> RemoteModule:
-        self._at_owner(_remote_owner.set_training, mode)
+        self._at_owner(owner.set_training, mode)
         return super().train(mode)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        self._at_owner(_remote_owner.zero_grad, set_to_none)
+        self._at_owner(owner.zero_grad, set_to_none)
 
     def requires_grad_(self, requires_grad: bool = True) -> RemoteModule:
-        self._at_owner(_remote_owner.require_grad, requires_grad)
+        self._at_owner(owner.require_grad, requires_grad)
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RemoteModule:
-        # .half(), .to(torch.bfloat16), .type(…) of this or of a model that holds it: what the function
-        # does to dtypes is found out and done there. The device stays: it was chosen as the remote one.
+        # .half(), .to(torch.bfloat16), .type(…) of this or of a model that holds it: tries what the
+        # function does to dtypes, and does the same at the owner. The device stays as it was chosen.
         kinds = (torch.float32, torch.float64, torch.int64)
         single, double, integer = (fn(torch.empty(0, dtype=kind)).dtype for kind in kinds)
-        if single == double:  # else it leaves each as it is
-            self._at_owner(_remote_owner.convert, single, integer != torch.int64)
+        if single == double:  # otherwise the function keeps each dtype
+            self._at_owner(owner.convert, single, integer != torch.int64)
         return self
 
-    def _refuse(self, method: str, instead: str) -> NoReturn:
+    def _refuse(self, method: str, name: str) -> NoReturn:
         raise ValueError(
-            f"Method ``{method}`` not supported for RemoteModule: it would live in this process. {instead}"
+            f"Method ``{method}`` not supported for RemoteModule: '{name}' would live in this process. "
+            "Make it in module_cls, or in the model around this."
         )
 
     def register_buffer(self, name: str, *_: Any, **__: Any) -> None:
-        """Refused: what belongs to the module lives with it."""
-        self._refuse(
-            "register_buffer", f"Make '{name}' in module_cls, or in the model around this."
-        )
+        """Refused: a buffer of the module lives with its owner."""
+        self._refuse("register_buffer", name)
 
     def register_parameter(self, name: str, *_: Any, **__: Any) -> None:
-        """Refused: what belongs to the module lives with it."""
-        self._refuse(
-            "register_parameter", f"Make '{name}' in module_cls, or in the model around this."
-        )
+        """Refused: a parameter of the module lives with its owner."""
+        self._refuse("register_parameter", name)
 
     def add_module(self, name: str, *_: Any, **__: Any) -> None:
-        """Refused: what belongs to the module lives with it."""
-        self._refuse("add_module", f"Make '{name}' in module_cls, or in the model around this.")
+        """Refused: a submodule of the module lives with its owner."""
+        self._refuse("add_module", name)
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
-        values = self._at_owner(_remote_owner.state)
+        values = self._at_owner(owner.state)
         for key, value in values.items():
             destination[prefix + key] = value
         metadata = getattr(destination, "_metadata", None)
@@ -275,7 +283,7 @@ class RemoteModule(nn.Module):
         error_msgs: list[str],
     ) -> None:
         own = {key[len(prefix) :]: state_dict[key] for key in state_dict if key.startswith(prefix)}
-        missing, unexpected, problem = self._at_owner(_remote_owner.load_state, own)
+        missing, unexpected, problem = self._at_owner(owner.load_state, own)
         missing_keys.extend(prefix + key for key in missing)
         if strict:
             unexpected_keys.extend(prefix + key for key in unexpected)
@@ -287,29 +295,28 @@ class RemoteModule(nn.Module):
         return f"{self.on!r}, device={self.device!r}{published}"
 
     def remote_repr(self) -> str:
-        """What ``repr`` of the module gives there."""
-        return self._at_owner(_remote_owner.describe)
+        """The ``repr`` of the module at its owner."""
+        return self._at_owner(owner.describe)
 
     # TorchScript
 
     def __prepare_scriptable__(self) -> RemoteModule:
-        """Asked by ``torch.jit.script``, which then compiles typed calls of the published module.
+        """Called by ``torch.jit.script``, which then compiles typed calls of the published module.
 
-        It puts what this returns into the model that is scripted; so the module stays itself, and only
+        torch puts the returned module into the scripted model; so this module stays itself, and only
         its class becomes one with types.
         """
-        stub = self._at_owner(_remote_owner.stub)
-        typed = _remote_stub.subclass(stub, RemoteModule)
+        typed = subclass(self._at_owner(owner.signature), RemoteModule)
         if self.name is None:
             self.name = f"remote_module.{uuid.uuid4().hex}"
-            self._at_owner(_remote_owner.publish_as, self.name, self.device)
+            self._at_owner(owner.publish_as, self.name, self.device)
         self.script_worker = self.module_rref.owner_name()
         self.script_target = self.name
         self.__class__ = typed
         _internal_rpc_pickler._register_reducer(typed, _reduce)
         return self
 
-    # Pickling: over RPC only, by the reducer below
+    # Pickling works over RPC only, through the reducer below
 
     def __getstate__(self) -> Any:
         raise RuntimeError(_PICKLE_ERROR.format("pickle"))

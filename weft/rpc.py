@@ -19,8 +19,21 @@ def init_rpc(
 ) -> None:
     """``torch.distributed.rpc.init_rpc`` with the backend WEFT.
 
-    Options may be given as one object or by name: ``weft.init_rpc("a", rank=0, world_size=2,
-    request_policy="script")``.
+    ::
+
+        weft.init_rpc("worker0", rank=0, world_size=1, request_policy="script")
+
+    Args:
+        name: the name of this worker.
+        rank: the rank of this worker.
+        world_size: the number of workers; None for a dynamic group.
+        rpc_backend_options: the options as one object,
+        options: or by name, as :class:`weft.RpcBackendOptions` takes them.
+
+    Raises:
+        TypeError: both forms of options are given, or an option is unknown.
+        ValueError: an option is out of range.
+        RuntimeError: a worker did not join in time, or failed authentication.
     """
     if rpc_backend_options is None:
         rpc_backend_options = RpcBackendOptions(**options)
@@ -39,12 +52,14 @@ def init_rpc(
 
 
 def wait_all_workers(timeout: float = api.DEFAULT_SHUTDOWN_TIMEOUT) -> None:
-    """Blocks until every worker has come here and no call is in flight anywhere.
+    """Blocks until every worker has called this and no call is in flight anywhere.
 
-    Unlike :func:`torch.distributed.rpc.shutdown` it ends nothing: calls go on working after it.
-    ``timeout`` 0 waits as long as the missing workers live.
+    Unlike :func:`torch.distributed.rpc.shutdown` it ends nothing: the group serves calls after it.
+
+    Args:
+        timeout: seconds; 0 waits as long as the missing workers live.
 
     Raises:
-        RuntimeError: when the timeout runs out; the text names who is missing.
+        RuntimeError: the timeout ran out; the text names the missing workers.
     """
     api._wait_all_workers(timeout)

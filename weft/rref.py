@@ -7,11 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch.distributed.rpc import api
 
-from weft import _C
+from weft._torch import current
 
-_MAX_OBJECTS = 100_000  # looked at in one value
+_MAX_OBJECTS = 100_000  # how many objects of one value are searched
 
 
 class RRefId(NamedTuple):
@@ -32,11 +31,11 @@ class RRefInfo:
         owner: the name of the worker that has the value.
         holders: names of the workers that refer to it, once for each reference; for a reference
             held here, this worker's name.
-        age: seconds since Weft first saw it; None for a reference that came directly from its owner
-            and for a value whose references are all under way.
-        bytes: of the tensors in a value owned here, as far as they can be found (containers, modules,
-            attributes); each storage counts once and whole. None for a reference, and for a
-            value that is not there yet or is an error.
+        age: seconds since Weft first saw it; None for a reference that came directly from its owner,
+            and for a value whose references are all in transit.
+        bytes: of the tensors found in a value owned here (containers, modules, attributes); each
+            storage counts once and whole. None for a reference, and for a value that is not there
+            yet or is an error.
     """
 
     id: RRefId
@@ -48,13 +47,18 @@ class RRefInfo:
 
 
 def rref_report() -> list[RRefInfo]:
-    """What this worker owns that others refer to, then what it refers to itself.
+    """The values of this worker that others refer to, then the references that it holds itself.
+
+    ::
+
+        for info in weft.rref_report():
+            print(info.owner, info.type, info.holders, info.bytes)
 
     Raises:
-        RuntimeError: when this process is in no RPC group over Weft.
+        RuntimeError: this process is in no RPC group over Weft.
     """
-    agent = api._get_current_rpc_agent() if api._is_current_rpc_agent_set() else None
-    if not isinstance(agent, _C.WeftAgent):
+    agent = current.agent()
+    if agent is None:
         raise RuntimeError("weft.rref_report() needs init_rpc with the backend WEFT first")
     own_name = agent.get_worker_info().name
     return [

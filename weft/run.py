@@ -22,14 +22,14 @@ def main(arguments: list[str]) -> None:
         print(USAGE)
         raise SystemExit(0 if arguments else 2)
     os.environ["WEFT_AS_DEFAULT"] = "1"
-    # `python -m weft.run` has imported weft before this line, when the variable was not yet set;
-    # children find it set.
-    from weft import _torch_patches
+    # `python -m weft.run` imports weft before this line, when the variable is not yet set; the
+    # children of this process find it set.
+    from weft._torch.patches import default
 
-    _torch_patches.make_default()
+    default.make_default()
     if process_group:
         os.environ["WEFT_AS_PROCESS_GROUP"] = "1"
-        _torch_patches.make_default_process_group()
+        default.make_default_process_group()
 
     if arguments[0] == "-m":
         if len(arguments) < 2:

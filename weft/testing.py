@@ -8,7 +8,9 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.rpc import backend_registry
 
-from weft import _C, _registration, _torch_patches
+from weft import _C
+from weft._torch.patches.startup import refresh_backend_type
+from weft._torch.registration import make_agent
 from weft.options import RpcBackendOptions
 
 BACKEND = "WEFT_FAULTY"
@@ -56,9 +58,9 @@ def _init_backend(
     faults.messages_to_delay = rpc_backend_options.messages_to_delay
     faults.num_fail_sends = rpc_backend_options.num_fail_sends
     faults.messages_to_repeat = rpc_backend_options.messages_to_repeat
-    return _registration.make_agent(store, name, rank, world_size, rpc_backend_options, faults)
+    return make_agent(store, name, rank, world_size, rpc_backend_options, faults)
 
 
 if not backend_registry.backend_registered(BACKEND):
     backend_registry.register_backend(BACKEND, _construct_options, _init_backend)
-    _torch_patches.refresh_backend_type()
+    refresh_backend_type()

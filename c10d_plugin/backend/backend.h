@@ -61,7 +61,7 @@ class WEFT_API WeftBackend : public c10d::Backend {
   bool supportsSplitting() const override { return true; }
   // torch would keep a batch's operations per group, so that a batch of one thread swallows the
   // collectives of another, and of all once it has raised. CPU tensors gain nothing from a batch;
-  // those of a delegate are batched by weft/_torch_patches.py.
+  // those of a delegate are batched by weft/_torch/patches/batches.py.
   bool supportsCoalescing() const override { return false; }
   bool supportsShrinking() const override { return true; }
   void setTimeout(std::chrono::milliseconds timeout) override;

@@ -201,7 +201,7 @@ at::IValue withNames(at::IValue value) {
   const py::gil_scoped_acquire gil;
   const py::object plain = torch::jit::toPyObject(found->value);
   try {
-    const auto named = py::module_::import("weft._named_tuples").attr("named");
+    const auto named = py::module_::import("weft._remote.named_tuples").attr("named");
     return torch::jit::toIValue(named(found->names, plain), c10::PyObjectType::get());
   } catch (const py::error_already_set& error) {
     throw std::runtime_error(error.what());  // its end needs the GIL: here, not at the catcher's

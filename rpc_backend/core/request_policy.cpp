@@ -76,7 +76,7 @@ Innermost innermost(MessageType type, std::span<const char> payload) {
 
 std::optional<std::string> refusal(RequestPolicy policy, MessageType type,
                                    const std::vector<char>& payload) {
-  // Under `registered` the restricted unpickler of weft/_registered.py decides on names.
+  // Under `registered` the restricted unpickler of weft/_torch/request_policy.py decides on names.
   if (policy != RequestPolicy::kScript) return std::nullopt;
   const Innermost message = innermost(type, payload);
   if (!message.recognised) {

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from ranks import Ranks
 
 import weft
-from weft import _process_group
+from weft._torch import process_group
 
 GPUS = torch.cuda.device_count() if dist.is_nccl_available() else 0
 needs_a_gpu = pytest.mark.skipif(GPUS < 1, reason="no GPU here, or a PyTorch without NCCL")
@@ -41,7 +41,7 @@ def meta(monkeypatch):
         asked.append((options, store, rank, size, timeout, group_name, global_ranks))
         return torch._C._distributed_c10d.FakeProcessGroup._create_internal(rank, size)
 
-    monkeypatch.setitem(_process_group._DELEGATES, "meta", make)
+    monkeypatch.setitem(process_group._DELEGATES, "meta", make)
     return asked
 
 
@@ -77,7 +77,7 @@ def test_an_error_of_the_maker_reaches_the_caller(alone, monkeypatch):
     def fail(*_):
         raise ValueError("the driver is asleep")
 
-    monkeypatch.setitem(_process_group._DELEGATES, "meta", fail)
+    monkeypatch.setitem(process_group._DELEGATES, "meta", fail)
     backend = alone()
     with pytest.raises(Exception, match="the driver is asleep"):
         backend.allreduce([torch.ones(3, device="meta")])
@@ -95,7 +95,7 @@ def test_a_mixed_group_is_one_backend(alone):
 def test_a_pytorch_without_nccl_is_named(alone, monkeypatch):
     monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
     with pytest.raises(RuntimeError, match="built without it"):
-        _process_group._make_nccl(
+        process_group._make_nccl(
             weft.ProcessGroupOptions(), dist.HashStore(), 0, 1, datetime.timedelta(1), "", [0]
         )
 

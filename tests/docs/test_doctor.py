@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 
 import pytest
 
-from weft import _doctor_checks as checks
 from weft import doctor
+from weft.doctor import installation, machine, self_test
+from weft.doctor.finding import Finding
 
 KEY = "ab" * 32 + "\n"
 
 
-def levels(findings: list[checks.Finding]) -> list[str]:
+def levels(findings: Iterable[Finding]) -> list[str]:
     return [finding.level for finding in findings]
 
 
@@ -67,7 +69,7 @@ def test_key_files(tmp_path, monkeypatch, content, mode, level, says):
     path.write_text(content, errors="surrogateescape")
     path.chmod(mode)
     monkeypatch.setenv("WEFT_AUTH_KEY_FILE", str(path))
-    (finding,) = checks.key_file()
+    (finding,) = machine.key_file()
     assert finding.level == level
     assert says in finding.text
     if level == "FAIL":
@@ -79,39 +81,39 @@ def test_key_files(tmp_path, monkeypatch, content, mode, level, says):
 @pytest.mark.parametrize("name", ["missing", "."])
 def test_key_files_that_are_none(tmp_path, monkeypatch, name):
     monkeypatch.setenv("WEFT_AUTH_KEY_FILE", str(tmp_path / name))
-    assert levels(checks.key_file()) == ["FAIL"]
+    assert levels(machine.key_file()) == ["FAIL"]
 
 
 def test_master(monkeypatch):
     monkeypatch.delenv("WEFT_SOCKET_IFNAME", raising=False)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    assert "reached from 127.0.0.1" in checks.network()[1].text
+    assert "reached from 127.0.0.1" in list(machine.network())[1].text
     monkeypatch.setenv("WEFT_SOCKET_IFNAME", "lo")
-    assert "WEFT_SOCKET_IFNAME=lo" in checks.network()[1].text
+    assert "WEFT_SOCKET_IFNAME=lo" in list(machine.network())[1].text
 
 
 def test_another_torch(monkeypatch):
-    assert checks.built_for() is None or checks.versions()[0].level == "ok"
-    monkeypatch.setattr(checks, "built_for", lambda: "1.13")
-    assert checks.versions()[0].level == "FAIL"
-    assert "rebuild it" in checks.versions()[0].text
+    assert installation.built_for() is None or next(installation.versions()).level == "ok"
+    monkeypatch.setattr(installation, "built_for", lambda: "1.13")
+    assert next(installation.versions()).level == "FAIL"
+    assert "rebuild it" in next(installation.versions()).text
 
 
 def test_unknown_variables(monkeypatch):
     monkeypatch.setenv("WEFT_SOCKETIFNAME", "eth0")
-    assert any("WEFT_SOCKETIFNAME" in finding.text for finding in checks.unknown_variables())
+    assert any("WEFT_SOCKETIFNAME" in finding.text for finding in installation.unknown_variables())
 
 
 def test_a_self_test_that_fails(monkeypatch):
-    monkeypatch.setattr(checks, "SELF_TEST", "raise SystemExit('no such luck')")
-    (finding,) = checks.self_test()
+    monkeypatch.setattr(self_test, "PROGRAM", "raise SystemExit('no such luck')")
+    (finding,) = self_test.run()
     assert finding.level == "FAIL"
     assert "no such luck" in finding.text
 
 
 def test_a_self_test_that_hangs(monkeypatch):
-    monkeypatch.setattr(checks, "SELF_TEST", "import time; time.sleep(60)")
-    monkeypatch.setattr(checks, "SELF_TEST_SECONDS", 0.5)
-    (finding,) = checks.self_test()
+    monkeypatch.setattr(self_test, "PROGRAM", "import time; time.sleep(60)")
+    monkeypatch.setattr(self_test, "SECONDS", 0.5)
+    (finding,) = self_test.run()
     assert finding.level == "FAIL"
     assert "within 0.5 s" in finding.text

@@ -12,7 +12,7 @@ from published_models import Client, Echo, Encoder, Typed, Wrong
 from workers import Group
 
 import weft
-from weft._op_docs import DOCS
+from weft._torch.op_docs import DOCS
 
 X = torch.arange(6.0).reshape(2, 3)
 

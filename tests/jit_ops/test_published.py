@@ -17,7 +17,7 @@ from published_models import Echo, Encoder
 from workers import Group
 
 import weft
-from weft._named_tuples import named
+from weft._remote.named_tuples import named
 
 X = torch.arange(6.0).reshape(2, 3)
 

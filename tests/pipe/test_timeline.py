@@ -9,8 +9,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from weft.pipe import _schedule
-from weft.pipe._timeline import Event, MiniBatch, Recording, Timeline, mini_batches
+from weft.pipe._timeline import schedule
+from weft.pipe._timeline.events import Event, MiniBatch, mini_batches
+from weft.pipe._timeline.recording import Recording, Timeline
 
 MS = 1_000_000
 
@@ -23,7 +24,7 @@ def lasting(micro_batches, checkpointed=0):
 
 def on_schedule(stages, micro_batches, checkpointed=0, begin=10**15, pause=5 * MS):
     """What an engine without any cost would have recorded."""
-    tasks = _schedule.gpipe(
+    tasks = schedule.gpipe(
         stages, micro_batches, lasting(micro_batches, checkpointed), begin, pause
     )
     return [(t.stage, t.micro_batch, t.kind, int(t.begin), int(t.end), t.stage + 1) for t in tasks]
@@ -46,7 +47,7 @@ def test_the_ideal_schedule_has_the_ideal_bubble(stages, micro_batches):
 
 
 def test_no_two_tasks_of_a_stage_overlap_and_order_is_kept():
-    tasks = list(_schedule.gpipe(3, 4, lasting(4, 3)))
+    tasks = list(schedule.gpipe(3, 4, lasting(4, 3)))
     assert len(tasks) == 3 * (4 + 3 + 4)
     for stage in range(3):
         own = sorted((t for t in tasks if t.stage == stage), key=lambda t: t.begin)
@@ -174,9 +175,9 @@ class Engine:
 
 
 def test_a_recording_ends_when_its_body_fails():
-    pipe = type("Pipe", (), {"_engine": Engine(), "devices": ["cpu", "cpu"]})
-    with pytest.raises(KeyError), Recording(pipe) as timeline:
-        assert pipe._engine.on
+    engine = Engine()
+    with pytest.raises(KeyError), Recording(engine, ["cpu", "cpu"]) as timeline:
+        assert engine.on
         raise KeyError
-    assert not pipe._engine.on
+    assert not engine.on
     assert timeline.devices == ("cpu", "cpu") and len(timeline.mini_batches) == 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -60,10 +61,8 @@ print(type(rpc.BackendType.TENSORPIPE).__name__)
 def broken_weft(folder: Path, code: str) -> str:
     """A package that takes Weft's place on the path, and fails in its C++ part."""
     package = folder / "weft"
-    package.mkdir()
     real = Path(importlib.util.find_spec("weft").origin).parent
-    for source in real.glob("*.py"):
-        (package / source.name).write_text(source.read_text())
+    shutil.copytree(real, package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     (package / "_C.py").write_text(code)
     entry = real.parent / "weft_autoload.py"
     (folder / "weft_autoload.py").write_text(entry.read_text())

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from weft.pipe import skip
 from weft.pipe._batchnorm import DeferredBatchNorm
+from weft.pipe._inputs import NoChunk
 from weft.pipe._partition import WithDevice
-from weft.pipe._pipe import NoChunk, Pipe, is_checkpointing, is_recomputing
+from weft.pipe._pipe import Pipe, is_checkpointing, is_recomputing
 from weft.pipe.balance import balance_by_size, balance_by_time, place
 
 __all__ = [

@@ -1,10 +1,10 @@
 """BatchNorm in a pipeline: running statistics of the whole mini-batch.
 
 A BatchNorm that sees micro-batches updates its running statistics once for each of them, with the
-statistics of a part. :class:`DeferredBatchNorm` waits for the last and updates them once, with what
-a plain BatchNorm would have computed on the mini-batch. What goes on through the layer is still
-normalised by micro-batch, since the rest of the mini-batch is not there yet (as upstream's,
-torch/distributed/pipeline/sync/batchnorm.py in PyTorch 2.3.1).
+statistics of a part. :class:`DeferredBatchNorm` waits for the last one and updates them once, as a
+plain BatchNorm would on the mini-batch. The output is still normalised by micro-batch, because the
+rest of the mini-batch does not exist yet (as in torch/distributed/pipeline/sync/batchnorm.py of
+PyTorch 2.3.1).
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 
 from weft import _C
+from weft.pipe._inputs import check_chunks
 
 TModule = TypeVar("TModule", bound=nn.Module)
 
-# Upstream kept its sums in buffers, so they are in checkpoints that it wrote.
+# PyTorch's class kept its sums in buffers, so its checkpoints hold them.
 _UPSTREAM_BUFFERS = ("sum", "sum_squares")
 
 
@@ -36,8 +37,8 @@ class _Part(NamedTuple):
 def _pooled(parts: list[_Part], biased: bool) -> tuple[Tensor, Tensor]:
     """Mean and variance of all parts together.
 
-    By deviations from the common mean (Chan, Golub and LeVeque, 1979): a difference of mean squares
-    would lose the variance of channels whose mean is far from zero.
+    Sums deviations from the common mean (Chan, Golub and LeVeque, 1979): a difference of mean squares
+    loses the variance of channels whose mean is far from zero.
     """
     total = sum(part.count for part in parts)
     means = torch.stack([part.mean for part in parts])
@@ -66,7 +67,7 @@ class _MiniBatch:
         """Takes a part; returns the row that it completes, if it does."""
         running = _C.pipe.micro_batch()
         if running is None:  # outside a Pipe: one call, one micro-batch
-            if self._place is not None:  # what a failed run left
+            if self._place is not None:  # a run failed and left its parts
                 self._place, self._rows = None, []
             return self._put(0, part, last=self._first_row() + 1 >= chunks)
         index, count, serial = running
@@ -92,13 +93,12 @@ class _MiniBatch:
 class DeferredBatchNorm(_BatchNorm):
     """A BatchNorm whose running statistics are updated once per mini-batch of several micro-batches.
 
-    Inside a Pipe the mini-batch is what one call of it was given, however many micro-batches that
-    made. Outside, it is `chunks` calls in training mode. Recomputation is not tracked, and neither
-    is a mini-batch that failed.
+    Inside a Pipe the mini-batch is the input of one call. Outside, it is `chunks` calls in training
+    mode. The layer tracks neither recomputation nor a mini-batch that failed.
 
-    Its ``state_dict`` is that of the plain BatchNorm. The running variance is the unbiased one, as
-    a plain BatchNorm's; with ``biased=True`` it is divided by n, as upstream did. Not thread-safe:
-    one stage runs it, one micro-batch after the other.
+    Its ``state_dict`` is that of the plain BatchNorm. The running variance is unbiased, as a plain
+    BatchNorm's; with ``biased=True`` it is divided by n, as in PyTorch 2.3. Not thread-safe: one
+    stage runs it, one micro-batch after the other.
     """
 
     def __init__(
@@ -117,11 +117,9 @@ class DeferredBatchNorm(_BatchNorm):
         self._defer(chunks, biased, dimensions=())
 
     def _defer(self, chunks: int, biased: bool, dimensions: tuple[int, ...]) -> None:
-        if chunks < 1:
-            raise ValueError(f"number of chunks must be positive integer, not {chunks}")
-        self.chunks = chunks
+        self.chunks = check_chunks(chunks)
         self.biased = biased
-        self._dimensions = dimensions  # those that the converted BatchNorm took; () for any
+        self._dimensions = dimensions  # of the converted BatchNorm's input; () for any
         self._seen = _MiniBatch()
 
     def _check_input_dim(self, input: Tensor) -> None:
@@ -136,8 +134,8 @@ class DeferredBatchNorm(_BatchNorm):
             return functional.batch_norm(
                 input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
             )
-        # Batch norm leaves what it computed in these: with momentum 1, the input's own statistics.
-        # Fresh ones every time, in recomputation too: autograd saves them with the others.
+        # With momentum 1, batch_norm writes the input's own statistics into these. They are fresh at
+        # each call, also in recomputation, because autograd saves them with the other tensors.
         mean = torch.zeros_like(self.running_mean)
         variance = torch.ones_like(self.running_var)
         output = functional.batch_norm(
@@ -156,7 +154,7 @@ class DeferredBatchNorm(_BatchNorm):
     def _update(self, mean: Tensor, variance: Tensor) -> None:
         self.num_batches_tracked.add_(1)
         weight: Tensor | float | None = self.momentum
-        if weight is None:  # the mean of all mini-batches; computed on the device, without waiting
+        if weight is None:  # the mean of all mini-batches, computed on the device without waiting
             weight = 1.0 / self.num_batches_tracked.to(mean.dtype)
         for running, seen in ((self.running_mean, mean), (self.running_var, variance)):
             running.copy_(running.to(seen.dtype).lerp(seen, weight))
@@ -175,18 +173,20 @@ class DeferredBatchNorm(_BatchNorm):
     ) -> TModule:
         """Replaces every BatchNorm in the module by a deferred one, in place; returns the module.
 
-        A BatchNorm itself is returned converted. Parameters, buffers and hooks are shared with the
-        old layers; device, dtype and mode stay. `biased` None keeps what a deferred layer has, and
-        is False for others. One that tracks no statistics stays as it is, and so does a class with
-        a ``forward`` of its own, with a warning. NotImplementedError for SyncBatchNorm, whose
-        statistics span processes.
+        The new layers share parameters, buffers and hooks with the old ones, and keep device, dtype
+        and mode. A layer that tracks no statistics stays as it is, and so does a class with a
+        ``forward`` of its own, with a warning.
+
+        Args:
+            module: a module with BatchNorms in it, or a BatchNorm.
+            chunks: calls in training mode that make a mini-batch outside a Pipe.
+            biased: None keeps the value of a deferred layer, and is False for others.
+
+        Raises:
+            NotImplementedError: a SyncBatchNorm, whose statistics span processes.
+            ValueError: a lazy BatchNorm without parameters, or ``chunks`` below 1.
         """
         return _convert(module, chunks, biased, {})
-
-
-def convert_deferred_batch_norm(module: TModule, chunks: int) -> TModule:
-    """:meth:`DeferredBatchNorm.convert_deferred_batch_norm`, for the Pipe."""
-    return DeferredBatchNorm.convert_deferred_batch_norm(module, chunks)
 
 
 def _dimensions(module: _BatchNorm) -> tuple[int, ...]:
@@ -203,7 +203,7 @@ def _deferred(module: _BatchNorm, chunks: int, biased: bool | None) -> _BatchNor
         if (module.chunks, module.biased) == (chunks, biased):
             return module
     elif isinstance(module, nn.SyncBatchNorm):
-        # Upstream made it a layer of this process alone, without a word.
+        # PyTorch 2.3 silently made it a layer of this process alone.
         raise NotImplementedError(
             "SyncBatchNorm can't be deferred: its statistics span processes, a deferred one's do "
             "not. Use BatchNorm, or deferred_batch_norm=False, which leaves it as it is"
@@ -214,7 +214,7 @@ def _deferred(module: _BatchNorm, chunks: int, biased: bool | None) -> _BatchNor
         warnings.warn(f"{type(module).__name__} has a forward of its own and stays", stacklevel=5)
         return module
     result = DeferredBatchNorm.__new__(DeferredBatchNorm)
-    # A module is what its attributes say; their dictionaries must not stay shared with the old one.
+    # The new module takes over the attributes; it must not share their dictionaries with the old one.
     for name, value in vars(module).items():
         result.__dict__[name] = value.copy() if isinstance(value, dict) else value
     result._defer(chunks, bool(biased), _dimensions(module))
@@ -229,7 +229,7 @@ def _convert(
         if isinstance(module, _BatchNorm) and module.track_running_stats:
             result = _deferred(module, chunks, biased)
         done[module] = result
-        # Not named_children(), which shows a layer once that has two names.
+        # Not named_children(), which shows a layer with two names once.
         for name, child in module._modules.items():
             if child is not None:
                 result._modules[name] = _convert(child, chunks, biased, done)

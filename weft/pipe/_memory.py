@@ -1,36 +1,34 @@
-"""What each partition of a Pipe keeps in memory in training: measured on one micro-batch, in bytes."""
+"""The memory of each partition of a Pipe in training, measured on one micro-batch, in bytes."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from weft.pipe import _profile
-
-if TYPE_CHECKING:
-    from weft.pipe import Pipe
+from weft.pipe._inputs import check_inputs, first_chunk
 
 
 @dataclasses.dataclass(frozen=True)
 class PartitionMemory:
-    """One partition's memory, in bytes. What it shares with a neighbour is counted in both."""
+    """One partition's memory, in bytes. Memory shared by two partitions counts in both."""
 
     device: torch.device
     parameters: int
     buffers: int
     gradients: int  #: of the parameters that require one
-    inputs: int  #: of one micro-batch: what a checkpointed one keeps
-    activations: int  #: of one micro-batch: what autograd saves for its backward
-    peak: int  #: activations and inputs of the whole mini-batch at once, at most
+    inputs: int  #: of one micro-batch; a checkpointed one keeps no more
+    activations: int  #: of one micro-batch, as autograd saves them for backward
+    peak: int  #: the most that activations and inputs of a mini-batch take at once
 
     @property
     def total(self) -> int:
-        """All that is there at the peak. An optimizer's state comes on top."""
+        """The bytes at the peak, without an optimizer's state."""
         return self.parameters + self.buffers + self.gradients + self.peak
 
 
@@ -55,31 +53,34 @@ class MemoryReport:
         return "\n".join(lines)
 
 
-def memory_report(pipe: Pipe, *inputs: Any) -> MemoryReport:
+def memory_report(
+    partitions: Sequence[nn.Sequential],
+    devices: Sequence[torch.device],
+    chunks: int,
+    checkpoint: str,
+    inputs: tuple[Any, ...],
+) -> MemoryReport:
     """Runs one micro-batch of a mini-batch through copies of the layers, on their devices."""
-    pipe._check_inputs(inputs)
-    args: tuple[Any, ...] = tuple(_first(value, pipe.chunks) for value in inputs)
-    micro_batches = max(
-        [len(value.chunk(pipe.chunks)) for value in inputs if isinstance(value, Tensor)]
-    )
+    micro_batches = max(len(one.chunk(chunks)) for one in check_inputs(inputs, devices))
+    args: tuple[Any, ...] = tuple(_first(value, chunks) for value in inputs)
     found: list[PartitionMemory] = []
     skips: Any = {}
-    for partition, device in zip(pipe.partitions, pipe.devices, strict=True):
+    for partition, device in zip(partitions, devices, strict=True):
         given = _bytes(pytree.tree_leaves((args, skips)))
         saved, args, skips = _profile.kept(partition, args, skips, device)
         parameters = list(partition.parameters())
         found.append(
             PartitionMemory(
                 device,
-                _bytes(parameters),
-                _bytes(partition.buffers()),
-                _bytes(p for p in parameters if p.requires_grad),
-                given,
-                saved,
-                _peak(pipe.checkpoint, micro_batches, given, saved),
+                parameters=_bytes(parameters),
+                buffers=_bytes(partition.buffers()),
+                gradients=_bytes(p for p in parameters if p.requires_grad),
+                inputs=given,
+                activations=saved,
+                peak=_peak(checkpoint, micro_batches, given, saved),
             )
         )
-    return MemoryReport(tuple(found), micro_batches, pipe.checkpoint)
+    return MemoryReport(tuple(found), micro_batches, checkpoint)
 
 
 def _peak(checkpoint: str, micro_batches: int, given: int, saved: int) -> int:
@@ -91,17 +92,14 @@ def _peak(checkpoint: str, micro_batches: int, given: int, saved: int) -> int:
 
 
 def _first(value: Any, chunks: int) -> Any:
-    """What the first micro-batch gets; it is the largest. A copy: a piece has the whole's storage."""
-    from weft.pipe import NoChunk
-
-    if isinstance(value, NoChunk):
-        return value.tensor
+    """What the first micro-batch gets. A piece is copied: it has the storage of the whole."""
+    piece = first_chunk(value, chunks)
     if not isinstance(value, Tensor):
-        return value
-    return value.detach().chunk(chunks)[0].clone().requires_grad_(value.requires_grad)
+        return piece
+    return piece.detach().clone().requires_grad_(value.requires_grad)
 
 
 def _bytes(values: Iterable[Any]) -> int:
-    """Of the tensors among them, each once."""
+    """The bytes of the tensors among the values, each tensor once."""
     tensors = {id(value): value for value in values if isinstance(value, Tensor)}
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

@@ -12,7 +12,9 @@ from torch import nn
 class WithDevice(nn.Module):
     """Tells :class:`weft.Pipe` on which device a module without parameters runs.
 
-    The module is moved to that device when the Pipe is built.
+    Building the Pipe moves the module to that device::
+
+        activation = weft.WithDevice(nn.ReLU(), "cpu")
 
     Args:
         module: any module.
@@ -106,7 +108,7 @@ def check_shared_parameters(
 
 
 def _with_index(device: torch.device) -> torch.device:
-    """``cuda`` is the present CUDA device, as it is for tensors."""
+    """The device with its index: ``cuda`` is the current CUDA device, as it is for tensors."""
     if device.index is None and device.type not in ("cpu", "meta"):
         return torch.device(device.type, torch.accelerator.current_device_index())
     return device

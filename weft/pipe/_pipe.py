@@ -1,11 +1,11 @@
-"""The Pipe: a Python skin over the engine in C++."""
+"""The Pipe: its partitions and their state; the engine in C++ runs them."""
 
 from __future__ import annotations
 
 import atexit
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +13,12 @@ from torch.distributed import rpc
 
 from weft import _C
 from weft.pipe import _partition
-
-if TYPE_CHECKING:
-    from weft.pipe._memory import MemoryReport
-    from weft.pipe._timeline import Recording
+from weft.pipe._batchnorm import DeferredBatchNorm
+from weft.pipe._inputs import NoChunk, check_chunks, check_inputs
+from weft.pipe._memory import MemoryReport, memory_report
+from weft.pipe._timeline.recording import Recording
+from weft.pipe.skip import verify_skippables
+from weft.pipe.skip._layout import skip_layout
 
 _MODES = {mode: getattr(_C.pipe.Checkpoint, mode) for mode in ("always", "except_last", "never")}
 
@@ -24,24 +26,7 @@ is_checkpointing = _C.pipe.is_checkpointing
 is_recomputing = _C.pipe.is_recomputing
 
 
-class NoChunk:
-    """Wraps an input tensor of :meth:`Pipe.forward` that every micro-batch gets whole.
-
-    Args:
-        inp: the tensor; it has no batch dimension to split.
-    """
-
-    def __init__(self, inp: Tensor) -> None:
-        if not isinstance(inp, Tensor):
-            raise TypeError(f"NoChunk only supported for tensors, found: {inp}")
-        self._tensor = inp
-
-    @property
-    def tensor(self) -> Tensor:
-        return self._tensor
-
-
-# Its threads need the interpreter at their end, so they end before it does.
+# The engines' threads need the interpreter to end, so they end before it does.
 _pipes: weakref.WeakSet[Pipe] = weakref.WeakSet()
 
 
@@ -56,15 +41,21 @@ class Pipe(nn.Module):
 
     Neighbouring children on one accelerator form a partition; each child on the CPU is one of its
     own. A child without parameters or buffers runs on the CPU unless it is wrapped in
-    :class:`WithDevice`. ``init_rpc`` must have been called.
+    :class:`WithDevice`. Call ``init_rpc`` first.
+
+    ::
+
+        pipe = weft.Pipe(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), chunks=4)
+        loss = pipe(torch.ones(8, 2)).local_value().sum()
+        loss.backward()
 
     Args:
         module: the layers, each already on its device.
-        chunks: into how many micro-batches an input is split. A batch smaller than that gives fewer.
-        checkpoint: which micro-batches keep no activations in training and are computed again in the
-            backward: ``"always"``, ``"except_last"`` or ``"never"``.
+        chunks: the number of micro-batches. An input with fewer rows gives fewer.
+        checkpoint: which micro-batches keep no activations in training and are recomputed in
+            backward: ``"always"`` (all), ``"except_last"`` or ``"never"`` (none).
         deferred_batch_norm: batch norms update their running statistics once per mini-batch,
-            with those of the whole of it.
+            with the statistics of the whole mini-batch.
 
     Raises:
         RuntimeError: RPC is not initialised.
@@ -85,23 +76,15 @@ class Pipe(nn.Module):
                 "Please initialize RPC framework for Pipe using torch.distributed.rpc.init_rpc "
                 "(or weft.init_rpc): a Pipe returns an RRef"
             )
-        chunks = int(chunks)
-        checkpoint = str(checkpoint)
-        if chunks <= 0:
-            raise ValueError(f"number of chunks must be positive integer, not {chunks}")
+        chunks, checkpoint = check_chunks(chunks), str(checkpoint)
         if checkpoint not in _MODES:
             raise ValueError(
                 f"checkpoint is not one of 'always', 'except_last', or 'never': '{checkpoint}'"
             )
         _partition.check_sequential(module)
-        from weft.pipe.skip import verify_skippables
-
         verify_skippables(module)
         if deferred_batch_norm:
-            from weft.pipe._batchnorm import convert_deferred_batch_norm
-
-            module = convert_deferred_batch_norm(module, chunks)
-
+            module = DeferredBatchNorm.convert_deferred_batch_norm(module, chunks)
         partitions, self.devices, names = _partition.split(module)
         _partition.check_shared_parameters(partitions, self.devices)
         #: The partitions, in order.
@@ -120,8 +103,6 @@ class Pipe(nn.Module):
         self._build_engine()
 
     def _build_engine(self) -> None:
-        from weft.pipe.skip._layout import skip_layout
-
         layout = skip_layout(list(self.partitions))
         self._engine = _C.pipe.Engine(
             list(self.partitions),
@@ -143,8 +124,12 @@ class Pipe(nn.Module):
         Returns:
             An RRef; ``.local_value()`` is the output, on the last partition's device: tensors
             joined along dimension 0, other values as a list of one per micro-batch.
+
+        Raises:
+            TypeError: no input is a tensor.
+            ValueError: a tensor is on another device than the first partition.
         """
-        self._check_inputs(inputs)
+        check_inputs(inputs, self.devices)
         if not self.devices:
             return rpc.RRef(inputs[0] if len(inputs) == 1 else inputs)
         output = self._engine.run(
@@ -152,35 +137,22 @@ class Pipe(nn.Module):
         )
         return rpc.RRef(output)
 
-    def _check_inputs(self, inputs: tuple[Any, ...]) -> None:
-        tensors = [value for value in inputs if isinstance(value, Tensor)]
-        if not tensors:
-            raise TypeError(f"inputs do not have any tensors: {inputs}")
-        first = self.devices[0] if self.devices else torch.device("cpu")
-        for tensor in tensors:
-            if tensor.device != first:
-                raise ValueError(
-                    "All inputs should be on the same device as the first partition: one is on "
-                    f"{tensor.device}, the first partition on {first}"
-                )
-
     def memory_report(self, *inputs: Any) -> MemoryReport:
-        """What each partition keeps in memory when it is trained with such a mini-batch.
+        """The memory of each partition in training with such a mini-batch.
 
-        Runs one micro-batch, forward only, through copies of the layers; changes nothing.
+        Runs the forward of one micro-batch through copies of the layers, and changes nothing::
+
+            print(pipe.memory_report(torch.ones(8, 2)))
 
         Args:
             inputs: as for :meth:`forward`.
         """
-        from weft.pipe._memory import memory_report
-
-        return memory_report(self, *inputs)
+        parts: list[Any] = list(self.partitions)
+        return memory_report(parts, self.devices, self.chunks, self.checkpoint, inputs)
 
     def record(self) -> Recording:
-        """Records what runs when, for a picture: ``with pipe.record() as timeline: …``."""
-        from weft.pipe._timeline import Recording
-
-        return Recording(self)
+        """Records when each task runs: ``with pipe.record() as timeline: …``, see ``timeline.save``."""
+        return Recording(self._engine, self.devices)
 
     def __len__(self) -> int:
         """The number of layers."""
@@ -205,7 +177,7 @@ class Pipe(nn.Module):
         """
         return {_renamed(key, self._plain_names): value for key, value in self.state_dict().items()}
 
-    # The threads and what was learnt stay with the original.
+    # A copy gets an engine of its own; threads and measurements stay with the original.
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_engine"}
 
@@ -213,17 +185,17 @@ class Pipe(nn.Module):
         super().__setstate__(state)
         self._build_engine()
 
-    # A stage's place is the user's choice, made before the Pipe was built.
+    # The user chooses the devices before the Pipe is built.
     def cuda(self, device: torch.device | int | None = None) -> Pipe:
-        """Refused: the devices are those the layers were on."""
+        """Refused: the layers stay on the devices that they were built on."""
         _deny_moving()
 
     def cpu(self) -> Pipe:
-        """Refused: the devices are those the layers were on."""
+        """Refused: the layers stay on the devices that they were built on."""
         _deny_moving()
 
     def to(self, *args: Any, **kwargs: Any) -> Pipe:
-        """Only ``to(dtype)``: the devices are those the layers were on."""
+        """Takes a dtype only: the layers stay on the devices that they were built on."""
         if "device" in kwargs or "tensor" in kwargs:
             _deny_moving()
         if args and isinstance(args[0], (torch.device, int, str, Tensor)):
@@ -239,7 +211,7 @@ def _renamed(key: str, names: dict[str, str]) -> str:
 
 
 def _accept_plain_names(pipe: Pipe, state: dict[str, Any], prefix: str, *_unused: Any) -> None:
-    """Gives what was saved from the plain Sequential the names it has in a Pipe."""
+    """Renames the keys of a plain Sequential's state to those of a Pipe."""
     if any(key.startswith(f"{prefix}partitions.") for key in state):
         return
     names = {plain: own for own, plain in pipe._plain_names.items()}

@@ -1,8 +1,8 @@
-"""What the layers of a Sequential cost, one by one: time, or memory for training.
+"""The cost of each layer of a Sequential: time, or memory in training.
 
-Each layer is copied to the device, run there on what the one before it gave, and dropped before the
-next: the model as a whole need not fit. The model, its gradients and the caller's random numbers
-stay as they are.
+Each layer is copied to the device, runs there on the output of the layer before it, and is freed
+before the next, so the whole model need not fit. The model, its gradients and the caller's random
+numbers stay as they are.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from weft.pipe.skip._store import SkipStore, use_store
 
 T = TypeVar("T")
 Arguments = tuple[Any, ...]
-#: Runs a layer on arguments and skips, which it leaves as after one run; returns cost and output.
+#: Runs a layer on arguments and skips, and leaves the skips as after one run; cost and output.
 Measure = Callable[[nn.Module, Arguments, SkipStore], tuple[float, Any]]
-#: A tensor of each storage, which it keeps alive, so that no other takes the storage's place.
+#: One tensor per storage. It keeps the storage alive, so that no other gets the same address.
 Saved = dict[int, Tensor]
 
-_WARM_UP, _FEWEST = 1, 3  # runs that don't count; runs that do, whatever the time
+_WARM_UP, _FEWEST = 1, 3  # runs that are not counted, and the fewest that are
 
 
 def seconds(
@@ -55,10 +55,10 @@ def seconds(
 def saved_bytes(
     module: nn.Sequential, args: Arguments, device: torch.device, parameter_copies: float
 ) -> list[float]:
-    """Bytes that each layer keeps between forward and backward, and its parameters' times copies.
+    """Bytes that each layer keeps between forward and backward, plus copies of its parameters.
 
-    Counted through autograd's saved-tensor hooks, so that it is exact on any device: every storage
-    once, without parameters and buffers.
+    Autograd's saved-tensor hooks count them, exactly on any device: each storage once, without
+    parameters and buffers.
     """
 
     def measure(layer: nn.Module, args: Arguments, skips: SkipStore) -> tuple[float, Any]:
@@ -73,9 +73,9 @@ def saved_bytes(
 def kept(
     module: nn.Sequential, args: Arguments, skips: SkipStore, device: torch.device
 ) -> tuple[int, Arguments, SkipStore]:
-    """Bytes that all layers together keep between forward and backward, every storage once.
+    """Bytes that all layers together keep between forward and backward, each storage once.
 
-    Then what the last layer gives, as arguments, and the skips that are on their way.
+    Also returns the last layer's output, as arguments, and the skips that wait for their pop.
     """
     saved: Saved = {}
     last: list[Any] = [args, skips]
@@ -92,7 +92,7 @@ def kept(
 
 
 def _saving(layer: nn.Module, args: Arguments, skips: SkipStore, saved: Saved) -> Any:
-    """Runs the layer, and adds to ``saved`` what autograd keeps of it besides its own tensors."""
+    """Runs the layer, and adds to ``saved`` what autograd keeps besides the layer's own tensors."""
     own = {_storage(tensor) for tensor in (*layer.parameters(), *layer.buffers())}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -162,7 +162,7 @@ def _undisturbed(device: torch.device) -> Iterator[None]:
 
 
 def _leaves_on(device: torch.device, value: T) -> T:
-    """The value with its tensors on the device, cut off from what made them."""
+    """The value with its tensors on the device, detached."""
 
     def moved(tensor: Tensor) -> Tensor:
         return tensor.detach().to(device).requires_grad_(tensor.requires_grad)
@@ -171,7 +171,7 @@ def _leaves_on(device: torch.device, value: T) -> T:
 
 
 def _fresh(value: T) -> T:
-    """Copies of the tensors, so that a layer that works in place may be run again."""
+    """Copies of the tensors, so that a layer that works in place can run again."""
     return pytree.tree_map_only(Tensor, Tensor.clone, value)
 
 

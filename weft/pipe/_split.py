@@ -1,4 +1,4 @@
-"""Cutting a row of costs into consecutive parts so that the dearest is as cheap as can be."""
+"""Cuts a row of costs into consecutive parts, with the most expensive part as cheap as possible."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def _best(layers: int, parts: int, value: Callable[[int, int, int], float], comb
 def split_evenly(costs: Sequence[Sequence[float]]) -> list[int]:
     """How many layers each part gets; `costs[k][i]` is the cost of layer i in part k, at least 0.
 
-    Exact: no other way has a cheaper dearest part, and among those that are as good this is the
-    most even one (least sum of squares). Every part has a layer at least, so there must be as many.
+    Optimal: no other cut has a cheaper most expensive part, and among equally good ones this is the
+    most even (least sum of squares). Every part has at least one layer.
     """
     parts, layers = len(costs), len(costs[0])
     sums = [[0.0, *accumulate(row)] for row in costs]

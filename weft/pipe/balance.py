@@ -1,4 +1,4 @@
-"""Where to cut a Sequential into partitions: by the time its layers take, or the memory.
+"""Cuts a Sequential into partitions of equal time or memory.
 
 ::
 
@@ -7,8 +7,8 @@
     balance = balance_by_time(2, model, sample)        # for instance [3, 5]
     model = weft.Pipe(place(model, balance, ["cuda:0", "cuda:1"]), chunks=8)
 
-Among all ways to cut, these find the one whose dearest partition is cheapest (torchgpipe's helpers,
-and PyTorch 2.3's, went for a good one).
+The cut is optimal: no other has a cheaper most expensive partition. (torchgpipe and PyTorch 2.3
+search for a good one.)
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.pipe import _profile
+from weft.pipe._inputs import check_chunks, first_chunk
 from weft.pipe._partition import WithDevice
 from weft.pipe._split import split_evenly
 
@@ -37,15 +38,22 @@ def balance_by_time(
     timeout: float = 1.0,
     device: Device | Sequence[Device] | None = None,
 ) -> list[int]:
-    """How many layers each partition gets, so that the slowest is as fast as can be.
+    """How many layers each partition gets, so that the slowest partition is as fast as possible.
 
-    Times forward and backward of each layer, in training mode, on a sample of the size of a
-    micro-batch (a tensor, or a sequence of arguments). `timeout` is for all layers together, in
-    seconds; each runs a few times at least. `device` is where, by default where the sample is; a
-    sequence gives each partition its own, and a layer is then timed on every kind of them.
+    Times forward and backward of each layer in training mode. The module is not changed.
 
-    The module is not changed. ValueError for fewer layers than partitions, RuntimeError naming the
-    layer that can't be run on the sample.
+    Args:
+        partitions: the number of partitions.
+        module: the layers.
+        sample: an input of the size of a micro-batch: a tensor, or a sequence of arguments.
+        timeout: seconds for all layers together; each layer runs at least a few times.
+        device: where to run, by default the sample's device; a sequence gives each partition its
+            own, and a layer is then timed on each of them.
+
+    Raises:
+        ValueError: there are fewer layers than partitions.
+        TypeError: ``module`` is no Sequential, or the sample holds no tensor.
+        RuntimeError: a layer cannot run on the sample; the text names it.
     """
     devices = _check(partitions, module, sample, device)
     args = _arguments(sample)
@@ -61,17 +69,26 @@ def balance_by_size(
     param_scale: float = 2.0,
     device: Device | Sequence[Device] | None = None,
 ) -> list[int]:
-    """How many layers each partition gets, so that the one that needs most memory needs little.
+    """How many layers each partition gets, so that the largest partition is as small as possible.
 
-    The memory of a layer is what it saves for backward of one micro-batch of `input` cut into
-    `chunks`, in bytes, and `param_scale` times its parameters. Choose the latter by the optimizer:
-    SGD 2 (3 with momentum), Adam 4, AMSGrad 5, Adagrad 3, RMSprop 3 to 5. `device` as for
-    :func:`balance_by_time`; any will do, "meta" too, which computes nothing.
+    The memory of a layer is what it saves for backward of one micro-batch, in bytes, plus
+    `param_scale` times its parameters.
+
+    Args:
+        partitions: the number of partitions.
+        module: the layers.
+        input: a mini-batch: a tensor, or a sequence of arguments.
+        chunks: the number of micro-batches that it is cut into.
+        param_scale: by optimizer: SGD 2 (3 with momentum), Adam 4, AMSGrad 5, Adagrad 3, RMSprop
+            3 to 5.
+        device: as for :func:`balance_by_time`; "meta" computes nothing.
+
+    Raises:
+        ValueError, TypeError, RuntimeError: as :func:`balance_by_time`.
     """
     devices = _check(partitions, module, input, device)
-    if chunks < 1:
-        raise ValueError(f"number of chunks must be positive integer, not {chunks}")
-    args = tuple(_first_chunk(value, chunks) for value in _arguments(input))
+    chunks = check_chunks(chunks)
+    args = tuple(first_chunk(value, chunks) for value in _arguments(input))
     return _balanced(devices, lambda one: _profile.saved_bytes(module, args, one, param_scale))
 
 
@@ -80,8 +97,14 @@ def place(
 ) -> nn.Sequential:
     """The layers of `module` as one child Sequential per partition, each moved to its device.
 
-    Layers are moved, not copied. A part without parameters and buffers is told its device by
-    :class:`weft.WithDevice`. Give the result to :class:`weft.Pipe`.
+    Layers are moved, not copied. :class:`weft.WithDevice` wraps a part without parameters and
+    buffers. Give the result to :class:`weft.Pipe`::
+
+        placed = place(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), [1, 1], ["cpu", "cpu"])
+
+    Raises:
+        ValueError: ``balance`` does not fit the layers or the devices, or two devices would share
+            a parameter.
     """
     layers = list(module.named_children())
     if len(balance) != len(devices):
@@ -117,10 +140,6 @@ def _on(part: nn.Module, device: torch.device) -> nn.Module:
 
 def _arguments(sample: Tensor | Sequence[Any]) -> tuple[Any, ...]:
     return (sample,) if isinstance(sample, Tensor) else tuple(sample)
-
-
-def _first_chunk(value: Any, chunks: int) -> Any:
-    return value.chunk(chunks)[0] if isinstance(value, Tensor) else value
 
 
 def _check(

@@ -1,4 +1,4 @@
-"""Skip connections between far layers of a Sequential, without carrying the tensor through those between.
+"""Skip connections of a Sequential that bypass the layers between.
 
 A layer decorated with :func:`skippable` declares by name what it stashes and what it pops, and does
 so with ``yield``::
@@ -15,8 +15,8 @@ so with ``yield``::
             residual = yield pop("residual")
             return g(input) + residual
 
-In a :class:`weft.Pipe` the tensor goes from the one partition to the other directly. Outside one, in
-a plain Sequential, the same layers work too. The contract is that of
+In a :class:`weft.Pipe` the tensor goes directly from one partition to the other. The same layers
+work in a plain Sequential. The contract is that of
 ``torch.distributed.pipeline.sync.skip`` (PyTorch up to 2.3).
 """
 

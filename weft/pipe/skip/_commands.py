@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from torch import Tensor
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class stash:
-    """``yield stash(name, tensor)`` puts a tensor, or None, on its way to whoever pops the name."""
+    """``yield stash(name, tensor)`` hands a tensor, or None, to the layer that pops the name."""
 
-    __slots__ = ("name", "tensor")
-
-    def __init__(self, name: str, tensor: Tensor | None) -> None:
-        self.name = name
-        self.tensor = tensor
+    name: str
+    tensor: Tensor | None
 
     def __repr__(self) -> str:
         return f"stash({self.name!r})"
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class pop:
     """``tensor = yield pop(name)`` receives what an earlier layer stashed under that name."""
 
-    __slots__ = ("name",)
-
-    def __init__(self, name: str) -> None:
-        self.name = name
+    name: str
 
     def __repr__(self) -> str:
         return f"pop({self.name!r})"

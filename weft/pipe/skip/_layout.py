@@ -13,8 +13,8 @@ from weft.pipe.skip._store import SkipKey
 def skip_layout(partitions: Sequence[nn.Module]) -> dict[SkipKey, tuple[int, int]]:
     """For every skip, the partition that stashes it and the one that pops it.
 
-    Skippables anywhere inside the layers count, so that a block of one's own may hold them. Skips
-    that nobody pops are left out; :func:`verify_skippables` finds those.
+    Skippables anywhere inside the layers count. A skip that no layer pops is left out;
+    :func:`verify_skippables` reports it.
     """
     source: dict[SkipKey, int] = {}
     layout: dict[SkipKey, tuple[int, int]] = {}

@@ -12,8 +12,8 @@ from typing import Any
 class Namespace(metaclass=abc.ABCMeta):  # noqa: B024  None is registered as one of its kind
     """Where skip names are looked up; see :meth:`Skippable.isolate`.
 
-    Every instance is a namespace of its own. A copy, deep or pickled, is the same one, so that the
-    layers of a copied model still find each other. Their order is arbitrary, but it is one.
+    Each instance is a namespace of its own. A copy, deep or pickled, is the same namespace, so the
+    layers of a copied model still find each other. Namespaces have an arbitrary total order.
     """
 
     __slots__ = ("id",)
@@ -34,5 +34,5 @@ class Namespace(metaclass=abc.ABCMeta):  # noqa: B024  None is registered as one
         return isinstance(other, Namespace) and other is not None and self.id < other.id
 
 
-# The namespace of those that were never isolated is None, which therefore counts as a Namespace.
+# Skips that are not isolated have the namespace None, so None counts as a Namespace.
 Namespace.register(type(None))

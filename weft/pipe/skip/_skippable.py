@@ -1,8 +1,8 @@
 """The modules that stash and pop, and the decorator that makes them.
 
-The contract is upstream's (PyTorch 2.3.1, torch/distributed/pipeline/sync/skip/skippable.py). What
-is new: ``forward`` may take any arguments, integer tensors and None pass like others, a decorated
-class can be copied and pickled, and a wrong command is reported at the ``yield`` that gave it.
+The contract is that of torch/distributed/pipeline/sync/skip/skippable.py in PyTorch 2.3.1. Beyond
+it, ``forward`` may take any arguments, integer tensors and None pass like others, a decorated class
+can be copied and pickled, and a wrong command raises at the ``yield`` that gave it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from weft.pipe.skip._store import SkipKey
 
 
 def _names(given: Iterable[str], what: str) -> frozenset[str]:
-    # A lone string is an iterable of strings too, which is never what was meant.
+    # A lone string is an iterable of strings too; nobody means that.
     if isinstance(given, str):
         raise TypeError(f"{what} takes a list of names, not the string {given!r}")
     return frozenset(given)
@@ -33,7 +33,7 @@ def _quoted(names: Iterable[str]) -> str:
 
 
 class Skippable(nn.Module):
-    """What :func:`skippable` makes subclasses of; holds the decorated module in ``module``."""
+    """The base of the classes that :func:`skippable` makes; ``module`` is the decorated module."""
 
     module_cls: ClassVar[type[nn.Module]]
     stashable_names: ClassVar[frozenset[str]]
@@ -48,7 +48,7 @@ class Skippable(nn.Module):
         return f"@skippable({self.module})"
 
     def namespaced(self, name: str) -> SkipKey:
-        """The name with the namespace it was isolated in, None if it was not."""
+        """The name with the namespace that isolates it, or None."""
         return self.namespaces.get(name), name
 
     def stashable(self) -> Iterable[SkipKey]:
@@ -71,10 +71,11 @@ class Skippable(nn.Module):
         return self
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the module, carrying out what it yields.
+        """Runs the module and the commands that it yields.
 
-        Raises RuntimeError for a skip that was not declared, was declared and not stashed or
-        popped, or was never stashed by an earlier layer.
+        Raises:
+            RuntimeError: a skip is not declared, is declared and not stashed or popped, or no
+                earlier layer stashed it.
         """
         waiting = {key[1]: _store.take(key) for key in self.poppable()}
         stashed: dict[str, Tensor | None] = {}
@@ -90,7 +91,7 @@ class Skippable(nn.Module):
     def _run(
         self, result: Any, stashed: dict[str, Tensor | None], waiting: dict[str, Tensor | None]
     ) -> Any:
-        """Carries out the commands of a ``forward`` that yields; another's result it is already."""
+        """Runs the commands of a ``forward`` that yields; any other result passes through."""
         if not isinstance(result, Generator):
             return result
         try:
@@ -99,7 +100,7 @@ class Skippable(nn.Module):
                 try:
                     answer = self._obey(command, stashed, waiting)
                 except (RuntimeError, TypeError) as error:
-                    # Shown at the yield: the traceback then names the user's line.
+                    # Raised at the yield, so that the traceback names the user's line.
                     command = result.throw(error)
                 else:
                     command = result.send(answer)
@@ -126,7 +127,7 @@ class Skippable(nn.Module):
 
 
 def _reachable(cls: type) -> bool:
-    """Whether this class is what its name means: not so while its definition is being decorated."""
+    """Whether the class's name refers to it; while a decorator runs it does not yet."""
     found: Any = sys.modules.get(cls.__module__)
     for name in cls.__qualname__.split("."):
         found = getattr(found, name, None)
@@ -136,10 +137,13 @@ def _reachable(cls: type) -> bool:
 def skippable(
     stash: Iterable[str] = (), pop: Iterable[str] = ()
 ) -> Callable[[type[nn.Module]], type[Skippable]]:
-    """Makes a module class one that stashes and pops the skips of these names.
+    """Decorates a module class that stashes and pops the skips of these names.
 
-    Every skip has exactly one stash and one pop, the stash in an earlier layer;
-    :func:`verify_skippables` checks it, and a Pipe does by itself.
+    Every skip has exactly one stash and one pop, the stash in an earlier layer; a Pipe checks it
+    with :func:`verify_skippables`.
+
+    Raises:
+        TypeError: ``stash`` or ``pop`` is a string instead of a list of names.
     """
     stashable, poppable = _names(stash, "stash"), _names(pop, "pop")
 
@@ -153,8 +157,8 @@ def skippable(
             "poppable_names": poppable,
         }
         if not _reachable(module_cls):
-            # The decorated name will mean the new class, and pickle looks classes up by name: the
-            # old one is to be found as the new one's attribute.
+            # The decorated name will refer to the new class, and pickle looks classes up by name: it
+            # finds the old class as an attribute of the new one.
             module_cls.__qualname__ += ".module_cls"
         return type(module_cls.__name__, (Skippable,), attributes)
 

@@ -38,7 +38,7 @@ def use_store(store: SkipStore) -> Iterator[SkipStore]:
 def put(key: SkipKey, tensor: Tensor | None) -> None:
     """Keeps a tensor for the layer that pops it.
 
-    Outside a Pipe it stays until then, or until the same skip is stashed again on this thread.
+    Outside a Pipe it is kept until the pop, or the next stash of the same skip on this thread.
     """
     skips = _C.pipe.current_skips()
     if skips is not None and key in skips:
@@ -48,14 +48,14 @@ def put(key: SkipKey, tensor: Tensor | None) -> None:
 
 
 def take(key: SkipKey) -> Tensor | None:
-    """What was stashed, once; RuntimeError if nothing was."""
+    """The stashed tensor, which is then gone; RuntimeError if there is none."""
     skips = _C.pipe.current_skips()
     try:
         if skips is not None and key in skips:
             return _C.pipe.pop(skips[key])
         return _local.store.pop(key)
     except (KeyError, RuntimeError) as error:
-        # Autograd's errors are RuntimeErrors too; the cause is told with it.
+        # Autograd's errors are RuntimeErrors too, so the cause stays attached.
         raise RuntimeError(f"'{key[1]}' has not been stashed by a layer before this one") from (
             error if isinstance(error, RuntimeError) else None
         )

@@ -19,61 +19,44 @@ def _layers(module: nn.Sequential, prefix: str = "") -> Iterator[tuple[str, nn.M
             yield f"{prefix}{name}", child
 
 
-class _Book:
-    """What was stashed and popped so far, and what is wrong with it."""
-
-    def __init__(self) -> None:
-        self.stashed: dict[SkipKey, str] = {}
-        self.popped: set[SkipKey] = set()
-        self.faults: list[str] = []
-
-    def enter(self, layer: str, module: Skippable) -> None:
-        both = module.stashable_names & module.poppable_names
+def _faults(module: nn.Sequential) -> Iterator[str]:
+    stashed: dict[SkipKey, str] = {}
+    popped: set[SkipKey] = set()
+    again = "but not isolated by namespace"
+    for layer, skippable in _layers(module):
+        if not isinstance(skippable, Skippable):
+            continue
+        both = skippable.stashable_names & skippable.poppable_names
         for name in sorted(both):
-            self.faults.append(f"'{layer}' declared '{name}' both as stashable and as poppable")
-        for key in module.stashable():
-            if key[1] not in both:
-                self._stash(layer, key)
-        for key in module.poppable():
-            if key[1] not in both:
-                self._pop(layer, key)
-
-    def _stash(self, layer: str, key: SkipKey) -> None:
-        if key in self.stashed:
-            self.faults.append(
-                f"'{layer}' redeclared '{key[1]}' as stashable but not isolated by namespace"
-            )
-        self.stashed.setdefault(key, layer)
-
-    def _pop(self, layer: str, key: SkipKey) -> None:
-        if key in self.popped:
-            self.faults.append(
-                f"'{layer}' redeclared '{key[1]}' as poppable but not isolated by namespace"
-            )
-        elif key not in self.stashed:
-            self.faults.append(f"'{layer}' declared '{key[1]}' as poppable but it was not stashed")
-        else:
-            self.popped.add(key)
-
-    def close(self) -> None:
-        for key, layer in self.stashed.items():
-            if key not in self.popped:
-                self.faults.append(
-                    f"no module declared '{key[1]}' as poppable but stashed (by '{layer}')"
-                )
+            yield f"'{layer}' declared '{name}' both as stashable and as poppable"
+        for key in skippable.stashable():
+            if key[1] in both:
+                continue
+            if key in stashed:
+                yield f"'{layer}' redeclared '{key[1]}' as stashable {again}"
+            stashed.setdefault(key, layer)
+        for key in skippable.poppable():
+            if key[1] in both:
+                continue
+            if key in popped:
+                yield f"'{layer}' redeclared '{key[1]}' as poppable {again}"
+            elif key not in stashed:
+                yield f"'{layer}' declared '{key[1]}' as poppable but it was not stashed"
+            else:
+                popped.add(key)
+    for key, layer in stashed.items():
+        if key not in popped:
+            yield f"no module declared '{key[1]}' as poppable but stashed (by '{layer}')"
 
 
 def verify_skippables(module: nn.Sequential) -> None:
     """Checks that each skip name is stashed once and popped once, in this order.
 
-    Raises TypeError that lists every fault. A name used by several pairs needs a
-    :class:`Namespace` for each.
+    A name used by several pairs needs a :class:`Namespace` for each.
+
+    Raises:
+        TypeError: a skip is not; the text lists every fault.
     """
-    book = _Book()
-    for name, layer in _layers(module):
-        if isinstance(layer, Skippable):
-            book.enter(name, layer)
-    book.close()
-    if book.faults:
-        faults = "\n".join(f"* {fault}" for fault in book.faults)
+    faults = "\n".join(f"* {fault}" for fault in _faults(module))
+    if faults:
         raise TypeError(f"one or more pairs of stash and pop do not match:\n\n{faults}")

@@ -1,28 +1,13 @@
-"""What a pipeline did and when: recorded by the engine, measured here, saved as a picture or a trace.
-
-::
-
-    with pipe.record() as timeline:
-        pipe(batch).local_value().sum().backward()
-    print(timeline.figures)
-    timeline.save("run.svg")
-
-A timeline may hold many mini-batches; figures and the picture are those of the median one, by time.
-"""
+"""The tasks of a pipeline and when they ran, by mini-batch, with the figures that follow."""
 
 from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
-from weft.pipe import _schedule
-
-if TYPE_CHECKING:
-    from weft.pipe import Pipe
+from weft.pipe._timeline import schedule
 
 #: Work of a stage, by kind. Copies between devices run beside it, on streams of their own.
 WORK = ("forward", "recompute", "backward")
@@ -45,11 +30,9 @@ class Figures:
 
     stages: int
     micro_batches: int
-    seconds: (
-        float  #: from the first task to the last, without what was between forward and backward
-    )
-    bubble: float  #: share of that in which a stage waits, all stages together
-    ideal_bubble: float  #: (S - 1) / (M + S - 1): GPipe's, with stages of one length, in no time
+    seconds: float  #: from the first task to the last, without the pause before backward
+    bubble: float  #: the share of that time in which a stage waits, all stages together
+    ideal_bubble: float  #: (S - 1) / (M + S - 1): GPipe's, if all tasks take equally long
     busy: tuple[float, ...]  #: by stage: the share of the time in which it works
     mean_ms: dict[str, float]  #: by kind: the mean time of a task
 
@@ -93,7 +76,7 @@ class MiniBatch:
             micro_batches=self.micro_batches,
             seconds=span / 1e9,
             bubble=1 - sum(shares) / self.stages,
-            ideal_bubble=_schedule.ideal_bubble(self.stages, self.micro_batches),
+            ideal_bubble=schedule.ideal_bubble(self.stages, self.micro_batches),
             busy=shares,
             mean_ms={kind: statistics.fmean(by_kind[kind]) / 1e6 for kind in kinds},
         )
@@ -113,7 +96,7 @@ class MiniBatch:
         begin = self.events[0].begin
         return MiniBatch(
             Event(task.stage, task.micro_batch, task.kind, round(task.begin), round(task.end), 0)
-            for task in _schedule.gpipe(self.stages, self.micro_batches, lasting, begin, pause)
+            for task in schedule.gpipe(self.stages, self.micro_batches, lasting, begin, pause)
         )
 
 
@@ -127,78 +110,3 @@ def mini_batches(events: Iterable[Event]) -> list[MiniBatch]:
         groups[-1].append(event)
     whole = [group for group in groups if any(event.kind == "forward" for event in group)]
     return [MiniBatch(group) for group in whole]
-
-
-class Timeline:
-    """A recording that has ended. Saved by the ending: ``.svg``, or ``.json`` for a Chrome trace."""
-
-    def __init__(self, devices: Sequence[str] = ()) -> None:
-        self.devices = tuple(devices)
-        self._batches: list[MiniBatch] | None = None
-
-    def close(self, events: Iterable[Sequence[object]]) -> None:
-        """Takes what was recorded; for :class:`Recording`."""
-        self._batches = mini_batches(
-            Event(int(s), int(m), str(k), int(b), int(e), int(t))  # type: ignore[call-overload]
-            for s, m, k, b, e, t in events
-        )
-
-    @property
-    def mini_batches(self) -> list[MiniBatch]:
-        """What was recorded. ValueError while it still is, or if nothing was."""
-        if self._batches is None:
-            raise ValueError("the recording goes on: leave `with pipe.record()` first")
-        if not self._batches:
-            raise ValueError("nothing was recorded: call the Pipe within `with pipe.record()`")
-        return self._batches
-
-    @property
-    def typical(self) -> MiniBatch:
-        """The mini-batch of median time."""
-        ordered = sorted(self.mini_batches, key=lambda batch: batch.figures().seconds)
-        return ordered[len(ordered) // 2]
-
-    @property
-    def figures(self) -> Figures:
-        """Those of the typical mini-batch."""
-        return self.typical.figures()
-
-    def save(self, path: str | Path) -> Path:
-        """Writes a picture (``.svg``) or a trace of all mini-batches (``.json``); returns the path.
-
-        The trace opens in chrome://tracing and Perfetto.
-        """
-        from weft.pipe import _timeline_svg, _timeline_trace
-
-        path = Path(path)
-        if path.suffix == ".svg":
-            text = _timeline_svg.draw(self)
-        elif path.suffix == ".json":
-            text = _timeline_trace.dump(self)
-        else:
-            raise ValueError(f"a timeline is saved as .svg or .json, not as '{path.name}'")
-        path.write_text(text, encoding="utf-8")
-        return path
-
-
-class Recording:
-    """``with pipe.record() as timeline:`` records what the Pipe does within.
-
-    One at a time; costs two readings of the clock per task.
-    """
-
-    def __init__(self, pipe: Pipe) -> None:
-        self._engine = pipe._engine
-        self._timeline = Timeline([str(device) for device in pipe.devices])
-
-    def __enter__(self) -> Timeline:
-        self._engine.start_recording()
-        return self._timeline
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._timeline.close(self._engine.stop_recording())

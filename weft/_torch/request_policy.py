@@ -1,8 +1,8 @@
-"""The request policy ``registered``: only named Python functions may be called.
+"""The request policy ``registered``: peers may call only registered Python functions.
 
 torch unpickles a request to learn which function it names. Under this policy the unpickler
-resolves nothing but registered objects and the few names that torch's own RPC pickles are made
-of, so that a request for anything else fails before anything of it runs.
+resolves only registered objects and the few names that torch's own RPC pickles contain. A request
+for anything else fails before any of its code runs.
 """
 
 from __future__ import annotations
@@ -13,30 +13,20 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from torch.distributed.rpc import internal
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_policy = "any"
 _objects: dict[tuple[str, str], Any] = {}
 
-# What a pickle of torch.distributed.rpc.internal refers to besides user code. None of them
-# does more than rebuild a value from its parts.
+# What a pickle of torch.distributed.rpc.internal refers to besides user code. Each of these only
+# rebuilds a value from its parts.
 _ALLOWED = {
-    ("torch.distributed.rpc.internal", "PythonUDF"),
-    ("torch.distributed.rpc.internal", "RemoteException"),
-    ("torch.distributed.rpc.internal", "_InternalRPCPickler"),
-    ("torch", "Size"),
-    ("torch", "device"),
-    ("torch.serialization", "_get_layout"),
-    ("collections", "OrderedDict"),
-    ("builtins", "set"),
-    ("builtins", "frozenset"),
-    ("builtins", "slice"),
-    ("builtins", "range"),
-    ("builtins", "complex"),
-    ("builtins", "bytearray"),
-    ("weft._named_tuples", "remade"),
+    "torch.distributed.rpc.internal": {"PythonUDF", "RemoteException", "_InternalRPCPickler"},
+    "torch": {"Size", "device"},
+    "torch.serialization": {"_get_layout"},
+    "collections": {"OrderedDict"},
+    "builtins": {"set", "frozenset", "slice", "range", "complex", "bytearray"},
+    "weft._remote.named_tuples": {"remade"},
 }
 # Static methods that torch's pickles reach with getattr through their class.
 _ALLOWED_ATTRIBUTES = {
@@ -51,12 +41,22 @@ _HARMLESS_VALUES = (torch.dtype, torch.layout, torch.memory_format)
 def register_function(function: F | None = None, *, name: str | None = None) -> Any:
     """Allows peers to call ``function`` under the request policy ``"registered"``.
 
-    Usable as a decorator. The name is the one the caller's pickle uses: the function's module and
-    qualified name. ``name`` (``"module:qualified.name"``) overrides it, for functions that callers
-    import from elsewhere. Classes may be registered too: then peers may construct them.
+    Usable as a decorator::
+
+        @weft.register_function
+        def double(x: torch.Tensor) -> torch.Tensor:
+            return 2 * x
+
+    Args:
+        function: a function, or a class that peers may construct.
+        name: the name in the caller's pickle, ``"module:qualified.name"``, for a function that
+            callers import from elsewhere; by default its module and qualified name.
+
+    Returns:
+        The function.
 
     Raises:
-        TypeError: for something that is not callable.
+        TypeError: ``function`` is not callable.
     """
 
     def register(target: F) -> F:
@@ -85,16 +85,17 @@ def _restricted_getattr(owner: Any, attribute: str) -> Any:
     raise pickle.UnpicklingError(f"the request policy here is 'registered': {key} is refused")
 
 
-class _RestrictedUnpickler(pickle.Unpickler):
+class RestrictedUnpickler(pickle.Unpickler):
     """Resolves registered objects and the parts of torch's own pickles; refuses the rest."""
 
     def find_class(self, module: str, name: str) -> Any:
+        """The object of this name, if a request may refer to it."""
         found = _objects.get((module, name))
         if found is not None:
             return found
         if (module, name) == ("builtins", "getattr"):
             return _restricted_getattr
-        if (module, name) in _ALLOWED:
+        if name in _ALLOWED.get(module, ()):
             return super().find_class(module, name)
         candidate = getattr(_HARMLESS_MODULES.get(module), name, None)
         if isinstance(candidate, _HARMLESS_VALUES) or (
@@ -105,15 +106,3 @@ class _RestrictedUnpickler(pickle.Unpickler):
             f"the request policy here is 'registered', and {module}.{name} was not given to "
             "weft.register_function"
         )
-
-
-def _make_unpickler(file: Any) -> pickle.Unpickler:
-    return _RestrictedUnpickler(file) if _policy == "registered" else pickle.Unpickler(file)
-
-
-def set_policy(policy: str) -> None:
-    """Makes torch's RPC unpickler obey ``policy`` from now on."""
-    global _policy
-    _policy = policy
-    # deserialize() looks this name up at each call (torch/distributed/rpc/internal.py).
-    internal._unpickler = _make_unpickler if policy == "registered" else pickle.Unpickler

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 from typing import Any
 
@@ -10,7 +11,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rpc import api, backend_registry
 
-from weft import _C, _process_group, _registered, _torch_patches
+from weft import _C
+from weft._torch import current, patches, process_group
+from weft._torch.patches import default, startup
+from weft._torch.patches.unpickler import set_policy
 from weft.options import RpcBackendOptions, master_host
 
 BACKEND = "WEFT"
@@ -28,14 +32,14 @@ def make_agent(
     options: RpcBackendOptions,
     faults: _C.FaultOptions | None = None,
 ) -> _C.WeftAgent:
-    """Creates an agent that has met its group, and makes it torch's current one."""
+    """Creates an agent, lets it join its group, and makes it torch's current one."""
     if not isinstance(store, dist.Store):
         raise TypeError(f"`store` must be a c10d::Store. {store}")
     if not isinstance(options, RpcBackendOptions):
         raise TypeError(f"`rpc_backend_options` must be a `weft.RpcBackendOptions`. {options}")
     if not options.master_host:
         options.master_host = master_host(options.init_method)
-    _registered.set_policy(options.request_policy)
+    set_policy(options.request_policy)
     agent = _C.WeftAgent(
         store, name, rank, world_size or None, torch.cuda.device_count(), options, faults
     )
@@ -61,25 +65,25 @@ def _init_backend(
 
 
 def _shut_down_at_exit() -> None:
-    """Ends an agent that the program forgot, while the interpreter still lives."""
-    try:
-        agent = api._get_current_rpc_agent() if api._is_current_rpc_agent_set() else None
-        if isinstance(agent, _C.WeftAgent):
+    """Ends an agent and groups that the program forgot, while the interpreter still lives."""
+    with contextlib.suppress(Exception):
+        for backend in current.backends():
+            backend.shutdown()
+    with contextlib.suppress(Exception):
+        agent = current.agent()
+        if agent is not None:
             agent.shutdown()
-    except Exception:
-        pass
 
 
 def install() -> None:
     """Registers the backend and the patches; calling it again changes nothing."""
     if not backend_registry.backend_registered(BACKEND):
-        _process_group.install()
-        _torch_patches.install()
+        process_group.register()
+        patches.install()
         backend_registry.register_backend(BACKEND, _construct_options, _init_backend)
-        _torch_patches.refresh_backend_type()
+        startup.refresh_backend_type()
         atexit.register(_shut_down_at_exit)
-        atexit.register(_process_group.shut_down_at_exit)
     if os.environ.get("WEFT_AS_DEFAULT", "0") == "1":
-        _torch_patches.make_default()
+        default.make_default()
     if os.environ.get("WEFT_AS_PROCESS_GROUP", "0") == "1":
-        _torch_patches.make_default_process_group()
+        default.make_default_process_group()

@@ -1,4 +1,4 @@
-"""GPipe's schedule on paper (Huang et al., 2019, figure 2c): what a run is compared with."""
+"""GPipe's ideal schedule (Huang et al., 2019, figure 2c), to compare a run with."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def gpipe(
 ) -> Iterator[Task]:
     """All forwards, a pause, then recomputation and backward in reverse order.
 
-    A task begins when its stage and what it depends on are ready; copies cost nothing.
-    `lasting[kind, micro_batch]` is how long it takes, on every stage; what is missing is not done.
+    A task begins when its stage and its input are ready; copies cost nothing.
+    `lasting[kind, micro_batch]` is its length on every stage; a missing task is skipped.
     """
     free, ready = [begin] * stages, [begin] * micro_batches
     yield from _phase(("forward",), range(stages), range(micro_batches), lasting, free, ready)
@@ -52,7 +52,7 @@ def _phase(
     free: list[float],
     ready: list[float],
 ) -> Iterator[Task]:
-    """Each micro-batch goes through the stages; `free` and `ready` say when each is, and are kept."""
+    """Sends each micro-batch through the stages, and updates when each is `free` and `ready`."""
     for index in micro_batches:
         for stage in stages:
             now = max(free[stage], ready[index])

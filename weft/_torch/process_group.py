@@ -17,11 +17,15 @@ BACKEND = "weft"
 
 @dataclasses.dataclass
 class ProcessGroupOptions:
-    """What ``init_process_group("weft", pg_options=…)`` and ``new_group`` may be given.
+    """Options of a process group, for ``init_process_group`` and ``new_group``.
+
+    ::
+
+        dist.init_process_group("weft", pg_options=weft.ProcessGroupOptions(interface="lo"))
 
     Attributes:
-        interface: interface name or numeric address for what goes between hosts; by default
-            ``WEFT_SOCKET_IFNAME``, else the one that reaches the Store's host.
+        interface: interface name or numeric address for traffic between hosts; by default
+            ``WEFT_SOCKET_IFNAME``, else the interface that reaches the Store's host.
         nccl: ``ProcessGroupNCCL.Options`` for the NCCL backend that serves CUDA tensors; its
             timeout, name and ranks are the group's.
     """
@@ -52,7 +56,7 @@ def _make_nccl(
     return backend
 
 
-# What serves tensors that are not on the CPU, by type of device.
+# The backends for tensors that are not on the CPU, by type of device.
 _DELEGATES: dict[str, Callable[..., Any]] = {"cuda": _make_nccl}
 
 
@@ -83,30 +87,8 @@ def _create(
     )
 
 
-def install() -> None:
-    """Registers the backend; calling it again changes nothing."""
+def register() -> None:
+    """Registers the backend; a second call changes nothing."""
     if BACKEND not in dist.Backend.backend_list:
         # A list: register_backend would take a plain string by its letters.
         dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
-
-
-def backends() -> list[Any]:
-    """The Weft backends of this process's groups."""
-    if not dist.is_available() or not dist.is_initialized():
-        return []
-    found: dict[int, Any] = {}
-    for group in list(dist.distributed_c10d._world.pg_map):
-        for device in group._device_types:
-            backend = group._get_backend(device)
-            if isinstance(backend, _C.WeftBackend):
-                found[id(backend)] = backend
-    return list(found.values())
-
-
-def shut_down_at_exit() -> None:
-    """Ends groups that the program forgot, while the interpreter still lives."""
-    try:
-        for backend in backends():
-            backend.shutdown()
-    except Exception:
-        pass

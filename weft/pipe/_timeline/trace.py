@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
-if TYPE_CHECKING:
-    from weft.pipe._timeline import Event, Timeline
+from weft.pipe._timeline.events import Event, Figures, MiniBatch
 
 _LETTERS = {"forward": "F", "recompute": "R", "backward": "B", "copy": "C"}
 
 
-def dump(timeline: Timeline) -> str:
+def dump(batches: Sequence[MiniBatch], figures: Figures, devices: Sequence[str]) -> str:
     """The JSON text: complete events in microseconds, one thread per stage, figures beside them."""
-    batches = timeline.mini_batches
     origin = min(event.begin for batch in batches for event in batch.events)
     records: list[dict[str, Any]] = [_named("process_name", 0, "weft.Pipe")]
     for stage in range(batches[0].stages):
-        device = f" ({timeline.devices[stage]})" if stage < len(timeline.devices) else ""
+        device = f" ({devices[stage]})" if stage < len(devices) else ""
         records.append(_named("thread_name", stage, f"stage {stage}{device}"))
     for number, batch in enumerate(batches):
         records += [_complete(event, number, origin) for event in batch.events]
-    figures = vars(timeline.figures)
-    return json.dumps({"traceEvents": records, "displayTimeUnit": "ms", "otherData": figures})
+    trace = {"traceEvents": records, "displayTimeUnit": "ms", "otherData": vars(figures)}
+    return json.dumps(trace)
 
 
 def _named(what: str, thread: int, name: str) -> dict[str, Any]:

@@ -1,6 +1,9 @@
-"""NamedTuples travel as plain tuples: only the process that has the class could read one. What takes them
-apart in a signature, gives Python code the class that its annotations name (and the dtype, which
-TorchScript takes for a number), and results the names that come beside them."""
+"""NamedTuples of remote calls. They travel as plain tuples, because a peer may lack the class.
+
+This module describes the NamedTuples of a signature, gives Python code the classes that its
+annotations name (and dtypes, which TorchScript sends as numbers), and gives results the names that
+come beside them.
+"""
 
 from __future__ import annotations
 
@@ -76,12 +79,12 @@ def _stand_in(name: str, fields: tuple[str, ...]) -> Any:
 
 
 def remade(name: str, fields: tuple[str, ...], values: tuple[Any, ...]) -> Any:
-    """A NamedTuple of a class that only its name and fields are known of."""
+    """A NamedTuple of a class of which only the name and the fields are known."""
     return _stand_in(name, fields)._make(values)
 
 
 def portable(value: Any) -> Any:
-    """A value of TorchScript for other processes: it makes NamedTuples of classes that cannot be pickled."""
+    """A value of TorchScript for other processes: its classes of NamedTuples cannot be pickled."""
     if isinstance(value, tuple):
         items = [portable(item) for item in value]
         if not hasattr(value, "_fields"):
@@ -105,7 +108,7 @@ def _dtype(value: Any) -> Any:
 
 
 def _rebuild(annotation: Any) -> Rebuild | None:
-    """What makes a value of plain tuples one of this type; None where there is nothing to do."""
+    """A function that turns plain tuples into this type; None if there is nothing to do."""
     if is_named_tuple(annotation):
         fields = [_rebuild(one) for one in field_types(annotation)]
         return lambda value: annotation._make(_each(fields, value))
@@ -117,7 +120,7 @@ def _rebuild(annotation: Any) -> Rebuild | None:
 
 
 def _kind(annotation: Any) -> tuple[str, list[Any]]:
-    """Which container this is of what values; "" for any other, and where several types may be meant."""
+    """The kind of container and the types of its values; "" for others and for ambiguous types."""
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is list and inner:
         return "list", [inner[0]]
@@ -130,7 +133,7 @@ def _kind(annotation: Any) -> tuple[str, list[Any]]:
     return "", []
 
 
-# What makes a container's values anew, from what makes those in it.
+# By kind: makes the function for a container from the functions for its values.
 _CONTAINERS: dict[str, Callable[[list[Any]], Rebuild]] = {
     "list": lambda parts: lambda value: [parts[0](item) for item in value],
     "dict": lambda parts: lambda value: {key: parts[0](item) for key, item in value.items()},
@@ -196,7 +199,7 @@ def _naming(part: Any) -> Rebuild | None:
 
 @functools.cache
 def result_of(annotated: Callable[..., Any]) -> Rebuild:
-    """What gives a result of ``annotated`` the classes that its annotation names."""
+    """A function that gives a result of ``annotated`` the classes that its annotation names."""
     try:
         made = _rebuild(typing.get_type_hints(annotated).get("return"))
     except (NameError, TypeError):
@@ -205,9 +208,9 @@ def result_of(annotated: Callable[..., Any]) -> Rebuild:
 
 
 def restoring(function: Callable[..., Any], annotated: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, given NamedTuples where the annotations of ``annotated`` say so.
+    """``function``, called with NamedTuples where the annotations of ``annotated`` name them.
 
-    The function itself when they don't, or cannot be read.
+    The function itself if there are none, or if the annotations cannot be read.
     """
     try:
         hints = typing.get_type_hints(annotated)

@@ -1,4 +1,4 @@
-"""What a remote module's owner runs for those who call it. Every function here is called over RPC."""
+"""Functions that run at the owner of a remote module. Peers call each of them over RPC."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.distributed.rpc import PyRRef as RRef
 from torch.utils import _pytree as pytree
 
-from weft import _remote_stub
-from weft._named_tuples import portable, restoring, result_of
+from weft._remote.named_tuples import portable, restoring, result_of
+from weft._remote.signature import Signature, signature_of
 from weft.publishing import publish
 
-# What a module was before it was scripted: it has the annotations.
+# The class that a scripted module was made of; it has the annotations.
 _unscripted: weakref.WeakKeyDictionary[nn.Module, type[nn.Module]] = weakref.WeakKeyDictionary()
 
 
@@ -44,7 +44,7 @@ def create(
 
 
 class _Placed(nn.Module):
-    """A module on an accelerator, for callers who have CPU tensors: scripted models, other processes."""
+    """A module on an accelerator for callers with CPU tensors: scripted models, other processes."""
 
     def __init__(self, module: nn.Module, device: str) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ def _scripted(module: nn.Module) -> nn.Module:
         scripted = torch.jit.script(module)
         _unscripted[scripted] = type(module)
         return scripted
-    except torch.jit.frontend.FrontendError as error:  # which the caller could not make again
+    except torch.jit.frontend.FrontendError as error:  # the caller cannot unpickle it
         raise RuntimeError(f"{type(module).__name__} cannot be scripted: {error}") from None
 
 
@@ -131,7 +131,7 @@ def state(module_rref: RRef) -> dict[str, Any]:
 
 
 def load_state(module_rref: RRef, values: Mapping[str, Any]) -> tuple[list[str], list[str], str]:
-    """Loads what fits; returns missing keys, unexpected keys and what else was wrong."""
+    """Loads the keys that fit; returns missing keys, unexpected keys and any other error."""
     try:
         missing, unexpected = module_rref.local_value().load_state_dict(values, strict=False)
     except RuntimeError as error:
@@ -144,7 +144,7 @@ def set_training(module_rref: RRef, mode: bool) -> None:
 
 
 def convert(module_rref: RRef, dtype: torch.dtype, integers: bool) -> None:
-    """Converts what is floating point, with ``integers`` everything."""
+    """Converts floating-point values; with ``integers``, all values."""
     module = module_rref.local_value()
     module.type(dtype) if integers else module.to(dtype)
 
@@ -161,9 +161,9 @@ def describe(module_rref: RRef) -> str:
     return repr(module_rref.local_value())
 
 
-def stub(module_rref: RRef) -> _remote_stub.Stub:
-    """How the module's ``forward`` looks to TorchScript."""
-    return _remote_stub.stub_of(module_rref.local_value())
+def signature(module_rref: RRef) -> Signature:
+    """The types of the module's ``forward``."""
+    return signature_of(module_rref.local_value())
 
 
 def publish_as(module_rref: RRef, name: str, device: str) -> int:

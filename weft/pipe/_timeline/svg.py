@@ -1,19 +1,17 @@
 """A timeline as a picture: what was measured, GPipe's schedule below it on the same scale.
 
-One lane per stage; its grey is the bubble. Plain SVG, written here: no library is needed to save one.
+One lane per stage; its grey is the bubble. The SVG is written here, without a library.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 from xml.sax.saxutils import escape
 
-if TYPE_CHECKING:
-    from weft.pipe._timeline import Event, MiniBatch, Timeline
+from weft.pipe._timeline.events import Event, MiniBatch
 
-# Okabe and Ito's, told apart by everybody; text on them is white or dark for contrast.
+# The palette of Okabe and Ito for colour-blind readers; text on it is white or dark for contrast.
 _COLOURS = {"forward": "#0072b2", "recompute": "#e69f00", "backward": "#009e73", "copy": "#8a8a8a"}
 _ON = {"forward": "#ffffff", "recompute": "#222222", "backward": "#ffffff", "copy": "#ffffff"}
 _INK, _SOFT, _LANE, _GRID = "#222222", "#5f6368", "#ececec", "#ffffff"
@@ -22,10 +20,9 @@ _TITLE, _LEGEND, _HEADING, _AXIS, _GAP = 62, 30, 26, 30, 14
 _DIGIT = 6.6  # the width of a digit at this size, generously
 
 
-def draw(timeline: Timeline) -> str:
-    """The SVG text for the typical mini-batch."""
-    batch = timeline.typical
-    number = timeline.mini_batches.index(batch) + 1
+def draw(batches: Sequence[MiniBatch], batch: MiniBatch, devices: Sequence[str]) -> str:
+    """The SVG text for one of the mini-batches."""
+    number, count = batches.index(batch) + 1, len(batches)
     ideal = batch.ideal()
     lane = max(14, min(34, 360 // batch.stages))
     panel = _HEADING + batch.stages * lane + _AXIS
@@ -39,21 +36,21 @@ def draw(timeline: Timeline) -> str:
         f'width="{_WIDTH}" height="{height}" font-family="Helvetica, Arial, sans-serif" '
         f'font-size="12" fill="{_INK}">',
         f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
-        *_heading(timeline, batch, number),
+        *_heading(batch, number, count),
         *_legend(batch, _TITLE + 8),
         *_panel(
-            f"measured: bubble {figures.bubble:.1%}", batch, scale, _TITLE + _LEGEND, lane, timeline
+            f"measured: bubble {figures.bubble:.1%}", batch, scale, _TITLE + _LEGEND, lane, devices
         ),
     ]
     share = f"(S-1)/(M+S-1) = {figures.ideal_bubble:.1%}"
     top = _TITLE + _LEGEND + panel + _GAP
     title = f"ideal GPipe schedule, stages of one length: bubble {share}"
-    lines += _panel(title, ideal, scale, top, lane, timeline)
+    lines += _panel(title, ideal, scale, top, lane, devices)
     return "\n".join([*lines, "</svg>", ""])
 
 
 class _Scale:
-    """Time to horizontal place."""
+    """Converts a time to a horizontal position."""
 
     def __init__(self, origin: int, span: int) -> None:
         self.origin, self.span = origin, span
@@ -86,8 +83,7 @@ def _text(x: float, y: float, text: str, extra: str = "") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}"{extra}>{escape(text)}</text>'
 
 
-def _heading(timeline: Timeline, batch: MiniBatch, number: int) -> Iterator[str]:
-    count = len(timeline.mini_batches)
+def _heading(batch: MiniBatch, number: int, count: int) -> Iterator[str]:
     which = "" if count == 1 else f", mini-batch {number} of {count} (the median one)"
     figures = batch.figures()
     title = f"Pipeline: {figures.stages} stages, {figures.micro_batches} micro-batches{which}"
@@ -113,14 +109,14 @@ def _legend(batch: MiniBatch, y: float) -> Iterator[str]:
 
 
 def _panel(
-    title: str, batch: MiniBatch, scale: _Scale, top: float, lane: int, timeline: Timeline
+    title: str, batch: MiniBatch, scale: _Scale, top: float, lane: int, devices: Sequence[str]
 ) -> Iterator[str]:
     yield _text(20, top + 16, title, ' font-size="13" font-weight="bold"')
     top += _HEADING
     bottom = top + batch.stages * lane
     for stage in range(batch.stages):
         y = top + stage * lane
-        device = f" · {timeline.devices[stage]}" if stage < len(timeline.devices) else ""
+        device = f" · {devices[stage]}" if stage < len(devices) else ""
         yield _text(_LEFT - 10, y + lane / 2 + 4, f"stage {stage}{device}", ' text-anchor="end"')
         yield (
             f'<rect x="{_LEFT}" y="{y + 1}" width="{scale.width}" height="{lane - 2}" fill="{_LANE}"/>'
@@ -138,7 +134,7 @@ def _panel(
 
 
 def _pause(batch: MiniBatch, scale: _Scale, top: float, bottom: float) -> Iterator[str]:
-    """Cuts the lanes where the caller computes the loss: that time is no bubble."""
+    """Blanks the lanes while the caller computes the loss: that time is no bubble."""
     if len(batch.phases) == 2:
         left = scale.x(max(event.end for event in batch.forward))
         width = scale.x(min(event.begin for event in batch.backward)) - left
@@ -148,7 +144,7 @@ def _pause(batch: MiniBatch, scale: _Scale, top: float, bottom: float) -> Iterat
 
 
 def _numbered(batch: MiniBatch, scale: _Scale) -> set[str]:
-    """The kinds whose bars have room for a number: on the mean, or none would be better."""
+    """The kinds whose bars have room for a number, judged by their mean length."""
     room = _DIGIT * len(str(batch.micro_batches - 1)) + 3
     means = batch.figures().mean_ms
     return {kind for kind, ms in means.items() if ms * 1e6 / scale.span * scale.width > room}
@@ -157,10 +153,10 @@ def _numbered(batch: MiniBatch, scale: _Scale) -> set[str]:
 def _bar(event: Event, scale: _Scale, top: float, lane: int, numbered: bool) -> Iterator[str]:
     left, right = scale.x(event.begin), scale.x(event.end)
     copying = event.kind == "copy"
-    # Copies run beside the stage's work: a thin bar at the lane's foot.
+    # Copies run beside the stage's work, so they are a thin bar at the lane's bottom.
     y = top + event.stage * lane + (lane - 6 if copying else 1)
     size = 4 if copying else lane - 2
-    width = max(right - left - 0.8, 0.6)  # a hair's breadth between neighbours
+    width = max(right - left - 0.8, 0.6)  # a gap between neighbours
     micro = event.micro_batch
     hint = f"{event.kind} of micro-batch {micro}: {_time((event.end - event.begin) / 1e6)}"
     yield (

@@ -7,29 +7,38 @@ call each other at the end. A Weft that cannot be loaded at all says so itself, 
 from __future__ import annotations
 
 import argparse
-import sys
 
-from weft import _doctor_checks as checks
+from weft import env
+from weft.doctor import installation, machine, self_test
+
+CHECKS = (
+    installation.versions,
+    installation.native_parts,
+    installation.registration,
+    installation.patches,
+    machine.network,
+    machine.key_file,
+    machine.limits,
+    installation.unknown_variables,
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs all checks, prints them, and returns the exit status."""
+    """Runs all checks, prints what they find, and returns the exit status.
+
+    Args:
+        arguments: of the command line; by default those of this process.
+    """
     parser = argparse.ArgumentParser(prog="python -m weft.doctor", description=__doc__)
     parser.add_argument("--no-self-test", action="store_true", help="start no processes")
     chosen = parser.parse_args(arguments)
     failed = False
-    for check in checks.ALL:
-        if check is checks.self_test and chosen.no_self_test:
-            continue
+    for check in CHECKS if chosen.no_self_test else (*CHECKS, self_test.run):
         for finding in check():
             failed = failed or finding.level == "FAIL"
             print(f"{finding.level:4}  {finding.text}")
-    print()
-    print("Environment variables (docs/reference/environment.md):")
-    for line in checks.environment_lines():
-        print(f"  {line}")
+    print("\nEnvironment variables (docs/reference/environment.md):")
+    for row in env.table():
+        value = f"={row.value}" if row.value is not None else f" (default {row.default!r})"
+        print(f"  {row.name}{value}")
     return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

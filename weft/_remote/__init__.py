@@ -1,0 +1,1 @@
+"""What serves remote and published modules: the code at the owner, TorchScript stubs, NamedTuples."""

@@ -1,0 +1,1 @@
+"""What Weft registers with torch and changes in it."""

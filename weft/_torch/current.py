@@ -1,0 +1,31 @@
+"""What of Weft runs in this process now: the RPC agent and the process groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.rpc import api
+
+from weft import _C
+
+
+def agent() -> _C.WeftAgent | None:
+    """The current RPC agent if it is Weft's, else None."""
+    found = api._get_current_rpc_agent() if api._is_current_rpc_agent_set() else None
+    return found if isinstance(found, _C.WeftAgent) else None
+
+
+def backends() -> list[Any]:
+    """The Weft backends of this process's groups."""
+    if not dist.is_available() or not dist.is_initialized():
+        return []
+    groups = list(dist.distributed_c10d._world.pg_map)
+    found = {id(backend): backend for group in groups for backend in backends_of(group)}
+    return [backend for backend in found.values() if isinstance(backend, _C.WeftBackend)]
+
+
+def backends_of(group: dist.ProcessGroup) -> list[Any]:
+    """The backends of a group, each once: several device types may share one."""
+    found = [group._get_backend(device) for device in group._device_types]
+    return list({id(backend): backend for backend in found}.values())

@@ -1,0 +1,42 @@
+"""Every function of torch that Weft replaces: one list, checked against this torch at import.
+
+A patch affects calls only while the current agent, or the process group in question, is Weft's;
+with TensorPipe and Gloo torch's code runs as it was. To see what a torch has changed::
+
+    from weft._torch import patches
+    print([text for patch in patches.ALL if (text := patch.mismatch())])
+"""
+
+from __future__ import annotations
+
+from weft._torch.patches import batches, calls, default, groups, rref, shutdown, startup, unpickler
+
+AT_IMPORT = (
+    startup.init_rpc,
+    startup.create_store,
+    calls.invoke_rpc,
+    calls.invoke_remote_builtin,
+    calls.serialize,
+    rref.to_here,
+    rref.serialize,
+    shutdown.wait_all_workers,
+    shutdown.destroy_rref_context,
+    groups.monitored_barrier,
+    groups.set_pg_timeout,
+    groups.ddp_logging_data,
+    batches.batch_isend_irecv,
+    batches.coalescing_manager,
+)
+ON_REQUEST = (
+    unpickler.unpickler,
+    default.init_rpc,
+    default.init_process_group,
+    default.new_group,
+)
+ALL = (*AT_IMPORT, *ON_REQUEST)
+
+
+def install() -> None:
+    """Installs the patches that registration needs."""
+    for patch in AT_IMPORT:
+        patch.install()

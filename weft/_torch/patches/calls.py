@@ -1,0 +1,123 @@
+"""Patches of ``rpc_sync``, ``rpc_async`` and ``remote``: the same answers in less time."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch.distributed.rpc import api, internal
+from torch.jit import _builtins
+
+from weft import _C
+from weft._torch.patches.patch import Function, patch
+
+_SYNC = api.RPCExecMode.SYNC
+
+
+class _Answer:
+    """Stands for a future that is complete."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def wait(self) -> Any:
+        return self._value
+
+
+@patch(
+    "torch.distributed.rpc.api:_invoke_rpc",
+    "(to, func, rpc_type, args=None, kwargs=None, rpc_timeout=-1.0)",
+    without="rpc_sync and rpc_async over Weft take longer.",
+    caller="torch.distributed.rpc.api:rpc_sync",
+    uses={
+        "torch.distributed.rpc.api:_to_worker_info": "(to)",
+        "torch.distributed.rpc.api:_get_should_profile": "()",
+        "torch.jit._builtins:_find_builtin": "(fn)",
+    },
+)
+def invoke_rpc(
+    upstream: Function,
+    to: Any,
+    func: Any,
+    rpc_type: Any,
+    args: Any = None,
+    kwargs: Any = None,
+    rpc_timeout: float = api.UNSET_RPC_TIMEOUT,
+) -> Any:
+    """Lets the thread that waits complete its call.
+
+    torch knows only futures below this function. Here a built-in operator's overload is found once,
+    not at each call, and an answer that nobody waits for takes no GIL
+    (rpc_backend/python/calls.cpp).
+    """
+    if not _C._weft_is_current():
+        return upstream(to, func, rpc_type, args, kwargs, rpc_timeout)
+    waits = rpc_type is _SYNC
+    name = _builtins._find_builtin(func) if callable(func) else None
+    if name is not None and not api._get_should_profile():
+        invoke = _C._call_builtin if waits else _C._start_builtin
+        worker = api._to_worker_info(to)
+        done, value = invoke(worker, name, rpc_timeout, tuple(args or ()), dict(kwargs or {}))
+        if done:
+            return _Answer(value) if waits else value
+    if not waits:
+        return upstream(to, func, rpc_type, args, kwargs, rpc_timeout)
+    _C._take_seat()
+    try:
+        future = upstream(to, func, rpc_type, args, kwargs, rpc_timeout)
+    except BaseException:
+        _C._leave_seat()
+        raise
+    _C._wait_in_seat()
+    return future
+
+
+@patch(
+    "torch.distributed.rpc.api:_invoke_remote_builtin",
+    "(arg0, arg1, arg2, *args, **kwargs)",
+    without="remote of a built-in operator over Weft takes longer.",
+    caller="torch.distributed.rpc.api:remote",
+)
+def invoke_remote_builtin(
+    upstream: Function, to: Any, name: str, timeout: float, /, *args: Any, **kwargs: Any
+) -> Any:
+    """Finds a built-in operator's overload once; torch finds it anew at each ``remote``."""
+    rref = None
+    if _C._weft_is_current():
+        rref = _C._remote_builtin(to, name, timeout, args, kwargs)
+    return upstream(to, name, timeout, *args, **kwargs) if rref is None else rref
+
+
+@patch(
+    "torch.distributed.rpc.internal:_internal_rpc_pickler.serialize",
+    "(obj)",
+    without="Python calls with many tensors over Weft take longer.",
+    uses={"torch.distributed.rpc.internal:_InternalRPCPickler._tensor_receiver": "(tensor_index)"},
+)
+def serialize(upstream: Function, obj: Any) -> tuple[bytes, list[torch.Tensor]]:
+    """Writes the receiver of tensors once per message.
+
+    torch's reducer makes a new bound method for each tensor, so pickle writes its name for each of
+    them. One that stays is written once and referred to afterwards. torch's pickler reads both.
+    """
+    torchs, short = _tensor_reducers()
+    reducer = short if _C._weft_is_current() else torchs
+    internal._internal_rpc_pickler._dispatch_table[torch.Tensor] = reducer
+    return upstream(obj)
+
+
+@functools.cache
+def _tensor_reducers() -> tuple[Function, Function]:
+    """torch's reducer of tensors, and one whose receiver stays the same object."""
+    pickler, tables = internal._internal_rpc_pickler, internal._thread_local_tensor_tables
+    receiver = type(pickler)._tensor_receiver
+
+    def short(tensor: torch.Tensor) -> tuple[Any, tuple[int]]:
+        table = tables.send_tables
+        table.append(tensor)
+        return receiver, (len(table) - 1,)
+
+    return pickler._dispatch_table[torch.Tensor], short

@@ -1,0 +1,43 @@
+"""Patches of ``PyRRef``: an RRef whose creation failed says why."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from weft._torch.patches.patch import Function, patch
+
+_FAILED = "RRef creation via rpc.remote() timed out"
+_WITHOUT = "An RRef whose creation failed says that it timed out, whatever happened."
+_FUTURE = {"torch.distributed.rpc:PyRRef._get_future": "(self)"}
+
+
+def _with_cause(upstream: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replaces torch's "timed out" by what its future knows: a refusal, an exception, a loss."""
+    try:
+        return upstream(self, *args, **kwargs)
+    except RuntimeError as error:
+        cause = _creation_error(self) if _FAILED in str(error) else None
+        if cause is None:
+            raise
+    raise RuntimeError(f"RRef creation via rpc.remote() failed: {cause}")
+
+
+def _creation_error(rref: Any) -> str | None:
+    """Why a failed RRef has no value; None if this worker did not create it."""
+    try:
+        creation = rref._get_future()
+        if not creation.done():
+            return None
+        creation.wait()
+    except RuntimeError as error:
+        return re.sub(r"^RPCErr:\d+:", "", str(error))  # torch's prefix for the kind of error
+    return None
+
+
+to_here = patch(
+    "torch.distributed.rpc:PyRRef.to_here", "(self, timeout=-1.0)", without=_WITHOUT, uses=_FUTURE
+)(_with_cause)
+serialize = patch(
+    "torch.distributed.rpc:PyRRef._serialize", "(self)", without=_WITHOUT, uses=_FUTURE
+)(_with_cause)

@@ -1,0 +1,52 @@
+"""Patches of ``rpc.shutdown``: the barrier before it, and the report of leaked RRefs in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.distributed.rpc import api
+
+from weft._torch import current
+from weft._torch.patches.patch import Function, patch
+
+
+@patch(
+    "torch.distributed.rpc.api:_wait_all_workers",
+    "(timeout=0)",
+    without="rpc.shutdown over Weft may wait for minutes for a lost worker.",
+    caller="torch.distributed.rpc.api:shutdown",
+)
+def wait_all_workers(upstream: Function, timeout: float = api.DEFAULT_SHUTDOWN_TIMEOUT) -> None:
+    """Waits in the agent's own barrier, which knows who is lost.
+
+    torch's barrier is an all-gather over Python calls: it waits for minutes when a worker has died,
+    and request policies refuse it. It still follows Weft's barrier where all workers live and serve
+    Python, because programs see its failures in ``shutdown``. A dynamic group has no barrier: its
+    workers leave one by one.
+    """
+    agent = current.agent()
+    if agent is None:
+        upstream(timeout)
+        return
+    if not agent.is_static_group:
+        return
+    lost = agent.barrier(timeout)
+    # A peer may reach the barrier and yet be out of reach from here (another key).
+    if lost or any(agent.loss_of(worker.id) for worker in agent.get_worker_infos()):
+        return
+    if agent.everyone_serves_python:
+        upstream(timeout or api.get_rpc_timeout())
+
+
+@patch(
+    "torch.distributed.rpc.api:_destroy_rref_context",
+    "(arg0)",
+    without="rpc.shutdown names leaked RRefs by number only.",
+    caller="torch.distributed.rpc.api:_finalize_shutdown",
+)
+def destroy_rref_context(upstream: Function, ignore_leak: bool) -> Any:
+    """Says which RRefs leak and who refers to them; torch names them by number only."""
+    agent = current.agent()
+    if agent is not None:
+        agent.warn_about_leaked_rrefs(ignore_leak)
+    return upstream(ignore_leak)

@@ -1,0 +1,77 @@
+"""Patches of how a worker joins: ``init_rpc`` and the Store that it makes."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed.rpc as rpc
+from torch.distributed.rpc import backend_registry
+from torch.distributed.rpc.constants import DEFAULT_RPC_TIMEOUT_SEC
+
+from weft import _C
+from weft._torch.patches.patch import Function, patch
+
+INIT_RPC = "torch.distributed.rpc:init_rpc"
+INIT_RPC_PARAMETERS = "(name, backend=None, rank=-1, world_size=None, rpc_backend_options=None)"
+
+_joining = threading.local()  # .timeout: set while a thread is in init_rpc for Weft
+_WITHOUT = "init_rpc over Weft waits for missing workers up to half an hour, without naming them."
+
+
+def refresh_backend_type() -> None:
+    """Makes ``rpc.BackendType`` the enum that a registration has just made.
+
+    ``register_backend`` makes a new enum and leaves ``rpc.BackendType`` the old one; a plain
+    ``init_rpc()`` then fails its own type check.
+    """
+    rpc.BackendType = backend_registry.BackendType
+
+
+@patch(INIT_RPC, INIT_RPC_PARAMETERS, without=_WITHOUT)
+def init_rpc(
+    upstream: Function,
+    name: str,
+    backend: Any = None,
+    rank: int = -1,
+    world_size: int | None = None,
+    rpc_backend_options: Any = None,
+) -> None:
+    """Bounds by ``rpc_timeout`` how long a worker waits for the Store; see :func:`create_store`."""
+    ours = isinstance(rpc_backend_options, _C.RpcBackendOptionsBase)
+    if ours or getattr(backend, "name", None) == "WEFT":
+        seconds = getattr(rpc_backend_options, "rpc_timeout", 0) or DEFAULT_RPC_TIMEOUT_SEC
+        _joining.timeout = timedelta(seconds=seconds)
+    try:
+        upstream(name, backend, rank, world_size, rpc_backend_options)
+    finally:
+        _joining.timeout = None
+
+
+@patch(
+    "torch.distributed.rendezvous:_create_c10d_store",
+    "(hostname, port, rank, world_size, timeout, ...)",
+    without=_WITHOUT,
+    caller="torch.distributed.rendezvous:_env_rendezvous_handler",
+)
+def create_store(
+    upstream: Function,
+    hostname: str,
+    port: int,
+    rank: int,
+    world_size: int,
+    timeout: Any,
+    *rest: Any,
+    **more: Any,
+) -> Any:
+    """Lets rank 0 of a Weft group leave the Store's constructor at once.
+
+    With ``env://`` and ``tcp://`` torch's rank 0 waits in its TCPStore for all workers, and the
+    others wait for rank 0: half an hour, in silence. Weft's agent waits itself, and names who is
+    missing.
+    """
+    limit = getattr(_joining, "timeout", None)
+    if limit is not None:
+        world_size, timeout = -1, limit  # -1: the store does not count its users
+    return upstream(hostname, port, rank, world_size, timeout, *rest, **more)

@@ -1,0 +1,64 @@
+"""What a Pipe may be given, and what one micro-batch gets of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class NoChunk:
+    """Wraps an input tensor of :meth:`Pipe.forward` that every micro-batch gets whole.
+
+    Args:
+        inp: the tensor; it has no batch dimension to split.
+
+    Raises:
+        TypeError: ``inp`` is not a tensor.
+
+    ::
+
+        output = pipe(batch, NoChunk(mask))
+    """
+
+    def __init__(self, inp: Tensor) -> None:
+        if not isinstance(inp, Tensor):
+            raise TypeError(f"NoChunk only supported for tensors, found: {inp}")
+        self._tensor = inp
+
+    @property
+    def tensor(self) -> Tensor:
+        """The wrapped tensor."""
+        return self._tensor
+
+
+def check_chunks(chunks: int) -> int:
+    """The number of micro-batches as an int; ValueError if it is below 1."""
+    chunks = int(chunks)
+    if chunks < 1:
+        raise ValueError(f"number of chunks must be positive integer, not {chunks}")
+    return chunks
+
+
+def check_inputs(inputs: tuple[Any, ...], devices: Sequence[torch.device]) -> list[Tensor]:
+    """The tensors to split; an error unless there is one and all are on the first device."""
+    tensors = [value for value in inputs if isinstance(value, Tensor)]
+    if not tensors:
+        raise TypeError(f"inputs do not have any tensors: {inputs}")
+    first = devices[0] if devices else torch.device("cpu")
+    for tensor in tensors:
+        if tensor.device != first:
+            raise ValueError(
+                "All inputs should be on the same device as the first partition: one is on "
+                f"{tensor.device}, the first partition on {first}"
+            )
+    return tensors
+
+
+def first_chunk(value: Any, chunks: int) -> Any:
+    """What the first micro-batch gets of a value; no other gets more."""
+    if isinstance(value, NoChunk):
+        return value.tensor
+    return value.chunk(chunks)[0] if isinstance(value, Tensor) else value

@@ -1,0 +1,1 @@
+"""The timeline of a pipeline: recording, figures, the picture and the trace."""

@@ -1,0 +1,88 @@
+"""Recording a pipeline and saving the result.
+
+::
+
+    with pipe.record() as timeline:
+        pipe(batch).local_value().sum().backward()
+    print(timeline.figures)
+    timeline.save("run.svg")
+
+A timeline may hold many mini-batches; its figures and picture show the one of median time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from weft.pipe._timeline import svg, trace
+from weft.pipe._timeline.events import Event, Figures, MiniBatch, mini_batches
+
+
+class Timeline:
+    """A recording that has ended. Its file's ending chooses ``.svg`` or ``.json`` (a Chrome trace)."""
+
+    def __init__(self, devices: Sequence[str] = ()) -> None:
+        self.devices = tuple(devices)
+        self._batches: list[MiniBatch] | None = None
+
+    def close(self, events: Iterable[Sequence[Any]]) -> None:
+        """Takes what was recorded; for :class:`Recording`."""
+        self._batches = mini_batches(Event(*event) for event in events)
+
+    @property
+    def mini_batches(self) -> list[MiniBatch]:
+        """What was recorded. ValueError while recording goes on, or if nothing was recorded."""
+        if self._batches is None:
+            raise ValueError("the recording goes on: leave `with pipe.record()` first")
+        if not self._batches:
+            raise ValueError("nothing was recorded: call the Pipe within `with pipe.record()`")
+        return self._batches
+
+    @property
+    def typical(self) -> MiniBatch:
+        """The mini-batch of median time."""
+        ordered = sorted(self.mini_batches, key=lambda batch: batch.figures().seconds)
+        return ordered[len(ordered) // 2]
+
+    @property
+    def figures(self) -> Figures:
+        """The figures of the typical mini-batch."""
+        return self.typical.figures()
+
+    def save(self, path: str | Path) -> Path:
+        """Writes a picture (``.svg``) or a trace of all mini-batches (``.json``); returns the path.
+
+        The trace opens in chrome://tracing and Perfetto.
+
+        Raises:
+            ValueError: the path ends otherwise, or nothing was recorded.
+        """
+        path = Path(path)
+        if path.suffix == ".svg":
+            text = svg.draw(self.mini_batches, self.typical, self.devices)
+        elif path.suffix == ".json":
+            text = trace.dump(self.mini_batches, self.figures, self.devices)
+        else:
+            raise ValueError(f"a timeline is saved as .svg or .json, not as '{path.name}'")
+        path.write_text(text, encoding="utf-8")
+        return path
+
+
+class Recording:
+    """``with pipe.record() as timeline:`` records what the Pipe does within.
+
+    One at a time; costs two readings of the clock per task.
+    """
+
+    def __init__(self, engine: Any, devices: Sequence[Any]) -> None:
+        self._engine = engine
+        self._timeline = Timeline([str(device) for device in devices])
+
+    def __enter__(self) -> Timeline:
+        self._engine.start_recording()
+        return self._timeline
+
+    def __exit__(self, *_: object) -> None:
+        self._timeline.close(self._engine.stop_recording())
