@@ -63,7 +63,7 @@ def key_file() -> Iterator[Finding]:
     yield (
         _key_file(path)
         if path
-        else ok("no key file: the key goes through the Store (docs/security.md)")
+        else ok("no key file: the key goes through the Store (docs/guide/security.md)")
     )
 
 
