@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
+import ctypes
+import faulthandler
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +23,9 @@ sys.path.insert(0, str(_HERE.parent))
 
 from conformance import sample, skips  # noqa: E402 - only after the path is set
 from conformance.cases import FAILED, Verdict  # noqa: E402
+from conformance.full_exit import FullExitProcess  # noqa: E402
+
+_FORKED = multiprocessing.get_context("fork")
 
 
 class Runner:
@@ -150,6 +158,34 @@ def test_an_unknown_selection_is_no_success(runner: Runner) -> None:
     assert runner("--suite", "NoSuchSuite")[0] == 2
 
 
+def abort_in_a_static_destructor() -> None:
+    faulthandler.disable()  # the traceback would be noise
+    libc = ctypes.CDLL(None)
+    libc.__cxa_atexit(ctypes.cast(libc.abort, ctypes.c_void_p), None, None)
+
+
+def abort_in_an_atexit_handler() -> None:
+    faulthandler.disable()
+    atexit.register(os.abort)
+
+
+@pytest.mark.parametrize("plant", [abort_in_a_static_destructor, abort_in_an_atexit_handler])
+def test_a_full_exit_runs_what_a_forked_rank_skips(plant: Callable[[], None]) -> None:
+    forked, full = _FORKED.Process(target=plant), FullExitProcess(target=plant)
+    for process in (forked, full):
+        process.start()
+        process.join(20)
+    assert forked.exitcode == 0, "os._exit runs neither"
+    assert full.exitcode == -signal.SIGABRT
+
+
+def test_a_full_exit_keeps_the_exit_code() -> None:
+    process = FullExitProcess(target=sys.exit, args=(7,))
+    process.start()
+    process.join(20)
+    assert process.exitcode == 7
+
+
 def test_headline_is_the_exception() -> None:
     text = "Traceback ...\n  File x\nRuntimeError: worker 'b' (rank 1) is lost\nAt:\n  somewhere\n"
     assert Verdict(FAILED, text).headline == "RuntimeError: worker 'b' (rank 1) is lost"
@@ -157,10 +193,13 @@ def test_headline_is_the_exception() -> None:
 
 
 def test_samples_and_skips_are_well_formed() -> None:
-    short, spawned = sample.names(sample.SHORT), sample.names(sample.SPAWN)
+    short = sample.names(sample.SHORT)
+    full_exit, spawned = sample.names(sample.FULL_EXIT), sample.names(sample.SPAWN)
     assert 55 <= len(short) <= 75
-    assert 35 <= len(spawned) <= 45
-    listed = [*short, *spawned]
+    assert 30 <= len(full_exit) <= 40
+    assert 8 <= len(spawned) <= 12, "each costs as much as four of the others"
+    assert not full_exit & spawned
+    listed = [*short, *full_exit, *spawned]
     for table in (skips.SKIPS, skips.FLAKY):
         for names in table.values():
             assert all(len(reason) > 20 for reason in names.values()), "a reason, in words"
