@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-import time
 from itertools import combinations, pairwise
 
 import pytest
 import torch
 from torch import nn
+from waiting import takes
 
 from weft.pipe._profile import saved_bytes, seconds
 from weft.pipe._split import split_evenly
@@ -58,7 +58,7 @@ def test_split_of_the_known_case():
     assert split_evenly([row] * 6) == [1] * 6
 
 
-class Sleep(nn.Module):
+class Slow(nn.Module):
     """Takes its time forward, and again backward, without computing."""
 
     def __init__(self, ms: float) -> None:
@@ -66,14 +66,14 @@ class Sleep(nn.Module):
         self.ms = ms
 
     def forward(self, x):
-        time.sleep(self.ms / 1e3)
+        takes(self.ms / 1e3)
         if x.requires_grad:
-            x.register_hook(lambda grad: time.sleep(self.ms / 1e3))
+            x.register_hook(lambda grad: takes(self.ms / 1e3))
         return x * 1
 
 
 def test_by_time():
-    model = nn.Sequential(*(Sleep(ms) for ms in (2, 2, 2, 2, 2, 40)))
+    model = nn.Sequential(*(Slow(ms) for ms in (2, 2, 2, 2, 2, 40)))
     sample = torch.ones(1, requires_grad=True)
     assert balance_by_time(2, model, sample, timeout=0) == [5, 1]
 

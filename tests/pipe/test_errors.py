@@ -9,6 +9,7 @@ import pytest
 import torch
 from pipe_models import WAYS, assert_same, gradients, make_pipe, mlp
 from torch import nn
+from waiting import takes
 
 from weft.pipe import is_recomputing
 
@@ -139,7 +140,7 @@ def test_ctrl_c_while_the_stages_work():
     class Slow(nn.Module):
         def forward(self, x):
             started.set()
-            threading.Event().wait(0.3)
+            takes(0.3)
             return x
 
     pipe = make_pipe(nn.Sequential(Slow(), Slow()), "threads", chunks=20)
