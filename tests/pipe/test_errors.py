@@ -147,10 +147,14 @@ def test_ctrl_c_while_the_stages_work():
     killer = threading.Thread(
         target=lambda: (started.wait(10), os.kill(os.getpid(), signal.SIGINT))
     )
-    killer.start()
-    with pytest.raises(KeyboardInterrupt):
-        pipe(torch.randn(20, 4))
-    killer.join(10)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored
+    try:
+        killer.start()
+        with pytest.raises(KeyboardInterrupt):
+            pipe(torch.randn(20, 4))
+        killer.join(10)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_script_errors():
