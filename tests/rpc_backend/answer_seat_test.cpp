@@ -10,6 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/waiting.h"
+
 namespace weft::rpc {
 namespace {
 
@@ -33,7 +35,7 @@ TEST(AnswerSeat, WhoeverWaitsCompletesTheCall) {
     const AnswerSeat::Place place = claim();
     std::thread::id by;
     auto loop = std::async(std::launch::async, [&] {
-      std::this_thread::sleep_for(pause);
+      takes(pause);
       return give(place, [&] { by = std::this_thread::get_id(); });
     });
     AnswerSeat::wait();
