@@ -183,13 +183,14 @@ def in_a_child(seed: int) -> list[Outcome]:
     limit = time.monotonic() + CHILD_LIMIT
     if select.select([readable], [], [], CHILD_LIMIT)[0]:
         said = os.read(readable, 4000).decode()
-    while status is None and time.monotonic() < limit:
-        ended, code = os.waitpid(child, os.WNOHANG)
-        status = code if ended else time.sleep(0.01)
+    ended = os.pidfd_open(child)
+    if select.select([ended], [], [], max(0.0, limit - time.monotonic()))[0]:
+        _, status = os.waitpid(child, 0)
     took = time.monotonic() - started
     if status is None:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+    os.close(ended)
     os.close(readable)
     wrong = ""
     if way in ("all_reduce", "async", "send", "barrier") and not said.startswith("raised"):

@@ -16,6 +16,7 @@ from typing import Any
 from case_kinds import Plan
 from collective_steps import prepare
 from drawn_step import Place, Prepared, Step
+from waiting import takes
 from watched_memory import seed_of
 
 LANES, MOST_RANKS = 4, 8
@@ -131,7 +132,7 @@ class Lane:
                     continue
                 self.prepared[index] = prepare(step, place)
             if self.lags:
-                time.sleep(self.local.choice((0.0, 0.0, 0.0, 1e-3, 5e-3, 2e-2)))
+                takes(self.local.choice((0.0, 0.0, 0.0, 1e-3, 5e-3, 2e-2)))
             self.begin(index, self.prepared[index])
             while self.flying and self.local.random() < 0.4:
                 self.settle(self.flying.pop(self.local.randrange(len(self.flying))))

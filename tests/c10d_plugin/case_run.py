@@ -15,6 +15,7 @@ from case_faults import SPECIAL, in_a_child
 from case_kinds import CASES, draw_plans
 from case_rank import Lane, Outcome, State
 from drawn_step import CPU
+from waiting import takes, wait_until
 
 
 def run_case(case: int, seed: int, kind: str, victim: int, at: int, delay: float) -> list[Outcome]:
@@ -67,9 +68,13 @@ class Trigger:
         self.thread.start()
 
     def run(self) -> None:
-        while State.progress.get(0, State.rank) < self.number:
-            time.sleep(2e-5)
-        time.sleep(self.delay)
+        wait_until(
+            lambda: State.progress.get(0, State.rank) >= self.number,
+            f"this rank comes to step {self.number}",
+            60,
+            interval=2e-5,
+        )
+        takes(self.delay)
         started = time.monotonic()
         try:
             self.action()

@@ -12,6 +12,8 @@
 
 #include "c10d_plugin/join/store_all_gather.h"
 
+#include "tests/support/waiting.h"
+
 namespace weft::collectives {
 namespace {
 
@@ -62,7 +64,7 @@ std::vector<Result<Epoch>> live(Memory& store, const std::vector<milliseconds>& 
   for (int rank = 0; rank < size; ++rank) {
     ranks.emplace_back([&, rank] {
       const auto mine = static_cast<std::size_t>(rank);
-      std::this_thread::sleep_for(delays[mine]);
+      takes(delays[mine]);
       epochs[mine] = agreeOnEpoch(store, rank, size, about + std::to_string(rank),
                                   steady_clock::now() + limit);
     });

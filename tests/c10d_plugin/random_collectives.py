@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import random
 import signal
-import sys
-import time
 from collections.abc import Sequence
 
 from case_kinds import CASES, Kind, kind_of
 from case_rank import Outcome, Progress, meet
 from case_run import late, run_case
+from waiting import takes, wait_until
 from watched_memory import seed_of
 from workers import WorkerDied, Workers
 
@@ -33,16 +32,13 @@ class CaseRanks(Workers):
         super().__init__(size, PATHS[path])
         self.path = path
         self.progress = Progress(self.folder / "progress", create=True)
-        try:
+        with self.closed_on_failure():
             for rank, worker in enumerate(self):
                 host = hosts[rank * len(hosts) // size] if hosts else ""
                 worker.start(meet, rank, size, str(self.folder), host)
             paths = {worker.result() for worker in self}
             assert len(paths) == 1, paths
             assert path in str(paths), paths
-        except BaseException:
-            self.__exit__(*sys.exc_info())
-            raise
 
 
 class Runner:
@@ -102,7 +98,7 @@ class Runner:
         if away is not None:
             # A plan may have fewer steps: then at its end.
             self.await_step(ranks, away, (self.number << 12) + at + 1)
-            time.sleep(delay)
+            takes(delay)
             if kind == "kill":
                 ranks[away].kill()
             else:
@@ -124,14 +120,12 @@ class Runner:
         return found
 
     def await_step(self, ranks: CaseRanks, rank: int, number: int) -> None:
-        limit = time.monotonic() + 60
-        while ranks.progress.get(0, rank) < number:
+        def there() -> bool:
             if ranks[rank].exit_code is not None:
                 raise WorkerDied(f"rank {rank} ended: {ranks[rank].output()}")
-            if ranks[rank]._pipe.poll():
-                return
-            assert time.monotonic() < limit, f"rank {rank} did not come to its step"
-            time.sleep(2e-5)
+            return ranks.progress.get(0, rank) >= number or ranks[rank].has_answered_within(0)
+
+        wait_until(there, f"rank {rank} comes to its step", 60, interval=2e-5)
 
 
 def judge(seen: dict[int, list[Outcome]], facts: Kind, away: int | None) -> list[str]:

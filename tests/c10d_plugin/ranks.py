@@ -7,7 +7,6 @@ with Ranks(3) as ranks:
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -29,28 +28,11 @@ class Ranks(Workers):
         backend: str = "weft",
     ) -> None:
         super().__init__(count, environment)
-        try:
+        with self.closed_on_failure():
             for rank, worker in enumerate(self):
                 worker.start(meet, rank, count, self.meeting, timeout, backend)
             for worker in self:
                 worker.result()
-        except BaseException:
-            self.__exit__(*sys.exc_info())
-            raise
-
-    def all(self, function: Callable[..., Any], *arguments: Any, timeout: float = BOUND) -> list:
-        """Runs ``function(*arguments)`` on every rank at once; the results by rank."""
-        for worker in self:
-            worker.start(function, *arguments)
-        results, failure = [], None
-        for worker in self:  # every answer is taken, or the next call would get this one's
-            try:
-                results.append(worker.result(timeout))
-            except WorkerError as error:
-                failure = failure or error
-        if failure is not None:
-            raise failure
-        return results
 
     def all_fail(
         self, function: Callable[..., Any], *arguments: Any, timeout: float = BOUND

@@ -8,6 +8,10 @@ from dataclasses import dataclass
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 
+# How a test's ranks start and end. A forked rank ends in `os._exit`: no atexit handler runs in it, no
+# static destructor. One forked for a full exit runs both. A spawned one inherits nothing either.
+FORK, FORK_FULL_EXIT, SPAWN = "fork", "fork, full exit", "spawn"
+
 _ERROR_LINE = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Skip)\w*: .*$", re.M)
 
 
@@ -19,6 +23,7 @@ class Case:
     group: str
     method: str
     cls: type[unittest.TestCase]
+    ranks_start_by: str = FORK
 
     @property
     def name(self) -> str:
@@ -44,6 +49,7 @@ class Verdict:
 
 def execute(case: Case) -> Verdict:
     """Runs the test in this process."""
+    case.cls.ranks_start_by = case.ranks_start_by  # type: ignore[attr-defined]
     result = unittest.TestResult()
     unittest.TestSuite([case.cls(case.method)]).run(result)
     if problems := result.failures + result.errors:

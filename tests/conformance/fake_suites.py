@@ -6,11 +6,17 @@ import os
 import subprocess
 import sys
 import threading
-import time
 import unittest
 from pathlib import Path
 
 from conformance.cases import Case
+
+
+def start_a_child() -> None:
+    """A process that goes on until it is killed, or for ten minutes."""
+    code = "import signal; signal.alarm(600); signal.pause()"
+    child = subprocess.Popen([sys.executable, "-c", code])
+    Path(os.environ["FAKE_CHILD_PID"]).write_text(str(child.pid))
 
 
 class FakeTest(unittest.TestCase):
@@ -27,8 +33,7 @@ class FakeTest(unittest.TestCase):
 
     def test_hangs(self) -> None:
         """Hangs in the test and in a process that the test started."""
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-        Path(os.environ["FAKE_CHILD_PID"]).write_text(str(child.pid))
+        start_a_child()
         print("about to hang", flush=True)
         threading.Event().wait()
 
@@ -37,8 +42,7 @@ class FakeTest(unittest.TestCase):
 
     def test_leaves_a_child(self) -> None:
         """Passes, but leaves a process behind."""
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-        Path(os.environ["FAKE_CHILD_PID"]).write_text(str(child.pid))
+        start_a_child()
 
     def test_fails_once(self) -> None:
         marker = Path(os.environ["FAKE_MARKER"])
@@ -46,8 +50,15 @@ class FakeTest(unittest.TestCase):
             marker.touch()
             self.fail("the first attempt fails")
 
-    def test_sleeps(self) -> None:
-        time.sleep(1)
+    def test_meets_another(self) -> None:
+        """Ends when it runs twice at a time: each end of a FIFO waits for the other to be opened."""
+        fifo = Path(os.environ["FAKE_FIFO"])
+        try:
+            os.mkfifo(fifo)
+        except FileExistsError:
+            fifo.open("wb").close()
+        else:
+            fifo.open("rb").close()
 
 
 def load(backend: str) -> tuple[list[Case], list[str]]:

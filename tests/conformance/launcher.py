@@ -13,9 +13,16 @@ import torch.distributed as dist
 import torch.multiprocessing
 from torch.testing._internal.common_distributed import TEST_SKIPS, MultiProcessTestCase
 
+from conformance.cases import FORK, FORK_FULL_EXIT, SPAWN
+from conformance.full_exit import FullExitProcess
+
 _SKIP_CODES = {skip.exit_code for skip in TEST_SKIPS.values()}
 
-start_method = "fork"  # "spawn" under --spawn; set before the test's process is forked
+_PROCESSES = {
+    FORK: torch.multiprocessing.get_context("fork").Process,
+    FORK_FULL_EXIT: FullExitProcess,
+    SPAWN: torch.multiprocessing.get_context("spawn").Process,
+}
 
 
 class RankLauncher(MultiProcessTestCase):
@@ -25,12 +32,14 @@ class RankLauncher(MultiProcessTestCase):
     rank that crashed goes unnoticed. Here each rank has to exit with 0 (or skip).
     """
 
+    ranks_start_by = FORK  # `cases.execute` sets what the case says
+
     def setUp(self) -> None:
         super().setUp()
         self._spawn_processes()
 
     def _spawn_processes(self) -> None:
-        self._start_processes(torch.multiprocessing.get_context(start_method).Process)
+        self._start_processes(_PROCESSES[self.ranks_start_by])
 
     @classmethod
     def _run(cls, *args: Any, **kwargs: Any) -> None:

@@ -6,12 +6,13 @@ import contextlib
 import faulthandler
 import json
 import os
+import select
 import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -51,9 +52,9 @@ class Running:
     def kill(self) -> Verdict:
         """Ends a test that is over its deadline; its output ends with where each process was."""
         for pid in _group_members(self.pid):
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError), _pidfd(pid) as ended:
                 os.kill(pid, signal.SIGUSR1)
-                time.sleep(_TRACE_SECONDS)
+                select.select([ended], [], [], _TRACE_SECONDS)
         _kill_group(self.pid)
         os.waitpid(self.pid, 0)
         limit = self.deadline - self.started
@@ -106,6 +107,16 @@ def _child(case: Case, folder: Path, run: Execute) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+@contextlib.contextmanager
+def _pidfd(pid: int) -> Iterator[int]:
+    """A descriptor that is readable once the process has ended."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _kill_group(group: int) -> None:

@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -16,7 +17,7 @@ _HERE = Path(__file__).resolve().parent
 sys.path[:] = [str(_HERE.parent)] + [p for p in sys.path if p != str(_HERE)]
 
 from conformance import pool, sample, skips  # noqa: E402 - only after the path is set
-from conformance.cases import SKIPPED, Case, Verdict  # noqa: E402
+from conformance.cases import FORK, FORK_FULL_EXIT, SKIPPED, SPAWN, Case, Verdict  # noqa: E402
 from conformance.report import Report  # noqa: E402
 
 _DEFAULT_GROUPS = ("generic", "agent", "faulty", "process_group")
@@ -35,8 +36,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     add("--only", type=re.compile, metavar="REGEX", help="tests whose Suite.test contains it")
     add("--short", action="store_true", help="the fixed sample for other versions of PyTorch")
-    add("--spawn", action="store_true", help="the fixed sample, with spawned ranks")
-    add("--all", action="store_true", help="with --spawn: every test, not the sample")
+    add(
+        "--spawn",
+        action="store_true",
+        help="the fixed samples whose ranks are spawned, or forked and ended as a user's process",
+    )
+    add("--all", action="store_true", help="with --spawn: every test, and spawned")
     add("--jobs", type=int, default=2, help="tests at a time (default 2)")
     add("--timeout", type=float, help="seconds a test may take (default 120; spawned 300)")
     add("--repeat", type=int, default=1, help="run each selected test so many times")
@@ -62,8 +67,6 @@ def prepare(options: argparse.Namespace) -> tuple[list[Case], list[str]]:
         )
     os.environ["DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"] = str(10**6)  # the runner's limit governs
     catalogue: ModuleType = importlib.import_module(options.catalogue)
-    if options.spawn:
-        importlib.import_module("conformance.launcher").start_method = "spawn"
     return catalogue.load(options.backend)
 
 
@@ -73,18 +76,27 @@ def select(cases: list[Case], options: argparse.Namespace, missing: list[str]) -
     if unknown := wanted - {case.suite for case in cases} - {case.group for case in cases}:
         missing += [f"{name}: no such suite" for name in sorted(unknown) if options.suite]
     chosen = [case for case in cases if case.suite in wanted or case.group in wanted]
-    names = None
-    if options.short:
-        names = sample.names(sample.SHORT)
-    elif options.spawn and not options.all:
-        names = sample.names(sample.SPAWN)
-    if names is not None:
-        absent = names - {case.name for case in cases}
-        missing += [f"{name}: in the sample, not in this PyTorch" for name in sorted(absent)]
-        chosen = [case for case in chosen if case.name in names]
+    if options.spawn and options.all:
+        chosen = [replace(case, ranks_start_by=SPAWN) for case in chosen]
+    elif options.spawn:
+        starts = dict.fromkeys(sample.names(sample.FULL_EXIT), FORK_FULL_EXIT)
+        starts |= dict.fromkeys(sample.names(sample.SPAWN), SPAWN)
+        chosen = _sampled(chosen, starts, missing)
+    elif options.short:
+        starts = dict.fromkeys(sample.names(sample.SHORT), FORK)
+        chosen = _sampled(chosen, starts, missing)
     if options.only:
         chosen = [case for case in chosen if options.only.search(case.name)]
     return [case for case in chosen for _ in range(options.repeat)]
+
+
+def _sampled(cases: list[Case], starts: dict[str, str], missing: list[str]) -> list[Case]:
+    """Those of the cases that `starts` names, their ranks to be started as it says."""
+    absent = starts.keys() - {case.name for case in cases}
+    missing += [f"{name}: in the sample, not in this PyTorch" for name in sorted(absent)]
+    return [
+        replace(case, ranks_start_by=starts[case.name]) for case in cases if case.name in starts
+    ]
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,9 +1,11 @@
 """Fixed samples of the suites: what to run where the whole would take too long.
 
 SHORT serves other versions of PyTorch, where the question is whether the agent fits at all: one or
-two tests of every message type, data kind and API. SPAWN serves spawned ranks, whose processes end as
-a user's do (atexit handlers, static destructors, no inherited state), so it leans towards joining,
-leaving, failing and what is alive at exit. Keys say why the tests under them were taken.
+two tests of every message type, data kind and API. FULL_EXIT and SPAWN are run together and find what
+forked ranks hide. Those of FULL_EXIT end as a user's process does (atexit handlers, static
+destructors), so it leans towards leaving, failing and what is alive at exit. Those of SPAWN inherit
+nothing either, for which each rank imports torch and its suites (6 s): one test for each thing that a
+fork would bring along. Keys say why the tests under them were taken.
 """
 
 from __future__ import annotations
@@ -63,11 +65,11 @@ SHORT: Sample = {
     ),
 }
 
-SPAWN: Sample = {
-    "joining: each rank registers the backend and meets the others from nothing": (
+FULL_EXIT: Sample = {
+    "joining: once, twice, alone, after a process group, after a refused name": (
         "RpcTest.test_worker_id test_world_size_one test_reinit test_init_rpc_twice",
-        "RpcTest.test_init_pg_then_rpc test_duplicate_name",
-        "AgentRpcTest.test_dynamic_rpc_init_rpc test_infer_backend_from_options",
+        "RpcTest.test_duplicate_name",
+        "AgentRpcTest.test_infer_backend_from_options",
         "AgentRpcTest.test_dynamic_rpc_existing_rank_can_communicate_with_new_rank",
     ),
     "leaving: gracefully, not at all, in the midst of calls; crashes at exit show here": (
@@ -78,26 +80,38 @@ SPAWN: Sample = {
     "peers that die under a backward pass": (
         "DistAutogradTest.test_backward_node_failure test_backward_node_failure_python_udf",
     ),
-    "functions and classes pickled by module name, found in a process that did not fork": (
-        "RpcTest.test_py_class_method test_py_nested_pickle test_py_rpc_rref_args",
-        "RpcTest.test_py_raise_in_user_func test_function_not_on_callee test_nested_remote",
+    "Python objects, proxies and failures that the agent holds at exit": (
+        "RpcTest.test_py_class_method test_py_raise_in_user_func test_nested_remote",
         "RpcTest.test_async_class_rref_proxy_remote test_py_multi_async_call",
     ),
-    "scripted code compiled in each rank": (
+    "scripted modules and futures alive at exit": (
         "JitRpcTest.test_remote_script_module test_rref_as_arg_and_return",
-        "JitRpcTest.test_async_function_remote test_load_script_module_with_pickled_rref",
-        "JitDistAutogradTest.test_dist_backward",
+        "JitRpcTest.test_async_function_remote",
     ),
     "threads of the profiler and of autograd alive at exit": (
         "RpcTest.test_profiler_with_async_rpc_udf test_stress_light_rpc",
         "DistAutogradTest.test_backward_simple test_backward_rref_nested test_trainer_ps",
     ),
     "sparse tensors": ("AgentRpcTest.test_send_to_rank_sparse",),
-    "what stands on RPC": (
-        "DistOptimizerTest.test_dist_optim RemoteModuleTest.test_forward_async_script",
-        "DdpUnderDistAutogradTest.test_backward_no_ddp",
+    "what stands on RPC": ("DistOptimizerTest.test_dist_optim",),
+    "injected faults": ("FaultyAgentRpcTest.test_rpc_script_timeout",),
+}
+
+SPAWN: Sample = {
+    "joining: each rank registers the backend and meets the others from nothing": (
+        "RpcTest.test_init_pg_then_rpc AgentRpcTest.test_dynamic_rpc_init_rpc",
+        "FaultyAgentRpcTest.test_check_failed_messages",
     ),
-    "injected faults": ("FaultyAgentRpcTest.test_check_failed_messages test_rpc_script_timeout",),
+    "functions and classes pickled by module name, found in a process that did not fork": (
+        "RpcTest.test_py_nested_pickle test_py_rpc_rref_args test_function_not_on_callee",
+    ),
+    "scripted code compiled in each rank": (
+        "JitRpcTest.test_load_script_module_with_pickled_rref",
+        "JitDistAutogradTest.test_dist_backward",
+    ),
+    "what stands on RPC": (
+        "RemoteModuleTest.test_forward_async_script DdpUnderDistAutogradTest.test_backward_no_ddp",
+    ),
 }
 
 

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import atexit
+import ctypes
+import faulthandler
 import json
+import multiprocessing
 import os
+import select
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 _HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(_HERE.parent))
 
 from conformance import sample, skips  # noqa: E402 - only after the path is set
 from conformance.cases import FAILED, Verdict  # noqa: E402
+from conformance.full_exit import FullExitProcess  # noqa: E402
+
+_FORKED = multiprocessing.get_context("fork")
 
 
 class Runner:
@@ -32,6 +41,7 @@ class Runner:
         command = [sys.executable, str(_HERE / "run.py"), "--catalogue", "conformance.fake_suites"]
         environment = os.environ | {
             "FAKE_CHILD_PID": str(self.child_pid),
+            "FAKE_FIFO": str(self.folder / "fifo"),
             "FAKE_MARKER": str(self.folder / "marker"),
         }
         pipe = subprocess.PIPE
@@ -50,12 +60,12 @@ class Runner:
 
     def child_is_gone(self) -> bool:
         """Whether the process that the fake test started has ended."""
-        stat = Path(f"/proc/{self.child_pid.read_text()}/stat")
-        for _ in range(100):
-            if not stat.exists() or ") Z " in stat.read_text():
-                return True
-            time.sleep(0.02)
-        return False
+        try:
+            ended = os.pidfd_open(int(self.child_pid.read_text()))
+        except ProcessLookupError:
+            return True
+        with os.fdopen(ended, "rb"):
+            return bool(select.select([ended], [], [], 2)[0])
 
 
 @pytest.fixture
@@ -104,10 +114,10 @@ def test_nothing_outlives_its_test(runner: Runner) -> None:
 
 def test_a_stopped_run_leaves_nothing_behind(runner: Runner) -> None:
     with runner.start("--only", "hangs") as process:
-        for _ in range(500):
-            if runner.child_pid.exists() and runner.child_pid.read_text():
-                break
-            time.sleep(0.02)
+        wait_until(
+            lambda: runner.child_pid.exists() and runner.child_pid.read_text(),
+            "the fake test starts its child",
+        )
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGTERM)  # as `timeout` does, to the process and to its group
         process.communicate(timeout=30)
@@ -116,10 +126,9 @@ def test_a_stopped_run_leaves_nothing_behind(runner: Runner) -> None:
 
 
 def test_lanes_overlap(runner: Runner) -> None:
-    code, result = runner("--only", "sleeps", "--repeat", "4", "--jobs", "4")
-    assert code == 0
-    assert runner.lines[-1] == "4 passed, 0 failed, 0 skipped"
-    assert result["seconds"] < 3.5
+    options = ("--only", "meets_another", "--repeat", "2", "--timeout", "20")
+    assert runner(*options, "--jobs", "2")[0] == 0
+    assert runner.lines[-1] == "2 passed, 0 failed, 0 skipped"
 
 
 def test_a_known_flaky_test_is_tried_again_and_told(
@@ -150,6 +159,34 @@ def test_an_unknown_selection_is_no_success(runner: Runner) -> None:
     assert runner("--suite", "NoSuchSuite")[0] == 2
 
 
+def abort_in_a_static_destructor() -> None:
+    faulthandler.disable()  # the traceback would be noise
+    libc = ctypes.CDLL(None)
+    libc.__cxa_atexit(ctypes.cast(libc.abort, ctypes.c_void_p), None, None)
+
+
+def abort_in_an_atexit_handler() -> None:
+    faulthandler.disable()
+    atexit.register(os.abort)
+
+
+@pytest.mark.parametrize("plant", [abort_in_a_static_destructor, abort_in_an_atexit_handler])
+def test_a_full_exit_runs_what_a_forked_rank_skips(plant: Callable[[], None]) -> None:
+    forked, full = _FORKED.Process(target=plant), FullExitProcess(target=plant)
+    for process in (forked, full):
+        process.start()
+        process.join(20)
+    assert forked.exitcode == 0, "os._exit runs neither"
+    assert full.exitcode == -signal.SIGABRT
+
+
+def test_a_full_exit_keeps_the_exit_code() -> None:
+    process = FullExitProcess(target=sys.exit, args=(7,))
+    process.start()
+    process.join(20)
+    assert process.exitcode == 7
+
+
 def test_headline_is_the_exception() -> None:
     text = "Traceback ...\n  File x\nRuntimeError: worker 'b' (rank 1) is lost\nAt:\n  somewhere\n"
     assert Verdict(FAILED, text).headline == "RuntimeError: worker 'b' (rank 1) is lost"
@@ -157,10 +194,13 @@ def test_headline_is_the_exception() -> None:
 
 
 def test_samples_and_skips_are_well_formed() -> None:
-    short, spawned = sample.names(sample.SHORT), sample.names(sample.SPAWN)
+    short = sample.names(sample.SHORT)
+    full_exit, spawned = sample.names(sample.FULL_EXIT), sample.names(sample.SPAWN)
     assert 55 <= len(short) <= 75
-    assert 35 <= len(spawned) <= 45
-    listed = [*short, *spawned]
+    assert 30 <= len(full_exit) <= 40
+    assert 8 <= len(spawned) <= 12, "each costs as much as four of the others"
+    assert not full_exit & spawned
+    listed = [*short, *full_exit, *spawned]
     for table in (skips.SKIPS, skips.FLAKY):
         for names in table.values():
             assert all(len(reason) > 20 for reason in names.values()), "a reason, in words"

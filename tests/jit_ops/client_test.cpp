@@ -11,6 +11,8 @@
 #include "jit_ops/weft.h"
 #include "tests/jit_ops/processes.h"
 
+#include "tests/support/waiting.h"
+
 namespace weft {
 namespace {
 
@@ -254,12 +256,11 @@ std::vector<std::string> dynamicGroup(const std::function<void(JoinOptions&)>& m
   };
   const auto client = [&](int rank) {
     auto group = Group::join(dynamic("client" + std::to_string(rank), rank));
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-    while (std::chrono::steady_clock::now() < deadline) {
+    const auto came = [&] {
       const auto there = group->workers();
-      if (std::find(there.begin(), there.end(), "server") != there.end()) break;
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
+      return std::find(there.begin(), there.end(), "server") != there.end();
+    };
+    expect(waitUntil(came, std::chrono::seconds(30)), "the server does not join");
     expect(rpcSync("server", "encoder", {at::ones({1, 2})}).isTensor(), "a call");
     rpcSync("server", "done", {});
     group->shutdown(60);

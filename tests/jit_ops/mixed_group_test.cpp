@@ -8,12 +8,15 @@
 #include <torch/csrc/distributed/autograd/context/container.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <thread>
 
 #include "jit_ops/weft.h"
 #include "tests/jit_ops/processes.h"
+
+#include "tests/support/waiting.h"
 
 namespace weft {
 namespace {
@@ -77,29 +80,27 @@ torch::jit::Module encoder() {
 
 void server(const std::string& store) {
   publish("encoder", encoder());
-  bool done = false;
+  std::atomic<bool> done{false};
   publish("done", servable("done() -> int", [&](Values) {
             done = true;
             return at::IValue(1);
           }));
   const auto group = join(store, "server", 0);
   sumUp(store, 0);
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(80);
-  while (!done && std::chrono::steady_clock::now() < end)
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  expect(done, "the client did not come to its end");
+  const auto ended = [&] { return done.load(); };
+  expect(waitUntil(ended, std::chrono::seconds(80)), "the client did not come to its end");
   group->shutdown(30);
 }
 
 // Until the Python worker has asked what it wanted.
 void waitForPython() {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-  while (std::chrono::steady_clock::now() < end) {
+  const auto asked = [] {
     for (const PublishedInfo& info : publishedBy("python"))
-      if (info.name == "asked") return;
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  }
-  throw std::runtime_error("the Python worker did not come to its end");
+      if (info.name == "asked") return true;
+    return false;
+  };
+  expect(waitUntil(asked, std::chrono::seconds(60), std::chrono::milliseconds(20)),
+         "the Python worker did not come to its end");
 }
 
 void callPython(const std::string& name) {
@@ -137,10 +138,8 @@ void client(const std::string& store) {
          "the call says: " + text);
   expect(std::chrono::steady_clock::now() - begun < std::chrono::seconds(30), "at once");
   // A message that could not be delivered fails its call a moment before the peer is declared lost.
-  const auto end = begun + std::chrono::seconds(40);
-  while (!group->lossOf("python") && std::chrono::steady_clock::now() < end)
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  expect(group->lossOf("python").has_value(), "the loss is not known after: " + text);
+  const auto lost = [&] { return group->lossOf("python").has_value(); };
+  expect(waitUntil(lost, std::chrono::seconds(40)), "the loss is not known after: " + text);
   expectProblem("python", [] { rpcSync("python", "scorer", {at::ones({1, 2})}); });
   rpcSync("server", "done", {});
   group->shutdown(30);

@@ -13,6 +13,8 @@
 
 #include "jit_ops/weft.h"
 
+#include "tests/support/waiting.h"
+
 namespace {
 
 void expect(bool fine, const char* what) {
@@ -20,13 +22,13 @@ void expect(bool fine, const char* what) {
 }
 
 void waitFor(const std::string& name) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-  while (std::chrono::steady_clock::now() < end) {
+  const auto published = [&] {
     for (const weft::PublishedInfo& info : weft::publishedBy("python"))
-      if (info.name == name) return;
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  }
-  throw std::runtime_error("the Python worker does not publish " + name);
+      if (info.name == name) return true;
+    return false;
+  };
+  if (!weft::waitUntil(published, std::chrono::seconds(60), std::chrono::milliseconds(20)))
+    throw std::runtime_error("the Python worker does not publish " + name);
 }
 
 void runByHand(const std::string& path) {

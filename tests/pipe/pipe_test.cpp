@@ -14,6 +14,8 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/waiting.h"
+
 namespace {
 
 namespace nn = torch::nn;
@@ -92,7 +94,7 @@ TEST(Pipe, StagesAreAtWorkAtTheSameTime) {
     int seen = most;
     while (now > seen && !most.compare_exchange_weak(seen, now)) {
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    weft::takes(std::chrono::milliseconds(2));
     --inside;
     return x * 2;
   };

@@ -21,6 +21,8 @@
 #include "pipe/schedule/task_order.h"
 #include "pipe/schedule/timeline.h"
 
+#include "tests/support/waiting.h"
+
 namespace weft::pipe {
 namespace {
 
@@ -121,7 +123,7 @@ TEST(StageExecutor, CanBeInterrupted) {
     while (!stop)
       std::this_thread::yield();
     // From `stop` to the throw: all may have been done before, were they short.
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    takes(std::chrono::milliseconds(1));
   });
   EXPECT_THROW(executor.run(grid.graph, job, Running::kThreads), std::logic_error);
   EXPECT_LT(ran, 400);
@@ -313,7 +315,7 @@ TEST(Effort, LeavesOutWhatOthersTookOfTheCore) {
 
 TEST(Effort, CountsWaiting) {
   const Grid grid(1, 2);
-  Function job([](TaskId) { std::this_thread::sleep_for(std::chrono::milliseconds(5)); });
+  Function job([](TaskId) { takes(std::chrono::milliseconds(5)); });
   for (const Running running : {Running::kInline, Running::kThreads}) {
     MeasuredJob trial(job, grid.graph);
     StageExecutor("test-", 2, {}).run(grid.graph, trial, running);

@@ -9,6 +9,7 @@ import pytest
 import torch
 from pipe_models import WAYS, assert_same, gradients, make_pipe, mlp
 from torch import nn
+from waiting import takes
 
 from weft.pipe import is_recomputing
 
@@ -139,17 +140,21 @@ def test_ctrl_c_while_the_stages_work():
     class Slow(nn.Module):
         def forward(self, x):
             started.set()
-            threading.Event().wait(0.3)
+            takes(0.3)
             return x
 
     pipe = make_pipe(nn.Sequential(Slow(), Slow()), "threads", chunks=20)
     killer = threading.Thread(
         target=lambda: (started.wait(10), os.kill(os.getpid(), signal.SIGINT))
     )
-    killer.start()
-    with pytest.raises(KeyboardInterrupt):
-        pipe(torch.randn(20, 4))
-    killer.join(10)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored
+    try:
+        killer.start()
+        with pytest.raises(KeyboardInterrupt):
+            pipe(torch.randn(20, 4))
+        killer.join(10)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_script_errors():

@@ -10,6 +10,7 @@ import pytest
 import torch
 from pipe_models import MODES, make_pipe
 from torch import nn
+from waiting import wait_until
 
 from weft import _C
 from weft.pipe import is_recomputing
@@ -92,12 +93,11 @@ def test_script_stages_run_while_another_thread_keeps_the_gil(way):
     sys.setswitchinterval(120)  # nobody else gets the GIL unless this thread gives it
     try:
         caller.start()
-        until = time.monotonic() + 20
-        while first[0] < 1 and time.monotonic() < until:
-            time.sleep(1e-4)
+        wait_until(lambda: first[0] >= 1, "the first stage has run once", interval=1e-4)
         seen = last[0]
-        while last[0] < m and time.monotonic() < until:
-            pass
+        end = time.monotonic() + 20
+        while last[0] < m and time.monotonic() < end:
+            pass  # without a word to the interpreter, which would give the GIL away
         done = last[0]
     finally:
         sys.setswitchinterval(before)

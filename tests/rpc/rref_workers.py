@@ -1,99 +1,22 @@
-"""Worker processes for the tests of the RRef ledger, and what these workers run.
-
-Forked from a server that has imported torch and Weft, so that a worker costs milliseconds.
-"""
+"""The group of the tests of the RRef ledger, and what its workers run."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import re
-import shutil
-import tempfile
 import threading
 import time
-import traceback
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-BOUND = 60.0  # seconds that any one thing may take
-_FORKED = multiprocessing.get_context("forkserver")
-_FORKED.set_forkserver_preload(["torch", "torch.distributed.rpc", "weft"])
+from waiting import wait_until
+from workers import BOUND, Workers
 
 
-class Failed(Exception):
-    """A function raised in a worker; the text is its traceback."""
-
-
-class Died(Exception):
-    """The worker ended."""
-
-
-def _serve(pipe: Any, output: str, environment: dict[str, str]) -> None:
-    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.environ.update(environment)
-    while True:
-        try:
-            name, arguments, options = pipe.recv()
-        except EOFError:
-            return
-        try:
-            pipe.send((True, globals()[name](*arguments, **options)))
-        except BaseException:
-            pipe.send((False, traceback.format_exc()))
-
-
-class Worker:
-    def __init__(self, rank: int, folder: Path, environment: dict[str, str]) -> None:
-        self.rank = rank
-        self.output_file = folder / f"worker{rank}.out"
-        self._pipe, theirs = _FORKED.Pipe()
-        self.process = _FORKED.Process(
-            target=_serve, args=(theirs, str(self.output_file), environment), daemon=True
-        )
-        self.process.start()
-        theirs.close()
-
-    def start(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> None:
-        try:
-            self._pipe.send((function.__name__, arguments, options))
-        except OSError as error:
-            raise Died(f"worker{self.rank}") from error
-
-    def result(self, timeout: float = BOUND) -> Any:
-        if not self._pipe.poll(timeout):
-            raise TimeoutError(f"worker{self.rank}: no result after {timeout} s\n{self.output()}")
-        try:
-            worked, value = self._pipe.recv()
-        except (EOFError, OSError) as error:
-            raise Died(f"worker{self.rank}\n{self.output()}") from error
-        if not worked:
-            raise Failed(value)
-        return value
-
-    def call(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        self.start(function, *arguments, **options)
-        return self.result()
-
-    def signal(self, number: int) -> None:
-        assert self.process.pid is not None
-        os.kill(self.process.pid, number)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.join(BOUND)
-
-    def output(self) -> str:
-        return self.output_file.read_text() if self.output_file.exists() else ""
-
-
-class Group:
-    """`count` workers of one RPC group, `worker0` and so on."""
+class Group(Workers):
+    """Workers of one RPC group, static or dynamic, `worker0` and so on; `faults` injects some."""
 
     def __init__(
         self,
@@ -102,53 +25,12 @@ class Group:
         dynamic: bool = False,
         **options: Any,
     ) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="weft-rref-"))
-        environment = {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", **(environment or {})}
-        self.workers = [Worker(rank, self.folder, environment) for rank in range(count)]
-        try:
-            meeting = f"file://{self.folder}/meeting"
-            for worker in self.workers:
-                worker.start(join, worker.rank, None if dynamic else count, meeting, **options)
-            for worker in self.workers:
+        super().__init__(count, environment)
+        with self.closed_on_failure():
+            for rank, worker in enumerate(self):
+                worker.start(join, rank, None if dynamic else count, self.meeting, **options)
+            for worker in self:
                 worker.result()
-        except BaseException:
-            self.close()
-            raise
-
-    def __getitem__(self, rank: int) -> Worker:
-        return self.workers[rank]
-
-    def all(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> list[Any]:
-        """Runs it in all living workers at once."""
-        living = [worker for worker in self.workers if worker.process.is_alive()]
-        for worker in living:
-            worker.start(function, *arguments, **options)
-        return [worker.result() for worker in living]
-
-    def outputs(self) -> str:
-        return "\n".join(f"--- worker{w.rank}\n{w.output()}" for w in self.workers)
-
-    def close(self) -> None:
-        for worker in self.workers:
-            worker.kill()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def __enter__(self) -> Group:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if exception[0] is not None:
-            print(self.outputs())
-        self.close()
-
-
-def until(condition: Callable[[], Any], what: str, timeout: float = BOUND) -> Any:
-    """Waits for a true value of `condition` and returns it."""
-    end = time.monotonic() + timeout
-    while not (value := condition()):
-        assert time.monotonic() < end, f"not within {timeout} s: {what}"
-        time.sleep(0.05)
-    return value
 
 
 # What workers run. References that this worker's program holds:
@@ -232,7 +114,7 @@ def hold(*references: Any) -> None:
 def hold_new(owner: str, count: int = 1, elements: int = 10) -> None:
     """Makes `count` values at `owner` and holds a reference to each, which the owner knows."""
     made = [_rpc().remote(owner, make_tensor, args=(elements,)) for _ in range(count)]
-    until(lambda: all(one.confirmed_by_owner() for one in made), "confirmed")
+    wait_until(lambda: all(one.confirmed_by_owner() for one in made), f"{owner} confirms all")
     HELD.extend(made)
 
 

@@ -6,6 +6,7 @@ import inspect
 import time
 
 import pytest
+from waiting import takes
 from workers import Group, Workers, join
 
 # Options.
@@ -196,9 +197,7 @@ def busy_then_wait(seconds: float) -> float:
 
 
 def nap(seconds: float) -> None:
-    import threading
-
-    threading.Event().wait(seconds)
+    takes(seconds)
 
 
 def call(to: str) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 
 import pytest
+from waiting import wait_for
 from workers import Group
 
 ROUNDS = 40
@@ -86,20 +86,15 @@ def let_go() -> None:
     hold.rrefs.clear()
 
 
-def wait_for_ended(count: int) -> int:
-    end = time.monotonic() + 20
-    while Calls.ended < count and time.monotonic() < end:
-        time.sleep(0.01)
+def ended() -> int:
     return Calls.ended
 
 
 def test_values_that_call_back_when_they_go_do_not_take_all_threads():
     with Group(2, rpc_timeout=60, num_worker_threads=2) as members:
-        for doing in ((hold, 12), (let_go,), (wait_for_ended, 12)):
-            for member in members:
-                member.start(*doing)
-            results = [member.result() for member in members]
-        assert results == [12, 12]
+        members.all(hold, 12)
+        members.all(let_go)
+        wait_for(lambda: members.all(ended), [12, 12], "how many destructors ended in each")
         members.shutdown()
 
 
@@ -144,13 +139,9 @@ def collect_and_call(rounds: int) -> int:
 @pytest.mark.parametrize("threshold", [50, 700])
 def test_a_collector_beside_threads_that_call_never_stalls(threshold):
     with Group(2, rpc_timeout=60) as members:
-        for doing in ((gc_threshold, threshold), (collect_and_call, ROUNDS)):
-            for member in members:
-                member.start(*doing)
-            results = [member.result(timeout=60) for member in members]
-        assert min(results) > ROUNDS
-        for member in members:
-            member.call(gc_threshold, 700)
+        members.all(gc_threshold, threshold)
+        assert min(members.all(collect_and_call, ROUNDS, timeout=60)) > ROUNDS
+        members.all(gc_threshold, 700)
         members.shutdown()
 
 

@@ -6,6 +6,7 @@ import signal
 import time
 
 import pytest
+from waiting import wait_for, wait_until
 from workers import Group, Workers, free_port, join, keep_store, kept_store, leave
 
 SOON = 15
@@ -59,9 +60,7 @@ def try_call(to: str) -> tuple[str, float]:
 
 
 def wait_for_members(worker, expected, bound: float = 10) -> None:
-    end = time.monotonic() + bound
-    while (seen := worker.call(members)) != expected:
-        assert time.monotonic() < end, f"{seen}, not {expected}"
+    wait_for(lambda: worker.call(members), expected, f"the group as {worker.label} sees it", bound)
 
 
 def test_join_call_and_leave():
@@ -168,9 +167,11 @@ def members_in_store(port: int) -> str:
 
 
 def wait_until_forgotten(group: Dynamic, rank: int) -> None:
-    end = time.monotonic() + 10
-    while str(rank) in group.keeper.call(members_in_store, group.port).split():
-        assert time.monotonic() < end
+    wait_until(
+        lambda: str(rank) not in group.keeper.call(members_in_store, group.port).split(),
+        f"rank {rank} is no member in the store",
+        10,
+    )
 
 
 @pytest.mark.parametrize("way", ["killed", "ungraceful"])

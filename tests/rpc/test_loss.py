@@ -7,10 +7,12 @@ import threading
 import time
 
 import pytest
+from waiting import takes_with_the_gil, wait_for
 from workers import Group, Workers, free_port, join, leave
 
 SOON = 1.0  # seconds after a kill -9 by which every call to the dead must have failed
-_held: list = []
+_held: list[tuple[str, float]] = []  # how each held call ended, and when
+_one_ended = threading.Condition()
 
 
 # What workers run.
@@ -30,18 +32,23 @@ def make_slowly() -> int:
     return 1
 
 
+def _ended(how: str) -> None:
+    with _one_ended:
+        _held.append((how, time.monotonic()))
+        _one_ended.notify_all()
+
+
 def hold_calls(to: str, count: int, numel: int = 0) -> None:
     """Makes calls that stay pending; `outcomes` tells how they ended, and when."""
     import torch
     import torch.distributed.rpc as rpc
 
     def note(future):
-        ended = time.monotonic()
         try:
             future.value()
-            _held.append(("answered", ended))
+            _ended("answered")
         except RuntimeError as error:
-            _held.append((str(error), ended))
+            _ended(str(error))
 
     _held.clear()
     for _ in range(count):
@@ -57,9 +64,9 @@ def hold_rrefs(to: str, count: int) -> None:
     def wait(rref):
         try:
             rref.to_here(timeout=0)
-            _held.append(("answered", time.monotonic()))
+            _ended("answered")
         except RuntimeError as error:
-            _held.append((str(error), time.monotonic()))
+            _ended(str(error))
 
     _held.clear()
     for _ in range(count):
@@ -68,10 +75,10 @@ def hold_rrefs(to: str, count: int) -> None:
 
 
 def outcomes(count: int, bound: float = 20) -> list[tuple[str, float]]:
-    end = time.monotonic() + bound
-    while len(_held) < count and time.monotonic() < end:
-        time.sleep(0.005)
-    return list(_held)
+    """How the held calls ended: all `count` of them, or those that did within the bound."""
+    with _one_ended:
+        _one_ended.wait_for(lambda: len(_held) >= count, bound)
+        return list(_held)
 
 
 def active_calls() -> int:
@@ -106,12 +113,6 @@ def call_time(to: str) -> tuple[str, float]:
     return "answered", time.monotonic() - began
 
 
-def wait_until(worker, function, expected, bound: float = 10) -> None:
-    end = time.monotonic() + bound
-    while (seen := worker.call(function)) != expected:
-        assert time.monotonic() < end, f"{function.__name__}: {seen}, not {expected}"
-
-
 def says_lost(text: str, name: str, rank: int) -> bool:
     return f"worker '{name}' (rank {rank})" in text and (
         "lost" in text or "cannot be reached" in text
@@ -127,7 +128,7 @@ def test_kill_9_fails_everything_pending(hold, environment):
     with Group(3, environment) as group:
         count = 20  # more than num_worker_threads: some are served, some wait there
         group[0].call(hold, "worker2", count)
-        wait_until(group[2], threads_serving, 16)
+        wait_for(lambda: group[2].call(threads_serving), 16, "threads that serve")
         killed = time.monotonic()
         group[2].kill()
         ended = group[0].call(outcomes, count)
@@ -141,7 +142,7 @@ def test_kill_9_fails_everything_pending(hold, environment):
         assert took < 0.2
         assert group[0].call(call, "worker1", 10) == 20
         assert group[1].call(call, "worker0", 10) == 20
-        wait_until(group[0], active_calls, 0)
+        wait_for(lambda: group[0].call(active_calls), 0, "calls under way")
         group.shutdown(ranks=(0, 1), timeout=15)
 
 
@@ -174,7 +175,7 @@ def test_a_stopped_peer_is_found_by_its_silence():
     options = {"heartbeat_interval": 0.2, "peer_timeout": 1.0}
     with Group(3, **options) as group:
         group[0].call(hold_calls, "worker1", 3)
-        wait_until(group[1], threads_serving, 3)
+        wait_for(lambda: group[1].call(threads_serving), 3, "threads that serve")
         stopped = time.monotonic()
         group[1].signal(signal.SIGSTOP)
         ended = group[0].call(outcomes, 3)
@@ -195,10 +196,7 @@ def test_a_busy_peer_is_not_lost():
 
 
 def hog(seconds: float) -> str:
-    import ctypes
-
-    # A call into C that keeps the GIL.
-    ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+    takes_with_the_gil(seconds)
     return "done"
 
 
@@ -277,7 +275,7 @@ def test_shutdown_with_a_timeout_names_who_is_missing():
 def test_one_worker_leaves_without_the_others():
     with Group(3) as group:
         group[0].call(hold_calls, "worker2", 3)
-        wait_until(group[2], threads_serving, 3)
+        wait_for(lambda: group[2].call(threads_serving), 3, "threads that serve")
         left = time.monotonic()
         group[2].start(leave, graceful=False)
         ended = group[0].call(outcomes, 3)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from waiting import wait_for
 from workers import Workers, free_port, join, keep_store, kept_store, leave
 
 _kept: list = []
@@ -135,10 +136,7 @@ def test_a_worker_that_was_killed_joins_again(noticed):
             assert group[0].call(kept, index)[0] == value
         assert group[0].call(pass_on, 3, "worker2") == 31
         # What the former life held here is released; what the new one holds is not.
-        end = time.monotonic() + BOUND
-        while (held := group[0].call(held_here)) != 2:
-            assert time.monotonic() < end, held
-            time.sleep(0.1)
+        wait_for(lambda: group[0].call(held_here), 2, "values held for worker1", BOUND)
         assert [back.call(kept, index)[0] for index in (0, 1)] == [40, 41]
         for worker in (group[0], back):
             worker.call(forget)

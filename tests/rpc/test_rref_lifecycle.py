@@ -5,17 +5,11 @@ from __future__ import annotations
 import os
 import random
 import signal
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 from rref_workers import (
-    BOUND,
-    Failed,
     Group,
     act_at_random,
     call_on,
@@ -36,8 +30,9 @@ from rref_workers import (
     report,
     resident_bytes,
     to_here,
-    until,
 )
+from waiting import wait_until
+from workers import BOUND, WorkerError
 
 SOON = 20.0  # the bound of what must not wait for a timeout of calls (60 s) or of shutdown (100 s)
 SCHEDULES = int(os.environ.get("RREF_SCHEDULES", "20"))
@@ -68,8 +63,8 @@ def test_the_memory_of_a_killed_holder_comes_back() -> None:
         assert {row.holders for row in rows} == {("worker1",)}
         assert group[0].call(resident_bytes) - before > 0.9 * total
         group[1].kill()
-        until(lambda: not owned(group, 0), "the forks of the killed worker are released", SOON)
-        until(
+        wait_until(lambda: not owned(group, 0), "the forks of the killed worker are released", SOON)
+        wait_until(
             lambda: group[0].call(resident_bytes) - before < 0.2 * total,
             "the owner's memory has come back",
             SOON,
@@ -82,7 +77,9 @@ def test_a_holder_that_leaves_without_a_word_is_forgotten() -> None:
     with Group(3) as group:
         group[1].call(hold_new, "worker0", 3)
         group[1].call(leave, graceful=False)
-        until(lambda: not owned(group, 0), "the forks of the worker that left are released", SOON)
+        wait_until(
+            lambda: not owned(group, 0), "the forks of the worker that left are released", SOON
+        )
 
 
 def test_the_report_names_types_holders_and_sizes() -> None:
@@ -108,7 +105,7 @@ def test_the_report_names_types_holders_and_sizes() -> None:
         ] * 2
         assert {row.id for row in references} < {row.id for row in rows}
         group.all(drop_all)
-        until(lambda: not any(group.all(report)), "nothing is left to report")
+        wait_until(lambda: not any(group.all(report)), "nothing is left to report")
 
 
 def test_the_report_needs_a_group() -> None:
@@ -125,15 +122,15 @@ def test_repeated_messages_are_acknowledged_and_do_nothing() -> None:
         group[1].call(give, "worker2")
         assert owned(group, 0)[0].holders == ("worker1", "worker2")
         group[1].call(drop_all)
-        until(lambda: owned(group, 0)[0].holders == ("worker2",), "one holder is left")
+        wait_until(lambda: owned(group, 0)[0].holders == ("worker2",), "one holder is left")
         assert group[2].call(to_here) == 10
         group[2].call(drop_all)
-        until(lambda: not owned(group, 0), "no holder is left")
+        wait_until(lambda: not owned(group, 0), "no holder is left")
         # Two copies of the fork request, and of each of the two deletions that can be told apart.
-        until(
+        wait_until(
             lambda: group[0].call(metric, "agent.rref_repeats_ignored") >= 4, "repeats are counted"
         )
-        until(
+        wait_until(
             lambda: group[1].call(metric, "agent.rref_repeats_ignored") >= 2, "repeats are counted"
         )
         group.all(leave)
@@ -146,13 +143,13 @@ def test_a_reference_passed_on_outlives_its_parent() -> None:
         group[1].call(hold_new, "worker0", 1)
         group[1].call(give, "worker2")
         group[1].kill()
-        until(
+        wait_until(
             lambda: owned(group, 0)[0].holders == ("worker2",), "worker1's fork is released", SOON
         )
         assert group[2].call(to_here) == 10
         assert group[2].call(call_on) == 10
         group[2].call(drop_all)
-        until(lambda: not owned(group, 0), "the last fork is gone")
+        wait_until(lambda: not owned(group, 0), "the last fork is gone")
 
 
 def test_what_was_on_its_way_to_a_killed_worker_is_let_go() -> None:
@@ -162,7 +159,7 @@ def test_what_was_on_its_way_to_a_killed_worker_is_let_go() -> None:
         group[1].call(give, "worker2", wait=False)
         group[2].kill()
         group[1].call(drop_all)
-        until(lambda: not owned(group, 0), "neither parent nor child is left", SOON)
+        wait_until(lambda: not owned(group, 0), "neither parent nor child is left", SOON)
         group[1].start(leave)
         assert group[0].call(leave) < SOON
         assert group[1].result() < SOON
@@ -171,11 +168,15 @@ def test_what_was_on_its_way_to_a_killed_worker_is_let_go() -> None:
 def test_a_remote_call_that_still_runs_does_not_bring_a_fork_back() -> None:
     with Group(2) as group:
         group[1].call(hold_gated, "worker0")
-        until(lambda: group[0].call(metric, "agent.server_active_calls") >= 1, "the function runs")
+        wait_until(
+            lambda: group[0].call(metric, "agent.server_active_calls") >= 1, "the function runs"
+        )
         group[1].kill()
-        until(lambda: "worker1" in group[0].output(), "worker0 has noticed", SOON)
+        wait_until(lambda: "worker1" in group[0].output(), "worker0 has noticed", SOON)
         group[0].call(open_gate)
-        until(lambda: group[0].call(metric, "agent.rref_forks_released") == 1, "released", SOON)
+        wait_until(
+            lambda: group[0].call(metric, "agent.rref_forks_released") == 1, "released", SOON
+        )
         assert not owned(group, 0)
 
 
@@ -186,11 +187,11 @@ def test_references_to_a_lost_owner_fail_with_its_name() -> None:
         group[0].kill()
         for rank in (1, 2):
             for use in (to_here, call_on):
-                with pytest.raises(Failed, match="worker0"):
+                with pytest.raises(WorkerError, match="worker0"):
                     group[rank].call(use)
-        with pytest.raises(Failed, match="worker0"):
+        with pytest.raises(WorkerError, match="worker0"):
             group[1].call(remote_then_here, "worker0")
-        with pytest.raises(Failed, match="worker0"):
+        with pytest.raises(WorkerError, match="worker0"):
             group[1].call(give_to_use, "worker2")
         group.all(drop_all)
         assert max(group.all(leave)) < SOON
@@ -206,8 +207,8 @@ def test_an_owner_that_went_from_a_dynamic_group(end: str) -> None:
             group[0].kill()
         else:
             group[0].call(leave, graceful=False)
-        until(lambda: group[1].call(loss_of, 0), "worker1 has noticed", SOON)
-        with pytest.raises(Failed, match="worker0"):
+        wait_until(lambda: group[1].call(loss_of, 0), "worker1 has noticed", SOON)
+        with pytest.raises(WorkerError, match="worker0"):
             group[1].call(to_here)
         group[1].call(drop_all)
         assert group[1].call(leave) < SOON
@@ -218,7 +219,7 @@ def test_an_owner_that_went_from_a_dynamic_group(end: str) -> None:
 def test_leaks_are_named_at_shutdown() -> None:
     with Group(2) as group:
         group[1].call(hold_new, "worker0", 12)
-        with pytest.raises(Failed, match="Leaking RRef"):
+        with pytest.raises(WorkerError, match="Leaking RRef"):
             group[0].call(leave, graceful=False, ignore_leaks=False)
         output = group[0].output()
         assert output.count("leaks a value of type Tensor") == 10
@@ -250,10 +251,10 @@ def test_random_programs_of_four_workers(seed: int) -> None:
                 living.remove(victim)
             for rank in living:
                 group[rank].result()
-        until(lambda: at_rest(group, living), "reports and references agree")
+        wait_until(lambda: at_rest(group, living), "reports and references agree")
         for rank in living:
             group[rank].call(drop_all)
-        until(lambda: not any(owned(group, rank) for rank in living), "nothing is left", SOON)
+        wait_until(lambda: not any(owned(group, rank) for rank in living), "nothing is left", SOON)
         assert max(group.all(leave)) < SOON, group.outputs()
         for word in ALARMS:
             assert word not in group.outputs()

@@ -375,27 +375,52 @@ def test_arguments_may_make_calls_while_they_are_pickled(group):
     assert group[0].call(call_with_calls) == [(2.0, -1.0, 3.0)] * 20
 
 
-def slow() -> None:
-    import time
-
-    time.sleep(3)
+_entered, _gate = threading.Event(), threading.Event()
 
 
-def timeouts():
+def wait_for_gate() -> str:
+    """Answers once the gate is open."""
+    _entered.set()
+    _gate.wait(30)
+    return "late"
+
+
+def open_gate() -> None:
+    _gate.set()
+
+
+def close_gate() -> None:
+    _gate.clear()
+
+
+def was_entered() -> bool:
+    return _entered.wait(20)
+
+
+def time_out() -> tuple[str, float, bool]:
+    """A call that times out, one while its answer is on the way, and one more."""
     import torch
     import torch.distributed.rpc as rpc
 
-    for _ in range(3):
-        with pytest.raises(RuntimeError, match="RPC ran for more than set timeout"):
-            rpc.rpc_sync(peer(), slow, timeout=0.05)
-        # The late answer must not be taken for that of the next call.
-        assert rpc.rpc_sync(peer(), torch.add, args=(torch.ones(1), 1)).item() == 2
+    rpc.rpc_sync(peer(), close_gate)
+    try:
+        text = rpc.rpc_sync(peer(), wait_for_gate, timeout=0.05)
+    except RuntimeError as error:
+        text = str(error)
+    opened = rpc.rpc_async(peer(), open_gate)
+    added = rpc.rpc_sync(peer(), torch.add, args=(torch.ones(1), 1)).item()
     with torch.inference_mode():
-        return rpc.rpc_sync(peer(), echo, args=(True,))
+        echoed = rpc.rpc_sync(peer(), echo, args=(True,))
+    opened.wait()
+    return text, added, echoed
 
 
 def test_a_call_that_times_out_leaves_nothing_behind(group):
-    assert group[0].call(timeouts)
+    """The late answer is not taken for that of the next call."""
+    for _ in range(3):
+        text, *answers = group[0].call(time_out)
+        assert "RPC ran for more than set timeout (50 ms)" in text
+        assert answers == [2, True]
 
 
 def from_threads(count: int) -> int:
@@ -443,16 +468,16 @@ def test_distributed_autograd_goes_through_it(group, how):
     assert group[0].call(backward, how) == [3.0, 3.0]
 
 
-def lose_the_peer() -> str:
+def wait_at_the_gate() -> str:
     import torch.distributed.rpc as rpc
 
-    with pytest.raises(RuntimeError, match="worker") as caught:
-        rpc.rpc_sync(_name_of(2), slow)
-    return str(caught.value)
+    rpc.rpc_sync(_name_of(2), wait_for_gate)
+    return "answered"
 
 
 def test_a_waiting_thread_hears_of_a_lost_peer():
     with Group(3, rpc_timeout=30) as members:
-        members[0].start(lose_the_peer)
+        members[0].start(wait_at_the_gate)
+        assert members[2].call(was_entered)
         members[2].kill()
-        assert "worker2" in members[0].result()
+        assert "worker 'worker2' (rank 2)" in members[0].failure().message

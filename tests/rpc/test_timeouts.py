@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+from waiting import wait_until
 from workers import Group, leave
 
 _gate = threading.Event()
@@ -162,13 +163,6 @@ def peak_memory() -> int:
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
 
 
-def wait_for_count(key: str, at_least: int) -> int:
-    end = time.monotonic() + 20
-    while (seen := debug(key)) < at_least and time.monotonic() < end:
-        time.sleep(0.01)
-    return seen
-
-
 def test_late_answers_take_no_memory_and_break_nothing(closed_gate):
     count, numel = 8, 4 << 20  # 16 MiB each
     timed_out = closed_gate[0].call(debug, "agent.calls_timed_out")
@@ -181,7 +175,10 @@ def test_late_answers_take_no_memory_and_break_nothing(closed_gate):
     closed_gate[1].call(set_gate, True)
     # All of them have come, and were read past.
     want = received + count * numel * 4
-    assert closed_gate[0].call(wait_for_count, "agent.peer.worker1.bytes_received", want) >= want
+    wait_until(
+        lambda: closed_gate[0].call(debug, "agent.peer.worker1.bytes_received") >= want,
+        "the late answers come",
+    )
     assert closed_gate[0].call(peak_memory) - before < 2 * 4 * numel
     assert closed_gate[0].call(echo_many, "worker1", 4, 50) == 200
 

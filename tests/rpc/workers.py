@@ -25,10 +25,12 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
+
+from waiting import wait_until
 
 HERE = Path(__file__).resolve().parent
 BOUND = 40.0  # seconds that anything may take unless a test says otherwise
@@ -105,6 +107,7 @@ class Worker:
 
     def __init__(self, label: str, folder: Path, environment: Mapping[str, str | None]) -> None:
         self.label = label
+        self.killed = False  # by the test
         self.output_file = folder / f"{label}.out"
         self._pipe, theirs = _FORKED.Pipe()
         self._process = _FORKED.Process(
@@ -170,17 +173,23 @@ class Worker:
 
     def wait_for_output(self, text: str, timeout: float = BOUND) -> str:
         """Waits until `text` has been printed."""
-        end = time.monotonic() + timeout
-        while text not in (seen := self.output()):
-            assert time.monotonic() < end, f"{self.label} did not say {text!r} but:\n{seen}"
-            time.sleep(0.02)
-        return seen
+        wait_until(
+            lambda: text in self.output(),
+            lambda: f"{self.label} says {text!r}, and said:\n{self.output()}",
+            timeout,
+        )
+        return self.output()
+
+    def has_answered_within(self, seconds: float) -> bool:
+        """Whether what was started ends in this time: for calls that must go on waiting."""
+        return self._pipe.poll(seconds)
 
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)
 
     def kill(self) -> None:
         """kill -9, and waits for the end of the process."""
+        self.killed = True
         self._process.kill()
         self._process.join(BOUND)
 
@@ -211,12 +220,9 @@ class Workers(Sequence[Worker]):
             **(environment or {}),
         }
         self._all: list[Worker] = []
-        try:
+        with self.closed_on_failure():
             for _ in range(count):
                 self.add()
-        except BaseException:
-            self.close()
-            raise
 
     def add(self, environment: Mapping[str, str | None] | None = None) -> Worker:
         worker = Worker(
@@ -235,6 +241,32 @@ class Workers(Sequence[Worker]):
     def meeting(self) -> str:
         """An init_method of these workers' own: a file, which outlives whoever is killed."""
         return f"file://{self.folder}/meeting"
+
+    def all(
+        self, function: Callable[..., Any], *arguments: Any, timeout: float = BOUND, **options: Any
+    ) -> list[Any]:
+        """Runs it at once on all whom the test has not killed; their results, by rank."""
+        called = [worker for worker in self if not worker.killed]
+        for worker in called:
+            worker.start(function, *arguments, **options)
+        results, failure = [], None
+        for worker in called:  # every answer is taken, or the next call would get this one's
+            try:
+                results.append(worker.result(timeout))
+            except WorkerError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return results
+
+    @contextlib.contextmanager
+    def closed_on_failure(self) -> Iterator[None]:
+        """For constructors: what fails within ends the processes, which no `with` would."""
+        try:
+            yield
+        except BaseException:
+            self.__exit__(*sys.exc_info())
+            raise
 
     def outputs(self) -> str:
         return "\n".join(
@@ -266,15 +298,12 @@ class Group(Workers):
         **options: Any,
     ) -> None:
         super().__init__(count, environment)
-        try:
+        with self.closed_on_failure():
             for rank, worker in enumerate(self):
                 mine = {**options, **(per_rank[rank] if per_rank else {})}
                 worker.start(join, rank, count, self.meeting, **mine)
             for worker in self:
                 worker.result()
-        except BaseException:
-            self.__exit__(*sys.exc_info())
-            raise
 
     def shutdown(self, ranks: Sequence[int] | None = None, timeout: float = BOUND) -> None:
         """rpc.shutdown on all workers at once, or on these."""

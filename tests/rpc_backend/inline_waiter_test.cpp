@@ -10,6 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/waiting.h"
+
 namespace weft::rpc {
 namespace {
 
@@ -33,7 +35,7 @@ TEST(InlineWaiter, WhoeverWaitsCompletesTheCall) {
     const InlineWaiter::Handle handle = claim();
     std::thread::id by;
     auto loop = std::async(std::launch::async, [&] {
-      std::this_thread::sleep_for(pause);
+      takes(pause);
       return give(handle, [&] { by = std::this_thread::get_id(); });
     });
     InlineWaiter::wait();

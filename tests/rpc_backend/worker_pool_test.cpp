@@ -11,6 +11,8 @@
 
 #include "rpc_backend/agent/metrics.h"
 
+#include "tests/support/waiting.h"
+
 namespace weft::rpc {
 namespace {
 
@@ -96,7 +98,7 @@ TEST(WorkerPool, NeverExceedsItsLimit) {
       int seen = most;
       while (seen < now && !most.compare_exchange_weak(seen, now)) {
       }
-      std::this_thread::sleep_for(100us);
+      takes(100us);
       --inside;
       ++done;
     });
@@ -194,7 +196,7 @@ TEST(WorkerPool, OneAfterAnotherTasksStayOnOneThread) {
     ASSERT_EQ(thread.wait_for(kBound), std::future_status::ready);
     used.insert(thread.get());
     ASSERT_TRUE(wait_for_idle());
-    if (i % 20 == 0) std::this_thread::sleep_for(2ms);  // long enough to fall asleep
+    if (i % 20 == 0) takes(2ms);  // long enough to fall asleep
   }
   pool.stop(kBound);
   EXPECT_EQ(used.size(), 1U);

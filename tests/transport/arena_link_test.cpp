@@ -14,6 +14,8 @@
 #include "tests/transport/recorder.h"
 #include "transport/base/log.h"
 
+#include "tests/support/waiting.h"
+
 namespace weft::transport {
 namespace {
 
@@ -356,7 +358,7 @@ TEST(ArenaLink, AKilledReceiverIsToldWhileManyThreadsSendToIt) {
       }
     });
   }
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  letOthersBlock(std::chrono::milliseconds(50));
   child.end(SIGKILL);
   for (std::thread& sender : senders)
     sender.join();

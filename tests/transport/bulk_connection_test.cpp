@@ -9,6 +9,8 @@
 #include "transport/base/bytes.h"
 #include "transport/frame/frame.h"
 
+#include "tests/support/waiting.h"
+
 namespace weft::transport {
 namespace {
 
@@ -167,7 +169,7 @@ TEST(BulkConnection, OneThatIsNotNamedYetMakesItLater) {
   std::size_t sent = 0;
   for (; sent < 3; ++sent)
     expectOk(a->send(1, sealed({randomBuffer(kMiB, static_cast<unsigned>(sent))})));
-  std::this_thread::sleep_for(milliseconds(50));  // its first attempts are refused
+  timeForWhatMustNotHappen(milliseconds(50));  // its first attempts are refused
   EXPECT_EQ(second.messageCount(), 0U);
   expectOk(b->addPeer(infoOf(0, *a)));
   ASSERT_TRUE(second.waitForMessages(sent));
@@ -219,7 +221,7 @@ TEST(BulkConnection, CloseWritesBothHalvesToOneThatClosesToo) {
   for (unsigned i = 0; i < 4; ++i, ++sent)
     expectOk(pair.a->send(1, sealed({randomBuffer(24 * kMiB, i)})));
   std::thread one([&] { pair.a->close(kPatience); });
-  std::this_thread::sleep_for(milliseconds(2));
+  takes(milliseconds(2));
   pair.b->close(kPatience);
   one.join();
   // Heard before it closed itself, a goodbye means that nothing more goes.

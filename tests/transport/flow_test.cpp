@@ -16,6 +16,8 @@
 #include "transport/io/stream.h"
 #include "transport/peer/link.h"
 
+#include "tests/support/waiting.h"
+
 namespace weft::transport {
 namespace {
 
@@ -133,7 +135,7 @@ TEST(Flow, ALargeMessageThatTricklesInOverTcpIsReadToTheLastByte) {
         const IoResult result = writer.write({&part, 1});
         EXPECT_TRUE(result.error == 0 || result.error == EAGAIN);
         at += result.count;
-        std::this_thread::sleep_for(milliseconds(1));
+        takes(milliseconds(1));
       }
       EXPECT_TRUE(eventually([&] { return sink.taken == static_cast<int>(sequence); }))
           << size << " bytes, of which " << received << " of all were read";

@@ -16,6 +16,8 @@
 #include "gtest/gtest.h"
 #include "transport/endpoint.h"
 
+#include "tests/support/waiting.h"
+
 namespace weft::transport {
 
 // No test should come near it: it only keeps a broken one from hanging.
@@ -208,12 +210,7 @@ struct Pair {
 // Polls a condition that no handler tells of (counters). Bounded.
 template <typename Predicate>
 bool eventually(Predicate predicate) {
-  const auto until = std::chrono::steady_clock::now() + kPatience;
-  while (!predicate()) {
-    if (std::chrono::steady_clock::now() > until) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  }
-  return true;
+  return waitUntil(predicate, kPatience, std::chrono::milliseconds(2));
 }
 
 // Sends large buffers until one has gone through shared memory. Returns how many it sent.

@@ -82,7 +82,7 @@ run_conformance() {
 }
 
 part_conformance() { run_conformance conformance 2400; }
-# Forked ranks skip atexit and static destructors; a sample with spawned ones finds what those hide.
+# Forked ranks skip atexit and static destructors; a sample that ends in full finds what those hide.
 part_spawn() { run_conformance spawn 1500 --spawn; }
 part_torch215() { run_conformance torch215 1200 --short; }
 

@@ -6,6 +6,8 @@
 #include "tests/c10d_plugin/net/collectives_model.h"
 #include "tests/c10d_plugin/net/letters.h"
 
+#include "tests/support/waiting.h"
+
 namespace weft::collectives {
 namespace {
 
@@ -63,7 +65,7 @@ TEST(Gloo, ADeadRankIsNamedAndNothingHangs) {
              EXPECT_FALSE(collectives->barrier(call));
              if (rank == 2) {
                std::thread([] {
-                 std::this_thread::sleep_for(milliseconds(30));
+                 takes(milliseconds(30));
                  die();
                }).detach();
              }
@@ -72,7 +74,7 @@ TEST(Gloo, ADeadRankIsNamedAndNothingHangs) {
                ++call.sequence;
                error = collectives->allReduce(call, data);
              }
-             if (rank == 2) std::this_thread::sleep_for(kPatience);
+             if (rank == 2) awaitDeath();
              EXPECT_EQ(error.code(), ErrorCode::kPeerLost) << error.text();
              EXPECT_TRUE(names(error, "rank 2")) << error.text();
              meet(store, rank, 2, "end");

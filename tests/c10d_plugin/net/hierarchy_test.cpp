@@ -7,6 +7,8 @@
 #include "tests/c10d_plugin/net/collectives_model.h"
 #include "tests/c10d_plugin/net/letters.h"
 
+#include "tests/support/waiting.h"
+
 namespace weft::collectives {
 namespace {
 
@@ -143,7 +145,7 @@ TEST_F(HostFailures, AbortFreesThoseWhoWait) {
   run("AABB", [](int rank, KeyValue& store, HierarchicalCollectives& collectives) {
     EXPECT_FALSE(collectives.barrier({soon(), 0, {}, {}}));
     if (rank == 3) {
-      std::this_thread::sleep_for(milliseconds(50));
+      letOthersBlock(milliseconds(50));
       collectives.abort({ErrorCode::kShutdown, "aborted by hand"});
     } else {
       const Error error = collectives.barrier({soon(), 1, {}, {}});

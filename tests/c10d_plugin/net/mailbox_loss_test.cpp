@@ -3,6 +3,8 @@
 
 #include "tests/c10d_plugin/net/letters.h"
 
+#include "tests/support/waiting.h"
+
 namespace weft::collectives {
 namespace {
 
@@ -16,9 +18,12 @@ TEST(MailboxLoss, ADeadRankIsNamedToWhoWaitsForItThoughNothingWasExchanged) {
                // Both wait for this rank, which they have never talked to. The connections come
                // first, else they could not know who died.
                meet(store, rank, 3, "posted");
-               while (box->stats().peers.size() < 2 || box->stats().peers[0].transport.empty() ||
-                      box->stats().peers[1].transport.empty())
-                 std::this_thread::sleep_for(milliseconds(1));
+               const auto connected = [&] {
+                 const auto peers = box->stats().peers;
+                 return peers.size() >= 2 && !peers[0].transport.empty() &&
+                        !peers[1].transport.empty();
+               };
+               EXPECT_TRUE(waitUntil(connected, kPatience)) << "no connections to both others";
                die();
              }
              std::future<Mailbox::Received> waiting = receiving(*box, 2, 1, bufferOf(10));
@@ -141,7 +146,7 @@ TEST(MailboxLoss, AbortGivesTheMemoryOfHalfDoneMessagesBack) {
              std::future<Mailbox::Received> in =
                  receiving(*box, 1, 1, {raw.data(), raw.size(), nullptr});
              std::future<Error> out = sending(*box, 1, 2, {raw.data(), raw.size(), nullptr});
-             std::this_thread::sleep_for(milliseconds(50));
+             letOthersBlock(milliseconds(50));
              box->abort({ErrorCode::kTimeout, "enough"});
              const Mailbox::Received received = await(std::move(in), milliseconds(3000));
              if (received.error) {

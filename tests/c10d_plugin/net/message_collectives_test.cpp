@@ -4,6 +4,8 @@
 #include "tests/c10d_plugin/net/collectives_model.h"
 #include "tests/c10d_plugin/net/letters.h"
 
+#include "tests/support/waiting.h"
+
 namespace weft::collectives {
 namespace {
 
@@ -126,14 +128,14 @@ TEST(MessageCollectives, ADeadRankIsNamedOnAll) {
                EXPECT_FALSE(collectives.barrier(callOf(0)));
                if (rank == 3) {
                  std::thread([] {
-                   std::this_thread::sleep_for(milliseconds(20));
+                   takes(milliseconds(20));
                    die();
                  }).detach();
                }
                Error error;
                for (std::uint64_t i = 1; !error; ++i)
                  error = collectives.allReduce(callOf(i), data);
-               if (rank == 3) std::this_thread::sleep_for(kPatience);
+               if (rank == 3) awaitDeath();
                EXPECT_EQ(error.code(), ErrorCode::kPeerLost) << error.text();
                EXPECT_TRUE(names(error, "rank 3")) << error.text();
                meet(store, rank, 3, "end");
@@ -148,7 +150,7 @@ TEST(MessageCollectives, AbortFreesThoseWhoWait) {
     MessageCollectives collectives(box);
     EXPECT_FALSE(collectives.barrier(callOf(0)));
     if (rank == 0) {
-      std::this_thread::sleep_for(milliseconds(50));
+      letOthersBlock(milliseconds(50));
       collectives.abort({ErrorCode::kShutdown, "aborted by hand"});
     } else {
       const Error error = collectives.barrier(callOf(1));

@@ -16,6 +16,8 @@
 #include "tests/c10d_plugin/net/collectives_model.h"
 #include "tests/c10d_plugin/net/letters.h"
 
+#include "tests/support/waiting.h"
+
 namespace weft::collectives {
 namespace {
 
@@ -153,7 +155,7 @@ TEST(Namespaces, ResetConnectionsLoseNothing) {
       std::thread breaker([&] {
         std::mt19937 random(static_cast<unsigned>(rank));
         while (!over.load()) {
-          std::this_thread::sleep_for(milliseconds((kSanitized ? 300 : 30) + random() % 100));
+          takes(milliseconds((kSanitized ? 300 : 30) + random() % 100));
           resets.fetch_add(resetConnections());
         }
       });

@@ -24,6 +24,8 @@
 #include "c10d_plugin/net/mailbox/endpoint_mailbox.h"
 #include "gtest/gtest.h"
 
+#include "tests/support/waiting.h"
+
 namespace weft::collectives {
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -54,11 +56,9 @@ class FolderKeyValue final : public KeyValue {
   }
   transport::Result<std::string> get(const std::string& key,
                                      std::chrono::steady_clock::time_point deadline) override {
-    while (!std::filesystem::exists(pathOf(key))) {
-      if (std::chrono::steady_clock::now() > deadline)
-        return transport::Error(transport::ErrorCode::kTimeout, "no key " + key);
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
+    const auto there = [&] { return std::filesystem::exists(pathOf(key)); };
+    if (!waitUntil(there, deadline - std::chrono::steady_clock::now()))
+      return transport::Error(transport::ErrorCode::kTimeout, "no key " + key);
     std::ostringstream out;
     out << std::ifstream(pathOf(key)).rdbuf();
     return out.str();
@@ -116,16 +116,14 @@ inline void runRanks(int size, const std::function<void(int, KeyValue&)>& body,
   const auto until = soon(kPatience * 5);  // a sanitizer on a busy machine
   for (int rank = 0; rank < size; ++rank) {
     int status = 0;
-    while (::waitpid(children[rank], &status, WNOHANG) == 0) {
-      if (std::chrono::steady_clock::now() > until) {
-        ADD_FAILURE() << "rank " << rank << " hangs";
-        for (int left = rank; left < size; ++left)
-          ::kill(children[left], SIGKILL);
-        for (int left = rank; left < size; ++left)
-          ::waitpid(children[left], nullptr, 0);
-        return;
-      }
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const auto ended = [&] { return ::waitpid(children[rank], &status, WNOHANG) != 0; };
+    if (!waitUntil(ended, until - std::chrono::steady_clock::now())) {
+      ADD_FAILURE() << "rank " << rank << " hangs";
+      for (int left = rank; left < size; ++left)
+        ::kill(children[left], SIGKILL);
+      for (int left = rank; left < size; ++left)
+        ::waitpid(children[left], nullptr, 0);
+      return;
     }
     if (killed.contains(rank)) {
       EXPECT_TRUE(WIFSIGNALED(status)) << "rank " << rank << " was to die";
@@ -134,6 +132,12 @@ inline void runRanks(int size, const std::function<void(int, KeyValue&)>& body,
           << "rank " << rank << " of " << size << " failed, status " << status;
     }
   }
+}
+
+// What a rank does whose other thread is about to end the process.
+[[noreturn]] inline void awaitDeath() {
+  for (;;)
+    ::pause();
 }
 
 [[noreturn]] inline void die() {

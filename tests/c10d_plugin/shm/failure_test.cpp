@@ -10,6 +10,8 @@
 
 #include "tests/c10d_plugin/shm/exercise.h"
 
+#include "tests/support/waiting.h"
+
 namespace weft::collectives::testing {
 namespace {
 
@@ -58,7 +60,7 @@ TEST_P(DeadRank, IsNamedToAllSurvivors) {
       if (when == Dies::kAnywhere) {
         // At a moment of somebody else's choosing, as often as not within an operation.
         std::thread([] {
-          std::this_thread::sleep_for(milliseconds(35));
+          takes(milliseconds(35));
           ::kill(::getpid(), SIGKILL);
         }).detach();
         while (true)
@@ -113,7 +115,7 @@ TEST(Failures, ARankMayDieAtAnyMoment) {
         }
       });
     }
-    std::this_thread::sleep_for(delay);
+    takes(delay);
     children.kill(victim);
     for (std::size_t rank = 0; rank < 3; ++rank) {
       const int status = exitOf(children, rank);
@@ -128,7 +130,7 @@ TEST(Failures, ARankThatWaitsLeavesTheProcessorAlone) {
   Children children;
   startRanks(children, folder, 2, {}, [&](Collectives& group) {
     if (group.barrier({in(seconds(30)), 0})) return 1;
-    if (group.rank() == 1) std::this_thread::sleep_for(milliseconds(1500));
+    if (group.rank() == 1) takes(milliseconds(1500));
     const std::clock_t began = std::clock();  // processor time, not the wall's
     if (group.barrier({in(seconds(30)), 1})) return 2;
     return std::clock() - began < CLOCKS_PER_SEC / 20 ? 0 : 3;
@@ -144,7 +146,7 @@ TEST(Failures, AForkedChildDoesNotHideItsParentsDeath) {
   startRanks(children, folder, 2, {}, [&](Collectives& group) {
     if (group.rank() == 1) {
       if (::fork() == 0) {
-        std::this_thread::sleep_for(seconds(8));
+        takes(seconds(8));
         ::_exit(0);
       }
       ::kill(::getpid(), SIGKILL);
@@ -171,7 +173,7 @@ TEST(Failures, AForkedChildOfARankThatExitsHarmsNobody) {
     for (int i = 0; i < 20; ++i)
       exercise.anything(1000);
     // Long enough that the other side asks whether this one lives.
-    if (group.rank() == 0) std::this_thread::sleep_for(milliseconds(500));
+    if (group.rank() == 0) takes(milliseconds(500));
     exercise.barrier();
     return static_cast<int>(verdict.require(exercise.failures() == 0));
   });
@@ -188,7 +190,7 @@ TEST(Failures, ATimeoutNamesThoseWhoDidNotCome) {
     Verdict verdict;
     verdict.require(exercise.failures() == 0);
     if (group.rank() == 1 || group.rank() == 3) {
-      std::this_thread::sleep_for(seconds(2));
+      takes(seconds(2));
     }
     std::vector<std::byte> data(16);
     const Error error =
@@ -222,7 +224,7 @@ TEST(Failures, AbortEndsTheOthersWaits) {
   Children children;
   startRanks(children, folder, 3, {}, [&](Collectives& group) {
     if (group.rank() == 2) {
-      std::this_thread::sleep_for(milliseconds(200));
+      letOthersBlock(milliseconds(200));
       group.abort({ErrorCode::kShutdown, "the program ends"});
     }
     const Error error = group.barrier({in(seconds(30)), 0});
@@ -390,7 +392,7 @@ TEST(Leftovers, NoneAfterAllWereKilled) {
   });
   FolderStore store(folder.path());
   ASSERT_TRUE(store.get("shm", in(seconds(20))).ok());
-  std::this_thread::sleep_for(milliseconds(300));
+  takes(milliseconds(300));
   for (std::size_t rank = 0; rank < 3; ++rank)
     children.kill(rank);
   for (std::size_t rank = 0; rank < 3; ++rank)

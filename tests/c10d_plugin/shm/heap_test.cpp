@@ -10,6 +10,8 @@
 #include "c10d_plugin/shm/sync/step_barrier.h"
 #include "tests/c10d_plugin/shm/exercise.h"
 
+#include "tests/support/waiting.h"
+
 namespace weft::collectives::testing {
 namespace {
 
@@ -142,7 +144,7 @@ TEST(Heap, ADeadRankIsNamedWithinASecond) {
     std::uint64_t sequence = 0;
     if (group.rank() == 1) {
       std::thread([] {
-        std::this_thread::sleep_for(milliseconds(60));
+        takes(milliseconds(60));
         ::kill(::getpid(), SIGKILL);
       }).detach();
     }
@@ -208,12 +210,12 @@ TEST(Heap, AfterAnAbortNobodyWritesAnyMore) {
           {in(seconds(30)), sequence++, Element::kInt32, Reduction::kMax}, bytes)) {
       }
       std::memset(bytes.data(), 0x55, bytes.size());
-      std::this_thread::sleep_for(milliseconds(50));
+      timeForWhatMustNotHappen(milliseconds(50));
       for (const std::byte byte : bytes)
         wrong += byte == std::byte{0x55} ? 0 : 1;
     });
   }
-  std::this_thread::sleep_for(milliseconds(40));
+  letOthersBlock(milliseconds(40));
   made.value()[1]->abort({ErrorCode::kShutdown, "enough"});
   for (std::thread& thread : threads)
     thread.join();

@@ -10,6 +10,8 @@
 
 #include "tests/c10d_plugin/shm/ranks.h"
 
+#include "tests/support/waiting.h"
+
 namespace weft::collectives::testing {
 namespace {
 
@@ -168,7 +170,7 @@ int rankBody(Collectives& group, const Case& test, KeyValue& store, milliseconds
     if (interrupted) static_cast<void>(store.set("running", "yes"));
     if (!interrupted || test.how != How::kAborted) return;
     breaker = std::thread([&] {
-      std::this_thread::sleep_for(when);
+      takes(when);
       group.abort({ErrorCode::kShutdown, "enough"});
     });
   };
@@ -193,9 +195,9 @@ TEST_P(Interrupted, WhatSucceedsIsRight) {
                [&](Collectives& group) { return rankBody(group, test, store, when); });
     if (test.how == How::kStopped) {
       ASSERT_TRUE(store.get("running", in(seconds(60))).ok());
-      std::this_thread::sleep_for(when);
+      takes(when);
       ::kill(children.pid(1), SIGSTOP);
-      std::this_thread::sleep_for(milliseconds(120));
+      takes(milliseconds(120));
       ::kill(children.pid(1), SIGCONT);
     }
     for (int rank = 0; rank < test.ranks; ++rank) {

@@ -21,6 +21,8 @@
 #include "c10d_plugin/core/key_value.h"
 #include "c10d_plugin/shm/shm_collectives.h"
 
+#include "tests/support/waiting.h"
+
 namespace weft::collectives::testing {
 
 using Clock = std::chrono::steady_clock;
@@ -41,15 +43,16 @@ class FolderStore : public KeyValue {
     return Error::ok();
   }
   Result<std::string> get(const std::string& key, Deadline deadline) override {
-    for (;;) {
-      if (std::ifstream file(pathOf(key)); file) {
-        std::ostringstream text;
-        text << file.rdbuf();
-        return text.str();
-      }
-      if (Clock::now() >= deadline) return Error(ErrorCode::kTimeout, "nobody set " + key);
-      std::this_thread::sleep_for(milliseconds(1));
-    }
+    std::ifstream file;
+    const auto opens = [&] {
+      file.open(pathOf(key));
+      return file.is_open();
+    };
+    if (!waitUntil(opens, deadline - Clock::now()))
+      return Error(ErrorCode::kTimeout, "nobody set " + key);
+    std::ostringstream text;
+    text << file.rdbuf();
+    return text.str();
   }
 
  private:
@@ -106,16 +109,13 @@ class Children {
   void kill(std::size_t index) { ::kill(running_[index], SIGKILL); }
   // Exit status; 128 + signal; -1 when it did not end in time.
   int wait(std::size_t index, milliseconds limit) {
-    const auto deadline = Clock::now() + limit;
-    for (;;) {
-      int status = 0;
-      if (::waitpid(running_[index], &status, WNOHANG) == running_[index]) {
-        running_[index] = -1;
-        return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-      }
-      if (Clock::now() > deadline) return -1;
-      std::this_thread::sleep_for(milliseconds(1));
-    }
+    int status = 0;
+    const auto ended = [&] {
+      return ::waitpid(running_[index], &status, WNOHANG) == running_[index];
+    };
+    if (!waitUntil(ended, limit)) return -1;
+    running_[index] = -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   }
   pid_t pid(std::size_t index) const { return running_[index]; }
 

@@ -6,6 +6,8 @@
 
 #include "tests/c10d_plugin/shm/exercise.h"
 
+#include "tests/support/waiting.h"
+
 namespace weft::collectives::testing {
 namespace {
 
@@ -40,7 +42,7 @@ TEST(Threads, AbortFromOutsideEndsAWait) {
   Collectives& first = *made.value()[0];
   Error ended;
   std::thread waits([&] { ended = first.barrier({in(seconds(30)), 0}); });
-  std::this_thread::sleep_for(milliseconds(20));
+  letOthersBlock(milliseconds(20));
   first.abort({ErrorCode::kShutdown, "enough"});
   waits.join();
   EXPECT_EQ(ended.code(), ErrorCode::kShutdown);
