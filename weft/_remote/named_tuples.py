@@ -149,7 +149,7 @@ def _each(parts: list[Rebuild | None], values: Any) -> list[Any]:
 
 
 def names_in(annotated: Callable[..., Any]) -> str:
-    """The NamedTuples in what ``annotated`` returns, as ``jit_ops/values/result_names.h`` writes them down."""
+    """The NamedTuples in what ``annotated`` returns, in the form of ``jit_ops/values/result_names.h``."""
     try:
         part = _part(typing.get_type_hints(annotated).get("return"))
     except (NameError, TypeError):
