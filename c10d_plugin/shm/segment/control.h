@@ -40,7 +40,6 @@ enum class Presence : std::uint32_t { kNotYet, kHere, kLeft };
 
 struct Control {
   alignas(kCacheLine) Word progress;  // rounds this rank has ended; what others wait for
-  Word processor;                     // where it ran when it ended the last one (seats.h)
   alignas(kCacheLine) Word sleepers;  // others that sleep until it changes
   alignas(kCacheLine) Word presence;
   Word writing;                          // 1: this rank writes into others' heaps

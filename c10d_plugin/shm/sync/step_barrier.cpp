@@ -32,8 +32,7 @@ StepBarrier::StepBarrier(Segment& segment, int rank)
       rank_(rank),
       size_(segment.layout().ranks),
       own_progress_(segment.control(rank).progress),
-      own_sleepers_(segment.control(rank).sleepers),
-      seats_(segment, rank) {
+      own_sleepers_(segment.control(rank).sleepers) {
   for (int other = 0; other < size_; ++other) {
     progress_.push_back(&segment.control(other).progress);
   }
@@ -55,14 +54,12 @@ bool StepBarrier::allHaveEnded() noexcept {
 Error StepBarrier::next(const CallRecord& call, Deadline deadline, bool first) {
   ++number_;
   look_at_ = 0;
-  seats_.say();
   // Sequentially consistent on both sides, here and in sleep(): either the sleeper sees the new
   // value or this sees the sleeper.
   own_progress_.exchange(static_cast<std::uint32_t>(number_), std::memory_order_seq_cst);
   if (own_sleepers_.load(std::memory_order_seq_cst) != 0) wakeAll(own_progress_);
   transport::AdaptiveSpin& spin = first ? first_spin_ : later_spin_;
   if (allHaveEnded()) return outcome();
-  seats_.spread(number_);
   if (spin.until([this] { return allHaveEnded(); })) return outcome();
   const auto began = Clock::now();
   Error error = sleep(call, deadline, began);

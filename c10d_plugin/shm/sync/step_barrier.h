@@ -21,7 +21,6 @@
 #include "c10d_plugin/core/collectives.h"
 #include "c10d_plugin/shm/segment/call_record.h"
 #include "c10d_plugin/shm/segment/segment.h"
-#include "c10d_plugin/shm/sync/seats.h"
 #include "transport/base/spin.h"
 
 namespace weft::collectives::shm {
@@ -55,7 +54,6 @@ class StepBarrier {
   Word& own_sleepers_;
   std::vector<const Word*> progress_;  // by rank
   int look_at_ = 0;                    // ranks below it have ended the round
-  Seats seats_;
   // Whether it pays to search differs.
   transport::AdaptiveSpin first_spin_;
   transport::AdaptiveSpin later_spin_;
