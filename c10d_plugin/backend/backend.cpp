@@ -1,4 +1,4 @@
-// WeftBackend's epoch: how a group forms, ends, and makes other groups.
+// How WeftBackend forms, ends, and makes other groups; send and recv.
 #include "c10d_plugin/backend/backend.h"
 
 #include <ATen/ops/empty.h>
@@ -10,11 +10,11 @@
 #include <thread>
 
 #include "c10d_plugin/backend/point_to_point.h"
-#include "c10d_plugin/core/ranks_text.h"
 #include "c10d_plugin/engine/engine.h"
-#include "c10d_plugin/join/epoch.h"
 #include "c10d_plugin/join/make_group.h"
 #include "c10d_plugin/join/store_key_value.h"
+#include "c10d_plugin/store/epoch.h"
+#include "c10d_plugin/store/ranks_text.h"
 #include "c10d_plugin/tensors/op_checks.h"
 
 namespace weft::process_group {
@@ -25,7 +25,7 @@ using transport::ErrorCode;
 
 namespace {
 
-constexpr milliseconds kLinger{10'000};  // for operations under way when the group is shut down
+constexpr milliseconds kLinger{10'000};  // for operations that run when the group is shut down
 
 // The host that serves the Store, where it is one that has a host.
 std::string hostOf(const c10::intrusive_ptr<c10d::Store>& store) {
@@ -75,7 +75,7 @@ WeftBackend::WeftBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int si
 
 WeftBackend::~WeftBackend() {
   if (!inOwnProcess()) {
-    // The parent's threads and sockets are not this child's to end. Never freed.
+    // The threads and sockets are the parent's: never freed here.
     static_cast<void>(new auto(std::move(engine_)));
     static_cast<void>(new auto(std::move(messages_)));
     static_cast<void>(new auto(std::move(delegates_)));
@@ -83,8 +83,8 @@ WeftBackend::~WeftBackend() {
   }
   const std::lock_guard lock(shutdown_mutex_);
   if (shut_down_ && !delegates_->any()) return;
-  // The mailbox's end waits for its thread, and that may wait for the GIL, which whoever drops the
-  // last reference may hold; so may a delegate's. So the parts end on a thread of their own.
+  // The mailbox's end waits for its thread, which may wait for the GIL, which the thread that drops
+  // the last reference may hold; a delegate's end likewise. So they end on a thread of their own.
   std::thread([engine = std::move(engine_), messages = std::move(messages_),
                delegates = std::move(delegates_)]() mutable {
     messages.reset();
@@ -167,7 +167,7 @@ WeftBackend::WorkPtr WeftBackend::recvAnysource(Tensors& tensors, int tag) {
 }
 
 void WeftBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
-  // 0 is a time like others here: programs use it to see who is late.
+  // Here 0 means no time at all: programs use it to see who is late.
   const auto timeout = opts.timeout.count() == 0 ? opts.timeout : timeoutOr(opts.timeout);
   messages("weft:monitored_barrier").monitoredBarrier(timeout, wait_all_ranks);
 }
@@ -188,7 +188,7 @@ void WeftBackend::eagerConnectSingleDevice(at::Device device) {
   backend.eagerConnectSingleDevice(device);
 }
 
-// torch says no more of the device than its number: -1 is the CPU.
+// torch passes only the device's number: -1 is the CPU.
 bool WeftBackend::supportsTensorAlloc(c10::DeviceIndex device) {
   if (device < 0) return engine_->allocates();
   const auto cuda = delegates_->made(c10::DeviceType::CUDA);

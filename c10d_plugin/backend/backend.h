@@ -1,15 +1,15 @@
 // WeftBackend: torch's process-group backend "weft". CPU tensors go through Collectives and the
-// Mailbox; tensors elsewhere to another backend of the same ranks, CUDA's to NCCL (delegates.h).
+// Mailbox, tensors on other devices to another backend of the same ranks: CUDA's to NCCL
+// (delegates.h).
 //
 // Threads: any thread may call any member; operations run in the order of the calls
 // (engine.h). A synchronous call (asyncOp false) runs on its own thread and gives no Work. In a
-// forked child every operation throws, and the ends do nothing.
-// Failure: bad arguments throw and change nothing; what goes wrong between the ranks is a
+// forked child every operation throws, and abort() and shutdown() do nothing.
+// Failure: bad arguments throw and change nothing. A failure between the ranks is a
 // c10::DistBackendError that names the rank, and every later operation fails with it.
 //
 // Shapes and semantics are those of torch/csrc/distributed/c10d/ProcessGroupGloo.cpp, which this
-// stands in for; what that refuses (AVG, complex numbers, uneven sizes, list all_to_all) works
-// here.
+// replaces; AVG, complex numbers, uneven sizes and list all_to_all, which it refuses, work here.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -49,19 +49,20 @@ class WEFT_API WeftBackend : public c10d::Backend {
   using Tensors = std::vector<at::Tensor>;
   using TensorLists = std::vector<Tensors>;
 
-  // Meets the other ranks through the Store (options->timeout bounds it) and says which are
-  // missing while it waits. Throws c10::DistBackendError.
+  // Meets the other ranks through the Store, within options->timeout, and logs which are missing
+  // while it waits. Throws c10::DistBackendError.
   WeftBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
               c10::intrusive_ptr<Options> options);
-  // Does not wait: what still runs goes on until its own end.
+  // Does not wait: running operations go on until their own end.
   ~WeftBackend() override;
 
   const std::string getBackendName() const override { return kBackendName; }
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override;
   bool supportsSplitting() const override { return true; }
-  // torch would keep a batch's operations per group, so that a batch of one thread swallows the
-  // collectives of another, and of all once it has raised. CPU tensors gain nothing from a batch;
-  // those of a delegate are batched by weft/_torch/patches/batches.py.
+  // torch keeps a batch's operations per group, so a batch of one thread would swallow the
+  // collectives of another thread, and of all threads once it has raised. CPU tensors gain nothing
+  // from a batch; weft/_torch/patches/batches.py batches those of a
+  // delegate.
   bool supportsCoalescing() const override { return false; }
   bool supportsShrinking() const override { return true; }
   void setTimeout(std::chrono::milliseconds timeout) override;
@@ -105,11 +106,12 @@ class WEFT_API WeftBackend : public c10d::Backend {
   WorkPtr endCoalescing() override;
 
   // Memory for tensors that the group's collectives need not copy: shared between the ranks of one
-  // host (shm/heap.h). What does not fit is ordinary memory. FSDP2 asks for its buffers here.
+  // host (shm/segment/heap.h), or ordinary memory where that is full. FSDP2 asks for its buffers
+  // here.
   bool supportsTensorAlloc(c10::DeviceIndex device) override;
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
 
-  // Makes the backend for that device now, and has it connect.
+  // Makes the backend for that device now and connects it.
   void eagerConnectSingleDevice(at::Device device) override;
 
   void setSequenceNumberForGroup() override;
@@ -125,17 +127,21 @@ class WEFT_API WeftBackend : public c10d::Backend {
       const std::vector<int64_t>& excluded, int flags,
       const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
 
-  // Ends what runs and all that comes later, here and on the ranks that wait for this one.
+  // Fails the running operation and all later ones, here and on the ranks that wait for this one.
   void abort() override;
-  // Waits for what runs (10 s at most), then ends the group here. May be called again.
+  // Waits for running operations (10 s at most), then ends the group here. May be called again.
   void shutdown() override;
 
-  // The backend that does the work for tensors on such a device; null before it was needed.
+  // The backend for tensors on such a device; null before it was needed.
   c10::intrusive_ptr<c10d::Backend> delegate(c10::DeviceType device) const;
-  // How the collectives travel: "alone", "shared memory", "messages", …; for people and tests.
+  // How the data travel: "alone", "shared memory", "messages", …; for logs and tests.
   const std::string& path() const { return path_; }
 
  private:
+  // Gives the engine one operation; the profiler shows `inputs` and `outputs` (submit.h).
+  template <typename Options, typename Inputs, typename Outputs, typename Run>
+  WorkPtr submit(c10d::OpType type, const char* title, const Options& opts, const Inputs& inputs,
+                 const Outputs& outputs, Run&& run);
   // The timeout that a call asked for, else the group's.
   std::chrono::milliseconds timeoutOr(std::chrono::milliseconds asked) const;
   // The backend for a tensor on another device; null for one on the CPU.
@@ -144,7 +150,7 @@ class WEFT_API WeftBackend : public c10d::Backend {
   PointToPoint& messages(const char* title) const;
   // False in a forked child of the process that made the group.
   bool inOwnProcess() const;
-  // A backend for the group called `name`; the one made last, if it is asked for again.
+  // A backend for the group called `name`; the last one again if the name is the same.
   c10::intrusive_ptr<c10d::Backend> child(const std::string& name,
                                           const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                           int size,
@@ -157,7 +163,7 @@ class WEFT_API WeftBackend : public c10d::Backend {
   std::shared_ptr<Engine> engine_;
   std::shared_ptr<PointToPoint> messages_;  // null in a group of one that never asked
   std::atomic<std::uint64_t> children_{0};  // groups made by shrink()
-  // torch splits once for each device of the group; all get one backend, as here.
+  // torch calls split() once for each device of the group; all devices get one backend.
   std::mutex split_mutex_;
   std::string last_split_;  // its name and ranks
   c10::weak_intrusive_ptr<c10d::Backend> last_split_backend_;

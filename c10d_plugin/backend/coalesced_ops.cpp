@@ -6,7 +6,7 @@
 #include <map>
 
 #include "c10d_plugin/backend/backend.h"
-#include "c10d_plugin/engine/engine.h"
+#include "c10d_plugin/backend/submit.h"
 #include "c10d_plugin/tensors/contiguous_tensor.h"
 #include "c10d_plugin/tensors/element_of.h"
 #include "c10d_plugin/tensors/op_checks.h"
@@ -24,8 +24,8 @@ namespace {
 constexpr std::size_t kSmallTensor = 64 * 1024;  // bytes; a copy costs less than an operation
 constexpr std::size_t kLargestPack = 1024 * 1024;
 
-// Which tensors travel together, by their place in the list. All ranks decide the same, because
-// they all see the same types and sizes.
+// Which tensors travel together, by index. All ranks decide alike, because all see the same types
+// and sizes.
 std::vector<std::vector<std::size_t>> plan(const Tensors& tensors) {
   struct Open {
     std::size_t pack;
@@ -57,7 +57,7 @@ Tensors pick(const Tensors& from, const std::vector<std::size_t>& places) {
   return picked;
 }
 
-// Rows of one matrix, one per rank, that hold a share of every tensor beside each other.
+// Rows of one matrix, one per rank, that hold a share of every tensor side by side.
 struct Rows {
   Rows(const Tensors& shares, std::int64_t size, std::int64_t scale) {
     std::int64_t width = 0;
@@ -137,12 +137,12 @@ void reduceScatterPack(OpContext& context, const Tensors& outputs, const Tensors
     outputs[i].copy_(out.of(i).reshape(outputs[i].sizes()));
 }
 
-// The packs are written one after the other: an input in whose memory an output lies is copied.
+// The packs are written one after the other, so an input that overlaps an output is copied.
 Tensors inputsApart(const Tensors& inputs, const Tensors& outputs) {
   const Occupied written = occupied(outputs);
   Tensors kept;
   for (const at::Tensor& input : inputs)
-    kept.push_back(written.overlaps(memoryOf(input)) ? copyOf(input) : input);
+    kept.push_back(written.overlaps(bytesOf(input)) ? copyOf(input) : input);
   return kept;
 }
 
@@ -166,22 +166,18 @@ WeftBackend::WorkPtr WeftBackend::allreduce_coalesced(Tensors& tensors,
     (void)reductionOf(opts.reduceOp, tensor.scalar_type(), kTitle);
   }
   const auto reduction = reductionOf(opts.reduceOp, tensors.front().scalar_type(), kTitle);
-  return engine_->submit(
-      {kTitle, timeoutOr(opts.timeout), opts.asyncOp},
-      [&] {
-        return OpInfo{OpType::ALLREDUCE_COALESCED, kTitle, tensors, {tensors}};
-      },
-      [tensors, reduction, factor = factorOf(opts.reduceOp)](OpContext& context) {
-        // Tensors that share memory are all reduced from what they hold now.
-        const bool disjoint = occupied(tensors).disjoint();
-        Tensors reduced;
-        for (const at::Tensor& tensor : tensors)
-          reduced.push_back(disjoint ? tensor : copyOf(tensor));
-        for (const auto& places : plan(reduced))
-          allReducePack(context, pick(reduced, places), reduction, factor);
-        for (std::size_t i = 0; i < tensors.size() && !disjoint; ++i)
-          copyInto(tensors[i], reduced[i]);
-      });
+  return submit(OpType::ALLREDUCE_COALESCED, kTitle, opts, tensors, tensors,
+                [tensors, reduction, factor = factorOf(opts.reduceOp)](OpContext& context) {
+                  // Tensors that share memory are all reduced from what they hold now.
+                  const bool disjoint = occupied(tensors).disjoint();
+                  Tensors reduced;
+                  for (const at::Tensor& tensor : tensors)
+                    reduced.push_back(disjoint ? tensor : copyOf(tensor));
+                  for (const auto& places : plan(reduced))
+                    allReducePack(context, pick(reduced, places), reduction, factor);
+                  for (std::size_t i = 0; i < tensors.size() && !disjoint; ++i)
+                    copyInto(tensors[i], reduced[i]);
+                });
 }
 
 WeftBackend::WorkPtr WeftBackend::allgather_into_tensor_coalesced(
@@ -191,16 +187,12 @@ WeftBackend::WorkPtr WeftBackend::allgather_into_tensor_coalesced(
     return other->allgather_into_tensor_coalesced(outputs, inputs, opts);
   }
   checkPairs(outputs, inputs, size_, kTitle);
-  return engine_->submit(
-      {kTitle, timeoutOr(opts.timeout), opts.asyncOp},
-      [&] {
-        return OpInfo{OpType::COALESCED, kTitle, inputs, {outputs}};
-      },
-      [inputs, outputs](OpContext& context) {
-        const Tensors read = inputsApart(inputs, outputs);
-        for (const auto& places : plan(read))
-          allGatherPack(context, pick(outputs, places), pick(read, places));
-      });
+  return submit(OpType::COALESCED, kTitle, opts, inputs, outputs,
+                [inputs, outputs](OpContext& context) {
+                  const Tensors read = inputsApart(inputs, outputs);
+                  for (const auto& places : plan(read))
+                    allGatherPack(context, pick(outputs, places), pick(read, places));
+                });
 }
 
 WeftBackend::WorkPtr WeftBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
@@ -217,11 +209,8 @@ WeftBackend::WorkPtr WeftBackend::allgather_coalesced(TensorLists& outputs, Tens
       checkOwnShare(inputs[i], list[i], rank_, kTitle);
     }
   }
-  return engine_->submit(
-      {kTitle, timeoutOr(opts.timeout), opts.asyncOp},
-      [&] {
-        return OpInfo{OpType::ALLGATHER_COALESCED, kTitle, inputs, outputs};
-      },
+  return submit(
+      OpType::ALLGATHER_COALESCED, kTitle, opts, inputs, outputs,
       [inputs, outputs](OpContext& context) {
         const at::AutoDispatchBelowADInplaceOrView below_autograd;
         for (const auto& places : plan(inputs)) {
@@ -250,16 +239,13 @@ WeftBackend::WorkPtr WeftBackend::reduce_scatter_tensor_coalesced(
   for (const at::Tensor& tensor : outputs)
     (void)reductionOf(opts.reduceOp, tensor.scalar_type(), kTitle);
   const auto reduction = reductionOf(opts.reduceOp, outputs.front().scalar_type(), kTitle);
-  return engine_->submit(
-      {kTitle, timeoutOr(opts.timeout), opts.asyncOp},
-      [&] {
-        return OpInfo{OpType::COALESCED, kTitle, inputs, {outputs}};
-      },
-      [inputs, outputs, reduction, factor = factorOf(opts.reduceOp)](OpContext& context) {
-        const Tensors read = inputsApart(inputs, outputs);
-        for (const auto& places : plan(outputs))
-          reduceScatterPack(context, pick(outputs, places), pick(read, places), reduction, factor);
-      });
+  return submit(OpType::COALESCED, kTitle, opts, inputs, outputs,
+                [inputs, outputs, reduction, factor = factorOf(opts.reduceOp)](OpContext& context) {
+                  const Tensors read = inputsApart(inputs, outputs);
+                  for (const auto& places : plan(outputs))
+                    reduceScatterPack(context, pick(outputs, places), pick(read, places), reduction,
+                                      factor);
+                });
 }
 
 }  // namespace weft::process_group

@@ -1,10 +1,10 @@
-// WeftBackend's collectives: what each checks, and how its tensors become memory for the engine.
+// WeftBackend's collectives: each checks its tensors and gives the engine their memory.
 #include <ATen/Context.h>
 #include <ATen/ops/empty.h>
 
 #include "c10d_plugin/backend/backend.h"
 #include "c10d_plugin/backend/sparse_all_reduce.h"
-#include "c10d_plugin/engine/engine.h"
+#include "c10d_plugin/backend/submit.h"
 #include "c10d_plugin/tensors/contiguous_tensor.h"
 #include "c10d_plugin/tensors/element_of.h"
 #include "c10d_plugin/tensors/op_checks.h"
@@ -19,8 +19,8 @@ using collectives::ConstBytes;
 
 namespace {
 
-// The inputs of an operation, one per rank, apart from its outputs. This rank's own may lie at
-// `place`.
+// The inputs of an operation, one per rank, none of which overlaps its outputs; but this rank's own
+// may be exactly `place`.
 std::vector<ContiguousTensor> flattenInputs(const std::vector<at::Tensor>& tensors,
                                             const at::Tensor& factor, const Occupied& outputs,
                                             int own, ByteRange place) {
@@ -84,18 +84,14 @@ WeftBackend::WorkPtr WeftBackend::broadcast(Tensors& tensors, const c10d::Broadc
   const at::Tensor& tensor = only(tensors, kTitle);
   const int root = checkRoot(opts.rootRank, size_, kTitle);
   checkDense(tensor, kTitle);
-  return engine_->submit(
-      {kTitle, timeoutOr(opts.timeout), opts.asyncOp},
-      [&] {
-        return OpInfo{OpType::BROADCAST, kTitle, tensors, {tensors}};
-      },
-      [tensor, root, here = rank_](OpContext& context) {
-        const ContiguousTensor flat(
-            tensor, root == here ? ContiguousTensor::Use::kRead : ContiguousTensor::Use::kWrite);
-        context.check(
-            context->broadcast(context.call(elementOf(tensor.scalar_type())), flat.bytes(), root));
-        flat.writeBack();
-      });
+  return submit(OpType::BROADCAST, kTitle, opts, tensors, tensors,
+                [tensor, root, here = rank_](OpContext& context) {
+                  const ContiguousTensor flat(tensor, root == here ? ContiguousTensor::Use::kRead
+                                                                   : ContiguousTensor::Use::kWrite);
+                  context.check(context->broadcast(context.call(elementOf(tensor.scalar_type())),
+                                                   flat.bytes(), root));
+                  flat.writeBack();
+                });
 }
 
 WeftBackend::WorkPtr WeftBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
@@ -105,18 +101,14 @@ WeftBackend::WorkPtr WeftBackend::allreduce(Tensors& tensors, const c10d::Allred
   if (tensor.layout() == c10::kSparse) return allreduce_sparse(tensors, opts);
   checkDense(tensor, kTitle);
   const auto reduction = reductionOf(opts.reduceOp, tensor.scalar_type(), kTitle);
-  return engine_->submit(
-      {kTitle, timeoutOr(opts.timeout), opts.asyncOp},
-      [&] {
-        return OpInfo{OpType::ALLREDUCE, kTitle, tensors, {tensors}};
-      },
-      [tensor, reduction, factor = factorOf(opts.reduceOp)](OpContext& context) {
-        const ContiguousTensor flat =
-            premultiplied(tensor, factor, ContiguousTensor::Use::kReadWrite);
-        context.check(context->allReduce(context.call(elementOf(tensor.scalar_type()), reduction),
-                                         flat.bytes()));
-        flat.writeBack();
-      });
+  return submit(OpType::ALLREDUCE, kTitle, opts, tensors, tensors,
+                [tensor, reduction, factor = factorOf(opts.reduceOp)](OpContext& context) {
+                  const ContiguousTensor flat =
+                      premultiplied(tensor, factor, ContiguousTensor::Use::kReadWrite);
+                  context.check(context->allReduce(
+                      context.call(elementOf(tensor.scalar_type()), reduction), flat.bytes()));
+                  flat.writeBack();
+                });
 }
 
 WeftBackend::WorkPtr WeftBackend::allreduce_sparse(Tensors& tensors,
@@ -125,12 +117,8 @@ WeftBackend::WorkPtr WeftBackend::allreduce_sparse(Tensors& tensors,
   if (auto* other = elsewhere(tensors)) return other->allreduce_sparse(tensors, opts);
   const at::Tensor& tensor = only(tensors, kTitle);
   checkSparse(tensor, opts.reduceOp, kTitle);
-  return engine_->submit(
-      {kTitle, timeoutOr(opts.timeout), opts.asyncOp},
-      [&] {
-        return OpInfo{OpType::_ALLREDUCE_SPARSE, kTitle, tensors, {tensors}};
-      },
-      [tensor](OpContext& context) { sparseAllReduce(context, tensor); });
+  return submit(OpType::_ALLREDUCE_SPARSE, kTitle, opts, tensors, tensors,
+                [tensor](OpContext& context) { sparseAllReduce(context, tensor); });
 }
 
 WeftBackend::WorkPtr WeftBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
@@ -140,11 +128,8 @@ WeftBackend::WorkPtr WeftBackend::reduce(Tensors& tensors, const c10d::ReduceOpt
   const int root = checkRoot(opts.rootRank, size_, kTitle);
   checkDense(tensor, kTitle);
   const auto reduction = reductionOf(opts.reduceOp, tensor.scalar_type(), kTitle);
-  return engine_->submit(
-      {kTitle, timeoutOr(opts.timeout), opts.asyncOp},
-      [&] {
-        return OpInfo{OpType::REDUCE, kTitle, tensors, {tensors}};
-      },
+  return submit(
+      OpType::REDUCE, kTitle, opts, tensors, tensors,
       [tensor, reduction, root, here = rank_,
        factor = factorOf(opts.reduceOp)](OpContext& context) {
         const ContiguousTensor flat = premultiplied(
@@ -164,20 +149,16 @@ WeftBackend::WorkPtr WeftBackend::allgather(TensorLists& outputs, Tensors& input
   const Tensors& output = onePerRank(outputs, size_, kTitle);
   checkAlike(input, output, kTitle);
   checkOwnShare(input, output[static_cast<std::size_t>(rank_)], rank_, kTitle);
-  return engine_->submit(
-      {kTitle, timeoutOr(opts.timeout), opts.asyncOp},
-      [&] {
-        return OpInfo{OpType::ALLGATHER, kTitle, inputs, outputs};
-      },
-      [input, output](OpContext& context) {
-        const std::vector<ContiguousTensor> out = flattenOutputs(output);
-        const ContiguousTensor in =
-            apart(ContiguousTensor(input, ContiguousTensor::Use::kRead), occupied(out),
-                  out[static_cast<std::size_t>(context->rank())].bytes());
-        context.check(context->allGather(context.call(elementOf(input.scalar_type())), in.bytes(),
-                                         spansOf<Bytes>(out)));
-        writeBack(out);
-      });
+  return submit(OpType::ALLGATHER, kTitle, opts, inputs, outputs,
+                [input, output](OpContext& context) {
+                  const std::vector<ContiguousTensor> out = flattenOutputs(output);
+                  const ContiguousTensor in =
+                      apart(ContiguousTensor(input, ContiguousTensor::Use::kRead), occupied(out),
+                            out[static_cast<std::size_t>(context->rank())].bytes());
+                  context.check(context->allGather(context.call(elementOf(input.scalar_type())),
+                                                   in.bytes(), spansOf<Bytes>(out)));
+                  writeBack(out);
+                });
 }
 
 WeftBackend::WorkPtr WeftBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
@@ -185,21 +166,17 @@ WeftBackend::WorkPtr WeftBackend::_allgather_base(at::Tensor& output, at::Tensor
   constexpr const char* kTitle = "weft:_all_gather_base";
   if (auto* other = elsewhere(input)) return other->_allgather_base(output, input, opts);
   checkBase(output, input, size_, kTitle);
-  return engine_->submit(
-      {kTitle, timeoutOr(opts.timeout), opts.asyncOp},
-      [&] {
-        return OpInfo{OpType::_ALLGATHER_BASE, kTitle, Tensors{input}, {{output}}};
-      },
-      [input, output, size = static_cast<std::size_t>(size_)](OpContext& context) {
-        const ContiguousTensor out(output, ContiguousTensor::Use::kWrite);
-        const std::vector<Bytes> places = parts<Bytes>(out.bytes(), size);
-        const ContiguousTensor in =
-            apart(ContiguousTensor(input, ContiguousTensor::Use::kRead), occupied(out),
-                  places[static_cast<std::size_t>(context->rank())]);
-        context.check(
-            context->allGather(context.call(elementOf(input.scalar_type())), in.bytes(), places));
-        out.writeBack();
-      });
+  return submit(OpType::_ALLGATHER_BASE, kTitle, opts, input, output,
+                [input, output, size = static_cast<std::size_t>(size_)](OpContext& context) {
+                  const ContiguousTensor out(output, ContiguousTensor::Use::kWrite);
+                  const std::vector<Bytes> places = parts<Bytes>(out.bytes(), size);
+                  const ContiguousTensor in =
+                      apart(ContiguousTensor(input, ContiguousTensor::Use::kRead), occupied(out),
+                            places[static_cast<std::size_t>(context->rank())]);
+                  context.check(context->allGather(context.call(elementOf(input.scalar_type())),
+                                                   in.bytes(), places));
+                  out.writeBack();
+                });
 }
 
 WeftBackend::WorkPtr WeftBackend::gather(TensorLists& outputs, Tensors& inputs,
@@ -211,12 +188,8 @@ WeftBackend::WorkPtr WeftBackend::gather(TensorLists& outputs, Tensors& inputs,
   const Tensors output = onePerRankAtRoot(outputs, size_, root == rank_, kTitle);
   checkAlike(input, output, kTitle);
   if (root == rank_) checkOwnShare(input, output[static_cast<std::size_t>(rank_)], rank_, kTitle);
-  return engine_->submit(
-      {kTitle, timeoutOr(opts.timeout), opts.asyncOp},
-      [&] {
-        return OpInfo{OpType::GATHER, kTitle, inputs, outputs};
-      },
-      [input, output, root](OpContext& context) {
+  return submit(
+      OpType::GATHER, kTitle, opts, inputs, outputs, [input, output, root](OpContext& context) {
         const std::vector<ContiguousTensor> out = flattenOutputs(output);
         const ContiguousTensor in =
             apart(ContiguousTensor(input, ContiguousTensor::Use::kRead), occupied(out),
@@ -236,19 +209,15 @@ WeftBackend::WorkPtr WeftBackend::scatter(Tensors& outputs, TensorLists& inputs,
   const Tensors input = onePerRankAtRoot(inputs, size_, root == rank_, kTitle);
   checkAlike(output, input, kTitle);
   if (root == rank_) checkOwnShare(output, input[static_cast<std::size_t>(rank_)], rank_, kTitle);
-  return engine_->submit(
-      {kTitle, timeoutOr(opts.timeout), opts.asyncOp},
-      [&] {
-        return OpInfo{OpType::SCATTER, kTitle, root == rank_ ? input : outputs, {outputs}};
-      },
-      [input, output, root](OpContext& context) {
-        const ContiguousTensor out(output, ContiguousTensor::Use::kWrite);
-        const std::vector<ContiguousTensor> in =
-            flattenInputs(input, at::Tensor(), occupied(out), root, out.bytes());
-        context.check(context->scatter(context.call(elementOf(output.scalar_type())),
-                                       spansOf<ConstBytes>(in), out.bytes(), root));
-        out.writeBack();
-      });
+  return submit(OpType::SCATTER, kTitle, opts, root == rank_ ? input : outputs, outputs,
+                [input, output, root](OpContext& context) {
+                  const ContiguousTensor out(output, ContiguousTensor::Use::kWrite);
+                  const std::vector<ContiguousTensor> in =
+                      flattenInputs(input, at::Tensor(), occupied(out), root, out.bytes());
+                  context.check(context->scatter(context.call(elementOf(output.scalar_type())),
+                                                 spansOf<ConstBytes>(in), out.bytes(), root));
+                  out.writeBack();
+                });
 }
 
 WeftBackend::WorkPtr WeftBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
@@ -260,20 +229,16 @@ WeftBackend::WorkPtr WeftBackend::reduce_scatter(Tensors& outputs, TensorLists& 
   checkAlike(output, input, kTitle);
   checkOwnShare(output, input[static_cast<std::size_t>(rank_)], rank_, kTitle);
   const auto reduction = reductionOf(opts.reduceOp, output.scalar_type(), kTitle);
-  return engine_->submit(
-      {kTitle, timeoutOr(opts.timeout), opts.asyncOp},
-      [&] {
-        return OpInfo{OpType::REDUCE_SCATTER, kTitle, input, {outputs}};
-      },
-      [input, output, reduction, factor = factorOf(opts.reduceOp)](OpContext& context) {
-        const ContiguousTensor out(output, ContiguousTensor::Use::kWrite);
-        const std::vector<ContiguousTensor> in =
-            flattenInputs(input, factor, occupied(out), context->rank(), out.bytes());
-        context.check(
-            context->reduceScatter(context.call(elementOf(output.scalar_type()), reduction),
-                                   spansOf<ConstBytes>(in), out.bytes()));
-        out.writeBack();
-      });
+  return submit(OpType::REDUCE_SCATTER, kTitle, opts, input, outputs,
+                [input, output, reduction, factor = factorOf(opts.reduceOp)](OpContext& context) {
+                  const ContiguousTensor out(output, ContiguousTensor::Use::kWrite);
+                  const std::vector<ContiguousTensor> in =
+                      flattenInputs(input, factor, occupied(out), context->rank(), out.bytes());
+                  context.check(context->reduceScatter(
+                      context.call(elementOf(output.scalar_type()), reduction),
+                      spansOf<ConstBytes>(in), out.bytes()));
+                  out.writeBack();
+                });
 }
 
 WeftBackend::WorkPtr WeftBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
@@ -282,23 +247,19 @@ WeftBackend::WorkPtr WeftBackend::_reduce_scatter_base(at::Tensor& output, at::T
   if (auto* other = elsewhere(input)) return other->_reduce_scatter_base(output, input, opts);
   checkBase(input, output, size_, kTitle);
   const auto reduction = reductionOf(opts.reduceOp, output.scalar_type(), kTitle);
-  return engine_->submit(
-      {kTitle, timeoutOr(opts.timeout), opts.asyncOp},
-      [&] {
-        return OpInfo{OpType::_REDUCE_SCATTER_BASE, kTitle, Tensors{input}, {{output}}};
-      },
-      [input, output, reduction, factor = factorOf(opts.reduceOp),
-       size = static_cast<std::size_t>(size_)](OpContext& context) {
-        const ContiguousTensor out(output, ContiguousTensor::Use::kWrite);
-        ContiguousTensor in = premultiplied(input, factor, ContiguousTensor::Use::kRead);
-        const auto own = static_cast<std::size_t>(context->rank());
-        if (!same(parts<ConstBytes>(in.bytes(), size)[own], out.bytes()))
-          in = apart(std::move(in), occupied(out));
-        context.check(
-            context->reduceScatter(context.call(elementOf(output.scalar_type()), reduction),
-                                   parts<ConstBytes>(in.bytes(), size), out.bytes()));
-        out.writeBack();
-      });
+  return submit(OpType::_REDUCE_SCATTER_BASE, kTitle, opts, input, output,
+                [input, output, reduction, factor = factorOf(opts.reduceOp),
+                 size = static_cast<std::size_t>(size_)](OpContext& context) {
+                  const ContiguousTensor out(output, ContiguousTensor::Use::kWrite);
+                  ContiguousTensor in = premultiplied(input, factor, ContiguousTensor::Use::kRead);
+                  const auto own = static_cast<std::size_t>(context->rank());
+                  if (!same(parts<ConstBytes>(in.bytes(), size)[own], out.bytes()))
+                    in = apart(std::move(in), occupied(out));
+                  context.check(context->reduceScatter(
+                      context.call(elementOf(output.scalar_type()), reduction),
+                      parts<ConstBytes>(in.bytes(), size), out.bytes()));
+                  out.writeBack();
+                });
 }
 
 WeftBackend::WorkPtr WeftBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
@@ -312,21 +273,17 @@ WeftBackend::WorkPtr WeftBackend::alltoall_base(at::Tensor& output, at::Tensor& 
   checkAlike(input, {output}, kTitle);
   checkSplits(input, input_splits, size_, kTitle);
   checkSplits(output, output_splits, size_, kTitle);
-  return engine_->submit(
-      {kTitle, timeoutOr(opts.timeout), opts.asyncOp},
-      [&] {
-        return OpInfo{OpType::ALLTOALL_BASE, kTitle, Tensors{input}, {{output}}};
-      },
-      [input, output, input_splits, output_splits,
-       size = static_cast<std::size_t>(size_)](OpContext& context) {
-        const ContiguousTensor out(output, ContiguousTensor::Use::kWrite);
-        const ContiguousTensor in =
-            apart(ContiguousTensor(input, ContiguousTensor::Use::kRead), occupied(out));
-        context.check(context->allToAll(context.call(elementOf(input.scalar_type())),
-                                        splits<ConstBytes>(in, input_splits, size),
-                                        splits<Bytes>(out, output_splits, size)));
-        out.writeBack();
-      });
+  return submit(OpType::ALLTOALL_BASE, kTitle, opts, input, output,
+                [input, output, input_splits, output_splits,
+                 size = static_cast<std::size_t>(size_)](OpContext& context) {
+                  const ContiguousTensor out(output, ContiguousTensor::Use::kWrite);
+                  const ContiguousTensor in =
+                      apart(ContiguousTensor(input, ContiguousTensor::Use::kRead), occupied(out));
+                  context.check(context->allToAll(context.call(elementOf(input.scalar_type())),
+                                                  splits<ConstBytes>(in, input_splits, size),
+                                                  splits<Bytes>(out, output_splits, size)));
+                  out.writeBack();
+                });
 }
 
 WeftBackend::WorkPtr WeftBackend::alltoall(Tensors& outputs, Tensors& inputs,
@@ -337,11 +294,8 @@ WeftBackend::WorkPtr WeftBackend::alltoall(Tensors& outputs, Tensors& inputs,
   checkCount(outputs.size(), size_, "output", kTitle);
   checkAlike(inputs.front(), inputs, kTitle);
   checkAlike(inputs.front(), outputs, kTitle);
-  return engine_->submit(
-      {kTitle, timeoutOr(opts.timeout), opts.asyncOp},
-      [&] {
-        return OpInfo{OpType::ALLTOALL, kTitle, inputs, {outputs}};
-      },
+  return submit(
+      OpType::ALLTOALL, kTitle, opts, inputs, outputs,
       [input = inputs, output = outputs](OpContext& context) {
         const std::vector<ContiguousTensor> out = flattenOutputs(output);
         const auto own = static_cast<std::size_t>(context->rank());
@@ -355,8 +309,8 @@ WeftBackend::WorkPtr WeftBackend::alltoall(Tensors& outputs, Tensors& inputs,
 
 WeftBackend::WorkPtr WeftBackend::barrier(const c10d::BarrierOptions& opts) {
   constexpr const char* kTitle = "weft:barrier";
-  // Of the call's device torch passes on no more than its number. Where there is no such device,
-  // the number says nothing, as for Gloo.
+  // torch passes only the number of the call's device. Where there is no such device the number is
+  // ignored, as Gloo does.
   const auto device = getBoundDeviceId() ? getBoundDeviceId()->type() : c10::DeviceType::CUDA;
   if (!opts.device_ids.empty() && (delegates_->made(device) || at::hasCUDA())) {
     return delegates_->of(device).barrier(opts);

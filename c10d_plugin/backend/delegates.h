@@ -1,13 +1,12 @@
 // Delegates: a group's other backends, one for each kind of device that is not the CPU: NCCL for
-// CUDA. Each is made when the first tensor on such a device comes, or when the group is told to
-// connect a device, and does everything that concerns those tensors from then on.
+// CUDA. Each is made for the first tensor on such a device, or when the group is told to connect a
+// device, and handles all operations on such tensors from then on.
 //
-// Who makes them is the creator's business (MakeDelegate): torch's NCCL backend is only where torch
-// was built with it, and Python can ask torch for it, so that libweft.so need not link it.
+// The group's creator provides MakeDelegate: torch's NCCL backend exists only where torch was built
+// with it, and Python can ask torch for it, so libweft.so need not link it.
 //
-// Threads: any thread may call any member; of what the delegates do, they are told as
-// c10d::Backend's own callers would. No lock is held while a delegate is called; while one is made,
-// others who ask for the same device wait.
+// Threads: any thread may call any member. No lock is held while a delegate is called; while one is
+// made, other threads that need the same device wait.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -24,7 +23,7 @@
 
 namespace weft::process_group {
 
-// What a delegate is made of: the same ranks, a part of the Store of its own.
+// What a delegate is made from: the same ranks, and a part of the Store of its own.
 struct DelegateSpec {
   c10::DeviceType device{};
   c10::intrusive_ptr<c10d::Store> store;
@@ -35,19 +34,19 @@ struct DelegateSpec {
   std::vector<std::uint64_t> global_ranks;
 };
 
-// Null when there is no backend for that device; throws what goes wrong. May take the GIL.
+// Null when there is no backend for that device; throws its failure. May take the GIL.
 using MakeDelegate = std::function<c10::intrusive_ptr<c10d::Backend>(const DelegateSpec&)>;
 
 class Delegates {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-  // `make` may be empty: no device but the CPU is served. `spec` without its device.
+  // `make` may be empty: then only the CPU is served. `spec` lacks its device.
   Delegates(MakeDelegate make, DelegateSpec spec)
       : make_(std::move(make)), spec_(std::move(spec)) {}
 
   // Throws c10::Error when there is none for that device, or the group has ended. `coalescing`: the
-  // delegate coalesces what it is asked from now until endCoalescing().
+  // delegate coalesces its operations until endCoalescing().
   c10d::Backend& of(c10::DeviceType device, bool coalescing = false);
   bool any() const {
     bool found = false;
@@ -56,7 +55,7 @@ class Delegates {
   }
   // Null when none was made.
   c10::intrusive_ptr<c10d::Backend> made(c10::DeviceType device) const;
-  // What a delegate made from now on is told, and those that are there.
+  // For the delegates that exist, and those made later.
   void describe(const std::string& uid, const std::string& description);
   void setTimeout(std::chrono::milliseconds timeout);
 

@@ -31,8 +31,8 @@ Tag userTag(int tag) { return static_cast<std::uint32_t>(tag); }
 Tag barrierTag(std::uint64_t count) { return (Tag{1} << 32) | (count & 0xFFFFFFFFU); }
 Tag releaseTag(std::uint64_t count) { return (Tag{2} << 32) | (count & 0xFFFFFFFFU); }
 
-// A Work whose wait() knows the message's own deadline. What did not happen by then is taken back:
-// its memory is the caller's again, who may write to it.
+// A Work whose wait() knows the message's own deadline. A message that has not completed by then is
+// cancelled: its memory is the caller's again.
 class MessageWork final : public WeftWork {
  public:
   MessageWork(int rank, OpInfo info, milliseconds timeout, std::shared_ptr<Mailbox> mailbox)
@@ -50,11 +50,11 @@ class MessageWork final : public WeftWork {
   void abort() override { giveUp(Error(ErrorCode::kShutdown, "this operation was aborted")); }
 
   void posted(Mailbox::Ticket ticket) { ticket_.store(ticket, std::memory_order_release); }
-  // A message to `rank`, whose memory must not be read any more once the caller was told of a
-  // failure. Where its bytes are on their way, that ends the connection.
+  // A message to `rank`, whose memory must not be read once its caller knows of a failure. If its
+  // bytes are in transit, that ends the connection.
   void sendsTo(int rank) { to_ = rank; }
 
-  // Called by whoever knows the outcome; the first counts.
+  // The first call sets the outcome.
   void end(std::exception_ptr error) {
     if (ended_.exchange(true)) return;
     if (!settle(std::move(error))) {
@@ -77,7 +77,7 @@ class MessageWork final : public WeftWork {
   void giveUp(const Error& why) {
     const Mailbox::Ticket ticket = ticket_.load(std::memory_order_acquire);
     if (ticket != 0 && !mailbox_->cancel(ticket, why)) {
-      // It is just being delivered, or sent.
+      // It is being delivered or sent right now.
       if (to_ >= 0 && !ended_.load()) mailbox_->giveUp(to_, why);
       return;
     }
@@ -108,7 +108,7 @@ std::exception_ptr asException(const char* title, const Error& error) {
   }
 }
 
-// The tensor's memory, kept by the tensor.
+// The tensor's memory, kept alive by the tensor.
 transport::OwnedBuffer bufferOf(const ContiguousTensor& flat) {
   const auto bytes = flat.bytes();
   return {bytes.data(), bytes.size(), std::make_shared<at::Tensor>(flat.memory())};

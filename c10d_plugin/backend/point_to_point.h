@@ -1,7 +1,6 @@
 // PointToPoint: send, recv, recv from any, and the monitored barrier, over a Mailbox.
 //
-// Threads: any thread may call any member. Messages need no context: they run beside the
-// collectives.
+// Threads: any thread may call any member. Messages run beside the collectives.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -23,17 +22,17 @@ class PointToPoint {
   explicit PointToPoint(std::shared_ptr<collectives::EndpointMailbox> mailbox)
       : mailbox_(std::move(mailbox)) {}
 
-  // `timeout` runs from now; who waits for the Work sees it.
+  // `timeout` runs from now; the Work's wait() throws it.
   WorkPtr send(const at::Tensor& tensor, int to, int tag, std::chrono::milliseconds timeout);
   // `from` may be collectives::kAnyRank.
   WorkPtr receive(const at::Tensor& tensor, int from, int tag, std::chrono::milliseconds timeout);
 
-  // Rank 0 waits for every rank and tells them to go on. Throws c10::Error with the texts of
-  // torch's monitored_barrier: programs look for them.
+  // Rank 0 waits for every rank and releases them. Throws c10::Error with the texts of torch's
+  // monitored_barrier, because programs search for them.
   void monitoredBarrier(std::chrono::milliseconds timeout, bool wait_all_ranks);
 
   void abort(const transport::Error& reason) { mailbox_->abort(reason); }
-  // Fails what still waits, and ends the mailbox's thread.
+  // Fails waiting messages and ends the mailbox's thread.
   void close();
 
  private:

@@ -1,4 +1,4 @@
-// all_reduce of sparse COO tensors: every rank gathers all the others' entries and adds them up.
+// all_reduce of sparse COO tensors: every rank gathers all ranks' entries and sums them.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Types.hpp>

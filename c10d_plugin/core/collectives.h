@@ -33,7 +33,7 @@ using transport::Result;
 using Bytes = std::span<std::byte>;
 using ConstBytes = std::span<const std::byte>;
 
-// How memory is to be added up. kBytes has no arithmetic.
+// The type of the elements to reduce. kBytes has no arithmetic.
 enum class Element : std::uint8_t {
   kBytes,
   kBool,  // one byte, 0 or 1; sum is "or", product is "and", as in torch
@@ -74,7 +74,7 @@ const char* toString(Reduction reduction) noexcept;
 // One operation as all ranks must see it.
 struct Call {
   Deadline deadline;
-  // Counts the group's operations from 0; ranks that differ have lost each other.
+  // Counts the group's operations from 0. Ranks whose numbers differ are out of step.
   std::uint64_t sequence = 0;
   Element element = Element::kBytes;
   Reduction reduction = Reduction::kSum;
@@ -87,9 +87,9 @@ class Collectives {
   virtual int rank() const noexcept = 0;
   virtual int size() const noexcept = 0;
 
-  // Sizes are in bytes and multiples of the element's. Spans must not overlap unless it is said.
+  // Sizes are in bytes and multiples of the element's. Spans must not overlap unless stated.
   virtual Error barrier(const Call& call) = 0;
-  // Same size everywhere.
+  // The same size on all ranks.
   virtual Error broadcast(const Call& call, Bytes data, int root) = 0;
   // In place; every rank gets the same bits.
   virtual Error allReduce(const Call& call, Bytes data) = 0;
@@ -98,9 +98,9 @@ class Collectives {
   // out[r] receives rank r's `in`; sizes may differ between ranks, and all ranks pass the same
   // ones. out[rank()] may be `in` itself.
   virtual Error allGather(const Call& call, ConstBytes in, std::span<const Bytes> out) = 0;
-  // `out` is empty but at the root.
+  // `out` is empty except at the root.
   virtual Error gather(const Call& call, ConstBytes in, std::span<const Bytes> out, int root) = 0;
-  // `in` is empty but at the root.
+  // `in` is empty except at the root.
   virtual Error scatter(const Call& call, std::span<const ConstBytes> in, Bytes out, int root) = 0;
   // in[r] is this rank's share of rank r's `out`; sizes may differ between r.
   // out may be in[rank()] itself.
@@ -109,7 +109,7 @@ class Collectives {
   virtual Error allToAll(const Call& call, std::span<const ConstBytes> in,
                          std::span<const Bytes> out) = 0;
 
-  // Ends what runs, here and on the other ranks that wait for this one, and all that comes later.
+  // Fails the running operation, here and on the ranks that wait for this one, and all later ones.
   // Any thread; returns at once. The first reason stays.
   virtual void abort(Error reason) = 0;
 

@@ -1,4 +1,4 @@
-// What an Element and a Reduction are: sizes, names, and which go together.
+// The sizes and names of elements and reductions, and which go together.
 #include <cstddef>
 
 #include "c10d_plugin/core/collectives.h"

@@ -1,5 +1,5 @@
-// Mailbox: tagged messages between two ranks of a group, over Weft's transport. What send(),
-// recv() and the algorithms between hosts are made of. Knows nothing of torch.
+// Mailbox: tagged messages between two ranks of a group, over Weft's transport. send(), recv() and
+// the algorithms between hosts use it. Knows nothing of torch.
 //
 // A message goes to the receive that was posted first for its sender and tag, or for any sender
 // and its tag; it waits when there is none. Messages of one sender and tag are received in the
@@ -23,13 +23,12 @@
 
 namespace weft::collectives {
 
-// The upper half, the tags with the top bit set, belongs to the algorithms of net/; what comes from
-// users lies below.
+// Tags with the top bit set belong to the algorithms of net/; users' tags lie below.
 using Tag = std::uint64_t;
 inline constexpr int kAnyRank = -1;
 
-// What sender and receiver must agree on besides the size, in words that only they understand:
-// the collectives put there which operation a message belongs to.
+// What sender and receiver must agree on besides the size. The mailbox only compares it; the
+// collectives put their OpFingerprint there.
 struct Label {
   std::array<std::uint64_t, 3> words{};
   bool operator==(const Label&) const = default;
@@ -54,24 +53,24 @@ class Mailbox {
   virtual int size() const noexcept = 0;
 
   // `data` is kept by its owner until `done`, which means "the bytes may be reused", not "arrived".
-  // To the own rank too. The ticket is for cancel(); 0: the bytes are the mailbox's own by now, and
-  // the message arrives as it is, whatever becomes of `data`.
+  // `to` may be this rank. The ticket is for cancel(); 0: the mailbox has a copy of the bytes, and
+  // the message cannot be cancelled.
   virtual Ticket send(int to, Tag tag, transport::OwnedBuffer data, OnSent done,
                       const Label& label = {}) = 0;
   // `into` is kept by its owner until `done`. The message must have exactly its size and this
   // label: another one fails this receive, writes nothing, and is consumed.
   virtual Ticket receive(int from, Tag tag, transport::OwnedBuffer into, OnReceived done,
                          const Label& label = {}) = 0;
-  // Takes back a posted receive, or a message whose bytes are still all here: true when its `done`
-  // will not be called any more. A receive that waits for such a message fails, with `why`.
+  // Cancels a posted receive, or a message whose bytes are all still here. True: its `done` will
+  // not be called. A receive that waits for such a message fails with `why`.
   virtual bool cancel(Ticket ticket, const transport::Error& why) = 0;
-  // Gives a rank up: what is under way to and from it ends now, and all that comes later fails with
-  // `why`. For a message that must not arrive any more and cannot be taken back.
+  // Disconnects a rank: all messages to and from it fail with `why`, now and later. For a message
+  // that must not arrive any more and cannot be cancelled.
   virtual void giveUp(int rank, transport::Error why) = 0;
 
-  // Fails all that waits here and all that comes later, and tells the peers that this rank talked
-  // to: what they expect from it fails with the same reason. Completions of messages whose bytes
-  // are just being read or written come a little later, but come. The first reason stays.
+  // Fails all requests, waiting and later ones, and tells the peers that this rank is connected to:
+  // what they expect from it fails with the same reason. The requests whose bytes are being read or
+  // written complete a little later. The first reason stays.
   virtual void abort(transport::Error reason) = 0;
 };
 

@@ -1,4 +1,4 @@
-// Operation: which of Collectives' operations a rank runs, and what of a call it gives a meaning.
+// Operation: which of Collectives' operations a rank runs, and which fields of a Call it uses.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ enum class Operation : std::uint8_t {
   kScatter,
   kReduceScatter,
   kAllToAll,
-  kRefused,  // the rank called something that cannot be; said in shared memory only
+  kRefused,  // the rank's own arguments are impossible; in shared memory only
 };
 
 // Takes any value: a peer may have written it.

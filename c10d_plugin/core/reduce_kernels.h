@@ -1,14 +1,14 @@
 // The arithmetic of reductions, on raw memory: many inputs, one output, each read once.
 //
-// What comes out depends only on the values and on the order of the inputs, not on where an
-// element lies in memory or on how a range is cut up: ranks that reduce the same inputs in the same
+// The result depends only on the values and on the order of the inputs, not on where an element
+// lies in memory or how a range is cut up: ranks that reduce the same inputs in the same
 // order get the same bits.
 //
 //  - float16 and bfloat16 are widened to float32, reduced there over all inputs, and rounded once
 //    (to nearest, ties to even).
 //  - Integers wrap around, also within kAverage, whose division goes toward zero.
-//  - kMin and kMax give NaN where any input is NaN, as torch.minimum and torch.maximum do. Of 0 and
-//    -0 either may come out.
+//  - kMin and kMax give NaN where any input is NaN, as torch.minimum and torch.maximum do; of 0 and
+//    -0 they give either.
 //  - bool: any nonzero byte counts as true; results are 0 or 1.
 //
 // Written as plain loops that the compiler vectorises, built for AVX-512, AVX2 and the baseline

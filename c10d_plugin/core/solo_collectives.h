@@ -1,4 +1,4 @@
-// Collectives of a group of one: copies what goes from its only rank to itself.
+// Collectives of a group of one: copies inputs to outputs.
 #pragma once
 
 #include <memory>

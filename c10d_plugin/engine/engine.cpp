@@ -17,7 +17,7 @@ void raise(const char* title, const Error& error) {
   std::string_view why = error.text();
   std::string text = std::string(title) + ": ";
   if (error.code() == ErrorCode::kTimeout) {
-    // Programs look for "Timed out" with a space on both sides, whatever the backend.
+    // Programs search for "Timed out" with a space on both sides, for every backend.
     if (why.starts_with(kSaid)) why.remove_prefix(kSaid.size());
     if (why.find("Timed out") == std::string_view::npos) text += "Timed out after waiting: ";
   }
@@ -44,7 +44,7 @@ class Engine::Queued final : public OpQueue::Task {
   }
   bool finishMayBlock() noexcept override { return has_callbacks_; }
   void finish() noexcept override {
-    run_ = nullptr;  // its tensors may be the last references, and need the GIL to go
+    run_ = nullptr;  // it may hold the last references to tensors, whose release needs the GIL
     work_->complete();
   }
 
@@ -95,7 +95,7 @@ class CoalescedWork final : public c10d::Work {
     }
     return nullptr;
   }
-  // Waits for each part, so that none goes on unseen when another has failed; throws the first
+  // Waits for each part, so that none is still running when another has failed; throws the first
   // failure.
   bool wait(std::chrono::milliseconds timeout) override {
     std::exception_ptr failure;
@@ -158,7 +158,7 @@ Engine::WorkPtr Engine::endCoalescing() {
     works = std::move(own.mapped());
     batches_open_.store(batches_.size(), std::memory_order_release);
   }
-  // As it is: another backend's Work knows its streams.
+  // Unwrapped: another backend's Work knows its streams.
   if (works.size() == 1) return std::move(works.front());
   return c10::make_intrusive<CoalescedWork>(std::move(works));
 }

@@ -1,5 +1,5 @@
-// Engine: runs a group's operations in order on its Collectives: on the calling thread where that
-// is free to do so, else on the group's queue (op_queue.h). Makes the Work.
+// Engine: runs a group's operations in order on its Collectives, a synchronous one on the calling
+// thread if nothing runs before it, else on the group's queue (op_queue.h). Makes the Work.
 //
 // Threads: any thread may call any member. Outlives the backend while operations run.
 #pragma once
@@ -27,7 +27,7 @@ namespace weft::process_group {
 // Throws what a failed operation throws: c10::DistBackendError, "weft all_reduce: <why>".
 [[noreturn]] void raise(const char* title, const transport::Error& error);
 
-// The context to run operations, as an operation sees it.
+// What a running operation uses: the Collectives, and the Call for each of their operations.
 class OpContext {
  public:
   OpContext(collectives::Collectives& collectives, collectives::Deadline deadline,
@@ -39,7 +39,7 @@ class OpContext {
         failed_(failed) {}
 
   collectives::Collectives* operator->() const { return &collectives_; }
-  // For each operation of the Collectives a new one.
+  // A new one for each operation of the Collectives.
   collectives::Call call(collectives::Element element = collectives::Element::kBytes,
                          collectives::Reduction reduction = collectives::Reduction::kSum) const {
     return {deadline_, sequence_++, element, reduction};
@@ -91,14 +91,14 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void checkProcess(const char* title) const;
   bool inOwnProcess() const { return process_.inOwnProcess(); }
 
-  // What the calling thread asks for between these is asynchronous whatever it says;
-  // endCoalescing() returns the Work of it all. Other threads' operations take no part. A batch
-  // that was never ended, because an exception came between, is forgotten by the next one.
+  // All operations that the calling thread submits between these are asynchronous;
+  // endCoalescing() returns the Work of all of them. Other threads' operations take no part. A
+  // batch that an exception left open is dropped by the next one.
   void startCoalescing();
   WorkPtr endCoalescing();
   // Whether the calling thread is between the two.
   bool coalescing() const;
-  // Takes a message's Work in.
+  // Adds a message's Work to the batch.
   void add(const WorkPtr& work);
 
   std::uint64_t calls() const { return calls_.load(std::memory_order_relaxed); }
@@ -109,7 +109,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Whether some operation failed in a way that ended the group.
   bool failed() const { return failed_.load(); }
   void abort(transport::Error reason) { collectives_->abort(std::move(reason)); }
-  // Takes no operation any more; true when those that run ended within `limit`.
+  // Refuses new operations; true when the running ones ended within `limit`.
   bool close(std::chrono::milliseconds limit);
 
  private:
@@ -129,11 +129,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   WorkPtr enqueue(const OpParams& params, OpInfo info, Run run);
 
   std::unique_ptr<collectives::Collectives> collectives_;
-  std::uint64_t sequence_ = 0;  // of the Collectives' operations; whoever has the context
+  std::uint64_t sequence_ = 0;  // of the Collectives' operations; used by the running one
   std::atomic<std::uint64_t> calls_{0};
   std::atomic<bool> failed_{false};
   const collectives::ForkGuard process_;
-  std::atomic<std::size_t> batches_open_{0};  // a look without the lock
+  std::atomic<std::size_t> batches_open_{0};  // read without the lock
   mutable std::mutex batches_mutex_;
   std::unordered_map<std::thread::id, std::vector<WorkPtr>> batches_;
   OpQueue queue_;

@@ -17,15 +17,15 @@ struct OpQueue::State {
   std::condition_variable work_came;  // for threads: a task, or the end
   std::condition_variable changed;    // for drain() and waitForThreads()
   std::deque<std::unique_ptr<Task>> tasks;
-  bool taken = false;  // somebody has the context
+  bool taken = false;  // an operation runs
   bool closed = false;
   std::size_t threads = 0;
   std::size_t blocked = 0;         // threads in a finish() that may block
-  std::atomic<bool> ready{false};  // a look without the lock: there is a task and a free context
+  std::atomic<bool> ready{false};  // read without the lock: a task waits and none runs
 
-  // Under the lock, after every change of what it reads.
+  // With the lock, after every change of what it reads.
   void refresh() { ready.store(!taken && !tasks.empty(), std::memory_order_release); }
-  // Under the lock: true when the caller must start a thread, which is already counted.
+  // With the lock. True: the caller must start a thread, which is already counted.
   bool needsThread() {
     if (tasks.empty() || threads > blocked || threads >= kMostThreads) return false;
     ++threads;

@@ -93,7 +93,7 @@ void WeftWork::complete() {
     const std::lock_guard lock(mutex_);
     future = std::exchange(unfilled_, nullptr);
   }
-  if (future) fill(future);  // before wait() returns: its caller may ask the future
+  if (future) fill(future);  // before wait() returns: its caller may read the future
   finished_.store(true, std::memory_order_release);
   finish(error_);
 }

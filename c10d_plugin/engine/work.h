@@ -1,7 +1,7 @@
 // WeftWork: the handle of one operation, as torch's Work.
 //
-// Threads: wait(), getFuture() and the questions from any thread; settle() and complete() once, by
-// whoever ran the operation. Callbacks run in complete(), with no lock held.
+// Threads: wait(), getFuture() and the queries from any thread; settle() and complete() once, by
+// the thread that ran the operation. Callbacks run in complete(), with no lock held.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -20,7 +20,7 @@ struct OpInfo {
   c10d::OpType type = c10d::OpType::UNKNOWN;
   const char* title = nullptr;
   std::optional<std::vector<at::Tensor>> inputs;  // for the profiler
-  TensorLists outputs;                            // what result() and the future give
+  TensorLists outputs;                            // for result() and the future
 };
 
 class WeftWork : public c10d::Work {
@@ -35,10 +35,10 @@ class WeftWork : public c10d::Work {
   int sourceRank() const override;
   void abort() override;
 
-  // The outcome, once; null means success. True when complete() will run code of others: only
-  // futures that were asked for before this have callbacks left to run.
+  // Sets the outcome, once; null means success. True: complete() will run callbacks. Only futures
+  // made before this have any.
   bool settle(std::exception_ptr error);
-  // Tells everybody of the outcome. After settle(), once.
+  // Publishes the outcome. After settle(), once.
   void complete();
 
   void setSource(int rank) { source_.store(rank); }
@@ -54,8 +54,8 @@ class WeftWork : public c10d::Work {
   const char* title_;
   TensorLists outputs_;
   std::atomic<int> source_{-1};
-  std::atomic<bool> finished_{false};  // a look without the lock
-  // Under mutex_ of the base. The future is made when it is first asked for.
+  std::atomic<bool> finished_{false};  // read without the lock
+  // Under mutex_ of the base. The first getFuture() makes the future.
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   c10::intrusive_ptr<c10::ivalue::Future> unfilled_;  // complete() has to fill it
   bool settled_ = false;                              // the outcome is known

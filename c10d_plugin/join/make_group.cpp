@@ -4,11 +4,11 @@
 #include <utility>
 
 #include "c10d_plugin/core/solo_collectives.h"
-#include "c10d_plugin/join/store_all_gather.h"
 #include "c10d_plugin/net/hosts/make_between_hosts.h"
 #include "c10d_plugin/net/mailbox/endpoint_mailbox.h"
 #include "c10d_plugin/net/messages/message_collectives.h"
 #include "c10d_plugin/shm/shm_collectives.h"
+#include "c10d_plugin/store/all_gather.h"
 #include "transport/base/environment.h"
 #include "transport/base/log.h"
 #include "transport/io/host_identity.h"
@@ -55,24 +55,20 @@ Result<std::shared_ptr<collectives::EndpointMailbox>> openMailbox(const GroupPla
 
 using OneHost = std::unique_ptr<collectives::Collectives>;
 
-// Shared memory, if it works between all ranks; null if not, which was then said.
+// Shared memory, if it works between all ranks; else null, and a log line says why.
 Result<OneHost> tryShared(const GroupPlace& place, collectives::KeyValue& store) {
-  // All ranks are there by now, so that a long wait would mean that something is wrong.
+  // All ranks are there by now, so a longer wait means that something is wrong.
   const auto soon = std::min(place.deadline, std::chrono::steady_clock::now() + kProbe);
   auto joined = collectives::ShmCollectives::join({}, store, place.rank, place.size, soon);
-  const std::string trouble = joined.ok() ? "" : joined.error().text();
-  auto votes = collectives::storeAllGather(store, "shm_vote", trouble, place.rank, place.size,
-                                           place.deadline);
-  if (!votes.ok()) return votes.error();
-  for (std::size_t rank = 0; rank < votes.value().size(); ++rank) {
-    const std::string& other = votes.value()[rank];
-    if (other.empty()) continue;
-    transport::log(transport::LogLevel::kWarning,
-                   "process group: no shared memory between the ranks, messages instead (rank " +
-                       std::to_string(rank) + ": " + other + ")");
-    return OneHost();
-  }
-  return std::move(joined).value();
+  const auto problem = collectives::firstProblem(
+      store, "shm_joined", joined.ok() ? transport::Error() : joined.error(), place.rank,
+      collectives::allRanks(place.size), place.deadline);
+  if (!problem.ok()) return problem.error();
+  if (problem.value().empty()) return std::move(joined).value();
+  transport::log(transport::LogLevel::kWarning,
+                 "process group: no shared memory between the ranks, messages instead (" +
+                     problem.value() + ")");
+  return OneHost();
 }
 
 bool allOnOneHost(const collectives::EndpointMailbox& mailbox) {
@@ -81,7 +77,7 @@ bool allOnOneHost(const collectives::EndpointMailbox& mailbox) {
          std::all_of(hosts.begin(), hosts.end(), [&](const auto& h) { return h == hosts.front(); });
 }
 
-// How the ranks of one host among several come together.
+// How the ranks of one host among several join their shared memory.
 collectives::JoinOnHost joinOnHost(const GroupPlace& place) {
   return [deadline = place.deadline](collectives::KeyValue& store, int rank,
                                      int size) -> Result<OneHost> {

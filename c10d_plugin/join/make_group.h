@@ -1,7 +1,7 @@
 // makeGroup: which Collectives and which Mailbox a group gets, by where its ranks are.
 //
-// Every rank decides from the same facts, told through the KeyValue, so that all decide alike.
-// Blocks until all ranks came or the deadline passed; kTimeout names the missing.
+// Every rank decides from the same facts, which all share through the KeyValue, so all decide
+// alike. Blocks until all ranks have come or the deadline passes; kTimeout names the missing ranks.
 #pragma once
 
 #include <chrono>
@@ -10,15 +10,15 @@
 #include <vector>
 
 #include "c10d_plugin/core/collectives.h"
-#include "c10d_plugin/core/key_value.h"
 #include "c10d_plugin/net/mailbox/endpoint_mailbox.h"
+#include "c10d_plugin/store/key_value.h"
 
 namespace weft::process_group {
 
 struct GroupParts {
   std::unique_ptr<collectives::Collectives> collectives;
   std::shared_ptr<collectives::EndpointMailbox> mailbox;
-  std::string path;  // how the collectives travel, in words
+  std::string path;  // how the data travel: "shared memory", …
 };
 
 struct GroupPlace {
@@ -26,11 +26,11 @@ struct GroupPlace {
   int size = 1;
   std::string interface;    // "": WEFT_SOCKET_IFNAME, else the one that reaches `master_host`
   std::string master_host;  // where the Store is served; "" when that is not known
-  std::chrono::steady_clock::time_point deadline;
+  Deadline deadline;
   std::vector<std::string> said;  // by rank: each one's aboutThisHost()
 };
 
-// What a rank says of itself before anything else: its host, and whether it would share memory.
+// What a rank says about itself before anything else: its host, and whether it would share memory.
 std::string aboutThisHost();
 
 transport::Result<GroupParts> makeGroup(const GroupPlace& place, collectives::KeyValue& store);

@@ -16,7 +16,7 @@ using transport::Result;
 
 namespace {
 
-// A TCPStore says "Broken pipe" when the process that serves it has ended.
+// A TCPStore's error is "Broken pipe" when the process that serves it has ended.
 std::string reasonOf(const std::exception& failure) {
   const auto* torchs = dynamic_cast<const c10::Error*>(&failure);
   const std::string text = torchs == nullptr ? failure.what() : torchs->what_without_backtrace();
@@ -36,14 +36,14 @@ Error StoreKeyValue::set(const std::string& key, const std::string& value) {
   return Error::ok();
 }
 
-Result<std::string> StoreKeyValue::get(const std::string& key, steady_clock::time_point deadline) {
-  // Looks again and again, rather than Store::wait(): TCPStore logs each wait that runs out.
+Result<std::string> StoreKeyValue::get(const std::string& key, Deadline deadline) {
+  // Polls instead of Store::wait(): TCPStore logs a warning for each wait that times out.
   constexpr milliseconds kLongestNap{50};
   milliseconds nap{1};
   try {
     while (!store_->check({key})) {
       const auto now = steady_clock::now();
-      // Compared, not subtracted: a deadline may be as early as time begins.
+      // Compared, not subtracted: the difference to a very early deadline overflows.
       if (now >= deadline) return Error(ErrorCode::kTimeout, "'" + key + "' is not in the Store");
       const auto left = std::chrono::ceil<milliseconds>(deadline - now);
       std::this_thread::sleep_for(std::min(nap, left));

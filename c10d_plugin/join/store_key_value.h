@@ -7,7 +7,7 @@
 
 #include <string>
 
-#include "c10d_plugin/core/key_value.h"
+#include "c10d_plugin/store/key_value.h"
 
 namespace weft::process_group {
 
@@ -16,8 +16,7 @@ class StoreKeyValue final : public collectives::KeyValue {
   explicit StoreKeyValue(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
 
   transport::Error set(const std::string& key, const std::string& value) override;
-  transport::Result<std::string> get(const std::string& key,
-                                     std::chrono::steady_clock::time_point deadline) override;
+  transport::Result<std::string> get(const std::string& key, Deadline deadline) override;
 
  private:
   c10::intrusive_ptr<c10d::Store> store_;

@@ -14,8 +14,8 @@ using weft::process_group::DelegateSpec;
 using weft::process_group::MakeDelegate;
 using weft::process_group::WeftBackend;
 
-// Any thread, without the GIL: at the program's end the interpreter would end a thread that asks
-// for it. Where the interpreter takes no more such requests the object stays.
+// Any thread, without the GIL: at the program's end the interpreter ends a thread that asks for it.
+// Where the interpreter takes no more such requests the object is leaked.
 void releaseLater(PyObject* object) {
   static_cast<void>(Py_AddPendingCall(
       [](void* last) {

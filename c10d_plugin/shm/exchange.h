@@ -1,47 +1,45 @@
-// How operations move data, for the files that implement them: included by those only.
+// How the operations that only move data move it: piece by piece through the ranks' buffers.
+//
+// Every rank has three buffers, used in turn. In step n a rank writes a piece into its buffer n and
+// reads what the others wrote in the step before, so the copies of one piece overlap, and one
+// meeting per piece is all the synchronisation there is. Data that are offered directly
+// (direct_data.h) are not written; they are one piece.
 #pragma once
 
 #include <algorithm>
-#include <cstring>
+#include <cstddef>
+#include <span>
 
-#include "c10d_plugin/shm/shm_collectives.h"
+#include "c10d_plugin/shm/context.h"
 
-namespace weft::collectives {
+namespace weft::collectives::shm {
 
-template <typename Part>
-void ShmCollectives::tell(shm::SizeTable table, std::span<const Part> parts, bool equal_on_all) {
-  std::uint64_t* const sizes = segment_->sizes(rank_, parity_, table);
-  for (std::size_t i = 0; i < static_cast<std::size_t>(size_); ++i) {
-    sizes[i] = i < parts.size() ? parts[i].size() : 0;
-    if (equal_on_all) record_.shapes = shm::digest(record_.shapes, sizes[i]);
-  }
-}
+// Where a rank lays out parts for the others: its small buffer if all of them fit there, else piece
+// by piece in its large buffers.
+struct BufferSlot {
+  bool small = true;
+  std::size_t piece = 0;  // bytes of room for each part
+};
 
-template <typename Learn, typename Consume>
-Error ShmCollectives::exchange(std::span<const ConstBytes> parts, const BufferSlot& place,
-                               Learn&& learn, Consume&& consume) {
-  if (place.small || !offer(parts)) {
-    if (!place.small) {
-      if (Error error = needBuffers()) return error;
-    }
-    writePieces(parts, place, 0);
-  }
-  if (Error error = meet()) return error;
-  const std::size_t pieces = learn();
-  for (std::size_t next = 1; next <= pieces; ++next) {
-    if (next < pieces && !record_.direct) writePieces(parts, place, next);
-    if (Error error = consume(next - 1)) return error;
-    if (next == pieces) break;
-    if (Error error = meet()) return error;
-  }
-  // Nobody touches its data before the last who reads them where they lie is through.
-  return offers_ != 0 ? meet() : Error::ok();
-}
+// For so many parts, of which the largest has so many bytes.
+BufferSlot slotFor(const Context& context, std::size_t largest_part, int parts);
+std::size_t piecesOf(std::size_t bytes, const BufferSlot& slot);
+// Of what `rank` has for others.
+std::size_t piecesFrom(Context& context, int rank, std::size_t bytes, const BufferSlot& slot);
 
-// The own part, from here to here. May be in place.
-inline void copyOwn(ConstBytes from, Bytes to) {
-  if (!from.empty() && from.data() != to.data()) std::memmove(to.data(), from.data(), from.size());
-}
+// Writes piece `number` of each part into this rank's buffer of the running step.
+void writePiece(const Context& context, std::span<const ConstBytes> parts, const BufferSlot& slot,
+                std::size_t number);
+// Part `index` of what `rank` wrote in the step before.
+const std::byte* writtenBy(const Context& context, int rank, const BufferSlot& slot, int index);
+// Piece `number` of part `index` of what `rank` has for others, into its place in `out`.
+Error readPiece(Context& context, int rank, const BufferSlot& slot, int index, std::size_t number,
+                Bytes out);
+
+// A rank lays out a part for each of the others, in order of rank: those, and where among them rank
+// `reader` finds its own.
+std::span<const ConstBytes> partsForOthers(Context& context, std::span<const ConstBytes> parts);
+inline int partIndex(int reader, int writer) { return reader < writer ? reader : reader - 1; }
 
 template <typename Part>
 std::size_t largest(std::span<const Part> parts) {
@@ -51,4 +49,30 @@ std::size_t largest(std::span<const Part> parts) {
   return most;
 }
 
-}  // namespace weft::collectives
+// A rank's own part. `to` may be `from`.
+void copyOwn(ConstBytes from, Bytes to);
+
+// Writes `parts` piece by piece, one in each step, while consume(n) takes piece n of what the
+// others wrote in the step before. count(), called after the first meeting: how many pieces.
+template <typename Count, typename Consume>
+Error exchange(Context& context, std::span<const ConstBytes> parts, const BufferSlot& slot,
+               Count&& count, Consume&& consume) {
+  if (slot.small || !context.direct().offer(parts)) {
+    if (!slot.small) {
+      if (Error error = context.obtainBuffers()) return error;
+    }
+    writePiece(context, parts, slot, 0);
+  }
+  if (Error error = context.meet()) return error;
+  const std::size_t pieces = count();
+  for (std::size_t next = 1; next <= pieces; ++next) {
+    if (next < pieces && !context.direct().offering()) writePiece(context, parts, slot, next);
+    if (Error error = consume(next - 1)) return error;
+    if (next == pieces) break;
+    if (Error error = context.meet()) return error;
+  }
+  // No owner touches offered data before the last reader is through.
+  return context.direct().any() ? context.meet() : Error::ok();
+}
+
+}  // namespace weft::collectives::shm

@@ -1,5 +1,5 @@
-// ContiguousTensor: a tensor as one piece of memory, which is what collectives work on. The
-// tensor's own memory where it is contiguous, else a copy that writeBack() puts back.
+// ContiguousTensor: a tensor as one piece of memory, as collectives need it. The tensor's own
+// memory where it is contiguous, else a copy that writeBack() copies back.
 //
 // Threads: one at a time; may be made on one thread and used on another.
 #pragma once
@@ -15,7 +15,7 @@ namespace weft::process_group {
 
 // Throws c10::Error that names the operation, unless the tensor is dense and on the CPU.
 void checkDense(const at::Tensor& tensor, const char* title);
-// The same for all of them, and that they have one type.
+// The same for all of them; also throws unless they have one type.
 void checkDense(const std::vector<at::Tensor>& tensors, const char* title);
 
 class ContiguousTensor {
@@ -36,7 +36,7 @@ class ContiguousTensor {
   }
   // The contiguous tensor that bytes() are of.
   const at::Tensor& memory() const { return memory_; }
-  void writeBack() const;  // nothing to do for a contiguous tensor
+  void writeBack() const;  // does nothing for a contiguous tensor
 
  private:
   at::Tensor original_;  // only where it is not `memory_` itself
@@ -45,7 +45,7 @@ class ContiguousTensor {
 
 // A contiguous copy that autograd does not see.
 at::Tensor copyOf(const at::Tensor& tensor);
-// `into.copy_(from)` where autograd must not see it.
+// `into.copy_(from)` that autograd does not see.
 void copyInto(const at::Tensor& into, const at::Tensor& from);
 
 }  // namespace weft::process_group

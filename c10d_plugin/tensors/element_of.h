@@ -1,4 +1,4 @@
-// Torch's types and reductions in the engine's words.
+// Torch's types and reductions as Element and Reduction.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -8,7 +8,7 @@
 
 namespace weft::process_group {
 
-// kBytes for what Weft moves but does not add up (float8, quantised types).
+// kBytes for types that Weft moves but does not reduce (float8, quantised types).
 collectives::Element elementOf(c10::ScalarType type) noexcept;
 
 // How a reduction is carried out. PREMUL_SUM: `op` is the sum, after the factor.

@@ -1,5 +1,5 @@
-// What an operation asks of its arguments. Each check throws c10::Error that names the operation
-// and says what was given; nothing has changed then.
+// Checks of an operation's arguments. Each throws c10::Error that names the operation and what was
+// given, before anything has changed.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,14 +15,14 @@ using Tensors = std::vector<at::Tensor>;
 const at::Tensor& only(const Tensors& tensors, const char* title);
 // The inner list, one tensor for each rank.
 const Tensors& onePerRank(const std::vector<Tensors>& lists, int size, const char* title);
-// The same at the root; elsewhere there must be none, and the result is empty.
+// The same at the root; other ranks must pass none, and the result is empty.
 Tensors onePerRankAtRoot(const std::vector<Tensors>& lists, int size, bool root, const char* title);
 
 int checkRoot(std::int64_t root, int size, const char* title);
 void checkCount(std::size_t count, int size, const char* what, const char* title);
 // Dense, on the CPU, of one type.
 void checkAlike(const at::Tensor& first, const Tensors& others, const char* title);
-// This rank's own place in a list must have as many elements as what goes there.
+// This rank's own tensor in a list must have as many elements as the tensor that goes there.
 void checkOwnShare(const at::Tensor& own, const at::Tensor& place, int rank, const char* title);
 // `whole` is made of one `share` per rank.
 void checkBase(const at::Tensor& whole, const at::Tensor& share, int size, const char* title);

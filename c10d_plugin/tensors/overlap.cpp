@@ -12,7 +12,7 @@ bool overlap(ByteRange a, ByteRange b) {
          before(b.data(), a.data() + a.size());
 }
 
-ByteRange memoryOf(const at::Tensor& tensor) {
+ByteRange bytesOf(const at::Tensor& tensor) {
   if (tensor.numel() == 0) return {};
   std::int64_t last = 0;
   for (std::int64_t dim = 0; dim < tensor.dim(); ++dim)
@@ -41,7 +41,7 @@ Occupied occupied(const std::vector<ContiguousTensor>& flats) {
 Occupied occupied(const std::vector<at::Tensor>& tensors) {
   std::vector<ByteRange> ranges;
   for (const at::Tensor& tensor : tensors)
-    ranges.push_back(memoryOf(tensor));
+    ranges.push_back(bytesOf(tensor));
   return Occupied(std::move(ranges));
 }
 

@@ -1,7 +1,7 @@
-// What tensors of one operation share of memory. An operation writes its outputs while it still
-// reads its inputs, so an input that lies where an output lies is copied first; but for a rank's
-// own share, which may lie in its place. Outputs that lie in the same memory are written in their
-// order, so that the last one stays, as with Gloo.
+// Tensors of one operation that share memory. An operation writes its outputs while it still reads
+// its inputs, so an input that overlaps an output is copied first, except a rank's own share that
+// lies exactly in its place. Outputs that overlap are written in their order, so the last one
+// remains, as with Gloo.
 #pragma once
 
 #include <cstddef>
@@ -17,8 +17,8 @@ using ByteRange = std::span<const std::byte>;
 inline bool same(ByteRange a, ByteRange b) { return a.data() == b.data() && a.size() == b.size(); }
 bool overlap(ByteRange a, ByteRange b);
 
-// From the first to the last byte of a tensor, with what lies between its elements.
-ByteRange memoryOf(const at::Tensor& tensor);
+// From the first to the last byte of a tensor, with the gaps between its elements.
+ByteRange bytesOf(const at::Tensor& tensor);
 
 // The memory of several tensors.
 class Occupied {
@@ -37,9 +37,9 @@ Occupied occupied(const ContiguousTensor& flat);
 Occupied occupied(const std::vector<ContiguousTensor>& flats);
 Occupied occupied(const std::vector<at::Tensor>& tensors);
 
-// The outputs of an operation, each with memory that is no other output's.
+// The outputs of an operation, none of which overlaps another.
 std::vector<ContiguousTensor> flattenOutputs(const std::vector<at::Tensor>& tensors);
-// `in`, or a copy of it where outputs lie in its memory. `place`: where it may lie all the same.
+// `in`, or a copy of it where it overlaps outputs, unless it is exactly `place`.
 ContiguousTensor apart(ContiguousTensor in, const Occupied& outputs, ByteRange place = {});
 
 }  // namespace weft::process_group

@@ -1,4 +1,4 @@
-// ReduceOp.PREMUL_SUM: every rank's tensor is multiplied by a factor, then added up.
+// ReduceOp.PREMUL_SUM: each rank's tensor is multiplied by a factor, then all are summed.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Types.hpp>

@@ -1,5 +1,5 @@
 // The ranks of a group agree on who takes part, in a Store that remembers other epochs of it.
-#include "c10d_plugin/join/epoch.h"
+#include "c10d_plugin/store/epoch.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 #include <set>
 #include <thread>
 
-#include "c10d_plugin/join/store_all_gather.h"
+#include "c10d_plugin/store/all_gather.h"
 
 #include "tests/support/waiting.h"
 

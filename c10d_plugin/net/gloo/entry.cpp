@@ -6,7 +6,9 @@
 
 using namespace weft::collectives;  // NOLINT(google-build-using-namespace): two C functions
 
-extern "C" __attribute__((visibility("default"))) int weft_gloo_door() { return kGlooDoor; }
+extern "C" __attribute__((visibility("default"))) int weft_gloo_version() {
+  return kGlooEntryVersion;
+}
 
 extern "C" __attribute__((visibility("default"))) Collectives* weft_gloo_make(
     const std::shared_ptr<Mailbox>* mailbox, const std::vector<int>* members, unsigned channel,

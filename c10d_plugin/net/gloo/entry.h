@@ -1,5 +1,5 @@
-// The door of libweft_gloo.so, the only one: Gloo lives behind it and nowhere else, because
-// libtorch_cpu exports another version of the same names. C linkage, found by dlsym.
+// The entry points of libweft_gloo.so. Only that library has Gloo, because libtorch_cpu exports
+// another version of the same names. C linkage, found by dlsym.
 #pragma once
 
 #include <memory>
@@ -10,13 +10,13 @@
 
 namespace weft::collectives {
 
-// Changes whenever anything that passes through the door does; both sides compare.
-inline constexpr int kGlooDoor = 1;
+// Changes with every type that these functions take or return; the loader compares it.
+inline constexpr int kGlooEntryVersion = 1;
 inline constexpr const char* kGlooLibrary = "libweft_gloo.so";
 
 extern "C" {
-// kGlooDoor of the library.
-using GlooDoorVersion = int();
+// kGlooEntryVersion of the library.
+using GlooEntryVersion = int();
 // As MessageCollectives' constructor; null and `problem` (static text) when it can't.
 using MakeGlooCollectives = Collectives*(const std::shared_ptr<Mailbox>* mailbox,
                                          const std::vector<int>* members, unsigned channel,

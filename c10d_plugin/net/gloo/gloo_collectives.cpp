@@ -14,6 +14,7 @@
 #include <cstring>
 #include <utility>
 
+#include "c10d_plugin/core/adjacent_parts.h"
 #include "c10d_plugin/core/reduce_kernels.h"
 
 namespace weft::collectives {
@@ -63,41 +64,6 @@ std::size_t totalOf(std::span<const Span> parts) {
   return bytes;
 }
 
-// Gloo wants parts in one piece of memory: theirs, if they lie so, else a copy.
-template <typename Span>
-class SideBySide {
- public:
-  SideBySide(std::span<const Span> parts, std::size_t total) : all_(parts[0].data(), total) {
-    bool adjacent = true;
-    std::size_t at = 0;
-    for (const Span& part : parts) {
-      adjacent = adjacent && (part.empty() || part.data() == parts[0].data() + at);
-      at += part.size();
-    }
-    if (adjacent) return;
-    copy_ = std::make_unique_for_overwrite<std::byte[]>(total);
-    all_ = {copy_.get(), total};
-    at = 0;
-    for (const Span& part : parts) {
-      if (!part.empty()) std::memcpy(copy_.get() + at, part.data(), part.size());
-      at += part.size();
-    }
-  }
-  ConstBytes data() const { return all_; }
-  void copyTo(std::span<const Bytes> parts) const {
-    std::size_t at = 0;
-    for (const Bytes& part : parts) {
-      if (copy_ != nullptr && !part.empty())
-        std::memcpy(part.data(), copy_.get() + at, part.size());
-      at += part.size();
-    }
-  }
-
- private:
-  ConstBytes all_;
-  std::unique_ptr<std::byte[]> copy_;
-};
-
 template <typename Int, typename Span>
 std::vector<Int> sizesOf(std::span<const Span> parts) {
   std::vector<Int> sizes;
@@ -106,16 +72,17 @@ std::vector<Int> sizesOf(std::span<const Span> parts) {
   return sizes;
 }
 
-// Gloo takes no const input, and writes none.
+// Gloo's inputs are not const, but it does not write them.
 std::uint8_t* raw(ConstBytes data) {
   return reinterpret_cast<std::uint8_t*>(const_cast<std::byte*>(data.data()));
 }
 
-// Few ranks with little data: everybody at once takes one or two steps where Gloo's rings take
-// 2 (n-1). With more ranks each would send to too many at once, with more data both are as good.
+// Few ranks with little data: sending to all at once takes one or two steps where Gloo's rings take
+// 2 (n-1). With more ranks each would send to too many, with more data both are as good.
 constexpr std::size_t kLittleData = std::size_t{4} << 20;
 
-OpFingerprint sign(Operation operation, const Call& call, std::uint64_t bytes, int root = 0) {
+OpFingerprint fingerprint(Operation operation, const Call& call, std::uint64_t bytes,
+                          int root = 0) {
   return {operation, call.element, call.reduction, root, call.sequence, bytes};
 }
 
@@ -134,7 +101,7 @@ Error GlooCollectives::runRequests(const OpFingerprint& what, const Call& call,
   std::string problem;
   try {
     run();
-  } catch (const FlightFailed&) {
+  } catch (const RequestsFailed&) {
     // finish() says why.
   } catch (const std::exception& thrown) {
     problem = thrown.what();
@@ -152,7 +119,7 @@ bool GlooCollectives::oneStepIsBetter(std::size_t bytes) const {
 }
 
 Error GlooCollectives::barrier(const Call& call) {
-  return runRequests(sign(Operation::kBarrier, call, 0), call, [&] {
+  return runRequests(fingerprint(Operation::kBarrier, call, 0), call, [&] {
     gloo::BarrierOptions options(context_);
     gloo::barrier(options);
   });
@@ -162,7 +129,7 @@ Error GlooCollectives::broadcast(const Call& call, Bytes data, int root) {
   // A tree either way; messages go through it in pieces.
   if (data.empty() || size() <= MessageCollectives::kFewRanks)
     return messages_.broadcast(call, data, root);
-  return runRequests(sign(Operation::kBroadcast, call, data.size(), root), call, [&] {
+  return runRequests(fingerprint(Operation::kBroadcast, call, data.size(), root), call, [&] {
     gloo::BroadcastOptions options(context_);
     options.setOutput(raw(data), data.size());
     options.setRoot(root);
@@ -174,7 +141,7 @@ Error GlooCollectives::allReduce(const Call& call, Bytes data) {
   if (data.empty() || !canReduce(call.element, call.reduction) || oneStepIsBetter(data.size()))
     return messages_.allReduce(call, data);
   const std::size_t element = sizeOf(call.element);
-  Error error = runRequests(sign(Operation::kAllReduce, call, data.size()), call, [&] {
+  Error error = runRequests(fingerprint(Operation::kAllReduce, call, data.size()), call, [&] {
     gloo::AllreduceOptions options(context_);
     withType(element, [&](auto type) {
       using Type = decltype(type);
@@ -192,9 +159,9 @@ Error GlooCollectives::allReduce(const Call& call, Bytes data) {
 Error GlooCollectives::reduce(const Call& call, Bytes data, int root) {
   if (data.empty() || !canReduce(call.element, call.reduction))
     return messages_.reduce(call, data, root);
-  // Gloo works in its output on every rank, where the others' data is to stay as it is.
+  // Gloo writes its output on every rank, but only the root's data may change.
   const auto work = std::make_unique_for_overwrite<std::byte[]>(data.size());
-  Error error = runRequests(sign(Operation::kReduce, call, data.size(), root), call, [&] {
+  Error error = runRequests(fingerprint(Operation::kReduce, call, data.size(), root), call, [&] {
     gloo::ReduceOptions options(context_);
     withType(sizeOf(call.element), [&](auto type) {
       using Type = decltype(type);
@@ -216,14 +183,14 @@ Error GlooCollectives::allGather(const Call& call, ConstBytes in, std::span<cons
   const std::size_t total = totalOf(out);
   if (static_cast<int>(out.size()) != size() || total == 0)
     return messages_.allGather(call, in, out);
-  const SideBySide<Bytes> all(out, total);
-  Error error = runRequests(sign(Operation::kAllGather, call, total), call, [&] {
+  const AdjacentParts<Bytes> all(out, AdjacentParts<Bytes>::Use::kWrite);
+  Error error = runRequests(fingerprint(Operation::kAllGather, call, total), call, [&] {
     gloo::AllgathervOptions options(context_);
     options.setInput(raw(in), in.size());
-    options.setOutput(raw(all.data()), sizesOf<std::size_t>(out));
+    options.setOutput(raw(all.all()), sizesOf<std::size_t>(out));
     gloo::allgatherv(options);
   });
-  if (!error) all.copyTo(out);
+  if (!error) all.copyBack(out);
   return error;
 }
 
@@ -245,15 +212,16 @@ Error GlooCollectives::allToAll(const Call& call, std::span<const ConstBytes> in
                                 std::span<const Bytes> out) {
   if (static_cast<int>(in.size()) != size() || static_cast<int>(out.size()) != size())
     return messages_.allToAll(call, in, out);
-  const SideBySide<ConstBytes> from(in, totalOf(in));
-  const SideBySide<Bytes> to(out, totalOf(out));
-  Error error = runRequests(sign(Operation::kAllToAll, call, 0), call, [&] {
-    gloo::AlltoallvOptions options(context_);
-    options.setInput(raw(from.data()), sizesOf<std::int64_t>(in));
-    options.setOutput(raw(to.data()), sizesOf<std::int64_t>(out));
-    gloo::alltoallv(options);
-  });
-  if (!error) to.copyTo(out);
+  const AdjacentParts<ConstBytes> from(in, AdjacentParts<ConstBytes>::Use::kRead);
+  const AdjacentParts<Bytes> to(out, AdjacentParts<Bytes>::Use::kWrite);
+  Error error =
+      runRequests(fingerprint(Operation::kAllToAll, call, OpFingerprint::kVaries), call, [&] {
+        gloo::AlltoallvOptions options(context_);
+        options.setInput(raw(from.all()), sizesOf<std::int64_t>(in));
+        options.setOutput(raw(to.all()), sizesOf<std::int64_t>(out));
+        gloo::alltoallv(options);
+      });
+  if (!error) to.copyBack(out);
   return error;
 }
 

@@ -1,7 +1,7 @@
 // GlooCollectives: Gloo's algorithms over a Mailbox, for every element and reduction (Gloo is given
-// Weft's arithmetic). reduce_scatter, gather and scatter go by MessageCollectives, and so does
-// empty data: Gloo has no reduce_scatter of this kind, wants equal parts in the other two, and some
-// bytes. So does the all_reduce of little data among few ranks, which messages do in fewer steps.
+// Weft's arithmetic). MessageCollectives does reduce_scatter, gather, scatter and empty data: Gloo
+// has no such reduce_scatter, needs equal parts in the other two, and at least a byte. It also does
+// the all_reduce of little data among few ranks, in fewer steps.
 //
 // Lives in libweft_gloo.so only. Threads and failure: as Collectives says.
 #pragma once
@@ -39,7 +39,7 @@ class GlooCollectives final : public Collectives {
 
  private:
   bool oneStepIsBetter(std::size_t bytes) const;
-  // Runs one of Gloo's functions as one requests.
+  // Runs one of Gloo's functions as one RequestSet.
   Error runRequests(const OpFingerprint& what, const Call& call, const std::function<void()>& run);
 
   MessageCollectives messages_;

@@ -102,7 +102,7 @@ bool MailboxBuffer::wait(std::deque<Begun>& begun, int* rank) {
   begun.pop_front();
   if (!requests_.wait(one.part)) {
     (void)!requests_.finish();
-    throw FlightFailed();
+    throw RequestsFailed();
   }
   if (rank != nullptr) *rank = one.peer;
   return true;

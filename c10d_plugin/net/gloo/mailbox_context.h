@@ -1,9 +1,9 @@
-// gloo::transport on a Mailbox: what Gloo's algorithms need of a transport, which is unbound
-// buffers; pairs are only counted.
+// gloo::transport on a Mailbox. Gloo's algorithms need unbound buffers of a transport; pairs are
+// only counted.
 //
-// One operation runs at a time, and its RequestSet carries it: deadline, the check between ranks
-// and the reason of a failure come from there. A wait of Gloo's that fails throws FlightFailed,
-// once no message touches anybody's memory any more, so that Gloo may unwind.
+// One operation runs at a time; its RequestSet has the deadline, the check between ranks and the
+// reason of a failure. A wait of Gloo's that fails throws RequestsFailed, once no message touches
+// any memory, so that Gloo may unwind.
 #pragma once
 
 #include <gloo/context.h>
@@ -20,11 +20,11 @@
 
 namespace weft::collectives {
 
-struct FlightFailed : std::runtime_error {
-  FlightFailed() : std::runtime_error("the requests of this operation has failed") {}
+struct RequestsFailed : std::runtime_error {
+  RequestsFailed() : std::runtime_error("the requests of this operation has failed") {}
 };
 
-// Which requests the buffers of the running operation belong to.
+// The RequestSet of the running operation, which its buffers use.
 struct CurrentFlight {
   RequestSet* requests = nullptr;
 };
@@ -37,7 +37,7 @@ class MailboxBuffer final : public gloo::transport::UnboundBuffer {
 
   using UnboundBuffer::waitRecv;
   using UnboundBuffer::waitSend;
-  // In the order in which they were begun. The timeout is the requests's.
+  // In the order in which they were begun. The timeout is the RequestSet's.
   bool waitRecv(int* rank, std::chrono::milliseconds timeout) override;
   bool waitSend(int* rank, std::chrono::milliseconds timeout) override;
   void abortWaitRecv() override {}

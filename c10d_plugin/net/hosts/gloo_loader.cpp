@@ -10,8 +10,8 @@ namespace {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr int kFlags = RTLD_NOW | RTLD_LOCAL;  // the sanitizers forbid RTLD_DEEPBIND
 #else
-// DEEPBIND: its names are looked for among its own dependencies first, where libgloo.so.0 is, and
-// then in the program, where libtorch_cpu may have another Gloo.
+// DEEPBIND: its symbols resolve to its own dependency libgloo.so.0 first, not to the other Gloo in
+// the program's libtorch_cpu.
 constexpr int kFlags = RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND;
 #endif
 
@@ -28,28 +28,29 @@ std::string pathBesideThisCode() {
   return here.substr(0, here.rfind('/') + 1) + kGlooLibrary;
 }
 
-struct Door {
+struct EntryPoints {
   MakeGlooCollectives* make = nullptr;
   Error error;
 };
 
-Door openDoor() {
+EntryPoints openLibrary() {
   const std::string path = pathBesideThisCode();
-  const auto closed = [&](const std::string& why) {
-    return Door{nullptr, {ErrorCode::kSystem, "Gloo's algorithms are not to be had: " + why}};
+  const auto unavailable = [&](const std::string& why) {
+    return EntryPoints{nullptr,
+                       {ErrorCode::kSystem, "Gloo's algorithms are not available: " + why}};
   };
-  // Never closed: Gloo's threads and statics are not made for it.
+  // Never closed: Gloo's threads and statics do not support it.
   void* const library = ::dlopen(path.c_str(), kFlags);
-  if (library == nullptr) return closed(::dlerror());
-  const auto version = reinterpret_cast<GlooDoorVersion*>(::dlsym(library, "weft_gloo_door"));
+  if (library == nullptr) return unavailable(::dlerror());
+  const auto version = reinterpret_cast<GlooEntryVersion*>(::dlsym(library, "weft_gloo_version"));
   const auto make = reinterpret_cast<MakeGlooCollectives*>(::dlsym(library, "weft_gloo_make"));
-  if (version == nullptr || make == nullptr || version() != kGlooDoor)
-    return closed(path + " belongs to another build of Weft");
+  if (version == nullptr || make == nullptr || version() != kGlooEntryVersion)
+    return unavailable(path + " belongs to another build of Weft");
   return {make, {}};
 }
 
-const Door& door() {
-  static const Door opened = openDoor();
+const EntryPoints& entryPoints() {
+  static const EntryPoints opened = openLibrary();
   return opened;
 }
 
@@ -57,14 +58,14 @@ const Door& door() {
 
 void setGlooLibrary(const std::string& path) { chosenPath() = path; }
 
-Error glooAvailable() { return door().error; }
+Error glooAvailable() { return entryPoints().error; }
 
 Result<std::unique_ptr<Collectives>> makeGlooCollectives(const std::shared_ptr<Mailbox>& mailbox,
                                                          const std::vector<int>& members,
                                                          unsigned channel) {
-  if (door().make == nullptr) return door().error;
+  if (entryPoints().make == nullptr) return entryPoints().error;
   const char* problem = nullptr;
-  Collectives* const made = door().make(&mailbox, &members, channel, &problem);
+  Collectives* const made = entryPoints().make(&mailbox, &members, channel, &problem);
   if (made == nullptr) return Error(ErrorCode::kSystem, problem);
   return std::unique_ptr<Collectives>(made);
 }

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "c10d_plugin/core/adjacent_parts.h"
 #include "c10d_plugin/core/reduce_kernels.h"
 #include "c10d_plugin/net/messages/message_collectives.h"
 
@@ -17,8 +18,6 @@ constexpr std::size_t kShareBytes = std::size_t{64} << 10;
 // read, passed on and copied at the same time, which saves more than shared memory does. (From
 // kShareBytes on where the root would have to hand it to its leader first.)
 constexpr std::size_t kTreeBytes = std::size_t{4} << 20;
-// Ranks that wait for their leader let its error come first: it knows who is missing.
-constexpr std::chrono::milliseconds kLeaderFirst{300};
 
 std::unique_ptr<std::byte[]> memory(std::size_t bytes) {
   return std::make_unique_for_overwrite<std::byte[]>(bytes);
@@ -30,51 +29,8 @@ void copy(Bytes to, ConstBytes from) {
 
 }  // namespace
 
-HierarchicalCollectives::HierarchicalCollectives(HostLayout layout, Parts parts)
-    : layout_(std::move(layout)), parts_(std::move(parts)) {}
-
-// --- how steps run and fail ---
-
-bool HierarchicalCollectives::endedBy(const Error& error) {
-  if (!error) return false;
-  abort(error);
-  return true;
-}
-
-Error HierarchicalCollectives::ended() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return error_;
-}
-
-void HierarchicalCollectives::abort(Error reason) {
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (error_) return;
-    error_ = reason;
-  }
-  parts_.inside->abort(reason);
-  parts_.mailbox->abort(reason);
-}
-
-bool HierarchicalCollectives::inside(const Call& call, const Step& step) {
-  Call local = call;
-  local.sequence = inside_sequence_++;
-  if (!leads()) local.deadline += kLeaderFirst;
-  const Error error = step(*parts_.inside, local);
-  if (!error) return true;
-  std::string whom;
-  for (std::size_t i = 0; i < layout_.here().size(); ++i)
-    whom +=
-        (i == 0 ? "" : ", ") + std::to_string(i) + " is rank " + std::to_string(layout_.here()[i]);
-  endedBy({error.code(), error.text() + " (numbered on this host: " + whom + ")"});
-  return false;
-}
-
-bool HierarchicalCollectives::across(const Call& call, const Step& step) {
-  Call between = call;
-  between.sequence = across_sequence_++;
-  return !endedBy(step(*parts_.across, between));
-}
+HierarchicalCollectives::HierarchicalCollectives(HostLayout layout, HostSteps::Parts parts)
+    : layout_(std::move(layout)), steps_(layout_, std::move(parts)) {}
 
 Call HierarchicalCollectives::sums(const Call& call) const {
   Call partial = call;
@@ -84,28 +40,27 @@ Call HierarchicalCollectives::sums(const Call& call) const {
 
 void HierarchicalCollectives::divide(const Call& call, Bytes data) const {
   if (call.reduction == Reduction::kAverage)
-    divideBy(call.element, data.data(), data.size() / sizeOf(call.element), parts_.mailbox->size());
+    divideBy(call.element, data.data(), data.size() / sizeOf(call.element), size());
 }
 
 // --- operations ---
 
 Error HierarchicalCollectives::barrier(const Call& call) {
-  if (Error error = ended()) return error;
-  const Step meet = [](Collectives& part, const Call& own) { return part.barrier(own); };
-  (void)(inside(call, meet) && (!leads() || across(call, meet)) && inside(call, meet));
-  return ended();
+  if (Error error = steps_.failure()) return error;
+  const HostSteps::Step meet = [](Collectives& part, const Call& own) { return part.barrier(own); };
+  (void)(steps_.inside(call, meet) && (!leads() || steps_.across(call, meet)) &&
+         steps_.inside(call, meet));
+  return steps_.failure();
 }
 
 Error HierarchicalCollectives::broadcast(const Call& call, Bytes data, int root) {
-  if (Error error = ended()) return error;
+  if (Error error = steps_.failure()) return error;
   const bool at_leader = layout_.localOf(root) == 0;
   if (data.size() >= (at_leader ? kTreeBytes : kShareBytes) && treeKeepsToHosts(root)) {
-    Error error = parts_.flat->broadcast(call, data, root);
-    (void)endedBy(error);
-    return error;
+    return steps_.endedBy(steps_.flat().broadcast(call, data, root));
   }
   broadcastByLeaders(call, data, root);
-  return ended();
+  return steps_.failure();
 }
 
 // A binomial tree of the ranks crosses to each other host once.
@@ -127,35 +82,37 @@ void HierarchicalCollectives::broadcastByLeaders(const Call& call, Bytes data, i
     };
   };
   const int local = layout_.host == host ? layout_.localOf(root) : 0;
-  // Where the leader has the data already the other hosts get them first, which takes longest.
+  // Where the leader has the data already, the other hosts get them first: that takes longest.
   const bool at_leader = layout_.host != host || local == 0;
-  if (!at_leader && !inside(call, from(local))) return;
-  if (leads() && !across(call, from(host))) return;
-  if (at_leader) (void)inside(call, from(local));
+  if (!at_leader && !steps_.inside(call, from(local))) return;
+  if (leads() && !steps_.across(call, from(host))) return;
+  if (at_leader) (void)steps_.inside(call, from(local));
 }
 
 Error HierarchicalCollectives::allReduce(const Call& call, Bytes data) {
-  if (Error error = ended()) return error;
-  if (!canReduce(call.element, call.reduction)) return parts_.flat->allReduce(call, data);
+  if (Error error = steps_.failure()) return error;
+  if (!canReduce(call.element, call.reduction)) return steps_.flat().allReduce(call, data);
   if (layout_.fewest() > 1 && data.size() >= kShareBytes) {
     allReduceByShares(call, data);
   } else {
     allReduceByLeaders(call, data);
   }
-  return ended();
+  return steps_.failure();
 }
 
 void HierarchicalCollectives::allReduceByLeaders(const Call& call, Bytes data) {
   const Call sum = sums(call);
-  if (!inside(sum, [&](Collectives& part, const Call& own) { return part.reduce(own, data, 0); }))
+  if (!steps_.inside(sum,
+                     [&](Collectives& part, const Call& own) { return part.reduce(own, data, 0); }))
     return;
   if (leads()) {
-    if (!across(sum, [&](Collectives& part, const Call& own) { return part.allReduce(own, data); }))
+    if (!steps_.across(
+            sum, [&](Collectives& part, const Call& own) { return part.allReduce(own, data); }))
       return;
     divide(call, data);
   }
-  (void)inside(call,
-               [&](Collectives& part, const Call& own) { return part.broadcast(own, data, 0); });
+  (void)steps_.inside(
+      call, [&](Collectives& part, const Call& own) { return part.broadcast(own, data, 0); });
 }
 
 void HierarchicalCollectives::allReduceByShares(const Call& call, Bytes data) {
@@ -171,24 +128,25 @@ void HierarchicalCollectives::allReduceByShares(const Call& call, Bytes data) {
   }
   const Bytes own_share = shares[static_cast<std::size_t>(layout_.local)];
   const std::vector<ConstBytes> inputs(shares.begin(), shares.end());
-  if (!inside(sum, [&](Collectives& part, const Call& own) {
+  if (!steps_.inside(sum, [&](Collectives& part, const Call& own) {
         return part.reduceScatter(own, inputs, own_share);
       }))
     return;
   if (layout_.local < layout_.fewest()) {
-    if (!across(sum,
-                [&](Collectives& part, const Call& own) { return part.allReduce(own, own_share); }))
+    if (!steps_.across(sum, [&](Collectives& part, const Call& own) {
+          return part.allReduce(own, own_share);
+        }))
       return;
     divide(call, own_share);
   }
-  (void)inside(call, [&](Collectives& part, const Call& own) {
+  (void)steps_.inside(call, [&](Collectives& part, const Call& own) {
     return part.allGather(own, own_share, shares);
   });
 }
 
 Error HierarchicalCollectives::reduce(const Call& call, Bytes data, int root) {
-  if (Error error = ended()) return error;
-  if (!canReduce(call.element, call.reduction)) return parts_.flat->reduce(call, data, root);
+  if (Error error = steps_.failure()) return error;
+  if (!canReduce(call.element, call.reduction)) return steps_.flat().reduce(call, data, root);
   const Call sum = sums(call);
   const bool is_root = layout_.rank == root;
   // Only the root's data may change.
@@ -199,66 +157,54 @@ Error HierarchicalCollectives::reduce(const Call& call, Bytes data, int root) {
     work = {scratch.get(), data.size()};
     copy(work, data);
   }
-  if (!inside(sum, [&](Collectives& part, const Call& own) { return part.reduce(own, work, 0); }))
-    return ended();
+  if (!steps_.inside(sum,
+                     [&](Collectives& part, const Call& own) { return part.reduce(own, work, 0); }))
+    return steps_.failure();
   const int host = layout_.hostOf(root);
-  if (leads() && !across(sum, [&](Collectives& part, const Call& own) {
+  if (leads() && !steps_.across(sum, [&](Collectives& part, const Call& own) {
         return part.reduce(own, work, host);
       }))
-    return ended();
+    return steps_.failure();
   const int local = layout_.localOf(root);
   if (layout_.host == host && local != 0) {
-    // From the leader to the root; the others get nothing.
+    // From the leader to the root; the other ranks get nothing.
     std::vector<ConstBytes> to(layout_.here().size(), ConstBytes());
     to[static_cast<std::size_t>(local)] = work;
-    const bool moved = inside(call, [&](Collectives& part, const Call& own) {
+    const bool moved = steps_.inside(call, [&](Collectives& part, const Call& own) {
       return part.scatter(own,
                           leads() ? std::span<const ConstBytes>(to) : std::span<const ConstBytes>(),
                           is_root ? data : Bytes(), 0);
     });
-    if (!moved) return ended();
+    if (!moved) return steps_.failure();
   }
   if (is_root) divide(call, data);
-  return ended();
+  return steps_.failure();
 }
 
 Error HierarchicalCollectives::allGather(const Call& call, ConstBytes in,
                                          std::span<const Bytes> out) {
-  if (Error error = ended()) return error;
-  if (out.size() != static_cast<std::size_t>(size())) return parts_.flat->allGather(call, in, out);
+  if (Error error = steps_.failure()) return error;
+  if (out.size() != static_cast<std::size_t>(size())) return steps_.flat().allGather(call, in, out);
   // Everything, host by host.
-  std::vector<Bytes> places(out.size());
-  std::vector<Bytes> blocks;
-  std::size_t total = 0;
-  bool in_place = true;
+  std::vector<Bytes> parts;
   for (const std::vector<int>& ranks : layout_.hosts) {
-    for (const int r : ranks) {
-      const Bytes part = out[static_cast<std::size_t>(r)];
-      in_place = in_place &&
-                 (part.empty() ||
-                  part.data() == out[static_cast<std::size_t>(layout_.hosts[0][0])].data() + total);
-      total += part.size();
-    }
+    for (const int r : ranks)
+      parts.push_back(out[static_cast<std::size_t>(r)]);
   }
-  std::unique_ptr<std::byte[]> scratch;
-  Bytes all(out[static_cast<std::size_t>(layout_.hosts[0][0])].data(), total);
-  if (!in_place) {
-    scratch = memory(total);
-    all = {scratch.get(), total};
-  }
+  const AdjacentParts<Bytes> adjacent(parts, AdjacentParts<Bytes>::Use::kWrite);
+  const Bytes all = adjacent.all();
+  std::vector<Bytes> local;   // the parts of this host's ranks
+  std::vector<Bytes> blocks;  // by host
   std::size_t at = 0;
-  for (const std::vector<int>& ranks : layout_.hosts) {
+  for (std::size_t host = 0; host < layout_.hosts.size(); ++host) {
     const std::size_t begin = at;
-    for (const int r : ranks) {
-      const auto index = static_cast<std::size_t>(r);
-      places[index] = all.subspan(at, out[index].size());
-      at += out[index].size();
+    for (const int r : layout_.hosts[host]) {
+      const std::size_t bytes = out[static_cast<std::size_t>(r)].size();
+      if (static_cast<int>(host) == layout_.host) local.push_back(all.subspan(at, bytes));
+      at += bytes;
     }
     blocks.push_back(all.subspan(begin, at - begin));
   }
-  std::vector<Bytes> local;
-  for (const int r : layout_.here())
-    local.push_back(places[static_cast<std::size_t>(r)]);
   const Bytes own_block = blocks[static_cast<std::size_t>(layout_.host)];
   const auto collect = [&](Collectives& part, const Call& own) {
     return part.gather(own, in, leads() ? std::span<const Bytes>(local) : std::span<const Bytes>(),
@@ -270,22 +216,21 @@ Error HierarchicalCollectives::allGather(const Call& call, ConstBytes in,
   const auto spread = [&](Collectives& part, const Call& own) {
     return part.broadcast(own, all, 0);
   };
-  if (!inside(call, collect) || (leads() && !across(call, exchange)) || !inside(call, spread))
-    return ended();
-  for (std::size_t r = 0; r < out.size() && !in_place; ++r)
-    copy(out[r], places[r]);
-  return ended();
+  if (!steps_.inside(call, collect) || (leads() && !steps_.across(call, exchange)) ||
+      !steps_.inside(call, spread))
+    return steps_.failure();
+  adjacent.copyBack(parts);
+  return steps_.failure();
 }
 
 Error HierarchicalCollectives::reduceScatter(const Call& call, std::span<const ConstBytes> in,
                                              Bytes out) {
-  if (Error error = ended()) return error;
+  if (Error error = steps_.failure()) return error;
   const bool even = layout_.fewest() == layout_.most();
   if (!even || !canReduce(call.element, call.reduction) ||
       in.size() != static_cast<std::size_t>(size())) {
-    Error error = parts_.flat->reduceScatter(call, in, out);
-    if (error.code() != ErrorCode::kInvalidArgument) (void)endedBy(error);
-    return error;
+    Error error = steps_.flat().reduceScatter(call, in, out);
+    return error.code() == ErrorCode::kInvalidArgument ? error : steps_.endedBy(error);
   }
   const Call sum = sums(call);
   // By the receiver's index on its host: what goes to that index on every host, side by side.
@@ -312,40 +257,33 @@ Error HierarchicalCollectives::reduceScatter(const Call& call, std::span<const C
     by_host.push_back(mine.subspan(offset, in[static_cast<std::size_t>(r)].size()));
     offset += by_host.back().size();
   }
-  const bool done =
-      inside(sum, [&](Collectives& part,
-                      const Call& own) { return part.reduceScatter(own, by_index, reduced); }) &&
-      across(sum, [&](Collectives& part, const Call& own) {
-        return part.reduceScatter(own, by_host, out);
-      });
+  const bool done = steps_.inside(sum, [&](Collectives& part, const Call& own) {
+    return part.reduceScatter(own, by_index, reduced);
+  }) && steps_.across(sum, [&](Collectives& part, const Call& own) {
+    return part.reduceScatter(own, by_host, out);
+  });
   if (done) divide(call, out);
-  return ended();
+  return steps_.failure();
 }
 
 // --- from rank to rank ---
 
 Error HierarchicalCollectives::gather(const Call& call, ConstBytes in, std::span<const Bytes> out,
                                       int root) {
-  if (Error error = ended()) return error;
-  Error error = parts_.flat->gather(call, in, out, root);
-  (void)endedBy(error);
-  return error;
+  if (Error error = steps_.failure()) return error;
+  return steps_.endedBy(steps_.flat().gather(call, in, out, root));
 }
 
 Error HierarchicalCollectives::scatter(const Call& call, std::span<const ConstBytes> in, Bytes out,
                                        int root) {
-  if (Error error = ended()) return error;
-  Error error = parts_.flat->scatter(call, in, out, root);
-  (void)endedBy(error);
-  return error;
+  if (Error error = steps_.failure()) return error;
+  return steps_.endedBy(steps_.flat().scatter(call, in, out, root));
 }
 
 Error HierarchicalCollectives::allToAll(const Call& call, std::span<const ConstBytes> in,
                                         std::span<const Bytes> out) {
-  if (Error error = ended()) return error;
-  Error error = parts_.flat->allToAll(call, in, out);
-  (void)endedBy(error);
-  return error;
+  if (Error error = steps_.failure()) return error;
+  return steps_.endedBy(steps_.flat().allToAll(call, in, out));
 }
 
 }  // namespace weft::collectives

@@ -7,19 +7,19 @@
 #include <string>
 
 #include "c10d_plugin/core/collectives.h"
-#include "c10d_plugin/core/key_value.h"
 #include "c10d_plugin/net/mailbox/endpoint_mailbox.h"
+#include "c10d_plugin/store/key_value.h"
 
 namespace weft::collectives {
 
-// Collectives of the ranks of one host: their number and this one's place among them, and a name
-// space of their own in the store.
+// Makes the collectives of the ranks of one host: `rank` and `size` count them only, and `store` is
+// a name space of their own.
 using JoinOnHost =
     std::function<Result<std::unique_ptr<Collectives>>(KeyValue& store, int rank, int size)>;
 
 struct BetweenHosts {
   std::unique_ptr<Collectives> collectives;
-  std::string path;  // how they travel, in words: for logs
+  std::string path;  // how the data travel, for logs
 };
 
 // Called by all ranks, with the same `store`; blocks until all have come, or the deadline.

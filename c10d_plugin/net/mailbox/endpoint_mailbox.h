@@ -28,8 +28,8 @@
 #include <string>
 #include <vector>
 
-#include "c10d_plugin/core/key_value.h"
 #include "c10d_plugin/core/mailbox.h"
+#include "c10d_plugin/store/key_value.h"
 #include "transport/auth/auth_key.h"
 #include "transport/endpoint.h"
 
@@ -60,9 +60,9 @@ class EndpointMailbox : public Mailbox {
  public:
   // Opens an endpoint, publishes its address under `store`, and waits for the others' until
   // `deadline`: kTimeout names the ranks that did not come. Nothing is connected yet.
-  static transport::Result<std::unique_ptr<EndpointMailbox>> join(
-      const MailboxOptions& options, KeyValue& store,
-      std::chrono::steady_clock::time_point deadline);
+  static transport::Result<std::unique_ptr<EndpointMailbox>> join(const MailboxOptions& options,
+                                                                  KeyValue& store,
+                                                                  Deadline deadline);
 
   // By rank: transport::hostIdentity() of each; equal and nonempty for those that share a host.
   virtual const std::vector<std::string>& hosts() const noexcept = 0;

@@ -33,7 +33,7 @@ std::optional<MailHeader> decode(std::span<const std::byte> bytes) {
   if (bytes.size() < MailHeader::kBytes) return std::nullopt;
   const auto kind = loadLittle<std::uint64_t>(bytes.data());
   if (kind < static_cast<std::uint64_t>(MailKind::kHello) ||
-      kind > static_cast<std::uint64_t>(MailKind::kTakenBack))
+      kind > static_cast<std::uint64_t>(MailKind::kSendCancelled))
     return std::nullopt;
   MailHeader header;
   header.kind = static_cast<MailKind>(kind);
@@ -43,7 +43,7 @@ std::optional<MailHeader> decode(std::span<const std::byte> bytes) {
   for (std::size_t i = 0; i < header.label.words.size(); ++i)
     header.label.words[i] = loadLittle<std::uint64_t>(bytes.data() + 32 + 8 * i);
   const auto rest = bytes.subspan(MailHeader::kBytes);
-  const bool has_text = header.kind == MailKind::kAbort || header.kind == MailKind::kTakenBack;
+  const bool has_text = header.kind == MailKind::kAbort || header.kind == MailKind::kSendCancelled;
   if (rest.size() > kMaxText || (!rest.empty() && !has_text)) return std::nullopt;
   header.text.assign(reinterpret_cast<const char*>(rest.data()), rest.size());
   return header;

@@ -57,49 +57,53 @@ std::vector<PostedReceive> MessageMatcher::takeAllPosted() {
   return taken;
 }
 
-void MessageMatcher::keep(std::shared_ptr<UnexpectedMessage> mail) {
-  mail->arrival = ++arrivals_;
-  waiting_[{mail->from, mail->tag}].push_back(std::move(mail));
+void MessageMatcher::keep(std::shared_ptr<UnexpectedMessage> message) {
+  message->arrival = ++arrivals_;
+  unexpected_[{message->from, message->tag}].push_back(std::move(message));
 }
 
 std::shared_ptr<UnexpectedMessage> MessageMatcher::take(int from, Tag tag) {
-  auto found = waiting_.end();
+  auto found = unexpected_.end();
   if (from != kAnyRank) {
-    found = waiting_.find({from, tag});
+    found = unexpected_.find({from, tag});
   } else {
-    for (auto queue = waiting_.begin(); queue != waiting_.end(); ++queue) {
+    for (auto queue = unexpected_.begin(); queue != unexpected_.end(); ++queue) {
       if (queue->first.tag != tag) continue;
-      if (found == waiting_.end() ||
+      if (found == unexpected_.end() ||
           queue->second.front()->arrival < found->second.front()->arrival)
         found = queue;
     }
   }
-  if (found == waiting_.end()) return nullptr;
-  std::shared_ptr<UnexpectedMessage> mail = std::move(found->second.front());
+  if (found == unexpected_.end()) return nullptr;
+  std::shared_ptr<UnexpectedMessage> message = std::move(found->second.front());
   found->second.pop_front();
-  if (found->second.empty()) waiting_.erase(found);
-  return mail;
+  if (found->second.empty()) unexpected_.erase(found);
+  return message;
 }
 
 void MessageMatcher::forgetUnfinished(int from) {
-  for (auto queue = waiting_.begin(); queue != waiting_.end();) {
+  for (auto queue = unexpected_.begin(); queue != unexpected_.end();) {
     if (queue->first.from == from)
-      std::erase_if(queue->second, [](const auto& mail) { return !mail->whole; });
-    queue = queue->second.empty() ? waiting_.erase(queue) : std::next(queue);
+      std::erase_if(queue->second, [](const auto& message) {
+        return message->state != UnexpectedMessage::State::kWhole;
+      });
+    queue = queue->second.empty() ? unexpected_.erase(queue) : std::next(queue);
   }
 }
 
 bool MessageMatcher::forgetAnnounced(int from, std::uint64_t id) {
-  for (auto queue = waiting_.begin(); queue != waiting_.end(); ++queue) {
+  for (auto queue = unexpected_.begin(); queue != unexpected_.end(); ++queue) {
     if (queue->first.from != from) continue;
-    if (std::erase_if(queue->second, [&](const auto& mail) { return mail->id == id; }) == 0)
+    if (std::erase_if(queue->second, [&](const auto& message) {
+          return message->state == UnexpectedMessage::State::kAnnounced && message->id == id;
+        }) == 0)
       continue;
-    if (queue->second.empty()) waiting_.erase(queue);
+    if (queue->second.empty()) unexpected_.erase(queue);
     return true;
   }
   return false;
 }
 
-void MessageMatcher::clear() { waiting_.clear(); }
+void MessageMatcher::clear() { unexpected_.clear(); }
 
 }  // namespace weft::collectives

@@ -27,17 +27,26 @@ struct PostedReceive {
 
 // A message for which no receive was posted when it came.
 struct UnexpectedMessage {
-  int from = -1;
-  Tag tag = 0;
-  Label label;
-  std::uint64_t size = 0;
-  std::uint64_t arrival = 0;        // MessageMatcher numbers them
-  std::optional<std::uint64_t> id;  // announced: its bytes are still at the sender
-  bool whole = false;               // its bytes are here
-  transport::OwnedBuffer bytes;     // when whole
-  // Taken while its bytes were still arriving: by whom, or by a receive that it does not fit.
-  std::optional<PostedReceive> taker;
-  bool unwanted = false;
+  enum class State : std::uint8_t {
+    kAnnounced,  // its bytes are still at the sender
+    kArriving,   // its bytes are being read
+    kClaimed,    // likewise, and `claimed_by` waits for them
+    kDropped,    // likewise, and a receive that it does not fit has consumed it
+    kWhole,      // its bytes are here
+  };
+
+  UnexpectedMessage(int sender, Tag its_tag, const Label& its_label, std::uint64_t bytes_in_all)
+      : from(sender), tag(its_tag), label(its_label), size(bytes_in_all) {}
+
+  const int from;
+  const Tag tag;
+  const Label label;
+  const std::uint64_t size;
+  State state = State::kArriving;
+  std::uint64_t arrival = 0;     // MessageMatcher numbers them
+  std::uint64_t id = 0;          // kAnnounced
+  transport::OwnedBuffer bytes;  // kWhole
+  std::optional<PostedReceive> claimed_by;
 };
 
 class MessageMatcher {
@@ -50,10 +59,10 @@ class MessageMatcher {
   std::vector<PostedReceive> takePosted(int from);
   std::vector<PostedReceive> takeAllPosted();
 
-  void keep(std::shared_ptr<UnexpectedMessage> mail);
-  // Takes out what came first from this sender, or from anybody.
+  void keep(std::shared_ptr<UnexpectedMessage> message);
+  // Takes out the message that came first from this sender, or from any.
   std::shared_ptr<UnexpectedMessage> take(int from, Tag tag);
-  // Drops what can't become whole any more, because its sender is gone.
+  // Drops the messages that are not whole, because their sender is gone.
   void forgetUnfinished(int from);
   // Drops an announced message; false: there is none.
   bool forgetAnnounced(int from, std::uint64_t id);
@@ -72,10 +81,10 @@ class MessageMatcher {
     }
   };
   using Receives = std::list<PostedReceive>;
-  using Mails = std::list<std::shared_ptr<UnexpectedMessage>>;
+  using Messages = std::list<std::shared_ptr<UnexpectedMessage>>;
 
   std::unordered_map<Key, Receives, Hash> posted_;
-  std::unordered_map<Key, Mails, Hash> waiting_;
+  std::unordered_map<Key, Messages, Hash> unexpected_;
   std::uint64_t arrivals_ = 0;
 };
 

@@ -41,8 +41,8 @@ MessageCollectives::MessageCollectives(std::shared_ptr<Mailbox> mailbox, std::ve
                            members_.begin());
 }
 
-OpFingerprint MessageCollectives::signature(Operation operation, const Call& call,
-                                            std::uint64_t bytes, int root) const {
+OpFingerprint MessageCollectives::fingerprint(Operation operation, const Call& call,
+                                              std::uint64_t bytes, int root) const {
   return {operation, call.element, call.reduction, root, call.sequence, bytes};
 }
 
@@ -61,7 +61,7 @@ std::byte* MessageCollectives::scratch(std::size_t bytes) {
 }
 
 Error MessageCollectives::barrier(const Call& call) {
-  RequestSet requests(*mailbox_, members_, base(call), signature(Operation::kBarrier, call, 0),
+  RequestSet requests(*mailbox_, members_, base(call), fingerprint(Operation::kBarrier, call, 0),
                       call.deadline, spin_);
   unsigned step = 0;
   for (int far = 1; far < size(); far *= 2, ++step) {
@@ -73,7 +73,7 @@ Error MessageCollectives::barrier(const Call& call) {
 
 Error MessageCollectives::broadcast(const Call& call, Bytes data, int root) {
   RequestSet requests(*mailbox_, members_, base(call),
-                      signature(Operation::kBroadcast, call, data.size(), root), call.deadline,
+                      fingerprint(Operation::kBroadcast, call, data.size(), root), call.deadline,
                       spin_);
   broadcastDown(requests, data, root, 0);
   return requests.finish();
@@ -84,7 +84,8 @@ Error MessageCollectives::allGather(const Call& call, ConstBytes in, std::span<c
   if (out.size() != members_.size()) return unequal("all_gather: outputs", out.size(), size());
   if (out[own].size() != in.size())
     return unequal("all_gather: bytes of the own output", out[own].size(), in.size());
-  RequestSet requests(*mailbox_, members_, base(call), signature(Operation::kAllGather, call, 0),
+  RequestSet requests(*mailbox_, members_, base(call),
+                      fingerprint(Operation::kAllGather, call, OpFingerprint::kVaries),
                       call.deadline, spin_);
   for (int k = 1; k < size(); ++k)
     requests.receive(before(rank_, k), 0, out[static_cast<std::size_t>(before(rank_, k))]);
@@ -98,7 +99,8 @@ Error MessageCollectives::gather(const Call& call, ConstBytes in, std::span<cons
                                  int root) {
   if (rank_ == root && out.size() != members_.size())
     return unequal("gather: outputs", out.size(), size());
-  RequestSet requests(*mailbox_, members_, base(call), signature(Operation::kGather, call, 0, root),
+  RequestSet requests(*mailbox_, members_, base(call),
+                      fingerprint(Operation::kGather, call, OpFingerprint::kVaries, root),
                       call.deadline, spin_);
   if (rank_ != root) {
     requests.send(root, 0, in);
@@ -115,7 +117,8 @@ Error MessageCollectives::scatter(const Call& call, std::span<const ConstBytes> 
   if (rank_ == root && in.size() != members_.size())
     return unequal("scatter: inputs", in.size(), size());
   RequestSet requests(*mailbox_, members_, base(call),
-                      signature(Operation::kScatter, call, 0, root), call.deadline, spin_);
+                      fingerprint(Operation::kScatter, call, OpFingerprint::kVaries, root),
+                      call.deadline, spin_);
   if (rank_ != root) {
     requests.receive(root, 0, out);
     return requests.finish();
@@ -130,7 +133,8 @@ Error MessageCollectives::allToAll(const Call& call, std::span<const ConstBytes>
                                    std::span<const Bytes> out) {
   if (in.size() != members_.size() || out.size() != members_.size())
     return unequal("all_to_all: inputs or outputs", std::min(in.size(), out.size()), size());
-  RequestSet requests(*mailbox_, members_, base(call), signature(Operation::kAllToAll, call, 0),
+  RequestSet requests(*mailbox_, members_, base(call),
+                      fingerprint(Operation::kAllToAll, call, OpFingerprint::kVaries),
                       call.deadline, spin_);
   for (int k = 1; k < size(); ++k)
     requests.receive(before(rank_, k), 0, out[static_cast<std::size_t>(before(rank_, k))]);

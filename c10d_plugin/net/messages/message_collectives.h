@@ -3,14 +3,14 @@
 // Who sends what to whom:
 //  - barrier: dissemination, log2(n) rounds of empty messages.
 //  - broadcast, reduce: binomial trees, in pieces that follow each other through the tree.
-//  - all_reduce: small, everybody to everybody (up to 8 ranks) or a tree up and down; large, each
-//    rank reduces one share of each block, in rank order, and sends it to all. The bytes
-//    sent are those of a ring, 2 (n-1)/n of the data, in two steps instead of 2 (n-1).
+//  - all_reduce: small, all ranks to all (up to 8 ranks) or a tree up and down; large, each rank
+//    reduces one share of each block, in rank order, and sends it to all. It sends as many bytes as
+//    in a ring, 2 (n-1)/n of the data, in two steps instead of 2 (n-1).
 //  - the others: pairwise, all at once, each rank beginning with the one after it.
 //
 // A rank that called something else ends the operation on all (kInvalidArgument, naming both); as
-// after a timeout or a loss, the group is then of no more use, because messages of the operation
-// that failed may still be on their way.
+// after a timeout or a loss, the group cannot be used any more, because messages of the failed
+// operation may still be in flight.
 //
 // Threads and failure: as Collectives says.
 #pragma once
@@ -20,7 +20,7 @@
 
 #include "c10d_plugin/core/collectives.h"
 #include "c10d_plugin/core/mailbox.h"
-#include "c10d_plugin/net/messages/op_fingerprint.h"
+#include "c10d_plugin/core/op_fingerprint.h"
 #include "transport/base/spin.h"
 
 namespace weft::collectives {
@@ -29,7 +29,7 @@ class RequestSet;
 
 class MessageCollectives final : public Collectives {
  public:
-  // Up to so many ranks messages down a tree, in pieces, do better than Gloo's broadcast.
+  // Up to so many ranks, broadcast in pieces down a tree is faster than Gloo's.
   static constexpr int kFewRanks = 8;
 
   // Among all ranks of the mailbox.
@@ -53,7 +53,7 @@ class MessageCollectives final : public Collectives {
                  std::span<const Bytes> out) override;
   void abort(Error reason) override { mailbox_->abort(std::move(reason)); }
 
-  // For whoever makes other algorithms of the same messages.
+  // For other algorithms over the same messages.
   Mailbox& mailbox() noexcept { return *mailbox_; }
   const std::vector<int>& members() const noexcept { return members_; }
   transport::AdaptiveSpin& spin() noexcept { return spin_; }
@@ -61,8 +61,8 @@ class MessageCollectives final : public Collectives {
   Tag base(const Call& call) const;
 
  private:
-  OpFingerprint signature(Operation operation, const Call& call, std::uint64_t bytes,
-                          int root = 0) const;
+  OpFingerprint fingerprint(Operation operation, const Call& call, std::uint64_t bytes,
+                            int root = 0) const;
   int after(int rank, int by) const { return (rank + by) % size(); }
   int before(int rank, int by) const { return (rank + size() - by) % size(); }
   std::byte* scratch(std::size_t bytes);

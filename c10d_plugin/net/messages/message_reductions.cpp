@@ -11,36 +11,38 @@
 namespace weft::collectives {
 namespace {
 
-// The least that follows each other through a tree, or is one rank's share of a block. Pieces are
-// multiples of it, and so of every element's size.
+// The smallest piece of a tree, and the smallest share of a block. Pieces are multiples of it, and
+// so of every element's size.
 constexpr std::size_t kPiece = std::size_t{256} << 10;
-// all_reduce: up to so many bytes sent by each rank, everybody sends all to everybody.
+// all_reduce: where each rank sends at most so many bytes, every rank sends all of them to all.
 constexpr std::size_t kAtOnceBytes = std::size_t{64} << 10;
 constexpr int kAtOnceRanks = 8;
-// all_reduce in shares: blocks whose values are on their way at once.
+// all_reduce in shares: so many blocks are in flight at once.
 constexpr std::size_t kBlocksAhead = 2;
-// Few large messages cost less than many, whose heads, acknowledgements and wake-ups each take
-// their microseconds; but what is passed on, or received to be reduced, overlaps in pieces only.
+// The largest piece. Few large messages cost less than many, whose headers, acknowledgements and
+// wake-ups each take microseconds; but forwarding and reducing overlap with receiving in pieces
+// only.
 constexpr std::size_t kLargePiece = std::size_t{2} << 20;
 
-Error cannotReduce(const Call& call) {
-  return {ErrorCode::kInvalidArgument, std::string("elements of type ") + toString(call.element) +
-                                           " cannot be reduced by " + toString(call.reduction)};
+// OK where all these bytes can be reduced.
+Error checkReducible(const OpFingerprint& op) {
+  const std::string why = whyNotReducible(op, op.bytes);
+  return why.empty() ? Error::ok() : Error(ErrorCode::kInvalidArgument, op.describe() + ": " + why);
 }
 
-// What inner ranks of a tree do, so that the root can finish.
+// The reduction of a tree's inner ranks; the root finishes it.
 Reduction partial(Reduction reduction) {
   return reduction == Reduction::kAverage ? Reduction::kSum : reduction;
 }
 
 std::size_t pieces(std::size_t bytes, std::size_t piece) { return (bytes + piece - 1) / piece; }
 
-// What follows each other through a tree when that much is broadcast: eight pieces.
+// The piece in which so many bytes are broadcast: an eighth of them.
 std::size_t treePiece(std::size_t bytes) {
   return std::clamp(pieces(bytes / 8, kPiece) * kPiece, kPiece, kLargePiece);
 }
 
-// One rank's share of a block. All that is received for kBlocksAhead blocks takes 16 MiB at most
+// One rank's share of a block. What a rank receives for kBlocksAhead blocks takes at most 16 MiB
 // among up to 32 ranks.
 std::size_t sharePiece(std::size_t ranks) {
   constexpr std::size_t kRoom = std::size_t{8} << 20;
@@ -143,16 +145,16 @@ bool MessageCollectives::reduceUp(RequestSet& requests, const Call& call, ConstB
 }
 
 Error MessageCollectives::reduce(const Call& call, Bytes data, int root) {
-  if (!canReduce(call.element, call.reduction)) return cannotReduce(call);
-  RequestSet requests(*mailbox_, members_, base(call),
-                      signature(Operation::kReduce, call, data.size(), root), call.deadline, spin_);
+  const OpFingerprint what = fingerprint(Operation::kReduce, call, data.size(), root);
+  if (Error error = checkReducible(what)) return error;
+  RequestSet requests(*mailbox_, members_, base(call), what, call.deadline, spin_);
   reduceUp(requests, call, data, data, root);
   return requests.finish();
 }
 
 Error MessageCollectives::allReduce(const Call& call, Bytes data) {
-  if (!canReduce(call.element, call.reduction)) return cannotReduce(call);
-  const OpFingerprint what = signature(Operation::kAllReduce, call, data.size());
+  const OpFingerprint what = fingerprint(Operation::kAllReduce, call, data.size());
+  if (Error error = checkReducible(what)) return error;
   const bool small = data.size() * static_cast<std::size_t>(size() - 1) <= kAtOnceBytes;
   if (!small) return allReduceInShares(call, data, what);
   if (size() <= kAtOnceRanks) return allReduceAtOnce(call, data, what);
@@ -161,7 +163,7 @@ Error MessageCollectives::allReduce(const Call& call, Bytes data) {
   return requests.finish();
 }
 
-// One step: everybody reduces everything, in rank order, and so to the same bits.
+// One step: every rank reduces everything, in rank order, and so to the same bits.
 Error MessageCollectives::allReduceAtOnce(const Call& call, Bytes data, const OpFingerprint& what) {
   std::byte* const others = scratch(data.size() * members_.size());
   std::vector<const std::byte*> inputs;
@@ -180,12 +182,12 @@ Error MessageCollectives::allReduceAtOnce(const Call& call, Bytes data, const Op
   return Error::ok();
 }
 
-// Block by block: each rank gets everybody's values of its share, reduces them, and sends the
-// result to all. While one block is reduced the next ones' shares are on their way.
+// Block by block: each rank receives all values of its share, reduces them, and sends the result to
+// all. While one block is reduced, the shares of the next are in flight.
 //
-// A share is overwritten by its result where it was sent from, although the sender may not have it
-// back yet: the result comes from the rank that had all of it, so it will not go again. Its receive
-// is posted after the share was sent, so that this thread is through with it.
+// A result is received into the memory that its share was sent from, although that send may not
+// have completed: the result's sender has received all of the share, so it is not sent again. The
+// receive is posted after the share was sent, so this thread does not read it any more.
 Error MessageCollectives::allReduceInShares(const Call& call, Bytes data,
                                             const OpFingerprint& what) {
   constexpr unsigned kValues = 0;
@@ -195,7 +197,7 @@ Error MessageCollectives::allReduceInShares(const Call& call, Bytes data,
   const std::size_t piece = sharePiece(ranks);
   const std::size_t blocks = pieces(data.size(), piece * ranks);
   const std::size_t ahead = std::min(kBlocksAhead, blocks);
-  // Declared before the requests: its messages use it to their end.
+  // Declared before the requests, whose messages use it until they end.
   std::byte* const buffers = scratch(ahead * ranks * piece);
   RequestSet requests(*mailbox_, members_, base(call), what, call.deadline, spin_);
   std::array<std::vector<RequestSet::Part*>, kBlocksAhead> values;
@@ -242,22 +244,22 @@ Error MessageCollectives::allReduceInShares(const Call& call, Bytes data,
 
 Error MessageCollectives::reduceScatter(const Call& call, std::span<const ConstBytes> in,
                                         Bytes out) {
-  if (!canReduce(call.element, call.reduction)) return cannotReduce(call);
+  std::uint64_t bytes = 0;
+  for (const ConstBytes& part : in)
+    bytes += part.size();
+  const OpFingerprint what = fingerprint(Operation::kReduceScatter, call, bytes);
+  if (Error error = checkReducible(what)) return error;
   if (in.size() != members_.size() || in[static_cast<std::size_t>(rank_)].size() != out.size()) {
     return {
         ErrorCode::kInvalidArgument,
         "reduce_scatter: one input for each rank is needed, the own one as large as the output"};
   }
-  std::uint64_t bytes = 0;
-  for (const ConstBytes& part : in)
-    bytes += part.size();
   const std::size_t element = sizeOf(call.element);
   const std::size_t ranks = members_.size();
   const std::size_t piece = std::min(kPiece, out.size());
   const std::size_t count = std::max<std::size_t>(1, pieces(out.size(), kPiece));
   std::byte* const buffers = scratch(2 * ranks * piece);
-  RequestSet requests(*mailbox_, members_, base(call),
-                      signature(Operation::kReduceScatter, call, bytes), call.deadline, spin_);
+  RequestSet requests(*mailbox_, members_, base(call), what, call.deadline, spin_);
   const auto theirs = [&](std::size_t i, int of) {
     return buffers + ((i % 2) * ranks + static_cast<std::size_t>(of)) * piece;
   };

@@ -3,18 +3,19 @@
 #include <set>
 #include <utility>
 
+#include "c10d_plugin/store/ranks_text.h"
 #include "transport/base/peer_name.h"
 
 namespace weft::collectives {
 
 RequestSet::RequestSet(Mailbox& mailbox, const std::vector<int>& members, Tag base,
-                       const OpFingerprint& signature, Deadline deadline,
+                       const OpFingerprint& fingerprint, Deadline deadline,
                        transport::AdaptiveSpin& spin)
     : mailbox_(mailbox),
       members_(members),
       base_(base),
-      signature_(signature),
-      label_(signature.label()),
+      fingerprint_(fingerprint),
+      label_(fingerprint.label()),
       deadline_(deadline),
       spin_(spin) {}
 
@@ -33,7 +34,7 @@ RequestSet::Part* RequestSet::send(int to, unsigned step, ConstBytes data) {
   mailbox_.send(
       members_[static_cast<std::size_t>(to)], base_ + step,
       {const_cast<std::byte*>(data.data()), data.size(), nullptr},
-      [part](const Error& error) { part->requests_.landed(*part, error); }, label_);
+      [part](const Error& error) { part->requests_.complete(*part, error); }, label_);
   return part;
 }
 
@@ -42,26 +43,28 @@ RequestSet::Part* RequestSet::receive(int from, unsigned step, Bytes into) {
   if (part == nullptr) return nullptr;
   mailbox_.receive(
       members_[static_cast<std::size_t>(from)], base_ + step, {into.data(), into.size(), nullptr},
-      [part](const Mailbox::Received& received) { part->requests_.receivedBy(*part, received); },
+      [part](const Mailbox::Received& received) {
+        part->requests_.completeReceive(*part, received);
+      },
       label_);
   return part;
 }
 
-void RequestSet::receivedBy(Part& part, const Mailbox::Received& received) {
-  // Without a label it is no message's error, but the mailbox's own.
+void RequestSet::completeReceive(Part& part, const Mailbox::Received& received) {
+  // An error without a label is the mailbox's own, not a message's.
   if (received.error.code() != ErrorCode::kInvalidArgument || received.label == label_ ||
       received.label == Label())
-    return landed(part, received.error);
+    return complete(part, received.error);
   const std::string peer = std::to_string(members_[static_cast<std::size_t>(part.peer_)]);
-  landed(part, {ErrorCode::kInvalidArgument,
-                "the ranks called different operations: rank " + peer + " called " +
-                    OpFingerprint::of(received.label).describe() + ", rank " +
-                    std::to_string(mailbox_.rank()) + " called " + signature_.describe()});
+  complete(part, {ErrorCode::kInvalidArgument,
+                  "the ranks called different operations: rank " + peer + " called " +
+                      OpFingerprint::of(received.label).describe() + ", rank " +
+                      std::to_string(mailbox_.rank()) + " called " + fingerprint_.describe()});
 }
 
-void RequestSet::landed(Part& part, Error error) {
-  // All of it under the lock: who waits for the last one may end this requests as soon as it is
-  // free.
+void RequestSet::complete(Part& part, Error error) {
+  // All of it under the lock: the thread that waits for the last message may destroy this set as
+  // soon as it is free.
   const std::lock_guard<std::mutex> lock(mutex_);
   if (error) {
     if (!error_) error_ = std::move(error);
@@ -69,7 +72,7 @@ void RequestSet::landed(Part& part, Error error) {
   }
   part.done_.store(true, std::memory_order_release);
   --pending_;
-  if (waiting_) landed_.notify_all();
+  if (waiting_) completed_.notify_all();
 }
 
 bool RequestSet::wait(Part* part) {
@@ -78,12 +81,12 @@ bool RequestSet::wait(Part* part) {
   if (ready() || spin_.until(ready)) return !failed_.load();
   std::unique_lock<std::mutex> lock(mutex_);
   waiting_ = true;
-  const bool in_time = landed_.wait_until(lock, deadline_, ready);
+  const bool in_time = completed_.wait_until(lock, deadline_, ready);
   waiting_ = false;
   lock.unlock();
   if (!in_time) {
     const auto waited = std::chrono::steady_clock::now() - started_;
-    fail({ErrorCode::kTimeout, signature_.describe() + " timed out after " +
+    fail({ErrorCode::kTimeout, fingerprint_.describe() + " timed out after " +
                                    transport::seconds(waited) + " on rank " +
                                    std::to_string(mailbox_.rank()) + ", waiting for " + missing() +
                                    "; they did not come, or are slower than the timeout allows"});
@@ -91,7 +94,7 @@ bool RequestSet::wait(Part* part) {
   return !failed_.load();
 }
 
-// "rank 2" or "ranks 2, 5": those that owe messages, or do not take theirs.
+// "rank 2" or "ranks 2, 5": the ranks that owe messages, or do not take theirs.
 std::string RequestSet::missing() {
   std::set<int> ranks;
   for (const bool receives : {true, false}) {
@@ -101,10 +104,7 @@ std::string RequestSet::missing() {
     }
     if (!ranks.empty()) break;
   }
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (const int rank : ranks)
-    text += (text.back() == ' ' ? "" : ", ") + std::to_string(rank);
-  return text;
+  return ranksAsText({ranks.begin(), ranks.end()});
 }
 
 void RequestSet::fail(Error error) {
@@ -129,11 +129,11 @@ Error RequestSet::finish() {
   return error_;
 }
 
-// Bounded: after abort() the mailbox lets go of everything.
+// Bounded: after abort() the mailbox completes everything.
 void RequestSet::drain() {
   std::unique_lock<std::mutex> lock(mutex_);
   waiting_ = true;
-  landed_.wait(lock, [&] { return pending_ == 0; });
+  completed_.wait(lock, [&] { return pending_ == 0; });
   waiting_ = false;
 }
 

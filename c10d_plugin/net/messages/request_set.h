@@ -1,10 +1,10 @@
-// RequestSet: the messages of one operation that are under way, and the wait for them.
+// RequestSet: the messages of one operation that are in flight, and the wait for them.
 //
-// The memory of the messages is the caller's, unowned: whichever way an operation ends, all
-// completions have come before it returns. An operation that fails aborts the mailbox, so that
-// no completion can take long and every other rank learns why.
+// The memory of the messages belongs to the caller: however an operation ends, all completions have
+// run before it returns. An operation that fails aborts the mailbox, so no completion can take
+// long, and every other rank learns why.
 //
-// Threads: one makes and waits; completions come from the mailbox's.
+// Threads: one thread sends, receives and waits; completions run on the mailbox's.
 #pragma once
 
 #include <atomic>
@@ -17,7 +17,7 @@
 
 #include "c10d_plugin/core/collectives.h"
 #include "c10d_plugin/core/mailbox.h"
-#include "c10d_plugin/net/messages/op_fingerprint.h"
+#include "c10d_plugin/core/op_fingerprint.h"
 #include "transport/base/spin.h"
 
 namespace weft::collectives {
@@ -27,9 +27,9 @@ class RequestSet {
   class Part;
 
   // `members`: mailbox ranks by rank of the operation. `base`: the tags base…base + 65535 are this
-  // requests's alone.
+  // set's alone.
   RequestSet(Mailbox& mailbox, const std::vector<int>& members, Tag base,
-             const OpFingerprint& signature, Deadline deadline, transport::AdaptiveSpin& spin);
+             const OpFingerprint& fingerprint, Deadline deadline, transport::AdaptiveSpin& spin);
   ~RequestSet();
   RequestSet(const RequestSet&) = delete;
   RequestSet& operator=(const RequestSet&) = delete;
@@ -37,15 +37,15 @@ class RequestSet {
   // Messages of one step between the same ranks keep their order. After a failure they do nothing.
   Part* send(int to, unsigned step, ConstBytes data);
   Part* receive(int from, unsigned step, Bytes into);
-  // False: the requests has failed; finish() says why.
+  // False: the operation has failed; finish() says why.
   bool wait(Part* part);
   // Waits for all.
   Error finish();
 
  private:
   Part* add(int peer, bool receives);
-  void landed(Part& part, Error error);
-  void receivedBy(Part& part, const Mailbox::Received& received);
+  void complete(Part& part, Error error);
+  void completeReceive(Part& part, const Mailbox::Received& received);
   void fail(Error error);
   void drain();
   std::string missing();
@@ -53,7 +53,7 @@ class RequestSet {
   Mailbox& mailbox_;
   const std::vector<int>& members_;
   const Tag base_;
-  const OpFingerprint signature_;
+  const OpFingerprint fingerprint_;
   const Label label_;
   const Deadline deadline_;
   const std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
@@ -64,7 +64,7 @@ class RequestSet {
   bool given_up_ = false;  // the caller's thread only
 
   std::mutex mutex_;
-  std::condition_variable landed_;
+  std::condition_variable completed_;
   std::size_t pending_ = 0;  // guarded by mutex_
   bool waiting_ = false;     // likewise
   Error error_;              // likewise; the first

@@ -43,7 +43,7 @@ struct Answer {
 
 Digest proofOf(const AuthKey& secret, std::string_view label, std::int32_t rank,
                const Nonce& nonce) {
-  constexpr std::size_t kLabel = 16;  // fixed, so that no two inputs coincide
+  constexpr std::size_t kLabel = 16;  // of fixed size, so that no two inputs coincide
   std::array<std::uint8_t, kLabel + sizeof(rank) + sizeof(Nonce)> text{};
   WEFT_CHECK(label.size() <= kLabel, "labels are short");
   std::memcpy(text.data(), label.data(), label.size());
@@ -109,7 +109,7 @@ Error readAll(int socket, std::span<std::byte> out, UniqueFd* memory, Deadline d
   return Error::ok();
 }
 
-// Some hundred bytes always fit into a fresh socket's buffer.
+// Some hundred bytes always fit into a new socket's buffer.
 Error writeAll(int socket, std::span<const std::byte> bytes, int memory) {
   iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};
   msghdr message{};

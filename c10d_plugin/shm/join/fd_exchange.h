@@ -1,5 +1,5 @@
-// HandOver: the two messages by which the memory changes hands, on one connected Unix socket.
-// Every wait is bounded by the deadline given. The sockets are non-blocking.
+// The two messages by which rank 0 gives the memory to another rank, on one connected Unix socket.
+// Every wait is bounded by the deadline. The sockets are non-blocking.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@
 
 namespace weft::collectives::shm {
 
-// Rank 0: reads who comes, and gives the memory to it. The rank that came.
+// Rank 0's side: authenticates the other and gives it the memory. Returns its rank.
 Result<int> give(int socket, int memory, const Magic& magic, const transport::AuthKey& secret,
                  int size, Deadline deadline);
 
@@ -22,7 +22,7 @@ struct Received {
   Magic magic{};
 };
 
-// The others: show themselves, and take it.
+// The other ranks' side: authenticates itself and takes the memory.
 Result<Received> take(int socket, int rank, const transport::AuthKey& secret, Deadline deadline);
 
 // True when `socket` became readable before the deadline.

@@ -4,14 +4,13 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "c10d_plugin/core/ranks_text.h"
 #include "c10d_plugin/shm/join/fd_exchange.h"
-#include "c10d_plugin/shm/sync/step_barrier.h"
+#include "c10d_plugin/store/ranks_text.h"
+#include "c10d_plugin/store/record.h"
 #include "transport/auth/auth_key.h"
 #include "transport/base/secure_random.h"
 #include "transport/base/system_error.h"
@@ -25,11 +24,12 @@ using transport::UniqueFd;
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kLookUp{100};
-constexpr milliseconds kPerStranger{1000};
+constexpr milliseconds kPoll{100};
+constexpr milliseconds kPerGuest{1000};
 
 std::string failedKey(int rank) { return "shm-failed/" + std::to_string(rank); }
 
+// What rank 0 publishes: how to get the memory, and its layout.
 struct Invitation {
   std::string socket;
   AuthKey secret;
@@ -37,34 +37,32 @@ struct Invitation {
   std::size_t small_bytes = 0;
   std::size_t heap_bytes = 0;
 
-  std::string text() const {
-    return "ok " + socket + " " + secret.toHex() + " " + std::to_string(buffer_bytes) + " " +
-           std::to_string(small_bytes) + " " + std::to_string(heap_bytes);
+  std::string toText() const {
+    return Record()
+        .set("socket", socket)
+        .set("secret", secret.toHex())
+        .set("buffer_bytes", buffer_bytes)
+        .set("small_bytes", small_bytes)
+        .set("heap_bytes", heap_bytes)
+        .toText();
   }
-  static Result<Invitation> parse(const std::string& text);
+  static Result<Invitation> fromText(const std::string& text);
 };
 
-Result<Invitation> Invitation::parse(const std::string& text) {
-  std::istringstream words(text);
-  std::string verdict;
-  std::string secret;
-  Invitation invitation;
-  words >> verdict;
-  if (verdict == "error") {
-    std::string why;
-    std::getline(words >> std::ws, why);
-    return Error(ErrorCode::kSystem, "rank 0 could not make shared memory: " + why);
-  }
-  words >> invitation.socket >> secret >> invitation.buffer_bytes >> invitation.small_bytes >>
-      invitation.heap_bytes;
+Result<Invitation> Invitation::fromText(const std::string& text) {
   constexpr std::size_t kMost = std::size_t{1} << 30;
-  Result<AuthKey> key = AuthKey::fromHex(secret);
-  if (!words || verdict != "ok" || !key.ok() || invitation.buffer_bytes > kMost ||
-      invitation.small_bytes > kMost || invitation.heap_bytes > kMostHeap) {
-    return Error(ErrorCode::kProtocol, "rank 0 left an invitation that makes no sense");
+  const Record record = Record::fromText(text).value_or(Record());
+  if (const std::string why = record.text("error"); !why.empty())
+    return Error(ErrorCode::kSystem, "rank 0 could not make shared memory: " + why);
+  const Result<AuthKey> secret = AuthKey::fromHex(record.text("secret"));
+  const auto buffer = record.number("buffer_bytes");
+  const auto small = record.number("small_bytes");
+  const auto heap = record.number("heap_bytes");
+  if (!secret.ok() || !buffer || !small || !heap || *buffer > kMost || *small > kMost ||
+      *heap > kMostHeap) {
+    return Error(ErrorCode::kProtocol, "malformed rendezvous message from rank 0");
   }
-  invitation.secret = key.value();
-  return invitation;
+  return Invitation{record.text("socket"), secret.value(), *buffer, *small, *heap};
 }
 
 struct Hosting {
@@ -91,7 +89,7 @@ Result<Hosting> prepare(const Layout& layout) {
   return hosting;
 }
 
-std::vector<int> without(const std::vector<bool>& served) {
+std::vector<int> missingIn(const std::vector<bool>& served) {
   std::vector<int> missing;
   for (std::size_t rank = 1; rank < served.size(); ++rank) {
     if (!served[rank]) missing.push_back(static_cast<int>(rank));
@@ -99,8 +97,8 @@ std::vector<int> without(const std::vector<bool>& served) {
   return missing;
 }
 
-// Somebody said that it failed.
-Error lookForFailures(KeyValue& store, const std::vector<int>& missing) {
+// A missing rank has published that it failed.
+Error findFailure(KeyValue& store, const std::vector<int>& missing) {
   for (const int rank : missing) {
     const Result<std::string> why = store.get(failedKey(rank), Clock::now());
     if (!why.ok()) continue;
@@ -113,14 +111,14 @@ Error lookForFailures(KeyValue& store, const std::vector<int>& missing) {
 Error serveAll(const Hosting& hosting, KeyValue& store, int size, Deadline deadline) {
   std::vector<bool> served(static_cast<std::size_t>(size), false);
   std::string last_problem;
-  while (!without(served).empty()) {
+  while (!missingIn(served).empty()) {
     if (Clock::now() >= deadline) {
-      return {ErrorCode::kTimeout, "Timed out: " + ranksAsText(without(served)) +
+      return {ErrorCode::kTimeout, "Timed out: " + ranksAsText(missingIn(served)) +
                                        " did not come for the group's shared memory" +
                                        (last_problem.empty() ? "" : " (" + last_problem + ")")};
     }
-    if (!awaitReadable(hosting.listener.get(), std::min(deadline, Clock::now() + kLookUp))) {
-      if (Error error = lookForFailures(store, without(served))) return error;
+    if (!awaitReadable(hosting.listener.get(), std::min(deadline, Clock::now() + kPoll))) {
+      if (Error error = findFailure(store, missingIn(served))) return error;
       continue;
     }
     const UniqueFd guest(
@@ -128,7 +126,7 @@ Error serveAll(const Hosting& hosting, KeyValue& store, int size, Deadline deadl
     if (!guest.valid()) continue;
     Result<int> rank =
         give(guest.get(), hosting.segment->fd(), hosting.segment->magic(),
-             hosting.invitation.secret, size, std::min(deadline, Clock::now() + kPerStranger));
+             hosting.invitation.secret, size, std::min(deadline, Clock::now() + kPerGuest));
     if (rank.ok()) {
       served[static_cast<std::size_t>(rank.value())] = true;
     } else {
@@ -142,7 +140,7 @@ Result<UniqueFd> dial(const std::string& name, Deadline deadline) {
   for (;;) {
     transport::Connecting connecting = transport::connectUnix(name);
     if (connecting.error == 0) return std::move(connecting.fd);
-    // EAGAIN: more ranks at once than the socket's queue holds.
+    // EAGAIN: more ranks connect at once than the socket's queue holds.
     if (connecting.error != EAGAIN || Clock::now() >= deadline) {
       return transport::systemError(
           "connecting to rank 0's Unix socket (is it another host, or "
@@ -175,11 +173,11 @@ Result<std::shared_ptr<Segment>> fetch(const Invitation& invitation, int rank, i
 Result<std::shared_ptr<Segment>> host(const Layout& layout, KeyValue& store, Deadline deadline) {
   Result<Hosting> hosting = prepare(layout);
   if (!hosting.ok()) {
-    // Even where this fails the others end, at their deadline.
-    static_cast<void>(store.set("shm", "error " + hosting.error().text()));
+    // If this fails too, the others end at their deadline.
+    static_cast<void>(store.set("shm", Record().set("error", hosting.error().text()).toText()));
     return hosting.error();
   }
-  if (Error error = store.set("shm", hosting.value().invitation.text())) return error;
+  if (Error error = store.set("shm", hosting.value().invitation.toText())) return error;
   if (Error error = serveAll(hosting.value(), store, layout.ranks, deadline)) {
     hosting.value().segment->fail(error);
     return error;
@@ -190,10 +188,10 @@ Result<std::shared_ptr<Segment>> host(const Layout& layout, KeyValue& store, Dea
 Result<std::shared_ptr<Segment>> attach(KeyValue& store, int rank, int size, Deadline deadline) {
   Result<std::string> text = store.get("shm", deadline);
   if (!text.ok()) return text.error();
-  Result<Invitation> invitation = Invitation::parse(text.value());
+  Result<Invitation> invitation = Invitation::fromText(text.value());
   if (!invitation.ok()) return invitation.error();
   Result<std::shared_ptr<Segment>> segment = fetch(invitation.value(), rank, size, deadline);
-  // Else rank 0 waits for this one until its deadline.
+  // Otherwise rank 0 would wait for this rank until its deadline.
   if (!segment.ok()) static_cast<void>(store.set(failedKey(rank), segment.error().text()));
   return segment;
 }
@@ -214,7 +212,7 @@ Error awaitAll(Segment& segment, int rank, Deadline deadline) {
         return segment.failure();
       }
       sleepOn(presence, static_cast<std::uint32_t>(Presence::kNotYet),
-              std::min<std::chrono::nanoseconds>(kLookUp, deadline - now));
+              std::min<std::chrono::nanoseconds>(kPoll, deadline - now));
     }
   }
   return Error::ok();

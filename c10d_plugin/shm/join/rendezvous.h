@@ -1,22 +1,21 @@
 // Rendezvous: how the memory that rank 0 made comes to the other ranks.
 //
-//   store        "shm" = "ok <socket name> <secret> <buffer bytes> <small bytes> <heap bytes>",
-//                or "error <why>"
+//   store        "shm" = a Record: socket, secret, buffer_bytes, small_bytes, heap_bytes; or error
 //   rank r -> 0  rank, nonce, HMAC-SHA-256(secret, "member" rank nonce)
 //   rank 0 -> r  magic, HMAC-SHA-256(secret, "memory" rank nonce), and the memfd beside it
 //
-// Both sides also ask the kernel for the other's user (SO_PEERCRED) and refuse another's. Rank 0
-// serves one stranger at a time, for a second at most.
+// Both sides also ask the kernel for the other's user (SO_PEERCRED) and refuse another user. Rank 0
+// serves one connection at a time, for a second at most.
 //
-// A rank that fails says so in the store, at "shm-failed/<rank>"; rank 0 looks there for those who
-// do not come, and then fails all.
+// A rank that fails publishes why in the store, at "shm-failed/<rank>". Rank 0 looks there for the
+// ranks that do not come, and then fails all.
 #pragma once
 
 #include <memory>
 
 #include "c10d_plugin/core/collectives.h"
-#include "c10d_plugin/core/key_value.h"
 #include "c10d_plugin/shm/segment/segment.h"
+#include "c10d_plugin/store/key_value.h"
 
 namespace weft::collectives::shm {
 
@@ -24,7 +23,7 @@ namespace weft::collectives::shm {
 Result<std::shared_ptr<Segment>> host(const Layout& layout, KeyValue& store, Deadline deadline);
 Result<std::shared_ptr<Segment>> attach(KeyValue& store, int rank, int size, Deadline deadline);
 
-// Until all ranks have entered.
+// Waits until all ranks have entered.
 Error awaitAll(Segment& segment, int rank, Deadline deadline);
 
 }  // namespace weft::collectives::shm

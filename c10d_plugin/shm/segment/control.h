@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "c10d_plugin/shm/segment/call_record.h"
+#include "c10d_plugin/core/op_fingerprint.h"
 #include "c10d_plugin/shm/segment/layout.h"
 
 namespace weft::collectives::shm {
@@ -38,16 +38,33 @@ static_assert(sizeof(Header) <= kPage);
 
 enum class Presence : std::uint32_t { kNotYet, kHere, kLeft };
 
+// What a rank called, for the others to compare. Fields, not a hash, so that an error can name both
+// sides.
+struct alignas(kCacheLine) CallRecord {
+  OpFingerprint op;
+  std::uint64_t sizes_digest = 0;  // of the size tables that must be equal on all ranks
+  bool direct = false;             // this rank's data lie in its heap and are to be used there
+};
+
+// A rank's parts of the operation, by rank: what it sends, what it expects; and the offsets in its
+// heap of the data that it offers there, by part.
+enum class SizeTable : std::uint8_t { kSent, kExpected, kOffsets };
+inline constexpr unsigned kSizeTables = 3;
+
+// A digest of one more size.
+constexpr std::uint64_t digest(std::uint64_t before, std::uint64_t size) noexcept {
+  return (before ^ size) * 0x9E3779B97F4A7C15ULL + (before >> 29);
+}
+
 struct Control {
-  alignas(kCacheLine) Word progress;  // rounds this rank has ended; what others wait for
-  Word processor;                     // where it ran when it ended the last one (seats.h)
+  alignas(kCacheLine) Word progress;  // steps this rank has ended; what others wait for
   alignas(kCacheLine) Word sleepers;  // others that sleep until it changes
   alignas(kCacheLine) Word presence;
   Word writing;                          // 1: this rank writes into others' heaps
   std::array<std::uint8_t, 16> process;  // which process; written before presence
-  // Of the operation that begins in an even or odd round: others read one while the next is
-  // written. Followed in memory by both records' size tables.
-  alignas(kCacheLine) std::array<CallRecord, 2> records;
+  // Of the operation that begins in an even or odd step: others read one while the next is written.
+  // Both records' size tables follow in memory.
+  std::array<CallRecord, 2> records;
 };
 
 }  // namespace weft::collectives::shm

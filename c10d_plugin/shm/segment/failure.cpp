@@ -1,10 +1,11 @@
-// How a group ends: one rank writes why, all read it.
+// How a group ends: one rank writes the reason, all read it.
 #include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <string>
 #include <thread>
 
+#include "c10d_plugin/core/error_code.h"
 #include "c10d_plugin/shm/segment/segment.h"
 
 namespace weft::collectives::shm {
@@ -25,7 +26,8 @@ void Segment::fail(const Error& reason) noexcept {
   }
 }
 
-// Either the writer sees that the group has failed, or who ended it sees the writer.
+// Sequentially consistent: either the writer sees that the group has failed, or the rank that ended
+// it sees the writer.
 bool Segment::beginWriting(int rank) noexcept {
   control(rank).writing.store(1, std::memory_order_seq_cst);
   if (header().failure.state.load(std::memory_order_seq_cst) == FailureRecord::kNone) return true;
@@ -38,11 +40,11 @@ void Segment::endWriting(int rank) noexcept {
 }
 
 bool Segment::awaitWriters(int rank) noexcept {
-  const auto patience = std::chrono::steady_clock::now() + std::chrono::milliseconds(200);
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::milliseconds(200);
   for (int other = 0; other < layout_.ranks; ++other) {
     if (other == rank) continue;
     while (control(other).writing.load(std::memory_order_seq_cst) != 0 && !died(other)) {
-      if (std::chrono::steady_clock::now() > patience) return false;
+      if (std::chrono::steady_clock::now() > limit) return false;
       std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
   }
@@ -51,20 +53,16 @@ bool Segment::awaitWriters(int rank) noexcept {
 
 Error Segment::failure() const {
   const FailureRecord& record = header().failure;
-  // Whoever writes it may have died just there.
-  const auto patience = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
+  // The rank that writes it may have died in between.
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
   while (record.state.load(std::memory_order_acquire) != FailureRecord::kWritten) {
-    if (std::chrono::steady_clock::now() > patience) {
+    if (std::chrono::steady_clock::now() > limit) {
       return {ErrorCode::kPeerLost, "a rank ended the group and died before it could say why"};
     }
     std::this_thread::yield();
   }
   const std::size_t length = std::min<std::size_t>(record.length, FailureRecord::kMaxText);
-  const std::uint32_t code = record.code;
-  const bool known = code > static_cast<std::uint32_t>(ErrorCode::kOk) &&
-                     code <= static_cast<std::uint32_t>(ErrorCode::kSystem);
-  return {known ? static_cast<ErrorCode>(code) : ErrorCode::kProtocol,
-          std::string(record.text.data(), length)};
+  return {errorCodeFrom(record.code), std::string(record.text.data(), length)};
 }
 
 }  // namespace weft::collectives::shm

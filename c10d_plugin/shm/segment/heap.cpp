@@ -1,7 +1,6 @@
 #include "c10d_plugin/shm/segment/heap.h"
 
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <utility>
 
@@ -24,7 +23,7 @@ class Heap::Lease {
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;
   ~Lease() {
-    if (::getpid() == heap_->process_) heap_->give(offset_, size_);
+    if (heap_->fork_guard_.inOwnProcess()) heap_->give(offset_, size_);
   }
 
  private:
@@ -36,7 +35,6 @@ class Heap::Lease {
 Heap::Heap(std::shared_ptr<Segment> segment, int rank)
     : segment_(std::move(segment)),
       rank_(rank),
-      process_(::getpid()),
       allocator_(segment_->layout().heap_bytes),
       warm_(chunksOf(segment_->layout().heap_bytes)) {}
 
@@ -51,8 +49,8 @@ std::byte* Heap::base() {
 }
 
 transport::OwnedBuffer Heap::take(std::size_t size) {
-  // First: a child does not have the segment's other parts.
-  if (::getpid() != process_) return {};
+  // First: a child does not map the segment's other parts.
+  if (!fork_guard_.inOwnProcess()) return {};
   if (size < kLeast || size > segment_->layout().heap_bytes || segment_->failed()) return {};
   std::byte* const begin = base();
   if (begin == nullptr) return {};
@@ -82,7 +80,7 @@ std::vector<Heap::Range> Heap::coldPartsOf(std::uint64_t offset, std::uint64_t s
 }
 
 // Without the lock: the chunks hold a block in use, so nobody takes their memory away. Two threads
-// may obtain a chunk that they share; the second time costs little.
+// may take the memory of a chunk that they share; the second time costs little.
 bool Heap::obtain(const std::vector<Range>& ranges) {
   for (const Range& range : ranges) {
     const std::uint64_t bytes = (range.end - range.first) * kChunk;
@@ -117,7 +115,7 @@ void Heap::give(std::uint64_t offset, std::uint64_t size) noexcept {
 
 bool Heap::detach() noexcept {
   std::byte* const begin = base_.load(std::memory_order_acquire);
-  if (begin == nullptr || ::getpid() != process_) return true;
+  if (begin == nullptr || !fork_guard_.inOwnProcess()) return true;
   const std::lock_guard<std::mutex> lock(mutex_);
   for (std::uint64_t chunk = 0; chunk < warm_.size(); ++chunk) {
     if (!warm_[chunk]) continue;
@@ -127,14 +125,15 @@ bool Heap::detach() noexcept {
                segment_->fd(), static_cast<off_t>(at)) == MAP_FAILED) {
       return false;
     }
-    // A page of a private mapping is the file's until it is written. Other threads may be writing.
+    // A page of a private mapping is the file's until it is written. Other threads may write it
+    // now, so the write is an atomic one that changes nothing.
     for (std::size_t page = 0; page < kChunk; page += kPage)
       __atomic_fetch_or(reinterpret_cast<std::uint8_t*>(memory + page), 0, __ATOMIC_RELAXED);
   }
   return true;
 }
 
-// With the lock.
+// Called with the lock.
 void Heap::trim() noexcept {
   if (warm_bytes_ <= used_bytes_ + kKeep) return;
   std::byte* const begin = base_.load(std::memory_order_relaxed);

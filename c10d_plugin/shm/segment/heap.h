@@ -1,21 +1,18 @@
-// Heap: a rank's part of the group's shared memory from which tensors are made. What lies there the
-// other ranks read, and add to, where it lies: no copy into buffers, no copy out.
+// Heap: a rank's part of the group's shared memory from which tensors are made. The other ranks
+// read and write such tensors where they lie: no copy into buffers, no copy out.
 //
-// Room is only a range of addresses in the group's memfd; memory is obtained (in pieces of 2 MiB)
-// when a block first needs it, so that a lack of it is a block that cannot be had, not a signal.
-// A block is free again when its last owner goes. Its memory stays warm for the next one, up to
-// kKeep bytes that nobody uses; what is more goes back to the system at once.
+// The heap is a range of addresses in the group's memfd; memory is taken, in pieces of 2 MiB, when
+// a block first needs it, so a lack of memory is a failed allocation, not a signal. A block is free
+// again when its last owner goes. Its memory stays warm for the next block, up to kKeep unused
+// bytes; the rest goes back to the system at once.
 //
-// A block may outlive the group, and keeps its memory mapped. A group that has failed gives no
-// blocks any more.
+// A block may outlive the group and keeps its memory mapped. A failed group gives no more blocks.
 //
 // fork(): a child sees its parent's blocks (and the parent sees what the child writes there), takes
 // none and frees none.
 //
 // Threads: any thread may call any member.
 #pragma once
-
-#include <sys/types.h>
 
 #include <atomic>
 #include <cstddef>
@@ -28,13 +25,14 @@
 #include "c10d_plugin/core/collectives.h"
 #include "c10d_plugin/shm/segment/segment.h"
 #include "transport/base/buffer.h"
+#include "transport/base/fork_guard.h"
 #include "transport/memory/block_allocator.h"
 
 namespace weft::collectives::shm {
 
 class Heap : public std::enable_shared_from_this<Heap> {
  public:
-  // Less than this is as fast elsewhere: it goes through the small slots.
+  // Less than this is as fast elsewhere: it goes through the small buffers.
   static constexpr std::size_t kLeast = std::size_t{4} << 10;
   static constexpr std::uint64_t kKeep = std::uint64_t{256} << 20;
 
@@ -46,15 +44,15 @@ class Heap : public std::enable_shared_from_this<Heap> {
   // room, no memory, or a group that has failed.
   transport::OwnedBuffer take(std::size_t size);
 
-  // Once the group has failed: makes what lies here this process's own, at the same addresses, so
-  // that a rank that was stopped in the middle of writing here, and goes on some day, reaches
-  // nobody. False: the system does not allow it now.
+  // After the group has failed: makes the heap's contents this process's own, at the same
+  // addresses, so that a rank that was stopped in the middle of writing here and is continued later
+  // changes nothing. False: the system refuses it now.
   bool detach() noexcept;
 
-  // Where all these bytes lie in this heap; none: elsewhere.
+  // The offset of these bytes in this heap; none: they lie elsewhere.
   std::optional<std::uint64_t> offsetOf(ConstBytes bytes) const noexcept;
 
-  // Memory that blocks use, and that is kept for them.
+  // Memory in use by blocks or kept for them.
   std::uint64_t heldBytes() const;
 
  private:
@@ -72,7 +70,7 @@ class Heap : public std::enable_shared_from_this<Heap> {
 
   const std::shared_ptr<Segment> segment_;
   const int rank_;
-  const pid_t process_;
+  const ForkGuard fork_guard_;
   std::atomic<std::byte*> base_{nullptr};  // null until the first block
 
   mutable std::mutex mutex_;  // a leaf; guards what follows

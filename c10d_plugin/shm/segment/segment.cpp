@@ -2,21 +2,19 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <string>
 
 #include "transport/base/secure_random.h"
 #include "transport/base/system_error.h"
 #include "transport/memory/huge_pages.h"
 #include "transport/memory/pages.h"
+#include "transport/memory/sealed_memory.h"
 
 namespace weft::collectives::shm {
 namespace {
@@ -26,15 +24,15 @@ using transport::UniqueFd;
 
 using ProcessToken = std::array<std::uint8_t, 16>;
 
-// Tells this process from all others, which a process id does not across containers.
+// Tells this process from all others. Process ids do not across containers.
 Result<ProcessToken> processToken() {
-  static std::atomic<pid_t> made_by{0};
+  static std::optional<ForkGuard> made_in;
   static ProcessToken token;
   static std::mutex mutex;
   const std::lock_guard<std::mutex> lock(mutex);
-  if (made_by.load() != ::getpid()) {
+  if (!made_in || !made_in->inOwnProcess()) {
     if (Error error = transport::fillRandom(token)) return error;
-    made_by.store(::getpid());
+    made_in.emplace();
   }
   return token;
 }
@@ -48,45 +46,19 @@ struct flock lockOf(int rank) {
   return lock;
 }
 
-Error lie(const std::string& what) {
+Error protocolError(const std::string& what) {
   return {ErrorCode::kProtocol, "rank 0's shared memory " + what};
 }
 
 }  // namespace
 
-Layout Layout::of(int ranks, std::size_t buffer_bytes, std::size_t small_bytes,
-                  std::size_t heap_bytes) {
-  // Measured with two and four ranks on two cores with 1 MiB of second-level cache each. Smaller
-  // ones cost more meetings, larger ones fall out of the caches before they are read again.
-  constexpr std::size_t kBuffer = std::size_t{512} << 10;
-  constexpr std::size_t kBufferOfMany = std::size_t{256} << 10;
-  Layout layout;
-  layout.ranks = ranks;
-  const auto count = static_cast<std::size_t>(ranks);
-  if (buffer_bytes == 0) buffer_bytes = ranks <= 8 ? kBuffer : kBufferOfMany;
-  // Room for a cache line for each of the others.
-  layout.buffer_bytes = roundUp(std::max(buffer_bytes, count * kCacheLine), kPage);
-  if (small_bytes != 0) layout.small_bytes = roundUp(small_bytes, kPage);
-  const std::size_t tables = std::size_t{2} * kSizeTables * count * sizeof(std::uint64_t);
-  layout.control_bytes = roundUp(sizeof(Control) + tables, kPage);
-  layout.heap_bytes = roundUp(heap_bytes, kHugePage);
-  return layout;
-}
-
 Result<std::shared_ptr<Segment>> Segment::create(const Layout& layout) {
   Magic magic{};
   if (Error error = transport::fillRandom(magic)) return error;
-  // Beyond this limit growing a file raises a signal that ends the process.
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < layout.fileBytes()) {
-    return systemError("making shared memory within the limit on file sizes", EFBIG);
-  }
-  UniqueFd fd(::memfd_create("weft-group", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd.valid()) return systemError("memfd_create for a group's shared memory", errno);
-  if (::ftruncate(fd.get(), static_cast<off_t>(layout.fileBytes())) != 0) {
-    return systemError("sizing a group's shared memory", errno);
-  }
-  // What every operation touches is obtained now: a lack of it is an error, not a signal.
+  Result<UniqueFd> made = transport::makeMemory("weft-group", layout.fileBytes());
+  if (!made.ok()) return made.error();
+  UniqueFd fd = std::move(made).value();
+  // Memory that every operation touches is taken now: a lack of it is an error, not a signal.
   if (::fallocate(fd.get(), 0, 0, static_cast<off_t>(layout.small(layout.ranks, 0))) != 0) {
     return systemError("obtaining a group's shared memory", errno);
   }
@@ -101,18 +73,16 @@ Result<std::shared_ptr<Segment>> Segment::create(const Layout& layout) {
 
 Result<std::shared_ptr<Segment>> Segment::open(const Layout& layout, const Magic& magic,
                                                UniqueFd fd) {
-  const int seals = ::fcntl(fd.get(), F_GET_SEALS);
-  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) return lie("is not sealed against shrinking");
-  struct stat status {};
-  if (::fstat(fd.get(), &status) != 0) return systemError("asking for the size of memory", errno);
-  if (static_cast<std::uint64_t>(status.st_size) != layout.fileBytes()) {
-    return lie("has " + std::to_string(status.st_size) + " bytes instead of " +
-               std::to_string(layout.fileBytes()));
+  const Result<transport::SealedMemory> memory = transport::sealedMemory(fd.get(), F_SEAL_SHRINK);
+  if (!memory.ok()) return memory.error();
+  if (memory.value().bytes != layout.fileBytes()) {
+    return protocolError("has " + std::to_string(memory.value().bytes) + " bytes instead of " +
+                         std::to_string(layout.fileBytes()));
   }
   Result<std::byte*> base = map(fd.get(), layout);
   if (!base.ok()) return base.error();
   std::shared_ptr<Segment> segment(new Segment(std::move(fd), base.value(), layout));
-  if (segment->magic() != magic) return lie("does not show here what it holds there");
+  if (segment->magic() != magic) return protocolError("does not hold the group's magic number");
   return segment;
 }
 
@@ -121,7 +91,7 @@ Result<std::byte*> Segment::map(int fd, const Layout& layout) {
   void* base = transport::mapAligned(bytes_mapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd);
   if (base == MAP_FAILED) return systemError("mapping a group's shared memory", errno);
   auto* const bytes = static_cast<std::byte*>(base);
-  // A forked child is no rank, and would keep the memory alive.
+  // A forked child is no rank and would keep the memory alive.
   ::madvise(bytes, bytes_mapped, MADV_DONTFORK);
   return bytes;
 }
@@ -130,12 +100,11 @@ Segment::Segment(UniqueFd fd, std::byte* base, const Layout& layout)
     : fd_(std::move(fd)),
       base_(base),
       layout_(layout),
-      process_(::getpid()),
       heaps_(std::make_unique<std::atomic<std::byte*>[]>(static_cast<std::size_t>(layout.ranks))) {}
 
 Segment::~Segment() {
-  // In a forked child something else may lie where it is mapped here.
-  if (::getpid() != process_) return;
+  // In a forked child something else may be mapped at these addresses.
+  if (!fork_guard_.inOwnProcess()) return;
   ::munmap(base_, layout_.heapsBegin());
   for (int rank = 0; rank < layout_.ranks; ++rank) {
     std::byte* const mapped = heaps_[static_cast<std::size_t>(rank)].load();
@@ -173,7 +142,7 @@ Error Segment::enter(int rank) {
 }
 
 void Segment::leave(int rank) noexcept {
-  if (::getpid() != process_) return;
+  if (!fork_guard_.inOwnProcess()) return;
   Control& own = control(rank);
   own.presence.store(static_cast<std::uint32_t>(Presence::kLeft), std::memory_order_seq_cst);
   wakeAll(own.presence);
@@ -193,7 +162,7 @@ Presence Segment::presence(int rank) const noexcept {
 
 bool Segment::died(int rank) const noexcept {
   if (presence(rank) != Presence::kHere) return false;
-  // A process does not see its own locks: ranks in threads of one process die together.
+  // A process does not see its own locks; ranks in threads of one process die together.
   const Result<ProcessToken> token = processToken();
   if (!token.ok() || token.value() == control(rank).process) return false;
   struct flock lock = lockOf(rank);
@@ -220,7 +189,7 @@ Result<std::byte*> Segment::heap(int rank) {
 
 Error Segment::obtainBuffers(int rank) {
   const std::size_t at = layout_.buffer(rank, 0);
-  return obtain(base_ + at, at, layout_.buffer_bytes * kTurns);
+  return obtain(base_ + at, at, layout_.buffer_bytes * kBuffers);
 }
 
 Error Segment::obtainHeap(int rank, std::size_t offset, std::size_t bytes) {

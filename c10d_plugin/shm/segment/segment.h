@@ -1,19 +1,17 @@
-// Segment: the memory that the ranks of a group on one host share, and what must be known about
+// Segment: the memory that the ranks of a group on one host share, and what they must know about
 // each other to use it: who is there, who died, and why the group ended.
 //
-// A memfd: it has no name, and is gone with its last user, also after a kill -9. Sealed so that no
-// rank can shrink it under the others.
+// The memory is a memfd: it has no name and is gone with its last user, also after a kill -9. It is
+// sealed so that no rank can shrink it under the others.
 //
-// Who is alive: each rank holds a POSIX record lock on one byte of the memfd. The kernel drops it
-// when the process dies, however it dies, and any other rank can ask whether it is held: no
-// connection between each two ranks, no watching thread, and unlike an open socket it is not
-// inherited by the children that a data loader forks. (Other than process ids it also
-// works between containers.) Closing any descriptor of the memfd would drop it, so there is one.
+// Each rank holds a POSIX record lock on one byte of the memfd for as long as it lives. The kernel
+// drops the lock when the process dies, however it dies, and any rank can ask whether it is held.
+// This needs no connection between each two ranks and no watching thread, works between containers
+// (process ids do not), and is not inherited by the children that a data loader forks (an open
+// socket is). Closing any descriptor of the memfd would drop the lock, so there is only one.
 //
 // Threads: any thread may call any member; one per rank calls enter() and leave().
 #pragma once
-
-#include <sys/types.h>
 
 #include <atomic>
 #include <chrono>
@@ -25,6 +23,7 @@
 #include "c10d_plugin/core/collectives.h"
 #include "c10d_plugin/shm/segment/control.h"
 #include "c10d_plugin/shm/segment/layout.h"
+#include "transport/base/fork_guard.h"
 #include "transport/base/unique_fd.h"
 
 namespace weft::collectives::shm {
@@ -45,41 +44,43 @@ class Segment {
   const Magic& magic() const noexcept { return header().magic; }
 
   Control& control(int rank) const noexcept;
-  // A rank's two size tables for operations that begin in rounds of this parity; one word per rank.
+  // A rank's size table for operations that begin in steps of this parity; one word per rank.
   std::uint64_t* sizes(int rank, unsigned parity, SizeTable table) const noexcept;
-  std::byte* small(int rank, std::uint64_t round) const noexcept {
-    return base_ + layout_.small(rank, static_cast<unsigned>(round % kTurns));
+  std::byte* small(int rank, std::uint64_t step) const noexcept {
+    return base_ + layout_.small(rank, static_cast<unsigned>(step % kBuffers));
   }
-  std::byte* buffer(int rank, std::uint64_t round) const noexcept {
-    return base_ + layout_.buffer(rank, static_cast<unsigned>(round % kTurns));
+  std::byte* buffer(int rank, std::uint64_t step) const noexcept {
+    return base_ + layout_.buffer(rank, static_cast<unsigned>(step % kBuffers));
   }
 
-  // This process is rank `rank` from now on; it is seen to leave or to die.
+  // From now on this process is rank `rank`, and the others see it leave or die.
   Error enter(int rank);
   void leave(int rank) noexcept;
   Presence presence(int rank) const noexcept;
-  // True: it was there and its process is gone. A system call; for those who wait long already.
+  // True: it was there and its process is gone. A system call, for a rank that waits long already.
   bool died(int rank) const noexcept;
 
   // The heap of a rank, mapped when it is first asked for. kSystem: it cannot be.
   Result<std::byte*> heap(int rank);
 
-  // Ends the group for all ranks, unless it has ended, and wakes who sleeps.
+  // Ends the group for all ranks, unless it has ended, and wakes all sleepers.
   void fail(const Error& reason) noexcept;
   bool failed() const noexcept {
     return header().failure.state.load(std::memory_order_acquire) != FailureRecord::kNone;
   }
-  // Why it has; only if failed().
+  // The reason; only if failed().
   Error failure() const;
 
-  // Around writes into others' heaps, which stop soon after failed(). False: it has failed.
+  // Before and after writes into others' heaps, which stop soon after failed(). False: the group
+  // has failed.
   bool beginWriting(int rank) noexcept;
   void endWriting(int rank) noexcept;
-  // After failed(): until nobody but `rank` writes any more, the dead aside. False: a process that
-  // was stopped just there still may.
+  // After failed(): waits until no living rank but `rank` writes any more. False: a process that
+  // was stopped in the middle of writing still may.
   bool awaitWriters(int rank) noexcept;
 
-  // The memory of a rank's large buffers, at once instead of page by page. kSystem: there is none.
+  // Takes the memory of a rank's large buffers at once instead of page by page. kSystem: there is
+  // none.
   Error obtainBuffers(int rank);
   // Likewise of a part of its heap, which is mapped.
   Error obtainHeap(int rank, std::size_t offset, std::size_t bytes);
@@ -93,7 +94,7 @@ class Segment {
   const transport::UniqueFd fd_;
   std::byte* const base_;
   const Layout layout_;
-  const pid_t process_;
+  const ForkGuard fork_guard_;
 
   std::mutex heaps_mutex_;                                  // for mapping them
   const std::unique_ptr<std::atomic<std::byte*>[]> heaps_;  // by rank; null: not mapped

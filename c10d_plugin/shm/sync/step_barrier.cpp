@@ -1,29 +1,24 @@
 #include "c10d_plugin/shm/sync/step_barrier.h"
-#include "c10d_plugin/core/ranks_text.h"
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <string>
+
+#include "c10d_plugin/store/ranks_text.h"
+#include "transport/base/peer_name.h"
 
 namespace weft::collectives::shm {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A death is noticed and passed on within a few of these.
+// A sleeping rank looks for failures this often.
 constexpr std::chrono::milliseconds kSlice{100};
 
-// A wait with sleep that took no longer than this would have been a search that pays, had all
-// searched. Without forgetting what was learnt then, ranks whose searches were in vain a few times
-// would all sleep in each round from then on, since no search is long enough for others that sleep.
+// A sleep shorter than this would have been a successful spin had all ranks spun: the spin forgets
+// what it learnt then. Otherwise ranks that spun in vain a few times would all sleep in every later
+// step, because no spin is long enough for others that sleep.
 constexpr std::chrono::microseconds kSoon{100};
-
-std::string seconds(Clock::duration duration) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.1f s", std::chrono::duration<double>(duration).count());
-  return text;
-}
 
 }  // namespace
 
@@ -32,14 +27,13 @@ StepBarrier::StepBarrier(Segment& segment, int rank)
       rank_(rank),
       size_(segment.layout().ranks),
       own_progress_(segment.control(rank).progress),
-      own_sleepers_(segment.control(rank).sleepers),
-      seats_(segment, rank) {
+      own_sleepers_(segment.control(rank).sleepers) {
   for (int other = 0; other < size_; ++other) {
     progress_.push_back(&segment.control(other).progress);
   }
 }
 
-// The counters wrap around; ranks are never two rounds apart.
+// The counters wrap around; ranks are never two steps apart.
 bool StepBarrier::hasEnded(int rank) const noexcept {
   const std::uint32_t theirs =
       progress_[static_cast<std::size_t>(rank)]->load(std::memory_order_acquire);
@@ -52,33 +46,31 @@ bool StepBarrier::allHaveEnded() noexcept {
   return look_at_ == size_;
 }
 
-Error StepBarrier::next(const CallRecord& call, Deadline deadline, bool first) {
+Error StepBarrier::next(const OpFingerprint& op, Deadline deadline, bool first) {
   ++number_;
   look_at_ = 0;
-  seats_.say();
   // Sequentially consistent on both sides, here and in sleep(): either the sleeper sees the new
   // value or this sees the sleeper.
   own_progress_.exchange(static_cast<std::uint32_t>(number_), std::memory_order_seq_cst);
   if (own_sleepers_.load(std::memory_order_seq_cst) != 0) wakeAll(own_progress_);
   transport::AdaptiveSpin& spin = first ? first_spin_ : later_spin_;
   if (allHaveEnded()) return outcome();
-  seats_.spread(number_);
   if (spin.until([this] { return allHaveEnded(); })) return outcome();
   const auto began = Clock::now();
-  Error error = sleep(call, deadline, began);
-  // Others slept as well, and it took so long because all did: see kSoon.
+  Error error = sleep(op, deadline, began);
+  // The others slept too, and it took this long because all did: see kSoon.
   if (Clock::now() - began < kSoon) spin = {};
   return error;
 }
 
-// A rank ends a round before it waits for the others, so "all have ended it" holds as well where
-// one of them gave up waiting. What it lent to the others it may have changed since then.
+// A rank ends a step before it waits for the others, so all may have ended it although one of them
+// gave up waiting; that one may have changed the data that it offered.
 Error StepBarrier::outcome() const { return segment_.failed() ? segment_.failure() : Error::ok(); }
 
-Error StepBarrier::sleep(const CallRecord& call, Deadline deadline, Deadline began) {
+Error StepBarrier::sleep(const OpFingerprint& op, Deadline deadline, Deadline began) {
   auto look_up = began + kSlice;
   while (!allHaveEnded()) {
-    // Who waits for several sleeps for one of them at a time: most have ended when that one has.
+    // Sleep for one rank at a time: most others have ended the step when that one has.
     Control& other = segment_.control(look_at_);
     other.sleepers.fetch_add(1, std::memory_order_seq_cst);
     const std::uint32_t seen = other.progress.load(std::memory_order_seq_cst);
@@ -92,29 +84,29 @@ Error StepBarrier::sleep(const CallRecord& call, Deadline deadline, Deadline beg
     if (segment_.failed()) return segment_.failure();
     const auto after = Clock::now();
     if (after < look_up && after < deadline) continue;
-    if (Error error = lookForTrouble(call, began)) return error;
+    if (Error error = findTrouble(op, began)) return error;
     look_up = after + kSlice;
     if (after >= deadline && !allHaveEnded()) {
       return endGroup({ErrorCode::kTimeout, "Timed out: " + ranksAsText(missing()) +
-                                                " did not come to " + describe(call) + "; rank " +
+                                                " did not come to " + op.describe() + "; rank " +
                                                 std::to_string(rank_) + " waited " +
-                                                seconds(after - began)});
+                                                transport::seconds(after - began)});
     }
   }
   return outcome();
 }
 
-Error StepBarrier::lookForTrouble(const CallRecord& call, Deadline began) {
+Error StepBarrier::findTrouble(const OpFingerprint& op, Deadline began) {
   for (const int other : missing()) {
     const bool died = segment_.died(other);
     const bool left = segment_.presence(other) == Presence::kLeft;
-    // It may have ended the round before it went.
+    // It may have ended the step before it went.
     if ((!died && !left) || hasEnded(other)) continue;
     return endGroup({ErrorCode::kPeerLost,
                      "rank " + std::to_string(other) +
                          (died ? " died (its process is gone)" : " left the group (closed)") +
                          " while rank " + std::to_string(rank_) + " waited for it in " +
-                         describe(call) + ", for " + seconds(Clock::now() - began)});
+                         op.describe() + ", for " + transport::seconds(Clock::now() - began)});
   }
   return Error::ok();
 }

@@ -20,8 +20,8 @@
 #include <utility>
 #include <vector>
 
-#include "c10d_plugin/core/key_value.h"
 #include "c10d_plugin/net/mailbox/endpoint_mailbox.h"
+#include "c10d_plugin/store/key_value.h"
 #include "gtest/gtest.h"
 
 #include "tests/support/waiting.h"

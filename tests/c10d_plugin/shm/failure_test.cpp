@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "c10d_plugin/store/record.h"
 #include "tests/c10d_plugin/shm/exercise.h"
 
 #include "tests/support/waiting.h"
@@ -197,7 +198,7 @@ TEST(Failures, ATimeoutNamesThoseWhoDidNotCome) {
         group.allReduce({in(milliseconds(500)), 1, Element::kInt32, Reduction::kMax}, data);
     verdict.require(error.code() == ErrorCode::kTimeout)
         .require(contains(error.text(), "ranks 1, 3 did not come"))
-        .require(contains(error.text(), "all_reduce (operation 1) of 16 bytes of int32, max"));
+        .require(contains(error.text(), "all_reduce of 16 bytes of int32 by max (operation 1)"));
     return static_cast<int>(verdict);
   });
   for (std::size_t rank = 0; rank < 4; ++rank)
@@ -261,8 +262,8 @@ TEST(Failures, DifferencesAreNamedAndHarmNothing) {
     const auto sum = [&](Bytes part, Call how) { return group.allReduce(how, part); };
 
     expect(sum(all.first(odd ? 16 : 8), call()),
-           "rank 0 all_reduce (operation 0) of 8 bytes of int32, sum, rank 2 all_reduce "
-           "(operation 0) of 16 bytes");
+           "rank 0 called all_reduce of 8 bytes of int32 by sum (operation 0), rank 2 called "
+           "all_reduce of 16 bytes");
     expect(sum(all.first(odd ? 400'000 : 8), call()), "of 400000 bytes");
     expect(sum(all, call(odd ? Element::kFloat32 : Element::kInt32)), "float32");
     expect(sum(all, call(Element::kInt32, odd ? Reduction::kMax : Reduction::kSum)), "max");
@@ -290,9 +291,9 @@ TEST(Failures, DifferencesAreNamedAndHarmNothing) {
 
     // Refused where it is called; the others are told.
     expect(sum(all.first(odd ? 7 : 8), call()),
-           odd ? "7 bytes are no whole number of elements" : "rank 2 called something that was");
-    expect(group.broadcast(call(), all, 9), "root 9 is none of the 3 ranks");
-    expect(sum(all, call(Element::kBytes)), "there is no sum of bytes");
+           odd ? "7 bytes is not a whole number of elements" : "rank 2 refused its own call");
+    expect(group.broadcast(call(), all, 9), "the group of 3 ranks has no rank 9");
+    expect(sum(all, call(Element::kBytes)), "elements of type bytes cannot be reduced by sum");
 
     return static_cast<int>(verdict.require(!sum(all, call())).require(data != before));
   });
@@ -301,6 +302,21 @@ TEST(Failures, DifferencesAreNamedAndHarmNothing) {
 }
 
 // --- How a group comes to be, or not.
+
+// What rank 0 publishes at "shm", with a secret of its own.
+std::string invitation(const std::string& socket, char secret) {
+  return Record()
+      .set("socket", socket)
+      .set("secret", std::string(64, secret))
+      .set("buffer_bytes", 4096)
+      .set("small_bytes", 4096)
+      .set("heap_bytes", 0)
+      .toText();
+}
+
+std::string socketIn(const std::string& published) {
+  return Record::fromText(published).value_or(Record()).text("socket");
+}
 
 TEST(Joining, NamesARankThatDoesNotCome) {
   const TemporaryFolder folder;
@@ -314,7 +330,7 @@ TEST(Joining, NamesARankThatDoesNotCome) {
 TEST(Joining, EndsWhereRankZeroIsNotHere) {
   const TemporaryFolder folder;
   FolderStore store(folder.path());
-  ASSERT_FALSE(store.set("shm", "ok weft-group-nobody " + std::string(64, 'a') + " 4096 4096 0"));
+  ASSERT_FALSE(store.set("shm", invitation("weft-group-nobody", 'a')));
   const auto began = Clock::now();
   auto joined = ShmCollectives::join({}, store, 1, 2, in(seconds(30)));
   ASSERT_FALSE(joined.ok());
@@ -347,16 +363,12 @@ TEST(Joining, TheSecretIsNeeded) {
                : static_cast<int>(!contains(joined.error().text(), "without the group's secret"));
   });
   FolderStore store(folder.path());
-  auto invitation = store.get("shm", in(seconds(10)));
-  ASSERT_TRUE(invitation.ok());
+  auto published = store.get("shm", in(seconds(10)));
+  ASSERT_TRUE(published.ok());
   // The right socket, another secret.
   const TemporaryFolder forged_folder;
   FolderStore forged(forged_folder.path());
-  std::istringstream words(invitation.value());
-  std::string verdict;
-  std::string socket;
-  words >> verdict >> socket;
-  ASSERT_FALSE(forged.set("shm", "ok " + socket + " " + std::string(64, 'b') + " 4096 4096 0"));
+  ASSERT_FALSE(forged.set("shm", invitation(socketIn(published.value()), 'b')));
   auto joined = ShmCollectives::join({}, forged, 1, 2, in(seconds(10)));
   EXPECT_FALSE(joined.ok());
   EXPECT_EQ(children.wait(0, seconds(30)), 0);
@@ -399,7 +411,8 @@ TEST(Leftovers, NoneAfterAllWereKilled) {
     EXPECT_GT(exitOf(children, rank), 128 - 1);
   EXPECT_EQ(entriesOf("/dev/shm"), 0U);
   std::ifstream sockets("/proc/net/unix");
-  const std::string name = store.get("shm", Clock::now()).value().substr(3, 20);
+  const std::string name = socketIn(store.get("shm", Clock::now()).value());
+  ASSERT_FALSE(name.empty());
   for (std::string line; std::getline(sockets, line);) {
     EXPECT_EQ(line.find(name), std::string::npos) << line;
   }

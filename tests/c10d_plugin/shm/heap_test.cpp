@@ -238,16 +238,16 @@ TEST(Heap, ALyingRankIsNamed) {
   auto segment = shm::attach(store, 1, 2, in(seconds(20)));
   ASSERT_TRUE(segment.ok()) << segment.error().text();
   shm::CallRecord record;
-  record.bytes = kBytes;
-  record.root = 1;
-  record.operation = Operation::kBroadcast;
+  record.op.bytes = kBytes;
+  record.op.root = 1;
+  record.op.operation = Operation::kBroadcast;
   record.direct = true;
   segment.value()->control(1).records[0] = record;
   // The last bytes would lie beyond its end.
-  segment.value()->sizes(1, 0, shm::SizeTable::kPlaces)[0] =
+  segment.value()->sizes(1, 0, shm::SizeTable::kOffsets)[0] =
       segment.value()->layout().heap_bytes - kBytes + 1;
-  shm::StepBarrier rounds(*segment.value(), 1);
-  static_cast<void>(rounds.next(record, in(seconds(20)), true));
+  shm::StepBarrier steps(*segment.value(), 1);
+  static_cast<void>(steps.next(record.op, in(seconds(20)), true));
   reader.join();
   EXPECT_EQ(error.code(), ErrorCode::kProtocol) << error.text();
   EXPECT_NE(error.text().find("rank 1 offers"), std::string::npos) << error.text();

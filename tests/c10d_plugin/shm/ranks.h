@@ -18,8 +18,8 @@
 #include <thread>
 #include <vector>
 
-#include "c10d_plugin/core/key_value.h"
 #include "c10d_plugin/shm/shm_collectives.h"
+#include "c10d_plugin/store/key_value.h"
 
 #include "tests/support/waiting.h"
 

@@ -1,12 +1,12 @@
-#include "c10d_plugin/join/epoch.h"
+#include "c10d_plugin/store/epoch.h"
 
 #include <algorithm>
 #include <array>
 #include <thread>
 #include <vector>
 
-#include "c10d_plugin/core/ranks_text.h"
-#include "c10d_plugin/join/store_all_gather.h"
+#include "c10d_plugin/store/all_gather.h"
+#include "c10d_plugin/store/ranks_text.h"
 #include "transport/base/secure_random.h"
 
 namespace weft::collectives {
@@ -19,7 +19,7 @@ using transport::Result;
 
 namespace {
 
-// The ranks whose view is another one: they have not come yet, or have not seen all others.
+// The ranks with another view: they have not come yet, or have not seen all others.
 std::vector<int> differing(const std::vector<std::string>& views, const std::string& view) {
   std::vector<int> ranks;
   for (std::size_t rank = 0; rank < views.size(); ++rank) {
@@ -31,13 +31,14 @@ std::vector<int> differing(const std::vector<std::string>& views, const std::str
 }  // namespace
 
 Result<Epoch> agreeOnEpoch(KeyValue& store, int rank, int size, const std::string& about,
-                           steady_clock::time_point deadline) {
+                           Deadline deadline) {
   constexpr milliseconds kLongestNap{50};
   std::array<std::uint8_t, 8> random{};
   if (Error error = transport::fillRandom(random)) return error;
   const std::string own = transport::toHex(random);
+  const std::vector<int> ranks = allRanks(size);
   for (milliseconds nap{1};; nap = std::min(nap * 2, kLongestNap)) {
-    const auto epochs = storeAllGather(store, "epoch", own + about, rank, size, deadline);
+    const auto epochs = storeAllGather(store, "epoch", own + about, rank, ranks, deadline);
     if (!epochs.ok()) return epochs.error();
     Epoch epoch;
     std::string view;
@@ -46,7 +47,7 @@ Result<Epoch> agreeOnEpoch(KeyValue& store, int rank, int size, const std::strin
       epoch.said.push_back(said.substr(std::min(said.size(), own.size())));
     }
     epoch.nonce = view.substr(0, own.size());
-    const auto views = storeAllGather(store, "view", view, rank, size, deadline);
+    const auto views = storeAllGather(store, "view", view, rank, ranks, deadline);
     if (!views.ok()) return views.error();
     const std::vector<int> others = differing(views.value(), view);
     if (others.empty()) return epoch;

@@ -1,4 +1,4 @@
-#include "c10d_plugin/core/ranks_text.h"
+#include "c10d_plugin/store/ranks_text.h"
 
 namespace weft::collectives {
 

@@ -1,0 +1,35 @@
+// How WeftBackend's operations go to the engine; for the files that implement them.
+#pragma once
+
+#include <utility>
+
+#include "c10d_plugin/backend/backend.h"
+#include "c10d_plugin/engine/engine.h"
+
+namespace weft::process_group {
+
+inline std::vector<at::Tensor> asList(const at::Tensor& tensor) { return {tensor}; }
+inline const std::vector<at::Tensor>& asList(const std::vector<at::Tensor>& list) { return list; }
+
+template <typename TensorOrList>
+std::vector<std::vector<at::Tensor>> asLists(const TensorOrList& outputs) {
+  return {asList(outputs)};
+}
+inline const std::vector<std::vector<at::Tensor>>& asLists(
+    const std::vector<std::vector<at::Tensor>>& lists) {
+  return lists;
+}
+
+// The lists are made only where a Work is needed.
+template <typename Options, typename Inputs, typename Outputs, typename Run>
+WeftBackend::WorkPtr WeftBackend::submit(c10d::OpType type, const char* title, const Options& opts,
+                                         const Inputs& inputs, const Outputs& outputs, Run&& run) {
+  return engine_->submit(
+      {title, timeoutOr(opts.timeout), opts.asyncOp},
+      [&] {
+        return OpInfo{type, title, asList(inputs), asLists(outputs)};
+      },
+      std::forward<Run>(run));
+}
+
+}  // namespace weft::process_group

@@ -1,0 +1,67 @@
+#include "c10d_plugin/core/op_fingerprint.h"
+
+namespace weft::collectives {
+namespace {
+
+// Set in every fingerprint, so that none equals the empty label.
+constexpr std::uint64_t kIsFingerprint = std::uint64_t{1} << 24U;
+
+// The ranks' own parts may differ in size.
+bool hasUnevenParts(Operation operation) {
+  return operation == Operation::kAllGather || operation == Operation::kGather ||
+         operation == Operation::kScatter || operation == Operation::kReduceScatter ||
+         operation == Operation::kAllToAll;
+}
+
+}  // namespace
+
+Label OpFingerprint::label() const {
+  const auto what =
+      kIsFingerprint | static_cast<std::uint64_t>(operation) |
+      (static_cast<std::uint64_t>(element) << 8U) |
+      (static_cast<std::uint64_t>(reduces(operation) ? reduction : Reduction()) << 16U) |
+      (static_cast<std::uint64_t>(root) << 32U);
+  return {{what, sequence, bytes}};
+}
+
+OpFingerprint OpFingerprint::of(const Label& label) {
+  const std::uint64_t what = label.words[0];
+  return {static_cast<Operation>(what & 0xFF),
+          static_cast<Element>((what >> 8U) & 0xFF),
+          static_cast<Reduction>((what >> 16U) & 0xFF),
+          static_cast<std::int32_t>(what >> 32U),
+          label.words[1],
+          label.words[2]};
+}
+
+std::string OpFingerprint::describe() const {
+  std::string text = toString(operation);
+  if (operation != Operation::kBarrier && operation != Operation::kRefused) {
+    if (bytes != kVaries) text += " of " + std::to_string(bytes) + " bytes";
+    if (element != Element::kBytes) text += std::string(" of ") + toString(element);
+    if (reduces(operation)) text += std::string(" by ") + toString(reduction);
+    if (hasRoot(operation)) text += ", root " + std::to_string(root);
+  }
+  return text + " (operation " + std::to_string(sequence) + ")";
+}
+
+bool OpFingerprint::agreesWith(const OpFingerprint& other) const noexcept {
+  if (operation != other.operation || sequence != other.sequence) return false;
+  if (operation == Operation::kRefused) return false;
+  if (operation == Operation::kBarrier) return true;
+  if (element != other.element) return false;
+  if (reduces(operation) && reduction != other.reduction) return false;
+  if (hasRoot(operation) && root != other.root) return false;
+  return hasUnevenParts(operation) || bytes == other.bytes;
+}
+
+std::string whyNotReducible(const OpFingerprint& op, std::size_t bytes) {
+  if (!canReduce(op.element, op.reduction)) {
+    return std::string("elements of type ") + toString(op.element) + " cannot be reduced by " +
+           toString(op.reduction);
+  }
+  if (bytes % sizeOf(op.element) == 0) return {};
+  return std::to_string(bytes) + " bytes is not a whole number of elements";
+}
+
+}  // namespace weft::collectives

@@ -1,0 +1,38 @@
+// OpFingerprint: what the ranks of a group must agree on in one operation. Messages carry it as
+// their label, shared memory as a field of each rank's control block; either way a rank that called
+// something else is found before a result is written, and the error names both calls.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "c10d_plugin/core/collectives.h"
+#include "c10d_plugin/core/mailbox.h"
+#include "c10d_plugin/core/operation.h"
+
+namespace weft::collectives {
+
+struct OpFingerprint {
+  // Instead of a number of bytes: the operation has none that describes all ranks.
+  static constexpr std::uint64_t kVaries = ~std::uint64_t{0};
+
+  Operation operation = Operation::kBarrier;
+  Element element = Element::kBytes;
+  Reduction reduction = Reduction::kSum;
+  std::int32_t root = 0;
+  std::uint64_t sequence = 0;
+  std::uint64_t bytes = 0;  // of the rank's own part
+
+  Label label() const;
+  static OpFingerprint of(const Label& label);
+  // "all_reduce of 4096 bytes of float32 by sum (operation 7)". Takes any values: a peer may have
+  // written them.
+  std::string describe() const;
+  // Whether all fields that mean something in this operation are equal. False for a refused call.
+  bool agreesWith(const OpFingerprint& other) const noexcept;
+};
+
+// Why `bytes` bytes cannot be reduced in this operation; empty: they can.
+std::string whyNotReducible(const OpFingerprint& op, std::size_t bytes);
+
+}  // namespace weft::collectives

@@ -1,0 +1,339 @@
+#include "c10d_plugin/net/mailbox/mail_receiver.h"
+
+#include <iterator>
+#include <stdexcept>
+#include <utility>
+
+#include "c10d_plugin/core/error_code.h"
+#include "c10d_plugin/net/mailbox/buffers.h"
+
+namespace weft::collectives {
+
+using transport::Disposition;
+using transport::Error;
+using transport::ErrorCode;
+using transport::OwnedBuffer;
+
+namespace {
+
+constexpr std::uint64_t kMaxAnnouncements = std::uint64_t{1} << 20;
+
+using MessageState = UnexpectedMessage::State;
+
+bool fits(const PostedReceive& receive, std::uint64_t size, const Label& label) {
+  return receive.into.size == size && receive.label == label;
+}
+
+// OK where the message fits the receive.
+Error mismatch(const PostedReceive& receive, int from, std::uint64_t size, const Label& label) {
+  if (fits(receive, size, label)) return Error::ok();
+  std::string text = "rank " + std::to_string(from) + " sent " + std::to_string(size) + " bytes";
+  if (receive.into.size != size) {
+    text += " where " + std::to_string(receive.into.size) +
+            " were expected; both sides must name the same size";
+  } else {
+    text += " that belong to another operation than the one that waits";
+  }
+  return {ErrorCode::kInvalidArgument, text};
+}
+
+}  // namespace
+
+void MailReceiver::complete(const PostedReceive& receive, Error error, int from, std::uint64_t size,
+                            const Label& label) {
+  if (receive.done) receive.done({std::move(error), from, size, label});
+}
+
+// --- receives ---
+
+Mailbox::Ticket MailReceiver::receive(int from, Tag tag, OwnedBuffer into, Mailbox::OnReceived done,
+                                      const Label& label) {
+  std::unique_lock<std::mutex> lock(state_.mutex);
+  PostedReceive receive{++state_.tickets, from, tag, label, std::move(into), std::move(done)};
+  const Mailbox::Ticket ticket = receive.ticket;
+  Error error = from == kAnyRank ? Error::ok() : state_.checkRank(from, "receive from");
+  if (!error && state_.phase != MailboxState::Phase::kOpen) error = state_.reason;
+  if (!error) {
+    if (std::shared_ptr<UnexpectedMessage> message = matcher_.take(from, tag)) {
+      take(std::move(message), std::move(receive), lock);
+      return ticket;
+    }
+    error = state_.whyNotFrom(from);
+  }
+  if (error) {
+    lock.unlock();
+    complete(receive, std::move(error), from, 0, {});
+    return ticket;
+  }
+  matcher_.post(std::move(receive));
+  const std::vector<int> unconnected = takeUnconnected(from);
+  lock.unlock();
+  for (const int rank : unconnected)
+    state_.tell(rank, {MailKind::kHello, 0, 0, 0, {}, {}});
+  return ticket;
+}
+
+// The ranks to connect to, for which a receive from `from` waits: the end of a connection is how a
+// death is noticed. With the lock.
+std::vector<int> MailReceiver::takeUnconnected(int from) {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < state_.size(); ++rank) {
+    MailboxPeer& peer = state_.peer(rank);
+    if (rank == state_.rank || peer.talked || peer.presence != MailboxPeer::Presence::kHere ||
+        (from != kAnyRank && from != rank))
+      continue;
+    peer.talked = true;
+    ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+// Gives a message that came before its receive to it. Releases the lock.
+void MailReceiver::take(std::shared_ptr<UnexpectedMessage> message, PostedReceive receive,
+                        std::unique_lock<std::mutex>& lock) {
+  const int from = message->from;
+  const bool fitting = fits(receive, message->size, message->label);
+  switch (message->state) {
+    case MessageState::kAnnounced: {
+      MailboxPeer& peer = state_.peer(from);
+      --peer.announcements;
+      if (fitting) peer.cleared.emplace(message->id, std::move(receive));
+      lock.unlock();
+      state_.tell(from, {MailKind::kClearToSend, 0, message->id, fitting ? 0U : 1U, {}, {}});
+      if (fitting) return;
+      break;
+    }
+    case MessageState::kWhole: {
+      const std::uint64_t credit = consume(from, message->size);
+      lock.unlock();
+      if (fitting) copyInto(receive.into, message->bytes);
+      message->bytes = {};
+      grant(from, credit);
+      break;
+    }
+    default:  // kArriving: onData() goes on with it
+      if (fitting) {
+        message->state = MessageState::kClaimed;
+        message->claimed_by = std::move(receive);
+        return;
+      }
+      message->state = MessageState::kDropped;
+      lock.unlock();
+      break;
+  }
+  complete(receive, mismatch(receive, from, message->size, message->label), from, message->size,
+           message->label);
+}
+
+void MailReceiver::sendToSelf(Tag tag, const OwnedBuffer& data, const Mailbox::OnSent& done,
+                              const Label& label) {
+  std::optional<PostedReceive> receive;
+  Error error;
+  {
+    const std::lock_guard<std::mutex> lock(state_.mutex);
+    if (state_.phase != MailboxState::Phase::kOpen) {
+      error = state_.reason;
+    } else if (receive = matcher_.match(state_.rank, tag); !receive) {
+      // A copy, so that a send to oneself is done before the receive is posted.
+      auto message = std::make_shared<UnexpectedMessage>(state_.rank, tag, label, data.size);
+      message->state = MessageState::kWhole;
+      message->bytes = copyOf(data);
+      matcher_.keep(std::move(message));
+    }
+  }
+  if (receive) {
+    if (fits(*receive, data.size, label)) copyInto(receive->into, data);
+    complete(*receive, mismatch(*receive, state_.rank, data.size, label), state_.rank, data.size,
+             label);
+  }
+  if (done) done(error);
+}
+
+bool MailReceiver::cancel(Mailbox::Ticket ticket) {
+  std::optional<PostedReceive> receive;  // released without the lock
+  const std::lock_guard<std::mutex> lock(state_.mutex);
+  receive = matcher_.cancel(ticket);
+  return receive.has_value();
+}
+
+// --- messages with bytes ---
+
+Disposition MailReceiver::onDataHeader(int from, const MailHeader& header, std::uint64_t size,
+                                       OwnedBuffer& buffer) {
+  const ArrivingMessage& before = state_.peer(from).arriving;
+  if (!before.any()) {
+    return header.kind == MailKind::kEager ? onEagerHeader(from, header, size, buffer)
+                                           : onRendezvousHeader(from, header, size, buffer);
+  }
+  // The connection broke before this message was whole, and the endpoint sends it again. Its
+  // receive is known; only where its bytes go is asked again.
+  const std::uint64_t expected =
+      before.receive ? before.receive->into.size : before.unexpected->size;
+  if (expected != size) return Disposition::kRefuse;
+  const bool in_shared_memory = buffer.data != nullptr;
+  if (!in_shared_memory) buffer = before.receive ? before.receive->into : newBuffer(size);
+  return Disposition::kAccept;
+}
+
+Disposition MailReceiver::onEagerHeader(int from, const MailHeader& header, std::uint64_t size,
+                                        OwnedBuffer& buffer) {
+  MailboxPeer& peer = state_.peer(from);
+  std::unique_lock<std::mutex> lock(state_.mutex);
+  std::optional<PostedReceive> receive = matcher_.match(from, header.tag);
+  if (receive && !fits(*receive, size, header.label)) {
+    const std::uint64_t credit = consume(from, size);
+    lock.unlock();
+    grant(from, credit);
+    complete(*receive, mismatch(*receive, from, size, header.label), from, size, header.label);
+    return Disposition::kDiscard;
+  }
+  const bool in_shared_memory = buffer.data != nullptr;
+  if (receive) {
+    if (!in_shared_memory) buffer = receive->into;
+    peer.arriving.receive = std::move(receive);
+    return Disposition::kAccept;
+  }
+  if (!peer.window.keep(CreditWindow::costOf(size))) {
+    // Ends the peer: the endpoint puts the text into the reason.
+    throw std::length_error("more than " + std::to_string(peer.window.window()) +
+                            " bytes of messages for which no receive is posted; it does not keep "
+                            "to this group's limits");
+  }
+  auto message = std::make_shared<UnexpectedMessage>(from, header.tag, header.label, size);
+  if (!in_shared_memory) buffer = newBuffer(size);
+  peer.arriving.unexpected = message;
+  matcher_.keep(std::move(message));
+  return Disposition::kAccept;
+}
+
+Disposition MailReceiver::onRendezvousHeader(int from, const MailHeader& header, std::uint64_t size,
+                                             OwnedBuffer& buffer) {
+  MailboxPeer& peer = state_.peer(from);
+  const std::lock_guard<std::mutex> lock(state_.mutex);
+  const auto found = peer.cleared.find(header.id);
+  if (found == peer.cleared.end() || found->second.into.size != size) return Disposition::kRefuse;
+  if (buffer.data == nullptr) buffer = found->second.into;
+  peer.arriving.receive = std::move(found->second);
+  peer.cleared.erase(found);
+  return Disposition::kAccept;
+}
+
+void MailReceiver::onData(int from, const MailHeader& header, OwnedBuffer bytes) {
+  ArrivingMessage arrived = std::exchange(state_.peer(from).arriving, {});
+  const std::uint64_t size = bytes.size;
+  std::optional<PostedReceive> receive = std::move(arrived.receive);
+  std::unique_lock<std::mutex> lock(state_.mutex);
+  if (arrived.unexpected != nullptr) {
+    UnexpectedMessage& message = *arrived.unexpected;
+    const MessageState before = std::exchange(message.state, MessageState::kWhole);
+    if (before == MessageState::kArriving) {
+      message.bytes = std::move(bytes);
+      return;
+    }
+    receive = std::exchange(message.claimed_by, std::nullopt);
+  }
+  // The sender's window has room for an eager message again.
+  const std::uint64_t credit = header.kind == MailKind::kEager ? consume(from, size) : 0;
+  lock.unlock();
+  if (receive) copyInto(receive->into, bytes);
+  bytes = {};
+  grant(from, credit);
+  if (receive) complete(*receive, Error::ok(), from, size, receive->label);
+}
+
+// An eager message has found its receive. Returns the credit to grant. With the lock.
+std::uint64_t MailReceiver::consume(int from, std::uint64_t size) {
+  MailboxPeer& peer = state_.peer(from);
+  if (from == state_.rank || peer.presence != MailboxPeer::Presence::kHere ||
+      state_.phase != MailboxState::Phase::kOpen)
+    return 0;
+  return peer.window.consume(CreditWindow::costOf(size));
+}
+
+void MailReceiver::grant(int to, std::uint64_t credit) const {
+  if (credit > 0) state_.tell(to, {MailKind::kCredit, 0, 0, credit, {}, {}});
+}
+
+// --- announced messages ---
+
+void MailReceiver::onRequestToSend(int from, const MailHeader& header) {
+  MailboxPeer& peer = state_.peer(from);
+  std::unique_lock<std::mutex> lock(state_.mutex);
+  std::optional<PostedReceive> receive = matcher_.match(from, header.tag);
+  if (!receive) {
+    if (++peer.announcements > kMaxAnnouncements) {
+      lock.unlock();
+      return state_.endpoint->losePeer(
+          from, {ErrorCode::kLimitExceeded,
+                 "rank " + std::to_string(from) + " is cut off: it sends more than " +
+                     std::to_string(kMaxAnnouncements) + " messages that nobody receives"});
+    }
+    auto message = std::make_shared<UnexpectedMessage>(from, header.tag, header.label, header.size);
+    message->state = MessageState::kAnnounced;
+    message->id = header.id;
+    return matcher_.keep(std::move(message));
+  }
+  const bool fitting = fits(*receive, header.size, header.label);
+  if (fitting) peer.cleared.emplace(header.id, std::move(*receive));
+  lock.unlock();
+  state_.tell(from, {MailKind::kClearToSend, 0, header.id, fitting ? 0U : 1U, {}, {}});
+  if (fitting) return;
+  complete(*receive, mismatch(*receive, from, header.size, header.label), from, header.size,
+           header.label);
+}
+
+// The message is forgotten; a receive that waits for it fails.
+void MailReceiver::onSendCancelled(int from, const MailHeader& header) {
+  std::optional<PostedReceive> receive;
+  {
+    const std::lock_guard<std::mutex> lock(state_.mutex);
+    MailboxPeer& peer = state_.peer(from);
+    if (const auto found = peer.cleared.find(header.id); found != peer.cleared.end()) {
+      receive = std::move(found->second);
+      peer.cleared.erase(found);
+    } else if (matcher_.forgetAnnounced(from, header.id)) {
+      --peer.announcements;
+    }
+  }
+  if (receive) complete(*receive, {errorCodeFrom(header.size), header.text}, from, 0, {});
+}
+
+// --- ends ---
+
+namespace {
+
+void moveCleared(MailboxPeer& peer, std::vector<PostedReceive>& to) {
+  for (auto& [id, receive] : peer.cleared)
+    to.push_back(std::move(receive));
+  peer.cleared.clear();
+}
+
+}  // namespace
+
+std::vector<PostedReceive> MailReceiver::takeFrom(int from) {
+  std::vector<PostedReceive> receives = matcher_.takePosted(from);
+  moveCleared(state_.peer(from), receives);
+  matcher_.forgetUnfinished(from);
+  if (state_.whyNotFrom(kAnyRank)) {
+    std::vector<PostedReceive> any = matcher_.takePosted(kAnyRank);
+    std::move(any.begin(), any.end(), std::back_inserter(receives));
+  }
+  return receives;
+}
+
+std::vector<PostedReceive> MailReceiver::takeAll() {
+  std::vector<PostedReceive> receives = matcher_.takeAllPosted();
+  for (MailboxPeer& peer : state_.peers)
+    moveCleared(peer, receives);
+  matcher_.clear();
+  return receives;
+}
+
+std::optional<PostedReceive> MailReceiver::takeArriving(int from) {
+  ArrivingMessage cut = std::exchange(state_.peer(from).arriving, {});
+  if (cut.unexpected == nullptr) return std::move(cut.receive);
+  const std::lock_guard<std::mutex> lock(state_.mutex);
+  return std::exchange(cut.unexpected->claimed_by, std::nullopt);
+}
+
+}  // namespace weft::collectives

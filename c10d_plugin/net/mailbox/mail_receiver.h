@@ -1,0 +1,63 @@
+// MailReceiver: the receiving side of a mailbox.
+//
+// A message's header comes first and decides where its bytes are read to: the memory of a posted
+// receive, or a new buffer as an unexpected message. An announced message (RTS) is answered (CTS)
+// when a receive matches it.
+//
+// Threads: any thread may receive and cancel; what comes from the wire comes on the loop thread.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "c10d_plugin/net/mailbox/mailbox_state.h"
+
+namespace weft::collectives {
+
+class MailReceiver {
+ public:
+  explicit MailReceiver(MailboxState& state) : state_(state) {}
+
+  // As Mailbox::receive().
+  Mailbox::Ticket receive(int from, Tag tag, transport::OwnedBuffer into, Mailbox::OnReceived done,
+                          const Label& label);
+  // A message from this rank to itself; as Mailbox::send().
+  void sendToSelf(Tag tag, const transport::OwnedBuffer& data, const Mailbox::OnSent& done,
+                  const Label& label);
+  // Takes back a posted receive; its completion will not run.
+  bool cancel(Mailbox::Ticket ticket);
+
+  // Loop thread: a header, then the whole message.
+  transport::Disposition onDataHeader(int from, const MailHeader& header, std::uint64_t size,
+                                      transport::OwnedBuffer& buffer);
+  void onData(int from, const MailHeader& header, transport::OwnedBuffer bytes);
+  void onRequestToSend(int from, const MailHeader& header);
+  void onSendCancelled(int from, const MailHeader& header);
+
+  // The receives that fail when `from` is lost. With the lock.
+  std::vector<PostedReceive> takeFrom(int from);
+  // The receives whose memory nobody writes; forgets all unexpected messages. With the lock.
+  std::vector<PostedReceive> takeAll();
+  // The receive whose memory the loop thread was writing. Loop thread, or after its end.
+  std::optional<PostedReceive> takeArriving(int from);
+
+  static void complete(const PostedReceive& receive, transport::Error error, int from,
+                       std::uint64_t size, const Label& label);
+
+ private:
+  transport::Disposition onEagerHeader(int from, const MailHeader& header, std::uint64_t size,
+                                       transport::OwnedBuffer& buffer);
+  transport::Disposition onRendezvousHeader(int from, const MailHeader& header, std::uint64_t size,
+                                            transport::OwnedBuffer& buffer);
+  void take(std::shared_ptr<UnexpectedMessage> message, PostedReceive receive,
+            std::unique_lock<std::mutex>& lock);
+  std::uint64_t consume(int from, std::uint64_t size);
+  void grant(int to, std::uint64_t credit) const;
+  std::vector<int> takeUnconnected(int from);
+
+  MailboxState& state_;
+  MessageMatcher matcher_;  // guarded by state_.mutex
+};
+
+}  // namespace weft::collectives

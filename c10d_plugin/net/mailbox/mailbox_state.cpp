@@ -1,0 +1,46 @@
+#include "c10d_plugin/net/mailbox/mailbox_state.h"
+
+namespace weft::collectives {
+
+using transport::Error;
+using transport::ErrorCode;
+
+SendRequest::~SendRequest() {
+  MailboxPeer& peer = state.peer(to);
+  if (!error && transmitted && peer.broken.load()) {
+    const std::lock_guard<std::mutex> lock(state.mutex);
+    error = peer.reason;
+  }
+  if (transmitted) peer.in_transit.fetch_sub(1);
+  data.owner.reset();
+  if (done) done(error);
+}
+
+Error MailboxState::checkRank(int peer, const char* what) const {
+  if (peer >= 0 && peer < size()) return Error::ok();
+  return {ErrorCode::kInvalidArgument,
+          std::string("cannot ") + what + " rank " + std::to_string(peer) +
+              ": ranks of this group go from 0 to " + std::to_string(size() - 1)};
+}
+
+Error MailboxState::whyNotFrom(int from) const {
+  using Presence = MailboxPeer::Presence;
+  if (from != kAnyRank)
+    return peer(from).presence == Presence::kHere ? Error::ok() : peer(from).reason;
+  // A rank that left owes no message; but one must be here to send any.
+  const MailboxPeer* left = nullptr;
+  bool any_here = false;
+  for (int other = 0; other < size(); ++other) {
+    const MailboxPeer& candidate = peer(other);
+    if (candidate.presence == Presence::kLost) return candidate.reason;
+    if (candidate.presence == Presence::kLeft) left = &candidate;
+    any_here = any_here || (other != rank && candidate.presence == Presence::kHere);
+  }
+  return !any_here && left != nullptr ? left->reason : Error::ok();
+}
+
+void MailboxState::tell(int to, const MailHeader& header) const {
+  (void)!endpoint->send(to, {encode(header), {}});
+}
+
+}  // namespace weft::collectives

@@ -1,0 +1,76 @@
+// MailboxState: what the sending and the receiving side of a mailbox share.
+//
+// One lock guards everything but what is marked otherwise. It is a leaf, and not held while a
+// message is sent or a completion runs.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "c10d_plugin/net/mailbox/credit_window.h"
+#include "c10d_plugin/net/mailbox/mail_wire.h"
+#include "c10d_plugin/net/mailbox/message_matcher.h"
+#include "c10d_plugin/net/mailbox/send_request.h"
+#include "transport/endpoint.h"
+
+namespace weft::collectives {
+
+// A message whose header has been read and whose bytes are being read: into a posted receive, or as
+// an unexpected message.
+struct ArrivingMessage {
+  std::optional<PostedReceive> receive;
+  std::shared_ptr<UnexpectedMessage> unexpected;
+
+  bool any() const noexcept { return receive.has_value() || unexpected != nullptr; }
+};
+
+struct MailboxPeer {
+  enum class Presence : std::uint8_t { kHere, kLeft, kLost };
+
+  Presence presence = Presence::kHere;
+  transport::Error reason;     // unless it is here
+  bool talked = false;         // a connection exists, or will, by which its loss is noticed
+  bool told_of_abort = false;  // and need not be told again
+  CreditWindow window;
+  std::uint64_t announcements = 0;  // of messages that wait at the peer
+  std::unordered_map<std::uint64_t, std::shared_ptr<SendRequest>> announced;  // to it, by ticket
+  std::unordered_map<std::uint64_t, PostedReceive> cleared;  // its announced ones, to come
+
+  ArrivingMessage arriving;                  // loop thread only
+  std::atomic<std::uint32_t> in_transit{0};  // SendRequests whose bytes the endpoint still needs
+  std::atomic<bool> broken{false};           // what it was sent and not written will not be
+};
+
+struct MailboxState {
+  enum class Phase : std::uint8_t { kOpen, kAborted, kClosed };  // only forward
+
+  MailboxState(int own_rank, int size) : rank(own_rank), peers(static_cast<std::size_t>(size)) {}
+
+  int size() const noexcept { return static_cast<int>(peers.size()); }
+  MailboxPeer& peer(int other) { return peers[static_cast<std::size_t>(other)]; }
+  const MailboxPeer& peer(int other) const { return peers[static_cast<std::size_t>(other)]; }
+
+  // kInvalidArgument unless `peer` is a rank of the group. `what`: "send to", …
+  transport::Error checkRank(int peer, const char* what) const;
+  // Why no message can come from this rank any more, or from any rank. With the lock.
+  transport::Error whyNotFrom(int from) const;
+  // Sends a message without bytes. Its failure is the loss of its peer, which is reported.
+  void tell(int to, const MailHeader& header) const;
+
+  const int rank;
+  std::unique_ptr<transport::Endpoint> endpoint;  // null in a group of one
+
+  mutable std::mutex mutex;
+  Phase phase = Phase::kOpen;
+  transport::Error reason;         // unless open
+  Mailbox::Ticket tickets = 0;     // of receives and messages; an announced message's is its id
+  std::vector<MailboxPeer> peers;  // by rank
+};
+
+}  // namespace weft::collectives

@@ -1,0 +1,94 @@
+// Context: what the shared-memory operations of one rank work with, and the operation that runs.
+//
+// Time goes in steps (sync/step_barrier.h): meet() ends one and returns when all ranks have ended
+// it. An operation begins with begin(), writes what the others need, and meets; the first meeting
+// compares what the ranks called. After the operation's last meeting the next one may begin at
+// once.
+//
+// Threads: the rank's operating thread only.
+// Failure: an Error ends the operation. kInvalidArgument: the calls were impossible or differed,
+// all ranks know, and the group goes on. Anything else: the group has ended.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "c10d_plugin/core/collectives.h"
+#include "c10d_plugin/core/op_fingerprint.h"
+#include "c10d_plugin/shm/direct_data.h"
+#include "c10d_plugin/shm/segment/heap.h"
+#include "c10d_plugin/shm/segment/segment.h"
+#include "c10d_plugin/shm/sync/step_barrier.h"
+
+namespace weft::collectives::shm {
+
+class Context {
+ public:
+  Context(std::shared_ptr<Segment> segment, int rank);
+
+  int rank() const noexcept { return rank_; }
+  int size() const noexcept { return size_; }
+  Segment& segment() const noexcept { return *segment_; }
+  Heap& heap() const noexcept { return *heap_; }
+
+  // Remembers what was called. Refuses a root that is no rank, and data that cannot be reduced.
+  Error begin(const Call& call, Operation operation, std::size_t bytes, int root = -1);
+  // Ends the step.
+  Error meet();
+  // Instead of the operation: this rank's arguments are impossible. The others meet it, and fail
+  // too.
+  Error refuse(const std::string& why);
+
+  const OpFingerprint& op() const noexcept { return record_.op; }
+  // The step that runs: this rank writes its buffers of this number.
+  std::uint64_t step() const noexcept { return steps_.number(); }
+  // Data that are used where they lie.
+  DirectData& direct() noexcept { return direct_; }
+
+  // Tells the others the sizes of this rank's parts, before the first meeting.
+  template <typename Part>
+  void publishSizes(SizeTable table, std::span<const Part> parts, bool equal_on_all) {
+    std::uint64_t* const sizes = segment_->sizes(rank_, parity_, table);
+    for (std::size_t i = 0; i < static_cast<std::size_t>(size_); ++i) {
+      sizes[i] = i < parts.size() ? parts[i].size() : 0;
+      if (equal_on_all) record_.sizes_digest = digest(record_.sizes_digest, sizes[i]);
+    }
+  }
+  // What another rank told, in the step after the first meeting.
+  std::size_t sizeFrom(int rank, SizeTable table, int index) const {
+    return static_cast<std::size_t>(segment_->sizes(rank, parity_, table)[index]);
+  }
+
+  // This rank's large buffers have memory. An error has ended the group.
+  Error obtainBuffers();
+
+  // Kept between operations for their memory.
+  struct Scratch {
+    std::vector<const std::byte*> inputs;
+    std::vector<std::byte*> addresses;
+    std::vector<ConstBytes> parts;
+  };
+  Scratch& scratch() noexcept { return scratch_; }
+
+ private:
+  const std::shared_ptr<Segment> segment_;
+  const std::shared_ptr<Heap> heap_;
+  const int rank_;
+  const int size_;
+  StepBarrier steps_;
+  DirectData direct_;
+  bool have_buffers_ = false;
+  Scratch scratch_;
+
+  // The operation that runs.
+  CallRecord record_;
+  Deadline deadline_;
+  bool compared_ = false;
+  unsigned parity_ = 0;  // of the step in which it began
+};
+
+}  // namespace weft::collectives::shm

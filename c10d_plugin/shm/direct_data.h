@@ -1,0 +1,60 @@
+// DirectData: data that lie in their ranks' heaps, which the others use where they lie.
+//
+// A rank offers such data before the first meeting of an operation: its record says so, and the
+// size table kOffsets says where. One more meeting ends the operation; until then no owner touches
+// its data. An owner that gives up earlier has failed the group first, so whoever reads what the
+// owner may have changed since sees the failure in the last meeting, and whoever is about to write
+// there stops, or writes where the owner no longer is.
+//
+// A rank believes only offsets that lie within the other's heap: a rank that writes nonsense causes
+// wrong results, or an error that names it.
+//
+// Threads: the rank's operating thread only.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "c10d_plugin/shm/segment/heap.h"
+#include "c10d_plugin/shm/segment/segment.h"
+
+namespace weft::collectives::shm {
+
+class DirectData {
+ public:
+  DirectData(Segment& segment, Heap& heap, int rank);
+
+  // A new operation, which begins in a step of this parity.
+  void begin(unsigned parity) noexcept {
+    parity_ = parity;
+    offering_ = false;
+  }
+  // Offers these parts. False: they lie elsewhere, or there are none.
+  bool offer(std::span<const ConstBytes> parts);
+  bool offering() const noexcept { return offering_; }
+
+  // Reads who offers. In the step after the first meeting: later the next operation may overwrite
+  // the records.
+  void learnOffers();
+  bool isFrom(int rank) const noexcept { return by_rank_[static_cast<std::size_t>(rank)] != 0; }
+  bool any() const noexcept { return count_ != 0; }
+  bool all() const noexcept { return count_ == by_rank_.size(); }
+  // Where part `index` of what `rank` offered lies, in the step after the first meeting. Not within
+  // its heap, or not to be mapped: the group ends.
+  Result<std::byte*> find(int rank, int index, std::size_t bytes, const OpFingerprint& op);
+
+  // After the operation failed: its caller may use the data for something else at once.
+  void withdraw();
+
+ private:
+  Segment& segment_;
+  Heap& heap_;
+  const int rank_;
+  unsigned parity_ = 0;
+  bool offering_ = false;
+  std::vector<std::uint8_t> by_rank_;
+  std::size_t count_ = 0;
+};
+
+}  // namespace weft::collectives::shm
