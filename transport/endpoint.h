@@ -3,10 +3,10 @@
 //
 // It listens, knows its peers by rank, connects to one when the first message
 // for it is sent (no full mesh at start), authenticates both ways before anything
-// but a fixed-size hello is read, and tells once when a peer is gone, and why.
+// but a fixed-size hello is read, and tells once when a peer is lost, and why.
 //
-// Threads. The endpoint owns one loop thread, and another that only moves bytes once a second
-// connection is made for large messages (BulkConnection). send(), addPeer(), removePeer(),
+// Threads. The endpoint owns one loop thread, and, once a bulk connection is made for large
+// messages (BulkConnection), another that only moves bytes. send(), addPeer(), removePeer(),
 // stats() and close() may be called from any thread. Handler methods are
 // called on the loop thread, one at a time, with no lock held; they must not block.
 // They may call send(), addPeer(), removePeer() and runAfter(); never close(). A bad_alloc or other
@@ -69,7 +69,7 @@ class EndpointHandler {
   // because a hostile sender could still change them. On kAccept the handler has given every other
   // entry memory of at least its size; the bytes are read straight into it. `buffers` is
   // handed back in onMessage just as it was given. When the connection breaks before the message
-  // is whole, the same message is announced once more, with new buffers: what was given is void.
+  // is whole, the same message is announced once more, with new buffers; the former ones are void.
   virtual Disposition onHeader(std::int32_t from, std::span<const std::byte> header,
                                std::span<const std::uint64_t> sizes,
                                std::vector<OwnedBuffer>& buffers) = 0;

@@ -1,5 +1,5 @@
-// Every knob of an Endpoint, with its unit and default. Limits are options, not
-// constants, so that a deployment can tighten them.
+// Every option of an Endpoint, with its unit and default. Limits are options, not constants, so
+// that a deployment can tighten them.
 #pragma once
 
 #include <chrono>
@@ -59,14 +59,14 @@ struct EndpointOptions {
   std::chrono::milliseconds heartbeat_interval{1000};
   std::chrono::milliseconds peer_timeout{5000};  // silence after which a peer is lost
   // How long a connection that broke may take to be made again before its peer is lost; at most
-  // peer_timeout. 0: a broken connection is a lost peer, and a message's buffers are let go of when
+  // peer_timeout. 0: a broken connection is a lost peer, and a message's buffers are released when
   // they are written instead of when they are acknowledged.
   std::chrono::milliseconds reconnect_timeout{5000};
   Limits limits;
   ArenaOptions arena;
   BulkOptions bulk;
-  // Where the handler takes memory for what comes through sockets, if it does: the endpoint sees to
-  // it that this shrinks when it is quiet.
+  // Where the handler takes memory for what comes through sockets, if anywhere: the endpoint calls
+  // its tick(), so that it shrinks when it is idle.
   std::shared_ptr<WarmPool> receive_pool;
 };
 

@@ -133,7 +133,7 @@ TEST_F(Liar, ReservedBitsCutItOff) {
   ArenaDescriptor where = arena->take(100)->where;
   where.reserved = 1;
   client->send(placedFrame(1, where, 100));
-  expectCutOff("of a form unknown here");
+  expectCutOff("unknown form of a shared memory descriptor");
 }
 
 TEST_F(Liar, ABufferInMemoryNeverOfferedCutsItOff) {
@@ -146,7 +146,7 @@ TEST_F(Liar, AnOfferWithoutADescriptorCutsItOff) {
   what.file_bytes = kArenaDataOffset + kMiB;
   what.slot_count = 4;
   client->send(offerFrame(what));
-  expectCutOff("no descriptor came with the offer");
+  expectCutOff("without a descriptor");
 }
 
 TEST_F(Liar, UnsealedMemoryCutsItOff) {
@@ -219,7 +219,7 @@ TEST_F(Liar, DescriptorsBeyondTheOneAreClosed) {
   client->send(bytes);
   ASSERT_TRUE(recorder.waitForMessages(1));
   // So many wait for a frame that names them.
-  EXPECT_LE(open_files(), before + static_cast<int>(2 * Stream::kMaxFds));
+  EXPECT_LE(open_files(), before + static_cast<int>(2 * kMaxFds));
 }
 
 // A message of buffers in exported memory: which of its descriptors, offset, size.
@@ -267,18 +267,18 @@ TEST_F(Liar, HonestyAboutExportedMemoryIsHeard) {
 
 TEST_F(Liar, ExportedMemoryWithoutADescriptorCutsItOff) {
   client->send(exportedFrame(1, {{0, 0, 100}}));
-  expectCutOff("no descriptor came with it");
+  expectCutOff("without a descriptor");
 }
 
 TEST_F(Liar, FewerDescriptorsThanItNamesCutItOff) {
   client->sendWithFds(exportedFrame(1, {{0, 0, 100}, {1, 0, 100}}), {exportedMemory().get()});
-  expectCutOff("no descriptor came with it");
+  expectCutOff("without a descriptor");
 }
 
 TEST_F(Liar, DescriptorsOutOfOrderCutItOff) {
   const UniqueFd fd = exportedMemory();
   client->sendWithFds(exportedFrame(1, {{1, 0, 100}}), {fd.get(), fd.get()});
-  expectCutOff("number 1, of which 0 have been named");
+  expectCutOff("number 1, only 0 were named before");
 }
 
 TEST_F(Liar, ExportedMemoryThatCanShrinkCutsItOff) {

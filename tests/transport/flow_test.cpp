@@ -10,11 +10,11 @@
 
 #include "tests/transport/payload.h"
 #include "tests/transport/recorder.h"
+#include "transport/channel/link.h"
 #include "transport/frame/out_frame.h"
 #include "transport/io/event_loop.h"
 #include "transport/io/socket.h"
 #include "transport/io/stream.h"
-#include "transport/peer/link.h"
 
 #include "tests/support/waiting.h"
 
@@ -82,14 +82,15 @@ TEST(Flow, ATcpStreamWakesItsReaderWhenItWasToldTo) {
 }
 
 // Takes or discards what a Link reads.
-struct CountingSink : FrameSink {
-  Disposition onFrameHeader(std::span<const std::byte>, std::span<const std::uint64_t> sizes,
-                            std::vector<OwnedBuffer>& buffers) override {
+struct CountingSink : MessageHandler, SessionHandler {
+  Error onFrameHead(const FrameHead&) override { return Error::ok(); }
+  Result<Disposition> onHeader(std::span<const std::byte>, std::span<const std::uint64_t> sizes,
+                               std::vector<OwnedBuffer>& buffers) override {
     fillBuffers(sizes, buffers);
     return wanted ? Disposition::kAccept : Disposition::kDiscard;
   }
-  void onFrameTaken(const FrameHead&) override { ++taken; }
-  void onFrame(std::span<const std::byte>, std::vector<OwnedBuffer> buffers) override {
+  void onDataFrame(const FrameHead&) override { ++taken; }
+  void onMessage(std::span<const std::byte>, std::vector<OwnedBuffer> buffers) override {
     sum = checksum(buffers.at(0));
   }
   std::atomic<bool> wanted{true};
@@ -119,7 +120,7 @@ TEST(Flow, ALargeMessageThatTricklesInOverTcpIsReadToTheLastByte) {
   std::atomic<std::uint64_t> received{0};
   std::shared_ptr<Link> link;
   loop->post([&, stream = std::make_shared<SocketStream>(std::move(near), "tcp")] {
-    link = std::make_shared<Link>(*loop, stream, limits, sink, 0, received,
+    link = std::make_shared<Link>(*loop, stream, limits, FrameHandlers{sink, &sink}, 0, received,
                                   Link::Events{[](const LinkEnd&) {}, [] {}});
   });
   SocketStream writer(std::move(far), "tcp");

@@ -11,19 +11,21 @@
 namespace weft::transport {
 namespace {
 
-class Sink : public FrameSink {
+class Sink : public MessageHandler {
  public:
+  FrameHandlers handlers() { return {*this}; }
+
   Disposition disposition = Disposition::kAccept;
   std::vector<std::vector<std::uint64_t>> announced;
   std::vector<Recorder::Received> messages;
 
-  Disposition onFrameHeader(std::span<const std::byte>, std::span<const std::uint64_t> sizes,
-                            std::vector<OwnedBuffer>& buffers) override {
+  Result<Disposition> onHeader(std::span<const std::byte>, std::span<const std::uint64_t> sizes,
+                               std::vector<OwnedBuffer>& buffers) override {
     announced.emplace_back(sizes.begin(), sizes.end());
     if (disposition == Disposition::kAccept) fillBuffers(sizes, buffers);
     return disposition;
   }
-  void onFrame(std::span<const std::byte> header, std::vector<OwnedBuffer> buffers) override {
+  void onMessage(std::span<const std::byte> header, std::vector<OwnedBuffer> buffers) override {
     messages.push_back({0, textOf(header), std::move(buffers)});
   }
 };
@@ -121,7 +123,7 @@ TEST(Frame, MessagesOfAllShapesSurviveAnyCutting) {
        {1UL, 2UL, 7UL, 39UL, 41UL, 1000UL, 65'536UL, 65'537UL, bytes.size()}) {
     SCOPED_TRACE(piece);
     Sink sink;
-    FrameReader reader(limits, sink);
+    FrameReader reader(limits, sink.handlers());
     expectOk(feed(reader, bytes, piece));
     ASSERT_EQ(sink.messages.size(), messages.size());
     for (std::size_t i = 0; i < messages.size(); ++i)
@@ -130,8 +132,10 @@ TEST(Frame, MessagesOfAllShapesSurviveAnyCutting) {
 }
 
 // A bulk connection whose half comes when the test says so.
-class BulkSink : public Sink {
+class BulkSink : public Sink, public BulkHandler {
  public:
+  FrameHandlers handlers() { return {*this, nullptr, nullptr, this}; }
+
   std::vector<iovec> into;
   bool there = false;
 
@@ -160,11 +164,11 @@ class BulkSink : public Sink {
 std::vector<std::byte> wireSplit(OutFrame frame, std::uint64_t sequence,
                                  std::vector<OwnedBuffer>& half) {
   half = frame.split();
-  EXPECT_EQ(frame.laneBytes(), bulkShare(frame.carried()));
+  EXPECT_EQ(frame.bulkBytes(), bulkShare(frame.carried()));
   return wire(std::move(frame), sequence, FrameHead::kSplit);
 }
 
-TEST(Frame, TheHalfThatComesOverTheLaneMayComeBeforeOrAfterTheOther) {
+TEST(Frame, TheHalfThatComesOverTheBulkConnectionMayComeBeforeOrAfterTheOther) {
   const Limits limits;
   for (const std::vector<std::size_t>& sizes :
        {std::vector<std::size_t>{20'000}, {0, 9000, 0, 1, 30'000, 0}, {100, 100'000, 100}}) {
@@ -182,7 +186,7 @@ TEST(Frame, TheHalfThatComesOverTheLaneMayComeBeforeOrAfterTheOther) {
         for (const Disposition disposition : {Disposition::kAccept, Disposition::kDiscard}) {
           BulkSink sink;
           sink.disposition = disposition;
-          FrameReader reader(limits, sink);
+          FrameReader reader(limits, sink.handlers());
           // Up to where the bulk connection's half is known of, then to where nothing else is
           // missing.
           expectOk(feed(reader, std::span(bytes).first(200), piece));
@@ -222,7 +226,7 @@ TEST(Frame, WhatFollowsASplitFrameWaitsForIt) {
   const std::vector<std::byte> goodbye = wire(OutFrame::control(FrameKind::kGoodbye), 1);
   bytes.insert(bytes.end(), goodbye.begin(), goodbye.end());
   BulkSink sink;
-  FrameReader reader(limits, sink);
+  FrameReader reader(limits, sink.handlers());
   expectOk(feed(reader, bytes, bytes.size()));
   ASSERT_TRUE(reader.waiting());
   EXPECT_FALSE(reader.ended());
@@ -244,7 +248,7 @@ TEST(Frame, ASplitFrameGoesWholeOverAnotherStream) {
   frame.rewind();
   EXPECT_EQ(frame.left(), size);
   Sink sink;
-  FrameReader reader(limits, sink);
+  FrameReader reader(limits, sink.handlers());
   expectOk(feed(reader, drained(std::move(frame)), 1000));
   ASSERT_EQ(sink.messages.size(), 1U);
   expectSame(sink.messages[0], message);
@@ -255,13 +259,13 @@ TEST(Frame, ASplitThatCannotBeEndsTheLink) {
   const std::vector<std::byte> small = wire(
       std::move(OutFrame::message(sample(1, {5000}, 1), limits)).value(), 1, FrameHead::kSplit);
   BulkSink bulk;
-  FrameReader reader(limits, bulk);
+  FrameReader reader(limits, bulk.handlers());
   EXPECT_EQ(feed(reader, small, 1000).code(), ErrorCode::kProtocol);
   std::vector<OwnedBuffer> half;
   const std::vector<std::byte> large =
       wireSplit(std::move(OutFrame::message(sample(1, {50'000}, 1), limits)).value(), 1, half);
   Sink none;
-  FrameReader without(limits, none);
+  FrameReader without(limits, none.handlers());
   EXPECT_EQ(feed(without, large, 1000).code(), ErrorCode::kProtocol);
 }
 
@@ -272,7 +276,7 @@ TEST(Frame, EveryTruncationIsJustNotYetAMessage) {
       wire(std::move(OutFrame::message(message, limits)).value(), 1);
   for (std::size_t length = 0; length < bytes.size(); ++length) {
     Sink sink;
-    FrameReader reader(limits, sink);
+    FrameReader reader(limits, sink.handlers());
     expectOk(feed(reader, std::span(bytes).first(length), 1));
     EXPECT_TRUE(sink.messages.empty()) << length;
     expectOk(feed(reader, std::span(bytes).subspan(length), 1000));
@@ -284,7 +288,7 @@ TEST(Frame, DiscardReadsPastAndGoesOn) {
   const Limits limits;
   Sink sink;
   sink.disposition = Disposition::kDiscard;
-  FrameReader reader(limits, sink);
+  FrameReader reader(limits, sink.handlers());
   expectOk(feed(reader,
                 wire(std::move(OutFrame::message(sample(4, {300'000}, 1), limits)).value(), 1),
                 9999));
@@ -300,7 +304,7 @@ TEST(Frame, RefuseEndsTheLink) {
   const Limits limits;
   Sink sink;
   sink.disposition = Disposition::kRefuse;
-  FrameReader reader(limits, sink);
+  FrameReader reader(limits, sink.handlers());
   const Error error =
       feed(reader, wire(std::move(OutFrame::message(sample(4, {1}, 1), limits)).value(), 1), 9999);
   EXPECT_EQ(error.code(), ErrorCode::kProtocol);
@@ -309,7 +313,7 @@ TEST(Frame, RefuseEndsTheLink) {
 TEST(Frame, NothingIsReadAfterGoodbye) {
   const Limits limits;
   Sink sink;
-  FrameReader reader(limits, sink);
+  FrameReader reader(limits, sink.handlers());
   std::vector<std::byte> bytes = wire(OutFrame::control(FrameKind::kGoodbye), 0);
   bytes.insert(bytes.end(), 1000, std::byte{0x5A});
   expectOk(feed(reader, bytes, 13));
@@ -331,7 +335,7 @@ std::vector<std::byte> headWith(const std::function<void(std::byte*)>& change) {
 
 Error firstError(const std::vector<std::byte>& bytes, const Limits& limits = {}) {
   Sink sink;
-  FrameReader reader(limits, sink);
+  FrameReader reader(limits, sink.handlers());
   Error error = feed(reader, bytes, 1000);
   EXPECT_TRUE(sink.announced.empty());
   return error;
@@ -397,8 +401,10 @@ TEST(Frame, TheTableMustFitTheHead) {
 }
 
 // A sink with an arena in which every block holds its slot's number.
-class ArenaSink : public Sink {
+class ArenaSink : public Sink, public SharedMemoryHandler {
  public:
+  FrameHandlers handlers() { return {*this, nullptr, this}; }
+
   std::vector<ArenaDescriptor> asked;
   std::vector<FrameKind> controls;
 
@@ -407,6 +413,9 @@ class ArenaSink : public Sink {
     OwnedBuffer buffer = newBuffer(size);
     std::memset(buffer.data, static_cast<int>(block.slot), size);
     return buffer;
+  }
+  Result<OwnedBuffer> exportedBuffer(const ArenaDescriptor&, std::uint64_t) override {
+    return protocolError("no exported memory here");
   }
   Error onArenaFrame(FrameKind kind, std::span<const std::byte>) override {
     controls.push_back(kind);
@@ -436,7 +445,7 @@ TEST(Frame, BuffersInTheArenaComeBesideOthers) {
     const std::vector<std::byte> bytes = wire(std::move(frame), 1);
     for (const std::size_t piece : {1U, 7U, 100'000U}) {
       ArenaSink sink;
-      FrameReader reader(limits, sink);
+      FrameReader reader(limits, sink.handlers());
       expectOk(feed(reader, bytes, piece));
       ASSERT_EQ(sink.messages.size(), 1U);
       EXPECT_EQ(sink.messages[0].header, textOf(header));
@@ -453,7 +462,7 @@ TEST(Frame, BuffersInTheArenaComeBesideOthers) {
       EXPECT_FALSE(reader.insideFrame());
     }
     Sink without;
-    FrameReader reader(limits, without);
+    FrameReader reader(limits, without.handlers());
     EXPECT_EQ(feed(reader, bytes, 1000).text(), "a buffer in shared memory that was not offered");
   }
 }
@@ -471,7 +480,7 @@ TEST(Frame, FramesAboutTheArenaHaveTheirPlaceBetweenOthers) {
   const Limits limits;
   for (const std::size_t piece : {1U, 1000U}) {
     ArenaSink sink;
-    FrameReader reader(limits, sink);
+    FrameReader reader(limits, sink.handlers());
     expectOk(feed(reader, bytes, piece));
     EXPECT_EQ(sink.controls,
               (std::vector<FrameKind>{FrameKind::kArenaAccept, FrameKind::kArenaOffer,
@@ -479,7 +488,7 @@ TEST(Frame, FramesAboutTheArenaHaveTheirPlaceBetweenOthers) {
     EXPECT_FALSE(reader.insideFrame());
   }
   EXPECT_EQ(firstError(wire(OutFrame::control(FrameKind::kArenaAccept), 0)).text(),
-            "a frame about shared memory, which is not used here");
+            "an arena frame without shared memory");
 }
 
 TEST(Frame, TheSenderHoldsTheSameLimits) {
@@ -517,7 +526,7 @@ TEST(Frame, RandomDamageNeverGoesUnnoticedAsACrash) {
       bytes[random() % bytes.size()] = static_cast<std::byte>(random());
     }
     Sink sink;
-    FrameReader reader(limits, sink);
+    FrameReader reader(limits, sink.handlers());
     static_cast<void>(feed(reader, bytes, 1 + random() % 60));
     ASSERT_LE(sink.messages.size(), 1U);
   }

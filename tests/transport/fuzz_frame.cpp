@@ -28,12 +28,19 @@ Limits fuzzLimits() {
 }
 const Limits kLimits = fuzzLimits();
 
-class Sink : public FrameSink {
+class Sink : private MessageHandler, private SharedMemoryHandler, private BulkHandler {
  public:
   explicit Sink(unsigned choice) : choice_(choice) {}
+  // With shared memory and a bulk connection, or without.
+  FrameHandlers handlers() {
+    if (choice_ % 8 == 4) return {*this};
+    return {*this, nullptr, this, this};
+  }
 
-  Disposition onFrameHeader(std::span<const std::byte> header, std::span<const std::uint64_t> sizes,
-                            std::vector<OwnedBuffer>& buffers) override {
+ private:
+  Result<Disposition> onHeader(std::span<const std::byte> header,
+                               std::span<const std::uint64_t> sizes,
+                               std::vector<OwnedBuffer>& buffers) override {
     require(!pending_ && buffers.size() == sizes.size());
     require(header.size() <= kLimits.max_header_bytes && sizes.size() <= kLimits.max_buffers);
     std::uint64_t total = header.size();
@@ -57,29 +64,25 @@ class Sink : public FrameSink {
     return Disposition::kAccept;
   }
 
-  // An arena in which every place is there, or none.
+  // An arena in which every place is there.
   Result<OwnedBuffer> arenaBuffer(const ArenaDescriptor& block, std::uint64_t size) override {
     require(block.reserved == 0);
-    if (choice_ % 8 == 4) return FrameSink::arenaBuffer(block, size);
     OwnedBuffer buffer = make(size);
     std::memset(buffer.data, 0x5A, size);
     return buffer;
   }
 
-  // As many descriptors as are asked for, or none.
+  // As many descriptors as are asked for.
   Result<OwnedBuffer> exportedBuffer(const ArenaDescriptor& place, std::uint64_t size) override {
     require(place.reserved == 0);
-    if (choice_ % 8 == 4) return FrameSink::exportedBuffer(place, size);
     if (choice_ % 8 == 5) return Error(ErrorCode::kSystem, "none to be had");
     OwnedBuffer buffer = make(size);
     std::memset(buffer.data, 0xA5, size);
     return buffer;
   }
 
-  // A bulk connection that is there, or not; its half has come already, or comes when it is asked
-  // for again.
+  // Its half has come already, or comes when it is asked for again.
   Error readFromBulk(std::span<const iovec> into) override {
-    if (choice_ % 8 == 4) return FrameSink::readFromBulk(into);
     for (const iovec& entry : into) {
       require(entry.iov_len > 0);
       if (entry.iov_base != nullptr) std::memset(entry.iov_base, 0x3C, entry.iov_len);
@@ -91,11 +94,10 @@ class Sink : public FrameSink {
 
   Error onArenaFrame(FrameKind kind, std::span<const std::byte> body) override {
     require(body.size() == (kind == FrameKind::kArenaOffer ? ArenaOffer::kBytes : 0));
-    if (choice_ % 8 == 4) return FrameSink::onArenaFrame(kind, body);
     return Error::ok();
   }
 
-  void onFrame(std::span<const std::byte> header, std::vector<OwnedBuffer> buffers) override {
+  void onMessage(std::span<const std::byte> header, std::vector<OwnedBuffer> buffers) override {
     require(pending_ && buffers.size() == count_);
     pending_ = false;
     for (const std::byte byte : header)
@@ -106,7 +108,6 @@ class Sink : public FrameSink {
     }
   }
 
- private:
   static OwnedBuffer make(std::uint64_t size) {
     std::shared_ptr<std::byte[]> memory(new std::byte[size]);
     return {memory.get(), size, memory};
@@ -125,7 +126,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (size < 2) return 0;
   const std::size_t piece = data[0] == 0 ? size : data[0];
   Sink sink(data[1]);
-  FrameReader reader(kLimits, sink);
+  FrameReader reader(kLimits, sink.handlers());
   std::span<const std::uint8_t> input(data + 2, size - 2);
   while (!input.empty() && !reader.ended()) {
     std::array<iovec, 4> entries;

@@ -1,5 +1,5 @@
 // The Outbox with a stream made up for the purpose: exactly as much is taken as a test says.
-#include "transport/peer/outbox.h"
+#include "transport/channel/outbox.h"
 
 #include <atomic>
 #include <cerrno>

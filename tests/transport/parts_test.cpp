@@ -174,19 +174,23 @@ TEST(Heartbeat, TimeInWhichThisProcessStoodStillDoesNotCount) {
       Verdict::kSuspect);
 }
 
-TEST(PeerState, OnlyTheTablesStepsAreTaken) {
+TEST(PeerState, EveryLifeEndsAndNoneBeginsAgain) {
   using enum PeerState;
-  const std::vector<PeerState> all = {kIdle, kDialling, kConnected, kReconnecting, kClosing, kGone};
   int allowed = 0;
-  for (const PeerState from : all) {
+  for (std::size_t i = 0; i < kPeerStates; ++i) {
+    const auto from = static_cast<PeerState>(i);
+    SCOPED_TRACE(i);
     EXPECT_FALSE(mayFollow(from, from));
-    EXPECT_FALSE(mayFollow(kGone, from));
+    EXPECT_FALSE(mayFollow(kFinished, from));
     EXPECT_FALSE(mayFollow(from, kIdle));
-    EXPECT_EQ(mayFollow(from, kGone), from != kGone) << toString(from);
-    for (const PeerState to : all)
-      allowed += mayFollow(from, to) ? 1 : 0;
+    EXPECT_EQ(mayFollow(from, kClosed), from < kLost);
+    EXPECT_EQ(mayFollow(from, kFinished), from == kLost || from == kClosed);
+    // Whoever leaves a peer hears no more of it.
+    EXPECT_EQ(mayFollow(from, kLost), from < kLeaving);
+    for (std::size_t to = 0; to < kPeerStates; ++to)
+      allowed += mayFollow(from, static_cast<PeerState>(to)) ? 1 : 0;
   }
-  EXPECT_EQ(allowed, 11);
+  EXPECT_EQ(allowed, 25);
 }
 
 std::string g_logged;

@@ -12,8 +12,8 @@
 #include <random>
 
 #include "tests/transport/recorder.h"
+#include "transport/channel/outbox.h"
 #include "transport/frame/frame_reader.h"
-#include "transport/peer/outbox.h"
 #include "transport/session/session.h"
 
 namespace weft::transport {
@@ -116,8 +116,8 @@ std::pair<std::shared_ptr<SimulatedStream>, std::shared_ptr<SimulatedStream>> co
           std::make_shared<SimulatedStream>(random, other, one)};
 }
 
-// What Peer does for one side, without a loop and a socket.
-class Side : public FrameSink {
+// What Channel does for one side, without a loop and a socket.
+class Side : private MessageHandler, private SessionHandler {
  public:
   Side(Random& random, std::uint64_t own) : random_(random), session_(own) {
     limits_.max_queued_bytes = kQueueLimit;
@@ -147,7 +147,8 @@ class Side : public FrameSink {
     ASSERT_LE(theirs.received, outbox_->lastSequence());
     session_.link(theirs);
     stream_ = std::move(stream);
-    reader_ = std::make_unique<FrameReader>(limits_, *this, session_.received());
+    reader_ =
+        std::make_unique<FrameReader>(limits_, FrameHandlers{*this, this}, session_.received());
     outbox_->attach(stream_, theirs.received);
   }
   void lose(Session::Time now) {
@@ -212,16 +213,16 @@ class Side : public FrameSink {
     if (outbox_->acked(head.ack)) return Error::ok();
     return {ErrorCode::kProtocol, "an ack of what was never sent"};
   }
-  void onFrameTaken(const FrameHead& head) override {
+  void onDataFrame(const FrameHead& head) override {
     session_.took(head.sequence, (head.flags & FrameHead::kAckNow) != 0);
     outbox_->setReceived(head.sequence);
   }
-  Disposition onFrameHeader(std::span<const std::byte>, std::span<const std::uint64_t> sizes,
-                            std::vector<OwnedBuffer>& buffers) override {
+  Result<Disposition> onHeader(std::span<const std::byte>, std::span<const std::uint64_t> sizes,
+                               std::vector<OwnedBuffer>& buffers) override {
     fillBuffers(sizes, buffers);
     return Disposition::kAccept;
   }
-  void onFrame(std::span<const std::byte> header, std::vector<OwnedBuffer> buffers) override {
+  void onMessage(std::span<const std::byte> header, std::vector<OwnedBuffer> buffers) override {
     std::uint64_t number = 0;
     std::memcpy(&number, header.data(), 8);
     EXPECT_EQ(number, delivered_ + 1);  // none lost, none twice, none out of order

@@ -26,7 +26,7 @@ inline constexpr std::uint64_t kArenaAlignment = 64;  // of blocks; what vector 
 static_assert(kArenaSlotsOffset + std::uint64_t{4} * kArenaMaxSlots <= kArenaDataOffset);
 
 // A slot is the only word that both sides write. The sender offers, the receiver takes once and
-// frees; the sender then reuses the block. Neither believes more of it than that.
+// frees; the sender then reuses the block. Neither trusts it further.
 using ArenaSlot = std::atomic<std::uint32_t>;
 inline constexpr std::uint32_t kSlotFree = 0;
 inline constexpr std::uint32_t kSlotOffered = 1;

@@ -1,75 +1,15 @@
 #include "transport/arena/arena_sender.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <map>
 #include <thread>
 #include <utility>
 
 #include "transport/base/log.h"
-#include "transport/io/stream.h"
 #include "transport/memory/fast_memcpy.h"
 #include "transport/memory/pages.h"
 
 namespace weft::transport {
-
-ArenaPlacement& ArenaPlacement::operator=(ArenaPlacement&& other) noexcept {
-  letGo();
-  arena_ = std::move(other.arena_);
-  blocks_ = std::exchange(other.blocks_, Blocks::kNone);
-  entries_ = std::move(other.entries_);
-  fds_ = std::move(other.fds_);
-  return *this;
-}
-
-bool ArenaPlacement::add(std::uint32_t buffer, const std::shared_ptr<ExportedBlock>& block,
-                         std::uint64_t offset) {
-  const auto known = std::find(fds_.begin(), fds_.end(), block->fd());
-  const auto index = static_cast<std::uint32_t>(known - fds_.begin());
-  if (known == fds_.end()) {
-    if (fds_.size() == Stream::kMaxFds) return false;
-    fds_.push_back(block->fd());
-  }
-  entries_.push_back({buffer, {offset, index, 0}, block});
-  return true;
-}
-
-void ArenaPlacement::keepToArena() noexcept {
-  std::erase_if(entries_, [](const Entry& entry) { return entry.exported != nullptr; });
-  fds_.clear();
-}
-
-void ArenaPlacement::handOver() noexcept {
-  if (blocks_ != Blocks::kOurs) return;
-  for (const Entry& entry : entries_) {
-    if (!entry.exported) arena_->handOver(entry.where);
-  }
-  blocks_ = Blocks::kHandedOver;
-}
-
-OwnedBuffer ArenaPlacement::bytes(const Entry& entry, std::uint64_t size) const {
-  if (entry.exported) {
-    return entry.exported->offered(entry.where.offset, static_cast<std::size_t>(size));
-  }
-  return {arena_->bytes(entry.where), static_cast<std::size_t>(size), arena_};
-}
-
-void ArenaPlacement::takeBack() noexcept {
-  blocks_ = blocks_ == Blocks::kOurs ? Blocks::kOursInline : Blocks::kTakenBack;
-}
-
-void ArenaPlacement::letGo() noexcept {
-  for (const Entry& entry : entries_) {
-    if (entry.exported) continue;
-    if (blocks_ == Blocks::kOurs || blocks_ == Blocks::kOursInline) arena_->giveBack(entry.where);
-    if (blocks_ == Blocks::kTakenBack) arena_->withdraw(entry.where);
-  }
-  blocks_ = Blocks::kNone;
-  entries_.clear();
-  fds_.clear();
-  arena_.reset();
-}
 
 ArenaSender::ArenaSender(const ArenaOptions& options, std::function<void()> wanted, Help help)
     : options_(options),
@@ -96,48 +36,45 @@ ArenaPlacement ArenaSender::place(const Message& message, bool may_export) {
   }
   std::shared_ptr<SharedArena> arena = state == State::kLive ? this->arena() : nullptr;
   if (arena == nullptr) {
-    if (state == State::kRefused) {
+    if (state == State::kRefused)
       fallbacks_ += static_cast<std::uint64_t>(std::count_if(first, message.buffers.end(), large));
-    }
     return {};
   }
   std::uint64_t large_bytes = 0;
   for (auto buffer = first; buffer != message.buffers.end(); ++buffer) {
     if (large(*buffer)) large_bytes += buffer->size;
   }
-  const Exported blocks = may_export ? exported(message) : Exported();
   const bool together = large_bytes >= SharedCopy::kWorthHelp;
   std::vector<CopyRange> ranges;
+  const Exported blocks = may_export ? exported(message) : Exported();
   ArenaPlacement placement(arena);
   std::uint64_t bytes = 0;
   for (auto buffer = first; buffer != message.buffers.end(); ++buffer) {
     if (!large(*buffer)) continue;
     const auto index = static_cast<std::uint32_t>(buffer - message.buffers.begin());
-    if (!blocks.empty() && placeExported(*buffer, index, blocks[index], placement)) {
-      bytes += buffer->size;
-      continue;
+    if (blocks.empty() || !placeExported(*buffer, index, blocks[index], placement)) {
+      const std::optional<SharedArena::Block> block = arena->take(buffer->size);
+      if (!block) {
+        fallbacks_.fetch_add(1, std::memory_order_relaxed);
+        continue;
+      }
+      placement.add(index, block->where);
+      if (together) {
+        ranges.push_back({block->data, buffer->data, buffer->size});
+      } else {
+        fastMemcpy(block->data, buffer->data, buffer->size);
+      }
     }
-    const std::optional<SharedArena::Block> block = arena->take(buffer->size);
-    if (!block) {
-      fallbacks_.fetch_add(1, std::memory_order_relaxed);
-      continue;
-    }
-    placement.add(index, block->where);
     bytes += buffer->size;
-    if (together) {
-      ranges.push_back({block->data, buffer->data, buffer->size});
-    } else {
-      fastMemcpy(block->data, buffer->data, buffer->size);
-    }
   }
   if (!ranges.empty()) copyTogether(std::move(ranges));
   bytes_sent_.fetch_add(bytes, std::memory_order_relaxed);
   return placement;
 }
 
-// The block that each buffer is a part of, null for ordinary memory; empty: all are ordinary. Of a
-// block the message must have a quarter: less would keep all of it alive, and freeze what is
-// written around it.
+// The block that each buffer is a part of, null for ordinary memory; empty: all are ordinary. A
+// block is exported only if the message uses at least a quarter of it: a smaller part would keep
+// the whole block alive, and freeze what is written around it.
 ArenaSender::Exported ArenaSender::exported(const Message& message) const {
   const std::size_t least = std::max(ExportedBlock::kMinBytes, options_.threshold);
   Exported blocks;

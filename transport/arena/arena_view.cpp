@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -16,8 +15,6 @@
 namespace weft::transport {
 namespace {
 
-Error protocolError(std::string text) { return {ErrorCode::kProtocol, std::move(text)}; }
-
 Error checkMemory(const ArenaOffer& offer, int fd) {
   const Result<SealedMemory> memory = sealedMemory(fd, F_SEAL_SHRINK);
   if (!memory.ok()) return memory.error();
@@ -30,13 +27,13 @@ Error checkMemory(const ArenaOffer& offer, int fd) {
 
 }  // namespace
 
-// What keeps one block from being reused.
+// Keeps one block from being reused.
 class ArenaView::Lease {
  public:
   Lease(std::shared_ptr<ArenaView> view, std::uint32_t slot)
       : view_(std::move(view)), slot_(slot) {}
   ~Lease() {
-    if (::getpid() != view_->process_) return;
+    if (!view_->fork_guard_.inOwnProcess()) return;
     // Release: all use of the bytes is over before the sender sees this.
     view_->slot(slot_).store(kSlotFree, std::memory_order_release);
   }
@@ -75,8 +72,7 @@ ArenaView::ArenaView(std::byte* base, const ArenaOffer& offer)
     : base_(base),
       file_bytes_(offer.file_bytes),
       slot_count_(offer.slot_count),
-      magic_(offer.magic),
-      process_(::getpid()) {}
+      magic_(offer.magic) {}
 
 ArenaView::~ArenaView() { ::munmap(base_, file_bytes_); }
 

@@ -1,17 +1,14 @@
 // ArenaView: the receiver's end of a SharedArena. It maps the memory that a peer offered and lends
 // blocks of it out as buffers.
 //
-// The peer is authenticated, but nothing here rests on its word: the memory must be sealed against
-// shrinking (else a touch of it could end this process), and every descriptor is checked. What the
-// peer can still do is change bytes that it sent; whoever parses them copies them first.
+// The peer is authenticated, but not trusted: the memory must be sealed against shrinking (else a
+// touch of it could end this process), and every descriptor is checked. The peer can still change
+// bytes that it sent; whoever parses them copies them first.
 //
-// A block is released when the last user of its buffer goes, on any thread; the mapping stays
-// until then, also when the peer is lost or dead. In a forked child nothing is released: the
-// memory is still the parent's there, who may let it be reused; a child copies what it wants to
-// keep.
+// Threads: lend(), and the release of a block when the last user of its buffer goes: any.
+// Ownership: lent buffers keep the mapping, also when the peer is lost or dead. A forked child
+// releases nothing: the memory is the parent's, who may let it be reused.
 #pragma once
-
-#include <sys/types.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -20,14 +17,15 @@
 #include "transport/arena/arena_layout.h"
 #include "transport/base/buffer.h"
 #include "transport/base/error.h"
+#include "transport/base/fork_guard.h"
 #include "transport/base/unique_fd.h"
 
 namespace weft::transport {
 
 class ArenaView : public std::enable_shared_from_this<ArenaView> {
  public:
-  // Maps what `offer` announced. kProtocol: the offer is a protocolError, the link should be
-  // closed. Any other error: it cannot be used here; the offer should be refused.
+  // Maps what `offer` announced. kProtocol: the offer breaks the protocol, the link should be
+  // closed. Any other error: it cannot be mapped here; the offer should be refused.
   static Result<std::shared_ptr<ArenaView>> open(const ArenaOffer& offer, const UniqueFd& fd,
                                                  std::uint64_t max_bytes);
   ~ArenaView();
@@ -36,7 +34,7 @@ class ArenaView : public std::enable_shared_from_this<ArenaView> {
 
   // It is the memory that `offer` announces.
   bool isOf(const ArenaOffer& offer) const noexcept { return magic_ == offer.magic; }
-  // Any thread. The block that a frame names; kProtocol when it names none.
+  // The block that a frame names; kProtocol when it names none.
   Result<OwnedBuffer> lend(const ArenaDescriptor& block, std::uint64_t size);
 
  private:
@@ -48,7 +46,7 @@ class ArenaView : public std::enable_shared_from_this<ArenaView> {
   const std::uint64_t file_bytes_;
   const std::uint32_t slot_count_;
   const ArenaMagic magic_;
-  const pid_t process_;
+  const ForkGuard fork_guard_;
 };
 
 }  // namespace weft::transport

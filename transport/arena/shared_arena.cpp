@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -60,7 +59,6 @@ SharedArena::SharedArena(UniqueFd fd, std::byte* base, ArenaOffer offer)
     : fd_(std::move(fd)),
       base_(base),
       offer_(offer),
-      process_(::getpid()),
       chunk_count_((offer.file_bytes - kArenaDataOffset) / kChunk),
       obtained_(std::make_unique<std::atomic<bool>[]>(chunk_count_)),
       handed_over_(std::make_unique<std::atomic<bool>[]>(offer.slot_count)),
@@ -74,7 +72,7 @@ SharedArena::SharedArena(UniqueFd fd, std::byte* base, ArenaOffer offer)
 
 SharedArena::~SharedArena() {
   // In a forked child something else may lie where it is mapped here.
-  if (::getpid() == process_) ::munmap(base_, offer_.file_bytes);
+  if (fork_guard_.inOwnProcess()) ::munmap(base_, offer_.file_bytes);
 }
 
 ArenaSlot& SharedArena::slot(std::uint32_t index) const noexcept {

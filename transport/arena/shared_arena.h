@@ -1,18 +1,16 @@
 // SharedArena: memory that this process shares with one receiver on the same host, for the
 // bytes of large buffers. This is the sender's end; ArenaView is the other.
 //
-// One memfd, sealed so that it can never shrink under the receiver, sparse, and gone with its
-// last user, also after a kill -9. Which block is where only the sender knows: it reads nothing
-// back from the memory but the slots, and of those only "free or not", so that a receiver which
-// scribbles over all of it harms nothing but what was meant for itself.
+// One sparse memfd, sealed so that it can never shrink under the receiver, and gone with its last
+// user, also after a kill -9. Only the sender knows which block is where: it reads nothing back
+// from the memory but whether a slot is free, so that a receiver which overwrites all of it harms
+// only what was meant for itself.
 //
-// Memory of a range is obtained (fallocate) before its first use, so that a lack of it is a
-// block that cannot be had, not a SIGBUS. It stays warm until trim().
+// Memory of a range is obtained (fallocate) before its first use, so that a lack of it shows as no
+// block, not as a SIGBUS. It stays warm until trim().
 //
-// Any thread may call any member; no lock is held while a block's bytes are written.
+// Threads: any; no lock is held while a block's bytes are written.
 #pragma once
-
-#include <sys/types.h>
 
 #include <atomic>
 #include <cstddef>
@@ -24,6 +22,7 @@
 
 #include "transport/arena/arena_layout.h"
 #include "transport/base/error.h"
+#include "transport/base/fork_guard.h"
 #include "transport/base/unique_fd.h"
 #include "transport/memory/block_allocator.h"
 
@@ -83,7 +82,7 @@ class SharedArena {
   const UniqueFd fd_;
   std::byte* const base_;
   const ArenaOffer offer_;
-  const pid_t process_;
+  const ForkGuard fork_guard_;
   const std::size_t chunk_count_;
   // Per 2 MiB of the data part: its memory was obtained. Cleared under the lock, only where all is
   // free.

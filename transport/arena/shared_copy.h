@@ -1,10 +1,9 @@
-// SharedCopy: the large buffers of one message, which two threads copy together, piece by piece.
+// SharedCopy: the large buffers of one message, copied by two threads together, piece by piece.
 //
-// One core copies about 40 GB/s between its caches and the other's; two, where the second would
-// idle, twice that. Whoever comes takes the next piece that nobody has begun, so a helper that
-// comes late, or never, costs nothing but the wait for the piece it is at. Pieces are small for
-// that wait's sake, and are cut from the buffers laid end to end: many of medium size are shared
-// as evenly as one large one.
+// Two cores copy twice as fast as one. Each thread takes the next piece that nobody has begun, so a
+// helper that comes late, or never, delays the owner by one piece at most. Pieces are small for
+// that reason, and are cut from the buffers laid end to end, so that many buffers of medium size
+// are shared as evenly as one large one.
 #pragma once
 
 #include <atomic>
@@ -30,11 +29,11 @@ class SharedCopy {
   static constexpr std::size_t kWorthHelp = std::size_t{4} << 20;
   static constexpr std::size_t kPiece = std::size_t{256} << 10;
 
-  // None of the ranges may be touched by others, or go away, before finish() has returned.
+  // The ranges must stay, untouched by others, until finish() has returned.
   explicit SharedCopy(std::vector<CopyRange> ranges);
 
-  // Any thread, also after finish(), when it touches nothing. Copies at most `pieces`; false: all
-  // have been begun.
+  // Any thread, also after finish(), when it does nothing. Copies at most `pieces`; false: all have
+  // been begun.
   bool help(std::size_t pieces) noexcept;
   // Once, by the owner of the ranges: copies what is left and waits for the helpers' pieces.
   void finish() noexcept;
@@ -52,7 +51,7 @@ class SharedCopy {
   std::atomic<std::size_t> done_{0};
 };
 
-// Has the loop thread help, a few milliseconds at a time at worst: it has others to serve.
+// The loop thread helps, at most a few milliseconds at a time: it has others to serve.
 void helpCopy(EventLoop& loop, const std::shared_ptr<SharedCopy>& copy);
 
 }  // namespace weft::transport

@@ -1,4 +1,4 @@
-// The group's secret. PendingPeer in memory that is wiped when it goes.
+// The group's secret, in memory that is wiped when it goes.
 #pragma once
 
 #include <array>

@@ -1,9 +1,5 @@
 #include "transport/auth/handshake.h"
 
-#include <openssl/crypto.h>
-#include <openssl/evp.h>
-#include <openssl/hmac.h>
-
 #include <algorithm>
 #include <cstring>
 #include <string_view>
@@ -29,18 +25,22 @@ Handshake Handshake::dialler(const Identity& self, std::int32_t target_rank,
   made.claim_ = claim;
   made.target_rank_ = target_rank;
   made.target_name_text_ = target_name;
-  Hello hello;
-  hello.role = HelloRole::kDialler;
-  hello.name = self.name;
-  hello.rank = self.rank;
-  hello.target_rank = target_rank;
-  hello.incarnation = self.incarnation;
-  hello.group = self.group;
-  hello.nonce = nonce;
-  hello.target_name = sha256(target_name);
-  made.dialler_hello_ = encodeHello(hello);
+  made.dialler_hello_ = made.helloTo(target_rank, target_name);
   made.emit(made.dialler_hello_);
   return made;
+}
+
+HelloBytes Handshake::helloTo(std::int32_t rank, const std::string& name) const {
+  Hello hello;
+  hello.role = role_;
+  hello.name = self_->name;
+  hello.rank = self_->rank;
+  hello.target_rank = rank;
+  hello.incarnation = self_->incarnation;
+  hello.group = self_->group;
+  hello.nonce = nonce_;
+  hello.target_name = sha256(name);
+  return encodeHello(hello);
 }
 
 Handshake Handshake::acceptor(const Identity& self, const Nonce& nonce, AcceptPolicy& policy) {
@@ -104,16 +104,7 @@ void Handshake::onHello() {
   }
   if (!policy_->nonceIsFresh(peer_.nonce)) return refuse(RefusalCode::kReplay);
   dialler_hello_ = input_;
-  Hello answer;
-  answer.role = HelloRole::kAcceptor;
-  answer.name = self_->name;
-  answer.rank = self_->rank;
-  answer.target_rank = peer_.rank;
-  answer.incarnation = self_->incarnation;
-  answer.group = self_->group;
-  answer.nonce = nonce_;
-  answer.target_name = sha256(peer_.name);
-  acceptor_hello_ = encodeHello(answer);
+  acceptor_hello_ = helloTo(peer_.rank, peer_.name);
   step_ = Step::kAwaitProof;
   emit(acceptor_hello_);
 }
@@ -123,9 +114,7 @@ void Handshake::onProof() {
       decodeProof(std::span<const std::byte, Proof::kBytes>(input_.data(), Proof::kBytes));
   if (!given) return refuse(RefusalCode::kMalformed);
   const HelloRole other = role_ == HelloRole::kDialler ? HelloRole::kAcceptor : HelloRole::kDialler;
-  const Digest due = macOf(other, given->claim);
-  if (CRYPTO_memcmp(given->mac.data(), due.data(), due.size()) != 0)
-    return refuse(RefusalCode::kKey);
+  if (!sameDigest(given->mac, macOf(other, given->claim))) return refuse(RefusalCode::kKey);
   peer_claim_ = given->claim;
   if (role_ == HelloRole::kAcceptor) {
     if (const RefusalCode code = policy_->admit(peer_, peer_claim_, claim_);
@@ -148,20 +137,13 @@ Digest Handshake::macOf(HelloRole role, const SessionClaim& claim) const {
   std::memcpy(end, dialler_hello_.data(), Hello::kBytes);
   std::memcpy(end + Hello::kBytes, acceptor_hello_.data(), Hello::kBytes);
   encodeClaim(claim, end + 2 * Hello::kBytes);
-  Digest mac{};
-  unsigned length = 0;
-  const auto& key = self_->key.bytes();
-  const unsigned char* done =
-      ::HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()),
-             reinterpret_cast<const unsigned char*>(text.data()), text.size(), mac.data(), &length);
-  WEFT_CHECK(done != nullptr && length == mac.size(), "HMAC-SHA-256 is always there");
-  return mac;
+  return hmacSha256(self_->key, text);
 }
 
 void Handshake::refuse(RefusalCode code) {
   refusal_ = code;
   status_ = Status::kRefused;
-  // Only an acceptor tells; a dialler that is not content just hangs up.
+  // Only an acceptor tells why; a dialler just closes the connection.
   if (role_ == HelloRole::kAcceptor) emit(encodeRefusal({kProtocolVersion, code}));
 }
 

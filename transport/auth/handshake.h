@@ -1,5 +1,5 @@
-// Handshake: who proves what to whom before a frame is read. A state machine of bytes in and
-// bytes out, without any IO.
+// Handshake: how two endpoints prove to each other that they hold the group's key, before a frame
+// is read. A state machine of bytes in and bytes out, without any IO.
 //
 //   dialler  -> hello                                    256 bytes
 //   acceptor -> hello, or a refusal                      256 or 16
@@ -8,8 +8,10 @@
 //                                                                                   72 or 16
 //
 // Both proofs cover both hellos whole, so names, ranks, group, nonces, roles and version are
-// all bound; and each covers what its side says of the session (SessionClaim). The acceptor proves
-// nothing to one who has not proved itself.
+// all bound; and each covers what its side claims of the session (SessionClaim). The acceptor
+// proves nothing before the dialler has.
+//
+// Threads: one at a time. Failure: Status, and refusal().
 #pragma once
 
 #include <array>
@@ -24,7 +26,7 @@
 
 namespace weft::transport {
 
-// This endpoint, as it shows itself.
+// Who this endpoint is.
 struct Identity {
   std::string name;
   std::int32_t rank = -1;
@@ -78,6 +80,7 @@ class Handshake {
   Handshake(const Identity& self, HelloRole role, AcceptPolicy* policy, const Nonce& nonce);
   void onHello();
   void onProof();
+  HelloBytes helloTo(std::int32_t rank, const std::string& name) const;
   Digest macOf(HelloRole role, const SessionClaim& claim) const;
   void prove();
   void refuse(RefusalCode code);

@@ -49,8 +49,7 @@ void HandshakeRunner::onReadable() {
   }
 }
 
-// A fresh connection always has room for these few bytes; one that has not is not worth waiting
-// for.
+// A fresh connection always has room for these few bytes.
 bool HandshakeRunner::writeOutput() {
   const std::vector<std::byte> output = handshake_.output();
   if (output.empty()) return true;

@@ -1,7 +1,5 @@
 #include "transport/auth/hello.h"
 
-#include <openssl/sha.h>
-
 #include <algorithm>
 #include <cstring>
 
@@ -145,13 +143,5 @@ std::optional<Proof> decodeProof(std::span<const std::byte, Proof::kBytes> bytes
   if (proof.claim.bulk > 1) return std::nullopt;
   return proof;
 }
-
-Digest sha256(std::span<const std::byte> bytes) {
-  Digest digest{};
-  ::SHA256(reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size(), digest.data());
-  return digest;
-}
-
-Digest sha256(const std::string& text) { return sha256(std::as_bytes(std::span(text))); }
 
 }  // namespace weft::transport

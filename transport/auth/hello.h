@@ -1,4 +1,4 @@
-// The fixed-size messages of the handshake, and nothing else: a stranger's bytes get no
+// The fixed-size messages of the handshake. Bytes of a peer that is not authenticated get no
 // further than these parsers. docs/design/wire_format.md describes them for people.
 #pragma once
 
@@ -9,11 +9,11 @@
 #include <span>
 #include <string>
 
+#include "transport/auth/digest.h"
 #include "transport/auth/session_claim.h"
 
 namespace weft::transport {
 
-using Digest = std::array<std::uint8_t, 32>;
 using Nonce = std::array<std::uint8_t, 32>;
 
 constexpr std::uint16_t kProtocolVersion = 2;
@@ -27,12 +27,12 @@ struct Hello {
   std::uint16_t version = kProtocolVersion;
   HelloRole role = HelloRole::kDialler;
   std::string name;               // 1..128 bytes, no zero byte
-  std::int32_t rank = -1;         // of the one who speaks, >= 0
-  std::int32_t target_rank = -1;  // of the one meant, >= 0
+  std::int32_t rank = -1;         // of the sender, >= 0
+  std::int32_t target_rank = -1;  // of the receiver it expects, >= 0
   std::uint64_t incarnation = 0;  // drawn at random by each endpoint that starts
   Digest group{};                 // SHA-256 of the group id
   Nonce nonce{};
-  Digest target_name{};  // SHA-256 of the name of the one meant
+  Digest target_name{};  // SHA-256 of the expected receiver's name
 };
 
 using HelloBytes = std::array<std::byte, Hello::kBytes>;
@@ -42,13 +42,14 @@ enum class RefusalCode : std::uint16_t {
   kNone = 0,
   kVersion = 1,    // another protocol version
   kGroup = 2,      // another group id
-  kIdentity = 3,   // a rank or name that does not fit: of the dialler, or of the one it meant
-  kKey = 4,        // the proof does not fit
+  kIdentity = 3,   // a rank or name that does not match: of the dialler or of its target
+  kKey = 4,        // the proof does not match
   kReplay = 5,     // this hello was seen before
   kDuplicate = 6,  // a connection between the two exists or is being made: wait for it
   kStale = 7,      // this life of the dialler, or the session it speaks of, is over here
   kMalformed = 8,  // not a handshake
 };
+inline constexpr std::size_t kRefusalCodes = 9;
 
 struct Refusal {
   static constexpr std::size_t kBytes = 16;
@@ -56,7 +57,7 @@ struct Refusal {
   RefusalCode code = RefusalCode::kNone;
 };
 
-// That the one who speaks holds the key, and what it says of the session.
+// Proves that the sender holds the key, and says what it claims of the session.
 struct Proof {
   static constexpr std::size_t kBytes = 8 + 32 + SessionClaim::kBytes;
   Digest mac{};
@@ -78,8 +79,5 @@ Refusal decodeRefusal(std::span<const std::byte, Refusal::kBytes> bytes) noexcep
 ProofBytes encodeProof(const Proof& proof);
 std::optional<Proof> decodeProof(std::span<const std::byte, Proof::kBytes> bytes) noexcept;
 void encodeClaim(const SessionClaim& claim, std::byte* out) noexcept;
-
-Digest sha256(std::span<const std::byte> bytes);
-Digest sha256(const std::string& text);
 
 }  // namespace weft::transport

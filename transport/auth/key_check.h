@@ -1,8 +1,8 @@
-// What two processes compare to learn whether they hold the same key, before either connects.
+// A text by which two processes learn whether they hold the same key, before either connects.
 //
-// HMAC-SHA-256(key, label and group id). A key of 32 random bytes cannot be found from it, and the
-// group id, random for each group, keeps it from telling that two groups share a key. The label and
-// the length keep it apart from the handshake's proofs: it opens no connection.
+// HMAC-SHA-256(key, label and group id). It does not reveal a key of 32 random bytes; the group id,
+// random for each group, hides whether two groups share a key; the label and the length distinguish
+// it from the handshake's proofs, so that it opens no connection.
 #pragma once
 
 #include <string>

@@ -1,5 +1,7 @@
-// Remembers the most recent nonces, so that a hello sent twice is noticed and counted. (It
-// could not be completed anyway: the acceptor's nonce is new each time.) Bounded; loop thread only.
+// ReplayGuard: remembers the most recent nonces, so that a replayed hello is noticed and counted.
+// (Its handshake could not complete anyway: the acceptor's nonce is new each time.)
+//
+// Threads: the endpoint's loop thread.
 #pragma once
 
 #include <cstddef>
@@ -27,8 +29,7 @@ class ReplayGuard {
 
  private:
   std::size_t capacity_;
-  std::set<Nonce>
-      known_;  // ordered: a stranger chooses the nonces, hash collisions are his to make
+  std::set<Nonce> known_;  // ordered: strangers choose the nonces, and could make hashes collide
   std::deque<Nonce> order_;
 };
 

@@ -1,5 +1,5 @@
-// What each side says about the session when a connection is made: whose it is, and up to where it
-// has come. Part of the proof of the handshake, so nobody else can say it.
+// What each side claims of the session when a connection is made: which session it is, and which
+// frames it has received. Part of the handshake's proof, so nobody else can claim it.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@ struct SessionClaim {
   static constexpr std::size_t kBytes = 32;
 
   std::uint64_t own = 0;       // this side's number of the session, drawn at random; never 0
-  std::uint64_t peer = 0;      // the other side's, when it is known; else 0: there was no link yet
+  std::uint64_t peer = 0;      // the other side's; 0: unknown, there was no link yet
   std::uint64_t received = 0;  // the last data frame that this side has whole
   std::uint32_t link = 0;      // which connection of the session this one is to be; from 1
   std::uint32_t bulk =

@@ -1,8 +1,8 @@
 // Memory that travels with a message.
 //
-// An OwnedBuffer names bytes and holds whoever keeps them alive. The transport
-// never copies it to send it: it keeps `owner` until the peer has acknowledged the message (its
-// connection may break before), and drops it on the loop thread or on a thread that sends.
+// An OwnedBuffer names bytes and holds their owner. The transport does not copy the bytes to send
+// them over a socket: it keeps `owner` until the peer has acknowledged the message (its connection
+// may break before), and drops it on the loop thread or on a thread that sends.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,7 @@ struct OwnedBuffer {
 struct Message {
   std::vector<std::byte> header;
   std::vector<OwnedBuffer> buffers;
-  // Let go of when the message was written whole for the first time, or will never be.
+  // Released when the message was written whole for the first time, or will never be.
   std::shared_ptr<void> until_written{};
   // The sender waits for its buffers: the peer acknowledges the message as soon as it has it.
   bool wanted_back = false;

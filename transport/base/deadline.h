@@ -1,10 +1,10 @@
-// Deadlines: points of the steady clock until which somebody waits.
+// Deadlines: points of the steady clock until which a caller waits.
 #pragma once
 
 #include <algorithm>
 #include <chrono>
 
-namespace weft::collectives {
+namespace weft::transport {
 
 using Deadline = std::chrono::steady_clock::time_point;
 
@@ -15,4 +15,9 @@ inline Deadline deadlineAfter(std::chrono::milliseconds timeout) {
   return std::chrono::steady_clock::now() + std::min(timeout, kLongest);
 }
 
+}  // namespace weft::transport
+
+namespace weft::collectives {
+using transport::Deadline;
+using transport::deadlineAfter;
 }  // namespace weft::collectives

@@ -43,6 +43,9 @@ class [[nodiscard]] Error {
   std::string text_;
 };
 
+// The peer sent something that the protocol does not allow.
+inline Error protocolError(std::string text) { return {ErrorCode::kProtocol, std::move(text)}; }
+
 // Either a value or an Error.
 template <typename T>
 class [[nodiscard]] Result {

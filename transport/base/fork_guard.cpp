@@ -4,7 +4,7 @@
 
 #include <atomic>
 
-namespace weft::collectives {
+namespace weft::transport {
 namespace {
 
 std::atomic<std::uint32_t> forks{0};
@@ -19,4 +19,4 @@ std::uint32_t ForkGuard::generation() noexcept {
   return forks.load(std::memory_order_relaxed);
 }
 
-}  // namespace weft::collectives
+}  // namespace weft::transport

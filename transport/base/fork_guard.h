@@ -1,12 +1,12 @@
-// ForkGuard: whether this is still the process in which something was made. A forked child has the
-// memory of its parent's threads and sockets, not their use.
+// ForkGuard: whether this is still the process in which something was made. A forked child has a
+// copy of its parent's memory, but neither its threads nor a share in its locks.
 //
 // Threads: any. Costs a load: the C library tells of each fork (pthread_atfork).
 #pragma once
 
 #include <cstdint>
 
-namespace weft::collectives {
+namespace weft::transport {
 
 class ForkGuard {
  public:
@@ -21,4 +21,8 @@ class ForkGuard {
   std::uint32_t generation_;
 };
 
+}  // namespace weft::transport
+
+namespace weft::collectives {
+using transport::ForkGuard;
 }  // namespace weft::collectives

@@ -1,5 +1,5 @@
-// Where the transport's rare remarks go. Any thread may call these. The default sink
-// writes "weft: …" to standard error; a layer above may put its own logger there.
+// The transport's log. The default sink writes "weft: …" to standard error; a layer above may set
+// its own. Threads: any.
 #pragma once
 
 #include <cstdint>

@@ -1,10 +1,10 @@
-// Looking for work for some microseconds before a thread sleeps.
+// AdaptiveSpin: looks for work for some microseconds before a thread sleeps.
 //
-// On these machines waking a sleeping thread costs 5 to 50 us, most of a small call. A thread that
-// expects the next message soon does better to look for it. Whether that pays is learnt: a
-// search that finds something lengthens the next one, a vain one shortens it, down to none but an
-// occasional try. It yields while it looks, so that on a crowded machine others run. An idle thread
-// never spins: it sleeps after one search, and searches again only after it has had work.
+// Waking a sleeping thread takes most of the time of a small call. A thread that expects the next
+// message soon does better to poll for it. Whether that pays is learnt: polling that finds
+// something lengthens the next budget, polling in vain shortens it, down to an occasional try. It
+// yields while it polls, so that other threads run where cores are scarce. An idle thread does not
+// spin: it sleeps after one budget, and polls again only after it has had work.
 #pragma once
 
 #include <sched.h>

@@ -8,8 +8,6 @@
 namespace weft::transport {
 namespace {
 
-Error protocolError(std::string text) { return {ErrorCode::kProtocol, std::move(text)}; }
-
 Error overLimit(const char* what, std::uint64_t claimed, std::uint64_t limit) {
   return {ErrorCode::kLimitExceeded, std::string("a message claims ") + std::to_string(claimed) +
                                          " " + what + ", the limit here is " +
@@ -33,24 +31,23 @@ void encodeFrameHead(const FrameHead& head, std::byte* out) noexcept {
 Result<FrameHead> decodeFrameHead(std::span<const std::byte, FrameHead::kBytes> bytes,
                                   const Limits& limits) {
   const std::byte* in = bytes.data();
-  if (loadLittle<std::uint32_t>(in) != FrameHead::kMagic)
-    return protocolError("a frame does not begin as frames do");
+  if (loadLittle<std::uint32_t>(in) != FrameHead::kMagic) return protocolError("bad frame magic");
   if (const auto version = loadLittle<std::uint8_t>(in + 4); version != FrameHead::kVersion) {
-    return protocolError("a frame of version " + std::to_string(version) + ", only " +
-                         std::to_string(FrameHead::kVersion) + " is known here");
+    return protocolError("frame version " + std::to_string(version) + " instead of " +
+                         std::to_string(FrameHead::kVersion));
   }
   FrameHead head;
   const auto kind = loadLittle<std::uint8_t>(in + 5);
   if (kind < static_cast<std::uint8_t>(FrameKind::kData) ||
       kind > static_cast<std::uint8_t>(FrameKind::kAck)) {
-    return protocolError("a frame of unknown kind " + std::to_string(kind));
+    return protocolError("unknown frame kind " + std::to_string(kind));
   }
   head.kind = static_cast<FrameKind>(kind);
   head.flags = loadLittle<std::uint16_t>(in + 6);
   const std::uint16_t known =
       head.kind == FrameKind::kData ? FrameHead::kAckNow | FrameHead::kSplit : 0;
   if ((head.flags & ~known) != 0)
-    return protocolError("a frame with unknown flags " + std::to_string(head.flags));
+    return protocolError("unknown frame flags " + std::to_string(head.flags));
   head.sequence = loadLittle<std::uint64_t>(in + 8);
   head.ack = loadLittle<std::uint64_t>(in + 16);
   head.header_bytes = loadLittle<std::uint32_t>(in + 24);
@@ -61,7 +58,7 @@ Result<FrameHead> decodeFrameHead(std::span<const std::byte, FrameHead::kBytes> 
       head.kind == FrameKind::kArenaOffer ? static_cast<std::uint32_t>(ArenaOffer::kBytes) : 0;
   if (head.kind != FrameKind::kData &&
       (head.header_bytes != control_bytes || head.buffer_count != 0 || head.buffer_bytes != 0)) {
-    return protocolError("a control frame with the wrong contents");
+    return protocolError("a control frame with contents");
   }
   if (head.header_bytes > limits.max_header_bytes) {
     return overLimit("header bytes", head.header_bytes, limits.max_header_bytes);
@@ -75,7 +72,7 @@ Result<FrameHead> decodeFrameHead(std::span<const std::byte, FrameHead::kBytes> 
     return overLimit("bytes", head.buffer_bytes, limits.max_message_bytes);
   }
   if (head.buffer_count == 0 && head.buffer_bytes != 0) {
-    return protocolError("a frame with buffer bytes but no buffers");
+    return protocolError("a frame with buffer bytes and without buffers");
   }
   return head;
 }

@@ -59,11 +59,10 @@ Result<FrameHead> decodeFrameHead(std::span<const std::byte, FrameHead::kBytes> 
                                   const Limits& limits);
 
 // How many of the buffer bytes that a split frame carries come over the bulk connection: the last
-// half, so that both connections have as much to do. Whole pages, because both sides copy those
-// faster.
-inline constexpr std::uint64_t kLaneUnit = 4096;
+// half, in whole pages, which both sides copy faster.
+inline constexpr std::uint64_t kBulkUnit = 4096;
 constexpr std::uint64_t bulkShare(std::uint64_t carried) noexcept {
-  return carried / 2 / kLaneUnit * kLaneUnit;
+  return carried / 2 / kBulkUnit * kBulkUnit;
 }
 
 // A table entry: the low 56 bits are the length, the top byte says where the bytes are.

@@ -1,12 +1,12 @@
 // FrameReader: turns the bytes of one link, however they are cut, into messages.
 //
-// It says where the next bytes should go (prepare) and is told how many came
-// (commit). Small frames are parsed out of one receive buffer, so that several of them cost
-// one recv; the bytes of large buffers go straight into memory that the sink supplied, with
-// the receive buffer behind it for whatever follows.
+// A total parser: every byte string yields frames or a named error. It says where the next bytes
+// should go (prepare) and is told how many came (commit). Small frames are parsed out of one
+// receive buffer, so that several of them cost one recv; the bytes of large buffers go straight
+// into memory that the MessageHandler supplied, with the receive buffer behind it for whatever
+// follows. Lengths are checked against Limits before memory is taken.
 //
-// Nothing is taken on the peer's word: lengths are checked against the limits first, and the
-// table of lengths grows only as its bytes arrive. Used by one thread at a time.
+// Threads: one at a time. Ownership: borrows its handlers. Failure: the first Error is final.
 #pragma once
 
 #include <sys/uio.h>
@@ -17,80 +17,43 @@
 #include <span>
 #include <vector>
 
-#include "transport/arena/arena_layout.h"
-#include "transport/base/buffer.h"
-#include "transport/base/error.h"
-#include "transport/endpoint.h"
+#include "transport/frame/buffer_table.h"
 #include "transport/frame/frame.h"
+#include "transport/frame/frame_handlers.h"
+#include "transport/frame/message_body.h"
 
 namespace weft::transport {
 
-// What a FrameReader finds. Called from commit().
-class FrameSink {
- public:
-  virtual ~FrameSink() = default;
-  // A head, before anything else of its frame. An Error ends the link. Default: nothing.
-  virtual Error onFrameHead(const FrameHead& /*head*/) { return Error::ok(); }
-  // A data frame is whole: it was discarded, or onFrame() follows. Default: nothing.
-  virtual void onFrameTaken(const FrameHead& /*head*/) {}
-  // As EndpointHandler::onHeader.
-  virtual Disposition onFrameHeader(std::span<const std::byte> header,
-                                    std::span<const std::uint64_t> sizes,
-                                    std::vector<OwnedBuffer>& buffers) = 0;
-  virtual void onFrame(std::span<const std::byte> header, std::vector<OwnedBuffer> buffers) = 0;
-  // A buffer that lies in the arena which the peer offered. An Error ends the link. Default: there
-  // is none.
-  virtual Result<OwnedBuffer> arenaBuffer(const ArenaDescriptor& block, std::uint64_t size);
-  // A buffer in memory whose descriptor came with the frame: the `place.slot`th of them. kSystem:
-  // it cannot be had here, and the frame should come again without it. Another error ends the link,
-  // too. Default: there is none.
-  virtual Result<OwnedBuffer> exportedBuffer(const ArenaDescriptor& place, std::uint64_t size);
-  // Half of the frame's bytes come over the link's bulk connection, `into` these (one entry without
-  // a place: to be read past), in memory that stays until the reader is gone or asked bulkArrived()
-  // and heard yes. An Error ends the link. Default: there is no bulk connection.
-  virtual Error readFromBulk(std::span<const iovec> into);
-  // They are there. If not, FrameReader::resume() follows when they are.
-  virtual bool bulkArrived() { return false; }
-  // A frame about the arena; `body` is an encoded ArenaOffer or empty. An Error ends the link.
-  // Default: nothing is known of arenas here.
-  virtual Error onArenaFrame(FrameKind kind, std::span<const std::byte> body);
-};
-
 class FrameReader {
  public:
-  // `received`: the last data frame that earlier links brought; the next one follows it. What came
-  // already is read past, before anybody sees what is in it.
-  FrameReader(const Limits& limits, FrameSink& sink, std::uint64_t received = 0);
+  // `received`: the last data frame that earlier links brought; the next one follows it. Frames
+  // that came before are skipped unseen.
+  FrameReader(const Limits& limits, FrameHandlers handlers, std::uint64_t received = 0);
 
   // Fills `out` with where to read next and returns how many entries (at least 1, all
   // nonempty). Entries stay valid until commit().
   std::size_t prepare(std::span<iovec> out);
-  // `count` bytes were put into the entries, in order. An Error is final.
+  // `count` bytes were put into the entries, in order.
   Error commit(std::size_t count);
 
-  // The rest of a frame comes over the bulk connection: nothing is to be read before resume() has
-  // gone on.
+  // The rest of a frame comes over the bulk connection: nothing is read before resume() went on.
   bool waiting() const noexcept { return state_ == State::kBulk; }
-  // Looks whether it has come. An Error is final.
-  Error resume();
+  // Looks whether it has come.
+  Error resume() { return waiting() ? parse() : Error::ok(); }
 
   // After a goodbye: what follows is ignored.
   bool ended() const noexcept { return state_ == State::kEnded; }
   // A frame has begun and is not whole: the end of the stream here is a broken connection.
   bool insideFrame() const noexcept { return state_ != State::kHead || begin_ != end_; }
-  // Bytes of the buffers in hand that have not come; nothing of the frame can be used before.
-  std::uint64_t bytesToCome() const noexcept {
-    return state_ == State::kBuffers || state_ == State::kDiscard ? left_ : 0;
-  }
+  // Bytes of the current message that have not come; nothing of it can be used before.
+  std::uint64_t bytesToCome() const noexcept { return state_ == State::kBody ? body_.left() : 0; }
 
  private:
   enum class State : std::uint8_t {
     kHead,
     kTable,
-    kPlaces,
     kHeader,
-    kBuffers,
-    kDiscard,
+    kBody,
     kBulk,  // all is here but what comes over the bulk connection
     kEnded
   };
@@ -100,28 +63,29 @@ class FrameReader {
   Result<Step> step();
   Result<Step> readHead();
   Result<Step> readTable();
-  Result<Step> readPlaces();
-  void expectHeader();
   Result<Step> readHeader();
   Result<Step> announce();
-  Error findPlaced();
-  Result<Step> readBuffers();
-  Result<Step> discard();
-  Result<Step> passBuffers();
-  Error cutForBulk();
-  Result<Step> whole();
+  Result<Step> readBody();
+  Result<Step> awaitBulk();
   Step finish();
+  Error findPlaced(std::vector<OwnedBuffer>& buffers);
+  Error checkSupplied(const std::vector<OwnedBuffer>& buffers) const;
+  Error askBulk();
 
+  bool longHeader() const noexcept { return head_.header_bytes > kReceiveBytes; }
   bool split() const noexcept { return (head_.flags & FrameHead::kSplit) != 0; }
-  std::size_t available() const noexcept { return end_ - begin_; }
+  bool fillsBuffers() const noexcept { return state_ == State::kBody && !body_.discards(); }
+  std::span<const std::byte> input() const noexcept {
+    return {receive_.get() + begin_, end_ - begin_};
+  }
+  void leave(std::span<const std::byte> rest) noexcept { begin_ = end_ - rest.size(); }
+  void storeHeader(std::size_t bytes);
   void keepHeader();  // out of the receive buffer, which is about to be reused
-  void fillBuffers(std::size_t count);
-  void skipFullBuffers();
 
   static constexpr std::size_t kReceiveBytes = std::size_t{64} << 10;
 
   const Limits& limits_;
-  FrameSink& sink_;
+  const FrameHandlers handlers_;
   State state_ = State::kHead;
 
   std::unique_ptr<std::byte[]> receive_;
@@ -130,26 +94,13 @@ class FrameReader {
 
   FrameHead head_;
   std::uint64_t last_sequence_;
-  bool duplicate_ = false;  // the frame in hand came before
-  bool discarded_ = false;  // nobody wants its buffers
-  std::vector<std::uint64_t> sizes_;
-  std::vector<std::uint64_t> unread_;  // as sizes_, but 0 for what lies elsewhere
-  std::uint64_t sizes_sum_ = 0;
-  struct Placed {
-    std::uint32_t buffer = 0;
-    bool exported = false;  // else in the arena
-  };
-  std::vector<Placed> placed_;  // the buffers that lie elsewhere
-  std::vector<ArenaDescriptor> places_;
+  bool duplicate_ = false;  // the current frame came before
+  BufferTable table_;
   std::span<const std::byte> header_;  // in receive_ or in header_store_
   std::unique_ptr<std::byte[]> header_store_;
   std::size_t header_capacity_ = 0;
   std::size_t header_filled_ = 0;  // bytes of a header too large for receive_
-  std::vector<OwnedBuffer> buffers_;
-  std::size_t buffer_index_ = 0;  // the buffer being filled
-  std::uint64_t buffer_filled_ = 0;
-  std::uint64_t unread_sum_ = 0;
-  std::uint64_t left_ = 0;  // buffer bytes of this frame still to come
+  MessageBody body_;
 };
 
 }  // namespace weft::transport

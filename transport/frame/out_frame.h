@@ -1,5 +1,5 @@
-// OutFrame: one frame on its way out. It owns the head, the table and the message, and
-// remembers how much has been written.
+// OutFrame: one frame on its way out. It owns the head, the table and the message, and knows how
+// much of it has been written. Threads: one at a time. Failure: message() returns it.
 #pragma once
 
 #include <sys/uio.h>
@@ -28,37 +28,37 @@ class OutFrame {
   static Result<OutFrame> message(Message message, const Limits& limits,
                                   ArenaPlacement placement = {});
   static OutFrame control(FrameKind kind);
-  // No frame at all, but what keeps that alive.
+  // No frame, but an owner that keeps `last` alive.
   static OutFrame holding(std::shared_ptr<void> last);
   static OutFrame arenaOffer(std::shared_ptr<SharedArena> arena);
 
-  // Numbers the frame; call once, before gather(). From here on its blocks are the receiver's.
+  // Numbers the frame; call once, before gather(). From then on its blocks are the receiver's.
   void seal(std::uint64_t sequence, std::uint64_t ack, std::uint16_t flags = 0) noexcept;
-  // Before seal(), which is to be given kSplit then: the second half of the bytes that it carries
-  // is taken out, for the bulk connection. The buffers' owners are held by both.
+  // Before seal(), which gets kSplit then: takes the second half of the bytes that it carries out,
+  // for the bulk connection. Both hold the buffers' owners.
   std::vector<OwnedBuffer> split();
-  // Nothing of it counts as written any more: it will go to another stream, whole.
+  // Nothing of it counts as written any more: it will go over another stream, whole.
   void rewind() noexcept;
-  // Buffers that `what` names are written with the frame instead, from where they are: the stream's
-  // other end cannot see them there. Only while nothing is written. False: there are none.
+  // Buffers that `what` names are written with the frame instead, because the stream's other end
+  // cannot see them where they are. Only while nothing is written. False: there are none.
   enum class Inline : std::uint8_t { kExported, kAll };
   bool bringInline(Inline what);
 
   FrameKind kind() const noexcept { return head_.kind; }
   std::span<const std::byte> header() const noexcept { return message_.header; }
   std::uint64_t sequence() const noexcept { return head_.sequence; }
-  // Something that somebody else made is kept alive for it.
+  // It keeps buffers of the application alive.
   bool ownsBuffers() const noexcept { return !message_.buffers.empty(); }
   bool wantedBack() const noexcept { return message_.wanted_back; }
   // What is only needed until the frame is written.
   std::shared_ptr<void> takeUntilWritten() noexcept { return std::move(message_.until_written); }
   std::uint64_t size() const noexcept { return size_; }
-  // Of buffers, as far as they are not in shared memory.
+  // Bytes of buffers that are not in shared memory.
   std::uint64_t carried() const noexcept {
     return size_ - FrameHead::kBytes - table_bytes_ - message_.header.size();
   }
-  // Those that the bulk connection has.
-  std::uint64_t laneBytes() const noexcept { return bulk_bytes_; }
+  // Those of them that the bulk connection has.
+  std::uint64_t bulkBytes() const noexcept { return bulk_bytes_; }
   // To be written.
   std::uint64_t left() const noexcept { return size_ - bulk_bytes_ - written_; }
   // The descriptors to send with the first byte; empty: none, or sent already.

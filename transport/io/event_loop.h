@@ -1,8 +1,8 @@
-// EventLoop: one thread that owns one uv_loop_t. Everything that touches a libuv handle
-// runs on that thread, and says so by assertion.
+// EventLoop: one thread that owns one uv_loop_t. Everything that touches a libuv handle runs on
+// that thread, and asserts so.
 //
-// post() is the only door in, and the only member that any thread may call. Poll and
-// Timer belong to the loop thread.
+// Threads: post() and inLoop(): any; stop(): any but the loop thread; the rest, with Poll and
+// Timer: the loop thread. Failure: create() returns it.
 #pragma once
 
 #include <atomic>

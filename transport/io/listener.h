@@ -1,4 +1,5 @@
-// Listener: accepts connections of one listening socket. Loop thread only.
+// Listener: accepts the connections of one listening socket. Threads: the loop thread. Failure: it
+// logs, and tries again.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,4 @@
-// Whether the process behind an address still listens. For decisions before anything is sent to it.
+// Whether the process behind an address still listens.
 #pragma once
 
 #include <chrono>
@@ -6,8 +6,8 @@
 
 namespace weft::transport {
 
-// False at once when nobody does, or when nothing answers within `wait`. Blocks so long: not for
-// the loop thread.
+// False at once when nobody listens, or when nothing answers within `wait`. Blocks: not for the
+// loop thread.
 bool somebodyListens(const std::string& address, std::chrono::milliseconds wait);
 
 }  // namespace weft::transport

@@ -145,7 +145,7 @@ int connectError(int fd) {
   return error;
 }
 
-// These are wishes: a connection without them is slower, not wrong.
+// A connection without these options is slower, not wrong.
 void tuneTcp(int fd) {
   const int on = 1;
   static_cast<void>(::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)));

@@ -5,33 +5,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <climits>
-#include <cstring>
-
-#include "transport/base/check.h"
 
 namespace weft::transport {
-namespace {
-
-// The kernel closes what a peer sends beyond this room.
-union SomeFds {
-  cmsghdr head;
-  char bytes[CMSG_SPACE(Stream::kMaxFds * sizeof(int))];
-};
-
-// A frame's descriptors are taken before the next frame is read: more than this wait only when a
-// peer sends some that no frame asks for.
-constexpr std::size_t kMaxWaiting = 2 * Stream::kMaxFds;
-
-IoResult sendAll(int fd, const msghdr& message) {
-  while (true) {
-    const ssize_t sent = ::sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (sent >= 0) return {static_cast<std::size_t>(sent), 0, false};
-    if (errno != EINTR) return {0, errno, false};
-  }
-}
-
-}  // namespace
-
 std::uint64_t bytesOf(std::span<const iovec> entries) noexcept {
   std::uint64_t sum = 0;
   for (const iovec& entry : entries)
@@ -44,72 +19,24 @@ IoResult Stream::writeWithFds(std::span<iovec>, std::span<const int>) {
 }
 
 IoResult SocketStream::read(std::span<iovec> into) {
-  SomeFds control;
-  while (true) {
-    msghdr message{};
-    message.msg_iov = into.data();
-    message.msg_iovlen = into.size();
-    if (is_unix_) {
-      message.msg_control = &control;
-      message.msg_controllen = CMSG_LEN(kMaxFds * sizeof(int));
-    }
-    const ssize_t got = ::recvmsg(fd_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    if (got >= 0 && (message.msg_controllen > 0 || (message.msg_flags & MSG_CTRUNC) != 0)) {
-      keepFds(message);
-    }
-    if (got > 0) return {static_cast<std::size_t>(got), 0, false};
-    if (got == 0) return {0, 0, true};
-    if (errno != EINTR) return {0, errno, false};
-  }
-}
-
-void SocketStream::keepFds(const msghdr& message) {
-  for (const cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr;
-       part = CMSG_NXTHDR(const_cast<msghdr*>(&message), const_cast<cmsghdr*>(part))) {
-    if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
-    for (std::size_t at = CMSG_LEN(0); at + sizeof(int) <= part->cmsg_len; at += sizeof(int)) {
-      int fd = -1;
-      std::memcpy(&fd, reinterpret_cast<const char*>(part) + at, sizeof(int));
-      UniqueFd one(fd);
-      if (received_.size() < kMaxWaiting) received_.push_back(std::move(one));
-    }
-  }
-  // Those that are missing are the last ones.
-  if ((message.msg_flags & MSG_CTRUNC) != 0) lost_ = true;
+  return receiveWithFds(fd_.get(), into, is_unix_ ? &received_ : nullptr);
 }
 
 Stream::ReceivedFd SocketStream::takeFd() {
-  if (received_.empty()) return {UniqueFd(), std::exchange(lost_, false)};
-  ReceivedFd oldest{std::move(received_.front()), false};
-  received_.pop_front();
+  if (received_.fds.empty()) return {UniqueFd(), std::exchange(received_.lost, false)};
+  ReceivedFd oldest{std::move(received_.fds.front()), false};
+  received_.fds.pop_front();
   return oldest;
 }
 
-IoResult SocketStream::write(std::span<iovec> from) {
-  msghdr message{};
-  message.msg_iov = from.data();
-  message.msg_iovlen = from.size();
-  return sendAll(fd_.get(), message);
-}
+IoResult SocketStream::write(std::span<iovec> from) { return sendWithFds(fd_.get(), from, {}); }
 
 IoResult SocketStream::writeWithFds(std::span<iovec> from, std::span<const int> fds) {
-  if (!is_unix_) return Stream::writeWithFds(from, fds);
-  WEFT_CHECK(!fds.empty() && fds.size() <= kMaxFds, "as many descriptors as go with one write");
-  SomeFds control{};
-  msghdr message{};
-  message.msg_iov = from.data();
-  message.msg_iovlen = from.size();
-  message.msg_control = &control;
-  message.msg_controllen = CMSG_LEN(fds.size_bytes());
-  control.head.cmsg_level = SOL_SOCKET;
-  control.head.cmsg_type = SCM_RIGHTS;
-  control.head.cmsg_len = CMSG_LEN(fds.size_bytes());
-  std::memcpy(CMSG_DATA(&control.head), fds.data(), fds.size_bytes());
-  return sendAll(fd_.get(), message);
+  return is_unix_ ? sendWithFds(fd_.get(), from, fds) : Stream::writeWithFds(from, fds);
 }
 
 void SocketStream::wakeAt(std::size_t bytes) {
-  if (is_unix_) return;  // their readiness does not ask for it
+  if (is_unix_) return;  // Unix sockets ignore it when they are polled
   const auto mark = static_cast<int>(std::clamp<std::size_t>(bytes, 1, INT_MAX));
   static_cast<void>(::setsockopt(fd_.get(), SOL_SOCKET, SO_RCVLOWAT, &mark, sizeof(mark)));
 }

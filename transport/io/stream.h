@@ -1,37 +1,30 @@
-// Stream: a connected byte stream that never blocks. The plain one is a socket; TLS and the
-// simulated one of the session tests are others.
+// Stream: a connected byte stream that never blocks. SocketStream is the plain one; the session
+// tests have a simulated one.
 //
-// read() and write() may be called by two different threads at once (one each). The descriptor
-// is closed by the destructor, so whoever writes holds a shared_ptr.
+// Threads: read() and write() may be called by two threads at once (one each).
+// Ownership: the destructor closes the descriptor, so whoever writes holds a shared_ptr.
+// Failure: IoResult::error; the stream stays as it is.
 #pragma once
 
-#include <sys/socket.h>
 #include <sys/uio.h>
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
-#include <memory>
 #include <span>
 #include <string_view>
 #include <utility>
 
 #include "transport/base/unique_fd.h"
+#include "transport/io/fd_passing.h"
 
 namespace weft::transport {
 
 // While more than this is to come of a message, its reader is woken for pieces of this size
-// (Stream::wakeAt). A sender on the same host wakes it for each 64 KiB otherwise, which takes it
-// longer than filling them; and what is read in small pieces costs both sides a lock each time.
+// (Stream::wakeAt). Else a sender on the same host would wake it for each 64 KiB, which takes the
+// sender longer than filling them.
 inline constexpr std::size_t kWakePiece = std::size_t{512} << 10;
 
 std::uint64_t bytesOf(std::span<const iovec> entries) noexcept;
-
-struct IoResult {
-  std::size_t count = 0;  // bytes moved
-  int error = 0;          // errno; EAGAIN: nothing moved, try when ready
-  bool end = false;       // read only: the peer will send no more
-};
 
 class Stream {
  public:
@@ -44,15 +37,11 @@ class Stream {
   virtual void breakOff() = 0;
   virtual int pollFd() const = 0;
   // Until the next call pollFd() should not count as readable before so many bytes (at least 1) are
-  // there; the end, an error and a full receive buffer count all the same. A wish: streams that
-  // cannot say so ignore it. On the thread that reads.
+  // there; the end, an error and a full receive buffer count all the same. A hint, which some
+  // streams ignore. On the thread that reads.
   virtual void wakeAt(std::size_t /*bytes*/) {}
 
-  // As write(), and the peer gets copies of `fds` (1 to kMaxFds) with the first byte. Only Unix
-  // sockets can.
-  // ETOOMANYREFS: too many descriptors of this user are on their way; until their receivers have
-  // read them it is no use to try, though the stream may be writable.
-  static constexpr std::size_t kMaxFds = 16;
+  // As write(), with descriptors as sendWithFds() says. Only Unix sockets can.
   virtual IoResult writeWithFds(std::span<iovec> from, std::span<const int> fds);
   // The next descriptor that came with bytes read so far, once; on the thread that reads.
   struct ReceivedFd {
@@ -83,14 +72,10 @@ class SocketStream final : public Stream {
   const char* transportName() const override { return name_; }
 
  private:
-  void keepFds(const msghdr& message);
-
   UniqueFd fd_;
   const char* name_;
   const bool is_unix_;
-  // The reading thread's: what waits to be taken, oldest first.
-  std::deque<UniqueFd> received_;
-  bool lost_ = false;
+  ReceivedFds received_;  // the reading thread's
 };
 
 }  // namespace weft::transport

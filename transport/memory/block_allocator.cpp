@@ -3,23 +3,16 @@
 #include <iterator>
 
 #include "transport/base/check.h"
+#include "transport/base/round_up.h"
 
 namespace weft::transport {
-namespace {
-
-std::uint64_t rounded(std::uint64_t size) {
-  return (size + BlockAllocator::kUnit - 1) / BlockAllocator::kUnit * BlockAllocator::kUnit;
-}
-
-}  // namespace
-
 BlockAllocator::BlockAllocator(std::uint64_t bytes) : free_bytes_(bytes / kUnit * kUnit) {
   if (free_bytes_ > 0) free_.emplace(0, free_bytes_);
 }
 
 std::optional<std::uint64_t> BlockAllocator::take(std::uint64_t size) {
   if (size == 0 || size > free_bytes_) return std::nullopt;
-  const std::uint64_t wanted = rounded(size);
+  const std::uint64_t wanted = roundUp(size, kUnit);
   for (auto range = free_.begin(); range != free_.end(); ++range) {
     const auto [offset, bytes] = *range;
     if (bytes < wanted) continue;
@@ -32,7 +25,7 @@ std::optional<std::uint64_t> BlockAllocator::take(std::uint64_t size) {
 }
 
 void BlockAllocator::give(std::uint64_t offset, std::uint64_t size) {
-  std::uint64_t bytes = rounded(size);
+  std::uint64_t bytes = roundUp(size, kUnit);
   free_bytes_ += bytes;
   const auto next = free_.lower_bound(offset);
   WEFT_CHECK(next == free_.end() || next->first >= offset + bytes, "a block is given back once");

@@ -1,6 +1,6 @@
 // BlockAllocator: which ranges of an address space are in use. First fit at the lowest offset, so
-// that memory that was touched before is used again; neighbours that are free become one.
-// Pure bookkeeping: it never touches the memory. Not thread-safe.
+// that memory that was touched before is used again; free neighbours are merged. It never touches
+// the memory. Threads: one at a time.
 #pragma once
 
 #include <cstdint>

@@ -2,22 +2,19 @@
 //
 // While its maker fills it, it is mapped shared. The first offer() freezes it: the maker's own
 // mapping becomes a private one of the same file, at the same address, and the file is sealed
-// against writing. From then on what anybody writes goes to private copies of the pages, so that
-// what was sent never changes under its receivers, and what a receiver writes is its own. Whether a
-// page has become private is asked of the kernel (/proc/self/pagemap), which also sees writes
-// through NumPy or a raw pointer. Parts without such pages may be offered again; others must be
-// copied.
+// against writing. From then on writes go to private copies of the pages, so that what was sent
+// never changes under its receivers, and what a receiver writes is its own. The kernel tells
+// whether a page has become private (pagemap.h), also after writes through NumPy or a raw pointer.
+// Parts without such pages may be offered again; others must be copied.
 //
-// A receiver holds a block, too (open()): frozen from the start, and as good to be sent on or back.
+// A receiver holds a block, too (open()): it is frozen from the start and can be forwarded.
 //
-// The memory goes with its last mapping and descriptor, wherever those are: nobody is told of it,
-// and nothing is left after a kill -9.
+// The memory goes with its last mapping and descriptor, wherever those are; nothing is left after a
+// kill -9.
 //
-// Any thread may call any member. A write by one thread while another sends the same memory may be
-// in what arrives, or not, as with any send.
-//
-// fork(): before it all blocks that are not frozen are, so that a child and its parent do not see
-// each other's writes, as with any other memory.
+// Threads: any. A write by one thread while another sends the same memory may be in what arrives,
+// or not, as with any send. fork(): freezes all blocks before it, so that a child and its parent do
+// not see each other's writes, as with any other memory.
 #pragma once
 
 #include <atomic>
@@ -30,6 +27,7 @@
 #include "transport/base/buffer.h"
 #include "transport/base/error.h"
 #include "transport/base/unique_fd.h"
+#include "transport/memory/export_registry.h"
 #include "transport/memory/sealed_memory.h"
 
 namespace weft::transport {
@@ -45,7 +43,7 @@ class ExportedBlock : public std::enable_shared_from_this<ExportedBlock> {
   static Result<std::shared_ptr<ExportedBlock>> create(std::size_t bytes);
   // A part of what a peer exported. kProtocol: what came is not such memory. When its last user
   // goes and no page of it was written, the mapping is kept for a moment, in case the same part
-  // comes again: making one costs more than copying some megabytes.
+  // comes again.
   static Result<std::shared_ptr<ExportedBlock>> open(const UniqueFd& fd, std::uint64_t offset,
                                                      std::uint64_t size);
   // The block that all these bytes are a part of; null: they are ordinary memory.
@@ -77,7 +75,8 @@ class ExportedBlock : public std::enable_shared_from_this<ExportedBlock> {
   // Fills the page tables of a received block in one go instead of page by page, once.
   void populate() noexcept;
 
-  // While one of these lives, mappings are kept; its owner calls tick() now and then.
+  // While one of these lives, unused mappings of received blocks are kept for a moment; its owner
+  // calls tick() now and then.
   class Cache {
    public:
     Cache();
@@ -87,45 +86,35 @@ class ExportedBlock : public std::enable_shared_from_this<ExportedBlock> {
     static void tick(std::chrono::steady_clock::time_point now);
   };
 
+  // --- for the registry ---
+  std::uintptr_t address() const noexcept { return reinterpret_cast<std::uintptr_t>(base_); }
+  std::size_t mappedBytes() const noexcept { return mapped_; }
+  // A received block of exactly this part of this memory.
+  bool isPart(const SealedMemory& memory, std::uint64_t offset, std::uint64_t size) const noexcept;
+  // With the registry's lock.
+  void freezeLocked() noexcept;
+
  private:
   enum class State : std::uint8_t {
     kShared,  // what is written is in the file
     kFrozen,
     kUnfit,  // somebody else still writes to the file: it is never sent
   };
-  struct Registry;
-  // One descriptor for all blocks of a file here. None: there were too many, and what was received
-  // is not sent on.
-  struct File {
-    explicit File(UniqueFd own);
-    ~File();
-    File(const File&) = delete;
-    File& operator=(const File&) = delete;
-    const UniqueFd fd;
-  };
 
-  ExportedBlock(std::shared_ptr<const File> file, std::byte* base, std::size_t mapped,
-                std::uint64_t file_offset, std::size_t skip, std::size_t size, State state);
-  static Registry& registry();
-  static void insert(ExportedBlock& block);
-  static void erase(ExportedBlock& block);
+  ExportedBlock(std::shared_ptr<const ExportRegistry::File> file, std::byte* base,
+                std::size_t mapped, std::uint64_t file_offset, std::size_t skip, std::size_t size,
+                State state);
   static std::shared_ptr<ExportedBlock> lend(std::unique_ptr<ExportedBlock> block);
-  static void takeBack(ExportedBlock* raw);
-  static void forget(std::chrono::steady_clock::time_point before);
-  static std::shared_ptr<const File> fileOf(const UniqueFd& fd, const SealedMemory& memory);
-  void freeze() noexcept;  // with the registry's lock
-  static bool untouched(const std::byte* data, std::size_t size);
 
-  const std::shared_ptr<const File> file_;
+  const std::shared_ptr<const ExportRegistry::File> file_;
   std::byte* const base_;  // a page's begin
   const std::size_t mapped_;
   const std::uint64_t file_offset_;  // of base_
   std::byte* const data_;
   const std::size_t size_;
-  const bool own_;            // made here
-  State state_;               // guarded by the registry's lock
-  std::uint64_t device_ = 0;  // of the file, and its number: which memory it is
-  std::uint64_t inode_ = 0;
+  const bool own_;       // made here
+  State state_;          // guarded by the registry's lock
+  SealedMemory memory_;  // received: which memory it is
   std::atomic<bool> populated_{false};
 };
 

@@ -17,8 +17,7 @@ namespace weft::transport {
 namespace {
 
 constexpr std::size_t kLine = 64;  // of a cache, in bytes
-// The processor's own looking ahead ends with each page: asking for the next one's bytes is worth a
-// tenth.
+// The processor's own prefetching ends with each page.
 constexpr std::size_t kAhead = 4096;
 
 // "Enhanced REP MOVSB": without it the instruction goes byte by byte.

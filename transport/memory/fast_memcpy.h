@@ -1,14 +1,11 @@
 // Copying into memory that another core has read.
 //
 // A block that comes back from the receiver lies in that core's caches. Ordinary stores first fetch
-// each line from there: measured 9 GB/s for 1 to 4 MiB, where `rep movsb` writes whole lines
-// without fetching them: 47 GB/s (and the receiver, reading after it, gets 23 instead of 8).
-// memcpy itself chooses `rep movsb` for less than about a megabyte only.
+// each line from there; `rep movsb` writes whole lines without fetching them, and is several times
+// as fast. memcpy itself chooses it for less than about a megabyte only.
 //
-// Streaming stores push the bytes out to memory: 30 GB/s. That is what is left anyway for a message
-// which with its copy exceeds the last cache, and there they do better, because they leave the
-// cache to the source: 46 MB by one thread 26 instead of 20 GB/s, by two 45 instead of 34; and a
-// receiver that reads them takes no longer.
+// Streaming stores push the bytes out to memory. They are faster for a message that with its copy
+// exceeds the last cache, because they leave the cache to the source. Any thread.
 #pragma once
 
 #include <cstddef>
@@ -18,8 +15,8 @@ namespace weft::transport {
 
 enum class CopyWay : std::uint8_t { kThroughCache, kPastCache };
 
-// The better one for a message of so many bytes. Caches of 32 MiB were measured; how large this
-// machine's are is not to be had reliably (a virtual one may tell the whole processor's).
+// The better one for a message of so many bytes, with a last cache of about 32 MiB. (A machine does
+// not tell the size of its own reliably: a virtual one may give the whole processor's.)
 constexpr CopyWay wayFor(std::size_t bytes) noexcept {
   return bytes < (std::size_t{24} << 20) ? CopyWay::kThroughCache : CopyWay::kPastCache;
 }

@@ -1,5 +1,5 @@
-// IdleDetector: whether memory that is kept warm has not been used for a while, so that most of it
-// can go back to the system. Of one thread, which looks now and then.
+// IdleDetector: tells when memory that is kept warm has not been used for a while, so that most of
+// it can go back to the system. Threads: one, which looks now and then.
 #pragma once
 
 #include <chrono>
@@ -11,7 +11,7 @@ namespace weft::transport {
 class IdleDetector {
  public:
   static constexpr std::chrono::seconds kAfter{10};
-  // What is kept all the same, and the most that goes back at once (some milliseconds).
+  // What is kept nevertheless, and the most that goes back at once (which takes milliseconds).
   static constexpr std::uint64_t kKeep = std::uint64_t{4} << 20;
   static constexpr std::uint64_t kTrimAtOnce = std::uint64_t{16} << 20;
 

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "transport/base/round_up.h"
+
 // Linux 5.14, the last one 6.1; older headers don't have them.
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
@@ -20,26 +22,22 @@
 
 namespace weft::transport {
 
-// What large memory is obtained and given back in: a huge page of x86-64.
+// The unit in which large memory is obtained and given back: a huge page of x86-64.
 inline constexpr std::uint64_t kMemoryChunk = std::uint64_t{2} << 20;
-
-constexpr std::uint64_t roundUp(std::uint64_t value, std::uint64_t unit) {
-  return (value + unit - 1) / unit * unit;
-}
 
 inline std::uint64_t pageBytes() {
   static const auto bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
   return bytes;
 }
 
-// All of the machine's; 0: the system does not say.
+// All memory of the machine; 0: the system does not say.
 inline std::uint64_t machineBytes() {
   static const std::uint64_t bytes =
       static_cast<std::uint64_t>(std::max(0L, ::sysconf(_SC_PHYS_PAGES))) * pageBytes();
   return bytes;
 }
 
-// A small machine does not promise more than a quarter of its memory to one use of it.
+// At most a quarter of the machine's memory: on a small machine one use must leave room for others.
 inline std::uint64_t atMostQuarter(std::uint64_t wanted) {
   return machineBytes() == 0 ? wanted : std::min(wanted, machineBytes() / 4);
 }

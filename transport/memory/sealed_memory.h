@@ -1,5 +1,5 @@
-// Memory that processes share: a memfd that can never shrink, else a touch of it could end who
-// mapped it with SIGBUS.
+// Memory that processes share: a memfd that can never shrink; else touching it could end a process
+// that mapped it with SIGBUS. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace weft::transport {
 // A file in memory with so many bytes, which can be sealed.
 Result<UniqueFd> makeMemory(const char* name, std::uint64_t bytes);
 
-// How large a file in memory is, and what tells it from others.
+// How large a file in memory is, and which one it is.
 struct SealedMemory {
   std::uint64_t bytes = 0;
   std::uint64_t device = 0;
@@ -20,7 +20,7 @@ struct SealedMemory {
 };
 
 // The memory behind `fd`. kProtocol: it lacks `seals` (F_SEAL_…; F_SEAL_SHRINK should be among
-// them), or is a file of a disk. kSystem: the kernel would not say.
+// them), or is a file on a disk. kSystem: the kernel gave no answer.
 Result<SealedMemory> sealedMemory(int fd, int seals);
 
 }  // namespace weft::transport

@@ -1,7 +1,6 @@
 #include "transport/memory/warm_pool.h"
 
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <optional>
@@ -26,7 +25,7 @@ class WarmPool::Lease {
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;
   ~Lease() {
-    if (::getpid() == pool_->process_) pool_->give(offset_, size_);
+    if (pool_->fork_guard_.inOwnProcess()) pool_->give(offset_, size_);
   }
 
  private:
@@ -45,11 +44,7 @@ std::shared_ptr<WarmPool> WarmPool::create(std::uint64_t room) {
 }
 
 WarmPool::WarmPool(std::byte* base, std::uint64_t room)
-    : base_(base),
-      room_(room),
-      process_(::getpid()),
-      allocator_(room),
-      used_(std::make_unique<bool[]>(room / kChunk)) {}
+    : base_(base), room_(room), allocator_(room), used_(std::make_unique<bool[]>(room / kChunk)) {}
 
 WarmPool::~WarmPool() { ::munmap(base_, room_); }
 

@@ -1,16 +1,14 @@
-// WarmPool: memory for large buffers that are read from a socket. It is used again once its last
-// owner has let go of it, with its pages, because finding new ones costs several times as much as
-// the reading: 256 MiB over loopback take the receiver 19 ms of CPU into pages that are there, and
-// 85 into pages that are not (malloc gives such blocks back to the system each time).
+// WarmPool: memory for large buffers that are read from a socket. A block is reused with its pages
+// once its last owner is gone, because finding new pages costs several times as much as the reading
+// (malloc gives such blocks back to the system each time).
 //
 // One private mapping, of which only what was used takes memory. Blocks are taken at the lowest
 // free offset, where the pages are warm. After a while in which nothing was taken most of the
-// memory goes back to the system. A block may outlive whoever made the pool.
+// memory goes back to the system.
 //
-// Any thread may call any member.
+// Threads: any; tick() by one. Ownership: blocks keep the pool's memory. A forked child releases
+// nothing.
 #pragma once
-
-#include <sys/types.h>
 
 #include <atomic>
 #include <chrono>
@@ -20,6 +18,7 @@
 #include <mutex>
 
 #include "transport/base/buffer.h"
+#include "transport/base/fork_guard.h"
 #include "transport/memory/block_allocator.h"
 #include "transport/memory/idle_detector.h"
 
@@ -38,8 +37,8 @@ class WarmPool : public std::enable_shared_from_this<WarmPool> {
   WarmPool(const WarmPool&) = delete;
   WarmPool& operator=(const WarmPool&) = delete;
 
-  // At least `size` bytes, aligned to a page, with anything in them; free again when the last owner
-  // is gone. No data: too small a buffer, or no room.
+  // At least `size` bytes, aligned to a page, not cleared; free again when the last owner is gone.
+  // No data: too small a buffer, or no room.
   OwnedBuffer take(std::size_t size);
 
   // Now and then: gives back what has not been used for a while (IdleDetector).
@@ -59,7 +58,7 @@ class WarmPool : public std::enable_shared_from_this<WarmPool> {
 
   std::byte* const base_;
   const std::uint64_t room_;
-  const pid_t process_;
+  const ForkGuard fork_guard_;
   std::atomic<std::uint64_t> held_bytes_{0};  // written with the lock
 
   mutable std::mutex mutex_;  // a leaf; guards what follows

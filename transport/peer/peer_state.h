@@ -1,38 +1,56 @@
 // The states of a peer, and which may follow which.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 
 namespace weft::transport {
 
 enum class PeerState : std::uint8_t {
   kIdle,          // known, not connected, nothing to send
-  kDialling,      // a Connector is at work
-  kConnected,     // a Link is up
-  kReconnecting,  // the Link broke, and the session may yet go on: a Connector is at work, or the
-                  // peer's
-  kClosing,       // this side said goodbye; waiting until all is written and the peer ends too
-  kGone,          // lost or closed; final
+  kConnecting,    // the first connection is being made
+  kConnected,     // a link is up
+  kReconnecting,  // the link broke; either side makes another one before the session's deadline
+  kLeaving,       // as kConnecting or kReconnecting; this side says goodbye once it is connected
+  kClosing,       // this side said goodbye; neither side has finished
+  kFlushed,       // all is written; the peer's goodbye is awaited
+  kPeerDone,      // the peer said goodbye; the rest is being written
+  kLost,          // it failed, and the application is to hear of it
+  kClosed,        // this side ended it, and the application hears of unsent messages only
+  kFinished,      // all is told; final
 };
 
-constexpr bool mayFollow(PeerState from, PeerState to) noexcept {
-  switch (from) {
-    case PeerState::kIdle:
-      return to == PeerState::kDialling || to == PeerState::kConnected || to == PeerState::kGone;
-    case PeerState::kDialling:
-      return to == PeerState::kConnected || to == PeerState::kGone;
-    case PeerState::kConnected:
-      return to == PeerState::kReconnecting || to == PeerState::kClosing || to == PeerState::kGone;
-    case PeerState::kReconnecting:
-      return to == PeerState::kConnected || to == PeerState::kGone;
-    case PeerState::kClosing:
-      return to == PeerState::kGone;
-    case PeerState::kGone:
-      return false;
-  }
-  return false;
-}
+inline constexpr std::size_t kPeerStates = 11;
 
-const char* toString(PeerState state) noexcept;
+namespace detail {
+template <typename... States>
+constexpr std::uint16_t setOf(States... states) {
+  return static_cast<std::uint16_t>((0U | ... | (1U << static_cast<unsigned>(states))));
+}
+}  // namespace detail
+
+// For each state those that may follow it.
+inline constexpr std::array<std::uint16_t, kPeerStates> kPeerTransitions = [] {
+  using enum PeerState;
+  using detail::setOf;
+  return std::array<std::uint16_t, kPeerStates>{
+      /* kIdle         */ setOf(kConnecting, kConnected, kLost, kClosed),
+      /* kConnecting   */ setOf(kConnected, kLeaving, kLost, kClosed),
+      /* kConnected    */ setOf(kReconnecting, kClosing, kLost, kClosed),
+      /* kReconnecting */ setOf(kConnected, kLeaving, kLost, kClosed),
+      /* kLeaving      */ setOf(kClosing, kClosed),
+      /* kClosing      */ setOf(kFlushed, kPeerDone, kClosed),
+      /* kFlushed      */ setOf(kClosed),
+      /* kPeerDone     */ setOf(kClosed),
+      /* kLost         */ setOf(kFinished),
+      /* kClosed       */ setOf(kFinished),
+      /* kFinished     */ 0,
+  };
+}();
+
+constexpr bool mayFollow(PeerState from, PeerState to) noexcept {
+  return (kPeerTransitions[static_cast<std::size_t>(from)] >> static_cast<unsigned>(to) & 1) != 0;
+}
 
 }  // namespace weft::transport

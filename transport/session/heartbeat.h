@@ -1,9 +1,10 @@
 // Heartbeat: when to send a heartbeat to a connected peer, and when its silence is too long. Time
 // is an argument, so that tests need no waiting.
 //
-// It looks at byte counters once per tick, so that sending and receiving cost nothing for it.
-// Time in which this process itself did not run (stopped, starved) is not held
-// against the peer.
+// It looks at byte counters once per tick, so that sending and receiving pay nothing for it.
+// Silence while this process itself was suspended does not count.
+//
+// Threads: one at a time.
 #pragma once
 
 #include <algorithm>

@@ -1,8 +1,8 @@
-// ReplayBuffer: the frames that were written and not yet acknowledged, oldest first. A session goes
-// on from them when its connection was made again. The sending half of a Session.
+// ReplayBuffer: the frames that were written and not yet acknowledged, oldest first. They are
+// written again when the connection was made again.
 //
-// Owners of buffers are held, nothing is copied: what is kept here counts towards max_queued_bytes.
-// Not thread-safe: the Outbox guards it.
+// Holds the owners of buffers and copies nothing: its bytes count towards max_queued_bytes.
+// Threads: none of its own; the Outbox guards it.
 #pragma once
 
 #include <cstddef>
@@ -36,8 +36,8 @@ class ReplayBuffer {
   std::uint64_t bytes_ = 0;
 };
 
-// When to ask the receiver for an ack: often enough that a sender that waits for room does not wait
-// for the receiver's next tick, so seldom that it costs nothing.
+// When to ask the receiver for an ack: often enough that a sender does not wait for room until the
+// receiver's next tick, rarely enough to cost nothing.
 class AckRequests {
  public:
   explicit AckRequests(std::uint64_t max_queued_bytes) noexcept;

@@ -54,8 +54,8 @@ void Session::took(std::uint64_t sequence, bool asked) {
   if (asked) asked_ = sequence;
 }
 
-bool Session::ackOverdue(std::uint64_t told) noexcept {
-  return std::exchange(last_tick_, received_) > told;
+bool Session::ackOverdue(std::uint64_t last_ack_sent) noexcept {
+  return std::exchange(last_tick_, received_) > last_ack_sent;
 }
 
 }  // namespace weft::transport

@@ -1,9 +1,9 @@
-// Session: what a peer is across links. Two processes have at most one; it begins with their first
-// connection, outlives connections that break, and ends when it is declared over, once.
+// Session: the conversation of two processes across their connections. They have at most one; it
+// begins with their first connection, outlives connections that break, and ends once.
 //
 // Each side numbers its data frames 1, 2, 3 … for as long as the session lasts, keeps what it wrote
 // until the other has acknowledged it (ReplayBuffer), and on each new connection says which frame
-// it received last (SessionClaim): the other goes on behind that one. So every frame arrives once
+// it received last (SessionClaim): the other continues after that one. So every frame arrives once
 // and in order, however often the connection breaks.
 //
 // Acks are cumulative and ride on whatever frame goes the other way. One of their own is sent only
@@ -11,7 +11,9 @@
 // have waited for a whole tick.
 //
 // This class is the receiving half and the rules: no IO, no clock (time is an argument), no thread.
-// Owned by the loop thread; the sending half lives in the Outbox.
+// The sending half is the Outbox.
+//
+// Threads: the endpoint's loop thread.
 #pragma once
 
 #include <chrono>
@@ -57,7 +59,7 @@ class Session {
   // Connections made after the first.
   std::uint32_t relinked() const noexcept { return links_ > 0 ? links_ - 1 : 0; }
 
-  // What this side says on a connection to be made. Only while no link delivers: what it says is
+  // What this side claims on a connection to be made. Only while no link delivers: the claim is
   // final.
   SessionClaim claim() const noexcept { return {own_, peer_, received_, links_ + 1}; }
 
@@ -70,13 +72,13 @@ class Session {
   enum class Match : std::uint8_t {
     kSame,     // this session, or its beginning
     kAnother,  // the other side began anew: this one is over there
-    kUnknown,  // it speaks of a session that this side does not have
+    kUnknown,  // it names a session that this side does not have
   };
   Match match(const SessionClaim& theirs) const noexcept;
-  // A claim for a link that is here already, or was: the dialler has not heard of it yet.
+  // A claim for a link that is up already, or was: the dialler did not know of it.
   bool isLate(const SessionClaim& theirs) const noexcept { return theirs.link <= links_; }
 
-  // A connection is there, and both have said their claims.
+  // A connection is up, and both have exchanged their claims.
   void link(const SessionClaim& theirs);
   // It broke. Without another one by `deadline` the session is over.
   void breakOff(Time deadline);
@@ -85,16 +87,16 @@ class Session {
   bool expired(Time now) const noexcept {
     return state_ == SessionState::kBroken && now >= deadline_;
   }
-  // This process did not run for so long: that is not held against the peer.
+  // Ignore silence while this process itself was suspended.
   void postpone(std::chrono::nanoseconds lost) noexcept { deadline_ += lost; }
 
   // A data frame is whole; they come one after the other. `asked`: its sender wants an ack.
   void took(std::uint64_t sequence, bool asked);
   std::uint64_t received() const noexcept { return received_; }
-  // An ack must go out now. `told`: the last one that went out on any frame.
-  bool ackAsked(std::uint64_t told) const noexcept { return asked_ > told; }
+  // An ack must go out now. `last_ack_sent`: the last one that went out on any frame.
+  bool ackAsked(std::uint64_t last_ack_sent) const noexcept { return asked_ > last_ack_sent; }
   // To be called once per tick: frames of before the last tick are not acknowledged yet.
-  bool ackOverdue(std::uint64_t told) noexcept;
+  bool ackOverdue(std::uint64_t last_ack_sent) noexcept;
 
  private:
   void moveTo(SessionState state);

@@ -1,5 +1,8 @@
-// Acceptor: listens, and takes strangers through the handshake, at most so many at once.
-// Loop thread only, but for counts().
+// Acceptor: listens, and takes those who connect through the handshake, at most
+// Limits::max_unauthenticated at once.
+//
+// Threads: counts(): any; the rest: the endpoint's loop thread.
+// Failure: who fails the handshake is cut off and counted.
 #pragma once
 
 #include <array>
@@ -13,8 +16,8 @@
 #include "transport/auth/handshake.h"
 #include "transport/auth/handshake_runner.h"
 #include "transport/auth/replay_guard.h"
+#include "transport/connect/endpoint_context.h"
 #include "transport/endpoint.h"
-#include "transport/io/event_loop.h"
 #include "transport/io/listener.h"
 #include "transport/io/socket.h"
 
@@ -36,7 +39,7 @@ class Acceptor final : private AcceptPolicy {
     std::function<void(AuthenticatedPeer)> admitted;
   };
 
-  Acceptor(EventLoop& loop, const EndpointOptions& options, const Identity& self, Events events);
+  Acceptor(const EndpointContext& context, Events events);
 
   void listen(UniqueFd fd, const char* transport_name);
   // Stops listening and drops handshakes under way.
@@ -46,18 +49,6 @@ class Acceptor final : private AcceptPolicy {
   void counts(EndpointStats& stats) const;
 
  private:
-  enum class Refused : std::uint8_t {
-    kKey,
-    kGroup,
-    kIdentity,
-    kVersion,
-    kReplay,
-    kTimeout,
-    kOverload,
-    kMalformed,
-    kCount_,
-  };
-
   bool nonceIsFresh(const Nonce& nonce) override { return replays_.fresh(nonce); }
   RefusalCode admit(const Hello& dialler, const SessionClaim& theirs, SessionClaim& ours) override {
     return events_.admit(dialler, theirs, ours);
@@ -65,20 +56,17 @@ class Acceptor final : private AcceptPolicy {
 
   void onAccepted(UniqueFd fd, const char* transport_name);
   void onHandshake(std::uint64_t id, HandshakeOutcome outcome);
-  void count(Refused cause) {
-    refused_[static_cast<std::size_t>(cause)].fetch_add(1, std::memory_order_relaxed);
-  }
-  void count(RefusalCode code);
 
-  EventLoop& loop_;
-  const EndpointOptions& options_;
-  const Identity& self_;
-  Events events_;
+  const EndpointContext& context_;
+  const Events events_;
   std::vector<std::unique_ptr<Listener>> listeners_;
   std::unordered_map<std::uint64_t, std::shared_ptr<HandshakeRunner>> running_;
   std::uint64_t next_id_ = 0;
   ReplayGuard replays_;
-  std::array<std::atomic<std::uint64_t>, static_cast<std::size_t>(Refused::kCount_)> refused_{};
+  using Count = std::atomic<std::uint64_t>;
+  std::array<Count, kRefusalCodes> refused_{};  // by RefusalCode
+  Count timeouts_{0};
+  Count overloads_{0};
 };
 
 }  // namespace weft::transport

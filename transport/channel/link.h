@@ -1,5 +1,8 @@
-// Link: the loop thread's end of an authenticated stream: waits for it to be readable or
-// writable, reads frames, notices how it ends. Writing itself is the Outbox's.
+// Link: the reading end of one authenticated stream. Waits for it to be readable or writable, reads
+// frames, notices how it ends. The Outbox writes.
+//
+// Threads: the endpoint's loop thread. Ownership: shares the stream with who writes to it.
+// Failure: on_end, once; nothing is read after it.
 #pragma once
 
 #include <atomic>
@@ -35,15 +38,16 @@ class Link {
   };
 
   // `received`: the last data frame of the session that former links brought.
-  Link(EventLoop& loop, std::shared_ptr<Stream> stream, const Limits& limits, FrameSink& sink,
-       std::uint64_t received, std::atomic<std::uint64_t>& bytes_received, Events events);
+  Link(EventLoop& loop, std::shared_ptr<Stream> stream, const Limits& limits,
+       FrameHandlers handlers, std::uint64_t received, std::atomic<std::uint64_t>& bytes_received,
+       Events events);
 
   void wantWrite(bool want);
-  // What came over the bulk connection may be what it waits for.
+  // The bulk connection may have brought what it waits for.
   void resume();
   // Reads what is there, up to a budget. False: nothing came.
   bool readSome();
-  // Nothing more is read, written or told: it may be destroyed later.
+  // Nothing more is read or told: it may be destroyed later.
   void abandon();
   // Reads all there is, before the link is given up for another reason.
   void drain();

@@ -1,4 +1,4 @@
-#include "transport/peer/link.h"
+#include "transport/channel/link.h"
 
 #include <algorithm>
 #include <array>
@@ -9,22 +9,23 @@ namespace weft::transport {
 namespace {
 
 constexpr std::size_t kMaxEntries = 64;
-// One busy peer must not starve the others: after this much the loop looks around.
+// One busy peer must not starve the others: after this much the loop serves them.
 constexpr int kReadsPerTurn = 32;
 constexpr std::uint64_t kBytesPerTurn = std::uint64_t{8} << 20;
 
 }  // namespace
 
-Link::Link(EventLoop& loop, std::shared_ptr<Stream> stream, const Limits& limits, FrameSink& sink,
-           std::uint64_t received, std::atomic<std::uint64_t>& bytes_received, Events events)
+Link::Link(EventLoop& loop, std::shared_ptr<Stream> stream, const Limits& limits,
+           FrameHandlers handlers, std::uint64_t received,
+           std::atomic<std::uint64_t>& bytes_received, Events events)
     : stream_(std::move(stream)),
-      reader_(limits, sink, received),
+      reader_(limits, handlers, received),
       events_(std::move(events)),
       poll_(loop, stream_->pollFd(),
             [this](EventLoop::Poll::Ready ready) {
               if (ready.writable && events_.on_writable) events_.on_writable();
               if (ready.error != 0) {
-                // The kernel reports a broken stream: what still can be read comes before its end.
+                // The stream is broken: what can still be read comes before its end.
                 drain();
                 end({LinkEnd::Kind::kFailed, ECONNRESET, Error::ok()});
               } else if (ready.readable && reads()) {
@@ -45,7 +46,7 @@ void Link::resume() {
   poll_.want(reads(), want_write_);
 }
 
-// Of each step of the reader. False: that was the end.
+// Follows each step of the reader. False: that was the end.
 bool Link::after(Error problem) {
   if (problem) {
     end({LinkEnd::Kind::kProtocol, 0, std::move(problem)});
@@ -84,7 +85,7 @@ bool Link::readSome() {
   return read > 0;
 }
 
-// It never waits for more than is to come: what follows the message may be long in coming.
+// Never waits for more than the current message needs: the next one may be long in coming.
 void Link::chooseWakeUp() {
   const std::uint64_t left = reader_.bytesToCome();
   const bool raised = wake_at_ > 1;

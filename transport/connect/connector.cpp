@@ -1,4 +1,4 @@
-#include "transport/peer/connector.h"
+#include "transport/connect/connector.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -22,16 +22,16 @@ const char* explain(RefusalCode code) {
     case RefusalCode::kGroup:
       return "it belongs to another group; check that both were started for the same job";
     case RefusalCode::kIdentity:
-      return "the ranks or names do not fit: another worker answers at this address, or the two "
+      return "the ranks or names do not match: another worker answers at this address, or the two "
              "disagree about who is who; "
              "check for a rank or name given twice";
     case RefusalCode::kKey:
       return "the authentication keys differ; give all workers the same key file "
              "(WEFT_AUTH_KEY_FILE)";
     case RefusalCode::kReplay:
-      return "it saw this greeting before; something between the two repeats messages";
+      return "it received this handshake before; something between the two repeats messages";
     case RefusalCode::kMalformed:
-      return "what answers at this address does not speak Weft's protocol";
+      return "the process at this address does not speak Weft's protocol";
     default:
       return "for an unknown reason";
   }
@@ -39,34 +39,30 @@ const char* explain(RefusalCode code) {
 
 }  // namespace
 
-Connector::Connector(EventLoop& loop, const EndpointOptions& options, const Identity& self,
-                     PeerInfo peer, const Address& address, const std::string& own_host,
-                     const SessionClaim& claim, RetryBackoff patience)
-    : loop_(loop),
-      options_(options),
-      self_(self),
+Connector::Connector(const EndpointContext& context, PeerInfo peer, const Address& address,
+                     const SessionClaim& claim, RetryBackoff backoff)
+    : context_(context),
       peer_(std::move(peer)),
       address_(address),
       claim_(claim),
-      patience_(patience) {
-  const bool same_host = !own_host.empty() && address_.host == own_host;
-  if (options_.unix_socket && same_host && address_.hasUnix()) {
+      backoff_(backoff) {
+  const bool same_host = !context.own_host.empty() && address_.host == context.own_host;
+  if (context.options.unix_socket && same_host && address_.hasUnix()) {
     candidates_.push_back({true, "the Unix socket @" + address_.unix_name});
   }
-  if (options_.tcp && address_.hasTcp()) {
+  if (context.options.tcp && address_.hasTcp()) {
     candidates_.push_back({false, formatHostPort(address_.tcp_host, address_.tcp_port)});
   }
 }
 
 void Connector::start(Done done) {
   done_ = std::move(done);
-  began_ = EventLoop::Clock::now();
   if (candidates_.empty()) {
     return fail(ErrorCode::kConnectFailed,
-                "the two share no transport: its address is " + formatAddress(address_));
+                "the two have no transport in common: its address is " + formatAddress(address_));
   }
-  deadline_ = std::make_unique<EventLoop::Timer>(loop_, [this] { onDeadline(); });
-  if (patience_.all.count() > 0) deadline_->start(patience_.all);
+  deadline_ = std::make_unique<EventLoop::Timer>(context_.loop, [this] { onDeadline(); });
+  if (backoff_.all.count() > 0) deadline_->start(backoff_.all);
   round();
 }
 
@@ -103,16 +99,12 @@ void Connector::attempt() {
   connecting_ = std::move(connecting.fd);
   if (connecting.error == 0) return onConnected();
   if (connecting.error != EINPROGRESS) return onConnectFailed(connecting.error);
-  poll_ =
-      std::make_unique<EventLoop::Poll>(loop_, connecting_.get(), [this](EventLoop::Poll::Ready) {
-        poll_.reset();
-        const int error = connectError(connecting_.get());
-        if (error == 0) {
-          onConnected();
-        } else {
-          onConnectFailed(error);
-        }
-      });
+  poll_ = std::make_unique<EventLoop::Poll>(context_.loop, connecting_.get(),
+                                            [this](EventLoop::Poll::Ready) {
+                                              poll_.reset();
+                                              const int error = connectError(connecting_.get());
+                                              error == 0 ? onConnected() : onConnectFailed(error);
+                                            });
   poll_->want(false, true);
 }
 
@@ -131,9 +123,10 @@ void Connector::onConnected() {
   auto stream = std::make_shared<SocketStream>(std::move(connecting_),
                                                candidates_[next_].is_unix ? "unix" : "tcp");
   handshake_ = std::make_shared<HandshakeRunner>(
-      loop_, std::move(stream), Handshake::dialler(self_, peer_.rank, peer_.name, nonce, claim_));
-  handshake_->start(patience_.handshake, [this](HandshakeOutcome outcome) {
-    loop_.post([keep = std::exchange(handshake_, nullptr)] {});
+      context_.loop, std::move(stream),
+      Handshake::dialler(context_.self, peer_.rank, peer_.name, nonce, claim_));
+  handshake_->start(backoff_.handshake, [this](HandshakeOutcome outcome) {
+    context_.loop.post([keep = std::exchange(handshake_, nullptr)] {});
     onHandshake(std::move(outcome));
   });
 }
@@ -149,26 +142,10 @@ void Connector::onHandshake(HandshakeOutcome outcome) {
       return fail(ErrorCode::kAuthFailed,
                   std::string("refused at ") + where + ": " + explain(outcome.refusal));
     case Kind::kRefusedByPeer:
-      if (outcome.refusal == RefusalCode::kDuplicate) {
-        last_problem_ =
-            where +
-            ": it is connecting to this worker itself, but its connection did not come through";
-        return backOff();
-      }
-      if (outcome.refusal == RefusalCode::kStale) {
-        return fail(ErrorCode::kPeerLost,
-                    "it has declared this worker lost; start the group again, or this worker under "
-                    "a new address");
-      }
-      return fail(ErrorCode::kAuthFailed,
-                  "it refused: " + std::string(explain(outcome.refusal)) +
-                      (outcome.refusal == RefusalCode::kVersion
-                           ? " (it speaks " + std::to_string(outcome.peer_version) + ", this one " +
-                                 std::to_string(kProtocolVersion) + ")"
-                           : ""));
+      return onRefused(outcome.refusal, outcome.peer_version);
     case Kind::kTimeout:
       last_problem_ =
-          where + ": the handshake was not answered within " + seconds(patience_.handshake);
+          where + ": the handshake was not answered within " + seconds(backoff_.handshake);
       break;
     case Kind::kBroken:
       last_problem_ = where + ": the connection was closed during the handshake" +
@@ -179,22 +156,41 @@ void Connector::onHandshake(HandshakeOutcome outcome) {
   backOff();
 }
 
+void Connector::onRefused(RefusalCode code, std::uint16_t peer_version) {
+  if (code == RefusalCode::kDuplicate) {
+    last_problem_ = candidates_[next_].text +
+                    ": it is connecting to this worker itself, but its connection did not arrive";
+    return backOff();
+  }
+  if (code == RefusalCode::kStale) {
+    return fail(ErrorCode::kPeerLost,
+                "it has declared this worker lost; start the group again, or this worker under "
+                "a new address");
+  }
+  const std::string versions = code == RefusalCode::kVersion
+                                   ? " (it speaks " + std::to_string(peer_version) + ", this one " +
+                                         std::to_string(kProtocolVersion) + ")"
+                                   : "";
+  fail(ErrorCode::kAuthFailed, "it refused: " + std::string(explain(code)) + versions);
+}
+
 void Connector::backOff() {
   stage_ = Stage::kBackoff;
   pause_ = pause_.count() == 0 ? kFirstPause : std::min(pause_ * 2, kLongestPause);
   if (pause_timer_ == nullptr)
-    pause_timer_ = std::make_unique<EventLoop::Timer>(loop_, [this] { round(); });
+    pause_timer_ = std::make_unique<EventLoop::Timer>(context_.loop, [this] { round(); });
   pause_timer_->start(pause_);
 }
 
 void Connector::onDeadline() {
   fail(ErrorCode::kConnectFailed,
-       "no connection within " + seconds(patience_.all) + " (last: " + last_problem_ +
+       "no connection within " + seconds(backoff_.all) + " (last: " + last_problem_ +
            "); check that it runs, and that its host and port can be reached from here");
 }
 
 void Connector::fail(ErrorCode code, const std::string& why) {
-  finish({Error(code, who() + " cannot be reached: " + why), nullptr, {}, {}, why});
+  const std::string who = describePeer(peer_.name, peer_.rank);
+  finish({Error(code, who + " cannot be reached: " + why), nullptr, {}, {}, why});
 }
 
 void Connector::finish(Outcome outcome) {
@@ -203,6 +199,10 @@ void Connector::finish(Outcome outcome) {
   if (done) done(std::move(outcome));
 }
 
-std::string Connector::who() const { return describePeer(peer_.name, peer_.rank); }
+void Connector::retire(EventLoop& loop, std::shared_ptr<Connector>& connector) {
+  if (connector == nullptr) return;
+  connector->cancel();
+  loop.post([old = std::exchange(connector, nullptr)]() mutable { old.reset(); });
+}
 
 }  // namespace weft::transport

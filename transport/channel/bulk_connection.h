@@ -1,18 +1,14 @@
-// BulkConnection: the second TCP connection of a link. Of a large message the first half of the
-// bytes goes over the link and the second over the bulk connection, each moved by a thread of its
-// own on both sides: a socket's bytes are copied by whoever writes and reads them, and one core
-// cannot copy faster than it can. Two connections move 16 MiB over loopback in less than half the
-// time of one.
+// BulkConnection: the second TCP connection of a link. The first half of a large message's bytes
+// goes over the link and the second half over the bulk connection, each moved by a thread of its
+// own on both sides: writing and reading a socket copies its bytes, and two cores copy faster than
+// one.
 //
-// A bulk connection carries nothing but those halves, one after another in the order of their
-// frames. To which frame they belong and how long they are, the frame says (FrameHead::kSplit). It
-// is made by whoever dialled the link, when the first large message is sent or comes, and
-// proves itself as the link did. When it breaks, the link is given up too, and the session sends
-// again.
+// It carries nothing but those halves, one after another in the order of their frames. The frame
+// says that it is split (FrameHead::kSplit) and how long the half is.
 //
-// Threads. All bulk connections of an endpoint are read and written on one loop of their own ("the
-// bulk connections' thread"). push(), wake() and the counts: any thread. The rest: the endpoint's
-// loop thread.
+// Threads: all bulk connections of an endpoint are read and written on one loop of their own ("the
+// bulk thread"). push(), wake() and the counts: any thread. The rest: the endpoint's loop thread.
+// Failure: on_broken, once. The link is given up then, and the session sends again.
 #pragma once
 
 #include <sys/uio.h>
@@ -34,7 +30,7 @@
 
 namespace weft::transport {
 
-// Of all bulk connections that a peer had, one after the other. Read by any thread.
+// Sums over all bulk connections that a peer had. Read by any thread.
 struct BulkCounts {
   std::atomic<std::uint64_t> sent{0};
   std::atomic<std::uint64_t> received{0};
@@ -42,25 +38,25 @@ struct BulkCounts {
 
 class BulkConnection : public std::enable_shared_from_this<BulkConnection> {
  public:
-  // Called on the bulk connections' thread with no lock held: they should post.
+  // Called on the bulk thread with no lock held: they should post.
   struct Events {
     std::function<void()> on_arrived;          // after arrived() said no
     std::function<void()> on_written;          // after written() said no
     std::function<void(int error)> on_broken;  // once; errno, 0: it ended
   };
-  // `loop`: the bulk connections'. End with cut().
+  // `loop`: the bulk thread's. End with cut().
   static std::shared_ptr<BulkConnection> open(EventLoop& loop, std::shared_ptr<Stream> stream,
                                               std::shared_ptr<BulkCounts> counts, Events events);
 
-  // Queues the half of a message, and holds its owners until it is written. wake() follows, when
-  // the caller has no lock any more.
+  // Queues the half of a message, and holds its owners until it is written. wake() follows, once
+  // the caller holds no lock.
   void push(std::vector<OwnedBuffer> half);
   void wake();
 
-  // The next half goes `into` these; an entry without a place is read past. Once the one before it
-  // has arrived.
+  // The next half goes `into` these; an entry without a place is skipped. Only after the half
+  // before it has arrived.
   void read(std::span<const iovec> into);
-  // It is there. If not, on_arrived tells of it.
+  // The half has arrived. If not, on_arrived follows.
   bool arrived();
   // Nothing waits to be written. If something does, on_written follows.
   bool written();
@@ -73,7 +69,7 @@ class BulkConnection : public std::enable_shared_from_this<BulkConnection> {
   BulkConnection(EventLoop& loop, std::shared_ptr<Stream> stream,
                  std::shared_ptr<BulkCounts> counts, Events events);
 
-  // The bulk connections' thread.
+  // The bulk thread.
   void onReady(EventLoop::Poll::Ready ready);
   void readSome();
   void writeSome();
@@ -98,9 +94,9 @@ class BulkConnection : public std::enable_shared_from_this<BulkConnection> {
   std::atomic<Arrival> arrival_{Arrival::kDone};
   std::atomic<bool> cut_{false};
 
-  // PendingPeer by the bulk connections' thread while it reads or writes, so that cut() can wait
-  // for that: both never block. What they guard else only that thread touches, and read() between
-  // two halves.
+  // Held by the bulk thread while it reads or writes, which never blocks, so that cut() can wait
+  // for it. Apart from cut(), only that thread touches what they guard, and read() between two
+  // halves.
   std::mutex read_mutex_;
   std::vector<iovec> in_;
   std::size_t in_index_ = 0;  // the entry being filled; its part that is there is cut off
@@ -108,7 +104,7 @@ class BulkConnection : public std::enable_shared_from_this<BulkConnection> {
   std::deque<OwnedBuffer> out_;
   std::size_t out_offset_ = 0;  // of the first one, written
 
-  // The bulk connections' thread's.
+  // The bulk thread's.
   std::optional<EventLoop::Poll> poll_;
   std::size_t wake_at_ = 1;  // as the stream was told
   bool want_read_ = false;

@@ -1,4 +1,4 @@
-#include "transport/peer/bulk_connection.h"
+#include "transport/channel/bulk_connection.h"
 
 #include <algorithm>
 #include <array>
@@ -96,7 +96,7 @@ void BulkConnection::cut() {
   loop_.post([self = shared_from_this()] { self->poll_.reset(); });
 }
 
-// --- the bulk connections' thread ---
+// --- the bulk thread ---
 
 void BulkConnection::onReady(EventLoop::Poll::Ready ready) {
   // A broken stream is found by reading or writing it.

@@ -1,5 +1,8 @@
-// Connector: makes one authenticated connection to a peer: tries its addresses in turn, retries
-// what may pass, gives up on what will not. Loop thread only.
+// Connector: makes one authenticated connection to a peer. It tries the peer's addresses in turn,
+// retries what may pass, and gives up on what will not.
+//
+// Threads: the endpoint's loop thread. Ownership: whoever holds it ends it with retire().
+// Failure: the Outcome has an Error; nothing is left open.
 #pragma once
 
 #include <chrono>
@@ -9,6 +12,7 @@
 #include <vector>
 
 #include "transport/auth/handshake_runner.h"
+#include "transport/connect/endpoint_context.h"
 #include "transport/endpoint.h"
 #include "transport/io/address.h"
 #include "transport/io/event_loop.h"
@@ -37,15 +41,15 @@ class Connector {
   };
 
   // `claim`: what this side says of the session.
-  Connector(EventLoop& loop, const EndpointOptions& options, const Identity& self, PeerInfo peer,
-            const Address& address, const std::string& own_host, const SessionClaim& claim,
-            RetryBackoff patience);
+  Connector(const EndpointContext& context, PeerInfo peer, const Address& address,
+            const SessionClaim& claim, RetryBackoff backoff);
 
-  // `done` is called once, perhaps from start(). It must not destroy this object at once (post
-  // that).
+  // `done` is called once, perhaps from start(). It must not destroy this object at once.
   void start(Done done);
   // Stops without calling `done`.
   void cancel();
+  // Cancels it, if there is one, and destroys it later: its `done` may be what runs now.
+  static void retire(EventLoop& loop, std::shared_ptr<Connector>& connector);
 
   Stage stage() const noexcept { return stage_; }
   // The two share a transport.
@@ -64,25 +68,22 @@ class Connector {
   void onConnected();
   void onConnectFailed(int error);
   void onHandshake(HandshakeOutcome outcome);
+  void onRefused(RefusalCode code, std::uint16_t peer_version);
   void backOff();
   void onDeadline();
   void fail(ErrorCode code, const std::string& why);
   void finish(Outcome outcome);
-  std::string who() const;
 
-  EventLoop& loop_;
-  const EndpointOptions& options_;
-  const Identity& self_;
+  const EndpointContext& context_;
   const PeerInfo peer_;
   const Address address_;
   const SessionClaim claim_;
-  const RetryBackoff patience_;
+  const RetryBackoff backoff_;
   std::vector<Candidate> candidates_;
   std::size_t next_ = 0;     // candidate of the attempt
   std::size_t refused_ = 0;  // candidates of this round where nobody listens
   std::string last_problem_ = "nothing was tried yet";
   std::chrono::milliseconds pause_{0};
-  EventLoop::Clock::time_point began_;
 
   Stage stage_ = Stage::kBackoff;
   UniqueFd connecting_;

@@ -1,0 +1,79 @@
+// ArenaPlacement: the buffers of one message that are in the arena, already copied, or in exported
+// blocks, not copied. It ends with its frame, when that was acknowledged or will never be: blocks
+// of the arena that were not handed over to the receiver, or were taken back from it, are free
+// then.
+//
+// Threads: one at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "transport/arena/arena_layout.h"
+#include "transport/arena/shared_arena.h"
+#include "transport/base/buffer.h"
+#include "transport/memory/exported_block.h"
+
+namespace weft::transport {
+
+class ArenaPlacement {
+ public:
+  struct Entry {
+    std::uint32_t buffer = 0;  // index in the message; ascending
+    ArenaDescriptor where;
+    std::shared_ptr<ExportedBlock> exported;  // null: it lies in the arena
+  };
+
+  ArenaPlacement() = default;
+  explicit ArenaPlacement(std::shared_ptr<SharedArena> arena)
+      : arena_(std::move(arena)), blocks_(Blocks::kOurs) {}
+  ArenaPlacement(ArenaPlacement&& other) noexcept
+      : arena_(std::move(other.arena_)),
+        blocks_(std::exchange(other.blocks_, Blocks::kNone)),
+        entries_(std::move(other.entries_)),
+        fds_(std::move(other.fds_)) {}
+  ArenaPlacement& operator=(ArenaPlacement&& other) noexcept;
+  ~ArenaPlacement() { letGo(); }
+
+  void add(std::uint32_t buffer, const ArenaDescriptor& where) {
+    entries_.push_back({buffer, where, nullptr});
+  }
+  // These bytes of `block` can go as they are, at `offset` in its file. False: this frame has as
+  // many blocks as it can take along.
+  bool add(std::uint32_t buffer, const std::shared_ptr<ExportedBlock>& block, std::uint64_t offset);
+  // The descriptors to send with the frame, in the order in which the entries count them.
+  const std::vector<int>& fds() const noexcept { return fds_; }
+  // The exported ones will be written with the frame: forgets them.
+  void keepToArena() noexcept;
+  const std::vector<Entry>& entries() const noexcept { return entries_; }
+  // Frames name the blocks of the entries.
+  bool inArena() const noexcept {
+    return blocks_ == Blocks::kOurs || blocks_ == Blocks::kHandedOver;
+  }
+  // The frame that names them is numbered. A receiver may take them from now on.
+  void handOver() noexcept;
+  // The bytes of a block, for a frame that is to carry them itself.
+  OwnedBuffer bytes(const Entry& entry, std::uint64_t size) const;
+  // No frame names the blocks any more.
+  void takeBack() noexcept;
+
+ private:
+  enum class Blocks : std::uint8_t {
+    kNone,
+    kOurs,        // no frame with a number names them
+    kHandedOver,  // the receiver frees them
+    kOursInline,  // as kOurs, and a frame carries their bytes
+    kTakenBack,  // as kHandedOver, but a frame carries their bytes: the receiver may never see them
+  };
+  void letGo() noexcept;
+
+  std::shared_ptr<SharedArena> arena_;
+  Blocks blocks_ = Blocks::kNone;
+  std::vector<Entry> entries_;
+  std::vector<int> fds_;
+};
+
+}  // namespace weft::transport

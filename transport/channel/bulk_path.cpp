@@ -1,0 +1,122 @@
+#include "transport/channel/bulk_path.h"
+
+#include <string_view>
+#include <utility>
+
+#include "transport/base/log.h"
+#include "transport/base/peer_name.h"
+#include "transport/base/system_error.h"
+#include "transport/io/address.h"
+
+namespace weft::transport {
+
+BulkPath::BulkPath(const EndpointContext& context, const PeerInfo& peer, const Session& session,
+                   Outbox& outbox, Events events)
+    : context_(context),
+      peer_(peer),
+      session_(session),
+      outbox_(outbox),
+      events_(std::move(events)) {}
+
+void BulkPath::noteLarge() {
+  if (wanted_.load(std::memory_order_relaxed) || wanted_.exchange(true)) return;
+  events_.on_wanted();
+}
+
+void BulkPath::attach(const Stream& link, Dialler dialler, std::uint64_t incarnation) {
+  over_tcp_ = std::string_view(link.transportName()) == "tcp";
+  dialler_ = dialler;
+  incarnation_ = incarnation;
+}
+
+void BulkPath::detach() {
+  over_tcp_ = false;
+  Connector::retire(context_.loop, connector_);
+  early_.reset();
+  if (bulk_ != nullptr) bulk_->cut();
+  bulk_.reset();
+}
+
+bool BulkPath::mayHave() const noexcept {
+  return over_tcp_ && bulk_ == nullptr && context_.options.bulk.enabled && !failed_;
+}
+
+void BulkPath::connect(const std::weak_ptr<void>& owner) {
+  if (!wanted_.load() || dialler_ != Dialler::kSelf || connector_ != nullptr || !mayHave()) return;
+  Result<Address> parsed = parseAddress(peer_.address);
+  if (!parsed.ok()) return;
+  parsed.value().unix_name.clear();
+  const auto timeout = context_.options.handshake_timeout;
+  connector_ = std::make_shared<Connector>(context_, peer_, parsed.value(), session_.bulkClaim(),
+                                           Connector::RetryBackoff{timeout, timeout});
+  connector_->start(
+      [this, owner](Connector::Outcome outcome) { onConnected(std::move(outcome), owner); });
+}
+
+void BulkPath::onConnected(Connector::Outcome outcome, const std::weak_ptr<void>& owner) {
+  Connector::retire(context_.loop, connector_);
+  if (!outcome.error && outcome.peer.incarnation == incarnation_)
+    return adopt(std::move(outcome.stream), owner);
+  cannotBeMade(outcome.error.code() == ErrorCode::kPeerLost ? "it takes no bulk connection"
+                                                            : outcome.why);
+}
+
+void BulkPath::cannotBeMade(const std::string& why) {
+  failed_ = true;
+  if (logEnabled(LogLevel::kInfo)) {
+    log(LogLevel::kInfo, "large messages to " + describePeer(peer_.name, peer_.rank) +
+                             " go over one connection: " + why);
+  }
+  if (early_) events_.on_broken("could not be made: " + why);
+}
+
+bool BulkPath::admits(const Hello& hello, const SessionClaim& theirs) const {
+  return mayHave() && dialler_ == Dialler::kPeer && hello.name == peer_.name &&
+         hello.incarnation == incarnation_ && theirs.link == session_.link() &&
+         session_.match(theirs) == Session::Match::kSame;
+}
+
+void BulkPath::adopt(std::shared_ptr<Stream> stream, const std::weak_ptr<void>& owner) {
+  if (!mayHave()) return;
+  EventLoop* const loop = context_.bulk_loop.get();
+  if (loop == nullptr) {
+    failed_ = true;
+    return events_.on_broken("found no thread to serve it");
+  }
+  // It speaks on its own thread. What one of a former link says late is of no interest.
+  const auto later = [this, &own = context_.loop, link = session_.link(), owner](auto what) {
+    own.post([this, link, owner, what] {
+      const std::shared_ptr<void> alive = owner.lock();
+      if (alive != nullptr && bulk_ != nullptr && session_.link() == link) what(events_);
+    });
+  };
+  BulkConnection::Events events;
+  events.on_arrived = [later] { later([](const Events& to) { to.on_arrived(); }); };
+  events.on_written = [later] { later([](const Events& to) { to.on_written(); }); };
+  events.on_broken = [later](int error) {
+    later([error](const Events& to) {
+      to.on_broken(error == 0 ? "ended" : "broke (" + errnoName(error) + ")");
+    });
+  };
+  bulk_ = BulkConnection::open(*loop, std::move(stream), counts_, std::move(events));
+  outbox_.setBulkConnection(bulk_, context_.options.bulk.threshold);
+  if (early_) {
+    bulk_->read(*early_);
+    early_.reset();
+    static_cast<void>(bulk_->arrived());  // the link may be waiting for it already
+  }
+}
+
+Error BulkPath::readFromBulk(std::span<const iovec> into) {
+  if (bulk_ != nullptr) {
+    bulk_->read(into);
+  } else if (connector_ != nullptr) {
+    // The peer has admitted it, and its answer is still on the way.
+    early_.emplace(into.begin(), into.end());
+  } else {
+    return protocolError("a split message without a bulk connection");
+  }
+  return Error::ok();
+}
+
+}  // namespace weft::transport

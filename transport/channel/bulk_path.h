@@ -1,0 +1,89 @@
+// BulkPath: makes the bulk connection of a link when large messages come up, and reads from it.
+//
+// The side that dialled the link dials the bulk connection too, because only that side knows a way
+// to the other for sure. When the bulk connection breaks, the link is given up with it: the session
+// sends again, whole, what the bulk connection had.
+//
+// Threads: noteMessage() and counts(): any; the rest: the loop thread.
+// Failure: a bulk connection that cannot be made is not tried again; messages go over the link.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "transport/channel/bulk_connection.h"
+#include "transport/channel/outbox.h"
+#include "transport/connect/connector.h"
+#include "transport/frame/frame_handlers.h"
+#include "transport/session/session.h"
+
+namespace weft::transport {
+
+// Which side dialled a connection.
+enum class Dialler : std::uint8_t { kPeer, kSelf };
+
+class BulkPath final : public BulkHandler {
+ public:
+  struct Events {
+    std::function<void()> on_wanted;   // any thread: connect() is due on the loop thread
+    std::function<void()> on_arrived;  // the rest of the message that the link waits for
+    std::function<void()> on_written;  // after written() said no
+    std::function<void(std::string how)> on_broken;
+  };
+  BulkPath(const EndpointContext& context, const PeerInfo& peer, const Session& session,
+           Outbox& outbox, Events events);
+
+  // A message with so many bytes of buffers is sent, or comes.
+  void noteMessage(std::uint64_t bytes) {
+    if (bytes >= context_.options.bulk.threshold) noteLarge();
+  }
+  const BulkCounts& counts() const noexcept { return *counts_; }
+
+  // A link is up.
+  void attach(const Stream& link, Dialler dialler, std::uint64_t incarnation);
+  // It is gone, or given up.
+  void detach();
+  // Dials if a bulk connection is wanted and this side dials. Callbacks of what it makes do nothing
+  // once `owner` is gone.
+  void connect(const std::weak_ptr<void>& owner);
+  // The peer may dial a bulk connection of the link that stands.
+  bool admits(const Hello& hello, const SessionClaim& theirs) const;
+  void adopt(std::shared_ptr<Stream> stream, const std::weak_ptr<void>& owner);
+  // Nothing waits to be written. If something does, on_written follows.
+  bool written() { return bulk_ == nullptr || bulk_->written(); }
+  // It brought nothing for long: no other is made.
+  void disable() noexcept { failed_ = true; }
+
+ private:
+  Error readFromBulk(std::span<const iovec> into) override;
+  bool bulkArrived() override { return bulk_ != nullptr && bulk_->arrived(); }
+
+  void noteLarge();
+  bool mayHave() const noexcept;
+  void onConnected(Connector::Outcome outcome, const std::weak_ptr<void>& owner);
+  void cannotBeMade(const std::string& why);
+
+  const EndpointContext& context_;
+  const PeerInfo& peer_;
+  const Session& session_;
+  Outbox& outbox_;
+  const Events events_;
+  std::atomic<bool> wanted_{false};  // a large message was sent, or came
+  const std::shared_ptr<BulkCounts> counts_ = std::make_shared<BulkCounts>();
+
+  bool over_tcp_ = false;  // a link is up, and may have a bulk connection
+  Dialler dialler_ = Dialler::kPeer;
+  std::uint64_t incarnation_ = 0;  // of the peer at the link's other end
+  std::shared_ptr<Connector> connector_;
+  std::shared_ptr<BulkConnection> bulk_;
+  // To be read from the bulk connection that is being dialled.
+  std::optional<std::vector<iovec>> early_;
+  bool failed_ = false;
+};
+
+}  // namespace weft::transport

@@ -1,0 +1,263 @@
+#include "transport/channel/channel.h"
+
+#include <exception>
+#include <utility>
+
+#include "transport/base/peer_name.h"
+#include "transport/base/system_error.h"
+
+namespace weft::transport {
+namespace {
+
+// When too many descriptors are on their way, writing goes on after this pause.
+constexpr std::chrono::milliseconds kBackpressurePause{5};
+
+}  // namespace
+
+Channel::Channel(EndpointContext& context, const PeerInfo& peer, Session& session,
+                 ChannelOwner& owner)
+    : context_(context),
+      peer_(peer),
+      session_(session),
+      owner_(owner),
+      outbox_(
+          context.options.limits, describe(), [this] { postWork(); },
+          context.options.reconnect_timeout.count() > 0),
+      shared_memory_(context.loop, context.options.arena, outbox_, describe(),
+                     [this] { postWork(); }),
+      bulk_(context, peer, session, outbox_,
+            {[this] { postWork(); }, [this] { link_->resume(); },
+             [this] { owner_.onWorkAvailable(); },
+             [this](const std::string& how) {
+               onBroken("its second connection, for large messages, " + how);
+             }}) {}
+
+std::string Channel::describe() const { return describePeer(peer_.name, peer_.rank); }
+
+std::string Channel::connectedFor() const {
+  return seconds(EventLoop::Clock::now() - connected_at_.value_or(EventLoop::Clock::now()));
+}
+
+// --- any thread ---
+
+Error Channel::send(Message message, std::chrono::milliseconds wait) {
+  // The loop thread serves every peer: it neither copies for one nor waits for room.
+  const bool in_loop = context_.loop.inLoop();
+  ArenaPlacement placement = in_loop ? ArenaPlacement() : shared_memory_.place(message);
+  Result<OutFrame> frame =
+      OutFrame::message(std::move(message), context_.options.limits, std::move(placement));
+  if (!frame.ok()) {
+    return {frame.error().code(), "cannot send to " + describe() + ": " + frame.error().text()};
+  }
+  bulk_.noteMessage(frame.value().carried());
+  if (in_loop) return outbox_.send(std::move(frame).value(), std::nullopt);
+  return outbox_.send(std::move(frame).value(), wait);
+}
+
+void Channel::fillIn(PeerStats& stats) const {
+  const OutboxStats out = outbox_.stats();
+  const ArenaStats arena = shared_memory_.sent();
+  stats.transport = out.transport;
+  stats.bulk_bytes_sent = bulk_.counts().sent.load(std::memory_order_relaxed);
+  stats.bytes_sent = out.bytes_sent + arena.bytes_sent + stats.bulk_bytes_sent;
+  stats.bytes_received = bytes_received_.load(std::memory_order_relaxed) +
+                         shared_memory_.bytesReceived() +
+                         bulk_.counts().received.load(std::memory_order_relaxed);
+  stats.messages_sent = out.messages_sent;
+  stats.messages_received = messages_received_.load(std::memory_order_relaxed);
+  stats.queued_bytes = out.queued_bytes + out.unacked_bytes;
+  stats.arena_bytes_sent = arena.bytes_sent;
+  stats.arena_fallbacks = arena.fallbacks;
+}
+
+void Channel::postWork() {
+  context_.loop.post([owner = owner_.shared_from_this()] { owner->onWorkAvailable(); });
+}
+
+// --- links, one after the other ---
+
+void Channel::attach(std::shared_ptr<Stream> stream, std::uint64_t incarnation,
+                     std::uint64_t received, Dialler dialler) {
+  const auto now = EventLoop::Clock::now();
+  if (!connected_at_) connected_at_ = now;
+  heartbeat_.emplace(now, context_.options.heartbeat_interval, context_.options.peer_timeout);
+  shared_memory_.attach(*stream);
+  bulk_.attach(*stream, dialler, incarnation);
+  outbox_.attach(stream, received);
+  link_ = std::make_shared<Link>(
+      context_.loop, std::move(stream), context_.options.limits,
+      FrameHandlers{*this, this, &shared_memory_, &bulk_}, session_.received(), bytes_received_,
+      Link::Events{[this](const LinkEnd& end) { onLinkEnd(end); }, [this] { flush(); }});
+}
+
+void Channel::detach() {
+  dropLink();
+  outbox_.detach();
+}
+
+bool Channel::close(const Error& reason) {
+  shared_memory_.close();
+  dropLink();
+  return outbox_.shut(reason);
+}
+
+void Channel::dropLink() {
+  if (link_ == nullptr) return;
+  link_->stream().breakOff();  // also ends a caller's write
+  link_->abandon();
+  shared_memory_.detach();
+  bulk_.detach();
+  // One of its own functions may have led here.
+  context_.loop.post([link = std::exchange(link_, nullptr)]() mutable { link.reset(); });
+}
+
+void Channel::onLinkEnd(const LinkEnd& end) {
+  switch (end.kind) {
+    case LinkEnd::Kind::kGoodbye:
+      return owner_.onChannelEnd({ChannelEnd::Kind::kGoodbye, {}, {}});
+    case LinkEnd::Kind::kEnd:
+      return onBroken("its connection ended after " + connectedFor() + " without a goodbye");
+    case LinkEnd::Kind::kFailed:
+      return onBroken("its connection broke after " + connectedFor() + " (" + errnoName(end.error) +
+                      ")");
+    case LinkEnd::Kind::kProtocol:
+      // Not the peer's fault: what cannot be mapped here comes in another form over another link.
+      if (end.problem.code() == ErrorCode::kSystem) {
+        return onBroken("its connection was given up after " + connectedFor() + " because " +
+                        end.problem.text());
+      }
+      return owner_.onChannelEnd({ChannelEnd::Kind::kProtocol, {}, end.problem});
+  }
+}
+
+void Channel::onBroken(std::string how) {
+  owner_.onChannelEnd({ChannelEnd::Kind::kBroken, std::move(how), {}});
+}
+
+// --- writing ---
+
+void Channel::work() {
+  if (session_.ackAsked(outbox_.lastAckSent())) outbox_.control(FrameKind::kAck);
+  shared_memory_.offer();
+  bulk_.connect(owner_.weak_from_this());
+  flush();
+}
+
+void Channel::flush() {
+  if (link_ == nullptr) return;
+  int broken = 0;
+  switch (outbox_.flush(broken)) {
+    case Outbox::Flushed::kBusy:
+      return;
+    case Outbox::Flushed::kBlocked:
+      return link_->wantWrite(true);
+    case Outbox::Flushed::kBackpressured:
+      link_->wantWrite(false);
+      return context_.loop.runAfter(
+          kBackpressurePause, [owner = owner_.shared_from_this()] { owner->onWorkAvailable(); });
+    case Outbox::Flushed::kDrained:
+      link_->wantWrite(false);
+      return owner_.onDrained();
+    case Outbox::Flushed::kBroken: {
+      // The peer may have said goodbye before: what it sent tells more than the errno.
+      const std::shared_ptr<Link> broke = link_;
+      broke->drain();
+      if (link_ == broke) onLinkEnd({LinkEnd::Kind::kFailed, broken, Error::ok()});
+      return;
+    }
+  }
+}
+
+void Channel::sayGoodbye() {
+  outbox_.control(FrameKind::kGoodbye);
+  flush();
+}
+
+bool Channel::finishWriting() {
+  if (!bulk_.written()) return false;
+  link_->stream().finishWriting();
+  return true;
+}
+
+// --- reading ---
+
+void Channel::drain() {
+  const std::shared_ptr<Link> link = link_;  // its end may drop it
+  link->drain();
+}
+
+Error Channel::onFrameHead(const FrameHead& head) {
+  shared_memory_.onFrameHead();
+  bulk_.noteMessage(head.buffer_bytes);
+  if (head.ack <= acked_) return Error::ok();
+  acked_ = head.ack;
+  if (outbox_.acked(head.ack)) return Error::ok();
+  return protocolError("it acknowledges message " + std::to_string(head.ack) + ", only " +
+                       std::to_string(outbox_.lastSequence()) + " were sent");
+}
+
+void Channel::onDataFrame(const FrameHead& head) {
+  shared_memory_.onDataFrame();
+  const bool asked = (head.flags & FrameHead::kAckNow) != 0;
+  session_.took(head.sequence, asked);
+  outbox_.setReceived(head.sequence);
+  // Not from here, inside the reading of the link: a broken write would read on. And an answer may
+  // carry the ack first.
+  if (asked) postWork();
+}
+
+Result<Disposition> Channel::onHeader(std::span<const std::byte> header,
+                                      std::span<const std::uint64_t> sizes,
+                                      std::vector<OwnedBuffer>& buffers) {
+  try {
+    return context_.handler.onHeader(peer_.rank, header, sizes, buffers);
+  } catch (const std::exception& problem) {
+    return protocolError(std::string("a message of it could not be taken (") + problem.what() +
+                         ")");
+  }
+}
+
+void Channel::onMessage(std::span<const std::byte> header, std::vector<OwnedBuffer> buffers) {
+  messages_received_.fetch_add(1, std::memory_order_relaxed);
+  context_.handler.onMessage(peer_.rank, header, std::move(buffers));
+}
+
+// --- time ---
+
+void Channel::tick(Time now, std::chrono::nanoseconds late) {
+  shared_memory_.tick(now);
+  if (session_.ackOverdue(outbox_.lastAckSent()) && outbox_.control(FrameKind::kAck)) flush();
+  if (link_ != nullptr) beat(now, late);
+}
+
+Heartbeat::Verdict Channel::look(Time now, std::chrono::nanoseconds late) {
+  return heartbeat_->tick(now, late, outbox_.stats().bytes_sent,
+                          bytes_received_.load(std::memory_order_relaxed) +
+                              bulk_.counts().received.load(std::memory_order_relaxed));
+}
+
+void Channel::beat(Time now, std::chrono::nanoseconds late) {
+  using Verdict = Heartbeat::Verdict;
+  Verdict verdict = look(now, late);
+  if (verdict == Verdict::kSend) return sendHeartbeat();
+  if (verdict == Verdict::kFine) return;
+  // The peer may have spoken while this loop was busy elsewhere.
+  const std::shared_ptr<Link> link = link_;
+  link->readSome();
+  if (link_ != link) return;
+  verdict = look(now, std::chrono::nanoseconds(0));
+  if (verdict == Verdict::kSuspect) return owner_.onChannelEnd({ChannelEnd::Kind::kSilent, {}, {}});
+  if (verdict != Verdict::kStale) return;
+  if (context_.options.reconnect_timeout.count() <= 0) return sendHeartbeat();
+  // Perhaps only this connection is dead, or its bulk connection.
+  if (link_->waiting()) bulk_.disable();
+  owner_.onChannelEnd(
+      {ChannelEnd::Kind::kStale, "it sent nothing for " + seconds(heartbeat_->silence(now)), {}});
+}
+
+void Channel::sendHeartbeat() {
+  // Bytes that wait to be written say the same.
+  if (outbox_.idle() && outbox_.control(FrameKind::kHeartbeat)) flush();
+}
+
+}  // namespace weft::transport

@@ -1,0 +1,155 @@
+#include "transport/channel/frame_queue.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace weft::transport {
+namespace {
+
+// Descriptors go over the stream for which they were meant only: the peer may be unable to map
+// them.
+bool rewound(OutFrame& frame) {
+  frame.rewind();
+  return frame.bringInline(OutFrame::Inline::kExported);
+}
+
+}  // namespace
+
+void FrameQueue::push(OutFrame frame) {
+  unwritten_bytes_ += unwritten(frame);
+  queue_.push_back(std::move(frame));
+}
+
+void FrameQueue::pushFront(OutFrame frame) {
+  unwritten_bytes_ += unwritten(frame);
+  queue_.push_front(std::move(frame));
+}
+
+bool FrameQueue::requeue(OutFrame frame) {
+  const bool exported = rewound(frame);
+  unwritten_bytes_ += frame.size();
+  const auto place = std::find_if(queue_.begin(), queue_.end(), [&](const OutFrame& other) {
+    return other.sequence() >= frame.sequence();
+  });
+  queue_.insert(place, std::move(frame));
+  return exported;
+}
+
+FrameQueue::Gathered FrameQueue::gather(std::span<iovec> out) const {
+  Gathered gathered{0, queue_.front().fdsToSend()};
+  for (const OutFrame& frame : queue_) {
+    if (gathered.entries == out.size()) break;
+    // Descriptors go with the first byte of a write.
+    if (gathered.entries > 0 && !frame.fdsToSend().empty()) break;
+    gathered.entries += frame.gather(out.subspan(gathered.entries));
+  }
+  return gathered;
+}
+
+void FrameQueue::written(std::uint64_t bytes, Released& released) {
+  unwritten_bytes_ -= bytes;
+  while (bytes > 0) {
+    OutFrame& frame = queue_.front();
+    const std::uint64_t part = std::min(bytes, frame.left());
+    frame.advance(part);
+    bytes -= part;
+    if (frame.left() > 0) return;
+    unwritten_bytes_ -= frame.bulkBytes();
+    const bool data = frame.kind() == FrameKind::kData;
+    if (data) count(frame);
+    if (data && mustKeep(frame)) {
+      if (auto last = frame.takeUntilWritten()) released.owners.push_back(std::move(last));
+      unacked_.push(std::move(frame));
+    } else {
+      released.frames.push_back(std::move(frame));
+    }
+    queue_.pop_front();
+  }
+}
+
+void FrameQueue::writtenWhole(OutFrame& frame) {
+  count(frame);
+  if (!mustKeep(frame)) return;
+  // A half that is still with the bulk connection has its owners there.
+  std::shared_ptr<void> last = frame.takeUntilWritten();
+  unacked_.push(std::move(frame));
+  frame = OutFrame::holding(std::move(last));
+}
+
+void FrameQueue::count(const OutFrame& frame) noexcept {
+  if (frame.sequence() <= counted_) return;  // it went before, over another stream
+  counted_ = frame.sequence();
+  ++messages_sent_;
+}
+
+void FrameQueue::acknowledge(std::uint64_t sequence) {
+  acked_ = std::max(acked_, sequence);
+  while (!unacked_.empty() && unacked_.oldest().sequence() <= sequence)
+    release(unacked_.popOldest());
+}
+
+// Freeing what an application made may take long, and locks of its own: a thread that sends does
+// that rather than the loop. Frames that own nothing go at once.
+void FrameQueue::release(OutFrame frame) {
+  if (frame.ownsBuffers())
+    (frame.wantedBack() ? wanted_ : acknowledged_).push_back(std::move(frame));
+}
+
+void FrameQueue::takeAcknowledged(std::span<OutFrame> out) {
+  for (std::size_t i = 0; i < out.size() && !acknowledged_.empty(); ++i) {
+    out[i] = std::move(acknowledged_.back());
+    acknowledged_.pop_back();
+  }
+}
+
+bool FrameQueue::rewind() {
+  // Control frames spoke about the former stream.
+  std::erase_if(queue_, [](const OutFrame& frame) { return frame.kind() != FrameKind::kData; });
+  while (!unacked_.empty())
+    queue_.push_front(unacked_.popNewest());
+  unwritten_bytes_ = 0;
+  bool exported = false;
+  for (OutFrame& frame : queue_) {
+    exported = rewound(frame) || exported;
+    unwritten_bytes_ += frame.size();
+  }
+  return exported;
+}
+
+void FrameQueue::skipReceived(std::uint64_t received) {
+  acked_ = std::max(acked_, received);
+  while (!queue_.empty() && queue_.front().kind() == FrameKind::kData &&
+         queue_.front().sequence() <= received) {
+    unwritten_bytes_ -= queue_.front().size();
+    count(queue_.front());
+    release(std::move(queue_.front()));
+    queue_.pop_front();
+  }
+}
+
+void FrameQueue::bringInline() {
+  unwritten_bytes_ = 0;
+  for (OutFrame& frame : queue_) {
+    frame.bringInline(OutFrame::Inline::kAll);
+    unwritten_bytes_ += frame.size();
+  }
+}
+
+FrameQueue::Frames FrameQueue::takeUnsent(Released& released) {
+  Frames unsent;
+  unsent.reserve(queue_.size());
+  for (OutFrame& frame : queue_) {
+    if (frame.kind() == FrameKind::kData) unsent.push_back(std::move(frame));
+  }
+  queue_.clear();
+  unwritten_bytes_ = 0;
+  while (!unacked_.empty())
+    released.frames.push_back(unacked_.popOldest());
+  for (Frames* each : {&acknowledged_, &wanted_}) {
+    std::move(each->begin(), each->end(), std::back_inserter(released.frames));
+    each->clear();
+  }
+  return unsent;
+}
+
+}  // namespace weft::transport

@@ -1,0 +1,294 @@
+#include "transport/channel/outbox.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <string_view>
+
+#include "transport/base/check.h"
+
+namespace weft::transport {
+namespace {
+
+constexpr std::size_t kMaxEntries = 1024;                      // IOV_MAX
+constexpr std::uint64_t kLoopBudget = std::uint64_t{4} << 20;  // then others get their turn
+constexpr std::uint64_t kLeastToSplit = 2 * kBulkUnit;
+constexpr std::size_t kMaxAcked = 64;  // beyond, the loop destroys messages itself
+
+IoResult writeTo(Stream& stream, std::span<iovec> from, std::span<const int> fds) {
+  return fds.empty() ? stream.write(from) : stream.writeWithFds(from, fds);
+}
+
+}  // namespace
+
+Outbox::Outbox(const Limits& limits, std::string peer, std::function<void()> on_work_available,
+               bool replay)
+    : limits_(limits),
+      peer_(std::move(peer)),
+      on_work_available_(std::move(on_work_available)),
+      replay_(replay),
+      may_export_(replay),
+      queue_(replay),
+      requests_(limits.max_queued_bytes) {}
+
+// A message that finds the queue empty goes, however large it is. Unacknowledged bytes below the
+// ack threshold do not delay an oversized message.
+bool Outbox::hasRoom(std::uint64_t size) const noexcept {
+  if (mode_ == Mode::kShut || said_goodbye_) return true;
+  const std::uint64_t limit = limits_.max_queued_bytes;
+  const std::uint64_t held = heldBytes();
+  if (held == 0 || held + size <= limit) return true;
+  return queue_.unwrittenBytes() == 0 && size > limit - limit / 8 && held <= limit / 8;
+}
+
+Error Outbox::awaitRoom(std::unique_lock<std::mutex>& lock, std::uint64_t size,
+                        std::chrono::milliseconds patience) {
+  if (hasRoom(size)) return Error::ok();
+  ++waiting_;
+  const bool room =
+      patience.count() > 0 && room_.wait_for(lock, patience, [&] { return hasRoom(size); });
+  --waiting_;
+  if (room) return Error::ok();
+  return {ErrorCode::kTimeout,
+          "sending " + std::to_string(size) + " bytes to " + peer_ + " found no room for " +
+              std::to_string(patience.count()) + " ms: " + std::to_string(heldBytes()) +
+              " bytes are queued to it and it reads too slowly; send less at once, or raise "
+              "max_queued_bytes"};
+}
+
+Error Outbox::refusal() const {
+  if (mode_ == Mode::kShut) return reason_;
+  if (!said_goodbye_) return Error::ok();
+  return {ErrorCode::kShutdown,
+          "nothing can be sent to " + peer_ + " any more: this endpoint said goodbye to it"};
+}
+
+std::shared_ptr<BulkConnection> Outbox::number(OutFrame& frame) {
+  const bool data = frame.kind() == FrameKind::kData;
+  if (data) {
+    ++last_sequence_;
+    if (inline_only_) frame.bringInline(OutFrame::Inline::kAll);
+  }
+  const std::uint64_t ack = received_.load(std::memory_order_relaxed);
+  last_ack_sent_.store(ack, std::memory_order_relaxed);
+  const bool due = data && replay_ && requests_.due(frame.size());
+  const bool ask = due || (data && replay_ && frame.wantedBack() && frame.ownsBuffers());
+  std::uint16_t flags = ask ? FrameHead::kAckNow : 0;
+  // In the order of the numbers: the bulk connection's bytes do not say whose they are.
+  const bool split = data && bulk_ != nullptr && frame.carried() >= bulk_threshold_;
+  if (split) {
+    flags |= FrameHead::kSplit;
+    bulk_->push(frame.split());
+  }
+  frame.seal(last_sequence_, ack, flags);
+  return split ? bulk_ : nullptr;
+}
+
+void Outbox::setBulkConnection(std::shared_ptr<BulkConnection> bulk, std::uint64_t threshold) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (mode_ != Mode::kUp || next_) return;
+  bulk_ = std::move(bulk);
+  bulk_threshold_ = std::max(threshold, kLeastToSplit);
+}
+
+Error Outbox::send(OutFrame frame, std::optional<std::chrono::milliseconds> patience) {
+  std::array<OutFrame, 2> released;  // more than are acknowledged for each that is sent
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (patience) {
+    if (Error error = awaitRoom(lock, frame.size(), *patience)) return error;
+  }
+  if (Error error = refusal()) return error;
+  const std::shared_ptr<BulkConnection> bulk = number(frame);
+  // Only a thread that brings buffers of its own destroys those of others: it may hold no lock that
+  // their destructors need.
+  if (patience && frame.ownsBuffers()) queue_.takeAcknowledged(released);
+
+  if (mode_ != Mode::kUp || writer_ != Writer::kNone || !queue_.empty()) {
+    const bool first = mode_ == Mode::kWaiting && queue_.empty();
+    queue_.push(std::move(frame));
+    lock.unlock();
+    if (bulk != nullptr) bulk->wake();
+    if (first) on_work_available_();
+    return Error::ok();
+  }
+
+  writer_ = Writer::kCaller;
+  Stream* const stream = stream_.get();  // kept until this writer has finished
+  const std::uint32_t link = link_;
+  lock.unlock();
+  if (bulk != nullptr) bulk->wake();
+  std::uint64_t written = 0;
+  int error = 0;
+  while (frame.left() > 0) {
+    std::array<iovec, kMaxEntries> entries;
+    const std::size_t used = frame.gather(entries);
+    const IoResult result = writeTo(*stream, std::span(entries).first(used), frame.fdsToSend());
+    error = result.error;
+    if (error != 0) break;
+    frame.advance(result.count);
+    written += result.count;
+  }
+  lock.lock();
+  afterCaller(frame, written, error, link);
+  const bool loop_needed = writer_ == Writer::kLoop || mode_ != Mode::kUp;
+  lock.unlock();
+  if (loop_needed) on_work_available_();
+  return Error::ok();
+}
+
+void Outbox::afterCaller(OutFrame& frame, std::uint64_t written, int error, std::uint32_t link) {
+  bytes_sent_ += written;
+  if (link != link_) {
+    // The stream broke meanwhile: this message is among those that wait for another.
+    if (queue_.requeue(std::move(frame))) stopExporting();
+  } else if (frame.left() > 0) {
+    // The loop waits, and tries again.
+    if (error != EAGAIN && error != ETOOMANYREFS) broken_ = error;
+    queue_.pushFront(std::move(frame));
+  } else {
+    queue_.writtenWhole(frame);
+  }
+  writer_ = mode_ != Mode::kUp || queue_.empty() ? Writer::kNone : Writer::kLoop;
+}
+
+void Outbox::attach(std::shared_ptr<Stream> stream, std::uint64_t received) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  WEFT_CHECK(mode_ == Mode::kWaiting && !next_, "one stream at a time");
+  next_ = {std::move(stream), received};
+  if (writer_ != Writer::kCaller) attachNow();
+}
+
+void Outbox::attachNow() {
+  mode_ = Mode::kUp;
+  stream_ = std::move(next_->stream);
+  queue_.skipReceived(next_->received);
+  next_.reset();
+  inline_only_ = std::string_view(stream_->transportName()) == "tcp";
+  if (inline_only_) queue_.bringInline();
+  if (!queue_.empty()) writer_ = Writer::kLoop;
+  if (waiting_ > 0) room_.notify_all();
+}
+
+void Outbox::detach() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ++link_;
+  next_.reset();
+  bulk_.reset();
+  if (mode_ == Mode::kShut) return;
+  mode_ = Mode::kWaiting;
+  broken_ = 0;
+  if (writer_ == Writer::kLoop) writer_ = Writer::kNone;
+  if (queue_.rewind()) stopExporting();
+}
+
+Outbox::Flushed Outbox::flush(int& broken) {
+  FrameQueue::Released released;  // destroyed after the lock
+  FrameQueue::Frames wanted;
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (next_ && writer_ != Writer::kCaller) attachNow();
+  wanted = queue_.takeWanted();
+  if (mode_ != Mode::kUp || writer_ == Writer::kCaller) return Flushed::kBusy;
+  if (broken_ != 0) {
+    broken = broken_;
+    return Flushed::kBroken;
+  }
+  writer_ = Writer::kLoop;
+  std::uint64_t written = 0;
+  while (!queue_.empty()) {
+    if (written >= kLoopBudget) return Flushed::kBlocked;
+    std::array<iovec, kMaxEntries> entries;
+    const FrameQueue::Gathered next = queue_.gather(entries);
+    lock.unlock();
+    const IoResult result = writeTo(*stream_, std::span(entries).first(next.entries), next.fds);
+    lock.lock();
+    if (result.error == EAGAIN) return Flushed::kBlocked;
+    if (result.error == ETOOMANYREFS) return Flushed::kBackpressured;
+    if (result.error != 0) {
+      broken = broken_ = result.error;
+      return Flushed::kBroken;
+    }
+    written += result.count;
+    bytes_sent_ += result.count;
+    queue_.written(result.count, released);
+    if (waiting_ > 0) room_.notify_all();
+  }
+  writer_ = Writer::kNone;
+  return Flushed::kDrained;
+}
+
+bool Outbox::control(OutFrame frame) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (mode_ != Mode::kUp && !next_) return false;
+  if (mode_ == Mode::kShut || said_goodbye_) return false;
+  said_goodbye_ = frame.kind() == FrameKind::kGoodbye;
+  if (said_goodbye_) room_.notify_all();
+  number(frame);
+  queue_.push(std::move(frame));
+  return true;
+}
+
+bool Outbox::acked(std::uint64_t sequence) {
+  FrameQueue::Frames released;  // destroyed after the lock
+  FrameQueue::Frames wanted;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (sequence > last_sequence_) return false;
+  queue_.acknowledge(sequence);
+  if (queue_.acknowledgedCount() > kMaxAcked) released = queue_.takeAcknowledged();
+  wanted = queue_.takeWanted();
+  if (waiting_ > 0) room_.notify_all();
+  return true;
+}
+
+std::uint64_t Outbox::lastSequence() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return last_sequence_;
+}
+
+void Outbox::tidy() {
+  FrameQueue::Frames released;  // destroyed after the lock
+  const std::lock_guard<std::mutex> lock(mutex_);
+  released = queue_.takeAcknowledged();
+}
+
+bool Outbox::shut(const Error& reason) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (mode_ != Mode::kShut) {
+    mode_ = Mode::kShut;
+    reason_ = reason;
+    next_.reset();
+    room_.notify_all();
+  }
+  return writer_ != Writer::kCaller;
+}
+
+bool Outbox::writing() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return writer_ == Writer::kCaller;
+}
+
+std::vector<OutFrame> Outbox::takeUnsent() {
+  FrameQueue::Released released;  // destroyed after the lock
+  const std::lock_guard<std::mutex> lock(mutex_);
+  WEFT_CHECK(mode_ == Mode::kShut && writer_ != Writer::kCaller, "nobody writes after shut()");
+  stream_.reset();
+  bulk_.reset();
+  return queue_.takeUnsent(released);
+}
+
+bool Outbox::connectionWanted() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return mode_ == Mode::kWaiting && !queue_.empty();
+}
+
+bool Outbox::idle() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return queue_.empty() && writer_ != Writer::kCaller;
+}
+
+OutboxStats Outbox::stats() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return {stream_ != nullptr ? stream_->transportName() : "", bytes_sent_, queue_.messagesSent(),
+          queue_.unwrittenBytes(), queue_.unackedBytes()};
+}
+
+}  // namespace weft::transport

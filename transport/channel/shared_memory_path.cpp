@@ -1,0 +1,143 @@
+#include "transport/channel/shared_memory_path.h"
+
+#include <algorithm>
+#include <iterator>
+#include <string_view>
+#include <utility>
+
+#include "transport/base/log.h"
+#include "transport/memory/exported_block.h"
+
+namespace weft::transport {
+
+SharedMemoryPath::SharedMemoryPath(EventLoop& loop, const ArenaOptions& options, Outbox& outbox,
+                                   std::string peer, std::function<void()> on_work_available)
+    : options_(options),
+      outbox_(outbox),
+      peer_(std::move(peer)),
+      on_work_available_(std::move(on_work_available)),
+      sender_(options, on_work_available_,
+              [&loop](const std::shared_ptr<SharedCopy>& copy) { helpCopy(loop, copy); }) {}
+
+void SharedMemoryPath::attach(Stream& stream) {
+  stream_ = &stream;
+  offer_sent_ = false;
+  offer_received_ = false;
+}
+
+void SharedMemoryPath::detach() {
+  stream_ = nullptr;
+  std::move(lent_.begin(), lent_.end(), std::back_inserter(lent_before_));
+  lent_.clear();
+}
+
+void SharedMemoryPath::offer() {
+  if (std::string_view(stream_->transportName()) != "unix") return sender_.close();
+  if (!sender_.wanted() || offer_sent_) return;
+  if (std::shared_ptr<SharedArena> arena = sender_.offer()) {
+    offer_sent_ = true;
+    outbox_.control(OutFrame::arenaOffer(std::move(arena)));
+  }
+}
+
+void SharedMemoryPath::onDataFrame() {
+  exported_fds_.clear();
+  lent_before_.clear();
+  lent_.clear();
+}
+
+void SharedMemoryPath::close() {
+  sender_.close();
+  view_.reset();
+  onDataFrame();
+}
+
+Error SharedMemoryPath::onArenaFrame(FrameKind kind, std::span<const std::byte> body) {
+  switch (kind) {
+    case FrameKind::kArenaOffer:
+      return onOffer(ArenaOffer::decode(body.first<ArenaOffer::kBytes>()));
+    case FrameKind::kArenaAccept:
+      return sender_.accepted();
+    case FrameKind::kArenaRefuse:
+      log(LogLevel::kInfo,
+          peer_ + " refuses shared memory; large buffers go to it through the socket");
+      return sender_.refused();
+    default:
+      return protocolError("a frame that is not about shared memory");
+  }
+}
+
+Error SharedMemoryPath::onOffer(const ArenaOffer& offer) {
+  const Stream::ReceivedFd received = stream_->takeFd();
+  if (std::exchange(offer_received_, true) || (view_ != nullptr && !view_->isOf(offer)))
+    return protocolError("it offers shared memory twice");
+  if (!received.fd.valid() && !received.lost)
+    return protocolError("it offers shared memory without a descriptor");
+  // An arena that is mapped already is offered again when the answer was lost with a link.
+  const Error problem = view_ != nullptr ? Error::ok() : map(offer, received);
+  if (problem.code() == ErrorCode::kProtocol) return problem;
+  if (problem && logEnabled(LogLevel::kInfo)) {
+    log(LogLevel::kInfo,
+        "large buffers of " + peer_ + " come through the socket: " + problem.text());
+  }
+  outbox_.control(problem ? FrameKind::kArenaRefuse : FrameKind::kArenaAccept);
+  // Not flushed from here, inside the reading of the link: a broken write would read on.
+  on_work_available_();
+  return Error::ok();
+}
+
+Error SharedMemoryPath::map(const ArenaOffer& offer, const Stream::ReceivedFd& received) {
+  if (!options_.enabled) return {ErrorCode::kInvalidArgument, "shared memory is switched off here"};
+  if (received.lost)
+    return {ErrorCode::kSystem, "too many files are open here to map its shared memory"};
+  Result<std::shared_ptr<ArenaView>> view =
+      ArenaView::open(offer, received.fd, options_.max_peer_bytes);
+  if (!view.ok()) return view.error();
+  view_ = std::move(view).value();
+  return Error::ok();
+}
+
+Result<OwnedBuffer> SharedMemoryPath::arenaBuffer(const ArenaDescriptor& block,
+                                                  std::uint64_t size) {
+  if (view_ == nullptr) return protocolError("a buffer in shared memory that was not offered");
+  // When a link breaks within a frame whose blocks were lent already, the frame comes again.
+  const auto before = std::find_if(lent_before_.begin(), lent_before_.end(), [&](const Lent& lent) {
+    return lent.where == block && lent.buffer.size == size;
+  });
+  if (before != lent_before_.end()) {
+    lent_.push_back(std::move(*before));
+    lent_before_.erase(before);
+    return lent_.back().buffer;
+  }
+  Result<OwnedBuffer> buffer = view_->lend(block, size);
+  if (buffer.ok()) {
+    bytes_received_.fetch_add(size, std::memory_order_relaxed);
+    lent_.push_back({block, buffer.value()});
+  }
+  return buffer;
+}
+
+Result<OwnedBuffer> SharedMemoryPath::exportedBuffer(const ArenaDescriptor& place,
+                                                     std::uint64_t size) {
+  if (!options_.enabled)
+    return protocolError("a buffer in exported memory, which is not used here");
+  if (place.slot == exported_fds_.size()) {
+    Stream::ReceivedFd received = stream_->takeFd();
+    if (received.lost)
+      return Error(ErrorCode::kSystem, "too many files are open here to map its exported memory");
+    if (!received.fd.valid())
+      return protocolError("a buffer in exported memory without a descriptor");
+    exported_fds_.push_back(std::move(received.fd));
+  } else if (place.slot > exported_fds_.size()) {
+    return protocolError("a buffer in exported memory number " + std::to_string(place.slot) +
+                         ", only " + std::to_string(exported_fds_.size()) + " were named before");
+  }
+  Result<std::shared_ptr<ExportedBlock>> block =
+      ExportedBlock::open(exported_fds_[place.slot], place.offset, size);
+  if (!block.ok()) return block.error();
+  bytes_received_.fetch_add(size, std::memory_order_relaxed);
+  std::byte* const data = block.value()->data();
+  return OwnedBuffer{data, static_cast<std::size_t>(size), std::move(block).value()};
+}
+
+}  // namespace weft::transport

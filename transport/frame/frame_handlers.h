@@ -1,0 +1,72 @@
+// What a FrameReader finds in the bytes of one link, in four small interfaces.
+//
+// Threads: all are called from FrameReader::commit() and resume(), on the thread that reads.
+// Failure: an Error that one of them returns is the reader's last word and ends the link.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "transport/arena/arena_layout.h"
+#include "transport/base/buffer.h"
+#include "transport/base/error.h"
+#include "transport/endpoint.h"
+#include "transport/frame/frame.h"
+
+namespace weft::transport {
+
+class MessageHandler {
+ public:
+  virtual ~MessageHandler() = default;
+  // As EndpointHandler::onHeader.
+  virtual Result<Disposition> onHeader(std::span<const std::byte> header,
+                                       std::span<const std::uint64_t> sizes,
+                                       std::vector<OwnedBuffer>& buffers) = 0;
+  virtual void onMessage(std::span<const std::byte> header, std::vector<OwnedBuffer> buffers) = 0;
+};
+
+class SessionHandler {
+ public:
+  virtual ~SessionHandler() = default;
+  // A head, before anything else of its frame.
+  virtual Error onFrameHead(const FrameHead& head) = 0;
+  // A data frame is whole: it was discarded, or onMessage() follows.
+  virtual void onDataFrame(const FrameHead& head) = 0;
+};
+
+class SharedMemoryHandler {
+ public:
+  virtual ~SharedMemoryHandler() = default;
+  // A frame about the arena; `body` is an encoded ArenaOffer or empty.
+  virtual Error onArenaFrame(FrameKind kind, std::span<const std::byte> body) = 0;
+  // A buffer that lies in the arena which the peer offered.
+  virtual Result<OwnedBuffer> arenaBuffer(const ArenaDescriptor& block, std::uint64_t size) = 0;
+  // A buffer in memory whose descriptor came with the frame: the `place.slot`th of them. kSystem:
+  // this process cannot map it, and the frame should come again without it.
+  virtual Result<OwnedBuffer> exportedBuffer(const ArenaDescriptor& place, std::uint64_t size) = 0;
+};
+
+class BulkHandler {
+ public:
+  virtual ~BulkHandler() = default;
+  // Half of the frame's bytes come over the link's bulk connection, `into` these (one entry without
+  // a place: to be skipped). The memory stays until the reader is gone or bulkArrived() said yes.
+  virtual Error readFromBulk(std::span<const iovec> into) = 0;
+  // They have arrived. If not, FrameReader::resume() follows when they have.
+  virtual bool bulkArrived() = 0;
+};
+
+// Whom a reader tells. Without a handler for shared memory or bulk connections, frames that need
+// one are protocol errors.
+struct FrameHandlers {
+  MessageHandler& messages;
+  SessionHandler* session = nullptr;
+  SharedMemoryHandler* shared_memory = nullptr;
+  BulkHandler* bulk = nullptr;
+};
+
+}  // namespace weft::transport

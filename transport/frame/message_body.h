@@ -1,0 +1,54 @@
+// MessageBody: the buffers of one message while their bytes come in, from the link and perhaps from
+// its bulk connection. Knows which byte of which buffer comes next.
+//
+// Threads: one at a time. Ownership: holds the buffers from begin() to take().
+#pragma once
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "transport/base/buffer.h"
+#include "transport/base/error.h"
+
+namespace weft::transport {
+
+class MessageBody {
+ public:
+  // `unread`: for each buffer how many bytes come in this frame (0: they are here already).
+  void begin(std::vector<OwnedBuffer> buffers, std::span<const std::uint64_t> unread,
+             std::uint64_t unread_bytes);
+  // The bytes are read and dropped.
+  void beginDiscard(std::uint64_t unread_bytes);
+
+  // Takes the part that comes over the bulk connection out of what comes over the link, and returns
+  // where it goes (one entry without a place when it is dropped). Empty: the part is nothing.
+  std::vector<iovec> splitForBulk();
+
+  // Bytes that have not come over the link.
+  std::uint64_t left() const noexcept { return left_; }
+  bool discards() const noexcept { return discards_; }
+  // Where the next bytes go, in order; returns the entries used. `covered`: how many bytes these
+  // are.
+  std::size_t targets(std::span<iovec> out, std::uint64_t& covered) const;
+  // So many bytes were put there.
+  void advance(std::uint64_t count);
+  // Takes bytes from the front of `input`, as many as it needs.
+  void copyFrom(std::span<const std::byte>& input);
+  std::vector<OwnedBuffer> take() noexcept;
+
+ private:
+  void skipFull();
+
+  bool discards_ = false;
+  std::vector<OwnedBuffer> buffers_;
+  std::vector<std::uint64_t> unread_;
+  std::size_t index_ = 0;     // the buffer that is being filled
+  std::uint64_t filled_ = 0;  // its bytes that have come
+  std::uint64_t left_ = 0;
+};
+
+}  // namespace weft::transport

@@ -1,0 +1,153 @@
+#include "transport/peer/admission.h"
+
+#include <utility>
+
+#include "transport/base/log.h"
+#include "transport/base/peer_name.h"
+#include "transport/frame/frame.h"
+
+namespace weft::transport {
+namespace {
+
+// Pending connections have proved themselves: the bound is against mistakes, not strangers.
+constexpr std::size_t kMaxPending = 1024;
+
+}  // namespace
+
+RefusalCode Admission::admit(const Hello& hello, const SessionClaim& theirs, SessionClaim& ours) {
+  if (closed_) return RefusalCode::kStale;
+  const std::shared_ptr<Peer> peer = peers_.find(hello.rank);
+  if (theirs.bulk != 0) return admitBulk(peer.get(), hello, theirs, ours);
+  if (peer != nullptr && peer->over()) {
+    // This very life was lost: both sides must agree that it is over. Another life, or
+    // one that left in order, is as good as unknown.
+    const bool same_life = peer->incarnation() == hello.incarnation && !peer->closedInOrder();
+    if (same_life) return RefusalCode::kStale;
+  } else if (peer != nullptr) {
+    if (peer->name() != hello.name) return RefusalCode::kIdentity;
+    if (const RefusalCode code = admitTo(*peer, hello, theirs); code != RefusalCode::kNone)
+      return code;
+    if (!peer->over()) {
+      ours = peer->claim();
+      return RefusalCode::kNone;
+    }
+  }
+  // A session begins; one that is to go on is not known here.
+  ours = {context_.sessions.of(hello.rank), theirs.own, 0, theirs.link};
+  return theirs.peer == 0 || theirs.peer == ours.own ? RefusalCode::kNone : RefusalCode::kStale;
+}
+
+// A bulk connection whose link is still pending here may try again.
+RefusalCode Admission::admitBulk(Peer* peer, const Hello& hello, const SessionClaim& theirs,
+                                 SessionClaim& ours) {
+  if (peer == nullptr && pending_.find(hello.rank) != pending_.end())
+    return RefusalCode::kDuplicate;
+  if (peer == nullptr || !peer->admitsBulk(hello, theirs)) return RefusalCode::kStale;
+  ours = peer->claim();
+  return RefusalCode::kNone;
+}
+
+// The peer is known. With kNone it is ready for adopt(), or over because the dialler is not it.
+RefusalCode Admission::admitTo(Peer& peer, const Hello& hello, const SessionClaim& theirs) {
+  if (peer.saidGoodbye()) return RefusalCode::kDuplicate;
+  if (peer.met() && peer.incarnation() != hello.incarnation) {
+    peer.failRestarted();
+    return RefusalCode::kNone;
+  }
+  switch (peer.match(theirs)) {
+    case Session::Match::kUnknown:
+      return RefusalCode::kStale;
+    case Session::Match::kAnother:
+      peer.failLostSession();
+      return RefusalCode::kNone;
+    case Session::Match::kSame:
+      break;
+  }
+  if (peer.state() == PeerState::kConnected) {
+    if (peer.isLate(theirs)) return RefusalCode::kDuplicate;
+    return peer.yieldLink() ? RefusalCode::kNone : RefusalCode::kStale;
+  }
+  return peer.handshaking() && context_.self.rank < hello.rank ? RefusalCode::kDuplicate
+                                                               : RefusalCode::kNone;
+}
+
+void Admission::admitted(AuthenticatedPeer who) {
+  const std::shared_ptr<Peer> peer = peers_.find(who.hello.rank);
+  if (who.claim.bulk != 0) {
+    if (peer != nullptr) peer->adoptBulk(std::move(who.stream));
+    return;
+  }
+  if (peer != nullptr && peer->mayAdopt())
+    return peer->adopt(std::move(who.stream), who.hello, who.claim);
+  const bool successor = context_.options.accept_successors && peer != nullptr && peer->over() &&
+                         peer->name() == who.hello.name;
+  if (context_.options.accept_unknown_peers || successor) {
+    // In order behind the loss of a former life, if there was one.
+    context_.loop.post([this, who = std::move(who)] { join(who); });
+  } else {
+    hold(std::move(who));
+  }
+}
+
+void Admission::join(AuthenticatedPeer who) {
+  if (closed_) return;
+  const auto [peer, is_new] = peers_.join(who.hello.rank, who.hello.name);
+  if (!is_new && (peer->name() != who.hello.name || !peer->mayAdopt())) return;
+  peer->adopt(std::move(who.stream), who.hello, who.claim);
+  if (is_new) context_.handler.onPeerJoined({who.hello.rank, who.hello.name, ""});
+}
+
+void Admission::hold(AuthenticatedPeer who) {
+  const std::int32_t rank = who.hello.rank;
+  if (pending_.size() >= kMaxPending && pending_.find(rank) == pending_.end()) return;
+  const auto now = EventLoop::Clock::now();
+  pending_[rank] = {std::move(who), now + context_.options.connect_timeout, now};
+}
+
+void Admission::connectPending(const std::shared_ptr<Peer>& peer) {
+  const auto found = pending_.find(peer->rank());
+  if (found == pending_.end()) return;
+  AuthenticatedPeer who = std::move(found->second.who);
+  pending_.erase(found);
+  if (who.hello.name != peer->name()) {
+    log(LogLevel::kWarning, describePeer(who.hello.name, who.hello.rank) + " connected, but rank " +
+                                std::to_string(peer->rank()) + " is '" + peer->name() +
+                                "' here; cut off");
+    return;
+  }
+  if (peer->mayAdopt()) peer->adopt(std::move(who.stream), who.hello, who.claim);
+}
+
+void Admission::tick(EventLoop::Clock::time_point now) {
+  for (auto each = pending_.begin(); each != pending_.end();) {
+    PendingPeer& pending = each->second;
+    bool keep = now < pending.until;
+    if (!keep) {
+      log(LogLevel::kWarning, describePeer(pending.who.hello.name, pending.who.hello.rank) +
+                                  " connected, but was not added here within " +
+                                  seconds(context_.options.connect_timeout) + "; cut off");
+    } else if (now - pending.heartbeat_at >= context_.options.heartbeat_interval) {
+      pending.heartbeat_at = now;
+      keep = sendHeartbeat(pending);
+    }
+    each = keep ? std::next(each) : pending_.erase(each);
+  }
+}
+
+// The other end takes the connection for good and expects signs of life.
+bool Admission::sendHeartbeat(const PendingPeer& pending) {
+  FrameHead head;
+  head.kind = FrameKind::kHeartbeat;
+  FrameHeadBytes bytes{};
+  encodeFrameHead(head, bytes.data());
+  iovec from{bytes.data(), bytes.size()};
+  const IoResult result = pending.who.stream->write(std::span(&from, 1));
+  return result.error == 0 && result.count == bytes.size();
+}
+
+void Admission::close() {
+  closed_ = true;
+  pending_.clear();
+}
+
+}  // namespace weft::transport

@@ -1,0 +1,79 @@
+#include "transport/peer/peer_errors.h"
+
+#include "transport/base/peer_name.h"
+
+namespace weft::transport::peer_errors {
+namespace {
+
+constexpr const char* kWhatToDo = "Look at its own output; to go on, start the group again";
+
+}  // namespace
+
+Error noAddress(const std::string& who) {
+  return {ErrorCode::kConnectFailed, who + " cannot be reached: its address is not known here"};
+}
+
+Error badAddress(const std::string& who, const Error& problem) {
+  return {ErrorCode::kConnectFailed, who + " cannot be reached: " + problem.text()};
+}
+
+Error shutDown(const std::string& who, const std::string& connected_for) {
+  return {ErrorCode::kPeerClosed, who + " has shut down in order, " + connected_for +
+                                      " after it connected; nothing more can be sent to it"};
+}
+
+Error broken(const std::string& who, const std::string& how) {
+  return {ErrorCode::kPeerLost, who + " is lost: " + how +
+                                    "; its process was probably killed or its host is down. " +
+                                    kWhatToDo};
+}
+
+Error notReconnected(const std::string& who, const std::string& how, const std::string& why) {
+  return {ErrorCode::kPeerLost,
+          who + " is lost: " + how + ", and it could not be reconnected" + why + ". " + kWhatToDo};
+}
+
+Error silent(const std::string& who, std::chrono::nanoseconds silence,
+             std::chrono::nanoseconds heartbeat_interval) {
+  return {ErrorCode::kPeerLost,
+          who + " is lost: it sent nothing for " + seconds(silence) +
+              ", not even a heartbeat (one is due every " + seconds(heartbeat_interval) +
+              "); its process is stopped or starved, or the network to its host is down"};
+}
+
+Error restarted(const std::string& who) {
+  return {ErrorCode::kPeerLost,
+          who + " is lost: it was started again. What refers to its former life fails"};
+}
+
+Error lostSession(const std::string& who) {
+  return {ErrorCode::kPeerLost,
+          who +
+              " is lost: it lost its session state, because it had declared this worker lost or "
+              "removed it"};
+}
+
+Error badClaim(const std::string& who, std::uint64_t received, std::uint64_t sent) {
+  return {ErrorCode::kProtocol, who + " is cut off: it claims to have received message " +
+                                    std::to_string(received) + ", only " + std::to_string(sent) +
+                                    " were sent"};
+}
+
+Error protocol(const std::string& who, const Error& problem) {
+  return {problem.code(), who + " is cut off: " + problem.text() +
+                              "; check that both run the same versions and limits"};
+}
+
+Error endedWhileClosing(const std::string& who) {
+  return {ErrorCode::kShutdown, who + " ended while this endpoint was closing"};
+}
+
+Error saidGoodbye(const std::string& who) {
+  return {ErrorCode::kShutdown, "this endpoint has said goodbye to " + who};
+}
+
+Error closedEarly(const std::string& who) {
+  return {ErrorCode::kShutdown, "this endpoint was closed before all was sent to " + who};
+}
+
+}  // namespace weft::transport::peer_errors

@@ -1,0 +1,62 @@
+// PeerTable: the peers of an endpoint by rank, and those that were removed and are still closing.
+//
+// Threads: any. Ownership: shares each peer with whoever uses it; none is destroyed under its lock.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <shared_mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "transport/endpoint.h"
+#include "transport/peer/peer.h"
+
+namespace weft::transport {
+
+class PeerTable {
+ public:
+  using Peers = std::vector<std::shared_ptr<Peer>>;
+  using Make = std::function<std::shared_ptr<Peer>(const PeerInfo&)>;
+
+  explicit PeerTable(Make make) : make_(std::move(make)) {}
+
+  // Null: unknown.
+  std::shared_ptr<Peer> find(std::int32_t rank) const;
+
+  // As Endpoint::addPeer() says, for valid `info`.
+  struct Added {
+    std::shared_ptr<Peer> peer;  // null: it was known, and nothing changes
+    bool is_new = false;         // else only its address is
+  };
+  Result<Added> add(const PeerInfo& info);
+  // An authenticated rank that nobody named. `is_new` false: add() named it before.
+  Added join(std::int32_t rank, const std::string& name);
+  // The peer that has a new address now; null: unknown.
+  std::shared_ptr<Peer> setAddress(std::int32_t rank, const std::string& address);
+  // The peer, which is among all() until it is finished. Null: unknown, or the table is closed.
+  std::shared_ptr<Peer> remove(std::int32_t rank);
+
+  // Those that are closing included.
+  Peers all() const;
+  std::vector<PeerStats> stats() const;
+  bool allFinished() const;
+  void dropFinished();
+  // No peer is added or removed from now on.
+  void close();
+
+ private:
+  struct Entry {
+    std::string address;
+    std::shared_ptr<Peer> peer;
+  };
+
+  const Make make_;
+  mutable std::shared_mutex mutex_;  // guards what follows; a leaf
+  std::unordered_map<std::int32_t, Entry> known_;
+  Peers closing_;
+  bool closed_ = false;
+};
+
+}  // namespace weft::transport
