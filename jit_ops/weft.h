@@ -1,5 +1,5 @@
 // Weft for C++ programs: the one header. Needs libweft.so and LibTorch, never Python. By example:
-// docs/cpp.md.
+// docs/guide/cpp.md.
 //
 //   auto group = weft::Group::join({.name = "client", .rank = 1, .world_size = 2});
 //   at::Tensor y = weft::rpcSync<at::Tensor>("server", "encoder", {x});

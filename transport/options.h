@@ -35,7 +35,7 @@ struct ArenaOptions {
 };
 
 // Large messages to other hosts: half of each goes over a second TCP connection (BulkConnection).
-struct LaneOptions {
+struct BulkOptions {
   bool enabled = true;  // false: neither makes such a connection nor takes one
   std::uint64_t threshold = std::uint64_t{1} << 20;  // messages that carry fewer bytes go whole
 };
@@ -64,7 +64,7 @@ struct EndpointOptions {
   std::chrono::milliseconds reconnect_timeout{5000};
   Limits limits;
   ArenaOptions arena;
-  LaneOptions bulks;
+  BulkOptions bulk;
   // Where the handler takes memory for what comes through sockets, if it does: the endpoint sees to
   // it that this shrinks when it is quiet.
   std::shared_ptr<WarmPool> receive_pool;

@@ -154,7 +154,8 @@ def key_file() -> list[Finding]:
     """The group's key."""
     path = os.environ.get("WEFT_AUTH_KEY_FILE", "")
     if not path:
-        return [Finding("ok", "no key file: the key goes through the Store (docs/security.md)")]
+        text = "no key file: the key goes through the Store (docs/guide/security.md)"
+        return [Finding("ok", text)]
     make = "; make one with: (umask 077; openssl rand -hex 32 > FILE)"
     try:
         mode = os.stat(path).st_mode

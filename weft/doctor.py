@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
             failed = failed or finding.level == "FAIL"
             print(f"{finding.level:4}  {finding.text}")
     print()
-    print("Environment variables (docs/environment.md):")
+    print("Environment variables (docs/reference/environment.md):")
     for line in checks.environment_lines():
         print(f"  {line}")
     return 1 if failed else 0

@@ -42,7 +42,7 @@ Result<std::shared_ptr<collectives::EndpointMailbox>> openMailbox(const GroupPla
   options.listen_address = listen.value().address;
   options.unix_socket = !switchedOff(environment::kUnixSocket);
   options.shared_memory = !switchedOff(environment::kSharedMemory);
-  options.lanes = environment::value(environment::kLanes) != "1";
+  options.second_connection = environment::value(environment::kTcpConnections) != "1";
   if (const std::string file = environment::value(environment::kAuthKeyFile); !file.empty()) {
     auto key = transport::AuthKey::fromFile(file);
     if (!key.ok()) return key.error();

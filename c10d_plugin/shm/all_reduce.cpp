@@ -155,7 +155,7 @@ void ShmCollectives::reduceStrip(std::size_t at, std::size_t bytes, int root) {
   reduceInto(record_.element, record_.reduction, result, inputs_, bytes / sizeOf(record_.element));
   for (int rank = 0; root == kEverywhere && rank < size_; ++rank) {
     if (rank == rank_) continue;
-    transport::copyToArena(places_[static_cast<std::size_t>(rank)] + at, result, bytes);
+    transport::fastMemcpy(places_[static_cast<std::size_t>(rank)] + at, result, bytes);
   }
 }
 
@@ -172,8 +172,8 @@ void ShmCollectives::contribute(Bytes block) {
   const Bytes own = partOf(block, rank_);
   const auto begin = static_cast<std::size_t>(own.data() - block.data());
   const std::size_t end = begin + own.size();
-  transport::copyToArena(buffer, block.data(), begin);
-  transport::copyToArena(buffer + end, block.data() + end, block.size() - end);
+  transport::fastMemcpy(buffer, block.data(), begin);
+  transport::fastMemcpy(buffer + end, block.data() + end, block.size() - end);
 }
 
 void ShmCollectives::addUpOwnPart(Bytes block, int root) {
@@ -193,7 +193,7 @@ void ShmCollectives::addUpOwnPart(Bytes block, int root) {
     std::byte* const result = keeps ? in_place : shared + done;
     reduceInto(record_.element, record_.reduction, result, inputs_,
                bytes / sizeOf(record_.element));
-    if (root == kEverywhere) transport::copyToArena(shared + done, in_place, bytes);
+    if (root == kEverywhere) transport::fastMemcpy(shared + done, in_place, bytes);
   }
 }
 

@@ -41,7 +41,7 @@ void ShmCollectives::writePieces(std::span<const ConstBytes> parts, const Buffer
     const std::size_t begin = number * place.piece;
     if (begin < part.size()) {
       const std::size_t bytes = std::min(place.piece, part.size() - begin);
-      transport::copyToArena(to, part.data() + begin, bytes);
+      transport::fastMemcpy(to, part.data() + begin, bytes);
     }
     to += place.piece;
   }

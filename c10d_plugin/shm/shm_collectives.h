@@ -1,7 +1,7 @@
 // ShmCollectives: the collectives of ranks on one host, through memory that all of them map.
 // Nothing goes through a socket once the group stands, and no thread is started.
 //
-// How the algorithms work, and what they owe to whom: docs/process_group_internals.md. In short:
+// How the algorithms work: docs/design/process_group_internals.md. In short:
 // each rank has three buffers in the segment. Time goes in rounds: in a round every rank writes
 // into its next buffer and reads what others wrote in the two rounds before; between rounds
 // each waits for all. So one wait per round is all the synchronisation there is, the copies of one

@@ -1,5 +1,5 @@
 // torch.ops.weft: what TorchScript, torch.compile and C++ programs call. Contracts:
-// docs/published_modules.md.
+// docs/guide/published_modules.md.
 //
 // Two kinds. Those with a type variable t are TorchScript's own (the dispatcher knows no such
 // thing): `like`, an empty list, says what comes back, so that a saved model keeps its types. Those

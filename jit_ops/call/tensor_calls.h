@@ -1,5 +1,5 @@
 // torch.ops.weft.call_tensors: a call that torch.compile and torch.export can trace, with
-// gradients. Contract: docs/published_modules.md#compiled-and-exported.
+// gradients. Contract: docs/guide/published_modules.md#compiled-and-exported.
 #pragma once
 
 namespace torch {

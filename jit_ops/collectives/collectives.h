@@ -1,7 +1,7 @@
 // torch.ops.weft's collectives on a named process group, where torch's own `_c10d_functional` does
 // not serve: that has no messages, no gather, scatter or reduce to one rank and no barrier, and its
 // all_reduce and broadcast take part in autograd with wrong gradients (those of a copy). Contracts:
-// docs/published_modules.md#collectives.
+// docs/guide/published_modules.md#collectives.
 #pragma once
 
 #include <optional>

@@ -5,7 +5,7 @@
 // its own, and the node's backward runs them against the clock, each stage's on that stage's
 // thread. So CPU stages overlap in the backward as well (autograd alone would give all CPU nodes to
 // the calling thread), each parameter gets its gradient once, and what is asked for is what is
-// computed. docs/pipe.md tells the price.
+// computed. docs/guide/pipe.md tells the price.
 #pragma once
 
 #include <memory>

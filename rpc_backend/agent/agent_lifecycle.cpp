@@ -105,7 +105,7 @@ void WeftAgent::openEndpoint(const GroupSecret& secret) {
   wire.reconnect_timeout = fromSeconds(options.reconnect_timeout);
   wire.limits.max_message_bytes = options.max_message_bytes;
   wire.arena.enabled = env::value(env::kSharedMemory) != "0";
-  wire.lanes.enabled = env::value(env::kLanes) != "1";
+  wire.bulk.enabled = env::value(env::kTcpConnections) != "1";
   wire.receive_pool = receive_pool_;
   adoptTransportLog();
   auto endpoint = transport::Endpoint::create(std::move(wire), *this);

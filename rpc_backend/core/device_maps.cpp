@@ -33,7 +33,7 @@ std::vector<c10::Stream> streamsFromPool(const std::vector<c10::Device>& devices
 void noteHostStaging() {
   static std::once_flag once;
   std::call_once(once, [] {
-    logInfo("tensors on accelerators are sent through host memory; see docs/cuda.md");
+    logInfo("tensors on accelerators are sent through host memory; see docs/guide/cuda.md");
   });
 }
 

@@ -41,7 +41,7 @@ constexpr std::array kTable{
     Variable{kSharedMemory, "1",
              "0: nothing between processes of one host goes through shared memory: large tensors "
              "through the socket, collectives as messages"},
-    Variable{kLanes, "2",
+    Variable{kTcpConnections, "2",
              "connections to a peer on another host that share its large messages; 1: one, as for "
              "small ones"},
     // Read by ./dev and the tests only; named here so that they raise no warning.

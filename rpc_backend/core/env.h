@@ -1,5 +1,5 @@
 // Every environment variable that Weft reads, in one table. Python's
-// `weft.env.table()`, `python -m weft.doctor` and docs/environment.md are made from it.
+// `weft.env.table()`, `python -m weft.doctor` and docs/reference/environment.md are made from it.
 #pragma once
 
 #include <span>
@@ -15,13 +15,13 @@ using environment::kAsDefault;
 using environment::kAsProcessGroup;
 using environment::kAuthKeyFile;
 using environment::kHeartbeatInterval;
-using environment::kLanes;
 using environment::kLogLevel;
 using environment::kPeerTimeout;
 using environment::kReconnectTimeout;
 using environment::kRequestPolicy;
 using environment::kSharedMemory;
 using environment::kSocketIfname;
+using environment::kTcpConnections;
 using environment::kUnixSocket;
 using environment::value;
 

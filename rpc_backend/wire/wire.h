@@ -2,7 +2,7 @@
 // which call it belongs to, and the shape of each tensor in it. No torch here: what
 // reads bytes of the network is small, total and fuzzed (tests/rpc_backend/fuzz_wire.cpp).
 //
-// Layout, little endian, in order (docs/wire_format.md holds the table):
+// Layout, little endian, in order (docs/design/wire_format.md holds the table):
 //   u8  version (1)
 //   u8  kind            WireKind
 //   u16 type            torch::distributed::rpc::MessageType, or ControlType

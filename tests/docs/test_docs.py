@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import os
 import re
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+LAYERS = ("transport", "rpc_backend", "c10d_plugin", "jit_ops", "pipe")
+PACKAGES = sorted(path.parent for name in LAYERS for path in ROOT.glob(f"{name}/*/**/BUILD.bazel"))
 PAGES = [
     *(ROOT / name for name in ("README.md", "tests/conformance/README.md")),
-    *sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/README.md")]),
+    *sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/README.md")]),
+    *(page for name in LAYERS for page in sorted(ROOT.glob(f"{name}/**/README.md"))),
 ]
 BY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -41,16 +46,30 @@ def test_links_lead_somewhere(page):
 
 def test_the_index_has_every_page():
     index = (ROOT / "docs/README.md").read_text()
-    for page in ROOT.glob("docs/*.md"):
-        assert page.name == "README.md" or f"({page.name})" in index, page.name
+    for page in ROOT.glob("docs/*/*.md"):
+        assert index.count(f"]({page.relative_to(ROOT / 'docs')})") == 1, page.name
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_cpp_package_says_what_it_is(package):
+    page = package / "README.md"
+    assert page.exists(), f"{package.relative_to(ROOT)} has no README.md"
+    assert len(page.read_text().splitlines()) <= 10, f"{page.relative_to(ROOT)} is no short README"
 
 
 @BY_PAGE
 def test_files_that_are_named_exist(page):
     """`folder/file.ext` in backquotes is a file of the checkout."""
-    folders = "transport|rpc_backend|jit_ops|weft|examples|bench|tests|tools|docs"
+    folders = "transport|rpc_backend|c10d_plugin|jit_ops|pipe|weft|examples|bench|tests|tools|docs"
     for name in re.findall(rf"`((?:{folders})/[\w/]+\.\w+)`", page.read_text()):
         assert (ROOT / name).exists() or name.endswith(".so"), name
+
+
+@BY_PAGE
+def test_lines_wrap_at_100(page):
+    """Tables aside, whose rows cannot be wrapped."""
+    long = [line for line in page.read_text().splitlines() if len(line) > 100]
+    assert all(line.startswith("|") for line in long), long
 
 
 @BY_PAGE
@@ -72,15 +91,15 @@ def test_commands_exist(page):
 def sources() -> str:
     """What the program may say: the text of its sources, string literals joined across lines."""
     layers = ("jit_ops", "rpc_backend", "transport")
-    files = [path for name in layers for path in ROOT.glob(f"{name}/*.cpp")]
-    text = "\n".join(path.read_text() for path in [*files, *ROOT.glob("weft/*.py")])
+    files = [path for name in layers for path in ROOT.glob(f"{name}/**/*.cpp")]
+    text = "\n".join(path.read_text() for path in [*files, *ROOT.glob("weft/**/*.py")])
     text = re.sub(r'"\s*\n\s*(?:std::string\()?f?"', "", text)
     return text.replace('\\"', '"')
 
 
 def documented_errors() -> list[str]:
-    """The texts of docs/errors.md, but for those that it calls PyTorch's own."""
-    page = (ROOT / "docs/errors.md").read_text().partition("## PyTorch's own")[0]
+    """The texts of docs/reference/errors.md, but for those that it calls PyTorch's own."""
+    page = (ROOT / "docs/reference/errors.md").read_text().partition("## PyTorch's own")[0]
     return [row for row in re.findall(r"^\| `([^`]+)`", page, re.MULTILINE) if row not in TORCHS]
 
 
@@ -114,14 +133,14 @@ def test_errors_are_worded_as_in_the_code(text):
 
 
 def test_the_handshakes_sizes_are_the_same_on_both_pages():
-    wire = (ROOT / "docs/wire_format.md").read_text()
+    wire = (ROOT / "docs/design/wire_format.md").read_text()
     size = {
         name: re.search(rf"^### {name}: (\d+) bytes$", wire, re.MULTILINE)[1]
         for name in ("Hello", "Proof", "Refusal")
     }
     lines = re.findall(
         r"-> (hello|HMAC).*?(\d+) bytes(?:.*refusal \((\d+)\))?",
-        (ROOT / "docs/security.md").read_text(),
+        (ROOT / "docs/guide/security.md").read_text(),
     )
     assert lines == [
         ("hello", size["Hello"], ""),
@@ -134,7 +153,7 @@ def test_the_handshakes_sizes_are_the_same_on_both_pages():
 def test_the_environment_page_is_the_table():
     from weft import env
 
-    page = (ROOT / "docs/environment.md").read_text()
+    page = (ROOT / "docs/reference/environment.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*) \|$", page, re.MULTILINE)
     expected = [
         (row.name, f"`{row.default}`" if row.default else "", row.meaning) for row in env.table()
@@ -142,23 +161,62 @@ def test_the_environment_page_is_the_table():
     assert rows == expected
 
 
-def test_the_options_page_has_every_option():
-    import inspect
+def rows(section: str) -> dict[str, str]:
+    """Name and default of each row of a table of the options page."""
+    page = (ROOT / "docs/reference/options.md").read_text()
+    table = page.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    found = re.findall(r"^\| `(\w+)` \|([^|]*)\|", table, re.MULTILINE)
+    return {name: default.strip(" `") for name, default in found}
 
+
+def test_the_options_page_has_every_rpc_option(monkeypatch):
     import weft
 
-    page = (ROOT / "docs/rpc.md").read_text()
-    table = page.partition("## Options")[2].partition("\n## ")[0]
-    named = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (.*?) \|", table, re.MULTILINE))))
-    assert named == set(inspect.signature(weft.RpcBackendOptions).parameters)
+    for name in [name for name in os.environ if name.startswith("WEFT_")]:
+        monkeypatch.delenv(name)
+    options = weft.RpcBackendOptions()
+    documented = rows("RPC")
+    assert list(documented) == list(inspect.signature(weft.RpcBackendOptions).parameters)
+    for name, default in documented.items():
+        assert default == str(getattr(options, name)), name
+
+
+@pytest.mark.parametrize(
+    ("section", "what"),
+    [
+        ("Process group", "ProcessGroupOptions"),
+        ("Pipelines", "Pipe"),
+        ("Batching of published modules", "Batch"),
+    ],
+)
+def test_the_options_page_has_every_other_option(section, what):
+    import weft
+
+    parameters = inspect.signature(getattr(weft, what)).parameters.values()
+    assert rows(section) == {
+        p.name: "" if p.default is p.empty else str(p.default) for p in parameters
+    }
+
+
+def test_the_operators_page_has_every_operator():
+    import torch
+
+    import weft  # noqa: F401 (registers them)
+
+    page = (ROOT / "docs/reference/operators.md").read_text()
+    cells = " ".join(re.findall(r"^\| (.*?) \| ", page, re.MULTILINE))
+    schemas = {schema.name for schema in torch._C._jit_get_all_schemas()}
+    operators = {name.removeprefix("weft::") for name in schemas if name.startswith("weft::")}
+    assert len(operators) > 30
+    assert set(re.findall(r"`(\w+)(?:\(|`)", cells)) == {
+        name for name in operators if not name.startswith("_")
+    }
 
 
 def test_the_debug_info_page_has_every_key():
-    page = (ROOT / "docs/rpc.md").read_text()
-    code = "".join(
-        (ROOT / f"rpc_backend/{name}.cpp").read_text() for name in ("metrics", "agent_info")
-    )
-    keys = re.findall(r'"agent\.(\w+)"', code) + re.findall(r'key \+ "(\w+)"', code)
+    page = (ROOT / "docs/reference/debug_info.md").read_text()
+    code = "".join(path.read_text() for path in ROOT.glob("rpc_backend/**/*.cpp"))
+    keys = re.findall(r'"(agent\.\w+)"', code) + re.findall(r'key \+ "(\w+)"', code)
     assert len(keys) > 15
     for key in keys:
-        assert key in page or re.search(rf"`_{key.rpartition('_')[2]}`", page), key
+        assert f"`{key}`" in page, key

@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT / "tests" / "rpc"))
 
 from workers import free_port  # noqa: E402
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 
 
 def listings(language: str) -> list[tuple[str, str]]:
@@ -82,20 +82,20 @@ CASES = [
     Case("README.md", "weft.RemoteModule", peer=WORKER1),
     Case("README.md", "init_process_group", peer=RANK + "dist.all_reduce(torch.ones(4))"),
     Case(
-        "docs/process_group.md",
+        "docs/guide/process_group.md",
         "import torch",
         after="assert tensor.tolist() == [2.0] * 4",
         peer=RANK + "dist.all_reduce(torch.ones(4))",
     ),
     Case(
-        "docs/process_group.md",
+        "docs/guide/process_group.md",
         "allocate_tensor",
         before=RANK,
         after="dist.destroy_process_group()",
         peer=RANK + "dist.all_reduce(torch.ones(1_000_000)); dist.destroy_process_group()",
     ),
     Case(
-        "docs/published_modules.md",
+        "docs/guide/published_modules.md",
         "weft.publish",
         before=CLIENT + ENCODER + "x = torch.ones(4, 3)",
         after="assert torch.equal(future.wait(), rref.to_here())" + LEAVE,
@@ -103,7 +103,7 @@ CASES = [
         rank=1,
     ),
     Case(
-        "docs/published_modules.md",
+        "docs/guide/published_modules.md",
         "class Client",
         before=CLIENT,
         after="print(torch.jit.script(Client())(torch.ones(4, 3)))" + LEAVE,
@@ -111,7 +111,7 @@ CASES = [
         rank=1,
     ),
     Case(
-        "docs/published_modules.md",
+        "docs/guide/published_modules.md",
         "fullgraph",
         before=CLIENT + "x = torch.ones(4, 3, requires_grad=True)",
         after=LEAVE,
@@ -120,14 +120,14 @@ CASES = [
         rank=1,
     ),
     Case(
-        "docs/published_modules.md",
+        "docs/guide/published_modules.md",
         "class Averaged",
         before=RANK + "from torch import Tensor",
         after='print(torch.jit.script(Averaged(torch.nn.Linear(2, 2), "0"))(torch.ones(2)))',
         peer=RANK + 'torch.ops.weft.all_reduce(torch.ones(2), "avg", "0")',
     ),
     Case(
-        "docs/remote_module.md",
+        "docs/guide/remote_module.md",
         "class Model",
         before=CLIENT,
         after="assert Model()(torch.tensor([1, 2])).shape == (2, 10)" + LEAVE,
@@ -135,28 +135,28 @@ CASES = [
         rank=1,
     ),
     Case(
-        "docs/remote_module.md",
+        "docs/guide/remote_module.md",
         "def save",
         after='save(torch.nn.Linear(1, 1)); torch.jit.load("model.pt")',
     ),
-    Case("docs/rpc.md", "rpc.init_rpc", after=LEAVE, peer=WORKER1),
+    Case("docs/guide/rpc.md", "rpc.init_rpc", after=LEAVE, peer=WORKER1),
     Case(
-        "docs/rpc.md",
+        "docs/guide/rpc.md",
         "_set_rpc_timeout",
         before=JOIN.format(name="worker0", rank=0) + "x = torch.ones(1)",
         after=LEAVE,
         peer=WORKER1,
     ),
     Case(
-        "docs/rpc.md",
+        "docs/guide/rpc.md",
         "register_function",
         before="import weft\nimport torch.distributed.rpc as rpc\nmodel = abs",
         after=LEAVE,
         peer=CLIENT + LEAVE,
     ),
-    Case("docs/rpc.md", "set_device_map", before="import weft"),
+    Case("docs/guide/rpc.md", "set_device_map", before="import weft"),
     Case(
-        "docs/rpc.md",
+        "docs/guide/rpc.md",
         "weft.snapshot",
         before=JOIN.format(name="worker0", rank=0)
         + 'load = len; workers = ["worker1"]\n'
@@ -165,7 +165,7 @@ CASES = [
         peer=WORKER1,
     ),
     Case(
-        "docs/pipe_tools.md",
+        "docs/guide/pipe_tools.md",
         "balance_by_time",
         before="import torch, weft\nfrom torch import nn\n"
         + 'weft.init_rpc("trainer", rank=0, world_size=1)\n'
@@ -173,13 +173,13 @@ CASES = [
         after="assert sum(balance) == 4\ntorch.distributed.rpc.shutdown()",
         instead=(('["cuda:0", "cuda:1"]', '["cpu", "cpu"]'),),
     ),
-    Case("docs/pipe_tools.md", "weft.compat", after="assert Pipe and skippable"),
+    Case("docs/guide/pipe_tools.md", "weft.compat", after="assert Pipe and skippable"),
 ]
 # Run as printed elsewhere.
 ELSEWHERE = {
-    "docs/quickstart.md": "tests/examples/test_examples.py",
-    "docs/pipe.md": "tests/pipe/test_pages.py",
-    "docs/pipe_tools.md": "tests/pipe/test_pages.py",
+    "docs/guide/quickstart.md": "tests/examples/test_examples.py",
+    "docs/guide/pipe.md": "tests/pipe/test_pages.py",
+    "docs/guide/pipe_tools.md": "tests/pipe/test_pages.py",
 }
 IN_TEST_PAGES = ("@skippable", "pipe.record()")
 
@@ -192,7 +192,9 @@ def test_every_python_listing_is_run():
     for page, listing in listings("python"):
         known = cases_of(page, listing)
         if page in ELSEWHERE and not known:
-            assert page != "docs/pipe_tools.md" or any(word in listing for word in IN_TEST_PAGES)
+            assert page != "docs/guide/pipe_tools.md" or any(
+                word in listing for word in IN_TEST_PAGES
+            )
             continue
         assert len(known) == 1, f"{page}:\n{listing}"
 

@@ -75,7 +75,7 @@ def test_a_model_with_collectives_on_two_ranks(tmp_path):
 
 def listings() -> dict[str, str]:
     """The quickstart's Python listings, by the file name in their first line."""
-    text = (ROOT / "docs" / "quickstart.md").read_text()
+    text = (ROOT / "docs/guide/quickstart.md").read_text()
     return dict(re.findall(r"```python\n# (\w+\.py)[^\n]*\n(.*?)```", text, re.DOTALL))
 
 
@@ -92,4 +92,4 @@ def test_quickstart_listing(name, tmp_path):
 
 
 def quickstart() -> str:
-    return (ROOT / "docs" / "quickstart.md").read_text()
+    return (ROOT / "docs/guide/quickstart.md").read_text()

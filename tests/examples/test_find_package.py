@@ -71,7 +71,7 @@ def test_the_project_is_twenty_lines():
 @pytest.mark.timeout(3 * BOUND)
 def test_a_cmake_project_builds_and_runs_against_the_wheel(installed, tmp_path):
     python_path = {"PYTHONPATH": f"{installed}:{ROOT}", "PYTHONSAFEPATH": "1"}
-    # As docs/cpp.md says it; the installed package answers, not the checkout's.
+    # As docs/guide/cpp.md says it; the installed package answers, not the checkout's.
     ask = "import weft; print(weft.cmake_prefix_path())"
     prefix = run(sys.executable, "-c", ask, **python_path).splitlines()[-1]
     assert prefix == str(installed / "weft")

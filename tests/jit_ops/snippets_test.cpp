@@ -1,6 +1,6 @@
-// The C++ of docs/cpp.md and docs/pipe.md, compiled and run. tests/docs/test_snippets.py checks
-// that each paragraph of these pages' listings stands in here, white space and comments aside:
-// change both.
+// The C++ of docs/guide/cpp.md and docs/guide/pipe.md, compiled and run.
+// tests/docs/test_snippets.py checks that each paragraph of these pages' listings stands in here,
+// white space and comments aside: change both.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>

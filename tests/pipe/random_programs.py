@@ -2,7 +2,7 @@
 
 A program is a model (random_models.py), how it is piped, and some mini-batches in a row, each with a
 way to take derivatives (random_ways.py) and what is around the call (AROUND). Plain runs the same
-stages as docs/pipe.md promises that a Pipe does: micro-batch by micro-batch in the order of the
+stages as docs/guide/pipe.md promises that a Pipe does: micro-batch by micro-batch in the order of the
 schedule, in autograd's ordinary graph.
 """
 
@@ -317,7 +317,7 @@ class Run:
 # Hooks of the model.
 
 HOOKS: dict[str, Callable[[nn.Module, int], None]] = {
-    # docs/pipe.md: it is called as well where there is no gradient.
+    # docs/guide/pipe.md: it is called as well where there is no gradient.
     "parameter": lambda model, k: one(made(model), k).register_hook(
         lambda grad: grad if grad is None else 2 * grad
     ),

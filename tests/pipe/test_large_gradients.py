@@ -208,7 +208,7 @@ def test_after_a_backward_that_failed(mode):
     with pytest.raises(Odd):
         step(pipe, x)
     assert pipe[0].weight.grad is None
-    assert pipe[3].weight.grad is not None  # a part of it, as docs/pipe.md says
+    assert pipe[3].weight.grad is not None  # a part of it, as docs/guide/pipe.md says
     Fragile.wrong = False
     pipe.zero_grad()
     step(pipe, x)

@@ -1,4 +1,4 @@
-"""The programs in docs/pipe.md and docs/pipe_tools.md run as they are printed."""
+"""The programs in docs/guide/pipe.md and docs/guide/pipe_tools.md run as they are printed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = Path(__file__).resolve().parents[2] / "docs/guide"
 
 
 def blocks(page: str) -> list[str]:

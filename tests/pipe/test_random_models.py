@@ -130,7 +130,7 @@ KNOWN: tuple[Known, ...] = (
     Known(
         "hook accumulated",
         r"NoneType|^wrong",
-        "docs/pipe.md: it is called as well in a mini-batch without a gradient, with the old one",
+        "docs/guide/pipe.md: it is called as well in a mini-batch without a gradient, with the old one",
     ),
     *(Known(name, *WRITES_ITS_PIECE) for name in IN_PLACE),
     *(

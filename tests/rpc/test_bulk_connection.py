@@ -40,7 +40,7 @@ def shapes_there_and_back() -> int:
 
 @pytest.mark.parametrize(("lanes", "used"), [("2", True), ("1", False)])
 def test_tensors_arrive_as_they_were(lanes: str, used: bool):
-    assert (in_caller(shapes_there_and_back, WEFT_LANES=lanes, **TCP) > 1 << 20) == used
+    assert (in_caller(shapes_there_and_back, WEFT_TCP_CONNECTIONS=lanes, **TCP) > 1 << 20) == used
 
 
 def test_unix_sockets_need_none():

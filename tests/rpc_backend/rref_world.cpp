@@ -21,7 +21,7 @@ bool isControl(Kind kind) {
 }  // namespace
 
 // A worker that came back counts from 0 in truth; here each life has ids of its own, because
-// torch's tables mix up values of two lives (docs/rref.md, limits).
+// torch's tables mix up values of two lives (docs/guide/rref.md, limits).
 Worker::Worker(World& world, Rank own_rank, int own_life)
     : rank(own_rank),
       life(own_life),

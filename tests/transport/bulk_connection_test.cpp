@@ -17,7 +17,7 @@ using std::chrono::milliseconds;
 constexpr std::size_t kMiB = std::size_t{1} << 20;
 constexpr std::size_t kThreshold = std::size_t{64} << 10;
 
-void withBulkConnection(EndpointOptions& options) { options.bulks.threshold = kThreshold; }
+void withBulkConnection(EndpointOptions& options) { options.bulk.threshold = kThreshold; }
 
 // Its header is the checksum of its buffers.
 Message sealed(std::vector<OwnedBuffer> buffers) {
@@ -141,7 +141,7 @@ TEST(BulkConnection, NeitherSideNeedsToWantIt) {
   for (const std::int32_t without : {0, 1}) {
     Pair pair(Via::kTcp, [&](EndpointOptions& options) {
       withBulkConnection(options);
-      options.bulks.enabled = options.rank != without;
+      options.bulk.enabled = options.rank != without;
     });
     for (unsigned i = 0; i < 20; ++i) {
       expectOk(pair.a->send(1, sealed({randomBuffer(kMiB, i)})));

@@ -30,7 +30,7 @@ struct Between {
     EndpointOptions options1 = optionsFor(1, via);
     options0.peer_timeout = options1.peer_timeout = std::chrono::hours(1);
     options0.reconnect_timeout = options1.reconnect_timeout = kPatience;
-    options0.bulks.threshold = options1.bulks.threshold = 50'000;
+    options0.bulk.threshold = options1.bulk.threshold = 50'000;
     if (adjust) {
       adjust(options0);
       adjust(options1);

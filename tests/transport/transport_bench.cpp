@@ -126,7 +126,7 @@ EndpointOptions benchOptions(std::int32_t rank, Way way) {
   options.listen_address = "127.0.0.1";
   options.tcp = way != Way::kUnix;
   options.unix_socket = way == Way::kUnix;
-  options.bulks.enabled = way == Way::kTcp;
+  options.bulk.enabled = way == Way::kTcp;
   return options;
 }
 

@@ -1,5 +1,5 @@
 // What the two ends of a shared arena agree on: the layout of its memory, the offer that
-// announces it and the descriptors that point into it. docs/wire_format.md is for people.
+// announces it and the descriptors that point into it. docs/design/wire_format.md is for people.
 //
 //   0        magic (16 bytes, random)
 //   64       slots: slot_count x u32, one per block in use

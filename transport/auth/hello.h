@@ -1,5 +1,5 @@
 // The fixed-size messages of the handshake, and nothing else: a stranger's bytes get no
-// further than these parsers. docs/wire_format.md describes them for people.
+// further than these parsers. docs/design/wire_format.md describes them for people.
 #pragma once
 
 #include <array>

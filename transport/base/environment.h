@@ -1,5 +1,6 @@
 // The names of the environment variables that Weft's C++ reads, and how. What they mean is in the
-// table above (rpc_backend/core/env.cpp), which Python and docs/environment.md are made from.
+// table above (rpc_backend/core/env.cpp), which Python and docs/reference/environment.md are made
+// from.
 //
 // Threads: any; nobody sets them while the program runs.
 #pragma once
@@ -20,7 +21,7 @@ inline constexpr const char* kPeerTimeout = "WEFT_PEER_TIMEOUT";
 inline constexpr const char* kReconnectTimeout = "WEFT_RECONNECT_TIMEOUT";
 inline constexpr const char* kUnixSocket = "WEFT_UNIX_SOCKET";
 inline constexpr const char* kSharedMemory = "WEFT_SHARED_MEMORY";
-inline constexpr const char* kLanes = "WEFT_LANES";
+inline constexpr const char* kTcpConnections = "WEFT_TCP_CONNECTIONS";
 
 // The variable's value, or "" when it is unset.
 inline std::string value(const char* name) {

@@ -1,4 +1,4 @@
-// The fixed head of a frame, and the entries of its buffer table. docs/wire_format.md is
+// The fixed head of a frame, and the entries of its buffer table. docs/design/wire_format.md is
 // the description for people.
 //
 //   head (40 bytes) | table: buffer_count x u64 | descriptors: 16 bytes for each buffer in

@@ -2,7 +2,7 @@
 // bytes goes over the link and the second over the bulk connection, each moved by a thread of its
 // own on both sides: a socket's bytes are copied by whoever writes and reads them, and one core
 // cannot copy faster than it can. Two connections move 16 MiB over loopback in less than half the
-// time of one (docs/performance.md).
+// time of one.
 //
 // A bulk connection carries nothing but those halves, one after another in the order of their
 // frames. To which frame they belong and how long they are, the frame says (FrameHead::kSplit). It

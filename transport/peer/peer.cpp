@@ -63,7 +63,7 @@ Error Peer::send(Message message, std::chrono::milliseconds wait) {
   if (!frame.ok()) {
     return {frame.error().code(), "cannot send to " + describe() + ": " + frame.error().text()};
   }
-  if (frame.value().carried() >= context_.options.bulks.threshold) noteLarge();
+  if (frame.value().carried() >= context_.options.bulk.threshold) noteLarge();
   if (context_.loop.inLoop()) return outbox_.send(std::move(frame).value(), std::nullopt);
   return outbox_.send(std::move(frame).value(), wait);
 }
@@ -477,7 +477,7 @@ void Peer::retire(std::shared_ptr<Connector>& dial) {
 
 Error Peer::onFrameHead(const FrameHead& head) {
   exported_fds_.clear();
-  if (head.buffer_bytes >= context_.options.bulks.threshold) noteLarge();
+  if (head.buffer_bytes >= context_.options.bulk.threshold) noteLarge();
   if (head.ack <= acked_) return Error::ok();
   acked_ = head.ack;
   if (outbox_.acked(head.ack)) return Error::ok();

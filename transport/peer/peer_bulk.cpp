@@ -17,7 +17,7 @@ void Peer::noteLarge() {
 
 bool Peer::mayHaveBulkConnection() const noexcept {
   return (state_ == PeerState::kConnected || state_ == PeerState::kClosing) && bulk_ == nullptr &&
-         context_.options.bulks.enabled && !bulk_failed_ &&
+         context_.options.bulk.enabled && !bulk_failed_ &&
          std::string_view(link_->stream().transportName()) == "tcp";
 }
 
@@ -59,8 +59,8 @@ bool Peer::admitsLane(const Hello& hello, const SessionClaim& theirs) {
 
 void Peer::adoptBulkConnection(std::shared_ptr<Stream> stream) {
   if (!mayHaveBulkConnection()) return;
-  EventLoop* const bulks = context_.bulk_loop();
-  if (bulks == nullptr) {
+  EventLoop* const loop = context_.bulk_loop();
+  if (loop == nullptr) {
     bulk_failed_ = true;
     return breakBulkConnection("found no thread to serve it");
   }
@@ -80,8 +80,8 @@ void Peer::adoptBulkConnection(std::shared_ptr<Stream> stream) {
       self.breakBulkConnection(error == 0 ? "ended" : "broke (" + errnoName(error) + ")");
     });
   };
-  bulk_ = BulkConnection::open(*bulks, std::move(stream), bulk_counts_, std::move(events));
-  outbox_.setBulkConnection(bulk_, context_.options.bulks.threshold);
+  bulk_ = BulkConnection::open(*loop, std::move(stream), bulk_counts_, std::move(events));
+  outbox_.setBulkConnection(bulk_, context_.options.bulk.threshold);
   if (bulk_early_) {
     bulk_->read(*bulk_early_);
     bulk_early_.reset();

@@ -45,7 +45,7 @@ struct MailboxOptions {
   transport::AuthKey key;
   bool unix_socket = true;
   bool shared_memory = true;
-  bool lanes = true;
+  bool second_connection = true;
   std::chrono::milliseconds heartbeat_interval{1000};
   std::chrono::milliseconds peer_timeout{5000};
   // How long a connection that broke may take to be made again; at most peer_timeout. 0: a broken

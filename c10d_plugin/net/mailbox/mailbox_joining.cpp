@@ -105,7 +105,7 @@ Error EndpointMailboxImpl::open(KeyValue& store, Deadline deadline) {
   endpoint.peer_timeout = options.peer_timeout;
   endpoint.reconnect_timeout = options.reconnect_timeout;
   endpoint.arena.enabled = options.shared_memory;
-  endpoint.lanes.enabled = options.lanes;
+  endpoint.bulk.enabled = options.second_connection;
   // What may be queued is bounded by the windows and by what the callers keep anyway.
   endpoint.limits.max_queued_bytes = std::size_t{1} << 40;
   Result<std::unique_ptr<transport::Endpoint>> opened =
