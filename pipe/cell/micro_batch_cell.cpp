@@ -106,7 +106,7 @@ Activations MicroBatchCell::perform(Pass pass) {
   if (context.grad || context.pipeline.crosses) refuseSharedWrites(input_, given, versions, stage_);
   if (pass != Pass::kRecompute) learnInput(pass, given, versions);
   TORCH_CHECK_TYPE(!result.tensors.empty(), "stage ", stage_,
-                   " returned no tensor; what a partition returns must have one at least");
+                   " returned no tensor; a partition must return at least one");
 
   Activations output = outputsOf(pass, std::move(result), skips);
   if (pass == Pass::kCheckpoint) {

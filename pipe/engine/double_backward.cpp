@@ -32,7 +32,7 @@ class StageWalk {
     const std::lock_guard alone(pipeline_.in_use[context.stage]);
     batch = run(batch);
     TORCH_CHECK_TYPE(!batch.tensors.empty(), "stage ", context.stage,
-                     " returned no tensor; what a partition returns must have one at least");
+                     " returned no tensor; a partition must return at least one");
   }
 
   Batch batch;
