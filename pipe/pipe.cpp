@@ -62,7 +62,7 @@ Pipe::Pipe(std::vector<torch::jit::Module> modules, PipeOptions options)
 
 void Pipe::build(std::vector<std::shared_ptr<Stage>> stages) {
   TORCH_CHECK_VALUE(options_.chunks > 0, "number of chunks must be positive");
-  TORCH_CHECK_VALUE(!stages.empty(), "a Pipe needs a module at least");
+  TORCH_CHECK_VALUE(!stages.empty(), "a Pipe needs at least one module");
   for (const auto j : c10::irange(stages.size())) {
     devices_.push_back(deviceOf(stages[j]->parameters(), j));
   }
@@ -84,8 +84,9 @@ at::Tensor Pipe::forward(at::Tensor input) {
   pipe::ForwardInput batch = inputFor({{std::move(input)}, nullptr});
   batch.how = {pipe::Scatter::kChunk};
   Batch output = pipeline_->run(std::move(batch));
-  TORCH_CHECK_TYPE(!output.structure,
-                   "the last stage gave more than a tensor: call forward with a list of inputs");
+  TORCH_CHECK_TYPE(
+      !output.structure,
+      "the last stage returned more than one tensor: call forward with a list of inputs");
   return std::move(output.tensors[0]);
 }
 

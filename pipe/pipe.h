@@ -1,7 +1,9 @@
 // weft::Pipe: pipelines for C++ programs. The same engine as weft.Pipe in Python.
 //
-//   weft::Pipe pipe(torch::nn::Sequential(torch::nn::Linear(4, 8), torch::nn::ReLU()), {.chunks =
-//   8}); at::Tensor output = pipe.forward(batch); output.sum().backward();
+//   weft::Pipe pipe(torch::nn::Sequential(torch::nn::Linear(4, 8), torch::nn::ReLU()),
+//                   {.chunks = 8});
+//   at::Tensor output = pipe.forward(batch);
+//   output.sum().backward();
 #pragma once
 
 #include <torch/csrc/jit/api/module.h>
@@ -17,7 +19,7 @@
 namespace weft {
 
 struct PipeOptions {
-  // Into how many micro-batches a mini-batch is split; a smaller one gives fewer.
+  // How many micro-batches a mini-batch is split into; a small mini-batch gives fewer.
   std::size_t chunks = 1;
   pipe::Checkpoint checkpoint = pipe::Checkpoint::kExceptLast;
 };

@@ -12,11 +12,6 @@ namespace {
 
 using Kind = Structure::Kind;
 
-const Structure& structureOf(const Batch& batch) {
-  static const Structure single;
-  return batch.structure ? *batch.structure : single;
-}
-
 std::size_t tensorsIn(const Structure& part) {
   if (part.kind == Kind::kTensor) return 1;
   std::size_t count = 0;
@@ -115,7 +110,7 @@ class Gatherer {
   std::vector<std::size_t> at_;
 };
 
-// As tensor.chunk(), but each piece may be changed in place, as far as autograd goes.
+// As tensor.chunk(), but autograd lets each piece be changed in place.
 std::vector<at::Tensor> chunksOf(const at::Tensor& tensor, std::size_t chunks, History history) {
   std::vector<at::Tensor> pieces = tensor.detach().chunk(static_cast<std::int64_t>(chunks));
   if (history == History::kDrop) return pieces;
@@ -129,6 +124,16 @@ std::vector<at::Tensor> chunksOf(const at::Tensor& tensor, std::size_t chunks, H
 }
 
 }  // namespace
+
+std::shared_ptr<const Structure> shared(Structure structure) {
+  if (structure.kind == Kind::kTensor) return nullptr;
+  return std::make_shared<const Structure>(std::move(structure));
+}
+
+const Structure& structureOf(const Batch& batch) {
+  static const Structure single;
+  return batch.structure ? *batch.structure : single;
+}
 
 std::vector<std::vector<at::Tensor>> scatter(const std::vector<at::Tensor>& tensors,
                                              const std::vector<Scatter>& how, std::size_t chunks,
@@ -194,15 +199,11 @@ Gathered gather(const std::vector<Batch>& outputs, History history) {
     tops.push_back(&structureOf(output));
   const Structure& first = *tops[0];
   if (!hasParts(first)) {
-    Structure whole = gatherer.part(tops);
-    if (whole.kind != Kind::kTensor) {
-      gatherer.result.batch.structure = std::make_shared<Structure>(std::move(whole));
-    }
+    gatherer.result.batch.structure = shared(gatherer.part(tops));
     return std::move(gatherer.result);
   }
   // A list becomes a tuple, as it does between stages.
-  auto whole = std::make_shared<Structure>(
-      Structure{first.kind == Kind::kList ? Kind::kTuple : first.kind, first.value, {}});
+  Structure whole{first.kind == Kind::kList ? Kind::kTuple : first.kind, first.value, {}};
   for (const Structure* top : tops) {
     TORCH_CHECK_TYPE(top->kind == first.kind && top->parts.size() == first.parts.size(),
                      "Types for microbatch outputs do not match, found: ", nameOf(first.kind),
@@ -213,9 +214,9 @@ Gathered gather(const std::vector<Batch>& outputs, History history) {
     std::vector<const Structure*> parts;
     for (const Structure* top : tops)
       parts.push_back(&top->parts[p]);
-    whole->parts.push_back(gatherer.part(parts));
+    whole.parts.push_back(gatherer.part(parts));
   }
-  gatherer.result.batch.structure = std::move(whole);
+  gatherer.result.batch.structure = shared(std::move(whole));
   return std::move(gatherer.result);
 }
 

@@ -21,7 +21,7 @@ struct Structure {
     kTuple,
     kList,
     kDict,    // `value` is the list of keys, `parts` are what they map to
-    kCustom,  // what only `value` knows how to build of `parts`: the business of whoever made it
+    kCustom,  // `value` tells whoever made it how to build it of `parts`
   };
   Kind kind = Kind::kTensor;
   c10::IValue value;
@@ -30,9 +30,12 @@ struct Structure {
 
 struct Batch {
   std::vector<at::Tensor> tensors;
-  // None: the batch is one tensor.
+  // nullptr: the batch is one tensor.
   std::shared_ptr<const Structure> structure;
 };
+// A Batch::structure.
+std::shared_ptr<const Structure> shared(Structure structure);
+const Structure& structureOf(const Batch& batch);
 
 // How one of the mini-batch's input tensors is given to the micro-batches.
 enum class Scatter : std::uint8_t { kChunk, kReplicate };
@@ -40,8 +43,8 @@ enum class Scatter : std::uint8_t { kChunk, kReplicate };
 // Whether autograd records what is done.
 enum class History : std::uint8_t { kDrop, kRecord };
 
-// Splits each kChunk tensor exactly as tensor.chunk(chunks) does, and gives the others to all. Of a
-// tensor that is there twice, the pieces are the same tensors twice. Throws if the tensors give
+// Splits each kChunk tensor exactly as tensor.chunk(chunks) does, and gives the others to all. The
+// pieces of a tensor that is there twice are the same tensors twice. Throws if the tensors give
 // different counts ("different number of chunks"). Without a tensor to split there is one
 // micro-batch.
 std::vector<std::vector<at::Tensor>> scatter(const std::vector<at::Tensor>& tensors,
@@ -59,7 +62,7 @@ struct Gathered {
   std::vector<Source> sources;
 };
 
-// What of a gathered tensor's gradient belongs to which micro-batch.
+// A micro-batch's part of a gathered tensor's gradient.
 struct GradPiece {
   std::size_t micro_batch;
   std::size_t tensor;  // its place in that one's list
@@ -69,7 +72,7 @@ std::vector<GradPiece> split(const Gathered::Source& source, const at::Tensor& g
 
 // Joins the micro-batches' outputs: tensors by concatenation along dimension 0, anything else into
 // a list with one entry per micro-batch; both at the top level of a tuple, list or dictionary.
-// Tensors that are the same in every micro-batch are the same then. Throws if the micro-batches
+// Tensors that are the same in every micro-batch stay the same. Throws if the micro-batches
 // disagree.
 Gathered gather(const std::vector<Batch>& outputs, History history);
 

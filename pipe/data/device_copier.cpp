@@ -15,8 +15,8 @@ c10::impl::VirtualGuardImpl of(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type());
 }
 
-// Its memory is not given to others before the stream has done what it was told so far.
-void keptFor(const at::Tensor& tensor, const c10::Stream& stream) {
+// Keeps the tensor's memory from reuse until the stream has done what it was given so far.
+void keepFor(const at::Tensor& tensor, const c10::Stream& stream) {
   of(tensor.device()).recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
 }
 
@@ -43,7 +43,7 @@ DeviceCopier::DeviceCopier(const std::vector<c10::Device>& devices) {
       (void)recordedOn(departures);
       sides_.push_back({departures, arrivals});
     } catch (const c10::Error&) {
-      // Not every accelerator has streams and events: plain copies, then.
+      // An accelerator without streams and events gets plain copies.
     }
   }
 }
@@ -65,7 +65,7 @@ bool DeviceCopier::takes(const at::Tensor& tensor, c10::Device to) const {
 
 PendingCopyPtr DeviceCopier::send(const std::vector<at::Tensor*>& tensors, c10::Device to) const {
   PendingCopyPtr pending;
-  std::vector<c10::Device> left;  // whose departures know what has been made until now
+  std::vector<c10::Device> left;  // their departures wait for what has been made so far
   const at::NoGradGuard no_grad;
   for (at::Tensor* const tensor : tensors) {
     if (!tensor->defined() || tensor->device() == to) continue;
@@ -85,7 +85,7 @@ PendingCopyPtr DeviceCopier::send(const std::vector<at::Tensor*>& tensors, c10::
     if (leaves != nullptr) there.reset_stream(leaves->departures);
     if (arrives != nullptr) here.reset_stream(arrives->arrivals);
     const at::Tensor copy = tensor->to(to, tensor->scalar_type(), /*non_blocking=*/true);
-    if (leaves != nullptr) keptFor(*tensor, leaves->departures);
+    if (leaves != nullptr) keepFor(*tensor, leaves->departures);
     *tensor = copy;
     if (!pending) pending = std::make_unique<PendingCopy>(to);
     pending->tensors.push_back(copy);
@@ -111,7 +111,7 @@ void DeviceCopier::wait(PendingCopyPtr pending) {
   for (c10::Event& event : pending->here)
     event.block(stream);
   for (const at::Tensor& tensor : pending->tensors)
-    keptFor(tensor, stream);
+    keepFor(tensor, stream);
 }
 
 }  // namespace weft::pipe

@@ -1,16 +1,14 @@
-// Copies between devices beside the computation, as torchgpipe's (Kim et al. 2020, section 3.2).
+// Copies between devices during the computation, as in torchgpipe (Kim et al. 2020, section 3.2).
 //
-// A tensor goes on its way as soon as the stage that made it has been started, on streams that do
+// A copy begins as soon as the stage that makes the tensor has been started, on streams that do
 // nothing but copy: one per device for what leaves and one for what arrives. So a stage computes
-// one micro-batch while the next one's input comes in. Order is kept by events, between streams;
-// nobody waits for a device. A CPU that needs the values waits for that one event.
+// one micro-batch while the next one's input comes in. Events keep the order between streams, and
+// no thread waits for a device. A CPU that needs the values waits for that one event.
 //
-//   maker's stream ---made--> its device's departures --+-- copy --> arrivals --here--> user's
-//   stream
+//   maker's stream --made--> departures of its device -- copy --> arrivals --here--> user's stream
 //
-// Everything goes through c10's generic interface, so any accelerator will do that has streams and
-// events; one without gets plain copies. Its memory is safe: allocators are told which streams use
-// it.
+// All calls use c10's generic interface: any accelerator with streams and events works, and one
+// without gets plain copies. Allocators are told which streams use a tensor's memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,7 +27,7 @@ inline bool isAccelerator(c10::Device device) { return !device.is_cpu() && !devi
 // streams.
 at::Tensor moved(const at::Tensor& tensor, c10::Device device);
 
-// Tensors on their way to one device. No pointer: none is.
+// Copies under way to one device. nullptr: there are none.
 struct PendingCopy {
   explicit PendingCopy(c10::Device device) : to(device) {}
   const c10::Device to;
@@ -44,10 +42,10 @@ class DeviceCopier {
   // For a pipeline on these devices. Takes streams from the accelerators' pools.
   explicit DeviceCopier(const std::vector<c10::Device>& devices);
 
-  // Begins to copy those tensors that are elsewhere, and puts the copies in their places. Each is
-  // ready, or will be by what its device's current stream has been told so far. Not differentiable.
+  // Begins to copy the tensors that are elsewhere, and puts the copies in their places. Each is
+  // made by what its device's current stream has been given so far. Not differentiable.
   PendingCopyPtr send(const std::vector<at::Tensor*>& tensors, c10::Device to) const;
-  // Before the tensors are used: the current stream of their device waits for them; where that is
+  // Call before the tensors are used: the current stream of their device waits for the copies; for
   // the CPU, the calling thread does.
   static void wait(PendingCopyPtr pending);
 
@@ -56,7 +54,7 @@ class DeviceCopier {
     c10::Stream departures;
     c10::Stream arrivals;
   };
-  // None for devices that have no such streams.
+  // nullptr for devices that have no such streams.
   const Sides* sidesOf(c10::Device device) const;
   bool takes(const at::Tensor& tensor, c10::Device to) const;
 

@@ -49,6 +49,13 @@ const void* memoryOf(const at::Tensor& tensor) {
              : tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
 }
 
+std::size_t firstSame(const std::vector<at::Tensor>& tensors, std::size_t k) {
+  std::size_t first = 0;
+  while (!tensors[first].is_same(tensors[k]))
+    ++first;
+  return first;
+}
+
 bool mayOverlap(const at::Tensor& one, const at::Tensor& other) {
   const void* const memory = memoryOf(one);
   if (memory == nullptr || memory != memoryOf(other)) return false;

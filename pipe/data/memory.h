@@ -1,12 +1,18 @@
-// Whether tensors are in the same memory.
+// Which tensors are the same, or in the same memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <vector>
 
 namespace weft::pipe {
 
 // The storage that a tensor is in; nullptr if it has none, as a sparse one.
 const void* memoryOf(const at::Tensor& tensor);
+
+// The first place where the tensor at place k stands.
+std::size_t firstSame(const std::vector<at::Tensor>& tensors, std::size_t k);
 
 // False when no element of the one is an element of the other; true also where that cannot be told.
 bool mayOverlap(const at::Tensor& one, const at::Tensor& other);

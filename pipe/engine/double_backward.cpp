@@ -5,9 +5,8 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/forward_grad.h>
 
-#include <algorithm>
-
-#include "pipe/schedule/clock.h"
+#include "pipe/data/memory.h"
+#include "pipe/schedule/schedule.h"
 
 namespace weft::pipe {
 
@@ -16,65 +15,59 @@ namespace autograd = torch::autograd;
 namespace {
 
 // One micro-batch on its way through the stages.
-class Walk {
+class StageWalk {
  public:
-  Walk(PipelineContext& pipeline, Batch input)
-      : present(std::move(input)), pipeline_(pipeline), port_(pipeline.routes.size()) {}
+  StageWalk(PipelineContext& pipeline, Batch input)
+      : batch(std::move(input)), pipeline_(pipeline), skips_(pipeline.routes.size()) {}
 
-  // `run`: calls the stage with a batch.
+  // `run` calls the stage with a batch.
   void through(StageContext context, const auto& run) {
     const c10::Device device = pipeline_.devices[context.stage];
-    for (at::Tensor& tensor : present.tensors)
+    for (at::Tensor& tensor : batch.tensors)
       tensor = moved(tensor, device);
-    for (const std::size_t route : pipeline_.incoming[context.stage]) {
-      port_.put(route, moved(port_.take(route).value_or(at::Tensor()), device));
-    }
-    context.skips = &port_;
+    for (const std::size_t route : pipeline_.incoming[context.stage])
+      skips_.put(route, moved(skips_.take(route).value_or(at::Tensor()), device));
+    context.skips = &skips_;
     const StageContextGuard guard(context);
     const std::lock_guard alone(pipeline_.in_use[context.stage]);
-    present = run(present);
-    TORCH_CHECK_TYPE(!present.tensors.empty(), "stage ", context.stage,
-                     " returned no tensor; what a partition returns must have one at least");
+    batch = run(batch);
+    TORCH_CHECK_TYPE(!batch.tensors.empty(), "stage ", context.stage,
+                     " returned no tensor; a partition must return at least one");
   }
 
-  Batch present;
+  Batch batch;
 
  private:
   PipelineContext& pipeline_;
-  SkipPort port_;
+  SkipPort skips_;
 };
 
-// One micro-batch through all stages, as it went in the forward; the tensors that the last one
-// gives.
-std::vector<at::Tensor> throughStages(ForwardRun& batch, std::size_t i,
-                                      std::vector<at::Tensor> tensors) {
-  PipelineContext& pipeline = batch.setting().pipeline;
-  const AmbienceGuard thread_state(batch.setting().thread_state);
+// What the last stage gives for micro-batch i, which goes through all stages as in the forward.
+std::vector<at::Tensor> runAgain(const ForwardRun& run, std::size_t i,
+                                 std::vector<at::Tensor> tensors) {
+  const MiniBatchContext& mini_batch = run.context();
+  PipelineContext& pipeline = mini_batch.pipeline;
+  const ThreadStateGuard thread_state(mini_batch.thread_state);
   const NoAutocastCache no_cache;
-  Walk walk(pipeline, {std::move(tensors), batch.input().structure});
-  for (const auto j : c10::irange(batch.stages())) {
+  StageWalk walk(pipeline, {std::move(tensors), run.input().structure});
+  for (const auto j : c10::irange(pipeline.stages.size())) {
     const RngScope scope({}, pipeline.devices[j], RngScope::Purpose::kRepeat,
-                         batch.cell(i, j).rng(),
-                         /*expected=*/false);
-    const StageContext context{j,    i,       batch.microBatches(),   false,
-                               true, nullptr, batch.setting().number, true};
-    walk.through(context, [&](const Batch& present) {
-      return pipeline.stages[j]->forwardAgain(present, *batch.setting().tensors[j]);
-    });
+                         run.cells().at({i, j}).rng(), /*expected=*/false);
+    walk.through({j, i, mini_batch.micro_batches, false, true, nullptr, mini_batch.number, true},
+                 [&](const Batch& batch) {
+                   return pipeline.stages[j]->forwardAgain(batch, *mini_batch.tensors[j]);
+                 });
   }
-  return std::move(walk.present.tensors);
+  return std::move(walk.batch.tensors);
 }
 
-// Each input's alias behind a node of its own, where inner gradients are taken without calling the
-// hooks of what was before it.
-struct Inputs {
-  explicit Inputs(const std::vector<at::Tensor>& tensors) {
+// Each input's alias behind a node of its own: there inner gradients end, and no hooks of what was
+// before it are called.
+struct InputAliases {
+  explicit InputAliases(const std::vector<at::Tensor>& tensors) {
     for (const auto k : c10::irange(tensors.size())) {
       const at::Tensor& tensor = tensors[k];
-      const auto same = std::find_if(tensors.begin(), tensors.end(), [&](const at::Tensor& other) {
-        return other.is_same(tensor);
-      });
-      const auto first = static_cast<std::size_t>(same - tensors.begin());
+      const std::size_t first = firstSame(tensors, k);
       if (first < k || !tensor.requires_grad()) {
         at::Tensor alias = first < k ? aliases[first] : tensor.detach();
         aliases.push_back(std::move(alias));
@@ -97,10 +90,7 @@ void copy(std::vector<std::vector<at::Tensor>>& pieces) {
   for (std::vector<at::Tensor>& tensors : pieces) {
     const std::vector<at::Tensor> before = tensors;
     for (const auto k : c10::irange(tensors.size())) {
-      const auto same = std::find_if(before.begin(), before.end(), [&](const at::Tensor& other) {
-        return other.is_same(before[k]);
-      });
-      const auto first = static_cast<std::size_t>(same - before.begin());
+      const std::size_t first = firstSame(before, k);
       tensors[k] = first < k ? at::Tensor(tensors[first]) : before[k].clone();
     }
   }
@@ -117,42 +107,44 @@ bool isTransformed() {
 Batch plainForward(PipelineContext& pipeline, const ForwardInput& input) {
   std::vector<std::vector<at::Tensor>> pieces =
       scatter(input.tensors, input.how, input.chunks, History::kRecord);
-  const InputTrait trait = pipeline.traits[0].input.load(std::memory_order_relaxed);
-  if (trait != InputTrait::kReads && (at::GradMode::is_enabled() || isTransformed())) copy(pieces);
+  const bool recorded = at::GradMode::is_enabled() || isTransformed();
+  if (pipeline.traits[0].input() != InputTrait::kReads && recorded) copy(pieces);
   const std::uint64_t number = nextMiniBatchNumber();
-  std::vector<Walk> walks;
+  std::vector<StageWalk> walks;
   for (std::vector<at::Tensor>& tensors : pieces)
     walks.emplace_back(pipeline, Batch{std::move(tensors), input.structure});
-  for (const auto [i, j] : clockOrder(walks.size(), pipeline.stages.size())) {
+  for (const auto [i, j] : gpipeOrder(walks.size(), pipeline.stages.size())) {
     walks[i].through({j, i, walks.size(), false, false, nullptr, number, isRunAgain()},
-                     [&](const Batch& present) { return pipeline.stages[j]->forward(present); });
+                     [&](const Batch& batch) { return pipeline.stages[j]->forward(batch); });
   }
   std::vector<Batch> outputs;
-  for (Walk& walk : walks)
-    outputs.push_back(std::move(walk.present));
+  for (StageWalk& walk : walks)
+    outputs.push_back(std::move(walk.batch));
   return gather(outputs, History::kRecord).batch;
 }
 
-std::vector<at::Tensor> gradientsWithGraph(ForwardRun& batch, const std::vector<at::Tensor>& inputs,
+std::vector<at::Tensor> gradientsWithGraph(const ForwardRun& run,
+                                           const std::vector<at::Tensor>& inputs,
                                            const std::vector<at::Tensor>& grads,
                                            const Wanted& wanted) {
-  batch.checkParameters();
-  const GradientBoundary boundary(batch.parameters());
-  const InputTrait trait = batch.pipeline().traits[0].input.load(std::memory_order_relaxed);
-  const Inputs given(inputs);
+  const std::vector<at::Tensor>& parameters = run.parameters().all();
+  run.parameters().checkVersions();
+  const GradientBoundary boundary(parameters);
+  const InputTrait trait = run.context().pipeline.traits[0].input();
+  const InputAliases given(inputs);
 
   std::vector<std::vector<at::Tensor>> pieces =
-      scatter(given.aliases, batch.input().how, batch.input().chunks, History::kRecord);
+      scatter(given.aliases, run.input().how, run.input().chunks, History::kRecord);
   if (trait == InputTrait::kWrites) copy(pieces);
   std::vector<std::vector<at::Tensor>> outputs;
-  for (const auto i : c10::irange(batch.microBatches()))
-    outputs.push_back(throughStages(batch, i, std::move(pieces[i])));
+  for (const auto i : c10::irange(pieces.size()))
+    outputs.push_back(runAgain(run, i, std::move(pieces[i])));
 
   autograd::edge_list roots;
   autograd::variable_list root_grads;
   for (const auto s : c10::irange(grads.size())) {
     if (!grads[s].defined()) continue;
-    for (GradPiece& piece : split(batch.sources()[s], grads[s])) {
+    for (GradPiece& piece : split(run.sources()[s], grads[s])) {
       const at::Tensor& output = outputs[piece.micro_batch][piece.tensor];
       if (!output.requires_grad()) continue;
       roots.push_back(autograd::impl::gradient_edge(output));
@@ -160,18 +152,18 @@ std::vector<at::Tensor> gradientsWithGraph(ForwardRun& batch, const std::vector<
     }
   }
   autograd::edge_list ends;
-  std::vector<std::size_t> places;
+  std::vector<std::size_t> places;  // in the result, per end
   for (const auto k : c10::irange(inputs.size())) {
     if (!wanted.inputs[k] || !given.ends[k].is_valid()) continue;
     ends.push_back(given.ends[k]);
     places.push_back(k);
   }
-  for (const auto p : c10::irange(batch.parameters().size())) {
+  for (const auto p : c10::irange(parameters.size())) {
     if (!wanted.parameters[p]) continue;
     ends.push_back(boundary.edges()[p]);
     places.push_back(inputs.size() + p);
   }
-  std::vector<at::Tensor> result(inputs.size() + batch.parameters().size());
+  std::vector<at::Tensor> result(inputs.size() + parameters.size());
   if (roots.empty() || ends.empty()) return result;
   autograd::variable_list found = autograd::Engine::get_default_engine().execute(
       roots, root_grads, /*keep_graph=*/true, /*create_graph=*/true, /*accumulate_grad=*/false,

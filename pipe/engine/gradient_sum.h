@@ -1,16 +1,21 @@
-// A gradient that comes in parts, of any layouts.
+// A gradient that comes in parts, of any layouts. Every sum of gradients in the engine is one.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 namespace weft::pipe {
 
-// Their sum; what is undefined counts as zero. A sparse tensor can be added to a dense one, and not
-// the other way round.
-inline at::Tensor sumOf(const at::Tensor& one, const at::Tensor& other) {
-  if (!one.defined()) return other;
-  if (!other.defined()) return one;
-  return one.is_sparse() && !other.is_sparse() ? other + one : one + other;
-}
+// One thread at a time.
+class GradientSum {
+ public:
+  // An undefined part counts as zero. Parts are added in place once nobody else has the sum.
+  void add(at::Tensor part);
+  // Undefined if every part was.
+  at::Tensor take() { return std::move(sum_); }
+
+ private:
+  at::Tensor sum_;
+  bool owned_ = false;  // nobody else refers to sum_
+};
 
 }  // namespace weft::pipe

@@ -3,12 +3,63 @@
 #include <c10/util/irange.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
+#include <algorithm>
+
 #include "pipe/engine/double_backward.h"
 #include "pipe/engine/pipeline_node.h"
 
 namespace weft::pipe {
 
 namespace autograd = torch::autograd;
+
+namespace {
+
+// What the stages refer to, and how the mini-batch has to run because of it.
+struct StagesNow {
+  std::vector<std::shared_ptr<StageTensors>> tensors;  // empty: no gradients are wanted
+  bool plain = false;                                  // see double_backward.h
+};
+
+StagesNow lookAt(PipelineContext& context, const ForwardInput& input) {
+  StagesNow now;
+  if (!at::GradMode::is_enabled()) return now;
+  bool grad = false;
+  for (const at::Tensor& tensor : input.tensors)
+    grad |= tensor.requires_grad();
+  for (const auto j : c10::irange(context.stages.size())) {
+    {
+      // A stage that runs for another caller may have other tensors just now.
+      const std::lock_guard alone(context.in_use[j]);
+      now.tensors.push_back(context.stages[j]->tensors());
+    }
+    now.plain |= now.tensors.back()->uninitialized;
+    for (const at::Tensor& tensor : now.tensors.back()->tensors) {
+      grad |= tensor.requires_grad();
+      // Its history may lead to another parameter, by a way that a stage's own graph must not go.
+      now.plain |= !tensor.is_leaf();
+    }
+  }
+  if (!grad) now.tensors.clear();
+  return now;
+}
+
+// Makes the mini-batch one node of autograd's graph. `edges`: of its inputs and parameters.
+void setHistory(ForwardRun::Result& result, std::unique_ptr<ForwardRun> run,
+                autograd::edge_list edges, bool accelerated) {
+  const auto stages = makeNode<PipelineNode>(std::move(run));
+  stages->set_next_edges(std::move(edges));
+  const NodePtr node =
+      accelerated ? NodePtr(makeNode<BackwardEntryNode>(*stages, stages)) : NodePtr(stages);
+  for (const auto s : c10::irange(result.differentiable.size())) {
+    if (result.differentiable[s]) {
+      autograd::set_history(result.gathered.batch.tensors[s], node);
+    } else {
+      node->add_input_metadata(autograd::Node::undefined_input());
+    }
+  }
+}
+
+}  // namespace
 
 Pipeline::Pipeline(std::vector<std::shared_ptr<Stage>> stages, std::vector<c10::Device> devices,
                    std::vector<SkipRoute> routes, ThreadHooks hooks)
@@ -28,57 +79,22 @@ Batch Pipeline::run(ForwardInput input) {
   for (const auto& stage : context_->stages)
     stage->prepare();
   if (input.plain || isTransformed()) return plainForward(*context_, input);
-  std::vector<std::shared_ptr<StageTensors>> tensors;
-  bool grad = false;
-  bool plain = false;
-  if (at::GradMode::is_enabled()) {
-    for (const at::Tensor& tensor : input.tensors)
-      grad |= tensor.requires_grad();
-    for (const auto j : c10::irange(context_->stages.size())) {
-      {
-        // A stage that runs for another caller may have other tensors just now.
-        const std::lock_guard alone(context_->in_use[j]);
-        tensors.push_back(context_->stages[j]->tensors());
-      }
-      plain |= tensors.back()->uninitialized;
-      for (const at::Tensor& tensor : tensors.back()->tensors) {
-        grad |= tensor.requires_grad();
-        // Its history may lead to another parameter, by a way that a stage's own graph must not go.
-        plain |= !tensor.is_leaf();
-      }
-    }
-  }
-  if (plain) return plainForward(*context_, input);
-  if (!grad) tensors.clear();
-  auto batch = std::make_unique<ForwardRun>(context_, std::move(input), std::move(tensors));
+  StagesNow now = lookAt(*context_, input);
+  if (now.plain) return plainForward(*context_, input);
+  const bool grad = !now.tensors.empty();
+  auto run = std::make_unique<ForwardRun>(context_, std::move(input), std::move(now.tensors));
   autograd::edge_list edges;
   if (grad) {
-    // Before the boundary are there.
-    for (const at::Tensor& tensor : batch->input().tensors) {
+    // Before the forward puts its boundary in place of the parameters' accumulators.
+    for (const at::Tensor& tensor : run->input().tensors)
       edges.push_back(autograd::impl::gradient_edge(tensor));
-    }
-    for (const at::Tensor& tensor : batch->parameters()) {
+    for (const at::Tensor& tensor : run->parameters().all())
       edges.push_back(autograd::impl::gradient_edge(tensor));
-    }
   }
-  ForwardRun::Result result = batch->forward();
-  bool any = false;
-  for (const bool differentiable : result.differentiable)
-    any |= differentiable;
-  if (!any) return std::move(result.gathered.batch);
-
-  const auto stages = makeNode<PipelineNode>(std::move(batch));
-  stages->set_next_edges(std::move(edges));
-  const NodePtr node = context_->accelerated ? NodePtr(makeNode<BackwardEntryNode>(*stages, stages))
-                                             : NodePtr(stages);
-  for (const auto s : c10::irange(result.differentiable.size())) {
-    at::Tensor& tensor = result.gathered.batch.tensors[s];
-    if (result.differentiable[s]) {
-      autograd::set_history(tensor, node);
-    } else {
-      node->add_input_metadata(autograd::Node::undefined_input());
-    }
-  }
+  ForwardRun::Result result = run->forward();
+  const auto& differentiable = result.differentiable;
+  if (std::find(differentiable.begin(), differentiable.end(), true) != differentiable.end())
+    setHistory(result, std::move(run), std::move(edges), context_->accelerated);
   return std::move(result.gathered.batch);
 }
 

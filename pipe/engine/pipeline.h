@@ -2,10 +2,10 @@
 //
 // To autograd a whole mini-batch is one node: its inputs are the pipeline's inputs and all
 // parameters, its outputs the gathered outputs. Inside, each cell of the schedule has a graph of
-// its own, and the node's backward runs them against the clock, each stage's on that stage's
-// thread. So CPU stages overlap in the backward as well (autograd alone would give all CPU nodes to
-// the calling thread), each parameter gets its gradient once, and what is asked for is what is
-// computed. docs/guide/pipe.md tells the price.
+// its own, and the node's backward runs these in the schedule's reverse order, each stage's on that
+// stage's thread. So CPU stages overlap in the backward as well (autograd alone would give all CPU
+// nodes to the calling thread), each parameter gets its gradient once, and only what is asked for
+// is computed. docs/guide/pipe.md tells the price.
 #pragma once
 
 #include <memory>
@@ -21,8 +21,7 @@ class WEFT_API Pipeline {
   // One device per stage. Starts no thread.
   Pipeline(std::vector<std::shared_ptr<Stage>> stages, std::vector<c10::Device> devices,
            std::vector<SkipRoute> routes, ThreadHooks hooks);
-  // Waits for the threads. Graphs that are still alive start threads of their own if they need
-  // them.
+  // Waits for the threads. Graphs that are still alive start other threads if they need them.
   ~Pipeline();
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;

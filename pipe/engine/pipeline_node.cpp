@@ -15,13 +15,13 @@ namespace weft::pipe {
 
 namespace autograd = torch::autograd;
 
-PipelineNode::PipelineNode(std::unique_ptr<ForwardRun> batch) : batch_(std::move(batch)) {
-  for (const at::Tensor& tensor : batch_->input().tensors)
+PipelineNode::PipelineNode(std::unique_ptr<ForwardRun> run) : run_(std::move(run)) {
+  for (const at::Tensor& tensor : run_->input().tensors)
     inputs_.emplace_back(tensor, false);
 }
 
 Wanted PipelineNode::wanted() const {
-  const std::size_t inputs = batch_->input().tensors.size();
+  const std::size_t inputs = run_->input().tensors.size();
   Wanted wanted;
   for (const auto k : c10::irange(num_outputs())) {
     (k < inputs ? wanted.inputs : wanted.parameters).push_back(task_should_compute_output(k));
@@ -31,8 +31,8 @@ Wanted PipelineNode::wanted() const {
 }
 
 // An accumulator may take a gradient piece by piece where nobody sees that: no hook is called with
-// it, and it is not what torch.autograd.grad was asked for. On an accelerator the engine chooses
-// the stream on which an accumulator runs, and memory is warm anyway.
+// it, and torch.autograd.grad was not asked for it. On an accelerator the engine chooses the stream
+// on which an accumulator runs, and the allocator keeps memory anyway.
 autograd::Node* PipelineNode::freeAccumulator(std::size_t output) const {
   auto* const node = dynamic_cast<autograd::AccumulateGrad*>(next_edge(output).function.get());
   if (node == nullptr || !node->variable.is_cpu() || !node->tensor_pre_hooks().empty() ||
@@ -47,36 +47,35 @@ autograd::Node* PipelineNode::freeAccumulator(std::size_t output) const {
 }
 
 autograd::variable_list PipelineNode::apply(autograd::variable_list&& grads) {
-  if (!taken_) return run(grads);
-  const Taken taken = std::move(*taken_);
-  taken_.reset();
-  for (const c10::Event& made : taken.made) {
+  if (!arrived_) return backward(grads);
+  const Arrived arrived = std::move(*arrived_);
+  arrived_.reset();
+  for (const c10::Event& made : arrived.made)
     made.block(c10::impl::VirtualGuardImpl(made.device_type()).getStream(made.device()));
-  }
-  return run(taken.grads);
+  return backward(arrived.grads);
 }
 
-autograd::variable_list PipelineNode::run(const autograd::variable_list& grads) {
-  TORCH_CHECK(batch_, autograd::ERR_BACKWARD_TWICE);
-  if (at::GradMode::is_enabled()) return differentiable(grads);
+autograd::variable_list PipelineNode::backward(const autograd::variable_list& grads) {
+  TORCH_CHECK(run_, autograd::ERR_BACKWARD_TWICE);
+  if (at::GradMode::is_enabled()) return backwardWithGraph(grads);
   ForwardRun::Gradients found =
-      batch_->backward(grads, wanted(), autograd::get_current_graph_task_keep_graph());
+      run_->backward(grads, wanted(), autograd::get_current_graph_task_keep_graph());
   autograd::variable_list result = std::move(found.inputs);
   for (at::Tensor& grad : found.parameters)
     result.push_back(std::move(grad));
   return result;
 }
 
-autograd::variable_list PipelineNode::differentiable(const autograd::variable_list& grads) {
+autograd::variable_list PipelineNode::backwardWithGraph(const autograd::variable_list& grads) {
   std::vector<at::Tensor> inputs;
   for (const autograd::SavedVariable& saved : inputs_)
     inputs.push_back(saved.unpack());
-  return gradientsWithGraph(*batch_, inputs, grads, wanted());
+  return gradientsWithGraph(*run_, inputs, grads, wanted());
 }
 
 void PipelineNode::release_variables() {
-  batch_.reset();
-  taken_.reset();
+  run_.reset();
+  arrived_.reset();
   for (autograd::SavedVariable& saved : inputs_)
     saved.reset_data();
 }
@@ -87,7 +86,7 @@ BackwardEntryNode::BackwardEntryNode(PipelineNode& node, NodePtr owner) : node_(
 }
 
 autograd::variable_list BackwardEntryNode::apply(autograd::variable_list&& grads) {
-  PipelineNode::Taken taken;
+  PipelineNode::Arrived arrived;
   std::vector<c10::Device> devices;
   for (const at::Tensor& grad : grads) {
     if (!grad.defined() || !isAccelerator(grad.device())) continue;
@@ -95,11 +94,11 @@ autograd::variable_list BackwardEntryNode::apply(autograd::variable_list&& grads
     devices.push_back(grad.device());
     const c10::impl::VirtualGuardImpl guard(grad.device().type());
     const c10::Stream stream = guard.getStream(grad.device());
-    taken.made.emplace_back(grad.device().type());
-    taken.made.back().record(stream);
+    arrived.made.emplace_back(grad.device().type());
+    arrived.made.back().record(stream);
   }
-  taken.grads = std::move(grads);
-  node_.taken_.emplace(std::move(taken));
+  arrived.grads = std::move(grads);
+  node_.setArrived(std::move(arrived));
   return {at::empty({0})};
 }
 

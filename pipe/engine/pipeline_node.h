@@ -15,38 +15,38 @@
 namespace weft::pipe {
 
 // Its edges: the input tensors, then the parameters.
-//
-// Where there are accelerators, a BackwardEntryNode stands before it. Autograd runs a node on the
-// thread of its gradients' device, and the stages' own graphs need these threads: one that waited
-// for the stages here would wait for itself. The entry node takes the gradients in and passes on a
-// token on the CPU, which brings this node to the thread that called backward().
 class PipelineNode final : public torch::autograd::Node {
  public:
-  explicit PipelineNode(std::unique_ptr<ForwardRun> batch);
+  explicit PipelineNode(std::unique_ptr<ForwardRun> run);
 
-  // Once per backward. Gradients of a gradient (create_graph) are found by running the forward
-  // again with autograd's ordinary graph.
+  // Once per backward. Gradients that have gradients (create_graph) are found by running the
+  // forward again with autograd's ordinary graph.
   torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override;
   void release_variables() override;
   std::string name() const override { return "WeftPipeBackward"; }
 
- private:
-  friend class BackwardEntryNode;
-  // What the entry node took in; whose streams have made them when the events have come.
-  struct Taken {
+  // Gradients for the next apply(), in place of its argument; `made`: when they are computed.
+  struct Arrived {
     torch::autograd::variable_list grads;
     std::vector<c10::Event> made;
   };
-  torch::autograd::variable_list run(const torch::autograd::variable_list& grads);
-  torch::autograd::variable_list differentiable(const torch::autograd::variable_list& grads);
+  void setArrived(Arrived arrived) { arrived_.emplace(std::move(arrived)); }
+
+ private:
+  torch::autograd::variable_list backward(const torch::autograd::variable_list& grads);
+  torch::autograd::variable_list backwardWithGraph(const torch::autograd::variable_list& grads);
   Wanted wanted() const;
   torch::autograd::Node* freeAccumulator(std::size_t output) const;
 
-  std::unique_ptr<ForwardRun> batch_;  // none once released
+  std::unique_ptr<ForwardRun> run_;  // nullptr once released
   std::vector<torch::autograd::SavedVariable> inputs_;
-  std::optional<Taken> taken_;
+  std::optional<Arrived> arrived_;
 };
 
+// Stands before a PipelineNode where there are accelerators. Autograd runs a node on the thread of
+// its gradients' device, and the stages' own graphs need these threads: a node that waited for the
+// stages there would wait for itself. The entry node takes the gradients and passes on a token on
+// the CPU, which brings the PipelineNode to the thread that called backward().
 class BackwardEntryNode final : public torch::autograd::Node {
  public:
   // `owner` is the same node.
@@ -55,7 +55,7 @@ class BackwardEntryNode final : public torch::autograd::Node {
   std::string name() const override { return "WeftPipeBackward"; }
 
  private:
-  PipelineNode& node_;  // its edge keeps it
+  PipelineNode& node_;  // kept alive by its edge
 };
 
 }  // namespace weft::pipe

@@ -7,6 +7,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "pipe/engine/pipeline.h"
+#include "pipe/python/gil.h"
 #include "pipe/python/rng.h"
 #include "pipe/python/stage.h"
 #include "pipe/python/values.h"
@@ -27,8 +28,8 @@ bool interpreterEnds() {
 #endif
 }
 
-// A worker's thread has one Python thread state for its life: making one per stage run costs more
-// than many a stage. The GIL is let go of while threads are waited for.
+// A worker's thread keeps one Python thread state for its life: making one costs more than a short
+// stage. The GIL is released while a thread waits for others.
 ThreadHooks threadHooks() {
   ThreadHooks hooks;
   hooks.started = [] {
@@ -38,8 +39,8 @@ ThreadHooks threadHooks() {
   hooks.ending = [] {
     if (interpreterEnds()) return;
     PyEval_RestoreThread(t_python);
-    // What the thread state holds may hold graphs, whose end takes the GIL again. That must not
-    // happen inside of PyGILState_Release: pybind11 would end the state a second time.
+    // The thread state may hold graphs, whose end takes the GIL again. That must not happen inside
+    // of PyGILState_Release: pybind11 would end the state a second time.
     PyErr_Clear();
     if (PyObject* const locals = PyThreadState_GetDict()) PyDict_Clear(locals);
     PyGILState_Release(PyGILState_UNLOCKED);
@@ -59,8 +60,8 @@ ThreadHooks threadHooks() {
   return hooks;
 }
 
-// Whether a checkpoint of torch.utils.checkpoint that is not reentrant is round what this thread
-// runs: its hooks count what is saved, and are of no use after the forward.
+// Whether this thread runs inside a torch.utils.checkpoint that is not reentrant: its hooks count
+// the saved tensors, and are of no use after the forward.
 bool isInsideCheckpoint() {
   const auto hooks = at::SavedTensorDefaultHooks::get_hooks();
   if (!hooks) return false;
@@ -100,13 +101,13 @@ class Engine {
       structure.parts.push_back(addPart(value, input.tensors));
       input.how.resize(input.tensors.size(), chunked ? Scatter::kChunk : Scatter::kReplicate);
     }
-    if (structure.parts.size() != 1 || structure.parts[0].kind != Structure::Kind::kTensor) {
-      input.structure = std::make_shared<Structure>(std::move(structure));
-    }
+    const bool single =
+        structure.parts.size() == 1 && structure.parts[0].kind == Structure::Kind::kTensor;
+    if (!single) input.structure = shared(std::move(structure));
     input.chunks = chunks;
     input.training = training;
     input.checkpoint = checkpoint;
-    // The weight that is cached belongs to all micro-batches' graphs.
+    // A cached weight belongs to all micro-batches' graphs.
     input.plain = cachesParametrizations() || isInsideCheckpoint();
     Batch result;
     {

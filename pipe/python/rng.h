@@ -1,10 +1,10 @@
-// Methods of Python's torch.Generator that use its state, brought to the notice of rng.h.
+// Tells pipe/stage/rng.h when a method of Python's torch.Generator uses the generator's state.
 #pragma once
 
 namespace weft::pipe {
 
-// Puts functions of Weft's before get_state, set_state, manual_seed and the like. Done once, with
-// the GIL, when weft._C is imported.
+// Wraps get_state, set_state, manual_seed and the like. Once, with the GIL, when weft._C is
+// imported.
 void watchGeneratorMethods();
 
 }  // namespace weft::pipe

@@ -22,14 +22,14 @@ class PythonStage final : public Stage {
   // What Python raises is thrown as python_error.
   Batch forward(const Batch& input) override;
   std::vector<at::Tensor> parameters() override;
-  // Parameters and buffers by their places in the module's dictionaries; a run with those of then
-  // puts them there, and what it found back afterwards.
+  // ModuleTensors; a recomputation runs with those of its forward.
   std::shared_ptr<StageTensors> tensors() override;
   void update(StageTensors& tensors) override;
   Batch forwardAgain(const Batch& input, const StageTensors& then) override;
 
  private:
   Batch call(const Batch& input);
+  bool runsScript() const { return script_ && !hooked_.load(std::memory_order_relaxed); }
 
   pybind11::object module_;
   pybind11::object skips_;
@@ -42,8 +42,5 @@ pybind11::object currentSkips();
 
 // Whether torch.nn.utils.parametrize.cached() is in force. With the GIL.
 bool cachesParametrizations();
-
-// Throws what Python has raised as python_error. With the GIL.
-[[noreturn]] void throwPythonError();
 
 }  // namespace weft::pipe

@@ -4,6 +4,8 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "pipe/python/gil.h"
+
 namespace weft::pipe {
 
 namespace py = pybind11;
@@ -12,19 +14,12 @@ namespace {
 
 using Kind = Structure::Kind;
 
-// A Python object in an IValue. torch's own holder cannot be linked: what it infers types with is
-// hidden in libtorch_python.
-class Held final : public c10::ivalue::PyObjectHolder {
+// A Python object in an IValue. torch's own holder cannot be linked: libtorch_python hides what it
+// infers types with.
+class HeldObject final : public c10::ivalue::PyObjectHolder {
  public:
-  explicit Held(py::handle object) : object_(py::reinterpret_borrow<py::object>(object)) {}
-  ~Held() override {
-    if (Py_IsInitialized() == 0) {
-      (void)object_.release();
-      return;
-    }
-    const py::gil_scoped_acquire gil;
-    object_ = py::object();
-  }
+  explicit HeldObject(py::handle object) : object_(py::reinterpret_borrow<py::object>(object)) {}
+  ~HeldObject() override { dropWithGil(object_); }
   PyObject* getPyObject() override { return object_.ptr(); }
 
   // For TorchScript's stages: None, numbers, strings, and lists of such.
@@ -71,11 +66,11 @@ class Held final : public c10::ivalue::PyObjectHolder {
 
 c10::IValue held(py::handle object) {
   return c10::IValue(
-      c10::intrusive_ptr<c10::ivalue::PyObjectHolder>(c10::make_intrusive<Held>(object)));
+      c10::intrusive_ptr<c10::ivalue::PyObjectHolder>(c10::make_intrusive<HeldObject>(object)));
 }
 
 py::object heldIn(const c10::IValue& value) {
-  if (!value.isPyObject()) return torch::jit::toPyObject(value);  // of a script stage
+  if (!value.isPyObject()) return torch::jit::toPyObject(value);  // from a script stage
   return py::reinterpret_borrow<py::object>(value.toPyObject());
 }
 
@@ -89,7 +84,7 @@ bool isNamedTuple(PyObject* object) {
          PyObject_HasAttrString(object, "_make") != 0;
 }
 
-// torch.utils._pytree's table: type -> how its values are taken apart and built.
+// torch.utils._pytree's table: per type, how its values are taken apart and built.
 py::dict registeredNodes() {
   return py::module_::import("torch.utils._pytree").attr("SUPPORTED_NODES");
 }
@@ -101,7 +96,7 @@ Structure sequence(Kind kind, py::handle value, std::vector<at::Tensor>& tensors
   return structure;
 }
 
-// The value taken apart, whatever is in it; kValue for what has no parts.
+// Takes the value apart, whatever is in it; kValue for what has no parts.
 Structure apart(py::handle value, std::vector<at::Tensor>& tensors) {
   PyObject* const object = value.ptr();
   if (THPVariable_Check(object)) {
@@ -176,17 +171,13 @@ Structure addPart(py::handle value, std::vector<at::Tensor>& tensors) {
 
 Batch toBatch(py::handle value) {
   Batch batch;
-  Structure structure = apart(value, batch.tensors);
-  if (structure.kind != Kind::kTensor) {
-    batch.structure = std::make_shared<Structure>(std::move(structure));
-  }
+  batch.structure = shared(apart(value, batch.tensors));
   return batch;
 }
 
 py::object toPython(const Batch& batch) {
   std::size_t next = 0;
-  static const Structure single;
-  return build(batch.structure ? *batch.structure : single, batch.tensors, next);
+  return build(structureOf(batch), batch.tensors, next);
 }
 
 py::tuple toArguments(const Batch& batch) {

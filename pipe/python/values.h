@@ -7,7 +7,7 @@
 
 namespace weft::pipe {
 
-// Any value. Tensors are looked for in tuples, lists, dictionaries, named tuples and whatever is
+// Takes any value. Finds tensors in tuples, lists, dictionaries, named tuples and whatever is
 // registered with torch.utils._pytree; a part without tensors stays one object.
 Batch toBatch(pybind11::handle value);
 pybind11::object toPython(const Batch& batch);

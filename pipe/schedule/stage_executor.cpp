@@ -4,114 +4,29 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <deque>
-#include <exception>
-#include <limits>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "pipe/schedule/execution.h"
 #include "transport/base/spin.h"
 
 namespace weft::pipe {
-
-namespace {
-constexpr std::chrono::milliseconds kInterruptEvery{50};
-constexpr TaskId kNone = std::numeric_limits<TaskId>::max();
-}  // namespace
-
-// One job on the threads. Shared: a worker may still be leaving it when the caller has gone.
-struct StageExecutor::Execution {
-  Execution(const TaskGraph& the_graph, Job& the_job)
-      : graph(the_graph), job(the_job), waits_for(the_graph.size()) {
-    for (TaskId task = 0; task < graph.size(); ++task) {
-      waits_for[task].store(graph.waitsFor(task), std::memory_order_relaxed);
-    }
-  }
-
-  void runWorker(std::size_t worker, transport::AdaptiveSpin& spin) {
-    for (const TaskId task : graph.worker(worker)) {
-      await(task, spin);
-      if (task < first_failed.load(std::memory_order_acquire)) {
-        try {
-          job.run(task);
-        } catch (...) {
-          fail(task, std::current_exception());
-        }
-      } else {
-        job.leaveOut(task);
-      }
-      for (const TaskId next : graph.next(task)) {
-        if (waits_for[next].fetch_sub(1, std::memory_order_acq_rel) == 1) {
-          waits_for[next].notify_one();
-        }
-      }
-    }
-  }
-
-  void await(TaskId task, transport::AdaptiveSpin& spin) {
-    auto& left = waits_for[task];
-    const auto ready = [&] { return left.load(std::memory_order_acquire) == 0; };
-    if (ready() || spin.until(ready)) return;
-    for (auto seen = left.load(std::memory_order_acquire); seen != 0;
-         seen = left.load(std::memory_order_acquire)) {
-      left.wait(seen, std::memory_order_acquire);
-    }
-  }
-
-  void fail(TaskId task, std::exception_ptr error) {
-    const std::lock_guard lock(mutex);
-    if (task < first_failed.load(std::memory_order_relaxed)) {
-      first_failed.store(task, std::memory_order_release);
-      failure.swap(error);
-    }
-  }
-
-  void leave() {
-    const std::lock_guard lock(mutex);
-    if (--workers_left == 0) ended.notify_all();
-  }
-
-  void wait(const ThreadHooks& hooks) {
-    std::unique_lock lock(mutex);
-    while (!ended.wait_for(lock, kInterruptEvery, [&] { return workers_left == 0; })) {
-      if (!hooks.interrupted || broken_off) continue;
-      lock.unlock();
-      try {
-        hooks.interrupted();
-      } catch (...) {
-        broken_off = true;
-        fail(0, std::current_exception());
-      }
-      lock.lock();
-    }
-    if (failure) std::rethrow_exception(std::exchange(failure, nullptr));
-  }
-
-  const TaskGraph& graph;
-  Job& job;
-  std::vector<std::atomic<std::uint32_t>> waits_for;
-  std::atomic<TaskId> first_failed{kNone};  // tasks from here on are left out
-  std::mutex mutex;
-  std::condition_variable ended;
-  std::size_t workers_left = 0;
-  std::exception_ptr failure;
-  bool broken_off = false;  // the caller's alone
-};
 
 struct StageExecutor::State {
   struct Worker {
     std::condition_variable work_arrived;
     std::deque<std::shared_ptr<Execution>> queue;
-    std::atomic<std::size_t> waiting{0};  // a hint for the thread that spins
+    std::atomic<std::size_t> waiting{0};  // the queue's size, for the thread that spins
     std::thread thread;
   };
-  explicit State(std::size_t count) : workers(count) {}
+  State(std::size_t count, const ThreadHooks& the_hooks) : hooks(the_hooks), workers(count) {}
 
   const pid_t owner = getpid();
-  ThreadHooks hooks;
+  const ThreadHooks hooks;
   std::mutex mutex;
   std::vector<Worker> workers;
   std::atomic<std::size_t> alive{0};
@@ -119,8 +34,17 @@ struct StageExecutor::State {
 };
 
 namespace {
-thread_local const void* t_crew =
-    nullptr;  // the executor whose thread, or whose caller inline, this is
+
+// The executor whose thread this is, or that runs a job in line on it.
+thread_local const StageExecutor* t_executor = nullptr;
+
+// A forked child has none of its parent's threads, and the parent's locks may be held for ever:
+// what the child finds is never touched or freed.
+template <typename T>
+void leak(std::shared_ptr<T> inherited) {
+  new std::shared_ptr<T>(std::move(inherited));
+}
+
 }  // namespace
 
 StageExecutor::StageExecutor(std::string name, std::size_t workers, ThreadHooks hooks)
@@ -133,15 +57,10 @@ std::size_t StageExecutor::threads() const {
   return state_ && state_->owner == getpid() ? state_->alive.load() : 0;
 }
 
-// The threads of a parent process are not here, and its locks may be held for ever: what a forked
-// child finds is left alone, never freed.
 std::shared_ptr<StageExecutor::State> StageExecutor::state() {
   const std::lock_guard lock(state_mutex_);
-  if (state_ && state_->owner != getpid()) new std::shared_ptr<State>(std::move(state_));
-  if (!state_) {
-    state_ = std::make_shared<State>(workers_);
-    state_->hooks = hooks_;
-  }
+  if (state_ && state_->owner != getpid()) leak(std::exchange(state_, nullptr));
+  if (!state_) state_ = std::make_shared<State>(workers_, hooks_);
   return state_;
 }
 
@@ -162,8 +81,7 @@ void StageExecutor::work(const std::shared_ptr<State>& state, std::size_t index)
     worker.queue.pop_front();
     worker.waiting.store(worker.queue.size(), std::memory_order_relaxed);
     lock.unlock();
-    execution->job.worker(index, [&] { execution->runWorker(index, spin); });
-    execution->leave();
+    execution->work(index, spin);
     execution = nullptr;
     lock.lock();
   }
@@ -172,42 +90,44 @@ void StageExecutor::work(const std::shared_ptr<State>& state, std::size_t index)
   --state->alive;
 }
 
-void StageExecutor::run(const TaskGraph& graph, Job& job, Running running) {
-  const void* const before = t_crew;
-  if (running == Running::kInline || t_crew == this) {
-    t_crew = this;
-    struct Restore {
-      const void* value;
-      ~Restore() { t_crew = value; }
-    } const restore{before};
-    for (TaskId task = 0; task < graph.size(); ++task)
-      job.run(task);
-    return;
+void StageExecutor::run(const Schedule& schedule, Job& job, Running running) {
+  if (running == Running::kThreads && t_executor != this) return runOnThreads(schedule, job);
+  struct Restore {
+    const StageExecutor* value;
+    ~Restore() { t_executor = value; }
+  } const restore{std::exchange(t_executor, this)};
+  for (TaskId task = 0; task < schedule.size(); ++task)
+    job.run(task);
+}
+
+void StageExecutor::startThread(const std::shared_ptr<State>& state, std::size_t worker) {
+  std::thread& thread = state->workers[worker].thread;
+  ++state->alive;
+  thread = std::thread([this_executor = this, state, worker] {
+    t_executor = this_executor;
+    work(state, worker);
+  });
+  pthread_setname_np(thread.native_handle(),
+                     (name_ + std::to_string(worker)).substr(0, 15).c_str());
+}
+
+void StageExecutor::runOnThreads(const Schedule& schedule, Job& job) {
+  std::vector<std::size_t> needed;
+  for (std::size_t worker = 0; worker < workers_; ++worker) {
+    if (!schedule.tasksOf(worker).empty()) needed.push_back(worker);
   }
+  if (needed.empty()) return;
   const auto state = this->state();
-  const auto execution = std::make_shared<Execution>(graph, job);
+  const auto execution = std::make_shared<Execution>(schedule, job, needed.size());
   {
     const std::lock_guard lock(state->mutex);
-    for (std::size_t i = 0; i < workers_; ++i) {
-      if (!graph.worker(i).empty()) ++execution->workers_left;
-    }
-    for (std::size_t i = 0; i < workers_; ++i) {
-      if (graph.worker(i).empty()) continue;
-      State::Worker& worker = state->workers[i];
-      if (!worker.thread.joinable()) {
-        ++state->alive;
-        worker.thread = std::thread([this_executor = this, state, i] {
-          t_crew = this_executor;
-          work(state, i);
-        });
-        pthread_setname_np(worker.thread.native_handle(),
-                           (name_ + std::to_string(i)).substr(0, 15).c_str());
-      }
+    for (const std::size_t index : needed) {
+      State::Worker& worker = state->workers[index];
+      if (!worker.thread.joinable()) startThread(state, index);
       worker.queue.push_back(execution);
       worker.waiting.store(worker.queue.size(), std::memory_order_relaxed);
       worker.work_arrived.notify_one();
     }
-    if (execution->workers_left == 0) return;
   }
   execution->wait(hooks_);
 }
@@ -219,10 +139,7 @@ void StageExecutor::stop() {
     state.swap(state_);
   }
   if (!state) return;
-  if (state->owner != getpid()) {
-    new std::shared_ptr<State>(std::move(state));  // see state()
-    return;
-  }
+  if (state->owner != getpid()) return leak(std::move(state));
   {
     const std::lock_guard lock(state->mutex);
     state->stopped = true;

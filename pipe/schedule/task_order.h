@@ -1,7 +1,7 @@
-// Which tasks of a job have ended, counted from the first without a gap, and waiting for that.
+// Counts which tasks of a job have ended, from the first without a gap, and waits for that.
 //
-// What a task does only once all tasks before it have ended happens in the schedule's order and by
-// one task at a time, whatever threads run them: that is how stages draw random numbers.
+// What a task does only once all tasks before it have ended happens in the schedule's order and one
+// task at a time, whatever threads run them. Stages draw random numbers this way.
 #pragma once
 
 #include <atomic>
@@ -11,7 +11,7 @@
 #include <mutex>
 #include <vector>
 
-#include "pipe/schedule/task_graph.h"
+#include "pipe/schedule/schedule.h"
 
 namespace weft::pipe {
 
@@ -51,7 +51,7 @@ class TaskOrder {
 
  private:
   std::vector<std::atomic<bool>> ended_;
-  std::atomic<TaskId> front_{0};  // all tasks before it have ended
+  std::atomic<TaskId> front_{0};  // every task before it has ended
   std::atomic<unsigned> waiting_{0};
   std::mutex mutex_;
   std::condition_variable changed_;

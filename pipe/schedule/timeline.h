@@ -1,4 +1,4 @@
-// What ran when: one entry per stage run or copy, kept while a recording is on. No torch.
+// Records what ran when: one entry per stage run or copy, kept while a recording is on. No torch.
 #pragma once
 
 #include <time.h>
@@ -19,7 +19,7 @@ struct Event {
   EventKind kind;
   std::int64_t begin_ns;  // CLOCK_MONOTONIC
   std::int64_t end_ns;
-  std::uint32_t thread;  // 0 is the caller's, worker j's is j + 1
+  std::uint32_t thread;  // 0 is the caller's, j + 1 is worker j's
 };
 
 inline std::int64_t monotonicNanos() {

@@ -13,9 +13,9 @@ namespace weft::pipe {
 
 namespace {
 
-// A task that begins to draw in its middle may hold a lock that one before it waits for: then its
+// A task that begins to draw in its middle may hold a lock that an earlier task waits for: then its
 // turn never comes.
-constexpr std::chrono::seconds kPatience{60};
+constexpr std::chrono::seconds kTurnTimeout{60};
 
 thread_local RngScope* t_scope = nullptr;
 
@@ -77,7 +77,7 @@ void RngScope::awaitTurn(bool at_length) {
     if (at_length) {
       turn_.order->awaitTurnOf(turn_.task);
     } else {
-      came = turn_.order->awaitTurnOf(turn_.task, kPatience);
+      came = turn_.order->awaitTurnOf(turn_.task, kTurnTimeout);
     }
   };
   if (turn_.while_waiting != nullptr && *turn_.while_waiting) {
@@ -89,7 +89,7 @@ void RngScope::awaitTurn(bool at_length) {
       came,
       "a stage of a Pipe began to use a random number generator, which it had not done when "
       "it ran last, and its turn to do so did not come within ",
-      kPatience.count(),
+      kTurnTimeout.count(),
       " s: it may hold a lock that another stage waits for. Run the mini-batch again: from now on "
       "the stage waits before it begins.");
 }
@@ -159,7 +159,7 @@ void watchRandomOperators() {
     for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
       const auto op = dispatcher.findSchema(name);
       if (!op || !drawsOnCpu(*op)) continue;
-      // For good: an operator may run in any thread at any time.
+      // Never removed: an operator may run in any thread at any time.
       new c10::RegistrationHandleRAII(dispatcher.registerImpl(
           name, c10::DispatchKey::BackendSelect,
           c10::KernelFunction::makeFromBoxedFunction<&beforeDraw>(), std::nullopt, nullptr,

@@ -1,18 +1,17 @@
 // Random numbers: drawn in the schedule's order, and repeated exactly when a stage runs again.
 //
-// All CPU stages draw from one default generator. Nobody can tell beforehand which of them will, so
-// nothing is assumed: the first time that a task draws from a CPU generator, reads or sets its
-// state or seeds it, it waits until all tasks before it in the schedule have ended, and no later
-// task gets there before it has ended itself. The state found then is what a recomputation begins
-// with.
+// All CPU stages draw from one default generator, and nobody can tell beforehand which of them
+// will. So the first time that a task draws from a CPU generator, reads or sets its state or seeds
+// it, it waits until all tasks before it in the schedule have ended, and no later task gets there
+// before it has ended itself. A recomputation begins with the state found then.
 //
 //   a random operator or a method of torch.Generator --> touchGenerator() --> the thread's RngScope
 //                                                  waits for its turn, saves or restores the state
 //
-// Operators are seen by a kernel of Weft's that the dispatcher calls before the backend's own, for
-// every operator that has a generator among its arguments; the methods of Python's torch.Generator
-// by pipe/python/rng.cpp. An accelerator's default generator belongs to the one worker of its
-// device, and its state is saved before every run that may be repeated.
+// The dispatcher calls a kernel of Weft's before the backend's own, for every operator with a
+// generator among its arguments; pipe/python/rng.cpp wraps the methods of Python's torch.Generator.
+// An accelerator's default generator belongs to the one worker of its device, and its state is
+// saved before every run that may be repeated.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -27,12 +26,12 @@
 
 namespace weft::pipe {
 
-// What generators were like before a stage run; those that it used.
+// The states of the generators that a stage run used, from before it.
 class RngStates {
  public:
-  // Saves the generator's present state, unless there is one of it.
+  // Saves the generator's present state, unless one of it is there.
   void save(const at::Generator& generator);
-  // The state goes back into the generator; nothing if there is none of it.
+  // Puts the state back into the generator, if there is one of it.
   void restore(const at::Generator& generator) const;
   void restoreAll() const;
   bool has(const at::Generator& generator) const { return find(generator) != nullptr; }
@@ -56,7 +55,7 @@ struct RngTurn {
   const std::function<void(const std::function<void()>&)>* while_waiting = nullptr;
 };
 
-// One task's use of generators, for as long as it lives on the thread that runs the task.
+// One task's use of generators. Lives on the thread that runs the task.
 class RngScope {
  public:
   enum class Purpose : unsigned char {
@@ -95,7 +94,7 @@ WEFT_API RngScope* currentRngScope();
 // Tells it, if there is one, that a generator is about to be used.
 WEFT_API void touchGenerator(const at::Generator& generator);
 
-// Makes the dispatcher tell about operators that draw. Done once; any thread.
+// Makes the dispatcher call touchGenerator for operators that draw. Once; any thread.
 void watchRandomOperators();
 
 }  // namespace weft::pipe

@@ -30,7 +30,7 @@ void SavedThreadState::set() const {
   at::impl::PythonTorchFunctionTLS::set_state(modes_);
 }
 
-AmbienceGuard::AmbienceGuard(const SavedThreadState& thread_state) {
+ThreadStateGuard::ThreadStateGuard(const SavedThreadState& thread_state) {
   std::vector<c10::Device> devices;
   for (const auto& autocast : thread_state.autocast_)
     devices.emplace_back(autocast.type);

@@ -1,7 +1,7 @@
-// The thread-local settings that a stage's operations depend on, brought from the forward to a
-// recomputation: autocast, saved-tensor hooks and torch function modes (a default device is one).
-// (In the forward itself everything thread-local is brought to the workers by at::ThreadLocalState;
-// the backward has a state of its own for the rest.)
+// The thread-local settings that a stage's operations depend on: autocast, saved-tensor hooks and
+// torch function modes (a default device is one). The forward saves them for its recomputations.
+// (at::ThreadLocalState brings everything thread-local to the forward's workers; the backward has a
+// state of its own for the rest.)
 #pragma once
 
 #include <ATen/PythonTorchFunctionTLS.h>
@@ -25,7 +25,7 @@ class SavedThreadState {
     bool enabled;
     at::ScalarType dtype;
   };
-  friend class AmbienceGuard;
+  friend class ThreadStateGuard;
   void set() const;
 
   std::vector<Autocast> autocast_;
@@ -33,13 +33,13 @@ class SavedThreadState {
   at::impl::PythonTorchFunctionTLS modes_;
 };
 
-// Sets an thread_state on the calling thread; puts back what was there at its end.
-class AmbienceGuard {
+// Sets a saved state on the calling thread, and the state before it again at its end.
+class ThreadStateGuard {
  public:
-  explicit AmbienceGuard(const SavedThreadState& thread_state);
-  ~AmbienceGuard() { before_.set(); }
-  AmbienceGuard(const AmbienceGuard&) = delete;
-  AmbienceGuard& operator=(const AmbienceGuard&) = delete;
+  explicit ThreadStateGuard(const SavedThreadState& thread_state);
+  ~ThreadStateGuard() { before_.set(); }
+  ThreadStateGuard(const ThreadStateGuard&) = delete;
+  ThreadStateGuard& operator=(const ThreadStateGuard&) = delete;
 
  private:
   SavedThreadState before_;

@@ -27,7 +27,8 @@ c10::IValue build(const Structure& structure, const std::vector<at::Tensor>& ten
   TORCH_CHECK(structure.kind == Kind::kList || structure.kind == Kind::kDict,
               "a script stage cannot take a container of this type");
   TORCH_CHECK(!parts.empty(), "a script stage cannot take an empty container: it has no type");
-  const c10::TypePtr type = c10::unshapedType(parts[0].type());  // a tensor's has its shape in it
+  const c10::TypePtr type =
+      c10::unshapedType(parts[0].type());  // a tensor's type includes its shape
   if (structure.kind == Kind::kList) {
     c10::impl::GenericList list(type);
     for (c10::IValue& part : parts)
@@ -75,17 +76,13 @@ Structure addPart(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
 }
 
 c10::IValue toIValue(const Batch& batch) {
-  if (!batch.structure) return batch.tensors.at(0);
   std::size_t next = 0;
-  return build(*batch.structure, batch.tensors, next);
+  return build(structureOf(batch), batch.tensors, next);
 }
 
 Batch toBatch(const c10::IValue& value) {
   Batch batch;
-  Structure structure = addPart(value, batch.tensors);
-  if (structure.kind != Kind::kTensor) {
-    batch.structure = std::make_shared<Structure>(std::move(structure));
-  }
+  batch.structure = shared(addPart(value, batch.tensors));
   return batch;
 }
 

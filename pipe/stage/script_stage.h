@@ -1,5 +1,4 @@
-// A partition that is TorchScript: no Python is involved while it runs, so that such stages overlap
-// on the CPU.
+// A partition that is TorchScript: it runs without Python, so that such stages overlap on the CPU.
 #pragma once
 
 #include <torch/csrc/jit/api/module.h>
@@ -10,8 +9,8 @@
 
 namespace weft::pipe {
 
-// Python's values inside of a batch are turned into TorchScript's, as far as these have a type for
-// them; throws otherwise.
+// Turns Python's values in a batch into TorchScript's; throws where TorchScript has no type for
+// one.
 c10::IValue toIValue(const Batch& batch);
 Batch toBatch(const c10::IValue& value);
 // As a part of something larger.

@@ -1,4 +1,4 @@
-// What a pipeline is made of: stages, each a function of micro-batches with parameters.
+// A stage of a pipeline: a function of micro-batches, with parameters.
 #pragma once
 
 #include <memory>
@@ -10,8 +10,8 @@
 
 namespace weft::pipe {
 
-// The tensors that a stage's module refers to at one time: a program may put others in their
-// places before the stage runs again (torch.func.functional_call does).
+// The tensors that a stage's module refers to at one time. A program may put others in their places
+// before the stage runs again (torch.func.functional_call does).
 struct WEFT_API StageTensors {
   explicit StageTensors(std::vector<at::Tensor> the_tensors) : tensors(std::move(the_tensors)) {}
   virtual ~StageTensors() = default;
@@ -40,7 +40,7 @@ class WEFT_API Stage {
   // What the stage refers to now. Asked once per mini-batch that may have gradients, on the thread
   // that calls the pipeline.
   virtual std::shared_ptr<StageTensors> tensors();
-  // At the end of the forward: what it has replaced by itself counts as it is now.
+  // At the end of the forward: tensors that the stage has replaced count as they are now.
   virtual void update(StageTensors& /*tensors*/) {}
   // Runs a micro-batch again with the tensors of then. Throws where it cannot have them.
   virtual Batch forwardAgain(const Batch& input, const StageTensors& then);

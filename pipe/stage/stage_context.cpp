@@ -2,11 +2,18 @@
 
 #include <torch/csrc/autograd/engine.h>
 
+#include <atomic>
+
 namespace weft::pipe {
 
 namespace {
 thread_local const StageContext* t_context = nullptr;
 }  // namespace
+
+std::uint64_t nextMiniBatchNumber() {
+  static std::atomic<std::uint64_t> last{0};
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
+}
 
 const StageContext* currentStage() { return t_context; }
 

@@ -1,5 +1,5 @@
 // What a stage may ask while it runs: which micro-batch this is, whether it is being recomputed,
-// and the skip connections. Thread-local; set by the engine round every stage run.
+// and the skip connections. Thread-local; the engine sets it around every stage run.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -45,6 +45,9 @@ struct StageContext {
   std::uint64_t mini_batch = 0;  // no two runs of any pipeline have the same
   bool in_backward = false;      // so the whole pipeline runs again: see isRunAgain()
 };
+
+// A new StageContext::mini_batch. Any thread.
+std::uint64_t nextMiniBatchNumber();
 
 // On the thread that calls a pipeline: whether that is part of a backward, or of a stage's
 // recomputation in another pipeline.

@@ -1,24 +1,23 @@
 // The scheduler alone: order, failures, threads. Under ThreadSanitizer these are the tests that
 // count.
 #include <gtest/gtest.h>
-#include <sched.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <numeric>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 #include <vector>
 
-#include "pipe/schedule/clock.h"
-#include "pipe/schedule/effort.h"
-#include "pipe/schedule/pace.h"
+#include "pipe/schedule/schedule.h"
 #include "pipe/schedule/stage_executor.h"
 #include "pipe/schedule/task_order.h"
+#include "pipe/schedule/thread_policy.h"
 #include "pipe/schedule/timeline.h"
 
 #include "tests/support/waiting.h"
@@ -36,42 +35,53 @@ class Function final : public Job {
 };
 
 // A pipeline's forward: a worker per stage.
-struct Grid {
-  Grid(std::size_t m, std::size_t n) : order(clockOrder(m, n)), graph(n) {
-    std::vector<TaskId> last(m);
-    for (const CellIndex cell : order) {
-      const TaskId task = graph.add(cell.stage);
-      if (cell.stage != 0) graph.require(task, last[cell.micro_batch]);
-      last[cell.micro_batch] = task;
-    }
-  }
-  std::vector<CellIndex> order;
-  TaskGraph graph;
-};
+Schedule grid(std::size_t micro_batches, std::size_t stages) {
+  std::vector<std::size_t> workers(stages);
+  std::iota(workers.begin(), workers.end(), 0);
+  return gpipeForward(micro_batches, workers);
+}
 
-TEST(ClockOrder, IsThePapers) {
+TEST(Gpipe, OrderIsThePapers) {
   const std::vector<CellIndex> expected{{0, 0}, {1, 0}, {0, 1}, {2, 0}, {1, 1},
                                         {0, 2}, {2, 1}, {1, 2}, {2, 2}};
-  EXPECT_EQ(clockOrder(3, 3), expected);
-  EXPECT_EQ(clockOrder(1, 4).size(), 4U);
-  EXPECT_EQ(clockOrder(5, 2).size(), 10U);
+  EXPECT_EQ(gpipeOrder(3, 3), expected);
+  EXPECT_EQ(gpipeOrder(1, 4).size(), 4U);
+  EXPECT_EQ(gpipeOrder(5, 2).size(), 10U);
+}
+
+TEST(Gpipe, BackwardRunsFromTheEndAndWaitsForWhatGivesGradients) {
+  // Micro-batch 0 is recomputed; stage 1 has nothing to do; stage 0 has a skip to stage 2.
+  const Schedule schedule = gpipeBackward(2, {0, 1, 2}, {{2}, {}, {}}, [](CellIndex cell) {
+    if (cell.stage == 1) return BackwardWork::kNone;
+    return cell.micro_batch == 0 ? BackwardWork::kRecomputeAndBackward : BackwardWork::kBackward;
+  });
+  std::vector<std::pair<CellIndex, TaskKind>> found;
+  for (TaskId task = 0; task < schedule.size(); ++task)
+    found.emplace_back(schedule.task(task).cell, schedule.task(task).kind);
+  const std::vector<std::pair<CellIndex, TaskKind>> expected{
+      {{1, 2}, TaskKind::kBackward}, {{0, 2}, TaskKind::kRecompute}, {{0, 2}, TaskKind::kBackward},
+      {{1, 0}, TaskKind::kBackward}, {{0, 0}, TaskKind::kRecompute}, {{0, 0}, TaskKind::kBackward}};
+  EXPECT_EQ(found, expected);
+  EXPECT_EQ(schedule.next(0), std::vector<TaskId>{3});
+  EXPECT_EQ(schedule.next(2), std::vector<TaskId>{5});
+  EXPECT_EQ(schedule.waitsFor(4), 0U) << "a recomputation waits for nothing";
 }
 
 TEST(StageExecutor, RunsEachTaskOnceAfterWhatItNeeds) {
   for (const Running running : {Running::kInline, Running::kThreads}) {
     StageExecutor executor("test-", 3, {});
     for (int round = 0; round < 200; ++round) {
-      const Grid grid(5, 3);
+      const Schedule schedule = grid(5, 3);
       std::vector<int> progress(5, 0);  // not atomic: the graph alone orders the accesses
       std::vector<int> worker(3, 0);
       Function job([&](TaskId task) {
-        const auto [i, j] = grid.order[task];
+        const auto [i, j] = schedule.task(task).cell;
         ASSERT_EQ(progress[i], static_cast<int>(j));
         ASSERT_EQ(worker[j], static_cast<int>(i));
         ++progress[i];
         ++worker[j];
       });
-      executor.run(grid.graph, job, running);
+      executor.run(schedule, job, running);
       EXPECT_EQ(progress, std::vector<int>(5, 3));
     }
     EXPECT_EQ(executor.threads(), running == Running::kThreads ? 3U : 0U);
@@ -80,9 +90,9 @@ TEST(StageExecutor, RunsEachTaskOnceAfterWhatItNeeds) {
   }
 }
 
-TEST(StageExecutor, ThrowsTheEarliestFailureAndLeavesOutWhatFollows) {
+TEST(StageExecutor, ThrowsTheEarliestFailureAndSkipsWhatFollows) {
   StageExecutor executor("test-", 2, {});
-  const Grid grid(4, 2);  // (0,0) (1,0) (0,1) (2,0) (1,1) …
+  const Schedule schedule = grid(4, 2);  // (0,0) (1,0) (0,1) (2,0) (1,1) …
   std::atomic<bool> second_failed{false};
   std::atomic<int> later{0};
   Function job([&](TaskId task) {
@@ -98,14 +108,14 @@ TEST(StageExecutor, ThrowsTheEarliestFailureAndLeavesOutWhatFollows) {
     if (task > 2) ++later;
   });
   try {
-    executor.run(grid.graph, job, Running::kThreads);
+    executor.run(schedule, job, Running::kThreads);
     FAIL() << "nothing was thrown";
   } catch (const std::runtime_error& error) {
     EXPECT_STREQ(error.what(), "first");
   }
   EXPECT_EQ(later, 0);
   Function good([](TaskId) {});
-  executor.run(grid.graph, good, Running::kThreads);
+  executor.run(schedule, good, Running::kThreads);
 }
 
 TEST(StageExecutor, CanBeInterrupted) {
@@ -116,7 +126,7 @@ TEST(StageExecutor, CanBeInterrupted) {
     throw std::logic_error("interrupted");
   };
   StageExecutor executor("test-", 2, hooks);
-  const Grid grid(200, 2);
+  const Schedule schedule = grid(200, 2);
   std::atomic<int> ran{0};
   Function job([&](TaskId) {
     ++ran;
@@ -125,7 +135,7 @@ TEST(StageExecutor, CanBeInterrupted) {
     // From `stop` to the throw: all may have been done before, were they short.
     takes(std::chrono::milliseconds(1));
   });
-  EXPECT_THROW(executor.run(grid.graph, job, Running::kThreads), std::logic_error);
+  EXPECT_THROW(executor.run(schedule, job, Running::kThreads), std::logic_error);
   EXPECT_LT(ran, 400);
 }
 
@@ -136,11 +146,11 @@ TEST(StageExecutor, TakesJobsOfSeveralThreads) {
   for (int c = 0; c < 4; ++c) {
     callers.emplace_back([&] {
       for (int round = 0; round < 50; ++round) {
-        const Grid grid(3, 3);
+        const Schedule schedule = grid(3, 3);
         int count = 0;
         std::vector<int> counts(3, 0);
-        Function job([&](TaskId task) { ++counts[grid.order[task].stage]; });
-        executor.run(grid.graph, job, Running::kThreads);
+        Function job([&](TaskId task) { ++counts[schedule.task(task).cell.stage]; });
+        executor.run(schedule, job, Running::kThreads);
         for (const int worker : counts)
           count += worker;
         EXPECT_EQ(count, 9);
@@ -156,26 +166,26 @@ TEST(StageExecutor, TakesJobsOfSeveralThreads) {
 
 TEST(StageExecutor, RunsInlineFromItsOwnThreads) {
   StageExecutor executor("test-", 2, {});
-  const Grid outer(2, 2);
-  const Grid inner(2, 2);
+  const Schedule outer = grid(2, 2);
+  const Schedule inner = grid(2, 2);
   std::atomic<int> ran{0};
   Function nested([&](TaskId) { ++ran; });
-  Function job([&](TaskId) { executor.run(inner.graph, nested, Running::kThreads); });
-  executor.run(outer.graph, job, Running::kThreads);
+  Function job([&](TaskId) { executor.run(inner, nested, Running::kThreads); });
+  executor.run(outer, job, Running::kThreads);
   EXPECT_EQ(ran, 16);
 }
 
 #if !defined(__SANITIZE_THREAD__)  // which does not follow a fork with threads
 TEST(StageExecutor, StartsAnewInAForkedChild) {
   StageExecutor executor("test-", 2, {});
-  const Grid grid(2, 2);
+  const Schedule schedule = grid(2, 2);
   std::atomic<int> ran{0};
   Function job([&](TaskId) { ++ran; });
-  executor.run(grid.graph, job, Running::kThreads);
+  executor.run(schedule, job, Running::kThreads);
   const pid_t child = fork();
   if (child == 0) {
     alarm(30);
-    executor.run(grid.graph, job, Running::kThreads);
+    executor.run(schedule, job, Running::kThreads);
     const bool good = ran == 8 && executor.threads() == 2;
     executor.stop();
     _exit(good ? 0 : 1);
@@ -186,142 +196,43 @@ TEST(StageExecutor, StartsAnewInAForkedChild) {
 }
 #endif
 
-// Runs mini-batches of a stage that takes `in_line` seconds per task, or `threads` on threads.
-// Those that are not measured are shown to take `clock` times as long.
-struct Runs {
-  int threads = 0;
-  int measured = 0;
-};
-Runs runAtPace(Pace& pace, int rounds, double in_line, double threads, double at_best,
-               double clock = 1) {
-  Runs runs;
-  for (int round = 0; round < rounds; ++round) {
-    const auto [running, measured] = pace.choose();
-    runs.threads += running == Running::kThreads ? 1 : 0;
-    runs.measured += measured ? 1 : 0;
-    if (!measured) {
-      pace.report(running, clock * (running == Running::kThreads ? threads : in_line));
-    } else if (running == Running::kThreads) {
-      pace.reportThreads(threads);
-    } else {
-      pace.reportInLine(in_line, at_best);
+// What the clock of the policy's test shows, in microseconds.
+std::int64_t g_now = 0;
+
+// A mini-batch whose stages run so often, and so long each time.
+StageTimes timesOf(const std::vector<std::vector<std::int64_t>>& microseconds) {
+  StageTimes times(microseconds.size(), [] { return g_now * 1000; });
+  for (std::size_t stage = 0; stage < microseconds.size(); ++stage) {
+    for (const std::int64_t duration : microseconds[stage]) {
+      const StageTimes::Span span(times, stage, TaskKind::kForward);
+      g_now += duration;
     }
   }
-  return runs;
+  return times;
 }
 
-TEST(Pace, KeepsTheFasterWayAndTriesTheOther) {
-  for (const bool threads_win : {true, false}) {
-    Pace pace;
-    const Runs runs = runAtPace(pace, 1000, 1e-3, threads_win ? 0.7e-3 : 1e-3, 0.5e-3);
-    EXPECT_GT(threads_win ? runs.threads : 1000 - runs.threads, 970);
-    EXPECT_LT(threads_win ? runs.threads : 1000 - runs.threads, 1000);
-    EXPECT_LT(runs.measured, 40);
+TEST(ThreadPolicy, TakesThreadsUntilFewerThanTwoStagesAreLongerThanAHandOver) {
+  ThreadPolicy policy;
+  EXPECT_EQ(policy.choose(), Running::kThreads);  // nothing is known yet
+  policy.learn(timesOf({{20}, {20}, {20}}));
+  EXPECT_EQ(policy.choose(), Running::kInline);
+  policy.learn(timesOf({{20000}, {20}, {20000}}));
+  EXPECT_EQ(policy.choose(), Running::kThreads);
+  policy.learn(timesOf({{20000}, {20}, {20}}));
+  EXPECT_EQ(policy.choose(), Running::kInline) << "one stage has none to run beside";
+}
+
+TEST(ThreadPolicy, CountsTheShortestRunOfEachKindOfTask) {
+  ThreadPolicy policy;
+  policy.learn(timesOf({{9000, 20, 800}, {20, 900, 20}}));
+  EXPECT_EQ(policy.choose(), Running::kInline) << "something disturbed the longer runs";
+  StageTimes times = timesOf({{20}, {20}});
+  for (const std::size_t stage : {0, 1}) {
+    const StageTimes::Span span(times, stage, TaskKind::kRecompute);
+    g_now += 500;
   }
-}
-
-TEST(Pace, LeavesAloneWhatThreadsCannotHelp) {
-  Pace pace;
-  const Runs runs = runAtPace(pace, 1000, 5e-6, 0, 6e-6);
-  EXPECT_EQ(runs.threads, 0);
-  EXPECT_LT(runs.measured, 20);
-}
-
-TEST(Pace, ABusyClockIsNoReasonToTryAllTheTime) {
-  Pace pace;
-  const Runs runs = runAtPace(pace, 1000, 1e-3, 1e-3, 0.5e-3, 50);
-  EXPECT_LT(runs.measured, 60);
-  EXPECT_GT(1000 - runs.threads, 970);
-}
-
-TEST(Pace, CorrectsABadJudgementSoon) {
-  Pace pace;
-  (void)runAtPace(pace, 9, 1e-3, 3e-3, 0.5e-3);  // something went wrong while it was tried
-  const Runs runs = runAtPace(pace, 100, 1e-3, 0.6e-3, 0.5e-3);
-  EXPECT_GT(runs.threads, 80);
-}
-
-TEST(Pace, KeepsThreadsUntilTheyCostMoreThanNone) {
-  Pace pace;
-  (void)runAtPace(pace, 50, 1e-3, 0.75e-3, 0.5e-3);
-  EXPECT_GT(runAtPace(pace, 300, 1e-3, 0.95e-3, 0.5e-3).threads, 280);
-  (void)runAtPace(pace, 200, 1e-3, 1.1e-3, 0.5e-3);
-  EXPECT_LT(runAtPace(pace, 100, 1e-3, 1.1e-3, 0.5e-3).threads, 20);
-}
-
-TEST(Pace, JudgesAgainWhenTasksGetLonger) {
-  Pace pace;
-  (void)runAtPace(pace, 500, 5e-6, 6e-6, 6e-6);
-  const Runs runs = runAtPace(pace, 100, 1e-3, 0.6e-3, 0.5e-3);
-  EXPECT_GT(runs.threads, 80);
-}
-
-TEST(Effort, IsTheTimeOfTheStagesInTheirOrder) {
-  const Grid grid(4, 2);
-  const std::vector<double> efforts(8, 1.0);
-  EXPECT_DOUBLE_EQ(inLine(efforts), 8);
-  EXPECT_NEAR(onThreads(grid.graph, efforts), 5, 0.01);  // m + n - 1
-  const Grid one(1, 2);
-  EXPECT_GT(onThreads(one.graph, {1, 1}), 2);  // nothing overlaps, and threads are handed to
-}
-
-// One core for all: the clock sees the others, the effort does not.
-TEST(Effort, LeavesOutWhatOthersTookOfTheCore) {
-  if (!ThreadStopwatch().counts()) GTEST_SKIP() << "the kernel does not count";
-  std::atomic<bool> stop{false};
-  std::vector<std::thread> others;
-  const auto spin = [](std::int64_t ticks) {
-    timespec now{};
-    const auto used = [&] {
-      clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-      return now.tv_sec * 1'000'000'000LL + now.tv_nsec;
-    };
-    const auto end = used() + ticks;
-    while (used() < end) {
-    }
-  };
-  std::thread measured([&] {
-    cpu_set_t here;
-    CPU_ZERO(&here);
-    CPU_SET(sched_getcpu(), &here);
-    ASSERT_EQ(sched_setaffinity(0, sizeof here, &here), 0);
-    for (int i = 0; i < 4; ++i) {  // on the same core
-      others.emplace_back([&] {
-        while (!stop)
-          spin(1'000'000);
-      });
-    }
-    const Grid grid(4, 1);
-    std::int64_t waited_ns = 0;
-    Function job([&](TaskId) {
-      const ThreadStopwatch watch;
-      const std::int64_t before = watch.now().denied_ns;
-      spin(20'000'000);
-      waited_ns += watch.now().denied_ns - before;
-    });
-    MeasuredJob trial(job, grid.graph);
-    const std::int64_t begin = monotonicNanos();
-    StageExecutor("test-", 1, {}).run(grid.graph, trial, Running::kInline);
-    const double clock = static_cast<double>(monotonicNanos() - begin) * 1e-9;
-    stop = true;
-    EXPECT_GT(waited_ns, 0);
-    EXPECT_GE(inLine(trial.efforts()), 0.08);  // the spinning itself
-    EXPECT_LE(inLine(trial.efforts()), clock - static_cast<double>(waited_ns) * 0.9e-9);
-  });
-  measured.join();
-  for (std::thread& other : others)
-    other.join();
-}
-
-TEST(Effort, CountsWaiting) {
-  const Grid grid(1, 2);
-  Function job([](TaskId) { takes(std::chrono::milliseconds(5)); });
-  for (const Running running : {Running::kInline, Running::kThreads}) {
-    MeasuredJob trial(job, grid.graph);
-    StageExecutor("test-", 2, {}).run(grid.graph, trial, running);
-    for (const double effort : trial.efforts())
-      EXPECT_GE(effort, 4.9e-3);
-  }
+  policy.learn(times);
+  EXPECT_EQ(policy.choose(), Running::kThreads) << "recomputations are long";
 }
 
 // Tasks that take their turn do so one at a time and in the schedule's order, whatever threads run
@@ -336,7 +247,7 @@ TEST(TaskOrder, TurnsComeInTheSchedulesOrder) {
       order_.end(task);
       if (task == failing_) throw std::runtime_error("here");
     }
-    void leaveOut(TaskId task) override { order_.end(task); }
+    void skip(TaskId task) override { order_.end(task); }
     std::vector<TaskId> taken;
 
    private:
@@ -344,15 +255,15 @@ TEST(TaskOrder, TurnsComeInTheSchedulesOrder) {
     const TaskId failing_;
   };
   StageExecutor executor("test-", 4, {});
-  const Grid grid(6, 4);
+  const Schedule schedule = grid(6, 4);
   for (int round = 0; round < 200; ++round) {
     const TaskId failing = round % 2 == 0 ? 13 : 1000;
-    Turns job(grid.graph.size(), failing);
-    if (failing < grid.graph.size()) {
-      EXPECT_THROW(executor.run(grid.graph, job, Running::kThreads), std::runtime_error);
+    Turns job(schedule.size(), failing);
+    if (failing < schedule.size()) {
+      EXPECT_THROW(executor.run(schedule, job, Running::kThreads), std::runtime_error);
     } else {
-      executor.run(grid.graph, job, Running::kThreads);
-      EXPECT_EQ(job.taken.size(), grid.graph.size() * 2 / 3);
+      executor.run(schedule, job, Running::kThreads);
+      EXPECT_EQ(job.taken.size(), schedule.size() * 2 / 3);
     }
     EXPECT_TRUE(std::is_sorted(job.taken.begin(), job.taken.end()));
   }

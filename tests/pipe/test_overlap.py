@@ -8,7 +8,7 @@ import time
 
 import pytest
 import torch
-from pipe_models import MODES, make_pipe
+from pipe_models import MODES, F, make_pipe
 from torch import nn
 from waiting import wait_until
 
@@ -58,6 +58,48 @@ def test_stages_meet(mode):
     for stage in pipe:
         stage.barrier = barrier
     pipe(x).local_value().sum().backward()
+
+
+class Together:
+    """Counts those who are inside at the same time."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.inside = self.most = 0
+
+    def wait(self, seconds: float) -> None:
+        with self.lock:
+            self.inside += 1
+            self.most = max(self.most, self.inside)
+        time.sleep(seconds)
+        with self.lock:
+            self.inside -= 1
+
+
+class Waiting(torch.autograd.Function):
+    """Takes its time both ways without using a core."""
+
+    @staticmethod
+    def forward(ctx, x, there, back):
+        ctx.back = back
+        there.wait(0.02)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.back.wait(0.02)
+        return grad, None, None
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_waiting_stages_overlap_from_the_first_call(mode):
+    there, back = Together(), Together()
+    stages = [F(lambda weight, x: Waiting.apply(x * weight, there, back)) for _ in range(2)]
+    pipe = make_pipe(nn.Sequential(*stages), "auto", chunks=4, checkpoint=mode)
+    output = pipe(torch.ones(4, 1)).local_value()
+    assert there.most == 2, "no two stages of the first forward waited at the same time"
+    output.sum().backward()
+    assert back.most == 2, "no two stages of the first backward waited at the same time"
 
 
 class Marking(nn.Module):

@@ -1,16 +1,16 @@
-// A node of our own between a parameter and its gradient accumulator, while stages run.
+// Ends the stages' graphs at a node of our own, before a parameter's gradient accumulator.
 //
 // The stages' graphs are run one by one, and a parameter's gradients of all micro-batches are
-// summed before autograd may see them: its hooks fire once, and torch.autograd.grad works. So an
-// inner backward must stop short of the accumulator; stopping at it would call the tensor's hooks.
-// A gate is an identity node that an operation finds where it looks for the accumulator.
-// The inner backward ends there and returns what arrived. For any other graph that happened to be
-// made meanwhile, by another thread, a gate just passes the gradient on.
+// summed before autograd may see them: its hooks fire once, and torch.autograd.grad works. So a
+// stage's backward must stop short of the accumulator; stopping at it would call the tensor's
+// hooks. While a GradientBoundary lives, an operation that looks for the accumulator finds an
+// identity node instead. The stage's backward ends there and returns what arrived. In any other
+// graph, made meanwhile by another thread, that node passes the gradient on.
 //
-// What an inner backward returns it has kept to its end: a stage's gradients twice, its sums and
-// the new ones. So before the gate of a large parameter stands a collector. Where the backward's
+// A stage's backward keeps what it returns until its end: a stage's gradients twice, its sums and
+// the new ones. So a collector node stands before the boundary node of a large parameter. Where the
 // thread has a GradientSink, it gives the gradient to that as soon as it is complete, as autograd
-// does with accumulators, and nothing to the gate.
+// does with accumulators, and nothing to the boundary node.
 #pragma once
 
 #include <torch/csrc/autograd/variable.h>
@@ -27,16 +27,16 @@ struct IdentityNode final : public torch::autograd::Node {
   torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
     return std::move(grads);
   }
-  std::string name() const override { return "WeftPipeGate"; }
+  std::string name() const override { return "WeftPipeBoundary"; }
 };
 
-// Takes gradients while an inner backward runs on the thread that has set it.
+// Takes gradients while a stage's backward runs on the thread that has set it.
 class GradientSink {
  public:
   virtual ~GradientSink() = default;
-  // `gate`: where GradientBoundary::edges() ends for the parameter. False: it is not this sink's;
-  // untouched.
-  virtual bool take(const torch::autograd::Node* gate, at::Tensor& grad) = 0;
+  // `end`: where GradientBoundary::edges() ends for the parameter. False: it is not this sink's,
+  // and the gradient is untouched.
+  virtual bool take(const torch::autograd::Node* end, at::Tensor& grad) = 0;
 };
 
 class GradientSinkGuard {
@@ -54,18 +54,19 @@ class GradientSinkGuard {
 // it may be changed in place.
 at::Tensor aliasBehind(const at::Tensor& tensor, const NodePtr& node);
 
-// Puts boundary before leaf tensors and takes them away at its end. Several threads, and several
-// Pipes that share parameters, may hold boundary of the same tensor at once: they share it.
+// Places boundary nodes before leaf tensors, and removes them at its end. Several threads, and
+// several Pipes that share parameters, may have a boundary at the same tensor at once: they share
+// its node.
 class GradientBoundary {
  public:
-  // Of tensors that require a gradient. One that is no leaf has no gate; its history is used as it
+  // Of tensors that require a gradient. One that is no leaf gets no node; its history is used as it
   // is.
   explicit GradientBoundary(const std::vector<at::Tensor>& tensors);
   ~GradientBoundary();
   GradientBoundary(const GradientBoundary&) = delete;
   GradientBoundary& operator=(const GradientBoundary&) = delete;
 
-  // Where inner graphs end, in the order of the tensors. Stays valid after the end.
+  // Where the stages' graphs end, in the order of the tensors. Stays valid after the end.
   const torch::autograd::edge_list& edges() const { return edges_; }
 
  private:

@@ -1,4 +1,4 @@
-#include "pipe/engine/gradient_boundary.h"
+#include "pipe/cell/gradient_boundary.h"
 
 #include <torch/csrc/autograd/functions/utils.h>
 
@@ -19,14 +19,14 @@ using WeakNode =
     std::conditional_t<std::is_same_v<NodePtr, std::shared_ptr<autograd::Node>>,
                        std::weak_ptr<autograd::Node>, c10::weak_intrusive_ptr<autograd::Node>>;
 
-// A node more costs a task something, and the gradients of small parameters are no burden.
+// A collector costs a task something, and the gradients of small parameters are no burden.
 constexpr std::size_t kLarge = 64 << 10;  // bytes, of any layout
 
 thread_local GradientSink* t_sink = nullptr;
 
 struct CollectorNode final : public autograd::Node {
-  // Before all else that could run, so that a gradient is added and freed before the next is made;
-  // an accumulator has the same number.
+  // Runs before all else that could run, so that a gradient is added and freed before the next one
+  // is made; an accumulator has the same number.
   CollectorNode() : Node(/*sequence_nr=*/std::numeric_limits<std::uint64_t>::max()) {}
   autograd::variable_list apply(autograd::variable_list&& grads) override {
     if (t_sink == nullptr || !grads[0].defined()) return std::move(grads);
@@ -37,17 +37,17 @@ struct CollectorNode final : public autograd::Node {
 };
 
 struct Placed {
-  NodePtr front;  // the gate, or the collector before it
-  NodePtr gate;
+  NodePtr front;  // the boundary node, or the collector before it
+  NodePtr boundary;
   NodePtr accumulator;  // what was there
   std::size_t holders = 0;
 };
 
-// The boundary in place now, in all threads.
+// The boundary nodes in place now, of all threads.
 std::mutex g_mutex;
 std::unordered_map<c10::TensorImpl*, Placed>& placed() {
-  static auto* const boundary = new std::unordered_map<c10::TensorImpl*, Placed>;
-  return *boundary;
+  static auto* const nodes = new std::unordered_map<c10::TensorImpl*, Placed>;
+  return *nodes;
 }
 
 }  // namespace
@@ -72,19 +72,19 @@ GradientBoundary::GradientBoundary(const std::vector<at::Tensor>& tensors) {
     Placed& entry = placed()[tensor.unsafeGetTensorImpl()];
     if (entry.holders++ == 0) {
       entry.accumulator = autograd::impl::grad_accumulator(tensor);
-      auto gate = makeNode<IdentityNode>();
-      gate->add_input_metadata(tensor);
-      gate->add_next_edge({entry.accumulator, 0});
-      entry.gate = entry.front = std::move(gate);
+      auto boundary = makeNode<IdentityNode>();
+      boundary->add_input_metadata(tensor);
+      boundary->add_next_edge({entry.accumulator, 0});
+      entry.boundary = entry.front = std::move(boundary);
       if (static_cast<std::size_t>(tensor.numel()) * tensor.element_size() >= kLarge) {
         auto collector = makeNode<CollectorNode>();
         collector->add_input_metadata(tensor);
-        collector->add_next_edge({entry.gate, 0});
+        collector->add_next_edge({entry.boundary, 0});
         entry.front = std::move(collector);
       }
       autograd::impl::set_grad_accumulator(tensor, WeakNode(entry.front));
     }
-    edges_.emplace_back(entry.gate, 0);
+    edges_.emplace_back(entry.boundary, 0);
     leaves_.push_back(tensor);
   }
 }

@@ -1,4 +1,4 @@
-#include "pipe/engine/pipeline_context.h"
+#include "pipe/cell/pipeline_context.h"
 
 #include <algorithm>
 #include <functional>
@@ -18,6 +18,7 @@ PipelineContext::PipelineContext(std::vector<std::shared_ptr<Stage>> the_stages,
       routes(std::move(the_routes)),
       incoming(stages.size()),
       outgoing(stages.size()),
+      consumers(stages.size()),
       traits(stages.size()),
       in_use(stages.size()) {
   std::map<std::string, std::size_t> worker_of_device;
@@ -33,6 +34,7 @@ PipelineContext::PipelineContext(std::vector<std::shared_ptr<Stage>> the_stages,
   for (std::size_t route = 0; route < routes.size(); ++route) {
     if (routes[route].from == routes[route].to) continue;
     outgoing[routes[route].from].push_back(route);
+    consumers[routes[route].from].push_back(routes[route].to);
     incoming[routes[route].to].push_back(route);
   }
   watchRandomOperators();
@@ -41,7 +43,7 @@ PipelineContext::PipelineContext(std::vector<std::shared_ptr<Stage>> the_stages,
 
 const DeviceCopier* PipelineContext::copier() {
   if (!crosses || !accelerated) return nullptr;
-  std::call_once(ferry_made_, [&] { copier_ = std::make_unique<DeviceCopier>(devices); });
+  std::call_once(copier_made_, [&] { copier_ = std::make_unique<DeviceCopier>(devices); });
   return copier_.get();
 }
 

@@ -1,0 +1,74 @@
+#include "pipe/cell/activation.h"
+
+#include <c10/util/irange.h>
+
+#include "pipe/data/memory.h"
+
+namespace weft::pipe {
+
+bool isSame(const Activation& one, const Activation& other) {
+  return one.value.defined() && one.value.is_same(other.value);
+}
+
+std::uint32_t versionOf(const at::Tensor& tensor) {
+  return !tensor.defined() || tensor.is_inference() ? 0 : tensor._version();
+}
+
+std::vector<std::uint32_t> versionsOf(const std::vector<at::Tensor>& tensors) {
+  std::vector<std::uint32_t> versions;
+  versions.reserve(tensors.size());
+  for (const at::Tensor& tensor : tensors)
+    versions.push_back(versionOf(tensor));
+  return versions;
+}
+
+void markAliases(std::vector<Activation>& values) {
+  for (std::size_t k = 1; k < values.size(); ++k) {
+    for (std::size_t other = 0; other < k; ++other) {
+      if (isSame(values[other], values[k]) || !mayOverlap(values[other].value, values[k].value)) {
+        continue;
+      }
+      values[k].sharing = values[other].sharing = Sharing::kAliased;
+    }
+  }
+}
+
+void markSharing(Activations& output, const Activations& input,
+                 const std::vector<at::Tensor>& tensors, std::size_t stage,
+                 const std::vector<std::size_t>& consumers) {
+  const auto destination = [&](std::size_t k) {
+    return k < output.payload ? stage + 1 : consumers[k - output.payload];
+  };
+  markAliases(output.values);
+  for (const auto k : c10::irange(output.values.size())) {
+    Activation& value = output.values[k];
+    for (const auto other : c10::irange(k)) {
+      if (!isSame(value, output.values[other]) || destination(k) == destination(other)) continue;
+      value.sharing = output.values[other].sharing = Sharing::kAliased;
+    }
+    const void* const memory = memoryOf(value.value);
+    if (memory == nullptr) continue;
+    for (const Activation& from : input.values) {
+      if (from.sharing != Sharing::kNone && memoryOf(from.value) == memory)
+        value.sharing = from.sharing;
+    }
+    for (const at::Tensor& tensor : tensors) {
+      if (tensor.requires_grad() && memoryOf(tensor) == memory) value.sharing = Sharing::kAliased;
+    }
+  }
+}
+
+void refuseSharedWrites(const Activations& input, const std::vector<at::Tensor>& given,
+                        const std::vector<std::uint32_t>& versions, std::size_t stage) {
+  for (const auto k : c10::irange(given.size())) {
+    if (input.values[k].sharing != Sharing::kAliased) continue;
+    TORCH_CHECK(
+        versionOf(given[k]) == versions[k], "stage ", stage, " changed ",
+        k < input.payload ? "its input " : "the skip that it popped, value ", k,
+        " in place, and its memory also belongs to another output, to a skip under way, or to a "
+        "parameter of a stage before it. Their gradients would be wrong: clone it where it is "
+        "made, or work out of place (inplace=False).");
+  }
+}
+
+}  // namespace weft::pipe

@@ -1,0 +1,57 @@
+// The tensors that pass from one stage to another, and who else has their memory.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "pipe/data/batch.h"
+
+namespace weft::pipe {
+
+enum class Sharing : unsigned char {
+  kNone,
+  kAliased,     // another value under way, or a parameter: a change in place would reach that too
+  kReplicated,  // the other micro-batches, and each is to find it as it was
+};
+
+// A tensor between two cells, without history. Undefined: None. Two activations of one cell that
+// are the same tensor arrive in the next cell as the same tensor.
+struct Activation {
+  at::Tensor value;
+  bool differentiable = false;
+  Sharing sharing = Sharing::kNone;
+};
+
+// What a stage takes or gives: its payload, then the skips that come to it or leave it
+// (PipelineContext::incoming and outgoing).
+struct Activations {
+  std::vector<Activation> values;
+  std::size_t payload = 0;  // how many of the values
+  std::shared_ptr<const Structure> structure;
+};
+
+bool isSame(const Activation& one, const Activation& other);
+
+// How often the tensor has been changed in place; 0 if nobody counts.
+std::uint32_t versionOf(const at::Tensor& tensor);
+std::vector<std::uint32_t> versionsOf(const std::vector<at::Tensor>& tensors);
+
+// Different tensors with common elements become kAliased.
+void markAliases(std::vector<Activation>& values);
+
+// Marks outputs of a stage whose change in place somebody would notice: the payload goes to the
+// next stage, and the skips to `consumers`. `tensors`: parameters and buffers of the stage.
+void markSharing(Activations& output, const Activations& input,
+                 const std::vector<at::Tensor>& tensors, std::size_t stage,
+                 const std::vector<std::size_t>& consumers);
+
+// Throws if the stage changed one of the tensors it was given, whose versions were `versions`, and
+// that activation is kAliased.
+void refuseSharedWrites(const Activations& input, const std::vector<at::Tensor>& given,
+                        const std::vector<std::uint32_t>& versions, std::size_t stage);
+
+}  // namespace weft::pipe

@@ -1,0 +1,292 @@
+#include "pipe/cell/micro_batch_cell.h"
+
+#include <ATen/record_function.h>
+#include <c10/util/irange.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/functions/utils.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "pipe/cell/gradient_boundary.h"
+#include "pipe/cell/leaf_check.h"
+#include "pipe/data/memory.h"
+
+namespace weft::pipe {
+
+namespace autograd = torch::autograd;
+
+namespace {
+
+// Names the run in profiles.
+void label(at::RecordFunction& record, const char* kind, std::size_t stage,
+           std::size_t micro_batch) {
+  if (!record.isActive()) return;
+  record.before("weft::pipe." + std::string(kind) + std::to_string(stage) + ".mb" +
+                std::to_string(micro_batch));
+}
+
+bool anyDifferentiable(const std::vector<Activation>& values) {
+  return std::any_of(values.begin(), values.end(),
+                     [](const Activation& value) { return value.differentiable; });
+}
+
+}  // namespace
+
+Activations MicroBatchCell::forward(Activations input, bool checkpoint, const RngTurn& turn) {
+  const MiniBatchContext& context = *context_;
+  input_ = std::move(input);
+  const bool wanted =
+      context.grad && (!context.boundary[stage_].empty() || anyDifferentiable(input_.values));
+  checkpointed_ = checkpoint && wanted;
+
+  RngScope scope(turn, context.pipeline.devices[stage_],
+                 context.grad ? RngScope::Purpose::kRecord : RngScope::Purpose::kDraw, nullptr,
+                 traits().forwardUsesRng(context.training));
+  Activations output = perform(checkpointed_ ? Pass::kCheckpoint : Pass::kGraph);
+  drew_ = scope.touched();
+  traits().learnForwardRng(context.training, drew_);
+  if (RngStates states = scope.take(); !states.empty())
+    rng_ = std::make_unique<const RngStates>(std::move(states));
+
+  const bool differentiable = anyDifferentiable(output.values);
+  TORCH_CHECK(
+      !differentiable || wanted, "stage ", stage_,
+      " gave an output that requires a gradient, but neither its inputs nor its registered "
+      "parameters do: a tensor used inside it must be a registered parameter, or an input.");
+  finishForward(differentiable);
+  return output;
+}
+
+void MicroBatchCell::finishForward(bool differentiable) {
+  if (!differentiable) return drop();
+  if (checkpointed_) {
+    state_ = CellState::kCheckpointed;
+    input_versions_.clear();
+    for (const Activation& input : input_.values)
+      input_versions_.push_back(versionOf(input.value));
+  } else {
+    state_ = CellState::kGraph;
+    input_.values.clear();
+    input_.structure = nullptr;
+  }
+}
+
+void MicroBatchCell::recompute(const RngTurn& turn) {
+  TORCH_INTERNAL_ASSERT(state_ == CellState::kCheckpointed);
+  for (const auto k : c10::irange(input_.values.size())) {
+    TORCH_CHECK(versionOf(input_.values[k].value) == input_versions_[k],
+                "one of the variables needed for gradient computation has been modified by an "
+                "inplace operation: an input of stage ",
+                stage_,
+                " of a Pipe, which has to run again for the backward. Clone the input, or call "
+                "backward() before it is changed.");
+  }
+  const ThreadStateGuard thread_state(context_->thread_state);
+  const at::AutoGradMode grad(true);
+  const RngScope scope(turn, context_->pipeline.devices[stage_], RngScope::Purpose::kRepeat,
+                       rng_.get(), drew_);
+  perform(Pass::kRecompute);
+  state_ = CellState::kGraph;
+}
+
+Activations MicroBatchCell::perform(Pass pass) {
+  const MiniBatchContext& context = *context_;
+  const std::vector<at::Tensor> given = aliasInputs(pass);
+  const std::vector<std::uint32_t> versions = versionsOf(given);
+  SkipPort skips(context.pipeline.routes.size());
+  Batch result;
+  {
+    const at::AutoGradMode grad(pass != Pass::kCheckpoint && at::GradMode::is_enabled());
+    const NoAutocastCache no_cache;
+    result = callStage(pass, given, skips);
+  }
+  // Without gradients and on one device it is all one memory, as it is without a Pipe.
+  if (context.grad || context.pipeline.crosses) refuseSharedWrites(input_, given, versions, stage_);
+  if (pass != Pass::kRecompute) learnInput(pass, given, versions);
+  TORCH_CHECK_TYPE(!result.tensors.empty(), "stage ", stage_,
+                   " returned no tensor; a partition must return at least one");
+
+  Activations output = outputsOf(pass, std::move(result), skips);
+  if (pass == Pass::kCheckpoint) {
+    assumed_graphless_ = traits().assumeGraphs(input_, output);
+  } else if (context.grad && context.training && at::GradMode::is_enabled()) {
+    traits().learnGraphs(input_, output, assumed_graphless_, stage_);
+  }
+  if (pass != Pass::kRecompute) {
+    static const std::vector<at::Tensor> none;
+    markSharing(output, input_, context.grad ? context.tensors[stage_]->tensors : none, stage_,
+                context.pipeline.consumers[stage_]);
+  }
+  if (pass != Pass::kCheckpoint && context.grad) {
+    const auto& boundary = checkpointed_ ? context.recompute_boundary : context.boundary;
+    refuseUnregisteredLeaves(output_edges_, input_node_, boundary[stage_], stage_);
+  }
+  return output;
+}
+
+// What the stage is called with: aliases whose history is input_node_, and copies of what is needed
+// again and may be changed in place.
+std::vector<at::Tensor> MicroBatchCell::aliasInputs(Pass pass) {
+  const InputTrait trait = traits().input();
+  const bool with_graph = pass != Pass::kCheckpoint && context_->grad && at::GradMode::is_enabled();
+  auto node = makeNode<IdentityNode>();
+  input_slot_.assign(input_.values.size(), -1);
+  std::vector<at::Tensor> given;
+  given.reserve(input_.values.size());
+  std::int64_t slots = 0;
+  for (const auto k : c10::irange(input_.values.size())) {
+    const Activation& input = input_.values[k];
+    std::size_t first = 0;
+    while (first < k && !isSame(input_.values[first], input))
+      ++first;
+    if (first < k) {
+      at::Tensor same = given[first];
+      given.push_back(std::move(same));
+      continue;
+    }
+    const bool copy =
+        trait != InputTrait::kReads && input.value.defined() && isNeededAgain(pass, input);
+    at::Tensor value = copy ? input.value.detach().clone() : input.value;
+    if (with_graph && input.differentiable) {
+      input_slot_[k] = slots++;
+      given.push_back(aliasBehind(value, node));
+    } else {
+      given.push_back(value.defined() && !copy ? value.detach() : std::move(value));
+    }
+  }
+  input_node_ = slots == 0 ? NodePtr() : NodePtr(std::move(node));
+  return given;
+}
+
+// An input that its own recomputation, the other micro-batches, or, of the mini-batch, the caller
+// needs as it was: a stage that changes it, or might, gets a copy. Pieces of one tensor count as
+// one where autograd watches for changes.
+bool MicroBatchCell::isNeededAgain(Pass pass, const Activation& input) const {
+  if (pass != Pass::kGraph || input.sharing == Sharing::kReplicated) return true;
+  return stage_ == 0 && context_->grad && (input.differentiable || context_->micro_batches > 1);
+}
+
+void MicroBatchCell::learnInput(Pass pass, const std::vector<at::Tensor>& given,
+                                const std::vector<std::uint32_t>& versions) const {
+  bool watched = false;
+  bool written = false;
+  for (const auto k : c10::irange(given.size())) {
+    if (!isNeededAgain(pass, input_.values[k])) continue;
+    watched = true;
+    written |= versionOf(given[k]) != versions[k];
+  }
+  if (watched) traits().learnInput(written, stage_);
+}
+
+Batch MicroBatchCell::callStage(Pass pass, const std::vector<at::Tensor>& inputs,
+                                SkipPort& skips) const {
+  MiniBatchContext& context = *context_;
+  const auto& incoming = context.pipeline.incoming[stage_];
+  for (const auto k : c10::irange(incoming.size()))
+    skips.put(incoming[k], inputs[input_.payload + k]);
+  const bool again = pass == Pass::kRecompute;
+  const StageContext stage_context{
+      stage_, micro_batch_, context.micro_batches, pass == Pass::kCheckpoint,
+      again,  &skips,       context.number,        context.in_backward};
+  const StageContextGuard guard(stage_context);
+  const auto payload_end = inputs.begin() + static_cast<std::ptrdiff_t>(input_.payload);
+  const Batch batch{{inputs.begin(), payload_end}, input_.structure};
+
+  at::RecordFunction record(at::RecordScope::USER_SCOPE);
+  label(record, again ? "R" : "F", stage_, micro_batch_);
+  Stage& stage = *context.pipeline.stages[stage_];
+  const std::lock_guard alone(context.pipeline.in_use[stage_]);
+  const StageTimes::Span time(context.times, stage_,
+                              again ? TaskKind::kRecompute : TaskKind::kForward);
+  return again ? stage.forwardAgain(batch, *context.tensors[stage_]) : stage.forward(batch);
+}
+
+// Cuts the outputs off their graph and keeps its edges.
+Activations MicroBatchCell::outputsOf(Pass pass, Batch result, SkipPort& skips) {
+  Activations output;
+  output.payload = result.tensors.size();
+  output.structure = std::move(result.structure);
+  for (const std::size_t route : context_->pipeline.outgoing[stage_])
+    result.tensors.push_back(skips.take(route).value_or(at::Tensor()));
+  output_edges_.clear();
+  for (const auto k : c10::irange(result.tensors.size())) {
+    const at::Tensor& tensor = result.tensors[k];
+    const bool has_graph = tensor.defined() && tensor.requires_grad();
+    output_edges_.push_back(has_graph ? autograd::impl::gradient_edge(tensor) : autograd::Edge());
+    const bool differentiable =
+        pass == Pass::kCheckpoint ? mayHaveGradient(tensor) : has_graph && context_->grad;
+    const std::size_t first = firstSame(result.tensors, k);
+    at::Tensor value;
+    if (tensor.defined()) value = first < k ? output.values[first].value : tensor.detach();
+    output.values.push_back({std::move(value), differentiable});
+  }
+  return output;
+}
+
+autograd::edge_list MicroBatchCell::inputEdges() const {
+  autograd::edge_list edges;
+  for (const std::int64_t slot : input_slot_) {
+    if (slot >= 0) edges.emplace_back(input_node_, static_cast<std::uint32_t>(slot));
+  }
+  return edges;
+}
+
+MicroBatchCell::Gradients MicroBatchCell::backward(const std::vector<at::Tensor>& grads,
+                                                   bool want_inputs,
+                                                   const autograd::edge_list& parameters,
+                                                   bool keep_graph, const RngTurn& turn) {
+  TORCH_INTERNAL_ASSERT(state_ == CellState::kGraph);
+  autograd::edge_list roots;
+  autograd::variable_list root_grads;
+  for (const auto k : c10::irange(grads.size())) {
+    if (!grads[k].defined() || !output_edges_[k].is_valid()) continue;
+    roots.push_back(output_edges_[k]);
+    root_grads.push_back(grads[k]);
+  }
+  autograd::edge_list ends;
+  if (want_inputs) ends = inputEdges();
+  ends.insert(ends.end(), parameters.begin(), parameters.end());
+
+  Gradients result;
+  result.inputs.resize(input_slot_.size());
+  result.parameters.resize(parameters.size());
+  if (!roots.empty() && !ends.empty()) {
+    at::RecordFunction record(at::RecordScope::USER_SCOPE);
+    label(record, "B", stage_, micro_batch_);
+    const RngScope scope(turn, context_->pipeline.devices[stage_], RngScope::Purpose::kDraw,
+                         nullptr, traits().backwardUsesRng());
+    autograd::variable_list found;
+    {
+      const StageTimes::Span time(context_->times, stage_, TaskKind::kBackward);
+      found = autograd::Engine::get_default_engine().execute(
+          roots, root_grads, /*keep_graph=*/keep_graph && !checkpointed_, /*create_graph=*/false,
+          /*accumulate_grad=*/false, ends);
+    }
+    traits().learnBackwardRng(scope.touched());
+    auto next = found.begin();
+    for (const auto k : c10::irange(input_slot_.size())) {
+      if (want_inputs && input_slot_[k] >= 0) result.inputs[k] = std::move(*next++);
+    }
+    std::move(next, found.end(), result.parameters.begin());
+  }
+  if (!keep_graph) {
+    drop();
+  } else if (checkpointed_) {
+    output_edges_.clear();
+    input_node_ = NodePtr();
+    state_ = CellState::kCheckpointed;
+  }
+  return result;
+}
+
+void MicroBatchCell::drop() {
+  input_ = {};
+  input_node_ = NodePtr();
+  output_edges_.clear();
+  rng_.reset();
+  state_ = CellState::kDone;
+}
+
+}  // namespace weft::pipe

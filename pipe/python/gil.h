@@ -1,0 +1,36 @@
+// What the stages need of the GIL beyond pybind11: errors and objects that any thread may have.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <utility>
+
+namespace weft::pipe {
+
+// Throws what Python has raised as python_error. With the GIL.
+[[noreturn]] void throwPythonError();
+
+// Calls `function` with the GIL; what Python raises is thrown as python_error.
+auto withGil(const auto& function) {
+  const pybind11::gil_scoped_acquire gil;
+  try {
+    return function();
+  } catch (pybind11::error_already_set& error) {
+    error.restore();
+    throwPythonError();
+  }
+}
+
+// Drops Python objects with the GIL, in a destructor on any thread. An interpreter that has ended
+// cannot take them back: they leak.
+template <typename T>
+void dropWithGil(T& objects) {
+  if (Py_IsInitialized() == 0) {
+    new T(std::move(objects));
+    return;
+  }
+  const pybind11::gil_scoped_acquire gil;
+  objects = T();
+}
+
+}  // namespace weft::pipe
