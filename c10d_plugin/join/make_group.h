@@ -26,7 +26,7 @@ struct GroupPlace {
   int size = 1;
   std::string interface;    // "": WEFT_SOCKET_IFNAME, else the one that reaches `master_host`
   std::string master_host;  // where the Store is served; "" when that is not known
-  Deadline deadline;
+  collectives::Deadline deadline;
   std::vector<std::string> said;  // by rank: each one's aboutThisHost()
 };
 

@@ -36,7 +36,7 @@ Error StoreKeyValue::set(const std::string& key, const std::string& value) {
   return Error::ok();
 }
 
-Result<std::string> StoreKeyValue::get(const std::string& key, Deadline deadline) {
+Result<std::string> StoreKeyValue::get(const std::string& key, collectives::Deadline deadline) {
   // Polls instead of Store::wait(): TCPStore logs a warning for each wait that times out.
   constexpr milliseconds kLongestNap{50};
   milliseconds nap{1};

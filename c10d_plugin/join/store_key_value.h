@@ -16,7 +16,8 @@ class StoreKeyValue final : public collectives::KeyValue {
   explicit StoreKeyValue(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
 
   transport::Error set(const std::string& key, const std::string& value) override;
-  transport::Result<std::string> get(const std::string& key, Deadline deadline) override;
+  transport::Result<std::string> get(const std::string& key,
+                                     collectives::Deadline deadline) override;
 
  private:
   c10::intrusive_ptr<c10d::Store> store_;

@@ -357,7 +357,7 @@ TEST(Mailbox, SaysWhoDidNotCome) {
     const auto joined = EndpointMailbox::join(options, store, soon(std::chrono::milliseconds(50)));
     ASSERT_FALSE(joined.ok());
     EXPECT_EQ(joined.error().code(), ErrorCode::kTimeout);
-    EXPECT_TRUE(names(joined.error(), "rank 1")) << joined.error().text();
+    EXPECT_TRUE(names(joined.error(), "ranks 1, 2")) << joined.error().text();
   });
 }
 
