@@ -139,8 +139,8 @@ class WEFT_API WeftBackend : public c10d::Backend {
 
  private:
   // Gives the engine one operation; the profiler shows `inputs` and `outputs` (submit.h).
-  template <typename Options, typename Inputs, typename Outputs, typename Run>
-  WorkPtr submit(c10d::OpType type, const char* title, const Options& opts, const Inputs& inputs,
+  template <typename OpOptions, typename Inputs, typename Outputs, typename Run>
+  WorkPtr submit(c10d::OpType type, const char* title, const OpOptions& opts, const Inputs& inputs,
                  const Outputs& outputs, Run&& run);
   // The timeout that a call asked for, else the group's.
   std::chrono::milliseconds timeoutOr(std::chrono::milliseconds asked) const;

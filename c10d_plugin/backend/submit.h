@@ -21,9 +21,10 @@ inline const std::vector<std::vector<at::Tensor>>& asLists(
 }
 
 // The lists are made only where a Work is needed.
-template <typename Options, typename Inputs, typename Outputs, typename Run>
-WeftBackend::WorkPtr WeftBackend::submit(c10d::OpType type, const char* title, const Options& opts,
-                                         const Inputs& inputs, const Outputs& outputs, Run&& run) {
+template <typename OpOptions, typename Inputs, typename Outputs, typename Run>
+WeftBackend::WorkPtr WeftBackend::submit(c10d::OpType type, const char* title,
+                                         const OpOptions& opts, const Inputs& inputs,
+                                         const Outputs& outputs, Run&& run) {
   return engine_->submit(
       {title, timeoutOr(opts.timeout), opts.asyncOp},
       [&] {
