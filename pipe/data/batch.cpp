@@ -125,16 +125,6 @@ std::vector<at::Tensor> chunksOf(const at::Tensor& tensor, std::size_t chunks, H
 
 }  // namespace
 
-std::shared_ptr<const Structure> shared(Structure structure) {
-  if (structure.kind == Kind::kTensor) return nullptr;
-  return std::make_shared<const Structure>(std::move(structure));
-}
-
-const Structure& structureOf(const Batch& batch) {
-  static const Structure single;
-  return batch.structure ? *batch.structure : single;
-}
-
 std::vector<std::vector<at::Tensor>> scatter(const std::vector<at::Tensor>& tensors,
                                              const std::vector<Scatter>& how, std::size_t chunks,
                                              History history) {

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 namespace weft::pipe {
@@ -33,9 +34,17 @@ struct Batch {
   // nullptr: the batch is one tensor.
   std::shared_ptr<const Structure> structure;
 };
-// A Batch::structure.
-std::shared_ptr<const Structure> shared(Structure structure);
-const Structure& structureOf(const Batch& batch);
+
+// As a Batch keeps it.
+inline std::shared_ptr<const Structure> shared(Structure structure) {
+  if (structure.kind == Structure::Kind::kTensor) return nullptr;
+  return std::make_shared<const Structure>(std::move(structure));
+}
+
+inline const Structure& structureOf(const Batch& batch) {
+  static const Structure single;
+  return batch.structure ? *batch.structure : single;
+}
 
 // How one of the mini-batch's input tensors is given to the micro-batches.
 enum class Scatter : std::uint8_t { kChunk, kReplicate };
