@@ -53,6 +53,17 @@ class PipeAsLayer(nn.Module):
         return self.pipe(x).local_value()
 
 
+def small() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3), nn.Softplus())
+
+
+def piped(mode: str, way: str, make=small, chunks: int = 3) -> tuple[nn.Module, PipeAsLayer]:
+    """A plain model, and the same as a layer that is a Pipe."""
+    plain = make()
+    return plain, PipeAsLayer(make_pipe(plain_copy(plain), way, chunks=chunks, checkpoint=mode))
+
+
 class Counter(nn.Module):
     """Counts its forwards, and the recomputations among them."""
 

@@ -1,31 +1,21 @@
 """What transforms a model transforms one with a Pipe: torch.func, forward-mode AD, functional_call,
-parametrizations, checkpoints around it. Or an error says that it does not."""
+parametrizations, torch.compile. Or an error says that it does not."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from pipe_models import MODES, WAYS, PipeAsLayer, assert_same, gradients, make_pipe, plain_copy
+from pipe_models import MODES, WAYS, assert_same, gradients, make_pipe, piped, small
 from torch import nn
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.nn.utils import parametrize
-from torch.utils.checkpoint import checkpoint
 
 pytestmark = pytest.mark.usefixtures("alone")
 both = pytest.mark.parametrize("mode", MODES)
 ways = pytest.mark.parametrize("way", WAYS)
 
-
-def small() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3), nn.Softplus())
-
-
-def piped(mode, way, make=small, chunks=3):
-    """A plain model, and the same as a layer that is a Pipe."""
-    plain = make()
-    return plain, PipeAsLayer(make_pipe(plain_copy(plain), way, chunks=chunks, checkpoint=mode))
+X = torch.linspace(-1, 1, 24).reshape(6, 4)
 
 
 def tensors_of(model) -> dict[str, torch.Tensor]:
@@ -44,9 +34,6 @@ def test_func_grad_over_parameters(mode, way):
         for model in piped(mode, way)
     ]
     assert_same(found[1], found[0])
-
-
-X = torch.linspace(-1, 1, 24).reshape(6, 4)
 
 
 @both
@@ -273,134 +260,6 @@ def test_a_recomputation_with_cached_parametrizations_is_refused(mode):
 
 @both
 @ways
-def test_a_checkpoint_around(mode, way):
-    """Not reentrant: its hooks count the saved tensors in the order in which they are saved."""
-    plain, model = piped(mode, way)
-    for _ in range(4):
-        for each in (plain, model):
-            each.zero_grad()
-            checkpoint(each, X, use_reentrant=False).square().sum().backward()
-        assert_same(gradients(model), gradients(plain))
-
-
-@both
-@ways
-def test_a_reentrant_checkpoint_around(mode, way):
-    plain, model = piped(mode, way)
-    for _ in range(3):
-        grads = []
-        for each in (plain, model):
-            each.zero_grad()
-            x = X.clone().requires_grad_()
-            checkpoint(each, x, use_reentrant=True).square().sum().backward()
-            grads.append(x.grad)
-        assert_same(*grads)
-        assert_same(gradients(model), gradients(plain))
-
-
-@both
-@ways
-def test_hooks_on_saved_tensors_are_called_in_order(mode, way):
-    """The same tensors in the same order in every step, on the caller's thread."""
-    import threading
-
-    _, model = piped(mode, way)
-    orders = []
-    for _ in range(4):
-        seen = []
-
-        def pack(tensor, seen=seen):
-            assert threading.current_thread() is threading.main_thread()
-            seen.append(tuple(tensor.shape))
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            output = model(X)
-        output.square().sum().backward()
-        orders.append(seen)
-    assert orders[1:] == orders[:1] * 3
-
-
-@both
-@ways
-def test_save_on_cpu_and_selective_checkpoints(mode, way):
-    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
-
-    plain, model = piped(mode, way)
-    plain(X).square().sum().backward()
-    with torch.autograd.graph.save_on_cpu():
-        output = model(X)
-    output.square().sum().backward()
-    assert_same(gradients(model), gradients(plain))
-    model.zero_grad()
-
-    def policy(ctx, op, *args, **kwargs):
-        keep = op is torch.ops.aten.addmm.default
-        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
-
-    checkpoint(
-        model,
-        X,
-        use_reentrant=False,
-        context_fn=lambda: create_selective_checkpoint_contexts(policy),
-    ).square().sum().backward()
-    assert_same(gradients(model), gradients(plain))
-
-
-@both
-@ways
-def test_double_backward_outside_of_autocast(mode, way):
-    """The forward's autocast is that of the second forward, and not of the operations of the backward."""
-
-    def make():
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
-
-    found = []
-    for model in piped(mode, way, make, chunks=2):
-        x = torch.linspace(-1, 1, 256).view(4, 64).requires_grad_()
-        with torch.autocast("cpu", torch.bfloat16):
-            output = model(x)
-        with torch.autocast("cpu", enabled=False):
-            (slope,) = torch.autograd.grad(output.float().square().sum(), x, create_graph=True)
-            slope.square().sum().backward()
-        found.append(x.grad)
-    assert_same(found[1], found[0], atol=1e-2, rtol=1e-2)
-
-
-@ways
-def test_double_backward_runs_the_backward_in_full_precision(way):
-    class Precise(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, w):
-            ctx.save_for_backward(x, w)
-            return x * w
-
-        @staticmethod
-        def backward(ctx, grad):
-            x, w = ctx.saved_tensors
-            seen.append((torch.is_autocast_enabled("cpu"), (grad @ grad.t()).dtype))
-            return grad * w, (grad * x).sum()
-
-    class Stage(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.tensor(1.5))
-
-        def forward(self, x):
-            return Precise.apply(x, self.weight)
-
-    seen = []
-    pipe = make_pipe(nn.Sequential(Stage(), Stage()), way, chunks=2)
-    x = torch.ones(4, 4, requires_grad=True)
-    with torch.autocast("cpu", torch.bfloat16):
-        output = pipe(x).local_value()
-    torch.autograd.grad(output.sum(), x, create_graph=True)
-    assert set(seen) == {(False, torch.float32)}
-
-
-@both
-@ways
 def test_a_sparse_embedding_tied_to_a_linear(mode, way):
     def make():
         torch.manual_seed(0)
@@ -588,19 +447,3 @@ def test_two_threads_take_turns_in_a_stage(mode):
     for thread in threads:
         thread.join()
     assert not failed
-
-
-@both
-@ways
-def test_deferred_statistics_under_a_reentrant_checkpoint(mode, way):
-    torch.manual_seed(0)
-    pipe = make_pipe(
-        nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)),
-        way,
-        chunks=3,
-        checkpoint=mode,
-        deferred_batch_norm=True,
-    )
-    x = X.clone().requires_grad_()
-    checkpoint(PipeAsLayer(pipe), x, use_reentrant=True).sum().backward()
-    assert pipe[1].num_batches_tracked == 1
