@@ -10,8 +10,8 @@ import sys
 import zipfile
 from pathlib import Path
 
-# Layers whose headers a C++ program may include, as <weft/include>/<layer>/<header>.
-LAYERS = ("transport", "rpc_backend", "jit_ops", "pipe", "c10d_plugin")
+# Folders whose headers a C++ program may include, as <weft/include>/<folder>/<header>.
+LAYERS = ("transport", "rpc_backend", "jit_ops", "pipe", "c10d_plugin", "third_party/torch")
 
 # Where find_package(weft) looks below weft.cmake_prefix_path().
 CMAKE = "weft/share/cmake/weft"

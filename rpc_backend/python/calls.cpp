@@ -1,5 +1,5 @@
-// What rpc_sync, rpc_async and remote run in C++ (weft/_torch/patches/calls.py): calls that are waited
-// for at once, and built-in operators.
+// What rpc_sync, rpc_async and remote run in C++ (weft/_torch/patches/calls.py): calls that are
+// waited for at once, and built-in operators.
 #include <ATen/ThreadLocalState.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/distributed/autograd/utils.h>

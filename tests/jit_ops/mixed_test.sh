@@ -15,7 +15,7 @@ python="$site/../../../bin/python"
 
 # An importable package: the checkout's files with the shared objects built for this test.
 mkdir -p "$TEST_TMPDIR/site/weft"
-ln -sf "$root"/weft/*.py "$TEST_TMPDIR/site/weft/"
+ln -sf "$root"/weft/* "$TEST_TMPDIR/site/weft/"
 ln -sf "$root/_C.so" "$root/libweft.so" "$TEST_TMPDIR/site/weft/"
 export PYTHONPATH="$TEST_TMPDIR/site:$root" PYTHONSAFEPATH=1 TORCH_DEVICE_BACKEND_AUTOLOAD=0
 export OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1

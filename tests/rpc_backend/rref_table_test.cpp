@@ -32,104 +32,104 @@ class Table : public ForkTable {
 constexpr Rank kSelf = 0;
 constexpr ForkIds kIds{{1, 10}, {1, 11}};
 
-struct RRefBookTest : ::testing::Test {
+struct RRefTableTest : ::testing::Test {
   Table table;
-  RRefTable table{table, kSelf};
+  RRefTable rrefs{table, kSelf};
 };
 
-TEST_F(RRefBookTest, ARepeatedForkRequestAfterTheDeletionAddsNothing) {
-  table.onForkRequest(kIds, 1, table.now());
-  table.onForkRequest(kIds, 1, table.now());
+TEST_F(RRefTableTest, ARepeatedForkRequestAfterTheDeletionAddsNothing) {
+  rrefs.onForkRequest(kIds, 1, rrefs.now());
+  rrefs.onForkRequest(kIds, 1, rrefs.now());
   EXPECT_EQ(table.forks.size(), 1U);
-  table.onUserDelete(kIds);
-  table.onUserDelete(kIds);
-  table.onForkRequest(kIds, 1, table.now());
+  rrefs.onUserDelete(kIds);
+  rrefs.onUserDelete(kIds);
+  rrefs.onForkRequest(kIds, 1, rrefs.now());
   EXPECT_TRUE(table.forks.empty());
-  EXPECT_EQ(table.counts().repeats, 3U);
+  EXPECT_EQ(rrefs.counts().repeats, 3U);
 }
 
-TEST_F(RRefBookTest, ADeletionThatOvertakesItsForkIsRemembered) {
-  table.onUserDelete(kIds);
-  table.onForkRequest(kIds, 1, table.now());
+TEST_F(RRefTableTest, ADeletionThatOvertakesItsForkIsRemembered) {
+  rrefs.onUserDelete(kIds);
+  rrefs.onForkRequest(kIds, 1, rrefs.now());
   EXPECT_TRUE(table.forks.empty());
   const ForkIds other{{1, 20}, {1, 21}};
-  table.onUserDelete(other);
+  rrefs.onUserDelete(other);
   table.addFork(other);  // torch, when the function is done
-  table.onRemoteResult(other, 1, table.now());
+  rrefs.onRemoteResult(other, 1, rrefs.now());
   EXPECT_TRUE(table.forks.empty());
 }
 
-TEST_F(RRefBookTest, ALostPeersForksGoAndDoNotComeBack) {
-  const auto before = table.now();
-  table.onForkRequest(kIds, 1, before);
+TEST_F(RRefTableTest, ALostPeersForksGoAndDoNotComeBack) {
+  const auto before = rrefs.now();
+  rrefs.onForkRequest(kIds, 1, before);
   const ForkIds of_two{{1, 10}, {1, 12}};
-  table.onForkRequest(of_two, 2, before);
-  table.lose(1);
+  rrefs.onForkRequest(of_two, 2, before);
+  rrefs.lose(1);
   EXPECT_EQ(table.forks.size(), 2U);
-  EXPECT_EQ(table.releaseForks(1), 1U);
+  EXPECT_EQ(rrefs.releaseForks(1), 1U);
   EXPECT_EQ(table.forks, (std::set<ForkIds>{of_two}));
   const ForkIds running{{1, 30}, {1, 31}};
   table.addFork(running);
-  table.onRemoteResult(running, 1, before);
+  rrefs.onRemoteResult(running, 1, before);
   const ForkIds late{{1, 10}, {2, 40}};
-  table.onForkRequest(late, 1, before);
+  rrefs.onForkRequest(late, 1, before);
   EXPECT_EQ(table.forks, (std::set<ForkIds>{of_two}));
 }
 
-TEST_F(RRefBookTest, TheNextLifeOfAPeerIsHeard) {
-  table.onForkRequest(kIds, 1, table.now());
-  table.onUserDelete(kIds);
-  table.lose(1);
+TEST_F(RRefTableTest, TheNextLifeOfAPeerIsHeard) {
+  rrefs.onForkRequest(kIds, 1, rrefs.now());
+  rrefs.onUserDelete(kIds);
+  rrefs.lose(1);
   // It counts its ids from 0 again, so this is another fork.
-  table.onForkRequest(kIds, 1, table.now());
+  rrefs.onForkRequest(kIds, 1, rrefs.now());
   EXPECT_EQ(table.forks.size(), 1U);
-  table.releaseForks(1);
+  rrefs.releaseForks(1);
   EXPECT_EQ(table.forks.size(), 1U);
 }
 
-TEST_F(RRefBookTest, WhatTheOwnerSendsIsHeldByWhoGetsIt) {
+TEST_F(RRefTableTest, WhatTheOwnerSendsIsHeldByWhoGetsIt) {
   const PickledRRef own{kSelf, {{kSelf, 1}, {kSelf, 2}}, kSelf};
   table.addFork(own.ids);
-  table.onSend(own, 3);
-  ASSERT_EQ(table.holdings().size(), 1U);
-  EXPECT_EQ(table.holdings()[0].holder, 3);
-  table.lose(3);
-  EXPECT_EQ(table.releaseForks(3), 1U);
+  rrefs.onSend(own, 3);
+  ASSERT_EQ(rrefs.holdings().size(), 1U);
+  EXPECT_EQ(rrefs.holdings()[0].holder, 3);
+  rrefs.lose(3);
+  EXPECT_EQ(rrefs.releaseForks(3), 1U);
   EXPECT_TRUE(table.forks.empty());
 }
 
-TEST_F(RRefBookTest, WhatCouldNotBeSentIsUndone) {
+TEST_F(RRefTableTest, WhatCouldNotBeSentIsUndone) {
   const PickledRRef own{kSelf, {{kSelf, 1}, {kSelf, 2}}, kSelf};
   table.addFork(own.ids);
-  table.onSend(own, 3);
-  table.undoSend(own);
+  rrefs.onSend(own, 3);
+  rrefs.undoSend(own);
   EXPECT_TRUE(table.forks.empty());
   const PickledRRef child{2, {{2, 1}, {kSelf, 3}}, kSelf};
-  table.onSend(child, 3);
-  table.undoSend(child);
+  rrefs.onSend(child, 3);
+  rrefs.undoSend(child);
   EXPECT_TRUE(table.settled.contains(child.ids.fork));
 }
 
-TEST_F(RRefBookTest, AChildOfALostPeerIsSettled) {
+TEST_F(RRefTableTest, AChildOfALostPeerIsSettled) {
   const PickledRRef child{2, {{2, 1}, {kSelf, 3}}, kSelf};
-  table.onSend(child, 3);
-  table.lose(3);
-  table.releaseForks(3);
+  rrefs.onSend(child, 3);
+  rrefs.lose(3);
+  rrefs.releaseForks(3);
   EXPECT_TRUE(table.settled.contains(child.ids.fork));
 }
 
-TEST_F(RRefBookTest, ManyThreads) {
+TEST_F(RRefTableTest, ManyThreads) {
   constexpr std::int64_t kForks = 2000;
   std::vector<std::thread> threads;
   for (Rank holder = 1; holder <= 4; ++holder) {
     threads.emplace_back([this, holder] {
       for (std::int64_t i = 0; i < kForks; ++i) {
         const ForkIds ids{{kSelf, i}, {holder, i}};
-        table.onForkRequest(ids, holder, table.now());
-        if (i % 2 == 0) table.onUserDelete(ids);
+        rrefs.onForkRequest(ids, holder, rrefs.now());
+        if (i % 2 == 0) rrefs.onUserDelete(ids);
         if (i % 500 == 499 && holder == 4) {
-          table.lose(holder);
-          table.releaseForks(holder);
+          rrefs.lose(holder);
+          rrefs.releaseForks(holder);
         }
       }
     });
@@ -137,11 +137,11 @@ TEST_F(RRefBookTest, ManyThreads) {
   for (std::thread& thread : threads)
     thread.join();
   for (Rank holder = 1; holder <= 4; ++holder)
-    table.lose(holder);
+    rrefs.lose(holder);
   for (Rank holder = 1; holder <= 4; ++holder)
-    table.releaseForks(holder);
+    rrefs.releaseForks(holder);
   EXPECT_TRUE(table.forks.empty());
-  EXPECT_TRUE(table.holdings().empty());
+  EXPECT_TRUE(rrefs.holdings().empty());
 }
 
 std::optional<std::string> runSchedule(std::uint32_t seed) {
@@ -158,7 +158,7 @@ std::optional<std::string> runSchedule(std::uint32_t seed) {
   return std::nullopt;
 }
 
-TEST(RRefBookProperty, RandomSchedulesOverFourWorkers) {
+TEST(RRefTableProperty, RandomSchedulesOverFourWorkers) {
   const char* one = std::getenv("WEFT_SEED");
   const char* count = std::getenv("WEFT_SEEDS");
   const std::uint32_t first = one != nullptr ? static_cast<std::uint32_t>(std::atoi(one)) : 0;

@@ -36,11 +36,10 @@ part_cpp() {
 # Every C++ test that does not reach torch, under each sanitizer: pip's torch is not instrumented.
 part_sanitizers() {
   local config status=0
-  for config in asan ubsan tsan; do "part_$config" || status=1; done
+  for config in asan tsan; do "part_$config" || status=1; done
   return "$status"
 }
 part_asan() { sanitized asan; }
-part_ubsan() { sanitized ubsan; }
 part_tsan() { sanitized tsan; }
 sanitized() {
   local targets
@@ -95,7 +94,7 @@ part_demo() {
 
 part_lint() { run_lint; }
 
-is_part() { [[ " ${ALL_PARTS[*]} torch215 asan ubsan tsan " == *" $1 "* ]]; }
+is_part() { [[ " ${ALL_PARTS[*]} torch215 asan tsan " == *" $1 "* ]]; }
 
 # ./dev test [PART…] [FILTER]: no part means all; a filter alone means C++ and Python tests.
 run_tests() {
@@ -117,7 +116,7 @@ run_tests() {
   if [[ $STEP_RC != 0 ]]; then
     tally check "$RESULTS/build.json" 1 || true
     say "test: the build FAILED; only lint, cpp and sanitizers of ${parts[*]} can run"
-    mapfile -t parts < <(printf '%s\n' "${parts[@]}" | grep -xE 'lint|cpp|sanitizers|asan|ubsan|tsan')
+    mapfile -t parts < <(printf '%s\n' "${parts[@]}" | grep -xE 'lint|cpp|sanitizers|asan|tsan')
   fi
   for part in "${parts[@]}"; do
     started=$SECONDS

@@ -55,6 +55,7 @@ void copyPastCache(std::byte* to, const std::byte* from, std::size_t bytes) noex
 }  // namespace
 
 void fastMemcpy(std::byte* to, const std::byte* from, std::size_t bytes, CopyWay way) noexcept {
+  if (bytes == 0) return;  // an empty buffer may be null, which memcpy must not be given
   static const bool fast = hasFastRepMovsb();
   if (way == CopyWay::kPastCache) {
     copyPastCache(to, from, bytes);
@@ -66,6 +67,7 @@ void fastMemcpy(std::byte* to, const std::byte* from, std::size_t bytes, CopyWay
 }
 #else
 void fastMemcpy(std::byte* to, const std::byte* from, std::size_t bytes, CopyWay) noexcept {
+  if (bytes == 0) return;
   std::memcpy(to, from, bytes);
 }
 #endif

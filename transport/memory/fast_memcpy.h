@@ -21,7 +21,8 @@ constexpr CopyWay wayFor(std::size_t bytes) noexcept {
   return bytes < (std::size_t{24} << 20) ? CopyWay::kThroughCache : CopyWay::kPastCache;
 }
 
-// As memcpy. `to` should be aligned to a cache line, else the instruction can be slow.
+// As memcpy, but a pointer to no bytes may be null. `to` should be aligned to a cache line, else
+// the instruction can be slow.
 void fastMemcpy(std::byte* to, const std::byte* from, std::size_t bytes,
                 CopyWay way = CopyWay::kThroughCache) noexcept;
 
