@@ -10,11 +10,11 @@
 #include <thread>
 
 #include "c10d_plugin/backend/point_to_point.h"
+#include "c10d_plugin/core/ranks_text.h"
 #include "c10d_plugin/engine/engine.h"
 #include "c10d_plugin/join/make_group.h"
 #include "c10d_plugin/join/store_key_value.h"
 #include "c10d_plugin/store/epoch.h"
-#include "c10d_plugin/store/ranks_text.h"
 #include "c10d_plugin/tensors/op_checks.h"
 
 namespace weft::process_group {

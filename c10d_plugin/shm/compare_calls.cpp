@@ -13,14 +13,16 @@ bool sameCall(const CallRecord& a, const CallRecord& b) {
 }
 
 // A digest cannot tell which sizes differ, or where each pair of ranks has its own: the tables do.
+// The operation and its root come from this rank's own call: what others wrote is no index.
 class SizeTables {
  public:
-  SizeTables(const Segment& segment, const std::vector<CallRecord>& records, unsigned parity)
-      : segment_(segment), records_(records), parity_(parity) {}
+  SizeTables(const Segment& segment, const std::vector<CallRecord>& records,
+             const OpFingerprint& own, unsigned parity)
+      : segment_(segment), records_(records), own_(own), parity_(parity) {}
 
   // "rank 1 has 4 bytes for rank 2, which expects 12"; empty: all sizes agree.
   std::string difference() const {
-    switch (records_[0].op.operation) {
+    switch (own_.operation) {
       case Operation::kGather:
         return inGather();
       case Operation::kScatter:
@@ -49,14 +51,14 @@ class SizeTables {
   }
 
   std::string inGather() const {
-    const int root = records_[0].op.root;
+    const int root = own_.root;
     std::string text;
     for (int rank = 0; rank < ranks() && text.empty(); ++rank)
       text = disagreement(rank, root, bytesOf(rank), size(root, SizeTable::kExpected, rank));
     return text;
   }
   std::string inScatter() const {
-    const int root = records_[0].op.root;
+    const int root = own_.root;
     std::string text;
     for (int rank = 0; rank < ranks() && text.empty(); ++rank)
       text = disagreement(root, rank, size(root, SizeTable::kSent, rank), bytesOf(rank));
@@ -89,6 +91,7 @@ class SizeTables {
 
   const Segment& segment_;
   const std::vector<CallRecord>& records_;
+  const OpFingerprint& own_;
   const unsigned parity_;
 };
 
@@ -128,7 +131,7 @@ Error compareCalls(const Segment& segment, const CallRecord& own, unsigned parit
     records.push_back(recordOf(rank));
   if (const std::string text = differenceInCalls(records); !text.empty())
     return {ErrorCode::kInvalidArgument, text};
-  const std::string text = SizeTables(segment, records, parity).difference();
+  const std::string text = SizeTables(segment, records, own.op, parity).difference();
   if (text.empty()) return Error::ok();
   return {ErrorCode::kInvalidArgument, records[0].op.describe() + ": sizes differ: " + text};
 }

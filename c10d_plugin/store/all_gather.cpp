@@ -5,7 +5,7 @@
 #include <numeric>
 #include <utility>
 
-#include "c10d_plugin/store/ranks_text.h"
+#include "c10d_plugin/core/ranks_text.h"
 #include "transport/base/log.h"
 
 namespace weft::collectives {
@@ -68,7 +68,9 @@ Result<std::vector<std::string>> storeAllGather(KeyValue& store, const std::stri
 
 Result<std::string> firstProblem(KeyValue& store, const std::string& topic, const Error& own,
                                  int rank, const std::vector<int>& ranks, Deadline deadline) {
-  const auto said = storeAllGather(store, topic, own.text(), rank, ranks, deadline);
+  // An empty text says that all is well.
+  const std::string text = own && own.text().empty() ? "failed without a reason" : own.text();
+  const auto said = storeAllGather(store, topic, text, rank, ranks, deadline);
   if (!said.ok()) return said.error();
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     const std::string& problem = said.value()[i];

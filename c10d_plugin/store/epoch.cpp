@@ -5,8 +5,8 @@
 #include <thread>
 #include <vector>
 
+#include "c10d_plugin/core/ranks_text.h"
 #include "c10d_plugin/store/all_gather.h"
-#include "c10d_plugin/store/ranks_text.h"
 #include "transport/base/secure_random.h"
 
 namespace weft::collectives {

@@ -5,7 +5,7 @@ LINT_LINES=600
 # What must not know torch: the transport, the collectives of one host and between hosts, and what
 # parses the network's bytes in the agent.
 # clang-tidy reads these alone: torch's headers take it minutes per file.
-TORCH_FREE='^(transport/|c10d_plugin/(core|shm|net)/|c10d_plugin/join/(epoch|store_all_gather)[.]|c10d_plugin/engine/op_queue[.]|pipe/schedule/|rpc_backend/(wire/|rref/rref_table[.]))'
+TORCH_FREE='^(transport/|c10d_plugin/(core|shm|net|store)/|c10d_plugin/engine/op_queue[.]|pipe/schedule/|rpc_backend/(wire/|rref/rref_table[.]))'
 
 # Our own files with one of these endings: tracked or new, never ignored ones. safe.directory: the
 # checkout may be another user's, as in a container.

@@ -21,7 +21,7 @@
 namespace weft::collectives {
 
 struct RequestsFailed : std::runtime_error {
-  RequestsFailed() : std::runtime_error("the requests of this operation has failed") {}
+  RequestsFailed() : std::runtime_error("the requests of this operation have failed") {}
 };
 
 // The RequestSet of the running operation, which its buffers use.

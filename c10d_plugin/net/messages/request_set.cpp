@@ -3,7 +3,7 @@
 #include <set>
 #include <utility>
 
-#include "c10d_plugin/store/ranks_text.h"
+#include "c10d_plugin/core/ranks_text.h"
 #include "transport/base/peer_name.h"
 
 namespace weft::collectives {

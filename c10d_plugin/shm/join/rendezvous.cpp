@@ -8,8 +8,8 @@
 #include <thread>
 #include <vector>
 
+#include "c10d_plugin/core/ranks_text.h"
 #include "c10d_plugin/shm/join/fd_exchange.h"
-#include "c10d_plugin/store/ranks_text.h"
 #include "c10d_plugin/store/record.h"
 #include "transport/auth/auth_key.h"
 #include "transport/base/secure_random.h"

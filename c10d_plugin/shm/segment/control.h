@@ -40,7 +40,7 @@ enum class Presence : std::uint32_t { kNotYet, kHere, kLeft };
 
 // What a rank called, for the others to compare. Fields, not a hash, so that an error can name both
 // sides.
-struct alignas(kCacheLine) CallRecord {
+struct CallRecord {
   OpFingerprint op;
   std::uint64_t sizes_digest = 0;  // of the size tables that must be equal on all ranks
   bool direct = false;             // this rank's data lie in its heap and are to be used there
@@ -64,7 +64,7 @@ struct Control {
   std::array<std::uint8_t, 16> process;  // which process; written before presence
   // Of the operation that begins in an even or odd step: others read one while the next is written.
   // Both records' size tables follow in memory.
-  std::array<CallRecord, 2> records;
+  alignas(kCacheLine) std::array<CallRecord, 2> records;
 };
 
 }  // namespace weft::collectives::shm

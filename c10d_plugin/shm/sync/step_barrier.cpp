@@ -4,7 +4,7 @@
 #include <chrono>
 #include <string>
 
-#include "c10d_plugin/store/ranks_text.h"
+#include "c10d_plugin/core/ranks_text.h"
 #include "transport/base/peer_name.h"
 
 namespace weft::collectives::shm {
