@@ -137,7 +137,7 @@ std::shared_ptr<SharedArena> ArenaSender::offer() {
 Error ArenaSender::accepted() {
   State expected = State::kOffered;
   if (!state_.compare_exchange_strong(expected, State::kLive)) {
-    return {ErrorCode::kProtocol, "it accepts shared memory that was not offered"};
+    return protocolError("it accepts shared memory that was not offered");
   }
   return Error::ok();
 }
@@ -145,7 +145,7 @@ Error ArenaSender::accepted() {
 Error ArenaSender::refused() {
   State expected = State::kOffered;
   if (!state_.compare_exchange_strong(expected, State::kRefused)) {
-    return {ErrorCode::kProtocol, "it refuses shared memory that was not offered"};
+    return protocolError("it refuses shared memory that was not offered");
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   arena_.reset();

@@ -33,7 +33,6 @@ void HandshakeRunner::onReadable() {
     const IoResult result = stream_->read(std::span(&into, 1));
     if (result.error == EAGAIN) return;
     if (result.error != 0 || result.end) return finish(Kind::kBroken, result.error);
-    heard_something_ = true;
     handshake_.feed(std::span(bytes).first(result.count));
     if (!writeOutput()) return finish(Kind::kBroken, EPIPE);
   }
@@ -64,7 +63,6 @@ void HandshakeRunner::finish(HandshakeOutcome::Kind kind, int error) {
   outcome.error = error;
   outcome.refusal = handshake_.refusal();
   outcome.peer_version = handshake_.peerVersion();
-  outcome.heard_something = heard_something_;
   deadline_.reset();
   poll_.reset();  // the next owner of the stream polls it anew
   if (kind == HandshakeOutcome::Kind::kDone) {

@@ -17,7 +17,6 @@ struct HandshakeOutcome {
   RefusalCode refusal = RefusalCode::kNone;
   std::uint16_t peer_version = 0;
   int error = 0;                   // kBroken: errno, 0 for the end of the stream
-  bool heard_something = false;    // at least one byte came
   Hello peer;                      // kDone
   SessionClaim claim;              // kDone: the peer's
   std::shared_ptr<Stream> stream;  // kDone
@@ -43,7 +42,6 @@ class HandshakeRunner {
   std::unique_ptr<EventLoop::Poll> poll_;
   std::unique_ptr<EventLoop::Timer> deadline_;
   Done done_;
-  bool heard_something_ = false;
 };
 
 }  // namespace weft::transport

@@ -43,6 +43,9 @@ class [[nodiscard]] Error {
   std::string text_;
 };
 
+inline Error invalidArgument(std::string text) {
+  return {ErrorCode::kInvalidArgument, std::move(text)};
+}
 // The peer sent something that the protocol does not allow.
 inline Error protocolError(std::string text) { return {ErrorCode::kProtocol, std::move(text)}; }
 

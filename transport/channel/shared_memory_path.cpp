@@ -23,6 +23,7 @@ void SharedMemoryPath::attach(Stream& stream) {
   stream_ = &stream;
   offer_sent_ = false;
   offer_received_ = false;
+  if (std::string_view(stream.transportName()) != "unix") sender_.close();
 }
 
 void SharedMemoryPath::detach() {
@@ -32,7 +33,6 @@ void SharedMemoryPath::detach() {
 }
 
 void SharedMemoryPath::offer() {
-  if (std::string_view(stream_->transportName()) != "unix") return sender_.close();
   if (!sender_.wanted() || offer_sent_) return;
   if (std::shared_ptr<SharedArena> arena = sender_.offer()) {
     offer_sent_ = true;

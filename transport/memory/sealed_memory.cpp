@@ -31,10 +31,9 @@ Result<UniqueFd> makeMemory(const char* name, std::uint64_t bytes) {
 Result<SealedMemory> sealedMemory(int fd, int seals) {
   const int found = ::fcntl(fd, F_GET_SEALS);
   if (found < 0 || (found & seals) != seals) {
-    return Error(
-        ErrorCode::kProtocol,
+    return protocolError(
         "the shared memory it offers is not sealed against " +
-            std::string((found < 0 || (found & F_SEAL_SHRINK) == 0) ? "shrinking" : "writing"));
+        std::string((found < 0 || (found & F_SEAL_SHRINK) == 0) ? "shrinking" : "writing"));
   }
   struct stat status {};
   if (::fstat(fd, &status) != 0) return systemError("asking for the size of shared memory", errno);
@@ -43,7 +42,7 @@ Result<SealedMemory> sealedMemory(int fd, int seals) {
   if (::fstatfs(fd, &system) != 0)
     return systemError("asking for the kind of shared memory", errno);
   if (system.f_type != TMPFS_MAGIC) {
-    return Error(ErrorCode::kProtocol, "what it offers as shared memory is a file");
+    return protocolError("what it offers as shared memory is a file");
   }
   return SealedMemory{static_cast<std::uint64_t>(status.st_size),
                       static_cast<std::uint64_t>(status.st_dev),

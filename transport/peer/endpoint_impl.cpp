@@ -20,8 +20,6 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kRemoveLinger{2000};
 
-Error invalid(std::string text) { return {ErrorCode::kInvalidArgument, std::move(text)}; }
-
 }  // namespace
 
 Result<std::unique_ptr<Endpoint>> Endpoint::create(EndpointOptions options,
@@ -103,25 +101,35 @@ EndpointImpl::EndpointImpl(EndpointOptions options, EndpointHandler& handler, Id
 Error EndpointImpl::addPeer(const PeerInfo& info) {
   if (Error error = checkName(info.name)) return error;
   const std::string who = describePeer(info.name, info.rank);
-  if (info.rank < 0) return invalid("a rank is 0 or more: " + who);
+  if (info.rank < 0) return invalidArgument("a rank is 0 or more: " + who);
   if (info.rank == self_.rank) {
-    return invalid("rank " + std::to_string(info.rank) + " is this worker itself, '" + self_.name +
-                   "'; it cannot be its own peer");
+    return invalidArgument("rank " + std::to_string(info.rank) + " is this worker itself, '" +
+                           self_.name + "'; it cannot be its own peer");
   }
   if (Result<Address> address = parseAddress(info.address); !address.ok())
-    return invalid("the address of " + who + ": " + address.error().text());
+    return invalidArgument("the address of " + who + ": " + address.error().text());
   Result<PeerTable::Added> added = peers_.add(info);
   if (!added.ok()) return added.error();
   if (added.value().peer == nullptr) return Error::ok();
-  loop_->post([this, added = added.value(), address = info.address] {
-    added.is_new ? admission_.connectPending(added.peer) : added.peer->setAddress(address);
-  });
+  if (added.value().is_new) {
+    loop_->post([this, peer = added.value().peer] { admission_.connectPending(peer); });
+  } else {
+    postAddress(info.rank);
+  }
   return Error::ok();
 }
 
 void EndpointImpl::setPeerAddress(std::int32_t rank, const std::string& address) {
-  const std::shared_ptr<Peer> peer = peers_.setAddress(rank, address);
-  if (peer != nullptr) loop_->post([peer, address] { peer->setAddress(address); });
+  peers_.setAddress(rank, address);
+  postAddress(rank);
+}
+
+// The table's address, not the caller's: tasks of two callers may run in either order.
+void EndpointImpl::postAddress(std::int32_t rank) {
+  loop_->post([this, rank] {
+    if (const std::shared_ptr<Peer> peer = peers_.find(rank))
+      peer->setAddress(peers_.address(rank));
+  });
 }
 
 void EndpointImpl::removePeer(std::int32_t rank) {
@@ -147,8 +155,8 @@ Error EndpointImpl::send(std::int32_t to, Message message, milliseconds wait) {
   const std::shared_ptr<Peer> peer = peers_.find(to);
   if (peer != nullptr) return peer->send(std::move(message), wait);
   if (to == self_.rank) {
-    return invalid("rank " + std::to_string(to) +
-                   " is this worker itself; the transport does not send to itself");
+    return invalidArgument("rank " + std::to_string(to) +
+                           " is this worker itself; the transport does not send to itself");
   }
   return {ErrorCode::kUnknownPeer, "no worker of rank " + std::to_string(to) +
                                        " is known here; it has not joined, or was removed"};

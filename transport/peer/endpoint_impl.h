@@ -46,6 +46,7 @@ class EndpointImpl final : public Endpoint {
   EndpointImpl(EndpointOptions options, EndpointHandler& handler, Identity self,
                std::unique_ptr<EventLoop> loop, std::string address);
   static Result<Listening> listen(const EndpointOptions& options, Address& address);
+  void postAddress(std::int32_t rank);
 
   // Loop thread.
   void start(Listening&& listening);

@@ -52,12 +52,16 @@ PeerTable::Added PeerTable::join(std::int32_t rank, const std::string& name) {
   return {entry.peer, true};
 }
 
-std::shared_ptr<Peer> PeerTable::setAddress(std::int32_t rank, const std::string& address) {
+std::string PeerTable::address(std::int32_t rank) const {
+  const std::shared_lock<std::shared_mutex> lock(mutex_);
+  const auto found = known_.find(rank);
+  return found == known_.end() ? std::string() : found->second.address;
+}
+
+void PeerTable::setAddress(std::int32_t rank, const std::string& address) {
   const std::lock_guard<std::shared_mutex> lock(mutex_);
   const auto found = known_.find(rank);
-  if (found == known_.end()) return nullptr;
-  found->second.address = address;
-  return found->second.peer;
+  if (found != known_.end()) found->second.address = address;
 }
 
 std::shared_ptr<Peer> PeerTable::remove(std::int32_t rank) {

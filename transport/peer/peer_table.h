@@ -33,8 +33,10 @@ class PeerTable {
   Result<Added> add(const PeerInfo& info);
   // An authenticated rank that nobody named. `is_new` false: add() named it before.
   Added join(std::int32_t rank, const std::string& name);
-  // The peer that has a new address now; null: unknown.
-  std::shared_ptr<Peer> setAddress(std::int32_t rank, const std::string& address);
+  // Of a known peer; "": unknown, or nobody has said.
+  std::string address(std::int32_t rank) const;
+  // Nothing for a rank that is unknown.
+  void setAddress(std::int32_t rank, const std::string& address);
   // The peer, which is among all() until it is finished. Null: unknown, or the table is closed.
   std::shared_ptr<Peer> remove(std::int32_t rank);
 
