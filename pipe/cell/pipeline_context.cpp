@@ -15,6 +15,8 @@ PipelineContext::PipelineContext(std::vector<std::shared_ptr<Stage>> the_stages,
       crosses(std::adjacent_find(devices.begin(), devices.end(), std::not_equal_to<>()) !=
               devices.end()),
       accelerated(std::any_of(devices.begin(), devices.end(), isAccelerator)),
+      compiled(std::any_of(stages.begin(), stages.end(),
+                           [](const auto& stage) { return stage->isCompiled(); })),
       routes(std::move(the_routes)),
       incoming(stages.size()),
       outgoing(stages.size()),

@@ -40,6 +40,7 @@ struct PipelineContext {
   const std::vector<c10::Device> devices;
   const bool crosses;      // there are several devices
   const bool accelerated;  // one is not the CPU
+  const bool compiled;     // a stage is compiled when it runs first
   const std::vector<SkipRoute> routes;
   // Per stage, the skips that come to it from another, and that leave it.
   std::vector<std::vector<std::size_t>> incoming;

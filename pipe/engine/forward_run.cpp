@@ -54,7 +54,7 @@ void ForwardRun::run(PipelineJob& job, ThreadPolicy& policy) {
     // The stages of a single micro-batch have nothing to overlap with.
     const bool alone = context_->micro_batches == 1;
     context_->times = StageTimes(stages());
-    executor.run(schedule, job, alone ? Running::kInline : policy.choose());
+    executor.run(schedule, job, alone ? Running::kInline : policy.choose(pipeline_->compiled));
     policy.learn(context_->times);
   }
 }
@@ -200,6 +200,10 @@ std::vector<at::Tensor> ForwardRun::joinInputGrads(
 
 ForwardRun::Gradients ForwardRun::backward(const std::vector<at::Tensor>& grads,
                                            const Wanted& wanted, bool keep_graph) {
+  const std::unique_lock alone(backward_runs_, std::try_to_lock);
+  TORCH_CHECK(alone.owns_lock(),
+              "the backward of this Pipe output runs already, on another thread; run the backwards "
+              "of one output one after the other");
   const at::NoGradGuard no_grad;
   std::optional<GradientBoundary> boundary;  // for what is recomputed
   if (cells_->any(CellState::kCheckpointed)) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -38,7 +39,8 @@ class ForwardRun {
   Result forward();
 
   // The gradients of the whole, per input tensor and per parameter; undefined where there is none,
-  // none is wanted, or the accumulator has got it. `grads`: per gathered tensor. One at a time.
+  // none is wanted, or the accumulator has got it. `grads`: per gathered tensor. Throws while
+  // another backward of it runs.
   struct Gradients {
     std::vector<at::Tensor> inputs;
     std::vector<at::Tensor> parameters;
@@ -66,6 +68,7 @@ class ForwardRun {
   std::vector<std::shared_ptr<StageTensors>> tensors_;  // per stage, or none
   ParameterSet parameters_;
   const bool grad_;
+  std::mutex backward_runs_;
   std::optional<MiniBatchContext> context_;
   std::optional<CellGrid> cells_;
   std::vector<Gathered::Source> sources_;

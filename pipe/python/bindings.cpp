@@ -7,6 +7,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "pipe/engine/pipeline.h"
+#include "pipe/python/device_guard.h"
 #include "pipe/python/gil.h"
 #include "pipe/python/rng.h"
 #include "pipe/python/stage.h"
@@ -209,6 +210,8 @@ void bind(py::module_& module) {
           [](Engine& self, Threading threading) { self.pipeline().setThreading(threading); })
       .def("start_recording", [](Engine& self) { self.pipeline().startRecording(); })
       .def("stop_recording", &Engine::stopRecording);
+  pipe.def("ensure_cuda_device_guard", &ensureCudaDeviceGuard,
+           "torch._C._ensureCUDADeviceGuardSet(), for threads that end.");
   bindContext(pipe);
 }
 

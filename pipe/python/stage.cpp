@@ -37,6 +37,15 @@ std::optional<ScriptStage> scripted(const py::object& module) {
   return ScriptStage(std::move(layers));
 }
 
+// Whether a layer is what torch.compile(layer) gives, or layer.compile() has been called.
+bool hasCompiled(const py::object& module) {
+  for (const py::handle layer : module.attr("modules")()) {
+    if (py::hasattr(layer, "dynamo_ctx")) return true;
+    if (!py::getattr(layer, "_compiled_call_impl", py::none()).is_none()) return true;
+  }
+  return false;
+}
+
 bool hasHooks(py::handle module) {
   for (const char* name :
        {"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"}) {
@@ -66,7 +75,10 @@ void throwPythonError() {
 }
 
 PythonStage::PythonStage(py::object module, py::object skips)
-    : module_(std::move(module)), skips_(std::move(skips)), script_(scripted(module_)) {}
+    : module_(std::move(module)),
+      skips_(std::move(skips)),
+      compiled_(hasCompiled(module_)),
+      script_(scripted(module_)) {}
 
 PythonStage::~PythonStage() {
   dropWithGil(module_);

@@ -18,6 +18,7 @@ class PythonStage final : public Stage {
   PythonStage(pybind11::object module, pybind11::object skips);
   ~PythonStage() override;
 
+  bool isCompiled() const override { return compiled_; }
   void prepare() override;
   // What Python raises is thrown as python_error.
   Batch forward(const Batch& input) override;
@@ -33,6 +34,7 @@ class PythonStage final : public Stage {
 
   pybind11::object module_;
   pybind11::object skips_;
+  const bool compiled_;
   std::optional<ScriptStage> script_;
   std::atomic<bool> hooked_{false};  // layers have hooks, which only Python calls
 };

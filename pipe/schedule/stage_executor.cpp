@@ -102,11 +102,11 @@ void StageExecutor::run(const Schedule& schedule, Job& job, Running running) {
 
 void StageExecutor::startThread(const std::shared_ptr<State>& state, std::size_t worker) {
   std::thread& thread = state->workers[worker].thread;
-  ++state->alive;
   thread = std::thread([this_executor = this, state, worker] {
     t_executor = this_executor;
     work(state, worker);
   });
+  ++state->alive;  // under the mutex, which the thread takes before it ends
   pthread_setname_np(thread.native_handle(),
                      (name_ + std::to_string(worker)).substr(0, 15).c_str());
 }
@@ -121,9 +121,12 @@ void StageExecutor::runOnThreads(const Schedule& schedule, Job& job) {
   const auto execution = std::make_shared<Execution>(schedule, job, needed.size());
   {
     const std::lock_guard lock(state->mutex);
+    // All threads before the first has the job: one that cannot be started fails the whole job.
+    for (const std::size_t index : needed) {
+      if (!state->workers[index].thread.joinable()) startThread(state, index);
+    }
     for (const std::size_t index : needed) {
       State::Worker& worker = state->workers[index];
-      if (!worker.thread.joinable()) startThread(state, index);
       worker.queue.push_back(execution);
       worker.waiting.store(worker.queue.size(), std::memory_order_relaxed);
       worker.work_arrived.notify_one();

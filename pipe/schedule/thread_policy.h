@@ -3,6 +3,9 @@
 // Threads are the default. Handing a task to another thread costs about kHandOver, so a stage that
 // is shorter gains nothing by running beside another. Tasks run in line while fewer than two
 // stages were longer than that in the last mini-batch. Results do not depend on it.
+//
+// Stages that torch.compile compiles run in line until one mini-batch has been measured: their
+// first runs compile, which torch does under one lock and one flag of the whole process.
 #pragma once
 
 #include <algorithm>
@@ -67,16 +70,21 @@ class StageTimes {
 // Any thread may call it.
 class ThreadPolicy {
  public:
-  Running choose() const {
-    return threads_.load(std::memory_order_relaxed) ? Running::kThreads : Running::kInline;
+  // `compiled`: a stage has layers of torch.compile.
+  Running choose(bool compiled) const {
+    const State state = state_.load(std::memory_order_relaxed);
+    return state == State::kThreads || (state == State::kNew && !compiled) ? Running::kThreads
+                                                                           : Running::kInline;
   }
   // After a mini-batch.
   void learn(const StageTimes& times) {
-    threads_.store(times.longStages() >= 2, std::memory_order_relaxed);
+    state_.store(times.longStages() >= 2 ? State::kThreads : State::kInline,
+                 std::memory_order_relaxed);
   }
 
  private:
-  std::atomic<bool> threads_{true};
+  enum class State : std::uint8_t { kNew, kThreads, kInline };
+  std::atomic<State> state_{State::kNew};
 };
 
 }  // namespace weft::pipe

@@ -31,6 +31,9 @@ class WEFT_API Stage {
   // on any thread. A tuple or a list at the top of the input is the stage's arguments.
   virtual Batch forward(const Batch& input) = 0;
 
+  // Whether torch.compile compiles parts of it when they run first.
+  virtual bool isCompiled() const { return false; }
+
   // Called once per mini-batch before it runs, on the thread that calls the pipeline.
   virtual void prepare() {}
 

@@ -213,26 +213,33 @@ StageTimes timesOf(const std::vector<std::vector<std::int64_t>>& microseconds) {
 
 TEST(ThreadPolicy, TakesThreadsUntilFewerThanTwoStagesAreLongerThanAHandOver) {
   ThreadPolicy policy;
-  EXPECT_EQ(policy.choose(), Running::kThreads);  // nothing is known yet
+  EXPECT_EQ(policy.choose(false), Running::kThreads);  // nothing is known yet
   policy.learn(timesOf({{20}, {20}, {20}}));
-  EXPECT_EQ(policy.choose(), Running::kInline);
+  EXPECT_EQ(policy.choose(false), Running::kInline);
   policy.learn(timesOf({{20000}, {20}, {20000}}));
-  EXPECT_EQ(policy.choose(), Running::kThreads);
+  EXPECT_EQ(policy.choose(false), Running::kThreads);
   policy.learn(timesOf({{20000}, {20}, {20}}));
-  EXPECT_EQ(policy.choose(), Running::kInline) << "one stage has none to run beside";
+  EXPECT_EQ(policy.choose(false), Running::kInline) << "one stage has none to run beside";
+}
+
+TEST(ThreadPolicy, CompiledStagesRunInLineUntilAMiniBatchHasBeenMeasured) {
+  ThreadPolicy policy;
+  EXPECT_EQ(policy.choose(true), Running::kInline);
+  policy.learn(timesOf({{20000}, {20000}}));
+  EXPECT_EQ(policy.choose(true), Running::kThreads);
 }
 
 TEST(ThreadPolicy, CountsTheShortestRunOfEachKindOfTask) {
   ThreadPolicy policy;
   policy.learn(timesOf({{9000, 20, 800}, {20, 900, 20}}));
-  EXPECT_EQ(policy.choose(), Running::kInline) << "something disturbed the longer runs";
+  EXPECT_EQ(policy.choose(false), Running::kInline) << "something disturbed the longer runs";
   StageTimes times = timesOf({{20}, {20}});
   for (const std::size_t stage : {0, 1}) {
     const StageTimes::Span span(times, stage, TaskKind::kRecompute);
     g_now += 500;
   }
   policy.learn(times);
-  EXPECT_EQ(policy.choose(), Running::kThreads) << "recomputations are long";
+  EXPECT_EQ(policy.choose(false), Running::kThreads) << "recomputations are long";
 }
 
 // Tasks that take their turn do so one at a time and in the schedule's order, whatever threads run

@@ -187,3 +187,16 @@ def test_parameters_are_written_without_types(function, expected):
 )
 def test_what_fits(found, expected, fits):
     assert signature.fits(found, expected) is fits
+
+
+def test_the_device_guard_outlives_the_thread_that_asked_for_it():
+    """torch 2.11 leaves a destroyed guard behind, on which the next torch.compile crashes."""
+    code = """
+import threading, torch, weft
+for _ in range(5):
+    thread = threading.Thread(target=torch._C._ensureCUDADeviceGuardSet)
+    thread.start(), thread.join()
+    taken = [bytearray(size) for size in (8, 16, 24, 32) * 1000]  # what was freed is written
+torch._C._ensureCUDADeviceGuardSet()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)

@@ -9,9 +9,20 @@ with TensorPipe and Gloo torch's code runs as it was. To see what a torch has ch
 
 from __future__ import annotations
 
-from weft._torch.patches import batches, calls, default, groups, rref, shutdown, startup, unpickler
+from weft._torch.patches import (
+    batches,
+    calls,
+    default,
+    device_guard,
+    groups,
+    rref,
+    shutdown,
+    startup,
+    unpickler,
+)
 
 AT_IMPORT = (
+    device_guard.ensure,
     startup.init_rpc,
     startup.create_store,
     calls.invoke_rpc,
