@@ -80,26 +80,27 @@ class Waiting(torch.autograd.Function):
     """Takes its time both ways without using a core."""
 
     @staticmethod
-    def forward(ctx, x, there, back):
-        ctx.back = back
-        there.wait(0.02)
+    def forward(ctx, x, waiting):
+        ctx.waiting = waiting
+        waiting.wait(0.02)
         return x.clone()
 
     @staticmethod
     def backward(ctx, grad):
-        ctx.back.wait(0.02)
-        return grad, None, None
+        ctx.waiting.wait(0.02)
+        return grad, None
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_waiting_stages_overlap_from_the_first_call(mode):
-    there, back = Together(), Together()
-    stages = [F(lambda weight, x: Waiting.apply(x * weight, there, back)) for _ in range(2)]
+    waiting = Together()
+    stages = [F(lambda weight, x: Waiting.apply(x * weight, waiting)) for _ in range(2)]
     pipe = make_pipe(nn.Sequential(*stages), "auto", chunks=4, checkpoint=mode)
     output = pipe(torch.ones(4, 1)).local_value()
-    assert there.most == 2, "no two stages of the first forward waited at the same time"
+    assert waiting.most == 2, "no two stages of the first forward waited at the same time"
+    waiting.most = 0
     output.sum().backward()
-    assert back.most == 2, "no two stages of the first backward waited at the same time"
+    assert waiting.most == 2, "no two stages of the first backward waited at the same time"
 
 
 class Marking(nn.Module):
