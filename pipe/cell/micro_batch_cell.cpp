@@ -273,6 +273,7 @@ MicroBatchCell::Gradients MicroBatchCell::backward(const std::vector<at::Tensor>
   }
   if (!keep_graph) {
     drop();
+    rng_.reset();
   } else if (checkpointed_) {
     output_edges_.clear();
     input_node_ = NodePtr();
@@ -285,7 +286,6 @@ void MicroBatchCell::drop() {
   input_ = {};
   input_node_ = NodePtr();
   output_edges_.clear();
-  rng_.reset();
   state_ = CellState::kDone;
 }
 

@@ -42,7 +42,7 @@ class MicroBatchCell {
   Gradients backward(const std::vector<at::Tensor>& grads, bool want_inputs,
                      const torch::autograd::edge_list& parameters, bool keep_graph,
                      const RngTurn& turn);
-  // Forgets everything.
+  // Forgets everything but the random numbers: a run with a graph needs those of every stage.
   void drop();
 
   CellState state() const { return state_; }

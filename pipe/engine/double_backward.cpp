@@ -1,6 +1,5 @@
 #include "pipe/engine/double_backward.h"
 
-#include <ATen/ops/cat.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
 #include <torch/csrc/autograd/engine.h>
@@ -85,53 +84,24 @@ struct InputAliases {
   autograd::edge_list ends;
 };
 
-std::uint32_t versionOf(const at::Tensor& tensor) {
-  return tensor.is_inference() ? 0 : static_cast<std::uint32_t>(tensor._version());
+// Throws if the first stage changed a copy of a piece, and the memory of the original also belongs
+// to another input, which did not see the change.
+void refuseSharedWrites(const std::vector<at::Tensor>& given,
+                        const std::vector<std::vector<at::Tensor>>& copies,
+                        const std::vector<std::vector<std::uint32_t>>& versions) {
+  for (const auto k : c10::irange(given.size())) {
+    bool changed = false;
+    for (const auto i : c10::irange(copies.size()))
+      changed |= versionOf(copies[i][k]) != versions[i][k];
+    if (!changed) continue;
+    for (const at::Tensor& other : given) {
+      TORCH_CHECK(other.is_same(given[k]) || !mayOverlap(other, given[k]),
+                  "stage 0 changed its input ", k,
+                  " in place, and its memory also belongs to another input: pass a clone of one of "
+                  "them, or work out of place (inplace=False)");
+    }
+  }
 }
-
-// What a first stage has changed in place in the copies of its pieces, it changes in the caller's
-// tensor too, as it would without a Pipe.
-class WriteBack {
- public:
-  WriteBack(const ForwardInput& input, std::vector<std::vector<at::Tensor>> copies)
-      : input_(input), copies_(std::move(copies)) {
-    for (const std::vector<at::Tensor>& tensors : copies_) {
-      for (const at::Tensor& tensor : tensors)
-        versions_.push_back(versionOf(tensor));
-    }
-  }
-
-  // When all micro-batches have passed the first stage.
-  void finish() const {
-    const std::vector<at::Tensor>& given = input_.tensors;
-    for (const auto k : c10::irange(given.size())) {
-      if (firstSame(given, k) < k || !isChanged(k)) continue;
-      for (const at::Tensor& other : given) {
-        TORCH_CHECK(other.is_same(given[k]) || !mayOverlap(other, given[k]), kind(),
-                    ", and its memory also belongs to another input; pass a clone of one of them");
-      }
-      TORCH_CHECK(copies_.size() == 1 || input_.how[k] == Scatter::kChunk, kind(),
-                  " that all micro-batches share; clone it in the stage");
-      std::vector<at::Tensor> pieces;
-      for (const std::vector<at::Tensor>& tensors : copies_)
-        pieces.push_back(tensors[k]);
-      given[k].copy_(pieces.size() == 1 ? pieces[0] : at::cat(pieces));
-    }
-  }
-
- private:
-  static const char* kind() { return "stage 0 of a Pipe changed an input in place"; }
-  bool isChanged(std::size_t k) const {
-    for (const auto i : c10::irange(copies_.size())) {
-      if (versionOf(copies_[i][k]) != versions_[i * input_.tensors.size() + k]) return true;
-    }
-    return false;
-  }
-
-  const ForwardInput& input_;
-  const std::vector<std::vector<at::Tensor>> copies_;  // per micro-batch
-  std::vector<std::uint32_t> versions_;                // of the copies, before the stage ran
-};
 
 // For a first stage that changes its input in place: the mini-batch stays as it was, and pieces of
 // one tensor count as one where autograd watches for changes.
@@ -157,10 +127,13 @@ Batch plainForward(PipelineContext& pipeline, const ForwardInput& input) {
   std::vector<std::vector<at::Tensor>> pieces =
       scatter(input.tensors, input.how, input.chunks, History::kRecord);
   const bool recorded = at::GradMode::is_enabled() || isTransformed();
-  std::optional<WriteBack> write_back;
+  std::vector<std::vector<at::Tensor>> copies;
+  std::vector<std::vector<std::uint32_t>> versions;
   if (pipeline.traits[0].input() != InputTrait::kReads && recorded) {
     copy(pieces);
-    write_back.emplace(input, pieces);
+    copies = pieces;
+    for (const std::vector<at::Tensor>& tensors : copies)
+      versions.push_back(versionsOf(tensors));
   }
   const std::uint64_t number = nextMiniBatchNumber();
   std::vector<StageWalk> walks;
@@ -170,7 +143,7 @@ Batch plainForward(PipelineContext& pipeline, const ForwardInput& input) {
     walks[i].through({j, i, walks.size(), false, false, nullptr, number, isRunAgain()},
                      [&](const Batch& batch) { return pipeline.stages[j]->forward(batch); });
   }
-  if (write_back) write_back->finish();
+  if (!copies.empty()) refuseSharedWrites(input.tensors, copies, versions);
   std::vector<Batch> outputs;
   for (StageWalk& walk : walks)
     outputs.push_back(std::move(walk.batch));
@@ -183,6 +156,11 @@ std::vector<at::Tensor> gradientsWithGraph(const ForwardRun& run,
                                            const Wanted& wanted) {
   const std::vector<at::Tensor>& parameters = run.parameters().all();
   run.parameters().checkVersions();
+  TORCH_CHECK(
+      run.inputsAreUnchanged(),
+      "one of the variables needed for gradient computation has been modified by an inplace "
+      "operation: an input of a Pipe, whose stages have to run again with a graph. Clone "
+      "the input, or call backward() without create_graph");
   const GradientBoundary boundary(parameters);
   const InputTrait trait = run.context().pipeline.traits[0].input();
   const InputAliases given(inputs);

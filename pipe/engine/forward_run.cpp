@@ -35,6 +35,7 @@ ForwardRun::ForwardRun(std::shared_ptr<PipelineContext> pipeline, ForwardInput i
                        std::vector<std::shared_ptr<StageTensors>> tensors)
     : pipeline_(std::move(pipeline)),
       input_(std::move(input)),
+      input_versions_(versionsOf(input_.tensors)),
       tensors_(std::move(tensors)),
       parameters_(tensors_, pipeline_->stages.size()),
       grad_(!tensors_.empty()) {}

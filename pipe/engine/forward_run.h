@@ -49,6 +49,8 @@ class ForwardRun {
 
   const ForwardInput& input() const { return input_; }
   const ParameterSet& parameters() const { return parameters_; }
+  // Since before the forward.
+  bool inputsAreUnchanged() const { return versionsOf(input_.tensors) == input_versions_; }
   // After forward().
   const MiniBatchContext& context() const { return *context_; }
   const CellGrid& cells() const { return *cells_; }
@@ -65,6 +67,7 @@ class ForwardRun {
 
   const std::shared_ptr<PipelineContext> pipeline_;
   ForwardInput input_;
+  const std::vector<std::uint32_t> input_versions_;
   std::vector<std::shared_ptr<StageTensors>> tensors_;  // per stage, or none
   ParameterSet parameters_;
   const bool grad_;

@@ -268,3 +268,24 @@ def test_double_backward_where_the_first_stage_writes(mode, way):
             (slope,) = torch.autograd.grad(output.square().sum(), leaf, create_graph=True)
             found.append(torch.autograd.grad(slope.square().sum(), leaf)[0])
         assert_same(*found)
+
+
+def test_in_plain_order_a_written_input_must_not_overlap_another():
+    """Forward-mode AD runs in plain order, where a copy of the first input is written."""
+    functions = (lambda w, a, b: (a.mul_(2) * w, b), lambda w, a, b: a + b * w)
+    pipe = make_pipe(PipeSequential(*(F(function) for function in functions)), "auto", chunks=1)
+    x = torch.randn(2, 3)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x.detach(), torch.ones_like(x))
+        with pytest.raises(RuntimeError, match=REFUSED):
+            pipe(dual, x)
+        pipe(dual, x.clone())
+
+
+def test_a_run_with_a_graph_needs_the_input_as_it_was():
+    """A single micro-batch whose data the first stage overwrites, for the want of a reason to copy it."""
+    pipe = make_pipe(nn.Sequential(F(lambda w, x: x.mul_(2) * w)), "auto", chunks=1)
+    output = pipe(torch.ones(2, 3)).local_value()
+    weight = next(pipe.parameters())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation: an input of a Pipe"):
+        torch.autograd.grad(output.square().sum(), weight, create_graph=True)

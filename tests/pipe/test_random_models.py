@@ -29,7 +29,6 @@ from random_check import Finding, Tally, check
 from random_draw import all_ingredients, draw, ingredients
 from random_programs import Program
 from random_shrink import shrink
-from random_ways import SECOND_ORDER
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -133,32 +132,10 @@ KNOWN: tuple[Known, ...] = (
         "docs/guide/pipe.md: it is called as well in a mini-batch without a gradient, with the old one",
     ),
     *(Known(name, *WRITES_ITS_PIECE) for name in IN_PLACE),
-    *(
-        Known(
-            f"{name}, {alias}, way {way}",
-            r"^wrong",
-            "a tensor that is given twice and is written is two in the run with a graph",
-        )
-        for name in IN_PLACE
-        for alias in ("second same", "op same_twice, two pipes")
-        for way in SECOND_ORDER
-    ),
-    *(
-        Known(f"{name}, way maml", r"^wrong", "the first stage writes its caller's tensor")
-        for name in IN_PLACE
-    ),
     Known(
         "op functional_linear, way two_threads",
         r"^wrong|backward through the graph a second time",
         "a module's tensors are looked up while the other thread has put others in their place",
-    ),
-    *(
-        Known(
-            f"op inner_pipe, way {name}",
-            r"^wrong",
-            "a Pipe inside a stage draws other numbers when the stage is run again with a graph",
-        )
-        for name in SECOND_ORDER
     ),
 )
 

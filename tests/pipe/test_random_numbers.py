@@ -295,3 +295,27 @@ def test_every_way_to_draw_is_repeated(draw):
     torch.manual_seed(5)
     for seen in pipe[0].seen[False][3:]:
         torch.testing.assert_close(DRAWS[draw]().detach(), seen)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_with_a_graph_repeats_a_stage_without_gradients(mode, way):
+    """Dropout on the data: the stage has no gradient of its own, and the later ones depend on it."""
+    torch.manual_seed(0)
+    pipe = make_pipe(
+        nn.Sequential(nn.Dropout(0.3), nn.Linear(4, 4)), way, chunks=1, checkpoint=mode
+    )
+    plain = nn.Sequential(nn.Dropout(0.3), nn.Linear(4, 4))
+    plain.load_state_dict(pipe.state_dict())
+    x = torch.randn(4, 4)
+    results = []
+    for model in (plain, pipe):
+        torch.manual_seed(1)
+        output = model(x)
+        output = output if model is plain else output.local_value()
+        slopes = torch.autograd.grad(
+            output.pow(3).sum(), list(model.parameters()), create_graph=True
+        )
+        results.append([*slopes, torch.rand(1)])
+    for a, b in zip(*results, strict=True):
+        assert_same(a, b, atol=1e-5, rtol=1e-5)
