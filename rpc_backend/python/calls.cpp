@@ -222,10 +222,11 @@ std::optional<PyRRef> remoteBuiltin(const WorkerInfo& to, const std::string& nam
   Stack stack;
   const auto kwargs = py::reinterpret_borrow<py::kwargs>(keywords);
   const auto op = choose(name, args, kwargs, stack);
-  auto& context = RRefContext::getInstance();
-  if (op == nullptr || to.id_ == context.getWorkerId()) return std::nullopt;
+  if (op == nullptr) return std::nullopt;
   TORCH_CHECK(!op->schema().returns().empty(), "rpc.remote(\"", to.name_, "\", ...) of ", name,
-              ", which returns nothing that an RRef could refer to; call it with rpc_sync");
+              ", which returns nothing that an RRef could refer to; call a function that calls it");
+  auto& context = RRefContext::getInstance();
+  if (to.id_ == context.getWorkerId()) return std::nullopt;
   const py::gil_scoped_release no_gil;
   const auto agent = RpcAgent::getCurrentRpcAgent();
   const auto rref = context.createUserRRef(to.id_, op->schema().returns().front().type());

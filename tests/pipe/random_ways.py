@@ -230,7 +230,7 @@ def func_vmap(run: Run) -> None:
 def dual_inputs(run: Run) -> None:
     x, loss = first_alone(run)
     with forward_ad.dual_level():
-        dual = forward_ad.make_dual(x.detach(), torch.ones_like(x))
+        dual = forward_ad.make_dual(x.detach().clone(), torch.ones_like(x))
         note(run, "dual", forward_ad.unpack_dual(loss(dual)))
 
 
@@ -250,7 +250,7 @@ def dual_parameters(run: Run) -> None:
 @way
 def reverse_over_reverse_jvp(run: Run) -> None:
     x, loss = first_alone(run)
-    note(run, "jvp", torch.autograd.functional.jvp(loss, x.detach(), torch.ones_like(x)))
+    note(run, "jvp", torch.autograd.functional.jvp(loss, x.detach().clone(), torch.ones_like(x)))
 
 
 @way

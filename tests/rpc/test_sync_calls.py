@@ -335,6 +335,20 @@ def test_remote_to_oneself(group):
     assert group[0].call(remote_here) == 3.0
 
 
+def remote_of_nothing() -> None:
+    """torch's own remote() of an operator without a result ends the process."""
+    import torch
+    import torch.distributed.rpc as rpc
+
+    for to in (peer(), rpc.get_worker_info().name):
+        with pytest.raises(RuntimeError, match="returns nothing that an RRef could refer to"):
+            rpc.remote(to, torch._assert_async, args=(torch.ones(1),))
+
+
+def test_remote_of_an_operator_without_a_result_is_refused(group):
+    group[0].call(remote_of_nothing)
+
+
 def there_and_back(hops: int) -> list[str]:
     import torch.distributed.rpc as rpc
 
