@@ -39,7 +39,7 @@ std::optional<std::uint64_t> Record::number(const std::string& field) const {
 std::string Record::toText() const {
   std::string text;
   for (const auto& [field, value] : fields_)
-    text += field + "=" + value + "\n";
+    text.append(field).append("=").append(value).append("\n");
   return text;
 }
 

@@ -74,7 +74,7 @@ Error SharedMemoryPath::onOffer(const ArenaOffer& offer) {
   if (!received.fd.valid() && !received.lost)
     return protocolError("it offers shared memory without a descriptor");
   // An arena that is mapped already is offered again when the answer was lost with a link.
-  const Error problem = view_ != nullptr ? Error::ok() : map(offer, received);
+  Error problem = view_ != nullptr ? Error::ok() : map(offer, received);
   if (problem.code() == ErrorCode::kProtocol) return problem;
   if (problem && logEnabled(LogLevel::kInfo)) {
     log(LogLevel::kInfo,

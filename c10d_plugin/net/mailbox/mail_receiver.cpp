@@ -97,10 +97,14 @@ void MailReceiver::take(std::shared_ptr<UnexpectedMessage> message, PostedReceiv
     case MessageState::kAnnounced: {
       MailboxPeer& peer = state_.peer(from);
       --peer.announcements;
-      if (fitting) peer.cleared.emplace(message->id, std::move(receive));
+      if (fitting) {
+        peer.cleared.emplace(message->id, std::move(receive));
+        lock.unlock();
+        state_.tell(from, {MailKind::kClearToSend, 0, message->id, 0U, {}, {}});
+        return;
+      }
       lock.unlock();
-      state_.tell(from, {MailKind::kClearToSend, 0, message->id, fitting ? 0U : 1U, {}, {}});
-      if (fitting) return;
+      state_.tell(from, {MailKind::kClearToSend, 0, message->id, 1U, {}, {}});
       break;
     }
     case MessageState::kWhole: {
@@ -161,17 +165,18 @@ bool MailReceiver::cancel(Mailbox::Ticket ticket) {
 Disposition MailReceiver::onDataHeader(int from, const MailHeader& header, std::uint64_t size,
                                        OwnedBuffer& buffer) {
   const ArrivingMessage& before = state_.peer(from).arriving;
-  if (!before.any()) {
+  const PostedReceive* const receive = before.receive ? &*before.receive : nullptr;
+  const UnexpectedMessage* const unexpected = before.unexpected.get();
+  if (receive == nullptr && unexpected == nullptr) {
     return header.kind == MailKind::kEager ? onEagerHeader(from, header, size, buffer)
                                            : onRendezvousHeader(from, header, size, buffer);
   }
   // The connection broke before this message was whole, and the endpoint sends it again. Its
   // receive is known; only where its bytes go is asked again.
-  const std::uint64_t expected =
-      before.receive ? before.receive->into.size : before.unexpected->size;
+  const std::uint64_t expected = receive != nullptr ? receive->into.size : unexpected->size;
   if (expected != size) return Disposition::kRefuse;
   const bool in_shared_memory = buffer.data != nullptr;
-  if (!in_shared_memory) buffer = before.receive ? before.receive->into : newBuffer(size);
+  if (!in_shared_memory) buffer = receive != nullptr ? receive->into : newBuffer(size);
   return Disposition::kAccept;
 }
 
