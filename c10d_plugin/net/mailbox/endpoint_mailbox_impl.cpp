@@ -220,7 +220,7 @@ void EndpointMailboxImpl::removePeer(int rank, Presence presence, const Error& r
   {
     const std::lock_guard<std::mutex> lock(state_.mutex);
     MailboxPeer& peer = state_.peer(rank);
-    peer.broken.store(true);
+    (presence == Presence::kLeft ? peer.left : peer.broken).store(true);
     if (peer.presence != Presence::kHere) return;
     peer.presence = presence;
     if (!peer.reason || presence == Presence::kLost) peer.reason = reason;

@@ -9,14 +9,6 @@ namespace weft::collectives {
 using transport::Error;
 using transport::OwnedBuffer;
 
-namespace {
-
-// A message of up to so many bytes is kept as a copy until it is acknowledged; its sender does not
-// wait for that.
-constexpr std::size_t kCopied = std::size_t{32} << 10;
-
-}  // namespace
-
 Mailbox::Ticket MailSender::send(int to, Tag tag, OwnedBuffer data, Mailbox::OnSent done,
                                  const Label& label) {
   MailHeader header{MailKind::kEager, tag, 0, data.size, label, {}};

@@ -7,7 +7,8 @@ using transport::ErrorCode;
 
 SendRequest::~SendRequest() {
   MailboxPeer& peer = state.peer(to);
-  if (!error && transmitted && peer.broken.load()) {
+  const bool cut_off = peer.broken.load() || (data.size > kCopied && peer.left.load());
+  if (!error && transmitted && cut_off) {
     const std::lock_guard<std::mutex> lock(state.mutex);
     error = peer.reason;
   }

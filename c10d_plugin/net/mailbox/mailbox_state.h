@@ -45,6 +45,7 @@ struct MailboxPeer {
   ArrivingMessage arriving;                  // loop thread only
   std::atomic<std::uint32_t> in_transit{0};  // SendRequests whose bytes the endpoint still needs
   std::atomic<bool> broken{false};           // what it was sent and not written will not be
+  std::atomic<bool> left{false};             // in order: it acknowledges nothing any more
 };
 
 struct MailboxState {

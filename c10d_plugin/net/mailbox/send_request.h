@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <utility>
@@ -12,6 +13,10 @@
 namespace weft::collectives {
 
 struct MailboxState;
+
+// A message of up to so many bytes is kept as a copy until it is acknowledged; it counts as sent
+// once it is written, which a peer that then leaves in order does not change.
+inline constexpr std::size_t kCopied = std::size_t{32} << 10;
 
 struct SendRequest {
   SendRequest(MailboxState& mailbox, int receiver, transport::OwnedBuffer bytes,
