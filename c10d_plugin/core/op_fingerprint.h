@@ -25,6 +25,10 @@ struct OpFingerprint {
 
   Label label() const;
   static OpFingerprint of(const Label& label);
+  static OpFingerprint of(Operation operation, const Call& call, std::uint64_t bytes,
+                          int root = 0) {
+    return {operation, call.element, call.reduction, root, call.sequence, bytes};
+  }
   // "all_reduce of 4096 bytes of float32 by sum (operation 7)". Takes any values: a peer may have
   // written them.
   std::string describe() const;

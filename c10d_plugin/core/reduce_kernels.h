@@ -30,7 +30,18 @@ namespace weft::collectives {
 void reduceInto(Element element, Reduction reduction, std::byte* out,
                 std::span<const std::byte* const> inputs, std::size_t count);
 
+// What results of some of the ranks are made with, for finishReduction() to end.
+constexpr Reduction partialReduction(Reduction reduction) noexcept {
+  return reduction == Reduction::kAverage ? Reduction::kSum : reduction;
+}
+
 // data[i] /= by: the second half of kAverage where the sum was made pair by pair with kSum.
 void divideBy(Element element, std::byte* data, std::size_t count, int by);
+
+// Once all `ranks` are in `data`, combined by partialReduction(): kAverage is divided.
+inline void finishReduction(const Call& call, Bytes data, int ranks) {
+  if (call.reduction == Reduction::kAverage)
+    divideBy(call.element, data.data(), data.size() / sizeOf(call.element), ranks);
+}
 
 }  // namespace weft::collectives

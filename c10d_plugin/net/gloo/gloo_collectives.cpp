@@ -42,18 +42,11 @@ void withType(std::size_t element, const Use& use) {
 }
 
 auto additionOf(const Call& call) {
-  const Reduction reduction =
-      call.reduction == Reduction::kAverage ? Reduction::kSum : call.reduction;
-  return [element = call.element, reduction](void* out, const void* a, const void* b,
-                                             std::size_t count) {
+  return [element = call.element, reduction = partialReduction(call.reduction)](
+             void* out, const void* a, const void* b, std::size_t count) {
     const std::array inputs{static_cast<const std::byte*>(a), static_cast<const std::byte*>(b)};
     reduceInto(element, reduction, static_cast<std::byte*>(out), inputs, count);
   };
-}
-
-void divide(const Call& call, Bytes data, int by) {
-  if (call.reduction == Reduction::kAverage)
-    divideBy(call.element, data.data(), data.size() / sizeOf(call.element), by);
 }
 
 template <typename Span>
@@ -80,11 +73,6 @@ std::uint8_t* raw(ConstBytes data) {
 // Few ranks with little data: sending to all at once takes one or two steps where Gloo's rings take
 // 2 (n-1). With more ranks each would send to too many, with more data both are as good.
 constexpr std::size_t kLittleData = std::size_t{4} << 20;
-
-OpFingerprint fingerprint(Operation operation, const Call& call, std::uint64_t bytes,
-                          int root = 0) {
-  return {operation, call.element, call.reduction, root, call.sequence, bytes};
-}
 
 }  // namespace
 
@@ -119,7 +107,7 @@ bool GlooCollectives::oneStepIsBetter(std::size_t bytes) const {
 }
 
 Error GlooCollectives::barrier(const Call& call) {
-  return runRequests(fingerprint(Operation::kBarrier, call, 0), call, [&] {
+  return runRequests(OpFingerprint::of(Operation::kBarrier, call, 0), call, [&] {
     gloo::BarrierOptions options(context_);
     gloo::barrier(options);
   });
@@ -129,7 +117,7 @@ Error GlooCollectives::broadcast(const Call& call, Bytes data, int root) {
   // A tree either way; messages go through it in pieces.
   if (data.empty() || size() <= MessageCollectives::kFewRanks)
     return messages_.broadcast(call, data, root);
-  return runRequests(fingerprint(Operation::kBroadcast, call, data.size(), root), call, [&] {
+  return runRequests(OpFingerprint::of(Operation::kBroadcast, call, data.size(), root), call, [&] {
     gloo::BroadcastOptions options(context_);
     options.setOutput(raw(data), data.size());
     options.setRoot(root);
@@ -141,7 +129,7 @@ Error GlooCollectives::allReduce(const Call& call, Bytes data) {
   if (data.empty() || !canReduce(call.element, call.reduction) || oneStepIsBetter(data.size()))
     return messages_.allReduce(call, data);
   const std::size_t element = sizeOf(call.element);
-  Error error = runRequests(fingerprint(Operation::kAllReduce, call, data.size()), call, [&] {
+  Error error = runRequests(OpFingerprint::of(Operation::kAllReduce, call, data.size()), call, [&] {
     gloo::AllreduceOptions options(context_);
     withType(element, [&](auto type) {
       using Type = decltype(type);
@@ -152,7 +140,7 @@ Error GlooCollectives::allReduce(const Call& call, Bytes data) {
     options.setReduceFunction(additionOf(call));
     gloo::allreduce(options);
   });
-  if (!error) divide(call, data, size());
+  if (!error) finishReduction(call, data, size());
   return error;
 }
 
@@ -161,20 +149,21 @@ Error GlooCollectives::reduce(const Call& call, Bytes data, int root) {
     return messages_.reduce(call, data, root);
   // Gloo writes its output on every rank, but only the root's data may change.
   const auto work = std::make_unique_for_overwrite<std::byte[]>(data.size());
-  Error error = runRequests(fingerprint(Operation::kReduce, call, data.size(), root), call, [&] {
-    gloo::ReduceOptions options(context_);
-    withType(sizeOf(call.element), [&](auto type) {
-      using Type = decltype(type);
-      options.setInput<Type>(context_->createUnboundBuffer(data.data(), data.size()));
-      options.setOutput<Type>(context_->createUnboundBuffer(work.get(), data.size()));
-    });
-    options.setReduceFunction(additionOf(call));
-    options.setRoot(root);
-    gloo::reduce(options);
-  });
+  Error error =
+      runRequests(OpFingerprint::of(Operation::kReduce, call, data.size(), root), call, [&] {
+        gloo::ReduceOptions options(context_);
+        withType(sizeOf(call.element), [&](auto type) {
+          using Type = decltype(type);
+          options.setInput<Type>(context_->createUnboundBuffer(data.data(), data.size()));
+          options.setOutput<Type>(context_->createUnboundBuffer(work.get(), data.size()));
+        });
+        options.setReduceFunction(additionOf(call));
+        options.setRoot(root);
+        gloo::reduce(options);
+      });
   if (error || rank() != root) return error;
   std::memcpy(data.data(), work.get(), data.size());
-  divide(call, data, size());
+  finishReduction(call, data, size());
   return error;
 }
 
@@ -184,7 +173,7 @@ Error GlooCollectives::allGather(const Call& call, ConstBytes in, std::span<cons
   if (static_cast<int>(out.size()) != size() || total == 0)
     return messages_.allGather(call, in, out);
   const AdjacentParts<Bytes> all(out, AdjacentParts<Bytes>::Use::kWrite);
-  Error error = runRequests(fingerprint(Operation::kAllGather, call, total), call, [&] {
+  Error error = runRequests(OpFingerprint::of(Operation::kAllGather, call, total), call, [&] {
     gloo::AllgathervOptions options(context_);
     options.setInput(raw(in), in.size());
     options.setOutput(raw(all.all()), sizesOf<std::size_t>(out));
@@ -215,7 +204,7 @@ Error GlooCollectives::allToAll(const Call& call, std::span<const ConstBytes> in
   const AdjacentParts<ConstBytes> from(in, AdjacentParts<ConstBytes>::Use::kRead);
   const AdjacentParts<Bytes> to(out, AdjacentParts<Bytes>::Use::kWrite);
   Error error =
-      runRequests(fingerprint(Operation::kAllToAll, call, OpFingerprint::kVaries), call, [&] {
+      runRequests(OpFingerprint::of(Operation::kAllToAll, call, OpFingerprint::kVaries), call, [&] {
         gloo::AlltoallvOptions options(context_);
         options.setInput(raw(from.all()), sizesOf<std::int64_t>(in));
         options.setOutput(raw(to.all()), sizesOf<std::int64_t>(out));

@@ -34,13 +34,8 @@ HierarchicalCollectives::HierarchicalCollectives(HostLayout layout, HostSteps::P
 
 Call HierarchicalCollectives::sums(const Call& call) const {
   Call partial = call;
-  if (call.reduction == Reduction::kAverage) partial.reduction = Reduction::kSum;
+  partial.reduction = partialReduction(call.reduction);
   return partial;
-}
-
-void HierarchicalCollectives::divide(const Call& call, Bytes data) const {
-  if (call.reduction == Reduction::kAverage)
-    divideBy(call.element, data.data(), data.size() / sizeOf(call.element), size());
 }
 
 // --- operations ---
@@ -109,7 +104,7 @@ void HierarchicalCollectives::allReduceByLeaders(const Call& call, Bytes data) {
     if (!steps_.across(
             sum, [&](Collectives& part, const Call& own) { return part.allReduce(own, data); }))
       return;
-    divide(call, data);
+    finishReduction(call, data, size());
   }
   (void)steps_.inside(
       call, [&](Collectives& part, const Call& own) { return part.broadcast(own, data, 0); });
@@ -137,7 +132,7 @@ void HierarchicalCollectives::allReduceByShares(const Call& call, Bytes data) {
           return part.allReduce(own, own_share);
         }))
       return;
-    divide(call, own_share);
+    finishReduction(call, own_share, size());
   }
   (void)steps_.inside(call, [&](Collectives& part, const Call& own) {
     return part.allGather(own, own_share, shares);
@@ -177,7 +172,7 @@ Error HierarchicalCollectives::reduce(const Call& call, Bytes data, int root) {
     });
     if (!moved) return steps_.failure();
   }
-  if (is_root) divide(call, data);
+  if (is_root) finishReduction(call, data, size());
   return steps_.failure();
 }
 
@@ -262,7 +257,7 @@ Error HierarchicalCollectives::reduceScatter(const Call& call, std::span<const C
   }) && steps_.across(sum, [&](Collectives& part, const Call& own) {
     return part.reduceScatter(own, by_host, out);
   });
-  if (done) divide(call, out);
+  if (done) finishReduction(call, out, size());
   return steps_.failure();
 }
 

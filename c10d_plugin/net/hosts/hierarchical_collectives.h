@@ -45,7 +45,6 @@ class HierarchicalCollectives final : public Collectives {
  private:
   bool leads() const { return layout_.local == 0; }
   Call sums(const Call& call) const;  // kAverage is a sum until the end
-  void divide(const Call& call, Bytes data) const;
   void broadcastByLeaders(const Call& call, Bytes data, int root);
   bool treeKeepsToHosts(int root) const;
   void allReduceByLeaders(const Call& call, Bytes data);

@@ -41,11 +41,6 @@ MessageCollectives::MessageCollectives(std::shared_ptr<Mailbox> mailbox, std::ve
                            members_.begin());
 }
 
-OpFingerprint MessageCollectives::fingerprint(Operation operation, const Call& call,
-                                              std::uint64_t bytes, int root) const {
-  return {operation, call.element, call.reduction, root, call.sequence, bytes};
-}
-
 Tag MessageCollectives::base(const Call& call) const {
   return (Tag{1} << 63U) | (Tag{channel_} << (kSequenceBits + kStepBits)) |
          ((call.sequence & ((Tag{1} << kSequenceBits) - 1)) << kStepBits);
@@ -61,8 +56,8 @@ std::byte* MessageCollectives::scratch(std::size_t bytes) {
 }
 
 Error MessageCollectives::barrier(const Call& call) {
-  RequestSet requests(*mailbox_, members_, base(call), fingerprint(Operation::kBarrier, call, 0),
-                      call.deadline, spin_);
+  RequestSet requests(*mailbox_, members_, base(call),
+                      OpFingerprint::of(Operation::kBarrier, call, 0), call.deadline, spin_);
   unsigned step = 0;
   for (int far = 1; far < size(); far *= 2, ++step) {
     requests.send(after(rank_, far), step, {});
@@ -73,8 +68,8 @@ Error MessageCollectives::barrier(const Call& call) {
 
 Error MessageCollectives::broadcast(const Call& call, Bytes data, int root) {
   RequestSet requests(*mailbox_, members_, base(call),
-                      fingerprint(Operation::kBroadcast, call, data.size(), root), call.deadline,
-                      spin_);
+                      OpFingerprint::of(Operation::kBroadcast, call, data.size(), root),
+                      call.deadline, spin_);
   broadcastDown(requests, data, root, 0);
   return requests.finish();
 }
@@ -85,7 +80,7 @@ Error MessageCollectives::allGather(const Call& call, ConstBytes in, std::span<c
   if (out[own].size() != in.size())
     return unequal("all_gather: bytes of the own output", out[own].size(), in.size());
   RequestSet requests(*mailbox_, members_, base(call),
-                      fingerprint(Operation::kAllGather, call, OpFingerprint::kVaries),
+                      OpFingerprint::of(Operation::kAllGather, call, OpFingerprint::kVaries),
                       call.deadline, spin_);
   for (int k = 1; k < size(); ++k)
     requests.receive(before(rank_, k), 0, out[static_cast<std::size_t>(before(rank_, k))]);
@@ -100,7 +95,7 @@ Error MessageCollectives::gather(const Call& call, ConstBytes in, std::span<cons
   if (rank_ == root && out.size() != members_.size())
     return unequal("gather: outputs", out.size(), size());
   RequestSet requests(*mailbox_, members_, base(call),
-                      fingerprint(Operation::kGather, call, OpFingerprint::kVaries, root),
+                      OpFingerprint::of(Operation::kGather, call, OpFingerprint::kVaries, root),
                       call.deadline, spin_);
   if (rank_ != root) {
     requests.send(root, 0, in);
@@ -117,7 +112,7 @@ Error MessageCollectives::scatter(const Call& call, std::span<const ConstBytes> 
   if (rank_ == root && in.size() != members_.size())
     return unequal("scatter: inputs", in.size(), size());
   RequestSet requests(*mailbox_, members_, base(call),
-                      fingerprint(Operation::kScatter, call, OpFingerprint::kVaries, root),
+                      OpFingerprint::of(Operation::kScatter, call, OpFingerprint::kVaries, root),
                       call.deadline, spin_);
   if (rank_ != root) {
     requests.receive(root, 0, out);
@@ -134,7 +129,7 @@ Error MessageCollectives::allToAll(const Call& call, std::span<const ConstBytes>
   if (in.size() != members_.size() || out.size() != members_.size())
     return unequal("all_to_all: inputs or outputs", std::min(in.size(), out.size()), size());
   RequestSet requests(*mailbox_, members_, base(call),
-                      fingerprint(Operation::kAllToAll, call, OpFingerprint::kVaries),
+                      OpFingerprint::of(Operation::kAllToAll, call, OpFingerprint::kVaries),
                       call.deadline, spin_);
   for (int k = 1; k < size(); ++k)
     requests.receive(before(rank_, k), 0, out[static_cast<std::size_t>(before(rank_, k))]);

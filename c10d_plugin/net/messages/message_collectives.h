@@ -61,8 +61,6 @@ class MessageCollectives final : public Collectives {
   Tag base(const Call& call) const;
 
  private:
-  OpFingerprint fingerprint(Operation operation, const Call& call, std::uint64_t bytes,
-                            int root = 0) const;
   int after(int rank, int by) const { return (rank + by) % size(); }
   int before(int rank, int by) const { return (rank + size() - by) % size(); }
   std::byte* scratch(std::size_t bytes);

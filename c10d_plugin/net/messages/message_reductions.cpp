@@ -30,11 +30,6 @@ Error checkReducible(const OpFingerprint& op) {
   return why.empty() ? Error::ok() : Error(ErrorCode::kInvalidArgument, op.describe() + ": " + why);
 }
 
-// The reduction of a tree's inner ranks; the root finishes it.
-Reduction partial(Reduction reduction) {
-  return reduction == Reduction::kAverage ? Reduction::kSum : reduction;
-}
-
 std::size_t pieces(std::size_t bytes, std::size_t piece) { return (bytes + piece - 1) / piece; }
 
 // The piece in which so many bytes are broadcast: an eighth of them.
@@ -134,18 +129,18 @@ bool MessageCollectives::reduceUp(RequestSet& requests, const Call& call, ConstB
                                       : buffers + (i % 2) * set + children.size() * piece;
     if (going[i % 2] != nullptr && !requests.wait(going[i % 2])) return false;
     const std::size_t elements = bytes / sizeOf(call.element);
-    reduceInto(call.element, partial(call.reduction), sum, inputs, elements);
+    reduceInto(call.element, partialReduction(call.reduction), sum, inputs, elements);
     if (parent >= 0) {
       going[i % 2] = requests.send(parent, 0, {sum, bytes});
-    } else if (call.reduction == Reduction::kAverage) {
-      divideBy(call.element, sum, elements, size());
+    } else {
+      finishReduction(call, {sum, bytes}, size());
     }
   }
   return true;
 }
 
 Error MessageCollectives::reduce(const Call& call, Bytes data, int root) {
-  const OpFingerprint what = fingerprint(Operation::kReduce, call, data.size(), root);
+  const OpFingerprint what = OpFingerprint::of(Operation::kReduce, call, data.size(), root);
   if (Error error = checkReducible(what)) return error;
   RequestSet requests(*mailbox_, members_, base(call), what, call.deadline, spin_);
   reduceUp(requests, call, data, data, root);
@@ -153,7 +148,7 @@ Error MessageCollectives::reduce(const Call& call, Bytes data, int root) {
 }
 
 Error MessageCollectives::allReduce(const Call& call, Bytes data) {
-  const OpFingerprint what = fingerprint(Operation::kAllReduce, call, data.size());
+  const OpFingerprint what = OpFingerprint::of(Operation::kAllReduce, call, data.size());
   if (Error error = checkReducible(what)) return error;
   const bool small = data.size() * static_cast<std::size_t>(size() - 1) <= kAtOnceBytes;
   if (!small) return allReduceInShares(call, data, what);
@@ -247,7 +242,7 @@ Error MessageCollectives::reduceScatter(const Call& call, std::span<const ConstB
   std::uint64_t bytes = 0;
   for (const ConstBytes& part : in)
     bytes += part.size();
-  const OpFingerprint what = fingerprint(Operation::kReduceScatter, call, bytes);
+  const OpFingerprint what = OpFingerprint::of(Operation::kReduceScatter, call, bytes);
   if (Error error = checkReducible(what)) return error;
   if (in.size() != members_.size() || in[static_cast<std::size_t>(rank_)].size() != out.size()) {
     return {
