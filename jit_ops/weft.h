@@ -92,7 +92,7 @@ struct CallOptions {
   std::string method = ops::kForward;
   std::int64_t version = ops::kNewest;
   std::vector<std::string> names = {};   // keyword arguments: names of the last values
-  double timeout = ops::kGroupsTimeout;  // seconds; negative: the group's
+  double timeout = ops::kGroupsTimeout;  // seconds; -1: the group's
 };
 
 // `what` is a published name ("encoder") or a built-in operator ("aten::add", "aten::add.Tensor").

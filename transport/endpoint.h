@@ -21,7 +21,8 @@
 //
 // Failure. Every function that can fail returns an Error. A peer that is lost stays
 // lost: later sends fail at once with the same reason, until addPeer() names a new
-// life (another address) of it.
+// life (another address) of it, or onPeerReturned() tells that it is back. In a child that was
+// forked afterwards every function fails at once, and nothing of the parent's is touched.
 #pragma once
 
 #include <chrono>
@@ -59,6 +60,8 @@ enum class Disposition : std::uint8_t {
   kRefuse,   // the header is not this application's: close the link, the peer is lost
 };
 
+// What it throws ends no process: at a message it loses the peer that sent it, with the text; else
+// it is logged.
 class EndpointHandler {
  public:
   virtual ~EndpointHandler() = default;
@@ -74,6 +77,11 @@ class EndpointHandler {
                                std::span<const std::uint64_t> sizes,
                                std::vector<OwnedBuffer>& buffers) = 0;
 
+  // A message is longer than Limits::max_message_bytes allows, as `why` says: its bytes are dropped
+  // as they come (Limits::skip_too_large). `header` is valid during the call only.
+  virtual void onTooLarge(std::int32_t /*from*/, std::span<const std::byte> /*header*/,
+                          const Error& /*why*/) {}
+
   // A whole message. `header` is valid during the call only.
   virtual void onMessage(std::int32_t from, std::span<const std::byte> header,
                          std::vector<OwnedBuffer> buffers) = 0;
@@ -84,6 +92,10 @@ class EndpointHandler {
   // A peer that addPeer() had not named was authenticated (accept_unknown_peers), or the next life
   // of one that is lost (accept_successors).
   virtual void onPeerJoined(const PeerInfo& /*peer*/) {}
+
+  // A peer that was lost has been met again in the same life (EndpointOptions::reunite): both have
+  // heard of the loss, and a new session begins. Nothing of the old one comes any more.
+  virtual void onPeerReturned(const PeerInfo& /*peer*/) {}
 
   // A message accepted by send() could not be delivered, because its peer was lost first or
   // close() ran out of time: it was never written (whole), or its connection broke before the
@@ -116,10 +128,14 @@ struct EndpointStats {
   std::uint64_t refused_group = 0;
   std::uint64_t refused_identity = 0;  // wrong rank or name
   std::uint64_t refused_version = 0;
-  std::uint64_t refused_replay = 0;     // a hello with a nonce seen before
-  std::uint64_t refused_timeout = 0;    // no whole handshake within handshake_timeout
-  std::uint64_t refused_overload = 0;   // more than max_unauthenticated at once
-  std::uint64_t refused_malformed = 0;  // not a hello
+  std::uint64_t refused_encryption = 0;   // one side requires it and the other has it off, or one
+                                          // has certificates and the other has not
+  std::uint64_t refused_certificate = 0;  // not for its name, or TLS failed
+  std::uint64_t refused_replay = 0;       // a hello with a nonce seen before
+  std::uint64_t refused_timeout = 0;      // no whole handshake within handshake_timeout
+  std::uint64_t refused_overload = 0;     // cut off in handshake, to let newer ones in (Limits)
+  std::uint64_t refused_user = 0;         // another user of this host, on the Unix socket
+  std::uint64_t refused_malformed = 0;    // not a hello
 };
 
 class Endpoint {

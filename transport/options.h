@@ -9,7 +9,10 @@
 #include <string>
 
 #include "transport/auth/auth_key.h"
+#include "transport/auth/encryption.h"
+#include "transport/memory/pages.h"
 #include "transport/memory/warm_pool.h"
+#include "transport/tls/tls_context.h"
 
 namespace weft::transport {
 
@@ -17,10 +20,17 @@ namespace weft::transport {
 struct Limits {
   std::size_t max_header_bytes = std::size_t{16} << 20;
   std::uint32_t max_buffers = 1U << 20;
-  std::uint64_t max_message_bytes = std::uint64_t{64} << 30;
+  std::uint64_t max_message_bytes = atMostHalf(std::uint64_t{64} << 30);  // of this machine's
+  // A message beyond that is read past, and EndpointHandler::onTooLarge() told; else its sender is
+  // cut off.
+  bool skip_too_large = false;
   // Bytes queued to one peer before send() from a caller thread waits.
   std::size_t max_queued_bytes = std::size_t{256} << 20;
-  std::uint32_t max_unauthenticated = 64;  // connections in handshake at once
+  // Connections in handshake at once: so many that have said nothing yet, and as many whose hello
+  // was right, for Unix sockets and for TCP each. One more ends the oldest of its kind.
+  std::uint32_t max_unauthenticated = 64;
+  // Of those that have said nothing, so many from one IPv4 address, IPv6 /64 or local user.
+  std::uint32_t max_per_source = 16;
 };
 
 // Large buffers between processes of one host go through shared memory (SharedArena): one memfd for
@@ -30,8 +40,9 @@ struct ArenaOptions {
   // Room in an arena, and so what one peer can keep of this process's memory. Sparse: only what
   // is used takes memory. At most a quarter of the machine's.
   std::uint64_t bytes = std::uint64_t{1} << 30;
-  std::size_t threshold = std::size_t{32} << 10;           // smaller buffers go through the socket
-  std::uint64_t max_peer_bytes = std::uint64_t{64} << 30;  // larger arenas of peers are refused
+  std::size_t threshold = std::size_t{32} << 10;  // smaller buffers go through the socket
+  // Larger arenas of peers are refused.
+  std::uint64_t max_peer_bytes = atMostQuarter(std::uint64_t{64} << 30);
 };
 
 // Large messages to other hosts: half of each goes over a second TCP connection (BulkConnection).
@@ -41,19 +52,29 @@ struct BulkOptions {
 };
 
 struct EndpointOptions {
-  std::string group_id;        // any text; all members must give the same
-  std::string name;            // 1..128 bytes
-  std::int32_t rank = 0;       // >= 0
-  AuthKey key;                 // shared by the group
+  std::string group_id;   // any text; all members must give the same
+  std::string name;       // 1..128 bytes
+  std::int32_t rank = 0;  // >= 0
+  AuthKey key;            // shared by the group
+  // By TLS 1.3, with a key made from `key`, or with certificates if there are any. What one end
+  // requires and the other one has off makes no connection.
+  Encryption encryption = Encryption::kOff;
+  TlsFiles certificates;       // all three or none; `name` must be among the certificate's
   std::string listen_address;  // numeric IPv4/IPv6 address; the port is chosen by the kernel
   bool unix_socket = true;     // also listen on an abstract Unix socket for peers of this host
   bool tcp = true;             // tests switch it off
+  // False: a Unix socket connects processes of one user only; a peer of another user is reached
+  // over TCP. Must be equal on all members that share a host.
+  bool accept_other_users = false;
   // True for groups that processes join while it runs: an authenticated peer
   // that addPeer() has not named yet is accepted under the name it proved.
   bool accept_unknown_peers = false;
   // True for groups whose members may be started again: an authenticated new life of a peer that is
   // lost, under the same rank and name, is accepted as onPeerJoined() says.
   bool accept_successors = false;
+  // True for groups whose members may be stopped or out of reach for long: a peer that is lost is
+  // dialled until the two have met again, with a new session (onPeerReturned).
+  bool reunite = false;
   std::chrono::milliseconds handshake_timeout{5000};
   std::chrono::milliseconds connect_timeout{10000};  // all attempts of one dial together
   std::chrono::milliseconds heartbeat_interval{1000};

@@ -21,6 +21,7 @@ from weft._torch import registration as _registration
 from weft._torch.process_group import ProcessGroupOptions
 from weft._torch.request_policy import register_function, registered_functions
 from weft._version import __version__
+from weft.deadlines import cancelled, deadline
 from weft.memory import empty, empty_like, snapshot
 from weft.options import RpcBackendOptions
 from weft.publishing import (
@@ -32,6 +33,7 @@ from weft.publishing import (
     publish,
     published,
     unpublish,
+    wait_published,
 )
 from weft.remote_module import RemoteModule
 from weft.rpc import init_rpc, wait_all_workers
@@ -54,7 +56,9 @@ __all__ = [
     "call",
     "call_async",
     "call_remote",
+    "cancelled",
     "cmake_prefix_path",
+    "deadline",
     "empty",
     "empty_like",
     "init_rpc",
@@ -67,6 +71,7 @@ __all__ = [
     "snapshot",
     "unpublish",
     "wait_all_workers",
+    "wait_published",
 ]
 
 library_path = _native.library_path

@@ -13,19 +13,81 @@ The imported objects are :mod:`weft.pipe`'s own.
 
 from __future__ import annotations
 
+import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
 from types import ModuleType
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed
 from torch import nn
 
-__all__ = ["install"]
+from weft.pipe import Pipe
+from weft.pipe.balance import place
+
+__all__ = ["GPipe", "install"]
 
 _ROOT = "torch.distributed.pipeline"
+
+
+class GPipe(Pipe):
+    """torchgpipe's ``GPipe``: layers counted out over devices, a tensor out, no RPC.
+
+    ::
+
+        from weft.compat import GPipe
+
+        model = GPipe(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), [1, 1], devices=["cpu", "cpu"])
+        loss = model(torch.ones(8, 2)).sum()
+
+    Args:
+        module: the layers.
+        balance: how many layers each partition has.
+        devices: where each partition runs, at least as many as partitions; by default the CUDA
+            devices. The layers are moved there.
+        chunks, checkpoint, deferred_batch_norm: as for :class:`weft.Pipe`.
+
+    Raises:
+        TypeError: ``module`` is no ``nn.Sequential``.
+        ValueError: another argument cannot be used.
+        IndexError: there are fewer devices than partitions.
+    """
+
+    _gives_rref = False
+
+    def __init__(
+        self,
+        module: nn.Sequential,
+        balance: Sequence[int] | None = None,
+        *,
+        devices: Sequence[torch.device | str | int] | None = None,
+        chunks: int = 1,
+        checkpoint: str = "except_last",
+        deferred_batch_norm: bool = False,
+    ) -> None:
+        if balance is None:
+            raise ValueError(
+                "balance is required: how many layers each partition has; "
+                "weft.pipe.balance.balance_by_time proposes one"
+            )
+        if devices is None:
+            devices = range(torch.cuda.device_count())
+        if len(devices) < len(balance):
+            raise IndexError(
+                f"too few devices to hold given partitions (devices: {len(devices)}, partitions: "
+                f"{len(balance)})"
+            )
+        placed = place(module, balance, list(devices)[: len(balance)])
+        super().__init__(placed, chunks, checkpoint, deferred_batch_norm)
+        #: How many layers each partition has.
+        self.balance = list(balance)
+
+    def forward(self, *inputs: Any) -> Any:  # type: ignore[override]
+        """Runs a mini-batch; returns the output itself. See :meth:`weft.Pipe.forward`."""
+        return self._run(*inputs)
 
 
 def install() -> None:
@@ -37,14 +99,13 @@ def install() -> None:
         return
     for name, content in _contents().items():
         _add(f"{_ROOT}.{name}" if name else _ROOT, content)
+    sys.meta_path.append(_Absent())
 
 
 def _partition_model(
     module: nn.Sequential, balance: Sequence[int], devices: Sequence[int] | None = None
 ) -> nn.Sequential:
     """Upstream's ``utils.partition_model``: :func:`weft.pipe.balance.place`, on device 0, 1, …"""
-    from weft.pipe.balance import place
-
     return place(module, balance, range(len(balance)) if devices is None else devices)
 
 
@@ -53,6 +114,7 @@ def _contents() -> dict[str, dict[str, object]]:
     from weft import pipe
     from weft.pipe import balance, skip
     from weft.pipe._batchnorm import DeferredBatchNorm
+    from weft.pipe._partition import PipeSequential
 
     pipes = {"Pipe": pipe.Pipe, "WithDevice": pipe.WithDevice}
     flags = {
@@ -66,7 +128,7 @@ def _contents() -> dict[str, dict[str, object]]:
     return {
         "": {},
         "sync": {**pipes, **flags, "NoChunk": pipe.NoChunk},
-        "sync.pipe": pipes,
+        "sync.pipe": {**pipes, "PipeSequential": PipeSequential},
         "sync.checkpoint": flags,
         "sync.microbatch": {"NoChunk": pipe.NoChunk},
         "sync.batchnorm": {"DeferredBatchNorm": DeferredBatchNorm},
@@ -78,22 +140,31 @@ def _contents() -> dict[str, dict[str, object]]:
     }
 
 
+class _Absent(importlib.abc.MetaPathFinder):
+    """Says which modules there are when a program asks for another one, of upstream's own use."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name.startswith(f"{_ROOT}."):
+            _refuse(name)
+
+
+def _refuse(name: str) -> NoReturn:
+    offered = ", ".join(sorted(f"{_ROOT}.{own}" for own in _contents() if own))
+    raise ModuleNotFoundError(
+        f"weft.compat has no {name}, which upstream's Pipe used inside; it has {offered}", name=name
+    )
+
+
 def _add(name: str, content: Mapping[str, object]) -> None:
     """Makes a module of these names, known to the import system and to its parent."""
     module = ModuleType(name, f"What was {name}, from weft.pipe; made by weft.compat.")
     module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
-    # A package with nothing on its path: other submodules are a ModuleNotFoundError.
-    module.__path__ = []
+    module.__path__ = []  # a package with nothing on its path: see _Absent
     module.__all__ = sorted(content)  # type: ignore[attr-defined]
     vars(module).update(content)
     sys.modules[name] = module
     parent, _, last = name.rpartition(".")
     owner = torch.distributed if parent == "torch.distributed" else sys.modules[parent]
     # `sync.skip.skippable` is a module and a function; the attribute is the function, as in PyTorch.
-    if last not in _names_of(owner):
+    if last not in getattr(owner, "__all__", ()):
         setattr(owner, last, module)
-
-
-def _names_of(module: ModuleType) -> Sequence[str]:
-    """The names that a module made here offers itself."""
-    return getattr(module, "__all__", ())

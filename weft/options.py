@@ -26,7 +26,8 @@ def _accelerator(device: DeviceLike) -> torch.device:
     return device
 
 
-def _seconds(name: str, value: object) -> float:
+def check_seconds(name: str, value: object) -> float:
+    """A time that somebody gave as ``name``; raises for what is none."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number of seconds, got {value!r}")
     if not math.isfinite(value) or value < 0:
@@ -42,15 +43,23 @@ def _positive(name: str, value: object) -> int:
     return value
 
 
+def _count(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, got {value!r}")
+    if value < 0:
+        raise ValueError(f"{name} must not be negative, got {value}")
+    return value
+
+
 def _from_environment(name: str, fallback: float) -> float:
     text = os.environ.get(name)
     if not text:
         return fallback
     try:
-        seconds = float(text)
+        value = float(text)
     except ValueError:
         raise ValueError(f"{name} must be a number of seconds, got {text!r}") from None
-    return _seconds(name, seconds)
+    return check_seconds(name, value)
 
 
 class RpcBackendOptions(_C.RpcBackendOptionsBase):
@@ -70,9 +79,14 @@ class RpcBackendOptions(_C.RpcBackendOptionsBase):
         heartbeat_interval: seconds between heartbeats on an idle connection.
         peer_timeout: seconds of silence after which a peer is declared lost.
         reconnect_timeout: seconds to reconnect after a broken connection before the peer is lost,
-            at most ``peer_timeout``; 0: a broken connection is a lost peer.
-        max_message_bytes: the largest message that is accepted from a peer.
-        max_inflight_bytes: the most bytes of unfinished requests held here for one peer.
+            at most ``peer_timeout``, which it is by default where that is below 5; 0: a broken
+            connection is a lost peer.
+        max_message_bytes: the largest message that is accepted from a peer; by default half of
+            the machine's memory (or of what its container allows), at most 64 GiB.
+        max_inflight_bytes: the most bytes of unfinished requests held here for one peer; the same
+            default.
+        max_calls_in_flight: the most calls to one peer that wait for answers; a further one waits
+            for room, at most its timeout, and then fails. 0: no limit.
         auth_key_file: file with the group's key; default ``WEFT_AUTH_KEY_FILE``, else a key
             that travels through the Store.
         interface: interface name or numeric address to listen on; default
@@ -101,12 +115,13 @@ class RpcBackendOptions(_C.RpcBackendOptionsBase):
         reconnect_timeout: float | None = None,
         max_message_bytes: int | None = None,
         max_inflight_bytes: int | None = None,
+        max_calls_in_flight: int = 0,
         auth_key_file: str | os.PathLike[str] | None = None,
         interface: str | None = None,
         request_policy: str | None = None,
         process_group: bool = False,
     ) -> None:
-        super().__init__(_seconds("rpc_timeout", rpc_timeout), init_method)
+        super().__init__(check_seconds("rpc_timeout", rpc_timeout), init_method)
         self.num_worker_threads = _positive("num_worker_threads", num_worker_threads)
         self.device_maps = {
             worker: _to_device_map(dict(device_map))
@@ -119,14 +134,16 @@ class RpcBackendOptions(_C.RpcBackendOptionsBase):
             ("reconnect_timeout", "WEFT_RECONNECT_TIMEOUT", reconnect_timeout, 5.0),
         ):
             given = value is not None
-            seconds = _seconds(name, value) if given else _from_environment(variable, fallback)
+            seconds = check_seconds(name, value) if given else _from_environment(variable, fallback)
             setattr(self, name, seconds)
+        self._check_reconnect(reconnect_timeout is not None)
         for name, value in (
             ("max_message_bytes", max_message_bytes),
             ("max_inflight_bytes", max_inflight_bytes),
         ):
             if value is not None:
                 setattr(self, name, _positive(name, value))
+        self.max_calls_in_flight = _count("max_calls_in_flight", max_calls_in_flight)
         if auth_key_file is not None:
             self.auth_key_file = os.fspath(auth_key_file)
         if interface is not None:
@@ -140,6 +157,17 @@ class RpcBackendOptions(_C.RpcBackendOptionsBase):
             self.check()
         except RuntimeError as error:
             raise ValueError(str(error)) from None
+
+    def _check_reconnect(self, given: bool) -> None:
+        """A peer is lost after ``peer_timeout``, whatever time a broken connection might have had."""
+        if self.reconnect_timeout <= self.peer_timeout:
+            return
+        if given or os.environ.get("WEFT_RECONNECT_TIMEOUT"):
+            raise ValueError(
+                f"reconnect_timeout ({self.reconnect_timeout:g} s) must be at most peer_timeout "
+                f"({self.peer_timeout:g} s), after which the peer is lost all the same"
+            )
+        self.reconnect_timeout = self.peer_timeout
 
     def set_device_map(self, to: str, device_map: Mapping[DeviceLike, DeviceLike]) -> None:
         """Adds to the device map for worker ``to``; the map must stay one-to-one.

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from torch.distributed.rpc import RRef
 
 from weft import _C
 from weft._remote.named_tuples import names_in, restoring
+from weft.options import check_seconds
 
 NEWEST = 0
 GROUPS_TIMEOUT = -1.0
@@ -34,6 +36,9 @@ class Batch:
 
     max_requests: int = 32
     max_delay: float = 200e-6
+
+    def __post_init__(self) -> None:
+        check_seconds("max_delay", self.max_delay)
 
 
 @dataclass(frozen=True)
@@ -133,8 +138,45 @@ def unpublish(name: str, version: int | None = None) -> None:
 
 def published(worker: str | None = None, timeout: float = GROUPS_TIMEOUT) -> list[PublishedInfo]:
     """What this process, or ``worker``, publishes, with the signatures of the methods."""
-    rows = _C.published() if worker is None else _C.published_by(worker, timeout)
-    return [PublishedInfo(name, version, tuple(methods)) for name, version, methods in rows]
+    found = _C.published() if worker is None else _C.published_by(worker, timeout)
+    return [PublishedInfo(one.name, one.version, tuple(one.methods)) for one in found]
+
+
+def wait_published(target: str, timeout: float = 60.0) -> PublishedInfo:
+    """Waits until a worker has published a name: one may join and call before the other publishes.
+
+    ::
+
+        weft.wait_published("worker0/linear", timeout=30)
+
+    Args:
+        target: ``"worker/name"`` or ``"worker/name@version"``.
+        timeout: seconds.
+
+    Returns:
+        What is published there: that version, or the newest.
+
+    Raises:
+        ValueError: ``target`` is written otherwise.
+        TimeoutError: it was not published in time.
+        RuntimeError: there is no such worker, or it is lost.
+    """
+    worker, name, version = parse_target(target)
+    until = time.monotonic() + check_seconds("timeout", timeout)
+    pause = 0.01  # grows: the worker is asked often at first, and then now and again
+    while True:
+        left = until - time.monotonic()
+        asked = published(worker, max(left, 1.0))  # one who answers is asked once at least
+        found = [info for info in asked if info.name == name]
+        if version:
+            found = [info for info in found if info.version == version]
+        if found:
+            return max(found, key=lambda info: info.version)
+        left = until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(f"{target} was not published within {timeout:g} s")
+        time.sleep(min(pause, left))
+        pause = min(2 * pause, 0.5)
 
 
 def parse_target(target: str) -> tuple[str, str, int]:

@@ -224,14 +224,14 @@ class RemoteModule(nn.Module):
     # nn.Module's own methods, acting at the owner
 
     def train(self, mode: bool = True) -> RemoteModule:
-        self._at_owner(owner.set_training, mode)
+        self._at_owner(owner.change, "train", mode)
         return super().train(mode)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        self._at_owner(owner.zero_grad, set_to_none)
+        self._at_owner(owner.change, "zero_grad", set_to_none)
 
     def requires_grad_(self, requires_grad: bool = True) -> RemoteModule:
-        self._at_owner(owner.require_grad, requires_grad)
+        self._at_owner(owner.change, "requires_grad_", requires_grad)
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RemoteModule:
@@ -240,7 +240,7 @@ class RemoteModule(nn.Module):
         kinds = (torch.float32, torch.float64, torch.int64)
         single, double, integer = (fn(torch.empty(0, dtype=kind)).dtype for kind in kinds)
         if single == double:  # otherwise the function keeps each dtype
-            self._at_owner(owner.convert, single, integer != torch.int64)
+            self._at_owner(owner.change, "to" if integer == torch.int64 else "type", single)
         return self
 
     def _refuse(self, method: str, name: str) -> NoReturn:

@@ -7,6 +7,7 @@ In that process and its children Weft is the default of ``init_rpc``, and explic
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import runpy
 import sys
@@ -21,6 +22,7 @@ def main(arguments: list[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
         raise SystemExit(0 if arguments else 2)
+    _check(arguments)
     os.environ["WEFT_AS_DEFAULT"] = "1"
     # `python -m weft.run` imports weft before this line, when the variable is not yet set; the
     # children of this process find it set.
@@ -32,16 +34,30 @@ def main(arguments: list[str]) -> None:
         default.make_default_process_group()
 
     if arguments[0] == "-m":
-        if len(arguments) < 2:
-            raise SystemExit(USAGE)
         sys.argv = arguments[1:]
-        # As python -m does: the current folder comes first.
-        sys.path.insert(0, os.getcwd())
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         return
     sys.argv = list(arguments)
     sys.path.insert(0, os.path.dirname(os.path.abspath(arguments[0])))
     runpy.run_path(arguments[0], run_name="__main__")
+
+
+def _check(arguments: list[str]) -> None:
+    """Ends with one line where python itself would: an unknown option, or no such program."""
+    program = arguments[0]
+    problem = ""
+    if program == "-m":
+        module = arguments[1] if len(arguments) > 1 else ""
+        sys.path.insert(0, os.getcwd())  # as python -m does
+        if not module or importlib.util.find_spec(module.partition(".")[0]) is None:
+            problem = f"no module named {module!r}"
+    elif program.startswith("-"):
+        problem = f"unknown option {program}"
+    elif not os.path.exists(program):
+        problem = f"no such file: {program}"
+    if problem:
+        print(f"weft.run: {problem}\n{USAGE}", file=sys.stderr)
+        raise SystemExit(2)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch.distributed as dist
-from torch.distributed.rpc import backend_registry
-
 from weft import _C
-from weft._torch.patches.startup import refresh_backend_type
-from weft._torch.registration import make_agent
+from weft._torch.registration import make_agent, register_backend
 from weft.options import RpcBackendOptions
 
 BACKEND = "WEFT_FAULTY"
@@ -42,25 +38,11 @@ class FaultyRpcBackendOptions(RpcBackendOptions):
         self.messages_to_repeat = dict(messages_to_repeat or {})
 
 
-def _construct_options(rpc_timeout: float, init_method: str, **kwargs: Any) -> RpcBackendOptions:
-    return FaultyRpcBackendOptions(rpc_timeout=rpc_timeout, init_method=init_method, **kwargs)
-
-
-def _init_backend(
-    store: dist.Store,
-    name: str,
-    rank: int,
-    world_size: int | None,
-    rpc_backend_options: FaultyRpcBackendOptions,
-) -> _C.WeftAgent:
+def _make_agent(*, rpc_backend_options: FaultyRpcBackendOptions, **more: Any) -> _C.WeftAgent:
     faults = _C.FaultOptions()
-    faults.messages_to_fail = rpc_backend_options.messages_to_fail
-    faults.messages_to_delay = rpc_backend_options.messages_to_delay
-    faults.num_fail_sends = rpc_backend_options.num_fail_sends
-    faults.messages_to_repeat = rpc_backend_options.messages_to_repeat
-    return make_agent(store, name, rank, world_size, rpc_backend_options, faults)
+    for name in ("messages_to_fail", "messages_to_delay", "num_fail_sends", "messages_to_repeat"):
+        setattr(faults, name, getattr(rpc_backend_options, name))
+    return make_agent(rpc_backend_options=rpc_backend_options, faults=faults, **more)
 
 
-if not backend_registry.backend_registered(BACKEND):
-    backend_registry.register_backend(BACKEND, _construct_options, _init_backend)
-    refresh_backend_type()
+register_backend(BACKEND, FaultyRpcBackendOptions, _make_agent)

@@ -16,6 +16,8 @@
 #include "c10d_plugin/join/store_key_value.h"
 #include "c10d_plugin/store/epoch.h"
 #include "c10d_plugin/tensors/op_checks.h"
+#include "transport/base/log.h"
+#include "transport/base/thrown.h"
 
 namespace weft::process_group {
 
@@ -60,15 +62,14 @@ WeftBackend::WeftBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int si
   place.master_host = hostOf(store_);
   place.deadline = collectives::deadlineAfter(options_->timeout);
   StoreKeyValue meeting(c10::make_intrusive<c10d::PrefixStore>("weft/", store_));
-  auto epoch = collectives::agreeOnEpoch(meeting, rank, size, aboutThisHost(), place.deadline);
+  const auto epoch = collectives::agreeOnEpoch(meeting, rank, size, place.deadline);
   if (!epoch.ok()) raise("weft: init_process_group", epoch.error());
-  place.said = std::move(epoch.value().said);
   StoreKeyValue key_value(
-      c10::make_intrusive<c10d::PrefixStore>("weft/" + epoch.value().nonce + "/", store_));
+      c10::make_intrusive<c10d::PrefixStore>("weft/" + epoch.value() + "/", store_));
   auto parts = makeGroup(place, key_value);
   if (!parts.ok()) raise("weft: init_process_group", parts.error());
-  path_ = parts.value().path;
-  engine_ = std::make_shared<Engine>(std::move(parts.value().collectives));
+  path_ = parts.value().made.path;
+  engine_ = std::make_shared<Engine>(std::move(parts.value().made.collectives));
   messages_ = std::make_shared<PointToPoint>(std::move(parts.value().mailbox));
   init();
 }
@@ -84,13 +85,20 @@ WeftBackend::~WeftBackend() {
   const std::lock_guard lock(shutdown_mutex_);
   if (shut_down_ && !delegates_->any()) return;
   // The mailbox's end waits for its thread, which may wait for the GIL, which the thread that drops
-  // the last reference may hold; a delegate's end likewise. So they end on a thread of their own.
-  std::thread([engine = std::move(engine_), messages = std::move(messages_),
-               delegates = std::move(delegates_)]() mutable {
-    messages.reset();
-    engine.reset();
-    delegates.reset();
-  }).detach();
+  // the last reference may hold; a delegate's end likewise. So they end on a thread of their own;
+  // where none can be started they stay until the process ends.
+  struct Parts {
+    decltype(delegates_) delegates;  // the last to go
+    decltype(engine_) engine;
+    decltype(messages_) messages;
+  };
+  auto* const parts = new Parts{std::move(delegates_), std::move(engine_), std::move(messages_)};
+  const auto thrown =
+      transport::thrownBy([parts] { std::thread([parts] { delete parts; }).detach(); });
+  if (!thrown) return;
+  transport::log(transport::LogLevel::kWarning,
+                 "a process group is left as it is, because no thread can be started to end it (" +
+                     *thrown + ")");
 }
 
 c10::intrusive_ptr<c10d::Backend::Options> WeftBackend::getBackendOptions() {
@@ -285,7 +293,7 @@ void WeftBackend::shutdown() {
   const std::lock_guard lock(shutdown_mutex_);
   if (shut_down_) return;
   shut_down_ = true;
-  (void)engine_->close(kLinger);
+  engine_->close(kLinger);
   messages_->close();
   delegates_->shutdown();
 }

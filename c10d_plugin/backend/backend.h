@@ -61,8 +61,7 @@ class WEFT_API WeftBackend : public c10d::Backend {
   bool supportsSplitting() const override { return true; }
   // torch keeps a batch's operations per group, so a batch of one thread would swallow the
   // collectives of another thread, and of all threads once it has raised. CPU tensors gain nothing
-  // from a batch; weft/_torch/patches/batches.py batches those of a
-  // delegate.
+  // from a batch; weft/_torch/patches/batches.py batches those of a delegate.
   bool supportsCoalescing() const override { return false; }
   bool supportsShrinking() const override { return true; }
   void setTimeout(std::chrono::milliseconds timeout) override;

@@ -8,10 +8,9 @@
 #include "c10d_plugin/backend/backend.h"
 #include "c10d_plugin/backend/submit.h"
 #include "c10d_plugin/tensors/contiguous_tensor.h"
-#include "c10d_plugin/tensors/element_of.h"
 #include "c10d_plugin/tensors/op_checks.h"
 #include "c10d_plugin/tensors/overlap.h"
-#include "c10d_plugin/tensors/premultiplied.h"
+#include "c10d_plugin/tensors/reduce_op.h"
 
 namespace weft::process_group {
 
@@ -22,30 +21,21 @@ using collectives::ConstBytes;
 namespace {
 
 constexpr std::size_t kSmallTensor = 64 * 1024;  // bytes; a copy costs less than an operation
-constexpr std::size_t kLargestPack = 1024 * 1024;
 
-// Which tensors travel together, by index. All ranks decide alike, because all see the same types
-// and sizes.
+// Which tensors travel together, by index: the small ones of a type. All ranks decide alike,
+// because all see the same types and sizes.
 std::vector<std::vector<std::size_t>> plan(const Tensors& tensors) {
-  struct Open {
-    std::size_t pack;
-    std::size_t bytes;
-  };
   std::vector<std::vector<std::size_t>> packs;
-  std::map<c10::ScalarType, Open> open;
+  std::map<c10::ScalarType, std::size_t> small;  // the pack of a type's small tensors
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const std::size_t bytes = tensors[i].nbytes();
-    const auto type = tensors[i].scalar_type();
-    const auto found = open.find(type);
-    if (bytes > kSmallTensor) {
-      packs.push_back({i});
-    } else if (found != open.end() && found->second.bytes + bytes <= kLargestPack) {
-      packs[found->second.pack].push_back(i);
-      found->second.bytes += bytes;
-    } else {
-      open[type] = {packs.size(), bytes};
-      packs.push_back({i});
+    if (tensors[i].nbytes() <= kSmallTensor) {
+      const auto [found, is_first] = small.emplace(tensors[i].scalar_type(), packs.size());
+      if (!is_first) {
+        packs[found->second].push_back(i);
+        continue;
+      }
     }
+    packs.push_back({i});
   }
   return packs;
 }
@@ -68,7 +58,20 @@ struct Rows {
     }
     matrix = at::empty({size, width}, shares.front().options().requires_grad(false));
   }
-  at::Tensor of(std::size_t tensor) const {
+  // Filled with the tensors, a part of each in every row.
+  static Rows of(const Tensors& tensors, std::int64_t size) {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    Rows rows(tensors, size, size);
+    for (std::size_t i = 0; i < tensors.size(); ++i)
+      rows.share(i).copy_(tensors[i].reshape({size, -1}));
+    return rows;
+  }
+  void copyTo(const Tensors& tensors) const {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    for (std::size_t i = 0; i < tensors.size(); ++i)
+      tensors[i].copy_(share(i).reshape(tensors[i].sizes()));
+  }
+  at::Tensor share(std::size_t tensor) const {
     return matrix.narrow(1, offsets[tensor], widths[tensor]);
   }
   // Each row's memory.
@@ -85,56 +88,36 @@ struct Rows {
   at::Tensor matrix;
 };
 
-void allReducePack(OpContext& context, const Tensors& tensors, collectives::Reduction reduction,
-                   const at::Tensor& factor) {
-  const auto element = elementOf(tensors.front().scalar_type());
-  if (tensors.size() == 1) {
-    const ContiguousTensor flat =
-        premultiplied(tensors.front(), factor, ContiguousTensor::Use::kReadWrite);
-    context.check(context->allReduce(context.call(element, reduction), flat.bytes()));
-    flat.writeBack();
-    return;
-  }
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const Rows pack(tensors, 1, 1);
-  for (std::size_t i = 0; i < tensors.size(); ++i)
-    pack.of(i).copy_(tensors[i].reshape({1, -1}));
-  const ContiguousTensor flat =
-      premultiplied(pack.matrix, factor, ContiguousTensor::Use::kReadWrite);
-  context.check(context->allReduce(context.call(element, reduction), flat.bytes()));
+void allReduceOne(OpContext& context, const at::Tensor& tensor, const TensorReduction& how) {
+  const ContiguousTensor flat = how.memoryOf(tensor, ContiguousTensor::Use::kReadWrite);
+  context.check(context->allReduce(callOn(context, tensor, how.reduction), flat.bytes()));
   flat.writeBack();
-  for (std::size_t i = 0; i < tensors.size(); ++i)
-    tensors[i].copy_(pack.of(i).reshape(tensors[i].sizes()));
 }
 
-void allGatherPack(OpContext& context, const Tensors& outputs, const Tensors& inputs) {
-  const auto size = static_cast<std::int64_t>(context->size());
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const Rows in(inputs, 1, 1);
-  for (std::size_t i = 0; i < inputs.size(); ++i)
-    in.of(i).copy_(inputs[i].reshape({1, -1}));
-  const Rows out(inputs, size, 1);
-  context.check(context->allGather(context.call(elementOf(inputs.front().scalar_type())),
-                                   in.spans<ConstBytes>().front(), out.spans<Bytes>()));
-  for (std::size_t i = 0; i < outputs.size(); ++i)
-    outputs[i].copy_(out.of(i).reshape(outputs[i].sizes()));
+void allReducePack(OpContext& context, const Tensors& tensors, const TensorReduction& how) {
+  if (tensors.size() == 1) return allReduceOne(context, tensors.front(), how);
+  const Rows pack = Rows::of(tensors, 1);
+  allReduceOne(context, pack.matrix, how);
+  pack.copyTo(tensors);
+}
+
+Rows allGatherPack(OpContext& context, const Tensors& inputs) {
+  const Rows in = Rows::of(inputs, 1);
+  Rows out(inputs, context->size(), 1);
+  context.check(context->allGather(callOn(context, inputs.front()), in.spans<ConstBytes>().front(),
+                                   out.spans<Bytes>()));
+  return out;
 }
 
 void reduceScatterPack(OpContext& context, const Tensors& outputs, const Tensors& inputs,
-                       collectives::Reduction reduction, const at::Tensor& factor) {
-  const auto size = static_cast<std::int64_t>(context->size());
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  Rows in(inputs, size, size);
-  for (std::size_t i = 0; i < inputs.size(); ++i)
-    in.of(i).copy_(inputs[i].reshape({size, -1}));
+                       const TensorReduction& how) {
+  Rows in = Rows::of(inputs, context->size());
   const Rows out(outputs, 1, 1);
   const at::Tensor filled = in.matrix;
-  in.matrix = premultiplied(filled, factor, ContiguousTensor::Use::kRead).memory();
-  context.check(
-      context->reduceScatter(context.call(elementOf(outputs.front().scalar_type()), reduction),
-                             in.spans<ConstBytes>(), out.spans<Bytes>().front()));
-  for (std::size_t i = 0; i < outputs.size(); ++i)
-    outputs[i].copy_(out.of(i).reshape(outputs[i].sizes()));
+  in.matrix = how.memoryOf(filled, ContiguousTensor::Use::kRead).memory();
+  context.check(context->reduceScatter(callOn(context, outputs.front(), how.reduction),
+                                       in.spans<ConstBytes>(), out.spans<Bytes>().front()));
+  out.copyTo(outputs);
 }
 
 // The packs are written one after the other, so an input that overlaps an output is copied.
@@ -165,16 +148,16 @@ WeftBackend::WorkPtr WeftBackend::allreduce_coalesced(Tensors& tensors,
     checkDense(tensor, kTitle);
     (void)reductionOf(opts.reduceOp, tensor.scalar_type(), kTitle);
   }
-  const auto reduction = reductionOf(opts.reduceOp, tensors.front().scalar_type(), kTitle);
+  const TensorReduction how = reductionOf(opts.reduceOp, tensors.front().scalar_type(), kTitle);
   return submit(OpType::ALLREDUCE_COALESCED, kTitle, opts, tensors, tensors,
-                [tensors, reduction, factor = factorOf(opts.reduceOp)](OpContext& context) {
+                [tensors, how](OpContext& context) {
                   // Tensors that share memory are all reduced from what they hold now.
                   const bool disjoint = occupied(tensors).disjoint();
                   Tensors reduced;
                   for (const at::Tensor& tensor : tensors)
                     reduced.push_back(disjoint ? tensor : copyOf(tensor));
                   for (const auto& places : plan(reduced))
-                    allReducePack(context, pick(reduced, places), reduction, factor);
+                    allReducePack(context, pick(reduced, places), how);
                   for (std::size_t i = 0; i < tensors.size() && !disjoint; ++i)
                     copyInto(tensors[i], reduced[i]);
                 });
@@ -191,7 +174,7 @@ WeftBackend::WorkPtr WeftBackend::allgather_into_tensor_coalesced(
                 [inputs, outputs](OpContext& context) {
                   const Tensors read = inputsApart(inputs, outputs);
                   for (const auto& places : plan(read))
-                    allGatherPack(context, pick(outputs, places), pick(read, places));
+                    allGatherPack(context, pick(read, places)).copyTo(pick(outputs, places));
                 });
 }
 
@@ -209,24 +192,23 @@ WeftBackend::WorkPtr WeftBackend::allgather_coalesced(TensorLists& outputs, Tens
       checkOwnShare(inputs[i], list[i], rank_, kTitle);
     }
   }
-  return submit(
-      OpType::ALLGATHER_COALESCED, kTitle, opts, inputs, outputs,
-      [inputs, outputs](OpContext& context) {
-        const at::AutoDispatchBelowADInplaceOrView below_autograd;
-        for (const auto& places : plan(inputs)) {
-          const Tensors in = pick(inputs, places);
-          Tensors gathered;
-          for (const at::Tensor& tensor : in)
-            gathered.push_back(at::empty({context->size(), tensor.numel()}, tensor.options()));
-          allGatherPack(context, gathered, in);
-          for (std::size_t rank = 0; rank < outputs.size(); ++rank) {
-            for (std::size_t i = 0; i < places.size(); ++i) {
-              const at::Tensor& place = outputs[rank][places[i]];
-              place.copy_(gathered[i][static_cast<std::int64_t>(rank)].reshape(place.sizes()));
-            }
-          }
-        }
-      });
+  return submit(OpType::ALLGATHER_COALESCED, kTitle, opts, inputs, outputs,
+                [inputs, outputs](OpContext& context) {
+                  Tensors all;
+                  for (const Tensors& list : outputs)
+                    all.insert(all.end(), list.begin(), list.end());
+                  const Tensors read = inputsApart(inputs, all);
+                  for (const auto& places : plan(read)) {
+                    const Rows gathered = allGatherPack(context, pick(read, places));
+                    for (std::size_t i = 0; i < places.size(); ++i) {
+                      for (std::size_t rank = 0; rank < outputs.size(); ++rank) {
+                        const at::Tensor& place = outputs[rank][places[i]];
+                        copyInto(place, gathered.share(i)[static_cast<std::int64_t>(rank)].reshape(
+                                            place.sizes()));
+                      }
+                    }
+                  }
+                });
 }
 
 WeftBackend::WorkPtr WeftBackend::reduce_scatter_tensor_coalesced(
@@ -238,13 +220,12 @@ WeftBackend::WorkPtr WeftBackend::reduce_scatter_tensor_coalesced(
   checkPairs(inputs, outputs, size_, kTitle);
   for (const at::Tensor& tensor : outputs)
     (void)reductionOf(opts.reduceOp, tensor.scalar_type(), kTitle);
-  const auto reduction = reductionOf(opts.reduceOp, outputs.front().scalar_type(), kTitle);
+  const TensorReduction how = reductionOf(opts.reduceOp, outputs.front().scalar_type(), kTitle);
   return submit(OpType::COALESCED, kTitle, opts, inputs, outputs,
-                [inputs, outputs, reduction, factor = factorOf(opts.reduceOp)](OpContext& context) {
+                [inputs, outputs, how](OpContext& context) {
                   const Tensors read = inputsApart(inputs, outputs);
                   for (const auto& places : plan(outputs))
-                    reduceScatterPack(context, pick(outputs, places), pick(read, places), reduction,
-                                      factor);
+                    reduceScatterPack(context, pick(outputs, places), pick(read, places), how);
                 });
 }
 

@@ -6,10 +6,9 @@
 #include "c10d_plugin/backend/sparse_all_reduce.h"
 #include "c10d_plugin/backend/submit.h"
 #include "c10d_plugin/tensors/contiguous_tensor.h"
-#include "c10d_plugin/tensors/element_of.h"
 #include "c10d_plugin/tensors/op_checks.h"
 #include "c10d_plugin/tensors/overlap.h"
-#include "c10d_plugin/tensors/premultiplied.h"
+#include "c10d_plugin/tensors/reduce_op.h"
 
 namespace weft::process_group {
 
@@ -22,12 +21,12 @@ namespace {
 // The inputs of an operation, one per rank, none of which overlaps its outputs; but this rank's own
 // may be exactly `place`.
 std::vector<ContiguousTensor> flattenInputs(const std::vector<at::Tensor>& tensors,
-                                            const at::Tensor& factor, const Occupied& outputs,
+                                            const TensorReduction& how, const Occupied& outputs,
                                             int own, ByteRange place) {
   std::vector<ContiguousTensor> flats;
   flats.reserve(tensors.size());
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    flats.push_back(apart(premultiplied(tensors[i], factor, ContiguousTensor::Use::kRead), outputs,
+    flats.push_back(apart(how.memoryOf(tensors[i], ContiguousTensor::Use::kRead), outputs,
                           i == static_cast<std::size_t>(own) ? place : ByteRange()));
   }
   return flats;
@@ -88,8 +87,7 @@ WeftBackend::WorkPtr WeftBackend::broadcast(Tensors& tensors, const c10d::Broadc
                 [tensor, root, here = rank_](OpContext& context) {
                   const ContiguousTensor flat(tensor, root == here ? ContiguousTensor::Use::kRead
                                                                    : ContiguousTensor::Use::kWrite);
-                  context.check(context->broadcast(context.call(elementOf(tensor.scalar_type())),
-                                                   flat.bytes(), root));
+                  context.check(context->broadcast(callOn(context, tensor), flat.bytes(), root));
                   flat.writeBack();
                 });
 }
@@ -100,15 +98,13 @@ WeftBackend::WorkPtr WeftBackend::allreduce(Tensors& tensors, const c10d::Allred
   const at::Tensor& tensor = only(tensors, kTitle);
   if (tensor.layout() == c10::kSparse) return allreduce_sparse(tensors, opts);
   checkDense(tensor, kTitle);
-  const auto reduction = reductionOf(opts.reduceOp, tensor.scalar_type(), kTitle);
-  return submit(OpType::ALLREDUCE, kTitle, opts, tensors, tensors,
-                [tensor, reduction, factor = factorOf(opts.reduceOp)](OpContext& context) {
-                  const ContiguousTensor flat =
-                      premultiplied(tensor, factor, ContiguousTensor::Use::kReadWrite);
-                  context.check(context->allReduce(
-                      context.call(elementOf(tensor.scalar_type()), reduction), flat.bytes()));
-                  flat.writeBack();
-                });
+  const TensorReduction how = reductionOf(opts.reduceOp, tensor.scalar_type(), kTitle);
+  return submit(
+      OpType::ALLREDUCE, kTitle, opts, tensors, tensors, [tensor, how](OpContext& context) {
+        const ContiguousTensor flat = how.memoryOf(tensor, ContiguousTensor::Use::kReadWrite);
+        context.check(context->allReduce(callOn(context, tensor, how.reduction), flat.bytes()));
+        flat.writeBack();
+      });
 }
 
 WeftBackend::WorkPtr WeftBackend::allreduce_sparse(Tensors& tensors,
@@ -127,16 +123,14 @@ WeftBackend::WorkPtr WeftBackend::reduce(Tensors& tensors, const c10d::ReduceOpt
   const at::Tensor& tensor = only(tensors, kTitle);
   const int root = checkRoot(opts.rootRank, size_, kTitle);
   checkDense(tensor, kTitle);
-  const auto reduction = reductionOf(opts.reduceOp, tensor.scalar_type(), kTitle);
+  const TensorReduction how = reductionOf(opts.reduceOp, tensor.scalar_type(), kTitle);
   return submit(
       OpType::REDUCE, kTitle, opts, tensors, tensors,
-      [tensor, reduction, root, here = rank_,
-       factor = factorOf(opts.reduceOp)](OpContext& context) {
-        const ContiguousTensor flat = premultiplied(
-            tensor, factor,
-            root == here ? ContiguousTensor::Use::kReadWrite : ContiguousTensor::Use::kRead);
-        context.check(context->reduce(context.call(elementOf(tensor.scalar_type()), reduction),
-                                      flat.bytes(), root));
+      [tensor, how, root, here = rank_](OpContext& context) {
+        const ContiguousTensor flat =
+            how.memoryOf(tensor, root == here ? ContiguousTensor::Use::kReadWrite
+                                              : ContiguousTensor::Use::kRead);
+        context.check(context->reduce(callOn(context, tensor, how.reduction), flat.bytes(), root));
         flat.writeBack();
       });
 }
@@ -149,16 +143,15 @@ WeftBackend::WorkPtr WeftBackend::allgather(TensorLists& outputs, Tensors& input
   const Tensors& output = onePerRank(outputs, size_, kTitle);
   checkAlike(input, output, kTitle);
   checkOwnShare(input, output[static_cast<std::size_t>(rank_)], rank_, kTitle);
-  return submit(OpType::ALLGATHER, kTitle, opts, inputs, outputs,
-                [input, output](OpContext& context) {
-                  const std::vector<ContiguousTensor> out = flattenOutputs(output);
-                  const ContiguousTensor in =
-                      apart(ContiguousTensor(input, ContiguousTensor::Use::kRead), occupied(out),
-                            out[static_cast<std::size_t>(context->rank())].bytes());
-                  context.check(context->allGather(context.call(elementOf(input.scalar_type())),
-                                                   in.bytes(), spansOf<Bytes>(out)));
-                  writeBack(out);
-                });
+  return submit(
+      OpType::ALLGATHER, kTitle, opts, inputs, outputs, [input, output](OpContext& context) {
+        const std::vector<ContiguousTensor> out = flattenOutputs(output);
+        const ContiguousTensor in =
+            apart(ContiguousTensor(input, ContiguousTensor::Use::kRead), occupied(out),
+                  out[static_cast<std::size_t>(context->rank())].bytes());
+        context.check(context->allGather(callOn(context, input), in.bytes(), spansOf<Bytes>(out)));
+        writeBack(out);
+      });
 }
 
 WeftBackend::WorkPtr WeftBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
@@ -173,8 +166,7 @@ WeftBackend::WorkPtr WeftBackend::_allgather_base(at::Tensor& output, at::Tensor
                   const ContiguousTensor in =
                       apart(ContiguousTensor(input, ContiguousTensor::Use::kRead), occupied(out),
                             places[static_cast<std::size_t>(context->rank())]);
-                  context.check(context->allGather(context.call(elementOf(input.scalar_type())),
-                                                   in.bytes(), places));
+                  context.check(context->allGather(callOn(context, input), in.bytes(), places));
                   out.writeBack();
                 });
 }
@@ -194,8 +186,8 @@ WeftBackend::WorkPtr WeftBackend::gather(TensorLists& outputs, Tensors& inputs,
         const ContiguousTensor in =
             apart(ContiguousTensor(input, ContiguousTensor::Use::kRead), occupied(out),
                   out.empty() ? ByteRange() : out[static_cast<std::size_t>(root)].bytes());
-        context.check(context->gather(context.call(elementOf(input.scalar_type())), in.bytes(),
-                                      spansOf<Bytes>(out), root));
+        context.check(
+            context->gather(callOn(context, input), in.bytes(), spansOf<Bytes>(out), root));
         writeBack(out);
       });
 }
@@ -213,9 +205,9 @@ WeftBackend::WorkPtr WeftBackend::scatter(Tensors& outputs, TensorLists& inputs,
                 [input, output, root](OpContext& context) {
                   const ContiguousTensor out(output, ContiguousTensor::Use::kWrite);
                   const std::vector<ContiguousTensor> in =
-                      flattenInputs(input, at::Tensor(), occupied(out), root, out.bytes());
-                  context.check(context->scatter(context.call(elementOf(output.scalar_type())),
-                                                 spansOf<ConstBytes>(in), out.bytes(), root));
+                      flattenInputs(input, {}, occupied(out), root, out.bytes());
+                  context.check(context->scatter(callOn(context, output), spansOf<ConstBytes>(in),
+                                                 out.bytes(), root));
                   out.writeBack();
                 });
 }
@@ -228,15 +220,14 @@ WeftBackend::WorkPtr WeftBackend::reduce_scatter(Tensors& outputs, TensorLists& 
   const Tensors& input = onePerRank(inputs, size_, kTitle);
   checkAlike(output, input, kTitle);
   checkOwnShare(output, input[static_cast<std::size_t>(rank_)], rank_, kTitle);
-  const auto reduction = reductionOf(opts.reduceOp, output.scalar_type(), kTitle);
+  const TensorReduction how = reductionOf(opts.reduceOp, output.scalar_type(), kTitle);
   return submit(OpType::REDUCE_SCATTER, kTitle, opts, input, outputs,
-                [input, output, reduction, factor = factorOf(opts.reduceOp)](OpContext& context) {
+                [input, output, how](OpContext& context) {
                   const ContiguousTensor out(output, ContiguousTensor::Use::kWrite);
                   const std::vector<ContiguousTensor> in =
-                      flattenInputs(input, factor, occupied(out), context->rank(), out.bytes());
-                  context.check(context->reduceScatter(
-                      context.call(elementOf(output.scalar_type()), reduction),
-                      spansOf<ConstBytes>(in), out.bytes()));
+                      flattenInputs(input, how, occupied(out), context->rank(), out.bytes());
+                  context.check(context->reduceScatter(callOn(context, output, how.reduction),
+                                                       spansOf<ConstBytes>(in), out.bytes()));
                   out.writeBack();
                 });
 }
@@ -246,20 +237,19 @@ WeftBackend::WorkPtr WeftBackend::_reduce_scatter_base(at::Tensor& output, at::T
   constexpr const char* kTitle = "weft:_reduce_scatter_base";
   if (auto* other = elsewhere(input)) return other->_reduce_scatter_base(output, input, opts);
   checkBase(input, output, size_, kTitle);
-  const auto reduction = reductionOf(opts.reduceOp, output.scalar_type(), kTitle);
-  return submit(OpType::_REDUCE_SCATTER_BASE, kTitle, opts, input, output,
-                [input, output, reduction, factor = factorOf(opts.reduceOp),
-                 size = static_cast<std::size_t>(size_)](OpContext& context) {
-                  const ContiguousTensor out(output, ContiguousTensor::Use::kWrite);
-                  ContiguousTensor in = premultiplied(input, factor, ContiguousTensor::Use::kRead);
-                  const auto own = static_cast<std::size_t>(context->rank());
-                  if (!same(parts<ConstBytes>(in.bytes(), size)[own], out.bytes()))
-                    in = apart(std::move(in), occupied(out));
-                  context.check(context->reduceScatter(
-                      context.call(elementOf(output.scalar_type()), reduction),
-                      parts<ConstBytes>(in.bytes(), size), out.bytes()));
-                  out.writeBack();
-                });
+  const TensorReduction how = reductionOf(opts.reduceOp, output.scalar_type(), kTitle);
+  return submit(
+      OpType::_REDUCE_SCATTER_BASE, kTitle, opts, input, output,
+      [input, output, how, size = static_cast<std::size_t>(size_)](OpContext& context) {
+        const ContiguousTensor out(output, ContiguousTensor::Use::kWrite);
+        ContiguousTensor in = how.memoryOf(input, ContiguousTensor::Use::kRead);
+        const auto own = static_cast<std::size_t>(context->rank());
+        if (!same(parts<ConstBytes>(in.bytes(), size)[own], out.bytes()))
+          in = apart(std::move(in), occupied(out));
+        context.check(context->reduceScatter(callOn(context, output, how.reduction),
+                                             parts<ConstBytes>(in.bytes(), size), out.bytes()));
+        out.writeBack();
+      });
 }
 
 WeftBackend::WorkPtr WeftBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
@@ -279,7 +269,7 @@ WeftBackend::WorkPtr WeftBackend::alltoall_base(at::Tensor& output, at::Tensor& 
                   const ContiguousTensor out(output, ContiguousTensor::Use::kWrite);
                   const ContiguousTensor in =
                       apart(ContiguousTensor(input, ContiguousTensor::Use::kRead), occupied(out));
-                  context.check(context->allToAll(context.call(elementOf(input.scalar_type())),
+                  context.check(context->allToAll(callOn(context, input),
                                                   splits<ConstBytes>(in, input_splits, size),
                                                   splits<Bytes>(out, output_splits, size)));
                   out.writeBack();
@@ -294,17 +284,16 @@ WeftBackend::WorkPtr WeftBackend::alltoall(Tensors& outputs, Tensors& inputs,
   checkCount(outputs.size(), size_, "output", kTitle);
   checkAlike(inputs.front(), inputs, kTitle);
   checkAlike(inputs.front(), outputs, kTitle);
-  return submit(
-      OpType::ALLTOALL, kTitle, opts, inputs, outputs,
-      [input = inputs, output = outputs](OpContext& context) {
-        const std::vector<ContiguousTensor> out = flattenOutputs(output);
-        const auto own = static_cast<std::size_t>(context->rank());
-        const std::vector<ContiguousTensor> in =
-            flattenInputs(input, at::Tensor(), occupied(out), context->rank(), out[own].bytes());
-        context.check(context->allToAll(context.call(elementOf(input.front().scalar_type())),
-                                        spansOf<ConstBytes>(in), spansOf<Bytes>(out)));
-        writeBack(out);
-      });
+  return submit(OpType::ALLTOALL, kTitle, opts, inputs, outputs,
+                [input = inputs, output = outputs](OpContext& context) {
+                  const std::vector<ContiguousTensor> out = flattenOutputs(output);
+                  const auto own = static_cast<std::size_t>(context->rank());
+                  const std::vector<ContiguousTensor> in =
+                      flattenInputs(input, {}, occupied(out), context->rank(), out[own].bytes());
+                  context.check(context->allToAll(callOn(context, input.front()),
+                                                  spansOf<ConstBytes>(in), spansOf<Bytes>(out)));
+                  writeBack(out);
+                });
 }
 
 WeftBackend::WorkPtr WeftBackend::barrier(const c10d::BarrierOptions& opts) {

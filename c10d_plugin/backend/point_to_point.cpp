@@ -4,9 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
-#include <mutex>
-#include <optional>
+#include <future>
 #include <string>
 #include <thread>
 
@@ -14,6 +12,8 @@
 #include "c10d_plugin/engine/work.h"
 #include "c10d_plugin/tensors/contiguous_tensor.h"
 #include "c10d_plugin/tensors/op_checks.h"
+#include "transport/base/interruption.h"
+#include "transport/base/thrown.h"
 
 namespace weft::process_group {
 
@@ -31,15 +31,28 @@ Tag userTag(int tag) { return static_cast<std::uint32_t>(tag); }
 Tag barrierTag(std::uint64_t count) { return (Tag{1} << 32) | (count & 0xFFFFFFFFU); }
 Tag releaseTag(std::uint64_t count) { return (Tag{2} << 32) | (count & 0xFFFFFFFFU); }
 
+std::exception_ptr asException(const char* title, const Error& error) {
+  try {
+    raise(title, error);
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
 // A Work whose wait() knows the message's own deadline. A message that has not completed by then is
 // cancelled: its memory is the caller's again.
 class MessageWork final : public WeftWork {
  public:
-  MessageWork(int rank, OpInfo info, milliseconds timeout, std::shared_ptr<Mailbox> mailbox)
-      : WeftWork(rank, std::move(info)),
+  // `what`: "the receive from rank 3". `to`: the receiver of a message, whose memory must not be
+  // read once its caller knows of a failure; if its bytes are in transit, that ends the connection.
+  MessageWork(OpInfo info, std::string what, milliseconds timeout, std::shared_ptr<Mailbox> mailbox,
+              int to = -1)
+      : WeftWork(mailbox->rank(), std::move(info)),
+        what_(std::move(what)),
         timeout_(timeout),
         deadline_(collectives::deadlineAfter(timeout)),
-        mailbox_(std::move(mailbox)) {}
+        mailbox_(std::move(mailbox)),
+        to_(to) {}
 
   bool wait(milliseconds asked) override {
     const auto left = std::max(
@@ -50,9 +63,6 @@ class MessageWork final : public WeftWork {
   void abort() override { giveUp(Error(ErrorCode::kShutdown, "this operation was aborted")); }
 
   void posted(Mailbox::Ticket ticket) { ticket_.store(ticket, std::memory_order_release); }
-  // A message to `rank`, whose memory must not be read once its caller knows of a failure. If its
-  // bytes are in transit, that ends the connection.
-  void sendsTo(int rank) { to_ = rank; }
 
   // The first call sets the outcome.
   void end(std::exception_ptr error) {
@@ -61,14 +71,20 @@ class MessageWork final : public WeftWork {
       complete();
       return;
     }
-    // Callbacks of a future may block; the mailbox's thread may not.
-    auto self = c10::intrusive_ptr<MessageWork>::reclaim_copy(this);
-    std::thread([self = std::move(self)] { self->complete(); }).detach();
+    // Callbacks of a future may block; the mailbox's thread may not, unless there is no other.
+    const auto self = c10::intrusive_ptr<MessageWork>::reclaim_copy(this);
+    if (transport::thrownBy([&] { std::thread([self] { self->complete(); }).detach(); }))
+      complete();
   }
 
  private:
   bool waitOrGiveUp(milliseconds limit, milliseconds told) {
-    if (!waitFor(limit)) {
+    const transport::Waited ended = waitFor(limit);
+    if (ended == transport::Waited::kInterrupted) {
+      giveUp(Error(ErrorCode::kInterrupted, what_ + " was interrupted (Ctrl-C)"));
+      transport::raiseInterrupt();
+    }
+    if (ended == transport::Waited::kLate) {
       giveUp(Error(ErrorCode::kTimeout, "Timed out waiting " + std::to_string(told.count()) +
                                             "ms for " + what_ + " to complete"));
     }
@@ -76,37 +92,19 @@ class MessageWork final : public WeftWork {
   }
   void giveUp(const Error& why) {
     const Mailbox::Ticket ticket = ticket_.load(std::memory_order_acquire);
-    if (ticket != 0 && !mailbox_->cancel(ticket, why)) {
-      // It is being delivered or sent right now.
-      if (to_ >= 0 && !ended_.load()) mailbox_->giveUp(to_, why);
-      return;
-    }
-    try {
-      raise(title(), why);
-    } catch (...) {
-      end(std::current_exception());
-    }
+    if (ticket == 0 || mailbox_->cancel(ticket, why)) return end(asException(title(), why));
+    // It is being delivered or sent right now.
+    if (to_ >= 0 && !ended_.load()) mailbox_->giveUp(to_, why);
   }
 
- public:
-  std::string what_;  // "the receive from rank 3"
-
- private:
-  milliseconds timeout_;
-  steady_clock::time_point deadline_;
-  std::shared_ptr<Mailbox> mailbox_;
-  int to_ = -1;
+  const std::string what_;
+  const milliseconds timeout_;
+  const steady_clock::time_point deadline_;
+  const std::shared_ptr<Mailbox> mailbox_;
+  const int to_;
   std::atomic<Mailbox::Ticket> ticket_{0};
   std::atomic<bool> ended_{false};
 };
-
-std::exception_ptr asException(const char* title, const Error& error) {
-  try {
-    raise(title, error);
-  } catch (...) {
-    return std::current_exception();
-  }
-}
 
 // The tensor's memory, kept alive by the tensor.
 transport::OwnedBuffer bufferOf(const ContiguousTensor& flat) {
@@ -122,10 +120,8 @@ PointToPoint::WorkPtr PointToPoint::send(const at::Tensor& tensor, int to, int t
   checkDense(tensor, kTitle);
   const ContiguousTensor flat(tensor, ContiguousTensor::Use::kRead);
   auto work = c10::make_intrusive<MessageWork>(
-      mailbox_->rank(), OpInfo{c10d::OpType::SEND, kTitle, Tensors{tensor}, {{tensor}}}, timeout,
-      mailbox_);
-  work->what_ = "the send to rank " + std::to_string(to);
-  work->sendsTo(to);
+      OpInfo{c10d::OpType::SEND, kTitle, Tensors{tensor}, {{tensor}}},
+      "the send to rank " + std::to_string(to), timeout, mailbox_, to);
   work->posted(mailbox_->send(to, userTag(tag), bufferOf(flat), [work](const Error& error) {
     work->end(error ? asException(kTitle, error) : nullptr);
   }));
@@ -139,14 +135,10 @@ PointToPoint::WorkPtr PointToPoint::receive(const at::Tensor& tensor, int from, 
   checkDense(tensor, title);
   at::assert_no_internal_overlap(tensor);  // as of expand(): a message could not be written to it
   const ContiguousTensor flat(tensor, ContiguousTensor::Use::kWrite);
+  const auto type = any ? c10d::OpType::RECVANYSOURCE : c10d::OpType::RECV;
   auto work = c10::make_intrusive<MessageWork>(
-      mailbox_->rank(),
-      OpInfo{any ? c10d::OpType::RECVANYSOURCE : c10d::OpType::RECV,
-             title,
-             Tensors{tensor},
-             {{tensor}}},
-      timeout, mailbox_);
-  work->what_ = "the receive from " + (any ? "any rank" : "rank " + std::to_string(from));
+      OpInfo{type, title, Tensors{tensor}, {{tensor}}},
+      "the receive from " + (any ? "any rank" : "rank " + std::to_string(from)), timeout, mailbox_);
   const auto ticket = mailbox_->receive(
       from, userTag(tag), bufferOf(flat), [work, flat, title](const Mailbox::Received& got) {
         if (got.error) return work->end(asException(title, got.error));
@@ -165,23 +157,32 @@ PointToPoint::WorkPtr PointToPoint::receive(const at::Tensor& tensor, int from, 
 
 namespace {
 
-// Messages of no bytes from several ranks, and who has answered.
-struct Arrivals {
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::vector<bool> here;
-  std::vector<std::optional<Error>> failed;
-
-  bool settled() const {
-    for (std::size_t i = 0; i < here.size(); ++i) {
-      if (!here[i] && !failed[i]) return false;
-    }
-    return true;
+// Whether it comes by then. Throws what Ctrl-C's handler raised; what was posted is left then: it
+// has no memory of the caller's, and its tag does not come again.
+bool comesBy(const std::future<Error>& outcome, collectives::Deadline deadline) {
+  while (true) {
+    const auto slice = steady_clock::now() + transport::kInterruptEvery;
+    if (outcome.wait_until(std::min(slice, deadline)) == std::future_status::ready) return true;
+    if (slice >= deadline) return false;
+    transport::raiseIfInterrupted();
   }
-};
+}
 
 std::byte nothing{};
 transport::OwnedBuffer noBytes() { return {&nothing, 0, nullptr}; }
+
+// A message of no bytes that is awaited.
+struct Arrival {
+  Arrival(Mailbox& mailbox, int from, Tag tag) {
+    const auto arrived = std::make_shared<std::promise<Error>>();
+    outcome = arrived->get_future();
+    ticket = mailbox.receive(from, tag, noBytes(), [arrived](const Mailbox::Received& got) {
+      arrived->set_value(got.error);
+    });
+  }
+  std::future<Error> outcome;
+  Mailbox::Ticket ticket = 0;
+};
 
 }  // namespace
 
@@ -201,36 +202,21 @@ void PointToPoint::gatherArrivals(std::uint64_t count, milliseconds timeout, boo
               timeout.count(), " ms.");
   const auto deadline = collectives::deadlineAfter(timeout);
   const int size = mailbox_->size();
-  const auto arrivals = std::make_shared<Arrivals>();
-  arrivals->here.assign(static_cast<std::size_t>(size), false);
-  arrivals->failed.resize(static_cast<std::size_t>(size));
-  arrivals->here[0] = true;
-  std::vector<Mailbox::Ticket> tickets;
-  for (int rank = 1; rank < size; ++rank) {
-    tickets.push_back(mailbox_->receive(
-        rank, barrierTag(count), noBytes(), [arrivals, rank](const Mailbox::Received& got) {
-          const std::lock_guard lock(arrivals->mutex);
-          if (got.error) {
-            arrivals->failed[static_cast<std::size_t>(rank)] = got.error;
-          } else {
-            arrivals->here[static_cast<std::size_t>(rank)] = true;
-          }
-          arrivals->changed.notify_all();
-        }));
-  }
+  std::vector<Arrival> arrivals;
+  for (int rank = 1; rank < size; ++rank)
+    arrivals.emplace_back(*mailbox_, rank, barrierTag(count));
   std::vector<int> absent;
   std::string reasons;
-  {
-    std::unique_lock lock(arrivals->mutex);
-    arrivals->changed.wait_until(lock, deadline, [&] { return arrivals->settled(); });
-    for (std::size_t rank = 0; rank < arrivals->here.size(); ++rank) {
-      if (arrivals->here[rank]) continue;
-      absent.push_back(static_cast<int>(rank));
-      if (arrivals->failed[rank]) reasons += "\n " + arrivals->failed[rank]->text();
-    }
+  for (int rank = 1; rank < size; ++rank) {
+    std::future<Error>& outcome = arrivals[static_cast<std::size_t>(rank) - 1].outcome;
+    const bool answered = comesBy(outcome, deadline);
+    const Error error = answered ? outcome.get() : Error();
+    if (answered && !error) continue;
+    absent.push_back(rank);
+    if (answered) reasons += "\n " + error.text();
   }
-  for (const Mailbox::Ticket ticket : tickets)
-    (void)mailbox_->cancel(ticket, Error(ErrorCode::kTimeout, ""));
+  for (const Arrival& arrival : arrivals)
+    (void)mailbox_->cancel(arrival.ticket, Error(ErrorCode::kTimeout, ""));
   if (absent.empty()) {
     for (int rank = 1; rank < size; ++rank)
       mailbox_->send(rank, releaseTag(count), noBytes(), [](const Error&) {});
@@ -248,33 +234,16 @@ void PointToPoint::gatherArrivals(std::uint64_t count, milliseconds timeout, boo
 }
 
 void PointToPoint::reportArrival(std::uint64_t count, milliseconds timeout) {
-  struct Answer {
-    std::mutex mutex;
-    std::condition_variable changed;
-    std::optional<Error> outcome;
-  };
-  const auto answer = std::make_shared<Answer>();
-  const auto tell = [answer](const Error& error) {
-    const std::lock_guard lock(answer->mutex);
-    if (!answer->outcome) answer->outcome = error;
-    answer->changed.notify_all();
-  };
-  const auto ticket = mailbox_->receive(0, releaseTag(count), noBytes(),
-                                        [tell](const Mailbox::Received& got) { tell(got.error); });
-  mailbox_->send(0, barrierTag(count), noBytes(), [tell](const Error& error) {
-    if (error) tell(error);
-  });
-  std::optional<Error> outcome;
-  {
-    std::unique_lock lock(answer->mutex);
-    answer->changed.wait_until(lock, collectives::deadlineAfter(timeout),
-                               [&] { return answer->outcome.has_value(); });
-    outcome = answer->outcome;
+  // Whatever fails the message below fails this receive too.
+  Arrival release(*mailbox_, 0, releaseTag(count));
+  mailbox_->send(0, barrierTag(count), noBytes(), [](const Error&) {});
+  std::string why = "Timed out after " + std::to_string(timeout.count()) + " ms";
+  if (comesBy(release.outcome, collectives::deadlineAfter(timeout))) {
+    const Error error = release.outcome.get();
+    if (!error) return;
+    why = error.text();
   }
-  if (outcome && !*outcome) return;
-  (void)mailbox_->cancel(ticket, Error(ErrorCode::kTimeout, ""));
-  const std::string why =
-      outcome ? outcome->text() : "Timed out after " + std::to_string(timeout.count()) + " ms";
+  (void)mailbox_->cancel(release.ticket, Error(ErrorCode::kTimeout, ""));
   TORCH_CHECK(false, "[Rank ", mailbox_->rank(), "]: Rank ", mailbox_->rank(),
               " successfully reached monitoredBarrier, but received errors while waiting for "
               "send/recv from rank 0. Please check rank 0 logs for faulty rank.\n Original "

@@ -8,7 +8,7 @@
 
 #include "c10d_plugin/engine/engine.h"
 #include "c10d_plugin/tensors/contiguous_tensor.h"
-#include "c10d_plugin/tensors/element_of.h"
+#include "c10d_plugin/tensors/reduce_op.h"
 
 namespace weft::process_group {
 
@@ -25,10 +25,6 @@ void checkSparse(const at::Tensor& tensor, const c10d::ReduceOp& op, const char*
 }
 
 namespace {
-
-std::span<std::byte> bytesOf(const at::Tensor& tensor) {
-  return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
-}
 
 // How many entries each rank has.
 std::vector<std::int64_t> counts(OpContext& context, std::int64_t own) {
@@ -52,11 +48,13 @@ at::Tensor gatherRows(OpContext& context, const at::Tensor& part,
   std::vector<Bytes> out;
   std::int64_t at = 0;
   for (const std::int64_t count : rows) {
-    out.push_back(bytesOf(all.narrow(0, at, count)));
+    out.push_back(
+        ContiguousTensor(all.narrow(0, at, count), ContiguousTensor::Use::kWrite).bytes());
     at += count;
   }
-  context.check(
-      context->allGather(context.call(elementOf(part.scalar_type())), bytesOf(part), out));
+  context.check(context->allGather(context.call(elementOf(part.scalar_type())),
+                                   ContiguousTensor(part, ContiguousTensor::Use::kRead).bytes(),
+                                   out));
   return all;
 }
 

@@ -5,8 +5,15 @@
 
 #include "c10d_plugin/backend/backend.h"
 #include "c10d_plugin/engine/engine.h"
+#include "c10d_plugin/tensors/reduce_op.h"
 
 namespace weft::process_group {
+
+// The Call of the next operation, on this tensor's elements.
+inline collectives::Call callOn(const OpContext& context, const at::Tensor& tensor,
+                                collectives::Reduction reduction = collectives::Reduction::kSum) {
+  return context.call(elementOf(tensor.scalar_type()), reduction);
+}
 
 inline std::vector<at::Tensor> asList(const at::Tensor& tensor) { return {tensor}; }
 inline const std::vector<at::Tensor>& asList(const std::vector<at::Tensor>& list) { return list; }

@@ -15,8 +15,10 @@
 // operation fails at once with the same reason.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <string>
 
@@ -32,6 +34,14 @@ using transport::Result;
 
 using Bytes = std::span<std::byte>;
 using ConstBytes = std::span<const std::byte>;
+
+// Copies a rank's own part of an operation, as much as has room. `to` may be `from`.
+inline void copyOwn(ConstBytes from, Bytes to) {
+  const std::size_t bytes = std::min(from.size(), to.size());
+  if (bytes != 0 && from.data() != to.data()) std::memmove(to.data(), from.data(), bytes);
+}
+
+inline constexpr int kEverywhere = -1;  // instead of a root: all ranks want the result
 
 // The type of the elements to reduce. kBytes has no arithmetic.
 enum class Element : std::uint8_t {

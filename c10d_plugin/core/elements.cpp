@@ -1,72 +1,58 @@
 // The sizes and names of elements and reductions, and which go together.
+#include <array>
 #include <cstddef>
 
 #include "c10d_plugin/core/collectives.h"
 
 namespace weft::collectives {
-
-std::size_t sizeOf(Element element) noexcept {
-  switch (element) {
-    case Element::kBytes:
-    case Element::kBool:
-    case Element::kUint8:
-    case Element::kInt8:
-      return 1;
-    case Element::kInt16:
-    case Element::kUint16:
-    case Element::kFloat16:
-    case Element::kBfloat16:
-      return 2;
-    case Element::kInt32:
-    case Element::kUint32:
-    case Element::kFloat32:
-      return 4;
-    case Element::kInt64:
-    case Element::kUint64:
-    case Element::kFloat64:
-    case Element::kComplex64:
-      return 8;
-    case Element::kComplex128:
-      return 16;
-  }
-  return 1;
-}
-
 namespace {
 
 enum class Kind { kNone, kBool, kInteger, kReal, kComplex };
 
-Kind kindOf(Element element) noexcept {
-  switch (element) {
-    case Element::kBytes:
-      return Kind::kNone;
-    case Element::kBool:
-      return Kind::kBool;
-    case Element::kUint8:
-    case Element::kInt8:
-    case Element::kInt16:
-    case Element::kInt32:
-    case Element::kInt64:
-    case Element::kUint16:
-    case Element::kUint32:
-    case Element::kUint64:
-      return Kind::kInteger;
-    case Element::kFloat16:
-    case Element::kBfloat16:
-    case Element::kFloat32:
-    case Element::kFloat64:
-      return Kind::kReal;
-    case Element::kComplex64:
-    case Element::kComplex128:
-      return Kind::kComplex;
-  }
-  return Kind::kNone;
+struct ElementTraits {
+  const char* name;
+  std::size_t size;
+  Kind kind;
+};
+
+// By Element.
+constexpr std::array kElements{
+    ElementTraits{"bytes", 1, Kind::kNone},        ElementTraits{"bool", 1, Kind::kBool},
+    ElementTraits{"uint8", 1, Kind::kInteger},     ElementTraits{"int8", 1, Kind::kInteger},
+    ElementTraits{"int16", 2, Kind::kInteger},     ElementTraits{"int32", 4, Kind::kInteger},
+    ElementTraits{"int64", 8, Kind::kInteger},     ElementTraits{"uint16", 2, Kind::kInteger},
+    ElementTraits{"uint32", 4, Kind::kInteger},    ElementTraits{"uint64", 8, Kind::kInteger},
+    ElementTraits{"float16", 2, Kind::kReal},      ElementTraits{"bfloat16", 2, Kind::kReal},
+    ElementTraits{"float32", 4, Kind::kReal},      ElementTraits{"float64", 8, Kind::kReal},
+    ElementTraits{"complex64", 8, Kind::kComplex}, ElementTraits{"complex128", 16, Kind::kComplex},
+};
+static_assert(kElements.size() == static_cast<std::size_t>(Element::kComplex128) + 1);
+
+// By Reduction.
+constexpr std::array kReductions{"sum", "average",     "product",    "min",
+                                 "max", "bitwise and", "bitwise or", "bitwise xor"};
+static_assert(kReductions.size() == static_cast<std::size_t>(Reduction::kBitXor) + 1);
+
+// A peer may have written the value.
+const ElementTraits& traitsOf(Element element) noexcept {
+  static constexpr ElementTraits kUnknown{"unknown element", 1, Kind::kNone};
+  const auto index = static_cast<std::size_t>(element);
+  return index < kElements.size() ? kElements[index] : kUnknown;
 }
 
 }  // namespace
 
+std::size_t sizeOf(Element element) noexcept { return traitsOf(element).size; }
+
+const char* toString(Element element) noexcept { return traitsOf(element).name; }
+
+const char* toString(Reduction reduction) noexcept {
+  const auto index = static_cast<std::size_t>(reduction);
+  return index < kReductions.size() ? kReductions[index] : "unknown reduction";
+}
+
 bool canReduce(Element element, Reduction reduction) noexcept {
-  const Kind kind = kindOf(element);
+  const Kind kind = traitsOf(element).kind;
   switch (reduction) {
     case Reduction::kSum:
     case Reduction::kProduct:
@@ -82,66 +68,6 @@ bool canReduce(Element element, Reduction reduction) noexcept {
       return kind == Kind::kBool || kind == Kind::kInteger;
   }
   return false;
-}
-
-const char* toString(Element element) noexcept {
-  switch (element) {
-    case Element::kBytes:
-      return "bytes";
-    case Element::kBool:
-      return "bool";
-    case Element::kUint8:
-      return "uint8";
-    case Element::kInt8:
-      return "int8";
-    case Element::kInt16:
-      return "int16";
-    case Element::kInt32:
-      return "int32";
-    case Element::kInt64:
-      return "int64";
-    case Element::kUint16:
-      return "uint16";
-    case Element::kUint32:
-      return "uint32";
-    case Element::kUint64:
-      return "uint64";
-    case Element::kFloat16:
-      return "float16";
-    case Element::kBfloat16:
-      return "bfloat16";
-    case Element::kFloat32:
-      return "float32";
-    case Element::kFloat64:
-      return "float64";
-    case Element::kComplex64:
-      return "complex64";
-    case Element::kComplex128:
-      return "complex128";
-  }
-  return "unknown element";
-}
-
-const char* toString(Reduction reduction) noexcept {
-  switch (reduction) {
-    case Reduction::kSum:
-      return "sum";
-    case Reduction::kAverage:
-      return "average";
-    case Reduction::kProduct:
-      return "product";
-    case Reduction::kMin:
-      return "min";
-    case Reduction::kMax:
-      return "max";
-    case Reduction::kBitAnd:
-      return "bitwise and";
-    case Reduction::kBitOr:
-      return "bitwise or";
-    case Reduction::kBitXor:
-      return "bitwise xor";
-  }
-  return "unknown reduction";
 }
 
 }  // namespace weft::collectives

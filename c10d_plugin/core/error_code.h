@@ -11,7 +11,7 @@ namespace weft::collectives {
 inline transport::ErrorCode errorCodeFrom(std::uint64_t code) {
   using transport::ErrorCode;
   const bool known = code > static_cast<std::uint64_t>(ErrorCode::kOk) &&
-                     code <= static_cast<std::uint64_t>(ErrorCode::kSystem);
+                     code <= static_cast<std::uint64_t>(ErrorCode::kInterrupted);
   return known ? static_cast<ErrorCode>(code) : ErrorCode::kProtocol;
 }
 

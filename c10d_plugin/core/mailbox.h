@@ -3,7 +3,7 @@
 //
 // A message goes to the receive that was posted first for its sender and tag, or for any sender
 // and its tag; it waits when there is none. Messages of one sender and tag are received in the
-// order they were sent.
+// order they were sent. A rank sends nothing to itself.
 //
 // Threads: any thread may call any member. Completions are called on the transport's loop thread
 // or on the calling thread, never with a lock held, exactly once; they must not block.
@@ -53,8 +53,8 @@ class Mailbox {
   virtual int size() const noexcept = 0;
 
   // `data` is kept by its owner until `done`, which means "the bytes may be reused", not "arrived".
-  // `to` may be this rank. The ticket is for cancel(); 0: the mailbox has a copy of the bytes, and
-  // the message cannot be cancelled.
+  // The ticket is for cancel(); 0: the mailbox has a copy of the bytes, and the message cannot be
+  // cancelled.
   virtual Ticket send(int to, Tag tag, transport::OwnedBuffer data, OnSent done,
                       const Label& label = {}) = 0;
   // `into` is kept by its owner until `done`. The message must have exactly its size and this

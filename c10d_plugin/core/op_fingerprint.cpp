@@ -1,7 +1,15 @@
 #include "c10d_plugin/core/op_fingerprint.h"
 
+#include <array>
+
 namespace weft::collectives {
 namespace {
+
+// By Operation.
+constexpr std::array kNames{
+    "barrier", "broadcast", "all_reduce",     "reduce",     "all_gather",
+    "gather",  "scatter",   "reduce_scatter", "all_to_all", "a call that was refused"};
+static_assert(kNames.size() == static_cast<std::size_t>(Operation::kRefused) + 1);
 
 // Set in every fingerprint, so that none equals the empty label.
 constexpr std::uint64_t kIsFingerprint = std::uint64_t{1} << 24U;
@@ -14,6 +22,21 @@ bool hasUnevenParts(Operation operation) {
 }
 
 }  // namespace
+
+const char* toString(Operation operation) noexcept {
+  const auto index = static_cast<std::size_t>(operation);
+  return index < kNames.size() ? kNames[index] : "an unknown operation";
+}
+
+bool reduces(Operation operation) noexcept {
+  return operation == Operation::kAllReduce || operation == Operation::kReduce ||
+         operation == Operation::kReduceScatter;
+}
+
+bool hasRoot(Operation operation) noexcept {
+  return operation == Operation::kBroadcast || operation == Operation::kReduce ||
+         operation == Operation::kGather || operation == Operation::kScatter;
+}
 
 Label OpFingerprint::label() const {
   const auto what =

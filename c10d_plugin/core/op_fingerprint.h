@@ -8,9 +8,28 @@
 
 #include "c10d_plugin/core/collectives.h"
 #include "c10d_plugin/core/mailbox.h"
-#include "c10d_plugin/core/operation.h"
 
 namespace weft::collectives {
+
+// Which of Collectives' operations a rank runs.
+enum class Operation : std::uint8_t {
+  kBarrier,
+  kBroadcast,
+  kAllReduce,
+  kReduce,
+  kAllGather,
+  kGather,
+  kScatter,
+  kReduceScatter,
+  kAllToAll,
+  kRefused,  // the rank's own arguments are impossible; in shared memory only
+};
+
+// Takes any value: a peer may have written it.
+const char* toString(Operation operation) noexcept;
+// It has a reduction.
+bool reduces(Operation operation) noexcept;
+bool hasRoot(Operation operation) noexcept;
 
 struct OpFingerprint {
   // Instead of a number of bytes: the operation has none that describes all ranks.
@@ -19,7 +38,7 @@ struct OpFingerprint {
   Operation operation = Operation::kBarrier;
   Element element = Element::kBytes;
   Reduction reduction = Reduction::kSum;
-  std::int32_t root = 0;
+  std::int32_t root = 0;  // messages' reduce_scatter: a digest of the sizes of the parts
   std::uint64_t sequence = 0;
   std::uint64_t bytes = 0;  // of the rank's own part
 

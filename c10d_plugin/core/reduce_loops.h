@@ -45,25 +45,16 @@ WEFT_INLINE typename E::Wide combine(const std::byte* const* inputs, std::size_t
 }
 
 // Few inputs: one loop, nothing in between.
-template <typename E, typename Op, int N, bool kDivide>
+template <typename E, typename Op, int N>
 WEFT_INLINE void reduceAtOnce(const Job& job) {
-  using Wide = typename E::Wide;
   const std::byte* inputs[N];
   for (int k = 0; k < N; ++k)
     inputs[k] = job.inputs[k];
   std::byte* const out = job.out;
   const std::size_t count = job.count;
-  if constexpr (kDivide) {
-    const Wide divisor = static_cast<Wide>(job.divisor);
-    WEFT_INDEPENDENT
-    for (std::size_t i = 0; i < count; ++i) {
-      write<E>(out, i, combine<E, Op, N>(inputs, i) / divisor);
-    }
-  } else {
-    WEFT_INDEPENDENT
-    for (std::size_t i = 0; i < count; ++i)
-      write<E>(out, i, combine<E, Op, N>(inputs, i));
-  }
+  WEFT_INDEPENDENT
+  for (std::size_t i = 0; i < count; ++i)
+    write<E>(out, i, combine<E, Op, N>(inputs, i));
 }
 
 template <typename Wide>
@@ -112,27 +103,17 @@ WEFT_INLINE void reduceTiles(const Job& job) {
   }
 }
 
-template <typename E, typename Op, bool kDivide>
-WEFT_INLINE void runFew(const Job& job) {
-  switch (job.input_count) {
-    case 2:
-      return reduceAtOnce<E, Op, 2, kDivide>(job);
-    case 3:
-      return reduceAtOnce<E, Op, 3, kDivide>(job);
-    case 4:
-      return reduceAtOnce<E, Op, 4, kDivide>(job);
-    default:
-      return reduceTiles<E, Op>(job);
-  }
-}
-
 template <typename E, typename Op>
 WEFT_INLINE void runLoops(const Job& job) {
-  if (job.divisor == 0) return runFew<E, Op, false>(job);
-  if constexpr (std::is_same_v<Op, Sum> && std::is_floating_point_v<typename E::Wide>) {
-    return runFew<E, Op, true>(job);
-  } else {
-    return reduceTiles<E, Op>(job);
+  switch (job.divisor == 0 ? job.input_count : 0) {
+    case 2:
+      return reduceAtOnce<E, Op, 2>(job);
+    case 3:
+      return reduceAtOnce<E, Op, 3>(job);
+    case 4:
+      return reduceAtOnce<E, Op, 4>(job);
+    default:
+      return reduceTiles<E, Op>(job);
   }
 }
 

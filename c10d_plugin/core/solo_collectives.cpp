@@ -1,6 +1,5 @@
 #include "c10d_plugin/core/solo_collectives.h"
 
-#include <cstring>
 #include <mutex>
 #include <utility>
 
@@ -13,7 +12,7 @@ Error copy(ConstBytes from, Bytes to) {
     return {ErrorCode::kInvalidArgument, "rank 0 sends itself " + std::to_string(from.size()) +
                                              " bytes and expects " + std::to_string(to.size())};
   }
-  if (from.data() != to.data() && !from.empty()) std::memcpy(to.data(), from.data(), from.size());
+  copyOwn(from, to);
   return Error::ok();
 }
 

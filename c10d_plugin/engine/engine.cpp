@@ -7,12 +7,15 @@
 #include <string>
 #include <string_view>
 
+#include "transport/base/interruption.h"
+
 namespace weft::process_group {
 
 using transport::Error;
 using transport::ErrorCode;
 
 void raise(const char* title, const Error& error) {
+  transport::raiseInterrupt();  // whatever the interrupted operation made of it
   constexpr std::string_view kSaid = "Timed out: ";
   std::string_view why = error.text();
   std::string text = std::string(title) + ": ";
@@ -96,13 +99,13 @@ class CoalescedWork final : public c10d::Work {
     return nullptr;
   }
   // Waits for each part, so that none is still running when another has failed; throws the first
-  // failure.
+  // failure. What Ctrl-C's handler raised, which is no c10::Error, ends the wait at once.
   bool wait(std::chrono::milliseconds timeout) override {
     std::exception_ptr failure;
     for (const auto& part : parts_) {
       try {
         part->wait(timeout);
-      } catch (...) {
+      } catch (const c10::Error&) {
         if (!failure) failure = std::current_exception();
       }
     }
@@ -163,11 +166,10 @@ Engine::WorkPtr Engine::endCoalescing() {
   return c10::make_intrusive<CoalescedWork>(std::move(works));
 }
 
-bool Engine::close(std::chrono::milliseconds limit) {
-  if (!inOwnProcess()) return true;
+void Engine::close(std::chrono::milliseconds limit) {
+  if (!inOwnProcess()) return;
   const auto end = collectives::deadlineAfter(limit);
-  const bool drained = queue_.drain(limit);
-  if (!drained) {
+  if (!queue_.drain(limit)) {
     abort(Error(ErrorCode::kShutdown, "the process group was shut down on rank " +
                                           std::to_string(rank()) +
                                           " while operations were under way"));
@@ -176,7 +178,7 @@ bool Engine::close(std::chrono::milliseconds limit) {
   const auto left = std::max(std::chrono::milliseconds(1000),
                              std::chrono::duration_cast<std::chrono::milliseconds>(
                                  end - std::chrono::steady_clock::now()));
-  return queue_.waitForThreads(left) && drained;
+  queue_.waitForThreads(left);
 }
 
 }  // namespace weft::process_group

@@ -24,7 +24,8 @@
 
 namespace weft::process_group {
 
-// Throws what a failed operation throws: c10::DistBackendError, "weft all_reduce: <why>".
+// Throws what a failed operation throws: c10::DistBackendError, "weft all_reduce: <why>"; where
+// Ctrl-C ended it on this very thread, what its handler raised.
 [[noreturn]] void raise(const char* title, const transport::Error& error);
 
 // What a running operation uses: the Collectives, and the Call for each of their operations.
@@ -109,8 +110,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Whether some operation failed in a way that ended the group.
   bool failed() const { return failed_.load(); }
   void abort(transport::Error reason) { collectives_->abort(std::move(reason)); }
-  // Refuses new operations; true when the running ones ended within `limit`.
-  bool close(std::chrono::milliseconds limit);
+  // Refuses new operations; the running ones have so long to end, then they are aborted.
+  void close(std::chrono::milliseconds limit);
 
  private:
   using OpQueue = collectives::OpQueue;

@@ -6,9 +6,13 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <string>
 #include <thread>
+#include <utility>
 
+#include "transport/base/log.h"
 #include "transport/base/spin.h"
+#include "transport/base/thrown.h"
 
 namespace weft::collectives {
 
@@ -20,8 +24,9 @@ struct OpQueue::State {
   bool taken = false;  // an operation runs
   bool closed = false;
   std::size_t threads = 0;
-  std::size_t blocked = 0;         // threads in a finish() that may block
-  std::atomic<bool> ready{false};  // read without the lock: a task waits and none runs
+  std::size_t blocked = 0;          // threads in a finish() that may block
+  std::atomic<bool> warned{false};  // that no thread could be started
+  std::atomic<bool> ready{false};   // read without the lock: a task waits and none runs
 
   // With the lock, after every change of what it reads.
   void refresh() { ready.store(!taken && !tasks.empty(), std::memory_order_release); }
@@ -32,6 +37,13 @@ struct OpQueue::State {
     return true;
   }
 };
+
+namespace {
+
+// The queue that runs a task's finish() on this thread.
+thread_local const void* t_finishing = nullptr;
+
+}  // namespace
 
 OpQueue::OpQueue() : state_(std::make_shared<State>()) {}
 
@@ -65,12 +77,41 @@ bool OpQueue::push(std::unique_ptr<Task> task) {
     state_->refresh();
     start = state_->needsThread();
   }
-  if (start) {
-    std::thread([state = state_] { work(state); }).detach();
-  } else {
+  if (!start) {
     state_->work_came.notify_one();
+  } else if (!startThread(state_)) {
+    workInstead(state_);
   }
   return true;
+}
+
+// False: none can be started. It is still counted.
+bool OpQueue::startThread(const std::shared_ptr<State>& state) {
+  const auto thrown = transport::thrownBy([&] { std::thread([state] { work(state); }).detach(); });
+  if (!thrown) return true;
+  if (state->warned.exchange(true)) return false;
+  static_cast<void>(transport::thrownBy([&] {
+    transport::log(transport::LogLevel::kWarning,
+                   "a process group cannot start another thread (" + *thrown +
+                       ") and runs its operations on those that call them");
+  }));
+  return false;
+}
+
+// In place of a thread that is counted and could not be started.
+void OpQueue::workInstead(const std::shared_ptr<State>& state) {
+  Lock lock(state->mutex);
+  // The other threads come back from their finish(), unless this is one, which may wait for the
+  // task that it has pushed.
+  const bool mine = state->threads == 1 || t_finishing == state.get();
+  while (mine && !state->tasks.empty()) {
+    if (!state->taken) {
+      runFirst(state, lock);
+    } else {
+      state->changed.wait(lock, [&] { return !state->taken || state->tasks.empty(); });
+    }
+  }
+  leaveThreads(*state);
 }
 
 bool OpQueue::drain(std::chrono::milliseconds limit) {
@@ -107,29 +148,45 @@ void OpQueue::work(const std::shared_ptr<State>& state) {
       });
       continue;
     }
-    std::unique_ptr<Task> task = std::move(state->tasks.front());
-    state->tasks.pop_front();
-    state->taken = true;
-    state->refresh();
-    lock.unlock();
-    task->run();
-    lock.lock();
-    state->taken = false;
-    state->refresh();
-    const bool may_block = task->finishMayBlock();
-    if (may_block) ++state->blocked;
-    const bool start = state->needsThread();
-    lock.unlock();
-    if (start) std::thread([state] { work(state); }).detach();
-    if (may_block) state->work_came.notify_one();
-    task->finish();
-    task.reset();
-    lock.lock();
-    if (may_block) --state->blocked;
-    state->changed.notify_all();
+    runFirst(state, lock);
   }
-  --state->threads;
+  leaveThreads(*state);
+}
+
+void OpQueue::runFirst(const std::shared_ptr<State>& state, Lock& lock) {
+  std::unique_ptr<Task> task = std::move(state->tasks.front());
+  state->tasks.pop_front();
+  state->taken = true;
+  state->refresh();
+  lock.unlock();
+  task->run();
+  lock.lock();
+  state->taken = false;
+  state->refresh();
   state->changed.notify_all();
+  const bool may_block = task->finishMayBlock();
+  if (may_block) ++state->blocked;
+  const bool start = state->needsThread();
+  lock.unlock();
+  if (start && !startThread(state)) {
+    const std::lock_guard again(state->mutex);
+    leaveThreads(*state);
+  }
+  if (may_block) state->work_came.notify_one();
+  const void* const outer = std::exchange(t_finishing, state.get());
+  task->finish();
+  task.reset();
+  t_finishing = outer;
+  lock.lock();
+  if (may_block) --state->blocked;
+  state->changed.notify_all();
+}
+
+// With the lock.
+void OpQueue::leaveThreads(State& state) {
+  --state.threads;
+  state.changed.notify_all();
+  state.work_came.notify_all();  // who waits for a task or the end finds out which
 }
 
 }  // namespace weft::collectives

@@ -4,7 +4,8 @@
 // operations are tasks for the queue's threads. The first task starts a thread. A task's finish()
 // may run user callbacks, which may block and may wait for operations of this very queue; so the
 // next task may run meanwhile, and when all threads are in such a finish() another one is started
-// (at most kMostThreads).
+// (at most kMostThreads). Where none can be started, the tasks run on the thread that pushes; or,
+// if other threads are in a finish(), after one of these.
 //
 // Threads: any thread may call any member, also from a task's finish(). No lock is held while a
 // task runs. Knows nothing of torch.
@@ -13,6 +14,7 @@
 #include <chrono>
 #include <cstddef>
 #include <memory>
+#include <mutex>
 
 namespace weft::collectives {
 
@@ -52,7 +54,12 @@ class OpQueue {
 
  private:
   struct State;
+  using Lock = std::unique_lock<std::mutex>;
+  static bool startThread(const std::shared_ptr<State>& state);
   static void work(const std::shared_ptr<State>& state);
+  static void workInstead(const std::shared_ptr<State>& state);
+  static void runFirst(const std::shared_ptr<State>& state, Lock& lock);
+  static void leaveThreads(State& state);
 
   std::shared_ptr<State> state_;  // shared with the threads, which may outlive this
 };

@@ -15,21 +15,21 @@ WeftWork::WeftWork(int rank, OpInfo info)
       title_(info.title),
       outputs_(std::move(info.outputs)) {}
 
-bool WeftWork::waitFor(std::chrono::milliseconds limit) {
+transport::Waited WeftWork::waitFor(std::chrono::milliseconds limit) {
   thread_local transport::AdaptiveSpin spin;
   const auto finished = [this] { return finished_.load(std::memory_order_acquire); };
   if (!finished()) spin.until(finished);
   std::unique_lock lock(mutex_);
   const auto done = [this] { return completed_; };
-  if (limit == kNoTimeout) {
-    cv_.wait(lock, done);
-    return true;
-  }
-  return cv_.wait_until(lock, collectives::deadlineAfter(limit), done);
+  const auto longest = std::chrono::milliseconds::max();
+  return transport::waitInterruptibly(
+      cv_, lock, transport::deadlineAfter(limit == kNoTimeout ? longest : limit), done);
 }
 
 bool WeftWork::wait(std::chrono::milliseconds timeout) {
-  TORCH_CHECK(waitFor(timeout), title_, ": Timed out waiting ", timeout.count(),
+  const transport::Waited ended = waitFor(timeout);
+  if (ended == transport::Waited::kInterrupted) transport::raiseInterrupt();
+  TORCH_CHECK(ended == transport::Waited::kDone, title_, ": Timed out waiting ", timeout.count(),
               "ms for this operation to complete; it goes on until the group's timeout");
   if (const auto error = exception()) std::rethrow_exception(error);
   return true;

@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "transport/base/interruption.h"
+
 namespace weft::process_group {
 
 using TensorLists = std::vector<std::vector<at::Tensor>>;
@@ -28,7 +30,8 @@ class WeftWork : public c10d::Work {
   WeftWork(int rank, OpInfo info);
 
   // Throws the operation's error; throws "Timed out" when `timeout` (0: none) passes first, which
-  // leaves the operation running: the group's own timeout ends it.
+  // leaves the operation running: the group's own timeout ends it. So does Ctrl-C, which throws
+  // what its handler raised.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   std::vector<at::Tensor> result() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
@@ -45,8 +48,8 @@ class WeftWork : public c10d::Work {
   const char* title() const noexcept { return title_; }
 
  protected:
-  // False when `limit` passed first. Throws nothing.
-  bool waitFor(std::chrono::milliseconds limit);
+  // `limit` kNoTimeout: none. Throws nothing.
+  transport::Waited waitFor(std::chrono::milliseconds limit);
 
  private:
   void fill(const c10::intrusive_ptr<c10::ivalue::Future>& future) const;

@@ -6,6 +6,8 @@
 #include <exception>
 #include <thread>
 
+#include "transport/base/interruption.h"
+
 namespace weft::process_group {
 
 using std::chrono::milliseconds;
@@ -45,6 +47,10 @@ Result<std::string> StoreKeyValue::get(const std::string& key, collectives::Dead
       const auto now = steady_clock::now();
       // Compared, not subtracted: the difference to a very early deadline overflows.
       if (now >= deadline) return Error(ErrorCode::kTimeout, "'" + key + "' is not in the Store");
+      if (transport::interrupted()) {
+        return Error(ErrorCode::kInterrupted,
+                     "the wait for '" + key + "' in the Store was interrupted (Ctrl-C)");
+      }
       const auto left = std::chrono::ceil<milliseconds>(deadline - now);
       std::this_thread::sleep_for(std::min(nap, left));
       nap = std::min(nap * 2, kLongestNap);

@@ -13,10 +13,11 @@
 #include <cstring>
 
 #include "c10d_plugin/shm/exchange.h"
-#include "c10d_plugin/shm/operations.h"
 #include "c10d_plugin/shm/reduction.h"
+#include "c10d_plugin/shm/shm_collectives.h"
 
-namespace weft::collectives::shm {
+namespace weft::collectives {
+namespace shm {
 namespace {
 
 Error reduceSmall(Context& context, Bytes data, int root) {
@@ -65,14 +66,16 @@ Error reduceTo(Context& context, Bytes data, int root) {
 
 }  // namespace
 
-Error allReduce(Context& context, const Call& call, Bytes data) {
-  if (Error error = context.begin(call, Operation::kAllReduce, data.size())) return error;
-  return reduceTo(context, data, kEverywhere);
+}  // namespace shm
+
+Error ShmCollectives::allReduce(const Call& call, Bytes data) {
+  if (Error error = context_.begin(call, Operation::kAllReduce, data.size())) return error;
+  return shm::reduceTo(context_, data, kEverywhere);
 }
 
-Error reduce(Context& context, const Call& call, Bytes data, int root) {
-  if (Error error = context.begin(call, Operation::kReduce, data.size(), root)) return error;
-  return reduceTo(context, data, root);
+Error ShmCollectives::reduce(const Call& call, Bytes data, int root) {
+  if (Error error = context_.begin(call, Operation::kReduce, data.size(), root)) return error;
+  return shm::reduceTo(context_, data, root);
 }
 
-}  // namespace weft::collectives::shm
+}  // namespace weft::collectives

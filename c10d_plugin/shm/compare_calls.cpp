@@ -1,7 +1,8 @@
-#include "c10d_plugin/shm/compare_calls.h"
-
+// How a Context compares what the ranks called.
 #include <string>
 #include <vector>
+
+#include "c10d_plugin/shm/context.h"
 
 namespace weft::collectives::shm {
 namespace {
@@ -24,11 +25,9 @@ class SizeTables {
   std::string difference() const {
     switch (own_.operation) {
       case Operation::kGather:
-        return inGather();
       case Operation::kScatter:
-        return inScatter();
       case Operation::kAllToAll:
-        return inAllToAll();
+        return inPairs();
       case Operation::kAllGather:
         return inEqualTables(SizeTable::kExpected);
       default:
@@ -44,33 +43,24 @@ class SizeTables {
   std::size_t size(int rank, SizeTable table, int index) const {
     return static_cast<std::size_t>(segment_.sizes(rank, parity_, table)[index]);
   }
-  static std::string disagreement(int from, int to, std::size_t sent, std::size_t expected) {
+  // How many bytes `from` has for `to`, and `to` expects from it.
+  std::string ofPair(int from, int to) const {
+    const bool gather = own_.operation == Operation::kGather;
+    const bool scatter = own_.operation == Operation::kScatter;
+    const std::size_t sent = gather ? bytesOf(from) : size(from, SizeTable::kSent, to);
+    const std::size_t expected = scatter ? bytesOf(to) : size(to, SizeTable::kExpected, from);
     if (sent == expected) return {};
     return rankText(static_cast<std::size_t>(from)) + " has " + std::to_string(sent) +
            " bytes for rank " + std::to_string(to) + ", which expects " + std::to_string(expected);
   }
-
-  std::string inGather() const {
-    const int root = own_.root;
+  std::string inPairs() const {
     std::string text;
-    for (int rank = 0; rank < ranks() && text.empty(); ++rank)
-      text = disagreement(rank, root, bytesOf(rank), size(root, SizeTable::kExpected, rank));
-    return text;
-  }
-  std::string inScatter() const {
-    const int root = own_.root;
-    std::string text;
-    for (int rank = 0; rank < ranks() && text.empty(); ++rank)
-      text = disagreement(root, rank, size(root, SizeTable::kSent, rank), bytesOf(rank));
-    return text;
-  }
-  std::string inAllToAll() const {
-    std::string text;
-    for (int pair = 0; pair < ranks() * ranks() && text.empty(); ++pair) {
-      const int from = pair / ranks();
-      const int to = pair % ranks();
-      text = disagreement(from, to, size(from, SizeTable::kSent, to),
-                          size(to, SizeTable::kExpected, from));
+    for (int from = 0; from < ranks(); ++from) {
+      for (int to = 0; to < ranks() && text.empty(); ++to) {
+        if (own_.operation == Operation::kGather && to != own_.root) continue;
+        if (own_.operation == Operation::kScatter && from != own_.root) continue;
+        text = ofPair(from, to);
+      }
     }
     return text;
   }
@@ -112,26 +102,22 @@ std::string differenceInCalls(const std::vector<CallRecord>& records) {
 
 }  // namespace
 
-Error compareCalls(const Segment& segment, const CallRecord& own, unsigned parity) {
-  const int size = segment.layout().ranks;
-  const auto recordOf = [&](int rank) -> const CallRecord& {
-    return segment.control(rank).records[parity];
-  };
-  bool all_same = own.op.operation != Operation::kRefused;
-  for (int rank = 0; rank < size && all_same; ++rank)
-    all_same = sameCall(own, recordOf(rank));
-  const Operation operation = own.op.operation;
+Error Context::compareCalls() const {
+  const Operation operation = record_.op.operation;
+  bool all_same = operation != Operation::kRefused;
+  for (int rank = 0; rank < size_ && all_same; ++rank)
+    all_same = sameCall(record_, segment_->control(rank).records[parity_]);
   const bool sized = operation == Operation::kGather || operation == Operation::kScatter ||
                      operation == Operation::kAllToAll;
   if (all_same && !sized) return Error::ok();
 
   std::vector<CallRecord> records;
-  records.reserve(static_cast<std::size_t>(size));
-  for (int rank = 0; rank < size; ++rank)
-    records.push_back(recordOf(rank));
+  records.reserve(static_cast<std::size_t>(size_));
+  for (int rank = 0; rank < size_; ++rank)
+    records.push_back(segment_->control(rank).records[parity_]);
   if (const std::string text = differenceInCalls(records); !text.empty())
     return {ErrorCode::kInvalidArgument, text};
-  const std::string text = SizeTables(segment, records, own.op, parity).difference();
+  const std::string text = SizeTables(*segment_, records, record_.op, parity_).difference();
   if (text.empty()) return Error::ok();
   return {ErrorCode::kInvalidArgument, records[0].op.describe() + ": sizes differ: " + text};
 }

@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "c10d_plugin/shm/compare_calls.h"
-
 namespace weft::collectives::shm {
 
 Context::Context(std::shared_ptr<Segment> segment, int rank)
@@ -44,7 +42,7 @@ Error Context::meet() {
   if (!first) return Error::ok();
   compared_ = true;
   direct_.learnOffers();
-  return compareCalls(*segment_, record_, parity_);
+  return compareCalls();
 }
 
 Error Context::refuse(const std::string& why) {

@@ -1,9 +1,9 @@
 // Context: what the shared-memory operations of one rank work with, and the operation that runs.
 //
-// Time goes in steps (sync/step_barrier.h): meet() ends one and returns when all ranks have ended
-// it. An operation begins with begin(), writes what the others need, and meets; the first meeting
-// compares what the ranks called. After the operation's last meeting the next one may begin at
-// once.
+// Time goes in steps (segment/step_barrier.h): meet() ends one and returns when all ranks have
+// ended it. An operation begins with begin(), writes what the others need, and meets; the first
+// meeting compares what the ranks called. After the operation's last meeting the next one may begin
+// at once.
 //
 // Threads: the rank's operating thread only.
 // Failure: an Error ends the operation. kInvalidArgument: the calls were impossible or differed,
@@ -22,7 +22,7 @@
 #include "c10d_plugin/shm/direct_data.h"
 #include "c10d_plugin/shm/segment/heap.h"
 #include "c10d_plugin/shm/segment/segment.h"
-#include "c10d_plugin/shm/sync/step_barrier.h"
+#include "c10d_plugin/shm/segment/step_barrier.h"
 
 namespace weft::collectives::shm {
 
@@ -71,10 +71,16 @@ class Context {
     std::vector<const std::byte*> inputs;
     std::vector<std::byte*> addresses;
     std::vector<ConstBytes> parts;
+    std::vector<std::size_t> sizes;
   };
   Scratch& scratch() noexcept { return scratch_; }
 
  private:
+  // Compares what the ranks called, side by side, between the first meeting and the second
+  // (compare_calls.cpp). Every rank compares the same records in the same way, so all come to the
+  // same verdict and text: kInvalidArgument names two ranks that differ, and how.
+  Error compareCalls() const;
+
   const std::shared_ptr<Segment> segment_;
   const std::shared_ptr<Heap> heap_;
   const int rank_;

@@ -71,8 +71,4 @@ std::span<const ConstBytes> partsForOthers(Context& context, std::span<const Con
   return others;
 }
 
-void copyOwn(ConstBytes from, Bytes to) {
-  if (!from.empty() && from.data() != to.data()) std::memmove(to.data(), from.data(), from.size());
-}
-
 }  // namespace weft::collectives::shm

@@ -49,9 +49,6 @@ std::size_t largest(std::span<const Part> parts) {
   return most;
 }
 
-// A rank's own part. `to` may be `from`.
-void copyOwn(ConstBytes from, Bytes to);
-
 // Writes `parts` piece by piece, one in each step, while consume(n) takes piece n of what the
 // others wrote in the step before. count(), called after the first meeting: how many pieces.
 template <typename Count, typename Consume>

@@ -1,10 +1,13 @@
 // reduce_scatter: every rank lays out the parts that the others want and reduces its own, so each
 // rank writes and reads only the others' share of its data, once.
 #include "c10d_plugin/shm/exchange.h"
-#include "c10d_plugin/shm/operations.h"
 #include "c10d_plugin/shm/reduction.h"
+#include "c10d_plugin/shm/shm_collectives.h"
 
-namespace weft::collectives::shm {
+namespace weft::collectives {
+
+using namespace shm;  // NOLINT(google-build-using-namespace): its own parts
+
 namespace {
 
 // Where the others' parts for this rank lie, of those that offer them, into the scratch addresses.
@@ -35,7 +38,8 @@ std::string problemWith(Context& context, std::span<const ConstBytes> in, Bytes 
 
 }  // namespace
 
-Error reduceScatter(Context& context, const Call& call, std::span<const ConstBytes> in, Bytes out) {
+Error ShmCollectives::reduceScatter(const Call& call, std::span<const ConstBytes> in, Bytes out) {
+  Context& context = context_;
   if (Error error = context.begin(call, Operation::kReduceScatter, out.size())) return error;
   if (const std::string why = problemWith(context, in, out); !why.empty())
     return context.refuse(why);
@@ -72,4 +76,4 @@ Error reduceScatter(Context& context, const Call& call, std::span<const ConstByt
       });
 }
 
-}  // namespace weft::collectives::shm
+}  // namespace weft::collectives

@@ -9,7 +9,6 @@
 
 namespace weft::collectives::shm {
 
-inline constexpr int kEverywhere = -1;  // instead of a root: all ranks want the result
 // A strip of data stays in the first-level cache from its reduction until it is copied.
 inline constexpr std::size_t kStrip = std::size_t{16} << 10;
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "c10d_plugin/shm/join/rendezvous.h"
+#include "c10d_plugin/shm/segment/rendezvous.h"
 #include "transport/memory/pages.h"
 
 namespace weft::collectives {
@@ -62,6 +62,11 @@ ShmCollectives::ShmCollectives(std::shared_ptr<Segment> segment, int rank)
     : context_(std::move(segment), rank) {}
 
 ShmCollectives::~ShmCollectives() { context_.segment().leave(rank()); }
+
+Error ShmCollectives::barrier(const Call& call) {
+  if (Error error = context_.begin(call, Operation::kBarrier, 0)) return error;
+  return context_.meet();
+}
 
 void ShmCollectives::abort(Error reason) {
   const ErrorCode code = reason ? reason.code() : ErrorCode::kShutdown;

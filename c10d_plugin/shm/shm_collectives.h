@@ -1,8 +1,8 @@
 // ShmCollectives: the collectives of ranks on one host, through memory that all of them map.
 // Nothing goes through a socket once the group stands, and no thread is started.
 //
-// Each operation has a file of its own (operations.h); docs/design/process_group_internals.md
-// explains the algorithms.
+// The operations that move data are in move_data.cpp, those that reduce them in all_reduce.cpp and
+// reduce_scatter.cpp; docs/design/process_group_internals.md explains the algorithms.
 //
 // Threads: as Collectives says. Ranks may be processes or, within one process, threads.
 // Failure: as Collectives says. The ranks that wait for a rank notice within some 100 ms that it
@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "c10d_plugin/core/collectives.h"
-#include "c10d_plugin/shm/operations.h"
+#include "c10d_plugin/shm/context.h"
 #include "c10d_plugin/store/key_value.h"
 
 namespace weft::collectives {
@@ -50,33 +50,16 @@ class ShmCollectives final : public Collectives {
   int rank() const noexcept override { return context_.rank(); }
   int size() const noexcept override { return context_.size(); }
 
-  Error barrier(const Call& call) override { return shm::barrier(context_, call); }
-  Error broadcast(const Call& call, Bytes data, int root) override {
-    return shm::broadcast(context_, call, data, root);
-  }
-  Error allReduce(const Call& call, Bytes data) override {
-    return shm::allReduce(context_, call, data);
-  }
-  Error reduce(const Call& call, Bytes data, int root) override {
-    return shm::reduce(context_, call, data, root);
-  }
-  Error allGather(const Call& call, ConstBytes in, std::span<const Bytes> out) override {
-    return shm::allGather(context_, call, in, out);
-  }
-  Error gather(const Call& call, ConstBytes in, std::span<const Bytes> out, int root) override {
-    return shm::gather(context_, call, in, out, root);
-  }
-  Error scatter(const Call& call, std::span<const ConstBytes> in, Bytes out, int root) override {
-    return shm::scatter(context_, call, in, out, root);
-  }
-  Error reduceScatter(const Call& call, std::span<const ConstBytes> in, Bytes out) override {
-    return shm::reduceScatter(context_, call, in, out);
-  }
+  Error barrier(const Call& call) override;
+  Error broadcast(const Call& call, Bytes data, int root) override;
+  Error allReduce(const Call& call, Bytes data) override;
+  Error reduce(const Call& call, Bytes data, int root) override;
+  Error allGather(const Call& call, ConstBytes in, std::span<const Bytes> out) override;
+  Error gather(const Call& call, ConstBytes in, std::span<const Bytes> out, int root) override;
+  Error scatter(const Call& call, std::span<const ConstBytes> in, Bytes out, int root) override;
+  Error reduceScatter(const Call& call, std::span<const ConstBytes> in, Bytes out) override;
   Error allToAll(const Call& call, std::span<const ConstBytes> in,
-                 std::span<const Bytes> out) override {
-    return shm::allToAll(context_, call, in, out);
-  }
-
+                 std::span<const Bytes> out) override;
   void abort(Error reason) override;
 
   // Memory that the others can read and write where it lies (segment/heap.h): operations on more

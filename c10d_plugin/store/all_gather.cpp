@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <numeric>
 #include <utility>
 
 #include "c10d_plugin/core/ranks_text.h"
@@ -32,12 +31,6 @@ std::vector<int> missing(KeyValue& store, const std::string& topic, const std::v
 }
 
 }  // namespace
-
-std::vector<int> allRanks(int size) {
-  std::vector<int> ranks(static_cast<std::size_t>(size));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
-}
 
 Result<std::vector<std::string>> storeAllGather(KeyValue& store, const std::string& topic,
                                                 const std::string& value, int rank,

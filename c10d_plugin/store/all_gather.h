@@ -11,9 +11,6 @@
 
 namespace weft::collectives {
 
-// 0, 1, … size - 1.
-std::vector<int> allRanks(int size);
-
 // Sets `topic`/`rank` to `value` and returns what all of `ranks` said there, in their order.
 transport::Result<std::vector<std::string>> storeAllGather(KeyValue& store,
                                                            const std::string& topic,

@@ -6,23 +6,15 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
 #include "c10d_plugin/store/key_value.h"
 
 namespace weft::collectives {
 
-struct Epoch {
-  // The same on all ranks, and in no earlier epoch: a name space for all other keys.
-  std::string nonce;
-  std::vector<std::string> said;  // by rank: what each said about itself
-};
-
-// `about`: what this rank says about itself.
+// A nonce that is the same on all ranks, and of no earlier epoch: a name space for all other keys.
 //
 // Each rank says a random nonce, then which nonces it has read of all ranks, until all have read
-// the same ones. Those are of this epoch, because each rank knows its own.
-transport::Result<Epoch> agreeOnEpoch(KeyValue& store, int rank, int size, const std::string& about,
-                                      Deadline deadline);
+// the same ones. Those are of this epoch, because each rank knows its own. The epoch's is rank 0's.
+transport::Result<std::string> agreeOnEpoch(KeyValue& store, int rank, int size, Deadline deadline);
 
 }  // namespace weft::collectives

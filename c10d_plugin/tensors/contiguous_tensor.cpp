@@ -26,15 +26,6 @@ void checkDense(const at::Tensor& tensor, const char* title) {
               tensor.layout(), "; only all_reduce takes sparse ones");
 }
 
-void checkDense(const std::vector<at::Tensor>& tensors, const char* title) {
-  for (const at::Tensor& tensor : tensors) {
-    checkDense(tensor, title);
-    TORCH_CHECK(tensor.scalar_type() == tensors.front().scalar_type(), title,
-                ": all tensors must have one type, got ", tensors.front().scalar_type(), " and ",
-                tensor.scalar_type());
-  }
-}
-
 void copyInto(const at::Tensor& into, const at::Tensor& from) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   into.copy_(from);

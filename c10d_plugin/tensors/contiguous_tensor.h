@@ -9,14 +9,11 @@
 #include <cstddef>
 #include <span>
 #include <utility>
-#include <vector>
 
 namespace weft::process_group {
 
 // Throws c10::Error that names the operation, unless the tensor is dense and on the CPU.
 void checkDense(const at::Tensor& tensor, const char* title);
-// The same for all of them; also throws unless they have one type.
-void checkDense(const std::vector<at::Tensor>& tensors, const char* title);
 
 class ContiguousTensor {
  public:

@@ -1,79 +1,73 @@
-#include "jit_ops/call/binding.h"
-
+// torch.classes.weft.Binding: "what is published as NAME at WORKER", as a value that a TorchScript
+// module can hold. It is four fields and no connection: making, saving and loading one asks nobody,
+// so that it can be loaded before a group is joined.
 #include <c10/util/Exception.h>
+#include <torch/custom_class.h>
 
-#include <charconv>
+#include <string>
 #include <tuple>
+#include <utility>
+
+#include "jit_ops/call/calls.h"
+#include "jit_ops/call/operators.h"
 
 namespace weft::ops {
 
 namespace {
+
+struct Binding : torch::CustomClassHolder {
+  Binding(std::string worker_, std::string name_, std::int64_t version_, double timeout_)
+      : worker(std::move(worker_)), name(std::move(name_)), version(version_), timeout(timeout_) {
+    TORCH_CHECK(!worker.empty() && !name.empty(),
+                "a binding needs a worker and a name, as in \"server/encoder\"");
+    TORCH_CHECK(version >= 0, "versions count from 1 (0: the newest), got ", version);
+  }
+
+  const std::string worker;
+  const std::string name;
+  const std::int64_t version;  // kNewest: whatever is newest at each call
+  const double timeout;
+};
+
+using Self = c10::intrusive_ptr<Binding>;
 using State = std::tuple<std::string, std::string, std::int64_t, double>;
+
+at::IValue callBound(const Self& self, const std::string& method,
+                     const c10::List<at::IValue>& args) {
+  return call({.worker = self->worker,
+               .name = self->name,
+               .args = args.vec(),
+               .method = method,
+               .version = self->version,
+               .timeout = self->timeout});
+}
+
+std::string shown(const Self& self) {
+  const std::string version = self->version == kNewest ? "" : "@" + std::to_string(self->version);
+  return self->worker + "/" + self->name + version;
+}
+
 }  // namespace
 
-Binding::Binding(std::string worker_, std::string name_, std::int64_t version_, double timeout_)
-    : worker(std::move(worker_)), name(std::move(name_)), version(version_), timeout(timeout_) {
-  TORCH_CHECK(!worker.empty() && !name.empty(),
-              "a binding needs a worker and a name, as in \"server/encoder\"");
-  TORCH_CHECK(version >= 0, "versions count from 1 (0: the newest), got ", version);
-}
-
-c10::intrusive_ptr<Binding> Binding::parse(const std::string& text) {
-  constexpr const char* kForm = "\"worker/name\" or \"worker/name@version\" is wanted";
-  const auto slash = text.find('/');
-  TORCH_CHECK(slash != std::string::npos, kForm, ", got \"", text, "\"");
-  const auto at = text.find('@', slash);
-  std::int64_t version = kNewest;
-  if (at != std::string::npos) {
-    const char* end = text.data() + text.size();
-    const auto parsed = std::from_chars(text.data() + at + 1, end, version);
-    TORCH_CHECK(parsed.ec == std::errc() && parsed.ptr == end && version > 0, kForm, ", got \"",
-                text, "\"");
-  }
-  return c10::make_intrusive<Binding>(text.substr(0, slash), text.substr(slash + 1, at - slash - 1),
-                                      version);
-}
-
-Call Binding::toCall(const std::string& method, const c10::List<at::IValue>& args) const {
-  Call call;
-  call.worker = worker;
-  call.name = name;
-  call.version = version;
-  call.timeout = timeout;
-  call.method = method;
-  call.args = args.vec();
-  return call;
-}
-
-at::IValue Binding::call(const std::string& method, const c10::List<at::IValue>& args) const {
-  return ops::call(toCall(method, args));
-}
-
-std::string Binding::text() const {
-  return worker + "/" + name + (version == kNewest ? "" : "@" + std::to_string(version));
-}
-
 void registerBinding() {
-  using Self = c10::intrusive_ptr<Binding>;
   torch::class_<Binding>("weft", "Binding")
       .def(torch::init<std::string, std::string, std::int64_t, double>(),
            "What is published as `name` at `worker`.",
            {torch::arg("worker"), torch::arg("name"), torch::arg("version") = kNewest,
             torch::arg("timeout") = kGroupsTimeout})
-      .def("call", [](const Self& self, const std::string& method,
-                      const c10::List<at::IValue>& args) { return self->call(method, args); })
+      .def("call", &callBound)
       .def("worker", [](const Self& self) { return self->worker; })
       .def("name", [](const Self& self) { return self->name; })
       .def("version", [](const Self& self) { return self->version; })
       .def("timeout", [](const Self& self) { return self->timeout; })
-      .def("__str__", [](const Self& self) { return self->text(); })
+      .def("__str__", &shown)
       .def_pickle(
           [](const Self& self) -> State {
             return {self->worker, self->name, self->version, self->timeout};
           },
           [](const State& state) {
-            return c10::make_intrusive<Binding>(std::get<0>(state), std::get<1>(state),
-                                                std::get<2>(state), std::get<3>(state));
+            const auto& [worker, name, version, timeout] = state;
+            return c10::make_intrusive<Binding>(worker, name, version, timeout);
           });
 }
 

@@ -3,7 +3,6 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/autograd/utils.h>
-#include <torch/csrc/distributed/rpc/rpc_agent.h>
 #include <torch/csrc/distributed/rpc/rref_proto.h>
 #include <torch/csrc/distributed/rpc/script_call.h>
 #include <torch/csrc/distributed/rpc/torchscript_functions.h>
@@ -12,13 +11,15 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
 #include <stdexcept>
 
 #include "jit_ops/call/remote_backward_context.h"
 #include "jit_ops/serve/service.h"
 #include "jit_ops/values/coerce.h"
-#include "jit_ops/values/held_gradients.h"
-#include "rpc_backend/agent/scoped_inline_waiter.h"
+#include "jit_ops/values/nested_values.h"
+#include "rpc_backend/call/inline_waiter.h"
+#include "rpc_backend/core/future_wait.h"
 #include "rpc_backend/core/log.h"
 #include "transport/base/spin.h"
 
@@ -28,23 +29,13 @@ namespace trpc = torch::distributed::rpc;
 
 namespace {
 
-trpc::RpcAgent& agent() {
-  if (!trpc::RpcAgent::isCurrentRpcAgentSet()) {
-    throw std::runtime_error(
-        "this process is in no RPC group: join one first (weft.init_rpc or rpc.init_rpc in Python, "
-        "weft::Group::join in C++)");
-  }
-  return *trpc::RpcAgent::getCurrentRpcAgent();
-}
-
+// torch's timeouts are floats, its -1 is the group's as ours is. The shortest time does not become
+// 0, which is no limit.
 float toTorch(double timeout) {
-  return timeout < 0 ? trpc::kUnsetRpcTimeout : static_cast<float>(timeout);
-}
-
-std::string describe(const Call& call) {
-  const std::string version =
-      call.version == kNewest ? "" : " version " + std::to_string(call.version);
-  return call.name + "." + call.method + version + " at worker '" + call.worker + "'";
+  if (timeout == 0 || timeout == kGroupsTimeout) return static_cast<float>(timeout);
+  TORCH_CHECK_VALUE(timeout > 0, "timeout must be a number of seconds that is not negative, got ",
+                    timeout);
+  return std::max(static_cast<float>(timeout), std::numeric_limits<float>::min());
 }
 
 // torch reads the kind of an error from its first characters: so what Weft adds comes last.
@@ -59,23 +50,17 @@ std::string describe(const Call& call) {
        what);
 }
 
-at::IValue typed(at::IValue value, const c10::TypePtr& type, const std::string& what) {
-  if (type == nullptr || coerce(value, type)) return value;
-  failType(value, type, what);
-}
-
 // Whether distributed autograd will wait for gradients of these.
 bool wantsGradients(const Call& call) {
   return !call.ends_gradients && inAutogradContext() && at::GradMode::is_enabled() &&
-         std::any_of(call.args.begin(), call.args.end(), holdsGradients);
+         std::any_of(call.args.begin(), call.args.end(), requiresGrad);
 }
 
-// Of a call that wants gradients: torch's engine waits for each recorded argument, without end,
-// whatever came of it.
-void warnIfCut(const at::IValue& value, const std::string& what) {
+// torch's engine waits without end for each recorded argument that needs gradients.
+void warnIfCut(const at::IValue& value, const Call& call) {
   static std::atomic<bool> said{false};
-  if (holdsGradients(value) || said.exchange(true)) return;
-  rpc::logWarning("what came of " + what +
+  if (requiresGrad(value) || said.exchange(true)) return;
+  rpc::logWarning("what came of " + describe(call) +
                   " needs no gradients, but arguments of the call do: "
                   "torch.distributed.autograd.backward() in this context waits for them forever. "
                   "Give it detached tensors (x.detach())");
@@ -88,27 +73,19 @@ Values toStack(Call& call, std::size_t extra) {
   stack.emplace_back(call.name);
   stack.emplace_back(call.version);
   stack.emplace_back(call.method);
-  if (call.names.empty()) {
-    stack.emplace_back();
-  } else {
-    stack.emplace_back(call.names);
-  }
+  stack.push_back(call.names.empty() ? at::IValue() : at::IValue(call.names));
   for (at::IValue& arg : call.args)
     stack.push_back(withoutNames(std::move(arg)));
   return stack;
 }
 
-// A future of the answer's Message.
-FuturePtr send(const std::string& worker, trpc::ScriptCall&& call, double timeout) {
-  trpc::RpcAgent& here = agent();
-  // Gradients are recorded also when no argument needs one: the module's parameters may.
+// A future of the answer's Message. `worker` is a name or an id. Gradients are recorded also when
+// no argument needs one: the module's parameters may.
+FuturePtr send(const auto& worker, trpc::RpcCommandBase&& request, double timeout) {
+  const auto agent = currentAgent();
   return torch::distributed::autograd::sendMessageWithAutograd(
-      here, here.getWorkerInfo(worker), std::move(call).toMessage(), /*forceGradRecording=*/true,
-      toTorch(timeout));
-}
-
-at::IValue valueOf(const Future& answered) {
-  return trpc::deserializeRespToIValue(*answered.constValue().toCustomClass<trpc::Message>());
+      *agent, agent->getWorkerInfo(worker), std::move(request).toMessage(),
+      /*forceGradRecording=*/true, toTorch(timeout));
 }
 
 FuturePtr send(Call& call) {
@@ -116,6 +93,10 @@ FuturePtr send(Call& call) {
   static const c10::QualifiedName named(kNamedCallName);
   const c10::QualifiedName& name = call.with_names == nullptr ? plain : named;
   return send(call.worker, trpc::ScriptCall(name, toStack(call, 0)), call.timeout);
+}
+
+at::IValue valueOf(const Future& answered) {
+  return trpc::deserializeRespToIValue(*answered.constValue().toCustomClass<trpc::Message>());
 }
 
 std::shared_ptr<torch::jit::Operator> findOperator(const std::string& name, const Values& args) {
@@ -147,52 +128,71 @@ void checkFetchable(const trpc::RRef& rref) {
   }
 }
 
-}  // namespace
-
-at::IValue waitFor(Future& future) {
+void waitUntilDone(Future& future) {
   thread_local transport::AdaptiveSpin spin;
-  if (!spin.until([&] { return future.completed(); })) future.wait();
-  if (future.hasError()) throw std::runtime_error(future.tryRetrieveErrorMessage());
-  return future.value();
+  if (spin.until([&] { return future.completed(); })) return;
+  rpc::awaitInterruptibly(future);
+  future.wait();
 }
 
-at::IValue call(Call call, const c10::TypePtr& type) {
-  const rpc::ScopedInlineWaiter seated;
-  const bool wanted = wantsGradients(call);
-  const FuturePtr answer = send(call);
-  rpc::InlineWaiter::wait();
-  try {
-    waitFor(*answer);
-  } catch (const std::exception& error) {
-    fail(error.what(), describe(call));
-  }
-  at::IValue value = valueOf(*answer);
-  if (wanted) warnIfCut(value, describe(call));
+// The caller's value from the answer to `call`, whose arguments are gone. `wanted`: they wanted
+// gradients.
+at::IValue resultOf(const Call& call, bool wanted, const c10::TypePtr& type,
+                    const Future& answered) {
+  if (answered.hasError()) fail(answered.tryRetrieveErrorMessage(), describe(call));
+  at::IValue value = valueOf(answered);
+  if (wanted) warnIfCut(value, call);
   if (call.with_names != nullptr) value = call.with_names(std::move(value));
   if (type == nullptr || coerce(value, type)) return value;
   failType(value, type, describe(call));
 }
 
-FuturePtr callAsync(Call call, const c10::TypePtr& type) {
-  const std::string what = describe(call);
+}  // namespace
+
+std::string describe(const Call& call) {
+  const std::string version =
+      call.version == kNewest ? "" : " version " + std::to_string(call.version);
+  return call.name + "." + call.method + version + " at worker '" + call.worker + "'";
+}
+
+std::shared_ptr<trpc::RpcAgent> currentAgent() {
+  if (!trpc::RpcAgent::isCurrentRpcAgentSet()) {
+    throw std::runtime_error(
+        "this process is in no RPC group: join one first (weft.init_rpc or rpc.init_rpc in Python, "
+        "weft::Group::join in C++)");
+  }
+  return trpc::RpcAgent::getCurrentRpcAgent();
+}
+
+at::IValue waitFor(Future& future) {
+  waitUntilDone(future);
+  if (future.hasError()) throw std::runtime_error(future.tryRetrieveErrorMessage());
+  return future.value();
+}
+
+at::IValue call(Call call, const c10::TypePtr& type) {
+  const rpc::ScopedInlineWaiter waiter;
   const bool wanted = wantsGradients(call);
-  auto* const with_names = call.with_names;
-  return send(call)->then(
-      [type, what, wanted, with_names](Future& answered) {
-        if (answered.hasError()) fail(answered.tryRetrieveErrorMessage(), what);
-        at::IValue value = valueOf(answered);
-        if (wanted) warnIfCut(value, what);
-        if (with_names != nullptr) value = with_names(std::move(value));
-        return typed(std::move(value), type, what);
-      },
-      type == nullptr ? c10::TypePtr(c10::AnyType::get()) : type);
+  const FuturePtr answer = send(call);
+  rpc::InlineWaiter::wait();
+  waitUntilDone(*answer);
+  return resultOf(call, wanted, type, *answer);
+}
+
+FuturePtr callAsync(Call call, const c10::TypePtr& type) {
+  const bool wanted = wantsGradients(call);
+  const FuturePtr answer = send(call);
+  call.args.clear();
+  return answer->then([call = std::move(call), wanted,
+                       type](Future& answered) { return resultOf(call, wanted, type, answered); },
+                      type == nullptr ? c10::TypePtr(c10::AnyType::get()) : type);
 }
 
 RRefPtr callRemote(Call call, const c10::TypePtr& type) {
   static const c10::QualifiedName name(kRemoteName);
   const c10::TypePtr element =
       type == nullptr ? c10::TypePtr(c10::AnyType::get()) : withoutNames(type);
-  agent();
+  currentAgent();
   Values stack = toStack(call, 1);
   stack[0] = c10::List<at::IValue>(element);
   // torch reads from a schema what the RRef holds, and nothing else.
@@ -201,17 +201,13 @@ RRefPtr callRemote(Call call, const c10::TypePtr& type) {
 }
 
 FuturePtr fetchAsync(const RRefPtr& rref, double timeout) {
-  if (rref->isOwner()) {
+  if (rref->isOwner())
     return c10::static_intrusive_pointer_cast<trpc::OwnerRRef>(rref)->getFuture();
-  }
   checkFetchable(*rref);
-  const auto user = c10::static_intrusive_pointer_cast<trpc::UserRRef>(rref);
   // The value is at its owner, which may not know of it yet: it waits there.
-  trpc::RpcAgent& here = agent();
-  auto request = trpc::ScriptRRefFetchCall(here.getWorkerInfo().id_, user->rrefId()).toMessage();
-  auto answer = torch::distributed::autograd::sendMessageWithAutograd(
-      here, here.getWorkerInfo(user->owner()), std::move(request), /*forceGradRecording=*/true,
-      toTorch(timeout));
+  const auto here = currentAgent()->getWorkerInfo().id_;
+  const FuturePtr answer =
+      send(rref->owner(), trpc::ScriptRRefFetchCall(here, rref->rrefId()), timeout);
   return answer->then(
       [](Future& answered) {
         if (answered.hasError()) throw std::runtime_error(answered.tryRetrieveErrorMessage());
@@ -229,9 +225,11 @@ at::IValue fetch(const RRefPtr& rref, double timeout, const c10::TypePtr& type) 
     value = waitFor(*fetchAsync(rref, timeout));
   } else {
     checkFetchable(*rref);
+    // torch's own: it knows of an RRef that was dropped.
     value = c10::static_intrusive_pointer_cast<trpc::UserRRef>(rref)->toHere(toTorch(timeout));
   }
-  return typed(std::move(value), type, "to_here of a value at worker '" + rref->ownerName() + "'");
+  if (type == nullptr || coerce(value, type)) return value;
+  failType(value, type, "to_here of a value at worker '" + rref->ownerName() + "'");
 }
 
 void drop(const RRefPtr& rref) { rref->tryDel(); }

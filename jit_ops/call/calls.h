@@ -5,8 +5,10 @@
 // than…").
 #pragma once
 
+#include <torch/csrc/distributed/rpc/rpc_agent.h>
 #include <torch/csrc/distributed/rpc/rref_impl.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -33,6 +35,12 @@ struct Call {
   // when it has NamedTuples. Null: they come as plain tuples. Not for callRemote.
   at::IValue (*with_names)(at::IValue) = nullptr;
 };
+
+// "encoder.forward version 2 at worker 'server'", for errors.
+std::string describe(const Call& call);
+
+// Of this process. Throws std::runtime_error when it is in no RPC group.
+std::shared_ptr<torch::distributed::rpc::RpcAgent> currentAgent();
 
 // Null `type`: any. The value is converted to `type` as coerce() does, or the call fails: it says
 // then what came instead.

@@ -5,15 +5,11 @@
 // thing): `like`, an empty list, says what comes back, so that a saved model keeps its types. Those
 // in the dispatcher have fixed types, and a meta kernel where tensors come back.
 #include <ATen/core/jit_type.h>
-#include <torch/csrc/distributed/rpc/rpc_agent.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
 #include <torch/library.h>
 
-#include <stdexcept>
-
-#include "jit_ops/call/binding.h"
 #include "jit_ops/call/calls.h"
-#include "jit_ops/call/tensor_calls.h"
+#include "jit_ops/call/operators.h"
 #include "jit_ops/collectives/collectives.h"
 #include "jit_ops/serve/service.h"
 #include "rpc_backend/agent/weft_agent.h"
@@ -28,43 +24,19 @@ using torch::jit::pop;
 using torch::jit::push;
 using torch::jit::Stack;
 
-// (…, *, str method, int version, str[]? names, float timeout), from the top of the stack.
-void popOptions(Stack& stack, Call& call) {
+// The arguments WEFT_TARGET, with `type` those of `like`, and WEFT_OPTIONS.
+Call popCall(Stack& stack, c10::TypePtr* type = nullptr) {
+  Call call;
   call.timeout = pop(stack).toDouble();
-  if (const at::IValue names = pop(stack); !names.isNone()) {
-    for (const at::IValue& name : names.toListRef())
-      call.names.push_back(name.toStringRef());
-  }
+  if (const at::IValue names = pop(stack); !names.isNone())
+    call.names = names.to<std::vector<std::string>>();
   call.version = pop(stack).toInt();
   call.method = pop(stack).toStringRef();
-}
-
-void popTarget(Stack& stack, Call& call) {
+  if (type != nullptr) *type = pop(stack).toList().elementType();
   call.args = pop(stack).toList().vec();
   call.name = pop(stack).toStringRef();
   call.worker = pop(stack).toStringRef();
-}
-
-c10::TypePtr popLike(Stack& stack) { return pop(stack).toList().elementType(); }
-
-struct TypedCall {
-  Call call;
-  c10::TypePtr type;
-};
-
-TypedCall popTyped(Stack& stack) {
-  TypedCall out;
-  popOptions(stack, out.call);
-  out.type = popLike(stack);
-  popTarget(stack, out.call);
-  return out;
-}
-
-Call popUntyped(Stack& stack) {
-  Call out;
-  popOptions(stack, out);
-  popTarget(stack, out);
-  return out;
+  return call;
 }
 
 RRefPtr popRRef(Stack& stack) {
@@ -78,32 +50,35 @@ RRefPtr popRRef(Stack& stack) {
 // A call has effects elsewhere: nothing may drop, fold or reorder it.
 constexpr auto kEffects = c10::AliasAnalysisKind::CONSERVATIVE;
 
+at::IValue remoteValue(Call call, const c10::TypePtr& type) {
+  return c10::static_intrusive_pointer_cast<c10::RRefInterface>(callRemote(std::move(call), type));
+}
+
+// An operator that calls something published by `make`; `typed`: its arguments have `like`.
+template <auto make>
+Operator calls(const char* schema, bool typed) {
+  const auto run = [typed](Stack& stack) {
+    c10::TypePtr type;
+    Call call = popCall(stack, typed ? &type : nullptr);
+    push(stack, make(std::move(call), type));
+  };
+  return Operator(schema, run, kEffects);
+}
+
 std::vector<std::optional<Operator>> typedOperators() {
   const auto op = [](const char* schema, void (*body)(Stack&)) {
     return Operator(
         schema, [body](Stack& stack) { body(stack); }, kEffects);
   };
   return {
-      op("weft::call.t(" WEFT_TARGET ", t[] like, " WEFT_OPTIONS ") -> t",
-         [](Stack& stack) {
-           auto [what, type] = popTyped(stack);
-           push(stack, call(std::move(what), type));
-         }),
-      op("weft::call_async.t(" WEFT_TARGET ", t[] like, " WEFT_OPTIONS ") -> Future(t)",
-         [](Stack& stack) {
-           auto [what, type] = popTyped(stack);
-           push(stack, callAsync(std::move(what), type));
-         }),
-      op("weft::remote.t(" WEFT_TARGET ", t[] like, " WEFT_OPTIONS ") -> RRef(t)",
-         [](Stack& stack) {
-           auto [what, type] = popTyped(stack);
-           push(stack, c10::static_intrusive_pointer_cast<c10::RRefInterface>(
-                           callRemote(std::move(what), type)));
-         }),
-      op("weft::call.any(" WEFT_TARGET ", " WEFT_OPTIONS ") -> Any",
-         [](Stack& stack) { push(stack, call(popUntyped(stack))); }),
-      op("weft::call_async.any(" WEFT_TARGET ", " WEFT_OPTIONS ") -> Future(Any)",
-         [](Stack& stack) { push(stack, callAsync(popUntyped(stack))); }),
+      calls<&call>("weft::call.t(" WEFT_TARGET ", t[] like, " WEFT_OPTIONS ") -> t", true),
+      calls<&callAsync>(
+          "weft::call_async.t(" WEFT_TARGET ", t[] like, " WEFT_OPTIONS ") -> Future(t)", true),
+      calls<&remoteValue>("weft::remote.t(" WEFT_TARGET ", t[] like, " WEFT_OPTIONS ") -> RRef(t)",
+                          true),
+      calls<&call>("weft::call.any(" WEFT_TARGET ", " WEFT_OPTIONS ") -> Any", false),
+      calls<&callAsync>("weft::call_async.any(" WEFT_TARGET ", " WEFT_OPTIONS ") -> Future(Any)",
+                        false),
       op("weft::fetch(RRef(t) rref, float timeout=-1.) -> t",
          [](Stack& stack) {
            const double timeout = pop(stack).toDouble();
@@ -121,26 +96,18 @@ std::vector<std::optional<Operator>> typedOperators() {
   };
 }
 
-using torch::distributed::rpc::RpcAgent;
-
-std::shared_ptr<RpcAgent> group() {
-  if (!RpcAgent::isCurrentRpcAgentSet())
-    throw std::runtime_error("this process is in no RPC group");
-  return RpcAgent::getCurrentRpcAgent();
-}
-
 std::vector<std::string> workers() {
   std::vector<std::string> names;
-  for (const auto& info : group()->getWorkerInfos())
+  for (const auto& info : currentAgent()->getWorkerInfos())
     names.push_back(info.name_);
   return names;
 }
 
 std::string lossOf(const std::string& worker) {
-  const auto current = group();
-  const auto* ours = dynamic_cast<const rpc::WeftAgent*>(current.get());
+  const auto agent = currentAgent();
+  const auto* ours = dynamic_cast<const rpc::WeftAgent*>(agent.get());
   TORCH_CHECK(ours != nullptr, "the RPC group is not Weft's");
-  return ours->lossOf(current->getWorkerInfo(worker).id_).value_or("");
+  return ours->lossOf(agent->getWorkerInfo(worker).id_).value_or("");
 }
 
 std::vector<std::string> publishedLines(const std::string& worker) {
@@ -154,12 +121,13 @@ std::vector<std::string> publishedLines(const std::string& worker) {
 
 void defineDispatched(torch::Library& library) {
   const auto asked = [](const char* schema) { return torch::schema(schema, kEffects); };
-  library.def(asked("in_group() -> bool"), [] { return RpcAgent::isCurrentRpcAgentSet(); });
-  library.def(asked("worker_name() -> str"), [] { return group()->getWorkerInfo().name_; });
+  library.def(asked("in_group() -> bool"),
+              [] { return torch::distributed::rpc::RpcAgent::isCurrentRpcAgentSet(); });
+  library.def(asked("worker_name() -> str"), [] { return currentAgent()->getWorkerInfo().name_; });
   library.def(asked("rank(str worker=\"\") -> int"), [](const std::string& worker) {
-    const auto current = group();
+    const auto agent = currentAgent();
     return static_cast<std::int64_t>(
-        (worker.empty() ? current->getWorkerInfo() : current->getWorkerInfo(worker)).id_);
+        (worker.empty() ? agent->getWorkerInfo() : agent->getWorkerInfo(worker)).id_);
   });
   library.def(asked("workers() -> str[]"), &workers);
   library.def(asked("loss_of(str worker) -> str"), &lossOf);

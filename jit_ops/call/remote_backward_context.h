@@ -1,23 +1,27 @@
-// The way of gradients through a call that a compiler has in its graph.
+// RemoteBackwardContext: the backward of a remote call inside a graph that a compiler made.
 //
-// Distributed autograd hangs its functions on the tensors that a call takes and gives. A compiled
-// graph keeps no such functions: its backward is a graph of its own, in which going back must be an
-// operation like any other. So a recorded call ends distributed autograd's graph at both sides of
-// the call and keeps the two ends, and its backward joins them: it sends the gradients of the
-// results to the worker, as RecvRpcBackward would, and waits for those of the arguments, which come
-// back through SendRpcBackward as part of the distributed backward that is under way.
+// Distributed autograd attaches its functions to the tensors that a call takes and gives. The
+// backward of a compiled graph is a graph of its own and keeps no such functions. So a recorded
+// call ends distributed autograd's graph on both sides and keeps the two ends; backward() joins
+// them: it sends the gradients of the results to the worker, as RecvRpcBackward does, and waits for
+// those of the arguments, which come through SendRpcBackward as part of the same distributed
+// backward.
 //
-// Any thread. A route lives as long as the autograd context it was recorded in.
+// Threads: any. It lives as long as the autograd context in which the call was recorded.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/autograd/context/context.h>
 
 #include <cstdint>
+#include <future>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "jit_ops/serve/servable.h"
+#include "third_party/torch/torch_compat.h"
 
 namespace weft::ops {
 
@@ -26,34 +30,47 @@ inline constexpr std::int64_t kNoRemoteBackward = 0;
 // Whether calls of this thread are recorded for distributed autograd.
 bool inAutogradContext();
 
+class GradientPromise;
+
 class RemoteBackwardContext {
  public:
-  // `what` is being called, for errors; `timeout` (seconds, negative: the group's, 0: none) bounds
-  // the wait in backward.
-  RemoteBackwardContext(std::string what, double timeout);
-  ~RemoteBackwardContext();
+  using Tensors = std::vector<at::Tensor>;
+
+  // `timeout` (seconds, -1: the group's, 0: none) bounds the wait in backward.
+  explicit RemoteBackwardContext(double timeout);
   RemoteBackwardContext(const RemoteBackwardContext&) = delete;
   RemoteBackwardContext& operator=(const RemoteBackwardContext&) = delete;
 
-  // The arguments as they are sent: those at the indices `needed` lead to this route.
+  // The arguments as they are sent: those at the indices `needed` lead back here.
   Values open(at::TensorList inputs, at::IntArrayRef needed);
-  // What came for them, as it came. False when no gradients go back from there: nothing in it needs
-  // any.
-  bool close(const std::vector<at::Tensor>& outputs, const std::string& worker);
-  // The route's number; from now on goBack() finds it.
-  static std::int64_t keep(std::shared_ptr<RemoteBackwardContext> route);
+  // The results, as they came. False when none of them needs gradients.
+  bool close(const Tensors& outputs, const std::string& worker);
+  // Gives the call a number, by which backward() finds it.
+  static std::int64_t keep(std::shared_ptr<RemoteBackwardContext> call);
 
   // Gradients of the inputs at `needed`, in that order, from gradients of the outputs at `outputs`.
   // Waits, without a lock, for the workers behind. Throws std::exception: no context, one that has
   // ended, a backward that is not distributed autograd's, a lost worker, the timeout; all name
-  // `what`.
-  static std::vector<at::Tensor> goBack(std::int64_t number, const std::string& what,
-                                        at::TensorList gradients, at::IntArrayRef outputs,
-                                        at::TensorList inputs, at::IntArrayRef needed);
+  // `what` was called.
+  static Tensors backward(std::int64_t number, const std::string& what, at::TensorList gradients,
+                          at::IntArrayRef outputs, at::TensorList inputs, at::IntArrayRef needed);
 
  private:
-  struct Parts;
-  std::unique_ptr<Parts> parts_;
+  using Context = torch::distributed::autograd::DistAutogradContext;
+
+  void send(Context& here, at::TensorList gradients, at::IntArrayRef outputs);
+  void endHere(const std::shared_ptr<Context>& here, at::TensorList inputs,
+               at::IntArrayRef needed) const;
+  Tensors wait(std::future<Tensors> coming, const std::string& what) const;
+
+  const double timeout_;
+  const std::weak_ptr<Context> context_;
+  const std::shared_ptr<GradientPromise> promise_;
+  pipe::NodePtr sink_ = {};
+  std::optional<std::int64_t> message_ = {};  // that brought the outputs, in the context's numbers
+  pipe::NodePtr receiver_ = {};
+  std::string worker_ = {};
+  std::vector<int> place_ = {};  // of each output's gradient among the receiver's; -1: none
 };
 
 }  // namespace weft::ops

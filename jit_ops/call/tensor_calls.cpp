@@ -1,5 +1,3 @@
-#include "jit_ops/call/tensor_calls.h"
-
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
@@ -8,47 +6,36 @@
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/util/Exception.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/functions/utils.h>
-#include <torch/csrc/autograd/saved_variable.h>
-#include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "jit_ops/call/calls.h"
+#include "jit_ops/call/operators.h"
 #include "jit_ops/call/remote_backward_context.h"
-#include "third_party/torch/torch_compat.h"
 
 namespace weft::ops {
 
 namespace {
 
 using c10::string_view;
-using pipe::makeNode;
-using pipe::NodePtr;
 using Tensors = std::vector<at::Tensor>;
-using torch::autograd::SavedVariable;
-using torch::autograd::variable_list;
+using torch::autograd::AutogradContext;
 
 Call toCall(string_view worker, string_view name, string_view method, std::int64_t version,
             double timeout) {
-  Call what;
-  what.worker = worker;
-  what.name = name;
-  what.method = method;
-  what.version = version;
-  what.timeout = timeout;
-  return what;
-}
-
-std::string describe(string_view worker, string_view name, string_view method) {
-  return std::string(name) + "." + std::string(method) + " at worker '" + std::string(worker) + "'";
+  return {.worker = std::string(worker),
+          .name = std::string(name),
+          .method = std::string(method),
+          .version = version,
+          .timeout = timeout};
 }
 
 Tensors toTensors(const at::IValue& value) {
@@ -67,8 +54,8 @@ Tensors toTensors(const at::IValue& value) {
               value.type()->annotation_str());
 }
 
-// What a compiler was promised: shapes and dtypes of `like`, memory laid out as of a new tensor
-// that is no input's, and no history.
+// The results as a compiler was promised them: with the shapes and dtypes of `like`, contiguous, in
+// memory that is no input's, and without a history.
 Tensors promised(const Tensors& came, at::TensorList like, at::TensorList inputs,
                  const std::string& what) {
   TORCH_CHECK(came.size() == like.size(), what, " returned ", came.size(), " tensors; `like` has ",
@@ -90,54 +77,54 @@ Tensors promised(const Tensors& came, at::TensorList like, at::TensorList inputs
 Tensors callTensors(string_view worker, string_view name, at::TensorList inputs,
                     at::TensorList like, string_view method, std::int64_t version, double timeout) {
   Call what = toCall(worker, name, method, version, timeout);
+  const std::string description = describe(what);
   for (const at::Tensor& input : inputs)
     what.args.emplace_back(input.detach());
-  const std::string description = describe(worker, name, method);
   return promised(toTensors(call(std::move(what))), like, inputs, description);
 }
 
-// A tensor's worth of a route's number: a graph keeps it from forward to backward.
-at::Tensor numbered(std::int64_t route, at::TensorList like) {
+// The call's number as a tensor, which a graph keeps from forward to backward.
+at::Tensor numbered(std::int64_t number, at::TensorList like) {
   const auto options = like.empty() ? at::TensorOptions() : like[0].options();
-  return at::full({1}, route, options.dtype(at::kLong).requires_grad(false));
+  return at::full({1}, number, options.dtype(at::kLong).requires_grad(false));
 }
 
-// The outputs and, behind them, the route's number. `traced` without `needed`: the compiler has
+// The outputs and, behind them, the call's number. `traced` without `needed`: the compiler has
 // decided that nothing here needs gradients, which is wrong when the module's parameters do.
-Tensors recorded(string_view worker, string_view name, at::TensorList inputs,
-                 at::IntArrayRef needed, at::TensorList like, string_view method,
-                 std::int64_t version, double timeout, bool traced, std::int64_t /*trace*/) {
+Tensors callRecorded(string_view worker, string_view name, at::TensorList inputs,
+                     at::IntArrayRef needed, at::TensorList like, string_view method,
+                     std::int64_t version, double timeout, bool traced, std::int64_t /*trace*/) {
   Tensors out;
   if (!inAutogradContext()) {
     out = callTensors(worker, name, inputs, like, method, version, timeout);
     out.push_back(numbered(kNoRemoteBackward, like));
     return out;
   }
-  const std::string description = describe(worker, name, method);
-  const auto route = std::make_shared<RemoteBackwardContext>(description, timeout);
   Call what = toCall(worker, name, method, version, timeout);
-  what.args = route->open(inputs, needed);
+  const std::string description = describe(what);
+  const auto context = std::make_shared<RemoteBackwardContext>(timeout);
+  what.args = context->open(inputs, needed);
   what.ends_gradients = true;
   Tensors came;
   {
     const at::AutoGradMode recording(true);
     came = toTensors(call(std::move(what)));
   }
-  const bool leads_back = route->close(came, std::string(worker));
+  const bool leads_back = context->close(came, std::string(worker));
   TORCH_CHECK(!(traced && needed.empty() && leads_back), description,
               " has parameters that need gradients, and this traced call would lose them, because "
               "none of its inputs needs any: give it an input that does (x.requires_grad_()), "
               "trace it under torch.no_grad(), or use weft.call, which torch.compile leaves as it "
               "is");
   out = promised(came, like, inputs, description);
-  out.push_back(numbered(RemoteBackwardContext::keep(route), like));
+  out.push_back(numbered(RemoteBackwardContext::keep(context), like));
   return out;
 }
 
-Tensors goBack(const at::Tensor& route, at::TensorList gradients, at::IntArrayRef outputs,
-               at::TensorList inputs, at::IntArrayRef needed, string_view what) {
+Tensors callBackward(const at::Tensor& route, at::TensorList gradients, at::IntArrayRef outputs,
+                     at::TensorList inputs, at::IntArrayRef needed, string_view what) {
   const at::Tensor here = route.cpu();
-  const Tensors came = RemoteBackwardContext::goBack(
+  const Tensors came = RemoteBackwardContext::backward(
       *here.const_data_ptr<std::int64_t>(), std::string(what), gradients, outputs, inputs, needed);
   TORCH_CHECK(came.size() == needed.size(), "wrong number of gradients from ", what);
   Tensors out;
@@ -168,19 +155,19 @@ Tensors callTensorsMeta(string_view /*worker*/, string_view /*name*/, at::Tensor
   return newLike(like);
 }
 
-Tensors recordedMeta(string_view /*worker*/, string_view /*name*/, at::TensorList /*inputs*/,
-                     at::IntArrayRef /*needed*/, at::TensorList like, string_view /*method*/,
-                     std::int64_t /*version*/, double /*timeout*/, bool /*traced*/,
-                     std::int64_t /*trace*/) {
+Tensors callRecordedMeta(string_view /*worker*/, string_view /*name*/, at::TensorList /*inputs*/,
+                         at::IntArrayRef /*needed*/, at::TensorList like, string_view /*method*/,
+                         std::int64_t /*version*/, double /*timeout*/, bool /*traced*/,
+                         std::int64_t /*trace*/) {
   Tensors out = newLike(like);
   const auto options = like.empty() ? at::TensorOptions(at::kMeta) : like[0].options();
   out.push_back(at::empty({1}, options.dtype(at::kLong)));
   return out;
 }
 
-Tensors goBackMeta(const at::Tensor& /*route*/, at::TensorList /*gradients*/,
-                   at::IntArrayRef /*outputs*/, at::TensorList inputs, at::IntArrayRef needed,
-                   string_view /*what*/) {
+Tensors callBackwardMeta(const at::Tensor& /*route*/, at::TensorList /*gradients*/,
+                         at::IntArrayRef /*outputs*/, at::TensorList inputs, at::IntArrayRef needed,
+                         string_view /*what*/) {
   Tensors out;
   for (const std::int64_t index : needed)
     out.push_back(newLike(inputs[static_cast<std::size_t>(index)]));
@@ -189,97 +176,69 @@ Tensors goBackMeta(const at::Tensor& /*route*/, at::TensorList /*gradients*/,
 
 // Autograd.
 
-template <typename Result, typename... Args>
-Result dispatch(const char* op, Args... args) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(op, "").typed<Result(Args...)>().call(
-      args...);
+// Calls the operator whose kernel is a `Function`.
+template <typename Function, typename... Args>
+Tensors dispatch(const char* op, Args&&... args) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(op, "").typed<Function>().call(
+      std::forward<Args>(args)...);
 }
 
-Tensors dispatchBack(const at::Tensor& route, at::TensorList gradients, at::IntArrayRef outputs,
-                     at::TensorList inputs, at::IntArrayRef needed, string_view what) {
-  return dispatch<Tensors, const at::Tensor&, at::TensorList, at::IntArrayRef, at::TensorList,
-                  at::IntArrayRef, string_view>("weft::_call_tensors_backward", route, gradients,
-                                                outputs, inputs, needed, what);
-}
-
-// Tensors in here are no inputs of the function below: no gradients go to them.
+// The arguments of a call to which no gradients go.
 struct Target {
-  std::string worker;
-  std::string name;
-  std::string method;
-  std::int64_t version;
-  double timeout;
-  Tensors like;
+  const Call& call;
+  at::TensorList like;
   std::vector<std::int64_t> needed;
   bool traced;
 };
 
 Tensors record(const Target& to, at::TensorList inputs) {
-  // Every call in a graph is one of its own: two that look the same must not become one, whose
-  // gradients would come twice.
+  // The number keeps a compiler from merging two equal calls, whose gradients would come twice.
   static std::atomic<std::int64_t> traces{0};
   const at::AutoDispatchBelowADInplaceOrView guard;
-  return dispatch<Tensors, string_view, string_view, at::TensorList, at::IntArrayRef,
-                  at::TensorList, string_view, std::int64_t, double, bool, std::int64_t>(
-      "weft::_call_tensors_recorded", to.worker, to.name, inputs, to.needed, to.like, to.method,
-      to.version, to.timeout, to.traced, to.traced ? ++traces : 0);
+  const Call& call = to.call;
+  return dispatch<decltype(callRecorded)>("weft::_call_tensors_recorded", call.worker, call.name,
+                                          inputs, to.needed, to.like, call.method, call.version,
+                                          call.timeout, to.traced, to.traced ? ++traces : 0);
 }
 
-// (torch::autograd::Function takes no lists of tensors.)
-struct TensorCallBackward : torch::autograd::Node {
-  variable_list apply(variable_list&& gradients) override {
-    for (std::size_t i = 0; i < gradients.size(); ++i) {
-      if (!gradients[i].defined()) gradients[i] = input_metadata(i).zeros_like();
+// Gives the results a history that leads to the inputs, and to `leaf`.
+struct RecordedCall : torch::autograd::Function<RecordedCall> {
+  static Tensors forward(AutogradContext* saved, const std::optional<at::Tensor>& /*leaf*/,
+                         at::TensorList inputs, const Target& to) {
+    Tensors outputs = record(to, inputs);
+    Tensors kept = inputs.vec();
+    kept.push_back(std::move(outputs.back()));  // the call's number
+    outputs.pop_back();
+    saved->save_for_backward(std::move(kept));
+    std::vector<std::int64_t> differentiable;
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      if (torch::autograd::isDifferentiableType(outputs[i].scalar_type()))
+        differentiable.push_back(static_cast<std::int64_t>(i));
     }
-    TORCH_CHECK(!released, "backward a second time through ", what, ": retain_graph=True");
-    variable_list inputs;
-    for (const SavedVariable& one : kept)
-      inputs.push_back(one.unpack());
-    const Tensors came = dispatchBack(route.unpack(), gradients, outputs, inputs, needed, what);
-    variable_list out(num_outputs());
+    saved->saved_data["outputs"] = std::move(differentiable);
+    saved->saved_data["needed"] = to.needed;
+    saved->saved_data["what"] = describe(to.call);
+    return outputs;
+  }
+
+  static Tensors backward(AutogradContext* saved, const Tensors& gradients) {
+    const auto outputs = saved->saved_data["outputs"].toIntVector();
+    const auto needed = saved->saved_data["needed"].toIntVector();
+    Tensors inputs = saved->get_saved_variables();
+    const at::Tensor route = std::move(inputs.back());
+    inputs.pop_back();
+    Tensors given;
+    for (const std::int64_t index : outputs)
+      given.push_back(gradients.at(static_cast<std::size_t>(index)));
+    const Tensors came =
+        dispatch<decltype(callBackward)>("weft::_call_tensors_backward", route, given, outputs,
+                                         inputs, needed, saved->saved_data["what"].toStringRef());
+    Tensors out(1 + inputs.size() + 1);  // of the leaf, of the inputs, of the target
     for (std::size_t i = 0; i < needed.size(); ++i)
-      out.at(static_cast<std::size_t>(needed[i])) = came.at(i);
+      out.at(1 + static_cast<std::size_t>(needed[i])) = came.at(i);
     return out;
   }
-  void release_variables() override {
-    kept.clear();
-    route.reset_data();
-    released = true;
-  }
-  std::string name() const override { return "TensorCallBackward"; }
-
-  SavedVariable route;
-  std::vector<SavedVariable> kept;
-  bool released = false;
-  std::vector<std::int64_t> outputs;  // that are differentiable: gradients come for these
-  std::vector<std::int64_t> needed;
-  std::string what;
 };
-
-// With a history that leads to the inputs; where none needs gradients, to a leaf of nobody's, so
-// that those of the worker's parameters are found.
-Tensors recordWithHistory(const Target& to, at::TensorList inputs) {
-  Tensors outputs = record(to, inputs);
-  auto node = makeNode<TensorCallBackward>();
-  node->route = SavedVariable(outputs.back(), /*is_output=*/false);
-  outputs.pop_back();
-  torch::autograd::edge_list edges;
-  for (const at::Tensor& input : inputs) {
-    node->kept.emplace_back(input, /*is_output=*/false);
-    edges.push_back(torch::autograd::impl::gradient_edge(input));
-  }
-  if (to.needed.empty())
-    edges.push_back(torch::autograd::impl::gradient_edge(at::empty({0}).set_requires_grad(true)));
-  node->set_next_edges(std::move(edges));
-  node->needed = to.needed;
-  node->what = describe(to.worker, to.name, to.method);
-  for (std::size_t i = 0; i < outputs.size(); ++i) {
-    if (!torch::autograd::isDifferentiableType(outputs[i].scalar_type())) continue;
-    node->outputs.push_back(static_cast<std::int64_t>(i));
-    torch::autograd::set_history(outputs[i], NodePtr(node));
-  }
-  return outputs;
-}
 
 bool isTraced() {
   using Mode = c10::impl::TorchDispatchModeKey;
@@ -300,34 +259,32 @@ Tensors differentiableCall(string_view worker, string_view name, at::TensorList 
   const bool none = needed.empty();
   if (!at::GradMode::is_enabled() || (none && !traced && !inAutogradContext())) {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    return dispatch<Tensors, string_view, string_view, at::TensorList, at::TensorList, string_view,
-                    std::int64_t, double>("weft::call_tensors", worker, name, inputs, like, method,
-                                          version, timeout);
+    return dispatch<decltype(callTensors)>("weft::call_tensors", worker, name, inputs, like, method,
+                                           version, timeout);
   }
-  const Target to{.worker = std::string(worker),
-                  .name = std::string(name),
-                  .method = std::string(method),
-                  .version = version,
-                  .timeout = timeout,
-                  .like = like.vec(),
-                  .needed = std::move(needed),
-                  .traced = traced};
+  const Call call = toCall(worker, name, method, version, timeout);
+  const Target to{.call = call, .like = like, .needed = std::move(needed), .traced = traced};
   if (none && traced) {
     Tensors out = record(to, inputs);
     out.pop_back();
     return out;
   }
-  return recordWithHistory(to, inputs);
+  // Where no input needs gradients: an unused leaf, so that backward reaches the worker's
+  // parameters.
+  std::optional<at::Tensor> leaf;
+  if (none) leaf = at::empty({0}).set_requires_grad(true);
+  return RecordedCall::apply(leaf, inputs, to);
 }
 
-Tensors goBackOnce(const at::Tensor& route, at::TensorList gradients, at::IntArrayRef outputs,
-                   at::TensorList inputs, at::IntArrayRef needed, string_view what) {
+Tensors backwardOnce(const at::Tensor& route, at::TensorList gradients, at::IntArrayRef outputs,
+                     at::TensorList inputs, at::IntArrayRef needed, string_view what) {
   const auto needs = [](const at::Tensor& one) { return one.requires_grad(); };
   TORCH_CHECK(
       !(at::GradMode::is_enabled() && std::any_of(gradients.begin(), gradients.end(), needs)),
       "gradients of gradients do not go through a remote call (", what, ")");
   const at::AutoDispatchBelowADInplaceOrView guard;
-  return dispatchBack(route, gradients, outputs, inputs, needed, what);
+  return dispatch<decltype(callBackward)>("weft::_call_tensors_backward", route, gradients, outputs,
+                                          inputs, needed, what);
 }
 
 }  // namespace
@@ -350,18 +307,19 @@ void defineTensorCalls(torch::Library& library) {
   def("_call_tensors_recorded(str worker, str name, Tensor[] inputs, int[] needed, Tensor[] like, "
       "str method, int version, float timeout, bool traced, int trace) -> Tensor[]");
   library.impl("_call_tensors_recorded",
-               torch::dispatch(DispatchKey::CompositeExplicitAutograd, TORCH_FN(recorded)));
+               torch::dispatch(DispatchKey::CompositeExplicitAutograd, TORCH_FN(callRecorded)));
   library.impl("_call_tensors_recorded",
-               torch::dispatch(DispatchKey::Meta, TORCH_FN(recordedMeta)));
+               torch::dispatch(DispatchKey::Meta, TORCH_FN(callRecordedMeta)));
   library.impl("_call_tensors_recorded",
                torch::dispatch(DispatchKey::Autograd, torch::CppFunction::makeFallthrough()));
   def("_call_tensors_backward(Tensor route, Tensor[] gradients, int[] outputs, Tensor[] inputs, "
       "int[] needed, str what) -> Tensor[]");
   library.impl("_call_tensors_backward",
-               torch::dispatch(DispatchKey::CompositeExplicitAutograd, TORCH_FN(goBack)));
-  library.impl("_call_tensors_backward", torch::dispatch(DispatchKey::Meta, TORCH_FN(goBackMeta)));
+               torch::dispatch(DispatchKey::CompositeExplicitAutograd, TORCH_FN(callBackward)));
   library.impl("_call_tensors_backward",
-               torch::dispatch(DispatchKey::Autograd, TORCH_FN(goBackOnce)));
+               torch::dispatch(DispatchKey::Meta, TORCH_FN(callBackwardMeta)));
+  library.impl("_call_tensors_backward",
+               torch::dispatch(DispatchKey::Autograd, TORCH_FN(backwardOnce)));
 }
 
 }  // namespace weft::ops

@@ -37,8 +37,6 @@ c10d::ReduceOp toReduceOp(string_view op) {
 // The result of a collective is a new tensor, and so what it is made in.
 at::Tensor copyOf(const at::Tensor& x) { return x.clone(at::MemoryFormat::Contiguous); }
 
-std::vector<at::Tensor> rowsOf(const at::Tensor& x) { return x.unbind(0); }
-
 at::Tensor taken(at::Tensor result, bool discard) {
   return discard ? result.zero_() : std::move(result);
 }
@@ -128,7 +126,7 @@ Started startGather(const at::Tensor& x, std::int64_t to, string_view name) {
   options.rootRank = rankIn(*group, to, name);
   at::Tensor out = at::empty_symint(gatheredSizes(x, *group, to), x.options());
   std::vector<std::vector<at::Tensor>> outputs;
-  if (group->getRank() == to) outputs.push_back(rowsOf(out));
+  if (group->getRank() == to) outputs.push_back(out.unbind());
   std::vector<at::Tensor> inputs = {x.contiguous()};
   auto work = group->gather(outputs, inputs, options);
   return {.work = std::move(work), .result = std::move(out), .inputs = std::move(inputs)};
@@ -145,8 +143,10 @@ Started startScatter(const at::Tensor& x, std::int64_t from, string_view name) {
   std::vector<at::Tensor> outputs = {at::empty(x.sizes().slice(1), x.options())};
   std::vector<std::vector<at::Tensor>> inputs;
   std::vector<at::Tensor> kept;
-  if (rows > 0) inputs.push_back(rowsOf(x.contiguous()));
-  if (rows > 0) kept = inputs.front();
+  if (rows > 0) {
+    kept = x.contiguous().unbind();
+    inputs.push_back(kept);
+  }
   auto work = group->scatter(outputs, inputs, options);
   return {.work = std::move(work), .result = outputs.front(), .inputs = std::move(kept)};
 }

@@ -5,8 +5,11 @@
 #include <ATen/ops/empty_like.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/jit/runtime/custom_operator.h>
 #include <torch/library.h>
 
+#include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,39 +23,28 @@ namespace {
 using c10::string_view;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
+using torch::jit::Operator;
+using torch::jit::Stack;
 
-// Kernels. All wait until the operation is over on this rank, at most the group's timeout.
+// Nothing may drop, fold or reorder what other ranks take part in.
+constexpr auto kEffects = c10::AliasAnalysisKind::CONSERVATIVE;
 
-void send(const at::Tensor& x, std::int64_t to, string_view name, std::int64_t tag) {
-  startSend(x, to, name, tag).finish();
-}
+// The kernels of an operator that begins with `start`.
+template <auto start>
+struct Kernels;
 
-at::Tensor recv(const at::Tensor& like, std::int64_t from, string_view name, std::int64_t tag) {
-  return startRecv(like, from, name, tag).finish();
-}
-
-at::Tensor allReduce(const at::Tensor& x, string_view op, string_view name) {
-  return startAllReduce(x, op, name).finish();
-}
-
-at::Tensor broadcast(const at::Tensor& x, std::int64_t from, string_view name) {
-  return startBroadcast(x, from, name).finish();
-}
-
-at::Tensor reduce(const at::Tensor& x, std::int64_t to, string_view op, string_view name) {
-  return startReduce(x, to, op, name).finish();
-}
-
-at::Tensor gather(const at::Tensor& x, std::int64_t to, string_view name) {
-  return startGather(x, to, name).finish();
-}
+template <typename... Rest, Started (*start)(const at::Tensor&, Rest...)>
+struct Kernels<start> {
+  // Waits until the operation is over on this rank, at most the group's timeout.
+  static at::Tensor run(const at::Tensor& x, Rest... rest) { return start(x, rest...).finish(); }
+  // For tracers, where the result is like `x`.
+  static at::Tensor same(const at::Tensor& x, Rest... /*rest*/) {
+    return at::empty_like(x, at::MemoryFormat::Contiguous);
+  }
+};
 
 at::Tensor gatherMeta(const at::Tensor& x, std::int64_t to, string_view name) {
   return at::empty_symint(gatheredSizes(x, *groupOf(name), to), x.options());
-}
-
-at::Tensor scatter(const at::Tensor& x, std::int64_t from, string_view name) {
-  return startScatter(x, from, name).finish();
 }
 
 at::Tensor scatterMeta(const at::Tensor& x, std::int64_t /*from*/, string_view /*name*/) {
@@ -60,130 +52,63 @@ at::Tensor scatterMeta(const at::Tensor& x, std::int64_t /*from*/, string_view /
   return at::empty_symint(x.sym_sizes().slice(1), x.options());
 }
 
-at::Tensor sameMeta(const at::Tensor& x) { return at::empty_like(x, at::MemoryFormat::Contiguous); }
-
 // Autograd. A collective is linear: its gradient is the collective that goes the other way, through
 // the same operators, so that gradients of gradients are right as well.
 
-at::Tensor differentiableAllReduce(const at::Tensor& x, string_view op, string_view name);
-at::Tensor differentiableBroadcast(const at::Tensor& x, std::int64_t from, string_view name);
-at::Tensor differentiableReduce(const at::Tensor& x, std::int64_t to, string_view op,
-                                string_view name);
-at::Tensor differentiableGather(const at::Tensor& x, std::int64_t to, string_view name);
-at::Tensor differentiableScatter(const at::Tensor& x, std::int64_t from, string_view name);
+struct Collective {
+  std::string name;   // of the operator
+  std::int64_t root;  // unused by all_reduce
+  std::string op;     // of a reduction
+  std::string group;
+};
 
 // Calls the operator again, below autograd: the kernel, or the meta kernel of a tracer.
-template <typename... Args>
-at::Tensor below(const char* op, Args... args) {
+at::Tensor below(const at::Tensor& x, const Collective& what) {
   const at::AutoDispatchBelowADInplaceOrView guard;
-  return c10::Dispatcher::singleton().findSchemaOrThrow(op, "").typed<at::Tensor(Args...)>().call(
-      args...);
+  const auto& [name, root, op, group] = what;
+  const auto found = c10::Dispatcher::singleton().findSchemaOrThrow(("weft::" + name).c_str(), "");
+  if (name == "all_reduce")
+    return found.typed<decltype(Kernels<&startAllReduce>::run)>().call(x, op, group);
+  if (name == "reduce")
+    return found.typed<decltype(Kernels<&startReduce>::run)>().call(x, root, op, group);
+  return found.typed<decltype(Kernels<&startGather>::run)>().call(x, root, group);
 }
 
-void checkLinear(const std::string& op) {
-  TORCH_CHECK(op == "sum" || op == "avg", "gradients go through the reductions sum and avg, not '",
-              op, "'");
+at::Tensor differentiable(const at::Tensor& x, const Collective& what);
+
+at::Tensor gradientOf(const Collective& what, const at::Tensor& gradient) {
+  static const std::map<std::string, std::string> kOpposites = {{"all_reduce", "all_reduce"},
+                                                                {"broadcast", "reduce"},
+                                                                {"reduce", "broadcast"},
+                                                                {"gather", "scatter"},
+                                                                {"scatter", "gather"}};
+  const auto& [name, root, op, group] = what;
+  TORCH_CHECK(op.empty() || op == "sum" || op == "avg",
+              "gradients go through the reductions sum and avg, not '", op, "'");
+  const bool reduce = name == "reduce";
+  const std::string back_op = name == "broadcast" ? "sum" : reduce ? "" : op;
+  at::Tensor out = differentiable(gradient, {kOpposites.at(name), root, back_op, group});
+  return reduce && op == "avg" ? out / groupOf(group)->getSize() : out;
 }
 
-struct AllReduce : torch::autograd::Function<AllReduce> {
-  static at::Tensor forward(AutogradContext* saved, const at::Tensor& x, std::string op,
-                            std::string name) {
-    saved->saved_data["op"] = op;
-    saved->saved_data["name"] = name;
-    return below<const at::Tensor&, string_view, string_view>("weft::all_reduce", x, op, name);
+struct LinearCollective : torch::autograd::Function<LinearCollective> {
+  static at::Tensor forward(AutogradContext* saved, const at::Tensor& x, const Collective& what) {
+    saved->saved_data["name"] = what.name;
+    saved->saved_data["root"] = what.root;
+    saved->saved_data["op"] = what.op;
+    saved->saved_data["group"] = what.group;
+    return below(x, what);
   }
   static variable_list backward(AutogradContext* saved, const variable_list& gradients) {
-    const std::string op = saved->saved_data["op"].toStringRef();
-    checkLinear(op);
-    return {
-        differentiableAllReduce(gradients[0], op, saved->saved_data["name"].toStringRef()), {}, {}};
+    auto& data = saved->saved_data;
+    const Collective what{data["name"].toStringRef(), data["root"].toInt(),
+                          data["op"].toStringRef(), data["group"].toStringRef()};
+    return {gradientOf(what, gradients[0]), {}};
   }
 };
 
-struct Broadcast : torch::autograd::Function<Broadcast> {
-  static at::Tensor forward(AutogradContext* saved, const at::Tensor& x, std::int64_t from,
-                            std::string name) {
-    saved->saved_data["from"] = from;
-    saved->saved_data["name"] = name;
-    return below<const at::Tensor&, std::int64_t, string_view>("weft::broadcast", x, from, name);
-  }
-  static variable_list backward(AutogradContext* saved, const variable_list& gradients) {
-    return {differentiableReduce(gradients[0], saved->saved_data["from"].toInt(), "sum",
-                                 saved->saved_data["name"].toStringRef()),
-            {},
-            {}};
-  }
-};
-
-struct Reduce : torch::autograd::Function<Reduce> {
-  static at::Tensor forward(AutogradContext* saved, const at::Tensor& x, std::int64_t to,
-                            std::string op, std::string name) {
-    saved->saved_data["to"] = to;
-    saved->saved_data["op"] = op;
-    saved->saved_data["name"] = name;
-    return below<const at::Tensor&, std::int64_t, string_view, string_view>("weft::reduce", x, to,
-                                                                            op, name);
-  }
-  static variable_list backward(AutogradContext* saved, const variable_list& gradients) {
-    const std::string op = saved->saved_data["op"].toStringRef();
-    const std::string name = saved->saved_data["name"].toStringRef();
-    checkLinear(op);
-    at::Tensor gradient =
-        differentiableBroadcast(gradients[0], saved->saved_data["to"].toInt(), name);
-    if (op == "avg") gradient = gradient / groupOf(name)->getSize();
-    return {gradient, {}, {}, {}};
-  }
-};
-
-struct Gather : torch::autograd::Function<Gather> {
-  static at::Tensor forward(AutogradContext* saved, const at::Tensor& x, std::int64_t to,
-                            std::string name) {
-    saved->saved_data["to"] = to;
-    saved->saved_data["name"] = name;
-    return below<const at::Tensor&, std::int64_t, string_view>("weft::gather", x, to, name);
-  }
-  static variable_list backward(AutogradContext* saved, const variable_list& gradients) {
-    return {differentiableScatter(gradients[0], saved->saved_data["to"].toInt(),
-                                  saved->saved_data["name"].toStringRef()),
-            {},
-            {}};
-  }
-};
-
-struct Scatter : torch::autograd::Function<Scatter> {
-  static at::Tensor forward(AutogradContext* saved, const at::Tensor& x, std::int64_t from,
-                            std::string name) {
-    saved->saved_data["from"] = from;
-    saved->saved_data["name"] = name;
-    return below<const at::Tensor&, std::int64_t, string_view>("weft::scatter", x, from, name);
-  }
-  static variable_list backward(AutogradContext* saved, const variable_list& gradients) {
-    return {differentiableGather(gradients[0], saved->saved_data["from"].toInt(),
-                                 saved->saved_data["name"].toStringRef()),
-            {},
-            {}};
-  }
-};
-
-at::Tensor differentiableAllReduce(const at::Tensor& x, string_view op, string_view name) {
-  return AllReduce::apply(x, std::string(op), std::string(name));
-}
-
-at::Tensor differentiableBroadcast(const at::Tensor& x, std::int64_t from, string_view name) {
-  return Broadcast::apply(x, from, std::string(name));
-}
-
-at::Tensor differentiableReduce(const at::Tensor& x, std::int64_t to, string_view op,
-                                string_view name) {
-  return Reduce::apply(x, to, std::string(op), std::string(name));
-}
-
-at::Tensor differentiableGather(const at::Tensor& x, std::int64_t to, string_view name) {
-  return Gather::apply(x, to, std::string(name));
-}
-
-at::Tensor differentiableScatter(const at::Tensor& x, std::int64_t from, string_view name) {
-  return Scatter::apply(x, from, std::string(name));
+at::Tensor differentiable(const at::Tensor& x, const Collective& what) {
+  return LinearCollective::apply(x, what);
 }
 
 // Messages carry no gradients, so a tensor that needs them is refused rather than cut off.
@@ -198,14 +123,34 @@ void sendWithoutGradients(const at::Tensor& x, std::int64_t to, string_view name
       .call(x, to, name, tag);
 }
 
+// The collectives as futures, for TorchScript's `fut.wait()` and torch.jit.wait: the dispatcher
+// knows no such type, so these are operators of TorchScript's own, which saved models keep.
+
+// An operator that takes what `start` takes. Futures carry no gradients, so a tensor that needs
+// them is refused rather than cut off; `name` is the operator that carries them, null where the
+// tensor is not sent.
+template <typename... Args>
+Operator async(const char* schema, const char* name, Started (*start)(const at::Tensor&, Args...)) {
+  const auto run = [name, start](Stack& stack) {
+    constexpr std::size_t kCount = 1 + sizeof...(Args);
+    const at::Tensor x = torch::jit::peek(stack, 0, kCount).toTensor();
+    TORCH_CHECK(name == nullptr || !(at::GradMode::is_enabled() && x.requires_grad()), name,
+                "_async carries no gradients: give it x.detach(), or use ", name);
+    auto started = [&]<std::size_t... I>(std::index_sequence<I...>) {
+      return start(x.detach(), torch::jit::peek(stack, I + 1, kCount).to<Args>()...);
+    }
+    (std::index_sequence_for<Args...>());
+    torch::jit::drop(stack, kCount);
+    torch::jit::push(stack, std::move(started).future());
+  };
+  return Operator(schema, run, kEffects);
+}
+
 }  // namespace
 
 void defineCollectives(torch::Library& library) {
   using torch::CppFunction;
-  // Nothing may drop, fold or reorder what other ranks take part in.
-  const auto asked = [](const char* schema) {
-    return torch::schema(schema, c10::AliasAnalysisKind::CONSERVATIVE);
-  };
+  const auto asked = [](const char* schema) { return torch::schema(schema, kEffects); };
   const auto def = [&](const char* schema) { library.def(asked(schema)); };
   const auto impl = [&](const char* op, auto&& kernel, auto&& meta, auto&& autograd) {
     using c10::DispatchKey;
@@ -218,34 +163,39 @@ void defineCollectives(torch::Library& library) {
 
   def("send(Tensor x, int dst, str group, int tag=0) -> ()");
   impl(
-      "send", TORCH_FN(send), [](const at::Tensor&, std::int64_t, string_view, std::int64_t) {},
+      "send",
+      [](const at::Tensor& x, std::int64_t to, string_view group, std::int64_t tag) {
+        startSend(x, to, group, tag).finish();
+      },
+      [](const at::Tensor&, std::int64_t, string_view, std::int64_t) {},
       TORCH_FN(sendWithoutGradients));
   def("recv(Tensor like, int src, str group, int tag=0) -> Tensor");
-  impl(
-      "recv", TORCH_FN(recv),
-      [](const at::Tensor& like, std::int64_t, string_view, std::int64_t) {
-        return sameMeta(like);
-      },
-      CppFunction::makeFallthrough());
+  impl("recv", TORCH_FN(Kernels<&startRecv>::run), TORCH_FN(Kernels<&startRecv>::same),
+       CppFunction::makeFallthrough());
   def("all_reduce(Tensor x, str op, str group) -> Tensor");
-  impl(
-      "all_reduce", TORCH_FN(allReduce),
-      [](const at::Tensor& x, string_view, string_view) { return sameMeta(x); },
-      TORCH_FN(differentiableAllReduce));
-  def("broadcast(Tensor x, int src, str group) -> Tensor");
-  impl(
-      "broadcast", TORCH_FN(broadcast),
-      [](const at::Tensor& x, std::int64_t, string_view) { return sameMeta(x); },
-      TORCH_FN(differentiableBroadcast));
+  impl("all_reduce", TORCH_FN(Kernels<&startAllReduce>::run),
+       TORCH_FN(Kernels<&startAllReduce>::same),
+       [](const at::Tensor& x, string_view op, string_view group) {
+         return differentiable(x, {"all_reduce", 0, std::string(op), std::string(group)});
+       });
   def("reduce(Tensor x, int dst, str op, str group) -> Tensor");
-  impl(
-      "reduce", TORCH_FN(reduce),
-      [](const at::Tensor& x, std::int64_t, string_view, string_view) { return sameMeta(x); },
-      TORCH_FN(differentiableReduce));
+  impl("reduce", TORCH_FN(Kernels<&startReduce>::run), TORCH_FN(Kernels<&startReduce>::same),
+       [](const at::Tensor& x, std::int64_t to, string_view op, string_view group) {
+         return differentiable(x, {"reduce", to, std::string(op), std::string(group)});
+       });
+  // The others, from or to a rank without a reduction.
+  const auto rooted = [](const char* name) {
+    return [name](const at::Tensor& x, std::int64_t root, string_view group) {
+      return differentiable(x, {name, root, "", std::string(group)});
+    };
+  };
+  def("broadcast(Tensor x, int src, str group) -> Tensor");
+  impl("broadcast", TORCH_FN(Kernels<&startBroadcast>::run),
+       TORCH_FN(Kernels<&startBroadcast>::same), rooted("broadcast"));
   def("gather(Tensor x, int dst, str group) -> Tensor");
-  impl("gather", TORCH_FN(gather), TORCH_FN(gatherMeta), TORCH_FN(differentiableGather));
+  impl("gather", TORCH_FN(Kernels<&startGather>::run), TORCH_FN(gatherMeta), rooted("gather"));
   def("scatter(Tensor x, int src, str group) -> Tensor");
-  impl("scatter", TORCH_FN(scatter), TORCH_FN(scatterMeta), TORCH_FN(differentiableScatter));
+  impl("scatter", TORCH_FN(Kernels<&startScatter>::run), TORCH_FN(scatterMeta), rooted("scatter"));
 
   library.def(asked("barrier(str group) -> ()"),
               [](string_view name) { startBarrier(name).finish(); });
@@ -253,6 +203,32 @@ void defineCollectives(torch::Library& library) {
               [](string_view name) { return static_cast<std::int64_t>(groupOf(name)->getRank()); });
   library.def(asked("group_size(str group) -> int"),
               [](string_view name) { return static_cast<std::int64_t>(groupOf(name)->getSize()); });
+}
+
+std::vector<std::optional<Operator>> asyncCollectives() {
+  return {
+      async("weft::send_async(Tensor x, int dst, str group, int tag=0) -> Future(NoneType)", "send",
+            &startSend),
+      async("weft::recv_async(Tensor like, int src, str group, int tag=0) -> Future(Tensor)",
+            nullptr, &startRecv),
+      async("weft::all_reduce_async(Tensor x, str op, str group) -> Future(Tensor)", "all_reduce",
+            &startAllReduce),
+      async("weft::broadcast_async(Tensor x, int src, str group) -> Future(Tensor)", "broadcast",
+            &startBroadcast),
+      async("weft::reduce_async(Tensor x, int dst, str op, str group) -> Future(Tensor)", "reduce",
+            &startReduce),
+      async("weft::gather_async(Tensor x, int dst, str group) -> Future(Tensor)", "gather",
+            &startGather),
+      async("weft::scatter_async(Tensor x, int src, str group) -> Future(Tensor)", "scatter",
+            &startScatter),
+      Operator(
+          "weft::barrier_async(str group) -> Future(NoneType)",
+          [](Stack& stack) {
+            const std::string group = torch::jit::pop(stack).toStringRef();
+            torch::jit::push(stack, startBarrier(group).future());
+          },
+          kEffects),
+  };
 }
 
 }  // namespace weft::ops

@@ -4,7 +4,7 @@
 #include <torch/csrc/distributed/autograd/engine/dist_engine.h>
 
 #include "jit_ops/weft.h"
-#include "rpc_backend/agent/scoped_inline_waiter.h"
+#include "rpc_backend/call/inline_waiter.h"
 #include "rpc_backend/core/log.h"
 
 namespace weft {
@@ -32,7 +32,7 @@ Future rpcAsync(const std::string& worker, const std::string& what, Values args,
 at::IValue rpcSync(const std::string& worker, const std::string& what, Values args,
                    const CallOptions& options) {
   if (isOperator(what)) {
-    const rpc::ScopedInlineWaiter seated;
+    const rpc::ScopedInlineWaiter waiter;
     const Future answer = ops::callOperator(worker, what, std::move(args), options.timeout);
     rpc::InlineWaiter::wait();
     return wait(answer);

@@ -5,7 +5,9 @@
 #include <torch/csrc/distributed/rpc/rref_context.h>
 #include <torch/csrc/jit/frontend/script_type_parser.h>
 #include <torch/cuda.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <atomic>
 #include <chrono>
 #include <stdexcept>
 #include <thread>
@@ -46,8 +48,6 @@ rpc::WeftAgent::Config toConfig(JoinOptions options) {
   config.device_count = static_cast<int>(torch::cuda::device_count());
   config.options = std::move(options.rpc);
   config.options.request_policy = kPolicy;
-  if (config.options.master_host.empty())
-    config.options.master_host = ops::masterHost(options.init_method);
   config.store = options.store;
   return config;
 }
@@ -63,7 +63,10 @@ std::shared_ptr<Group> Group::join(JoinOptions options) {
   if (!options.store) options.store = ops::openStore(options);
   options.store->setTimeout(
       std::chrono::milliseconds(static_cast<std::int64_t>(options.rpc.rpcTimeoutSeconds * 1000)));
-  options.store = ops::nextPrefix(options.store);
+  // Each group of a process has its own keys, counted as init_rpc counts.
+  static std::atomic<int> groups{0};
+  options.store = c10::make_intrusive<c10d::PrefixStore>("rpc_prefix_" + std::to_string(groups++),
+                                                         options.store);
 
   std::shared_ptr<Group> group(new Group(options.name, options.rank));
   // Before anybody can call: gradients may come with the first request.

@@ -44,7 +44,7 @@ JoinOptions toJoin(const ProcessGroupOptions& options) {
   join.name = options.name;
   join.rank = options.rank;
   if (options.size > 0) join.world_size = options.size;
-  join.init_method = options.init_method;
+  if (!options.store) join.init_method = options.init_method;
   join.store = options.store;
   join.rpc.rpcTimeoutSeconds = std::chrono::duration<float>(options.timeout).count();
   ops::fillFromEnvironment(join);

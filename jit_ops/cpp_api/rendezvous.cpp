@@ -2,12 +2,10 @@
 
 #include <c10/util/Exception.h>
 
-#include <atomic>
 #include <charconv>
 #include <cstdlib>
 #include <string_view>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 namespace weft::ops {
@@ -58,6 +56,7 @@ HostPort master(const std::string& init_method) {
 
 void fillFromEnvironment(JoinOptions& options) {
   const bool env = !options.store && options.init_method.starts_with(kEnv);
+  if (options.rpc.master_host.empty()) options.rpc.master_host = master(options.init_method).host;
   if (options.rank < 0) {
     const std::string rank = variable("RANK");
     TORCH_CHECK(!rank.empty(), "worker '", options.name,
@@ -69,6 +68,8 @@ void fillFromEnvironment(JoinOptions& options) {
       options.world_size = toInt(size, "WORLD_SIZE");
   }
   TORCH_CHECK(options.rank >= 0, "a rank is not negative, got ", options.rank);
+  TORCH_CHECK(options.world_size.value_or(1) > 0, "worker '", options.name,
+              "': world_size must be positive, got ", options.world_size.value_or(0));
   TORCH_CHECK(!options.world_size || options.rank < *options.world_size, "rank ", options.rank,
               " is not in a group of ", options.world_size.value_or(0));
 }
@@ -97,12 +98,5 @@ c10::intrusive_ptr<c10d::Store> openStore(const JoinOptions& options) {
       std::chrono::milliseconds(static_cast<std::int64_t>(options.rpc.rpcTimeoutSeconds * 1000));
   return c10::make_intrusive<c10d::TCPStore>(where.host, store);
 }
-
-c10::intrusive_ptr<c10d::Store> nextPrefix(const c10::intrusive_ptr<c10d::Store>& store) {
-  static std::atomic<int> groups{0};
-  return c10::make_intrusive<c10d::PrefixStore>("rpc_prefix_" + std::to_string(groups++), store);
-}
-
-std::string masterHost(const std::string& init_method) { return master(init_method).host; }
 
 }  // namespace weft::ops

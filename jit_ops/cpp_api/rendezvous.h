@@ -8,17 +8,12 @@
 
 namespace weft::ops {
 
-// rank and world_size from RANK and WORLD_SIZE where the options leave them open. Throws c10::Error
-// for a missing or bad value.
+// rank and world_size from RANK and WORLD_SIZE where the options leave them open, and the host in
+// env:// or tcp://, whose route decides which interface to listen on. Throws c10::Error for a
+// missing or bad value.
 void fillFromEnvironment(JoinOptions& options);
 
 // The store of options.init_method; rank 0 serves a TCP one. Bounded by rpc.rpcTimeoutSeconds.
 c10::intrusive_ptr<c10d::Store> openStore(const JoinOptions& options);
-
-// Each group of a process has its own keys: "rpc_prefix_N", as init_rpc counts.
-c10::intrusive_ptr<c10d::Store> nextPrefix(const c10::intrusive_ptr<c10d::Store>& store);
-
-// The host in env:// or tcp://, whose route decides which interface to listen on; "" for others.
-std::string masterHost(const std::string& init_method);
 
 }  // namespace weft::ops

@@ -16,19 +16,6 @@ namespace {
 
 using namespace weft::ops;  // NOLINT(google-build-using-namespace): this file is its Python face
 
-// A Python object that any thread may let go of.
-std::shared_ptr<py::object> shared(py::object object) {
-  return {new py::object(std::move(object)), [](py::object* held) {
-            if (Py_IsInitialized() == 0) {
-              held->release();  // too late for its destructor
-            } else {
-              const py::gil_scoped_acquire gil;
-              held->release().dec_ref();
-            }
-            delete held;
-          }};
-}
-
 // torch's own inference, by way of Python: libtorch_python does not export it.
 at::IValue inferred(py::handle object) {
   const auto infer = py::module_::import("torch._C").attr("_jit_try_infer_type");
@@ -89,8 +76,19 @@ class PythonServable : public Servable {
   explicit PythonServable(Methods methods) {
     for (auto& [name, signature, result_names, function] : methods) {
       add(name, signature, result_names);
-      functions_.emplace(name, shared(std::move(function)));
+      functions_.emplace(name, std::move(function));
     }
+  }
+
+  // Any thread may let go of it.
+  ~PythonServable() override {
+    if (Py_IsInitialized() == 0) {  // too late for the functions' destructors
+      for (auto& [name, function] : functions_)
+        function.release();
+      return;
+    }
+    const py::gil_scoped_acquire gil;
+    functions_.clear();
   }
 
   FuturePtr run(const Method& method, Values args, const std::vector<std::string>& names) override {
@@ -104,7 +102,7 @@ class PythonServable : public Servable {
         given[i] = torch::jit::toPyObject(args[i]);
       for (std::size_t i = 0; i < names.size(); ++i)
         keywords[py::str(names[i])] = torch::jit::toPyObject(args[positional + i]);
-      const py::object returned = (*functions_.at(method.name))(*given, **keywords);
+      const py::object returned = functions_.at(method.name)(*given, **keywords);
       result = toValue(returned, "what " + method.signature + " returned");
     } catch (const py::error_already_set& error) {
       throw std::runtime_error(error.what());  // its end needs the GIL: here, not at the catcher's
@@ -115,21 +113,19 @@ class PythonServable : public Servable {
   }
 
  private:
-  std::unordered_map<std::string, std::shared_ptr<py::object>> functions_;
+  std::unordered_map<std::string, py::object> functions_;
 };
 
+using Batch = std::optional<std::pair<std::size_t, double>>;  // requests, seconds
+
 std::int64_t publishAs(const std::string& name, std::shared_ptr<Servable> made,
-                       std::int64_t version, std::optional<std::pair<std::size_t, double>> batch) {
+                       std::int64_t version, const Batch& batch) {
   if (batch) {
-    BatchOptions options;
-    options.max_requests = batch->first;
-    options.max_delay = std::chrono::microseconds(static_cast<std::int64_t>(batch->second * 1e6));
-    made = batched(std::move(made), options);
+    const auto delay = std::chrono::microseconds(static_cast<std::int64_t>(batch->second * 1e6));
+    made = batched(std::move(made), {.max_requests = batch->first, .max_delay = delay});
   }
   return publish(name, std::move(made), version);
 }
-
-using Batch = std::optional<std::pair<std::size_t, double>>;
 
 void bindPublishing(py::module_& module) {
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
@@ -157,41 +153,22 @@ void bindPublishing(py::module_& module) {
       },
       py::arg("name"), py::arg("methods"), py::arg("version"));
   module.def("unpublish", &unpublish, py::arg("name"), py::arg("version"), no_gil);
-
-  using Row = std::tuple<std::string, std::int64_t, std::vector<std::string>>;
-  const auto rows = [](const std::vector<PublishedInfo>& infos) {
-    std::vector<Row> out;
-    out.reserve(infos.size());
-    for (const PublishedInfo& info : infos)
-      out.emplace_back(info.name, info.version, info.methods);
-    return out;
-  };
-  module.def(
-      "published", [rows] { return rows(published()); },
-      "What this process publishes: (name, version, signatures) each.", no_gil);
-  module.def(
-      "published_by",
-      [rows](const std::string& worker, double timeout) {
-        return rows(publishedBy(worker, timeout));
-      },
-      py::arg("worker"), py::arg("timeout"), no_gil, "What that worker publishes.");
+  py::class_<PublishedInfo>(module, "PublishedInfo")
+      .def_readonly("name", &PublishedInfo::name)
+      .def_readonly("version", &PublishedInfo::version)
+      .def_readonly("methods", &PublishedInfo::methods);
+  module.def("published", &published, "What this process publishes.", no_gil);
+  module.def("published_by", &publishedBy, py::arg("worker"), py::arg("timeout"), no_gil,
+             "What that worker publishes.");
 }
 
-Call toCall(std::string worker, std::string name, const py::tuple& args, const py::dict& kwargs,
-            std::string method, std::int64_t version, double timeout) {
-  Call call;
+void addArguments(Call& call, const py::tuple& args, const py::dict& kwargs) {
   for (std::size_t i = 0; i < args.size(); ++i)
     call.args.push_back(toValue(args[i], "argument " + std::to_string(i)));
   for (const auto& [key, value] : kwargs) {
     call.names.push_back(py::cast<std::string>(key));
     call.args.push_back(toValue(value, "argument '" + call.names.back() + "'"));
   }
-  call.worker = std::move(worker);
-  call.name = std::move(name);
-  call.method = std::move(method);
-  call.version = version;
-  call.timeout = timeout;
-  return call;
 }
 
 // A result with NamedTuples as the Python object that has them. Any thread, without the GIL.
@@ -221,8 +198,13 @@ void bindCall(py::module_& module, const char* name, Make make) {
       name,
       [make](std::string worker, std::string published, const py::tuple& args,
              const py::dict& kwargs, std::string method, std::int64_t version, double timeout) {
-        return make(toCall(std::move(worker), std::move(published), args, kwargs, std::move(method),
-                           version, timeout));
+        Call call{.worker = std::move(worker),
+                  .name = std::move(published),
+                  .method = std::move(method),
+                  .version = version,
+                  .timeout = timeout};
+        addArguments(call, args, kwargs);
+        return make(std::move(call));
       },
       py::arg("worker"), py::arg("name"), py::arg("args"), py::arg("kwargs"), py::arg("method"),
       py::arg("version"), py::arg("timeout"));

@@ -154,9 +154,7 @@ class Batched : public Servable {
         from += request.rows;
       }
     } catch (const std::exception& error) {
-      const auto* ours = dynamic_cast<const c10::Error*>(&error);
-      const auto failure = std::make_exception_ptr(
-          std::runtime_error(ours == nullptr ? error.what() : ours->what_without_backtrace()));
+      const auto failure = std::make_exception_ptr(std::runtime_error(textOf(error)));
       for (const Request& request : requests)
         request.answer->setErrorIfNeeded(failure);
     }

@@ -36,26 +36,15 @@ void checkName(const std::string& name) {
               "\"encoder\"");
 }
 
-std::string listed(const Registry& all) {
+std::string listed() {
   std::string text;
-  for (const auto& [name, entry] : all.entries) {
-    for (const auto& [version, servable] : entry.versions)
-      text += (text.empty() ? "" : ", ") + name + " version " + std::to_string(version);
-  }
+  for (const PublishedInfo& info : published())
+    text += (text.empty() ? "" : ", ") + info.name + " version " + std::to_string(info.version);
   return text.empty() ? "nothing is" : "published are: " + text;
 }
 
 std::string wanted(const std::string& name, std::int64_t version) {
   return "'" + name + "'" + (version == kNewest ? "" : " version " + std::to_string(version));
-}
-
-Found findLocked(const Registry& all, const std::string& name, std::int64_t version) {
-  const auto entry = all.entries.find(name);
-  if (entry == all.entries.end() || entry->second.versions.empty()) return {};
-  const auto& versions = entry->second.versions;
-  const auto found = version == kNewest ? std::prev(versions.end()) : versions.find(version);
-  if (found == versions.end()) return {};
-  return {found->second, found->first};
 }
 
 }  // namespace
@@ -81,17 +70,17 @@ void unpublish(const std::string& name, std::int64_t version) {
   // Let go of outside the lock: a servable's end may run user code.
   std::map<std::int64_t, std::shared_ptr<Servable>> gone;
   Registry& all = registry();
-  const std::unique_lock lock(all.mutex);
-  const auto entry = all.entries.find(name);
-  if (entry != all.entries.end()) {
+  std::unique_lock lock(all.mutex);
+  if (const auto entry = all.entries.find(name); entry != all.entries.end()) {
     auto& versions = entry->second.versions;
     if (version == kNewest) {
       gone.swap(versions);
-    } else if (const auto found = versions.find(version); found != versions.end()) {
-      gone.insert(versions.extract(found));
+    } else {
+      gone.insert(versions.extract(version));
     }
   }
-  TORCH_CHECK(!gone.empty(), wanted(name, version), " is not published here; ", listed(all));
+  lock.unlock();
+  TORCH_CHECK(!gone.empty(), wanted(name, version), " is not published here; ", listed());
 }
 
 std::vector<PublishedInfo> published() {
@@ -112,15 +101,18 @@ std::vector<PublishedInfo> published() {
 Found findPublished(const std::string& name, std::int64_t version) {
   Registry& all = registry();
   const std::shared_lock lock(all.mutex);
-  return findLocked(all, name, version);
+  const auto entry = all.entries.find(name);
+  if (entry == all.entries.end() || entry->second.versions.empty()) return {};
+  const auto& versions = entry->second.versions;
+  const auto found = version == kNewest ? std::prev(versions.end()) : versions.find(version);
+  if (found == versions.end()) return {};
+  return {found->second, found->first};
 }
 
 Found mustFindPublished(const std::string& name, std::int64_t version) {
-  Registry& all = registry();
-  const std::shared_lock lock(all.mutex);
-  Found found = findLocked(all, name, version);
+  Found found = findPublished(name, version);
   TORCH_CHECK(found.servable != nullptr, wanted(name, version), " is not published here; ",
-              listed(all));
+              listed());
   return found;
 }
 

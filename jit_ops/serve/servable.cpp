@@ -4,22 +4,14 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/jit/frontend/function_schema_parser.h>
 
-#include <sstream>
 #include <unordered_map>
 
-#include "jit_ops/values/coerce.h"
-#include "jit_ops/values/held_gradients.h"
+#include "jit_ops/values/nested_values.h"
 #include "jit_ops/values/result_names.h"
 
 namespace weft::ops {
 
 namespace {
-
-std::string textOf(const c10::FunctionSchema& schema) {
-  std::ostringstream text;
-  text << schema;
-  return text.str();
-}
 
 // The same schema under another name, with the first `skip` arguments left out.
 c10::FunctionSchema renamed(const c10::FunctionSchema& schema, const std::string& name,
@@ -48,9 +40,9 @@ class ModuleServable : public Servable {
     const at::AutoGradMode grad(!no_grad_ && at::GradMode::is_enabled());
     args.insert(args.begin(), module_._ivalue());
     functions_.at(method.name)->run(args);
-    if (!no_grad_) return asFuture(std::move(args.back()), method.returns);
     // What TorchScript compiled for a run with gradients gives a history also without.
-    return asFuture(withoutGradients(std::move(args.back())), method.returns);
+    if (no_grad_) args.back() = detached(std::move(args.back()));
+    return asFuture(std::move(args.back()), method.returns);
   }
 
  private:
@@ -59,30 +51,12 @@ class ModuleServable : public Servable {
   std::unordered_map<std::string, torch::jit::Function*> functions_;
 };
 
-class ScriptFunctionServable : public Servable {
- public:
-  ScriptFunctionServable(torch::jit::Function& function, std::shared_ptr<void> owner)
-      : function_(function), owner_(std::move(owner)) {
-    function_.ensure_defined();
-    add(renamed(function_.getSchema(), kForward, 0));
-  }
-
-  FuturePtr run(const Method& method, Values args,
-                const std::vector<std::string>& /*names*/) override {
-    function_.run(args);
-    return asFuture(std::move(args.back()), method.returns);
-  }
-
- private:
-  torch::jit::Function& function_;
-  const std::shared_ptr<void> owner_;
-};
-
+// One function, under the method name "forward".
 class CodeServable : public Servable {
  public:
-  CodeServable(const std::string& schema, std::function<at::IValue(Values)> code)
+  CodeServable(const c10::FunctionSchema& schema, std::function<at::IValue(Values)> code)
       : code_(std::move(code)) {
-    add(renamed(torch::jit::parseSchema(schema), kForward, 0));
+    add(renamed(schema, kForward, 0));
   }
 
   FuturePtr run(const Method& method, Values args,
@@ -113,7 +87,7 @@ void Servable::add(c10::FunctionSchema schema) {
     method.returns = future->getElementType();
   method.result_names = namesIn(method.returns);
   method.name = schema.name();
-  method.signature = textOf(schema);
+  method.signature = c10::str(schema);
   method.schema = std::make_unique<c10::FunctionSchema>(std::move(schema));
   methods_.push_back(std::move(method));
 }
@@ -137,17 +111,27 @@ FuturePtr Servable::asFuture(at::IValue value, const c10::TypePtr& type) {
   return future;
 }
 
+std::string textOf(const std::exception& error) {
+  const auto* ours = dynamic_cast<const c10::Error*>(&error);
+  return ours == nullptr ? error.what() : ours->what_without_backtrace();
+}
+
 std::shared_ptr<Servable> servable(const torch::jit::Module& module, bool no_grad) {
   return std::make_shared<ModuleServable>(module, no_grad);
 }
 
 std::shared_ptr<Servable> servable(torch::jit::Function& function, std::shared_ptr<void> owner) {
-  return std::make_shared<ScriptFunctionServable>(function, std::move(owner));
+  function.ensure_defined();
+  return std::make_shared<CodeServable>(function.getSchema(),
+                                        [&function, owner = std::move(owner)](Values args) {
+                                          function.run(args);
+                                          return std::move(args.back());
+                                        });
 }
 
 std::shared_ptr<Servable> servable(const std::string& schema,
                                    std::function<at::IValue(Values)> code) {
-  return std::make_shared<CodeServable>(schema, std::move(code));
+  return std::make_shared<CodeServable>(torch::jit::parseSchema(schema), std::move(code));
 }
 
 }  // namespace weft::ops

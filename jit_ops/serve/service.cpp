@@ -13,20 +13,6 @@ namespace weft::ops {
 
 namespace {
 
-std::vector<std::string> toNames(const at::IValue& value) {
-  std::vector<std::string> names;
-  if (value.isNone()) return names;
-  for (const at::IValue& name : value.toListRef())
-    names.push_back(name.toStringRef());
-  return names;
-}
-
-// The caller is told what is wrong, not where in this library it was found out.
-std::string textOf(const std::exception& error) {
-  const auto* ours = dynamic_cast<const c10::Error*>(&error);
-  return ours == nullptr ? error.what() : ours->what_without_backtrace();
-}
-
 std::string methodsOf(const Servable& servable) {
   std::string text;
   for (const Servable::Method& method : servable.methods())
@@ -38,28 +24,27 @@ std::string label(const std::string& name, std::int64_t version) {
   return "'" + name + "' (version " + std::to_string(version) + ")";
 }
 
+// What happens to the names of NamedTuples in a result.
 enum class Names { kDropped, kBeside };
 
-FuturePtr answered(FuturePtr result, const Servable::Method& method, Names wanted) {
-  if (wanted == Names::kDropped || method.result_names.empty()) return result;
-  return result->then(
-      [names = method.result_names](Future& done) { return besideNames(done.value(), names); },
-      c10::AnyType::get());
-}
-
 FuturePtr runFound(const Found& found, const std::string& name, const std::string& method_name,
-                   Values args, const std::vector<std::string>& names, Names wanted) {
+                   Values args, std::vector<std::string> names, Names wanted) {
   const Servable::Method* method = found.servable->find(method_name);
   TORCH_CHECK(method != nullptr, label(name, found.version), " has no method '", method_name,
               "'; it has: ", methodsOf(*found.servable));
-  if (method->schema == nullptr)
-    return answered(found.servable->run(*method, std::move(args), names), *method, wanted);
-  try {
-    args = bindArguments(*method->schema, std::move(args), names);
-  } catch (const c10::Error& error) {
-    TORCH_CHECK(false, label(name, found.version), ": ", error.what_without_backtrace());
+  if (method->schema != nullptr) {
+    try {
+      args = bindArguments(*method->schema, std::move(args), names);
+    } catch (const c10::Error& error) {
+      TORCH_CHECK(false, label(name, found.version), ": ", error.what_without_backtrace());
+    }
+    names.clear();
   }
-  return answered(found.servable->run(*method, std::move(args), {}), *method, wanted);
+  FuturePtr result = found.servable->run(*method, std::move(args), names);
+  if (wanted == Names::kDropped || method->result_names.empty()) return result;
+  return result->then(
+      [names = method->result_names](Future& done) { return besideNames(done.value(), names); },
+      c10::AnyType::get());
 }
 
 // `stack` from `at` on is a call's header and arguments.
@@ -69,14 +54,13 @@ FuturePtr runCall(Values& stack, std::size_t at, Names wanted = Names::kDropped)
               "the call is malformed: another version of Weft at the caller?");
   const std::string& name = stack[at].toStringRef();
   const Found found = mustFindPublished(name, stack[at + 1].toInt());
-  // A method's self goes in front of the arguments: room for it.
+  const auto first = stack.begin() + static_cast<std::ptrdiff_t>(at + kCallHeader);
   Values args;
-  args.reserve(stack.size());
-  args.insert(
-      args.end(),
-      std::make_move_iterator(stack.begin() + static_cast<std::ptrdiff_t>(at + kCallHeader)),
-      std::make_move_iterator(stack.end()));
-  return runFound(found, name, stack[at + 2].toStringRef(), std::move(args), toNames(stack[at + 3]),
+  args.reserve(stack.size());  // a method's self goes in front of the arguments: room for it
+  args.insert(args.end(), std::make_move_iterator(first), std::make_move_iterator(stack.end()));
+  std::vector<std::string> names;
+  if (!stack[at + 3].isNone()) names = stack[at + 3].to<std::vector<std::string>>();
+  return runFound(found, name, stack[at + 2].toStringRef(), std::move(args), std::move(names),
                   wanted);
 }
 
@@ -104,7 +88,7 @@ FuturePtr runRemote(Values& stack) {
   }
 }
 
-at::IValue listing() {
+FuturePtr listing() {
   std::vector<at::IValue> rows;
   for (const PublishedInfo& info : published()) {
     c10::List<std::string> methods;
@@ -112,7 +96,9 @@ at::IValue listing() {
       methods.push_back(method);
     rows.push_back(c10::ivalue::Tuple::create(info.name, info.version, std::move(methods)));
   }
-  return c10::ivalue::Tuple::create(std::move(rows));
+  auto answer = c10::make_intrusive<Future>(c10::AnyType::get());
+  answer->markCompleted(c10::ivalue::Tuple::create(std::move(rows)));
+  return answer;
 }
 
 class Service : public rpc::ScriptService {
@@ -122,7 +108,7 @@ class Service : public rpc::ScriptService {
       if (name == kCallName) return runCall(stack, 0);
       if (name == kNamedCallName) return runCall(stack, 0, Names::kBeside);
       if (name == kRemoteName) return runRemote(stack);
-      if (name == kListName) return Listed::make();
+      if (name == kListName) return listing();
       const Found found = findPublished(name, kNewest);
       if (found.servable == nullptr) return nullptr;
       return runFound(found, name, kForward, std::move(stack), {}, Names::kDropped);
@@ -130,11 +116,6 @@ class Service : public rpc::ScriptService {
       throw std::runtime_error(textOf(error));
     }
   }
-
- private:
-  struct Listed : Servable {
-    static FuturePtr make() { return asFuture(listing(), c10::AnyType::get()); }
-  };
 };
 
 }  // namespace

@@ -86,14 +86,6 @@ bool fitUnion(at::IValue& value, const c10::UnionType& type) {
   });
 }
 
-// Of a container: whether its elements could be or hold NamedTuples.
-bool mayHoldNames(const TypePtr& type) {
-  if (type->kind() == TypeKind::AnyType) return true;
-  if (const auto* tuple = type->castRaw<c10::TupleType>(); tuple && tuple->schema()) return true;
-  const auto contained = type->containedTypes();
-  return std::any_of(contained.begin(), contained.end(), mayHoldNames);
-}
-
 std::string described(const at::IValue& value) {
   if (value.isTuple() && value.toTupleRef().elements().empty()) return "()";
   return value.type()->annotation_str();
@@ -107,14 +99,6 @@ bool coerce(at::IValue& value, const TypePtr& type) {
       return true;
     case TypeKind::TensorType:
       return value.isTensor();
-    case TypeKind::IntType:
-      return value.isInt();
-    case TypeKind::BoolType:
-      return value.isBool();
-    case TypeKind::StringType:
-      return value.isString();
-    case TypeKind::NoneType:
-      return value.isNone();
     case TypeKind::NumberType:
       return value.isScalar();
     case TypeKind::FloatType:
@@ -134,42 +118,6 @@ bool coerce(at::IValue& value, const TypePtr& type) {
     default:
       return value.type()->isSubtypeOf(*type);
   }
-}
-
-TypePtr withoutNames(const TypePtr& type) {
-  if (type->containedTypes().empty() || !mayHoldNames(type)) return type;
-  std::vector<TypePtr> contained;
-  for (const TypePtr& one : type->containedTypes())
-    contained.push_back(withoutNames(one));
-  if (type->kind() == TypeKind::TupleType) return c10::TupleType::create(std::move(contained));
-  return type->withContained(std::move(contained));
-}
-
-at::IValue withoutNames(at::IValue value) {
-  if (value.isTuple()) {
-    std::vector<at::IValue> elements = value.toTupleRef().elements().vec();
-    for (at::IValue& element : elements)
-      element = withoutNames(std::move(element));
-    return c10::ivalue::Tuple::create(std::move(elements));
-  }
-  if (value.isList()) {
-    const auto list = value.toList();
-    if (!mayHoldNames(list.elementType())) return value;
-    c10::List<at::IValue> out(withoutNames(list.elementType()));
-    out.reserve(list.size());
-    for (const at::IValue& element : list.vec())
-      out.push_back(withoutNames(element));
-    return out;
-  }
-  if (value.isGenericDict()) {
-    const auto dict = value.toGenericDict();
-    if (!mayHoldNames(dict.valueType())) return value;
-    c10::Dict<at::IValue, at::IValue> out(dict.keyType(), withoutNames(dict.valueType()));
-    for (const auto& entry : dict)
-      out.insert(entry.key(), withoutNames(entry.value()));
-    return out;
-  }
-  return value;
 }
 
 std::vector<at::IValue> bindArguments(const c10::FunctionSchema& schema,

@@ -1,4 +1,4 @@
-// Making values coerce the types that a signature asks for.
+// Making values fit the types that a signature asks for.
 //
 // What comes from Python has inferred types: [1, 2] is a List[int] also where List[float] is
 // wanted, an empty list is a list of anything, 1 may stand for 1.0. TorchScript itself converts
@@ -16,13 +16,8 @@ namespace weft::ops {
 // Converts `value` in place where that loses nothing; false when it can't be a `type`. Any thread.
 bool coerce(at::IValue& value, const c10::TypePtr& type);
 
-// NamedTuples as plain tuples, also inside containers: only the process that defined the class
-// could read it. coerce() gives the names back where a type has them. No copy where there are none.
-at::IValue withoutNames(at::IValue value);
-c10::TypePtr withoutNames(const c10::TypePtr& type);
-
 // One value for each argument of `schema`: positional ones, then those that `names` name (the last
-// of `args`), then defaults. Throws c10::Error that says the signature and what does not coerce.
+// of `args`), then defaults. Throws c10::Error that says the signature and what does not fit.
 std::vector<at::IValue> bindArguments(const c10::FunctionSchema& schema,
                                       std::vector<at::IValue> args,
                                       const std::vector<std::string>& names);

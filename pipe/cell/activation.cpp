@@ -6,10 +6,6 @@
 
 namespace weft::pipe {
 
-bool isSame(const Activation& one, const Activation& other) {
-  return one.value.defined() && one.value.is_same(other.value);
-}
-
 std::uint32_t versionOf(const at::Tensor& tensor) {
   return !tensor.defined() || tensor.is_inference() ? 0 : tensor._version();
 }
@@ -25,10 +21,10 @@ std::vector<std::uint32_t> versionsOf(const std::vector<at::Tensor>& tensors) {
 void markAliases(std::vector<Activation>& values) {
   for (std::size_t k = 1; k < values.size(); ++k) {
     for (std::size_t other = 0; other < k; ++other) {
-      if (isSame(values[other], values[k]) || !mayOverlap(values[other].value, values[k].value)) {
-        continue;
-      }
-      values[k].sharing = values[other].sharing = Sharing::kAliased;
+      const at::Tensor& one = values[other].value;
+      const at::Tensor& two = values[k].value;
+      if (!one.is_same(two) && mayOverlap(one, two))
+        values[k].sharing = values[other].sharing = Sharing::kAliased;
     }
   }
 }
@@ -43,8 +39,8 @@ void markSharing(Activations& output, const Activations& input,
   for (const auto k : c10::irange(output.values.size())) {
     Activation& value = output.values[k];
     for (const auto other : c10::irange(k)) {
-      if (!isSame(value, output.values[other]) || destination(k) == destination(other)) continue;
-      value.sharing = output.values[other].sharing = Sharing::kAliased;
+      if (value.value.is_same(output.values[other].value) && destination(k) != destination(other))
+        value.sharing = output.values[other].sharing = Sharing::kAliased;
     }
     const void* const memory = memoryOf(value.value);
     if (memory == nullptr) continue;

@@ -18,11 +18,11 @@ enum class Sharing : unsigned char {
   kReplicated,  // the other micro-batches, and each is to find it as it was
 };
 
-// A tensor between two cells, without history. Undefined: None. Two activations of one cell that
-// are the same tensor arrive in the next cell as the same tensor.
+// A tensor between two cells, without history; in the backward, a gradient. Undefined: None. Two
+// activations of one cell that are the same tensor arrive in the next cell as the same tensor.
 struct Activation {
   at::Tensor value;
-  bool differentiable = false;
+  bool differentiable = false;  // of a gradient, this and the next say nothing
   Sharing sharing = Sharing::kNone;
 };
 
@@ -33,8 +33,6 @@ struct Activations {
   std::size_t payload = 0;  // how many of the values
   std::shared_ptr<const Structure> structure;
 };
-
-bool isSame(const Activation& one, const Activation& other);
 
 // How often the tensor has been changed in place; 0 if nobody counts.
 std::uint32_t versionOf(const at::Tensor& tensor);

@@ -1,11 +1,14 @@
 #include "pipe/cell/gradient_boundary.h"
 
+#include <c10/util/flat_hash_map.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
 #include <cstdint>
 #include <limits>
 #include <mutex>
 #include <type_traits>
+#include <typeinfo>
 #include <unordered_map>
 #include <utility>
 
@@ -22,7 +25,7 @@ using WeakNode =
 // A collector costs a task something, and the gradients of small parameters are no burden.
 constexpr std::size_t kLarge = 64 << 10;  // bytes, of any layout
 
-thread_local GradientSink* t_sink = nullptr;
+thread_local const GradientSink* t_sink = nullptr;
 
 struct CollectorNode final : public autograd::Node {
   // Runs before all else that could run, so that a gradient is added and freed before the next one
@@ -30,7 +33,7 @@ struct CollectorNode final : public autograd::Node {
   CollectorNode() : Node(/*sequence_nr=*/std::numeric_limits<std::uint64_t>::max()) {}
   autograd::variable_list apply(autograd::variable_list&& grads) override {
     if (t_sink == nullptr || !grads[0].defined()) return std::move(grads);
-    if (t_sink->take(next_edge(0).function.get(), grads[0])) grads[0].reset();
+    if ((*t_sink)(next_edge(0).function.get(), grads[0])) grads[0].reset();
     return std::move(grads);
   }
   std::string name() const override { return "WeftPipeCollector"; }
@@ -52,7 +55,8 @@ std::unordered_map<c10::TensorImpl*, Placed>& placed() {
 
 }  // namespace
 
-GradientSinkGuard::GradientSinkGuard(GradientSink* sink) : before_(std::exchange(t_sink, sink)) {}
+GradientSinkGuard::GradientSinkGuard(const GradientSink& sink)
+    : before_(std::exchange(t_sink, &sink)) {}
 GradientSinkGuard::~GradientSinkGuard() { t_sink = before_; }
 
 at::Tensor aliasBehind(const at::Tensor& tensor, const NodePtr& node) {
@@ -98,6 +102,33 @@ GradientBoundary::~GradientBoundary() {
     autograd::impl::set_grad_accumulator(tensor, WeakNode(it->second.accumulator));
     removed.push_back(std::move(it->second));
     placed().erase(it);
+  }
+}
+
+void refuseUnregisteredLeaves(const autograd::edge_list& outputs, const NodePtr& input,
+                              const autograd::edge_list& edges,
+                              const std::vector<std::size_t>& places, std::size_t stage) {
+  ska::flat_hash_set<autograd::Node*> seen;
+  std::vector<autograd::Node*> rest;
+  for (const std::size_t place : places)
+    seen.insert(edges[place].function.get());
+  if (input) seen.insert(input.get());
+  const auto visit = [&](const autograd::Edge& edge) {
+    if (edge.is_valid() && seen.insert(edge.function.get()).second)
+      rest.push_back(edge.function.get());
+  };
+  for (const autograd::Edge& edge : outputs)
+    visit(edge);
+  while (!rest.empty()) {
+    autograd::Node* const node = rest.back();
+    rest.pop_back();
+    TORCH_CHECK(
+        typeid(*node) != typeid(autograd::AccumulateGrad), "stage ", stage,
+        " uses a tensor that requires a gradient and is neither an input of it nor one of its "
+        "registered parameters. It would get no gradient: register it with nn.Parameter, "
+        "or pass it as an input.");
+    for (const autograd::Edge& edge : node->next_edges())
+      visit(edge);
   }
 }
 

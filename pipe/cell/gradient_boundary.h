@@ -15,6 +15,8 @@
 
 #include <torch/csrc/autograd/variable.h>
 
+#include <cstddef>
+#include <functional>
 #include <vector>
 
 #include "third_party/torch/torch_compat.h"
@@ -30,24 +32,20 @@ struct IdentityNode final : public torch::autograd::Node {
   std::string name() const override { return "WeftPipeBoundary"; }
 };
 
-// Takes gradients while a stage's backward runs on the thread that has set it.
-class GradientSink {
- public:
-  virtual ~GradientSink() = default;
-  // `end`: where GradientBoundary::edges() ends for the parameter. False: it is not this sink's,
-  // and the gradient is untouched.
-  virtual bool take(const torch::autograd::Node* end, at::Tensor& grad) = 0;
-};
+// Takes gradients while a stage's backward runs on the thread that has set it. `end`: where
+// GradientBoundary::edges() ends for the parameter. False: it is not this sink's, and the gradient
+// is untouched.
+using GradientSink = std::function<bool(const torch::autograd::Node* end, at::Tensor& grad)>;
 
 class GradientSinkGuard {
  public:
-  explicit GradientSinkGuard(GradientSink* sink);
+  explicit GradientSinkGuard(const GradientSink& sink);
   ~GradientSinkGuard();
   GradientSinkGuard(const GradientSinkGuard&) = delete;
   GradientSinkGuard& operator=(const GradientSinkGuard&) = delete;
 
  private:
-  GradientSink* const before_;
+  const GradientSink* const before_;
 };
 
 // An alias of `tensor` whose history is `node`, as a further input of it. Unlike a leaf or a view,
@@ -73,5 +71,12 @@ class GradientBoundary {
   std::vector<at::Tensor> leaves_;
   torch::autograd::edge_list edges_;
 };
+
+// Walks a stage's graph from its outputs to its ends, which are `input` (may be none) and those
+// `edges` of a boundary that have the `places` of the stage's parameters. Throws if it comes to a
+// leaf: that is neither an input nor a registered parameter, and would silently get no gradient.
+void refuseUnregisteredLeaves(const torch::autograd::edge_list& outputs, const NodePtr& input,
+                              const torch::autograd::edge_list& edges,
+                              const std::vector<std::size_t>& places, std::size_t stage);
 
 }  // namespace weft::pipe

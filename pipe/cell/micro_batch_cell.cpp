@@ -2,7 +2,6 @@
 
 #include <ATen/record_function.h>
 #include <c10/util/irange.h>
-#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
 #include <algorithm>
@@ -10,7 +9,7 @@
 #include <utility>
 
 #include "pipe/cell/gradient_boundary.h"
-#include "pipe/cell/leaf_check.h"
+#include "pipe/cell/graph_run.h"
 #include "pipe/data/memory.h"
 
 namespace weft::pipe {
@@ -37,8 +36,8 @@ bool anyDifferentiable(const std::vector<Activation>& values) {
 Activations MicroBatchCell::forward(Activations input, bool checkpoint, const RngTurn& turn) {
   const MiniBatchContext& context = *context_;
   input_ = std::move(input);
-  const bool wanted =
-      context.grad && (!context.boundary[stage_].empty() || anyDifferentiable(input_.values));
+  const bool wanted = context.grad && (!context.parameters.of_stage[stage_].empty() ||
+                                       anyDifferentiable(input_.values));
   checkpointed_ = checkpoint && wanted;
 
   RngScope scope(turn, context.pipeline.devices[stage_],
@@ -55,22 +54,19 @@ Activations MicroBatchCell::forward(Activations input, bool checkpoint, const Rn
       !differentiable || wanted, "stage ", stage_,
       " gave an output that requires a gradient, but neither its inputs nor its registered "
       "parameters do: a tensor used inside it must be a registered parameter, or an input.");
-  finishForward(differentiable);
-  return output;
-}
-
-void MicroBatchCell::finishForward(bool differentiable) {
-  if (!differentiable) return drop();
-  if (checkpointed_) {
+  if (!differentiable) {
+    drop();
+  } else if (checkpointed_) {
     state_ = CellState::kCheckpointed;
     input_versions_.clear();
-    for (const Activation& input : input_.values)
-      input_versions_.push_back(versionOf(input.value));
+    for (const Activation& value : input_.values)
+      input_versions_.push_back(versionOf(value.value));
   } else {
     state_ = CellState::kGraph;
     input_.values.clear();
     input_.structure = nullptr;
   }
+  return output;
 }
 
 void MicroBatchCell::recompute(const RngTurn& turn) {
@@ -88,6 +84,7 @@ void MicroBatchCell::recompute(const RngTurn& turn) {
   const RngScope scope(turn, context_->pipeline.devices[stage_], RngScope::Purpose::kRepeat,
                        rng_.get(), drew_);
   perform(Pass::kRecompute);
+  scope.checkRepeated(stage_);
   state_ = CellState::kGraph;
 }
 
@@ -120,8 +117,8 @@ Activations MicroBatchCell::perform(Pass pass) {
                 context.pipeline.consumers[stage_]);
   }
   if (pass != Pass::kCheckpoint && context.grad) {
-    const auto& boundary = checkpointed_ ? context.recompute_boundary : context.boundary;
-    refuseUnregisteredLeaves(output_edges_, input_node_, boundary[stage_], stage_);
+    refuseUnregisteredLeaves(output_edges_, input_node_, parameterEnds(),
+                             context.parameters.of_stage[stage_], stage_);
   }
   return output;
 }
@@ -139,7 +136,7 @@ std::vector<at::Tensor> MicroBatchCell::aliasInputs(Pass pass) {
   for (const auto k : c10::irange(input_.values.size())) {
     const Activation& input = input_.values[k];
     std::size_t first = 0;
-    while (first < k && !isSame(input_.values[first], input))
+    while (!input_.values[first].value.is_same(input.value))
       ++first;
     if (first < k) {
       at::Tensor same = given[first];
@@ -210,6 +207,11 @@ Activations MicroBatchCell::outputsOf(Pass pass, Batch result, SkipPort& skips) 
   output.structure = std::move(result.structure);
   for (const std::size_t route : context_->pipeline.outgoing[stage_])
     result.tensors.push_back(skips.take(route).value_or(at::Tensor()));
+  if (pass != Pass::kRecompute) outputs_ = result.tensors.size();
+  TORCH_CHECK(outputs_ == result.tensors.size(), "stage ", stage_, " of a Pipe returned ",
+              output.payload,
+              " tensors when it ran again for the backward, and another number before: return the "
+              "same in both, also where is_recomputing() is true");
   output_edges_.clear();
   for (const auto k : c10::irange(result.tensors.size())) {
     const at::Tensor& tensor = result.tensors[k];
@@ -225,51 +227,44 @@ Activations MicroBatchCell::outputsOf(Pass pass, Batch result, SkipPort& skips) 
   return output;
 }
 
-autograd::edge_list MicroBatchCell::inputEdges() const {
-  autograd::edge_list edges;
-  for (const std::int64_t slot : input_slot_) {
-    if (slot >= 0) edges.emplace_back(input_node_, static_cast<std::uint32_t>(slot));
-  }
-  return edges;
-}
-
-MicroBatchCell::Gradients MicroBatchCell::backward(const std::vector<at::Tensor>& grads,
-                                                   bool want_inputs,
-                                                   const autograd::edge_list& parameters,
-                                                   bool keep_graph, const RngTurn& turn) {
+Activations MicroBatchCell::backward(const Activations& grads, GradientAccumulator& sums,
+                                     bool keep_graph, const RngTurn& turn) {
   TORCH_INTERNAL_ASSERT(state_ == CellState::kGraph);
   autograd::edge_list roots;
   autograd::variable_list root_grads;
-  for (const auto k : c10::irange(grads.size())) {
-    if (!grads[k].defined() || !output_edges_[k].is_valid()) continue;
-    roots.push_back(output_edges_[k]);
-    root_grads.push_back(grads[k]);
+  const std::size_t missing = output_edges_.size() - grads.values.size();
+  for (const auto k : c10::irange(grads.values.size())) {
+    const autograd::Edge& edge = output_edges_[missing + k];
+    if (!grads.values[k].value.defined() || !edge.is_valid()) continue;
+    roots.push_back(edge);
+    root_grads.push_back(grads.values[k].value);
   }
+  const bool want_inputs = sums.wantsInputs(stage_);
   autograd::edge_list ends;
-  if (want_inputs) ends = inputEdges();
-  ends.insert(ends.end(), parameters.begin(), parameters.end());
+  for (const std::int64_t slot : input_slot_) {
+    if (want_inputs && slot >= 0) ends.emplace_back(input_node_, static_cast<std::uint32_t>(slot));
+  }
+  sums.appendEnds(stage_, parameterEnds(), ends);
 
-  Gradients result;
-  result.inputs.resize(input_slot_.size());
-  result.parameters.resize(parameters.size());
+  Activations result;
+  result.values.resize(input_slot_.size());
+  result.payload = input_.payload;
+  autograd::variable_list found;
   if (!roots.empty() && !ends.empty()) {
     at::RecordFunction record(at::RecordScope::USER_SCOPE);
     label(record, "B", stage_, micro_batch_);
     const RngScope scope(turn, context_->pipeline.devices[stage_], RngScope::Purpose::kDraw,
                          nullptr, traits().backwardUsesRng());
-    autograd::variable_list found;
+    const GradientSink sink = [&](const autograd::Node* end, at::Tensor& grad) {
+      return sums.addAt(stage_, parameterEnds(), end, grad);
+    };
+    const GradientSinkGuard guard(sink);
     {
       const StageTimes::Span time(context_->times, stage_, TaskKind::kBackward);
-      found = autograd::Engine::get_default_engine().execute(
-          roots, root_grads, /*keep_graph=*/keep_graph && !checkpointed_, /*create_graph=*/false,
-          /*accumulate_grad=*/false, ends);
+      found = runGraph(roots, root_grads, /*keep_graph=*/keep_graph && !checkpointed_,
+                       /*create_graph=*/false, ends);
     }
     traits().learnBackwardRng(scope.touched());
-    auto next = found.begin();
-    for (const auto k : c10::irange(input_slot_.size())) {
-      if (want_inputs && input_slot_[k] >= 0) result.inputs[k] = std::move(*next++);
-    }
-    std::move(next, found.end(), result.parameters.begin());
   }
   if (!keep_graph) {
     drop();
@@ -279,6 +274,12 @@ MicroBatchCell::Gradients MicroBatchCell::backward(const std::vector<at::Tensor>
     input_node_ = NodePtr();
     state_ = CellState::kCheckpointed;
   }
+  if (found.empty()) return result;
+  auto next = found.begin();
+  for (const auto k : c10::irange(input_slot_.size())) {
+    if (want_inputs && input_slot_[k] >= 0) result.values[k].value = std::move(*next++);
+  }
+  sums.add(stage_, next);
   return result;
 }
 

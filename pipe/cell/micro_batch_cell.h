@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "pipe/cell/activation.h"
+#include "pipe/cell/gradient_accumulator.h"
 #include "pipe/cell/mini_batch_context.h"
 #include "pipe/schedule/schedule.h"
 #include "third_party/torch/torch_compat.h"
@@ -34,22 +35,14 @@ class MicroBatchCell {
   Activations forward(Activations input, bool checkpoint, const RngTurn& turn);
   void recompute(const RngTurn& turn);
 
-  struct Gradients {
-    std::vector<at::Tensor> inputs;      // per input activation; undefined where there is none
-    std::vector<at::Tensor> parameters;  // per edge of `parameters`
-  };
-  // `grads`: per output activation. `parameters`: edges of the boundary whose gradients are wanted.
-  Gradients backward(const std::vector<at::Tensor>& grads, bool want_inputs,
-                     const torch::autograd::edge_list& parameters, bool keep_graph,
-                     const RngTurn& turn);
-  // Forgets everything but the random numbers: a run with a graph needs those of every stage.
-  void drop();
+  // Takes the gradients of its outputs, or of its skips alone where the payload has none; adds
+  // those of its parameters to `sums`, and returns those of its inputs.
+  Activations backward(const Activations& grads, GradientAccumulator& sums, bool keep_graph,
+                       const RngTurn& turn);
 
   CellState state() const { return state_; }
-  bool checkpointed() const { return checkpointed_; }
   // The generators' states before the forward; nullptr if it used none.
   const RngStates* rng() const { return rng_.get(); }
-  std::size_t outputs() const { return output_edges_.size(); }
 
  private:
   enum class Pass : unsigned char { kGraph, kCheckpoint, kRecompute };
@@ -61,8 +54,11 @@ class MicroBatchCell {
   bool isNeededAgain(Pass pass, const Activation& input) const;
   void learnInput(Pass pass, const std::vector<at::Tensor>& given,
                   const std::vector<std::uint32_t>& versions) const;
-  void finishForward(bool differentiable);
-  torch::autograd::edge_list inputEdges() const;
+  // Forgets everything but the random numbers: a run with a graph needs those of every stage.
+  void drop();
+  const torch::autograd::edge_list& parameterEnds() const {
+    return checkpointed_ ? context_->recompute_ends : context_->ends;
+  }
   StageTraits& traits() const { return context_->pipeline.traits[stage_]; }
 
   MiniBatchContext* context_;
@@ -76,6 +72,7 @@ class MicroBatchCell {
   NodePtr input_node_;                         // ends the graph at the inputs
   std::vector<std::int64_t> input_slot_;       // per input: its place at that node, or -1
   torch::autograd::edge_list output_edges_;
+  std::size_t outputs_ = 0;  // of the forward, outgoing skips included
   std::unique_ptr<const RngStates> rng_;
   std::uint32_t assumed_graphless_ = 0;  // see StageTraits::assumeGraphs
 };

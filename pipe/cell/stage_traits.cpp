@@ -44,14 +44,13 @@ std::uint32_t StageTraits::assumeGraphs(const Activations& input, Activations& o
   const std::uint64_t known = graphless_.load(std::memory_order_relaxed);
   if (static_cast<std::uint32_t>(known >> 32) != kindsOf(input)) return 0;
   const auto graphless = static_cast<std::uint32_t>(known);
-  const auto isAssumed = [&](std::size_t k) {
-    return output.values[k].differentiable && k < kMaskBits && (graphless >> k & 1U) != 0;
-  };
   std::uint32_t assumed = 0;
   bool any = false;
   for (const auto k : c10::irange(output.values.size())) {
-    if (isAssumed(k)) assumed |= 1U << k;
-    any |= output.values[k].differentiable && !isAssumed(k);
+    if (!output.values[k].differentiable) continue;
+    const bool is_assumed = k < kMaskBits && (graphless >> k & 1U) != 0;
+    if (is_assumed) assumed |= 1U << k;
+    any |= !is_assumed;
   }
   // Without any graph the stage would not run again, and its change would never be noticed.
   if (!any) return 0;

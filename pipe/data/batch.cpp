@@ -21,23 +21,13 @@ std::size_t tensorsIn(const Structure& part) {
 }
 
 bool hasParts(const Structure& top) {
-  return top.kind == Kind::kTuple || top.kind == Kind::kList || top.kind == Kind::kDict ||
-         top.kind == Kind::kCustom;
+  return top.kind != Kind::kTensor && top.kind != Kind::kValue;
 }
 
 const char* nameOf(Kind kind) {
-  switch (kind) {
-    case Kind::kTensor:
-      return "a tensor";
-    case Kind::kTuple:
-      return "a tuple";
-    case Kind::kList:
-      return "a list";
-    case Kind::kDict:
-      return "a dictionary";
-    default:
-      return "another value";
-  }
+  static const char* const names[] = {"a tensor", "another value", "a tuple",
+                                      "a list",   "a dictionary",  "another value"};
+  return names[static_cast<std::size_t>(kind)];
 }
 
 // Gathers part by part; `at` is where each micro-batch's tensors of the present part begin.

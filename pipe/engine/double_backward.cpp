@@ -2,9 +2,10 @@
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/irange.h>
-#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/forward_grad.h>
 
+#include "pipe/cell/gradient_boundary.h"
+#include "pipe/cell/graph_run.h"
 #include "pipe/data/memory.h"
 #include "pipe/schedule/schedule.h"
 
@@ -52,11 +53,12 @@ std::vector<at::Tensor> runAgain(const ForwardRun& run, std::size_t i,
   StageWalk walk(pipeline, {std::move(tensors), run.input().structure});
   for (const auto j : c10::irange(pipeline.stages.size())) {
     const RngScope scope({}, pipeline.devices[j], RngScope::Purpose::kRepeat,
-                         run.cells().at({i, j}).rng(), /*expected=*/false);
+                         run.cell({i, j}).rng(), /*expected=*/false);
     walk.through({j, i, mini_batch.micro_batches, false, true, nullptr, mini_batch.number, true},
                  [&](const Batch& batch) {
                    return pipeline.stages[j]->forwardAgain(batch, *mini_batch.tensors[j]);
                  });
+    scope.checkRepeated(j);
   }
   return std::move(walk.batch.tensors);
 }
@@ -124,9 +126,9 @@ bool isTransformed() {
 }
 
 Batch plainForward(PipelineContext& pipeline, const ForwardInput& input) {
-  std::vector<std::vector<at::Tensor>> pieces =
-      scatter(input.tensors, input.how, input.chunks, History::kRecord);
   const bool recorded = at::GradMode::is_enabled() || isTransformed();
+  std::vector<std::vector<at::Tensor>> pieces =
+      scatter(input.tensors, input.how, input.chunks, recorded ? History::kRecord : History::kDrop);
   std::vector<std::vector<at::Tensor>> copies;
   std::vector<std::vector<std::uint32_t>> versions;
   if (pipeline.traits[0].input() != InputTrait::kReads && recorded) {
@@ -154,8 +156,8 @@ std::vector<at::Tensor> gradientsWithGraph(const ForwardRun& run,
                                            const std::vector<at::Tensor>& inputs,
                                            const std::vector<at::Tensor>& grads,
                                            const Wanted& wanted) {
-  const std::vector<at::Tensor>& parameters = run.parameters().all();
-  run.parameters().checkVersions();
+  const std::vector<at::Tensor>& parameters = run.context().parameters.all;
+  run.context().parameters.checkVersions();
   TORCH_CHECK(
       run.inputsAreUnchanged(),
       "one of the variables needed for gradient computation has been modified by an inplace "
@@ -197,9 +199,8 @@ std::vector<at::Tensor> gradientsWithGraph(const ForwardRun& run,
   }
   std::vector<at::Tensor> result(inputs.size() + parameters.size());
   if (roots.empty() || ends.empty()) return result;
-  autograd::variable_list found = autograd::Engine::get_default_engine().execute(
-      roots, root_grads, /*keep_graph=*/true, /*create_graph=*/true, /*accumulate_grad=*/false,
-      ends);
+  autograd::variable_list found =
+      runGraph(roots, root_grads, /*keep_graph=*/true, /*create_graph=*/true, ends);
   for (const auto e : c10::irange(places.size()))
     result[places[e]] = std::move(found[e]);
   return result;

@@ -7,9 +7,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "pipe/cell/gradient_boundary.h"
 #include "pipe/data/memory.h"
-#include "pipe/engine/backward_job.h"
-#include "pipe/engine/forward_job.h"
 
 namespace weft::pipe {
 
@@ -35,10 +34,8 @@ ForwardRun::ForwardRun(std::shared_ptr<PipelineContext> pipeline, ForwardInput i
                        std::vector<std::shared_ptr<StageTensors>> tensors)
     : pipeline_(std::move(pipeline)),
       input_(std::move(input)),
-      input_versions_(versionsOf(input_.tensors)),
-      tensors_(std::move(tensors)),
-      parameters_(tensors_, pipeline_->stages.size()),
-      grad_(!tensors_.empty()) {}
+      context_(*pipeline_, input_.training, std::move(tensors)),
+      input_versions_(context_.grad ? versionsOf(input_.tensors) : std::vector<std::uint32_t>()) {}
 
 void ForwardRun::run(PipelineJob& job, ThreadPolicy& policy) {
   const Schedule& schedule = job.schedule();
@@ -47,16 +44,16 @@ void ForwardRun::run(PipelineJob& job, ThreadPolicy& policy) {
   const Threading threading = pipeline_->threading.load(std::memory_order_relaxed);
   // Hooks on saved tensors may count on the order in which they are called, so no threads then.
   if (threading == Threading::kInline || pipeline_->workers == 1 ||
-      context_->thread_state.hasHooks()) {
+      context_.thread_state.hasHooks()) {
     executor.run(schedule, job, Running::kInline);
   } else if (threading == Threading::kThreads) {
     executor.run(schedule, job, Running::kThreads);
   } else {
     // The stages of a single micro-batch have nothing to overlap with.
-    const bool alone = context_->micro_batches == 1;
-    context_->times = StageTimes(stages());
+    const bool alone = context_.micro_batches == 1;
+    context_.times = StageTimes(pipeline_->stages.size());
     executor.run(schedule, job, alone ? Running::kInline : policy.choose(pipeline_->compiled));
-    policy.learn(context_->times);
+    policy.learn(context_.times);
   }
 }
 
@@ -66,7 +63,7 @@ void ForwardRun::run(PipelineJob& job, ThreadPolicy& policy) {
 void ForwardRun::separateOutputs(Gathered& gathered) const {
   auto& tensors = gathered.batch.tensors;
   for (const auto s : c10::irange(tensors.size())) {
-    if (gathered.sources[s].micro_batch < 0 && context_->micro_batches > 1) continue;
+    if (gathered.sources[s].micro_batch < 0 && context_.micro_batches > 1) continue;
     const auto overlaps = [&](const at::Tensor& other) {
       return !other.is_same(tensors[s]) && mayOverlap(other, tensors[s]);
     };
@@ -84,66 +81,71 @@ void ForwardRun::separateOutputs(Gathered& gathered) const {
 }
 
 bool ForwardRun::isCheckpointed(std::size_t micro_batch) const {
-  if (!input_.training || !grad_) return false;
-  switch (input_.checkpoint) {
-    case Checkpoint::kNever:
-      return false;
-    case Checkpoint::kExceptLast:
-      return micro_batch + 1 < context_->micro_batches;
-    case Checkpoint::kAlways:
-      return true;
-  }
-  return false;
+  if (!input_.training || !context_.grad) return false;
+  return input_.checkpoint == Checkpoint::kAlways ||
+         (input_.checkpoint == Checkpoint::kExceptLast && micro_batch + 1 < context_.micro_batches);
 }
 
-std::vector<Activations> ForwardRun::firstInputs(
-    std::vector<std::vector<at::Tensor>> micro_batches) const {
-  std::vector<Activations> inputs(micro_batches.size());
-  for (const auto i : c10::irange(micro_batches.size())) {
-    for (const auto k : c10::irange(micro_batches[i].size())) {
-      const bool replicated = input_.how[k] == Scatter::kReplicate && micro_batches.size() > 1;
-      inputs[i].values.push_back({std::move(micro_batches[i][k]),
-                                  grad_ && input_.tensors[k].requires_grad(),
-                                  replicated ? Sharing::kReplicated : Sharing::kNone});
-    }
-    markAliases(inputs[i].values);
-    inputs[i].payload = inputs[i].values.size();
-    inputs[i].structure = input_.structure;
+// What the first stage is given of a micro-batch.
+Activations ForwardRun::firstInput(std::vector<at::Tensor> tensors) const {
+  Activations input;
+  for (const auto k : c10::irange(tensors.size())) {
+    const bool replicated = input_.how[k] == Scatter::kReplicate && context_.micro_batches > 1;
+    input.values.push_back({std::move(tensors[k]),
+                            context_.grad && input_.tensors[k].requires_grad(),
+                            replicated ? Sharing::kReplicated : Sharing::kNone});
   }
-  return inputs;
+  markAliases(input.values);
+  input.payload = input.values.size();
+  input.structure = input_.structure;
+  return input;
 }
 
 ForwardRun::Result ForwardRun::forward() {
   std::vector<std::vector<at::Tensor>> pieces =
       scatter(input_.tensors, input_.how, input_.chunks, History::kDrop);
   std::optional<GradientBoundary> boundary;
-  if (grad_) boundary.emplace(parameters_.all());
-  context_.emplace(MiniBatchContext{*pipeline_,
-                                    pieces.size(),
-                                    input_.training,
-                                    grad_,
-                                    isRunAgain(),
-                                    SavedThreadState::here(pipeline_->devices),
-                                    tensors_,
-                                    boundary ? parameters_.edgesPerStage(*boundary)
-                                             : std::vector<torch::autograd::edge_list>(stages()),
-                                    {}});
-  cells_.emplace(*context_);
-  std::vector<bool> checkpointed;
-  for (const auto i : c10::irange(pieces.size()))
-    checkpointed.push_back(isCheckpointed(i));
-
-  ForwardJob job(*context_, *cells_, firstInputs(std::move(pieces)), std::move(checkpointed));
-  run(job, pipeline_->forward_policy[input_.training ? 1 : 0]);
-  for (const auto j : c10::irange(tensors_.size())) {
-    const std::lock_guard alone(pipeline_->in_use[j]);
-    pipeline_->stages[j]->update(*tensors_[j]);
+  if (context_.grad) context_.ends = boundary.emplace(context_.parameters.all).edges();
+  context_.micro_batches = pieces.size();
+  cells_.reserve(pieces.size() * pipeline_->stages.size());
+  for (const auto i : c10::irange(pieces.size())) {
+    for (const auto j : c10::irange(pipeline_->stages.size()))
+      cells_.emplace_back(context_, CellIndex{i, j});
   }
-  parameters_.noteVersions();
+  const auto perform = [&](PipelineJob& job, const Task& task, const RngTurn& turn) {
+    const CellIndex cell = task.cell;
+    Activations input = job.receive(cell);
+    if (cell.stage == 0) {
+      const at::NoGradGuard no_grad;
+      for (Activation& activation : input.values)
+        activation.value = moved(activation.value, pipeline_->devices[0]);
+    }
+    Activations output;
+    {
+      const Timeline::Span span = job.record(cell, EventKind::kForward);
+      output =
+          cells_[placeOf(cell)].forward(std::move(input), isCheckpointed(cell.micro_batch), turn);
+    }
+    job.send(cell, std::move(output));
+  };
+  PipelineJob job(*pipeline_, pieces.size(), gpipeForward(pieces.size(), pipeline_->worker_of),
+                  PipelineJob::Direction::kForward, perform);
+  for (const auto i : c10::irange(pieces.size()))
+    job.passed(i, 0) = firstInput(std::move(pieces[i]));
+  run(job, pipeline_->forward_policy[input_.training ? 1 : 0]);
+  for (const auto j : c10::irange(context_.tensors.size())) {
+    const std::lock_guard alone(pipeline_->in_use[j]);
+    pipeline_->stages[j]->update(*context_.tensors[j]);
+  }
+  context_.parameters.noteVersions();
+  return joinOutputs(job);
+}
 
-  std::vector<Activations> outputs = job.takeOutputs();
+// The outputs of the last stage, joined.
+ForwardRun::Result ForwardRun::joinOutputs(PipelineJob& job) {
   std::vector<Batch> batches;
-  for (Activations& output : outputs) {
+  for (const auto i : c10::irange(context_.micro_batches)) {
+    Activations& output = job.passed(i, pipeline_->stages.size());
     Batch batch{{}, std::move(output.structure)};
     for (Activation& activation : output.values)
       batch.tensors.push_back(std::move(activation.value));
@@ -151,42 +153,41 @@ ForwardRun::Result ForwardRun::forward() {
     batches.push_back(std::move(batch));
   }
   Result result{gather(batches, History::kDrop), {}};
-  if (grad_) separateOutputs(result.gathered);
+  if (context_.grad) separateOutputs(result.gathered);
   sources_ = result.gathered.sources;
   for (const Gathered::Source& source : sources_) {
     bool any = false;
     for (const auto p : c10::irange(source.tensors.size())) {
       const std::size_t i =
           source.micro_batch >= 0 ? static_cast<std::size_t>(source.micro_batch) : p;
-      any |= outputs[i].values[source.tensors[p]].differentiable;
+      any |= job.passed(i, pipeline_->stages.size()).values[source.tensors[p]].differentiable;
     }
     result.differentiable.push_back(any);
   }
   return result;
 }
 
-// Per micro-batch, the gradients of the last stage's outputs.
-std::vector<std::vector<at::Tensor>> ForwardRun::splitGrads(
-    const std::vector<at::Tensor>& grads) const {
-  std::vector<std::vector<at::Tensor>> result;
-  for (const std::size_t size : output_sizes_)
-    result.emplace_back(size);
+// Gives the last stage's cells the gradients of their outputs.
+void ForwardRun::splitGrads(const std::vector<at::Tensor>& grads, PipelineJob& job) const {
+  const std::size_t end = pipeline_->stages.size();
+  for (const auto i : c10::irange(output_sizes_.size()))
+    job.passed(i, end).values.resize(output_sizes_[i]);
   for (const auto s : c10::irange(sources_.size())) {
     if (!grads[s].defined()) continue;
     for (GradPiece& piece : split(sources_[s], grads[s]))
-      result[piece.micro_batch][piece.tensor] = std::move(piece.grad);
+      job.passed(piece.micro_batch, end).values[piece.tensor].value = std::move(piece.grad);
   }
-  return result;
 }
 
-// `grads`: per micro-batch, of its tensors; a micro-batch may have none.
-std::vector<at::Tensor> ForwardRun::joinInputGrads(
-    std::vector<std::vector<at::Tensor>> grads) const {
+// The gradients of the mini-batch's tensors; a micro-batch without any has left no values.
+std::vector<at::Tensor> ForwardRun::joinInputGrads(PipelineJob& job) const {
   std::vector<at::Tensor> result;
   for (const auto k : c10::irange(input_.tensors.size())) {
     std::vector<at::Tensor> pieces;
-    for (std::vector<at::Tensor>& of_micro_batch : grads)
-      pieces.push_back(k < of_micro_batch.size() ? std::move(of_micro_batch[k]) : at::Tensor());
+    for (const auto i : c10::irange(context_.micro_batches)) {
+      std::vector<Activation>& grads = job.passed(i, 0).values;
+      pieces.push_back(k < grads.size() ? std::move(grads[k].value) : at::Tensor());
+    }
     if (input_.how[k] == Scatter::kChunk) {
       result.push_back(joined(std::move(pieces), input_.tensors[k], input_.chunks));
     } else {
@@ -207,17 +208,37 @@ ForwardRun::Gradients ForwardRun::backward(const std::vector<at::Tensor>& grads,
               "of one output one after the other");
   const at::NoGradGuard no_grad;
   std::optional<GradientBoundary> boundary;  // for what is recomputed
-  if (cells_->any(CellState::kCheckpointed)) {
-    parameters_.checkVersions();
-    boundary.emplace(parameters_.all());
+  if (std::any_of(cells_.begin(), cells_.end(), [](const MicroBatchCell& cell) {
+        return cell.state() == CellState::kCheckpointed;
+      })) {
+    context_.parameters.checkVersions();
+    boundary.emplace(context_.parameters.all);
   }
-  context_->recompute_boundary =
-      boundary ? parameters_.edgesPerStage(*boundary) : context_->boundary;
-  GradientAccumulator accumulator(parameters_, wanted);
-  BackwardJob job(*context_, *cells_, accumulator, splitGrads(grads), keep_graph);
+  context_.recompute_ends = boundary ? boundary->edges() : context_.ends;
+  GradientAccumulator sums(context_.parameters, wanted);
+  const auto work = [&](CellIndex index) {
+    const CellState state = cell(index).state();
+    if (state == CellState::kDone || !sums.wantsAnything(index.stage)) return BackwardWork::kNone;
+    return state == CellState::kCheckpointed ? BackwardWork::kRecomputeAndBackward
+                                             : BackwardWork::kBackward;
+  };
+  const auto perform = [&](PipelineJob& job, const Task& task, const RngTurn& turn) {
+    MicroBatchCell& cell = cells_[placeOf(task.cell)];
+    const bool again = task.kind == TaskKind::kRecompute;
+    const Timeline::Span span =
+        job.record(task.cell, again ? EventKind::kRecompute : EventKind::kBackward);
+    if (again) return cell.recompute(turn);
+    const Activations output_grads = job.receive(task.cell);
+    job.send(task.cell, cell.backward(output_grads, sums, keep_graph, turn));
+  };
+  PipelineJob job(
+      *pipeline_, context_.micro_batches,
+      gpipeBackward(context_.micro_batches, pipeline_->worker_of, pipeline_->consumers, work),
+      PipelineJob::Direction::kBackward, perform);
+  splitGrads(grads, job);
   run(job, pipeline_->backward_policy);
-  parameters_.noteVersions();
-  return {joinInputGrads(job.takeInputGrads()), accumulator.take()};
+  context_.parameters.noteVersions();
+  return {joinInputGrads(job), sums.take()};
 }
 
 }  // namespace weft::pipe

@@ -6,10 +6,9 @@
 #include <optional>
 #include <vector>
 
+#include "pipe/cell/gradient_accumulator.h"
+#include "pipe/cell/micro_batch_cell.h"
 #include "pipe/cell/mini_batch_context.h"
-#include "pipe/engine/cell_grid.h"
-#include "pipe/engine/gradient_accumulator.h"
-#include "pipe/engine/parameter_set.h"
 #include "pipe/engine/pipeline_job.h"
 
 namespace weft::pipe {
@@ -48,32 +47,31 @@ class ForwardRun {
   Gradients backward(const std::vector<at::Tensor>& grads, const Wanted& wanted, bool keep_graph);
 
   const ForwardInput& input() const { return input_; }
-  const ParameterSet& parameters() const { return parameters_; }
+  const MiniBatchContext& context() const { return context_; }
   // Since before the forward.
   bool inputsAreUnchanged() const { return versionsOf(input_.tensors) == input_versions_; }
   // After forward().
-  const MiniBatchContext& context() const { return *context_; }
-  const CellGrid& cells() const { return *cells_; }
+  const MicroBatchCell& cell(CellIndex index) const { return cells_[placeOf(index)]; }
   const std::vector<Gathered::Source>& sources() const { return sources_; }
 
  private:
-  std::size_t stages() const { return pipeline_->stages.size(); }
-  std::vector<Activations> firstInputs(std::vector<std::vector<at::Tensor>> micro_batches) const;
-  bool isCheckpointed(std::size_t micro_batch) const;
+  std::size_t placeOf(CellIndex index) const {
+    return index.micro_batch * pipeline_->stages.size() + index.stage;
+  }
   void run(PipelineJob& job, ThreadPolicy& policy);
+  Activations firstInput(std::vector<at::Tensor> tensors) const;
+  bool isCheckpointed(std::size_t micro_batch) const;
+  Result joinOutputs(PipelineJob& job);
   void separateOutputs(Gathered& gathered) const;
-  std::vector<std::vector<at::Tensor>> splitGrads(const std::vector<at::Tensor>& grads) const;
-  std::vector<at::Tensor> joinInputGrads(std::vector<std::vector<at::Tensor>> grads) const;
+  void splitGrads(const std::vector<at::Tensor>& grads, PipelineJob& job) const;
+  std::vector<at::Tensor> joinInputGrads(PipelineJob& job) const;
 
   const std::shared_ptr<PipelineContext> pipeline_;
-  ForwardInput input_;
-  const std::vector<std::uint32_t> input_versions_;
-  std::vector<std::shared_ptr<StageTensors>> tensors_;  // per stage, or none
-  ParameterSet parameters_;
-  const bool grad_;
+  const ForwardInput input_;
+  MiniBatchContext context_;
+  const std::vector<std::uint32_t> input_versions_;  // if gradients are wanted
   std::mutex backward_runs_;
-  std::optional<MiniBatchContext> context_;
-  std::optional<CellGrid> cells_;
+  std::vector<MicroBatchCell> cells_;
   std::vector<Gathered::Source> sources_;
   std::vector<std::size_t> output_sizes_;  // per micro-batch: tensors that the last stage gave
 };

@@ -88,7 +88,7 @@ Batch Pipeline::run(ForwardInput input) {
     // Before the forward puts its boundary in place of the parameters' accumulators.
     for (const at::Tensor& tensor : run->input().tensors)
       edges.push_back(autograd::impl::gradient_edge(tensor));
-    for (const at::Tensor& tensor : run->parameters().all())
+    for (const at::Tensor& tensor : run->context().parameters.all)
       edges.push_back(autograd::impl::gradient_edge(tensor));
   }
   ForwardRun::Result result = run->forward();

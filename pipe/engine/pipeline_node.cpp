@@ -57,20 +57,18 @@ autograd::variable_list PipelineNode::apply(autograd::variable_list&& grads) {
 
 autograd::variable_list PipelineNode::backward(const autograd::variable_list& grads) {
   TORCH_CHECK(run_, autograd::ERR_BACKWARD_TWICE);
-  if (at::GradMode::is_enabled()) return backwardWithGraph(grads);
+  if (at::GradMode::is_enabled()) {
+    std::vector<at::Tensor> inputs;
+    for (const autograd::SavedVariable& saved : inputs_)
+      inputs.push_back(saved.unpack());
+    return gradientsWithGraph(*run_, inputs, grads, wanted());
+  }
   ForwardRun::Gradients found =
       run_->backward(grads, wanted(), autograd::get_current_graph_task_keep_graph());
   autograd::variable_list result = std::move(found.inputs);
   for (at::Tensor& grad : found.parameters)
     result.push_back(std::move(grad));
   return result;
-}
-
-autograd::variable_list PipelineNode::backwardWithGraph(const autograd::variable_list& grads) {
-  std::vector<at::Tensor> inputs;
-  for (const autograd::SavedVariable& saved : inputs_)
-    inputs.push_back(saved.unpack());
-  return gradientsWithGraph(*run_, inputs, grads, wanted());
 }
 
 void PipelineNode::release_variables() {

@@ -34,7 +34,6 @@ class PipelineNode final : public torch::autograd::Node {
 
  private:
   torch::autograd::variable_list backward(const torch::autograd::variable_list& grads);
-  torch::autograd::variable_list backwardWithGraph(const torch::autograd::variable_list& grads);
   Wanted wanted() const;
   torch::autograd::Node* freeAccumulator(std::size_t output) const;
 

@@ -1,17 +1,19 @@
 #include "pipe/python/bindings.h"
 
 #include <ATen/SavedTensorHooks.h>
+#include <c10/core/impl/FakeGuardImpl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "pipe/engine/pipeline.h"
-#include "pipe/python/device_guard.h"
 #include "pipe/python/gil.h"
 #include "pipe/python/rng.h"
 #include "pipe/python/stage.h"
 #include "pipe/python/values.h"
+#include "third_party/torch/interpreter.h"
+#include "transport/base/interruption.h"
 
 namespace py = pybind11;
 
@@ -20,14 +22,6 @@ namespace weft::pipe {
 namespace {
 
 thread_local PyThreadState* t_python = nullptr;
-
-bool interpreterEnds() {
-#if PY_VERSION_HEX >= 0x030D0000
-  return Py_IsInitialized() == 0 || Py_IsFinalizing() != 0;
-#else
-  return Py_IsInitialized() == 0 || _Py_IsFinalizing() != 0;
-#endif
-}
 
 // A worker's thread keeps one Python thread state for its life: making one costs more than a short
 // stage. The GIL is released while a thread waits for others.
@@ -42,7 +36,6 @@ ThreadHooks threadHooks() {
     PyEval_RestoreThread(t_python);
     // The thread state may hold graphs, whose end takes the GIL again. That must not happen inside
     // of PyGILState_Release: pybind11 would end the state a second time.
-    PyErr_Clear();
     if (PyObject* const locals = PyThreadState_GetDict()) PyDict_Clear(locals);
     PyGILState_Release(PyGILState_UNLOCKED);
   };
@@ -55,8 +48,7 @@ ThreadHooks threadHooks() {
     }
   };
   hooks.interrupted = [] {
-    const py::gil_scoped_acquire gil;
-    if (PyErr_CheckSignals() != 0) throwPythonError();
+    if (transport::interrupted()) withGil([] { transport::raiseInterrupt(); });
   };
   return hooks;
 }
@@ -178,6 +170,20 @@ void bindContext(py::module_& pipe) {
         return found->defined() ? found : std::nullopt;
       },
       py::arg("route"), "Takes the tensor that came along a skip connection.");
+}
+
+// By this guard torch.compile works with CUDA tensors' shapes on a machine without a GPU. As
+// torch._C._ensureCUDADeviceGuardSet(): where torch has CUDA and the machine has no GPU, puts a
+// guard that does nothing in CUDA's place. torch 2.11 owns that guard by the thread that asks first
+// and leaves it in the registry when the thread ends, for any later user to crash on; this one
+// stays. Any thread.
+void ensureCudaDeviceGuard() {
+  auto& registered =
+      c10::impl::device_guard_impl_registry[static_cast<std::size_t>(c10::DeviceType::CUDA)];
+  const c10::impl::DeviceGuardImplInterface* const now = registered.load();
+  if (now == nullptr || now->deviceCount() != 0) return;
+  static const auto* const guard = new c10::impl::FakeGuardImpl<c10::DeviceType::CUDA>();
+  registered.store(guard);
 }
 
 }  // namespace

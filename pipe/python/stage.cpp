@@ -112,7 +112,6 @@ Batch PythonStage::forwardAgain(const Batch& input, const StageTensors& then) {
 
 Batch PythonStage::call(const Batch& input) {
   const SkipsGuard guard(skips_.ptr());
-  PyErr_Clear();  // a failed backward on this thread may have left its error set
   const py::tuple arguments = toArguments(input);
   const auto result =
       py::reinterpret_steal<py::object>(PyObject_Call(module_.ptr(), arguments.ptr(), nullptr));

@@ -13,15 +13,11 @@ TaskId Schedule::add(const Task& task) {
   const auto id = static_cast<TaskId>(tasks_.size());
   tasks_.push_back(task);
   tasks_of_[workerOf(id)].push_back(id);
-  waits_for_.push_back(0);
-  next_.emplace_back();
   return id;
 }
 
 void Schedule::require(TaskId task, TaskId earlier) {
-  if (workerOf(task) == workerOf(earlier)) return;
-  next_[earlier].push_back(task);
-  ++waits_for_[task];
+  if (workerOf(task) != workerOf(earlier)) tasks_[task].needs.push_back(earlier);
 }
 
 std::vector<CellIndex> gpipeOrder(std::size_t micro_batches, std::size_t stages) {

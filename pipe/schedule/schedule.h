@@ -36,6 +36,7 @@ inline constexpr std::size_t kTaskKinds = 3;
 struct Task {
   CellIndex cell;
   TaskKind kind = TaskKind::kForward;
+  std::vector<TaskId> needs = {};  // tasks of other workers that have to end before it begins
 };
 
 // Tasks are numbered in the schedule's order. A worker runs its tasks one at a time in that order,
@@ -54,8 +55,6 @@ class Schedule {
   std::size_t size() const { return tasks_.size(); }
   const Task& task(TaskId task) const { return tasks_[task]; }
   const std::vector<TaskId>& tasksOf(std::size_t worker) const { return tasks_of_[worker]; }
-  const std::vector<TaskId>& next(TaskId task) const { return next_[task]; }
-  std::uint32_t waitsFor(TaskId task) const { return waits_for_[task]; }
 
  private:
   std::size_t workerOf(TaskId task) const { return worker_of_stage_[tasks_[task].cell.stage]; }
@@ -63,8 +62,6 @@ class Schedule {
   const std::vector<std::size_t> worker_of_stage_;
   std::vector<Task> tasks_;
   std::vector<std::vector<TaskId>> tasks_of_;
-  std::vector<std::uint32_t> waits_for_;
-  std::vector<std::vector<TaskId>> next_;
 };
 
 // The cells in GPipe's order.

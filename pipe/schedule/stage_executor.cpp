@@ -4,17 +4,94 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <exception>
+#include <limits>
 #include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "pipe/schedule/execution.h"
+#include "transport/base/log.h"
 #include "transport/base/spin.h"
+#include "transport/base/thrown.h"
 
 namespace weft::pipe {
+
+namespace {
+
+// One job on the workers' threads: its progress, the first failure, and its end. Shared by the
+// caller and the workers: one of these may still be leaving when the caller has gone.
+class Execution {
+ public:
+  Execution(const Schedule& schedule, Job& job, std::size_t workers)
+      : schedule_(schedule), job_(job), order_(schedule.size()), workers_left_(workers) {}
+
+  // A worker's share of the job, on its thread.
+  void work(std::size_t worker, transport::AdaptiveSpin& spin) {
+    job_.worker(worker, [&] {
+      for (const TaskId task : schedule_.tasksOf(worker)) {
+        for (const TaskId earlier : schedule_.task(task).needs)
+          order_.awaitEndOf(earlier, spin);
+        run(task);
+        order_.end(task);
+      }
+    });
+    const std::lock_guard lock(mutex_);
+    if (--workers_left_ == 0) ended_.notify_all();
+  }
+
+  // Waits for all workers; throws the earliest task's exception, or what the hook threw.
+  void wait(const ThreadHooks& hooks) {
+    bool cancelled = false;
+    std::unique_lock lock(mutex_);
+    while (!ended_.wait_for(lock, kInterruptEvery, [&] { return workers_left_ == 0; })) {
+      if (!hooks.interrupted || cancelled) continue;
+      lock.unlock();
+      try {
+        hooks.interrupted();
+      } catch (...) {
+        cancelled = true;
+        fail(0, std::current_exception());
+      }
+      lock.lock();
+    }
+    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+  }
+
+ private:
+  static constexpr std::chrono::milliseconds kInterruptEvery{50};
+  static constexpr TaskId kNone = std::numeric_limits<TaskId>::max();
+
+  void run(TaskId task) {
+    if (task >= first_failed_.load(std::memory_order_acquire)) return;
+    try {
+      job_.run(task, &order_);
+    } catch (...) {
+      fail(task, std::current_exception());
+    }
+  }
+
+  void fail(TaskId task, std::exception_ptr error) {
+    const std::lock_guard lock(mutex_);
+    if (task >= first_failed_.load(std::memory_order_relaxed)) return;
+    first_failed_.store(task, std::memory_order_release);
+    failure_.swap(error);
+  }
+
+  const Schedule& schedule_;
+  Job& job_;
+  TaskOrder order_;
+  std::atomic<TaskId> first_failed_{kNone};  // tasks from here on are skipped
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  std::size_t workers_left_;
+  std::exception_ptr failure_;
+};
+
+}  // namespace
 
 struct StageExecutor::State {
   struct Worker {
@@ -31,6 +108,7 @@ struct StageExecutor::State {
   std::vector<Worker> workers;
   std::atomic<std::size_t> alive{0};
   bool stopped = false;
+  std::atomic<bool> warned{false};  // that a thread could not be started
 };
 
 namespace {
@@ -92,12 +170,16 @@ void StageExecutor::work(const std::shared_ptr<State>& state, std::size_t index)
 
 void StageExecutor::run(const Schedule& schedule, Job& job, Running running) {
   if (running == Running::kThreads && t_executor != this) return runOnThreads(schedule, job);
+  runInline(schedule, job);
+}
+
+void StageExecutor::runInline(const Schedule& schedule, Job& job) {
   struct Restore {
     const StageExecutor* value;
     ~Restore() { t_executor = value; }
   } const restore{std::exchange(t_executor, this)};
   for (TaskId task = 0; task < schedule.size(); ++task)
-    job.run(task);
+    job.run(task, nullptr);
 }
 
 void StageExecutor::startThread(const std::shared_ptr<State>& state, std::size_t worker) {
@@ -111,6 +193,21 @@ void StageExecutor::startThread(const std::shared_ptr<State>& state, std::size_t
                      (name_ + std::to_string(worker)).substr(0, 15).c_str());
 }
 
+// Under the mutex. May throw; the threads that could be started are there for the next job.
+void StageExecutor::startThreads(const std::shared_ptr<State>& state,
+                                 const std::vector<std::size_t>& needed) {
+  for (const std::size_t index : needed) {
+    if (!state->workers[index].thread.joinable()) startThread(state, index);
+  }
+}
+
+// In place of threads that could not be started.
+void StageExecutor::warnOnce(State& state, const std::string& why) {
+  if (state.warned.exchange(true)) return;
+  transport::log(transport::LogLevel::kWarning, "a pipeline cannot start its threads (" + why +
+                                                    ") and runs its stages one after another");
+}
+
 void StageExecutor::runOnThreads(const Schedule& schedule, Job& job) {
   std::vector<std::size_t> needed;
   for (std::size_t worker = 0; worker < workers_; ++worker) {
@@ -120,10 +217,12 @@ void StageExecutor::runOnThreads(const Schedule& schedule, Job& job) {
   const auto state = this->state();
   const auto execution = std::make_shared<Execution>(schedule, job, needed.size());
   {
-    const std::lock_guard lock(state->mutex);
-    // All threads before the first has the job: one that cannot be started fails the whole job.
-    for (const std::size_t index : needed) {
-      if (!state->workers[index].thread.joinable()) startThread(state, index);
+    std::unique_lock lock(state->mutex);
+    // All threads before the first has the job: it is not shared without one of them.
+    if (const auto thrown = transport::thrownBy([&] { startThreads(state, needed); })) {
+      lock.unlock();
+      warnOnce(*state, *thrown);
+      return runInline(schedule, job);
     }
     for (const std::size_t index : needed) {
       State::Worker& worker = state->workers[index];
@@ -149,7 +248,7 @@ void StageExecutor::stop() {
     for (State::Worker& worker : state->workers)
       worker.work_arrived.notify_all();
   }
-  const auto join = [&] {
+  hooks_.await([&] {
     for (State::Worker& worker : state->workers) {
       if (!worker.thread.joinable()) continue;
       if (worker.thread.get_id() == std::this_thread::get_id()) {
@@ -158,12 +257,7 @@ void StageExecutor::stop() {
         worker.thread.join();
       }
     }
-  };
-  if (hooks_.while_waiting) {
-    hooks_.while_waiting(join);
-  } else {
-    join();
-  }
+  });
 }
 
 }  // namespace weft::pipe

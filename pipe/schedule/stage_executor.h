@@ -9,8 +9,10 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "pipe/schedule/schedule.h"
+#include "pipe/schedule/task_order.h"
 
 namespace weft::pipe {
 
@@ -18,10 +20,9 @@ namespace weft::pipe {
 class Job {
  public:
   virtual ~Job() = default;
-  // Runs one task, on its worker's thread. May throw.
-  virtual void run(TaskId task) = 0;
-  // Instead of run(), on its worker's thread, for a task that comes after one that failed.
-  virtual void skip(TaskId /*task*/) {}
+  // Runs one task, on its worker's thread. May throw. `order`: of the job's tasks; nullptr where
+  // they run in line, one after the other.
+  virtual void run(TaskId task, TaskOrder* order) = 0;
   // Calls `share`, a worker's share of the job, on its thread. `share` never throws.
   virtual void worker(std::size_t /*worker*/, const std::function<void()>& share) { share(); }
 };
@@ -33,6 +34,9 @@ struct ThreadHooks {
   std::function<void()> ending;
   // Calls its argument, which waits for threads: the place to release a global lock.
   std::function<void(const std::function<void()>&)> while_waiting;
+  void await(const std::function<void()>& wait) const {
+    while_waiting ? while_waiting(wait) : wait();
+  }
   // Called now and then by a thread that waits in StageExecutor::run. If it throws, the job is
   // cancelled and run() throws that.
   std::function<void()> interrupted;
@@ -51,7 +55,8 @@ class StageExecutor {
   // Returns when no task of the job runs any more. When tasks throw, those after the failed one in
   // the schedule's order are skipped, those before it run on, and the earliest exception is
   // thrown. Several threads may call this at once: jobs run in one order in all workers. From
-  // inside a task of the same executor the job runs in line. A forked child starts new threads.
+  // inside a task of the same executor the job runs in line, and where a thread cannot be started.
+  // A forked child starts new threads.
   void run(const Schedule& schedule, Job& job, Running running);
 
   // Ends the threads, as the destructor does; the next run() starts others. Not while one runs.
@@ -65,8 +70,11 @@ class StageExecutor {
   struct State;
 
   std::shared_ptr<State> state();
+  void runInline(const Schedule& schedule, Job& job);
   void runOnThreads(const Schedule& schedule, Job& job);
+  void startThreads(const std::shared_ptr<State>& state, const std::vector<std::size_t>& needed);
   void startThread(const std::shared_ptr<State>& state, std::size_t worker);
+  static void warnOnce(State& state, const std::string& why);
   static void work(const std::shared_ptr<State>& state, std::size_t worker);
 
   const std::string name_;

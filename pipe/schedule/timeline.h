@@ -4,6 +4,7 @@
 #include <time.h>
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <mutex>
 #include <utility>
@@ -14,12 +15,12 @@ namespace weft::pipe {
 enum class EventKind : std::uint8_t { kForward, kRecompute, kBackward, kCopy };
 
 struct Event {
-  std::uint32_t stage;
-  std::uint32_t micro_batch;
+  std::size_t stage;
+  std::size_t micro_batch;
   EventKind kind;
   std::int64_t begin_ns;  // CLOCK_MONOTONIC
   std::int64_t end_ns;
-  std::uint32_t thread;  // 0 is the caller's, j + 1 is worker j's
+  std::size_t thread;  // 0 is the caller's, j + 1 is worker j's
 };
 
 inline std::int64_t monotonicNanos() {
@@ -54,12 +55,7 @@ class Timeline {
          std::size_t thread)
         : timeline_(timeline.on() ? &timeline : nullptr) {
       if (timeline_ == nullptr) return;
-      event_ = {static_cast<std::uint32_t>(stage),
-                static_cast<std::uint32_t>(micro_batch),
-                kind,
-                monotonicNanos(),
-                0,
-                static_cast<std::uint32_t>(thread)};
+      event_ = {stage, micro_batch, kind, monotonicNanos(), 0, thread};
     }
     ~Span() {
       if (timeline_ == nullptr) return;

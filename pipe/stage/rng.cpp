@@ -6,20 +6,22 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <cstring>
 #include <mutex>
 #include <utility>
+
+#include "pipe/data/device_copier.h"
 
 namespace weft::pipe {
 
 namespace {
 
 // A task that begins to draw in its middle may hold a lock that an earlier task waits for: then its
-// turn never comes.
+// turn never comes. One that waits before it begins holds none.
 constexpr std::chrono::seconds kTurnTimeout{60};
+constexpr std::chrono::hours kAtLength{24 * 365};
 
 thread_local RngScope* t_scope = nullptr;
-
-bool hasDefaultGenerator(c10::Device device) { return !device.is_cpu() && !device.is_meta(); }
 
 void locked(at::Generator generator, const auto& action) {
   const std::lock_guard lock(generator.mutex());
@@ -34,9 +36,10 @@ const RngStates::Saved* RngStates::find(const at::Generator& generator) const {
   return it == states_.end() ? nullptr : &*it;
 }
 
-void RngStates::save(const at::Generator& generator) {
-  if (find(generator) != nullptr) return;
-  locked(generator, [&](at::Generator& held) { states_.push_back({held, held.get_state()}); });
+bool RngStates::save(const at::Generator& generator) {
+  if (find(generator) != nullptr) return false;
+  locked(generator, [&](at::Generator& held) { states_.push_back({held, held.get_state(), {}}); });
+  return true;
 }
 
 void RngStates::restore(const at::Generator& generator) const {
@@ -50,19 +53,29 @@ void RngStates::restoreAll() const {
     restore(saved.generator);
 }
 
+void RngStates::saveEnds() {
+  for (Saved& saved : states_) {
+    if (!saved.generator.device().is_cpu()) continue;
+    locked(saved.generator, [&](at::Generator& held) { saved.end = held.get_state(); });
+  }
+}
+
+bool RngStates::endAsSaved(const RngStates& used) const {
+  return std::all_of(states_.begin(), states_.end(), [&](const Saved& saved) {
+    if (!saved.end.defined() || used.find(saved.generator) == nullptr) return true;
+    at::Tensor now;
+    locked(saved.generator, [&](at::Generator& held) { now = held.get_state(); });
+    return std::memcmp(now.const_data_ptr(), saved.end.const_data_ptr(), now.nbytes()) == 0;
+  });
+}
+
 RngScope::RngScope(const RngTurn& turn, c10::Device device, Purpose purpose, const RngStates* then,
                    bool expected)
-    : turn_(turn), purpose_(purpose), then_(then), enclosing_(std::exchange(t_scope, this)) {
-  try {
-    if (expected) awaitTurn(/*at_length=*/true);
-    if (purpose == Purpose::kDraw || !hasDefaultGenerator(device)) return;
-    const at::Generator& generator = at::globalContext().defaultGenerator(device);
-    before_.save(generator);
-    if (then_ != nullptr) then_->restore(generator);
-  } catch (...) {
-    t_scope = enclosing_;
-    throw;
-  }
+    : turn_(turn), purpose_(purpose), then_(then), enclosing_(t_scope) {
+  if (expected) awaitTurn(kAtLength);
+  if (purpose != Purpose::kDraw && isAccelerator(device))
+    begin(at::globalContext().defaultGenerator(device));
+  t_scope = this;
 }
 
 RngScope::~RngScope() {
@@ -70,26 +83,15 @@ RngScope::~RngScope() {
   if (purpose_ == Purpose::kRepeat) before_.restoreAll();
 }
 
-void RngScope::awaitTurn(bool at_length) {
+void RngScope::awaitTurn(std::chrono::seconds at_most) {
   if (turn_.order == nullptr || turn_.order->isTurnOf(turn_.task)) return;
-  bool came = true;
-  const auto wait = [&] {
-    if (at_length) {
-      turn_.order->awaitTurnOf(turn_.task);
-    } else {
-      came = turn_.order->awaitTurnOf(turn_.task, kTurnTimeout);
-    }
-  };
-  if (turn_.while_waiting != nullptr && *turn_.while_waiting) {
-    (*turn_.while_waiting)(wait);
-  } else {
-    wait();
-  }
+  bool came = false;
+  turn_.hooks->await([&] { came = turn_.order->awaitTurnOf(turn_.task, at_most); });
   TORCH_CHECK(
       came,
       "a stage of a Pipe began to use a random number generator, which it had not done when "
       "it ran last, and its turn to do so did not come within ",
-      kTurnTimeout.count(),
+      at_most.count(),
       " s: it may hold a lock that another stage waits for. Run the mini-batch again: from now on "
       "the stage waits before it begins.");
 }
@@ -97,11 +99,27 @@ void RngScope::awaitTurn(bool at_length) {
 void RngScope::touch(const at::Generator& generator) {
   if (turn_.outside != nullptr) turn_.outside->touch(generator);
   touched_ = true;
-  awaitTurn(/*at_length=*/false);
-  if (purpose_ == Purpose::kDraw) return;
-  if (before_.has(generator)) return;
-  before_.save(generator);
+  awaitTurn(kTurnTimeout);
+  begin(generator);
+}
+
+// Before the first use of it here.
+void RngScope::begin(const at::Generator& generator) {
+  if (purpose_ == Purpose::kDraw || !before_.save(generator)) return;
   if (then_ != nullptr) then_->restore(generator);
+}
+
+RngStates RngScope::take() {
+  before_.saveEnds();
+  return std::move(before_);
+}
+
+void RngScope::checkRepeated(std::size_t stage) const {
+  TORCH_CHECK(then_ == nullptr || then_->endAsSaved(before_), "stage ", stage,
+              " of a Pipe had to run again for the backward, and did not draw the random numbers "
+              "of its first run: another thread has used or seeded the same generator while the "
+              "stage ran, or the stage draws otherwise when it runs again. Let other threads draw "
+              "from a torch.Generator of their own, or use checkpoint=\"never\".");
 }
 
 RngScope* currentRngScope() { return t_scope; }

@@ -18,41 +18,47 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
-#include <functional>
+#include <chrono>
+#include <cstddef>
 #include <vector>
 
-#include "pipe/schedule/task_order.h"
+#include "pipe/schedule/stage_executor.h"
 #include "transport/base/api.h"
 
 namespace weft::pipe {
 
-// The states of the generators that a stage run used, from before it.
+// The states of the generators that a stage run used, from before it, and those of CPU generators
+// from after it.
 class RngStates {
  public:
-  // Saves the generator's present state, unless one of it is there.
-  void save(const at::Generator& generator);
+  // Saves the generator's present state; false if one of it is there.
+  bool save(const at::Generator& generator);
   // Puts the state back into the generator, if there is one of it.
   void restore(const at::Generator& generator) const;
   void restoreAll() const;
-  bool has(const at::Generator& generator) const { return find(generator) != nullptr; }
+  // Saves the states from after the run.
+  void saveEnds();
+  // Whether the generators' present states are those from after the run, of the CPU generators that
+  // are in `used` as well.
+  bool endAsSaved(const RngStates& used) const;
   bool empty() const { return states_.empty(); }
 
  private:
   struct Saved {
     at::Generator generator;
     at::Tensor state;
+    at::Tensor end;
   };
   const Saved* find(const at::Generator& generator) const;
   std::vector<Saved> states_;
 };
 
-// A task's place in its job. Without an order it is a run on the caller's thread.
+// A task's place in its job.
 struct RngTurn {
-  TaskOrder* order = nullptr;
+  TaskOrder* order = nullptr;  // nullptr: it is always the task's turn
   TaskId task = 0;
-  class RngScope* outside = nullptr;  // around the whole job: a Pipe may be a layer of another
-  // Calls its argument, which waits for threads; may be empty (ThreadHooks::while_waiting).
-  const std::function<void(const std::function<void()>&)>* while_waiting = nullptr;
+  class RngScope* outside = nullptr;   // around the whole job: a Pipe may be a layer of another
+  const ThreadHooks* hooks = nullptr;  // of the threads that have an order
 };
 
 // One task's use of generators. Lives on the thread that runs the task.
@@ -75,11 +81,14 @@ class RngScope {
   // it may be waiting for a lock that this task holds.
   void touch(const at::Generator& generator);
   bool touched() const { return touched_; }
-  // Of kRecord: the states before the task. Once.
-  RngStates take() { return std::move(before_); }
+  // Of kRecord, at the task's end: the states before it, and then. Once.
+  RngStates take();
+  // Of kRepeat, at the task's end: throws if it did not draw the numbers of then.
+  void checkRepeated(std::size_t stage) const;
 
  private:
-  void awaitTurn(bool at_length);
+  void awaitTurn(std::chrono::seconds at_most);
+  void begin(const at::Generator& generator);
 
   const RngTurn turn_;
   const Purpose purpose_;

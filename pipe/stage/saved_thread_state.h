@@ -14,8 +14,26 @@ namespace weft::pipe {
 
 class SavedThreadState {
  public:
-  // The calling thread's, for the CPU and for `devices`' types.
-  static SavedThreadState here(const std::vector<c10::Device>& devices);
+  // The calling thread's.
+  static SavedThreadState here() {
+    SavedThreadState state;
+    for (const c10::DeviceType type : at::autocast::_AUTOCAST_SUPPORTED_DEVICES) {
+      state.autocast_.push_back(
+          {type, at::autocast::is_autocast_enabled(type), at::autocast::get_autocast_dtype(type)});
+    }
+    state.hooks_ = at::SavedTensorDefaultHooks::get_tls_state();
+    state.modes_ = at::impl::PythonTorchFunctionTLS::get_state();
+    return state;
+  }
+  // Sets it on the calling thread.
+  void set() const {
+    for (const Autocast& autocast : autocast_) {
+      at::autocast::set_autocast_enabled(autocast.type, autocast.enabled);
+      at::autocast::set_autocast_dtype(autocast.type, autocast.dtype);
+    }
+    at::SavedTensorDefaultHooks::set_tls_state(hooks_);
+    at::impl::PythonTorchFunctionTLS::set_state(modes_);
+  }
   // Hooks on tensors that autograd saves.
   bool hasHooks() const { return !hooks_.stack.empty(); }
 
@@ -25,9 +43,6 @@ class SavedThreadState {
     bool enabled;
     at::ScalarType dtype;
   };
-  friend class ThreadStateGuard;
-  void set() const;
-
   std::vector<Autocast> autocast_;
   at::impl::SavedTensorDefaultHooksTLS hooks_;
   at::impl::PythonTorchFunctionTLS modes_;
@@ -36,13 +51,13 @@ class SavedThreadState {
 // Sets a saved state on the calling thread, and the state before it again at its end.
 class ThreadStateGuard {
  public:
-  explicit ThreadStateGuard(const SavedThreadState& thread_state);
+  explicit ThreadStateGuard(const SavedThreadState& thread_state) { thread_state.set(); }
   ~ThreadStateGuard() { before_.set(); }
   ThreadStateGuard(const ThreadStateGuard&) = delete;
   ThreadStateGuard& operator=(const ThreadStateGuard&) = delete;
 
  private:
-  SavedThreadState before_;
+  const SavedThreadState before_ = SavedThreadState::here();
 };
 
 // Autocast remembers a parameter's cast copy, with the history it had. A copy made without a graph

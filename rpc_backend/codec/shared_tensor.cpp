@@ -25,12 +25,7 @@ at::Tensor tensorOver(const transport::OwnedBuffer& buffer, c10::IntArrayRef siz
 
 namespace {
 
-std::size_t bytesOf(c10::IntArrayRef sizes, c10::ScalarType dtype) {
-  at::detail::check_size_nonnegative(sizes);
-  return at::detail::computeStorageNbytesContiguous(sizes, c10::elementSize(dtype));
-}
-
-// Null: no more of them are to be had.
+// Null when the system gives no more blocks.
 std::shared_ptr<transport::ExportedBlock> newBlock(std::size_t bytes) {
   auto block = transport::ExportedBlock::create(bytes);
   if (block.ok()) return std::move(block).value();
@@ -46,29 +41,32 @@ std::shared_ptr<transport::ExportedBlock> newBlock(std::size_t bytes) {
 }  // namespace
 
 std::vector<at::Tensor> emptyExported(const std::vector<TensorShape>& shapes) {
-  // What each takes of the block: whole pages, so that a write to one makes none of another
-  // private. 0: it is an ordinary tensor.
-  const auto room = [](const TensorShape& shape) -> std::size_t {
-    const std::size_t bytes = bytesOf(shape.sizes, shape.dtype);
-    if (bytes < transport::ExportedBlock::kMinBytes || c10::isQIntType(shape.dtype)) return 0;
-    return transport::roundUp(bytes, transport::pageBytes());
+  struct Place {
+    std::size_t bytes = 0;
+    std::size_t room = 0;  // in the block; 0: an ordinary tensor
   };
-  std::size_t bytes = 0;
-  for (const TensorShape& shape : shapes)
-    bytes += room(shape);
-  const auto block = bytes == 0 ? nullptr : newBlock(bytes);
-  std::vector<at::Tensor> tensors;
-  tensors.reserve(shapes.size());
-  std::size_t at = 0;
-  for (const TensorShape& shape : shapes) {
-    if (block == nullptr || room(shape) == 0) {
-      tensors.push_back(
-          at::empty(shape.sizes, at::TensorOptions().dtype(shape.dtype).device(c10::kCPU)));
-      continue;
+  std::vector<Place> places;
+  std::size_t total = 0;
+  for (const auto& [sizes, dtype] : shapes) {
+    at::detail::check_size_nonnegative(sizes);
+    Place place{at::detail::computeStorageNbytesContiguous(sizes, c10::elementSize(dtype))};
+    // Whole pages, so that a write to a tensor does not make pages of another private.
+    if (place.bytes >= transport::ExportedBlock::kMinBytes && !c10::isQIntType(dtype)) {
+      place.room = transport::roundUp(place.bytes, transport::pageBytes());
     }
-    tensors.push_back(tensorOver({block->data() + at, bytesOf(shape.sizes, shape.dtype), block},
-                                 shape.sizes, std::nullopt, shape.dtype));
-    at += room(shape);
+    total += place.room;
+    places.push_back(place);
+  }
+  const auto block = total == 0 ? nullptr : newBlock(total);
+  std::vector<at::Tensor> tensors;
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < shapes.size(); ++i) {
+    const auto& [sizes, dtype] = shapes[i];
+    const auto& [bytes, room] = places[i];
+    tensors.push_back(block == nullptr || room == 0
+                          ? at::empty(sizes, dtype)
+                          : tensorOver({block->data() + at, bytes, block}, sizes, {}, dtype));
+    at += room;
   }
   return tensors;
 }

@@ -11,8 +11,8 @@
 
 namespace weft::rpc {
 
-// A tensor whose memory is `buffer`. As any other it can be resized: beyond its size it moves. No
-// strides: it is contiguous.
+// A tensor whose memory is `buffer`; without strides it is contiguous. It can be resized like any
+// other: beyond the buffer's size it moves.
 at::Tensor tensorOver(const transport::OwnedBuffer& buffer, c10::IntArrayRef sizes,
                       c10::OptionalIntArrayRef strides, c10::ScalarType dtype);
 
@@ -21,10 +21,9 @@ struct TensorShape {
   c10::ScalarType dtype = c10::ScalarType::Float;
 };
 
-// Contiguous CPU tensors, unfilled, in one ExportedBlock together; each has a storage of its own.
-// Ordinary ones when they would be smaller than such a block's least size, or when no more of them
-// are to be had (logged once). Throws c10::Error for sizes and types of which there are no tensors.
-// Any thread.
+// Uninitialised contiguous CPU tensors in one ExportedBlock; each has a storage of its own. Tensors
+// below the least size of a block are ordinary ones, and all are when the system gives no more
+// blocks (logged once). Throws c10::Error for sizes and types that no tensor has. Any thread.
 WEFT_API std::vector<at::Tensor> emptyExported(const std::vector<TensorShape>& shapes);
 
 }  // namespace weft::rpc

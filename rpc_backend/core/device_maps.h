@@ -1,20 +1,20 @@
-// Which device of a peer a device here stands for, and the streams of a call.
+// Which device of a peer a device here maps to, and the streams of a call.
 //
-// Tensors on accelerators move through host memory for now: the copy is on the streams
-// current when the message is made or read, so that work queued before it is seen.
+// Tensors on accelerators move through host memory. The copy runs on the streams that are current
+// when the message is made or read, so it sees work queued before it.
 #pragma once
 
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
-#include <torch/csrc/distributed/rpc/rpc_agent.h>
 
 #include <string>
 #include <unordered_map>
 #include <vector>
 
+#include "rpc_backend/core/torch_names.h"
+
 namespace weft::rpc {
 
-using torch::distributed::rpc::DeviceMap;
 using DeviceMaps = std::unordered_map<std::string, DeviceMap>;
 
 // Where `device` (of this process) lands on `peer`. CPU maps to CPU unless the map says

@@ -8,15 +8,27 @@
 #include <string_view>
 
 #include "rpc_backend/core/log.h"
+#include "transport/base/environment.h"
 
 namespace weft::rpc::env {
 
 namespace {
 
+using namespace environment;  // NOLINT(google-build-using-namespace): the names below
+
 constexpr std::array kTable{
     Variable{kAuthKeyFile, "",
              "file with the group's key (64 hexadecimal digits, mode 0600); unset: the first "
              "worker makes a random key and shares it through the Store"},
+    Variable{
+        kEncryption, "auto",
+        "auto, on or off: TLS 1.3 on TCP connections; auto: between hosts, where there is a key "
+        "file or certificates; on: within a host, too. Alike on all workers"},
+    Variable{kTlsCert, "",
+             "PEM file with this worker's certificate, which must have its name, and the chain; "
+             "with WEFT_TLS_KEY and WEFT_TLS_CA"},
+    Variable{kTlsKey, "", "PEM file with the certificate's private key, mode 0600"},
+    Variable{kTlsCa, "", "PEM file with the authorities that sign the workers' certificates"},
     Variable{kSocketIfname, "",
              "interface name or numeric address to listen on; unset: the one that reaches the "
              "master"},
@@ -38,6 +50,9 @@ constexpr std::array kTable{
              "seconds that a broken connection may take to be made again, when the options do not "
              "say; 0: a broken connection is a lost peer"},
     Variable{kUnixSocket, "1", "0: never use Unix sockets, not even between processes of one host"},
+    Variable{kOtherUsers, "0",
+             "1: Unix sockets connect processes of different users of a host too, if they pass the "
+             "handshake; give it to all workers of the host. Otherwise these use TCP"},
     Variable{kSharedMemory, "1",
              "0: nothing between processes of one host goes through shared memory: large tensors "
              "through the socket, collectives as messages"},
@@ -53,6 +68,7 @@ constexpr std::array kTable{
     Variable{"WEFT_TEST_BACKEND", "WEFT", "tests: the backend that the examples' tests use"},
     Variable{"WEFT_TEST_SEED", "", "tests: the seed with which random ones begin"},
     Variable{"WEFT_TEST_CASES", "", "tests: how many cases a random one tries"},
+    Variable{"WEFT_TEST_KIND", "", "tests: the one kind of cases that random collectives try"},
 };
 
 }  // namespace

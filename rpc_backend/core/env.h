@@ -7,23 +7,8 @@
 #include <vector>
 
 #include "transport/base/api.h"
-#include "transport/base/environment.h"
 
 namespace weft::rpc::env {
-
-using environment::kAsDefault;
-using environment::kAsProcessGroup;
-using environment::kAuthKeyFile;
-using environment::kHeartbeatInterval;
-using environment::kLogLevel;
-using environment::kPeerTimeout;
-using environment::kReconnectTimeout;
-using environment::kRequestPolicy;
-using environment::kSharedMemory;
-using environment::kSocketIfname;
-using environment::kTcpConnections;
-using environment::kUnixSocket;
-using environment::value;
 
 struct Variable {
   const char* name;
@@ -33,8 +18,8 @@ struct Variable {
 
 WEFT_API std::span<const Variable> table();
 
-// Names in the environment that begin with WEFT_ and are in no table: probably typing
-// mistakes. Warned about once per process by the agent.
+// Names in the environment that begin with WEFT_ and are not in the table: probably typing
+// mistakes. The agent warns about them once per process.
 WEFT_API std::vector<std::string> unknownNames();
 void warnAboutUnknownOnce();
 

@@ -2,37 +2,13 @@
 
 #include <c10/util/Logging.h>
 
-#include <cstdio>
-
-#include "rpc_backend/core/env.h"
-#include "transport/base/log.h"
+#include "transport/base/environment.h"
 
 namespace weft::rpc {
 
-namespace {
-
-struct SameLevel {
-  LogLevel here;
-  transport::LogLevel there;
-};
-constexpr SameLevel kLevels[] = {
-    {LogLevel::kError, transport::LogLevel::kError},
-    {LogLevel::kWarning, transport::LogLevel::kWarning},
-    {LogLevel::kInfo, transport::LogLevel::kInfo},
-    {LogLevel::kDebug, transport::LogLevel::kDebug},
-};
-
-void fromTransport(transport::LogLevel level, const std::string& text) {
-  for (const SameLevel& same : kLevels) {
-    if (same.there == level) logLine(same.here, text);
-  }
-}
-
-}  // namespace
-
 LogLevel logLevel() noexcept {
   static const LogLevel level = [] {
-    const std::string name = env::value(env::kLogLevel);
+    const std::string name = environment::value(environment::kLogLevel);
     if (name == "error") return LogLevel::kError;
     if (name == "info") return LogLevel::kInfo;
     if (name == "debug") return LogLevel::kDebug;
@@ -42,9 +18,9 @@ LogLevel logLevel() noexcept {
 }
 
 void logLine(LogLevel level, const std::string& text) {
-  if (level > logLevel()) return;
-  // c10 hides INFO by default; a person who asked for it by WEFT_LOG_LEVEL gets it as a
-  // warning-level line that says what it is.
+  if (level < logLevel()) return;
+  // c10 hides INFO by default, so what WEFT_LOG_LEVEL asks for is a warning-level line that names
+  // its level.
   switch (level) {
     case LogLevel::kError:
       LOG(ERROR) << "weft: " << text;
@@ -62,15 +38,8 @@ void logLine(LogLevel level, const std::string& text) {
 }
 
 void adoptTransportLog() {
-  for (const SameLevel& same : kLevels) {
-    if (same.here == logLevel()) transport::setLogLevel(same.there);
-  }
-  transport::setLogSink(&fromTransport);
-}
-
-void progressLine(const std::string& text) {
-  std::fprintf(stderr, "weft: %s\n", text.c_str());
-  std::fflush(stderr);
+  transport::setLogLevel(logLevel());
+  transport::setLogSink(&logLine);
 }
 
 }  // namespace weft::rpc

@@ -2,7 +2,13 @@
 
 #include <c10/util/Exception.h>
 
+#include "transport/memory/pages.h"
+
 namespace weft::rpc {
+
+std::uint64_t WeftRpcBackendOptions::mostByDefault() {
+  return transport::atMostHalf(std::uint64_t{64} << 30);
+}
 
 void WeftRpcBackendOptions::check() const {
   TORCH_CHECK(num_worker_threads > 0, "num_worker_threads must be positive, got ",
@@ -17,6 +23,8 @@ void WeftRpcBackendOptions::check() const {
               reconnect_timeout, " s; 0 means that a broken connection is a lost peer");
   TORCH_CHECK(max_message_bytes > 0, "max_message_bytes must be positive");
   TORCH_CHECK(max_inflight_bytes > 0, "max_inflight_bytes must be positive");
+  TORCH_CHECK(max_calls_in_flight >= 0, "max_calls_in_flight must not be negative, got ",
+              max_calls_in_flight);
 }
 
 }  // namespace weft::rpc

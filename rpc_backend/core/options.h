@@ -2,8 +2,7 @@
 // subclass of this; C++ programs fill it in directly. Plain data, no thread rules.
 #pragma once
 
-#include <torch/csrc/distributed/rpc/rpc_agent.h>
-
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <unordered_map>
@@ -14,6 +13,10 @@
 #include "transport/base/api.h"
 
 namespace weft::rpc {
+
+inline milliseconds fromSeconds(double seconds) {
+  return milliseconds(static_cast<std::int64_t>(seconds * 1000));
+}
 
 struct WEFT_API WeftRpcBackendOptions : torch::distributed::rpc::RpcBackendOptions {
   using RpcBackendOptions::RpcBackendOptions;
@@ -26,9 +29,11 @@ struct WEFT_API WeftRpcBackendOptions : torch::distributed::rpc::RpcBackendOptio
   // Seconds that a broken connection may take to be made again before its peer is lost, at most
   // peer_timeout; 0: a broken connection is a lost peer.
   double reconnect_timeout = 5.0;
-  std::uint64_t max_message_bytes = std::uint64_t{64} << 30;
+  std::uint64_t max_message_bytes = mostByDefault();
   // Bytes of requests from one peer that wait or run here; a request beyond is refused.
-  std::uint64_t max_inflight_bytes = std::uint64_t{64} << 30;
+  std::uint64_t max_inflight_bytes = mostByDefault();
+  // Calls to one peer that wait for their answers; the next waits for room. 0: no limit.
+  std::int64_t max_calls_in_flight = 0;
   std::string auth_key_file;  // "": WEFT_AUTH_KEY_FILE, else a key through the Store
   std::string interface;      // "": WEFT_SOCKET_IFNAME, else the route to the master
   std::string master_host;    // the host whose route decides the interface; may be ""
@@ -36,14 +41,8 @@ struct WEFT_API WeftRpcBackendOptions : torch::distributed::rpc::RpcBackendOptio
 
   // Throws c10::Error that names the option, its value and what is allowed.
   void check() const;
-};
-
-// Faults for PyTorch's own fault-injection suites; never set outside tests.
-struct FaultOptions {
-  std::vector<std::string> messages_to_fail;                 // names of MessageType
-  std::unordered_map<std::string, float> messages_to_delay;  // name -> seconds
-  int num_fail_sends = 0;                                    // failures before a send succeeds
-  std::unordered_map<std::string, int> messages_to_repeat;   // name -> copies sent besides
+  // 64 GiB, or half of the machine's memory where that is less: a peer must not take all of it.
+  static std::uint64_t mostByDefault();
 };
 
 }  // namespace weft::rpc

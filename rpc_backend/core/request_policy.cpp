@@ -3,14 +3,16 @@
 #include <ATen/core/function_schema.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <array>
+
 #include "rpc_backend/wire/wrapped_type.h"
 
 namespace weft::rpc {
 
-using torch::distributed::rpc::MessageType;
-
 namespace {
 
+constexpr std::array kNames{"any", "registered", "script"};  // as RequestPolicy counts
 constexpr int kMaxWraps = 4;  // torch wraps twice: profiling around autograd
 
 bool carriesPython(MessageType type) {
@@ -41,23 +43,14 @@ bool wraps(MessageType type) {
 }  // namespace
 
 RequestPolicy parseRequestPolicy(const std::string& name) {
-  if (name == "any") return RequestPolicy::kAny;
-  if (name == "registered") return RequestPolicy::kRegistered;
-  if (name == "script") return RequestPolicy::kScript;
-  TORCH_CHECK(false, "request_policy must be \"any\", \"registered\" or \"script\", got \"", name,
-              "\"");
+  const auto found = std::find(kNames.begin(), kNames.end(), name);
+  TORCH_CHECK(found != kNames.end(),
+              "request_policy must be \"any\", \"registered\" or \"script\", got \"", name, "\"");
+  return static_cast<RequestPolicy>(found - kNames.begin());
 }
 
 const char* toString(RequestPolicy policy) noexcept {
-  switch (policy) {
-    case RequestPolicy::kAny:
-      return "any";
-    case RequestPolicy::kRegistered:
-      return "registered";
-    case RequestPolicy::kScript:
-      return "script";
-  }
-  return "?";
+  return kNames[static_cast<std::size_t>(policy)];
 }
 
 Innermost innermost(MessageType type, std::span<const char> payload) {

@@ -1,14 +1,13 @@
-// What peers may ask of this process. Decided from the message's type, and that of the
-// message it wraps (autograd, profiling), before any deserialiser of torch sees a byte.
+// What peers may ask of this process. The type of the message, and of the message that it wraps
+// (autograd, profiling), decide before any deserialiser of torch sees a byte.
 #pragma once
-
-#include <torch/csrc/distributed/rpc/message.h>
 
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "rpc_backend/core/torch_names.h"
 #include "transport/base/api.h"
 
 namespace c10 {
@@ -27,25 +26,23 @@ enum class RequestPolicy : std::uint8_t {
 WEFT_API RequestPolicy parseRequestPolicy(const std::string& name);
 WEFT_API const char* toString(RequestPolicy policy) noexcept;
 
-// A message with what wraps it (autograd, profiling) taken off.
+// The message inside the wrappers of autograd and profiling.
 struct Innermost {
-  torch::distributed::rpc::MessageType type;
+  MessageType type;
   std::span<const char> payload;
-  bool
-      recognised;  // false: a wrapper in which no message could be found; the rest is the wrapper's
+  bool recognised;  // false: a wrapper holds no message; type and payload are the wrapper's
 };
-Innermost innermost(torch::distributed::rpc::MessageType type, std::span<const char> payload);
+Innermost innermost(MessageType type, std::span<const char> payload);
 
-// Nothing when a message of this type and payload may be handled under `policy`, else one
-// sentence that says why not. Requests and responses alike: a response
-// that carries pickled Python is refused under kScript as well.
-std::optional<std::string> refusal(RequestPolicy policy, torch::distributed::rpc::MessageType type,
+// Why a message of this type and payload must not be handled under `policy`, as one sentence;
+// nothing when it may be. It applies to responses too: under kScript one that carries pickled
+// Python is refused.
+std::optional<std::string> refusal(RequestPolicy policy, MessageType type,
                                    const std::vector<char>& payload);
 
-// Nothing when a peer may have this built-in operator run, else one sentence that says why not.
-// Under kAny all may be. Elsewhere those of PyTorch's own namespace `aten` but for what reads or
-// writes files: torch sends no other, but a hostile peer could name any that this process has
-// loaded.
+// Why a peer must not run this built-in operator, as one sentence; nothing when it may. Under kAny
+// it may run all, else those of PyTorch's own namespace `aten` that do not read or write files.
+// torch sends no others, but a hostile peer could name any operator that this process has loaded.
 std::optional<std::string> refusal(RequestPolicy policy, const c10::FunctionSchema& schema);
 
 }  // namespace weft::rpc

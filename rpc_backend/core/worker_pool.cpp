@@ -1,33 +1,47 @@
 #include "rpc_backend/core/worker_pool.h"
 
 #include <pthread.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <condition_variable>
+#include <cstdlib>
 #include <deque>
 #include <exception>
 #include <mutex>
+#include <new>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "rpc_backend/core/log.h"
+#include "transport/base/fork_guard.h"
 #include "transport/base/spin.h"
+#include "transport/base/system_error.h"
+#include "transport/base/thrown.h"
 
 namespace weft::rpc {
 
 namespace {
 // How long tasks may wait while none begins before another thread is started.
 constexpr std::chrono::milliseconds kStuckAfter{1};
+// The same after one could not be started.
+constexpr std::chrono::milliseconds kRetryAfter{100};
+// How long a thread beyond the ready ones stays without work.
+constexpr std::chrono::milliseconds kLeaveAfter{2000};
+
+constexpr const char* kRaiseLimit =
+    "raise the limit on processes and threads (ulimit -u, or the container's)";
 }  // namespace
 
-// A thread's bed: each sleeps in its own, so that it can be chosen who is woken.
-struct WorkerPool::Sleeper {
-  std::condition_variable woken;
-};
+struct WorkerPool::State : std::enable_shared_from_this<State> {
+  // Each thread sleeps on a condition variable of its own, so that the pool chooses whom to wake.
+  using Sleeper = std::shared_ptr<std::condition_variable>;
 
-struct WorkerPool::State {
+  const transport::ForkGuard process;
   std::string name;
   std::size_t ready = 1;
   std::size_t limit = 1;
@@ -36,19 +50,27 @@ struct WorkerPool::State {
   std::condition_variable backlogged;  // wakes the watcher
   std::condition_variable thread_left;
   std::deque<std::function<void()>> queue;
-  // Read without the lock by threads that spin: only a hint that looking is worth while.
+  // Read without the lock by threads that spin, as a hint.
   std::atomic<std::size_t> waiting{0};
   std::vector<std::thread> threads;
-  std::vector<std::shared_ptr<Sleeper>> sleeping;  // the last to lie down is the first to be woken
-  bool searching = false;                          // a worker looks for work
-  std::size_t called = 0;                          // workers woken that have not got up yet
-  std::size_t running = 0;                         // workers inside a task
+  std::thread left;               // the last that left; the next to leave joins it
+  std::vector<Sleeper> sleeping;  // a stack: the most recently idle first
+  bool searching = false;         // a worker looks for work
+  std::size_t called = 0;         // workers woken that do not run yet
+  std::size_t running = 0;        // workers inside a task
   std::size_t workers = 0;
   std::size_t alive = 0;    // workers and the watcher
   std::uint64_t begun = 0;  // tasks, ever
   bool watched = false;     // there is a watcher
   bool watching = false;    // it looks already, at most once in a millisecond
+  bool held = false;
   bool stopped = false;
+  int start_error = 0;              // errno of the last start of a thread, 0: it went well
+  bool warned = false;              // that one failed
+  std::atomic<int> warning_due{0};  // the errno to warn of, 0: nothing
+
+  // No task may begin.
+  bool nothingToDo() const { return queue.empty() || (held && !stopped); }
 
   void take(std::function<void()>& task) {
     task = std::move(queue.front());
@@ -58,131 +80,210 @@ struct WorkerPool::State {
     ++running;
   }
 
-  void sleep(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Sleeper>& bed) {
-    sleeping.push_back(bed);
-    const auto still = [&] { return std::find(sleeping.begin(), sleeping.end(), bed); };
-    bed->woken.wait(lock, [&] { return stopped || still() == sleeping.end(); });
+  // False: nothing has come for so long that this thread, one more than the ready ones, leaves.
+  bool sleep(std::unique_lock<std::mutex>& lock, const Sleeper& sleeper) {
+    sleeping.push_back(sleeper);
+    const auto still = [&] { return std::find(sleeping.begin(), sleeping.end(), sleeper); };
+    const auto woken = [&] { return stopped || still() == sleeping.end(); };
+    const bool stays =
+        workers <= ready || sleeper->wait_for(lock, kLeaveAfter, woken) || workers <= ready;
+    if (stays) sleeper->wait(lock, woken);
     if (const auto own = still(); own != sleeping.end()) {
       sleeping.erase(own);
     } else {
       --called;
     }
+    return stays;
+  }
+
+  // This thread leaves, before the pool stops.
+  void leave(std::unique_lock<std::mutex>& lock) {
+    --workers;
+    const auto own = std::find_if(threads.begin(), threads.end(), [](const std::thread& thread) {
+      return thread.get_id() == std::this_thread::get_id();
+    });
+    std::thread before = std::exchange(left, std::move(*own));
+    threads.erase(own);
+    lock.unlock();
+    if (before.joinable()) before.join();
+  }
+
+  // With the lock. False: no thread can be started now, and warn() should follow without the lock.
+  bool start(void (State::*body)(), const char* suffix) {
+    try {
+      const std::string thread_name = (name + suffix).substr(0, 15);
+      threads.emplace_back([state = shared_from_this(), body] {
+        (*state.*body)();
+        const std::lock_guard lock(state->mutex);
+        --state->alive;
+        state->thread_left.notify_all();
+      });
+      pthread_setname_np(threads.back().native_handle(), thread_name.c_str());
+    } catch (const std::system_error& error) {
+      return startFailed(error.code().value());
+    } catch (const std::bad_alloc&) {
+      return startFailed(ENOMEM);
+    }
+    start_error = 0;
+    ++alive;
+    return true;
+  }
+
+  bool startFailed(int error) {
+    start_error = error;
+    if (!std::exchange(warned, true)) warning_due = error;
+    return false;
+  }
+
+  // With the lock.
+  bool startWorker() {
+    if (!start(&State::work, "")) return false;
+    ++workers;
+    return true;
+  }
+
+  // Once, without the lock. Throws nothing.
+  void warn() {
+    if (warning_due.load(std::memory_order_relaxed) == 0) return;
+    const int error = warning_due.exchange(0);
+    if (error == 0) return;
+    static_cast<void>(transport::thrownBy([&] {
+      logWarning("pool '" + name + "' cannot start another thread (" + transport::errnoName(error) +
+                 ") and goes on with those it has; " + kRaiseLimit);
+    }));
+  }
+
+  // work() and watch() run as threads.
+  void work() {
+    if (hooks.begin) hooks.begin();
+    runTasks();
+    if (hooks.end) hooks.end();
+  }
+
+  void runTasks() {
+    transport::AdaptiveSpin spin;
+    const auto sleeper = std::make_shared<std::condition_variable>();
+    std::function<void()> task;
+    std::unique_lock lock(mutex);
+    while (true) {
+      if (queue.empty() && !stopped && !searching) {
+        searching = true;
+        lock.unlock();
+        spin.until([&] { return waiting.load(std::memory_order_relaxed) != 0; });
+        lock.lock();
+        searching = false;
+      }
+      while (nothingToDo() && !stopped) {
+        if (sleep(lock, sleeper)) continue;
+        leave(lock);
+        return;
+      }
+      if (queue.empty()) break;  // stopped, and nothing left to run
+      take(task);
+      // This thread is busy now: another one takes what waits behind its task.
+      const Sleeper next = provide();
+      lock.unlock();
+      if (next) next->notify_one();
+      warn();
+      try {
+        task();
+      } catch (const std::exception& error) {
+        // Tasks report their own failures; what still arrives here must not end the process.
+        logWarning("a task of pool '" + name + "' threw: " + error.what());
+      }
+      // A task forked, and its child returned here: nothing is left for it to do, nor to end it.
+      if (!process.inOwnProcess()) ::_exit(EXIT_FAILURE);
+      task = nullptr;  // destroyed without the lock: it may own Python objects
+      if (hooks.after_task) hooks.after_task();
+      lock.lock();
+      --running;
+    }
+    --workers;
+  }
+
+  void watch() {
+    std::unique_lock lock(mutex);
+    const auto stuck = [&] { return !queue.empty() && running == workers && workers < limit; };
+    while (true) {
+      backlogged.wait(lock, [&] { return stopped || watching || stuck(); });
+      if (stopped) return;
+      watching = true;
+      const std::uint64_t before = begun;
+      backlogged.wait_for(lock, start_error == 0 ? kStuckAfter : kRetryAfter,
+                          [&] { return stopped; });
+      const bool failed = !stopped && stuck() && begun == before && !startWorker();
+      watching = false;
+      if (!failed) continue;
+      lock.unlock();
+      warn();
+      lock.lock();
+    }
+  }
+
+  // Finds a thread for the tasks that wait. With the lock held. After it releases the lock, which
+  // the sleeper takes first, the caller wakes the sleeper that is returned, if any, and warns.
+  [[nodiscard]] Sleeper provide() {
+    const std::size_t coming = called + (searching ? 1 : 0);
+    if (stopped || held || queue.size() <= coming) return nullptr;  // one of those takes it
+    if (!sleeping.empty()) {
+      Sleeper last = std::move(sleeping.back());
+      sleeping.pop_back();
+      ++called;
+      return last;
+    }
+    // Where a thread cannot be started the watcher goes on trying.
+    if (workers < ready && startWorker()) return nullptr;
+    if (workers < limit) {
+      if (!watched) watched = start(&State::watch, "-w");
+      if (watched && !std::exchange(watching, true)) backlogged.notify_one();
+    }
+    return nullptr;
   }
 };
 
-WorkerPool::WorkerPool(std::string name, std::size_t ready, std::size_t limit, ThreadHooks hooks)
+WorkerPool::WorkerPool(std::string name, std::size_t ready, std::size_t limit, ThreadHooks hooks,
+                       bool held)
     : limit_(limit), state_(std::make_shared<State>()) {
   state_->name = std::move(name);
   state_->hooks = std::move(hooks);
   state_->ready = std::min(ready, limit);
   state_->limit = limit;
+  state_->held = held;
 }
 
 WorkerPool::~WorkerPool() { stop(std::chrono::milliseconds(0)); }
 
-void WorkerPool::start(const std::shared_ptr<State>& state,
-                       void (*body)(const std::shared_ptr<State>&), const char* suffix) {
-  state->threads.emplace_back([state, body] {
-    body(state);
-    const std::lock_guard lock(state->mutex);
-    --state->alive;
-    state->thread_left.notify_all();
-  });
-  ++state->alive;
-  pthread_setname_np(state->threads.back().native_handle(),
-                     (state->name + suffix).substr(0, 15).c_str());
-}
-
-void WorkerPool::work(const std::shared_ptr<State>& state) {
-  if (state->hooks.begin) state->hooks.begin();
-  runTasks(state);
-  if (state->hooks.end) state->hooks.end();
-}
-
-void WorkerPool::runTasks(const std::shared_ptr<State>& state) {
-  transport::AdaptiveSpin spin;
-  const auto bed = std::make_shared<Sleeper>();
-  std::function<void()> task;
-  std::unique_lock lock(state->mutex);
-  while (true) {
-    if (state->queue.empty() && !state->stopped && !state->searching) {
-      state->searching = true;
-      lock.unlock();
-      spin.until([&] { return state->waiting.load(std::memory_order_relaxed) != 0; });
-      lock.lock();
-      state->searching = false;
-    }
-    while (state->queue.empty() && !state->stopped)
-      state->sleep(lock, bed);
-    if (state->queue.empty()) break;  // stopped, and nothing left to run
-    state->take(task);
-    // This one is busy now: somebody else for what waits behind its task.
-    const std::shared_ptr<Sleeper> next = provide(state);
-    lock.unlock();
-    if (next) next->woken.notify_one();
-    try {
-      task();
-    } catch (const std::exception& error) {
-      // Tasks report their own failures; what still arrives here must not end the process.
-      logWarning("a task of pool '" + state->name + "' threw: " + error.what());
-    }
-    task = nullptr;  // destroyed without the lock: it may own Python objects
-    lock.lock();
-    --state->running;
+void WorkerPool::release() {
+  State::Sleeper first;
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->held = false;
+    first = state_->provide();  // the first thread at most, which finds the next
   }
-  --state->workers;
+  if (first) first->notify_one();
+  state_->warn();
 }
 
-void WorkerPool::watch(const std::shared_ptr<State>& state) {
-  std::unique_lock lock(state->mutex);
-  const auto backlogged = [&] {
-    return !state->queue.empty() && state->running == state->workers &&
-           state->workers < state->limit;
-  };
-  while (true) {
-    state->backlogged.wait(lock, [&] { return state->stopped || state->watching || backlogged(); });
-    if (state->stopped) return;
-    state->watching = true;
-    const std::uint64_t begun = state->begun;
-    state->backlogged.wait_for(lock, kStuckAfter, [&] { return state->stopped; });
-    if (!state->stopped && backlogged() && state->begun == begun) {
-      ++state->workers;
-      start(state, &work, "");
-    }
-    state->watching = false;
-  }
+transport::Error WorkerPool::prepare() {
+  const std::lock_guard lock(state_->mutex);
+  if (state_->stopped || state_->workers > 0 || state_->startWorker()) return {};
+  state_->warning_due = 0;  // the error says it
+  return {transport::ErrorCode::kSystem, "no thread can be started here (" +
+                                             transport::errnoName(state_->start_error) + "); " +
+                                             kRaiseLimit};
 }
 
-std::shared_ptr<WorkerPool::Sleeper> WorkerPool::provide(const std::shared_ptr<State>& state) {
-  const std::size_t coming = state->called + (state->searching ? 1 : 0);
-  if (state->stopped || state->queue.size() <= coming) return nullptr;  // one of those takes it
-  if (!state->sleeping.empty()) {
-    std::shared_ptr<Sleeper> last = std::move(state->sleeping.back());
-    state->sleeping.pop_back();
-    ++state->called;
-    return last;
-  }
-  if (state->workers < state->ready) {
-    ++state->workers;
-    start(state, &work, "");
-  } else if (state->workers < state->limit) {
-    if (!state->watched) start(state, &watch, "-w");
-    state->watched = true;
-    if (!std::exchange(state->watching, true)) state->backlogged.notify_one();
-  }
-  return nullptr;
-}
-
-bool WorkerPool::run(std::function<void()> task) {
-  std::shared_ptr<Sleeper> next;
+bool WorkerPool::run(std::function<void()>&& task) {
+  State::Sleeper next;
   {
     const std::lock_guard lock(state_->mutex);
     if (state_->stopped) return false;
     state_->queue.push_back(std::move(task));
     state_->waiting.store(state_->queue.size(), std::memory_order_relaxed);
-    next = provide(state_);
+    next = state_->provide();
   }
-  if (next) next->woken.notify_one();
+  if (next) next->notify_one();
+  state_->warn();
   return true;
 }
 
@@ -195,8 +296,9 @@ void WorkerPool::stop(std::chrono::milliseconds grace, Waiting waiting) {
     state_->stopped = true;
     if (waiting == Waiting::kDrop || state_->workers == 0) dropped.swap(state_->queue);
     threads.swap(state_->threads);
-    for (const std::shared_ptr<Sleeper>& sleeper : state_->sleeping)
-      sleeper->woken.notify_one();
+    if (state_->left.joinable()) threads.push_back(std::move(state_->left));
+    for (const auto& sleeper : state_->sleeping)
+      sleeper->notify_one();
     state_->backlogged.notify_all();
     all_left = state_->thread_left.wait_for(lock, grace, [&] { return state_->alive == 0; });
   }

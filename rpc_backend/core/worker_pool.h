@@ -1,15 +1,21 @@
 // Threads that run requests and complete futures.
 //
-// Tasks begin in the order they were given. A task may block: user code does. So the pool has
-// two sizes: `ready` threads share the work as it comes, and when they are all stuck (no task
-// has begun for a millisecond while some wait) another is started, up to `limit`. Short tasks are
-// thus never spread over many threads, which would cost a wake-up each, and a nested
-// wait never blocks the pool for good. Importing Weft or creating a pool starts no thread.
+// Tasks begin in the order in which they are given. A task may block, because user code does. So
+// the pool has two sizes: `ready` threads share the work, and when all of them are stuck (no task
+// has begun for a millisecond while some wait) the pool starts another, up to `limit`. Short tasks
+// do not spread over many threads, which would cost a wake-up each, and a nested wait never blocks
+// the pool for good. Creating a pool starts no thread. A thread beyond the ready ones that has had
+// nothing to do for two seconds leaves.
 //
-// A thread that runs out of work looks for more for some microseconds before it sleeps
-// (transport/base/spin.h): in a stream of calls the next is then taken without a wake-up. One looks
-// at a time, and the one that slept last is woken first: its caches are warm, and threads that were
-// needed once do not take turns ever after.
+// A thread that cannot be started (the system's limit is reached) costs speed, not tasks: those
+// that are there do the work, a warning says so once, and later tasks try again. After prepare()
+// there is one for as long as the pool lives.
+//
+// A forked child has none of the threads. One that returns from the task that forked it ends.
+//
+// A thread that runs out of work spins for some microseconds before it sleeps
+// (transport/base/spin.h), so that it takes the next call of a stream without a wake-up. One thread
+// spins at a time. The most recently idle thread is woken first: its caches are warm.
 #pragma once
 
 #include <chrono>
@@ -18,28 +24,38 @@
 #include <memory>
 #include <string>
 
+#include "transport/base/error.h"
+
 namespace weft::rpc {
 
-// What each thread that runs tasks does first and last, with no lock held. Either may be empty.
+// What each thread that runs tasks does first, after each task, and last, with no lock held. Each
+// may be empty.
 struct ThreadHooks {
   std::function<void()> begin;
+  std::function<void()> after_task;
   std::function<void()> end;
 };
 
 class WorkerPool {
  public:
-  // `name` is given to the threads (15 characters are shown by the system).
-  WorkerPool(std::string name, std::size_t ready, std::size_t limit, ThreadHooks hooks = {});
+  // `name` is given to the threads (15 characters are shown by the system). `held`: tasks wait for
+  // release() before the first begins.
+  WorkerPool(std::string name, std::size_t ready, std::size_t limit, ThreadHooks hooks = {},
+             bool held = false);
   ~WorkerPool();  // stop(0)
+  void release();
+  // Starts the first thread now. Fails where none can be started: tasks might wait for ever.
+  transport::Error prepare();
 
-  // Any thread. False when the pool has been stopped: the task is dropped.
-  bool run(std::function<void()> task);
+  // Any thread. False when the pool has been stopped: then `task` is left as it was. Throws nothing
+  // but std::bad_alloc, with `task` as it was.
+  bool run(std::function<void()>&& task);
 
   enum class Waiting { kDrop, kRun };  // what becomes of tasks that have not begun
 
-  // Drops or runs what waits, then joins the threads. A task still running after `grace` is left
-  // to itself (its thread is detached and a warning names the pool): user code that never
-  // returns must not keep a process from ending. Idempotent. Not from a pool thread.
+  // Drops or runs what waits, then joins the threads. The thread of a task that still runs after
+  // `grace` is detached, with a warning that names the pool: user code that never returns must not
+  // keep a process from ending. Idempotent. Not from a pool thread.
   void stop(std::chrono::milliseconds grace, Waiting waiting = Waiting::kDrop);
 
   std::size_t maxThreads() const noexcept { return limit_; }
@@ -47,19 +63,9 @@ class WorkerPool {
   std::size_t idleThreads() const;  // of maxThreads(), those not running a task
 
  private:
-  struct State;  // shared with the threads, so that a detached one stays sound
-  struct Sleeper;
-  static void work(const std::shared_ptr<State>& state);
-  static void runTasks(const std::shared_ptr<State>& state);
-  static void watch(const std::shared_ptr<State>& state);
-  // Sees to it that somebody takes what waits. With the lock held; the sleeper returned, if any, is
-  // to be woken after it: woken before, it would run into the lock and sleep again.
-  [[nodiscard]] static std::shared_ptr<Sleeper> provide(const std::shared_ptr<State>& state);
-  static void start(const std::shared_ptr<State>& state,
-                    void (*body)(const std::shared_ptr<State>&), const char* suffix);
-
+  struct State;  // shared with the threads, so that a detached one may use it
   const std::size_t limit_;
-  std::shared_ptr<State> state_;
+  const std::shared_ptr<State> state_;
 };
 
 }  // namespace weft::rpc

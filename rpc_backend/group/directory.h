@@ -1,46 +1,43 @@
-// Who is in the group: names to ranks and back. Any thread.
+// Directory: the names and ranks of a group. Any thread.
 //
-// References that it returns stay valid as long as the directory, because torch keeps them:
-// a worker that left is set aside, not freed.
+// The references that it returns stay valid as long as the directory, because torch keeps them: the
+// entry of a worker that left is not freed.
 #pragma once
 
-#include <torch/csrc/distributed/rpc/rpc_agent.h>
-
-#include <memory>
+#include <deque>
+#include <map>
 #include <shared_mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
+#include "rpc_backend/core/torch_names.h"
+
 namespace weft::rpc {
 
 class Directory {
  public:
-  using WorkerInfo = torch::distributed::rpc::WorkerInfo;
-  using worker_id_t = torch::distributed::rpc::worker_id_t;
-
   void add(const std::string& name, worker_id_t id);  // replaces what had that name or id
   void remove(worker_id_t id);
 
+  bool contains(worker_id_t id) const;
   // Throw c10::Error that says who is known.
   const WorkerInfo& byName(const std::string& name) const;
   const WorkerInfo& byId(worker_id_t id) const;
-  // Null when there is none.
-  const WorkerInfo* find(worker_id_t id) const;
-  // As find(), and the last of that id that left.
+  // Also the last of that id that left; null when there never was one.
   const WorkerInfo* everKnown(worker_id_t id) const;
+  std::string nameOf(worker_id_t id) const;  // of everKnown(); "?" when there never was one
 
-  std::vector<WorkerInfo> all() const;       // ordered by id
-  std::vector<worker_id_t> ids() const;      // ordered
-  std::string nameOf(worker_id_t id) const;  // "?" when unknown
+  std::vector<WorkerInfo> all() const;  // ordered by id
 
  private:
   void removeLocked(worker_id_t id);
 
   mutable std::shared_mutex mutex_;
-  std::unordered_map<worker_id_t, std::unique_ptr<WorkerInfo>> by_id_;
-  std::unordered_map<std::string, worker_id_t> by_name_;
-  std::vector<std::unique_ptr<WorkerInfo>> departed_;
+  std::deque<WorkerInfo> infos_;                                // of all that ever were here
+  std::unordered_map<std::string, const WorkerInfo*> by_name_;  // those that are here
+  std::map<worker_id_t, const WorkerInfo*> by_id_;              // the same
+  std::map<worker_id_t, const WorkerInfo*> last_of_id_;         // those, and the last that left
 };
 
 }  // namespace weft::rpc

@@ -6,14 +6,25 @@
 #include <algorithm>
 #include <charconv>
 #include <map>
-#include <set>
 #include <sstream>
+#include <unordered_set>
+#include <utility>
 
 namespace weft::rpc {
 
 namespace {
 
 constexpr std::size_t kMaxRecordBytes = std::size_t{1} << 20;
+
+constexpr std::pair<const char*, std::string MemberRecord::*> kTexts[] = {
+    {"weft", &MemberRecord::weft},     {"name", &MemberRecord::name},
+    {"auth", &MemberRecord::auth},     {"key_check", &MemberRecord::key_check},
+    {"policy", &MemberRecord::policy}, {"address", &MemberRecord::address}};
+constexpr std::pair<const char*, int MemberRecord::*> kNumbers[] = {
+    {"wire", &MemberRecord::wire},
+    {"rank", &MemberRecord::rank},
+    {"world", &MemberRecord::world},
+    {"device_count", &MemberRecord::device_count}};
 
 bool toInt(const std::string& text, int& value) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -50,95 +61,69 @@ bool toMap(const std::string& text, DeviceMap& map) {
   return true;
 }
 
-std::string show(const std::vector<c10::Device>& devices) { return c10::str(devices); }
-
-std::string show(const DeviceMap& map) {
-  std::ostringstream out;
-  for (const auto& [from, to] : map)
-    out << ' ' << from << "->" << to;
-  return out.str();
-}
-
-bool valid(const c10::Device& device, int count) {
-  return device.is_cpu() || (device.index() >= 0 && device.index() < count);
-}
-
-template <typename Devices>
-bool subset(const Devices& some, const std::vector<c10::Device>& all) {
-  return std::all_of(some.begin(), some.end(), [&](const c10::Device& device) {
-    return std::find(all.begin(), all.end(), device) != all.end();
+bool allValid(const std::vector<c10::Device>& devices, int count) {
+  return std::all_of(devices.begin(), devices.end(), [&](const c10::Device& device) {
+    return device.is_cpu() || (device.index() >= 0 && device.index() < count);
   });
 }
 
-std::vector<c10::Device> keysOf(const DeviceMap& map) {
-  std::vector<c10::Device> keys;
-  for (const auto& [from, to] : map)
-    keys.push_back(from);
-  return keys;
+bool contains(const std::vector<c10::Device>& devices, const c10::Device& device) {
+  return std::find(devices.begin(), devices.end(), device) != devices.end();
 }
 
-std::vector<c10::Device> valuesOf(const DeviceMap& map) {
-  std::vector<c10::Device> values;
-  for (const auto& [from, to] : map)
-    values.push_back(to);
-  return values;
-}
-
-bool allValid(const std::vector<c10::Device>& devices, int count) {
-  return std::all_of(devices.begin(), devices.end(),
-                     [&](const c10::Device& device) { return valid(device, count); });
+bool unique(const std::vector<c10::Device>& devices) {
+  return std::unordered_set<c10::Device>(devices.begin(), devices.end()).size() == devices.size();
 }
 
 void checkOwnDevices(const MemberRecord& member) {
-  std::vector<c10::Device> unique;
-  for (const c10::Device& device : member.devices) {
-    TORCH_CHECK_VALUE(std::find(unique.begin(), unique.end(), device) == unique.end(), "Node ",
-                      member.name, " has duplicated devices\ndevices = ", show(member.devices));
-    unique.push_back(device);
-  }
+  TORCH_CHECK_VALUE(unique(member.devices), "Node ", member.name,
+                    " has duplicated devices\ndevices = ", member.devices);
   TORCH_CHECK_VALUE(allValid(member.devices, member.device_count), "Node ", member.name,
-                    " has devices with invalid indices\ndevices = ", show(member.devices),
+                    " has devices with invalid indices\ndevices = ", member.devices,
                     "\ndevice count = ", member.device_count);
+}
+
+// `devices`: those of a map of `source` that are `member`'s; `side`: "source" or "target".
+void checkMapDevices(const MemberRecord& source, const std::vector<c10::Device>& devices,
+                     const char* side, const MemberRecord& member, const std::string& where) {
+  if (member.devices.empty()) {
+    TORCH_CHECK_VALUE(allValid(devices, member.device_count), "Node ", source.name, " has ", side,
+                      " devices with invalid indices", where,
+                      "\ndevice count = ", member.device_count);
+    return;
+  }
+  TORCH_CHECK_VALUE(
+      std::all_of(devices.begin(), devices.end(),
+                  [&](const auto& device) { return contains(member.devices, device); }),
+      "Node ", source.name, " has unexpected ", side, " devices", where,
+      "\ndevices = ", member.devices);
 }
 
 void checkOneMap(const MemberRecord& source, const std::string& target_name, const DeviceMap& map,
                  const MemberRecord* target) {
-  const auto where = c10::str(" in its device map for ", target_name, "\ndevice map =", show(map));
-  auto values = valuesOf(map);
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    TORCH_CHECK_VALUE(std::find(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(i),
-                                values[i]) == values.begin() + static_cast<std::ptrdiff_t>(i),
-                      "Node ", source.name, " has duplicated target devices", where);
+  std::vector<c10::Device> from;
+  std::vector<c10::Device> to;
+  std::ostringstream shown;
+  for (const auto& [here, there] : map) {
+    from.push_back(here);
+    to.push_back(there);
+    shown << ' ' << here << "->" << there;
   }
-  if (!source.devices.empty()) {
-    TORCH_CHECK_VALUE(subset(keysOf(map), source.devices), "Node ", source.name,
-                      " has unexpected source devices", where,
-                      "\ndevices = ", show(source.devices));
-  } else {
-    TORCH_CHECK_VALUE(allValid(keysOf(map), source.device_count), "Node ", source.name,
-                      " has source devices with invalid indices", where,
-                      "\ndevice count = ", source.device_count);
-  }
-  if (target == nullptr) return;
-  if (!target->devices.empty()) {
-    TORCH_CHECK_VALUE(subset(values, target->devices), "Node ", source.name,
-                      " has unexpected target devices", where,
-                      "\ndevices = ", show(target->devices));
-  } else {
-    TORCH_CHECK_VALUE(allValid(values, target->device_count), "Node ", source.name,
-                      " has target devices with invalid indices", where,
-                      "\ndevice count = ", target->device_count);
-  }
+  const auto where =
+      c10::str(" in its device map for ", target_name, "\ndevice map =", shown.str());
+  TORCH_CHECK_VALUE(unique(to), "Node ", source.name, " has duplicated target devices", where);
+  checkMapDevices(source, from, "source", source, where);
+  if (target != nullptr) checkMapDevices(source, to, "target", *target, where);
 }
 
 }  // namespace
 
 std::string MemberRecord::toText() const {
   std::ostringstream out;
-  out << "weft=" << weft << "\nwire=" << wire << "\nrank=" << rank << "\nworld=" << world
-      << "\nname=" << name << "\nauth=" << auth << "\nkey_check=" << key_check
-      << "\npolicy=" << policy << "\naddress=" << address << "\ndevice_count=" << device_count
-      << '\n';
+  for (const auto& [field, value] : kTexts)
+    out << field << '=' << this->*value << '\n';
+  for (const auto& [field, value] : kNumbers)
+    out << field << '=' << this->*value << '\n';
   for (const c10::Device& device : devices)
     out << "device=" << device << '\n';
   for (const auto& [worker, map] : device_maps) {
@@ -163,24 +148,20 @@ std::optional<MemberRecord> MemberRecord::fromText(const std::string& text) {
     if (equals == std::string::npos) return std::nullopt;
     const std::string field = line.substr(0, equals);
     const std::string value = line.substr(equals + 1);
-    bool good = true;
-    if (field == "weft") record.weft = value;
-    if (field == "wire") good = toInt(value, record.wire);
-    if (field == "rank") good = toInt(value, record.rank);
-    if (field == "world") good = toInt(value, record.world);
-    if (field == "name") record.name = value;
-    if (field == "auth") record.auth = value;
-    if (field == "key_check") record.key_check = value;
-    if (field == "policy") record.policy = value;
-    if (field == "address") record.address = value;
-    if (field == "device_count") good = toInt(value, record.device_count);
+    for (const auto& [name, member] : kTexts) {
+      if (field == name) record.*member = value;
+    }
+    for (const auto& [name, member] : kNumbers) {
+      if (field == name && !toInt(value, record.*member)) return std::nullopt;
+    }
     if (field == "device") {
       const auto device = toDevice(value);
-      good = device.has_value();
-      if (device) record.devices.push_back(*device);
+      if (!device) return std::nullopt;
+      record.devices.push_back(*device);
     }
-    if (field.starts_with("map.")) good = toMap(value, record.device_maps[field.substr(4)]);
-    if (!good) return std::nullopt;
+    if (field.starts_with("map.") && !toMap(value, record.device_maps[field.substr(4)])) {
+      return std::nullopt;
+    }
   }
   if (record.name.empty() || record.rank < 0 || record.weft.empty()) return std::nullopt;
   return record;
@@ -188,16 +169,16 @@ std::optional<MemberRecord> MemberRecord::fromText(const std::string& text) {
 
 void checkDeviceMaps(const std::vector<MemberRecord>& members, bool is_static) {
   std::map<std::string, const MemberRecord*> by_name;
-  for (const MemberRecord& member : members)
-    by_name[member.name] = &member;
-  for (const MemberRecord& member : members)
+  std::vector<std::string> names;
+  for (const MemberRecord& member : members) {
     checkOwnDevices(member);
+    by_name[member.name] = &member;
+    names.push_back(member.name);
+  }
+  std::sort(names.begin(), names.end());
   for (const MemberRecord& source : members) {
     for (const auto& [target_name, map] : source.device_maps) {
       const auto target = by_name.find(target_name);
-      std::vector<std::string> names;
-      for (const auto& [name, member] : by_name)
-        names.push_back(name);
       TORCH_CHECK_VALUE(!is_static || target != by_name.end(), "Node ", source.name,
                         " has invalid target node names in its device maps\nit names ", target_name,
                         "\nnode names = ", names);
@@ -223,9 +204,8 @@ std::vector<c10::Device> devicesInUse(const std::vector<c10::Device>& given, con
   if (devices.empty()) {
     for (const DeviceMaps* side : {&maps, &reverse}) {
       for (const auto& [worker, map] : *side) {
-        for (const c10::Device& device : keysOf(map)) {
-          const bool known = std::find(devices.begin(), devices.end(), device) != devices.end();
-          if (!device.is_cpu() && !known) devices.push_back(device);
+        for (const auto& [device, there] : map) {
+          if (!device.is_cpu() && !contains(devices, device)) devices.push_back(device);
         }
       }
     }

@@ -1,6 +1,6 @@
-// What a worker tells the others about itself through the Store, as text of lines
-// `field=value`. The Store is open to whoever reaches it, so the reader is total: sizes
-// are bounded, unknown fields are skipped, and nothing is executed or unpickled.
+// What a worker tells the others about itself through the Store, as lines `field=value`. Anybody
+// who reaches the Store may write to it, so the reader is total: sizes are bounded, unknown fields
+// are skipped, and nothing is executed or unpickled.
 #pragma once
 
 #include <c10/core/Device.h>

@@ -1,21 +1,21 @@
 #include "rpc_backend/group/membership.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
-#include <set>
+#include <cstdio>
 #include <sstream>
-#include <thread>
+#include <utility>
 
-#include "rpc_backend/core/log.h"
-#include "rpc_backend/group/group_store.h"
-#include "rpc_backend/group/store_wait.h"
-#include "transport/auth/key_check.h"
-#include "transport/io/probe.h"
+#include "rpc_backend/group/store_access.h"
+#include "transport/auth/auth_key.h"
+#include "transport/base/peer_name.h"
+#include "transport/io/socket.h"
 
 namespace weft::rpc {
 
-using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 namespace {
@@ -23,77 +23,121 @@ namespace {
 constexpr milliseconds kProgressEvery{5000};
 constexpr milliseconds kSlice{250};  // how soon a waiting worker notices that the group can't form
 constexpr milliseconds kUnboundedReplacement{30 * 60 * 1000};  // for a Store without timeout
-constexpr milliseconds kLockPoll{20};
-constexpr milliseconds kProbe{1000};  // for a former life to answer
-// A holder of the lock does a handful of Store operations; one that died must not block
-// the group for ever.
-constexpr milliseconds kLockLease{30000};
+constexpr milliseconds kProbe{1000};                           // for a former life to answer
+constexpr const char* kMembersKey = "members";
+constexpr const char* kEndOfRecord = ".";  // a line
 
 std::string memberKey(std::int32_t rank) { return "member/" + std::to_string(rank); }
+std::string claimKey(std::int32_t rank) { return "claim/" + std::to_string(rank); }
 
-std::string listRanks(const std::vector<std::int32_t>& ranks) {
-  std::ostringstream out;
-  for (std::size_t i = 0; i < ranks.size(); ++i)
-    out << (i == 0 ? "" : ", ") << ranks[i];
-  return out.str();
-}
-
-// `who` reads, in errors.
-MemberRecord parseRecord(std::int32_t rank, const std::string& text, const std::string& who) {
-  const auto record = MemberRecord::fromText(text);
-  TORCH_CHECK(record && record->rank == rank, who, ": what rank ", rank,
-              " wrote into the Store is no worker record");
-  return *record;
-}
-
-// Of workers whose records are there. In one round trip where the Store can do that: 64 workers
-// that read each other one by one wait for 4,000 answers of one thread.
+// In one round trip where the Store can do that: 64 workers that read each other one by one wait
+// for 4,000 answers of one thread.
 std::vector<MemberRecord> readRecords(c10d::Store& store, const std::vector<std::int32_t>& ranks,
                                       const std::string& who) {
-  std::vector<MemberRecord> records;
-  records.reserve(ranks.size());
-  if (ranks.empty()) return records;
   std::vector<std::string> keys;
-  keys.reserve(ranks.size());
   for (const std::int32_t rank : ranks)
     keys.push_back(memberKey(rank));
-  if (!store.hasExtendedApi()) {
-    for (std::size_t i = 0; i < ranks.size(); ++i)
-      records.push_back(parseRecord(ranks[i], store.get_to_str(keys[i]), who));
-    return records;
-  }
+  std::vector<MemberRecord> records;
+  if (keys.empty()) return records;
   const auto texts = store.multiGet(keys);
   TORCH_CHECK(texts.size() == ranks.size(), who, ": the Store answered with ", texts.size(),
               " records instead of ", ranks.size());
-  for (std::size_t i = 0; i < ranks.size(); ++i)
-    records.push_back(parseRecord(ranks[i], {texts[i].begin(), texts[i].end()}, who));
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    const auto record = MemberRecord::fromText({texts[i].begin(), texts[i].end()});
+    TORCH_CHECK(record && record->rank == ranks[i], who, ": what rank ", ranks[i],
+                " wrote into the Store is no worker record");
+    records.push_back(*record);
+  }
   return records;
+}
+
+// The list of a dynamic group. Its text is never empty, not even without members.
+std::string toText(const std::vector<MemberRecord>& members) {
+  std::string text = std::string(kEndOfRecord) + "\n";
+  for (const MemberRecord& member : members)
+    text += member.toText() + kEndOfRecord + "\n";
+  return text;
+}
+
+std::vector<MemberRecord> parseMembers(const std::string& text, const std::string& who) {
+  std::vector<MemberRecord> members;
+  std::istringstream lines(text);
+  std::string record;
+  for (std::string line; std::getline(lines, line);) {
+    if (line != kEndOfRecord) {
+      record += line + "\n";
+    } else if (!record.empty()) {
+      const auto member = MemberRecord::fromText(std::exchange(record, {}));
+      TORCH_CHECK(member, who, ": the Store's list of the group's workers is malformed");
+      members.push_back(*member);
+    }
+  }
+  TORCH_CHECK(record.empty(), who, ": the Store's list of the group's workers is malformed");
+  return members;
+}
+
+// One record that others cannot read would break a dynamic group's list for all of them.
+void checkReadable(const MemberRecord& self, const std::string& who) {
+  const std::string text = "\n" + self.toText();
+  const std::string end = std::string("\n") + kEndOfRecord + "\n";
+  TORCH_CHECK_VALUE(
+      MemberRecord::fromText(self.toText()) && text.find(end) == std::string::npos, who,
+      ": the other workers could not read its record; look at the worker names in its device maps");
+}
+
+// Every worker reports the first pair that does not fit, in the same words.
+void checkMembers(const MemberRecord& self, std::vector<MemberRecord> all) {
+  all.push_back(self);
+  std::sort(all.begin(), all.end(),
+            [](const MemberRecord& a, const MemberRecord& b) { return a.rank < b.rank; });
+  const MemberRecord& first = all.front();
+  for (std::size_t i = 1; i < all.size(); ++i) {
+    const MemberRecord& other = all[i];
+    const auto who = [&] {
+      return transport::describePeer(other.name, other.rank) + " and " +
+             transport::describePeer(first.name, first.rank);
+    };
+    for (std::size_t j = 0; j < i; ++j) {
+      TORCH_CHECK(all[j].name != other.name, "RPC worker name '", other.name,
+                  "' is not unique. Workers of rank ", all[j].rank, " and ", other.rank,
+                  " have the same name; give every worker a name of its own.");
+    }
+    TORCH_CHECK(other.wire == first.wire, who(), " speak different versions of Weft's protocol (",
+                other.weft, " with ", other.wire, ", ", first.weft, " with ", first.wire,
+                "); install the same Weft on all");
+    TORCH_CHECK(other.world == first.world, who(), " were started with different world_size (",
+                other.world, " and ", first.world, ")");
+    TORCH_CHECK(other.auth == first.auth, who(), " take the group's key from different places (",
+                other.auth, " and ", first.auth,
+                "); set WEFT_AUTH_KEY_FILE on all workers or on none");
+    TORCH_CHECK(other.key_check == first.key_check, who(),
+                " have different keys in their key files; give all workers the same file");
+  }
 }
 
 }  // namespace
 
 Membership::Membership(c10::intrusive_ptr<c10d::Store> store, std::string name, std::int32_t rank,
                        int world)
-    : store_(c10::make_intrusive<GroupStore>("weft", store)),
+    : store_(c10::make_intrusive<c10d::PrefixStore>("weft", store)),
       name_(std::move(name)),
       rank_(rank),
       world_(world),
       timeout_(store->getTimeout().count() > 0 ? store->getTimeout() : kUnboundedReplacement) {
   TORCH_CHECK_VALUE(rank_ >= 0, "worker '", name_, "': rank must not be negative, got ", rank_);
+  TORCH_CHECK_VALUE(world_ >= 0, "worker '", name_, "': world_size must be positive, got ", world_);
   TORCH_CHECK_VALUE(world_ == 0 || rank_ < world_, "worker '", name_, "': rank ", rank_,
                     " is out of range for world_size ", world_, "; ranks go from 0 to ",
                     world_ - 1);
 }
 
-std::string Membership::me() const {
-  return "worker '" + name_ + "' (rank " + std::to_string(rank_) + ")";
-}
+std::string Membership::me() const { return transport::describePeer(name_, rank_); }
 
 GroupSecret Membership::secret(const std::string& key_file) {
   auto random = transport::AuthKey::random();
   auto group = transport::AuthKey::random();
   TORCH_CHECK(random.ok() && group.ok(), me(), ": no random numbers from the system");
-  // The first to come decides; compareSet makes that atomic, whichever rank it is.
+  // The first worker decides, whichever rank it has; compareSet makes that atomic.
   const std::string offer = group.value().toHex() + random.value().toHex();
   store_->compareSet("secret", std::string(), offer);
   TORCH_CHECK(waitForKeys(*store_, {"secret"}, timeout_), me(),
@@ -131,7 +175,7 @@ void Membership::throwIfAborted() {
 }
 
 void Membership::claimRank() {
-  if (store_->add("claim/" + std::to_string(rank_), 1) == 1) return;
+  if (store_->add(claimKey(rank_), 1) == 1) return;
   abort("two workers were started with rank " + std::to_string(rank_) + " (one of them is '" +
         name_ + "'); give every worker a rank of its own");
 }
@@ -155,88 +199,56 @@ void Membership::waitFor(const std::vector<std::int32_t>& ranks) {
     std::erase_if(missing, [&](std::int32_t rank) { return store_->check({memberKey(rank)}); });
     if (missing.empty()) return;
     const auto waited = std::chrono::duration_cast<std::chrono::seconds>(now - started);
-    const std::string whom = (missing.size() == 1 ? "rank " : "ranks ") + listRanks(missing);
+    const std::string whom = (missing.size() == 1 ? "rank " : "ranks ") + c10::Join(", ", missing);
     TORCH_CHECK(now - started < timeout_, me(), " gave up waiting for ", whom, " of ", world_,
                 " after ", waited.count(),
                 " s. Either they were not started, or they cannot reach the Store, or they were "
                 "started with another backend than WEFT or another world_size.");
-    progressLine(me() + " waits for " + whom + " (" + std::to_string(waited.count()) + " s of " +
-                 std::to_string(timeout_.count() / 1000) + " s)");
+    // For the person who waits at the terminal, whatever the log's level.
+    std::fprintf(stderr, "weft: %s waits for %s (%lld s of %lld s)\n", me().c_str(), whom.c_str(),
+                 static_cast<long long>(waited.count()),
+                 static_cast<long long>(timeout_.count() / 1000));
   }
 }
 
-MemberRecord Membership::read(std::int32_t rank) {
-  return parseRecord(rank, store_->get_to_str(memberKey(rank)), me());
-}
-
-void Membership::check(const MemberRecord& self, const std::vector<MemberRecord>& members) {
-  std::vector<const MemberRecord*> all{&self};
-  for (const MemberRecord& member : members) {
-    if (member.rank != self.rank) all.push_back(&member);
+std::vector<std::int32_t> Membership::otherRanks() const {
+  std::vector<std::int32_t> others;
+  for (std::int32_t rank = 0; rank < world_; ++rank) {
+    if (rank != rank_) others.push_back(rank);
   }
-  // Ordered, so that every worker reports the same pair in the same words.
-  std::sort(all.begin(), all.end(), [](const auto* a, const auto* b) { return a->rank < b->rank; });
-  const MemberRecord& first = *all.front();
-  for (std::size_t i = 1; i < all.size(); ++i) {
-    const MemberRecord& other = *all[i];
-    const auto who = [&] {
-      return c10::str("worker '", other.name, "' (rank ", other.rank, ") and worker '", first.name,
-                      "' (rank ", first.rank, ")");
-    };
-    for (std::size_t j = 0; j < i; ++j) {
-      TORCH_CHECK(all[j]->name != other.name, "RPC worker name '", other.name,
-                  "' is not unique. Workers of rank ", all[j]->rank, " and ", other.rank,
-                  " have the same name; give every worker a name of its own.");
-    }
-    TORCH_CHECK(other.wire == first.wire, who(), " speak different versions of Weft's protocol (",
-                other.weft, " with ", other.wire, ", ", first.weft, " with ", first.wire,
-                "); install the same Weft on all");
-    TORCH_CHECK(other.world == first.world, who(), " were started with different world_size (",
-                other.world, " and ", first.world, ")");
-    TORCH_CHECK(other.auth == first.auth, who(), " take the group's key from different places (",
-                other.auth, " and ", first.auth,
-                "); set WEFT_AUTH_KEY_FILE on all workers or on none");
-    TORCH_CHECK(other.key_check == first.key_check, who(),
-                " have different keys in their key files; give all workers the same file");
-  }
+  return others;
 }
 
 // The group runs, and this worker was started again.
 std::vector<MemberRecord> Membership::meetAgain(const MemberRecord& self) {
-  const MemberRecord former = read(rank_);
+  const MemberRecord former = readRecords(*store_, {rank_}, me()).front();
   TORCH_CHECK(former.name == name_, me(), ": rank ", rank_, " of this group is worker '",
               former.name, "'; a worker that is started again keeps its rank and name");
   TORCH_CHECK(!transport::somebodyListens(former.address, kProbe), me(),
               ": the group already has a worker of rank ", rank_,
               ", and it lives; give every worker a rank of its own");
-  // First, so that of two that come back at the same time one sees the other.
+  // Before the others are read, so that of two that come back at once one sees the other.
   store_->set(memberKey(rank_), self.toText());
   returned_ = true;
-  std::vector<std::int32_t> others;
-  for (std::int32_t rank = 0; rank < world_; ++rank) {
-    if (rank != rank_) others.push_back(rank);
-  }
-  const std::vector<MemberRecord> members = readRecords(*store_, others, me());
-  check(self, members);
+  const std::vector<MemberRecord> members = readRecords(*store_, otherRanks(), me());
+  checkMembers(self, members);
   return members;
 }
 
 std::vector<MemberRecord> Membership::meet(const MemberRecord& self) {
+  checkReadable(self, me());
   agreeOnKind();
   if (store_->check({"formed"})) return meetAgain(self);
   claimRank();
   store_->set(memberKey(rank_), self.toText());
-  std::vector<std::int32_t> others;
-  for (std::int32_t rank = 0; rank < world_; ++rank) {
-    if (rank != rank_) others.push_back(rank);
-  }
+  const std::vector<std::int32_t> others = otherRanks();
   if (!others.empty()) waitFor(others);
   std::vector<MemberRecord> members;
   try {
     members = readRecords(*store_, others, me());
-    check(self, members);
+    checkMembers(self, members);
   } catch (const c10::Error& error) {
-    // Somebody may wait for workers that will never come, because it expects more of them.
+    // Another worker may wait for ranks that never come, because its world_size is larger.
     store_->set("abort", error.what_without_backtrace());
     throw;
   }
@@ -244,86 +256,61 @@ std::vector<MemberRecord> Membership::meet(const MemberRecord& self) {
   return members;
 }
 
-void Membership::locked(const std::function<void()>& body) {
-  const std::string token = name_ + "/" + std::to_string(rank_) + "/" +
-                            std::to_string(steady_clock::now().time_since_epoch().count());
+template <typename Change>
+void Membership::updateMembers(const Change& change) {
   const auto started = steady_clock::now();
-  std::string holder;
-  auto holder_since = started;
+  std::string before;
+  if (store_->check({kMembersKey})) before = store_->get_to_str(kMembersKey);
   while (true) {
-    const std::string now_held = store_->compareSet("lock", std::string(), token);
-    if (now_held == token) break;
-    if (now_held != holder) {
-      holder = now_held;
-      holder_since = steady_clock::now();
-    }
-    if (!holder.empty() && steady_clock::now() - holder_since > kLockLease) {
-      logWarning("the group's membership lock was held by '" + holder +
-                 "' for over 30 s; taking it");
-      store_->compareSet("lock", holder, std::string("free"));
-    }
-    if (now_held == "free" && store_->compareSet("lock", now_held, token) == token) break;
+    std::vector<MemberRecord> members = parseMembers(before, me());
+    change(members);
+    const std::string after = toText(members);
+    std::string now = store_->compareSet(kMembersKey, before, after);
+    if (now == after) return;
     TORCH_CHECK(steady_clock::now() - started < timeout_, me(),
-                ": could not get the group's membership lock within ", timeout_.count(),
-                " ms; it is held by '", holder, "'");
-    std::this_thread::sleep_for(kLockPoll);
+                ": could not change the Store's list of the group's workers within ",
+                timeout_.count(), " ms");
+    before = std::move(now);
   }
-  try {
-    body();
-  } catch (...) {
-    store_->compareSet("lock", token, std::string("free"));
-    throw;
-  }
-  store_->compareSet("lock", token, std::string("free"));
-}
-
-std::vector<std::int32_t> Membership::memberRanks() {
-  std::vector<std::int32_t> ranks;
-  if (!store_->check({"members"})) return ranks;
-  std::istringstream in(store_->get_to_str("members"));
-  for (std::int32_t rank = 0; in >> rank;)
-    ranks.push_back(rank);
-  return ranks;
-}
-
-void Membership::setMemberRanks(const std::vector<std::int32_t>& ranks) {
-  std::ostringstream out;
-  for (const std::int32_t rank : ranks)
-    out << rank << ' ';
-  store_->set("members", out.str() + ".");
 }
 
 std::vector<MemberRecord> Membership::join(const MemberRecord& self) {
+  checkReadable(self, me());
   agreeOnKind();
-  std::vector<MemberRecord> members;
-  locked([&] {
-    auto ranks = memberRanks();
-    TORCH_CHECK(std::find(ranks.begin(), ranks.end(), rank_) == ranks.end(), me(),
-                ": the group already has a worker of rank ", rank_);
-    members = readRecords(*store_, ranks, me());
-    check(self, members);
-    returned_ = store_->check({memberKey(rank_)});
-    store_->set(memberKey(rank_), self.toText());
-    ranks.push_back(rank_);
-    setMemberRanks(ranks);
+  std::vector<MemberRecord> others;
+  updateMembers([&](std::vector<MemberRecord>& members) {
+    TORCH_CHECK(std::none_of(members.begin(), members.end(),
+                             [&](const MemberRecord& member) { return member.rank == rank_; }),
+                me(), ": the group already has a worker of rank ", rank_);
+    checkMembers(self, members);
+    others = members;
+    members.push_back(self);
   });
-  return members;
-}
-
-void Membership::erase(std::int32_t rank) {
-  auto ranks = memberRanks();
-  std::erase(ranks, rank);
-  setMemberRanks(ranks);
+  returned_ = store_->add(claimKey(rank_), 1) > 1;
+  return others;
 }
 
 void Membership::forget(std::int32_t rank, const std::string& address) {
-  locked([&] {
-    if (read(rank).address == address) erase(rank);
+  updateMembers([&](std::vector<MemberRecord>& members) {
+    std::erase_if(members, [&](const MemberRecord& member) {
+      return member.rank == rank && member.address == address;
+    });
+  });
+}
+
+void Membership::restore(const MemberRecord& returned) {
+  updateMembers([&](std::vector<MemberRecord>& members) {
+    const bool there = std::any_of(members.begin(), members.end(), [&](const MemberRecord& member) {
+      return member.rank == returned.rank;
+    });
+    if (!there) members.push_back(returned);
   });
 }
 
 void Membership::leave() {
-  locked([&] { erase(rank_); });
+  updateMembers([&](std::vector<MemberRecord>& members) {
+    std::erase_if(members, [&](const MemberRecord& member) { return member.rank == rank_; });
+  });
 }
 
 }  // namespace weft::rpc

@@ -1,19 +1,21 @@
-// How workers find each other through the c10d Store: the group's key, who is in it, and
-// where. Used on the thread that creates or shuts down an agent; every wait is bounded by
-// the Store's timeout, and says every 5 s whom it waits for.
+// Membership: how workers find each other through the c10d Store: the group's key, who is in it,
+// and where.
+//
+// Threads: the one that creates or shuts down an agent. Every wait is bounded by the Store's
+// timeout, and tells every 5 s whom it waits for.
 //
 // Keys (under "weft/"): `secret` (group id and key, by rank 0 or the first to come), `kind` (static
-// or dynamic), `claim/R` (a counter that shows two workers with one rank), `member/R`
-// (MemberRecord), `abort` (why the group can't form), `formed` (a static group has), `barriers`
-// (how many it has passed), for dynamic groups `lock` and `members`.
+// or dynamic), `claim/R` (a counter of the lives of that rank). A static group: `member/R`
+// (MemberRecord), `abort` (why it can't form), `formed` (it has), `barriers` (how many it has
+// passed). A dynamic group: `members` (a record of each; whoever changes the list puts a new one in
+// place of the one that it has read, or tries again).
 //
-// A Store whose server has ended fails all of it with an error that says so (group_store.h).
+// Failure: c10::Error; c10::DistNetworkError when the Store's server has ended (throwServerGone).
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -37,22 +39,24 @@ class Membership {
   // The key file when one is named, else the key in the Store. Throws c10::Error.
   GroupSecret secret(const std::string& key_file);
 
-  // Static groups: posts `self`, waits for all, checks them. Throws on every worker what all
-  // can see (duplicate names, other versions) or one has seen (another world_size). When the group
-  // has formed already, a worker that died is taken back under its rank and name.
+  // Static groups: posts `self`, waits for all, checks them. What does not fit (duplicate names,
+  // versions, world_size) throws on every worker. A group that has formed already takes a worker
+  // that died back under its rank and name.
   std::vector<MemberRecord> meet(const MemberRecord& self);
 
-  // This rank had a former life: it is dead, or has left.
+  // Whether this rank had a former life, which is dead or has left.
   bool returned() const noexcept { return returned_; }
 
-  // Dynamic groups: adds `self` and returns who was there before. Bounded.
+  // Dynamic groups: adds `self` and returns who was there before.
   std::vector<MemberRecord> join(const MemberRecord& self);
   void leave();
-  // A member that turned out to be gone (it died without leaving). Its successor, who has the
-  // same rank and another address, stays.
+  // Removes a member that died without leaving. Its successor, which has the same rank and another
+  // address, stays.
   void forget(std::int32_t rank, const std::string& address);
+  // Adds a member that was forgotten and lives, unless it has a successor.
+  void restore(const MemberRecord& returned);
 
-  std::chrono::milliseconds timeout() const noexcept { return timeout_; }
+  milliseconds timeout() const noexcept { return timeout_; }
   c10::intrusive_ptr<c10d::Store> store() const { return store_; }
 
  private:
@@ -62,19 +66,17 @@ class Membership {
   [[noreturn]] void abort(const std::string& why);
   void throwIfAborted();
   void waitFor(const std::vector<std::int32_t>& ranks);
-  MemberRecord read(std::int32_t rank);
-  void check(const MemberRecord& self, const std::vector<MemberRecord>& members);
-  std::vector<std::int32_t> memberRanks();
-  void erase(std::int32_t rank);
-  void setMemberRanks(const std::vector<std::int32_t>& ranks);
-  void locked(const std::function<void()>& body);
+  std::vector<std::int32_t> otherRanks() const;
+  // `change` takes the list of a dynamic group and changes it; it may be called again.
+  template <typename Change>
+  void updateMembers(const Change& change);
   std::string me() const;
 
-  c10::intrusive_ptr<c10d::Store> store_;  // a GroupStore with the prefix "weft"
+  c10::intrusive_ptr<c10d::Store> store_;  // under "weft/"
   const std::string name_;
   const std::int32_t rank_;
   const int world_;
-  const std::chrono::milliseconds timeout_;
+  const milliseconds timeout_;
   bool returned_ = false;
 };
 

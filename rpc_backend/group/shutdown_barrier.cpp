@@ -3,52 +3,58 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <sstream>
 
 #include "rpc_backend/core/log.h"
-#include "rpc_backend/group/store_wait.h"
+#include "rpc_backend/group/store_access.h"
 
 namespace weft::rpc {
 
-using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 namespace {
-// How long one look at the Store blocks: the bound on noticing a lost peer here.
+// How long one look at the Store takes, and so a lost peer may stay unnoticed here.
 constexpr milliseconds kSlice{250};
 constexpr milliseconds kProbeAfter{1000};
 constexpr milliseconds kProgressEvery{30000};
+constexpr std::chrono::hours kForever{24 * 365};  // each call ends by its own timeout
 }  // namespace
 
-ShutdownBarrier::ShutdownBarrier(c10::intrusive_ptr<c10d::Store> store, int index,
-                                 std::int32_t rank, int world, Hooks hooks)
-    : store_(std::move(store)),
+ShutdownBarrier::ShutdownBarrier(AgentContext& context, Group& group,
+                                 c10::intrusive_ptr<c10d::Store> store, int index, int world)
+    : context_(context),
+      group_(group),
+      store_(std::move(store)),
       prefix_("barrier/" + std::to_string(index) + "/"),
-      rank_(rank),
-      world_(world),
-      hooks_(std::move(hooks)) {}
+      world_(world) {}
 
-std::string ShutdownBarrier::key(int round, std::int32_t rank) const {
+std::string ShutdownBarrier::key(int round, worker_id_t rank) const {
   return prefix_ + std::to_string(round) + "/" + std::to_string(rank);
 }
 
-std::string ShutdownBarrier::doneKey(std::int32_t rank) const {
+std::string ShutdownBarrier::doneKey(worker_id_t rank) const {
   return prefix_ + "done/" + std::to_string(rank);
+}
+
+std::vector<worker_id_t> ShutdownBarrier::others() const {
+  std::vector<worker_id_t> others;
+  for (int rank = 0; rank < world_; ++rank) {
+    if (rank != context_.rank && !lost_.contains(rank)) {
+      others.push_back(static_cast<worker_id_t>(rank));
+    }
+  }
+  return others;
 }
 
 std::int64_t ShutdownBarrier::collect(int round, milliseconds timeout) {
   const auto started = steady_clock::now();
   auto next_progress = started + kProgressEvery;
   bool probed = false;
-  std::vector<std::int32_t> missing;
-  for (std::int32_t rank = 0; rank < world_; ++rank) {
-    if (rank != rank_ && !lost_.contains(rank)) missing.push_back(rank);
-  }
+  std::vector<worker_id_t> missing = others();
   std::int64_t sum = 0;
   bool ended = false;
   while (!missing.empty()) {
     waitForKeys(*store_, {key(round, missing.front())}, kSlice);
-    std::erase_if(missing, [&](std::int32_t rank) {
+    std::erase_if(missing, [&](worker_id_t rank) {
       if (store_->check({key(round, rank)})) {
         sum += std::stoll(store_->get_to_str(key(round, rank)));
         return true;
@@ -57,20 +63,20 @@ std::int64_t ShutdownBarrier::collect(int round, milliseconds timeout) {
         ended = true;
         return true;
       }
-      if (!hooks_.is_lost(rank)) return false;
+      if (!group_.lossOf(rank)) return false;
       lost_.insert(rank);
       return true;
     });
     const auto waited = steady_clock::now() - started;
     std::string whom;
-    for (const std::int32_t rank : missing)
-      whom += (whom.empty() ? "" : ", ") + hooks_.describe(rank);
+    for (const worker_id_t rank : missing)
+      whom += (whom.empty() ? "" : ", ") + group_.describe(rank);
     TORCH_CHECK(missing.empty() || timeout.count() == 0 || waited < timeout,
                 "rpc.shutdown: gave up after ", timeout.count(), " ms; still missing: ", whom);
-    // A peer that we never talked to would not be missed: talking to it makes its loss known.
+    // The loss of a peer is noticed only over a connection, so this makes one.
     if (!probed && waited > kProbeAfter) {
-      for (const std::int32_t rank : missing)
-        hooks_.probe(rank);
+      for (const worker_id_t rank : missing)
+        group_.ping(rank);
       probed = true;
     }
     if (steady_clock::now() > next_progress && !missing.empty()) {
@@ -82,27 +88,29 @@ std::int64_t ShutdownBarrier::collect(int round, milliseconds timeout) {
 }
 
 std::set<std::int32_t> ShutdownBarrier::wait(milliseconds timeout) {
+  ActiveCount& calls = context_.metrics.client_calls;
   std::int64_t sent_before = -1;
   for (int round = 0;; ++round) {
-    std::int64_t mine = hooks_.active_calls();
-    // A call made since the last look counts as one in flight: what it set off at others
-    // may have begun after they posted. So the end is two quiet rounds in a row.
-    const std::int64_t sent = hooks_.calls_sent();
+    calls.waitForZero(timeout.count() == 0 ? kForever : timeout);
+    std::int64_t mine = calls.value();
+    // A call made since the last round counts as one in flight: what it caused at others may have
+    // begun after they posted. So the end takes two rounds without calls.
+    const auto sent = static_cast<std::int64_t>(context_.metrics.calls_sent.load());
     mine += sent != sent_before ? 1 : 0;
     sent_before = sent;
-    store_->set(key(round, rank_), std::to_string(mine));
+    store_->set(key(round, context_.rank), std::to_string(mine));
     const std::int64_t others = collect(round, timeout);
     if (others < 0 || others + mine == 0) break;
   }
-  store_->set(doneKey(rank_), "1");
+  store_->set(doneKey(context_.rank), "1");
   return lost_;
 }
 
 void ShutdownBarrier::linger(milliseconds wait) {
-  if (rank_ != 0) return;
+  if (context_.rank != 0) return;
   std::vector<std::string> keys;
-  for (std::int32_t rank = 1; rank < world_; ++rank) {
-    if (!lost_.contains(rank) && !hooks_.is_lost(rank)) keys.push_back(doneKey(rank));
+  for (const worker_id_t rank : others()) {
+    if (!group_.lossOf(rank)) keys.push_back(doneKey(rank));
   }
   if (keys.empty()) return;
   if (!waitForKeys(*store_, keys, wait)) {

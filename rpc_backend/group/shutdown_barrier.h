@@ -1,54 +1,48 @@
-// The agreement of a static group to stop: all workers have arrived and no call is in
-// flight anywhere. Through the Store, so that it works under every request policy.
+// ShutdownBarrier: the agreement of a static group to stop, when all workers have arrived and no
+// call is in flight. It goes through the Store, so it works under every request policy.
 //
-// Rounds: each worker posts how many calls it has in flight, and one more if it has made any
-// since the round before; when all posted zero the group is done, else another round follows. A
-// worker that is lost is not waited for.
+// In each round each worker posts how many calls it has in flight, and one more if it has made any
+// since the last round. When all have posted zero, the group is done. A lost worker is not waited
+// for.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
-#include <functional>
 #include <set>
 #include <string>
 #include <vector>
+
+#include "rpc_backend/group/group.h"
 
 namespace weft::rpc {
 
 class ShutdownBarrier {
  public:
-  struct Hooks {
-    std::function<std::int64_t()> active_calls;  // of this worker; waits for zero first
-    std::function<std::int64_t()> calls_sent;    // by this worker, ever
-    std::function<bool(std::int32_t)> is_lost;   // has that peer been declared lost?
-    std::function<void(std::int32_t)> probe;     // make sure that its loss would be noticed
-    std::function<std::string(std::int32_t)> describe;
-  };
-
   // `index`: the number of barriers this agent had before; the same on all workers.
-  ShutdownBarrier(c10::intrusive_ptr<c10d::Store> store, int index, std::int32_t rank, int world,
-                  Hooks hooks);
+  ShutdownBarrier(AgentContext& context, Group& group, c10::intrusive_ptr<c10d::Store> store,
+                  int index, int world);
 
   // Blocks until the group is done; `timeout` 0: as long as the missing workers live.
   // Throws c10::Error when the timeout runs out, naming who is missing. Returns the
   // ranks that were lost on the way.
-  std::set<std::int32_t> wait(std::chrono::milliseconds timeout);
+  std::set<std::int32_t> wait(milliseconds timeout);
 
   // Rank 0 serves the Store: it stays until the others have read the result, at most `wait`.
-  void linger(std::chrono::milliseconds wait);
+  void linger(milliseconds wait);
 
  private:
-  std::string key(int round, std::int32_t rank) const;
-  std::string doneKey(std::int32_t rank) const;
+  std::string key(int round, worker_id_t rank) const;
+  std::string doneKey(worker_id_t rank) const;
+  std::vector<worker_id_t> others() const;  // those not lost so far
   // The sum of the round's counts; -1 when somebody has already seen the end.
-  std::int64_t collect(int round, std::chrono::milliseconds timeout);
+  std::int64_t collect(int round, milliseconds timeout);
 
-  c10::intrusive_ptr<c10d::Store> store_;
+  AgentContext& context_;
+  Group& group_;
+  const c10::intrusive_ptr<c10d::Store> store_;
   const std::string prefix_;
-  const std::int32_t rank_;
   const int world_;
-  const Hooks hooks_;
   std::set<std::int32_t> lost_;
 };
 

@@ -7,24 +7,17 @@
 #include "rpc_backend/agent/weft_agent.h"
 #include "rpc_backend/codec/shared_tensor.h"
 #include "rpc_backend/core/env.h"
+#include "rpc_backend/python/faulty_agent.h"
 #include "rpc_backend/serve/script_service.h"
 
 namespace py = pybind11;
 
+namespace weft::rpc {
+
 namespace {
 
 using torch::distributed::rpc::RequestCallbackImpl;
-using torch::distributed::rpc::RpcAgent;
 using torch::distributed::rpc::RpcBackendOptions;
-using torch::distributed::rpc::worker_id_t;
-using weft::rpc::DeviceMap;
-using weft::rpc::FaultOptions;
-using weft::rpc::RRefHooks;
-using weft::rpc::RRefRow;
-using weft::rpc::RRefValue;
-using weft::rpc::ThreadHooks;
-using weft::rpc::WeftAgent;
-using weft::rpc::WeftRpcBackendOptions;
 
 void bindOptions(py::module_& module) {
   py::class_<WeftRpcBackendOptions, RpcBackendOptions, std::shared_ptr<WeftRpcBackendOptions>>(
@@ -39,6 +32,7 @@ void bindOptions(py::module_& module) {
       .def_readwrite("reconnect_timeout", &WeftRpcBackendOptions::reconnect_timeout)
       .def_readwrite("max_message_bytes", &WeftRpcBackendOptions::max_message_bytes)
       .def_readwrite("max_inflight_bytes", &WeftRpcBackendOptions::max_inflight_bytes)
+      .def_readwrite("max_calls_in_flight", &WeftRpcBackendOptions::max_calls_in_flight)
       .def_readwrite("auth_key_file", &WeftRpcBackendOptions::auth_key_file)
       .def_readwrite("interface", &WeftRpcBackendOptions::interface)
       .def_readwrite("master_host", &WeftRpcBackendOptions::master_host)
@@ -46,12 +40,12 @@ void bindOptions(py::module_& module) {
           "request_policy",
           [](const WeftRpcBackendOptions& self) { return toString(self.request_policy); },
           [](WeftRpcBackendOptions& self, const std::string& name) {
-            self.request_policy = weft::rpc::parseRequestPolicy(name);
+            self.request_policy = parseRequestPolicy(name);
           })
       .def("check", &WeftRpcBackendOptions::check, "Raises for a bad value.");
 }
 
-// Values of Python, for the RRef ledger: its threads come without the GIL.
+// Python values, for RRefLifecycle, whose threads do not hold the GIL.
 RRefHooks rrefHooks() {
   RRefHooks hooks;
   hooks.drop = [](c10::intrusive_ptr<torch::distributed::rpc::RRef> rref) {
@@ -77,13 +71,31 @@ RRefHooks rrefHooks() {
   return hooks;
 }
 
-// A thread that has no Python state of its own is given a new one each time it takes the GIL, three
-// times in a request: 16 KiB mapped and unmapped, 15 us of a call. So Weft's threads keep theirs.
+// Whether an error is set in the thread's state, which is the calling thread's own. Without the
+// GIL.
+bool hasError(const PyThreadState* own) {
+#if PY_VERSION_HEX >= 0x030C0000
+  return own->current_exception != nullptr;
+#else
+  return own->curexc_type != nullptr;
+#endif
+}
+
+// A thread without a Python thread state gets a new one each time it takes the GIL, which maps and
+// unmaps 16 KiB, three times in a request. So Weft's threads keep theirs.
 ThreadHooks threadHooks() {
   ThreadHooks hooks;
   hooks.begin = [] {
-    // Without the GIL, which a request that needs no Python must not wait for.
+    // Without the GIL, for which a request without Python must not wait.
     if (Py_IsInitialized()) PyThreadState_New(PyInterpreterState_Main());
+  };
+  // A backward in TorchScript that fails in Python code leaves its error set in the thread's state
+  // (PythonEngine::execute in torch's python_engine.cpp): it is not the next request's.
+  hooks.after_task = [] {
+    const PyThreadState* const own = PyGILState_GetThisThreadState();
+    if (own == nullptr || !hasError(own)) return;
+    const py::gil_scoped_acquire gil;
+    PyErr_Clear();
   };
   hooks.end = [] {
     PyThreadState* const own = PyGILState_GetThisThreadState();
@@ -95,10 +107,10 @@ ThreadHooks threadHooks() {
   return hooks;
 }
 
-// torch's handler of Python calls imports modules under a lock when it is first asked for. A
-// garbage collection in there may run a destructor that makes a call, and the answer asks for the
-// lock: that thread waits for itself, and all others for it. So it is made ready while none can
-// begin.
+// torch's handler of Python calls imports modules under a lock on its first use. A garbage
+// collection in there may run a destructor that makes a call, and the answer takes the same lock:
+// that thread would wait for itself, and all others for it. So the handler is made here, while no
+// collection can begin.
 void prepareHandler() {
   struct NoCollection {
     const int was_enabled = PyGC_Disable();
@@ -119,13 +131,11 @@ py::list rrefReport(WeftAgent& agent) {
     const py::gil_scoped_release no_gil;
     rows = agent.rrefReport();
   }
-  const auto name = [&](weft::rpc::Rank rank) {
-    return agent.nameOf(static_cast<worker_id_t>(rank));
-  };
+  const auto name = [&](Rank rank) { return agent.nameOf(static_cast<worker_id_t>(rank)); };
   py::list out;
   for (const RRefRow& row : rows) {
     py::list holders;
-    for (const weft::rpc::Rank holder : row.holders)
+    for (const Rank holder : row.holders)
       holders.append(name(holder));
     out.append(py::make_tuple(py::make_tuple(row.id.created_on, row.id.local_id), row.owned,
                               row.type, name(row.owner), holders, row.age, row.bytes));
@@ -136,21 +146,20 @@ py::list rrefReport(WeftAgent& agent) {
 std::shared_ptr<WeftAgent> makeAgent(const c10::intrusive_ptr<c10d::Store>& store, std::string name,
                                      int rank, std::optional<int> world_size, int device_count,
                                      const WeftRpcBackendOptions& options,
-                                     std::optional<FaultOptions> faults) {
+                                     const std::optional<FaultOptions>& faults) {
   WeftAgent::Config config;
   config.store = store;
   config.name = std::move(name);
-  config.rank = static_cast<torch::distributed::rpc::worker_id_t>(rank);
+  config.rank = static_cast<worker_id_t>(rank);
   config.world_size = world_size;
   config.device_count = device_count;
   config.options = options;
-  config.faults = std::move(faults);
   config.rref_hooks = rrefHooks();
   config.thread_hooks = threadHooks();
   config.before_serving = prepareHandler;
-  return WeftAgent::create(
-      std::move(config),
-      std::make_unique<weft::rpc::ServesScripts<RequestCallbackImpl>>(options.request_policy));
+  auto callback = std::make_unique<ServesScripts<RequestCallbackImpl>>(options.request_policy);
+  return faults ? FaultyAgent::create(std::move(config), std::move(callback), *faults)
+                : WeftAgent::create(std::move(config), std::move(callback));
 }
 
 void bindAgent(py::module_& module) {
@@ -172,6 +181,12 @@ void bindAgent(py::module_& module) {
           no_gil,
           "Waits until every worker has come here and no call is in flight; returns the ranks that "
           "were lost.")
+      .def("shutdown", &WeftAgent::shutdown, no_gil,
+           "torch's, but for a forked child, where it does nothing.")
+      .def(
+          "check_process", [](const WeftAgent& self) { self.checkProcess("rpc"); },
+          "Raises in a child that was forked after init_rpc.")
+      .def("hurry", &WeftAgent::hurry, "The shutdown will not wait for user code.")
       .def("get_worker_info", [](const WeftAgent& self) { return self.RpcAgent::getWorkerInfo(); })
       .def("get_worker_info",
            [](const WeftAgent& self, const std::string& name) { return self.getWorkerInfo(name); })
@@ -186,17 +201,19 @@ void bindAgent(py::module_& module) {
       .def_property_readonly("is_static_group", &WeftAgent::isStaticGroup)
       .def_property_readonly("everyone_serves_python", &WeftAgent::everyoneServesPython)
       .def_property_readonly("store", &WeftAgent::store);
+  py::class_<FaultyAgent, WeftAgent, std::shared_ptr<FaultyAgent>>(
+      module, "FaultyAgent", "A WeftAgent with faults on purpose, for tests.");
 }
 
 void bindMemory(py::module_& module) {
   module.def(
       "empty_exported",
       [](const std::vector<std::pair<std::vector<std::int64_t>, at::ScalarType>>& shapes) {
-        std::vector<weft::rpc::TensorShape> wanted;
+        std::vector<TensorShape> wanted;
         wanted.reserve(shapes.size());
         for (const auto& [sizes, dtype] : shapes)
           wanted.push_back({sizes, dtype});
-        return weft::rpc::emptyExported(wanted);
+        return emptyExported(wanted);
       },
       py::arg("shapes"), py::call_guard<py::gil_scoped_release>(),
       "CPU tensors in one memory that is sent without a copy; see weft.empty and weft.snapshot.");
@@ -207,24 +224,29 @@ void bindEnvironment(py::module_& module) {
       "environment",
       [] {
         std::vector<std::tuple<std::string, std::string, std::string>> rows;
-        for (const auto& variable : weft::rpc::env::table()) {
+        for (const auto& variable : env::table()) {
           rows.emplace_back(variable.name, variable.fallback, variable.meaning);
         }
         return rows;
       },
       "Every environment variable Weft reads: (name, default, meaning).");
-  module.def("unknown_environment", &weft::rpc::env::unknownNames,
+  module.def("unknown_environment", &env::unknownNames,
              "Names in the environment that look like Weft's and are not.");
 }
 
 }  // namespace
 
-void weft::rpc::bind(py::module_& module) {
+void bind(py::module_& module) {
+  hookInterrupts();
   // The base classes are registered by torch's own module.
   py::module_::import("torch._C._distributed_rpc");
   bindOptions(module);
   bindAgent(module);
   bindCalls(module);
+  bindPythonCalls(module);
+  bindDeadlines(module);
   bindMemory(module);
   bindEnvironment(module);
 }
+
+}  // namespace weft::rpc

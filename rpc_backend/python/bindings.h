@@ -7,7 +7,12 @@ namespace weft::rpc {
 
 // Adds the agent, its options and the environment table to `module`.
 void bind(pybind11::module_& module);
-// Part of it: what rpc_sync runs in C++ (python_calls.cpp).
+// Parts of it: what rpc_sync runs in C++ (calls.cpp, python_calls.cpp).
 void bindCalls(pybind11::module_& module);
+void bindPythonCalls(pybind11::module_& module);
+// What the callee knows of its call (deadlines.cpp).
+void bindDeadlines(pybind11::module_& module);
+// Lets waits in C++ end by Ctrl-C (interrupts.cpp).
+void hookInterrupts();
 
 }  // namespace weft::rpc

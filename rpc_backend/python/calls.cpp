@@ -1,5 +1,5 @@
-// What rpc_sync, rpc_async and remote run in C++ (weft/_torch/patches/calls.py): calls that are
-// waited for at once, and built-in operators.
+// What rpc_sync, rpc_async and remote run in C++ (weft/_torch/patches/calls.py): calls whose answer
+// the thread waits for at once, and built-in operators.
 #include <ATen/ThreadLocalState.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/distributed/autograd/utils.h>
@@ -14,28 +14,23 @@
 #include <string>
 #include <vector>
 
-#include "rpc_backend/agent/scoped_inline_waiter.h"
 #include "rpc_backend/agent/weft_agent.h"
+#include "rpc_backend/call/inline_waiter.h"
+#include "rpc_backend/core/future_wait.h"
 #include "rpc_backend/python/bindings.h"
 #include "rpc_backend/serve/builtin_call.h"
 
 namespace py = pybind11;
 
+namespace weft::rpc {
+
 namespace {
 
-using torch::distributed::rpc::JitFuture;
-using torch::distributed::rpc::Message;
-using torch::distributed::rpc::MessageType;
 using torch::distributed::rpc::PyRRef;
-using torch::distributed::rpc::RpcAgent;
 using torch::distributed::rpc::RRefContext;
-using torch::distributed::rpc::WorkerInfo;
 using torch::jit::Operator;
 using torch::jit::PythonFutureWrapper;
 using torch::jit::Stack;
-using weft::rpc::InlineWaiter;
-using weft::rpc::ScopedInlineWaiter;
-using weft::rpc::WeftAgent;
 
 // torch 2.15 has no named tensors any more.
 template <typename Tensor>
@@ -47,8 +42,8 @@ bool hasNames(const Tensor& tensor) {
   }
 }
 
-// True for values whose conversion to any type of a schema has no effect that anybody could see, so
-// that a call may be left to torch after some were tried. Other values go to torch untouched. A
+// True for values whose conversion to any type of a schema has no visible effect, so that torch may
+// still make the call after some conversions were tried. Other values go to torch untouched. A
 // named tensor, one without a storage or an integer beyond 64 bits ends torch's search at once.
 bool isPlain(PyObject* value) {
   if (value == Py_None || PyBool_Check(value) || PyFloat_CheckExact(value)) return true;
@@ -73,8 +68,8 @@ bool allPlain(const py::tuple& args, const py::kwargs& kwargs) {
   return true;
 }
 
-// Whether torch's conversion (toIValue) of a plain value might succeed. A "no" spares the exception
-// with the schema in words by which torch says the same, 10 us of a call.
+// Whether torch's conversion (toIValue) of a plain value might succeed. False spares the exception
+// by which torch says the same, with the printed schema.
 bool mayBe(PyObject* value, const c10::Type& type) {
   switch (type.kind()) {
     case c10::TypeKind::OptionalType:
@@ -112,10 +107,11 @@ bool mayTake(const c10::FunctionSchema& schema, const py::tuple& args, const py:
 }
 
 // torch's choice (matchBuiltinOp): the first overload that takes the arguments, those of the
-// dispatcher before the others. It may depend on all that a conversion looks at, down to the
-// element of a tensor that has only one, so it is made anew for each call. Null: torch should look.
+// dispatcher before the others. The choice may depend on values, such as the element of a tensor
+// that has only one, so it cannot be cached. Null: torch should choose.
 std::shared_ptr<Operator> choose(const std::string& name, const py::tuple& args,
-                                 const py::kwargs& kwargs, Stack& stack) {
+                                 const py::dict& keywords, Stack& stack) {
+  const auto kwargs = py::reinterpret_borrow<py::kwargs>(keywords);
   if (!allPlain(args, kwargs)) return nullptr;
   const auto symbol = at::Symbol::fromQualString(name);
   if (!symbol.is_aten()) return nullptr;
@@ -134,7 +130,7 @@ std::shared_ptr<Operator> choose(const std::string& name, const py::tuple& args,
       }
     }
   } catch (const std::exception&) {
-    return nullptr;  // whatever it is, torch says it in its own words
+    return nullptr;  // torch reports the error
   }
   return nullptr;
 }
@@ -144,7 +140,12 @@ bool returnsTensor(const Operator& op) {
   return returns.size() == 1 && *returns.front().type() == *at::TensorType::get();
 }
 
-// The value of an answer; autograd's part of it is attached on the way.
+FuturePtr send(const WorkerInfo& to, MessagePtr call, float timeout) {
+  return torch::distributed::autograd::sendMessageWithAutograd(
+      *RpcAgent::getCurrentRpcAgent(), to, std::move(call), /*forceGradRecording=*/false, timeout);
+}
+
+// The value of an answer. Distributed autograd attaches its part on the way.
 at::IValue valueOf(const Message& message) {
   MessageType type = message.type();
   const auto response = torch::distributed::rpc::deserializeResponse(message, type);
@@ -162,24 +163,22 @@ std::pair<bool, py::object> callBuiltin(const WorkerInfo& to, const std::string&
                                         float timeout, const py::tuple& args,
                                         const py::dict& keywords) {
   Stack stack;
-  const auto kwargs = py::reinterpret_borrow<py::kwargs>(keywords);
-  const auto op = choose(name, args, kwargs, stack);
+  const auto op = choose(name, args, keywords, stack);
   if (op == nullptr) return {false, py::none()};
   at::IValue value;
   {
     const py::gil_scoped_release no_gil;
-    const ScopedInlineWaiter seated;
-    const auto agent = RpcAgent::getCurrentRpcAgent();
-    const auto future = torch::distributed::autograd::sendMessageWithAutograd(
-        *agent, to, weft::rpc::encodeBuiltin(op, stack), false, timeout);
+    const ScopedInlineWaiter waiter;
+    const auto future = send(to, encodeBuiltin(op, stack), timeout);
     InlineWaiter::wait();
+    awaitInterruptibly(*future);  // where this thread has no waiter
     future->waitAndThrow();
     value = valueOf(*future->constValue().toCustomClass<Message>());
   }
   return {true, torch::jit::toPyObject(std::move(value))};
 }
 
-// Gives `value` what `answer` brought.
+// Completes `value` with the answer's value or error.
 void settle(JitFuture& value, JitFuture& answer) {
   if (answer.hasError()) {
     value.setError(answer.exception_ptr());
@@ -193,46 +192,40 @@ void settle(JitFuture& value, JitFuture& answer) {
 }
 
 // (True, future), or (False, None) when torch should make the call. torch's futures hold Python
-// objects, so each answer takes the GIL, and who makes many calls in a row fights for it at each of
-// them. These hold the tensor itself; its Python object is made for who waits.
+// objects, so each answer takes the GIL from a thread that makes many calls in a row. These futures
+// hold the tensor itself; wait() makes its Python object.
 std::pair<bool, std::shared_ptr<PythonFutureWrapper>> startBuiltin(const WorkerInfo& to,
                                                                    const std::string& name,
                                                                    float timeout,
                                                                    const py::tuple& args,
                                                                    const py::dict& keywords) {
   Stack stack;
-  const auto kwargs = py::reinterpret_borrow<py::kwargs>(keywords);
-  const auto op = choose(name, args, kwargs, stack);
-  // Of a list each waiter would be given another one.
+  const auto op = choose(name, args, keywords, stack);
+  // Each waiter would get a list of its own.
   if (op == nullptr || !returnsTensor(*op)) return {false, nullptr};
   const py::gil_scoped_release no_gil;
-  const auto agent = RpcAgent::getCurrentRpcAgent();
-  const auto answer = torch::distributed::autograd::sendMessageWithAutograd(
-      *agent, to, weft::rpc::encodeBuiltin(op, stack), false, timeout);
-  // Of torch's type: an RRef takes its own from the future that a function answers with.
+  const auto answer = send(to, encodeBuiltin(op, stack), timeout);
+  // torch's element type: an RRef takes its type from the future that a function returns.
   auto value = answer->createInstance(at::PyObjectType::get());
   answer->addCallback(
       at::wrapPropagateTLSState([value](JitFuture& answered) { settle(*value, answered); }));
   return {true, std::make_shared<PythonFutureWrapper>(std::move(value))};
 }
 
-// An RRef, as torch makes it; none when torch should.
+// An RRef as torch makes it; nothing when torch should make the call.
 std::optional<PyRRef> remoteBuiltin(const WorkerInfo& to, const std::string& name, float timeout,
                                     const py::tuple& args, const py::dict& keywords) {
   Stack stack;
-  const auto kwargs = py::reinterpret_borrow<py::kwargs>(keywords);
-  const auto op = choose(name, args, kwargs, stack);
+  const auto op = choose(name, args, keywords, stack);
   if (op == nullptr) return std::nullopt;
   TORCH_CHECK(!op->schema().returns().empty(), "rpc.remote(\"", to.name_, "\", ...) of ", name,
               ", which returns nothing that an RRef could refer to; call a function that calls it");
   auto& context = RRefContext::getInstance();
   if (to.id_ == context.getWorkerId()) return std::nullopt;
   const py::gil_scoped_release no_gil;
-  const auto agent = RpcAgent::getCurrentRpcAgent();
   const auto rref = context.createUserRRef(to.id_, op->schema().returns().front().type());
-  const auto created = torch::distributed::autograd::sendMessageWithAutograd(
-      *agent, to, weft::rpc::encodeRemoteBuiltin(op, stack, rref->rrefId(), rref->forkId()), false,
-      timeout);
+  const auto created =
+      send(to, encodeRemoteBuiltin(op, stack, rref->rrefId(), rref->forkId()), timeout);
   rref->registerOwnerCreationFuture(created);
   context.addPendingUser(rref->forkId(), rref);
   created->addCallback(at::wrapPropagateTLSState([fork = rref->forkId()](JitFuture& answered) {
@@ -243,7 +236,7 @@ std::optional<PyRRef> remoteBuiltin(const WorkerInfo& to, const std::string& nam
 
 }  // namespace
 
-void weft::rpc::bindCalls(py::module_& module) {
+void bindCalls(py::module_& module) {
   module.def("_weft_is_current", &weftIsCurrent, "The current RPC agent is Weft's.");
   module.def(
       "_call_builtin", &callBuiltin, py::arg("to"), py::arg("name"), py::arg("timeout"),
@@ -262,3 +255,5 @@ void weft::rpc::bindCalls(py::module_& module) {
   module.def("_leave_seat", &InlineWaiter::leave, py::call_guard<py::gil_scoped_release>(),
              "After a failure: nobody waits any more.");
 }
+
+}  // namespace weft::rpc

@@ -1,20 +1,21 @@
 #include "rpc_backend/rref/rref_lifecycle.h"
 
+#include <torch/csrc/distributed/rpc/rpc_agent.h>
 #include <torch/csrc/distributed/rpc/rref_context.h>
 #include <torch/csrc/distributed/rpc/rref_proto.h>
 
 #include <algorithm>
+#include <tuple>
+#include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 #include "rpc_backend/core/log.h"
 #include "rpc_backend/core/request_policy.h"
-#include "rpc_backend/rref/torch_rrefs.h"
 
 namespace weft::rpc {
 
-using torch::distributed::rpc::MessageType;
 using torch::distributed::rpc::OwnerRRef;
-using torch::distributed::rpc::RpcAgent;
 using torch::distributed::rpc::RRefContext;
 
 namespace {
@@ -29,27 +30,10 @@ std::optional<ForkIds> remoteResult(MessageType type, std::span<const char> payl
 // the thread that sends it, so a message sent while the count stands still holds none.
 thread_local std::int64_t ids_looked_at = -1;
 
-struct Keeper {
-  Keeper(c10::intrusive_ptr<torch::distributed::rpc::RRef> kept,
-         std::function<void(c10::intrusive_ptr<torch::distributed::rpc::RRef>)> hook)
-      : rref(std::move(kept)), drop(std::move(hook)) {}
-  ~Keeper() {
-    if (rref->isPyObj()) drop(std::move(rref));
-  }
-  Keeper(const Keeper&) = delete;
-  Keeper& operator=(const Keeper&) = delete;
+using Holdings = std::unordered_map<RRefKey, RRefTable::Holding, RRefKeyHash>;
 
-  c10::intrusive_ptr<torch::distributed::rpc::RRef> rref;
-  const std::function<void(c10::intrusive_ptr<torch::distributed::rpc::RRef>)> drop;
-};
-
-RRefHooks withDefaults(RRefHooks hooks) {
-  if (!hooks.drop) {
-    hooks.drop = [](c10::intrusive_ptr<torch::distributed::rpc::RRef> rref) {
-      (void)rref.release();
-    };
-  }
-  return hooks;
+double secondsSince(RRefTable::Clock::time_point since) {
+  return std::chrono::duration<double>(RRefTable::Clock::now() - since).count();
 }
 
 // Bytes of the storages of the tensors in `value`, each counted once.
@@ -67,14 +51,44 @@ std::uint64_t tensorBytes(const c10::IValue& value) {
   return bytes;
 }
 
+void addHolders(RRefRow& row, const std::vector<RRefKey>& forks, const Holdings& holdings) {
+  for (const RRefKey& fork : forks) {
+    const auto found = holdings.find(fork);
+    // A call to itself, or an RRef on its way to itself, is nobody else's.
+    const Rank unknown = fork == row.id ? row.owner : -1;
+    row.holders.push_back(found == holdings.end() ? unknown : found->second.holder);
+    if (found == holdings.end()) continue;
+    row.age = std::max(row.age.value_or(0), secondsSince(found->second.since));
+  }
+  std::sort(row.holders.begin(), row.holders.end());
+}
+
+void addValue(RRefRow& row, OwnerRRef& rref,
+              const std::function<RRefValue(const c10::IValue&)>& describe) {
+  const auto future = rref.getFuture();
+  if (!future->completed() || future->hasError()) return;
+  const c10::IValue& value = future->constValue();
+  if (!value.isPyObject()) {
+    row.bytes = tensorBytes(value);
+  } else if (describe) {
+    const RRefValue described = describe(value);
+    row.type = described.type;
+    row.bytes = described.bytes;
+  }
+}
+
+RRefRow rowOf(const torch::distributed::rpc::RRef& rref, bool owned) {
+  RRefRow row;
+  row.id = fromTorch(rref.rrefId());
+  row.owned = owned;
+  row.type = rref.type()->annotation_str();
+  row.owner = rref.owner();
+  return row;
+}
+
 }  // namespace
 
-RRefLifecycle::RRefLifecycle(Rank self, RRefHooks hooks)
-    : self_(self), hooks_(withDefaults(std::move(hooks))), table_(*this, self) {}
-
-c10::intrusive_ptr<RRefLifecycle::Message> RRefLifecycle::ack() {
-  return torch::distributed::rpc::RRefAck().toMessage();
-}
+MessagePtr RRefLifecycle::ack() { return torch::distributed::rpc::RRefAck().toMessage(); }
 
 bool RRefLifecycle::serve(MessageType type, std::span<const char> payload, Rank from, Seen seen) {
   if (type == MessageType::RREF_CHILD_ACCEPT) {
@@ -131,9 +145,8 @@ void RRefLifecycle::undo(const Carried& carried) {
     table_.undoSend(rref);
 }
 
-std::vector<c10::intrusive_ptr<RRefLifecycle::Message>> RRefLifecycle::declining(
-    std::span<const char> payload, Rank from) {
-  std::vector<c10::intrusive_ptr<Message>> messages;
+std::vector<MessagePtr> RRefLifecycle::declining(std::span<const char> payload, Rank from) {
+  std::vector<MessagePtr> messages;
   for (const PickledRRef& rref : findPickledRRefs(payload, from)) {
     const auto fork = toTorch(rref.ids.fork);
     // An owner has put the fork into its table; anybody else waits until the child has asked the
@@ -154,60 +167,11 @@ void RRefLifecycle::releaseForks(Rank peer) {
   }
 }
 
-void RRefLifecycle::lose(Rank peer) {
-  table_.lose(peer);
-  {
-    const std::lock_guard lock(orphans_mutex_);
-    ids_at_loss_[peer] = torch_rrefs::idsMade();
-  }
-  has_orphans_.store(true, std::memory_order_release);
-}
-
-void RRefLifecycle::orphan(Rank owner) {
-  if (!RpcAgent::isCurrentRpcAgentSet()) return;
-  for (const torch_rrefs::User& user : torch_rrefs::users()) {
-    if (user.rref->owner() != owner) continue;
-    const RRefKey value = fromTorch(user.rref->rrefId());
-    // What this worker makes is told by its count, also when the new life is quicker than this.
-    if (value.created_on == self_) continue;
-    const std::lock_guard lock(orphans_mutex_);
-    orphans_.insert(value);
-  }
-}
-
-bool RRefLifecycle::isOrphan(const RRefKey& value, Rank owner) const {
-  const std::lock_guard lock(orphans_mutex_);
-  const auto lost = ids_at_loss_.find(owner);
-  if (lost == ids_at_loss_.end()) return false;
-  if (value.created_on == self_) return value.local_id < lost->second;
-  return orphans_.contains(value);
-}
-
-std::optional<RRefKey> RRefLifecycle::orphanIn(const Message& message, Rank to) const {
-  if (!has_orphans_.load(std::memory_order_acquire)) return std::nullopt;
-  const auto [type, payload, recognised] = innermost(message.type(), message.payload());
-  std::optional<RRefKey> value;
-  if (type == MessageType::SCRIPT_RREF_FETCH_CALL || type == MessageType::PYTHON_RREF_FETCH_CALL) {
-    value = readFetchedId(payload);
-  } else if (type == MessageType::RREF_USER_DELETE || type == MessageType::RREF_FORK_REQUEST) {
-    if (const auto ids = readForkIds(payload)) value = ids->value;
-  }
-  return value && isOrphan(*value, to) ? value : std::nullopt;
-}
-
-std::optional<PickledRRef> RRefLifecycle::orphanAmong(const Carried& carried) const {
-  if (!has_orphans_.load(std::memory_order_acquire)) return std::nullopt;
-  for (const PickledRRef& rref : carried) {
-    if (rref.owner != self_ && isOrphan(rref.ids.value, rref.owner)) return rref;
-  }
-  return std::nullopt;
-}
-
-void RRefLifecycle::settleUsersOf(Rank owner, bool back) {
+void RRefLifecycle::settleUsersOf(Rank owner, const OrphanedRRefs* orphans) {
   if (!RpcAgent::isCurrentRpcAgentSet()) return;
   for (const torch_rrefs::User& user : torch_rrefs::users()) {
     if (user.confirmed || user.rref->owner() != owner) continue;
-    if (back && !isOrphan(fromTorch(user.rref->rrefId()), owner)) continue;
+    if (orphans != nullptr && !orphans->contains(fromTorch(user.rref->rrefId()), owner)) continue;
     try {
       RRefContext::getInstance().delPendingUser(toTorch(user.fork));
     } catch (const std::exception& error) {
@@ -225,10 +189,10 @@ ForkTable::Dropped RRefLifecycle::removeFork(const ForkIds& ids) {
   if (!RpcAgent::isCurrentRpcAgentSet()) return nullptr;
   auto kept =
       keep(RRefContext::getInstance().delForkOfOwner(toTorch(ids.value), toTorch(ids.fork)));
-  if (kept == nullptr || !hooks_.later) return kept;
+  if (kept == nullptr) return nullptr;
   void* const value = kept.get();
-  return {value, [kept = std::move(kept), later = hooks_.later](void*) mutable {
-            later([kept = std::move(kept)] {});
+  return {value, [this, kept = std::move(kept)](void*) mutable {
+            droppers_.run([kept = std::move(kept)] {});
           }};
 }
 
@@ -236,57 +200,30 @@ void RRefLifecycle::childSettled(const RRefKey& fork) {
   if (RpcAgent::isCurrentRpcAgentSet()) RRefContext::getInstance().delPendingChild(toTorch(fork));
 }
 
-std::shared_ptr<void> RRefLifecycle::keep(
-    c10::intrusive_ptr<torch::distributed::rpc::RRef> rref) const {
-  return rref ? std::make_shared<Keeper>(std::move(rref), hooks_.drop) : nullptr;
+std::shared_ptr<void> RRefLifecycle::keep(torch_rrefs::RRefPtr rref) const {
+  if (!rref) return nullptr;
+  return {rref.release(), [drop = hooks_.drop](torch::distributed::rpc::RRef* value) {
+            auto last = torch_rrefs::RRefPtr::reclaim(value);
+            if (last->isPyObj()) drop(std::move(last));
+          }};
 }
 
-std::vector<RRefRow> RRefLifecycle::report() {
+std::vector<RRefRow> RRefLifecycle::report() const {
   if (!RpcAgent::isCurrentRpcAgentSet()) return {};
-  const auto now = RRefTable::Clock::now();
-  const auto secondsSince = [&](RRefTable::Clock::time_point since) {
-    return std::chrono::duration<double>(now - since).count();
-  };
-  std::unordered_map<RRefKey, RRefTable::Holding, RRefKeyHash> holdings;
+  Holdings holdings;
   for (const auto& holding : table_.holdings())
     holdings[holding.ids.fork] = holding;
   const auto users_since = table_.usersSince();
   std::vector<RRefRow> rows;
   for (torch_rrefs::Owned& owned : torch_rrefs::owned()) {
-    RRefRow row;
-    row.id = fromTorch(owned.rref->rrefId());
-    row.owned = true;
-    row.type = owned.rref->type()->annotation_str();
-    row.owner = self_;
-    for (const RRefKey& fork : owned.forks) {
-      const auto found = holdings.find(fork);
-      // A call to itself, or an RRef on its way to itself, is nobody else's.
-      const Rank unknown = fork == row.id ? self_ : -1;
-      row.holders.push_back(found == holdings.end() ? unknown : found->second.holder);
-      if (found != holdings.end()) {
-        row.age = std::max(row.age.value_or(0), secondsSince(found->second.since));
-      }
-    }
-    std::sort(row.holders.begin(), row.holders.end());
-    const auto future = static_cast<OwnerRRef&>(*owned.rref).getFuture();
-    if (future->completed() && !future->hasError()) {
-      const c10::IValue& value = future->constValue();
-      if (!value.isPyObject()) {
-        row.bytes = tensorBytes(value);
-      } else if (hooks_.describe) {
-        const RRefValue described = hooks_.describe(value);
-        row.type = described.type;
-        row.bytes = described.bytes;
-      }
-    }
-    const auto dropped = keep(std::move(owned.rref));
+    RRefRow row = rowOf(*owned.rref, /*owned=*/true);
+    addHolders(row, owned.forks, holdings);
+    addValue(row, static_cast<OwnerRRef&>(*owned.rref), hooks_.describe);
+    keep(std::move(owned.rref));
     rows.push_back(std::move(row));
   }
   for (const torch_rrefs::User& user : torch_rrefs::users()) {
-    RRefRow row;
-    row.id = fromTorch(user.rref->rrefId());
-    row.type = user.rref->type()->annotation_str();
-    row.owner = user.rref->owner();
+    RRefRow row = rowOf(*user.rref, /*owned=*/false);
     if (const auto found = users_since.find(user.fork); found != users_since.end()) {
       row.age = secondsSince(found->second);
     }

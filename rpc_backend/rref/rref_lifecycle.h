@@ -1,47 +1,40 @@
-// RRefLifecycle: the RRefTable of a worker, between the messages of its agent and torch's
+// RRefLifecycle: joins a worker's RRefTable to the messages of its agent and to torch's
 // RRefContext.
 //
-// Three of torch's RRef messages (RREF_USER_DELETE, RREF_FORK_REQUEST, RREF_CHILD_ACCEPT) are
-// served here instead of by torch's callback. The rest of what the table must know, the
-// ledger reads from messages on their way out: answers to remote calls, and RRefs
-// pickled into any message. All of it on worker threads; what an ordinary call pays is a comparison
-// of its type and one of torch's count of ids.
+// It serves three of torch's RRef messages (RREF_USER_DELETE, RREF_FORK_REQUEST, RREF_CHILD_ACCEPT)
+// instead of torch's callback. It reads the rest of what the table must know from outgoing
+// messages: answers to remote calls, and RRefs pickled into any message. An ordinary call pays one
+// comparison of its type and one of torch's count of ids.
+//
+// Threads: worker threads, unless a member says otherwise.
 #pragma once
 
-#include <torch/csrc/distributed/rpc/message.h>
+#include <ATen/core/ivalue.h>
 #include <torch/csrc/distributed/rpc/rref_impl.h>
 
-#include <atomic>
+#include <cstdint>
 #include <functional>
-#include <mutex>
+#include <memory>
 #include <optional>
+#include <span>
 #include <string>
-#include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
+#include "rpc_backend/core/torch_names.h"
+#include "rpc_backend/core/worker_pool.h"
+#include "rpc_backend/rref/orphaned_rrefs.h"
 #include "rpc_backend/rref/rref_table.h"
-#include "transport/base/api.h"
+#include "rpc_backend/rref/torch_rrefs.h"
 
 namespace weft::rpc {
 
+// A Python value, as only a Python process can describe it.
 struct RRefValue {
   std::string type;
   std::uint64_t bytes = 0;  // of the tensors in it
 };
 
-// What this library can't do to values of Python, which it does not know. Any thread, no GIL held.
-struct RRefHooks {
-  // Lets go of a value, with the GIL. Without this hook a Python value is never let go of.
-  std::function<void(c10::intrusive_ptr<torch::distributed::rpc::RRef>)> drop;
-  // Runs a task on a thread that nobody waits for. A value's destructor may be a program's own, and
-  // make calls: on a thread that serves requests it could wait for calls that wait for that thread.
-  // Without this hook a value is let go of by the thread that ends its last fork.
-  std::function<void(std::function<void()>)> later;
-  std::function<RRefValue(const c10::IValue&)> describe;
-};
-
-// A line of rref_report(): a value owned here, or a reference held here to a value elsewhere.
+// A value owned here, or a reference held here to a value elsewhere.
 struct RRefRow {
   RRefKey id;
   bool owned = false;
@@ -52,22 +45,32 @@ struct RRefRow {
   std::optional<std::uint64_t> bytes;  // of a value owned here, when it is ready
 };
 
+// What only a Python process can do with Python values. Any thread, no GIL held.
+struct RRefHooks {
+  // Releases a value, with the GIL. Without this hook a Python value is never released.
+  std::function<void(torch_rrefs::RRefPtr)> drop = [](torch_rrefs::RRefPtr rref) {
+    (void)rref.release();
+  };
+  std::function<RRefValue(const c10::IValue&)> describe;
+};
+
 class RRefLifecycle : private ForkTable {
  public:
-  using Message = torch::distributed::rpc::Message;
-  using MessageType = torch::distributed::rpc::MessageType;
   using Seen = RRefTable::Seen;
   using Carried = std::vector<PickledRRef>;
 
-  RRefLifecycle(Rank self, RRefHooks hooks);
+  // Values are released on `droppers`: a destructor may be user code that makes calls, and on a
+  // thread that serves requests it could wait for calls that wait for that thread.
+  RRefLifecycle(Rank self, RRefHooks hooks, WorkerPool& droppers)
+      : self_(self), hooks_(std::move(hooks)), droppers_(droppers), table_(*this, self) {}
 
-  // One of the three messages the ledger serves.
+  // One of the three messages that are served here.
   static bool isControl(MessageType type) noexcept {
     return type == MessageType::RREF_USER_DELETE || type == MessageType::RREF_FORK_REQUEST ||
            type == MessageType::RREF_CHILD_ACCEPT;
   }
   // What answers each of them.
-  static c10::intrusive_ptr<Message> ack();
+  static MessagePtr ack();
 
   Seen now() const noexcept { return table_.now(); }
 
@@ -75,51 +78,42 @@ class RRefLifecycle : private ForkTable {
   bool serve(MessageType type, std::span<const char> payload, Rank from, Seen seen);
   // An answer goes out to `to`, whose request came at `seen`. Worker thread.
   void onAnswer(const Message& answer, Rank to, Seen seen);
-  // A message goes out to `to`: returns the RRefs in it, nearly always none. To be called on the
-  // thread that made the message, before it is sent; undo() when it could not be.
+  // A message goes out to `to`: returns the RRefs in it, nearly always none. Call it on the thread
+  // that made the message, before it is sent; call undo() when it could not be sent.
   Carried onSend(const Message& message, Rank to);
   void undo(const Carried& carried);
-  // What tells `from` that the RRefs in a message of it, which nobody here will ever read, are not
-  // held here: else its shutdown would wait 100 s for news of them. Its parent or owner only.
-  static std::vector<c10::intrusive_ptr<Message>> declining(std::span<const char> payload,
-                                                            Rank from);
+  // Messages that tell `from` that the RRefs in its message, which nobody here will read, are not
+  // held here; without them its shutdown waits 100 s. For RRefs that `from` owns or passes on.
+  static std::vector<MessagePtr> declining(std::span<const char> payload, Rank from);
   // An answer to a call of this worker came.
   void onAnswerReceived(MessageType type, std::span<const char> payload);
 
-  // Loop thread.
-  void lose(Rank peer);
-  // Worker thread, soon after lose(): the values that peer owned are gone, also when it comes back.
-  void orphan(Rank owner);
+  // Loop thread: the peer is lost.
+  void onPeerLost(Rank peer) { table_.lose(peer); }
+  // Whether what came at `seen` is of a life of `peer` that is lost.
   bool isOfLostLife(Rank peer, Seen seen) const { return table_.isOfLostLife(peer, seen); }
-  // The value of a former life of its owner that the message to `to` asks for or speaks of; or
-  // among `carried`, with its owner. Nearly always none, at the cost of one load.
-  std::optional<RRefKey> orphanIn(const Message& message, Rank to) const;
-  std::optional<PickledRRef> orphanAmong(const Carried& carried) const;
-  // Worker thread, some time after lose().
+  // Worker thread, some time after onPeerLost().
   void releaseForks(Rank peer);
-  // Ends torch's waiting for what a lost owner was to confirm: with it, torch's shutdown
-  // would wait 100 s. Worker thread, when nothing sent to that owner is in flight any more.
-  // `back`: a new life of it may have confirmed, or will, what is not an orphan.
-  void settleUsersOf(Rank owner, bool back);
+  // Ends torch's waiting for what a lost owner was to confirm; torch's shutdown would wait 100 s
+  // for it. Worker thread, when nothing sent to that owner is in flight any more. `orphans`: the
+  // owner is back and may confirm what is not among them; null: it is not back.
+  void settleUsersOf(Rank owner, const OrphanedRRefs* orphans);
 
-  // Looks into each value for its size: no more for a hot path than printing it.
-  std::vector<RRefRow> report();
+  // The rows of weft.rref_report(): owned values first, then by id. Any thread, no GIL held. It
+  // looks into each value for its size, so it is no more for a hot path than printing the value.
+  std::vector<RRefRow> report() const;
   RRefTable::Counts counts() const { return table_.counts(); }
 
  private:
   void addFork(const ForkIds& ids) override;
   Dropped removeFork(const ForkIds& ids) override;
   void childSettled(const RRefKey& fork) override;
-  std::shared_ptr<void> keep(c10::intrusive_ptr<torch::distributed::rpc::RRef> rref) const;
-
-  bool isOrphan(const RRefKey& value, Rank owner) const;
+  // Owns `rref`, and drops it by the hook where it holds a Python value.
+  std::shared_ptr<void> keep(torch_rrefs::RRefPtr rref) const;
 
   const Rank self_;
   const RRefHooks hooks_;
-  std::atomic<bool> has_orphans_{false};
-  mutable std::mutex orphans_mutex_;  // guards the two below
-  std::unordered_set<RRefKey, RRefKeyHash> orphans_;
-  std::unordered_map<Rank, std::int64_t> ids_at_loss_;  // ids this worker had made by then
+  WorkerPool& droppers_;
   RRefTable table_;
 };
 

@@ -5,8 +5,8 @@
 namespace weft::rpc {
 
 namespace {
-// Ended forks that are remembered. A message is re-sent for some seconds; this many deletions
-// within that time are beyond what the links carry.
+// How many ended forks are remembered. A message is sent again for some seconds only, and the
+// connections do not carry so many deletions in that time.
 constexpr std::size_t kMaxDead = std::size_t{1} << 17U;
 }  // namespace
 
@@ -23,7 +23,7 @@ bool RRefTable::isOfLostLife(Rank peer, Seen seen) const {
 
 bool RRefTable::isDead(const RRefKey& fork) const {
   const auto found = dead_.find(fork);
-  // A worker that came back counts its ids from 0 again: what its former life made is not meant.
+  // A worker that came back counts its ids from 0 again; ids of its former life do not count.
   return found != dead_.end() && !ofLostLife(fork.created_on, found->second);
 }
 
@@ -84,7 +84,7 @@ void RRefTable::onChildAccept(const RRefKey& fork) {
 }
 
 void RRefTable::onSend(const PickledRRef& rref, Rank to) {
-  if (to == self_) return;  // torch settles these without a word to anybody else
+  if (to == self_) return;  // torch settles these without a message
   const std::lock_guard lock(mutex_);
   if (rref.owner == self_) {
     forks_[rref.ids.fork] = {rref.ids.value, to, losses_.load(), Clock::now(), false};

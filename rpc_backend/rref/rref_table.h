@@ -1,21 +1,20 @@
-// Who holds which fork (reference) of which value owned here, and which forks of this worker's
-// own are still on their way to another: what the RRef messages that pass the agent say.
+// RRefTable: who holds which fork (reference) of which value owned here, and which forks of this
+// worker are still on their way to another. It learns both from the RRef messages of the agent.
 //
-// torch's RRefContext knows the forks of an owned value, but not who holds them; so it can
-// neither release what a lost peer held nor say whom memory waits for. The table adds that, and
-// keeps torch's table right whatever order or number the messages come in:
+// torch's RRefContext knows the forks of an owned value, but not who holds them, so it cannot
+// release what a lost peer held. The table adds the holders, and keeps torch's table right whatever
+// the order and number of messages:
 //
-// - a fork's end may overtake its beginning, and either may come twice (torch re-sends a message
-//   whose answer is late): an ended fork never comes back;
-// - a lost peer's forks are released by releaseForks(), and what was still on its way from it, or
-// runs here
-//   for it, adds none afterwards. `Seen` tells the lives of a peer apart: a number taken when
-//   a message arrives is smaller than the peer's last loss exactly if the message is of
-//   a former life.
+// - The end of a fork may overtake its beginning, and either may come twice (torch sends a message
+//   again when its answer is late). An ended fork never comes back.
+// - releaseForks() releases the forks of a lost peer; messages and requests of its lost life add
+//   none afterwards. A `Seen` number, taken when a message arrives, is smaller than that of the
+//   peer's last loss exactly if the message is of a former life.
 //
-// No torch here: the table tells a ForkTable what to do. Any thread. What the table gives back when
-// a fork ends (the value, if it was the last) is dropped without a lock held, on the caller's
-// thread: never call what ends forks on the loop thread.
+// The table knows no torch: it tells a ForkTable what to do.
+//
+// Threads: any. The caller's thread drops, without a lock, what the end of a fork gives back (the
+// value, if it was the last fork); so never end forks on the loop thread.
 #pragma once
 
 #include <atomic>
@@ -36,11 +35,11 @@ class ForkTable {
  public:
   using Dropped = std::shared_ptr<void>;
   virtual ~ForkTable() = default;
-  // These two are called with the table locked: they may wait for nothing and run no user code.
-  // Both do nothing when it is so already.
+  // These two are called with the table locked: they must not wait or run user code. They are
+  // idempotent.
   virtual void addFork(const ForkIds& ids) = 0;
   virtual Dropped removeFork(const ForkIds& ids) = 0;
-  // The child that got `fork` has it, or never will: nothing need be kept alive for it. Idempotent.
+  // The child has `fork`, or never will: nothing is kept alive for it any more. Idempotent.
   virtual void childSettled(const RRefKey& fork) = 0;
 };
 
@@ -61,10 +60,10 @@ class RRefTable {
 
   RRefTable(ForkTable& table, Rank self) : table_(table), self_(self) {}
 
-  // To be taken on the loop thread when a message arrives, and given with what it says.
+  // Take it on the loop thread when a message arrives, and give it to the members below.
   Seen now() const noexcept { return losses_.load(std::memory_order_acquire); }
 
-  // What came at `seen` is of a life of `peer` that is lost.
+  // Whether a message that came at `seen` is of a life of `peer` that is lost.
   bool isOfLostLife(Rank peer, Seen seen) const;
 
   // RREF_FORK_REQUEST came from `holder`.
@@ -76,14 +75,15 @@ class RRefTable {
   // RREF_CHILD_ACCEPT came.
   void onChildAccept(const RRefKey& fork);
 
-  // An RRef goes to `to` inside a message; torch has noted it. To be called before the message is
-  // sent; undoSend() when it could not be.
+  // An RRef goes to `to` inside a message, and torch has noted it. Call it before the message is
+  // sent, and undoSend() when the message could not be sent.
   void onSend(const PickledRRef& rref, Rank to);
   void undoSend(const PickledRRef& rref);
 
-  // The peer is lost: from now on its messages of before are void. Short; the loop thread may.
+  // The peer is lost: its earlier messages are void from now on. Short; the loop thread may call
+  // it.
   void lose(Rank peer);
-  // Releases what the peer's lost lives held. Returns how many forks.
+  // Releases the forks of the peer's lost lives. Returns how many.
   std::size_t releaseForks(Rank peer);
 
   // References of this worker to values of others, for their age only.

@@ -1,65 +1,151 @@
 #include "rpc_backend/rref/torch_rrefs.h"
 
+#include <c10/util/Exception.h>
+#include <pthread.h>
+#include <torch/csrc/distributed/autograd/context/container.h>
+#include <torch/csrc/distributed/rpc/rpc_agent.h>
 #include <torch/csrc/distributed/rpc/rref_context.h>
+
+#include <array>
+#include <cstring>
+#include <mutex>
+#include <new>
+
+#include "rpc_backend/core/log.h"
+#include "transport/base/secure_random.h"
 
 namespace weft::rpc::torch_rrefs {
 
 namespace {
 
+using torch::distributed::autograd::DistAutogradContainer;
+using torch::distributed::rpc::OwnerRRef;
+using torch::distributed::rpc::RPCErrorType;
+using torch::distributed::rpc::RRef;
 using torch::distributed::rpc::RRefContext;
 
-// An explicit instantiation may name private members ([temp.explicit]); the friend that it
-// defines hands the member out.
+// An explicit instantiation may name private members ([temp.explicit]); the friend that it defines
+// returns the pointer to the member.
 struct Mutex {
-  friend auto& member(Mutex, RRefContext&);
+  friend auto member(Mutex);
+};
+struct DestroyedMutex {
+  friend auto member(DestroyedMutex);
+};
+struct Destroyed {
+  friend auto member(Destroyed);
 };
 struct Owners {
-  friend auto& member(Owners, RRefContext&);
+  friend auto member(Owners);
 };
 struct Forks {
-  friend auto& member(Forks, RRefContext&);
+  friend auto member(Forks);
 };
 struct PendingUsers {
-  friend auto& member(PendingUsers, RRefContext&);
+  friend auto member(PendingUsers);
 };
 struct ConfirmedUsers {
-  friend auto& member(ConfirmedUsers, RRefContext&);
+  friend auto member(ConfirmedUsers);
 };
 struct PendingChildren {
-  friend auto& member(PendingChildren, RRefContext&);
+  friend auto member(PendingChildren);
 };
 struct NextLocalId {
-  friend auto& member(NextLocalId);
+  friend auto member(NextLocalId);
+};
+struct Creation {
+  friend auto member(Creation);
+};
+struct SetFailed {
+  friend auto member(SetFailed);
+};
+struct NextContext {
+  friend auto member(NextContext);
+};
+struct NextMessage {
+  friend auto member(NextMessage);
 };
 
 template <typename Tag, auto Member>
 struct Expose {
-  friend auto& member(Tag, RRefContext& context) { return context.*Member; }
-};
-template <typename Tag, auto Member>
-struct ExposeStatic {
-  friend auto& member(Tag) { return *Member; }
+  friend auto member(Tag) { return Member; }
 };
 
 template struct Expose<Mutex, &RRefContext::mutex_>;
+template struct Expose<DestroyedMutex, &RRefContext::destroyedMutex_>;
+template struct Expose<Destroyed, &RRefContext::destroyed_>;
 template struct Expose<Owners, &RRefContext::owners_>;
 template struct Expose<Forks, &RRefContext::forks_>;
 template struct Expose<PendingUsers, &RRefContext::pendingUsers_>;
 template struct Expose<ConfirmedUsers, &RRefContext::confirmedUsers_>;
 template struct Expose<PendingChildren, &RRefContext::pendingChildren_>;
-template struct ExposeStatic<NextLocalId, &RRefContext::nextLocalId_>;
+template struct Expose<NextLocalId, &RRefContext::nextLocalId_>;
+template struct Expose<Creation, &RRef::ownerCreationFuture_>;
+template struct Expose<SetFailed, &RRef::setTimedOut>;
+template struct Expose<NextContext, &DistAutogradContainer::next_context_id_>;
+template struct Expose<NextMessage, &DistAutogradContainer::next_autograd_message_id_>;
+
+template <typename Tag>
+auto& of(RRefContext& context, Tag tag) {
+  return context.*member(tag);
+}
 
 RRefContext& context() { return RRefContext::getInstance(); }
 
+// In the forking thread, which holds the context's lock. The other lock is held while messages are
+// sent, too long to wait for: whoever has it is not in the child, so the child's begins anew.
+void endInChild() {
+  auto& sending = of(context(), DestroyedMutex{});
+  new (&sending) std::mutex;
+  of(context(), Destroyed{}) = true;
+  of(context(), Mutex{}).unlock();
+}
+
 }  // namespace
 
-std::int64_t idsMade() noexcept { return member(NextLocalId{}).load(std::memory_order_relaxed); }
+std::int64_t idsMade() noexcept { return member(NextLocalId{})->load(std::memory_order_relaxed); }
+
+std::int64_t randomFirstId() {
+  std::array<std::uint8_t, 8> random{};
+  auto error = transport::fillRandom(random);
+  TORCH_CHECK(!error, error.text());
+  std::uint64_t bits = 0;
+  std::memcpy(&bits, random.data(), sizeof(bits));
+  return static_cast<std::int64_t>((bits >> 3U) | std::uint64_t{1} << 40U);
+}
+
+void startIdsAnew(Rank self) {
+  auto& next = *member(NextLocalId{});
+  if (next.load() == 0) next.store(randomFirstId());
+  // torch keeps the worker in the upper 16 bits of these.
+  const auto first = [self] {
+    return static_cast<std::int64_t>(self) << 48 |
+           (randomFirstId() & ((std::int64_t{1} << 46) - 1));
+  };
+  try {
+    DistAutogradContainer& container = DistAutogradContainer::getInstance();
+    (container.*member(NextContext{})).store(first());
+    (container.*member(NextMessage{})).store(first());
+  } catch (const c10::Error& error) {
+    logDebug(std::string("distributed autograd is not in use: ") + error.what_without_backtrace());
+  }
+}
+
+void endInForkedChildren() {
+  if (!RpcAgent::isCurrentRpcAgentSet()) return;
+  static const bool once = [] {
+    context();
+    return ::pthread_atfork([] { of(context(), Mutex{}).lock(); },
+                            [] { of(context(), Mutex{}).unlock(); }, endInChild) == 0;
+  }();
+  if (!once) logWarning("a forked child of this process may not use its RRefs: no memory");
+}
 
 std::vector<Owned> owned() {
   std::vector<Owned> all;
-  const std::lock_guard lock(member(Mutex{}, context()));
-  const auto& forks = member(Forks{}, context());
-  for (const auto& [id, rref] : member(Owners{}, context())) {
+  const std::lock_guard lock(of(context(), Mutex{}));
+  const auto& forks = of(context(), Forks{});
+  for (const auto& [id, rref] : of(context(), Owners{})) {
     Owned one{rref, {}};
     if (const auto found = forks.find(id); found != forks.end()) {
       for (const auto& fork : found->second)
@@ -72,26 +158,54 @@ std::vector<Owned> owned() {
 
 std::vector<User> users() {
   std::vector<User> all;
-  const std::lock_guard lock(member(Mutex{}, context()));
-  for (const auto& [fork, state] : member(PendingUsers{}, context())) {
+  const std::lock_guard lock(of(context(), Mutex{}));
+  for (const auto& [fork, state] : of(context(), PendingUsers{})) {
     all.push_back({state->rref_, fromTorch(fork), false});
   }
-  for (const auto& [fork, weak] : member(ConfirmedUsers{}, context())) {
+  for (const auto& [fork, weak] : of(context(), ConfirmedUsers{})) {
     if (RRefPtr rref = weak.lock()) all.push_back({std::move(rref), fromTorch(fork), true});
   }
   return all;
 }
 
 bool hasFork(const ForkIds& ids) {
-  const std::lock_guard lock(member(Mutex{}, context()));
-  const auto& forks = member(Forks{}, context());
+  const std::lock_guard lock(of(context(), Mutex{}));
+  const auto& forks = of(context(), Forks{});
   const auto found = forks.find(toTorch(ids.value));
   return found != forks.end() && found->second.contains(toTorch(ids.fork));
 }
 
 bool hasChild(const RRefKey& fork) {
-  const std::lock_guard lock(member(Mutex{}, context()));
-  return member(PendingChildren{}, context()).contains(toTorch(fork));
+  const std::lock_guard lock(of(context(), Mutex{}));
+  return of(context(), PendingChildren{}).contains(toTorch(fork));
+}
+
+void failFirst() {
+  static const auto first = [] {
+    auto rref = c10::make_intrusive<OwnerRRef>(0, toTorch(RRefKey{0, 0}), c10::AnyType::get(),
+                                               std::vector<c10::Device>());
+    rref->handleError(RPCErrorType::TIMEOUT,
+                      *c10::make_intrusive<c10::ivalue::Future>(c10::AnyType::get()));
+    return rref.release();
+  }();
+  static_cast<void>(first);
+}
+
+bool tellOfFailure(const c10::ivalue::Future& creation) {
+  const auto tell = [&creation](RRef& rref) {
+    if ((rref.*member(Creation{})).get() != &creation) return false;
+    (rref.*member(SetFailed{}))();
+    return true;
+  };
+  const std::lock_guard lock(of(context(), Mutex{}));
+  for (const auto& [fork, state] : of(context(), PendingUsers{})) {
+    if (tell(*state->rref_)) return true;
+  }
+  // Of a call to this worker itself.
+  for (const auto& [id, rref] : of(context(), Owners{})) {
+    if (tell(*rref)) return true;
+  }
+  return false;
 }
 
 }  // namespace weft::rpc::torch_rrefs

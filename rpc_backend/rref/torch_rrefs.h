@@ -1,20 +1,22 @@
-// What torch's RRefContext knows and has no accessor for: which references and values this process
-// has. Read only. Any thread; what is returned is a copy, and may be old when it is looked at.
+// What torch keeps private in RRefContext and DistAutogradContainer: which references and values
+// this process has, and from where it counts its ids. Any thread; the results are copies and may be
+// out of date.
 //
-// The names of RRefContext's private members are used (torch_rrefs.cpp); they have been the same in
-// 2.11 to 2.15, and another name would not compile.
+// It names private members (torch_rrefs.cpp), which are the same in 2.11 to 2.15; with another
+// torch it would not compile.
 #pragma once
 
 #include <torch/csrc/distributed/rpc/rref_impl.h>
 
 #include <vector>
 
+#include "rpc_backend/core/torch_names.h"
 #include "rpc_backend/wire/rref_wire.h"
 
 namespace weft::rpc {
 
 inline torch::distributed::rpc::GloballyUniqueId toTorch(const RRefKey& key) {
-  return {static_cast<torch::distributed::rpc::worker_id_t>(key.created_on), key.local_id};
+  return {static_cast<worker_id_t>(key.created_on), key.local_id};
 }
 inline RRefKey fromTorch(const torch::distributed::rpc::GloballyUniqueId& id) {
   return {id.createdOn_, id.localId_};
@@ -26,9 +28,14 @@ using RRefPtr = c10::intrusive_ptr<torch::distributed::rpc::RRef>;
 
 // Ids made by this process so far: grows with each RRef that is pickled. Costs one load.
 std::int64_t idsMade() noexcept;
+// torch counts the ids of RRefs and of distributed autograd from 0 in every process. For a worker
+// that was started again under its former rank: they begin at a random number, so that no other
+// worker takes them for ids of its former life. Call it before the process makes any.
+void startIdsAnew(Rank self);
+// A random number to count on from: at least 2^40, and far from the end of 63 bits.
+std::int64_t randomFirstId();
 
-// A value here that others refer to. Whoever drops the last reference to a Python value
-// needs the GIL.
+// A value here that others refer to. Dropping the last reference to a Python value needs the GIL.
 struct Owned {
   RRefPtr rref;
   std::vector<RRefKey> forks;
@@ -43,8 +50,23 @@ struct User {
 };
 std::vector<User> users();
 
+// In children forked from now on RRefs send nothing when they go, and find no lock of torch's
+// taken. When this process has a current agent; a second call changes nothing.
+void endInForkedChildren();
+
 bool hasFork(const ForkIds& ids);
 bool hasChild(const RRefKey& fork);
+
+// torch handles a failed creation wrongly (2.11 to 2.15, RRef::handleError): its table of handlers
+// is static and keeps the reference that failed first. Each later failure writes to that one, also
+// when its memory serves something else by then, and leaves its own reference as it was. Two
+// functions mend it:
+// - this makes a reference that lives for ever the first one; call it before a creation can fail;
+void failFirst();
+// - this tells the right reference, so that its to_here() raises instead of asking an owner that
+//   does not know it. `creation`: the future of the call, about to fail. False: torch has not noted
+//   the reference; it does so after the call was sent.
+bool tellOfFailure(const c10::ivalue::Future& creation);
 
 }  // namespace torch_rrefs
 }  // namespace weft::rpc

@@ -17,8 +17,6 @@
 namespace weft::rpc {
 
 using torch::distributed::rpc::ForkId;
-using torch::distributed::rpc::Message;
-using torch::distributed::rpc::MessageType;
 using torch::distributed::rpc::RRefId;
 using torch::jit::Operator;
 
@@ -26,8 +24,8 @@ namespace {
 
 constexpr std::string_view kAten = "aten::";
 constexpr std::string_view kAtenOnTheWire = "torch.ops.aten.";
-constexpr std::size_t kLongestEnd = 192;  // the pickle's end, where the name stands
-constexpr std::size_t kMostKept = 4096;   // torch has fewer; a peer cannot make us keep more
+constexpr std::size_t kLongestEnd = 192;  // of the pickle's end, where the name is
+constexpr std::size_t kMaxCached = 4096;  // torch has fewer operators; a peer cannot fill more
 
 // The two texts that follow the arguments.
 struct Texts {
@@ -45,7 +43,7 @@ class Cache {
   }
   void keep(const Key& key, Value value) {
     const std::lock_guard lock(mutex_);
-    if (values_.size() < kMostKept) values_.insert_or_assign(key, std::move(value));
+    if (values_.size() < kMaxCached) values_.insert_or_assign(key, std::move(value));
   }
 
  private:
@@ -66,13 +64,13 @@ Texts textsOf(const std::shared_ptr<Operator>& op) {
   return texts;
 }
 
-// False once a program that defined the operator has taken it away again.
+// False once the program that defined the operator has removed it.
 bool stillRegistered(const std::shared_ptr<Operator>& op) {
   const auto& all = torch::jit::getAllOperatorsFor(at::Symbol::fromQualString(op->schema().name()));
   return std::find(all.begin(), all.end(), op) != all.end();
 }
 
-// The operator whose schema reads so; null when there is none.
+// The operator that prints so; null when there is none.
 std::shared_ptr<Operator> operatorOf(const std::string& name, const std::string& schema) {
   static Cache<std::string, std::shared_ptr<Operator>> cache;
   if (auto op = cache.find(schema); op && stillRegistered(*op)) return *std::move(op);
@@ -86,7 +84,7 @@ std::shared_ptr<Operator> operatorOf(const std::string& name, const std::string&
   return nullptr;
 }
 
-// A guess that costs nothing: unpickling tells.
+// A cheap guess; unpickling decides.
 bool looksBuiltin(const Message& request) {
   if (request.type() != MessageType::SCRIPT_CALL) return false;
   const std::string_view payload(request.payload().data(), request.payload().size());
@@ -94,16 +92,15 @@ bool looksBuiltin(const Message& request) {
   return payload.find(kAtenOnTheWire, from) != std::string_view::npos;
 }
 
-c10::intrusive_ptr<Message> encode(const std::shared_ptr<Operator>& op,
-                                   const torch::jit::Stack& arguments, std::vector<at::IValue> ids,
-                                   MessageType type) {
+MessagePtr encode(const std::shared_ptr<Operator>& op, const torch::jit::Stack& arguments,
+                  std::vector<at::IValue> ids, MessageType type) {
   Texts texts = textsOf(op);
   std::vector<at::IValue> values;
   values.reserve(arguments.size() + 2 + ids.size());
   values.insert(values.end(), arguments.begin(), arguments.end());
   values.push_back(std::move(texts.schema));
   values.push_back(std::move(texts.name));
-  // Moved: of what others hold too the pickler takes a note.
+  // Moved, because the pickler memoises values that others hold too.
   for (at::IValue& id : ids)
     values.push_back(std::move(id));
   std::vector<at::Tensor> tensors;
@@ -117,7 +114,7 @@ struct Call {
   torch::jit::Stack stack;
 };
 
-// Nothing for what torch should read.
+// Nothing for a request that torch should read.
 std::optional<Call> readCall(const Message& request, RequestPolicy policy) {
   try {
     const at::IValue value = torch::jit::unpickle(
@@ -145,21 +142,20 @@ bool profiled() {
 
 }  // namespace
 
-c10::intrusive_ptr<Message> encodeBuiltin(const std::shared_ptr<Operator>& op,
-                                          const torch::jit::Stack& arguments) {
+MessagePtr encodeBuiltin(const std::shared_ptr<Operator>& op, const torch::jit::Stack& arguments) {
   return encode(op, arguments, {}, MessageType::SCRIPT_CALL);
 }
 
-c10::intrusive_ptr<Message> encodeRemoteBuiltin(const std::shared_ptr<Operator>& op,
-                                                const torch::jit::Stack& arguments,
-                                                const RRefId& value, const ForkId& fork) {
+MessagePtr encodeRemoteBuiltin(const std::shared_ptr<Operator>& op,
+                               const torch::jit::Stack& arguments, const RRefId& value,
+                               const ForkId& fork) {
   std::vector<at::IValue> ids;
   ids.push_back(value.toIValue());
   ids.push_back(fork.toIValue());
   return encode(op, arguments, std::move(ids), MessageType::SCRIPT_REMOTE_CALL);
 }
 
-c10::intrusive_ptr<Message> serveBuiltin(const Message& request, RequestPolicy policy) {
+MessagePtr serveBuiltin(const Message& request, RequestPolicy policy) {
   if (!looksBuiltin(request) || profiled()) return nullptr;
   std::optional<Call> call = readCall(request, policy);
   if (!call) return nullptr;

@@ -1,9 +1,10 @@
-// The door by which the layer above serves scripted calls: what this process published.
+// ScriptService: the interface by which the layer above serves scripted calls of what this process
+// published.
 //
 // torch sends a scripted call as a qualified name and values (ScriptCall, ScriptRemoteCall) and
 // looks the name up among Python's scripted functions; in a process without Python it finds
-// nothing. Weft's agents ask the service first, with and without Python, and leave to torch what it
-// does not know. Built-in operators never come here.
+// nothing. Weft's agents ask the service first and leave other names to torch. Built-in operators
+// do not come here.
 #pragma once
 
 #include <torch/csrc/distributed/rpc/script_call.h>
@@ -32,17 +33,17 @@ class ScriptService {
                                          std::vector<at::IValue>& stack) = 0;
 };
 
-// One for the process, set once when the library is loaded; null before. Not owned.
+// The service of the process: set once, when the library is loaded; null before. Not owned.
 WEFT_API void setScriptService(ScriptService* service) noexcept;
 WEFT_API ScriptService* scriptService() noexcept;
 
-// Throws c10::Error, which its caller gets, when `policy` refuses the built-in operator that `call`
-// names. Also of a call of this process to itself.
+// Throws c10::Error, which the caller gets, when `policy` refuses the built-in operator that `call`
+// names, also when this process calls itself.
 WEFT_API void checkOperator(RequestPolicy policy, const torch::distributed::rpc::ScriptCall& call);
 
-// Torch's request callback with the policy on built-in operators and the service in front:
-// RequestCallbackImpl where there is Python, RequestCallbackNoPython elsewhere. Distributed
-// autograd and profiling wrap these two and come here by the same way. Any worker thread.
+// torch's request callback (RequestCallbackImpl with Python, RequestCallbackNoPython without)
+// behind the policy on built-in operators and the service. Calls wrapped by distributed autograd
+// and profiling come here too. Any worker thread.
 template <typename Base>
 class ServesScripts : public Base {
  public:

@@ -1,4 +1,4 @@
-// Reads the ids in torch's RRef messages, without torch's unpickler. Total: any bytes give ids or
+// Reads the ids in torch's RRef messages without torch's unpickler. Total: any bytes give ids or
 // nothing. Any thread.
 #pragma once
 
@@ -54,9 +54,9 @@ std::optional<RRefKey> readForkId(std::span<const char> payload);
 // The value that SCRIPT_RREF_FETCH_CALL or PYTHON_RREF_FETCH_CALL asks for: ((on, id), from).
 std::optional<RRefKey> readFetchedId(std::span<const char> payload);
 
-// Everything in `payload` that looks like an RRef pickled by `parent`, by Python's pickler
-// or the JIT's. A user's own tuple of seven may look so too: the caller asks torch whether there is
-// such a fork.
+// Everything in `payload` that looks like an RRef which `parent` pickled, with Python's pickler or
+// the JIT's. A user's own tuple of seven may look the same, so the caller asks torch whether there
+// is such a fork.
 std::vector<PickledRRef> findPickledRRefs(std::span<const char> payload, Rank parent);
 
 }  // namespace weft::rpc

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <limits>
 
 namespace weft::rpc {
 
@@ -19,99 +18,25 @@ constexpr std::uint8_t kFlagGapped = 8;
 constexpr std::uint8_t kKnownFlags =
     kFlagRequiresGrad | kFlagInline | kFlagContiguous | kFlagGapped;
 
-// Row-major strides as torch gives them: a dimension of size 0 counts as 1.
-std::int64_t nextStride(std::int64_t stride, std::int64_t size) {
-  // Unsigned, because a shape that overflows is refused by denseBytes() only afterwards.
-  return static_cast<std::int64_t>(static_cast<std::uint64_t>(stride) *
-                                   static_cast<std::uint64_t>(std::max<std::int64_t>(size, 1)));
-}
+using Strides = std::array<std::int64_t, kMaxDims>;
 
-void fillContiguous(TensorMeta& meta) {
-  std::int64_t stride = 1;
+// Row-major strides as torch gives them: a dimension of size 0 counts as 1.
+Strides rowMajor(const TensorMeta& meta) {
+  Strides strides{};
+  std::uint64_t stride = 1;  // a shape that overflows is refused by layoutOf() only afterwards
   for (std::size_t d = meta.ndim; d-- > 0;) {
-    meta.strides[d] = stride;
-    stride = nextStride(stride, meta.sizes[d]);
+    strides[d] = static_cast<std::int64_t>(stride);
+    stride *= static_cast<std::uint64_t>(std::max<std::int64_t>(meta.sizes[d], 1));
   }
+  return strides;
 }
 
 bool isContiguous(const TensorMeta& meta) {
-  std::int64_t stride = 1;
-  for (std::size_t d = meta.ndim; d-- > 0;) {
-    if (meta.strides[d] != stride) return false;
-    stride = nextStride(stride, meta.sizes[d]);
-  }
-  return true;
+  const Strides plain = rowMajor(meta);
+  return std::equal(plain.begin(), plain.begin() + meta.ndim, meta.strides.begin());
 }
 
 }  // namespace
-
-std::optional<std::uint64_t> denseBytes(std::span<const std::int64_t> sizes,
-                                        std::span<const std::int64_t> strides,
-                                        std::size_t item_size) {
-  constexpr auto kMax = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
-  std::uint64_t elements = 1;
-  bool empty = false;
-  for (const std::int64_t size : sizes) {
-    if (size < 0) return std::nullopt;
-    if (size == 0) {
-      empty = true;
-      continue;
-    }
-    const auto count = static_cast<std::uint64_t>(size);
-    if (elements > kMax / count) return std::nullopt;
-    elements *= count;
-  }
-  if (item_size == 0 || elements > kMax / item_size) return std::nullopt;
-  if (empty) {
-    return std::all_of(strides.begin(), strides.end(), [](std::int64_t s) { return s >= 0; })
-               ? std::optional<std::uint64_t>(0)
-               : std::nullopt;
-  }
-  // Gapless: ordered by stride, each stride is the product of the smaller dimensions.
-  std::array<std::size_t, kMaxDims> order{};
-  std::size_t used = 0;
-  for (std::size_t d = 0; d < sizes.size(); ++d) {
-    if (strides[d] < 0) return std::nullopt;
-    if (sizes[d] != 1) order[used++] = d;
-  }
-  std::sort(order.begin(), order.begin() + used,
-            [&](std::size_t a, std::size_t b) { return strides[a] < strides[b]; });
-  std::uint64_t expected = 1;
-  for (std::size_t i = 0; i < used; ++i) {
-    if (static_cast<std::uint64_t>(strides[order[i]]) != expected) return std::nullopt;
-    expected *= static_cast<std::uint64_t>(sizes[order[i]]);
-  }
-  return elements * item_size;
-}
-
-std::optional<std::uint64_t> gappedSpan(std::span<const std::int64_t> sizes,
-                                        std::span<const std::int64_t> strides,
-                                        std::size_t item_size) {
-  std::array<std::size_t, kMaxDims> order{};
-  for (std::size_t d = 0; d < sizes.size(); ++d) {
-    if (sizes[d] <= 0 || strides[d] <= 0) return std::nullopt;
-    order[d] = d;
-  }
-  std::sort(order.begin(), order.begin() + sizes.size(),
-            [&](std::size_t a, std::size_t b) { return strides[a] < strides[b]; });
-  std::uint64_t span = 1;  // elements covered so far
-  for (std::size_t i = 0; i < sizes.size(); ++i) {
-    const auto size = static_cast<std::uint64_t>(sizes[order[i]]);
-    const auto stride = static_cast<std::uint64_t>(strides[order[i]]);
-    if (size > 1 && stride < span) return std::nullopt;  // it would overlap what is inside
-    std::uint64_t reach = 0;
-    if (__builtin_mul_overflow(size - 1, stride, &reach)) return std::nullopt;
-    if (__builtin_add_overflow(span, reach, &span)) return std::nullopt;
-  }
-  std::uint64_t bytes = 0;
-  if (item_size == 0 || __builtin_mul_overflow(span, item_size, &bytes)) return std::nullopt;
-  return bytes;
-}
-
-bool worthKeepingGaps(std::uint64_t span_bytes, std::uint64_t element_bytes) {
-  constexpr std::uint64_t kSmall = 8192;
-  return span_bytes <= kSmall || span_bytes / 2 <= element_bytes;
-}
 
 template <typename T>
 void WireWriter::put(T value) {
@@ -138,6 +63,7 @@ void WireWriter::header(const WireHeader& header) {
   put(header.type);
   put(header.tensor_count);
   put(header.call_id);
+  put(header.timeout_ms);
   put(header.payload_inline ? static_cast<std::uint32_t>(header.payload.size()) : kNotInline);
   if (header.payload_inline) putBytes(header.payload);
 }
@@ -159,11 +85,8 @@ void WireWriter::tensor(const TensorMeta& meta) {
     put(meta.ndim);
     for (std::size_t d = 0; d < meta.ndim; ++d)
       putVarint(static_cast<std::uint64_t>(meta.sizes[d]));
-    if (!contiguous) {
-      for (std::size_t d = 0; d < meta.ndim; ++d) {
-        putVarint(static_cast<std::uint64_t>(meta.strides[d]));
-      }
-    }
+    for (std::size_t d = 0; d < meta.ndim && !contiguous; ++d)
+      putVarint(static_cast<std::uint64_t>(meta.strides[d]));
   } else {
     putVarint(meta.bytes);
   }
@@ -215,47 +138,45 @@ bool WireReader::header(WireHeader& header) {
   }
   header.kind = static_cast<WireKind>(kind);
   if (!get(header.type) || !get(header.tensor_count) || !get(header.call_id) ||
-      !get(inline_bytes)) {
+      !get(header.timeout_ms) || !get(inline_bytes)) {
     return false;
   }
-  // Each tensor takes at least one byte: a count beyond that is a lie about memory.
+  if (header.timeout_ms != 0 && header.kind != WireKind::kRequest)
+    return fail("only a request has a timeout");
+  // Each tensor takes at least one byte; a larger count would ask for memory in vain.
   if (header.tensor_count > rest_.size()) return fail("more tensors than the header has room for");
+  if (header.tensor_count > kMaxTensors)
+    return fail("more tensors than a message may have (65536)");
   header.payload_inline = inline_bytes != kNotInline;
   header.payload = {};
   return !header.payload_inline || getBytes(inline_bytes, header.payload);
 }
 
+bool WireReader::getVarints(std::span<std::int64_t> values) {
+  for (std::int64_t& value : values) {
+    std::uint64_t read = 0;
+    if (!getVarint(read)) return false;
+    value = static_cast<std::int64_t>(read);
+  }
+  return true;
+}
+
 bool WireReader::shape(TensorMeta& meta, std::size_t item_size, bool contiguous) {
-  for (std::size_t d = 0; d < meta.ndim; ++d) {
-    std::uint64_t size = 0;
-    if (!getVarint(size)) return false;
-    meta.sizes[d] = static_cast<std::int64_t>(size);
-  }
-  if (contiguous) {
-    fillContiguous(meta);
-  } else {
-    for (std::size_t d = 0; d < meta.ndim; ++d) {
-      std::uint64_t stride = 0;
-      if (!getVarint(stride)) return false;
-      meta.strides[d] = static_cast<std::int64_t>(stride);
-    }
-  }
   const auto sizes = std::span(meta.sizes).first(meta.ndim);
   const auto strides = std::span(meta.strides).first(meta.ndim);
-  if (meta.gapped) {
-    TensorMeta packed = meta;
-    fillContiguous(packed);
-    const auto bytes = denseBytes(sizes, std::span(packed.strides).first(meta.ndim), item_size);
-    const auto span = gappedSpan(sizes, strides, item_size);
-    if (!bytes || !span || !worthKeepingGaps(*span, *bytes)) {
-      return fail("a tensor's sizes and strides do not describe a view");
-    }
-    meta.bytes = *bytes;
-    return true;
+  if (!getVarints(sizes)) return false;
+  if (contiguous) {
+    meta.strides = rowMajor(meta);
+  } else if (!getVarints(strides)) {
+    return false;
   }
-  const auto bytes = denseBytes(sizes, strides, item_size);
-  if (!bytes) return fail("a tensor's sizes and strides do not describe a dense tensor");
-  meta.bytes = *bytes;
+  const auto layout = layoutOf(sizes, strides, item_size);
+  if (!meta.gapped && (!layout || !layout->isDense())) {
+    return fail("a tensor's sizes and strides do not describe a dense tensor");
+  }
+  if (!layout) return fail("a tensor's sizes and strides do not describe a view");
+  if (!gaps_.admits(*layout)) return fail("the gaps of a view take more memory than they may");
+  meta.bytes = layout->elements;
   return true;
 }
 

@@ -1,32 +1,34 @@
-// The header that the agent puts before a message's buffers: what the message is,
-// which call it belongs to, and the shape of each tensor in it. No torch here: what
-// reads bytes of the network is small, total and fuzzed (tests/rpc_backend/fuzz_wire.cpp).
+// The header of an agent's message: its kind, the call that it belongs to, and the shape of each
+// tensor in it. Without torch, so that it is fuzzed (tests/rpc_backend/fuzz_wire.cpp).
 //
-// Layout, little endian, in order (docs/design/wire_format.md holds the table):
-//   u8  version (1)
-//   u8  kind            WireKind
-//   u16 type            torch::distributed::rpc::MessageType, or ControlType
-//   u32 tensor count
-//   u64 call id
-//   u32 inline payload bytes  (kNotInline: the payload is the first buffer)
-//   … payload, when inline
-//   … one TensorMeta per tensor
-// Buffers follow in the order: payload (when not inline), then each tensor that is
-// neither inline nor undefined.
+// docs/design/wire_format.md has the layout. Buffers follow in the order: payload (when it is not
+// in the header), then each tensor that is neither in the header nor undefined.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "rpc_backend/wire/tensor_layout.h"
+
 namespace weft::rpc {
 
 enum class WireKind : std::uint8_t { kRequest = 1, kResponse = 2, kControl = 3, kControlAck = 4 };
+
+// Messages that only Weft's agents exchange (kControl). Payloads are text. The receiver answers
+// each with a kControlAck of the same call id, whose text is empty on success, else the error.
+enum class ControlType : std::uint16_t {
+  kPing = 1,   // empty; sending it makes the loss of a silent peer known
+  kJoin = 2,   // dynamic groups, and after a restart: the sender's MemberRecord
+  kLeave = 3,  // dynamic groups: the sender goes
+  // The sender has given up the request of the message's call id. Empty, and not acknowledged: the
+  // request may be over.
+  kCancel = 4,
+};
 
 // How a tensor's bytes are to be read.
 enum class TensorForm : std::uint8_t {
@@ -35,11 +37,14 @@ enum class TensorForm : std::uint8_t {
   kPickled = 2,    // torch's own pickler made the bytes (sparse, quantised, …)
 };
 
-inline constexpr std::uint8_t kWireVersion = 1;
+inline constexpr std::uint8_t kWireVersion = 2;
+// Tensors of one message. encode() refuses more, so that the sender hears of it by name.
+inline constexpr std::uint32_t kMaxTensors = 1U << 16;
+// What each costs its receiver beside its bytes, roughly: a few header bytes become an object.
+inline constexpr std::uint64_t kTensorCost = 512;
 inline constexpr std::uint32_t kNotInline = 0xffffffffU;
-inline constexpr std::size_t kMaxDims = 64;
-// A tensor or payload up to this size travels inside the header: copying it is cheaper
-// than an iovec, an owner and a second read.
+// A tensor or payload up to this size travels inside the header: a copy is cheaper than an iovec,
+// an owner and a second read.
 inline constexpr std::size_t kInlineTensorBytes = 512;
 inline constexpr std::size_t kInlinePayloadBytes = 16384;
 
@@ -55,8 +60,8 @@ struct TensorMeta {
   std::uint64_t bytes = 0;                  // kDense: elements times item size; kPickled: as sent
   std::span<const std::byte> inline_bytes;  // set when the bytes are in the header
   bool is_inline = false;
-  // The elements travel in row-major order, and the receiver lays them out with `strides`, which
-  // leave gaps: a view that is not dense stays one, without its storage being sent.
+  // The elements travel in row-major order; the receiver lays them out with `strides`, which leave
+  // gaps. So a view that is not dense stays one, and its storage is not sent.
   bool gapped = false;
 };
 
@@ -64,6 +69,9 @@ struct WireHeader {
   WireKind kind = WireKind::kRequest;
   std::uint16_t type = 0;
   std::uint64_t call_id = 0;
+  // Of a request: how long the caller still waits; 0: without end. 49 days at most, so that no sum
+  // of it and a clock overflows.
+  std::uint32_t timeout_ms = 0;
   std::uint32_t tensor_count = 0;
   bool payload_inline = true;
   std::span<const std::byte> payload;  // when inline
@@ -85,8 +93,8 @@ class WireWriter {
   std::vector<std::byte>& out_;
 };
 
-// Reads what WireWriter wrote. Total: any bytes give values or an error text, never
-// a read past the end. Spans point into the bytes given.
+// Reads what WireWriter wrote. Total: any bytes give values or an error text. Spans point into the
+// bytes given.
 class WireReader {
  public:
   explicit WireReader(std::span<const std::byte> bytes) : rest_(bytes) {}
@@ -96,6 +104,8 @@ class WireReader {
   bool tensor(TensorMeta& meta, std::size_t (*item_size)(std::uint8_t dtype));
   // True when every byte was read.
   bool finished() const noexcept { return rest_.empty(); }
+  // Of the tensors read so far: the memory that their gaps take beside their bytes.
+  std::uint64_t gapBytes() const noexcept { return gaps_.bytes(); }
   const std::string& error() const noexcept { return error_; }
 
  private:
@@ -103,25 +113,13 @@ class WireReader {
   bool get(T& value);
   bool getVarint(std::uint64_t& value);
   bool getBytes(std::uint64_t count, std::span<const std::byte>& bytes);
+  bool getVarints(std::span<std::int64_t> values);
   bool shape(TensorMeta& meta, std::size_t item_size, bool contiguous);
   bool fail(const char* why);
 
   std::span<const std::byte> rest_;
+  GapBudget gaps_;
   std::string error_;
 };
-
-// Bytes that a non-overlapping layout with gaps spans, or nothing when it overlaps or overflows.
-std::optional<std::uint64_t> gappedSpan(std::span<const std::int64_t> sizes,
-                                        std::span<const std::int64_t> strides,
-                                        std::size_t item_size);
-// Whether a layout with gaps is worth keeping: small, or at least half full. A receiver refuses
-// others, so that few bytes cannot ask for much memory.
-bool worthKeepingGaps(std::uint64_t span_bytes, std::uint64_t element_bytes);
-
-// Elements of a dense tensor times item size, or nothing when a size is negative, the
-// product overflows, or the strides are not a gapless permutation of the sizes.
-std::optional<std::uint64_t> denseBytes(std::span<const std::int64_t> sizes,
-                                        std::span<const std::int64_t> strides,
-                                        std::size_t item_size);
 
 }  // namespace weft::rpc

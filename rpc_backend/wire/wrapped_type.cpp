@@ -1,31 +1,31 @@
 #include "rpc_backend/wire/wrapped_type.h"
 
-#include <cstring>
+#include <algorithm>
 #include <string_view>
 #include <vector>
 
-#include "rpc_backend/wire/pickle_ops.h"
+#include "rpc_backend/wire/pickle_reader.h"
 
 namespace weft::rpc {
 
 namespace {
 
-using namespace pickle;  // NOLINT(google-build-using-namespace): opcodes only
+using namespace pickle;  // NOLINT(google-build-using-namespace): opcodes and their reader
 
 constexpr std::size_t kMaxDepth = 4096;  // values on the stack; real tuples need tens
 
-// What the machine must know of a value. `number` of a tuple is its first element's.
+// What Machine knows of a value. The `number` of a tuple is its first element's.
 struct Value {
   enum class Kind : std::uint8_t { kNumber, kTupleOfNumber, kContainer, kOther, kGlobal };
   Kind kind = Kind::kOther;
   std::int64_t number = 0;
 };
 
-// Runs the pickle on a stack of Values: the same stack effects as torch's unpickler for
-// the opcodes above, and refusal of every other one.
-class Machine {
+// Runs the pickle on a stack of Values, with the stack effects of torch's unpickler for the opcodes
+// above. It refuses all others.
+class Machine : Reader {
  public:
-  explicit Machine(std::string_view bytes) : rest_(bytes) {}
+  using Reader::Reader;
 
   std::optional<std::int64_t> run() {
     if (!starts("\x80\x02")) return std::nullopt;
@@ -35,49 +35,29 @@ class Machine {
       if (op == kStop) break;
       if (!step(op) || stack_.size() > kMaxDepth || marks_.size() > kMaxDepth) return std::nullopt;
     }
-    if (!rest_.empty() || !marks_.empty() || stack_.size() != 1) return std::nullopt;
+    if (!finished() || !marks_.empty() || stack_.size() != 1) return std::nullopt;
     if (stack_.back().kind != Value::Kind::kTupleOfNumber) return std::nullopt;
     return stack_.back().number;
   }
 
  private:
-  bool starts(std::string_view prefix) {
-    if (!rest_.starts_with(prefix)) return false;
-    rest_.remove_prefix(prefix.size());
-    return true;
-  }
-  template <typename T>
-  bool take(T& value) {
-    if (rest_.size() < sizeof(T)) return false;
-    std::memcpy(&value, rest_.data(), sizeof(T));
-    rest_.remove_prefix(sizeof(T));
-    return true;
-  }
-  bool skip(std::size_t count) {
-    if (rest_.size() < count) return false;
-    rest_.remove_prefix(count);
-    return true;
-  }
   bool push(Value::Kind kind, std::int64_t number = 0) {
     stack_.push_back({kind, number});
     return true;
   }
-  template <typename T>
-  bool number() {
-    T value = 0;
-    return take(value) && push(Value::Kind::kNumber, static_cast<std::int64_t>(value));
+  bool number(unsigned char op) {
+    std::int64_t value = 0;
+    return integer(op, value) && push(Value::Kind::kNumber, value);
   }
 
   bool step(unsigned char op) {
     switch (op) {
       case kBinInt:
-        return number<std::int32_t>();
       case kBinInt1:
-        return number<std::uint8_t>();
       case kBinInt2:
-        return number<std::uint16_t>();
-      case kLong1:
-        return starts("\x08") && number<std::int64_t>();
+        return number(op);
+      case kLong1:  // torch's unpickler takes no other length
+        return next() == 8 && number(op);
       case kBinFloat:
         return skip(8) && push(Value::Kind::kOther);
       case kNone:
@@ -127,28 +107,28 @@ class Machine {
     std::uint32_t length = 0;
     return take(length) && skip(length) && push(Value::Kind::kOther);
   }
-  // The last `count` values become one tuple. A global is a number to torch: never inside.
+  // Takes the last `count` values off the stack. A global, a number to torch, is never among them.
+  bool drop(std::size_t count) {
+    if (stack_.size() < count) return false;
+    const auto first = stack_.end() - static_cast<std::ptrdiff_t>(count);
+    if (std::any_of(first, stack_.end(),
+                    [](const Value& value) { return value.kind == Value::Kind::kGlobal; })) {
+      return false;
+    }
+    stack_.erase(first, stack_.end());
+    return true;
+  }
+  // The last `count` values become one tuple.
   bool tuple(std::size_t count) {
     if (stack_.size() < count || count == 0) return false;
-    const std::size_t first = stack_.size() - count;
-    for (std::size_t i = first; i < stack_.size(); ++i) {
-      if (stack_[i].kind == Value::Kind::kGlobal) return false;
-    }
-    const Value head = stack_[first];
-    stack_.resize(first);
-    return push(
-        head.kind == Value::Kind::kNumber ? Value::Kind::kTupleOfNumber : Value::Kind::kOther,
-        head.number);
+    const Value head = stack_[stack_.size() - count];
+    return drop(count) && push(head.kind == Value::Kind::kNumber ? Value::Kind::kTupleOfNumber
+                                                                 : Value::Kind::kOther,
+                               head.number);
   }
+  // The last `count` values become the contents of the container below them.
   bool fill(std::size_t count) {
-    if (stack_.size() <= count) return false;
-    const std::size_t first = stack_.size() - count;
-    if (stack_[first - 1].kind != Value::Kind::kContainer) return false;
-    for (std::size_t i = first; i < stack_.size(); ++i) {
-      if (stack_[i].kind == Value::Kind::kGlobal) return false;
-    }
-    stack_.resize(first);
-    return true;
+    return drop(count) && !stack_.empty() && stack_.back().kind == Value::Kind::kContainer;
   }
   bool toMark(unsigned char op) {
     if (marks_.empty() || marks_.back() > stack_.size()) return false;
@@ -169,7 +149,6 @@ class Machine {
     return push(Value::Kind::kOther);
   }
 
-  std::string_view rest_;
   std::vector<Value> stack_;
   std::vector<std::size_t> marks_;
 };

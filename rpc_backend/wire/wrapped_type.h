@@ -1,11 +1,11 @@
 // Reads the type of the message that another message wraps, without torch's unpickler.
 //
-// torch appends to the payload of a wrapped message a pickled tuple and its length (8 bytes,
-// torch/csrc/distributed/rpc/utils.cpp, writeWrappedPayload); the tuple's first
-// element is the inner type. A policy must know that type before anything is unpickled, and
-// must know that the unpickler will see the same one: so the whole tuple has to fit a strict
-// grammar (numbers, strings, tuples, lists and dictionaries of them, and the one type
-// annotation that torch's pickler writes), in which nothing can alter the first element.
+// torch appends a pickled tuple and its length (8 bytes) to the payload of a wrapped message
+// (torch/csrc/distributed/rpc/utils.cpp, writeWrappedPayload); the tuple's first element is the
+// inner type. A policy must know that type before anything is unpickled, and know that the
+// unpickler sees the same one. So the whole tuple must fit a strict grammar (numbers, strings,
+// tuples, lists and dictionaries of them, and the one type annotation that torch's pickler writes),
+// in which nothing alters the first element.
 #pragma once
 
 #include <cstdint>

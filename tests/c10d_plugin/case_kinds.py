@@ -89,7 +89,7 @@ def thread_plans(rng: random.Random, seed: int) -> list[Plan]:
         ("lane0", any_step(rng, seed, i, ("batch", "batch", "message")))
         for i in range(rng.randint(3, 12))
     ]
-    collectives = [f.__name__ for f in (*REDUCTIONS, *MOVEMENTS)]
+    collectives = [f.__name__ for f in (*REDUCTIONS, *MOVEMENTS, *AT_ONCE)]
     beside = [
         ("lane0", any_step(rng, seed, 100 + i, ("all_reduce", "barrier", *collectives)))
         for i in range(rng.randint(5, 20))

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from watched_memory import Memory, carve, random_bits, seed_of, stretch
 
 REDUCED = "bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64 complex64 complex128"
@@ -168,3 +170,25 @@ def alias_offset(draw: Draw, numel: int) -> tuple[str, int]:
         index = draw.common.randrange(max(1, draw.place.size - 1))
         return way, index * numel + draw.common.randint(1, numel - 1)
     return ("", -1) if way != "in place" else (way, draw.place.rank * numel)
+
+
+def coalesced(draw: Draw, record: Callable[[], None]) -> Callable[[], Any]:
+    """What runs `record` in a coalescing manager's block, in some beside another thread's all_reduce."""
+    group, asynchronous = draw.place.group, draw.step.asynchronous
+    beside, device = draw.common.random() < 0.3, draw.local.choice((None, CPU))
+    tensor = torch.ones(7)
+
+    def start() -> Any:
+        with dist.distributed_c10d._coalescing_manager(group, device, asynchronous) as manager:
+            record()
+            if beside:
+                with ThreadPoolExecutor(1) as thread:
+                    thread.submit(dist.all_reduce, tensor, group=group).result()
+        return manager if asynchronous else None
+
+    def check(_: Any) -> str | None:
+        right = not beside or bool(tensor.eq(draw.place.size).all())
+        return None if right else f"an all_reduce beside the block gave {tensor.tolist()}"
+
+    draw.prepared.check = check
+    return start

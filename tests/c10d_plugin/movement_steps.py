@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from drawn_step import MOVED, Draw, Prepared, alias_offset, low_level
+from drawn_step import MOVED, Draw, Prepared, alias_offset, coalesced, low_level
 
 
 def broadcast(draw: Draw) -> Prepared:
@@ -91,21 +91,19 @@ def all_gathers_at_once(draw: Draw) -> Prepared:
             draw.result(outputs, part, torch.cat(every))
 
     def start() -> Any:
-        if way == "group":
-            lists = [
-                outputs.tensors[rank * len(sizes) : (rank + 1) * len(sizes)]
-                for rank in range(place.size)
-            ]
-            options = low_level(draw, dist.distributed_c10d.AllgatherOptions())
-            return place.group.allgather_coalesced(lists, inputs.tensors, options)
-        with dist.distributed_c10d._coalescing_manager(
-            place.group, async_ops=draw.step.asynchronous
-        ) as manager:
-            for output, source in zip(outputs.tensors, inputs.tensors, strict=True):
-                dist.all_gather_into_tensor(output, source, place.group)
-        return manager if draw.step.asynchronous else None
+        lists = [
+            outputs.tensors[rank * len(sizes) : (rank + 1) * len(sizes)]
+            for rank in range(place.size)
+        ]
+        options = low_level(draw, dist.distributed_c10d.AllgatherOptions())
+        return place.group.allgather_coalesced(lists, inputs.tensors, options)
 
-    return draw.done(f"{draw.type_name}{sizes} by {way}", start)
+    def record() -> None:
+        for output, source in zip(outputs.tensors, inputs.tensors, strict=True):
+            dist.all_gather_into_tensor(output, source, place.group)
+
+    text = f"{draw.type_name}{sizes} by {way}"
+    return draw.done(text, start if way == "group" else coalesced(draw, record))
 
 
 def gather(draw: Draw) -> Prepared:

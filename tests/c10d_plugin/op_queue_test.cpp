@@ -9,6 +9,9 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/no_more_threads.h"
+#include "tests/support/waiting.h"
+
 namespace weft::collectives {
 namespace {
 
@@ -106,6 +109,90 @@ TEST(OpQueue, ACallbackMayWaitForALaterOperation) {
         status = waits.wait_for(kPatience);
         finished.set_value();
       }));
+  ASSERT_EQ(finished.get_future().wait_for(kPatience), std::future_status::ready);
+  EXPECT_EQ(status, std::future_status::ready);
+}
+
+TEST(OpQueue, WhereNoThreadCanBeStartedTheCallerRunsWhatItPushes) {
+  OpQueue queue;
+  std::vector<std::thread::id> ran;
+  {
+    const NoMoreThreads here;
+    for (int i = 0; i < 3; ++i)
+      ASSERT_TRUE(push(
+          queue, [&] { ran.push_back(std::this_thread::get_id()); }, [] {}));
+    EXPECT_EQ(ran, std::vector<std::thread::id>(3, std::this_thread::get_id()));
+  }
+  ASSERT_TRUE(push(queue, [&] { ran.push_back(std::this_thread::get_id()); }));
+  ASSERT_TRUE(queue.drain(kPatience));
+  ASSERT_EQ(ran.size(), 4U);
+  EXPECT_NE(ran[3], std::this_thread::get_id());
+  queue.close();
+  EXPECT_TRUE(queue.waitForThreads(kPatience));
+}
+
+// It waits for the turn, as a thread would.
+TEST(OpQueue, WhereNoThreadCanBeStartedTheCallerWaitsForItsTurn) {
+  OpQueue queue;
+  ASSERT_TRUE(queue.tryEnter());
+  std::atomic<bool> ran{false};
+  std::promise<void> go;
+  std::thread caller([&] {
+    go.get_future().wait();
+    push(queue, [&] { ran = true; });
+  });
+  {
+    const NoMoreThreads here;
+    go.set_value();
+    letOthersBlock(milliseconds(20));
+    EXPECT_FALSE(ran);
+    queue.leave();
+    caller.join();
+  }
+  EXPECT_TRUE(queue.drain(kPatience));
+  EXPECT_TRUE(ran);
+}
+
+TEST(OpQueue, WithoutAnotherThreadTasksWaitForTheOneThatFinishes) {
+  OpQueue queue;
+  std::promise<void> blocked, release;
+  std::atomic<int> ran{0};
+  ASSERT_TRUE(push(
+      queue, [] {},
+      [&, held = release.get_future().share()] {
+        blocked.set_value();
+        held.wait_for(kPatience);
+      }));
+  ASSERT_EQ(blocked.get_future().wait_for(kPatience), std::future_status::ready);
+  const NoMoreThreads here;
+  ASSERT_TRUE(push(queue, [&] { ++ran; }));
+  ASSERT_TRUE(push(queue, [&] { ++ran; }));
+  EXPECT_FALSE(queue.drain(milliseconds(20)));
+  release.set_value();
+  EXPECT_TRUE(queue.drain(kPatience));
+  EXPECT_EQ(ran, 2);
+  queue.close();
+  EXPECT_TRUE(queue.waitForThreads(kPatience));
+}
+
+TEST(OpQueue, WithoutAnotherThreadACallbackMayStillWaitForALaterOperation) {
+  OpQueue queue;
+  std::promise<void> later, finished;
+  auto waits = later.get_future();
+  std::future_status status = std::future_status::timeout;
+  std::promise<void> entered, go;
+  ASSERT_TRUE(push(
+      queue, [] {},
+      [&] {
+        entered.set_value();
+        go.get_future().wait_for(kPatience);
+        push(queue, [&] { later.set_value(); });
+        status = waits.wait_for(kPatience);
+        finished.set_value();
+      }));
+  ASSERT_EQ(entered.get_future().wait_for(kPatience), std::future_status::ready);
+  const NoMoreThreads here;
+  go.set_value();
   ASSERT_EQ(finished.get_future().wait_for(kPatience), std::future_status::ready);
   EXPECT_EQ(status, std::future_status::ready);
 }

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from drawn_step import CPU, REDUCED, Draw, Prepared, alias_offset, low_level
+from drawn_step import CPU, REDUCED, Draw, Prepared, alias_offset, coalesced, low_level
 from watched_memory import random_numbers, seed_of, stretch
 
 
@@ -216,13 +216,6 @@ def reductions_at_once(draw: Draw) -> Prepared:
         if way == "group":
             options = low_level(draw, dist.AllreduceCoalescedOptions(), reduceOp=reduction.op())
             return place.group.allreduce_coalesced(memory.tensors, options)
-        if way == "manager":
-            with dist.distributed_c10d._coalescing_manager(
-                place.group, async_ops=draw.step.asynchronous
-            ) as manager:
-                for tensor in memory.tensors:
-                    dist.all_reduce(tensor, reduction.op(), group=place.group)
-            return manager if draw.step.asynchronous else None
         place.group._start_coalescing(CPU)
         for tensor in memory.tensors:
             place.group.allreduce(
@@ -231,7 +224,12 @@ def reductions_at_once(draw: Draw) -> Prepared:
         work = place.group._end_coalescing(CPU)
         return work if draw.step.asynchronous else work.wait() and None
 
-    return draw.done(f"{reduction.name} {draw.type_name}{sizes} by {way}", start)
+    def record() -> None:
+        for tensor in memory.tensors:
+            dist.all_reduce(tensor, reduction.op(), group=place.group)
+
+    text = f"{reduction.name} {draw.type_name}{sizes} by {way}"
+    return draw.done(text, coalesced(draw, record) if way == "manager" else start)
 
 
 def reduce_scatters_at_once(draw: Draw) -> Prepared:
@@ -245,12 +243,8 @@ def reduce_scatters_at_once(draw: Draw) -> Prepared:
         inputs.fill(part, own)
         draw.result(outputs, part, total[place.rank * size : (place.rank + 1) * size])
 
-    def start() -> Any:
-        with dist.distributed_c10d._coalescing_manager(
-            place.group, async_ops=draw.step.asynchronous
-        ) as manager:
-            for output, source in zip(outputs.tensors, inputs.tensors, strict=True):
-                dist.reduce_scatter_tensor(output, source, reduction.op(), place.group)
-        return manager if draw.step.asynchronous else None
+    def record() -> None:
+        for output, source in zip(outputs.tensors, inputs.tensors, strict=True):
+            dist.reduce_scatter_tensor(output, source, reduction.op(), place.group)
 
-    return draw.done(f"{reduction.name} {draw.type_name}{sizes}", start)
+    return draw.done(f"{reduction.name} {draw.type_name}{sizes}", coalesced(draw, record))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -82,6 +84,48 @@ def test_an_error_of_the_maker_reaches_the_caller(alone, monkeypatch):
     with pytest.raises(Exception, match="the driver is asleep"):
         backend.allreduce([torch.ones(3, device="meta")])
     backend.allreduce([torch.ones(3)]).wait()
+
+
+# Ten interpreters that end while groups have delegates. The makers' globals are not the program's: these
+# would live as long as the groups, and the groups as long as they.
+AT_EXIT = """
+import datetime, os, sys, time
+import torch
+import torch.distributed as dist
+from weft import _C
+
+for _ in range(10):
+    child = os.fork()
+    if child == 0:
+        break
+    _, status = os.waitpid(child, 0)
+    if status != 0:
+        sys.exit(f"an interpreter ended with status {status}")
+else:
+    sys.exit(0)
+
+class Slow:
+    sleep = staticmethod(time.sleep)
+    def __del__(self):
+        self.sleep(0.1)
+
+sys.last_to_go = Slow()  # after the groups
+create = torch._C._distributed_c10d.FakeProcessGroup._create_internal
+groups = []
+for _ in range(20):
+    make = eval("lambda device, store, rank, size, *rest: create(rank, size)", {"create": create})
+    limit = datetime.timedelta(seconds=9)
+    groups.append(_C.WeftBackend(dist.HashStore(), 0, 1, limit, make_delegate=make))
+    groups[-1].allreduce([torch.ones(3, device="meta")])
+"""
+
+
+def test_delegates_that_the_exit_of_the_interpreter_releases():
+    """Groups nobody destroyed: threads of theirs let go of the makers while the interpreter ends."""
+    done = subprocess.run(
+        [sys.executable, "-c", AT_EXIT], capture_output=True, text=True, timeout=100
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_mixed_group_is_one_backend(alone):

@@ -210,6 +210,22 @@ def checkpoint(folder: str) -> None:
     assert again["step"] == 5 and torch.equal(again["weight"].full_tensor(), whole)
 
 
+def gather_sharded() -> None:
+    """On a machine without GPU: torch asks the backend for a device to gather on."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed._shard import sharded_tensor
+    from torch.distributed._shard.sharding_spec import ChunkShardingSpec
+
+    if torch.cuda.device_count() > 0:
+        return
+    placements = [f"rank:{rank}/cpu" for rank in range(dist.get_world_size())]
+    whole = sharded_tensor.ones(ChunkShardingSpec(0, placements), 4, 2)
+    out = torch.zeros(4, 2) if dist.get_rank() == 0 else None
+    whole.gather(0, out)
+    assert out is None or torch.equal(out, torch.ones(4, 2))
+
+
 def samplers() -> None:
     import torch
     import torch.distributed as dist
@@ -257,6 +273,22 @@ def test_autograd_through_collectives(ranks):
 
 def test_distributed_checkpoint(ranks, tmp_path):
     ranks.all(checkpoint, str(tmp_path / "saved"))
+
+
+def test_sharded_tensors_are_gathered(ranks):
+    ranks.all(gather_sharded)
+
+
+def test_monitored_barrier_by_device(tmp_path):
+    run_script(
+        tmp_path,
+        """
+        import torch.distributed as dist, weft
+        rendezvous = {"init_method": "tcp://127.0.0.1:0", "rank": 0, "world_size": 1}
+        dist.init_process_group("cpu:weft,cuda:weft", **rendezvous)
+        dist.monitored_barrier()
+        """,
+    )
 
 
 def test_distributed_sampler(ranks):
@@ -330,6 +362,22 @@ def test_torchrun_restarts_the_group_after_a_kill(tmp_path):
     ]
     out = run_script(tmp_path, ELASTIC, *launch)
     assert "rank 0 attempt 1 sum 2" in out and "rank 1 attempt 1 sum 2" in out
+
+
+def test_weft_run_serves_a_group_of_no_named_backend(tmp_path):
+    out = run_script(
+        tmp_path,
+        """
+        import torch, torch.distributed as dist
+        dist.init_process_group(init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+        net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+        net(torch.ones(1, 2)).sum().backward()
+        assert dist.group.WORLD._get_sequence_number_for_group() > 0
+        print(dist.get_backend())
+        """,
+        *["-m", "weft.run", "--process-group"],
+    )
+    assert out.split() == ["weft"]
 
 
 def test_weft_run_makes_gloo_mean_weft(tmp_path):

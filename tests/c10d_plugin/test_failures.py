@@ -9,7 +9,7 @@ import time
 
 import pytest
 from ranks import PATHS, Ranks, leave, meet
-from workers import Workers, free_port
+from workers import Workers, ended_by, free_port
 
 SOON = 1.0  # seconds after a kill -9 by which every survivor must have failed
 
@@ -91,6 +91,14 @@ def wait_and_time(name: str) -> tuple[str, float]:
     except RuntimeError as error:
         return str(error), time.monotonic()
     raise AssertionError
+
+
+def wait_until_ctrl_c(name: str) -> tuple[str, float]:
+    return ended_by(lambda: wait_in(name), name)
+
+
+def meet_until_ctrl_c(rank: int, world: int, meeting: str) -> tuple[str, float]:
+    return ended_by(lambda: meet(rank, world, meeting, 60.0, "weft"), "meeting")
 
 
 def abort_soon() -> None:
@@ -210,6 +218,40 @@ def test_abort_unblocks(path, operation):
         ranks[0].call(abort_soon)
         text = ranks[0].fails(wait_in, operation, timeout=10).message
         assert "abort" in text, text
+
+
+@pytest.mark.parametrize(
+    "operation", ["all_reduce", "async all_reduce", "barrier", "recv", "monitored_barrier"]
+)
+def test_ctrl_c_ends_a_wait(path, operation):
+    with Ranks(2, path) as ranks:
+        ranks.all(all_reduce_of, 10)
+        ranks[0].start(wait_until_ctrl_c, operation)
+        ranks[0].wait_for_output("waits")
+        assert not ranks[0].has_answered_within(0.3)
+        sent = time.monotonic()
+        ranks[0].signal(signal.SIGINT)
+        how, when = ranks[0].result(timeout=10)
+        assert how == "KeyboardInterrupt"
+        assert when - sent < 0.3
+        if operation == "barrier":
+            error = ranks[1].fails(wait_in, operation, timeout=10)
+            if error.kind == "AssertionError":  # rank 0's part had come already: the next one fails
+                error = ranks[1].fails(wait_in, operation, timeout=10)
+            assert error.kind == "DistBackendError"
+            assert "rank 0 was interrupted" in error.message, error.message
+
+
+def test_ctrl_c_ends_init_process_group():
+    with Workers(1) as ranks:
+        ranks[0].start(meet_until_ctrl_c, 0, 2, ranks.meeting)
+        ranks[0].wait_for_output("waits")
+        assert not ranks[0].has_answered_within(0.5)
+        sent = time.monotonic()
+        ranks[0].signal(signal.SIGINT)
+        how, when = ranks[0].result(timeout=10)
+        assert how == "KeyboardInterrupt"
+        assert when - sent < 0.3
 
 
 def test_monitored_barrier_names_the_missing():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -59,6 +62,84 @@ def after_a_coalescing_manager_that_raised() -> list[float]:
     tensor = torch.ones(2)
     dist.all_reduce(tensor)
     return tensor.tolist()
+
+
+def blocks_beside_another_threads_collectives(*kinds: Callable[[], Any]) -> None:
+    """Within a coalesced block another thread's collectives run at once, and are right."""
+    for device, async_ops in itertools.product((None, torch.device("cpu")), (False, True)):
+        for record in kinds or (many_all_reduces, many_all_gathers, many_reduce_scatters):
+            meanwhile = []
+            with dist._coalescing_manager(device=device, async_ops=async_ops) as manager:
+                is_right = record()
+                thread = threading.Thread(target=lambda seen=meanwhile: seen.extend(collectives()))
+                thread.start()
+                thread.join()
+            manager.wait()
+            assert meanwhile == [True] * 4, (device, async_ops, record.__name__, meanwhile)
+            assert is_right(), (device, async_ops, record.__name__)
+            assert collectives() == [True] * 4
+
+
+def collectives() -> list[bool]:
+    """Whether each of the collectives that a block records is right, and a block."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    tensor, shares, share = torch.ones(3), torch.empty(size), torch.empty(1)
+    dist.all_reduce(tensor)
+    dist.all_gather_into_tensor(shares, torch.full((1,), float(rank)))
+    dist.reduce_scatter_tensor(share, torch.ones(size))
+    with dist._coalescing_manager():
+        is_right = many_all_reduces()
+    wanted = torch.arange(float(size))
+    return [
+        bool(tensor.eq(size).all()),
+        torch.equal(shares, wanted),
+        share.item() == size,
+        is_right(),
+    ]
+
+
+SIZES = (1, 30_000, 7, 5)
+
+
+def many_all_reduces() -> Callable[[], bool]:
+    tensors = [torch.ones(n) for n in SIZES]
+    for tensor in tensors:
+        dist.all_reduce(tensor)
+    return lambda: all(tensor.eq(dist.get_world_size()).all() for tensor in tensors)
+
+
+def many_all_gathers() -> Callable[[], bool]:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    outputs = [torch.empty(size, n) for n in SIZES]
+    for output, n in zip(outputs, SIZES, strict=True):
+        dist.all_gather_into_tensor(output, torch.full((n,), float(rank)))
+    return lambda: all(output.eq(torch.arange(size)[:, None]).all() for output in outputs)
+
+
+def many_reduce_scatters() -> Callable[[], bool]:
+    size = dist.get_world_size()
+    outputs = [torch.empty(n) for n in SIZES]
+    for output, n in zip(outputs, SIZES, strict=True):
+        dist.reduce_scatter_tensor(output, torch.ones(size * n))
+    return lambda: all(output.eq(size).all() for output in outputs)
+
+
+def blocks_of_unlike_operations() -> None:
+    """torch would do to all what the first asks for."""
+    size = dist.get_world_size()
+    factors = [dist._make_nccl_premul_sum(factor) for factor in (2.0, 2.0, 3.0)]
+    for first, second in ((dist.ReduceOp.SUM, dist.ReduceOp.MAX), (factors[0], factors[2])):
+        with pytest.raises(RuntimeError, match="one reduction"), dist._coalescing_manager():
+            dist.all_reduce(torch.ones(2), first)
+            dist.all_reduce(torch.ones(2), second)
+    with pytest.raises(RuntimeError, match="one kind"), dist._coalescing_manager():
+        dist.all_reduce(torch.ones(2))
+        dist.all_gather_into_tensor(torch.empty(size), torch.ones(1))
+    tensors = [torch.ones(2), torch.ones(3)]
+    with dist._coalescing_manager():
+        for tensor, factor in zip(tensors, factors[:2], strict=True):
+            dist.all_reduce(tensor, factor)
+    assert all(tensor.eq(2.0 * size).all() for tensor in tensors)
 
 
 def receive_into_a_tensor_that_repeats_itself() -> None:
@@ -217,6 +298,8 @@ def send_that_times_out(numel: int) -> str:
         scattered_from_overlapping_parts,
         barrier_of_a_device,
         receive_into_a_tensor_that_repeats_itself,
+        blocks_beside_another_threads_collectives,
+        blocks_of_unlike_operations,
     ],
 )
 def test_is_right(ranks, function):
@@ -239,6 +322,12 @@ def test_a_coalescing_manager_that_raised_leaves_nothing(ranks):
 def test_a_message_that_timed_out_does_not_arrive_altered(ranks):
     # More than a rank keeps for another: its bytes wait at the sender.
     assert "the send to rank 1" in ranks.all(send_that_times_out, 80_000_000)[0]
+
+
+def test_blocks_of_wrapped_groups():
+    """The wrapper has no coalesced all_gather."""
+    with Ranks(2, {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}) as ranks:
+        ranks.all(blocks_beside_another_threads_collectives, many_all_reduces)
 
 
 def test_timeouts_of_centuries():

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LAYERS = ("transport", "rpc_backend", "c10d_plugin", "jit_ops", "pipe")
 PACKAGES = sorted(path.parent for name in LAYERS for path in ROOT.glob(f"{name}/*/**/BUILD.bazel"))
 PAGES = [
-    *(ROOT / name for name in ("README.md", "tests/conformance/README.md")),
+    *(ROOT / name for name in ("README.md", "SECURITY.md", "tests/conformance/README.md")),
     *sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/README.md")]),
     *(page for name in LAYERS for page in sorted(ROOT.glob(f"{name}/**/README.md"))),
 ]
@@ -91,7 +91,7 @@ def test_commands_exist(page):
 def sources() -> str:
     """What the program may say: the text of its sources, string literals joined across lines."""
     layers = ("jit_ops", "rpc_backend", "transport")
-    files = [path for name in layers for path in ROOT.glob(f"{name}/**/*.cpp")]
+    files = [path for name in layers for path in ROOT.glob(f"{name}/**/*.[ch]*")]
     text = "\n".join(path.read_text() for path in [*files, *ROOT.glob("weft/**/*.py")])
     text = re.sub(r'"\s*\n\s*(?:std::string\()?f?"', "", text)
     return text.replace('\\"', '"')
@@ -178,7 +178,12 @@ def test_the_options_page_has_every_rpc_option(monkeypatch):
     documented = rows("RPC")
     assert list(documented) == list(inspect.signature(weft.RpcBackendOptions).parameters)
     for name, default in documented.items():
-        assert default == str(getattr(options, name)), name
+        value = getattr(options, name)
+        if default == "half of the memory":
+            machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
+            assert 0 < value <= min(64 << 30, machine // 2), name
+        else:
+            assert default == str(value), name
 
 
 @pytest.mark.parametrize(

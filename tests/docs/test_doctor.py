@@ -10,8 +10,7 @@ from collections.abc import Iterable
 import pytest
 
 from weft import doctor
-from weft.doctor import installation, machine, self_test
-from weft.doctor.finding import Finding
+from weft.doctor import Finding
 
 KEY = "ab" * 32 + "\n"
 
@@ -33,6 +32,18 @@ def test_it_is_content_here():
     assert run.returncode == 0, run.stdout + run.stderr
     assert "two workers called each other" in run.stdout
     assert "WEFT_AUTH_KEY_FILE" in run.stdout
+
+
+def test_a_reader_may_stop_early():
+    run = subprocess.run(
+        f"{sys.executable} -m weft.doctor --no-self-test | head -1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert len(run.stdout.splitlines()) == 1
+    assert "BrokenPipeError" not in run.stderr
 
 
 def test_it_fails_when_a_check_does(monkeypatch, capsys):
@@ -69,7 +80,7 @@ def test_key_files(tmp_path, monkeypatch, content, mode, level, says):
     path.write_text(content, errors="surrogateescape")
     path.chmod(mode)
     monkeypatch.setenv("WEFT_AUTH_KEY_FILE", str(path))
-    (finding,) = machine.key_file()
+    (finding,) = doctor.key_file()
     assert finding.level == level
     assert says in finding.text
     if level == "FAIL":
@@ -81,39 +92,39 @@ def test_key_files(tmp_path, monkeypatch, content, mode, level, says):
 @pytest.mark.parametrize("name", ["missing", "."])
 def test_key_files_that_are_none(tmp_path, monkeypatch, name):
     monkeypatch.setenv("WEFT_AUTH_KEY_FILE", str(tmp_path / name))
-    assert levels(machine.key_file()) == ["FAIL"]
+    assert levels(doctor.key_file()) == ["FAIL"]
 
 
 def test_master(monkeypatch):
     monkeypatch.delenv("WEFT_SOCKET_IFNAME", raising=False)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    assert "reached from 127.0.0.1" in list(machine.network())[1].text
+    assert "reached from 127.0.0.1" in list(doctor.network())[1].text
     monkeypatch.setenv("WEFT_SOCKET_IFNAME", "lo")
-    assert "WEFT_SOCKET_IFNAME=lo" in list(machine.network())[1].text
+    assert "WEFT_SOCKET_IFNAME=lo" in list(doctor.network())[1].text
 
 
 def test_another_torch(monkeypatch):
-    assert installation.built_for() is None or next(installation.versions()).level == "ok"
-    monkeypatch.setattr(installation, "built_for", lambda: "1.13")
-    assert next(installation.versions()).level == "FAIL"
-    assert "rebuild it" in next(installation.versions()).text
+    assert doctor.built_for() is None or next(doctor.versions()).level == "ok"
+    monkeypatch.setattr(doctor, "built_for", lambda: "1.13")
+    assert next(doctor.versions()).level == "FAIL"
+    assert "rebuild it" in next(doctor.versions()).text
 
 
 def test_unknown_variables(monkeypatch):
     monkeypatch.setenv("WEFT_SOCKETIFNAME", "eth0")
-    assert any("WEFT_SOCKETIFNAME" in finding.text for finding in installation.unknown_variables())
+    assert any("WEFT_SOCKETIFNAME" in finding.text for finding in doctor.unknown_variables())
 
 
 def test_a_self_test_that_fails(monkeypatch):
-    monkeypatch.setattr(self_test, "PROGRAM", "raise SystemExit('no such luck')")
-    (finding,) = self_test.run()
+    monkeypatch.setattr(doctor, "SELF_TEST_PROGRAM", "raise SystemExit('no such luck')")
+    (finding,) = doctor.self_test()
     assert finding.level == "FAIL"
     assert "no such luck" in finding.text
 
 
 def test_a_self_test_that_hangs(monkeypatch):
-    monkeypatch.setattr(self_test, "PROGRAM", "import signal; signal.pause()")
-    monkeypatch.setattr(self_test, "SECONDS", 0.5)
-    (finding,) = self_test.run()
+    monkeypatch.setattr(doctor, "SELF_TEST_PROGRAM", "import signal; signal.pause()")
+    monkeypatch.setattr(doctor, "SELF_TEST_SECONDS", 0.5)
+    (finding,) = doctor.self_test()
     assert finding.level == "FAIL"
     assert "within 0.5 s" in finding.text

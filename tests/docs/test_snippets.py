@@ -73,6 +73,7 @@ SERVE = SERVER.replace(
     + 'for _ in range(2): weft.publish("encoder", torch.jit.script(encoder))\nweft.init_rpc',
 )
 WORKER1 = JOIN.format(name="worker1", rank=1) + LEAVE
+BETTER = "def better(best, other): return other if best is None else max(best, other)\n"
 RANK = """
 import torch, torch.distributed as dist, weft
 dist.init_process_group("weft")
@@ -93,6 +94,20 @@ CASES = [
         before=RANK,
         after="dist.destroy_process_group()",
         peer=RANK + "dist.all_reduce(torch.ones(1_000_000)); dist.destroy_process_group()",
+    ),
+    Case(
+        "docs/guide/elastic.md",
+        "shrink_group",
+        before=RANK
+        + "gradients = torch.ones(4); who_died = lambda: 1; agree_on_the_weights = lambda: None",
+        after="assert dist.get_world_size() == 1",
+        peer=RANK + "dist.destroy_process_group()",
+    ),
+    Case(
+        "docs/guide/elastic.md",
+        "next_group",
+        before="import torch.distributed as dist, weft\nfrom datetime import timedelta",
+        after="for number in (1, 2): next_group(dist.HashStore(), number, 0, 1)",
     ),
     Case(
         "docs/guide/published_modules.md",
@@ -146,6 +161,13 @@ CASES = [
         before=JOIN.format(name="worker0", rank=0) + "x = torch.ones(1)",
         after=LEAVE,
         peer=WORKER1,
+    ),
+    Case(
+        "docs/guide/rpc.md",
+        "weft.deadline()",
+        before=JOIN.format(name="worker0", rank=0) + BETTER,
+        after='assert rpc.rpc_sync("worker0", search, args=([1, 3, 2],), timeout=30) == 3' + LEAVE,
+        peer=BETTER + WORKER1,
     ),
     Case(
         "docs/guide/rpc.md",

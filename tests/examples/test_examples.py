@@ -73,6 +73,15 @@ def test_a_model_with_collectives_on_two_ranks(tmp_path):
         assert "everybody's add up to 0.000" in output
 
 
+def test_training_outlives_a_killed_worker():
+    if BACKEND != "WEFT":
+        pytest.skip("shrinking a group is Weft's")
+    launch = ["-m", "examples.elastic.launch", "--kills", "1", "--seed", "3"]
+    (output,) = run_all([launch])  # it exits with 0 only if the accuracy was reached
+    assert len(re.findall(r"^worker \d is killed$", output, re.MULTILINE)) == 1
+    assert "on all workers alike: True" in output
+
+
 def listings() -> dict[str, str]:
     """The quickstart's Python listings, by the file name in their first line."""
     text = (ROOT / "docs/guide/quickstart.md").read_text()

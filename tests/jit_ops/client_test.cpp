@@ -6,6 +6,7 @@
 #include <unistd.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 
+#include <cmath>
 #include <thread>
 
 #include "jit_ops/weft.h"
@@ -153,6 +154,10 @@ TEST(Client, SaysWhatIsWrong) {
                 rpcSync("server", "encoder", {at::ones({600, 600}), 2000},
                         {.method = "slow", .timeout = 0.05});
               });
+              for (const double no_time : {std::nan(""), -3.0}) {
+                expectProblem("timeout must be a number of seconds that is not negative",
+                              [&] { rpcSync("server", "encoder", {x}, {.timeout = no_time}); });
+              }
               expectProblem("must be float, but", [&] {
                 ops::call({.worker = "server", .name = "encoder", .args = {x}},
                           c10::FloatType::get());
@@ -173,6 +178,8 @@ TEST(Client, NoGroupNoCall) {
                 bad.init_method = "http://x";
                 Group::join(bad);
               });
+              expectProblem("world_size must be positive, got -3",
+                            [] { Group::join(options(freshPath("x"), "a", 0, -3)); });
             }}));
 }
 

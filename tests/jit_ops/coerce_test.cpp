@@ -7,6 +7,7 @@
 #include <torch/csrc/jit/frontend/function_schema_parser.h>
 #include <torch/csrc/jit/frontend/script_type_parser.h>
 
+#include "jit_ops/values/nested_values.h"
 #include "jit_ops/values/result_names.h"
 
 namespace weft::ops {

@@ -56,6 +56,24 @@ def publish_functions() -> None:
         weft.publish(function.__name__, function)
 
 
+def publish_late(name: str, seconds: float) -> None:
+    def answer() -> int:
+        return 42
+
+    threading.Timer(seconds, weft.publish, (name, answer)).start()
+
+
+def wait_and_call(name: str) -> int:
+    assert weft.wait_published(f"worker0/{name}", timeout=30).name == name
+    return weft.call(f"worker0/{name}")
+
+
+def wait_in_vain(target: str) -> str:
+    with pytest.raises(TimeoutError) as raised:
+        weft.wait_published(target, timeout=0.05)
+    return str(raised.value)
+
+
 def take_back(name: str, version: int | None = None) -> None:
     weft.unpublish(name, version)
 
@@ -120,6 +138,13 @@ def test_a_published_module_gives_what_the_local_one_gives(pair, name):
     assert (owner, torch.equal(value.detach(), local())) == ("worker0", True)
     for value in pair[1].call(ask_async, target, 20, X):
         assert torch.equal(value.detach(), local())
+
+
+def test_one_may_wait_for_what_is_not_published_yet(pair):
+    pair[0].call(publish_late, "late", 0.3)
+    assert pair[1].call(wait_and_call, "late") == 42
+    for target in ("worker0/never", "worker0/late@9"):
+        assert f"{target} was not published within 0.05 s" in pair[1].call(wait_in_vain, target)
 
 
 def test_a_method_may_return_a_future(pair):

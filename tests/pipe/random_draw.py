@@ -26,8 +26,6 @@ WITH_INNER = (
     "func_jvp",
     "dual_inside",
 )
-#: Torch counts forward-mode levels per process: two stages at once are not to be had.
-ONE_STAGE = ("func_jvp", "dual_inside")
 #: In the first stage's input or where several rows are needed, these make no sense.
 TOP_ONLY = (
     "same_twice",
@@ -95,12 +93,6 @@ def draw_stages(
 ) -> tuple[tuple[Op, ...], ...]:
     count = chosen.choice((1, 2, 2, 3, 3, 4))
     stages = [list(draw_ops(chosen, menu, steps)) for _ in range(count)]
-    used = [
-        k for k, ops in enumerate(stages) if any(op.name in ONE_STAGE for _, op in walk(tuple(ops)))
-    ]
-    for k in used[1:]:
-        stages[k] = [op for op in stages[k] if not any(o.name in ONE_STAGE for _, o in walk((op,)))]
-        stages[k] = stages[k] or [Op("linear")]
     for k in range(skips if count > 1 else 0):
         begin, end = sorted(chosen.sample(range(count), 2))
         since = chosen.randrange(steps) if chosen.random() < 0.2 else 0
@@ -201,7 +193,7 @@ def legal(program: Program) -> Program:
     steps = []
     for step in program.steps:
         # Random numbers, statistics and lazy weights of two threads have no order.
-        alone = {*DRAWING, "unregistered", "count", "batch_norm", "lazy", *ONE_STAGE} & names
+        alone = {*DRAWING, "unregistered", "count", "batch_norm", "lazy"} & names
         shared = {"checkpoint", "checkpoint_reentrant", "cached", "cached_all"} & set(step.around)
         if "unregistered" in names and step.input == "data":
             # Where nothing else needs a gradient, the output says that it has none.

@@ -293,8 +293,9 @@ class Run:
                 self.results[f"output {self.calls}.{k} needs no gradient"] = True
         for name, k in self.program.hooks:
             hooked = one(self.used(outputs), k)
-            # Of one micro-batch, two outputs may be one tensor.
+            # Of one micro-batch, two outputs may be one tensor, or one a view of the other.
             joined = min(self.program.chunks, self.step.rows) > 1
+            joined = joined and hooked.shape[:1] == (self.step.rows,)
             if name == "output" and joined and hooked.requires_grad:
                 # An output of several whose gradient is not there is None, as with torch's own.
                 hooked.register_hook(lambda grad: grad if grad is None else 2 * grad)
@@ -341,7 +342,13 @@ HOOKS: dict[str, Callable[[nn.Module, int], None]] = {
 
 
 def double_gradient(parameter: nn.Parameter) -> None:
-    parameter.grad.detach().mul_(2)
+    """Only a gradient that is new: a Pipe calls the hook in a mini-batch without one as well."""
+    grad = parameter.grad
+    last, version = getattr(parameter, "doubled", (None, 0))
+    if grad is None or (grad is last and grad._version == version):
+        return
+    grad.detach().mul_(2)
+    parameter.doubled = (grad, grad._version)
 
 
 def made(model: nn.Module) -> list[nn.Parameter]:

@@ -97,7 +97,9 @@ def two_threads(run: Run) -> None:
         if loss.requires_grad:
             loss.backward()
 
-    if isinstance(run.model.parts[0], Plain):  # modules alone are not for two threads
+    # Modules alone are not for two threads, and what is around both is this thread's only.
+    around = any(name.endswith("_all") for name in run.step.around)
+    if around or isinstance(run.model.parts[0], Plain):
         for inputs in batches:
             one(inputs)
     else:

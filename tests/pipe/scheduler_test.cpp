@@ -20,6 +20,7 @@
 #include "pipe/schedule/thread_policy.h"
 #include "pipe/schedule/timeline.h"
 
+#include "tests/support/no_more_threads.h"
 #include "tests/support/waiting.h"
 
 namespace weft::pipe {
@@ -28,7 +29,7 @@ namespace {
 class Function final : public Job {
  public:
   explicit Function(std::function<void(TaskId)> function) : function_(std::move(function)) {}
-  void run(TaskId task) override { function_(task); }
+  void run(TaskId task, TaskOrder* /*order*/) override { function_(task); }
 
  private:
   std::function<void(TaskId)> function_;
@@ -62,9 +63,9 @@ TEST(Gpipe, BackwardRunsFromTheEndAndWaitsForWhatGivesGradients) {
       {{1, 2}, TaskKind::kBackward}, {{0, 2}, TaskKind::kRecompute}, {{0, 2}, TaskKind::kBackward},
       {{1, 0}, TaskKind::kBackward}, {{0, 0}, TaskKind::kRecompute}, {{0, 0}, TaskKind::kBackward}};
   EXPECT_EQ(found, expected);
-  EXPECT_EQ(schedule.next(0), std::vector<TaskId>{3});
-  EXPECT_EQ(schedule.next(2), std::vector<TaskId>{5});
-  EXPECT_EQ(schedule.waitsFor(4), 0U) << "a recomputation waits for nothing";
+  EXPECT_EQ(schedule.task(3).needs, std::vector<TaskId>{0});
+  EXPECT_EQ(schedule.task(5).needs, std::vector<TaskId>{2});
+  EXPECT_EQ(schedule.task(4).needs, std::vector<TaskId>()) << "a recomputation waits for nothing";
 }
 
 TEST(StageExecutor, RunsEachTaskOnceAfterWhatItNeeds) {
@@ -88,6 +89,24 @@ TEST(StageExecutor, RunsEachTaskOnceAfterWhatItNeeds) {
     executor.stop();
     EXPECT_EQ(executor.threads(), 0U);
   }
+}
+
+TEST(StageExecutor, RunsInLineWhereNoThreadCanBeStarted) {
+  StageExecutor executor("test-", 2, {});
+  const Schedule schedule = grid(4, 2);
+  std::vector<std::thread::id> ran;
+  Function job([&](TaskId) { ran.push_back(std::this_thread::get_id()); });
+  {
+    const NoMoreThreads here;
+    executor.run(schedule, job, Running::kThreads);
+  }
+  EXPECT_EQ(ran, std::vector<std::thread::id>(8, std::this_thread::get_id()));
+  EXPECT_EQ(executor.threads(), 0U);
+  std::atomic<int> count{0};
+  Function again([&](TaskId) { ++count; });
+  executor.run(schedule, again, Running::kThreads);
+  EXPECT_EQ(count, 8);
+  EXPECT_EQ(executor.threads(), 2U);
 }
 
 TEST(StageExecutor, ThrowsTheEarliestFailureAndSkipsWhatFollows) {
@@ -247,25 +266,24 @@ TEST(ThreadPolicy, CountsTheShortestRunOfEachKindOfTask) {
 TEST(TaskOrder, TurnsComeInTheSchedulesOrder) {
   class Turns final : public Job {
    public:
-    Turns(std::size_t tasks, TaskId failing) : order_(tasks), failing_(failing) {}
-    void run(TaskId task) override {
-      if (task % 3 != 0) order_.awaitTurnOf(task);
-      if (task % 3 != 0) taken.push_back(task);  // nobody else has the turn
-      order_.end(task);
+    explicit Turns(TaskId failing) : failing_(failing) {}
+    void run(TaskId task, TaskOrder* order) override {
+      if (task % 3 != 0) {
+        EXPECT_TRUE(order->awaitTurnOf(task, std::chrono::hours(1)));
+        taken.push_back(task);  // nobody else has the turn
+      }
       if (task == failing_) throw std::runtime_error("here");
     }
-    void skip(TaskId task) override { order_.end(task); }
     std::vector<TaskId> taken;
 
    private:
-    TaskOrder order_;
     const TaskId failing_;
   };
   StageExecutor executor("test-", 4, {});
   const Schedule schedule = grid(6, 4);
   for (int round = 0; round < 200; ++round) {
     const TaskId failing = round % 2 == 0 ? 13 : 1000;
-    Turns job(schedule.size(), failing);
+    Turns job(failing);
     if (failing < schedule.size()) {
       EXPECT_THROW(executor.run(schedule, job, Running::kThreads), std::runtime_error);
     } else {

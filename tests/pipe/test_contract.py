@@ -50,7 +50,13 @@ class TestConstruction:
             Pipe(nn.Sequential(mixed))
         with pytest.raises(TypeError, match="pairs of stash and pop do not match"):
             Pipe(nn.Sequential(skippable(stash=["x"])(nn.Identity)(), mixed))
-        assert Pipe(nn.Sequential(), chunks="3").chunks == 3
+        for chunks in ("3", 2.5):
+            with pytest.raises(TypeError, match="chunks must be an int"):
+                Pipe(nn.Sequential(), chunks=chunks)
+        assert Pipe(nn.Sequential(), chunks=3.0).chunks == 3
+        mixed = Pipe(nn.Sequential(nn.Linear(1, 1, device="meta"), nn.ReLU()))
+        with pytest.raises(ValueError, match="partition 1 is not on meta as others are"):
+            mixed(torch.ones(1, 1, device="meta"))
 
     def test_a_parameter_on_two_devices(self):
         """Only accelerators bring that about: a module that is moved may keep its Parameters."""

@@ -176,3 +176,22 @@ def test_gradients_after_an_error_are_right():
     pipe(x).local_value().sum().backward()
     plain(x).sum().backward()
     assert_same(gradients(pipe), gradients(plain))
+
+
+@pytest.mark.parametrize("again", [1, 3])
+def test_a_recomputation_that_returns_another_number_of_tensors(again):
+    """Its gradients would go to the wrong outputs."""
+
+    class Stage(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            y = self.linear(x)
+            return tuple(y * (k + 1) for k in range(again if is_recomputing() else 2))
+
+    pipe = make_pipe(nn.Sequential(Stage()), chunks=2, checkpoint="always")
+    first, second = pipe(torch.randn(4, 4)).local_value()
+    with pytest.raises(RuntimeError, match=f"stage 0 .* {again} tensors when it ran again"):
+        (first + second).sum().backward()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from pipe_models import MODES, F, make_pipe
 from torch import nn
-from waiting import wait_until
+from waiting import takes, wait_until
 
 from weft import _C
 from weft.pipe import is_recomputing
@@ -71,7 +71,7 @@ class Together:
         with self.lock:
             self.inside += 1
             self.most = max(self.most, self.inside)
-        time.sleep(seconds)
+        takes(seconds)
         with self.lock:
             self.inside -= 1
 

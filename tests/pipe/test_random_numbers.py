@@ -3,6 +3,8 @@ whatever threads do and however a stage's habits change."""
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from pipe_models import MODES, WAYS, assert_same, gradients, make_pipe
@@ -319,3 +321,35 @@ def test_a_run_with_a_graph_repeats_a_stage_without_gradients(mode, way):
         results.append([*slopes, torch.rand(1)])
     for a, b in zip(*results, strict=True):
         assert_same(a, b, atol=1e-5, rtol=1e-5)
+
+
+class Disturbed(nn.Module):
+    """Dropout, and another thread that draws before it: in the first run, or when it runs again."""
+
+    def __init__(self, again: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+        self.again = again
+
+    def forward(self, x):
+        torch.rand(1)  # from here on the stage draws
+        if is_recomputing() == self.again:
+            other = threading.Thread(target=torch.rand, args=(1,))
+            other.start()
+            other.join()
+        return functional.dropout(x * self.weight)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["first", "again"])
+@pytest.mark.parametrize("way", WAYS)
+def test_numbers_that_cannot_be_repeated_are_an_error(way, again):
+    for mode in MODES:
+        pipe = make_pipe(nn.Sequential(Disturbed(again)), way, chunks=2, checkpoint=mode)
+        loss = pipe(torch.ones(4, 8)).local_value().sum()
+        if mode == "never":
+            loss.backward()
+        else:
+            state = torch.get_rng_state()
+            with pytest.raises(RuntimeError, match=r"stage 0 .*another thread has used or seeded"):
+                loss.backward()
+            assert torch.equal(torch.get_rng_state(), state)

@@ -9,8 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from weft.pipe._timeline import schedule
-from weft.pipe._timeline.events import Event, MiniBatch, mini_batches
+from weft.pipe._timeline.events import Event, MiniBatch, gpipe, mini_batches
 from weft.pipe._timeline.recording import Recording, Timeline
 
 MS = 1_000_000
@@ -24,10 +23,8 @@ def lasting(micro_batches, checkpointed=0):
 
 def on_schedule(stages, micro_batches, checkpointed=0, begin=10**15, pause=5 * MS):
     """What an engine without any cost would have recorded."""
-    tasks = schedule.gpipe(
-        stages, micro_batches, lasting(micro_batches, checkpointed), begin, pause
-    )
-    return [(t.stage, t.micro_batch, t.kind, int(t.begin), int(t.end), t.stage + 1) for t in tasks]
+    tasks = gpipe(stages, micro_batches, lasting(micro_batches, checkpointed), begin, pause)
+    return [(*task[:5], task.stage + 1) for task in tasks]
 
 
 def recorded(events, devices=()):
@@ -47,7 +44,7 @@ def test_the_ideal_schedule_has_the_ideal_bubble(stages, micro_batches):
 
 
 def test_no_two_tasks_of_a_stage_overlap_and_order_is_kept():
-    tasks = list(schedule.gpipe(3, 4, lasting(4, 3)))
+    tasks = list(gpipe(3, 4, lasting(4, 3)))
     assert len(tasks) == 3 * (4 + 3 + 4)
     for stage in range(3):
         own = sorted((t for t in tasks if t.stage == stage), key=lambda t: t.begin)

@@ -3,12 +3,26 @@ parametrizations, torch.compile. Or an error says that it does not."""
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
-from pipe_models import MODES, WAYS, assert_same, gradients, make_pipe, piped, small
+from pipe_models import MODES, WAYS, F, assert_same, gradients, make_pipe, piped, small
 from torch import nn
 from torch.autograd import forward_ad
-from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.func import (
+    functional_call,
+    functionalize,
+    grad,
+    grad_and_value,
+    hessian,
+    jacfwd,
+    jacrev,
+    jvp,
+    linearize,
+    vjp,
+    vmap,
+)
 from torch.nn.utils import parametrize
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -46,9 +60,67 @@ def test_func_vjp_jvp_and_jacobians_over_the_input(mode, way):
         lambda f: jacfwd(f)(X),
         lambda f: hessian(lambda x: f(x).square().sum())(X),
         lambda f: grad(lambda x: grad(lambda y: f(y).sum())(x).square().sum())(X),
+        lambda f: (linearize(f, X)[0], linearize(f, X)[1](torch.ones_like(X))),
+        lambda f: grad_and_value(lambda x: f(x).square().sum())(X),
+        lambda f: grad(functionalize(lambda x: f(x).square().sum()))(X),
+        lambda f: functionalize(grad(lambda x: f(x).square().sum()))(X),
     ):
         plain, pipe = piped(mode, way)
         assert_same(transform(pipe), transform(plain), atol=1e-5)
+
+
+@both
+@ways
+def test_func_linearize_and_grad_and_value_over_parameters(mode, way):
+    found = []
+    for model in piped(mode, way):
+        own = tensors_of(model)
+        output, push = linearize(lambda p, model=model: functional_call(model, p, (X,)), own)
+        slopes, value = grad_and_value(lambda p, model=model: loss(model, p, X))(own)
+        found.append((output, push(own), *slopes.values(), value))
+    assert_same(*found, atol=1e-5)
+
+
+@both
+@ways
+def test_functionalize_around_a_model_with_in_place_layers(mode, way):
+    def make():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 3))
+
+    for remove in ("mutations", "mutations_and_views"):
+        found = []
+        for model in piped(mode, way, make):
+            output = functionalize(model, remove=remove)(X)
+            output.square().sum().backward()
+            found.append([output.detach(), *gradients(model)])
+        assert_same(*found)
+
+
+@both
+@ways
+def test_grad_and_value_and_functionalize_inside_a_stage(mode, way):
+    def slope(weight, x):
+        steps, value = grad_and_value(lambda v: (v * weight).tanh().square().sum(dim=0).prod())(x)
+        return steps * weight + value
+
+    def in_place(weight, x):
+        def change(v):
+            y = v.clone()
+            y.view(-1)[0].add_(1)
+            return y.mul_(weight)
+
+        return functionalize(change)(x)
+
+    def make():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 4), F(slope), F(in_place), nn.Linear(4, 4), F(slope))
+
+    plain, pipe = piped(mode, way, make)
+    for model, inputs in ((plain, X.chunk(3)), (pipe, [X])):
+        for x in inputs:
+            model(x).square().sum().backward()
+    assert_same(gradients(pipe), gradients(plain), atol=1e-4)
 
 
 @both
@@ -414,8 +486,6 @@ def test_a_function_mode_is_there_in_the_recomputation(mode, way):
 @both
 def test_two_threads_take_turns_in_a_stage(mode):
     """Also where each runs its mini-batch by itself."""
-    import threading
-
     busy = []
 
     class Stage(nn.Module):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 
 import pytest
@@ -130,7 +129,7 @@ def test_a_newcomer_after_everybody_died():
     with Dynamic(3) as group:
         group.enter(0, 0)
         group.enter(1, 1)
-        group[1].signal(signal.SIGSTOP)
+        group[1].stop()
         group[0].kill()
         group[1].kill()
         group.enter(2, 2)
@@ -168,7 +167,7 @@ def members_in_store(port: int) -> str:
 
 def wait_until_forgotten(group: Dynamic, rank: int) -> None:
     wait_until(
-        lambda: str(rank) not in group.keeper.call(members_in_store, group.port).split(),
+        lambda: f"rank={rank}" not in group.keeper.call(members_in_store, group.port).splitlines(),
         f"rank {rank} is no member in the store",
         10,
     )

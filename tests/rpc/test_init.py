@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -168,6 +170,17 @@ def test_a_rank_out_of_range(rank):
     [error] = all_fail([{"rank": rank, "world": 2}])
     assert error.kind == "ValueError"
     assert f"rank {rank} is out of range for world_size 2" in error.message
+
+
+def test_a_rank_out_of_range_is_told_before_the_store_waits():
+    program = """
+import torch.distributed as dist, weft
+dist.init_process_group("weft", rank=3, world_size=2, init_method="tcp://127.0.0.1:1")
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert "ValueError: rank 3 is out of range for world_size 2" in run.stderr
 
 
 def test_a_negative_rank():

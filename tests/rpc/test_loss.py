@@ -81,6 +81,26 @@ def outcomes(count: int, bound: float = 20) -> list[tuple[str, float]]:
         return list(_held)
 
 
+def hold_creations(to: str, count: int) -> None:
+    """Waits for the creation of RRefs (a future of its own) that the owner is still making."""
+    import torch
+    import torch.distributed.rpc as rpc
+
+    def wait(created):
+        try:
+            created.wait()
+            _ended("answered")
+        except RuntimeError as error:
+            _ended(str(error))
+
+    _held.clear()
+    for index in range(count):
+        of_torch = index % 2 == 1
+        function, arguments = (torch.add, (torch.ones(1), 1)) if of_torch else (echo, (1,))
+        created = rpc.remote(to, function, args=arguments, timeout=0)._get_future()
+        threading.Thread(target=wait, args=(created,), daemon=True).start()
+
+
 def active_calls() -> int:
     import torch.distributed.rpc as rpc
 
@@ -146,6 +166,21 @@ def test_kill_9_fails_everything_pending(hold, environment):
         group.shutdown(ranks=(0, 1), timeout=15)
 
 
+def test_creations_of_rrefs_on_a_dead_peer_fail():
+    """Those under way at the kill (a stopped peer answers nothing), and those after it."""
+    with Group(2) as group:
+        group[0].call(call, "worker1")
+        group[1].stop()
+        for kill in (True, False):
+            group[0].call(hold_creations, "worker1", 20)
+            if kill:
+                group[1].kill()
+            ended = group[0].call(outcomes, 20)
+            assert len(ended) == 20, "the others still wait"
+            for text, _ in ended:
+                assert says_lost(text, "worker1", 1), text
+
+
 def test_a_dead_peer_that_was_never_called():
     """The first call to it finds nobody."""
     with Group(3) as group:
@@ -160,7 +195,7 @@ def test_kill_9_fails_what_is_still_queued():
     """A stopped peer reads nothing: calls of 8 MB pile up here, and fail with it."""
     with Group(2, peer_timeout=60) as group:
         assert group[0].call(call, "worker1") == 2
-        group[1].signal(signal.SIGSTOP)
+        group[1].stop()
         group[0].call(hold_calls, "worker1", 20, 2 << 20)
         killed = time.monotonic()
         group[1].kill()
@@ -177,7 +212,7 @@ def test_a_stopped_peer_is_found_by_its_silence():
         group[0].call(hold_calls, "worker1", 3)
         wait_for(lambda: group[1].call(threads_serving), 3, "threads that serve")
         stopped = time.monotonic()
-        group[1].signal(signal.SIGSTOP)
+        group[1].stop()
         ended = group[0].call(outcomes, 3)
         assert len(ended) == 3
         for text, at in ended:

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch.distributed.rpc import api, internal
 
 from weft._torch import patches
-from weft._torch.patches import batches, default, groups, shutdown, signature, unpickler
+from weft._torch.patches import batches, default, groups, shutdown, unpickler
+from weft._torch.patches import patch as patching
 
 BY_TARGET = pytest.mark.parametrize("patch", patches.ALL, ids=lambda patch: patch.target)
 
@@ -170,7 +171,7 @@ def bound(group: dict[str, int] | None = None, *rest: int, timeout: float = -1.0
     ],
 )
 def test_parameters_are_written_without_types(function, expected):
-    assert signature.parameters(function) == expected
+    assert patching.parameters(function) == expected
 
 
 @pytest.mark.parametrize(
@@ -186,7 +187,7 @@ def test_parameters_are_written_without_types(function, expected):
     ],
 )
 def test_what_fits(found, expected, fits):
-    assert signature.fits(found, expected) is fits
+    assert patching.fits(found, expected) is fits
 
 
 def test_the_device_guard_outlives_the_thread_that_asked_for_it():

@@ -5,17 +5,23 @@ WEFT_TEST_SEED and WEFT_TEST_CASES choose; the seed of a run is printed, and a f
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import re
 
 import pytest
-from random_calls import UNWRITTEN, Call, call, calls, operators
+from random_calls import UNWRITTEN, Call, call, calls, deadly, operators
 from workers import Group
 
 CASES = int(os.environ.get("WEFT_TEST_CASES", "400"))
 SEED = int(os.environ.get("WEFT_TEST_SEED", "1"))
 PER_CASE = 0.1  # seconds that one may take on a busy machine
+LIMIT = 60 + CASES * PER_CASE  # for the calls without RPC, and for those with it
+# torch's own mistakes: an overload that it fails to look at; a tensor that cannot be sent, nor copied
+# by a call to oneself.
+NO_ANSWER = re.compile("INTERNAL ASSERT FAILED|a size is negative")
+pytestmark = pytest.mark.timeout(60 + 2 * LIMIT)
 
 
 @pytest.fixture(scope="module")
@@ -78,11 +84,26 @@ def seed_here(seed: int) -> None:
     torch.manual_seed(seed)
 
 
+def drawn_here() -> bytes:
+    """What has been drawn since the seed: an operator that ran twice has drawn twice."""
+    import torch
+
+    return hashlib.sha1(torch.get_rng_state().numpy().tobytes()).digest()
+
+
 def _try(to: str, made: Call, func, how: str, seed: int):
-    """What one way of making the call brings; the arguments are made anew for each."""
+    """What one way of making the call brings, and what the callee has drawn for it; the arguments are
+    made anew for each."""
     import torch.distributed.rpc as rpc
 
     rpc.rpc_sync(to, seed_here, args=(seed,))
+    outcome = _make(to, made, func, how)
+    return (*outcome, rpc.rpc_sync(to, drawn_here))
+
+
+def _make(to: str, made: Call, func, how: str):
+    import torch.distributed.rpc as rpc
+
     info = rpc.get_worker_info(to)
     if how == "sync":
         return _outcome(lambda: rpc.rpc_sync(to, func, made.args, made.kwargs))
@@ -103,7 +124,7 @@ def _try(to: str, made: Call, func, how: str, seed: int):
     return _outcome(held)
 
 
-def compare(seed: int, count: int, trace: bool = False) -> list[str]:
+def compare(seed: int, count: int, skipped: list[int], trace: bool = False) -> list[str]:
     """Each call one of Weft's ways and torch's own; returns how many succeeded and what differs.
 
     A call that ends the process is the last that `trace` shows."""
@@ -127,6 +148,8 @@ def compare(seed: int, count: int, trace: bool = False) -> list[str]:
             # torch asks for the type of the first result.
             if not all(schema.returns for schema in operators()[name]):
                 how = "sync"
+        if index in skipped:
+            continue
         made = [call(random.Random(call_seed), name) for _ in range(2)]
         if trace:
             print(index, how, made[0], flush=True)
@@ -135,17 +158,23 @@ def compare(seed: int, count: int, trace: bool = False) -> list[str]:
         theirs = _try(theirs_at, made[1], func, by_torch, call_seed)
         worked += theirs[0]
         written = UNWRITTEN.search(name) is None
+        if not theirs[0] and NO_ANSWER.search(theirs[1]):
+            continue
         same = ours[0] == theirs[0] and (
             _alike(ours[1], theirs[1], written) if theirs[0] else ours[1] == theirs[1]
         )
         if not same:
             differ.append(f"case {index}, {how} {made[0]}:\n  {ours[1]!r}\n  not {theirs[1]!r}")
+        elif ours[2] != theirs[2]:
+            differ.append(f"case {index}, {how} {made[0]}: drew otherwise than by torch")
     return [str(worked), *differ]
 
 
-def test_random_calls_answer_as_torch_does(group):
+def test_random_calls_answer_as_torch_does(group, tmp_path):
     print(f"WEFT_TEST_SEED={SEED} WEFT_TEST_CASES={CASES}")
-    worked, *differ = group[0].call(compare, SEED, CASES, timeout=60 + CASES * PER_CASE)
+    skipped = deadly(SEED, CASES, tmp_path / "progress", LIMIT)
+    print(f"torch ends the process in {len(skipped)} of them")
+    worked, *differ = group[0].call(compare, SEED, CASES, skipped, timeout=LIMIT)
     assert not differ, f"WEFT_TEST_SEED={SEED}: {len(differ)} of {CASES} differ\n" + "\n".join(
         differ[:5]
     )

@@ -63,10 +63,13 @@ def make(value):
 
 
 def keep_rrefs(to: str, values: list[int]) -> list[int]:
+    import torch
     import torch.distributed.rpc as rpc
 
     rrefs = [rpc.remote(to, make, args=(value,)) for value in values]
     _kept.extend(rrefs)
+    # A kill before the owner's word that it made them is another case (test_loss).
+    torch.futures.wait_all([rref._get_future() for rref in rrefs])
     return [rref.to_here() for rref in rrefs]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 from collections import Counter
 from pathlib import Path
 
@@ -155,7 +154,7 @@ def test_a_reference_passed_on_outlives_its_parent() -> None:
 def test_what_was_on_its_way_to_a_killed_worker_is_let_go() -> None:
     with Group(3) as group:
         group[1].call(hold_new, "worker0", 1)
-        group[2].signal(signal.SIGSTOP)
+        group[2].stop()
         group[1].call(give, "worker2", wait=False)
         group[2].kill()
         group[1].call(drop_all)

@@ -120,6 +120,22 @@ def test_usage(tmp_path):
     assert start(tmp_path, ["-m", "weft.run", "--help"]).returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--proces-group", "x.py"], "unknown option --proces-group"),
+        (["no_such_file.py"], "no such file: no_such_file.py"),
+        (["-m", "no_such_module"], "no module named 'no_such_module'"),
+        (["-m"], "no module named ''"),
+    ],
+)
+def test_a_wrong_command_is_told_in_a_line(tmp_path, arguments, says):
+    run = start(tmp_path, ["-m", "weft.run", *arguments])
+    assert run.returncode == 2
+    assert f"weft.run: {says}" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
 OWN_PROCESS = """
 import torch.distributed.rpc as rpc
 

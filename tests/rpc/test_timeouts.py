@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+from callback_chains import calls_in_callbacks
 from waiting import wait_until
 from workers import Group, leave
 
@@ -217,23 +218,6 @@ def test_both_ways_at_once(group):
     assert [worker.result() for worker in group] == [640, 640]
 
 
-def calls_in_callbacks(depth: int, width: int) -> list[int]:
-    """Each future's callback makes a further synchronous call, `depth` deep."""
-    import torch.distributed.rpc as rpc
-
-    def again(level: int):
-        def then(future):
-            value = future.wait() + 1
-            if level == 0:
-                return value
-            return rpc.rpc_async("worker1", echo, args=(value,)).then(again(level - 1)).wait()
-
-        return then
-
-    chains = [rpc.rpc_async("worker1", echo, args=(0,)).then(again(depth)) for _ in range(width)]
-    return [chain.wait() for chain in chains]
-
-
 def test_calls_from_callbacks(group):
     assert group[0].call(calls_in_callbacks, 5, 20) == [6] * 20
 
@@ -332,3 +316,91 @@ def test_shutdown_waits_for_calls_in_flight():
         members[1].start(leave)
         for worker in members:
             worker.result()
+
+
+BAD_TIMES = [float("nan"), -2.0, -0.001, float("-inf")]
+NOT_A_TIME = "timeout must be a number of seconds that is not negative, got "
+
+
+def bad_timeout(kind: str, timeout: float) -> tuple[str, str]:
+    """How a call ends that gives no time, and one after it."""
+    import torch
+    import torch.distributed.rpc as rpc
+
+    try:
+        if kind == "sync":
+            rpc.rpc_sync("worker1", echo, args=(5,), timeout=timeout)
+        elif kind == "async":
+            rpc.rpc_async("worker1", echo, args=(5,), timeout=timeout)
+        elif kind == "operator":
+            rpc.rpc_sync("worker1", torch.add, args=(torch.ones(2), 1), timeout=timeout)
+        elif kind == "self":
+            rpc.rpc_sync("worker0", echo, args=(5,), timeout=timeout)
+        elif kind == "default":
+            rpc._set_rpc_timeout(timeout)
+        elif kind == "wait":
+            rpc.api._get_current_rpc_agent().barrier(timeout)
+    except ValueError as error:
+        return str(error), rpc.rpc_sync("worker1", echo, args=("later",))
+    return "answered", ""
+
+
+@pytest.mark.parametrize("kind", ["sync", "async", "operator", "self", "default", "wait"])
+@pytest.mark.parametrize("timeout", BAD_TIMES)
+def test_what_is_no_time_is_refused(group, kind, timeout):
+    text, later = group[0].call(bad_timeout, kind, timeout)
+    assert NOT_A_TIME in text
+    assert later == "later"
+
+
+def leave_badly(timeout: float) -> str:
+    import torch.distributed.rpc as rpc
+
+    try:
+        rpc.shutdown(timeout=timeout)
+    except ValueError as error:
+        return str(error)
+    return "left"
+
+
+@pytest.mark.parametrize("timeout", BAD_TIMES)
+def test_shutdown_refuses_what_is_no_time(timeout):
+    with Group(1) as one:
+        assert NOT_A_TIME in one[0].call(leave_badly, timeout)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async", "self"])
+def test_the_shortest_time_is_not_never(closed_gate, kind):
+    text, took = closed_gate[0].call(timed_call, kind, 1e-6)
+    assert "RPC ran for more than set timeout (1 ms)" in text
+    assert took < 5
+
+
+def long_default(seconds: float) -> float:
+    import torch.distributed.rpc as rpc
+
+    before = rpc.get_rpc_timeout()
+    rpc._set_rpc_timeout(seconds)
+    try:
+        assert rpc.rpc_sync("worker1", echo, args=(5,)) == 5
+        return rpc.get_rpc_timeout()
+    finally:
+        rpc._set_rpc_timeout(before)
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), 1e12])
+def test_a_default_that_torch_cannot_count(group, seconds):
+    assert group[0].call(long_default, seconds) == 0
+
+
+def bad_delay(delay: float) -> None:
+    import weft
+
+    weft.Batch(max_delay=delay)
+
+
+@pytest.mark.parametrize("delay", [float("nan"), float("inf"), -1])
+def test_the_delay_of_a_batch(group, delay):
+    error = group[0].fails(bad_delay, delay)
+    assert error.kind == "ValueError"
+    assert "max_delay must not be negative, nor infinite" in error.message

@@ -166,6 +166,18 @@ def there_and_back(name: str, to: str) -> None:
         assert came.untyped_storage().data_ptr() != sent.untyped_storage().data_ptr()
 
 
+def negative_size() -> str:
+    import torch
+    import torch.distributed.rpc as rpc
+
+    shape = (2, 0, -3)
+    with pytest.raises(RuntimeError, match="a size is negative"):
+        rpc.rpc_sync("worker1", torch.add, args=(torch.tensor(0).expand(shape), 1))
+    with pytest.raises(RuntimeError, match="a size is negative"):
+        rpc.rpc_sync("worker1", torch.Tensor.expand, args=(torch.tensor(0), shape))
+    return repr(rpc.rpc_sync("worker1", torch.add, args=(torch.ones(1), 1)))
+
+
 @pytest.mark.parametrize("to", ["worker1", "worker0"], ids=["peer", "self"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_tensor_goes_there_and_back(group, name, to):
@@ -271,6 +283,10 @@ def containers_there_and_back(to: str) -> None:
     assert came[3] == value[3]
     assert list(came["state"]) == ["weight", "bias"]
     assert torch.equal(came["state"]["weight"], value["state"]["weight"])
+
+
+def test_a_negative_size_fails_its_call_only(group):
+    assert group[0].call(negative_size) == "tensor([2.])"
 
 
 @pytest.mark.parametrize("to", ["worker1", "worker0"], ids=["peer", "self"])

@@ -187,6 +187,16 @@ class Worker:
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)
 
+    def stop(self) -> None:
+        """SIGSTOP; returns when all threads have stopped."""
+        self.signal(signal.SIGSTOP)
+
+        def stopped() -> bool:
+            tasks = Path(f"/proc/{self.pid}/task").glob("*/stat")
+            return all(task.read_text().rpartition(")")[2].split()[0] == "T" for task in tasks)
+
+        wait_until(stopped, lambda: f"{self.label} stops", 10)
+
     def kill(self) -> None:
         """kill -9, and waits for the end of the process."""
         self.killed = True
@@ -357,3 +367,16 @@ def leave(graceful: bool = True, timeout: float = 0) -> float:
     started = time.monotonic()
     rpc.shutdown(graceful=graceful, timeout=timeout)
     return time.monotonic() - started
+
+
+def ended_by(wait: Callable[[], object], name: str) -> tuple[str, float]:
+    """What ends the wait, Ctrl-C among it, and when. Says first that it waits."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        print(f"waits in {name}", flush=True)
+        wait()
+    except Exception as error:
+        return repr(error), time.monotonic()
+    except KeyboardInterrupt:
+        return "KeyboardInterrupt", time.monotonic()
+    return "nothing", time.monotonic()

@@ -6,11 +6,12 @@
 #include <torch/csrc/jit/serialization/pickle.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <set>
 #include <thread>
 
-#include "rpc_backend/agent/call_table.h"
+#include "rpc_backend/call/call_table.h"
 #include "rpc_backend/core/request_policy.h"
 #include "rpc_backend/group/member_record.h"
 #include "rpc_backend/group/membership.h"
@@ -32,8 +33,8 @@ PendingCall callTo(std::int16_t peer, std::chrono::milliseconds timeout = 0ms,
   return call;
 }
 
-TEST(PendingCalls, OnlyTheOneWhoWasAskedMayAnswer) {
-  PendingCalls calls;
+TEST(CallTable, OnlyTheOneWhoWasAskedMayAnswer) {
+  CallTable calls;
   const auto id = calls.add(callTo(3));
   EXPECT_TRUE(calls.waits(id, 3));
   EXPECT_FALSE(calls.waits(id, 4));
@@ -44,8 +45,8 @@ TEST(PendingCalls, OnlyTheOneWhoWasAskedMayAnswer) {
   EXPECT_FALSE(calls.waits(id, 3));
 }
 
-TEST(PendingCalls, TakenByPeerAndAltogether) {
-  PendingCalls calls;
+TEST(CallTable, TakenByPeerAndAltogether) {
+  CallTable calls;
   std::set<std::uint64_t> ids;
   for (int i = 0; i < 30; ++i)
     ids.insert(calls.add(callTo(static_cast<std::int16_t>(i % 3))));
@@ -58,8 +59,53 @@ TEST(PendingCalls, TakenByPeerAndAltogether) {
   EXPECT_EQ(calls.size(), 0U);
 }
 
-TEST(PendingCalls, ExpireInTimeAndTellTheNextDeadline) {
-  PendingCalls calls;
+TEST(CallTable, RoomIsPerPeerAndGivenBackByWhoeverTakesACall) {
+  CallTable calls;
+  const auto now = Clock::now();
+  const auto add = [&](std::int16_t peer) {
+    PendingCall call = callTo(peer);
+    call.counted = calls.waitForRoom(peer, 2, now) == transport::Waited::kDone;
+    return call.counted ? calls.add(std::move(call)) : 0;
+  };
+  const std::uint64_t first = add(1);
+  EXPECT_NE(first, 0U);
+  EXPECT_NE(add(1), 0U);
+  EXPECT_EQ(add(1), 0U);
+  EXPECT_NE(add(2), 0U);
+  EXPECT_TRUE(calls.take(first, 1));
+  EXPECT_NE(add(1), 0U);
+  EXPECT_EQ(add(1), 0U);
+  EXPECT_EQ(calls.takeAllOf(1).size(), 2U);
+  EXPECT_NE(add(1), 0U);
+  EXPECT_NE(add(1), 0U);
+  EXPECT_EQ(add(1), 0U);
+}
+
+TEST(CallTable, WhoWaitsForRoomGetsWhatOthersGiveBack) {
+  CallTable calls;
+  constexpr int kThreads = 4;
+  constexpr int kCalls = 500;
+  std::atomic<int> inside{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < kCalls; ++i) {
+        PendingCall call = callTo(1);
+        call.counted = calls.waitForRoom(1, 2, CallContext::kNever) == transport::Waited::kDone;
+        EXPECT_LE(++inside, 2);
+        const std::uint64_t id = calls.add(std::move(call));
+        --inside;
+        EXPECT_TRUE(calls.take(id, 1));
+      }
+    });
+  }
+  for (std::thread& thread : threads)
+    thread.join();
+  EXPECT_EQ(calls.size(), 0U);
+}
+
+TEST(CallTable, ExpireInTimeAndTellTheNextDeadline) {
+  CallTable calls;
   const auto start = Clock::now();
   calls.add(callTo(0, 100ms, start));
   calls.add(callTo(0, 300ms, start));
@@ -74,8 +120,8 @@ TEST(PendingCalls, ExpireInTimeAndTellTheNextDeadline) {
   EXPECT_EQ(calls.size(), 1U);
 }
 
-TEST(PendingCalls, EachCallIsTakenOnce) {
-  PendingCalls calls;
+TEST(CallTable, EachCallIsTakenOnce) {
+  CallTable calls;
   constexpr int kCalls = 20000;
   std::vector<std::uint64_t> ids;
   for (int i = 0; i < kCalls; ++i)
@@ -320,18 +366,48 @@ TEST(Membership, TheLostAreForgottenTheirSuccessorsAreNot) {
   EXPECT_THROW(Membership(store, "c", 1, 0).join(someRecord(1, "c", 0)), c10::Error);
 }
 
-TEST(Membership, TheLockOfAnotherKeepsOutForABoundedTime) {
-  const auto store = newStore(300ms);
-  Membership membership(store, "a", 0, 0);
-  membership.store()->set("lock", std::string("somebody who died"));
-  const auto started = Clock::now();
-  try {
-    membership.join(someRecord(0, "a", 0));
-    FAIL() << "joined in spite of the lock";
-  } catch (const c10::Error& error) {
-    EXPECT_NE(std::string(error.what()).find("somebody who died"), std::string::npos);
+TEST(Membership, TheLostThatComeBackAreOnTheListAgain) {
+  const auto store = newStore();
+  Membership first(store, "a", 0, 0);
+  first.join(someRecord(0, "a", 0));
+  const MemberRecord record = someRecord(1, "b", 0);
+  Membership(store, "b", 1, 0).join(record);
+  first.forget(1, record.address);
+  for (int i = 0; i < 2; ++i)
+    first.restore(record);
+  EXPECT_EQ(Membership(store, "c", 2, 0).join(someRecord(2, "c", 0)).size(), 2U);
+  // Its successor stays.
+  first.forget(1, record.address);
+  MemberRecord again = record;
+  again.address = "weft1;tcp=127.0.0.1:9";
+  Membership(store, "b", 1, 0).join(again);
+  first.restore(record);
+  const auto seen = Membership(store, "d", 3, 0).join(someRecord(3, "d", 0));
+  ASSERT_EQ(seen.size(), 3U);
+  EXPECT_TRUE(std::any_of(seen.begin(), seen.end(), [&](const MemberRecord& member) {
+    return member.rank == 1 && member.address == again.address;
+  }));
+}
+
+TEST(Membership, AListThatIsNoneIsRefused) {
+  for (const std::string list : {".\nrank=x\n.\n", "0 1 ."}) {
+    Membership membership(newStore(), "a", 0, 0);
+    membership.store()->set("members", list);
+    try {
+      membership.join(someRecord(0, "a", 0));
+      FAIL() << "joined a group whose list cannot be read";
+    } catch (const c10::Error& error) {
+      EXPECT_NE(std::string(error.what()).find("list of the group's workers"), std::string::npos);
+    }
   }
-  EXPECT_LT(Clock::now() - started, 5s);
+}
+
+TEST(Membership, ARecordThatOthersCannotReadIsRefused) {
+  MemberRecord record = someRecord(0, "a", 0);
+  record.device_maps["work=er"] = {{c10::Device("cuda:0"), c10::Device("cuda:1")}};
+  Membership membership(newStore(), "a", 0, 0);
+  EXPECT_THROW(membership.join(record), c10::ValueError);
+  EXPECT_FALSE(membership.store()->check({"members"}));
 }
 
 }  // namespace

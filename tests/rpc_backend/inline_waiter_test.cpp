@@ -1,5 +1,5 @@
 // Who completes a call: the thread that waits for it, or, when it does not wait, somebody else.
-#include "rpc_backend/agent/inline_waiter.h"
+#include "rpc_backend/call/inline_waiter.h"
 
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>

@@ -1,11 +1,15 @@
 // The codec there and back, without a network: what encode() makes, begin() and finish() read; and
 // what begin() refuses.
 #include "rpc_backend/codec/message_codec.h"
+#include "rpc_backend/codec/incoming_message.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstring>
+
+#include "tests/support/resident.h"
 
 namespace weft::rpc {
 namespace {
@@ -127,15 +131,20 @@ TEST(MessageCodec, WhatIsSentOutlivesItsTensor) {
   EXPECT_EQ(last, 3.0F);
 }
 
-TEST(MessageCodec, MetaTensorsAreRefusedInWords) {
-  const auto message = makeMessage(1, {at::empty({3}, at::kMeta)});
+// What is said when these tensors cannot be sent to "the peer's name"; empty: they were encoded.
+std::string whyNotSent(std::vector<at::Tensor> tensors) {
   try {
-    encode(WireKind::kRequest, 1, message, {}, "the peer's name");
-    FAIL() << "a tensor without data was encoded";
+    encode(WireKind::kRequest, 1, makeMessage(1, std::move(tensors)), {}, "the peer's name");
+    return {};
   } catch (const c10::Error& error) {
-    EXPECT_NE(std::string(error.what()).find("the peer's name"), std::string::npos);
-    EXPECT_NE(std::string(error.what()).find("no data"), std::string::npos);
+    return error.what();
   }
+}
+
+TEST(MessageCodec, MetaTensorsAreRefusedInWords) {
+  const std::string why = whyNotSent({at::empty({3}, at::kMeta)});
+  EXPECT_NE(why.find("the peer's name"), std::string::npos) << why;
+  EXPECT_NE(why.find("no data"), std::string::npos) << why;
 }
 
 TEST(MessageCodec, SizesMustBeThoseOfTheHeader) {
@@ -214,8 +223,7 @@ TEST(MessageCodec, SharedBuffersBecomeTheTensorsAndWhatIsParsedIsCopied) {
   EXPECT_EQ(tensor.fill_(1).sum().item<double>(), 10'000);
 }
 
-// Large tensors are read into memory of the pool, and give it back; small ones and the payload are
-// not.
+// Large tensors are read into memory of the pool, and give it back; small ones are not.
 TEST(MessageCodec, LargeTensorsLieInThePool) {
   const auto pool = transport::WarmPool::create(std::uint64_t{8} << 20);
   ASSERT_NE(pool, nullptr);
@@ -269,9 +277,10 @@ TEST(MessageCodec, AFullPoolIsNoHindrance) {
 // One byte changed at a time: begin() answers, one way or the other, and never throws or crashes;
 // what it accepts can be finished, or says why not.
 TEST(MessageCodec, ChangedBytesNeverCrash) {
-  const auto wire = encode(
-      WireKind::kRequest, 1,
-      makeMessage(5, {at::ones({2, 3}).requires_grad_(), at::ones({30, 30}).t()}), {}, "peer");
+  const auto wire = encode(WireKind::kRequest, 1,
+                           makeMessage(5, {at::ones({2, 3}).requires_grad_(),
+                                           at::ones({30, 30}).t(), at::ones({30, 30}).to_sparse()}),
+                           {}, "peer");
   const auto sizes = sizesOf(wire);
   for (std::size_t at = 0; at < wire.header.size(); ++at) {
     for (const int flip : {1, 2, 4, 8, 16, 32, 64, 128, 255}) {
@@ -280,8 +289,8 @@ TEST(MessageCodec, ChangedBytesNeverCrash) {
       std::vector<transport::OwnedBuffer> buffers;
       const auto in = IncomingMessage::begin(changed, sizes, buffers);
       if (!in.ok()) continue;
-      for (const auto& buffer : buffers)
-        std::memset(buffer.data, 0, buffer.size);
+      for (std::size_t i = 0; i < buffers.size(); ++i)
+        std::memset(buffers[i].data, 0, sizes[i]);
       try {
         in.value()->finish();
       } catch (const c10::Error&) {
@@ -306,6 +315,116 @@ TEST(MessageCodec, NoMemoryIsAnErrorNotAnException) {
   const auto error = refusalOf(header, {std::uint64_t{1} << 60});
   EXPECT_EQ(error.code(), transport::ErrorCode::kLimitExceeded);
   EXPECT_NE(error.text().find("memory"), std::string::npos);
+}
+
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+
+TEST(MessageCodec, AClaimedPayloadTakesNoMemoryBeforeItComes) {
+  std::vector<std::byte> header;
+  WireHeader head;
+  head.payload_inline = false;
+  WireWriter(header).header(head);
+  const auto pool = transport::WarmPool::create(2048 * kMiB);
+  for (transport::WarmPool* const from : {static_cast<transport::WarmPool*>(nullptr), pool.get()}) {
+    std::vector<transport::OwnedBuffer> buffers;
+    const std::size_t before = residentBytes();
+    const auto in =
+        IncomingMessage::begin(header, std::vector<std::uint64_t>{1024 * kMiB}, buffers, from);
+    ASSERT_TRUE(in.ok()) << in.error().text();
+    EXPECT_LT(residentBytes(), before + 8 * kMiB);
+    EXPECT_EQ(buffers.at(0).size, 1024 * kMiB);
+    EXPECT_NE(buffers.at(0).data, nullptr);
+  }
+}
+
+// Nor does it where torch is asked to fill new memory, so that programs with a mistake repeat it.
+TEST(MessageCodec, AClaimedTensorTakesNoMemoryBeforeItComes) {
+  std::vector<std::byte> header;
+  WireWriter writer(header);
+  WireHeader head;
+  head.tensor_count = 1;
+  writer.header(head);
+  TensorMeta meta;
+  meta.form = TensorForm::kPickled;
+  meta.bytes = 1024 * kMiB;
+  writer.tensor(meta);
+  at::globalContext().setDeterministicAlgorithms(true, false);
+  std::vector<transport::OwnedBuffer> buffers;
+  const std::size_t before = residentBytes();
+  const auto in = IncomingMessage::begin(header, std::vector<std::uint64_t>{1024 * kMiB}, buffers);
+  at::globalContext().setDeterministicAlgorithms(false, false);
+  ASSERT_TRUE(in.ok()) << in.error().text();
+  EXPECT_LT(residentBytes(), before + 8 * kMiB);
+}
+
+TEST(MessageCodec, AHeaderFullOfTensorsIsRefused) {
+  std::vector<std::byte> header;
+  WireHeader head;
+  constexpr std::size_t kHead = 20;
+  head.tensor_count = static_cast<std::uint32_t>(16 * kMiB - kHead);
+  WireWriter(header).header(head);
+  header.resize(16 * kMiB);  // undefined tensors, of a byte each
+  const std::size_t before = residentBytes();
+  EXPECT_EQ(refusalOf(header, {}).code(), transport::ErrorCode::kProtocol);
+  EXPECT_LT(residentBytes(), before + 32 * kMiB);
+}
+
+TEST(MessageCodec, MoreTensorsThanAReceiverTakesAreRefusedInWords) {
+  const std::string why = whyNotSent(std::vector<at::Tensor>(kMaxTensors + 1));
+  EXPECT_NE(why.find("the peer's name"), std::string::npos) << why;
+  EXPECT_NE(why.find("65537 tensors"), std::string::npos) << why;
+}
+
+TEST(MessageCodec, TensorsCountBesideTheirBytes) {
+  const auto wire = encode(
+      WireKind::kRequest, 1,
+      makeMessage(5, {at::ones({3}), at::Tensor(), at::ones({9}).slice(0, 0, 9, 2)}), {}, "peer");
+  std::vector<transport::OwnedBuffer> buffers;
+  const auto in = IncomingMessage::begin(wire.header, sizesOf(wire), buffers);
+  ASSERT_TRUE(in.ok()) << in.error().text();
+  EXPECT_EQ(in.value()->bytes(), 5 + 12 + (20 + 16) + 3 * kTensorCost);
+}
+
+// A sender makes tensors dense where their gaps come to too much; a receiver refuses them.
+TEST(MessageCodec, FewBytesCannotAskForMuchByGaps) {
+  constexpr std::uint32_t kCount = 20'000;
+  std::vector<std::byte> header;
+  WireWriter writer(header);
+  WireHeader head;
+  head.tensor_count = kCount;
+  writer.header(head);
+  TensorMeta meta;
+  meta.form = TensorForm::kDense;
+  meta.dtype = static_cast<std::uint8_t>(at::kByte);
+  meta.ndim = 1;
+  meta.sizes[0] = 2;
+  meta.strides[0] = 8191;
+  meta.gapped = true;
+  meta.bytes = 2;
+  meta.is_inline = true;
+  const std::array<std::byte, 2> elements{};
+  meta.inline_bytes = elements;
+  for (std::uint32_t i = 0; i < kCount; ++i)
+    writer.tensor(meta);
+  EXPECT_EQ(refusalOf(header, {}).code(), transport::ErrorCode::kProtocol);
+
+  const at::Tensor view = at::arange(8192, at::kByte).slice(0, 0, 8192, 8191);
+  const auto sent = makeMessage(1, std::vector<at::Tensor>(kCount, view));
+  const auto came = thereAndBack(sent);
+  ASSERT_TRUE(came);
+  EXPECT_EQ(came->tensors().front().stride(0), 8191);
+  EXPECT_EQ(came->tensors().back().stride(0), 1);
+  EXPECT_TRUE(came->tensors().back().equal(view));
+  EXPECT_EQ(copyForSelf(*sent)->tensors().back().stride(0), 1);
+}
+
+TEST(MessageCodec, AControlMessageIsAHeaderOnly) {
+  std::vector<std::byte> header;
+  WireHeader head;
+  head.kind = WireKind::kControl;
+  head.payload_inline = false;
+  WireWriter(header).header(head);
+  EXPECT_EQ(refusalOf(header, {1000}).code(), transport::ErrorCode::kProtocol);
 }
 
 TEST(CopyForSelf, SharesNothing) {

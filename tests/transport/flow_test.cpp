@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <future>
+#include <stdexcept>
 #include <thread>
 #include <utility>
 
@@ -61,7 +62,7 @@ TEST(Flow, ATcpStreamWakesItsReaderWhenItWasToldTo) {
   std::vector<std::byte> bytes(600'000);
   const auto write = [&](std::size_t count) {
     iovec part{bytes.data(), count};
-    EXPECT_EQ(writer.write({&part, 1}).count, count);
+    EXPECT_EQ(writer.write({&part, 1}, {}).count, count);
   };
   reader.wakeAt(100'000);
   write(1000);
@@ -82,16 +83,16 @@ TEST(Flow, ATcpStreamWakesItsReaderWhenItWasToldTo) {
 }
 
 // Takes or discards what a Link reads.
-struct CountingSink : MessageHandler, SessionHandler {
-  Error onFrameHead(const FrameHead&) override { return Error::ok(); }
+struct CountingSink : MessageHandler {
   Result<Disposition> onHeader(std::span<const std::byte>, std::span<const std::uint64_t> sizes,
                                std::vector<OwnedBuffer>& buffers) override {
     fillBuffers(sizes, buffers);
     return wanted ? Disposition::kAccept : Disposition::kDiscard;
   }
   void onDataFrame(const FrameHead&) override { ++taken; }
-  void onMessage(std::span<const std::byte>, std::vector<OwnedBuffer> buffers) override {
+  Error onMessage(std::span<const std::byte>, std::vector<OwnedBuffer> buffers) override {
     sum = checksum(buffers.at(0));
+    return Error::ok();
   }
   std::atomic<bool> wanted{true};
   std::atomic<std::uint64_t> sum{0};
@@ -120,7 +121,7 @@ TEST(Flow, ALargeMessageThatTricklesInOverTcpIsReadToTheLastByte) {
   std::atomic<std::uint64_t> received{0};
   std::shared_ptr<Link> link;
   loop->post([&, stream = std::make_shared<SocketStream>(std::move(near), "tcp")] {
-    link = std::make_shared<Link>(*loop, stream, limits, FrameHandlers{sink, &sink}, 0, received,
+    link = std::make_shared<Link>(*loop, stream, limits, FrameHandlers{sink}, 0, received,
                                   Link::Events{[](const LinkEnd&) {}, [] {}});
   });
   SocketStream writer(std::move(far), "tcp");
@@ -133,7 +134,7 @@ TEST(Flow, ALargeMessageThatTricklesInOverTcpIsReadToTheLastByte) {
       std::vector<std::byte> bytes = frameOf(large, ++sequence);
       for (std::size_t at = 0; at < bytes.size();) {
         iovec part{bytes.data() + at, std::min<std::size_t>(bytes.size() - at, 100'000)};
-        const IoResult result = writer.write({&part, 1});
+        const IoResult result = writer.write({&part, 1}, {});
         EXPECT_TRUE(result.error == 0 || result.error == EAGAIN);
         at += result.count;
         takes(milliseconds(1));
@@ -266,6 +267,54 @@ TEST(Flow, AHandlerThatCannotTakeAMessageLosesThePeerNotTheProcess) {
   expectOk(pair.a->send(1, textMessage("too much")));
   ASSERT_TRUE(pair.second.waitForLosses(1));
   EXPECT_NE(pair.second.losses()[0].reason.text().find("bad_alloc"), std::string::npos);
+}
+
+TEST(Flow, AHandlerThatThrowsAtAMessageLosesThatPeerOnly) {
+  Recorder third;
+  Pair pair(Via::kUnix, {}, [](Recorder&, Recorder& second) {
+    second.react = [](const Recorder::Received& received) {
+      if (received.header == "bad") throw std::runtime_error("no room for it");
+    };
+  });
+  const auto c = openEndpoint(optionsFor(2), third);
+  expectOk(c->addPeer(infoOf(1, *pair.b)));
+  expectOk(pair.b->addPeer(infoOf(2, *c)));
+  expectOk(pair.a->send(1, textMessage("bad")));
+  ASSERT_TRUE(pair.second.waitForLosses(1));
+  const PeerLoss loss = pair.second.losses()[0];
+  EXPECT_EQ(loss.rank, 0);
+  EXPECT_NE(loss.reason.text().find("could not be taken (no room for it)"), std::string::npos)
+      << loss.reason.text();
+  ASSERT_TRUE(pair.first.waitForLosses(1));
+  expectOk(c->send(1, textMessage("good")));
+  expectOk(pair.b->send(2, textMessage("good")));
+  EXPECT_TRUE(pair.second.waitForMessages(1));
+  EXPECT_TRUE(third.waitForMessages(1));
+  pair.b->close();
+}
+
+TEST(Flow, AHandlerThatThrowsAtTheEndOfAPeerIsToldTheRestAndDoesNotHoldUpClose) {
+  Gate gate;
+  std::atomic<int> told{0};
+  const auto fail = [&] {
+    ++told;
+    throw std::runtime_error("an application's own");
+  };
+  Pair pair(Via::kUnix, {}, [&](Recorder& first, Recorder& second) {
+    second.keep = false;
+    second.react = [&](const Recorder::Received&) { gate.pass(); };
+    first.react_to_send_failure = fail;
+    first.react_to_loss = [&](const PeerLoss&) { fail(); };
+  });
+  expectOk(pair.a->send(1, textMessage("stall")));
+  for (int i = 0; i < 2; ++i)
+    expectOk(pair.a->send(1, {bytesOf("never"), {newBuffer(64 << 20)}}));
+  pair.a->losePeer(1, Error(ErrorCode::kPeerLost, "given up"));
+  EXPECT_TRUE(eventually([&] { return told >= 3; })) << told;
+  const auto begun = std::chrono::steady_clock::now();
+  pair.a->close(std::chrono::seconds(15));
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(10));
+  gate.open();
 }
 
 TEST(Flow, CloseWritesWhatIsQueuedAndSaysGoodbye) {

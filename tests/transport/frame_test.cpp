@@ -25,8 +25,9 @@ class Sink : public MessageHandler {
     if (disposition == Disposition::kAccept) fillBuffers(sizes, buffers);
     return disposition;
   }
-  void onMessage(std::span<const std::byte> header, std::vector<OwnedBuffer> buffers) override {
+  Error onMessage(std::span<const std::byte> header, std::vector<OwnedBuffer> buffers) override {
     messages.push_back({0, textOf(header), std::move(buffers)});
+    return Error::ok();
   }
 };
 
@@ -134,7 +135,7 @@ TEST(Frame, MessagesOfAllShapesSurviveAnyCutting) {
 // A bulk connection whose half comes when the test says so.
 class BulkSink : public Sink, public BulkHandler {
  public:
-  FrameHandlers handlers() { return {*this, nullptr, nullptr, this}; }
+  FrameHandlers handlers() { return {*this, nullptr, this}; }
 
   std::vector<iovec> into;
   bool there = false;
@@ -403,7 +404,7 @@ TEST(Frame, TheTableMustFitTheHead) {
 // A sink with an arena in which every block holds its slot's number.
 class ArenaSink : public Sink, public SharedMemoryHandler {
  public:
-  FrameHandlers handlers() { return {*this, nullptr, this}; }
+  FrameHandlers handlers() { return {*this, this}; }
 
   std::vector<ArenaDescriptor> asked;
   std::vector<FrameKind> controls;

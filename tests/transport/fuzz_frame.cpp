@@ -34,7 +34,7 @@ class Sink : private MessageHandler, private SharedMemoryHandler, private BulkHa
   // With shared memory and a bulk connection, or without.
   FrameHandlers handlers() {
     if (choice_ % 8 == 4) return {*this};
-    return {*this, nullptr, this, this};
+    return {*this, this, this};
   }
 
  private:
@@ -97,7 +97,7 @@ class Sink : private MessageHandler, private SharedMemoryHandler, private BulkHa
     return Error::ok();
   }
 
-  void onMessage(std::span<const std::byte> header, std::vector<OwnedBuffer> buffers) override {
+  Error onMessage(std::span<const std::byte> header, std::vector<OwnedBuffer> buffers) override {
     require(pending_ && buffers.size() == count_);
     pending_ = false;
     for (const std::byte byte : header)
@@ -106,6 +106,7 @@ class Sink : private MessageHandler, private SharedMemoryHandler, private BulkHa
       for (std::size_t i = 0; i < buffer.size; ++i)
         touched_ += static_cast<unsigned>(buffer.data[i]);
     }
+    return Error::ok();
   }
 
   static OwnedBuffer make(std::uint64_t size) {

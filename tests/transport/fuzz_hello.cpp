@@ -56,12 +56,15 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (size == 0) return 0;
   const std::span<const std::byte> input(reinterpret_cast<const std::byte*>(data) + 1, size - 1);
   static Policy policy;
+  const EncryptionTerms terms{
+      (data[0] & 0x80) != 0 ? EncryptionTerms::Wish::kRequired : EncryptionTerms::Wish::kNever,
+      false};
   switch (data[0] % 3) {
     case 0:
-      converse(Handshake::acceptor(self(), Nonce{}, policy), input);
+      converse(Handshake::acceptor(self(), Nonce{}, policy, terms), input);
       break;
     case 1:
-      converse(Handshake::dialler(self(), 1, "worker1", Nonce{}, {1, 0, 0, 1}), input);
+      converse(Handshake::dialler(self(), 1, "worker1", Nonce{}, {1, 0, 0, 1}, terms), input);
       break;
     default:
       if (input.size() >= Hello::kBytes) {

@@ -297,7 +297,9 @@ TEST(Hello, OneEncodingOnly) {
   EXPECT_TRUE(broken(11, 127));   // bytes behind the name
   EXPECT_TRUE(broken(15, 0x80));  // negative rank
   EXPECT_TRUE(broken(19, 0x80));
-  EXPECT_TRUE(broken(20, 1));   // reserved
+  EXPECT_TRUE(broken(20, 3));   // no wish for encryption
+  EXPECT_TRUE(broken(21, 1));   // certificates for what is never encrypted
+  EXPECT_TRUE(broken(22, 1));   // reserved
   EXPECT_TRUE(broken(130, 0));  // zero inside the name
 }
 

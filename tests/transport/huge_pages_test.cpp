@@ -1,7 +1,5 @@
 // Huge pages: where memory is mapped, that it becomes huge where the system has such pages, and
 // that it is the file's memory whatever becomes of it.
-#include "transport/memory/huge_pages.h"
-
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>

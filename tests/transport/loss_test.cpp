@@ -2,6 +2,7 @@
 // of this one is started.
 #include <netinet/in.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -9,80 +10,14 @@
 #include <atomic>
 #include <thread>
 
+#include "tests/transport/child_peer.h"
 #include "tests/transport/recorder.h"
+#include "transport/base/unique_fd.h"
 
 namespace weft::transport {
 namespace {
 
 using std::chrono::milliseconds;
-
-// A process with an endpoint of rank 1 that knows rank 0 as soon as it is told its address.
-class ChildPeer {
- public:
-  explicit ChildPeer(Via via, const std::function<void(EndpointOptions&)>& adjust = {}) {
-    int up[2];
-    int down[2];
-    EXPECT_EQ(::pipe(up), 0);
-    EXPECT_EQ(::pipe(down), 0);
-    pid_ = ::fork();
-    if (pid_ == 0) {
-      ::close(up[0]);
-      ::close(down[1]);
-      EndpointOptions options = optionsFor(1, via);
-      if (adjust) adjust(options);
-      Recorder recorder;
-      const auto endpoint = openEndpoint(options, recorder);
-      writeText(up[1], endpoint->address());
-      expectOk(endpoint->addPeer({0, "worker0", readText(down[0])}));
-      expectOk(endpoint->send(0, textMessage("up")));
-      readText(down[0]);  // until the parent closes it
-      endpoint->close();
-      ::_exit(0);
-    }
-    ::close(up[1]);
-    ::close(down[0]);
-    from_ = up[0];
-    to_ = down[1];
-    address_ = readText(from_);
-  }
-  ~ChildPeer() {
-    finish();
-    ::close(from_);
-  }
-
-  const std::string& address() const { return address_; }
-  void introduce(const Endpoint& endpoint) { writeText(to_, endpoint.address()); }
-  void kill(int signal) { ::kill(pid_, signal); }
-  // Lets it close its endpoint in order, and ends it in any case.
-  void leave() { ::close(std::exchange(to_, -1)); }
-  void finish() {
-    if (pid_ <= 0) return;
-    if (to_ >= 0) {
-      ::kill(pid_, SIGKILL);
-      leave();
-    }
-    ::waitpid(pid_, nullptr, 0);
-    pid_ = -1;
-  }
-
- private:
-  static void writeText(int fd, const std::string& text) {
-    const std::string line = text + "\n";
-    EXPECT_EQ(::write(fd, line.data(), line.size()), static_cast<ssize_t>(line.size()));
-  }
-  static std::string readText(int fd) {
-    std::string text;
-    char c = 0;
-    while (::read(fd, &c, 1) == 1 && c != '\n')
-      text.push_back(c);
-    return text;
-  }
-
-  pid_t pid_ = -1;
-  int from_ = -1;
-  int to_ = -1;
-  std::string address_;
-};
 
 class Loss : public ::testing::TestWithParam<Via> {
  protected:
@@ -222,6 +157,34 @@ TEST_P(Loss, ANewLifeUnderAnotherAddressIsAnotherPeer) {
   expectOk(endpoint->send(1, textMessage("hello again")));
   again.kill(SIGKILL);
   ASSERT_TRUE(recorder.waitForLosses(2));
+}
+
+// All descriptors of this process are taken, for as long as this lives.
+class NoMoreDescriptors {
+ public:
+  NoMoreDescriptors() {
+    EXPECT_EQ(::getrlimit(RLIMIT_NOFILE, &before_), 0);
+    rlimit few = before_;
+    few.rlim_cur = std::min<rlim_t>(before_.rlim_cur, 256);
+    EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+    for (int fd = ::dup(0); fd >= 0; fd = ::dup(0))
+      taken_.emplace_back(fd);
+  }
+  ~NoMoreDescriptors() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_{};
+  std::vector<UniqueFd> taken_;
+};
+
+TEST_P(Loss, AtTheLimitOfDescriptorsAConnectionIsStillMade) {
+  Pair pair(GetParam());  // both have a descriptor to spare, for either end
+  std::this_thread::sleep_for(milliseconds(50));
+  const NoMoreDescriptors none;
+  expectOk(pair.a->send(1, textMessage("one")));
+  ASSERT_TRUE(pair.second.waitForMessages(1));
+  expectOk(pair.b->send(0, textMessage("back")));
+  ASSERT_TRUE(pair.first.waitForMessages(1));
 }
 
 TEST(Dialling, AWrongKeyIsExplainedToTheDialler) {

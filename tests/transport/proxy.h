@@ -16,6 +16,7 @@
 #include <list>
 #include <mutex>
 #include <random>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -84,11 +85,38 @@ class Proxy {
   }
   // From now on a connection breaks after so many bytes at most, at random, often far sooner.
   void breakWithin(std::uint64_t bytes, unsigned seed) {
-    random_.seed(seed);
+    {
+      const std::lock_guard lock(random_mutex_);
+      random_.seed(seed);
+    }
     break_every_ = bytes;
     left_ = drawn();
   }
   int breaks() const { return breaks_; }
+  // From now on a bit flips in every so many bytes, on average, behind the handshake.
+  void corrupt(std::uint64_t bytes, unsigned seed) {
+    {
+      const std::lock_guard lock(random_mutex_);
+      random_.seed(seed);
+    }
+    corrupt_every_ = bytes;
+  }
+  std::uint64_t corrupted() const { return corrupted_; }
+  // From now on this byte of what each new connection's dialler says is changed so.
+  void change(std::size_t at, std::byte to) {
+    changed_to_ = to;
+    changed_at_ = static_cast<std::int64_t>(at);
+  }
+  // From now on remembers what it carries, in both directions.
+  void remember() { remembers_ = true; }
+  bool carried(const std::string& text) {
+    const std::lock_guard<std::mutex> lock(memory_mutex_);
+    return memory_[0].find(text) != std::string::npos || memory_[1].find(text) != std::string::npos;
+  }
+  std::uint64_t carriedBytes() {
+    const std::lock_guard<std::mutex> lock(memory_mutex_);
+    return memory_[0].size() + memory_[1].size();
+  }
 
   // What the connections there are carry from now on never arrives. New ones are not affected.
   void swallow() {
@@ -120,6 +148,8 @@ class Proxy {
     std::atomic<bool> swallowed{false};
     int ended = 0;  // pumps
   };
+
+  static constexpr std::size_t kHandshakeBytes = 256 + 72;  // in each direction
 
   static void end(const Connection& connection) {
     for (const UniqueFd& side : connection.sides) {
@@ -156,18 +186,25 @@ class Proxy {
     return connectError(fd);
   }
 
+  std::uint64_t draw() {
+    const std::lock_guard lock(random_mutex_);
+    return random_();
+  }
   std::int64_t drawn() {
-    const std::uint64_t most = random_() % 2 == 0 ? break_every_.load() : break_every_ / 32;
-    return static_cast<std::int64_t>(random_() % most);
+    const std::uint64_t most = draw() % 2 == 0 ? break_every_.load() : break_every_ / 32;
+    return static_cast<std::int64_t>(draw() % most);
   }
 
   void pump(Connection& connection, int from) {
     const int in = connection.sides[from].get();
     const int out = connection.sides[1 - from].get();
     std::vector<char> bytes(std::size_t{64} << 10);
+    std::size_t carried_bytes = 0;
     alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
     while (true) {
-      iovec part{bytes.data(), bytes.size()};
+      // A descriptor goes on with the first byte of a write: not with the handshake's.
+      const std::size_t handshake_left = kHandshakeBytes - std::min(kHandshakeBytes, carried_bytes);
+      iovec part{bytes.data(), handshake_left > 0 ? handshake_left : bytes.size()};
       msghdr message{};
       message.msg_iov = &part;
       message.msg_iovlen = 1;
@@ -185,10 +222,20 @@ class Proxy {
       std::size_t whole = static_cast<std::size_t>(got);
       bool cut = false;
       if (break_every_ > 0 && (left_ -= got) < 0) {
-        whole = static_cast<std::size_t>(random_() % whole);
+        whole = static_cast<std::size_t>(draw() % whole);
         left_ = drawn();
         cut = true;
       }
+      if (handshake_left == 0) flipSome(std::span(bytes).first(whole));
+      if (const std::int64_t at = changed_at_ - static_cast<std::int64_t>(carried_bytes);
+          from == 0 && changed_at_ >= 0 && at >= 0 && at < static_cast<std::int64_t>(whole)) {
+        bytes[static_cast<std::size_t>(at)] = static_cast<char>(changed_to_.load());
+      }
+      if (remembers_) {
+        const std::lock_guard<std::mutex> lock(memory_mutex_);
+        memory_[from].append(bytes.data(), whole);
+      }
+      carried_bytes += whole;
       if (!sendAll(out, bytes.data(), whole, message)) break;
       if (cut) {
         ++breaks_;
@@ -202,6 +249,11 @@ class Proxy {
       for (UniqueFd& side : connection.sides)
         side.reset();
     }
+  }
+  void flipSome(std::span<char> bytes) {
+    if (corrupt_every_ == 0 || draw() % corrupt_every_ >= bytes.size()) return;
+    bytes[draw() % bytes.size()] ^= static_cast<char>(1 << draw() % 8);
+    ++corrupted_;
   }
   static bool sendAll(int out, char* bytes, std::size_t count, msghdr& message) {
     for (std::size_t at = 0; at < count;) {
@@ -228,7 +280,15 @@ class Proxy {
   std::atomic<int> breaks_{0};
   std::atomic<std::uint64_t> break_every_{0};
   std::atomic<std::int64_t> left_{0};
-  std::minstd_rand random_;  // a race between pumps only makes it more random
+  std::atomic<std::uint64_t> corrupt_every_{0};
+  std::atomic<std::uint64_t> corrupted_{0};
+  std::atomic<std::int64_t> changed_at_{-1};
+  std::atomic<std::byte> changed_to_{};
+  std::atomic<bool> remembers_{false};
+  std::mutex memory_mutex_;
+  std::string memory_[2];    // guarded by it: of each direction, pieces of all connections
+  std::mutex random_mutex_;  // guards the one below: each connection has pumps of its own
+  std::minstd_rand random_;
 };
 
 }  // namespace weft::transport

@@ -1,6 +1,8 @@
 // A stranger: a bare socket that can say anything to an endpoint.
 #pragma once
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -12,6 +14,7 @@
 #include "tests/transport/recorder.h"
 #include "transport/auth/handshake.h"
 #include "transport/io/address.h"
+#include "transport/io/checked_stream.h"
 #include "transport/io/socket.h"
 
 namespace weft::transport {
@@ -20,14 +23,33 @@ class RawClient {
  public:
   explicit RawClient(const Endpoint& endpoint) {
     const Address address = parseAddress(endpoint.address()).value();
-    Connecting made = address.hasUnix() ? connectUnix(address.unix_name)
-                                        : connectTcp(address.tcp_host, address.tcp_port);
-    fd_ = std::move(made.fd);
-    if (made.error == EINPROGRESS) ready(POLLOUT);
-    EXPECT_EQ(connectError(fd_.get()), 0);
+    is_tcp_ = !address.hasUnix();
+    take(address.hasUnix() ? connectUnix(address.unix_name)
+                           : connectTcp(address.tcp_host, address.tcp_port));
+  }
+  // Over TCP, from this IPv4 address of the host (all of 127.0.0.0/8 are).
+  RawClient(const Endpoint& endpoint, const char* from) {
+    const Address address = parseAddress(endpoint.address()).value();
+    sockaddr_in own{};
+    own.sin_family = AF_INET;
+    ::inet_pton(AF_INET, from, &own.sin_addr);
+    sockaddr_in other = own;
+    ::inet_pton(AF_INET, address.tcp_host.c_str(), &other.sin_addr);
+    other.sin_port = htons(address.tcp_port);
+    UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    EXPECT_EQ(::bind(fd.get(), reinterpret_cast<sockaddr*>(&own), sizeof(own)), 0);
+    const int status = ::connect(fd.get(), reinterpret_cast<sockaddr*>(&other), sizeof(other));
+    is_tcp_ = true;
+    take({std::move(fd), status == 0 ? 0 : errno});
   }
 
   void send(std::span<const std::byte> bytes) {
+    while (checked_ && !bytes.empty()) {
+      iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};
+      const IoResult result = checked_->write(std::span(&part, 1), {});
+      bytes = bytes.subspan(result.count);
+      if (result.error != 0 && (result.error != EAGAIN || !ready(POLLOUT))) return;
+    }
     while (!bytes.empty()) {
       const ssize_t sent = ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
       if (sent > 0) {
@@ -83,7 +105,7 @@ class RawClient {
     std::vector<std::byte> bytes;
     while (bytes.size() < count) {
       std::byte one[4096];
-      const ssize_t got = ::recv(fd_.get(), one, std::min(sizeof(one), count - bytes.size()), 0);
+      const ssize_t got = receiveSome(one, std::min(sizeof(one), count - bytes.size()));
       if (got > 0) {
         bytes.insert(bytes.end(), one, one + got);
       } else if (got == 0 || errno != EAGAIN || !ready(POLLIN)) {
@@ -120,7 +142,12 @@ class RawClient {
     }
     refusal = handshake.refusal();
     peer_claim = handshake.peerClaim();
-    return handshake.status() == Handshake::Status::kDone;
+    const bool joined = handshake.status() == Handshake::Status::kDone;
+    if (joined && is_tcp_) {
+      auto below = std::make_shared<SocketStream>(UniqueFd(::dup(fd_.get())), "tcp");
+      checked_ = std::make_shared<CheckedStream>(std::move(below), handshake.checksumSeeds());
+    }
+    return joined;
   }
 
   RefusalCode refusal = RefusalCode::kNone;
@@ -128,12 +155,28 @@ class RawClient {
   SessionClaim peer_claim;            // what it was told
 
  private:
+  void take(Connecting made) {
+    fd_ = std::move(made.fd);
+    if (made.error == EINPROGRESS) ready(POLLOUT);
+    EXPECT_EQ(connectError(fd_.get()), 0);
+  }
   bool ready(short what) {
     pollfd poll{fd_.get(), what, 0};
     return ::poll(&poll, 1, static_cast<int>(std::chrono::milliseconds(kPatience).count())) == 1;
   }
 
+  // As recv().
+  ssize_t receiveSome(std::byte* to, std::size_t count) {
+    if (!checked_) return ::recv(fd_.get(), to, count, 0);
+    iovec part{to, count};
+    const IoResult result = checked_->read(std::span(&part, 1));
+    errno = result.error;
+    return result.error != 0 ? -1 : static_cast<ssize_t>(result.count);
+  }
+
   UniqueFd fd_;
+  bool is_tcp_ = false;
+  std::shared_ptr<CheckedStream> checked_;  // over TCP, once it has joined
 };
 
 inline Identity identityOf(const EndpointOptions& options) {

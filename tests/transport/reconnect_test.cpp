@@ -5,8 +5,9 @@
 #include <condition_variable>
 #include <thread>
 
+#include "tests/transport/between.h"
 #include "tests/transport/payload.h"
-#include "tests/transport/proxy.h"
+#include "tests/transport/raw_client.h"
 #include "tests/transport/recorder.h"
 
 namespace weft::transport {
@@ -21,51 +22,9 @@ constexpr std::uint64_t kCalls = 20'000;
 #endif
 constexpr std::size_t kMiB = std::size_t{1} << 20;
 
-// Two endpoints, each of which reaches the other through a proxy only.
-struct Between {
-  explicit Between(Via via, const std::function<void(EndpointOptions&)>& adjust = {},
-                   const std::function<void(Between&)>& prepare = {}) {
-    if (prepare) prepare(*this);
-    EndpointOptions options0 = optionsFor(0, via);
-    EndpointOptions options1 = optionsFor(1, via);
-    options0.peer_timeout = options1.peer_timeout = std::chrono::hours(1);
-    options0.reconnect_timeout = options1.reconnect_timeout = kPatience;
-    options0.bulk.threshold = options1.bulk.threshold = 50'000;
-    if (adjust) {
-      adjust(options0);
-      adjust(options1);
-    }
-    a = openEndpoint(options0, first);
-    b = openEndpoint(options1, second);
-    to_a = std::make_unique<Proxy>(a->address());
-    to_b = std::make_unique<Proxy>(b->address());
-    expectOk(a->addPeer({1, "worker1", to_b->address()}));
-    expectOk(b->addPeer({0, "worker0", to_a->address()}));
-  }
-  ~Between() {
-    a->close();
-    b->close();
-  }
-  void breakAll() {
-    to_a->breakAll();
-    to_b->breakAll();
-  }
-  void expectNobodyLost() {
-    EXPECT_TRUE(first.losses().empty() && second.losses().empty())
-        << (first.losses().empty() ? second.losses() : first.losses())[0].reason.text();
-    EXPECT_TRUE(first.failed().empty() && second.failed().empty());
-  }
-
-  Recorder first;
-  Recorder second;
-  std::unique_ptr<Endpoint> a;  // rank 0
-  std::unique_ptr<Endpoint> b;  // rank 1
-  std::unique_ptr<Proxy> to_a;
-  std::unique_ptr<Proxy> to_b;
-};
-
 class Reconnect : public ::testing::TestWithParam<Via> {};
-INSTANTIATE_TEST_SUITE_P(Each, Reconnect, ::testing::Values(Via::kUnix, Via::kTcp), viaName);
+INSTANTIATE_TEST_SUITE_P(Each, Reconnect, ::testing::Values(Via::kUnix, Via::kTcp, Via::kTls),
+                         viaName);
 
 // --- calls: the server counts how often each was executed ---
 
@@ -127,14 +86,17 @@ class Ledger {
   std::vector<std::atomic<int>> executed_;
 };
 
-TEST_P(Reconnect, EveryCallIsExecutedOnceAndAnsweredRightWhileConnectionsBreak) {
+// Calls from four threads through proxies that do harm to them, as `harm` says.
+void expectEveryCallOnce(Via via, const std::function<void(Between&, unsigned)>& harm,
+                         const std::function<void(Between&)>& atTimes = {},
+                         std::uint64_t* flipped = nullptr) {
   const unsigned seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));
   constexpr std::uint64_t kThreads = 4;
   constexpr std::uint64_t kUnderWay = 48;
   Ledger ledger(kCalls);
   std::atomic<int> wrong{0};
-  Between between(GetParam(), {}, [&](Between& self) {
+  Between between(via, {}, [&](Between& self) {
     self.first.keep = self.second.keep = false;
     self.second.react = [&](const Recorder::Received& received) {
       if (!isWhole(received)) ++wrong;
@@ -146,8 +108,7 @@ TEST_P(Reconnect, EveryCallIsExecutedOnceAndAnsweredRightWhileConnectionsBreak) 
       ledger.answer(idOf(received.header));
     };
   });
-  between.to_a->breakWithin(24 * kMiB, seed);
-  between.to_b->breakWithin(24 * kMiB, seed + 1);
+  harm(between, seed);
   std::atomic<std::uint64_t> next{0};
   std::vector<std::thread> clients;
   for (std::uint64_t t = 0; t < kThreads; ++t) {
@@ -156,8 +117,7 @@ TEST_P(Reconnect, EveryCallIsExecutedOnceAndAnsweredRightWhileConnectionsBreak) 
       for (std::uint64_t id = next++; id < kCalls; id = next++) {
         if (id > kUnderWay && !ledger.waitFor(id - kUnderWay)) return;
         expectOk(between.a->send(1, call(id, sizeOfCall(random())), kPatience));
-        // Some breaks find the connection idle.
-        if (random() % 2000 == 0) between.breakAll();
+        if (atTimes && random() % 2000 == 0) atTimes(between);
       }
     });
   }
@@ -167,6 +127,7 @@ TEST_P(Reconnect, EveryCallIsExecutedOnceAndAnsweredRightWhileConnectionsBreak) 
   ledger.expectEachOnce();
   EXPECT_EQ(wrong, 0);
   between.expectNobodyLost();
+  if (flipped != nullptr) *flipped = between.to_a->corrupted() + between.to_b->corrupted();
   const PeerStats stats = statsOf(*between.a);
   std::printf(
       "%llu calls, %llu connections made again, %llu MiB sent, %llu of them in shared memory, %llu "
@@ -175,10 +136,34 @@ TEST_P(Reconnect, EveryCallIsExecutedOnceAndAnsweredRightWhileConnectionsBreak) 
       static_cast<unsigned long long>(stats.bytes_sent >> 20),
       static_cast<unsigned long long>(stats.arena_bytes_sent >> 20),
       static_cast<unsigned long long>(stats.bulk_bytes_sent >> 20));
-  EXPECT_EQ(stats.bulk_bytes_sent > kMiB, GetParam() == Via::kTcp);
+  EXPECT_EQ(stats.bulk_bytes_sent > kMiB, overTcp(via));
   EXPECT_GT(stats.reconnects, kCalls / 1000);
   EXPECT_EQ(stats.messages_sent, kCalls);
   EXPECT_EQ(statsOf(*between.b).messages_received, kCalls);
+}
+
+TEST_P(Reconnect, EveryCallIsExecutedOnceAndAnsweredRightWhileConnectionsBreak) {
+  const auto harm = [](Between& between, unsigned seed) {
+    between.to_a->breakWithin(24 * kMiB, seed);
+    between.to_b->breakWithin(24 * kMiB, seed + 1);
+  };
+  // Some breaks find the connection idle.
+  expectEveryCallOnce(GetParam(), harm, [](Between& between) { between.breakAll(); });
+}
+
+class Damage : public ::testing::TestWithParam<Via> {};
+INSTANTIATE_TEST_SUITE_P(Each, Damage, ::testing::Values(Via::kTcp, Via::kTls), viaName);
+
+TEST_P(Damage, EveryCallIsExecutedOnceAndAnsweredRightWhileBitsFlip) {
+  std::uint64_t flipped = 0;
+  expectEveryCallOnce(
+      GetParam(),
+      [](Between& between, unsigned seed) {
+        between.to_a->corrupt(12 * kMiB, seed);
+        between.to_b->corrupt(12 * kMiB, seed + 1);
+      },
+      {}, &flipped);
+  EXPECT_GT(flipped, kCalls / 1000);
 }
 
 TEST_P(Reconnect, OneWayTrafficBothWaysKeepsItsOrderAndItsBounds) {
@@ -307,6 +292,38 @@ TEST_P(Reconnect, WhenNobodyListensAnyMoreThePeerIsLostAtOnce) {
   ASSERT_TRUE(between.second.waitForLosses(1));
   EXPECT_NE(between.first.losses()[0].reason.text().find("nothing listens at"), std::string::npos)
       << between.first.losses()[0].reason.text();
+}
+
+TEST_P(Reconnect, StrangersDoNotKeepABrokenConnectionFromBeingMadeAgain) {
+  Between between(GetParam(), [](EndpointOptions& options) {
+    options.handshake_timeout = std::chrono::hours(1);  // their slots do not become free by waiting
+  });
+  constexpr std::size_t kStrangers = 80;
+  std::atomic<bool> enough{false};
+  std::atomic<std::size_t> renewed{0};
+  std::thread crowd([&] {
+    std::vector<std::unique_ptr<RawClient>> at_a(kStrangers);
+    std::vector<std::unique_ptr<RawClient>> at_b(kStrangers);
+    for (; !enough; ++renewed) {
+      at_a[renewed % kStrangers] = std::make_unique<RawClient>(*between.a);
+      at_b[renewed % kStrangers] = std::make_unique<RawClient>(*between.b);
+      takes(std::chrono::microseconds(200));
+    }
+  });
+  EXPECT_TRUE(eventually([&] { return renewed > kStrangers; }));
+  constexpr std::size_t kCuts = 20;
+  for (std::size_t cut = 1; cut <= kCuts; ++cut) {
+    expectOk(between.a->send(1, textMessage("there")));
+    expectOk(between.b->send(0, textMessage("back")));
+    EXPECT_TRUE(between.second.waitForMessages(cut));
+    EXPECT_TRUE(between.first.waitForMessages(cut));
+    between.breakAll();
+  }
+  enough = true;
+  crowd.join();
+  between.expectNobodyLost();
+  EXPECT_GE(statsOf(*between.a).reconnects, kCuts - 1);
+  EXPECT_GT(between.a->stats().refused_overload + between.b->stats().refused_overload, kStrangers);
 }
 
 // Blocks that were placed for a Unix socket go with their bytes when only TCP is left.

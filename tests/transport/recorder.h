@@ -66,6 +66,7 @@ class Recorder : public EndpointHandler {
       decide;
   std::function<void(const Received&)> react;
   std::function<void(const PeerLoss&)> react_to_loss;
+  std::function<void()> react_to_send_failure;
   bool keep = true;  // false: count messages only
 
   Disposition onHeader(std::int32_t from, std::span<const std::byte> header,
@@ -98,8 +99,17 @@ class Recorder : public EndpointHandler {
     update([&] { joined_.push_back(peer); });
   }
 
+  void onTooLarge(std::int32_t, std::span<const std::byte> header, const Error& why) override {
+    update([&] { too_large_.emplace_back(textOf(header), why); });
+  }
+
+  void onPeerReturned(const PeerInfo& peer) override {
+    update([&] { returned_.push_back(peer); });
+  }
+
   void onSendFailed(std::int32_t, std::span<const std::byte> header, const Error& reason) override {
     update([&] { failed_.emplace_back(textOf(header), reason); });
+    if (react_to_send_failure) react_to_send_failure();
   }
 
   bool waitForMessages(std::size_t count) {
@@ -111,6 +121,9 @@ class Recorder : public EndpointHandler {
   bool waitForJoined(std::size_t count) {
     return wait([&] { return joined_.size() >= count; });
   }
+  bool waitForReturned(std::size_t count) {
+    return wait([&] { return returned_.size() >= count; });
+  }
   bool waitForFailed(std::size_t count) {
     return wait([&] { return failed_.size() >= count; });
   }
@@ -118,6 +131,8 @@ class Recorder : public EndpointHandler {
   std::vector<Received> messages() { return copy(messages_); }
   std::vector<PeerLoss> losses() { return copy(losses_); }
   std::vector<PeerInfo> joined() { return copy(joined_); }
+  std::vector<std::pair<std::string, Error>> tooLarge() { return copy(too_large_); }
+  std::vector<PeerInfo> returned() { return copy(returned_); }
   std::vector<std::pair<std::string, Error>> failed() { return copy(failed_); }
   std::size_t messageCount() { return copy(count_); }
 
@@ -145,12 +160,17 @@ class Recorder : public EndpointHandler {
   std::vector<Received> messages_;
   std::vector<PeerLoss> losses_;
   std::vector<PeerInfo> joined_;
+  std::vector<PeerInfo> returned_;
+  std::vector<std::pair<std::string, Error>> too_large_;
   std::vector<std::pair<std::string, Error>> failed_;
 };
 
-enum class Via { kUnix, kTcp, kBoth };
+enum class Via { kUnix, kTcp, kTls, kBoth };
+
+inline bool overTcp(Via via) { return via == Via::kTcp || via == Via::kTls; }
 
 inline std::string viaName(const ::testing::TestParamInfo<Via>& via) {
+  if (via.param == Via::kTls) return "Tls";
   return via.param == Via::kTcp ? "Tcp" : "Unix";
 }
 
@@ -161,7 +181,8 @@ inline EndpointOptions optionsFor(std::int32_t rank, Via via = Via::kUnix) {
   options.rank = rank;
   options.key = testKey();
   options.listen_address = "127.0.0.1";
-  options.unix_socket = via != Via::kTcp;
+  options.unix_socket = !overTcp(via);
+  if (via == Via::kTls) options.encryption = Encryption::kOn;
   options.tcp = via != Via::kUnix;
   return options;
 }

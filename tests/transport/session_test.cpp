@@ -9,19 +9,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-TEST(Session, OnlyTheTablesStepsAreTaken) {
-  using enum SessionState;
-  int allowed = 0;
-  for (const SessionState from : {kNew, kLinked, kBroken, kOver}) {
-    EXPECT_FALSE(mayFollow(from, from));
-    EXPECT_FALSE(mayFollow(from, kNew));
-    EXPECT_EQ(mayFollow(from, kOver), from != kOver) << toString(from);
-    for (const SessionState to : {kNew, kLinked, kBroken, kOver})
-      allowed += mayFollow(from, to) ? 1 : 0;
-  }
-  EXPECT_EQ(allowed, 6);
-}
-
 TEST(Session, TwoSidesRecogniseTheirSession) {
   Session left(11);
   Session right(22);
@@ -66,9 +53,10 @@ TEST(Session, ItEndsWhenItsTimeIsOverAndTimeOnesOwnProcessMissedDoesNotCount) {
   EXPECT_TRUE(session.expired(start + milliseconds(100)));
   session.postpone(milliseconds(50));
   EXPECT_FALSE(session.expired(start + milliseconds(149)));
-  session.end();
+  session.link({22, 0, 0, 2});
   EXPECT_FALSE(session.expired(start + milliseconds(1000)));
-  session.end();
+  session.postpone(milliseconds(50));
+  EXPECT_FALSE(session.expired(start + milliseconds(1000)));
 }
 
 TEST(Session, AcksOfTheirOwnGoOnlyWhenAskedForOrOverdue) {

@@ -42,7 +42,7 @@ Quantiles quantiles(std::vector<double> samples) {
   return {samples[samples.size() / 2], samples[samples.size() * 99 / 100]};
 }
 
-enum class Way { kUnix, kTcp, kTcpOneConnection };
+enum class Way { kUnix, kTcp, kTcpOneConnection, kTls, kTlsOneConnection };
 
 // --- an endpoint on each side ---
 
@@ -126,7 +126,8 @@ EndpointOptions benchOptions(std::int32_t rank, Way way) {
   options.listen_address = "127.0.0.1";
   options.tcp = way != Way::kUnix;
   options.unix_socket = way == Way::kUnix;
-  options.bulk.enabled = way == Way::kTcp;
+  options.bulk.enabled = way == Way::kTcp || way == Way::kTls;
+  if (way == Way::kTls || way == Way::kTlsOneConnection) options.encryption = Encryption::kOn;
   return options;
 }
 
@@ -312,6 +313,8 @@ int main(int argc, char** argv) {
     print("tcp, bare socket", socketFigures(true, rounds));
     print("tcp, endpoint", endpointFigures(Way::kTcp, rounds));
     print("tcp, one connection", endpointFigures(Way::kTcpOneConnection, rounds));
+    print("tls, endpoint", endpointFigures(Way::kTls, rounds));
+    print("tls, one connection", endpointFigures(Way::kTlsOneConnection, rounds));
   }
   return 0;
 }

@@ -70,15 +70,15 @@ TEST(WarmPool, GivesMemoryBackWhenItIsQuiet) {
 
   std::chrono::steady_clock::time_point now{};
   pool->tick(now);
-  pool->tick(now += IdleDetector::kAfter - seconds(1));
+  pool->tick(now += WarmPool::kIdleAfter - seconds(1));
   EXPECT_EQ(pool->heldBytes(), 50 * kMiB);
   pool->tick(now += seconds(1));
-  EXPECT_EQ(pool->heldBytes(), 50 * kMiB - IdleDetector::kTrimAtOnce);
+  EXPECT_EQ(pool->heldBytes(), 50 * kMiB - WarmPool::kTrimAtOnce);
   for (int i = 0; i < 4; ++i)
     pool->tick(now += seconds(1));
-  EXPECT_EQ(pool->heldBytes(), IdleDetector::kKeep);
+  EXPECT_EQ(pool->heldBytes(), WarmPool::kKeep);
   const OwnedBuffer later = pool->take(48 * kMiB);
-  EXPECT_LT(residentPages(later), IdleDetector::kKeep / 4096);
+  EXPECT_LT(residentPages(later), WarmPool::kKeep / 4096);
   for (std::size_t i = 0; i < kept.size; ++i)
     ASSERT_EQ(kept.data[i], std::byte{1});
 }
@@ -88,7 +88,7 @@ TEST(WarmPool, IsNotQuietWhileBlocksAreTaken) {
   std::chrono::steady_clock::time_point now{};
   for (int i = 0; i < 10; ++i) {
     static_cast<void>(pool->take(32 * kMiB));
-    pool->tick(now += IdleDetector::kAfter);
+    pool->tick(now += WarmPool::kIdleAfter);
   }
   EXPECT_EQ(pool->heldBytes(), 32 * kMiB);
 }

@@ -13,6 +13,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <span>
 
 #include "transport/base/bytes.h"
@@ -32,6 +33,10 @@ inline constexpr std::uint32_t kSlotFree = 0;
 inline constexpr std::uint32_t kSlotOffered = 1;
 inline constexpr std::uint32_t kSlotTaken = 2;
 static_assert(ArenaSlot::is_always_lock_free && sizeof(ArenaSlot) == 4);
+inline ArenaSlot& arenaSlot(std::byte* base, std::uint32_t index) noexcept {
+  return *std::launder(
+      reinterpret_cast<ArenaSlot*>(base + kArenaSlotsOffset + std::size_t{4} * index));
+}
 
 using ArenaMagic = std::array<std::byte, 16>;
 

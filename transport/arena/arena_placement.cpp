@@ -3,28 +3,28 @@
 #include <algorithm>
 #include <utility>
 
-#include "transport/io/fd_passing.h"
+#include "transport/io/stream.h"
 
 namespace weft::transport {
 
 ArenaPlacement& ArenaPlacement::operator=(ArenaPlacement&& other) noexcept {
   letGo();
   arena_ = std::move(other.arena_);
-  blocks_ = std::exchange(other.blocks_, Blocks::kNone);
+  blocks_ = other.blocks_;
   entries_ = std::move(other.entries_);
   fds_ = std::move(other.fds_);
   return *this;
 }
 
-bool ArenaPlacement::add(std::uint32_t buffer, const std::shared_ptr<ExportedBlock>& block,
-                         std::uint64_t offset) {
+bool ArenaPlacement::addExported(std::uint32_t buffer, const OwnedBuffer& bytes,
+                                 const std::shared_ptr<ExportedBlock>& block) {
   const auto known = std::find(fds_.begin(), fds_.end(), block->fd());
+  if (known == fds_.end() && fds_.size() == kMaxFds) return false;
+  const std::optional<std::uint64_t> offset = block->offer(bytes.data, bytes.size);
+  if (!offset) return false;
   const auto index = static_cast<std::uint32_t>(known - fds_.begin());
-  if (known == fds_.end()) {
-    if (fds_.size() == kMaxFds) return false;
-    fds_.push_back(block->fd());
-  }
-  entries_.push_back({buffer, {offset, index, 0}, block});
+  if (known == fds_.end()) fds_.push_back(block->fd());
+  entries_.push_back({buffer, {*offset, index, 0}, block});
   return true;
 }
 
@@ -34,7 +34,7 @@ void ArenaPlacement::keepToArena() noexcept {
 }
 
 void ArenaPlacement::handOver() noexcept {
-  if (blocks_ != Blocks::kOurs) return;
+  if (arena_ == nullptr || blocks_ != Blocks::kOurs) return;
   for (const Entry& entry : entries_) {
     if (!entry.exported) arena_->handOver(entry.where);
   }
@@ -53,15 +53,12 @@ void ArenaPlacement::takeBack() noexcept {
 }
 
 void ArenaPlacement::letGo() noexcept {
+  if (arena_ == nullptr) return;
   for (const Entry& entry : entries_) {
     if (entry.exported) continue;
     if (blocks_ == Blocks::kOurs || blocks_ == Blocks::kOursInline) arena_->giveBack(entry.where);
     if (blocks_ == Blocks::kTakenBack) arena_->withdraw(entry.where);
   }
-  blocks_ = Blocks::kNone;
-  entries_.clear();
-  fds_.clear();
-  arena_.reset();
 }
 
 }  // namespace weft::transport

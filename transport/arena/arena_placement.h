@@ -28,22 +28,18 @@ class ArenaPlacement {
   };
 
   ArenaPlacement() = default;
-  explicit ArenaPlacement(std::shared_ptr<SharedArena> arena)
-      : arena_(std::move(arena)), blocks_(Blocks::kOurs) {}
-  ArenaPlacement(ArenaPlacement&& other) noexcept
-      : arena_(std::move(other.arena_)),
-        blocks_(std::exchange(other.blocks_, Blocks::kNone)),
-        entries_(std::move(other.entries_)),
-        fds_(std::move(other.fds_)) {}
+  explicit ArenaPlacement(std::shared_ptr<SharedArena> arena) : arena_(std::move(arena)) {}
+  ArenaPlacement(ArenaPlacement&& other) noexcept = default;
   ArenaPlacement& operator=(ArenaPlacement&& other) noexcept;
   ~ArenaPlacement() { letGo(); }
 
   void add(std::uint32_t buffer, const ArenaDescriptor& where) {
     entries_.push_back({buffer, where, nullptr});
   }
-  // These bytes of `block` can go as they are, at `offset` in its file. False: this frame has as
-  // many blocks as it can take along.
-  bool add(std::uint32_t buffer, const std::shared_ptr<ExportedBlock>& block, std::uint64_t offset);
+  // Offers these bytes of `block`. False: they must be copied, or this frame has as many blocks as
+  // it can take along.
+  bool addExported(std::uint32_t buffer, const OwnedBuffer& bytes,
+                   const std::shared_ptr<ExportedBlock>& block);
   // The descriptors to send with the frame, in the order in which the entries count them.
   const std::vector<int>& fds() const noexcept { return fds_; }
   // The exported ones will be written with the frame: forgets them.
@@ -51,7 +47,7 @@ class ArenaPlacement {
   const std::vector<Entry>& entries() const noexcept { return entries_; }
   // Frames name the blocks of the entries.
   bool inArena() const noexcept {
-    return blocks_ == Blocks::kOurs || blocks_ == Blocks::kHandedOver;
+    return arena_ != nullptr && (blocks_ == Blocks::kOurs || blocks_ == Blocks::kHandedOver);
   }
   // The frame that names them is numbered. A receiver may take them from now on.
   void handOver() noexcept;
@@ -62,7 +58,6 @@ class ArenaPlacement {
 
  private:
   enum class Blocks : std::uint8_t {
-    kNone,
     kOurs,        // no frame with a number names them
     kHandedOver,  // the receiver frees them
     kOursInline,  // as kOurs, and a frame carries their bytes
@@ -70,8 +65,8 @@ class ArenaPlacement {
   };
   void letGo() noexcept;
 
-  std::shared_ptr<SharedArena> arena_;
-  Blocks blocks_ = Blocks::kNone;
+  std::shared_ptr<SharedArena> arena_;  // null: nothing is placed, or it moved on
+  Blocks blocks_ = Blocks::kOurs;
   std::vector<Entry> entries_;
   std::vector<int> fds_;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -10,74 +11,15 @@
 #include "transport/memory/pages.h"
 
 namespace weft::transport {
+namespace {
 
-ArenaSender::ArenaSender(const ArenaOptions& options, std::function<void()> wanted, Help help)
-    : options_(options),
-      wanted_(std::move(wanted)),
-      help_(std::move(help)),
-      state_(options.enabled ? State::kIdle : State::kClosed) {}
+using Blocks = std::vector<std::shared_ptr<ExportedBlock>>;
 
-std::shared_ptr<SharedArena> ArenaSender::arena() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return arena_;
-}
-
-ArenaPlacement ArenaSender::place(const Message& message, bool may_export) {
-  State state = state_.load(std::memory_order_acquire);
-  if (state == State::kClosed) return {};
-  const auto large = [&](const OwnedBuffer& buffer) {
-    return buffer.size >= options_.threshold && buffer.data != nullptr;
-  };
-  const auto first = std::find_if(message.buffers.begin(), message.buffers.end(), large);
-  if (first == message.buffers.end()) return {};
-  if (state == State::kIdle) {
-    if (state_.compare_exchange_strong(state, State::kWanted)) wanted_();
-    return {};
-  }
-  std::shared_ptr<SharedArena> arena = state == State::kLive ? this->arena() : nullptr;
-  if (arena == nullptr) {
-    if (state == State::kRefused)
-      fallbacks_ += static_cast<std::uint64_t>(std::count_if(first, message.buffers.end(), large));
-    return {};
-  }
-  std::uint64_t large_bytes = 0;
-  for (auto buffer = first; buffer != message.buffers.end(); ++buffer) {
-    if (large(*buffer)) large_bytes += buffer->size;
-  }
-  const bool together = large_bytes >= SharedCopy::kWorthHelp;
-  std::vector<CopyRange> ranges;
-  const Exported blocks = may_export ? exported(message) : Exported();
-  ArenaPlacement placement(arena);
-  std::uint64_t bytes = 0;
-  for (auto buffer = first; buffer != message.buffers.end(); ++buffer) {
-    if (!large(*buffer)) continue;
-    const auto index = static_cast<std::uint32_t>(buffer - message.buffers.begin());
-    if (blocks.empty() || !placeExported(*buffer, index, blocks[index], placement)) {
-      const std::optional<SharedArena::Block> block = arena->take(buffer->size);
-      if (!block) {
-        fallbacks_.fetch_add(1, std::memory_order_relaxed);
-        continue;
-      }
-      placement.add(index, block->where);
-      if (together) {
-        ranges.push_back({block->data, buffer->data, buffer->size});
-      } else {
-        fastMemcpy(block->data, buffer->data, buffer->size);
-      }
-    }
-    bytes += buffer->size;
-  }
-  if (!ranges.empty()) copyTogether(std::move(ranges));
-  bytes_sent_.fetch_add(bytes, std::memory_order_relaxed);
-  return placement;
-}
-
-// The block that each buffer is a part of, null for ordinary memory; empty: all are ordinary. A
-// block is exported only if the message uses at least a quarter of it: a smaller part would keep
-// the whole block alive, and freeze what is written around it.
-ArenaSender::Exported ArenaSender::exported(const Message& message) const {
-  const std::size_t least = std::max(ExportedBlock::kMinBytes, options_.threshold);
-  Exported blocks;
+// The block that each buffer of at least `least` bytes is a part of, null for ordinary memory;
+// empty: all are ordinary. A block is exported only if the message uses at least a quarter of it: a
+// smaller part would keep the whole block alive, and freeze what is written around it.
+Blocks blocksOf(const Message& message, std::size_t least) {
+  Blocks blocks;
   std::map<const ExportedBlock*, std::uint64_t> sizes;
   for (std::size_t i = 0; i < message.buffers.size(); ++i) {
     const OwnedBuffer& buffer = message.buffers[i];
@@ -94,20 +36,79 @@ ArenaSender::Exported ArenaSender::exported(const Message& message) const {
   return blocks;
 }
 
-bool ArenaSender::placeExported(const OwnedBuffer& buffer, std::uint32_t index,
-                                const std::shared_ptr<ExportedBlock>& block,
-                                ArenaPlacement& placement) {
-  if (block == nullptr) return false;
-  const std::optional<std::uint64_t> offset = block->offer(buffer.data, buffer.size);
-  if (!offset || !placement.add(index, block, *offset)) return false;
-  ExportedBlock::countSent(buffer.size);
-  return true;
+}  // namespace
+
+ArenaSender::ArenaSender(const ArenaOptions& options, std::function<void()> wanted, Help help)
+    : options_(options),
+      wanted_(std::move(wanted)),
+      help_(std::move(help)),
+      state_(options.enabled ? State::kIdle : State::kClosed) {}
+
+std::shared_ptr<SharedArena> ArenaSender::arena() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return arena_;
 }
 
-void ArenaSender::copyTogether(std::vector<CopyRange> ranges) const {
+ArenaPlacement ArenaSender::place(const Message& message, bool may_export) {
+  State state = state_.load(std::memory_order_acquire);
+  if (state == State::kClosed) return {};
+  const std::vector<OwnedBuffer>& buffers = message.buffers;
+  const auto large = [&](const OwnedBuffer& buffer) {
+    return buffer.size >= options_.threshold && buffer.data != nullptr;
+  };
+  const auto first = std::find_if(buffers.begin(), buffers.end(), large);
+  if (first == buffers.end()) return {};
+  if (state == State::kIdle) {
+    if (state_.compare_exchange_strong(state, State::kWanted)) wanted_();
+    return {};
+  }
+  std::shared_ptr<SharedArena> arena = state == State::kLive ? this->arena() : nullptr;
+  if (arena == nullptr) {
+    if (state == State::kRefused)
+      fallbacks_ += static_cast<std::uint64_t>(std::count_if(first, buffers.end(), large));
+    return {};
+  }
+  const std::size_t least = std::max(ExportedBlock::kMinBytes, options_.threshold);
+  const Blocks blocks = may_export ? blocksOf(message, least) : Blocks();
+  ArenaPlacement placement(arena);
+  std::size_t exported = 0;
+  std::size_t copied = 0;
+  for (auto index = static_cast<std::uint32_t>(first - buffers.begin()); index < buffers.size();
+       ++index) {
+    const OwnedBuffer& buffer = buffers[index];
+    if (!large(buffer)) continue;
+    if (!blocks.empty() && blocks[index] != nullptr &&
+        placement.addExported(index, buffer, blocks[index])) {
+      exported += buffer.size;
+    } else if (const std::optional<SharedArena::Block> block = arena->take(buffer.size)) {
+      placement.add(index, block->where);
+      copied += buffer.size;
+    } else {
+      fallbacks_.fetch_add(1, std::memory_order_relaxed);
+    }
+  }
+  copy(message, placement, *arena, copied);
+  bytes_sent_.fetch_add(exported + copied, std::memory_order_relaxed);
+  return placement;
+}
+
+void ArenaSender::copy(const Message& message, const ArenaPlacement& placement,
+                       const SharedArena& arena, std::size_t bytes) const {
   static const bool several_cores = std::thread::hardware_concurrency() > 1;
-  const auto copy = std::make_shared<SharedCopy>(std::move(ranges));
-  if (help_ && several_cores) help_(copy);
+  const bool together = help_ && several_cores && bytes >= SharedCopy::kWorthHelp;
+  std::vector<CopyRange> ranges;
+  for (const ArenaPlacement::Entry& entry : placement.entries()) {
+    if (entry.exported) continue;
+    const OwnedBuffer& from = message.buffers[entry.buffer];
+    if (together) {
+      ranges.push_back({arena.bytes(entry.where), from.data, from.size});
+    } else {
+      fastMemcpy(arena.bytes(entry.where), from.data, from.size, wayFor(bytes));
+    }
+  }
+  if (!together) return;
+  const auto copy = std::make_shared<SharedCopy>(ranges);
+  help_(copy);
   copy->finish();
 }
 
@@ -134,21 +135,16 @@ std::shared_ptr<SharedArena> ArenaSender::offer() {
   return arena_;
 }
 
-Error ArenaSender::accepted() {
+Error ArenaSender::answered(bool accepted) {
   State expected = State::kOffered;
-  if (!state_.compare_exchange_strong(expected, State::kLive)) {
-    return protocolError("it accepts shared memory that was not offered");
+  if (!state_.compare_exchange_strong(expected, accepted ? State::kLive : State::kRefused)) {
+    return protocolError(std::string(accepted ? "it accepts" : "it refuses") +
+                         " shared memory that was not offered");
   }
-  return Error::ok();
-}
-
-Error ArenaSender::refused() {
-  State expected = State::kOffered;
-  if (!state_.compare_exchange_strong(expected, State::kRefused)) {
-    return protocolError("it refuses shared memory that was not offered");
+  if (!accepted) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    arena_.reset();
   }
-  const std::lock_guard<std::mutex> lock(mutex_);
-  arena_.reset();
   return Error::ok();
 }
 
@@ -161,8 +157,7 @@ void ArenaSender::close() noexcept {
 
 void ArenaSender::tick(std::chrono::steady_clock::time_point now) {
   if (state_.load(std::memory_order_relaxed) != State::kLive) return;
-  if (!idle_.look(bytes_sent_.load(std::memory_order_relaxed), now)) return;
-  if (const auto memory = arena()) memory->trim(IdleDetector::kKeep, IdleDetector::kTrimAtOnce);
+  if (const auto memory = arena()) memory->tick(now);
 }
 
 }  // namespace weft::transport

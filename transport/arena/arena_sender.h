@@ -19,8 +19,6 @@
 #include "transport/arena/shared_copy.h"
 #include "transport/base/buffer.h"
 #include "transport/base/error.h"
-#include "transport/memory/exported_block.h"
-#include "transport/memory/idle_detector.h"
 #include "transport/options.h"
 
 namespace weft::transport {
@@ -50,8 +48,7 @@ class ArenaSender {
   // An arena to offer, the same for all links of a session; null when there can be none (then it is
   // off for good).
   std::shared_ptr<SharedArena> offer();
-  Error accepted();  // kProtocol: nothing was offered
-  Error refused();
+  Error answered(bool accepted);  // kProtocol: nothing was offered
   // Off for good: the peer is not of this host, or gone. Lets the memory go.
   void close() noexcept;
   // Now and then: after a while without large buffers, gives back most of the memory.
@@ -61,11 +58,8 @@ class ArenaSender {
   enum class State : std::uint8_t { kIdle, kWanted, kOffered, kLive, kRefused, kClosed };
 
   std::shared_ptr<SharedArena> arena() const;
-  using Exported = std::vector<std::shared_ptr<ExportedBlock>>;
-  Exported exported(const Message& message) const;
-  static bool placeExported(const OwnedBuffer& buffer, std::uint32_t index,
-                            const std::shared_ptr<ExportedBlock>& block, ArenaPlacement& placement);
-  void copyTogether(std::vector<CopyRange> ranges) const;
+  void copy(const Message& message, const ArenaPlacement& placement, const SharedArena& arena,
+            std::size_t bytes) const;
 
   const ArenaOptions& options_;
   const std::function<void()> wanted_;
@@ -76,9 +70,6 @@ class ArenaSender {
 
   mutable std::mutex mutex_;
   std::shared_ptr<SharedArena> arena_;  // guarded by mutex_
-
-  // loop thread
-  IdleDetector idle_;
 };
 
 }  // namespace weft::transport

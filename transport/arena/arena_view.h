@@ -33,19 +33,15 @@ class ArenaView : public std::enable_shared_from_this<ArenaView> {
   ArenaView& operator=(const ArenaView&) = delete;
 
   // It is the memory that `offer` announces.
-  bool isOf(const ArenaOffer& offer) const noexcept { return magic_ == offer.magic; }
+  bool isOf(const ArenaOffer& offer) const noexcept { return offer_.magic == offer.magic; }
   // The block that a frame names; kProtocol when it names none.
   Result<OwnedBuffer> lend(const ArenaDescriptor& block, std::uint64_t size);
 
  private:
-  class Lease;
-  ArenaView(std::byte* base, const ArenaOffer& offer);
-  ArenaSlot& slot(std::uint32_t index) const noexcept;
+  ArenaView(std::byte* base, const ArenaOffer& offer) : base_(base), offer_(offer) {}
 
   std::byte* const base_;
-  const std::uint64_t file_bytes_;
-  const std::uint32_t slot_count_;
-  const ArenaMagic magic_;
+  const ArenaOffer offer_;
   const ForkGuard fork_guard_;
 };
 

@@ -6,13 +6,14 @@
 // from the memory but whether a slot is free, so that a receiver which overwrites all of it harms
 // only what was meant for itself.
 //
-// Memory of a range is obtained (fallocate) before its first use, so that a lack of it shows as no
-// block, not as a SIGBUS. It stays warm until trim().
+// Memory is obtained before its first use and stays warm until tick() finds the arena idle
+// (WarmPool).
 //
 // Threads: any; no lock is held while a block's bytes are written.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -24,7 +25,7 @@
 #include "transport/base/error.h"
 #include "transport/base/fork_guard.h"
 #include "transport/base/unique_fd.h"
-#include "transport/memory/block_allocator.h"
+#include "transport/memory/warm_pool.h"
 
 namespace weft::transport {
 
@@ -56,11 +57,10 @@ class SharedArena {
   // Instead of handOver(): nobody was told of it.
   void giveBack(const ArenaDescriptor& block);
 
-  // Gives the memory of free ranges back to the system, at most `most` bytes of it, while more than
-  // `keep` is held. Holds the lock meanwhile: for quiet times. Returns the bytes given back.
-  std::uint64_t trim(std::uint64_t keep, std::uint64_t most);
+  // Now and then: gives most of the memory back after a while in which nothing was taken.
+  void tick(std::chrono::steady_clock::time_point now);
 
-  std::uint64_t heldBytes() const noexcept { return held_bytes_.load(std::memory_order_relaxed); }
+  std::uint64_t heldBytes() const { return pool_.heldBytes(); }
   // Blocks that the receiver has not released.
   std::size_t blocksInUse();
 
@@ -71,28 +71,21 @@ class SharedArena {
     std::uint64_t size = 0;
   };
 
-  SharedArena(UniqueFd fd, std::byte* base, ArenaOffer offer);
+  SharedArena(UniqueFd fd, std::byte* base, const ArenaOffer& offer);
 
-  ArenaSlot& slot(std::uint32_t index) const noexcept;
-  std::optional<std::uint64_t> takeLocked(std::size_t size);
+  std::optional<Block> take(std::size_t size, std::size_t looks);
   void reclaim(std::size_t most);
   void release(std::size_t index);
-  bool obtain(std::uint64_t offset, std::uint64_t size);
 
   const UniqueFd fd_;
   std::byte* const base_;
   const ArenaOffer offer_;
   const ForkGuard fork_guard_;
-  const std::size_t chunk_count_;
-  // Per 2 MiB of the data part: its memory was obtained. Cleared under the lock, only where all is
-  // free.
-  const std::unique_ptr<std::atomic<bool>[]> obtained_;
-  std::atomic<std::uint64_t> held_bytes_{0};
   // Per slot. Without it a receiver that lies could release a block while it is being written.
   const std::unique_ptr<std::atomic<bool>[]> handed_over_;
+  WarmPool pool_;  // the data part; its lock is taken within this one's
 
   std::mutex mutex_;  // guards what follows
-  BlockAllocator allocator_;
   std::vector<std::uint32_t> free_slots_;
   std::vector<InUse> in_use_;  // in no order
   std::size_t look_at_ = 0;    // where the next look for released blocks begins

@@ -2,13 +2,13 @@
 //
 // Two cores copy twice as fast as one. Each thread takes the next piece that nobody has begun, so a
 // helper that comes late, or never, delays the owner by one piece at most. Pieces are small for
-// that reason, and are cut from the buffers laid end to end, so that many buffers of medium size
-// are shared as evenly as one large one.
+// that reason.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "transport/memory/fast_memcpy.h"
@@ -30,7 +30,7 @@ class SharedCopy {
   static constexpr std::size_t kPiece = std::size_t{256} << 10;
 
   // The ranges must stay, untouched by others, until finish() has returned.
-  explicit SharedCopy(std::vector<CopyRange> ranges);
+  explicit SharedCopy(std::span<const CopyRange> ranges);
 
   // Any thread, also after finish(), when it does nothing. Copies at most `pieces`; false: all have
   // been begun.
@@ -40,12 +40,8 @@ class SharedCopy {
 
  private:
   bool copyNext() noexcept;
-  void copyBytes(std::size_t begin, std::size_t end) noexcept;
 
-  const std::vector<CopyRange> ranges_;
-  std::vector<std::size_t> ends_;  // of the ranges, laid end to end
-  std::size_t bytes_ = 0;
-  std::size_t pieces_ = 0;
+  std::vector<CopyRange> pieces_;
   CopyWay way_;
   std::atomic<std::size_t> next_{0};
   std::atomic<std::size_t> done_{0};

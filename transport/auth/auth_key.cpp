@@ -7,7 +7,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 
+#include "transport/auth/digest.h"
 #include "transport/base/secure_random.h"
 #include "transport/base/system_error.h"
 #include "transport/base/unique_fd.h"
@@ -18,14 +20,7 @@ namespace {
 constexpr const char* kHowToMake =
     "; make one with: (umask 077; openssl rand -hex 32 > FILE), the same file for all workers";
 
-int hexDigit(char c) noexcept {
-  if (c >= '0' && c <= '9') return c - '0';
-  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-  return -1;
-}
-
-bool isSpace(char c) noexcept { return c == ' ' || c == '\t' || c == '\r' || c == '\n'; }
+constexpr const char* kSpace = " \t\r\n";
 
 }  // namespace
 
@@ -38,28 +33,22 @@ Result<AuthKey> AuthKey::random() {
 }
 
 Result<AuthKey> AuthKey::fromHex(std::string_view text) {
-  while (!text.empty() && isSpace(text.front()))
-    text.remove_prefix(1);
-  while (!text.empty() && isSpace(text.back()))
-    text.remove_suffix(1);
+  text.remove_prefix(std::min(text.find_first_not_of(kSpace), text.size()));
+  text = text.substr(0, text.find_last_not_of(kSpace) + 1);
   if (text.size() != 2 * kBytes) {
-    return Error(ErrorCode::kInvalidArgument,
-                 "an authentication key is exactly 64 hexadecimal digits, this one has " +
-                     std::to_string(text.size()) + " characters");
+    return invalidArgument("an authentication key is exactly 64 hexadecimal digits, this one has " +
+                           std::to_string(text.size()) + " characters");
   }
   AuthKey key;
   for (std::size_t i = 0; i < kBytes; ++i) {
-    const int high = hexDigit(text[2 * i]);
-    const int low = hexDigit(text[2 * i + 1]);
-    if (high < 0 || low < 0) {
-      return Error(
-          ErrorCode::kInvalidArgument,
+    const char* const digits = text.data() + 2 * i;
+    if (std::from_chars(digits, digits + 2, key.bytes_[i], 16).ptr != digits + 2) {
+      return invalidArgument(
           "an authentication key is exactly 64 hexadecimal digits, this one has another character");
     }
-    key.bytes_[i] = static_cast<std::uint8_t>(high * 16 + low);
   }
   if (!key.valid()) {
-    return Error(ErrorCode::kInvalidArgument, "an authentication key of zeros only is no secret");
+    return invalidArgument("an authentication key of zeros only is no secret");
   }
   return key;
 }
@@ -75,14 +64,12 @@ Result<AuthKey> AuthKey::fromFile(const std::string& path) {
   struct stat info {};
   if (::fstat(fd.get(), &info) != 0) return systemError("looking at the " + what, errno);
   if (!S_ISREG(info.st_mode)) {
-    return Error(ErrorCode::kInvalidArgument,
-                 "the " + what + " is not a regular file" + kHowToMake);
+    return invalidArgument("the " + what + " is not a regular file" + kHowToMake);
   }
   if ((info.st_mode & (S_IROTH | S_IWOTH)) != 0) {
-    return Error(ErrorCode::kInvalidArgument,
-                 "the " + what +
-                     " can be read or written by every user of this machine; run: chmod 600 '" +
-                     path + "'");
+    return invalidArgument(
+        "the " + what + " can be read or written by every user of this machine; run: chmod 600 '" +
+        path + "'");
   }
   std::array<char, 256> text{};
   std::size_t length = 0;
@@ -105,5 +92,11 @@ bool AuthKey::valid() const noexcept {
 }
 
 std::string AuthKey::toHex() const { return transport::toHex(bytes_); }
+
+std::string keyCheck(const AuthKey& key, std::string_view group_id) {
+  std::string text = "weft: the same key in group ";
+  text += group_id;
+  return toHex(hmacSha256(key, std::as_bytes(std::span(text))));
+}
 
 }  // namespace weft::transport

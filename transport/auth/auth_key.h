@@ -35,4 +35,10 @@ class AuthKey {
   std::array<std::uint8_t, kBytes> bytes_{};
 };
 
+// A text by which two processes learn whether they hold the same key, before either connects: 64
+// hexadecimal digits. HMAC-SHA-256(key, label and group id). It does not reveal a key of 32 random
+// bytes; the group id, random for each group, hides whether two groups share a key; the label and
+// the length distinguish it from the handshake's proofs, so that it opens no connection.
+std::string keyCheck(const AuthKey& key, std::string_view group_id);
+
 }  // namespace weft::transport

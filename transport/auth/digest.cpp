@@ -8,28 +8,19 @@
 #include "transport/base/check.h"
 
 namespace weft::transport {
-namespace {
 
-const unsigned char* unsignedBytes(std::span<const std::byte> bytes) {
-  return reinterpret_cast<const unsigned char*>(bytes.data());
-}
-
-}  // namespace
-
-Digest sha256(std::span<const std::byte> bytes) {
+Digest sha256(std::string_view text) {
   Digest digest{};
-  ::SHA256(unsignedBytes(bytes), bytes.size(), digest.data());
+  ::SHA256(reinterpret_cast<const unsigned char*>(text.data()), text.size(), digest.data());
   return digest;
 }
-
-Digest sha256(const std::string& text) { return sha256(std::as_bytes(std::span(text))); }
 
 Digest hmacSha256(const AuthKey& key, std::span<const std::byte> text) {
   Digest mac{};
   unsigned length = 0;
   const unsigned char* const done =
       ::HMAC(EVP_sha256(), key.bytes().data(), static_cast<int>(key.bytes().size()),
-             unsignedBytes(text), text.size(), mac.data(), &length);
+             reinterpret_cast<const unsigned char*>(text.data()), text.size(), mac.data(), &length);
   WEFT_CHECK(done != nullptr && length == mac.size(), "HMAC-SHA-256 is always there");
   return mac;
 }

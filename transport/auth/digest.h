@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string>
+#include <string_view>
 
 #include "transport/auth/auth_key.h"
 
@@ -13,8 +13,7 @@ namespace weft::transport {
 
 using Digest = std::array<std::uint8_t, 32>;
 
-Digest sha256(std::span<const std::byte> bytes);
-Digest sha256(const std::string& text);
+Digest sha256(std::string_view text);
 Digest hmacSha256(const AuthKey& key, std::span<const std::byte> text);
 // Takes the same time wherever they differ.
 bool sameDigest(const Digest& one, const Digest& other) noexcept;

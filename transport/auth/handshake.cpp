@@ -6,22 +6,26 @@
 #include <utility>
 
 #include "transport/base/check.h"
+#include "transport/io/crc32c.h"
 
 namespace weft::transport {
 namespace {
 
 constexpr std::string_view kDiallerLabel = "weft dialler proof v2";
 constexpr std::string_view kAcceptorLabel = "weft acceptor proof v2";
+constexpr std::string_view kTlsLabel = "weft tls";
+constexpr std::size_t kLabelBytes = 32;  // zero padded: no two inputs coincide
 
 }  // namespace
 
-Handshake::Handshake(const Identity& self, HelloRole role, AcceptPolicy* policy, const Nonce& nonce)
-    : self_(&self), role_(role), policy_(policy), nonce_(nonce) {}
+Handshake::Handshake(const Identity& self, HelloRole role, AcceptPolicy* policy, const Nonce& nonce,
+                     const EncryptionTerms& terms)
+    : self_(&self), role_(role), policy_(policy), nonce_(nonce), terms_(terms) {}
 
 Handshake Handshake::dialler(const Identity& self, std::int32_t target_rank,
                              const std::string& target_name, const Nonce& nonce,
-                             const SessionClaim& claim) {
-  Handshake made(self, HelloRole::kDialler, nullptr, nonce);
+                             const SessionClaim& claim, const EncryptionTerms& terms) {
+  Handshake made(self, HelloRole::kDialler, nullptr, nonce, terms);
   made.claim_ = claim;
   made.target_rank_ = target_rank;
   made.target_name_text_ = target_name;
@@ -36,6 +40,7 @@ HelloBytes Handshake::helloTo(std::int32_t rank, const std::string& name) const 
   hello.name = self_->name;
   hello.rank = self_->rank;
   hello.target_rank = rank;
+  hello.encryption = terms_;
   hello.incarnation = self_->incarnation;
   hello.group = self_->group;
   hello.nonce = nonce_;
@@ -43,16 +48,26 @@ HelloBytes Handshake::helloTo(std::int32_t rank, const std::string& name) const 
   return encodeHello(hello);
 }
 
-Handshake Handshake::acceptor(const Identity& self, const Nonce& nonce, AcceptPolicy& policy) {
-  return {self, HelloRole::kAcceptor, &policy, nonce};
+Handshake Handshake::acceptor(const Identity& self, const Nonce& nonce, AcceptPolicy& policy,
+                              const EncryptionTerms& terms) {
+  return {self, HelloRole::kAcceptor, &policy, nonce, terms};
 }
 
 std::size_t Handshake::wanted() const noexcept {
-  if (status_ != Status::kRunning) return 0;
+  if (status_ != Status::kRunning || step_ == Step::kAwaitTls) return 0;
   std::size_t whole = step_ == Step::kAwaitHello ? Hello::kBytes : Proof::kBytes;
+  if (step_ == Step::kAwaitStartTls) whole = StartTls::kBytes;
   // An answer may be a refusal: only its length is read until that is known.
   if (role_ == HelloRole::kDialler && filled_ < Refusal::kBytes) whole = Refusal::kBytes;
   return whole - filled_;
+}
+
+// What ends a session is said within TLS, once the two have agreed on it: in plain words it is of
+// somebody on the way.
+bool Handshake::isForged(RefusalCode code) const noexcept {
+  return step_ == Step::kAwaitStartTls &&
+         (code == RefusalCode::kDuplicate || code == RefusalCode::kStale ||
+          code == RefusalCode::kDisplaced || code == RefusalCode::kCertificateName);
 }
 
 void Handshake::feed(std::span<const std::byte> bytes) {
@@ -64,7 +79,7 @@ void Handshake::feed(std::span<const std::byte> bytes) {
     if (isRefusal(head)) {
       const Refusal refusal = decodeRefusal(head);
       peer_version_ = refusal.version;
-      refusal_ = refusal.code;
+      refusal_ = isForged(refusal.code) ? RefusalCode::kMalformed : refusal.code;
       status_ = Status::kRefusedByPeer;
       return;
     }
@@ -75,6 +90,9 @@ void Handshake::feed(std::span<const std::byte> bytes) {
   } else if (step_ == Step::kAwaitProof && filled_ == Proof::kBytes) {
     filled_ = 0;
     onProof();
+  } else if (step_ == Step::kAwaitStartTls && filled_ == StartTls::kBytes) {
+    filled_ = 0;
+    onStartTls();
   }
 }
 
@@ -97,12 +115,15 @@ void Handshake::onHello() {
   if (role_ == HelloRole::kDialler) {
     if (peer_.rank != target_rank_ || peer_.name != target_name_text_)
       return refuse(RefusalCode::kIdentity);
+    if (const RefusalCode code = agreeOnEncryption(); code != RefusalCode::kNone)
+      return refuse(code);
     acceptor_hello_ = input_;
-    step_ = Step::kAwaitProof;
+    step_ = encrypted_ ? Step::kAwaitStartTls : Step::kAwaitProof;
     prove();
     return;
   }
   if (!policy_->nonceIsFresh(peer_.nonce)) return refuse(RefusalCode::kReplay);
+  if (const RefusalCode code = agreeOnEncryption(); code != RefusalCode::kNone) return refuse(code);
   dialler_hello_ = input_;
   acceptor_hello_ = helloTo(peer_.rank, peer_.name);
   step_ = Step::kAwaitProof;
@@ -116,28 +137,68 @@ void Handshake::onProof() {
   const HelloRole other = role_ == HelloRole::kDialler ? HelloRole::kAcceptor : HelloRole::kDialler;
   if (!sameDigest(given->mac, macOf(other, given->claim))) return refuse(RefusalCode::kKey);
   peer_claim_ = given->claim;
-  if (role_ == HelloRole::kAcceptor) {
-    if (const RefusalCode code = policy_->admit(peer_, peer_claim_, claim_);
-        code != RefusalCode::kNone) {
-      return refuse(code);
-    }
-    prove();
+  if (role_ == HelloRole::kAcceptor && encrypted_) {
+    step_ = Step::kAwaitTls;
+    return emit(encodeStartTls());
   }
+  if (role_ == HelloRole::kAcceptor) return admitDialler();
   status_ = Status::kDone;
+}
+
+void Handshake::admitDialler() {
+  const RefusalCode code = policy_->admit(peer_, peer_claim_, claim_);
+  if (code != RefusalCode::kNone) return refuse(code);
+  prove();
+  status_ = Status::kDone;
+}
+
+RefusalCode Handshake::agreeOnEncryption() {
+  const EncryptionVerdict verdict = agree(terms_, peer_.encryption);
+  encrypted_ = verdict == EncryptionVerdict::kEncrypted;
+  if (verdict == EncryptionVerdict::kRefusedByOne) return RefusalCode::kEncryption;
+  if (verdict == EncryptionVerdict::kCertificateOfOne) return RefusalCode::kCredentials;
+  return RefusalCode::kNone;
+}
+
+void Handshake::onStartTls() {
+  const std::span<const std::byte, StartTls::kBytes> bytes(input_.data(), StartTls::kBytes);
+  if (!isStartTls(bytes)) return refuse(RefusalCode::kMalformed);
+  step_ = Step::kAwaitTls;
+}
+
+void Handshake::secured(RefusalCode problem) {
+  WEFT_CHECK(wantsTls(), "TLS only where it is wanted");
+  step_ = Step::kAwaitProof;
+  if (problem != RefusalCode::kNone) return refuse(problem);
+  if (role_ == HelloRole::kAcceptor) admitDialler();
+}
+
+Digest Handshake::tlsKey() const {
+  std::array<std::byte, kLabelBytes + 2 * Hello::kBytes> text{};
+  std::memcpy(text.data(), kTlsLabel.data(), kTlsLabel.size());
+  std::memcpy(text.data() + kLabelBytes, dialler_hello_.data(), Hello::kBytes);
+  std::memcpy(text.data() + kLabelBytes + Hello::kBytes, acceptor_hello_.data(), Hello::kBytes);
+  return hmacSha256(self_->key, text);
 }
 
 void Handshake::prove() { emit(encodeProof({macOf(role_, claim_), claim_})); }
 
 Digest Handshake::macOf(HelloRole role, const SessionClaim& claim) const {
   const std::string_view label = role == HelloRole::kDialler ? kDiallerLabel : kAcceptorLabel;
-  std::array<std::byte, 32 + 2 * Hello::kBytes + SessionClaim::kBytes> text{};
+  std::array<std::byte, kLabelBytes + 2 * Hello::kBytes + SessionClaim::kBytes> text{};
   std::byte* end = text.data();
   std::memcpy(end, label.data(), label.size());
-  end += 32;  // the label's field has a fixed length, zero padded: no two inputs coincide
+  end += kLabelBytes;
   std::memcpy(end, dialler_hello_.data(), Hello::kBytes);
   std::memcpy(end + Hello::kBytes, acceptor_hello_.data(), Hello::kBytes);
   encodeClaim(claim, end + 2 * Hello::kBytes);
   return hmacSha256(self_->key, text);
+}
+
+CheckedStream::Seeds Handshake::checksumSeeds() const noexcept {
+  const std::uint32_t seed = crc32c(crc32c(0, dialler_hello_), acceptor_hello_);
+  const bool dialler = role_ == HelloRole::kDialler;
+  return {dialler ? ~seed : seed, dialler ? seed : ~seed};
 }
 
 void Handshake::refuse(RefusalCode code) {

@@ -7,6 +7,10 @@
 //   acceptor -> proof = HMAC-SHA-256(key, "…acceptor…" hello1 hello2 claim2), claim2, or a refusal
 //                                                                                   72 or 16
 //
+// When the hellos agree on encryption (encryption.h), TLS begins behind the dialler's proof: the
+// acceptor finds that right, says so (StartTls, 16 bytes), and proves itself inside of TLS. What
+// proves a dialler's name with certificates is checked there too, before the acceptor admits it.
+//
 // Both proofs cover both hellos whole, so names, ranks, group, nonces, roles and version are
 // all bound; and each covers what its side claims of the session (SessionClaim). The acceptor
 // proves nothing before the dialler has.
@@ -17,12 +21,15 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "transport/auth/auth_key.h"
 #include "transport/auth/hello.h"
+#include "transport/io/checked_stream.h"
+#include "transport/tls/tls_context.h"
 
 namespace weft::transport {
 
@@ -33,6 +40,8 @@ struct Identity {
   std::uint64_t incarnation = 0;
   Digest group{};
   AuthKey key;
+  // Not null: may encrypt.
+  std::shared_ptr<const TlsContext> tls = nullptr;
 };
 
 // What an acceptor asks the endpoint. Asked at most once each per handshake, in this order.
@@ -57,17 +66,33 @@ class Handshake {
 
   static Handshake dialler(const Identity& self, std::int32_t target_rank,
                            const std::string& target_name, const Nonce& nonce,
-                           const SessionClaim& claim);
-  static Handshake acceptor(const Identity& self, const Nonce& nonce, AcceptPolicy& policy);
+                           const SessionClaim& claim, const EncryptionTerms& terms = {});
+  static Handshake acceptor(const Identity& self, const Nonce& nonce, AcceptPolicy& policy,
+                            const EncryptionTerms& terms = {});
 
   Status status() const noexcept { return status_; }
   RefusalCode refusal() const noexcept { return refusal_; }
   std::uint16_t peerVersion() const noexcept { return peer_version_; }
+  // The peer's hello was right, which a stranger to the group does not know how to say. No proof.
+  bool named() const noexcept { return step_ != Step::kAwaitHello; }
   const Hello& peer() const noexcept { return peer_; }                    // proved only when kDone
   const SessionClaim& peerClaim() const noexcept { return peer_claim_; }  // likewise
+  // When kDone: what the checksums of this connection begin with, which differs by direction.
+  CheckedStream::Seeds checksumSeeds() const noexcept;
 
-  // How many bytes it wants next; 0 when it is no longer running. Never more than the rest
-  // of a fixed-size message.
+  // Send output(), then make this connection TLS, with this key, which no other connection has;
+  // then tell secured().
+  bool wantsTls() const noexcept { return status_ == Status::kRunning && step_ == Step::kAwaitTls; }
+  HelloRole role() const noexcept { return role_; }
+  const Identity& self() const noexcept { return *self_; }
+  Digest tlsKey() const;
+  // kNone, or why the peer is not who its hello says.
+  void secured(RefusalCode problem);
+  // When kDone: all that follows is encrypted.
+  bool encrypted() const noexcept { return encrypted_; }
+
+  // How many bytes it wants next; 0 when it is no longer running, or wants TLS. Never more than the
+  // rest of a fixed-size message.
   std::size_t wanted() const noexcept;
   // At most wanted() bytes.
   void feed(std::span<const std::byte> bytes);
@@ -75,11 +100,16 @@ class Handshake {
   std::vector<std::byte> output();
 
  private:
-  enum class Step : std::uint8_t { kAwaitHello, kAwaitProof };
+  enum class Step : std::uint8_t { kAwaitHello, kAwaitProof, kAwaitStartTls, kAwaitTls };
 
-  Handshake(const Identity& self, HelloRole role, AcceptPolicy* policy, const Nonce& nonce);
+  Handshake(const Identity& self, HelloRole role, AcceptPolicy* policy, const Nonce& nonce,
+            const EncryptionTerms& terms);
   void onHello();
   void onProof();
+  bool isForged(RefusalCode code) const noexcept;
+  void onStartTls();
+  RefusalCode agreeOnEncryption();
+  void admitDialler();
   HelloBytes helloTo(std::int32_t rank, const std::string& name) const;
   Digest macOf(HelloRole role, const SessionClaim& claim) const;
   void prove();
@@ -97,6 +127,8 @@ class Handshake {
   std::int32_t target_rank_ = -1;
   std::string target_name_text_;
   Nonce nonce_{};
+  EncryptionTerms terms_;
+  bool encrypted_ = false;
   Hello peer_;
   SessionClaim claim_;
   SessionClaim peer_claim_;

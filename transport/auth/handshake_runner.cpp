@@ -3,7 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <string_view>
 #include <utility>
+
+#include "transport/base/log.h"
+#include "transport/base/thrown.h"
+#include "transport/io/checked_stream.h"
 
 namespace weft::transport {
 
@@ -11,41 +16,83 @@ HandshakeRunner::HandshakeRunner(EventLoop& loop, std::shared_ptr<Stream> stream
                                  Handshake handshake)
     : loop_(loop), stream_(std::move(stream)), handshake_(std::move(handshake)) {}
 
-void HandshakeRunner::start(std::chrono::milliseconds timeout, Done done) {
+void HandshakeRunner::start(std::chrono::milliseconds timeout, Done done, Named named) {
   done_ = std::move(done);
+  named_ = std::move(named);
   deadline_ = std::make_unique<EventLoop::Timer>(
-      loop_, [this] { finish(HandshakeOutcome::Kind::kTimeout); });
+      loop_, [this] { finish({HandshakeOutcome::Kind::kTimeout}); });
   deadline_->start(timeout);
   // A failed first write shows as an error or an end when the stream becomes readable.
   static_cast<void>(writeOutput());
-  poll_ = std::make_unique<EventLoop::Poll>(loop_, stream_->pollFd(),
-                                            [this](EventLoop::Poll::Ready) { onReadable(); });
+  poll_ = std::make_unique<EventLoop::Poll>(
+      loop_, stream_->pollFd(), [this](EventLoop::Poll::Ready ready) { onReadable(ready.error); });
   poll_->want(true, false);
 }
 
-void HandshakeRunner::onReadable() {
+void HandshakeRunner::onReadable(int poll_error) {
+  std::optional<Ending> ending = std::nullopt;
+  if (const auto thrown = thrownBy([&] { ending = readSome(poll_error); })) {
+    log(LogLevel::kWarning, "a handshake could not be served here (" + *thrown + ")");
+    return finish({HandshakeOutcome::Kind::kBroken, ENOMEM});
+  }
+  if (ending) finish(*ending);
+}
+
+// Nothing: more is to come.
+std::optional<HandshakeRunner::Ending> HandshakeRunner::readSome(int poll_error) {
   using Kind = HandshakeOutcome::Kind;
-  if (!done_) return;
   std::array<std::byte, Hello::kBytes> bytes;
-  while (handshake_.wanted() > 0) {
+  while (handshake_.wanted() > 0 || handshake_.wantsTls()) {
+    if (handshake_.wantsTls()) {
+      const Secured secured = secureSome();
+      if (secured == Secured::kFailed) return Ending{Kind::kTlsFailed};
+      if (secured == Secured::kNotYet && poll_error != 0) return Ending{Kind::kBroken, poll_error};
+      if (secured == Secured::kNotYet) return std::nullopt;
+      if (!writeOutput()) return Ending{Kind::kBroken, EPIPE};
+      continue;
+    }
     // Never more than the handshake wants: what follows it belongs to the frames.
     iovec into{bytes.data(), std::min(bytes.size(), handshake_.wanted())};
     const IoResult result = stream_->read(std::span(&into, 1));
-    if (result.error == EAGAIN) return;
-    if (result.error != 0 || result.end) return finish(Kind::kBroken, result.error);
+    if (result.error == EAGAIN && poll_error != 0) return Ending{Kind::kBroken, poll_error};
+    if (result.error == EAGAIN) return std::nullopt;
+    if (tls_ != nullptr && result.error == EBADMSG) {
+      tls_problem_ = tls_->problem();
+      return Ending{Kind::kTlsFailed};
+    }
+    if (result.error != 0 || result.end) return Ending{Kind::kBroken, result.error};
     handshake_.feed(std::span(bytes).first(result.count));
-    if (!writeOutput()) return finish(Kind::kBroken, EPIPE);
+    if (!writeOutput()) return Ending{Kind::kBroken, EPIPE};
+    if (named_ && handshake_.named()) std::exchange(named_, nullptr)(handshake_.peer());
   }
-  switch (handshake_.status()) {
-    case Handshake::Status::kDone:
-      return finish(Kind::kDone);
-    case Handshake::Status::kRefused:
-      return finish(Kind::kRefused);
-    case Handshake::Status::kRefusedByPeer:
-      return finish(Kind::kRefusedByPeer);
-    case Handshake::Status::kRunning:
-      return;
+  return Ending{Kind::kEnded};
+}
+
+// One step of TLS. Where it ends, the peer's name is known, if certificates prove it.
+HandshakeRunner::Secured HandshakeRunner::secureSome() {
+  const Identity& self = handshake_.self();
+  const bool dials = handshake_.role() == HelloRole::kDialler;
+  if (tls_ == nullptr) {
+    tls_ = std::make_shared<TlsStream>(
+        stream_, self.tls, dials ? TlsStream::Role::kDialler : TlsStream::Role::kAcceptor,
+        handshake_.tlsKey());
   }
+  const TlsStream::Step step = tls_->handshake();
+  if (step == TlsStream::Step::kFailed) tls_problem_ = tls_->problem();
+  if (step == TlsStream::Step::kFailed) return Secured::kFailed;
+  if (poll_ != nullptr) poll_->want(true, tls_->unsent());
+  if (step == TlsStream::Step::kAgain) return Secured::kNotYet;
+  stream_ = tls_;
+  RefusalCode problem = RefusalCode::kNone;
+  if (const std::string& name = handshake_.peer().name;
+      self.tls->certificates() && !tls_->peerIs(name)) {
+    problem = RefusalCode::kCertificateName;
+    tls_problem_ = {
+        ErrorCode::kAuthFailed,
+        "it says that it is '" + name + "', but its certificate is for " + tls_->peerNames()};
+  }
+  handshake_.secured(problem);
+  return Secured::kYes;
 }
 
 // A fresh connection always has room for these few bytes.
@@ -53,25 +100,34 @@ bool HandshakeRunner::writeOutput() {
   const std::vector<std::byte> output = handshake_.output();
   if (output.empty()) return true;
   iovec from{const_cast<std::byte*>(output.data()), output.size()};
-  const IoResult result = stream_->write(std::span(&from, 1));
+  const IoResult result = stream_->write(std::span(&from, 1), {});
   return result.error == 0 && result.count == output.size();
 }
 
-void HandshakeRunner::finish(HandshakeOutcome::Kind kind, int error) {
-  HandshakeOutcome outcome;
-  outcome.kind = kind;
-  outcome.error = error;
-  outcome.refusal = handshake_.refusal();
-  outcome.peer_version = handshake_.peerVersion();
+// What the frames go over. Bytes between hosts are encrypted, or have checksums.
+std::shared_ptr<Stream> HandshakeRunner::framesStream() {
+  if (tls_ != nullptr) {
+    tls_->readAhead();
+    return std::move(tls_);
+  }
+  if (std::string_view(stream_->transportName()) != "tcp") return std::move(stream_);
+  return std::make_shared<CheckedStream>(std::move(stream_), handshake_.checksumSeeds());
+}
+
+void HandshakeRunner::finish(Ending ending) {
   deadline_.reset();
   poll_.reset();  // the next owner of the stream polls it anew
-  if (kind == HandshakeOutcome::Kind::kDone) {
-    outcome.peer = handshake_.peer();
-    outcome.claim = handshake_.peerClaim();
-    outcome.stream = stream_;
-  }
+  const bool proved = ending.kind == HandshakeOutcome::Kind::kEnded &&
+                      handshake_.status() == Handshake::Status::kDone;
+  std::shared_ptr<Stream> stream;
+  if (proved && thrownBy([&] { stream = framesStream(); }))
+    ending = {HandshakeOutcome::Kind::kBroken, ENOMEM};
+  HandshakeOutcome outcome{ending.kind, ending.error, std::move(handshake_), std::move(stream),
+                           std::move(tls_problem_)};
+  tls_.reset();
   stream_.reset();
-  std::exchange(done_, nullptr)(std::move(outcome));
+  const Done done = std::exchange(done_, nullptr);
+  done(std::move(outcome));  // may destroy this
 }
 
 }  // namespace weft::transport

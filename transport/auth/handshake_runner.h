@@ -4,44 +4,60 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "transport/auth/handshake.h"
 #include "transport/io/event_loop.h"
 #include "transport/io/stream.h"
+#include "transport/tls/tls_stream.h"
 
 namespace weft::transport {
 
 struct HandshakeOutcome {
-  enum class Kind : std::uint8_t { kDone, kRefused, kRefusedByPeer, kTimeout, kBroken };
-  Kind kind = Kind::kBroken;
-  RefusalCode refusal = RefusalCode::kNone;
-  std::uint16_t peer_version = 0;
-  int error = 0;                   // kBroken: errno, 0 for the end of the stream
-  Hello peer;                      // kDone
-  SessionClaim claim;              // kDone: the peer's
-  std::shared_ptr<Stream> stream;  // kDone
+  enum class Kind : std::uint8_t { kEnded, kTimeout, kBroken, kTlsFailed };
+  Kind kind;      // kEnded: as handshake.status() says
+  int error = 0;  // kBroken: errno, 0 for the end of the stream
+  Handshake handshake;
+  std::shared_ptr<Stream> stream;  // Handshake::Status::kDone
+  // kTlsFailed, or kEnded with kCertificateName: why. kAuthFailed will not pass.
+  Error tls_problem = Error::ok();
 };
 
 class HandshakeRunner {
  public:
   using Done = std::function<void(HandshakeOutcome)>;
+  using Named = std::function<void(const Hello&)>;
 
   HandshakeRunner(EventLoop& loop, std::shared_ptr<Stream> stream, Handshake handshake);
 
-  // `done` is called once, not from start(). It must not destroy this object at once (post that).
-  void start(std::chrono::milliseconds timeout, Done done);
+  // `done` is called once, not from start(). It may destroy this object. `named`, before it, when
+  // the peer's hello was right (Handshake::named()); it must leave this object alone.
+  void start(std::chrono::milliseconds timeout, Done done, Named named = nullptr);
+  // Reads what has come, without waiting for the loop to tell of it. May call both of the above.
+  void readNow() { onReadable(0); }
 
  private:
-  void onReadable();
+  struct Ending {
+    HandshakeOutcome::Kind kind;
+    int error = 0;
+  };
+  enum class Secured : std::uint8_t { kYes, kNotYet, kFailed };
+  void onReadable(int poll_error);
+  std::optional<Ending> readSome(int poll_error);
+  Secured secureSome();
   bool writeOutput();
-  void finish(HandshakeOutcome::Kind kind, int error = 0);
+  std::shared_ptr<Stream> framesStream();
+  void finish(Ending ending);
 
   EventLoop& loop_;
   std::shared_ptr<Stream> stream_;
   Handshake handshake_;
+  std::shared_ptr<TlsStream> tls_;  // once TLS has begun
+  Error tls_problem_;
   std::unique_ptr<EventLoop::Poll> poll_;
   std::unique_ptr<EventLoop::Timer> deadline_;
   Done done_;
+  Named named_;
 };
 
 }  // namespace weft::transport

@@ -1,6 +1,7 @@
 #include "transport/auth/hello.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cstring>
 
 #include "transport/base/bytes.h"
@@ -11,6 +12,7 @@ namespace {
 constexpr char kHelloMagic[] = "WEFTHELO";
 constexpr char kRefusalMagic[] = "WEFTNOPE";
 constexpr char kProofMagic[] = "WEFTPROF";
+constexpr char kStartTlsMagic[] = "WEFTOTLS";
 constexpr std::size_t kMagicBytes = 8;
 
 // Offsets in a hello.
@@ -19,7 +21,9 @@ constexpr std::size_t kRoleAt = 10;
 constexpr std::size_t kNameLengthAt = 11;
 constexpr std::size_t kRankAt = 12;
 constexpr std::size_t kTargetRankAt = 16;
-constexpr std::size_t kReservedAt = 20;
+constexpr std::size_t kEncryptionAt = 20;
+constexpr std::size_t kCertificatesAt = 21;
+constexpr std::size_t kReservedAt = 22;
 constexpr std::size_t kIncarnationAt = 24;
 constexpr std::size_t kGroupAt = 32;
 constexpr std::size_t kNonceAt = 64;
@@ -46,6 +50,8 @@ HelloBytes encodeHello(const Hello& hello) {
   storeLittle<std::uint8_t>(out + kNameLengthAt, static_cast<std::uint8_t>(length));
   storeLittle<std::uint32_t>(out + kRankAt, static_cast<std::uint32_t>(hello.rank));
   storeLittle<std::uint32_t>(out + kTargetRankAt, static_cast<std::uint32_t>(hello.target_rank));
+  storeLittle<std::uint8_t>(out + kEncryptionAt, static_cast<std::uint8_t>(hello.encryption.wish));
+  storeLittle<std::uint8_t>(out + kCertificatesAt, hello.encryption.certificates ? 1 : 0);
   storeLittle<std::uint64_t>(out + kIncarnationAt, hello.incarnation);
   std::memcpy(out + kGroupAt, hello.group.data(), hello.group.size());
   std::memcpy(out + kNonceAt, hello.nonce.data(), hello.nonce.size());
@@ -77,18 +83,56 @@ std::optional<Hello> decodeHello(std::span<const std::byte, Hello::kBytes> bytes
   // Exactly one encoding per hello: no zero inside the name, only zeros behind it.
   for (std::size_t i = 0; i < Hello::kMaxName; ++i) {
     if ((name[i] == '\0') != (i >= length)) return std::nullopt;
+    // Logs show it before anything is proved.
+    if (i < length && std::iscntrl(static_cast<unsigned char>(name[i])) != 0) return std::nullopt;
   }
   hello.name.assign(name, length);
   hello.rank = static_cast<std::int32_t>(loadLittle<std::uint32_t>(in + kRankAt));
   hello.target_rank = static_cast<std::int32_t>(loadLittle<std::uint32_t>(in + kTargetRankAt));
   if (hello.rank < 0 || hello.target_rank < 0) return std::nullopt;
-  if (loadLittle<std::uint32_t>(in + kReservedAt) != 0) return std::nullopt;
+  const auto wish = loadLittle<std::uint8_t>(in + kEncryptionAt);
+  const auto certificates = loadLittle<std::uint8_t>(in + kCertificatesAt);
+  if (wish > static_cast<std::uint8_t>(EncryptionTerms::Wish::kRequired)) return std::nullopt;
+  hello.encryption = {static_cast<EncryptionTerms::Wish>(wish), certificates == 1};
+  // Certificates are only for those who may encrypt.
+  if (certificates > (wish > 0 ? 1 : 0)) return std::nullopt;
+  if (loadLittle<std::uint16_t>(in + kReservedAt) != 0) return std::nullopt;
   hello.incarnation = loadLittle<std::uint64_t>(in + kIncarnationAt);
   std::memcpy(hello.group.data(), in + kGroupAt, hello.group.size());
   std::memcpy(hello.nonce.data(), in + kNonceAt, hello.nonce.size());
   std::memcpy(hello.target_name.data(), in + kTargetNameAt, hello.target_name.size());
   refusal = RefusalCode::kNone;
   return hello;
+}
+
+const char* explain(RefusalCode code) noexcept {
+  switch (code) {
+    case RefusalCode::kVersion:
+      return "it speaks another version of the protocol; install the same Weft on all workers";
+    case RefusalCode::kGroup:
+      return "it belongs to another group; check that both were started for the same job";
+    case RefusalCode::kIdentity:
+      return "the ranks or names do not match: another worker answers at this address, or the two "
+             "disagree about who is who; "
+             "check for a rank or name given twice";
+    case RefusalCode::kKey:
+      return "the authentication keys differ; give all workers the same key file "
+             "(WEFT_AUTH_KEY_FILE)";
+    case RefusalCode::kReplay:
+      return "it received this handshake before; something between the two repeats messages";
+    case RefusalCode::kMalformed:
+      return "the process at this address does not speak Weft's protocol";
+    case RefusalCode::kEncryption:
+      return "one of the two requires encryption, the other has it off; set WEFT_ENCRYPTION, the "
+             "key file and the certificates alike on all workers";
+    case RefusalCode::kCredentials:
+      return "one of the two has certificates, the other has not; set WEFT_TLS_CERT, WEFT_TLS_KEY "
+             "and WEFT_TLS_CA on all workers or on none";
+    case RefusalCode::kCertificateName:
+      return "this worker's certificate (WEFT_TLS_CERT) is not for its name";
+    default:
+      return "for an unknown reason";
+  }
 }
 
 RefusalBytes encodeRefusal(const Refusal& refusal) {
@@ -108,7 +152,7 @@ Refusal decodeRefusal(std::span<const std::byte, Refusal::kBytes> bytes) noexcep
   refusal.version = loadLittle<std::uint16_t>(bytes.data() + 8);
   const auto code = loadLittle<std::uint16_t>(bytes.data() + 10);
   const bool known = code >= static_cast<std::uint16_t>(RefusalCode::kVersion) &&
-                     code <= static_cast<std::uint16_t>(RefusalCode::kMalformed);
+                     code <= static_cast<std::uint16_t>(RefusalCode::kCertificateName);
   refusal.code = known ? static_cast<RefusalCode>(code) : RefusalCode::kMalformed;
   return refusal;
 }
@@ -119,6 +163,18 @@ void encodeClaim(const SessionClaim& claim, std::byte* out) noexcept {
   storeLittle<std::uint64_t>(out + 16, claim.received);
   storeLittle<std::uint32_t>(out + 24, claim.link);
   storeLittle<std::uint32_t>(out + 28, claim.bulk);
+}
+
+StartTlsBytes encodeStartTls() {
+  StartTlsBytes bytes{};
+  std::memcpy(bytes.data(), kStartTlsMagic, kMagicBytes);
+  storeLittle<std::uint16_t>(bytes.data() + kMagicBytes, kProtocolVersion);
+  return bytes;
+}
+
+bool isStartTls(std::span<const std::byte, StartTls::kBytes> bytes) noexcept {
+  const StartTlsBytes right = encodeStartTls();
+  return std::equal(bytes.begin(), bytes.end(), right.begin());
 }
 
 ProofBytes encodeProof(const Proof& proof) {

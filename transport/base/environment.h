@@ -11,6 +11,10 @@
 namespace weft::environment {
 
 inline constexpr const char* kAuthKeyFile = "WEFT_AUTH_KEY_FILE";
+inline constexpr const char* kEncryption = "WEFT_ENCRYPTION";
+inline constexpr const char* kTlsCert = "WEFT_TLS_CERT";
+inline constexpr const char* kTlsKey = "WEFT_TLS_KEY";
+inline constexpr const char* kTlsCa = "WEFT_TLS_CA";
 inline constexpr const char* kSocketIfname = "WEFT_SOCKET_IFNAME";
 inline constexpr const char* kLogLevel = "WEFT_LOG_LEVEL";
 inline constexpr const char* kAsDefault = "WEFT_AS_DEFAULT";
@@ -20,6 +24,7 @@ inline constexpr const char* kHeartbeatInterval = "WEFT_HEARTBEAT_INTERVAL";
 inline constexpr const char* kPeerTimeout = "WEFT_PEER_TIMEOUT";
 inline constexpr const char* kReconnectTimeout = "WEFT_RECONNECT_TIMEOUT";
 inline constexpr const char* kUnixSocket = "WEFT_UNIX_SOCKET";
+inline constexpr const char* kOtherUsers = "WEFT_OTHER_USERS";
 inline constexpr const char* kSharedMemory = "WEFT_SHARED_MEMORY";
 inline constexpr const char* kTcpConnections = "WEFT_TCP_CONNECTIONS";
 

@@ -22,9 +22,8 @@ enum class ErrorCode : std::uint8_t {
   kTimeout,          // a bounded wait ran out
   kShutdown,         // this endpoint is shutting down
   kSystem,           // a system call failed; the text holds errno's name
+  kInterrupted,      // a person's Ctrl-C ended the wait (interruption.h)
 };
-
-const char* toString(ErrorCode code) noexcept;
 
 // A code and one sentence that names the peer, the operation, how long, and what
 // to do. Cheap to move; copied only on the failure path.

@@ -1,15 +1,20 @@
-// How texts for people name a peer.
+// How texts for people name a peer and a duration.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
-
-#include "transport/base/duration_text.h"
 
 namespace weft::transport {
 
 inline std::string describePeer(const std::string& name, std::int32_t rank) {
   return "worker '" + name + "' (rank " + std::to_string(rank) + ")";
+}
+
+// "12.3 s"
+inline std::string seconds(std::chrono::nanoseconds time) {
+  const auto tenths = (time.count() + 50'000'000) / 100'000'000;
+  return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " s";
 }
 
 }  // namespace weft::transport

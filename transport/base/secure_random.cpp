@@ -1,6 +1,6 @@
 #include "transport/base/secure_random.h"
 
-#include <sys/random.h>
+#include <unistd.h>
 
 #include <cerrno>
 
@@ -9,15 +9,7 @@
 namespace weft::transport {
 
 Error fillRandom(std::span<std::uint8_t> out) {
-  std::size_t filled = 0;
-  while (filled < out.size()) {
-    const ssize_t got = ::getrandom(out.data() + filled, out.size() - filled, 0);
-    if (got < 0) {
-      if (errno == EINTR) continue;
-      return systemError("getrandom", errno);
-    }
-    filled += static_cast<std::size_t>(got);
-  }
+  if (::getentropy(out.data(), out.size()) != 0) return systemError("getentropy", errno);
   return Error::ok();
 }
 

@@ -9,6 +9,7 @@
 
 namespace weft::transport {
 
+// At most 256 bytes.
 Error fillRandom(std::span<std::uint8_t> out);
 std::string toHex(std::span<const std::uint8_t> bytes);
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "transport/base/check.h"
+#include "transport/base/thrown.h"
 
 namespace weft::transport {
 namespace {
@@ -54,7 +55,7 @@ void BulkConnection::wake() {
     const std::lock_guard<std::mutex> lock(push_mutex_);
     if (std::exchange(wake_posted_, true)) return;
   }
-  loop_.post([self = shared_from_this()] { self->writeSome(); });
+  loop_.post([self = shared_from_this()] { self->guarded(&BulkConnection::writeSome); });
 }
 
 // --- the endpoint's loop thread ---
@@ -67,18 +68,13 @@ void BulkConnection::read(std::span<const iovec> into) {
     in_index_ = 0;
     arrival_.store(Arrival::kReading);
   }
-  loop_.post([self = shared_from_this()] { self->readSome(); });
+  loop_.post([self = shared_from_this()] { self->guarded(&BulkConnection::readSome); });
 }
 
 bool BulkConnection::arrived() {
   Arrival expected = Arrival::kReading;
   arrival_.compare_exchange_strong(expected, Arrival::kAwaited);
   return expected == Arrival::kDone;
-}
-
-bool BulkConnection::written() {
-  tell_written_.store(true);
-  return unwritten_.load() == 0;
 }
 
 void BulkConnection::cut() {
@@ -100,8 +96,15 @@ void BulkConnection::cut() {
 
 void BulkConnection::onReady(EventLoop::Poll::Ready ready) {
   // A broken stream is found by reading or writing it.
-  if (ready.readable || ready.error != 0) readSome();
-  if (ready.writable || ready.error != 0) writeSome();
+  if (ready.readable || ready.error != 0) guarded(&BulkConnection::readSome);
+  if (ready.writable || ready.error != 0) guarded(&BulkConnection::writeSome);
+  // Not broken, and nothing would tell when it is ready.
+  if (ready.error != 0 && (want_read_ || want_write_)) fail(ready.error);
+}
+
+// Bytes that were moved and not counted are lost with what was thrown.
+void BulkConnection::guarded(void (BulkConnection::*step)()) {
+  if (thrownBy([&] { (this->*step)(); })) fail(ENOMEM);
 }
 
 void BulkConnection::readSome() {
@@ -113,9 +116,11 @@ void BulkConnection::readSome() {
     if (result.error == EAGAIN) break;
     if (result.error != 0 || result.end) return fail(result.error);
     read += result.count;
-    if (result.count < asked) break;
+    if (result.count < asked && !stream_->holdsBytes()) break;
   }
   want(true, want_write_);
+  if (stream_->holdsBytes())
+    loop_.post([self = shared_from_this()] { self->guarded(&BulkConnection::readSome); });
 }
 
 // `asked` stays 0 when nothing is to be read.
@@ -171,10 +176,7 @@ void BulkConnection::writeSome() {
     const IoResult result = writeOnce();
     if (result.error == EAGAIN) break;
     if (result.error != 0) return fail(result.error);
-    if (result.count == 0) {
-      if (unwritten_.load() == 0 && tell_written_.exchange(false)) events_.on_written();
-      return want(want_read_, false);
-    }
+    if (result.count == 0) return want(want_read_, false);
     written += result.count;
   }
   want(want_read_, true);
@@ -204,7 +206,7 @@ IoResult BulkConnection::writeOnce() {
     skip = 0;
   }
   if (used == 0) return {};
-  const IoResult result = stream_->write(std::span(entries).first(used));
+  const IoResult result = stream_->write(std::span(entries).first(used), {});
   out_offset_ += result.count;
   while (!out_.empty() && out_offset_ >= out_.front().size) {
     out_offset_ -= out_.front().size;

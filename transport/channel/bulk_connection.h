@@ -41,7 +41,6 @@ class BulkConnection : public std::enable_shared_from_this<BulkConnection> {
   // Called on the bulk thread with no lock held: they should post.
   struct Events {
     std::function<void()> on_arrived;          // after arrived() said no
-    std::function<void()> on_written;          // after written() said no
     std::function<void(int error)> on_broken;  // once; errno, 0: it ended
   };
   // `loop`: the bulk thread's. End with cut().
@@ -58,8 +57,8 @@ class BulkConnection : public std::enable_shared_from_this<BulkConnection> {
   void read(std::span<const iovec> into);
   // The half has arrived. If not, on_arrived follows.
   bool arrived();
-  // Nothing waits to be written. If something does, on_written follows.
-  bool written();
+  // Nothing waits to be written.
+  bool written() const noexcept { return unwritten_.load() == 0; }
   // Ends it: when this returns nobody reads into or writes from anything it was given.
   void cut();
 
@@ -71,6 +70,7 @@ class BulkConnection : public std::enable_shared_from_this<BulkConnection> {
 
   // The bulk thread.
   void onReady(EventLoop::Poll::Ready ready);
+  void guarded(void (BulkConnection::*step)());
   void readSome();
   void writeSome();
   IoResult readOnce(std::size_t& asked);
@@ -90,7 +90,6 @@ class BulkConnection : public std::enable_shared_from_this<BulkConnection> {
   std::vector<OwnedBuffer> pushed_;  // not yet in out_
   bool wake_posted_ = false;
   std::atomic<std::uint64_t> unwritten_{0};  // bytes of pushed_ and out_
-  std::atomic<bool> tell_written_{false};
   std::atomic<Arrival> arrival_{Arrival::kDone};
   std::atomic<bool> cut_{false};
 

@@ -31,7 +31,7 @@ void BulkPath::attach(const Stream& link, Dialler dialler, std::uint64_t incarna
 
 void BulkPath::detach() {
   over_tcp_ = false;
-  Connector::retire(context_.loop, connector_);
+  connector_.reset();
   early_.reset();
   if (bulk_ != nullptr) bulk_->cut();
   bulk_.reset();
@@ -47,18 +47,18 @@ void BulkPath::connect(const std::weak_ptr<void>& owner) {
   if (!parsed.ok()) return;
   parsed.value().unix_name.clear();
   const auto timeout = context_.options.handshake_timeout;
-  connector_ = std::make_shared<Connector>(context_, peer_, parsed.value(), session_.bulkClaim(),
+  connector_ = std::make_unique<Connector>(context_, peer_, parsed.value(), session_.bulkClaim(),
                                            Connector::RetryBackoff{timeout, timeout});
   connector_->start(
       [this, owner](Connector::Outcome outcome) { onConnected(std::move(outcome), owner); });
 }
 
 void BulkPath::onConnected(Connector::Outcome outcome, const std::weak_ptr<void>& owner) {
-  Connector::retire(context_.loop, connector_);
+  connector_.reset();
   if (!outcome.error && outcome.peer.incarnation == incarnation_)
     return adopt(std::move(outcome.stream), owner);
   cannotBeMade(outcome.error.code() == ErrorCode::kPeerLost ? "it takes no bulk connection"
-                                                            : outcome.why);
+                                                            : outcome.error.text());
 }
 
 void BulkPath::cannotBeMade(const std::string& why) {
@@ -78,10 +78,14 @@ bool BulkPath::admits(const Hello& hello, const SessionClaim& theirs) const {
 
 void BulkPath::adopt(std::shared_ptr<Stream> stream, const std::weak_ptr<void>& owner) {
   if (!mayHave()) return;
-  EventLoop* const loop = context_.bulk_loop.get();
-  if (loop == nullptr) {
-    failed_ = true;
-    return events_.on_broken("found no thread to serve it");
+  if (context_.bulk_loop == nullptr) {
+    auto made = EventLoop::create("weft-bulk", EventLoop::Idle::kSleep);
+    if (!made.ok()) {
+      log(LogLevel::kWarning, made.error().text());
+      failed_ = true;
+      return events_.on_broken("found no thread to serve it");
+    }
+    context_.bulk_loop = std::move(made).value();
   }
   // It speaks on its own thread. What one of a former link says late is of no interest.
   const auto later = [this, &own = context_.loop, link = session_.link(), owner](auto what) {
@@ -92,13 +96,12 @@ void BulkPath::adopt(std::shared_ptr<Stream> stream, const std::weak_ptr<void>& 
   };
   BulkConnection::Events events;
   events.on_arrived = [later] { later([](const Events& to) { to.on_arrived(); }); };
-  events.on_written = [later] { later([](const Events& to) { to.on_written(); }); };
   events.on_broken = [later](int error) {
     later([error](const Events& to) {
       to.on_broken(error == 0 ? "ended" : "broke (" + errnoName(error) + ")");
     });
   };
-  bulk_ = BulkConnection::open(*loop, std::move(stream), counts_, std::move(events));
+  bulk_ = BulkConnection::open(*context_.bulk_loop, std::move(stream), counts_, std::move(events));
   outbox_.setBulkConnection(bulk_, context_.options.bulk.threshold);
   if (early_) {
     bulk_->read(*early_);

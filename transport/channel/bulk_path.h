@@ -32,7 +32,6 @@ class BulkPath final : public BulkHandler {
   struct Events {
     std::function<void()> on_wanted;   // any thread: connect() is due on the loop thread
     std::function<void()> on_arrived;  // the rest of the message that the link waits for
-    std::function<void()> on_written;  // after written() said no
     std::function<void(std::string how)> on_broken;
   };
   BulkPath(const EndpointContext& context, const PeerInfo& peer, const Session& session,
@@ -54,8 +53,8 @@ class BulkPath final : public BulkHandler {
   // The peer may dial a bulk connection of the link that stands.
   bool admits(const Hello& hello, const SessionClaim& theirs) const;
   void adopt(std::shared_ptr<Stream> stream, const std::weak_ptr<void>& owner);
-  // Nothing waits to be written. If something does, on_written follows.
-  bool written() { return bulk_ == nullptr || bulk_->written(); }
+  // Nothing waits to be written.
+  bool written() const noexcept { return bulk_ == nullptr || bulk_->written(); }
   // It brought nothing for long: no other is made.
   void disable() noexcept { failed_ = true; }
 
@@ -79,7 +78,7 @@ class BulkPath final : public BulkHandler {
   bool over_tcp_ = false;  // a link is up, and may have a bulk connection
   Dialler dialler_ = Dialler::kPeer;
   std::uint64_t incarnation_ = 0;  // of the peer at the link's other end
-  std::shared_ptr<Connector> connector_;
+  std::unique_ptr<Connector> connector_;
   std::shared_ptr<BulkConnection> bulk_;
   // To be read from the bulk connection that is being dialled.
   std::optional<std::vector<iovec>> early_;

@@ -1,16 +1,24 @@
 #include "transport/channel/channel.h"
 
-#include <exception>
+#include <cerrno>
 #include <utility>
 
+#include "transport/base/log.h"
 #include "transport/base/peer_name.h"
 #include "transport/base/system_error.h"
+#include "transport/base/thrown.h"
 
 namespace weft::transport {
 namespace {
 
 // When too many descriptors are on their way, writing goes on after this pause.
 constexpr std::chrono::milliseconds kBackpressurePause{5};
+// Between two looks whether the bulk connection has written the last half.
+constexpr std::chrono::milliseconds kBulkPause{1};
+
+Error notTaken(const std::string& thrown) {
+  return protocolError("a message of it could not be taken (" + thrown + ")");
+}
 
 }  // namespace
 
@@ -27,7 +35,6 @@ Channel::Channel(EndpointContext& context, const PeerInfo& peer, Session& sessio
                      [this] { postWork(); }),
       bulk_(context, peer, session, outbox_,
             {[this] { postWork(); }, [this] { link_->resume(); },
-             [this] { owner_.onWorkAvailable(); },
              [this](const std::string& how) {
                onBroken("its second connection, for large messages, " + how);
              }}) {}
@@ -86,7 +93,7 @@ void Channel::attach(std::shared_ptr<Stream> stream, std::uint64_t incarnation,
   outbox_.attach(stream, received);
   link_ = std::make_shared<Link>(
       context_.loop, std::move(stream), context_.options.limits,
-      FrameHandlers{*this, this, &shared_memory_, &bulk_}, session_.received(), bytes_received_,
+      FrameHandlers{*this, &shared_memory_, &bulk_}, session_.received(), bytes_received_,
       Link::Events{[this](const LinkEnd& end) { onLinkEnd(end); }, [this] { flush(); }});
 }
 
@@ -95,10 +102,10 @@ void Channel::detach() {
   outbox_.detach();
 }
 
-bool Channel::close(const Error& reason) {
+void Channel::close(const Error& reason) {
   shared_memory_.close();
   dropLink();
-  return outbox_.shut(reason);
+  outbox_.shut(reason);
 }
 
 void Channel::dropLink() {
@@ -115,9 +122,10 @@ void Channel::onLinkEnd(const LinkEnd& end) {
   switch (end.kind) {
     case LinkEnd::Kind::kGoodbye:
       return owner_.onChannelEnd({ChannelEnd::Kind::kGoodbye, {}, {}});
-    case LinkEnd::Kind::kEnd:
-      return onBroken("its connection ended after " + connectedFor() + " without a goodbye");
-    case LinkEnd::Kind::kFailed:
+    case LinkEnd::Kind::kBroken:
+      if (end.error == 0)
+        return onBroken("its connection ended after " + connectedFor() + " without a goodbye");
+      if (end.error == EBADMSG) return onDamaged();
       return onBroken("its connection broke after " + connectedFor() + " (" + errnoName(end.error) +
                       ")");
     case LinkEnd::Kind::kProtocol:
@@ -128,6 +136,13 @@ void Channel::onLinkEnd(const LinkEnd& end) {
       }
       return owner_.onChannelEnd({ChannelEnd::Kind::kProtocol, {}, end.problem});
   }
+}
+
+void Channel::onDamaged() {
+  log(LogLevel::kWarning, "bytes from " + describe() +
+                              " arrived damaged (a checksum did not match); the connection is made "
+                              "again and they are sent again. Check the network between the hosts");
+  onBroken("bytes from it arrived damaged (a checksum did not match) after " + connectedFor());
 }
 
 void Channel::onBroken(std::string how) {
@@ -145,16 +160,15 @@ void Channel::work() {
 
 void Channel::flush() {
   if (link_ == nullptr) return;
-  int broken = 0;
-  switch (outbox_.flush(broken)) {
+  int error = 0;
+  switch (outbox_.flush(error)) {
     case Outbox::Flushed::kBusy:
       return;
     case Outbox::Flushed::kBlocked:
       return link_->wantWrite(true);
     case Outbox::Flushed::kBackpressured:
       link_->wantWrite(false);
-      return context_.loop.runAfter(
-          kBackpressurePause, [owner = owner_.shared_from_this()] { owner->onWorkAvailable(); });
+      return workLater(kBackpressurePause);
     case Outbox::Flushed::kDrained:
       link_->wantWrite(false);
       return owner_.onDrained();
@@ -162,7 +176,7 @@ void Channel::flush() {
       // The peer may have said goodbye before: what it sent tells more than the errno.
       const std::shared_ptr<Link> broke = link_;
       broke->drain();
-      if (link_ == broke) onLinkEnd({LinkEnd::Kind::kFailed, broken, Error::ok()});
+      if (link_ == broke) onLinkEnd({LinkEnd::Kind::kBroken, error, Error::ok()});
       return;
     }
   }
@@ -174,9 +188,20 @@ void Channel::sayGoodbye() {
 }
 
 bool Channel::finishWriting() {
-  if (!bulk_.written()) return false;
-  link_->stream().finishWriting();
-  return true;
+  if (bulk_.written()) {
+    link_->stream().finishWriting();
+    return true;
+  }
+  workLater(kBulkPause);
+  return false;
+}
+
+void Channel::workLater(std::chrono::milliseconds pause) {
+  if (std::exchange(work_is_due_, true)) return;
+  context_.loop.runAfter(pause, [this, owner = owner_.shared_from_this()] {
+    work_is_due_ = false;  // `owner` keeps this channel
+    owner->onWorkAvailable();
+  });
 }
 
 // --- reading ---
@@ -199,27 +224,34 @@ Error Channel::onFrameHead(const FrameHead& head) {
 void Channel::onDataFrame(const FrameHead& head) {
   shared_memory_.onDataFrame();
   const bool asked = (head.flags & FrameHead::kAckNow) != 0;
+  // Not from here, inside the reading of the link: a broken write would read on. And an answer may
+  // carry the ack first. Before the frame counts as taken: what may fail then still comes again.
+  if (asked) postWork();
   session_.took(head.sequence, asked);
   outbox_.setReceived(head.sequence);
-  // Not from here, inside the reading of the link: a broken write would read on. And an answer may
-  // carry the ack first.
-  if (asked) postWork();
 }
 
 Result<Disposition> Channel::onHeader(std::span<const std::byte> header,
                                       std::span<const std::uint64_t> sizes,
                                       std::vector<OwnedBuffer>& buffers) {
-  try {
-    return context_.handler.onHeader(peer_.rank, header, sizes, buffers);
-  } catch (const std::exception& problem) {
-    return protocolError(std::string("a message of it could not be taken (") + problem.what() +
-                         ")");
-  }
+  Disposition wanted = Disposition::kRefuse;
+  const auto thrown =
+      thrownBy([&] { wanted = context_.handler.onHeader(peer_.rank, header, sizes, buffers); });
+  if (thrown) return notTaken(*thrown);
+  return wanted;
 }
 
-void Channel::onMessage(std::span<const std::byte> header, std::vector<OwnedBuffer> buffers) {
+Error Channel::onTooLarge(std::span<const std::byte> header, const Error& why) {
+  const auto thrown = thrownBy([&] { context_.handler.onTooLarge(peer_.rank, header, why); });
+  return thrown ? notTaken(*thrown) : Error::ok();
+}
+
+// A message that cannot be taken ends the peer's life: it counts as received and never comes again.
+Error Channel::onMessage(std::span<const std::byte> header, std::vector<OwnedBuffer> buffers) {
   messages_received_.fetch_add(1, std::memory_order_relaxed);
-  context_.handler.onMessage(peer_.rank, header, std::move(buffers));
+  const auto thrown =
+      thrownBy([&] { context_.handler.onMessage(peer_.rank, header, std::move(buffers)); });
+  return thrown ? notTaken(*thrown) : Error::ok();
 }
 
 // --- time ---
@@ -230,22 +262,21 @@ void Channel::tick(Time now, std::chrono::nanoseconds late) {
   if (link_ != nullptr) beat(now, late);
 }
 
-Heartbeat::Verdict Channel::look(Time now, std::chrono::nanoseconds late) {
-  return heartbeat_->tick(now, late, outbox_.stats().bytes_sent,
-                          bytes_received_.load(std::memory_order_relaxed) +
-                              bulk_.counts().received.load(std::memory_order_relaxed));
-}
-
 void Channel::beat(Time now, std::chrono::nanoseconds late) {
   using Verdict = Heartbeat::Verdict;
-  Verdict verdict = look(now, late);
+  const auto look = [&](std::chrono::nanoseconds lost) {
+    return heartbeat_->tick(now, lost, outbox_.stats().bytes_sent,
+                            bytes_received_.load(std::memory_order_relaxed) +
+                                bulk_.counts().received.load(std::memory_order_relaxed));
+  };
+  Verdict verdict = look(late);
   if (verdict == Verdict::kSend) return sendHeartbeat();
   if (verdict == Verdict::kFine) return;
   // The peer may have spoken while this loop was busy elsewhere.
   const std::shared_ptr<Link> link = link_;
   link->readSome();
   if (link_ != link) return;
-  verdict = look(now, std::chrono::nanoseconds(0));
+  verdict = look(std::chrono::nanoseconds(0));
   if (verdict == Verdict::kSuspect) return owner_.onChannelEnd({ChannelEnd::Kind::kSilent, {}, {}});
   if (verdict != Verdict::kStale) return;
   if (context_.options.reconnect_timeout.count() <= 0) return sendHeartbeat();
@@ -257,7 +288,7 @@ void Channel::beat(Time now, std::chrono::nanoseconds late) {
 
 void Channel::sendHeartbeat() {
   // Bytes that wait to be written say the same.
-  if (outbox_.idle() && outbox_.control(FrameKind::kHeartbeat)) flush();
+  if (outbox_.stats().queued_bytes == 0 && outbox_.control(FrameKind::kHeartbeat)) flush();
 }
 
 }  // namespace weft::transport

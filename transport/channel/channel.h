@@ -44,7 +44,7 @@ struct ChannelEnd {
 class ChannelOwner : public std::enable_shared_from_this<ChannelOwner> {
  public:
   virtual ~ChannelOwner() = default;
-  // Messages are queued and no link is up, or work() or flush() is due, or close() is complete.
+  // Messages are queued and no link is up, or work() or flush() is due, or Outbox::takeUnsent() is.
   virtual void onWorkAvailable() = 0;
   // All that was queued is written.
   virtual void onDrained() = 0;
@@ -52,7 +52,7 @@ class ChannelOwner : public std::enable_shared_from_this<ChannelOwner> {
   virtual void onChannelEnd(ChannelEnd end) = 0;
 };
 
-class Channel final : private MessageHandler, private SessionHandler {
+class Channel final : private MessageHandler {
  public:
   using Time = Heartbeat::Time;
 
@@ -63,22 +63,13 @@ class Channel final : private MessageHandler, private SessionHandler {
   Error send(Message message, std::chrono::milliseconds wait);
   void fillIn(PeerStats& stats) const;
 
-  // Messages are queued and there is no link.
-  bool connectionWanted() const { return outbox_.connectionWanted(); }
-  // The number of the last message that send() took.
-  std::uint64_t lastSequence() const { return outbox_.lastSequence(); }
-
   // A link is up; the peer has received the messages up to number `received`. work() follows.
   void attach(std::shared_ptr<Stream> stream, std::uint64_t incarnation, std::uint64_t received,
               Dialler dialler);
   // Gives the link up; messages wait for another one.
   void detach();
-  // Gives the link up, and send() fails with `reason` from now on. False: a caller is still
-  // writing, and onWorkAvailable() follows when it is not.
-  bool close(const Error& reason);
-  bool writing() const { return outbox_.writing(); }
-  // After close(): the messages that were not delivered, in order.
-  std::vector<OutFrame> takeUnsent() { return outbox_.takeUnsent(); }
+  // Gives the link up, and send() fails with `reason` from now on.
+  void close(const Error& reason);
 
   // While connected: sends an ack that was asked for, offers shared memory, dials the bulk
   // connection, writes what is queued; each if it is due.
@@ -91,15 +82,14 @@ class Channel final : private MessageHandler, private SessionHandler {
   bool finishWriting();
   // Reads all that has come.
   void drain();
-  BulkPath& bulk() noexcept { return bulk_; }
 
-  // Lets go of acknowledged messages for which no sender came by.
-  void tidy() { outbox_.tidy(); }
   // While connected, now and then: heartbeats, acks, idle memory. `late`: by how much it came late.
   void tick(Time now, std::chrono::nanoseconds late);
-  std::chrono::nanoseconds silence(Time now) const noexcept { return heartbeat_->silence(now); }
-  // When the silence becomes too long.
-  Time silenceLimit() const noexcept { return heartbeat_->limit(); }
+
+  Outbox& outbox() noexcept { return outbox_; }
+  BulkPath& bulk() noexcept { return bulk_; }
+  // Of the last link.
+  const Heartbeat& heartbeat() const noexcept { return *heartbeat_; }
   // How long ago the first link was made, for people.
   std::string connectedFor() const;
 
@@ -109,14 +99,16 @@ class Channel final : private MessageHandler, private SessionHandler {
   Result<Disposition> onHeader(std::span<const std::byte> header,
                                std::span<const std::uint64_t> sizes,
                                std::vector<OwnedBuffer>& buffers) override;
-  void onMessage(std::span<const std::byte> header, std::vector<OwnedBuffer> buffers) override;
+  Error onTooLarge(std::span<const std::byte> header, const Error& why) override;
+  Error onMessage(std::span<const std::byte> header, std::vector<OwnedBuffer> buffers) override;
 
   void postWork();  // any thread
   void dropLink();
   void onLinkEnd(const LinkEnd& end);
+  void onDamaged();
   void onBroken(std::string how);
   void beat(Time now, std::chrono::nanoseconds late);
-  Heartbeat::Verdict look(Time now, std::chrono::nanoseconds late);
+  void workLater(std::chrono::milliseconds pause);
   void sendHeartbeat();
   std::string describe() const;
 
@@ -130,7 +122,8 @@ class Channel final : private MessageHandler, private SessionHandler {
   std::shared_ptr<Link> link_;
   std::optional<Heartbeat> heartbeat_;
   std::optional<Time> connected_at_;
-  std::uint64_t acked_ = 0;                       // the last ack that came
+  bool work_is_due_ = false;  // workLater() was called, and its time has not come
+  std::uint64_t acked_ = 0;   // the last ack that came
   std::atomic<std::uint64_t> bytes_received_{0};  // through the link; a sign of life
   std::atomic<std::uint64_t> messages_received_{0};
 };

@@ -25,8 +25,9 @@ void FrameQueue::pushFront(OutFrame frame) {
   queue_.push_front(std::move(frame));
 }
 
-bool FrameQueue::requeue(OutFrame frame) {
+bool FrameQueue::requeue(OutFrame frame, bool inlined) {
   const bool exported = rewound(frame);
+  if (inlined) frame.bringInline(OutFrame::Inline::kAll);
   unwritten_bytes_ += frame.size();
   const auto place = std::find_if(queue_.begin(), queue_.end(), [&](const OutFrame& other) {
     return other.sequence() >= frame.sequence();
@@ -56,7 +57,7 @@ void FrameQueue::written(std::uint64_t bytes, Released& released) {
     if (frame.left() > 0) return;
     unwritten_bytes_ -= frame.bulkBytes();
     const bool data = frame.kind() == FrameKind::kData;
-    if (data) count(frame);
+    if (data) sent_ = std::max(sent_, frame.sequence());
     if (data && mustKeep(frame)) {
       if (auto last = frame.takeUntilWritten()) released.owners.push_back(std::move(last));
       unacked_.push(std::move(frame));
@@ -67,19 +68,13 @@ void FrameQueue::written(std::uint64_t bytes, Released& released) {
   }
 }
 
-void FrameQueue::writtenWhole(OutFrame& frame) {
-  count(frame);
-  if (!mustKeep(frame)) return;
+std::shared_ptr<void> FrameQueue::writtenWhole(OutFrame& frame) {
+  sent_ = std::max(sent_, frame.sequence());
+  if (!mustKeep(frame)) return nullptr;
   // A half that is still with the bulk connection has its owners there.
   std::shared_ptr<void> last = frame.takeUntilWritten();
   unacked_.push(std::move(frame));
-  frame = OutFrame::holding(std::move(last));
-}
-
-void FrameQueue::count(const OutFrame& frame) noexcept {
-  if (frame.sequence() <= counted_) return;  // it went before, over another stream
-  counted_ = frame.sequence();
-  ++messages_sent_;
+  return last;
 }
 
 void FrameQueue::acknowledge(std::uint64_t sequence) {
@@ -91,8 +86,14 @@ void FrameQueue::acknowledge(std::uint64_t sequence) {
 // Freeing what an application made may take long, and locks of its own: a thread that sends does
 // that rather than the loop. Frames that own nothing go at once.
 void FrameQueue::release(OutFrame frame) {
-  if (frame.ownsBuffers())
-    (frame.wantedBack() ? wanted_ : acknowledged_).push_back(std::move(frame));
+  if (!frame.ownsBuffers()) return;
+  wanted_ = wanted_ || frame.wantedBack();
+  acknowledged_.push_back(std::move(frame));
+}
+
+FrameQueue::Frames FrameQueue::takeAcknowledged() noexcept {
+  wanted_ = false;
+  return std::exchange(acknowledged_, {});
 }
 
 void FrameQueue::takeAcknowledged(std::span<OutFrame> out) {
@@ -121,7 +122,7 @@ void FrameQueue::skipReceived(std::uint64_t received) {
   while (!queue_.empty() && queue_.front().kind() == FrameKind::kData &&
          queue_.front().sequence() <= received) {
     unwritten_bytes_ -= queue_.front().size();
-    count(queue_.front());
+    sent_ = std::max(sent_, queue_.front().sequence());
     release(std::move(queue_.front()));
     queue_.pop_front();
   }
@@ -145,10 +146,8 @@ FrameQueue::Frames FrameQueue::takeUnsent(Released& released) {
   unwritten_bytes_ = 0;
   while (!unacked_.empty())
     released.frames.push_back(unacked_.popOldest());
-  for (Frames* each : {&acknowledged_, &wanted_}) {
-    std::move(each->begin(), each->end(), std::back_inserter(released.frames));
-    each->clear();
-  }
+  std::move(acknowledged_.begin(), acknowledged_.end(), std::back_inserter(released.frames));
+  acknowledged_.clear();
   return unsent;
 }
 

@@ -34,16 +34,16 @@ class FrameQueue {
   bool empty() const noexcept { return queue_.empty(); }
   std::uint64_t unwrittenBytes() const noexcept { return unwritten_bytes_; }
   std::uint64_t unackedBytes() const noexcept { return unacked_.bytes(); }
-  // Messages that were written whole.
-  std::uint64_t messagesSent() const noexcept { return messages_sent_; }
+  // Messages that were written whole: the number of the last one.
+  std::uint64_t messagesSent() const noexcept { return sent_; }
 
   // --- to be written ---
   void push(OutFrame frame);
   // Its first bytes are written.
   void pushFront(OutFrame frame);
-  // It was written to a stream that is broken: back to its place. True: it had exported memory,
-  // which it carries inline now.
-  bool requeue(OutFrame frame);
+  // It was written to a stream that is broken: back to its place, `inlined` as by bringInline().
+  // True: it had exported memory, which it carries inline now.
+  bool requeue(OutFrame frame, bool inlined);
 
   // Where the next bytes are, and the descriptors to send with the first of them.
   struct Gathered {
@@ -53,18 +53,19 @@ class FrameQueue {
   Gathered gather(std::span<iovec> out) const;
   // So many of them are written.
   void written(std::uint64_t bytes, Released& released);
-  // A frame that never was in the queue is written whole. Leaves in it what is to be destroyed.
-  void writtenWhole(OutFrame& frame);
+  // A frame that never was in the queue is written whole. What it leaves in `frame` and what it
+  // returns is to be destroyed without the lock.
+  std::shared_ptr<void> writtenWhole(OutFrame& frame);
 
   // --- acknowledged ---
   void acknowledge(std::uint64_t sequence);
-  // Acknowledged frames whose senders wait for their buffers: to be destroyed at once.
-  Frames takeWanted() noexcept { return std::exchange(wanted_, {}); }
-  // The others: to be destroyed by threads that send, or now and then.
-  Frames takeAcknowledged() noexcept { return std::exchange(acknowledged_, {}); }
-  std::size_t acknowledgedCount() const noexcept { return acknowledged_.size(); }
+  bool isAcknowledged(const OutFrame& frame) const noexcept { return frame.sequence() <= acked_; }
+  // Acknowledged frames, to be destroyed: by threads that send, or now and then.
+  Frames takeAcknowledged() noexcept;
   // At most out.size() of them.
   void takeAcknowledged(std::span<OutFrame> out);
+  // They are many, or a sender waits for its buffers: not to be left to threads that send.
+  bool releaseNow() const noexcept { return wanted_ || acknowledged_.size() > kMaxAcknowledged; }
 
   // --- another stream ---
   // The stream is broken: all that is not acknowledged is to be written again. True: as requeue().
@@ -83,21 +84,19 @@ class FrameQueue {
     return frame.left() + frame.bulkBytes();
   }
   // Its ack may come before its writer has the lock again.
-  bool mustKeep(const OutFrame& frame) const noexcept {
-    return replay_ && frame.sequence() > acked_;
-  }
-  void count(const OutFrame& frame) noexcept;
+  bool mustKeep(const OutFrame& frame) const noexcept { return replay_ && !isAcknowledged(frame); }
   void release(OutFrame frame);
+
+  static constexpr std::size_t kMaxAcknowledged = 64;
 
   const bool replay_;
   std::deque<OutFrame> queue_;
   std::uint64_t unwritten_bytes_ = 0;  // of all in queue_
   ReplayBuffer unacked_;               // written whole; numbers below those of queue_
   Frames acknowledged_;
-  Frames wanted_;
-  std::uint64_t acked_ = 0;    // all up to this one have arrived
-  std::uint64_t counted_ = 0;  // the last message that messages_sent_ counts
-  std::uint64_t messages_sent_ = 0;
+  bool wanted_ = false;      // a sender of one of these waits for its buffers
+  std::uint64_t acked_ = 0;  // all up to this one have arrived
+  std::uint64_t sent_ = 0;   // all up to this one were written whole
 };
 
 }  // namespace weft::transport

@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <string>
 #include <utility>
+
+#include "transport/base/thrown.h"
 
 namespace weft::transport {
 namespace {
@@ -22,18 +25,35 @@ Link::Link(EventLoop& loop, std::shared_ptr<Stream> stream, const Limits& limits
       reader_(limits, handlers, received),
       events_(std::move(events)),
       poll_(loop, stream_->pollFd(),
-            [this](EventLoop::Poll::Ready ready) {
-              if (ready.writable && events_.on_writable) events_.on_writable();
-              if (ready.error != 0) {
-                // The stream is broken: what can still be read comes before its end.
-                drain();
-                end({LinkEnd::Kind::kFailed, ECONNRESET, Error::ok()});
-              } else if (ready.readable && reads()) {
-                readSome();
-              }
-            }),
+            [this](EventLoop::Poll::Ready ready) { guarded([&] { onReady(ready); }); }),
+      again_(loop,
+             [this] {
+               guarded([&] {
+                 if (reads()) readSome();
+               });
+             }),
       bytes_received_(bytes_received) {
   poll_.want(true, false);
+}
+
+void Link::onReady(EventLoop::Poll::Ready ready) {
+  if (ready.writable && events_.on_writable) events_.on_writable();
+  if (ready.error != 0) {
+    // The stream is broken: what can still be read comes before its end.
+    drain();
+    end({LinkEnd::Kind::kBroken, ECONNRESET, Error::ok()});
+  } else if (ready.readable && reads()) {
+    readSome();
+  }
+}
+
+// A frame that was read in part is lost with what was thrown. So another link has to go on.
+template <typename Step>
+void Link::guarded(Step step) {
+  if (const auto thrown = thrownBy(step)) {
+    end({LinkEnd::Kind::kProtocol, 0,
+         Error(ErrorCode::kSystem, "it could not be served here (" + *thrown + ")")});
+  }
 }
 
 void Link::wantWrite(bool want) {
@@ -42,8 +62,11 @@ void Link::wantWrite(bool want) {
 }
 
 void Link::resume() {
-  if (!events_.on_end || !reader_.waiting() || !after(reader_.resume())) return;
-  poll_.want(reads(), want_write_);
+  guarded([&] {
+    if (!events_.on_end || !reader_.waiting() || !after(reader_.resume())) return;
+    poll_.want(reads(), want_write_);
+    if (stream_->holdsBytes() && reads()) again_.start(std::chrono::milliseconds(0));
+  });
 }
 
 // Follows each step of the reader. False: that was the end.
@@ -65,12 +88,8 @@ bool Link::readSome() {
     const std::uint64_t asked = bytesOf(target);
     const IoResult result = stream_->read(target);
     if (result.error == EAGAIN) break;
-    if (result.error != 0) {
-      end({LinkEnd::Kind::kFailed, result.error, Error::ok()});
-      break;
-    }
-    if (result.end) {
-      end({LinkEnd::Kind::kEnd, 0, Error::ok()});
+    if (result.error != 0 || result.end) {
+      end({LinkEnd::Kind::kBroken, result.error, Error::ok()});
       break;
     }
     read += result.count;
@@ -78,8 +97,9 @@ bool Link::readSome() {
                           std::memory_order_relaxed);
     if (!after(reader_.commit(result.count))) break;
     // Less than asked for: nothing is left for now, and asking would cost a system call.
-    if (result.count < asked) break;
+    if (result.count < asked && !stream_->holdsBytes()) break;
   }
+  if (stream_->holdsBytes() && reads()) again_.start(std::chrono::milliseconds(0));
   if (read > 0 && events_.on_end) chooseWakeUp();
   if (events_.on_end && reader_.waiting()) poll_.want(false, want_write_);
   return read > 0;
@@ -104,11 +124,13 @@ void Link::drain() {
 
 void Link::abandon() {
   events_.on_end = nullptr;  // not on_writable, which may be what runs now
+  again_.cancel();
   poll_.want(false, false);
 }
 
 void Link::end(const LinkEnd& end) {
   const auto on_end = std::exchange(events_.on_end, nullptr);
+  again_.cancel();
   poll_.want(false, want_write_);
   if (on_end) on_end(end);
 }

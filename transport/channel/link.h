@@ -20,11 +20,10 @@ namespace weft::transport {
 struct LinkEnd {
   enum class Kind : std::uint8_t {
     kGoodbye,   // the peer said so
-    kEnd,       // the stream ended without a goodbye
-    kFailed,    // errno
+    kBroken,    // `error`: errno, 0: the stream ended without a goodbye
     kProtocol,  // `problem`
   };
-  Kind kind = Kind::kEnd;
+  Kind kind = Kind::kBroken;
   int error = 0;
   Error problem;
 };
@@ -59,6 +58,9 @@ class Link {
 
  private:
   bool reads() const noexcept { return events_.on_end != nullptr && !reader_.waiting(); }
+  void onReady(EventLoop::Poll::Ready ready);
+  template <typename Step>
+  void guarded(Step step);
   bool after(Error problem);
   void end(const LinkEnd& end);
   void chooseWakeUp();
@@ -67,6 +69,7 @@ class Link {
   FrameReader reader_;
   Events events_;
   EventLoop::Poll poll_;
+  EventLoop::Timer again_;  // reads what the stream holds
   bool want_write_ = false;
   std::size_t wake_at_ = 1;                     // as the stream was told
   std::atomic<std::uint64_t>& bytes_received_;  // written here only, read by any thread

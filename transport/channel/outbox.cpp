@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "transport/base/check.h"
+#include "transport/base/interruption.h"
 
 namespace weft::transport {
 namespace {
@@ -13,11 +14,6 @@ namespace {
 constexpr std::size_t kMaxEntries = 1024;                      // IOV_MAX
 constexpr std::uint64_t kLoopBudget = std::uint64_t{4} << 20;  // then others get their turn
 constexpr std::uint64_t kLeastToSplit = 2 * kBulkUnit;
-constexpr std::size_t kMaxAcked = 64;  // beyond, the loop destroys messages itself
-
-IoResult writeTo(Stream& stream, std::span<iovec> from, std::span<const int> fds) {
-  return fds.empty() ? stream.write(from) : stream.writeWithFds(from, fds);
-}
 
 }  // namespace
 
@@ -44,14 +40,20 @@ bool Outbox::hasRoom(std::uint64_t size) const noexcept {
 Error Outbox::awaitRoom(std::unique_lock<std::mutex>& lock, std::uint64_t size,
                         std::chrono::milliseconds patience) {
   if (hasRoom(size)) return Error::ok();
-  ++waiting_;
-  const bool room =
-      patience.count() > 0 && room_.wait_for(lock, patience, [&] { return hasRoom(size); });
-  --waiting_;
-  if (room) return Error::ok();
+  Waited waited = Waited::kLate;
+  if (patience.count() > 0) {
+    ++waiting_;
+    waited = waitInterruptibly(room_, lock, deadlineAfter(patience), [&] { return hasRoom(size); });
+    --waiting_;
+  }
+  if (waited == Waited::kDone) return Error::ok();
+  const std::string what = "sending " + std::to_string(size) + " bytes to " + peer_;
+  if (waited == Waited::kInterrupted) {
+    return {ErrorCode::kInterrupted, what + " was interrupted while it waited for room"};
+  }
   return {ErrorCode::kTimeout,
-          "sending " + std::to_string(size) + " bytes to " + peer_ + " found no room for " +
-              std::to_string(patience.count()) + " ms: " + std::to_string(heldBytes()) +
+          what + " found no room for " + std::to_string(patience.count()) +
+              " ms: " + std::to_string(heldBytes()) +
               " bytes are queued to it and it reads too slowly; send less at once, or raise "
               "max_queued_bytes"};
 }
@@ -86,7 +88,7 @@ std::shared_ptr<BulkConnection> Outbox::number(OutFrame& frame) {
 
 void Outbox::setBulkConnection(std::shared_ptr<BulkConnection> bulk, std::uint64_t threshold) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (mode_ != Mode::kUp || next_) return;
+  if (mode_ != Mode::kUp) return;
   bulk_ = std::move(bulk);
   bulk_threshold_ = std::max(threshold, kLeastToSplit);
 }
@@ -113,85 +115,71 @@ Error Outbox::send(OutFrame frame, std::optional<std::chrono::milliseconds> pati
   }
 
   writer_ = Writer::kCaller;
-  Stream* const stream = stream_.get();  // kept until this writer has finished
+  const std::shared_ptr<Stream> stream = stream_;  // another may take its place meanwhile
   const std::uint32_t link = link_;
   lock.unlock();
   if (bulk != nullptr) bulk->wake();
   std::uint64_t written = 0;
-  int error = 0;
   while (frame.left() > 0) {
     std::array<iovec, kMaxEntries> entries;
     const std::size_t used = frame.gather(entries);
-    const IoResult result = writeTo(*stream, std::span(entries).first(used), frame.fdsToSend());
-    error = result.error;
-    if (error != 0) break;
+    const IoResult result = stream->write(std::span(entries).first(used), frame.fdsToSend());
+    if (result.error != 0) break;  // the loop meets it, too
     frame.advance(result.count);
     written += result.count;
   }
   lock.lock();
-  afterCaller(frame, written, error, link);
+  bytes_sent_ += written;
+  const std::shared_ptr<void> last = afterCaller(frame, link);
   const bool loop_needed = writer_ == Writer::kLoop || mode_ != Mode::kUp;
   lock.unlock();
   if (loop_needed) on_work_available_();
   return Error::ok();
 }
 
-void Outbox::afterCaller(OutFrame& frame, std::uint64_t written, int error, std::uint32_t link) {
-  bytes_sent_ += written;
-  if (link != link_) {
-    // The stream broke meanwhile: this message is among those that wait for another.
-    if (queue_.requeue(std::move(frame))) stopExporting();
-  } else if (frame.left() > 0) {
-    // The loop waits, and tries again.
-    if (error != EAGAIN && error != ETOOMANYREFS) broken_ = error;
+std::shared_ptr<void> Outbox::afterCaller(OutFrame& frame, std::uint32_t link) {
+  std::shared_ptr<void> last;
+  if (link != link_ && !queue_.isAcknowledged(frame)) {
+    // The stream broke meanwhile: this message goes, or waits, with those for the next one.
+    if (queue_.requeue(std::move(frame), inline_only_)) stopExporting();
+  } else if (link == link_ && frame.left() > 0) {
     queue_.pushFront(std::move(frame));
   } else {
-    queue_.writtenWhole(frame);
+    last = queue_.writtenWhole(frame);
   }
   writer_ = mode_ != Mode::kUp || queue_.empty() ? Writer::kNone : Writer::kLoop;
+  return last;
 }
 
 void Outbox::attach(std::shared_ptr<Stream> stream, std::uint64_t received) {
+  FrameQueue::Frames released;  // destroyed after the lock
   const std::lock_guard<std::mutex> lock(mutex_);
-  WEFT_CHECK(mode_ == Mode::kWaiting && !next_, "one stream at a time");
-  next_ = {std::move(stream), received};
-  if (writer_ != Writer::kCaller) attachNow();
-}
-
-void Outbox::attachNow() {
+  WEFT_CHECK(mode_ == Mode::kWaiting, "one stream at a time");
   mode_ = Mode::kUp;
-  stream_ = std::move(next_->stream);
-  queue_.skipReceived(next_->received);
-  next_.reset();
+  stream_ = std::move(stream);
+  queue_.skipReceived(received);
+  if (queue_.releaseNow()) released = queue_.takeAcknowledged();
   inline_only_ = std::string_view(stream_->transportName()) == "tcp";
   if (inline_only_) queue_.bringInline();
-  if (!queue_.empty()) writer_ = Writer::kLoop;
+  // A caller that still writes to the former stream comes first.
+  if (writer_ != Writer::kCaller && !queue_.empty()) writer_ = Writer::kLoop;
   if (waiting_ > 0) room_.notify_all();
 }
 
 void Outbox::detach() {
   const std::lock_guard<std::mutex> lock(mutex_);
   ++link_;
-  next_.reset();
   bulk_.reset();
   if (mode_ == Mode::kShut) return;
   mode_ = Mode::kWaiting;
-  broken_ = 0;
   if (writer_ == Writer::kLoop) writer_ = Writer::kNone;
   if (queue_.rewind()) stopExporting();
 }
 
-Outbox::Flushed Outbox::flush(int& broken) {
+Outbox::Flushed Outbox::flush(int& error) {
   FrameQueue::Released released;  // destroyed after the lock
-  FrameQueue::Frames wanted;
   std::unique_lock<std::mutex> lock(mutex_);
-  if (next_ && writer_ != Writer::kCaller) attachNow();
-  wanted = queue_.takeWanted();
   if (mode_ != Mode::kUp || writer_ == Writer::kCaller) return Flushed::kBusy;
-  if (broken_ != 0) {
-    broken = broken_;
-    return Flushed::kBroken;
-  }
   writer_ = Writer::kLoop;
   std::uint64_t written = 0;
   while (!queue_.empty()) {
@@ -199,12 +187,12 @@ Outbox::Flushed Outbox::flush(int& broken) {
     std::array<iovec, kMaxEntries> entries;
     const FrameQueue::Gathered next = queue_.gather(entries);
     lock.unlock();
-    const IoResult result = writeTo(*stream_, std::span(entries).first(next.entries), next.fds);
+    const IoResult result = stream_->write(std::span(entries).first(next.entries), next.fds);
     lock.lock();
     if (result.error == EAGAIN) return Flushed::kBlocked;
     if (result.error == ETOOMANYREFS) return Flushed::kBackpressured;
     if (result.error != 0) {
-      broken = broken_ = result.error;
+      error = result.error;
       return Flushed::kBroken;
     }
     written += result.count;
@@ -218,8 +206,7 @@ Outbox::Flushed Outbox::flush(int& broken) {
 
 bool Outbox::control(OutFrame frame) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (mode_ != Mode::kUp && !next_) return false;
-  if (mode_ == Mode::kShut || said_goodbye_) return false;
+  if (mode_ != Mode::kUp || said_goodbye_) return false;
   said_goodbye_ = frame.kind() == FrameKind::kGoodbye;
   if (said_goodbye_) room_.notify_all();
   number(frame);
@@ -229,12 +216,10 @@ bool Outbox::control(OutFrame frame) {
 
 bool Outbox::acked(std::uint64_t sequence) {
   FrameQueue::Frames released;  // destroyed after the lock
-  FrameQueue::Frames wanted;
   const std::lock_guard<std::mutex> lock(mutex_);
   if (sequence > last_sequence_) return false;
   queue_.acknowledge(sequence);
-  if (queue_.acknowledgedCount() > kMaxAcked) released = queue_.takeAcknowledged();
-  wanted = queue_.takeWanted();
+  if (queue_.releaseNow()) released = queue_.takeAcknowledged();
   if (waiting_ > 0) room_.notify_all();
   return true;
 }
@@ -250,26 +235,19 @@ void Outbox::tidy() {
   released = queue_.takeAcknowledged();
 }
 
-bool Outbox::shut(const Error& reason) {
+void Outbox::shut(const Error& reason) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (mode_ != Mode::kShut) {
-    mode_ = Mode::kShut;
-    reason_ = reason;
-    next_.reset();
-    room_.notify_all();
-  }
-  return writer_ != Writer::kCaller;
+  if (mode_ == Mode::kShut) return;
+  mode_ = Mode::kShut;
+  reason_ = reason;
+  room_.notify_all();
 }
 
-bool Outbox::writing() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return writer_ == Writer::kCaller;
-}
-
-std::vector<OutFrame> Outbox::takeUnsent() {
+std::optional<FrameQueue::Frames> Outbox::takeUnsent() {
   FrameQueue::Released released;  // destroyed after the lock
   const std::lock_guard<std::mutex> lock(mutex_);
-  WEFT_CHECK(mode_ == Mode::kShut && writer_ != Writer::kCaller, "nobody writes after shut()");
+  WEFT_CHECK(mode_ == Mode::kShut, "nothing is sent any more");
+  if (writer_ == Writer::kCaller) return std::nullopt;
   stream_.reset();
   bulk_.reset();
   return queue_.takeUnsent(released);
@@ -278,11 +256,6 @@ std::vector<OutFrame> Outbox::takeUnsent() {
 bool Outbox::connectionWanted() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return mode_ == Mode::kWaiting && !queue_.empty();
-}
-
-bool Outbox::idle() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return queue_.empty() && writer_ != Writer::kCaller;
 }
 
 OutboxStats Outbox::stats() const {

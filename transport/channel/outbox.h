@@ -8,7 +8,7 @@
 // Messages outlive streams: what was written is kept until the peer has acknowledged it, and goes
 // again, in order, over the next stream when one breaks (Session).
 //
-// Threads: send(), writing(), idle(), stats() and the atomics: any; the rest: the loop thread.
+// Threads: send(), stats() and the atomics: any; the rest: the loop thread.
 // Failure: send() returns it; flush() tells that the stream broke.
 #pragma once
 
@@ -44,9 +44,9 @@ struct OutboxStats {
 class Outbox {
  public:
   // `on_work_available` is called, from any thread and with no lock held, when the loop thread is
-  // needed: a connection is wanted, flush() is due, or shut() can complete. `peer` names the peer
-  // in errors. Without `replay` a message is released as soon as it is written: for senders who
-  // want their buffers back at once and do without sessions.
+  // needed: a connection is wanted, flush() is due, or takeUnsent() is possible. `peer` names the
+  // peer in errors. Without `replay` a message is released as soon as it is written: for senders
+  // who want their buffers back at once and do without sessions.
   Outbox(const Limits& limits, std::string peer, std::function<void()> on_work_available,
          bool replay = true);
 
@@ -55,7 +55,7 @@ class Outbox {
   Error send(OutFrame frame, std::optional<std::chrono::milliseconds> patience);
 
   // The peer is connected: what it has not received can go, that is what follows frame `received`.
-  // Follow with flush(), which completes this when a caller was still writing to a former stream.
+  // Follow with flush().
   void attach(std::shared_ptr<Stream> stream, std::uint64_t received = 0);
   // The stream is broken (breakOff() was called): what the peer has not acknowledged waits for
   // another one.
@@ -70,9 +70,9 @@ class Outbox {
     kBlocked,        // wait for the stream to be writable, then flush() again
     kBackpressured,  // too many descriptors are on their way: flush() again in some milliseconds
     kBusy,           // a caller is writing, or there is no stream: nothing to do now
-    kBroken,         // the stream failed with `broken`
+    kBroken,         // the stream failed with `error`
   };
-  Flushed flush(int& broken);
+  Flushed flush(int& error);
 
   // Queues a control frame behind everything; flush() follows. False: not connected. After a
   // goodbye nothing more is taken.
@@ -98,25 +98,18 @@ class Outbox {
   // map it; from then on its bytes are sent. Or nothing is sent twice.
   bool mayExport() const noexcept { return may_export_.load(std::memory_order_relaxed); }
 
-  // From now on send() fails with `reason`. True: nobody is writing any more, takeUnsent() may be
-  // called. False: a caller is; on_work_available follows when it has finished.
-  bool shut(const Error& reason);
-  bool writing() const;
-  // Messages that were not written whole to a stream that still stood, in order; all others are
-  // released.
-  std::vector<OutFrame> takeUnsent();
+  // From now on send() fails with `reason`.
+  void shut(const Error& reason);
+  // After shut(): messages that were not written whole to a stream that still stood, in order; all
+  // others are released. Nullopt: a caller still writes, on_work_available follows when it is done.
+  std::optional<FrameQueue::Frames> takeUnsent();
 
   bool connectionWanted() const;  // something is queued and there is no stream
-  bool idle() const;              // nothing is queued or being written
   OutboxStats stats() const;
 
  private:
   enum class Mode : std::uint8_t { kWaiting, kUp, kShut };
   enum class Writer : std::uint8_t { kNone, kCaller, kLoop };
-  struct NextStream {
-    std::shared_ptr<Stream> stream;
-    std::uint64_t received = 0;
-  };
 
   // With the lock.
   Error awaitRoom(std::unique_lock<std::mutex>& lock, std::uint64_t size,
@@ -128,9 +121,8 @@ class Outbox {
   Error refusal() const;
   // The bulk connection to wake without the lock, if it has a part of the frame.
   std::shared_ptr<BulkConnection> number(OutFrame& frame);
-  // Leaves in `frame` what is to be destroyed without the lock.
-  void afterCaller(OutFrame& frame, std::uint64_t written, int error, std::uint32_t link);
-  void attachNow();
+  // What it leaves in `frame` and what it returns is to be destroyed without the lock.
+  std::shared_ptr<void> afterCaller(OutFrame& frame, std::uint32_t link);
   void stopExporting() noexcept { may_export_.store(false, std::memory_order_relaxed); }
 
   const Limits& limits_;
@@ -153,11 +145,9 @@ class Outbox {
   std::shared_ptr<Stream> stream_;
   std::shared_ptr<BulkConnection> bulk_;
   std::uint64_t bulk_threshold_ = 0;
-  std::uint32_t link_ = 0;          // counts streams that broke
-  bool inline_only_ = false;        // the stream's other end does not see the arena
-  std::optional<NextStream> next_;  // a caller still writes to the former one
-  int broken_ = 0;                  // errno of a caller's write
-  Error reason_;                    // kShut
+  std::uint32_t link_ = 0;    // counts streams that broke
+  bool inline_only_ = false;  // the stream's other end does not see the arena
+  Error reason_;              // kShut
   std::uint64_t bytes_sent_ = 0;
 };
 

@@ -21,6 +21,7 @@ SharedMemoryPath::SharedMemoryPath(EventLoop& loop, const ArenaOptions& options,
 
 void SharedMemoryPath::attach(Stream& stream) {
   stream_ = &stream;
+  stream.acceptFds();
   offer_sent_ = false;
   offer_received_ = false;
   if (std::string_view(stream.transportName()) != "unix") sender_.close();
@@ -30,6 +31,7 @@ void SharedMemoryPath::detach() {
   stream_ = nullptr;
   std::move(lent_.begin(), lent_.end(), std::back_inserter(lent_before_));
   lent_.clear();
+  exported_files_.clear();
 }
 
 void SharedMemoryPath::offer() {
@@ -41,7 +43,7 @@ void SharedMemoryPath::offer() {
 }
 
 void SharedMemoryPath::onDataFrame() {
-  exported_fds_.clear();
+  exported_files_.clear();
   lent_before_.clear();
   lent_.clear();
 }
@@ -57,11 +59,11 @@ Error SharedMemoryPath::onArenaFrame(FrameKind kind, std::span<const std::byte> 
     case FrameKind::kArenaOffer:
       return onOffer(ArenaOffer::decode(body.first<ArenaOffer::kBytes>()));
     case FrameKind::kArenaAccept:
-      return sender_.accepted();
+      return sender_.answered(true);
     case FrameKind::kArenaRefuse:
       log(LogLevel::kInfo,
           peer_ + " refuses shared memory; large buffers go to it through the socket");
-      return sender_.refused();
+      return sender_.answered(false);
     default:
       return protocolError("a frame that is not about shared memory");
   }
@@ -87,7 +89,7 @@ Error SharedMemoryPath::onOffer(const ArenaOffer& offer) {
 }
 
 Error SharedMemoryPath::map(const ArenaOffer& offer, const Stream::ReceivedFd& received) {
-  if (!options_.enabled) return {ErrorCode::kInvalidArgument, "shared memory is switched off here"};
+  if (!options_.enabled) return invalidArgument("shared memory is switched off here");
   if (received.lost)
     return {ErrorCode::kSystem, "too many files are open here to map its shared memory"};
   Result<std::shared_ptr<ArenaView>> view =
@@ -121,19 +123,21 @@ Result<OwnedBuffer> SharedMemoryPath::exportedBuffer(const ArenaDescriptor& plac
                                                      std::uint64_t size) {
   if (!options_.enabled)
     return protocolError("a buffer in exported memory, which is not used here");
-  if (place.slot == exported_fds_.size()) {
+  if (place.slot == exported_files_.size()) {
     Stream::ReceivedFd received = stream_->takeFd();
     if (received.lost)
       return Error(ErrorCode::kSystem, "too many files are open here to map its exported memory");
     if (!received.fd.valid())
       return protocolError("a buffer in exported memory without a descriptor");
-    exported_fds_.push_back(std::move(received.fd));
-  } else if (place.slot > exported_fds_.size()) {
+    Result<std::shared_ptr<const ExportedFile>> file = ExportedFile::open(std::move(received.fd));
+    if (!file.ok()) return file.error();
+    exported_files_.push_back(std::move(file).value());
+  } else if (place.slot > exported_files_.size()) {
     return protocolError("a buffer in exported memory number " + std::to_string(place.slot) +
-                         ", only " + std::to_string(exported_fds_.size()) + " were named before");
+                         ", only " + std::to_string(exported_files_.size()) + " were named before");
   }
   Result<std::shared_ptr<ExportedBlock>> block =
-      ExportedBlock::open(exported_fds_[place.slot], place.offset, size);
+      ExportedBlock::open(exported_files_[place.slot], place.offset, size);
   if (!block.ok()) return block.error();
   bytes_received_.fetch_add(size, std::memory_order_relaxed);
   std::byte* const data = block.value()->data();

@@ -47,7 +47,7 @@ class SharedMemoryPath final : public SharedMemoryHandler {
   void offer();
   void tick(std::chrono::steady_clock::time_point now) { sender_.tick(now); }
   // A frame begins. / A data frame is whole.
-  void onFrameHead() { exported_fds_.clear(); }
+  void onFrameHead() { exported_files_.clear(); }
   void onDataFrame();
   // For good: nothing is placed or resolved any more.
   void close();
@@ -69,13 +69,14 @@ class SharedMemoryPath final : public SharedMemoryHandler {
   const std::string peer_;
   const std::function<void()> on_work_available_;
   ArenaSender sender_;
-  std::shared_ptr<ArenaView> view_;     // buffers lent out keep it, too
-  std::vector<Lent> lent_;              // to the frame that is being read
-  std::vector<Lent> lent_before_;       // to the same frame, over a link that broke within it
-  std::vector<UniqueFd> exported_fds_;  // of the frame that is being read
-  Stream* stream_ = nullptr;            // null: no link
-  bool offer_sent_ = false;             // on this link
-  bool offer_received_ = false;         // on this link
+  std::shared_ptr<ArenaView> view_;  // buffers lent out keep it, too
+  std::vector<Lent> lent_;           // to the frame that is being read
+  std::vector<Lent> lent_before_;    // to the same frame, over a link that broke within it
+  // Of the frame that is being read.
+  std::vector<std::shared_ptr<const ExportedFile>> exported_files_;
+  Stream* stream_ = nullptr;     // null: no link
+  bool offer_sent_ = false;      // on this link
+  bool offer_received_ = false;  // on this link
   std::atomic<std::uint64_t> bytes_received_{0};
 };
 

@@ -1,71 +1,199 @@
 #include "transport/connect/acceptor.h"
 
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <cstring>
+#include <optional>
+#include <string_view>
 #include <utility>
 
 #include "transport/base/log.h"
+#include "transport/base/peer_name.h"
 #include "transport/base/secure_random.h"
+#include "transport/base/system_error.h"
+#include "transport/base/thrown.h"
+#include "transport/io/socket.h"
 
 namespace weft::transport {
+namespace {
 
-Acceptor::Acceptor(const EndpointContext& context, Events events)
-    : context_(context), events_(std::move(events)) {}
+constexpr int kAcceptsPerTurn = 64;
+constexpr std::chrono::milliseconds kRetry{100};
+// A peer has a connection, a bulk connection, and each of them anew when it broke.
+constexpr std::size_t kMaxPerRank = 4;
+
+// The IPv4 address, or the IPv6 network: within one, a host can have any address.
+std::uint64_t networkOf(const sockaddr_storage& from) {
+  if (from.ss_family == AF_INET) return reinterpret_cast<const sockaddr_in&>(from).sin_addr.s_addr;
+  std::uint64_t network = 0;
+  if (from.ss_family == AF_INET6)
+    std::memcpy(&network, &reinterpret_cast<const sockaddr_in6&>(from).sin6_addr, sizeof(network));
+  return network;
+}
+
+}  // namespace
+
+// One listening socket.
+class Acceptor::Listener {
+ public:
+  Listener(Acceptor& acceptor, UniqueFd fd, bool is_unix)
+      : acceptor_(acceptor),
+        fd_(std::move(fd)),
+        is_unix_(is_unix),
+        poll_(acceptor.context_.loop, fd_.get(), [this](EventLoop::Poll::Ready) { onReadable(); }),
+        retry_(acceptor.context_.loop, [this] { poll_.want(true, false); }) {
+    poll_.want(true, false);
+  }
+
+ private:
+  void onReadable() {
+    if (const auto thrown = thrownBy([&] { acceptSome(); })) tryAgainSoon(*thrown);
+  }
+
+  void acceptSome() {
+    for (int i = 0; i < kAcceptsPerTurn; ++i) {
+      sockaddr_storage from{};
+      socklen_t length = sizeof(from);
+      UniqueFd fd(::accept4(fd_.get(), reinterpret_cast<sockaddr*>(&from), &length,
+                            SOCK_NONBLOCK | SOCK_CLOEXEC));
+      if (fd.valid()) {
+        acceptor_.onAccepted(std::move(fd), is_unix_, from);
+        continue;
+      }
+      const int error = errno;
+      if (error == EINTR || error == ECONNABORTED) continue;
+      if (error == EAGAIN) return;
+      if (acceptor_.context_.spare.giveUpFor(error)) continue;
+      return tryAgainSoon(errnoText(error));
+    }
+  }
+
+  // Out of descriptors or memory: connections stay in the backlog. Asking again at once would keep
+  // a core busy.
+  void tryAgainSoon(const std::string& why) {
+    poll_.want(false, false);
+    retry_.start(kRetry);
+    log(LogLevel::kWarning, "cannot accept a connection (" + why + "); trying again shortly");
+  }
+
+  Acceptor& acceptor_;
+  const UniqueFd fd_;
+  const bool is_unix_;
+  EventLoop::Poll poll_;
+  EventLoop::Timer retry_;
+};
+
+Acceptor::Rooms::Rooms(const Limits& limits)
+    : silent(limits.max_unauthenticated, limits.max_per_source),
+      named(limits.max_unauthenticated, kMaxPerRank) {}
+
+Acceptor::Acceptor(const EndpointContext& context, AcceptPolicy& policy, Admitted admitted)
+    : context_(context),
+      policy_(policy),
+      admitted_(std::move(admitted)),
+      unix_rooms_(context.options.limits),
+      tcp_rooms_(context.options.limits) {}
+
+Acceptor::~Acceptor() = default;
 
 void Acceptor::listen(UniqueFd fd, const char* transport_name) {
-  listeners_.push_back(std::make_unique<Listener>(context_.loop, std::move(fd),
-                                                  [this, transport_name](UniqueFd accepted) {
-                                                    onAccepted(std::move(accepted), transport_name);
-                                                  }));
+  listeners_.push_back(
+      std::make_unique<Listener>(*this, std::move(fd), std::string_view(transport_name) == "unix"));
 }
 
 void Acceptor::stop() {
   listeners_.clear();
   running_.clear();
+  for (Rooms* rooms : {&unix_rooms_, &tcp_rooms_}) {
+    rooms->silent.clear();
+    rooms->named.clear();
+  }
 }
 
-void Acceptor::onAccepted(UniqueFd fd, const char* transport_name) {
-  if (running_.size() >= context_.options.limits.max_unauthenticated) {
-    ++overloads_;  // and closes it: an honest dialler tries again
-    return;
+void Acceptor::onAccepted(UniqueFd fd, bool is_unix, const sockaddr_storage& from) {
+  std::uint64_t source = 0;
+  if (is_unix) {
+    const Result<uid_t> user = peerUser(fd.get());
+    if (!user.ok()) return;
+    if (user.value() != ::geteuid() && !context_.options.accept_other_users) {
+      ++other_users_;
+      return;
+    }
+    source = user.value();
+  } else {
+    source = networkOf(from);
   }
   Nonce nonce{};
   if (Error error = fillRandom(nonce)) {
     log(LogLevel::kError, error.text());
     return;
   }
-  if (std::strcmp(transport_name, "unix") == 0) {
-    tuneUnix(fd.get());
-  } else {
-    tuneTcp(fd.get());
-  }
+  is_unix ? tuneUnix(fd.get()) : tuneTcp(fd.get());
+  const EncryptionTerms terms = encryptionTerms(context_, fd.get(), !is_unix);
   const std::uint64_t id = next_id_++;
-  auto runner = std::make_shared<HandshakeRunner>(
-      context_.loop, std::make_shared<SocketStream>(std::move(fd), transport_name),
-      Handshake::acceptor(context_.self, nonce, *this));
-  running_.emplace(id, runner);
-  runner->start(context_.options.handshake_timeout,
-                [this, id](HandshakeOutcome outcome) { onHandshake(id, std::move(outcome)); });
+  Rooms& rooms = is_unix ? unix_rooms_ : tcp_rooms_;
+  enter(rooms.silent, id, source);
+  auto& runner = running_[id] = std::make_unique<HandshakeRunner>(
+      context_.loop, std::make_shared<SocketStream>(std::move(fd), is_unix ? "unix" : "tcp"),
+      Handshake::acceptor(context_.self, nonce, policy_, terms));
+  runner->start(
+      context_.options.handshake_timeout,
+      [this, id](HandshakeOutcome outcome) { onHandshake(id, std::move(outcome)); },
+      [this, id, &rooms](const Hello& hello) { onNamed(id, rooms, hello.rank); });
+}
+
+void Acceptor::onNamed(std::uint64_t id, Rooms& rooms, std::int32_t rank) {
+  rooms.silent.leave(id);
+  enter(rooms.named, id, static_cast<std::uint64_t>(rank));
+}
+
+void Acceptor::enter(WaitingRoom& room, std::uint64_t id, std::uint64_t source) {
+  while (const std::optional<std::uint64_t> other = room.inTheWayOf(source)) {
+    // When many come at once, what this one has to say may have come: then it leaves by itself.
+    if (const auto runner = running_.find(*other); runner != running_.end())
+      runner->second->readNow();
+    if (!room.has(*other)) continue;
+    ++overloads_;  // before it can see that it was cut off
+    leave(*other);
+  }
+  room.enter(id, source);
+}
+
+void Acceptor::leave(std::uint64_t id) {
+  running_.erase(id);
+  for (Rooms* rooms : {&unix_rooms_, &tcp_rooms_}) {
+    rooms->silent.leave(id);
+    rooms->named.leave(id);
+  }
 }
 
 void Acceptor::onHandshake(std::uint64_t id, HandshakeOutcome outcome) {
-  const auto found = running_.find(id);
-  // This call comes from inside the runner.
-  context_.loop.post([keep = std::move(found->second)]() mutable { keep.reset(); });
-  running_.erase(found);
-  switch (outcome.kind) {
-    case HandshakeOutcome::Kind::kDone:
-      return events_.admitted({std::move(outcome.peer), outcome.claim, std::move(outcome.stream)});
-    case HandshakeOutcome::Kind::kRefused:
-      ++refused_[static_cast<std::size_t>(outcome.refusal)];
-      return;
-    case HandshakeOutcome::Kind::kTimeout:
-      ++timeouts_;
-      return;
-    case HandshakeOutcome::Kind::kRefusedByPeer:
-      return;  // not something an acceptor is told
-    case HandshakeOutcome::Kind::kBroken:
-      return;  // a dialler may change its mind
+  leave(id);
+  const Handshake& handshake = outcome.handshake;
+  using Status = Handshake::Status;
+  if (outcome.kind == HandshakeOutcome::Kind::kTimeout) ++timeouts_;
+  if (outcome.tls_problem.code() == ErrorCode::kAuthFailed) {
+    ++certificates_;
+    tellOnce(handshake.peer(), outcome.tls_problem.text());
   }
+  if (outcome.kind != HandshakeOutcome::Kind::kEnded) return;  // a dialler may change its mind
+  if (handshake.status() == Status::kRefused)
+    ++refused_[static_cast<std::size_t>(handshake.refusal())];
+  if (handshake.refusal() == RefusalCode::kEncryption)
+    tellOnce(handshake.peer(), explain(RefusalCode::kEncryption));
+  if (handshake.status() == Status::kDone)
+    admitted_({handshake.peer(), handshake.peerClaim(), std::move(outcome.stream)});
+}
+
+// Who cannot connect learns it by itself; this is for whoever looks at this side. Once: strangers
+// must not fill the log.
+void Acceptor::tellOnce(const Hello& hello, const std::string& why) {
+  if (std::exchange(told_, true)) return;
+  log(LogLevel::kWarning, "refused a connection that says it is of " +
+                              describePeer(hello.name, hello.rank) + ": " + why);
 }
 
 void Acceptor::counts(EndpointStats& stats) const {
@@ -78,8 +206,11 @@ void Acceptor::counts(EndpointStats& stats) const {
   stats.refused_version = of(RefusalCode::kVersion);
   stats.refused_replay = of(RefusalCode::kReplay);
   stats.refused_malformed = of(RefusalCode::kMalformed);
+  stats.refused_encryption = of(RefusalCode::kEncryption) + of(RefusalCode::kCredentials);
+  stats.refused_certificate = certificates_.load(std::memory_order_relaxed);
   stats.refused_timeout = timeouts_.load(std::memory_order_relaxed);
   stats.refused_overload = overloads_.load(std::memory_order_relaxed);
+  stats.refused_user = other_users_.load(std::memory_order_relaxed);
 }
 
 }  // namespace weft::transport

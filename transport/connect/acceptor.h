@@ -1,8 +1,12 @@
-// Acceptor: listens, and takes those who connect through the handshake, at most
-// Limits::max_unauthenticated at once.
+// Acceptor: listens, and takes those who connect through the handshake. Other users of this host
+// are turned away from the Unix socket, unless EndpointOptions::accept_other_users. Everybody else
+// gets in, if need be in the place of one that was there before (Limits): a member of the group
+// says its hello with its connect, so those who stay silent wait in rooms of their own
+// (WaitingRoom).
 //
 // Threads: counts(): any; the rest: the endpoint's loop thread.
-// Failure: who fails the handshake is cut off and counted.
+// Failure: who fails the handshake is cut off and counted. When the system has no descriptor for a
+// connection, it gets the spare one; else the log says so, and the acceptor tries again.
 #pragma once
 
 #include <array>
@@ -10,16 +14,18 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "transport/auth/handshake.h"
 #include "transport/auth/handshake_runner.h"
-#include "transport/auth/replay_guard.h"
+#include "transport/base/unique_fd.h"
 #include "transport/connect/endpoint_context.h"
+#include "transport/connect/waiting_room.h"
 #include "transport/endpoint.h"
-#include "transport/io/listener.h"
-#include "transport/io/socket.h"
+
+struct sockaddr_storage;
 
 namespace weft::transport {
 
@@ -30,16 +36,13 @@ struct AuthenticatedPeer {
   std::shared_ptr<Stream> stream;
 };
 
-class Acceptor final : private AcceptPolicy {
+class Acceptor {
  public:
-  struct Events {
-    // The dialler has proved that it holds the key: is it welcome?
-    std::function<RefusalCode(const Hello&, const SessionClaim& theirs, SessionClaim& ours)> admit;
-    // It was, and both sides are proved. Follows admit() directly.
-    std::function<void(AuthenticatedPeer)> admitted;
-  };
+  using Admitted = std::function<void(AuthenticatedPeer)>;
 
-  Acceptor(const EndpointContext& context, Events events);
+  // `admitted` is told of each that `policy` admitted, directly after its admit().
+  Acceptor(const EndpointContext& context, AcceptPolicy& policy, Admitted admitted);
+  ~Acceptor();
 
   void listen(UniqueFd fd, const char* transport_name);
   // Stops listening and drops handshakes under way.
@@ -49,24 +52,37 @@ class Acceptor final : private AcceptPolicy {
   void counts(EndpointStats& stats) const;
 
  private:
-  bool nonceIsFresh(const Nonce& nonce) override { return replays_.fresh(nonce); }
-  RefusalCode admit(const Hello& dialler, const SessionClaim& theirs, SessionClaim& ours) override {
-    return events_.admit(dialler, theirs, ours);
-  }
+  class Listener;
 
-  void onAccepted(UniqueFd fd, const char* transport_name);
+  // Of one kind of socket, so that neither kind crowds out the other.
+  struct Rooms {
+    explicit Rooms(const Limits& limits);
+    WaitingRoom silent;  // by where they come from
+    WaitingRoom named;   // whose hello was right: by the rank they say they have
+  };
+
+  void onAccepted(UniqueFd fd, bool is_unix, const sockaddr_storage& from);
+  void onNamed(std::uint64_t id, Rooms& rooms, std::int32_t rank);
   void onHandshake(std::uint64_t id, HandshakeOutcome outcome);
+  void enter(WaitingRoom& room, std::uint64_t id, std::uint64_t source);
+  void leave(std::uint64_t id);
+  void tellOnce(const Hello& hello, const std::string& why);
 
   const EndpointContext& context_;
-  const Events events_;
+  AcceptPolicy& policy_;
+  const Admitted admitted_;
   std::vector<std::unique_ptr<Listener>> listeners_;
-  std::unordered_map<std::uint64_t, std::shared_ptr<HandshakeRunner>> running_;
+  std::unordered_map<std::uint64_t, std::unique_ptr<HandshakeRunner>> running_;
+  Rooms unix_rooms_;
+  Rooms tcp_rooms_;
   std::uint64_t next_id_ = 0;
-  ReplayGuard replays_;
   using Count = std::atomic<std::uint64_t>;
   std::array<Count, kRefusalCodes> refused_{};  // by RefusalCode
   Count timeouts_{0};
   Count overloads_{0};
+  Count other_users_{0};
+  Count certificates_{0};
+  bool told_ = false;
 };
 
 }  // namespace weft::transport

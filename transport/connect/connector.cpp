@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "transport/base/log.h"
 #include "transport/base/peer_name.h"
 #include "transport/base/secure_random.h"
 #include "transport/base/system_error.h"
@@ -15,28 +16,6 @@ namespace {
 constexpr std::chrono::milliseconds kFirstPause{10};
 constexpr std::chrono::milliseconds kLongestPause{500};
 
-const char* explain(RefusalCode code) {
-  switch (code) {
-    case RefusalCode::kVersion:
-      return "it speaks another version of the protocol; install the same Weft on all workers";
-    case RefusalCode::kGroup:
-      return "it belongs to another group; check that both were started for the same job";
-    case RefusalCode::kIdentity:
-      return "the ranks or names do not match: another worker answers at this address, or the two "
-             "disagree about who is who; "
-             "check for a rank or name given twice";
-    case RefusalCode::kKey:
-      return "the authentication keys differ; give all workers the same key file "
-             "(WEFT_AUTH_KEY_FILE)";
-    case RefusalCode::kReplay:
-      return "it received this handshake before; something between the two repeats messages";
-    case RefusalCode::kMalformed:
-      return "the process at this address does not speak Weft's protocol";
-    default:
-      return "for an unknown reason";
-  }
-}
-
 }  // namespace
 
 Connector::Connector(const EndpointContext& context, PeerInfo peer, const Address& address,
@@ -45,7 +24,9 @@ Connector::Connector(const EndpointContext& context, PeerInfo peer, const Addres
       peer_(std::move(peer)),
       address_(address),
       claim_(claim),
-      backoff_(backoff) {
+      backoff_(backoff),
+      deadline_(context.loop, [this] { onDeadline(); }),
+      pause_timer_(context.loop, [this] { round(); }) {
   const bool same_host = !context.own_host.empty() && address_.host == context.own_host;
   if (context.options.unix_socket && same_host && address_.hasUnix()) {
     candidates_.push_back({true, "the Unix socket @" + address_.unix_name});
@@ -61,19 +42,8 @@ void Connector::start(Done done) {
     return fail(ErrorCode::kConnectFailed,
                 "the two have no transport in common: its address is " + formatAddress(address_));
   }
-  deadline_ = std::make_unique<EventLoop::Timer>(context_.loop, [this] { onDeadline(); });
-  if (backoff_.all.count() > 0) deadline_->start(backoff_.all);
+  if (backoff_.all.count() > 0) deadline_.start(backoff_.all);
   round();
-}
-
-void Connector::cancel() {
-  done_ = nullptr;
-  poll_.reset();
-  connecting_.reset();
-  handshake_.reset();
-  deadline_.reset();
-  pause_timer_.reset();
-  stage_ = Stage::kBackoff;
 }
 
 void Connector::round() {
@@ -92,41 +62,58 @@ void Connector::attempt() {
     }
     return backOff();
   }
-  stage_ = Stage::kConnecting;
-  Connecting connecting = candidates_[next_].is_unix
-                              ? connectUnix(address_.unix_name)
-                              : connectTcp(address_.tcp_host, address_.tcp_port);
+  const auto dial = [this] {
+    return candidates_[next_].is_unix ? connectUnix(address_.unix_name)
+                                      : connectTcp(address_.tcp_host, address_.tcp_port);
+  };
+  Connecting connecting = dial();
+  if (context_.spare.giveUpFor(connecting.error)) connecting = dial();
   connecting_ = std::move(connecting.fd);
   if (connecting.error == 0) return onConnected();
   if (connecting.error != EINPROGRESS) return onConnectFailed(connecting.error);
   poll_ = std::make_unique<EventLoop::Poll>(context_.loop, connecting_.get(),
-                                            [this](EventLoop::Poll::Ready) {
+                                            [this](EventLoop::Poll::Ready ready) {
                                               poll_.reset();
-                                              const int error = connectError(connecting_.get());
+                                              int error = connectError(connecting_.get());
+                                              if (error == 0) error = ready.error;
                                               error == 0 ? onConnected() : onConnectFailed(error);
                                             });
   poll_->want(false, true);
 }
 
 void Connector::onConnectFailed(int error) {
-  connecting_.reset();
-  last_problem_ = candidates_[next_].text + ": " + errnoText(error);
   if (error == ECONNREFUSED || error == ENOENT) ++refused_;
+  nextCandidate(errnoText(error));
+}
+
+void Connector::nextCandidate(const std::string& problem) {
+  connecting_.reset();
+  last_problem_ = candidates_[next_].text + ": " + problem;
   ++next_;
   attempt();
 }
 
 void Connector::onConnected() {
+  // Another user's process may have taken the name: it is not told a word. A peer that does run as
+  // another user is reached over TCP.
+  if (candidates_[next_].is_unix && !context_.options.accept_other_users) {
+    if (const Error error = sameUser(connecting_.get())) {
+      const std::string problem =
+          error.text() + "; WEFT_OTHER_USERS=1 on all workers of the host admits it";
+      log(LogLevel::kInfo, describePeer(peer_.name, peer_.rank) + ": " + problem);
+      return nextCandidate(problem);
+    }
+  }
   Nonce nonce{};
   if (Error error = fillRandom(nonce)) return fail(ErrorCode::kSystem, error.text());
-  stage_ = Stage::kHandshaking;
-  auto stream = std::make_shared<SocketStream>(std::move(connecting_),
-                                               candidates_[next_].is_unix ? "unix" : "tcp");
-  handshake_ = std::make_shared<HandshakeRunner>(
+  const bool is_unix = candidates_[next_].is_unix;
+  const EncryptionTerms terms = encryptionTerms(context_, connecting_.get(), !is_unix);
+  auto stream = std::make_shared<SocketStream>(std::move(connecting_), is_unix ? "unix" : "tcp");
+  handshake_ = std::make_unique<HandshakeRunner>(
       context_.loop, std::move(stream),
-      Handshake::dialler(context_.self, peer_.rank, peer_.name, nonce, claim_));
+      Handshake::dialler(context_.self, peer_.rank, peer_.name, nonce, claim_, terms));
   handshake_->start(backoff_.handshake, [this](HandshakeOutcome outcome) {
-    context_.loop.post([keep = std::exchange(handshake_, nullptr)] {});
+    handshake_.reset();
     onHandshake(std::move(outcome));
   });
 }
@@ -134,15 +121,27 @@ void Connector::onConnected() {
 void Connector::onHandshake(HandshakeOutcome outcome) {
   using Kind = HandshakeOutcome::Kind;
   const std::string& where = candidates_[next_].text;
+  const Handshake& handshake = outcome.handshake;
   switch (outcome.kind) {
-    case Kind::kDone:
+    case Kind::kEnded:
+      if (handshake.status() == Handshake::Status::kRefusedByPeer)
+        return onRefused(handshake.refusal(), handshake.peerVersion());
+      if (handshake.status() == Handshake::Status::kRefused) {
+        const std::string why = outcome.tls_problem ? outcome.tls_problem.text()
+                                                    : std::string(explain(handshake.refusal()));
+        last_problem_ = where + ": refused: " + why;
+        if (metBefore()) break;
+        return fail(ErrorCode::kAuthFailed, "refused at " + where + ": " + why);
+      }
       return finish(
-          {Error::ok(), std::move(outcome.stream), std::move(outcome.peer), outcome.claim, {}});
-    case Kind::kRefused:
-      return fail(ErrorCode::kAuthFailed,
-                  std::string("refused at ") + where + ": " + explain(outcome.refusal));
-    case Kind::kRefusedByPeer:
-      return onRefused(outcome.refusal, outcome.peer_version);
+          {Error::ok(), std::move(outcome.stream), handshake.peer(), handshake.peerClaim()});
+    case Kind::kTlsFailed:
+      last_problem_ = where + ": TLS: " + outcome.tls_problem.text();
+      if (outcome.tls_problem.code() == ErrorCode::kAuthFailed && !metBefore())
+        return fail(ErrorCode::kAuthFailed, "refused at " + where + ": " +
+                                                outcome.tls_problem.text() +
+                                                "; check WEFT_TLS_CERT and WEFT_TLS_CA of both");
+      break;
     case Kind::kTimeout:
       last_problem_ =
           where + ": the handshake was not answered within " + seconds(backoff_.handshake);
@@ -159,13 +158,26 @@ void Connector::onHandshake(HandshakeOutcome outcome) {
 void Connector::onRefused(RefusalCode code, std::uint16_t peer_version) {
   if (code == RefusalCode::kDuplicate) {
     last_problem_ = candidates_[next_].text +
-                    ": it is connecting to this worker itself, but its connection did not arrive";
+                    ": it has a connection of a worker of this rank, or is making one itself that "
+                    "did not arrive";
     return backOff();
+  }
+  if (code == RefusalCode::kDisplaced) {
+    log(LogLevel::kError,
+        describePeer(context_.self.name, context_.self.rank) +
+            " is displaced: another process has taken its rank and name at " +
+            describePeer(peer_.name, peer_.rank) +
+            ". Who holds the group's key can do so; if nobody was to, look for it");
+    return fail(ErrorCode::kPeerLost,
+                "another process has taken this worker's rank and name there");
   }
   if (code == RefusalCode::kStale) {
     return fail(ErrorCode::kPeerLost,
-                "it has declared this worker lost; start the group again, or this worker under "
-                "a new address");
+                "it has declared this worker lost, and their session is over");
+  }
+  if (metBefore()) {
+    last_problem_ = candidates_[next_].text + ": it refused: " + explain(code);
+    return backOff();
   }
   const std::string versions = code == RefusalCode::kVersion
                                    ? " (it speaks " + std::to_string(peer_version) + ", this one " +
@@ -175,11 +187,8 @@ void Connector::onRefused(RefusalCode code, std::uint16_t peer_version) {
 }
 
 void Connector::backOff() {
-  stage_ = Stage::kBackoff;
   pause_ = pause_.count() == 0 ? kFirstPause : std::min(pause_ * 2, kLongestPause);
-  if (pause_timer_ == nullptr)
-    pause_timer_ = std::make_unique<EventLoop::Timer>(context_.loop, [this] { round(); });
-  pause_timer_->start(pause_);
+  pause_timer_.start(pause_);
 }
 
 void Connector::onDeadline() {
@@ -188,21 +197,18 @@ void Connector::onDeadline() {
            "); check that it runs, and that its host and port can be reached from here");
 }
 
-void Connector::fail(ErrorCode code, const std::string& why) {
-  const std::string who = describePeer(peer_.name, peer_.rank);
-  finish({Error(code, who + " cannot be reached: " + why), nullptr, {}, {}, why});
+void Connector::fail(ErrorCode code, std::string why) {
+  finish({Error(code, std::move(why)), nullptr, {}, {}});
 }
 
 void Connector::finish(Outcome outcome) {
-  Done done = std::exchange(done_, nullptr);
-  cancel();
-  if (done) done(std::move(outcome));
-}
-
-void Connector::retire(EventLoop& loop, std::shared_ptr<Connector>& connector) {
-  if (connector == nullptr) return;
-  connector->cancel();
-  loop.post([old = std::exchange(connector, nullptr)]() mutable { old.reset(); });
+  poll_.reset();
+  connecting_.reset();
+  handshake_.reset();
+  deadline_.cancel();
+  pause_timer_.cancel();
+  const Done done = std::exchange(done_, nullptr);
+  done(std::move(outcome));  // may destroy this
 }
 
 }  // namespace weft::transport

@@ -1,7 +1,7 @@
 // Connector: makes one authenticated connection to a peer. It tries the peer's addresses in turn,
 // retries what may pass, and gives up on what will not.
 //
-// Threads: the endpoint's loop thread. Ownership: whoever holds it ends it with retire().
+// Threads: the endpoint's loop thread. Destroying it ends the attempt.
 // Failure: the Outcome has an Error; nothing is left open.
 #pragma once
 
@@ -21,22 +21,16 @@ namespace weft::transport {
 
 class Connector {
  public:
-  enum class Stage : std::uint8_t {
-    kConnecting,   // the peer has not heard of this attempt
-    kHandshaking,  // it may have
-    kBackoff,      // between attempts
-  };
   struct Outcome {
-    Error error;                     // set: it failed for good
+    Error error;                     // set: it failed for good; does not say who it is about
     std::shared_ptr<Stream> stream;  // else
     Hello peer;
     SessionClaim claim;  // the peer's
-    std::string why;     // as `error`, without who it is about
   };
   using Done = std::function<void(Outcome)>;
 
   struct RetryBackoff {
-    std::chrono::milliseconds all;        // attempts together; 0: until cancel()
+    std::chrono::milliseconds all;        // attempts together; 0: no end
     std::chrono::milliseconds handshake;  // each
   };
 
@@ -44,14 +38,11 @@ class Connector {
   Connector(const EndpointContext& context, PeerInfo peer, const Address& address,
             const SessionClaim& claim, RetryBackoff backoff);
 
-  // `done` is called once, perhaps from start(). It must not destroy this object at once.
+  // `done` is called once, perhaps from start(). It may destroy this object.
   void start(Done done);
-  // Stops without calling `done`.
-  void cancel();
-  // Cancels it, if there is one, and destroys it later: its `done` may be what runs now.
-  static void retire(EventLoop& loop, std::shared_ptr<Connector>& connector);
 
-  Stage stage() const noexcept { return stage_; }
+  // The peer may have heard of this attempt.
+  bool handshaking() const noexcept { return handshake_ != nullptr; }
   // The two share a transport.
   bool hasWay() const noexcept { return !candidates_.empty(); }
   // What went wrong last, for people.
@@ -67,11 +58,14 @@ class Connector {
   void attempt();
   void onConnected();
   void onConnectFailed(int error);
+  void nextCandidate(const std::string& problem);
   void onHandshake(HandshakeOutcome outcome);
   void onRefused(RefusalCode code, std::uint16_t peer_version);
+  // The two have proved themselves to each other before: a refusal may come of damaged bytes.
+  bool metBefore() const noexcept { return claim_.peer != 0; }
   void backOff();
   void onDeadline();
-  void fail(ErrorCode code, const std::string& why);
+  void fail(ErrorCode code, std::string why);
   void finish(Outcome outcome);
 
   const EndpointContext& context_;
@@ -85,12 +79,11 @@ class Connector {
   std::string last_problem_ = "nothing was tried yet";
   std::chrono::milliseconds pause_{0};
 
-  Stage stage_ = Stage::kBackoff;
   UniqueFd connecting_;
   std::unique_ptr<EventLoop::Poll> poll_;
-  std::shared_ptr<HandshakeRunner> handshake_;
-  std::unique_ptr<EventLoop::Timer> deadline_;
-  std::unique_ptr<EventLoop::Timer> pause_timer_;
+  std::unique_ptr<HandshakeRunner> handshake_;
+  EventLoop::Timer deadline_;
+  EventLoop::Timer pause_timer_;
   Done done_;
 };
 

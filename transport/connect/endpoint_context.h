@@ -1,13 +1,15 @@
 // What all parts of one endpoint share. The endpoint owns all of it and outlives the parts.
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include "transport/auth/handshake.h"
+#include "transport/base/spare_descriptor.h"
 #include "transport/endpoint.h"
 #include "transport/io/event_loop.h"
-#include "transport/io/lazy_event_loop.h"
-#include "transport/session/session_numbers.h"
+#include "transport/io/socket.h"
+#include "transport/session/session.h"
 
 namespace weft::transport {
 
@@ -19,7 +21,14 @@ struct EndpointContext {
   EndpointHandler& handler;
   // Loop thread.
   SessionNumbers& sessions;
-  LazyEventLoop& bulk_loop;  // of all bulk connections
+  std::unique_ptr<EventLoop>& bulk_loop;  // of all bulk connections; null until the first one
+  SpareDescriptor& spare;
 };
+
+// What this endpoint says of encryption on a connection.
+inline EncryptionTerms encryptionTerms(const EndpointContext& context, int fd, bool tcp) {
+  const bool certificates = context.self.tls != nullptr && context.self.tls->certificates();
+  return termsFor(context.options.encryption, certificates, tcp, tcp && sameAddress(fd));
+}
 
 }  // namespace weft::transport

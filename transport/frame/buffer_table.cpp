@@ -14,7 +14,6 @@ void BufferTable::begin(const FrameHead& head) {
   announced_ = head.buffer_bytes;
   sum_ = 0;
   sizes_.clear();
-  inline_sizes_.clear();
   inline_bytes_ = 0;
   placed_.clear();
   located_ = 0;
@@ -47,12 +46,12 @@ Error BufferTable::addEntry(std::uint64_t entry) {
   if (size > announced_ - sum_)
     return protocolError("the buffers are longer than their frame announces");
   sum_ += size;
-  if (place != 0) {
+  if (place == 0) {
+    inline_bytes_ += size;
+  } else {
     placed_.push_back({static_cast<std::uint32_t>(sizes_.size()), place == kBufferExported, {}});
   }
   sizes_.push_back(size);
-  inline_sizes_.push_back(place != 0 ? 0 : size);
-  inline_bytes_ += inline_sizes_.back();
   return Error::ok();
 }
 

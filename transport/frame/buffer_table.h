@@ -30,8 +30,7 @@ class BufferTable {
 
   const std::vector<std::uint64_t>& sizes() const noexcept { return sizes_; }
   const std::vector<Placed>& placed() const noexcept { return placed_; }
-  // As sizes(), but 0 for buffers that are not in this frame; and the sum of these.
-  const std::vector<std::uint64_t>& inlineSizes() const noexcept { return inline_sizes_; }
+  // Of the buffers that are in this frame.
   std::uint64_t inlineBytes() const noexcept { return inline_bytes_; }
 
  private:
@@ -41,7 +40,6 @@ class BufferTable {
   std::uint64_t announced_ = 0;  // bytes
   std::uint64_t sum_ = 0;
   std::vector<std::uint64_t> sizes_;
-  std::vector<std::uint64_t> inline_sizes_;
   std::uint64_t inline_bytes_ = 0;
   std::vector<Placed> placed_;
   std::size_t located_ = 0;  // of placed_, those whose descriptor has come

@@ -16,6 +16,14 @@ Error overLimit(const char* what, std::uint64_t claimed, std::uint64_t limit) {
 
 }  // namespace
 
+Error checkSize(const FrameHead& head, const Limits& limits) {
+  // header_bytes has 32 bits: only the sum with buffer_bytes could overflow, and does not here.
+  const std::uint64_t limit = limits.max_message_bytes;
+  if (head.buffer_bytes <= limit && head.header_bytes <= limit - head.buffer_bytes) return {};
+  const Error over = overLimit("bytes", head.buffer_bytes, limit);
+  return {over.code(), over.text() + " (max_message_bytes); send less at once, or raise it there"};
+}
+
 void encodeFrameHead(const FrameHead& head, std::byte* out) noexcept {
   storeLittle<std::uint32_t>(out, FrameHead::kMagic);
   storeLittle<std::uint8_t>(out + 4, FrameHead::kVersion);
@@ -66,11 +74,7 @@ Result<FrameHead> decodeFrameHead(std::span<const std::byte, FrameHead::kBytes> 
   if (head.buffer_count > limits.max_buffers) {
     return overLimit("buffers", head.buffer_count, limits.max_buffers);
   }
-  // header_bytes has 32 bits: only the sum with buffer_bytes could overflow, and does not here.
-  if (head.buffer_bytes > limits.max_message_bytes ||
-      head.header_bytes > limits.max_message_bytes - head.buffer_bytes) {
-    return overLimit("bytes", head.buffer_bytes, limits.max_message_bytes);
-  }
+  if (Error error = limits.skip_too_large ? Error::ok() : checkSize(head, limits)) return error;
   if (head.buffer_count == 0 && head.buffer_bytes != 0) {
     return protocolError("a frame with buffer bytes and without buffers");
   }

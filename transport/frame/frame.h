@@ -54,7 +54,11 @@ using FrameHeadBytes = std::array<std::byte, FrameHead::kBytes>;
 
 void encodeFrameHead(const FrameHead& head, std::byte* out) noexcept;
 
-// Checks everything that the head alone can tell, against `limits`.
+// kLimitExceeded when the message is longer than max_message_bytes.
+Error checkSize(const FrameHead& head, const Limits& limits);
+
+// Checks everything that the head alone can tell, against `limits`; checkSize() unless such
+// messages are skipped.
 Result<FrameHead> decodeFrameHead(std::span<const std::byte, FrameHead::kBytes> bytes,
                                   const Limits& limits);
 

@@ -1,4 +1,4 @@
-// What a FrameReader finds in the bytes of one link, in four small interfaces.
+// What a FrameReader finds in the bytes of one link, in three small interfaces.
 //
 // Threads: all are called from FrameReader::commit() and resume(), on the thread that reads.
 // Failure: an Error that one of them returns is the reader's last word and ends the link.
@@ -22,20 +22,18 @@ namespace weft::transport {
 class MessageHandler {
  public:
   virtual ~MessageHandler() = default;
+  // A head, before anything else of its frame.
+  virtual Error onFrameHead(const FrameHead& /*head*/) { return Error::ok(); }
   // As EndpointHandler::onHeader.
   virtual Result<Disposition> onHeader(std::span<const std::byte> header,
                                        std::span<const std::uint64_t> sizes,
                                        std::vector<OwnedBuffer>& buffers) = 0;
-  virtual void onMessage(std::span<const std::byte> header, std::vector<OwnedBuffer> buffers) = 0;
-};
-
-class SessionHandler {
- public:
-  virtual ~SessionHandler() = default;
-  // A head, before anything else of its frame.
-  virtual Error onFrameHead(const FrameHead& head) = 0;
+  // In its place: the message is too large, and is discarded (Limits::skip_too_large).
+  virtual Error onTooLarge(std::span<const std::byte> /*header*/, const Error& why) { return why; }
   // A data frame is whole: it was discarded, or onMessage() follows.
-  virtual void onDataFrame(const FrameHead& head) = 0;
+  virtual void onDataFrame(const FrameHead& /*head*/) {}
+  // As EndpointHandler::onMessage.
+  virtual Error onMessage(std::span<const std::byte> header, std::vector<OwnedBuffer> buffers) = 0;
 };
 
 class SharedMemoryHandler {
@@ -64,7 +62,6 @@ class BulkHandler {
 // one are protocol errors.
 struct FrameHandlers {
   MessageHandler& messages;
-  SessionHandler* session = nullptr;
   SharedMemoryHandler* shared_memory = nullptr;
   BulkHandler* bulk = nullptr;
 };

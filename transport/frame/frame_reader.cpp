@@ -8,11 +8,6 @@
 #include "transport/base/check.h"
 
 namespace weft::transport {
-namespace {
-
-constexpr std::size_t kKeepHeaderStore = std::size_t{1} << 20;  // a larger one is given back
-
-}  // namespace
 
 FrameReader::FrameReader(const Limits& limits, FrameHandlers handlers, std::uint64_t received)
     : limits_(limits),
@@ -24,7 +19,7 @@ std::size_t FrameReader::prepare(std::span<iovec> out) {
   WEFT_CHECK(out.size() >= 2, "room for a target and for what follows it");
   std::size_t count = 0;
   if (state_ == State::kHeader && longHeader()) {
-    out[count++] = {header_store_.get() + header_filled_, head_.header_bytes - header_filled_};
+    out[count++] = {header_store_.data() + header_filled_, head_.header_bytes - header_filled_};
   } else if (fillsBuffers()) {
     std::uint64_t covered = 0;
     count = body_.targets(out.first(out.size() - 1), covered);
@@ -101,9 +96,7 @@ Result<FrameReader::Step> FrameReader::readHead() {
                          std::to_string(expected));
   }
   if (!duplicate_) last_sequence_ = head_.sequence;
-  if (handlers_.session != nullptr) {
-    if (Error error = handlers_.session->onFrameHead(head_)) return error;
-  }
+  if (Error error = handlers_.messages.onFrameHead(head_)) return error;
   if (head_.kind == FrameKind::kHeartbeat || head_.kind == FrameKind::kAck) return Step::kGoOn;
   if (head_.kind == FrameKind::kGoodbye) {
     state_ = State::kEnded;
@@ -123,8 +116,7 @@ Result<FrameReader::Step> FrameReader::readTable() {
   state_ = State::kHeader;
   if (longHeader()) {
     header_filled_ = std::min<std::size_t>(rest.size(), head_.header_bytes);
-    storeHeader(head_.header_bytes);
-    std::memcpy(header_store_.get(), rest.data(), header_filled_);
+    std::memcpy(header_store_.roomFor(head_.header_bytes), rest.data(), header_filled_);
     begin_ += header_filled_;
   }
   return Step::kGoOn;
@@ -133,7 +125,7 @@ Result<FrameReader::Step> FrameReader::readTable() {
 Result<FrameReader::Step> FrameReader::readHeader() {
   if (longHeader()) {
     if (header_filled_ < head_.header_bytes) return Step::kNeedMore;
-    header_ = {header_store_.get(), head_.header_bytes};
+    header_ = {header_store_.data(), head_.header_bytes};
   } else {
     if (input().size() < head_.header_bytes) return Step::kNeedMore;
     header_ = input().first(head_.header_bytes);
@@ -154,15 +146,20 @@ Result<FrameReader::Step> FrameReader::announce() {
   std::vector<OwnedBuffer> buffers;
   if (!duplicate_) {
     if (Error error = findPlaced(buffers)) return error;
-    Result<Disposition> answer = handlers_.messages.onHeader(header_, table_.sizes(), buffers);
-    if (!answer.ok()) return answer.error();
-    wanted = answer.value();
+    if (const Error too_large = checkSize(head_, limits_)) {
+      if (Error error = handlers_.messages.onTooLarge(header_, too_large)) return error;
+      buffers.clear();
+    } else {
+      Result<Disposition> answer = handlers_.messages.onHeader(header_, table_.sizes(), buffers);
+      if (!answer.ok()) return answer.error();
+      wanted = answer.value();
+    }
   }
   if (wanted == Disposition::kRefuse)
     return protocolError("the application refused the header of a message");
   if (wanted == Disposition::kAccept) {
     if (Error error = checkSupplied(buffers)) return error;
-    body_.begin(std::move(buffers), table_.inlineSizes(), table_.inlineBytes());
+    body_.begin(std::move(buffers), table_);
   } else {
     body_.beginDiscard(table_.inlineBytes());
   }
@@ -226,31 +223,22 @@ Result<FrameReader::Step> FrameReader::awaitBulk() {
   return finish();
 }
 
-FrameReader::Step FrameReader::finish() {
+Result<FrameReader::Step> FrameReader::finish() {
   state_ = State::kHead;
   if (duplicate_) return Step::kGoOn;
   std::vector<OwnedBuffer> buffers = body_.take();
-  if (handlers_.session != nullptr) handlers_.session->onDataFrame(head_);
+  handlers_.messages.onDataFrame(head_);
   if (body_.discards()) return Step::kGoOn;
-  handlers_.messages.onMessage(header_, std::move(buffers));
-  if (header_capacity_ > kKeepHeaderStore) {
-    header_store_.reset();
-    header_capacity_ = 0;
-  }
+  if (Error error = handlers_.messages.onMessage(header_, std::move(buffers))) return error;
+  header_store_.giveBackIfLarge();
   return Step::kGoOn;
 }
 
-void FrameReader::storeHeader(std::size_t bytes) {
-  if (header_capacity_ >= bytes) return;
-  header_store_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
-  header_capacity_ = bytes;
-}
-
 void FrameReader::keepHeader() {
-  if (header_.data() == header_store_.get()) return;
-  storeHeader(header_.size());
-  if (!header_.empty()) std::memcpy(header_store_.get(), header_.data(), header_.size());
-  header_ = {header_store_.get(), header_.size()};
+  if (header_.data() == header_store_.data()) return;
+  std::byte* const kept = header_store_.roomFor(header_.size());
+  std::copy(header_.begin(), header_.end(), kept);
+  header_ = {kept, header_.size()};
 }
 
 }  // namespace weft::transport

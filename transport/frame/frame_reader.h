@@ -20,6 +20,7 @@
 #include "transport/frame/buffer_table.h"
 #include "transport/frame/frame.h"
 #include "transport/frame/frame_handlers.h"
+#include "transport/frame/header_store.h"
 #include "transport/frame/message_body.h"
 
 namespace weft::transport {
@@ -67,7 +68,7 @@ class FrameReader {
   Result<Step> announce();
   Result<Step> readBody();
   Result<Step> awaitBulk();
-  Step finish();
+  Result<Step> finish();
   Error findPlaced(std::vector<OwnedBuffer>& buffers);
   Error checkSupplied(const std::vector<OwnedBuffer>& buffers) const;
   Error askBulk();
@@ -79,7 +80,6 @@ class FrameReader {
     return {receive_.get() + begin_, end_ - begin_};
   }
   void leave(std::span<const std::byte> rest) noexcept { begin_ = end_ - rest.size(); }
-  void storeHeader(std::size_t bytes);
   void keepHeader();  // out of the receive buffer, which is about to be reused
 
   static constexpr std::size_t kReceiveBytes = std::size_t{64} << 10;
@@ -97,8 +97,7 @@ class FrameReader {
   bool duplicate_ = false;  // the current frame came before
   BufferTable table_;
   std::span<const std::byte> header_;  // in receive_ or in header_store_
-  std::unique_ptr<std::byte[]> header_store_;
-  std::size_t header_capacity_ = 0;
+  HeaderStore header_store_;
   std::size_t header_filled_ = 0;  // bytes of a header too large for receive_
   MessageBody body_;
 };

@@ -2,18 +2,18 @@
 
 #include <algorithm>
 #include <cstring>
-#include <utility>
 
 #include "transport/frame/frame.h"
 
 namespace weft::transport {
 
-void MessageBody::begin(std::vector<OwnedBuffer> buffers, std::span<const std::uint64_t> unread,
-                        std::uint64_t unread_bytes) {
+void MessageBody::begin(std::vector<OwnedBuffer> buffers, const BufferTable& table) {
   discards_ = false;
   buffers_ = std::move(buffers);
-  unread_.assign(unread.begin(), unread.end());
-  left_ = unread_bytes;
+  unread_ = table.sizes();
+  for (const BufferTable::Placed& placed : table.placed())
+    unread_[placed.buffer] = 0;
+  left_ = table.inlineBytes();
   index_ = 0;
   filled_ = 0;
   skipFull();
@@ -84,8 +84,6 @@ void MessageBody::copyFrom(std::span<const std::byte>& input) {
     input = input.subspan(some);
   }
 }
-
-std::vector<OwnedBuffer> MessageBody::take() noexcept { return std::exchange(buffers_, {}); }
 
 void MessageBody::skipFull() {
   while (index_ < unread_.size() && unread_[index_] == 0)

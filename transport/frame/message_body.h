@@ -9,18 +9,18 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "transport/base/buffer.h"
-#include "transport/base/error.h"
+#include "transport/frame/buffer_table.h"
 
 namespace weft::transport {
 
 class MessageBody {
  public:
-  // `unread`: for each buffer how many bytes come in this frame (0: they are here already).
-  void begin(std::vector<OwnedBuffer> buffers, std::span<const std::uint64_t> unread,
-             std::uint64_t unread_bytes);
+  // Those of `table` that are in its frame are to be read.
+  void begin(std::vector<OwnedBuffer> buffers, const BufferTable& table);
   // The bytes are read and dropped.
   void beginDiscard(std::uint64_t unread_bytes);
 
@@ -38,16 +38,16 @@ class MessageBody {
   void advance(std::uint64_t count);
   // Takes bytes from the front of `input`, as many as it needs.
   void copyFrom(std::span<const std::byte>& input);
-  std::vector<OwnedBuffer> take() noexcept;
+  std::vector<OwnedBuffer> take() noexcept { return std::exchange(buffers_, {}); }
 
  private:
   void skipFull();
 
   bool discards_ = false;
   std::vector<OwnedBuffer> buffers_;
-  std::vector<std::uint64_t> unread_;
-  std::size_t index_ = 0;     // the buffer that is being filled
-  std::uint64_t filled_ = 0;  // its bytes that have come
+  std::vector<std::uint64_t> unread_;  // for each buffer, how many bytes come over the link
+  std::size_t index_ = 0;              // the buffer that is being filled
+  std::uint64_t filled_ = 0;           // its bytes that have come
   std::uint64_t left_ = 0;
 };
 

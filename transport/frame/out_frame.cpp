@@ -36,7 +36,7 @@ Result<OutFrame> OutFrame::message(Message message, const Limits& limits,
   for (std::size_t i = 0; i < count; ++i) {
     const OwnedBuffer& buffer = message.buffers[i];
     if (buffer.size > 0 && buffer.data == nullptr) {
-      return Error(ErrorCode::kInvalidArgument, "a buffer of a message has a size but no bytes");
+      return invalidArgument("a buffer of a message has a size but no bytes");
     }
     if (buffer.size > limits.max_message_bytes || total > limits.max_message_bytes - buffer.size) {
       return overLimit("bytes or more", total + buffer.size, limits.max_message_bytes);
@@ -70,12 +70,6 @@ OutFrame OutFrame::control(FrameKind kind) {
   OutFrame frame;
   frame.head_.kind = kind;
   frame.size_ = FrameHead::kBytes;
-  return frame;
-}
-
-OutFrame OutFrame::holding(std::shared_ptr<void> last) {
-  OutFrame frame;
-  frame.message_.until_written = std::move(last);
   return frame;
 }
 

@@ -28,8 +28,6 @@ class OutFrame {
   static Result<OutFrame> message(Message message, const Limits& limits,
                                   ArenaPlacement placement = {});
   static OutFrame control(FrameKind kind);
-  // No frame, but an owner that keeps `last` alive.
-  static OutFrame holding(std::shared_ptr<void> last);
   static OutFrame arenaOffer(std::shared_ptr<SharedArena> arena);
 
   // Numbers the frame; call once, before gather(). From then on its blocks are the receiver's.

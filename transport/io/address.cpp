@@ -1,7 +1,9 @@
 #include "transport/io/address.h"
 
+#include <sys/stat.h>
+
 #include <charconv>
-#include <utility>
+#include <fstream>
 
 namespace weft::transport {
 namespace {
@@ -10,25 +12,17 @@ constexpr std::string_view kScheme = "weft1";
 constexpr std::size_t kMaxUnixName = 100;  // sun_path has 108
 
 Error badAddress(std::string_view text, const char* why) {
-  return {ErrorCode::kInvalidArgument,
-          "'" + std::string(text.substr(0, 80)) + "' is not the address of a Weft endpoint (" +
-              why + "); peers must run the same Weft and pass on Endpoint::address() unchanged"};
+  return invalidArgument(
+      "'" + std::string(text.substr(0, 80)) + "' is not the address of a Weft endpoint (" + why +
+      "); peers must run the same Weft and pass on Endpoint::address() unchanged");
 }
 
 bool parseHostPort(std::string_view text, Address& address) {
-  std::string_view host;
-  std::string_view port;
-  if (!text.empty() && text.front() == '[') {
-    const std::size_t close = text.find("]:");
-    if (close == std::string_view::npos) return false;
-    host = text.substr(1, close - 1);
-    port = text.substr(close + 2);
-  } else {
-    const std::size_t colon = text.find(':');
-    if (colon == std::string_view::npos) return false;
-    host = text.substr(0, colon);
-    port = text.substr(colon + 1);
-  }
+  const bool v6 = !text.empty() && text.front() == '[';
+  const std::size_t end_of_host = text.find(v6 ? "]:" : ":");
+  if (end_of_host == std::string_view::npos) return false;
+  const std::string_view host = text.substr(v6 ? 1 : 0, end_of_host - (v6 ? 1 : 0));
+  const std::string_view port = text.substr(end_of_host + (v6 ? 2 : 1));
   std::uint16_t number = 0;
   const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), number);
   if (error != std::errc() || end != port.data() + port.size() || number == 0 || host.empty())
@@ -86,6 +80,14 @@ Result<Address> parseAddress(std::string_view text) {
   if (!address.hasTcp() && !address.hasUnix())
     return badAddress(text, "it has neither a TCP nor a Unix part");
   return address;
+}
+
+std::string hostIdentity() {
+  std::string boot_id;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
+  struct stat info {};
+  if (boot_id.size() != 36 || ::stat("/proc/self/ns/net", &info) != 0) return {};
+  return boot_id + "-" + std::to_string(info.st_ino);
 }
 
 }  // namespace weft::transport

@@ -27,4 +27,9 @@ std::string formatAddress(const Address& address);
 Result<Address> parseAddress(std::string_view text);
 std::string formatHostPort(const std::string& host, std::uint16_t port);  // brackets for IPv6
 
+// Which machine and network namespace this process is in: "<boot id>-<inode of the net namespace>",
+// empty when it cannot be told. Two processes with equal, nonempty identities reach each other's
+// abstract Unix sockets.
+std::string hostIdentity();
+
 }  // namespace weft::transport

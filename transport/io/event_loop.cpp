@@ -10,7 +10,9 @@
 #include <utility>
 
 #include "transport/base/check.h"
+#include "transport/base/log.h"
 #include "transport/base/spin.h"
+#include "transport/base/thrown.h"
 
 namespace weft::transport {
 
@@ -23,7 +25,6 @@ struct EventLoop::Poll::State {
   uv_poll_t handle{};
   EventLoop* loop = nullptr;
   Callback callback;
-  bool closed = false;
   int wanted = 0;
 };
 
@@ -31,22 +32,31 @@ struct EventLoop::Timer::State {
   uv_timer_t handle{};
   EventLoop* loop = nullptr;
   Task callback;
-  bool closed = false;
 };
+
+namespace {
+
+// The callback may be the one running now: it lives until libuv has let go.
+template <typename State>
+void closeThenDelete(State* state) {
+  uv_close(reinterpret_cast<uv_handle_t*>(&state->handle),
+           [](uv_handle_t* handle) { delete static_cast<State*>(handle->data); });
+}
+
+}  // namespace
 
 Result<std::unique_ptr<EventLoop>> EventLoop::create(const std::string& thread_name, Idle idle) {
   std::unique_ptr<EventLoop> self(new EventLoop(idle));
   auto handles = std::make_unique<Handles>();
-  if (const int status = uv_loop_init(&handles->loop); status != 0) {
-    return Error(ErrorCode::kSystem,
-                 std::string("cannot make an event loop (") + uv_err_name(status) + ")");
+  int status = uv_loop_init(&handles->loop);
+  if (status == 0) {
+    handles->loop.data = self.get();
+    status = uv_async_init(&handles->loop, &handles->wake, [](uv_async_t* wake) {
+      static_cast<EventLoop*>(wake->loop->data)->drain();
+    });
+    if (status != 0) uv_loop_close(&handles->loop);
   }
-  handles->loop.data = self.get();
-  const int status = uv_async_init(&handles->loop, &handles->wake, [](uv_async_t* wake) {
-    static_cast<EventLoop*>(wake->loop->data)->drain();
-  });
   if (status != 0) {
-    uv_loop_close(&handles->loop);
     return Error(ErrorCode::kSystem,
                  std::string("cannot make an event loop (") + uv_err_name(status) + ")");
   }
@@ -77,6 +87,18 @@ Result<std::unique_ptr<EventLoop>> EventLoop::create(const std::string& thread_n
   return self;
 }
 
+// The one way from libuv into C++: an exception must not unwind through C, nor end the thread that
+// serves every peer. False: `callback` threw, and the log says what.
+template <typename Callback>
+bool EventLoop::guarded(const char* what, Callback&& callback) {
+  const auto thrown = thrownBy(std::forward<Callback>(callback));
+  if (!thrown) return true;
+  static_cast<void>(thrownBy([&] {
+    log(LogLevel::kError, std::string(what) + " of the transport's thread threw: " + *thrown);
+  }));
+  return false;
+}
+
 EventLoop::EventLoop(Idle idle) : idle_(idle) {}
 
 EventLoop::~EventLoop() { stop(); }
@@ -94,15 +116,12 @@ bool EventLoop::post(Task task) {
 
 void EventLoop::runAfter(std::chrono::milliseconds delay, Task task) {
   assertInLoop();
-  auto slot = std::make_shared<Timer*>(nullptr);
-  auto* timer = new Timer(*this, [this, slot, task = std::move(task)] {
-    delayed_.erase(*slot);
+  const auto slot = delayed_.emplace(delayed_.end());
+  *slot = std::make_unique<Timer>(*this, [this, slot, task = std::move(task)] {
+    delayed_.erase(slot);
     task();
-    delete *slot;
   });
-  *slot = timer;
-  delayed_.insert(timer);
-  timer->start(delay);
+  (*slot)->start(delay);
 }
 
 void EventLoop::assertInLoop() const noexcept {
@@ -135,7 +154,7 @@ void EventLoop::drain() {
     running_.swap(posted_);
   }
   for (Task& task : running_) {
-    task();
+    guarded("a task", task);
     task = nullptr;
   }
   running_.clear();
@@ -143,7 +162,6 @@ void EventLoop::drain() {
 }
 
 void EventLoop::stop() {
-  if (abandoned_) return;
   WEFT_CHECK(!inLoop(), "the loop cannot stop itself");
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -152,8 +170,7 @@ void EventLoop::stop() {
     auto dropped = std::make_shared<std::vector<Task>>(std::exchange(posted_, {}));
     posted_.push_back([this, dropped] {
       dropped->clear();
-      for (Timer* timer : std::exchange(delayed_, {}))
-        delete timer;
+      delayed_.clear();
       uv_close(reinterpret_cast<uv_handle_t*>(&handles_->wake), nullptr);
     });
     stopping_ = true;
@@ -165,33 +182,33 @@ void EventLoop::stop() {
   handles_.reset();
 }
 
-void EventLoop::abandonAfterFork() noexcept {
-  // The thread and the handles are the parent's. Leaked on purpose: there is nothing to join,
-  // and the kernel's side of the handles is shared.
-  abandoned_ = true;
-  static_cast<void>(handles_.release());
-  static_cast<void>(new std::thread(std::move(thread_)));
-}
-
-EventLoop::Poll::Poll(EventLoop& loop, int fd, Callback callback) : state_(new State) {
+EventLoop::Poll::Poll(EventLoop& loop, int fd, Callback callback) {
   loop.assertInLoop();
-  state_->loop = &loop;
-  state_->callback = std::move(callback);
-  state_->handle.data = state_;
-  const int status = uv_poll_init(&loop.handles_->loop, &state_->handle, fd);
-  WEFT_CHECK(status == 0, "a descriptor cannot be polled");
+  auto state = std::make_unique<State>();
+  state->loop = &loop;
+  state->handle.data = state.get();
+  const int status = uv_poll_init(&loop.handles_->loop, &state->handle, fd);
+  if (status != 0) {
+    // The kernel has no room for another watch, or no such descriptor.
+    cannot_ = std::make_unique<Timer>(loop, [callback = std::move(callback), status] {
+      callback({false, false, -status});
+    });
+    return;
+  }
+  state->callback = std::move(callback);
+  state_ = state.release();
 }
 
 EventLoop::Poll::~Poll() {
-  if (state_->loop->abandoned_) return;
+  if (state_ == nullptr) return;
   state_->loop->assertInLoop();
-  state_->closed = true;
-  // The callback may be the one running now: it lives until libuv has let go.
-  uv_close(reinterpret_cast<uv_handle_t*>(&state_->handle),
-           [](uv_handle_t* handle) { delete static_cast<State*>(handle->data); });
+  closeThenDelete(state_);
 }
 
 void EventLoop::Poll::want(bool readable, bool writable) {
+  if (cannot_ != nullptr) {
+    return readable || writable ? cannot_->start(std::chrono::milliseconds(0)) : cannot_->cancel();
+  }
   state_->loop->assertInLoop();
   const int wanted = (readable ? UV_READABLE : 0) | (writable ? UV_WRITABLE : 0);
   if (wanted == state_->wanted) return;
@@ -202,11 +219,14 @@ void EventLoop::Poll::want(bool readable, bool writable) {
   }
   uv_poll_start(&state_->handle, wanted, [](uv_poll_t* handle, int status, int events) {
     auto* state = static_cast<State*>(handle->data);
-    if (state->closed) return;
     ++state->loop->work_;
     if (status < 0) state->wanted = 0;  // libuv has stopped it
-    state->callback(
-        {(events & UV_READABLE) != 0, (events & UV_WRITABLE) != 0, status < 0 ? -status : 0});
+    const Ready ready{(events & UV_READABLE) != 0, (events & UV_WRITABLE) != 0,
+                      status < 0 ? -status : 0};
+    if (guarded("a poll", [&] { state->callback(ready); })) return;
+    if (uv_is_closing(reinterpret_cast<uv_handle_t*>(handle)) != 0) return;
+    uv_poll_stop(handle);
+    state->wanted = 0;
   });
 }
 
@@ -219,11 +239,8 @@ EventLoop::Timer::Timer(EventLoop& loop, Task callback) : state_(new State) {
 }
 
 EventLoop::Timer::~Timer() {
-  if (state_->loop->abandoned_) return;
   state_->loop->assertInLoop();
-  state_->closed = true;
-  uv_close(reinterpret_cast<uv_handle_t*>(&state_->handle),
-           [](uv_handle_t* handle) { delete static_cast<State*>(handle->data); });
+  closeThenDelete(state_);
 }
 
 void EventLoop::Timer::start(std::chrono::milliseconds delay, std::chrono::milliseconds repeat) {
@@ -235,10 +252,7 @@ void EventLoop::Timer::start(std::chrono::milliseconds delay, std::chrono::milli
   };
   uv_timer_start(
       &state_->handle,
-      [](uv_timer_t* handle) {
-        auto* state = static_cast<State*>(handle->data);
-        if (!state->closed) state->callback();
-      },
+      [](uv_timer_t* handle) { guarded("a timer", static_cast<State*>(handle->data)->callback); },
       positive(delay), positive(repeat));
 }
 

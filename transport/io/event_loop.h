@@ -2,18 +2,19 @@
 // that thread, and asserts so.
 //
 // Threads: post() and inLoop(): any; stop(): any but the loop thread; the rest, with Poll and
-// Timer: the loop thread. Failure: create() returns it.
+// Timer: the loop thread. Failure: create() returns it. What a task or callback throws is logged,
+// and the loop goes on: who owns it keeps its own state right before.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
-#include <unordered_set>
 #include <vector>
 
 #include "transport/base/error.h"
@@ -54,38 +55,37 @@ class EventLoop {
   // must be gone by then. Idempotent; not from the loop thread.
   void stop();
 
-  // The process was forked: this child has no such thread. Only destruction may follow.
-  void abandonAfterFork() noexcept;
-
  private:
   struct Handles;
   explicit EventLoop(Idle idle);
   void run();
   void drain();
+  template <typename Callback>
+  static bool guarded(const char* what, Callback&& callback);
 
   const Idle idle_;
   std::unique_ptr<Handles> handles_;
   std::thread thread_;
-  bool abandoned_ = false;  // in a forked child
   std::atomic<std::thread::id> thread_id_{};
 
   std::mutex mutex_;
-  std::vector<Task> posted_;            // guarded by mutex_
-  bool signalled_ = false;              // guarded by mutex_: a wake-up is on its way
-  bool stopping_ = false;               // guarded by mutex_
-  std::uint64_t work_ = 0;              // loop thread: counts what came from outside
-  std::vector<Task> running_;           // loop thread: the batch in hand; its memory is reused
-  std::unordered_set<Timer*> delayed_;  // loop thread: timers of runAfter()
+  std::vector<Task> posted_;   // guarded by mutex_
+  bool signalled_ = false;     // guarded by mutex_: a wake-up is on its way
+  bool stopping_ = false;      // guarded by mutex_
+  std::uint64_t work_ = 0;     // loop thread: counts what came from outside
+  std::vector<Task> running_;  // loop thread: the batch in hand; its memory is reused
+  std::list<std::unique_ptr<Timer>> delayed_;  // loop thread: timers of runAfter()
 };
 
 // Readiness of one file descriptor. Loop thread only. May be destroyed inside its own
-// callback. The descriptor is not owned and must be closed after this is gone.
+// callback. The descriptor is not owned and must be closed after this is gone. After its callback
+// threw it is not wanted any more: a descriptor that stays ready would keep the loop busy.
 class EventLoop::Poll {
  public:
   struct Ready {
     bool readable = false;
     bool writable = false;
-    int error = 0;  // a positive errno when polling itself failed
+    int error = 0;  // a positive errno when polling itself failed, or could not begin
   };
   using Callback = std::function<void(Ready)>;
 
@@ -98,7 +98,8 @@ class EventLoop::Poll {
 
  private:
   struct State;
-  State* state_;  // freed by libuv's close callback
+  State* state_ = nullptr;         // freed by libuv's close callback
+  std::unique_ptr<Timer> cannot_;  // in its place: tells that the descriptor cannot be polled
 };
 
 // A one-shot or repeating timer. Loop thread only. May be destroyed inside its callback.

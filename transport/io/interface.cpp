@@ -8,10 +8,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "transport/base/system_error.h"
@@ -23,9 +23,8 @@ namespace {
 struct InterfaceAddress {
   std::string interface;
   std::string address;
-  int family = AF_UNSPEC;
   bool loopback = false;
-  bool link_local = false;
+  int rank = 0;  // 0: IPv4; 1: IPv6; 2: IPv6 that is valid on its link only
 };
 
 std::string numeric(const sockaddr* address, socklen_t length) {
@@ -44,11 +43,12 @@ bool isLoopback(const sockaddr* address) {
   return IN6_IS_ADDR_LOOPBACK(&v6) || (IN6_IS_ADDR_V4MAPPED(&v6) && v6.s6_addr[12] == 127);
 }
 
-bool isLinkLocal(const sockaddr* address) {
-  return address->sa_family == AF_INET6 &&
-         IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr);
+int rankOf(const sockaddr* address) {
+  if (address->sa_family == AF_INET) return 0;
+  return IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr) ? 2 : 1;
 }
 
+// In the order of their ranks.
 Result<std::vector<InterfaceAddress>> interfacesThatAreUp() {
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0) return systemError("listing the network interfaces", errno);
@@ -59,9 +59,11 @@ Result<std::vector<InterfaceAddress>> interfacesThatAreUp() {
     const int family = each->ifa_addr->sa_family;
     if (family != AF_INET && family != AF_INET6) continue;
     const socklen_t length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
-    found.push_back({each->ifa_name, numeric(each->ifa_addr, length), family,
-                     isLoopback(each->ifa_addr), isLinkLocal(each->ifa_addr)});
+    found.push_back({each->ifa_name, numeric(each->ifa_addr, length), isLoopback(each->ifa_addr),
+                     rankOf(each->ifa_addr)});
   }
+  std::stable_sort(found.begin(), found.end(),
+                   [](const auto& one, const auto& other) { return one.rank < other.rank; });
   return found;
 }
 
@@ -76,30 +78,12 @@ std::string listOf(const std::vector<InterfaceAddress>& all) {
 
 Result<ListenChoice> chooseWanted(const std::vector<InterfaceAddress>& all,
                                   const std::string& wanted) {
-  const InterfaceAddress* best = nullptr;
   for (const InterfaceAddress& each : all) {
-    if (each.address == wanted) return ListenChoice{each.address, ""};
-    if (each.interface != wanted) continue;
-    // IPv4 first, link-local IPv6 last.
-    const auto badness = [](const InterfaceAddress& one) {
-      return one.family == AF_INET ? 0 : one.link_local ? 2 : 1;
-    };
-    if (best == nullptr || badness(each) < badness(*best)) best = &each;
+    if (each.address == wanted || each.interface == wanted) return ListenChoice{each.address, ""};
   }
-  if (best != nullptr) return ListenChoice{best->address, ""};
-  return Error(ErrorCode::kInvalidArgument,
-               "no network interface that is up has the name or address '" + wanted +
-                   "'; this host has: " + listOf(all) +
-                   " (WEFT_SOCKET_IFNAME or the interface option)");
-}
-
-const InterfaceAddress* firstOfTheNetwork(const std::vector<InterfaceAddress>& all) {
-  for (const int family : {AF_INET, AF_INET6}) {
-    for (const InterfaceAddress& each : all) {
-      if (each.family == family && !each.loopback && !each.link_local) return &each;
-    }
-  }
-  return nullptr;
+  return invalidArgument("no network interface that is up has the name or address '" + wanted +
+                         "'; this host has: " + listOf(all) +
+                         " (WEFT_SOCKET_IFNAME or the interface option)");
 }
 
 bool isLoopbackText(const std::string& host) {
@@ -111,39 +95,39 @@ bool isLoopbackText(const std::string& host) {
 }
 
 struct Route {
-  std::string source;
-  bool loopback_name = false;  // the name stands for loopback on this host
+  std::string source;  // empty: none was found
+  std::string problem = "no route";
+  bool loopback = false;  // the name stands for loopback on this host
 };
 
-// Connecting a UDP socket sends nothing: it only asks the kernel for the route.
-std::optional<Route> routeTo(const std::string& host, std::string& problem) {
+// The address from which `host` is reached. Connecting a UDP socket sends nothing: it only asks the
+// kernel for the route.
+Route routeTo(const std::string& host) {
+  Route route;
   addrinfo hints{};
   hints.ai_socktype = SOCK_DGRAM;
   addrinfo* list = nullptr;
   if (const int status = ::getaddrinfo(host.c_str(), "9", &hints, &list); status != 0) {
-    problem = ::gai_strerror(status);
-    return std::nullopt;
+    route.problem = ::gai_strerror(status);
+    return route;
   }
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> guard(list, &::freeaddrinfo);
-  bool loopback = false;
-  problem = "no route";
-  for (const addrinfo* each = list; each != nullptr; each = each->ai_next) {
+  for (const addrinfo* each = list; each != nullptr && route.source.empty(); each = each->ai_next) {
     if (isLoopback(each->ai_addr)) {
-      loopback = true;
+      route.loopback = true;
       continue;
     }
     const UniqueFd fd(::socket(each->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
     if (!fd.valid() || ::connect(fd.get(), each->ai_addr, each->ai_addrlen) != 0) {
-      problem = errnoText(errno);
+      route.problem = errnoText(errno);
       continue;
     }
     sockaddr_storage source{};
     socklen_t length = sizeof(source);
-    if (::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&source), &length) != 0) continue;
-    return Route{numeric(reinterpret_cast<const sockaddr*>(&source), length), false};
+    if (::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&source), &length) == 0)
+      route.source = numeric(reinterpret_cast<const sockaddr*>(&source), length);
   }
-  if (loopback) return Route{"", true};
-  return std::nullopt;
+  return route;
 }
 
 }  // namespace
@@ -164,19 +148,21 @@ Result<ListenChoice> chooseListenAddress(const std::string& master_host,
       return systemError("asking for the name of this host", errno);
     host = name.data();
   }
-  std::string problem;
-  const std::optional<Route> route = routeTo(host, problem);
-  if (route && !route->loopback_name) return ListenChoice{route->source, ""};
+  const Route route = routeTo(host);
+  if (!route.source.empty()) return ListenChoice{route.source, ""};
 
-  const InterfaceAddress* fallback = firstOfTheNetwork(all);
-  const std::string address = fallback != nullptr ? fallback->address : "127.0.0.1";
+  const auto fallback = std::find_if(all.begin(), all.end(), [](const InterfaceAddress& each) {
+    return !each.loopback && each.rank < 2;
+  });
+  const bool networked = fallback != all.end();
+  const std::string address = networked ? fallback->address : "127.0.0.1";
   const std::string remedy =
       "; if other hosts cannot reach it, name the interface (WEFT_SOCKET_IFNAME)";
-  if (route) {
+  if (route.loopback) {
     // Debian gives the host's own name 127.0.1.1, where nobody else could connect to.
     return ListenChoice{
         address,
-        fallback != nullptr
+        networked
             ? "the name '" + host +
                   "' stands for a loopback address on this host (see /etc/hosts); listening on " +
                   fallback->interface + ", " + address + ", instead" + remedy
@@ -184,10 +170,10 @@ Result<ListenChoice> chooseListenAddress(const std::string& master_host,
   }
   if (master_host.empty()) {
     return ListenChoice{address, "the name of this host, '" + host + "', cannot be resolved (" +
-                                     problem + "); listening on " + address + remedy};
+                                     route.problem + "); listening on " + address + remedy};
   }
   return Error(ErrorCode::kConnectFailed, "cannot find the way to the master '" + master_host +
-                                              "' (" + problem +
+                                              "' (" + route.problem +
                                               "); check its name and the network, or name the "
                                               "interface to listen on (WEFT_SOCKET_IFNAME)");
 }

@@ -3,8 +3,10 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstddef>
@@ -12,6 +14,7 @@
 #include <memory>
 
 #include "transport/base/system_error.h"
+#include "transport/io/address.h"
 
 namespace weft::transport {
 namespace {
@@ -53,10 +56,26 @@ bool abstractAddress(const std::string& name, SocketAddress& out) {
   return true;
 }
 
-Error bindAndListen(int fd, const SocketAddress& address, const std::string& what) {
-  if (::bind(fd, address.get(), address.length) != 0) return systemError("binding " + what, errno);
-  if (::listen(fd, kBacklog) != 0) return systemError("listening on " + what, errno);
-  return Error::ok();
+std::uint16_t portOf(int fd) {
+  sockaddr_storage storage{};
+  socklen_t length = sizeof(storage);
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&storage), &length) != 0) return 0;
+  if (storage.ss_family == AF_INET6)
+    return ntohs(reinterpret_cast<sockaddr_in6*>(&storage)->sin6_port);
+  return storage.ss_family == AF_INET ? ntohs(reinterpret_cast<sockaddr_in*>(&storage)->sin_port)
+                                      : std::uint16_t{0};
+}
+
+// `what`: the kind of socket; `where`: what it is bound to.
+Result<BoundSocket> listenAt(const SocketAddress& address, const std::string& what,
+                             const std::string& where) {
+  UniqueFd fd(::socket(address.family, kFlags, 0));
+  if (!fd.valid()) return systemError("making a " + what + " socket", errno);
+  if (::bind(fd.get(), address.get(), address.length) != 0)
+    return systemError("binding " + where, errno);
+  if (::listen(fd.get(), kBacklog) != 0) return systemError("listening on " + where, errno);
+  const std::uint16_t port = portOf(fd.get());
+  return BoundSocket{std::move(fd), port};
 }
 
 bool isWildcard(const SocketAddress& address) {
@@ -69,15 +88,10 @@ bool isWildcard(const SocketAddress& address) {
              &reinterpret_cast<const sockaddr_in6*>(&address.storage)->sin6_addr);
 }
 
-std::uint16_t portOf(int fd) {
-  sockaddr_storage storage{};
-  socklen_t length = sizeof(storage);
-  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&storage), &length) != 0) return 0;
-  return storage.ss_family == AF_INET ? ntohs(reinterpret_cast<sockaddr_in*>(&storage)->sin_port)
-                                      : ntohs(reinterpret_cast<sockaddr_in6*>(&storage)->sin6_port);
-}
-
-Connecting startConnect(UniqueFd fd, const SocketAddress& address) {
+Connecting startConnect(const SocketAddress& address, void (*tune)(int fd)) {
+  UniqueFd fd(::socket(address.family, kFlags, 0));
+  if (!fd.valid()) return {UniqueFd(), errno};
+  tune(fd.get());
   int status = 0;
   do {
     status = ::connect(fd.get(), address.get(), address.length);
@@ -91,51 +105,33 @@ Connecting startConnect(UniqueFd fd, const SocketAddress& address) {
 Result<BoundSocket> listenTcp(const std::string& host) {
   SocketAddress address;
   if (!numericAddress(host, 0, address)) {
-    return Error(ErrorCode::kInvalidArgument,
-                 "'" + host + "' is not a numeric IPv4 or IPv6 address to listen on");
+    return invalidArgument("'" + host + "' is not a numeric IPv4 or IPv6 address to listen on");
   }
   if (isWildcard(address)) {
-    return Error(ErrorCode::kInvalidArgument,
-                 "'" + host +
-                     "' would listen on every interface; give the one address by which the other "
-                     "workers reach this host");
+    return invalidArgument(
+        "'" + host +
+        "' would listen on every interface; give the one address by which the other "
+        "workers reach this host");
   }
-  BoundSocket bound;
-  bound.fd = UniqueFd(::socket(address.family, kFlags, 0));
-  if (!bound.fd.valid()) return systemError("making a TCP socket", errno);
-  if (Error error = bindAndListen(bound.fd.get(), address, "a TCP port of " + host)) return error;
-  bound.port = portOf(bound.fd.get());
-  return bound;
+  return listenAt(address, "TCP", "a TCP port of " + host);
 }
 
 Result<BoundSocket> listenUnix(const std::string& name) {
   SocketAddress address;
-  if (!abstractAddress(name, address))
-    return Error(ErrorCode::kInvalidArgument, "the Unix socket's name is too long");
-  BoundSocket bound;
-  bound.fd = UniqueFd(::socket(AF_UNIX, kFlags, 0));
-  if (!bound.fd.valid()) return systemError("making a Unix socket", errno);
-  if (Error error = bindAndListen(bound.fd.get(), address, "the Unix socket @" + name))
-    return error;
-  return bound;
+  if (!abstractAddress(name, address)) return invalidArgument("the Unix socket's name is too long");
+  return listenAt(address, "Unix", "the Unix socket @" + name);
 }
 
 Connecting connectTcp(const std::string& host, std::uint16_t port) {
   SocketAddress address;
   if (!numericAddress(host, port, address)) return {UniqueFd(), EINVAL};
-  UniqueFd fd(::socket(address.family, kFlags, 0));
-  if (!fd.valid()) return {UniqueFd(), errno};
-  tuneTcp(fd.get());
-  return startConnect(std::move(fd), address);
+  return startConnect(address, tuneTcp);
 }
 
 Connecting connectUnix(const std::string& name) {
   SocketAddress address;
   if (!abstractAddress(name, address)) return {UniqueFd(), EINVAL};
-  UniqueFd fd(::socket(AF_UNIX, kFlags, 0));
-  if (!fd.valid()) return {UniqueFd(), errno};
-  tuneUnix(fd.get());
-  return startConnect(std::move(fd), address);
+  return startConnect(address, tuneUnix);
 }
 
 int connectError(int fd) {
@@ -143,6 +139,56 @@ int connectError(int fd) {
   socklen_t length = sizeof(error);
   if (::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) != 0) return errno;
   return error;
+}
+
+bool somebodyListens(const std::string& address, std::chrono::milliseconds wait) {
+  const Result<Address> parsed = parseAddress(address);
+  if (!parsed.ok()) return false;
+  const Address& where = parsed.value();
+  // The name of a Unix socket is random: unlike a port, nobody else has got it since.
+  const bool by_name = where.hasUnix() && !where.host.empty() && where.host == hostIdentity();
+  if (!by_name && !where.hasTcp()) return false;
+  const Connecting made =
+      by_name ? connectUnix(where.unix_name) : connectTcp(where.tcp_host, where.tcp_port);
+  if (made.error == 0 || made.error == EAGAIN) return true;  // EAGAIN: its queue is full
+  if (made.error != EINPROGRESS) return false;
+  pollfd ready{made.fd.get(), POLLOUT, 0};
+  return ::poll(&ready, 1, static_cast<int>(wait.count())) == 1 && connectError(made.fd.get()) == 0;
+}
+
+Result<uid_t> peerUser(int fd) {
+  ucred other{};
+  socklen_t length = sizeof(other);
+  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &other, &length) != 0)
+    return systemError("asking who is at the other end", errno);
+  return other.uid;
+}
+
+Error sameUser(int fd) {
+  const Result<uid_t> user = peerUser(fd);
+  if (!user.ok()) return user.error();
+  if (user.value() == ::geteuid()) return Error::ok();
+  return {ErrorCode::kAuthFailed, "another user's process (uid " + std::to_string(user.value()) +
+                                      ") is at the other end of the socket"};
+}
+
+bool sameAddress(int fd) {
+  sockaddr_storage own{};
+  sockaddr_storage other{};
+  socklen_t own_length = sizeof(own);
+  socklen_t other_length = sizeof(other);
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&own), &own_length) != 0 ||
+      ::getpeername(fd, reinterpret_cast<sockaddr*>(&other), &other_length) != 0 ||
+      own.ss_family != other.ss_family) {
+    return false;
+  }
+  if (own.ss_family == AF_INET) {
+    return reinterpret_cast<const sockaddr_in&>(own).sin_addr.s_addr ==
+           reinterpret_cast<const sockaddr_in&>(other).sin_addr.s_addr;
+  }
+  return own.ss_family == AF_INET6 &&
+         IN6_ARE_ADDR_EQUAL(&reinterpret_cast<const sockaddr_in6&>(own).sin6_addr,
+                            &reinterpret_cast<const sockaddr_in6&>(other).sin6_addr);
 }
 
 // A connection without these options is slower, not wrong.

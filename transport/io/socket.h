@@ -2,6 +2,9 @@
 // large buffers on Unix sockets.
 #pragma once
 
+#include <sys/types.h>
+
+#include <chrono>
 #include <cstdint>
 #include <string>
 
@@ -28,6 +31,19 @@ struct Connecting {
 Connecting connectTcp(const std::string& host, std::uint16_t port);
 Connecting connectUnix(const std::string& name);
 int connectError(int fd);  // how a connect in progress ended
+
+// Whether the process behind a peer's address still listens. False at once when nobody does, or
+// when nothing answers within `wait`. Blocks: not for the loop thread.
+bool somebodyListens(const std::string& address, std::chrono::milliseconds wait);
+
+// The user at the other end of a connected Unix socket, as the kernel recorded it: who dialled,
+// when it dialled; who listens, when it began to.
+Result<uid_t> peerUser(int fd);
+// Ok when that is the calling thread's own user; kAuthFailed names another one.
+Error sameUser(int fd);
+
+// Whether both ends of a connected TCP socket have the same address: the other end is on this host.
+bool sameAddress(int fd);
 
 void tuneTcp(int fd);
 void tuneUnix(int fd);

@@ -1,5 +1,5 @@
-// Stream: a connected byte stream that never blocks. SocketStream is the plain one; the session
-// tests have a simulated one.
+// Stream: a connected byte stream that never blocks. SocketStream is the plain one, CheckedStream
+// (checked_stream.h) one with checksums; the session tests have a simulated one.
 //
 // Threads: read() and write() may be called by two threads at once (one each).
 // Ownership: the destructor closes the descriptor, so whoever writes holds a shared_ptr.
@@ -10,12 +10,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <span>
 #include <string_view>
 #include <utility>
 
 #include "transport/base/unique_fd.h"
-#include "transport/io/fd_passing.h"
+
+struct msghdr;
 
 namespace weft::transport {
 
@@ -24,13 +26,26 @@ namespace weft::transport {
 // sender longer than filling them.
 inline constexpr std::size_t kWakePiece = std::size_t{512} << 10;
 
+// The most descriptors that go with one write.
+inline constexpr std::size_t kMaxFds = 16;
+
+struct IoResult {
+  std::size_t count = 0;  // bytes moved
+  int error = 0;          // errno; EAGAIN: nothing moved, try when ready
+  bool end = false;       // read only: the peer will send no more
+};
+
 std::uint64_t bytesOf(std::span<const iovec> entries) noexcept;
 
 class Stream {
  public:
   virtual ~Stream() = default;
+  // One system call each. The peer gets copies of `fds` (none, or at most kMaxFds over a Unix
+  // socket) with the first byte written. ETOOMANYREFS: too many descriptors of this user are on
+  // their way; writing succeeds again when their receivers have read them, whether or not the
+  // socket is writable now.
   virtual IoResult read(std::span<iovec> into) = 0;
-  virtual IoResult write(std::span<iovec> from) = 0;
+  virtual IoResult write(std::span<iovec> from, std::span<const int> fds) = 0;
   // No more bytes will be written; the peer reads the end after what was written.
   virtual void finishWriting() = 0;
   // Breaks both directions at once, also under a thread that is in write().
@@ -40,9 +55,14 @@ class Stream {
   // there; the end, an error and a full receive buffer count all the same. A hint, which some
   // streams ignore. On the thread that reads.
   virtual void wakeAt(std::size_t /*bytes*/) {}
+  // After a read: the next one may find bytes that the stream holds itself, for which pollFd() does
+  // not become readable. On the thread that reads.
+  virtual bool holdsBytes() const { return false; }
 
-  // As write(), with descriptors as sendWithFds() says. Only Unix sockets can.
-  virtual IoResult writeWithFds(std::span<iovec> from, std::span<const int> fds);
+  // Descriptors that come are kept from now on; the system closes those that came before. To be
+  // called once the peer has proved who it is: a stranger must not fill this process's table of
+  // descriptors. On the thread that reads.
+  virtual void acceptFds() {}
   // The next descriptor that came with bytes read so far, once; on the thread that reads.
   struct ReceivedFd {
     UniqueFd fd;
@@ -62,20 +82,25 @@ class SocketStream final : public Stream {
         is_unix_(std::string_view(transport_name) == "unix") {}
 
   IoResult read(std::span<iovec> into) override;
-  IoResult write(std::span<iovec> from) override;
+  IoResult write(std::span<iovec> from, std::span<const int> fds) override;
   void finishWriting() override;
   void breakOff() override;
   int pollFd() const override { return fd_.get(); }
   void wakeAt(std::size_t bytes) override;
-  IoResult writeWithFds(std::span<iovec> from, std::span<const int> fds) override;
+  void acceptFds() override { accepts_fds_ = is_unix_; }
   ReceivedFd takeFd() override;
   const char* transportName() const override { return name_; }
 
  private:
+  void keepFds(msghdr& message);
+
   UniqueFd fd_;
   const char* name_;
   const bool is_unix_;
-  ReceivedFds received_;  // the reading thread's
+  bool accepts_fds_ = false;
+  // The reading thread's: descriptors that came and wait to be taken, oldest first.
+  std::deque<UniqueFd> received_;
+  bool lost_ = false;  // more came behind them
 };
 
 }  // namespace weft::transport

@@ -1,99 +1,134 @@
-// ExportRegistry: all exported blocks of this process. Finds the block of an address, bounds the
-// memory and the descriptors they take, and keeps unused mappings of received blocks for a moment,
-// because making one costs more than copying some megabytes.
+// All exported blocks of this process: finds the block of an address, bounds what blocks take, and
+// keeps unused mappings of received ones. For exported_block.cpp alone.
 //
-// Threads: any. Ownership: never destroyed, because tensors may outlive static objects.
-// fork(): freezes all blocks before it, so that a child and its parent do not see each other's
-// writes; see ExportedBlock.
+// Threads: any; its lock guards the blocks' states, too. Ownership: never destroyed, because
+// tensors may outlive static objects.
 #pragma once
 
-#include <atomic>
-#include <chrono>
-#include <cstddef>
-#include <cstdint>
+#include <pthread.h>
+#include <sys/resource.h>
+
+#include <algorithm>
 #include <deque>
 #include <map>
-#include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
 
-#include "transport/base/error.h"
-#include "transport/base/unique_fd.h"
-#include "transport/memory/sealed_memory.h"
+#include "transport/memory/exported_block.h"
+#include "transport/memory/pages.h"
 
 namespace weft::transport {
 
-class ExportedBlock;
-
-class ExportRegistry {
- public:
+struct ExportedBlock::Registry {
   using Time = std::chrono::steady_clock::time_point;
-
-  // A block's file: one descriptor for all blocks of it here. Invalid: this process had too many,
-  // and the block is not sent on.
-  struct File {
-    explicit File(UniqueFd own) : fd(std::move(own)) {}
-    ~File();
-    File(const File&) = delete;
-    File& operator=(const File&) = delete;
-    const UniqueFd fd;
-  };
-
-  static ExportRegistry& get();
-
-  // Counts a block that is to be made here, its descriptor included. kLimitExceeded: this process
-  // has as much as it may.
-  Error reserve(std::size_t bytes);
-  // It is gone; or was not made, and no File counts its descriptor off.
-  void unreserve(std::size_t bytes, bool with_descriptor);
-  struct Held {
-    std::uint64_t bytes = 0;
-    std::uint64_t blocks = 0;
-  };
-  Held held();
-
-  // A block is entered as long as it has users.
-  void insert(ExportedBlock& block);
-  void erase(const ExportedBlock& block);
-  std::shared_ptr<ExportedBlock> find(const std::byte* data, std::size_t size);
-  // For received memory.
-  std::shared_ptr<const File> fileOf(const UniqueFd& fd, const SealedMemory& memory);
-  // Guards the blocks' states.
-  std::mutex& mutex() noexcept { return mutex_; }
-
-  // --- received blocks that nobody uses ---
-  // Mappings of more bytes are not worth keeping.
-  static constexpr std::uint64_t kLargestKept = std::uint64_t{1} << 29;
-  // Keeps it for a moment, or destroys it.
-  void keep(std::unique_ptr<ExportedBlock> block);
-  // One that was kept, of this part of this memory; or null.
-  std::unique_ptr<ExportedBlock> reuse(const SealedMemory& memory, std::uint64_t offset,
-                                       std::uint64_t size);
-  void addKeeper();
-  void removeKeeper();
-  void dropKept(Time before);
-
- private:
+  static constexpr std::size_t kMostKept = 64;
+  static constexpr std::uint64_t kMostKeptBytes = std::uint64_t{1} << 30;
   struct Kept {
     std::unique_ptr<ExportedBlock> block;
     Time since;
   };
 
-  ExportRegistry() = default;
-  static void freezeAll();
-  Kept takeOldest();
+  static Registry& get() {
+    static Registry* const one = [] {
+      auto* const made = new Registry;
+      // The forking thread has the lock until it has forked.
+      ::pthread_atfork(
+          [] {
+            get().mutex.lock();
+            for (const auto& [address, block] : get().blocks)
+              block->freezeLocked();
+          },
+          [] { get().mutex.unlock(); }, [] { get().mutex.unlock(); });
+      return made;
+    }();
+    return *one;
+  }
 
-  std::atomic<std::size_t> count_{0};  // of blocks_: spares those who have none the lock
-  std::mutex mutex_;                   // guards what follows
+  static std::size_t mostFiles() {
+    rlimit limit{};
+    if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 0;
+    return static_cast<std::size_t>(std::min<rlim_t>(limit.rlim_cur / 4, 4096));
+  }
+  // Counts a block that is to be made here, unless this process has as much as it may.
+  Error reserve(std::size_t bytes) {
+    const std::uint64_t most = machineBytes() / 2;
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (bytes > most || held.bytes_held > most - bytes) {
+      return {ErrorCode::kLimitExceeded,
+              std::to_string(held.bytes_held) + " bytes of exported memory are in use here, and " +
+                  std::to_string(bytes) + " more would exceed half of the machine's"};
+    }
+    if (const std::size_t open = ExportedFile::count.load(); open >= mostFiles()) {
+      return {ErrorCode::kLimitExceeded,
+              std::to_string(open) +
+                  " exported blocks are in use here, a quarter of the limit on open files"};
+    }
+    held.bytes_held += bytes;
+    ++held.blocks_held;
+    return Error::ok();
+  }
+  void unreserve(std::size_t bytes) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    held.bytes_held -= bytes;
+    --held.blocks_held;
+  }
+
+  void insert(ExportedBlock& block) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    blocks[reinterpret_cast<std::uintptr_t>(block.base_)] = &block;
+    count.store(blocks.size(), std::memory_order_release);
+  }
+  void erase(const ExportedBlock& block) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    blocks.erase(reinterpret_cast<std::uintptr_t>(block.base_));
+    count.store(blocks.size(), std::memory_order_release);
+  }
+
+  void keep(std::unique_ptr<ExportedBlock> block) {
+    std::deque<Kept> gone;
+    const std::lock_guard<std::mutex> lock(mutex);
+    kept_bytes += block->mapped_;
+    kept.push_back({std::move(block), std::chrono::steady_clock::now()});
+    gone = takeExcess();
+  }
+  // A kept one of exactly this part of this memory; or null.
+  std::unique_ptr<ExportedBlock> reuse(const SealedMemory& memory, std::uint64_t offset,
+                                       std::uint64_t size) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    const auto found = std::find_if(kept.begin(), kept.end(), [&](const Kept& one) {
+      const ExportedBlock& block = *one.block;
+      return block.memory_.device == memory.device && block.memory_.inode == memory.inode &&
+             block.offset_ == offset && block.size_ == size;
+    });
+    if (found == kept.end()) return nullptr;
+    std::unique_ptr<ExportedBlock> block = std::move(found->block);
+    kept_bytes -= block->mapped_;
+    kept.erase(found);
+    return block;
+  }
+  // With the lock: the kept ones that are too many or too old, to be unmapped without it.
+  std::deque<Kept> takeExcess(Time oldest = Time::min()) {
+    std::deque<Kept> gone;
+    while (!kept.empty() && (caches == 0 || kept.size() > kMostKept ||
+                             kept_bytes > kMostKeptBytes || kept.front().since < oldest)) {
+      kept_bytes -= kept.front().block->mapped_;
+      gone.push_back(std::move(kept.front()));
+      kept.pop_front();
+    }
+    return gone;
+  }
+
+  std::atomic<std::size_t> count{0};  // of blocks: spares those who have none the lock
+  std::mutex mutex;                   // guards what follows
   // By address: those made here, and those received that somebody uses.
-  std::map<std::uintptr_t, ExportedBlock*> blocks_;
-  Held held_;  // made here
-  std::size_t fds_ = 0;
+  std::map<std::uintptr_t, ExportedBlock*> blocks;
   // Of what was received, by device and inode.
-  std::map<std::pair<std::uint64_t, std::uint64_t>, std::weak_ptr<const File>> files_;
-  std::deque<Kept> kept_;  // oldest first
-  std::uint64_t kept_bytes_ = 0;
-  int keepers_ = 0;
+  std::map<std::pair<std::uint64_t, std::uint64_t>, std::weak_ptr<const ExportedFile>> files;
+  Stats held;             // made here
+  std::deque<Kept> kept;  // oldest first
+  std::uint64_t kept_bytes = 0;
+  int caches = 0;
 };
 
 }  // namespace weft::transport

@@ -6,11 +6,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <deque>
+#include <mutex>
 #include <utility>
 
 #include "transport/base/system_error.h"
-#include "transport/memory/huge_pages.h"
-#include "transport/memory/pagemap.h"
+#include "transport/memory/export_registry.h"
 #include "transport/memory/pages.h"
 
 namespace weft::transport {
@@ -20,6 +21,7 @@ constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 // Not F_SEAL_WRITE, which looks at every page for users of it. Without a shared mapping, which its
 // maker has given up by then, this one means the same.
 constexpr int kContentSeals = F_SEAL_FUTURE_WRITE;
+
 constexpr std::chrono::seconds kKeptFor{2};
 
 // Kernels from 6.1 to 6.10 may lack the bit for "of a file" where pages are huge (Linux
@@ -28,73 +30,156 @@ std::atomic<bool> huge_are_told{true};
 
 std::atomic<std::uint64_t> bytes_sent{0};
 
-struct Mapping {
-  UniqueFd fd;
-  std::byte* base = nullptr;
-};
+std::uint64_t pageOf(std::uint64_t offset) { return offset / pageBytes() * pageBytes(); }
 
-Result<Mapping> makeMapping(std::size_t bytes) {
-  Result<UniqueFd> memory = makeMemory("weft-export", bytes);
-  if (!memory.ok()) return memory.error();
-  UniqueFd fd = std::move(memory).value();
-  if (::fcntl(fd.get(), F_ADD_SEALS, kSizeSeals) != 0)
-    return systemError("sealing shared memory", errno);
-  void* const base = mapAligned(bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get());
+Result<std::byte*> mapNew(int fd, std::size_t bytes) {
+  void* const base = mapAligned(bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd);
   if (base == MAP_FAILED) return systemError("mapping shared memory", errno);
   auto* const data = static_cast<std::byte*>(base);
   if (huge_are_told.load(std::memory_order_relaxed)) makeHuge(data, bytes);
-  // One call instead of a page fault for each 4 KiB; older kernels don't know it.
-  if (::madvise(base, bytes, MADV_POPULATE_WRITE) != 0 && errno != EINVAL) {
-    const int error = errno;
+  if (Error error = obtainMemory(fd, 0, data, bytes)) {
     ::munmap(base, bytes);
-    return systemError("obtaining shared memory", error);
+    return error;
   }
   if (bytes >= kMemoryChunk && hasOwnPages(data, 1)) huge_are_told.store(false);
-  return Mapping{std::move(fd), data};
+  return data;
 }
 
 }  // namespace
 
-ExportedBlock::ExportedBlock(std::shared_ptr<const ExportRegistry::File> file, std::byte* base,
-                             std::size_t mapped, std::uint64_t file_offset, std::size_t skip,
-                             std::size_t size, State state)
+// --- files ---
+
+Result<std::shared_ptr<const ExportedFile>> ExportedFile::open(UniqueFd fd) {
+  const Result<SealedMemory> memory = sealedMemory(fd.get(), F_SEAL_SHRINK | kContentSeals);
+  if (!memory.ok()) return memory.error();
+  ExportedBlock::Registry& all = ExportedBlock::Registry::get();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  std::erase_if(all.files, [](const auto& entry) { return entry.second.expired(); });
+  std::weak_ptr<const ExportedFile>& known =
+      all.files[{memory.value().device, memory.value().inode}];
+  std::shared_ptr<const ExportedFile> file = known.lock();
+  if (file == nullptr) {
+    file = std::make_shared<const ExportedFile>(std::move(fd), memory.value());
+    known = file;
+  }
+  return file;
+}
+
+ExportedFile::ExportedFile(UniqueFd own, const SealedMemory& of) : fd(std::move(own)), memory(of) {
+  ++count;
+}
+
+ExportedFile::~ExportedFile() { --count; }
+
+// --- unused mappings ---
+
+ExportedBlock::Cache::Cache() {
+  Registry& all = Registry::get();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  ++all.caches;
+}
+
+ExportedBlock::Cache::~Cache() {
+  std::deque<Registry::Kept> gone;
+  Registry& all = Registry::get();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  --all.caches;
+  gone = all.takeExcess();
+}
+
+void ExportedBlock::Cache::tick(std::chrono::steady_clock::time_point now) {
+  std::deque<Registry::Kept> gone;
+  Registry& all = Registry::get();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  gone = all.takeExcess(now - kKeptFor);
+}
+
+// --- one block ---
+
+ExportedBlock::ExportedBlock(std::shared_ptr<const ExportedFile> file, std::byte* base,
+                             std::size_t mapped, std::uint64_t offset, std::size_t size,
+                             State state)
     : file_(std::move(file)),
+      memory_(file_->memory),
       base_(base),
       mapped_(mapped),
-      file_offset_(file_offset),
-      data_(base + skip),
+      offset_(offset),
+      data_(base + (offset - pageOf(offset))),
       size_(size),
       own_(state == State::kShared),
       state_(state) {}
 
 Result<std::shared_ptr<ExportedBlock>> ExportedBlock::create(std::size_t bytes) {
   const std::size_t mapped = roundUp(std::max<std::size_t>(bytes, 1), pageBytes());
-  ExportRegistry& all = ExportRegistry::get();
+  Registry& all = Registry::get();
   if (Error error = all.reserve(mapped)) return error;
-  Result<Mapping> mapping = makeMapping(mapped);
-  if (!mapping.ok()) {
-    all.unreserve(mapped, true);
-    return mapping.error();
+  Result<UniqueFd> fd = makeMemory("weft-export", mapped, kSizeSeals);
+  const Result<std::byte*> base =
+      fd.ok() ? mapNew(fd.value().get(), mapped) : Result<std::byte*>(fd.error());
+  if (!base.ok()) {
+    all.unreserve(mapped);
+    return base.error();
   }
+  auto file =
+      std::make_shared<const ExportedFile>(std::move(fd).value(), SealedMemory{mapped, 0, 0});
   std::shared_ptr<ExportedBlock> block(
-      new ExportedBlock(std::make_shared<const ExportRegistry::File>(std::move(mapping.value().fd)),
-                        mapping.value().base, mapped, 0, 0, bytes, State::kShared));
+      new ExportedBlock(std::move(file), base.value(), mapped, 0, bytes, State::kShared));
   all.insert(*block);
   return block;
 }
 
+Result<std::shared_ptr<ExportedBlock>> ExportedBlock::open(
+    const std::shared_ptr<const ExportedFile>& file, std::uint64_t offset, std::uint64_t size) {
+  const std::uint64_t bytes = file->memory.bytes;
+  if (size == 0 || offset >= bytes || size > bytes - offset)
+    return protocolError("a buffer outside of exported memory");
+  Registry& all = Registry::get();
+  std::unique_ptr<ExportedBlock> block = all.reuse(file->memory, offset, size);
+  if (block == nullptr) {
+    const std::uint64_t first = pageOf(offset);
+    const std::size_t mapped = roundUp(offset - first + size, pageBytes());
+    void* const base =
+        mapAligned(mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE, file->fd.get(), first);
+    if (base == MAP_FAILED) return systemError("mapping a peer's exported memory", errno);
+    block.reset(new ExportedBlock(file, static_cast<std::byte*>(base), mapped, offset, size,
+                                  State::kFrozen));
+    // Where too many files are open the descriptor goes: it is only needed to forward a block.
+    if (ExportedFile::count.load() > Registry::mostFiles()) block->file_ = nullptr;
+  }
+  std::shared_ptr<ExportedBlock> lent(block.release(), [](ExportedBlock* raw) {
+    std::unique_ptr<ExportedBlock> unused(raw);
+    Registry::get().erase(*unused);
+    const bool worth = unused->mapped_ <= Registry::kMostKeptBytes / 2;
+    if (worth && !hasOwnPages(unused->base_, unused->mapped_))
+      Registry::get().keep(std::move(unused));
+  });
+  all.insert(*lent);
+  return lent;
+}
+
 std::shared_ptr<ExportedBlock> ExportedBlock::find(const std::byte* data, std::size_t size) {
-  return ExportRegistry::get().find(data, size);
+  Registry& all = Registry::get();
+  if (all.count.load(std::memory_order_acquire) == 0) return nullptr;
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  auto next = all.blocks.upper_bound(reinterpret_cast<std::uintptr_t>(data));
+  if (next == all.blocks.begin()) return nullptr;
+  ExportedBlock& block = *(--next)->second;
+  if (data < block.data() || size > block.size() ||
+      static_cast<std::size_t>(data - block.data()) > block.size() - size) {
+    return nullptr;
+  }
+  return block.weak_from_this().lock();  // null: its last user is going
 }
 
 ExportedBlock::~ExportedBlock() {
   if (own_) {
-    ExportRegistry::get().erase(*this);
-    ExportRegistry::get().unreserve(mapped_, false);
+    Registry::get().erase(*this);
+    Registry::get().unreserve(mapped_);
   }
   ::munmap(base_, mapped_);
 }
 
+// With the registry's lock.
 void ExportedBlock::freezeLocked() noexcept {
   if (state_ != State::kShared) return;
   // In one step: no thread finds the address without memory.
@@ -106,16 +191,17 @@ void ExportedBlock::freezeLocked() noexcept {
 
 std::optional<std::uint64_t> ExportedBlock::offer(const std::byte* data, std::size_t size) {
   {
-    const std::lock_guard<std::mutex> lock(ExportRegistry::get().mutex());
+    const std::lock_guard<std::mutex> lock(Registry::get().mutex);
     freezeLocked();
-    if (state_ != State::kFrozen || !file_->fd.valid()) return std::nullopt;
+    if (state_ != State::kFrozen || file_ == nullptr) return std::nullopt;
   }
   if (hasOwnPages(data, size)) return std::nullopt;
-  return file_offset_ + static_cast<std::uint64_t>(data - base_);
+  bytes_sent.fetch_add(size, std::memory_order_relaxed);
+  return offset_ + static_cast<std::uint64_t>(data - data_);
 }
 
 OwnedBuffer ExportedBlock::offered(std::uint64_t offset, std::size_t size) const {
-  const std::uint64_t first = offset / pageBytes() * pageBytes();
+  const std::uint64_t first = pageOf(offset);
   const std::size_t mapped = offset - first + size;
   void* const base = mapAligned(mapped, PROT_READ, MAP_PRIVATE, fd(), first);
   if (base != MAP_FAILED) {
@@ -134,67 +220,16 @@ OwnedBuffer ExportedBlock::offered(std::uint64_t offset, std::size_t size) const
 }
 
 ExportedBlock::Stats ExportedBlock::stats() {
-  const ExportRegistry::Held held = ExportRegistry::get().held();
-  return {bytes_sent.load(std::memory_order_relaxed), held.bytes, held.blocks};
-}
-
-void ExportedBlock::countSent(std::uint64_t bytes) noexcept {
-  bytes_sent.fetch_add(bytes, std::memory_order_relaxed);
-}
-
-// --- received ---
-
-Result<std::shared_ptr<ExportedBlock>> ExportedBlock::open(const UniqueFd& fd, std::uint64_t offset,
-                                                           std::uint64_t size) {
-  const Result<SealedMemory> memory = sealedMemory(fd.get(), F_SEAL_SHRINK | kContentSeals);
-  if (!memory.ok()) return memory.error();
-  const std::uint64_t bytes = memory.value().bytes;
-  if (size == 0 || offset >= bytes || size > bytes - offset)
-    return protocolError("a buffer outside of exported memory");
-  ExportRegistry& all = ExportRegistry::get();
-  if (auto known = all.reuse(memory.value(), offset, size)) return lend(std::move(known));
-  const std::uint64_t first = offset / pageBytes() * pageBytes();
-  const std::size_t skip = offset - first;
-  const std::size_t mapped = roundUp(skip + size, pageBytes());
-  void* const base = mapAligned(mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd.get(), first);
-  if (base == MAP_FAILED) return systemError("mapping a peer's exported memory", errno);
-  // The descriptor is optional: only needed to forward a received block.
-  std::unique_ptr<ExportedBlock> block(new ExportedBlock(all.fileOf(fd, memory.value()),
-                                                         static_cast<std::byte*>(base), mapped,
-                                                         first, skip, size, State::kFrozen));
-  block->memory_ = memory.value();
-  return lend(std::move(block));
-}
-
-bool ExportedBlock::isPart(const SealedMemory& memory, std::uint64_t offset,
-                           std::uint64_t size) const noexcept {
-  return memory_.device == memory.device && memory_.inode == memory.inode && size_ == size &&
-         file_offset_ + static_cast<std::uint64_t>(data_ - base_) == offset;
-}
-
-std::shared_ptr<ExportedBlock> ExportedBlock::lend(std::unique_ptr<ExportedBlock> block) {
-  std::shared_ptr<ExportedBlock> lent(block.release(), [](ExportedBlock* raw) {
-    std::unique_ptr<ExportedBlock> unused(raw);
-    ExportRegistry::get().erase(*unused);
-    const bool worth = unused->mapped_ <= ExportRegistry::kLargestKept;
-    if (worth && !hasOwnPages(unused->base_, unused->mapped_))
-      ExportRegistry::get().keep(std::move(unused));
-  });
-  ExportRegistry::get().insert(*lent);
-  return lent;
+  Registry& all = Registry::get();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  Stats stats = all.held;
+  stats.bytes_sent = bytes_sent.load(std::memory_order_relaxed);
+  return stats;
 }
 
 void ExportedBlock::populate() noexcept {
   if (!populated_.exchange(true, std::memory_order_relaxed))
     ::madvise(base_, mapped_, MADV_POPULATE_READ);
-}
-
-ExportedBlock::Cache::Cache() { ExportRegistry::get().addKeeper(); }
-
-ExportedBlock::Cache::~Cache() { ExportRegistry::get().removeKeeper(); }
-
-void ExportedBlock::Cache::tick(std::chrono::steady_clock::time_point now) {
-  ExportRegistry::get().dropKept(now - kKeptFor);
 }
 
 }  // namespace weft::transport

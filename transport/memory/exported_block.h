@@ -4,8 +4,8 @@
 // mapping becomes a private one of the same file, at the same address, and the file is sealed
 // against writing. From then on writes go to private copies of the pages, so that what was sent
 // never changes under its receivers, and what a receiver writes is its own. The kernel tells
-// whether a page has become private (pagemap.h), also after writes through NumPy or a raw pointer.
-// Parts without such pages may be offered again; others must be copied.
+// whether a page has become private (hasOwnPages), also after writes through NumPy or a raw
+// pointer. Parts without such pages may be offered again; others must be copied.
 //
 // A receiver holds a block, too (open()): it is frozen from the start and can be forwarded.
 //
@@ -27,10 +27,24 @@
 #include "transport/base/buffer.h"
 #include "transport/base/error.h"
 #include "transport/base/unique_fd.h"
-#include "transport/memory/export_registry.h"
 #include "transport/memory/sealed_memory.h"
 
 namespace weft::transport {
+
+// The memfd of exported blocks, with the one descriptor that all blocks of it share here.
+class ExportedFile {
+ public:
+  // What a peer exported. kProtocol: it is not such memory.
+  static Result<std::shared_ptr<const ExportedFile>> open(UniqueFd fd);
+  ExportedFile(UniqueFd fd, const SealedMemory& memory);
+  ~ExportedFile();
+  ExportedFile(const ExportedFile&) = delete;
+  ExportedFile& operator=(const ExportedFile&) = delete;
+
+  const UniqueFd fd;
+  const SealedMemory memory;
+  static inline std::atomic<std::size_t> count{0};  // of those that are open
+};
 
 class ExportedBlock : public std::enable_shared_from_this<ExportedBlock> {
  public:
@@ -41,11 +55,11 @@ class ExportedBlock : public std::enable_shared_from_this<ExportedBlock> {
   // of the machine's memory, or a quarter of its file descriptors. kSystem when the machine does
   // not give it.
   static Result<std::shared_ptr<ExportedBlock>> create(std::size_t bytes);
-  // A part of what a peer exported. kProtocol: what came is not such memory. When its last user
-  // goes and no page of it was written, the mapping is kept for a moment, in case the same part
-  // comes again.
-  static Result<std::shared_ptr<ExportedBlock>> open(const UniqueFd& fd, std::uint64_t offset,
-                                                     std::uint64_t size);
+  // A part of what a peer exported. kProtocol: it lies outside. When its last user goes and no page
+  // of it was written, the mapping is kept for a moment, in case the same part comes again: making
+  // one costs more than copying some megabytes.
+  static Result<std::shared_ptr<ExportedBlock>> open(
+      const std::shared_ptr<const ExportedFile>& file, std::uint64_t offset, std::uint64_t size);
   // The block that all these bytes are a part of; null: they are ordinary memory.
   static std::shared_ptr<ExportedBlock> find(const std::byte* data, std::size_t size);
   ~ExportedBlock();
@@ -54,23 +68,21 @@ class ExportedBlock : public std::enable_shared_from_this<ExportedBlock> {
 
   std::byte* data() const noexcept { return data_; }
   std::size_t size() const noexcept { return size_; }
-  // For the one who sends it.
-  int fd() const noexcept { return file_->fd.get(); }
+  // For the one who sends it; -1: it cannot be forwarded.
+  int fd() const noexcept { return file_ == nullptr ? -1 : file_->fd.get(); }
 
   // Where in the file these bytes of the block lie, for a receiver to map them; none: they must be
   // copied. From the first time on the block is frozen.
   std::optional<std::uint64_t> offer(const std::byte* data, std::size_t size);
   // What was offered, as it was then.
   OwnedBuffer offered(std::uint64_t offset, std::size_t size) const;
-  // Bytes that went without a copy, from anybody here to anybody; and what create() gave that
-  // lives.
+  // Bytes that were offered, by anybody here to anybody; and what create() gave that lives.
   struct Stats {
     std::uint64_t bytes_sent = 0;
     std::uint64_t bytes_held = 0;
     std::uint64_t blocks_held = 0;
   };
   static Stats stats();
-  static void countSent(std::uint64_t bytes) noexcept;
 
   // Fills the page tables of a received block in one go instead of page by page, once.
   void populate() noexcept;
@@ -86,35 +98,28 @@ class ExportedBlock : public std::enable_shared_from_this<ExportedBlock> {
     static void tick(std::chrono::steady_clock::time_point now);
   };
 
-  // --- for the registry ---
-  std::uintptr_t address() const noexcept { return reinterpret_cast<std::uintptr_t>(base_); }
-  std::size_t mappedBytes() const noexcept { return mapped_; }
-  // A received block of exactly this part of this memory.
-  bool isPart(const SealedMemory& memory, std::uint64_t offset, std::uint64_t size) const noexcept;
-  // With the registry's lock.
-  void freezeLocked() noexcept;
-
  private:
   enum class State : std::uint8_t {
     kShared,  // what is written is in the file
     kFrozen,
     kUnfit,  // somebody else still writes to the file: it is never sent
   };
+  friend class ExportedFile;
+  struct Registry;  // export_registry.h
 
-  ExportedBlock(std::shared_ptr<const ExportRegistry::File> file, std::byte* base,
-                std::size_t mapped, std::uint64_t file_offset, std::size_t skip, std::size_t size,
-                State state);
-  static std::shared_ptr<ExportedBlock> lend(std::unique_ptr<ExportedBlock> block);
+  ExportedBlock(std::shared_ptr<const ExportedFile> file, std::byte* base, std::size_t mapped,
+                std::uint64_t offset, std::size_t size, State state);
+  void freezeLocked() noexcept;
 
-  const std::shared_ptr<const ExportRegistry::File> file_;
+  std::shared_ptr<const ExportedFile> file_;  // null: too many were open
+  const SealedMemory memory_;
   std::byte* const base_;  // a page's begin
   const std::size_t mapped_;
-  const std::uint64_t file_offset_;  // of base_
+  const std::uint64_t offset_;  // of data_ in the file
   std::byte* const data_;
   const std::size_t size_;
-  const bool own_;       // made here
-  State state_;          // guarded by the registry's lock
-  SealedMemory memory_;  // received: which memory it is
+  const bool own_;  // made here
+  State state_;     // guarded by the registry's lock
   std::atomic<bool> populated_{false};
 };
 

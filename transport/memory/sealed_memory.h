@@ -9,8 +9,12 @@
 
 namespace weft::transport {
 
-// A file in memory with so many bytes, which can be sealed.
-Result<UniqueFd> makeMemory(const char* name, std::uint64_t bytes);
+// A file in memory with so many bytes and these seals (F_SEAL_…); 0: it can still be sealed.
+Result<UniqueFd> makeMemory(const char* name, std::uint64_t bytes, int seals = 0);
+
+// Obtains memory for a part of `fd`, from `offset` on, which is mapped shared at `at`: a lack of
+// it is an error (kSystem) here, not a signal when it is touched.
+Error obtainMemory(int fd, std::uint64_t offset, std::byte* at, std::uint64_t bytes);
 
 // How large a file in memory is, and which one it is.
 struct SealedMemory {

@@ -1,38 +1,18 @@
 #include "transport/memory/warm_pool.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <optional>
 #include <utility>
 
-#include "transport/memory/huge_pages.h"
 #include "transport/memory/pages.h"
+#include "transport/memory/sealed_memory.h"
 
 namespace weft::transport {
 namespace {
 
 constexpr std::uint64_t kChunk = kMemoryChunk;
+constexpr std::uint64_t kObtainAtOnce = 8;  // chunks: what a failure may leave behind
 
 }  // namespace
-
-// Owns one block. A forked child has a copy of it: its owners there must not touch the lock, which
-// another thread may have held at the fork, and nothing is taken from the child's copy.
-class WarmPool::Lease {
- public:
-  Lease(std::shared_ptr<WarmPool> pool, std::uint64_t offset, std::uint64_t size)
-      : pool_(std::move(pool)), offset_(offset), size_(size) {}
-  Lease(const Lease&) = delete;
-  Lease& operator=(const Lease&) = delete;
-  ~Lease() {
-    if (pool_->fork_guard_.inOwnProcess()) pool_->give(offset_, size_);
-  }
-
- private:
-  const std::shared_ptr<WarmPool> pool_;
-  const std::uint64_t offset_;
-  const std::uint64_t size_;
-};
 
 std::shared_ptr<WarmPool> WarmPool::create(std::uint64_t room) {
   room = roundUp(atMostQuarter(room), kChunk);
@@ -40,61 +20,123 @@ std::shared_ptr<WarmPool> WarmPool::create(std::uint64_t room) {
   void* const base =
       mapAligned(room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1);
   if (base == MAP_FAILED) return nullptr;
-  return std::shared_ptr<WarmPool>(new WarmPool(static_cast<std::byte*>(base), room));
+  Memory memory;
+  memory.base = static_cast<std::byte*>(base);
+  memory.bytes = room;
+  memory.owner = {base, [room](void* mapped) { ::munmap(mapped, room); }};
+  memory.least = kThreshold;
+  return std::make_shared<WarmPool>(std::move(memory));
 }
 
-WarmPool::WarmPool(std::byte* base, std::uint64_t room)
-    : base_(base), room_(room), allocator_(room), used_(std::make_unique<bool[]>(room / kChunk)) {}
-
-WarmPool::~WarmPool() { ::munmap(base_, room_); }
+WarmPool::WarmPool(Memory memory)
+    : memory_(std::move(memory)),
+      allocator_(memory_.bytes),
+      held_(std::make_unique<bool[]>(memory_.bytes / kChunk)) {}
 
 OwnedBuffer WarmPool::take(std::size_t size) {
-  if (size < kThreshold) return {};
+  const std::optional<std::uint64_t> offset = takeRange(size);
+  if (!offset) return {};
+  std::byte* const data = memory_.base + *offset;
+  // In a forked child this is the owner of a copy, and another thread may have held the lock at the
+  // fork.
+  std::shared_ptr<void> owner(data, [pool = shared_from_this(), at = *offset, size](void*) {
+    if (pool->fork_guard_.inOwnProcess()) pool->giveRange(at, size);
+  });
+  return {data, size, std::move(owner)};
+}
+
+std::optional<std::uint64_t> WarmPool::takeRange(std::uint64_t size) {
+  if (size < memory_.least) return std::nullopt;
   std::optional<std::uint64_t> offset;
+  std::uint64_t chunk = 0;
+  std::uint64_t end = 0;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     offset = allocator_.take(size);
-    if (!offset) return {};
+    if (!offset) return std::nullopt;
     ++taken_;
-    for (std::uint64_t chunk = *offset / kChunk; chunk * kChunk < *offset + size; ++chunk) {
-      if (!std::exchange(used_[chunk], true)) held_bytes_ += kChunk;
-    }
+    used_bytes_ += size;
+    chunk = *offset / kChunk;
+    end = roundUp(*offset + size, kChunk) / kChunk;
+    while (chunk < end && held_[chunk])
+      ++chunk;
   }
-  return {base_ + *offset, size, std::make_shared<Lease>(shared_from_this(), *offset, size)};
+  if (obtain(chunk, end)) return offset;
+  giveRange(*offset, size);
+  return std::nullopt;
 }
 
-void WarmPool::give(std::uint64_t offset, std::uint64_t size) noexcept {
+// Without the lock: these chunks hold a block in use, so nobody takes their memory away. Two
+// threads may obtain a chunk that they share; the second time costs little.
+bool WarmPool::obtain(std::uint64_t chunk, std::uint64_t end) {
+  while (chunk < end) {
+    const std::uint64_t last = std::min(end, chunk + kObtainAtOnce);
+    if (memory_.fd >= 0) {
+      const std::uint64_t at = chunk * kChunk;
+      const std::uint64_t bytes = (last - chunk) * kChunk;
+      makeHuge(memory_.base + at, bytes);
+      if (obtainMemory(memory_.fd, memory_.file_offset + at, memory_.base + at, bytes))
+        return false;
+    }
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (; chunk < last; ++chunk) {
+      if (!std::exchange(held_[chunk], true)) held_bytes_ += kChunk;
+    }
+    while (chunk < end && held_[chunk])
+      ++chunk;
+  }
+  return true;
+}
+
+void WarmPool::giveRange(std::uint64_t offset, std::uint64_t size) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
   allocator_.give(offset, size);
+  used_bytes_ -= size;
+  trimLocked(used_bytes_ + memory_.most_idle, memory_.bytes);
 }
 
 void WarmPool::tick(std::chrono::steady_clock::time_point now) {
-  const std::uint64_t taken = [this] {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return taken_;
-  }();
-  if (idle_.look(taken, now)) trim(IdleDetector::kKeep, IdleDetector::kTrimAtOnce);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (std::exchange(taken_before_, taken_) != taken_) idle_since_ = now;
+  if (now - idle_since_ >= kIdleAfter) trimLocked(kKeep, kTrimAtOnce);
 }
 
 std::uint64_t WarmPool::trim(std::uint64_t keep, std::uint64_t most) {
-  if (heldBytes() <= keep) return 0;
   const std::lock_guard<std::mutex> lock(mutex_);
-  std::uint64_t given = 0;
+  return trimLocked(keep, most);
+}
+
+std::uint64_t WarmPool::trimLocked(std::uint64_t keep, std::uint64_t most) {
+  const std::uint64_t before = held_bytes_;
+  if (before <= keep) return 0;
   allocator_.visitFreeChunks(kChunk, [&](std::uint64_t chunk) {
-    if (given >= most || heldBytes() <= keep) return false;
-    if (!used_[chunk]) return true;
-    if (::madvise(base_ + chunk * kChunk, kChunk, MADV_DONTNEED) != 0) return false;
-    used_[chunk] = false;
+    if (before - held_bytes_ >= most || held_bytes_ <= keep) return false;
+    if (!held_[chunk]) return true;
+    const int advice = memory_.fd >= 0 ? MADV_REMOVE : MADV_DONTNEED;
+    if (::madvise(memory_.base + chunk * kChunk, kChunk, advice) != 0) return false;
+    held_[chunk] = false;
     held_bytes_ -= kChunk;
-    given += kChunk;
     return true;
   });
-  return given;
+  return before - held_bytes_;
+}
+
+std::uint64_t WarmPool::heldBytes() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return held_bytes_;
 }
 
 std::uint64_t WarmPool::freeBytes() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return allocator_.freeBytes();
+}
+
+bool WarmPool::visitHeld(const std::function<bool(std::uint64_t)>& visit) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (std::uint64_t at = 0; at < memory_.bytes; at += kChunk) {
+    if (held_[at / kChunk] && !visit(at)) return false;
+  }
+  return true;
 }
 
 }  // namespace weft::transport

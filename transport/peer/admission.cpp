@@ -18,14 +18,8 @@ RefusalCode Admission::admit(const Hello& hello, const SessionClaim& theirs, Ses
   if (closed_) return RefusalCode::kStale;
   const std::shared_ptr<Peer> peer = peers_.find(hello.rank);
   if (theirs.bulk != 0) return admitBulk(peer.get(), hello, theirs, ours);
-  if (peer != nullptr && peer->over()) {
-    // This very life was lost: both sides must agree that it is over. Another life, or
-    // one that left in order, is as good as unknown.
-    const bool same_life = peer->incarnation() == hello.incarnation && !peer->closedInOrder();
-    if (same_life) return RefusalCode::kStale;
-  } else if (peer != nullptr) {
-    if (peer->name() != hello.name) return RefusalCode::kIdentity;
-    if (const RefusalCode code = admitTo(*peer, hello, theirs); code != RefusalCode::kNone)
+  if (peer != nullptr) {
+    if (const RefusalCode code = peer->admit(hello, theirs); code != RefusalCode::kNone)
       return code;
     if (!peer->over()) {
       ours = peer->claim();
@@ -47,30 +41,6 @@ RefusalCode Admission::admitBulk(Peer* peer, const Hello& hello, const SessionCl
   return RefusalCode::kNone;
 }
 
-// The peer is known. With kNone it is ready for adopt(), or over because the dialler is not it.
-RefusalCode Admission::admitTo(Peer& peer, const Hello& hello, const SessionClaim& theirs) {
-  if (peer.saidGoodbye()) return RefusalCode::kDuplicate;
-  if (peer.met() && peer.incarnation() != hello.incarnation) {
-    peer.failRestarted();
-    return RefusalCode::kNone;
-  }
-  switch (peer.match(theirs)) {
-    case Session::Match::kUnknown:
-      return RefusalCode::kStale;
-    case Session::Match::kAnother:
-      peer.failLostSession();
-      return RefusalCode::kNone;
-    case Session::Match::kSame:
-      break;
-  }
-  if (peer.state() == PeerState::kConnected) {
-    if (peer.isLate(theirs)) return RefusalCode::kDuplicate;
-    return peer.yieldLink() ? RefusalCode::kNone : RefusalCode::kStale;
-  }
-  return peer.handshaking() && context_.self.rank < hello.rank ? RefusalCode::kDuplicate
-                                                               : RefusalCode::kNone;
-}
-
 void Admission::admitted(AuthenticatedPeer who) {
   const std::shared_ptr<Peer> peer = peers_.find(who.hello.rank);
   if (who.claim.bulk != 0) {
@@ -79,22 +49,28 @@ void Admission::admitted(AuthenticatedPeer who) {
   }
   if (peer != nullptr && peer->mayAdopt())
     return peer->adopt(std::move(who.stream), who.hello, who.claim);
-  const bool successor = context_.options.accept_successors && peer != nullptr && peer->over() &&
-                         peer->name() == who.hello.name;
+  const bool successor = peer != nullptr && peer->over() && peer->name() == who.hello.name &&
+                         (context_.options.accept_successors || peer->mayReturn());
   if (context_.options.accept_unknown_peers || successor) {
     // In order behind the loss of a former life, if there was one.
-    context_.loop.post([this, who = std::move(who)] { join(who); });
+    context_.loop.post([this, who = std::move(who)] { join(who, Dialler::kPeer); });
   } else {
     hold(std::move(who));
   }
 }
 
-void Admission::join(AuthenticatedPeer who) {
+void Admission::join(AuthenticatedPeer who, Dialler dialler) {
   if (closed_) return;
-  const auto [peer, is_new] = peers_.join(who.hello.rank, who.hello.name);
+  const std::shared_ptr<Peer> former = peers_.find(who.hello.rank);
+  const bool returns =
+      former != nullptr && former->mayReturn() && former->isLife(who.hello.incarnation);
+  const std::string address = returns ? peers_.address(who.hello.rank) : "";
+  const auto [peer, is_new] = peers_.join(who.hello.rank, who.hello.name, address);
   if (!is_new && (peer->name() != who.hello.name || !peer->mayAdopt())) return;
-  peer->adopt(std::move(who.stream), who.hello, who.claim);
-  if (is_new) context_.handler.onPeerJoined({who.hello.rank, who.hello.name, ""});
+  peer->adopt(std::move(who.stream), who.hello, who.claim, dialler);
+  if (!is_new) return;
+  const PeerInfo info{who.hello.rank, who.hello.name, address};
+  returns ? context_.handler.onPeerReturned(info) : context_.handler.onPeerJoined(info);
 }
 
 void Admission::hold(AuthenticatedPeer who) {
@@ -141,7 +117,7 @@ bool Admission::sendHeartbeat(const PendingPeer& pending) {
   FrameHeadBytes bytes{};
   encodeFrameHead(head, bytes.data());
   iovec from{bytes.data(), bytes.size()};
-  const IoResult result = pending.who.stream->write(std::span(&from, 1));
+  const IoResult result = pending.who.stream->write(std::span(&from, 1), {});
   return result.error == 0 && result.count == bytes.size();
 }
 

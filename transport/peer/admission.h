@@ -16,20 +16,23 @@
 #include <memory>
 #include <unordered_map>
 
+#include "transport/auth/replay_guard.h"
 #include "transport/connect/acceptor.h"
 #include "transport/connect/endpoint_context.h"
 #include "transport/peer/peer_table.h"
 
 namespace weft::transport {
 
-class Admission {
+class Admission final : public AcceptPolicy {
  public:
   Admission(EndpointContext& context, PeerTable& peers) : context_(context), peers_(peers) {}
 
-  // The dialler has proved that it holds the key: is it welcome? With kNone `ours` is filled in.
-  RefusalCode admit(const Hello& hello, const SessionClaim& theirs, SessionClaim& ours);
-  // It was, and both sides are proved. Follows admit() directly.
+  bool nonceIsFresh(const Nonce& nonce) override { return replays_.fresh(nonce); }
+  RefusalCode admit(const Hello& hello, const SessionClaim& theirs, SessionClaim& ours) override;
+  // It was welcome, and both sides are proved. Follows admit() directly.
   void admitted(AuthenticatedPeer who);
+  // A lost peer was dialled, and is met again (Reunion).
+  void reunite(AuthenticatedPeer who) { join(std::move(who), Dialler::kSelf); }
   // `peer` was added just now: it may have connected before.
   void connectPending(const std::shared_ptr<Peer>& peer);
   void tick(EventLoop::Clock::time_point now);
@@ -46,13 +49,13 @@ class Admission {
 
   RefusalCode admitBulk(Peer* peer, const Hello& hello, const SessionClaim& theirs,
                         SessionClaim& ours);
-  RefusalCode admitTo(Peer& peer, const Hello& hello, const SessionClaim& theirs);
-  void join(AuthenticatedPeer who);
+  void join(AuthenticatedPeer who, Dialler dialler);
   void hold(AuthenticatedPeer who);
   bool sendHeartbeat(const PendingPeer& pending);
 
   EndpointContext& context_;
   PeerTable& peers_;
+  ReplayGuard replays_;
   std::unordered_map<std::int32_t, PendingPeer> pending_;
   bool closed_ = false;
 };

@@ -1,17 +1,31 @@
-#include "transport/peer/endpoint_impl.h"
-
+// The Endpoint of endpoint.h. Owns the loops, the peers, and who lets them in; opens and closes all
+// of it.
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstring>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "transport/base/check.h"
 #include "transport/base/peer_name.h"
 #include "transport/base/secure_random.h"
+#include "transport/connect/acceptor.h"
+#include "transport/connect/endpoint_context.h"
+#include "transport/endpoint.h"
 #include "transport/io/address.h"
-#include "transport/io/host_identity.h"
+#include "transport/io/event_loop.h"
 #include "transport/io/socket.h"
-#include "transport/peer/check_options.h"
+#include "transport/memory/exported_block.h"
+#include "transport/peer/admission.h"
+#include "transport/peer/fork_safe_endpoint.h"
+#include "transport/peer/peer_table.h"
+#include "transport/peer/reunion.h"
 
 namespace weft::transport {
 namespace {
@@ -20,13 +34,114 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kRemoveLinger{2000};
 
+Error checkName(const std::string& name) {
+  if (name.empty() || name.size() > Hello::kMaxName || name.find('\0') != std::string::npos) {
+    return invalidArgument("a worker's name has 1 to 128 bytes, none of them zero; this one has " +
+                           std::to_string(name.size()));
+  }
+  return Error::ok();
+}
+
+Error checkOptions(const EndpointOptions& options) {
+  if (Error error = checkName(options.name)) return error;
+  if (options.rank < 0)
+    return invalidArgument("a rank is 0 or more, this one is " + std::to_string(options.rank));
+  if (!options.key.valid())
+    return invalidArgument(
+        "an endpoint needs an authentication key (AuthKey::random() or a key file)");
+  if (!options.tcp && !options.unix_socket)
+    return invalidArgument("an endpoint needs TCP or Unix sockets, both are switched off");
+  const milliseconds zero(0);
+  if (options.handshake_timeout <= zero || options.connect_timeout <= zero ||
+      options.heartbeat_interval <= zero || options.peer_timeout <= zero ||
+      options.reconnect_timeout < zero) {
+    return invalidArgument(
+        "timeouts and the heartbeat interval must be more than 0 ms (reconnect_timeout may be 0)");
+  }
+  if (options.peer_timeout < 2 * options.heartbeat_interval) {
+    return invalidArgument("peer_timeout (" + seconds(options.peer_timeout) +
+                           ") must be at least twice heartbeat_interval (" +
+                           seconds(options.heartbeat_interval) +
+                           "), else healthy peers would be lost");
+  }
+  return Error::ok();
+}
+
+// Null: never encrypts.
+Result<std::shared_ptr<const TlsContext>> openTls(const EndpointOptions& options) {
+  if (options.encryption == Encryption::kOff) return std::shared_ptr<const TlsContext>();
+  if (!options.certificates.any()) return TlsContext::withKey();
+  Result<std::shared_ptr<const TlsContext>> tls =
+      TlsContext::withCertificates(options.certificates);
+  if (!tls.ok() || tls.value()->isFor(options.name)) return tls;
+  return invalidArgument("the certificate of WEFT_TLS_CERT, '" + options.certificates.certificate +
+                         "', is not for this worker's name, '" + options.name +
+                         "'; it must be among its DNS names, or be its common name");
+}
+
+class EndpointImpl final : public Endpoint {
+ public:
+  static Result<std::unique_ptr<EndpointImpl>> open(EndpointOptions options,
+                                                    EndpointHandler& handler);
+  ~EndpointImpl() override { close(milliseconds(2000)); }
+
+  const std::string& address() const override { return address_; }
+  Error addPeer(const PeerInfo& peer) override;
+  void setPeerAddress(std::int32_t rank, const std::string& address) override;
+  void removePeer(std::int32_t rank) override;
+  void losePeer(std::int32_t rank, Error reason) override;
+  Error send(std::int32_t to, Message message, milliseconds wait) override;
+  void runAfter(milliseconds delay, std::function<void()> task) override;
+  bool onLoopThread() const noexcept override { return loop_->inLoop(); }
+  EndpointStats stats() const override;
+  void close(milliseconds linger) override;
+
+ private:
+  enum class Phase : std::uint8_t { kOpen, kClosing, kClosed };
+  using Listening = std::vector<std::pair<UniqueFd, const char*>>;
+
+  EndpointImpl(EndpointOptions options, EndpointHandler& handler, Identity self,
+               std::unique_ptr<EventLoop> loop, std::string address);
+  static Result<Listening> listen(const EndpointOptions& options, Address& address);
+  void postAddress(std::int32_t rank);
+
+  // Loop thread.
+  void start(Listening&& listening);
+  void tick();
+  void beginClose(milliseconds linger);
+  void endCloseIfFinished();
+
+  const EndpointOptions options_;
+  const Identity self_;
+  const std::string address_;
+  std::unique_ptr<EventLoop> loop_;
+  std::unique_ptr<EventLoop> bulk_loop_;  // made on loop_'s thread; stopped after it
+  SessionNumbers sessions_;               // loop thread
+  SpareDescriptor spare_;                 // loop thread
+  EndpointContext context_;
+  PeerTable peers_;
+  Admission admission_;
+  Reunion reunion_;
+  Acceptor acceptor_;
+  std::atomic<Phase> phase_{Phase::kOpen};
+  std::mutex close_mutex_;
+
+  // Loop thread.
+  std::optional<ExportedBlock::Cache> export_cache_;
+  std::unique_ptr<EventLoop::Timer> ticker_;
+  milliseconds tick_period_{};
+  EventLoop::Clock::time_point last_tick_{};
+  std::unique_ptr<EventLoop::Timer> linger_timer_;  // not null: close() waits for the peers
+  std::promise<void> all_finished_;
+};
+
 }  // namespace
 
 Result<std::unique_ptr<Endpoint>> Endpoint::create(EndpointOptions options,
                                                    EndpointHandler& handler) {
   Result<std::unique_ptr<EndpointImpl>> made = EndpointImpl::open(std::move(options), handler);
   if (!made.ok()) return made.error();
-  return std::unique_ptr<Endpoint>(std::move(made).value());
+  return std::unique_ptr<Endpoint>(std::make_unique<ForkSafeEndpoint>(std::move(made).value()));
 }
 
 Result<std::unique_ptr<EndpointImpl>> EndpointImpl::open(EndpointOptions options,
@@ -37,6 +152,9 @@ Result<std::unique_ptr<EndpointImpl>> EndpointImpl::open(EndpointOptions options
   self.rank = options.rank;
   self.group = sha256(options.group_id);
   self.key = options.key;
+  Result<std::shared_ptr<const TlsContext>> tls = openTls(options);
+  if (!tls.ok()) return tls.error();
+  self.tls = std::move(tls).value();
   std::array<std::uint8_t, sizeof(self.incarnation)> random{};
   if (Error error = fillRandom(random)) return error;
   std::memcpy(&self.incarnation, random.data(), random.size());
@@ -82,19 +200,19 @@ EndpointImpl::EndpointImpl(EndpointOptions options, EndpointHandler& handler, Id
       self_(std::move(self)),
       address_(std::move(address)),
       loop_(std::move(loop)),
-      context_{*loop_, options_, self_, hostIdentity(), handler, sessions_, bulk_loop_},
+      context_{*loop_, options_, self_, hostIdentity(), handler, sessions_, bulk_loop_, spare_},
       peers_([this](const PeerInfo& info) {
-        return std::make_shared<Peer>(context_, info, [this] {
+        return std::make_shared<Peer>(context_, info, [this, rank = info.rank] {
           peers_.dropFinished();
+          reunion_.begin(rank);
           endCloseIfFinished();
         });
       }),
       admission_(context_, peers_),
-      acceptor_(context_,
-                {[this](const Hello& hello, const SessionClaim& theirs, SessionClaim& ours) {
-                   return admission_.admit(hello, theirs, ours);
-                 },
-                 [this](AuthenticatedPeer who) { admission_.admitted(std::move(who)); }}) {}
+      reunion_(context_, peers_,
+               [this](AuthenticatedPeer who) { admission_.reunite(std::move(who)); }),
+      acceptor_(context_, admission_,
+                [this](AuthenticatedPeer who) { admission_.admitted(std::move(who)); }) {}
 
 // --- any thread ---
 
@@ -183,6 +301,7 @@ void EndpointImpl::start(Listening&& listening) {
   tick_period_ = std::clamp(std::min(options_.heartbeat_interval, options_.peer_timeout) / 2,
                             milliseconds(5), milliseconds(1000));
   last_tick_ = EventLoop::Clock::now();
+  spare_.refill();
   export_cache_.emplace();
   ticker_ = std::make_unique<EventLoop::Timer>(*loop_, [this] { tick(); });
   ticker_->start(tick_period_, tick_period_);
@@ -193,6 +312,7 @@ void EndpointImpl::tick() {
   const auto late = std::max<std::chrono::nanoseconds>(std::chrono::nanoseconds(0),
                                                        now - last_tick_ - tick_period_);
   last_tick_ = now;
+  spare_.refill();
   for (const std::shared_ptr<Peer>& peer : peers_.all())
     peer->tick(now, late);
   admission_.tick(now);
@@ -205,26 +325,20 @@ void EndpointImpl::tick() {
 void EndpointImpl::close(milliseconds linger) {
   const std::lock_guard<std::mutex> only_one(close_mutex_);
   if (phase_.load() == Phase::kClosed) return;
-  if (!fork_guard_.inOwnProcess()) {
-    loop_->abandonAfterFork();
-    bulk_loop_.abandonAfterFork();
-    phase_.store(Phase::kClosed);
-    return;
-  }
   WEFT_CHECK(!loop_->inLoop(), "close() would wait for its own thread");
   peers_.close();
   phase_.store(Phase::kClosing);
   loop_->post([this, linger] { beginClose(linger); });
   all_finished_.get_future().wait();
   loop_->stop();
-  bulk_loop_.stop();
+  if (bulk_loop_ != nullptr) bulk_loop_->stop();
   phase_.store(Phase::kClosed);
 }
 
 void EndpointImpl::beginClose(milliseconds linger) {
-  closing_ = Closing::kBegun;
   acceptor_.stop();
   admission_.close();
+  reunion_.stop();
   for (const std::shared_ptr<Peer>& peer : peers_.all())
     peer->closeGracefully();
   linger_timer_ = std::make_unique<EventLoop::Timer>(*loop_, [this] {
@@ -236,8 +350,7 @@ void EndpointImpl::beginClose(milliseconds linger) {
 }
 
 void EndpointImpl::endCloseIfFinished() {
-  if (closing_ != Closing::kBegun || !peers_.allFinished()) return;
-  closing_ = Closing::kReported;
+  if (linger_timer_ == nullptr || !peers_.allFinished()) return;
   ticker_.reset();
   linger_timer_.reset();
   export_cache_.reset();

@@ -6,6 +6,7 @@
 #include "transport/base/check.h"
 #include "transport/base/log.h"
 #include "transport/base/peer_name.h"
+#include "transport/base/thrown.h"
 #include "transport/peer/peer_errors.h"
 
 namespace weft::transport {
@@ -38,7 +39,7 @@ void Peer::moveTo(PeerState to) {
 void Peer::onWorkAvailable() {
   switch (state()) {
     case PeerState::kIdle:
-      if (channel_.connectionWanted()) connect();
+      if (channel_.outbox().connectionWanted()) connect();
       return;
     case PeerState::kConnected:
       return channel_.work();
@@ -78,19 +79,18 @@ void Peer::onChannelEnd(ChannelEnd ended) {
     case Kind::kBroken:
       return reconnect(std::move(ended.how), reconnectDeadline());
     case Kind::kStale:
-      reconnect(std::move(ended.how), channel_.silenceLimit());
+      reconnect(std::move(ended.how), channel_.heartbeat().limit());
       break_.silent = true;
       return;
     case Kind::kSilent:
-      return fail(peer_errors::silent(describe(), channel_.silence(EventLoop::Clock::now()),
-                                      context_.options.heartbeat_interval));
+      return failSilent(EventLoop::Clock::now());
     case Kind::kProtocol:
       return fail(peer_errors::protocol(describe(), ended.problem));
   }
 }
 
 void Peer::tick(Heartbeat::Time now, std::chrono::nanoseconds late) {
-  channel_.tidy();
+  channel_.outbox().tidy();  // acknowledged messages for which no sender came by
   if (state() == PeerState::kConnected) return channel_.tick(now, late);
   if (state() != PeerState::kReconnecting && state() != PeerState::kLeaving) return;
   session_.postpone(late);
@@ -103,15 +103,16 @@ void Peer::connect() {
   moveTo(PeerState::kConnecting);
   const Result<Address> address = parseAddress(info_.address);
   if (!address.ok()) {
-    return fail(info_.address.empty() ? peer_errors::noAddress(describe())
-                                      : peer_errors::badAddress(describe(), address.error()));
+    const std::string why =
+        info_.address.empty() ? "its address is not known here" : address.error().text();
+    return fail(peer_errors::unreachable(describe(), {ErrorCode::kConnectFailed, why}));
   }
   startConnector(address.value(),
                  {context_.options.connect_timeout, context_.options.handshake_timeout});
 }
 
 void Peer::startConnector(const Address& address, Connector::RetryBackoff backoff) {
-  connector_ = std::make_shared<Connector>(context_, info_, address, claim(), backoff);
+  connector_ = std::make_unique<Connector>(context_, info_, address, claim(), backoff);
   if (met() && !connector_->hasWay()) {
     connector_.reset();  // only the peer can dial
     return;
@@ -120,11 +121,15 @@ void Peer::startConnector(const Address& address, Connector::RetryBackoff backof
 }
 
 void Peer::onConnected(Connector::Outcome outcome) {
-  if (outcome.error && !met()) return fail(std::move(outcome.error));
+  if (outcome.error && !met()) return fail(peer_errors::unreachable(describe(), outcome.error));
   if (outcome.error)
-    return fail(peer_errors::notReconnected(describe(), break_.how, ": " + outcome.why));
-  if (met() && outcome.peer.incarnation != incarnation_) return failRestarted();
-  if (match(outcome.claim) != Session::Match::kSame) return failLostSession();
+    return fail(peer_errors::notReconnected(describe(), break_.how, ": " + outcome.error.text()));
+  if (met() && outcome.peer.incarnation != incarnation_) {
+    replaced_ = true;
+    return fail(peer_errors::restarted(describe()));
+  }
+  if (session().match(outcome.claim) != Session::Match::kSame)
+    return fail(peer_errors::lostSession(describe()));
   adopt(std::move(outcome.stream), outcome.peer, outcome.claim, Dialler::kSelf);
 }
 
@@ -134,9 +139,9 @@ bool Peer::mayAdopt() const noexcept {
 
 void Peer::adopt(std::shared_ptr<Stream> stream, const Hello& hello, const SessionClaim& theirs,
                  Dialler dialler) {
-  Connector::retire(context_.loop, connector_);
-  if (theirs.received > channel_.lastSequence())
-    return fail(peer_errors::badClaim(describe(), theirs.received, channel_.lastSequence()));
+  connector_.reset();
+  const std::uint64_t sent = channel_.outbox().lastSequence();
+  if (theirs.received > sent) return fail(peer_errors::badClaim(describe(), theirs.received, sent));
   const bool leaving = state() == PeerState::kLeaving;
   if (!leaving) moveTo(PeerState::kConnected);
   if (met()) {
@@ -144,34 +149,65 @@ void Peer::adopt(std::shared_ptr<Stream> stream, const Hello& hello, const Sessi
     if (logEnabled(LogLevel::kInfo))
       log(LogLevel::kInfo, "the connection to " + describe() + " was made again: " + break_.how);
   }
-  static_cast<void>(claim());
-  session_.link(theirs);
+  session().link(theirs);
   incarnation_ = hello.incarnation;
   break_ = {};
   channel_.attach(std::move(stream), incarnation_, theirs.received, dialler);
   return leaving ? sayGoodbye() : channel_.work();
 }
 
-bool Peer::handshaking() const noexcept {
-  return connector_ != nullptr && connector_->stage() == Connector::Stage::kHandshaking;
-}
-
-SessionClaim Peer::claim() {
+// With its number, which is drawn when it is first needed: on the loop thread.
+Session& Peer::session() {
   if (session_.own() == 0) session_.setOwn(context_.sessions.of(info_.rank));
-  return session_.claim();
+  return session_;
 }
 
-Session::Match Peer::match(const SessionClaim& theirs) {
-  static_cast<void>(claim());
-  return session_.match(theirs);
+RefusalCode Peer::admit(const Hello& hello, const SessionClaim& theirs) {
+  if (over()) {
+    // This very life was lost: both sides must agree that it is over. Another life, or one that
+    // left in order, is as good as unknown.
+    const bool same_life =
+        incarnation_ == hello.incarnation && reason_.code() != ErrorCode::kPeerClosed;
+    // Where the two may meet again, Admission tells an old session from a new one.
+    return same_life && !mayReturn() ? RefusalCode::kStale : RefusalCode::kNone;
+  }
+  if (info_.name != hello.name) return RefusalCode::kIdentity;
+  if (saidGoodbye()) return RefusalCode::kDuplicate;
+  if (met() && incarnation_ != hello.incarnation) return admitAnotherLife(hello, theirs);
+  switch (session().match(theirs)) {
+    case Session::Match::kUnknown:
+      return RefusalCode::kStale;
+    case Session::Match::kAnother:
+      fail(peer_errors::lostSession(describe()));
+      return RefusalCode::kNone;
+    case Session::Match::kSame:
+      break;
+  }
+  if (state() == PeerState::kConnected) {
+    if (session_.isLate(theirs)) return RefusalCode::kDuplicate;
+    return yieldLink() ? RefusalCode::kNone : RefusalCode::kStale;
+  }
+  // The peer may have answered this side's dial already.
+  const bool dialling = connector_ != nullptr && connector_->handshaking();
+  return dialling && context_.self.rank < hello.rank ? RefusalCode::kDuplicate : RefusalCode::kNone;
 }
 
-bool Peer::admitsBulk(const Hello& hello, const SessionClaim& theirs) {
-  return channel_.bulk().admits(hello, theirs);
-}
-
-void Peer::adoptBulk(std::shared_ptr<Stream> stream) {
-  channel_.bulk().adopt(std::move(stream), weak_from_this());
+// A process that holds the key may claim any rank. As long as this life is heard of, it keeps it.
+RefusalCode Peer::admitAnotherLife(const Hello& hello, const SessionClaim& theirs) {
+  if (theirs.peer != 0) return RefusalCode::kDisplaced;    // it was here before this life
+  if (state() == PeerState::kConnected) channel_.drain();  // perhaps its end has come
+  if (over()) return RefusalCode::kNone;
+  const auto silence = channel_.heartbeat().silence(EventLoop::Clock::now());
+  if (state() == PeerState::kConnected && silence < 3 * context_.options.heartbeat_interval) {
+    if (std::exchange(warned_of_, hello.incarnation) != hello.incarnation) {
+      log(LogLevel::kWarning, "another process says that it is " + describe() +
+                                  ", which lives; it is refused as long as that one does");
+    }
+    return RefusalCode::kDuplicate;
+  }
+  replaced_ = true;
+  fail(peer_errors::restarted(describe()));
+  return RefusalCode::kNone;
 }
 
 // --- reconnecting ---
@@ -180,23 +216,25 @@ std::chrono::milliseconds Peer::reconnectTime() const {
   return std::min(context_.options.reconnect_timeout, context_.options.peer_timeout);
 }
 
-void Peer::reconnect(std::string how, Heartbeat::Time deadline, Redial redial) {
+void Peer::reconnect(std::string how, Heartbeat::Time deadline) {
   break_ = {std::move(how), false};
   if (reconnectTime().count() <= 0) return fail(peer_errors::broken(describe(), break_.how));
   moveTo(PeerState::kReconnecting);
   session_.breakOff(deadline);
   channel_.detach();
-  if (redial == Redial::kNow) return this->redial();
+  // Later: the peer's own dial may be what ended the link.
   context_.loop.post(
       [self = std::static_pointer_cast<Peer>(shared_from_this())] { self->redial(); });
 }
 
+// Gives the link up for another of the same session, which adopt() brings next. False: reading the
+// rest of it showed that the peer is gone.
 bool Peer::yieldLink() {
   channel_.drain();  // what it still brings need not be sent again
   if (state() == PeerState::kConnected) {
     reconnect(
         "its connection broke after " + channel_.connectedFor() + ", which the peer noticed first",
-        reconnectDeadline(), Redial::kUnlessAdopted);
+        reconnectDeadline());
   }
   return state() == PeerState::kReconnecting;
 }
@@ -213,10 +251,7 @@ void Peer::redial() {
 }
 
 void Peer::onDeadlinePassed(Heartbeat::Time now) {
-  if (break_.silent) {
-    return fail(peer_errors::silent(describe(), channel_.silence(now),
-                                    context_.options.heartbeat_interval));
-  }
+  if (break_.silent) return failSilent(now);
   const std::string last =
       connector_ != nullptr ? " (last: " + connector_->lastProblem() + ")" : "";
   fail(peer_errors::notReconnected(describe(), break_.how,
@@ -224,6 +259,12 @@ void Peer::onDeadlinePassed(Heartbeat::Time now) {
 }
 
 // --- endings ---
+
+bool Peer::mayReturn() const noexcept {
+  const bool lost =
+      reason_.code() == ErrorCode::kPeerLost || reason_.code() == ErrorCode::kConnectFailed;
+  return over() && lost && !replaced_ && context_.options.reunite;
+}
 
 bool Peer::saidGoodbye() const noexcept {
   return state() == PeerState::kClosing || state() == PeerState::kFlushed ||
@@ -236,16 +277,17 @@ void Peer::fail(Error reason) {
   end(leaving ? PeerState::kClosed : PeerState::kLost, std::move(reason));
 }
 
-void Peer::failRestarted() { fail(peer_errors::restarted(describe())); }
-
-void Peer::failLostSession() { fail(peer_errors::lostSession(describe())); }
+void Peer::failSilent(Heartbeat::Time now) {
+  fail(peer_errors::silent(describe(), channel_.heartbeat().silence(now),
+                           context_.options.heartbeat_interval));
+}
 
 void Peer::closeGracefully() {
   switch (state()) {
     case PeerState::kIdle:
       return closeNow();
     case PeerState::kConnecting:
-      return channel_.connectionWanted() ? moveTo(PeerState::kLeaving) : closeNow();
+      return channel_.outbox().connectionWanted() ? moveTo(PeerState::kLeaving) : closeNow();
     case PeerState::kReconnecting:
       return moveTo(PeerState::kLeaving);
     case PeerState::kConnected:
@@ -267,23 +309,30 @@ void Peer::end(PeerState how, Error reason) {
   moveTo(how);
   if (logEnabled(LogLevel::kInfo)) log(LogLevel::kInfo, reason.text());
   reason_ = std::move(reason);
-  session_.end();
   context_.sessions.forget(info_.rank, session_.own());
-  Connector::retire(context_.loop, connector_);
+  connector_.reset();
+  channel_.close(reason_);
   // Deferred: the handler is never called from within send() or another of its methods.
-  if (channel_.close(reason_)) {
-    context_.loop.post([self = shared_from_this()] { self->onWorkAvailable(); });
-  }
+  context_.loop.post([self = shared_from_this()] { self->onWorkAvailable(); });
 }
 
 void Peer::notifyClosed() {
-  if (channel_.writing()) return;
-  for (const OutFrame& frame : channel_.takeUnsent())
-    context_.handler.onSendFailed(info_.rank, frame.header(), reason_);
+  auto unsent = channel_.outbox().takeUnsent();
+  if (!unsent) return;  // a caller still writes
+  for (const OutFrame& frame : *unsent)
+    tell([&] { context_.handler.onSendFailed(info_.rank, frame.header(), reason_); });
+  unsent.reset();
   const bool lost = state() == PeerState::kLost;
   moveTo(PeerState::kFinished);
-  if (lost) context_.handler.onPeerLost({info_.rank, info_.name, reason_});
+  if (lost) tell([&] { context_.handler.onPeerLost({info_.rank, info_.name, reason_}); });
   on_finished_();
+}
+
+// Whatever the handler throws, the rest is told, and close() hears of the end.
+template <typename Call>
+void Peer::tell(Call call) {
+  if (const auto thrown = thrownBy(call))
+    log(LogLevel::kError, "telling of the end of " + describe() + " failed (" + *thrown + ")");
 }
 
 }  // namespace weft::transport

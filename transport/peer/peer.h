@@ -6,7 +6,7 @@
 // process is told from a broken connection at once, because nobody listens where it did. Of two
 // connections that meet the one dialled by the lower rank stays (Admission).
 //
-// Threads: send(), stats(), finished(), state(), rank() and name(): any; the rest: the loop thread.
+// Threads: send(), stats(), the state, rank() and name(): any; the rest: the loop thread.
 // Failure: it fails once, with a reason that all later sends get, too.
 #pragma once
 
@@ -37,51 +37,47 @@ class Peer final : public ChannelOwner {
     return channel_.send(std::move(message), wait);
   }
   PeerStats stats() const;
-  // It is over, and the handler has been told (or is being told now).
-  bool finished() const noexcept { return state() == PeerState::kFinished; }
   PeerState state() const noexcept { return state_.load(std::memory_order_acquire); }
-
-  // --- what admission asks ---
+  // It is ending or over; finished(): the handler has been told (or is being told now).
   bool over() const noexcept { return state() >= PeerState::kLost; }
-  bool saidGoodbye() const noexcept;
-  // It has been connected once.
-  bool met() const noexcept { return session_.state() != SessionState::kNew; }
-  // A dial of ours that the peer may already have answered.
-  bool handshaking() const noexcept;
-  std::uint64_t incarnation() const noexcept { return incarnation_; }
-  bool closedInOrder() const noexcept { return reason_.code() == ErrorCode::kPeerClosed; }
-  // What this side says of the session on a connection to be made.
-  SessionClaim claim();
-  Session::Match match(const SessionClaim& theirs);
-  bool isLate(const SessionClaim& theirs) const noexcept { return session_.isLate(theirs); }
-  bool admitsBulk(const Hello& hello, const SessionClaim& theirs);
+  bool finished() const noexcept { return state() == PeerState::kFinished; }
 
   // --- connections ---
+  // A dialler has proved that it has this peer's rank. With kNone the peer is ready for adopt(), or
+  // over: because it is lost, and the dialler another life of it.
+  RefusalCode admit(const Hello& hello, const SessionClaim& theirs);
+  bool admitsBulk(const Hello& hello, const SessionClaim& theirs) {
+    return channel_.bulk().admits(hello, theirs);
+  }
+  // What this side says of the session on a connection to be made.
+  SessionClaim claim() { return session().claim(); }
   void setAddress(std::string address) { info_.address = std::move(address); }
   bool mayAdopt() const noexcept;
   // An authenticated stream to it, and what it says of the session. If mayAdopt().
   void adopt(std::shared_ptr<Stream> stream, const Hello& hello, const SessionClaim& theirs,
              Dialler dialler = Dialler::kPeer);
   // Its bulk connection, which admitsBulk() allowed.
-  void adoptBulk(std::shared_ptr<Stream> stream);
-  // kConnected: gives the link up for another of the same session, which adopt() brings next.
-  // False: reading the rest of it showed that the peer is gone.
-  bool yieldLink();
+  void adoptBulk(std::shared_ptr<Stream> stream) {
+    channel_.bulk().adopt(std::move(stream), weak_from_this());
+  }
   void tick(Heartbeat::Time now, std::chrono::nanoseconds late);
+
+  // Loop thread: over, and the same life of it may be met again.
+  bool mayReturn() const noexcept;
+  // Loop thread: whether that is its incarnation, as far as it is known.
+  bool isLife(std::uint64_t incarnation) const noexcept {
+    return incarnation_ == 0 || incarnation_ == incarnation;
+  }
 
   // --- endings ---
   // It is lost, for this reason; the handler is told, later.
   void fail(Error reason);
-  void failRestarted();
-  void failLostSession();
   // Writes what is queued and says goodbye; ends without telling when the peer ends, too.
   void closeGracefully();
   // Ends at once without telling; messages that were not written are reported.
   void closeNow();
 
  private:
-  enum class Redial : std::uint8_t { kNow, kUnlessAdopted };
-
   void onWorkAvailable() override;
   void onDrained() override;
   void onChannelEnd(ChannelEnd end) override;
@@ -90,12 +86,20 @@ class Peer final : public ChannelOwner {
   void connect();
   void startConnector(const Address& address, Connector::RetryBackoff backoff);
   void onConnected(Connector::Outcome outcome);
-  void reconnect(std::string how, Heartbeat::Time deadline, Redial redial = Redial::kNow);
+  RefusalCode admitAnotherLife(const Hello& hello, const SessionClaim& theirs);
+  bool met() const noexcept { return session_.link() > 0; }
+  bool saidGoodbye() const noexcept;
+  Session& session();
+  bool yieldLink();
+  void reconnect(std::string how, Heartbeat::Time deadline);
   void redial();
   void onDeadlinePassed(Heartbeat::Time now);
+  void failSilent(Heartbeat::Time now);
   void sayGoodbye();
   void end(PeerState how, Error reason);
   void notifyClosed();
+  template <typename Call>
+  void tell(Call call);
   std::chrono::milliseconds reconnectTime() const;
   Heartbeat::Time reconnectDeadline() const { return EventLoop::Clock::now() + reconnectTime(); }
   std::string describe() const;
@@ -108,13 +112,15 @@ class Peer final : public ChannelOwner {
 
   std::atomic<PeerState> state_{PeerState::kIdle};  // written by the loop thread
   std::uint64_t incarnation_ = 0;
-  std::shared_ptr<Connector> connector_;
+  std::unique_ptr<Connector> connector_;
   // Until another link is up: how the last one broke, and whether by silence.
   struct Break {
     std::string how;
     bool silent = false;
   } break_;
-  Error reason_;  // over()
+  Error reason_;                 // over()
+  bool replaced_ = false;        // by another life of it
+  std::uint64_t warned_of_ = 0;  // the last incarnation that wanted to replace it
   std::atomic<std::uint64_t> reconnects_{0};
 };
 

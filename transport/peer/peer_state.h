@@ -23,17 +23,12 @@ enum class PeerState : std::uint8_t {
 
 inline constexpr std::size_t kPeerStates = 11;
 
-namespace detail {
-template <typename... States>
-constexpr std::uint16_t setOf(States... states) {
-  return static_cast<std::uint16_t>((0U | ... | (1U << static_cast<unsigned>(states))));
-}
-}  // namespace detail
-
 // For each state those that may follow it.
 inline constexpr std::array<std::uint16_t, kPeerStates> kPeerTransitions = [] {
   using enum PeerState;
-  using detail::setOf;
+  const auto setOf = [](auto... states) {
+    return static_cast<std::uint16_t>((0U | ... | (1U << static_cast<unsigned>(states))));
+  };
   return std::array<std::uint16_t, kPeerStates>{
       /* kIdle         */ setOf(kConnecting, kConnected, kLost, kClosed),
       /* kConnecting   */ setOf(kConnected, kLeaving, kLost, kClosed),

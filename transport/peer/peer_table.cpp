@@ -26,12 +26,11 @@ Result<PeerTable::Added> PeerTable::add(const PeerInfo& info) {
   if (same_name && entry.address == info.address) return Added{};
   if (entry.peer != nullptr && !entry.peer->finished()) {
     if (!same_name || !entry.address.empty()) {
-      return Error(
-          ErrorCode::kInvalidArgument,
+      return invalidArgument(
           "cannot add " + who + ": rank " + std::to_string(info.rank) + " is " +
-              describePeer(entry.peer->name(), info.rank) +
-              (same_name ? " under another address" : "") +
-              ", which is not lost; remove it first, or give each worker a rank of its own");
+          describePeer(entry.peer->name(), info.rank) +
+          (same_name ? " under another address" : "") +
+          ", which is not lost; remove it first, or give each worker a rank of its own");
     }
     // It joined by itself before its address was known here.
     entry.address = info.address;
@@ -42,13 +41,14 @@ Result<PeerTable::Added> PeerTable::add(const PeerInfo& info) {
   return Added{entry.peer, true};
 }
 
-PeerTable::Added PeerTable::join(std::int32_t rank, const std::string& name) {
+PeerTable::Added PeerTable::join(std::int32_t rank, const std::string& name,
+                                 const std::string& address) {
   std::shared_ptr<Peer> replaced;  // destroyed after the lock
   const std::lock_guard<std::shared_mutex> lock(mutex_);
   Entry& entry = known_[rank];
   if (entry.peer != nullptr && !entry.peer->finished()) return {entry.peer, false};
-  replaced = std::exchange(entry.peer, make_({rank, name, ""}));
-  entry.address.clear();
+  replaced = std::exchange(entry.peer, make_({rank, name, address}));
+  entry.address = address;
   return {entry.peer, true};
 }
 

@@ -32,7 +32,8 @@ class PeerTable {
   };
   Result<Added> add(const PeerInfo& info);
   // An authenticated rank that nobody named. `is_new` false: add() named it before.
-  Added join(std::int32_t rank, const std::string& name);
+  // `address`: where it listens, if that is known.
+  Added join(std::int32_t rank, const std::string& name, const std::string& address);
   // Of a known peer; "": unknown, or nobody has said.
   std::string address(std::int32_t rank) const;
   // Nothing for a rank that is unknown.

@@ -8,44 +8,37 @@
 namespace weft::transport {
 namespace {
 
-constexpr std::size_t kFirstRing = 8;
-constexpr std::size_t kKeepRing = 256;  // a longer one is given back when it is empty
+constexpr std::size_t kKeep = 256;  // room for so many frames is kept when there are none
 constexpr std::uint64_t kAskBytes = std::uint64_t{4} << 20;
 constexpr std::uint32_t kAskFrames = 512;
 
 }  // namespace
 
-void ReplayBuffer::grow() {
-  std::vector<OutFrame> larger(std::max(kFirstRing, 2 * ring_.size()));
-  for (std::size_t i = 0; i < count_; ++i)
-    larger[i] = std::move(ring_[at(i)]);
-  ring_ = std::move(larger);
-  first_ = 0;
-}
-
 void ReplayBuffer::push(OutFrame frame) {
-  if (count_ == ring_.size()) grow();
+  if (frames_.size() == frames_.capacity() && first_ > frames_.size() / 2) {
+    frames_.erase(frames_.begin(), frames_.begin() + static_cast<std::ptrdiff_t>(first_));
+    first_ = 0;
+  }
   bytes_ += frame.size();
-  ring_[at(count_++)] = std::move(frame);
+  frames_.push_back(std::move(frame));
 }
 
 OutFrame ReplayBuffer::popOldest() {
-  WEFT_CHECK(count_ > 0, "a frame is kept");
-  OutFrame frame = std::move(ring_[first_]);
-  first_ = at(1);
-  --count_;
+  WEFT_CHECK(!empty(), "a frame is kept");
+  OutFrame frame = std::move(frames_[first_++]);
   bytes_ -= frame.size();
-  if (count_ == 0 && ring_.size() > kKeepRing) {
-    std::vector<OutFrame>().swap(ring_);
+  if (empty()) {
     first_ = 0;
+    frames_.clear();
+    if (frames_.capacity() > kKeep) frames_.shrink_to_fit();
   }
   return frame;
 }
 
 OutFrame ReplayBuffer::popNewest() {
-  WEFT_CHECK(count_ > 0, "a frame is kept");
-  OutFrame frame = std::move(ring_[at(count_ - 1)]);
-  --count_;
+  WEFT_CHECK(!empty(), "a frame is kept");
+  OutFrame frame = std::move(frames_.back());
+  frames_.pop_back();
   bytes_ -= frame.size();
   return frame;
 }

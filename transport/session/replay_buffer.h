@@ -15,10 +15,10 @@ namespace weft::transport {
 
 class ReplayBuffer {
  public:
-  bool empty() const noexcept { return count_ == 0; }
-  std::size_t count() const noexcept { return count_; }
+  bool empty() const noexcept { return first_ == frames_.size(); }
+  std::size_t count() const noexcept { return frames_.size() - first_; }
   std::uint64_t bytes() const noexcept { return bytes_; }
-  const OutFrame& oldest() const noexcept { return ring_[first_]; }
+  const OutFrame& oldest() const noexcept { return frames_[first_]; }
 
   // The frame that follows the newest.
   void push(OutFrame frame);
@@ -26,13 +26,9 @@ class ReplayBuffer {
   OutFrame popNewest();
 
  private:
-  std::size_t at(std::size_t index) const noexcept { return (first_ + index) & (ring_.size() - 1); }
-  void grow();
-
-  std::vector<OutFrame> ring_;  // its size is 0 or a power of two; kept, so that none is allocated
-                                // for each message
+  // Those before first_ are gone. Its memory is kept, so that none is allocated for each message.
+  std::vector<OutFrame> frames_;
   std::size_t first_ = 0;
-  std::size_t count_ = 0;
   std::uint64_t bytes_ = 0;
 };
 

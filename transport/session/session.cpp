@@ -1,30 +1,15 @@
 #include "transport/session/session.h"
 
 #include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
 #include <utility>
 
 #include "transport/base/check.h"
+#include "transport/base/secure_random.h"
 
 namespace weft::transport {
-
-const char* toString(SessionState state) noexcept {
-  switch (state) {
-    case SessionState::kNew:
-      return "new";
-    case SessionState::kLinked:
-      return "linked";
-    case SessionState::kBroken:
-      return "broken";
-    case SessionState::kOver:
-      return "over";
-  }
-  return "?";
-}
-
-void Session::moveTo(SessionState state) {
-  WEFT_CHECK(mayFollow(state_, state), "a session's state follows its table");
-  state_ = state;
-}
 
 Session::Match Session::match(const SessionClaim& theirs) const noexcept {
   if (theirs.peer != 0 && theirs.peer != own_) return Match::kUnknown;
@@ -33,19 +18,10 @@ Session::Match Session::match(const SessionClaim& theirs) const noexcept {
 }
 
 void Session::link(const SessionClaim& theirs) {
-  moveTo(SessionState::kLinked);
   peer_ = theirs.own;
   // One side may have missed a connection that broke while it was made.
   links_ = std::max(links_ + 1, theirs.link);
-}
-
-void Session::breakOff(Time deadline) {
-  moveTo(SessionState::kBroken);
-  deadline_ = deadline;
-}
-
-void Session::end() {
-  if (state_ != SessionState::kOver) moveTo(SessionState::kOver);
+  deadline_ = kNever;
 }
 
 void Session::took(std::uint64_t sequence, bool asked) {
@@ -56,6 +32,25 @@ void Session::took(std::uint64_t sequence, bool asked) {
 
 bool Session::ackOverdue(std::uint64_t last_ack_sent) noexcept {
   return std::exchange(last_tick_, received_) > last_ack_sent;
+}
+
+std::uint64_t SessionNumbers::of(std::int32_t rank) {
+  std::uint64_t& own = own_[rank];
+  while (own == 0) {
+    std::array<std::uint8_t, sizeof(own)> random{};
+    // No secret: it must differ from the numbers of these two workers' other sessions only.
+    if (fillRandom(random)) {
+      own = static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+    } else {
+      std::memcpy(&own, random.data(), sizeof(own));
+    }
+  }
+  return own;
+}
+
+void SessionNumbers::forget(std::int32_t rank, std::uint64_t own) {
+  const auto found = own_.find(rank);
+  if (found != own_.end() && found->second == own) own_.erase(found);
 }
 
 }  // namespace weft::transport

@@ -1,5 +1,5 @@
 // Session: the conversation of two processes across their connections. They have at most one; it
-// begins with their first connection, outlives connections that break, and ends once.
+// begins with their first connection, outlives connections that break, and ends with its Peer.
 //
 // Each side numbers its data frames 1, 2, 3 … for as long as the session lasts, keeps what it wrote
 // until the other has acknowledged it (ReplayBuffer), and on each new connection says which frame
@@ -18,33 +18,11 @@
 
 #include <chrono>
 #include <cstdint>
+#include <unordered_map>
 
-#include "transport/auth/session_claim.h"
+#include "transport/auth/hello.h"
 
 namespace weft::transport {
-
-enum class SessionState : std::uint8_t {
-  kNew,     // no link yet
-  kLinked,  // a link carries it
-  kBroken,  // the link broke; until the deadline another may take its place
-  kOver,    // final
-};
-
-constexpr bool mayFollow(SessionState from, SessionState to) noexcept {
-  switch (from) {
-    case SessionState::kNew:
-      return to == SessionState::kLinked || to == SessionState::kOver;
-    case SessionState::kLinked:
-      return to == SessionState::kBroken || to == SessionState::kOver;
-    case SessionState::kBroken:
-      return to == SessionState::kLinked || to == SessionState::kOver;
-    case SessionState::kOver:
-      return false;
-  }
-  return false;
-}
-
-const char* toString(SessionState state) noexcept;
 
 class Session {
  public:
@@ -53,11 +31,8 @@ class Session {
   // `own`: random, not 0; may be given later, but before claim().
   explicit Session(std::uint64_t own = 0) noexcept : own_(own) {}
 
-  SessionState state() const noexcept { return state_; }
   std::uint64_t own() const noexcept { return own_; }
   void setOwn(std::uint64_t own) noexcept { own_ = own; }
-  // Connections made after the first.
-  std::uint32_t relinked() const noexcept { return links_ > 0 ? links_ - 1 : 0; }
 
   // What this side claims on a connection to be made. Only while no link delivers: the claim is
   // final.
@@ -65,7 +40,7 @@ class Session {
 
   // The same for a bulk connection of the link that stands.
   SessionClaim bulkClaim() const noexcept { return {own_, peer_, received_, links_, 1}; }
-  // The link that stands, counted from 1.
+  // The link that stands or was the last to stand, counted from 1; 0: there was none.
   std::uint32_t link() const noexcept { return links_; }
 
   // What the other side's claim means.
@@ -81,14 +56,13 @@ class Session {
   // A connection is up, and both have exchanged their claims.
   void link(const SessionClaim& theirs);
   // It broke. Without another one by `deadline` the session is over.
-  void breakOff(Time deadline);
-  void end();
-  // kBroken: the deadline is past.
-  bool expired(Time now) const noexcept {
-    return state_ == SessionState::kBroken && now >= deadline_;
-  }
+  void breakOff(Time deadline) noexcept { deadline_ = deadline; }
+  // The deadline is past.
+  bool expired(Time now) const noexcept { return now >= deadline_; }
   // Ignore silence while this process itself was suspended.
-  void postpone(std::chrono::nanoseconds lost) noexcept { deadline_ += lost; }
+  void postpone(std::chrono::nanoseconds lost) noexcept {
+    if (deadline_ != kNever) deadline_ += lost;
+  }
 
   // A data frame is whole; they come one after the other. `asked`: its sender wants an ack.
   void took(std::uint64_t sequence, bool asked);
@@ -99,16 +73,28 @@ class Session {
   bool ackOverdue(std::uint64_t last_ack_sent) noexcept;
 
  private:
-  void moveTo(SessionState state);
+  static constexpr Time kNever = Time::max();
 
-  SessionState state_ = SessionState::kNew;
   std::uint64_t own_;
   std::uint64_t peer_ = 0;
   std::uint32_t links_ = 0;
-  Time deadline_{};
+  Time deadline_ = kNever;  // for another link
   std::uint64_t received_ = 0;
   std::uint64_t asked_ = 0;      // the last frame whose sender wants an ack
   std::uint64_t last_tick_ = 0;  // received_ at the last tick
+};
+
+// This side's random number for its session with each rank. A rank keeps its number until the
+// session is over, also when its connection is accepted before its Peer exists.
+class SessionNumbers {
+ public:
+  // Never 0. Drawn when it is first asked for.
+  std::uint64_t of(std::int32_t rank);
+  // The session with this number is over; the next one with the rank gets another.
+  void forget(std::int32_t rank, std::uint64_t own);
+
+ private:
+  std::unordered_map<std::int32_t, std::uint64_t> own_;
 };
 
 }  // namespace weft::transport

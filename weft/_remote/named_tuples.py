@@ -14,7 +14,7 @@ import json
 import sys
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -44,34 +44,31 @@ def holds_names(annotation: Any) -> bool:
     )
 
 
-def found(module: str, qualified_name: str, fields: Sequence[str]) -> Any:
-    """The NamedTuple of that name and these fields, if this process has it already; else None."""
-    value: Any = sys.modules.get(module)
-    for part in qualified_name.split("."):
-        value = getattr(value, part, None)
-    return value if is_named_tuple(value) and value._fields == tuple(fields) else None
+def script_name(named: Any) -> str:
+    """What TorchScript calls this class."""
+    return f"__torch__.{named.__module__}.{named.__qualname__}"
 
 
-def class_called(text: str, count: int) -> Any:
-    """The NamedTuple of so many fields that TorchScript calls ``__torch__.module.Name``, if it is here."""
-    if not text.startswith("__torch__."):
+def class_called(name: str) -> Any:
+    """The NamedTuple that TorchScript calls ``__torch__.module.Name``, if this process has it; else None."""
+    if not name.startswith("__torch__."):
         return None
-    parts = _words(text)
+    parts = _words(name)
     for split in range(len(parts) - 1, 0, -1):
         value: Any = sys.modules.get(".".join(parts[:split]))
         for part in parts[split:]:
             value = getattr(value, part, None)
-        if is_named_tuple(value) and len(value._fields) == count:
+        if is_named_tuple(value):
             return value
     return None
 
 
-def _words(text: str) -> list[str]:
+def _words(name: str) -> list[str]:
     """TorchScript's name of a class as module and class names."""
-    return [part for part in text.split(".")[1:] if not part.startswith("___torch_mangle_")]
+    return [part for part in name.split(".")[1:] if not part.startswith("___torch_mangle_")]
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)  # peers choose the names
 def _stand_in(name: str, fields: tuple[str, ...]) -> Any:
     made = collections.namedtuple(name, fields)  # type: ignore[misc]
     made.__reduce__ = lambda self: (remade, (name, fields, tuple(self)))  # type: ignore[method-assign]
@@ -90,7 +87,7 @@ def portable(value: Any) -> Any:
         if not hasattr(value, "_fields"):
             return tuple(items)
         cls = type(value)
-        if found(cls.__module__, cls.__qualname__, cls._fields) is cls:
+        if class_called(script_name(cls)) is cls:
             return cls._make(items)
         return remade(cls.__name__, cls._fields, tuple(items))
     if isinstance(value, list):
@@ -159,9 +156,8 @@ def names_in(annotated: Callable[..., Any]) -> str:
 
 def _part(annotation: Any) -> Any:
     if is_named_tuple(annotation):
-        name = f"__torch__.{annotation.__module__}.{annotation.__qualname__}"
         parts = [_part(one) for one in field_types(annotation)]
-        return ["tuple", name, annotation._fields, parts]
+        return ["tuple", script_name(annotation), annotation._fields, parts]
     kind, inner = _kind(annotation)
     parts = [_part(one) for one in inner]
     if not any(parts):
@@ -191,7 +187,7 @@ def _naming(part: Any) -> Rebuild | None:
     parts = [_naming(one) for one in inner]
     if name is None:
         return _CONTAINERS["tuple"](parts)
-    cls = class_called(name, len(fields))
+    cls = class_called(name)
     if cls is None or cls._fields != tuple(fields):
         cls = _stand_in(_words(name)[-1], tuple(fields))
     return lambda value: cls._make(_each(parts, value))

@@ -16,6 +16,7 @@ from weft._remote.named_tuples import portable, restoring, result_of
 from weft._remote.signature import Signature, signature_of
 from weft.publishing import publish
 
+_CHANGES = ("train", "zero_grad", "requires_grad_", "to", "type")
 # The class that a scripted module was made of; it has the annotations.
 _unscripted: weakref.WeakKeyDictionary[nn.Module, type[nn.Module]] = weakref.WeakKeyDictionary()
 
@@ -139,22 +140,11 @@ def load_state(module_rref: RRef, values: Mapping[str, Any]) -> tuple[list[str],
     return list(missing), list(unexpected), ""
 
 
-def set_training(module_rref: RRef, mode: bool) -> None:
-    module_rref.local_value().train(mode)
-
-
-def convert(module_rref: RRef, dtype: torch.dtype, integers: bool) -> None:
-    """Converts floating-point values; with ``integers``, all values."""
-    module = module_rref.local_value()
-    module.type(dtype) if integers else module.to(dtype)
-
-
-def require_grad(module_rref: RRef, requires_grad: bool) -> None:
-    module_rref.local_value().requires_grad_(requires_grad)
-
-
-def zero_grad(module_rref: RRef, set_to_none: bool) -> None:
-    module_rref.local_value().zero_grad(set_to_none=set_to_none)
+def change(module_rref: RRef, method: str, *args: Any) -> None:
+    """Calls a method of ``nn.Module`` that changes the module and returns nothing of use."""
+    if method not in _CHANGES:  # a peer that may call this one may not call every method
+        raise ValueError(f"not a change of a module: {method!r}")
+    getattr(module_rref.local_value(), method)(*args)
 
 
 def describe(module_rref: RRef) -> str:

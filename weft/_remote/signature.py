@@ -16,7 +16,13 @@ from torch import nn
 from torch._jit_internal import _qualified_name, fake_range
 from torch.jit.annotations import ann_to_type
 
-from weft._remote.named_tuples import class_called, field_types, holds_names, is_named_tuple
+from weft._remote.named_tuples import (
+    class_called,
+    field_types,
+    holds_names,
+    is_named_tuple,
+    script_name,
+)
 
 
 @dataclass(frozen=True)
@@ -25,13 +31,11 @@ class Named:
 
     Attributes:
         word: stands for it in the texts of types.
-        module: where its owner has it.
-        name: its qualified name there.
+        name: TorchScript's name of it where it is defined.
         fields: names and types.
     """
 
     word: str
-    module: str
     name: str
     fields: tuple[tuple[str, str], ...]
 
@@ -58,11 +62,17 @@ class _Unscriptable(Exception):
     pass
 
 
+_INSTEAD = (
+    "use tensors, numbers, strings, and lists, dicts, tuples and Optionals of them, which other "
+    "processes know as well"
+)
+
+
 class _Types:
     """Writes down types, and remembers which NamedTuples were in them."""
 
     def __init__(self) -> None:
-        self.classes: dict[tuple[str, str], Named] = {}
+        self.classes: dict[str, Named] = {}
 
     def text(self, annotation: Any, what: str, where: str) -> str:
         """The annotation as TorchScript writes it; only types that every process knows."""
@@ -75,10 +85,7 @@ class _Types:
                 f"the type of {what} of {where} is not one of TorchScript's ({annotation!r}): {error}"
             )
         if "__torch__" in text:
-            raise _Unscriptable(
-                f"the type of {what} of {where} is a class ({text}): use tensors, numbers, strings, and "
-                "lists, dicts, tuples and Optionals of them, which other processes know as well"
-            )
+            raise _Unscriptable(f"the type of {what} of {where} is a class ({text}): {_INSTEAD}")
         return _as_python(text)
 
     def _text_with_names(self, annotation: Any, what: str, where: str) -> str:
@@ -87,7 +94,7 @@ class _Types:
                 (name, self.text(kind, f"field '{name}' of {what}", where))
                 for name, kind in zip(annotation._fields, field_types(annotation), strict=True)
             ]
-            return self.add(annotation.__module__, annotation.__qualname__, fields)
+            return self.add(annotation, fields)
         origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
         texts = [self.text(one, what, where) for one in inner if one is not type(None)]
         if origin in (typing.Union, types.UnionType) and len(texts) == 1:
@@ -105,10 +112,9 @@ class _Types:
         name = kind.kind()
         if name == "TupleType":
             inner = [self.of_schema(one) for one in kind.elements()]
-            cls = class_called(kind.annotation_str, len(inner))
-            if cls is not None:
-                fields = list(zip(cls._fields, inner, strict=True))
-                return self.add(cls.__module__, cls.__qualname__, fields)
+            cls = class_called(kind.annotation_str)
+            if cls is not None and len(cls._fields) == len(inner):
+                return self.add(cls, list(zip(cls._fields, inner, strict=True)))
             return f"Tuple[{', '.join(inner) or '()'}]"
         if name == "ListType":
             return f"List[{self.of_schema(kind.getElementType())}]"
@@ -119,19 +125,15 @@ class _Types:
             return f"Dict[{key}, {self.of_schema(kind.getValueType())}]"
         text = _as_python(kind.annotation_str)
         if "__torch__" in text:
-            raise _Unscriptable(
-                f"forward has the class {text} in its signature: use tensors, numbers, strings, and "
-                "lists, dicts, tuples and Optionals of them, which other processes know as well"
-            )
+            raise _Unscriptable(f"forward has the class {text} in its signature: {_INSTEAD}")
         return text
 
-    def add(self, module: str, name: str, fields: list[tuple[str, str]]) -> str:
+    def add(self, cls: Any, fields: list[tuple[str, str]]) -> str:
         """The word for this NamedTuple."""
-        key = (module, name)
-        if key not in self.classes:
-            word = f"_Named{len(self.classes)}_"
-            self.classes[key] = Named(word, module, name, tuple(fields))
-        return self.classes[key].word
+        name = script_name(cls)
+        if name not in self.classes:
+            self.classes[name] = Named(f"_Named{len(self.classes)}_", name, tuple(fields))
+        return self.classes[name].word
 
 
 def _as_python(text: str) -> str:

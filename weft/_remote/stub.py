@@ -17,7 +17,7 @@ from torch import nn
 from torch._jit_internal import fake_range
 from torch.jit.annotations import ann_to_type
 
-from weft._remote.named_tuples import found
+from weft._remote.named_tuples import class_called
 from weft._remote.signature import Named, Signature
 
 _TEMPLATE = """\
@@ -74,8 +74,9 @@ class _Names:
             if name in self._results.values():
                 name += one.word.rstrip("_")
             self._results[one.word] = self._arguments[one.word] = name
-            cls = found(one.module, one.name, [field for field, _ in one.fields])
-            if cls is not None and _readable(cls):
+            cls = class_called(one.name)
+            fields = tuple(field for field, _ in one.fields)
+            if cls is not None and cls._fields == fields and _readable(cls):
                 self.bound[name] = cls
                 continue
             kinds = [(field, self.in_result(kind)) for field, kind in one.fields]

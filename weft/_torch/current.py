@@ -26,6 +26,10 @@ def backends() -> list[Any]:
 
 
 def backends_of(group: dist.ProcessGroup) -> list[Any]:
-    """The backends of a group, each once: several device types may share one."""
+    """The backends of a group, each once: several device types may share one.
+
+    Without the wrapper that TORCH_DISTRIBUTED_DEBUG=DETAIL puts around each.
+    """
     found = [group._get_backend(device) for device in group._device_types]
-    return list({id(backend): backend for backend in found}.values())
+    bare = [getattr(backend, "wrapped_pg", backend) for backend in found]
+    return list({id(backend): backend for backend in bare}.values())

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from weft import _C
@@ -69,6 +70,10 @@ def _make_delegate(options: ProcessGroupOptions, device: str, *place: Any) -> An
 def _create(
     options: dist._DistributedBackendOptions, pg_options: ProcessGroupOptions | None
 ) -> _C.WeftBackend:
+    if torch.cuda.device_count() == 0:
+        # torch asks this table for a device to gather on (ShardedTensor). Only here, because counting
+        # devices takes time that an import should not.
+        dist.Backend.backend_capability[BACKEND] = ["cpu"]
     if pg_options is None:
         pg_options = ProcessGroupOptions()
     if not isinstance(pg_options, ProcessGroupOptions):

@@ -5,23 +5,21 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.rpc as rpc
 from torch.distributed.rpc import api, backend_registry
 
 from weft import _C
 from weft._torch import current, patches, process_group
-from weft._torch.patches import default, startup
+from weft._torch.patches import default
 from weft._torch.patches.unpickler import set_policy
 from weft.options import RpcBackendOptions, master_host
 
 BACKEND = "WEFT"
-
-
-def _construct_options(rpc_timeout: float, init_method: str, **kwargs: Any) -> RpcBackendOptions:
-    return RpcBackendOptions(rpc_timeout=rpc_timeout, init_method=init_method, **kwargs)
 
 
 def make_agent(
@@ -29,12 +27,13 @@ def make_agent(
     name: str,
     rank: int,
     world_size: int | None,
-    options: RpcBackendOptions,
+    rpc_backend_options: RpcBackendOptions,
     faults: _C.FaultOptions | None = None,
 ) -> _C.WeftAgent:
     """Creates an agent, lets it join its group, and makes it torch's current one."""
     if not isinstance(store, dist.Store):
         raise TypeError(f"`store` must be a c10d::Store. {store}")
+    options = rpc_backend_options
     if not isinstance(options, RpcBackendOptions):
         raise TypeError(f"`rpc_backend_options` must be a `weft.RpcBackendOptions`. {options}")
     if not options.master_host:
@@ -54,14 +53,20 @@ def make_agent(
     return agent
 
 
-def _init_backend(
-    store: dist.Store,
-    name: str,
-    rank: int,
-    world_size: int | None,
-    rpc_backend_options: RpcBackendOptions,
-) -> _C.WeftAgent:
-    return make_agent(store, name, rank, world_size, rpc_backend_options)
+def register_backend(
+    name: str, make_options: Callable[..., RpcBackendOptions], make: Callable[..., _C.WeftAgent]
+) -> None:
+    """Registers an RPC backend; a second call changes nothing."""
+    if backend_registry.backend_registered(name):
+        return
+
+    def construct_options(rpc_timeout: float, init_method: str, **more: Any) -> RpcBackendOptions:
+        return make_options(rpc_timeout=rpc_timeout, init_method=init_method, **more)
+
+    backend_registry.register_backend(name, construct_options, make)
+    # torch has made a new enum and leaves rpc.BackendType the old one; a plain init_rpc() would then
+    # fail its own type check.
+    rpc.BackendType = backend_registry.BackendType
 
 
 def _shut_down_at_exit() -> None:
@@ -80,8 +85,7 @@ def install() -> None:
     if not backend_registry.backend_registered(BACKEND):
         process_group.register()
         patches.install()
-        backend_registry.register_backend(BACKEND, _construct_options, _init_backend)
-        startup.refresh_backend_type()
+        register_backend(BACKEND, RpcBackendOptions, make_agent)
         atexit.register(_shut_down_at_exit)
     if os.environ.get("WEFT_AS_DEFAULT", "0") == "1":
         default.make_default()

@@ -1,13 +1,14 @@
 """The request policy ``registered``: peers may call only registered Python functions.
 
 torch unpickles a request to learn which function it names. Under this policy the unpickler
-resolves only registered objects and the few names that torch's own RPC pickles contain. A request
-for anything else fails before any of its code runs.
+(``restricted_unpickler.py``) resolves only what is here: registered objects and the few names that
+torch's own RPC pickles contain. A request for anything else fails before any of its code runs.
 """
 
 from __future__ import annotations
 
 import builtins
+import importlib
 import pickle
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -17,6 +18,8 @@ import torch
 F = TypeVar("F", bound=Callable[..., Any])
 
 _objects: dict[tuple[str, str], Any] = {}
+# By identity: what equals a registered object is not registered.
+_registered: dict[int, Any] = {}
 
 # What a pickle of torch.distributed.rpc.internal refers to besides user code. Each of these only
 # rebuilds a value from its parts.
@@ -28,13 +31,9 @@ _ALLOWED = {
     "builtins": {"set", "frozenset", "slice", "range", "complex", "bytearray"},
     "weft._remote.named_tuples": {"remade"},
 }
-# Static methods that torch's pickles reach with getattr through their class.
-_ALLOWED_ATTRIBUTES = {
-    ("_InternalRPCPickler", "_tensor_receiver"),
-    ("_InternalRPCPickler", "_py_rref_receiver"),
-}
-# Constants of torch, and the types of built-in exceptions (a RemoteException names one).
-_HARMLESS_MODULES = {"torch": torch, "builtins": builtins}
+# Constants of torch, and the types of built-in exceptions (a RemoteException names one). SystemExit and
+# the like are not among them: a peer's answer would end the caller.
+_HARMLESS_MODULES: dict[str, Any] = {"torch": torch, "builtins": builtins}
 _HARMLESS_VALUES = (torch.dtype, torch.layout, torch.memory_format)
 
 
@@ -66,6 +65,7 @@ def register_function(function: F | None = None, *, name: str | None = None) -> 
             module, _, qualified = name.partition(":")
         else:
             module, qualified = target.__module__, target.__qualname__
+        _registered[id(target)] = target
         _objects[(module, qualified)] = target
         return target
 
@@ -77,32 +77,27 @@ def registered_functions() -> list[str]:
     return sorted(f"{module}:{name}" for module, name in _objects)
 
 
-def _restricted_getattr(owner: Any, attribute: str) -> Any:
-    """``getattr`` for the static methods that torch's pickles reach through their class."""
-    key = (getattr(owner, "__name__", ""), attribute)
-    if key in _ALLOWED_ATTRIBUTES:
-        return getattr(owner, attribute)
-    raise pickle.UnpicklingError(f"the request policy here is 'registered': {key} is refused")
+def is_registered(value: Any) -> bool:
+    """Whether this very object was given to :func:`register_function`."""
+    return id(value) in _registered
 
 
-class RestrictedUnpickler(pickle.Unpickler):
-    """Resolves registered objects and the parts of torch's own pickles; refuses the rest."""
+def refused(what: str) -> pickle.UnpicklingError:
+    """The error of a pickle that does what the policy does not allow."""
+    return pickle.UnpicklingError(f"the request policy here is 'registered', {what}")
 
-    def find_class(self, module: str, name: str) -> Any:
-        """The object of this name, if a request may refer to it."""
-        found = _objects.get((module, name))
-        if found is not None:
-            return found
-        if (module, name) == ("builtins", "getattr"):
-            return _restricted_getattr
-        if name in _ALLOWED.get(module, ()):
-            return super().find_class(module, name)
-        candidate = getattr(_HARMLESS_MODULES.get(module), name, None)
-        if isinstance(candidate, _HARMLESS_VALUES) or (
-            isinstance(candidate, type) and issubclass(candidate, BaseException)
-        ):
-            return candidate
-        raise pickle.UnpicklingError(
-            f"the request policy here is 'registered', and {module}.{name} was not given to "
-            "weft.register_function"
-        )
+
+def resolve(module: str, name: str) -> Any:
+    """The object of this name, if a pickle may refer to it."""
+    found = _objects.get((module, name))
+    if found is not None:
+        return found
+    if name in _ALLOWED.get(module, ()):
+        return getattr(importlib.import_module(module), name)
+    # Not getattr: torch imports some of its modules when their names are asked for.
+    candidate = vars(_HARMLESS_MODULES.get(module, object)).get(name)
+    if isinstance(candidate, _HARMLESS_VALUES) or (
+        isinstance(candidate, type) and issubclass(candidate, Exception)
+    ):
+        return candidate
+    raise refused(f"and {module}.{name} was not given to weft.register_function")

@@ -10,6 +10,7 @@ PyTorch 2.3.1).
 from __future__ import annotations
 
 import warnings
+from collections import defaultdict
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -59,35 +60,26 @@ class _MiniBatch:
     """
 
     def __init__(self) -> None:
-        self._place: tuple[int, int] | None = None  # which call of the Pipe, which micro-batch
-        self._call = 0  # the layer's calls in this micro-batch
-        self._rows: list[list[_Part]] = []
+        self._serial: int | None = None  # which call of the Pipe; None outside one
+        self._index = -1  # the present micro-batch
+        self._call = 0  # the layer's calls in it
+        self._rows: defaultdict[int, list[_Part]] = defaultdict(list)
 
     def add(self, part: _Part, chunks: int) -> list[_Part] | None:
         """Takes a part; returns the row that it completes, if it does."""
         running = _C.pipe.micro_batch()
-        if running is None:  # outside a Pipe: one call, one micro-batch
-            if self._place is not None:  # a run failed and left its parts
-                self._place, self._rows = None, []
-            return self._put(0, part, last=self._first_row() + 1 >= chunks)
-        index, count, serial = running
-        if self._place is None or self._place[0] != serial:
-            self._rows = []
-        self._call = self._call + 1 if self._place == (serial, index) else 0
-        self._place = (serial, index)
-        return self._put(self._call, part, last=index == count - 1)
-
-    def _first_row(self) -> int:
-        return len(self._rows[0]) if self._rows else 0
-
-    def _put(self, call: int, part: _Part, last: bool) -> list[_Part] | None:
-        while len(self._rows) <= call:
-            self._rows.append([])
-        self._rows[call].append(part)
-        if not last:
-            return None
-        row, self._rows[call] = self._rows[call], []
-        return row
+        serial = running[2] if running else None
+        if serial != self._serial:  # a mini-batch that failed has left its parts
+            self._serial, self._index = serial, -1
+            self._rows.clear()
+        if running:
+            index, count = running[:2]
+            self._call = self._call + 1 if index == self._index else 0
+        else:  # one call, one micro-batch
+            index, count, self._call = len(self._rows[0]), chunks, 0
+        self._index = index
+        self._rows[self._call].append(part)
+        return self._rows.pop(self._call) if index + 1 >= count else None
 
 
 class DeferredBatchNorm(_BatchNorm):
@@ -142,13 +134,10 @@ class DeferredBatchNorm(_BatchNorm):
             input, mean, variance, self.weight, self.bias, training=True, momentum=1.0, eps=self.eps
         )
         if not _C.pipe.is_run_again():  # by a Pipe or by torch.utils.checkpoint
-            self._track(_Part(input.numel() // input.size(1), mean, variance))
+            part = _Part(input.numel() // input.size(1), mean, variance)
+            if whole := self._seen.add(part, self.chunks):
+                self._update(*_pooled(whole, self.biased))
         return output
-
-    def _track(self, part: _Part) -> None:
-        whole = self._seen.add(part, self.chunks)
-        if whole is not None:
-            self._update(*_pooled(whole, self.biased))
 
     @torch.no_grad()
     def _update(self, mean: Tensor, variance: Tensor) -> None:

@@ -35,7 +35,9 @@ class NoChunk:
 
 
 def check_chunks(chunks: int) -> int:
-    """The number of micro-batches as an int; ValueError if it is below 1."""
+    """The number of micro-batches as an int; raises for what is no whole number of at least 1."""
+    if isinstance(chunks, (str, bytes)) or int(chunks) != chunks:
+        raise TypeError(f"chunks must be an int, got {chunks!r}")
     chunks = int(chunks)
     if chunks < 1:
         raise ValueError(f"number of chunks must be positive integer, not {chunks}")
@@ -43,7 +45,7 @@ def check_chunks(chunks: int) -> int:
 
 
 def check_inputs(inputs: tuple[Any, ...], devices: Sequence[torch.device]) -> list[Tensor]:
-    """The tensors to split; an error unless there is one and all are on the first device."""
+    """The tensors to split; raises unless there is one, and all are on the first device."""
     tensors = [value for value in inputs if isinstance(value, Tensor)]
     if not tensors:
         raise TypeError(f"inputs do not have any tensors: {inputs}")
@@ -54,6 +56,12 @@ def check_inputs(inputs: tuple[Any, ...], devices: Sequence[torch.device]) -> li
                 "All inputs should be on the same device as the first partition: one is on "
                 f"{tensor.device}, the first partition on {first}"
             )
+    on_meta = [device.type == "meta" for device in devices]
+    if any(on_meta) and not all(on_meta):
+        raise ValueError(
+            f"partition {on_meta.index(False)} is not on meta as others are, and a meta tensor cannot "
+            'be copied; wrap a child without parameters in WithDevice(child, "meta")'
+        )
     return tensors
 
 

@@ -98,11 +98,12 @@ def check_shared_parameters(
     partitions: Sequence[nn.Module], devices: Sequence[torch.device]
 ) -> None:
     """Raises if partitions on different devices share a parameter."""
-    seen: dict[int, torch.device] = {}
-    for partition, device in zip(partitions, devices, strict=True):
-        for parameter in partition.parameters():
-            if seen.setdefault(id(parameter), device) != device:
+    owners: dict[nn.Parameter, torch.device] = {}
+    for index, (partition, device) in enumerate(zip(partitions, devices, strict=True)):
+        for name, parameter in partition.named_parameters():
+            if owners.setdefault(parameter, device) != device:
                 raise ValueError(
+                    f"'{name}' of partition {index} is shared with one on another device; "
                     "module with duplicate parameters on distinct devices is not supported"
                 )
 

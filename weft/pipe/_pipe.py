@@ -59,9 +59,13 @@ class Pipe(nn.Module):
 
     Raises:
         RuntimeError: RPC is not initialised.
-        TypeError: ``module`` is no ``nn.Sequential``, or its skip connections do not match.
+        TypeError: ``module`` is no ``nn.Sequential``, its skip connections do not match, or
+            ``chunks`` is no int.
         ValueError: another argument cannot be used.
     """
+
+    #: Whether forward wraps the output in an RRef, which takes an RPC agent.
+    _gives_rref = True
 
     def __init__(
         self,
@@ -71,7 +75,7 @@ class Pipe(nn.Module):
         deferred_batch_norm: bool = False,
     ) -> None:
         super().__init__()
-        if not rpc.api._is_current_rpc_agent_set():
+        if self._gives_rref and not rpc.api._is_current_rpc_agent_set():
             raise RuntimeError(
                 "Please initialize RPC framework for Pipe using torch.distributed.rpc.init_rpc "
                 "(or weft.init_rpc): a Pipe returns an RRef"
@@ -127,15 +131,18 @@ class Pipe(nn.Module):
 
         Raises:
             TypeError: no input is a tensor.
-            ValueError: a tensor is on another device than the first partition.
+            ValueError: a tensor is on another device than the first partition, or only some
+                partitions are on ``meta``.
         """
+        return rpc.RRef(self._run(*inputs))
+
+    def _run(self, *inputs: Any) -> Any:
         check_inputs(inputs, self.devices)
         if not self.devices:
-            return rpc.RRef(inputs[0] if len(inputs) == 1 else inputs)
-        output = self._engine.run(
+            return inputs[0] if len(inputs) == 1 else inputs
+        return self._engine.run(
             inputs, self.chunks, self.partitions[0].training, _MODES[self.checkpoint]
         )
-        return rpc.RRef(output)
 
     def memory_report(self, *inputs: Any) -> MemoryReport:
         """The memory of each partition in training with such a mini-batch.

@@ -49,7 +49,7 @@ def seconds(
         skips.update(store)
         return statistics.median(spent[_WARM_UP:]), output
 
-    return _walk(module, args, device, measure)
+    return _walk(module, args, device, measure)[0]
 
 
 def saved_bytes(
@@ -67,7 +67,7 @@ def saved_bytes(
         parameters = sum(p.untyped_storage().nbytes() for p in layer.parameters())
         return _size(saved) + parameters * parameter_copies, output
 
-    return _walk(module, args, device, measure)
+    return _walk(module, args, device, measure)[0]
 
 
 def kept(
@@ -78,15 +78,11 @@ def kept(
     Also returns the last layer's output, as arguments, and the skips that wait for their pop.
     """
     saved: Saved = {}
-    last: list[Any] = [args, skips]
 
     def measure(layer: nn.Module, args: Arguments, skips: SkipStore) -> tuple[float, Any]:
-        output = _saving(layer, args, skips, saved)
-        last[:] = [output, skips]
-        return 0.0, output
+        return 0.0, _saving(layer, args, skips, saved)
 
-    _walk(module, args, device, measure, skips)
-    output, skips = last
+    _, output, skips = _walk(module, args, device, measure, skips)
     result = tuple(output) if isinstance(output, (tuple, list)) else (output,)
     return _size(saved), _leaves_on(device, result), skips
 
@@ -134,8 +130,10 @@ def _walk(
     device: torch.device,
     measure: Measure,
     skips: SkipStore | None = None,
-) -> list[float]:
+) -> tuple[list[float], Any, SkipStore]:
+    """The layers' costs, the last one's output, and the skips that wait for their pop."""
     costs: list[float] = []
+    output: Any = args
     skips = skips if skips is not None else {}
     with _undisturbed(device):
         for name, layer in zip(module._modules, module, strict=True):
@@ -147,7 +145,7 @@ def _walk(
                 raise RuntimeError(f"layer '{name}' failed on {device}: {error}") from error
             costs.append(cost)
             args = output if isinstance(output, tuple) else (output,)
-    return costs
+    return costs, output, skips
 
 
 @contextlib.contextmanager

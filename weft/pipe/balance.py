@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from weft.pipe import _profile
 from weft.pipe._inputs import check_chunks, first_chunk
-from weft.pipe._partition import WithDevice
+from weft.pipe._partition import WithDevice, check_shared_parameters
 from weft.pipe._split import split_evenly
 
 __all__ = ["balance_by_size", "balance_by_time", "place"]
@@ -113,22 +113,11 @@ def place(
         raise ValueError(
             f"balance {list(balance)} does not cut {len(layers)} layers into partitions"
         )
-    wanted = [torch.device(device) for device in devices]
-    result: OrderedDict[str, nn.Module] = OrderedDict()
-    owners: dict[nn.Parameter, torch.device] = {}
     rest = iter(layers)
-    for index, (count, device) in enumerate(zip(balance, wanted, strict=True)):
-        part: nn.Module = nn.Sequential(OrderedDict(next(rest) for _ in range(count)))
-        for name, parameter in part.named_parameters():
-            if owners.setdefault(parameter, device) != device:
-                raise ValueError(
-                    f"'{name}' of partition {index} is shared with one on another device; "
-                    "module with duplicate parameters on distinct devices is not supported"
-                )
-        result[str(index)] = part
-    for name, device in zip(result, wanted, strict=True):
-        result[name] = _on(result[name], device)
-    return nn.Sequential(result)
+    parts = [nn.Sequential(OrderedDict(next(rest) for _ in range(count))) for count in balance]
+    wanted = [torch.device(device) for device in devices]
+    check_shared_parameters(parts, wanted)
+    return nn.Sequential(*map(_on, parts, wanted))
 
 
 def _on(part: nn.Module, device: torch.device) -> nn.Module:

@@ -4,19 +4,16 @@
 
 #include "c10d_plugin/net/gloo/gloo_collectives.h"
 
-using namespace weft::collectives;  // NOLINT(google-build-using-namespace): two C functions
+using namespace weft::collectives;  // NOLINT(google-build-using-namespace): one C function
 
-extern "C" __attribute__((visibility("default"))) int weft_gloo_version() {
-  return kGlooEntryVersion;
-}
-
-extern "C" __attribute__((visibility("default"))) Collectives* weft_gloo_make(
+extern "C" __attribute__((visibility("default"))) Collectives* weft_gloo_make_3(
     const std::shared_ptr<Mailbox>* mailbox, const std::vector<int>* members, unsigned channel,
-    const char** problem) {
+    const weft::transport::InterruptHook* hook) {
+  static const bool hooked = (weft::transport::setInterruptHook(*hook), true);
+  static_cast<void>(hooked);
   try {
     return new GlooCollectives(*mailbox, *members, channel);
   } catch (const std::exception&) {
-    *problem = "Gloo refused to make a context";
     return nullptr;
   }
 }

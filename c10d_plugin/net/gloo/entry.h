@@ -1,4 +1,4 @@
-// The entry points of libweft_gloo.so. Only that library has Gloo, because libtorch_cpu exports
+// The entry point of libweft_gloo.so. Only that library has Gloo, because libtorch_cpu exports
 // another version of the same names. C linkage, found by dlsym.
 #pragma once
 
@@ -7,20 +7,21 @@
 
 #include "c10d_plugin/core/collectives.h"
 #include "c10d_plugin/core/mailbox.h"
+#include "transport/base/interruption.h"
 
 namespace weft::collectives {
 
-// Changes with every type that these functions take or return; the loader compares it.
-inline constexpr int kGlooEntryVersion = 1;
 inline constexpr const char* kGlooLibrary = "libweft_gloo.so";
+// The number changes with every type that the function takes or returns: another build's library
+// has no function of this name.
+inline constexpr const char* kGlooEntry = "weft_gloo_make_3";
 
 extern "C" {
-// kGlooEntryVersion of the library.
-using GlooEntryVersion = int();
-// As MessageCollectives' constructor; null and `problem` (static text) when it can't.
+// As MessageCollectives' constructor; null when Gloo refuses to make a context. `hook`: this
+// process's, for the waits of that library.
 using MakeGlooCollectives = Collectives*(const std::shared_ptr<Mailbox>* mailbox,
                                          const std::vector<int>* members, unsigned channel,
-                                         const char** problem);
+                                         const transport::InterruptHook* hook);
 }
 
 }  // namespace weft::collectives

@@ -8,7 +8,7 @@ namespace weft::collectives {
 namespace {
 
 // Gloo numbers the messages of one operation in the lowest byte of a slot; the rest says which
-// operation, which the requests's tags and labels say better.
+// operation, which the requests' tags and labels say better.
 unsigned stepOf(std::uint64_t slot) { return static_cast<unsigned>(slot & 0xFF); }
 
 class NoAddress final : public gloo::transport::Address {
@@ -43,7 +43,7 @@ class MailboxPair final : public gloo::transport::Pair {
 
 class MailboxTransport final : public gloo::transport::Context {
  public:
-  MailboxTransport(int own_rank, int ranks, CurrentFlight& current)
+  MailboxTransport(int own_rank, int ranks, CurrentRequests& current)
       : Context(own_rank, ranks), current_(current) {
     pairs_.resize(static_cast<std::size_t>(ranks));
     for (int peer = 0; peer < ranks; ++peer)
@@ -61,7 +61,7 @@ class MailboxTransport final : public gloo::transport::Context {
   }
 
  private:
-  CurrentFlight& current_;
+  CurrentRequests& current_;
 };
 
 }  // namespace
@@ -112,14 +112,9 @@ bool MailboxBuffer::waitRecv(int* rank, std::chrono::milliseconds) { return wait
 
 bool MailboxBuffer::waitSend(int* rank, std::chrono::milliseconds) { return wait(sent_, rank); }
 
-std::shared_ptr<gloo::transport::Context> MailboxDevice::createContext(int rank, int size) {
-  return std::make_shared<MailboxTransport>(rank, size, current_);
-}
-
-MailboxContext::MailboxContext(int own_rank, int ranks, CurrentFlight& current)
+MailboxContext::MailboxContext(int own_rank, int ranks, CurrentRequests& current)
     : Context(own_rank, ranks) {
-  device_ = std::make_shared<MailboxDevice>(current);
-  transportContext_ = device_->createContext(own_rank, ranks);
+  transportContext_ = std::make_shared<MailboxTransport>(own_rank, ranks, current);
 }
 
 }  // namespace weft::collectives

@@ -8,12 +8,10 @@
 
 #include <gloo/context.h>
 #include <gloo/transport/context.h>
-#include <gloo/transport/device.h>
 
 #include <deque>
 #include <memory>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
 #include "c10d_plugin/net/messages/request_set.h"
@@ -25,13 +23,13 @@ struct RequestsFailed : std::runtime_error {
 };
 
 // The RequestSet of the running operation, which its buffers use.
-struct CurrentFlight {
+struct CurrentRequests {
   RequestSet* requests = nullptr;
 };
 
 class MailboxBuffer final : public gloo::transport::UnboundBuffer {
  public:
-  MailboxBuffer(void* data, std::size_t bytes, CurrentFlight& current)
+  MailboxBuffer(void* data, std::size_t bytes, CurrentRequests& current)
       : UnboundBuffer(data, bytes), requests_(*current.requests) {}
   ~MailboxBuffer() override;
 
@@ -60,22 +58,10 @@ class MailboxBuffer final : public gloo::transport::UnboundBuffer {
   std::deque<Begun> received_;
 };
 
-class MailboxDevice final : public gloo::transport::Device {
- public:
-  explicit MailboxDevice(CurrentFlight& current) : current_(current) {}
-  std::string str() const override { return "weft"; }
-  const std::string& getPCIBusID() const override { return none_; }
-  std::shared_ptr<gloo::transport::Context> createContext(int rank, int size) override;
-
- private:
-  CurrentFlight& current_;
-  const std::string none_;
-};
-
 // A gloo::Context that needs no rendezvous: the mailbox's ranks have met already.
 class MailboxContext final : public gloo::Context {
  public:
-  MailboxContext(int own_rank, int ranks, CurrentFlight& current);
+  MailboxContext(int own_rank, int ranks, CurrentRequests& current);
 };
 
 }  // namespace weft::collectives

@@ -28,29 +28,26 @@ std::string pathBesideThisCode() {
   return here.substr(0, here.rfind('/') + 1) + kGlooLibrary;
 }
 
-struct EntryPoints {
+struct EntryPoint {
   MakeGlooCollectives* make = nullptr;
   Error error;
 };
 
-EntryPoints openLibrary() {
+EntryPoint openLibrary() {
   const std::string path = pathBesideThisCode();
   const auto unavailable = [&](const std::string& why) {
-    return EntryPoints{nullptr,
-                       {ErrorCode::kSystem, "Gloo's algorithms are not available: " + why}};
+    return EntryPoint{nullptr, {ErrorCode::kSystem, "Gloo's algorithms are not available: " + why}};
   };
   // Never closed: Gloo's threads and statics do not support it.
   void* const library = ::dlopen(path.c_str(), kFlags);
   if (library == nullptr) return unavailable(::dlerror());
-  const auto version = reinterpret_cast<GlooEntryVersion*>(::dlsym(library, "weft_gloo_version"));
-  const auto make = reinterpret_cast<MakeGlooCollectives*>(::dlsym(library, "weft_gloo_make"));
-  if (version == nullptr || make == nullptr || version() != kGlooEntryVersion)
-    return unavailable(path + " belongs to another build of Weft");
+  auto* const make = reinterpret_cast<MakeGlooCollectives*>(::dlsym(library, kGlooEntry));
+  if (make == nullptr) return unavailable(path + " belongs to another build of Weft");
   return {make, {}};
 }
 
-const EntryPoints& entryPoints() {
-  static const EntryPoints opened = openLibrary();
+const EntryPoint& entryPoint() {
+  static const EntryPoint opened = openLibrary();
   return opened;
 }
 
@@ -58,15 +55,15 @@ const EntryPoints& entryPoints() {
 
 void setGlooLibrary(const std::string& path) { chosenPath() = path; }
 
-Error glooAvailable() { return entryPoints().error; }
+Error glooAvailable() { return entryPoint().error; }
 
 Result<std::unique_ptr<Collectives>> makeGlooCollectives(const std::shared_ptr<Mailbox>& mailbox,
                                                          const std::vector<int>& members,
                                                          unsigned channel) {
-  if (entryPoints().make == nullptr) return entryPoints().error;
-  const char* problem = nullptr;
-  Collectives* const made = entryPoints().make(&mailbox, &members, channel, &problem);
-  if (made == nullptr) return Error(ErrorCode::kSystem, problem);
+  if (entryPoint().make == nullptr) return entryPoint().error;
+  const transport::InterruptHook hook = transport::interruptHook();
+  Collectives* const made = entryPoint().make(&mailbox, &members, channel, &hook);
+  if (made == nullptr) return Error(ErrorCode::kSystem, "Gloo refused to make a context");
   return std::unique_ptr<Collectives>(made);
 }
 

@@ -2,283 +2,258 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
+#include <chrono>
+#include <string>
 #include <utility>
 
-#include "c10d_plugin/core/adjacent_parts.h"
 #include "c10d_plugin/core/reduce_kernels.h"
 #include "c10d_plugin/net/messages/message_collectives.h"
 
 namespace weft::collectives {
 namespace {
 
-// From here on, all_reduce goes in shares.
+// From here on, data are reduced in shares.
 constexpr std::size_t kShareBytes = std::size_t{64} << 10;
 // From here on, broadcast goes down a tree of all ranks where each host has two: its pieces are
-// read, passed on and copied at the same time, which saves more than shared memory does. (From
-// kShareBytes on where the root would have to hand it to its leader first.)
+// read, passed on and copied at the same time, which saves more than shared memory does.
 constexpr std::size_t kTreeBytes = std::size_t{4} << 20;
+// How much longer the other ranks of a host wait than the one whose error comes first.
+constexpr std::chrono::milliseconds kErrorFirst{300};
 
 std::unique_ptr<std::byte[]> memory(std::size_t bytes) {
   return std::make_unique_for_overwrite<std::byte[]>(bytes);
 }
 
-void copy(Bytes to, ConstBytes from) {
-  if (!to.empty()) std::memcpy(to.data(), from.data(), to.size());
+// kAverage is a sum until the end.
+Call partialCall(Call call) {
+  call.reduction = partialReduction(call.reduction);
+  return call;
 }
 
 }  // namespace
 
-HierarchicalCollectives::HierarchicalCollectives(HostLayout layout, HostSteps::Parts parts)
-    : layout_(std::move(layout)), steps_(layout_, std::move(parts)) {}
+// --- steps and failures ---
 
-Call HierarchicalCollectives::sums(const Call& call) const {
-  Call partial = call;
-  partial.reduction = partialReduction(call.reduction);
-  return partial;
+bool HierarchicalCollectives::inside(const Call& call, const Step& step, int first) {
+  if (failure()) return false;
+  Call local = call;
+  local.sequence = inside_sequence_++;
+  if (layout_.local != first) local.deadline += kErrorFirst;
+  const Error error = step(*parts_.inside, local);
+  if (!error) return true;
+  std::string numbering;
+  for (std::size_t i = 0; i < layout_.here().size(); ++i) {
+    numbering +=
+        (i == 0 ? "" : ", ") + std::to_string(i) + " is rank " + std::to_string(layout_.here()[i]);
+  }
+  abort({error.code(), error.text() + " (numbered on this host: " + numbering + ")"});
+  return false;
+}
+
+bool HierarchicalCollectives::across(const Call& call, const Step& step, std::size_t shares) {
+  if (failure()) return false;
+  Call between = call;
+  // Above the bits of the tags: hosts that cut their data otherwise must meet, to find out that
+  // they have other data.
+  between.sequence =
+      across_sequence_++ | (std::uint64_t{shares - 1} << MessageCollectives::kSequenceBits);
+  return !flat(step(*parts_.across, between));
+}
+
+Error HierarchicalCollectives::flat(Error error) {
+  if (error) abort(error);
+  return error;
+}
+
+Error HierarchicalCollectives::failure() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return failure_;
+}
+
+void HierarchicalCollectives::abort(Error reason) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (failure_) return;
+    failure_ = reason;
+  }
+  parts_.inside->abort(reason);
+  parts_.mailbox->abort(reason);
+}
+
+template <typename Part>
+std::vector<Part> HierarchicalCollectives::pick(std::span<const Part> parts,
+                                                const std::vector<int>& ranks) const {
+  std::vector<Part> picked;
+  picked.reserve(ranks.size());
+  for (const int one : ranks)
+    picked.push_back(parts[static_cast<std::size_t>(one)]);
+  return picked;
 }
 
 // --- operations ---
 
 Error HierarchicalCollectives::barrier(const Call& call) {
-  if (Error error = steps_.failure()) return error;
-  const HostSteps::Step meet = [](Collectives& part, const Call& own) { return part.barrier(own); };
-  (void)(steps_.inside(call, meet) && (!leads() || steps_.across(call, meet)) &&
-         steps_.inside(call, meet));
-  return steps_.failure();
-}
-
-Error HierarchicalCollectives::broadcast(const Call& call, Bytes data, int root) {
-  if (Error error = steps_.failure()) return error;
-  const bool at_leader = layout_.localOf(root) == 0;
-  if (data.size() >= (at_leader ? kTreeBytes : kShareBytes) && treeKeepsToHosts(root)) {
-    return steps_.endedBy(steps_.flat().broadcast(call, data, root));
-  }
-  broadcastByLeaders(call, data, root);
-  return steps_.failure();
+  const Step meet = [](Collectives& part, const Call& own) { return part.barrier(own); };
+  (void)(inside(call, meet) && (layout_.local != 0 || across(call, meet)) && inside(call, meet));
+  return failure();
 }
 
 // A binomial tree of the ranks crosses to each other host once.
 bool HierarchicalCollectives::treeKeepsToHosts(int root) const {
-  const bool full = std::has_single_bit(layout_.hosts.size());
-  if (size() > MessageCollectives::kFewRanks || layout_.fewest() != 2 || layout_.most() != 2 ||
-      (!full && root % 2 != 0))
-    return false;
+  if (layout_.fewest() != 2 || layout_.most() != 2) return false;
+  if (!std::has_single_bit(layout_.hosts.size()) && root % 2 != 0) return false;
   return std::all_of(layout_.hosts.begin(), layout_.hosts.end(), [](const std::vector<int>& host) {
     return host[0] % 2 == 0 && host[1] == host[0] + 1;
   });
 }
 
-void HierarchicalCollectives::broadcastByLeaders(const Call& call, Bytes data, int root) {
-  const int host = layout_.hostOf(root);
-  const auto from = [&](int local) {
-    return [data, local](Collectives& part, const Call& own) {
-      return part.broadcast(own, data, local);
-    };
+Error HierarchicalCollectives::broadcast(const Call& call, Bytes data, int root) {
+  if (Error error = failure()) return error;
+  if (data.size() >= kTreeBytes && treeKeepsToHosts(root))
+    return flat(parts_.flat->broadcast(call, data, root));
+  const auto from = [&](int one) -> Step {
+    return
+        [data, one](Collectives& part, const Call& own) { return part.broadcast(own, data, one); };
   };
-  const int local = layout_.host == host ? layout_.localOf(root) : 0;
-  // Where the leader has the data already, the other hosts get them first: that takes longest.
-  const bool at_leader = layout_.host != host || local == 0;
-  if (!at_leader && !steps_.inside(call, from(local))) return;
-  if (leads() && !steps_.across(call, from(host))) return;
-  if (at_leader) (void)steps_.inside(call, from(local));
+  const int host = layout_.hostOf(root);
+  const int local = layout_.localOf(root);
+  // Where some host has no rank of the root's index, the first ones get the data first.
+  const bool crosses = local < layout_.fewest();
+  const int index = crosses ? local : 0;
+  if (!crosses && layout_.host == host && !inside(call, from(local))) return failure();
+  if (layout_.local == index && !across(call, from(host))) return failure();
+  if (crosses || layout_.host != host) (void)inside(call, from(index), index);
+  return failure();
 }
 
 Error HierarchicalCollectives::allReduce(const Call& call, Bytes data) {
-  if (Error error = steps_.failure()) return error;
-  if (!canReduce(call.element, call.reduction)) return steps_.flat().allReduce(call, data);
-  if (layout_.fewest() > 1 && data.size() >= kShareBytes) {
-    allReduceByShares(call, data);
-  } else {
-    allReduceByLeaders(call, data);
-  }
-  return steps_.failure();
-}
-
-void HierarchicalCollectives::allReduceByLeaders(const Call& call, Bytes data) {
-  const Call sum = sums(call);
-  if (!steps_.inside(sum,
-                     [&](Collectives& part, const Call& own) { return part.reduce(own, data, 0); }))
-    return;
-  if (leads()) {
-    if (!steps_.across(
-            sum, [&](Collectives& part, const Call& own) { return part.allReduce(own, data); }))
-      return;
-    finishReduction(call, data, size());
-  }
-  (void)steps_.inside(
-      call, [&](Collectives& part, const Call& own) { return part.broadcast(own, data, 0); });
-}
-
-void HierarchicalCollectives::allReduceByShares(const Call& call, Bytes data) {
-  const Call sum = sums(call);
-  // The first fewest() ranks of each host have a share, the others an empty one.
-  const auto sharers = static_cast<std::size_t>(layout_.fewest());
-  const std::size_t element = sizeOf(call.element);
-  const std::size_t each = (data.size() / element + sharers - 1) / sharers * element;
-  std::vector<Bytes> shares;
-  for (std::size_t i = 0; i < layout_.here().size(); ++i) {
-    const std::size_t from = i < sharers ? std::min(i * each, data.size()) : data.size();
-    shares.push_back(data.subspan(from, i < sharers ? std::min(each, data.size() - from) : 0));
-  }
-  const Bytes own_share = shares[static_cast<std::size_t>(layout_.local)];
-  const std::vector<ConstBytes> inputs(shares.begin(), shares.end());
-  if (!steps_.inside(sum, [&](Collectives& part, const Call& own) {
-        return part.reduceScatter(own, inputs, own_share);
-      }))
-    return;
-  if (layout_.local < layout_.fewest()) {
-    if (!steps_.across(sum, [&](Collectives& part, const Call& own) {
-          return part.allReduce(own, own_share);
-        }))
-      return;
-    finishReduction(call, own_share, size());
-  }
-  (void)steps_.inside(call, [&](Collectives& part, const Call& own) {
-    return part.allGather(own, own_share, shares);
-  });
+  if (!canReduce(call.element, call.reduction)) return parts_.flat->allReduce(call, data);
+  return reduceTo(call, data, kEverywhere);
 }
 
 Error HierarchicalCollectives::reduce(const Call& call, Bytes data, int root) {
-  if (Error error = steps_.failure()) return error;
-  if (!canReduce(call.element, call.reduction)) return steps_.flat().reduce(call, data, root);
-  const Call sum = sums(call);
-  const bool is_root = layout_.rank == root;
-  // Only the root's data may change.
+  if (!canReduce(call.element, call.reduction)) return parts_.flat->reduce(call, data, root);
+  return reduceTo(call, data, root);
+}
+
+Error HierarchicalCollectives::reduceTo(const Call& call, Bytes data, int root) {
+  const Call sum = partialCall(call);
+  const auto sharers = static_cast<std::size_t>(data.size() < kShareBytes ? 1 : layout_.fewest());
+  const std::size_t element = sizeOf(call.element);
+  const std::size_t each = (data.size() / element + sharers - 1) / sharers * element;
+  std::vector<Bytes> shares;  // empty ones for the ranks behind the sharers
+  for (std::size_t i = 0; i < layout_.here().size(); ++i) {
+    const std::size_t from = std::min(i * each, data.size());
+    shares.push_back(data.subspan(from, std::min(each, data.size() - from)));
+  }
+  const std::vector<ConstBytes> inputs(shares.begin(), shares.end());
+  // Only the data of those who want the result may change.
+  Bytes own_share = shares[static_cast<std::size_t>(layout_.local)];
   std::unique_ptr<std::byte[]> scratch;
-  Bytes work = data;
-  if (leads() && !is_root) {
-    scratch = memory(data.size());
-    work = {scratch.get(), data.size()};
-    copy(work, data);
+  if (root != kEverywhere && root != rank()) {
+    scratch = memory(own_share.size());
+    own_share = {scratch.get(), own_share.size()};
   }
-  if (!steps_.inside(sum,
-                     [&](Collectives& part, const Call& own) { return part.reduce(own, work, 0); }))
-    return steps_.failure();
-  const int host = layout_.hostOf(root);
-  if (leads() && !steps_.across(sum, [&](Collectives& part, const Call& own) {
-        return part.reduce(own, work, host);
+  if (!inside(sum, [&](Collectives& part, const Call& own) {
+        return part.reduceScatter(own, inputs, own_share);
       }))
-    return steps_.failure();
-  const int local = layout_.localOf(root);
-  if (layout_.host == host && local != 0) {
-    // From the leader to the root; the other ranks get nothing.
-    std::vector<ConstBytes> to(layout_.here().size(), ConstBytes());
-    to[static_cast<std::size_t>(local)] = work;
-    const bool moved = steps_.inside(call, [&](Collectives& part, const Call& own) {
-      return part.scatter(own,
-                          leads() ? std::span<const ConstBytes>(to) : std::span<const ConstBytes>(),
-                          is_root ? data : Bytes(), 0);
-    });
-    if (!moved) return steps_.failure();
+    return failure();
+  if (layout_.local < static_cast<int>(sharers)) {
+    if (!across(
+            sum,
+            [&](Collectives& part, const Call& own) {
+              return root == kEverywhere ? part.allReduce(own, own_share)
+                                         : part.reduce(own, own_share, layout_.hostOf(root));
+            },
+            sharers))
+      return failure();
+    finishReduction(call, own_share, size());
   }
-  if (is_root) finishReduction(call, data, size());
-  return steps_.failure();
+  if (root == kEverywhere) {
+    (void)inside(call, [&](Collectives& part, const Call& own) {
+      return part.allGather(own, own_share, shares);
+    });
+  } else if (layout_.host == layout_.hostOf(root)) {
+    if (rank() != root) shares.clear();
+    (void)inside(call, [&](Collectives& part, const Call& own) {
+      return part.gather(own, own_share, shares, layout_.localOf(root));
+    });
+  }
+  return failure();
+}
+
+bool HierarchicalCollectives::gatherInside(const Call& call, std::size_t host, ConstBytes in,
+                                           std::span<const Bytes> out) {
+  const std::vector<Bytes> places = pick(out, layout_.hosts[host]);
+  return inside(
+      call, [&](Collectives& part, const Call& own) { return part.allGather(own, in, places); });
 }
 
 Error HierarchicalCollectives::allGather(const Call& call, ConstBytes in,
                                          std::span<const Bytes> out) {
-  if (Error error = steps_.failure()) return error;
-  if (out.size() != static_cast<std::size_t>(size())) return steps_.flat().allGather(call, in, out);
-  // Everything, host by host.
-  std::vector<Bytes> parts;
-  for (const std::vector<int>& ranks : layout_.hosts) {
-    for (const int r : ranks)
-      parts.push_back(out[static_cast<std::size_t>(r)]);
-  }
-  const AdjacentParts<Bytes> adjacent(parts, AdjacentParts<Bytes>::Use::kWrite);
-  const Bytes all = adjacent.all();
-  std::vector<Bytes> local;   // the parts of this host's ranks
-  std::vector<Bytes> blocks;  // by host
-  std::size_t at = 0;
-  for (std::size_t host = 0; host < layout_.hosts.size(); ++host) {
-    const std::size_t begin = at;
-    for (const int r : layout_.hosts[host]) {
-      const std::size_t bytes = out[static_cast<std::size_t>(r)].size();
-      if (static_cast<int>(host) == layout_.host) local.push_back(all.subspan(at, bytes));
-      at += bytes;
-    }
-    blocks.push_back(all.subspan(begin, at - begin));
-  }
-  const Bytes own_block = blocks[static_cast<std::size_t>(layout_.host)];
-  const auto collect = [&](Collectives& part, const Call& own) {
-    return part.gather(own, in, leads() ? std::span<const Bytes>(local) : std::span<const Bytes>(),
-                       0);
-  };
-  const auto exchange = [&](Collectives& part, const Call& own) {
-    return part.allGather(own, own_block, blocks);
-  };
-  const auto spread = [&](Collectives& part, const Call& own) {
-    return part.broadcast(own, all, 0);
-  };
-  if (!steps_.inside(call, collect) || (leads() && !steps_.across(call, exchange)) ||
-      !steps_.inside(call, spread))
-    return steps_.failure();
-  adjacent.copyBack(parts);
-  return steps_.failure();
+  if (Error error = failure()) return error;
+  if (layout_.fewest() != layout_.most() || out.size() != static_cast<std::size_t>(size()))
+    return flat(parts_.flat->allGather(call, in, out));
+  const std::vector<Bytes> mine = pick(out, layout_.across(layout_.local));  // by host
+  // This host's first, which finds out who is missing here.
+  const auto here = static_cast<std::size_t>(layout_.host);
+  if (!gatherInside(call, here, in, out) || !across(call, [&](Collectives& part, const Call& own) {
+        return part.allGather(own, mine[here], mine);
+      }))
+    return failure();
+  for (std::size_t host = 0; host < mine.size(); ++host)
+    if (host != here && !gatherInside(call, host, mine[host], out)) break;
+  return failure();
 }
 
 Error HierarchicalCollectives::reduceScatter(const Call& call, std::span<const ConstBytes> in,
                                              Bytes out) {
-  if (Error error = steps_.failure()) return error;
-  const bool even = layout_.fewest() == layout_.most();
-  if (!even || !canReduce(call.element, call.reduction) ||
-      in.size() != static_cast<std::size_t>(size())) {
-    Error error = steps_.flat().reduceScatter(call, in, out);
-    return error.code() == ErrorCode::kInvalidArgument ? error : steps_.endedBy(error);
-  }
-  const Call sum = sums(call);
-  // By the receiver's index on its host: what goes to that index on every host, side by side.
+  if (Error error = failure()) return error;
+  if (!canReduce(call.element, call.reduction)) return parts_.flat->reduceScatter(call, in, out);
+  if (layout_.fewest() != layout_.most() || in.size() != static_cast<std::size_t>(size()))
+    return flat(parts_.flat->reduceScatter(call, in, out));
+  const Call sum = partialCall(call);
   std::size_t total = 0;
-  for (const ConstBytes& part : in)
+  for (const ConstBytes& part : pick(in, layout_.across(layout_.local)))
     total += part.size();
-  const auto packed = memory(total);
-  std::vector<ConstBytes> by_index;
-  std::size_t at = 0;
-  for (int index = 0; index < layout_.fewest(); ++index) {
-    const std::size_t begin = at;
-    for (const int r : layout_.across(index)) {
-      const ConstBytes part = in[static_cast<std::size_t>(r)];
-      copy({packed.get() + at, part.size()}, part);
-      at += part.size();
-    }
-    by_index.emplace_back(packed.get() + begin, at - begin);
+  const std::unique_ptr<std::byte[]> sums = memory(total);
+  std::vector<ConstBytes> by_host;  // this host's sums for the ranks with this rank's index
+  std::byte* at = sums.get();
+  for (const std::vector<int>& ranks : layout_.hosts) {
+    const std::vector<ConstBytes> parts = pick(in, ranks);
+    const Bytes reduced(at, parts[static_cast<std::size_t>(layout_.local)].size());
+    if (!inside(sum, [&](Collectives& part, const Call& own) {
+          return part.reduceScatter(own, parts, reduced);
+        }))
+      return failure();
+    by_host.emplace_back(reduced);
+    at += reduced.size();
   }
-  const ConstBytes mine = by_index[static_cast<std::size_t>(layout_.local)];
-  const Bytes reduced(const_cast<std::byte*>(mine.data()), mine.size());
-  std::vector<ConstBytes> by_host;
-  std::size_t offset = 0;
-  for (const int r : layout_.across(layout_.local)) {
-    by_host.push_back(mine.subspan(offset, in[static_cast<std::size_t>(r)].size()));
-    offset += by_host.back().size();
-  }
-  const bool done = steps_.inside(sum, [&](Collectives& part, const Call& own) {
-    return part.reduceScatter(own, by_index, reduced);
-  }) && steps_.across(sum, [&](Collectives& part, const Call& own) {
-    return part.reduceScatter(own, by_host, out);
-  });
-  if (done) finishReduction(call, out, size());
-  return steps_.failure();
+  if (across(sum, [&](Collectives& part, const Call& own) {
+        return part.reduceScatter(own, by_host, out);
+      }))
+    finishReduction(call, out, size());
+  return failure();
 }
 
 // --- from rank to rank ---
 
 Error HierarchicalCollectives::gather(const Call& call, ConstBytes in, std::span<const Bytes> out,
                                       int root) {
-  if (Error error = steps_.failure()) return error;
-  return steps_.endedBy(steps_.flat().gather(call, in, out, root));
+  if (Error error = failure()) return error;
+  return flat(parts_.flat->gather(call, in, out, root));
 }
 
 Error HierarchicalCollectives::scatter(const Call& call, std::span<const ConstBytes> in, Bytes out,
                                        int root) {
-  if (Error error = steps_.failure()) return error;
-  return steps_.endedBy(steps_.flat().scatter(call, in, out, root));
+  if (Error error = failure()) return error;
+  return flat(parts_.flat->scatter(call, in, out, root));
 }
 
 Error HierarchicalCollectives::allToAll(const Call& call, std::span<const ConstBytes> in,
                                         std::span<const Bytes> out) {
-  if (Error error = steps_.failure()) return error;
-  return steps_.endedBy(steps_.flat().allToAll(call, in, out));
+  if (Error error = failure()) return error;
+  return flat(parts_.flat->allToAll(call, in, out));
 }
 
 }  // namespace weft::collectives

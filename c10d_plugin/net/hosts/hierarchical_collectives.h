@@ -1,34 +1,48 @@
 // HierarchicalCollectives: shared memory inside each host, messages between hosts, for groups with
 // several ranks on some host. Hosts may have different numbers of ranks.
 //
-//  - all_reduce, small: reduced inside each host to its leader (its first rank), between the
-//    leaders, then broadcast inside. Large: each rank of a host reduces a share of the data of its
-//    host, the ranks with the same share go between the hosts, and the shares are gathered inside.
-//  - broadcast: between leaders, inside. Large, with two ranks on each host: messages down a tree.
-//  - barrier, reduce, all_gather: inside, between leaders, inside.
-//  - reduce_scatter: where all hosts have equally many ranks, inside by the index of the receiver
-//    on its host, then between the hosts.
-//  - gather, scatter, all_to_all, and reduce_scatter otherwise: messages from rank to rank, because
-//    no rank in between knows the sizes, or every byte goes once anyway.
+//  - all_reduce, reduce: each of the first ranks of a host, as many as the smallest host has,
+//    reduces a share of the data inside it; ranks with the same share go between the hosts; the
+//    shares are gathered inside, by all or by the root. Little data are one share.
+//  - broadcast: between the ranks that have the root's index on their host, then inside; large,
+//    with two ranks on each host: messages down a tree.
+//  - barrier: inside, between the first ranks, inside.
+//  - all_gather, reduce_scatter, where all hosts have equally many ranks: between the ranks with
+//    the same index, and inside for the parts of each host.
+//  - gather, scatter, all_to_all, and the last two otherwise: messages from rank to rank, because
+//    none in between knows the sizes, or every byte goes once anyway.
 //
 // Threads and failure: as Collectives says. A failure of one part ends the others, with its reason,
 // and the group cannot be used any more.
 #pragma once
 
+#include <functional>
+#include <memory>
+#include <mutex>
 #include <span>
+#include <utility>
+#include <vector>
 
 #include "c10d_plugin/core/collectives.h"
+#include "c10d_plugin/core/mailbox.h"
 #include "c10d_plugin/net/hosts/host_layout.h"
-#include "c10d_plugin/net/hosts/host_steps.h"
 
 namespace weft::collectives {
 
 class HierarchicalCollectives final : public Collectives {
  public:
-  HierarchicalCollectives(HostLayout layout, HostSteps::Parts parts);
+  struct Parts {
+    std::unique_ptr<Collectives> inside;  // the ranks of this host, by HostLayout::local
+    std::unique_ptr<Collectives> across;  // those of `local` on each host; null from fewest() on
+    std::unique_ptr<Collectives> flat;    // all ranks
+    std::shared_ptr<Mailbox> mailbox;     // under `across` and `flat`
+  };
+
+  HierarchicalCollectives(HostLayout layout, Parts parts)
+      : layout_(std::move(layout)), parts_(std::move(parts)) {}
 
   int rank() const noexcept override { return layout_.rank; }
-  int size() const noexcept override { return steps_.size(); }
+  int size() const noexcept override { return parts_.mailbox->size(); }
 
   Error barrier(const Call& call) override;
   Error broadcast(const Call& call, Bytes data, int root) override;
@@ -40,18 +54,32 @@ class HierarchicalCollectives final : public Collectives {
   Error reduceScatter(const Call& call, std::span<const ConstBytes> in, Bytes out) override;
   Error allToAll(const Call& call, std::span<const ConstBytes> in,
                  std::span<const Bytes> out) override;
-  void abort(Error reason) override { steps_.abort(reason); }
+  void abort(Error reason) override;
 
  private:
-  bool leads() const { return layout_.local == 0; }
-  Call sums(const Call& call) const;  // kAverage is a sum until the end
-  void broadcastByLeaders(const Call& call, Bytes data, int root);
+  // A step of an operation, as its part sees it.
+  using Step = std::function<Error(Collectives& part, const Call& call)>;
+
+  // Steps among the ranks of this host, and between the hosts. False: the step failed, and so has
+  // the operation. `first`: whose error comes first, because it knows who is missing.
+  bool inside(const Call& call, const Step& step, int first = 0);
+  bool across(const Call& call, const Step& step, std::size_t shares = 1);
+  // Passes the error of an operation on that went from rank to rank.
+  Error flat(Error error);
   bool treeKeepsToHosts(int root) const;
-  void allReduceByLeaders(const Call& call, Bytes data);
-  void allReduceByShares(const Call& call, Bytes data);
+  Error reduceTo(const Call& call, Bytes data, int root);
+  bool gatherInside(const Call& call, std::size_t host, ConstBytes in, std::span<const Bytes> out);
+  // The parts of the ranks of a host, or of those with this rank's index on each.
+  template <typename Part>
+  std::vector<Part> pick(std::span<const Part> parts, const std::vector<int>& ranks) const;
+  Error failure();
 
   const HostLayout layout_;
-  HostSteps steps_;
+  const Parts parts_;
+  std::uint64_t inside_sequence_ = 0;
+  std::uint64_t across_sequence_ = 0;
+  std::mutex mutex_;
+  Error failure_;  // the first; guarded by mutex_
 };
 
 }  // namespace weft::collectives

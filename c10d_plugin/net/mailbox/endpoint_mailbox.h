@@ -25,51 +25,85 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
 #include "c10d_plugin/core/mailbox.h"
+#include "c10d_plugin/net/mailbox/mail_receiver.h"
+#include "c10d_plugin/net/mailbox/mail_sender.h"
+#include "c10d_plugin/net/mailbox/mailbox_state.h"
+#include "c10d_plugin/net/mailbox/open_endpoint.h"
 #include "c10d_plugin/store/key_value.h"
-#include "transport/auth/auth_key.h"
 #include "transport/endpoint.h"
 
 namespace weft::collectives {
 
-struct MailboxOptions {
-  int rank = 0;
-  int size = 1;
-  std::string listen_address = "127.0.0.1";  // numeric: transport::chooseListenAddress()
-  std::string name;                          // in error texts; "": "host/process id"
-  // The group's key. Not valid: rank 0 makes one and shares it through the KeyValue, which protects
-  // the group from strangers as well as the KeyValue protects its contents.
-  transport::AuthKey key;
-  bool unix_socket = true;
-  bool shared_memory = true;
-  bool second_connection = true;
-  std::chrono::milliseconds heartbeat_interval{1000};
-  std::chrono::milliseconds peer_timeout{5000};
-  // How long a connection that broke may take to be made again; at most peer_timeout. 0: a broken
-  // connection is a lost rank.
-  std::chrono::milliseconds reconnect_timeout{5000};
-  // Bytes that a rank keeps for one sender at most, counting 64 for each message; equal on all.
-  std::uint64_t eager_bytes = std::uint64_t{8} << 20;
-  std::uint64_t eager_bytes_same_host = std::uint64_t{256} << 20;  // they lie in the sender's arena
-};
-
-class EndpointMailbox : public Mailbox {
+class EndpointMailbox final : public Mailbox, private transport::EndpointHandler {
  public:
   // Opens an endpoint, publishes its address under `store`, and waits for the others' until
   // `deadline`: kTimeout names the ranks that did not come. Nothing is connected yet.
   static transport::Result<std::unique_ptr<EndpointMailbox>> join(const MailboxOptions& options,
                                                                   KeyValue& store,
                                                                   Deadline deadline);
+  ~EndpointMailbox() override;
+
+  int rank() const noexcept override { return state_.rank; }
+  int size() const noexcept override { return state_.size(); }
+  Ticket send(int to, Tag tag, transport::OwnedBuffer data, OnSent done,
+              const Label& label = {}) override;
+  Ticket receive(int from, Tag tag, transport::OwnedBuffer into, OnReceived done,
+                 const Label& label = {}) override;
+  bool cancel(Ticket ticket, const transport::Error& why) override;
+  void giveUp(int rank, transport::Error why) override;
+  void abort(transport::Error reason) override;
 
   // By rank: transport::hostIdentity() of each; equal and nonempty for those that share a host.
-  virtual const std::vector<std::string>& hosts() const noexcept = 0;
-  virtual transport::EndpointStats stats() const = 0;
+  const std::vector<std::string>& hosts() const noexcept { return hosts_; }
+  // The same, but empty for a rank that shares no memory.
+  const std::vector<std::string>& sharing() const noexcept { return sharing_; }
+  transport::EndpointStats stats() const;
   // Writes what was sent for at most `linger`, says goodbye, ends the loop thread. What still waits
   // fails with kShutdown. Idempotent; the destructor does it too.
-  virtual void close(std::chrono::milliseconds linger = std::chrono::milliseconds(2000)) = 0;
+  void close(std::chrono::milliseconds linger = std::chrono::milliseconds(2000));
+
+ private:
+  using Phase = MailboxState::Phase;
+  using Presence = MailboxPeer::Presence;
+  // Completions, to be called without the lock.
+  struct Failures {
+    std::vector<PostedReceive> receives;
+    std::vector<std::shared_ptr<SendRequest>> sends;
+  };
+
+  EndpointMailbox(int own_rank, int ranks)
+      : state_(own_rank, ranks), sender_(state_), receiver_(state_) {}
+  transport::Error open(const MailboxOptions& options, KeyValue& store, Deadline deadline);
+
+  // Loop thread.
+  transport::Disposition onHeader(std::int32_t from, std::span<const std::byte> bytes,
+                                  std::span<const std::uint64_t> sizes,
+                                  std::vector<transport::OwnedBuffer>& buffers) override;
+  void onMessage(std::int32_t from, std::span<const std::byte> bytes,
+                 std::vector<transport::OwnedBuffer> buffers) override;
+  void onPeerLost(const transport::PeerLoss& loss) override;
+  void onSendFailed(std::int32_t to, std::span<const std::byte> header,
+                    const transport::Error& reason) override;
+
+  // Nothing more comes from this rank, or goes to it.
+  void removePeer(int rank, Presence presence, const transport::Error& reason);
+  void tellOfAbort(int to);
+  void cutConnections(const transport::Error& reason);
+  // Ends all requests that wait. False: the mailbox had ended before.
+  bool end(Phase phase, const transport::Error& reason);
+  static void fail(Failures failures, const transport::Error& reason);
+
+  std::vector<std::string> hosts_;
+  std::vector<std::string> sharing_;
+  MailboxState state_;
+  MailSender sender_;
+  MailReceiver receiver_;
+  std::mutex close_mutex_;
 };
 
 }  // namespace weft::collectives

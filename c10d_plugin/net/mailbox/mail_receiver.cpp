@@ -24,9 +24,10 @@ bool fits(const PostedReceive& receive, std::uint64_t size, const Label& label) 
   return receive.into.size == size && receive.label == label;
 }
 
-// OK where the message fits the receive.
-Error mismatch(const PostedReceive& receive, int from, std::uint64_t size, const Label& label) {
-  if (fits(receive, size, label)) return Error::ok();
+// A message has come for a receive: `receive` is over, with an error where it does not fit.
+void deliver(const PostedReceive& receive, int from, std::uint64_t size, const Label& label) {
+  if (fits(receive, size, label))
+    return MailReceiver::complete(receive, Error::ok(), from, size, label);
   std::string text = "rank " + std::to_string(from) + " sent " + std::to_string(size) + " bytes";
   if (receive.into.size != size) {
     text += " where " + std::to_string(receive.into.size) +
@@ -34,7 +35,7 @@ Error mismatch(const PostedReceive& receive, int from, std::uint64_t size, const
   } else {
     text += " that belong to another operation than the one that waits";
   }
-  return {ErrorCode::kInvalidArgument, text};
+  MailReceiver::complete(receive, {ErrorCode::kInvalidArgument, text}, from, size, label);
 }
 
 }  // namespace
@@ -125,32 +126,7 @@ void MailReceiver::take(std::shared_ptr<UnexpectedMessage> message, PostedReceiv
       lock.unlock();
       break;
   }
-  complete(receive, mismatch(receive, from, message->size, message->label), from, message->size,
-           message->label);
-}
-
-void MailReceiver::sendToSelf(Tag tag, const OwnedBuffer& data, const Mailbox::OnSent& done,
-                              const Label& label) {
-  std::optional<PostedReceive> receive;
-  Error error;
-  {
-    const std::lock_guard<std::mutex> lock(state_.mutex);
-    if (state_.phase != MailboxState::Phase::kOpen) {
-      error = state_.reason;
-    } else if (receive = matcher_.match(state_.rank, tag); !receive) {
-      // A copy, so that a send to oneself is done before the receive is posted.
-      auto message = std::make_shared<UnexpectedMessage>(state_.rank, tag, label, data.size);
-      message->state = MessageState::kWhole;
-      message->bytes = copyOf(data);
-      matcher_.keep(std::move(message));
-    }
-  }
-  if (receive) {
-    if (fits(*receive, data.size, label)) copyInto(receive->into, data);
-    complete(*receive, mismatch(*receive, state_.rank, data.size, label), state_.rank, data.size,
-             label);
-  }
-  if (done) done(error);
+  deliver(receive, from, message->size, message->label);
 }
 
 bool MailReceiver::cancel(Mailbox::Ticket ticket) {
@@ -189,7 +165,7 @@ Disposition MailReceiver::onEagerHeader(int from, const MailHeader& header, std:
     const std::uint64_t credit = consume(from, size);
     lock.unlock();
     grant(from, credit);
-    complete(*receive, mismatch(*receive, from, size, header.label), from, size, header.label);
+    deliver(*receive, from, size, header.label);
     return Disposition::kDiscard;
   }
   const bool in_shared_memory = buffer.data != nullptr;
@@ -249,8 +225,7 @@ void MailReceiver::onData(int from, const MailHeader& header, OwnedBuffer bytes)
 // An eager message has found its receive. Returns the credit to grant. With the lock.
 std::uint64_t MailReceiver::consume(int from, std::uint64_t size) {
   MailboxPeer& peer = state_.peer(from);
-  if (from == state_.rank || peer.presence != MailboxPeer::Presence::kHere ||
-      state_.phase != MailboxState::Phase::kOpen)
+  if (peer.presence != MailboxPeer::Presence::kHere || state_.phase != MailboxState::Phase::kOpen)
     return 0;
   return peer.window.consume(CreditWindow::costOf(size));
 }
@@ -283,8 +258,7 @@ void MailReceiver::onRequestToSend(int from, const MailHeader& header) {
   lock.unlock();
   state_.tell(from, {MailKind::kClearToSend, 0, header.id, fitting ? 0U : 1U, {}, {}});
   if (fitting) return;
-  complete(*receive, mismatch(*receive, from, header.size, header.label), from, header.size,
-           header.label);
+  deliver(*receive, from, header.size, header.label);
 }
 
 // The message is forgotten; a receive that waits for it fails.

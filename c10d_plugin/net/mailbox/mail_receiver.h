@@ -22,9 +22,6 @@ class MailReceiver {
   // As Mailbox::receive().
   Mailbox::Ticket receive(int from, Tag tag, transport::OwnedBuffer into, Mailbox::OnReceived done,
                           const Label& label);
-  // A message from this rank to itself; as Mailbox::send().
-  void sendToSelf(Tag tag, const transport::OwnedBuffer& data, const Mailbox::OnSent& done,
-                  const Label& label);
   // Takes back a posted receive; its completion will not run.
   bool cancel(Mailbox::Ticket ticket);
 

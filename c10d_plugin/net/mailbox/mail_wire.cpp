@@ -1,21 +1,17 @@
 #include "c10d_plugin/net/mailbox/mail_wire.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "transport/base/bytes.h"
 
 namespace weft::collectives {
-namespace {
 
 using transport::loadLittle;
 using transport::storeLittle;
 
-constexpr std::size_t kMaxText = 4096;
-
-}  // namespace
-
 std::vector<std::byte> encode(const MailHeader& header) {
-  const std::size_t text = std::min(header.text.size(), kMaxText);
+  const std::size_t text = std::min(header.text.size(), MailHeader::kMaxText);
   std::vector<std::byte> bytes(MailHeader::kBytes + text);
   storeLittle<std::uint64_t>(bytes.data(), static_cast<std::uint32_t>(header.kind));
   storeLittle<std::uint64_t>(bytes.data() + 8, header.tag);
@@ -23,9 +19,7 @@ std::vector<std::byte> encode(const MailHeader& header) {
   storeLittle<std::uint64_t>(bytes.data() + 24, header.size);
   for (std::size_t i = 0; i < header.label.words.size(); ++i)
     storeLittle<std::uint64_t>(bytes.data() + 32 + 8 * i, header.label.words[i]);
-  std::transform(header.text.begin(), header.text.begin() + static_cast<std::ptrdiff_t>(text),
-                 bytes.begin() + MailHeader::kBytes,
-                 [](char c) { return static_cast<std::byte>(c); });
+  if (text > 0) std::memcpy(bytes.data() + MailHeader::kBytes, header.text.data(), text);
   return bytes;
 }
 
@@ -44,7 +38,7 @@ std::optional<MailHeader> decode(std::span<const std::byte> bytes) {
     header.label.words[i] = loadLittle<std::uint64_t>(bytes.data() + 32 + 8 * i);
   const auto rest = bytes.subspan(MailHeader::kBytes);
   const bool has_text = header.kind == MailKind::kAbort || header.kind == MailKind::kSendCancelled;
-  if (rest.size() > kMaxText || (!rest.empty() && !has_text)) return std::nullopt;
+  if (rest.size() > MailHeader::kMaxText || (!rest.empty() && !has_text)) return std::nullopt;
   header.text.assign(reinterpret_cast<const char*>(rest.data()), rest.size());
   return header;
 }

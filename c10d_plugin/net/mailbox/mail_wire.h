@@ -31,13 +31,14 @@ enum class MailKind : std::uint32_t {
 
 struct MailHeader {
   static constexpr std::size_t kBytes = 56;
+  static constexpr std::size_t kMaxText = 4096;
 
   MailKind kind = MailKind::kHello;
   Tag tag = 0;
   std::uint64_t id = 0;
   std::uint64_t size = 0;
   Label label;
-  std::string text;  // kAbort and kSendCancelled only, cut at 4 KiB
+  std::string text;  // kAbort and kSendCancelled only, cut at kMaxText
 };
 
 std::vector<std::byte> encode(const MailHeader& header);

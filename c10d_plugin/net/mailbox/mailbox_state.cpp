@@ -18,10 +18,11 @@ SendRequest::~SendRequest() {
 }
 
 Error MailboxState::checkRank(int peer, const char* what) const {
-  if (peer >= 0 && peer < size()) return Error::ok();
+  if (peer >= 0 && peer < size() && peer != rank) return Error::ok();
   return {ErrorCode::kInvalidArgument,
           std::string("cannot ") + what + " rank " + std::to_string(peer) +
-              ": ranks of this group go from 0 to " + std::to_string(size() - 1)};
+              (peer == rank ? ", which is this one"
+                            : ": ranks of this group go from 0 to " + std::to_string(size() - 1))};
 }
 
 Error MailboxState::whyNotFrom(int from) const {

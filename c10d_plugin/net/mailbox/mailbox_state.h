@@ -11,15 +11,39 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "c10d_plugin/net/mailbox/credit_window.h"
 #include "c10d_plugin/net/mailbox/mail_wire.h"
 #include "c10d_plugin/net/mailbox/message_matcher.h"
-#include "c10d_plugin/net/mailbox/send_request.h"
 #include "transport/endpoint.h"
 
 namespace weft::collectives {
+
+struct MailboxState;
+
+// A message of up to so many bytes is kept as a copy until it is acknowledged; it counts as sent
+// once it is written, which a peer that then leaves in order does not change.
+inline constexpr std::size_t kCopied = std::size_t{32} << 10;
+
+// A message on its way out. Its completion runs when the last owner of its bytes releases it: the
+// mailbox while the message is only announced, then the endpoint.
+struct SendRequest {
+  SendRequest(MailboxState& mailbox, int receiver, transport::OwnedBuffer bytes,
+              Mailbox::OnSent on_sent)
+      : state(mailbox), to(receiver), data(std::move(bytes)), done(std::move(on_sent)) {}
+  ~SendRequest();
+  SendRequest(const SendRequest&) = delete;
+  SendRequest& operator=(const SendRequest&) = delete;
+
+  MailboxState& state;
+  const int to;
+  transport::OwnedBuffer data;
+  Mailbox::OnSent done;
+  transport::Error error;
+  bool transmitted = false;  // given to the endpoint
+};
 
 // A message whose header has been read and whose bytes are being read: into a posted receive, or as
 // an unexpected message.
@@ -57,7 +81,7 @@ struct MailboxState {
   MailboxPeer& peer(int other) { return peers[static_cast<std::size_t>(other)]; }
   const MailboxPeer& peer(int other) const { return peers[static_cast<std::size_t>(other)]; }
 
-  // kInvalidArgument unless `peer` is a rank of the group. `what`: "send to", …
+  // kInvalidArgument unless `peer` is another rank of the group. `what`: "send to", …
   transport::Error checkRank(int peer, const char* what) const;
   // Why no message can come from this rank any more, or from any rank. With the lock.
   transport::Error whyNotFrom(int from) const;

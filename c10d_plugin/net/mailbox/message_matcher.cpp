@@ -39,7 +39,7 @@ std::optional<PostedReceive> MessageMatcher::cancel(Mailbox::Ticket ticket) {
 std::vector<PostedReceive> MessageMatcher::takePosted(int from) {
   std::vector<PostedReceive> taken;
   for (auto queue = posted_.begin(); queue != posted_.end();) {
-    if (queue->first.from != from) {
+    if (queue->first.first != from) {
       ++queue;
       continue;
     }
@@ -68,7 +68,7 @@ std::shared_ptr<UnexpectedMessage> MessageMatcher::take(int from, Tag tag) {
     found = unexpected_.find({from, tag});
   } else {
     for (auto queue = unexpected_.begin(); queue != unexpected_.end(); ++queue) {
-      if (queue->first.tag != tag) continue;
+      if (queue->first.second != tag) continue;
       if (found == unexpected_.end() ||
           queue->second.front()->arrival < found->second.front()->arrival)
         found = queue;
@@ -83,7 +83,7 @@ std::shared_ptr<UnexpectedMessage> MessageMatcher::take(int from, Tag tag) {
 
 void MessageMatcher::forgetUnfinished(int from) {
   for (auto queue = unexpected_.begin(); queue != unexpected_.end();) {
-    if (queue->first.from == from)
+    if (queue->first.first == from)
       std::erase_if(queue->second, [](const auto& message) {
         return message->state != UnexpectedMessage::State::kWhole;
       });
@@ -93,7 +93,7 @@ void MessageMatcher::forgetUnfinished(int from) {
 
 bool MessageMatcher::forgetAnnounced(int from, std::uint64_t id) {
   for (auto queue = unexpected_.begin(); queue != unexpected_.end(); ++queue) {
-    if (queue->first.from != from) continue;
+    if (queue->first.first != from) continue;
     if (std::erase_if(queue->second, [&](const auto& message) {
           return message->state == UnexpectedMessage::State::kAnnounced && message->id == id;
         }) == 0)

@@ -7,9 +7,10 @@
 
 #include <cstdint>
 #include <list>
+#include <map>
 #include <memory>
 #include <optional>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "c10d_plugin/core/mailbox.h"
@@ -69,22 +70,12 @@ class MessageMatcher {
   void clear();
 
  private:
-  struct Key {
-    int from;
-    Tag tag;
-    bool operator==(const Key&) const = default;
-  };
-  struct Hash {
-    std::size_t operator()(const Key& key) const noexcept {
-      return std::hash<std::uint64_t>()(key.tag * 0x9E3779B97F4A7C15U +
-                                        static_cast<std::uint64_t>(key.from + 1));
-    }
-  };
+  using Key = std::pair<int, Tag>;  // the sender, or kAnyRank for receives
   using Receives = std::list<PostedReceive>;
   using Messages = std::list<std::shared_ptr<UnexpectedMessage>>;
 
-  std::unordered_map<Key, Receives, Hash> posted_;
-  std::unordered_map<Key, Messages, Hash> unexpected_;
+  std::map<Key, Receives> posted_;
+  std::map<Key, Messages> unexpected_;
   std::uint64_t arrivals_ = 0;
 };
 

@@ -1,27 +1,21 @@
 #include "c10d_plugin/net/messages/message_collectives.h"
 
 #include <algorithm>
-#include <cstring>
-#include <numeric>
+#include <bit>
 #include <utility>
 
-#include "c10d_plugin/net/messages/request_set.h"
+#include "c10d_plugin/core/ranks_text.h"
+#include "c10d_plugin/net/messages/pieces.h"
 
 namespace weft::collectives {
 namespace {
 
 // Tags of the algorithms: top bit, channel (7 bits), sequence (40), step (16).
 constexpr unsigned kStepBits = 16;
-constexpr unsigned kSequenceBits = 40;
 
-std::vector<int> everybody(int size) {
-  std::vector<int> ranks(static_cast<std::size_t>(size));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
-}
-
-void copy(Bytes to, ConstBytes from) {
-  if (!to.empty() && to.data() != from.data()) std::memcpy(to.data(), from.data(), to.size());
+// The piece in which so many bytes are broadcast: an eighth of them.
+std::size_t treePiece(std::size_t bytes) {
+  return std::clamp(piecesOf(bytes / 8, kPiece) * kPiece, kPiece, kLargePiece);
 }
 
 Error unequal(const char* what, std::size_t got, std::size_t wanted) {
@@ -32,7 +26,7 @@ Error unequal(const char* what, std::size_t got, std::size_t wanted) {
 }  // namespace
 
 MessageCollectives::MessageCollectives(std::shared_ptr<Mailbox> mailbox)
-    : MessageCollectives(mailbox, everybody(mailbox->size()), 0) {}
+    : MessageCollectives(mailbox, allRanks(mailbox->size()), 0) {}
 
 MessageCollectives::MessageCollectives(std::shared_ptr<Mailbox> mailbox, std::vector<int> members,
                                        unsigned channel)
@@ -41,9 +35,10 @@ MessageCollectives::MessageCollectives(std::shared_ptr<Mailbox> mailbox, std::ve
                            members_.begin());
 }
 
-Tag MessageCollectives::base(const Call& call) const {
-  return (Tag{1} << 63U) | (Tag{channel_} << (kSequenceBits + kStepBits)) |
-         ((call.sequence & ((Tag{1} << kSequenceBits) - 1)) << kStepBits);
+RequestSet MessageCollectives::begin(const Call& call, const OpFingerprint& what) {
+  const Tag base = (Tag{1} << 63U) | (Tag{channel_} << (kSequenceBits + kStepBits)) |
+                   ((call.sequence & ((Tag{1} << kSequenceBits) - 1)) << kStepBits);
+  return {*mailbox_, members_, base, what, call.deadline, spin_};
 }
 
 std::byte* MessageCollectives::scratch(std::size_t bytes) {
@@ -56,8 +51,7 @@ std::byte* MessageCollectives::scratch(std::size_t bytes) {
 }
 
 Error MessageCollectives::barrier(const Call& call) {
-  RequestSet requests(*mailbox_, members_, base(call),
-                      OpFingerprint::of(Operation::kBarrier, call, 0), call.deadline, spin_);
+  RequestSet requests = begin(call, Operation::kBarrier, 0);
   unsigned step = 0;
   for (int far = 1; far < size(); far *= 2, ++step) {
     requests.send(after(rank_, far), step, {});
@@ -67,10 +61,26 @@ Error MessageCollectives::barrier(const Call& call) {
 }
 
 Error MessageCollectives::broadcast(const Call& call, Bytes data, int root) {
-  RequestSet requests(*mailbox_, members_, base(call),
-                      OpFingerprint::of(Operation::kBroadcast, call, data.size(), root),
-                      call.deadline, spin_);
-  broadcastDown(requests, data, root, 0);
+  RequestSet requests = begin(call, Operation::kBroadcast, data.size(), root);
+  // 0 at the root. Where all places of the tree are taken, ranks that share their upper bits stay
+  // together whatever the root is, and so do the ranks of a host where those are consecutive.
+  const bool full = std::has_single_bit(static_cast<unsigned>(size()));
+  const int place = full ? rank_ ^ root : before(rank_, root);
+  const auto at = [&](int other) { return full ? other ^ root : after(other, root); };
+  int parent_bit = 1;
+  while (parent_bit < size() && (place & parent_bit) == 0)
+    parent_bit *= 2;
+  const std::size_t piece = treePiece(data.size());
+  const std::size_t count = std::max<std::size_t>(1, piecesOf(data.size(), piece));
+  std::vector<RequestSet::Part*> received;
+  for (std::size_t i = 0; i < count && place != 0; ++i)
+    received.push_back(requests.receive(at(place - parent_bit), 0, pieceOf(data, i, piece)));
+  for (std::size_t i = 0; i < count; ++i) {
+    if (place != 0 && !requests.wait(received[i])) break;
+    for (int bit = parent_bit / 2; bit > 0; bit /= 2) {
+      if (place + bit < size()) requests.send(at(place + bit), 0, pieceOf(data, i, piece));
+    }
+  }
   return requests.finish();
 }
 
@@ -79,14 +89,12 @@ Error MessageCollectives::allGather(const Call& call, ConstBytes in, std::span<c
   if (out.size() != members_.size()) return unequal("all_gather: outputs", out.size(), size());
   if (out[own].size() != in.size())
     return unequal("all_gather: bytes of the own output", out[own].size(), in.size());
-  RequestSet requests(*mailbox_, members_, base(call),
-                      OpFingerprint::of(Operation::kAllGather, call, OpFingerprint::kVaries),
-                      call.deadline, spin_);
+  RequestSet requests = begin(call, Operation::kAllGather);
   for (int k = 1; k < size(); ++k)
     requests.receive(before(rank_, k), 0, out[static_cast<std::size_t>(before(rank_, k))]);
   for (int k = 1; k < size(); ++k)
     requests.send(after(rank_, k), 0, in);
-  copy(out[own], in);
+  copyOwn(in, out[own]);
   return requests.finish();
 }
 
@@ -94,16 +102,14 @@ Error MessageCollectives::gather(const Call& call, ConstBytes in, std::span<cons
                                  int root) {
   if (rank_ == root && out.size() != members_.size())
     return unequal("gather: outputs", out.size(), size());
-  RequestSet requests(*mailbox_, members_, base(call),
-                      OpFingerprint::of(Operation::kGather, call, OpFingerprint::kVaries, root),
-                      call.deadline, spin_);
+  RequestSet requests = begin(call, Operation::kGather, OpFingerprint::kVaries, root);
   if (rank_ != root) {
     requests.send(root, 0, in);
     return requests.finish();
   }
   for (int k = 1; k < size(); ++k)
     requests.receive(after(rank_, k), 0, out[static_cast<std::size_t>(after(rank_, k))]);
-  copy(out[static_cast<std::size_t>(rank_)], in);
+  copyOwn(in, out[static_cast<std::size_t>(rank_)]);
   return requests.finish();
 }
 
@@ -111,16 +117,14 @@ Error MessageCollectives::scatter(const Call& call, std::span<const ConstBytes> 
                                   int root) {
   if (rank_ == root && in.size() != members_.size())
     return unequal("scatter: inputs", in.size(), size());
-  RequestSet requests(*mailbox_, members_, base(call),
-                      OpFingerprint::of(Operation::kScatter, call, OpFingerprint::kVaries, root),
-                      call.deadline, spin_);
+  RequestSet requests = begin(call, Operation::kScatter, OpFingerprint::kVaries, root);
   if (rank_ != root) {
     requests.receive(root, 0, out);
     return requests.finish();
   }
   for (int k = 1; k < size(); ++k)
     requests.send(after(rank_, k), 0, in[static_cast<std::size_t>(after(rank_, k))]);
-  copy(out, in[static_cast<std::size_t>(rank_)]);
+  copyOwn(in[static_cast<std::size_t>(rank_)], out);
   return requests.finish();
 }
 
@@ -128,14 +132,12 @@ Error MessageCollectives::allToAll(const Call& call, std::span<const ConstBytes>
                                    std::span<const Bytes> out) {
   if (in.size() != members_.size() || out.size() != members_.size())
     return unequal("all_to_all: inputs or outputs", std::min(in.size(), out.size()), size());
-  RequestSet requests(*mailbox_, members_, base(call),
-                      OpFingerprint::of(Operation::kAllToAll, call, OpFingerprint::kVaries),
-                      call.deadline, spin_);
+  RequestSet requests = begin(call, Operation::kAllToAll);
   for (int k = 1; k < size(); ++k)
     requests.receive(before(rank_, k), 0, out[static_cast<std::size_t>(before(rank_, k))]);
   for (int k = 1; k < size(); ++k)
     requests.send(after(rank_, k), 0, in[static_cast<std::size_t>(after(rank_, k))]);
-  copy(out[static_cast<std::size_t>(rank_)], in[static_cast<std::size_t>(rank_)]);
+  copyOwn(in[static_cast<std::size_t>(rank_)], out[static_cast<std::size_t>(rank_)]);
   return requests.finish();
 }
 

@@ -2,10 +2,11 @@
 //
 // Who sends what to whom:
 //  - barrier: dissemination, log2(n) rounds of empty messages.
-//  - broadcast, reduce: binomial trees, in pieces that follow each other through the tree.
-//  - all_reduce: small, all ranks to all (up to 8 ranks) or a tree up and down; large, each rank
-//    reduces one share of each block, in rank order, and sends it to all. It sends as many bytes as
-//    in a ring, 2 (n-1)/n of the data, in two steps instead of 2 (n-1).
+//  - broadcast: a binomial tree, in pieces that follow each other through the tree.
+//  - all_reduce, reduce: small, all ranks to all, or to the root; large, each rank reduces one
+//    share of each block, in rank order, and sends it to all, or to the root. all_reduce sends as
+//    many bytes as in a ring, 2 (n-1)/n of the data, in two steps instead of 2 (n-1).
+//  - reduce_scatter: the first of these two steps.
 //  - the others: pairwise, all at once, each rank beginning with the one after it.
 //
 // A rank that called something else ends the operation on all (kInvalidArgument, naming both); as
@@ -21,16 +22,16 @@
 #include "c10d_plugin/core/collectives.h"
 #include "c10d_plugin/core/mailbox.h"
 #include "c10d_plugin/core/op_fingerprint.h"
+#include "c10d_plugin/net/messages/request_set.h"
 #include "transport/base/spin.h"
 
 namespace weft::collectives {
 
-class RequestSet;
-
-class MessageCollectives final : public Collectives {
+class MessageCollectives : public Collectives {
  public:
-  // Up to so many ranks, broadcast in pieces down a tree is faster than Gloo's.
-  static constexpr int kFewRanks = 8;
+  // The lowest bits of an operation's sequence, which its messages' tags contain: what differs
+  // above them meets, and finds that it differs.
+  static constexpr unsigned kSequenceBits = 40;
 
   // Among all ranks of the mailbox.
   explicit MessageCollectives(std::shared_ptr<Mailbox> mailbox);
@@ -53,23 +54,26 @@ class MessageCollectives final : public Collectives {
                  std::span<const Bytes> out) override;
   void abort(Error reason) override { mailbox_->abort(std::move(reason)); }
 
-  // For other algorithms over the same messages.
-  Mailbox& mailbox() noexcept { return *mailbox_; }
-  const std::vector<int>& members() const noexcept { return members_; }
-  transport::AdaptiveSpin& spin() noexcept { return spin_; }
-  // The first tag of an operation's requests.
-  Tag base(const Call& call) const;
+ protected:
+  // The messages of one operation; for other algorithms too.
+  RequestSet begin(const Call& call, const OpFingerprint& what);
+  RequestSet begin(const Call& call, Operation operation,
+                   std::uint64_t bytes = OpFingerprint::kVaries, int root = 0) {
+    return begin(call, OpFingerprint::of(operation, call, bytes, root));
+  }
 
  private:
   int after(int rank, int by) const { return (rank + by) % size(); }
   int before(int rank, int by) const { return (rank + size() - by) % size(); }
+  bool wantsResult(int root) const { return root == kEverywhere || root == rank_; }
   std::byte* scratch(std::size_t bytes);
 
-  Error allReduceAtOnce(const Call& call, Bytes data, const OpFingerprint& what);
-  Error allReduceInShares(const Call& call, Bytes data, const OpFingerprint& what);
-  // The parts of a tree: towards the root and away from it.
-  bool reduceUp(RequestSet& requests, const Call& call, ConstBytes in, Bytes at_root, int root);
-  bool broadcastDown(RequestSet& requests, Bytes data, int root, unsigned step);
+  Error reduceTo(const Call& call, Bytes data, int root, const OpFingerprint& what);
+  Error reduceAtOnce(const Call& call, Bytes data, int root, const OpFingerprint& what);
+  Error reduceInShares(const Call& call, Bytes data, int root, const OpFingerprint& what);
+  // What the last two and reduce_scatter do with each block (message_reductions.cpp).
+  struct Shares;
+  Error reduceShares(const Call& call, const OpFingerprint& what, const Shares& shares);
 
   const std::shared_ptr<Mailbox> mailbox_;
   const std::vector<int> members_;

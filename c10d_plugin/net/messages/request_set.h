@@ -24,7 +24,14 @@ namespace weft::collectives {
 
 class RequestSet {
  public:
-  class Part;
+  // One message.
+  struct Part {
+    Part(int other, bool is_receive) : peer(other), receives(is_receive) {}
+
+    const int peer;
+    const bool receives;
+    std::atomic<bool> done{false};
+  };
 
   // `members`: mailbox ranks by rank of the operation. `base`: the tags base…base + 65535 are this
   // set's alone.
@@ -45,10 +52,8 @@ class RequestSet {
  private:
   Part* add(int peer, bool receives);
   void complete(Part& part, Error error);
-  void completeReceive(Part& part, const Mailbox::Received& received);
-  void fail(Error error);
-  void drain();
-  std::string missing();
+  Error whyFailed(const Part& part, const Mailbox::Received& received) const;
+  std::string missing() const;
 
   Mailbox& mailbox_;
   const std::vector<int>& members_;
@@ -68,19 +73,6 @@ class RequestSet {
   std::size_t pending_ = 0;  // guarded by mutex_
   bool waiting_ = false;     // likewise
   Error error_;              // likewise; the first
-};
-
-class RequestSet::Part {
- public:
-  Part(RequestSet& requests, int peer, bool receives)
-      : requests_(requests), peer_(peer), receives_(receives) {}
-
- private:
-  friend class RequestSet;
-  RequestSet& requests_;
-  const int peer_;
-  const bool receives_;
-  std::atomic<bool> done_{false};
 };
 
 }  // namespace weft::collectives

@@ -8,9 +8,11 @@
 #include <cstdint>
 
 #include "c10d_plugin/core/op_fingerprint.h"
-#include "c10d_plugin/shm/segment/layout.h"
 
 namespace weft::collectives::shm {
+
+inline constexpr std::size_t kCacheLine = 64;
+inline constexpr std::size_t kPage = 4096;
 
 using Word = std::atomic<std::uint32_t>;
 static_assert(Word::is_always_lock_free && sizeof(Word) == 4, "futexes are 32-bit words");

@@ -1,10 +1,8 @@
 // Heap: a rank's part of the group's shared memory from which tensors are made. The other ranks
 // read and write such tensors where they lie: no copy into buffers, no copy out.
 //
-// The heap is a range of addresses in the group's memfd; memory is taken, in pieces of 2 MiB, when
-// a block first needs it, so a lack of memory is a failed allocation, not a signal. A block is free
-// again when its last owner goes. Its memory stays warm for the next block, up to kKeep unused
-// bytes; the rest goes back to the system at once.
+// The heap is a WarmPool in the group's memfd, mapped when the first block is taken. Of what is
+// unused it keeps up to kKeep bytes warm.
 //
 // A block may outlive the group and keeps its memory mapped. A failed group gives no more blocks.
 //
@@ -20,17 +18,16 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <vector>
 
 #include "c10d_plugin/core/collectives.h"
 #include "c10d_plugin/shm/segment/segment.h"
 #include "transport/base/buffer.h"
 #include "transport/base/fork_guard.h"
-#include "transport/memory/block_allocator.h"
+#include "transport/memory/warm_pool.h"
 
 namespace weft::collectives::shm {
 
-class Heap : public std::enable_shared_from_this<Heap> {
+class Heap {
  public:
   // Less than this is as fast elsewhere: it goes through the small buffers.
   static constexpr std::size_t kLeast = std::size_t{4} << 10;
@@ -53,31 +50,17 @@ class Heap : public std::enable_shared_from_this<Heap> {
   std::optional<std::uint64_t> offsetOf(ConstBytes bytes) const noexcept;
 
   // Memory in use by blocks or kept for them.
-  std::uint64_t heldBytes() const;
+  std::uint64_t heldBytes() const { return base_.load() == nullptr ? 0 : pool_->heldBytes(); }
 
  private:
-  class Lease;
-  struct Range {
-    std::uint64_t first = 0;  // in chunks
-    std::uint64_t end = 0;
-  };
-
-  std::byte* base();
-  std::vector<Range> coldPartsOf(std::uint64_t offset, std::uint64_t size) const;
-  bool obtain(const std::vector<Range>& ranges);
-  void give(std::uint64_t offset, std::uint64_t size) noexcept;
-  void trim() noexcept;
+  void map();
 
   const std::shared_ptr<Segment> segment_;
   const int rank_;
   const ForkGuard fork_guard_;
-  std::atomic<std::byte*> base_{nullptr};  // null until the first block
-
-  mutable std::mutex mutex_;  // a leaf; guards what follows
-  transport::BlockAllocator allocator_;
-  std::vector<bool> warm_;  // per chunk: its memory was obtained
-  std::uint64_t warm_bytes_ = 0;
-  std::uint64_t used_bytes_ = 0;
+  std::mutex map_mutex_;                       // while it is mapped
+  std::shared_ptr<transport::WarmPool> pool_;  // null: there is no memory for it
+  std::atomic<std::byte*> base_{nullptr};      // set after pool_; null: nothing was taken
 };
 
 }  // namespace weft::collectives::shm

@@ -8,15 +8,15 @@
 //   then      per rank: a heap for tensors, sparse, mapped by the ranks that use it (heap.h)
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
-#include "transport/memory/pages.h"
+#include "c10d_plugin/shm/segment/control.h"
+#include "transport/base/round_up.h"
 
 namespace weft::collectives::shm {
 
-inline constexpr std::size_t kCacheLine = 64;
-inline constexpr std::size_t kPage = 4096;
 inline constexpr std::size_t kHugePage = std::size_t{2} << 20;
 inline constexpr unsigned kBuffers = 3;  // per rank, used in turn; see step_barrier.h
 inline constexpr int kMaxRanks = 1024;
@@ -33,7 +33,23 @@ struct Layout {
 
   // 0: the default for so many ranks.
   static Layout of(int ranks, std::size_t buffer_bytes, std::size_t small_bytes,
-                   std::size_t heap_bytes);
+                   std::size_t heap_bytes) {
+    // Smaller buffers cost more meetings; larger ones fall out of a second-level cache before they
+    // are read again.
+    constexpr std::size_t kBuffer = std::size_t{512} << 10;
+    constexpr std::size_t kBufferOfMany = std::size_t{256} << 10;
+    Layout layout;
+    layout.ranks = ranks;
+    const auto count = static_cast<std::size_t>(ranks);
+    if (buffer_bytes == 0) buffer_bytes = ranks <= 8 ? kBuffer : kBufferOfMany;
+    // Room for a cache line for each of the others.
+    layout.buffer_bytes = roundUp(std::max(buffer_bytes, count * kCacheLine), kPage);
+    if (small_bytes != 0) layout.small_bytes = roundUp(small_bytes, kPage);
+    const std::size_t tables = std::size_t{2} * kSizeTables * count * sizeof(std::uint64_t);
+    layout.control_bytes = roundUp(sizeof(Control) + tables, kPage);
+    layout.heap_bytes = roundUp(heap_bytes, kHugePage);
+    return layout;
+  }
 
   std::size_t control(int rank) const {
     return kPage + static_cast<std::size_t>(rank) * control_bytes;

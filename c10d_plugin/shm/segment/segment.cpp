@@ -1,10 +1,14 @@
 #include "c10d_plugin/shm/segment/segment.h"
 
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
+#include <climits>
+#include <ctime>
 #include <mutex>
 #include <new>
 #include <optional>
@@ -12,7 +16,6 @@
 
 #include "transport/base/secure_random.h"
 #include "transport/base/system_error.h"
-#include "transport/memory/huge_pages.h"
 #include "transport/memory/pages.h"
 #include "transport/memory/sealed_memory.h"
 
@@ -55,20 +58,19 @@ Error protocolError(const std::string& what) {
 Result<std::shared_ptr<Segment>> Segment::create(const Layout& layout) {
   Magic magic{};
   if (Error error = transport::fillRandom(magic)) return error;
-  Result<UniqueFd> made = transport::makeMemory("weft-group", layout.fileBytes());
+  Result<UniqueFd> fd = transport::makeMemory("weft-group", layout.fileBytes(),
+                                              F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+  if (!fd.ok()) return fd.error();
+  Result<std::shared_ptr<Segment>> made = map(std::move(fd).value(), layout);
   if (!made.ok()) return made.error();
-  UniqueFd fd = std::move(made).value();
-  // Memory that every operation touches is taken now: a lack of it is an error, not a signal.
-  if (::fallocate(fd.get(), 0, 0, static_cast<off_t>(layout.small(layout.ranks, 0))) != 0) {
-    return systemError("obtaining a group's shared memory", errno);
+  const Segment& segment = *made.value();
+  // What every operation touches.
+  if (Error error =
+          transport::obtainMemory(segment.fd(), 0, segment.base_, layout.small(layout.ranks, 0))) {
+    return error;
   }
-  if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    return systemError("sealing a group's shared memory", errno);
-  }
-  Result<std::byte*> base = map(fd.get(), layout);
-  if (!base.ok()) return base.error();
-  std::memcpy(base.value(), magic.data(), magic.size());
-  return std::shared_ptr<Segment>(new Segment(std::move(fd), base.value(), layout));
+  segment.header().magic = magic;
+  return made;
 }
 
 Result<std::shared_ptr<Segment>> Segment::open(const Layout& layout, const Magic& magic,
@@ -79,21 +81,20 @@ Result<std::shared_ptr<Segment>> Segment::open(const Layout& layout, const Magic
     return protocolError("has " + std::to_string(memory.value().bytes) + " bytes instead of " +
                          std::to_string(layout.fileBytes()));
   }
-  Result<std::byte*> base = map(fd.get(), layout);
-  if (!base.ok()) return base.error();
-  std::shared_ptr<Segment> segment(new Segment(std::move(fd), base.value(), layout));
-  if (segment->magic() != magic) return protocolError("does not hold the group's magic number");
+  Result<std::shared_ptr<Segment>> segment = map(std::move(fd), layout);
+  if (segment.ok() && segment.value()->magic() != magic)
+    return protocolError("does not hold the group's magic number");
   return segment;
 }
 
-Result<std::byte*> Segment::map(int fd, const Layout& layout) {
-  const std::size_t bytes_mapped = layout.heapsBegin();
-  void* base = transport::mapAligned(bytes_mapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd);
+Result<std::shared_ptr<Segment>> Segment::map(UniqueFd fd, const Layout& layout) {
+  const std::size_t bytes = layout.heapsBegin();
+  void* const base = transport::mapAligned(bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get());
   if (base == MAP_FAILED) return systemError("mapping a group's shared memory", errno);
-  auto* const bytes = static_cast<std::byte*>(base);
   // A forked child is no rank and would keep the memory alive.
-  ::madvise(bytes, bytes_mapped, MADV_DONTFORK);
-  return bytes;
+  ::madvise(base, bytes, MADV_DONTFORK);
+  return std::shared_ptr<Segment>(
+      new Segment(std::move(fd), static_cast<std::byte*>(base), layout));
 }
 
 Segment::Segment(UniqueFd fd, std::byte* base, const Layout& layout)
@@ -189,25 +190,21 @@ Result<std::byte*> Segment::heap(int rank) {
 
 Error Segment::obtainBuffers(int rank) {
   const std::size_t at = layout_.buffer(rank, 0);
-  return obtain(base_ + at, at, layout_.buffer_bytes * kBuffers);
+  const std::size_t bytes = layout_.buffer_bytes * kBuffers;
+  transport::makeHuge(base_ + at, bytes);
+  return transport::obtainMemory(fd_.get(), at, base_ + at, bytes);
 }
 
-Error Segment::obtainHeap(int rank, std::size_t offset, std::size_t bytes) {
-  std::byte* const base = heaps_[static_cast<std::size_t>(rank)].load(std::memory_order_acquire);
-  return obtain(base + offset, layout_.heap(rank) + offset, bytes);
+// Not the PRIVATE forms: the word lies at another address in each process.
+void sleepOn(Word& word, std::uint32_t value, std::chrono::nanoseconds longest) noexcept {
+  timespec time{};
+  time.tv_sec = static_cast<time_t>(longest.count() / 1'000'000'000);
+  time.tv_nsec = static_cast<long>(longest.count() % 1'000'000'000);
+  ::syscall(SYS_futex, &word, FUTEX_WAIT, value, &time, nullptr, 0);
 }
 
-Error Segment::obtain(std::byte* mapped, std::size_t at, std::size_t bytes) const {
-  transport::makeHuge(mapped, bytes);
-  if (::madvise(mapped, bytes, MADV_POPULATE_WRITE) == 0) return Error::ok();
-  // A kernel before 5.14. This gives small pages only.
-  int result = 0;
-  do {
-    result = ::fallocate(fd_.get(), 0, static_cast<off_t>(at), static_cast<off_t>(bytes));
-  } while (result != 0 && errno == EINTR);
-  if (result == 0) return Error::ok();
-  return systemError("obtaining " + std::to_string(bytes) + " bytes of a group's shared memory",
-                     errno);
+void wakeAll(Word& word) noexcept {
+  ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
 }  // namespace weft::collectives::shm

@@ -21,7 +21,6 @@
 #include <mutex>
 
 #include "c10d_plugin/core/collectives.h"
-#include "c10d_plugin/shm/segment/control.h"
 #include "c10d_plugin/shm/segment/layout.h"
 #include "transport/base/fork_guard.h"
 #include "transport/base/unique_fd.h"
@@ -82,13 +81,10 @@ class Segment {
   // Takes the memory of a rank's large buffers at once instead of page by page. kSystem: there is
   // none.
   Error obtainBuffers(int rank);
-  // Likewise of a part of its heap, which is mapped.
-  Error obtainHeap(int rank, std::size_t offset, std::size_t bytes);
 
  private:
   Segment(transport::UniqueFd fd, std::byte* base, const Layout& layout);
-  static Result<std::byte*> map(int fd, const Layout& layout);
-  Error obtain(std::byte* mapped, std::size_t at, std::size_t bytes) const;
+  static Result<std::shared_ptr<Segment>> map(transport::UniqueFd fd, const Layout& layout);
   Header& header() const noexcept;
 
   const transport::UniqueFd fd_;

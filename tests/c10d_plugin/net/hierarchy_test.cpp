@@ -2,6 +2,8 @@
 // said to be several; tests/c10d_plugin/net/namespaces_test.cpp has real ones.
 #include "c10d_plugin/net/hosts/hierarchical_collectives.h"
 
+#include <array>
+
 #include "c10d_plugin/net/messages/message_collectives.h"
 #include "c10d_plugin/shm/shm_collectives.h"
 #include "tests/c10d_plugin/net/collectives_model.h"
@@ -32,7 +34,7 @@ std::unique_ptr<HierarchicalCollectives> join(const std::string& hosts, int rank
   const std::shared_ptr<EndpointMailbox> box =
       joinAs(rank, static_cast<int>(hosts.size()), store,
              [](MailboxOptions& options) { options.unix_socket = false; });
-  HostSteps::Parts parts;
+  HierarchicalCollectives::Parts parts;
   parts.mailbox = box;
   parts.flat = std::make_unique<MessageCollectives>(box, ranksOf(layout), 0);
   if (layout.local < layout.fewest())
@@ -137,6 +139,51 @@ TEST_F(HostFailures, ADifferenceBetweenHostsEndsAll) {
         collectives.allReduce({soon(), 0, Element::kFloat32, Reduction::kSum}, data);
     EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument) << error.text();
     EXPECT_TRUE(names(error, "800") && names(error, "400")) << error.text();
+    meet(store, rank, 4, "end");
+  });
+}
+
+// One host's data are one share, the other's two of the same size.
+TEST_F(HostFailures, ADifferenceInTheNumberOfSharesEndsAll) {
+  for (const bool all : {true, false}) {
+    run("AABB", [&](int rank, KeyValue& store, HierarchicalCollectives& collectives) {
+      std::vector<std::byte> data(rank > 1 ? 120'000 : 60'000);
+      const Call call{soon(), 0, Element::kFloat32, Reduction::kSum};
+      Error error = all ? collectives.allReduce(call, data) : collectives.reduce(call, data, 0);
+      // Whose part was over may learn of it in the next operation.
+      if (!error) error = collectives.barrier({soon(), 1, {}, {}});
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument) << error.text();
+      meet(store, rank, 4, "end");
+    });
+  }
+}
+
+// The sums of all sizes are equal on all ranks, and on each host.
+TEST_F(HostFailures, PartsOfOtherSizesInAReduceScatterEndAll) {
+  run("AABB", [](int rank, KeyValue& store, HierarchicalCollectives& collectives) {
+    std::vector<std::byte> data(800);
+    const std::array<std::size_t, 4> sizes = rank % 2 == 0
+                                                 ? std::array<std::size_t, 4>{8, 8, 24, 8}
+                                                 : std::array<std::size_t, 4>{24, 8, 8, 8};
+    std::vector<ConstBytes> parts;
+    for (const std::size_t size : sizes)
+      parts.push_back(ConstBytes(data).first(size));
+    const Error error =
+        collectives.reduceScatter({soon(), 0, Element::kFloat32, Reduction::kSum}, parts,
+                                  Bytes(data).subspan(400, sizes[static_cast<std::size_t>(rank)]));
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument) << error.text();
+    meet(store, rank, 4, "end");
+  });
+}
+
+TEST_F(HostFailures, AReduceToAnotherRootEndsAll) {
+  run("AABB", [](int rank, KeyValue& store, HierarchicalCollectives& collectives) {
+    std::vector<std::byte> data(400);
+    const Call call{soon(), 0, Element::kFloat32, Reduction::kSum};
+    Error error = collectives.reduce(call, data, rank == 3 ? 2 : 3);
+    // Whose part was over may learn of it in the next operation.
+    if (!error) error = collectives.barrier({soon(), 1, {}, {}});
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument) << error.text();
     meet(store, rank, 4, "end");
   });
 }

@@ -24,8 +24,7 @@ TEST_P(MessageRanks, DoWhatTheModelDoes) {
   });
 }
 
-// More ranks than all_reduce asks all at once: a tree.
-TEST(MessageCollectives, NineRanksReduceByTrees) {
+TEST(MessageCollectives, NineRanksReduce) {
   runRanks(9, [](int rank, KeyValue& store) {
     const std::shared_ptr<EndpointMailbox> box = joinAs(rank, 9, store);
     MessageCollectives collectives(box);
@@ -100,6 +99,25 @@ TEST(MessageCollectives, AnotherOperationSizeElementOrRootIsNamedOnAllRanks) {
       meet(store, rank, 3, "later");
     });
   }
+}
+
+// All ranks' parts are as large in all, and each gets as much as it expects at first.
+TEST(MessageCollectives, PartsOfOtherSizesInAReduceScatterAreFoundOnAllRanks) {
+  constexpr std::size_t kMiB = std::size_t{1} << 20;
+  runRanks(3, [&](int rank, KeyValue& store) {
+    const std::shared_ptr<EndpointMailbox> box = joinAs(rank, 3, store);
+    MessageCollectives collectives(box);
+    const std::vector<std::byte> data(5 * kMiB);
+    const bool other = rank == 2;
+    std::vector<std::byte> out(rank == 0 ? 2 * kMiB : other ? kMiB : 4 * kMiB);
+    const std::vector<ConstBytes> in{ConstBytes(data).first((other ? 4 : 2) * kMiB),
+                                     ConstBytes(data).first((other ? 2 : 4) * kMiB),
+                                     ConstBytes(data).first(kMiB)};
+    const Error error = collectives.reduceScatter(callOf(0), in, out);
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument) << error.text();
+    EXPECT_TRUE(names(error, "with parts of other sizes")) << error.text();
+    meet(store, rank, 3, "end");
+  });
 }
 
 TEST(MessageCollectives, ARankThatDoesNotComeIsNamedAfterTheTimeout) {

@@ -11,8 +11,7 @@
 #include <random>
 
 #include "c10d_plugin/net/hosts/gloo_loader.h"
-#include "c10d_plugin/net/hosts/make_between_hosts.h"
-#include "c10d_plugin/shm/shm_collectives.h"
+#include "c10d_plugin/net/hosts/make_collectives.h"
 #include "tests/c10d_plugin/net/collectives_model.h"
 #include "tests/c10d_plugin/net/letters.h"
 
@@ -25,7 +24,7 @@ using std::chrono::milliseconds;
 
 struct Group {
   std::shared_ptr<EndpointMailbox> mailbox;
-  BetweenHosts made;
+  MadeCollectives made;
   Collectives& collectives() { return *made.collectives; }
 };
 
@@ -57,10 +56,7 @@ class Hosts {
       options.heartbeat_interval = milliseconds(200);
       options.peer_timeout = peer_timeout;
     });
-    const auto shared = [](KeyValue& own, int local, int count) {
-      return ShmCollectives::join({}, own, local, count, soon());
-    };
-    auto made = makeBetweenHosts(group.mailbox, store, shared, soon());
+    auto made = makeCollectives(group.mailbox, store, soon());
     if (!made.ok()) throw std::runtime_error(made.error().text());
     group.made = std::move(made).value();
     return group;

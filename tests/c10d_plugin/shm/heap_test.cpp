@@ -6,8 +6,8 @@
 #include <cstring>
 #include <random>
 
-#include "c10d_plugin/shm/join/rendezvous.h"
-#include "c10d_plugin/shm/sync/step_barrier.h"
+#include "c10d_plugin/shm/segment/rendezvous.h"
+#include "c10d_plugin/shm/segment/step_barrier.h"
 #include "tests/c10d_plugin/shm/exercise.h"
 
 #include "tests/support/waiting.h"

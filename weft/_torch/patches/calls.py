@@ -51,28 +51,41 @@ def invoke_rpc(
 
     torch knows only futures below this function. Here a built-in operator's overload is found once,
     not at each call, and an answer that nobody waits for takes no GIL
-    (rpc_backend/python/calls.cpp).
+    (rpc_backend/python/calls.cpp). Where a Python function is waited for, no future stands between
+    Ctrl-C and the caller (rpc_backend/python/python_calls.cpp).
     """
     if not _C._weft_is_current():
         return upstream(to, func, rpc_type, args, kwargs, rpc_timeout)
     waits = rpc_type is _SYNC
     name = _builtins._find_builtin(func) if callable(func) else None
-    if name is not None and not api._get_should_profile():
+    profiled = api._get_should_profile()
+    if name is not None and not profiled:
         invoke = _C._call_builtin if waits else _C._start_builtin
         worker = api._to_worker_info(to)
         done, value = invoke(worker, name, rpc_timeout, tuple(args or ()), dict(kwargs or {}))
         if done:
             return _Answer(value) if waits else value
-    if not waits:
+    if not waits or profiled:
         return upstream(to, func, rpc_type, args, kwargs, rpc_timeout)
+    if name is None and callable(func) and not _is_script(func):
+        call = internal.PythonUDF(func, args or (), kwargs or {})
+        pickled, tensors = api._default_pickler.serialize(call)
+        asynchronous = hasattr(func, "_wrapped_async_rpc_function")
+        worker = api._to_worker_info(to)
+        return _Answer(_C._call_python(worker, pickled, tensors, rpc_timeout, asynchronous))
     _C._take_seat()
     try:
         future = upstream(to, func, rpc_type, args, kwargs, rpc_timeout)
+        _C._wait_in_seat()
     except BaseException:
         _C._leave_seat()
         raise
-    _C._wait_in_seat()
     return future
+
+
+def _is_script(func: Any) -> bool:
+    """Whether torch calls it as a TorchScript function."""
+    return isinstance(getattr(func, "_wrapped_async_rpc_function", func), torch.jit.ScriptFunction)
 
 
 @patch(

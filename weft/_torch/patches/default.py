@@ -60,7 +60,13 @@ def translate_options(options: Any) -> Any:
 
 
 def _weft_for_gloo(upstream: Function, *args: Any, **kwargs: Any) -> Any:
-    """Reads ``gloo`` as weft: ``cpu:gloo,cuda:nccl`` becomes ``cpu:weft,cuda:nccl``."""
+    """Reads ``gloo`` as weft: ``cpu:gloo,cuda:nccl`` becomes ``cpu:weft,cuda:nccl``.
+
+    A default group of no named backend is weft's. torch would say "gloo" in some places of it, which
+    ``DistributedDataParallel`` then misses. (Another group without one takes the default group's.)
+    """
+    if upstream.__name__ == "init_process_group" and not args and not kwargs.get("backend"):
+        kwargs["backend"] = "weft"
 
     def translated(backend: Any) -> Any:
         return backend and re.sub(r"\bgloo\b", "weft", str(backend).lower())

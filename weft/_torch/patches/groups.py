@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
+import torch
 from torch.distributed import distributed_c10d as c10d
 
 from weft import _C
@@ -13,6 +13,13 @@ from weft._torch import current
 from weft._torch.patches.patch import Function, patch
 
 C10D = "torch.distributed.distributed_c10d"
+
+
+def _serves_cpu(group: Any) -> bool:
+    """Whether Weft serves the group's CPU tensors, by whatever name the backend was asked for."""
+    own = c10d._get_default_group() if group is None else group
+    cpu = torch.device("cpu")
+    return cpu in own._device_types and isinstance(own._get_backend(cpu), _C.WeftBackend)
 
 
 @patch(
@@ -26,7 +33,7 @@ def monitored_barrier(
     upstream: Function, group: Any = None, timeout: Any = None, wait_all_ranks: bool = False
 ) -> Any:
     """Serves groups of Weft; torch refuses every backend that is not named gloo."""
-    if c10d._rank_not_in_group(group) or dist.get_backend(group) != "weft":
+    if c10d._rank_not_in_group(group) or not _serves_cpu(group):
         return upstream(group, timeout, wait_all_ranks)
     if timeout is None:
         timeout = c10d.default_pg_timeout
@@ -55,6 +62,18 @@ def set_pg_timeout(upstream: Function, timeout: timedelta, group: Any = None) ->
 
 
 @patch(
+    "torch.distributed:ProcessGroup._get_sequence_number_for_group",
+    "(self)",
+    without="ProcessGroup._get_sequence_number_for_group() refuses groups of the backend weft.",
+)
+def sequence_number(upstream: Function, self: Any) -> int:
+    """Asks Weft's backend; torch asks only those that it knows by name."""
+    if not _serves_cpu(self):
+        return upstream(self)
+    return self._get_backend(torch.device("cpu"))._get_sequence_number_for_group()
+
+
+@patch(
     "torch.nn.parallel:DistributedDataParallel._get_ddp_logging_data",
     "(self)",
     without="The logging data of DistributedDataParallel calls the backend weft custom.",
@@ -62,6 +81,6 @@ def set_pg_timeout(upstream: Function, timeout: timedelta, group: Any = None) ->
 def ddp_logging_data(upstream: Function, self: Any) -> Any:
     """Names the backend; torch's logger calls each one that it does not know "custom"."""
     data = upstream(self)
-    if data.get("backend_name") == "custom" and dist.get_backend(self.process_group) == "weft":
+    if data.get("backend_name") == "custom" and _serves_cpu(self.process_group):
         data["backend_name"] = "weft"
     return data

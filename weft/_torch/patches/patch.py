@@ -6,13 +6,12 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-
-from weft._torch.patches import signature
 
 Function = Callable[..., Any]
 
@@ -26,7 +25,7 @@ class Patch:
 
     Attributes:
         target: the replaced function, as ``module:name``.
-        expected: its parameters (:func:`weft._torch.patches.signature.parameters`).
+        expected: its parameters (:func:`parameters`).
         without: what happens when the patch is not applied, a sentence for the warning.
         replacement: the new function; its first argument is torch's.
         refuses: None, or tells whether a call concerns Weft and must raise without the patch.
@@ -48,8 +47,8 @@ class Patch:
         """How this torch differs from the one that the patch was written for; empty if it fits."""
         for name, expected in {self.target: self.expected, **self.uses}.items():
             function = _find(name)
-            found = " (missing)" if function is None else signature.parameters(function)
-            if not signature.fits(found, expected):
+            found = " (missing)" if function is None else parameters(function)
+            if not fits(found, expected):
                 return f"{_dotted(name)} is {found.strip()}, and Weft expects {expected}"
         if self.caller and _last(self.target) not in _names_used(_find(self.caller)):
             return f"{_dotted(self.caller)} does not call {_dotted(self.target)} by name"
@@ -131,3 +130,33 @@ def _last(target: str) -> str:
 def _names_used(function: Any) -> tuple[str, ...]:
     code = getattr(inspect.unwrap(function), "__code__", None) if function else None
     return code.co_names if code else ()
+
+
+def parameters(function: Callable[..., Any]) -> str:
+    """The parameters without their types, such as ``(to, timeout=-1.0)``.
+
+    Types are left out because torch annotates functions from one version to the next. For a
+    function of pybind11 the first line of its docstring tells the parameters.
+    """
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return _from_docstring(function.__doc__ or "")
+    return str(inspect.Signature([one.replace(annotation=one.empty) for one in found]))
+
+
+def _from_docstring(text: str) -> str:
+    line = re.match(r"\w+\((.*)\)(?: ->.*)?$", text.partition("\n")[0])
+    if line is None:
+        return "(unknown)"
+    parts = re.split(r", (?![^\[]*\])", line[1])  # a comma inside brackets belongs to a type
+    plain = [re.sub(r":.*?(?: (=) |$)", r"\1", part) for part in parts]
+    return f"({', '.join(plain)})"
+
+
+def fits(found: str, expected: str) -> bool:
+    """Whether ``found`` is what was expected; ``...`` at the end stands for any further parameters."""
+    beginning = expected.removesuffix(", ...)")
+    if beginning == expected:
+        return found == expected
+    return found.startswith((f"{beginning},", f"{beginning})"))

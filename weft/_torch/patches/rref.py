@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from weft import _C
 from weft._torch.patches.patch import Function, patch
 
 _FAILED = "RRef creation via rpc.remote() timed out"
@@ -35,9 +36,16 @@ def _creation_error(rref: Any) -> str | None:
     return None
 
 
-to_here = patch(
+@patch(
     "torch.distributed.rpc:PyRRef.to_here", "(self, timeout=-1.0)", without=_WITHOUT, uses=_FUTURE
-)(_with_cause)
+)
+def to_here(upstream: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Ctrl-C ends the owner's own wait, too; that for another worker ends in RequestClient::send."""
+    if _C._weft_is_current():
+        _C._await_own_value(self)
+    return _with_cause(upstream, self, *args, **kwargs)
+
+
 serialize = patch(
     "torch.distributed.rpc:PyRRef._serialize", "(self)", without=_WITHOUT, uses=_FUTURE
 )(_with_cause)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from torch.distributed.rpc import api
 
 from weft._torch import current
+from weft._torch.interruptible import interruptible
 from weft._torch.patches.patch import Function, patch
 
 
@@ -28,6 +30,7 @@ def wait_all_workers(upstream: Function, timeout: float = api.DEFAULT_SHUTDOWN_T
     if agent is None:
         upstream(timeout)
         return
+    agent.check_process()
     if not agent.is_static_group:
         return
     lost = agent.barrier(timeout)
@@ -36,6 +39,17 @@ def wait_all_workers(upstream: Function, timeout: float = api.DEFAULT_SHUTDOWN_T
         return
     if agent.everyone_serves_python:
         upstream(timeout or api.get_rpc_timeout())
+
+
+@patch(
+    "torch.distributed.rpc.api:_delete_all_user_and_unforked_owner_rrefs",
+    "(timeout=datetime.timedelta(seconds=100))",
+    without="Ctrl-C does not end rpc.shutdown while RRefs are in use.",
+    caller="torch.distributed.rpc.api:shutdown",
+)
+def delete_rrefs(upstream: Function, *args: Any) -> Any:
+    """Waits for the last users of RRefs until Ctrl-C."""
+    return upstream(*args) if current.agent() is None else interruptible(upstream, *args)
 
 
 @patch(
@@ -48,5 +62,8 @@ def destroy_rref_context(upstream: Function, ignore_leak: bool) -> Any:
     """Says which RRefs leak and who refers to them; torch names them by number only."""
     agent = current.agent()
     if agent is not None:
+        # Ctrl-C ended the orderly part of rpc.shutdown, which then comes here.
+        if isinstance(sys.exc_info()[1], KeyboardInterrupt):
+            agent.hurry()
         agent.warn_about_leaked_rrefs(ignore_leak)
     return upstream(ignore_leak)

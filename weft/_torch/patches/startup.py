@@ -6,11 +6,10 @@ import threading
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed.rpc as rpc
-from torch.distributed.rpc import backend_registry
 from torch.distributed.rpc.constants import DEFAULT_RPC_TIMEOUT_SEC
 
 from weft import _C
+from weft._torch.interruptible import interruptible
 from weft._torch.patches.patch import Function, patch
 
 INIT_RPC = "torch.distributed.rpc:init_rpc"
@@ -18,15 +17,6 @@ INIT_RPC_PARAMETERS = "(name, backend=None, rank=-1, world_size=None, rpc_backen
 
 _joining = threading.local()  # .timeout: set while a thread is in init_rpc for Weft
 _WITHOUT = "init_rpc over Weft waits for missing workers up to half an hour, without naming them."
-
-
-def refresh_backend_type() -> None:
-    """Makes ``rpc.BackendType`` the enum that a registration has just made.
-
-    ``register_backend`` makes a new enum and leaves ``rpc.BackendType`` the old one; a plain
-    ``init_rpc()`` then fails its own type check.
-    """
-    rpc.BackendType = backend_registry.BackendType
 
 
 @patch(INIT_RPC, INIT_RPC_PARAMETERS, without=_WITHOUT)
@@ -71,7 +61,10 @@ def create_store(
     others wait for rank 0: half an hour, in silence. Weft's agent waits itself, and names who is
     missing.
     """
+    if 0 < world_size <= rank:  # the Store would wait half an hour for rank 0
+        raise ValueError(f"rank {rank} is out of range for world_size {world_size}")
     limit = getattr(_joining, "timeout", None)
-    if limit is not None:
-        world_size, timeout = -1, limit  # -1: the store does not count its users
-    return upstream(hostname, port, rank, world_size, timeout, *rest, **more)
+    if limit is None:
+        return upstream(hostname, port, rank, world_size, timeout, *rest, **more)
+    # -1: the store does not count its users
+    return interruptible(upstream, hostname, port, rank, -1, limit, *rest, **more)

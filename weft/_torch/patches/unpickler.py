@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft._torch.patches.patch import Patch
-from weft._torch.request_policy import RestrictedUnpickler
+from weft._torch.restricted_unpickler import RestrictedUnpickler
 
 _DESERIALIZE = "torch.distributed.rpc.internal:_InternalRPCPickler.deserialize"
 

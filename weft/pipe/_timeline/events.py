@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
-
-from weft.pipe._timeline import schedule
 
 #: Work of a stage, by kind. Copies between devices run beside it, on streams of their own.
 WORK = ("forward", "recompute", "backward")
@@ -76,7 +74,7 @@ class MiniBatch:
             micro_batches=self.micro_batches,
             seconds=span / 1e9,
             bubble=1 - sum(shares) / self.stages,
-            ideal_bubble=schedule.ideal_bubble(self.stages, self.micro_batches),
+            ideal_bubble=(self.stages - 1) / (self.micro_batches + self.stages - 1),
             busy=shares,
             mean_ms={kind: statistics.fmean(by_kind[kind]) / 1e6 for kind in kinds},
         )
@@ -94,10 +92,36 @@ class MiniBatch:
         if len(self.phases) == 2:
             pause = self.backward[0].begin - max(event.end for event in self.forward)
         begin = self.events[0].begin
-        return MiniBatch(
-            Event(task.stage, task.micro_batch, task.kind, round(task.begin), round(task.end), 0)
-            for task in schedule.gpipe(self.stages, self.micro_batches, lasting, begin, pause)
-        )
+        return MiniBatch(gpipe(self.stages, self.micro_batches, lasting, begin, pause))
+
+
+def gpipe(
+    stages: int,
+    micro_batches: int,
+    lasting: Mapping[tuple[str, int], float],
+    begin: float = 0,
+    pause: float = 0,
+) -> Iterator[Event]:
+    """GPipe's ideal schedule (Huang et al., 2019, figure 2c), to compare a run with.
+
+    All forwards, a pause, then recomputation and backward in reverse order. A task begins when its
+    stage and its input are ready; copies cost nothing. `lasting[kind, micro_batch]` is its length on
+    every stage; a missing task is skipped.
+    """
+    there = (("forward",), range(stages), range(micro_batches))
+    back = (("recompute", "backward"), range(stages)[::-1], range(micro_batches)[::-1])
+    for kinds, ordered_stages, indices in (there, back):
+        free, ready = [begin] * stages, [begin] * micro_batches
+        for index in indices:
+            for stage in ordered_stages:
+                now = max(free[stage], ready[index])
+                for kind in kinds:
+                    end = now + lasting.get((kind, index), 0)
+                    if (kind, index) in lasting:
+                        yield Event(stage, index, kind, round(now), round(end), 0)
+                    now = end
+                free[stage] = ready[index] = now
+        begin = max(free) + pause
 
 
 def mini_batches(events: Iterable[Event]) -> list[MiniBatch]:

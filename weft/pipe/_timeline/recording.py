@@ -12,11 +12,12 @@ A timeline may hold many mini-batches; its figures and picture show the one of m
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from weft.pipe._timeline import svg, trace
+from weft.pipe._timeline import svg
 from weft.pipe._timeline.events import Event, Figures, MiniBatch, mini_batches
 
 
@@ -63,7 +64,7 @@ class Timeline:
         if path.suffix == ".svg":
             text = svg.draw(self.mini_batches, self.typical, self.devices)
         elif path.suffix == ".json":
-            text = trace.dump(self.mini_batches, self.figures, self.devices)
+            text = json.dumps(_trace(self.mini_batches, self.figures, self.devices))
         else:
             raise ValueError(f"a timeline is saved as .svg or .json, not as '{path.name}'")
         path.write_text(text, encoding="utf-8")
@@ -86,3 +87,37 @@ class Recording:
 
     def __exit__(self, *_: object) -> None:
         self._timeline.close(self._engine.stop_recording())
+
+
+def _trace(
+    batches: Sequence[MiniBatch], figures: Figures, devices: Sequence[str]
+) -> dict[str, Any]:
+    """The "Trace Event Format": complete events in microseconds, one thread per stage."""
+    origin = min(event.begin for batch in batches for event in batch.events)
+
+    def named(what: str, thread: int, name: str) -> dict[str, Any]:
+        return {"name": what, "ph": "M", "pid": 0, "tid": thread, "args": {"name": name}}
+
+    records: list[dict[str, Any]] = [named("process_name", 0, "weft.Pipe")]
+    for stage in range(batches[0].stages):
+        device = f" ({devices[stage]})" if stage < len(devices) else ""
+        records.append(named("thread_name", stage, f"stage {stage}{device}"))
+    for number, batch in enumerate(batches):
+        records += [
+            {
+                "name": f"{event.kind[0].upper()}{event.stage}.mb{event.micro_batch}",
+                "cat": event.kind,
+                "ph": "X",
+                "ts": (event.begin - origin) / 1e3,
+                "dur": (event.end - event.begin) / 1e3,
+                "pid": 0,
+                "tid": event.stage,
+                "args": {
+                    "mini_batch": number,
+                    "micro_batch": event.micro_batch,
+                    "thread": event.thread,
+                },
+            }
+            for event in batch.events
+        ]
+    return {"traceEvents": records, "displayTimeUnit": "ms", "otherData": vars(figures)}

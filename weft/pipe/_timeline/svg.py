@@ -61,15 +61,8 @@ class _Scale:
 
     def ticks(self) -> Iterator[tuple[float, str]]:
         """About eight round times, with their labels in a unit that fits."""
-        unit, name = (
-            next(
-                (size, text)
-                for size, text in ((1e9, "s"), (1e6, "ms"), (1e3, "µs"))
-                if self.span >= size
-            )
-            if self.span >= 1e3
-            else (1.0, "ns")
-        )
+        units = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
+        unit, name = next(one for one in units if self.span >= one[0])
         rough = self.span / unit / 8
         power = 10 ** math.floor(math.log10(rough))
         step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)

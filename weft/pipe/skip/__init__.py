@@ -22,9 +22,8 @@ work in a plain Sequential. The contract is that of
 
 from __future__ import annotations
 
-from weft.pipe.skip._commands import pop, stash
+from weft.pipe.skip._layout import verify_skippables
 from weft.pipe.skip._namespace import Namespace
-from weft.pipe.skip._skippable import Skippable, skippable
-from weft.pipe.skip._verify import verify_skippables
+from weft.pipe.skip._skippable import Skippable, pop, skippable, stash
 
 __all__ = ["Namespace", "Skippable", "pop", "skippable", "stash", "verify_skippables"]

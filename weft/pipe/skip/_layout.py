@@ -1,8 +1,8 @@
-"""Between which partitions of a Pipe its skips go."""
+"""Where the skips of a model go, and whether each has one stash and, later, one pop."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import nn
 
@@ -25,3 +25,55 @@ def skip_layout(partitions: Sequence[nn.Module]) -> dict[SkipKey, tuple[int, int
             if key in source:
                 layout[key] = (source[key], index)
     return layout
+
+
+def _layers(module: nn.Sequential, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """The layers in the order they run in, those of Sequentials inside included."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.Sequential):
+            yield from _layers(child, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", child
+
+
+def _faults(module: nn.Sequential) -> Iterator[str]:
+    stashed: dict[SkipKey, str] = {}
+    popped: set[SkipKey] = set()
+    again = "but not isolated by namespace"
+    for layer, skippable in _layers(module):
+        if not isinstance(skippable, Skippable):
+            continue
+        both = skippable.stashable_names & skippable.poppable_names
+        for name in sorted(both):
+            yield f"'{layer}' declared '{name}' both as stashable and as poppable"
+        for key in skippable.stashable():
+            if key[1] in both:
+                continue
+            if key in stashed:
+                yield f"'{layer}' redeclared '{key[1]}' as stashable {again}"
+            stashed.setdefault(key, layer)
+        for key in skippable.poppable():
+            if key[1] in both:
+                continue
+            if key in popped:
+                yield f"'{layer}' redeclared '{key[1]}' as poppable {again}"
+            elif key not in stashed:
+                yield f"'{layer}' declared '{key[1]}' as poppable but it was not stashed"
+            else:
+                popped.add(key)
+    for key, layer in stashed.items():
+        if key not in popped:
+            yield f"no module declared '{key[1]}' as poppable but stashed (by '{layer}')"
+
+
+def verify_skippables(module: nn.Sequential) -> None:
+    """Checks that each skip name is stashed once and popped once, in this order.
+
+    A name used by several pairs needs a :class:`Namespace` for each.
+
+    Raises:
+        TypeError: a skip is not; the text lists every fault.
+    """
+    faults = "\n".join(f"* {fault}" for fault in _faults(module))
+    if faults:
+        raise TypeError(f"one or more pairs of stash and pop do not match:\n\n{faults}")

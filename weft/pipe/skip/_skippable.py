@@ -7,6 +7,7 @@ can be copied and pickled, and a wrong command raises at the ``yield`` that gave
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, ClassVar
@@ -15,10 +16,29 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from weft.pipe.skip import _store
-from weft.pipe.skip._commands import pop as pop_command
-from weft.pipe.skip._commands import stash as stash_command
 from weft.pipe.skip._namespace import Namespace
 from weft.pipe.skip._store import SkipKey
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class stash:
+    """``yield stash(name, tensor)`` hands a tensor, or None, to the layer that pops the name."""
+
+    name: str
+    tensor: Tensor | None
+
+    def __repr__(self) -> str:
+        return f"stash({self.name!r})"
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class pop:
+    """``tensor = yield pop(name)`` receives what an earlier layer stashed under that name."""
+
+    name: str
+
+    def __repr__(self) -> str:
+        return f"pop({self.name!r})"
 
 
 def _names(given: Iterable[str], what: str) -> frozenset[str]:
@@ -110,12 +130,12 @@ class Skippable(nn.Module):
     def _obey(
         self, command: Any, stashed: dict[str, Tensor | None], waiting: dict[str, Tensor | None]
     ) -> Tensor | None:
-        if isinstance(command, stash_command):
+        if isinstance(command, stash):
             if command.name not in self.stashable_names:
                 raise RuntimeError(f"'{command.name}' has not been declared as stashable")
             stashed[command.name] = command.tensor
             return None
-        if isinstance(command, pop_command):
+        if isinstance(command, pop):
             if command.name not in self.poppable_names:
                 raise RuntimeError(f"'{command.name}' has not been declared as poppable")
             if command.name not in waiting:

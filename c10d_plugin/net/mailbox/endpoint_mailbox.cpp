@@ -1,0 +1,269 @@
+#include "c10d_plugin/net/mailbox/endpoint_mailbox.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "c10d_plugin/core/error_code.h"
+#include "transport/io/address.h"
+
+namespace weft::collectives {
+
+using transport::Disposition;
+using transport::Error;
+using transport::ErrorCode;
+using transport::OwnedBuffer;
+using transport::Result;
+
+namespace {
+
+// After abort(): how long messages that are being read or written may take to end by themselves
+// before their connections are cut.
+constexpr std::chrono::milliseconds kAbortGrace{100};
+
+// All ranks have joined, so a rank that cannot be reached now is lost.
+Error asLoss(const Error& reason) {
+  if (reason.code() != ErrorCode::kConnectFailed) return reason;
+  return {ErrorCode::kPeerLost, reason.text()};
+}
+
+}  // namespace
+
+// --- joining ---
+
+Result<std::unique_ptr<EndpointMailbox>> EndpointMailbox::join(const MailboxOptions& options,
+                                                               KeyValue& store, Deadline deadline) {
+  if (options.size < 1 || options.rank < 0 || options.rank >= options.size) {
+    return Error(ErrorCode::kInvalidArgument, "rank " + std::to_string(options.rank) +
+                                                  " is out of range for a group of " +
+                                                  std::to_string(options.size));
+  }
+  std::unique_ptr<EndpointMailbox> mailbox(new EndpointMailbox(options.rank, options.size));
+  if (Error error = mailbox->open(options, store, deadline)) return error;
+  return mailbox;
+}
+
+EndpointMailbox::~EndpointMailbox() {
+  close();
+  state_.endpoint.reset();
+}
+
+Error EndpointMailbox::open(const MailboxOptions& options, KeyValue& store, Deadline deadline) {
+  const std::string own_host = transport::hostIdentity();
+  if (size() == 1) {
+    hosts_ = {own_host};
+    sharing_ = hosts_;
+    return Error::ok();
+  }
+  auto opened = openEndpoint(options, store, deadline, *this);
+  if (!opened.ok()) return opened.error();
+  state_.endpoint = std::move(opened.value().endpoint);
+  for (int other = 0; other < size(); ++other) {
+    const MailboxAddress& peer = opened.value().ranks[static_cast<std::size_t>(other)];
+    hosts_.push_back(peer.host);
+    sharing_.push_back(peer.shares_memory ? peer.host : std::string());
+    if (other == rank()) continue;
+    const bool same_host = !own_host.empty() && peer.host == own_host;
+    {
+      const std::lock_guard<std::mutex> lock(state_.mutex);
+      state_.peer(other).window =
+          CreditWindow(same_host ? options.eager_bytes_same_host : options.eager_bytes);
+    }
+    if (Error error = state_.endpoint->addPeer({other, peer.name, peer.address})) return error;
+  }
+  return Error::ok();
+}
+
+transport::EndpointStats EndpointMailbox::stats() const {
+  return state_.endpoint == nullptr ? transport::EndpointStats() : state_.endpoint->stats();
+}
+
+// --- requests ---
+
+Mailbox::Ticket EndpointMailbox::send(int to, Tag tag, OwnedBuffer data, OnSent done,
+                                      const Label& label) {
+  if (Error error = state_.checkRank(to, "send to")) {
+    done(error);
+    return 0;
+  }
+  return sender_.send(to, tag, std::move(data), std::move(done), label);
+}
+
+Mailbox::Ticket EndpointMailbox::receive(int from, Tag tag, OwnedBuffer into, OnReceived done,
+                                         const Label& label) {
+  return receiver_.receive(from, tag, std::move(into), std::move(done), label);
+}
+
+bool EndpointMailbox::cancel(Ticket ticket, const Error& why) {
+  return receiver_.cancel(ticket) || sender_.cancel(ticket, why);
+}
+
+// On the loop thread, which is not in the middle of a message then.
+void EndpointMailbox::giveUp(int rank, Error why) {
+  if (state_.endpoint == nullptr || state_.checkRank(rank, "give up")) return;
+  state_.endpoint->runAfter(std::chrono::milliseconds(0), [this, rank, why = std::move(why)] {
+    state_.endpoint->losePeer(rank, why);
+  });
+}
+
+// --- messages from the endpoint ---
+
+Disposition EndpointMailbox::onHeader(std::int32_t from, std::span<const std::byte> bytes,
+                                      std::span<const std::uint64_t> sizes,
+                                      std::vector<OwnedBuffer>& buffers) {
+  const std::optional<MailHeader> header = decode(bytes);
+  if (!header) return Disposition::kRefuse;
+  const bool has_bytes = header->kind == MailKind::kEager || header->kind == MailKind::kRendezvous;
+  if (sizes.size() != (has_bytes ? 1U : 0U)) return Disposition::kRefuse;
+  bool ended = false;
+  {
+    const std::lock_guard<std::mutex> lock(state_.mutex);
+    state_.peer(from).talked = true;
+    ended = state_.phase != Phase::kOpen;
+  }
+  if (ended) {
+    if (header->kind != MailKind::kAbort) tellOfAbort(from);
+    return Disposition::kDiscard;
+  }
+  if (has_bytes) return receiver_.onDataHeader(from, *header, sizes[0], buffers[0]);
+  // Between a message's header and its bytes only the same message can come, again.
+  return state_.peer(from).arriving.any() ? Disposition::kRefuse : Disposition::kAccept;
+}
+
+void EndpointMailbox::onMessage(std::int32_t from, std::span<const std::byte> bytes,
+                                std::vector<OwnedBuffer> buffers) {
+  const MailHeader header = *decode(bytes);  // onHeader() has checked it
+  switch (header.kind) {
+    case MailKind::kHello:
+      return;
+    case MailKind::kEager:
+    case MailKind::kRendezvous:
+      return receiver_.onData(from, header, std::move(buffers[0]));
+    case MailKind::kRequestToSend:
+      return receiver_.onRequestToSend(from, header);
+    case MailKind::kClearToSend:
+      return sender_.onClearToSend(from, header);
+    case MailKind::kCredit:
+      return sender_.onCredit(from, header);
+    case MailKind::kSendCancelled:
+      return receiver_.onSendCancelled(from, header);
+    case MailKind::kAbort:
+      return removePeer(
+          from, Presence::kLost,
+          {errorCodeFrom(header.id), "rank " + std::to_string(from) + " gave up: " + header.text});
+  }
+}
+
+// --- lost peers ---
+
+void EndpointMailbox::onSendFailed(std::int32_t to, std::span<const std::byte>,
+                                   const Error& reason) {
+  MailboxPeer& peer = state_.peer(to);
+  const std::lock_guard<std::mutex> lock(state_.mutex);
+  if (!peer.reason) peer.reason = asLoss(reason);
+  peer.broken.store(true);
+}
+
+void EndpointMailbox::onPeerLost(const transport::PeerLoss& loss) {
+  const Error reason = asLoss(loss.reason);
+  const bool closed = reason.code() == ErrorCode::kPeerClosed;
+  removePeer(loss.rank, closed ? Presence::kLeft : Presence::kLost, reason);
+  if (const auto receive = receiver_.takeArriving(loss.rank))
+    MailReceiver::complete(*receive, reason, loss.rank, 0, {});
+}
+
+void EndpointMailbox::removePeer(int rank, Presence presence, const Error& reason) {
+  Failures failures;
+  {
+    const std::lock_guard<std::mutex> lock(state_.mutex);
+    MailboxPeer& peer = state_.peer(rank);
+    (presence == Presence::kLeft ? peer.left : peer.broken).store(true);
+    if (peer.presence != Presence::kHere) return;
+    peer.presence = presence;
+    if (!peer.reason || presence == Presence::kLost) peer.reason = reason;
+    failures = {receiver_.takeFrom(rank), MailSender::takeAnnounced(peer)};
+  }
+  fail(std::move(failures), reason);
+}
+
+void EndpointMailbox::fail(Failures failures, const Error& reason) {
+  for (const std::shared_ptr<SendRequest>& request : failures.sends)
+    request->error = reason;
+  failures.sends.clear();
+  for (const PostedReceive& receive : failures.receives)
+    MailReceiver::complete(receive, reason, receive.from, 0, {});
+}
+
+// --- the end of the mailbox ---
+
+bool EndpointMailbox::end(Phase phase, const Error& reason) {
+  Failures failures;
+  Error why;
+  bool first = false;
+  {
+    const std::lock_guard<std::mutex> lock(state_.mutex);
+    first = state_.phase == Phase::kOpen;
+    if (first) state_.reason = reason;
+    why = state_.reason;
+    state_.phase = std::max(state_.phase, phase);
+    failures.receives = receiver_.takeAll();
+    for (MailboxPeer& peer : state_.peers) {
+      auto requests = MailSender::takeAnnounced(peer);
+      std::move(requests.begin(), requests.end(), std::back_inserter(failures.sends));
+    }
+  }
+  fail(std::move(failures), why);
+  return first;
+}
+
+void EndpointMailbox::abort(Error reason) {
+  if (!end(Phase::kAborted, reason) || state_.endpoint == nullptr) return;
+  // On the loop thread, where a send never waits for room.
+  state_.endpoint->runAfter(std::chrono::milliseconds(0), [this] {
+    for (int rank = 0; rank < size(); ++rank) {
+      bool talked = false;
+      {
+        const std::lock_guard<std::mutex> lock(state_.mutex);
+        talked = state_.peer(rank).talked;
+      }
+      if (talked) tellOfAbort(rank);
+    }
+  });
+  state_.endpoint->runAfter(kAbortGrace, [this, reason] { cutConnections(reason); });
+}
+
+void EndpointMailbox::tellOfAbort(int to) {
+  MailHeader header{MailKind::kAbort, 0, 0, 0, {}, {}};
+  {
+    const std::lock_guard<std::mutex> lock(state_.mutex);
+    MailboxPeer& peer = state_.peer(to);
+    if (peer.presence != Presence::kHere || state_.phase != Phase::kAborted ||
+        std::exchange(peer.told_of_abort, true))
+      return;
+    header.id = static_cast<std::uint64_t>(state_.reason.code());
+    header.text = state_.reason.text();
+  }
+  state_.tell(to, header);
+}
+
+// Loop thread: nobody reads or writes this rank's memory afterwards.
+void EndpointMailbox::cutConnections(const Error& reason) {
+  for (int rank = 0; rank < size(); ++rank) {
+    const MailboxPeer& peer = state_.peer(rank);
+    if (peer.in_transit.load() > 0 || peer.arriving.any()) state_.endpoint->losePeer(rank, reason);
+  }
+}
+
+void EndpointMailbox::close(std::chrono::milliseconds linger) {
+  const std::lock_guard<std::mutex> only_one(close_mutex_);
+  end(Phase::kClosed, {ErrorCode::kShutdown, "this group was closed"});
+  if (state_.endpoint == nullptr) return;
+  state_.endpoint->close(linger);
+  // The loop thread has ended, so nobody writes into the receives that it was reading.
+  for (int from = 0; from < size(); ++from) {
+    if (const auto receive = receiver_.takeArriving(from))
+      MailReceiver::complete(*receive, state_.reason, receive->from, 0, {});
+  }
+}
+
+}  // namespace weft::collectives

@@ -1,0 +1,108 @@
+#include "c10d_plugin/tensors/reduce_op.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <c10/util/Exception.h>
+
+namespace weft::process_group {
+
+using collectives::Element;
+using collectives::Reduction;
+
+Element elementOf(c10::ScalarType type) noexcept {
+  using c10::ScalarType;
+  switch (type) {
+    case ScalarType::Bool:
+      return Element::kBool;
+    case ScalarType::Byte:
+      return Element::kUint8;
+    case ScalarType::Char:
+      return Element::kInt8;
+    case ScalarType::Short:
+      return Element::kInt16;
+    case ScalarType::Int:
+      return Element::kInt32;
+    case ScalarType::Long:
+      return Element::kInt64;
+    case ScalarType::UInt16:
+      return Element::kUint16;
+    case ScalarType::UInt32:
+      return Element::kUint32;
+    case ScalarType::UInt64:
+      return Element::kUint64;
+    case ScalarType::Half:
+      return Element::kFloat16;
+    case ScalarType::BFloat16:
+      return Element::kBfloat16;
+    case ScalarType::Float:
+      return Element::kFloat32;
+    case ScalarType::Double:
+      return Element::kFloat64;
+    case ScalarType::ComplexFloat:
+      return Element::kComplex64;
+    case ScalarType::ComplexDouble:
+      return Element::kComplex128;
+    default:
+      return Element::kBytes;
+  }
+}
+
+namespace {
+
+Reduction reductionNamed(c10d::ReduceOp::RedOpType op, const char* operation) {
+  using c10d::ReduceOp;
+  switch (op) {
+    case ReduceOp::SUM:
+    case ReduceOp::PREMUL_SUM:
+      return Reduction::kSum;
+    case ReduceOp::AVG:
+      return Reduction::kAverage;
+    case ReduceOp::PRODUCT:
+      return Reduction::kProduct;
+    case ReduceOp::MIN:
+      return Reduction::kMin;
+    case ReduceOp::MAX:
+      return Reduction::kMax;
+    case ReduceOp::BAND:
+      return Reduction::kBitAnd;
+    case ReduceOp::BOR:
+      return Reduction::kBitOr;
+    case ReduceOp::BXOR:
+      return Reduction::kBitXor;
+    default:
+      TORCH_CHECK(false, "weft ", operation, ": unknown reduction ", static_cast<int>(op));
+  }
+}
+
+at::Tensor factorOf(const c10d::ReduceOp& op) {
+  if (op.op_ != c10d::ReduceOp::PREMUL_SUM) return {};
+  const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+  TORCH_CHECK(supplement != nullptr,
+              "weft: PREMUL_SUM without its factor; make it with "
+              "torch.distributed._make_nccl_premul_sum");
+  if (supplement->tensor_factor.defined()) return supplement->tensor_factor.reshape({});
+  return at::scalar_tensor(supplement->double_factor, at::kDouble);
+}
+
+}  // namespace
+
+ContiguousTensor TensorReduction::memoryOf(const at::Tensor& tensor,
+                                           ContiguousTensor::Use use) const {
+  if (!factor.defined()) return {tensor, use};
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const at::Tensor product = at::mul(tensor, factor).to(tensor.scalar_type()).contiguous();
+  return {product, use == ContiguousTensor::Use::kReadWrite ? tensor : at::Tensor()};
+}
+
+TensorReduction reductionOf(const c10d::ReduceOp& op, c10::ScalarType type, const char* operation) {
+  const Reduction reduction = reductionNamed(op.op_, operation);
+  const Element element = elementOf(type);
+  TORCH_CHECK(element != Element::kBytes, "weft ", operation, ": tensors of type ", type,
+              " can be moved between ranks but not reduced; convert them first");
+  TORCH_CHECK(collectives::canReduce(element, reduction), "weft ", operation, ": ",
+              collectives::toString(reduction), " has no meaning for tensors of type ", type);
+  return {reduction, factorOf(op)};
+}
+
+}  // namespace weft::process_group

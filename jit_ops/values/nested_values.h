@@ -1,0 +1,20 @@
+// Changes to every part of a value, at any depth in lists, tuples and dicts. Plain functions, any
+// thread. No copy where there is nothing to change; tensors share their memory.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
+
+namespace weft::ops {
+
+bool requiresGrad(const at::IValue& value);
+
+// The same value with no history in it.
+at::IValue detached(at::IValue value);
+
+// NamedTuples as plain tuples: only the process that defined the class could read it. coerce()
+// gives the names back where a type has them.
+at::IValue withoutNames(at::IValue value);
+c10::TypePtr withoutNames(const c10::TypePtr& type);
+
+}  // namespace weft::ops

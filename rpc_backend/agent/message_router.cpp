@@ -1,0 +1,142 @@
+#include "rpc_backend/agent/message_router.h"
+
+#include <numeric>
+
+#include "rpc_backend/core/log.h"
+#include "transport/base/peer_name.h"
+
+namespace weft::rpc {
+
+using transport::Disposition;
+
+bool MessageRouter::isWanted(worker_id_t from, std::span<const std::byte> header,
+                             std::span<const std::uint64_t> sizes) {
+  WireHeader head;
+  if (!WireReader(header).header(head)) return true;  // begin() refuses it with the reason
+  switch (head.kind) {
+    case WireKind::kControl:
+      return true;
+    case WireKind::kResponse:
+    case WireKind::kControlAck:
+      // An answer that comes too late gets no memory.
+      return client_.waits(head.call_id, from);
+    case WireKind::kRequest:
+      break;
+  }
+  return server_.admits(
+      from, head,
+      std::accumulate(sizes.begin(), sizes.end(), header.size() + kTensorCost * head.tensor_count));
+}
+
+Disposition MessageRouter::onHeader(std::int32_t from, std::span<const std::byte> header,
+                                    std::span<const std::uint64_t> sizes,
+                                    std::vector<transport::OwnedBuffer>& buffers) {
+  const auto peer = static_cast<worker_id_t>(from);
+  if (!isWanted(peer, header, sizes)) return Disposition::kDiscard;
+  auto in = IncomingMessage::begin(header, sizes, buffers, receive_pool_);
+  if (!in.ok() && drop(peer, header, in.error())) return Disposition::kDiscard;
+  if (!in.ok()) {
+    logWarning(context_.me() + " closes its link to worker '" + group_.directory().nameOf(peer) +
+               "': a message of it is malformed: " + in.error().text());
+    return Disposition::kRefuse;
+  }
+  reading_[from] = std::move(in).value();
+  return Disposition::kAccept;
+}
+
+bool MessageRouter::drop(worker_id_t from, std::span<const std::byte> header,
+                         const transport::Error& why) {
+  WireHeader head;
+  if (why.code() != transport::ErrorCode::kLimitExceeded || !WireReader(header).header(head))
+    return false;
+  if (head.kind == WireKind::kRequest) {
+    server_.refuse(from, head, why.text());
+  } else if (head.kind == WireKind::kResponse) {
+    client_.onSendFailed(from, head.call_id,
+                         context_.me() + " cannot take the answer of worker '" +
+                             group_.directory().nameOf(from) + "': " + why.text());
+  } else {
+    return false;
+  }
+  return true;
+}
+
+void MessageRouter::onTooLarge(std::int32_t from, std::span<const std::byte> header,
+                               const transport::Error& why) {
+  const auto peer = static_cast<worker_id_t>(from);
+  if (drop(peer, header, why)) return;
+  logWarning(context_.me() + " passes over a message of worker '" +
+             group_.directory().nameOf(peer) + "': " + why.text());
+}
+
+void MessageRouter::onMessage(std::int32_t from, std::span<const std::byte> /*header*/,
+                              std::vector<transport::OwnedBuffer> /*buffers*/) {
+  std::shared_ptr<IncomingMessage> in = std::move(reading_[from]);
+  const auto peer = static_cast<worker_id_t>(from);
+  switch (in->kind()) {
+    case WireKind::kRequest:
+      server_.onRequest(peer, std::move(in));
+      break;
+    case WireKind::kResponse:
+      client_.onAnswer(peer, in);
+      break;
+    case WireKind::kControl:
+      onControl(peer, *in);
+      break;
+    case WireKind::kControlAck:
+      client_.onControlAck(peer, *in);
+      break;
+  }
+}
+
+void MessageRouter::onControl(worker_id_t from, const IncomingMessage& in) {
+  const auto type = static_cast<ControlType>(in.type());
+  if (type == ControlType::kCancel) {
+    server_.onCancel(from, in.callId());
+    return;
+  }
+  const std::string problem = group_.serveControl(from, type, in.text());
+  const auto error = sender_.sendControl(from, WireKind::kControlAck, type, in.callId(), problem);
+  if (error) logDebug("an acknowledgement was not sent: " + error.text());
+}
+
+void MessageRouter::onPeerLost(const transport::PeerLoss& loss) {
+  const auto peer = static_cast<worker_id_t>(loss.rank);
+  reading_.erase(loss.rank);
+  group_.noteLoss(peer, loss.reason.text());
+  rrefs_.onPeerLost(peer);
+  if (!context_.closing && loss.reason.code() != transport::ErrorCode::kPeerClosed) {
+    logWarning(loss.reason.text());
+  }
+  client_.onPeerLost(peer, loss.reason.text());
+  // One that leaves in order may not wait for calls that it wants done all the same.
+  if (loss.reason.code() != transport::ErrorCode::kPeerClosed) server_.onPeerLost(peer);
+  group_.updateList(peer);
+  rrefs_.cleanUpAfter(peer);
+}
+
+void MessageRouter::onPeerJoined(const transport::PeerInfo& peer) {
+  // Its kJoin message follows; answers to it can be addressed from now on.
+  group_.directory().add(peer.name, static_cast<worker_id_t>(peer.rank));
+}
+
+void MessageRouter::onPeerReturned(const transport::PeerInfo& peer) {
+  const auto outage = group_.noteReturn(static_cast<worker_id_t>(peer.rank));
+  logWarning(transport::describePeer(peer.name, peer.rank) + " is back after " +
+             transport::seconds(outage) +
+             ": calls to it work again; RRefs that the two had of each other's values do not");
+}
+
+void MessageRouter::onSendFailed(std::int32_t to, std::span<const std::byte> header,
+                                 const transport::Error& reason) {
+  WireHeader head;
+  if (!WireReader(header).header(head)) return;
+  if (head.kind != WireKind::kRequest && head.kind != WireKind::kControl) return;
+  const auto peer = static_cast<worker_id_t>(to);
+  // onPeerLost() follows at once, but other threads ask for the loss as soon as the call fails. An
+  // endpoint that closes has lost nobody.
+  if (reason.code() != transport::ErrorCode::kShutdown) group_.noteLoss(peer, reason.text());
+  client_.onSendFailed(peer, head.call_id, reason.text());
+}
+
+}  // namespace weft::rpc

@@ -1,0 +1,64 @@
+// MessageRouter: takes what the endpoint reads and gives each message to the part of the agent that
+// it is for: requests to the server, answers to the client, control messages to the group.
+//
+// Threads: the loop thread only. Nothing here blocks or runs user code.
+// Failure: a malformed message closes the connection to its sender. One that is too large, or for
+// which there is no memory here, fails its call only.
+#pragma once
+
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "rpc_backend/call/request_client.h"
+#include "rpc_backend/serve/request_server.h"
+#include "transport/endpoint.h"
+#include "transport/memory/warm_pool.h"
+
+namespace weft::rpc {
+
+class MessageRouter : public transport::EndpointHandler {
+ public:
+  // `receive_pool`: memory for large tensors; null where the system gives none.
+  MessageRouter(AgentContext& context, MessageSender& sender, Group& group, RRefService& rrefs,
+                RequestClient& client, RequestServer& server, transport::WarmPool* receive_pool)
+      : context_(context),
+        sender_(sender),
+        group_(group),
+        rrefs_(rrefs),
+        client_(client),
+        server_(server),
+        receive_pool_(receive_pool) {}
+
+  transport::Disposition onHeader(std::int32_t from, std::span<const std::byte> header,
+                                  std::span<const std::uint64_t> sizes,
+                                  std::vector<transport::OwnedBuffer>& buffers) override;
+  void onTooLarge(std::int32_t from, std::span<const std::byte> header,
+                  const transport::Error& why) override;
+  void onMessage(std::int32_t from, std::span<const std::byte> header,
+                 std::vector<transport::OwnedBuffer> buffers) override;
+  void onPeerLost(const transport::PeerLoss& loss) override;
+  void onPeerJoined(const transport::PeerInfo& peer) override;
+  void onPeerReturned(const transport::PeerInfo& peer) override;
+  void onSendFailed(std::int32_t to, std::span<const std::byte> header,
+                    const transport::Error& reason) override;
+
+ private:
+  bool isWanted(worker_id_t from, std::span<const std::byte> header,
+                std::span<const std::uint64_t> sizes);
+  // Drops a message that `why` keeps out. False: it is none of a call.
+  bool drop(worker_id_t from, std::span<const std::byte> header, const transport::Error& why);
+  void onControl(worker_id_t from, const IncomingMessage& in);
+
+  AgentContext& context_;
+  MessageSender& sender_;
+  Group& group_;
+  RRefService& rrefs_;
+  RequestClient& client_;
+  RequestServer& server_;
+  transport::WarmPool* const receive_pool_;
+  // The message of each peer whose buffers are being read.
+  std::unordered_map<std::int32_t, std::shared_ptr<IncomingMessage>> reading_;
+};
+
+}  // namespace weft::rpc

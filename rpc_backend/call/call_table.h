@@ -1,0 +1,72 @@
+// CallTable: the calls of an agent that wait for an answer. Whoever takes a call out of it
+// completes its future: answer, timeout, lost peer and shutdown race, and exactly one of them
+// gets it.
+//
+// Threads: any. The table calls nothing with its lock held.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "rpc_backend/call/inline_waiter.h"
+#include "rpc_backend/core/call_context.h"
+#include "rpc_backend/core/torch_names.h"
+#include "transport/base/interruption.h"
+
+namespace weft::rpc {
+
+using Clock = CallContext::Clock;
+
+struct PendingCall {
+  std::uint64_t id = 0;  // given by add()
+  FuturePtr future;
+  worker_id_t peer = -1;
+  MessageType type{};
+  milliseconds timeout{0};  // 0: never
+  bool inherited = false;   // the timeout: from the call in which this one was made
+  // The deadline of that one, for the callbacks of this one's future.
+  Clock::time_point outer_deadline = CallContext::kNever;
+  Clock::time_point started{};
+  bool counted = false;         // it has room that waitForRoom() gave
+  InlineWaiter::Handle waiter;  // the thread that waits for it, if that is known
+  Clock::time_point deadline() const {
+    return timeout.count() == 0 ? Clock::time_point::max() : started + timeout;
+  }
+};
+
+class CallTable {
+ public:
+  // The number of the first call. Before it is made.
+  void startAt(std::uint64_t id) { next_id_ = id; }
+  // Takes room for one more call to `peer` where fewer than `limit` have it; until `deadline` it
+  // waits for one of them to end. Then add() a call that says so. Without the GIL; not on the loop
+  // thread, which ends calls.
+  transport::Waited waitForRoom(worker_id_t peer, std::size_t limit, Clock::time_point deadline);
+  std::uint64_t add(PendingCall call);  // returns the call's id, unique for this agent
+  // Only when it waits for `peer`: nobody else may answer it.
+  std::optional<PendingCall> take(std::uint64_t id, worker_id_t peer);
+  bool waits(std::uint64_t id, worker_id_t peer) const;
+  std::vector<PendingCall> takeAllOf(worker_id_t peer);
+  std::vector<PendingCall> takeAll();
+  // Takes what has expired at `now`; `next` becomes the earliest deadline that remains.
+  std::vector<PendingCall> takeExpired(Clock::time_point now, Clock::time_point& next);
+  std::size_t size() const;
+
+ private:
+  template <typename Predicate>
+  std::vector<PendingCall> takeIf(Predicate predicate);
+  void giveBack(const PendingCall& call);
+
+  mutable std::mutex mutex_;
+  std::uint64_t next_id_ = 1;
+  std::unordered_map<std::uint64_t, PendingCall> calls_;
+  std::unordered_map<worker_id_t, std::size_t> counted_;
+  std::size_t waiting_for_room_ = 0;
+  std::condition_variable room_;
+};
+
+}  // namespace weft::rpc

@@ -1,0 +1,416 @@
+#include "rpc_backend/call/request_client.h"
+
+#include <c10/core/StreamGuard.h>
+#include <torch/csrc/distributed/rpc/utils.h>
+
+#include <algorithm>
+#include <exception>
+#include <stdexcept>
+#include <thread>
+
+#include "rpc_backend/core/future_wait.h"
+#include "rpc_backend/core/log.h"
+#include "rpc_backend/rref/torch_rrefs.h"
+#include "transport/base/interruption.h"
+#include "transport/base/thrown.h"
+
+namespace weft::rpc {
+
+using torch::distributed::rpc::makeRPCError;
+using torch::distributed::rpc::RPCErrorType;
+
+namespace {
+
+// Deadlines closer together than this expire together.
+constexpr milliseconds kTimerGrain{2};
+// Answers that the loop thread may complete: assembling them takes no longer than a wake-up.
+constexpr std::size_t kSmallAnswer = std::size_t{64} << 10;
+// The prefix of a text that names the kind of error (makeRPCError).
+constexpr const char* kErrorPrefix = "RPCErr:";
+
+// RRef.to_here(): the calling thread waits for this very future and deserialises the answer itself,
+// so no callback of the user's hangs on it.
+bool waitsInTorch(MessageType type) {
+  return type == MessageType::SCRIPT_RREF_FETCH_CALL || type == MessageType::PYTHON_RREF_FETCH_CALL;
+}
+
+// The types for which a thread takes its waiter. A collected RRef may send a message of another
+// type from the thread that is about to wait for its call.
+bool mayHaveWaiter(MessageType type) {
+  return type == MessageType::SCRIPT_CALL || type == MessageType::PYTHON_CALL;
+}
+
+// The calls that a user makes, which the deadline of the call around them ends. The others keep
+// tables right, or are torch's way through a backward pass.
+bool isUsers(MessageType type) {
+  switch (type) {
+    case MessageType::SCRIPT_CALL:
+    case MessageType::PYTHON_CALL:
+    case MessageType::SCRIPT_REMOTE_CALL:
+    case MessageType::PYTHON_REMOTE_CALL:
+    case MessageType::SCRIPT_RREF_FETCH_CALL:
+    case MessageType::PYTHON_RREF_FETCH_CALL:
+    case MessageType::RREF_BACKWARD_REQ:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// torch's text for a timeout, which programs look for.
+std::string timeoutText(milliseconds timeout, bool inherited) {
+  std::string text = torch::distributed::rpc::kRpcTimeoutErrorStr;
+  text.replace(text.find("{}"), 2, std::to_string(timeout.count()));  // the place-holder is {fmt}'s
+  if (inherited) text += " (the time that was left of the call in which it was made)";
+  return makeRPCError(text, RPCErrorType::TIMEOUT);
+}
+
+// Of a call that has waited: what is left of its timeout, 0 for none.
+milliseconds leftOf(const PendingCall& call) {
+  if (call.timeout.count() == 0) return call.timeout;
+  return std::max(std::chrono::ceil<milliseconds>(call.deadline() - Clock::now()), milliseconds(1));
+}
+
+std::exception_ptr runtimeError(const std::string& text) {
+  return std::make_exception_ptr(std::runtime_error(text));
+}
+
+bool createsRRef(MessageType type) {
+  return type == MessageType::PYTHON_REMOTE_CALL || type == MessageType::SCRIPT_REMOTE_CALL;
+}
+
+// The error of a call of that type. If the creation of an RRef fails otherwise than by a timeout,
+// torch's callback throws (2.11, the error handlers of UserRRef): callbacks after it never run, so
+// rref._get_future().wait() and rpc.shutdown hang, and to_here() asks an owner that does not know
+// the RRef. So every failure of rpc.remote() is given as a timeout; to_here() says the reason
+// (weft/_torch/patches/rref.py).
+//
+// `logged`: the log has the reason already.
+std::exception_ptr callError(MessageType type, const std::string& text, bool logged = false) {
+  if (!createsRRef(type) || text.starts_with(kErrorPrefix)) return runtimeError(text);
+  if (!logged) logWarning("rpc.remote() failed, its RRef has no value: " + text);
+  return runtimeError(makeRPCError(text, RPCErrorType::TIMEOUT));
+}
+
+// Before `creation` fails: the RRef learns that it has no value. torch notes the RRef right after
+// it has sent the call, so this waits for longer only where that thread has to wait for a core.
+void tellRRef(const JitFuture& creation) {
+  constexpr milliseconds kLongest{100};
+  const auto until = Clock::now() + kLongest;
+  while (!torch_rrefs::tellOfFailure(creation) && Clock::now() < until)
+    std::this_thread::sleep_for(milliseconds(1));
+}
+
+// The call of that type failed. `logged`: as for callError().
+void setError(JitFuture& future, MessageType type, const std::string& text, bool logged = false) {
+  auto error = callError(type, text, logged);
+  if (createsRRef(type)) tellRRef(future);
+  future.setErrorIfNeeded(std::move(error));
+}
+
+}  // namespace
+
+FuturePtr RequestClient::newFuture() const {
+  return c10::make_intrusive<JitFuture>(at::AnyClassType::get(), group_.devices());
+}
+
+FuturePtr RequestClient::acknowledged() const {
+  auto future = newFuture();
+  future->markCompleted(RRefLifecycle::ack());
+  return future;
+}
+
+FuturePtr RequestClient::send(worker_id_t to, const MessagePtr& message, milliseconds timeout,
+                              const DeviceMap& device_map) {
+  const RRefService::Outgoing rrefs = rrefs_.onSend(*message, to);
+  if (rrefs.orphan && RRefLifecycle::isControl(message->type())) return acknowledged();
+  std::uint64_t id = 0;
+  const MessageType type = innermost(message->type(), message->payload()).type;
+  const auto now = Clock::now();
+  const CallTime time = isUsers(type) ? timeOfCall(timeout, now) : CallTime{timeout};
+  PendingCall call;
+  call.peer = to;
+  call.type = type;
+  call.timeout = time.timeout;
+  call.inherited = time.inherited;
+  call.started = now;
+  const auto why =
+      rrefs.orphan ? rrefs.orphan : reasonNotToSend(*message, time.over, call, rrefs.carried);
+  const milliseconds left = call.counted ? leftOf(call) : time.timeout;
+  auto future = start(std::move(call), id);
+  if (why) {
+    rrefs_.lifecycle().undo(rrefs.carried);
+    onSendFailed(to, id, *why);
+    return future;
+  }
+  const auto delay = hooks_.delay ? hooks_.delay(message->type()) : milliseconds(0);
+  if (delay.count() == 0) {
+    transmit(to, id, message, left, device_map, rrefs.carried);
+  } else {
+    sender_.completeAfter(
+        delay, [this, alive = context_.keepAlive(), to, id, message, left, device_map,
+                carried = rrefs.carried] { transmit(to, id, message, left, device_map, carried); });
+  }
+  // torch would wait for this future at once, deaf to Ctrl-C.
+  if (waitsInTorch(type)) awaitInterruptibly(*future);
+  return future;
+}
+
+std::optional<std::string> RequestClient::reasonNotToSend(const Message& message, bool over,
+                                                          PendingCall& call,
+                                                          const RRefLifecycle::Carried& carried) {
+  if (over) {
+    context_.metrics.calls_timed_out.fetch_add(1, std::memory_order_relaxed);
+    return timeoutText(milliseconds(0), /*inherited=*/true);
+  }
+  if (hooks_.fault) {
+    if (auto fault = hooks_.fault(message)) return fault;
+  }
+  const auto limit = context_.options.max_calls_in_flight;
+  if (limit == 0 || call.peer == context_.rank || !isUsers(call.type)) return std::nullopt;
+  const auto waited =
+      calls_.waitForRoom(call.peer, static_cast<std::size_t>(limit), call.deadline());
+  call.counted = waited == transport::Waited::kDone;
+  if (call.counted) return std::nullopt;
+  if (waited == transport::Waited::kInterrupted) {
+    rrefs_.lifecycle().undo(carried);
+    transport::raiseInterrupt();
+  }
+  return context_.me() + " has " + std::to_string(limit) + " calls to " +
+         group_.describe(call.peer) +
+         " in flight, which is its max_calls_in_flight, and none of them ended in the " +
+         std::to_string(call.timeout.count()) +
+         " ms of this one: wait for some before making more, or raise the limit";
+}
+
+FuturePtr RequestClient::start(PendingCall call, std::uint64_t& id) {
+  call.future = newFuture();
+  if (const CallContext* const outer = CallContext::current())
+    call.outer_deadline = outer->deadline();
+  Completion displaced;
+  if (mayHaveWaiter(call.type)) call.waiter = InlineWaiter::claim(displaced);
+  if (displaced) context_.completers.run(std::move(displaced));
+  const auto deadline = call.deadline();
+  auto future = call.future;
+  context_.metrics.client_calls.increment();
+  context_.metrics.calls_sent.fetch_add(1, std::memory_order_relaxed);
+  id = calls_.add(std::move(call));
+  if (deadline != CallContext::kNever) armTimer(deadline);
+  return future;
+}
+
+void RequestClient::transmit(worker_id_t to, std::uint64_t id, const MessagePtr& message,
+                             milliseconds timeout, const DeviceMap& map,
+                             const RRefLifecycle::Carried& carried) {
+  bool interrupted = false;
+  try {
+    if (to == context_.rank) {
+      auto copy = copyForSelf(*message);
+      copy->setId(static_cast<std::int64_t>(id));
+      hooks_.serve_own(id, std::move(copy), CallContext::after(timeout));
+      return;
+    }
+    const auto error = sender_.send(to, WireKind::kRequest, id, message, map,
+                                    group_.directory().nameOf(to), timeout);
+    if (!error) return;
+    rrefs_.lifecycle().undo(carried);
+    onSendFailed(to, id, error.text());
+    // torch logs what sending a message of its own throws: there the next wait throws it.
+    interrupted = error.code() == transport::ErrorCode::kInterrupted &&
+                  !RRefLifecycle::isControl(message->type());
+  } catch (...) {
+    // As with TensorPipe, send() throws when a message cannot be encoded (a device without a map),
+    // and nothing is left in the table.
+    rrefs_.lifecycle().undo(carried);
+    if (calls_.take(id, to)) context_.metrics.client_calls.decrement();
+    throw;
+  }
+  if (interrupted) transport::raiseInterrupt();
+}
+
+FuturePtr RequestClient::callControl(worker_id_t to, ControlType type, const std::string& text,
+                                     milliseconds timeout) {
+  std::uint64_t id = 0;
+  PendingCall call;
+  call.peer = to;
+  call.type = static_cast<MessageType>(type);
+  call.timeout = timeout;
+  call.started = Clock::now();
+  auto future = start(std::move(call), id);
+  const auto error = sender_.sendControl(to, WireKind::kControl, type, id, text, timeout);
+  if (error) onSendFailed(to, id, error.text());
+  return future;
+}
+
+template <typename Settle>
+Completion RequestClient::completion(PendingCall& call, Settle settle) {
+  // Without memory for this the call keeps its future.
+  Completion made = [this, alive = context_.keepAlive(), future = call.future,
+                     outer_deadline = call.outer_deadline, settle = std::move(settle)] {
+    const CallContext outer(outer_deadline);
+    const CallScope scope(outer.hasDeadline() ? &outer : CallContext::current());
+    try {
+      settle(*future);
+    } catch (const std::exception& error) {
+      // torch's own callbacks throw when an RRef's owner is lost.
+      logInfo(std::string("a callback of a call threw: ") + error.what());
+    }
+    // Last: callbacks may make further calls.
+    context_.metrics.client_calls.decrement();
+  };
+  call.future.reset();  // this thread must not be the last to hold it
+  return made;
+}
+
+void RequestClient::onAnswer(worker_id_t from, const std::shared_ptr<IncomingMessage>& in) {
+  auto call = calls_.take(in->callId(), from);
+  if (!call) return;  // it timed out in the meantime
+  const auto thrown = transport::thrownBy([&] { takeAnswer(from, in, *call); });
+  // The call is in no table any more: nobody else would end it.
+  if (thrown && call->future)
+    fail(std::move(*call), "the answer could not be taken (" + *thrown + ")");
+}
+
+void RequestClient::takeAnswer(worker_id_t from, const std::shared_ptr<IncomingMessage>& in,
+                               PendingCall& call) {
+  context_.metrics.round_trip.add(Clock::now() - call.started);
+  const MessageType asked = call.type;
+  Completion read = completion(
+      call, [this, in, from, asked](JitFuture& future) { readAnswer(from, *in, asked, future); });
+  if (waitsInTorch(asked) && group_.devices().empty() && in->bytes() <= kSmallAnswer) {
+    read();
+    if (in->tensorCount() > 0) sender_.dropElsewhere(std::move(read));
+  } else {
+    complete(call, std::move(read));
+  }
+}
+
+void RequestClient::readAnswer(worker_id_t from, IncomingMessage& in, MessageType asked,
+                               JitFuture& future) {
+  try {
+    const auto streams = streamsFromPool(group_.devices());
+    const c10::MultiStreamGuard guard(streams);
+    const auto type = static_cast<MessageType>(in.type());
+    if (const auto why = refusal(context_.options.request_policy, type, in.payload())) {
+      const std::string name = group_.directory().nameOf(from);
+      setError(future, asked, "the answer of worker '" + name + "' is refused: " + *why);
+      return;
+    }
+    if (type == MessageType::EXCEPTION) {
+      setError(future, asked, in.text());
+      return;
+    }
+    rrefs_.lifecycle().onAnswerReceived(type, in.payload());
+    auto message = in.finish();
+    auto storages = message->getStorages();
+    future.markCompleted(std::move(message), std::move(storages));
+  } catch (const std::exception& error) {
+    setError(future, asked, error.what());
+  }
+}
+
+void RequestClient::onControlAck(worker_id_t from, const IncomingMessage& in) {
+  auto call = calls_.take(in.callId(), from);
+  if (!call) return;
+  if (const std::string text = in.text(); !text.empty()) {
+    fail(std::move(*call), text);
+    return;
+  }
+  complete(*call,
+           completion(*call, [](JitFuture& future) { future.markCompleted(c10::IValue()); }));
+}
+
+void RequestClient::completeOwn(std::uint64_t id, const MessagePtr& answer) {
+  auto call = calls_.take(id, context_.rank);
+  if (!call) return;
+  context_.metrics.round_trip.add(Clock::now() - call->started);
+  complete(*call, completion(*call, [answer](JitFuture& future) {
+    if (answer->type() == MessageType::EXCEPTION) {
+      const auto& text = answer->payload();
+      future.setErrorIfNeeded(runtimeError({text.begin(), text.end()}));
+      return;
+    }
+    auto storages = answer->getStorages();
+    future.markCompleted(answer, std::move(storages));
+  }));
+}
+
+void RequestClient::complete(const PendingCall& call, Completion completion) {
+  bool given = false;
+  const auto thrown = transport::thrownBy([&] {
+    given = call.waiter.give(completion) || context_.completers.run(std::move(completion));
+  });
+  if (given) return;
+  // Callbacks are user code: never on the loop thread, nor inside the caller's send(). Once the
+  // completers have stopped, or there is no memory to tell them, no other thread is left.
+  if (thrown) logWarning("a call is completed where its answer came (" + *thrown + ")");
+  completion();  // NOLINT(bugprone-use-after-move): run() moves only what it accepts
+}
+
+void RequestClient::fail(PendingCall call, const std::string& text) {
+  if (!context_.closing) context_.metrics.calls_failed.fetch_add(1, std::memory_order_relaxed);
+  complete(call,
+           completion(call, [this, peer = call.peer, type = call.type, text](JitFuture& future) {
+             const bool lost = group_.lossOf(peer).has_value();
+             if (lost) rrefs_.cleanUpAfter(peer);
+             if (rrefs_.isMoot(peer, type)) {
+               future.markCompleted(RRefLifecycle::ack());
+             } else {
+               setError(future, type, text, lost || context_.closing);
+             }
+           }));
+}
+
+void RequestClient::onSendFailed(worker_id_t to, std::uint64_t id, const std::string& reason) {
+  if (auto call = calls_.take(id, to)) fail(std::move(*call), reason);
+}
+
+void RequestClient::onPeerLost(worker_id_t peer, const std::string& reason) {
+  for (PendingCall& call : calls_.takeAllOf(peer))
+    fail(std::move(call), reason);
+}
+
+void RequestClient::close() {
+  const std::string text =
+      context_.me() + " is shutting down: RPC is no longer running on this node.";
+  for (PendingCall& call : calls_.takeAll())
+    fail(std::move(call), text);
+}
+
+void RequestClient::armTimer(Clock::time_point deadline) {
+  {
+    const std::lock_guard lock(timer_mutex_);
+    if (timer_armed_ <= deadline) return;
+    timer_armed_ = deadline;
+  }
+  const auto delay =
+      std::chrono::duration_cast<milliseconds>(deadline - Clock::now()) + kTimerGrain;
+  sender_.endpoint()->runAfter(std::max(delay, milliseconds(0)), [this, parts = context_.parts] {
+    if (const auto alive = parts.lock()) expire();
+  });
+}
+
+void RequestClient::giveUp(const PendingCall& call) {
+  // This worker's own server has the same clock.
+  if (call.peer == context_.rank || !isUsers(call.type)) return;
+  const auto error =
+      sender_.sendControl(call.peer, WireKind::kControl, ControlType::kCancel, call.id, {});
+  if (error) logDebug("a call could not be taken back: " + error.text());
+}
+
+void RequestClient::expire() {
+  {
+    const std::lock_guard lock(timer_mutex_);
+    timer_armed_ = Clock::time_point::max();
+  }
+  Clock::time_point next;
+  for (PendingCall& call : calls_.takeExpired(Clock::now(), next)) {
+    context_.metrics.calls_timed_out.fetch_add(1, std::memory_order_relaxed);
+    giveUp(call);
+    const std::string text = timeoutText(call.timeout, call.inherited);
+    fail(std::move(call), text);
+  }
+  if (next != Clock::time_point::max()) armTimer(next);
+}
+
+}  // namespace weft::rpc

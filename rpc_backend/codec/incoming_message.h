@@ -1,0 +1,78 @@
+// IncomingMessage: one message on its way in. It is made from the header, which says what memory it
+// needs, filled by the transport, and finished on a worker thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "rpc_backend/core/call_context.h"
+#include "rpc_backend/core/device_maps.h"
+#include "rpc_backend/wire/wire.h"
+#include "transport/base/buffer.h"
+#include "transport/base/error.h"
+#include "transport/memory/warm_pool.h"
+
+namespace weft::rpc {
+
+class IncomingMessage {
+ public:
+  // Loop thread. Parses the header, checks every length against `sizes` before memory is
+  // taken, then allocates: payload and tensors are read in place. Each such buffer's owner is
+  // the message itself, so its memory lives as long as somebody may write to it, and none of it is
+  // touched before its bytes come. `buffers` has one entry per size; those that have bytes already
+  // become the tensors' memory. What is large takes its memory from `pool`, where there is one and
+  // it has room. kLimitExceeded: there is no memory; any other error: a malformed message.
+  static transport::Result<std::shared_ptr<IncomingMessage>> begin(
+      std::span<const std::byte> header, std::span<const std::uint64_t> sizes,
+      std::vector<transport::OwnedBuffer>& buffers, transport::WarmPool* pool = nullptr);
+
+  WireKind kind() const noexcept { return kind_; }
+  std::uint16_t type() const noexcept { return type_; }
+  std::uint64_t callId() const noexcept { return call_id_; }
+  // Of a request: until when its sender waits for the answer, by this machine's clock from the
+  // moment on when the header came.
+  CallContext::Clock::time_point deadline() const noexcept { return deadline_; }
+  // That it takes here, with what its tensors cost beside their elements.
+  std::size_t bytes() const noexcept { return bytes_; }
+  std::size_t tensorCount() const noexcept { return slots_.size(); }
+
+  // The control text, or the text of an exception.
+  std::string text() const { return {payload().data(), payload().size()}; }
+  // One thread at a time: the first call may have to copy it.
+  const std::vector<char>& payload() const;
+
+  // Worker thread, once, after the buffers have been read: unpickles what was pickled,
+  // moves tensors to their devices (on the current streams). Throws c10::Error.
+  MessagePtr finish();
+
+ private:
+  IncomingMessage() = default;
+  struct Slot {
+    TensorForm form = TensorForm::kUndefined;
+    bool requires_grad = false;
+    c10::Device device{c10::kCPU};
+    std::vector<std::int64_t> gaps;  // strides of a layout with gaps; empty for a dense one
+    bool shared = false;             // the sender could still write to it
+    at::Tensor tensor;  // dense: the tensor; pickled: a byte tensor that holds the pickle
+  };
+  // `memory`: where the tensor's bytes are, or will be; without data it gets memory of its own.
+  static Slot makeSlot(const TensorMeta& meta, const transport::OwnedBuffer& memory);
+  static transport::Result<std::shared_ptr<IncomingMessage>> parse(
+      std::span<const std::byte> header, std::span<const std::uint64_t> sizes,
+      std::vector<transport::OwnedBuffer>& buffers, transport::WarmPool* pool);
+
+  WireKind kind_ = WireKind::kRequest;
+  std::uint16_t type_ = 0;
+  std::uint64_t call_id_ = 0;
+  CallContext::Clock::time_point deadline_ = CallContext::kNever;
+  std::size_t bytes_ = 0;
+  mutable std::vector<char> payload_;
+  // In memory of the sender or of its own; not yet copied into payload_.
+  mutable transport::OwnedBuffer shared_payload_;
+  std::vector<Slot> slots_;
+};
+
+}  // namespace weft::rpc

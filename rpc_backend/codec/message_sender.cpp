@@ -1,0 +1,84 @@
+#include "rpc_backend/codec/message_sender.h"
+
+#include <c10/util/Exception.h>
+
+#include "transport/memory/exported_block.h"
+
+namespace weft::rpc {
+
+namespace {
+constexpr milliseconds kCloseLinger{2000};
+}  // namespace
+
+void MessageSender::open(transport::EndpointOptions options, transport::EndpointHandler& handler) {
+  auto endpoint = transport::Endpoint::create(std::move(options), handler);
+  TORCH_CHECK(endpoint.ok(), context_.me(), ": ", endpoint.error().text());
+  endpoint_ = std::move(endpoint).value();
+}
+
+void MessageSender::close() {
+  if (endpoint_) endpoint_->close(kCloseLinger);
+}
+
+transport::Error MessageSender::send(worker_id_t to, WireKind kind, std::uint64_t call_id,
+                                     const MessagePtr& message, const DeviceMap& map,
+                                     const std::string& peer, milliseconds timeout) {
+  transport::Message out = encode(kind, call_id, message, map, peer, timeout);
+  for (transport::OwnedBuffer& buffer : out.buffers) {
+    void* const memory = buffer.owner.get();
+    buffer.owner = {memory, [this, owner = std::move(buffer.owner)](void*) mutable {
+                      if (endpoint_->onLoopThread()) dropElsewhere(std::move(owner));
+                    }};
+  }
+  return endpoint_->send(to, std::move(out));
+}
+
+transport::Error MessageSender::sendControl(worker_id_t to, WireKind kind, ControlType type,
+                                            std::uint64_t call_id, const std::string& text,
+                                            milliseconds wait) {
+  return endpoint_->send(to, encodeControl(kind, static_cast<std::uint16_t>(type), call_id, text),
+                         wait);
+}
+
+void MessageSender::addMetrics(std::unordered_map<std::string, std::string>& out) const {
+  if (endpoint_ == nullptr) return;
+  const transport::EndpointStats stats = endpoint_->stats();
+  const auto put = [&](const std::string& key, std::uint64_t value) {
+    out[key] = std::to_string(value);
+  };
+  std::uint64_t sent = 0;
+  std::uint64_t received = 0;
+  for (const transport::PeerStats& peer : stats.peers) {
+    const std::string key = "agent.peer." + peer.name + ".";
+    put(key + "bytes_sent", peer.bytes_sent);
+    put(key + "bytes_received", peer.bytes_received);
+    put(key + "messages_sent", peer.messages_sent);
+    put(key + "messages_received", peer.messages_received);
+    put(key + "queued_bytes", peer.queued_bytes);
+    put(key + "arena_bytes_sent", peer.arena_bytes_sent);
+    put(key + "bulk_bytes_sent", peer.bulk_bytes_sent);
+    put(key + "arena_fallbacks", peer.arena_fallbacks);
+    put(key + "reconnects", peer.reconnects);
+    out[key + "transport"] = peer.transport;
+    sent += peer.bytes_sent;
+    received += peer.bytes_received;
+  }
+  const auto exported = transport::ExportedBlock::stats();
+  put("agent.zero_copy_bytes_sent", exported.bytes_sent);
+  put("agent.exported_bytes_held", exported.bytes_held);
+  put("agent.bytes_sent", sent);
+  put("agent.bytes_received", received);
+  put("agent.connections_refused",
+      stats.refused_key + stats.refused_group + stats.refused_identity + stats.refused_version +
+          stats.refused_encryption + stats.refused_certificate + stats.refused_replay +
+          stats.refused_timeout + stats.refused_overload + stats.refused_user +
+          stats.refused_malformed);
+}
+
+void MessageSender::completeAfter(milliseconds delay, std::function<void()> task) {
+  endpoint_->runAfter(delay, [this, task = std::move(task)]() mutable {
+    context_.completers.run(std::move(task));
+  });
+}
+
+}  // namespace weft::rpc

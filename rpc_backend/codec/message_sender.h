@@ -1,0 +1,60 @@
+// MessageSender: encodes an agent's messages and sends them through its endpoint, which it owns.
+//
+// Threads: any; open() comes first. Memory that is sent may belong to a Python object, whose
+// release takes the GIL and may run a destructor that waits for the loop thread. So the loop thread
+// never releases it: a dropper does.
+// Failure: an error means that nothing was or will be sent; encode() may throw c10::Error.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "rpc_backend/codec/incoming_message.h"
+#include "rpc_backend/codec/message_codec.h"
+#include "rpc_backend/core/agent_context.h"
+#include "transport/base/thrown.h"
+#include "transport/endpoint.h"
+
+namespace weft::rpc {
+
+class MessageSender {
+ public:
+  explicit MessageSender(AgentContext& context) : context_(context) {}
+
+  // Listens. Throws c10::Error. `handler` must outlive close().
+  void open(transport::EndpointOptions options, transport::EndpointHandler& handler);
+  // Null before open().
+  transport::Endpoint* endpoint() const noexcept { return endpoint_.get(); }
+  // Writes what is queued, for a moment, and ends the loop thread. Idempotent.
+  void close();
+
+  transport::Error send(worker_id_t to, WireKind kind, std::uint64_t call_id,
+                        const MessagePtr& message, const DeviceMap& map, const std::string& peer,
+                        milliseconds timeout = milliseconds(0));
+  transport::Error sendControl(worker_id_t to, WireKind kind, ControlType type,
+                               std::uint64_t call_id, const std::string& text,
+                               milliseconds wait = milliseconds(30000));
+
+  // What the endpoint has sent and received, for getMetrics(). Nothing before open().
+  void addMetrics(std::unordered_map<std::string, std::string>& out) const;
+
+  // Runs `task` on a completer after `delay`.
+  void completeAfter(milliseconds delay, std::function<void()> task);
+  // For the loop thread, which must not be the last owner of anything of the user's; it is, where
+  // there is no memory for more. Throws nothing: deleters call it.
+  template <typename Owned>
+  void dropElsewhere(Owned owned) {
+    static_cast<void>(
+        transport::thrownBy([&] { context_.droppers.run([owned = std::move(owned)] {}); }));
+  }
+
+ private:
+  AgentContext& context_;
+  std::unique_ptr<transport::Endpoint> endpoint_;
+};
+
+}  // namespace weft::rpc

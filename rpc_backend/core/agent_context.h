@@ -1,0 +1,50 @@
+// AgentContext: what the parts of one agent share: its options, its counters and its threads.
+//
+// The parts refer to each other and live and end together. A task that may outlive the agent holds
+// keepAlive(). Any thread; the options do not change.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+
+#include "rpc_backend/core/metrics.h"
+#include "rpc_backend/core/options.h"
+#include "rpc_backend/core/own_process.h"
+#include "rpc_backend/core/worker_pool.h"
+
+namespace weft::rpc {
+
+struct AgentContext {
+  AgentContext(std::string worker_name, worker_id_t worker_rank,
+               WeftRpcBackendOptions agent_options, const ThreadHooks& hooks);
+
+  // "worker 'a' (rank 0)", for messages.
+  std::string me() const;
+  // Not between start() and shutdown() of torch's agent.
+  bool hasEnded() const;
+  // Keeps all parts of the agent alive.
+  std::shared_ptr<void> keepAlive() const { return parts.lock(); }
+  // Starts a thread of each pool: one of them may be all there ever is. Throws c10::Error.
+  void prepareThreads();
+  // Ends the threads. What waits to be completed or released is run first.
+  void stopThreads();
+
+  const OwnProcess process;
+  const std::string name;
+  const worker_id_t rank;
+  const WeftRpcBackendOptions options;
+  // These two are set once, before any other thread is there.
+  std::weak_ptr<void> parts;
+  std::weak_ptr<const std::atomic<bool>> running;  // torch's, which goes with the agent
+  std::atomic<bool> closing{false};
+  std::atomic<bool> hurried{false};  // the end waits for no user code: a person pressed Ctrl-C
+  AgentMetrics metrics;
+  WorkerPool workers;     // run requests; held until the agent starts
+  WorkerPool completers;  // complete futures, whose callbacks are user code
+  // Release values and tensors. Destructors may be user code that makes calls, so no thread waits
+  // for this pool.
+  WorkerPool droppers;
+};
+
+}  // namespace weft::rpc

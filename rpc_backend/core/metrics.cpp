@@ -1,0 +1,71 @@
+#include "rpc_backend/core/metrics.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "transport/base/interruption.h"
+
+namespace weft::rpc {
+
+void ActiveCount::decrement() {
+  if (count_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  // The lock orders this with a waiter that has just read a non-zero count.
+  const std::lock_guard lock(mutex_);
+  zero_.notify_all();
+}
+
+bool ActiveCount::waitForZero(std::chrono::milliseconds wait) {
+  std::unique_lock lock(mutex_);
+  const auto ended = transport::waitInterruptibly(zero_, lock, transport::deadlineAfter(wait),
+                                                  [&] { return value() == 0; });
+  lock.unlock();
+  if (ended == transport::Waited::kInterrupted) transport::raiseInterrupt();
+  return ended == transport::Waited::kDone;
+}
+
+void DurationHistogram::add(std::chrono::nanoseconds duration) {
+  const auto ns = static_cast<std::uint64_t>(std::max<std::int64_t>(duration.count(), 4));
+  const auto octave = static_cast<std::size_t>(std::bit_width(ns)) - 1;
+  const std::size_t quarter = ns >> (octave - 2) & 3U;
+  buckets_[std::min(octave * 4 + quarter, kBuckets - 1)].fetch_add(1, std::memory_order_relaxed);
+}
+
+std::uint64_t DurationHistogram::count() const {
+  std::uint64_t total = 0;
+  for (const auto& bucket : buckets_)
+    total += bucket.load(std::memory_order_relaxed);
+  return total;
+}
+
+double DurationHistogram::quantileMicroseconds(double quantile) const {
+  const std::uint64_t total = count();
+  if (total == 0) return 0;
+  const auto rank = static_cast<std::uint64_t>(quantile * static_cast<double>(total - 1));
+  std::uint64_t seen = 0;
+  for (std::size_t i = 0; i < kBuckets; ++i) {
+    seen += buckets_[i].load(std::memory_order_relaxed);
+    if (seen <= rank) continue;
+    const double low = std::ldexp(1.0 + static_cast<double>(i % 4) / 4, static_cast<int>(i / 4));
+    return low * 1.125 / 1000;
+  }
+  return 0;
+}
+
+void AgentMetrics::addTo(std::unordered_map<std::string, std::string>& out) const {
+  const auto put = [&](const char* key, auto value) { out[key] = std::to_string(value); };
+  put("agent.client_active_calls", client_calls.value());
+  put("agent.server_active_calls", server_calls.load());
+  put("agent.server_active_async_calls", server_async_calls.load());
+  put("agent.calls_sent", calls_sent.load());
+  put("agent.calls_served", calls_served.load());
+  put("agent.calls_timed_out", calls_timed_out.load());
+  put("agent.calls_failed", calls_failed.load());
+  put("agent.requests_refused", requests_refused.load());
+  put("agent.requests_dropped", requests_dropped.load());
+  put("agent.round_trip_us_p50", round_trip.quantileMicroseconds(0.5));
+  put("agent.round_trip_us_p90", round_trip.quantileMicroseconds(0.9));
+  put("agent.round_trip_us_p99", round_trip.quantileMicroseconds(0.99));
+}
+
+}  // namespace weft::rpc

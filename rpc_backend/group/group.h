@@ -1,0 +1,114 @@
+// Group: who the other workers are, where they listen, which devices they map, and which of them
+// are lost and why.
+//
+// Threads: any. join(), announce(), leave() and barrier() wait for the Store or for peers, so they
+// never run on the loop thread.
+// Failure: what concerns the Store or a peer that does not fit throws c10::Error.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "rpc_backend/codec/message_sender.h"
+#include "rpc_backend/core/agent_context.h"
+#include "rpc_backend/group/directory.h"
+#include "rpc_backend/group/membership.h"
+
+namespace weft::rpc {
+
+class Group {
+ public:
+  using Clock = std::chrono::steady_clock;
+  // Makes a call between Weft's own agents, which user code never sees: to introduce a worker, to
+  // say goodbye, and to find out whether a peer lives. The answer is empty, or the error that the
+  // peer or the connection reports.
+  using ControlCall = std::function<FuturePtr(worker_id_t to, ControlType type,
+                                              const std::string& text, milliseconds)>;
+
+  // `world_size`: none for a dynamic group. `device_count`: accelerators of this process.
+  Group(AgentContext& context, MessageSender& sender, ControlCall call,
+        c10::intrusive_ptr<c10d::Store> store, std::optional<int> world_size, int device_count);
+
+  // In this order, once: the key, then (with an open endpoint) the meeting. A static group waits
+  // for all its workers, a dynamic one takes who is there.
+  GroupSecret secret();
+  void join(const GroupSecret& secret);
+  // Tells the others of this worker, where they cannot know of it: in a dynamic group, and after a
+  // restart.
+  void announce();
+  // Dynamic groups: leaves, and waits until the others know.
+  void leave();
+  // WeftAgent::barrier().
+  std::vector<std::int32_t> barrier(milliseconds timeout, bool last);
+  // Makes sure that the loss of that peer would be noticed. Returns at once.
+  void ping(worker_id_t peer);
+
+  bool isStatic() const noexcept { return world_size_.has_value(); }
+  // Whether an earlier process had this worker's rank.
+  bool hasReturned() const noexcept { return membership_.returned(); }
+  milliseconds timeout() const noexcept { return membership_.timeout(); }
+  Directory& directory() noexcept { return directory_; }
+  const Directory& directory() const noexcept { return directory_; }
+  // "worker 'a' (rank 0)", also of one that has left.
+  std::string describe(worker_id_t id) const;
+  // False when the request policy of some worker refuses Python calls of torch's own.
+  bool everyoneServesPython() const;
+
+  // Accelerators in use here. They do not change after join().
+  const std::vector<c10::Device>& devices() const noexcept { return devices_; }
+  // From devices here to those of `peer`: for a request, and for an answer.
+  DeviceMap requestMap(const std::string& peer) const;
+  DeviceMap answerMap(const std::string& peer) const;
+
+  // Loop thread. Returns the problem to answer a control message with; empty when all is well.
+  std::string serveControl(worker_id_t from, ControlType type, const std::string& text);
+
+  void noteLoss(worker_id_t peer, const std::string& reason);
+  // Why that worker is lost; nothing while it is not.
+  std::optional<std::string> lossOf(worker_id_t id) const;
+  // Why it was lost last, also after it came back.
+  std::optional<std::string> lastLossOf(worker_id_t id) const;
+  // Loop thread: the lost worker is met again, in the life that was lost. Returns how long it was
+  // lost.
+  Clock::duration noteReturn(worker_id_t peer);
+  // How long the worker's last loss lasted, after which it came back in the same life.
+  std::optional<Clock::duration> lastOutageOf(worker_id_t id) const;
+  // Dynamic groups: takes a lost member off the list, so that its successor can join, or puts one
+  // that is back on it again. Returns at once; a completer does it.
+  void updateList(worker_id_t peer);
+
+ private:
+  MemberRecord ownRecord(const GroupSecret& secret) const;
+  void admit(const MemberRecord& member);
+  std::vector<MemberRecord> members() const;
+
+  struct Loss {
+    std::string reason;
+    bool back = false;  // the worker came back since
+    Clock::time_point since = Clock::now();
+    std::optional<Clock::duration> outage;  // it is back in the life that was lost, after so long
+  };
+
+  AgentContext& context_;
+  MessageSender& sender_;
+  const ControlCall call_;
+  const std::optional<int> world_size_;
+  const int device_count_;
+  Membership membership_;
+  Directory directory_;
+  std::vector<c10::Device> devices_;
+  std::atomic<int> barriers_{0};  // how many the group has passed
+
+  mutable std::mutex mutex_;           // guards what follows
+  std::vector<MemberRecord> members_;  // all but this worker
+  DeviceMaps reverse_maps_;
+  std::unordered_map<worker_id_t, Loss> losses_;  // the last of each worker
+};
+
+}  // namespace weft::rpc

@@ -1,0 +1,96 @@
+#include "rpc_backend/rref/rref_service.h"
+
+#include <algorithm>
+
+#include "rpc_backend/core/log.h"
+#include "transport/base/peer_name.h"
+
+namespace weft::rpc {
+
+namespace {
+
+// A lost peer's forks are released only after this time. The peer may have passed an RRef on just
+// before: the child's request to the owner is under way then, and must find the value.
+constexpr milliseconds kReleaseGrace{1000};
+constexpr std::size_t kMaxLeakLines = 10;
+
+std::string namesOf(std::vector<Rank> ranks, const Directory& directory) {
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  std::string names;
+  for (const Rank rank : ranks) {
+    const std::string name = directory.nameOf(static_cast<worker_id_t>(rank));
+    names += (names.empty() ? "'" : ", '") + name + "'";
+  }
+  return names;
+}
+
+}  // namespace
+
+bool RRefService::isMoot(worker_id_t to, MessageType type) const {
+  if (!RRefLifecycle::isControl(type) || to == context_.rank) return false;
+  // A fork request to a lost owner counts too: using the reference then fails with its name.
+  if (group_.lossOf(to) || !group_.directory().contains(to)) return true;
+  return context_.hasEnded() && type != MessageType::RREF_FORK_REQUEST;
+}
+
+RRefService::Outgoing RRefService::onSend(const Message& message, worker_id_t to) {
+  if (const auto orphan = orphans_.findIn(message, to)) return {{}, orphanText(*orphan, to)};
+  Outgoing out{lifecycle_.onSend(message, to), {}};
+  const auto orphan = orphans_.findAmong(out.carried);
+  if (!orphan) return out;
+  const auto owner = static_cast<worker_id_t>(orphan->owner);
+  if (group_.lossOf(owner)) return out;
+  lifecycle_.undo(out.carried);
+  return {{}, orphanText(orphan->ids.value, owner)};
+}
+
+std::string RRefService::orphanText(const RRefKey& value, worker_id_t owner) const {
+  const auto reason = group_.lastLossOf(owner);
+  if (const auto outage = group_.lastOutageOf(owner)) {
+    return group_.describe(owner) + " was lost for " + transport::seconds(*outage) +
+           "; what it owned for this worker was released, with the value of the RRef " +
+           toString(value) + (reason ? ": " + *reason : "");
+  }
+  return group_.describe(owner) + " was started again, and the RRef " + toString(value) +
+         " refers to a value of its former life, which is lost" + (reason ? ": " + *reason : "");
+}
+
+void RRefService::onPeerLost(worker_id_t peer) {
+  lifecycle_.onPeerLost(peer);
+  orphans_.onPeerLost(peer);
+  context_.completers.run([this, alive = context_.keepAlive(), peer] { orphans_.collect(peer); });
+}
+
+void RRefService::cleanUpAfter(worker_id_t peer) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!cleaning_up_.insert(peer).second) return;
+  }
+  const auto half = fromSeconds(context_.options.peer_timeout / 2);
+  sender_.completeAfter(std::min(kReleaseGrace, half), [this, alive = context_.keepAlive(), peer] {
+    {
+      const std::lock_guard lock(mutex_);
+      cleaning_up_.erase(peer);
+    }
+    lifecycle_.releaseForks(peer);
+    const bool back = !group_.lossOf(peer).has_value();
+    lifecycle_.settleUsersOf(peer, back ? &orphans_ : nullptr);
+  });
+}
+
+void RRefService::warnAboutLeaks(bool ignored) const {
+  if (ignored && logLevel() > LogLevel::kInfo) return;
+  std::size_t leaked = 0;
+  for (const RRefRow& row : lifecycle_.report()) {
+    if (!row.owned || row.holders.empty() || ++leaked > kMaxLeakLines) continue;
+    logWarning(context_.me() + " leaks a value of type " + row.type + " (" + toString(row.id) +
+               ", " + std::to_string(row.bytes.value_or(0)) +
+               " bytes of tensors): it is still referred to by " +
+               namesOf(row.holders, group_.directory()));
+  }
+  if (leaked > kMaxLeakLines) {
+    logWarning(context_.me() + " leaks " + std::to_string(leaked - kMaxLeakLines) + " more values");
+  }
+}
+
+}  // namespace weft::rpc

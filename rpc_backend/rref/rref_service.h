@@ -1,0 +1,63 @@
+// RRefService: what an agent does for RRefs: it serves torch's RRef messages, refuses messages
+// about values that are lost, and cleans up after a lost worker.
+//
+// Threads: any, unless a member says otherwise. No lock is held while user code runs.
+#pragma once
+
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "rpc_backend/codec/message_sender.h"
+#include "rpc_backend/group/group.h"
+#include "rpc_backend/rref/orphaned_rrefs.h"
+#include "rpc_backend/rref/rref_lifecycle.h"
+
+namespace weft::rpc {
+
+class RRefService {
+ public:
+  RRefService(AgentContext& context, MessageSender& sender, Group& group, RRefHooks hooks)
+      : context_(context),
+        sender_(sender),
+        group_(group),
+        orphans_(context.rank),
+        lifecycle_(context.rank, std::move(hooks), context.droppers) {}
+
+  RRefLifecycle& lifecycle() noexcept { return lifecycle_; }
+
+  // Whether a control message counts as acknowledged without being sent. Its only purpose is to
+  // keep the receiver's table right, and that table is closed; torch would send it again for 13 s
+  // and then print an error.
+  bool isMoot(worker_id_t to, MessageType type) const;
+
+  struct Outgoing {
+    RRefLifecycle::Carried carried;     // for undo(), when the message is not sent
+    std::optional<std::string> orphan;  // why it must not be sent: it is about a lost value
+  };
+  // On the thread that made the message.
+  Outgoing onSend(const Message& message, worker_id_t to);
+
+  // Loop thread: the peer is lost.
+  void onPeerLost(worker_id_t peer);
+  // Releases what a lost peer held, after a grace period. Returns at once.
+  void cleanUpAfter(worker_id_t peer);
+
+  // WeftAgent::warnAboutLeakedRRefs().
+  void warnAboutLeaks(bool ignored) const;
+
+ private:
+  std::string orphanText(const RRefKey& value, worker_id_t owner) const;
+
+  AgentContext& context_;
+  MessageSender& sender_;
+  Group& group_;
+  OrphanedRRefs orphans_;
+  RRefLifecycle lifecycle_;
+  std::mutex mutex_;                   // guards the one below
+  std::set<worker_id_t> cleaning_up_;  // a clean-up is scheduled
+};
+
+}  // namespace weft::rpc

@@ -1,0 +1,259 @@
+#include "rpc_backend/serve/request_server.h"
+
+#include <ATen/record_function.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/util/StringUtil.h>
+
+#include <optional>
+
+#include "rpc_backend/core/log.h"
+#include "rpc_backend/serve/builtin_call.h"
+
+namespace weft::rpc {
+
+using torch::distributed::rpc::createExceptionResponse;
+
+namespace {
+
+// torch leaves the profiler's callback on the thread that ran a profiled request (2.11: the
+// continuation forgets its handle), and the next profiled request there then records nothing.
+class ProfilerCallbacksGuard {
+ public:
+  ProfilerCallbacksGuard() : saved_(at::get_record_function_tls_()) {}
+  ~ProfilerCallbacksGuard() { at::set_record_function_tls_(saved_); }
+  ProfilerCallbacksGuard(const ProfilerCallbacksGuard&) = delete;
+  ProfilerCallbacksGuard& operator=(const ProfilerCallbacksGuard&) = delete;
+
+ private:
+  const at::RecordFunctionTLS saved_;
+};
+
+// Calls that nobody but their caller waits for. What makes an RRef's value runs in any case: others
+// may wait for the value. What keeps tables right does, too.
+bool mayBeDropped(MessageType type, const std::vector<char>& payload) {
+  switch (innermost(type, payload).type) {
+    case MessageType::SCRIPT_CALL:
+    case MessageType::PYTHON_CALL:
+    case MessageType::SCRIPT_RREF_FETCH_CALL:
+    case MessageType::PYTHON_RREF_FETCH_CALL:
+      return true;
+    default:
+      return false;
+  }
+}
+
+FuturePtr completed(const MessagePtr& message) {
+  auto future = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
+  auto storages = message->getStorages();
+  future->markCompleted(message, std::move(storages));
+  return future;
+}
+
+}  // namespace
+
+struct RequestServer::Asker {
+  worker_id_t from;
+  std::uint64_t id;
+  RRefLifecycle::Seen seen;  // which life of that worker asks
+};
+
+// A request that waits or runs here: counts it, however that ends.
+class RequestServer::InFlight : public CallContext {
+ public:
+  InFlight(std::atomic<std::uint64_t>& held, std::uint64_t bytes, Clock::time_point deadline)
+      : CallContext(deadline), held_(held), bytes_(bytes) {
+    held_.fetch_add(bytes_, std::memory_order_relaxed);
+  }
+  ~InFlight() { held_.fetch_sub(bytes_, std::memory_order_relaxed); }
+  InFlight(const InFlight&) = delete;
+  InFlight& operator=(const InFlight&) = delete;
+
+ private:
+  std::atomic<std::uint64_t>& held_;
+  const std::uint64_t bytes_;
+};
+
+bool RequestServer::admits(worker_id_t from, const WireHeader& head, std::uint64_t bytes) {
+  const std::uint64_t held = peers_[from].held.load(std::memory_order_relaxed);
+  const std::uint64_t limit = context_.options.max_inflight_bytes;
+  if (bytes <= limit && held <= limit - bytes) return true;
+  refuse(from, head,
+         c10::str("its ", bytes, " bytes and the ", held,
+                  " bytes of that worker's unfinished requests exceed max_inflight_bytes (", limit,
+                  ")"));
+  return false;
+}
+
+void RequestServer::refuse(worker_id_t from, const WireHeader& head, const std::string& why) {
+  // A payload that is not in the header has not been read, and its RRefs stay unknown.
+  const auto* payload = reinterpret_cast<const char*>(head.payload.data());
+  refuse(from, head.call_id, {payload, head.payload.size()}, why);
+}
+
+void RequestServer::refuse(worker_id_t from, std::uint64_t id, std::span<const char> payload,
+                           const std::string& why) {
+  context_.metrics.requests_refused.fetch_add(1, std::memory_order_relaxed);
+  const auto response = createExceptionResponse(
+      context_.me() + " refuses the request: " + why + ".", static_cast<std::int64_t>(id));
+  const auto error =
+      sender_.send(from, WireKind::kResponse, id, response, {}, group_.directory().nameOf(from));
+  if (error) {
+    logDebug("a refusal was not sent: " + error.text());
+    return;
+  }
+  declineRRefs(from, payload);
+}
+
+void RequestServer::declineRRefs(worker_id_t from, std::span<const char> payload) {
+  const auto timeout = fromSeconds(context_.options.rpcTimeoutSeconds);
+  for (const auto& message : RRefLifecycle::declining(payload, from)) {
+    if (!rrefs_.isMoot(from, message->type())) client_.send(from, message, timeout, {});
+  }
+}
+
+void RequestServer::onRequest(worker_id_t from, std::shared_ptr<IncomingMessage> in) {
+  const Asker asker{from, in->callId(), rrefs_.lifecycle().now()};
+  try {
+    Peer& peer = peers_[from];
+    auto call = std::make_shared<InFlight>(peer.held, in->bytes(), in->deadline());
+    peer.asked.add(asker.id, call);
+    context_.workers.run([this, alive = context_.keepAlive(), asker, in = std::move(in),
+                          call = std::move(call)] { serve(asker, *in, *call); });
+  } catch (const std::exception& error) {
+    // No memory for the task, or no thread for it.
+    respondFailure(asker.from, asker.id,
+                   context_.me() + " cannot run the request: " + error.what());
+  }
+}
+
+void RequestServer::onCancel(worker_id_t from, std::uint64_t id) { peers_[from].asked.cancel(id); }
+
+void RequestServer::onPeerLost(worker_id_t peer) { peers_[peer].asked.cancelAll(); }
+
+void RequestServer::onOwnRequest(std::uint64_t id, MessagePtr request, Clock::time_point deadline) {
+  context_.workers.run(
+      [this, alive = context_.keepAlive(), id, request = std::move(request), deadline] {
+        serveOwn({context_.rank, id, rrefs_.lifecycle().now()}, request, CallContext(deadline));
+      });
+}
+
+void RequestServer::serveOwn(const Asker& asker, const MessagePtr& request,
+                             const CallContext& call) {
+  const CallScope scope(&call);
+  if (call.isCancelled() && mayBeDropped(request->type(), request->payload())) {
+    drop(asker, request->payload());
+  } else {
+    runCallback(asker, [&] { return request; });
+  }
+}
+
+void RequestServer::drop(const Asker& asker, std::span<const char> payload) {
+  context_.metrics.requests_dropped.fetch_add(1, std::memory_order_relaxed);
+  declineRRefs(asker.from, payload);
+}
+
+void RequestServer::serve(const Asker& asker, IncomingMessage& in, const CallContext& call) {
+  const CallScope scope(&call);
+  try {
+    const auto type = static_cast<MessageType>(in.type());
+    const auto& payload = in.payload();
+    // Its caller has heard that it failed, and may have called anew.
+    const bool failed = rrefs_.lifecycle().isOfLostLife(asker.from, asker.seen) &&
+                        !group_.lossOf(asker.from) && !RRefLifecycle::isControl(type);
+    if (failed) {
+      logDebug("a request of before the loss of " + group_.describe(asker.from) + " is not run");
+    } else if (const auto why = refusal(context_.options.request_policy, type, payload)) {
+      refuse(asker.from, asker.id, payload, *why);
+    } else if (call.isCancelled() && mayBeDropped(type, payload)) {
+      drop(asker, payload);
+    } else if (RRefLifecycle::isControl(type) &&
+               rrefs_.lifecycle().serve(type, payload, asker.from, asker.seen)) {
+      context_.metrics.calls_served.fetch_add(1, std::memory_order_relaxed);
+      sendResponse(asker.from, asker.id, RRefLifecycle::ack());
+    } else {
+      runCallback(asker, [&] { return in.finish(); });
+    }
+  } catch (const std::exception& error) {
+    respondFailure(asker.from, asker.id, error.what());
+  }
+}
+
+void RequestServer::runCallback(const Asker& asker, const std::function<MessagePtr()>& take) {
+  AgentMetrics& metrics = context_.metrics;
+  metrics.server_calls.fetch_add(1, std::memory_order_relaxed);
+  metrics.calls_served.fetch_add(1, std::memory_order_relaxed);
+  FuturePtr result;
+  try {
+    const auto streams = streamsFromPool(group_.devices());
+    const c10::MultiStreamGuard guard(streams);
+    const MessagePtr request = take();
+    std::optional<ProfilerCallbacksGuard> profiler;
+    if (request->type() == MessageType::RUN_WITH_PROFILING_REQ) profiler.emplace();
+    const MessagePtr answer = serveBuiltin(*request, context_.options.request_policy);
+    result = answer != nullptr ? completed(answer) : (*callback_)(*request, streams);
+  } catch (...) {
+    result = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
+    result->setError(std::current_exception());
+  }
+  if (result->completed()) {
+    metrics.server_calls.fetch_sub(1, std::memory_order_relaxed);
+    respond(asker, *result);
+    return;
+  }
+  metrics.server_async_calls.fetch_add(1, std::memory_order_relaxed);
+  result->addCallback([this, alive = context_.keepAlive(), asker](JitFuture& future) {
+    context_.metrics.server_calls.fetch_sub(1, std::memory_order_relaxed);
+    context_.metrics.server_async_calls.fetch_sub(1, std::memory_order_relaxed);
+    respond(asker, future);
+  });
+}
+
+void RequestServer::respond(const Asker& asker, JitFuture& result) {
+  const auto& [to, id, seen] = asker;
+  try {
+    MessagePtr message;
+    if (result.hasError()) {
+      message =
+          createExceptionResponse(result.tryRetrieveErrorMessage(), static_cast<std::int64_t>(id));
+    } else {
+      message = result.value().toCustomClass<Message>();
+      rrefs_.lifecycle().onAnswer(*message, to, seen);
+    }
+    // The new life of a worker did not ask.
+    if (!rrefs_.lifecycle().isOfLostLife(to, seen)) sendResponse(to, id, message);
+  } catch (const std::exception& error) {
+    // The result cannot be sent (a device without a map, say): the caller is told why.
+    respondFailure(to, id, error.what());
+  }
+}
+
+void RequestServer::respondFailure(worker_id_t to, std::uint64_t id, const std::string& text) {
+  try {
+    sendResponse(to, id, createExceptionResponse(text, static_cast<std::int64_t>(id)));
+  } catch (const std::exception& error) {
+    logWarning(std::string("an answer could not be sent: ") + error.what());
+  }
+}
+
+void RequestServer::sendResponse(worker_id_t to, std::uint64_t id, const MessagePtr& message) {
+  if (to == context_.rank) {
+    client_.completeOwn(id, copyForSelf(*message));
+    return;
+  }
+  const std::string peer = group_.directory().nameOf(to);
+  const DeviceMap map = group_.answerMap(peer);
+  RRefLifecycle& rrefs = rrefs_.lifecycle();
+  const RRefLifecycle::Carried carried = rrefs.onSend(*message, to);
+  try {
+    const auto error = sender_.send(to, WireKind::kResponse, id, message, map, peer);
+    if (!error) return;
+    // The caller is gone, or this worker ends: nobody is left to tell.
+    logDebug("an answer was not sent: " + error.text());
+  } catch (...) {
+    rrefs.undo(carried);
+    throw;
+  }
+  rrefs.undo(carried);
+}
+
+}  // namespace weft::rpc

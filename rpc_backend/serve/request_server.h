@@ -1,0 +1,79 @@
+// RequestServer: the requests that other workers, and this one, make here: which are admitted, how
+// they run, and how they are answered.
+//
+// Threads: the on...() members and admits() run on the loop thread; requests run on workers. A
+// request whose result comes later is answered by the thread that completes the result.
+// Failure: whatever a request throws is its answer. A request whose caller has given up, or whose
+// deadline has passed, before it begins is not run.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+
+#include "rpc_backend/call/request_client.h"
+#include "rpc_backend/serve/asked_calls.h"
+
+namespace weft::rpc {
+
+class RequestServer {
+ public:
+  RequestServer(AgentContext& context, MessageSender& sender, Group& group, RRefService& rrefs,
+                RequestClient& client, std::unique_ptr<RequestCallback> callback)
+      : context_(context),
+        sender_(sender),
+        group_(group),
+        rrefs_(rrefs),
+        client_(client),
+        callback_(std::move(callback)) {}
+
+  // Whether a request of `bytes` in all is taken in. If not, the refusal is its answer.
+  bool admits(worker_id_t from, const WireHeader& head, std::uint64_t bytes);
+  // Answers a request that has not been read with the refusal.
+  void refuse(worker_id_t from, const WireHeader& head, const std::string& why);
+  void onRequest(worker_id_t from, std::shared_ptr<IncomingMessage> in);
+  // The caller has given up its request: it does not run if it has not begun.
+  void onCancel(worker_id_t from, std::uint64_t id);
+  // As if it had given up all of them.
+  void onPeerLost(worker_id_t peer);
+  // Any thread.
+  void onOwnRequest(std::uint64_t id, MessagePtr request, Clock::time_point deadline);
+
+ private:
+  struct Asker;
+  class InFlight;
+  struct Peer {
+    std::atomic<std::uint64_t> held{0};  // bytes of its requests that wait or run here
+    AskedCalls asked;
+  };
+  void serve(const Asker& asker, IncomingMessage& in, const CallContext& call);
+  void serveOwn(const Asker& asker, const MessagePtr& request, const CallContext& call);
+  // Does not run a request whose caller has given up: the caller's own timeout has ended the call,
+  // so it gets no answer.
+  void drop(const Asker& asker, std::span<const char> payload);
+  // Answers with the refusal. `payload`: as far as it is known, for the RRefs in it.
+  void refuse(worker_id_t from, std::uint64_t id, std::span<const char> payload,
+              const std::string& why);
+  // `take` makes the request's message under the call's streams.
+  void runCallback(const Asker& asker, const std::function<MessagePtr()>& take);
+  void respond(const Asker& asker, JitFuture& result);
+  // Says that nobody here has the RRefs in a request that was not read.
+  void declineRRefs(worker_id_t from, std::span<const char> payload);
+  void respondFailure(worker_id_t to, std::uint64_t id, const std::string& text);
+  void sendResponse(worker_id_t to, std::uint64_t id, const MessagePtr& message);
+
+  AgentContext& context_;
+  MessageSender& sender_;
+  Group& group_;
+  RRefService& rrefs_;
+  RequestClient& client_;
+  const std::unique_ptr<RequestCallback> callback_;
+  // The map is the loop thread's; no entry is ever erased, so that a request may hold on to its
+  // count.
+  std::unordered_map<worker_id_t, Peer> peers_;
+};
+
+}  // namespace weft::rpc

@@ -1,0 +1,49 @@
+#include "rpc_backend/wire/tensor_layout.h"
+
+#include <algorithm>
+#include <array>
+
+namespace weft::rpc {
+
+std::optional<TensorLayout> layoutOf(std::span<const std::int64_t> sizes,
+                                     std::span<const std::int64_t> strides, std::size_t item_size) {
+  const auto overflows = [](std::int64_t a, std::int64_t b, std::int64_t& product) {
+    return __builtin_mul_overflow(a, b, &product);
+  };
+  std::array<std::size_t, kMaxDims> order{};
+  std::size_t used = 0;
+  bool empty = false;
+  auto bytes = static_cast<std::int64_t>(item_size);
+  for (std::size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] < 0 || strides[d] < 0) return std::nullopt;
+    if (sizes[d] == 0) empty = true;
+    if (sizes[d] > 1) order[used++] = d;
+    if (sizes[d] > 1 && overflows(bytes, sizes[d], bytes)) return std::nullopt;
+  }
+  if (item_size == 0) return std::nullopt;
+  if (empty) return TensorLayout{};
+  // From the inside out: each dimension steps over all that is inside it.
+  std::sort(order.begin(), order.begin() + used,
+            [&](std::size_t a, std::size_t b) { return strides[a] < strides[b]; });
+  std::int64_t span = 1;  // elements covered so far
+  for (std::size_t i = 0; i < used; ++i) {
+    std::int64_t reach = 0;
+    if (strides[order[i]] < span || overflows(strides[order[i]], sizes[order[i]] - 1, reach) ||
+        __builtin_add_overflow(span, reach, &span)) {
+      return std::nullopt;
+    }
+  }
+  if (overflows(span, static_cast<std::int64_t>(item_size), span)) return std::nullopt;
+  return TensorLayout{static_cast<std::uint64_t>(bytes), static_cast<std::uint64_t>(span)};
+}
+
+bool GapBudget::admits(const TensorLayout& layout) noexcept {
+  // Numbers of a layout have 63 bits, so that no sum here overflows.
+  elements_ = std::min(elements_ + layout.elements, std::uint64_t{1} << 62);
+  const std::uint64_t gaps = layout.span - layout.elements;
+  if (!layout.worthKeeping() || bytes_ + gaps > elements_ + kFree) return false;
+  bytes_ += gaps;
+  return true;
+}
+
+}  // namespace weft::rpc

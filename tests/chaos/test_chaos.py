@@ -1,0 +1,131 @@
+"""The short form: a handful of faults under a handful of workloads. The long one is `./dev chaos`.
+
+WEFT_TEST_SEED chooses the seed, which is in each failure.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+
+import faults
+import invariants
+import members
+import pytest
+import workloads
+from cases import run_case
+from fleet import Fleet
+from rank_cases import Ranks, run_rank_case
+from workers import Workers, free_port, keep_store
+
+SEED = int(os.environ.get("WEFT_TEST_SEED", "1"))
+DIRECT = [
+    ("call", faults.Stop),
+    ("rref", faults.Kill),
+    ("nested", faults.Kill),
+    ("autograd", faults.Kill),
+    ("published", faults.NoThreads),
+    ("call", faults.FewDescriptors),
+    ("pipe", faults.Stop),
+]
+PROXIED = [
+    ("call", faults.Reset),
+    ("rref", faults.BlackHole),
+    ("published", faults.Delay),
+    ("call", faults.Damage),
+    ("call", faults.ProxiedKill),
+]
+
+
+def drawn(fault: type[faults.Fault]) -> faults.Fault:
+    return fault(random.Random(SEED))
+
+
+@pytest.mark.parametrize("proxied", [False, True], ids=["unix", "proxied"])
+def test_calls_under_faults(proxied):
+    """One fleet lives through all of them."""
+    with Fleet(proxied) as fleet:
+        for kind, fault in PROXIED if proxied else DIRECT:
+            result = run_case(fleet, kind, drawn(fault), SEED)
+            assert not result.found, f"{result.text}:\n" + "\n".join(result.found)
+            assert result.operations > 0
+        if proxied:
+            assert fleet.network.connections_made > 0, "nothing went through the proxies"
+            assert fleet.network.resets > 0, "no connection was reset"
+
+
+@pytest.mark.parametrize("path", ["shared memory", "tcp"])
+def test_collectives_under_faults(path):
+    chosen = [faults.Kill, faults.Stop, faults.Kill]
+    if path == "tcp":
+        chosen = [faults.ProxiedKill, faults.Reset]
+    with Ranks(path) as ranks:
+        for number, fault in enumerate(chosen):
+            result = run_rank_case(ranks, drawn(fault), SEED + number)
+            assert not result.found, f"{result.text}:\n" + "\n".join(result.found)
+
+
+def test_a_key_file_on_a_dead_disk(tmp_path):
+    """Reading it gives EIO: the worker does not join, and says which file it was."""
+    key = tmp_path / "weft.key"
+    key.symlink_to("/proc/self/mem")  # a regular file, by its mode; nothing can be read at 0
+    with Workers(2) as workers:
+        port = free_port()
+        workers[0].call(keep_store, port)
+        error, took = workers[1].call(members.init_with_key, port, str(key))
+        assert str(key) in error and "Input/output error" in error, error
+        assert took < 5
+
+
+# What the harness itself must find.
+
+
+def test_a_hanging_operation_is_reported(monkeypatch):
+    """An operation that does not end is a hang, with the stacks of its threads."""
+    monkeypatch.setattr("cases.ENDS", 1.0)
+    monkeypatch.setattr("cases.where_all_are", lambda fleet: "")
+    with Fleet(proxied=False) as fleet:
+        fleet.caller.call(slip_in_a_hang)
+        result = run_case(fleet, "call", drawn(faults.Kill), SEED, thorough=False)
+    assert result.hung
+    assert any("unended" in line for line in result.found)
+    assert any(("hang" in line and "Thread" in line) or "thread" in line for line in result.found)
+
+
+def slip_in_a_hang() -> None:
+    right = workloads.call
+
+    def hangs(run: workloads.Run, number: int) -> str | None:
+        if number == 20:
+            members.hang()
+        return right(run, number)
+
+    workloads.OPERATIONS["call"] = hangs
+
+
+def test_an_operation_that_runs_twice_is_reported():
+    with Fleet(proxied=False) as fleet:
+        fleet.victim.call(execute_twice)
+        result = run_case(fleet, "call", drawn(faults.Stop), SEED, thorough=False)
+    assert any("executed 2 times" in line for line in result.found), result.found
+
+
+def execute_twice() -> None:
+    once = workloads.executed
+
+    def twice(path: str, number: int) -> None:
+        once(path, number)
+        once(path, number)
+
+    workloads.executed = twice
+
+
+def test_an_error_without_a_name_is_reported():
+    report = workloads.Report("call")
+    report.outcomes.append(workloads.Outcome(1, "error", "RuntimeError: broken", 0.0, 0.1))
+    assert invariants.ended(report, drawn(faults.Kill), "worker1")
+    report.outcomes[0] = workloads.Outcome(
+        1, "error", "worker 'worker1' (rank 1) is lost", 0.0, 0.1
+    )
+    assert not invariants.ended(report, drawn(faults.Kill), "worker1")
+    assert invariants.ended(report, drawn(faults.Stop), "worker1"), "nothing was lost"

@@ -1,0 +1,422 @@
+"""Deadlines travel with calls, and what nobody waits for any more is not begun."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+
+import pytest
+from waiting import wait_for, wait_until
+from workers import Group
+
+INHERITED = "(the time that was left of the call in which it was made)"
+
+_gate = threading.Event()
+_begun = threading.Event()
+_notes: list[object] = []
+
+
+@pytest.fixture(scope="module")
+def group():
+    with Group(3) as members:
+        yield members
+        members.shutdown()
+
+
+# What workers run.
+
+
+def left() -> float | None:
+    import weft
+
+    return weft.deadline()
+
+
+def left_of_publication(_: int) -> float:
+    import weft
+
+    return weft.deadline() or -1.0
+
+
+def _left_later():
+    import torch
+
+    done = torch.futures.Future()
+    done.set_result(left())
+    return done
+
+
+def left_later():
+    return _left_later()
+
+
+left_later._wrapped_async_rpc_function = _left_later  # rpc.functions.async_execution
+
+
+def note(what: object) -> None:
+    _notes.append(what)
+
+
+def notes() -> list[object]:
+    return list(_notes)
+
+
+def open_gate() -> None:
+    _gate.set()
+
+
+def wait_for_gate() -> None:
+    _begun.set()
+    assert _gate.wait(30)
+
+
+def wait_until_begun() -> None:
+    assert _begun.wait(30)
+
+
+def forget() -> None:
+    _gate.clear()
+    _begun.clear()
+    _notes.clear()
+
+
+@pytest.fixture
+def fresh(group):
+    for worker in group:
+        worker.call(forget)
+    yield group
+    for worker in group:
+        worker.call(open_gate)
+
+
+def debug(key: str) -> int:
+    import torch.distributed.rpc as rpc
+
+    return int(rpc.api._get_current_rpc_agent().get_debug_info()[key])
+
+
+def call(to: str, function: object, *args: object, seconds: float = 20) -> object:
+    """An rpc_sync of a function of this module, by name, or of any other."""
+    import torch.distributed.rpc as rpc
+
+    found = globals()[function] if isinstance(function, str) else function
+    return rpc.rpc_sync(to, found, args=args, timeout=seconds)
+
+
+def fails(to: str, function: object, *args: object, seconds: float = -1) -> str:
+    """The error of a call that must fail."""
+    try:
+        call(to, function, *args, seconds=seconds)
+    except RuntimeError as error:
+        return str(error)
+    raise AssertionError("it was answered")
+
+
+# The callee sees the time that is left.
+
+
+def ask(kind: str, to: str, timeout: float) -> float | None:
+    import torch.distributed.autograd as dist_autograd
+    import torch.distributed.rpc as rpc
+
+    import weft
+
+    if kind == "sync":
+        return rpc.rpc_sync(to, left, timeout=timeout)
+    if kind == "async":
+        return rpc.rpc_async(to, left, timeout=timeout).wait()
+    if kind == "async_execution":
+        return rpc.rpc_sync(to, left_later, timeout=timeout)
+    if kind == "remote":
+        return rpc.remote(to, left, timeout=timeout).to_here()
+    if kind == "autograd":
+        with dist_autograd.context():
+            return rpc.rpc_sync(to, left, timeout=timeout)
+    return weft.call(f"{to}/left", 1, timeout=timeout)
+
+
+@pytest.mark.parametrize("to", ["worker1", "worker0"], ids=["peer", "self"])
+@pytest.mark.parametrize("kind", ["sync", "async", "async_execution", "remote", "autograd"])
+def test_the_callee_sees_the_time_that_is_left(group, kind, to):
+    seen = group[0].call(ask, kind, to, 20)
+    assert 0 < seen <= 20.001
+    assert group[0].call(ask, kind, to, 0) is None
+
+
+def publish_left() -> None:
+    import weft
+
+    weft.publish("left", left_of_publication)
+
+
+def test_a_published_function_sees_it(group):
+    group[1].call(publish_left)
+    assert 0 < group[0].call(ask, "published", "worker1", 20) <= 20.001
+
+
+def outside() -> tuple[object, object]:
+    import weft
+
+    return weft.deadline(), weft.cancelled()
+
+
+def test_outside_of_calls_there_is_none(group):
+    assert group[0].call(outside) == (None, False)
+
+
+def in_a_thread() -> list[object]:
+    seen: list[object] = []
+    thread = threading.Thread(target=lambda: seen.extend(outside()))
+    thread.start()
+    thread.join()
+    return seen
+
+
+def test_a_thread_of_the_function_has_none(group):
+    assert group[0].call(call, "worker1", "in_a_thread") == [None, False]
+
+
+# Calls inherit it.
+
+
+def ask_on(kind: str, timeout: float) -> tuple[float | None, float | None]:
+    return left(), ask(kind, "worker2", timeout)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async", "async_execution", "remote", "autograd"])
+@pytest.mark.parametrize("timeout", [0, 100, -1])
+def test_a_chain_inherits_the_deadline(group, kind, timeout):
+    first, second = group[0].call(call, "worker1", "ask_on", kind, timeout)
+    assert 0 < second <= first + 0.002 <= 20.003
+
+
+def test_a_shorter_timeout_holds(group):
+    first, second = group[0].call(call, "worker1", "ask_on", "sync", 5)
+    assert first > 5 and 0 < second <= 5.001
+
+
+def test_a_call_without_a_timeout_gives_none(group):
+    assert group[0].call(call, "worker1", "ask_on", "sync", 0, seconds=0) == (None, None)
+
+
+def _two_after_another():
+    import torch.distributed.rpc as rpc
+
+    def again(first):
+        return [first.wait(), left(), rpc.rpc_sync("worker2", left, timeout=0)]
+
+    return rpc.rpc_async("worker2", left, timeout=0).then(again)
+
+
+def two_after_another():
+    return _two_after_another()
+
+
+two_after_another._wrapped_async_rpc_function = _two_after_another
+
+
+def test_callbacks_inherit_it(group):
+    seen = group[0].call(call, "worker1", "two_after_another")
+    assert all(value is not None and 0 < value <= 20.002 for value in seen)
+
+
+def patient_call() -> None:
+    note(fails("worker2", wait_for_gate, seconds=0))
+    wait_for_gate()  # an answer now might still be in time
+
+
+def test_a_call_ends_with_the_call_around_it(fresh):
+    text = fresh[0].call(fails, "worker1", "patient_call", seconds=0.3)
+    assert "RPC ran for more than set timeout (300 ms)" in text
+    assert INHERITED not in text
+    wait_until(lambda: fresh[1].call(notes), "the inner call ends")
+    assert "RPC ran for more than" in fresh[1].call(notes)[0]
+    assert INHERITED in fresh[1].call(notes)[0]
+
+
+# What nobody waits for.
+
+
+def give_up_while_queued() -> list[str]:
+    """worker1's only thread is busy: what is asked meanwhile waits."""
+    import torch
+    import torch.distributed.rpc as rpc
+
+    busy = rpc.rpc_async("worker1", wait_for_gate, timeout=0)
+    texts = [fails("worker1", note, i, seconds=0.05) for i in range(3)]
+    texts.append(fails("worker1", torch.add, torch.ones(2), 1, seconds=0.05))
+    rref = rpc.RRef("of worker0")
+    texts.append(fails("worker1", note, rref, seconds=0.05))
+    give_up_while_queued.kept = (busy, rref)
+    return texts
+
+
+def finish() -> list[object]:
+    import torch.distributed.rpc as rpc
+
+    busy, _ = give_up_while_queued.kept
+    busy.wait()
+    rpc.rpc_sync("worker1", note, args=("later",))
+    return rpc.rpc_sync("worker1", notes)
+
+
+def holders() -> list[str]:
+    import weft
+
+    return [holder for row in weft.rref_report() for holder in row.holders]
+
+
+def drop_kept() -> None:
+    del give_up_while_queued.kept
+
+
+def test_a_queued_call_that_was_given_up_never_runs():
+    with Group(2, per_rank=[{}, {"num_worker_threads": 1}]) as members:
+        texts = members[0].call(give_up_while_queued)
+        assert [
+            text for text in texts if "RPC ran for more than set timeout (50 ms)" not in text
+        ] == []
+        members[1].call(open_gate)
+        assert members[0].call(finish) == ["later"]
+        assert members[1].call(debug, "agent.requests_dropped") == 5
+        # The RRef in the last of them is not held there.
+        wait_until(lambda: members[0].call(holders) == [], "the fork is given back")
+        members[0].call(drop_kept)
+        assert members[0].call(debug, "agent.client_active_calls") == 0
+        members.shutdown()
+
+
+def give_up_a_remote() -> None:
+    """The RRef's value is made all the same: others may wait for it."""
+    import torch.distributed.rpc as rpc
+
+    busy = rpc.rpc_async("worker1", wait_for_gate, timeout=0)
+    rref = rpc.remote("worker1", note, args=("made",), timeout=0.05)
+    with pytest.raises(RuntimeError, match="RPC ran for more than"):
+        rref._get_future().wait()
+    rpc.rpc_async("worker1", note, args=("never",), timeout=0.05)
+    give_up_while_queued.kept = (busy, rref)
+
+
+def test_the_value_of_an_rref_is_made_all_the_same():
+    with Group(2, per_rank=[{}, {"num_worker_threads": 1}]) as members:
+        members[0].call(give_up_a_remote)
+        wait_for(lambda: members[0].call(debug, "agent.calls_timed_out"), 2, "calls timed out")
+        members[1].call(open_gate)
+        assert members[0].call(finish) == ["made", "later"]
+        members[0].call(drop_kept)
+        members.shutdown()
+
+
+def until_cancelled() -> None:
+    import weft
+
+    _begun.set()
+    wait_until(weft.cancelled, "the call is cancelled", timeout=30)
+    note((weft.cancelled(), weft.deadline()))
+    wait_for_gate()
+
+
+def test_a_long_function_learns_that_nobody_waits(fresh):
+    text = fresh[0].call(fails, "worker1", "until_cancelled", seconds=0.2)
+    assert "RPC ran for more than set timeout (200 ms)" in text
+    wait_for(lambda: fresh[1].call(notes), [(True, 0.0)], "what it noted")
+
+
+def test_the_loss_of_the_caller_cancels():
+    with Group(2) as members:
+        members[0].start(call, "worker1", "until_cancelled", seconds=0)
+        members[1].call(wait_until_begun)
+        members[0].kill()
+        wait_for(lambda: members[1].call(notes), [(True, None)], "what it noted")
+        members[1].call(open_gate)
+
+
+# What keeps tables right arrives in any case.
+
+
+def make() -> list[int]:
+    return [1]
+
+
+def drop_after_the_deadline() -> None:
+    import torch.distributed.rpc as rpc
+
+    import weft
+
+    rref = rpc.remote("worker2", make)
+    own = rpc.RRef(make())
+    rpc.rpc_sync("worker2", hold, args=(own,))
+    assert rref.to_here() == [1]
+    wait_until(weft.cancelled, "the deadline passes")
+    note(fails("worker2", left))  # at once
+    del rref
+    gc.collect()
+    drop_after_the_deadline.own = own
+    wait_for_gate()
+
+
+def hold(rref: object) -> None:
+    hold.kept = rref
+
+
+def let_go() -> None:
+    del hold.kept
+    gc.collect()
+
+
+def owned() -> int:
+    import weft
+
+    return sum(row.owner == "worker2" for row in weft.rref_report())
+
+
+def test_rrefs_are_released_after_the_deadline(fresh):
+    assert fresh[2].call(owned) == 0
+    fresh[0].call(fails, "worker1", "drop_after_the_deadline", seconds=1)
+    wait_until(lambda: fresh[1].call(notes), "the function ends")
+    text = fresh[1].call(notes)[0]
+    assert "RPC ran for more than set timeout (0 ms)" in text and INHERITED in text
+    wait_for(lambda: fresh[2].call(owned), 0, "values at worker2")
+    fresh[2].call(let_go)
+    wait_for(lambda: fresh[1].call(holders), [], "holders of worker1's value")
+
+
+# Many of them.
+
+
+def flood(count: int) -> tuple[list[int], int]:
+    """Calls of which some are too late; which were answered, and how many not."""
+    import torch.distributed.rpc as rpc
+
+    calls = [
+        rpc.rpc_async("worker1", note, args=(i,), timeout=0.001 * (1 + i % 50))
+        for i in range(count)
+    ]
+    answered, late = [], 0
+    for i, future in enumerate(calls):
+        try:
+            future.wait()
+            answered.append(i)
+        except RuntimeError as error:
+            assert "RPC ran for more than" in str(error)
+            late += 1
+    return answered, late
+
+
+def test_each_call_runs_once_or_not_at_all(fresh):
+    began = time.monotonic()
+    count = 3000
+    dropped = fresh[1].call(debug, "agent.requests_dropped")
+    answered, late = fresh[0].call(flood, count)
+    assert len(answered) + late == count
+    assert fresh[0].call(call, "worker1", "left") is not None
+    wait_for(lambda: fresh[1].call(debug, "agent.server_active_calls"), 0, "calls that run")
+    dropped = fresh[1].call(debug, "agent.requests_dropped") - dropped
+    assert len(fresh[1].call(notes)) + dropped == count
+    ran = fresh[1].call(notes)
+    assert len(set(ran)) == len(ran)
+    assert set(answered) <= set(ran)
+    assert fresh[0].call(debug, "agent.client_active_calls") == 0
+    print(f"{len(answered)} answered, {dropped} dropped, {time.monotonic() - began:.1f} s")

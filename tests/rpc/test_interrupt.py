@@ -1,0 +1,186 @@
+"""Ctrl-C: KeyboardInterrupt at once wherever a person may wait, and nothing is broken afterwards."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+
+import pytest
+import torch
+from waiting import takes
+from workers import Group, Worker, Workers, ended_by, free_port, join, leave
+
+SOON = 0.3  # a wait looks for signals every 50 ms; the rest is for a busy machine
+
+
+@torch.jit.script
+def doubled(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor * 2
+
+
+@pytest.fixture(scope="module")
+def group():
+    with Group(2, rpc_timeout=60) as members:
+        yield members
+        members.shutdown()
+
+
+# What workers run.
+
+
+def echo(*values):
+    return values
+
+
+def make_rref() -> None:
+    import torch.distributed.rpc as rpc
+
+    make_rref.rref = rpc.remote("worker1", echo, args=(torch.ones(2), "text"))
+    make_rref.rref.to_here()
+
+
+def wait_in(kind: str):
+    """Waits for a worker that does not answer; what ended the wait, and when."""
+    import torch.distributed.rpc as rpc
+
+    one = torch.ones(2)
+
+    def in_inference_mode():
+        with torch.inference_mode():
+            return rpc.rpc_sync("worker1", echo, args=(one,))
+
+    waits = {
+        "rpc_sync": lambda: rpc.rpc_sync("worker1", echo, args=(one,)),
+        "rpc_sync of a builtin": lambda: rpc.rpc_sync("worker1", torch.add, args=(one, 1)),
+        "rpc_sync of a script": lambda: rpc.rpc_sync("worker1", doubled, args=(one,)),
+        "rpc_sync in inference mode": in_inference_mode,
+        "wait": lambda: rpc.rpc_async("worker1", echo, args=(one,)).wait(),
+        "wait for a builtin": lambda: rpc.rpc_async("worker1", torch.add, args=(one, 1)).wait(),
+        "to_here": lambda: make_rref.rref.to_here(),
+        "own to_here": lambda: rpc.remote("worker0", time.sleep, args=(3,)).to_here(),
+        "a full queue": lambda: [
+            rpc.rpc_async("worker1", echo, args=(torch.ones(1 << 24),)) for _ in range(9)
+        ],
+    }
+    return ended_by(waits[kind], kind)
+
+
+def join_until(*arguments, **options) -> tuple[str, float]:
+    return ended_by(lambda: join(*arguments, **options), "init_rpc")
+
+
+def leave_until() -> tuple[str, float]:
+    return ended_by(leave, "shutdown")
+
+
+def calls_under_signals(seconds: float) -> tuple[int, list[str]]:
+    """A stream of calls: how many ended with KeyboardInterrupt, and what else went wrong."""
+    import torch.distributed.rpc as rpc
+
+    interrupted, errors, inside = 0, [], [False]
+
+    def handler(*_) -> None:
+        if inside[0]:
+            inside[0] = False
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, handler)
+    print("stream begins", flush=True)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            inside[0] = True
+            answer = rpc.rpc_sync("worker1", echo, args=(torch.ones(3), {"a": [1, "b", 2.5]}))
+            rpc.rpc_sync("worker1", torch.add, args=(torch.ones(3), 1))
+            inside[0] = False
+            assert answer[1] == {"a": [1, "b", 2.5]}
+        except KeyboardInterrupt:
+            interrupted += 1
+        except Exception as error:
+            errors.append(repr(error))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    return interrupted, errors
+
+
+def sum_there() -> float:
+    import torch.distributed.rpc as rpc
+
+    return sum(rpc.rpc_sync("worker1", echo, args=(torch.ones(3),))[0]).item()
+
+
+# The tests.
+
+
+def interrupt(worker: Worker, kind: str) -> None:
+    """Sends SIGINT into the wait; it must end at once, with KeyboardInterrupt."""
+    worker.wait_for_output(f"waits in {kind}")
+    assert not worker.has_answered_within(0.3), worker.result()
+    sent = time.monotonic()
+    worker.signal(signal.SIGINT)
+    how, when = worker.result(timeout=10)
+    assert how == "KeyboardInterrupt"
+    assert when - sent < SOON
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "rpc_sync",
+        "rpc_sync of a builtin",
+        "rpc_sync of a script",
+        "rpc_sync in inference mode",
+        "wait",
+        "wait for a builtin",
+        "to_here",
+        "own to_here",
+    ],
+)
+def test_ctrl_c_ends_a_wait(group, kind):
+    group[0].call(make_rref)
+    group[1].stop()
+    try:
+        group[0].start(wait_in, kind)
+        interrupt(group[0], kind)
+    finally:
+        group[1].signal(signal.SIGCONT)
+    assert group[0].call(sum_there) == 3
+
+
+def test_ctrl_c_ends_the_wait_for_room():
+    with Group(2, rpc_timeout=60) as members:
+        members[1].stop()
+        members[0].start(wait_in, "a full queue")
+        interrupt(members[0], "a full queue")
+        members[1].kill()
+
+
+def test_signals_at_any_moment_break_no_call(group):
+    group[0].start(calls_under_signals, 3.0)
+    group[0].wait_for_output("stream begins")
+    for _ in range(200):
+        takes(random.uniform(0, 0.01))
+        group[0].signal(signal.SIGINT)
+    interrupted, errors = group[0].result(timeout=20)
+    assert errors == []
+    assert interrupted > 20
+    assert group[0].call(sum_there) == 3
+
+
+def test_ctrl_c_ends_shutdown():
+    with Group(2) as members:
+        members[0].start(leave_until)
+        interrupt(members[0], "shutdown")
+        members[1].kill()
+
+
+def test_ctrl_c_ends_init_rpc_with_a_missing_worker():
+    with Workers(1) as workers:
+        workers[0].start(join_until, 0, 2, workers.meeting)
+        interrupt(workers[0], "init_rpc")
+
+
+def test_ctrl_c_ends_init_rpc_without_rank_0():
+    with Workers(1) as workers:
+        workers[0].start(join_until, 1, 2, f"tcp://127.0.0.1:{free_port()}")
+        interrupt(workers[0], "init_rpc")

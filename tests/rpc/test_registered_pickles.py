@@ -1,0 +1,446 @@
+"""Pickles that a peer writes by hand against the policy ``registered``, and values that must still travel."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from workers import Group
+
+HERE = Path(__file__).stem  # what workers call this module
+_ran: list = []
+
+
+# What is registered.
+
+
+def shout(text: str) -> str:
+    return text.upper()
+
+
+def same(value):
+    return value
+
+
+def note(value=None):
+    _ran.append(value)
+    return value
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+@dataclasses.dataclass
+class Point:
+    x: int = 0
+    y: object = None
+
+
+@dataclasses.dataclass
+class Slotted:
+    __slots__ = ("x", "y")
+    x: int
+    y: object
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    x: int
+
+
+class Stateful:
+    def __init__(self, x) -> None:
+        self.x = x
+
+    def __getstate__(self):
+        return [self.x]
+
+    def __setstate__(self, state) -> None:
+        (self.x,) = state
+
+    def __eq__(self, other) -> bool:
+        return type(other) is Stateful and other.x == self.x
+
+    __hash__ = None
+
+
+class Singleton:
+    """Its one instance is not the peer's, though the peer's pickle makes a call that returns it."""
+
+    _only = None
+    x = "own"
+
+    def __new__(cls):
+        cls._only = cls._only or super().__new__(cls)
+        return cls._only
+
+
+class Pair(NamedTuple):
+    first: object
+    second: object
+
+
+class Names(list):
+    pass
+
+
+class Table(dict):
+    pass
+
+
+class OwnError(Exception):
+    pass
+
+
+REGISTERED = (
+    *(shout, same, note, Color, Point, Slotted, Frozen, Stateful, Singleton),
+    *(Pair, Names, Table, OwnError),
+)
+
+
+# The language of pickles.
+
+
+def text(value: str) -> bytes:
+    return b"X" + len(value).to_bytes(4, "little") + value.encode()
+
+
+def named(name: str, module: str = HERE) -> bytes:
+    return text(module) + text(name) + b"\x93"
+
+
+TORCH = "torch.distributed.rpc.internal"
+UDF = named("PythonUDF", TORCH)
+EMPTY, BUILD, REDUCE, NEW, POP, GET = b")", b"b", b"R", b"\x81", b"0", b"h\x00"
+NONE, ONE = b"N", b"K\x01"
+REQUEST = UDF + named("shout") + text("text") + b"\x85}\x87" + NEW
+DICT_STATE = b"}" + text("func") + ONE + b"s"
+
+
+def request(function: bytes, args: bytes = EMPTY, kwargs: bytes = b"}") -> bytes:
+    return UDF + function + args + kwargs + b"\x87" + NEW
+
+
+TARGETS = {
+    "PythonUDF": UDF,
+    "function": named("shout"),
+    "class": named("Point"),
+    "member": named("Color") + ONE + b"\x85" + REDUCE,
+    "pickler": named("_InternalRPCPickler", TORCH),
+    "singleton": named("Singleton") + EMPTY + NEW,
+    "singleton called": named("Singleton") + EMPTY + REDUCE,
+    "dtype": named("float32", "torch"),
+    "exception": named("ValueError", "builtins"),
+}
+OPERATIONS = {
+    "BUILD dict": DICT_STATE + BUILD,
+    "BUILD slots": NONE + DICT_STATE + b"\x86" + BUILD,
+    "BUILD defaults": NONE + b"}" + text("__defaults__") + ONE + b"\x85s\x86" + BUILD,
+    "APPEND": ONE + b"a",
+    "APPENDS": b"(" + ONE + b"e",
+    "SETITEM": text("func") + ONE + b"s",
+    "SETITEMS": b"(" + text("func") + ONE + b"u",
+    "ADDITEMS": b"(" + ONE + b"\x90",
+}
+# A method named by an object's state would be called by what comes after the state.
+POINT = named("Point") + EMPTY + NEW + b"\x94"
+
+
+def state(**values: bytes) -> bytes:
+    return b"}(" + b"".join(text(key) + value for key, value in values.items()) + b"u"
+
+
+def with_method(name: str, follows: bytes) -> bytes:
+    return POINT + state(**{name: named("note")}) + BUILD + follows
+
+
+DEEP = EMPTY + b"\x85" * 300_000
+# Each level holds the one below it twice: tuple n is memo n.
+LAUGHS = (
+    EMPTY + b"\x94" + b"".join(b"j" + n.to_bytes(4, "little") + b"\x86\x94" for n in range(100))
+)
+SLICES = b"N" + b"".join(
+    [
+        b"\x94"
+        + POP
+        + named("slice", "builtins")
+        + b"j"
+        + n.to_bytes(4, "little")
+        + b"\x85"
+        + REDUCE
+        for n in range(30_000)
+    ]
+)
+MANY = named("range", "builtins") + b"\x8a\x06" + (10**12).to_bytes(6, "little") + b"\x85" + REDUCE
+REFUSED = {
+    "REDUCE of a function": named("note") + EMPTY + REDUCE + POP + REQUEST,
+    "NEWOBJ of a function": named("note") + EMPTY + NEW + POP + REQUEST,
+    "NEWOBJ of an exception": named("ValueError", "builtins") + EMPTY + NEW + POP + REQUEST,
+    "EXT1": request(b"\x82\x01"),
+    "EXT2": request(b"\x83\x01\x00"),
+    "EXT4": request(b"\x84\x01\x00\x00\x00"),
+    "INST": b"(i" + HERE.encode() + b"\nnote\n" + POP + REQUEST,
+    "OBJ": b"(" + named("note") + b"o" + POP + REQUEST,
+    "GLOBAL": b"c" + HERE.encode() + b"\nnote\n" + POP + REQUEST,
+    "PERSID": b"Pname\n" + POP + REQUEST,
+    "BINPERSID": ONE + b"Q" + POP + REQUEST,
+    "setstate of a state": with_method("__setstate__", ONE + BUILD + POP + REQUEST),
+    "extend of a state": with_method("extend", b"(" + ONE + b"e" + POP + REQUEST),
+    "append of a state": with_method("append", ONE + b"a" + POP + REQUEST),
+    "add of a state": with_method("add", b"(" + ONE + b"\x90" + POP + REQUEST),
+    "function that is no function": request(named("bytearray", "builtins"), b"J\0\0\0\4\x85"),
+    "class that is no request": named("remade", "weft._remote.named_tuples")
+    + (text("Request") + text("func") + text("args") + text("kwargs") + b"\x87")
+    + (named("bytearray", "builtins") + b"J\0\0\0\4\x85}\x87" + b"\x87" + REDUCE),
+    "bytearray by length": named("bytearray", "builtins")
+    + b"J\0\0\0\4\x85"
+    + REDUCE
+    + POP
+    + REQUEST,
+    "bytearray in another encoding": named("bytearray", "builtins")
+    + (text("a") + text("idna") + b"\x86" + REDUCE + POP + REQUEST),
+    "BYTEARRAY8 of a claim": b"\x96" + (1 << 34).to_bytes(8, "little") + b"x" + POP + REQUEST,
+    "arguments of a range": request(named("same"), MANY),
+    "REDUCE with a range": named("Point") + MANY + REDUCE + POP + REQUEST,
+    "NEWOBJ with a range": UDF + MANY + NEW + POP + REQUEST,
+    "Size of a range": named("Size", "torch") + MANY + b"\x85" + REDUCE + POP + REQUEST,
+    "set of a range": named("set", "builtins") + MANY + b"\x85" + REDUCE + POP + REQUEST,
+    "NamedTuple of a range": named("remade", "weft._remote.named_tuples")
+    + (text("Name") + EMPTY + MANY + b"\x87" + REDUCE + POP + REQUEST),
+    "error of a range": named("SyntaxError", "builtins")
+    + text("a")
+    + MANY
+    + b"\x86"
+    + REDUCE
+    + POP
+    + REQUEST,
+    "deep key": b"}" + DEEP + ONE + b"s" + POP + REQUEST,
+    "deep item": b"\x8f(" + DEEP + b"\x90" + POP + REQUEST,
+    "deep frozenset": b"(" + DEEP + b"\x91" + POP + REQUEST,
+    "deep slice": SLICES + POP + REQUEST,
+    "key of many": b"}" + LAUGHS + ONE + b"s" + POP + REQUEST,
+    "item of many": b"\x8f(" + LAUGHS + b"\x90" + POP + REQUEST,
+    "frozenset of many": b"(" + LAUGHS + b"\x91" + POP + REQUEST,
+    "SystemExit": request(named("shout"), named("SystemExit", "builtins") + b"\x85"),
+    "BaseException": request(named("shout"), named("BaseException", "builtins") + b"\x85"),
+    "a module of torch": request(named("shout"), named("_dynamo", "torch") + b"\x85"),
+    "attribute of a namesake": named("getattr", "builtins")
+    + (named("Point") + text("_tensor_receiver") + b"\x86" + REDUCE + POP + REQUEST),
+    "tensors by slice": named("getattr", "builtins")
+    + (named("_InternalRPCPickler", TORCH) + text("_tensor_receiver") + b"\x86" + REDUCE)
+    + (named("slice", "builtins") + b"N\x85" + REDUCE + b"\x85" + REDUCE + POP + REQUEST),
+    "RRef of a deep type": named("getattr", "builtins")
+    + (named("_InternalRPCPickler", TORCH) + text("_py_rref_receiver") + b"\x86" + REDUCE)
+    + (b"(" + ONE * 6 + text("List[" * 200_000 + "int" + "]" * 200_000) + b"t\x85" + REDUCE)
+    + (POP + REQUEST),
+    "RRef of nothing": named("getattr", "builtins")
+    + (named("_InternalRPCPickler", TORCH) + text("_py_rref_receiver") + b"\x86" + REDUCE)
+    + (NONE + b"\x85" + REDUCE + POP + REQUEST),
+    "text of a claim": b"X\xff\xff\xff\x7f",
+    "empty stack": REDUCE,
+    "no opcode": b"\xff",
+}
+# What workers run.
+
+
+def register_all() -> None:
+    import copyreg
+
+    import weft
+
+    for one in REGISTERED:
+        weft.register_function(one)
+    copyreg._extension_registry[(HERE, "note")] = 1
+    copyreg._inverted_registry[1] = (HERE, "note")
+    copyreg._extension_cache[1] = note
+
+
+def send(pickled: bytes) -> str:
+    """Sends these bytes to worker1 as a Python call; the answer or the error, as text."""
+    from torch.distributed.rpc import api
+
+    worker = api._to_worker_info("worker1")
+    try:
+        return repr(
+            api._invoke_rpc_python_udf(worker, b"\x80\x04" + pickled + b".", [], 20.0, False).wait()
+        )
+    except RuntimeError as error:
+        return f"RuntimeError: {error}"
+
+
+def call(function, *args) -> str:
+    import torch.distributed.rpc as rpc
+
+    return repr(rpc.rpc_sync("worker1", function, args=args, timeout=20))
+
+
+def shouts() -> str:
+    return call(shout, "text")
+
+
+def what_ran() -> list:
+    return [
+        *map(repr, _ran),
+        shout.__defaults__,
+        vars(Point).get("func"),
+        Singleton.x,
+        Color.RED.value,
+    ]
+
+
+UNTOUCHED = [None, None, "own", 1]
+
+
+@pytest.fixture(scope="module")
+def group():
+    # worker0 attacks worker1, which others call too.
+    with Group(3, request_policy="registered") as members:
+        for worker in members:
+            worker.call(register_all)
+        yield members
+        members.shutdown()
+
+
+def check_untouched(group) -> None:
+    assert group[2].call(shouts) == "'TEXT'"
+    assert group[1].call(what_ran) == UNTOUCHED
+
+
+def test_a_request_by_hand(group):
+    """So that what follows is refused for what it adds."""
+    assert group[0].call(send, REQUEST) == "'TEXT'"
+    assert group[0].call(send, POINT + state(x=ONE) + BUILD + POP + REQUEST) == "'TEXT'"
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_is_named_is_not_changed(group, target, operation):
+    answer = group[0].call(send, TARGETS[target] + OPERATIONS[operation] + POP + REQUEST)
+    assert "the request policy here is 'registered'" in answer
+    assert f"{HERE}." not in answer, "the attack has a wrong name in it"
+    check_untouched(group)
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_pickle_does_nothing_else(group, what):
+    answer = group[0].call(send, REFUSED[what])
+    assert "the request policy here is 'registered'" in answer
+    assert f"{HERE}." not in answer, "the attack has a wrong name in it"
+    check_untouched(group)
+
+
+def travel() -> None:
+    """Values of all kinds, there and back."""
+    import torch
+    import torch.distributed.rpc as rpc
+
+    from weft._remote.named_tuples import remade
+
+    names, table = Names([1, 2]), Table(a=1)
+    names.about = table.about = "attribute"
+    error = OwnError("text", 5)
+    error.detail = {"a": 1}
+    ordered = collections.OrderedDict(b=1, a=2)
+    ordered.about = "attribute"
+    values = [
+        *(
+            None,
+            True,
+            5,
+            -(10**30),
+            2.5,
+            1j,
+            "text",
+            b"bytes",
+            bytearray(b"bytes"),
+            bytearray(70_000),
+        ),
+        *(
+            [1, [2]],
+            (1, (2, (3,))),
+            {"a": {1: 2}},
+            {(1, (2, 3)): 4},
+            {1, (2, 3)},
+            frozenset({1, (2,)}),
+        ),
+        *(
+            slice(1, None),
+            range(10**12),
+            ordered,
+            list(range(5000)),
+            tuple((n, n) for n in range(5000)),
+        ),
+        *(
+            torch.Size([2, 3]),
+            torch.device("cpu"),
+            torch.float16,
+            torch.sparse_coo,
+        ),
+        *(
+            Color.RED,
+            Point(1, [2]),
+            Slotted(1, (2,)),
+            Frozen(5),
+            Stateful(7),
+            Pair(1, Pair(2, "3")),
+        ),
+        *(names, table, ValueError, shout, {"callback": shout}, remade("P", ("a", "b"), (1, 2))),
+    ]
+    for value in values:
+        back = rpc.rpc_sync("worker1", same, args=(value,), timeout=20)
+        assert type(back) is type(value) and back == value, (value, back)
+        assert getattr(back, "about", None) == getattr(value, "about", None)
+    back = rpc.rpc_sync("worker1", same, args=(error,), timeout=20)
+    assert type(back) is OwnError and back.args == error.args and back.detail == error.detail
+    back = rpc.rpc_sync("worker1", same, args=(KeyError("key"),), timeout=20)
+    assert type(back) is KeyError and back.args == ("key",)
+    ring: list = []
+    ring.append((ring,))
+    back = rpc.rpc_sync("worker1", same, args=(ring,), timeout=20)
+    assert back[0][0] is back
+    shared = [1]
+    back = rpc.rpc_sync("worker1", same, args=([shared, shared],), timeout=20)
+    assert back[0] is back[1]
+    tensors = {"a": torch.ones(2), "b": [torch.arange(3)]}
+    back = rpc.rpc_sync("worker1", same, args=(tensors,), timeout=20)
+    assert torch.equal(back["a"], tensors["a"]) and torch.equal(back["b"][0], tensors["b"][0])
+    rref = rpc.RRef(torch.ones(2))
+    assert torch.equal(
+        rpc.rpc_sync("worker1", same, args=(rref,), timeout=20).to_here(), torch.ones(2)
+    )
+
+
+def test_values_travel(group):
+    group[0].call(travel)
+
+
+def end_the_caller(kind: str):
+    """An answer that torch turns into an exception at the caller, or takes for a request."""
+    from torch.distributed.rpc.internal import PythonUDF, RemoteException
+
+    if kind == "PythonUDF":
+        return PythonUDF(bytearray, (5,), {})
+    return RemoteException("gone", {"SystemExit": SystemExit, "function": note}[kind])
+
+
+def ask(kind: str) -> str:
+    try:
+        return call(end_the_caller, kind)
+    except RuntimeError as error:
+        return f"RuntimeError: {error}"
+    except SystemExit:
+        return "SystemExit"
+
+
+@pytest.mark.parametrize("kind", ["SystemExit", "function", "PythonUDF"])
+def test_an_answer_ends_nobody(kind):
+    with Group(2, per_rank=[{"request_policy": "registered"}, {}]) as members:
+        members[0].call(register_all)
+        assert "the request policy here is 'registered'" in members[0].call(ask, kind)
+        assert members[0].call(what_ran) == UNTOUCHED
+        members.shutdown()

@@ -1,0 +1,148 @@
+"""Workers that lost each other and both live: stopped for long, they meet again by themselves."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+from waiting import wait_until
+from workers import BOUND, Group, Workers, join
+
+QUICK = {"heartbeat_interval": 0.1, "peer_timeout": 1.0, "reconnect_timeout": 1.0}
+_kept: list[object] = []
+_noted: list[int] = []
+
+
+# What workers run.
+
+
+def note(number: int) -> int:
+    _noted.append(number)
+    return number
+
+
+def noted() -> list[int]:
+    return _noted
+
+
+def ask(to: str, number: int) -> str:
+    """What became of the call."""
+    import torch.distributed.rpc as rpc
+
+    try:
+        return str(rpc.rpc_sync(to, note, args=(number,), timeout=30))
+    except RuntimeError as error:
+        return str(error)
+
+
+def make(value):
+    import torch
+
+    return torch.full((2,), float(value))
+
+
+def keep_rref(to: str, value: int) -> float:
+    import torch.distributed.rpc as rpc
+
+    _kept.append(rpc.remote(to, make, args=(value,)))
+    return _kept[-1].to_here().sum().item()
+
+
+def use_kept(index: int) -> tuple[str, float]:
+    started = time.monotonic()
+    try:
+        text = str(_kept[index].to_here().sum().item())
+    except RuntimeError as error:
+        text = str(error)
+    return text, time.monotonic() - started
+
+
+def forget() -> None:
+    _kept.clear()
+
+
+def holders_here() -> int:
+    import weft
+
+    me = weft.rpc.rpc.get_worker_info().name
+    return sum(len(info.holders) for info in weft.rref_report() if info.owner == me)
+
+
+# Tests.
+
+
+class Dynamic(Workers):
+    def __init__(self, count: int, **options) -> None:
+        super().__init__(count)
+        with self.closed_on_failure():
+            for rank, worker in enumerate(self):
+                worker.call(join, rank, None, self.meeting, **options)
+
+    def shutdown(self) -> None:
+        for worker in self:
+            worker.call(leave_group)
+
+
+def leave_group() -> None:
+    import torch.distributed.rpc as rpc
+
+    rpc.shutdown()
+
+
+def _stop_and_go_on(group: Workers, stopped: int) -> None:
+    """Leaves both at the end of the outage, when calls work again both ways."""
+    other, name = group[1 - stopped], f"worker{stopped}"
+    group[stopped].stop()
+    try:
+        text = other.call(ask, name, 100)
+        assert "is lost" in text and name in text, text
+        time.sleep(1)
+        for number in (101, 102):
+            started = time.monotonic()
+            assert "is lost" in other.call(ask, name, number)
+            assert time.monotonic() - started < 1, "it fails at once"
+    finally:
+        group[stopped].signal(signal.SIGCONT)
+    wait_until(lambda: other.call(ask, name, 200) == "200", lambda: "calls work again", 20)
+    me = f"worker{1 - stopped}"
+    wait_until(lambda: group[stopped].call(ask, me, 300) == "300", lambda: "both ways", 20)
+
+
+@pytest.mark.parametrize("kind", [Group, Dynamic])
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_worker_that_was_stopped_for_long_comes_back(stopped, kind):
+    with kind(2, **QUICK) as group:
+        other, name = group[1 - stopped], f"worker{stopped}"
+        me = f"worker{1 - stopped}"
+        assert other.call(keep_rref, name, 1) == 2
+        assert group[stopped].call(keep_rref, me, 2) == 4
+        _stop_and_go_on(group, stopped)
+        # References of before say what happened, at once.
+        for worker, owner in ((other, name), (group[stopped], me)):
+            text, took = worker.call(use_kept, 0)
+            assert f"worker '{owner}'" in text and "was lost for" in text, text
+            assert "what it owned for this worker was released" in text, text
+            assert took < 1
+        # New ones work, and what was held across the outage is released.
+        assert other.call(keep_rref, name, 3) == 6
+        assert group[stopped].call(keep_rref, me, 4) == 8
+        wait_until(lambda: other.call(holders_here) == 1, lambda: "it is released", BOUND)
+        wait_until(lambda: group[stopped].call(holders_here) == 1, lambda: "it is released", BOUND)
+        assert other.call(use_kept, 1)[0] == "6.0"
+        # What failed was not run later, and nothing twice.
+        ran = group[stopped].call(noted)
+        assert 101 not in ran and 102 not in ran
+        before = ran[: ran.index(200)]
+        assert before in ([], [100]), ran
+        for worker in group:
+            worker.call(forget)
+        group.shutdown()
+
+
+def test_again_and_again():
+    with Group(2, **QUICK) as group:
+        assert group[0].call(ask, "worker1", 1) == "1", "they are connected"
+        for turn in range(3):
+            _stop_and_go_on(group, turn % 2)
+        group.shutdown()

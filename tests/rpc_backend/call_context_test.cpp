@@ -1,0 +1,120 @@
+// Deadlines of calls, and the table of those that a caller may take back.
+#include "rpc_backend/core/call_context.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "rpc_backend/serve/asked_calls.h"
+
+namespace weft::rpc {
+namespace {
+
+using namespace std::chrono_literals;  // NOLINT(google-build-using-namespace)
+using Clock = CallContext::Clock;
+
+TEST(CallContext, OutsideOfACallThereIsNone) {
+  EXPECT_EQ(CallContext::current(), nullptr);
+  EXPECT_EQ(timeOfCall(5ms, Clock::now()).timeout, 5ms);
+  EXPECT_EQ(timeOfCall(0ms, Clock::now()).timeout, 0ms);
+}
+
+TEST(CallContext, ScopesNestAndBelongToTheirThread) {
+  const CallContext outer(Clock::now() + 1h);
+  const CallContext inner;
+  const CallScope scope(&outer);
+  {
+    const CallScope nested(&inner);
+    EXPECT_EQ(CallContext::current(), &inner);
+    const CallScope none(nullptr);
+    EXPECT_EQ(CallContext::current(), nullptr);
+  }
+  EXPECT_EQ(CallContext::current(), &outer);
+  std::thread([] { EXPECT_EQ(CallContext::current(), nullptr); }).join();
+}
+
+TEST(CallContext, TheEarlierDeadlineHolds) {
+  const auto now = Clock::now();
+  const CallContext context(now + 100ms);
+  const CallScope scope(&context);
+  const auto shorter = timeOfCall(99ms, now);
+  EXPECT_EQ(shorter.timeout, 99ms);
+  EXPECT_FALSE(shorter.inherited);
+  for (const auto own : {101ms, 0ms, std::chrono::milliseconds(std::int64_t{1} << 40)}) {
+    const auto longer = timeOfCall(own, now);
+    EXPECT_EQ(longer.timeout, 100ms);
+    EXPECT_TRUE(longer.inherited);
+  }
+}
+
+TEST(CallContext, WhatIsLeftIsNeverNoLimit) {
+  const auto now = Clock::now();
+  const CallContext context(now + 1us);
+  const CallScope scope(&context);
+  EXPECT_EQ(timeOfCall(0ms, now).timeout, 1ms);
+  EXPECT_FALSE(timeOfCall(0ms, now).over);
+  EXPECT_TRUE(timeOfCall(0ms, now + 1us).over);
+  EXPECT_TRUE(timeOfCall(1ms, now + 1h).over);
+}
+
+TEST(CallContext, NoDeadlineIsNotInherited) {
+  const CallContext context;
+  const CallScope scope(&context);
+  EXPECT_EQ(timeOfCall(0ms, Clock::now()).timeout, 0ms);
+  EXPECT_EQ(timeOfCall(7ms, Clock::now()).timeout, 7ms);
+  EXPECT_FALSE(context.isCancelled());
+}
+
+TEST(CallContext, IsCancelledByItsCallerOrItsDeadline) {
+  EXPECT_TRUE(CallContext(Clock::now()).isCancelled());
+  CallContext context(Clock::now() + 1h);
+  EXPECT_FALSE(context.isCancelled());
+  context.cancel();
+  EXPECT_TRUE(context.isCancelled());
+}
+
+TEST(AskedCalls, FindsWhatIsHere) {
+  AskedCalls asked;
+  std::vector<std::shared_ptr<CallContext>> calls;
+  for (const std::uint64_t id : {5U, 6U, 4U, 9U, 1U}) {
+    calls.push_back(std::make_shared<CallContext>());
+    asked.add(id, calls.back());
+  }
+  EXPECT_FALSE(asked.cancel(7));
+  EXPECT_FALSE(asked.cancel(0));
+  EXPECT_FALSE(asked.cancel(10));
+  EXPECT_TRUE(asked.cancel(4));
+  EXPECT_TRUE(asked.cancel(9));
+  std::vector<bool> cancelled;
+  for (const auto& call : calls)
+    cancelled.push_back(call->isCancelled());
+  EXPECT_EQ(cancelled, (std::vector<bool>{false, false, true, true, false}));
+  calls[0].reset();
+  EXPECT_FALSE(asked.cancel(5));  // it is over
+  asked.cancelAll();
+  EXPECT_TRUE(calls[1]->isCancelled());
+  EXPECT_EQ(asked.size(), 0U);
+}
+
+TEST(AskedCalls, ForgetsWhatIsOver) {
+  AskedCalls asked;
+  const auto longest = std::make_shared<CallContext>();
+  asked.add(0, longest);
+  for (std::uint64_t id = 1; id < 100'000; ++id) {
+    asked.add(id, std::make_shared<CallContext>());
+    ASSERT_LE(asked.size(), 64U);
+  }
+  std::vector<std::shared_ptr<CallContext>> many;
+  for (std::uint64_t id = 100'000; id < 110'000; ++id) {
+    many.push_back(std::make_shared<CallContext>());
+    asked.add(id, many.back());
+  }
+  EXPECT_TRUE(asked.cancel(0));
+  for (std::uint64_t id = 100'000; id < 110'000; ++id)
+    ASSERT_TRUE(asked.cancel(id));
+}
+
+}  // namespace
+}  // namespace weft::rpc

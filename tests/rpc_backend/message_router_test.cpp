@@ -1,0 +1,197 @@
+// What becomes of a call whose message cannot be taken here: it fails, and the link lives.
+#include "rpc_backend/agent/message_router.h"
+
+#include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "tests/support/waiting.h"
+#include "tests/transport/recorder.h"
+
+namespace weft::rpc {
+namespace {
+
+using transport::Disposition;
+
+constexpr std::uint64_t kNobodyHasThis = std::uint64_t{1} << 60;
+
+WeftRpcBackendOptions optionsWith(std::uint64_t max_inflight_bytes) {
+  WeftRpcBackendOptions options(60, "");
+  options.max_inflight_bytes = max_inflight_bytes;
+  return options;
+}
+
+// Rank 0's parts, called as its loop thread would; rank 1 is an endpoint that records.
+struct World {
+  explicit World(std::uint64_t max_inflight_bytes = 2 * kNobodyHasThis)
+      : context("worker0", 0, optionsWith(max_inflight_bytes), {}) {
+    group.directory().add("worker0", 0);
+    group.directory().add("worker1", 1);
+    sender.open(transport::optionsFor(0), router);
+    peer = transport::openEndpoint(transport::optionsFor(1), recorder);
+    transport::expectOk(sender.endpoint()->addPeer(transport::infoOf(1, *peer)));
+    transport::expectOk(peer->addPeer(transport::infoOf(0, *sender.endpoint())));
+  }
+  ~World() {
+    sender.close();
+    context.stopThreads();
+  }
+
+  // Of `kind`, with one tensor of so many bytes.
+  Disposition announce(WireKind kind, std::uint64_t call_id, std::uint64_t bytes) {
+    std::vector<std::byte> header = headerOf(kind, call_id, bytes);
+    std::vector<transport::OwnedBuffer> buffers(1);
+    return router.onHeader(1, header, std::vector<std::uint64_t>{bytes}, buffers);
+  }
+  static std::vector<std::byte> headerOf(WireKind kind, std::uint64_t call_id,
+                                         std::uint64_t bytes) {
+    std::vector<std::byte> header;
+    WireWriter writer(header);
+    WireHeader head;
+    head.kind = kind;
+    head.call_id = call_id;
+    head.tensor_count = 1;
+    writer.header(head);
+    TensorMeta meta;
+    meta.form = TensorForm::kPickled;
+    meta.bytes = bytes;
+    writer.tensor(meta);
+    return header;
+  }
+
+  // Declared before the parts that refer to them.
+  transport::Recorder recorder;
+  std::unique_ptr<transport::Endpoint> peer;
+  AgentContext context;
+  MessageSender sender{context};
+  Group group{context, sender, {}, c10::make_intrusive<c10d::HashStore>(), 2, 0};
+  RRefService rrefs{context, sender, group, {}};
+  RequestClient client{context, sender, group, rrefs, {}};
+  RequestServer server{context, sender, group, rrefs, client, nullptr};
+  MessageRouter router{context, sender, group, rrefs, client, server, nullptr};
+};
+
+TEST(MessageRouter, ARequestThatFindsNoMemoryIsAnswered) {
+  World world;
+  EXPECT_EQ(world.announce(WireKind::kRequest, 77, kNobodyHasThis), Disposition::kDiscard);
+  ASSERT_TRUE(world.recorder.waitForMessages(1));
+  const std::string answer = world.recorder.messages()[0].header;
+  WireHeader head;
+  ASSERT_TRUE(WireReader(std::as_bytes(std::span(answer))).header(head));
+  EXPECT_EQ(head.kind, WireKind::kResponse);
+  EXPECT_EQ(head.call_id, 77U);
+  EXPECT_EQ(static_cast<MessageType>(head.type), MessageType::EXCEPTION);
+  EXPECT_NE(answer.find("worker 'worker0' (rank 0) refuses the request: there is no memory"),
+            std::string::npos)
+      << answer;
+}
+
+TEST(MessageRouter, AnAnswerThatFindsNoMemoryFailsItsCall) {
+  World world;
+  const auto request = c10::make_intrusive<Message>(std::vector<char>{}, std::vector<at::Tensor>{},
+                                                    MessageType::SCRIPT_CALL);
+  const auto future = world.client.send(1, request, milliseconds(0), {});
+  ASSERT_TRUE(world.recorder.waitForMessages(1));
+  const std::string asked = world.recorder.messages()[0].header;
+  WireHeader head;
+  ASSERT_TRUE(WireReader(std::as_bytes(std::span(asked))).header(head));
+  EXPECT_EQ(world.announce(WireKind::kResponse, head.call_id, kNobodyHasThis),
+            Disposition::kDiscard);
+  future->wait();
+  ASSERT_TRUE(future->hasError());
+  EXPECT_NE(future->tryRetrieveErrorMessage().find("cannot take the answer of worker 'worker1'"),
+            std::string::npos)
+      << future->tryRetrieveErrorMessage();
+}
+
+TEST(MessageRouter, ARequestBeyondTheLimitIsAnsweredWithItsName) {
+  World world;
+  const transport::Error why(transport::ErrorCode::kLimitExceeded, "over max_message_bytes");
+  world.router.onTooLarge(1, World::headerOf(WireKind::kRequest, 77, 10), why);
+  ASSERT_TRUE(world.recorder.waitForMessages(1));
+  EXPECT_NE(world.recorder.messages()[0].header.find("refuses the request: over max_message_bytes"),
+            std::string::npos);
+}
+
+TEST(MessageRouter, APeerThatReturnsIsNotLostAnyMore) {
+  World world;
+  world.router.onPeerLost({1, "worker1", {transport::ErrorCode::kPeerLost, "it is lost"}});
+  EXPECT_EQ(world.group.lossOf(1), "it is lost");
+  world.router.onPeerReturned({1, "worker1", ""});
+  EXPECT_FALSE(world.group.lossOf(1));
+  EXPECT_EQ(world.group.lastLossOf(1), "it is lost");
+  EXPECT_TRUE(world.group.lastOutageOf(1));
+}
+
+TEST(MessageRouter, AMalformedMessageIsRefused) {
+  World world;
+  std::vector<transport::OwnedBuffer> buffers;
+  EXPECT_EQ(world.router.onHeader(1, std::vector<std::byte>(3), {}, buffers), Disposition::kRefuse);
+}
+
+TEST(RequestServer, ARequestThatNeverRunsGivesItsBytesBack) {
+  constexpr std::uint64_t kLimit = 100'000;
+  World world(kLimit);
+  world.context.workers.stop(milliseconds(0));
+  const auto header = World::headerOf(WireKind::kRequest, 5, kLimit / 2);
+  std::vector<transport::OwnedBuffer> buffers(1);
+  auto in = IncomingMessage::begin(header, std::vector<std::uint64_t>{kLimit / 2}, buffers);
+  ASSERT_TRUE(in.ok()) << in.error().text();
+  world.server.onRequest(1, std::move(in).value());
+  EXPECT_TRUE(world.server.admits(1, {}, kLimit));
+}
+
+// A request that comes from rank 1 and waits: the workers are held. The server has no callback, so
+// that one which runs is a crash.
+void ask(World& world, std::uint64_t id, std::uint32_t timeout_ms) {
+  std::vector<std::byte> header;
+  WireHeader head;
+  head.type = static_cast<std::uint16_t>(MessageType::PYTHON_CALL);
+  head.call_id = id;
+  head.timeout_ms = timeout_ms;
+  WireWriter(header).header(head);
+  std::vector<transport::OwnedBuffer> buffers;
+  ASSERT_EQ(world.router.onHeader(1, header, {}, buffers), Disposition::kAccept);
+  world.router.onMessage(1, header, {});
+}
+
+void cancel(World& world, std::uint64_t id) {
+  const auto header =
+      encodeControl(WireKind::kControl, static_cast<std::uint16_t>(ControlType::kCancel), id, "")
+          .header;
+  std::vector<transport::OwnedBuffer> buffers;
+  ASSERT_EQ(world.router.onHeader(1, header, {}, buffers), Disposition::kAccept);
+  world.router.onMessage(1, header, {});
+}
+
+void expectAllDropped(World& world, std::uint64_t count) {
+  world.context.workers.release();
+  const auto& dropped = world.context.metrics.requests_dropped;
+  EXPECT_TRUE(waitUntil([&] { return dropped == count; }, std::chrono::seconds(10))) << dropped;
+  EXPECT_EQ(world.context.metrics.server_calls, 0);
+}
+
+TEST(RequestServer, WhatItsCallerTookBackDoesNotRun) {
+  World world;
+  for (const std::uint64_t id : {3U, 4U, 9U})
+    ask(world, id, 0);
+  for (const std::uint64_t id : {9U, 1U, 3U, 4U, 3U, 77U})  // some twice, some never asked
+    cancel(world, id);
+  expectAllDropped(world, 3);
+}
+
+TEST(RequestServer, WhatComesTooLateDoesNotRun) {
+  World world;
+  ask(world, 1, 1);
+  takes(std::chrono::milliseconds(5));
+  expectAllDropped(world, 1);
+}
+
+TEST(RequestServer, WhatALostWorkerAskedForDoesNotRun) {
+  World world;
+  ask(world, 1, 0);
+  world.server.onPeerLost(1);
+  expectAllDropped(world, 1);
+}
+
+}  // namespace
+}  // namespace weft::rpc

@@ -1,0 +1,135 @@
+// Peers that lost each other and both live: they meet again by themselves, with a new session, in
+// which nothing of the old one comes.
+#include <signal.h>
+
+#include <string>
+
+#include "tests/transport/between.h"
+#include "tests/transport/child_peer.h"
+#include "tests/transport/recorder.h"
+
+namespace weft::transport {
+namespace {
+
+using std::chrono::milliseconds;
+
+// Losses are found, and peers dialled again, within a test's patience.
+void quick(EndpointOptions& options) {
+  options.reunite = true;
+  options.heartbeat_interval = milliseconds(30);
+  options.peer_timeout = milliseconds(400);
+  options.reconnect_timeout = milliseconds(400);
+  options.handshake_timeout = milliseconds(300);
+  options.connect_timeout = milliseconds(600);
+}
+
+class Reunions : public ::testing::TestWithParam<Via> {};
+INSTANTIATE_TEST_SUITE_P(Each, Reunions, ::testing::Values(Via::kUnix, Via::kTcp), viaName);
+
+std::vector<std::string> textsOf(Recorder& recorder) {
+  std::vector<std::string> texts;
+  for (const Recorder::Received& message : recorder.messages())
+    texts.push_back(message.header);
+  return texts;
+}
+
+TEST_P(Reunions, TwoThatAreCutOffForLongMeetAgain) {
+  Between between(GetParam(), quick);
+  std::vector<std::string> sent;
+  for (std::size_t outage = 1; outage <= 3; ++outage) {
+    sent.push_back("before " + std::to_string(outage));
+    expectOk(between.a->send(1, textMessage(sent.back())));
+    ASSERT_TRUE(between.second.waitForMessages(sent.size()));
+    ASSERT_TRUE(eventually([&] { return statsOf(*between.a).queued_bytes == 0; }));
+    between.to_a->swallowAll(true);
+    between.to_b->swallowAll(true);
+    expectOk(between.a->send(1, textMessage("in the outage")));
+    ASSERT_TRUE(between.first.waitForLosses(outage));
+    ASSERT_TRUE(between.second.waitForLosses(outage));
+    ASSERT_TRUE(between.first.waitForFailed(outage));
+    EXPECT_EQ(between.a->send(1, textMessage("too late")).code(), ErrorCode::kPeerLost);
+    EXPECT_EQ(between.b->send(0, textMessage("too late")).code(), ErrorCode::kPeerLost);
+    between.to_a->swallowAll(false);
+    between.to_b->swallowAll(false);
+    ASSERT_TRUE(between.first.waitForReturned(outage));
+    ASSERT_TRUE(between.second.waitForReturned(outage));
+    expectOk(between.b->send(0, textMessage("back")));
+    ASSERT_TRUE(between.first.waitForMessages(outage));
+  }
+  EXPECT_EQ(textsOf(between.second), sent);
+  EXPECT_EQ(between.first.losses().size(), 3U);
+  EXPECT_EQ(between.second.losses().size(), 3U);
+  EXPECT_EQ(between.first.returned()[0].name, "worker1");
+}
+
+// The connection breaks in the new session as in any other.
+TEST_P(Reunions, TheNewSessionIsMadeAgainWhenItBreaks) {
+  Between between(GetParam(), quick);
+  expectOk(between.a->send(1, textMessage("one")));
+  ASSERT_TRUE(between.second.waitForMessages(1));
+  between.to_a->swallowAll(true);
+  between.to_b->swallowAll(true);
+  ASSERT_TRUE(between.first.waitForLosses(1));
+  ASSERT_TRUE(between.second.waitForLosses(1));
+  between.to_a->swallowAll(false);
+  between.to_b->swallowAll(false);
+  ASSERT_TRUE(between.second.waitForReturned(1));
+  for (int i = 0; i < 200; ++i) {
+    if (i % 50 == 25) between.breakAll();
+    expectOk(between.b->send(0, textMessage(std::to_string(i))));
+  }
+  ASSERT_TRUE(between.first.waitForMessages(200));
+  EXPECT_EQ(between.first.messages().back().header, "199");
+  EXPECT_EQ(between.first.losses().size(), 1U);
+  EXPECT_EQ(between.second.losses().size(), 1U);
+}
+
+// An endpoint here that knows the child, as the child knows it.
+std::unique_ptr<Endpoint> meet(ChildPeer& child, Via via, std::int32_t own, Recorder& recorder) {
+  EndpointOptions options = optionsFor(own, via);
+  quick(options);
+  auto endpoint = openEndpoint(options, recorder);
+  expectOk(endpoint->addPeer({1, "worker1", child.address()}));
+  child.introduce(*endpoint);
+  return endpoint;
+}
+
+// A process that is stopped hears of its loss when it goes on. `own`: the lower rank dials.
+void stopAndGoOn(Via via, std::int32_t own) {
+  ChildPeer child(via, quick, own);
+  Recorder recorder;
+  const auto endpoint = meet(child, via, own, recorder);
+  ASSERT_TRUE(recorder.waitForMessages(1));
+  child.kill(SIGSTOP);
+  expectOk(endpoint->send(1, textMessage("while it is stopped")));
+  ASSERT_TRUE(recorder.waitForLosses(1));
+  std::this_thread::sleep_for(milliseconds(500));
+  EXPECT_TRUE(recorder.returned().empty());
+  EXPECT_EQ(endpoint->send(1, textMessage("say no")).code(), ErrorCode::kPeerLost);
+  child.kill(SIGCONT);
+  ASSERT_TRUE(recorder.waitForReturned(1));
+  expectOk(endpoint->send(1, textMessage("say yes")));
+  ASSERT_TRUE(recorder.waitForMessages(2));
+  EXPECT_EQ(recorder.messages()[1].header, "yes");
+  EXPECT_EQ(recorder.losses().size(), 1U);
+}
+
+TEST_P(Reunions, AStoppedPeerComesBack) { stopAndGoOn(GetParam(), 0); }
+TEST_P(Reunions, AStoppedPeerOfLowerRankComesBack) { stopAndGoOn(GetParam(), 2); }
+
+TEST_P(Reunions, ADeadPeerStaysLostAndKeepsNobodyFromClosing) {
+  ChildPeer child(GetParam(), quick);
+  Recorder recorder;
+  const auto endpoint = meet(child, GetParam(), 0, recorder);
+  ASSERT_TRUE(recorder.waitForMessages(1));
+  child.kill(SIGKILL);
+  ASSERT_TRUE(recorder.waitForLosses(1));
+  std::this_thread::sleep_for(milliseconds(500));
+  EXPECT_EQ(endpoint->send(1, textMessage("too late")).text(), recorder.losses()[0].reason.text());
+  endpoint->close();
+  EXPECT_TRUE(recorder.returned().empty());
+  EXPECT_EQ(recorder.losses().size(), 1U);
+}
+
+}  // namespace
+}  // namespace weft::transport

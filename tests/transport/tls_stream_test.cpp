@@ -1,0 +1,294 @@
+// TLS over bytes in memory: whatever pieces they are written, carried and read in, they arrive as
+// they were; whatever is done to them on the way is an error.
+#include "transport/tls/tls_stream.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/transport/stream_pieces.h"
+
+namespace weft::transport {
+namespace {
+
+using Role = TlsStream::Role;
+using Step = TlsStream::Step;
+
+// One direction of a connection.
+struct Pipe {
+  Bytes bytes;
+  std::size_t given = 0;
+  bool ended = false;
+};
+
+// One end: takes and gives as much at once as a random number says, if there is one.
+class End final : public Stream {
+ public:
+  End(Pipe& in, Pipe& out) : in_(in), out_(out) {}
+  IoResult write(std::span<iovec> from, std::span<const int>) override {
+    std::size_t allowed = limit();
+    IoResult result;
+    for (const iovec& part : from) {
+      const std::size_t some = std::min(allowed, part.iov_len);
+      const auto* const begin = static_cast<const std::byte*>(part.iov_base);
+      out_.bytes.insert(out_.bytes.end(), begin, begin + some);
+      result.count += some;
+      allowed -= some;
+    }
+    if (result.count == 0) result.error = EAGAIN;
+    return result;
+  }
+  IoResult read(std::span<iovec> into) override {
+    ++reads;
+    std::size_t left = std::min(in_.bytes.size() - in_.given, limit());
+    IoResult result;
+    for (const iovec& part : into) {
+      const std::size_t some = std::min(left, part.iov_len);
+      std::copy_n(in_.bytes.begin() + static_cast<std::ptrdiff_t>(in_.given), some,
+                  static_cast<std::byte*>(part.iov_base));
+      in_.given += some;
+      result.count += some;
+      left -= some;
+    }
+    if (result.count == 0) {
+      result.end = in_.ended && in_.given == in_.bytes.size();
+      result.error = result.end ? 0 : EAGAIN;
+    }
+    return result;
+  }
+  void finishWriting() override { out_.ended = true; }
+  void breakOff() override {}
+  int pollFd() const override { return -1; }
+  const char* transportName() const override { return "tcp"; }
+
+  Random* random = nullptr;
+  int reads = 0;
+
+ private:
+  std::size_t limit() {
+    return random == nullptr ? SIZE_MAX : draw(*random, std::size_t{1} << draw(*random, 18));
+  }
+  Pipe& in_;
+  Pipe& out_;
+};
+
+const std::shared_ptr<const TlsContext>& context() {
+  static const std::shared_ptr<const TlsContext> made = TlsContext::withKey().value();
+  return made;
+}
+
+TlsStream::PresharedKey keyOf(std::uint8_t value) {
+  TlsStream::PresharedKey key{};
+  key.fill(value);
+  return key;
+}
+
+struct Duo {
+  explicit Duo(std::uint8_t acceptors_key = 1, std::uint64_t bytes_per_key = 1U << 30)
+      : dialler(near, context(), Role::kDialler, keyOf(1), bytes_per_key),
+        acceptor(far, context(), Role::kAcceptor, keyOf(acceptors_key), bytes_per_key) {}
+
+  // Steps of both until neither gets further.
+  std::pair<Step, Step> shakeHands() {
+    Step one = Step::kAgain;
+    Step other = Step::kAgain;
+    for (int i = 0; i < 2000; ++i) {
+      if (one == Step::kAgain) one = dialler.handshake();
+      if (other == Step::kAgain) other = acceptor.handshake();
+      if (one != Step::kAgain && other != Step::kAgain) break;
+    }
+    dialler.readAhead();
+    acceptor.readAhead();
+    return {one, other};
+  }
+
+  Pipe there;
+  Pipe back;
+  std::shared_ptr<End> near = std::make_shared<End>(back, there);
+  std::shared_ptr<End> far = std::make_shared<End>(there, back);
+  TlsStream dialler;
+  TlsStream acceptor;
+};
+
+using Done = std::pair<Step, Step>;
+const Done kBothDone{Step::kDone, Step::kDone};
+
+// The error that ended it; EAGAIN: all was read.
+int readAll(TlsStream& stream, Bytes& into) {
+  std::size_t count = 0;
+  into.resize(std::size_t{4} << 20);
+  while (true) {
+    iovec part{into.data() + count, into.size() - count};
+    const IoResult result = stream.read(std::span(&part, 1));
+    count += result.count;
+    if (result.error == 0 && !result.end) continue;
+    into.resize(count);
+    return result.error;
+  }
+}
+
+TEST(TlsStream, BytesArriveAsTheyWereWhateverPiecesTheyComeIn) {
+  Random random(7);
+  for (int i = 0; i < 60; ++i) {
+    Duo duo;
+    duo.near->random = duo.far->random = &random;
+    ASSERT_EQ(duo.shakeHands(), kBothDone);
+    for (TlsStream* writer : {&duo.dialler, &duo.acceptor}) {
+      TlsStream& reader = writer == &duo.dialler ? duo.acceptor : duo.dialler;
+      Bytes bytes = randomBytes(random, draw(random, std::size_t{1} << draw(random, 21)));
+      Bytes got(bytes.size());
+      std::size_t written = 0;
+      std::size_t read = 0;
+      while (read < bytes.size()) {
+        if (written < bytes.size()) {
+          std::vector<iovec> parts = cut(random, bytes, written);
+          const IoResult result = writer->write(parts, {});
+          ASSERT_TRUE(result.error == 0 || result.error == EAGAIN);
+          written += result.count;
+        }
+        std::vector<iovec> parts = cut(random, got, read);
+        const IoResult result = reader.read(parts);
+        ASSERT_TRUE(result.error == 0 || result.error == EAGAIN);
+        read += result.count;
+      }
+      EXPECT_EQ(got, bytes);
+    }
+  }
+}
+
+TEST(TlsStream, WhatIsCarriedIsNotWhatWasWritten) {
+  Duo duo;
+  ASSERT_EQ(duo.shakeHands(), kBothDone);
+  const Bytes bytes(100'000, std::byte{0x5a});
+  writeAll(duo.dialler, bytes);
+  EXPECT_EQ(std::search_n(duo.there.bytes.begin(), duo.there.bytes.end(), 8, std::byte{0x5a}),
+            duo.there.bytes.end());
+  Bytes got;
+  EXPECT_EQ(readAll(duo.acceptor, got), EAGAIN);
+  EXPECT_EQ(got, bytes);
+}
+
+TEST(TlsStream, OnlyTheSameKeyConnects) {
+  Duo duo(2);
+  EXPECT_EQ(duo.shakeHands(), Done(Step::kFailed, Step::kFailed));
+  EXPECT_EQ(duo.acceptor.problem().code(), ErrorCode::kConnectFailed);
+}
+
+TEST(TlsStream, AnyBitThatFlipsIsAnError) {
+  Random random(3);
+  const Bytes bytes = randomBytes(random, 40'000);
+  for (int i = 0; i < 200; ++i) {
+    Duo duo;
+    ASSERT_EQ(duo.shakeHands(), kBothDone);
+    const std::size_t begin = duo.there.bytes.size();
+    writeAll(duo.dialler, bytes);
+    duo.there.bytes[begin + draw(random, duo.there.bytes.size() - begin - 1)] ^=
+        static_cast<std::byte>(1 << draw(random, 7));
+    Bytes got;
+    const int error = readAll(duo.acceptor, got);
+    // A length that has grown waits for more; nothing that is handed out is wrong.
+    EXPECT_TRUE(error == EBADMSG || error == EAGAIN) << error;
+    ASSERT_LT(got.size(), bytes.size());
+    EXPECT_TRUE(std::equal(got.begin(), got.end(), bytes.begin()));
+  }
+}
+
+TEST(TlsStream, ARecordThatIsRepeatedOrDroppedIsAnError) {
+  for (const bool repeat : {true, false}) {
+    Duo duo;
+    ASSERT_EQ(duo.shakeHands(), kBothDone);
+    const auto begin = static_cast<std::ptrdiff_t>(duo.there.bytes.size());
+    writeAll(duo.dialler, Bytes(100, std::byte{1}));
+    Bytes& carried = duo.there.bytes;
+    const Bytes record(carried.begin() + begin, carried.end());
+    if (repeat) {
+      carried.insert(carried.end(), record.begin(), record.end());
+    } else {
+      carried.resize(static_cast<std::size_t>(begin));
+      writeAll(duo.dialler, Bytes(100, std::byte{2}));
+    }
+    Bytes got;
+    EXPECT_EQ(readAll(duo.acceptor, got), EBADMSG);
+  }
+}
+
+TEST(TlsStream, TheKeyIsReplacedBeforeItWearsOut) {
+  Random random(5);
+  Duo duo(1, 100'000);
+  ASSERT_EQ(duo.shakeHands(), kBothDone);
+  const std::size_t begin = duo.there.bytes.size();
+  const Bytes bytes = randomBytes(random, 1'000'000);
+  writeAll(duo.dialler, bytes);
+  // Each record of 16 KiB has 22 bytes more; a new key is announced by a record of 27.
+  const std::size_t records = (bytes.size() + TlsStream::kRecord - 1) / TlsStream::kRecord;
+  EXPECT_GE(duo.there.bytes.size() - begin, bytes.size() + 22 * records + 8 * 27);
+  Bytes got;
+  EXPECT_EQ(readAll(duo.acceptor, got), EAGAIN);
+  EXPECT_EQ(got, bytes);
+  writeAll(duo.acceptor, bytes);
+  EXPECT_EQ(readAll(duo.dialler, got), EAGAIN);
+  EXPECT_EQ(got, bytes);
+}
+
+TEST(TlsStream, TheHandshakeReadsNothingBehindItself) {
+  Duo duo;
+  ASSERT_EQ(duo.dialler.handshake(), Step::kAgain);
+  ASSERT_EQ(duo.acceptor.handshake(), Step::kAgain);
+  ASSERT_EQ(duo.dialler.handshake(), Step::kDone);
+  writeAll(duo.dialler, Bytes(100, std::byte{1}));
+  const std::size_t before = duo.there.bytes.size() - (100 + 22);
+  ASSERT_EQ(duo.acceptor.handshake(), Step::kDone);
+  EXPECT_EQ(duo.there.given, before);
+}
+
+TEST(TlsStream, ASmallMessageTakesOneReadBelow) {
+  Duo duo;
+  ASSERT_EQ(duo.shakeHands(), kBothDone);
+  writeAll(duo.dialler, Bytes(100, std::byte{1}));
+  Bytes room(1000);
+  iovec part{room.data(), room.size()};
+  const int before = duo.far->reads;
+  EXPECT_EQ(duo.acceptor.read(std::span(&part, 1)).count, 100U);
+  EXPECT_EQ(duo.far->reads, before + 1);
+  EXPECT_FALSE(duo.acceptor.holdsBytes());
+}
+
+TEST(TlsStream, HoldsBytesThatWereReadAhead) {
+  Duo duo;
+  ASSERT_EQ(duo.shakeHands(), kBothDone);
+  writeAll(duo.dialler, Bytes(100, std::byte{1}));
+  Bytes room(10);
+  iovec part{room.data(), room.size()};
+  EXPECT_EQ(duo.acceptor.read(std::span(&part, 1)).count, 10U);
+  EXPECT_TRUE(duo.acceptor.holdsBytes());
+}
+
+TEST(TlsStream, TheEndIsAnEnd) {
+  Duo duo;
+  ASSERT_EQ(duo.shakeHands(), kBothDone);
+  writeAll(duo.dialler, Bytes(100, std::byte{1}));
+  duo.dialler.finishWriting();
+  Bytes room(1000);
+  iovec part{room.data(), room.size()};
+  EXPECT_EQ(duo.acceptor.read(std::span(&part, 1)).count, 100U);
+  const IoResult result = duo.acceptor.read(std::span(&part, 1));
+  EXPECT_TRUE(result.end);
+  EXPECT_EQ(result.error, 0);
+}
+
+TEST(TlsStream, CarriesNoDescriptors) {
+  Duo duo;
+  ASSERT_EQ(duo.shakeHands(), kBothDone);
+  Bytes bytes(1);
+  iovec part{bytes.data(), 1};
+  const int fd = 0;
+  EXPECT_EQ(duo.dialler.write(std::span(&part, 1), std::span(&fd, 1)).error, EOPNOTSUPP);
+}
+
+}  // namespace
+}  // namespace weft::transport

@@ -1,0 +1,122 @@
+// CheckedStream: a byte stream in records with checksums, over a TCP connection. TCP's own checksum
+// misses one damaged packet in 65,536, and says nothing of what is between two sockets. A bit that
+// flips here is a broken connection (EBADMSG), which the session makes again.
+//
+//   record = u32 bytes of the payload | u32 CRC-32C(seed, number of the record, bytes, payload)
+//
+// The number, which is not sent, finds records that were dropped, repeated or reordered. Large
+// buffers get records of their own, so that they are read straight to their places.
+//
+// What is written is copied before its checksum is taken: the program may change a tensor while it
+// is sent. What is read is handed out only once its record has been found right.
+//
+// Threads, ownership and failure are Stream's.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+
+#include "transport/io/stream.h"
+
+namespace weft::transport {
+
+class CheckedStream final : public Stream {
+ public:
+  struct Seeds {
+    std::uint32_t reads = 0;
+    std::uint32_t writes = 0;
+  };
+  static constexpr std::size_t kMaxRecord = std::size_t{128} << 10;  // of payload
+
+  // The two ends have each other's seeds.
+  CheckedStream(std::shared_ptr<Stream> below, Seeds seeds);
+
+  // A read that filled less than all of `into` is to be followed by one with the same places, from
+  // what it filled on; a write that took less than all of `from` by one of the same bytes,
+  // likewise.
+  IoResult read(std::span<iovec> into) override;
+  IoResult write(std::span<iovec> from, std::span<const int> fds) override;
+  bool holdsBytes() const override { return holds_bytes_; }
+  void finishWriting() override { below_->finishWriting(); }
+  void breakOff() override { below_->breakOff(); }
+  int pollFd() const override { return below_->pollFd(); }
+  const char* transportName() const override { return below_->transportName(); }
+
+ private:
+  static constexpr std::size_t kHeadBytes = 8;
+
+  // The checksum of one record, as its payload comes.
+  class Checksum {
+   public:
+    Checksum() = default;
+    Checksum(std::uint32_t seed, std::uint64_t number, std::uint32_t bytes);
+    void add(std::span<const std::byte> payload);
+    std::uint32_t value() const { return value_; }
+
+   private:
+    std::uint32_t value_ = 0;
+  };
+
+  // The targets of one read, and how far they are filled.
+  class Targets {
+   public:
+    explicit Targets(std::span<iovec> entries) : entries_(entries) {}
+    std::uint64_t left() const;
+    void skip(std::size_t bytes);
+    std::size_t copy(std::span<const std::byte> from);  // as much as there is room for
+    std::size_t first(std::size_t bytes, std::span<iovec> out) const;  // entries used
+
+   private:
+    std::span<iovec> entries_;
+    std::size_t offset_ = 0;  // in the first of them
+  };
+
+  enum class State : std::uint8_t {
+    kHead,      // the next record's head is to come
+    kHere,      // its payload comes to here_
+    kInPlace,   // its payload comes to the reader's targets
+    kVerified,  // its payload is in here_, and right
+  };
+
+  bool largeComesNext() const;
+  int fill();
+  int openRecord(const Targets& targets);
+  int readHere();
+  int readInPlace(Targets& targets);
+  void wakeFor(std::size_t bytes);
+  std::span<const std::byte> here() const { return {here_.get() + begin_, end_ - begin_}; }
+
+  void seal(std::span<const iovec> from);
+  void addRecord(std::size_t& at, std::span<const iovec>& from, std::size_t& offset);
+
+  const std::shared_ptr<Stream> below_;
+  const Seeds seeds_;
+
+  // The reading thread's.
+  std::unique_ptr<std::byte[]> here_;
+  std::size_t begin_ = 0;  // of here_: what was read and not handed out
+  std::size_t end_ = 0;
+  State state_ = State::kHead;
+  std::uint64_t records_read_ = 0;
+  std::size_t length_ = 0;    // of the present record's payload; kVerified: of its rest
+  std::size_t in_place_ = 0;  // bytes of it that are in the targets, and not counted yet
+  std::uint32_t expected_ = 0;
+  Checksum found_;
+  std::size_t wake_at_ = 1;
+  bool holds_bytes_ = false;  // after the last read
+
+  // The writing thread's.
+  struct Sealed {
+    std::size_t end = 0;      // in out_
+    std::size_t payload = 0;  // bytes
+  };
+  std::unique_ptr<std::byte[]> out_;
+  std::size_t sent_ = 0;  // of out_
+  std::deque<Sealed> sealed_;
+  std::uint64_t records_written_ = 0;
+};
+
+}  // namespace weft::transport

@@ -1,0 +1,68 @@
+#include "transport/peer/reunion.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "transport/io/address.h"
+
+namespace weft::transport {
+namespace {
+
+constexpr std::chrono::milliseconds kFirstPause{50};
+constexpr std::chrono::milliseconds kLongestPause{3000};
+
+}  // namespace
+
+void Reunion::begin(std::int32_t rank) {
+  if (stopped_ || !context_.options.reunite || context_.self.rank > rank) return;
+  const std::shared_ptr<Peer> lost = peers_.find(rank);
+  if (lost == nullptr || !lost->finished() || !lost->mayReturn()) return;
+  Attempt& attempt = attempts_[rank];
+  attempt = {};
+  attempt.lost = lost;
+  attempt.timer = std::make_unique<EventLoop::Timer>(context_.loop, [this, rank] { dial(rank); });
+  dialLater(rank);
+}
+
+void Reunion::stop() {
+  stopped_ = true;
+  attempts_.clear();
+}
+
+void Reunion::dialLater(std::int32_t rank) {
+  Attempt& attempt = attempts_.at(rank);
+  attempt.pause = std::clamp(2 * attempt.pause, kFirstPause, kLongestPause);
+  attempt.timer->start(attempt.pause);
+}
+
+void Reunion::dial(std::int32_t rank) {
+  Attempt& attempt = attempts_.at(rank);
+  const Result<Address> address = parseAddress(peers_.address(rank));
+  if (peers_.find(rank) != attempt.lost || !address.ok()) {
+    attempts_.erase(rank);
+    return;
+  }
+  const SessionClaim claim{context_.sessions.of(rank), 0, 0, 1, 0};
+  const EndpointOptions& options = context_.options;
+  attempt.connector = std::make_unique<Connector>(
+      context_, PeerInfo{rank, attempt.lost->name(), ""}, address.value(), claim,
+      Connector::RetryBackoff{options.connect_timeout, options.handshake_timeout});
+  attempt.connector->start(
+      [this, rank](Connector::Outcome outcome) { onDialled(rank, std::move(outcome)); });
+}
+
+void Reunion::onDialled(std::int32_t rank, Connector::Outcome outcome) {
+  Attempt& attempt = attempts_.at(rank);
+  if (outcome.error) {
+    dialLater(rank);
+    attempt.connector.reset();
+    return;
+  }
+  const bool still = peers_.find(rank) == attempt.lost;
+  const bool same_life = attempt.lost->isLife(outcome.peer.incarnation);
+  attempts_.erase(rank);
+  // A successor makes itself known.
+  if (still && same_life) met_({outcome.peer, outcome.claim, std::move(outcome.stream)});
+}
+
+}  // namespace weft::transport

@@ -1,0 +1,56 @@
+// Reunion: dials peers that are lost until the two have met again (EndpointOptions::reunite). A
+// process that was stopped, or a host that was out of reach, is lost but may live: then the two
+// begin a new session, of which the lost one's frames are no part.
+//
+// Of two that lost each other the lower rank dials; the other one admits it (Admission). Until then
+// the peer stays lost, and sends to it fail at once. It ends when another peer has taken the place
+// of the lost one, which may be its successor or the lost one itself.
+//
+// Threads: the endpoint's loop thread. Failure: none; it tries again.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <unordered_map>
+
+#include "transport/connect/acceptor.h"
+#include "transport/connect/connector.h"
+#include "transport/connect/endpoint_context.h"
+#include "transport/peer/peer_table.h"
+
+namespace weft::transport {
+
+class Reunion {
+ public:
+  // `met`: the lost peer has answered; it is still lost here.
+  using Met = std::function<void(AuthenticatedPeer)>;
+
+  Reunion(EndpointContext& context, PeerTable& peers, Met met)
+      : context_(context), peers_(peers), met_(std::move(met)) {}
+
+  // The peer of that rank is finished.
+  void begin(std::int32_t rank);
+  void stop();
+
+ private:
+  struct Attempt {
+    std::shared_ptr<Peer> lost;
+    std::chrono::milliseconds pause{0};
+    std::unique_ptr<EventLoop::Timer> timer;
+    std::unique_ptr<Connector> connector;
+  };
+
+  void dial(std::int32_t rank);
+  void dialLater(std::int32_t rank);
+  void onDialled(std::int32_t rank, Connector::Outcome outcome);
+
+  EndpointContext& context_;
+  PeerTable& peers_;
+  const Met met_;
+  bool stopped_ = false;
+  std::unordered_map<std::int32_t, Attempt> attempts_;
+};
+
+}  // namespace weft::transport

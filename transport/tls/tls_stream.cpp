@@ -1,0 +1,358 @@
+#include "transport/tls/tls_stream.h"
+
+#include <openssl/crypto.h>
+#include <openssl/err.h>
+#include <openssl/ssl.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <new>
+#include <string_view>
+#include <utility>
+
+#include "transport/base/check.h"
+#include "transport/base/system_error.h"
+#include "transport/base/thrown.h"
+#include "transport/tls/certificate_names.h"
+#include "transport/tls/openssl_error.h"
+
+namespace weft::transport {
+namespace {
+
+// A smaller buffer shares its record with its neighbours.
+constexpr std::size_t kLarge = std::size_t{8} << 10;
+constexpr std::size_t kSealAtOnce = std::size_t{128} << 10;  // plain bytes of one write
+constexpr std::size_t kReadPerCall = std::size_t{1} << 20;   // then others get their turn
+// A record that came in part is in OpenSSL's memory, not in the socket.
+constexpr std::size_t kHeldAtMost = std::size_t{32} << 10;
+constexpr std::string_view kKeyName = "weft";
+
+// Whether a certificate was the reason, here or (an alert) at the other end.
+bool aboutCertificate(int reason) {
+  switch (reason) {
+    case SSL_R_CERTIFICATE_VERIFY_FAILED:
+    case SSL_R_PEER_DID_NOT_RETURN_A_CERTIFICATE:
+    case SSL_R_SSLV3_ALERT_BAD_CERTIFICATE:
+    case SSL_R_SSLV3_ALERT_UNSUPPORTED_CERTIFICATE:
+    case SSL_R_SSLV3_ALERT_CERTIFICATE_REVOKED:
+    case SSL_R_SSLV3_ALERT_CERTIFICATE_EXPIRED:
+    case SSL_R_SSLV3_ALERT_CERTIFICATE_UNKNOWN:
+    case SSL_R_TLSV1_ALERT_UNKNOWN_CA:
+    case SSL_R_TLSV13_ALERT_CERTIFICATE_REQUIRED:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+// None of them throws: OpenSSL is C.
+struct TlsStream::Callbacks {
+  static BIO_METHOD* method() {
+    static BIO_METHOD* const made = [] {
+      BIO_METHOD* const method =
+          ::BIO_meth_new(::BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "weft stream");
+      WEFT_CHECK(method != nullptr, "OpenSSL has memory for a few pointers");
+      ::BIO_meth_set_read(method, &Callbacks::read);
+      ::BIO_meth_set_write(method, &Callbacks::write);
+      ::BIO_meth_set_ctrl(method, &Callbacks::control);
+      return method;
+    }();
+    return made;
+  }
+
+  static int read(BIO* bio, char* into, int room) {
+    auto& self = *static_cast<TlsStream*>(::BIO_get_data(bio));
+    ::BIO_clear_retry_flags(bio);
+    if (self.ended_ || self.read_error_ != 0) return -1;
+    if (!self.drained_) {
+      iovec target{into, static_cast<std::size_t>(room)};
+      const IoResult result = self.below_->read(std::span(&target, 1));
+      self.drained_ = result.count < static_cast<std::size_t>(room);
+      if (result.count > 0) return static_cast<int>(result.count);
+      self.ended_ = result.end;
+      if (result.error != EAGAIN) self.read_error_ = result.error;
+      if (result.error != EAGAIN) return -1;
+    }
+    ::BIO_set_retry_read(bio);
+    return -1;
+  }
+
+  static int write(BIO* bio, const char* from, int count) {
+    auto& self = *static_cast<TlsStream*>(::BIO_get_data(bio));
+    ::BIO_clear_retry_flags(bio);
+    if (!self.writes_) return count;  // an alert about what came: the connection ends anyway
+    const auto* const bytes = reinterpret_cast<const std::byte*>(from);
+    if (thrownBy([&] { self.out_.insert(self.out_.end(), bytes, bytes + count); })) return -1;
+    return count;
+  }
+
+  // NOLINTNEXTLINE(google-runtime-int): OpenSSL's type
+  static long control(BIO* bio, int command, long, void*) {
+    if (command == BIO_CTRL_FLUSH) return 1;
+    if (command == BIO_CTRL_EOF) return static_cast<TlsStream*>(::BIO_get_data(bio))->ended_;
+    return 0;
+  }
+
+  static TlsStream& of(SSL* ssl) { return *static_cast<TlsStream*>(SSL_get_app_data(ssl)); }
+
+  // The dialler's key; SHA-256 is the only hash function that the ciphers allow.
+  static int useKey(SSL* ssl, const EVP_MD*, const unsigned char** name, std::size_t* length,
+                    SSL_SESSION** session) {
+    *name = reinterpret_cast<const unsigned char*>(kKeyName.data());
+    *length = kKeyName.size();
+    *session = of(ssl).presharedSession();
+    return *session != nullptr ? 1 : 0;
+  }
+
+  // The acceptor's.
+  static int findKey(SSL* ssl, const unsigned char* name, std::size_t length,
+                     SSL_SESSION** session) {
+    const std::string_view asked(reinterpret_cast<const char*>(name), length);
+    *session = asked == kKeyName ? of(ssl).presharedSession() : nullptr;
+    return 1;
+  }
+};
+
+void TlsStream::usePresharedKeys(SSL_CTX* context) {
+  ::SSL_CTX_set_psk_use_session_callback(context, &Callbacks::useKey);
+  ::SSL_CTX_set_psk_find_session_callback(context, &Callbacks::findKey);
+}
+
+ssl_session_st* TlsStream::presharedSession() {
+  SSL_SESSION* const session = ::SSL_SESSION_new();
+  const std::array<unsigned char, 2> suite{0x13, 0x01};  // TLS_AES_128_GCM_SHA256
+  const SSL_CIPHER* const cipher = ::SSL_CIPHER_find(ssl_, suite.data());
+  if (session != nullptr && cipher != nullptr &&
+      ::SSL_SESSION_set1_master_key(session, key_.data(), key_.size()) == 1 &&
+      ::SSL_SESSION_set_cipher(session, cipher) == 1 &&
+      ::SSL_SESSION_set_protocol_version(session, TLS1_3_VERSION) == 1) {
+    return session;
+  }
+  ::SSL_SESSION_free(session);
+  return nullptr;
+}
+
+TlsStream::TlsStream(std::shared_ptr<Stream> below, std::shared_ptr<const TlsContext> context,
+                     Role role, const PresharedKey& key, std::uint64_t bytes_per_key)
+    : below_(std::move(below)),
+      context_(std::move(context)),
+      role_(role),
+      key_(key),
+      bytes_per_key_(bytes_per_key) {
+  ::ERR_clear_error();
+  ssl_ = ::SSL_new(context_->get());
+  BIO* const bio = ssl_ == nullptr ? nullptr : ::BIO_new(Callbacks::method());
+  if (bio == nullptr) {
+    ::SSL_free(ssl_);
+    throw std::bad_alloc();
+  }
+  ::BIO_set_data(bio, this);
+  ::BIO_set_init(bio, 1);
+  ::SSL_set_bio(ssl_, bio, bio);
+  SSL_set_app_data(ssl_, this);
+  if (role_ == Role::kDialler) {
+    ::SSL_set_connect_state(ssl_);
+  } else {
+    // An acceptor that verifies takes no pre-shared key without a context; a dialler, whose key has
+    // none, must not have one.
+    ::SSL_set_session_id_context(ssl_, reinterpret_cast<const unsigned char*>(kKeyName.data()),
+                                 kKeyName.size());
+    ::SSL_set_accept_state(ssl_);
+  }
+}
+
+TlsStream::~TlsStream() {
+  ::SSL_free(ssl_);
+  ::OPENSSL_cleanse(key_.data(), key_.size());
+}
+
+// --- the handshake ---
+
+TlsStream::Step TlsStream::handshake() {
+  drained_ = false;
+  ::ERR_clear_error();
+  const int done = ::SSL_do_handshake(ssl_);
+  const int why = done == 1 ? SSL_ERROR_NONE : ::SSL_get_error(ssl_, done);
+  const int reason = ERR_GET_REASON(::ERR_peek_error());
+  const int send_error = flush();  // an alert, too
+  if (why == SSL_ERROR_NONE) {
+    ::OPENSSL_cleanse(key_.data(), key_.size());
+    if (!context_->certificates() && ::SSL_session_reused(ssl_) != 1) {
+      problem_ = {ErrorCode::kAuthFailed, "TLS did not use the group's key"};
+      return Step::kFailed;
+    }
+    if (!unsent()) return Step::kDone;
+  } else if (why != SSL_ERROR_WANT_READ) {
+    explain(reason);
+    return Step::kFailed;
+  }
+  if (send_error == 0 || send_error == EAGAIN) return Step::kAgain;
+  problem_ = {ErrorCode::kConnectFailed, errnoText(send_error)};
+  return Step::kFailed;
+}
+
+void TlsStream::explain(int reason) {
+  const std::string text = takeOpensslError();
+  if (ended_) {
+    problem_ = {ErrorCode::kConnectFailed, "the connection was closed"};
+  } else if (read_error_ != 0) {
+    problem_ = {ErrorCode::kConnectFailed, errnoText(read_error_)};
+  } else if (reason == SSL_R_CERTIFICATE_VERIFY_FAILED) {
+    problem_ = {ErrorCode::kAuthFailed,
+                std::string("its certificate is not valid here: ") +
+                    ::X509_verify_cert_error_string(::SSL_get_verify_result(ssl_))};
+  } else if (context_->certificates() && aboutCertificate(reason)) {
+    problem_ = {ErrorCode::kAuthFailed, "a certificate was not accepted: " + text};
+  } else {
+    problem_ = {ErrorCode::kConnectFailed, text};
+  }
+}
+
+bool TlsStream::peerIs(const std::string& name) const {
+  X509* const certificate = ::SSL_get1_peer_certificate(ssl_);
+  if (certificate == nullptr) return false;
+  const std::vector<std::string> names = namesOf(*certificate);
+  ::X509_free(certificate);
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+std::string TlsStream::peerNames() const {
+  X509* const certificate = ::SSL_get1_peer_certificate(ssl_);
+  if (certificate == nullptr) return {};
+  std::string text;
+  for (const std::string& name : namesOf(*certificate))
+    text += (text.empty() ? "'" : ", '") + name + "'";
+  ::X509_free(certificate);
+  return text;
+}
+
+void TlsStream::readAhead() { ::SSL_set_read_ahead(ssl_, 1); }
+
+// --- reading ---
+
+IoResult TlsStream::read(std::span<iovec> into) {
+  drained_ = false;
+  std::size_t count = 0;
+  int error = 0;
+  std::size_t filled = 0;  // of the first entry
+  while (error == 0 && !into.empty() && count < kReadPerCall) {
+    const iovec& entry = into.front();
+    std::size_t some = 0;
+    if (filled < entry.iov_len)
+      error =
+          receive(static_cast<std::byte*>(entry.iov_base) + filled, entry.iov_len - filled, some);
+    filled += some;
+    count += some;
+    if (filled < entry.iov_len) continue;
+    into = into.subspan(1);
+    filled = 0;
+  }
+  holds_bytes_ = error == 0;
+  if (error == EBADMSG) return {0, EBADMSG, false};
+  if (count > 0) return {count, 0, false};
+  return error == ENODATA ? IoResult{0, 0, true} : IoResult{0, error, false};
+}
+
+// At most one record's. ENODATA: the stream has ended.
+int TlsStream::receive(std::byte* into, std::size_t room, std::size_t& count) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (drained_ && ::SSL_has_pending(ssl_) == 0) return EAGAIN;
+  writes_ = false;
+  ::ERR_clear_error();
+  const int read = ::SSL_read_ex(ssl_, into, room, &count);
+  const int why = read == 1 ? SSL_ERROR_NONE : ::SSL_get_error(ssl_, read);
+  writes_ = true;
+  if (why == SSL_ERROR_NONE) return 0;
+  if (why == SSL_ERROR_WANT_READ) return EAGAIN;
+  explain(ERR_GET_REASON(::ERR_peek_error()));
+  if (ended_) return ENODATA;
+  return read_error_ != 0 ? read_error_ : EBADMSG;
+}
+
+void TlsStream::wakeAt(std::size_t bytes) {
+  below_->wakeAt(bytes > 2 * kHeldAtMost ? bytes - kHeldAtMost : 1);
+}
+
+// --- writing ---
+
+IoResult TlsStream::write(std::span<iovec> from, std::span<const int> fds) {
+  if (!fds.empty()) return {0, EOPNOTSUPP, false};
+  if (sealed_.empty()) seal(from);
+  if (broken_) return {0, EBADMSG, false};
+  if (sealed_.empty()) return {};
+  if (const int error = flush(); error != 0 && error != EAGAIN) return {0, error, false};
+  std::size_t count = 0;
+  while (!sealed_.empty() && sealed_.front().end <= sent_) {
+    count += sealed_.front().payload;
+    sealed_.pop_front();
+  }
+  if (sealed_.empty()) {
+    out_.clear();
+    sent_ = 0;
+  }
+  return {count, count > 0 ? 0 : EAGAIN, false};
+}
+
+int TlsStream::flush() {
+  if (!unsent()) return 0;
+  iovec rest{out_.data() + sent_, out_.size() - sent_};
+  const IoResult result = below_->write(std::span(&rest, 1), {});
+  sent_ += result.count;
+  return result.error != 0 || !unsent() ? result.error : EAGAIN;
+}
+
+// Makes records of what is given, as much as one write should take.
+void TlsStream::seal(std::span<const iovec> from) {
+  out_.clear();
+  sent_ = 0;
+  std::size_t sealed = 0;
+  std::size_t offset = 0;  // in the first entry
+  while (!from.empty() && sealed < kSealAtOnce) {
+    const auto* const bytes = static_cast<const std::byte*>(from.front().iov_base) + offset;
+    const std::size_t left = from.front().iov_len - offset;
+    const bool large = left >= kLarge;
+    const std::size_t some = std::min(left, kRecord - (large ? 0 : together_.size()));
+    if (large && !together_.empty()) {
+      if (!sealOne(together_.data(), together_.size())) return;
+      sealed += together_.size();
+      together_.clear();
+    } else if (large) {
+      if (!sealOne(bytes, some)) return;
+      sealed += some;
+      offset += some;
+    } else {
+      together_.insert(together_.end(), bytes, bytes + some);
+      offset += some;
+    }
+    if (offset == from.front().iov_len) {
+      from = from.subspan(1);
+      offset = 0;
+    }
+    if (together_.size() == kRecord || (from.empty() && !together_.empty())) {
+      if (!sealOne(together_.data(), together_.size())) return;
+      sealed += together_.size();
+      together_.clear();
+    }
+  }
+}
+
+bool TlsStream::sealOne(const std::byte* bytes, std::size_t count) {
+  std::size_t written = 0;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ::ERR_clear_error();
+    bytes_with_key_ += count;
+    if (bytes_with_key_ > bytes_per_key_) {
+      bytes_with_key_ = count;
+      if (::SSL_key_update(ssl_, SSL_KEY_UPDATE_NOT_REQUESTED) != 1) broken_ = true;
+    }
+    if (::SSL_write_ex(ssl_, bytes, count, &written) != 1 || written != count) broken_ = true;
+    if (broken_) ::ERR_clear_error();
+  }
+  sealed_.push_back({out_.size(), count});
+  return !broken_;
+}
+
+}  // namespace weft::transport

@@ -1,0 +1,130 @@
+// TlsStream: TLS 1.3 by OpenSSL over another stream. First the handshake, in steps; then bytes. A
+// bit that flips on the way is a broken connection (EBADMSG), which the session makes again.
+//
+// Small buffers of one write share a record; large ones are encrypted where they lie, and bytes
+// that are read are decrypted once and copied to their places. Nothing is handed out before its
+// record's tag was found right.
+//
+// The kernel could encrypt by itself (kTLS, `modprobe tls`): OpenSSL uses it only where it owns the
+// socket, which is not so here. A kernel without it is what Weft is tested on.
+//
+// Threads: as Stream. An SSL object serves one thread at a time, so a lock that is a leaf is held
+// while one record is made or opened, but not while bytes are sent. Ownership: shares `below`.
+// Failure: errno, as Stream; of the handshake: problem().
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "transport/base/error.h"
+#include "transport/io/stream.h"
+#include "transport/tls/tls_context.h"
+
+struct bio_method_st;
+struct bio_st;
+struct ssl_ctx_st;
+struct ssl_session_st;
+struct ssl_st;
+
+namespace weft::transport {
+
+class TlsStream final : public Stream {
+ public:
+  enum class Role : std::uint8_t { kDialler, kAcceptor };
+  enum class Step : std::uint8_t { kDone, kAgain, kFailed };
+  using PresharedKey = std::array<std::uint8_t, 32>;
+  static constexpr std::size_t kRecord = std::size_t{16} << 10;  // of plain bytes, at most
+  static constexpr std::size_t kReadAtOnce = std::size_t{128} << 10;
+  // AES-GCM is safe for some 2^24 records under one key (RFC 8446, 5.5): far sooner the writer
+  // takes the next key.
+  static constexpr std::uint64_t kBytesPerKey = std::uint64_t{16} << 30;
+
+  // `key`: this connection's alone; used where the context is without certificates.
+  TlsStream(std::shared_ptr<Stream> below, std::shared_ptr<const TlsContext> context, Role role,
+            const PresharedKey& key, std::uint64_t bytes_per_key = kBytesPerKey);
+  ~TlsStream() override;
+  TlsStream(const TlsStream&) = delete;
+  TlsStream& operator=(const TlsStream&) = delete;
+
+  // --- the handshake; one thread ---
+
+  // kAgain: call again when the stream can be read, or written if unsent(). Reads no byte behind
+  // the handshake's last one.
+  Step handshake();
+  bool unsent() const noexcept { return sent_ < out_.size(); }
+  // Why the handshake, or the last read() that failed, did: a dialler's handshake is done before
+  // the acceptor has looked at its certificate. kAuthFailed: it is about certificates, and will not
+  // pass; else kConnectFailed.
+  const Error& problem() const noexcept { return problem_; }
+  // Once it is done, with certificates: whether the peer's is for this name; else what names it
+  // has.
+  bool peerIs(const std::string& name) const;
+  std::string peerNames() const;
+  // From now on reads ahead: what was read until here ended with a record.
+  void readAhead();
+
+  // --- Stream ---
+
+  // As CheckedStream's: a write that took less than all is followed by one of the same bytes.
+  IoResult read(std::span<iovec> into) override;
+  IoResult write(std::span<iovec> from, std::span<const int> fds) override;
+  bool holdsBytes() const override { return holds_bytes_; }
+  void finishWriting() override { below_->finishWriting(); }
+  void breakOff() override { below_->breakOff(); }
+  int pollFd() const override { return below_->pollFd(); }
+  void wakeAt(std::size_t bytes) override;
+  const char* transportName() const override { return below_->transportName(); }
+
+ private:
+  friend class TlsContext;
+  struct Callbacks;  // what OpenSSL calls
+
+  static void usePresharedKeys(ssl_ctx_st* context);
+  ssl_session_st* presharedSession();
+
+  int receive(std::byte* into, std::size_t room, std::size_t& count);
+  void seal(std::span<const iovec> from);
+  bool sealOne(const std::byte* bytes, std::size_t count);
+  int flush();
+  void explain(int reason);
+
+  const std::shared_ptr<Stream> below_;
+  const std::shared_ptr<const TlsContext> context_;
+  const Role role_;
+  PresharedKey key_;
+  const std::uint64_t bytes_per_key_;
+
+  mutable std::mutex mutex_;  // guards ssl_
+  ssl_st* ssl_ = nullptr;
+  bool writes_ = true;  // guarded by mutex_: what ssl_ writes now is to be sent
+
+  // The reading thread's.
+  bool drained_ = false;  // below_ has nothing more in this read()
+  bool ended_ = false;
+  int read_error_ = 0;  // of below_
+  bool holds_bytes_ = false;
+
+  // The writing thread's.
+  struct Sealed {
+    std::size_t end = 0;      // in out_
+    std::size_t payload = 0;  // bytes
+  };
+  std::vector<std::byte> out_;  // encrypted
+  std::size_t sent_ = 0;        // of out_
+  std::deque<Sealed> sealed_;
+  std::vector<std::byte> together_;  // small buffers of one record
+  std::uint64_t bytes_with_key_ = 0;
+  bool broken_ = false;  // a record could not be made
+
+  Error problem_;
+};
+
+}  // namespace weft::transport

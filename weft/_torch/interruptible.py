@@ -1,0 +1,33 @@
+"""Functions of torch that wait in C++, deaf to Ctrl-C: called so that Ctrl-C ends the wait."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+
+def interruptible(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Returns or raises what the function does, which runs on a thread of its own.
+
+    The handlers of signals run on the main thread, which waits in Python here. What one raises ends
+    the wait; the function is left behind then. On another thread it is just called.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return function(*args, **kwargs)
+    results: list[Any] = []
+    errors: list[BaseException] = []
+    ended = threading.Event()
+
+    def run() -> None:
+        try:
+            results.append(function(*args, **kwargs))
+        except BaseException as error:
+            errors.append(error)
+        ended.set()
+
+    threading.Thread(target=run, name="weft-wait", daemon=True).start()
+    ended.wait()
+    if errors:
+        raise errors.pop()
+    return results.pop()

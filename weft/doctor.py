@@ -1,0 +1,293 @@
+"""``python -m weft.doctor``: tells whether Weft can work here, and what to do where it can't.
+
+One line per check. Exits with 1 when a check failed. ``--no-self-test`` leaves out the two processes that
+call each other at the end. A Weft that cannot be loaded at all says so itself, when Python imports it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import re
+import resource
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed.rpc as rpc
+
+import weft
+from weft import env
+from weft._torch import patches as torch_patches
+
+SELF_TEST_SECONDS = 30
+SELF_TEST_PROGRAM = """
+import sys, torch, torch.distributed.rpc as rpc, weft
+rank, path = int(sys.argv[1]), sys.argv[2]
+rpc.init_rpc(f"doctor{rank}", backend=rpc.BackendType.WEFT, rank=rank, world_size=2,
+             rpc_backend_options=weft.RpcBackendOptions(init_method="file://" + path, rpc_timeout=30))
+if rank == 0:
+    assert rpc.rpc_sync("doctor1", torch.add, args=(torch.ones(1), 1)).item() == 2
+rpc.shutdown()
+"""
+
+
+class Finding(NamedTuple):
+    """One line: ``ok``, ``warn`` or ``FAIL``, and a sentence."""
+
+    level: str
+    text: str
+
+
+def ok(text: str) -> Finding:
+    """Nothing to do."""
+    return Finding("ok", text)
+
+
+def warn(text: str) -> Finding:
+    """Weft works, with less than it could have."""
+    return Finding("warn", text)
+
+
+def fail(text: str) -> Finding:
+    """Weft does not work before this is changed."""
+    return Finding("FAIL", text)
+
+
+def versions() -> Iterator[Finding]:
+    """Python and torch, and the torch that Weft was built for."""
+    here = f"Python {platform.python_version()}, torch {torch.__version__}"
+    built = built_for()
+    if built is None:
+        yield ok(here)
+    elif torch.__version__.startswith(f"{built}."):
+        yield ok(f"{here}; Weft was built for torch {built}")
+    else:
+        rebuild = "rebuild it (WEFT_TORCH=… ./dev build)"
+        yield fail(f"{here}, but Weft was built for torch {built}; {rebuild}")
+    cores = len(os.sched_getaffinity(0))
+    yield ok(f"{cores} cores; CUDA devices: {torch.cuda.device_count()}")
+
+
+def built_for() -> str | None:
+    """The minor version of torch that Weft was built for, such as ``2.11``; None if unknown."""
+    try:
+        required = " ".join(importlib.metadata.requires("weft") or ())
+    except importlib.metadata.PackageNotFoundError:
+        required = ""
+    # A wheel requires it; the staged package of a checkout is in a folder named after it.
+    wheel = re.search(r"torch \(==(\d+\.\d+)\.", required)
+    staged = re.search(r"/torch-(\d+\.\d+)\.[^/]*/site/", f"{Path(__file__).absolute()}")
+    found = wheel or staged
+    return found[1] if found else None
+
+
+def native_parts() -> Iterator[Finding]:
+    """libweft.so and weft._C."""
+    path = Path(weft.library_path())
+    if path.exists():
+        yield ok(f"Weft {weft.__version__}, {path}")
+    else:
+        yield fail(f"{path} is missing; build it with ./dev build")
+
+
+def registration() -> Iterator[Finding]:
+    """The backend, and the entry point that lets torch load Weft by itself."""
+    if "WEFT" in rpc.BackendType.__members__:
+        yield ok("init_rpc knows BackendType.WEFT")
+    else:
+        yield fail("init_rpc does not know BackendType.WEFT; import weft")
+    points = importlib.metadata.entry_points(group="torch.backends")
+    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0":
+        yield warn("TORCH_DEVICE_BACKEND_AUTOLOAD=0: programs must import weft themselves")
+    elif any(point.name == "weft" for point in points):
+        yield ok("torch loads Weft by itself (entry point torch.backends)")
+    else:
+        yield warn("no entry point: programs must import weft themselves")
+
+
+def patches() -> Iterator[Finding]:
+    """Whether torch's functions that Weft replaces are those that it knows."""
+    differences = [(patch, text) for patch in torch_patches.ALL if (text := patch.mismatch())]
+    for patch, text in differences:
+        yield warn(f"{text}. {patch.without}")
+    if not differences:
+        yield ok(f"torch has the {len(torch_patches.ALL)} functions that Weft replaces as expected")
+
+
+def unknown_variables() -> Iterator[Finding]:
+    """Environment variables that begin with ``WEFT_`` and that Weft does not know."""
+    for name in env.unknown():
+        yield warn(f"{name} is no variable of Weft's")
+
+
+def network() -> Iterator[Finding]:
+    """The host's name, the way to MASTER_ADDR, Unix sockets."""
+    name = socket.gethostname()
+    try:
+        address = socket.gethostbyname(name)
+        text = f"this host's name, {name}, stands for {address}"
+        if address.startswith("127."):
+            instead = "Weft listens on a real interface instead"
+            yield warn(f"{text}: other hosts cannot use it; {instead}")
+        else:
+            yield ok(text)
+    except OSError as error:
+        yield warn(f"this host's name, {name}, cannot be resolved ({error})")
+    yield _master(os.environ.get("MASTER_ADDR", ""))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind("\0weft-doctor-" + os.urandom(8).hex())
+            yield ok("Unix sockets work")
+        except OSError as error:
+            yield warn(f"no abstract Unix sockets ({error}); workers of one host use TCP")
+
+
+def _master(host: str) -> Finding:
+    if not host:
+        return ok("MASTER_ADDR is not set (torchrun sets it)")
+    try:
+        address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    except OSError as error:
+        return fail(f"MASTER_ADDR {host} cannot be resolved ({error}); check it")
+    where = f"MASTER_ADDR {host} stands for {address[4][0]}"
+    if wanted := os.environ.get("WEFT_SOCKET_IFNAME"):
+        return ok(f"{where}; WEFT_SOCKET_IFNAME={wanted} says where to listen")
+    with socket.socket(address[0], socket.SOCK_DGRAM) as probe:
+        try:
+            # Sends nothing: it asks the kernel for the route, as Weft does.
+            probe.connect(address[4])
+        except OSError as error:
+            return fail(f"{where}, and there is no way to it ({error})")
+        source = probe.getsockname()[0]
+    if source.startswith("127.") and host not in ("localhost", address[4][0]):
+        return warn(f"{where}: if other hosts take part, give an address that they can reach")
+    return ok(f"{where}; it is reached from {source}, where Weft listens")
+
+
+def key_file() -> Iterator[Finding]:
+    """The group's key."""
+    path = os.environ.get("WEFT_AUTH_KEY_FILE", "")
+    yield (
+        _key_file(path)
+        if path
+        else ok("no key file: the key goes through the Store (docs/guide/security.md)")
+    )
+
+
+def _key_file(path: str) -> Finding:
+    make = "; make one with: (umask 077; openssl rand -hex 32 > FILE)"
+    try:
+        mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode):
+            return fail(f"key file {path} is not a regular file{make}")
+        with open(path, "rb") as file:
+            text = file.read(256).strip(b" \t\r\n")
+    except OSError as error:
+        return fail(f"key file {path}: {error.strerror}{make}")
+    if mode & (stat.S_IROTH | stat.S_IWOTH):
+        return fail(f"key file {path} is open to every user; run: chmod 600 {path}")
+    if not re.fullmatch(rb"[0-9a-fA-F]{64}", text) or not text.strip(b"0"):
+        return fail(f"key file {path} does not hold 64 hexadecimal digits{make}")
+    if mode & (stat.S_IRGRP | stat.S_IWGRP):
+        return warn(f"key file {path} is open to its group; if unwanted: chmod 600 {path}")
+    return ok(f"key file {path}")
+
+
+def limits() -> Iterator[Finding]:
+    """File descriptors and shared memory."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    text = f"{soft} file descriptors (each connected worker needs one)"
+    yield ok(text) if soft >= 1024 else warn(f"{text}; more: ulimit -n 4096")
+    try:
+        yield ok(f"{shutil.disk_usage('/dev/shm').free >> 20:,} MiB free in /dev/shm")
+    except OSError:
+        yield warn("no /dev/shm")
+
+
+def self_test() -> Iterator[Finding]:
+    """Two processes that call each other."""
+    deadline = time.monotonic() + SELF_TEST_SECONDS
+    with tempfile.TemporaryDirectory() as folder:
+        store = str(Path(folder) / "store")
+        workers = [_start_worker(rank, store) for rank in range(2)]
+        try:
+            errors = [
+                worker.communicate(timeout=max(0, deadline - time.monotonic()))[1]
+                for worker in workers
+            ]
+        except subprocess.TimeoutExpired:
+            yield fail(f"two workers did not finish within {SELF_TEST_SECONDS} s")
+            return
+        finally:
+            for worker in workers:
+                worker.kill()
+                worker.wait()
+    failed = [error for worker, error in zip(workers, errors, strict=True) if worker.returncode]
+    if failed:
+        yield fail(f"two workers could not call each other:\n{failed[0]}")
+    else:
+        yield ok("two workers called each other")
+
+
+def _start_worker(rank: int, store: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", SELF_TEST_PROGRAM, str(rank), store],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+CHECKS = (
+    versions,
+    native_parts,
+    registration,
+    patches,
+    network,
+    key_file,
+    limits,
+    unknown_variables,
+)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs all checks, prints what they find, and returns the exit status.
+
+    Args:
+        arguments: of the command line; by default those of this process.
+    """
+    parser = argparse.ArgumentParser(prog="python -m weft.doctor", description=__doc__)
+    parser.add_argument("--no-self-test", action="store_true", help="start no processes")
+    chosen = parser.parse_args(arguments)
+    failed = False
+    for check in CHECKS if chosen.no_self_test else (*CHECKS, self_test):
+        for finding in check():
+            failed = failed or finding.level == "FAIL"
+            print(f"{finding.level:4}  {finding.text}")
+    print("\nEnvironment variables (docs/reference/environment.md):")
+    for row in env.table():
+        value = f"={row.value}" if row.value is not None else f" (default {row.default!r})"
+        print(f"  {row.name}{value}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    try:
+        status = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # `doctor | head` has read enough; Python would complain again when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 0
+    sys.exit(status)

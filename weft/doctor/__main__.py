@@ -1,7 +1,0 @@
-"""``python -m weft.doctor``."""
-
-import sys
-
-from weft.doctor import main
-
-sys.exit(main())
