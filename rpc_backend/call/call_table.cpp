@@ -69,6 +69,10 @@ std::vector<PendingCall> CallTable::takeAllOf(worker_id_t peer) {
   return takeIf([&](const PendingCall& call) { return call.peer == peer; });
 }
 
+std::vector<PendingCall> CallTable::takeFetches(const RRefKey& value) {
+  return takeIf([&](const PendingCall& call) { return call.fetched == value; });
+}
+
 std::vector<PendingCall> CallTable::takeAll() {
   return takeIf([](const PendingCall&) { return true; });
 }

@@ -15,6 +15,7 @@
 #include "rpc_backend/call/inline_waiter.h"
 #include "rpc_backend/core/call_context.h"
 #include "rpc_backend/core/torch_names.h"
+#include "rpc_backend/wire/rref_wire.h"
 #include "transport/base/interruption.h"
 
 namespace weft::rpc {
@@ -31,8 +32,9 @@ struct PendingCall {
   // The deadline of that one, for the callbacks of this one's future.
   Clock::time_point outer_deadline = CallContext::kNever;
   Clock::time_point started{};
-  bool counted = false;         // it has room that waitForRoom() gave
-  InlineWaiter::Handle waiter;  // the thread that waits for it, if that is known
+  bool counted = false;            // it has room that waitForRoom() gave
+  std::optional<RRefKey> fetched;  // the value that it asks its owner for
+  InlineWaiter::Handle waiter;     // the thread that waits for it, if that is known
   Clock::time_point deadline() const {
     return timeout.count() == 0 ? Clock::time_point::max() : started + timeout;
   }
@@ -51,6 +53,7 @@ class CallTable {
   std::optional<PendingCall> take(std::uint64_t id, worker_id_t peer);
   bool waits(std::uint64_t id, worker_id_t peer) const;
   std::vector<PendingCall> takeAllOf(worker_id_t peer);
+  std::vector<PendingCall> takeFetches(const RRefKey& value);
   std::vector<PendingCall> takeAll();
   // Takes what has expired at `now`; `next` becomes the earliest deadline that remains.
   std::vector<PendingCall> takeExpired(Clock::time_point now, Clock::time_point& next);

@@ -5,8 +5,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <stdexcept>
-#include <thread>
 
 #include "rpc_backend/core/future_wait.h"
 #include "rpc_backend/core/log.h"
@@ -25,8 +23,6 @@ namespace {
 constexpr milliseconds kTimerGrain{2};
 // Answers that the loop thread may complete: assembling them takes no longer than a wake-up.
 constexpr std::size_t kSmallAnswer = std::size_t{64} << 10;
-// The prefix of a text that names the kind of error (makeRPCError).
-constexpr const char* kErrorPrefix = "RPCErr:";
 
 // RRef.to_here(): the calling thread waits for this very future and deserialises the answer itself,
 // so no callback of the user's hangs on it.
@@ -71,43 +67,6 @@ milliseconds leftOf(const PendingCall& call) {
   return std::max(std::chrono::ceil<milliseconds>(call.deadline() - Clock::now()), milliseconds(1));
 }
 
-std::exception_ptr runtimeError(const std::string& text) {
-  return std::make_exception_ptr(std::runtime_error(text));
-}
-
-bool createsRRef(MessageType type) {
-  return type == MessageType::PYTHON_REMOTE_CALL || type == MessageType::SCRIPT_REMOTE_CALL;
-}
-
-// The error of a call of that type. If the creation of an RRef fails otherwise than by a timeout,
-// torch's callback throws (2.11, the error handlers of UserRRef): callbacks after it never run, so
-// rref._get_future().wait() and rpc.shutdown hang, and to_here() asks an owner that does not know
-// the RRef. So every failure of rpc.remote() is given as a timeout; to_here() says the reason
-// (weft/_torch/patches/rref.py).
-//
-// `logged`: the log has the reason already.
-std::exception_ptr callError(MessageType type, const std::string& text, bool logged = false) {
-  if (!createsRRef(type) || text.starts_with(kErrorPrefix)) return runtimeError(text);
-  if (!logged) logWarning("rpc.remote() failed, its RRef has no value: " + text);
-  return runtimeError(makeRPCError(text, RPCErrorType::TIMEOUT));
-}
-
-// Before `creation` fails: the RRef learns that it has no value. torch notes the RRef right after
-// it has sent the call, so this waits for longer only where that thread has to wait for a core.
-void tellRRef(const JitFuture& creation) {
-  constexpr milliseconds kLongest{100};
-  const auto until = Clock::now() + kLongest;
-  while (!torch_rrefs::tellOfFailure(creation) && Clock::now() < until)
-    std::this_thread::sleep_for(milliseconds(1));
-}
-
-// The call of that type failed. `logged`: as for callError().
-void setError(JitFuture& future, MessageType type, const std::string& text, bool logged = false) {
-  auto error = callError(type, text, logged);
-  if (createsRRef(type)) tellRRef(future);
-  future.setErrorIfNeeded(std::move(error));
-}
-
 }  // namespace
 
 FuturePtr RequestClient::newFuture() const {
@@ -125,7 +84,8 @@ FuturePtr RequestClient::send(worker_id_t to, const MessagePtr& message, millise
   const RRefService::Outgoing rrefs = rrefs_.onSend(*message, to);
   if (rrefs.orphan && RRefLifecycle::isControl(message->type())) return acknowledged();
   std::uint64_t id = 0;
-  const MessageType type = innermost(message->type(), message->payload()).type;
+  const Innermost asked = innermost(message->type(), message->payload());
+  const MessageType type = asked.type;
   const auto now = Clock::now();
   const CallTime time = isUsers(type) ? timeOfCall(timeout, now) : CallTime{timeout};
   PendingCall call;
@@ -134,13 +94,20 @@ FuturePtr RequestClient::send(worker_id_t to, const MessagePtr& message, millise
   call.timeout = time.timeout;
   call.inherited = time.inherited;
   call.started = now;
-  const auto why =
+  auto why =
       rrefs.orphan ? rrefs.orphan : reasonNotToSend(*message, time.over, call, rrefs.carried);
   const milliseconds left = call.counted ? leftOf(call) : time.timeout;
+  std::optional<RRefKey> fetched;
+  if (waitsInTorch(type)) fetched = call.fetched = readFetchedId(asked.payload);
   auto future = start(std::move(call), id);
+  if (!why && fetched) why = failed_creations_.find(*fetched);
   if (why) {
     rrefs_.lifecycle().undo(rrefs.carried);
-    onSendFailed(to, id, *why);
+    if (to == context_.rank && createsRRef(type) && markOwnRRef(asked.payload)) {
+      failAtOnce(id, *why);
+    } else {
+      onSendFailed(to, id, *why);
+    }
     return future;
   }
   const auto delay = hooks_.delay ? hooks_.delay(message->type()) : milliseconds(0);
@@ -324,15 +291,47 @@ void RequestClient::completeOwn(std::uint64_t id, const MessagePtr& answer) {
   auto call = calls_.take(id, context_.rank);
   if (!call) return;
   context_.metrics.round_trip.add(Clock::now() - call->started);
-  complete(*call, completion(*call, [answer](JitFuture& future) {
+  complete(*call, completion(*call, [this, answer, asked = call->type](JitFuture& future) {
     if (answer->type() == MessageType::EXCEPTION) {
       const auto& text = answer->payload();
-      future.setErrorIfNeeded(runtimeError({text.begin(), text.end()}));
+      setError(future, asked, {text.begin(), text.end()});
       return;
     }
     auto storages = answer->getStorages();
     future.markCompleted(answer, std::move(storages));
   }));
+}
+
+void RequestClient::setError(JitFuture& future, MessageType type, const std::string& text,
+                             bool logged) {
+  const auto error = callError(type, text, logged);
+  torch_rrefs::RRefPtr rref;
+  if (createsRRef(type)) rref = markRRef(future, context_.closing);
+  const auto thrown = transport::thrownBy([&] { future.setErrorIfNeeded(error); });
+  if (rref) endWaits(*rref, error, text);
+  if (thrown) logInfo("a callback of a failed call threw: " + *thrown);
+}
+
+void RequestClient::failAtOnce(std::uint64_t id, const std::string& text) {
+  const auto call = calls_.take(id, context_.rank);
+  if (!call) return;
+  context_.metrics.calls_failed.fetch_add(1, std::memory_order_relaxed);
+  context_.metrics.client_calls.decrement();
+  call->future->setErrorIfNeeded(callError(call->type, text, context_.closing));
+}
+
+void RequestClient::endWaits(torch_rrefs::RRef& failed, const std::exception_ptr& error,
+                             const std::string& text) {
+  if (failed.isOwner()) {
+    torch_rrefs::endOwnWaits(failed, error);
+  } else if (!text.starts_with(makeRPCError("", RPCErrorType::TIMEOUT))) {
+    // After a timeout the value may still come.
+    const RRefKey value = fromTorch(failed.rrefId());
+    const std::string why = "RRef creation via rpc.remote() failed: " + text;
+    failed_creations_.add(value, why);
+    for (PendingCall& fetch : calls_.takeFetches(value))
+      fail(std::move(fetch), why);
+  }
 }
 
 void RequestClient::complete(const PendingCall& call, Completion completion) {

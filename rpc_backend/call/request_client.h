@@ -14,6 +14,7 @@
 #include <string>
 
 #include "rpc_backend/call/call_table.h"
+#include "rpc_backend/call/rref_creation.h"
 #include "rpc_backend/codec/message_sender.h"
 #include "rpc_backend/core/call_context.h"
 #include "rpc_backend/group/group.h"
@@ -81,6 +82,14 @@ class RequestClient {
   // Completes the call's future by `settle`.
   template <typename Settle>
   Completion completion(PendingCall& call, Settle settle);
+  // The future of a call of that type fails. `logged`: the log has the reason already.
+  void setError(JitFuture& future, MessageType type, const std::string& text, bool logged = false);
+  // Of a call to this worker that is not sent, in the thread that makes it: its future fails before
+  // that thread has it, as with TensorPipe, so no callback of the user's runs here.
+  void failAtOnce(std::uint64_t id, const std::string& text);
+  // Who waits for the value of an RRef that was not created learns why.
+  void endWaits(torch_rrefs::RRef& failed, const std::exception_ptr& error,
+                const std::string& text);
   // On the thread that waits for the call, else on a completer; here when neither is left.
   void complete(const PendingCall& call, Completion completion);
   void takeAnswer(worker_id_t from, const std::shared_ptr<IncomingMessage>& in, PendingCall& call);
@@ -96,6 +105,7 @@ class RequestClient {
   RRefService& rrefs_;
   const Hooks hooks_;
   CallTable calls_;
+  FailedCreations failed_creations_;
   std::mutex timer_mutex_;
   Clock::time_point timer_armed_ = Clock::time_point::max();
 };

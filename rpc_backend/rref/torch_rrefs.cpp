@@ -10,6 +10,7 @@
 #include <cstring>
 #include <mutex>
 #include <new>
+#include <utility>
 
 #include "rpc_backend/core/log.h"
 #include "transport/base/secure_random.h"
@@ -21,7 +22,6 @@ namespace {
 using torch::distributed::autograd::DistAutogradContainer;
 using torch::distributed::rpc::OwnerRRef;
 using torch::distributed::rpc::RPCErrorType;
-using torch::distributed::rpc::RRef;
 using torch::distributed::rpc::RRefContext;
 
 // An explicit instantiation may name private members ([temp.explicit]); the friend that it defines
@@ -191,21 +191,34 @@ void failFirst() {
   static_cast<void>(first);
 }
 
-bool tellOfFailure(const c10::ivalue::Future& creation) {
-  const auto tell = [&creation](RRef& rref) {
-    if ((rref.*member(Creation{})).get() != &creation) return false;
-    (rref.*member(SetFailed{}))();
-    return true;
+bool markOwnFailed(const RRefKey& value) {
+  const std::lock_guard lock(of(context(), Mutex{}));
+  const auto& owners = of(context(), Owners{});
+  const auto found = owners.find(toTorch(value));
+  if (found == owners.end()) return false;
+  ((*found->second).*member(SetFailed{}))();
+  return true;
+}
+
+RRefPtr markFailed(const c10::ivalue::Future& creation) {
+  const auto marked = [&creation](const RRefPtr& rref) {
+    const bool found = ((*rref).*member(Creation{})).get() == &creation;
+    if (found) ((*rref).*member(SetFailed{}))();
+    return found;
   };
   const std::lock_guard lock(of(context(), Mutex{}));
   for (const auto& [fork, state] : of(context(), PendingUsers{})) {
-    if (tell(*state->rref_)) return true;
+    if (marked(state->rref_)) return state->rref_;
   }
   // Of a call to this worker itself.
   for (const auto& [id, rref] : of(context(), Owners{})) {
-    if (tell(*rref)) return true;
+    if (marked(rref)) return rref;
   }
-  return false;
+  return {};
+}
+
+void endOwnWaits(RRef& marked, std::exception_ptr error) {
+  static_cast<OwnerRRef&>(marked).setError(std::move(error));
 }
 
 }  // namespace weft::rpc::torch_rrefs

@@ -8,6 +8,7 @@
 
 #include <torch/csrc/distributed/rpc/rref_impl.h>
 
+#include <exception>
 #include <vector>
 
 #include "rpc_backend/core/torch_names.h"
@@ -24,7 +25,8 @@ inline RRefKey fromTorch(const torch::distributed::rpc::GloballyUniqueId& id) {
 
 namespace torch_rrefs {
 
-using RRefPtr = c10::intrusive_ptr<torch::distributed::rpc::RRef>;
+using torch::distributed::rpc::RRef;
+using RRefPtr = c10::intrusive_ptr<RRef>;
 
 // Ids made by this process so far: grows with each RRef that is pickled. Costs one load.
 std::int64_t idsMade() noexcept;
@@ -59,14 +61,20 @@ bool hasChild(const RRefKey& fork);
 
 // torch handles a failed creation wrongly (2.11 to 2.15, RRef::handleError): its table of handlers
 // is static and keeps the reference that failed first. Each later failure writes to that one, also
-// when its memory serves something else by then, and leaves its own reference as it was. Two
-// functions mend it:
-// - this makes a reference that lives for ever the first one; call it before a creation can fail;
+// when its memory serves something else by then, and leaves its own reference as it was.
+//
+// This makes a reference that lives for ever the first one. Call it before a creation can fail.
 void failFirst();
-// - this tells the right reference, so that its to_here() raises instead of asking an owner that
-//   does not know it. `creation`: the future of the call, about to fail. False: torch has not noted
-//   the reference; it does so after the call was sent.
-bool tellOfFailure(const c10::ivalue::Future& creation);
+// Before `creation`, the future of a call, fails: marks the reference that it was to create, so
+// that to_here() raises from now on instead of asking an owner that does not know it. Nothing:
+// torch has not noted the reference; it does so after the call was sent.
+RRefPtr markFailed(const c10::ivalue::Future& creation);
+// The same for a value of this worker's own, which torch notes before it sends the call to create
+// it. False: there is none.
+bool markOwnFailed(const RRefKey& value);
+// After `creation` has failed: who already waits for the value that a marked reference of this
+// worker was to have gets the error.
+void endOwnWaits(RRef& marked, std::exception_ptr error);
 
 }  // namespace torch_rrefs
 }  // namespace weft::rpc

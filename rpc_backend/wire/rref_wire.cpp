@@ -1,5 +1,6 @@
 #include "rpc_backend/wire/rref_wire.h"
 
+#include <algorithm>
 #include <array>
 #include <limits>
 #include <string_view>
@@ -29,12 +30,10 @@ bool asKey(std::int64_t created_on, std::int64_t local_id, RRefKey& key) {
   return local_id >= 0 && asRank(created_on, key.created_on);
 }
 
-// The integers of a pickle of nothing but integers and tuples; false when it is not that, or
-// there are not exactly `N`. How torch nests them is known from the message's type.
+// The integers of a pickle of nothing but integers, booleans and tuples; false when the rest of it
+// is not that, or there are not exactly `N`. How torch nests them is known from the message's type.
 template <std::size_t N>
-bool readIntegers(std::span<const char> payload, std::array<std::int64_t, N>& out) {
-  Reader reader(std::string_view(payload.data(), payload.size()));
-  if (!reader.starts("\x80") || !reader.skip(1)) return false;  // the protocol, and its version
+bool readIntegers(Reader reader, std::array<std::int64_t, N>& out) {
   std::size_t count = 0;
   for (unsigned char code = 0; reader.take(code);) {
     switch (code) {
@@ -42,6 +41,8 @@ bool readIntegers(std::span<const char> payload, std::array<std::int64_t, N>& ou
       case kTuple:
       case kTuple1:
       case kTuple2:
+      case kNewTrue:
+      case kNewFalse:
         break;
       case kBinPut:
         if (!reader.skip(1)) return false;
@@ -57,6 +58,17 @@ bool readIntegers(std::span<const char> payload, std::array<std::int64_t, N>& ou
     }
   }
   return false;
+}
+
+template <std::size_t N>
+bool readIntegers(std::span<const char> payload, std::array<std::int64_t, N>& out) {
+  Reader reader(std::string_view(payload.data(), payload.size()));
+  // The protocol, and its version.
+  return reader.starts("\x80") && reader.skip(1) && readIntegers(reader, out);
+}
+
+bool asForkIds(const std::array<std::int64_t, 4>& numbers, ForkIds& ids) {
+  return asKey(numbers[0], numbers[1], ids.value) && asKey(numbers[2], numbers[3], ids.fork);
 }
 
 // The key with which `N` integers begin.
@@ -83,11 +95,20 @@ std::string toString(const RRefKey& key) {
 std::optional<ForkIds> readForkIds(std::span<const char> payload) {
   std::array<std::int64_t, 4> numbers{};
   ForkIds ids;
-  if (!readIntegers(payload, numbers) || !asKey(numbers[0], numbers[1], ids.value) ||
-      !asKey(numbers[2], numbers[3], ids.fork)) {
-    return std::nullopt;
-  }
+  if (!readIntegers(payload, numbers) || !asForkIds(numbers, ids)) return std::nullopt;
   return ids;
+}
+
+std::optional<ForkIds> readCreatedIds(std::span<const char> payload) {
+  constexpr std::size_t kLongest = 64;  // four integers of 64 bits and what is around them
+  const std::string_view bytes(payload.data(), payload.size());
+  std::array<std::int64_t, 4> numbers{};
+  ForkIds ids;
+  // From the front, so that what begins amid an argument has too many.
+  for (std::size_t at = bytes.size() - std::min(bytes.size(), kLongest); at < bytes.size(); ++at) {
+    if (readIntegers(Reader(bytes.substr(at)), numbers) && asForkIds(numbers, ids)) return ids;
+  }
+  return std::nullopt;
 }
 
 std::optional<RRefKey> readForkId(std::span<const char> payload) { return readKey<2>(payload); }

@@ -50,6 +50,10 @@ struct PickledRRef {
 std::optional<ForkIds> readForkIds(std::span<const char> payload);
 // The payload of RREF_CHILD_ACCEPT: ((on, id),).
 std::optional<RRefKey> readForkId(std::span<const char> payload);
+// What SCRIPT_REMOTE_CALL or PYTHON_REMOTE_CALL is to create: (..., (on, id), (on, id)), and for
+// Python a boolean. The arguments before may look like that, too, so the caller asks torch whether
+// there is such a value.
+std::optional<ForkIds> readCreatedIds(std::span<const char> payload);
 
 // The value that SCRIPT_RREF_FETCH_CALL or PYTHON_RREF_FETCH_CALL asks for: ((on, id), from).
 std::optional<RRefKey> readFetchedId(std::span<const char> payload);

@@ -43,6 +43,20 @@ TEST(RRefWire, WhatIsFetchedIsRead) {
   EXPECT_FALSE(readFetchedId({}));
 }
 
+TEST(RRefWire, WhatIsCreatedIsRead) {
+  const std::string ids = "K\x01K\x05\x86K\x01M\x00\x01\x86"s;
+  for (const std::string& before : {""s, "K\x07"s, "K\x03K\x04\x86q\x00"s, std::string(100, 'K')}) {
+    for (const std::string& after : {"t."s, "\x88tq\x03."s, "\x89t."s}) {
+      const auto created =
+          readCreatedIds(bytesOf("\x80\x02(" + before + "X\x01\x00\x00\x00z" + ids + after));
+      ASSERT_TRUE(created) << before << after;
+      EXPECT_EQ(*created, (ForkIds{{1, 5}, {1, 256}}));
+    }
+  }
+  EXPECT_FALSE(readCreatedIds({}));
+  EXPECT_FALSE(readCreatedIds(bytesOf("\x80\x02(" + ids)));
+}
+
 TEST(RRefWire, EveryTruncationAndAddition) {
   for (std::size_t length = 0; length < kForkIds.size(); ++length) {
     EXPECT_FALSE(readForkIds(bytesOf(kForkIds.substr(0, length)))) << "at " << length;

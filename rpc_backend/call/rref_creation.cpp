@@ -1,0 +1,64 @@
+#include "rpc_backend/call/rref_creation.h"
+
+#include <torch/csrc/distributed/rpc/utils.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <thread>
+
+#include "rpc_backend/core/log.h"
+
+namespace weft::rpc {
+
+namespace {
+
+// The prefix of a text that names the kind of error (makeRPCError).
+constexpr const char* kErrorPrefix = "RPCErr:";
+
+std::exception_ptr runtimeError(const std::string& text) {
+  return std::make_exception_ptr(std::runtime_error(text));
+}
+
+}  // namespace
+
+bool createsRRef(MessageType type) {
+  return type == MessageType::PYTHON_REMOTE_CALL || type == MessageType::SCRIPT_REMOTE_CALL;
+}
+
+std::exception_ptr callError(MessageType type, const std::string& text, bool logged) {
+  if (!createsRRef(type) || text.starts_with(kErrorPrefix)) return runtimeError(text);
+  if (!logged) logWarning("rpc.remote() failed, its RRef has no value: " + text);
+  using torch::distributed::rpc::makeRPCError;
+  return runtimeError(makeRPCError(text, torch::distributed::rpc::RPCErrorType::TIMEOUT));
+}
+
+torch_rrefs::RRefPtr markRRef(const JitFuture& creation, bool closing) {
+  const std::chrono::seconds longest(closing ? 0 : 5);
+  const auto until = std::chrono::steady_clock::now() + longest;
+  while (true) {
+    auto marked = torch_rrefs::markFailed(creation);
+    if (marked || std::chrono::steady_clock::now() >= until) return marked;
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+}
+
+bool markOwnRRef(std::span<const char> payload) {
+  const auto created = readCreatedIds(payload);
+  return created && torch_rrefs::markOwnFailed(created->value);
+}
+
+void FailedCreations::add(const RRefKey& value, std::string why) {
+  const std::lock_guard lock(mutex_);
+  failed_.emplace_front(value, std::move(why));
+  if (failed_.size() > kKept) failed_.pop_back();
+}
+
+std::optional<std::string> FailedCreations::find(const RRefKey& value) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = std::find_if(failed_.begin(), failed_.end(),
+                                  [&](const auto& failed) { return failed.first == value; });
+  if (found == failed_.end()) return std::nullopt;
+  return found->second;
+}
+
+}  // namespace weft::rpc
