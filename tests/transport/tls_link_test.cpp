@@ -4,15 +4,20 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 
+#include <array>
 #include <chrono>
 #include <future>
+#include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 
 #include "tests/transport/certificates.h"
 #include "tests/transport/payload.h"
 #include "tests/transport/proxy.h"
 #include "tests/transport/raw_client.h"
 #include "tests/transport/recorder.h"
+#include "tests/transport/stream_pieces.h"
 #include "transport/auth/handshake_runner.h"
 
 namespace weft::transport {
@@ -227,12 +232,14 @@ TEST_F(TlsCertificates, OneThatIsOverIsRefused) {
 // Both sides of one connection, without an endpoint that looks at its own certificate first.
 class BothSides {
  public:
-  BothSides() {
-    BoundSocket bound = listenTcp("127.0.0.1").value();
-    near_ = std::move(connectTcp("127.0.0.1", bound.port).fd);
-    pollfd ready{bound.fd.get(), POLLIN, 0};
-    EXPECT_EQ(::poll(&ready, 1, 10'000), 1);
-    far_ = UniqueFd(::accept4(bound.fd.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  BothSides() { connect(near_, far_); }
+  // In the middle of the two, from now on: the dialler's end and the acceptor's.
+  std::pair<std::shared_ptr<Stream>, std::shared_ptr<Stream>> between() {
+    UniqueFd diallers = std::move(far_);
+    UniqueFd acceptors;
+    connect(acceptors, far_);
+    return {std::make_shared<SocketStream>(std::move(diallers), "tcp"),
+            std::make_shared<SocketStream>(std::move(acceptors), "tcp")};
   }
   ~BothSides() {
     std::promise<void> gone;
@@ -277,6 +284,14 @@ class BothSides {
       return RefusalCode::kNone;
     }
   };
+
+  static void connect(UniqueFd& near, UniqueFd& far) {
+    BoundSocket bound = listenTcp("127.0.0.1").value();
+    near = std::move(connectTcp("127.0.0.1", bound.port).fd);
+    pollfd ready{bound.fd.get(), POLLIN, 0};
+    EXPECT_EQ(::poll(&ready, 1, 10'000), 1);
+    far = UniqueFd(::accept4(bound.fd.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  }
 
   std::unique_ptr<EventLoop> loop_ = std::move(EventLoop::create("test-loop")).value();
   Policy policy_;
@@ -327,6 +342,80 @@ TEST_F(TlsCertificates, TheSameTwoWithTheirNamesAgree) {
   EXPECT_EQ(dialler.handshake.status(), Status::kDone);
   EXPECT_EQ(acceptor.handshake.status(), Status::kDone);
   EXPECT_EQ(both.admitted(), 1);
+}
+
+// Moves what comes from either side to the other, until one of them ends.
+void relay(Stream& one, Stream& other) {
+  const auto move = [](Stream& from, Stream& to) {
+    std::array<std::byte, 1024> bytes;
+    while (true) {
+      iovec into{bytes.data(), bytes.size()};
+      const IoResult got = from.read(std::span(&into, 1));
+      if (got.error == EAGAIN) return true;
+      if (got.error != 0 || got.end) return false;
+      writeAll(to, {bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(got.count)});
+    }
+  };
+  while (move(one, other) && move(other, one)) {
+    std::array<pollfd, 2> ready{pollfd{one.pollFd(), POLLIN, 0}, pollfd{other.pollFd(), POLLIN, 0}};
+    ASSERT_GT(::poll(ready.data(), ready.size(), 10'000), 0);
+  }
+  one.breakOff();
+  other.breakOff();
+}
+
+// Exactly `count` bytes, and no more.
+void relayPlain(Stream& from, Stream& to, std::size_t count) {
+  for (Bytes bytes(count); count > 0;) {
+    iovec into{bytes.data(), count};
+    const IoResult got = from.read(std::span(&into, 1));
+    if (got.error == EAGAIN) {
+      pollfd ready{from.pollFd(), POLLIN, 0};
+      ASSERT_EQ(::poll(&ready, 1, 10'000), 1);
+      continue;
+    }
+    ASSERT_TRUE(got.error == 0 && got.count > 0);
+    count -= got.count;
+    writeAll(to, {bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(got.count)});
+  }
+}
+
+void finishTls(TlsStream& stream) {
+  TlsStream::Step step = stream.handshake();
+  while (step == TlsStream::Step::kAgain) {
+    pollfd ready{stream.pollFd(), POLLIN, 0};
+    ASSERT_EQ(::poll(&ready, 1, 10'000), 1);
+    step = stream.handshake();
+  }
+  ASSERT_EQ(step, TlsStream::Step::kDone) << stream.problem().text();
+}
+
+// It holds both workers' certificates, but not the group's key: it lets them prove that to each
+// other, through it.
+TEST_F(TlsCertificates, WhoHasStolenCertificatesOnlyCannotRelayTheKeysProofs) {
+  const TlsFiles of_zero = certificates.worker(ours, "worker0");
+  const TlsFiles of_one = certificates.worker(ours, "worker1");
+  BothSides both;
+  const auto [near, far] = both.between();
+  std::thread thief([&, near = near, far = far] {
+    relayPlain(*near, *far, Hello::kBytes);
+    relayPlain(*far, *near, Hello::kBytes);
+    relayPlain(*near, *far, Proof::kBytes);
+    relayPlain(*far, *near, StartTls::kBytes);
+    TlsStream as_one(near, TlsContext::withCertificates(of_one).value(), TlsStream::Role::kAcceptor,
+                     {});
+    TlsStream as_zero(far, TlsContext::withCertificates(of_zero).value(), TlsStream::Role::kDialler,
+                      {});
+    finishTls(as_one);
+    finishTls(as_zero);
+    relay(as_one, as_zero);
+  });
+  const auto [dialler, acceptor] = both.shakeHands(whoSays(0, of_zero), whoSays(1, of_one));
+  thief.join();
+  EXPECT_EQ(acceptor.handshake.status(), Status::kRefused);
+  EXPECT_EQ(acceptor.handshake.refusal(), RefusalCode::kKey);
+  EXPECT_NE(dialler.handshake.status(), Status::kDone);
+  EXPECT_EQ(both.admitted(), 0);
 }
 
 TEST_F(TlsCertificates, AnEndpointDoesNotOpenUnderAnothersName) {

@@ -11,8 +11,8 @@
 namespace weft::transport {
 namespace {
 
-constexpr std::string_view kDiallerLabel = "weft dialler proof v2";
-constexpr std::string_view kAcceptorLabel = "weft acceptor proof v2";
+constexpr std::string_view kDiallerLabel = "weft dialler proof v3";
+constexpr std::string_view kAcceptorLabel = "weft acceptor proof v3";
 constexpr std::string_view kTlsLabel = "weft tls";
 constexpr std::size_t kLabelBytes = 32;  // zero padded: no two inputs coincide
 
@@ -87,7 +87,8 @@ void Handshake::feed(std::span<const std::byte> bytes) {
   if (step_ == Step::kAwaitHello && filled_ == Hello::kBytes) {
     filled_ = 0;
     onHello();
-  } else if (step_ == Step::kAwaitProof && filled_ == Proof::kBytes) {
+  } else if ((step_ == Step::kAwaitProof || step_ == Step::kAwaitBoundProof) &&
+             filled_ == Proof::kBytes) {
     filled_ = 0;
     onProof();
   } else if (step_ == Step::kAwaitStartTls && filled_ == StartTls::kBytes) {
@@ -137,7 +138,7 @@ void Handshake::onProof() {
   const HelloRole other = role_ == HelloRole::kDialler ? HelloRole::kAcceptor : HelloRole::kDialler;
   if (!sameDigest(given->mac, macOf(other, given->claim))) return refuse(RefusalCode::kKey);
   peer_claim_ = given->claim;
-  if (role_ == HelloRole::kAcceptor && encrypted_) {
+  if (role_ == HelloRole::kAcceptor && encrypted_ && step_ == Step::kAwaitProof) {
     step_ = Step::kAwaitTls;
     return emit(encodeStartTls());
   }
@@ -166,11 +167,16 @@ void Handshake::onStartTls() {
   step_ = Step::kAwaitTls;
 }
 
-void Handshake::secured(RefusalCode problem) {
+void Handshake::secured(const Digest& channel_binding) {
   WEFT_CHECK(wantsTls(), "TLS only where it is wanted");
-  step_ = Step::kAwaitProof;
-  if (problem != RefusalCode::kNone) return refuse(problem);
-  if (role_ == HelloRole::kAcceptor) admitDialler();
+  channel_binding_ = channel_binding;
+  step_ = Step::kAwaitBoundProof;
+  if (role_ == HelloRole::kDialler) prove();
+}
+
+void Handshake::notSecured(RefusalCode problem) {
+  WEFT_CHECK(wantsTls(), "TLS only where it is wanted");
+  refuse(problem);
 }
 
 Digest Handshake::tlsKey() const {
@@ -185,13 +191,17 @@ void Handshake::prove() { emit(encodeProof({macOf(role_, claim_), claim_})); }
 
 Digest Handshake::macOf(HelloRole role, const SessionClaim& claim) const {
   const std::string_view label = role == HelloRole::kDialler ? kDiallerLabel : kAcceptorLabel;
-  std::array<std::byte, kLabelBytes + 2 * Hello::kBytes + SessionClaim::kBytes> text{};
+  std::array<std::byte,
+             kLabelBytes + 2 * Hello::kBytes + SessionClaim::kBytes + sizeof(channel_binding_)>
+      text{};
   std::byte* end = text.data();
   std::memcpy(end, label.data(), label.size());
   end += kLabelBytes;
   std::memcpy(end, dialler_hello_.data(), Hello::kBytes);
   std::memcpy(end + Hello::kBytes, acceptor_hello_.data(), Hello::kBytes);
-  encodeClaim(claim, end + 2 * Hello::kBytes);
+  end += 2 * Hello::kBytes;
+  encodeClaim(claim, end);
+  std::memcpy(end + SessionClaim::kBytes, channel_binding_.data(), channel_binding_.size());
   return hmacSha256(self_->key, text);
 }
 

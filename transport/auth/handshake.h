@@ -8,12 +8,14 @@
 //                                                                                   72 or 16
 //
 // When the hellos agree on encryption (encryption.h), TLS begins behind the dialler's proof: the
-// acceptor finds that right, says so (StartTls, 16 bytes), and proves itself inside of TLS. What
-// proves a dialler's name with certificates is checked there too, before the acceptor admits it.
+// acceptor finds that right, and says so (StartTls, 16 bytes). Inside of TLS the dialler proves
+// itself once more, and then the acceptor. What proves a dialler's name with certificates is
+// checked there too, before the acceptor admits it.
 //
 // Both proofs cover both hellos whole, so names, ranks, group, nonces, roles and version are
-// all bound; and each covers what its side claims of the session (SessionClaim). The acceptor
-// proves nothing before the dialler has.
+// all bound; and each covers what its side claims of the session (SessionClaim). Those inside of
+// TLS cover its channel binding, so that nobody can end TLS in the middle and relay them. The
+// acceptor proves nothing before the dialler has.
 //
 // Threads: one at a time. Failure: Status, and refusal().
 #pragma once
@@ -86,8 +88,9 @@ class Handshake {
   HelloRole role() const noexcept { return role_; }
   const Identity& self() const noexcept { return *self_; }
   Digest tlsKey() const;
-  // kNone, or why the peer is not who its hello says.
-  void secured(RefusalCode problem);
+  // What only the two ends of the TLS connection know; or why the peer is not who its hello says.
+  void secured(const Digest& channel_binding);
+  void notSecured(RefusalCode problem);
   // When kDone: all that follows is encrypted.
   bool encrypted() const noexcept { return encrypted_; }
 
@@ -100,7 +103,13 @@ class Handshake {
   std::vector<std::byte> output();
 
  private:
-  enum class Step : std::uint8_t { kAwaitHello, kAwaitProof, kAwaitStartTls, kAwaitTls };
+  enum class Step : std::uint8_t {
+    kAwaitHello,
+    kAwaitProof,
+    kAwaitStartTls,
+    kAwaitTls,
+    kAwaitBoundProof
+  };
 
   Handshake(const Identity& self, HelloRole role, AcceptPolicy* policy, const Nonce& nonce,
             const EncryptionTerms& terms);
@@ -129,6 +138,7 @@ class Handshake {
   Nonce nonce_{};
   EncryptionTerms terms_;
   bool encrypted_ = false;
+  Digest channel_binding_{};  // zeros until TLS is there
   Hello peer_;
   SessionClaim claim_;
   SessionClaim peer_claim_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <new>
 #include <string_view>
 #include <utility>
 
@@ -83,15 +84,17 @@ HandshakeRunner::Secured HandshakeRunner::secureSome() {
   if (poll_ != nullptr) poll_->want(true, tls_->unsent());
   if (step == TlsStream::Step::kAgain) return Secured::kNotYet;
   stream_ = tls_;
-  RefusalCode problem = RefusalCode::kNone;
   if (const std::string& name = handshake_.peer().name;
       self.tls->certificates() && !tls_->peerIs(name)) {
-    problem = RefusalCode::kCertificateName;
     tls_problem_ = {
         ErrorCode::kAuthFailed,
         "it says that it is '" + name + "', but its certificate is for " + tls_->peerNames()};
+    handshake_.notSecured(RefusalCode::kCertificateName);
+    return Secured::kYes;
   }
-  handshake_.secured(problem);
+  const auto binding = tls_->channelBinding();
+  if (!binding) throw std::bad_alloc();
+  handshake_.secured(*binding);
   return Secured::kYes;
 }
 

@@ -228,6 +228,16 @@ std::string TlsStream::peerNames() const {
   return text;
 }
 
+std::optional<TlsStream::ChannelBinding> TlsStream::channelBinding() const {
+  constexpr std::string_view kLabel = "EXPORTER-Channel-Binding";
+  ChannelBinding binding{};
+  if (::SSL_export_keying_material(ssl_, binding.data(), binding.size(), kLabel.data(),
+                                   kLabel.size(), nullptr, 0, 0) != 1) {
+    return std::nullopt;
+  }
+  return binding;
+}
+
 void TlsStream::readAhead() { ::SSL_set_read_ahead(ssl_, 1); }
 
 // --- reading ---

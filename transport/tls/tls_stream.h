@@ -41,6 +41,7 @@ class TlsStream final : public Stream {
   enum class Role : std::uint8_t { kDialler, kAcceptor };
   enum class Step : std::uint8_t { kDone, kAgain, kFailed };
   using PresharedKey = std::array<std::uint8_t, 32>;
+  using ChannelBinding = std::array<std::uint8_t, 32>;
   static constexpr std::size_t kRecord = std::size_t{16} << 10;  // of plain bytes, at most
   static constexpr std::size_t kReadAtOnce = std::size_t{128} << 10;
   // AES-GCM is safe for some 2^24 records under one key (RFC 8446, 5.5): far sooner the writer
@@ -68,6 +69,9 @@ class TlsStream final : public Stream {
   // has.
   bool peerIs(const std::string& name) const;
   std::string peerNames() const;
+  // Once it is done: what only the two ends of this very connection know (RFC 9266, tls-exporter).
+  // Nothing: OpenSSL has no memory for it.
+  std::optional<ChannelBinding> channelBinding() const;
   // From now on reads ahead: what was read until here ended with a record.
   void readAhead();
 
