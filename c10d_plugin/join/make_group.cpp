@@ -17,6 +17,8 @@ bool switchedOff(const char* variable) { return environment::value(variable) == 
 
 Result<std::unique_ptr<collectives::EndpointMailbox>> openMailbox(const GroupPlace& place,
                                                                   collectives::KeyValue& store) {
+  if (const std::string problem = environment::problem(); !problem.empty())
+    return transport::invalidArgument(problem);
   const std::string wanted =
       place.interface.empty() ? environment::value(environment::kSocketIfname) : place.interface;
   auto listen = transport::chooseListenAddress(place.master_host, wanted);

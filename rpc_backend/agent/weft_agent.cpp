@@ -57,6 +57,8 @@ transport::EndpointOptions endpointOptions(const WeftRpcBackendOptions& options,
 
 std::shared_ptr<WeftAgent> WeftAgent::create(Config config,
                                              std::unique_ptr<RequestCallback> callback) {
+  const std::string problem = environment::problem();
+  TORCH_CHECK_VALUE(problem.empty(), problem);
   auto agent = own(new WeftAgent(std::move(config), std::move(callback)));
   agent->joinGroup();
   return agent;

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from workers import free_port
 
 BOUND = 60
@@ -211,6 +212,36 @@ rpc.shutdown()
     assert "WEFT_PEER_TIMOUT is not one that Weft knows" in err
     _, err = python(code.replace('["WEFT_PEER_TIMOUT"]', "[]"))
     assert "is not one that Weft knows" not in err
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("WEFT_SHARED_MEMORY", "yes", "0 or 1"),
+        ("WEFT_ENCRYPTION", "ON", "auto, on or off"),
+        ("WEFT_LOG_LEVEL", "verbose", "error, warning, info or debug"),
+    ],
+)
+def test_words_that_a_variable_does_not_take_are_refused(variable, value, words):
+    code = f"""
+import tempfile
+import torch.distributed as dist
+import weft
+
+text = "{variable} must be {words}, got '{value}'"
+def refused(join):
+    try:
+        join()
+    except (RuntimeError, ValueError) as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError("{variable}={value} was taken")
+
+refused(lambda: weft.init_rpc("alone", rank=0, world_size=1))
+store = "file://" + tempfile.mkdtemp() + "/store"
+refused(lambda: dist.init_process_group("weft", init_method=store, rank=0, world_size=1))
+"""
+    python(code, **{variable: value})
 
 
 def test_the_library_needs_no_python():

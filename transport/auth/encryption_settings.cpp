@@ -22,8 +22,6 @@ Result<EncryptionSettings> encryptionFromEnvironment(bool secret_key) {
   const std::string choice = environment::value(environment::kEncryption);
   if (choice == "off") return EncryptionSettings{};
   if (choice == "on") return EncryptionSettings{Encryption::kOn, files};
-  if (!choice.empty() && choice != "auto")
-    return invalidArgument("WEFT_ENCRYPTION must be auto, on or off, got '" + choice + "'");
   if (!secret_key && !files.any()) return EncryptionSettings{};
   return EncryptionSettings{Encryption::kBetweenHosts, files};
 }

@@ -5,8 +5,11 @@
 // Threads: any; nobody sets them while the program runs.
 #pragma once
 
+#include <algorithm>
 #include <cstdlib>
 #include <string>
+#include <string_view>
+#include <vector>
 
 namespace weft::environment {
 
@@ -32,6 +35,34 @@ inline constexpr const char* kTcpConnections = "WEFT_TCP_CONNECTIONS";
 inline std::string value(const char* name) {
   const char* text = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): nobody sets it later
   return text == nullptr ? std::string() : std::string(text);
+}
+
+// What is wrong with the variables that take one of a few words, or "". To be asked before any of
+// them is heeded: what is taken for a default by mistake is found late.
+inline std::string problem() {
+  struct Choice {
+    const char* name;
+    std::vector<std::string_view> words;
+  };
+  const std::vector<Choice> choices{{kEncryption, {"auto", "on", "off"}},
+                                    {kLogLevel, {"error", "warning", "info", "debug"}},
+                                    {kAsDefault, {"0", "1"}},
+                                    {kAsProcessGroup, {"0", "1"}},
+                                    {kUnixSocket, {"0", "1"}},
+                                    {kOtherUsers, {"0", "1"}},
+                                    {kSharedMemory, {"0", "1"}},
+                                    {kTcpConnections, {"1", "2"}}};
+  for (const auto& [name, words] : choices) {
+    const std::string given = value(name);
+    if (given.empty() || std::find(words.begin(), words.end(), given) != words.end()) continue;
+    std::string text = std::string(name) + " must be ";
+    for (std::size_t i = 0; i < words.size(); ++i) {
+      if (i > 0) text += i + 1 < words.size() ? ", " : " or ";
+      text += words[i];
+    }
+    return text + ", got '" + given + "'";
+  }
+  return {};
 }
 
 }  // namespace weft::environment
