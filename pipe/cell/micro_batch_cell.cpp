@@ -26,6 +26,12 @@ void label(at::RecordFunction& record, const char* kind, std::size_t stage,
                 std::to_string(micro_batch));
 }
 
+// As torch.distributed.pipeline.sync named it, for what people have that reads its profiles.
+void labelAsUpstream(at::RecordFunction& record, std::size_t stage, std::size_t micro_batch) {
+  if (!record.isActive()) return;
+  record.before("chunk" + std::to_string(micro_batch) + "-part" + std::to_string(stage));
+}
+
 bool anyDifferentiable(const std::vector<Activation>& values) {
   return std::any_of(values.begin(), values.end(),
                      [](const Activation& value) { return value.differentiable; });
@@ -193,6 +199,8 @@ Batch MicroBatchCell::callStage(Pass pass, const std::vector<at::Tensor>& inputs
 
   at::RecordFunction record(at::RecordScope::USER_SCOPE);
   label(record, again ? "R" : "F", stage_, micro_batch_);
+  at::RecordFunction upstreams(at::RecordScope::USER_SCOPE);
+  labelAsUpstream(upstreams, stage_, micro_batch_);
   Stage& stage = *context.pipeline.stages[stage_];
   const std::lock_guard alone(context.pipeline.in_use[stage_]);
   const StageTimes::Span time(context.times, stage_,
