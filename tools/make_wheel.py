@@ -60,10 +60,11 @@ def main(root: Path, shared: Path, dist: Path, torch_version: str) -> None:
     # The shared objects are made for one torch minor version: its C++ ABI promises no more.
     minor = ".".join(torch_version.split(".")[:2])
     major = f"Requires-Python: >=3.10\nRequires-Dist: torch (=={minor}.*)\n"
-    licence = "License: BSD-3-Clause\nLicense-File: LICENSE\n"
+    licence = "License: BSD-3-Clause\nLicense-File: LICENSE\nLicense-File: NOTICE\n"
     info = f"weft-{stage.VERSION}.dist-info"
     files[f"{info}/METADATA"] = (stage.metadata() + major + licence).encode()
-    files[f"{info}/LICENSE"] = (root / "LICENSE").read_bytes()
+    for text in ("LICENSE", "NOTICE"):
+        files[f"{info}/{text}"] = (root / text).read_bytes()
     files[f"{info}/WHEEL"] = (
         f"Wheel-Version: 1.0\nGenerator: weft\nRoot-Is-Purelib: false\nTag: {tag()}\n".encode()
     )
