@@ -1,5 +1,8 @@
 #include "transport/frame/frame.h"
 
+#include <algorithm>
+#include <cstdint>
+#include <limits>
 #include <string>
 
 #include "transport/arena/arena_layout.h"
@@ -17,10 +20,12 @@ Error overLimit(const char* what, std::uint64_t claimed, std::uint64_t limit) {
 }  // namespace
 
 Error checkSize(const FrameHead& head, const Limits& limits) {
-  // header_bytes has 32 bits: only the sum with buffer_bytes could overflow, and does not here.
+  // buffer_bytes has 64 bits and is anybody's claim: the sum could overflow.
   const std::uint64_t limit = limits.max_message_bytes;
   if (head.buffer_bytes <= limit && head.header_bytes <= limit - head.buffer_bytes) return {};
-  const Error over = overLimit("bytes", head.buffer_bytes, limit);
+  const std::uint64_t most = std::numeric_limits<std::uint64_t>::max() - head.header_bytes;
+  const Error over =
+      overLimit("bytes", std::min(head.buffer_bytes, most) + head.header_bytes, limit);
   return {over.code(), over.text() + " (max_message_bytes); send less at once, or raise it there"};
 }
 
