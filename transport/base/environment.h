@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdlib>
 #include <string>
 #include <string_view>
@@ -55,12 +56,13 @@ inline std::string problem() {
   for (const auto& [name, words] : choices) {
     const std::string given = value(name);
     if (given.empty() || std::find(words.begin(), words.end(), given) != words.end()) continue;
-    std::string text = std::string(name) + " must be ";
+    std::string text = name;
+    text += " must be ";
     for (std::size_t i = 0; i < words.size(); ++i) {
       if (i > 0) text += i + 1 < words.size() ? ", " : " or ";
       text += words[i];
     }
-    return text + ", got '" + given + "'";
+    return text.append(", got '").append(given).append("'");
   }
   return {};
 }
