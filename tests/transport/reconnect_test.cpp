@@ -117,7 +117,7 @@ void expectEveryCallOnce(Via via, const std::function<void(Between&, unsigned)>&
       for (std::uint64_t id = next++; id < kCalls; id = next++) {
         if (id > kUnderWay && !ledger.waitFor(id - kUnderWay)) return;
         expectOk(between.a->send(1, call(id, sizeOfCall(random())), kPatience));
-        if (atTimes && random() % 2000 == 0) atTimes(between);
+        if (atTimes && id % 250 == 125) atTimes(between);
       }
     });
   }
@@ -147,7 +147,8 @@ TEST_P(Reconnect, EveryCallIsExecutedOnceAndAnsweredRightWhileConnectionsBreak) 
     between.to_a->breakWithin(24 * kMiB, seed);
     between.to_b->breakWithin(24 * kMiB, seed + 1);
   };
-  // Some breaks find the connection idle.
+  // Some breaks find the connection idle. On one host most bytes lie in shared memory and do not
+  // pass the proxy; these breaks are then most there are.
   expectEveryCallOnce(GetParam(), harm, [](Between& between) { between.breakAll(); });
 }
 
