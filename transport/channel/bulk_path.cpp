@@ -27,6 +27,7 @@ void BulkPath::attach(const Stream& link, Dialler dialler, std::uint64_t incarna
   over_tcp_ = std::string_view(link.transportName()) == "tcp";
   dialler_ = dialler;
   incarnation_ = incarnation;
+  if (attempts_ == Attempts::kWithNextLink) attempts_ = Attempts::kAllowed;
 }
 
 void BulkPath::detach() {
@@ -38,7 +39,8 @@ void BulkPath::detach() {
 }
 
 bool BulkPath::mayHave() const noexcept {
-  return over_tcp_ && bulk_ == nullptr && context_.options.bulk.enabled && !failed_;
+  return over_tcp_ && bulk_ == nullptr && context_.options.bulk.enabled &&
+         attempts_ == Attempts::kAllowed;
 }
 
 void BulkPath::connect(const std::weak_ptr<void>& owner) {
@@ -62,7 +64,8 @@ void BulkPath::onConnected(Connector::Outcome outcome, const std::weak_ptr<void>
 }
 
 void BulkPath::cannotBeMade(const std::string& why) {
-  failed_ = true;
+  // Most often the peer has lost the link, and this side has not heard of it.
+  attempts_ = early_ ? Attempts::kOver : Attempts::kWithNextLink;
   if (logEnabled(LogLevel::kInfo)) {
     log(LogLevel::kInfo, "large messages to " + describePeer(peer_.name, peer_.rank) +
                              " go over one connection: " + why);
@@ -82,7 +85,7 @@ void BulkPath::adopt(std::shared_ptr<Stream> stream, const std::weak_ptr<void>& 
     auto made = EventLoop::create("weft-bulk", EventLoop::Idle::kSleep);
     if (!made.ok()) {
       log(LogLevel::kWarning, made.error().text());
-      failed_ = true;
+      attempts_ = Attempts::kOver;
       return events_.on_broken("found no thread to serve it");
     }
     context_.bulk_loop = std::move(made).value();

@@ -5,7 +5,8 @@
 // sends again, whole, what the bulk connection had.
 //
 // Threads: noteMessage() and counts(): any; the rest: the loop thread.
-// Failure: a bulk connection that cannot be made is not tried again; messages go over the link.
+// Failure: a bulk connection that cannot be made is not tried again before the next link; messages
+// go over the link. One that cost its link is not tried again at all.
 #pragma once
 
 #include <atomic>
@@ -56,9 +57,11 @@ class BulkPath final : public BulkHandler {
   // Nothing waits to be written.
   bool written() const noexcept { return bulk_ == nullptr || bulk_->written(); }
   // It brought nothing for long: no other is made.
-  void disable() noexcept { failed_ = true; }
+  void disable() noexcept { attempts_ = Attempts::kOver; }
 
  private:
+  enum class Attempts : std::uint8_t { kAllowed, kWithNextLink, kOver };
+
   Error readFromBulk(std::span<const iovec> into) override;
   bool bulkArrived() override { return bulk_ != nullptr && bulk_->arrived(); }
 
@@ -82,7 +85,7 @@ class BulkPath final : public BulkHandler {
   std::shared_ptr<BulkConnection> bulk_;
   // To be read from the bulk connection that is being dialled.
   std::optional<std::vector<iovec>> early_;
-  bool failed_ = false;
+  Attempts attempts_ = Attempts::kAllowed;
 };
 
 }  // namespace weft::transport
