@@ -8,8 +8,10 @@
 
 #include <array>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <utility>
 
 #include "rpc_backend/core/log.h"
@@ -65,6 +67,9 @@ struct NextContext {
 struct NextMessage {
   friend auto member(NextMessage);
 };
+struct CurrentAgent {
+  friend auto member(CurrentAgent);
+};
 
 template <typename Tag, auto Member>
 struct Expose {
@@ -84,6 +89,7 @@ template struct Expose<Creation, &RRef::ownerCreationFuture_>;
 template struct Expose<SetFailed, &RRef::setTimedOut>;
 template struct Expose<NextContext, &DistAutogradContainer::next_context_id_>;
 template struct Expose<NextMessage, &DistAutogradContainer::next_autograd_message_id_>;
+template struct Expose<CurrentAgent, &RpcAgent::currentRpcAgent_>;
 
 template <typename Tag>
 auto& of(RRefContext& context, Tag tag) {
@@ -92,13 +98,30 @@ auto& of(RRefContext& context, Tag tag) {
 
 RRefContext& context() { return RRefContext::getInstance(); }
 
+// torch loads its current agent by std::atomic_load, in most of its functions; libstdc++ takes one
+// of its mutexes for that (bits/shared_ptr_atomic.h), this one.
+std::optional<std::_Sp_locker>& agentLock() {
+  static std::optional<std::_Sp_locker> held;
+  return held;
+}
+
+void beforeFork() {
+  of(context(), Mutex{}).lock();
+  agentLock().emplace(member(CurrentAgent{}));
+}
+
+void afterFork() {
+  agentLock().reset();
+  of(context(), Mutex{}).unlock();
+}
+
 // In the forking thread, which holds the context's lock. The other lock is held while messages are
 // sent, too long to wait for: whoever has it is not in the child, so the child's begins anew.
 void endInChild() {
   auto& sending = of(context(), DestroyedMutex{});
   new (&sending) std::mutex;
   of(context(), Destroyed{}) = true;
-  of(context(), Mutex{}).unlock();
+  afterFork();
 }
 
 }  // namespace
@@ -135,8 +158,7 @@ void endInForkedChildren() {
   if (!RpcAgent::isCurrentRpcAgentSet()) return;
   static const bool once = [] {
     context();
-    return ::pthread_atfork([] { of(context(), Mutex{}).lock(); },
-                            [] { of(context(), Mutex{}).unlock(); }, endInChild) == 0;
+    return ::pthread_atfork(beforeFork, afterFork, endInChild) == 0;
   }();
   if (!once) logWarning("a forked child of this process may not use its RRefs: no memory");
 }
