@@ -103,7 +103,7 @@ void MessageRouter::onControl(worker_id_t from, const IncomingMessage& in) {
 void MessageRouter::onPeerLost(const transport::PeerLoss& loss) {
   const auto peer = static_cast<worker_id_t>(loss.rank);
   reading_.erase(loss.rank);
-  group_.noteLoss(peer, loss.reason.text());
+  group_.noteLoss(peer, loss.reason);
   rrefs_.onPeerLost(peer);
   if (!context_.closing && loss.reason.code() != transport::ErrorCode::kPeerClosed) {
     logWarning(loss.reason.text());
@@ -135,7 +135,7 @@ void MessageRouter::onSendFailed(std::int32_t to, std::span<const std::byte> hea
   const auto peer = static_cast<worker_id_t>(to);
   // onPeerLost() follows at once, but other threads ask for the loss as soon as the call fails. An
   // endpoint that closes has lost nobody.
-  if (reason.code() != transport::ErrorCode::kShutdown) group_.noteLoss(peer, reason.text());
+  if (reason.code() != transport::ErrorCode::kShutdown) group_.noteLoss(peer, reason);
   client_.onSendFailed(peer, head.call_id, reason.text());
 }
 

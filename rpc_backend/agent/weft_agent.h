@@ -82,7 +82,7 @@ class WEFT_API WeftAgent : public RpcAgent, public std::enable_shared_from_this<
 
   // Static groups: waits until every worker has come here and no call is in flight. After the
   // `last` barrier, rank 0 stays until the others have seen it, because it may serve the Store.
-  // Returns the ranks that were lost and so not waited for.
+  // Returns the ranks that some worker has lost, so that all workers go on alike.
   std::vector<std::int32_t> barrier(float timeout_seconds, bool last = false);
 
   // shutdown() will not wait for user code that still runs: after Ctrl-C.

@@ -117,11 +117,16 @@ void Group::announce() {
               "': " + reason);
       continue;
     }
+    const auto id = static_cast<worker_id_t>(member.rank);
+    if (isRefusedBy(id)) {
+      membership_.leave();
+      TORCH_CHECK(false, context_.me(), " cannot join: ", reason);
+    }
     // It died without leaving, or dies now: the group goes on without it.
     logWarning(context_.me() + " could not reach worker '" + member.name +
                "' while joining: " + reason + " It is taken off the group's list.");
     membership_.forget(member.rank, member.address);
-    directory_.remove(static_cast<worker_id_t>(member.rank));
+    directory_.remove(id);
     sender_.endpoint()->removePeer(member.rank);
   }
 }
@@ -144,12 +149,14 @@ void Group::leave() {
 std::vector<std::int32_t> Group::barrier(milliseconds timeout, bool last) {
   TORCH_CHECK(isStatic(), context_.me(), ": only a group of fixed size has a barrier");
   const int index = barriers_.fetch_add(1);
-  ShutdownBarrier barrier(context_, *this, membership_.store(), index, *world_size_);
-  const auto lost = barrier.wait(timeout);
+  ShutdownBarrier barrier(context_, *this, membership_.store(), index, *world_size_, timeout);
+  barrier.waitForCalls();
+  const auto lost = barrier.agreeOnLost();
   membership_.store()->set(kBarriersKey, std::to_string(index + 1));
+  barrier.confirm();
   for (const std::int32_t rank : lost) {
-    logWarning("rpc.shutdown went on without a missing worker: " +
-               lossOf(static_cast<worker_id_t>(rank)).value_or("?"));
+    if (const auto why = lossOf(static_cast<worker_id_t>(rank)))
+      logWarning("rpc.shutdown went on without a missing worker: " + *why);
   }
   if (last) barrier.linger(fromSeconds(context_.options.peer_timeout));
   return {lost.begin(), lost.end()};
@@ -208,11 +215,12 @@ std::string Group::serveControl(worker_id_t from, ControlType type, const std::s
   return {};
 }
 
-void Group::noteLoss(worker_id_t peer, const std::string& reason) {
+void Group::noteLoss(worker_id_t peer, const transport::Error& why) {
   const std::lock_guard lock(mutex_);
   const auto known = losses_.find(peer);
   if (known != losses_.end() && !known->second.back) return;  // of the same loss
-  losses_[peer] = {reason, false, Clock::now(), std::nullopt};
+  const bool refused = why.code() == transport::ErrorCode::kAuthFailed;
+  losses_[peer] = {why.text(), refused, false, Clock::now(), std::nullopt};
 }
 
 Group::Clock::duration Group::noteReturn(worker_id_t peer) {
@@ -232,6 +240,12 @@ std::optional<Group::Clock::duration> Group::lastOutageOf(worker_id_t id) const 
   const std::lock_guard lock(mutex_);
   const auto found = losses_.find(id);
   return found == losses_.end() ? std::nullopt : found->second.outage;
+}
+
+bool Group::isRefusedBy(worker_id_t peer) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = losses_.find(peer);
+  return found != losses_.end() && found->second.refused && !found->second.back;
 }
 
 std::optional<std::string> Group::lossOf(worker_id_t id) const {

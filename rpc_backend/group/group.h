@@ -69,7 +69,7 @@ class Group {
   // Loop thread. Returns the problem to answer a control message with; empty when all is well.
   std::string serveControl(worker_id_t from, ControlType type, const std::string& text);
 
-  void noteLoss(worker_id_t peer, const std::string& reason);
+  void noteLoss(worker_id_t peer, const transport::Error& why);
   // Why that worker is lost; nothing while it is not.
   std::optional<std::string> lossOf(worker_id_t id) const;
   // Why it was lost last, also after it came back.
@@ -86,11 +86,13 @@ class Group {
  private:
   MemberRecord ownRecord(const GroupSecret& secret) const;
   void admit(const MemberRecord& member);
+  bool isRefusedBy(worker_id_t peer) const;
   std::vector<MemberRecord> members() const;
 
   struct Loss {
     std::string reason;
-    bool back = false;  // the worker came back since
+    bool refused = false;  // it lives, and takes no connection of this worker
+    bool back = false;     // the worker came back since
     Clock::time_point since = Clock::now();
     std::optional<Clock::duration> outage;  // it is back in the life that was lost, after so long
   };

@@ -173,6 +173,31 @@ def wait_until_forgotten(group: Dynamic, rank: int) -> None:
     )
 
 
+def forget_in_store(port: int, rank: int) -> None:
+    """As a member does that could not reach that one, which lives."""
+    import torch.distributed as dist
+
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    store = dist.PrefixStore("weft", dist.PrefixStore("rpc_prefix_0", store))
+    records = store.get("members").decode().split("\n.\n")  # a line with a dot ends each
+    kept = [record for record in records if f"rank={rank}" not in record.splitlines()]
+    store.set("members", "\n.\n".join(kept))
+
+
+def test_a_newcomer_that_a_member_refuses_does_not_take_that_one_off_the_list():
+    with Dynamic(3) as group:
+        group.enter(0, 0)
+        group.enter(1, 1)
+        assert group[0].call(call, "worker1") == "worker1"
+        group.keeper.call(forget_in_store, group.port, 1)
+        meeting = group.meeting_place
+        error = group[2].fails(join, 1, None, meeting, name="another", rpc_timeout=10)
+        assert "cannot join" in error.message and "worker0" in error.message
+        listed = group.keeper.call(members_in_store, group.port)
+        assert "name=worker0" in listed and "name=another" not in listed
+        assert group[0].call(call, "worker1") == "worker1"
+
+
 @pytest.mark.parametrize("way", ["killed", "ungraceful"])
 def test_the_successor_of_a_member_that_did_not_leave(way):
     """Started again under its rank and name, as a supervisor would, once a member has noticed."""

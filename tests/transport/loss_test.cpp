@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <future>
 #include <thread>
 
 #include "tests/transport/child_peer.h"
@@ -159,6 +160,13 @@ TEST_P(Loss, ANewLifeUnderAnotherAddressIsAnotherPeer) {
   ASSERT_TRUE(recorder.waitForLosses(2));
 }
 
+// What was posted to the endpoint's loop before is done.
+void waitForLoop(Endpoint& endpoint) {
+  std::promise<void> done;
+  endpoint.runAfter(milliseconds(0), [&] { done.set_value(); });
+  done.get_future().wait();
+}
+
 // All descriptors of this process are taken, for as long as this lives.
 class NoMoreDescriptors {
  public:
@@ -178,8 +186,10 @@ class NoMoreDescriptors {
 };
 
 TEST_P(Loss, AtTheLimitOfDescriptorsAConnectionIsStillMade) {
-  Pair pair(GetParam());  // both have a descriptor to spare, for either end
-  std::this_thread::sleep_for(milliseconds(50));
+  Pair pair(GetParam());
+  // Now both have a descriptor to spare, for either end.
+  waitForLoop(*pair.a);
+  waitForLoop(*pair.b);
   const NoMoreDescriptors none;
   expectOk(pair.a->send(1, textMessage("one")));
   ASSERT_TRUE(pair.second.waitForMessages(1));

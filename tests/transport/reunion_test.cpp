@@ -84,6 +84,35 @@ TEST_P(Reunions, TheNewSessionIsMadeAgainWhenItBreaks) {
   EXPECT_EQ(between.second.losses().size(), 1U);
 }
 
+// The two have lost each other when the successor comes, so this process does not know of it.
+TEST_P(Reunions, AProcessWhoseSuccessorCameStaysOut) {
+  Between between(GetParam(), [](EndpointOptions& options) {
+    quick(options);
+    options.accept_successors = true;
+  });
+  expectOk(between.a->send(1, textMessage("one")));
+  ASSERT_TRUE(between.second.waitForMessages(1));
+  between.to_a->swallowAll(true);
+  between.to_b->swallowAll(true);
+  ASSERT_TRUE(between.first.waitForLosses(1));
+  ASSERT_TRUE(between.second.waitForLosses(1));
+  EndpointOptions options = optionsFor(0, GetParam());
+  quick(options);
+  Recorder third;
+  const auto successor = openEndpoint(options, third);
+  expectOk(successor->addPeer({1, "worker1", between.b->address()}));
+  expectOk(successor->send(1, textMessage("successor")));
+  ASSERT_TRUE(between.second.waitForMessages(2));
+  between.to_a->swallowAll(false);
+  between.to_b->swallowAll(false);
+  successor->close();
+  ASSERT_TRUE(between.second.waitForLosses(2));
+  std::this_thread::sleep_for(milliseconds(500));  // it would come in by now
+  EXPECT_EQ(between.second.joined().size(), 1U);
+  EXPECT_TRUE(between.second.returned().empty());
+  EXPECT_TRUE(between.first.returned().empty());
+}
+
 // An endpoint here that knows the child, as the child knows it.
 std::unique_ptr<Endpoint> meet(ChildPeer& child, Via via, std::int32_t own, Recorder& recorder) {
   EndpointOptions options = optionsFor(own, via);

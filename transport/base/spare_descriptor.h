@@ -7,6 +7,7 @@
 #include <fcntl.h>
 
 #include <cerrno>
+#include <chrono>
 
 #include "transport/base/unique_fd.h"
 
@@ -18,15 +19,21 @@ class SpareDescriptor {
   bool giveUpFor(int error) noexcept {
     if ((error != EMFILE && error != ENFILE) || !fd_.valid()) return false;
     fd_.reset();
+    refill_at_ = std::chrono::steady_clock::now() + kHoldOff;
     return true;
   }
-  // To be called now and then: takes one when there is none.
+  // To be called now and then: takes one when there is none. Not soon after one was given up, which
+  // would take what another endpoint of this process has given up for the same connection.
   void refill() noexcept {
-    if (!fd_.valid()) fd_ = UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+    if (fd_.valid() || std::chrono::steady_clock::now() < refill_at_) return;
+    fd_ = UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   }
 
  private:
+  static constexpr std::chrono::seconds kHoldOff{2};
+
   UniqueFd fd_;
+  std::chrono::steady_clock::time_point refill_at_{};
 };
 
 }  // namespace weft::transport

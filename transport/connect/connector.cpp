@@ -168,8 +168,11 @@ void Connector::onRefused(RefusalCode code, std::uint16_t peer_version) {
             " is displaced: another process has taken its rank and name at " +
             describePeer(peer_.name, peer_.rank) +
             ". Who holds the group's key can do so; if nobody was to, look for it");
-    return fail(ErrorCode::kPeerLost,
-                "another process has taken this worker's rank and name there");
+    Outcome outcome;
+    outcome.error =
+        Error(ErrorCode::kPeerLost, "another process has taken this worker's rank and name there");
+    outcome.displaced = true;
+    return finish(std::move(outcome));
   }
   if (code == RefusalCode::kStale) {
     return fail(ErrorCode::kPeerLost,
@@ -198,7 +201,9 @@ void Connector::onDeadline() {
 }
 
 void Connector::fail(ErrorCode code, std::string why) {
-  finish({Error(code, std::move(why)), nullptr, {}, {}});
+  Outcome outcome;
+  outcome.error = Error(code, std::move(why));
+  finish(std::move(outcome));
 }
 
 void Connector::finish(Outcome outcome) {

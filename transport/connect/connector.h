@@ -26,6 +26,8 @@ class Connector {
     std::shared_ptr<Stream> stream;  // else
     Hello peer;
     SessionClaim claim;  // the peer's
+    // It failed because another process has this worker's rank and name there.
+    bool displaced = false;
   };
   using Done = std::function<void(Outcome)>;
 

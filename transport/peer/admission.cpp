@@ -16,6 +16,7 @@ constexpr std::size_t kMaxPending = 1024;
 
 RefusalCode Admission::admit(const Hello& hello, const SessionClaim& theirs, SessionClaim& ours) {
   if (closed_) return RefusalCode::kStale;
+  if (displaced_.contains(hello.incarnation)) return RefusalCode::kDisplaced;
   const std::shared_ptr<Peer> peer = peers_.find(hello.rank);
   if (theirs.bulk != 0) return admitBulk(peer.get(), hello, theirs, ours);
   if (peer != nullptr) {
@@ -64,12 +65,14 @@ void Admission::join(AuthenticatedPeer who, Dialler dialler) {
   const std::shared_ptr<Peer> former = peers_.find(who.hello.rank);
   const bool returns =
       former != nullptr && former->mayReturn() && former->isLife(who.hello.incarnation);
-  const std::string address = returns ? peers_.address(who.hello.rank) : "";
-  const auto [peer, is_new] = peers_.join(who.hello.rank, who.hello.name, address);
+  const PeerInfo info{who.hello.rank, who.hello.name,
+                      returns ? peers_.address(who.hello.rank) : ""};
+  const auto [peer, is_new] = peers_.join(info);
   if (!is_new && (peer->name() != who.hello.name || !peer->mayAdopt())) return;
+  if (is_new && former != nullptr && !former->isLife(who.hello.incarnation))
+    displaced_.insert(former->incarnation());
   peer->adopt(std::move(who.stream), who.hello, who.claim, dialler);
   if (!is_new) return;
-  const PeerInfo info{who.hello.rank, who.hello.name, address};
   returns ? context_.handler.onPeerReturned(info) : context_.handler.onPeerJoined(info);
 }
 

@@ -9,12 +9,15 @@
 // its old connection for the new one of the same session; a dialler that names a session which is
 // over here is refused (kStale).
 //
+// A life whose successor came in is displaced: it stays out, whatever becomes of the successor.
+//
 // Threads: the endpoint's loop thread.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "transport/auth/replay_guard.h"
 #include "transport/connect/acceptor.h"
@@ -57,6 +60,7 @@ class Admission final : public AcceptPolicy {
   PeerTable& peers_;
   ReplayGuard replays_;
   std::unordered_map<std::int32_t, PendingPeer> pending_;
+  std::unordered_set<std::uint64_t> displaced_;  // incarnations: one for each restart
   bool closed_ = false;
 };
 

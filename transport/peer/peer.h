@@ -64,6 +64,8 @@ class Peer final : public ChannelOwner {
 
   // Loop thread: over, and the same life of it may be met again.
   bool mayReturn() const noexcept;
+  // Loop thread; 0: not known.
+  std::uint64_t incarnation() const noexcept { return incarnation_; }
   // Loop thread: whether that is its incarnation, as far as it is known.
   bool isLife(std::uint64_t incarnation) const noexcept {
     return incarnation_ == 0 || incarnation_ == incarnation;
@@ -119,7 +121,7 @@ class Peer final : public ChannelOwner {
     bool silent = false;
   } break_;
   Error reason_;                 // over()
-  bool replaced_ = false;        // by another life of it
+  bool replaced_ = false;        // by another life of it; or this process by another, there
   std::uint64_t warned_of_ = 0;  // the last incarnation that wanted to replace it
   std::atomic<std::uint64_t> reconnects_{0};
 };

@@ -21,35 +21,40 @@ Result<PeerTable::Added> PeerTable::add(const PeerInfo& info) {
   const std::lock_guard<std::shared_mutex> lock(mutex_);
   if (closed_)
     return Error(ErrorCode::kShutdown, "cannot add " + who + ": this endpoint is shutting down");
-  Entry& entry = known_[info.rank];
-  const bool same_name = entry.peer != nullptr && entry.peer->name() == info.name;
+  const auto found = known_.find(info.rank);
+  if (found == known_.end()) return Added{put(info, replaced), true};
+  Entry& entry = found->second;
+  const bool same_name = entry.peer->name() == info.name;
   if (same_name && entry.address == info.address) return Added{};
-  if (entry.peer != nullptr && !entry.peer->finished()) {
-    if (!same_name || !entry.address.empty()) {
-      return invalidArgument(
-          "cannot add " + who + ": rank " + std::to_string(info.rank) + " is " +
-          describePeer(entry.peer->name(), info.rank) +
-          (same_name ? " under another address" : "") +
-          ", which is not lost; remove it first, or give each worker a rank of its own");
-    }
-    // It joined by itself before its address was known here.
-    entry.address = info.address;
-    return Added{entry.peer, false};
+  if (entry.peer->finished()) return Added{put(info, replaced), true};
+  if (!same_name || !entry.address.empty()) {
+    return invalidArgument("cannot add " + who + ": rank " + std::to_string(info.rank) + " is " +
+                           describePeer(entry.peer->name(), info.rank) +
+                           (same_name ? " under another address" : "") +
+                           ", which is not lost; remove it first, or give each worker a rank of "
+                           "its own");
   }
-  replaced = std::exchange(entry.peer, make_(info));
+  // It joined by itself before its address was known here.
   entry.address = info.address;
-  return Added{entry.peer, true};
+  return Added{entry.peer, false};
 }
 
-PeerTable::Added PeerTable::join(std::int32_t rank, const std::string& name,
-                                 const std::string& address) {
+PeerTable::Added PeerTable::join(const PeerInfo& info) {
   std::shared_ptr<Peer> replaced;  // destroyed after the lock
   const std::lock_guard<std::shared_mutex> lock(mutex_);
-  Entry& entry = known_[rank];
-  if (entry.peer != nullptr && !entry.peer->finished()) return {entry.peer, false};
-  replaced = std::exchange(entry.peer, make_({rank, name, address}));
-  entry.address = address;
-  return {entry.peer, true};
+  const auto found = known_.find(info.rank);
+  if (found != known_.end() && !found->second.peer->finished()) return {found->second.peer, false};
+  return {put(info, replaced), true};
+}
+
+// Nothing changes if it throws.
+std::shared_ptr<Peer> PeerTable::put(const PeerInfo& info, std::shared_ptr<Peer>& replaced) {
+  Entry entry{info.address, make_(info)};
+  std::shared_ptr<Peer> peer = entry.peer;
+  Entry& place = known_[info.rank];
+  replaced = std::move(place.peer);
+  place = std::move(entry);
+  return peer;
 }
 
 std::string PeerTable::address(std::int32_t rank) const {

@@ -31,9 +31,9 @@ class PeerTable {
     bool is_new = false;         // else only its address is
   };
   Result<Added> add(const PeerInfo& info);
-  // An authenticated rank that nobody named. `is_new` false: add() named it before.
-  // `address`: where it listens, if that is known.
-  Added join(std::int32_t rank, const std::string& name, const std::string& address);
+  // An authenticated rank that nobody named; its address may be unknown (""). `is_new` false: add()
+  // named it before.
+  Added join(const PeerInfo& info);
   // Of a known peer; "": unknown, or nobody has said.
   std::string address(std::int32_t rank) const;
   // Nothing for a rank that is unknown.
@@ -54,6 +54,8 @@ class PeerTable {
     std::string address;
     std::shared_ptr<Peer> peer;
   };
+
+  std::shared_ptr<Peer> put(const PeerInfo& info, std::shared_ptr<Peer>& replaced);
 
   const Make make_;
   mutable std::shared_mutex mutex_;  // guards what follows; a leaf

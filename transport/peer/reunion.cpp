@@ -53,7 +53,7 @@ void Reunion::dial(std::int32_t rank) {
 
 void Reunion::onDialled(std::int32_t rank, Connector::Outcome outcome) {
   Attempt& attempt = attempts_.at(rank);
-  if (outcome.error) {
+  if (outcome.error && !outcome.displaced) {
     dialLater(rank);
     attempt.connector.reset();
     return;
@@ -62,7 +62,8 @@ void Reunion::onDialled(std::int32_t rank, Connector::Outcome outcome) {
   const bool same_life = attempt.lost->isLife(outcome.peer.incarnation);
   attempts_.erase(rank);
   // A successor makes itself known.
-  if (still && same_life) met_({outcome.peer, outcome.claim, std::move(outcome.stream)});
+  if (!outcome.error && still && same_life)
+    met_({outcome.peer, outcome.claim, std::move(outcome.stream)});
 }
 
 }  // namespace weft::transport

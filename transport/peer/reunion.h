@@ -4,7 +4,8 @@
 //
 // Of two that lost each other the lower rank dials; the other one admits it (Admission). Until then
 // the peer stays lost, and sends to it fail at once. It ends when another peer has taken the place
-// of the lost one, which may be its successor or the lost one itself.
+// of the lost one, which may be its successor or the lost one itself; and when the lost one has
+// taken a successor of this process.
 //
 // Threads: the endpoint's loop thread. Failure: none; it tries again.
 #pragma once

@@ -33,11 +33,9 @@ def wait_all_workers(upstream: Function, timeout: float = api.DEFAULT_SHUTDOWN_T
     agent.check_process()
     if not agent.is_static_group:
         return
-    lost = agent.barrier(timeout)
-    # A peer may reach the barrier and yet be out of reach from here (another key).
-    if lost or any(agent.loss_of(worker.id) for worker in agent.get_worker_infos()):
-        return
-    if agent.everyone_serves_python:
+    lost_by_any = agent.barrier(timeout)
+    # Either all workers take part in torch's, or none.
+    if not lost_by_any and agent.everyone_serves_python:
         upstream(timeout or api.get_rpc_timeout())
 
 
