@@ -6,6 +6,7 @@ import contextlib
 import secrets
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -114,6 +115,16 @@ def test_who_has_it_off_is_not_called_by_who_requires_it(tmp_path) -> None:
         for rank, peer in ((0, "worker1"), (1, "worker0")):
             with pytest.raises(WorkerError, match="WEFT_ENCRYPTION"):
                 group[rank].call(doubled_there, peer)
+
+
+def test_all_leave_at_once_though_two_of_three_refuse_each_other(tmp_path) -> None:
+    """The third worker has lost nobody: it hears of the others' loss, and does not wait for them."""
+    each = [{"WEFT_ENCRYPTION": "on"}, {"WEFT_ENCRYPTION": "auto"}, {"WEFT_ENCRYPTION": "off"}]
+    with joined(over_tcp(tmp_path), each) as group:
+        with pytest.raises(WorkerError, match="WEFT_ENCRYPTION"):
+            group[0].call(doubled_there, "worker2")
+        began = time.monotonic()
+    assert time.monotonic() - began < 10
 
 
 @pytest.mark.skipif(OPENSSL is None, reason="the command openssl makes the certificates")

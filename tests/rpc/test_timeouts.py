@@ -369,6 +369,48 @@ def test_shutdown_refuses_what_is_no_time(timeout):
         assert NOT_A_TIME in one[0].call(leave_badly, timeout)
 
 
+def barrier_while_calling(to: str, threads: int, timeout: float) -> tuple[str, float]:
+    """How the barrier of a shutdown ends while that many threads call."""
+    import torch.distributed.rpc as rpc
+
+    ended = threading.Event()
+    calling = threading.Barrier(threads + 1)
+
+    def call() -> None:
+        future = rpc.rpc_async(to, time.sleep, args=(0.02,))
+        calling.wait(10)
+        while not ended.is_set():
+            future.wait()
+            future = rpc.rpc_async(to, time.sleep, args=(0.02,))
+        future.wait()
+
+    callers = [threading.Thread(target=call) for _ in range(threads)]
+    for caller in callers:
+        caller.start()
+    calling.wait(10)
+    began = time.monotonic()
+    text = "passed"
+    try:
+        rpc.api._get_current_rpc_agent().barrier(timeout)
+    except RuntimeError as error:
+        text = str(error)
+    took = time.monotonic() - began
+    ended.set()
+    for caller in callers:
+        caller.join()
+    return text, took
+
+
+def test_the_time_of_a_shutdown_bounds_all_its_rounds():
+    with Group(2) as two:
+        two[0].start(barrier_while_calling, "worker1", 3, 2.0)
+        two[1].start(barrier_while_calling, "worker0", 0, 2.0)
+        for worker in two:
+            text, took = worker.result()
+            assert "gave up after 2000 ms" in text
+            assert took < 4
+
+
 @pytest.mark.parametrize("kind", ["sync", "async", "self"])
 def test_the_shortest_time_is_not_never(closed_gate, kind):
     text, took = closed_gate[0].call(timed_call, kind, 1e-6)
