@@ -269,6 +269,8 @@ void Group::updateList(worker_id_t peer) {
       // Another task may change the list meanwhile: what holds at the end counts.
       bool lost = false;
       do {
+        // One that refuses this worker lives, and stays a member.
+        if (isRefusedBy(peer)) return;
         lost = lossOf(peer).has_value();
         for (const MemberRecord& member : members()) {
           if (member.rank != peer) continue;

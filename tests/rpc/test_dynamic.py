@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 
 import pytest
@@ -195,6 +196,27 @@ def test_a_newcomer_that_a_member_refuses_does_not_take_that_one_off_the_list():
         assert "cannot join" in error.message and "worker0" in error.message
         listed = group.keeper.call(members_in_store, group.port)
         assert "name=worker0" in listed and "name=another" not in listed
+        assert group[0].call(call, "worker1") == "worker1"
+
+
+def test_a_member_whose_rank_was_taken_takes_nobody_off_the_list():
+    options = {"heartbeat_interval": 0.2, "peer_timeout": 2.0}
+    with Dynamic(3) as group:
+        group.enter(0, 0, **options)
+        group.enter(1, 1, **options)
+        assert group[0].call(call, "worker1") == "worker1"
+        group[1].stop()
+        wait_until_forgotten(group, 1)
+        group.enter(2, 1, **options)
+        assert group[2].call(call, "worker0") == "worker0"
+        group[1].signal(signal.SIGCONT)
+        wait_until(
+            lambda: "another process has taken" in group[1].call(try_call, "worker0")[0],
+            lambda: "it is told so",
+            20,
+        )
+        listed = group.keeper.call(members_in_store, group.port).splitlines()
+        assert "rank=0" in listed and "rank=1" in listed
         assert group[0].call(call, "worker1") == "worker1"
 
 

@@ -314,11 +314,11 @@ TEST_P(Admission, ASilentLifeIsReplacedAndToldWhenItComesBack) {
   RawClient old_life(*endpoint);
   old_life.claim.own = 5;
   ASSERT_TRUE(old_life.join(peer(), 0, "worker0"));
-  std::this_thread::sleep_for(milliseconds(100));
   Identity again = peer();
   again.incarnation = 99;
-  RawClient new_life(*endpoint);
-  ASSERT_TRUE(new_life.join(again, 0, "worker0"));
+  // It is refused until the old life has been silent for some heartbeats.
+  std::optional<RawClient> new_life;
+  ASSERT_TRUE(eventually([&] { return new_life.emplace(*endpoint).join(again, 0, "worker0"); }));
   ASSERT_TRUE(recorder.waitForLosses(1));
   EXPECT_TRUE(old_life.ended());
   RawClient back(*endpoint);

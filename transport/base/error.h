@@ -14,7 +14,7 @@ enum class ErrorCode : std::uint8_t {
   kInvalidArgument,  // the caller's mistake; nothing changed
   kUnknownPeer,      // no peer of that rank is known here
   kConnectFailed,    // no connection could be made in time
-  kAuthFailed,       // wrong key, group, rank, version, or a replay
+  kAuthFailed,       // the peer refuses this process: its key, group, rank, version, a successor
   kProtocol,         // the peer sent bytes that are not the protocol
   kLimitExceeded,    // a length or count above the configured limit
   kPeerClosed,       // the peer said goodbye (it shut down in order)

@@ -169,8 +169,7 @@ void Connector::onRefused(RefusalCode code, std::uint16_t peer_version) {
             describePeer(peer_.name, peer_.rank) +
             ". Who holds the group's key can do so; if nobody was to, look for it");
     Outcome outcome;
-    outcome.error =
-        Error(ErrorCode::kPeerLost, "another process has taken this worker's rank and name there");
+    outcome.error = Error(ErrorCode::kAuthFailed, "this worker is displaced");
     outcome.displaced = true;
     return finish(std::move(outcome));
   }

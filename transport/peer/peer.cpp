@@ -121,8 +121,10 @@ void Peer::startConnector(const Address& address, Connector::RetryBackoff backof
 }
 
 void Peer::onConnected(Connector::Outcome outcome) {
-  // This worker's successor there is not to be pushed out by a reunion.
-  replaced_ = replaced_ || outcome.displaced;
+  if (outcome.displaced) {
+    replaced_ = true;  // this worker's successor there is not to be pushed out by a reunion
+    return fail(peer_errors::displaced(describe()));
+  }
   if (outcome.error && !met()) return fail(peer_errors::unreachable(describe(), outcome.error));
   if (outcome.error)
     return fail(peer_errors::notReconnected(describe(), break_.how, ": " + outcome.error.text()));

@@ -37,6 +37,12 @@ inline Error notReconnected(const std::string& who, const std::string& how,
           who + " is lost: " + how + ", and it could not be reconnected" + why + ". " + kWhatToDo};
 }
 
+// It lives, and has another process of this worker's rank.
+inline Error displaced(const std::string& who) {
+  return {ErrorCode::kAuthFailed,
+          who + " is lost: another process has taken this worker's rank and name there"};
+}
+
 inline Error silent(const std::string& who, std::chrono::nanoseconds silence,
                     std::chrono::nanoseconds heartbeat_interval) {
   return {ErrorCode::kPeerLost,
