@@ -30,8 +30,8 @@ void markAliases(std::vector<Activation>& values) {
 }
 
 void markSharing(Activations& output, const Activations& input,
-                 const std::vector<at::Tensor>& tensors, std::size_t stage,
-                 const std::vector<std::size_t>& consumers) {
+                 const std::vector<at::Tensor>& given, const std::vector<at::Tensor>& tensors,
+                 std::size_t stage, const std::vector<std::size_t>& consumers) {
   const auto destination = [&](std::size_t k) {
     return k < output.payload ? stage + 1 : consumers[k - output.payload];
   };
@@ -44,9 +44,12 @@ void markSharing(Activations& output, const Activations& input,
     }
     const void* const memory = memoryOf(value.value);
     if (memory == nullptr) continue;
-    for (const Activation& from : input.values) {
-      if (from.sharing != Sharing::kNone && memoryOf(from.value) == memory)
-        value.sharing = from.sharing;
+    for (const auto from : c10::irange(input.values.size())) {
+      const Sharing sharing = input.values[from].sharing;
+      // A copy is this micro-batch's own, but no longer changes with the alias of what was copied.
+      const bool shared = memoryOf(input.values[from].value) == memory ||
+                          (sharing == Sharing::kAliased && memoryOf(given[from]) == memory);
+      if (sharing != Sharing::kNone && shared) value.sharing = sharing;
     }
     for (const at::Tensor& tensor : tensors) {
       if (tensor.requires_grad() && memoryOf(tensor) == memory) value.sharing = Sharing::kAliased;

@@ -42,10 +42,11 @@ std::vector<std::uint32_t> versionsOf(const std::vector<at::Tensor>& tensors);
 void markAliases(std::vector<Activation>& values);
 
 // Marks outputs of a stage whose change in place somebody would notice: the payload goes to the
-// next stage, and the skips to `consumers`. `tensors`: parameters and buffers of the stage.
+// next stage, and the skips to `consumers`. `given`: what the stage was called with for the input,
+// in the same memory or copied. `tensors`: parameters and buffers of the stage.
 void markSharing(Activations& output, const Activations& input,
-                 const std::vector<at::Tensor>& tensors, std::size_t stage,
-                 const std::vector<std::size_t>& consumers);
+                 const std::vector<at::Tensor>& given, const std::vector<at::Tensor>& tensors,
+                 std::size_t stage, const std::vector<std::size_t>& consumers);
 
 // Throws if the stage changed one of the tensors it was given, whose versions were `versions`, and
 // that activation is kAliased.

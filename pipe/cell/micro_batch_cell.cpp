@@ -119,8 +119,8 @@ Activations MicroBatchCell::perform(Pass pass) {
   }
   if (pass != Pass::kRecompute) {
     static const std::vector<at::Tensor> none;
-    markSharing(output, input_, context.grad ? context.tensors[stage_]->tensors : none, stage_,
-                context.pipeline.consumers[stage_]);
+    markSharing(output, input_, given, context.grad ? context.tensors[stage_]->tensors : none,
+                stage_, context.pipeline.consumers[stage_]);
   }
   if (pass != Pass::kCheckpoint && context.grad) {
     refuseUnregisteredLeaves(output_edges_, input_node_, parameterEnds(),

@@ -26,6 +26,8 @@ WITH_INNER = (
     "func_jvp",
     "dual_inside",
 )
+#: What gives two values in one memory. A Pipe's outputs each have their own.
+ALIASING = ("view", "transposed_view", "detached")
 #: In the first stage's input or where several rows are needed, these make no sense.
 TOP_ONLY = (
     "same_twice",
@@ -203,6 +205,8 @@ def legal(program: Program) -> Program:
         if step.way in TRANSFORMS and (
             NOT_TRANSFORMED & names or any(name.startswith("saved_hooks") for name in step.around)
         ):
+            step = dataclasses.replace(step, way="backward")
+        if step.way == "output_changed_before_backward" and set(ALIASING) & names:
             step = dataclasses.replace(step, way="backward")
         steps.append(step)
         if set(IN_PLACE) & names:  # what is written is not there for the second time

@@ -97,7 +97,8 @@ class Plain(nn.Module):
         pieces = self.split(inputs)
         for layer in self.modules():
             if isinstance(layer, DeferredBatchNorm):
-                layer.chunks = len(pieces)
+                # Forgets a mini-batch that failed, which it does by itself inside a Pipe only.
+                layer._defer(len(pieces), layer.biased, layer._dimensions)
         skips: list[dict] = [{} for _ in pieces]
         results = list(pieces)
         with no_autocast_cache():

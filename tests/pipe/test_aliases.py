@@ -86,6 +86,24 @@ def test_a_view_beside_its_tensor(mode, way):
 
 @both
 @ways
+def test_aliases_through_a_stage_that_may_be_given_copies(mode, way):
+    """A stage that changes a value gets copies of all that it needs again."""
+
+    def views(w, x):
+        y = x * w
+        return y, y[:, :2], y + 1
+
+    def changes_another(w, a, b, c):
+        return a, b, c.mul_(2) * w
+
+    def changes_one(w, a, b, c):
+        return a.relu_().sum(1) * w + b.sum(1) + c.sum(1)
+
+    run_both(views, changes_another, changes_one, mode=mode, way=way, refused=True)
+
+
+@both
+@ways
 def test_halves_of_a_tensor_are_apart(mode, way):
     """Slices of one tensor that have no element in common may be changed in place."""
 
