@@ -239,6 +239,8 @@ std::vector<std::int32_t> WeftAgent::barrier(float timeout_seconds, bool last) {
   }
 }
 
+void WeftAgent::cancel(const JitFuture& answer) { parts_->client.cancel(answer); }
+
 void WeftAgent::hurry() { parts_->context.hurried = true; }
 
 const WorkerInfo& WeftAgent::getWorkerInfo(const std::string& name) const {

@@ -80,6 +80,9 @@ class WEFT_API WeftAgent : public RpcAgent, public std::enable_shared_from_this<
   DeviceMap getDeviceMap(const WorkerInfo& to) const override;
   const std::vector<c10::Device>& getDevices() const override;
 
+  // Cancels the call whose answer completes that future: nobody waits for it any more.
+  void cancel(const JitFuture& answer);
+
   // Static groups: waits until every worker has come here and no call is in flight. After the
   // `last` barrier, rank 0 stays until the others have seen it, because it may serve the Store.
   // Returns the ranks that some worker has lost, so that all workers go on alike.

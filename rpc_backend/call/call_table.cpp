@@ -69,6 +69,11 @@ std::vector<PendingCall> CallTable::takeAllOf(worker_id_t peer) {
   return takeIf([&](const PendingCall& call) { return call.peer == peer; });
 }
 
+std::optional<PendingCall> CallTable::takeCallOf(const JitFuture& future) {
+  auto found = takeIf([&](const PendingCall& call) { return call.future.get() == &future; });
+  return found.empty() ? std::nullopt : std::optional(std::move(found.front()));
+}
+
 std::vector<PendingCall> CallTable::takeFetches(const RRefKey& value) {
   return takeIf([&](const PendingCall& call) { return call.fetched == value; });
 }

@@ -53,6 +53,8 @@ class CallTable {
   std::optional<PendingCall> take(std::uint64_t id, worker_id_t peer);
   bool waits(std::uint64_t id, worker_id_t peer) const;
   std::vector<PendingCall> takeAllOf(worker_id_t peer);
+  // The call that completes this future.
+  std::optional<PendingCall> takeCallOf(const JitFuture& future);
   std::vector<PendingCall> takeFetches(const RRefKey& value);
   std::vector<PendingCall> takeAll();
   // Takes what has expired at `now`; `next` becomes the earliest deadline that remains.

@@ -369,6 +369,13 @@ void RequestClient::onPeerLost(worker_id_t peer, const std::string& reason) {
     fail(std::move(call), reason);
 }
 
+void RequestClient::cancel(const JitFuture& answer) {
+  auto call = calls_.takeCallOf(answer);
+  if (!call) return;
+  giveUp(*call);
+  fail(std::move(*call), "the wait for the call was interrupted, so it was cancelled");
+}
+
 void RequestClient::close() {
   const std::string text =
       context_.me() + " is shutting down: RPC is no longer running on this node.";

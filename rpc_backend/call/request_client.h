@@ -65,6 +65,9 @@ class RequestClient {
   // The answer to a request of this worker to itself. Worker thread.
   void completeOwn(std::uint64_t id, const MessagePtr& answer);
 
+  // Nobody waits for that call any more: it fails, and its callee is told.
+  void cancel(const JitFuture& answer);
+
   // Fails all calls. After the endpoint has closed, before the completers stop.
   void close();
 

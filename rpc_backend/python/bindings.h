@@ -3,6 +3,8 @@
 
 #include <pybind11/pybind11.h>
 
+#include "rpc_backend/core/torch_names.h"
+
 namespace weft::rpc {
 
 // Adds the agent, its options and the environment table to `module`.
@@ -10,6 +12,9 @@ void bind(pybind11::module_& module);
 // Parts of it: what rpc_sync runs in C++ (calls.cpp, python_calls.cpp).
 void bindCalls(pybind11::module_& module);
 void bindPythonCalls(pybind11::module_& module);
+// Waits for the answer to the call that this thread has sent with its waiter taken; throws its
+// error. Ctrl-C ends the wait and cancels the call. Without the GIL.
+void awaitAnswer(JitFuture& answer);
 // What the callee knows of its call (deadlines.cpp).
 void bindDeadlines(pybind11::module_& module);
 // Lets waits in C++ end by Ctrl-C (interrupts.cpp).

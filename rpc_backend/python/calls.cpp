@@ -153,9 +153,10 @@ at::IValue valueOf(const Message& message) {
   return static_cast<torch::distributed::rpc::ScriptResp&>(*response).value();
 }
 
-bool weftIsCurrent() {
-  return RpcAgent::isCurrentRpcAgentSet() &&
-         dynamic_cast<WeftAgent*>(RpcAgent::getCurrentRpcAgent().get()) != nullptr;
+// Null: the current agent is none or another.
+std::shared_ptr<WeftAgent> currentAgent() {
+  if (!RpcAgent::isCurrentRpcAgentSet()) return nullptr;
+  return std::dynamic_pointer_cast<WeftAgent>(RpcAgent::getCurrentRpcAgent());
 }
 
 // (True, result), or (False, None) when torch should make the call.
@@ -170,9 +171,7 @@ std::pair<bool, py::object> callBuiltin(const WorkerInfo& to, const std::string&
     const py::gil_scoped_release no_gil;
     const ScopedInlineWaiter waiter;
     const auto future = send(to, encodeBuiltin(op, stack), timeout);
-    InlineWaiter::wait();
-    awaitInterruptibly(*future);  // where this thread has no waiter
-    future->waitAndThrow();
+    awaitAnswer(*future);
     value = valueOf(*future->constValue().toCustomClass<Message>());
   }
   return {true, torch::jit::toPyObject(std::move(value))};
@@ -236,8 +235,21 @@ std::optional<PyRRef> remoteBuiltin(const WorkerInfo& to, const std::string& nam
 
 }  // namespace
 
+void awaitAnswer(JitFuture& answer) {
+  try {
+    InlineWaiter::wait();
+    awaitInterruptibly(answer);  // where this thread has no waiter
+  } catch (...) {
+    if (const auto agent = currentAgent()) agent->cancel(answer);
+    throw;
+  }
+  answer.waitAndThrow();
+}
+
 void bindCalls(py::module_& module) {
-  module.def("_weft_is_current", &weftIsCurrent, "The current RPC agent is Weft's.");
+  module.def(
+      "_weft_is_current", [] { return currentAgent() != nullptr; },
+      "The current RPC agent is Weft's.");
   module.def(
       "_call_builtin", &callBuiltin, py::arg("to"), py::arg("name"), py::arg("timeout"),
       py::arg("args"), py::arg("kwargs"),
@@ -249,10 +261,10 @@ void bindCalls(py::module_& module) {
   module.def("_remote_builtin", &remoteBuiltin, py::arg("to"), py::arg("name"), py::arg("timeout"),
              py::arg("args"), py::arg("kwargs"),
              "remote of a built-in operator: its RRef; None when torch should do it.");
-  module.def("_take_seat", &InlineWaiter::take, "This thread will wait for its next call.");
-  module.def("_wait_in_seat", &InlineWaiter::wait, py::call_guard<py::gil_scoped_release>(),
+  module.def("_take_waiter", &InlineWaiter::take, "This thread will wait for its next call.");
+  module.def("_wait_inline", &InlineWaiter::wait, py::call_guard<py::gil_scoped_release>(),
              "Waits for that call and completes its future.");
-  module.def("_leave_seat", &InlineWaiter::leave, py::call_guard<py::gil_scoped_release>(),
+  module.def("_leave_waiter", &InlineWaiter::leave, py::call_guard<py::gil_scoped_release>(),
              "After a failure: nobody waits any more.");
 }
 

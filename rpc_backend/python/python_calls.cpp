@@ -61,9 +61,7 @@ py::object callPython(const WorkerInfo& to, std::string pickled, std::vector<at:
   const auto future = torch::distributed::autograd::sendMessageWithAutograd(
       *RpcAgent::getCurrentRpcAgent(), to, std::move(message), /*forceGradRecording=*/true,
       timeout);
-  InlineWaiter::wait();
-  awaitInterruptibly(*future);  // where this thread has no waiter
-  future->waitAndThrow();
+  awaitAnswer(*future);
   const auto answer = future->constValue().toCustomClass<Message>();
   MessageType type = answer->type();
   const auto response = torch::distributed::rpc::deserializeResponse(*answer, type);

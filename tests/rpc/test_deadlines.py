@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import threading
 import time
 
@@ -331,6 +332,23 @@ def test_the_loss_of_the_caller_cancels():
         members[0].kill()
         wait_for(lambda: members[1].call(notes), [(True, None)], "what it noted")
         members[1].call(open_gate)
+
+
+def interrupted_call() -> str:
+    try:
+        call("worker1", "until_cancelled", seconds=0)
+    except KeyboardInterrupt:
+        return "KeyboardInterrupt"
+    return "it ended"
+
+
+def test_ctrl_c_cancels(fresh):
+    fresh[0].start(interrupted_call)
+    fresh[1].call(wait_until_begun)
+    fresh[0].signal(signal.SIGINT)
+    assert fresh[0].result() == "KeyboardInterrupt"
+    wait_for(lambda: fresh[1].call(notes), [(True, None)], "what it noted")
+    wait_for(lambda: fresh[0].call(debug, "agent.client_active_calls"), 0, "calls in flight")
 
 
 # What keeps tables right arrives in any case.

@@ -73,12 +73,12 @@ def invoke_rpc(
         asynchronous = hasattr(func, "_wrapped_async_rpc_function")
         worker = api._to_worker_info(to)
         return _Answer(_C._call_python(worker, pickled, tensors, rpc_timeout, asynchronous))
-    _C._take_seat()
+    _C._take_waiter()
     try:
         future = upstream(to, func, rpc_type, args, kwargs, rpc_timeout)
-        _C._wait_in_seat()
+        _C._wait_inline()
     except BaseException:
-        _C._leave_seat()
+        _C._leave_waiter()
         raise
     return future
 
