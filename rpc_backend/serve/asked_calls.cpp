@@ -23,22 +23,26 @@ void AskedCalls::add(std::uint64_t id, std::weak_ptr<CallContext> call) {
   entries_.insert(at, {id, std::move(call)});
 }
 
-bool AskedCalls::cancel(std::uint64_t id) {
+std::shared_ptr<CallContext> AskedCalls::cancel(std::uint64_t id) {
   const auto found =
       std::lower_bound(entries_.begin(), entries_.end(), id,
                        [](const Entry& e, std::uint64_t number) { return e.id < number; });
-  if (found == entries_.end() || found->id != id) return false;
-  const auto call = found->call.lock();
-  if (call == nullptr) return false;
-  call->cancel();
-  return true;
+  if (found == entries_.end() || found->id != id) return nullptr;
+  auto call = found->call.lock();
+  if (call != nullptr) call->cancel();
+  return call;
 }
 
-void AskedCalls::cancelAll() {
+std::vector<std::shared_ptr<CallContext>> AskedCalls::cancelAll() {
+  std::vector<std::shared_ptr<CallContext>> cancelled;
   for (const Entry& entry : entries_) {
-    if (const auto call = entry.call.lock()) call->cancel();
+    if (auto call = entry.call.lock()) {
+      call->cancel();
+      cancelled.push_back(std::move(call));
+    }
   }
   entries_.clear();
+  return cancelled;
 }
 
 }  // namespace weft::rpc

@@ -19,10 +19,10 @@ namespace weft::rpc {
 class AskedCalls {
  public:
   void add(std::uint64_t id, std::weak_ptr<CallContext> call);
-  // The caller has given that request up. False: it is over, or there never was one.
-  bool cancel(std::uint64_t id);
-  // The caller is gone.
-  void cancelAll();
+  // The caller has given that request up. Null: it is over, or there never was one.
+  std::shared_ptr<CallContext> cancel(std::uint64_t id);
+  // The caller is gone. Returns those that are not over.
+  std::vector<std::shared_ptr<CallContext>> cancelAll();
   // Entries, those of requests that are over included.
   std::size_t size() const noexcept { return entries_.size(); }
 

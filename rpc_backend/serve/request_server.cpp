@@ -30,8 +30,8 @@ class ProfilerCallbacksGuard {
 
 // Calls that nobody but their caller waits for. What makes an RRef's value runs in any case: others
 // may wait for the value. What keeps tables right does, too.
-bool mayBeDropped(MessageType type, const std::vector<char>& payload) {
-  switch (innermost(type, payload).type) {
+bool mayBeDropped(MessageType type) {
+  switch (type) {
     case MessageType::SCRIPT_CALL:
     case MessageType::PYTHON_CALL:
     case MessageType::SCRIPT_RREF_FETCH_CALL:
@@ -57,20 +57,39 @@ struct RequestServer::Asker {
   RRefLifecycle::Seen seen;  // which life of that worker asks
 };
 
-// A request that waits or runs here: counts it, however that ends.
+// A request that waits or runs here: counts its bytes, however that ends.
 class RequestServer::InFlight : public CallContext {
  public:
-  InFlight(std::atomic<std::uint64_t>& held, std::uint64_t bytes, Clock::time_point deadline)
-      : CallContext(deadline), held_(held), bytes_(bytes) {
+  InFlight(const Asker& asker, std::atomic<std::uint64_t>& held,
+           std::shared_ptr<IncomingMessage> message)
+      : CallContext(message->deadline()),
+        asker_(asker),
+        type_(static_cast<MessageType>(message->type())),
+        message_(std::move(message)),
+        held_(held),
+        bytes_(message_->bytes()) {
     held_.fetch_add(bytes_, std::memory_order_relaxed);
   }
-  ~InFlight() { held_.fetch_sub(bytes_, std::memory_order_relaxed); }
+  ~InFlight() { forgetBytes(); }
   InFlight(const InFlight&) = delete;
   InFlight& operator=(const InFlight&) = delete;
 
+  const Asker& asker() const noexcept { return asker_; }
+  MessageType type() const noexcept { return type_; }
+  // For who comes first, a worker or the loop thread that drops it; null for the other.
+  std::shared_ptr<IncomingMessage> take() {
+    return taken_.exchange(true, std::memory_order_relaxed) ? nullptr : std::move(message_);
+  }
+  // Who has taken the message has dropped it.
+  void forgetBytes() { held_.fetch_sub(std::exchange(bytes_, 0), std::memory_order_relaxed); }
+
  private:
+  const Asker asker_;
+  const MessageType type_;
+  std::atomic<bool> taken_{false};
+  std::shared_ptr<IncomingMessage> message_;
   std::atomic<std::uint64_t>& held_;
-  const std::uint64_t bytes_;
+  std::uint64_t bytes_;
 };
 
 bool RequestServer::admits(worker_id_t from, const WireHeader& head, std::uint64_t bytes) {
@@ -115,10 +134,11 @@ void RequestServer::onRequest(worker_id_t from, std::shared_ptr<IncomingMessage>
   const Asker asker{from, in->callId(), rrefs_.lifecycle().now()};
   try {
     Peer& peer = peers_[from];
-    auto call = std::make_shared<InFlight>(peer.held, in->bytes(), in->deadline());
+    auto call = std::make_shared<InFlight>(asker, peer.held, std::move(in));
     peer.asked.add(asker.id, call);
-    context_.workers.run([this, alive = context_.keepAlive(), asker, in = std::move(in),
-                          call = std::move(call)] { serve(asker, *in, *call); });
+    context_.workers.run([this, alive = context_.keepAlive(), call = std::move(call)] {
+      if (const auto message = call->take()) serve(call->asker(), *message, *call);
+    });
   } catch (const std::exception& error) {
     // No memory for the task, or no thread for it.
     respondFailure(asker.from, asker.id,
@@ -126,9 +146,24 @@ void RequestServer::onRequest(worker_id_t from, std::shared_ptr<IncomingMessage>
   }
 }
 
-void RequestServer::onCancel(worker_id_t from, std::uint64_t id) { peers_[from].asked.cancel(id); }
+void RequestServer::onCancel(worker_id_t from, std::uint64_t id) {
+  if (const auto call = peers_[from].asked.cancel(id)) dropWaiting(*call);
+}
 
-void RequestServer::onPeerLost(worker_id_t peer) { peers_[peer].asked.cancelAll(); }
+void RequestServer::onPeerLost(worker_id_t peer) {
+  for (const auto& call : peers_[peer].asked.cancelAll())
+    dropWaiting(*call);
+}
+
+void RequestServer::dropWaiting(CallContext& context) {
+  auto& call = static_cast<InFlight&>(context);
+  if (!mayBeDropped(call.type())) return;
+  auto message = call.take();
+  if (message == nullptr) return;  // it has begun
+  drop(call.asker(), message->payload());
+  call.forgetBytes();
+  sender_.dropElsewhere(std::move(message));
+}
 
 void RequestServer::onOwnRequest(std::uint64_t id, MessagePtr request, Clock::time_point deadline) {
   context_.workers.run(
@@ -140,7 +175,7 @@ void RequestServer::onOwnRequest(std::uint64_t id, MessagePtr request, Clock::ti
 void RequestServer::serveOwn(const Asker& asker, const MessagePtr& request,
                              const CallContext& call) {
   const CallScope scope(&call);
-  if (call.isCancelled() && mayBeDropped(request->type(), request->payload())) {
+  if (call.isCancelled() && mayBeDropped(innermost(request->type(), request->payload()).type)) {
     drop(asker, request->payload());
   } else {
     runCallback(asker, [&] { return request; });
@@ -164,7 +199,7 @@ void RequestServer::serve(const Asker& asker, IncomingMessage& in, const CallCon
       logDebug("a request of before the loss of " + group_.describe(asker.from) + " is not run");
     } else if (const auto why = refusal(context_.options.request_policy, type, payload)) {
       refuse(asker.from, asker.id, payload, *why);
-    } else if (call.isCancelled() && mayBeDropped(type, payload)) {
+    } else if (call.isCancelled() && mayBeDropped(innermost(type, payload).type)) {
       drop(asker, payload);
     } else if (RRefLifecycle::isControl(type) &&
                rrefs_.lifecycle().serve(type, payload, asker.from, asker.seen)) {

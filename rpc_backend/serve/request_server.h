@@ -54,6 +54,8 @@ class RequestServer {
   // Does not run a request whose caller has given up: the caller's own timeout has ended the call,
   // so it gets no answer.
   void drop(const Asker& asker, std::span<const char> payload);
+  // Loop thread: drops a request that has not begun at once, because its turn may be far off.
+  void dropWaiting(CallContext& context);
   // Answers with the refusal. `payload`: as far as it is known, for the RRefs in it.
   void refuse(worker_id_t from, std::uint64_t id, std::span<const char> payload,
               const std::string& why);
