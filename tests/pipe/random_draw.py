@@ -27,7 +27,7 @@ WITH_INNER = (
     "dual_inside",
 )
 #: What gives two values in one memory. A Pipe's outputs each have their own.
-ALIASING = ("view", "transposed_view", "detached")
+ALIASING = ("view", "transposed_view", "detached", "stash")
 #: In the first stage's input or where several rows are needed, these make no sense.
 TOP_ONLY = (
     "same_twice",

@@ -93,8 +93,20 @@ REFUSALS: dict[str, Refusal] = {
         "gradients reach inputs and registered parameters",
     ),
     "way input_changed_before_backward": Refusal(
-        r"modified by an inplace operation", "as torch says where an operation has saved the input"
+        r"modified by an inplace operation|its base or another view of its base has been modified",
+        "as torch says where an operation has saved the input, or a module's hook a view of it",
     ),
+    "way output_changed_before_backward": Refusal(
+        r"modified by an inplace operation|a view of a leaf Variable that requires grad",
+        "of one micro-batch, a last stage that does nothing gives what it was given",
+    ),
+    **{
+        f"way {way}, {name}": Refusal(
+            r"would mutate a captured Tensor", "as torch says of a layer that is given the input"
+        )
+        for way in random_draw.TRANSFORMS
+        for name in IN_PLACE
+    },
     **{
         f"way batched_gradients, op {name}": Refusal(
             r"random operations inside of vmap", "a recomputation is part of the backward"
@@ -146,7 +158,7 @@ KNOWN: tuple[Known, ...] = (
         )
         for op, finding in (
             ("count", r"^wrong\nbuffer"),
-            ("inner_pipe", r"^wrong\nrandom numbers"),
+            *((name, r"^wrong\nrandom numbers") for name in random_draw.DRAWING),
         )
     ),
 )
