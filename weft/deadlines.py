@@ -35,8 +35,8 @@ def deadline() -> float | None:
 def cancelled() -> bool:
     """Whether nobody waits any more for the answer of the function that runs here.
 
-    The caller's timeout has passed, Ctrl-C has ended its ``rpc_sync``, or it is lost. The function itself decides what it does
-    then; its answer is dropped.
+    The caller's timeout has passed, Ctrl-C has ended its ``rpc_sync``, or it is lost. The function
+    itself decides what it does then; its answer is dropped.
 
     ::
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch.distributed.rpc as rpc
@@ -26,7 +27,8 @@ def init_rpc(
     Args:
         name: the name of this worker.
         rank: the rank of this worker.
-        world_size: the number of workers; None for a dynamic group.
+        world_size: the number of workers; None for a dynamic group. A group of 1 that is given no
+            place to meet, by ``init_method`` or MASTER_ADDR, takes a free port of its own.
         rpc_backend_options: the options as one object,
         options: or by name, as :class:`weft.RpcBackendOptions` takes them.
 
@@ -36,6 +38,9 @@ def init_rpc(
         RuntimeError: a worker did not join in time, or failed authentication.
     """
     if rpc_backend_options is None:
+        if world_size == 1 and "MASTER_ADDR" not in os.environ:
+            options.setdefault("init_method", "tcp://127.0.0.1:0")
+            rank = max(rank, 0)
         rpc_backend_options = RpcBackendOptions(**options)
     elif options:
         raise TypeError(

@@ -54,6 +54,29 @@ def test_which_backend(backend, options, agent):
         assert workers[0].call(init_alone, backend, options) == (agent, "[2.0, 2.0]")
 
 
+def init_alone_without_address() -> str:
+    import os
+
+    import torch
+    import torch.distributed.rpc as rpc
+
+    import weft
+
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        os.environ.pop(name, None)
+    weft.init_rpc("alone", world_size=1)
+    answer = rpc.rpc_sync("alone", torch.add, args=(torch.ones(2), 1))
+    rpc.shutdown()
+    return str(answer.tolist())
+
+
+def test_a_group_of_one_needs_no_place_to_meet():
+    with Workers(2) as workers:
+        for worker in workers:
+            worker.start(init_alone_without_address)
+        assert [worker.result() for worker in workers] == ["[2.0, 2.0]"] * 2
+
+
 def backend_types() -> tuple[bool, list[str]]:
     import torch.distributed.rpc as rpc
     from torch.distributed.rpc import BackendType, backend_registry

@@ -78,7 +78,7 @@ class Pipe(nn.Module):
         if self._gives_rref and not rpc.api._is_current_rpc_agent_set():
             raise RuntimeError(
                 "Please initialize RPC framework for Pipe using torch.distributed.rpc.init_rpc "
-                "(or weft.init_rpc): a Pipe returns an RRef"
+                "or weft.init_rpc(name, world_size=1): a Pipe returns an RRef"
             )
         chunks, checkpoint = check_chunks(chunks), str(checkpoint)
         if checkpoint not in _MODES:
