@@ -372,7 +372,11 @@ void RequestClient::onPeerLost(worker_id_t peer, const std::string& reason) {
 void RequestClient::cancel(const JitFuture& answer) {
   auto call = calls_.takeCallOf(answer);
   if (!call) return;
-  giveUp(*call);
+  // On the loop thread, which does not wait for room where this one would.
+  sender_.endpoint()->runAfter(milliseconds(0), [this, parts = context_.parts, peer = call->peer,
+                                                 type = call->type, id = call->id] {
+    if (const auto alive = parts.lock()) giveUp(peer, type, id);
+  });
   fail(std::move(*call), "the wait for the call was interrupted, so it was cancelled");
 }
 
@@ -396,11 +400,10 @@ void RequestClient::armTimer(Clock::time_point deadline) {
   });
 }
 
-void RequestClient::giveUp(const PendingCall& call) {
+void RequestClient::giveUp(worker_id_t callee, MessageType type, std::uint64_t id) {
   // This worker's own server has the same clock.
-  if (call.peer == context_.rank || !isUsers(call.type)) return;
-  const auto error =
-      sender_.sendControl(call.peer, WireKind::kControl, ControlType::kCancel, call.id, {});
+  if (callee == context_.rank || !isUsers(type)) return;
+  const auto error = sender_.sendControl(callee, WireKind::kControl, ControlType::kCancel, id, {});
   if (error) logDebug("a call could not be taken back: " + error.text());
 }
 
@@ -412,7 +415,7 @@ void RequestClient::expire() {
   Clock::time_point next;
   for (PendingCall& call : calls_.takeExpired(Clock::now(), next)) {
     context_.metrics.calls_timed_out.fetch_add(1, std::memory_order_relaxed);
-    giveUp(call);
+    giveUp(call.peer, call.type, call.id);
     const std::string text = timeoutText(call.timeout, call.inherited);
     fail(std::move(call), text);
   }

@@ -65,7 +65,7 @@ class RequestClient {
   // The answer to a request of this worker to itself. Worker thread.
   void completeOwn(std::uint64_t id, const MessagePtr& answer);
 
-  // Nobody waits for that call any more: it fails, and its callee is told.
+  // Nobody waits for that call any more: it fails, and its callee, if another worker, is told.
   void cancel(const JitFuture& answer);
 
   // Fails all calls. After the endpoint has closed, before the completers stop.
@@ -97,8 +97,8 @@ class RequestClient {
   void complete(const PendingCall& call, Completion completion);
   void takeAnswer(worker_id_t from, const std::shared_ptr<IncomingMessage>& in, PendingCall& call);
   void readAnswer(worker_id_t from, IncomingMessage& in, MessageType asked, JitFuture& future);
-  // Tells the callee that nobody waits any more.
-  void giveUp(const PendingCall& call);
+  // Loop thread. Tells the callee that nobody waits any more.
+  void giveUp(worker_id_t callee, MessageType type, std::uint64_t id);
   void armTimer(Clock::time_point deadline);
   void expire();
 

@@ -119,7 +119,7 @@ void Group::announce() {
     }
     const auto id = static_cast<worker_id_t>(member.rank);
     if (isRefusedBy(id)) {
-      membership_.leave();
+      leave();
       TORCH_CHECK(false, context_.me(), " cannot join: ", reason);
     }
     // It died without leaving, or dies now: the group goes on without it.
@@ -132,7 +132,7 @@ void Group::announce() {
 }
 
 void Group::leave() {
-  membership_.leave();
+  membership_.forget(context_.rank, sender_.endpoint()->address());
   const auto timeout = fromSeconds(context_.options.peer_timeout);
   std::vector<FuturePtr> acks;
   for (const auto& worker : directory_.all()) {

@@ -307,10 +307,4 @@ void Membership::restore(const MemberRecord& returned) {
   });
 }
 
-void Membership::leave() {
-  updateMembers([&](std::vector<MemberRecord>& members) {
-    std::erase_if(members, [&](const MemberRecord& member) { return member.rank == rank_; });
-  });
-}
-
 }  // namespace weft::rpc

@@ -49,9 +49,8 @@ class Membership {
 
   // Dynamic groups: adds `self` and returns who was there before.
   std::vector<MemberRecord> join(const MemberRecord& self);
-  void leave();
-  // Removes a member that died without leaving. Its successor, which has the same rank and another
-  // address, stays.
+  // Removes a member that leaves, or died without leaving. Its successor, which has the same rank
+  // and another address, stays.
   void forget(std::int32_t rank, const std::string& address);
   // Adds a member that was forgotten and lives, unless it has a successor.
   void restore(const MemberRecord& returned);

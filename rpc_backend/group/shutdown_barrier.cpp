@@ -129,20 +129,24 @@ std::set<std::int32_t> ShutdownBarrier::agreeOnLost() {
   for (const worker_id_t rank : others()) {
     if (group_.lossOf(rank)) lost_.insert(rank);
   }
-  std::string text;
-  for (const std::int32_t rank : lost_)
-    text += std::to_string(rank) + " ";
-  store_->set(key(kLost, context_.rank), text + "end");
+  postLost(context_.rank, lost_);
+  awaitOthers(kLost, [&](worker_id_t rank) { return store_->check({key(kLost, rank)}); });
   std::set<std::int32_t> all;
-  awaitOthers(kLost, [&](worker_id_t rank) {
-    if (!store_->check({key(kLost, rank)})) return false;
-    std::istringstream theirs(store_->get_to_str(key(kLost, rank)));
-    for (std::int32_t lost = 0; theirs >> lost;)
-      all.insert(lost);
-    return true;
-  });
-  all.insert(lost_.begin(), lost_.end());
+  for (std::int32_t rank = 0; rank < world_; ++rank)
+    all.merge(postLost(static_cast<worker_id_t>(rank), {rank}));
   return all;
+}
+
+std::set<std::int32_t> ShutdownBarrier::postLost(worker_id_t rank,
+                                                 const std::set<std::int32_t>& lost) {
+  std::string text;
+  for (const std::int32_t one : lost)
+    text += std::to_string(one) + " ";
+  std::istringstream posted(store_->compareSet(key(kLost, rank), "", text + "end"));
+  std::set<std::int32_t> first;
+  for (std::int32_t one = 0; posted >> one;)
+    first.insert(one);
+  return first;
 }
 
 void ShutdownBarrier::confirm() { store_->set(key(kDone, context_.rank), "1"); }

@@ -44,6 +44,9 @@ class ShutdownBarrier {
   void awaitOthers(const std::string& awaited, const std::function<bool(worker_id_t)>& seen);
   // The sum of the round's counts; -1 when somebody has already seen the end.
   std::int64_t collect(const std::string& round);
+  // Posts what that worker has lost, for itself or, once it is given up, in its place. The first
+  // post counts, and is returned: so all decide alike.
+  std::set<std::int32_t> postLost(worker_id_t rank, const std::set<std::int32_t>& lost);
   milliseconds timeLeft() const;
 
   AgentContext& context_;

@@ -7,24 +7,21 @@
 
 namespace weft::rpc {
 
-void OrphanedRRefs::onPeerLost(Rank peer) {
+std::vector<torch_rrefs::User> OrphanedRRefs::onPeerLost(Rank peer) {
+  std::vector<torch_rrefs::User> users;
+  if (RpcAgent::isCurrentRpcAgentSet()) users = torch_rrefs::users();
   {
     const std::lock_guard lock(mutex_);
     ids_at_loss_[peer] = torch_rrefs::idsMade();
+    for (const torch_rrefs::User& user : users) {
+      if (user.rref->owner() != peer) continue;
+      // contains() knows those with a number of this worker.
+      const RRefKey value = fromTorch(user.rref->rrefId());
+      if (value.created_on != self_) orphans_.insert(value);
+    }
   }
   any_loss_.store(true, std::memory_order_release);
-}
-
-void OrphanedRRefs::collect(Rank owner) {
-  if (!RpcAgent::isCurrentRpcAgentSet()) return;
-  for (const torch_rrefs::User& user : torch_rrefs::users()) {
-    if (user.rref->owner() != owner) continue;
-    const RRefKey value = fromTorch(user.rref->rrefId());
-    // A value with a number of this worker may be of the new life already; contains() can tell.
-    if (value.created_on == self_) continue;
-    const std::lock_guard lock(mutex_);
-    orphans_.insert(value);
-  }
+  return users;
 }
 
 bool OrphanedRRefs::contains(const RRefKey& value, Rank owner) const {

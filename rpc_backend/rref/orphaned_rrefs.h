@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "rpc_backend/core/torch_names.h"
+#include "rpc_backend/rref/torch_rrefs.h"
 #include "rpc_backend/wire/rref_wire.h"
 
 namespace weft::rpc {
@@ -23,10 +24,9 @@ class OrphanedRRefs {
  public:
   explicit OrphanedRRefs(Rank self) : self_(self) {}
 
-  // Loop thread: the peer is lost.
-  void onPeerLost(Rank peer);
-  // Worker thread, soon after: remembers the values of that owner which are referred to here.
-  void collect(Rank owner);
+  // Loop thread: the peer is lost. Remembers its values that are referred to here. Returns
+  // references for another thread to drop, where they may be the last.
+  std::vector<torch_rrefs::User> onPeerLost(Rank peer);
 
   bool contains(const RRefKey& value, Rank owner) const;
   // The orphan that a message to `to` asks for or speaks of; or among RRefs that a message carries.

@@ -57,8 +57,8 @@ std::string RRefService::orphanText(const RRefKey& value, worker_id_t owner) con
 
 void RRefService::onPeerLost(worker_id_t peer) {
   lifecycle_.onPeerLost(peer);
-  orphans_.onPeerLost(peer);
-  context_.completers.run([this, alive = context_.keepAlive(), peer] { orphans_.collect(peer); });
+  // At once: what comes after the peer's return is not of its former life.
+  sender_.dropElsewhere(orphans_.onPeerLost(peer));
 }
 
 void RRefService::cleanUpAfter(worker_id_t peer) {

@@ -212,11 +212,14 @@ def legal(program: Program) -> Program:
         if set(IN_PLACE) & names:  # what is written is not there for the second time
             kept = tuple(name for name in step.around if name != "checkpoint_reentrant")
             steps[-1] = dataclasses.replace(step, around=kept)
+    hooks = program.hooks
+    if set(ALIASING) & names:  # a hook of one output is a hook of the other, without a Pipe
+        hooks = tuple(hook for hook in hooks if hook[0] != "output")
     if "lazy" in names:  # its weights are made by an ordinary forward
         steps[0] = dataclasses.replace(steps[0], way="backward", around=())
     # Other batch norms learn from a recomputation as well.
     again = program.mode != "never" or any(step.way in SECOND_ORDER for step in steps)
     deferred = "batch_norm" in names and (program.deferred or again)
     return dataclasses.replace(
-        program, stages=stages, cut=cut, steps=tuple(steps), deferred=deferred
+        program, stages=stages, cut=cut, steps=tuple(steps), deferred=deferred, hooks=hooks
     )

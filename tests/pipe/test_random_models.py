@@ -141,12 +141,12 @@ WRITES_ITS_PIECE = (
 KNOWN: tuple[Known, ...] = (
     *(
         Known(
-            f"hook accumulated, way {way}",
+            f"hook accumulated, {what}",
             r"^wrong\n.*grad",
             "docs/guide/pipe.md: it is called as well for a parameter without a new gradient, so "
             "perhaps once more for what another backward has added",
         )
-        for way in ("interleaved", "two_threads")
+        for what in ("way interleaved", "way two_threads", "op checkpointed_reentrant")
     ),
     *(Known(name, *WRITES_ITS_PIECE) for name in IN_PLACE),
     *(

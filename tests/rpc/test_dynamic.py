@@ -218,6 +218,10 @@ def test_a_member_whose_rank_was_taken_takes_nobody_off_the_list():
         listed = group.keeper.call(members_in_store, group.port).splitlines()
         assert "rank=0" in listed and "rank=1" in listed
         assert group[0].call(call, "worker1") == "worker1"
+        group[1].call(leave)
+        listed = group.keeper.call(members_in_store, group.port).splitlines()
+        assert "rank=1" in listed, "its successor stays"
+        assert group[0].call(call, "worker1") == "worker1"
 
 
 @pytest.mark.parametrize("way", ["killed", "ungraceful"])

@@ -345,7 +345,8 @@ TEST(Membership, ADynamicGroupKnowsAllWhoJoined) {
     EXPECT_EQ(error, "");
   EXPECT_EQ(seen, 7 * 8 / 2);  // the first sees nobody, the last all others
   const auto left = onThreads(8, [&](int i) {
-    if (i % 2 == 0) Membership(store, "w" + std::to_string(i), i, 0).leave();
+    const std::string name = "w" + std::to_string(i);
+    if (i % 2 == 0) Membership(store, name, i, 0).forget(i, someRecord(i, name, 0).address);
   });
   Membership next(store, "next", 2, 0);
   EXPECT_EQ(next.join(someRecord(2, "next", 0)).size(), 4U);

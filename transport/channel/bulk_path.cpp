@@ -119,6 +119,9 @@ Error BulkPath::readFromBulk(std::span<const iovec> into) {
   } else if (connector_ != nullptr) {
     // The peer has admitted it, and its answer is still on the way.
     early_.emplace(into.begin(), into.end());
+  } else if (attempts_ != Attempts::kAllowed) {
+    // The peer has taken the one that could not be made here. With a new link it sends again.
+    return {ErrorCode::kSystem, "a bulk connection that could not be made here is used"};
   } else {
     return protocolError("a split message without a bulk connection");
   }

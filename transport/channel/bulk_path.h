@@ -6,7 +6,7 @@
 //
 // Threads: noteMessage() and counts(): any; the rest: the loop thread.
 // Failure: a bulk connection that cannot be made is not tried again before the next link; messages
-// go over the link. One that cost its link is not tried again at all.
+// go over the link. One that cost its link before it was made is not tried again at all.
 #pragma once
 
 #include <atomic>

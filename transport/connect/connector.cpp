@@ -185,7 +185,9 @@ void Connector::onRefused(RefusalCode code, std::uint16_t peer_version) {
                                    ? " (it speaks " + std::to_string(peer_version) + ", this one " +
                                          std::to_string(kProtocolVersion) + ")"
                                    : "";
-  fail(ErrorCode::kAuthFailed, "it refused: " + std::string(explain(code)) + versions);
+  // Of another group: the member is gone, and its address somebody else's.
+  fail(code == RefusalCode::kGroup ? ErrorCode::kConnectFailed : ErrorCode::kAuthFailed,
+       "it refused: " + std::string(explain(code)) + versions);
 }
 
 void Connector::backOff() {

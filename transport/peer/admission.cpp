@@ -69,8 +69,10 @@ void Admission::join(AuthenticatedPeer who, Dialler dialler) {
                       returns ? peers_.address(who.hello.rank) : ""};
   const auto [peer, is_new] = peers_.join(info);
   if (!is_new && (peer->name() != who.hello.name || !peer->mayAdopt())) return;
-  if (is_new && former != nullptr && !former->isLife(who.hello.incarnation))
+  if (is_new && former != nullptr && !former->isLife(who.hello.incarnation)) {
     displaced_.insert(former->incarnation());
+    on_displaced_(who.hello.rank);
+  }
   peer->adopt(std::move(who.stream), who.hello, who.claim, dialler);
   if (!is_new) return;
   returns ? context_.handler.onPeerReturned(info) : context_.handler.onPeerJoined(info);

@@ -15,9 +15,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 #include "transport/auth/replay_guard.h"
 #include "transport/connect/acceptor.h"
@@ -28,7 +30,11 @@ namespace weft::transport {
 
 class Admission final : public AcceptPolicy {
  public:
-  Admission(EndpointContext& context, PeerTable& peers) : context_(context), peers_(peers) {}
+  // `displaced`: a peer of that rank has a successor.
+  using Displaced = std::function<void(std::int32_t rank)>;
+
+  Admission(EndpointContext& context, PeerTable& peers, Displaced displaced)
+      : context_(context), peers_(peers), on_displaced_(std::move(displaced)) {}
 
   bool nonceIsFresh(const Nonce& nonce) override { return replays_.fresh(nonce); }
   RefusalCode admit(const Hello& hello, const SessionClaim& theirs, SessionClaim& ours) override;
@@ -58,6 +64,7 @@ class Admission final : public AcceptPolicy {
 
   EndpointContext& context_;
   PeerTable& peers_;
+  const Displaced on_displaced_;
   ReplayGuard replays_;
   std::unordered_map<std::int32_t, PendingPeer> pending_;
   std::unordered_set<std::uint64_t> displaced_;  // incarnations: one for each restart

@@ -208,7 +208,7 @@ EndpointImpl::EndpointImpl(EndpointOptions options, EndpointHandler& handler, Id
           endCloseIfFinished();
         });
       }),
-      admission_(context_, peers_),
+      admission_(context_, peers_, [this](std::int32_t rank) { reunion_.end(rank); }),
       reunion_(context_, peers_,
                [this](AuthenticatedPeer who) { admission_.reunite(std::move(who)); }),
       acceptor_(context_, admission_,

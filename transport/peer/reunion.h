@@ -33,6 +33,8 @@ class Reunion {
 
   // The peer of that rank is finished.
   void begin(std::int32_t rank);
+  // A successor has its rank: what is being dialled is not to be met any more.
+  void end(std::int32_t rank) { attempts_.erase(rank); }
   void stop();
 
  private:
