@@ -17,10 +17,10 @@ using std::chrono::milliseconds;
 void quick(EndpointOptions& options) {
   options.reunite = true;
   options.heartbeat_interval = milliseconds(30);
-  options.peer_timeout = milliseconds(400);
-  options.reconnect_timeout = milliseconds(400);
-  options.handshake_timeout = milliseconds(300);
-  options.connect_timeout = milliseconds(600);
+  options.peer_timeout = milliseconds(800);
+  options.reconnect_timeout = milliseconds(800);
+  options.handshake_timeout = milliseconds(600);
+  options.connect_timeout = milliseconds(1200);
 }
 
 class Reunions : public ::testing::TestWithParam<Via> {};
@@ -64,7 +64,12 @@ TEST_P(Reunions, TwoThatAreCutOffForLongMeetAgain) {
 
 // The connection breaks in the new session as in any other.
 TEST_P(Reunions, TheNewSessionIsMadeAgainWhenItBreaks) {
-  Between between(GetParam(), quick);
+  Between between(GetParam(), [](EndpointOptions& options) {
+    quick(options);
+    // A sanitizer's handshake on a busy machine is slow.
+    options.peer_timeout = options.reconnect_timeout = milliseconds(4000);
+    options.handshake_timeout = milliseconds(2000);
+  });
   expectOk(between.a->send(1, textMessage("one")));
   ASSERT_TRUE(between.second.waitForMessages(1));
   between.to_a->swallowAll(true);
