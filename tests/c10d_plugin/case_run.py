@@ -17,13 +17,16 @@ from case_rank import Lane, Outcome, State
 from drawn_step import CPU
 from waiting import takes, wait_until
 
+FORMS = 30.0  # seconds in which a group has formed, on any machine
+
 
 def run_case(case: int, seed: int, kind: str, victim: int, at: int, delay: float) -> list[Outcome]:
     """One case on this rank. late() must follow, on all ranks, once all have returned."""
     facts = CASES[kind]
     size = len(State.groups["world"][1])
     if facts.timeout:
-        group = dist.new_group(timeout=timedelta(seconds=facts.timeout))
+        # The ranks may come to it far apart: the case's own timeout counts from the barrier on.
+        group = dist.new_group(timeout=timedelta(seconds=max(facts.timeout, FORMS)))
         State.groups["own"] = (group, list(range(size)))
     if kind == "fork":
         return in_a_child(seed)
@@ -36,6 +39,9 @@ def run_case(case: int, seed: int, kind: str, victim: int, at: int, delay: float
             lane.lags = kind != "centuries"
             lane.prepare_all()
         dist.barrier()  # of the world
+        if facts.timeout < FORMS:
+            group = State.groups["own"][0]
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=facts.timeout), group)
     first: list[Outcome] = []
     if kind in SPECIAL:
         first = SPECIAL[kind](case, seed, victim)

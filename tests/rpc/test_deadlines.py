@@ -228,8 +228,8 @@ def patient_call() -> None:
 
 
 def test_a_call_ends_with_the_call_around_it(fresh):
-    text = fresh[0].call(fails, "worker1", "patient_call", seconds=0.3)
-    assert "RPC ran for more than set timeout (300 ms)" in text
+    text = fresh[0].call(fails, "worker1", "patient_call", seconds=2)
+    assert "RPC ran for more than set timeout (2000 ms)" in text
     assert INHERITED not in text
     wait_until(lambda: fresh[1].call(notes), "the inner call ends")
     assert "RPC ran for more than" in fresh[1].call(notes)[0]
@@ -245,10 +245,10 @@ def give_up_while_queued() -> list[str]:
     import torch.distributed.rpc as rpc
 
     busy = rpc.rpc_async("worker1", wait_for_gate, timeout=0)
-    texts = [fails("worker1", note, i, seconds=0.05) for i in range(3)]
-    texts.append(fails("worker1", torch.add, torch.ones(2), 1, seconds=0.05))
+    texts = [fails("worker1", note, i, seconds=0.5) for i in range(3)]
+    texts.append(fails("worker1", torch.add, torch.ones(2), 1, seconds=0.5))
     rref = rpc.RRef("of worker0")
-    texts.append(fails("worker1", note, rref, seconds=0.05))
+    texts.append(fails("worker1", note, rref, seconds=0.5))
     give_up_while_queued.kept = (busy, rref)
     return texts
 
@@ -276,7 +276,7 @@ def test_a_queued_call_that_was_given_up_never_runs():
     with Group(2, per_rank=[{}, {"num_worker_threads": 1}]) as members:
         texts = members[0].call(give_up_while_queued)
         assert [
-            text for text in texts if "RPC ran for more than set timeout (50 ms)" not in text
+            text for text in texts if "RPC ran for more than set timeout (500 ms)" not in text
         ] == []
         # They keep no memory while they wait for their turn.
         wait_for(lambda: members[1].call(debug, "agent.requests_dropped"), 5, "dropped requests")
@@ -286,7 +286,7 @@ def test_a_queued_call_that_was_given_up_never_runs():
         # The RRef in the last of them is not held there.
         wait_until(lambda: members[0].call(holders) == [], "the fork is given back")
         members[0].call(drop_kept)
-        assert members[0].call(debug, "agent.client_active_calls") == 0
+        wait_for(lambda: members[0].call(debug, "agent.client_active_calls"), 0, "calls in flight")
         members.shutdown()
 
 
@@ -322,8 +322,8 @@ def until_cancelled() -> None:
 
 
 def test_a_long_function_learns_that_nobody_waits(fresh):
-    text = fresh[0].call(fails, "worker1", "until_cancelled", seconds=0.2)
-    assert "RPC ran for more than set timeout (200 ms)" in text
+    text = fresh[0].call(fails, "worker1", "until_cancelled", seconds=2)
+    assert "RPC ran for more than set timeout (2000 ms)" in text
     wait_for(lambda: fresh[1].call(notes), [(True, 0.0)], "what it noted")
 
 
@@ -394,7 +394,7 @@ def owned() -> int:
 
 def test_rrefs_are_released_after_the_deadline(fresh):
     assert fresh[2].call(owned) == 0
-    fresh[0].call(fails, "worker1", "drop_after_the_deadline", seconds=1)
+    fresh[0].call(fails, "worker1", "drop_after_the_deadline", seconds=3)
     wait_until(lambda: fresh[1].call(notes), "the function ends")
     text = fresh[1].call(notes)[0]
     assert "RPC ran for more than set timeout (0 ms)" in text and INHERITED in text
@@ -438,5 +438,5 @@ def test_each_call_runs_once_or_not_at_all(fresh):
     ran = fresh[1].call(notes)
     assert len(set(ran)) == len(ran)
     assert set(answered) <= set(ran)
-    assert fresh[0].call(debug, "agent.client_active_calls") == 0
+    wait_for(lambda: fresh[0].call(debug, "agent.client_active_calls"), 0, "calls in flight")
     print(f"{len(answered)} answered, {dropped} dropped, {time.monotonic() - began:.1f} s")

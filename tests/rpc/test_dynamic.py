@@ -80,7 +80,7 @@ def test_join_call_and_leave():
             assert group[rank].call(members) == [(0, "worker0"), (2, "worker2")]
             text, took = group[rank].call(try_call, "worker1")
             assert "worker1" in text and "Error" in text
-            assert took < 1
+            assert took < 10
         assert group[0].call(call, "worker2") == "worker2"
         group[2].call(leave)
         group[0].call(leave)
@@ -154,7 +154,7 @@ def test_a_newcomer_after_a_death():
             assert group[rank].call(call, "worker3") == "worker3"
         # Calls to the dead one fail; those who stay can leave.
         text, took = group[0].call(try_call, "worker1")
-        assert "worker1" in text and took < 1
+        assert "worker1" in text and took < 10
         for rank in (0, 2, 3):
             group[rank].call(leave, timeout=SOON)
 

@@ -86,7 +86,7 @@ def _refused(call: Callable[[], object]) -> None:
         value = call()
     except RuntimeError as error:
         assert FORKED in str(error), error
-        assert time.monotonic() - started < 1
+        assert time.monotonic() - started < 10
     else:
         raise AssertionError(f"{call} returned {value!r}")
 
@@ -124,7 +124,7 @@ def in_a_child(to: str, shuts_down: bool) -> tuple[int, float]:
         if shuts_down:
             _refused(rpc.shutdown)
 
-    pending = rpc.rpc_async(to, time.sleep, args=(1.0,))
+    pending = rpc.rpc_async(to, time.sleep, args=(5.0,))
     ended = _child(body)
     pending.wait()
     return ended

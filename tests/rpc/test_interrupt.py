@@ -11,7 +11,7 @@ import torch
 from waiting import takes
 from workers import Group, Worker, Workers, ended_by, free_port, join, leave
 
-SOON = 0.3  # a wait looks for signals every 50 ms; the rest is for a busy machine
+SOON = 3.0  # a wait looks for signals every 50 ms; the rest is for a busy machine
 
 
 @torch.jit.script

@@ -309,13 +309,13 @@ TEST(Membership, AStaticGroupMeets) {
 }
 
 TEST(Membership, TheMissingAreNamedInTime) {
-  const auto store = newStore(500ms);
+  const auto store = newStore(2s);
   const auto started = Clock::now();
   const auto errors = onThreads(2, [&](int i) {
     Membership membership(store, "w" + std::to_string(i), i, 4);
     membership.meet(someRecord(i, "w" + std::to_string(i), 4));
   });
-  EXPECT_LT(Clock::now() - started, 5s);
+  EXPECT_LT(Clock::now() - started, 15s);
   for (const auto& error : errors) {
     EXPECT_NE(error.find("gave up waiting for ranks 2, 3 of 4"), std::string::npos) << error;
   }

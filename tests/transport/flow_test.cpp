@@ -340,11 +340,16 @@ TEST(Flow, CloseOfTheFirstMessageStillConnects) {
 
 TEST(Flow, CloseGivesUpOnAStalledPeerAfterItsLinger) {
   Gate gate;
+  std::promise<void> stalls;
   Pair pair(Via::kUnix, {}, [&](Recorder&, Recorder& second) {
     second.keep = false;
-    second.react = [&](const Recorder::Received&) { gate.pass(); };
+    second.react = [&](const Recorder::Received&) {
+      stalls.set_value();
+      gate.pass();
+    };
   });
   expectOk(pair.a->send(1, textMessage("stall")));
+  stalls.get_future().wait();
   expectOk(pair.a->send(1, {bytesOf("never"), {newBuffer(64 << 20)}}));
   pair.a->close(milliseconds(100));
   ASSERT_EQ(pair.first.failed().size(), 1U);

@@ -98,7 +98,7 @@ TEST_P(Loss, AStoppedPeerIsFoundAlsoWithMuchQueuedToIt) {
                   [](EndpointOptions& options) { options.heartbeat_interval = milliseconds(50); });
   connect(child, [](EndpointOptions& options) {
     options.heartbeat_interval = milliseconds(50);
-    options.peer_timeout = milliseconds(600);
+    options.peer_timeout = milliseconds(2000);
   });
   child.kill(SIGSTOP);
   expectOk(endpoint->send(1, {bytesOf("big"), {newBuffer(100 << 20)}}));

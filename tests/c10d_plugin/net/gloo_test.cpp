@@ -96,10 +96,11 @@ TEST(Gloo, AnotherOperationOrARankThatDoesNotComeIsNamed) {
   runRanks(3, [](int rank, KeyValue& store) {
     const std::shared_ptr<EndpointMailbox> box = joinAs(rank, 3, store);
     const auto collectives = makeGloo(box);
+    meet(store, rank, 3, "joined");
     if (rank != 1) {
       std::vector<std::byte> data(8'000'000);
       const Error error = collectives->allReduce(
-          {soon(milliseconds(300)), 0, Element::kFloat32, Reduction::kSum}, data);
+          {soon(milliseconds(2000)), 0, Element::kFloat32, Reduction::kSum}, data);
       EXPECT_EQ(error.code(), ErrorCode::kTimeout) << error.text();
       // Around a ring each rank knows only that the one before it sends nothing.
       EXPECT_TRUE(names(error, "rank 1") || names(error, "rank 0")) << error.text();

@@ -166,7 +166,7 @@ TEST(MailboxLoss, AStoppedRankIsLostAfterThePeerTimeout) {
            [](int rank, KeyValue& store) {
              const auto box = joinAs(rank, 2, store, [](MailboxOptions& options) {
                options.heartbeat_interval = milliseconds(100);
-               options.peer_timeout = milliseconds(600);
+               options.peer_timeout = milliseconds(3000);
              });
              std::future<Mailbox::Received> waiting = receiving(*box, 1 - rank, 1, bufferOf(8));
              expectOk(await(sending(*box, 1 - rank, 2, bufferOf(8))));

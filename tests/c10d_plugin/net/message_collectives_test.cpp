@@ -124,9 +124,10 @@ TEST(MessageCollectives, ARankThatDoesNotComeIsNamedAfterTheTimeout) {
   runRanks(3, [](int rank, KeyValue& store) {
     const std::shared_ptr<EndpointMailbox> box = joinAs(rank, 3, store);
     MessageCollectives collectives(box);
+    meet(store, rank, 3, "joined");
     if (rank != 1) {
       std::vector<std::byte> data(400);
-      const Error error = collectives.allReduce(callOf(0, milliseconds(300)), data);
+      const Error error = collectives.allReduce(callOf(0, milliseconds(2000)), data);
       EXPECT_EQ(error.code(), ErrorCode::kTimeout) << error.text();
       EXPECT_TRUE(names(error, "waiting for rank 1")) << error.text();
       EXPECT_TRUE(collectives.barrier(callOf(1)));
