@@ -52,3 +52,15 @@ build_locked() {
   fi
   "$PY" -I "$WEFT_ROOT/tools/stage.py" "$WEFT_ROOT/weft" "$SITE"
 }
+
+# The emulated CUDA runtime, and the environment under which torch takes it for a GPU.
+build_emulated_cuda() {
+  local bin package=tests/emulated_cuda
+  find_venv
+  bazel_run build "//$package:libcudart.so.13" "//$package:libcuda.so.1" \
+    "//$package:liboperators.so" >&2
+  bin="$(bazel_bin)/$package"
+  # shellcheck disable=SC2034  # used by dev and test.sh
+  EMULATED_CUDA_ENV=("LD_PRELOAD=$bin/libcudart.so.13 $bin/libcuda.so.1"
+    "EMULATED_CUDA_OPERATORS=$bin/liboperators.so")
+}

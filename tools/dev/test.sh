@@ -3,7 +3,7 @@
 
 # A folder per run: two people may test in one checkout at the same time.
 RESULTS="$BUILD/results/$(date +%Y%m%d-%H%M%S)-$$"
-ALL_PARTS=(lint cpp sanitizers python conformance spawn demo)
+ALL_PARTS=(lint cpp sanitizers python cuda conformance spawn demo)
 
 tally() { "$PY" -I "$WEFT_ROOT/tools/tally.py" "$@"; }
 
@@ -78,6 +78,16 @@ run_conformance() {
   (cd "$WEFT_ROOT" && limited "$limit" env "${WEFT_ENV[@]}" python tests/conformance/run.py \
     --jobs "$(nproc)" --json "$RESULTS/$name.counts" --logs "$RESULTS/$name-logs" "$@" >&2) || rc=$?
   tally json "$RESULTS/$name.counts" "$RESULTS/$name.json" "$rc"
+}
+
+# What needs a CUDA device, on emulated ones (tests/emulated_cuda/README.md).
+part_cuda() {
+  local status=0
+  bazel_tests cuda-runtime //tests/emulated_cuda:runtime_test -- --test_tag_filters= || status=1
+  build_emulated_cuda
+  WEFT_ENV+=("${EMULATED_CUDA_ENV[@]}")
+  pytest_run cuda tests/cuda tests/pipe/test_cuda.py || status=1
+  return "$status"
 }
 
 part_conformance() { run_conformance conformance 2400; }

@@ -1,0 +1,46 @@
+"""Tests of CUDA: on a GPU, or on the emulated devices that `./dev test cuda` puts in its place."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+HERE = Path(__file__).resolve().parent
+for folder in (HERE.parent / "pipe", HERE.parent / "rpc", HERE):
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+from emulation import EMULATION  # noqa: E402 - only after the path is set
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="needs a CUDA device: ./dev test cuda emulates one")
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def no_findings():
+    """Fails a test in whose process the emulation saw a race or a use of freed memory."""
+    before = EMULATION.emulatedCudaFindings() if EMULATION else 0
+    yield
+    if EMULATION:
+        torch.cuda.synchronize()
+        assert EMULATION.emulatedCudaFindings() == before, "see the reports on standard error"
+
+
+@pytest.fixture(params=range(20))
+def delays(request):
+    """Twenty different sequences of the streams' delays; one run is enough on a GPU."""
+    if EMULATION:
+        EMULATION.emulatedCudaSeed(ctypes.c_ulong(request.param))
+    elif request.param > 0:
+        pytest.skip("a GPU's delays cannot be chosen")
+    return request.param

@@ -1,0 +1,20 @@
+"""The emulated CUDA runtime, where that is what torch calls (tests/emulated_cuda)."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+
+def _find() -> ctypes.CDLL | None:
+    """The emulated runtime, where that is what torch calls."""
+    try:
+        runtime = ctypes.CDLL("libcudart.so.13")
+        runtime.emulatedCudaFindings.restype = ctypes.c_ulong
+    except (OSError, AttributeError):
+        return None
+    return runtime
+
+
+EMULATION = _find() if torch.cuda.is_available() else None

@@ -1,0 +1,180 @@
+#include "tests/emulated_cuda/runtime/access_check.h"
+
+#include <execinfo.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdio>
+#include <map>
+#include <mutex>
+
+namespace emulated {
+namespace {
+
+struct Stack {
+  std::array<void*, 24> frames{};
+  int size = 0;
+};
+
+struct Event {  // one access by one stream
+  unsigned stream = 0;
+  std::uint64_t time = 0;
+  Stack stack;
+};
+
+struct Bytes {  // of a range with one history
+  std::uintptr_t end = 0;
+  std::vector<Event> writes;  // none or one
+  std::vector<Event> reads;   // the last of each stream since that write
+};
+
+struct State {
+  std::mutex mutex;
+  std::vector<Clock> streams;
+  Clock host;
+  std::map<std::uintptr_t, Bytes> ranges;  // by first byte; they do not overlap
+};
+
+State& state() {
+  static auto& state = *new State;
+  return state;
+}
+
+std::atomic<unsigned long> count{0};
+
+void join(Clock& into, const Clock& other) {
+  if (into.size() < other.size()) into.resize(other.size());
+  for (std::size_t i = 0; i < other.size(); ++i)
+    into[i] = std::max(into[i], other[i]);
+}
+
+bool isBefore(const Event& event, const Clock& clock) {
+  return event.stream < clock.size() && event.time <= clock[event.stream];
+}
+
+void print(const Stack& stack) {
+  ::backtrace_symbols_fd(stack.frames.data(), stack.size, STDERR_FILENO);
+}
+
+void report(const char* what, const Event& first, const Event& second, std::uintptr_t at) {
+  if (++count > 3) return;
+  std::fprintf(stderr,
+               "emulated CUDA: race: %s at %#lx: stream %u does not wait for stream %u\n"
+               "emulated CUDA: the later call:\n",
+               what, at, second.stream, first.stream);
+  print(second.stack);
+  std::fprintf(stderr, "emulated CUDA: the earlier call:\n");
+  print(first.stack);
+}
+
+// Cuts a range in two where it goes across an address.
+void split(std::map<std::uintptr_t, Bytes>& ranges, std::uintptr_t at) {
+  auto found = ranges.upper_bound(at);
+  if (found == ranges.begin()) return;
+  --found;
+  if (found->first == at || found->second.end <= at) return;
+  Bytes upper = found->second;
+  found->second.end = at;
+  ranges.emplace(at, std::move(upper));
+}
+
+// Makes every byte of [from, to) belong to a range that lies inside it.
+void cover(std::map<std::uintptr_t, Bytes>& ranges, std::uintptr_t from, std::uintptr_t to) {
+  split(ranges, from);
+  split(ranges, to);
+  auto at = from;
+  while (at < to) {
+    auto next = ranges.lower_bound(at);
+    if (next != ranges.end() && next->first == at) {
+      at = next->second.end;
+      continue;
+    }
+    const auto end = next == ranges.end() ? to : std::min(to, next->first);
+    ranges.emplace(at, Bytes{end, {}, {}});
+    at = end;
+  }
+}
+
+void access(Bytes& bytes, std::uintptr_t at, const Event& now, const Clock& clock, bool write) {
+  for (const auto& earlier : bytes.writes)
+    if (!isBefore(earlier, clock))
+      report(write ? "write after write" : "read after write", earlier, now, at);
+  if (write) {
+    for (const auto& earlier : bytes.reads)
+      if (!isBefore(earlier, clock)) report("write after read", earlier, now, at);
+    bytes.writes = {now};
+    bytes.reads.clear();
+    return;
+  }
+  std::erase_if(bytes.reads, [&](const Event& read) { return read.stream == now.stream; });
+  bytes.reads.push_back(now);
+}
+
+}  // namespace
+
+unsigned addStream() {
+  auto& all = state();
+  const std::lock_guard lock(all.mutex);
+  all.streams.emplace_back();
+  return static_cast<unsigned>(all.streams.size() - 1);
+}
+
+void checkLaunch(unsigned stream, std::span<const Access> accesses) {
+  auto& all = state();
+  Event now{stream, 0, {}};
+  now.stack.size = ::backtrace(now.stack.frames.data(), static_cast<int>(now.stack.frames.size()));
+  const std::lock_guard lock(all.mutex);
+  auto& clock = all.streams[stream];
+  join(clock, all.host);
+  if (clock.size() <= stream) clock.resize(stream + 1);
+  now.time = ++clock[stream];
+  for (const auto& [base, size, write] : accesses) {
+    if (size == 0) continue;
+    cover(all.ranges, base, base + size);
+    for (auto at = all.ranges.lower_bound(base); at != all.ranges.end() && at->first < base + size;
+         ++at)
+      access(at->second, at->first, now, clock, write);
+  }
+}
+
+Clock clockOf(unsigned stream) {
+  auto& all = state();
+  const std::lock_guard lock(all.mutex);
+  return all.streams[stream];
+}
+
+void streamWaits(unsigned stream, const Clock& clock) {
+  auto& all = state();
+  const std::lock_guard lock(all.mutex);
+  join(all.streams[stream], clock);
+}
+
+void streamWaitsForAll(unsigned stream) {
+  auto& all = state();
+  const std::lock_guard lock(all.mutex);
+  Clock sum;
+  for (const auto& other : all.streams)
+    join(sum, other);
+  join(all.streams[stream], sum);
+}
+
+void hostWaits(const Clock& clock) {
+  auto& all = state();
+  const std::lock_guard lock(all.mutex);
+  join(all.host, clock);
+}
+
+void forgetAccesses(std::uintptr_t base, std::size_t size) {
+  auto& all = state();
+  const std::lock_guard lock(all.mutex);
+  split(all.ranges, base);
+  split(all.ranges, base + size);
+  all.ranges.erase(all.ranges.lower_bound(base), all.ranges.lower_bound(base + size));
+}
+
+unsigned long findings() { return count; }
+void addFinding() { ++count; }
+
+}  // namespace emulated

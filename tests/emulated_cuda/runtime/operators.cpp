@@ -1,0 +1,60 @@
+#include "tests/emulated_cuda/runtime/operators.h"
+
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <vector>
+
+#include "tests/emulated_cuda/runtime/access_check.h"
+#include "tests/emulated_cuda/runtime/error.h"
+#include "tests/emulated_cuda/runtime/stream.h"
+
+namespace emulated {
+namespace {
+
+// A process that reported something does not end as if all were well.
+struct FailAtExit {
+  FailAtExit() {
+    std::atexit([] {
+      if (findings() == 0 || std::getenv("EMULATED_CUDA_EXPECT_FINDINGS") != nullptr) return;
+      std::fprintf(stderr, "emulated CUDA: %lu findings\n", findings());
+      std::fflush(nullptr);
+      std::_Exit(66);
+    });
+  }
+};
+
+}  // namespace
+
+void loadOperators() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    static const FailAtExit fail_at_exit;
+    const char* path = std::getenv("EMULATED_CUDA_OPERATORS");
+    if (path == nullptr) return;
+    if (::dlopen(path, RTLD_NOW | RTLD_GLOBAL) == nullptr) {
+      std::fprintf(stderr, "emulated CUDA: cannot load %s: %s\n", path, ::dlerror());
+      std::_Exit(66);
+    }
+  });
+}
+
+}  // namespace emulated
+
+cudaError_t emulatedCudaLaunch(cudaStream_t handle, const EmulatedAccess* accesses,
+                               std::size_t count, void (*run)(void*), void* data) {
+  auto* stream = emulated::streamOf(handle);
+  if (stream == nullptr) return emulated::result(cudaErrorInvalidResourceHandle);
+  std::vector<emulated::Access> checked;
+  for (std::size_t at = 0; at < count; ++at)
+    checked.push_back({reinterpret_cast<std::uintptr_t>(accesses[at].base), accesses[at].bytes,
+                       accesses[at].write != 0});
+  stream->launch(checked, [=] { run(data); });
+  return cudaSuccess;
+}
+
+unsigned long emulatedCudaFindings() { return emulated::findings(); }
+
+void emulatedCudaSeed(unsigned long seed) { emulated::seedDelays(seed); }

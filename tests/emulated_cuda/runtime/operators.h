@@ -1,0 +1,35 @@
+// Torch's operators on the emulated devices, which live in a library of their own because it needs
+// torch.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+
+namespace emulated {
+
+// Loads the library that EMULATED_CUDA_OPERATORS names, once, when the first memory is asked for:
+// torch is there then, and no operator has run on a device yet.
+void loadOperators();
+
+}  // namespace emulated
+
+extern "C" {
+
+struct EmulatedAccess {
+  const void* base;
+  std::size_t bytes;
+  int write;
+};
+
+// Runs a "kernel" in stream order, late; run(data) is called once, on the stream's thread.
+// The accesses are checked as those of copies are.
+cudaError_t emulatedCudaLaunch(cudaStream_t stream, const EmulatedAccess* accesses,
+                               std::size_t count, void (*run)(void*), void* data);
+
+// How many races and uses after free were reported so far.
+unsigned long emulatedCudaFindings();
+
+// Begins other delays on all streams.
+void emulatedCudaSeed(unsigned long seed);
+}

@@ -1,0 +1,22 @@
+// What the environment says of the emulation. Every name begins with EMULATED_CUDA_.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace emulated {
+
+struct Settings {
+  int devices = 2;                            // EMULATED_CUDA_DEVICES
+  std::uint64_t seed = 0;                     // EMULATED_CUDA_SEED: of the streams' delays
+  unsigned max_delay_us = 500;                // EMULATED_CUDA_MAX_DELAY_US: of one piece of work
+  std::size_t memory = std::size_t{1} << 30;  // EMULATED_CUDA_MEMORY: bytes of a device
+  bool peer_access = true;  // EMULATED_CUDA_PEER_ACCESS=0: devices cannot see each other
+  bool ipc = true;          // EMULATED_CUDA_IPC=0: handles are not supported
+  long fail_copy = 0;       // EMULATED_CUDA_FAIL_COPY=N: the Nth copy fails; 0: none
+};
+
+// Read at the first call.
+const Settings& settings();
+
+}  // namespace emulated
