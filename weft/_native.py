@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import os
 from pathlib import Path
 
@@ -20,6 +22,20 @@ def library_path() -> str:
 def cmake_prefix_path() -> str:
     """For ``CMAKE_PREFIX_PATH``, so that ``find_package(weft)`` finds the installed wheel."""
     return str(Path(library_path()).parent)
+
+
+@functools.cache
+def load_cuda() -> bool:
+    """Loads ``libweft_cuda.so``, where torch has CUDA and the machine a device.
+
+    Returns:
+        Whether it is there.
+    """
+    library = Path(library_path()).with_name("libweft_cuda.so")
+    if not torch.cuda.is_available() or not library.exists():
+        return False
+    ctypes.CDLL(str(library))
+    return True
 
 
 try:

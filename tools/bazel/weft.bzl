@@ -44,9 +44,10 @@ def weft_cc_library(name, copts = [], deps = [], headers = None, **kwargs):
     if headers:
         headers_only(
             name = headers,
-            # The layer's bindings are compiled against it and find the code in libweft.so.
+            # The layer's parts of other shared objects find the code in libweft.so.
             visibility = kwargs.get("visibility", []) + [
-                "//%s/python:__pkg__" % native.package_name(),
+                "//%s/%s:__pkg__" % (native.package_name(), part)
+                for part in ("cuda", "python")
             ],
             deps = [":" + name],
         )

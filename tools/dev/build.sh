@@ -25,6 +25,9 @@ place() {
   mv "$to.new" "$to"
 }
 
+# Whether torch came with CUDA; a GPU is another matter.
+has_cuda() { [[ -n "$(find "$VENV/lib" -path '*/torch/lib/libtorch_cuda.so' -print -quit)" ]]; }
+
 # One build at a time per checkout: two would take each other's stamps.
 need_build() {
   need_all
@@ -42,11 +45,13 @@ build_locked() {
   if ! built "$key"; then
     touch "$BUILD/.building"
     say "build: libweft.so and _C.so against torch $TORCH_VERSION"
+    if has_cuda; then BUILD_TARGETS+=(//:libweft_cuda.so); fi
     bazel_run build "${BUILD_TARGETS[@]}" >&2
     bin="$(bazel_bin)"
     place "$bin/libweft.so" "$SITE/weft/libweft.so"
     place "$bin/c10d_plugin/net/gloo/libweft_gloo.so" "$SITE/weft/libweft_gloo.so"
     place "$bin/_C.so" "$SITE/weft/_C.so"
+    if has_cuda; then place "$bin/libweft_cuda.so" "$SITE/weft/libweft_cuda.so"; fi
     mv "$BUILD/.building" "$BUILD/.built"
     stamp "$BUILD/.built-key" "$key"
   fi

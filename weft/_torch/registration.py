@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.distributed.rpc as rpc
 from torch.distributed.rpc import api, backend_registry
 
-from weft import _C
+from weft import _C, _native
 from weft._torch import current, patches, process_group
 from weft._torch.patches import default
 from weft._torch.patches.unpickler import set_policy
@@ -45,6 +45,7 @@ def make_agent(
     if torch.cuda.is_available() and (options.devices or options.device_maps):
         # Peers may send CUDA tensors before user code here has touched CUDA.
         torch.cuda.init()
+        _native.load_cuda()
     api._init_rpc_states(agent)
     if options.process_group and not dist.is_initialized():
         dist.init_process_group(
