@@ -1,0 +1,38 @@
+# shellcheck shell=bash
+# ./dev gpu: the CUDA tests and benchmarks on this machine's GPU. ./dev gpu-bundle: an archive that
+# runs them on a machine that has a GPU, Python 3.12 and torch, and no network.
+
+GPU_PYTHON=3.12
+GPU_BUNDLE_LIMIT=$((60 << 20))
+
+run_gpu() {
+  need_build
+  (cd "$WEFT_ROOT" && env "${WEFT_ENV[@]}" "PYTHONPATH=$SITE:$WEFT_ROOT" bash tools/gpu/run.sh "$@")
+}
+
+# The interpreter that the archive is made for.
+gpu_python() {
+  local candidate
+  for candidate in "python$GPU_PYTHON" "$HOME"/.pyenv/versions/"$GPU_PYTHON".*/bin/python3; do
+    "$candidate" -c 'import sys; print(sys.executable)' 2>/dev/null && return
+  done
+  die "gpu-bundle needs Python $GPU_PYTHON"
+}
+
+# From a clone, so that the archive is a commit's and this checkout's build stays as it is.
+run_gpu_bundle() {
+  local work="$BUILD/gpu-bundle" python archive="$WEFT_ROOT/dist/weft-gpu.tar.gz" bytes
+  python="$(gpu_python)"
+  rm -rf "$work"
+  mkdir -p "$work/weft-gpu" "$(dirname "$archive")"
+  git -C "$WEFT_ROOT" -c safe.directory='*' archive HEAD bench tests/conftest.py tests/support \
+    tests/cuda tests/pipe tests/rpc tests/conformance pyproject.toml tools/gpu |
+    tar -x -C "$work/weft-gpu"
+  git clone --quiet --shared "$WEFT_ROOT" "$work/source"
+  WEFT_BASE_PYTHON="$python" WHEEL_DIST="$work/weft-gpu" "$work/source/dev" wheel
+  ln -s tools/gpu/run.sh "$work/weft-gpu/run"
+  tar -czf "$archive" -C "$work" weft-gpu
+  bytes="$(stat -c %s "$archive")"
+  [[ "$bytes" -le "$GPU_BUNDLE_LIMIT" ]] || die "$archive has $bytes bytes, more than $GPU_BUNDLE_LIMIT"
+  say "gpu-bundle: $archive, $((bytes >> 20)) MiB; there: tar xf weft-gpu.tar.gz && weft-gpu/run"
+}
