@@ -49,7 +49,8 @@ struct PeerInfo {
 struct PeerLoss {
   std::int32_t rank = -1;
   std::string name;
-  Error reason;  // kPeerClosed when it said goodbye, else kPeerLost, kConnectFailed, kAuthFailed…
+  // kPeerClosed when it said goodbye, else kPeerLost, kConnectFailed, kDuplicate, kAuthFailed…
+  Error reason;
 };
 
 // What to do with a message whose lengths are known and whose buffers are still

@@ -19,6 +19,12 @@ namespace {
 constexpr milliseconds kControlTimeout{10000};
 constexpr const char* kBarriersKey = "barriers";
 
+// Longer than a connection may take: what becomes of it tells a member that refuses this worker
+// from a dead one.
+milliseconds joinTimeout() {
+  return transport::EndpointOptions{}.connect_timeout + kControlTimeout;
+}
+
 bool spansHosts(const std::vector<MemberRecord>& others, const MemberRecord& self) {
   const auto hostOf = [](const MemberRecord& member) {
     const auto address = transport::parseAddress(member.address);
@@ -105,7 +111,7 @@ void Group::announce() {
   std::vector<std::pair<MemberRecord, FuturePtr>> acks;
   for (const MemberRecord& member : members()) {
     const auto id = static_cast<worker_id_t>(member.rank);
-    acks.emplace_back(member, call_(id, ControlType::kJoin, text, kControlTimeout));
+    acks.emplace_back(member, call_(id, ControlType::kJoin, text, joinTimeout()));
   }
   for (auto& [member, ack] : acks) {
     awaitInterruptibly(*ack);
@@ -219,7 +225,8 @@ void Group::noteLoss(worker_id_t peer, const transport::Error& why) {
   const std::lock_guard lock(mutex_);
   const auto known = losses_.find(peer);
   if (known != losses_.end() && !known->second.back) return;  // of the same loss
-  const bool refused = why.code() == transport::ErrorCode::kAuthFailed;
+  const bool refused = why.code() == transport::ErrorCode::kAuthFailed ||
+                       why.code() == transport::ErrorCode::kDuplicate;
   losses_[peer] = {why.text(), refused, false, Clock::now(), std::nullopt};
 }
 

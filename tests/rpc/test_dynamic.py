@@ -199,6 +199,22 @@ def test_a_newcomer_that_a_member_refuses_does_not_take_that_one_off_the_list():
         assert group[0].call(call, "worker1") == "worker1"
 
 
+def test_a_newcomer_in_the_place_of_a_member_that_lives_takes_nobody_off_the_list():
+    """Under its rank and name: a member cannot tell it from that one's successor, and lets it wait
+    until it would be one."""
+    with Dynamic(3) as group:
+        group.enter(0, 0)
+        group.enter(1, 1)
+        assert group[0].call(call, "worker1") == "worker1"
+        group.keeper.call(forget_in_store, group.port, 1)
+        error = group[2].fails(join, 1, None, group.meeting_place, name="worker1", rpc_timeout=60)
+        assert "cannot join" in error.message and "worker0" in error.message
+        assert "a rank of its own" in error.message
+        listed = group.keeper.call(members_in_store, group.port).splitlines()
+        assert "rank=0" in listed and "rank=1" not in listed
+        assert group[0].call(call, "worker1") == "worker1"
+
+
 def test_a_member_whose_rank_was_taken_takes_nobody_off_the_list():
     options = {"heartbeat_interval": 0.2, "peer_timeout": 2.0}
     with Dynamic(3) as group:

@@ -197,6 +197,26 @@ TEST_P(Loss, AtTheLimitOfDescriptorsAConnectionIsStillMade) {
   ASSERT_TRUE(pair.first.waitForMessages(1));
 }
 
+// The peer cannot tell a process that has taken another's rank and name from that one's successor.
+TEST(Dialling, APlaceThatIsTakenIsToldFromAPeerThatIsDead) {
+  Pair pair;
+  expectOk(pair.a->send(1, textMessage("one")));
+  ASSERT_TRUE(pair.second.waitForMessages(1));
+  EndpointOptions options = optionsFor(0);
+  options.connect_timeout = milliseconds(300);
+  Recorder third;
+  const auto other = openEndpoint(options, third);
+  expectOk(other->addPeer(infoOf(1, *pair.b)));
+  expectOk(other->send(1, textMessage("not heard")));
+  ASSERT_TRUE(third.waitForLosses(1));
+  EXPECT_EQ(third.losses()[0].reason.code(), ErrorCode::kDuplicate);
+  const std::string text = third.losses()[0].reason.text();
+  EXPECT_NE(text.find("worker 'worker1' (rank 1)"), std::string::npos) << text;
+  EXPECT_NE(text.find("give every worker a rank of its own"), std::string::npos) << text;
+  expectOk(pair.a->send(1, textMessage("two")));
+  ASSERT_TRUE(pair.second.waitForMessages(2));
+}
+
 TEST(Dialling, AWrongKeyIsExplainedToTheDialler) {
   Recorder first;
   Recorder second;

@@ -14,6 +14,7 @@ enum class ErrorCode : std::uint8_t {
   kInvalidArgument,  // the caller's mistake; nothing changed
   kUnknownPeer,      // no peer of that rank is known here
   kConnectFailed,    // no connection could be made in time
+  kDuplicate,        // the peer lives, and has a connection of another process of this rank
   kAuthFailed,       // the peer refuses this process: its key, group, rank, version, a successor
   kProtocol,         // the peer sent bytes that are not the protocol
   kLimitExceeded,    // a length or count above the configured limit

@@ -120,6 +120,7 @@ void Connector::onConnected() {
 
 void Connector::onHandshake(HandshakeOutcome outcome) {
   using Kind = HandshakeOutcome::Kind;
+  duplicate_ = false;
   const std::string& where = candidates_[next_].text;
   const Handshake& handshake = outcome.handshake;
   switch (outcome.kind) {
@@ -157,6 +158,7 @@ void Connector::onHandshake(HandshakeOutcome outcome) {
 
 void Connector::onRefused(RefusalCode code, std::uint16_t peer_version) {
   if (code == RefusalCode::kDuplicate) {
+    duplicate_ = true;
     last_problem_ = candidates_[next_].text +
                     ": it has a connection of a worker of this rank, or is making one itself that "
                     "did not arrive";
@@ -196,9 +198,15 @@ void Connector::backOff() {
 }
 
 void Connector::onDeadline() {
+  const std::string none =
+      "no connection within " + seconds(backoff_.all) + " (last: " + last_problem_ + "); ";
+  // It answers, so it lives: only this process's place there is taken.
+  if (duplicate_ && !metBefore()) {
+    return fail(ErrorCode::kDuplicate,
+                none + "give every worker a rank of its own; to replace a worker, end it first");
+  }
   fail(ErrorCode::kConnectFailed,
-       "no connection within " + seconds(backoff_.all) + " (last: " + last_problem_ +
-           "); check that it runs, and that its host and port can be reached from here");
+       none + "check that it runs, and that its host and port can be reached from here");
 }
 
 void Connector::fail(ErrorCode code, std::string why) {

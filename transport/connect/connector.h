@@ -79,6 +79,7 @@ class Connector {
   std::size_t next_ = 0;     // candidate of the attempt
   std::size_t refused_ = 0;  // candidates of this round where nobody listens
   std::string last_problem_ = "nothing was tried yet";
+  bool duplicate_ = false;  // the last handshake ended with kDuplicate
   std::chrono::milliseconds pause_{0};
 
   UniqueFd connecting_;

@@ -265,8 +265,9 @@ void Peer::onDeadlinePassed(Heartbeat::Time now) {
 // --- endings ---
 
 bool Peer::mayReturn() const noexcept {
-  const bool lost =
-      reason_.code() == ErrorCode::kPeerLost || reason_.code() == ErrorCode::kConnectFailed;
+  const bool lost = reason_.code() == ErrorCode::kPeerLost ||
+                    reason_.code() == ErrorCode::kConnectFailed ||
+                    reason_.code() == ErrorCode::kDuplicate;
   return over() && lost && !replaced_ && context_.options.reunite;
 }
 

@@ -23,7 +23,8 @@ constexpr std::chrono::milliseconds kAbortGrace{100};
 
 // All ranks have joined, so a rank that cannot be reached now is lost.
 Error asLoss(const Error& reason) {
-  if (reason.code() != ErrorCode::kConnectFailed) return reason;
+  if (reason.code() != ErrorCode::kConnectFailed && reason.code() != ErrorCode::kDuplicate)
+    return reason;
   return {ErrorCode::kPeerLost, reason.text()};
 }
 
