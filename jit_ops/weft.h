@@ -108,6 +108,13 @@ T rpcSync(const std::string& worker, const std::string& what, Values args,
 }
 inline at::IValue wait(const Future& future) { return ops::waitFor(*future); }
 
+// What code that runs for another worker (a servable) may ask about its call, on the thread that
+// serves it. How long the caller still waits, in seconds, 0 when the time is up; nothing outside of
+// calls and in one without a timeout.
+WEFT_API std::optional<double> deadline() noexcept;
+// Whether nobody waits for the answer any more. False outside of calls.
+WEFT_API bool cancelled() noexcept;
+
 // A value that stays at its owner. Copies share it; the owner frees it when the last is gone.
 class WEFT_API RRef {
  public:

@@ -13,6 +13,7 @@
 #include "jit_ops/collectives/collectives.h"
 #include "jit_ops/serve/service.h"
 #include "rpc_backend/agent/weft_agent.h"
+#include "rpc_backend/core/call_context.h"
 #include "rpc_backend/core/log.h"
 
 namespace weft::ops {
@@ -131,6 +132,8 @@ void defineDispatched(torch::Library& library) {
   });
   library.def(asked("workers() -> str[]"), &workers);
   library.def(asked("loss_of(str worker) -> str"), &lossOf);
+  library.def(asked("deadline() -> float?"), [] { return rpc::secondsLeft(); });
+  library.def(asked("cancelled() -> bool"), [] { return rpc::isCancelled(); });
   library.def(asked("published(str worker=\"\") -> str[]"), &publishedLines);
 }
 

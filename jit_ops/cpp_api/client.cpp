@@ -5,6 +5,7 @@
 
 #include "jit_ops/weft.h"
 #include "rpc_backend/call/inline_waiter.h"
+#include "rpc_backend/core/call_context.h"
 #include "rpc_backend/core/log.h"
 
 namespace weft {
@@ -39,6 +40,10 @@ at::IValue rpcSync(const std::string& worker, const std::string& what, Values ar
   }
   return ops::call(toCall(worker, what, std::move(args), options));
 }
+
+std::optional<double> deadline() noexcept { return rpc::secondsLeft(); }
+
+bool cancelled() noexcept { return rpc::isCancelled(); }
 
 RRef RRef::from(const at::IValue& value) {
   TORCH_CHECK(value.isRRef(), "an RRef is wanted, got ", value.type()->annotation_str());

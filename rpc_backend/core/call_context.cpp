@@ -1,5 +1,7 @@
 #include "rpc_backend/core/call_context.h"
 
+#include <algorithm>
+
 namespace weft::rpc {
 
 namespace {
@@ -13,6 +15,14 @@ CallScope::CallScope(const CallContext* context) noexcept : outer_(t_context) {
 }
 
 CallScope::~CallScope() { t_context = outer_; }
+
+std::optional<double> secondsLeft() noexcept {
+  if (t_context == nullptr || !t_context->hasDeadline()) return std::nullopt;
+  const std::chrono::duration<double> left = t_context->deadline() - CallContext::Clock::now();
+  return std::max(0.0, left.count());
+}
+
+bool isCancelled() noexcept { return t_context != nullptr && t_context->isCancelled(); }
 
 CallTime timeOfCall(std::chrono::milliseconds own, CallContext::Clock::time_point now) noexcept {
   if (t_context == nullptr || !t_context->hasDeadline()) return {own};

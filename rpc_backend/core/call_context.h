@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <optional>
 
 #include "transport/base/api.h"
 
@@ -57,6 +58,14 @@ class WEFT_API CallScope {
  private:
   const CallContext* const outer_;
 };
+
+// What a function that runs for a peer may ask about the call that this thread runs.
+//
+// How long its caller still waits, in seconds, 0 when the time is up; nothing outside of calls and
+// in one without a timeout.
+WEFT_API std::optional<double> secondsLeft() noexcept;
+// Whether nobody waits for its answer any more. False outside of calls.
+WEFT_API bool isCancelled() noexcept;
 
 // How long a call may take.
 struct CallTime {

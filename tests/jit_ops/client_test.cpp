@@ -6,6 +6,7 @@
 #include <unistd.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 
+#include <atomic>
 #include <cmath>
 #include <thread>
 
@@ -128,6 +129,33 @@ TEST(Client, KeepsValuesThere) {
               rref.drop();
               expectProblem("", [&] { rref.toHere(5); });
             }));
+}
+
+TEST(Client, WhatRunsForAnotherMayAskAboutItsCall) {
+  const std::string path = freshPath("store");
+  const auto server = [&] {
+    std::atomic<bool> ended{false};
+    publish("left", servable("left() -> float?", [](Values) { return at::IValue(deadline()); }));
+    publish("until_cancelled", servable("until_cancelled() -> bool", [&](Values) {
+              ended = waitUntil(cancelled, std::chrono::seconds(30));
+              return at::IValue(ended.load());
+            }));
+    publish("ended", servable("ended() -> bool", [&](Values) { return at::IValue(ended.load()); }));
+    auto group = Group::join(options(path, "server", 0, 2));
+    expect(!deadline() && !cancelled(), "there is no call");
+    group->shutdown(60);
+  };
+  const auto client = [&] {
+    auto group = Group::join(options(path, "client", 1, 2));
+    const double left = rpcSync<double>("server", "left", {}, {.timeout = 20});
+    expect(left > 0 && left <= 20.001, "the time that is left");
+    expect(rpcSync("server", "left", {}, {.timeout = 0}).isNone(), "no timeout, no deadline");
+    const Future late = rpcAsync("server", "until_cancelled", {}, {.timeout = 0.2});
+    const auto ended = [] { return rpcSync<bool>("server", "ended", {}); };
+    expect(waitUntil(ended, std::chrono::seconds(30)), "the callee hears that nobody waits");
+    group->shutdown(60);
+  };
+  EXPECT_EQ(kFine, runWorkers({server, client}));
 }
 
 TEST(Client, SaysWhatIsWrong) {

@@ -61,6 +61,29 @@ class Echo(nn.Module):
         return x
 
 
+class Asker(nn.Module):
+    """Asks about its call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended_by_itself = False
+
+    def forward(self) -> tuple[float | None, bool]:
+        return torch.ops.weft.deadline(), torch.ops.weft.cancelled()
+
+    @torch.jit.export
+    def until_cancelled(self) -> int:
+        rounds = 0
+        while not torch.ops.weft.cancelled():
+            rounds += 1
+        self.ended_by_itself = True
+        return rounds
+
+    @torch.jit.export
+    def ended(self) -> bool:
+        return self.ended_by_itself
+
+
 class Client(nn.Module):
     """Calls "encoder" at worker0 in every way that TorchScript has, and is saved and loaded."""
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from typing import Any
 
 import pytest
 import torch
-from published_models import Client, Echo, Encoder, Typed, Wrong
+from published_models import Asker, Client, Echo, Encoder, Typed, Wrong
+from waiting import wait_for
 from workers import Group
 
 import weft
@@ -22,6 +24,7 @@ X = torch.arange(6.0).reshape(2, 3)
 def publish_both() -> None:
     weft.publish("encoder", torch.jit.script(Encoder()))
     weft.publish("echo", torch.jit.script(Echo()))
+    weft.publish("asker", torch.jit.script(Asker()))
 
 
 def save(path: str) -> None:
@@ -139,6 +142,29 @@ def test_membership(pair):
 
 def test_values_are_kept_and_dropped(pair):
     assert pair[1].call(drop_scripted) == "worker0"
+
+
+def ask(method: str, seconds: float = 20):
+    return weft.call("worker0/asker", method=method, timeout=seconds)
+
+
+def ask_in_vain(method: str, seconds: float) -> None:
+    with contextlib.suppress(RuntimeError):  # the answer may come just before the timeout
+        ask(method, seconds)
+
+
+def test_scripted_code_sees_its_deadline(pair):
+    left, cancelled = pair[1].call(ask, "forward")
+    assert 0 < left <= 20.001
+    assert not cancelled
+    assert pair[1].call(ask, "forward", seconds=0) == (None, False)
+    assert torch.ops.weft.deadline() is None
+    assert torch.ops.weft.cancelled() is False
+
+
+def test_scripted_code_sees_that_nobody_waits(pair):
+    pair[1].call(ask_in_vain, "until_cancelled", seconds=0.2)
+    wait_for(lambda: pair[1].call(ask, "ended"), True, "the call ends by itself", 20)
 
 
 @pytest.mark.parametrize("mode", ["opcheck", "compile", "export"])

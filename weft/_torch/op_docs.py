@@ -46,6 +46,10 @@ DOCS = {
     "rank": "A worker's rank; this worker's without a name.",
     "workers": "The names of the group's workers, by rank.",
     "loss_of": "Why a worker is lost; empty while it is not.",
+    "deadline": "How many seconds the caller still waits for the function that runs here, 0 when the time is "
+    "up; None outside of calls and in one without a timeout.",
+    "cancelled": "Whether nobody waits any more for the answer of the function that runs here; False outside "
+    "of calls.",
     "send": "Sends a tensor to rank `dst` of the process group named `group` and waits until it has left; "
     f"no gradients. {_GROUP}",
     "recv": "A tensor like `like`, received from rank `src`. Messages of one sender and tag come in "
