@@ -7,28 +7,46 @@ namespace weft::rpc {
 transport::Waited CallTable::waitForRoom(worker_id_t peer, std::size_t limit,
                                          Clock::time_point deadline) {
   std::unique_lock lock(mutex_);
-  std::size_t& count = counted_[peer];  // stays where it is: no entry is erased
+  Room& room = rooms_[peer];
+  const auto free = [&] { return room.taken < limit; };
   auto waited = transport::Waited::kDone;
-  if (count >= limit) {
-    ++waiting_for_room_;
+  if (!room.waiting.empty() || !free()) {
+    const auto own = room.waiting.emplace(room.waiting.end());
     const auto end = std::min(deadline, transport::deadlineAfter(std::chrono::milliseconds::max()));
-    waited = transport::waitInterruptibly(room_, lock, end, [&] { return count < limit; });
-    --waiting_for_room_;
+    waited = transport::waitInterruptibly(*own, lock, end,
+                                          [&] { return own == room.waiting.begin() && free(); });
+    room.waiting.erase(own);
   }
-  if (waited == transport::Waited::kDone) ++count;
+  if (waited == transport::Waited::kDone) ++room.taken;
+  // Several calls may have ended at once, and this one may have given up its turn.
+  if (!room.waiting.empty() && free()) room.waiting.front().notify_one();
   return waited;
 }
 
-// With the lock.
-void CallTable::giveBack(const PendingCall& call) {
+std::size_t CallTable::waitingForRoom(worker_id_t peer) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = rooms_.find(peer);
+  return found == rooms_.end() ? 0 : found->second.waiting.size();
+}
+
+// With the lock: the call leaves the table.
+void CallTable::onTaken(const PendingCall& call) {
+  if (call.fetched) {
+    auto [fetch, last] = fetches_.equal_range(*call.fetched);
+    while (fetch != last && fetch->second != call.id)
+      ++fetch;
+    if (fetch != last) fetches_.erase(fetch);
+  }
   if (!call.counted) return;
-  --counted_[call.peer];
-  if (waiting_for_room_ > 0) room_.notify_all();  // they may wait for different peers
+  Room& room = rooms_[call.peer];
+  --room.taken;
+  if (!room.waiting.empty()) room.waiting.front().notify_one();
 }
 
 std::uint64_t CallTable::add(PendingCall call) {
   const std::lock_guard lock(mutex_);
   call.id = next_id_;
+  if (call.fetched) fetches_.emplace(*call.fetched, call.id);
   calls_.emplace(next_id_, std::move(call));
   return next_id_++;
 }
@@ -39,7 +57,7 @@ std::optional<PendingCall> CallTable::take(std::uint64_t id, worker_id_t peer) {
   if (found == calls_.end() || found->second.peer != peer) return std::nullopt;
   PendingCall call = std::move(found->second);
   calls_.erase(found);
-  giveBack(call);
+  onTaken(call);
   return call;
 }
 
@@ -55,7 +73,7 @@ std::vector<PendingCall> CallTable::takeIf(Predicate predicate) {
   const std::lock_guard lock(mutex_);
   for (auto it = calls_.begin(); it != calls_.end();) {
     if (predicate(it->second)) {
-      giveBack(it->second);
+      onTaken(it->second);
       taken.push_back(std::move(it->second));
       it = calls_.erase(it);
     } else {
@@ -75,7 +93,14 @@ std::optional<PendingCall> CallTable::takeCallOf(const JitFuture& future) {
 }
 
 std::vector<PendingCall> CallTable::takeFetches(const RRefKey& value) {
-  return takeIf([&](const PendingCall& call) { return call.fetched == value; });
+  std::vector<PendingCall> taken;
+  const std::lock_guard lock(mutex_);
+  for (auto fetch = fetches_.find(value); fetch != fetches_.end(); fetch = fetches_.find(value)) {
+    auto call = calls_.extract(fetch->second);
+    onTaken(call.mapped());
+    taken.push_back(std::move(call.mapped()));
+  }
+  return taken;
 }
 
 std::vector<PendingCall> CallTable::takeAll() {

@@ -7,6 +7,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <list>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
@@ -34,6 +35,7 @@ struct PendingCall {
   Clock::time_point started{};
   bool counted = false;            // it has room that waitForRoom() gave
   std::optional<RRefKey> fetched;  // the value that it asks its owner for
+  std::optional<ForkIds> created;  // the reference that it is to create, if that can be read
   InlineWaiter::Handle waiter;     // the thread that waits for it, if that is known
   Clock::time_point deadline() const {
     return timeout.count() == 0 ? Clock::time_point::max() : started + timeout;
@@ -45,9 +47,10 @@ class CallTable {
   // The number of the first call. Before it is made.
   void startAt(std::uint64_t id) { next_id_ = id; }
   // Takes room for one more call to `peer` where fewer than `limit` have it; until `deadline` it
-  // waits for one of them to end. Then add() a call that says so. Without the GIL; not on the loop
-  // thread, which ends calls.
+  // waits for one of them to end. Then add() a call that says so. Who comes first gets room first.
+  // Without the GIL; not on the loop thread, which ends calls.
   transport::Waited waitForRoom(worker_id_t peer, std::size_t limit, Clock::time_point deadline);
+  std::size_t waitingForRoom(worker_id_t peer) const;
   std::uint64_t add(PendingCall call);  // returns the call's id, unique for this agent
   // Only when it waits for `peer`: nobody else may answer it.
   std::optional<PendingCall> take(std::uint64_t id, worker_id_t peer);
@@ -64,14 +67,18 @@ class CallTable {
  private:
   template <typename Predicate>
   std::vector<PendingCall> takeIf(Predicate predicate);
-  void giveBack(const PendingCall& call);
+  // Room for calls to one peer.
+  struct Room {
+    std::size_t taken = 0;
+    std::list<std::condition_variable> waiting;  // in order of arrival
+  };
+  void onTaken(const PendingCall& call);
 
   mutable std::mutex mutex_;
   std::uint64_t next_id_ = 1;
   std::unordered_map<std::uint64_t, PendingCall> calls_;
-  std::unordered_map<worker_id_t, std::size_t> counted_;
-  std::size_t waiting_for_room_ = 0;
-  std::condition_variable room_;
+  std::unordered_multimap<RRefKey, std::uint64_t, RRefKeyHash> fetches_;  // those of calls_
+  std::unordered_map<worker_id_t, Room> rooms_;                           // no entry is erased
 };
 
 }  // namespace weft::rpc

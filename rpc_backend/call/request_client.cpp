@@ -99,6 +99,7 @@ FuturePtr RequestClient::send(worker_id_t to, const MessagePtr& message, millise
   const milliseconds left = call.counted ? leftOf(call) : time.timeout;
   std::optional<RRefKey> fetched;
   if (waitsInTorch(type)) fetched = call.fetched = readFetchedId(asked.payload);
+  if (createsRRef(type)) call.created = readCreatedIds(asked.payload);
   auto future = start(std::move(call), id);
   if (!why && fetched) why = failed_creations_.find(*fetched);
   if (why) {
@@ -177,6 +178,7 @@ void RequestClient::transmit(worker_id_t to, std::uint64_t id, const MessagePtr&
       hooks_.serve_own(id, std::move(copy), CallContext::after(timeout));
       return;
     }
+    rrefs_.onTransmit(*message, to);
     const auto error = sender_.send(to, WireKind::kRequest, id, message, map,
                                     group_.directory().nameOf(to), timeout);
     if (!error) return;
@@ -241,10 +243,10 @@ void RequestClient::onAnswer(worker_id_t from, const std::shared_ptr<IncomingMes
 void RequestClient::takeAnswer(worker_id_t from, const std::shared_ptr<IncomingMessage>& in,
                                PendingCall& call) {
   context_.metrics.round_trip.add(Clock::now() - call.started);
-  const MessageType asked = call.type;
-  Completion read = completion(
-      call, [this, in, from, asked](JitFuture& future) { readAnswer(from, *in, asked, future); });
-  if (waitsInTorch(asked) && group_.devices().empty() && in->bytes() <= kSmallAnswer) {
+  Completion read = completion(call, [this, in, from, asked = askedBy(call)](JitFuture& future) {
+    readAnswer(from, *in, asked, future);
+  });
+  if (waitsInTorch(call.type) && group_.devices().empty() && in->bytes() <= kSmallAnswer) {
     read();
     if (in->tensorCount() > 0) sender_.dropElsewhere(std::move(read));
   } else {
@@ -252,7 +254,7 @@ void RequestClient::takeAnswer(worker_id_t from, const std::shared_ptr<IncomingM
   }
 }
 
-void RequestClient::readAnswer(worker_id_t from, IncomingMessage& in, MessageType asked,
+void RequestClient::readAnswer(worker_id_t from, IncomingMessage& in, const Asked& asked,
                                JitFuture& future) {
   try {
     const auto streams = streamsFromPool(group_.devices());
@@ -291,7 +293,7 @@ void RequestClient::completeOwn(std::uint64_t id, const MessagePtr& answer) {
   auto call = calls_.take(id, context_.rank);
   if (!call) return;
   context_.metrics.round_trip.add(Clock::now() - call->started);
-  complete(*call, completion(*call, [this, answer, asked = call->type](JitFuture& future) {
+  complete(*call, completion(*call, [this, answer, asked = askedBy(*call)](JitFuture& future) {
     if (answer->type() == MessageType::EXCEPTION) {
       const auto& text = answer->payload();
       setError(future, asked, {text.begin(), text.end()});
@@ -302,11 +304,11 @@ void RequestClient::completeOwn(std::uint64_t id, const MessagePtr& answer) {
   }));
 }
 
-void RequestClient::setError(JitFuture& future, MessageType type, const std::string& text,
+void RequestClient::setError(JitFuture& future, const Asked& asked, const std::string& text,
                              bool logged) {
-  const auto error = callError(type, text, logged);
+  const auto error = callError(asked.type, text, logged);
   torch_rrefs::RRefPtr rref;
-  if (createsRRef(type)) rref = markRRef(future, context_.closing);
+  if (createsRRef(asked.type)) rref = markRRef(future, asked.created, context_.closing);
   const auto thrown = transport::thrownBy([&] { future.setErrorIfNeeded(error); });
   if (rref) endWaits(*rref, error, text);
   if (thrown) logInfo("a callback of a failed call threw: " + *thrown);
@@ -348,14 +350,14 @@ void RequestClient::complete(const PendingCall& call, Completion completion) {
 
 void RequestClient::fail(PendingCall call, const std::string& text) {
   if (!context_.closing) context_.metrics.calls_failed.fetch_add(1, std::memory_order_relaxed);
-  complete(call,
-           completion(call, [this, peer = call.peer, type = call.type, text](JitFuture& future) {
+  complete(call, completion(call, [this, peer = call.peer, asked = askedBy(call),
+                                   text](JitFuture& future) {
              const bool lost = group_.lossOf(peer).has_value();
              if (lost) rrefs_.cleanUpAfter(peer);
-             if (rrefs_.isMoot(peer, type)) {
+             if (rrefs_.isMoot(peer, asked.type)) {
                future.markCompleted(RRefLifecycle::ack());
              } else {
-               setError(future, type, text, lost || context_.closing);
+               setError(future, asked, text, lost || context_.closing);
              }
            }));
 }

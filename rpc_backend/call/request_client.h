@@ -85,8 +85,15 @@ class RequestClient {
   // Completes the call's future by `settle`.
   template <typename Settle>
   Completion completion(PendingCall& call, Settle settle);
-  // The future of a call of that type fails. `logged`: the log has the reason already.
-  void setError(JitFuture& future, MessageType type, const std::string& text, bool logged = false);
+  // What a call asked for, when it is in the table no more.
+  struct Asked {
+    MessageType type{};
+    std::optional<ForkIds> created;
+  };
+  static Asked askedBy(const PendingCall& call) { return {call.type, call.created}; }
+  // The future of such a call fails. `logged`: the log has the reason already.
+  void setError(JitFuture& future, const Asked& asked, const std::string& text,
+                bool logged = false);
   // Of a call to this worker that is not sent, in the thread that makes it: its future fails before
   // that thread has it, as with TensorPipe, so no callback of the user's runs here.
   void failAtOnce(std::uint64_t id, const std::string& text);
@@ -96,7 +103,7 @@ class RequestClient {
   // On the thread that waits for the call, else on a completer; here when neither is left.
   void complete(const PendingCall& call, Completion completion);
   void takeAnswer(worker_id_t from, const std::shared_ptr<IncomingMessage>& in, PendingCall& call);
-  void readAnswer(worker_id_t from, IncomingMessage& in, MessageType asked, JitFuture& future);
+  void readAnswer(worker_id_t from, IncomingMessage& in, const Asked& asked, JitFuture& future);
   // Loop thread. Tells the callee that nobody waits any more.
   void giveUp(worker_id_t callee, MessageType type, std::uint64_t id);
   void armTimer(Clock::time_point deadline);

@@ -32,11 +32,12 @@ std::exception_ptr callError(MessageType type, const std::string& text, bool log
   return runtimeError(makeRPCError(text, torch::distributed::rpc::RPCErrorType::TIMEOUT));
 }
 
-torch_rrefs::RRefPtr markRRef(const JitFuture& creation, bool closing) {
+torch_rrefs::RRefPtr markRRef(const JitFuture& creation, const std::optional<ForkIds>& created,
+                              bool closing) {
   const std::chrono::seconds longest(closing ? 0 : 5);
   const auto until = std::chrono::steady_clock::now() + longest;
   while (true) {
-    auto marked = torch_rrefs::markFailed(creation);
+    auto marked = torch_rrefs::markFailed(creation, created);
     if (marked || std::chrono::steady_clock::now() >= until) return marked;
     std::this_thread::sleep_for(milliseconds(1));
   }

@@ -29,10 +29,11 @@ bool createsRRef(MessageType type);
 // `logged`: the log has the reason already.
 std::exception_ptr callError(MessageType type, const std::string& text, bool logged);
 
-// The reference that the call with that future was to create, marked as failed; nothing when torch
-// does not note it. torch does so right after it has sent the call, so this waits for as long as
-// that thread has to wait for a core; not when the agent closes.
-torch_rrefs::RRefPtr markRRef(const JitFuture& creation, bool closing);
+// The reference that the call with that future was to create (torch_rrefs::markFailed), marked as
+// failed; nothing when torch does not note it. torch does so right after it has sent the call, so
+// this waits for as long as that thread has to wait for a core; not when the agent closes.
+torch_rrefs::RRefPtr markRRef(const JitFuture& creation, const std::optional<ForkIds>& created,
+                              bool closing);
 
 // Marks the reference to this worker's own value that a call with that payload, not yet sent, was
 // to create. False: it is not found.

@@ -13,6 +13,7 @@ std::vector<torch_rrefs::User> OrphanedRRefs::onPeerLost(Rank peer) {
   {
     const std::lock_guard lock(mutex_);
     ids_at_loss_[peer] = torch_rrefs::idsMade();
+    std::erase_if(sent_later_, [peer](const auto& sent) { return sent.second == peer; });
     for (const torch_rrefs::User& user : users) {
       if (user.rref->owner() != peer) continue;
       // contains() knows those with a number of this worker.
@@ -24,11 +25,22 @@ std::vector<torch_rrefs::User> OrphanedRRefs::onPeerLost(Rank peer) {
   return users;
 }
 
+void OrphanedRRefs::onTransmit(const Message& message, Rank to) {
+  if (!any_loss_.load(std::memory_order_acquire)) return;
+  const auto [type, payload, recognised] = innermost(message.type(), message.payload());
+  if (type != MessageType::SCRIPT_REMOTE_CALL && type != MessageType::PYTHON_REMOTE_CALL) return;
+  const auto created = readCreatedIds(payload);
+  if (!created || !contains(created->value, to)) return;
+  const std::lock_guard lock(mutex_);
+  sent_later_.emplace(created->value, to);
+}
+
 bool OrphanedRRefs::contains(const RRefKey& value, Rank owner) const {
   const std::lock_guard lock(mutex_);
   const auto lost = ids_at_loss_.find(owner);
   if (lost == ids_at_loss_.end()) return false;
-  if (value.created_on == self_) return value.local_id < lost->second;
+  if (value.created_on == self_)
+    return value.local_id < lost->second && !sent_later_.contains(value);
   return orphans_.contains(value);
 }
 

@@ -2,7 +2,8 @@
 // worker is back.
 //
 // A value that this worker asked for is told by its number: all numbers that it had given out when
-// the owner was lost are of the former life. A value that somebody else asked for is remembered.
+// the owner was lost are of the former life, but for those whose call is sent only after that. A
+// value that somebody else asked for is remembered.
 //
 // Threads: any. While no peer was lost, a look-up costs one load.
 #pragma once
@@ -28,6 +29,9 @@ class OrphanedRRefs {
   // references for another thread to drop, where they may be the last.
   std::vector<torch_rrefs::User> onPeerLost(Rank peer);
 
+  // A message is about to be written to `to`: the value that it creates, if any, is of this life.
+  void onTransmit(const Message& message, Rank to);
+
   bool contains(const RRefKey& value, Rank owner) const;
   // The orphan that a message to `to` asks for or speaks of; or among RRefs that a message carries.
   std::optional<RRefKey> findIn(const Message& message, Rank to) const;
@@ -36,9 +40,11 @@ class OrphanedRRefs {
  private:
   const Rank self_;
   std::atomic<bool> any_loss_{false};
-  mutable std::mutex mutex_;  // guards the two below
+  mutable std::mutex mutex_;  // guards the three below
   std::unordered_set<RRefKey, RRefKeyHash> orphans_;
   std::unordered_map<Rank, std::int64_t> ids_at_loss_;  // ids this worker had made by then
+  // Values with a lower number all the same, and their owners.
+  std::unordered_map<RRefKey, Rank, RRefKeyHash> sent_later_;
 };
 
 }  // namespace weft::rpc

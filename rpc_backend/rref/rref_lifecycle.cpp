@@ -171,6 +171,9 @@ void RRefLifecycle::settleUsersOf(Rank owner, const OrphanedRRefs* orphans) {
   if (!RpcAgent::isCurrentRpcAgentSet()) return;
   for (const torch_rrefs::User& user : torch_rrefs::users()) {
     if (user.confirmed || user.rref->owner() != owner) continue;
+    // torch's callback at the end of its call looks for it, throws when it is gone, and then no
+    // other callback runs: whoever waits for that call would wait for ever.
+    if (user.created) continue;
     if (orphans != nullptr && !orphans->contains(fromTorch(user.rref->rrefId()), owner)) continue;
     try {
       RRefContext::getInstance().delPendingUser(toTorch(user.fork));

@@ -95,8 +95,9 @@ class RRefLifecycle : private ForkTable {
   // Worker thread, some time after onPeerLost().
   void releaseForks(Rank peer);
   // Ends torch's waiting for what a lost owner was to confirm; torch's shutdown would wait 100 s
-  // for it. Worker thread, when nothing sent to that owner is in flight any more. `orphans`: the
-  // owner is back and may confirm what is not among them; null: it is not back.
+  // for it. What a call of this worker was to create is left to the end of that call. Worker
+  // thread, when nothing sent to that owner is in flight any more. `orphans`: the owner is back and
+  // may confirm what is not among them; null: it is not back.
   void settleUsersOf(Rank owner, const OrphanedRRefs* orphans);
 
   // The rows of weft.rref_report(): owned values first, then by id. Any thread, no GIL held. It

@@ -39,6 +39,8 @@ class RRefService {
   };
   // On the thread that made the message.
   Outgoing onSend(const Message& message, worker_id_t to);
+  // It is written now: what onSend() has seen may have been some time ago.
+  void onTransmit(const Message& message, worker_id_t to) { orphans_.onTransmit(message, to); }
 
   // Loop thread: the peer is lost.
   void onPeerLost(worker_id_t peer);

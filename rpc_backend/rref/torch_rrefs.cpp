@@ -182,10 +182,11 @@ std::vector<User> users() {
   std::vector<User> all;
   const std::lock_guard lock(of(context(), Mutex{}));
   for (const auto& [fork, state] : of(context(), PendingUsers{})) {
-    all.push_back({state->rref_, fromTorch(fork), false});
+    const bool created = ((*state->rref_).*member(Creation{})) != nullptr;
+    all.push_back({state->rref_, fromTorch(fork), false, created});
   }
   for (const auto& [fork, weak] : of(context(), ConfirmedUsers{})) {
-    if (RRefPtr rref = weak.lock()) all.push_back({std::move(rref), fromTorch(fork), true});
+    if (RRefPtr rref = weak.lock()) all.push_back({std::move(rref), fromTorch(fork), true, false});
   }
   return all;
 }
@@ -222,18 +223,25 @@ bool markOwnFailed(const RRefKey& value) {
   return true;
 }
 
-RRefPtr markFailed(const c10::ivalue::Future& creation) {
+RRefPtr markFailed(const c10::ivalue::Future& creation, const std::optional<ForkIds>& created) {
   const auto marked = [&creation](const RRefPtr& rref) {
     const bool found = ((*rref).*member(Creation{})).get() == &creation;
     if (found) ((*rref).*member(SetFailed{}))();
     return found;
   };
   const std::lock_guard lock(of(context(), Mutex{}));
-  for (const auto& [fork, state] : of(context(), PendingUsers{})) {
+  const auto& users = of(context(), PendingUsers{});
+  const auto& owners = of(context(), Owners{});  // of calls to this worker itself
+  if (created) {
+    const auto user = users.find(toTorch(created->fork));
+    if (user != users.end() && marked(user->second->rref_)) return user->second->rref_;
+    const auto owner = owners.find(toTorch(created->value));
+    if (owner != owners.end() && marked(owner->second)) return owner->second;
+  }
+  for (const auto& [fork, state] : users) {
     if (marked(state->rref_)) return state->rref_;
   }
-  // Of a call to this worker itself.
-  for (const auto& [id, rref] : of(context(), Owners{})) {
+  for (const auto& [id, rref] : owners) {
     if (marked(rref)) return rref;
   }
   return {};

@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/rpc/rref_impl.h>
 
 #include <exception>
+#include <optional>
 #include <vector>
 
 #include "rpc_backend/core/torch_names.h"
@@ -49,6 +50,7 @@ struct User {
   RRefPtr rref;
   RRefKey fork;
   bool confirmed = false;  // by the owner
+  bool created = false;    // by a call of this process: its end is what confirms it
 };
 std::vector<User> users();
 
@@ -66,9 +68,10 @@ bool hasChild(const RRefKey& fork);
 // This makes a reference that lives for ever the first one. Call it before a creation can fail.
 void failFirst();
 // Before `creation`, the future of a call, fails: marks the reference that it was to create, so
-// that to_here() raises from now on instead of asking an owner that does not know it. Nothing:
-// torch has not noted the reference; it does so after the call was sent.
-RRefPtr markFailed(const c10::ivalue::Future& creation);
+// that to_here() raises from now on instead of asking an owner that does not know it. `created`:
+// its ids, if they are known; else all references are looked through. Nothing: torch has not noted
+// the reference; it does so after the call was sent.
+RRefPtr markFailed(const c10::ivalue::Future& creation, const std::optional<ForkIds>& created);
 // The same for a value of this worker's own, which torch notes before it sends the call to create
 // it. False: there is none.
 bool markOwnFailed(const RRefKey& value);

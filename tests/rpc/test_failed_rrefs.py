@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from rref_workers import Group as FaultyGroup
 from rref_workers import leave
 from workers import Group
 
 COUNT = 30
+MANY = 40_000
 SOON = 10.0  # seconds; an owner that does not know an RRef would be asked for the timeout of calls
 
 
@@ -71,3 +74,58 @@ def test_a_wait_for_a_value_ends_when_its_creation_fails(to) -> None:
             worker.start(leave)
         for worker in group:
             worker.result()
+
+
+def remote_after_the_loss(to: str) -> str:
+    """What a remote() says that is made between the loss of its owner and the cleaning up after it,
+    and ends only after that."""
+    import torch
+    import torch.distributed.rpc as rpc
+
+    with pytest.raises(RuntimeError):
+        rpc.rpc_sync(to, torch.add, args=(torch.ones(1), 1))
+    late = rpc.remote(to, len, args=([],))
+    try:
+        late._get_future().wait()
+    except RuntimeError as error:
+        return str(error)
+    return "nothing"
+
+
+def test_a_creation_that_ends_late_ends_for_those_who_wait() -> None:
+    faults = {"messages_to_delay": {"PYTHON_REMOTE_CALL": 2.5}}
+    with FaultyGroup(2, faults=faults, heartbeat_interval=0.2, peer_timeout=2) as group:
+        group[1].kill()
+        assert "worker1" in group[0].call(remote_after_the_loss, "worker1")
+
+
+def make_many(to: str, count: int) -> None:
+    """RRefs whose creation `to`, which is stopped, does not answer."""
+    import torch
+    import torch.distributed.rpc as rpc
+
+    _pending[:] = [rpc.remote(to, torch.add, args=(torch.ones(1), 1)) for _ in range(count)]
+
+
+def wait_until_all_failed() -> float:
+    """How long it takes once the first has failed."""
+    began = 0.0
+    for rref in _pending:
+        with pytest.raises(RuntimeError):
+            rref._get_future().wait()
+        began = began or time.monotonic()
+    _pending.clear()
+    return time.monotonic() - began
+
+
+_pending: list = []
+
+
+def test_many_that_fail_at_once_take_a_time_that_is_theirs() -> None:
+    """None is looked for among all: that would take minutes."""
+    with Group(2, peer_timeout=60, reconnect_timeout=1, rpc_timeout=90) as group:
+        group[1].stop()
+        group[0].call(make_many, "worker1", MANY)
+        group[1].kill()
+        took = group[0].call(wait_until_all_failed, timeout=120)
+        assert took < 20, took

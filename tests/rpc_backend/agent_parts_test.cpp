@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <future>
 #include <set>
 #include <thread>
 
@@ -15,6 +16,8 @@
 #include "rpc_backend/core/request_policy.h"
 #include "rpc_backend/group/member_record.h"
 #include "rpc_backend/group/membership.h"
+#include "rpc_backend/rref/orphaned_rrefs.h"
+#include "tests/support/waiting.h"
 
 namespace weft::rpc {
 namespace {
@@ -102,6 +105,114 @@ TEST(CallTable, WhoWaitsForRoomGetsWhatOthersGiveBack) {
   for (std::thread& thread : threads)
     thread.join();
   EXPECT_EQ(calls.size(), 0U);
+}
+
+TEST(CallTable, FetchesOfAValueAreTakenTogether) {
+  CallTable calls;
+  const RRefKey value{1, 5};
+  const auto fetch = [&](const RRefKey& of) {
+    PendingCall call = callTo(1);
+    call.fetched = of;
+    return calls.add(std::move(call));
+  };
+  const std::uint64_t answered = fetch(value);
+  for (const RRefKey& of : {value, value, RRefKey{1, 6}})
+    fetch(of);
+  calls.add(callTo(1));
+  EXPECT_TRUE(calls.take(answered, 1));
+  for (const PendingCall& call : calls.takeFetches(value))
+    EXPECT_EQ(call.fetched, value);
+  EXPECT_EQ(calls.size(), 2U);
+  EXPECT_TRUE(calls.takeFetches(value).empty());
+  EXPECT_EQ(calls.takeAllOf(1).size(), 2U);
+  EXPECT_TRUE(calls.takeFetches({1, 6}).empty());
+}
+
+// Takes room for a call to rank 1, and the call.
+std::uint64_t callWithRoom(CallTable& calls, Clock::time_point deadline = CallContext::kNever) {
+  PendingCall call = callTo(1);
+  call.counted = calls.waitForRoom(1, 1, deadline) == transport::Waited::kDone;
+  return call.counted ? calls.add(std::move(call)) : 0;
+}
+
+TEST(CallTable, RoomIsGivenInOrderOfArrival) {
+  CallTable calls;
+  std::uint64_t held = callWithRoom(calls);
+  std::promise<void> asked;
+  std::vector<int> order;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 6; ++t) {
+    threads.emplace_back([&, t] {
+      const std::uint64_t id = callWithRoom(calls);
+      order.push_back(t);  // who has the room is alone
+      if (t == 0) asked.get_future().wait();
+      EXPECT_TRUE(calls.take(id, 1));
+    });
+    const auto waiting = static_cast<std::size_t>(t) + 1;
+    ASSERT_TRUE(waitUntil([&] { return calls.waitingForRoom(1) == waiting; }, 30s));
+  }
+  // Who gives room back and asks for it again is the last in line.
+  EXPECT_TRUE(calls.take(held, 1));
+  EXPECT_EQ(callWithRoom(calls, Clock::now()), 0U);
+  asked.set_value();
+  for (std::thread& thread : threads)
+    thread.join();
+  EXPECT_EQ(order, (std::vector<int>{0, 1, 2, 3, 4, 5}));
+  held = callWithRoom(calls, Clock::now());
+  EXPECT_NE(held, 0U);
+}
+
+TEST(CallTable, WhoGivesUpWaitingLetsTheNextOneIn) {
+  CallTable calls;
+  const std::uint64_t held = callWithRoom(calls);
+  std::atomic<bool> over{false};
+  std::thread first([&] {
+    EXPECT_EQ(callWithRoom(calls, Clock::now() + 100ms), 0U);
+    over = true;
+  });
+  EXPECT_TRUE(waitUntil([&] { return over || calls.waitingForRoom(1) == 1; }, 30s));
+  std::thread second([&] { EXPECT_NE(callWithRoom(calls), 0U); });
+  first.join();
+  EXPECT_TRUE(calls.take(held, 1));
+  second.join();
+}
+
+// Values of remote() calls.
+
+// The payload of a call that creates (0, number), as torch pickles its end.
+MessagePtr creating(std::int64_t number) {
+  std::vector<char> payload{'\x80', 2, '('};
+  const auto add = [&payload](std::int64_t integer) {
+    payload.insert(payload.end(), {'\x8a', 8});
+    for (int i = 0; i < 8; ++i)
+      payload.push_back(static_cast<char>(integer >> (8 * i)));
+  };
+  for (int i = 0; i < 2; ++i) {
+    payload.insert(payload.end(), {'K', 0});
+    add(number + i);
+    payload.push_back('\x86');
+  }
+  payload.insert(payload.end(), {'t', '.'});
+  return c10::make_intrusive<Message>(std::move(payload), std::vector<at::Tensor>(),
+                                      MessageType::SCRIPT_REMOTE_CALL);
+}
+
+TEST(OrphanedRRefs, AValueWhoseCallIsSentAfterTheLossIsNone) {
+  torch_rrefs::startIdsAnew(0);
+  OrphanedRRefs orphans(0);
+  const RRefKey drawn{0, torch_rrefs::idsMade() - 10};
+  const auto call = creating(drawn.local_id);
+  orphans.onTransmit(*call, 1);
+  EXPECT_FALSE(orphans.contains(drawn, 1));
+  orphans.onPeerLost(1);
+  EXPECT_TRUE(orphans.contains(drawn, 1));
+  orphans.onTransmit(*call, 1);
+  EXPECT_FALSE(orphans.contains(drawn, 1));
+  EXPECT_TRUE(orphans.contains({0, drawn.local_id - 1}, 1));
+  orphans.onPeerLost(2);
+  EXPECT_FALSE(orphans.contains(drawn, 1));
+  orphans.onPeerLost(1);
+  EXPECT_TRUE(orphans.contains(drawn, 1));
 }
 
 TEST(CallTable, ExpireInTimeAndTellTheNextDeadline) {

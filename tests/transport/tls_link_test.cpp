@@ -8,6 +8,7 @@
 #include <chrono>
 #include <future>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -19,6 +20,7 @@
 #include "tests/transport/recorder.h"
 #include "tests/transport/stream_pieces.h"
 #include "transport/auth/handshake_runner.h"
+#include "transport/base/log.h"
 
 namespace weft::transport {
 namespace {
@@ -221,6 +223,28 @@ TEST_F(TlsCertificates, AnAuthorityThatIsNotOursIsRefusedByEither) {
   theirs.authorities = certificates.worker(ours, "x").authorities;
   Dialled acceptor(worker(0, certificates.worker(ours, "worker0")), worker(1, theirs));
   EXPECT_SAYS(acceptor.refusal(), "its certificate is not valid here");
+}
+
+std::mutex g_logged_mutex;
+std::string g_logged;
+
+bool isLogged(const std::string& text) {
+  const std::lock_guard<std::mutex> lock(g_logged_mutex);
+  return g_logged.find(text) != std::string::npos;
+}
+
+TEST_F(TlsCertificates, WhoRefusesOneWithoutCertificatesSaysSoInItsLog) {
+  setLogSink([](LogLevel, const std::string& text) {
+    const std::lock_guard<std::mutex> lock(g_logged_mutex);
+    g_logged += text;
+  });
+  {
+    Dialled without(with(0, Encryption::kOn), worker(1, certificates.worker(ours, "worker1")));
+    EXPECT_SAYS(without.refusal(), "WEFT_TLS_CERT");
+    EXPECT_TRUE(eventually([] { return isLogged("says it is of worker 'worker0' (rank 0)"); }));
+    EXPECT_TRUE(isLogged("one of the two has certificates"));
+  }
+  setLogSink(nullptr);
 }
 
 TEST_F(TlsCertificates, OneThatIsOverIsRefused) {

@@ -12,6 +12,7 @@
 
 #include "gtest/gtest.h"
 #include "tests/transport/stream_pieces.h"
+#include "transport/tls/tls_context.h"
 
 namespace weft::transport {
 namespace {

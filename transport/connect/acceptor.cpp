@@ -182,8 +182,9 @@ void Acceptor::onHandshake(std::uint64_t id, HandshakeOutcome outcome) {
   if (outcome.kind != HandshakeOutcome::Kind::kEnded) return;  // a dialler may change its mind
   if (handshake.status() == Status::kRefused)
     ++refused_[static_cast<std::size_t>(handshake.refusal())];
-  if (handshake.refusal() == RefusalCode::kEncryption)
-    tellOnce(handshake.peer(), explain(RefusalCode::kEncryption));
+  const RefusalCode refusal = handshake.refusal();
+  if (refusal == RefusalCode::kEncryption || refusal == RefusalCode::kCredentials)
+    tellOnce(handshake.peer(), explain(refusal));
   if (handshake.status() == Status::kDone)
     admitted_({handshake.peer(), handshake.peerClaim(), std::move(outcome.stream)});
 }

@@ -72,7 +72,7 @@ std::size_t CheckedStream::Targets::first(std::size_t bytes, std::span<iovec> ou
 }
 
 CheckedStream::CheckedStream(std::shared_ptr<Stream> below, Seeds seeds)
-    : below_(std::move(below)), seeds_(seeds) {}
+    : LayeredStream(std::move(below)), seeds_(seeds) {}
 
 // --- reading ---
 

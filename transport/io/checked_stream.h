@@ -19,11 +19,11 @@
 #include <memory>
 #include <span>
 
-#include "transport/io/stream.h"
+#include "transport/io/layered_stream.h"
 
 namespace weft::transport {
 
-class CheckedStream final : public Stream {
+class CheckedStream final : public LayeredStream {
  public:
   struct Seeds {
     std::uint32_t reads = 0;
@@ -39,11 +39,6 @@ class CheckedStream final : public Stream {
   // likewise.
   IoResult read(std::span<iovec> into) override;
   IoResult write(std::span<iovec> from, std::span<const int> fds) override;
-  bool holdsBytes() const override { return holds_bytes_; }
-  void finishWriting() override { below_->finishWriting(); }
-  void breakOff() override { below_->breakOff(); }
-  int pollFd() const override { return below_->pollFd(); }
-  const char* transportName() const override { return below_->transportName(); }
 
  private:
   static constexpr std::size_t kHeadBytes = 8;
@@ -92,7 +87,6 @@ class CheckedStream final : public Stream {
   void seal(std::span<const iovec> from);
   void addRecord(std::size_t& at, std::span<const iovec>& from, std::size_t& offset);
 
-  const std::shared_ptr<Stream> below_;
   const Seeds seeds_;
 
   // The reading thread's.
@@ -106,7 +100,6 @@ class CheckedStream final : public Stream {
   std::uint32_t expected_ = 0;
   Checksum found_;
   std::size_t wake_at_ = 1;
-  bool holds_bytes_ = false;  // after the last read
 
   // The writing thread's.
   struct Sealed {

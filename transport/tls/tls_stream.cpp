@@ -15,6 +15,7 @@
 #include "transport/base/thrown.h"
 #include "transport/tls/certificate_names.h"
 #include "transport/tls/openssl_error.h"
+#include "transport/tls/tls_context.h"
 
 namespace weft::transport {
 namespace {
@@ -136,7 +137,7 @@ ssl_session_st* TlsStream::presharedSession() {
 
 TlsStream::TlsStream(std::shared_ptr<Stream> below, std::shared_ptr<const TlsContext> context,
                      Role role, const PresharedKey& key, std::uint64_t bytes_per_key)
-    : below_(std::move(below)),
+    : LayeredStream(std::move(below)),
       context_(std::move(context)),
       role_(role),
       key_(key),

@@ -25,18 +25,17 @@
 #include <vector>
 
 #include "transport/base/error.h"
-#include "transport/io/stream.h"
-#include "transport/tls/tls_context.h"
+#include "transport/io/layered_stream.h"
 
-struct bio_method_st;
-struct bio_st;
 struct ssl_ctx_st;
 struct ssl_session_st;
 struct ssl_st;
 
 namespace weft::transport {
 
-class TlsStream final : public Stream {
+class TlsContext;
+
+class TlsStream final : public LayeredStream {
  public:
   enum class Role : std::uint8_t { kDialler, kAcceptor };
   enum class Step : std::uint8_t { kDone, kAgain, kFailed };
@@ -80,12 +79,7 @@ class TlsStream final : public Stream {
   // As CheckedStream's: a write that took less than all is followed by one of the same bytes.
   IoResult read(std::span<iovec> into) override;
   IoResult write(std::span<iovec> from, std::span<const int> fds) override;
-  bool holdsBytes() const override { return holds_bytes_; }
-  void finishWriting() override { below_->finishWriting(); }
-  void breakOff() override { below_->breakOff(); }
-  int pollFd() const override { return below_->pollFd(); }
   void wakeAt(std::size_t bytes) override;
-  const char* transportName() const override { return below_->transportName(); }
 
  private:
   friend class TlsContext;
@@ -100,7 +94,6 @@ class TlsStream final : public Stream {
   int flush();
   void explain(int reason);
 
-  const std::shared_ptr<Stream> below_;
   const std::shared_ptr<const TlsContext> context_;
   const Role role_;
   PresharedKey key_;
@@ -114,7 +107,6 @@ class TlsStream final : public Stream {
   bool drained_ = false;  // below_ has nothing more in this read()
   bool ended_ = false;
   int read_error_ = 0;  // of below_
-  bool holds_bytes_ = false;
 
   // The writing thread's.
   struct Sealed {

@@ -1,0 +1,29 @@
+// LayeredStream: what a stream has in common that changes bytes on their way over another one,
+// whose socket it uses.
+//
+// Threads and failure are Stream's. Ownership: it shares the stream below.
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "transport/io/stream.h"
+
+namespace weft::transport {
+
+class LayeredStream : public Stream {
+ public:
+  bool holdsBytes() const override { return holds_bytes_; }
+  void finishWriting() override { below_->finishWriting(); }
+  void breakOff() override { below_->breakOff(); }
+  int pollFd() const override { return below_->pollFd(); }
+  const char* transportName() const override { return below_->transportName(); }
+
+ protected:
+  explicit LayeredStream(std::shared_ptr<Stream> below) : below_(std::move(below)) {}
+
+  const std::shared_ptr<Stream> below_;
+  bool holds_bytes_ = false;  // after the last read; the reading thread's
+};
+
+}  // namespace weft::transport
