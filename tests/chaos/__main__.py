@@ -33,7 +33,9 @@ RANK_FAULTS = {
     path: [
         fault
         for fault in faults.ALL
-        if fault.cost is not faults.Cost.RESOURCES and fault.proxied == (path == "tcp")
+        if fault.of_ranks
+        and fault.cost is not faults.Cost.RESOURCES
+        and fault.proxied == (path == "tcp")
     ]
     for path in PATHS
 }

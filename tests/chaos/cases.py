@@ -69,6 +69,7 @@ def _run(
     fault.hold()
     fault.end(fleet)
     result.killed = isinstance(fault, Kill)
+    result.found += fault.found
     if fault.cost is Cost.NOTHING and not caller.call(workloads.progress, 12, ENDS):
         result.found.append("no progress after it was over")
         result.hung = True

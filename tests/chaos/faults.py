@@ -6,7 +6,9 @@ what it may cost (`Cost`). All of them work on real processes from outside, with
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import fcntl
 import os
 import random
 import resource
@@ -15,6 +17,8 @@ from typing import Any
 
 from members import no_more_threads, threads_again
 from waiting import takes
+
+JOINS_IN_VAIN = 5.0  # seconds in which a worker that cannot join must say why
 
 
 class Cost(enum.Enum):
@@ -29,10 +33,12 @@ class Fault:
     cost = Cost.NOTHING
     proxied = False  # needs the network between the workers
     of_all = False  # every worker loses every other: nobody is left to go on
+    of_ranks = True  # makes sense for a process group, too
     lasts = (0.2, 0.8)
 
     def __init__(self, rng: random.Random) -> None:
         self.seconds = rng.uniform(*self.lasts)
+        self.found: list[str] = []  # what it saw that must not be
 
     def begin(self, fleet: Any) -> None:
         raise NotImplementedError
@@ -64,6 +70,52 @@ class ProxiedKill(Kill):
     """The same for workers that talk over TCP."""
 
     proxied = True
+
+
+class BrokenKeyFile(Kill):
+    """kill -9, and then the key file cannot be read: a successor must say so at once, with the file's
+    name, while the others go on. The one after it finds the file as it was."""
+
+    of_ranks = False
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__(rng)
+        self.how = rng.choice(("gone", "fifo", "dead disk", "slow disk", "half written"))
+
+    def begin(self, fleet: Any) -> None:
+        super().begin(fleet)
+        self.key, self.aside = fleet.key, f"{fleet.key}.aside"
+        os.rename(self.key, self.aside)
+        with contextlib.ExitStack() as broken:
+            self._break(broken)
+            error, took = fleet.try_to_join()
+        if self.key not in error or took > JOINS_IN_VAIN:
+            self.found.append(f"after {took:.1f} s a successor said {error!r} of {self.key}")
+
+    def _break(self, broken: contextlib.ExitStack) -> None:
+        if self.how == "fifo":
+            os.mkfifo(self.key, 0o600)
+        elif self.how == "dead disk":
+            os.symlink("/proc/self/mem", self.key)  # a regular file, by its mode; EIO at 0
+        elif self.how == "slow disk":
+            # Who opens a file under a lease waits until it is given back, or for 45 s.
+            signal.signal(signal.SIGIO, signal.SIG_IGN)  # the system's word that somebody waits
+            os.link(self.aside, self.key)
+            leased = broken.enter_context(open(self.key, "r+"))
+            fcntl.fcntl(leased, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        elif self.how == "half written":
+            with open(
+                self.key, "w", opener=lambda path, flags: os.open(path, flags, 0o600)
+            ) as file:
+                file.write("a" * 20)
+
+    def end(self, fleet: Any) -> None:
+        os.replace(self.aside, self.key)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.aside)  # where the two were one file
+
+    def details(self) -> str:
+        return self.how
 
 
 class Stop(Fault):
@@ -241,6 +293,7 @@ class NoThreads(Fault):
 ALL = [
     Kill,
     ProxiedKill,
+    BrokenKeyFile,
     Stop,
     LongStop,
     Reset,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import subprocess
 from pathlib import Path
@@ -21,7 +22,7 @@ JOINING = 40.0  # seconds
 
 
 class Fleet(Workers):
-    """`proxied`: the workers talk over TCP through a Network; else over Unix sockets."""
+    """`proxied`: the workers talk over TCP through a Network; else over Unix sockets, with a key file."""
 
     def __init__(self, proxied: bool, size: int = 3) -> None:
         self.size = size
@@ -29,6 +30,7 @@ class Fleet(Workers):
         self.port = free_port()
         own = {"WEFT_UNIX_SOCKET": "0"} if proxied else {}
         super().__init__(0, {**kept_store(self.port), **own})
+        self.key = "" if proxied else self._new_key()
         with self.closed_on_failure():
             self.keeper = self.add()
             self.keeper.call(keep_store, self.port)
@@ -38,9 +40,16 @@ class Fleet(Workers):
             for member in self.members:
                 member.result(JOINING)
 
+    def _new_key(self) -> str:
+        path = self.folder / "weft.key"
+        path.touch(0o600)
+        path.write_text(secrets.token_hex(32))
+        return str(path)
+
     def _enter(self, rank: int) -> None:
         network = self.network.port if self.network else 0
-        self.members[rank].start(members.join, rank, self.size, self.port, network)
+        key = {"auth_key_file": self.key} if self.key else {}
+        self.members[rank].start(members.join, rank, self.size, self.port, network, **key)
 
     @property
     def caller(self) -> Worker:
@@ -64,6 +73,15 @@ class Fleet(Workers):
         self.members[1] = self.add()
         self._enter(1)
         self.victim.result(JOINING)
+
+    def try_to_join(self) -> tuple[str, float]:
+        """A process that would be the victim's successor: why it does not join, and how long it took."""
+        late = self.add()
+        said = late.call(members.try_to_join, 1, self.size, self.port, self.key)
+        late.kill()
+        late.close()
+        self._all.remove(late)
+        return said
 
     def add(self, environment: dict[str, str | None] | None = None) -> Worker:
         """As Workers.add, with a name that is new even after some have gone."""

@@ -93,11 +93,11 @@ def threads_again() -> None:
     _libc.pthread_setattr_default_np(_before)
 
 
-def init_with_key(keeper: int, key: str) -> tuple[str, float]:
-    """Joins a group of one with this key file: its error, and how long it took."""
+def try_to_join(rank: int, world: int, keeper: int, key: str) -> tuple[str, float]:
+    """Joins with this key file: its error, and how long it took."""
     began = time.monotonic()
     try:
-        join(0, 1, keeper, 0, auth_key_file=key)
+        join(rank, world, keeper, 0, auth_key_file=key)
     except (RuntimeError, ValueError) as error:
         return str(error), time.monotonic() - began
     return "", time.monotonic() - began

@@ -72,9 +72,23 @@ def test_a_key_file_on_a_dead_disk(tmp_path):
     with Workers(2) as workers:
         port = free_port()
         workers[0].call(keep_store, port)
-        error, took = workers[1].call(members.init_with_key, port, str(key))
+        error, took = workers[1].call(members.try_to_join, 0, 1, port, str(key))
         assert str(key) in error and "Input/output error" in error, error
-        assert took < 5
+        assert took < faults.JOINS_IN_VAIN
+
+
+@pytest.mark.parametrize("how", ["gone", "fifo", "dead disk", "slow disk", "half written"])
+def test_a_successor_that_cannot_read_the_key_file_says_so(how, keyed):
+    fault = drawn(faults.BrokenKeyFile)
+    fault.how = how
+    result = run_case(keyed, "call", fault, SEED, thorough=False)
+    assert not result.found, f"{result.text}:\n" + "\n".join(result.found)
+
+
+@pytest.fixture(scope="module")
+def keyed():
+    with Fleet(proxied=False) as fleet:
+        yield fleet
 
 
 # What the harness itself must find.
