@@ -49,7 +49,7 @@ WeftBackend::WeftBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int si
       last_split_backend_(c10::intrusive_ptr<c10d::Backend>()),
       delegates_(std::make_shared<Delegates>(
           options_->make_delegate,
-          DelegateSpec{c10::DeviceType::CPU, store_, rank, size, options_->timeout,
+          DelegateSpec{c10::Device(c10::DeviceType::CPU), store_, rank, size, options_->timeout,
                        options_->group_name, options_->global_ranks_in_group})) {
   TORCH_CHECK(size > 0 && rank >= 0 && rank < size, "weft: rank ", rank, " of ", size,
               " is no place in a group");
@@ -138,7 +138,7 @@ PointToPoint& WeftBackend::messages(const char* title) const {
 
 c10d::Backend* WeftBackend::elsewhere(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.is_cpu()) return nullptr;
-  return &delegates_->of(tensor.device().type(), engine_->coalescing());
+  return &delegates_->of(tensor.device(), engine_->coalescing());
 }
 
 c10d::Backend* WeftBackend::elsewhere(const Tensors& tensors) {
@@ -191,7 +191,7 @@ WeftBackend::WorkPtr WeftBackend::endCoalescing() {
 
 void WeftBackend::eagerConnectSingleDevice(at::Device device) {
   if (device.is_cpu()) return;
-  c10d::Backend& backend = delegates_->of(device.type());
+  c10d::Backend& backend = delegates_->of(device);
   backend.setBoundDeviceId(device);
   backend.eagerConnectSingleDevice(device);
 }
@@ -206,7 +206,7 @@ bool WeftBackend::supportsTensorAlloc(c10::DeviceIndex device) {
 at::Tensor WeftBackend::allocateTensor(long size, at::TensorOptions options) {
   TORCH_CHECK(size >= 0, "weft: a tensor of ", size, " elements cannot be allocated");
   if (!options.device().is_cpu()) {
-    return delegates_->of(options.device().type()).allocateTensor(size, options);
+    return delegates_->of(options.device()).allocateTensor(size, options);
   }
   const std::size_t bytes = static_cast<std::size_t>(size) * options.dtype().itemsize();
   transport::OwnedBuffer memory = engine_->allocate(bytes);

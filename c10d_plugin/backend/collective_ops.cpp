@@ -302,7 +302,8 @@ WeftBackend::WorkPtr WeftBackend::barrier(const c10d::BarrierOptions& opts) {
   // ignored, as Gloo does.
   const auto device = getBoundDeviceId() ? getBoundDeviceId()->type() : c10::DeviceType::CUDA;
   if (!opts.device_ids.empty() && (delegates_->made(device) || at::hasCUDA())) {
-    return delegates_->of(device).barrier(opts);
+    const auto index = static_cast<c10::DeviceIndex>(opts.device_ids.front());
+    return delegates_->of(c10::Device(device, index)).barrier(opts);
   }
   return engine_->submit(
       {kTitle, timeoutOr(opts.timeout), opts.asyncOp},

@@ -6,10 +6,10 @@
 
 namespace weft::process_group {
 
-c10d::Backend& Delegates::of(c10::DeviceType device, bool coalescing) {
-  Slot& slot = slots_.at(static_cast<std::size_t>(device));
+c10d::Backend& Delegates::of(c10::Device device, bool coalescing) {
+  Slot& slot = slots_.at(static_cast<std::size_t>(device.type()));
   TORCH_CHECK(!ended_.load(), "weft: the process group has ended; nothing on ",
-              c10::DeviceTypeName(device, true), " can be asked of it");
+              c10::DeviceTypeName(device.type(), true), " can be asked of it");
   std::call_once(slot.once, [&] { make(device, slot); });
   if (coalescing) {
     bool first = false;
@@ -22,8 +22,8 @@ c10d::Backend& Delegates::of(c10::DeviceType device, bool coalescing) {
   return *slot.owner;
 }
 
-void Delegates::make(c10::DeviceType device, Slot& slot) {
-  const std::string name = c10::DeviceTypeName(device, true);
+void Delegates::make(c10::Device device, Slot& slot) {
+  const std::string name = c10::DeviceTypeName(device.type(), true);
   DelegateSpec spec;
   std::string uid;
   std::string description;

@@ -1,6 +1,7 @@
 // Delegates: a group's other backends, one for each kind of device that is not the CPU: NCCL for
-// CUDA. Each is made for the first tensor on such a device, or when the group is told to connect a
-// device, and handles all operations on such tensors from then on.
+// CUDA, or Weft's own where ranks share a device (shared_devices.h). Each is made for the first
+// tensor on such a device, or when the group is told to connect a device, and handles all
+// operations on such tensors from then on.
 //
 // The group's creator provides MakeDelegate: torch's NCCL backend exists only where torch was built
 // with it, and Python can ask torch for it, so libweft.so need not link it.
@@ -25,13 +26,15 @@ namespace weft::process_group {
 
 // What a delegate is made from: the same ranks, and a part of the Store of its own.
 struct DelegateSpec {
-  c10::DeviceType device{};
+  c10::Device device{c10::DeviceType::CPU};  // the first tensor's; may lack an index
   c10::intrusive_ptr<c10d::Store> store;
   int rank = 0;
   int size = 1;
   std::chrono::milliseconds timeout{};
   std::string group_name;
   std::vector<std::uint64_t> global_ranks;
+  // Of each rank's buffer for tensors of ranks that share a device.
+  std::size_t staging_bytes = std::size_t{32} << 20;
 };
 
 // Null when there is no backend for that device; throws its failure. May take the GIL.
@@ -47,7 +50,7 @@ class Delegates {
 
   // Throws c10::Error when there is none for that device, or the group has ended. `coalescing`: the
   // delegate coalesces its operations until endCoalescing().
-  c10d::Backend& of(c10::DeviceType device, bool coalescing = false);
+  c10d::Backend& of(c10::Device device, bool coalescing = false);
   bool any() const {
     bool found = false;
     each([&](c10d::Backend&) { found = true; });
@@ -76,7 +79,7 @@ class Delegates {
     bool coalescing = false;  // guarded by mutex_
   };
 
-  void make(c10::DeviceType device, Slot& slot);
+  void make(c10::Device device, Slot& slot);
   template <typename Function>
   void each(Function&& function) const {
     for (const Slot& slot : slots_) {

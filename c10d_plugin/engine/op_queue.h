@@ -16,9 +16,11 @@
 #include <memory>
 #include <mutex>
 
+#include "transport/base/api.h"
+
 namespace weft::collectives {
 
-class OpQueue {
+class WEFT_API OpQueue {
  public:
   class Task {
    public:

@@ -5,6 +5,7 @@
 #include <pybind11/chrono.h>
 
 #include "c10d_plugin/backend/backend.h"
+#include "c10d_plugin/backend/shared_devices.h"
 
 namespace py = pybind11;
 
@@ -32,8 +33,8 @@ MakeDelegate delegateMaker(py::object function) {
   return [held](const DelegateSpec& spec) -> c10::intrusive_ptr<c10d::Backend> {
     const py::gil_scoped_acquire gil;
     const py::object made =
-        py::handle(held.get())(c10::DeviceTypeName(spec.device, true), spec.store, spec.rank,
-                               spec.size, spec.timeout, spec.group_name, spec.global_ranks);
+        py::handle(held.get())(spec.device.str(), spec.store, spec.rank, spec.size, spec.timeout,
+                               spec.group_name, spec.global_ranks);
     if (made.is_none()) return nullptr;
     return c10::intrusive_ptr<c10d::Backend>::reclaim_copy(made.cast<c10d::Backend*>());
   };
@@ -51,6 +52,22 @@ c10::intrusive_ptr<WeftBackend> make(c10::intrusive_ptr<c10d::Store> store, int 
   options->make_delegate = delegateMaker(std::move(make_delegate));
   const py::gil_scoped_release no_gil;
   return c10::make_intrusive<WeftBackend>(std::move(store), rank, size, std::move(options));
+}
+
+// For _make_cuda of weft/_torch/process_group.py.
+c10::intrusive_ptr<c10d::Backend> makeShared(const std::string& device,
+                                             c10::intrusive_ptr<c10d::Store> store, int rank,
+                                             int size, std::chrono::milliseconds timeout,
+                                             const std::string& interface,
+                                             std::size_t staging_bytes) {
+  DelegateSpec spec;
+  spec.device = c10::Device(device);
+  spec.store = std::move(store);
+  spec.rank = rank;
+  spec.size = size;
+  spec.timeout = timeout;
+  spec.staging_bytes = staging_bytes;
+  return weft::process_group::makeSharedDeviceBackend(spec, interface);
 }
 
 }  // namespace
@@ -82,4 +99,8 @@ void weft::process_group::bind(py::module_& module) {
       .def(
           "perform_nocolor_split", [](WeftBackend&, const py::object&) {},
           "Nothing: ranks outside a new group take no part in making it.");
+  module.def("make_shared_device_backend", &makeShared, py::arg("device"), py::arg("store"),
+             py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("interface"),
+             py::arg("staging_bytes"), no_gil,
+             "The backend for ranks that share a device; None where each has its own.");
 }

@@ -106,7 +106,7 @@ class Delegate : public testing::Test {
     options->make_delegate = [this](const DelegateSpec& spec) {
       specs.push_back(spec);
       if (fail) throw std::runtime_error("no such device here");
-      if (spec.device != c10::DeviceType::Meta) return c10::intrusive_ptr<c10d::Backend>();
+      if (!spec.device.is_meta()) return c10::intrusive_ptr<c10d::Backend>();
       noting = c10::make_intrusive<NotingBackend>(spec.rank, spec.size);
       return c10::intrusive_ptr<c10d::Backend>(noting);
     };

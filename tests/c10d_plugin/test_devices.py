@@ -39,7 +39,7 @@ def meta(monkeypatch):
     """A backend for torch's "meta" tensors that does nothing; what it was made of."""
     asked = []
 
-    def make(options, store, rank, size, timeout, group_name, global_ranks):
+    def make(options, device, store, rank, size, timeout, group_name, global_ranks):
         asked.append((options, store, rank, size, timeout, group_name, global_ranks))
         return torch._C._distributed_c10d.FakeProcessGroup._create_internal(rank, size)
 
@@ -140,7 +140,14 @@ def test_a_pytorch_without_nccl_is_named(alone, monkeypatch):
     monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
     with pytest.raises(RuntimeError, match="built without it"):
         process_group._make_nccl(
-            weft.ProcessGroupOptions(), dist.HashStore(), 0, 1, datetime.timedelta(1), "", [0]
+            weft.ProcessGroupOptions(),
+            "cuda",
+            dist.HashStore(),
+            0,
+            1,
+            datetime.timedelta(1),
+            "",
+            [0],
         )
 
 

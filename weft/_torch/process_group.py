@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from weft import _C
+from weft import _C, _native
 
 BACKEND = "weft"
 
@@ -29,14 +29,18 @@ class ProcessGroupOptions:
             ``WEFT_SOCKET_IFNAME``, else the interface that reaches the Store's host.
         nccl: ``ProcessGroupNCCL.Options`` for the NCCL backend that serves CUDA tensors; its
             timeout, name and ranks are the group's.
+        staging_bytes: device memory that each rank takes for collectives of ranks that share a GPU,
+            which do not go through NCCL; the same on all ranks.
     """
 
     interface: str = ""
     nccl: Any = None
+    staging_bytes: int = 32 << 20
 
 
 def _make_nccl(
     options: ProcessGroupOptions,
+    device: str,
     store: dist.Store,
     rank: int,
     size: int,
@@ -57,14 +61,33 @@ def _make_nccl(
     return backend
 
 
+def _make_cuda(
+    options: ProcessGroupOptions,
+    device: str,
+    store: dist.Store,
+    rank: int,
+    size: int,
+    timeout: timedelta,
+    *names: Any,
+) -> Any:
+    """NCCL, or what serves ranks that share a device. All ranks decide alike: they tell each other."""
+    if _native.load_cuda():
+        shared = _C.make_shared_device_backend(
+            device, store, rank, size, timeout, options.interface, options.staging_bytes
+        )
+        if shared is not None:
+            return shared
+    return _make_nccl(options, device, store, rank, size, timeout, *names)
+
+
 # The backends for tensors that are not on the CPU, by type of device.
-_DELEGATES: dict[str, Callable[..., Any]] = {"cuda": _make_nccl}
+_DELEGATES: dict[str, Callable[..., Any]] = {"cuda": _make_cuda}
 
 
 def _make_delegate(options: ProcessGroupOptions, device: str, *place: Any) -> Any:
     """The backend for a type of device (``DelegateSpec`` in C++); None when there is none."""
-    make = _DELEGATES.get(device)
-    return None if make is None else make(options, *place)
+    make = _DELEGATES.get(torch.device(device).type)
+    return None if make is None else make(options, device, *place)
 
 
 def _create(

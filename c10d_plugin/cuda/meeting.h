@@ -1,0 +1,56 @@
+// Meeting: where the ranks tell each other on the host what they have asked of the device. A wait
+// for another rank's event means its last record; so that it means the right one, the record is
+// asked for before the ranks meet, and the wait after.
+//
+// Runs on a group for CPU tensors of its own, which finds ranks that died or stay away.
+//
+// Threads: gather() one at a time; the others any. Failure: throws c10::DistBackendError
+// "<title>: <why>" that names the rank, and marks the GroupState.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "c10d_plugin/cuda/group_state.h"
+
+namespace weft::process_group {
+
+using Words = std::vector<std::int64_t>;
+
+// What a step of an operation may use: its name and its time limit.
+struct Step {
+  const char* title = nullptr;
+  std::chrono::steady_clock::time_point deadline;
+};
+
+class Meeting {
+ public:
+  Meeting(c10::intrusive_ptr<c10d::Backend> group, std::shared_ptr<GroupState> state);
+
+  int rank() const { return group_->getRank(); }
+  int size() const { return group_->getSize(); }
+
+  // What every rank says, by rank; all say as many words.
+  std::vector<Words> gather(const Words& own, const Step& step);
+  // Messages between two ranks, in order for each tag.
+  void send(int to, int tag, const Words& words, const Step& step);
+  Words receive(int from, int tag, std::size_t count, const Step& step);
+
+  // Marks the state as soon as another rank dies or leaves, also while nothing waits for it.
+  void watch();
+  void abort() { group_->abort(); }
+  void shutdown() { group_->shutdown(); }
+
+ private:
+  template <typename Function>
+  void guarded(const Step& step, Function&& function);
+
+  const c10::intrusive_ptr<c10d::Backend> group_;
+  const std::shared_ptr<GroupState> state_;
+};
+
+}  // namespace weft::process_group
