@@ -10,7 +10,7 @@ import pytest
 import torch
 
 HERE = Path(__file__).resolve().parent
-for folder in (HERE.parent / "pipe", HERE.parent / "rpc", HERE):
+for folder in (HERE.parent / "pipe", HERE.parent / "rpc", HERE.parent / "c10d_plugin", HERE):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 

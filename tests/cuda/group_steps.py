@@ -1,0 +1,384 @@
+"""What the ranks of test_process_group.py run: each collective on CUDA tensors, held against the CPU's."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+STAGING = 64 << 10  # bytes: small, so that tensors of a test's size take several rounds
+CUDA = torch.device("cuda", 0)
+
+
+def _emulation() -> ctypes.CDLL | None:
+    from emulation import _find
+
+    return _find()
+
+
+def join(rank: int, size: int, meeting: str, timeout: float, staging: int) -> None:
+    from datetime import timedelta
+
+    import weft
+
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "weft",
+        init_method=meeting,
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=timeout),
+        pg_options=weft.ProcessGroupOptions(staging_bytes=staging),
+    )
+
+
+def seed(number: int) -> None:
+    if emulation := _emulation():
+        emulation.emulatedCudaSeed(ctypes.c_ulong(number))
+
+
+def findings() -> int:
+    torch.cuda.synchronize()
+    emulation = _emulation()
+    return emulation.emulatedCudaFindings() if emulation else 0
+
+
+def delegate_name() -> str:
+    dist.all_reduce(torch.ones(1, device=CUDA))
+    return dist.group.WORLD._get_backend(torch.device("cpu")).delegate("cuda").name()
+
+
+def values(numel: int, dtype: torch.dtype, place: int = 0) -> torch.Tensor:
+    """This rank's numbers, small enough for every reduction to be exact."""
+    numbers = (torch.arange(numel) + 7 * dist.get_rank() + 3 * place) % 3 + 1
+    return numbers.to(dtype)
+
+
+def same(here: torch.Tensor, there: torch.Tensor, what: str) -> None:
+    """At once on the current stream, as a program would use the result."""
+    used = there.clone()
+    assert torch.equal(here, used.cpu()), f"{what}: {here} on the CPU, {used.cpu()} on the device"
+
+
+def on_both(what: str, numel: int, run: Callable[[torch.device], list[torch.Tensor]]) -> None:
+    for here, there in zip(run(torch.device("cpu")), run(CUDA), strict=True):
+        same(here, there, f"{what} of {numel}")
+
+
+def reductions(dtype: torch.dtype) -> list[dist.ReduceOp.RedOpType]:
+    op = dist.ReduceOp
+    if dtype.is_complex:
+        return [op.SUM]  # torch.distributed refuses the others
+    found = [op.SUM, op.PRODUCT, op.MIN, op.MAX]
+    if dtype is not torch.bool:
+        found.append(op.AVG)
+    if not dtype.is_floating_point:
+        found += [op.BAND, op.BOR, op.BXOR]
+    return found
+
+
+def reduce_all(numel: int, dtype: torch.dtype) -> None:
+    size = dist.get_world_size()
+    for op in reductions(dtype):
+
+        def all_reduce(device, op=op):
+            tensor = values(numel, dtype).to(device)
+            dist.all_reduce(tensor, op)
+            return [tensor]
+
+        def reduce(device, op=op):
+            tensor = values(numel, dtype).to(device)
+            dist.reduce(tensor, size - 1, op)
+            return [tensor]
+
+        def scatter(device, op=op):
+            whole = values(numel * size, dtype).to(device)
+            out = torch.empty(numel, dtype=dtype, device=device)
+            dist.reduce_scatter_tensor(out, whole, op)
+            listed = torch.empty(numel, dtype=dtype, device=device)
+            dist.reduce_scatter(listed, list(whole.chunk(size)) if numel else [whole] * size, op)
+            return [out, listed]
+
+        for run in (all_reduce, reduce, scatter):
+            on_both(f"{run.__name__} {op} {dtype}", numel, run)
+
+
+def move_all(numel: int, dtype: torch.dtype) -> None:
+    size, rank = dist.get_world_size(), dist.get_rank()
+
+    def empty(count, device):
+        return torch.zeros(count, dtype=dtype, device=device)
+
+    def broadcast(device):
+        tensor = values(numel, dtype).to(device)
+        dist.broadcast(tensor, size - 1)
+        return [tensor]
+
+    def gather_all(device):
+        own = values(numel, dtype).to(device)
+        listed = [empty(numel, device) for _ in range(size)]
+        dist.all_gather(listed, own)
+        whole = empty(numel * size, device)
+        dist.all_gather_into_tensor(whole, own)
+        return [*listed, whole]
+
+    def gather_and_scatter(device):
+        own = values(numel, dtype).to(device)
+        listed = [empty(numel, device) for _ in range(size)] if rank == 0 else None
+        dist.gather(own, listed, 0)
+        share = empty(numel, device)
+        parts = [values(numel, dtype, part).to(device) for part in range(size)]
+        dist.scatter(share, parts if rank == 1 else None, 1)
+        return [*(listed or []), share]
+
+    def to_all(device):
+        parts = [values(numel + part, dtype, part).to(device) for part in range(size)]
+        out = [empty(numel + rank, device) for _ in range(size)]
+        dist.all_to_all(out, parts)
+        whole = empty(sum(one.numel() for one in out), device)
+        dist.all_to_all_single(
+            whole, torch.cat(parts), [numel + rank] * size, [part.numel() for part in parts]
+        )
+        return [*out, whole]
+
+    def messages(device):
+        received = empty(numel, device)
+        ops = [
+            dist.P2POp(dist.isend, values(numel, dtype).to(device), (rank + 1) % size, tag=5),
+            dist.P2POp(dist.irecv, received, (rank - 1) % size, tag=5),
+        ]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+        return [received]
+
+    for run in (broadcast, gather_all, gather_and_scatter, messages, to_all):
+        if run is to_all and device_has_no(dtype):
+            continue
+        on_both(f"{run.__name__} {dtype}", numel, run)
+
+
+def device_has_no(dtype: torch.dtype) -> bool:
+    """Whether torch.cat is missing for the type."""
+    return dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def coalesced() -> None:
+    size = dist.get_world_size()
+
+    def run(device):
+        tensors = [values(count, torch.float32).to(device) for count in (1, 300, 7)]
+        with dist._coalescing_manager(device=device):
+            for tensor in tensors:
+                dist.all_reduce(tensor)
+        gathered = [torch.empty(one.numel() * size, device=device) for one in tensors]
+        with dist._coalescing_manager(device=device, async_ops=True) as manager:
+            for whole, own in zip(gathered, tensors, strict=True):
+                dist.all_gather_into_tensor(whole, own)
+        manager.wait()
+        return [*tensors, *gathered]
+
+    on_both("coalesced", 308, run)
+
+
+def uneven_layouts() -> None:
+    """Transposed, and with steps: outputs that have to be written back."""
+
+    def run(device):
+        transposed = values(600, torch.float32).reshape(20, 30).to(device).t()
+        dist.all_reduce(transposed)
+        stepped = torch.zeros(2 * 600, device=device)[::2]
+        dist.all_gather_into_tensor(
+            torch.empty(600 * dist.get_world_size(), device=device), stepped
+        )
+        dist.broadcast(stepped, 0)
+        return [transposed.contiguous(), stepped.contiguous()]
+
+    on_both("layouts", 600, run)
+
+
+def premultiplied() -> None:
+    def run(device):
+        tensor = values(500, torch.float32).to(device)
+        dist.all_reduce(tensor, dist._make_nccl_premul_sum(2.0))
+        return [tensor]
+
+    on_both("premul", 500, run)
+
+
+def streams(numel: int) -> None:
+    """Operations on side streams and the current one; inputs overwritten and dropped at once."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    side = torch.cuda.Stream()
+    expected = torch.full((numel,), float(sum(range(1, size + 1))))
+    for _ in range(3):
+        with torch.cuda.stream(side):
+            early = torch.full((numel,), rank + 1.0, device=CUDA)
+            work = dist.all_reduce(early, async_op=True)
+        late = torch.full((numel,), rank + 1.0, device=CUDA)
+        dist.all_reduce(late)
+        kept = late * 1
+        late.fill_(-5.0)  # the stream waits for the operation: it must not read this
+        work.wait()
+        early += 0
+        early.record_stream(torch.cuda.current_stream())
+        same(expected, early, "on a side stream")
+        same(expected, kept, "on the current stream")
+        # The input is dropped while the operation may still read it.
+        out = torch.empty(numel * size, device=CUDA)
+        work = dist.all_gather_into_tensor(
+            out, torch.full((numel,), rank + 1.0, device=CUDA), async_op=True
+        )
+        torch.full((numel,), -7.0, device=CUDA)  # may get the input's memory
+        work.wait()
+        gathered = torch.arange(1.0, size + 1).repeat_interleave(numel)
+        same(gathered, out, "a dropped input")
+        out.fill_(0.0)
+
+
+def future() -> None:
+    tensor = torch.ones(1000, device=CUDA)
+    doubled = dist.all_reduce(tensor, async_op=True).get_future().then(lambda f: f.value()[0] * 2)
+    same(torch.full((1000,), 2.0 * dist.get_world_size()), doubled.wait(), "a future's callback")
+
+
+def sums_are_alike(numel: int) -> list[float]:
+    """float32 sums whose bits depend on the order; the same bits everywhere."""
+    torch.manual_seed(dist.get_rank())
+    tensor = torch.randn(numel).to(CUDA)
+    dist.all_reduce(tensor)
+    return tensor.cpu().tolist()
+
+
+def message_order(numel: int) -> None:
+    rank = dist.get_rank()
+    tensors = [torch.full((numel,), float(at), device=CUDA) for at in range(5)]
+    for at in range(5):
+        if rank == 0:
+            dist.send(tensors[at], 1)
+            tensors[at].fill_(-1.0)
+        elif rank == 1:
+            dist.recv(tensors[at].fill_(-2.0), 0)
+            same(torch.full((numel,), float(at)), tensors[at], f"message {at}")
+
+
+def barrier() -> None:
+    dist.barrier(device_ids=[0])
+
+
+def different_calls() -> str:
+    """One rank calls something else: all are told, and the group goes on."""
+    tensor = torch.ones(10, device=CUDA)
+    try:
+        if dist.get_rank() == 0:
+            dist.all_reduce(tensor)
+        else:
+            dist.broadcast(tensor, 0)
+    except RuntimeError as error:
+        after = torch.ones(3, device=CUDA)
+        dist.all_reduce(after)
+        same(torch.full((3,), float(dist.get_world_size())), after, "after different calls")
+        return str(error)
+    return "nothing"
+
+
+def refused() -> list[str]:
+    said = []
+    for tensor, op in (
+        (torch.zeros(2, dtype=torch.float8_e4m3fn, device=CUDA), dist.ReduceOp.SUM),
+        (torch.zeros(2, device=CUDA), dist.ReduceOp.BAND),
+    ):
+        try:
+            dist.all_reduce(tensor, op)
+        except RuntimeError as error:
+            said.append(str(error))
+    return said
+
+
+def model(device: torch.device) -> torch.nn.Module:
+    torch.manual_seed(11)
+    return torch.nn.Sequential(torch.nn.Linear(12, 32), torch.nn.Tanh(), torch.nn.Linear(32, 4)).to(
+        device
+    )
+
+
+def batch(step: int, part: int, parts: int) -> torch.Tensor:
+    torch.manual_seed(100 + step)
+    return torch.randn(6, 12).chunk(parts)[part]
+
+
+def train(net: torch.nn.Module, part: int, parts: int, device: torch.device) -> list[float]:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, foreach=False)
+    losses = []
+    for step in range(4):
+        optimizer.zero_grad()
+        loss = net(batch(step, part, parts).to(device)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def alone() -> list[torch.Tensor]:
+    net = model(torch.device("cpu"))
+    train(net, 0, 1, torch.device("cpu"))
+    return [parameter.detach() for parameter in net.parameters()]
+
+
+def ddp() -> None:
+    net = model(CUDA)
+    wrapped = torch.nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.001)
+    train(wrapped, dist.get_rank(), dist.get_world_size(), CUDA)
+    for expected, parameter in zip(alone(), net.parameters(), strict=True):
+        torch.testing.assert_close(parameter.detach().cpu(), expected, atol=1e-5, rtol=1e-5)
+
+
+def fsdp() -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    net = model(CUDA)
+    mesh = dist.device_mesh.init_device_mesh("cuda", (dist.get_world_size(),))
+    for layer in (net[0], net[2]):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    train(net, dist.get_rank(), dist.get_world_size(), CUDA)
+    for expected, parameter in zip(alone(), net.parameters(), strict=True):
+        whole = parameter.full_tensor().detach().cpu()
+        torch.testing.assert_close(whole, expected, atol=1e-5, rtol=1e-5)
+
+
+def timed_failure(numel: int) -> tuple[str, str, float]:
+    """What an all_reduce raises, and when."""
+    started = time.monotonic()
+    tensor = torch.ones(numel, device=CUDA)
+    try:
+        dist.all_reduce(tensor)
+        torch.cuda.synchronize()
+    except Exception as error:
+        return type(error).__name__, str(error), time.monotonic() - started
+    return "nothing", str(tensor.sum().item()), time.monotonic() - started
+
+
+def receive_failure(source: int) -> tuple[str, str]:
+    try:
+        dist.recv(torch.ones(3, device=CUDA), source)
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return "nothing", ""
+
+
+def start_and_abort() -> str:
+    """A rank aborts the group while it waits."""
+    work = dist.all_reduce(torch.ones(3, device=CUDA), async_op=True)
+    dist.group.WORLD._get_backend(torch.device("cpu")).abort()
+    try:
+        work.wait()
+    except Exception as error:
+        return str(error)
+    return "nothing"
+
+
+def leave() -> None:
+    dist.destroy_process_group()

@@ -1,0 +1,184 @@
+"""CUDA tensors of ranks that share a device, which NCCL refuses: Weft's own collectives."""
+
+from __future__ import annotations
+
+import os
+
+import group_steps as steps
+import pytest
+import torch
+from workers import Workers
+
+ONE_DEVICE = {"EMULATED_CUDA_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "0"}
+SIZES = (0, 1, 777, 50_001)  # the last one takes several rounds
+REDUCED = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+)
+
+
+class DeviceRanks(Workers):
+    """Ranks of one group on one device; at the end none has seen a race."""
+
+    def __init__(self, count: int, timeout: float = 60.0, staging: int = steps.STAGING) -> None:
+        environment = ONE_DEVICE if "EMULATED_CUDA_OPERATORS" in os.environ else {}
+        super().__init__(count, environment)
+        with self.closed_on_failure():
+            for rank, worker in enumerate(self):
+                worker.start(steps.join, rank, count, self.meeting, timeout, staging)
+            for worker in self:
+                worker.result()
+
+    def end(self) -> None:
+        assert self.all(steps.findings) == [0] * len(self), self.outputs()
+        self.all(steps.leave)
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def ranks(request):
+    with DeviceRanks(request.param) as made:
+        assert made.all(steps.delegate_name) == ["weft-shared-device"] * request.param
+        yield made
+        made.end()
+
+
+def test_it_is_chosen_by_itself_and_logged_once(ranks):
+    said = [worker.output().count("share device") for worker in ranks]
+    assert said == [1] + [0] * (len(ranks) - 1), ranks.outputs()
+    assert "not through NCCL" in ranks[0].output()
+
+
+@pytest.mark.parametrize("dtype", REDUCED, ids=str)
+@pytest.mark.parametrize("numel", SIZES)
+def test_reductions(ranks, numel, dtype):
+    ranks.all(steps.reduce_all, numel, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("numel", SIZES)
+def test_movements(ranks, numel, dtype):
+    ranks.all(steps.move_all, numel, dtype)
+
+
+@pytest.mark.parametrize(
+    "step", [steps.coalesced, steps.uneven_layouts, steps.premultiplied, steps.future]
+)
+def test_other_forms(ranks, step):
+    ranks.all(step)
+
+
+@pytest.mark.parametrize("numel", [500, 100_000])
+def test_all_ranks_get_the_same_bits(ranks, numel):
+    sums = ranks.all(steps.sums_are_alike, numel)
+    assert all(one == sums[0] for one in sums)
+
+
+def test_order_on_streams(ranks, delays):
+    ranks.all(steps.seed, delays)
+    ranks.all(steps.streams, 3000)
+    ranks.all(steps.streams, 40_000)
+    ranks.all(steps.message_order, 3000)
+    assert ranks.all(steps.findings) == [0] * len(ranks), ranks.outputs()
+
+
+def test_a_message_of_many_chunks(ranks):
+    ranks.all(steps.message_order, 2_000_000)
+
+
+def test_ddp_trains_as_one_process_does(ranks, delays):
+    if len(ranks) == 3 and delays > 2:
+        pytest.skip("three seeds are enough for three ranks")
+    ranks.all(steps.seed, delays)
+    ranks.all(steps.ddp)
+
+
+def test_fsdp_trains_as_one_process_does(ranks):
+    ranks.all(steps.fsdp)
+
+
+def test_different_calls_are_told_to_all(ranks):
+    for said in ranks.all(steps.different_calls):
+        assert "different operations" in said and "ALLREDUCE" in said and "BROADCAST" in said
+
+
+def test_what_has_no_meaning_is_refused(ranks):
+    for said in ranks.all(steps.refused):
+        assert len(said) == 2
+        assert "not reduced" in said[0] and "no meaning" in said[1]
+
+
+def test_a_barrier(ranks):
+    ranks.all(steps.barrier)
+
+
+def test_a_staging_buffer_of_the_usual_size():
+    with DeviceRanks(2, staging=32 << 20) as made:
+        made.all(steps.streams, 6_000_000)
+        made.end()
+
+
+def test_a_rank_that_stays_away_is_named():
+    with DeviceRanks(3, timeout=8.0) as made:
+        made.all(steps.delegate_name)
+        made[0].start(steps.timed_failure, 1000)
+        made[1].start(steps.timed_failure, 1000)
+        for worker in (made[0], made[1]):
+            kind, said, seconds = worker.result()
+            assert kind == "DistBackendError" and "all_reduce" in said and "rank 2" in said
+            assert "Timed out" in said and seconds < 20
+
+
+@pytest.mark.parametrize("numel", [1000, 1_000_000])
+def test_a_rank_that_dies_is_named(numel):
+    with DeviceRanks(3) as made:
+        made.all(steps.delegate_name)
+        made[0].start(steps.timed_failure, numel)
+        made[1].start(steps.timed_failure, numel)
+        assert not made[0].has_answered_within(0.5)
+        made[2].kill()
+        for worker in (made[0], made[1]):
+            kind, said, seconds = worker.result()
+            assert kind == "DistBackendError" and "rank 2" in said and seconds < 10, said
+        kind, said, _ = made[0].call(steps.timed_failure, 10)
+        assert kind == "DistBackendError" and "rank 2" in said
+
+
+def test_a_rank_that_dies_in_the_middle_is_named():
+    """It has met the others and queued its work: what they wait for on the device never comes."""
+    with DeviceRanks(2) as made:
+        made.all(steps.delegate_name)
+        made[0].start(steps.timed_failure, 20_000_000)
+        made[1].start(steps.timed_failure, 20_000_000)
+        assert not made[0].has_answered_within(1.0)
+        made[1].kill()
+        kind, said, _ = made[0].result()
+        assert kind == "DistBackendError" and "rank 1" in said, said
+
+
+def test_a_message_whose_sender_dies_is_named():
+    with DeviceRanks(2) as made:
+        made.all(steps.delegate_name)
+        made[0].start(steps.receive_failure, 1)
+        assert not made[0].has_answered_within(0.5)
+        made[1].kill()
+        kind, said = made[0].result()
+        assert kind == "DistBackendError" and "weft:recv" in said and "rank 1" in said
+
+
+def test_an_abort_fails_those_who_wait():
+    with DeviceRanks(2) as made:
+        made.all(steps.delegate_name)
+        made[0].start(steps.timed_failure, 1000)
+        made[1].start(steps.start_and_abort)
+        assert "abort" in made[1].result()
+        kind, said, _ = made[0].result()
+        assert kind in ("DistBackendError", "nothing")
+        kind, said, _ = made[0].call(steps.timed_failure, 10)
+        assert kind == "DistBackendError" and "aborted on rank 1" in said, said
