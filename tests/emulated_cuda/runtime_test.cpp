@@ -128,6 +128,24 @@ TEST_F(EmulatedCuda, AnEarlierRecordOfAnEventDoesNotStandForALaterOne) {
   EXPECT_EQ(found(), 1U);
 }
 
+TEST_F(EmulatedCuda, EachRecordOfAnEventIsAwaitedForItself) {
+  auto* at = allocate();
+  cudaMemset(at, 0, kBytes);
+  auto *first = makeStream(), *second = makeStream(), *third = makeStream();
+  auto* const event = makeEvent();
+  Hold hold(first);
+  fill(at, 5, first);
+  cudaEventRecord(event, first);
+  cudaStreamWaitEvent(second, event, 0);
+  cudaEventRecord(event, third);  // is over long before the first record
+  EXPECT_EQ(cudaEventSynchronize(event), cudaSuccess);
+  EXPECT_EQ(cudaStreamQuery(second), cudaErrorNotReady);
+  hold.end();
+  EXPECT_EQ(cudaStreamSynchronize(second), cudaSuccess);
+  EXPECT_EQ(at[0], 5);
+  EXPECT_EQ(cudaEventQuery(event), cudaSuccess);
+}
+
 TEST_F(EmulatedCuda, PartsOfOneAllocationAreApart) {
   auto* at = allocate();
   auto *first = makeStream(), *second = makeStream();

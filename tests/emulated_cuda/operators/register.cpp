@@ -7,6 +7,7 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mul.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/jit/passes/tensorexpr_fuser.h>
 #include <torch/library.h>
 
 #include <memory>
@@ -84,6 +85,8 @@ struct Registration {
     library.impl("native_dropout", &nativeDropout);
     c10::WarningUtils::set_warning_handler(handler);
     useComposites();
+    // TorchScript's fuser makes kernels of its own, which nothing here could run.
+    torch::jit::setTensorExprFuserEnabled(false);
   }
 
   void add(const c10::OperatorName& name, torch::CppFunction function) {

@@ -9,6 +9,7 @@
 #include "tests/emulated_cuda/runtime/device.h"
 #include "tests/emulated_cuda/runtime/error.h"
 #include "tests/emulated_cuda/runtime/memory.h"
+#include "tests/emulated_cuda/runtime/operators.h"
 #include "tests/emulated_cuda/runtime/settings.h"
 #include "tests/emulated_cuda/runtime/stream.h"
 
@@ -47,6 +48,7 @@ cudaError_t cudaSetDevice(int device) {
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* found, int device) {
   if (!emulated::isDevice(device)) return result(cudaErrorInvalidDevice);
+  emulated::loadOperators();  // before the first operator is looked up
   std::memset(found, 0, sizeof(*found));
   std::snprintf(found->name, sizeof(found->name), "Emulated device %d", device);
   found->totalGlobalMem = emulated::settings().memory;

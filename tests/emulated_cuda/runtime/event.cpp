@@ -34,17 +34,17 @@ int makeDescriptor() {
 
 }  // namespace
 
-// The counts are never freed: queued work may still come to them.
+// Counts in shared memory are never freed: queued work may still come to them.
 Event::Event(bool interprocess) : Event(interprocess ? makeDescriptor() : -1) {}
 
 Event::Event(int descriptor) : descriptor_(descriptor) {
   if (descriptor < 0) {
-    counts_ = new Counts;
+    counts_ = std::make_shared<Counts>();
     return;
   }
   void* at = mapCounts(descriptor);
   if (at == nullptr) throw std::bad_alloc();
-  counts_ = static_cast<Counts*>(at);  // zeroes are its first state
+  counts_ = {static_cast<Counts*>(at), [](Counts*) {}};  // zeroes are its first state
 }
 
 Event::~Event() {
@@ -61,14 +61,16 @@ Event* Event::open(const Handle& handle) {
 }
 
 void Event::record(Stream& stream) {
+  std::shared_ptr<Counts> counts;
   std::uint64_t number = 0;
   {
     const std::lock_guard lock(mutex_);
     clock_ = clockOf(stream.number());
-    number = counts_->asked.fetch_add(1) + 1;
+    if (!isInterprocess()) counts_ = std::make_shared<Counts>();
+    counts = counts_;
+    number = counts->asked.fetch_add(1) + 1;
   }
-  stream.enqueue(
-      [counts = counts_, number] { counts->done.store(number, std::memory_order_release); });
+  stream.enqueue([counts, number] { counts->done.store(number, std::memory_order_release); });
   time_ = std::chrono::steady_clock::now().time_since_epoch().count();
 }
 
@@ -82,13 +84,20 @@ void Event::makeWait(Stream& stream) {
   stream.enqueue([counts = counts_, number] { waitFor(*counts, number); });
 }
 
+std::shared_ptr<Event::Counts> Event::counts() {
+  const std::lock_guard lock(mutex_);
+  return counts_;
+}
+
 void Event::wait() {
-  waitFor(*counts_, counts_->asked.load());
+  const auto waited = counts();
+  waitFor(*waited, waited->asked.load());
   hostKnows();
 }
 
 bool Event::isDone() {
-  if (counts_->done.load(std::memory_order_acquire) < counts_->asked.load()) return false;
+  const auto asked = counts();
+  if (asked->done.load(std::memory_order_acquire) < asked->asked.load()) return false;
   hostKnows();
   return true;
 }

@@ -1,10 +1,12 @@
-// An event: a record's place in a stream. Its counts may lie in memory that another process has
-// mapped. Any thread may call.
+// An event: a record's place in a stream. Who waits waits for the last record before, whatever is
+// recorded later and wherever. The counts of an interprocess event lie in memory that other
+// processes map; a record of it must be over before the next. Any thread may call.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <memory>
 
 #include "tests/emulated_cuda/runtime/access_check.h"
 #include "tests/emulated_cuda/runtime/stream.h"
@@ -38,11 +40,12 @@ class Event {
 
  private:
   explicit Event(int descriptor);
+  std::shared_ptr<Counts> counts();
   void hostKnows();
 
   int descriptor_ = -1;
-  Counts* counts_;
-  std::mutex mutex_;  // guards clock_
+  std::mutex mutex_;                // guards these two
+  std::shared_ptr<Counts> counts_;  // of an event of one process: of its last record
   Clock clock_;
   std::atomic<std::chrono::steady_clock::rep> time_{0};
 };
