@@ -32,9 +32,15 @@ Disposition MessageRouter::onHeader(std::int32_t from, std::span<const std::byte
                                     std::span<const std::uint64_t> sizes,
                                     std::vector<transport::OwnedBuffer>& buffers) {
   const auto peer = static_cast<worker_id_t>(from);
-  if (!isWanted(peer, header, sizes)) return Disposition::kDiscard;
+  if (!isWanted(peer, header, sizes)) {
+    giveBack(peer, header);
+    return Disposition::kDiscard;
+  }
   auto in = IncomingMessage::begin(header, sizes, buffers, receive_pool_);
-  if (!in.ok() && drop(peer, header, in.error())) return Disposition::kDiscard;
+  if (!in.ok() && drop(peer, header, in.error())) {
+    giveBack(peer, header);
+    return Disposition::kDiscard;
+  }
   if (!in.ok()) {
     logWarning(context_.me() + " closes its link to worker '" + group_.directory().nameOf(peer) +
                "': a message of it is malformed: " + in.error().text());
@@ -42,6 +48,12 @@ Disposition MessageRouter::onHeader(std::int32_t from, std::span<const std::byte
   }
   reading_[from] = std::move(in).value();
   return Disposition::kAccept;
+}
+
+void MessageRouter::giveBack(worker_id_t from, std::span<const std::byte> header) {
+  WireHeader head;
+  if (WireReader(header).header(head) && head.device_memory)
+    sender_.devices().borrow({from, head.kind, head.call_id});  // dropped at once
 }
 
 bool MessageRouter::drop(worker_id_t from, std::span<const std::byte> header,
@@ -64,6 +76,7 @@ bool MessageRouter::drop(worker_id_t from, std::span<const std::byte> header,
 void MessageRouter::onTooLarge(std::int32_t from, std::span<const std::byte> header,
                                const transport::Error& why) {
   const auto peer = static_cast<worker_id_t>(from);
+  giveBack(peer, header);
   if (drop(peer, header, why)) return;
   logWarning(context_.me() + " passes over a message of worker '" +
              group_.directory().nameOf(peer) + "': " + why.text());
@@ -73,6 +86,10 @@ void MessageRouter::onMessage(std::int32_t from, std::span<const std::byte> /*he
                               std::vector<transport::OwnedBuffer> /*buffers*/) {
   std::shared_ptr<IncomingMessage> in = std::move(reading_[from]);
   const auto peer = static_cast<worker_id_t>(from);
+  if (in->isLent()) {
+    DeviceTransfer& devices = sender_.devices();
+    in->setLender(devices, devices.borrow({peer, in->kind(), in->callId()}));
+  }
   switch (in->kind()) {
     case WireKind::kRequest:
       server_.onRequest(peer, std::move(in));
@@ -91,9 +108,17 @@ void MessageRouter::onMessage(std::int32_t from, std::span<const std::byte> /*he
 
 void MessageRouter::onControl(worker_id_t from, const IncomingMessage& in) {
   const auto type = static_cast<ControlType>(in.type());
-  if (type == ControlType::kCancel) {
-    server_.onCancel(from, in.callId());
-    return;
+  switch (type) {
+    case ControlType::kCancel:
+      return server_.onCancel(from, in.callId());
+    case ControlType::kDeviceProbe:
+      return sender_.devices().onProbe(from, in.callId(), in.text());
+    case ControlType::kDeviceProbed:
+      return sender_.devices().onProbed(from, in.callId(), in.text());
+    case ControlType::kDeviceReturned:
+      return sender_.devices().onReturned(from, in.callId(), in.text());
+    default:
+      break;
   }
   const std::string problem = group_.serveControl(from, type, in.text());
   const auto error = sender_.sendControl(from, WireKind::kControlAck, type, in.callId(), problem);
@@ -104,6 +129,7 @@ void MessageRouter::onPeerLost(const transport::PeerLoss& loss) {
   const auto peer = static_cast<worker_id_t>(loss.rank);
   reading_.erase(loss.rank);
   group_.noteLoss(peer, loss.reason);
+  sender_.devices().onPeerLost(peer);
   rrefs_.onPeerLost(peer);
   if (!context_.closing && loss.reason.code() != transport::ErrorCode::kPeerClosed) {
     logWarning(loss.reason.text());

@@ -77,7 +77,7 @@ struct WeftAgent::Parts {
         rrefs(context, sender, group, std::move(config.rref_hooks)),
         // A call to oneself goes to the server, which answers through the client.
         client(context, sender, group, rrefs,
-               {[this](std::uint64_t id, MessagePtr request, Clock::time_point deadline) {
+               {[this](std::uint64_t id, FuturePtr request, Clock::time_point deadline) {
                   server.onOwnRequest(id, std::move(request), deadline);
                 },
                 std::move(config.send_delay), std::move(config.send_fault)}),
@@ -188,6 +188,7 @@ void WeftAgent::shutdownImpl() {
   parts_->sender.close();
   parts_->client.close();
   parts_->context.stopThreads();
+  parts_->sender.devices().close();
 }
 
 FuturePtr WeftAgent::send(const WorkerInfo& to, MessagePtr message, const float timeout_seconds,

@@ -175,7 +175,7 @@ void RequestClient::transmit(worker_id_t to, std::uint64_t id, const MessagePtr&
     if (to == context_.rank) {
       auto copy = copyForSelf(*message);
       copy->setId(static_cast<std::int64_t>(id));
-      hooks_.serve_own(id, std::move(copy), CallContext::after(timeout));
+      hooks_.serve_own(id, completedFuture(copy, group_.devices()), CallContext::after(timeout));
       return;
     }
     rrefs_.onTransmit(*message, to);
@@ -232,6 +232,11 @@ Completion RequestClient::completion(PendingCall& call, Settle settle) {
 }
 
 void RequestClient::onAnswer(worker_id_t from, const std::shared_ptr<IncomingMessage>& in) {
+  // Whoever has the answer may write to the arguments, which the callee's streams may still read.
+  if (!group_.devices().empty() &&
+      sender_.devices().whenReturned({from, WireKind::kRequest, in->callId()},
+                                     [this, from, in] { onAnswer(from, in); }))
+    return;
   auto call = calls_.take(in->callId(), from);
   if (!call) return;  // it timed out in the meantime
   const auto thrown = transport::thrownBy([&] { takeAnswer(from, in, *call); });
@@ -289,11 +294,14 @@ void RequestClient::onControlAck(worker_id_t from, const IncomingMessage& in) {
            completion(*call, [](JitFuture& future) { future.markCompleted(c10::IValue()); }));
 }
 
-void RequestClient::completeOwn(std::uint64_t id, const MessagePtr& answer) {
+void RequestClient::completeOwn(std::uint64_t id, const FuturePtr& made) {
   auto call = calls_.take(id, context_.rank);
   if (!call) return;
   context_.metrics.round_trip.add(Clock::now() - call->started);
-  complete(*call, completion(*call, [this, answer, asked = askedBy(*call)](JitFuture& future) {
+  complete(*call, completion(*call, [this, made, asked = askedBy(*call)](JitFuture& future) {
+    const c10::MultiStreamGuard guard(streamsFromPool(group_.devices()));
+    made->wait();  // it is complete: these streams wait for those that made the answer
+    const auto answer = made->value().toCustomClass<Message>();
     if (answer->type() == MessageType::EXCEPTION) {
       const auto& text = answer->payload();
       setError(future, asked, {text.begin(), text.end()});

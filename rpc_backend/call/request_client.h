@@ -25,8 +25,9 @@ namespace weft::rpc {
 class RequestClient {
  public:
   struct Hooks {
-    // Serves a request of this worker to itself; completeOwn() takes the answer.
-    std::function<void(std::uint64_t id, MessagePtr request, Clock::time_point deadline)> serve_own;
+    // Serves a request of this worker to itself, completed with its message on the streams that
+    // made it; completeOwn() takes the answer.
+    std::function<void(std::uint64_t id, FuturePtr request, Clock::time_point deadline)> serve_own;
     // For tests: how long a message is held back. May be empty.
     std::function<milliseconds(MessageType)> delay;
     // For tests: why a message is not sent; nothing: it is. May be empty.
@@ -62,8 +63,8 @@ class RequestClient {
   // The request could not be delivered, or its answer not be taken.
   void onSendFailed(worker_id_t to, std::uint64_t id, const std::string& reason);
   void onPeerLost(worker_id_t peer, const std::string& reason);
-  // The answer to a request of this worker to itself. Worker thread.
-  void completeOwn(std::uint64_t id, const MessagePtr& answer);
+  // The answer to a request of this worker to itself, completed as for serve_own. Worker thread.
+  void completeOwn(std::uint64_t id, const FuturePtr& made);
 
   // Nobody waits for that call any more: it fails, and its callee, if another worker, is told.
   void cancel(const JitFuture& answer);

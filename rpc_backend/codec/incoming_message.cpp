@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
+#include <c10/util/strides.h>
 #include <torch/csrc/distributed/rpc/utils.h>
 
 #include <cstring>
@@ -33,6 +34,7 @@ IncomingMessage::Slot IncomingMessage::makeSlot(const TensorMeta& meta, const Ow
   if (meta.form == TensorForm::kUndefined) return slot;
   slot.device = c10::Device(static_cast<c10::DeviceType>(meta.device_type), meta.device_index);
   if (meta.gapped) slot.gaps.assign(meta.strides.begin(), meta.strides.begin() + meta.ndim);
+  if (meta.form == TensorForm::kDevice) return slot;
   // A pickle is a row of bytes; elements of a layout with gaps come in row-major order.
   const bool dense = meta.form == TensorForm::kDense;
   const auto bytes = static_cast<std::int64_t>(meta.bytes);
@@ -70,6 +72,20 @@ transport::Result<std::shared_ptr<IncomingMessage>> IncomingMessage::begin(
 }
 
 namespace {
+DeviceTensorSpec specOf(const TensorMeta& meta) {
+  const auto first = [&](const auto& numbers) {
+    return std::vector<std::int64_t>(numbers.begin(), numbers.begin() + meta.ndim);
+  };
+  std::vector<std::int64_t> strides = first(meta.strides);
+  // Elements of a layout with gaps come in row-major order.
+  if (meta.gapped) {
+    const auto dense = c10::contiguous_strides(first(meta.sizes));
+    strides.assign(dense.begin(), dense.end());
+  }
+  return {first(meta.sizes), std::move(strides), static_cast<c10::ScalarType>(meta.dtype),
+          c10::Device(static_cast<c10::DeviceType>(meta.device_type), meta.device_index)};
+}
+
 // Memory that nobody has touched, so that it is the machine's until bytes come.
 OwnedBuffer unfilled(std::size_t size, transport::WarmPool* pool) {
   OwnedBuffer memory;
@@ -112,6 +128,12 @@ transport::Result<std::shared_ptr<IncomingMessage>> IncomingMessage::parse(
   for (std::uint32_t i = 0; i < head.tensor_count; ++i) {
     TensorMeta meta;
     if (!reader.tensor(meta, &itemSize)) return Error(ErrorCode::kProtocol, reader.error());
+    if (meta.form == TensorForm::kDevice) {
+      in->lent_.push_back(specOf(meta));
+      in->slots_.push_back(makeSlot(meta, {}));
+      in->bytes_ += kTensorCost;
+      continue;
+    }
     const bool in_buffer = meta.form != TensorForm::kUndefined && !meta.is_inline;
     if (in_buffer && (next == sizes.size() || sizes[next] != meta.bytes)) {
       return Error(ErrorCode::kProtocol, "a tensor's size is not its buffer's");
@@ -135,13 +157,35 @@ transport::Result<std::shared_ptr<IncomingMessage>> IncomingMessage::parse(
     ++next;
   }
   if (next != sizes.size()) return Error(ErrorCode::kProtocol, "buffers that no tensor claims");
+  std::span<const std::byte> token;
+  if (head.device_memory && !reader.deviceToken(token))
+    return Error(ErrorCode::kProtocol, reader.error());
+  in->token_.assign(token.begin(), token.end());
   if (!reader.finished())
     return Error(ErrorCode::kProtocol, "the header is longer than its message");
   in->bytes_ += reader.gapBytes();
   return in;
 }
 
+// All at once: they share events and handles.
+void IncomingMessage::copyLent() {
+  if (lent_.empty()) return;
+  TORCH_CHECK(devices_ != nullptr, "Weft RPC: a message lies in memory that nobody lent");
+  auto copies = devices_->copyFrom(std::move(borrowed_), token_, lent_);
+  auto next = copies.begin();
+  for (Slot& slot : slots_)
+    if (slot.form == TensorForm::kDevice) slot.tensor = std::move(*next++);
+}
+
 namespace {
+// From pinned memory, which torch's allocator keeps until the copy is done, so that this thread
+// does not wait for it.
+at::Tensor toDevice(const at::Tensor& host, c10::Device device) {
+  if (device.is_cuda()) return host.pin_memory().to(device, /*non_blocking=*/true);
+  noteHostStaging();
+  return host.to(device, /*non_blocking=*/false);
+}
+
 // On the worker thread, because it takes long and the loop thread serves other peers.
 void fillPageTables(const at::Tensor& tensor) {
   const auto* data = static_cast<const std::byte*>(tensor.const_data_ptr());
@@ -151,6 +195,7 @@ void fillPageTables(const at::Tensor& tensor) {
 
 MessagePtr IncomingMessage::finish() {
   payload();  // copies it out of shared memory
+  copyLent();
   std::vector<at::Tensor> tensors;
   tensors.reserve(slots_.size());
   for (Slot& slot : slots_) {
@@ -164,12 +209,10 @@ MessagePtr IncomingMessage::finish() {
                   unpickled.second.size(), " tensors instead of one");
       tensor = unpickled.second.front().detach();
     }
+    if (tensor.defined() && !slot.device.is_cpu() && slot.form != TensorForm::kDevice)
+      tensor = toDevice(tensor, slot.device);
     if (!slot.gaps.empty()) {
       tensor = at::empty_strided(tensor.sizes(), slot.gaps, tensor.options()).copy_(tensor);
-    }
-    if (tensor.defined() && !slot.device.is_cpu()) {
-      noteHostStaging();
-      tensor = tensor.to(slot.device, /*non_blocking=*/false);
     }
     if (slot.requires_grad) tensor.set_requires_grad(true);
     tensors.push_back(std::move(tensor));

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "rpc_backend/codec/device_transfer.h"
 #include "rpc_backend/core/call_context.h"
 #include "rpc_backend/core/device_maps.h"
 #include "rpc_backend/wire/wire.h"
@@ -44,6 +45,15 @@ class IncomingMessage {
   // One thread at a time: the first call may have to copy it.
   const std::vector<char>& payload() const;
 
+  // Whether tensors lie in the sender's device memory.
+  bool isLent() const noexcept { return !token_.empty(); }
+  // Of such a message, when it is whole. The memory is given back when its tensors have been
+  // copied, or with the message.
+  void setLender(DeviceTransfer& devices, std::shared_ptr<BorrowedMemory> borrowed) {
+    devices_ = &devices;
+    borrowed_ = std::move(borrowed);
+  }
+
   // Worker thread, once, after the buffers have been read: unpickles what was pickled,
   // moves tensors to their devices (on the current streams). Throws c10::Error.
   MessagePtr finish();
@@ -56,8 +66,10 @@ class IncomingMessage {
     c10::Device device{c10::kCPU};
     std::vector<std::int64_t> gaps;  // strides of a layout with gaps; empty for a dense one
     bool shared = false;             // the sender could still write to it
-    at::Tensor tensor;  // dense: the tensor; pickled: a byte tensor that holds the pickle
+    // Dense: the tensor; pickled: a byte tensor that holds the pickle; kDevice: later.
+    at::Tensor tensor;
   };
+  void copyLent();
   // `memory`: where the tensor's bytes are, or will be; without data it gets memory of its own.
   static Slot makeSlot(const TensorMeta& meta, const transport::OwnedBuffer& memory);
   static transport::Result<std::shared_ptr<IncomingMessage>> parse(
@@ -73,6 +85,11 @@ class IncomingMessage {
   // In memory of the sender or of its own; not yet copied into payload_.
   mutable transport::OwnedBuffer shared_payload_;
   std::vector<Slot> slots_;
+  // Of the slots of form kDevice, in their order.
+  std::vector<DeviceTensorSpec> lent_;
+  std::vector<std::byte> token_;
+  DeviceTransfer* devices_ = nullptr;
+  std::shared_ptr<BorrowedMemory> borrowed_;
 };
 
 }  // namespace weft::rpc

@@ -2,10 +2,11 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
-#include <torch/csrc/distributed/rpc/utils.h>
 
 #include <algorithm>
 #include <limits>
+
+#include "rpc_backend/codec/outgoing_tensors.h"
 
 namespace weft::rpc {
 
@@ -20,28 +21,6 @@ std::size_t itemSize(std::uint8_t dtype) {
 }
 
 namespace {
-
-// True when the tensor is only elements in memory.
-bool isPlain(const at::Tensor& tensor) {
-  return tensor.layout() == c10::kStrided && !tensor.is_quantized() && !tensor.is_nested() &&
-         tensor.has_storage() && !tensor._is_zerotensor() && !tensor.is_meta() &&
-         static_cast<std::size_t>(tensor.dim()) <= kMaxDims &&
-         itemSize(static_cast<std::uint8_t>(tensor.scalar_type())) != 0;
-}
-
-// The same elements in dense host memory; a copy only where one is needed.
-at::Tensor toHostDense(const at::Tensor& tensor) {
-  if (tensor.device().is_cpu() && !tensor.is_conj() && !tensor.is_neg() &&
-      tensor.is_non_overlapping_and_dense()) {
-    return tensor;
-  }
-  at::Tensor plain = tensor.detach().resolve_conj().resolve_neg();
-  if (!plain.device().is_cpu()) {
-    noteHostStaging();
-    plain = plain.to(c10::kCPU, /*non_blocking=*/false);
-  }
-  return plain.is_non_overlapping_and_dense() ? plain : plain.contiguous();
-}
 
 std::span<const std::byte> bytesOf(const at::Tensor& tensor) {
   return {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()};
@@ -84,54 +63,31 @@ void describeGaps(const at::Tensor& tensor, TensorMeta& meta, GapBudget& gaps) {
   std::copy(strides.begin(), strides.end(), meta.strides.begin());
 }
 
-std::string pickled(const at::Tensor& tensor, const std::string& peer) {
-  try {
-    return torch::distributed::rpc::wireSerialize({}, {tensor.detach().cpu()});
-  } catch (const c10::Error& error) {
-    TORCH_CHECK(false, "Weft RPC: a tensor of layout ", tensor.layout(), " and type ",
-                tensor.toString(), " cannot be sent to worker '", peer,
-                "': torch's pickler says: ", error.what_without_backtrace());
-  }
-}
-
-// Writes the description, and appends a buffer unless the bytes are inline.
-void encodeTensor(const at::Tensor& tensor, const DeviceMap& map, const std::string& peer,
-                  GapBudget& gaps, WireWriter& writer, std::vector<OwnedBuffer>& buffers) {
+// Writes the description, and appends a buffer unless the bytes are inline or lent.
+void encodeTensor(const at::Tensor& tensor, OutgoingTensor& out, GapBudget& gaps,
+                  WireWriter& writer, std::vector<OwnedBuffer>& buffers) {
   TensorMeta meta;
-  if (!tensor.defined()) {
+  if (out.form == TensorForm::kUndefined) {
     writer.tensor(meta);
     return;
   }
-  TORCH_CHECK(!tensor.is_meta(), "Weft RPC: a tensor on the meta device was to be sent to worker '",
-              peer, "', but it has no data to send. Send its shape and dtype instead.");
-  const c10::Device target = mapDevice(tensor.device(), map, peer);
-  meta.device_type = static_cast<std::uint8_t>(target.type());
-  meta.device_index = target.index();
+  meta.device_type = static_cast<std::uint8_t>(out.target.type());
+  meta.device_index = out.target.index();
   meta.requires_grad = tensor.requires_grad();
-  if (!isPlain(tensor)) {
+  if (out.form == TensorForm::kPickled) {
     meta.form = TensorForm::kPickled;
-    std::string pickle = pickled(tensor, peer);
-    meta.bytes = pickle.size();
+    meta.bytes = out.pickle.size();
     writer.tensor(meta);
-    buffers.push_back(ownedText(std::move(pickle)));
+    buffers.push_back(ownedText(std::move(out.pickle)));
     return;
   }
-  // torch makes such tensors (expand), and the peer takes them for a malformed message.
-  TORCH_CHECK(std::all_of(tensor.sizes().begin(), tensor.sizes().end(),
-                          [](std::int64_t size) { return size >= 0; }),
-              "Weft RPC: a tensor of shape ", tensor.sizes(), " was to be sent to worker '", peer,
-              "', but a size is negative. Look at the operator that made it.");
-  const at::Tensor dense = toHostDense(tensor);
-  describeDense(dense, meta);
+  describeDense(out.dense, meta);
   describeGaps(tensor, meta, gaps);
-  if (meta.bytes <= kInlineTensorBytes) {
-    meta.is_inline = true;
-    meta.inline_bytes = bytesOf(dense);
-    writer.tensor(meta);
-  } else {
-    writer.tensor(meta);
-    buffers.push_back(ownedBytes(dense));
-  }
+  meta.form = out.form;
+  meta.is_inline = out.form == TensorForm::kDense && meta.bytes <= kInlineTensorBytes;
+  if (meta.is_inline) meta.inline_bytes = bytesOf(out.dense);
+  writer.tensor(meta);
+  if (out.form == TensorForm::kDense && !meta.is_inline) buffers.push_back(ownedBytes(out.dense));
 }
 
 // A copy with the strides that a peer would see.
@@ -163,7 +119,7 @@ OwnedBuffer ownedPayload(const MessagePtr& message) {
 
 transport::Message encode(WireKind kind, std::uint64_t call_id, const MessagePtr& message,
                           const DeviceMap& device_map, const std::string& peer,
-                          milliseconds timeout) {
+                          milliseconds timeout, const DeviceLender& lender) {
   const c10::InferenceMode no_graph;
   transport::Message out;
   const auto& payload = message->payload();
@@ -171,22 +127,25 @@ transport::Message encode(WireKind kind, std::uint64_t call_id, const MessagePtr
   TORCH_CHECK(tensors.size() <= kMaxTensors, "Weft RPC: a message to worker '", peer, "' has ",
               tensors.size(), " tensors, and the limit is ", kMaxTensors,
               ". Send them in several calls, or as fewer, larger tensors.");
+  OutgoingTensors prepared =
+      prepare(tensors, {peer, device_map, {lender.to, kind, call_id}, lender.devices});
   WireHeader header;
   header.kind = kind;
+  header.device_memory = !prepared.token.empty();
   header.type = static_cast<std::uint16_t>(message->type());
   header.call_id = call_id;
   header.timeout_ms = onTheWire(timeout);
   header.tensor_count = static_cast<std::uint32_t>(tensors.size());
   header.payload_inline = payload.size() <= kInlinePayloadBytes;
   if (header.payload_inline) header.payload = std::as_bytes(std::span(payload));
-  out.header.reserve(32 + header.payload.size() + tensors.size() * 64);
+  out.header.reserve(32 + header.payload.size() + tensors.size() * 64 + prepared.token.size());
   WireWriter writer(out.header);
   writer.header(header);
   if (!header.payload_inline) out.buffers.push_back(ownedPayload(message));
   GapBudget gaps;
-  for (const at::Tensor& tensor : tensors) {
-    encodeTensor(tensor, device_map, peer, gaps, writer, out.buffers);
-  }
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    encodeTensor(tensors[i], prepared.tensors[i], gaps, writer, out.buffers);
+  if (header.device_memory) writer.deviceToken(prepared.token);
   return out;
 }
 

@@ -17,20 +17,31 @@ void MessageSender::open(transport::EndpointOptions options, transport::Endpoint
 }
 
 void MessageSender::close() {
-  if (endpoint_) endpoint_->close(kCloseLinger);
+  if (!endpoint_) return;
+  devices_.settle();
+  endpoint_->close(kCloseLinger);
+}
+
+std::string MessageSender::transportTo(worker_id_t peer) const {
+  if (endpoint_ == nullptr) return {};
+  for (const transport::PeerStats& stats : endpoint_->stats().peers)
+    if (stats.rank == peer) return stats.transport;
+  return {};
 }
 
 transport::Error MessageSender::send(worker_id_t to, WireKind kind, std::uint64_t call_id,
                                      const MessagePtr& message, const DeviceMap& map,
                                      const std::string& peer, milliseconds timeout) {
-  transport::Message out = encode(kind, call_id, message, map, peer, timeout);
+  transport::Message out = encode(kind, call_id, message, map, peer, timeout, {&devices_, to});
   for (transport::OwnedBuffer& buffer : out.buffers) {
     void* const memory = buffer.owner.get();
     buffer.owner = {memory, [this, owner = std::move(buffer.owner)](void*) mutable {
                       if (endpoint_->onLoopThread()) dropElsewhere(std::move(owner));
                     }};
   }
-  return endpoint_->send(to, std::move(out));
+  auto error = endpoint_->send(to, std::move(out));
+  if (error) devices_.takeBack({to, kind, call_id});
+  return error;
 }
 
 transport::Error MessageSender::sendControl(worker_id_t to, WireKind kind, ControlType type,
@@ -66,6 +77,9 @@ void MessageSender::addMetrics(std::unordered_map<std::string, std::string>& out
   const auto exported = transport::ExportedBlock::stats();
   put("agent.zero_copy_bytes_sent", exported.bytes_sent);
   put("agent.exported_bytes_held", exported.bytes_held);
+  put("agent.device_bytes_lent", devices_.bytesLent());
+  put("agent.device_bytes_staged", devices_.bytesStaged());
+  put("agent.device_messages_held", devices_.messagesLent());
   put("agent.bytes_sent", sent);
   put("agent.bytes_received", received);
   put("agent.connections_refused",

@@ -13,6 +13,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "rpc_backend/codec/device_transfer.h"
 #include "rpc_backend/codec/incoming_message.h"
 #include "rpc_backend/codec/message_codec.h"
 #include "rpc_backend/core/agent_context.h"
@@ -23,13 +24,17 @@ namespace weft::rpc {
 
 class MessageSender {
  public:
-  explicit MessageSender(AgentContext& context) : context_(context) {}
+  explicit MessageSender(AgentContext& context) : context_(context), devices_(context, *this) {}
 
   // Listens. Throws c10::Error. `handler` must outlive close().
   void open(transport::EndpointOptions options, transport::EndpointHandler& handler);
   // Null before open().
   transport::Endpoint* endpoint() const noexcept { return endpoint_.get(); }
-  // Writes what is queued, for a moment, and ends the loop thread. Idempotent.
+  DeviceTransfer& devices() noexcept { return devices_; }
+  // "unix" or "tcp": the link to that worker; "": there is none yet.
+  std::string transportTo(worker_id_t peer) const;
+  // Lets device memory be read to the end and writes what is queued, each for a moment, and ends
+  // the loop thread. Idempotent.
   void close();
 
   transport::Error send(worker_id_t to, WireKind kind, std::uint64_t call_id,
@@ -55,6 +60,7 @@ class MessageSender {
  private:
   AgentContext& context_;
   std::unique_ptr<transport::Endpoint> endpoint_;
+  DeviceTransfer devices_;
 };
 
 }  // namespace weft::rpc

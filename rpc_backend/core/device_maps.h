@@ -1,7 +1,7 @@
 // Which device of a peer a device here maps to, and the streams of a call.
 //
-// Tensors on accelerators move through host memory. The copy runs on the streams that are current
-// when the message is made or read, so it sees work queued before it.
+// A message's tensors are copied on the streams that are current when it is made or read, so the
+// copies see work queued before.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -23,6 +23,10 @@ c10::Device mapDevice(c10::Device device, const DeviceMap& map, const std::strin
 
 // One stream of the pool per device; empty for no devices. Any thread.
 std::vector<c10::Stream> streamsFromPool(const std::vector<c10::Device>& devices);
+
+// A completed future of `message` on these devices. Who waits for it on another thread, or gets it
+// in a callback, has streams that wait for those of this thread.
+FuturePtr completedFuture(const MessagePtr& message, const std::vector<c10::Device>& devices);
 
 // Once per process: says that accelerator tensors go through host memory.
 void noteHostStaging();

@@ -198,6 +198,8 @@ void bindAgent(py::module_& module) {
       .def("warn_about_leaked_rrefs", &WeftAgent::warnAboutLeakedRRefs, py::arg("ignored"), no_gil,
            "One warning for each value here that others still refer to.")
       .def("_get_backend_options", &WeftAgent::options, py::return_value_policy::copy)
+      .def_property_readonly("has_devices",
+                             [](const WeftAgent& self) { return !self.getDevices().empty(); })
       .def_property_readonly("is_static_group", &WeftAgent::isStaticGroup)
       .def_property_readonly("everyone_serves_python", &WeftAgent::everyoneServesPython)
       .def_property_readonly("store", &WeftAgent::store);

@@ -42,13 +42,6 @@ bool mayBeDropped(MessageType type) {
   }
 }
 
-FuturePtr completed(const MessagePtr& message) {
-  auto future = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
-  auto storages = message->getStorages();
-  future->markCompleted(message, std::move(storages));
-  return future;
-}
-
 }  // namespace
 
 struct RequestServer::Asker {
@@ -165,20 +158,23 @@ void RequestServer::dropWaiting(CallContext& context) {
   sender_.dropElsewhere(std::move(message));
 }
 
-void RequestServer::onOwnRequest(std::uint64_t id, MessagePtr request, Clock::time_point deadline) {
+void RequestServer::onOwnRequest(std::uint64_t id, FuturePtr request, Clock::time_point deadline) {
   context_.workers.run(
       [this, alive = context_.keepAlive(), id, request = std::move(request), deadline] {
         serveOwn({context_.rank, id, rrefs_.lifecycle().now()}, request, CallContext(deadline));
       });
 }
 
-void RequestServer::serveOwn(const Asker& asker, const MessagePtr& request,
-                             const CallContext& call) {
+void RequestServer::serveOwn(const Asker& asker, const FuturePtr& made, const CallContext& call) {
   const CallScope scope(&call);
+  const auto request = made->value().toCustomClass<Message>();
   if (call.isCancelled() && mayBeDropped(innermost(request->type(), request->payload()).type)) {
     drop(asker, request->payload());
   } else {
-    runCallback(asker, [&] { return request; });
+    runCallback(asker, [&] {
+      made->wait();  // it is complete: the call's streams wait for the caller's
+      return request;
+    });
   }
 }
 
@@ -218,25 +214,30 @@ void RequestServer::runCallback(const Asker& asker, const std::function<MessageP
   metrics.server_calls.fetch_add(1, std::memory_order_relaxed);
   metrics.calls_served.fetch_add(1, std::memory_order_relaxed);
   FuturePtr result;
+  const auto streams = streamsFromPool(group_.devices());
+  const c10::MultiStreamGuard guard(streams);
   try {
-    const auto streams = streamsFromPool(group_.devices());
-    const c10::MultiStreamGuard guard(streams);
     const MessagePtr request = take();
     std::optional<ProfilerCallbacksGuard> profiler;
     if (request->type() == MessageType::RUN_WITH_PROFILING_REQ) profiler.emplace();
     const MessagePtr answer = serveBuiltin(*request, context_.options.request_policy);
-    result = answer != nullptr ? completed(answer) : (*callback_)(*request, streams);
+    result = answer != nullptr ? completedFuture(answer, group_.devices())
+                               : (*callback_)(*request, streams);
   } catch (...) {
     result = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
     result->setError(std::current_exception());
   }
-  if (result->completed()) {
+  // With devices the answer goes from a callback, whose streams wait for those of the result. The
+  // futures of scripted functions know no devices: there the call's own streams do.
+  if (result->completed() && group_.devices().empty()) {
     metrics.server_calls.fetch_sub(1, std::memory_order_relaxed);
     respond(asker, *result);
     return;
   }
   metrics.server_async_calls.fetch_add(1, std::memory_order_relaxed);
-  result->addCallback([this, alive = context_.keepAlive(), asker](JitFuture& future) {
+  result->addCallback([this, alive = context_.keepAlive(), asker, streams](JitFuture& future) {
+    std::optional<c10::MultiStreamGuard> of_call;
+    if (future.devices().empty()) of_call.emplace(streams);
     context_.metrics.server_calls.fetch_sub(1, std::memory_order_relaxed);
     context_.metrics.server_async_calls.fetch_sub(1, std::memory_order_relaxed);
     respond(asker, future);
@@ -272,7 +273,7 @@ void RequestServer::respondFailure(worker_id_t to, std::uint64_t id, const std::
 
 void RequestServer::sendResponse(worker_id_t to, std::uint64_t id, const MessagePtr& message) {
   if (to == context_.rank) {
-    client_.completeOwn(id, copyForSelf(*message));
+    client_.completeOwn(id, completedFuture(copyForSelf(*message), group_.devices()));
     return;
   }
   const std::string peer = group_.directory().nameOf(to);

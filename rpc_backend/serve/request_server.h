@@ -39,8 +39,8 @@ class RequestServer {
   void onCancel(worker_id_t from, std::uint64_t id);
   // As if it had given up all of them.
   void onPeerLost(worker_id_t peer);
-  // Any thread.
-  void onOwnRequest(std::uint64_t id, MessagePtr request, Clock::time_point deadline);
+  // Any thread. `request`: completed with the message, on the streams that made it.
+  void onOwnRequest(std::uint64_t id, FuturePtr request, Clock::time_point deadline);
 
  private:
   struct Asker;
@@ -50,7 +50,7 @@ class RequestServer {
     AskedCalls asked;
   };
   void serve(const Asker& asker, IncomingMessage& in, const CallContext& call);
-  void serveOwn(const Asker& asker, const MessagePtr& request, const CallContext& call);
+  void serveOwn(const Asker& asker, const FuturePtr& made, const CallContext& call);
   // Does not run a request whose caller has given up: the caller's own timeout has ended the call,
   // so it gets no answer.
   void drop(const Asker& asker, std::span<const char> payload);

@@ -18,6 +18,9 @@ constexpr std::uint8_t kFlagGapped = 8;
 constexpr std::uint8_t kKnownFlags =
     kFlagRequiresGrad | kFlagInline | kFlagContiguous | kFlagGapped;
 
+// Added to the kind.
+constexpr std::uint8_t kDeviceMemory = 128;
+
 using Strides = std::array<std::int64_t, kMaxDims>;
 
 // Row-major strides as torch gives them: a dimension of size 0 counts as 1.
@@ -30,6 +33,8 @@ Strides rowMajor(const TensorMeta& meta) {
   }
   return strides;
 }
+
+bool hasShape(TensorForm form) { return form == TensorForm::kDense || form == TensorForm::kDevice; }
 
 bool isContiguous(const TensorMeta& meta) {
   const Strides plain = rowMajor(meta);
@@ -59,7 +64,8 @@ void WireWriter::putBytes(std::span<const std::byte> bytes) {
 
 void WireWriter::header(const WireHeader& header) {
   put(kWireVersion);
-  put(static_cast<std::uint8_t>(header.kind));
+  put(static_cast<std::uint8_t>(static_cast<std::uint8_t>(header.kind) |
+                                (header.device_memory ? kDeviceMemory : 0)));
   put(header.type);
   put(header.tensor_count);
   put(header.call_id);
@@ -71,7 +77,7 @@ void WireWriter::header(const WireHeader& header) {
 void WireWriter::tensor(const TensorMeta& meta) {
   put(static_cast<std::uint8_t>(meta.form));
   if (meta.form == TensorForm::kUndefined) return;
-  const bool contiguous = meta.form == TensorForm::kDense && isContiguous(meta);
+  const bool contiguous = hasShape(meta.form) && isContiguous(meta);
   std::uint8_t flags = 0;
   if (meta.requires_grad) flags |= kFlagRequiresGrad;
   if (meta.is_inline) flags |= kFlagInline;
@@ -80,7 +86,7 @@ void WireWriter::tensor(const TensorMeta& meta) {
   put(flags);
   put(meta.device_type);
   put(meta.device_index);
-  if (meta.form == TensorForm::kDense) {
+  if (hasShape(meta.form)) {
     put(meta.dtype);
     put(meta.ndim);
     for (std::size_t d = 0; d < meta.ndim; ++d)
@@ -91,6 +97,11 @@ void WireWriter::tensor(const TensorMeta& meta) {
     putVarint(meta.bytes);
   }
   if (meta.is_inline) putBytes(meta.inline_bytes);
+}
+
+void WireWriter::deviceToken(std::span<const std::byte> token) {
+  putVarint(token.size());
+  putBytes(token);
 }
 
 bool WireReader::fail(const char* why) {
@@ -132,6 +143,8 @@ bool WireReader::header(WireHeader& header) {
   if (!get(version)) return false;
   if (version != kWireVersion) return fail("the message format's version is not ours");
   if (!get(kind)) return false;
+  header.device_memory = (kind & kDeviceMemory) != 0;
+  kind &= static_cast<std::uint8_t>(~kDeviceMemory);
   if (kind < static_cast<std::uint8_t>(WireKind::kRequest) ||
       kind > static_cast<std::uint8_t>(WireKind::kControlAck)) {
     return fail("the kind of message is unknown");
@@ -141,6 +154,10 @@ bool WireReader::header(WireHeader& header) {
       !get(header.timeout_ms) || !get(inline_bytes)) {
     return false;
   }
+  if (header.device_memory && header.kind != WireKind::kRequest &&
+      header.kind != WireKind::kResponse)
+    return fail("only requests and responses have tensors in device memory");
+  device_memory_ = header.device_memory;
   if (header.timeout_ms != 0 && header.kind != WireKind::kRequest)
     return fail("only a request has a timeout");
   // Each tensor takes at least one byte; a larger count would ask for memory in vain.
@@ -184,7 +201,7 @@ bool WireReader::tensor(TensorMeta& meta, std::size_t (*item_size)(std::uint8_t 
   std::uint8_t form = 0;
   std::uint8_t flags = 0;
   if (!get(form)) return false;
-  if (form > static_cast<std::uint8_t>(TensorForm::kPickled)) {
+  if (form > static_cast<std::uint8_t>(TensorForm::kDevice)) {
     return fail("a tensor's form is unknown");
   }
   meta.form = static_cast<TensorForm>(form);
@@ -197,7 +214,7 @@ bool WireReader::tensor(TensorMeta& meta, std::size_t (*item_size)(std::uint8_t 
   meta.requires_grad = (flags & kFlagRequiresGrad) != 0;
   meta.is_inline = (flags & kFlagInline) != 0;
   meta.gapped = (flags & kFlagGapped) != 0;
-  if (meta.form == TensorForm::kDense) {
+  if (hasShape(meta.form)) {
     if (!get(meta.dtype) || !get(meta.ndim)) return false;
     const std::size_t size = item_size(meta.dtype);
     if (size == 0) return fail("a tensor's element type is unknown");
@@ -206,7 +223,14 @@ bool WireReader::tensor(TensorMeta& meta, std::size_t (*item_size)(std::uint8_t 
   } else if (!getVarint(meta.bytes)) {
     return false;
   }
+  if (meta.form == TensorForm::kDevice && (meta.is_inline || !device_memory_))
+    return fail("a tensor in device memory belies its message");
   return !meta.is_inline || getBytes(meta.bytes, meta.inline_bytes);
+}
+
+bool WireReader::deviceToken(std::span<const std::byte>& token) {
+  std::uint64_t size = 0;
+  return getVarint(size) && getBytes(size, token);
 }
 
 }  // namespace weft::rpc

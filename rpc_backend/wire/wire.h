@@ -28,6 +28,10 @@ enum class ControlType : std::uint16_t {
   // The sender has given up the request of the message's call id. Empty, and not acknowledged: the
   // request may be over.
   kCancel = 4,
+  // CUDA memory of one process in another (DeviceTransfer). None of these is acknowledged.
+  kDeviceProbe = 5,     // a token to try: can the receiver read that memory?
+  kDeviceProbed = 6,    // the answer: empty, or why not
+  kDeviceReturned = 7,  // the copies of a message's tensors are done; its kind as one digit
 };
 
 // How a tensor's bytes are to be read.
@@ -35,9 +39,10 @@ enum class TensorForm : std::uint8_t {
   kUndefined = 0,  // an undefined tensor: no bytes
   kDense = 1,      // sizes, strides and raw elements
   kPickled = 2,    // torch's own pickler made the bytes (sparse, quantised, …)
+  kDevice = 3,     // as kDense, but the elements lie in the sender's device memory
 };
 
-inline constexpr std::uint8_t kWireVersion = 2;
+inline constexpr std::uint8_t kWireVersion = 3;
 // Tensors of one message. encode() refuses more, so that the sender hears of it by name.
 inline constexpr std::uint32_t kMaxTensors = 1U << 16;
 // What each costs its receiver beside its bytes, roughly: a few header bytes become an object.
@@ -74,6 +79,8 @@ struct WireHeader {
   std::uint32_t timeout_ms = 0;
   std::uint32_t tensor_count = 0;
   bool payload_inline = true;
+  // Tensors may be of form kDevice, and a token follows the last tensor.
+  bool device_memory = false;
   std::span<const std::byte> payload;  // when inline
 };
 
@@ -83,6 +90,8 @@ class WireWriter {
   explicit WireWriter(std::vector<std::byte>& out) : out_(out) {}
   void header(const WireHeader& header);
   void tensor(const TensorMeta& meta);
+  // Behind the last tensor, if the header says device_memory.
+  void deviceToken(std::span<const std::byte> token);
 
  private:
   template <typename T>
@@ -102,6 +111,7 @@ class WireReader {
   bool header(WireHeader& header);
   // `item_size` tells the element size of a dtype number, 0 for unknown ones.
   bool tensor(TensorMeta& meta, std::size_t (*item_size)(std::uint8_t dtype));
+  bool deviceToken(std::span<const std::byte>& token);
   // True when every byte was read.
   bool finished() const noexcept { return rest_.empty(); }
   // Of the tensors read so far: the memory that their gaps take beside their bytes.
@@ -119,6 +129,7 @@ class WireReader {
 
   std::span<const std::byte> rest_;
   GapBudget gaps_;
+  bool device_memory_ = false;  // the header says so
   std::string error_;
 };
 

@@ -29,5 +29,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (!reader.tensor(meta, &itemSize)) return 0;
     if (meta.is_inline && meta.inline_bytes.size() != meta.bytes) __builtin_trap();
   }
+  std::span<const std::byte> token;
+  if (header.device_memory && reader.deviceToken(token) && token.size() > size) __builtin_trap();
   return 0;
 }

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstring>
 #include <numeric>
 #include <string>
@@ -84,6 +85,47 @@ TEST(Wire, WhatIsWrittenIsRead) {
   EXPECT_EQ(metas[2].strides[1], 500);
   EXPECT_EQ(metas[2].bytes, 14000U);
   EXPECT_EQ(metas[3].bytes, 77777U);
+}
+
+std::vector<std::byte> lent(WireKind kind, bool said, bool is_inline = false) {
+  std::vector<std::byte> bytes;
+  WireWriter writer(bytes);
+  WireHeader header;
+  header.kind = kind;
+  header.tensor_count = 1;
+  header.device_memory = said;
+  writer.header(header);
+  TensorMeta meta;
+  meta.form = TensorForm::kDevice;
+  meta.dtype = 6;
+  meta.ndim = 1;
+  meta.sizes[0] = 2;
+  meta.strides[0] = 1;
+  meta.is_inline = is_inline;
+  writer.tensor(meta);
+  const std::array<std::byte, 3> token{std::byte{1}, std::byte{2}, std::byte{3}};
+  writer.deviceToken(token);
+  return bytes;
+}
+
+TEST(Wire, ATensorInDeviceMemoryHasAToken) {
+  for (const auto kind : {WireKind::kRequest, WireKind::kResponse}) {
+    const auto bytes = lent(kind, true);
+    WireReader reader(bytes);
+    WireHeader header;
+    TensorMeta meta;
+    std::span<const std::byte> token;
+    ASSERT_TRUE(reader.header(header) && reader.tensor(meta, &fourBytes)) << reader.error();
+    EXPECT_EQ(header.kind, kind);
+    EXPECT_EQ(meta.form, TensorForm::kDevice);
+    EXPECT_EQ(meta.bytes, 8U);
+    ASSERT_TRUE(reader.deviceToken(token));
+    EXPECT_EQ(token.size(), 3U);
+    EXPECT_TRUE(reader.finished());
+  }
+  EXPECT_FALSE(readAll(lent(WireKind::kControl, true)));
+  EXPECT_FALSE(readAll(lent(WireKind::kRequest, false)));
+  EXPECT_FALSE(readAll(lent(WireKind::kRequest, true, true)));
 }
 
 TEST(Wire, OnlyARequestHasATimeout) {

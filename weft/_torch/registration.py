@@ -42,7 +42,7 @@ def make_agent(
     agent = _C.WeftAgent(
         store, name, rank, world_size or None, torch.cuda.device_count(), options, faults
     )
-    if torch.cuda.is_available() and (options.devices or options.device_maps):
+    if torch.cuda.is_available() and agent.has_devices:
         # Peers may send CUDA tensors before user code here has touched CUDA.
         torch.cuda.init()
         _native.load_cuda()

@@ -1,0 +1,136 @@
+#include "rpc_backend/codec/outgoing_tensors.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/distributed/rpc/utils.h>
+
+#include <algorithm>
+
+#include "rpc_backend/codec/message_codec.h"
+#include "rpc_backend/core/log.h"
+
+namespace weft::rpc {
+
+namespace {
+
+// Copies from devices to the host that are under way together.
+class HostCopies {
+ public:
+  // Host memory that holds the tensor's elements after wait().
+  at::Tensor begin(const at::Tensor& dense) {
+    if (!dense.is_cuda()) {
+      noteHostStaging();
+      return dense.to(c10::kCPU, /*non_blocking=*/false);
+    }
+    const auto options = dense.options().device(c10::kCPU).pinned_memory(true);
+    at::Tensor host = at::empty_strided(dense.sizes(), dense.strides(), options);
+    host.copy_(dense, /*non_blocking=*/true);
+    if (std::find(devices_.begin(), devices_.end(), dense.device()) == devices_.end())
+      devices_.push_back(dense.device());
+    return host;
+  }
+  void wait() {
+    for (const c10::Device& device : devices_) {
+      const c10::impl::VirtualGuardImpl guard(device.type());
+      c10::Event copied(device.type());
+      copied.record(guard.getStream(device));
+      copied.synchronize();
+    }
+    devices_.clear();
+  }
+
+ private:
+  std::vector<c10::Device> devices_;
+};
+
+std::string pickled(const at::Tensor& tensor, const std::string& peer) {
+  try {
+    return torch::distributed::rpc::wireSerialize({}, {tensor.detach().cpu()});
+  } catch (const c10::Error& error) {
+    TORCH_CHECK(false, "Weft RPC: a tensor of layout ", tensor.layout(), " and type ",
+                tensor.toString(), " cannot be sent to worker '", peer,
+                "': torch's pickler says: ", error.what_without_backtrace());
+  }
+}
+
+void check(const at::Tensor& tensor, const std::string& peer) {
+  TORCH_CHECK(!tensor.is_meta(), "Weft RPC: a tensor on the meta device was to be sent to worker '",
+              peer, "', but it has no data to send. Send its shape and dtype instead.");
+  if (!isPlain(tensor)) return;
+  // torch makes such tensors (expand), and the peer takes them for a malformed message.
+  TORCH_CHECK(std::all_of(tensor.sizes().begin(), tensor.sizes().end(),
+                          [](std::int64_t size) { return size >= 0; }),
+              "Weft RPC: a tensor of shape ", tensor.sizes(), " was to be sent to worker '", peer,
+              "', but a size is negative. Look at the operator that made it.");
+}
+
+// The same elements without gaps, on the same device; a copy only where one is needed.
+at::Tensor toDense(const at::Tensor& tensor) {
+  if (!tensor.is_conj() && !tensor.is_neg() && tensor.is_non_overlapping_and_dense()) return tensor;
+  const at::Tensor plain = tensor.detach().resolve_conj().resolve_neg();
+  return plain.is_non_overlapping_and_dense() ? plain : plain.contiguous();
+}
+
+OutgoingTensor describe(const at::Tensor& tensor, const Recipient& to) {
+  OutgoingTensor out;
+  if (!tensor.defined()) return out;
+  check(tensor, to.name);
+  out.target = mapDevice(tensor.device(), to.map, to.name);
+  if (!isPlain(tensor)) {
+    out.form = TensorForm::kPickled;
+    out.pickle = pickled(tensor, to.name);
+    return out;
+  }
+  out.form = TensorForm::kDense;
+  out.dense = toDense(tensor);
+  const bool lent = out.dense.is_cuda() && out.dense.numel() > 0 && out.target.is_cuda() &&
+                    to.devices != nullptr &&
+                    to.devices->reaches(to.message.peer, out.dense.device(), to.name);
+  if (lent) out.form = TensorForm::kDevice;
+  return out;
+}
+
+// Those of form kDevice. Where their memory cannot be lent after all, they become dense ones.
+void lend(OutgoingTensors& out, const Recipient& to) {
+  std::vector<at::Tensor> lent;
+  for (const OutgoingTensor& tensor : out.tensors)
+    if (tensor.form == TensorForm::kDevice) lent.push_back(tensor.dense);
+  if (lent.empty()) return;
+  try {
+    out.token = to.devices->lend(to.message, lent);
+  } catch (const c10::Error& error) {
+    // Memory that is not of torch's allocator, say.
+    logInfo("tensors for worker '" + to.name +
+            "' go through host memory: " + error.what_without_backtrace());
+    for (OutgoingTensor& tensor : out.tensors)
+      if (tensor.form == TensorForm::kDevice) tensor.form = TensorForm::kDense;
+  }
+}
+
+}  // namespace
+
+bool isPlain(const at::Tensor& tensor) {
+  return tensor.layout() == c10::kStrided && !tensor.is_quantized() && !tensor.is_nested() &&
+         tensor.has_storage() && !tensor._is_zerotensor() && !tensor.is_meta() &&
+         static_cast<std::size_t>(tensor.dim()) <= kMaxDims &&
+         itemSize(static_cast<std::uint8_t>(tensor.scalar_type())) != 0;
+}
+
+OutgoingTensors prepare(const std::vector<at::Tensor>& tensors, const Recipient& to) {
+  OutgoingTensors out;
+  out.tensors.reserve(tensors.size());
+  for (const at::Tensor& tensor : tensors)
+    out.tensors.push_back(describe(tensor, to));
+  lend(out, to);
+  HostCopies copies;
+  for (OutgoingTensor& tensor : out.tensors) {
+    if (tensor.form != TensorForm::kDense || tensor.dense.is_cpu()) continue;
+    if (to.devices != nullptr) to.devices->countStaged(tensor.dense.nbytes());
+    tensor.dense = copies.begin(tensor.dense);
+  }
+  copies.wait();
+  return out;
+}
+
+}  // namespace weft::rpc

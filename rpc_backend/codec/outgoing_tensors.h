@@ -1,0 +1,46 @@
+// The tensors of a message in the forms in which they go.
+//
+// A dense CPU tensor goes as it is. One on a CUDA device is lent to a worker that can read that
+// device's memory (DeviceTransfer), and else copied to pinned host memory on the current stream:
+// all tensors of a message at once, and one event for each device is waited for. What is not only
+// elements in memory is pickled by torch.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "rpc_backend/codec/device_transfer.h"
+#include "rpc_backend/wire/wire.h"
+
+namespace weft::rpc {
+
+struct OutgoingTensor {
+  TensorForm form = TensorForm::kUndefined;
+  c10::Device target{c10::kCPU};  // where the receiver puts it
+  at::Tensor dense;               // kDense: in host memory; kDevice: on its device
+  std::string pickle;             // kPickled
+};
+
+struct OutgoingTensors {
+  std::vector<OutgoingTensor> tensors;
+  std::vector<std::byte> token;  // not empty: some are kDevice, and this says where they lie
+};
+
+// Who gets the message.
+struct Recipient {
+  const std::string& name;
+  const DeviceMap& map;  // from devices here to the recipient's
+  MessageKey message{};
+  DeviceTransfer* devices = nullptr;  // null: no memory is lent
+};
+
+// Any thread. Throws c10::Error, which names the recipient, for a tensor that cannot be sent.
+OutgoingTensors prepare(const std::vector<at::Tensor>& tensors, const Recipient& to);
+
+// Whether the tensor is only elements in memory.
+bool isPlain(const at::Tensor& tensor);
+
+}  // namespace weft::rpc

@@ -1,0 +1,433 @@
+"""CUDA tensors in RPC, between two processes of one host whose device maps are crossed.
+
+A forgotten event shows as a wrong number, because streams are late, or as a finding of the emulation,
+which makes its process end with 66."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed.autograd as dist_autograd
+import torch.distributed.rpc as rpc
+from cuda_workers import CudaGroup, metric, seed, wait_until_lent, wait_until_returned
+from torch import nn
+from torch.distributed.nn import RemoteModule
+from waiting import wait_until
+
+MiB = 1 << 18  # elements of four bytes
+
+
+@pytest.fixture(scope="module")
+def group():
+    with CudaGroup() as group:
+        for rank in range(2):
+            group[rank].call(wait_until_lent, f"worker{1 - rank}")
+        yield group
+        group.end()
+
+
+@pytest.fixture
+def seeded(group, delays):
+    group.all(seed, delays)
+    return group
+
+
+def lent_by(group: CudaGroup, function: Callable[[], None]) -> int:
+    """The bytes that worker 0 lends while it runs this; none of its tensors are staged."""
+    staged, lent = group[0].call(metric, "bytes_staged"), group[0].call(metric, "bytes_lent")
+    group[0].call(function)
+    assert group[0].call(metric, "bytes_staged") == staged
+    for worker in group:
+        worker.call(wait_until_returned)
+    return group[0].call(metric, "bytes_lent") - lent
+
+
+# What workers run.
+
+
+def counted(device: int, count: int = 1000) -> torch.Tensor:
+    return torch.arange(count, dtype=torch.float32, device=f"cuda:{device}")
+
+
+def chain(x: torch.Tensor, steps: int = 4) -> torch.Tensor:
+    """Late work on the current stream."""
+    for _ in range(steps):
+        x = x * 2 + 1
+    return x
+
+
+def on(*devices: int) -> Callable[[list[torch.Tensor]], None]:
+    def check(tensors: list[torch.Tensor]) -> None:
+        assert [tensor.device.index for tensor in tensors] == list(devices)
+
+    return check
+
+
+def swapped(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    """Computed on the callee's streams, and sent while that goes on."""
+    assert (x.device.index, y.device.index) == (1, 0)
+    return [chain(y), chain(x)]
+
+
+def crossed_maps() -> None:
+    for _ in range(3):
+        side = [torch.cuda.Stream(device) for device in range(2)]
+        with torch.cuda.stream(side[0]), torch.cuda.stream(side[1]):
+            x, y = chain(counted(0)), chain(counted(1))
+            back = rpc.rpc_sync("worker1", swapped, args=(x, y))
+            on(1, 0)(back)
+            sums = [tensor.sum().item() for tensor in back]
+        expected = chain(chain(torch.arange(1000.0))).sum().item()
+        assert sums == [expected, expected]
+
+
+def test_arguments_and_results_are_awaited_on_their_streams(seeded):
+    assert lent_by(seeded, crossed_maps) >= 3 * 2 * 4000
+
+
+def overwritten() -> None:
+    """Once a call has returned, its arguments may be written to."""
+    for step in range(4):
+        x = torch.full((MiB // 4,), float(step), device="cuda:0")
+        kept = rpc.rpc_sync("worker1", keep, args=(x,))
+        x.zero_()
+        assert kept == step
+        assert rpc.rpc_sync("worker1", kept_sum) == step * (MiB // 4)
+
+
+KEPT: dict[str, torch.Tensor] = {}
+
+
+def keep(x: torch.Tensor) -> int:
+    KEPT["x"] = x
+    KEPT["event"] = torch.cuda.current_stream(x.device).record_event()
+    KEPT["count"] = KEPT.get("count", -1) + 1
+    return KEPT["count"]
+
+
+def kept_sum() -> float:
+    x = KEPT["x"]
+    torch.cuda.current_stream(x.device).wait_event(KEPT["event"])
+    return x.sum().item()
+
+
+def forget() -> None:
+    KEPT.clear()
+
+
+def test_arguments_may_be_overwritten_when_the_call_has_returned(seeded):
+    lent_by(seeded, overwritten)
+    seeded[1].call(forget)
+
+
+def double(x: torch.Tensor) -> torch.Tensor:
+    return chain(x)
+
+
+def to_itself() -> None:
+    x = chain(counted(0))
+    back = rpc.rpc_sync("worker0", double, args=(x,))
+    assert back.device.index == 0
+    assert torch.equal(back.cpu(), chain(chain(torch.arange(1000.0))))
+    later = [rpc.rpc_async("worker0", torch.add, args=(back, n)) for n in range(4)]
+    for n, future in enumerate(later):
+        assert torch.equal(future.wait().cpu(), chain(chain(torch.arange(1000.0))) + n)
+
+
+def test_calls_to_itself_are_ordered_too(seeded):
+    assert lent_by(seeded, to_itself) == 0
+
+
+def many(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [tensor + index for index, tensor in enumerate(tensors)]
+
+
+def many_small_tensors() -> None:
+    sent = [torch.full((n % 7 + 1,), float(n), device=f"cuda:{n % 2}") for n in range(150)]
+    back = rpc.rpc_sync("worker1", many, args=(sent,))
+    for n, tensor in enumerate(back):
+        assert tensor.device.index == n % 2
+        assert tensor.tolist() == [2.0 * n] * (n % 7 + 1)
+
+
+def test_many_small_tensors(group):
+    lent_by(group, many_small_tensors)
+
+
+def strides_of(tensors: list[torch.Tensor]) -> list[tuple[int, ...]]:
+    return [tensor.stride() for tensor in tensors]
+
+
+def same(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    return tensors
+
+
+def views() -> None:
+    base = torch.arange(600, device="cuda:0", dtype=torch.float32).reshape(20, 30)
+    sent = [
+        base.t(),
+        base[3:7],
+        base[:, 4:25],
+        base[::2, ::3],
+        base[::2, ::3].t(),
+        base[:1].expand(5, 30),
+        base[2, 2],
+        base[:0],
+        base.to(torch.int64).view(torch.uint8)[:, ::2],
+        base.to(torch.bfloat16),
+        base.reshape(2, 10, 5, 6).contiguous(memory_format=torch.channels_last),
+    ]
+    for there, here in zip(rpc.rpc_sync("worker1", same, args=(sent,)), sent, strict=True):
+        assert there.dtype == here.dtype and there.device.index == 0
+        assert torch.equal(there.cpu(), here.cpu())
+    dense = [sent[0], sent[1], sent[10]]
+    assert rpc.rpc_sync("worker1", strides_of, args=(dense,)) == strides_of(dense)
+
+
+def test_views_and_layouts(group):
+    lent_by(group, views)
+
+
+def large() -> None:
+    sent = [torch.full((64 * MiB,), 3.0, device="cuda:0"), torch.ones(MiB, device="cuda:1")]
+    first, second = rpc.rpc_sync("worker1", many, args=(sent,))
+    assert first.device.index == 0 and first.numel() == 64 * MiB
+    assert bool((first == 3).all()) and bool((second == 2).all())
+
+
+def test_large_tensors(group):
+    assert lent_by(group, large) == 65 * 4 * MiB
+
+
+def twice(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x + y
+
+
+def test_the_same_tensor_twice(group):
+    lent_by(group, same_twice)
+
+
+def same_twice() -> None:
+    x = counted(1)
+    assert torch.equal(
+        rpc.rpc_sync("worker1", twice, args=(x, x)).cpu(), torch.arange(0, 2000.0, 2)
+    )
+
+
+def multiplied(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return chain(x) * w
+
+
+def gradients() -> None:
+    x = chain(counted(0)).requires_grad_()
+    w = torch.full((1000,), 3.0, device="cuda:0", requires_grad=True)
+    with dist_autograd.context() as context:
+        y = rpc.rpc_sync("worker1", multiplied, args=(x, w))
+        assert y.requires_grad and y.device.index == 0
+        dist_autograd.backward(context, [(chain(y)).sum()])
+        found = dist_autograd.get_gradients(context)
+        expected = chain(chain(torch.arange(1000.0)))
+        assert torch.equal(found[w].cpu(), expected * 16)
+        assert torch.equal(found[x].cpu(), torch.full((1000,), 16.0 * 16 * 3))
+
+
+def test_distributed_autograd(seeded):
+    lent_by(seeded, gradients)
+
+
+def of_rref(x: rpc.RRef) -> torch.Tensor:
+    return x.to_here() + 1
+
+
+def references() -> None:
+    x = chain(counted(0))
+    there = rpc.remote("worker1", double, args=(x,))
+    builtin = rpc.remote("worker1", torch.add, args=(x, 1))
+    expected = chain(torch.arange(1000.0))
+    assert there.to_here().device.index == 0
+    assert torch.equal(there.to_here().cpu(), chain(expected))
+    assert torch.equal(builtin.to_here().cpu(), expected + 1)
+    mine = rpc.RRef(x)
+    assert torch.equal(rpc.rpc_sync("worker1", of_rref, args=(mine,)).cpu(), expected + 1)
+    assert torch.equal(rpc.rpc_sync("worker1", of_rref, args=(there,)).cpu(), chain(expected) + 1)
+    assert torch.equal(there.rpc_sync().mul(2).cpu(), chain(expected) * 2)
+
+
+def test_references(seeded):
+    lent_by(seeded, references)
+
+
+@rpc.functions.async_execution
+def later(x: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    """The result of a future, completed on another thread than the call's."""
+    return rpc.rpc_async("worker0", double, args=(x,)).then(lambda future: chain(future.wait()))
+
+
+def asynchronously() -> None:
+    x = chain(counted(1))
+    futures = [rpc.rpc_async("worker1", later, args=(x,)) for _ in range(3)]
+    futures.append(rpc.rpc_async("worker1", torch.neg, args=(x,)).then(lambda f: chain(f.wait())))
+    expected = chain(torch.arange(1000.0))
+    for future in futures[:3]:
+        assert torch.equal(future.wait().cpu(), chain(chain(expected)))
+    assert torch.equal(futures[3].wait().cpu(), chain(-expected))
+
+
+def test_futures_carry_their_devices(seeded):
+    lent_by(seeded, asynchronously)
+
+
+@torch.jit.script
+def scripted_chain(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 + 1
+
+
+@torch.jit.script
+def scripted_call(x: torch.Tensor) -> torch.Tensor:
+    return rpc.rpc_sync("worker1", scripted_chain, (x,))
+
+
+def scripted() -> None:
+    x = counted(0)
+    expected = torch.arange(1000.0) * 2 + 1
+    assert torch.equal(rpc.rpc_sync("worker1", scripted_chain, args=(x,)).cpu(), expected)
+    assert torch.equal(scripted_call(x).cpu(), expected)
+    there = rpc.remote("worker1", scripted_chain, args=(x,))
+    assert torch.equal(there.to_here().cpu(), expected)
+
+
+def test_scripted_functions(seeded):
+    lent_by(seeded, scripted)
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((1000,), 2.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight + 1
+
+
+def remote_modules() -> None:
+    import weft
+
+    x = counted(0)
+    for module in (
+        RemoteModule("worker1/cuda:1", Scaled),
+        weft.RemoteModule("worker1/cuda:1", Scaled),
+    ):
+        back = module.forward(x)
+        assert back.device.index == 0
+        assert torch.equal(back.detach().cpu(), torch.arange(1000.0) * 2 + 1)
+
+
+def test_remote_modules_on_a_device(group):
+    lent_by(group, remote_modules)
+
+
+# What goes wrong.
+
+
+def limit_memory(fraction: float) -> None:
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(fraction, 1)
+
+
+def without_memory() -> None:
+    large = torch.zeros(32 * MiB, device="cuda:0")
+    with pytest.raises(RuntimeError, match="out of memory"):
+        rpc.rpc_sync("worker1", double, args=(large,))
+    assert rpc.rpc_sync("worker1", torch.add, args=(torch.ones(2), 1)).tolist() == [2, 2]
+
+
+def test_no_memory_at_the_receiver_fails_the_call_only(group):
+    group[1].call(limit_memory, 0.01)
+    lent_by(group, without_memory)
+    group[1].call(limit_memory, 1.0)
+    lent_by(group, same_twice)
+
+
+def late(x: torch.Tensor) -> torch.Tensor:
+    time.sleep(0.4)
+    return x
+
+
+def too_late() -> None:
+    with pytest.raises(RuntimeError, match="set timeout"):
+        rpc.rpc_sync("worker1", late, args=(counted(0),), timeout=0.1)
+    time.sleep(0.5)
+
+
+def test_an_answer_that_comes_too_late_is_returned(group):
+    lent_by(group, too_late)
+
+
+def lend_to_a_stopped_worker() -> int:
+    KEPT["before"] = torch.cuda.memory_allocated(0)
+    KEPT["call"] = rpc.rpc_async(
+        "worker1", double, args=(torch.zeros(8 * MiB, device="cuda:0"),), timeout=0
+    )
+    assert metric("messages_held") == 1
+    return torch.cuda.memory_allocated(0) - KEPT["before"]
+
+
+def has_been_released() -> None:
+    with pytest.raises(RuntimeError, match="worker1"):
+        KEPT["call"].wait()
+    wait_until_returned()
+    wait_until(
+        lambda: torch.cuda.memory_allocated(0) == KEPT["before"], "the tensor's memory is free"
+    )
+
+
+def test_a_killed_worker_releases_what_it_was_lent():
+    with CudaGroup() as group:
+        group[0].call(wait_until_lent, "worker1")
+        for worker in group:
+            worker.call(wait_until_returned)
+        group[1].stop()
+        assert group[0].call(lend_to_a_stopped_worker) >= 4 * 8 * MiB
+        group[1].kill()
+        group[0].call(has_been_released)
+        group.end(graceful=False)
+
+
+# Where device memory cannot be shared.
+
+ALL_OF_IT = [crossed_maps, to_itself, many_small_tensors, views, gradients, references, same_twice]
+
+
+@pytest.mark.parametrize(
+    ("environment", "why"),
+    [
+        ({"EMULATED_CUDA_IPC": "0"}, "operation not supported"),
+        ({"WEFT_SHARED_MEMORY": "0"}, "WEFT_SHARED_MEMORY is 0"),
+        ({"WEFT_UNIX_SOCKET": "0"}, "not reached by a Unix socket"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_through_host_memory(environment, why):
+    with CudaGroup(environment) as group:
+        for delays in range(5):
+            group.all(seed, delays)
+            for function in ALL_OF_IT:
+                group[0].call(function)
+        assert group[0].call(metric, "bytes_staged") > 0
+        group[0].call(wait_until_returned)
+        said = [line for line in group[0].output().splitlines() if "through host memory" in line]
+        assert len(said) == 2 and all(why in line and "worker1" in line for line in said), said
+        group.end()
+
+
+def test_without_access_between_devices():
+    with CudaGroup({"EMULATED_CUDA_PEER_ACCESS": "0"}) as group:
+        group[0].call(wait_until_lent, "worker1")
+        for delays in range(5):
+            group.all(seed, delays)
+            for function in ALL_OF_IT:
+                lent_by(group, function)
+        group.end()
