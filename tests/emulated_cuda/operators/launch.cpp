@@ -47,7 +47,7 @@ at::Tensor onHost(const at::Tensor& tensor) {
 }
 
 Launch::Launch(c10::DeviceIndex device) : stream_(c10::cuda::getCurrentCUDAStream(device)) {
-  C10_CUDA_CHECK(cudaStreamSynchronize(stream_));
+  C10_CUDA_CHECK(emulatedCudaDrain(stream_));
 }
 
 void Launch::reads(const at::Tensor& tensor) { note(tensor, false); }

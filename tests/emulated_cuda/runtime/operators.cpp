@@ -55,6 +55,13 @@ cudaError_t emulatedCudaLaunch(cudaStream_t handle, const EmulatedAccess* access
   return cudaSuccess;
 }
 
+cudaError_t emulatedCudaDrain(cudaStream_t handle) {
+  auto* stream = emulated::streamOf(handle);
+  if (stream == nullptr) return emulated::result(cudaErrorInvalidResourceHandle);
+  stream->drain();
+  return cudaSuccess;
+}
+
 unsigned long emulatedCudaFindings() { return emulated::findings(); }
 
 void emulatedCudaSeed(unsigned long seed) { emulated::seedDelays(seed); }

@@ -27,6 +27,10 @@ struct EmulatedAccess {
 cudaError_t emulatedCudaLaunch(cudaStream_t stream, const EmulatedAccess* accesses,
                                std::size_t count, void (*run)(void*), void* data);
 
+// Waits for the stream, so that a "kernel" may compute what it will write. A kernel's launch waits
+// for nothing: no order between streams comes of it.
+cudaError_t emulatedCudaDrain(cudaStream_t stream);
+
 // How many races and uses after free were reported so far.
 unsigned long emulatedCudaFindings();
 

@@ -69,11 +69,13 @@ void Stream::add(Piece piece) {
 
 void Stream::wait() {
   const auto clock = clockOf(number_);
-  {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return queue_.empty() && !running_; });
-  }
+  drain();
   hostWaits(clock);
+}
+
+void Stream::drain() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return queue_.empty() && !running_; });
 }
 
 bool Stream::isIdle() {

@@ -36,6 +36,8 @@ class Stream {
 
   // Until all that was queued has run; the host then knows it.
   void wait();
+  // The same for who only needs the values: no order comes of it.
+  void drain();
   // Whether all has run; if so, the host knows it.
   bool isIdle();
 
