@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from alone import alone  # noqa: F401 - a fixture
 
 HERE = Path(__file__).resolve().parent
 for folder in (HERE.parent / "pipe", HERE.parent / "rpc", HERE.parent / "c10d_plugin", HERE):

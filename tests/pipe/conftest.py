@@ -5,23 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import pytest
+from alone import alone  # noqa: F401 - a fixture
 
 HERE = str(Path(__file__).resolve().parent)
 if HERE not in sys.path:
     sys.path.insert(0, HERE)
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    """Joins a group of one for a module's tests: tests of others may need a process that is in none."""
-    import torch.distributed.rpc as rpc
-
-    import weft
-
-    store = tmp_path_factory.mktemp("group") / "store"
-    options = weft.RpcBackendOptions(init_method=f"file://{store}")
-    kind = rpc.backend_registry.BackendType.WEFT
-    rpc.init_rpc("alone", kind, rank=0, world_size=1, rpc_backend_options=options)
-    yield
-    rpc.shutdown()

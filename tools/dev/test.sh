@@ -86,7 +86,7 @@ part_cuda() {
   bazel_tests cuda-runtime //tests/emulated_cuda:runtime_test -- --test_tag_filters= || status=1
   build_emulated_cuda
   WEFT_ENV+=("${EMULATED_CUDA_ENV[@]}")
-  pytest_run cuda tests/cuda tests/pipe/test_cuda.py || status=1
+  pytest_run cuda tests/cuda || status=1
   return "$status"
 }
 
