@@ -168,7 +168,9 @@ class Endpoint {
   // queued; its buffers stay owned until the peer has acknowledged it. Writes from the calling
   // thread when nothing is queued before it. When more than max_queued_bytes are queued to the peer
   // or not acknowledged by it, a caller thread waits for room, at most `wait`; the loop
-  // thread never waits. An error here means that nothing was or will be delivered.
+  // thread never waits. A message whose bytes are not all there (Message::filling) is written as
+  // they come; the calling thread waits for them. An error here means that nothing was or will be
+  // delivered.
   virtual Error send(std::int32_t to, Message message,
                      std::chrono::milliseconds wait = std::chrono::milliseconds(30000)) = 0;
 

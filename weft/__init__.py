@@ -17,11 +17,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weft import _native  # first: it loads libweft.so and weft._C after torch
+from weft._observe.metrics import Metrics, metrics
+from weft._observe.prometheus import metrics_text
+from weft._observe.waits import Waiting, debug_info, who_waits
 from weft._torch import registration as _registration
 from weft._torch.process_group import ProcessGroupOptions
 from weft._torch.request_policy import register_function, registered_functions
 from weft._version import __version__
 from weft.deadlines import cancelled, deadline
+from weft.errors import RemoteError
 from weft.memory import empty, empty_like, snapshot
 from weft.options import RpcBackendOptions
 from weft.publishing import (
@@ -44,13 +48,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Batch",
+    "Metrics",
     "Pipe",
     "ProcessGroupOptions",
     "PublishedInfo",
     "RRefId",
     "RRefInfo",
+    "RemoteError",
     "RemoteModule",
     "RpcBackendOptions",
+    "Waiting",
     "WithDevice",
     "__version__",
     "call",
@@ -59,10 +66,13 @@ __all__ = [
     "cancelled",
     "cmake_prefix_path",
     "deadline",
+    "debug_info",
     "empty",
     "empty_like",
     "init_rpc",
     "library_path",
+    "metrics",
+    "metrics_text",
     "publish",
     "published",
     "register_function",
@@ -72,6 +82,7 @@ __all__ = [
     "unpublish",
     "wait_all_workers",
     "wait_published",
+    "who_waits",
 ]
 
 library_path = _native.library_path

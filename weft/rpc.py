@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch.distributed.rpc as rpc
@@ -27,8 +26,9 @@ def init_rpc(
     Args:
         name: the name of this worker.
         rank: the rank of this worker.
-        world_size: the number of workers; None for a dynamic group. A group of 1 that is given no
-            place to meet, by ``init_method`` or MASTER_ADDR, takes a free port of its own.
+        world_size: the number of workers; None for a dynamic group. A group of 1 needs no rank, and
+            no place to meet: without ``init_method`` it takes a free port of its own, whatever the
+            environment says.
         rpc_backend_options: the options as one object,
         options: or by name, as :class:`weft.RpcBackendOptions` takes them.
 
@@ -37,10 +37,12 @@ def init_rpc(
         ValueError: an option is out of range.
         RuntimeError: a worker did not join in time, or failed authentication.
     """
+    alone = world_size == 1
+    if alone and rank == -1:
+        rank = 0
     if rpc_backend_options is None:
-        if world_size == 1 and "MASTER_ADDR" not in os.environ:
+        if alone:
             options.setdefault("init_method", "tcp://127.0.0.1:0")
-            rank = max(rank, 0)
         rpc_backend_options = RpcBackendOptions(**options)
     elif options:
         raise TypeError(

@@ -35,7 +35,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _peers(arguments: argparse.Namespace) -> list[Peer]:
-    peers = [Peer("weft")]
+    peers = [Peer("weft"), Peer("workers")]
     if arguments.peer_venv is not None:
         # Not resolved: a venv is told by the path that its python was started by.
         peers.append(Peer("torch", arguments.peer_venv.absolute() / "bin/python"))

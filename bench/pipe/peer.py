@@ -37,7 +37,7 @@ class Peer:
                 text=True,
                 bufsize=1,
             )
-            for rank in range(2 if side == "pipelining" else 1)
+            for rank in range(2 if side in ("pipelining", "workers") else 1)
         ]
         self.version = self._answers()[0]["torch"]
         self._signal(signal.SIGSTOP)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
-from bench.pipe import metrics, stages
+from bench.pipe import metrics, processes
 from bench.pipe.metrics import Figures
 
 
@@ -87,28 +87,4 @@ def _by_hand(layers: list[nn.Module], batch: Tensor, chunks: int) -> dict[str, f
 
 def measure(name: str) -> Figures:
     """The metric of this name, as far as there is one here; the same figures in both processes."""
-    torch.manual_seed(0)
-    if name == "overhead":
-        layers: list[nn.Module] = [stages.tiny() for _ in range(metrics.STAGES)]
-        batch = torch.randn(metrics.TINY_CHUNKS * metrics.TINY_ROWS, stages.TINY)
-        hand = _by_hand(layers, batch, metrics.TINY_CHUNKS)
-        ours = _both(layers, batch, metrics.TINY_CHUNKS, 60)
-        labels = {"forward": "forward", "both ways": "with backward"}
-        return {
-            f"a task, Python stage, {label} us": metrics._per_task(ours[key], hand[key])
-            for key, label in labels.items()
-        }
-    if name not in ("overlap_busy", "overlap_asleep"):
-        return {}
-    figures: Figures = {}
-    asleep = name == "overlap_asleep"
-    make = stages.Asleep if asleep else stages.busy
-    layers = [make() for _ in range(metrics.STAGES)]
-    for chunks in metrics.OVERLAPS:
-        shape = (chunks, 1) if asleep else (chunks * metrics.BUSY_ROWS, stages.WIDE)
-        batch = torch.randn(*shape, requires_grad=not asleep)  # as metrics.overlap_busy
-        hand, ours = _by_hand(layers, batch, chunks), _both(layers, batch, chunks, 8)
-        for way in ("forward", "both ways"):
-            label = "asleep" if asleep else "busy"
-            figures[f"overlap, {label}, {way}, m={chunks} x"] = hand[way] / ours[way]
-    return figures
+    return processes.measure(name, _by_hand, _both)

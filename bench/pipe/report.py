@@ -15,6 +15,7 @@ Rounds = dict[str, list[Figures]]  # by side
 
 NAMES = {
     "weft": "Weft",
+    "workers": "Weft, stages on workers",
     "torch": "torch's Pipe",
     "pipelining": "torch.distributed.pipelining, gloo",
 }
@@ -117,7 +118,7 @@ def write(folder: Path, rounds: Rounds, versions: dict[str, str]) -> None:
     pyplot.close(figure)
 
 
-_COLOURS = {"weft": "#0072b2", "torch": "#e69f00", "pipelining": "#009e73"}
+_COLOURS = {"weft": "#0072b2", "workers": "#cc79a7", "torch": "#e69f00", "pipelining": "#009e73"}
 
 
 def _bars(axis: Any, found: dict[str, Figures]) -> None:

@@ -19,6 +19,11 @@ def _measure(side: str) -> Callable[[str], dict[str, float]]:
 
         pipelining.join()
         return pipelining.measure
+    if side == "workers":
+        from bench.pipe import workers
+
+        workers.join()
+        return workers.measure
     from bench.pipe import metrics, sides
 
     made = sides.SIDES[side]()

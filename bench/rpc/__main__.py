@@ -20,7 +20,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--ours",
         default="WEFT",
-        help="WEFT, WEFT_TCP (no Unix socket), or WEFT@FOLDER (another build)",
+        help="WEFT, WEFT_TCP (no Unix socket), WEFT_TLS, or WEFT@FOLDER (another build)",
     )
     parser.add_argument("--theirs", default="TENSORPIPE", help="or TENSORPIPE_UV: TCP only")
     parser.add_argument(
@@ -29,6 +29,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, help="only this: so many workers on one host")
     parser.add_argument(
         "--crowd", type=int, help="only this: so many workers that all call each other"
+    )
+    parser.add_argument(
+        "--encryption", action="store_true", help="only this: TLS and checksums beside plain TCP"
+    )
+    parser.add_argument(
+        "--plain", type=Path, help="for --encryption: a build (site folder) without checksums"
     )
     parser.add_argument(
         "--only", nargs="*", choices=[*METRICS, CPP], help="all but this left out; cpp: C++ to C++"
@@ -63,6 +69,11 @@ def main() -> None:
         print(crowd.table(sides, arguments.crowd, arguments.rounds))
         return
     with namespaces.TwoHosts() if arguments.two_hosts else contextlib.nullcontext() as hosts:
+        if arguments.encryption:
+            from bench.rpc import encryption
+
+            print(encryption.table(arguments.plain, arguments.rounds, hosts))
+            return
         _compare(arguments, hosts)
 
 

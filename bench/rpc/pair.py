@@ -18,7 +18,7 @@ import torch.multiprocessing as multiprocessing
 
 from bench.rpc import metrics, namespaces
 
-BACKENDS = ("WEFT", "TENSORPIPE", "TENSORPIPE_UV", "WEFT_TCP")
+BACKENDS = ("WEFT", "TENSORPIPE", "TENSORPIPE_UV", "WEFT_TCP", "WEFT_TLS")
 # WEFT@FOLDER: another build of Weft, to compare two states of the code in one run.
 BUILD_MARK = "@"
 # Longer than any pair is stopped: a stopped peer must not be taken for a lost one.
@@ -63,8 +63,9 @@ def _work(
         os.environ.update(TP_SOCKET_IFNAME=namespaces.CABLE, GLOO_SOCKET_IFNAME=namespaces.CABLE)
     backend, _, folder = side.partition(BUILD_MARK)
     os.environ.update(MASTER_ADDR=master, MASTER_PORT=str(port))
-    if backend == "WEFT_TCP":
+    if backend in ("WEFT_TCP", "WEFT_TLS"):
         os.environ["WEFT_UNIX_SOCKET"] = "0"
+        os.environ["WEFT_ENCRYPTION"] = "on" if backend == "WEFT_TLS" else "off"
     import weft  # registers the backend
 
     if folder and not Path(weft.__file__).is_relative_to(Path(folder).resolve()):

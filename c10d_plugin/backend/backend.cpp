@@ -69,6 +69,11 @@ WeftBackend::WeftBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int si
   auto parts = makeGroup(place, key_value);
   if (!parts.ok()) raise("weft: init_process_group", parts.error());
   path_ = parts.value().made.path;
+  if (transport::logEnabled(transport::LogLevel::kDebug)) {
+    transport::log(transport::LogLevel::kDebug,
+                   "process group '" + options_->group_name + "': rank " + std::to_string(rank) +
+                       " of " + std::to_string(size) + ", collectives by " + path_);
+  }
   engine_ = std::make_shared<Engine>(std::move(parts.value().made.collectives));
   messages_ = std::make_shared<PointToPoint>(std::move(parts.value().mailbox));
   init();
@@ -126,6 +131,11 @@ milliseconds WeftBackend::timeoutOr(milliseconds asked) const {
   return asked.count() > 0 ? asked : milliseconds(timeout_ms_.load(std::memory_order_relaxed));
 }
 
+WeftBackend::Activity WeftBackend::activity() const {
+  const Engine::Running now = engine_->running();
+  return {engine_->calls(), engine_->busy(), now.title, now.since, now.timeout};
+}
+
 c10d::ErrorType WeftBackend::getError() {
   return engine_->failed() || delegates_->failed() ? c10d::ErrorType::COMM_ERROR
                                                    : c10d::ErrorType::SUCCESS;
@@ -150,7 +160,10 @@ WeftBackend::WorkPtr WeftBackend::send(Tensors& tensors, int to, int tag) {
   const at::Tensor& tensor = only(tensors, "weft:send");
   TORCH_CHECK(to != rank_, "weft:send: rank ", rank_, " cannot send to itself");
   checkRoot(to, size_, "weft:send");
-  auto work = messages("weft:send").send(tensor, to, tag, timeoutOr(milliseconds(0)));
+  auto& messages = this->messages("weft:send");
+  const Engine::OpParams params{"weft:send", timeoutOr(milliseconds(0)), true, this};
+  auto work = messages.send(tensor, to, tag, params.timeout,
+                            engine_->recordMessage(params, c10d::OpType::SEND, tensor));
   engine_->add(work);
   return work;
 }
@@ -160,7 +173,10 @@ WeftBackend::WorkPtr WeftBackend::recv(Tensors& tensors, int from, int tag) {
   const at::Tensor& tensor = only(tensors, "weft:recv");
   TORCH_CHECK(from != rank_, "weft:recv: rank ", rank_, " cannot receive from itself");
   checkRoot(from, size_, "weft:recv");
-  auto work = messages("weft:recv").receive(tensor, from, tag, timeoutOr(milliseconds(0)));
+  auto& messages = this->messages("weft:recv");
+  const Engine::OpParams params{"weft:recv", timeoutOr(milliseconds(0)), true, this};
+  auto work = messages.receive(tensor, from, tag, params.timeout,
+                               engine_->recordMessage(params, c10d::OpType::RECV, tensor));
   engine_->add(work);
   return work;
 }
@@ -168,8 +184,10 @@ WeftBackend::WorkPtr WeftBackend::recv(Tensors& tensors, int from, int tag) {
 WeftBackend::WorkPtr WeftBackend::recvAnysource(Tensors& tensors, int tag) {
   if (auto* other = elsewhere(tensors)) return other->recvAnysource(tensors, tag);
   const at::Tensor& tensor = only(tensors, "weft:recvAnySource");
-  auto work = messages("weft:recvAnySource")
-                  .receive(tensor, collectives::kAnyRank, tag, timeoutOr(milliseconds(0)));
+  auto& messages = this->messages("weft:recvAnySource");
+  const Engine::OpParams params{"weft:recvAnySource", timeoutOr(milliseconds(0)), true, this};
+  auto work = messages.receive(tensor, collectives::kAnyRank, tag, params.timeout,
+                               engine_->recordMessage(params, c10d::OpType::RECVANYSOURCE, tensor));
   engine_->add(work);
   return work;
 }

@@ -16,6 +16,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -135,6 +136,15 @@ class WEFT_API WeftBackend : public c10d::Backend {
   c10::intrusive_ptr<c10d::Backend> delegate(c10::DeviceType device) const;
   // How the data travel: "alone", "shared memory", "messages", …; for logs and tests.
   const std::string& path() const { return path_; }
+  // What its collectives on the CPU do and did; for weft.metrics() and weft.who_waits().
+  struct Activity {
+    std::uint64_t calls = 0;
+    std::chrono::nanoseconds busy{};
+    const char* running = nullptr;  // the title of the one that runs; null: none
+    std::chrono::nanoseconds since{};
+    std::chrono::milliseconds timeout{};
+  };
+  Activity activity() const;
 
  private:
   // Gives the engine one operation; the profiler shows `inputs` and `outputs` (submit.h).

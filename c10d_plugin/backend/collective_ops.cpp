@@ -114,7 +114,7 @@ WeftBackend::WorkPtr WeftBackend::allreduce_sparse(Tensors& tensors,
   const at::Tensor& tensor = only(tensors, kTitle);
   checkSparse(tensor, opts.reduceOp, kTitle);
   return submit(OpType::_ALLREDUCE_SPARSE, kTitle, opts, tensors, tensors,
-                [tensor](OpContext& context) { sparseAllReduce(context, tensor); });
+                [tensor](OpContext& context) { sparseAllReduce(context, tensor, kTitle); });
 }
 
 WeftBackend::WorkPtr WeftBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
@@ -306,7 +306,7 @@ WeftBackend::WorkPtr WeftBackend::barrier(const c10d::BarrierOptions& opts) {
     return delegates_->of(c10::Device(device, index)).barrier(opts);
   }
   return engine_->submit(
-      {kTitle, timeoutOr(opts.timeout), opts.asyncOp},
+      {kTitle, timeoutOr(opts.timeout), opts.asyncOp, this},
       [&] {
         return OpInfo{OpType::BARRIER, kTitle, std::nullopt, {}};
       },

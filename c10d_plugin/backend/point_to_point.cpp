@@ -46,12 +46,13 @@ class MessageWork final : public WeftWork {
   // `what`: "the receive from rank 3". `to`: the receiver of a message, whose memory must not be
   // read once its caller knows of a failure; if its bytes are in transit, that ends the connection.
   MessageWork(OpInfo info, std::string what, milliseconds timeout, std::shared_ptr<Mailbox> mailbox,
-              int to = -1)
+              RecordedOp recorded, int to = -1)
       : WeftWork(mailbox->rank(), std::move(info)),
         what_(std::move(what)),
         timeout_(timeout),
         deadline_(collectives::deadlineAfter(timeout)),
         mailbox_(std::move(mailbox)),
+        recorded_(std::move(recorded)),
         to_(to) {}
 
   bool wait(milliseconds asked) override {
@@ -67,6 +68,7 @@ class MessageWork final : public WeftWork {
   // The first call sets the outcome.
   void end(std::exception_ptr error) {
     if (ended_.exchange(true)) return;
+    recorded_.end(error != nullptr);
     if (!settle(std::move(error))) {
       complete();
       return;
@@ -101,6 +103,7 @@ class MessageWork final : public WeftWork {
   const milliseconds timeout_;
   const steady_clock::time_point deadline_;
   const std::shared_ptr<Mailbox> mailbox_;
+  RecordedOp recorded_;
   const int to_;
   std::atomic<Mailbox::Ticket> ticket_{0};
   std::atomic<bool> ended_{false};
@@ -115,13 +118,13 @@ transport::OwnedBuffer bufferOf(const ContiguousTensor& flat) {
 }  // namespace
 
 PointToPoint::WorkPtr PointToPoint::send(const at::Tensor& tensor, int to, int tag,
-                                         milliseconds timeout) {
+                                         milliseconds timeout, RecordedOp recorded) {
   constexpr const char* kTitle = "weft:send";
   checkDense(tensor, kTitle);
   const ContiguousTensor flat(tensor, ContiguousTensor::Use::kRead);
   auto work = c10::make_intrusive<MessageWork>(
       OpInfo{c10d::OpType::SEND, kTitle, Tensors{tensor}, {{tensor}}},
-      "the send to rank " + std::to_string(to), timeout, mailbox_, to);
+      "the send to rank " + std::to_string(to), timeout, mailbox_, std::move(recorded), to);
   work->posted(mailbox_->send(to, userTag(tag), bufferOf(flat), [work](const Error& error) {
     work->end(error ? asException(kTitle, error) : nullptr);
   }));
@@ -129,7 +132,7 @@ PointToPoint::WorkPtr PointToPoint::send(const at::Tensor& tensor, int to, int t
 }
 
 PointToPoint::WorkPtr PointToPoint::receive(const at::Tensor& tensor, int from, int tag,
-                                            milliseconds timeout) {
+                                            milliseconds timeout, RecordedOp recorded) {
   const bool any = from == collectives::kAnyRank;
   const char* title = any ? "weft:recvAnySource" : "weft:recv";
   checkDense(tensor, title);
@@ -138,7 +141,8 @@ PointToPoint::WorkPtr PointToPoint::receive(const at::Tensor& tensor, int from, 
   const auto type = any ? c10d::OpType::RECVANYSOURCE : c10d::OpType::RECV;
   auto work = c10::make_intrusive<MessageWork>(
       OpInfo{type, title, Tensors{tensor}, {{tensor}}},
-      "the receive from " + (any ? "any rank" : "rank " + std::to_string(from)), timeout, mailbox_);
+      "the receive from " + (any ? "any rank" : "rank " + std::to_string(from)), timeout, mailbox_,
+      std::move(recorded));
   const auto ticket = mailbox_->receive(
       from, userTag(tag), bufferOf(flat), [work, flat, title](const Mailbox::Received& got) {
         if (got.error) return work->end(asException(title, got.error));

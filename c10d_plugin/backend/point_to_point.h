@@ -11,6 +11,7 @@
 #include <memory>
 #include <vector>
 
+#include "c10d_plugin/engine/op_recorder.h"
 #include "c10d_plugin/net/mailbox/endpoint_mailbox.h"
 
 namespace weft::process_group {
@@ -22,10 +23,12 @@ class PointToPoint {
   explicit PointToPoint(std::shared_ptr<collectives::EndpointMailbox> mailbox)
       : mailbox_(std::move(mailbox)) {}
 
-  // `timeout` runs from now; the Work's wait() throws it.
-  WorkPtr send(const at::Tensor& tensor, int to, int tag, std::chrono::milliseconds timeout);
+  // `timeout` runs from now; the Work's wait() throws it. `recorded` is told how it ends.
+  WorkPtr send(const at::Tensor& tensor, int to, int tag, std::chrono::milliseconds timeout,
+               RecordedOp recorded);
   // `from` may be collectives::kAnyRank.
-  WorkPtr receive(const at::Tensor& tensor, int from, int tag, std::chrono::milliseconds timeout);
+  WorkPtr receive(const at::Tensor& tensor, int from, int tag, std::chrono::milliseconds timeout,
+                  RecordedOp recorded);
 
   // Rank 0 waits for every rank and releases them. Throws c10::Error with the texts of torch's
   // monitored_barrier, because programs search for them.

@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
-#include <array>
+#include <span>
 #include <vector>
 
 #include "c10d_plugin/engine/engine.h"
@@ -26,15 +26,41 @@ void checkSparse(const at::Tensor& tensor, const c10d::ReduceOp& op, const char*
 
 namespace {
 
-// How many entries each rank has.
-std::vector<std::int64_t> counts(OpContext& context, std::int64_t own) {
-  std::vector<std::int64_t> all(static_cast<std::size_t>(context->size()));
+using Numbers = std::vector<std::int64_t>;
+
+// Each rank's numbers, of which all have equally many.
+std::vector<Numbers> gatherNumbers(OpContext& context, const Numbers& own) {
+  std::vector<Numbers> all(static_cast<std::size_t>(context->size()), Numbers(own.size()));
   std::vector<Bytes> out;
-  for (std::int64_t& count : all)
-    out.push_back(std::as_writable_bytes(std::span(&count, 1)));
+  for (Numbers& numbers : all)
+    out.push_back(std::as_writable_bytes(std::span(numbers)));
   context.check(
-      context->allGather(context.call(Element::kInt64), std::as_bytes(std::span(&own, 1)), out));
+      context->allGather(context.call(Element::kInt64), std::as_bytes(std::span(own)), out));
   return all;
+}
+
+// Throws on all ranks, which have all of the numbers.
+void checkEqual(const std::vector<Numbers>& all, std::size_t first, const char* what,
+                const char* title) {
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    const c10::IntArrayRef here(all[rank]);
+    const c10::IntArrayRef there(all[0]);
+    TORCH_CHECK(here.slice(first) == there.slice(first), title,
+                ": the sparse tensors of the ranks differ in ", what, ": ", there.slice(first),
+                " on rank 0, ", here.slice(first), " on rank ", rank);
+  }
+}
+
+// How many entries each rank has.
+std::vector<std::int64_t> counts(OpContext& context, const at::Tensor& own, const char* title) {
+  const std::vector<Numbers> all =
+      gatherNumbers(context, {own._nnz(), own.sparse_dim(), own.dense_dim()});
+  checkEqual(all, 1, "their numbers of sparse and of dense dimensions", title);
+  checkEqual(gatherNumbers(context, own.sizes().vec()), 0, "shape", title);
+  std::vector<std::int64_t> counts;
+  for (const Numbers& numbers : all)
+    counts.push_back(numbers[0]);
+  return counts;
 }
 
 // All ranks' `part`, which differ in the length of dimension 0, one after the other.
@@ -60,10 +86,10 @@ at::Tensor gatherRows(OpContext& context, const at::Tensor& part,
 
 }  // namespace
 
-void sparseAllReduce(OpContext& context, const at::Tensor& tensor) {
+void sparseAllReduce(OpContext& context, const at::Tensor& tensor, const char* title) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const at::Tensor own = tensor.coalesce();
-  const std::vector<std::int64_t> rows = counts(context, own._nnz());
+  const std::vector<std::int64_t> rows = counts(context, own, title);
   // Indices are [dimensions, entries]: transposed, entries of all ranks lie one after the other.
   const at::Tensor indices = gatherRows(context, own._indices().t().contiguous(), rows);
   const at::Tensor values = gatherRows(context, own._values().contiguous(), rows);

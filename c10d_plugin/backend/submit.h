@@ -33,7 +33,7 @@ WeftBackend::WorkPtr WeftBackend::submit(c10d::OpType type, const char* title,
                                          const OpOptions& opts, const Inputs& inputs,
                                          const Outputs& outputs, Run&& run) {
   return engine_->submit(
-      {title, timeoutOr(opts.timeout), opts.asyncOp},
+      {title, timeoutOr(opts.timeout), opts.asyncOp, this},
       [&] {
         return OpInfo{type, title, asList(inputs), asLists(outputs)};
       },

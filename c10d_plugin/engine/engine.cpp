@@ -32,17 +32,24 @@ void raise(const char* title, const Error& error) {
 class Engine::Queued final : public OpQueue::Task {
  public:
   Queued(std::shared_ptr<Engine> engine, const OpParams& params, c10::intrusive_ptr<WeftWork> work,
-         Run run)
-      : engine_(std::move(engine)), params_(params), work_(std::move(work)), run_(std::move(run)) {}
+         Run run, RecordedOp recorded)
+      : engine_(std::move(engine)),
+        params_(params),
+        work_(std::move(work)),
+        run_(std::move(run)),
+        recorded_(std::move(recorded)) {}
 
   void run() noexcept override {
     std::exception_ptr error;
+    recorded_.start();
     try {
+      const RunningScope running(*engine_, params_);
       OpContext context = engine_->makeContext(params_);
       run_(context);
     } catch (...) {
       error = std::current_exception();
     }
+    recorded_.end(error != nullptr);
     has_callbacks_ = work_->settle(std::move(error));
   }
   bool finishMayBlock() noexcept override { return has_callbacks_; }
@@ -56,6 +63,7 @@ class Engine::Queued final : public OpQueue::Task {
   OpParams params_;
   c10::intrusive_ptr<WeftWork> work_;
   Run run_;
+  RecordedOp recorded_;
   bool has_callbacks_ = false;
 };
 
@@ -63,10 +71,72 @@ bool Engine::profiled() {
   return at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE).has_value();
 }
 
-Engine::WorkPtr Engine::enqueue(const OpParams& params, OpInfo info, Run run) {
+Engine::RunningScope::RunningScope(Engine& engine, const OpParams& params) : engine_(engine) {
+  engine_.running_since_ns_.store(start_.time_since_epoch().count(), std::memory_order_relaxed);
+  engine_.running_timeout_ms_.store(params.timeout.count(), std::memory_order_relaxed);
+  engine_.running_.store(params.title, std::memory_order_release);
+}
+
+Engine::RunningScope::~RunningScope() {
+  engine_.running_.store(nullptr, std::memory_order_relaxed);
+  const std::chrono::nanoseconds took = std::chrono::steady_clock::now() - start_;
+  engine_.busy_ns_.fetch_add(took.count(), std::memory_order_relaxed);
+}
+
+Engine::Running Engine::running() const {
+  const char* const title = running_.load(std::memory_order_acquire);
+  if (title == nullptr) return {};
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return {title, now - std::chrono::nanoseconds(running_since_ns_.load(std::memory_order_relaxed)),
+          std::chrono::milliseconds(running_timeout_ms_.load(std::memory_order_relaxed))};
+}
+
+std::uint64_t Engine::nextId() {
+  static std::atomic<std::uint64_t> next{0};
+  return next.fetch_add(1);
+}
+
+RecordedOp Engine::record(const OpParams& params, const OpInfo& info,
+                          std::uint64_t sequence) const {
+  OpRecord made;
+  made.group_id = id_;
+  if (params.group != nullptr) {
+    made.group_name = params.group->getGroupUid();
+    made.group_description = params.group->getGroupDesc();
+  }
+  made.collective_sequence = sequence;
+  made.message_sequence = messages_.load(std::memory_order_relaxed);
+  made.title = params.title;
+  made.is_message = info.type == c10d::OpType::SEND || info.type == c10d::OpType::RECV ||
+                    info.type == c10d::OpType::RECVANYSOURCE;
+  if (info.inputs) made.inputs = shapesOf(*info.inputs);
+  for (const auto& list : info.outputs) {
+    for (auto& shape : shapesOf(list))
+      made.outputs.push_back(std::move(shape));
+  }
+  made.timeout = params.timeout;
+  return RecordedOp(OpRecorder::get().add(std::move(made)));
+}
+
+RecordedOp Engine::recordMessage(const OpParams& params, c10d::OpType type,
+                                 const at::Tensor& tensor) {
+  if (!OpRecorder::get().on()) return {};
+  messages_.fetch_add(1, std::memory_order_relaxed);
+  const bool sends = type == c10d::OpType::SEND;
+  RecordedOp recorded = record(params,
+                               OpInfo{type,
+                                      params.title,
+                                      sends ? std::vector{tensor} : std::vector<at::Tensor>(),
+                                      {sends ? std::vector<at::Tensor>() : std::vector{tensor}}},
+                               calls());
+  recorded.start();
+  return recorded;
+}
+
+Engine::WorkPtr Engine::enqueue(const OpParams& params, OpInfo info, Run run, RecordedOp recorded) {
   auto work = c10::make_intrusive<WeftWork>(rank(), std::move(info));
-  const bool taken =
-      queue_.push(std::make_unique<Queued>(shared_from_this(), params, work, std::move(run)));
+  const bool taken = queue_.push(std::make_unique<Queued>(shared_from_this(), params, work,
+                                                          std::move(run), std::move(recorded)));
   if (!taken) raise(params.title, Error(ErrorCode::kShutdown, "the process group was shut down"));
   if (coalescing()) {
     add(work);

@@ -4,6 +4,7 @@
 // Threads: any thread may call any member. Outlives the backend while operations run.
 #pragma once
 
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <atomic>
@@ -19,6 +20,7 @@
 
 #include "c10d_plugin/core/collectives.h"
 #include "c10d_plugin/engine/op_queue.h"
+#include "c10d_plugin/engine/op_recorder.h"
 #include "c10d_plugin/engine/work.h"
 #include "transport/base/fork_guard.h"
 
@@ -68,24 +70,32 @@ class Engine : public std::enable_shared_from_this<Engine> {
     const char* title = nullptr;
     std::chrono::milliseconds timeout{};  // from when the operation begins to run
     bool async = true;
+    const c10d::Backend* group = nullptr;  // alive during submit(); for the record
   };
 
   explicit Engine(std::unique_ptr<collectives::Collectives> collectives)
       : collectives_(std::move(collectives)) {}
+
+  // A message's entry in the record, where there is one.
+  RecordedOp recordMessage(const OpParams& params, c10d::OpType type, const at::Tensor& tensor);
 
   // Null for a synchronous call, which throws its error. `describe` makes the OpInfo, only where a
   // Work is needed; `run` throws what goes wrong.
   template <typename Describe, typename RunIt>
   WorkPtr submit(const OpParams& params, Describe&& describe, RunIt&& run) {
     checkProcess(params.title);
-    calls_.fetch_add(1, std::memory_order_relaxed);
+    const std::uint64_t sequence = calls_.fetch_add(1, std::memory_order_relaxed) + 1;
+    RecordedOp recorded;
+    if (OpRecorder::get().on()) recorded = record(params, describe(), sequence);
     if (!params.async && !coalescing() && !profiled() && queue_.tryEnter()) {
       const Leave leave{queue_};
+      recorded.start();
+      const RunningScope running(*this, params);
       OpContext context = makeContext(params);
       run(context);
       return nullptr;
     }
-    return enqueue(params, describe(), std::forward<RunIt>(run));
+    return enqueue(params, describe(), std::forward<RunIt>(run), std::move(recorded));
   }
 
   // Throws where this process is a forked child of the group's: it has no part in the group.
@@ -103,6 +113,18 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void add(const WorkPtr& work);
 
   std::uint64_t calls() const { return calls_.load(std::memory_order_relaxed); }
+
+  // The operation that runs now, if any. It may be the next one by the time this returns.
+  struct Running {
+    const char* title = nullptr;  // null: none
+    std::chrono::nanoseconds since{};
+    std::chrono::milliseconds timeout{};
+  };
+  Running running() const;
+  // How long operations ran, all in all.
+  std::chrono::nanoseconds busy() const {
+    return std::chrono::nanoseconds(busy_ns_.load(std::memory_order_relaxed));
+  }
   int rank() const { return collectives_->rank(); }
   bool allocates() const { return collectives_->allocates(); }
   transport::OwnedBuffer allocate(std::size_t size) { return collectives_->allocate(size); }
@@ -120,19 +142,38 @@ class Engine : public std::enable_shared_from_this<Engine> {
     OpQueue& queue;
     ~Leave() { queue.leave(); }
   };
+  // An operation runs for a scope; one at a time.
+  class RunningScope {
+   public:
+    RunningScope(Engine& engine, const OpParams& params);
+    ~RunningScope();
+    RunningScope(const RunningScope&) = delete;
+    RunningScope& operator=(const RunningScope&) = delete;
+
+   private:
+    Engine& engine_;
+    const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  };
   class Queued;
 
   static bool profiled();
+  static std::uint64_t nextId();
   OpContext makeContext(const OpParams& params) {
     return {*collectives_, collectives::deadlineAfter(params.timeout), sequence_, params.title,
             failed_};
   }
-  WorkPtr enqueue(const OpParams& params, OpInfo info, Run run);
+  WorkPtr enqueue(const OpParams& params, OpInfo info, Run run, RecordedOp recorded);
+  RecordedOp record(const OpParams& params, const OpInfo& info, std::uint64_t sequence) const;
 
   std::unique_ptr<collectives::Collectives> collectives_;
   std::uint64_t sequence_ = 0;  // of the Collectives' operations; used by the running one
   std::atomic<std::uint64_t> calls_{0};
+  std::atomic<std::uint64_t> messages_{0};  // recorded ones
   std::atomic<bool> failed_{false};
+  std::atomic<const char*> running_{nullptr};
+  std::atomic<std::int64_t> running_since_ns_{0}, running_timeout_ms_{0};
+  std::atomic<std::int64_t> busy_ns_{0};
+  const std::uint64_t id_ = nextId();  // of the record's entries
   const collectives::ForkGuard process_;
   std::atomic<std::size_t> batches_open_{0};  // read without the lock
   mutable std::mutex batches_mutex_;

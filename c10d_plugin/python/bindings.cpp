@@ -3,6 +3,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <pybind11/chrono.h>
+#include <pybind11/stl.h>
 
 #include "c10d_plugin/backend/backend.h"
 #include "c10d_plugin/backend/shared_devices.h"
@@ -75,6 +76,7 @@ c10::intrusive_ptr<c10d::Backend> makeShared(const std::string& device,
 void weft::process_group::bind(py::module_& module) {
   // The base class is registered by torch's own module.
   py::module_::import("torch._C._distributed_c10d");
+  bindRecorder(module);
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
   py::class_<WeftBackend, c10d::Backend, c10::intrusive_ptr<WeftBackend>>(
       module, "WeftBackend", "torch's process-group backend \"weft\".")
@@ -92,6 +94,17 @@ void weft::process_group::bind(py::module_& module) {
           "first one came.")
       .def_property_readonly("path", &WeftBackend::path,
                              "How the collectives travel: \"shared memory\", \"messages\", …")
+      .def(
+          "_activity",
+          [](const WeftBackend& backend) {
+            using Seconds = std::chrono::duration<double>;
+            const auto now = backend.activity();
+            return std::tuple{now.calls, Seconds(now.busy).count(),
+                              std::string(now.running == nullptr ? "" : now.running),
+                              Seconds(now.since).count(), Seconds(now.timeout).count()};
+          },
+          "Of its collectives: how many were called, the seconds they ran; the one that runs (or "
+          "\"\"), the seconds it has run, and its timeout.")
       .def("_get_sequence_number_for_group", &WeftBackend::getSequenceNumberForGroup,
            "How many collectives were called.")
       .def("_set_default_timeout", &WeftBackend::setTimeout, py::arg("timeout"), no_gil,

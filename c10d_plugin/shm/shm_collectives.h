@@ -19,6 +19,7 @@
 #include "c10d_plugin/core/collectives.h"
 #include "c10d_plugin/shm/context.h"
 #include "c10d_plugin/store/key_value.h"
+#include "transport/auth/auth_key.h"
 
 namespace weft::collectives {
 
@@ -32,14 +33,17 @@ struct ShmOptions {
   // Addresses for tensors of allocate()'s, per rank; memory is taken when they need it.
   // 0: a quarter of the machine's memory, at most 64 GiB. Likewise.
   std::size_t heap_bytes = 0;
+  // The group's key, if it has one that is not in the store: equal on all ranks.
+  transport::AuthKey key;
 };
 
 class ShmCollectives final : public Collectives {
  public:
   // Called by all `size` ranks, on one host, with the same `store`; returns on all when all are
   // there. Rank 0 makes the memory and gives it to the others over a Unix socket, to processes of
-  // the same user that know a secret from the store. Any failure (other hosts, other users, no
-  // memory, kTimeout naming the missing ranks): the others fail too, at the deadline at the latest.
+  // the same user that know a secret, made from the key, or from the store. Any failure (other
+  // hosts, other users, no memory, kTimeout naming the missing ranks): the others fail too, at the
+  // deadline at the latest.
   static Result<std::unique_ptr<Collectives>> join(const ShmOptions& options, KeyValue& store,
                                                    int rank, int size, Deadline deadline);
   // All ranks in this process, each to be used by a thread of its own.

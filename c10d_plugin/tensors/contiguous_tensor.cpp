@@ -11,6 +11,14 @@ bool isPlain(const at::Tensor& tensor) {
   return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
+// How many bytes of its storage a tensor with elements needs.
+std::size_t endOf(const at::Tensor& tensor) {
+  std::int64_t last = tensor.storage_offset();
+  for (std::int64_t dim = 0; dim < tensor.dim(); ++dim)
+    last += (tensor.size(dim) - 1) * tensor.stride(dim);
+  return static_cast<std::size_t>(last + 1) * tensor.itemsize();
+}
+
 at::Tensor contiguousLike(const at::Tensor& tensor) {
   return at::empty(tensor.sizes(), tensor.options().requires_grad(false),
                    at::MemoryFormat::Contiguous);
@@ -24,6 +32,10 @@ void checkDense(const at::Tensor& tensor, const char* title) {
               "one is on ", tensor.device());
   TORCH_CHECK(tensor.layout() == c10::kStrided, title, ": tensors must be dense, one is ",
               tensor.layout(), "; only all_reduce takes sparse ones");
+  TORCH_CHECK(
+      tensor.numel() == 0 || tensor._is_zerotensor() || endOf(tensor) <= tensor.storage().nbytes(),
+      title, ": a tensor of ", tensor.sizes(), " has a storage of only ", tensor.storage().nbytes(),
+      " bytes; it was made smaller since");
 }
 
 void copyInto(const at::Tensor& into, const at::Tensor& from) {

@@ -130,9 +130,8 @@ void checkFetchable(const trpc::RRef& rref) {
 
 void waitUntilDone(Future& future) {
   thread_local transport::AdaptiveSpin spin;
-  if (spin.until([&] { return future.completed(); })) return;
-  rpc::awaitInterruptibly(future);
-  future.wait();
+  if (!spin.until([&] { return future.completed(); })) rpc::awaitInterruptibly(future);
+  future.wait();  // also a completed one: this thread's streams wait for those of the value
 }
 
 // The caller's value from the answer to `call`, whose arguments are gone. `wanted`: they wanted

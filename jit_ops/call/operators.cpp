@@ -14,6 +14,7 @@
 #include "jit_ops/serve/service.h"
 #include "rpc_backend/agent/weft_agent.h"
 #include "rpc_backend/core/call_context.h"
+#include "rpc_backend/core/future_wait.h"
 #include "rpc_backend/core/log.h"
 
 namespace weft::ops {
@@ -55,6 +56,19 @@ at::IValue remoteValue(Call call, const c10::TypePtr& type) {
   return c10::static_intrusive_pointer_cast<c10::RRefInterface>(callRemote(std::move(call), type));
 }
 
+// TorchScript's wait for a future has no stream wait for those of the value. So a future that knows
+// devices is complete when a script gets it, and this thread's streams have waited.
+FuturePtr ordered(FuturePtr made) {
+  if (made->devices().empty()) return made;
+  rpc::awaitInterruptibly(*made);
+  made->wait();
+  return made;
+}
+
+FuturePtr callOrdered(Call call, const c10::TypePtr& type) {
+  return ordered(callAsync(std::move(call), type));
+}
+
 // An operator that calls something published by `make`; `typed`: its arguments have `like`.
 template <auto make>
 Operator calls(const char* schema, bool typed) {
@@ -73,13 +87,13 @@ std::vector<std::optional<Operator>> typedOperators() {
   };
   return {
       calls<&call>("weft::call.t(" WEFT_TARGET ", t[] like, " WEFT_OPTIONS ") -> t", true),
-      calls<&callAsync>(
+      calls<&callOrdered>(
           "weft::call_async.t(" WEFT_TARGET ", t[] like, " WEFT_OPTIONS ") -> Future(t)", true),
       calls<&remoteValue>("weft::remote.t(" WEFT_TARGET ", t[] like, " WEFT_OPTIONS ") -> RRef(t)",
                           true),
       calls<&call>("weft::call.any(" WEFT_TARGET ", " WEFT_OPTIONS ") -> Any", false),
-      calls<&callAsync>("weft::call_async.any(" WEFT_TARGET ", " WEFT_OPTIONS ") -> Future(Any)",
-                        false),
+      calls<&callOrdered>("weft::call_async.any(" WEFT_TARGET ", " WEFT_OPTIONS ") -> Future(Any)",
+                          false),
       op("weft::fetch(RRef(t) rref, float timeout=-1.) -> t",
          [](Stack& stack) {
            const double timeout = pop(stack).toDouble();
@@ -89,7 +103,7 @@ std::vector<std::optional<Operator>> typedOperators() {
       op("weft::fetch_async(RRef(t) rref, float timeout=-1.) -> Future(t)",
          [](Stack& stack) {
            const double timeout = pop(stack).toDouble();
-           push(stack, fetchAsync(popRRef(stack), timeout));
+           push(stack, ordered(fetchAsync(popRRef(stack), timeout)));
          }),
       op("weft::drop(RRef(t) rref) -> ()", [](Stack& stack) { drop(popRRef(stack)); }),
       op("weft::owner(RRef(t) rref) -> str",

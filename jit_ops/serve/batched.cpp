@@ -31,10 +31,19 @@ Key keyOf(const Values& args) {
 }
 
 struct Request {
-  Values args;
+  FuturePtr args;  // completed with a tuple
   std::int64_t rows = 0;
   FuturePtr answer;
 };
+
+// It knows the devices: the thread that runs a batch has other streams than the calls.
+FuturePtr argsFuture() {
+  using torch::distributed::rpc::RpcAgent;
+  const bool in_group = RpcAgent::isCurrentRpcAgentSet();
+  return c10::make_intrusive<Future>(
+      c10::AnyType::get(),
+      in_group ? RpcAgent::getCurrentRpcAgent()->getDevices() : std::vector<c10::Device>());
+}
 
 // The rows [from, from + rows) of a result.
 at::IValue slice(const at::IValue& result, std::int64_t from, std::int64_t rows) {
@@ -77,11 +86,11 @@ class Batched : public Servable {
 
   FuturePtr run(const Method& method, Values args,
                 const std::vector<std::string>& /*names*/) override {
-    Request request{std::move(args), 0, c10::make_intrusive<Future>(method.returns)};
-    request.rows = rowsOf(request.args);
+    Request request{argsFuture(), rowsOf(args), c10::make_intrusive<Future>(method.returns)};
     const FuturePtr answer = request.answer;
     std::vector<Request> ready;
-    const Key key = keyOf(request.args);
+    const Key key = keyOf(args);
+    request.args->markCompleted(c10::ivalue::Tuple::create(std::move(args)));
     {
       std::unique_lock lock(mutex_);
       std::shared_ptr<Batch>& open = open_[key];
@@ -134,11 +143,13 @@ class Batched : public Servable {
   void runAll(std::vector<Request> requests) {
     try {
       const at::NoGradGuard no_grad;
+      for (const Request& request : requests)
+        request.args->wait();  // the streams here wait for those of the call
       Values args;
-      for (std::size_t i = 0; i < requests.front().args.size(); ++i) {
+      for (std::size_t i = 0; i < method_->schema->arguments().size(); ++i) {
         std::vector<at::Tensor> parts;
         for (const Request& request : requests)
-          parts.push_back(request.args[i].toTensor());
+          parts.push_back(request.args->constValue().toTupleRef().elements()[i].toTensor());
         args.emplace_back(parts.size() == 1 ? parts.front() : at::cat(parts));
       }
       const FuturePtr all = inner_->run(*method_, std::move(args), {});

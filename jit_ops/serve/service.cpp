@@ -122,7 +122,7 @@ class Service : public rpc::ScriptService {
 
 void installService() {
   static auto* service = new Service;  // never destroyed: calls may come while the process exits
-  rpc::setScriptService(service);
+  rpc::addScriptService(service);
 }
 
 }  // namespace weft::ops

@@ -10,6 +10,7 @@
 
 #include "pipe/cell/gradient_boundary.h"
 #include "pipe/cell/graph_run.h"
+#include "pipe/data/device_copier.h"
 #include "pipe/data/memory.h"
 
 namespace weft::pipe {
@@ -37,6 +38,14 @@ bool anyDifferentiable(const std::vector<Activation>& values) {
                      [](const Activation& value) { return value.differentiable; });
 }
 
+std::vector<at::Tensor> valuesOf(const Activations& output) {
+  std::vector<at::Tensor> tensors;
+  tensors.reserve(output.values.size());
+  for (const Activation& activation : output.values)
+    tensors.push_back(activation.value);
+  return tensors;
+}
+
 }  // namespace
 
 Activations MicroBatchCell::forward(Activations input, bool checkpoint, const RngTurn& turn) {
@@ -50,6 +59,7 @@ Activations MicroBatchCell::forward(Activations input, bool checkpoint, const Rn
                  context.grad ? RngScope::Purpose::kRecord : RngScope::Purpose::kDraw, nullptr,
                  traits().forwardUsesRng(context.training));
   Activations output = perform(checkpointed_ ? Pass::kCheckpoint : Pass::kGraph);
+  if (context.grad) sample_ = OutputSample(valuesOf(output));
   drew_ = scope.touched();
   traits().learnForwardRng(context.training, drew_);
   if (RngStates states = scope.take(); !states.empty())
@@ -84,13 +94,15 @@ void MicroBatchCell::recompute(const RngTurn& turn) {
                 stage_,
                 " of a Pipe, which has to run again for the backward. Clone the input, or call "
                 "backward() before it is changed.");
+    keepForCurrentStream(input_.values[k].value);  // the forward may have run on another
   }
   const ThreadStateGuard thread_state(context_->thread_state);
   const at::AutoGradMode grad(true);
   const RngScope scope(turn, context_->pipeline.devices[stage_], RngScope::Purpose::kRepeat,
                        rng_.get(), drew_);
-  perform(Pass::kRecompute);
+  const Activations output = perform(Pass::kRecompute);
   scope.checkRepeated(stage_);
+  sample_.checkRepeated(valuesOf(output), stage_);
   state_ = CellState::kGraph;
 }
 
@@ -157,6 +169,8 @@ std::vector<at::Tensor> MicroBatchCell::aliasInputs(Pass pass) {
       given.push_back(aliasBehind(value, node));
     } else {
       given.push_back(value.defined() && !copy ? value.detach() : std::move(value));
+      // A stage may ask; it requires one in the recomputation too.
+      if (pass == Pass::kCheckpoint && input.differentiable) given.back().set_requires_grad(true);
     }
   }
   input_node_ = slots == 0 ? NodePtr() : NodePtr(std::move(node));
@@ -277,6 +291,7 @@ Activations MicroBatchCell::backward(const Activations& grads, GradientAccumulat
   if (!keep_graph) {
     drop();
     rng_.reset();
+    sample_ = {};
   } else if (checkpointed_) {
     output_edges_.clear();
     input_node_ = NodePtr();

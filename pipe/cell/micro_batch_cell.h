@@ -20,6 +20,7 @@
 #include "pipe/cell/activation.h"
 #include "pipe/cell/gradient_accumulator.h"
 #include "pipe/cell/mini_batch_context.h"
+#include "pipe/cell/output_sample.h"
 #include "pipe/schedule/schedule.h"
 #include "third_party/torch/torch_compat.h"
 
@@ -43,6 +44,8 @@ class MicroBatchCell {
   CellState state() const { return state_; }
   // The generators' states before the forward; nullptr if it used none.
   const RngStates* rng() const { return rng_.get(); }
+  // Of what the forward gave, where gradients are wanted.
+  const OutputSample& sample() const { return sample_; }
 
  private:
   enum class Pass : unsigned char { kGraph, kCheckpoint, kRecompute };
@@ -74,6 +77,7 @@ class MicroBatchCell {
   torch::autograd::edge_list output_edges_;
   std::size_t outputs_ = 0;  // of the forward, outgoing skips included
   std::unique_ptr<const RngStates> rng_;
+  OutputSample sample_;
   std::uint32_t assumed_graphless_ = 0;  // see StageTraits::assumeGraphs
 };
 

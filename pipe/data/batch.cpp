@@ -1,10 +1,11 @@
 #include "pipe/data/batch.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/cat.h>
 #include <c10/util/irange.h>
 
 #include <algorithm>
+
+#include "pipe/data/memory.h"
 
 namespace weft::pipe {
 
@@ -42,7 +43,7 @@ class Gatherer {
                        "Types for microbatch outputs do not match, found: ", nameOf(parts[0]->kind),
                        " and ", nameOf(part->kind));
     }
-    return parts[0]->kind == Kind::kTensor ? joined() : listed(parts);
+    return parts[0]->kind == Kind::kTensor ? joined(*parts[0]) : listed(parts);
   }
 
   Gathered result;
@@ -66,7 +67,7 @@ class Gatherer {
            result.sources.begin();
   }
 
-  Structure joined() {
+  Structure joined(const Structure& piece) {
     std::vector<at::Tensor> pieces;
     Gathered::Source source;
     for (const auto i : c10::irange(outputs_.size())) {
@@ -77,10 +78,10 @@ class Gatherer {
     const std::size_t k = before(source);
     at::Tensor tensor = k < result.sources.size() ? result.batch.tensors[k]
                         : pieces.size() == 1      ? pieces[0]
-                                                  : at::cat(pieces);
+                                                  : pipe::joined(pieces);
     result.batch.tensors.push_back(std::move(tensor));
     result.sources.push_back(std::move(source));
-    return {};
+    return piece;
   }
 
   Structure listed(const std::vector<const Structure*>& parts) {

@@ -17,7 +17,7 @@ namespace weft::pipe {
 
 struct Structure {
   enum class Kind : std::uint8_t {
-    kTensor,  // the next of the flat list
+    kTensor,  // the next of the flat list; `value` is its Python class where that is not torch's
     kValue,   // `value` itself
     kTuple,
     kList,
@@ -37,7 +37,7 @@ struct Batch {
 
 // As a Batch keeps it.
 inline std::shared_ptr<const Structure> shared(Structure structure) {
-  if (structure.kind == Structure::Kind::kTensor) return nullptr;
+  if (structure.kind == Structure::Kind::kTensor && structure.value.isNone()) return nullptr;
   return std::make_shared<const Structure>(std::move(structure));
 }
 

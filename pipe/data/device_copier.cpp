@@ -34,6 +34,11 @@ at::Tensor moved(const at::Tensor& tensor, c10::Device device) {
              : tensor.to(device, tensor.scalar_type(), /*non_blocking=*/isAccelerator(device));
 }
 
+void keepForCurrentStream(const at::Tensor& tensor) {
+  if (!tensor.defined() || !isAccelerator(tensor.device()) || !tensor.has_storage()) return;
+  keepFor(tensor, of(tensor.device()).getStream(tensor.device()));
+}
+
 DeviceCopier::DeviceCopier(const std::vector<c10::Device>& devices) {
   for (const c10::Device device : devices) {
     if (!isAccelerator(device) || sidesOf(device) != nullptr) continue;
@@ -111,7 +116,7 @@ void DeviceCopier::wait(PendingCopyPtr pending) {
   for (c10::Event& event : pending->here)
     event.block(stream);
   for (const at::Tensor& tensor : pending->tensors)
-    keepFor(tensor, stream);
+    keepForCurrentStream(tensor);
 }
 
 }  // namespace weft::pipe

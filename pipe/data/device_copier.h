@@ -27,6 +27,10 @@ inline bool isAccelerator(c10::Device device) { return !device.is_cpu() && !devi
 // streams.
 at::Tensor moved(const at::Tensor& tensor, c10::Device device);
 
+// Once the tensor is freed, its memory is not used again before its device's current stream has
+// done what it was given until then.
+void keepForCurrentStream(const at::Tensor& tensor);
+
 // Copies under way to one device. nullptr: there are none.
 struct PendingCopy {
   explicit PendingCopy(c10::Device device) : to(device) {}

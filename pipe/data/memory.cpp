@@ -1,10 +1,13 @@
 #include "pipe/data/memory.h"
 
 #include <ATen/TensorSubclassLikeUtils.h>
+#include <ATen/ops/cat.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/util/irange.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace weft::pipe {
@@ -41,6 +44,20 @@ bool reaches(std::int64_t distance, const Dimension* dimension, const Dimension*
   return false;
 }
 
+// Leaves inference mode, but stays without gradients.
+class KeepsTangents {
+ public:
+  explicit KeepsTangents(bool wanted) {
+    if (!wanted || !c10::InferenceMode::is_enabled()) return;
+    normal_.emplace(false);
+    no_grad_.emplace();
+  }
+
+ private:
+  std::optional<c10::InferenceMode> normal_;
+  std::optional<at::NoGradGuard> no_grad_;
+};
+
 }  // namespace
 
 const void* memoryOf(const at::Tensor& tensor) {
@@ -54,6 +71,18 @@ std::size_t firstSame(const std::vector<at::Tensor>& tensors, std::size_t k) {
   while (!tensors[first].is_same(tensors[k]))
     ++first;
   return first;
+}
+
+at::Tensor copyOf(const at::Tensor& tensor) {
+  const KeepsTangents guard(!tensor.is_inference());
+  return tensor.clone();
+}
+
+at::Tensor joined(const std::vector<at::Tensor>& tensors) {
+  const KeepsTangents guard(
+      std::none_of(tensors.begin(), tensors.end(),
+                   [](const at::Tensor& tensor) { return tensor.is_inference(); }));
+  return at::cat(tensors);
 }
 
 bool mayOverlap(const at::Tensor& one, const at::Tensor& other) {

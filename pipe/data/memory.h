@@ -14,6 +14,12 @@ const void* memoryOf(const at::Tensor& tensor);
 // The first place where the tensor at place k stands.
 std::size_t firstSame(const std::vector<at::Tensor>& tensors, std::size_t k);
 
+// `tensor.clone()`, but one that is no inference tensor gives none: in inference mode its tangent
+// of forward-mode AD would be lost, which a view keeps.
+at::Tensor copyOf(const at::Tensor& tensor);
+// The same for at::cat().
+at::Tensor joined(const std::vector<at::Tensor>& tensors);
+
 // False when no element of the one is an element of the other; true also where that cannot be told.
 bool mayOverlap(const at::Tensor& one, const at::Tensor& other);
 

@@ -59,6 +59,7 @@ std::vector<at::Tensor> runAgain(const ForwardRun& run, std::size_t i,
                    return pipeline.stages[j]->forwardAgain(batch, *mini_batch.tensors[j]);
                  });
     scope.checkRepeated(j);
+    run.cell({i, j}).sample().checkRepeated(walk.batch.tensors, j);
   }
   return std::move(walk.batch.tensors);
 }
@@ -112,7 +113,7 @@ void copy(std::vector<std::vector<at::Tensor>>& pieces) {
     const std::vector<at::Tensor> before = tensors;
     for (const auto k : c10::irange(tensors.size())) {
       const std::size_t first = firstSame(before, k);
-      tensors[k] = first < k ? at::Tensor(tensors[first]) : before[k].clone();
+      tensors[k] = first < k ? at::Tensor(tensors[first]) : copyOf(before[k]);
     }
   }
 }

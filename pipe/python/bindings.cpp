@@ -12,6 +12,7 @@
 #include "pipe/python/rng.h"
 #include "pipe/python/stage.h"
 #include "pipe/python/values.h"
+#include "pipe/python/workers.h"
 #include "third_party/torch/interpreter.h"
 #include "transport/base/interruption.h"
 
@@ -96,7 +97,7 @@ class Engine {
     }
     const bool single =
         structure.parts.size() == 1 && structure.parts[0].kind == Structure::Kind::kTensor;
-    if (!single) input.structure = shared(std::move(structure));
+    input.structure = shared(std::move(single ? structure.parts[0] : structure));
     input.chunks = chunks;
     input.training = training;
     input.checkpoint = checkpoint;
@@ -131,7 +132,8 @@ class Engine {
 
 const StageContext& contextNow() {
   const StageContext* const context = currentStage();
-  TORCH_CHECK(context != nullptr, "skip tensors move only while a stage of a Pipe runs");
+  TORCH_CHECK(context != nullptr && context->skips != nullptr,
+              "skip tensors move only while a stage of a Pipe runs");
   return *context;
 }
 
@@ -219,6 +221,7 @@ void bind(py::module_& module) {
   pipe.def("ensure_cuda_device_guard", &ensureCudaDeviceGuard,
            "torch._C._ensureCUDADeviceGuardSet(), for threads that end.");
   bindContext(pipe);
+  bindWorkers(pipe);
 }
 
 }  // namespace weft::pipe

@@ -79,6 +79,13 @@ bool isPlain(PyObject* object) {
          PyUnicode_CheckExact(object);
 }
 
+// A subclass that is Python's alone: the tensors that the engine makes of it are torch's own. Those
+// of a class with __torch_dispatch__ are of that class already.
+bool hasOwnClass(PyObject* tensor) {
+  return !THPVariable_CheckExact(tensor) &&
+         !THPVariable_Unpack(tensor).unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python);
+}
+
 bool isNamedTuple(PyObject* object) {
   return PyTuple_Check(object) && !PyTuple_CheckExact(object) &&
          PyObject_HasAttrString(object, "_make") != 0;
@@ -101,7 +108,8 @@ Structure apart(py::handle value, std::vector<at::Tensor>& tensors) {
   PyObject* const object = value.ptr();
   if (THPVariable_Check(object)) {
     tensors.push_back(THPVariable_Unpack(object));
-    return {};
+    return hasOwnClass(object) ? Structure{Kind::kTensor, held(py::type::of(value)), {}}
+                               : Structure();
   }
   if (PyTuple_CheckExact(object)) return sequence(Kind::kTuple, value, tensors);
   if (PyList_CheckExact(object)) return sequence(Kind::kList, value, tensors);
@@ -132,7 +140,11 @@ Structure apart(py::handle value, std::vector<at::Tensor>& tensors) {
 py::object build(const Structure& structure, const std::vector<at::Tensor>& tensors,
                  std::size_t& next) {
   if (structure.kind == Kind::kTensor) {
-    return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensors.at(next++)));
+    auto tensor = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensors.at(next++)));
+    // The class of this very tensor: as_subclass() would make a view of it, which is not to be
+    // written where the stage runs without a graph.
+    if (!structure.value.isNone()) tensor.attr("__class__") = heldIn(structure.value);
+    return tensor;
   }
   if (structure.kind == Kind::kValue) return heldIn(structure.value);
   py::list parts;

@@ -47,7 +47,7 @@ struct StageContext {
 };
 
 // A new StageContext::mini_batch. Any thread.
-std::uint64_t nextMiniBatchNumber();
+WEFT_API std::uint64_t nextMiniBatchNumber();
 
 // On the thread that calls a pipeline: whether that is part of a backward, or of a stage's
 // recomputation in another pipeline.
@@ -56,7 +56,7 @@ WEFT_API bool isRunAgain();
 // The run under way on this thread; nullptr outside of one.
 WEFT_API const StageContext* currentStage();
 
-class StageContextGuard {
+class WEFT_API StageContextGuard {
  public:
   explicit StageContextGuard(const StageContext& context);
   ~StageContextGuard();

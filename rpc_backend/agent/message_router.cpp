@@ -111,6 +111,8 @@ void MessageRouter::onControl(worker_id_t from, const IncomingMessage& in) {
   switch (type) {
     case ControlType::kCancel:
       return server_.onCancel(from, in.callId());
+    case ControlType::kCreationsLost:
+      return rrefs_.onCreationsLost(from, in.text());
     case ControlType::kDeviceProbe:
       return sender_.devices().onProbe(from, in.callId(), in.text());
     case ControlType::kDeviceProbed:
@@ -148,6 +150,7 @@ void MessageRouter::onPeerJoined(const transport::PeerInfo& peer) {
 
 void MessageRouter::onPeerReturned(const transport::PeerInfo& peer) {
   const auto outage = group_.noteReturn(static_cast<worker_id_t>(peer.rank));
+  rrefs_.onPeerReturned(static_cast<worker_id_t>(peer.rank));
   logWarning(transport::describePeer(peer.name, peer.rank) + " is back after " +
              transport::seconds(outage) +
              ": calls to it work again; RRefs that the two had of each other's values do not");

@@ -47,7 +47,7 @@ transport::EndpointOptions endpointOptions(const WeftRpcBackendOptions& options,
   out.reconnect_timeout = fromSeconds(options.reconnect_timeout);
   out.limits.max_message_bytes = options.max_message_bytes;
   out.limits.skip_too_large = true;
-  out.limits.max_buffers = kMaxTensors + 1;  // a payload and the tensors
+  out.limits.max_buffers = kMaxTensors + 2;  // a payload, the tensors and the byte behind them
   out.arena.enabled = environment::value(environment::kSharedMemory) != "0";
   out.bulk.enabled = environment::value(environment::kTcpConnections) != "1";
   return out;
@@ -80,7 +80,8 @@ struct WeftAgent::Parts {
                {[this](std::uint64_t id, FuturePtr request, Clock::time_point deadline) {
                   server.onOwnRequest(id, std::move(request), deadline);
                 },
-                std::move(config.send_delay), std::move(config.send_fault)}),
+                [this](std::uint64_t id) { server.onCancelOwn(id); }, std::move(config.send_delay),
+                std::move(config.send_fault)}),
         server(context, sender, group, rrefs, client, std::move(callback)),
         router(context, sender, group, rrefs, client, server, receive_pool.get()) {}
 
@@ -241,6 +242,7 @@ std::vector<std::int32_t> WeftAgent::barrier(float timeout_seconds, bool last) {
 }
 
 void WeftAgent::cancel(const JitFuture& answer) { parts_->client.cancel(answer); }
+void WeftAgent::cancel(const InlineWaiter::Handle& waiter) { parts_->client.cancel(waiter); }
 
 void WeftAgent::hurry() { parts_->context.hurried = true; }
 
@@ -298,6 +300,18 @@ void WeftAgent::addGilWaitTime(std::chrono::microseconds wait) {
                                                 std::memory_order_relaxed);
   parts_->context.metrics.gil_waits.fetch_add(1, std::memory_order_relaxed);
 }
+
+std::vector<WeftAgent::WaitingCall> WeftAgent::waitingCalls(std::size_t most) const {
+  std::vector<WaitingCall> calls;
+  const auto now = Clock::now();
+  for (const auto& call : parts_->client.oldestCalls(most)) {
+    calls.push_back({nameOf(call.peer), kindOf(call.type),
+                     std::chrono::duration<double>(now - call.started).count(), call.timeout});
+  }
+  return calls;
+}
+
+const AgentMetrics& WeftAgent::counters() const noexcept { return parts_->context.metrics; }
 
 std::unordered_map<std::string, std::string> WeftAgent::getMetrics() {
   checkProcess("metrics of RPC");

@@ -25,6 +25,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "rpc_backend/call/inline_waiter.h"
+#include "rpc_backend/core/metrics.h"
 #include "rpc_backend/core/options.h"
 #include "rpc_backend/rref/rref_lifecycle.h"
 #include "transport/base/api.h"
@@ -82,6 +84,8 @@ class WEFT_API WeftAgent : public RpcAgent, public std::enable_shared_from_this<
 
   // Cancels the call whose answer completes that future: nobody waits for it any more.
   void cancel(const JitFuture& answer);
+  // The same, of a call whose future only torch has.
+  void cancel(const InlineWaiter::Handle& waiter);
 
   // Static groups: waits until every worker has come here and no call is in flight. After the
   // `last` barrier, rank 0 stays until the others have seen it, because it may serve the Store.
@@ -100,6 +104,17 @@ class WEFT_API WeftAgent : public RpcAgent, public std::enable_shared_from_this<
   std::optional<std::string> lossOf(worker_id_t id) const;
   // A worker's name, also after it has left; "?" when there never was one.
   std::string nameOf(worker_id_t id) const;
+
+  // A call that waits for its answer.
+  struct WaitingCall {
+    std::string worker;
+    CallKind kind{};
+    double seconds = 0;       // so far
+    milliseconds timeout{0};  // 0: never
+  };
+  // The oldest first, at most `most`.
+  std::vector<WaitingCall> waitingCalls(std::size_t most) const;
+  const AgentMetrics& counters() const noexcept;
 
   // The values owned here that others refer to, and the references held here.
   std::vector<RRefRow> rrefReport() const;

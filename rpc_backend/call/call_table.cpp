@@ -92,6 +92,11 @@ std::optional<PendingCall> CallTable::takeCallOf(const JitFuture& future) {
   return found.empty() ? std::nullopt : std::optional(std::move(found.front()));
 }
 
+std::optional<PendingCall> CallTable::takeCallOf(const InlineWaiter::Handle& waiter) {
+  auto found = takeIf([&](const PendingCall& call) { return call.waiter.sameCall(waiter); });
+  return found.empty() ? std::nullopt : std::optional(std::move(found.front()));
+}
+
 std::vector<PendingCall> CallTable::takeFetches(const RRefKey& value) {
   std::vector<PendingCall> taken;
   const std::lock_guard lock(mutex_);
@@ -114,6 +119,19 @@ std::vector<PendingCall> CallTable::takeExpired(Clock::time_point now, Clock::ti
     next = std::min(next, call.deadline());
     return false;
   });
+}
+
+std::vector<CallTable::Waiting> CallTable::oldest(std::size_t most) const {
+  std::vector<Waiting> all;
+  {
+    const std::lock_guard lock(mutex_);
+    all.reserve(calls_.size());
+    for (const auto& [id, call] : calls_)
+      all.push_back({id, call.peer, call.type, call.started, call.timeout});
+  }
+  std::ranges::sort(all, {}, &Waiting::started);
+  if (all.size() > most) all.resize(most);
+  return all;
 }
 
 std::size_t CallTable::size() const {

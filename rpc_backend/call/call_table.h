@@ -58,11 +58,24 @@ class CallTable {
   std::vector<PendingCall> takeAllOf(worker_id_t peer);
   // The call that completes this future.
   std::optional<PendingCall> takeCallOf(const JitFuture& future);
+  // The call that this waiter waits for.
+  std::optional<PendingCall> takeCallOf(const InlineWaiter::Handle& waiter);
   std::vector<PendingCall> takeFetches(const RRefKey& value);
   std::vector<PendingCall> takeAll();
   // Takes what has expired at `now`; `next` becomes the earliest deadline that remains.
   std::vector<PendingCall> takeExpired(Clock::time_point now, Clock::time_point& next);
   std::size_t size() const;
+
+  // A call that waits for its answer.
+  struct Waiting {
+    std::uint64_t id = 0;
+    worker_id_t peer = -1;
+    MessageType type{};
+    Clock::time_point started{};
+    milliseconds timeout{0};  // 0: never
+  };
+  // The oldest first, at most `most`.
+  std::vector<Waiting> oldest(std::size_t most) const;
 
  private:
   template <typename Predicate>

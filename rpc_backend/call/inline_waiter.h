@@ -33,6 +33,10 @@ class WEFT_API InlineWaiter {
     Handle() = default;
     // Any thread. False: nobody waits there for this call; `completion` is left as it was.
     bool give(Completion& completion) const;
+    // Of the same call; no two empty ones are.
+    bool sameCall(const Handle& other) const {
+      return waiter_ != nullptr && waiter_ == other.waiter_ && ticket_ == other.ticket_;
+    }
 
    private:
     friend class InlineWaiter;
@@ -46,6 +50,8 @@ class WEFT_API InlineWaiter {
   // For the call that this thread is about to send. `displaced`: the completion that came already
   // for an earlier call since take(); another thread must run it.
   static Handle claim(Completion& displaced);
+  // The last one that this thread claimed and has not waited for; empty: none.
+  static Handle claimed();
   // Waits for the call that was sent, if any was, and completes it. Without the GIL. On Ctrl-C it
   // throws what the handler raised, and the call's completion goes to a completer.
   static void wait();

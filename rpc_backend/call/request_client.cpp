@@ -69,6 +69,23 @@ milliseconds leftOf(const PendingCall& call) {
 
 }  // namespace
 
+CallKind kindOf(MessageType type) {
+  switch (type) {
+    case MessageType::SCRIPT_CALL:
+      return CallKind::kScript;
+    case MessageType::PYTHON_CALL:
+      return CallKind::kPython;
+    case MessageType::SCRIPT_REMOTE_CALL:
+    case MessageType::PYTHON_REMOTE_CALL:
+      return CallKind::kRemote;
+    case MessageType::SCRIPT_RREF_FETCH_CALL:
+    case MessageType::PYTHON_RREF_FETCH_CALL:
+      return CallKind::kFetch;
+    default:
+      return CallKind::kOther;
+  }
+}
+
 FuturePtr RequestClient::newFuture() const {
   return c10::make_intrusive<JitFuture>(at::AnyClassType::get(), group_.devices());
 }
@@ -144,11 +161,11 @@ std::optional<std::string> RequestClient::reasonNotToSend(const Message& message
     rrefs_.lifecycle().undo(carried);
     transport::raiseInterrupt();
   }
-  return context_.me() + " has " + std::to_string(limit) + " calls to " +
-         group_.describe(call.peer) +
-         " in flight, which is its max_calls_in_flight, and there was no room in the " +
-         std::to_string(call.timeout.count()) +
-         " ms of this one: wait for some before making more, or raise the limit";
+  return transport::resourceExhausted(
+      context_.me() + " has " + std::to_string(limit) + " calls to " + group_.describe(call.peer) +
+      " in flight, which is its max_calls_in_flight, and there was no room in the " +
+      std::to_string(call.timeout.count()) +
+      " ms of this one: wait for some before making more, or raise the limit");
 }
 
 FuturePtr RequestClient::start(PendingCall call, std::uint64_t& id) {
@@ -173,7 +190,7 @@ void RequestClient::transmit(worker_id_t to, std::uint64_t id, const MessagePtr&
   bool interrupted = false;
   try {
     if (to == context_.rank) {
-      auto copy = copyForSelf(*message);
+      auto copy = copyForSelf(*message, map, context_.name);
       copy->setId(static_cast<std::int64_t>(id));
       hooks_.serve_own(id, completedFuture(copy, group_.devices()), CallContext::after(timeout));
       return;
@@ -242,12 +259,13 @@ void RequestClient::onAnswer(worker_id_t from, const std::shared_ptr<IncomingMes
   const auto thrown = transport::thrownBy([&] { takeAnswer(from, in, *call); });
   // The call is in no table any more: nobody else would end it.
   if (thrown && call->future)
-    fail(std::move(*call), "the answer could not be taken (" + *thrown + ")");
+    fail(std::move(*call),
+         transport::resourceExhausted("the answer could not be taken (" + *thrown + ")"));
 }
 
 void RequestClient::takeAnswer(worker_id_t from, const std::shared_ptr<IncomingMessage>& in,
                                PendingCall& call) {
-  context_.metrics.round_trip.add(Clock::now() - call.started);
+  context_.metrics.addRoundTrip(kindOf(call.type), Clock::now() - call.started);
   Completion read = completion(call, [this, in, from, asked = askedBy(call)](JitFuture& future) {
     readAnswer(from, *in, asked, future);
   });
@@ -275,7 +293,7 @@ void RequestClient::readAnswer(worker_id_t from, IncomingMessage& in, const Aske
       return;
     }
     rrefs_.lifecycle().onAnswerReceived(type, in.payload());
-    auto message = in.finish();
+    auto message = in.finish(distrustsPeers(context_.options.request_policy));
     auto storages = message->getStorages();
     future.markCompleted(std::move(message), std::move(storages));
   } catch (const std::exception& error) {
@@ -297,7 +315,7 @@ void RequestClient::onControlAck(worker_id_t from, const IncomingMessage& in) {
 void RequestClient::completeOwn(std::uint64_t id, const FuturePtr& made) {
   auto call = calls_.take(id, context_.rank);
   if (!call) return;
-  context_.metrics.round_trip.add(Clock::now() - call->started);
+  context_.metrics.addRoundTrip(kindOf(call->type), Clock::now() - call->started);
   complete(*call, completion(*call, [this, made, asked = askedBy(*call)](JitFuture& future) {
     const c10::MultiStreamGuard guard(streamsFromPool(group_.devices()));
     made->wait();  // it is complete: these streams wait for those that made the answer
@@ -379,8 +397,7 @@ void RequestClient::onPeerLost(worker_id_t peer, const std::string& reason) {
     fail(std::move(call), reason);
 }
 
-void RequestClient::cancel(const JitFuture& answer) {
-  auto call = calls_.takeCallOf(answer);
+void RequestClient::cancel(std::optional<PendingCall> call) {
   if (!call) return;
   // On the loop thread, which does not wait for room where this one would.
   sender_.endpoint()->runAfter(milliseconds(0), [this, parts = context_.parts, peer = call->peer,
@@ -411,8 +428,8 @@ void RequestClient::armTimer(Clock::time_point deadline) {
 }
 
 void RequestClient::giveUp(worker_id_t callee, MessageType type, std::uint64_t id) {
-  // This worker's own server has the same clock.
-  if (callee == context_.rank || !isUsers(type)) return;
+  if (!isUsers(type)) return;
+  if (callee == context_.rank) return hooks_.cancel_own(id);
   const auto error = sender_.sendControl(callee, WireKind::kControl, ControlType::kCancel, id, {});
   if (error) logDebug("a call could not be taken back: " + error.text());
 }

@@ -22,12 +22,17 @@
 
 namespace weft::rpc {
 
+// What a request asks for.
+CallKind kindOf(MessageType type);
+
 class RequestClient {
  public:
   struct Hooks {
     // Serves a request of this worker to itself, completed with its message on the streams that
     // made it; completeOwn() takes the answer.
     std::function<void(std::uint64_t id, FuturePtr request, Clock::time_point deadline)> serve_own;
+    // Loop thread: nobody waits for that one any more.
+    std::function<void(std::uint64_t id)> cancel_own;
     // For tests: how long a message is held back. May be empty.
     std::function<milliseconds(MessageType)> delay;
     // For tests: why a message is not sent; nothing: it is. May be empty.
@@ -66,8 +71,14 @@ class RequestClient {
   // The answer to a request of this worker to itself, completed as for serve_own. Worker thread.
   void completeOwn(std::uint64_t id, const FuturePtr& made);
 
-  // Nobody waits for that call any more: it fails, and its callee, if another worker, is told.
-  void cancel(const JitFuture& answer);
+  // The calls that wait for their answers, the oldest first, at most `most`.
+  std::vector<CallTable::Waiting> oldestCalls(std::size_t most) const {
+    return calls_.oldest(most);
+  }
+
+  // Nobody waits for that call any more: it fails, and its callee is told.
+  void cancel(const JitFuture& answer) { cancel(calls_.takeCallOf(answer)); }
+  void cancel(const InlineWaiter::Handle& waiter) { cancel(calls_.takeCallOf(waiter)); }
 
   // Fails all calls. After the endpoint has closed, before the completers stop.
   void close();
@@ -105,6 +116,7 @@ class RequestClient {
   void complete(const PendingCall& call, Completion completion);
   void takeAnswer(worker_id_t from, const std::shared_ptr<IncomingMessage>& in, PendingCall& call);
   void readAnswer(worker_id_t from, IncomingMessage& in, const Asked& asked, JitFuture& future);
+  void cancel(std::optional<PendingCall> call);
   // Loop thread. Tells the callee that nobody waits any more.
   void giveUp(worker_id_t callee, MessageType type, std::uint64_t id);
   void armTimer(Clock::time_point deadline);

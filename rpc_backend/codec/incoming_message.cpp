@@ -7,6 +7,7 @@
 
 #include <cstring>
 
+#include "rpc_backend/codec/device_copy.h"
 #include "rpc_backend/codec/message_codec.h"
 #include "rpc_backend/codec/shared_tensor.h"
 #include "transport/memory/exported_block.h"
@@ -67,7 +68,8 @@ transport::Result<std::shared_ptr<IncomingMessage>> IncomingMessage::begin(
     for (const std::uint64_t size : sizes)
       bytes += size;
     return Error(ErrorCode::kLimitExceeded,
-                 "there is no memory for the " + std::to_string(bytes) + " bytes of a message");
+                 transport::resourceExhausted("there is no memory for the " +
+                                              std::to_string(bytes) + " bytes of a message"));
   }
 }
 
@@ -156,6 +158,13 @@ transport::Result<std::shared_ptr<IncomingMessage>> IncomingMessage::parse(
     }
     ++next;
   }
+  if (head.staged) {
+    if (next == sizes.size() || sizes[next] != 1)
+      return Error(ErrorCode::kProtocol, "the byte behind copied tensors is missing");
+    if (buffers[next].data == nullptr) buffers[next] = {&in->whole_, 1, in};
+    in->staged_ = buffers[next].data;
+    ++next;
+  }
   if (next != sizes.size()) return Error(ErrorCode::kProtocol, "buffers that no tensor claims");
   std::span<const std::byte> token;
   if (head.device_memory && !reader.deviceToken(token))
@@ -178,14 +187,6 @@ void IncomingMessage::copyLent() {
 }
 
 namespace {
-// From pinned memory, which torch's allocator keeps until the copy is done, so that this thread
-// does not wait for it.
-at::Tensor toDevice(const at::Tensor& host, c10::Device device) {
-  if (device.is_cuda()) return host.pin_memory().to(device, /*non_blocking=*/true);
-  noteHostStaging();
-  return host.to(device, /*non_blocking=*/false);
-}
-
 // On the worker thread, because it takes long and the loop thread serves other peers.
 void fillPageTables(const at::Tensor& tensor) {
   const auto* data = static_cast<const std::byte*>(tensor.const_data_ptr());
@@ -193,16 +194,20 @@ void fillPageTables(const at::Tensor& tensor) {
 }
 }  // namespace
 
-MessagePtr IncomingMessage::finish() {
+MessagePtr IncomingMessage::finish(bool copy_shared) {
   payload();  // copies it out of shared memory
+  TORCH_CHECK(staged_ == nullptr || *staged_ == std::byte{1},
+              "Weft RPC: the sender could not copy a tensor of this message from its device; its "
+              "log says why.");
   copyLent();
   std::vector<at::Tensor> tensors;
   tensors.reserve(slots_.size());
   for (Slot& slot : slots_) {
     at::Tensor tensor = std::move(slot.tensor);
     if (slot.shared) fillPageTables(tensor);
+    // What is parsed must not change meanwhile.
+    if (slot.shared && (copy_shared || slot.form == TensorForm::kPickled)) tensor = tensor.clone();
     if (slot.form == TensorForm::kPickled) {
-      if (slot.shared) tensor = tensor.clone();  // the sender must not change it while it is parsed
       auto unpickled =
           torch::distributed::rpc::wireDeserialize(tensor.const_data_ptr(), tensor.nbytes());
       TORCH_CHECK(unpickled.second.size() == 1, "Weft RPC: a pickled tensor held ",

@@ -55,8 +55,10 @@ class IncomingMessage {
   }
 
   // Worker thread, once, after the buffers have been read: unpickles what was pickled,
-  // moves tensors to their devices (on the current streams). Throws c10::Error.
-  MessagePtr finish();
+  // moves tensors to their devices (on the current streams). `copy_shared`: tensors in memory that
+  // the sender could still write to are copied, so that no operator sees elements change after it
+  // has checked them. Throws c10::Error.
+  MessagePtr finish(bool copy_shared = false);
 
  private:
   IncomingMessage() = default;
@@ -88,6 +90,9 @@ class IncomingMessage {
   // Of the slots of form kDevice, in their order.
   std::vector<DeviceTensorSpec> lent_;
   std::vector<std::byte> token_;
+  // Not null: 1 there says that the sender has copied all tensors from its devices.
+  const std::byte* staged_ = nullptr;
+  std::byte whole_{0};
   DeviceTransfer* devices_ = nullptr;
   std::shared_ptr<BorrowedMemory> borrowed_;
 };

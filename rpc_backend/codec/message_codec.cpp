@@ -22,17 +22,6 @@ std::size_t itemSize(std::uint8_t dtype) {
 
 namespace {
 
-std::span<const std::byte> bytesOf(const at::Tensor& tensor) {
-  return {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()};
-}
-
-OwnedBuffer ownedBytes(const at::Tensor& tensor) {
-  auto* data = static_cast<std::byte*>(const_cast<void*>(tensor.const_data_ptr()));
-  // The storage is held, not the tensor: a tensor may own a Python object, and the last owner may
-  // be released on a thread that must not wait for the GIL.
-  return {data, tensor.nbytes(), std::make_shared<c10::Storage>(tensor.storage())};
-}
-
 // Of a string, or a vector of characters.
 template <typename Text>
 OwnedBuffer ownedText(Text text) {
@@ -85,9 +74,9 @@ void encodeTensor(const at::Tensor& tensor, OutgoingTensor& out, GapBudget& gaps
   describeGaps(tensor, meta, gaps);
   meta.form = out.form;
   meta.is_inline = out.form == TensorForm::kDense && meta.bytes <= kInlineTensorBytes;
-  if (meta.is_inline) meta.inline_bytes = bytesOf(out.dense);
+  if (meta.is_inline) meta.inline_bytes = {out.bytes.data, out.bytes.size};
   writer.tensor(meta);
-  if (out.form == TensorForm::kDense && !meta.is_inline) buffers.push_back(ownedBytes(out.dense));
+  if (out.form == TensorForm::kDense && !meta.is_inline) buffers.push_back(std::move(out.bytes));
 }
 
 // A copy with the strides that a peer would see.
@@ -124,14 +113,16 @@ transport::Message encode(WireKind kind, std::uint64_t call_id, const MessagePtr
   transport::Message out;
   const auto& payload = message->payload();
   const auto& tensors = message->tensors();
-  TORCH_CHECK(tensors.size() <= kMaxTensors, "Weft RPC: a message to worker '", peer, "' has ",
-              tensors.size(), " tensors, and the limit is ", kMaxTensors,
-              ". Send them in several calls, or as fewer, larger tensors.");
+  TORCH_CHECK(
+      tensors.size() <= kMaxTensors, "Weft RPC: a message to worker '", peer, "' has ",
+      tensors.size(), " tensors, and the limit is ", kMaxTensors,
+      transport::resourceExhausted(". Send them in several calls, or as fewer, larger tensors."));
   OutgoingTensors prepared =
       prepare(tensors, {peer, device_map, {lender.to, kind, call_id}, lender.devices});
   WireHeader header;
   header.kind = kind;
   header.device_memory = !prepared.token.empty();
+  header.staged = prepared.staging != nullptr;
   header.type = static_cast<std::uint16_t>(message->type());
   header.call_id = call_id;
   header.timeout_ms = onTheWire(timeout);
@@ -146,6 +137,11 @@ transport::Message encode(WireKind kind, std::uint64_t call_id, const MessagePtr
   for (std::size_t i = 0; i < tensors.size(); ++i)
     encodeTensor(tensors[i], prepared.tensors[i], gaps, writer, out.buffers);
   if (header.device_memory) writer.deviceToken(prepared.token);
+  if (const auto& staging = prepared.staging) {
+    staging->locate(out.buffers);
+    out.buffers.push_back({staging->whole(), 1, staging});
+    out.filling = staging;
+  }
   return out;
 }
 
@@ -161,7 +157,8 @@ transport::Message encodeControl(WireKind kind, std::uint16_t type, std::uint64_
   return out;
 }
 
-MessagePtr copyForSelf(const Message& message) {
+MessagePtr copyForSelf(const Message& message, const DeviceMap& device_map,
+                       const std::string& self) {
   std::vector<at::Tensor> tensors;
   tensors.reserve(message.tensors().size());
   GapBudget gaps;
@@ -171,6 +168,7 @@ MessagePtr copyForSelf(const Message& message) {
       continue;
     }
     at::Tensor copy = copyTensor(tensor.detach(), gaps);
+    if (!device_map.empty()) copy = copy.to(mapDevice(tensor.device(), device_map, self));
     copy.set_requires_grad(tensor.requires_grad());
     tensors.push_back(std::move(copy));
   }

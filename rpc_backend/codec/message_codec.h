@@ -39,7 +39,9 @@ transport::Message encodeControl(WireKind kind, std::uint16_t type, std::uint64_
                                  const std::string& text);
 
 // A message as the same process would receive it from itself: tensors do not share
-// memory with the original, so that autograd sees two different leaves.
-MessagePtr copyForSelf(const Message& message);
+// memory with the original, so that autograd sees two different leaves. They go where `device_map`
+// says, if it says anything; `self` names this worker in errors.
+MessagePtr copyForSelf(const Message& message, const DeviceMap& device_map = {},
+                       const std::string& self = {});
 
 }  // namespace weft::rpc

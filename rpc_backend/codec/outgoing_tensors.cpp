@@ -1,8 +1,6 @@
 #include "rpc_backend/codec/outgoing_tensors.h"
 
 #include <ATen/ATen.h>
-#include <c10/core/Event.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/distributed/rpc/utils.h>
 
 #include <algorithm>
@@ -12,37 +10,16 @@
 
 namespace weft::rpc {
 
+using transport::OwnedBuffer;
+
 namespace {
 
-// Copies from devices to the host that are under way together.
-class HostCopies {
- public:
-  // Host memory that holds the tensor's elements after wait().
-  at::Tensor begin(const at::Tensor& dense) {
-    if (!dense.is_cuda()) {
-      noteHostStaging();
-      return dense.to(c10::kCPU, /*non_blocking=*/false);
-    }
-    const auto options = dense.options().device(c10::kCPU).pinned_memory(true);
-    at::Tensor host = at::empty_strided(dense.sizes(), dense.strides(), options);
-    host.copy_(dense, /*non_blocking=*/true);
-    if (std::find(devices_.begin(), devices_.end(), dense.device()) == devices_.end())
-      devices_.push_back(dense.device());
-    return host;
-  }
-  void wait() {
-    for (const c10::Device& device : devices_) {
-      const c10::impl::VirtualGuardImpl guard(device.type());
-      c10::Event copied(device.type());
-      copied.record(guard.getStream(device));
-      copied.synchronize();
-    }
-    devices_.clear();
-  }
-
- private:
-  std::vector<c10::Device> devices_;
-};
+OwnedBuffer bytesOf(const at::Tensor& host) {
+  auto* data = static_cast<std::byte*>(const_cast<void*>(host.const_data_ptr()));
+  // The storage is held, not the tensor: a tensor may own a Python object, and the last owner may
+  // be released on a thread that must not wait for the GIL.
+  return {data, host.nbytes(), std::make_shared<c10::Storage>(host.storage())};
+}
 
 std::string pickled(const at::Tensor& tensor, const std::string& peer) {
   try {
@@ -108,6 +85,32 @@ void lend(OutgoingTensors& out, const Recipient& to) {
   }
 }
 
+// The bytes of dense ones.
+void toHost(OutgoingTensors& out, const Recipient& to) {
+  const auto staging = std::make_shared<HostStaging>();
+  for (OutgoingTensor& tensor : out.tensors) {
+    if (tensor.form != TensorForm::kDense) continue;
+    if (!tensor.dense.is_cpu() && to.devices != nullptr)
+      to.devices->countStaged(tensor.dense.nbytes());
+    if (tensor.dense.is_cuda()) {
+      staging->add(tensor.dense);
+      continue;
+    }
+    if (!tensor.dense.is_cpu()) {
+      noteHostStaging();
+      tensor.dense = tensor.dense.to(c10::kCPU, /*non_blocking=*/false);
+    }
+    tensor.bytes = bytesOf(tensor.dense);
+  }
+  if (staging->empty()) return;
+  staging->begin();
+  if (!staging->awaitFirst()) out.staging = staging;
+  std::size_t next = 0;
+  for (OutgoingTensor& tensor : out.tensors)
+    if (tensor.form == TensorForm::kDense && tensor.dense.is_cuda())
+      tensor.bytes = staging->bytes(next++);
+}
+
 }  // namespace
 
 bool isPlain(const at::Tensor& tensor) {
@@ -123,13 +126,7 @@ OutgoingTensors prepare(const std::vector<at::Tensor>& tensors, const Recipient&
   for (const at::Tensor& tensor : tensors)
     out.tensors.push_back(describe(tensor, to));
   lend(out, to);
-  HostCopies copies;
-  for (OutgoingTensor& tensor : out.tensors) {
-    if (tensor.form != TensorForm::kDense || tensor.dense.is_cpu()) continue;
-    if (to.devices != nullptr) to.devices->countStaged(tensor.dense.nbytes());
-    tensor.dense = copies.begin(tensor.dense);
-  }
-  copies.wait();
+  toHost(out, to);
   return out;
 }
 

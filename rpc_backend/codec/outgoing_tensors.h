@@ -1,9 +1,8 @@
 // The tensors of a message in the forms in which they go.
 //
 // A dense CPU tensor goes as it is. One on a CUDA device is lent to a worker that can read that
-// device's memory (DeviceTransfer), and else copied to pinned host memory on the current stream:
-// all tensors of a message at once, and one event for each device is waited for. What is not only
-// elements in memory is pickled by torch.
+// device's memory (DeviceTransfer), and else copied to pinned host memory (HostStaging), large ones
+// while they are being sent. What is not only elements in memory is pickled by torch.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "rpc_backend/codec/device_transfer.h"
+#include "rpc_backend/codec/host_staging.h"
 #include "rpc_backend/wire/wire.h"
 
 namespace weft::rpc {
@@ -20,13 +20,15 @@ namespace weft::rpc {
 struct OutgoingTensor {
   TensorForm form = TensorForm::kUndefined;
   c10::Device target{c10::kCPU};  // where the receiver puts it
-  at::Tensor dense;               // kDense: in host memory; kDevice: on its device
+  at::Tensor dense;               // kDense, kDevice
+  transport::OwnedBuffer bytes;   // kDense
   std::string pickle;             // kPickled
 };
 
 struct OutgoingTensors {
   std::vector<OutgoingTensor> tensors;
   std::vector<std::byte> token;  // not empty: some are kDevice, and this says where they lie
+  std::shared_ptr<HostStaging> staging;  // not null: some bytes are not there; see awaitFirst()
 };
 
 // Who gets the message.

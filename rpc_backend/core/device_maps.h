@@ -24,6 +24,9 @@ c10::Device mapDevice(c10::Device device, const DeviceMap& map, const std::strin
 // One stream of the pool per device; empty for no devices. Any thread.
 std::vector<c10::Stream> streamsFromPool(const std::vector<c10::Device>& devices);
 
+// This thread's current stream of each device.
+std::vector<c10::Stream> currentStreams(const std::vector<c10::Device>& devices);
+
 // A completed future of `message` on these devices. Who waits for it on another thread, or gets it
 // in a callback, has streams that wait for those of this thread.
 FuturePtr completedFuture(const MessagePtr& message, const std::vector<c10::Device>& devices);

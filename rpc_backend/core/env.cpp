@@ -33,6 +33,11 @@ constexpr std::array kTable{
              "interface name or numeric address to listen on; unset: the one that reaches the "
              "master"},
     Variable{kLogLevel, "warning", "error, warning, info or debug"},
+    Variable{kHangReport, "60",
+             "seconds after which a worker logs what a call or a collective waits for; 0: never"},
+    Variable{kMetrics, "",
+             "host:port at which a worker serves its figures as Prometheus text, once it has "
+             "joined; port 0: any free one, which is logged at info"},
     Variable{kAsDefault, "0",
              "1: importing Weft makes it the default backend of init_rpc and translates "
              "TensorPipeRpcBackendOptions"},

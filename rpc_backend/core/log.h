@@ -1,5 +1,6 @@
-// Weft's log lines, on c10's logging. WEFT_LOG_LEVEL (error, warning, info, debug;
-// default warning) decides what is shown. Any thread.
+// Weft's log lines: to standard error by c10's logging, or to a reader in this process, such as
+// Python's logging. WEFT_LOG_LEVEL (error, warning, info, debug; default warning) decides what is
+// shown, until setLogLevel(). Any thread.
 #pragma once
 
 #include <string>
@@ -12,6 +13,12 @@ namespace weft::rpc {
 using transport::LogLevel;
 
 LogLevel logLevel() noexcept;
+// For the transport, too.
+WEFT_API void setLogLevel(LogLevel level) noexcept;
+// From now on the lines go there instead; null: to standard error. It must not block.
+WEFT_API void setLogReader(transport::LogSink reader) noexcept;
+// As without a reader.
+WEFT_API void logToStandardError(LogLevel level, const std::string& text);
 WEFT_API void logLine(LogLevel level, const std::string& text);
 
 inline void logWarning(const std::string& text) { logLine(LogLevel::kWarning, text); }
@@ -19,6 +26,6 @@ inline void logInfo(const std::string& text) { logLine(LogLevel::kInfo, text); }
 inline void logDebug(const std::string& text) { logLine(LogLevel::kDebug, text); }
 
 // Sends the transport's log lines here as well.
-void adoptTransportLog();
+WEFT_API void adoptTransportLog();
 
 }  // namespace weft::rpc

@@ -9,6 +9,9 @@
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <vector>
+
+#include "transport/base/api.h"
 
 namespace weft::rpc {
 
@@ -27,16 +30,39 @@ class ActiveCount {
   std::condition_variable zero_;
 };
 
+// What a call asks for.
+enum class CallKind : std::uint8_t {
+  kScript,  // an operator, or a TorchScript function
+  kPython,
+  kRemote,  // the creation of an RRef
+  kFetch,   // an RRef's value
+  kOther,   // messages about RRefs, backward passes
+};
+inline constexpr std::array<const char*, 5> kCallKinds{"script", "python", "remote", "fetch",
+                                                       "other"};
+
 // A histogram of durations with four buckets per power of two: a quantile is exact within 19%.
-class DurationHistogram {
+class WEFT_API DurationHistogram {
  public:
   void add(std::chrono::nanoseconds duration);
   std::uint64_t count() const;
   double quantileMicroseconds(double quantile) const;  // 0 when empty
+  std::chrono::nanoseconds total() const {
+    return std::chrono::nanoseconds(total_ns_.load(std::memory_order_relaxed));
+  }
+  // How many lie below 2^10 ns, 2^12 ns, … 2^38 ns, and how many there are.
+  std::vector<std::uint64_t> cumulative() const;
+  static std::vector<double> boundsInSeconds();  // for all but the last
+
+  void addAll(const DurationHistogram& other);
 
  private:
   static constexpr std::size_t kBuckets = 4 * 40;  // up to 2^40 ns, 18 minutes
+  std::uint64_t at(std::size_t bucket) const {
+    return buckets_[bucket].load(std::memory_order_relaxed);
+  }
   std::array<std::atomic<std::uint64_t>, kBuckets> buckets_{};
+  std::atomic<std::int64_t> total_ns_{0};
 };
 
 struct AgentMetrics {
@@ -51,7 +77,11 @@ struct AgentMetrics {
   std::atomic<std::uint64_t> requests_dropped{0};  // given up before they began
   std::atomic<std::uint64_t> gil_wait_us{0};
   std::atomic<std::uint64_t> gil_waits{0};
-  DurationHistogram round_trip;
+  std::array<DurationHistogram, kCallKinds.size()> round_trips;  // by CallKind
+
+  void addRoundTrip(CallKind kind, std::chrono::nanoseconds duration) {
+    round_trips[static_cast<std::size_t>(kind)].add(duration);
+  }
 
   // Those of calls as text, under TensorPipe's key names where it has one.
   void addTo(std::unordered_map<std::string, std::string>& out) const;

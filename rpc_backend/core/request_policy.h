@@ -26,6 +26,11 @@ enum class RequestPolicy : std::uint8_t {
 WEFT_API RequestPolicy parseRequestPolicy(const std::string& name);
 WEFT_API const char* toString(RequestPolicy policy) noexcept;
 
+// Under kAny a peer may run code here anyway.
+constexpr bool distrustsPeers(RequestPolicy policy) noexcept {
+  return policy != RequestPolicy::kAny;
+}
+
 // The message inside the wrappers of autograd and profiling.
 struct Innermost {
   MessageType type;

@@ -37,10 +37,10 @@ class Reader {
     const auto bytes = take(number<std::uint16_t>());
     return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
   }
-  // A number of things that take at least one byte each.
-  std::uint32_t count() {
+  // A number of things that take at least so many bytes each: a few bytes do not ask for much.
+  std::uint32_t count(std::size_t least) {
     const auto value = number<std::uint32_t>();
-    check(value <= rest_.size());
+    check(value <= rest_.size() / least);
     return value;
   }
   void check(bool fits) const { TORCH_CHECK(fits, "a token of device memory is malformed"); }
@@ -80,18 +80,18 @@ std::vector<std::byte> IpcToken::toBytes() const {
 IpcToken IpcToken::fromBytes(std::span<const std::byte> bytes) {
   Reader reader(bytes);
   IpcToken token;
-  token.devices.resize(reader.count());
+  token.devices.resize(reader.count(2 * sizeof(std::uint16_t)));
   for (auto& [bus_id, event] : token.devices) {
     bus_id = reader.text();
     event = reader.text();
   }
-  token.segments.resize(reader.count());
+  token.segments.resize(reader.count(sizeof(std::uint8_t) + sizeof(std::uint16_t)));
   for (auto& [device, handle] : token.segments) {
     device = reader.number<std::uint8_t>();
     reader.check(device < token.devices.size());
     handle = reader.text();
   }
-  token.places.resize(reader.count());
+  token.places.resize(reader.count(sizeof(std::uint32_t) + sizeof(std::uint64_t)));
   for (auto& [segment, offset] : token.places) {
     segment = reader.number<std::uint32_t>();
     offset = reader.number<std::uint64_t>();

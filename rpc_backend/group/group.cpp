@@ -74,6 +74,9 @@ void Group::join(const GroupSecret& secret) {
     admit(member);
   if (secret.auth == "store" && spansHosts(all, self)) transport::warnOfKeyInStore();
   all.push_back(self);
+  // Every worker finds the same fault first.
+  std::sort(all.begin(), all.end(),
+            [](const MemberRecord& a, const MemberRecord& b) { return a.rank < b.rank; });
   checkDeviceMaps(all, isStatic());
   {
     const std::lock_guard lock(mutex_);
@@ -189,6 +192,12 @@ DeviceMap Group::requestMap(const std::string& peer) const {
 }
 
 DeviceMap Group::answerMap(const std::string& peer) const {
+  if (peer == context_.name) {
+    DeviceMap back;
+    for (const auto& [from, to] : requestMap(peer))
+      back.insert_or_assign(to, from);
+    return back;
+  }
   const std::lock_guard lock(mutex_);
   const auto found = reverse_maps_.find(peer);
   return found == reverse_maps_.end() ? DeviceMap{} : found->second;

@@ -1,5 +1,6 @@
 #include "rpc_backend/python/bindings.h"
 
+#include <pybind11/stl.h>
 #include <torch/csrc/distributed/rpc/python_rpc_handler.h>
 #include <torch/csrc/distributed/rpc/request_callback_impl.h>
 #include <torch/csrc/utils/pybind.h>
@@ -162,6 +163,26 @@ std::shared_ptr<WeftAgent> makeAgent(const c10::intrusive_ptr<c10d::Store>& stor
                 : WeftAgent::create(std::move(config), std::move(callback));
 }
 
+std::vector<std::tuple<std::string, std::string, double, double>> waitingCalls(
+    const WeftAgent& agent, std::size_t most) {
+  std::vector<std::tuple<std::string, std::string, double, double>> rows;
+  for (const auto& call : agent.waitingCalls(most)) {
+    rows.emplace_back(call.worker, kCallKinds[static_cast<std::size_t>(call.kind)], call.seconds,
+                      std::chrono::duration<double>(call.timeout).count());
+  }
+  return rows;
+}
+
+std::map<std::string, std::pair<std::vector<std::uint64_t>, double>> roundTrips(
+    const WeftAgent& agent) {
+  std::map<std::string, std::pair<std::vector<std::uint64_t>, double>> rows;
+  for (std::size_t kind = 0; kind < kCallKinds.size(); ++kind) {
+    const DurationHistogram& one = agent.counters().round_trips[kind];
+    rows[kCallKinds[kind]] = {one.cumulative(), std::chrono::duration<double>(one.total()).count()};
+  }
+  return rows;
+}
+
 void bindAgent(py::module_& module) {
   py::class_<FaultOptions>(module, "FaultOptions", "Faults on purpose, for tests.")
       .def(py::init<>())
@@ -194,10 +215,17 @@ void bindAgent(py::module_& module) {
            [](const WeftAgent& self, worker_id_t rank) { return self.getWorkerInfo(rank); })
       .def("loss_of", &WeftAgent::lossOf, py::arg("rank"),
            "Why that worker is lost; None while it is not.", no_gil)
+      .def("_waiting_calls", &waitingCalls, py::arg("most"),
+           "The oldest calls that wait: (worker, kind, seconds so far, timeout in seconds).")
+      .def("_round_trips", &roundTrips,
+           "By kind of call: how many took at most each bound, and the seconds of all.")
       .def("rref_report", &rrefReport, "The rows of weft.rref_report().")
       .def("warn_about_leaked_rrefs", &WeftAgent::warnAboutLeakedRRefs, py::arg("ignored"), no_gil,
            "One warning for each value here that others still refer to.")
       .def("_get_backend_options", &WeftAgent::options, py::return_value_policy::copy)
+      .def_property_readonly(
+          "devices", [](const WeftAgent& agent) { return agent.getDevices(); },
+          "Those that tensors may come to or go from.")
       .def_property_readonly("has_devices",
                              [](const WeftAgent& self) { return !self.getDevices().empty(); })
       .def_property_readonly("is_static_group", &WeftAgent::isStaticGroup)
@@ -232,6 +260,8 @@ void bindEnvironment(py::module_& module) {
         return rows;
       },
       "Every environment variable Weft reads: (name, default, meaning).");
+  module.def("_round_trip_bounds", &DurationHistogram::boundsInSeconds,
+             "The bounds of _round_trips(), in seconds; the last count has none.");
   module.def("unknown_environment", &env::unknownNames,
              "Names in the environment that look like Weft's and are not.");
 }
@@ -249,6 +279,7 @@ void bind(py::module_& module) {
   bindDeadlines(module);
   bindMemory(module);
   bindEnvironment(module);
+  bindLog(module);
 }
 
 }  // namespace weft::rpc

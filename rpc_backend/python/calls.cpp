@@ -233,6 +233,17 @@ std::optional<PyRRef> remoteBuiltin(const WorkerInfo& to, const std::string& nam
   return PyRRef(rref);
 }
 
+// Of a call whose future only torch has. Without the GIL.
+void waitInline() {
+  const InlineWaiter::Handle waiter = InlineWaiter::claimed();
+  try {
+    InlineWaiter::wait();
+  } catch (...) {
+    if (const auto agent = currentAgent()) agent->cancel(waiter);
+    throw;
+  }
+}
+
 }  // namespace
 
 void awaitAnswer(JitFuture& answer) {
@@ -262,8 +273,8 @@ void bindCalls(py::module_& module) {
              py::arg("args"), py::arg("kwargs"),
              "remote of a built-in operator: its RRef; None when torch should do it.");
   module.def("_take_waiter", &InlineWaiter::take, "This thread will wait for its next call.");
-  module.def("_wait_inline", &InlineWaiter::wait, py::call_guard<py::gil_scoped_release>(),
-             "Waits for that call and completes its future.");
+  module.def("_wait_inline", &waitInline, py::call_guard<py::gil_scoped_release>(),
+             "Waits for that call and completes its future; Ctrl-C cancels it.");
   module.def("_leave_waiter", &InlineWaiter::leave, py::call_guard<py::gil_scoped_release>(),
              "After a failure: nobody waits any more.");
 }

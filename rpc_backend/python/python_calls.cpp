@@ -1,5 +1,7 @@
-// rpc_sync of a Python function, and waits for torch's futures (weft/_torch/patches/calls.py,
-// futures.py), both so that Ctrl-C ends them with what its handler raised.
+// rpc_sync and rpc_async of a Python function, and waits for torch's futures
+// (weft/_torch/patches/calls.py, futures.py): a call raises what its function raised, and Ctrl-C
+// ends a wait with what its handler raised.
+#include <ATen/ThreadLocalState.h>
 #include <torch/csrc/distributed/autograd/utils.h>
 #include <torch/csrc/distributed/rpc/py_rref.h>
 #include <torch/csrc/distributed/rpc/python_call.h>
@@ -17,6 +19,7 @@
 #include "rpc_backend/call/inline_waiter.h"
 #include "rpc_backend/core/future_wait.h"
 #include "rpc_backend/python/bindings.h"
+#include "rpc_backend/python/held_exception.h"
 
 namespace py = pybind11;
 
@@ -31,16 +34,12 @@ using torch::distributed::rpc::PythonRpcHandler;
 using torch::distributed::rpc::SerializedPyObj;
 using torch::jit::PythonFutureWrapper;
 
-// The answer's object. An unpickler that fails, and an exception of the function's, give the errors
-// of torch's futures (toPyJitFuture in torch's python_functions.cpp); what is no Exception, such as
-// KeyboardInterrupt, goes on as it is: torch makes a RuntimeError of it. Without the GIL.
-py::object unpickled(const SerializedPyObj& answer) {
-  auto& handler = PythonRpcHandler::getInstance();
-  const py::gil_scoped_acquire gil;
+// The object of an answer. If the unpickler fails, the error is the one that torch's futures have
+// (toPyJitFuture in torch's python_functions.cpp); what is no Exception, such as KeyboardInterrupt,
+// goes on as it is. With the GIL.
+py::object unpickled(PythonRpcHandler& handler, const SerializedPyObj& answer) {
   try {
-    py::object value = handler.deserialize(answer);
-    handler.handleExceptionGILHeld(value);
-    return value;
+    return handler.deserialize(answer);
   } catch (py::error_already_set& error) {
     if (!error.matches(PyExc_Exception)) throw;
     if (error.matches(PyExc_ValueError)) throw py::value_error(error.what());
@@ -49,24 +48,81 @@ py::object unpickled(const SerializedPyObj& answer) {
   }
 }
 
+// Gives `take` what the function returned; throws error_already_set with what it raised. Without
+// the GIL, which `take` has.
+template <typename Take>
+auto withValue(const Message& answer, Take&& take) {
+  MessageType type = answer.type();
+  const auto response = torch::distributed::rpc::deserializeResponse(answer, type);
+  TORCH_CHECK(type == MessageType::PYTHON_RET, "Unrecognized response message type ", type);
+  const SerializedPyObj& pickled = static_cast<PythonResp&>(*response).serializedPyObj();
+  auto& handler = PythonRpcHandler::getInstance();
+  const py::gil_scoped_acquire gil;
+  py::object value = unpickled(handler, pickled);
+  handler.handleExceptionGILHeld(value);
+  return take(std::move(value));
+}
+
+FuturePtr send(const WorkerInfo& to, std::string pickled, std::vector<at::Tensor> tensors,
+               float timeout, bool async_execution) {
+  auto message =
+      PythonCall(SerializedPyObj(std::move(pickled), std::move(tensors)), async_execution)
+          .toMessage();
+  return torch::distributed::autograd::sendMessageWithAutograd(
+      *RpcAgent::getCurrentRpcAgent(), to, std::move(message), /*forceGradRecording=*/true,
+      timeout);
+}
+
 // As pyRpcPythonUdf and a wait for its future. With a future in between, the unpickler runs inside
 // of that future's callback, and so do the handlers of signals: what they raise became its text.
 py::object callPython(const WorkerInfo& to, std::string pickled, std::vector<at::Tensor> tensors,
                       float timeout, bool async_execution) {
   const py::gil_scoped_release no_gil;
-  auto message =
-      PythonCall(SerializedPyObj(std::move(pickled), std::move(tensors)), async_execution)
-          .toMessage();
   const ScopedInlineWaiter waiter;
-  const auto future = torch::distributed::autograd::sendMessageWithAutograd(
-      *RpcAgent::getCurrentRpcAgent(), to, std::move(message), /*forceGradRecording=*/true,
-      timeout);
+  const auto future = send(to, std::move(pickled), std::move(tensors), timeout, async_execution);
   awaitAnswer(*future);
-  const auto answer = future->constValue().toCustomClass<Message>();
-  MessageType type = answer->type();
-  const auto response = torch::distributed::rpc::deserializeResponse(*answer, type);
-  TORCH_CHECK(type == MessageType::PYTHON_RET, "Unrecognized response message type ", type);
-  return unpickled(static_cast<PythonResp&>(*response).serializedPyObj());
+  return withValue(*future->constValue().toCustomClass<Message>(),
+                   [](py::object value) { return value; });
+}
+
+// As `error`, which may be Python's own: that one may be thrown only once.
+std::exception_ptr heldError(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const py::error_already_set& raised) {
+    const py::gil_scoped_acquire gil;
+    return std::make_exception_ptr(HeldException(raised));
+  } catch (...) {
+    return error;
+  }
+}
+
+// Completes `value` with the answer's value or error. Without the GIL.
+void settle(JitFuture& value, JitFuture& answer) {
+  if (answer.hasError()) {
+    value.setError(answer.exception_ptr());
+    return;
+  }
+  try {
+    value.markCompleted(withValue(*answer.constValue().toCustomClass<Message>(),
+                                  [](const py::object& made) {
+                                    return torch::jit::toIValue(made, at::PyObjectType::get());
+                                  }),
+                        answer.storages());
+  } catch (const std::exception&) {
+    value.setErrorIfNeeded(heldError(std::current_exception()));
+  }
+}
+
+// As pyRpcPythonUdf, whose future has of an exception only its text.
+std::shared_ptr<PythonFutureWrapper> startPython(const WorkerInfo& to, std::string pickled,
+                                                 std::vector<at::Tensor> tensors, float timeout,
+                                                 bool async_execution) {
+  const auto answer = send(to, std::move(pickled), std::move(tensors), timeout, async_execution);
+  auto value = answer->createInstance(at::PyObjectType::get());
+  answer->addCallback(
+      at::wrapPropagateTLSState([value](JitFuture& answered) { settle(*value, answered); }));
+  return std::make_shared<PythonFutureWrapper>(std::move(value));
 }
 
 // The value that another thread makes of a `remote` to this worker itself.
@@ -83,9 +139,14 @@ void awaitOwnValue(const PyRRef& rref) {
 }  // namespace
 
 void bindPythonCalls(py::module_& module) {
+  translateHeldExceptions();
   module.def("_call_python", &callPython, py::arg("to"), py::arg("pickled"), py::arg("tensors"),
              py::arg("timeout"), py::arg("async_execution"),
              "rpc_sync of a pickled call: what it returned.");
+  module.def("_start_python", &startPython, py::arg("to"), py::arg("pickled"), py::arg("tensors"),
+             py::arg("timeout"), py::arg("async_execution"),
+             py::call_guard<py::gil_scoped_release>(),
+             "rpc_async of a pickled call: a future, which raises what the function raised.");
   module.def(
       "_await", [](const PythonFutureWrapper& future) { awaitInterruptibly(*future.fut); },
       py::arg("future"), py::call_guard<py::gil_scoped_release>(),

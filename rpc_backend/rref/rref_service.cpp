@@ -1,6 +1,9 @@
 #include "rpc_backend/rref/rref_service.h"
 
 #include <algorithm>
+#include <charconv>
+#include <limits>
+#include <stdexcept>
 
 #include "rpc_backend/core/log.h"
 #include "transport/base/peer_name.h"
@@ -57,6 +60,11 @@ std::string RRefService::orphanText(const RRefKey& value, worker_id_t owner) con
 
 void RRefService::onPeerLost(worker_id_t peer) {
   lifecycle_.onPeerLost(peer);
+  {
+    // A successor counts from elsewhere.
+    const std::lock_guard lock(mutex_);
+    first_ids_.erase(peer);
+  }
   // At once: what comes after the peer's return is not of its former life.
   sender_.dropElsewhere(orphans_.onPeerLost(peer));
 }
@@ -75,7 +83,55 @@ void RRefService::cleanUpAfter(worker_id_t peer) {
     lifecycle_.releaseForks(peer);
     const bool back = !group_.lossOf(peer).has_value();
     lifecycle_.settleUsersOf(peer, back ? &orphans_ : nullptr);
+    // One that is back says itself what does not come.
+    if (!back) failAwaitedOf(peer, std::numeric_limits<std::int64_t>::max());
   });
+}
+
+void RRefService::failAwaitedOf(worker_id_t creator, std::int64_t first) {
+  if (!RpcAgent::isCurrentRpcAgentSet()) return;
+  const auto reason = group_.lastLossOf(creator);
+  const std::string text =
+      context_.me() + " does not have the value of this RRef: " + group_.describe(creator) +
+      " was lost before it had created the value" + (reason ? ": " + *reason : "");
+  torch_rrefs::failAwaited(
+      [&](const RRefKey& value) { return value.created_on == creator && value.local_id < first; },
+      std::make_exception_ptr(std::runtime_error(text)));
+}
+
+void RRefService::onPeerReturned(worker_id_t peer) {
+  const auto error = sender_.sendControl(peer, WireKind::kControl, ControlType::kCreationsLost, 0,
+                                         std::to_string(torch_rrefs::idsMade()));
+  if (error)
+    logDebug("a worker that is back was not told what it must not wait for: " + error.text());
+}
+
+void RRefService::onCreationsLost(worker_id_t peer, const std::string& text) {
+  std::int64_t first = 0;
+  const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), first);
+  if (failed != std::errc() || end != text.data() + text.size()) {
+    return logWarning(group_.describe(peer) + " sent a malformed message about lost RRefs");
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    first_ids_[peer] = first;
+  }
+  context_.completers.run(
+      [this, alive = context_.keepAlive(), peer, first] { failAwaitedOf(peer, first); });
+}
+
+void RRefService::onFetch(const RRefKey& value) {
+  const auto creator = static_cast<worker_id_t>(value.created_on);
+  if (creator == context_.rank || !torch_rrefs::isAwaited(value)) return;
+  if (group_.lossOf(creator)) return cleanUpAfter(creator);
+  std::int64_t first = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto known = first_ids_.find(creator);
+    if (known == first_ids_.end()) return;
+    first = known->second;
+  }
+  if (value.local_id < first) failAwaitedOf(creator, first);
 }
 
 void RRefService::warnAboutLeaks(bool ignored) const {

@@ -4,6 +4,8 @@
 // Threads: any, unless a member says otherwise. No lock is held while user code runs.
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -44,22 +46,34 @@ class RRefService {
 
   // Loop thread: the peer is lost.
   void onPeerLost(worker_id_t peer);
-  // Releases what a lost peer held, after a grace period. Returns at once.
+  // Releases what a lost peer held, and ends the waits for values that it was to create, after a
+  // grace period. Returns at once.
   void cleanUpAfter(worker_id_t peer);
+
+  // Loop thread: a lost peer is back. Tells it which values it must not wait for.
+  void onPeerReturned(worker_id_t peer);
+  // Loop thread: what the peer's onPeerReturned() says.
+  void onCreationsLost(worker_id_t peer, const std::string& text);
+  // A request for `value` is being served: ends its wait if the value's creator is lost, or was.
+  void onFetch(const RRefKey& value);
 
   // WeftAgent::warnAboutLeakedRRefs().
   void warnAboutLeaks(bool ignored) const;
 
  private:
   std::string orphanText(const RRefKey& value, worker_id_t owner) const;
+  // Ends the waits for values that `creator` was to create, with ids below `first`.
+  void failAwaitedOf(worker_id_t creator, std::int64_t first);
 
   AgentContext& context_;
   MessageSender& sender_;
   Group& group_;
   OrphanedRRefs orphans_;
   RRefLifecycle lifecycle_;
-  std::mutex mutex_;                   // guards the one below
+  std::mutex mutex_;                   // guards those below
   std::set<worker_id_t> cleaning_up_;  // a clean-up is scheduled
+  // Of peers that came back: values that they create here have local ids from this one on.
+  std::map<worker_id_t, std::int64_t> first_ids_;
 };
 
 }  // namespace weft::rpc

@@ -35,7 +35,19 @@ void RRefTable::markDead(const RRefKey& fork) {
   }
 }
 
+// An entry of the same id for another value is of a former life: its fork ends here. Returns what
+// is to be dropped without the lock.
+ForkTable::Dropped RRefTable::put(const ForkIds& ids, const Entry& entry) {
+  ForkTable::Dropped dropped;
+  const auto [place, is_new] = forks_.try_emplace(ids.fork, entry);
+  if (!is_new && place->second.value != ids.value)
+    dropped = table_.removeFork({place->second.value, ids.fork});
+  place->second = entry;
+  return dropped;
+}
+
 void RRefTable::onForkRequest(const ForkIds& ids, Rank holder, Seen seen) {
+  ForkTable::Dropped dropped;
   const std::lock_guard lock(mutex_);
   const auto known = forks_.find(ids.fork);
   const bool repeated =
@@ -44,7 +56,7 @@ void RRefTable::onForkRequest(const ForkIds& ids, Rank holder, Seen seen) {
     ++counts_.repeats;
     return;
   }
-  forks_[ids.fork] = {ids.value, holder, seen, Clock::now(), true};
+  dropped = put(ids, {ids.value, holder, seen, Clock::now(), true});
   table_.addFork(ids);
 }
 
@@ -59,19 +71,21 @@ void RRefTable::onRemoteResult(const ForkIds& ids, Rank holder, Seen seen) {
     ++counts_.released;
     dropped = table_.removeFork(ids);
   } else {
-    forks_[ids.fork] = {ids.value, holder, seen, Clock::now(), false};
+    dropped = put(ids, {ids.value, holder, seen, Clock::now(), false});
   }
 }
 
 void RRefTable::onUserDelete(const ForkIds& ids) {
   ForkTable::Dropped dropped;
   const std::lock_guard lock(mutex_);
-  const auto known = forks_.find(ids.fork);
-  if (known == forks_.end() || known->second.asked_for) {
+  const auto found = forks_.find(ids.fork);
+  // One of another value is another fork: its holder's loss must still release it.
+  const bool known = found != forks_.end() && found->second.value == ids.value;
+  if (!known || found->second.asked_for) {
     if (isDead(ids.fork)) ++counts_.repeats;
     markDead(ids.fork);
   }
-  if (known != forks_.end()) forks_.erase(known);
+  if (known) forks_.erase(found);
   dropped = table_.removeFork(ids);
 }
 
@@ -85,9 +99,10 @@ void RRefTable::onChildAccept(const RRefKey& fork) {
 
 void RRefTable::onSend(const PickledRRef& rref, Rank to) {
   if (to == self_) return;  // torch settles these without a message
+  ForkTable::Dropped dropped;
   const std::lock_guard lock(mutex_);
   if (rref.owner == self_) {
-    forks_[rref.ids.fork] = {rref.ids.value, to, losses_.load(), Clock::now(), false};
+    dropped = put(rref.ids, {rref.ids.value, to, losses_.load(), Clock::now(), false});
   } else {
     children_[rref.ids.fork] = {to, losses_.load()};
   }

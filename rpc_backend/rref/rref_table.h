@@ -110,6 +110,7 @@ class RRefTable {
   bool ofLostLife(Rank peer, Seen seen) const;
   bool isDead(const RRefKey& fork) const;
   void markDead(const RRefKey& fork);
+  ForkTable::Dropped put(const ForkIds& ids, const Entry& entry);
 
   ForkTable& table_;
   const Rank self_;

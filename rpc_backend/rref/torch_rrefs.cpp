@@ -8,6 +8,7 @@
 
 #include <array>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -42,6 +43,9 @@ struct Owners {
 };
 struct Forks {
   friend auto member(Forks);
+};
+struct PendingOwners {
+  friend auto member(PendingOwners);
 };
 struct PendingUsers {
   friend auto member(PendingUsers);
@@ -81,6 +85,7 @@ template struct Expose<DestroyedMutex, &RRefContext::destroyedMutex_>;
 template struct Expose<Destroyed, &RRefContext::destroyed_>;
 template struct Expose<Owners, &RRefContext::owners_>;
 template struct Expose<Forks, &RRefContext::forks_>;
+template struct Expose<PendingOwners, &RRefContext::pendingOwners_>;
 template struct Expose<PendingUsers, &RRefContext::pendingUsers_>;
 template struct Expose<ConfirmedUsers, &RRefContext::confirmedUsers_>;
 template struct Expose<PendingChildren, &RRefContext::pendingChildren_>;
@@ -245,6 +250,25 @@ RRefPtr markFailed(const c10::ivalue::Future& creation, const std::optional<Fork
     if (marked(rref)) return rref;
   }
   return {};
+}
+
+bool isAwaited(const RRefKey& value) {
+  const std::lock_guard lock(of(context(), Mutex{}));
+  return of(context(), PendingOwners{}).contains(toTorch(value));
+}
+
+void failAwaited(const std::function<bool(const RRefKey&)>& which, std::exception_ptr error) {
+  std::vector<c10::intrusive_ptr<c10::ivalue::Future>> failed;
+  {
+    const std::lock_guard lock(of(context(), Mutex{}));
+    std::erase_if(of(context(), PendingOwners{}), [&](const auto& awaited) {
+      if (!which(fromTorch(awaited.first))) return false;
+      failed.push_back(awaited.second);
+      return true;
+    });
+  }
+  for (const auto& future : failed)
+    future->setErrorIfNeeded(error);
 }
 
 void endOwnWaits(RRef& marked, std::exception_ptr error) {

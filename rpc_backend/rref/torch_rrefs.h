@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/rpc/rref_impl.h>
 
 #include <exception>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -75,6 +76,12 @@ RRefPtr markFailed(const c10::ivalue::Future& creation, const std::optional<Fork
 // The same for a value of this worker's own, which torch notes before it sends the call to create
 // it. False: there is none.
 bool markOwnFailed(const RRefKey& value);
+// Whether somebody waits for the call that is to create that value of this worker.
+bool isAwaited(const RRefKey& value);
+// Values of this worker that were asked for before the call that creates them came: ends the wait
+// for each one that `which` says, with the error. A creation that comes later is served all the
+// same. Not on the loop thread: answers are sent.
+void failAwaited(const std::function<bool(const RRefKey&)>& which, std::exception_ptr error);
 // After `creation` has failed: who already waits for the value that a marked reference of this
 // worker was to have gets the error.
 void endOwnWaits(RRef& marked, std::exception_ptr error);

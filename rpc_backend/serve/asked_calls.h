@@ -5,7 +5,7 @@
 // where more are here than ever before. Peers number their requests upwards, so that entries are
 // sorted as they come, nearly always.
 //
-// Threads: one, the loop thread. It keeps no request alive.
+// Threads: one at a time. It keeps no request alive.
 #pragma once
 
 #include <cstdint>

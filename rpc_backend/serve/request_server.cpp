@@ -8,6 +8,7 @@
 
 #include "rpc_backend/core/log.h"
 #include "rpc_backend/serve/builtin_call.h"
+#include "rpc_backend/serve/error_text.h"
 
 namespace weft::rpc {
 
@@ -42,12 +43,25 @@ bool mayBeDropped(MessageType type) {
   }
 }
 
+// Of a request for an RRef's value.
+std::optional<RRefKey> fetchedBy(MessageType type, std::span<const char> payload) {
+  const Innermost asked = innermost(type, payload);
+  const bool fetches = asked.type == MessageType::SCRIPT_RREF_FETCH_CALL ||
+                       asked.type == MessageType::PYTHON_RREF_FETCH_CALL;
+  return fetches ? readFetchedId(asked.payload) : std::nullopt;
+}
+
+MessagePtr failure(const std::string& text, std::uint64_t id) {
+  return createExceptionResponse(withoutStack(text), static_cast<std::int64_t>(id));
+}
+
 }  // namespace
 
 struct RequestServer::Asker {
   worker_id_t from;
   std::uint64_t id;
   RRefLifecycle::Seen seen;  // which life of that worker asks
+  CallOrder& order;
 };
 
 // A request that waits or runs here: counts its bytes, however that ends.
@@ -89,10 +103,11 @@ bool RequestServer::admits(worker_id_t from, const WireHeader& head, std::uint64
   const std::uint64_t held = peers_[from].held.load(std::memory_order_relaxed);
   const std::uint64_t limit = context_.options.max_inflight_bytes;
   if (bytes <= limit && held <= limit - bytes) return true;
-  refuse(from, head,
-         c10::str("its ", bytes, " bytes and the ", held,
-                  " bytes of that worker's unfinished requests exceed max_inflight_bytes (", limit,
-                  ")"));
+  refuse(
+      from, head,
+      transport::resourceExhausted(c10::str(
+          "its ", bytes, " bytes and the ", held,
+          " bytes of that worker's unfinished requests exceed max_inflight_bytes (", limit, ")")));
   return false;
 }
 
@@ -124,9 +139,9 @@ void RequestServer::declineRRefs(worker_id_t from, std::span<const char> payload
 }
 
 void RequestServer::onRequest(worker_id_t from, std::shared_ptr<IncomingMessage> in) {
-  const Asker asker{from, in->callId(), rrefs_.lifecycle().now()};
+  Peer& peer = peers_[from];
+  const Asker asker{from, in->callId(), rrefs_.lifecycle().now(), peer.order};
   try {
-    Peer& peer = peers_[from];
     auto call = std::make_shared<InFlight>(asker, peer.held, std::move(in));
     peer.asked.add(asker.id, call);
     context_.workers.run([this, alive = context_.keepAlive(), call = std::move(call)] {
@@ -134,8 +149,9 @@ void RequestServer::onRequest(worker_id_t from, std::shared_ptr<IncomingMessage>
     });
   } catch (const std::exception& error) {
     // No memory for the task, or no thread for it.
-    respondFailure(asker.from, asker.id,
-                   context_.me() + " cannot run the request: " + error.what());
+    respondFailure(
+        asker.from, asker.id,
+        transport::resourceExhausted(context_.me() + " cannot run the request: " + error.what()));
   }
 }
 
@@ -144,8 +160,10 @@ void RequestServer::onCancel(worker_id_t from, std::uint64_t id) {
 }
 
 void RequestServer::onPeerLost(worker_id_t peer) {
-  for (const auto& call : peers_[peer].asked.cancelAll())
+  Peer& lost = peers_[peer];
+  for (const auto& call : lost.asked.cancelAll())
     dropWaiting(*call);
+  lost.order.clear();
 }
 
 void RequestServer::dropWaiting(CallContext& context) {
@@ -159,10 +177,20 @@ void RequestServer::dropWaiting(CallContext& context) {
 }
 
 void RequestServer::onOwnRequest(std::uint64_t id, FuturePtr request, Clock::time_point deadline) {
-  context_.workers.run(
-      [this, alive = context_.keepAlive(), id, request = std::move(request), deadline] {
-        serveOwn({context_.rank, id, rrefs_.lifecycle().now()}, request, CallContext(deadline));
-      });
+  auto call = std::make_shared<CallContext>(deadline);
+  {
+    const std::lock_guard lock(own_mutex_);
+    own_.add(id, call);
+  }
+  context_.workers.run([this, alive = context_.keepAlive(), id, request = std::move(request),
+                        call = std::move(call)] {
+    serveOwn({context_.rank, id, rrefs_.lifecycle().now(), own_order_}, request, *call);
+  });
+}
+
+void RequestServer::onCancelOwn(std::uint64_t id) {
+  const std::lock_guard lock(own_mutex_);
+  own_.cancel(id);
 }
 
 void RequestServer::serveOwn(const Asker& asker, const FuturePtr& made, const CallContext& call) {
@@ -202,7 +230,11 @@ void RequestServer::serve(const Asker& asker, IncomingMessage& in, const CallCon
       context_.metrics.calls_served.fetch_add(1, std::memory_order_relaxed);
       sendResponse(asker.from, asker.id, RRefLifecycle::ack());
     } else {
-      runCallback(asker, [&] { return in.finish(); });
+      // Read before finish() takes the payload.
+      const auto fetched = fetchedBy(type, payload);
+      runCallback(asker,
+                  [&] { return in.finish(distrustsPeers(context_.options.request_policy)); });
+      if (fetched) rrefs_.onFetch(*fetched);
     }
   } catch (const std::exception& error) {
     respondFailure(asker.from, asker.id, error.what());
@@ -218,41 +250,42 @@ void RequestServer::runCallback(const Asker& asker, const std::function<MessageP
   const c10::MultiStreamGuard guard(streams);
   try {
     const MessagePtr request = take();
+    asker.order.follow();
     std::optional<ProfilerCallbacksGuard> profiler;
     if (request->type() == MessageType::RUN_WITH_PROFILING_REQ) profiler.emplace();
     const MessagePtr answer = serveBuiltin(*request, context_.options.request_policy);
-    result = answer != nullptr ? completedFuture(answer, group_.devices())
-                               : (*callback_)(*request, streams);
+    result = answer != nullptr ? completedFuture(answer, {}) : (*callback_)(*request, streams);
   } catch (...) {
     result = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
     result->setError(std::current_exception());
   }
-  // With devices the answer goes from a callback, whose streams wait for those of the result. The
-  // futures of scripted functions know no devices: there the call's own streams do.
-  if (result->completed() && group_.devices().empty()) {
+  // A result with devices goes from a callback, whose streams wait for those of the result.
+  if (result->completed() && result->devices().empty()) {
     metrics.server_calls.fetch_sub(1, std::memory_order_relaxed);
-    respond(asker, *result);
+    respond(asker, *result, streams);
     return;
   }
   metrics.server_async_calls.fetch_add(1, std::memory_order_relaxed);
   result->addCallback([this, alive = context_.keepAlive(), asker, streams](JitFuture& future) {
-    std::optional<c10::MultiStreamGuard> of_call;
-    if (future.devices().empty()) of_call.emplace(streams);
     context_.metrics.server_calls.fetch_sub(1, std::memory_order_relaxed);
     context_.metrics.server_async_calls.fetch_sub(1, std::memory_order_relaxed);
-    respond(asker, future);
+    respond(asker, future, streams);
   });
 }
 
-void RequestServer::respond(const Asker& asker, JitFuture& result) {
-  const auto& [to, id, seen] = asker;
+void RequestServer::respond(const Asker& asker, JitFuture& result,
+                            const std::vector<c10::Stream>& streams) {
+  const auto& [to, id, seen, order] = asker;
   try {
+    order.follow();  // these are other streams: what an RRef holds may have been changed in place
+    order.add(streams);
     MessagePtr message;
     if (result.hasError()) {
-      message =
-          createExceptionResponse(result.tryRetrieveErrorMessage(), static_cast<std::int64_t>(id));
+      message = failure(result.tryRetrieveErrorMessage(), id);
     } else {
       message = result.value().toCustomClass<Message>();
+      if (message->type() == MessageType::EXCEPTION)
+        message = failure({message->payload().begin(), message->payload().end()}, id);
       rrefs_.lifecycle().onAnswer(*message, to, seen);
     }
     // The new life of a worker did not ask.
@@ -265,7 +298,7 @@ void RequestServer::respond(const Asker& asker, JitFuture& result) {
 
 void RequestServer::respondFailure(worker_id_t to, std::uint64_t id, const std::string& text) {
   try {
-    sendResponse(to, id, createExceptionResponse(text, static_cast<std::int64_t>(id)));
+    sendResponse(to, id, failure(text, id));
   } catch (const std::exception& error) {
     logWarning(std::string("an answer could not be sent: ") + error.what());
   }
@@ -273,7 +306,10 @@ void RequestServer::respondFailure(worker_id_t to, std::uint64_t id, const std::
 
 void RequestServer::sendResponse(worker_id_t to, std::uint64_t id, const MessagePtr& message) {
   if (to == context_.rank) {
-    client_.completeOwn(id, completedFuture(copyForSelf(*message), group_.devices()));
+    const DeviceMap back = group_.answerMap(context_.name);
+    const auto copy = copyForSelf(*message, back, context_.name);
+    own_order_.add(currentStreams(group_.devices()));  // which may read what the next call changes
+    client_.completeOwn(id, completedFuture(copy, group_.devices()));
     return;
   }
   const std::string peer = group_.directory().nameOf(to);

@@ -3,6 +3,8 @@
 //
 // Threads: the on...() members and admits() run on the loop thread; requests run on workers. A
 // request whose result comes later is answered by the thread that completes the result.
+// Devices: a request runs on streams of its own, after the work of those that its caller has had
+// answers of.
 // Failure: whatever a request throws is its answer. A request whose caller has given up, or whose
 // deadline has passed, before it begins is not run.
 #pragma once
@@ -10,12 +12,14 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <unordered_map>
 
 #include "rpc_backend/call/request_client.h"
 #include "rpc_backend/serve/asked_calls.h"
+#include "rpc_backend/serve/call_order.h"
 
 namespace weft::rpc {
 
@@ -41,6 +45,8 @@ class RequestServer {
   void onPeerLost(worker_id_t peer);
   // Any thread. `request`: completed with the message, on the streams that made it.
   void onOwnRequest(std::uint64_t id, FuturePtr request, Clock::time_point deadline);
+  // Any thread: as onCancel().
+  void onCancelOwn(std::uint64_t id);
 
  private:
   struct Asker;
@@ -48,6 +54,7 @@ class RequestServer {
   struct Peer {
     std::atomic<std::uint64_t> held{0};  // bytes of its requests that wait or run here
     AskedCalls asked;
+    CallOrder order;
   };
   void serve(const Asker& asker, IncomingMessage& in, const CallContext& call);
   void serveOwn(const Asker& asker, const FuturePtr& made, const CallContext& call);
@@ -61,7 +68,7 @@ class RequestServer {
               const std::string& why);
   // `take` makes the request's message under the call's streams.
   void runCallback(const Asker& asker, const std::function<MessagePtr()>& take);
-  void respond(const Asker& asker, JitFuture& result);
+  void respond(const Asker& asker, JitFuture& result, const std::vector<c10::Stream>& streams);
   // Says that nobody here has the RRefs in a request that was not read.
   void declineRRefs(worker_id_t from, std::span<const char> payload);
   void respondFailure(worker_id_t to, std::uint64_t id, const std::string& text);
@@ -73,9 +80,11 @@ class RequestServer {
   RRefService& rrefs_;
   RequestClient& client_;
   const std::unique_ptr<RequestCallback> callback_;
-  // The map is the loop thread's; no entry is ever erased, so that a request may hold on to its
-  // count.
+  // The map is the loop thread's; no entry is ever erased, so that a request may hold on to it.
   std::unordered_map<worker_id_t, Peer> peers_;
+  CallOrder own_order_;
+  std::mutex own_mutex_;  // guards the one below
+  AskedCalls own_;        // this worker's requests to itself
 };
 
 }  // namespace weft::rpc

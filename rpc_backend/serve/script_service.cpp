@@ -5,11 +5,22 @@
 namespace weft::rpc {
 
 namespace {
-std::atomic<ScriptService*> g_service{nullptr};
+std::atomic<ScriptService*> g_first{nullptr};
 }  // namespace
 
-void setScriptService(ScriptService* service) noexcept { g_service.store(service); }
-ScriptService* scriptService() noexcept { return g_service.load(std::memory_order_acquire); }
+void addScriptService(ScriptService* service) noexcept {
+  service->next_ = g_first.load();
+  g_first.store(service);
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> runScript(const std::string& name,
+                                                  std::vector<at::IValue>& stack) {
+  ScriptService* service = g_first.load(std::memory_order_acquire);
+  for (; service != nullptr; service = service->next_) {
+    if (auto result = service->run(name, stack)) return result;
+  }
+  return nullptr;
+}
 
 void checkOperator(RequestPolicy policy, const torch::distributed::rpc::ScriptCall& call) {
   if (!call.hasOp()) return;

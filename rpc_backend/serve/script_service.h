@@ -1,12 +1,13 @@
-// ScriptService: the interface by which the layer above serves scripted calls of what this process
-// published.
+// ScriptService: the interface by which a layer above serves scripted calls: of what this process
+// published, and of what its pipelines' stages send each other.
 //
 // torch sends a scripted call as a qualified name and values (ScriptCall, ScriptRemoteCall) and
 // looks the name up among Python's scripted functions; in a process without Python it finds
-// nothing. Weft's agents ask the service first and leave other names to torch. Built-in operators
+// nothing. Weft's agents ask the services first and leave other names to torch. Built-in operators
 // do not come here.
 #pragma once
 
+#include <c10/core/StreamGuard.h>
 #include <torch/csrc/distributed/rpc/script_call.h>
 #include <torch/csrc/distributed/rpc/script_remote_call.h>
 #include <torch/csrc/distributed/rpc/script_resp.h>
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "rpc_backend/core/request_policy.h"
+#include "rpc_backend/serve/script_streams.h"
 #include "transport/base/api.h"
 
 namespace weft::rpc {
@@ -31,11 +33,19 @@ class ScriptService {
   // std::exception, whose text the caller gets.
   virtual c10::intrusive_ptr<Future> run(const std::string& name,
                                          std::vector<at::IValue>& stack) = 0;
+
+ private:
+  friend void addScriptService(ScriptService* service) noexcept;
+  friend c10::intrusive_ptr<Future> runScript(const std::string& name,
+                                              std::vector<at::IValue>& stack);
+  ScriptService* next_ = nullptr;
 };
 
-// The service of the process: set once, when the library is loaded; null before. Not owned.
-WEFT_API void setScriptService(ScriptService* service) noexcept;
-WEFT_API ScriptService* scriptService() noexcept;
+// When the library is loaded: one thread. Not owned; it must live as long as the process.
+WEFT_API void addScriptService(ScriptService* service) noexcept;
+// As ScriptService::run(), by the first service that knows the name.
+WEFT_API c10::intrusive_ptr<c10::ivalue::Future> runScript(const std::string& name,
+                                                           std::vector<at::IValue>& stack);
 
 // Throws c10::Error, which the caller gets, when `policy` refuses the built-in operator that `call`
 // names, also when this process calls itself.
@@ -56,8 +66,9 @@ class ServesScripts : public Base {
   c10::intrusive_ptr<Future> processScriptCall(torch::distributed::rpc::RpcCommandBase& rpc,
                                                const Streams& streams) const override {
     namespace trpc = torch::distributed::rpc;
-    checkOperator(policy_, static_cast<trpc::ScriptCall&>(rpc));
-    auto result = run(static_cast<trpc::ScriptCall&>(rpc));
+    auto& call = static_cast<trpc::ScriptCall&>(rpc);
+    checkOperator(policy_, call);
+    auto result = run(call, streams);
     if (!result) return Base::processScriptCall(rpc, streams);
     const auto answer = [](Future& future) {
       return withStorages(trpc::ScriptResp(future.value()).toMessage());
@@ -75,17 +86,28 @@ class ServesScripts : public Base {
       return this->assignOwnerRRef(call.retRRefId(), call.retForkId(),
                                    this->asFuture(std::current_exception()));
     }
-    auto value = run(call);
+    auto value = run(call, streams);
     if (!value) return Base::processScriptRemoteCall(rpc, streams);
     return this->assignOwnerRRef(call.retRRefId(), call.retForkId(), value);
   }
 
  private:
   // Null when torch should serve it.
-  static c10::intrusive_ptr<Future> run(torch::distributed::rpc::ScriptCall& call) {
-    ScriptService* service = scriptService();
-    if (service == nullptr || !call.hasQualifiedName()) return nullptr;
-    return service->run(call.qualifiedName().qualifiedName(), call.stackRef());
+  c10::intrusive_ptr<Future> run(torch::distributed::rpc::ScriptCall& call,
+                                 const Streams& streams) const {
+    if (!call.hasQualifiedName()) return nullptr;
+    const auto& name = call.qualifiedName();
+    const c10::MultiStreamGuard guard(streams);  // on which its tensors come
+    if (const auto made = runScript(name.qualifiedName(), call.stackRef()))
+      return onStreams(made, streams);
+    // Where there are devices torch's own way loses the order of their streams.
+    if constexpr (requires { &Base::runJitFunction; }) {
+      if (streams.empty()) return nullptr;
+      const auto made = this->runJitFunction(name, call.stackRef(), streams, false);
+      return call.isAsyncExecution() && !made->hasError() ? innerOnStreams(made, streams)
+                                                          : onStreams(made, streams);
+    }
+    return nullptr;
   }
 
   const RequestPolicy policy_;

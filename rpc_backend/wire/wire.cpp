@@ -20,6 +20,7 @@ constexpr std::uint8_t kKnownFlags =
 
 // Added to the kind.
 constexpr std::uint8_t kDeviceMemory = 128;
+constexpr std::uint8_t kStaged = 64;
 
 using Strides = std::array<std::int64_t, kMaxDims>;
 
@@ -65,7 +66,8 @@ void WireWriter::putBytes(std::span<const std::byte> bytes) {
 void WireWriter::header(const WireHeader& header) {
   put(kWireVersion);
   put(static_cast<std::uint8_t>(static_cast<std::uint8_t>(header.kind) |
-                                (header.device_memory ? kDeviceMemory : 0)));
+                                (header.device_memory ? kDeviceMemory : 0) |
+                                (header.staged ? kStaged : 0)));
   put(header.type);
   put(header.tensor_count);
   put(header.call_id);
@@ -144,7 +146,8 @@ bool WireReader::header(WireHeader& header) {
   if (version != kWireVersion) return fail("the message format's version is not ours");
   if (!get(kind)) return false;
   header.device_memory = (kind & kDeviceMemory) != 0;
-  kind &= static_cast<std::uint8_t>(~kDeviceMemory);
+  header.staged = (kind & kStaged) != 0;
+  kind &= static_cast<std::uint8_t>(~(kDeviceMemory | kStaged));
   if (kind < static_cast<std::uint8_t>(WireKind::kRequest) ||
       kind > static_cast<std::uint8_t>(WireKind::kControlAck)) {
     return fail("the kind of message is unknown");
@@ -154,9 +157,9 @@ bool WireReader::header(WireHeader& header) {
       !get(header.timeout_ms) || !get(inline_bytes)) {
     return false;
   }
-  if (header.device_memory && header.kind != WireKind::kRequest &&
+  if ((header.device_memory || header.staged) && header.kind != WireKind::kRequest &&
       header.kind != WireKind::kResponse)
-    return fail("only requests and responses have tensors in device memory");
+    return fail("only requests and responses have tensors of devices");
   device_memory_ = header.device_memory;
   if (header.timeout_ms != 0 && header.kind != WireKind::kRequest)
     return fail("only a request has a timeout");

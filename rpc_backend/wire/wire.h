@@ -32,6 +32,9 @@ enum class ControlType : std::uint16_t {
   kDeviceProbe = 5,     // a token to try: can the receiver read that memory?
   kDeviceProbed = 6,    // the answer: empty, or why not
   kDeviceReturned = 7,  // the copies of a message's tensors are done; its kind as one digit
+  // The two have lost each other and met again: RRef values that the sender was to create here,
+  // with local ids below this number, and that are not here, never will be. Not acknowledged.
+  kCreationsLost = 8,
 };
 
 // How a tensor's bytes are to be read.
@@ -81,6 +84,8 @@ struct WireHeader {
   bool payload_inline = true;
   // Tensors may be of form kDevice, and a token follows the last tensor.
   bool device_memory = false;
+  // A last buffer follows, of one byte: 1 when all tensors were copied from their devices.
+  bool staged = false;
   std::span<const std::byte> payload;  // when inline
 };
 

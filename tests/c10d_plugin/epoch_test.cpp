@@ -114,7 +114,7 @@ TEST(FreshStart, OneThatIsMissingIsNamedAlthoughItWasThereInAFormerLife) {
   for (const int rank : {0, 2}) {
     ranks.emplace_back([&, rank] {
       epochs[static_cast<std::size_t>(rank / 2)] =
-          agreeOnEpoch(store, rank, 3, steady_clock::now() + milliseconds(300));
+          agreeOnEpoch(store, rank, 3, steady_clock::now() + milliseconds(1500));
     });
   }
   for (std::thread& rank : ranks)

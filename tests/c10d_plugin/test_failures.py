@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
 import time
 
 import pytest
+from ctrl_c import Delays
 from ranks import PATHS, Ranks, leave, meet
 from workers import Workers, ended_by, free_port
 
@@ -152,9 +154,11 @@ def recv_timeout() -> str:
 def threads() -> list[str]:
     import pathlib
 
-    return [
-        (task / "comm").read_text().strip() for task in pathlib.Path("/proc/self/task").iterdir()
-    ]
+    names = []
+    for task in pathlib.Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            names.append((task / "comm").read_text().strip())
+    return names
 
 
 def test_bad_arguments_change_nothing():
@@ -224,34 +228,27 @@ def test_abort_unblocks(path, operation):
     "operation", ["all_reduce", "async all_reduce", "barrier", "recv", "monitored_barrier"]
 )
 def test_ctrl_c_ends_a_wait(path, operation):
-    with Ranks(2, path) as ranks:
-        ranks.all(all_reduce_of, 10)
-        ranks[0].start(wait_until_ctrl_c, operation)
-        ranks[0].wait_for_output("waits")
-        assert not ranks[0].has_answered_within(0.3)
-        sent = time.monotonic()
-        ranks[0].signal(signal.SIGINT)
-        how, when = ranks[0].result(timeout=10)
-        assert how == "KeyboardInterrupt"
-        assert when - sent < 3
-        if operation == "barrier":
+    delays = Delays()
+    for _ in range(3):
+        with Ranks(2, path) as ranks:
+            ranks.all(all_reduce_of, 10)
+            delays.add(ranks[0], wait_until_ctrl_c, operation)
+            if operation != "barrier":
+                continue
             error = ranks[1].fails(wait_in, operation, timeout=10)
             if error.kind == "AssertionError":  # rank 0's part had come already: the next one fails
                 error = ranks[1].fails(wait_in, operation, timeout=10)
             assert error.kind == "DistBackendError"
             assert "rank 0 was interrupted" in error.message, error.message
+    delays.check()
 
 
 def test_ctrl_c_ends_init_process_group():
-    with Workers(1) as ranks:
-        ranks[0].start(meet_until_ctrl_c, 0, 2, ranks.meeting)
-        ranks[0].wait_for_output("waits")
-        assert not ranks[0].has_answered_within(0.5)
-        sent = time.monotonic()
-        ranks[0].signal(signal.SIGINT)
-        how, when = ranks[0].result(timeout=10)
-        assert how == "KeyboardInterrupt"
-        assert when - sent < 3
+    delays = Delays()
+    for _ in range(3):
+        with Workers(1) as ranks:
+            delays.add(ranks[0], meet_until_ctrl_c, 0, 2, ranks.meeting)
+    delays.check()
 
 
 def test_monitored_barrier_names_the_missing():
@@ -321,9 +318,9 @@ def test_threads_come_with_the_group_and_go_with_it():
 
 
 def test_a_stopped_rank_times_out_rather_than_hangs(path):
-    with Ranks(2, path, timeout=6.0) as ranks:
+    with Ranks(2, path) as ranks:
         ranks.all(all_reduce_of, 10)
         ranks[1].signal(signal.SIGSTOP)
-        text = ranks[0].fails(all_reduce_of, 10, timeout=20).message
+        text = ranks[0].fails(all_reduce_of, 10, 3.0).message
         assert "rank 1" in text, text
         os.kill(ranks[1].pid, signal.SIGCONT)

@@ -74,6 +74,23 @@ PULLED = """
         print("error:", str(error).splitlines()[0])
 """
 
+TWO_GROUPS = """
+    again = dist.new_group(range(size), backend="weft")
+    dist.all_reduce(torch.ones(3), group=again)
+    dist.destroy_process_group()
+"""
+
+TWICE_RPC = """
+    import torch.distributed.rpc as rpc
+    for port in (29532, 29533):
+        os.environ["MASTER_PORT"] = str(port)
+        weft.init_rpc(f"worker{rank}", rank=rank, world_size=size)
+        rpc.rpc_sync(f"worker{(rank + 1) % size}", torch.add, args=(torch.ones(1), 1))
+        rpc.shutdown()
+"""
+
+KEY_IN_STORE = "this group spans hosts, and its key is in the Store"
+
 
 def run(command: str) -> None:
     subprocess.run(command.split(), check=True, capture_output=True, timeout=20)
@@ -111,13 +128,13 @@ def hosts() -> Iterator[list[str]]:
         keeper.communicate(timeout=20)
 
 
-def start(hosts: list[str], body: str) -> list[subprocess.Popen]:
-    """Ranks 0 and 1 on the first host, 2 and 3 on the second."""
+def start(hosts: list[str], body: str, group: bool = True, **more: str) -> list[subprocess.Popen]:
+    """Ranks 0 and 1 on the first host, 2 and 3 on the second; `more`: of the environment."""
     script = (
-        "import torch, torch.distributed as dist, weft\n"
+        "import os, torch, torch.distributed as dist, weft\n"
         "torch.set_num_threads(1)\n"
-        "dist.init_process_group('weft')\n"
-        "rank, size = dist.get_rank(), dist.get_world_size()\n"
+        f"if {group}: dist.init_process_group('weft')\n"
+        "rank, size = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])\n"
     ) + textwrap.dedent(body)
     ranks = []
     for rank in range(WORLD):
@@ -126,6 +143,7 @@ def start(hosts: list[str], body: str) -> list[subprocess.Popen]:
             "WORLD_SIZE": str(WORLD),
             "MASTER_ADDR": address(0),
             "MASTER_PORT": "29531",  # free: the namespace is ours alone
+            **more,
         }
         ranks.append(
             subprocess.Popen(
@@ -141,12 +159,17 @@ def start(hosts: list[str], body: str) -> list[subprocess.Popen]:
 
 
 def finish(ranks: list[subprocess.Popen]) -> list[str]:
+    return [out for out, _ in said_by(ranks)]
+
+
+def said_by(ranks: list[subprocess.Popen]) -> list[tuple[str, str]]:
+    """What each rank wrote to stdout and to stderr, until it ended well."""
     outputs = []
     try:
         for rank, process in enumerate(ranks):
             out, err = process.communicate(timeout=BOUND)
             assert process.returncode == 0, f"rank {rank}: {err[-3000:]}"
-            outputs.append(out)
+            outputs.append((out, err))
     finally:
         for process in ranks:
             process.kill()
@@ -170,3 +193,20 @@ def test_a_pulled_cable_is_the_loss_of_the_ranks_behind_it(hosts):
     for rank, output in enumerate(finish(ranks)):
         others = (2, 3) if rank < 2 else (0, 1)
         assert any(f"rank {other}" in output for other in others), (rank, output)
+
+
+@pytest.mark.parametrize("what", ["process groups", "rpc"])
+def test_a_key_in_the_store_is_told_once_where_a_group_spans_hosts(hosts, what, tmp_path):
+    body, group = {"process groups": (TWO_GROUPS, True), "rpc": (TWICE_RPC, False)}[what]
+    for _, said in said_by(start(hosts, body, group)):
+        assert said.count(KEY_IN_STORE) == 1, said
+    key = tmp_path / "key"
+    key.touch(0o600)
+    key.write_text("5a" * 32)
+    for _, said in said_by(start(hosts, body, group, WEFT_AUTH_KEY_FILE=str(key))):
+        assert KEY_IN_STORE not in said
+
+
+def test_a_key_in_the_store_is_not_told_within_one_host(hosts):
+    for _, said in said_by(start([hosts[0]] * 2, TWO_GROUPS)):
+        assert KEY_IN_STORE not in said

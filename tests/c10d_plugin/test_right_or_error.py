@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import threading
@@ -209,6 +210,87 @@ def scattered_from_overlapping_parts() -> None:
     assert torch.equal(out, torch.arange(4.0 * rank, 4.0 * rank + 4))
 
 
+def sparse_tensors_of_unlike_shapes() -> None:
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    unlike = [(4, 3) if rank < last else (5, 3), (4, 3) if rank < last else (4,)]
+    for shape in unlike:
+        tensor = torch.ones(shape).to_sparse()
+        with pytest.raises(RuntimeError, match="differ"):
+            dist.all_reduce(tensor)
+    for dense in (0, 1):  # the same shape, with another number of sparse dimensions
+        tensor = torch.ones(4, 3).to_sparse(2 if rank < last else 2 - dense)
+        with pytest.raises(RuntimeError, match="differ") if dense else contextlib.nullcontext():
+            dist.all_reduce(tensor)
+
+
+def tensors_with_a_negative_or_a_conjugate_bit() -> None:
+    """torch's fallback for them would lose what an operation writes."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    to, source = (rank + 1) % size, (rank - 1) % size
+
+    def negative(value: float, numel: int = 4) -> torch.Tensor:
+        tensor = torch.full((numel,), complex(value, -value)).conj().imag
+        assert tensor.is_neg() and tensor.eq(value).all()
+        return tensor
+
+    total = size * (size + 1) / 2
+    x = negative(rank + 1)
+    dist.all_reduce(x)
+    assert x.eq(total).all()
+    x = negative(rank + 1)
+    dist.all_reduce(x, async_op=True).wait()
+    assert x.eq(total).all()
+    x = negative(rank + 1)
+    dist.all_reduce(x, dist.ReduceOp.MAX)
+    assert x.eq(size).all()
+    x = negative(rank + 1)
+    dist.reduce(x, 0)
+    assert x.eq(total if rank == 0 else rank + 1).all()
+    x = negative(rank + 1)
+    dist.broadcast(x, size - 1)
+    assert x.eq(size).all()
+    x = negative(0, 4 * size)
+    dist.all_gather_into_tensor(x, negative(rank + 1))
+    assert torch.equal(x, torch.arange(1.0, size + 1).repeat_interleave(4))
+    parts = [negative(0) for _ in range(size)]
+    dist.all_gather(parts, negative(rank + 1))
+    assert [part[0].item() for part in parts] == list(range(1, size + 1))
+    x = negative(0)
+    dist.reduce_scatter_tensor(x, negative(rank + 1, 4 * size))
+    assert x.eq(total).all()
+    x = negative(0, size)
+    dist.all_to_all_single(x, negative(rank + 1, size))
+    assert torch.equal(x, torch.arange(1.0, size + 1))
+    x = negative(0)
+    send = dist.isend(negative(rank + 1), to)
+    dist.recv(x, source)
+    send.wait()
+    assert x.eq(source + 1).all()
+    x = torch.full((4,), complex(1, rank)).conj()
+    dist.group.WORLD.allreduce([x]).wait()  # dist.all_reduce refuses it
+    assert x.is_conj() and x.eq(complex(size, -total + size)).all()
+    gloo, parts = dist.new_group(backend="gloo"), [torch.zeros(4) for _ in range(size)]
+    dist.all_gather(parts, negative(rank + 1), group=gloo)  # as without Weft
+    assert [part[0].item() for part in parts] == list(range(1, size + 1))
+
+
+def tensors_without_their_memory() -> None:
+    size = dist.get_world_size()
+    freed = torch.ones(4)
+    late = freed[1:3]
+    freed.untyped_storage().resize_(8)
+    for call in (
+        lambda: dist.all_reduce(freed),
+        lambda: dist.all_gather_into_tensor(torch.zeros(4 * size), freed),
+        lambda: dist.broadcast(late, 0),
+        lambda: dist.isend(freed, (dist.get_rank() + 1) % size),
+    ):
+        with pytest.raises(RuntimeError, match="has a storage of only 8 bytes"):
+            call()
+    dist.all_reduce(freed[:2])
+    assert freed[:2].eq(size).all()
+
+
 def barrier_of_a_device() -> None:
     dist.barrier(device_ids=[0])
 
@@ -296,6 +378,9 @@ def send_that_times_out(numel: int) -> str:
     [
         overlapping_tensors,
         scattered_from_overlapping_parts,
+        sparse_tensors_of_unlike_shapes,
+        tensors_with_a_negative_or_a_conjugate_bit,
+        tensors_without_their_memory,
         barrier_of_a_device,
         receive_into_a_tensor_that_repeats_itself,
         blocks_beside_another_threads_collectives,

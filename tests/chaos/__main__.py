@@ -41,6 +41,8 @@ RANK_FAULTS = {
 }
 THOROUGH_EVERY = 10  # kills
 WARM = 60.0  # seconds before the slope of the memory begins to count
+LONG_ENOUGH = 300.0  # seconds that it must be seen for
+STEEPEST = 1.0  # MiB per minute
 
 
 class Tally:
@@ -68,15 +70,15 @@ class Tally:
         if self.cases % 50 == 0:
             print(self, flush=True)
 
-    def slope(self) -> str:
-        """MiB per minute of one process's memory, by least squares."""
+    def slope(self) -> float | None:
+        """MiB per minute of one process's memory, by least squares; None: too short to say."""
         points = [(at, mib) for at, mib in self.memory if at > self.memory[0][0] + WARM]
-        if len(points) < 5:
-            return "too short to say"
+        if len(points) < 5 or points[-1][0] - points[0][0] < LONG_ENOUGH:
+            return None
         mean_at = sum(at for at, _ in points) / len(points)
         mean = sum(mib for _, mib in points) / len(points)
         above = sum((at - mean_at) * (mib - mean) for at, mib in points)
-        return f"{60 * above / sum((at - mean_at) ** 2 for at, _ in points):.2f} MiB/min"
+        return 60 * above / sum((at - mean_at) ** 2 for at, _ in points)
 
     def __str__(self) -> str:
         waits = sorted(self.waits)
@@ -162,6 +164,7 @@ def main() -> int:
     print(f"seed {args.seed}", flush=True)
     tally = Tally()
     arena = Arena(tally)
+    grows = False
     try:
         for number in range(args.kills):
             kill_once(arena, args.seed + number, number % THOROUGH_EVERY == 0)
@@ -173,8 +176,11 @@ def main() -> int:
         arena.close()
         print(tally)
         if tally.memory:
-            print(f"memory of a caller: {tally.slope()}")
-    return 1 if tally.bad else 0
+            slope = tally.slope()
+            said = "too short to say" if slope is None else f"{slope:.2f} MiB/min"
+            print(f"memory of a caller: {said}")
+            grows = slope is not None and slope > STEEPEST
+    return 1 if tally.bad or grows else 0
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import resource
 import signal
 from typing import Any
 
-from members import no_more_threads, threads_again
+from members import SILENCE, no_more_threads, threads_again
 from waiting import takes
 
 JOINS_IN_VAIN = 5.0  # seconds in which a worker that cannot join must say why
@@ -132,7 +132,7 @@ class LongStop(Stop):
     """SIGSTOP for longer than peer_timeout."""
 
     cost = Cost.PEER
-    lasts = (3.8, 4.5)
+    lasts = (SILENCE + 0.8, SILENCE + 1.5)
 
 
 class Reset(Fault):
@@ -170,7 +170,7 @@ class LongBlackHole(BlackHole):
 
     cost = Cost.PEER
     of_all = True
-    lasts = (3.8, 4.5)
+    lasts = (SILENCE + 0.8, SILENCE + 1.5)
 
 
 class _Line(Fault):

@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-OPTIONS = {"heartbeat_interval": 0.3, "peer_timeout": 3.0, "reconnect_timeout": 3.0}
+SILENCE = 5.0  # a worker that gets no CPU time for less on a busy machine is not lost
+OPTIONS = {"heartbeat_interval": 0.3, "peer_timeout": SILENCE, "reconnect_timeout": SILENCE}
 _libc = ctypes.CDLL(None)
 _before = ctypes.create_string_buffer(128)  # room for a pthread_attr_t
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 from torch.testing._internal.common_distributed import TEST_SKIPS, MultiProcessTestCase
 
+from conformance import cuda_in_forks
 from conformance.cases import FORK, FORK_FULL_EXIT, SPAWN
 from conformance.full_exit import FullExitProcess
 
@@ -46,7 +47,10 @@ class RankLauncher(MultiProcessTestCase):
         """Entered in each rank: lets the runner ask a hung rank where it is."""
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         _keep_process_groups()
-        super()._run(*args, **kwargs)
+        try:
+            super()._run(*args, **kwargs)
+        finally:
+            cuda_in_forks.end_if_races()
 
     def _check_return_codes(self, *args: Any, **kwargs: Any) -> None:
         super()._check_return_codes(*args, **kwargs)

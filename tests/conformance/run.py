@@ -32,7 +32,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add(
         "--suite",
         action="append",
-        help="a suite, or a group: generic, agent, faulty, process_group",
+        help="a suite, or a group: generic, agent, faulty, process_group, cuda",
     )
     add("--only", type=re.compile, metavar="REGEX", help="tests whose Suite.test contains it")
     add("--short", action="store_true", help="the fixed sample for other versions of PyTorch")

@@ -22,7 +22,7 @@ class Suite:
     """One suite: its name here, where PyTorch keeps it, and what Weft says in other words."""
 
     name: str
-    group: str  # generic, agent (written for TensorPipe's agent), faulty or process_group
+    group: str  # generic, agent (written for TensorPipe's agent), faulty, process_group or cuda
     module: str
     upstream: str
     forms: str = ""  # a class mixed in for Weft only; without a module's name it is one of forms.py
@@ -33,9 +33,13 @@ def _generic(module: str, name: str) -> Suite:
     return Suite(name, "generic", module, name)
 
 
-def _of_wefts_remote_module(name: str, upstream: str, forms: str) -> Suite:
+def _of_wefts_remote_module(name: str, upstream: str, forms: str, group: str = "generic") -> Suite:
     module = "nn.api.remote_module_test"
-    return Suite(name, "generic", module, upstream, f"weft_remote_module.{forms}", weft_only=True)
+    return Suite(name, group, module, upstream, f"weft_remote_module.{forms}", weft_only=True)
+
+
+def _cuda(module: str, name: str, upstream: str = "", forms: str = "") -> Suite:
+    return Suite(name, "cuda", module, upstream or name, forms)
 
 
 SUITES = (
@@ -47,13 +51,9 @@ SUITES = (
     _generic("rpc.jit.dist_autograd_test", "JitDistAutogradTest"),
     _generic("nn.api.remote_module_test", "RemoteModuleTest"),
     _generic("nn.api.remote_module_test", "ThreeWorkersRemoteModuleTest"),
-    _generic("nn.api.remote_module_test", "CudaRemoteModuleTest"),
     _of_wefts_remote_module("OwnRemoteModuleTest", "RemoteModuleTest", "WeftClassForms"),
     _of_wefts_remote_module(
         "OwnThreeWorkersRemoteModuleTest", "ThreeWorkersRemoteModuleTest", "WeftClassSentForms"
-    ),
-    _of_wefts_remote_module(
-        "OwnCudaRemoteModuleTest", "CudaRemoteModuleTest", "WeftClassCudaForms"
     ),
     _generic("ddp_under_dist_autograd_test", "DdpUnderDistAutogradTest"),
     _generic("ddp_under_dist_autograd_test", "DdpComparisonTest"),
@@ -81,6 +81,19 @@ SUITES = (
     ),
     Suite("JitFaultyAgentRpcTest", "faulty", "rpc.jit.rpc_test_faulty", "JitFaultyAgentRpcTest"),
     Suite("DistributedTest", "process_group", "distributed_test", "DistributedTest"),
+    _cuda("rpc.rpc_test", "CudaRpcTest"),
+    _cuda(
+        "rpc.rpc_test",
+        "AgentCudaRpcTest",
+        "TensorPipeAgentCudaRpcTest",
+        "cuda_forms.AgentCudaRpcForms",
+    ),
+    _cuda("rpc.dist_autograd_test", "CudaDistAutogradTest"),
+    _cuda("rpc.dist_autograd_test", "AgentCudaDistAutogradTest", "TensorPipeCudaDistAutogradTest"),
+    _cuda("nn.api.remote_module_test", "CudaRemoteModuleTest"),
+    _of_wefts_remote_module(
+        "OwnCudaRemoteModuleTest", "CudaRemoteModuleTest", "WeftClassCudaForms", "cuda"
+    ),
 )
 _BY_NAME = {suite.name: suite for suite in SUITES}
 
@@ -117,6 +130,9 @@ def __getattr__(name: str) -> type[unittest.TestCase]:
 
 def load(backend: str) -> tuple[list[Case], list[str]]:
     """Every test on `backend`, and a line for each suite that this version of PyTorch lacks."""
+    from conformance import cuda_in_forks
+
+    cuda_in_forks.prepare()
     cases: list[Case] = []
     missing: list[str] = []
     for suite in SUITES:

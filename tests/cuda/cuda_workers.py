@@ -17,12 +17,22 @@ CROSSED = {0: 1, 1: 0}
 
 
 class CudaGroup(Group):
-    """Two workers: what is on a device of one arrives on the other device of the other."""
+    """Two workers: what is on a device of one arrives on the other device of the other, unless `maps`
+    says otherwise. `own_map` is for a worker's calls to itself."""
 
-    def __init__(self, environment: Mapping[str, str | None] | None = None, **options: Any) -> None:
-        maps = [{"device_maps": {f"worker{1 - rank}": CROSSED}} for rank in range(2)]
+    def __init__(
+        self,
+        environment: Mapping[str, str | None] | None = None,
+        maps: Mapping[int, int] = CROSSED,
+        own_map: Mapping[int, int] | None = None,
+        **options: Any,
+    ) -> None:
+        own = [{f"worker{rank}": dict(own_map)} if own_map else {} for rank in range(2)]
+        per_rank = [
+            {"device_maps": {f"worker{1 - rank}": dict(maps), **own[rank]}} for rank in range(2)
+        ]
         environment = {"WEFT_LOG_LEVEL": "info", **(environment or {})}
-        super().__init__(2, environment, per_rank=maps, **options)
+        super().__init__(2, environment, per_rank=per_rank, **options)
 
     def end(self, graceful: bool = True) -> None:
         """Ends those that live; each must have nothing to report."""

@@ -370,8 +370,8 @@ def receive_failure(source: int) -> tuple[str, str]:
 
 
 def start_and_abort() -> str:
-    """A rank aborts the group while it waits."""
-    work = dist.all_reduce(torch.ones(3, device=CUDA), async_op=True)
+    """A rank aborts the group while it waits for what nobody sends."""
+    work = dist.irecv(torch.ones(3, device=CUDA), 0)
     dist.group.WORLD._get_backend(torch.device("cpu")).abort()
     try:
         work.wait()

@@ -14,6 +14,8 @@ from pipe_models import MODES, assert_same, gradients, make_pipe
 from test_pipe import CLOSE, blocks, on_host, placed
 from torch import nn
 
+from weft.pipe.skip import pop, skippable, stash
+
 pytestmark = [
     pytest.mark.usefixtures("alone"),
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
@@ -160,6 +162,64 @@ def test_memory_of_gradients_lives_until_their_copies_have_ended(delays):
         x.grad = None
         pipe(x).local_value().sum().backward()
         assert_same(x.grad.cpu(), torch.full((8, 256), 1.5**4))
+
+
+def test_memory_of_inputs_lives_until_recomputations_on_other_streams_have_ended(delays):
+    """The next gradient that comes to the device asks for memory."""
+    pipe = make_pipe(
+        nn.Sequential(*(Overwrites().to(d) for d in DEVICES)),
+        "threads",
+        chunks=8,
+        checkpoint="always",
+    )
+    for index in (0, 1):
+        torch.cuda.synchronize(index)
+    for _ in range(2):
+        with side_streams():
+            x = torch.ones(8, 256, device="cuda:0", requires_grad=True)
+            loss = pipe(x).local_value().sum()
+        loss.backward()
+        assert_same(x.grad.cpu(), torch.full((8, 256), 1.5**4))
+
+
+@skippable(stash=["kept"])
+class KeepsAside(nn.Module):
+    """What it hands to the next stage has no gradient; what it stashes has."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x):
+        yield stash("kept", x * self.weight)
+        return x.detach()
+
+
+@skippable(pop=["kept"])
+class TakesBack(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x):
+        kept = yield pop("kept")
+        return kept * self.weight
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_gradient_of_a_skip_comes_alone(mode, delays):
+    """No other copy between the two devices orders it."""
+    devices = ("cuda:0", "cuda:1")
+    pipe = make_pipe(
+        nn.Sequential(KeepsAside().to(devices[0]), TakesBack().to(devices[1])),
+        "threads",
+        chunks=2,
+        checkpoint=mode,
+    )
+    x = torch.ones(8, 256, device="cuda:0", requires_grad=True)
+    pipe(x).local_value().sum().backward()
+    assert_same(x.grad.cpu(), torch.full((8, 256), 1.5**2))
+    assert_same(on_host(gradients(pipe)), [torch.tensor(1.5 * 8 * 256)] * 2)
 
 
 class Slow(nn.Module):

@@ -5,6 +5,8 @@ which makes its process end with 66."""
 
 from __future__ import annotations
 
+import ctypes
+import threading
 import time
 from collections.abc import Callable
 
@@ -13,9 +15,9 @@ import torch
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 from cuda_workers import CudaGroup, metric, seed, wait_until_lent, wait_until_returned
-from torch import nn
-from torch.distributed.nn import RemoteModule
+from emulation import EMULATION
 from waiting import wait_until
+from workers import leave
 
 MiB = 1 << 18  # elements of four bytes
 
@@ -35,10 +37,10 @@ def seeded(group, delays):
     return group
 
 
-def lent_by(group: CudaGroup, function: Callable[[], None]) -> int:
+def lent_by(group: CudaGroup, function: Callable[..., None], *arguments: object) -> int:
     """The bytes that worker 0 lends while it runs this; none of its tensors are staged."""
     staged, lent = group[0].call(metric, "bytes_staged"), group[0].call(metric, "bytes_lent")
-    group[0].call(function)
+    group[0].call(function, *arguments)
     assert group[0].call(metric, "bytes_staged") == staged
     for worker in group:
         worker.call(wait_until_returned)
@@ -98,6 +100,53 @@ def overwritten() -> None:
         assert rpc.rpc_sync("worker1", kept_sum) == step * (MiB // 4)
 
 
+def keep_both(x: torch.Tensor, y: torch.Tensor) -> None:
+    KEPT["both"] = [x, y]
+    KEPT["events"] = [torch.cuda.current_stream(t.device).record_event() for t in (x, y)]
+
+
+def both_sums() -> list[float]:
+    for tensor, event in zip(KEPT["both"], KEPT["events"], strict=True):
+        torch.cuda.current_stream(tensor.device).wait_event(event)
+    return [tensor.sum().item() for tensor in KEPT["both"]]
+
+
+def overwritten_on_both_devices() -> None:
+    """The copies of both devices are done, not only those of the first."""
+    for step in range(6):
+        x = torch.full((1000,), float(step), device="cuda:0")
+        y = torch.full((1000,), float(step), device="cuda:1")
+        rpc.rpc_sync("worker1", keep_both, args=(x, y))
+        x.zero_()
+        y.zero_()
+        assert rpc.rpc_sync("worker1", both_sums) == [step * 1000.0] * 2
+
+
+def test_arguments_on_two_devices_may_be_overwritten_too():
+    """Without crossed maps no stream of one device waits for the other's."""
+    with CudaGroup(maps={0: 0, 1: 1}) as group:
+        group[0].call(wait_until_lent, "worker1")
+        for delays in range(20):
+            group.all(seed, delays)
+            lent_by(group, overwritten_on_both_devices)
+        group[1].call(forget)
+        group.end()
+
+
+def made(n: int) -> torch.Tensor:
+    return torch.full((5000,), float(n), device="cuda:0")
+
+
+def answers_of_their_own() -> None:
+    """The callee lets go of each answer when it is sent, and makes the next ones in its memory."""
+    calls = [rpc.rpc_async("worker1", made, args=(n,)) for n in range(150)]
+    assert [call.wait().sum().item() for call in calls] == [5000.0 * n for n in range(150)]
+
+
+def test_an_answer_lives_until_it_is_copied(seeded):
+    lent_by(seeded, answers_of_their_own)
+
+
 KEPT: dict[str, torch.Tensor] = {}
 
 
@@ -139,6 +188,23 @@ def to_itself() -> None:
 
 def test_calls_to_itself_are_ordered_too(seeded):
     assert lent_by(seeded, to_itself) == 0
+
+
+def itself_by_its_map() -> None:
+    x, y = chain(counted(0)), chain(counted(1))
+    back = rpc.rpc_sync("worker0", swapped, args=(x, y))
+    on(1, 0)(back)
+    expected = chain(chain(torch.arange(1000.0)))
+    for tensor in back:
+        assert torch.equal(tensor.cpu(), expected)
+
+
+def test_calls_to_itself_follow_the_map_for_its_name():
+    with CudaGroup(own_map={0: 1, 1: 0}) as group:
+        for delays in range(20):
+            group.all(seed, delays)
+            group[0].call(itself_by_its_map)
+        group.end()
 
 
 def many(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -280,54 +346,101 @@ def test_futures_carry_their_devices(seeded):
     lent_by(seeded, asynchronously)
 
 
-@torch.jit.script
-def scripted_chain(x: torch.Tensor) -> torch.Tensor:
-    return x * 2 + 1
+class Held:
+    """An object behind an RRef; the tensor that it gives is late."""
+
+    def chained(self, x: torch.Tensor) -> torch.Tensor:
+        return chain(x)
+
+    def fails(self) -> None:
+        raise ValueError("nothing is held")
 
 
-@torch.jit.script
-def scripted_call(x: torch.Tensor) -> torch.Tensor:
-    return rpc.rpc_sync("worker1", scripted_chain, (x,))
-
-
-def scripted() -> None:
+def through_an_rref() -> None:
+    held = rpc.remote("worker1", Held)
     x = counted(0)
-    expected = torch.arange(1000.0) * 2 + 1
-    assert torch.equal(rpc.rpc_sync("worker1", scripted_chain, args=(x,)).cpu(), expected)
-    assert torch.equal(scripted_call(x).cpu(), expected)
-    there = rpc.remote("worker1", scripted_chain, args=(x,))
-    assert torch.equal(there.to_here().cpu(), expected)
+    expected = chain(torch.arange(1000.0))
+    calls = [held.rpc_async().chained(x) for _ in range(3)]
+    for call in calls:
+        assert torch.equal(call.wait().cpu(), expected)
+    assert torch.equal(held.rpc_sync().chained(x).cpu(), expected)
+    assert torch.equal(held.remote().chained(x).to_here().cpu(), expected)
+    with pytest.raises(ValueError, match="nothing is held"):
+        held.rpc_async().fails().wait()
 
 
-@pytest.mark.xfail(reason="one run in some fifty has a wrong number; docs/guide/cuda.md says so")
-def test_scripted_functions(seeded):
-    lent_by(seeded, scripted)
+def test_methods_through_an_rref(seeded):
+    lent_by(seeded, through_an_rref)
 
 
-class Scaled(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.full((1000,), 2.0))
+def answers_before_their_callbacks() -> None:
+    """Whoever adds a callback to a completed future runs it on streams of its own."""
+    upstream = torch.futures.Future.then
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self.weight + 1
+    def then(self, callback):
+        wait_until(self.done, "the future is completed")
+        return upstream(self, callback)
+
+    held, x = rpc.remote("worker1", Held), counted(0)
+    torch.futures.Future.then = then
+    try:
+        back = held.rpc_async().chained(x).wait()
+    finally:
+        del torch.futures.Future.then
+    assert torch.equal(back.cpu(), chain(torch.arange(1000.0)))
 
 
-def remote_modules() -> None:
-    import weft
+def test_answers_that_are_there_before_their_callbacks(seeded):
+    lent_by(seeded, answers_before_their_callbacks)
 
+
+class Gate:
+    """Work of a stream that ends when the gate is opened, or after a while."""
+
+    def __init__(self, device: int) -> None:
+        self.opened = threading.Event()
+        self.in_time = False
+        self.passed = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._pass)
+        stream = ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
+        assert EMULATION.cudaLaunchHostFunc(stream, self.passed, None) == 0
+
+    def _pass(self, _: int) -> None:
+        self.in_time = self.opened.wait(10)
+
+
+GATES: list[Gate] = []
+
+
+def behind_a_gate(x: torch.Tensor) -> torch.Tensor:
+    result = x + 1
+    GATES.append(Gate(x.device.index))
+    return result
+
+
+def open_gate() -> bool:
+    """Whether that is what opened it."""
+    gate = GATES.pop()
+    gate.opened.set()
+    torch.cuda.synchronize(0)
+    torch.cuda.synchronize(1)
+    return gate.in_time
+
+
+def late_answers(worker: str) -> None:
+    """Neither the host nor the streams that programs use wait for what nobody waits for."""
     x = counted(0)
-    for module in (
-        RemoteModule("worker1/cuda:1", Scaled),
-        weft.RemoteModule("worker1/cuda:1", Scaled),
-    ):
-        back = module.forward(x)
-        assert back.device.index == 0
-        assert torch.equal(back.detach().cpu(), torch.arange(1000.0) * 2 + 1)
+    call = rpc.rpc_async(worker, behind_a_gate, args=(x,))
+    wait_until(call.done, "the call is answered")
+    for device in range(2):
+        torch.cuda.default_stream(device).synchronize()
+    assert rpc.rpc_sync(worker, open_gate)
+    assert call.wait().sum().item() == x.sum().item() + 1000
 
 
-def test_remote_modules_on_a_device(group):
-    lent_by(group, remote_modules)
+@pytest.mark.skipif(EMULATION is None, reason="calls the emulation's library")
+@pytest.mark.parametrize("worker", ["worker0", "worker1"])
+def test_a_late_answer_holds_up_nobody(group, worker):
+    lent_by(group, late_answers, worker)
 
 
 # What goes wrong.
@@ -395,6 +508,36 @@ def test_a_killed_worker_releases_what_it_was_lent():
         group[1].kill()
         group[0].call(has_been_released)
         group.end(graceful=False)
+
+
+def kept_answer(n: int) -> torch.Tensor:
+    KEPT[str(n)] = torch.full((100,), float(n), device="cuda:0")
+    return KEPT[str(n)]
+
+
+def fetch_and_leave() -> None:
+    KEPT["fetched"] = [rpc.rpc_sync("worker1", kept_answer, args=(n,)) for n in range(8)]
+    leave()
+
+
+def leave_and_overwrite() -> None:
+    leave()
+    torch.stack([KEPT[str(n)].zero_() for n in range(8)]).cpu()
+
+
+def is_intact() -> None:
+    assert [x.sum().item() for x in KEPT["fetched"]] == [100.0 * n for n in range(8)]
+
+
+@pytest.mark.skipif(EMULATION is None, reason="a GPU's copies are not that late")
+def test_a_worker_leaves_when_its_memory_has_been_read():
+    with CudaGroup({"EMULATED_CUDA_MAX_DELAY_US": "200000"}) as group:
+        group[0].call(wait_until_lent, "worker1")
+        group[0].start(fetch_and_leave)
+        group[1].start(leave_and_overwrite)
+        for worker in group:
+            worker.result()
+        group[0].call(is_intact)
 
 
 # Where device memory cannot be shared.

@@ -52,6 +52,10 @@ from torch import Tensor, nn
 weft.init_rpc("{name}", rank={rank}, world_size=2)
 """
 LEAVE = "\nrpc.shutdown()\n"
+ALONE = """
+import torch, weft
+torch.distributed.init_process_group("weft", rank=0, world_size=1)
+"""
 CLIENT = JOIN.format(name="client", rank=1)
 SERVER = JOIN.format(name="server", rank=0)
 ENCODER = """
@@ -187,6 +191,23 @@ CASES = [
         peer=WORKER1,
     ),
     Case(
+        "docs/guide/pipelines.md",
+        "weft.Pipe(",
+        after="assert output.shape == (32, 4) and loss.ndim == 0; pipe.close()\nimport torch.distributed.rpc"
+        + LEAVE.replace("rpc", "torch.distributed.rpc"),
+        peer=WORKER1,
+    ),
+    Case(
+        "docs/guide/pipelines.md",
+        "pipe.record()",
+        before=JOIN.format(name="driver", rank=0)
+        + 'pipe = weft.Pipe(nn.Sequential(nn.Linear(4, 4), weft.WithDevice(nn.Linear(4, 2), "worker1/cpu")),'
+        + ' chunks=2, schedule="1f1b")\n'
+        + "inputs, targets = torch.ones(4, 4), torch.zeros(4, dtype=torch.long)\n",
+        after="assert timeline.figures.stages == 2; pipe.close()" + LEAVE,
+        peer=WORKER1,
+    ),
+    Case(
         "docs/guide/pipe_tools.md",
         "balance_by_time",
         before="import torch, weft\nfrom torch import nn\n"
@@ -196,6 +217,29 @@ CASES = [
         instead=(('["cuda:0", "cuda:1"]', '["cpu", "cpu"]'),),
     ),
     Case("docs/guide/pipe_tools.md", "weft.compat", after="assert Pipe and skippable"),
+    Case(
+        "docs/guide/observe.md",
+        "_dump_fr_trace_json",
+        before=ALONE + "torch.distributed.all_reduce(torch.ones(4))\n",
+        after='assert trace["entries"][-1]["profiling_name"] == "weft:all_reduce"'
+        + "\ntorch.distributed.destroy_process_group()",
+    ),
+    Case(
+        "docs/guide/observe.md",
+        "logging.basicConfig",
+        after='import weft\nweft.init_rpc("alone", rank=0, world_size=1)\n'
+        + "import torch.distributed.rpc as rpc"
+        + LEAVE,
+    ),
+    Case("docs/guide/observe.md", "weft.who_waits", after="assert weft.who_waits() == []"),
+    Case(
+        "docs/guide/observe.md",
+        "weft.metrics()",
+        before=JOIN.format(name="worker0", rank=0)
+        + 'rpc.rpc_sync("worker1", torch.add, args=(torch.ones(2), 1))\n',
+        after='assert figures.peers["worker1"].bytes_sent > 0' + LEAVE,
+        peer=WORKER1,
+    ),
 ]
 # Run as printed elsewhere.
 ELSEWHERE = {

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from alone import alone  # noqa: F401 - a fixture
 
-HERE = str(Path(__file__).resolve().parent)
-if HERE not in sys.path:
-    sys.path.insert(0, HERE)
+HERE = Path(__file__).resolve().parent
+# tests/rpc has the worker processes of the pipelines over workers.
+for folder in (str(HERE.parent / "rpc"), str(HERE)):
+    if folder not in sys.path:
+        sys.path.insert(0, folder)

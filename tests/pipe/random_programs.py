@@ -78,6 +78,22 @@ class Program(Data):
 # What runs.
 
 
+def outside_inference(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """Of tensors that were not made in inference mode there is one of their kind, with its tangent."""
+    if not torch.is_inference_mode_enabled() or any(tensor.is_inference() for tensor in tensors):
+        return function(*tensors)
+    with torch.inference_mode(False), torch.no_grad():
+        return function(*tensors)
+
+
+def copy_of(tensor: Tensor) -> Tensor:
+    return outside_inference(Tensor.clone, tensor)
+
+
+def joined_tensor(pieces: Iterable[Tensor]) -> Tensor:
+    return outside_inference(lambda *tensors: torch.cat(tensors), *pieces)
+
+
 def clock_order(micro_batches: int, stages: int) -> Iterator[tuple[int, int]]:
     for clock in range(micro_batches + stages - 1):
         for j in range(stages):
@@ -116,7 +132,7 @@ class Plain(nn.Module):
         count = 1
         for value in inputs:
             if isinstance(value, Tensor):
-                split[id(value)] = tuple(piece.clone() for piece in value.chunk(self.chunks))
+                split[id(value)] = tuple(map(copy_of, value.chunk(self.chunks)))
                 count = len(split[id(value)])
         whole = [value.tensor if isinstance(value, NoChunk) else value for value in inputs]
         return [
@@ -140,7 +156,7 @@ class Plain(nn.Module):
             if isinstance(column[0], Tensor):
                 same = tuple(map(id, column))
                 if same not in known:
-                    known[same] = torch.cat(list(column)) if len(column) > 1 else column[0]
+                    known[same] = joined_tensor(column) if len(column) > 1 else column[0]
                 outputs.append(known[same])
             else:
                 outputs.append(list(column))

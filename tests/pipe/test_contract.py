@@ -58,6 +58,49 @@ class TestConstruction:
         with pytest.raises(ValueError, match="partition 1 is not on meta as others are"):
             mixed(torch.ones(1, 1, device="meta"))
 
+    def test_a_sequential_that_does_more_than_its_layers(self):
+        """Its layers are called one by one, so what else it does would silently not happen."""
+
+        class Doubled(nn.Sequential):
+            def forward(self, x):
+                return 2 * super().forward(x)
+
+        class Named(nn.Sequential):
+            def __init__(self):
+                super().__init__(nn.Linear(1, 1), nn.Tanh())
+
+        def hooked():
+            module = nn.Sequential(nn.Linear(1, 1), nn.Tanh())
+            module.register_forward_hook(lambda module, inputs, output: 2 * output)
+            return module
+
+        def pre_hooked():
+            module = nn.Sequential(nn.Linear(1, 1), nn.Tanh())
+            module.register_forward_pre_hook(lambda module, inputs: (2 * inputs[0],))
+            return module
+
+        def patched():
+            module = nn.Sequential(nn.Linear(1, 1), nn.Tanh())
+            module.forward = lambda x: 2 * x
+            return module
+
+        def with_parameter():
+            module = nn.Sequential(nn.Linear(1, 1), nn.Tanh())
+            module.register_parameter("unused", nn.Parameter(torch.ones(1)))
+            return module
+
+        x = torch.ones(4, 1)
+        doubled = Doubled(nn.Linear(1, 1), nn.Tanh())
+        for module in (doubled, hooked(), pre_hooked(), patched(), with_parameter()):
+            with pytest.raises(TypeError, match="calls its layers one by one"):
+                Pipe(module)
+            plain = nn.Sequential(module, nn.Linear(1, 1))
+            pipe = Pipe(plain, chunks=2)
+            assert len(pipe) == 2
+            assert pipe.plain_state_dict().keys() == plain.state_dict().keys()
+            assert_same(pipe(x).local_value(), plain(x))
+        assert len(Pipe(Named())) == len(Pipe(nn.Sequential(Named()))) == 2
+
     def test_a_parameter_on_two_devices(self):
         """Only accelerators bring that about: a module that is moved may keep its Parameters."""
         one, other = nn.Linear(1, 1), nn.Linear(1, 1)

@@ -93,6 +93,26 @@ def test_forward_mode_inside_of_stages_and_around(mode):
         assert_same(*found, atol=1e-4)
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_views_in_inference_mode_keep_their_tangents(mode, chunks):
+    """As those of a plain model do; whatever computes has none there."""
+    plain = nn.Sequential(nn.Flatten(), nn.Unflatten(1, (2, 2)))
+    pipe = make_pipe(nn.Sequential(*plain), chunks=chunks, checkpoint=mode)
+    x = torch.linspace(-1, 1, 16).view(4, 4)
+    for _ in range(2):  # the first time it is not known whether a stage writes
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x, 2 * x)
+            with torch.inference_mode():
+                output, expected = pipe(dual).local_value(), plain(dual)
+            assert output.is_inference() == expected.is_inference()
+            assert_same(
+                tuple(forward_ad.unpack_dual(output)), tuple(forward_ad.unpack_dual(expected))
+            )
+        with torch.inference_mode():
+            assert pipe(x).local_value().is_inference() == plain(x).is_inference()
+
+
 class SlopeInBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):

@@ -119,6 +119,32 @@ def test_no_chunk(mode):
         NoChunk(3)
 
 
+class Scaled(torch.Tensor):
+    """A subclass of Python's alone, whose class a layer may ask for."""
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("way", WAYS)
+def test_tensors_stay_of_their_class(mode, way):
+    def scale(w, x):
+        assert type(x) is Scaled
+        y = x.as_subclass(torch.Tensor) * w
+        return y.as_subclass(Scaled), y.detach()
+
+    def double(w, x, y):
+        assert type(y) is torch.Tensor
+        return x * (2 * w if isinstance(x, Scaled) else w)
+
+    x = torch.ones(4).as_subclass(Scaled)
+    pipe, output = run(
+        [scale, double, lambda w, x: ((x * w).relu_(), x.relu())], x, mode=mode, way=way
+    )
+    assert [type(value) for value in output] == [Scaled, Scaled]
+    assert_same(output[0].as_subclass(torch.Tensor), torch.full((4,), 16.0))
+    output[0].sum().backward()
+    assert_same(gradients(pipe), [torch.tensor(32.0)] * 3)
+
+
 def test_what_is_refused():
     with pytest.raises(TypeError, match="inputs do not have any tensors"):
         run([lambda _w, x: x], "a")

@@ -27,9 +27,9 @@ def on_schedule(stages, micro_batches, checkpointed=0, begin=10**15, pause=5 * M
     return [(*task[:5], task.stage + 1) for task in tasks]
 
 
-def recorded(events, devices=()):
-    timeline = Timeline(devices)
-    timeline.close(events)
+def recorded(events, lanes=()):
+    timeline = Timeline(lanes)
+    timeline.close(mini_batches(Event(*event) for event in events))
     return timeline
 
 
@@ -131,7 +131,7 @@ def test_the_picture_is_well_formed_and_nothing_lies_outside(case, tmp_path):
         assert 0 <= float(label.attrib["y"]) <= height
     shown = " ".join(label.text for label in root.iter(f"{name}text"))
     assert f"measured: bubble {timeline.figures.bubble:.1%}" in shown
-    assert f"= {timeline.figures.ideal_bubble:.1%}" in shown
+    assert f"on paper, stages of one length: bubble {timeline.figures.ideal_bubble:.1%}" in shown
     assert ("recompute" in shown) == (checkpointed > 0)
 
 
@@ -145,7 +145,7 @@ def test_axis_labels_do_not_overlap(tmp_path):
 
 def test_the_trace_has_every_event(tmp_path):
     events = on_schedule(2, 3, 2)
-    timeline = recorded(events, ["cpu", "cuda:0"])
+    timeline = recorded(events, ["stage 0 · cpu", "stage 1 · cuda:0"])
     data = json.loads(timeline.save(tmp_path / "run.json").read_text())
     bars = [record for record in data["traceEvents"] if record["ph"] == "X"]
     assert len(bars) == len(events)
@@ -153,7 +153,7 @@ def test_the_trace_has_every_event(tmp_path):
     assert min(bar["ts"] for bar in bars) == 0
     assert sum(bar["dur"] for bar in bars) == pytest.approx(sum(e[4] - e[3] for e in events) / 1e3)
     names = [record["args"]["name"] for record in data["traceEvents"] if record["ph"] == "M"]
-    assert names == ["weft.Pipe", "stage 0 (cpu)", "stage 1 (cuda:0)"]
+    assert names == ["weft.Pipe", "stage 0 · cpu", "stage 1 · cuda:0"]
     assert data["otherData"]["ideal_bubble"] == pytest.approx(1 / 4)
 
 
@@ -177,4 +177,4 @@ def test_a_recording_ends_when_its_body_fails():
         assert engine.on
         raise KeyError
     assert not engine.on
-    assert timeline.devices == ("cpu", "cpu") and len(timeline.mini_batches) == 1
+    assert timeline.lanes == ("stage 0 · cpu", "stage 1 · cpu") and len(timeline.mini_batches) == 1

@@ -76,6 +76,7 @@ def test_one_more_waits_as_long_as_its_timeout(group, kind):
     text, took = group[0].call(one_more, kind, 0.2)
     assert "worker 'worker0' (rank 0) has 3 calls to worker 'worker1' (rank 1) in flight" in text
     assert "max_calls_in_flight" in text and "200 ms" in text
+    assert "RESOURCE_EXHAUSTED" in text
     assert 0.2 <= took < 5
     group[1].call(open_gate)
     group[0].call(empty)

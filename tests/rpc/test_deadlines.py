@@ -8,12 +8,25 @@ import threading
 import time
 
 import pytest
+import torch
 from waiting import wait_for, wait_until
 from workers import Group
+
+import weft
 
 INHERITED = "(the time that was left of the call in which it was made)"
 
 _gate = threading.Event()
+assert weft.cancelled  # and its operators, of which the script is made
+
+
+@torch.jit.script
+def spin_until_cancelled(tensor: torch.Tensor) -> torch.Tensor:
+    while not bool(torch.ops.weft.cancelled()):
+        pass
+    return tensor
+
+
 _begun = threading.Event()
 _notes: list[object] = []
 
@@ -316,6 +329,7 @@ def until_cancelled() -> None:
     import weft
 
     _begun.set()
+    print("it has begun", flush=True)
     wait_until(weft.cancelled, "the call is cancelled", timeout=30)
     note((weft.cancelled(), weft.deadline()))
     wait_for_gate()
@@ -336,21 +350,42 @@ def test_the_loss_of_the_caller_cancels():
         members[1].call(open_gate)
 
 
-def interrupted_call() -> str:
+def interrupted_call(to: str, function: str, *args: object) -> str:
     try:
-        call("worker1", "until_cancelled", seconds=0)
+        call(to, function, *args, seconds=0)
     except KeyboardInterrupt:
         return "KeyboardInterrupt"
     return "it ended"
 
 
 def test_ctrl_c_cancels(fresh):
-    fresh[0].start(interrupted_call)
+    fresh[0].start(interrupted_call, "worker1", "until_cancelled")
     fresh[1].call(wait_until_begun)
     fresh[0].signal(signal.SIGINT)
     assert fresh[0].result() == "KeyboardInterrupt"
     wait_for(lambda: fresh[1].call(notes), [(True, None)], "what it noted")
     wait_for(lambda: fresh[0].call(debug, "agent.client_active_calls"), 0, "calls in flight")
+
+
+def test_ctrl_c_cancels_a_script(fresh):
+    fresh[0].start(interrupted_call, "worker1", "spin_until_cancelled", torch.ones(2))
+    running = lambda: fresh[1].call(debug, "agent.server_active_calls")  # noqa: E731
+    wait_for(running, 1, "calls that run")
+    fresh[0].signal(signal.SIGINT)
+    assert fresh[0].result() == "KeyboardInterrupt"
+    wait_for(running, 0, "calls that run")
+    wait_for(lambda: fresh[0].call(debug, "agent.client_active_calls"), 0, "calls in flight")
+
+
+def test_ctrl_c_cancels_a_call_to_oneself():
+    with Group(1) as members:
+        members[0].start(interrupted_call, "worker0", "until_cancelled")
+        members[0].wait_for_output("it has begun")
+        members[0].signal(signal.SIGINT)
+        assert members[0].result() == "KeyboardInterrupt"
+        wait_for(lambda: members[0].call(notes), [(True, None)], "what it noted")
+        members[0].call(open_gate)
+        members.shutdown()
 
 
 # What keeps tables right arrives in any case.

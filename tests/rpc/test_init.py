@@ -55,7 +55,7 @@ def test_which_backend(backend, options, agent):
         assert workers[0].call(init_alone, backend, options) == (agent, "[2.0, 2.0]")
 
 
-def init_alone_without_address() -> str:
+def init_alone_without(*variables: str) -> str:
     import os
 
     import torch
@@ -63,7 +63,7 @@ def init_alone_without_address() -> str:
 
     import weft
 
-    for name in ("MASTER_ADDR", "MASTER_PORT"):
+    for name in variables:
         os.environ.pop(name, None)
     weft.init_rpc("alone", world_size=1)
     answer = rpc.rpc_sync("alone", torch.add, args=(torch.ones(2), 1))
@@ -71,10 +71,11 @@ def init_alone_without_address() -> str:
     return str(answer.tolist())
 
 
-def test_a_group_of_one_needs_no_place_to_meet():
+@pytest.mark.parametrize("missing", [("MASTER_ADDR", "MASTER_PORT", "RANK"), ("RANK",)])
+def test_a_group_of_one_needs_no_rank_and_no_place_to_meet(missing):
     with Workers(2) as workers:
         for worker in workers:
-            worker.start(init_alone_without_address)
+            worker.start(init_alone_without, *missing)
         assert [worker.result() for worker in workers] == ["[2.0, 2.0]"] * 2
 
 

@@ -35,10 +35,11 @@ def test_what_exceeds_the_receivers_limit_fails_alone(shared):
         for _ in range(3):
             text = group[0].call(send_zeros, "worker1", 1_000_000)
             assert "worker 'worker1'" in text and "the limit here is 1000000" in text, text
-            assert "max_message_bytes" in text
+            assert "max_message_bytes" in text and "RESOURCE_EXHAUSTED" in text, text
             assert group[0].call(send_zeros, "worker1", 1_000) == "0.0"
             text = group[1].call(fetch_zeros, "worker0", 1_000_000)
             assert "max_message_bytes" in text and "the limit here is 1000000" in text, text
+            assert "RESOURCE_EXHAUSTED" in text, text
             assert group[1].call(fetch_zeros, "worker0", 1_000) == "0.0"
         assert "is lost" not in group.outputs() and "is cut off" not in group.outputs()
         group.shutdown()

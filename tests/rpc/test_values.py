@@ -446,6 +446,7 @@ def test_more_than_one_peer_may_hold_here_is_refused():
     with Group(2, per_rank=[{}, {"max_inflight_bytes": 1 << 20}]) as members:
         text = members[0].call(over_the_limit)
         assert "max_inflight_bytes (1048576)" in text
+        assert "RESOURCE_EXHAUSTED" in text
         assert "worker 'worker1' (rank 1)" in text
         members.shutdown()
 

@@ -17,6 +17,7 @@
 #include "rpc_backend/group/member_record.h"
 #include "rpc_backend/group/membership.h"
 #include "rpc_backend/rref/orphaned_rrefs.h"
+#include "rpc_backend/serve/error_text.h"
 #include "tests/support/waiting.h"
 
 namespace weft::rpc {
@@ -46,6 +47,31 @@ TEST(CallTable, OnlyTheOneWhoWasAskedMayAnswer) {
   EXPECT_TRUE(calls.take(id, 3));
   EXPECT_FALSE(calls.take(id, 3));
   EXPECT_FALSE(calls.waits(id, 3));
+}
+
+TEST(CallTable, TellsTheOldestCalls) {
+  CallTable calls;
+  const auto now = Clock::now();
+  for (const int age : {1, 3, 2}) {
+    PendingCall call;
+    call.peer = static_cast<worker_id_t>(age);
+    call.started = now - std::chrono::seconds(age);
+    calls.add(std::move(call));
+  }
+  const auto oldest = calls.oldest(2);
+  ASSERT_EQ(oldest.size(), 2U);
+  EXPECT_EQ(oldest[0].peer, 3);
+  EXPECT_EQ(oldest[1].peer, 2);
+  EXPECT_EQ(calls.size(), 3U);
+}
+
+TEST(ErrorText, LosesOnlyTheFramesOfCpp) {
+  const std::string plain = "frame #1 of the film\n\n";
+  EXPECT_EQ(withoutStack(plain), plain);
+  EXPECT_EQ(
+      withoutStack("no room\nException raised from f at a.cpp:1 (most recent call first):\n"
+                   "frame #0: g() + 0x1 (0x2 in lib.so)\nframe #1: h()\n\nAt:\n  x.py(1): y\n"),
+      "no room\n\nAt:\n  x.py(1): y");
 }
 
 TEST(CallTable, TakenByPeerAndAltogether) {

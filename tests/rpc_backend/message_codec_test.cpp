@@ -147,6 +147,12 @@ TEST(MessageCodec, MetaTensorsAreRefusedInWords) {
   EXPECT_NE(why.find("no data"), std::string::npos) << why;
 }
 
+TEST(MessageCodec, MoreTensorsThanTheLimitAreRefusedInWords) {
+  const std::string why = whyNotSent(std::vector<at::Tensor>(kMaxTensors + 1));
+  EXPECT_NE(why.find("65537 tensors, and the limit is 65536"), std::string::npos) << why;
+  EXPECT_NE(why.find("(RESOURCE_EXHAUSTED)"), std::string::npos) << why;
+}
+
 TEST(MessageCodec, SizesMustBeThoseOfTheHeader) {
   const auto wire = encode(
       WireKind::kRequest, 1,
@@ -223,6 +229,21 @@ TEST(MessageCodec, SharedBuffersBecomeTheTensorsAndWhatIsParsedIsCopied) {
   EXPECT_EQ(tensor.fill_(1).sum().item<double>(), 10'000);
 }
 
+TEST(MessageCodec, WhereThePeerIsNotTrustedSharedBuffersAreCopied) {
+  const at::Tensor dense = at::rand({40, 50}).t();
+  auto wire = encode(WireKind::kRequest, 77, makeMessage(10, {dense}), {}, "peer");
+  ASSERT_EQ(wire.buffers.size(), 1U);
+  auto memory = std::make_shared<std::vector<std::byte>>(
+      wire.buffers[0].data, wire.buffers[0].data + wire.buffers[0].size);
+  std::vector<transport::OwnedBuffer> buffers{{memory->data(), memory->size(), memory}};
+  auto in = IncomingMessage::begin(wire.header, sizesOf(wire), buffers);
+  ASSERT_TRUE(in.ok()) << in.error().text();
+  const auto came = in.value()->finish(/*copy_shared=*/true);
+  std::fill(memory->begin(), memory->end(), std::byte{0xff});  // as its sender could
+  EXPECT_TRUE(came->tensors()[0].equal(dense));
+  EXPECT_EQ(came->tensors()[0].strides(), dense.strides());
+}
+
 // Large tensors are read into memory of the pool, and give it back; small ones are not.
 TEST(MessageCodec, LargeTensorsLieInThePool) {
   const auto pool = transport::WarmPool::create(std::uint64_t{8} << 20);
@@ -297,6 +318,30 @@ TEST(MessageCodec, ChangedBytesNeverCrash) {
       }
     }
   }
+}
+
+// What a sender says of tensors that it copied from its devices while they were being sent.
+TEST(MessageCodec, AByteSaysWhetherTensorsWereCopied) {
+  auto wire = encode(WireKind::kResponse, 1, makeMessage(5, {at::ones({300})}), {}, "peer");
+  wire.header[1] |= std::byte{64};
+  EXPECT_NE(refusalOf(wire.header, {1200}).text().find("missing"), std::string::npos);
+  EXPECT_TRUE(refusalOf(wire.header, {1200, 2}));
+  EXPECT_TRUE(refusalOf(wire.header, {1200, 1, 1}));
+  for (const int said : {0, 1, 2}) {
+    std::vector<transport::OwnedBuffer> buffers;
+    const auto in =
+        IncomingMessage::begin(wire.header, std::vector<std::uint64_t>{1200, 1}, buffers);
+    ASSERT_TRUE(in.ok()) << in.error().text();
+    std::memcpy(buffers[0].data, wire.buffers[0].data, 1200);
+    *buffers[1].data = static_cast<std::byte>(said);
+    if (said == 1) {
+      EXPECT_TRUE(in.value()->finish()->tensors()[0].equal(at::ones({300})));
+    } else {
+      EXPECT_THROW(in.value()->finish(), c10::Error);
+    }
+  }
+  wire.header[1] = std::byte{64 + 3};
+  EXPECT_TRUE(refusalOf(wire.header, {1200, 1}));
 }
 
 TEST(MessageCodec, NoMemoryIsAnErrorNotAnException) {

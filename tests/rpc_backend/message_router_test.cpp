@@ -83,6 +83,7 @@ TEST(MessageRouter, ARequestThatFindsNoMemoryIsAnswered) {
   EXPECT_NE(answer.find("worker 'worker0' (rank 0) refuses the request: there is no memory"),
             std::string::npos)
       << answer;
+  EXPECT_NE(answer.find("(RESOURCE_EXHAUSTED)"), std::string::npos) << answer;
 }
 
 TEST(MessageRouter, AnAnswerThatFindsNoMemoryFailsItsCall) {
@@ -98,9 +99,9 @@ TEST(MessageRouter, AnAnswerThatFindsNoMemoryFailsItsCall) {
             Disposition::kDiscard);
   future->wait();
   ASSERT_TRUE(future->hasError());
-  EXPECT_NE(future->tryRetrieveErrorMessage().find("cannot take the answer of worker 'worker1'"),
-            std::string::npos)
-      << future->tryRetrieveErrorMessage();
+  const std::string text = future->tryRetrieveErrorMessage();
+  EXPECT_NE(text.find("cannot take the answer of worker 'worker1'"), std::string::npos) << text;
+  EXPECT_NE(text.find("(RESOURCE_EXHAUSTED)"), std::string::npos) << text;
 }
 
 TEST(MessageRouter, ARequestBeyondTheLimitIsAnsweredWithItsName) {

@@ -87,6 +87,32 @@ TEST_F(RRefTableTest, TheNextLifeOfAPeerIsHeard) {
   EXPECT_EQ(table.forks.size(), 1U);
 }
 
+TEST_F(RRefTableTest, ANextLifesForkOfTheSameIdDoesNotKeepAFormerLifesValue) {
+  rrefs.onForkRequest(kIds, 1, rrefs.now());
+  rrefs.lose(1);
+  // Its first messages are served before the former life's forks are released.
+  const ForkIds next{{1, 12}, kIds.fork};
+  rrefs.onForkRequest(next, 1, rrefs.now());
+  EXPECT_EQ(table.forks, (std::set<ForkIds>{next}));
+  const ForkIds result{{1, 13}, kIds.fork};
+  rrefs.lose(1);
+  table.addFork(result);
+  rrefs.onRemoteResult(result, 1, rrefs.now());
+  EXPECT_EQ(table.forks, (std::set<ForkIds>{result}));
+  rrefs.lose(1);
+  rrefs.releaseForks(1);
+  EXPECT_TRUE(table.forks.empty());
+}
+
+TEST_F(RRefTableTest, ADeletionThatNamesAnotherValueEndsNoFork) {
+  rrefs.onForkRequest(kIds, 1, rrefs.now());
+  rrefs.onUserDelete({{1, 12}, kIds.fork});
+  EXPECT_EQ(table.forks.size(), 1U);
+  rrefs.lose(1);
+  EXPECT_EQ(rrefs.releaseForks(1), 1U);
+  EXPECT_TRUE(table.forks.empty());
+}
+
 TEST_F(RRefTableTest, WhatTheOwnerSendsIsHeldByWhoGetsIt) {
   const PickledRRef own{kSelf, {{kSelf, 1}, {kSelf, 2}}, kSelf};
   table.addFork(own.ids);

@@ -346,6 +346,24 @@ TEST(DurationHistogram, QuantilesAreWithinAFifth) {
     EXPECT_NEAR(histogram.quantileMicroseconds(q), q * 10000, q * 10000 * 0.19) << q;
 }
 
+TEST(DurationHistogram, CountsWhatLiesBelowEachBound) {
+  DurationHistogram first, all;
+  const auto bounds = DurationHistogram::boundsInSeconds();
+  ASSERT_EQ(first.cumulative().size(), bounds.size() + 1);
+  EXPECT_DOUBLE_EQ(bounds[1], 4096e-9);
+  for (const auto duration : {1000ns, 1100ns, 5000ns, std::chrono::nanoseconds(1h)})
+    first.add(duration);
+  all.add(1ns);
+  all.addAll(first);
+  const auto below = all.cumulative();
+  EXPECT_EQ(below[0], 2U);  // below 1024 ns
+  EXPECT_EQ(below[1], 3U);
+  EXPECT_EQ(below[2], 4U);
+  EXPECT_EQ(below[bounds.size() - 1], 4U);
+  EXPECT_EQ(below.back(), 5U);
+  EXPECT_EQ(all.total(), 7101ns + 1h);
+}
+
 TEST(DurationHistogram, TakesEveryDuration) {
   DurationHistogram histogram;
   for (const auto duration : {-5ns, 0ns, 1ns, std::chrono::nanoseconds(1000h)})

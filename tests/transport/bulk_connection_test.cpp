@@ -2,6 +2,7 @@
 #include <atomic>
 #include <thread>
 
+#include "tests/transport/late_bytes.h"
 #include "tests/transport/payload.h"
 #include "tests/transport/proxy.h"
 #include "tests/transport/raw_client.h"
@@ -130,6 +131,36 @@ TEST(BulkConnection, TheCutMayGoThroughAnyBuffer) {
   }
   expectAllWhole(pair.second, sent);
   EXPECT_GT(statsOf(*pair.a).bulk_bytes_sent, before + 8 * kMiB);
+}
+
+// Both connections get the bytes as they come.
+TEST(BulkConnection, BytesThatComeWhileTheyAreSent) {
+  for (const Via via : {Via::kTcp, Via::kUnix}) {
+    Pair pair(via, withBulkConnection);
+    std::size_t sent = 0;
+    if (via == Via::kTcp) sent = untilBulkConnection(*pair.a, 1);
+    const std::uint64_t before = statsOf(*pair.a).bulk_bytes_sent;
+    for (const std::size_t step : {1000U, 100'000U, 5'000'000U}) {
+      for (const std::vector<std::size_t>& shape :
+           {std::vector<std::size_t>{3 * kMiB + 7, 0, 1}, {1, kMiB, 70'000, 5}}) {
+        std::vector<OwnedBuffer> content;
+        for (const std::size_t size : shape)
+          content.push_back(randomBuffer(size, static_cast<unsigned>(content.size() + step)));
+        const auto late = std::make_shared<LateBytes>(content, step);
+        Message message = sealed(content);
+        message.buffers = late->buffers();
+        message.filling = late;
+        expectOk(pair.a->send(1, std::move(message)));
+        EXPECT_EQ(late->filled(), Filling::kAll);
+        expectOk(pair.a->send(1, sealed({randomBuffer(kMiB, 3)})));
+        sent += 2;
+      }
+    }
+    expectAllWhole(pair.second, sent);
+    if (via == Via::kTcp) {
+      EXPECT_GT(statsOf(*pair.a).bulk_bytes_sent, before + 8 * kMiB);
+    }
+  }
 }
 
 TEST(BulkConnection, TheReceiverMakesItWhenItIsTheOneThatDialled) {
@@ -266,8 +297,7 @@ struct Through {
     for (EndpointOptions* options : {&options0, &options1}) {
       withBulkConnection(*options);
       options->heartbeat_interval = milliseconds(50);
-      options->peer_timeout = milliseconds(3000);
-      options->reconnect_timeout = milliseconds(3000);
+      options->peer_timeout = options->reconnect_timeout = kPatience;
       if (adjust) adjust(*options);
     }
     a = openEndpoint(options0, first);
@@ -322,7 +352,10 @@ TEST(BulkConnectionBroken, ALinkTakesItsLaneAlong) {
 }
 
 TEST(BulkConnectionBroken, OneThatBringsNothingIsDoneWithout) {
-  Through through;
+  // Half of the time is waited for.
+  Through through([](EndpointOptions& options) {
+    options.peer_timeout = options.reconnect_timeout = milliseconds(6000);
+  });
   std::size_t sent = untilBulkConnection(*through.a, 1);
   ASSERT_TRUE(through.second.waitForMessages(sent));
   through.proxy->swallowOne(1);

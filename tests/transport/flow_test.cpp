@@ -178,6 +178,7 @@ TEST(Flow, ASenderWaitsForRoomAndGoesOnWhenThereIsSome) {
   }
   ASSERT_EQ(full.code(), ErrorCode::kTimeout);
   EXPECT_NE(full.text().find("worker 'worker1' (rank 1)"), std::string::npos);
+  EXPECT_NE(full.text().find("RESOURCE_EXHAUSTED"), std::string::npos) << full.text();
   EXPECT_LE(pair.a->stats().peers[0].queued_bytes, std::size_t{1} << 20);
   EXPECT_GT(pair.a->stats().peers[0].queued_bytes, std::size_t{512} << 10);
 

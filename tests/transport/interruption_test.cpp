@@ -48,9 +48,8 @@ class Interruption : public ::testing::Test {
 
 TEST_F(Interruption, EndsAWaitOfTheMainThread) {
   pressed = true;
-  const auto began = std::chrono::steady_clock::now();
   EXPECT_EQ(waitFor(20s), Waited::kInterrupted);
-  EXPECT_LT(std::chrono::steady_clock::now() - began, 2s);
+  EXPECT_EQ(asked, 1);  // it did not go on after the first look
   EXPECT_THROW(raiseInterrupt(), std::runtime_error);
   raiseInterrupt();  // once
 }

@@ -197,6 +197,34 @@ TEST_P(Loss, AtTheLimitOfDescriptorsAConnectionIsStillMade) {
   ASSERT_TRUE(pair.first.waitForMessages(1));
 }
 
+TEST(Dialling, AShortageOfDescriptorsIsNamed) {
+  EndpointOptions options = optionsFor(0);
+  options.connect_timeout = milliseconds(200);
+  Recorder first;
+  Recorder others[2];
+  const auto a = openEndpoint(options, first);
+  std::unique_ptr<Endpoint> peers[2];
+  for (int i = 0; i < 2; ++i) {
+    peers[i] = openEndpoint(optionsFor(i + 1), others[i]);
+    expectOk(a->addPeer(infoOf(i + 1, *peers[i])));
+    expectOk(peers[i]->addPeer(infoOf(0, *a)));
+    waitForLoop(*peers[i]);
+  }
+  waitForLoop(*a);
+  // UBSan needs a socket pair to look at a class for the first time; later there is none.
+  Pair seen;
+  expectOk(seen.a->send(1, textMessage("one")));
+  ASSERT_TRUE(seen.second.waitForMessages(1));
+  const NoMoreDescriptors none;
+  expectOk(a->send(1, textMessage("takes the one to spare")));
+  ASSERT_TRUE(others[0].waitForMessages(1));
+  expectOk(a->send(2, textMessage("not heard")));
+  ASSERT_TRUE(first.waitForLosses(1));
+  const std::string text = first.losses()[0].reason.text();
+  EXPECT_NE(text.find("EMFILE: Too many open files (RESOURCE_EXHAUSTED)"), std::string::npos)
+      << text;
+}
+
 // The peer cannot tell a process that has taken another's rank and name from that one's successor.
 TEST(Dialling, APlaceThatIsTakenIsToldFromAPeerThatIsDead) {
   Pair pair;

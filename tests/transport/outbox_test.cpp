@@ -6,6 +6,7 @@
 #include <deque>
 #include <thread>
 
+#include "tests/transport/late_bytes.h"
 #include "tests/transport/recorder.h"
 #include "transport/base/bytes.h"
 
@@ -376,6 +377,73 @@ TEST_F(OutboxTest, WhenTheStreamBrokeWhatWasNotAcknowledgedCountsAsUnsent) {
   const std::vector<OutFrame> unsent = outbox.takeUnsent().value();
   ASSERT_EQ(unsent.size(), 1U);
   EXPECT_EQ(textOf(unsent[0].header()), "two");
+}
+
+// A message of 1000 bytes that come 100 at a time.
+std::shared_ptr<LateBytes> lateBytes() {
+  OwnedBuffer content = newBuffer(1000);
+  std::fill_n(content.data, content.size, std::byte{'x'});
+  return std::make_shared<LateBytes>(std::vector<OwnedBuffer>{content}, 100);
+}
+
+OutFrame late(const std::shared_ptr<LateBytes>& bytes) {
+  Message message;
+  message.buffers = bytes->buffers();
+  message.filling = bytes;
+  return std::move(OutFrame::message(std::move(message), {})).value();
+}
+
+constexpr std::size_t kLateFront = FrameHead::kBytes + 8;
+
+TEST_F(OutboxTest, BytesAreWrittenAsTheyCome) {
+  outbox.attach(stream);
+  const auto bytes = lateBytes();
+  std::vector<std::size_t> written;
+  bytes->before_wait = [&] { written.push_back(stream->written.size()); };
+  expectOk(outbox.send(late(bytes), {}));
+  ASSERT_EQ(written.size(), 10U);
+  for (std::size_t i = 0; i < written.size(); ++i)
+    EXPECT_EQ(written[i], kLateFront + i * 100);
+  EXPECT_EQ(stream->written.substr(kLateFront), std::string(1000, 'x'));
+  EXPECT_EQ(wakeups, 0);
+}
+
+TEST_F(OutboxTest, AFullStreamIsTriedAgainWithEachStepAndGetsTheRestFromTheLoop) {
+  outbox.attach(stream);
+  stream->script = {{kLateFront, 0, false}, {0, EAGAIN, false}, {30, 0, false}};
+  for (int i = 0; i < 20; ++i)
+    stream->script.push_back({0, EAGAIN, false});
+  const auto bytes = lateBytes();
+  expectOk(outbox.send(late(bytes), {}));
+  EXPECT_EQ(bytes->filled(), Filling::kAll);
+  EXPECT_EQ(stream->written.size(), kLateFront + 30);
+  EXPECT_EQ(wakeups, 1);
+  stream->script.clear();
+  EXPECT_EQ(outbox.flush(broken), Outbox::Flushed::kDrained);
+  EXPECT_EQ(stream->written.substr(kLateFront), std::string(1000, 'x'));
+}
+
+TEST_F(OutboxTest, WhatOthersWillWriteIsThereBeforeItIsQueued) {
+  const auto bytes = lateBytes();
+  expectOk(outbox.send(late(bytes), {}));  // not connected
+  EXPECT_EQ(bytes->filled(), Filling::kAll);
+  outbox.attach(stream);
+  EXPECT_EQ(outbox.flush(broken), Outbox::Flushed::kDrained);
+  EXPECT_EQ(stream->written.substr(kLateFront), std::string(1000, 'x'));
+}
+
+TEST_F(OutboxTest, AStreamThatBreaksWhileBytesComeGetsThemAllAgain) {
+  outbox.attach(stream);
+  const auto bytes = lateBytes();
+  bytes->before_wait = [&] {
+    if (bytes->waits == 4) outbox.detach();
+  };
+  expectOk(outbox.send(late(bytes), {}));
+  EXPECT_EQ(bytes->filled(), Filling::kAll);
+  const auto next = std::make_shared<ScriptedStream>();
+  outbox.attach(next);
+  EXPECT_EQ(outbox.flush(broken), Outbox::Flushed::kDrained);
+  EXPECT_EQ(next->written.substr(kLateFront), std::string(1000, 'x'));
 }
 
 }  // namespace

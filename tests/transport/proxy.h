@@ -93,7 +93,8 @@ class Proxy {
     left_ = drawn();
   }
   int breaks() const { return breaks_; }
-  // From now on a bit flips in every so many bytes, on average, behind the handshake.
+  // From now on, behind the handshake, once in so many bytes on average, a bit flips, or a piece is
+  // lost, comes twice or comes in another order, or the connection breaks off.
   void corrupt(std::uint64_t bytes, unsigned seed) {
     {
       const std::lock_guard lock(random_mutex_);
@@ -198,13 +199,14 @@ class Proxy {
   void pump(Connection& connection, int from) {
     const int in = connection.sides[from].get();
     const int out = connection.sides[1 - from].get();
-    std::vector<char> bytes(std::size_t{64} << 10);
+    constexpr std::size_t kPiece = std::size_t{64} << 10;
+    std::vector<char> bytes(2 * kPiece);  // a part of a piece may come twice
     std::size_t carried_bytes = 0;
     alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
     while (true) {
       // A descriptor goes on with the first byte of a write: not with the handshake's.
       const std::size_t handshake_left = kHandshakeBytes - std::min(kHandshakeBytes, carried_bytes);
-      iovec part{bytes.data(), handshake_left > 0 ? handshake_left : bytes.size()};
+      iovec part{bytes.data(), handshake_left > 0 ? handshake_left : kPiece};
       msghdr message{};
       message.msg_iov = &part;
       message.msg_iovlen = 1;
@@ -226,7 +228,7 @@ class Proxy {
         left_ = drawn();
         cut = true;
       }
-      if (handshake_left == 0) flipSome(std::span(bytes).first(whole));
+      if (handshake_left == 0) whole = damageSome(bytes, whole, cut);
       if (const std::int64_t at = changed_at_ - static_cast<std::int64_t>(carried_bytes);
           from == 0 && changed_at_ >= 0 && at >= 0 && at < static_cast<std::int64_t>(whole)) {
         bytes[static_cast<std::size_t>(at)] = static_cast<char>(changed_to_.load());
@@ -250,10 +252,30 @@ class Proxy {
         side.reset();
     }
   }
-  void flipSome(std::span<char> bytes) {
-    if (corrupt_every_ == 0 || draw() % corrupt_every_ >= bytes.size()) return;
-    bytes[draw() % bytes.size()] ^= static_cast<char>(1 << draw() % 8);
+  // Returns how many bytes there are then.
+  std::size_t damageSome(std::vector<char>& bytes, std::size_t count, bool& cut) {
+    if (corrupt_every_ == 0 || draw() % corrupt_every_ >= count) return count;
     ++corrupted_;
+    const auto end = bytes.begin() + static_cast<std::ptrdiff_t>(count);
+    const auto first = bytes.begin() + static_cast<std::ptrdiff_t>(draw() % count);
+    const auto last =
+        first + 1 + static_cast<std::ptrdiff_t>(draw() % static_cast<std::uint64_t>(end - first));
+    switch (draw() % 5) {
+      case 0:
+        *first ^= static_cast<char>(1 << draw() % 8);
+        return count;
+      case 1:
+        return static_cast<std::size_t>(std::move(last, end, first) - bytes.begin());
+      case 2:
+        std::copy_backward(first, end, end + (last - first));
+        return count + static_cast<std::size_t>(last - first);
+      case 3:
+        std::rotate(first, first + (last - first) / 2, last);
+        return count;
+      default:
+        cut = true;
+        return static_cast<std::size_t>(first - bytes.begin());
+    }
   }
   static bool sendAll(int out, char* bytes, std::size_t count, msghdr& message) {
     for (std::size_t at = 0; at < count;) {

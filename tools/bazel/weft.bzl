@@ -72,14 +72,16 @@ def weft_cc_test(name, copts = [], deps = [], size = "small", main = True, **kwa
         **kwargs
     )
 
-def weft_fuzz_test(name, copts = [], **kwargs):
+def weft_fuzz_test(name, copts = [], deps = [], **kwargs):
     """A libFuzzer target; its committed corpus is the folder corpus/<name> beside it.
 
     Built only by `./dev fuzz` (--config=fuzz): the engine is clang's.
     """
+    torch_copts, torch_deps = _torch(deps)
     native.cc_binary(
         name = name,
-        copts = _COPTS + copts,
+        copts = _COPTS + torch_copts + copts,
+        deps = deps + torch_deps,
         linkopts = ["-fsanitize=fuzzer"],
         tags = ["fuzz", "manual"],
         testonly = True,

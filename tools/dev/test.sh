@@ -87,6 +87,8 @@ part_cuda() {
   build_emulated_cuda
   WEFT_ENV+=("${EMULATED_CUDA_ENV[@]}")
   pytest_run cuda tests/cuda || status=1
+  WEFT_ENV+=(EMULATED_CUDA_DEVICES=4)
+  run_conformance cuda-suites 900 --suite cuda --suite AgentRpcTest --only '[Cc]uda' || status=1
   return "$status"
 }
 

@@ -87,6 +87,7 @@ ArenaPlacement ArenaSender::place(const Message& message, bool may_export) {
       fallbacks_.fetch_add(1, std::memory_order_relaxed);
     }
   }
+  if (!placement.entries().empty() && message.filling != nullptr) message.filling->waitForAll();
   copy(message, placement, *arena, copied);
   bytes_sent_.fetch_add(exported + copied, std::memory_order_relaxed);
   return placement;

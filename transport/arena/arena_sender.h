@@ -36,7 +36,8 @@ class ArenaSender {
   using Help = std::function<void(const std::shared_ptr<SharedCopy>&)>;
   ArenaSender(const ArenaOptions& options, std::function<void()> wanted, Help help = {});
 
-  // Copies the large buffers, or, with `may_export`, exports them. Does not check the message.
+  // Copies the large buffers, or, with `may_export`, exports them; then all bytes of the message
+  // are there. Does not check the message.
   ArenaPlacement place(const Message& message, bool may_export = true);
   ArenaStats stats() const noexcept;
 

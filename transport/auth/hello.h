@@ -16,7 +16,7 @@ namespace weft::transport {
 
 using Nonce = std::array<std::uint8_t, 32>;
 
-constexpr std::uint16_t kProtocolVersion = 5;
+constexpr std::uint16_t kProtocolVersion = 6;
 
 enum class HelloRole : std::uint8_t { kDialler = 1, kAcceptor = 2 };
 

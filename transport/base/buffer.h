@@ -18,11 +18,32 @@ struct OwnedBuffer {
   std::shared_ptr<void> owner;  // null: the bytes outlive the process (static memory)
 };
 
+// The bytes of a message's buffers that are still on their way into their memory when the message
+// is sent, from the first buffer's first byte on. The thread that sends waits for them: before
+// send() returns all of them are there.
+class Filling {
+ public:
+  static constexpr std::uint64_t kAll = ~std::uint64_t{0};
+
+  virtual ~Filling() = default;
+  // So many bytes are there; kAll: there is nothing to wait for any more. Any thread.
+  virtual std::uint64_t filled() const noexcept = 0;
+  // Returns when more than `bytes` are there. What fails must be told in the bytes themselves.
+  virtual void waitBeyond(std::uint64_t bytes) noexcept = 0;
+
+  void waitForAll() noexcept {
+    for (std::uint64_t bytes = filled(); bytes != kAll; bytes = filled())
+      waitBeyond(bytes);
+  }
+};
+
 // What is sent and what is received: a small header (the layer above gives it
 // meaning) and buffers that move without being copied.
 struct Message {
   std::vector<std::byte> header;
   std::vector<OwnedBuffer> buffers;
+  // Null: all bytes are there.
+  std::shared_ptr<Filling> filling{};
   // Released when the message was written whole for the first time, or will never be.
   std::shared_ptr<void> until_written{};
   // The sender waits for its buffers: the peer acknowledges the message as soon as it has it.

@@ -46,6 +46,11 @@ class [[nodiscard]] Error {
 inline Error invalidArgument(std::string text) {
   return {ErrorCode::kInvalidArgument, std::move(text)};
 }
+// The text of an error for a resource that is short: memory, descriptors, threads, room, or a
+// limit. Programs look for the word, which none of the other errors has.
+inline std::string resourceExhausted(const std::string& text) {
+  return text + " (RESOURCE_EXHAUSTED)";
+}
 // The peer sent something that the protocol does not allow.
 inline Error protocolError(std::string text) { return {ErrorCode::kProtocol, std::move(text)}; }
 

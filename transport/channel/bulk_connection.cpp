@@ -41,12 +41,15 @@ BulkConnection::BulkConnection(EventLoop& loop, std::shared_ptr<Stream> stream,
 
 // --- any thread ---
 
-void BulkConnection::push(std::vector<OwnedBuffer> half) {
+void BulkConnection::push(std::vector<OwnedBuffer> half, std::shared_ptr<const Filling> filling,
+                          std::uint64_t before) {
   std::uint64_t bytes = 0;
   for (const OwnedBuffer& buffer : half)
     bytes += buffer.size;
   unwritten_.fetch_add(bytes);
   const std::lock_guard<std::mutex> lock(push_mutex_);
+  if (filling != nullptr) pushed_unfilled_ = {std::move(filling), before, bytes_pushed_};
+  bytes_pushed_ += bytes;
   std::move(half.begin(), half.end(), std::back_inserter(pushed_));
 }
 
@@ -88,6 +91,7 @@ void BulkConnection::cut() {
   {
     const std::lock_guard<std::mutex> lock(write_mutex_);
     gone.swap(out_);
+    unfilled_ = {};
   }
   loop_.post([self = shared_from_this()] { self->poll_.reset(); });
 }
@@ -184,16 +188,31 @@ void BulkConnection::writeSome() {
 
 void BulkConnection::takePushed() {
   std::vector<OwnedBuffer> pushed;
+  Unfilled unfilled;
   {
     const std::lock_guard<std::mutex> lock(push_mutex_);
     wake_posted_ = false;
     pushed.swap(pushed_);
+    unfilled = std::exchange(pushed_unfilled_, {});
   }
   const std::lock_guard<std::mutex> lock(write_mutex_);
+  if (unfilled.filling != nullptr) unfilled_ = std::move(unfilled);
   if (!cut_.load()) std::move(pushed.begin(), pushed.end(), std::back_inserter(out_));
 }
 
-// A count of 0: nothing is left.
+// The bytes that may be written.
+std::uint64_t BulkConnection::ready() {
+  if (unfilled_.filling == nullptr) return Filling::kAll;
+  const std::uint64_t filled = unfilled_.filling->filled();
+  if (filled == Filling::kAll) {
+    unfilled_ = {};
+    return Filling::kAll;
+  }
+  const std::uint64_t there = filled - std::min(filled, unfilled_.before);
+  return unfilled_.begin + there - bytes_written_;
+}
+
+// A count of 0: nothing is left, or nothing is there.
 IoResult BulkConnection::writeOnce() {
   std::vector<OwnedBuffer> done;  // let go of without the lock
   const std::lock_guard<std::mutex> lock(write_mutex_);
@@ -201,8 +220,12 @@ IoResult BulkConnection::writeOnce() {
   std::array<iovec, kMaxEntries> entries;
   std::size_t used = 0;
   std::size_t skip = out_offset_;
-  for (auto buffer = out_.begin(); buffer != out_.end() && used < entries.size(); ++buffer) {
-    entries[used++] = {buffer->data + skip, buffer->size - skip};
+  std::uint64_t left = ready();
+  for (auto buffer = out_.begin(); buffer != out_.end() && used < entries.size() && left > 0;
+       ++buffer) {
+    const auto size = static_cast<std::size_t>(std::min<std::uint64_t>(left, buffer->size - skip));
+    entries[used++] = {buffer->data + skip, size};
+    left -= size;
     skip = 0;
   }
   if (used == 0) return {};
@@ -213,6 +236,7 @@ IoResult BulkConnection::writeOnce() {
     done.push_back(std::move(out_.front()));
     out_.pop_front();
   }
+  bytes_written_ += result.count;
   unwritten_.fetch_sub(result.count);
   counts_->sent.fetch_add(result.count, std::memory_order_relaxed);
   return result;

@@ -48,8 +48,11 @@ class BulkConnection : public std::enable_shared_from_this<BulkConnection> {
                                               std::shared_ptr<BulkCounts> counts, Events events);
 
   // Queues the half of a message, and holds its owners until it is written. wake() follows, once
-  // the caller holds no lock.
-  void push(std::vector<OwnedBuffer> half);
+  // the caller holds no lock. With `filling`, which is the message's, the half begins `before`
+  // bytes into its buffers; wake() then follows whenever more bytes are there, and all are before
+  // the next such message.
+  void push(std::vector<OwnedBuffer> half, std::shared_ptr<const Filling> filling = nullptr,
+            std::uint64_t before = 0);
   void wake();
 
   // The next half goes `into` these; an entry without a place is skipped. Only after the half
@@ -86,8 +89,18 @@ class BulkConnection : public std::enable_shared_from_this<BulkConnection> {
   const std::shared_ptr<BulkCounts> counts_;
   const Events events_;
 
-  std::mutex push_mutex_;            // a leaf; guards the two below
+  // The half that is not whole yet.
+  struct Unfilled {
+    std::shared_ptr<const Filling> filling;  // null: there is none
+    std::uint64_t before = 0;                // of the message's bytes, not in this half
+    std::uint64_t begin = 0;                 // of the half, in all bytes that were ever pushed
+  };
+  std::uint64_t ready();
+
+  std::mutex push_mutex_;            // a leaf; guards the four below
   std::vector<OwnedBuffer> pushed_;  // not yet in out_
+  Unfilled pushed_unfilled_;
+  std::uint64_t bytes_pushed_ = 0;
   bool wake_posted_ = false;
   std::atomic<std::uint64_t> unwritten_{0};  // bytes of pushed_ and out_
   std::atomic<Arrival> arrival_{Arrival::kDone};
@@ -102,6 +115,8 @@ class BulkConnection : public std::enable_shared_from_this<BulkConnection> {
   std::mutex write_mutex_;
   std::deque<OwnedBuffer> out_;
   std::size_t out_offset_ = 0;  // of the first one, written
+  Unfilled unfilled_;
+  std::uint64_t bytes_written_ = 0;
 
   // The bulk thread's.
   std::optional<EventLoop::Poll> poll_;

@@ -52,10 +52,10 @@ Error Outbox::awaitRoom(std::unique_lock<std::mutex>& lock, std::uint64_t size,
     return {ErrorCode::kInterrupted, what + " was interrupted while it waited for room"};
   }
   return {ErrorCode::kTimeout,
-          what + " found no room for " + std::to_string(patience.count()) +
-              " ms: " + std::to_string(heldBytes()) +
-              " bytes are queued to it and it reads too slowly; send less at once, or raise "
-              "max_queued_bytes"};
+          resourceExhausted(what + " found no room for " + std::to_string(patience.count()) +
+                            " ms: " + std::to_string(heldBytes()) +
+                            " bytes are queued to it and it reads too slowly; send less at once, "
+                            "or raise max_queued_bytes")};
 }
 
 Error Outbox::refusal() const {
@@ -80,7 +80,8 @@ std::shared_ptr<BulkConnection> Outbox::number(OutFrame& frame) {
   const bool split = data && bulk_ != nullptr && frame.carried() >= bulk_threshold_;
   if (split) {
     flags |= FrameHead::kSplit;
-    bulk_->push(frame.split());
+    auto half = frame.split();
+    bulk_->push(std::move(half), frame.filling(), frame.bulkBegin());
   }
   frame.seal(last_sequence_, ack, flags);
   return split ? bulk_ : nullptr;
@@ -93,11 +94,26 @@ void Outbox::setBulkConnection(std::shared_ptr<BulkConnection> bulk, std::uint64
   bulk_threshold_ = std::max(threshold, kLeastToSplit);
 }
 
+// Until all bytes of the frame are there.
+void Outbox::fill(OutFrame& frame, BulkConnection* bulk) {
+  while (frame.filling() != nullptr) {
+    frame.awaitBytes();
+    if (bulk != nullptr) bulk->wake();
+  }
+}
+
 Error Outbox::send(OutFrame frame, std::optional<std::chrono::milliseconds> patience) {
   std::array<OutFrame, 2> released;  // more than are acknowledged for each that is sent
   std::unique_lock<std::mutex> lock(mutex_);
-  if (patience) {
-    if (Error error = awaitRoom(lock, frame.size(), *patience)) return error;
+  while (true) {
+    if (patience) {
+      if (Error error = awaitRoom(lock, frame.size(), *patience)) return error;
+    }
+    if (mayWrite() || frame.filling() == nullptr) break;
+    // Another thread will write it: that one must not wait.
+    lock.unlock();
+    fill(frame, nullptr);
+    lock.lock();
   }
   if (Error error = refusal()) return error;
   const std::shared_ptr<BulkConnection> bulk = number(frame);
@@ -105,7 +121,7 @@ Error Outbox::send(OutFrame frame, std::optional<std::chrono::milliseconds> pati
   // their destructors need.
   if (patience && frame.ownsBuffers()) queue_.takeAcknowledged(released);
 
-  if (mode_ != Mode::kUp || writer_ != Writer::kNone || !queue_.empty()) {
+  if (!mayWrite()) {
     const bool first = mode_ == Mode::kWaiting && queue_.empty();
     queue_.push(std::move(frame));
     lock.unlock();
@@ -123,11 +139,18 @@ Error Outbox::send(OutFrame frame, std::optional<std::chrono::milliseconds> pati
   while (frame.left() > 0) {
     std::array<iovec, kMaxEntries> entries;
     const std::size_t used = frame.gather(entries);
-    const IoResult result = stream->write(std::span(entries).first(used), frame.fdsToSend());
+    IoResult result{0, EAGAIN, false};
+    if (used > 0) result = stream->write(std::span(entries).first(used), frame.fdsToSend());
+    if (result.error == EAGAIN && frame.filling() != nullptr) {
+      frame.awaitBytes();
+      if (bulk != nullptr) bulk->wake();
+      continue;
+    }
     if (result.error != 0) break;  // the loop meets it, too
     frame.advance(result.count);
     written += result.count;
   }
+  fill(frame, bulk.get());  // what is left is for other threads
   lock.lock();
   bytes_sent_ += written;
   const std::shared_ptr<void> last = afterCaller(frame, link);

@@ -50,8 +50,10 @@ class Outbox {
   Outbox(const Limits& limits, std::string peer, std::function<void()> on_work_available,
          bool replay = true);
 
-  // Waits for room at most `patience`; without one it takes the frame whatever is queued (the loop
-  // thread must not wait). Messages that were written and are not acknowledged take room, too.
+  // Bytes that are not there yet (Message::filling) are waited for: each is written as soon as it
+  // is there if nothing else is being written, and all are there when this returns. Waits for room
+  // at most `patience`; without one it takes the frame whatever is queued (the loop thread must not
+  // wait). Messages that were written and are not acknowledged take room, too.
   Error send(OutFrame frame, std::optional<std::chrono::milliseconds> patience);
 
   // The peer is connected: what it has not received can go, that is what follows frame `received`.
@@ -114,6 +116,10 @@ class Outbox {
   // With the lock.
   Error awaitRoom(std::unique_lock<std::mutex>& lock, std::uint64_t size,
                   std::chrono::milliseconds patience);
+  // The thread that sends may write.
+  bool mayWrite() const noexcept {
+    return mode_ == Mode::kUp && writer_ == Writer::kNone && queue_.empty();
+  }
   bool hasRoom(std::uint64_t size) const noexcept;
   std::uint64_t heldBytes() const noexcept {
     return queue_.unwrittenBytes() + queue_.unackedBytes();
@@ -123,6 +129,7 @@ class Outbox {
   std::shared_ptr<BulkConnection> number(OutFrame& frame);
   // What it leaves in `frame` and what it returns is to be destroyed without the lock.
   std::shared_ptr<void> afterCaller(OutFrame& frame, std::uint32_t link);
+  static void fill(OutFrame& frame, BulkConnection* bulk);
   void stopExporting() noexcept { may_export_.store(false, std::memory_order_relaxed); }
 
   const Limits& limits_;

@@ -96,6 +96,8 @@ Error SharedMemoryPath::map(const ArenaOffer& offer, const Stream::ReceivedFd& r
       ArenaView::open(offer, received.fd, options_.max_peer_bytes);
   if (!view.ok()) return view.error();
   view_ = std::move(view).value();
+  if (logEnabled(LogLevel::kDebug))
+    log(LogLevel::kDebug, "large buffers of " + peer_ + " come through its shared memory");
   return Error::ok();
 }
 

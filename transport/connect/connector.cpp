@@ -83,12 +83,17 @@ void Connector::attempt() {
 
 void Connector::onConnectFailed(int error) {
   if (error == ECONNREFUSED || error == ENOENT) ++refused_;
-  nextCandidate(errnoText(error));
+  const bool exhausted = error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
+  nextCandidate(exhausted ? resourceExhausted(errnoText(error)) : errnoText(error));
 }
 
 void Connector::nextCandidate(const std::string& problem) {
   connecting_.reset();
   last_problem_ = candidates_[next_].text + ": " + problem;
+  if (logEnabled(LogLevel::kDebug)) {
+    log(LogLevel::kDebug,
+        "no connection to " + describePeer(peer_.name, peer_.rank) + " at " + last_problem_);
+  }
   ++next_;
   attempt();
 }

@@ -12,9 +12,9 @@ namespace weft::transport {
 namespace {
 
 Error overLimit(const char* what, std::uint64_t claimed, std::uint64_t limit) {
-  return {ErrorCode::kLimitExceeded, std::string("a message claims ") + std::to_string(claimed) +
-                                         " " + what + ", the limit here is " +
-                                         std::to_string(limit)};
+  return {ErrorCode::kLimitExceeded,
+          resourceExhausted(std::string("a message claims ") + std::to_string(claimed) + " " +
+                            what + ", the limit here is " + std::to_string(limit))};
 }
 
 }  // namespace

@@ -11,8 +11,9 @@ namespace weft::transport {
 namespace {
 
 Error overLimit(const char* what, std::uint64_t size, std::uint64_t limit) {
-  return {ErrorCode::kLimitExceeded, std::string("a message has ") + std::to_string(size) + " " +
-                                         what + ", the limit is " + std::to_string(limit)};
+  return {ErrorCode::kLimitExceeded,
+          resourceExhausted(std::string("a message has ") + std::to_string(size) + " " + what +
+                            ", the limit is " + std::to_string(limit))};
 }
 
 }  // namespace
@@ -62,6 +63,7 @@ Result<OutFrame> OutFrame::message(Message message, const Limits& limits,
   frame.head_.buffer_bytes = total - message.header.size();
   frame.size_ = FrameHead::kBytes + frame.table_bytes_ + total - in_arena;
   frame.message_ = std::move(message);
+  frame.noteFilled();
   frame.placement_ = std::move(placement);
   return frame;
 }
@@ -173,10 +175,27 @@ std::span<const std::byte> OutFrame::part(std::size_t index) const noexcept {
   }
 }
 
+void OutFrame::awaitBytes() {
+  if (message_.filling == nullptr) return;
+  message_.filling->waitBeyond(filled_);
+  noteFilled();
+}
+
+void OutFrame::noteFilled() noexcept {
+  if (message_.filling == nullptr) return;
+  filled_ = message_.filling->filled();
+  if (filled_ == Filling::kAll) message_.filling.reset();
+}
+
+std::uint64_t OutFrame::ready() const noexcept {
+  if (filled_ == Filling::kAll) return left();
+  return std::min(left(), size_ - carried() + filled_ - written_);
+}
+
 std::size_t OutFrame::gather(std::span<iovec> out) const noexcept {
   std::size_t used = 0;
   std::uint64_t skip = part_written_;
-  std::uint64_t left = this->left();
+  std::uint64_t left = ready();
   for (std::size_t i = part_; left > 0 && used < out.size(); ++i) {
     const std::span<const std::byte> bytes = part(i);
     if (bytes.size() > skip) {

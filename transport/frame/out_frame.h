@@ -48,6 +48,12 @@ class OutFrame {
   // It keeps buffers of the application alive.
   bool ownsBuffers() const noexcept { return !message_.buffers.empty(); }
   bool wantedBack() const noexcept { return message_.wanted_back; }
+  // The second half of split() begins there in the bytes of the buffers.
+  std::uint64_t bulkBegin() const noexcept { return carried() - bulk_bytes_; }
+  // Null when all bytes are there.
+  const std::shared_ptr<Filling>& filling() const noexcept { return message_.filling; }
+  // Waits for more bytes, which gather() has from then on.
+  void awaitBytes();
   // What is only needed until the frame is written.
   std::shared_ptr<void> takeUntilWritten() noexcept { return std::move(message_.until_written); }
   std::uint64_t size() const noexcept { return size_; }
@@ -66,8 +72,8 @@ class OutFrame {
     return placement_.fds();
   }
 
-  // Appends what is unwritten to `out`; returns the entries used. The entries point into
-  // this object: it must not move until they were used.
+  // Appends what is unwritten, and there, to `out`; returns the entries used. The entries point
+  // into this object: it must not move until they were used.
   std::size_t gather(std::span<iovec> out) const noexcept;
   // `count` (at most left()) bytes were written.
   void advance(std::uint64_t count) noexcept;
@@ -76,6 +82,9 @@ class OutFrame {
   static constexpr std::size_t kInlineTable =
       96;  // bytes: four buffers in the arena, or twelve not
 
+  // Bytes that are there and unwritten.
+  std::uint64_t ready() const noexcept;
+  void noteFilled() noexcept;
   void putTable(std::vector<std::byte> table);
   std::span<const std::byte> part(std::size_t index) const noexcept;
 
@@ -91,6 +100,7 @@ class OutFrame {
   std::uint64_t size_ = 0;
   std::uint64_t bulk_bytes_ = 0;  // the last ones
   std::uint64_t written_ = 0;
+  std::uint64_t filled_ = Filling::kAll;  // bytes of the buffers that are there
   // The first unwritten byte. Parts: 0 head and short table, 1 long table, 2 header, 3… buffers.
   std::size_t part_ = 0;
   std::uint64_t part_written_ = 0;

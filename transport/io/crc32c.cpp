@@ -95,41 +95,73 @@ std::uint64_t wordAt(const std::byte* from) {
   return word;
 }
 
-WEFT_CRC_TARGET std::uint32_t byInstruction(std::uint32_t crc, std::span<const std::byte> bytes) {
+// Each word is read once, so that the checksum is that of what was copied.
+template <bool kCopies>
+WEFT_CRC_TARGET std::uint64_t take(std::uint64_t state, const std::byte* from,
+                                   [[maybe_unused]] std::byte* to) {
+  const std::uint64_t word = wordAt(from);
+  if constexpr (kCopies) std::memcpy(to, &word, sizeof(word));
+  return addWord(state, word);
+}
+
+template <bool kCopies>
+WEFT_CRC_TARGET std::uint32_t byInstruction(std::uint32_t crc, std::span<const std::byte> bytes,
+                                            std::byte* to) {
   static const Advance advance = makeAdvance();
+  constexpr std::size_t kWord = sizeof(std::uint64_t);
+  constexpr std::size_t kCopied = kCopies ? 1 : 0;  // `to` is null where nothing is copied
   const std::byte* from = bytes.data();
   std::size_t left = bytes.size();
   std::uint64_t state = static_cast<std::uint32_t>(~crc);
-  for (; left >= 3 * kBlock; from += 3 * kBlock, left -= 3 * kBlock) {
+  for (; left >= 3 * kBlock; from += 3 * kBlock, to += kCopied * 3 * kBlock, left -= 3 * kBlock) {
     std::uint64_t second = 0;
     std::uint64_t third = 0;
-    for (std::size_t i = 0; i < kBlock; i += sizeof(std::uint64_t)) {
-      state = addWord(state, wordAt(from + i));
-      second = addWord(second, wordAt(from + kBlock + i));
-      third = addWord(third, wordAt(from + 2 * kBlock + i));
+    for (std::size_t i = 0; i < kBlock; i += kWord) {
+      state = take<kCopies>(state, from + i, to + kCopied * i);
+      second = take<kCopies>(second, from + kBlock + i, to + kCopied * (kBlock + i));
+      third = take<kCopies>(third, from + 2 * kBlock + i, to + kCopied * (2 * kBlock + i));
     }
     state = overBlock(advance, overBlock(advance, state) ^ second) ^ third;
   }
-  for (; left >= sizeof(std::uint64_t);
-       from += sizeof(std::uint64_t), left -= sizeof(std::uint64_t))
-    state = addWord(state, wordAt(from));
+  for (; left >= kWord; from += kWord, to += kCopied * kWord, left -= kWord)
+    state = take<kCopies>(state, from, to);
   auto rest = static_cast<std::uint32_t>(state);
-  for (; left > 0; ++from, --left)
-    rest = addByte(rest, static_cast<std::uint8_t>(*from));
+  for (; left > 0; ++from, to += kCopied, --left) {
+    const std::byte byte = *from;
+    if constexpr (kCopies) *to = byte;
+    rest = addByte(rest, static_cast<std::uint8_t>(byte));
+  }
   return ~rest;
+}
+
+bool instruction() {
+  static const bool has = hasInstruction();
+  return has;
 }
 
 }  // namespace
 
 std::uint32_t crc32c(std::uint32_t crc, std::span<const std::byte> bytes) noexcept {
-  static const bool instruction = hasInstruction();
-  return instruction ? byInstruction(crc, bytes) : crc32cByTable(crc, bytes);
+  return instruction() ? byInstruction<false>(crc, bytes, nullptr) : crc32cByTable(crc, bytes);
+}
+
+std::uint32_t crc32cAndCopy(std::uint32_t crc, std::byte* to,
+                            std::span<const std::byte> bytes) noexcept {
+  if (instruction()) return byInstruction<true>(crc, bytes, to);
+  if (!bytes.empty()) std::memcpy(to, bytes.data(), bytes.size());
+  return crc32cByTable(crc, {to, bytes.size()});
 }
 
 #else
 
 std::uint32_t crc32c(std::uint32_t crc, std::span<const std::byte> bytes) noexcept {
   return crc32cByTable(crc, bytes);
+}
+
+std::uint32_t crc32cAndCopy(std::uint32_t crc, std::byte* to,
+                            std::span<const std::byte> bytes) noexcept {
+  if (!bytes.empty()) std::memcpy(to, bytes.data(), bytes.size());
+  return crc32cByTable(crc, {to, bytes.size()});
 }
 
 #endif

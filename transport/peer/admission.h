@@ -9,7 +9,9 @@
 // its old connection for the new one of the same session; a dialler that names a session which is
 // over here is refused (kStale).
 //
-// A life whose successor came in is displaced: it stays out, whatever becomes of the successor.
+// A life whose successor came in is displaced: it stays out, whatever becomes of the successor. The
+// successor may end at once, because other processes still hear from that life and refuse it as a
+// duplicate: then that life goes on with those only, until it is started again.
 //
 // Threads: the endpoint's loop thread.
 #pragma once

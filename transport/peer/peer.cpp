@@ -152,6 +152,8 @@ void Peer::adopt(std::shared_ptr<Stream> stream, const Hello& hello, const Sessi
     reconnects_.fetch_add(1, std::memory_order_relaxed);
     if (logEnabled(LogLevel::kInfo))
       log(LogLevel::kInfo, "the connection to " + describe() + " was made again: " + break_.how);
+  } else if (logEnabled(LogLevel::kDebug)) {
+    log(LogLevel::kDebug, "connected to " + describe() + " over " + stream->transportName());
   }
   session().link(theirs);
   incarnation_ = hello.incarnation;

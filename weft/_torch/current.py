@@ -18,11 +18,21 @@ def agent() -> _C.WeftAgent | None:
 
 def backends() -> list[Any]:
     """The Weft backends of this process's groups."""
+    return [backend for _, backend in named_backends()]
+
+
+def named_backends() -> list[tuple[str, Any]]:
+    """The Weft backends of this process's groups, with the groups' names."""
     if not dist.is_available() or not dist.is_initialized():
         return []
     groups = list(dist.distributed_c10d._world.pg_map)
-    found = {id(backend): backend for group in groups for backend in backends_of(group)}
-    return [backend for backend in found.values() if isinstance(backend, _C.WeftBackend)]
+    found = {
+        id(backend): (group.group_name, backend)
+        for group in groups
+        for backend in backends_of(group)
+        if isinstance(backend, _C.WeftBackend)
+    }
+    return list(found.values())
 
 
 def backends_of(group: dist.ProcessGroup) -> list[Any]:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from weft import _C, _native
+from weft import _C, _native, _observe
+from weft._torch.patches import flight_recorder
 
 BACKEND = "weft"
 
@@ -97,6 +98,8 @@ def _create(
         # torch asks this table for a device to gather on (ShardedTensor). Only here, because counting
         # devices takes time that an import should not.
         dist.Backend.backend_capability[BACKEND] = ["cpu"]
+    flight_recorder.start()
+    _observe.start()
     if pg_options is None:
         pg_options = ProcessGroupOptions()
     if not isinstance(pg_options, ProcessGroupOptions):

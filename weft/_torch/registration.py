@@ -13,7 +13,8 @@ import torch.distributed as dist
 import torch.distributed.rpc as rpc
 from torch.distributed.rpc import api, backend_registry
 
-from weft import _C, _native
+from weft import _C, _native, _observe
+from weft._observe import logs
 from weft._torch import current, patches, process_group
 from weft._torch.patches import default
 from weft._torch.patches.unpickler import set_policy
@@ -39,6 +40,7 @@ def make_agent(
     if not options.master_host:
         options.master_host = master_host(options.init_method)
     set_policy(options.request_policy)
+    _observe.start()
     agent = _C.WeftAgent(
         store, name, rank, world_size or None, torch.cuda.device_count(), options, faults
     )
@@ -47,6 +49,7 @@ def make_agent(
         torch.cuda.init()
         _native.load_cuda()
     api._init_rpc_states(agent)
+    logs.announce(name, agent.get_worker_info().id, world_size, options.auth_key_file)
     if options.process_group and not dist.is_initialized():
         dist.init_process_group(
             "gloo", store=dist.PrefixStore("weft_pg", store), rank=rank, world_size=world_size or -1

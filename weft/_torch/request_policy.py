@@ -30,6 +30,7 @@ _ALLOWED = {
     "collections": {"OrderedDict"},
     "builtins": {"set", "frozenset", "slice", "range", "complex", "bytearray"},
     "weft._remote.named_tuples": {"remade"},
+    "weft.errors": {"RemoteError"},
 }
 # Constants of torch, and the types of built-in exceptions (a RemoteException names one). SystemExit and
 # the like are not among them: a peer's answer would end the caller.

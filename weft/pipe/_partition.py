@@ -10,20 +10,24 @@ from torch import nn
 
 
 class WithDevice(nn.Module):
-    """Tells :class:`weft.Pipe` on which device a module without parameters runs.
+    """Tells :class:`weft.Pipe` on which device a module runs, and for a schedule on which worker.
 
-    Building the Pipe moves the module to that device::
+    Building the Pipe moves the module there::
 
         activation = weft.WithDevice(nn.ReLU(), "cpu")
+        decoder = weft.WithDevice(nn.Linear(2, 1), "stage1/cuda:0")
 
     Args:
         module: any module.
-        device: where it runs.
+        device: where it runs: a device of this process, or ``"worker/device"``.
     """
 
     def __init__(self, module: nn.Module, device: torch.device | str | int) -> None:
         super().__init__()
         self._module = module
+        self._worker: str | None = None
+        if isinstance(device, str) and "/" in device:
+            self._worker, device = device.split("/", 1)
         self._device = torch.device(device)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -36,6 +40,11 @@ class WithDevice(nn.Module):
     @property
     def device(self) -> torch.device:
         return self._device
+
+    @property
+    def worker(self) -> str | None:
+        """The worker's name; None for this process."""
+        return self._worker
 
 
 class PipeSequential(nn.Sequential):
@@ -56,6 +65,22 @@ def check_sequential(module: nn.Module) -> None:
         )
     if len(list(module.named_children())) != len(module):
         raise ValueError("module with duplicate children is not supported")
+    if more := _more_than_a_chain(module):
+        raise TypeError(
+            f"{type(module).__name__} {more}, and a Pipe calls its layers one by one instead of it: "
+            "make it a layer of another nn.Sequential, or give the Pipe itself the hooks"
+        )
+
+
+def _more_than_a_chain(module: nn.Sequential) -> str | None:
+    """What calling a Sequential does besides calling its children one after the other."""
+    forwards = (nn.Sequential.forward, PipeSequential.forward)
+    if type(module).forward not in forwards or "forward" in vars(module):
+        return "has a forward of its own"
+    if module._parameters or module._buffers:
+        return "has parameters or buffers of its own"
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return "has hooks" if any(getattr(module, name) for name in hooks) else None
 
 
 class Split(NamedTuple):
@@ -70,22 +95,27 @@ class Split(NamedTuple):
 def split(module: nn.Sequential) -> Split:
     """Cuts a Sequential: neighbours on one accelerator share a partition, CPU children don't.
 
-    A child Sequential is flattened one level.
+    A child Sequential is flattened one level, unless calling it does more than its layers do.
     """
     groups: list[list[nn.Module]] = []
     devices: list[torch.device] = []
     names: list[list[str]] = []
     for name, child in module.named_children():
         if isinstance(child, WithDevice):
+            if child.worker is not None:
+                raise ValueError(
+                    f"child '{name}' goes to worker '{child.worker}': give the Pipe a schedule, such as "
+                    'schedule="1f1b"'
+                )
             device, child, name = _with_index(child.device), child.module, f"{name}._module"
             child.to(device)
         else:
-            device = _device_of(name, child)
+            device = device_of(name, child)
         if not groups or device != devices[-1] or device.type == "cpu":
             groups.append([])
             names.append([])
             devices.append(device)
-        if isinstance(child, nn.Sequential):
+        if isinstance(child, nn.Sequential) and not _more_than_a_chain(child):
             groups[-1].extend(child.children())
             names[-1].extend(f"{name}.{layer}" for layer, _ in child.named_children())
         else:
@@ -115,7 +145,7 @@ def _with_index(device: torch.device) -> torch.device:
     return device
 
 
-def _device_of(name: str, child: nn.Module) -> torch.device:
+def device_of(name: str, child: nn.Module) -> torch.device:
     found = {tensor.device for tensor in child.parameters()}
     if not found:
         found = {tensor.device for tensor in child.buffers()}

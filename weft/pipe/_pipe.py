@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import functools
+import inspect
 import weakref
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +23,9 @@ from weft.pipe.skip import verify_skippables
 from weft.pipe.skip._layout import skip_layout
 
 _MODES = {mode: getattr(_C.pipe.Checkpoint, mode) for mode in ("always", "except_last", "never")}
+
+#: The checkpoint modes.
+CHECKPOINTS = tuple(_MODES)
 
 is_checkpointing = _C.pipe.is_checkpointing
 is_recomputing = _C.pipe.is_recomputing
@@ -56,6 +61,9 @@ class Pipe(nn.Module):
             backward: ``"always"`` (all), ``"except_last"`` or ``"never"`` (none).
         deferred_batch_norm: batch norms update their running statistics once per mini-batch,
             with the statistics of the whole mini-batch.
+        schedule: ``"gpipe"``, ``"1f1b"`` or ``"interleaved"``: the children are stages on workers
+            (:class:`weft.RemoteModule`, or :class:`WithDevice` with ``"worker/device"``), and training
+            goes by ``pipe.step``. See docs/guide/pipelines.md.
 
     Raises:
         RuntimeError: RPC is not initialised.
@@ -67,14 +75,24 @@ class Pipe(nn.Module):
     #: Whether forward wraps the output in an RRef, which takes an RPC agent.
     _gives_rref = True
 
+    #: The subclass that a schedule asks for; it sets itself.
+    _over_workers: ClassVar[type[Pipe]]
+
+    def __new__(cls, *args: Any, schedule: str | None = None, **kwargs: Any) -> Pipe:
+        return super().__new__(Pipe._over_workers if cls is Pipe and schedule is not None else cls)
+
     def __init__(
         self,
         module: nn.Sequential,
         chunks: int = 1,
         checkpoint: str = "except_last",
         deferred_batch_norm: bool = False,
+        *,
+        schedule: str | None = None,
     ) -> None:
         super().__init__()
+        if schedule is not None:
+            raise TypeError(f"{type(self).__name__} takes no schedule: weft.Pipe itself does")
         if self._gives_rref and not rpc.api._is_current_rpc_agent_set():
             raise RuntimeError(
                 "Please initialize RPC framework for Pipe using torch.distributed.rpc.init_rpc "
@@ -208,6 +226,10 @@ class Pipe(nn.Module):
         if args and isinstance(args[0], (torch.device, int, str, Tensor)):
             _deny_moving()
         return super().to(*args, **kwargs)
+
+
+# As __init__, not as __new__: help() and editors show it.
+Pipe.__signature__ = inspect.signature(functools.partial(Pipe.__init__, None))  # type: ignore
 
 
 def _renamed(key: str, names: dict[str, str]) -> str:

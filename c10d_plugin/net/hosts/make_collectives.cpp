@@ -28,11 +28,14 @@ constexpr std::chrono::seconds kProbe{30};
 
 // Shared memory among the ranks of this host, if it works between all of them; else null, and a log
 // line says why.
-Made joinShared(KeyValue& store, const HostLayout& layout, Deadline deadline) {
+Made joinShared(const transport::AuthKey& key, KeyValue& store, const HostLayout& layout,
+                Deadline deadline) {
   Prefixed own(store, "host" + std::to_string(layout.here()[0]) + "/");
   const auto soon = std::min(deadline, std::chrono::steady_clock::now() + kProbe);
-  Made joined =
-      ShmCollectives::join({}, own, layout.local, static_cast<int>(layout.here().size()), soon);
+  ShmOptions options;
+  options.key = key;
+  Made joined = ShmCollectives::join(options, own, layout.local,
+                                     static_cast<int>(layout.here().size()), soon);
   const auto problem = firstProblem(own, "joined", joined.ok() ? Error() : joined.error(),
                                     layout.rank, layout.here(), deadline);
   if (!problem.ok()) return problem.error();
@@ -62,7 +65,7 @@ Result<MadeCollectives> makeCollectives(const std::shared_ptr<EndpointMailbox>& 
   const bool one_host = HostLayout::of(mailbox->hosts(), mailbox->rank()).hosts.size() == 1;
   std::unique_ptr<Collectives> inside;
   if (layout.here().size() > 1 && (!one_host || layout.hosts.size() == 1)) {
-    Made joined = joinShared(store, layout, deadline);
+    Made joined = joinShared(mailbox->key(), store, layout, deadline);
     if (!joined.ok()) return joined.error();
     inside = std::move(joined).value();
   }

@@ -50,6 +50,7 @@ EndpointMailbox::~EndpointMailbox() {
 }
 
 Error EndpointMailbox::open(const MailboxOptions& options, KeyValue& store, Deadline deadline) {
+  key_ = options.key;
   const std::string own_host = transport::hostIdentity();
   if (size() == 1) {
     hosts_ = {own_host};
@@ -117,15 +118,19 @@ Disposition EndpointMailbox::onHeader(std::int32_t from, std::span<const std::by
   const bool has_bytes = header->kind == MailKind::kEager || header->kind == MailKind::kRendezvous;
   if (sizes.size() != (has_bytes ? 1U : 0U)) return Disposition::kRefuse;
   bool ended = false;
+  bool gone = false;
   {
     const std::lock_guard<std::mutex> lock(state_.mutex);
     state_.peer(from).talked = true;
     ended = state_.phase != Phase::kOpen;
+    gone = state_.peer(from).presence != Presence::kHere;
   }
   if (ended) {
     if (header->kind != MailKind::kAbort) tellOfAbort(from);
     return Disposition::kDiscard;
   }
+  // It has given up, and its requests have ended: what still comes would find no end.
+  if (gone) return Disposition::kDiscard;
   if (has_bytes) return receiver_.onDataHeader(from, *header, sizes[0], buffers[0]);
   // Between a message's header and its bytes only the same message can come, again.
   return state_.peer(from).arriving.any() ? Disposition::kRefuse : Disposition::kAccept;

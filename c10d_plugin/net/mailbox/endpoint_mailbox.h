@@ -62,12 +62,15 @@ class EndpointMailbox final : public Mailbox, private transport::EndpointHandler
   const std::vector<std::string>& hosts() const noexcept { return hosts_; }
   // The same, but empty for a rank that shares no memory.
   const std::vector<std::string>& sharing() const noexcept { return sharing_; }
+  // The group's key as MailboxOptions gave it; not valid: it is in the Store.
+  const transport::AuthKey& key() const noexcept { return key_; }
   transport::EndpointStats stats() const;
   // Writes what was sent for at most `linger`, says goodbye, ends the loop thread. What still waits
   // fails with kShutdown. Idempotent; the destructor does it too.
   void close(std::chrono::milliseconds linger = std::chrono::milliseconds(2000));
 
  private:
+  friend class FakeMailbox;  // tests/c10d_plugin/fake_mailbox.h: over an endpoint without sockets
   using Phase = MailboxState::Phase;
   using Presence = MailboxPeer::Presence;
   // Completions, to be called without the lock.
@@ -98,6 +101,7 @@ class EndpointMailbox final : public Mailbox, private transport::EndpointHandler
   bool end(Phase phase, const transport::Error& reason);
   static void fail(Failures failures, const transport::Error& reason);
 
+  transport::AuthKey key_;
   std::vector<std::string> hosts_;
   std::vector<std::string> sharing_;
   MailboxState state_;

@@ -99,8 +99,9 @@ void MailReceiver::take(std::shared_ptr<UnexpectedMessage> message, PostedReceiv
       MailboxPeer& peer = state_.peer(from);
       --peer.announcements;
       if (fitting) {
-        peer.cleared.emplace(message->id, std::move(receive));
+        const bool cleared = clear(peer, message->id, receive);
         lock.unlock();
+        if (!cleared) return refuseTwin(receive, from);
         state_.tell(from, {MailKind::kClearToSend, 0, message->id, 0U, {}, {}});
         return;
       }
@@ -254,11 +255,28 @@ void MailReceiver::onRequestToSend(int from, const MailHeader& header) {
     return matcher_.keep(std::move(message));
   }
   const bool fitting = fits(*receive, header.size, header.label);
-  if (fitting) peer.cleared.emplace(header.id, std::move(*receive));
+  const bool cleared = fitting && clear(peer, header.id, *receive);
   lock.unlock();
+  if (fitting && !cleared) return refuseTwin(*receive, from);
   state_.tell(from, {MailKind::kClearToSend, 0, header.id, fitting ? 0U : 1U, {}, {}});
   if (fitting) return;
   deliver(*receive, from, header.size, header.label);
+}
+
+// The announced message may come, into `receive`. False: another one of this number is to come, and
+// `receive` stays as it is. With the lock.
+bool MailReceiver::clear(MailboxPeer& peer, std::uint64_t id, PostedReceive& receive) {
+  if (peer.cleared.contains(id)) return false;
+  peer.cleared.emplace(id, std::move(receive));
+  return true;
+}
+
+// No sender of ours gives two messages one number.
+void MailReceiver::refuseTwin(const PostedReceive& receive, int from) const {
+  const Error why(ErrorCode::kProtocol,
+                  "rank " + std::to_string(from) + " is cut off: it announces two messages as one");
+  state_.endpoint->losePeer(from, why);
+  complete(receive, why, from, 0, {});
 }
 
 // The message is forgotten; a receive that waits for it fails.

@@ -49,6 +49,8 @@ class MailReceiver {
                                             transport::OwnedBuffer& buffer);
   void take(std::shared_ptr<UnexpectedMessage> message, PostedReceive receive,
             std::unique_lock<std::mutex>& lock);
+  static bool clear(MailboxPeer& peer, std::uint64_t id, PostedReceive& receive);
+  void refuseTwin(const PostedReceive& receive, int from) const;
   std::uint64_t consume(int from, std::uint64_t size);
   void grant(int to, std::uint64_t credit) const;
   std::vector<int> takeUnconnected(int from);

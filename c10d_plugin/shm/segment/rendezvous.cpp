@@ -44,10 +44,17 @@ constexpr milliseconds kPerGuest{1000};
 
 std::string failedKey(int rank) { return "shm-failed/" + std::to_string(rank); }
 
+Result<AuthKey> secretFrom(const AuthKey& key, const std::string& socket) {
+  const std::string text = "weft shared memory " + socket;
+  return AuthKey::fromHex(
+      transport::toHex(transport::hmacSha256(key, std::as_bytes(std::span(text)))));
+}
+
 // What rank 0 publishes: how to get the memory, and its layout.
 struct Invitation {
   std::string socket;
   AuthKey secret;
+  bool publishes_secret = true;
   std::size_t buffer_bytes = 0;
   std::size_t small_bytes = 0;
   std::size_t heap_bytes = 0;
@@ -55,18 +62,19 @@ struct Invitation {
   std::string toText() const {
     return Record()
         .set("socket", socket)
-        .set("secret", secret.toHex())
+        .set("secret", publishes_secret ? secret.toHex() : "")
         .set("buffer_bytes", buffer_bytes)
         .set("small_bytes", small_bytes)
         .set("heap_bytes", heap_bytes)
         .toText();
   }
-  static Result<Invitation> fromText(const std::string& text) {
+  static Result<Invitation> fromText(const std::string& text, const AuthKey& key) {
     constexpr std::size_t kMost = std::size_t{1} << 30;
     const Record record = Record::fromText(text).value_or(Record());
     if (const std::string why = record.text("error"); !why.empty())
       return Error(ErrorCode::kSystem, "rank 0 could not make shared memory: " + why);
-    const Result<AuthKey> secret = AuthKey::fromHex(record.text("secret"));
+    const Result<AuthKey> secret = key.valid() ? secretFrom(key, record.text("socket"))
+                                               : AuthKey::fromHex(record.text("secret"));
     const auto buffer = record.number("buffer_bytes");
     const auto small = record.number("small_bytes");
     const auto heap = record.number("heap_bytes");
@@ -74,7 +82,7 @@ struct Invitation {
         *heap > kMostHeap) {
       return Error(ErrorCode::kProtocol, "malformed rendezvous message from rank 0");
     }
-    return Invitation{record.text("socket"), secret.value(), *buffer, *small, *heap};
+    return Invitation{record.text("socket"), secret.value(), !key.valid(), *buffer, *small, *heap};
   }
 };
 
@@ -151,14 +159,16 @@ struct Hosting {
   Invitation invitation;
 };
 
-Result<Hosting> prepare(const Layout& layout) {
+Result<Hosting> prepare(const Layout& layout, const AuthKey& key) {
   Hosting hosting;
   std::array<std::uint8_t, 12> name{};
   if (Error error = transport::fillRandom(name)) return error;
-  Result<AuthKey> secret = AuthKey::random();
+  const std::string socket = "weft-group-" + transport::toHex(name);
+  Result<AuthKey> secret = key.valid() ? secretFrom(key, socket) : AuthKey::random();
   if (!secret.ok()) return secret.error();
-  hosting.invitation = {"weft-group-" + transport::toHex(name), secret.value(), layout.buffer_bytes,
-                        layout.small_bytes, layout.heap_bytes};
+  hosting.invitation = {
+      socket,           secret.value(), !key.valid(), layout.buffer_bytes, layout.small_bytes,
+      layout.heap_bytes};
   Result<transport::BoundSocket> bound = transport::listenUnix(hosting.invitation.socket);
   if (!bound.ok()) return bound.error();
   hosting.listener = std::move(bound.value().fd);
@@ -281,8 +291,9 @@ Result<std::shared_ptr<Segment>> fetch(const Invitation& invitation, int rank, i
 
 }  // namespace
 
-Result<std::shared_ptr<Segment>> host(const Layout& layout, KeyValue& store, Deadline deadline) {
-  Result<Hosting> hosting = prepare(layout);
+Result<std::shared_ptr<Segment>> host(const Layout& layout, const AuthKey& key, KeyValue& store,
+                                      Deadline deadline) {
+  Result<Hosting> hosting = prepare(layout, key);
   if (!hosting.ok()) {
     // If this fails too, the others end at their deadline.
     static_cast<void>(store.set("shm", Record().set("error", hosting.error().text()).toText()));
@@ -296,10 +307,11 @@ Result<std::shared_ptr<Segment>> host(const Layout& layout, KeyValue& store, Dea
   return std::move(hosting.value().segment);
 }
 
-Result<std::shared_ptr<Segment>> attach(KeyValue& store, int rank, int size, Deadline deadline) {
+Result<std::shared_ptr<Segment>> attach(const AuthKey& key, KeyValue& store, int rank, int size,
+                                        Deadline deadline) {
   Result<std::string> text = store.get("shm", deadline);
   if (!text.ok()) return text.error();
-  Result<Invitation> invitation = Invitation::fromText(text.value());
+  Result<Invitation> invitation = Invitation::fromText(text.value(), key);
   if (!invitation.ok()) return invitation.error();
   Result<std::shared_ptr<Segment>> segment = fetch(invitation.value(), rank, size, deadline);
   // Otherwise rank 0 would wait for this rank until its deadline.

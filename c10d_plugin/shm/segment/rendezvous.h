@@ -1,6 +1,8 @@
 // Rendezvous: how the memory that rank 0 made comes to the other ranks.
 //
 //   store        "shm" = a Record: socket, secret, buffer_bytes, small_bytes, heap_bytes; or error
+//                where the group has a key of its own, the secret is made from that and the
+//                socket's name, and the record has none
 //   rank r -> 0  rank, nonce, HMAC-SHA-256(secret, "member" rank nonce)
 //   rank 0 -> r  magic, HMAC-SHA-256(secret, "memory" rank nonce), and the memfd beside it
 //
@@ -16,12 +18,16 @@
 #include "c10d_plugin/core/collectives.h"
 #include "c10d_plugin/shm/segment/segment.h"
 #include "c10d_plugin/store/key_value.h"
+#include "transport/auth/auth_key.h"
 
 namespace weft::collectives::shm {
 
-// Rank 0's part, and the others'. On success the segment is mapped, and enter()ed.
-Result<std::shared_ptr<Segment>> host(const Layout& layout, KeyValue& store, Deadline deadline);
-Result<std::shared_ptr<Segment>> attach(KeyValue& store, int rank, int size, Deadline deadline);
+// Rank 0's part, and the others'. On success the segment is mapped, and enter()ed. `key`: the
+// group's, not from the store; not valid: there is none.
+Result<std::shared_ptr<Segment>> host(const Layout& layout, const transport::AuthKey& key,
+                                      KeyValue& store, Deadline deadline);
+Result<std::shared_ptr<Segment>> attach(const transport::AuthKey& key, KeyValue& store, int rank,
+                                        int size, Deadline deadline);
 
 // Waits until all ranks have entered.
 Error awaitAll(Segment& segment, int rank, Deadline deadline);

@@ -46,8 +46,7 @@ class Hosts {
     return host;
   }
 
-  Group join(int rank, KeyValue& store, bool gloo,
-             milliseconds peer_timeout = milliseconds(1500)) const {
+  Group join(int rank, KeyValue& store, bool gloo, milliseconds peer_timeout = kPatience) const {
     namespaces_.enter(hostOf(rank));
     setGlooLibrary(gloo ? "c10d_plugin/net/gloo/libweft_gloo.so" : "there-is-none.so");
     Group group;
@@ -145,7 +144,7 @@ TEST(Namespaces, ResetConnectionsLoseNothing) {
     const Hosts hosts({1, 1});
     if (!hosts.problem().empty()) GTEST_SKIP() << hosts.problem();
     runRanks(2, [&](int rank, KeyValue& store) {
-      Group group = hosts.join(rank, store, gloo, kPatience);
+      Group group = hosts.join(rank, store, gloo);
       std::atomic<bool> over{false};
       std::atomic<int> resets{0};
       std::thread breaker([&] {
@@ -191,9 +190,9 @@ TEST(Namespaces, APulledCableIsTheLossOfTheRanksBehindIt) {
     const Hosts hosts({2, 2});
     if (!hosts.problem().empty()) GTEST_SKIP() << hosts.problem();
     runRanks(4, [&](int rank, KeyValue& store) {
-      Group group = hosts.join(rank, store, gloo);
+      Group group = hosts.join(rank, store, gloo, milliseconds(3000));
       std::vector<std::byte> data(4'000'000);
-      Call call{soon(milliseconds(20'000)), 0, Element::kFloat32, Reduction::kSum};
+      Call call{soon(), 0, Element::kFloat32, Reduction::kSum};
       EXPECT_FALSE(group.collectives().allReduce(call, data));
       meet(store, rank, 4, "before");
       if (rank == 0) hosts.namespaces().pullCable(1);

@@ -374,6 +374,35 @@ TEST(Joining, TheSecretIsNeeded) {
   EXPECT_EQ(children.wait(0, seconds(30)), 0);
 }
 
+// Whoever reads the store knows the socket's name, and nothing else.
+TEST(Joining, AGroupWithAKeyPublishesNoSecret) {
+  const TemporaryFolder folder;
+  ShmOptions options;
+  options.key = transport::AuthKey::fromHex(std::string(64, 'c')).value();
+  Children children;
+  children.start([&] {
+    FolderStore store(folder.path());
+    auto joined = ShmCollectives::join(options, store, 0, 2, in(seconds(20)));
+    return static_cast<int>(!joined.ok());
+  });
+  FolderStore store(folder.path());
+  const auto published = store.get("shm", in(seconds(10)));
+  ASSERT_TRUE(published.ok());
+  EXPECT_EQ(Record::fromText(published.value()).value_or(Record()).text("secret"), "");
+  const TemporaryFolder forged_folder;
+  FolderStore forged(forged_folder.path());
+  ASSERT_FALSE(forged.set("shm", invitation(socketIn(published.value()), 'b')));
+  EXPECT_FALSE(ShmCollectives::join({}, forged, 1, 2, in(seconds(10))).ok());
+  ShmOptions another = options;
+  another.key = transport::AuthKey::fromHex(std::string(64, 'd')).value();
+  const TemporaryFolder quiet_folder;  // its failure would end the group
+  FolderStore quiet(quiet_folder.path());
+  ASSERT_FALSE(quiet.set("shm", published.value()));
+  EXPECT_FALSE(ShmCollectives::join(another, quiet, 1, 2, in(seconds(10))).ok());
+  EXPECT_TRUE(ShmCollectives::join(options, quiet, 1, 2, in(seconds(10))).ok());
+  EXPECT_EQ(children.wait(0, seconds(30)), 0);
+}
+
 TEST(Joining, MemoryThatIsNotSealedIsRefused) {
   const shm::Layout layout = shm::Layout::of(2, 4096, 4096, 0);
   transport::UniqueFd fd(::memfd_create("weft-test", MFD_CLOEXEC | MFD_ALLOW_SEALING));

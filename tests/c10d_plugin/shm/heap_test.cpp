@@ -235,7 +235,7 @@ TEST(Heap, ALyingRankIsNamed) {
     std::vector<std::byte> into(kBytes);
     error = group.value()->broadcast({in(seconds(20)), 0}, into, 1);
   });
-  auto segment = shm::attach(store, 1, 2, in(seconds(20)));
+  auto segment = shm::attach({}, store, 1, 2, in(seconds(20)));
   ASSERT_TRUE(segment.ok()) << segment.error().text();
   shm::CallRecord record;
   record.op.bytes = kBytes;

@@ -63,7 +63,10 @@ class Call {
 
   c10::IValue argument(const c10::Argument& declared, const c10::IValue& given) {
     const bool written = isWritten(declared);
-    if (given.isTensor()) return tensor(given.toTensor(), written);
+    if (given.isTensor()) {
+      checkPlace(given.toTensor());
+      return tensor(given.toTensor(), written);
+    }
     if (given.isTensorList()) {
       c10::List<at::Tensor> list;
       for (const at::Tensor& item : given.toTensorVector())
@@ -102,7 +105,16 @@ class Call {
  private:
   bool draws() const { return op_.hasTag(at::Tag::nondeterministic_seeded); }
 
-  // What is written to is a copy until the stream is there. A number may lie on the CPU.
+  // A number may lie on the CPU.
+  void checkPlace(const at::Tensor& given) {
+    if (!given.defined() || given.dim() == 0) return;
+    if (!device_of_first_) device_of_first_ = given.device();
+    TORCH_CHECK(*device_of_first_ == given.device(), "Expected all tensors to be on the same ",
+                "device, but found at least two devices, ", *device_of_first_, " and ",
+                given.device(), "!");
+  }
+
+  // What is written to is a copy until the stream is there.
   at::Tensor tensor(const at::Tensor& given, bool written) {
     if (!isOnDevice(given)) return given;
     launch_.reads(given);
@@ -128,6 +140,7 @@ class Call {
   const c10::OperatorHandle& op_;
   const c10::DeviceIndex device_;
   Launch launch_;
+  std::optional<c10::Device> device_of_first_;
   std::vector<std::pair<at::Tensor, at::Tensor>> written_;  // the CPU's, the device's
   std::vector<std::pair<at::Tensor, at::Tensor>> read_;
 };

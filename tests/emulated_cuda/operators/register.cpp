@@ -56,6 +56,9 @@ std::tuple<at::Tensor, at::Tensor> nativeDropout(const at::Tensor& input, double
   return {input * mask * (p == 1 ? 0.0 : 1 / (1 - p)), mask};
 }
 
+// A sparse tensor is sorted by kernels of its own.
+at::Tensor coalesce(const at::Tensor& self) { return self.cpu().coalesce().to(self.device()); }
+
 // A fused kernel of CUDA's own has no form on the CPU: composites take its place.
 void useComposites() {
   auto& context = at::globalContext();
@@ -71,7 +74,8 @@ struct Quiet : c10::WarningHandler {  // "overriding a previously registered ker
 
 struct Registration {
   Registration()
-      : library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__) {
+      : library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__),
+        sparse(torch::Library::IMPL, "aten", c10::DispatchKey::SparseCUDA, __FILE__, __LINE__) {
     Quiet quiet;
     auto* handler = c10::WarningUtils::get_warning_handler();
     c10::WarningUtils::set_warning_handler(&quiet);
@@ -83,6 +87,7 @@ struct Registration {
     }
     add({"aten::copy_", ""}, torch::CppFunction::makeFromBoxedFunction<&copy>());
     library.impl("native_dropout", &nativeDropout);
+    sparse.impl("_coalesce", &coalesce);
     c10::WarningUtils::set_warning_handler(handler);
     useComposites();
     // TorchScript's fuser makes kernels of its own, which nothing here could run.
@@ -95,6 +100,7 @@ struct Registration {
   }
 
   torch::Library library;
+  torch::Library sparse;
 };
 
 // Never taken away: other static objects may still run operators when the process ends.

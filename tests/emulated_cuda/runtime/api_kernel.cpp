@@ -1,14 +1,18 @@
 // Kernels: their names are kept, and launching one is an error that names it. An operator that
 // reaches a kernel of its own has no form here yet (operators/), and what it would leave is
-// garbage.
+// garbage. The one of torch.cuda._sleep() is late work that does nothing else.
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <map>
 #include <mutex>
 #include <string>
+#include <thread>
 
 #include "tests/emulated_cuda/runtime/error.h"
+#include "tests/emulated_cuda/runtime/stream.h"
 
 using emulated::result;
 
@@ -24,12 +28,35 @@ Names& names() {
   return names;
 }
 
-cudaError_t refuse(const void* kernel) {
+std::string nameOf(const void* kernel) {
   const std::lock_guard lock(names().mutex);
   const auto found = names().of.find(kernel);
-  const auto what = "kernel " + (found == names().of.end() ? std::string("?") : found->second);
-  return emulated::unsupported(what.c_str());
+  return found == names().of.end() ? "?" : found->second;
 }
+
+// Of a device of 1 GHz, which never sleeps long.
+cudaError_t sleep(void** arguments, cudaStream_t handle) {
+  constexpr std::chrono::nanoseconds kLongest = std::chrono::milliseconds(20);
+  auto* stream = emulated::streamOf(handle);
+  if (stream == nullptr) return result(cudaErrorInvalidResourceHandle);
+  const std::chrono::nanoseconds cycles(*static_cast<const std::int64_t*>(arguments[0]));
+  stream->launch({}, [time = std::min(cycles, kLongest)] { std::this_thread::sleep_for(time); });
+  return cudaSuccess;
+}
+
+cudaError_t launch(const void* kernel, void** arguments, cudaStream_t stream) {
+  const std::string name = nameOf(kernel);
+  if (name.find("11spin_kernel") != std::string::npos) return sleep(arguments, stream);
+  return emulated::unsupported(("kernel " + name).c_str());
+}
+
+struct Configuration {
+  dim3 grid, block;
+  std::size_t shared = 0;
+  cudaStream_t stream = nullptr;
+};
+
+thread_local Configuration pushed;
 
 }  // namespace
 
@@ -50,27 +77,40 @@ void __cudaRegisterFunction(void**, const char* host, char*, const char* name, i
   names().of.emplace(host, name);
 }
 
-unsigned __cudaPushCallConfiguration(dim3, dim3, std::size_t, cudaStream_t) { return 0; }
-cudaError_t __cudaPopCallConfiguration(dim3*, dim3*, std::size_t*, void*) { return cudaSuccess; }
+unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, std::size_t shared,
+                                     cudaStream_t stream) {
+  pushed = {grid, block, shared, stream};
+  return 0;
+}
+cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, std::size_t* shared, void* stream) {
+  *grid = pushed.grid;
+  *block = pushed.block;
+  *shared = pushed.shared;
+  *static_cast<cudaStream_t*>(stream) = pushed.stream;
+  return cudaSuccess;
+}
 
 cudaError_t __cudaGetKernel(const void** kernel, const void* host) {
   *kernel = host;
   return cudaSuccess;
 }
-cudaError_t __cudaLaunchKernel(const void* kernel, dim3, dim3, void**, std::size_t, cudaStream_t) {
-  return refuse(kernel);
+cudaError_t __cudaLaunchKernel(const void* kernel, dim3, dim3, void** arguments, std::size_t,
+                               cudaStream_t stream) {
+  return launch(kernel, arguments, stream);
 }
 }
 
-cudaError_t cudaLaunchKernel(const void* kernel, dim3, dim3, void**, std::size_t, cudaStream_t) {
-  return refuse(kernel);
+cudaError_t cudaLaunchKernel(const void* kernel, dim3, dim3, void** arguments, std::size_t,
+                             cudaStream_t stream) {
+  return launch(kernel, arguments, stream);
 }
-cudaError_t cudaLaunchCooperativeKernel(const void* kernel, dim3, dim3, void**, std::size_t,
-                                        cudaStream_t) {
-  return refuse(kernel);
+cudaError_t cudaLaunchCooperativeKernel(const void* kernel, dim3, dim3, void** arguments,
+                                        std::size_t, cudaStream_t stream) {
+  return launch(kernel, arguments, stream);
 }
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void* kernel, void**) {
-  return refuse(kernel);
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* configuration, const void* kernel,
+                                void** arguments) {
+  return launch(kernel, arguments, configuration->stream);
 }
 
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {

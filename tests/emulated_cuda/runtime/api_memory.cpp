@@ -2,7 +2,6 @@
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
-#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <mutex>
@@ -45,15 +44,10 @@ bool reachesPast(const void* address, std::size_t bytes) {
   return emulated::findAllocation(address) && !emulated::isLive(address, bytes);
 }
 
-bool copyFails() {
-  static std::atomic<long> copies{0};
-  return ++copies == emulated::settings().fail_copy;
-}
-
 // Copies in stream order. A copy from or to pageable memory ends before the call does, as CUDA's.
 cudaError_t copy(void* to, const void* from, std::size_t bytes, emulated::Stream* stream) {
   if (stream == nullptr) return result(cudaErrorInvalidResourceHandle);
-  if (copyFails()) return result(cudaErrorUnknown);
+  if (emulated::fails(emulated::failingCopy())) return result(cudaErrorUnknown);
   if (reachesPast(to, bytes)) return useAfterFree("copy to", to, bytes);
   if (reachesPast(from, bytes)) return useAfterFree("copy from", from, bytes);
   std::vector<Access> accesses;

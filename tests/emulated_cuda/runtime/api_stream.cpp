@@ -121,6 +121,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  if (emulated::fails(emulated::failingWait())) return result(cudaErrorUnknown);
   eventOf(event)->wait();
   return cudaSuccess;
 }

@@ -9,6 +9,7 @@
 
 #include "tests/emulated_cuda/runtime/access_check.h"
 #include "tests/emulated_cuda/runtime/error.h"
+#include "tests/emulated_cuda/runtime/settings.h"
 #include "tests/emulated_cuda/runtime/stream.h"
 
 namespace emulated {
@@ -63,5 +64,9 @@ cudaError_t emulatedCudaDrain(cudaStream_t handle) {
 }
 
 unsigned long emulatedCudaFindings() { return emulated::findings(); }
+
+void emulatedCudaFailCopy(long number) { emulated::failingCopy() = number; }
+
+void emulatedCudaFailWait(long number) { emulated::failingWait() = number; }
 
 void emulatedCudaSeed(unsigned long seed) { emulated::seedDelays(seed); }

@@ -36,4 +36,9 @@ unsigned long emulatedCudaFindings();
 
 // Begins other delays on all streams.
 void emulatedCudaSeed(unsigned long seed);
+
+// From now on counted, the call of that number fails; 0: none does. Copies, and the host's waits
+// for an event.
+void emulatedCudaFailCopy(long number);
+void emulatedCudaFailWait(long number);
 }

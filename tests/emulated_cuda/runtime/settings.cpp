@@ -30,4 +30,14 @@ const Settings& settings() {
   return settings;
 }
 
+std::atomic<long>& failingCopy() {
+  static std::atomic<long> left{settings().fail_copy};
+  return left;
+}
+
+std::atomic<long>& failingWait() {
+  static std::atomic<long> left{0};
+  return left;
+}
+
 }  // namespace emulated

@@ -1,6 +1,7 @@
 // What the environment says of the emulation. Every name begins with EMULATED_CUDA_.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -18,5 +19,11 @@ struct Settings {
 
 // Read at the first call.
 const Settings& settings();
+
+// So many calls from now on the one that fails is made; 0: none is.
+std::atomic<long>& failingCopy();  // at first Settings::fail_copy
+std::atomic<long>& failingWait();
+// Counts a call. True: it is to fail.
+inline bool fails(std::atomic<long>& left) { return left > 0 && --left == 0; }
 
 }  // namespace emulated

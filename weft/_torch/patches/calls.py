@@ -13,6 +13,7 @@ from weft import _C
 from weft._torch.patches.patch import Function, patch
 
 _SYNC = api.RPCExecMode.SYNC
+_ASYNC = api.RPCExecMode.ASYNC
 
 
 class _Answer:
@@ -51,8 +52,9 @@ def invoke_rpc(
 
     torch knows only futures below this function. Here a built-in operator's overload is found once,
     not at each call, and an answer that nobody waits for takes no GIL
-    (rpc_backend/python/calls.cpp). Where a Python function is waited for, no future stands between
-    Ctrl-C and the caller (rpc_backend/python/python_calls.cpp).
+    (rpc_backend/python/calls.cpp). What a Python function raises comes as its own type, where torch's
+    futures have text; and where it is waited for, no future stands between Ctrl-C and the caller
+    (rpc_backend/python/python_calls.cpp).
     """
     if not _C._weft_is_current():
         return upstream(to, func, rpc_type, args, kwargs, rpc_timeout)
@@ -65,14 +67,18 @@ def invoke_rpc(
         done, value = invoke(worker, name, rpc_timeout, tuple(args or ()), dict(kwargs or {}))
         if done:
             return _Answer(value) if waits else value
-    if not waits or profiled:
+    if profiled or rpc_type not in (_SYNC, _ASYNC):
         return upstream(to, func, rpc_type, args, kwargs, rpc_timeout)
     if name is None and callable(func) and not _is_script(func):
         call = internal.PythonUDF(func, args or (), kwargs or {})
         pickled, tensors = api._default_pickler.serialize(call)
         asynchronous = hasattr(func, "_wrapped_async_rpc_function")
         worker = api._to_worker_info(to)
-        return _Answer(_C._call_python(worker, pickled, tensors, rpc_timeout, asynchronous))
+        invoke = _C._call_python if waits else _C._start_python
+        value = invoke(worker, pickled, tensors, rpc_timeout, asynchronous)
+        return _Answer(value) if waits else value
+    if not waits:
+        return upstream(to, func, rpc_type, args, kwargs, rpc_timeout)
     _C._take_waiter()
     try:
         future = upstream(to, func, rpc_type, args, kwargs, rpc_timeout)

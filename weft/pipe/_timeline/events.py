@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 #: Work of a stage, by kind. Copies between devices run beside it, on streams of their own.
-WORK = ("forward", "recompute", "backward")
+WORK = ("forward", "recompute", "backward", "weights")
 
 
 class Event(NamedTuple):
-    """One task of the engine. Nanoseconds of CLOCK_MONOTONIC."""
+    """One task. Nanoseconds of CLOCK_MONOTONIC, of the process that records."""
 
     stage: int
     micro_batch: int
@@ -30,8 +30,10 @@ class Figures:
     micro_batches: int
     seconds: float  #: from the first task to the last, without the pause before backward
     bubble: float  #: the share of that time in which a stage waits, all stages together
-    ideal_bubble: float  #: (S - 1) / (M + S - 1): GPipe's, if all tasks take equally long
-    busy: tuple[float, ...]  #: by stage: the share of the time in which it works
+    ideal_bubble: float  #: the schedule's on paper, if all stages take equally long
+    busy: tuple[
+        float, ...
+    ]  #: by lane (a stage, or a worker): the share of the time in which it works
     mean_ms: dict[str, float]  #: by kind: the mean time of a task
 
     def __str__(self) -> str:
@@ -44,7 +46,12 @@ class Figures:
 
 
 class MiniBatch:
-    """The tasks of one call of the Pipe and of its backward pass, in order of their beginning."""
+    """The tasks of one call of the Pipe and of its backward pass, in order of their beginning.
+
+    A lane does one task at a time: here a stage, which has a thread of its own.
+    """
+
+    schedule = "GPipe"  #: its name
 
     def __init__(self, events: Iterable[Event]) -> None:
         self.events = tuple(sorted(events, key=lambda event: event.begin))
@@ -55,6 +62,24 @@ class MiniBatch:
         self.backward = tuple(event for event in work if event.kind != "forward")
 
     @property
+    def lanes(self) -> int:
+        """How many tasks may run at the same time."""
+        return self.stages
+
+    def lane(self, stage: int) -> int:
+        """Where a stage's tasks run."""
+        return stage
+
+    def turn(self, stage: int) -> int:
+        """How many stages of the same lane come before."""
+        return 0
+
+    @property
+    def ideal_bubble(self) -> float:
+        """(S - 1) / (M + S - 1): GPipe's, if all tasks take equally long."""
+        return (self.stages - 1) / (self.micro_batches + self.stages - 1)
+
+    @property
     def phases(self) -> list[tuple[Event, ...]]:
         """Forward, and backward with recomputation: each with something in it."""
         return [phase for phase in (self.forward, self.backward) if phase]
@@ -62,10 +87,10 @@ class MiniBatch:
     def figures(self) -> Figures:
         """Measures this mini-batch."""
         span = sum(max(e.end for e in phase) - min(e.begin for e in phase) for phase in self.phases)
-        busy = [0] * self.stages
+        busy = [0] * self.lanes
         by_kind: dict[str, list[int]] = {}
         for event in (*self.forward, *self.backward):
-            busy[event.stage] += event.end - event.begin
+            busy[self.lane(event.stage)] += event.end - event.begin
             by_kind.setdefault(event.kind, []).append(event.end - event.begin)
         kinds = [kind for kind in WORK if kind in by_kind]
         shares = tuple(time / max(span, 1) for time in busy)
@@ -73,14 +98,14 @@ class MiniBatch:
             stages=self.stages,
             micro_batches=self.micro_batches,
             seconds=span / 1e9,
-            bubble=1 - sum(shares) / self.stages,
-            ideal_bubble=(self.stages - 1) / (self.micro_batches + self.stages - 1),
+            bubble=1 - sum(shares) / self.lanes,
+            ideal_bubble=self.ideal_bubble,
             busy=shares,
             mean_ms={kind: statistics.fmean(by_kind[kind]) / 1e6 for kind in kinds},
         )
 
     def ideal(self) -> MiniBatch:
-        """The same tasks on GPipe's schedule: stages of one length, nothing in between.
+        """The same tasks on the schedule as it is on paper: stages of one length, nothing in between.
 
         Tasks of a kind last as long as they did on the mean; the pause between forward and backward,
         in which the caller computes the loss, is what it was.

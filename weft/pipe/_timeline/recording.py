@@ -24,13 +24,14 @@ from weft.pipe._timeline.events import Event, Figures, MiniBatch, mini_batches
 class Timeline:
     """A recording that has ended. Its file's ending chooses ``.svg`` or ``.json`` (a Chrome trace)."""
 
-    def __init__(self, devices: Sequence[str] = ()) -> None:
-        self.devices = tuple(devices)
+    def __init__(self, lanes: Sequence[str] = ()) -> None:
+        #: What does one task at a time: a stage and its device, or a worker.
+        self.lanes = tuple(lanes)
         self._batches: list[MiniBatch] | None = None
 
-    def close(self, events: Iterable[Sequence[Any]]) -> None:
-        """Takes what was recorded; for :class:`Recording`."""
-        self._batches = mini_batches(Event(*event) for event in events)
+    def close(self, batches: Iterable[MiniBatch]) -> None:
+        """Takes what was recorded; for the context manager that records."""
+        self._batches = list(batches)
 
     @property
     def mini_batches(self) -> list[MiniBatch]:
@@ -62,9 +63,9 @@ class Timeline:
         """
         path = Path(path)
         if path.suffix == ".svg":
-            text = svg.draw(self.mini_batches, self.typical, self.devices)
+            text = svg.draw(self.mini_batches, self.typical, self.lanes)
         elif path.suffix == ".json":
-            text = json.dumps(_trace(self.mini_batches, self.figures, self.devices))
+            text = json.dumps(_trace(self.mini_batches, self.figures, self.lanes))
         else:
             raise ValueError(f"a timeline is saved as .svg or .json, not as '{path.name}'")
         path.write_text(text, encoding="utf-8")
@@ -79,29 +80,27 @@ class Recording:
 
     def __init__(self, engine: Any, devices: Sequence[Any]) -> None:
         self._engine = engine
-        self._timeline = Timeline([str(device) for device in devices])
+        names = [f"stage {stage} · {device}" for stage, device in enumerate(devices)]
+        self._timeline = Timeline(names)
 
     def __enter__(self) -> Timeline:
         self._engine.start_recording()
         return self._timeline
 
     def __exit__(self, *_: object) -> None:
-        self._timeline.close(self._engine.stop_recording())
+        events = self._engine.stop_recording()
+        self._timeline.close(mini_batches(Event(*event) for event in events))
 
 
-def _trace(
-    batches: Sequence[MiniBatch], figures: Figures, devices: Sequence[str]
-) -> dict[str, Any]:
-    """The "Trace Event Format": complete events in microseconds, one thread per stage."""
+def _trace(batches: Sequence[MiniBatch], figures: Figures, lanes: Sequence[str]) -> dict[str, Any]:
+    """The "Trace Event Format": complete events in microseconds, one thread per lane."""
     origin = min(event.begin for batch in batches for event in batch.events)
 
     def named(what: str, thread: int, name: str) -> dict[str, Any]:
         return {"name": what, "ph": "M", "pid": 0, "tid": thread, "args": {"name": name}}
 
     records: list[dict[str, Any]] = [named("process_name", 0, "weft.Pipe")]
-    for stage in range(batches[0].stages):
-        device = f" ({devices[stage]})" if stage < len(devices) else ""
-        records.append(named("thread_name", stage, f"stage {stage}{device}"))
+    records += [named("thread_name", number, lane) for number, lane in enumerate(lanes)]
     for number, batch in enumerate(batches):
         records += [
             {
@@ -111,7 +110,7 @@ def _trace(
                 "ts": (event.begin - origin) / 1e3,
                 "dur": (event.end - event.begin) / 1e3,
                 "pid": 0,
-                "tid": event.stage,
+                "tid": batch.lane(event.stage),
                 "args": {
                     "mini_batch": number,
                     "micro_batch": event.micro_batch,

@@ -1,6 +1,6 @@
-"""A timeline as a picture: what was measured, GPipe's schedule below it on the same scale.
+"""A timeline as a picture: what was measured, the schedule on paper below it on the same scale.
 
-One lane per stage; its grey is the bubble. The SVG is written here, without a library.
+One lane for each stage or worker; its grey is the bubble. The SVG is written here, without a library.
 """
 
 from __future__ import annotations
@@ -12,20 +12,26 @@ from xml.sax.saxutils import escape
 from weft.pipe._timeline.events import Event, MiniBatch
 
 # The palette of Okabe and Ito for colour-blind readers; text on it is white or dark for contrast.
-_COLOURS = {"forward": "#0072b2", "recompute": "#e69f00", "backward": "#009e73", "copy": "#8a8a8a"}
-_ON = {"forward": "#ffffff", "recompute": "#222222", "backward": "#ffffff", "copy": "#ffffff"}
+_COLOURS = {
+    "forward": "#0072b2",
+    "recompute": "#e69f00",
+    "backward": "#009e73",
+    "weights": "#cc79a7",
+    "copy": "#8a8a8a",
+}
+_ON = {kind: "#222222" if kind in ("recompute", "weights") else "#ffffff" for kind in _COLOURS}
 _INK, _SOFT, _LANE, _GRID = "#222222", "#5f6368", "#ececec", "#ffffff"
 _WIDTH, _LEFT, _RIGHT = 1000, 118, 24
 _TITLE, _LEGEND, _HEADING, _AXIS, _GAP = 62, 30, 26, 30, 14
 _DIGIT = 6.6  # the width of a digit at this size, generously
 
 
-def draw(batches: Sequence[MiniBatch], batch: MiniBatch, devices: Sequence[str]) -> str:
+def draw(batches: Sequence[MiniBatch], batch: MiniBatch, lanes: Sequence[str]) -> str:
     """The SVG text for one of the mini-batches."""
     number, count = batches.index(batch) + 1, len(batches)
     ideal = batch.ideal()
-    lane = max(14, min(34, 360 // batch.stages))
-    panel = _HEADING + batch.stages * lane + _AXIS
+    lane = max(14, min(34, 360 // batch.lanes))
+    panel = _HEADING + batch.lanes * lane + _AXIS
     height = _TITLE + _LEGEND + 2 * panel + _GAP + 10
     origin = batch.events[0].begin
     span = max(event.end for one in (batch, ideal) for event in one.events) - origin
@@ -39,13 +45,15 @@ def draw(batches: Sequence[MiniBatch], batch: MiniBatch, devices: Sequence[str])
         *_heading(batch, number, count),
         *_legend(batch, _TITLE + 8),
         *_panel(
-            f"measured: bubble {figures.bubble:.1%}", batch, scale, _TITLE + _LEGEND, lane, devices
+            f"measured: bubble {figures.bubble:.1%}", batch, scale, _TITLE + _LEGEND, lane, lanes
         ),
     ]
-    share = f"(S-1)/(M+S-1) = {figures.ideal_bubble:.1%}"
     top = _TITLE + _LEGEND + panel + _GAP
-    title = f"ideal GPipe schedule, stages of one length: bubble {share}"
-    lines += _panel(title, ideal, scale, top, lane, devices)
+    title = (
+        f"the schedule {batch.schedule} on paper, stages of one length: bubble "
+        f"{figures.ideal_bubble:.1%}"
+    )
+    lines += _panel(title, ideal, scale, top, lane, lanes)
     return "\n".join([*lines, "</svg>", ""])
 
 
@@ -102,15 +110,15 @@ def _legend(batch: MiniBatch, y: float) -> Iterator[str]:
 
 
 def _panel(
-    title: str, batch: MiniBatch, scale: _Scale, top: float, lane: int, devices: Sequence[str]
+    title: str, batch: MiniBatch, scale: _Scale, top: float, lane: int, lanes: Sequence[str]
 ) -> Iterator[str]:
     yield _text(20, top + 16, title, ' font-size="13" font-weight="bold"')
     top += _HEADING
-    bottom = top + batch.stages * lane
-    for stage in range(batch.stages):
-        y = top + stage * lane
-        device = f" · {devices[stage]}" if stage < len(devices) else ""
-        yield _text(_LEFT - 10, y + lane / 2 + 4, f"stage {stage}{device}", ' text-anchor="end"')
+    bottom = top + batch.lanes * lane
+    for number in range(batch.lanes):
+        y = top + number * lane
+        name = lanes[number] if number < len(lanes) else f"stage {number}"
+        yield _text(_LEFT - 10, y + lane / 2 + 4, name, ' text-anchor="end"')
         yield (
             f'<rect x="{_LEFT}" y="{y + 1}" width="{scale.width}" height="{lane - 2}" fill="{_LANE}"/>'
         )
@@ -123,7 +131,9 @@ def _panel(
     yield f'<path d="M{_LEFT} {bottom}h{scale.width}" stroke="{_SOFT}" stroke-width="0.8"/>'
     numbered = _numbered(batch, scale)
     for event in batch.events:
-        yield from _bar(event, scale, top, lane, event.kind in numbered)
+        place = top + batch.lane(event.stage) * lane
+        opacity = max(0.4, 1 - 0.3 * batch.turn(event.stage))
+        yield from _bar(event, scale, place, lane, opacity, event.kind in numbered)
 
 
 def _pause(batch: MiniBatch, scale: _Scale, top: float, bottom: float) -> Iterator[str]:
@@ -143,21 +153,24 @@ def _numbered(batch: MiniBatch, scale: _Scale) -> set[str]:
     return {kind for kind, ms in means.items() if ms * 1e6 / scale.span * scale.width > room}
 
 
-def _bar(event: Event, scale: _Scale, top: float, lane: int, numbered: bool) -> Iterator[str]:
+def _bar(
+    event: Event, scale: _Scale, top: float, lane: int, opacity: float, numbered: bool
+) -> Iterator[str]:
     left, right = scale.x(event.begin), scale.x(event.end)
     copying = event.kind == "copy"
     # Copies run beside the stage's work, so they are a thin bar at the lane's bottom.
-    y = top + event.stage * lane + (lane - 6 if copying else 1)
+    y = top + (lane - 6 if copying else 1)
     size = 4 if copying else lane - 2
     width = max(right - left - 0.8, 0.6)  # a gap between neighbours
     micro = event.micro_batch
-    hint = f"{event.kind} of micro-batch {micro}: {_time((event.end - event.begin) / 1e6)}"
+    lasted = _time((event.end - event.begin) / 1e6)
+    hint = f"{event.kind} of micro-batch {micro}, stage {event.stage}: {lasted}"
     yield (
         f'<rect x="{left:.2f}" y="{y:.1f}" width="{width:.2f}" height="{size}" '
-        f'fill="{_COLOURS[event.kind]}"><title>{escape(hint)}</title></rect>'
+        f'fill="{_COLOURS[event.kind]}" fill-opacity="{opacity:.2g}"><title>{escape(hint)}</title></rect>'
     )
     if numbered and width > _DIGIT * len(str(micro)) + 1:
-        middle = top + event.stage * lane + lane / 2 + 4
+        middle = top + lane / 2 + 4
         yield _text(
             left + width / 2,
             middle,

@@ -1,0 +1,51 @@
+"""The metrics of pipelines whose stages are in processes of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from bench.pipe import metrics, stages
+from bench.pipe.metrics import Figures
+
+# Seconds of "forward" and of "both ways".
+Ways = Callable[[list[nn.Module], Tensor, int], dict[str, float]]
+Both = Callable[[list[nn.Module], Tensor, int, int], dict[str, float]]
+
+
+def measure(name: str, by_hand: Ways, both: Both, input_gradient: bool = True) -> Figures:
+    """The metric of this name, as far as there is one for stages in processes of their own.
+
+    Args:
+        name: of the metric.
+        by_hand: what the layers take in one process, of (layers, batch, micro-batches).
+        both: what they take as a pipeline, also of how often it is measured.
+        input_gradient: whether the batch may want a gradient, as metrics.overlap_busy has it.
+    """
+    torch.manual_seed(0)
+    if name == "overhead":
+        layers: list[nn.Module] = [stages.tiny() for _ in range(metrics.STAGES)]
+        batch = torch.randn(metrics.TINY_CHUNKS * metrics.TINY_ROWS, stages.TINY)
+        hand = by_hand(layers, batch, metrics.TINY_CHUNKS)
+        ours = both(layers, batch, metrics.TINY_CHUNKS, 60)
+        labels = {"forward": "forward", "both ways": "with backward"}
+        return {
+            f"a task, Python stage, {label} us": metrics._per_task(ours[key], hand[key])
+            for key, label in labels.items()
+        }
+    if name not in ("overlap_busy", "overlap_asleep"):
+        return {}
+    figures: Figures = {}
+    asleep = name == "overlap_asleep"
+    make = stages.Asleep if asleep else stages.busy
+    layers = [make() for _ in range(metrics.STAGES)]
+    for chunks in metrics.OVERLAPS:
+        shape = (chunks, 1) if asleep else (chunks * metrics.BUSY_ROWS, stages.WIDE)
+        batch = torch.randn(*shape, requires_grad=input_gradient and not asleep)
+        hand, ours = by_hand(layers, batch, chunks), both(layers, batch, chunks, 8)
+        for way in ("forward", "both ways"):
+            label = "asleep" if asleep else "busy"
+            figures[f"overlap, {label}, {way}, m={chunks} x"] = hand[way] / ours[way]
+    return figures

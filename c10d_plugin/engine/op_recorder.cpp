@@ -1,0 +1,124 @@
+#include "c10d_plugin/engine/op_recorder.h"
+
+#include <c10/util/ApproximateClock.h>
+#include <c10/util/thread_name.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <exception>
+
+namespace weft::process_group {
+
+namespace {
+
+GroupRecord& groupOf(std::vector<GroupRecord>& groups, const OpRecord& record) {
+  const auto found =
+      std::ranges::find(groups, record.group_id, [](const GroupRecord& group) { return group.id; });
+  if (found != groups.end()) return *found;
+  return groups.emplace_back(GroupRecord{
+      .id = record.group_id, .name = record.group_name, .description = record.group_description});
+}
+
+}  // namespace
+
+OpRecorder& OpRecorder::get() {
+  static auto* const recorder = new OpRecorder();
+  return *recorder;
+}
+
+void OpRecorder::start(std::size_t size, bool stacks, bool cpp_stacks) {
+  const std::lock_guard lock(mutex_);
+  ring_.clear();
+  ring_.reserve(size);
+  next_ = 0;
+  stacks_.store(stacks);
+  cpp_stacks_.store(cpp_stacks);
+  size_.store(size);
+}
+
+std::uint64_t OpRecorder::add(OpRecord record) {
+  if (stacks_.load(std::memory_order_relaxed)) {
+    // Takes the GIL: before the lock.
+    record.traceback = torch::CapturedTraceback::gather(
+        /*python=*/true, /*script=*/true, cpp_stacks_.load(std::memory_order_relaxed));
+  }
+  record.thread_id = static_cast<std::uint64_t>(pthread_self());
+  record.thread_name = c10::getThreadName();
+  record.created_ns = c10::getTime();
+  OpRecord dropped;  // its traceback is let go of without the lock
+  const std::lock_guard lock(mutex_);
+  const std::size_t size = size_.load(std::memory_order_relaxed);
+  record.id = next_++;
+  const std::uint64_t id = record.id;
+  if (size == 0) return id;  // it was ended meanwhile
+  if (!record.is_message) groupOf(groups_, record).last_enqueued = record.collective_sequence;
+  if (ring_.size() < size) {
+    ring_.push_back(std::move(record));
+  } else {
+    dropped = std::exchange(ring_[id % size], std::move(record));
+  }
+  return id;
+}
+
+// With the lock. Null: newer operations have taken its place.
+OpRecord* OpRecorder::find(std::uint64_t id) noexcept {
+  if (ring_.empty()) return nullptr;
+  OpRecord& entry = ring_[id % std::max(ring_.size(), size_.load(std::memory_order_relaxed))];
+  return entry.id == id ? &entry : nullptr;
+}
+
+void OpRecorder::started(std::uint64_t id) noexcept {
+  const std::lock_guard lock(mutex_);
+  OpRecord* const entry = find(id);
+  if (entry == nullptr) return;
+  entry->started_ns = c10::getTime();
+  if (!entry->is_message) groupOf(groups_, *entry).last_started = entry->collective_sequence;
+}
+
+void OpRecorder::ended(std::uint64_t id, bool failed) noexcept {
+  const std::lock_guard lock(mutex_);
+  OpRecord* const entry = find(id);
+  if (entry == nullptr) return;
+  entry->ended_ns = c10::getTime();
+  entry->failed = failed;
+  if (!failed && !entry->is_message)
+    groupOf(groups_, *entry).last_completed = entry->collective_sequence;
+}
+
+std::vector<OpRecord> OpRecorder::entries() const {
+  std::vector<OpRecord> all;
+  {
+    const std::lock_guard lock(mutex_);
+    all = ring_;
+  }
+  std::ranges::sort(all, {}, &OpRecord::id);
+  return all;
+}
+
+std::vector<GroupRecord> OpRecorder::groups() const {
+  const std::lock_guard lock(mutex_);
+  return groups_;
+}
+
+RecordedOp::~RecordedOp() {
+  if (id_) end(std::uncaught_exceptions() > exceptions_);
+}
+
+void RecordedOp::start() noexcept {
+  if (id_) OpRecorder::get().started(*id_);
+}
+
+void RecordedOp::end(bool failed) noexcept {
+  if (const auto id = std::exchange(id_, std::nullopt)) OpRecorder::get().ended(*id, failed);
+}
+
+std::vector<TensorShape> shapesOf(const std::vector<at::Tensor>& tensors) {
+  std::vector<TensorShape> shapes;
+  shapes.reserve(tensors.size());
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.defined()) shapes.push_back({tensor.sizes().vec(), tensor.scalar_type()});
+  }
+  return shapes;
+}
+
+}  // namespace weft::process_group

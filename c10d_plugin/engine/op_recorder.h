@@ -1,0 +1,115 @@
+// OpRecorder: the last operations of this process's groups, for torch's flight recorder.
+//
+// torch keeps such a record for its own backends, and does not let others write into it before it
+// has FlightRecorderHook; Weft's Python package adds these entries to torch's dumps where the hook
+// is missing (weft/_torch/patches/flight_recorder.py). Off until start(); then each operation costs
+// a short lock and the walk over its Python stack.
+//
+// Threads: any thread may call any member. One per process, never destroyed.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/profiler/combined_traceback.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "transport/base/api.h"
+
+namespace weft::process_group {
+
+struct TensorShape {
+  std::vector<std::int64_t> sizes;
+  c10::ScalarType dtype = c10::ScalarType::Undefined;
+};
+
+// One operation. Times are nanoseconds since 1970; 0: not yet.
+struct OpRecord {
+  std::uint64_t id = 0;
+  std::uint64_t group_id = 0;  // of this process
+  std::string group_name, group_description;
+  std::uint64_t collective_sequence = 0;  // as it was for the group's last collective
+  std::uint64_t message_sequence = 0;     // likewise, for its last message
+  const char* title = nullptr;
+  bool is_message = false;
+  std::vector<TensorShape> inputs, outputs;
+  std::chrono::milliseconds timeout{};
+  std::int64_t created_ns = 0, started_ns = 0, ended_ns = 0;
+  bool failed = false;
+  std::uint64_t thread_id = 0;
+  std::string thread_name;
+  std::shared_ptr<torch::CapturedTraceback> traceback;
+};
+
+// The operations of one group, in numbers.
+struct GroupRecord {
+  std::uint64_t id = 0;
+  std::string name, description;
+  std::uint64_t last_enqueued = 0, last_started = 0, last_completed = 0;
+};
+
+class WEFT_API OpRecorder {
+ public:
+  static OpRecorder& get();
+
+  // Keeps the last `size` operations from now on; 0 ends it. `stacks`: of Python; `cpp_stacks`: of
+  // C++, too.
+  void start(std::size_t size, bool stacks, bool cpp_stacks);
+  bool on() const noexcept { return size_.load(std::memory_order_relaxed) != 0; }
+
+  // The id of the new entry; `record`'s id, times, thread and traceback are filled in here.
+  std::uint64_t add(OpRecord record);
+  void started(std::uint64_t id) noexcept;
+  void ended(std::uint64_t id, bool failed) noexcept;
+
+  // The oldest first.
+  std::vector<OpRecord> entries() const;
+  std::vector<GroupRecord> groups() const;
+
+ private:
+  OpRecorder() = default;
+  OpRecord* find(std::uint64_t id) noexcept;
+
+  std::atomic<std::size_t> size_{0};
+  std::atomic<bool> stacks_{false}, cpp_stacks_{false};
+  mutable std::mutex mutex_;
+  std::vector<OpRecord> ring_;  // the entry `id` is at id % size
+  std::vector<GroupRecord> groups_;
+  std::uint64_t next_ = 0;
+};
+
+// What an operation tells of itself while it runs: nothing if it is not recorded. Its end, if it
+// was not told, is told by the destructor: a failure if an exception is the reason.
+class WEFT_API RecordedOp {
+ public:
+  RecordedOp() = default;
+  explicit RecordedOp(std::uint64_t id) : id_(id) {}
+  RecordedOp(RecordedOp&& other) noexcept
+      : id_(std::exchange(other.id_, std::nullopt)), exceptions_(other.exceptions_) {}
+  RecordedOp& operator=(RecordedOp&& other) noexcept {
+    std::swap(id_, other.id_);
+    return *this;
+  }
+  ~RecordedOp();
+
+  void start() noexcept;
+  void end(bool failed) noexcept;
+
+ private:
+  std::optional<std::uint64_t> id_;
+  int exceptions_ = std::uncaught_exceptions();
+};
+
+// The shapes of what an operation reads or writes.
+std::vector<TensorShape> shapesOf(const std::vector<at::Tensor>& tensors);
+
+}  // namespace weft::process_group

@@ -1,0 +1,127 @@
+#include "pipe/python/workers.h"
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <optional>
+#include <tuple>
+
+#include "pipe/stage/stage_context.h"
+#include "pipe/workers/arrivals.h"
+#include "pipe/workers/deliveries.h"
+#include "pipe/workers/split_backward.h"
+
+namespace py = pybind11;
+
+namespace weft::pipe {
+
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+using Key = std::tuple<std::int64_t, Sent, std::int64_t, std::int64_t>;
+
+ArrivalKey keyOf(const Key& key) {
+  const auto& [mini_batch, what, stage, micro_batch] = key;
+  return {mini_batch, what, stage, micro_batch};
+}
+
+// Ctrl-C is raised as Python raised it.
+std::optional<std::tuple<py::bytes, Tensors>> take(Arrivals& self, const Key& key,
+                                                   double patience) {
+  HANDLE_TH_ERRORS
+  std::optional<Parcel> parcel;
+  {
+    const py::gil_scoped_release no_gil;
+    parcel = self.take(keyOf(key), std::chrono::milliseconds(static_cast<int>(patience * 1e3)));
+  }
+  if (!parcel) return std::nullopt;
+  return std::tuple(py::bytes(parcel->layout), std::move(parcel->tensors));
+  END_HANDLE_TH_ERRORS_PYBIND
+}
+
+void wait(Deliveries& self) {
+  HANDLE_TH_ERRORS
+  const py::gil_scoped_release no_gil;
+  self.wait();
+  END_HANDLE_TH_ERRORS_PYBIND
+}
+
+// What a layer's own backward raises is raised as it was.
+Tensors inputGradients(SplitBackward& self, const Tensors& gradients) {
+  HANDLE_TH_ERRORS
+  const py::gil_scoped_release no_gil;
+  return self.inputGradients(gradients);
+  END_HANDLE_TH_ERRORS_PYBIND
+}
+
+void accumulateParameterGradients(SplitBackward& self) {
+  HANDLE_TH_ERRORS
+  const py::gil_scoped_release no_gil;
+  self.accumulateParameterGradients();
+  END_HANDLE_TH_ERRORS_PYBIND
+}
+
+// `with StageRun(…):` a stage of this worker runs, which asks as in a pipeline of one process.
+class StageRun {
+ public:
+  explicit StageRun(const StageContext& context) : context_(context) {}
+  void enter() { guard_.emplace(context_); }
+  void exit(const py::args&) { guard_.reset(); }
+
+ private:
+  const StageContext context_;
+  std::optional<StageContextGuard> guard_;
+};
+
+std::unique_ptr<StageRun> makeStageRun(std::size_t stage, std::size_t micro_batch,
+                                       std::size_t micro_batches, std::uint64_t mini_batch) {
+  StageContext context;
+  context.stage = stage;
+  context.micro_batch = micro_batch;
+  context.micro_batches = micro_batches;
+  context.mini_batch = mini_batch;
+  return std::make_unique<StageRun>(context);
+}
+
+}  // namespace
+
+void bindWorkers(py::module_& pipe) {
+  py::enum_<Sent>(pipe, "Sent").value("input", Sent::kInput).value("gradients", Sent::kGradients);
+  py::class_<Arrivals, std::shared_ptr<Arrivals>>(
+      pipe, "Arrivals", "What other workers have sent here for the mini-batches of one pipeline.")
+      .def("take", &take, py::arg("key"), py::arg("patience"),
+           "(layout, tensors) of what came for (mini-batch, what, stage, micro-batch); None after "
+           "`patience` seconds. RuntimeError: the mini-batch is over.")
+      .def("end", &Arrivals::end, py::arg("mini_batch"), py::arg("reason"),
+           "This mini-batch and those before it are over.")
+      .def("is_over", &Arrivals::isOver, py::arg("mini_batch"))
+      .def("__len__", &Arrivals::size);
+  pipe.def("open_arrivals", &openArrivals, py::arg("pipeline"));
+  pipe.def("close_arrivals", &closeArrivals, py::arg("pipeline"));
+  py::class_<Deliveries>(pipe, "Deliveries", "What this worker sends in one mini-batch.")
+      .def(py::init<std::string>(), py::arg("pipeline"))
+      .def(
+          "send",
+          [](Deliveries& self, const std::string& worker, const Key& key, std::string layout,
+             Tensors tensors) {
+            self.send(worker, keyOf(key), {std::move(layout), std::move(tensors)});
+          },
+          py::arg("worker"), py::arg("key"), py::arg("layout"), py::arg("tensors"),
+          py::call_guard<py::gil_scoped_release>())
+      .def("wait", &wait, "Until all has arrived. RuntimeError: something did not.");
+  pipe.def("next_mini_batch_number", &nextMiniBatchNumber,
+           "What micro_batch() tells of a mini-batch; no two have the same.");
+  py::class_<StageRun>(pipe, "StageRun", "A stage of this worker runs on this thread meanwhile.")
+      .def(py::init(&makeStageRun), py::arg("stage"), py::arg("micro_batch"),
+           py::arg("micro_batches"), py::arg("mini_batch"))
+      .def("__enter__", &StageRun::enter)
+      .def("__exit__", &StageRun::exit);
+  py::class_<SplitBackward>(pipe, "SplitBackward", "A backward in two halves, each run once.")
+      .def(py::init<const Tensors&, Tensors>(), py::arg("outputs"), py::arg("inputs"))
+      .def("is_split", &SplitBackward::isSplit)
+      .def("input_gradients", &inputGradients, py::arg("gradients"),
+           "Takes those of the outputs; None for an input that they do not depend on.")
+      .def("accumulate_parameter_gradients", &accumulateParameterGradients);
+}
+
+}  // namespace weft::pipe

@@ -1,0 +1,72 @@
+// Arrivals: what other workers have sent here for the mini-batches of one pipeline, and the wait
+// for it.
+//
+// Threads: any. RPC's threads put; the thread that runs a mini-batch takes, without the GIL.
+// Failure: a wait throws std::runtime_error when the mini-batch is over: a stage failed, a worker
+// was lost, or the driver gave up. What comes for one that is over is dropped.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <compare>
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "transport/base/api.h"
+
+namespace weft::pipe {
+
+enum class Sent : std::uint8_t { kInput, kGradients };
+
+// What something is for. Stages and micro-batches count from 0.
+struct ArrivalKey {
+  std::int64_t mini_batch = 0;
+  Sent what = Sent::kInput;
+  std::int64_t stage = 0;
+  std::int64_t micro_batch = 0;
+  auto operator<=>(const ArrivalKey&) const = default;
+};
+
+// A Python value apart from its tensors: `layout` says how they make it up again, and only Python
+// reads it.
+struct Parcel {
+  std::string layout;
+  std::vector<at::Tensor> tensors;
+};
+
+class WEFT_API Arrivals {
+ public:
+  // Keeps `parcel` until it is taken.
+  void put(const ArrivalKey& key, Parcel parcel);
+  // Nothing when it did not come in time. On the main thread Ctrl-C ends the wait: throws what the
+  // handler raised.
+  std::optional<Parcel> take(const ArrivalKey& key, std::chrono::milliseconds patience);
+  // This mini-batch and those before it are over: drops what came for them. Those who wait for one
+  // get the first reason.
+  void end(std::int64_t mini_batch, const std::string& reason);
+  bool isOver(std::int64_t mini_batch) const;
+  // How many parcels wait.
+  std::size_t size() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<ArrivalKey, Parcel> parcels_;  // of mini-batches that are not over
+  std::int64_t ended_ = -1;               // the last mini-batch that is over
+  std::string reason_;
+};
+
+// Those of the pipelines that have stages at this worker, by the pipelines' names.
+WEFT_API std::shared_ptr<Arrivals> openArrivals(const std::string& pipeline);
+WEFT_API void closeArrivals(const std::string& pipeline);
+WEFT_API std::shared_ptr<Arrivals> findArrivals(const std::string& pipeline);  // null: none
+
+}  // namespace weft::pipe

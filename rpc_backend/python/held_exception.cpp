@@ -1,0 +1,47 @@
+#include "rpc_backend/python/held_exception.h"
+
+#include <utility>
+
+namespace py = pybind11;
+
+namespace weft::rpc {
+
+namespace {
+
+void release(PyObject* object) {
+  if (!Py_IsInitialized()) return;  // a future that outlives the interpreter
+  const py::gil_scoped_acquire gil;
+  Py_DECREF(object);
+}
+
+std::string textOf(const py::object& exception) {
+  std::string text = py::str(py::type::of(exception).attr("__name__"));
+  try {
+    text += ": " + std::string(py::str(exception));
+  } catch (py::error_already_set&) {
+    // Its __str__ raises.
+  }
+  return text;
+}
+
+}  // namespace
+
+HeldException::HeldException(const py::error_already_set& raised)
+    : exception_(py::object(raised.value()).release().ptr(), &release),
+      text_(std::make_shared<const std::string>(textOf(raised.value()))) {}
+
+void HeldException::restore() const {
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception_.get())), exception_.get());
+}
+
+void translateHeldExceptions() {
+  py::register_exception_translator([](std::exception_ptr thrown) {
+    try {
+      if (thrown) std::rethrow_exception(std::move(thrown));
+    } catch (const HeldException& error) {
+      error.restore();
+    }
+  });
+}
+
+}  // namespace weft::rpc

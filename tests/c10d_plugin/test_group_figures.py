@@ -1,0 +1,64 @@
+"""What a process group shows of its collectives while they run."""
+
+from __future__ import annotations
+
+from ranks import Ranks
+
+
+def shown_while_one_waits() -> list:
+    import torch
+    import torch.distributed as dist
+
+    import weft
+
+    group = dist.new_group([0, 1], group_desc="pair")
+    found = []
+    if dist.get_rank() == 0:
+        work = dist.all_reduce(torch.ones(2), group=group, async_op=True)
+        while not found:  # another thread begins it
+            found = [str(one) for one in weft.who_waits()]
+        dist.barrier()
+    else:
+        dist.barrier()
+        work = dist.all_reduce(torch.ones(2), group=group, async_op=True)
+    work.wait()
+    return found
+
+
+def come() -> None:
+    import torch
+    import torch.distributed as dist
+
+    dist.all_reduce(torch.ones(2))
+
+
+def figures():
+    import weft
+
+    return weft.metrics().groups, weft.debug_info()
+
+
+def test_a_collective_that_waits_is_shown():
+    with Ranks(2) as ranks:
+        (line,) = ranks.all(shown_while_one_waits)[0]
+        assert line.startswith("weft:all_reduce, collective 1 of group '")
+        assert "its timeout is 1800 s" in line
+
+
+def test_figures_of_a_group():
+    with Ranks(2) as ranks:
+        ranks.all(come)
+        groups, info = ranks[0].call(figures)
+        ((name, group),) = groups.items()
+        assert (group.path, group.collectives) == ("shared memory", 1)
+        assert group.seconds > 0
+        assert info[f"group.{name}.collectives"] == "1"
+        assert info[f"group.{name}.running"] == ""
+
+
+def test_a_collective_that_hangs_is_reported():
+    with Ranks(2, {"WEFT_HANG_REPORT": "0.4"}) as ranks:
+        ranks[0].start(come)
+        ranks[0].wait_for_output("weft:all_reduce, collective 1 of group '0', runs for")
+        ranks[1].call(come)
+        ranks[0].result()

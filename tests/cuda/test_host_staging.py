@@ -1,0 +1,181 @@
+"""CUDA tensors that go through host memory: sent in chunks while they are copied, small ones together."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+import torch.distributed.rpc as rpc
+from cuda_workers import CudaGroup, metric, seed
+from emulation import EMULATION
+from test_rpc import KEPT, MiB, chain, many
+
+WAYS = [
+    {"WEFT_UNIX_SOCKET": "0"},
+    {"WEFT_SHARED_MEMORY": "0"},
+    {"EMULATED_CUDA_IPC": "0"},
+]
+
+
+@pytest.fixture(scope="module", params=WAYS, ids=lambda way: next(iter(way)))
+def group(request):
+    if EMULATION is None and "EMULATED_CUDA_IPC" in request.param:
+        pytest.skip("IPC can be refused on emulated devices only")
+    with CudaGroup(request.param) as group:
+        yield group
+        group.end()
+
+
+@pytest.fixture
+def seeded(group, delays):
+    group.all(seed, delays)
+    return group
+
+
+def numbered(count: int, device: str) -> torch.Tensor:
+    return torch.arange(count, dtype=torch.float32, device=device)
+
+
+def large_and_small() -> None:
+    """Late on side streams; sizes that are no multiple of a chunk; what is in host memory between."""
+    side = [torch.cuda.Stream(device) for device in range(2)]
+    sizes = [9 * MiB + 1, 5, 100, 40_000, 2 * MiB, 0, 13 * MiB - 3]
+    with torch.cuda.stream(side[0]), torch.cuda.stream(side[1]):
+        sent = []
+        for n, size in enumerate(sizes):
+            sent += [chain(numbered(size, f"cuda:{n % 2}")), numbered(MiB, "cpu") + n]
+        back = rpc.rpc_sync("worker1", many, args=(sent,))
+        found = [tensor.cpu() for tensor in back]
+    for n, size in enumerate(sizes):
+        assert back[2 * n].device.index == (n % 2 if size else back[2 * n].device.index)
+        assert torch.equal(found[2 * n], chain(numbered(size, "cpu")) + 2 * n)
+        assert torch.equal(found[2 * n + 1], numbered(MiB, "cpu") + n + 2 * n + 1)
+
+
+def test_large_and_small_tensors(seeded):
+    staged = seeded[0].call(metric, "bytes_staged")
+    seeded[0].call(large_and_small)
+    assert seeded[0].call(metric, "bytes_staged") >= staged + 4 * 24 * MiB
+
+
+def total(x: torch.Tensor) -> float:
+    return x.double().sum().item()
+
+
+def overwritten_at_once() -> None:
+    for step in range(3):
+        x = chain(torch.full((10 * MiB,), float(step), device="cuda:0"))
+        call = rpc.rpc_async("worker1", total, args=(x,))
+        x.zero_()
+        assert call.wait() == chain(torch.tensor(float(step))).item() * 10 * MiB
+
+
+def test_arguments_may_be_overwritten_once_a_call_is_sent(seeded):
+    seeded[0].call(overwritten_at_once)
+
+
+def at_once() -> None:
+    x = [torch.full((3 * MiB,), float(n), device=f"cuda:{n % 2}") for n in range(4)]
+    calls = [rpc.rpc_async("worker1", total, args=(x[n % 4],)) for n in range(12)]
+    small = rpc.rpc_async("worker1", total, args=(torch.ones(3, device="cuda:1"),))
+    assert [call.wait() for call in calls] == [(n % 4) * 3.0 * MiB for n in range(12)]
+    assert small.wait() == 3
+
+
+def test_many_large_calls_at_once(group):
+    group[0].call(at_once)
+
+
+# Copies and waits that fail.
+
+
+def fail(what: str, number: int) -> None:
+    getattr(EMULATION, f"emulatedCudaFail{what}")(ctypes.c_long(number))
+
+
+def sums(tensors: list[torch.Tensor]) -> list[float]:
+    return [tensor.sum().item() for tensor in tensors]
+
+
+def few_copies() -> None:
+    """The third copy from now on would fail."""
+    gradients = [torch.full((256,), float(n), device=f"cuda:{n % 2}") for n in range(200)]
+    for device in range(2):
+        torch.cuda.synchronize(device)
+    fail("Copy", 3)
+    try:
+        assert rpc.rpc_sync("worker1", sums, args=(gradients,)) == [256.0 * n for n in range(200)]
+    finally:
+        fail("Copy", 0)
+
+
+@pytest.mark.skipif(EMULATION is None, reason="only emulated copies can be counted")
+def test_small_tensors_of_a_device_are_one_copy(group):
+    group[0].call(few_copies)
+
+
+def fails_only(what: str, number: int, why: str) -> None:
+    x = torch.ones(32 * MiB, device="cuda:0")
+    torch.cuda.synchronize(0)
+    fail(what, number)
+    try:
+        with pytest.raises(RuntimeError, match=why):
+            rpc.rpc_sync("worker1", total, args=(x,))
+    finally:
+        fail(what, 0)
+    assert rpc.rpc_sync("worker1", total, args=(x,)) == 32 * MiB
+
+
+@pytest.mark.skipif(EMULATION is None, reason="only an emulated copy can be made to fail")
+@pytest.mark.parametrize("number", [1, 2, 5, 8])
+def test_a_copy_that_fails_fails_its_call(group, number):
+    group[0].call(fails_only, "Copy", number, "unknown error")
+
+
+@pytest.mark.skipif(EMULATION is None, reason="only an emulated wait can be made to fail")
+@pytest.mark.parametrize(
+    ("number", "why"),
+    [(1, "unknown error"), (2, "could not copy"), (5, "could not copy"), (9, "could not copy")],
+)
+def test_a_copy_that_fails_while_it_is_sent_fails_its_call(group, number, why):
+    group[0].call(fails_only, "Wait", number, why)
+
+
+def failing_answer(number: int) -> torch.Tensor:
+    x = torch.ones(32 * MiB, device="cuda:0")
+    torch.cuda.synchronize(0)
+    fail("Wait", number)
+    return x
+
+
+def answer_fails() -> None:
+    with pytest.raises(RuntimeError, match="could not copy"):
+        rpc.rpc_sync("worker1", failing_answer, args=(3,))
+    rpc.rpc_sync("worker1", fail, args=("Wait", 0))
+    assert rpc.rpc_sync("worker1", failing_answer, args=(0,)).sum().item() == 32 * MiB
+
+
+@pytest.mark.skipif(EMULATION is None, reason="only an emulated wait can be made to fail")
+def test_a_copy_of_an_answer_that_fails_fails_its_call(group):
+    group[0].call(answer_fails)
+
+
+def send_to_a_stopped_worker() -> None:
+    x = torch.zeros(64 * MiB, device="cuda:0")
+    KEPT["call"] = rpc.rpc_async("worker1", total, args=(x,), timeout=0)
+
+
+def has_failed() -> None:
+    with pytest.raises(RuntimeError, match="worker1"):
+        KEPT["call"].wait()
+
+
+def test_a_worker_that_dies_while_chunks_are_sent():
+    with CudaGroup({"WEFT_UNIX_SOCKET": "0"}) as group:
+        group[0].call(at_once)
+        group[1].stop()
+        group[0].call(send_to_a_stopped_worker)
+        group[1].kill()
+        group[0].call(has_failed)
+        group.end(graceful=False)

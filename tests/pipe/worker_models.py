@@ -1,0 +1,145 @@
+"""Models for pipelines over workers, which pickle them, and the run that they must equal."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+ROWS = 10
+
+
+def layers(seed: int = 0) -> list[nn.Module]:
+    """Four layers, the same in each process."""
+    torch.manual_seed(seed)
+    return [
+        nn.Linear(4, 6),
+        nn.Sequential(nn.Tanh(), nn.Linear(6, 6)),
+        nn.Sequential(nn.Softplus(), nn.Linear(6, 6)),
+        nn.Sequential(nn.GELU(), nn.Linear(6, 3)),
+    ]
+
+
+def batch(seed: int = 1) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(seed)
+    return torch.randn(ROWS, 4), torch.randint(0, 3, (ROWS,))
+
+
+def one_after_the_other(
+    model: nn.Module, inputs: Tensor, targets: Tensor, loss: Callable[..., Tensor], chunks: int
+) -> Tensor:
+    """The same micro-batches in one process; gradients add up in ``model``."""
+    total = torch.zeros(())
+    losses = []
+    for part, wanted in zip(inputs.chunk(chunks), targets.chunk(chunks), strict=True):
+        one = loss(model(part), wanted) * (part.size(0) / inputs.size(0))
+        one.backward()
+        losses.append(one.detach())
+    for one in losses:
+        total = total + one
+    return total
+
+
+def plain(seed: int = 0) -> nn.Sequential:
+    return copy.deepcopy(nn.Sequential(*layers(seed)))
+
+
+class Split(nn.Module):
+    """Gives two tensors, a number and a text to the next stage."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor], int, str]:
+        return x * 2, {"rows": torch.arange(x.size(0)), "half": x / 2}, 3, "text"
+
+
+class Join(nn.Module):
+    def forward(self, x: Tensor, more: dict[str, Tensor], times: int, text: str) -> Tensor:
+        assert text == "text"
+        return x * times + more["half"] + more["rows"].unsqueeze(1)
+
+
+class Failing(nn.Module):
+    """Raises on purpose in the forward or the backward of a micro-batch, once."""
+
+    def __init__(self, at: int, backward: bool) -> None:
+        super().__init__()
+        self.left = at
+        self.backward_fails = backward
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.left -= 1
+        if self.left != 0:
+            return x * 1
+        if not self.backward_fails:
+            raise ValueError("the layer fails on purpose")
+        x = x * 1
+        x.register_hook(self._fail)
+        return x
+
+    def _fail(self, gradient: Tensor) -> Tensor:
+        raise ValueError("the backward fails on purpose")
+
+
+class AddsInPlace(nn.Module):
+    """Changes its input, once per call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.add_(1)
+
+
+class Widen(nn.Module):
+    """Gives many columns, with a gradient."""
+
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        self.row = nn.Parameter(torch.ones(columns))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, :1] * self.row
+
+
+class Narrow(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, :3]
+
+
+class Twice(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x + 1
+        return y, y
+
+
+class ChangesFirst(nn.Module):
+    """The second sees what is done to the first: they are one."""
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        a.add_(1)
+        return a + b
+
+
+class Adds(nn.Module):
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return a + b
+
+
+class Overlapping(nn.Module):
+    """Gives a tensor without a gradient, and a part of it."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.detach() + 1
+        return y, y[:, :3]
+
+
+class ChangesOne(nn.Module):
+    """Changes its first input in place where that is wanted; the second may be a part of it."""
+
+    def __init__(self, changes: bool) -> None:
+        super().__init__()
+        self.changes = changes
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, whole: Tensor, part: Tensor) -> Tensor:
+        if self.changes:
+            whole.mul_(2)
+        return self.layer(part) + whole[:, :3]

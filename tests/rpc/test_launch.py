@@ -1,0 +1,159 @@
+"""`python -m weft.launch`: a program and its workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+BOUND = 90
+
+BESIDE = "def where():\n    import os\n    return os.environ['RANK'], os.getpid()\n"
+
+PROGRAM = """
+import os, sys, time
+import torch.distributed.rpc as rpc
+import weft
+from beside import where
+
+weft.init_rpc("driver", rank=0, world_size=int(os.environ["WORLD_SIZE"]))
+print("asks:", [rpc.rpc_sync(f"worker{rank}", where)[0] for rank in (1, 2)], sys.argv[1:])
+rpc.shutdown()
+sys.exit(3 if "fails" in sys.argv else 0)
+"""
+
+KILLS = """
+import os, signal, time
+import torch.distributed.rpc as rpc
+import weft
+from beside import where
+
+weft.init_rpc("driver", rank=0, world_size=int(os.environ["WORLD_SIZE"]))
+before = rpc.rpc_sync("worker1", where)[1]
+os.kill(before, signal.SIGKILL)
+end = time.monotonic() + 60
+while True:
+    try:
+        after = rpc.rpc_sync("worker1", where, timeout=5)[1]
+    except RuntimeError:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+        continue
+    if after != before:
+        break
+print("is back")
+rpc.shutdown()
+"""
+
+WAITS = """
+import os, time
+import torch.distributed.rpc as rpc
+import weft
+from beside import where
+
+weft.init_rpc("driver", rank=0, world_size=int(os.environ["WORLD_SIZE"]))
+print("pids:", *[rpc.rpc_sync(f"worker{rank}", where)[1] for rank in (1, 2)], flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "beside.py").write_text(BESIDE)
+    return tmp_path
+
+
+def start(folder, program: str, *arguments: str) -> subprocess.Popen[str]:
+    (folder / "program.py").write_text(program)
+    return subprocess.Popen(
+        [sys.executable, "-m", "weft.launch", *arguments],
+        cwd=folder.parent,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(("more", "status"), [([], 0), (["fails"], 3)])
+def test_a_program_asks_its_workers(folder, more, status):
+    path = str(folder / "program.py")
+    launched = start(folder, PROGRAM, "--workers", "2", path, "--epochs", "3", *more)
+    output, errors = launched.communicate(timeout=BOUND)
+    assert launched.returncode == status, errors
+    assert f"asks: ['1', '2'] {['--epochs', '3', *more]}" in output
+
+
+def test_a_worker_that_was_killed_comes_back(folder):
+    path = str(folder / "program.py")
+    launched = start(folder, KILLS, "--workers", "1", "--restarts", "1", path)
+    output, errors = launched.communicate(timeout=BOUND)
+    assert launched.returncode == 0, errors
+    assert "is back" in output
+    assert "worker1 has ended with -9; it is started again" in errors
+
+
+UNDER_TORCHRUN = """
+import os
+import torch.distributed.rpc as rpc
+import weft, weft.worker
+from beside import where
+
+if os.environ["RANK"] == "0":
+    weft.init_rpc("driver", rank=0, world_size=int(os.environ["WORLD_SIZE"]))
+    print("asks:", [rpc.rpc_sync(f"worker{rank}", where)[0] for rank in (1, 2)])
+    rpc.shutdown()
+else:
+    weft.worker.main([])
+"""
+
+
+def test_torchrun_starts_driver_and_workers(folder):
+    (folder / "program.py").write_text(UNDER_TORCHRUN)
+    found = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=3", "program.py"],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=BOUND,
+    )
+    assert found.returncode == 0, found.stderr
+    assert "asks: ['1', '2']" in found.stdout
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
+def test_the_workers_end_with_the_program(folder, sent):
+    path = str(folder / "program.py")
+    launched = start(folder, WAITS, "--workers", "2", path)
+    pids = [int(word) for word in launched.stdout.readline().split()[1:]]
+    assert len(pids) == 2, launched.communicate(timeout=BOUND)
+    if sent == signal.SIGTERM:
+        launched.send_signal(sent)
+    else:
+        program = int(
+            subprocess.run(
+                ["pgrep", "-f", path, "-P", str(launched.pid)], capture_output=True, text=True
+            ).stdout.split()[0]
+        )
+        os.kill(program, sent)
+    launched.communicate(timeout=BOUND)
+    assert launched.returncode == 128 + sent
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_bad_arguments_end_with_one_line(folder):
+    for arguments, words in (
+        (["program.py"], "the following arguments are required: --workers"),
+        (["--workers", "0", "program.py"], "argument --workers: must be a number from 1, got '0'"),
+        (["--workers", "1", "missing.py"], "no such file: missing.py"),
+    ):
+        launched = start(folder, PROGRAM, *arguments)
+        _, errors = launched.communicate(timeout=BOUND)
+        assert launched.returncode == 2
+        assert words in errors.splitlines()[-1]

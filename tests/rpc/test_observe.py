@@ -1,0 +1,253 @@
+"""What a worker shows of itself: its log in Python's logging, what it waits for, its figures."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import urllib.request
+
+import pytest
+from waiting import wait_until
+from workers import Group
+
+_gate = threading.Event()
+_begun = threading.Event()
+_calls: list[object] = []
+
+
+def hold() -> int:
+    _begun.set()
+    assert _gate.wait(30)
+    return 7
+
+
+def wait_until_begun() -> None:
+    assert _begun.wait(30)
+
+
+def release() -> None:
+    _gate.set()
+
+
+def begin(to: str) -> None:
+    import torch.distributed.rpc as rpc
+
+    _calls.append(rpc.rpc_async(to, hold, timeout=25))
+
+
+def end() -> int:
+    return _calls.pop().wait()
+
+
+def fail():
+    raise ValueError("on purpose")
+
+
+def work() -> None:
+    import torch
+    import torch.distributed.rpc as rpc
+
+    for _ in range(3):
+        rpc.rpc_sync("worker1", torch.add, args=(torch.ones(2), 1))
+    with pytest.raises(ValueError, match="on purpose"):
+        rpc.rpc_sync("worker1", fail)
+    assert rpc.remote("worker1", int, args=("5",)).to_here() == 5
+
+
+def waits() -> list:
+    """Without the messages that keep tables right, such as those of an RRef that was collected."""
+    import weft
+
+    found = [one for one in weft.who_waits() if one.what != "other"]
+    return [(one.kind, one.what, one.whom, one.timeout) for one in found]
+
+
+def figures():
+    import weft
+
+    return weft.metrics()
+
+
+def text() -> str:
+    import weft
+
+    return weft.metrics_text()
+
+
+def info() -> dict[str, str]:
+    import weft
+
+    return weft.debug_info()
+
+
+def page() -> str:
+    from weft._observe import exporter
+
+    host, port = exporter.address()
+    with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=10) as answer:
+        assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        return answer.read().decode()
+
+
+@pytest.fixture(scope="module")
+def group():
+    with Group(2, {"WEFT_METRICS": "127.0.0.1:0"}, rpc_timeout=30) as members:
+        members[0].call(work)
+        yield members
+        members.shutdown()
+
+
+def test_a_call_that_waits_is_shown_until_it_ends(group):
+    assert group[0].call(waits) == []
+    group[0].call(begin, "worker1")
+    group[1].call(wait_until_begun)
+    assert group[0].call(waits) == [("call", "python", "worker1", 25.0)]
+    assert group[0].call(figures).oldest_call > 0
+    group[1].call(release)
+    assert group[0].call(end) == 7
+    assert group[0].call(waits) == []
+
+
+def test_metrics_count_calls_by_kind(group):
+    found = group[0].call(figures)
+    assert found.counters["calls_sent"] >= 6
+    kinds = {kind: one.counts[-1] for kind, one in found.round_trips.items()}
+    assert kinds["script"] == 3
+    assert kinds["python"] >= 1
+    assert (kinds["remote"], kinds["fetch"]) == (1, 1)
+    for one in found.round_trips.values():
+        assert one.counts == sorted(one.counts)
+        assert len(one.counts) == len(found.bounds) + 1
+    assert found.round_trips["script"].seconds > 0
+    peer = found.peers["worker1"]
+    assert peer.transport == "unix"
+    assert peer.bytes_sent > 0
+    assert peer.reconnects == 0
+    assert group[1].call(figures).counters["calls_served"] >= 6
+
+
+def test_debug_info_is_the_agents(group):
+    found = group[0].call(info)
+    assert int(found["agent.calls_sent"]) >= 6
+    assert found["agent.peer.worker1.transport"] == "unix"
+
+
+def test_the_text_is_prometheus_text(group):
+    lines = group[0].call(text).splitlines()
+    assert "# TYPE weft_calls_sent counter" in lines
+    assert 'weft_round_trip_seconds_count{kind="script"} 3' in lines
+    assert 'weft_round_trip_seconds_bucket{kind="script",le="+Inf"} 3' in lines
+    assert 'weft_peer_reconnects{peer="worker1"} 0' in lines
+    names = [line.split()[2] for line in lines if line.startswith("# TYPE")]
+    assert len(names) == len(set(names))
+    for line in lines:
+        assert line.startswith("#") or float(line.rpartition(" ")[2]) >= 0
+
+
+def test_the_text_is_served(group):
+    assert "weft_calls_sent" in group[0].call(page)
+
+
+def collect_logs(level: int | None = None) -> None:
+    """Before this worker joins: a handler, as a program would have."""
+    root = logging.getLogger()
+    root.addHandler(_Kept())
+    if level is not None:
+        logging.getLogger("weft").setLevel(level)
+
+
+class _Kept(logging.Handler):
+    records: list[tuple[str, str, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append((record.name, record.levelname, record.getMessage()))
+
+
+def logged() -> list[tuple[str, str, str]]:
+    return list(_Kept.records)
+
+
+def join_with_logs(level: int | None) -> Group:
+    """Two workers whose Python logging is set up before they join."""
+    from workers import Workers, join
+
+    workers = Workers(2)
+    for worker in workers:
+        worker.call(collect_logs, level)
+    for rank, worker in enumerate(workers):
+        worker.start(join, rank, 2, workers.meeting, rpc_timeout=30)
+    for worker in workers:
+        worker.result()
+    return workers
+
+
+def test_log_lines_are_pythons_with_their_levels():
+    with join_with_logs(logging.DEBUG) as workers:
+        workers[0].call(work)
+        wait_until(
+            lambda: any("connected to" in one[2] for one in workers[0].call(logged)),
+            "the line has come through the queue",
+        )
+        lines = workers[0].call(logged)
+        assert {name for name, _, _ in lines} == {"weft"}
+        said = [text for _, level, text in lines if level == "INFO"]
+        assert any("worker 'worker0' (rank 0) of 2 has joined: weft" in text for text in said)
+        said = [text for _, level, text in lines if level == "DEBUG"]
+        assert any("connected to worker 'worker1' (rank 1) over unix" in text for text in said)
+        assert "connected to" not in workers[0].output()
+        workers.all(leave)
+
+
+def leave() -> None:
+    import torch.distributed.rpc as rpc
+
+    rpc.shutdown()
+
+
+def test_pythons_level_rules_where_the_variable_is_unset():
+    with join_with_logs(None) as workers:
+        workers[0].call(work)
+        assert [one for one in workers[0].call(logged) if one[1] in ("DEBUG", "INFO")] == []
+        workers.all(leave)
+
+
+def test_without_a_handler_the_lines_go_to_standard_error():
+    with Group(2, {"WEFT_LOG_LEVEL": "info"}, rpc_timeout=30) as members:
+        members[0].wait_for_output("weft (info): worker 'worker0' (rank 0) of 2 has joined")
+        assert "weft-log" not in members[0].call(threads)
+        members.shutdown()
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate()]
+
+
+def test_a_call_that_hangs_is_reported_once():
+    with Group(2, {"WEFT_HANG_REPORT": "0.4"}, rpc_timeout=30) as members:
+        members[0].call(begin, "worker1")
+        said = members[0].wait_for_output("a python call waits for worker 'worker1' for")
+        assert "its timeout is 25 s" in said
+        # The next line of another call comes later than a second one of this would.
+        members[1].call(begin, "worker0")
+        members[1].wait_for_output("a python call waits for worker 'worker0' for")
+        assert members[0].output().count("a python call waits") == 1
+        for member in members:
+            member.call(release)
+        for member in members:
+            assert member.call(end) == 7
+        members.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        ("WEFT_HANG_REPORT", "soon", "WEFT_HANG_REPORT must be a number of seconds, got 'soon'"),
+        ("WEFT_METRICS", "9090", "WEFT_METRICS must be host:port, got '9090'"),
+    ],
+)
+def test_a_wrong_variable_is_refused(variable, value, says):
+    from workers import Workers, join
+
+    with Workers(1, {variable: value}) as workers:
+        error = workers[0].fails(join, 0, 1, workers.meeting)
+        assert says in str(error)

@@ -1,0 +1,215 @@
+"""What a remote function raises reaches the caller as its own type, with one readable traceback."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import types
+
+import pytest
+from workers import Group
+
+HOW = pytest.mark.parametrize("how", ["sync", "async", "to_here", "then"])
+
+
+class TwoArguments(Exception):
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(code, text)
+        self.code = code
+
+
+def bad_value(number: int):
+    raise ValueError(f"bad number {number}: ü \\n stays")
+
+
+def bad_key():
+    return {}["Schlüssel"]
+
+
+def two_arguments():
+    raise TwoArguments(3, "too far")
+
+
+def local_type():
+    class Local(Exception):
+        pass
+
+    raise Local("from here")
+
+
+def type_of_a_module_that_only_one_has():
+    module = sys.modules["only_here"] = types.ModuleType("only_here")
+    module.Own = type("Own", (Exception,), {"__module__": "only_here"})
+    raise module.Own("mine alone")
+
+
+def lost_result():
+    return lambda: 1
+
+
+def pass_on():
+    import torch.distributed.rpc as rpc
+
+    return rpc.rpc_sync("worker0", bad_value, args=(7,))
+
+
+def only_the_caller_has_it():
+    return 1
+
+
+def forget_it(module: str) -> None:
+    del vars(importlib.import_module(module))["only_the_caller_has_it"]
+
+
+def caught(how: str, function, *args) -> tuple[list[str], str]:
+    """The names of the classes of what the call raises, and its text."""
+    import torch.distributed.rpc as rpc
+
+    try:
+        if how == "sync":
+            rpc.rpc_sync("worker1", function, args=args)
+        elif how == "async":
+            rpc.rpc_async("worker1", function, args=args).wait()
+        elif how == "then":  # the future that then() gives waits for the same one
+            first = rpc.rpc_async("worker1", function, args=args)
+            first.then(lambda future: None).wait()
+            first.wait()
+        else:
+            rpc.remote("worker1", function, args=args).to_here()
+    except Exception as error:
+        return [kind.__name__ for kind in type(error).__mro__], str(error)
+    raise AssertionError("nothing was raised")
+
+
+def caught_twice(function) -> bool:
+    import torch.distributed.rpc as rpc
+
+    future = rpc.rpc_async("worker1", function)
+    kinds = []
+    for _ in range(2):
+        try:
+            future.wait()
+        except Exception as error:
+            kinds.append(type(error).__name__)
+    return kinds
+
+
+@pytest.fixture(scope="module")
+def group():
+    with Group(2, rpc_timeout=30) as members:
+        yield members
+        members.shutdown()
+
+
+@HOW
+def test_a_type_and_its_text_arrive(group, how):
+    kinds, text = group[0].call(caught, how, bad_value, 1)
+    assert kinds[0] == "ValueError"
+    lines = text.splitlines()
+    assert lines[0] == "On WorkerInfo(id=1, name=worker1):"
+    assert lines[1].endswith("test_remote_errors.bad_value raised ValueError")
+    assert lines[2:4] == ["", "Traceback (most recent call last):"]
+    assert lines[-1] == "ValueError: bad number 1: ü \\n stays"
+    assert text.count("Traceback (most recent call last):") == 1
+    assert text.count("bad number 1: ü") == 1
+    assert "torch/distributed/rpc" not in text
+    assert "At:" not in text
+
+
+@HOW
+def test_the_text_of_a_key_error_has_lines(group, how):
+    kinds, text = group[0].call(caught, how, bad_key)
+    assert "KeyError" in kinds
+    assert text.splitlines()[-1] == "KeyError: 'Schlüssel'"
+
+
+@HOW
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (two_arguments, "TwoArguments: (3, 'too far')"),
+        (local_type, "Local: from here"),
+        (type_of_a_module_that_only_one_has, "only_here.Own: mine alone"),
+    ],
+)
+def test_a_type_that_cannot_be_made_here_is_a_remote_error(group, how, function, says):
+    kinds, text = group[0].call(caught, how, function)
+    assert kinds[:2] == ["RemoteError", "RuntimeError"]
+    assert f"raised {says.partition(':')[0].rpartition('.')[2]}\n" in text
+    assert says in text
+
+
+def test_a_function_that_the_callee_lacks_is_a_remote_error(group):
+    group[1].call(forget_it, only_the_caller_has_it.__module__)
+    kinds, text = group[0].call(caught, "sync", only_the_caller_has_it)
+    assert kinds[:2] == ["RemoteError", "RuntimeError"]
+    assert "the call raised RemoteError" in text
+    assert "Can't get attribute 'only_the_caller_has_it'" in text
+    assert "RPC pickler does not serialize" in text
+
+
+def test_a_failure_that_is_passed_on_is_told_once_per_worker(group):
+    kinds, text = group[0].call(caught, "sync", pass_on)
+    assert kinds[0] == "ValueError"
+    assert text.count("On WorkerInfo(id=1, name=worker1):") == 1
+    assert text.count("On WorkerInfo(id=0, name=worker0):") == 1
+    assert text.count("bad number 7") == 1
+
+
+def test_a_future_raises_at_each_wait(group):
+    assert group[0].call(caught_twice, two_arguments) == ["RemoteError", "RemoteError"]
+    assert group[0].call(caught_twice, bad_key) == ["KeyError", "KeyError"]
+
+
+def caught_of_operator() -> str:
+    import torch
+    import torch.distributed.rpc as rpc
+
+    with pytest.raises(RuntimeError) as error:
+        rpc.rpc_sync("worker1", torch.add, args=(torch.ones(2), torch.ones(3)))
+    return str(error.value)
+
+
+def test_frames_of_cpp_are_left_out(group):
+    text = group[0].call(caught_of_operator)
+    assert text.startswith("The size of tensor a (2) must match")
+    assert "frame #" not in text
+    _, text = group[0].call(caught, "sync", lost_result)
+    assert "pickle" in text
+    assert "frame #" not in text
+
+
+ALONE = """
+import torch, weft, torch.distributed.rpc as rpc
+weft.init_rpc("alone", world_size=1)
+try:
+    rpc.rpc_sync("alone", torch.add, args=(torch.ones(2), torch.ones(3)))
+except RuntimeError as error:
+    print(error)
+rpc.shutdown()
+"""
+
+
+@pytest.mark.parametrize("asked", ["0", "1"])
+def test_frames_of_cpp_come_where_torch_is_asked_for_them(asked):
+    environment = {
+        **os.environ,
+        "TORCH_SHOW_CPP_STACKTRACES": asked,
+        "TORCH_DISABLE_ADDR2LINE": "1",  # symbols take seconds otherwise
+    }
+    ran = subprocess.run(
+        [sys.executable, "-c", ALONE], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert ran.stdout.startswith("The size of tensor a (2) must match")
+    assert ("most recent call first" in ran.stdout) == (asked == "1"), ran.stderr
+
+
+def test_under_the_registered_policy_an_unknown_type_is_a_remote_error():
+    with Group(2, rpc_timeout=30, per_rank=[{"request_policy": "registered"}, {}]) as group:
+        kinds, text = group[0].call(caught, "sync", two_arguments)
+        assert kinds[0] == "RemoteError", text
+        assert "TwoArguments: (3, 'too far')" in text
+        assert group[0].call(caught, "sync", bad_value, 2)[0][0] == "ValueError"
+        group.shutdown()

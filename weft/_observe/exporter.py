@@ -1,0 +1,82 @@
+"""An HTTP server that gives the figures of this process to Prometheus (``WEFT_METRICS``)."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from weft import _C
+from weft._observe.prometheus import metrics_text
+from weft._observe.threads import started
+
+_INFO, _WARNING = 1, 2
+_mutex = threading.Lock()
+_server: tuple[int, ThreadingHTTPServer] | None = None  # with the process that serves
+
+
+def start() -> None:
+    """Serves ``/metrics`` from now on, if WEFT_METRICS is set; a second call changes nothing.
+
+    An address that is taken is a warning: several workers of a host may have the same variable.
+    """
+    global _server
+    text = os.environ.get("WEFT_METRICS")
+    if not text:
+        return
+    host, port = _place(text)
+    with _mutex:
+        if _server is not None and _server[0] == os.getpid():
+            return
+        try:
+            server = _Server((host, port), _Handler)
+        except OSError as error:
+            _C._log(_WARNING, f"no metrics are served at {text} (WEFT_METRICS): {error}")
+            return
+        _server = os.getpid(), server
+    thread = threading.Thread(target=server.serve_forever, name="weft-metrics", daemon=True)
+    if not started(thread, "no metrics are served"):
+        server.server_close()
+        return
+    _C._log(_INFO, f"metrics are served at http://{host}:{server.server_address[1]}/metrics")
+
+
+def address() -> tuple[str, int] | None:
+    """Where the figures are served; None where they are not."""
+    if _server is None or _server[0] != os.getpid():
+        return None
+    host, port = _server[1].server_address[:2]
+    return str(host), int(port)
+
+
+def _place(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"WEFT_METRICS must be host:port, got {text!r}")
+    return host.strip("[]"), int(port)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, place: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
+        super().__init__(place, handler)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        """Answers ``/metrics`` and ``/``."""
+        if self.path.partition("?")[0] not in ("/", "/metrics"):
+            self.send_error(404)
+            return
+        body = metrics_text().encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Requests are not logged."""

@@ -1,0 +1,76 @@
+"""A line in the log for what has been waited for too long (``WEFT_HANG_REPORT``)."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+
+from weft import _C
+from weft._observe.threads import started
+from weft._observe.waits import Waiting, who_waits
+
+_WARNING = 2
+_DEFAULT = "60"
+_mutex = threading.Lock()
+_watcher: _Watcher | None = None
+
+
+def start() -> None:
+    """Watches from now on; a second call changes nothing."""
+    global _watcher
+    limit = _limit()
+    with _mutex:
+        if limit <= 0 or (_watcher is not None and _watcher.process == os.getpid()):
+            return
+        _watcher = _Watcher(limit)
+    if started(_watcher, "what hangs is not reported"):
+        atexit.register(_watcher.stop)
+
+
+def _limit() -> float:
+    text = os.environ.get("WEFT_HANG_REPORT") or _DEFAULT
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"WEFT_HANG_REPORT must be a number of seconds, got {text!r}") from None
+
+
+class _Watcher(threading.Thread):
+    """Looks four times within the limit, so a line comes at most a quarter late."""
+
+    def __init__(self, limit: float) -> None:
+        super().__init__(name="weft-hangs", daemon=True)
+        self.process = os.getpid()
+        self._limit = limit
+        self._ended = threading.Event()
+        self._told: set[object] = set()
+
+    def run(self) -> None:
+        while not self._ended.wait(self._limit / 4):
+            late = [one for one in who_waits() if one.seconds >= self._limit]
+            fresh = [one for one in late if self._key(one) not in self._told]
+            self._told = {self._key(one) for one in late}
+            for line in _lines(fresh):
+                _C._log(_WARNING, line)
+
+    def stop(self) -> None:
+        self._ended.set()
+        self.join(timeout=2)
+
+    @staticmethod
+    def _key(one: Waiting) -> object:
+        """The same for the calls to one worker: they mostly wait for the same reason."""
+        return one.kind, one.what, one.whom, one.number
+
+
+def _lines(late: list[Waiting]) -> list[str]:
+    """One for each collective, and for each worker and kind of call."""
+    alike: dict[object, list[Waiting]] = {}
+    for one in late:
+        alike.setdefault(_Watcher._key(one), []).append(one)
+    lines = []
+    for each in alike.values():
+        more = f" (and {len(each) - 1} more such calls)" if len(each) > 1 else ""
+        lines.append(f"{each[0]}{more}")
+    return lines

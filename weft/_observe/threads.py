@@ -1,0 +1,19 @@
+"""Threads of what observes a process, which must not keep it from working."""
+
+from __future__ import annotations
+
+import threading
+
+from weft import _C
+
+_WARNING = 2
+
+
+def started(thread: threading.Thread, without: str) -> bool:
+    """Starts it; False, and a warning, where the system gives no more threads."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        _C._log(_WARNING, f"{without}: {error}")
+        return False
+    return True

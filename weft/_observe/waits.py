@@ -1,0 +1,83 @@
+"""What this process waits for, and what its agent and groups tell of themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from weft._torch import current
+
+_MOST_CALLS = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Waiting:
+    """One operation that has not ended.
+
+    Attributes:
+        kind: ``"call"`` or ``"collective"``.
+        what: of a call ``script``, ``python``, ``remote``, ``fetch`` (an RRef's value) or ``other``;
+            of a collective its name.
+        whom: the worker that is called, or the group whose ranks meet.
+        seconds: since when.
+        timeout: seconds after which it fails; 0: never.
+        number: how many collectives the group has had with this one; 0 for a call.
+    """
+
+    kind: str
+    what: str
+    whom: str
+    seconds: float
+    timeout: float
+    number: int = 0
+
+    def __str__(self) -> str:
+        limit = f", its timeout is {self.timeout:g} s" if self.timeout else ", without a timeout"
+        since = f"for {self.seconds:.0f} s{limit}"
+        if self.kind == "call":
+            return f"a {self.what} call waits for worker '{self.whom}' {since}"
+        return f"{self.what}, collective {self.number} of group '{self.whom}', runs {since}"
+
+
+def who_waits() -> list[Waiting]:
+    """What this process waits for: calls to other workers, and collectives; the longest first.
+
+    ::
+
+        for one in weft.who_waits():
+            print(one)
+
+    Any thread may ask, also while the others wait. Of calls the 100 oldest are listed. Collectives
+    on CUDA tensors, and messages of process groups, are not.
+    """
+    found = []
+    agent = current.agent()
+    if agent is not None:
+        for worker, kind, seconds, timeout in agent._waiting_calls(_MOST_CALLS):
+            found.append(Waiting("call", kind, worker, seconds, timeout))
+    for group, backend in current.named_backends():
+        number, _, title, seconds, timeout = backend._activity()
+        if title:
+            found.append(Waiting("collective", title, group, seconds, timeout, number))
+    return sorted(found, key=lambda one: -one.seconds)
+
+
+def debug_info() -> dict[str, str]:
+    """What the RPC agent and the process groups of this process tell of themselves.
+
+    ::
+
+        info = weft.debug_info()
+        print(info.get("agent.calls_sent", "no RPC here"))
+
+    Returns:
+        Texts by key; docs/reference/debug_info.md has the keys. Empty where there is neither.
+    """
+    agent = current.agent()
+    info: dict[str, str] = dict(agent.get_debug_info()) if agent is not None else {}
+    for group, backend in current.named_backends():
+        calls, busy, title, _, _ = backend._activity()
+        info[f"group.{group}.path"] = backend.path
+        info[f"group.{group}.collectives"] = str(calls)
+        info[f"group.{group}.collective_seconds"] = f"{busy:.6f}"
+        info[f"group.{group}.running"] = title
+    return info

@@ -1,0 +1,156 @@
+"""Patches of torch's ``internal``: how an exception of a remote function reaches its caller."""
+
+from __future__ import annotations
+
+import functools
+import io
+import pickle
+import sys
+import traceback
+from types import TracebackType
+from typing import Any
+
+from torch.distributed.rpc import api, internal
+
+from weft import _C
+from weft._torch.patches.patch import Function, patch
+from weft._torch.restricted_unpickler import RestrictedUnpickler
+from weft.errors import RemoteError
+
+_WITHOUT = "What a remote function raises over Weft has torch's text, which escapes letters."
+
+
+@patch(
+    "torch.distributed.rpc.internal:_run_function",
+    "(python_udf)",
+    without=_WITHOUT,
+)
+def run_function(upstream: Function, python_udf: Any) -> Any:
+    """Names the function, and leaves out the frames that call it and torch's second text."""
+    if not _C._weft_is_current():
+        return upstream(python_udf)
+    try:
+        if isinstance(
+            python_udf, AttributeError
+        ):  # the function is not here: no failure of its own
+            raise RemoteError(str(python_udf)) from python_udf.__cause__
+        return python_udf.func(*python_udf.args, **python_udf.kwargs)
+    except Exception as error:
+        failure = _failure(getattr(python_udf, "func", None), error)
+        print(failure.msg, file=sys.stderr)
+        return failure
+
+
+def _failure(function: Any, error: Exception) -> internal.RemoteException:
+    """What the caller gets instead of a result."""
+    kind = getattr(type(error), "_weft_origin", type(error))
+    place = api._get_current_rpc_agent().get_worker_info()
+    own = error.__traceback__ and error.__traceback__.tb_next
+    text = f"On {place}:\n{_name(function)} raised {kind.__name__}\n\n{_traceback_text(error, own)}"
+    return internal.RemoteException(text, kind if _can_be_sent(kind) else RemoteError)
+
+
+def _name(function: Any) -> str:
+    module = getattr(function, "__module__", None)
+    name = getattr(function, "__qualname__", None)
+    return f"{module}.{name}" if name else "the call"
+
+
+def _traceback_text(error: Exception, own: TracebackType | None) -> str:
+    return "".join(traceback.format_exception(type(error), error, own)).rstrip("\n")
+
+
+def _can_be_sent(kind: type[Exception]) -> bool:
+    """Whether a pickle can name the type."""
+    try:
+        pickle.dumps(kind)
+    except Exception:
+        return False
+    return True
+
+
+@patch(
+    "torch.distributed.rpc.internal:_internal_rpc_pickler.deserialize",
+    "(binary_data, tensor_table)",
+    without="A remote exception whose type is unknown here loses its text.",
+)
+def deserialize(upstream: Function, binary_data: bytes, tensor_table: Any) -> Any:
+    """Reads the failure of a remote function whose type this worker does not have."""
+    try:
+        value = upstream(binary_data, tensor_table)
+    except (ImportError, pickle.UnpicklingError) as error:
+        failure = _with_unknown_type(binary_data, error)
+        if failure is None:
+            raise
+        return failure
+    if isinstance(value, AttributeError):  # torch's, for a name that is not found
+        return _with_unknown_type(binary_data, value.__cause__) or value
+    return value
+
+
+def _with_unknown_type(binary_data: bytes, why: object) -> internal.RemoteException | None:
+    """The failure in this pickle with RemoteError as its type; None if it holds something else."""
+    if b"RemoteException" not in binary_data:
+        return None
+
+    kept = internal._unpickler  # a function where the policy 'registered' holds
+    base = kept if isinstance(kept, type) else RestrictedUnpickler
+
+    class Unpickler(base):  # type: ignore[misc, valid-type]
+        def find_class(self, module: str, name: str) -> Any:
+            try:
+                return super().find_class(module, name)
+            except (ImportError, AttributeError, pickle.UnpicklingError):
+                return RemoteError
+
+    try:
+        value = Unpickler(io.BytesIO(binary_data)).load()
+    except Exception:
+        return None
+    if not isinstance(value, internal.RemoteException):
+        return None
+    return internal.RemoteException(f"{value.msg}\n(this is a RemoteError: {why})", RemoteError)
+
+
+@patch(
+    "torch.distributed.rpc.internal:_handle_exception",
+    "(result)",
+    without=_WITHOUT,
+)
+def handle_exception(upstream: Function, result: Any) -> None:
+    """Raises the exception of a remote function with the text as it was sent."""
+    if not isinstance(result, internal.RemoteException):
+        return
+    if not _C._weft_is_current():
+        upstream(result)
+    else:
+        raise _rebuilt(result.exception_type, result.msg)
+
+
+def _rebuilt(kind: type[Exception], text: str) -> Exception:
+    """An exception of this type that shows this text; a RemoteError where the type does not allow it."""
+    try:
+        if str(made := kind(text)) == text:
+            return made
+        if str(made := _showing_text(kind)(text)) == text:
+            return made
+    except Exception:
+        pass
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    # Programs look for torch's words.
+    return RemoteError(
+        f"{text}\n(this is a RemoteError: the type cannot be made of a text. "
+        f"Original exception on remote side was {name})"
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _showing_text(kind: type[Exception]) -> type[Exception]:
+    """A subclass whose str() is the text: that of KeyError, for one, is the text's repr."""
+    names = {
+        "__str__": lambda self: self.args[0],
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "_weft_origin": kind,  # what this worker's own callers are sent
+    }
+    return type(kind.__name__, (kind,), names)

@@ -1,0 +1,10 @@
+"""The exception of a remote function whose own type cannot be raised here."""
+
+from __future__ import annotations
+
+
+class RemoteError(RuntimeError):
+    """A remote function raised an exception whose type cannot be made by this worker.
+
+    Its text tells the type, and has the remote traceback.
+    """

@@ -1,0 +1,167 @@
+"""``python -m weft.launch --workers 2 train.py …``: a program and its workers, on this machine.
+
+The program joins their group as ``weft.init_rpc("driver", rank=0, world_size=3)``. The others,
+``worker1``, ``worker2`` …, are :mod:`weft.worker`; they import what the program imports. All end when
+the program does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+_PATIENCE = 10.0  # seconds for the workers to leave once the program has ended
+
+
+class Worker(NamedTuple):
+    """A running worker, and what tells when it ends."""
+
+    process: subprocess.Popen[bytes]
+    ended: int  # a pidfd
+
+
+class Group:
+    """The workers of one program.
+
+    Args:
+        size: their number.
+        environment: of all of them; says where the group meets.
+        restarts: how many that end too early are started again, in all.
+    """
+
+    def __init__(self, size: int, environment: dict[str, str], restarts: int) -> None:
+        self._environment = environment
+        self._restarts = restarts
+        self._workers: dict[int, Worker] = {}
+        for rank in range(1, size + 1):
+            self._start(rank)
+
+    def _start(self, rank: int) -> None:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "weft.worker", f"worker{rank}"],
+            env={**self._environment, "RANK": str(rank)},
+            start_new_session=True,  # Ctrl-C is for the program, which ends the workers
+        )
+        self._workers[rank] = Worker(process, os.pidfd_open(process.pid))
+
+    def watch(self, program: subprocess.Popen[bytes]) -> None:
+        """Until the program has ended: starts workers again."""
+        ending = os.pidfd_open(program.pid)
+        try:
+            while True:
+                ready = self._wait([ending, *(one.ended for one in self._workers.values())], None)
+                if ending in ready:
+                    return
+                for rank in [rank for rank, one in self._workers.items() if one.ended in ready]:
+                    self._lost(rank)
+        finally:
+            os.close(ending)
+
+    def end(self, patience: float = _PATIENCE) -> None:
+        """Waits until the workers have left, and kills those that do not."""
+        while self._workers:
+            ready = self._wait([one.ended for one in self._workers.values()], patience)
+            for rank, one in list(self._workers.items()):
+                if one.ended in ready or not ready:
+                    one.process.kill()
+                    self._forget(rank)
+
+    def _lost(self, rank: int) -> None:
+        status = self._forget(rank)
+        again = status != 0 and self._restarts > 0
+        if status != 0:
+            what = "it is started again" if again else "the program is told by its calls"
+            print(f"weft.launch: worker{rank} has ended with {status}; {what}", file=sys.stderr)
+        if again:
+            self._restarts -= 1
+            self._start(rank)
+
+    def _forget(self, rank: int) -> int:
+        worker = self._workers.pop(rank)
+        os.close(worker.ended)
+        return worker.process.wait()
+
+    @staticmethod
+    def _wait(descriptors: Sequence[int], seconds: float | None) -> set[int]:
+        poll = select.poll()
+        for descriptor in descriptors:
+            poll.register(descriptor, select.POLLIN)
+        return {
+            descriptor for descriptor, _ in poll.poll(None if seconds is None else seconds * 1e3)
+        }
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m weft.launch",
+        description="Runs a program, and workers that serve what it asks of them, on this machine.",
+    )
+    parser.add_argument("--workers", type=_count, required=True, help="how many")
+    parser.add_argument(
+        "--restarts",
+        type=int,
+        default=0,
+        help="how many workers that end too early are started again, in all (0)",
+    )
+    parser.add_argument("-m", dest="module", action="store_true", help="PROGRAM is a module")
+    parser.add_argument("program", help="a Python file")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the program")
+    found = parser.parse_args(arguments)
+    if not found.module and not os.path.exists(found.program):
+        parser.error(f"no such file: {found.program}")
+    return found
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"must be a number from 1, got {text!r}")
+    return int(text)
+
+
+def main(arguments: list[str]) -> int:
+    """Runs it; the program's exit status."""
+    given = parse(arguments)
+    command = ["-m", given.program] if given.module else [given.program]
+    environment = _environment(given.workers + 1, given.program)
+    group = Group(given.workers, environment, given.restarts)
+    try:
+        program = subprocess.Popen(
+            [sys.executable, *command, *given.arguments], env={**environment, "RANK": "0"}
+        )
+        signal.signal(signal.SIGTERM, lambda *_: program.terminate())
+        signal.signal(signal.SIGINT, lambda *_: None)  # the program hears Ctrl-C itself
+        group.watch(program)
+        status = program.wait()
+    except BaseException:
+        group.end(patience=0)
+        raise
+    group.end(_PATIENCE if status == 0 else 0)
+    return status if status >= 0 else 128 - status
+
+
+def _environment(size: int, program: str) -> dict[str, str]:
+    with contextlib.closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    folder = os.path.dirname(os.path.abspath(program))
+    paths = [folder, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(size),
+        "PYTHONPATH": os.pathsep.join(paths),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,75 @@
+"""A checkpoint of a pipeline while it is written: a folder with a shard of each worker."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch.distributed.rpc as rpc
+
+from weft.pipe._workers import state
+
+
+class Checkpoint:
+    """What ``pipe.save_checkpoint(path, background=True)`` gives. Any thread.
+
+    Args:
+        path: the folder that takes the place of the former one when all workers have written.
+        pipe: the pipeline's name.
+        workers: those that write.
+    """
+
+    def __init__(self, path: Path, pipe: str, workers: Sequence[str]) -> None:
+        self._path = path
+        self._unfinished = path.with_name(f"{path.name}.{pipe}.unfinished")
+        self._before = path.with_name(f"{path.name}.{pipe}.before")
+        self._error: BaseException | None = None
+        self._unfinished.mkdir(parents=True)
+        self._shards = [
+            rpc.rpc_async(
+                worker, state.write_shard, args=(pipe, str(self._unfinished), number), timeout=0
+            )
+            for number, worker in enumerate(workers)
+        ]
+        self._thread = threading.Thread(target=self._finish, name="weft-checkpoint")
+        self._thread.start()
+
+    def done(self) -> bool:
+        """Whether it has been written, or has failed."""
+        return not self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Until the checkpoint is in its place.
+
+        Raises:
+            RuntimeError: a worker could not write, or was lost; what was there before stays.
+        """
+        while self._thread.is_alive():
+            self._thread.join(0.05)  # Ctrl-C is heard
+        if self._error is not None:
+            raise self._error
+
+    def _finish(self) -> None:
+        try:
+            self._wait_for_shards()
+            if self._path.exists():
+                self._path.rename(self._before)
+            self._unfinished.rename(self._path)
+            shutil.rmtree(self._before, ignore_errors=True)
+        except BaseException as error:
+            self._error = error
+        finally:
+            shutil.rmtree(self._unfinished, ignore_errors=True)
+
+    def _wait_for_shards(self) -> None:
+        """For all, so that none is still written when the folder goes; raises the first failure."""
+        failures: list[RuntimeError] = []
+        for shard in self._shards:
+            try:
+                shard.wait()
+            except RuntimeError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]

@@ -1,0 +1,345 @@
+"""WorkerPipe: what ``weft.Pipe`` is when it is given a schedule. Its stages are on workers."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.rpc as rpc
+from torch import Tensor, nn
+
+from weft.pipe._inputs import check_chunks
+from weft.pipe._pipe import CHECKPOINTS, Pipe
+from weft.pipe._timeline.recording import Timeline
+from weft.pipe._workers import part, state
+from weft.pipe._workers.checkpoint import Checkpoint
+from weft.pipe._workers.elsewhere import LayersElsewhere
+from weft.pipe._workers.job import Job, Outcome, StagePlace
+from weft.pipe._workers.mini_batch import MiniBatch
+from weft.pipe._workers.optimizer import PipeOptimizer
+from weft.pipe._workers.parcels import pack, portable
+from weft.pipe._workers.recording import WorkerRecording
+from weft.pipe._workers.schedule import SCHEDULES, Plan, plan
+from weft.pipe._workers.splitting import rows_of, split
+from weft.pipe._workers.stages import divide
+
+
+class WorkerPipe(LayersElsewhere):
+    """A Pipe whose stages are on workers: ``weft.Pipe(module, chunks, schedule="1f1b")``.
+
+    The driver, which makes it, tells the workers what to run; activations and gradients go from
+    worker to worker. It may run stages itself. One thread at a time.
+    """
+
+    def __init__(
+        self,
+        module: nn.Sequential,
+        chunks: int = 1,
+        checkpoint: str = "except_last",
+        deferred_batch_norm: bool = False,
+        *,
+        schedule: str | None = None,
+    ) -> None:
+        nn.Module.__init__(self)
+        if not rpc.api._is_current_rpc_agent_set():
+            raise RuntimeError("Call init_rpc before making a Pipe: its stages are on workers")
+        if checkpoint not in CHECKPOINTS:
+            raise ValueError(
+                f"checkpoint is not one of 'always', 'except_last', or 'never': '{checkpoint}'"
+            )
+        if schedule not in SCHEDULES:
+            raise ValueError(f"schedule is not one of {', '.join(SCHEDULES)}: {schedule!r}")
+        if schedule == "zb" and checkpoint != "never":
+            raise ValueError(
+                "the schedule 'zb' keeps activations until the gradients of parameters are computed: "
+                "give it checkpoint='never'"
+            )
+        #: The number of micro-batches, the checkpoint mode and the schedule.
+        self.chunks = check_chunks(chunks)
+        self.checkpoint = checkpoint
+        self.schedule = schedule
+        stages = divide(module)
+        #: The worker and the device of each stage.
+        self.places = [stage.place for stage in stages]
+        self._workers = list(dict.fromkeys(place.worker for place in self.places))
+        self._plan(self.chunks, backward=True)  # raises what the schedule cannot do
+        self._identity = uuid.uuid4().hex
+        self._step = 0
+        self._running = threading.Lock()
+        self._recording: WorkerRecording | None = None
+        self._checkpoint: Checkpoint | None = None
+        deferred = self.chunks if deferred_batch_norm else 0
+        for worker in self._workers:
+            own = {
+                number: stage.layers
+                for number, stage in enumerate(stages)
+                if stage.place.worker == worker
+            }
+            self._call(worker, part.build, rpc.get_worker_info().name, self.places, own, deferred)
+
+    # A mini-batch
+
+    def step(
+        self,
+        inputs: Any,
+        targets: Any,
+        loss: Callable[[Any, Any], Tensor],
+        reduction: str | None = None,
+    ) -> Tensor:
+        """Runs forward, loss and backward of a mini-batch; gradients add up in ``.grad`` at the workers.
+
+        ::
+
+            loss = pipe.step(images, labels, loss=nn.CrossEntropyLoss())
+
+        Args:
+            inputs: a tensor, or a tuple of arguments for the first stage, split along dimension 0 as
+                :meth:`forward` does. None of them may want a gradient.
+            targets: split in the same way; the second argument of ``loss``.
+            loss: takes the output of a micro-batch and its targets at the last stage's worker; it is
+                pickled for it.
+            reduction: ``"mean"`` weighs each micro-batch by its rows, ``"sum"`` adds them up; by
+                default what ``loss.reduction`` says, else ``"mean"``. A loss that ignores or weighs
+                rows has another mean: give it ``"sum"``, and divide.
+
+        Returns:
+            The loss of the mini-batch, on the CPU, without a graph.
+
+        Raises:
+            RuntimeError: a stage failed, with its number, worker and traceback, or a worker was lost.
+                The mini-batch is over on all workers; gradients that were computed stay.
+            ValueError: the arguments cannot be used, or autocast or ``no_grad`` is active: the workers do
+                not see it.
+        """
+        _check_surroundings()
+        parts = split(inputs, self.chunks)
+        wanted = len(split(targets, len(parts)))
+        if wanted != len(parts):
+            raise ValueError(
+                f"the targets give {wanted} micro-batches, the inputs {len(parts)}: their first "
+                "dimensions differ"
+            )
+        reduction = reduction or getattr(loss, "reduction", "mean")
+        if reduction not in ("mean", "sum"):
+            raise ValueError(f"reduction is not one of 'mean', 'sum': {reduction!r}")
+        rows = [rows_of(one) for one in parts]
+        weights = [row / sum(rows) if reduction == "mean" else 1.0 for row in rows]
+        outcomes = self._run(parts, targets, loss, weights)
+        return torch.stack([outcome.loss for outcome in outcomes]).sum()
+
+    def forward(self, *inputs: Any) -> rpc.RRef:
+        """Runs a forward without gradients; training goes by :meth:`step`.
+
+        Returns:
+            An RRef owned by the last stage's worker: tensors joined along dimension 0, other values as
+            a list of one per micro-batch.
+
+        Raises:
+            As :meth:`step`.
+        """
+        _check_surroundings(backward=False)
+        self._run(split(inputs, self.chunks), None, None, [])
+        last = self.places[-1].worker
+        return rpc.remote(last, part.take_output, args=(self._identity, self._step))
+
+    def _run(
+        self,
+        parts: list[Any],
+        targets: Any,
+        loss: Callable[[Any, Any], Tensor] | None,
+        weights: list[float],
+    ) -> list[Outcome]:
+        recording = self._recording
+        with self._running:
+            self._step += 1
+            order = self._plan(len(parts), backward=loss is not None)
+            recompute = self._recompute(len(parts))
+            jobs = {
+                worker: Job(
+                    self._step, order[worker], loss, None, weights, recompute, recording is not None
+                )
+                for worker in self._workers
+            }
+            last = self.places[-1].worker
+            jobs[last] = jobs[last]._replace(targets=portable(pack(targets), last))
+            outcomes = MiniBatch(self._identity, self.places, jobs).run(parts)
+            if recording is not None:
+                recording.add(order, {worker: one.tasks for worker, one in outcomes.items()})
+            return list(outcomes.values())
+
+    def _plan(self, chunks: int, backward: bool) -> Plan:
+        workers = [place.worker for place in self.places]
+        return plan(self.schedule, workers, chunks, backward)
+
+    def _recompute(self, chunks: int) -> list[bool]:
+        if self.checkpoint == "never" or not self.training:
+            return [False] * chunks
+        last = self.checkpoint == "always"
+        return [True] * (chunks - 1) + [last]
+
+    # The workers
+
+    def _call(self, worker: str, function: Callable[..., Any], *args: Any) -> Any:
+        return rpc.rpc_sync(worker, function, args=(self._identity, *args))
+
+    def at_workers(self, function: Callable[..., Any], *args: Any) -> dict[str, Any]:
+        """What a function of the workers gives at each of them; all run at the same time."""
+        futures = {
+            worker: rpc.rpc_async(worker, function, args=(self._identity, *args))
+            for worker in self._workers
+        }
+        return {worker: future.wait() for worker, future in futures.items()}
+
+    def optimizer(self, cls: Callable[..., torch.optim.Optimizer], **options: Any) -> PipeOptimizer:
+        """An optimizer at each worker, for the parameters of its stages.
+
+        Args:
+            cls: its class, such as ``torch.optim.AdamW``.
+            options: its arguments, without the parameters.
+        """
+        self.at_workers(state.make_optimizer, cls, options)
+        return PipeOptimizer(self.at_workers)
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """``torch.nn.utils.clip_grad_norm_`` over the gradients of all stages.
+
+        Returns:
+            The norm before, on the CPU.
+        """
+        found = self.at_workers(state.gradient_norms, norm_type).values()
+        norms = [norm for each in found for norm in each]
+        total = torch.linalg.vector_norm(torch.tensor(norms), norm_type)
+        self.at_workers(state.scale_gradients, min(1.0, max_norm / (total.item() + 1e-6)))
+        return total
+
+    @contextlib.contextmanager
+    def record(self) -> Iterator[Timeline]:
+        """Records when each task runs, at all workers: as :meth:`weft.Pipe.record`.
+
+        The times are those of the workers' processors, put on this process's clock. Tasks of an
+        accelerator end when they are enqueued.
+        """
+        if self._recording is not None:
+            raise RuntimeError("this Pipe is being recorded already")
+        recording = WorkerRecording(self.schedule, self.places)
+        self._recording = recording
+        try:
+            yield recording.timeline
+        finally:
+            self._recording = None
+            recording.close()
+
+    def close(self) -> None:
+        """Lets the workers drop their stages. The Pipe cannot be used after it.
+
+        Raises:
+            RuntimeError: a checkpoint that was still being written could not be.
+        """
+        try:
+            self._wait_for_checkpoint()
+        finally:
+            for worker in self._workers:
+                with contextlib.suppress(RuntimeError):
+                    self._call(worker, part.close)
+
+    # Checkpoints
+
+    def save_checkpoint(self, path: str | Path, background: bool = False) -> Checkpoint:
+        """Writes the state of layers, optimizers and schedulers, each worker its own shard.
+
+        ::
+
+            checkpoint = pipe.save_checkpoint("model.ckpt", background=True)
+            pipe.step(inputs, targets, loss=loss_fn)   # meanwhile
+            checkpoint.wait()
+
+        Args:
+            path: a folder that all workers see. It is replaced as a whole, when all have written.
+            background: whether this returns as soon as each worker has copied its state, which takes
+                as much memory again until it is written. One is written at a time.
+
+        Raises:
+            RuntimeError: a worker could not write; a checkpoint that was there stays. With
+                ``background`` it is raised by ``wait()``, or else by the next of these calls.
+        """
+        self._wait_for_checkpoint()
+        if background:
+            self.at_workers(state.take_snapshot)
+        checkpoint = Checkpoint(Path(path), self._identity, self._workers)
+        if background:
+            self._checkpoint = checkpoint
+        else:
+            checkpoint.wait()
+        return checkpoint
+
+    def _wait_for_checkpoint(self) -> None:
+        checkpoint, self._checkpoint = self._checkpoint, None
+        if checkpoint is not None:
+            checkpoint.wait()
+
+    def load_checkpoint(self, path: str | Path) -> None:
+        """Takes up what :meth:`save_checkpoint` wrote, also with other stages or workers.
+
+        Make the optimizer first, so that its state has a place.
+        """
+        self._wait_for_checkpoint()
+        self.at_workers(state.read_shards, str(path))
+
+    # nn.Module's own methods, acting at the workers
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The state of all layers, on the CPU, under the plain Sequential's names."""
+        whole: dict[str, Any] = {}
+        for found in self.at_workers(state.layers_state).values():
+            whole.update(found)
+        return whole
+
+    plain_state_dict = state_dict
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, **_: Any) -> Any:
+        """Loads a state under the plain Sequential's names."""
+        missing: list[str] = []
+        used: set[str] = set()
+        for lacking, found in self.at_workers(state.load_layers, dict(state_dict)).values():
+            missing += lacking
+            used.update(found)
+        unexpected = [key for key in state_dict if key not in used]
+        if strict and (missing or unexpected):
+            raise RuntimeError(
+                f"the state does not fit the Pipe: missing keys {missing}, unexpected keys {unexpected}"
+            )
+        return nn.modules.module._IncompatibleKeys(missing, unexpected)
+
+    def train(self, mode: bool = True) -> WorkerPipe:
+        self.at_workers(state.change, "train", mode)
+        self.training = mode
+        return self
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.at_workers(state.change, "zero_grad", set_to_none)
+
+    def __len__(self) -> int:
+        """The number of stages."""
+        return len(self.places)
+
+
+Pipe._over_workers = WorkerPipe
+
+
+def _check_surroundings(backward: bool = True) -> None:
+    if any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")):
+        raise ValueError(
+            "autocast is active here, and the stages' workers do not see it: use it inside the layers"
+        )
+    if backward and not torch.is_grad_enabled():
+        raise ValueError(
+            "gradients are off here (no_grad or inference_mode), and step computes them"
+        )
+
+
+__all__ = ["StagePlace", "WorkerPipe"]

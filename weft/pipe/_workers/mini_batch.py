@@ -1,0 +1,113 @@
+"""One mini-batch, as the driver runs it: it tells the workers to begin, gives the first one the
+inputs, and runs its own stages on the calling thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed.rpc as rpc
+
+from weft import _C
+from weft.pipe._workers import part
+from weft.pipe._workers.job import Abandoned, Job, Key, Outcome, Sent, StagePlace
+from weft.pipe._workers.parcels import pack, portable
+
+Answer = torch.futures.Future[Outcome]
+
+
+class MiniBatch:
+    """Runs once.
+
+    Args:
+        pipe: the pipeline's name.
+        places: of its stages.
+        jobs: of the workers.
+    """
+
+    def __init__(self, pipe: str, places: Sequence[StagePlace], jobs: dict[str, Job]) -> None:
+        self._pipe = pipe
+        self._places = places
+        self._jobs = jobs
+        self._step = next(iter(jobs.values())).step
+        self._name = rpc.get_worker_info().name
+        self._own = part.part_of(pipe) if self._name in jobs else None
+        self._given: dict[Key, Any] = {}
+        self._deliveries = _C.pipe.Deliveries(pipe)
+        self._begun: list[Answer] = []
+        self._answers: queue.SimpleQueue[tuple[str, Answer]] = queue.SimpleQueue()
+
+    def run(self, inputs: list[Any]) -> dict[str, Outcome]:
+        """Runs it to its end at all workers; what came of it at each."""
+        try:
+            for worker in self._jobs.keys() - {self._name}:
+                self._begin(worker)
+            self._feed(inputs)
+            outcomes = {self._name: self._run_own()} if self._own is not None else {}
+            self._deliveries.wait()
+            for _ in self._begun:
+                worker, answer = self._answers.get()
+                outcomes[worker] = self._outcome_of(worker, answer)
+            return outcomes
+        except BaseException as error:
+            self._abandon(error)
+            raise
+
+    def _begin(self, worker: str) -> None:
+        future = rpc.rpc_async(worker, part.run, args=(self._pipe, self._jobs[worker]), timeout=0)
+        future.add_done_callback(lambda done: self._ended(worker, done))
+        self._begun.append(future)
+
+    def _ended(self, worker: str, answer: Answer) -> None:
+        self._answers.put((worker, answer))
+        try:
+            self._outcome_of(worker, answer)
+        except RuntimeError as error:
+            if self._own is not None:  # it may wait for what that worker does not send any more
+                self._own.abandon(self._step, str(error))
+
+    def _feed(self, inputs: list[Any]) -> None:
+        first = self._places[0].worker
+        for number, value in enumerate(inputs):
+            if first == self._name:
+                self._given[Sent.input, 0, number] = value
+            else:
+                key = (self._step, Sent.input, 0, number)
+                self._deliveries.send(first, key, *portable(pack(value, input=True), first))
+
+    def _run_own(self) -> Outcome:
+        try:
+            return self._own.run(self._jobs[self._name], self._given)
+        except Abandoned:
+            while not self._answers.empty():
+                self._outcome_of(*self._answers.get())  # raises what ended it, if a worker did
+            raise
+
+    def _outcome_of(self, worker: str, answer: Answer) -> Outcome:
+        with self._naming_stages_of(worker):
+            outcome = answer.value()
+        if outcome.loss is None:
+            raise RuntimeError(outcome.error)
+        return outcome
+
+    @contextlib.contextmanager
+    def _naming_stages_of(self, worker: str) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            stages = [str(at) for at, place in enumerate(self._places) if place.worker == worker]
+            raise RuntimeError(f"stage {', '.join(stages)} of the Pipe: {error}") from None
+
+    def _abandon(self, error: BaseException) -> None:
+        """Ends the mini-batch everywhere, and waits until the workers have left it."""
+        reason = f"the mini-batch has ended: {type(error).__name__}: {str(error).splitlines()[:1]}"
+        for worker in self._jobs.keys() - {self._name}:
+            with contextlib.suppress(RuntimeError):
+                rpc.rpc_async(worker, part.abandon, args=(self._pipe, self._step, reason))
+        for future in self._begun:
+            with contextlib.suppress(Exception):
+                future.wait()

@@ -1,0 +1,198 @@
+"""A worker's part of a pipeline: its stages, what has come for them, and what the driver calls.
+
+The driver calls the functions at the end of this file over RPC; values between stages go from worker
+to worker in C++ (pipe/workers).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed.rpc as rpc
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from weft import _C
+from weft.pipe._batchnorm import DeferredBatchNorm
+from weft.pipe._workers.job import Abandoned, Arrival, Job, Key, Outcome, StagePlace
+from weft.pipe._workers.parcels import adopt, settle, unpack
+from weft.pipe._workers.run import Run
+from weft.pipe._workers.stage import Stage
+
+_LOOK = 1.0  # seconds without an arrival before the driver is asked whether it is there
+
+
+class Layer(NamedTuple):
+    """A layer on its way to its worker: a module, or a reference to one that is there."""
+
+    name: str
+    module: nn.Module | rpc.PyRRef
+
+    def here(self, device: torch.device, deferred: int) -> nn.Module:
+        """The module; its batch norms are deferred over so many micro-batches, 0 for not at all."""
+        module = self.module
+        module = module.to(device) if isinstance(module, nn.Module) else module.local_value()
+        if deferred:
+            return DeferredBatchNorm.convert_deferred_batch_norm(module, deferred)
+        return module
+
+
+class Part:
+    """The stages of one pipeline at this worker."""
+
+    def __init__(
+        self,
+        pipe: str,
+        driver: str,
+        places: Sequence[StagePlace],
+        stages: dict[int, list[Layer]],
+        deferred: int,
+    ) -> None:
+        self.pipe = pipe
+        self.driver = driver
+        self.places = list(places)
+        self.name = rpc.get_worker_info().name
+        self.stages: dict[int, Stage] = {}
+        #: By the name in the plain Sequential.
+        self.layers: dict[str, nn.Module] = {}
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.scheduler: Any = None
+        #: The state that waits to be written into a checkpoint.
+        self.snapshot: dict[str, Any] | None = None
+        for number, layers in stages.items():
+            device = torch.device(self.places[number].device)
+            made = {layer.name: layer.here(device, deferred) for layer in layers}
+            self.layers.update(made)
+            self.stages[number] = Stage(list(made.values()), device)
+        self.settle()
+        self.arrivals = _C.pipe.open_arrivals(pipe)
+        self._outputs: dict[int, list[Any]] = {}
+
+    def run(self, job: Job, given: dict[Key, Any] | None = None) -> Outcome:
+        """Runs this worker's tasks of a mini-batch.
+
+        Args:
+            job: the mini-batch.
+            given: what the driver, which runs this itself, has for its own stages.
+        """
+        if self.arrivals.is_over(job.step):
+            raise Abandoned("the mini-batch was over before it began here")
+        run = Run(self, job, given or {})
+        try:
+            with torch.set_grad_enabled(job.criterion is not None):
+                for task in job.tasks:
+                    run.task(task)
+            run.wait_for_sent()
+        finally:
+            self.abandon(job.step, "the mini-batch is over")
+            for stage in self.stages.values():
+                stage.forget()
+            self.settle()
+        if job.criterion is None:
+            self._outputs[job.step] = run.outputs
+        return Outcome(run.loss, tasks=run.done if job.recorded else ())
+
+    def abandon(self, step: int, reason: str) -> None:
+        """Ends a mini-batch: its run, if there is one, stops at its next wait."""
+        self.arrivals.end(step, reason)
+
+    def take(self, key: Arrival) -> Any:
+        """Waits for what another worker sends.
+
+        Raises:
+            Abandoned: the mini-batch was given up, or the driver is lost.
+        """
+        while True:
+            try:
+                parcel = self.arrivals.take(key, _LOOK)
+                if parcel is None and self.name != self.driver:
+                    rpc.rpc_sync(self.driver, rpc.get_worker_info)
+            except RuntimeError as error:
+                raise Abandoned(str(error)) from None
+            if parcel is not None:
+                adopt(parcel[1])
+                return unpack(parcel)
+
+    def settle(self) -> None:
+        """Waits for the current streams: the next call that touches the layers runs on others."""
+        settle(stage.device for stage in self.stages.values())
+
+    def take_output(self, step: int) -> Any:
+        """The whole output of a forward, once."""
+        parts = self._outputs.pop(step)
+        adopt(leaf for leaf in pytree.tree_leaves(parts) if isinstance(leaf, Tensor))
+        return _joined(parts)
+
+
+def _joined(parts: list[Any]) -> Any:
+    """As a Pipe's output: tensors joined along dimension 0, other values as a list."""
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return torch.cat(parts)
+    if isinstance(first, (tuple, list)):
+        return type(first)(_joined([part[at] for part in parts]) for at in range(len(first)))
+    if isinstance(first, dict):
+        return {key: _joined([part[key] for part in parts]) for key in first}
+    return parts
+
+
+# What the driver calls.
+
+_parts: dict[str, Part] = {}
+
+
+def part_of(pipe: str) -> Part:
+    """The part of a pipeline at this worker; raises for one that it does not have."""
+    part = _parts.get(pipe)
+    if part is None:
+        raise RuntimeError(
+            f"worker '{rpc.get_worker_info().name}' has no stage of this Pipe: it was restarted, or the "
+            "Pipe was closed. Build the Pipe again."
+        )
+    return part
+
+
+def build(
+    pipe: str,
+    driver: str,
+    places: Sequence[StagePlace],
+    stages: dict[int, list[Layer]],
+    deferred: int,
+) -> None:
+    _parts[pipe] = Part(pipe, driver, places, stages, deferred)
+
+
+@rpc.functions.async_execution
+def run(pipe: str, job: Job) -> torch.futures.Future[Outcome]:
+    """Runs in a thread of its own: the RPC threads stay free for what arrives."""
+    part = part_of(pipe)
+    if job.targets is not None:  # the thread has other streams than the call
+        settle(tensor.device for tensor in job.targets[1])
+    done: torch.futures.Future[Outcome] = torch.futures.Future()
+
+    def work() -> None:
+        try:
+            outcome = part.run(job)
+        except Exception as error:
+            outcome = Outcome(None, str(error) or repr(error))
+        done.set_result(outcome)
+
+    threading.Thread(target=work, name="weft-pipe", daemon=True).start()
+    return done
+
+
+def abandon(pipe: str, step: int, reason: str) -> None:
+    if pipe in _parts:
+        _parts[pipe].abandon(step, reason)
+
+
+def take_output(pipe: str, step: int) -> Any:
+    return part_of(pipe).take_output(step)
+
+
+def close(pipe: str) -> None:
+    if _parts.pop(pipe, None) is not None:
+        _C.pipe.close_arrivals(pipe)

@@ -1,0 +1,135 @@
+"""The timeline of a pipeline over workers: each records its tasks, the driver puts them on its clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import torch.distributed.rpc as rpc
+
+from weft.pipe._timeline.events import Event, MiniBatch
+from weft.pipe._timeline.recording import Timeline
+from weft.pipe._workers.job import Done, StagePlace
+from weft.pipe._workers.schedule import Plan, Task, needs, splits_backward
+
+_EXCHANGES = 16  # of clocks, of which the fastest counts
+
+
+class WorkerMiniBatch(MiniBatch):
+    """A mini-batch whose lanes are workers, which run their tasks in a planned order."""
+
+    def __init__(self, events: list[Event], schedule: str, plan: Plan, places: list[str]) -> None:
+        super().__init__(events)
+        self.schedule = schedule
+        self._plan = plan
+        self._workers = list(plan)
+        self._places = places  # the worker of each stage
+
+    @property
+    def lanes(self) -> int:
+        return len(self._workers)
+
+    def lane(self, stage: int) -> int:
+        return self._workers.index(self._places[stage])
+
+    def turn(self, stage: int) -> int:
+        return self._places[:stage].count(self._places[stage])
+
+    @property
+    def phases(self) -> list[tuple[Event, ...]]:
+        """One: the workers change from forward to backward each at its own time."""
+        return [self.events]
+
+    @property
+    def ideal_bubble(self) -> float:
+        """The share of the shortest run of the plan in which a worker waits."""
+        ideal = self._on_paper()
+        span = max(event.end for event in ideal) - min(event.begin for event in ideal)
+        return 1 - sum(event.end - event.begin for event in ideal) / (max(span, 1) * self.lanes)
+
+    def ideal(self) -> MiniBatch:
+        return WorkerMiniBatch(self._on_paper(), self.schedule, self._plan, self._places)
+
+    def _on_paper(self) -> list[Event]:
+        """Each worker runs its tasks in order, each as soon as what it needs is there."""
+        means = self._mean_lengths()
+        start = self.events[0].begin
+        ends: dict[Task, float] = {}
+        free = dict.fromkeys(self._plan, float(start))
+        left = {worker: list(tasks) for worker, tasks in self._plan.items()}
+        events = []
+        while any(left.values()):
+            for worker, tasks in left.items():
+                while tasks and all(need in ends for need in needs(tasks[0], self.stages)):
+                    task = tasks.pop(0)
+                    ready = [ends[need] for need in needs(task, self.stages)]
+                    begin = max([free[worker], *ready])
+                    free[worker] = ends[task] = begin + means[self._alike(task)]
+                    events.append(
+                        Event(
+                            task.stage,
+                            task.micro_batch,
+                            task.kind,
+                            round(begin),
+                            round(ends[task]),
+                            0,
+                        )
+                    )
+        return events
+
+    def _mean_lengths(self) -> dict[tuple[str, bool], float]:
+        lengths: dict[tuple[str, bool], list[int]] = {}
+        for event in self.events:
+            lengths.setdefault(self._alike(event), []).append(event.end - event.begin)
+        return {kind: sum(found) / len(found) for kind, found in lengths.items()}
+
+    def _alike(self, task: Task | Event) -> tuple[str, bool]:
+        """Tasks that do the same work: a backward may leave some for later."""
+        return task.kind, splits_backward(self.schedule, task.stage)
+
+
+class WorkerRecording:
+    """What is recorded of a Pipe on workers. Times are those of the hosts' processors."""
+
+    def __init__(self, schedule: str, places: Sequence[StagePlace]) -> None:
+        self._schedule = schedule
+        self._places = [place.worker for place in places]
+        self.timeline = Timeline(list(dict.fromkeys(self._places)))
+        self._offsets = {worker: clock_offset(worker) for worker in self.timeline.lanes}
+        self._batches: list[MiniBatch] = []
+
+    def add(self, plan: Plan, tasks: Mapping[str, Sequence[Done]]) -> None:
+        """Takes what each worker recorded of a mini-batch."""
+        events = [
+            Event(
+                done.task.stage,
+                done.task.micro_batch,
+                done.task.kind,
+                done.begin - self._offsets[worker],
+                done.end - self._offsets[worker],
+                0,
+            )
+            for worker, found in tasks.items()
+            for done in found
+        ]
+        self._batches.append(WorkerMiniBatch(events, self._schedule, plan, self._places))
+
+    def close(self) -> None:
+        """Ends it: the timeline can be used."""
+        self.timeline.close(self._batches)
+
+
+def clock_offset(worker: str) -> int:
+    """How many nanoseconds a worker's clock is ahead of this process's.
+
+    The fastest of some exchanges counts; the error is at most half of its round trip.
+    """
+    if worker == rpc.get_worker_info().name:
+        return 0
+    found = []
+    for _ in range(_EXCHANGES):
+        begin = time.monotonic_ns()
+        there = rpc.rpc_sync(worker, time.monotonic_ns)
+        end = time.monotonic_ns()
+        found.append((end - begin, there - (begin + end) // 2))
+    return min(found)[1]

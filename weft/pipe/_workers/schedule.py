@@ -1,0 +1,157 @@
+"""Who runs what when: the order of each worker's tasks, made once by the driver.
+
+A worker runs its tasks one after the other and waits for the input of each. No two workers wait for
+each other, because every order here is part of one order of all tasks in which each comes after
+those that it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb")
+
+#: Kinds of tasks. With WEIGHTS, a BACKWARD computes only what the stage before waits for.
+FORWARD, BACKWARD, WEIGHTS = "forward", "backward", "weights"
+
+
+class Task(NamedTuple):
+    """One stage's work on one micro-batch."""
+
+    kind: str
+    stage: int
+    micro_batch: int
+
+
+Plan = dict[str, list[Task]]
+
+
+def needs(task: Task, stages: int) -> list[Task]:
+    """The tasks that must be done before."""
+    if task.kind == WEIGHTS:
+        return [task._replace(kind=BACKWARD)]
+    if task.kind == FORWARD:
+        return [task._replace(stage=task.stage - 1)] if task.stage else []
+    before = [task._replace(kind=FORWARD)]
+    return before + ([task._replace(stage=task.stage + 1)] if task.stage < stages - 1 else [])
+
+
+def splits_backward(schedule: str, stage: int) -> bool:
+    """Whether the stage computes its parameters' gradients later: not the first, for which nobody waits."""
+    return schedule == "zb" and stage > 0
+
+
+def plan(schedule: str, workers: Sequence[str], chunks: int, backward: bool = True) -> Plan:
+    """The tasks of each worker, in order.
+
+    Args:
+        schedule: ``"gpipe"`` (Huang et al. 2019: all forwards, then all backwards), ``"1f1b"``
+            (Narayanan et al. 2019: a stage holds at most as many micro-batches as stages are left),
+            ``"interleaved"`` (Narayanan et al. 2021: several stages per worker) or ``"zb"`` (Qi et al.
+            2024, ZB-H1: as ``"1f1b"``, and gradients of parameters fill the time in which it waits).
+        workers: the worker of each stage.
+        chunks: the number of micro-batches.
+        backward: False for a forward alone, which has the order of ``"gpipe"``.
+
+    Raises:
+        ValueError: there is no such schedule, or it cannot run on these workers.
+    """
+    if schedule not in SCHEDULES:
+        raise ValueError(f"schedule is not one of {', '.join(SCHEDULES)}: {schedule!r}")
+    if schedule == "gpipe" or not backward:
+        order = _gpipe(len(workers), chunks, backward)
+        return {name: [task for task in order if workers[task.stage] == name] for name in workers}
+    if schedule in ("1f1b", "zb"):
+        return _one_forward_one_backward(schedule, workers, chunks)
+    return _interleaved(workers, chunks)
+
+
+def _gpipe(stages: int, chunks: int, backward: bool) -> list[Task]:
+    """In each clock cycle, every stage works on the micro-batch that the one before it just left."""
+    every = [(stage, part) for part in range(chunks) for stage in range(stages)]
+    forward = sorted(every, key=lambda at: (at[0] + at[1], at[0]))
+    order = [Task(FORWARD, stage, part) for stage, part in forward]
+    if backward:
+        reverse = sorted(every, key=lambda at: (stages - at[0] + at[1], at[0]))
+        order += [Task(BACKWARD, stage, part) for stage, part in reverse]
+    return order
+
+
+def _one_forward_one_backward(schedule: str, workers: Sequence[str], chunks: int) -> Plan:
+    """Each worker prefers a backward, then a forward if the stage holds few enough.
+
+    What is left, gradients of parameters, waits until there is neither.
+    """
+    stages = len(workers)
+    done: set[Task] = set()
+    splits = [splits_backward(schedule, stage) for stage in range(stages)]
+    ahead = [0] * stages  # forwards without a backward
+    held = [0] * stages  # micro-batches of which something is kept
+    order: Plan = {name: [] for name in workers}
+
+    def ready(task: Task) -> bool:
+        stage = task.stage
+        if task.kind == FORWARD and (ahead[stage] >= stages - stage or held[stage] >= stages):
+            return False
+        return all(need in done for need in needs(task, stages))
+
+    waiting = {
+        name: [
+            Task(kind, stage, part)
+            for kind in (BACKWARD, FORWARD, WEIGHTS)
+            for part in range(chunks)
+            for stage in reversed(range(stages))
+            if workers[stage] == name and (kind != WEIGHTS or splits[stage])
+        ]
+        for name in workers
+    }
+    while any(waiting.values()):
+        chosen = []
+        for name, tasks in waiting.items():
+            task = next((task for task in tasks if ready(task)), None)
+            if task is not None:
+                chosen.append((name, task))
+        for name, task in chosen:
+            waiting[name].remove(task)
+            order[name].append(task)
+            last = WEIGHTS if splits[task.stage] else BACKWARD
+            ahead[task.stage] += (task.kind == FORWARD) - (task.kind == BACKWARD)
+            held[task.stage] += (task.kind == FORWARD) - (task.kind == last)
+            done.add(task)
+    return order
+
+
+def _interleaved(workers: Sequence[str], chunks: int) -> Plan:
+    """Megatron-LM's order: groups of as many micro-batches as workers, through one stage each."""
+    names = list(dict.fromkeys(workers))
+    width = len(names)
+    rounds = len(workers) // width
+    if list(workers) != names * rounds or rounds < 2:
+        raise ValueError(
+            "the schedule 'interleaved' takes several stages per worker, in turn, as in a, b, a, b; "
+            f"these are on {', '.join(workers)}"
+        )
+    if chunks % width:
+        raise ValueError(
+            f"the schedule 'interleaved' takes a multiple of {width} micro-batches, one for each "
+            f"worker, not {chunks}"
+        )
+    total = chunks * rounds
+
+    def task(kind: str, number: int, rank: int) -> Task:
+        turn = number // width % rounds
+        if kind == BACKWARD:
+            turn = rounds - 1 - turn
+        part = number // (width * rounds) * width + number % width
+        return Task(kind, turn * width + rank, part)
+
+    order: Plan = {}
+    for rank, name in enumerate(names):
+        ahead = min(total, (width - rank - 1) * 2 + (rounds - 1) * width)
+        tasks = [task(FORWARD, number, rank) for number in range(ahead)]
+        for number in range(total - ahead):
+            tasks += [task(FORWARD, ahead + number, rank), task(BACKWARD, number, rank)]
+        tasks += [task(BACKWARD, number, rank) for number in range(total - ahead, total)]
+        order[name] = tasks
+    return order

@@ -1,0 +1,52 @@
+"""How a mini-batch is split: the driver splits inputs, the last stage's worker splits targets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from weft.pipe._inputs import NoChunk
+
+
+def split(values: Any, chunks: int) -> list[Any]:
+    """The micro-batches of a value or of a tuple of arguments, as ``tensor.chunk`` makes them.
+
+    Raises:
+        TypeError: there is no tensor.
+        ValueError: a tensor wants a gradient, or the tensors do not give as many parts each.
+    """
+    alone = not isinstance(values, tuple)
+    values = (values,) if alone else values
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    if not tensors:
+        raise TypeError(f"inputs do not have any tensors: {values}")
+    if any(tensor.requires_grad for tensor in tensors):
+        raise ValueError(
+            "an input of a Pipe with a schedule wants a gradient, and the graph ends at its first stage: "
+            "detach it"
+        )
+    pieces = [value.chunk(chunks) if isinstance(value, Tensor) else None for value in values]
+    count = min(len(piece) for piece in pieces if piece is not None)
+    if any(len(piece) != count for piece in pieces if piece is not None):
+        raise ValueError(
+            "the tensors give different numbers of micro-batches: their first dimensions differ"
+        )
+
+    def of(number: int) -> tuple[Any, ...]:
+        return tuple(
+            piece[number]
+            if piece is not None
+            else value.tensor
+            if isinstance(value, NoChunk)
+            else value
+            for piece, value in zip(pieces, values, strict=True)
+        )
+
+    return [of(number)[0] if alone else of(number) for number in range(count)]
+
+
+def rows_of(value: Any) -> int:
+    """How many rows a micro-batch has."""
+    values = value if isinstance(value, tuple) else (value,)
+    return next(one.size(0) for one in values if isinstance(one, Tensor))

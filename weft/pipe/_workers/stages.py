@@ -1,0 +1,71 @@
+"""How an ``nn.Sequential`` becomes stages on workers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch.distributed.rpc as rpc
+from torch import nn
+
+from weft.pipe._partition import WithDevice, check_sequential, device_of
+from weft.pipe._workers.job import StagePlace
+from weft.pipe._workers.part import Layer
+from weft.pipe.skip import Skippable
+from weft.remote_module import RemoteModule
+
+
+class StageLayers(NamedTuple):
+    """A stage before it is built."""
+
+    place: StagePlace
+    layers: list[Layer]
+
+
+def divide(module: nn.Sequential) -> list[StageLayers]:
+    """Cuts a Sequential: neighbours on one device of one worker share a stage.
+
+    A :class:`weft.RemoteModule` is where it is; :class:`weft.WithDevice` says where a module goes; any
+    other child stays in this process, on its device.
+
+    Raises:
+        TypeError: ``module`` is no Sequential.
+        ValueError: it is empty, has skip connections, or two workers would share a parameter.
+    """
+    check_sequential(module)
+    if len(module) == 0:
+        raise ValueError("a Pipe with a schedule needs at least one stage")
+    if any(isinstance(child, Skippable) for child in module.modules()):
+        raise ValueError("skip connections are not supported for stages on workers")
+    stages: list[StageLayers] = []
+    for name, child in module.named_children():
+        place, layer = _place(name, child)
+        if not stages or stages[-1].place != place:
+            stages.append(StageLayers(place, []))
+        stages[-1].layers.append(layer)
+    _check_shared_parameters(stages)
+    return stages
+
+
+def _place(name: str, child: nn.Module) -> tuple[StagePlace, Layer]:
+    here = rpc.get_worker_info().name
+    if isinstance(child, RemoteModule):
+        owner = child.get_module_rref().owner_name()
+        return StagePlace(owner, child.device), Layer(name, child.get_module_rref())
+    if isinstance(child, WithDevice):
+        place = StagePlace(child.worker or here, str(child.device))
+        return place, Layer(name, child.module)
+    return StagePlace(here, str(device_of(name, child))), Layer(name, child)
+
+
+def _check_shared_parameters(stages: list[StageLayers]) -> None:
+    owners: dict[nn.Parameter, str] = {}
+    for place, layers in stages:
+        for layer in layers:
+            if not isinstance(layer.module, nn.Module):
+                continue
+            for name, parameter in layer.module.named_parameters():
+                if owners.setdefault(parameter, place.worker) != place.worker:
+                    raise ValueError(
+                        f"'{layer.name}.{name}' is shared with a stage on another worker; each would "
+                        "train a copy of its own"
+                    )

@@ -1,0 +1,182 @@
+"""The state of a worker's part: of its layers by the names of the plain Sequential, of its optimizer
+by the names of the parameters. So a state can be loaded into another division into stages.
+
+The driver calls the functions over RPC.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from weft.pipe._workers.part import Part, part_of
+
+State = dict[str, Any]
+
+
+def _settled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """For a function that writes to tensors: what comes next may run on another stream."""
+
+    @functools.wraps(function)
+    def settled(pipe: str, *args: Any) -> Any:
+        result = function(pipe, *args)
+        part_of(pipe).settle()
+        return result
+
+    return settled
+
+
+def _parameters(part: Part) -> dict[str, nn.Parameter]:
+    """Each once, by its first name, as the plain Sequential's ``named_parameters``."""
+    found: dict[nn.Parameter, str] = {}
+    for layer, module in part.layers.items():
+        for name, parameter in module.named_parameters():
+            found.setdefault(parameter, f"{layer}.{name}")
+    return {name: parameter for parameter, name in found.items()}
+
+
+def layers_state(pipe: str) -> State:
+    return {
+        f"{layer}.{key}": value.cpu() if isinstance(value, Tensor) else value
+        for layer, module in part_of(pipe).layers.items()
+        for key, value in module.state_dict().items()
+    }
+
+
+@_settled
+def load_layers(pipe: str, state: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """The keys that were missing, and those that were used."""
+    missing: list[str] = []
+    used: list[str] = []
+    for layer, module in part_of(pipe).layers.items():
+        beginning = f"{layer}."
+        own = {key[len(beginning) :]: state[key] for key in state if key.startswith(beginning)}
+        found = module.load_state_dict(own, strict=False)
+        missing += [beginning + key for key in found.missing_keys]
+        used += [beginning + key for key in own if key not in found.unexpected_keys]
+    return missing, used
+
+
+@_settled
+def change(pipe: str, method: str, *args: Any) -> None:
+    """``train``, ``zero_grad`` or another method, of each layer."""
+    for module in part_of(pipe).layers.values():
+        getattr(module, method)(*args)
+
+
+def _gradients(pipe: str) -> list[Tensor]:
+    return [one.grad for one in _parameters(part_of(pipe)).values() if one.grad is not None]
+
+
+def gradient_norms(pipe: str, norm_type: float) -> list[float]:
+    return [torch.linalg.vector_norm(one, norm_type).item() for one in _gradients(pipe)]
+
+
+@_settled
+def scale_gradients(pipe: str, factor: float) -> None:
+    for one in _gradients(pipe):
+        one.mul_(factor)
+
+
+def make_optimizer(
+    pipe: str, cls: Callable[..., torch.optim.Optimizer], options: dict[str, Any]
+) -> None:
+    part = part_of(pipe)
+    parameters = [one for one in _parameters(part).values() if one.requires_grad]
+    part.optimizer = cls(parameters, **options) if parameters else None
+
+
+def make_scheduler(pipe: str, cls: Callable[..., Any], options: dict[str, Any]) -> None:
+    part = part_of(pipe)
+    part.scheduler = cls(part.optimizer, **options) if part.optimizer is not None else None
+
+
+@_settled
+def call_optimizer(pipe: str, what: str, method: str, *args: Any) -> Any:
+    """Calls a method of the ``optimizer`` or the ``scheduler``; None where there is nothing to train."""
+    found = getattr(part_of(pipe), what)
+    return None if found is None else getattr(found, method)(*args)
+
+
+def optimizer_state(pipe: str) -> State:
+    """Per parameter what the optimizer keeps of it, and its group's options; and the scheduler's."""
+    part = part_of(pipe)
+    if part.optimizer is None:
+        return {"parameters": {}, "scheduler": None}
+    packed = part.optimizer.state_dict()
+    options = {key: value for key, value in packed["param_groups"][0].items() if key != "params"}
+    names = [name for name, one in _parameters(part).items() if one.requires_grad]
+    return {
+        "parameters": {
+            name: {"state": packed["state"].get(number, {}), "options": options}
+            for number, name in enumerate(names)
+        },
+        "scheduler": None if part.scheduler is None else part.scheduler.state_dict(),
+    }
+
+
+@_settled
+def load_optimizer(pipe: str, state: State) -> None:
+    part = part_of(pipe)
+    if part.optimizer is None:
+        return
+    names = [name for name, one in _parameters(part).items() if one.requires_grad]
+    absent = [name for name in names if name not in state["parameters"]]
+    if absent:
+        raise KeyError(f"the optimizer's state lacks {', '.join(absent)}")
+    own = [state["parameters"][name] for name in names]
+    part.optimizer.load_state_dict(
+        {
+            "state": {number: one["state"] for number, one in enumerate(own) if one["state"]},
+            "param_groups": [{**own[0]["options"], "params": list(range(len(own)))}],
+        }
+    )
+    if part.scheduler is not None and state["scheduler"] is not None:
+        part.scheduler.load_state_dict(state["scheduler"])
+
+
+def _shard(pipe: str) -> State:
+    return {"layers": layers_state(pipe), "optimizer": optimizer_state(pipe)}
+
+
+def take_snapshot(pipe: str) -> None:
+    """Copies the state for :func:`write_shard`, which then need not be of now."""
+    copied = pytree.tree_map_only(
+        Tensor, lambda tensor: tensor.detach().cpu().clone(), _shard(pipe)
+    )
+    part_of(pipe).snapshot = copied
+
+
+def write_shard(pipe: str, folder: str, number: int) -> None:
+    """Writes this worker's state, or the snapshot of it, whole or not at all."""
+    part = part_of(pipe)
+    shard, part.snapshot = part.snapshot or _shard(pipe), None
+    path = Path(folder) / f"shard-{number}.pt"
+    unfinished = path.with_suffix(".unfinished")
+    with unfinished.open("wb") as file:
+        torch.save(shard, file)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
+
+
+def read_shards(pipe: str, folder: str) -> None:
+    """Takes what belongs to this worker out of all shards."""
+    layers: State = {}
+    optimizer: State = {"parameters": {}, "scheduler": None}
+    for path in sorted(Path(folder).glob("shard-*.pt")):
+        shard = torch.load(path, map_location="cpu", weights_only=True)
+        layers.update(shard["layers"])
+        optimizer["parameters"].update(shard["optimizer"]["parameters"])
+        optimizer["scheduler"] = optimizer["scheduler"] or shard["optimizer"]["scheduler"]
+    missing, _ = load_layers(pipe, layers)
+    if missing:
+        raise KeyError(f"the checkpoint in {folder} lacks {', '.join(missing)}")
+    load_optimizer(pipe, optimizer)
