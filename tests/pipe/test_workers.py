@@ -693,7 +693,7 @@ def wait_until_some_steps_are_over() -> None:
     from weft.pipe._workers import part
 
     wait_until(
-        lambda: any(one.arrivals.is_over(3) for one in part._parts.values()), "steps are running"
+        lambda: any(one.arrivals.is_over(3) for one in part.parts.values()), "steps are running"
     )
 
 
@@ -705,7 +705,7 @@ def wait_until_free() -> None:
     def free() -> bool:
         return all(
             len(one.arrivals) == 0 and all(stage.held == 0 for stage in one.stages.values())
-            for one in part._parts.values()
+            for one in part.parts.values()
         )
 
     wait_until(free, "the mini-batch has ended here")

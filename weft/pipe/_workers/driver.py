@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from weft.pipe._inputs import check_chunks
 from weft.pipe._pipe import CHECKPOINTS, Pipe
 from weft.pipe._timeline.recording import Timeline
-from weft.pipe._workers import part, state
+from weft.pipe._workers import calls, state
 from weft.pipe._workers.checkpoint import Checkpoint
 from weft.pipe._workers.elsewhere import LayersElsewhere
 from weft.pipe._workers.job import Job, Outcome, StagePlace
@@ -80,7 +80,7 @@ class WorkerPipe(LayersElsewhere):
                 for number, stage in enumerate(stages)
                 if stage.place.worker == worker
             }
-            self._call(worker, part.build, rpc.get_worker_info().name, self.places, own, deferred)
+            self._call(worker, calls.build, rpc.get_worker_info().name, self.places, own, deferred)
 
     # A mini-batch
 
@@ -145,7 +145,7 @@ class WorkerPipe(LayersElsewhere):
         _check_surroundings(backward=False)
         self._run(split(inputs, self.chunks), None, None, [])
         last = self.places[-1].worker
-        return rpc.remote(last, part.take_output, args=(self._identity, self._step))
+        return rpc.remote(last, calls.take_output, args=(self._identity, self._step))
 
     def _run(
         self,
@@ -245,7 +245,7 @@ class WorkerPipe(LayersElsewhere):
         finally:
             for worker in self._workers:
                 with contextlib.suppress(RuntimeError):
-                    self._call(worker, part.close)
+                    self._call(worker, calls.close)
 
     # Checkpoints
 

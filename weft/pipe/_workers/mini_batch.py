@@ -13,9 +13,11 @@ import torch
 import torch.distributed.rpc as rpc
 
 from weft import _C
-from weft.pipe._workers import part
+from weft.pipe._workers import calls
 from weft.pipe._workers.job import Abandoned, Job, Key, Outcome, Sent, StagePlace
 from weft.pipe._workers.parcels import pack, portable
+from weft.pipe._workers.part import part_of
+from weft.pipe._workers.run import run_mini_batch
 
 Answer = torch.futures.Future[Outcome]
 
@@ -35,7 +37,7 @@ class MiniBatch:
         self._jobs = jobs
         self._step = next(iter(jobs.values())).step
         self._name = rpc.get_worker_info().name
-        self._own = part.part_of(pipe) if self._name in jobs else None
+        self._own = part_of(pipe) if self._name in jobs else None
         self._given: dict[Key, Any] = {}
         self._deliveries = _C.pipe.Deliveries(pipe)
         self._begun: list[Answer] = []
@@ -58,7 +60,7 @@ class MiniBatch:
             raise
 
     def _begin(self, worker: str) -> None:
-        future = rpc.rpc_async(worker, part.run, args=(self._pipe, self._jobs[worker]), timeout=0)
+        future = rpc.rpc_async(worker, calls.run, args=(self._pipe, self._jobs[worker]), timeout=0)
         future.add_done_callback(lambda done: self._ended(worker, done))
         self._begun.append(future)
 
@@ -81,7 +83,7 @@ class MiniBatch:
 
     def _run_own(self) -> Outcome:
         try:
-            return self._own.run(self._jobs[self._name], self._given)
+            return run_mini_batch(self._own, self._jobs[self._name], self._given)
         except Abandoned:
             while not self._answers.empty():
                 self._outcome_of(*self._answers.get())  # raises what ended it, if a worker did
@@ -107,7 +109,7 @@ class MiniBatch:
         reason = f"the mini-batch has ended: {type(error).__name__}: {str(error).splitlines()[:1]}"
         for worker in self._jobs.keys() - {self._name}:
             with contextlib.suppress(RuntimeError):
-                rpc.rpc_async(worker, part.abandon, args=(self._pipe, self._step, reason))
+                rpc.rpc_async(worker, calls.abandon, args=(self._pipe, self._step, reason))
         for future in self._begun:
             with contextlib.suppress(Exception):
                 future.wait()

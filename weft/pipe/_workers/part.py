@@ -1,12 +1,10 @@
-"""A worker's part of a pipeline: its stages, what has come for them, and what the driver calls.
+"""A worker's part of a pipeline: its stages, and what has come for them.
 
-The driver calls the functions at the end of this file over RPC; values between stages go from worker
-to worker in C++ (pipe/workers).
+Values between stages go from worker to worker in C++ (pipe/workers).
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,9 +15,8 @@ from torch.utils import _pytree as pytree
 
 from weft import _C
 from weft.pipe._batchnorm import DeferredBatchNorm
-from weft.pipe._workers.job import Abandoned, Arrival, Job, Key, Outcome, StagePlace
+from weft.pipe._workers.job import Abandoned, Arrival, StagePlace
 from weft.pipe._workers.parcels import adopt, settle, unpack
-from weft.pipe._workers.run import Run
 from weft.pipe._workers.stage import Stage
 
 _LOOK = 1.0  # seconds without an arrival before the driver is asked whether it is there
@@ -71,30 +68,6 @@ class Part:
         self.arrivals = _C.pipe.open_arrivals(pipe)
         self._outputs: dict[int, list[Any]] = {}
 
-    def run(self, job: Job, given: dict[Key, Any] | None = None) -> Outcome:
-        """Runs this worker's tasks of a mini-batch.
-
-        Args:
-            job: the mini-batch.
-            given: what the driver, which runs this itself, has for its own stages.
-        """
-        if self.arrivals.is_over(job.step):
-            raise Abandoned("the mini-batch was over before it began here")
-        run = Run(self, job, given or {})
-        try:
-            with torch.set_grad_enabled(job.criterion is not None):
-                for task in job.tasks:
-                    run.task(task)
-            run.wait_for_sent()
-        finally:
-            self.abandon(job.step, "the mini-batch is over")
-            for stage in self.stages.values():
-                stage.forget()
-            self.settle()
-        if job.criterion is None:
-            self._outputs[job.step] = run.outputs
-        return Outcome(run.loss, tasks=run.done if job.recorded else ())
-
     def abandon(self, step: int, reason: str) -> None:
         """Ends a mini-batch: its run, if there is one, stops at its next wait."""
         self.arrivals.end(step, reason)
@@ -120,6 +93,10 @@ class Part:
         """Waits for the current streams: the next call that touches the layers runs on others."""
         settle(stage.device for stage in self.stages.values())
 
+    def keep_output(self, step: int, parts: list[Any]) -> None:
+        """Keeps a forward's output, one part for each micro-batch, until the driver asks for it."""
+        self._outputs[step] = parts
+
     def take_output(self, step: int) -> Any:
         """The whole output of a forward, once."""
         parts = self._outputs.pop(step)
@@ -139,60 +116,16 @@ def _joined(parts: list[Any]) -> Any:
     return parts
 
 
-# What the driver calls.
-
-_parts: dict[str, Part] = {}
+#: The parts at this worker, by the names of their pipelines.
+parts: dict[str, Part] = {}
 
 
 def part_of(pipe: str) -> Part:
     """The part of a pipeline at this worker; raises for one that it does not have."""
-    part = _parts.get(pipe)
+    part = parts.get(pipe)
     if part is None:
         raise RuntimeError(
             f"worker '{rpc.get_worker_info().name}' has no stage of this Pipe: it was restarted, or the "
             "Pipe was closed. Build the Pipe again."
         )
     return part
-
-
-def build(
-    pipe: str,
-    driver: str,
-    places: Sequence[StagePlace],
-    stages: dict[int, list[Layer]],
-    deferred: int,
-) -> None:
-    _parts[pipe] = Part(pipe, driver, places, stages, deferred)
-
-
-@rpc.functions.async_execution
-def run(pipe: str, job: Job) -> torch.futures.Future[Outcome]:
-    """Runs in a thread of its own: the RPC threads stay free for what arrives."""
-    part = part_of(pipe)
-    if job.targets is not None:  # the thread has other streams than the call
-        settle(tensor.device for tensor in job.targets[1])
-    done: torch.futures.Future[Outcome] = torch.futures.Future()
-
-    def work() -> None:
-        try:
-            outcome = part.run(job)
-        except Exception as error:
-            outcome = Outcome(None, str(error) or repr(error))
-        done.set_result(outcome)
-
-    threading.Thread(target=work, name="weft-pipe", daemon=True).start()
-    return done
-
-
-def abandon(pipe: str, step: int, reason: str) -> None:
-    if pipe in _parts:
-        _parts[pipe].abandon(step, reason)
-
-
-def take_output(pipe: str, step: int) -> Any:
-    return part_of(pipe).take_output(step)
-
-
-def close(pipe: str) -> None:
-    if _parts.pop(pipe, None) is not None:
-        _C.pipe.close_arrivals(pipe)

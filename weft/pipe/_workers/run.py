@@ -4,19 +4,47 @@ from __future__ import annotations
 
 import time
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from weft import _C
-from weft.pipe._workers.job import Abandoned, Done, Job, Key, Sent
+from weft.pipe._workers.job import Abandoned, Done, Job, Key, Outcome, Sent
 from weft.pipe._workers.parcels import pack, portable, unpack
+from weft.pipe._workers.part import Part
 from weft.pipe._workers.schedule import BACKWARD, FORWARD, WEIGHTS, Task
 from weft.pipe._workers.splitting import split
 from weft.pipe._workers.stage import Stage
 
-if TYPE_CHECKING:
-    from weft.pipe._workers.part import Part
+
+def run_mini_batch(part: Part, job: Job, given: dict[Key, Any] | None = None) -> Outcome:
+    """Runs a worker's tasks of a mini-batch.
+
+    Args:
+        part: the worker's stages.
+        job: the mini-batch.
+        given: what the driver, which runs this itself, has for its own stages.
+
+    Raises:
+        Abandoned: the mini-batch was given up, or the driver is lost.
+        RuntimeError: a task failed, or what a neighbour needs could not be sent.
+    """
+    if part.arrivals.is_over(job.step):
+        raise Abandoned("the mini-batch was over before it began here")
+    run = Run(part, job, given or {})
+    try:
+        with torch.set_grad_enabled(job.criterion is not None):
+            for task in job.tasks:
+                run.task(task)
+        run.wait_for_sent()
+    finally:
+        part.abandon(job.step, "the mini-batch is over")
+        for stage in part.stages.values():
+            stage.forget()
+        part.settle()
+    if job.criterion is None:
+        part.keep_output(job.step, run.outputs)
+    return Outcome(run.loss, tasks=run.done if job.recorded else ())
 
 
 class Run:
