@@ -132,8 +132,9 @@ milliseconds WeftBackend::timeoutOr(milliseconds asked) const {
 }
 
 WeftBackend::Activity WeftBackend::activity() const {
-  const Engine::Running now = engine_->running();
-  return {engine_->calls(), engine_->busy(), now.title, now.since, now.timeout};
+  Engine::Running now = engine_->running();
+  return {engine_->calls(), engine_->busy(), now.title,
+          now.since,        now.timeout,     std::move(now.awaited)};
 }
 
 c10d::ErrorType WeftBackend::getError() {

@@ -143,6 +143,7 @@ class WEFT_API WeftBackend : public c10d::Backend {
     const char* running = nullptr;  // the title of the one that runs; null: none
     std::chrono::nanoseconds since{};
     std::chrono::milliseconds timeout{};
+    std::vector<int> awaited;  // the ranks that it waits for, where that is known
   };
   Activity activity() const;
 

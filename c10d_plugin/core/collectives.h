@@ -21,6 +21,7 @@
 #include <cstring>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "transport/base/buffer.h"
 #include "transport/base/deadline.h"
@@ -122,6 +123,11 @@ class Collectives {
   // Fails the running operation, here and on the ranks that wait for this one, and all later ones.
   // Any thread; returns at once. The first reason stays.
   virtual void abort(Error reason) = 0;
+
+  // The ranks that the running operation waits for, as far as this rank can tell: those that have
+  // not come so far, or owe it a message. Empty where none is awaited, or it cannot tell. Any
+  // thread; what it says may be over by the time it returns.
+  virtual std::vector<int> awaited() const { return {}; }
 
   // Memory that these operations need not copy, or not as often. No data: take ordinary memory.
   // It may outlive the group. Any thread.

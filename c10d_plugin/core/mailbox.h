@@ -17,14 +17,16 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "transport/base/buffer.h"
 #include "transport/base/error.h"
 
 namespace weft::collectives {
 
-// Tags with the top bit set belong to the algorithms of net/; users' tags lie below.
+// Tags from kCollectiveTags on belong to the algorithms of net/; users' tags lie below.
 using Tag = std::uint64_t;
+inline constexpr Tag kCollectiveTags = Tag{1} << 63U;
 inline constexpr int kAnyRank = -1;
 
 // What sender and receiver must agree on besides the size. The mailbox only compares it; the
@@ -67,6 +69,9 @@ class Mailbox {
   // Disconnects a rank: all messages to and from it fail with `why`, now and later. For a message
   // that must not arrive any more and cannot be cancelled.
   virtual void giveUp(int rank, transport::Error why) = 0;
+
+  // The ranks of which a collective's message is awaited that has not been announced yet; ascending.
+  virtual std::vector<int> awaited() const = 0;
 
   // Fails all requests, waiting and later ones, and tells the peers that this rank is connected to:
   // what they expect from it fails with the same reason. The requests whose bytes are being read or

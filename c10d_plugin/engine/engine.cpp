@@ -88,7 +88,8 @@ Engine::Running Engine::running() const {
   if (title == nullptr) return {};
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   return {title, now - std::chrono::nanoseconds(running_since_ns_.load(std::memory_order_relaxed)),
-          std::chrono::milliseconds(running_timeout_ms_.load(std::memory_order_relaxed))};
+          std::chrono::milliseconds(running_timeout_ms_.load(std::memory_order_relaxed)),
+          collectives_->awaited()};
 }
 
 std::uint64_t Engine::nextId() {

@@ -119,6 +119,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
     const char* title = nullptr;  // null: none
     std::chrono::nanoseconds since{};
     std::chrono::milliseconds timeout{};
+    std::vector<int> awaited;  // the ranks that it waits for, where that is known
   };
   Running running() const;
   // How long operations ran, all in all.

@@ -101,10 +101,11 @@ void weft::process_group::bind(py::module_& module) {
             const auto now = backend.activity();
             return std::tuple{now.calls, Seconds(now.busy).count(),
                               std::string(now.running == nullptr ? "" : now.running),
-                              Seconds(now.since).count(), Seconds(now.timeout).count()};
+                              Seconds(now.since).count(), Seconds(now.timeout).count(),
+                              now.awaited};
           },
           "Of its collectives: how many were called, the seconds they ran; the one that runs (or "
-          "\"\"), the seconds it has run, and its timeout.")
+          "\"\"), the seconds it has run, its timeout, and the ranks that it waits for.")
       .def("_get_sequence_number_for_group", &WeftBackend::getSequenceNumberForGroup,
            "How many collectives were called.")
       .def("_set_default_timeout", &WeftBackend::setTimeout, py::arg("timeout"), no_gil,

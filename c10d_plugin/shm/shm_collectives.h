@@ -65,6 +65,7 @@ class ShmCollectives final : public Collectives {
   Error allToAll(const Call& call, std::span<const ConstBytes> in,
                  std::span<const Bytes> out) override;
   void abort(Error reason) override;
+  std::vector<int> awaited() const override { return context_.awaited(); }
 
   // Memory that the others can read and write where it lies (segment/heap.h): operations on more
   // than small_bytes of it copy once, or not at all.

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from ranks import Ranks
+import pytest
+from ranks import PATHS, Ranks
 
 
-def shown_while_one_waits() -> list:
+def shown_while_one_waits(late: int) -> list[str]:
+    """What the ranks tell before rank ``late`` comes, as soon as it is the only one they wait for."""
     import torch
     import torch.distributed as dist
 
     import weft
 
-    group = dist.new_group([0, 1], group_desc="pair")
-    found = []
-    if dist.get_rank() == 0:
-        work = dist.all_reduce(torch.ones(2), group=group, async_op=True)
-        while not found:  # another thread begins it
+    group = dist.new_group(group_desc="all")
+    if dist.get_rank() == late:
+        dist.barrier()
+    work = dist.all_reduce(torch.ones(2), group=group, async_op=True)
+    found: list[str] = []
+    if dist.get_rank() != late:
+        while not any(one.endswith(f"it waits for rank {late}") for one in found):
             found = [str(one) for one in weft.who_waits()]
         dist.barrier()
-    else:
-        dist.barrier()
-        work = dist.all_reduce(torch.ones(2), group=group, async_op=True)
     work.wait()
     return found
 
@@ -38,11 +39,13 @@ def figures():
     return weft.metrics().groups, weft.debug_info()
 
 
-def test_a_collective_that_waits_is_shown():
-    with Ranks(2) as ranks:
-        (line,) = ranks.all(shown_while_one_waits)[0]
-        assert line.startswith("weft:all_reduce, collective 1 of group '")
-        assert "its timeout is 1800 s" in line
+@pytest.mark.parametrize("path", PATHS)
+def test_a_collective_that_waits_is_shown_with_the_late_rank(path):
+    with Ranks(3, PATHS[path]) as ranks:
+        first, _, third = ranks.all(shown_while_one_waits, 1)
+        for (line,) in (first, third):
+            assert line.startswith("weft:all_reduce, collective 1 of group '")
+            assert "its timeout is 1800 s" in line
 
 
 def test_figures_of_a_group():

@@ -21,6 +21,7 @@ class Waiting:
         seconds: since when.
         timeout: seconds after which it fails; 0: never.
         number: how many collectives the group has had with this one; 0 for a call.
+        ranks: those of the group that a collective waits for, as far as this rank can tell.
     """
 
     kind: str
@@ -29,13 +30,20 @@ class Waiting:
     seconds: float
     timeout: float
     number: int = 0
+    ranks: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         limit = f", its timeout is {self.timeout:g} s" if self.timeout else ", without a timeout"
         since = f"for {self.seconds:.0f} s{limit}"
         if self.kind == "call":
             return f"a {self.what} call waits for worker '{self.whom}' {since}"
-        return f"{self.what}, collective {self.number} of group '{self.whom}', runs {since}"
+        return f"{self.what}, collective {self.number} of group '{self.whom}', runs {since}{self._awaited()}"
+
+    def _awaited(self) -> str:
+        if not self.ranks:
+            return ""
+        word = "rank" if len(self.ranks) == 1 else "ranks"
+        return f"; it waits for {word} {', '.join(map(str, self.ranks))}"
 
 
 def who_waits() -> list[Waiting]:
@@ -55,9 +63,11 @@ def who_waits() -> list[Waiting]:
         for worker, kind, seconds, timeout in agent._waiting_calls(_MOST_CALLS):
             found.append(Waiting("call", kind, worker, seconds, timeout))
     for group, backend in current.named_backends():
-        number, _, title, seconds, timeout = backend._activity()
+        number, _, title, seconds, timeout, ranks = backend._activity()
         if title:
-            found.append(Waiting("collective", title, group, seconds, timeout, number))
+            found.append(
+                Waiting("collective", title, group, seconds, timeout, number, tuple(ranks))
+            )
     return sorted(found, key=lambda one: -one.seconds)
 
 
@@ -75,7 +85,7 @@ def debug_info() -> dict[str, str]:
     agent = current.agent()
     info: dict[str, str] = dict(agent.get_debug_info()) if agent is not None else {}
     for group, backend in current.named_backends():
-        calls, busy, title, _, _ = backend._activity()
+        calls, busy, title, *_ = backend._activity()
         info[f"group.{group}.path"] = backend.path
         info[f"group.{group}.collectives"] = str(calls)
         info[f"group.{group}.collective_seconds"] = f"{busy:.6f}"

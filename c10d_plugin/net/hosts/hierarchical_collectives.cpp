@@ -70,6 +70,15 @@ Error HierarchicalCollectives::failure() {
   return failure_;
 }
 
+std::vector<int> HierarchicalCollectives::awaited() const {
+  const std::vector<int> indices = parts_.inside->awaited();
+  if (indices.empty()) return parts_.mailbox->awaited();
+  std::vector<int> ranks;
+  for (const int index : indices)
+    ranks.push_back(layout_.here()[static_cast<std::size_t>(index)]);
+  return ranks;
+}
+
 void HierarchicalCollectives::abort(Error reason) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);

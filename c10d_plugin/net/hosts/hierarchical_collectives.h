@@ -55,6 +55,7 @@ class HierarchicalCollectives final : public Collectives {
   Error allToAll(const Call& call, std::span<const ConstBytes> in,
                  std::span<const Bytes> out) override;
   void abort(Error reason) override;
+  std::vector<int> awaited() const override;
 
  private:
   // A step of an operation, as its part sees it.

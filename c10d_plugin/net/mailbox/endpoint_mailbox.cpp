@@ -101,6 +101,11 @@ bool EndpointMailbox::cancel(Ticket ticket, const Error& why) {
 }
 
 // On the loop thread, which is not in the middle of a message then.
+std::vector<int> EndpointMailbox::awaited() const {
+  const std::lock_guard<std::mutex> lock(state_.mutex);
+  return receiver_.awaited();
+}
+
 void EndpointMailbox::giveUp(int rank, Error why) {
   if (state_.endpoint == nullptr || state_.checkRank(rank, "give up")) return;
   state_.endpoint->runAfter(std::chrono::milliseconds(0), [this, rank, why = std::move(why)] {

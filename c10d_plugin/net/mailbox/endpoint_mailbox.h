@@ -56,6 +56,7 @@ class EndpointMailbox final : public Mailbox, private transport::EndpointHandler
                  const Label& label = {}) override;
   bool cancel(Ticket ticket, const transport::Error& why) override;
   void giveUp(int rank, transport::Error why) override;
+  std::vector<int> awaited() const override;
   void abort(transport::Error reason) override;
 
   // By rank: transport::hostIdentity() of each; equal and nonempty for those that share a host.

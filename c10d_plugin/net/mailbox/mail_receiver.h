@@ -25,6 +25,9 @@ class MailReceiver {
   // Takes back a posted receive; its completion will not run.
   bool cancel(Mailbox::Ticket ticket);
 
+  // As Mailbox::awaited(). With the lock.
+  std::vector<int> awaited() const { return matcher_.awaited(kCollectiveTags); }
+
   // Loop thread: a header, then the whole message.
   transport::Disposition onDataHeader(int from, const MailHeader& header, std::uint64_t size,
                                       transport::OwnedBuffer& buffer);

@@ -57,6 +57,15 @@ std::vector<PostedReceive> MessageMatcher::takeAllPosted() {
   return taken;
 }
 
+std::vector<int> MessageMatcher::awaited(Tag lowest) const {
+  std::vector<int> senders;
+  for (const auto& [key, queue] : posted_) {
+    const auto [from, tag] = key;
+    if (tag >= lowest && (senders.empty() || senders.back() != from)) senders.push_back(from);
+  }
+  return senders;
+}
+
 void MessageMatcher::keep(std::shared_ptr<UnexpectedMessage> message) {
   message->arrival = ++arrivals_;
   unexpected_[{message->from, message->tag}].push_back(std::move(message));

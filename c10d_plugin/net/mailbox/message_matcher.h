@@ -59,6 +59,8 @@ class MessageMatcher {
   // Those for this sender; for kAnyRank those for any sender.
   std::vector<PostedReceive> takePosted(int from);
   std::vector<PostedReceive> takeAllPosted();
+  // The senders of the posted receives with a tag from `lowest` on; ascending.
+  std::vector<int> awaited(Tag lowest) const;
 
   void keep(std::shared_ptr<UnexpectedMessage> message);
   // Takes out the message that came first from this sender, or from any.

@@ -36,7 +36,7 @@ MessageCollectives::MessageCollectives(std::shared_ptr<Mailbox> mailbox, std::ve
 }
 
 RequestSet MessageCollectives::begin(const Call& call, const OpFingerprint& what) {
-  const Tag base = (Tag{1} << 63U) | (Tag{channel_} << (kSequenceBits + kStepBits)) |
+  const Tag base = kCollectiveTags | (Tag{channel_} << (kSequenceBits + kStepBits)) |
                    ((call.sequence & ((Tag{1} << kSequenceBits) - 1)) << kStepBits);
   return {*mailbox_, members_, base, what, call.deadline, spin_};
 }

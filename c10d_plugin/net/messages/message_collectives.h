@@ -53,6 +53,7 @@ class MessageCollectives : public Collectives {
   Error allToAll(const Call& call, std::span<const ConstBytes> in,
                  std::span<const Bytes> out) override;
   void abort(Error reason) override { mailbox_->abort(std::move(reason)); }
+  std::vector<int> awaited() const override { return mailbox_->awaited(); }
 
  protected:
   // The messages of one operation; for other algorithms too.

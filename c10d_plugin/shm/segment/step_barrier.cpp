@@ -35,10 +35,10 @@ StepBarrier::StepBarrier(Segment& segment, int rank)
 }
 
 // The counters wrap around; ranks are never two steps apart.
-bool StepBarrier::hasEnded(int rank) const noexcept {
+bool StepBarrier::hasEnded(int rank, std::uint32_t step) const noexcept {
   const std::uint32_t theirs =
       progress_[static_cast<std::size_t>(rank)]->load(std::memory_order_acquire);
-  return static_cast<std::int32_t>(theirs - static_cast<std::uint32_t>(number_)) >= 0;
+  return static_cast<std::int32_t>(theirs - step) >= 0;
 }
 
 bool StepBarrier::allHaveEnded() noexcept {
@@ -91,7 +91,7 @@ Error StepBarrier::sleep(const OpFingerprint& op, Deadline deadline, Deadline be
     if (transport::interrupted()) return interruption(op);
     look_up = after + kSlice;
     if (after >= deadline && !allHaveEnded()) {
-      return endGroup({ErrorCode::kTimeout, "Timed out: " + ranksAsText(missing()) +
+      return endGroup({ErrorCode::kTimeout, "Timed out: " + ranksAsText(awaited()) +
                                                 " did not come to " + op.describe() + "; rank " +
                                                 std::to_string(rank_) + " waited " +
                                                 transport::seconds(after - began)});
@@ -101,7 +101,7 @@ Error StepBarrier::sleep(const OpFingerprint& op, Deadline deadline, Deadline be
 }
 
 Error StepBarrier::findTrouble(const OpFingerprint& op, Deadline began) {
-  for (const int other : missing()) {
+  for (const int other : awaited()) {
     const bool died = segment_.died(other);
     const bool left = segment_.presence(other) == Presence::kLeft;
     // It may have ended the step before it went.
@@ -126,10 +126,11 @@ Error StepBarrier::endGroup(const Error& reason) {
   return segment_.failure();  // another rank's reason may have been first
 }
 
-std::vector<int> StepBarrier::missing() const {
+std::vector<int> StepBarrier::awaited() const {
+  const std::uint32_t own = own_progress_.load(std::memory_order_acquire);
   std::vector<int> ranks;
   for (int other = 0; other < size_; ++other) {
-    if (!hasEnded(other)) ranks.push_back(other);
+    if (!hasEnded(other, own)) ranks.push_back(other);
   }
   return ranks;
 }

@@ -11,7 +11,7 @@
 // sleeps. A sleeper wakes every 50 ms to look for the end of the group, the deadline, dead
 // ranks and Ctrl-C.
 //
-// Threads: the rank's operating thread only.
+// Threads: the rank's operating thread only; awaited() may be asked by any.
 #pragma once
 
 #include <cstdint>
@@ -37,15 +37,20 @@ class StepBarrier {
   // read from it until now is whole.
   Error next(const OpFingerprint& op, Deadline deadline, bool first);
 
+  // The ranks that have not ended this rank's step.
+  std::vector<int> awaited() const;
+
  private:
-  bool hasEnded(int rank) const noexcept;
+  bool hasEnded(int rank) const noexcept {
+    return hasEnded(rank, static_cast<std::uint32_t>(number_));
+  }
+  bool hasEnded(int rank, std::uint32_t step) const noexcept;
   bool allHaveEnded() noexcept;
   Error outcome() const;
   Error sleep(const OpFingerprint& op, Deadline deadline, Deadline began);
   Error findTrouble(const OpFingerprint& op, Deadline began);
   Error interruption(const OpFingerprint& op);
   Error endGroup(const Error& reason);
-  std::vector<int> missing() const;
 
   Segment& segment_;
   const int rank_;

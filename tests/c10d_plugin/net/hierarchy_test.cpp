@@ -71,6 +71,27 @@ TEST_P(Hosts, DoWhatTheModelDoes) {
   });
 }
 
+TEST(HierarchicalCollectives, TellsForWhichRanksItWaits) {
+  const TemporaryFolder folder;
+  runRanks(4, [&](int rank, KeyValue& store) {
+    const auto collectives = join("ABAB", rank, store, folder.path());
+    if (rank == 3) {  // the last of the second host
+      meet(store, rank, 4, "asked");
+      EXPECT_FALSE(collectives->barrier({soon(), 0}));
+      return;
+    }
+    std::thread asks([&] {
+      // Rank 1 waits inside its host. Rank 0 is past that, and waits for the other host's first.
+      const std::vector<int> wanted = std::vector<std::vector<int>>{{1}, {3}, {0}}[rank];
+      EXPECT_TRUE(waitUntil([&] { return collectives->awaited() == wanted; }, kPatience));
+      meet(store, rank, 4, "asked");
+    });
+    EXPECT_FALSE(collectives->barrier({soon(), 0}));
+    asks.join();
+    EXPECT_EQ(collectives->awaited(), std::vector<int>());
+  });
+}
+
 TEST(HostLayout, GroupsRanksByHost) {
   const HostLayout layout = HostLayout::of({"x", "y", "x", "", "y", "", "y"}, 4);
   EXPECT_EQ(layout.hosts, (std::vector<std::vector<int>>{{0, 2}, {1, 4, 6}, {3}, {5}}));
