@@ -60,9 +60,10 @@ def main(root: Path, shared: Path, dist: Path, torch_version: str) -> None:
     # The shared objects are made for one torch minor version: its C++ ABI promises no more.
     minor = ".".join(torch_version.split(".")[:2])
     major = f"Requires-Python: >=3.10\nRequires-Dist: torch (=={minor}.*)\n"
+    extras = 'Provides-Extra: top\nRequires-Dist: rich; extra == "top"\n'
     licence = "License: BSD-3-Clause\nLicense-File: LICENSE\nLicense-File: NOTICE\n"
     info = f"weft-{stage.VERSION}.dist-info"
-    files[f"{info}/METADATA"] = (stage.metadata() + major + licence).encode()
+    files[f"{info}/METADATA"] = (stage.metadata() + major + extras + licence).encode()
     for text in ("LICENSE", "NOTICE"):
         files[f"{info}/{text}"] = (root / text).read_bytes()
     files[f"{info}/WHEEL"] = (

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 import threading
 import urllib.request
+from pathlib import Path
 
 import pytest
 from waiting import wait_until
 from workers import Group
+
+ROOT = Path(__file__).resolve().parents[2]
 
 _gate = threading.Event()
 _begun = threading.Event()
@@ -146,6 +151,27 @@ def test_the_text_is_prometheus_text(group):
 
 def test_the_text_is_served(group):
     assert "weft_calls_sent" in group[0].call(page)
+
+
+def text_with_a_process_group() -> str:
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("weft", store=dist.HashStore(), rank=0, world_size=1)
+    dist.all_reduce(torch.ones(1))
+    found = text()
+    dist.destroy_process_group()
+    return found
+
+
+def test_what_the_grafana_board_shows_is_served(group):
+    board = json.loads((ROOT / "examples/observe/grafana.json").read_text())
+    asked = [one["expr"] for panel in board["panels"] for one in panel["targets"]]
+    names = set(re.findall(r"weft_\w+", " ".join(asked)))
+    assert len(names) >= 12
+    served = group[0].call(text_with_a_process_group)
+    missing = [one for one in names if not re.search(rf"^{one}(\{{.*\}})? ", served, re.MULTILINE)]
+    assert missing == []
 
 
 def collect_logs(level: int | None = None) -> None:

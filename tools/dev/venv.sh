@@ -5,6 +5,7 @@ PIP_PACKAGES=(
   "torch==$TORCH_VERSION"
   numpy                                # torch wants it, the examples use it
   scikit-learn matplotlib tqdm         # examples/digits: data, loss curve, progress bar
+  rich                                 # weft.top's table
   pytest pytest-timeout                # tests/; a time limit per test
   expecttest parameterized hypothesis  # torch.testing._internal.distributed
   ruff==0.14.5                         # lint; pinned, since its format changes with versions

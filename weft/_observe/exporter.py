@@ -1,7 +1,8 @@
-"""An HTTP server that gives the figures of this process to Prometheus (``WEFT_METRICS``)."""
+"""An HTTP server for Prometheus and weft.top (``WEFT_METRICS``)."""
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import threading
@@ -9,7 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from weft import _C
 from weft._observe.prometheus import metrics_text
+from weft._observe.state import GroupState, state
 from weft._observe.threads import started
+from weft._torch.request_policy import register_function
 
 _INFO, _WARNING = 1, 2
 _mutex = threading.Lock()
@@ -17,7 +20,10 @@ _server: tuple[int, ThreadingHTTPServer] | None = None  # with the process that 
 
 
 def start() -> None:
-    """Serves ``/metrics`` from now on, if WEFT_METRICS is set; a second call changes nothing.
+    """Serves ``/metrics`` and ``/group`` from now on, if WEFT_METRICS is set.
+
+    A second call changes nothing. Under the policy ``registered`` peers may ask for this worker's
+    state from now on.
 
     An address that is taken is a warning: several workers of a host may have the same variable.
     """
@@ -35,6 +41,7 @@ def start() -> None:
             _C._log(_WARNING, f"no metrics are served at {text} (WEFT_METRICS): {error}")
             return
         _server = os.getpid(), server
+    register_function(state)
     thread = threading.Thread(target=server.serve_forever, name="weft-metrics", daemon=True)
     if not started(thread, "no metrics are served"):
         server.server_close()
@@ -65,15 +72,25 @@ class _Server(ThreadingHTTPServer):
         super().__init__(place, handler)
 
 
+_group = GroupState()
+_PAGES = {
+    "/metrics": ("text/plain; version=0.0.4; charset=utf-8", metrics_text),
+    "/group": ("application/json", lambda: json.dumps(_group.get())),
+}
+
+
 class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        """Answers ``/metrics`` and ``/``."""
-        if self.path.partition("?")[0] not in ("/", "/metrics"):
+        """Answers ``/metrics``, which is ``/`` too, and ``/group``."""
+        path = self.path.partition("?")[0]
+        page = _PAGES.get("/metrics" if path == "/" else path)
+        if page is None:
             self.send_error(404)
             return
-        body = metrics_text().encode()
+        content_type, make = page
+        body = make().encode()
         self.send_response(200)
-        self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+        self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

@@ -1,0 +1,109 @@
+"""``python -m weft.top``: what it shows of a group, of a worker that does not answer, of ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from workers import Group, free_port
+
+_gate = threading.Event()
+_calls: list[object] = []
+
+
+def hold() -> int:
+    assert _gate.wait(60)
+    return 7
+
+
+def begin(to: str) -> None:
+    import torch.distributed.rpc as rpc
+
+    _calls.append(rpc.rpc_async(to, hold, timeout=50))
+
+
+def end() -> int:
+    return _calls.pop().wait()
+
+
+def release() -> None:
+    _gate.set()
+
+
+def address() -> str:
+    from weft._observe import exporter
+
+    host, port = exporter.address()
+    return f"{host}:{port}"
+
+
+def look(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "weft.top", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "COLUMNS": "160"},
+    )
+
+
+def seen(*arguments: str) -> list[dict]:
+    found = look(*arguments, "--once", "--json")
+    assert found.returncode == 0, found.stderr
+    return json.loads(found.stdout)
+
+
+@pytest.fixture
+def group():
+    with Group(3, {"WEFT_METRICS": "127.0.0.1:0"}, rpc_timeout=30) as members:
+        yield members
+
+
+def test_it_shows_all_workers_and_what_they_wait_for(group):
+    group[0].call(begin, "worker1")
+    place = group[2].call(address)
+    first, second, third = seen(place)
+    assert [first["name"], second["name"], third["name"]] == ["worker0", "worker1", "worker2"]
+    assert [first["pid"], second["pid"], third["pid"]] == [member.pid for member in group]
+    (wait,) = [one for one in first["waits"] if one["what"] == "python"]
+    assert (wait["whom"], wait["timeout"]) == ("worker1", 50.0)
+    assert second["metrics"]["counters"]["calls_served"] >= 1
+    table = look(place, "--once").stdout
+    assert "worker1, python call, " in table
+    assert table.count("worker2") == 1
+    group[1].call(release)
+    assert group[0].call(end) == 7
+    assert [one for one in seen(place)[0]["waits"] if one["what"] == "python"] == []
+    group.shutdown()
+
+
+def test_a_worker_that_does_not_answer_is_shown_as_such(group):
+    place = group[0].call(address)
+    os.kill(group[1].pid, signal.SIGSTOP)
+    try:
+        first, second, third = seen(place)
+    finally:
+        os.kill(group[1].pid, signal.SIGCONT)
+    assert (first["error"], third["error"]) == ("", "")
+    assert second["error"] == "does not answer within 1 s"
+    assert seen(place)[1]["error"] == ""
+    group.shutdown()
+
+
+def test_under_the_policy_registered_too():
+    environment = {"WEFT_METRICS": "127.0.0.1:0"}
+    with Group(2, environment, request_policy="registered") as members:
+        assert [one["error"] for one in seen(members[0].call(address))] == ["", ""]
+        members.shutdown()
+
+
+def test_a_place_where_nobody_listens():
+    found = look(f"127.0.0.1:{free_port()}", "--once")
+    assert found.returncode == 1
+    assert "does not answer" in found.stderr
+    assert "Traceback" not in found.stderr

@@ -1,0 +1,185 @@
+"""``python -m weft.top HOST:PORT``: what the workers of a group do now, in a terminal.
+
+HOST:PORT is where one of them serves its figures (``WEFT_METRICS``); it asks the others over RPC. Ranks
+that are in no RPC group answer for themselves only: give the address of each. The table needs
+``rich`` (``pip install weft[top]``); ``--json`` does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+State = dict[str, Any]
+
+_PATIENCE = 5.0  # seconds for an address to answer
+
+
+class Unreachable(Exception):
+    """An address does not answer."""
+
+
+def fetch(places: list[str]) -> list[State]:
+    """What the groups of these addresses do, each process once.
+
+    Raises:
+        Unreachable: one of them serves no figures.
+    """
+    found: dict[Any, State] = {}
+    for place in places:
+        try:
+            with urllib.request.urlopen(f"http://{place}/group", timeout=_PATIENCE) as answer:
+                states = json.load(answer)
+        except (OSError, ValueError) as error:
+            raise Unreachable(
+                f"{place} does not answer ({error}). Is WEFT_METRICS={place} set where that worker runs?"
+            ) from None
+        for one in states:
+            found.setdefault((one.get("host"), one.get("pid"), one["name"]), one)
+    return list(found.values())
+
+
+class View:
+    """Makes the table; rates are those since the table before."""
+
+    def __init__(self) -> None:
+        self._calls: dict[str, tuple[float, float]] = {}  # by worker: when, and how many
+
+    def table(self, states: list[State]) -> Table:
+        """One row for each process, the longest wait of each at its end."""
+        from rich import box
+        from rich.table import Table
+
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for name, side in _COLUMNS.items():
+            table.add_column(name, justify=side, no_wrap=name != _LAST)
+        for one in states:
+            if one["error"]:
+                blanks = [""] * (len(_COLUMNS) - 3)
+                table.add_row(str(one["rank"]), one["name"], *blanks, f"[red]{one['error']}[/red]")
+            else:
+                table.add_row(*self._row(one))
+        return table
+
+    def _row(self, one: State) -> list[str]:
+        figures = one["metrics"]
+        counters = figures["counters"]
+        waits = one["waits"]
+        return [
+            str(one["rank"]),
+            one["name"],
+            f"{one['host']}:{one['pid']}",
+            self._rate(one["name"], counters.get("calls_sent", 0)),
+            f"{counters.get('client_active_calls', 0):.0f}",
+            f"{counters.get('server_active_calls', 0):.0f}",
+            _bytes(sum(peer["queued_bytes"] for peer in figures["peers"].values())),
+            f"{sum(group['collectives'] for group in figures['groups'].values())}",
+            _wait(waits[0]) if waits else "",
+        ]
+
+    def _rate(self, name: str, calls: float) -> str:
+        now = time.monotonic()
+        before = self._calls.get(name)
+        self._calls[name] = now, calls
+        return "" if before is None else f"{(calls - before[1]) / (now - before[0]):.0f}"
+
+
+_LAST = "waits longest for"
+_COLUMNS = {
+    "rank": "right",
+    "name": "left",
+    "process": "left",
+    "calls/s": "right",
+    "calls": "right",
+    "serves": "right",
+    "queued": "right",
+    "collectives": "right",
+    _LAST: "left",
+}
+
+
+def _wait(one: dict[str, Any]) -> str:
+    """As ``str`` of a ``weft.Waiting``, but short."""
+    since = f"{one['seconds']:.0f} s"
+    if one["kind"] == "call":
+        return f"{one['whom']}, {one['what']} call, {since}"
+    ranks = ", ".join(map(str, one["ranks"]))
+    what = one["what"].removeprefix("weft:")
+    return f"{'rank ' + ranks + ', ' if ranks else ''}{what} {one['number']}, {since}"
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m weft.top", description="What the workers of a group do now."
+    )
+    parser.add_argument("places", nargs="+", metavar="HOST:PORT", help="as in WEFT_METRICS")
+    parser.add_argument("--interval", type=float, default=2.0, help="seconds between looks (2)")
+    parser.add_argument("--once", action="store_true", help="looks once and ends")
+    parser.add_argument("--json", action="store_true", help="one JSON list for each look")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str]) -> int:
+    """Shows it until Ctrl-C; the exit status."""
+    given = parse(arguments)
+    try:
+        show_json(given) if given.json else show_table(given)
+    except Unreachable as error:
+        print(f"weft.top: {error}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        if error.name != "rich":
+            raise
+        print(
+            "weft.top: the table needs rich: pip install 'weft[top]'. Or use --json.",
+            file=sys.stderr,
+        )
+        return 1
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+def show_json(given: argparse.Namespace) -> None:
+    """For scripts."""
+    while True:
+        print(json.dumps(fetch(given.places)), flush=True)
+        if given.once:
+            return
+        time.sleep(given.interval)
+
+
+def show_table(given: argparse.Namespace) -> None:
+    """For people."""
+    from rich.console import Console
+    from rich.live import Live
+
+    view = View()
+    table = view.table(fetch(given.places))
+    if given.once:
+        Console().print(table)
+        return
+    with Live(table, auto_refresh=False) as live:
+        while True:
+            time.sleep(given.interval)
+            live.update(view.table(fetch(given.places)), refresh=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
