@@ -70,7 +70,7 @@ class Mailbox {
   // that must not arrive any more and cannot be cancelled.
   virtual void giveUp(int rank, transport::Error why) = 0;
 
-  // The ranks of which a collective's message is awaited that has not been announced yet; ascending.
+  // The ranks, ascending, that owe a collective a message which has not been announced yet.
   virtual std::vector<int> awaited() const = 0;
 
   // Fails all requests, waiting and later ones, and tells the peers that this rank is connected to:

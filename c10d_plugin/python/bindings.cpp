@@ -99,9 +99,11 @@ void weft::process_group::bind(py::module_& module) {
           [](const WeftBackend& backend) {
             using Seconds = std::chrono::duration<double>;
             const auto now = backend.activity();
-            return std::tuple{now.calls, Seconds(now.busy).count(),
+            return std::tuple{now.calls,
+                              Seconds(now.busy).count(),
                               std::string(now.running == nullptr ? "" : now.running),
-                              Seconds(now.since).count(), Seconds(now.timeout).count(),
+                              Seconds(now.since).count(),
+                              Seconds(now.timeout).count(),
                               now.awaited};
           },
           "Of its collectives: how many were called, the seconds they ran; the one that runs (or "

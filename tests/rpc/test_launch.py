@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -157,3 +159,47 @@ def test_bad_arguments_end_with_one_line(folder):
         _, errors = launched.communicate(timeout=BOUND)
         assert launched.returncode == 2
         assert words in errors.splitlines()[-1]
+
+
+# What stands in for Slurm: one node, and each task a process.
+SCONTROL = """#!/usr/bin/env bash
+[[ "$*" == "show hostnames node[1-3]" ]] && printf '127.0.0.1\\nnode2\\nnode3\\n'
+"""
+SRUN = """#!/usr/bin/env bash
+[[ "$1" == --kill-on-bad-exit=1 ]] || exit 64
+shift
+for ((rank = 1; rank < SLURM_NTASKS; rank++)); do SLURM_PROCID=$rank "$@" & done
+SLURM_PROCID=0 "$@"
+status=$?
+wait
+exit $status
+"""
+
+
+@pytest.mark.parametrize(("argument", "status"), [("one", 0), ("fails", 3)])
+def test_under_slurm(folder, tmp_path_factory, argument, status):
+    commands = tmp_path_factory.mktemp("bin")
+    python = f'#!/bin/sh\nexec {sys.executable} "$@"\n'
+    for name, text in (("scontrol", SCONTROL), ("srun", SRUN), ("python", python)):
+        (commands / name).write_text(text)
+        (commands / name).chmod(0o755)
+    (folder / "program.py").write_text(PROGRAM)
+    script = Path(__file__).parents[2] / "examples/pipeline_workers/slurm.sh"
+    found = subprocess.run(
+        [script, folder / "program.py", argument],
+        cwd=commands,
+        env={
+            **os.environ,
+            "PATH": f"{commands}:{os.environ['PATH']}",
+            "OMP_NUM_THREADS": "1",
+            "SLURM_JOB_ID": str(random.randrange(10000)),
+            "SLURM_JOB_NODELIST": "node[1-3]",
+            "SLURM_NTASKS": "3",
+        },
+        capture_output=True,
+        text=True,
+        timeout=BOUND,
+    )
+    assert (found.returncode, found.stderr) == (status, "")
+    assert found.stdout == f"asks: ['1', '2'] ['{argument}']\n"
+    assert list(commands.glob(".weft-key-*")) == []
