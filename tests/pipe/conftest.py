@@ -1,4 +1,4 @@
-"""What the tests of pipes share: an RPC group of this process alone, which a Pipe needs for its RRef."""
+"""What the tests of pipes share: a group of this process alone, and one of three workers."""
 
 from __future__ import annotations
 
@@ -12,3 +12,5 @@ HERE = Path(__file__).resolve().parent
 for folder in (str(HERE.parent / "rpc"), str(HERE)):
     if folder not in sys.path:
         sys.path.insert(0, folder)
+
+from worker_group import group  # noqa: E402, F401 - a fixture

@@ -12,18 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from worker_programs import Program, Weighs, draw
-from workers import Group
 
 FIRST = int(os.environ.get("WEFT_TEST_SEED", "0"))
 CASES = int(os.environ.get("WEFT_TEST_CASES", "1" if "WEFT_TEST_SEED" in os.environ else "200"))
 BLOCK = 20
-
-
-@pytest.fixture(scope="module")
-def group():
-    with Group(3) as workers:
-        yield workers
-        workers.shutdown()
 
 
 # What the driver, worker 0, runs.

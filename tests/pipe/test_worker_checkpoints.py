@@ -1,0 +1,92 @@
+"""Checkpoints of pipelines over workers: into another division, in the background, on a full disk."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import worker_models as models
+from worker_pipes import CROSS_ENTROPY, pipe_of, same
+
+
+def saved_and_loaded(folder: str) -> None:
+    before = pipe_of("0112", 3, "1f1b")
+    optimizer = before.optimizer(torch.optim.AdamW, lr=0.05)
+    before.step(*models.batch(0), loss=CROSS_ENTROPY)
+    optimizer.step()
+    before.save_checkpoint(f"{folder}/here")
+    before.save_checkpoint(f"{folder}/here")  # replaces the first
+    after = pipe_of("2210", 3, "gpipe", seed=9)
+    again = after.optimizer(torch.optim.AdamW, lr=0.1)
+    after.load_checkpoint(f"{folder}/here")
+    for pipe, one in ((before, optimizer), (after, again)):
+        one.zero_grad()
+        pipe.step(*models.batch(1), loss=CROSS_ENTROPY)
+        one.step()
+    same(before.state_dict(), after.state_dict())
+    try:
+        before.save_checkpoint("/proc/nowhere/here")
+    except OSError:
+        pass
+    else:
+        raise AssertionError("it was written to /proc")
+
+
+def test_a_checkpoint_goes_into_another_division_bit_for_bit(group, tmp_path):
+    group[0].call(saved_and_loaded, str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]
+
+
+def saved_in_the_background(folder: str) -> None:
+    pipe = pipe_of("0122", 2, "1f1b")
+    optimizer = pipe.optimizer(torch.optim.AdamW, lr=0.05)
+    pipe.step(*models.batch(0), loss=CROSS_ENTROPY)
+    optimizer.step()
+    state, kept = copy.deepcopy(pipe.state_dict()), copy.deepcopy(optimizer.state_dict())
+    checkpoint = pipe.save_checkpoint(f"{folder}/here", background=True)
+    pipe.step(*models.batch(1), loss=CROSS_ENTROPY)
+    optimizer.step()
+    assert not torch.equal(pipe.state_dict()["0.weight"], state["0.weight"])
+    checkpoint.wait()
+    assert checkpoint.done()
+    pipe.load_checkpoint(f"{folder}/here")
+    same(pipe.state_dict(), state)
+    for name, one in optimizer.state_dict()["parameters"].items():
+        same(one["state"], kept["parameters"][name]["state"])
+    pipe.save_checkpoint(f"{folder}/here", background=True)
+    pipe.close()
+
+
+def test_a_checkpoint_in_the_background_is_of_when_it_was_asked_for(group, tmp_path):
+    group[0].call(saved_in_the_background, str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]
+
+
+def cannot_be_written(folder: str) -> str:
+    """All workers but the first cannot write."""
+    from weft.pipe._workers import checkpoint
+
+    pipe = pipe_of("0122", 2, "1f1b")
+    pipe.save_checkpoint(f"{folder}/here")
+    before = checkpoint.state.write_shard
+    checkpoint.state.write_shard = fails_to_write
+    try:
+        pipe.save_checkpoint(f"{folder}/here", background=True)
+    finally:
+        checkpoint.state.write_shard = before
+    with pytest.raises(RuntimeError, match="no space") as caught:
+        pipe.save_checkpoint(f"{folder}/here")
+    pipe.save_checkpoint(f"{folder}/here")
+    pipe.close()
+    return str(caught.value)
+
+
+def fails_to_write(pipe: str, folder: str, number: int) -> None:
+    if number:
+        raise RuntimeError("no space")
+
+
+def test_a_checkpoint_that_failed_in_the_background_is_told_by_the_next(group, tmp_path):
+    group[0].call(cannot_be_written, str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]

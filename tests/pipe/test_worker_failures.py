@@ -1,0 +1,195 @@
+"""Pipelines over workers that cannot be made, or break: what is said, and what is left."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import pytest
+import torch
+import worker_models as models
+from torch import nn
+from worker_pipes import CROSS_ENTROPY, held_anywhere, pipe_of
+from workers import Group
+
+
+def fails_once(backward: bool) -> str:
+    import weft
+
+    first, second = nn.Linear(4, 4), nn.Linear(4, 3)
+    failing = weft.WithDevice(models.Failing(2, backward), "worker2/cpu")
+    model = nn.Sequential(weft.WithDevice(first, "worker1/cpu"), failing, second)
+    pipe = weft.Pipe(model, chunks=4, schedule="1f1b")
+    inputs, targets = models.batch()
+    try:
+        pipe.step(inputs, targets, loss=CROSS_ENTROPY)
+    except RuntimeError as error:
+        said = str(error)
+    assert held_anywhere(pipe) == 0
+    pipe.step(inputs, targets, loss=CROSS_ENTROPY)
+    pipe.close()
+    return said
+
+
+@pytest.mark.parametrize("way", ["forward", "backward"])
+def test_a_stage_that_fails_is_named_and_the_next_step_works(group, way):
+    said = group[0].call(fails_once, way == "backward")
+    assert f"stage 1 of the Pipe, on worker 'worker2', failed in the {way} of micro-batch 1" in said
+    assert "fails on purpose" in said
+    assert "worker_models.py" in said  # the stage's traceback
+
+
+def refused(case: str) -> str:
+    import weft
+
+    inputs, targets = models.batch()
+    away = weft.WithDevice(nn.Linear(4, 3), "worker1/cpu")
+    tied = nn.Linear(4, 4)
+    try:
+        if case == "targets":
+            pipe = weft.Pipe(nn.Sequential(away), chunks=4, schedule="gpipe")
+            pipe.step(inputs, targets[:2], loss=CROSS_ENTROPY)
+        elif case == "gradient":
+            pipe = weft.Pipe(nn.Sequential(away), chunks=4, schedule="gpipe")
+            pipe.step(inputs.requires_grad_(), targets, loss=CROSS_ENTROPY)
+        elif case == "loss":
+            pipe = weft.Pipe(nn.Sequential(away), chunks=4, schedule="gpipe")
+            pipe.step(inputs, targets, loss=nn.CrossEntropyLoss(reduction="none"))
+        elif case == "no schedule":
+            weft.Pipe(nn.Sequential(away), chunks=4)
+        elif case == "tied":
+            weft.Pipe(nn.Sequential(weft.WithDevice(tied, "worker1/cpu"), tied), schedule="gpipe")
+        elif case == "no worker":
+            weft.Pipe(nn.Sequential(weft.WithDevice(tied, "nobody/cpu")), schedule="gpipe")
+        elif case == "state":
+            weft.Pipe(nn.Sequential(away), schedule="gpipe").load_state_dict(
+                {"0.weight": torch.zeros(3, 4)}
+            )
+        elif case in ("in place", "autocast", "no_grad", "parameters", "to", "apply"):
+            model = nn.Sequential(weft.WithDevice(models.AddsInPlace(), "worker1/cpu"), away)
+            pipe = weft.Pipe(model, chunks=2, checkpoint="always", schedule="gpipe")
+            with contextlib.ExitStack() as around:
+                if case == "autocast":
+                    around.enter_context(torch.autocast("cpu", torch.bfloat16))
+                if case == "no_grad":
+                    around.enter_context(torch.no_grad())
+                if case == "parameters":
+                    nn.utils.clip_grad_norm_(pipe.parameters(), 1.0)
+                if case == "to":
+                    pipe.double()
+                if case == "apply":
+                    pipe.apply(print)
+                pipe.step(inputs, targets, loss=CROSS_ENTROPY)
+    except (RuntimeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("targets", "ValueError: the targets give 2 micro-batches, the inputs 4"),
+        ("gradient", "ValueError: an input of a Pipe with a schedule wants a gradient"),
+        ("loss", "ValueError: reduction is not one of 'mean', 'sum': 'none'"),
+        ("no schedule", "ValueError: child '0' goes to worker 'worker1': give the Pipe a schedule"),
+        ("tied", ".weight' is shared with a stage on another worker"),
+        ("no worker", "nobody"),
+        ("state", "missing keys ['0.bias']"),
+        ("in place", "the stage changes its input in place"),
+        ("autocast", "ValueError: autocast is active here"),
+        ("no_grad", "ValueError: gradients are off here"),
+        ("parameters", "its parameters are on workers"),
+        ("to", "its layers cannot be moved or converted"),
+        ("apply", "its layers are on workers"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(group, case, said):
+    answer = group[0].call(refused, case)
+    assert said in answer
+
+
+def sends_too_much() -> str:
+    """The last stage refuses what comes; the one before it waits for gradients."""
+    import weft
+
+    wide = weft.WithDevice(models.Widen(1 << 20), "worker1/cpu")
+    model = nn.Sequential(wide, weft.WithDevice(models.Narrow(), "worker2/cpu"))
+    pipe = weft.Pipe(model, chunks=2, schedule="1f1b")
+    inputs, targets = models.batch()
+    try:
+        pipe.step(inputs, targets, loss=CROSS_ENTROPY)
+    except RuntimeError as error:
+        said = str(error)
+    assert held_anywhere(pipe) == 0
+    pipe.close()
+    return said
+
+
+def test_what_the_next_stage_cannot_take_ends_the_step():
+    with Group(3, per_rank=[{}, {}, {"max_inflight_bytes": 1 << 20}]) as workers:
+        said = workers[0].call(sends_too_much)
+        assert "what was sent to stage 1 of the Pipe, on worker 'worker2', did not arrive" in said
+        assert "max_inflight_bytes" in said
+        workers.shutdown()
+
+
+def step_until_it_fails() -> tuple[str, int]:
+    from weft.pipe._workers.part import part_of
+
+    pipe = pipe_of("0112", 4, "1f1b")
+    inputs, targets = models.batch()
+    try:
+        while True:
+            pipe.step(inputs, targets, loss=CROSS_ENTROPY)
+    except RuntimeError as error:
+        said = str(error)
+    return said, part_of(pipe._identity).stages[0].held
+
+
+def test_a_killed_worker_ends_the_step_with_its_name():
+    with Group(3) as workers:
+        workers[0].start(step_until_it_fails)
+        workers[2].call(wait_until_some_steps_are_over)
+        workers[2].kill()
+        killed = time.monotonic()
+        said, held = workers[0].result()
+        assert time.monotonic() - killed < 10  # 0.1 s on a quiet machine
+        assert "worker2" in said
+        assert "stage" in said
+        assert held == 0
+        workers[1].kill()
+        workers[0].kill()
+
+
+def test_a_driver_that_is_killed_leaves_nothing_running():
+    with Group(3) as workers:
+        workers[0].start(step_until_it_fails)
+        workers[2].call(wait_until_some_steps_are_over)
+        workers[0].kill()
+        for worker in (workers[1], workers[2]):
+            worker.call(wait_until_free)
+            worker.kill()
+
+
+def wait_until_some_steps_are_over() -> None:
+    from waiting import wait_until
+
+    from weft.pipe._workers import part
+
+    wait_until(
+        lambda: any(one.arrivals.is_over(3) for one in part.parts.values()), "steps are running"
+    )
+
+
+def wait_until_free() -> None:
+    from waiting import wait_until
+
+    from weft.pipe._workers import part
+
+    def free() -> bool:
+        return all(
+            len(one.arrivals) == 0 and all(stage.held == 0 for stage in one.stages.values())
+            for one in part.parts.values()
+        )
+
+    wait_until(free, "the mini-batch has ended here")

@@ -1,0 +1,144 @@
+"""Values between stages on workers: tensors, aliases, other values, and remote modules."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import worker_models as models
+from torch import nn
+from worker_pipes import CROSS_ENTROPY, gradients_of, held_anywhere, pipe_of
+
+
+def shares_memory(places: str, changes: bool, checkpoint: str) -> None:
+    import weft
+
+    torch.manual_seed(0)
+    plain = nn.Sequential(models.Overlapping(), models.ChangesOne(changes))
+    placed = [
+        weft.WithDevice(copy.deepcopy(layer), f"worker{place}/cpu")
+        for layer, place in zip(plain, places, strict=True)
+    ]
+    pipe = weft.Pipe(nn.Sequential(*placed), 2, checkpoint, schedule="1f1b")
+    inputs, targets = models.batch()
+    if changes and len(set(places)) > 1:
+        with pytest.raises(RuntimeError, match="in place"):
+            pipe.step(inputs, targets, loss=CROSS_ENTROPY)
+    else:
+        pipe.step(inputs, targets, loss=CROSS_ENTROPY)
+        for part, target in zip(inputs.chunk(2), targets.chunk(2), strict=True):
+            (CROSS_ENTROPY(plain[1](*plain[0](part)), target) / 2).backward()
+        for name, one in plain.named_parameters():
+            torch.testing.assert_close(gradients_of(pipe)[name], one.grad)
+    pipe.close()
+
+
+@pytest.mark.parametrize("changes", [False, True])
+@pytest.mark.parametrize("places", ["11", "12", "01"])
+def test_a_change_that_another_tensor_would_show_is_refused(group, places, changes):
+    group[0].call(shares_memory, places, changes, "never")
+
+
+def forward_alone() -> tuple[str, int]:
+    pipe, plain = pipe_of("0122", 3, "1f1b"), models.plain()
+    inputs, _ = models.batch()
+    output = pipe(inputs)
+    torch.testing.assert_close(output.to_here(), plain(inputs))
+    assert not output.to_here().requires_grad
+    pipe.eval()
+    torch.testing.assert_close(pipe(inputs).to_here(), plain(inputs))
+    held = held_anywhere(pipe)
+    pipe.close()
+    return output.owner_name(), held
+
+
+def test_a_forward_gives_an_rref_of_the_last_stages_worker(group):
+    assert group[0].call(forward_alone) == ("worker2", 0)
+
+
+def values_between_stages() -> None:
+    import weft
+
+    stages = (models.Split(), models.Join(), nn.Linear(4, 3))
+    plain = nn.Linear(4, 3)
+    plain.load_state_dict(stages[2].state_dict())
+    places = ("worker1", "worker2", "worker1")
+    placed = [weft.WithDevice(one, f"{at}/cpu") for one, at in zip(stages, places, strict=True)]
+    pipe = weft.Pipe(nn.Sequential(*placed), chunks=2, schedule="1f1b")
+    inputs, targets = models.batch()
+    loss = pipe.step(inputs, targets, loss=CROSS_ENTROPY)
+    whole = torch.cat([models.Join()(*models.Split()(part)) for part in inputs.chunk(2)])
+    expected = CROSS_ENTROPY(plain(whole), targets)
+    torch.testing.assert_close(loss, expected.detach())
+    pipe.close()
+
+
+def test_stages_pass_tuples_dictionaries_numbers_and_text(group):
+    group[0].call(values_between_stages)
+
+
+def the_same_tensor_twice() -> None:
+    import weft
+
+    stages = (models.Twice(), models.ChangesFirst(), nn.Linear(4, 3))
+    placed = [weft.WithDevice(one, f"worker{1 + at % 2}/cpu") for at, one in enumerate(stages)]
+    pipe = weft.Pipe(nn.Sequential(*placed), chunks=2, schedule="gpipe", checkpoint="never")
+    inputs, targets = models.batch()
+    loss = pipe.step(inputs, targets, loss=CROSS_ENTROPY)
+    plain = nn.Linear(4, 3)
+    plain.load_state_dict({key[2:]: value for key, value in pipe.state_dict().items()})
+    expected = CROSS_ENTROPY(plain((inputs + 2) * 2), targets)
+    torch.testing.assert_close(loss, expected.detach())
+    pipe.close()
+
+
+def gradients_of_the_same_tensor_twice() -> None:
+    import weft
+
+    torch.manual_seed(1)
+    first, last = nn.Linear(4, 3), nn.Linear(3, 3)
+    plain = copy.deepcopy(nn.ModuleList([first, last]))
+    stages = (first, models.Twice(), models.Adds(), last)
+    placed = [
+        weft.WithDevice(one, f"worker{at}/cpu")
+        for one, at in zip(stages, (1, 1, 2, 1), strict=True)
+    ]
+    pipe = weft.Pipe(nn.Sequential(*placed), chunks=2, schedule="1f1b")
+    inputs, targets = models.batch()
+    pipe.step(inputs, targets, loss=CROSS_ENTROPY)
+    CROSS_ENTROPY(plain[1]((plain[0](inputs) + 1) * 2), targets).backward()
+    found = gradients_of(pipe)
+    torch.testing.assert_close(found["0.weight"], plain[0].weight.grad)
+    torch.testing.assert_close(found["3.weight"], plain[1].weight.grad)
+    pipe.close()
+
+
+def test_gradients_of_a_tensor_that_a_stage_gives_twice_count_once(group):
+    group[0].call(gradients_of_the_same_tensor_twice)
+
+
+def test_a_tensor_that_a_stage_gives_twice_is_one_for_the_next(group):
+    group[0].call(the_same_tensor_twice)
+
+
+def remote_modules() -> None:
+    import weft
+
+    first = weft.RemoteModule("worker1/cpu", nn.Linear, (4, 6))
+    last = weft.RemoteModule("worker2/cpu", nn.Linear, (6, 3))
+    pipe = weft.Pipe(nn.Sequential(first, nn.Tanh(), last), chunks=4, schedule="gpipe")
+    assert [place.worker for place in pipe.places] == ["worker1", "worker0", "worker2"]
+    plain = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+    plain.load_state_dict(pipe.state_dict())
+    inputs, targets = models.batch()
+    loss = pipe.step(inputs, targets, loss=nn.CrossEntropyLoss(reduction="sum"))
+    expected = nn.functional.cross_entropy(plain(inputs), targets, reduction="sum")
+    torch.testing.assert_close(loss, expected.detach())
+    expected.backward()
+    torch.testing.assert_close(first.remote_grads()["weight"], plain[0].weight.grad)
+    pipe.close()
+
+
+def test_stages_that_are_remote_modules(group):
+    group[0].call(remote_modules)

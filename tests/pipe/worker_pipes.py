@@ -1,0 +1,65 @@
+"""Pipes over the three workers of the tests, and what they hold: what a driver runs."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+import worker_models as models
+from torch import nn
+
+CROSS_ENTROPY = nn.CrossEntropyLoss()
+
+
+def pipe_of(places: str, chunks: int, schedule: str, checkpoint: str = "never", seed: int = 0):
+    """A Pipe of the four layers, each at the worker with that digit."""
+    import weft
+
+    placed = [
+        layer if place == "0" else weft.WithDevice(layer, f"worker{place}/cpu")
+        for layer, place in zip(models.layers(seed), places, strict=True)
+    ]
+    return weft.Pipe(nn.Sequential(*placed), chunks, checkpoint, schedule=schedule)
+
+
+def held_anywhere(pipe) -> int:
+    return sum(pipe.at_workers(held_here).values())
+
+
+def held_here(pipe: str) -> int:
+    from weft.pipe._workers.part import part_of
+
+    part = part_of(pipe)
+    assert len(part.arrivals) == 0
+    return sum(stage.held for stage in part.stages.values())
+
+
+def runs_alive(pipe: str) -> int:
+    from weft.pipe._workers.run import Run
+
+    return sum(isinstance(one, Run) for one in gc.get_objects())
+
+
+def collects(on: bool) -> None:
+    (gc.enable if on else gc.disable)()
+
+
+def gradients_here(pipe: str) -> dict[str, torch.Tensor]:
+    from weft.pipe._workers.part import part_of
+    from weft.pipe._workers.state import _parameters
+
+    return {name: parameter.grad for name, parameter in _parameters(part_of(pipe)).items()}
+
+
+def gradients_of(pipe) -> dict[str, torch.Tensor]:
+    return {
+        name: grad
+        for found in pipe.at_workers(gradients_here).values()
+        for name, grad in found.items()
+    }
+
+
+def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
+    assert left.keys() == right.keys()
+    for name in left:
+        assert torch.equal(left[name], right[name]), name
