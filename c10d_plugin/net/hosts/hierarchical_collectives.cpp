@@ -74,6 +74,7 @@ std::vector<int> HierarchicalCollectives::awaited() const {
   const std::vector<int> indices = parts_.inside->awaited();
   if (indices.empty()) return parts_.mailbox->awaited();
   std::vector<int> ranks;
+  ranks.reserve(indices.size());
   for (const int index : indices)
     ranks.push_back(layout_.here()[static_cast<std::size_t>(index)]);
   return ranks;
