@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "rpc_backend/agent/message_router.h"
+#include "rpc_backend/call/call_kind.h"
 #include "rpc_backend/core/env.h"
 #include "rpc_backend/core/log.h"
 #include "rpc_backend/group/store_access.h"

@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <exception>
+#include <utility>
 
+#include "rpc_backend/call/call_kind.h"
+#include "rpc_backend/call/rref_creation.h"
 #include "rpc_backend/core/future_wait.h"
 #include "rpc_backend/core/log.h"
-#include "rpc_backend/rref/torch_rrefs.h"
 #include "transport/base/interruption.h"
 #include "transport/base/thrown.h"
 
@@ -23,35 +25,6 @@ namespace {
 constexpr milliseconds kTimerGrain{2};
 // Answers that the loop thread may complete: assembling them takes no longer than a wake-up.
 constexpr std::size_t kSmallAnswer = std::size_t{64} << 10;
-
-// RRef.to_here(): the calling thread waits for this very future and deserialises the answer itself,
-// so no callback of the user's hangs on it.
-bool waitsInTorch(MessageType type) {
-  return type == MessageType::SCRIPT_RREF_FETCH_CALL || type == MessageType::PYTHON_RREF_FETCH_CALL;
-}
-
-// The types for which a thread takes its waiter. A collected RRef may send a message of another
-// type from the thread that is about to wait for its call.
-bool mayHaveWaiter(MessageType type) {
-  return type == MessageType::SCRIPT_CALL || type == MessageType::PYTHON_CALL;
-}
-
-// The calls that a user makes, which the deadline of the call around them ends. The others keep
-// tables right, or are torch's way through a backward pass.
-bool isUsers(MessageType type) {
-  switch (type) {
-    case MessageType::SCRIPT_CALL:
-    case MessageType::PYTHON_CALL:
-    case MessageType::SCRIPT_REMOTE_CALL:
-    case MessageType::PYTHON_REMOTE_CALL:
-    case MessageType::SCRIPT_RREF_FETCH_CALL:
-    case MessageType::PYTHON_RREF_FETCH_CALL:
-    case MessageType::RREF_BACKWARD_REQ:
-      return true;
-    default:
-      return false;
-  }
-}
 
 // torch's text for a timeout, which programs look for.
 std::string timeoutText(milliseconds timeout, bool inherited) {
@@ -68,23 +41,6 @@ milliseconds leftOf(const PendingCall& call) {
 }
 
 }  // namespace
-
-CallKind kindOf(MessageType type) {
-  switch (type) {
-    case MessageType::SCRIPT_CALL:
-      return CallKind::kScript;
-    case MessageType::PYTHON_CALL:
-      return CallKind::kPython;
-    case MessageType::SCRIPT_REMOTE_CALL:
-    case MessageType::PYTHON_REMOTE_CALL:
-      return CallKind::kRemote;
-    case MessageType::SCRIPT_RREF_FETCH_CALL:
-    case MessageType::PYTHON_RREF_FETCH_CALL:
-      return CallKind::kFetch;
-    default:
-      return CallKind::kOther;
-  }
-}
 
 FuturePtr RequestClient::newFuture() const {
   return c10::make_intrusive<JitFuture>(at::AnyClassType::get(), group_.devices());
@@ -118,11 +74,11 @@ FuturePtr RequestClient::send(worker_id_t to, const MessagePtr& message, millise
   if (waitsInTorch(type)) fetched = call.fetched = readFetchedId(asked.payload);
   if (createsRRef(type)) call.created = readCreatedIds(asked.payload);
   auto future = start(std::move(call), id);
-  if (!why && fetched) why = failed_creations_.find(*fetched);
+  if (!why && fetched) why = completer_.whyNotCreated(*fetched);
   if (why) {
     rrefs_.lifecycle().undo(rrefs.carried);
     if (to == context_.rank && createsRRef(type) && markOwnRRef(asked.payload)) {
-      failAtOnce(id, *why);
+      if (const auto own = calls_.take(id, to)) completer_.failAtOnce(*own, *why);
     } else {
       onSendFailed(to, id, *why);
     }
@@ -228,26 +184,6 @@ FuturePtr RequestClient::callControl(worker_id_t to, ControlType type, const std
   return future;
 }
 
-template <typename Settle>
-Completion RequestClient::completion(PendingCall& call, Settle settle) {
-  // Without memory for this the call keeps its future.
-  Completion made = [this, alive = context_.keepAlive(), future = call.future,
-                     outer_deadline = call.outer_deadline, settle = std::move(settle)] {
-    const CallContext outer(outer_deadline);
-    const CallScope scope(outer.hasDeadline() ? &outer : CallContext::current());
-    try {
-      settle(*future);
-    } catch (const std::exception& error) {
-      // torch's own callbacks throw when an RRef's owner is lost.
-      logInfo(std::string("a callback of a call threw: ") + error.what());
-    }
-    // Last: callbacks may make further calls.
-    context_.metrics.client_calls.decrement();
-  };
-  call.future.reset();  // this thread must not be the last to hold it
-  return made;
-}
-
 void RequestClient::onAnswer(worker_id_t from, const std::shared_ptr<IncomingMessage>& in) {
   // Whoever has the answer may write to the arguments, which the callee's streams may still read.
   if (!group_.devices().empty() &&
@@ -259,37 +195,37 @@ void RequestClient::onAnswer(worker_id_t from, const std::shared_ptr<IncomingMes
   const auto thrown = transport::thrownBy([&] { takeAnswer(from, in, *call); });
   // The call is in no table any more: nobody else would end it.
   if (thrown && call->future)
-    fail(std::move(*call),
-         transport::resourceExhausted("the answer could not be taken (" + *thrown + ")"));
+    completer_.fail(std::move(*call), transport::resourceExhausted(
+                                          "the answer could not be taken (" + *thrown + ")"));
 }
 
 void RequestClient::takeAnswer(worker_id_t from, const std::shared_ptr<IncomingMessage>& in,
                                PendingCall& call) {
   context_.metrics.addRoundTrip(kindOf(call.type), Clock::now() - call.started);
-  Completion read = completion(call, [this, in, from, asked = askedBy(call)](JitFuture& future) {
-    readAnswer(from, *in, asked, future);
-  });
+  Completion read =
+      completer_.completion(call, [this, in, from, asked = CallCompleter::askedBy(call)](
+                                      JitFuture& future) { readAnswer(from, *in, asked, future); });
   if (waitsInTorch(call.type) && group_.devices().empty() && in->bytes() <= kSmallAnswer) {
     read();
     if (in->tensorCount() > 0) sender_.dropElsewhere(std::move(read));
   } else {
-    complete(call, std::move(read));
+    completer_.complete(call, std::move(read));
   }
 }
 
-void RequestClient::readAnswer(worker_id_t from, IncomingMessage& in, const Asked& asked,
-                               JitFuture& future) {
+void RequestClient::readAnswer(worker_id_t from, IncomingMessage& in,
+                               const CallCompleter::Asked& asked, JitFuture& future) {
   try {
     const auto streams = streamsFromPool(group_.devices());
     const c10::MultiStreamGuard guard(streams);
     const auto type = static_cast<MessageType>(in.type());
     if (const auto why = refusal(context_.options.request_policy, type, in.payload())) {
       const std::string name = group_.directory().nameOf(from);
-      setError(future, asked, "the answer of worker '" + name + "' is refused: " + *why);
+      completer_.setError(future, asked, "the answer of worker '" + name + "' is refused: " + *why);
       return;
     }
     if (type == MessageType::EXCEPTION) {
-      setError(future, asked, in.text());
+      completer_.setError(future, asked, in.text());
       return;
     }
     rrefs_.lifecycle().onAnswerReceived(type, in.payload());
@@ -297,7 +233,7 @@ void RequestClient::readAnswer(worker_id_t from, IncomingMessage& in, const Aske
     auto storages = message->getStorages();
     future.markCompleted(std::move(message), std::move(storages));
   } catch (const std::exception& error) {
-    setError(future, asked, error.what());
+    completer_.setError(future, asked, error.what());
   }
 }
 
@@ -305,96 +241,40 @@ void RequestClient::onControlAck(worker_id_t from, const IncomingMessage& in) {
   auto call = calls_.take(in.callId(), from);
   if (!call) return;
   if (const std::string text = in.text(); !text.empty()) {
-    fail(std::move(*call), text);
+    completer_.fail(std::move(*call), text);
     return;
   }
-  complete(*call,
-           completion(*call, [](JitFuture& future) { future.markCompleted(c10::IValue()); }));
+  completer_.complete(*call, completer_.completion(*call, [](JitFuture& future) {
+    future.markCompleted(c10::IValue());
+  }));
 }
 
 void RequestClient::completeOwn(std::uint64_t id, const FuturePtr& made) {
   auto call = calls_.take(id, context_.rank);
   if (!call) return;
   context_.metrics.addRoundTrip(kindOf(call->type), Clock::now() - call->started);
-  complete(*call, completion(*call, [this, made, asked = askedBy(*call)](JitFuture& future) {
+  auto settle = [this, made, asked = CallCompleter::askedBy(*call)](JitFuture& future) {
     const c10::MultiStreamGuard guard(streamsFromPool(group_.devices()));
     made->wait();  // it is complete: these streams wait for those that made the answer
     const auto answer = made->value().toCustomClass<Message>();
     if (answer->type() == MessageType::EXCEPTION) {
       const auto& text = answer->payload();
-      setError(future, asked, {text.begin(), text.end()});
+      completer_.setError(future, asked, {text.begin(), text.end()});
       return;
     }
     auto storages = answer->getStorages();
     future.markCompleted(answer, std::move(storages));
-  }));
-}
-
-void RequestClient::setError(JitFuture& future, const Asked& asked, const std::string& text,
-                             bool logged) {
-  const auto error = callError(asked.type, text, logged);
-  torch_rrefs::RRefPtr rref;
-  if (createsRRef(asked.type)) rref = markRRef(future, asked.created, context_.closing);
-  const auto thrown = transport::thrownBy([&] { future.setErrorIfNeeded(error); });
-  if (rref) endWaits(*rref, error, text);
-  if (thrown) logInfo("a callback of a failed call threw: " + *thrown);
-}
-
-void RequestClient::failAtOnce(std::uint64_t id, const std::string& text) {
-  const auto call = calls_.take(id, context_.rank);
-  if (!call) return;
-  context_.metrics.calls_failed.fetch_add(1, std::memory_order_relaxed);
-  context_.metrics.client_calls.decrement();
-  call->future->setErrorIfNeeded(callError(call->type, text, context_.closing));
-}
-
-void RequestClient::endWaits(torch_rrefs::RRef& failed, const std::exception_ptr& error,
-                             const std::string& text) {
-  if (failed.isOwner()) {
-    torch_rrefs::endOwnWaits(failed, error);
-  } else if (!text.starts_with(makeRPCError("", RPCErrorType::TIMEOUT))) {
-    // After a timeout the value may still come.
-    const RRefKey value = fromTorch(failed.rrefId());
-    const std::string why = "RRef creation via rpc.remote() failed: " + text;
-    failed_creations_.add(value, why);
-    for (PendingCall& fetch : calls_.takeFetches(value))
-      fail(std::move(fetch), why);
-  }
-}
-
-void RequestClient::complete(const PendingCall& call, Completion completion) {
-  bool given = false;
-  const auto thrown = transport::thrownBy([&] {
-    given = call.waiter.give(completion) || context_.completers.run(std::move(completion));
-  });
-  if (given) return;
-  // Callbacks are user code: never on the loop thread, nor inside the caller's send(). Once the
-  // completers have stopped, or there is no memory to tell them, no other thread is left.
-  if (thrown) logWarning("a call is completed where its answer came (" + *thrown + ")");
-  completion();  // NOLINT(bugprone-use-after-move): run() moves only what it accepts
-}
-
-void RequestClient::fail(PendingCall call, const std::string& text) {
-  if (!context_.closing) context_.metrics.calls_failed.fetch_add(1, std::memory_order_relaxed);
-  complete(call, completion(call, [this, peer = call.peer, asked = askedBy(call),
-                                   text](JitFuture& future) {
-             const bool lost = group_.lossOf(peer).has_value();
-             if (lost) rrefs_.cleanUpAfter(peer);
-             if (rrefs_.isMoot(peer, asked.type)) {
-               future.markCompleted(RRefLifecycle::ack());
-             } else {
-               setError(future, asked, text, lost || context_.closing);
-             }
-           }));
+  };
+  completer_.complete(*call, completer_.completion(*call, std::move(settle)));
 }
 
 void RequestClient::onSendFailed(worker_id_t to, std::uint64_t id, const std::string& reason) {
-  if (auto call = calls_.take(id, to)) fail(std::move(*call), reason);
+  if (auto call = calls_.take(id, to)) completer_.fail(std::move(*call), reason);
 }
 
 void RequestClient::onPeerLost(worker_id_t peer, const std::string& reason) {
   for (PendingCall& call : calls_.takeAllOf(peer))
-    fail(std::move(call), reason);
+    completer_.fail(std::move(call), reason);
 }
 
 void RequestClient::cancel(std::optional<PendingCall> call) {
@@ -404,14 +284,14 @@ void RequestClient::cancel(std::optional<PendingCall> call) {
                                                  type = call->type, id = call->id] {
     if (const auto alive = parts.lock()) giveUp(peer, type, id);
   });
-  fail(std::move(*call), "the wait for the call was interrupted, so it was cancelled");
+  completer_.fail(std::move(*call), "the wait for the call was interrupted, so it was cancelled");
 }
 
 void RequestClient::close() {
   const std::string text =
       context_.me() + " is shutting down: RPC is no longer running on this node.";
   for (PendingCall& call : calls_.takeAll())
-    fail(std::move(call), text);
+    completer_.fail(std::move(call), text);
 }
 
 void RequestClient::armTimer(Clock::time_point deadline) {
@@ -444,7 +324,7 @@ void RequestClient::expire() {
     context_.metrics.calls_timed_out.fetch_add(1, std::memory_order_relaxed);
     giveUp(call.peer, call.type, call.id);
     const std::string text = timeoutText(call.timeout, call.inherited);
-    fail(std::move(call), text);
+    completer_.fail(std::move(call), text);
   }
   if (next != Clock::time_point::max()) armTimer(next);
 }

@@ -1,7 +1,7 @@
 // RequestClient: the calls that this agent makes: sending, answers, timeouts, failures.
 //
-// Threads: any; the on...() members run on the loop thread. A future is completed by the thread
-// that waits for it (InlineWaiter), else by a completer, because its callbacks are user code.
+// Threads: any; the on...() members run on the loop thread. CallCompleter says on which thread a
+// call's future is completed.
 // Failure: a call's failure is its future's error: a timeout in torch's words, a lost peer with its
 // name and reason, or the remote error. send() throws only for what cannot be encoded, and what
 // Ctrl-C's handler raised.
@@ -13,17 +13,14 @@
 #include <optional>
 #include <string>
 
+#include "rpc_backend/call/call_completer.h"
 #include "rpc_backend/call/call_table.h"
-#include "rpc_backend/call/rref_creation.h"
 #include "rpc_backend/codec/message_sender.h"
 #include "rpc_backend/core/call_context.h"
 #include "rpc_backend/group/group.h"
 #include "rpc_backend/rref/rref_service.h"
 
 namespace weft::rpc {
-
-// What a request asks for.
-CallKind kindOf(MessageType type);
 
 class RequestClient {
  public:
@@ -93,29 +90,9 @@ class RequestClient {
   FuturePtr start(PendingCall call, std::uint64_t& id);
   void transmit(worker_id_t to, std::uint64_t id, const MessagePtr& message, milliseconds timeout,
                 const DeviceMap& map, const RRefLifecycle::Carried& carried);
-  void fail(PendingCall call, const std::string& text);
-  // Completes the call's future by `settle`.
-  template <typename Settle>
-  Completion completion(PendingCall& call, Settle settle);
-  // What a call asked for, when it is in the table no more.
-  struct Asked {
-    MessageType type{};
-    std::optional<ForkIds> created;
-  };
-  static Asked askedBy(const PendingCall& call) { return {call.type, call.created}; }
-  // The future of such a call fails. `logged`: the log has the reason already.
-  void setError(JitFuture& future, const Asked& asked, const std::string& text,
-                bool logged = false);
-  // Of a call to this worker that is not sent, in the thread that makes it: its future fails before
-  // that thread has it, as with TensorPipe, so no callback of the user's runs here.
-  void failAtOnce(std::uint64_t id, const std::string& text);
-  // Who waits for the value of an RRef that was not created learns why.
-  void endWaits(torch_rrefs::RRef& failed, const std::exception_ptr& error,
-                const std::string& text);
-  // On the thread that waits for the call, else on a completer; here when neither is left.
-  void complete(const PendingCall& call, Completion completion);
   void takeAnswer(worker_id_t from, const std::shared_ptr<IncomingMessage>& in, PendingCall& call);
-  void readAnswer(worker_id_t from, IncomingMessage& in, const Asked& asked, JitFuture& future);
+  void readAnswer(worker_id_t from, IncomingMessage& in, const CallCompleter::Asked& asked,
+                  JitFuture& future);
   void cancel(std::optional<PendingCall> call);
   // Loop thread. Tells the callee that nobody waits any more.
   void giveUp(worker_id_t callee, MessageType type, std::uint64_t id);
@@ -128,7 +105,7 @@ class RequestClient {
   RRefService& rrefs_;
   const Hooks hooks_;
   CallTable calls_;
-  FailedCreations failed_creations_;
+  CallCompleter completer_{context_, group_, rrefs_, calls_};
   std::mutex timer_mutex_;
   Clock::time_point timer_armed_ = Clock::time_point::max();
 };

@@ -1,0 +1,69 @@
+#include "rpc_backend/call/call_completer.h"
+
+#include <torch/csrc/distributed/rpc/utils.h>
+
+#include "rpc_backend/rref/torch_rrefs.h"
+#include "transport/base/thrown.h"
+
+namespace weft::rpc {
+
+using torch::distributed::rpc::makeRPCError;
+using torch::distributed::rpc::RPCErrorType;
+
+void CallCompleter::complete(const PendingCall& call, Completion completion) {
+  bool given = false;
+  const auto thrown = transport::thrownBy([&] {
+    given = call.waiter.give(completion) || context_.completers.run(std::move(completion));
+  });
+  if (given) return;
+  // Callbacks are user code: never on the loop thread, nor inside the caller's send(). Once the
+  // completers have stopped, or there is no memory to tell them, no other thread is left.
+  if (thrown) logWarning("a call is completed where its answer came (" + *thrown + ")");
+  completion();  // NOLINT(bugprone-use-after-move): run() moves only what it accepts
+}
+
+void CallCompleter::fail(PendingCall call, const std::string& text) {
+  if (!context_.closing) context_.metrics.calls_failed.fetch_add(1, std::memory_order_relaxed);
+  complete(call, completion(call, [this, peer = call.peer, asked = askedBy(call),
+                                   text](JitFuture& future) {
+             const bool lost = group_.lossOf(peer).has_value();
+             if (lost) rrefs_.cleanUpAfter(peer);
+             if (rrefs_.isMoot(peer, asked.type)) {
+               future.markCompleted(RRefLifecycle::ack());
+             } else {
+               setError(future, asked, text, lost || context_.closing);
+             }
+           }));
+}
+
+void CallCompleter::failAtOnce(const PendingCall& call, const std::string& text) {
+  context_.metrics.calls_failed.fetch_add(1, std::memory_order_relaxed);
+  context_.metrics.client_calls.decrement();
+  call.future->setErrorIfNeeded(callError(call.type, text, context_.closing));
+}
+
+void CallCompleter::setError(JitFuture& future, const Asked& asked, const std::string& text,
+                             bool logged) {
+  const auto error = callError(asked.type, text, logged);
+  torch_rrefs::RRefPtr rref;
+  if (createsRRef(asked.type)) rref = markRRef(future, asked.created, context_.closing);
+  const auto thrown = transport::thrownBy([&] { future.setErrorIfNeeded(error); });
+  if (rref) endWaits(*rref, error, text);
+  if (thrown) logInfo("a callback of a failed call threw: " + *thrown);
+}
+
+void CallCompleter::endWaits(torch_rrefs::RRef& failed, const std::exception_ptr& error,
+                             const std::string& text) {
+  if (failed.isOwner()) {
+    torch_rrefs::endOwnWaits(failed, error);
+  } else if (!text.starts_with(makeRPCError("", RPCErrorType::TIMEOUT))) {
+    // After a timeout the value may still come.
+    const RRefKey value = fromTorch(failed.rrefId());
+    const std::string why = "RRef creation via rpc.remote() failed: " + text;
+    failed_creations_.add(value, why);
+    for (PendingCall& fetch : calls_.takeFetches(value))
+      fail(std::move(fetch), why);
+  }
+}
+
+}  // namespace weft::rpc

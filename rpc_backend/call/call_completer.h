@@ -1,0 +1,85 @@
+// CallCompleter: how a call ends, once it is out of the table: its future gets a value or an error,
+// on the thread that waits for the call (InlineWaiter), else on a completer, because the future's
+// callbacks are user code.
+//
+// Threads: any. Calls what completes futures with no lock held.
+#pragma once
+
+#include <exception>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "rpc_backend/call/call_table.h"
+#include "rpc_backend/call/rref_creation.h"
+#include "rpc_backend/core/call_context.h"
+#include "rpc_backend/core/log.h"
+#include "rpc_backend/group/group.h"
+#include "rpc_backend/rref/rref_service.h"
+
+namespace weft::rpc {
+
+class CallCompleter {
+ public:
+  // What a call asked for, when it is in the table no more.
+  struct Asked {
+    MessageType type{};
+    std::optional<ForkIds> created;
+  };
+  static Asked askedBy(const PendingCall& call) { return {call.type, call.created}; }
+
+  // All live as long as this. `calls`: where the fetches of an RRef wait that was not created.
+  CallCompleter(AgentContext& context, Group& group, RRefService& rrefs, CallTable& calls)
+      : context_(context), group_(group), rrefs_(rrefs), calls_(calls) {}
+
+  // Completes the call's future by `settle`.
+  template <typename Settle>
+  Completion completion(PendingCall& call, Settle settle);
+  // On the thread that waits for the call, else on a completer; here when neither is left.
+  void complete(const PendingCall& call, Completion completion);
+  void fail(PendingCall call, const std::string& text);
+  // Of a call to this worker that is not sent, in the thread that makes it: its future fails before
+  // that thread has it, as with TensorPipe, so no callback of the user's runs here.
+  void failAtOnce(const PendingCall& call, const std::string& text);
+  // The future of a call fails, inside its completion. `logged`: the log has the reason already.
+  void setError(JitFuture& future, const Asked& asked, const std::string& text,
+                bool logged = false);
+  // Why the creation of that value failed; nothing: it did not, or long ago.
+  std::optional<std::string> whyNotCreated(const RRefKey& value) const {
+    return failed_creations_.find(value);
+  }
+
+ private:
+  // Who waits for the value of an RRef that was not created learns why.
+  void endWaits(torch_rrefs::RRef& failed, const std::exception_ptr& error,
+                const std::string& text);
+
+  AgentContext& context_;
+  Group& group_;
+  RRefService& rrefs_;
+  CallTable& calls_;
+  FailedCreations failed_creations_;
+};
+
+template <typename Settle>
+Completion CallCompleter::completion(PendingCall& call, Settle settle) {
+  // Without memory for this the call keeps its future.
+  Completion made = [this, alive = context_.keepAlive(), future = call.future,
+                     outer_deadline = call.outer_deadline, settle = std::move(settle)] {
+    const CallContext outer(outer_deadline);
+    const CallScope scope(outer.hasDeadline() ? &outer : CallContext::current());
+    try {
+      settle(*future);
+    } catch (const std::exception& error) {
+      // torch's own callbacks throw when an RRef's owner is lost.
+      logInfo(std::string("a callback of a call threw: ") + error.what());
+    }
+    // Last: callbacks may make further calls.
+    context_.metrics.client_calls.decrement();
+  };
+  call.future.reset();  // this thread must not be the last to hold it
+  return made;
+}
+
+}  // namespace weft::rpc

@@ -1,0 +1,45 @@
+#include "rpc_backend/call/call_kind.h"
+
+namespace weft::rpc {
+
+CallKind kindOf(MessageType type) {
+  switch (type) {
+    case MessageType::SCRIPT_CALL:
+      return CallKind::kScript;
+    case MessageType::PYTHON_CALL:
+      return CallKind::kPython;
+    case MessageType::SCRIPT_REMOTE_CALL:
+    case MessageType::PYTHON_REMOTE_CALL:
+      return CallKind::kRemote;
+    case MessageType::SCRIPT_RREF_FETCH_CALL:
+    case MessageType::PYTHON_RREF_FETCH_CALL:
+      return CallKind::kFetch;
+    default:
+      return CallKind::kOther;
+  }
+}
+
+bool waitsInTorch(MessageType type) {
+  return type == MessageType::SCRIPT_RREF_FETCH_CALL || type == MessageType::PYTHON_RREF_FETCH_CALL;
+}
+
+bool mayHaveWaiter(MessageType type) {
+  return type == MessageType::SCRIPT_CALL || type == MessageType::PYTHON_CALL;
+}
+
+bool isUsers(MessageType type) {
+  switch (type) {
+    case MessageType::SCRIPT_CALL:
+    case MessageType::PYTHON_CALL:
+    case MessageType::SCRIPT_REMOTE_CALL:
+    case MessageType::PYTHON_REMOTE_CALL:
+    case MessageType::SCRIPT_RREF_FETCH_CALL:
+    case MessageType::PYTHON_RREF_FETCH_CALL:
+    case MessageType::RREF_BACKWARD_REQ:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace weft::rpc
