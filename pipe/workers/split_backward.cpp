@@ -132,7 +132,7 @@ ag::edge_list edgesOf(const std::vector<at::Tensor>& tensors) {
 
 struct SplitBackward::Split {
   struct Part {
-    std::shared_ptr<ag::Node> node;
+    NodePtr node;
     std::shared_ptr<ag::variable_list> kept;  // what it gets in the first half
   };
 
@@ -179,7 +179,7 @@ void SplitBackward::analyse() {
 }
 
 // Nodes that share a parameter are one split: their gradients of it add up.
-void SplitBackward::add(std::vector<std::unique_ptr<Split>>& splits, std::shared_ptr<ag::Node> node,
+void SplitBackward::add(std::vector<std::unique_ptr<Split>>& splits, NodePtr node,
                         ag::edge_list parameters) {
   auto made = std::make_unique<Split>();
   made->parts.push_back({std::move(node), std::make_shared<ag::variable_list>()});

@@ -14,11 +14,11 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/csrc/autograd/edge.h>
 
 #include <memory>
 #include <vector>
 
+#include "third_party/torch/torch_compat.h"
 #include "transport/base/api.h"
 
 namespace weft::pipe {
@@ -43,8 +43,7 @@ class WEFT_API SplitBackward {
   struct Split;  // nodes that lead to inputs and to parameters, which they share
 
   void analyse();
-  static void add(std::vector<std::unique_ptr<Split>>& splits,
-                  std::shared_ptr<torch::autograd::Node> node,
+  static void add(std::vector<std::unique_ptr<Split>>& splits, NodePtr node,
                   torch::autograd::edge_list parameters);
 
   Tensors inputs_;
