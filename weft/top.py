@@ -26,8 +26,8 @@ class Unreachable(Exception):
     """An address does not answer."""
 
 
-def fetch(places: list[str]) -> list[State]:
-    """What the groups of these addresses do, each process once.
+def fetch(places: list[str], page: str) -> list[State]:
+    """What the groups of these addresses answer, each process once.
 
     Raises:
         Unreachable: one of them serves no figures.
@@ -35,7 +35,7 @@ def fetch(places: list[str]) -> list[State]:
     found: dict[Any, State] = {}
     for place in places:
         try:
-            with urllib.request.urlopen(f"http://{place}/group", timeout=_PATIENCE) as answer:
+            with urllib.request.urlopen(f"http://{place}/{page}", timeout=_PATIENCE) as answer:
                 states = json.load(answer)
         except (OSError, ValueError) as error:
             raise Unreachable(
@@ -132,6 +132,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--interval", type=float, default=2.0, help="seconds between looks (2)")
     parser.add_argument("--once", action="store_true", help="looks once and ends")
     parser.add_argument("--json", action="store_true", help="one JSON list for each look")
+    parser.add_argument("--stacks", action="store_true", help="where all threads are in Python")
     return parser.parse_args(arguments)
 
 
@@ -139,7 +140,7 @@ def main(arguments: list[str]) -> int:
     """Shows it until Ctrl-C; the exit status."""
     given = parse(arguments)
     try:
-        show_json(given) if given.json else show_table(given)
+        show(given)
     except Unreachable as error:
         print(f"weft.top: {error}", file=sys.stderr)
         return 1
@@ -156,13 +157,30 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def show(given: argparse.Namespace) -> None:
+    """In the way that the command line asks for."""
+    if given.json:
+        show_json(given)
+    elif given.stacks:
+        show_stacks(given)
+    else:
+        show_table(given)
+
+
 def show_json(given: argparse.Namespace) -> None:
     """For scripts."""
+    page = "stacks" if given.stacks else "group"
     while True:
-        print(json.dumps(fetch(given.places)), flush=True)
+        print(json.dumps(fetch(given.places, page)), flush=True)
         if given.once:
             return
         time.sleep(given.interval)
+
+
+def show_stacks(given: argparse.Namespace) -> None:
+    """Once: the text is long."""
+    for one in fetch(given.places, "stacks"):
+        print(f"== {one['name']} (rank {one['rank']})\n{one['error'] or one['stacks']}")
 
 
 def show_table(given: argparse.Namespace) -> None:
@@ -171,14 +189,14 @@ def show_table(given: argparse.Namespace) -> None:
     from rich.live import Live
 
     view = View()
-    table = view.table(fetch(given.places))
+    table = view.table(fetch(given.places, "group"))
     if given.once:
         Console().print(table)
         return
     with Live(table, auto_refresh=False) as live:
         while True:
             time.sleep(given.interval)
-            live.update(view.table(fetch(given.places)), refresh=True)
+            live.update(view.table(fetch(given.places, "group")), refresh=True)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,12 @@ import pytest
 from workers import Group, free_port
 
 _gate = threading.Event()
+_held = threading.Event()
 _calls: list[object] = []
 
 
 def hold() -> int:
+    _held.set()
     assert _gate.wait(60)
     return 7
 
@@ -29,6 +31,10 @@ def begin(to: str) -> None:
 
 def end() -> int:
     return _calls.pop().wait()
+
+
+def wait_until_held() -> None:
+    assert _held.wait(30)
 
 
 def release() -> None:
@@ -79,6 +85,20 @@ def test_it_shows_all_workers_and_what_they_wait_for(group):
     group[1].call(release)
     assert group[0].call(end) == 7
     assert [one for one in seen(place)[0]["waits"] if one["what"] == "python"] == []
+    group.shutdown()
+
+
+def test_it_shows_where_the_threads_are(group):
+    group[0].call(begin, "worker1")
+    group[1].call(wait_until_held)
+    place = group[2].call(address)
+    (second,) = [one for one in seen(place, "--stacks") if one["name"] == "worker1"]
+    assert "in hold\n" in second["stacks"]
+    assert second["stacks"].startswith("MainThread:\n")
+    text = look(place, "--stacks").stdout
+    assert text.index("== worker0 (rank 0)") < text.index("in hold\n") < text.index("== worker2")
+    group[1].call(release)
+    assert group[0].call(end) == 7
     group.shutdown()
 
 

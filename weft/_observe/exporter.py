@@ -6,11 +6,13 @@ import json
 import os
 import socket
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from weft import _C
+from weft._observe.group import GroupAnswers
 from weft._observe.prometheus import metrics_text
-from weft._observe.state import GroupState, state
+from weft._observe.state import State, stacks, state
 from weft._observe.threads import started
 from weft._torch.request_policy import register_function
 
@@ -20,10 +22,10 @@ _server: tuple[int, ThreadingHTTPServer] | None = None  # with the process that 
 
 
 def start() -> None:
-    """Serves ``/metrics`` and ``/group`` from now on, if WEFT_METRICS is set.
+    """Serves ``/metrics``, ``/group`` and ``/stacks`` from now on, if WEFT_METRICS is set.
 
     A second call changes nothing. Under the policy ``registered`` peers may ask for this worker's
-    state from now on.
+    state and stacks from now on.
 
     An address that is taken is a warning: several workers of a host may have the same variable.
     """
@@ -42,6 +44,7 @@ def start() -> None:
             return
         _server = os.getpid(), server
     register_function(state)
+    register_function(stacks)
     thread = threading.Thread(target=server.serve_forever, name="weft-metrics", daemon=True)
     if not started(thread, "no metrics are served"):
         server.server_close()
@@ -72,16 +75,22 @@ class _Server(ThreadingHTTPServer):
         super().__init__(place, handler)
 
 
-_group = GroupState()
+def _asking(question: Callable[[], State]) -> Callable[[], str]:
+    """The page with what all workers answer."""
+    answers = GroupAnswers(question)
+    return lambda: json.dumps(answers.get())
+
+
 _PAGES = {
     "/metrics": ("text/plain; version=0.0.4; charset=utf-8", metrics_text),
-    "/group": ("application/json", lambda: json.dumps(_group.get())),
+    "/group": ("application/json", _asking(state)),
+    "/stacks": ("application/json", _asking(stacks)),
 }
 
 
 class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        """Answers ``/metrics``, which is ``/`` too, and ``/group``."""
+        """Answers each of the pages; ``/`` is ``/metrics``."""
         path = self.path.partition("?")[0]
         page = _PAGES.get("/metrics" if path == "/" else path)
         if page is None:
