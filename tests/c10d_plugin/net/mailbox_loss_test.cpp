@@ -55,18 +55,17 @@ TEST(MailboxLoss, AMessageHalfReadAndOnesAnnouncedFailWithTheirSender) {
                options.eager_bytes = 50'000'000;
              });
              if (rank == 1) {
-               const OwnedBuffer large = bufferOf(40'000'000);
-               box->send(0, 1, large, [](const Error&) {});
-               box->send(0, 2, large, [](const Error&) {});  // announced
+               box->send(0, 1, bufferOf(40'000'000), [](const Error&) {});
+               box->send(0, 2, bufferOf(60'000'000), [](const Error&) {});  // announced
                die();
              }
-             std::future<Mailbox::Received> half = receiving(*box, 1, 1, bufferOf(40'000'000));
-             const Mailbox::Received first = await(std::move(half));
-             // It may have been fast enough; the second can't.
-             if (first.error) {
+             std::future<Mailbox::Received> gone = receiving(*box, 1, 9, bufferOf(10));
+             const Mailbox::Received first = await(receiving(*box, 1, 1, bufferOf(40'000'000)));
+             if (first.error) {  // it may have been fast enough
                EXPECT_TRUE(names(first.error, "rank 1")) << first.error.text();
              }
-             const Mailbox::Received second = await(receiving(*box, 1, 2, bufferOf(40'000'000)));
+             EXPECT_TRUE(names(await(std::move(gone)).error, "rank 1"));
+             const Mailbox::Received second = await(receiving(*box, 1, 2, bufferOf(60'000'000)));
              EXPECT_TRUE(names(second.error, "rank 1")) << second.error.text();
            },
            {1});
