@@ -63,6 +63,24 @@ def test_a_checkpoint_in_the_background_is_of_when_it_was_asked_for(group, tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["here"]
 
 
+def saved_after_one_that_did_not_begin(folder: str) -> None:
+    pipe = pipe_of("0122", 2, "1f1b")
+    optimizer = pipe.optimizer(torch.optim.SGD, lr=0.5)
+    with pytest.raises(OSError):
+        pipe.save_checkpoint("/proc/nowhere/here", background=True)
+    pipe.step(*models.batch(), loss=CROSS_ENTROPY)
+    optimizer.step()
+    state = copy.deepcopy(pipe.state_dict())
+    pipe.save_checkpoint(f"{folder}/here")
+    pipe.load_checkpoint(f"{folder}/here")
+    same(pipe.state_dict(), state)
+    pipe.close()
+
+
+def test_a_checkpoint_that_did_not_begin_leaves_nothing_to_the_next(group, tmp_path):
+    group[0].call(saved_after_one_that_did_not_begin, str(tmp_path))
+
+
 def cannot_be_written(folder: str) -> str:
     """All workers but the first cannot write."""
     from weft.pipe._workers import checkpoint
@@ -82,7 +100,7 @@ def cannot_be_written(folder: str) -> str:
     return str(caught.value)
 
 
-def fails_to_write(pipe: str, folder: str, number: int) -> None:
+def fails_to_write(pipe: str, folder: str, number: int, snapshot: bool) -> None:
     if number:
         raise RuntimeError("no space")
 

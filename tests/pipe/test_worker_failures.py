@@ -52,6 +52,12 @@ def refused(case: str) -> str:
         elif case == "gradient":
             pipe = weft.Pipe(nn.Sequential(away), chunks=4, schedule="gpipe")
             pipe.step(inputs.requires_grad_(), targets, loss=CROSS_ENTROPY)
+        elif case == "nested gradient":
+            pipe = weft.Pipe(nn.Sequential(away), chunks=4, schedule="gpipe")
+            pipe.step((inputs, [torch.ones(1, requires_grad=True)]), targets, loss=CROSS_ENTROPY)
+        elif case == "trained loss":
+            pipe = weft.Pipe(nn.Sequential(away), chunks=4, schedule="gpipe")
+            pipe.step(inputs, targets, loss=nn.AdaptiveLogSoftmaxWithLoss(3, 3, [1]))
         elif case == "loss":
             pipe = weft.Pipe(nn.Sequential(away), chunks=4, schedule="gpipe")
             pipe.step(inputs, targets, loss=nn.CrossEntropyLoss(reduction="none"))
@@ -90,6 +96,8 @@ def refused(case: str) -> str:
     [
         ("targets", "ValueError: the targets give 2 micro-batches, the inputs 4"),
         ("gradient", "ValueError: an input of a Pipe with a schedule wants a gradient"),
+        ("nested gradient", "ValueError: an input of a Pipe with a schedule wants a gradient"),
+        ("trained loss", "ValueError: the loss has parameters (head.weight"),
         ("loss", "ValueError: reduction is not one of 'mean', 'sum': 'none'"),
         ("no schedule", "ValueError: child '0' goes to worker 'worker1': give the Pipe a schedule"),
         ("tied", ".weight' is shared with a stage on another worker"),

@@ -185,6 +185,28 @@ def clips(max_norm: float) -> None:
     pipe.close()
 
 
+def spoil_a_gradient(pipe: str) -> None:
+    from weft.pipe._workers.part import part_of
+    from weft.pipe._workers.state import _parameters
+
+    next(iter(_parameters(part_of(pipe)).values())).grad.fill_(torch.nan)
+
+
+def clips_what_is_not_a_number() -> None:
+    import torch.distributed.rpc as rpc
+
+    pipe = pipe_of("0122", 2, "1f1b")
+    pipe.step(*models.batch(), loss=CROSS_ENTROPY)
+    rpc.rpc_sync("worker1", spoil_a_gradient, args=(pipe._identity,))
+    assert pipe.clip_grad_norm_(1.0).isnan()
+    assert all(one.isnan().all() for one in gradients_of(pipe).values())
+    pipe.close()
+
+
+def test_a_norm_that_is_not_a_number_spoils_all_gradients_as_torchs_does(group):
+    group[0].call(clips_what_is_not_a_number)
+
+
 @pytest.mark.parametrize("max_norm", [0.1, 1000.0])
 def test_gradients_are_clipped_by_the_norm_over_all_workers(group, max_norm):
     group[0].call(clips, max_norm)

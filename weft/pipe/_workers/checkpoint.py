@@ -19,9 +19,10 @@ class Checkpoint:
         path: the folder that takes the place of the former one when all workers have written.
         pipe: the pipeline's name.
         workers: those that write.
+        snapshot: whether they write the state that :func:`state.take_snapshot` copied.
     """
 
-    def __init__(self, path: Path, pipe: str, workers: Sequence[str]) -> None:
+    def __init__(self, path: Path, pipe: str, workers: Sequence[str], snapshot: bool) -> None:
         self._path = path
         self._unfinished = path.with_name(f"{path.name}.{pipe}.unfinished")
         self._before = path.with_name(f"{path.name}.{pipe}.before")
@@ -29,7 +30,10 @@ class Checkpoint:
         self._unfinished.mkdir(parents=True)
         self._shards = [
             rpc.rpc_async(
-                worker, state.write_shard, args=(pipe, str(self._unfinished), number), timeout=0
+                worker,
+                state.write_shard,
+                args=(pipe, str(self._unfinished), number, snapshot),
+                timeout=0,
             )
             for number, worker in enumerate(workers)
         ]

@@ -102,7 +102,7 @@ class WorkerPipe(LayersElsewhere):
                 :meth:`forward` does. None of them may want a gradient.
             targets: split in the same way; the second argument of ``loss``.
             loss: takes the output of a micro-batch and its targets at the last stage's worker; it is
-                pickled for it.
+                pickled for it, so it has no parameters to train.
             reduction: ``"mean"`` weighs each micro-batch by its rows, ``"sum"`` adds them up; by
                 default what ``loss.reduction`` says, else ``"mean"``. A loss that ignores or weighs
                 rows has another mean: give it ``"sum"``, and divide.
@@ -117,6 +117,7 @@ class WorkerPipe(LayersElsewhere):
                 not see it.
         """
         _check_surroundings()
+        _check_loss(loss)
         parts = split(inputs, self.chunks)
         wanted = len(split(targets, len(parts)))
         if wanted != len(parts):
@@ -214,7 +215,8 @@ class WorkerPipe(LayersElsewhere):
         found = self.at_workers(state.gradient_norms, norm_type).values()
         norms = [norm for each in found for norm in each]
         total = torch.linalg.vector_norm(torch.tensor(norms), norm_type)
-        self.at_workers(state.scale_gradients, min(1.0, max_norm / (total.item() + 1e-6)))
+        factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)  # NaN stays: as torch's
+        self.at_workers(state.scale_gradients, factor.item())
         return total
 
     @contextlib.contextmanager
@@ -270,7 +272,7 @@ class WorkerPipe(LayersElsewhere):
         self._wait_for_checkpoint()
         if background:
             self.at_workers(state.take_snapshot)
-        checkpoint = Checkpoint(Path(path), self._identity, self._workers)
+        checkpoint = Checkpoint(Path(path), self._identity, self._workers, background)
         if background:
             self._checkpoint = checkpoint
         else:
@@ -329,6 +331,17 @@ class WorkerPipe(LayersElsewhere):
 
 
 Pipe._over_workers = WorkerPipe
+
+
+def _check_loss(loss: Callable[[Any, Any], Tensor]) -> None:
+    trained = isinstance(loss, nn.Module) and [
+        name for name, one in loss.named_parameters() if one.requires_grad
+    ]
+    if trained:
+        raise ValueError(
+            f"the loss has parameters ({', '.join(trained)}), and each step gives its worker a new copy, "
+            "whose gradients are lost: let the last layer have them, or switch off requires_grad"
+        )
 
 
 def _check_surroundings(backward: bool = True) -> None:

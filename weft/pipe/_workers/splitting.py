@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from weft.pipe._inputs import NoChunk
 
@@ -21,7 +22,7 @@ def split(values: Any, chunks: int) -> list[Any]:
     tensors = [value for value in values if isinstance(value, Tensor)]
     if not tensors:
         raise TypeError(f"inputs do not have any tensors: {values}")
-    if any(tensor.requires_grad for tensor in tensors):
+    if any(isinstance(one, Tensor) and one.requires_grad for one in _leaves(values)):
         raise ValueError(
             "an input of a Pipe with a schedule wants a gradient, and the graph ends at its first stage: "
             "detach it"
@@ -44,6 +45,10 @@ def split(values: Any, chunks: int) -> list[Any]:
         )
 
     return [of(number)[0] if alone else of(number) for number in range(count)]
+
+
+def _leaves(values: tuple[Any, ...]) -> list[Any]:
+    return pytree.tree_leaves([one.tensor if isinstance(one, NoChunk) else one for one in values])
 
 
 def rows_of(value: Any) -> int:

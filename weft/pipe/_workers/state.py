@@ -154,10 +154,11 @@ def take_snapshot(pipe: str) -> None:
     part_of(pipe).snapshot = copied
 
 
-def write_shard(pipe: str, folder: str, number: int) -> None:
-    """Writes this worker's state, or the snapshot of it, whole or not at all."""
+def write_shard(pipe: str, folder: str, number: int, snapshot: bool) -> None:
+    """Writes this worker's state, or the last snapshot of it, whole or not at all."""
     part = part_of(pipe)
-    shard, part.snapshot = part.snapshot or _shard(pipe), None
+    shard = part.snapshot if snapshot else _shard(pipe)
+    part.snapshot = None
     path = Path(folder) / f"shard-{number}.pt"
     unfinished = path.with_suffix(".unfinished")
     with unfinished.open("wb") as file:
