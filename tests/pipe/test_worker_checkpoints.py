@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 import worker_models as models
+from torch import nn
 from worker_pipes import CROSS_ENTROPY, pipe_of, same
 
 
@@ -79,6 +80,32 @@ def saved_after_one_that_did_not_begin(folder: str) -> None:
 
 def test_a_checkpoint_that_did_not_begin_leaves_nothing_to_the_next(group, tmp_path):
     group[0].call(saved_after_one_that_did_not_begin, str(tmp_path))
+
+
+def frozen_after_the_optimizer_was_made() -> None:
+    import weft
+
+    torch.manual_seed(0)
+    first, second = nn.Linear(4, 4), nn.Linear(4, 3)
+    model = nn.Sequential(first, second, weft.WithDevice(nn.Tanh(), "worker1/cpu"))
+    pipe = weft.Pipe(model, chunks=2, schedule="1f1b")
+    optimizer = pipe.optimizer(torch.optim.AdamW, lr=0.05)
+    pipe.step(*models.batch(), loss=CROSS_ENTROPY)
+    optimizer.step()
+    before = copy.deepcopy(optimizer.state_dict()["parameters"])
+    first.requires_grad_(False)
+    after = optimizer.state_dict()["parameters"]
+    assert after.keys() == before.keys() == {"0.weight", "0.bias", "1.weight", "1.bias"}
+    for name, one in after.items():
+        same(one["state"], before[name]["state"])
+    optimizer.load_state_dict({"parameters": before, "scheduler": None})
+    for name, one in optimizer.state_dict()["parameters"].items():
+        same(one["state"], before[name]["state"])
+    pipe.close()
+
+
+def test_an_optimizers_state_keeps_its_names_when_layers_are_frozen(group):
+    group[0].call(frozen_after_the_optimizer_was_made)
 
 
 def cannot_be_written(folder: str) -> str:

@@ -40,6 +40,29 @@ def test_a_change_that_another_tensor_would_show_is_refused(group, places, chang
     group[0].call(shares_memory, places, changes, "never")
 
 
+def trains_its_own_modules() -> None:
+    import weft
+
+    torch.manual_seed(0)
+    first, second = nn.Linear(4, 4), nn.Linear(4, 3)
+    placed = (first, weft.WithDevice(nn.Tanh(), "worker1/cpu"), weft.WithDevice(second, "cpu"))
+    pipe = weft.Pipe(nn.Sequential(*placed), chunks=2, schedule="1f1b")
+    optimizer = pipe.optimizer(torch.optim.SGD, lr=0.5)
+    before = first.weight.detach().clone()
+    pipe.step(*models.batch(), loss=CROSS_ENTROPY)
+    assert torch.equal(first.weight.grad, gradients_of(pipe)["0.weight"])
+    optimizer.step()
+    assert not torch.equal(first.weight, before)
+    state = pipe.state_dict()
+    assert torch.equal(first.weight, state["0.weight"])
+    assert torch.equal(second.weight, state["2.weight"])
+    pipe.close()
+
+
+def test_the_drivers_own_modules_are_trained_and_no_copies_of_them(group):
+    group[0].call(trains_its_own_modules)
+
+
 def forward_alone() -> tuple[str, int]:
     pipe, plain = pipe_of("0122", 3, "1f1b"), models.plain()
     inputs, _ = models.batch()

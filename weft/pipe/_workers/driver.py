@@ -23,6 +23,7 @@ from weft.pipe._workers.job import Job, Outcome, StagePlace
 from weft.pipe._workers.mini_batch import MiniBatch
 from weft.pipe._workers.optimizer import PipeOptimizer
 from weft.pipe._workers.parcels import pack, portable
+from weft.pipe._workers.part import Layer
 from weft.pipe._workers.recording import WorkerRecording
 from weft.pipe._workers.schedule import SCHEDULES, Plan, plan
 from weft.pipe._workers.splitting import rows_of, split
@@ -80,7 +81,7 @@ class WorkerPipe(LayersElsewhere):
                 for number, stage in enumerate(stages)
                 if stage.place.worker == worker
             }
-            self._call(worker, calls.build, rpc.get_worker_info().name, self.places, own, deferred)
+            self._build(worker, own, deferred)
 
     # A mini-batch
 
@@ -184,6 +185,14 @@ class WorkerPipe(LayersElsewhere):
         return [True] * (chunks - 1) + [last]
 
     # The workers
+
+    def _build(self, worker: str, stages: dict[int, list[Layer]], deferred: int) -> None:
+        here = rpc.get_worker_info().name
+        given = (here, self.places, stages, deferred)
+        if worker == here:  # the very modules: RPC would make copies, and train those
+            calls.build(self._identity, *given)
+        else:
+            self._call(worker, calls.build, *given)
 
     def _call(self, worker: str, function: Callable[..., Any], *args: Any) -> Any:
         return rpc.rpc_sync(worker, function, args=(self._identity, *args))

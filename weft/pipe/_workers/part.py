@@ -56,6 +56,8 @@ class Part:
         #: By the name in the plain Sequential.
         self.layers: dict[str, nn.Module] = {}
         self.optimizer: torch.optim.Optimizer | None = None
+        #: The optimizer's parameters in its order; others may be frozen or freed later.
+        self.optimized: list[str] = []
         self.scheduler: Any = None
         #: The state that waits to be written into a checkpoint.
         self.snapshot: dict[str, Any] | None = None

@@ -89,8 +89,9 @@ def make_optimizer(
     pipe: str, cls: Callable[..., torch.optim.Optimizer], options: dict[str, Any]
 ) -> None:
     part = part_of(pipe)
-    parameters = [one for one in _parameters(part).values() if one.requires_grad]
-    part.optimizer = cls(parameters, **options) if parameters else None
+    trained = {name: one for name, one in _parameters(part).items() if one.requires_grad}
+    part.optimizer = cls(trained.values(), **options) if trained else None
+    part.optimized = list(trained)
 
 
 def make_scheduler(pipe: str, cls: Callable[..., Any], options: dict[str, Any]) -> None:
@@ -112,11 +113,10 @@ def optimizer_state(pipe: str) -> State:
         return {"parameters": {}, "scheduler": None}
     packed = part.optimizer.state_dict()
     options = {key: value for key, value in packed["param_groups"][0].items() if key != "params"}
-    names = [name for name, one in _parameters(part).items() if one.requires_grad]
     return {
         "parameters": {
             name: {"state": packed["state"].get(number, {}), "options": options}
-            for number, name in enumerate(names)
+            for number, name in enumerate(part.optimized)
         },
         "scheduler": None if part.scheduler is None else part.scheduler.state_dict(),
     }
@@ -127,11 +127,10 @@ def load_optimizer(pipe: str, state: State) -> None:
     part = part_of(pipe)
     if part.optimizer is None:
         return
-    names = [name for name, one in _parameters(part).items() if one.requires_grad]
-    absent = [name for name in names if name not in state["parameters"]]
+    absent = [name for name in part.optimized if name not in state["parameters"]]
     if absent:
         raise KeyError(f"the optimizer's state lacks {', '.join(absent)}")
-    own = [state["parameters"][name] for name in names]
+    own = [state["parameters"][name] for name in part.optimized]
     part.optimizer.load_state_dict(
         {
             "state": {number: one["state"] for number, one in enumerate(own) if one["state"]},
