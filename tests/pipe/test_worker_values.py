@@ -76,6 +76,27 @@ def forward_alone() -> tuple[str, int]:
     return output.owner_name(), held
 
 
+def outputs_kept(pipe: str) -> int:
+    from weft.pipe._workers.part import part_of
+
+    return len(part_of(pipe)._outputs)
+
+
+def forwards_leave_nothing() -> dict[str, int]:
+    pipe = pipe_of("0122", 3, "1f1b")
+    for _ in range(3):
+        pipe(models.batch()[0]).to_here()
+    with pytest.raises(RuntimeError):
+        pipe(torch.ones(3, 9))
+    found = pipe.at_workers(outputs_kept)
+    pipe.close()
+    return found
+
+
+def test_workers_keep_no_outputs(group):
+    assert set(group[0].call(forwards_leave_nothing).values()) == {0}
+
+
 def test_a_forward_gives_an_rref_of_the_last_stages_worker(group):
     assert group[0].call(forward_alone) == ("worker2", 0)
 

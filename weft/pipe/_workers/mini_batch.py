@@ -107,6 +107,8 @@ class MiniBatch:
     def _abandon(self, error: BaseException) -> None:
         """Ends the mini-batch everywhere, and waits until the workers have left it."""
         reason = f"the mini-batch has ended: {type(error).__name__}: {str(error).splitlines()[:1]}"
+        if self._own is not None:
+            self._own.abandon(self._step, reason)
         for worker in self._jobs.keys() - {self._name}:
             with contextlib.suppress(RuntimeError):
                 rpc.rpc_async(worker, calls.abandon, args=(self._pipe, self._step, reason))

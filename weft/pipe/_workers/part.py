@@ -71,8 +71,9 @@ class Part:
         self._outputs: dict[int, list[Any]] = {}
 
     def abandon(self, step: int, reason: str) -> None:
-        """Ends a mini-batch: its run, if there is one, stops at its next wait."""
+        """Ends a mini-batch: its run, if there is one, stops at its next wait; its output is dropped."""
         self.arrivals.end(step, reason)
+        self._outputs.pop(step, None)
 
     def take(self, key: Arrival) -> Any:
         """Waits for what another worker sends.

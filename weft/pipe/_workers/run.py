@@ -42,7 +42,7 @@ def run_mini_batch(part: Part, job: Job, given: dict[Key, Any] | None = None) ->
         for stage in part.stages.values():
             stage.forget()
         part.settle()
-    if job.criterion is None:
+    if run.outputs:  # of a forward, and the last stage is here
         part.keep_output(job.step, run.outputs)
     return Outcome(run.loss, tasks=run.done if job.recorded else ())
 
