@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable
 
 import torch
@@ -121,6 +122,14 @@ class ChangesFirst(nn.Module):
 class Adds(nn.Module):
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
         return a + b
+
+
+class SlowToMove(nn.Linear):
+    """Takes longer to be moved to its worker's device than a call may."""
+
+    def _apply(self, *args, **kwargs):
+        time.sleep(1.5)
+        return super()._apply(*args, **kwargs)
 
 
 class Overlapping(nn.Module):

@@ -195,12 +195,13 @@ class WorkerPipe(LayersElsewhere):
             self._call(worker, calls.build, *given)
 
     def _call(self, worker: str, function: Callable[..., Any], *args: Any) -> Any:
-        return rpc.rpc_sync(worker, function, args=(self._identity, *args))
+        """Without a timeout, as all that workers are asked for: a lost one ends the call."""
+        return rpc.rpc_sync(worker, function, args=(self._identity, *args), timeout=0)
 
     def at_workers(self, function: Callable[..., Any], *args: Any) -> dict[str, Any]:
         """What a function of the workers gives at each of them; all run at the same time."""
         futures = {
-            worker: rpc.rpc_async(worker, function, args=(self._identity, *args))
+            worker: rpc.rpc_async(worker, function, args=(self._identity, *args), timeout=0)
             for worker in self._workers
         }
         return {worker: future.wait() for worker, future in futures.items()}

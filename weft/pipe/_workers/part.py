@@ -85,7 +85,7 @@ class Part:
             try:
                 parcel = self.arrivals.take(key, _LOOK)
                 if parcel is None and self.name != self.driver:
-                    rpc.rpc_sync(self.driver, rpc.get_worker_info)
+                    rpc.rpc_sync(self.driver, rpc.get_worker_info, timeout=0)
             except RuntimeError as error:
                 raise Abandoned(str(error)) from None
             if parcel is not None:
