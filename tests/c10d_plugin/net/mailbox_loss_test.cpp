@@ -52,7 +52,7 @@ TEST(MailboxLoss, AMessageHalfReadAndOnesAnnouncedFailWithTheirSender) {
            [](int rank, KeyValue& store) {
              const auto box = joinAs(rank, 2, store, [](MailboxOptions& options) {
                options.unix_socket = false;
-               options.eager_bytes = 50'000'000;
+               options.eager_bytes_same_host = 50'000'000;
              });
              if (rank == 1) {
                box->send(0, 1, bufferOf(40'000'000), [](const Error&) {});
