@@ -7,12 +7,13 @@ in the checkout's root, Python would otherwise find weft/ there, without its sha
 
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # The package says its version, once; reading it as text avoids importing torch.
-VERSION = re.search(r'__version__ = "([^"]+)"', (ROOT / "weft/_version.py").read_text())[1]
+VERSION = re.search(r'^VERSION = "([^"]+)"', (ROOT / "weft/_version.py").read_text(), re.M)[1]
 # weft/_autoload.py is installed beside the package under this name: torch imports it at the end of
 # its own import, and importing a module of the package would import all of the package first.
 AUTOLOAD = "weft_autoload"
@@ -37,8 +38,24 @@ sys.meta_path.insert(0, _StagedWeft)
 '''
 
 
-def metadata(version: str = VERSION) -> str:
-    return f"Metadata-Version: 2.1\nName: weft\nVersion: {version}\n"
+def minor_of(torch_version: str) -> str:
+    """The shared objects are made for one minor version of torch: its C++ ABI promises no more."""
+    return ".".join(torch_version.split(".")[:2])
+
+
+def full_version(torch_version: str) -> str:
+    """Weft's version and torch's minor one, as weft._version says it."""
+    return f"{VERSION}+torch{minor_of(torch_version)}"
+
+
+def built_for(torch_version: str) -> str:
+    """weft/_built_for.py."""
+    return f'"""Written by the build."""\n\nTORCH = "{minor_of(torch_version)}"\n'
+
+
+def metadata(torch_version: str) -> str:
+    version = full_version(torch_version)
+    return f"Metadata-Version: 2.4\nName: weft\nVersion: {version}\n"
 
 
 def entry_points() -> str:
@@ -72,7 +89,7 @@ def link(target: Path, at: Path) -> None:
     temporary.replace(at)
 
 
-def stage(package: Path, site: Path) -> None:
+def stage(package: Path, site: Path, torch_version: str) -> None:
     wanted = set(python_files(package))
     for relative in wanted:
         link(package / relative, site / "weft" / relative)
@@ -80,11 +97,14 @@ def stage(package: Path, site: Path) -> None:
         if path.is_symlink() and path.relative_to(site / "weft") not in wanted:
             path.unlink()
     write_if_changed(site / "sitecustomize.py", SITECUSTOMIZE)
-    info = site / f"weft-{VERSION}.dist-info"
-    write_if_changed(info / "METADATA", metadata())
+    write_if_changed(site / "weft" / "_built_for.py", built_for(torch_version))
+    info = site / f"weft-{full_version(torch_version)}.dist-info"
+    for other in set(site.glob("weft-*.dist-info")) - {info}:
+        shutil.rmtree(other)
+    write_if_changed(info / "METADATA", metadata(torch_version))
     link(package / "_autoload.py", site / f"{AUTOLOAD}.py")
     write_if_changed(info / "entry_points.txt", entry_points())
 
 
 if __name__ == "__main__":
-    stage(Path(sys.argv[1]), Path(sys.argv[2]))
+    stage(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

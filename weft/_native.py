@@ -5,10 +5,17 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import sys
 from pathlib import Path
 
-import torch
-import torch.distributed.rpc
+from weft import _version
+
+try:
+    import torch
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    torch = None  # _load says what to do
 
 _HERE = Path(__file__).resolve().parent
 
@@ -38,15 +45,33 @@ def load_cuda() -> bool:
     return True
 
 
-try:
-    from weft import _C  # noqa: F401
-except ImportError as error:
-    raise ImportError(
-        f"Weft's C++ part could not be loaded ({error}). In a checkout, run `./dev build` and "
-        "start Python through `./dev shell -- python …`; if Weft was installed as a wheel, it was "
-        f"built for another torch than the {torch.__version__} found here: rebuild it with "
-        "`./dev wheel`."
-    ) from error
+def _load() -> str | None:
+    """Loads the shared objects; returns why they cannot be loaded, in one line."""
+    # Before the loader tries: another torch's libraries could also crash.
+    if problem := _version.mismatch(torch.__version__ if torch else ""):
+        return problem
+    try:
+        from torch.distributed import rpc  # noqa: F401  _C needs it loaded
+
+        from weft import _C
+
+        if getattr(_C, "__file__", None) is None:  # only the folder of its stubs is there
+            raise ImportError("there is no _C.so")
+    except ImportError as error:
+        return (
+            f"Weft's C++ part could not be loaded ({error}). In a checkout, run `./dev build` and "
+            "start Python through `./dev shell -- python …`; a wheel, install again."
+        )
+    return None
+
+
+if _problem := _load():
+    if sys.orig_argv[1:3] == ["-m", "weft.doctor"]:
+        # Python imports the package before the module that it was asked for.
+        from weft import _doctor_alone
+
+        sys.exit(_doctor_alone.main(_problem))
+    raise ImportError(_problem)
 
 from weft._torch import op_docs  # noqa: E402  after the library, whose operators it describes
 

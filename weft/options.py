@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from numbers import Real
+from typing import TypedDict
 from urllib.parse import urlparse
 
 import torch
@@ -60,6 +61,26 @@ def _from_environment(name: str, fallback: float) -> float:
     except ValueError:
         raise ValueError(f"{name} must be a number of seconds, got {text!r}") from None
     return check_seconds(name, value)
+
+
+class RpcOptions(TypedDict, total=False):
+    """The options of :class:`RpcBackendOptions` by name, for type checkers."""
+
+    num_worker_threads: int
+    rpc_timeout: float
+    init_method: str
+    device_maps: Mapping[str, Mapping[DeviceLike, DeviceLike]] | None
+    devices: Sequence[DeviceLike] | None
+    heartbeat_interval: float | None
+    peer_timeout: float | None
+    reconnect_timeout: float | None
+    max_message_bytes: int | None
+    max_inflight_bytes: int | None
+    max_calls_in_flight: int
+    auth_key_file: str | os.PathLike[str] | None
+    interface: str | None
+    request_policy: str | None
+    process_group: bool
 
 
 class RpcBackendOptions(_C.RpcBackendOptionsBase):

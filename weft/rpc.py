@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch.distributed.rpc as rpc
 from torch.distributed.rpc import api, backend_registry
 
-from weft.options import RpcBackendOptions
+from weft.options import RpcBackendOptions, RpcOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def init_rpc(
@@ -15,7 +18,7 @@ def init_rpc(
     rank: int = -1,
     world_size: int | None = None,
     rpc_backend_options: RpcBackendOptions | None = None,
-    **options: Any,
+    **options: Unpack[RpcOptions],
 ) -> None:
     """``torch.distributed.rpc.init_rpc`` with the backend WEFT.
 

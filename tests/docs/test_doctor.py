@@ -19,6 +19,7 @@ def levels(findings: Iterable[Finding]) -> list[str]:
     return [finding.level for finding in findings]
 
 
+@pytest.mark.timeout(240)
 def test_it_is_content_here():
     """As a user starts it, with two real processes that call each other; it bounds itself."""
     environment = {k: v for k, v in os.environ.items() if k not in ("MASTER_ADDR", "RANK")}
@@ -26,7 +27,7 @@ def test_it_is_content_here():
         [sys.executable, "-m", "weft.doctor"],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=200,
         env=environment,
     )
     assert run.returncode == 0, run.stdout + run.stderr
@@ -34,13 +35,14 @@ def test_it_is_content_here():
     assert "WEFT_AUTH_KEY_FILE" in run.stdout
 
 
+@pytest.mark.timeout(240)
 def test_a_reader_may_stop_early():
     run = subprocess.run(
         f"{sys.executable} -m weft.doctor --no-self-test | head -1",
         shell=True,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
     assert len(run.stdout.splitlines()) == 1
     assert "BrokenPipeError" not in run.stderr
@@ -104,10 +106,10 @@ def test_master(monkeypatch):
 
 
 def test_another_torch(monkeypatch):
-    assert doctor.built_for() is None or next(doctor.versions()).level == "ok"
-    monkeypatch.setattr(doctor, "built_for", lambda: "1.13")
+    assert next(doctor.versions()).level == "ok"
+    monkeypatch.setattr("weft._version.TORCH", "1.13")
     assert next(doctor.versions()).level == "FAIL"
-    assert "rebuild it" in next(doctor.versions()).text
+    assert "pip install 'torch==1.13.*'" in next(doctor.versions()).text
 
 
 def test_unknown_variables(monkeypatch):

@@ -16,7 +16,11 @@ from pathlib import Path
 import pytest
 from workers import free_port
 
-BOUND = 60
+from weft._version import VERSION
+
+BOUND = 200  # seconds; importing torch takes long on a busy machine
+
+pytestmark = pytest.mark.timeout(2 * BOUND + 20)
 
 
 def python(code: str, *arguments: str, folder: Path | None = None, **environment: str | None):
@@ -95,6 +99,39 @@ except ImportError as error:
     assert out.startswith("2.0\n")
     assert "./dev build" in out and "undefined symbol" in out
     assert re.search(r"weft: not loaded: .*undefined symbol", err)
+
+
+def test_another_torch_is_named_once_and_by_the_doctor(tmp_path):
+    """One line, before anything is loaded: libraries made for another torch could also crash."""
+    path = broken_weft(tmp_path, "raise SystemExit('loaded')")
+    (tmp_path / "weft/_built_for.py").write_text('TORCH = "1.13"\n')
+    says = f"Weft {VERSION}+torch1.13 needs torch 1.13, and torch 2."
+    out, err = python(
+        """
+import torch, torch.distributed.rpc
+print(torch.ones(1).item())
+try:
+    import weft
+except ImportError as error:
+    print(error)
+""",
+        folder=tmp_path,
+        PYTHONPATH=path,
+    )
+    number, line = out.splitlines()
+    assert number == "1.0"
+    assert line.startswith(says) and "pip install 'torch==1.13.*'" in line
+    assert err.count(says) == 1
+    doctor = subprocess.run(
+        [sys.executable, "-m", "weft.doctor"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=BOUND,
+    )
+    assert doctor.returncode == 1
+    assert f"FAIL  {says}" in doctor.stdout
 
 
 def test_an_entry_point_that_throws_leaves_torch_usable(tmp_path):

@@ -1,33 +1,45 @@
-# shellcheck shell=bash
-# The Debian packages, each with what it is for.
+# shellcheck shell=bash disable=SC2034  # the lists are for the other parts
+# The Debian packages, each with what it is for. A command asks for those that it needs, so that a
+# machine that has them needs no root for anything.
 
-APT_PACKAGES=(
+APT_BUILD=(
   bazel-bootstrap bazel-platforms bazel-skylib bazel-rules-java bazel-rules-proto # the build
-  g++ dpkg-dev patchelf                                                          # compile, unpack libuv, wheel
-  libssl-dev googletest libbenchmark-dev libgloo-dev                             # third_party/
-  clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev shellcheck           # lint and fuzz
-  cmake make                                                                     # find_package(weft) is tested
-  python3 python3-venv python3-dev                                               # the interpreter
-  git ca-certificates procps                                                     # what the scripts call
+  g++ dpkg-dev                                                                    # compile, unpack libuv
+  libssl-dev libgloo-dev                                                          # third_party/
+  python3 python3-venv python3-dev                                                # the interpreter
+  git ca-certificates procps                                                      # what the scripts call
+)
+APT_TEST=(
+  googletest libbenchmark-dev                                   # third_party/, for tests
+  clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev     # lint and fuzz
+  shellcheck                                                    # lint
+  cmake make                                                    # find_package(weft) is tested
 )
 
 # dpkg answers in milliseconds, so that no stamp is needed and nothing can be stale.
 apt_missing() {
   local package
-  for package in "${APT_PACKAGES[@]}"; do
+  for package in "$@"; do
     # dpkg-query prints nothing and fails for a package it has never heard of.
     [[ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" == installed ]] ||
       printf '%s\n' "$package"
   done
 }
 
+# need_apt PACKAGES…: apt's own words go to a file, which is shown if it fails.
 need_apt() {
   command -v dpkg-query >/dev/null || die "this machine has no dpkg; Weft builds on Debian 12"
-  local missing
-  mapfile -t missing < <(apt_missing)
+  local missing log="$CACHE/apt.log"
+  mapfile -t missing < <(apt_missing "$@")
   [[ ${#missing[@]} == 0 ]] && return
   say "apt: installing ${missing[*]}"
-  as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq update
-  as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o Acquire::Retries=3 \
-    --no-install-recommends install "${missing[@]}" </dev/null >&2
+  mkdir -p "$CACHE"
+  {
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq update &&
+      as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o Acquire::Retries=3 \
+        --no-install-recommends install "${missing[@]}"
+  } </dev/null >"$log" 2>&1 || {
+    tail -n 20 "$log" >&2
+    die "apt could not install them (all it said: $log)"
+  }
 }

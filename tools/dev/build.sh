@@ -30,7 +30,8 @@ has_cuda() { [[ -n "$(find "$VENV/lib" -path '*/torch/lib/libtorch_cuda.so' -pri
 
 # One build at a time per checkout: two would take each other's stamps.
 need_build() {
-  need_all
+  announce_first_run
+  need_all "$@"
   mkdir -p "$BUILD"
   (
     flock -w 2400 9 || die "another ./dev builds in $BUILD for too long"
@@ -46,7 +47,9 @@ build_locked() {
     touch "$BUILD/.building"
     say "build: libweft.so and _C.so against torch $TORCH_VERSION"
     if has_cuda; then BUILD_TARGETS+=(//:libweft_cuda.so); fi
-    bazel_run build "${BUILD_TARGETS[@]}" >&2
+    # One bar instead of Bazel's lines; pipefail keeps its exit status.
+    bazel_run build --show_progress_rate_limit=1 "${BUILD_TARGETS[@]}" 2>&1 >/dev/null |
+      "$PY" -I "$WEFT_ROOT/tools/progress.py"
     bin="$(bazel_bin)"
     place "$bin/libweft.so" "$SITE/weft/libweft.so"
     place "$bin/c10d_plugin/net/gloo/libweft_gloo.so" "$SITE/weft/libweft_gloo.so"
@@ -55,7 +58,7 @@ build_locked() {
     mv "$BUILD/.building" "$BUILD/.built"
     stamp "$BUILD/.built-key" "$key"
   fi
-  "$PY" -I "$WEFT_ROOT/tools/stage.py" "$WEFT_ROOT/weft" "$SITE"
+  "$PY" -I "$WEFT_ROOT/tools/stage.py" "$WEFT_ROOT/weft" "$SITE" "$TORCH_VERSION"
 }
 
 # The emulated CUDA runtime, and the environment under which torch takes it for a GPU.

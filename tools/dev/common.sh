@@ -5,8 +5,9 @@
 WEFT_ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 CACHE="${WEFT_CACHE:-$HOME/.cache/weft}"
 TORCH_VERSION="${WEFT_TORCH:-2.11.0}"
-# Everything that a build leaves in the checkout lies here, one folder per torch.
-BUILD="$WEFT_ROOT/build/torch-$TORCH_VERSION"
+# Everything that a build leaves in the checkout lies here, one folder per torch (and, for wheels of
+# other Pythons, one for each).
+BUILD="$WEFT_ROOT/build/torch-$TORCH_VERSION${WEFT_BUILD_SUFFIX:-}"
 # shellcheck disable=SC2034  # used by the other parts
 SITE="$BUILD/site"
 
@@ -16,6 +17,9 @@ die() {
   printf '[weft] error: %s\n' "$*" >&2
   exit 1
 }
+
+# no_more COMMAND ARGUMENTS…: a command that takes none says so, and does not pass over them.
+no_more() { [[ $# == 1 ]] || die "./dev $1 takes no arguments, got: ${*:2} (./dev help)"; }
 
 hash_of() { sha256sum | cut -c1-16; }
 

@@ -8,9 +8,9 @@ doctor_line() {
 
 run_doctor() {
   local missing status=0 base
-  mapfile -t missing < <(apt_missing)
+  mapfile -t missing < <(apt_missing "${APT_BUILD[@]}" "${APT_TEST[@]}")
   if [[ ${#missing[@]} == 0 ]]; then
-    doctor_line ok packages "all ${#APT_PACKAGES[@]} Debian packages"
+    doctor_line ok packages "all Debian packages"
   else
     doctor_line MISS packages "${missing[*]}"
     status=1

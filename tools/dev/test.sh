@@ -4,6 +4,10 @@
 # A folder per run: two people may test in one checkout at the same time.
 RESULTS="$BUILD/results/$(date +%Y%m%d-%H%M%S)-$$"
 ALL_PARTS=(lint cpp sanitizers python cuda conformance spawn demo)
+# What a contributor runs before a push: what finds most mistakes within minutes. Bazel runs only
+# those C++ tests that the change can reach.
+QUICK_PARTS=(lint cpp quick demo)
+QUICK_PYTHON=(tests/docs tests/typing tests/rpc/test_api.py)
 
 tally() { "$PY" -I "$WEFT_ROOT/tools/tally.py" "$@"; }
 
@@ -69,6 +73,8 @@ part_python() {
   return "$status"
 }
 
+part_quick() { pytest_run quick "${QUICK_PYTHON[@]}"; }
+
 # run_conformance NAME LIMIT FLAGS…
 run_conformance() {
   local name="$1" limit="$2" rc=0
@@ -106,21 +112,38 @@ part_demo() {
 
 part_lint() { run_lint; }
 
-is_part() { [[ " ${ALL_PARTS[*]} torch215 asan tsan " == *" $1 "* ]]; }
+is_part() { [[ " ${ALL_PARTS[*]} quick torch215 asan tsan " == *" $1 "* ]]; }
 
-# ./dev test [PART…] [FILTER]: no part means all; a filter alone means C++ and Python tests.
-run_tests() {
-  local parts=() part started results=()
+# What the words of ./dev test mean: sets FILTER and the caller's `parts`.
+read_test_words() {
   FILTER=""
-  for part in "$@"; do
-    if is_part "$part"; then parts+=("$part"); else FILTER="$part"; fi
+  while [[ $# -gt 0 ]]; do
+    case "$1" in
+      all) parts+=("${ALL_PARTS[@]}") ;;
+      -k)
+        FILTER="${2:-}"
+        [[ -n "$FILTER" ]] || die "-k wants the words that the tests' names contain"
+        shift
+        ;;
+      *)
+        is_part "$1" || die "./dev test: no part is called $1; parts: all ${ALL_PARTS[*]} quick" \
+          "torch215 asan tsan; tests by their names: ./dev test PART -k $1"
+        parts+=("$1")
+        ;;
+    esac
+    shift
   done
-  if [[ ${#parts[@]} == 0 ]]; then
-    if [[ -n "$FILTER" ]]; then parts=(cpp python); else parts=("${ALL_PARTS[@]}"); fi
-  fi
+  [[ ${#parts[@]} == 0 ]] || return 0
+  if [[ -n "$FILTER" ]]; then parts=(cpp python); else parts=("${QUICK_PARTS[@]}"); fi
+}
+
+# ./dev test [PART…] [-k FILTER]: no part means the quick ones; a filter alone, C++ and Python tests.
+run_tests() {
+  local parts=() part started results=() counts status=0
+  read_test_words "$@"
   mkdir -p "$RESULTS"
   find "$BUILD/results" -mindepth 1 -maxdepth 1 -mtime +2 -exec rm -rf {} +
-  need_all
+  need_all "${APT_TEST[@]}"
   # A build that fails is one failed test, and nothing that needs it can be counted.
   # Lint and the C++ tests do not need the staged package, so they run all the same.
   STEP_RC=0
@@ -141,5 +164,9 @@ run_tests() {
     fi
   done
   mapfile -t results < <(find "$RESULTS" -name '*.json' | sort)
-  tally sum "${results[@]}"
+  counts="$(tally sum "${results[@]}")" || status=$?
+  printf '%s\n' "$counts"
+  [[ -z "$FILTER" || "$counts" != "0 passed, 0 failed, 0 skipped" ]] ||
+    die "no test's name contains $FILTER (in: ${parts[*]})"
+  return "$status"
 }

