@@ -48,7 +48,10 @@ class GPipe(Pipe):
         balance: how many layers each partition has.
         devices: where each partition runs, at least as many as partitions; by default the CUDA
             devices. The layers are moved there.
-        chunks, checkpoint, deferred_batch_norm: as for :class:`weft.Pipe`.
+        chunks: micro-batches of a mini-batch, as for :class:`weft.Pipe`.
+        checkpoint: which of them are recomputed in the backward: ``always``, ``except_last`` or
+            ``never``.
+        deferred_batch_norm: update running statistics once per mini-batch.
 
     Raises:
         TypeError: ``module`` is no ``nn.Sequential``.

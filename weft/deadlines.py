@@ -25,9 +25,6 @@ def deadline() -> float | None:
 
     Returns:
         Seconds, 0.0 when the time is up; None outside of calls and in one without a timeout.
-
-    Raises:
-        Nothing.
     """
     return _C._deadline()
 
@@ -48,8 +45,5 @@ def cancelled() -> bool:
 
     Returns:
         False also outside of calls.
-
-    Raises:
-        Nothing.
     """
     return _C._cancelled()

@@ -1,9 +1,10 @@
 // An inference server without Python: loads a TorchScript file, publishes it and serves until all
 // clients are done.
 //
-//   server --model model.pt [--batch 16] [--delay-us 200] [--threads 8]
+//   server --model model.pt [--worker server] [--name classifier] [--batch 16] [--delay-us 200]
+//          [--threads 8]
 //
-// The group comes from MASTER_ADDR, MASTER_PORT, RANK (0) and WORLD_SIZE. --batch 0: each request
+// The group comes from MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE. --batch 0: each request
 // runs alone.
 #include <torch/csrc/jit/serialization/import.h>
 
@@ -25,13 +26,14 @@ void serve(int argc, char** argv) {
         published, {.max_requests = static_cast<std::size_t>(batch),
                     .max_delay = std::chrono::microseconds(flag(argc, argv, "--delay-us", 200))});
   }
-  weft::publish("classifier", published);
+  const std::string name = flag(argc, argv, "--name", std::string("classifier"));
+  weft::publish(name, published);
 
   weft::JoinOptions options;
-  options.name = "server";
+  options.name = flag(argc, argv, "--worker", std::string("server"));
   options.rpc.num_worker_threads = flag(argc, argv, "--threads", 8);
   const auto group = weft::Group::join(options);
-  std::printf("serving classifier version 1: %s\n", weft::published()[0].methods[0].c_str());
+  std::printf("serving %s version 1: %s\n", name.c_str(), weft::published()[0].methods[0].c_str());
   std::fflush(stdout);
   group->shutdown();  // waits for the clients, and serves meanwhile
 }

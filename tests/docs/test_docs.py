@@ -46,8 +46,16 @@ def test_links_lead_somewhere(page):
 
 def test_the_index_has_every_page():
     index = (ROOT / "docs/README.md").read_text()
-    for page in ROOT.glob("docs/*/*.md"):
+    for page in ROOT.glob("docs/*/**/*.md"):
         assert index.count(f"]({page.relative_to(ROOT / 'docs')})") == 1, page.name
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_the_architecture_has_every_package_of_a_layer(layer):
+    page = (ROOT / "docs/design/architecture.md").read_text()
+    (row,) = re.findall(rf"^\| `{layer}/` \| (.*?) \|", page, re.MULTILINE)
+    folders = {path.relative_to(ROOT).parts[1] for path in ROOT.glob(f"{layer}/*/**/BUILD.bazel")}
+    assert set(re.findall(r"`(\w+)`", row)) == folders
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda path: str(path.relative_to(ROOT)))

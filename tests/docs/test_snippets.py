@@ -17,7 +17,9 @@ sys.path.insert(0, str(ROOT / "tests" / "rpc"))
 
 from workers import free_port  # noqa: E402
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+# Those of docs/guide/frameworks are run by test_frameworks.py.
+PAGES = [ROOT / "README.md"]
+PAGES += [page for page in sorted(ROOT.glob("docs/**/*.md")) if page.parent.name != "frameworks"]
 
 
 def listings(language: str) -> list[tuple[str, str]]:
@@ -217,6 +219,12 @@ CASES = [
         instead=(('["cuda:0", "cuda:1"]', '["cpu", "cpu"]'),),
     ),
     Case("docs/guide/pipe_tools.md", "weft.compat", after="assert Pipe and skippable"),
+    Case("docs/guide/from/torchgpipe.md", "weft.compat.install", after="assert Pipe"),
+    Case(
+        "docs/guide/from/torchgpipe.md",
+        "GPipe(layers",
+        after="import torch\nassert model(torch.ones(16, 2)).shape == (16, 1)",
+    ),
     Case(
         "docs/guide/observe.md",
         "_dump_fr_trace_json",

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Mixed groups, as the examples show them: two C++ processes and a Python one that call each other,
 # then a C++ actor of a Python learner, then the saved models that one of each makes and runs, then a
-# model of collectives on a rank of each.
+# model of collectives on a rank of each, then a transformer on two C++ workers behind HTTP.
 #
-# mixed_test.sh INFERENCE_FOLDER ACTOR SAVED_MODEL COLLECTIVES_WORKER: the programs' places in the runfiles.
+# mixed_test.sh INFERENCE_FOLDER ACTOR SAVED_MODEL COLLECTIVES_WORKER EXAMPLES: places in the runfiles.
 set -euo pipefail
 
 root="$PWD"
@@ -53,3 +53,10 @@ wait "$rank0"
 cat "$TEST_TMPDIR/rank0"
 grep -q "Python rank 0 of 2: rows from .* everybody's add up to 0.000" "$TEST_TMPDIR/rank0"
 grep -q "C++ rank 1 of 2: rows from .* everybody's add up to 0.000" "$TEST_TMPDIR/rank1"
+
+# An HTTP client gets as many letters as it asks for, from two halves of a model.
+"$python" -m examples.text_generation.launch --binaries "$root/$5" --steps 5 --count 20 --prompt 'Citizen:' |
+  tee "$TEST_TMPDIR/text.txt"
+grep -q 'wrote first.pt, second.pt and front.pt' "$TEST_TMPDIR/text.txt"
+# The prompt and 20 letters, of which some may be ends of lines; python adds one.
+[[ "$(sed '1,/^loss /d' "$TEST_TMPDIR/text.txt" | wc -c)" == $((8 + 20 + 1)) ]]

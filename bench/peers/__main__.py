@@ -1,0 +1,70 @@
+"""Entry: ``./dev bench peers [--rounds 5] [--only ray monarch]``: calls by Weft, Ray and Monarch.
+
+A Python function on another process of this host, and 16 MiB there and back. Each round starts each
+system anew, one after the other, in an order that turns. Needs ``pip install ray torchmonarch`` in the
+environment that has torch and Weft; a peer that is missing is left out, and named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+from bench.peers.sides import Figures
+from bench.rpc import floor, report
+
+PACKAGES = {"ray": ("ray", "ray"), "monarch": ("monarch", "torchmonarch")}
+LIMIT = 600  # seconds for one system in one round
+
+
+def measure(side: str) -> Figures:
+    """The figures of one system, in processes of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.peers.sides", side],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=LIMIT,
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"{side} ended with {done.returncode}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    """Measures, and prints a table for each peer."""
+    parser = argparse.ArgumentParser(prog="./dev bench peers", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", nargs="*", choices=list(PACKAGES), default=list(PACKAGES))
+    parser.add_argument("--out", type=Path, default=Path("bench-results"))
+    arguments = parser.parse_args()
+    peers = [peer for peer in arguments.only if importlib.util.find_spec(PACKAGES[peer][0])]
+    for peer in set(arguments.only) - set(peers):
+        print(f"{peer} is left out: pip install {PACKAGES[peer][1]}", file=sys.stderr)
+    if not peers:
+        raise SystemExit("no peer is installed here")
+    floors = floor.all_floors()  # the machine's limits, before anything else runs
+    sides = ["weft", *peers]
+    found: dict[str, list[Figures]] = {side: [] for side in sides}
+    for number in range(arguments.rounds):
+        for index in range(len(sides)):
+            side = sides[(index + number) % len(sides)]
+            found[side].append(measure(side))
+        print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr)
+    limits = {**floors, "load average": os.getloadavg()[0], "cores": float(os.cpu_count() or 0)}
+    for peer in peers:
+        name = f"{peer} {importlib.metadata.version(PACKAGES[peer][1])}"
+        rows = report.rows(found["weft"], found[peer])
+        print(report.table(rows, "weft", name, limits), end="\n\n")
+        report.write(arguments.out, rows, "weft", peer, limits, stem="peers")
+    print(f"Python {platform.python_version()}, {platform.machine()}")
+
+
+if __name__ == "__main__":
+    main()
