@@ -60,7 +60,7 @@ def test_mkdocs_builds_it(tmp_path):
     if program is None:
         pytest.skip("mkdocs is not installed here: ./dev docs installs it")
     done = subprocess.run(
-        [program, "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")],
+        [program, "build", "--strict", "--site-dir", str(tmp_path / "site")],
         cwd=ROOT,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
