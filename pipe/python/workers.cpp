@@ -9,6 +9,8 @@
 #include "pipe/stage/stage_context.h"
 #include "pipe/workers/arrivals.h"
 #include "pipe/workers/deliveries.h"
+#include "pipe/workers/distributed_gradients.h"
+#include "pipe/workers/repeated_draws.h"
 #include "pipe/workers/split_backward.h"
 
 namespace py = pybind11;
@@ -74,19 +76,46 @@ class StageRun {
 };
 
 std::unique_ptr<StageRun> makeStageRun(std::size_t stage, std::size_t micro_batch,
-                                       std::size_t micro_batches, std::uint64_t mini_batch) {
+                                       std::size_t micro_batches, std::uint64_t mini_batch,
+                                       bool checkpointing, bool recomputing) {
   StageContext context;
   context.stage = stage;
   context.micro_batch = micro_batch;
   context.micro_batches = micro_batches;
   context.mini_batch = mini_batch;
+  context.checkpointing = checkpointing;
+  context.recomputing = recomputing;
   return std::make_unique<StageRun>(context);
+}
+
+void bindDistributedGradients(py::module_& pipe) {
+  py::enum_<BackwardKind>(pipe, "BackwardKind")
+      .value("all", BackwardKind::kAll)
+      .value("inputs", BackwardKind::kInputs)
+      .value("distributed", BackwardKind::kDistributed);
+  pipe.def("backward_kind", &backwardKind, py::arg("leaf"),
+           "In a node's backward: what runs it. Only this node leads to `leaf`.");
+  pipe.def("current_context", &currentContext,
+           "The number of the distributed autograd context that this thread is in, or None.");
+  pipe.def("join_context", &joinContext, py::arg("context"), py::arg("workers"),
+           py::call_guard<py::gil_scoped_release>(),
+           "The workers take part in the distributed backward that runs, in this context.");
+  pipe.def("leaves_of", &leavesOf, py::arg("outputs"),
+           "The leaves that want gradients and that the outputs depend on.");
+  pipe.def("add_to_context", &addToContext, py::arg("context"), py::arg("leaves"),
+           py::arg("gradients"), py::call_guard<py::gil_scoped_release>(),
+           "Adds the leaves' gradients to this worker's distributed autograd context.");
 }
 
 }  // namespace
 
 void bindWorkers(py::module_& pipe) {
-  py::enum_<Sent>(pipe, "Sent").value("input", Sent::kInput).value("gradients", Sent::kGradients);
+  bindDistributedGradients(pipe);
+  py::enum_<Sent>(pipe, "Sent")
+      .value("input", Sent::kInput)
+      .value("gradients", Sent::kGradients)
+      .value("skip", Sent::kSkip)
+      .value("skip_gradient", Sent::kSkipGradient);
   py::class_<Arrivals, std::shared_ptr<Arrivals>>(
       pipe, "Arrivals", "What other workers have sent here for the mini-batches of one pipeline.")
       .def("take", &take, py::arg("key"), py::arg("patience"),
@@ -113,9 +142,18 @@ void bindWorkers(py::module_& pipe) {
            "What micro_batch() tells of a mini-batch; no two have the same.");
   py::class_<StageRun>(pipe, "StageRun", "A stage of this worker runs on this thread meanwhile.")
       .def(py::init(&makeStageRun), py::arg("stage"), py::arg("micro_batch"),
-           py::arg("micro_batches"), py::arg("mini_batch"))
+           py::arg("micro_batches"), py::arg("mini_batch"), py::arg("checkpointing") = false,
+           py::arg("recomputing") = false)
       .def("__enter__", &StageRun::enter)
       .def("__exit__", &StageRun::exit);
+  py::class_<RepeatedDraws>(pipe, "RepeatedDraws",
+                            "`with` it, a stage draws the random numbers of the first time again.")
+      .def(py::init([](const std::string& device) {
+             return std::make_unique<RepeatedDraws>(c10::Device(device));
+           }),
+           py::arg("device"))
+      .def("__enter__", &RepeatedDraws::begin)
+      .def("__exit__", [](RepeatedDraws& self, const py::args&) { self.end(); });
   py::class_<SplitBackward>(pipe, "SplitBackward", "A backward in two halves, each run once.")
       .def(py::init<const Tensors&, Tensors>(), py::arg("outputs"), py::arg("inputs"))
       .def("is_split", &SplitBackward::isSplit)

@@ -24,9 +24,10 @@
 
 namespace weft::pipe {
 
-enum class Sent : std::uint8_t { kInput, kGradients };
+enum class Sent : std::uint8_t { kInput, kGradients, kSkip, kSkipGradient };
 
-// What something is for. Stages and micro-batches count from 0.
+// What something is for. Stages and micro-batches count from 0; what goes along a skip connection
+// has the connection's number in the place of the stage's.
 struct ArrivalKey {
   std::int64_t mini_batch = 0;
   Sent what = Sent::kInput;

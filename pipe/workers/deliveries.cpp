@@ -21,8 +21,10 @@ using FuturePtr = c10::intrusive_ptr<Answer>;
 
 constexpr std::size_t kHeader = 6;  // the values before the tensors
 
-std::string notArrived(const std::string& worker, std::int64_t stage, const Answer& answer) {
-  return "what was sent to stage " + std::to_string(stage) + " of the Pipe, on worker '" + worker +
+std::string notArrived(const std::string& worker, const ArrivalKey& key, const Answer& answer) {
+  const bool skips = key.what == Sent::kSkip || key.what == Sent::kSkipGradient;
+  return (skips ? "what was sent along skip connection " : "what was sent to stage ") +
+         std::to_string(key.stage) + " of the Pipe, on worker '" + worker +
          "', did not arrive: " + answer.tryRetrieveErrorMessage();
 }
 
@@ -48,7 +50,7 @@ bool isDelivery(const Values& stack) {
   for (std::size_t at = kHeader; at < stack.size(); ++at) {
     if (!stack[at].isTensor()) return false;
   }
-  return stack[2].toInt() <= static_cast<std::int64_t>(Sent::kGradients);
+  return stack[2].toInt() <= static_cast<std::int64_t>(Sent::kSkipGradient);
 }
 
 // The mini-batch runs on other streams than this call: what it takes is there.
@@ -109,10 +111,10 @@ void Deliveries::send(const std::string& worker, const ArrivalKey& key, Parcel p
       [pipeline = pipeline_, key, worker](Answer& done) {
         if (!done.hasError()) return;
         if (const auto here = findArrivals(pipeline))
-          here->end(key.mini_batch, notArrived(worker, key.stage, done));
+          here->end(key.mini_batch, notArrived(worker, key, done));
       },
       /*uses_future=*/false);
-  sent_.push_back({worker, key.stage, std::move(answer)});
+  sent_.push_back({worker, key, std::move(answer)});
 }
 
 void Deliveries::wait() {
@@ -120,7 +122,7 @@ void Deliveries::wait() {
     rpc::awaitInterruptibly(*sending.answer);
     sending.answer->wait();
     if (!sending.answer->hasError()) continue;
-    throw std::runtime_error(notArrived(sending.worker, sending.stage, *sending.answer));
+    throw std::runtime_error(notArrived(sending.worker, sending.key, *sending.answer));
   }
 }
 

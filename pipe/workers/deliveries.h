@@ -34,7 +34,7 @@ class WEFT_API Deliveries {
  private:
   struct Sending {
     std::string worker;
-    std::int64_t stage;
+    ArrivalKey key;
     c10::intrusive_ptr<c10::ivalue::Future> answer;
   };
   const std::string pipeline_;

@@ -51,10 +51,16 @@ def refused(case: str) -> str:
             pipe.step(inputs, targets[:2], loss=CROSS_ENTROPY)
         elif case == "gradient":
             pipe = weft.Pipe(nn.Sequential(away), chunks=4, schedule="gpipe")
-            pipe.step(inputs.requires_grad_(), targets, loss=CROSS_ENTROPY)
+            pipe.step(inputs, torch.ones(10, 3, requires_grad=True), loss=nn.MSELoss())
         elif case == "nested gradient":
             pipe = weft.Pipe(nn.Sequential(away), chunks=4, schedule="gpipe")
-            pipe.step((inputs, [torch.ones(1, requires_grad=True)]), targets, loss=CROSS_ENTROPY)
+            pipe.step(inputs, (targets, [torch.ones(1, requires_grad=True)]), loss=CROSS_ENTROPY)
+        elif case == "hidden gradient":
+            pipe = weft.Pipe(
+                nn.Sequential(weft.WithDevice(models.Hides(), "worker2/cpu"), away),
+                schedule="gpipe",
+            )
+            pipe.step(inputs.requires_grad_(), targets, loss=CROSS_ENTROPY)
         elif case == "trained loss":
             pipe = weft.Pipe(nn.Sequential(away), chunks=4, schedule="gpipe")
             pipe.step(inputs, targets, loss=nn.AdaptiveLogSoftmaxWithLoss(3, 3, [1]))
@@ -95,14 +101,15 @@ def refused(case: str) -> str:
     ("case", "said"),
     [
         ("targets", "ValueError: the targets give 2 micro-batches, the inputs 4"),
-        ("gradient", "ValueError: an input of a Pipe with a schedule wants a gradient"),
-        ("nested gradient", "ValueError: an input of a Pipe with a schedule wants a gradient"),
+        ("gradient", "ValueError: gradients of targets do not come back"),
+        ("nested gradient", "ValueError: gradients of targets do not come back"),
+        ("hidden gradient", "has tensors that want gradients inside of Hidden"),
         ("trained loss", "ValueError: the loss has parameters (head.weight"),
         ("loss", "ValueError: reduction is not one of 'mean', 'sum': 'none'"),
         ("no schedule", "ValueError: child '0' goes to worker 'worker1': give the Pipe a schedule"),
         ("tied", ".weight' is shared with a stage on another worker"),
         ("no worker", "nobody"),
-        ("state", "missing keys ['0.bias']"),
+        ("state", 'Missing key(s) in state_dict: "0.bias"'),
         ("in place", "the stage changes its input in place"),
         ("autocast", "ValueError: autocast is active here"),
         ("no_grad", "ValueError: gradients are off here"),

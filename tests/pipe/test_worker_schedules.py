@@ -15,6 +15,7 @@ from weft.pipe._workers.schedule import (
     Task,
     needs,
     plan,
+    plan_alone,
     splits_backward,
 )
 
@@ -85,11 +86,11 @@ def test_interleaved_has_the_smaller_bubble(chunks, rounds):
     assert cycles == 2 * chunks * rounds + 2
 
 
-def test_a_forward_alone_has_no_backward():
-    order = plan("1f1b", "ab", 3, backward=False)
-    assert order == {
-        "a": [Task(FORWARD, 0, part) for part in range(3)],
-        "b": [Task(FORWARD, 1, part) for part in range(3)],
+@pytest.mark.parametrize("kind", [FORWARD, BACKWARD])
+def test_forwards_or_backwards_alone(kind):
+    assert plan_alone(kind, "ab", 3) == {
+        "a": [Task(kind, 0, part) for part in range(3)],
+        "b": [Task(kind, 1, part) for part in range(3)],
     }
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from weft.pipe.skip import pop, skippable, stash
 
 ROWS = 10
 
@@ -152,3 +156,116 @@ class ChangesOne(nn.Module):
         if self.changes:
             whole.mul_(2)
         return self.layer(part) + whole[:, :3]
+
+
+class Scales(nn.Module):
+    def forward(self, x: Tensor, by: Tensor) -> Tensor:
+        return x * by
+
+
+class Several(nn.Module):
+    """Gives one tensor twice, another that is used, one that is not, numbers and a text."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor], str]:
+        more = {"same": x, "again": x, "rows": torch.arange(x.size(0)), "unused": x.exp()}
+        return x * 2, more, "text"
+
+
+@dataclasses.dataclass
+class Hidden:
+    """Whose tensor a Pipe does not find."""
+
+    tensor: Tensor
+
+
+class Hides(nn.Module):
+    def forward(self, x: Tensor) -> Hidden:
+        return Hidden(x * 2)
+
+
+def copied(module: nn.Module) -> nn.Module:
+    return copy.deepcopy(module)
+
+
+@skippable(stash=["data"])
+class StashesData(nn.Module):
+    def forward(self, x: Tensor):
+        y = x + 1
+        yield stash("data", y)
+        return y
+
+
+@skippable(pop=["data"])
+class PopsAndAdds(nn.Module):
+    def forward(self, x: Tensor):
+        data = yield pop("data")
+        return x + data
+
+
+class OwnNoise(nn.Module):
+    """Draws from a generator of its own, the same wherever it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.generator = torch.Generator().manual_seed(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * torch.empty_like(x).normal_(generator=self.generator)
+
+
+class Notes(nn.Module):
+    """Remembers how it was called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.calls: list[str] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        from weft.pipe import is_checkpointing, is_recomputing
+
+        modes = {"checkpointing": is_checkpointing(), "recomputing": is_recomputing()}
+        self.calls.append(next((name for name, on in modes.items() if on), "plain"))
+        return self.layer(x)
+
+
+def notes(pipe: str) -> list[str]:
+    from weft.pipe._workers.part import part_of
+
+    layers = part_of(pipe).layers.values()
+    return [call for layer in layers if isinstance(layer, Notes) for call in layer.calls]
+
+
+def loss_in_a_row(output: Tensor, target: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output, target).reshape(1)
+
+
+class Weighted(nn.Module):
+    """A loss with parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(output * self.weight, target)
+
+
+class Named(NamedTuple):
+    left: Tensor
+    right: str
+
+
+class Names(nn.Module):
+    def forward(self, x: Tensor) -> Named:
+        return Named(x, "right")
+
+
+class GivesItsBuffer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(5, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.seen.copy_(x)

@@ -13,11 +13,15 @@ CROSS_ENTROPY = nn.CrossEntropyLoss()
 
 def pipe_of(places: str, chunks: int, schedule: str, checkpoint: str = "never", seed: int = 0):
     """A Pipe of the four layers, each at the worker with that digit."""
+    return pipe_of_layers(models.layers(seed), places, chunks, schedule, checkpoint)
+
+
+def pipe_of_layers(layers, places: str, chunks: int, schedule: str, checkpoint: str):
     import weft
 
     placed = [
         layer if place == "0" else weft.WithDevice(layer, f"worker{place}/cpu")
-        for layer, place in zip(models.layers(seed), places, strict=True)
+        for layer, place in zip(layers, places, strict=True)
     ]
     return weft.Pipe(nn.Sequential(*placed), chunks, checkpoint, schedule=schedule)
 
@@ -32,6 +36,17 @@ def held_here(pipe: str) -> int:
     part = part_of(pipe)
     assert len(part.arrivals) == 0
     return sum(stage.held for stage in part.stages.values())
+
+
+def graphs_held(pipe) -> int:
+    """Micro-batches that graphs keep for later backwards, at all workers."""
+    return sum(pipe.at_workers(graphs_held_here).values())
+
+
+def graphs_held_here(pipe: str) -> int:
+    from weft.pipe._workers.part import part_of
+
+    return sum(graph.kept for graph in part_of(pipe).graphs)
 
 
 def runs_alive(pipe: str) -> int:

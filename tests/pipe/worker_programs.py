@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from weft.pipe.skip import pop, skippable, stash
+
 WIDTH = 6
 
 
@@ -123,6 +125,35 @@ class Closes(nn.Module):
                 assert value[0] == "three"
                 x = x * value[1]
         return x
+
+
+@skippable(stash=["skip"])
+class Stashes(nn.Module):
+    """Stashes what it gives, what it got, or what wants no gradient."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, *others: Any) -> Any:
+        y = self.layer(x)
+        yield stash(
+            "skip", {"output": y, "input": x, "detached": x.detach() * 2, "none": None}[self.what]
+        )
+        return (y, *others) if others else y
+
+
+@skippable(pop=["skip"])
+class Pops(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, *others: Any) -> Any:
+        skip = yield pop("skip")
+        y = self.layer(x) if skip is None else self.layer(x) * torch.sigmoid(skip)
+        return (y, *others) if others else y
 
 
 PLAIN: dict[str, Callable[[], nn.Module]] = {

@@ -63,7 +63,7 @@ class Pipe(nn.Module):
             with the statistics of the whole mini-batch.
         schedule: ``"gpipe"``, ``"1f1b"`` or ``"interleaved"``: the children are stages on workers
             (:class:`weft.RemoteModule`, or :class:`WithDevice` with ``"worker/device"``), and training
-            goes by ``pipe.step``. See docs/guide/pipelines.md.
+            goes best by ``pipe.step``. See docs/guide/pipelines.md.
 
     Raises:
         RuntimeError: RPC is not initialised.

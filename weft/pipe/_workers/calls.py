@@ -9,11 +9,13 @@ from typing import Any
 import torch
 import torch.distributed.rpc as rpc
 
-from weft import _C
-from weft.pipe._workers.job import Job, Outcome, StagePlace
+from weft.pipe._workers.graph import Graph
+from weft.pipe._workers.job import Job, Outcome, SkipRoute, StagePlace
 from weft.pipe._workers.parcels import settle
 from weft.pipe._workers.part import Layer, Part, part_of, parts
 from weft.pipe._workers.run import run_mini_batch
+from weft.pipe.skip._layout import Declared
+from weft.pipe.skip._store import SkipKey
 
 
 def build(
@@ -26,12 +28,20 @@ def build(
     parts[pipe] = Part(pipe, driver, places, stages, deferred)
 
 
+def declared_skips(pipe: str) -> list[tuple[int, Declared]]:
+    return part_of(pipe).declared_skips()
+
+
+def connect(pipe: str, routes: Sequence[tuple[SkipRoute, SkipKey]]) -> None:
+    part_of(pipe).connect(routes)
+
+
 @rpc.functions.async_execution
 def run(pipe: str, job: Job) -> torch.futures.Future[Outcome]:
     """Runs in a thread of its own: the RPC threads stay free for what arrives."""
     part = part_of(pipe)
-    if job.targets is not None:  # the thread has other streams than the call
-        settle(tensor.device for tensor in job.targets[1])
+    if job.given is not None:  # the thread has other streams than the call
+        settle(tensor.device for tensor in job.given[1])
     done: torch.futures.Future[Outcome] = torch.futures.Future()
 
     def work() -> None:
@@ -45,6 +55,13 @@ def run(pipe: str, job: Job) -> torch.futures.Future[Outcome]:
     return done
 
 
+def open_graph(pipe: str) -> Graph:
+    """A place for what is kept of a forward; it goes when the driver drops the RRef of it."""
+    graph = Graph()
+    part_of(pipe).graphs.add(graph)
+    return graph
+
+
 def abandon(pipe: str, step: int, reason: str) -> None:
     if pipe in parts:
         parts[pipe].abandon(step, reason)
@@ -55,5 +72,6 @@ def take_output(pipe: str, step: int) -> Any:
 
 
 def close(pipe: str) -> None:
-    if parts.pop(pipe, None) is not None:
-        _C.pipe.close_arrivals(pipe)
+    part = parts.pop(pipe, None)
+    if part is not None:
+        part.close()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,15 @@ from weft.pipe._workers.elsewhere import LayersElsewhere
 from weft.pipe._workers.job import Job, Outcome, StagePlace
 from weft.pipe._workers.mini_batch import MiniBatch
 from weft.pipe._workers.optimizer import PipeOptimizer
+from weft.pipe._workers.output import ForwardGraph, PipeOutput
 from weft.pipe._workers.parcels import pack, portable
 from weft.pipe._workers.part import Layer
 from weft.pipe._workers.recording import WorkerRecording
-from weft.pipe._workers.schedule import SCHEDULES, Plan, plan
-from weft.pipe._workers.splitting import rows_of, split
-from weft.pipe._workers.stages import divide
+from weft.pipe._workers.schedule import BACKWARD, FORWARD, SCHEDULES, Plan, plan, plan_alone
+from weft.pipe._workers.splitting import refuse_gradients, rows_of, split, wanting_gradients
+from weft.pipe._workers.stage import Backward
+from weft.pipe._workers.stages import divide, skip_routes
+from weft.pipe._workers.values import placed_like
 
 
 class WorkerPipe(LayersElsewhere):
@@ -68,7 +72,7 @@ class WorkerPipe(LayersElsewhere):
         #: The worker and the device of each stage.
         self.places = [stage.place for stage in stages]
         self._workers = list(dict.fromkeys(place.worker for place in self.places))
-        self._plan(self.chunks, backward=True)  # raises what the schedule cannot do
+        self._plan(self.chunks)  # raises what the schedule cannot do
         self._identity = uuid.uuid4().hex
         self._step = 0
         self._running = threading.Lock()
@@ -82,6 +86,7 @@ class WorkerPipe(LayersElsewhere):
                 if stage.place.worker == worker
             }
             self._build(worker, own, deferred)
+        self._connect_skips()
 
     # A mini-batch
 
@@ -100,10 +105,10 @@ class WorkerPipe(LayersElsewhere):
 
         Args:
             inputs: a tensor, or a tuple of arguments for the first stage, split along dimension 0 as
-                :meth:`forward` does. None of them may want a gradient.
+                :meth:`forward` does. Gradients of those that want one are added up here.
             targets: split in the same way; the second argument of ``loss``.
             loss: takes the output of a micro-batch and its targets at the last stage's worker; it is
-                pickled for it, so it has no parameters to train.
+                pickled for another one, and then has no parameters to train.
             reduction: ``"mean"`` weighs each micro-batch by its rows, ``"sum"`` adds them up; by
                 default what ``loss.reduction`` says, else ``"mean"``. A loss that ignores or weighs
                 rows has another mean: give it ``"sum"``, and divide.
@@ -118,7 +123,11 @@ class WorkerPipe(LayersElsewhere):
                 not see it.
         """
         _check_surroundings()
-        _check_loss(loss)
+        if self.places[-1].worker != rpc.get_worker_info().name:
+            _check_loss(loss)
+        refuse_gradients(
+            targets, "gradients of targets do not come back from the last stage's worker"
+        )
         parts = split(inputs, self.chunks)
         wanted = len(split(targets, len(parts)))
         if wanted != len(parts):
@@ -131,11 +140,23 @@ class WorkerPipe(LayersElsewhere):
             raise ValueError(f"reduction is not one of 'mean', 'sum': {reduction!r}")
         rows = [rows_of(one) for one in parts]
         weights = [row / sum(rows) if reduction == "mean" else 1.0 for row in rows]
-        outcomes = self._run(parts, targets, loss, weights)
+        job = Job(recompute=self._recompute(len(parts)), criterion=loss, weights=weights)
+        outcomes = self._run(self._plan(len(parts)), job, parts, targets)
+        _backward_of_inputs(parts, outcomes)
         return torch.stack([outcome.loss for outcome in outcomes]).sum()
 
-    def forward(self, *inputs: Any) -> rpc.RRef:
-        """Runs a forward without gradients; training goes by :meth:`step`.
+    def forward(self, *inputs: Any) -> rpc.RRef | PipeOutput:
+        """Runs a forward; in training, and with gradients enabled, its output has a graph.
+
+        ::
+
+            loss = loss_fn(pipe(images).to_here(), labels)
+            loss.backward()
+
+        The backward runs the stages' backwards at the workers, and adds to ``.grad`` there, or to the
+        gradients of a ``torch.distributed.autograd.context()``. Until then the workers keep what it
+        needs, and drop it when nothing here leads to the output any more. All forwards come before
+        all backwards, whatever the schedule: :meth:`step` holds less.
 
         Returns:
             An RRef owned by the last stage's worker: tensors joined along dimension 0, other values as
@@ -145,38 +166,87 @@ class WorkerPipe(LayersElsewhere):
             As :meth:`step`.
         """
         _check_surroundings(backward=False)
-        self._run(split(inputs, self.chunks), None, None, [])
+        with_graph = self.training and torch.is_grad_enabled()
+        if torch.is_grad_enabled() and not with_graph:
+            refuse_gradients(
+                inputs, "the output of a Pipe with a schedule has no graph after eval()"
+            )
+        parts = split(inputs, self.chunks)
+        order = self._plan(len(parts), FORWARD)
+        job = Job(recompute=self._recompute(len(parts)))
         last = self.places[-1].worker
-        return rpc.remote(last, calls.take_output, args=(self._identity, self._step))
+        if not with_graph:
+            self._run(order, job, parts)
+            return rpc.remote(last, calls.take_output, args=(self._identity, self._step))
+        graphs = self._open_graphs()
+        self._run(order, job, parts, graphs=graphs)
+        run = functools.partial(self._backward, graphs, len(parts))
+        graph = ForwardGraph(self._workers, wanting_gradients(parts), run)
+        if last == rpc.get_worker_info().name:
+            value, wanted = calls.take_output(self._identity, self._step)
+            return rpc.RRef(graph.attach(value, wanted))
+        rref = rpc.remote(last, calls.take_output, args=(self._identity, self._step))
+        return PipeOutput(rref, graph)
+
+    def _open_graphs(self) -> dict[str, Any]:
+        here = rpc.get_worker_info().name
+        return {
+            worker: calls.open_graph(self._identity)
+            if worker == here
+            else rpc.remote(worker, calls.open_graph, args=(self._identity,), timeout=0)
+            for worker in self._workers
+        }
+
+    def _backward(
+        self,
+        graphs: dict[str, Any],
+        chunks: int,
+        gradients: Sequence[Tensor | None],
+        how: Backward,
+    ) -> list[Tensor | None]:
+        """Runs the backward of a forward; gradients of the inputs that want one."""
+        order = self._plan(chunks, BACKWARD)
+        job = Job(recompute=[False] * chunks, backward=how)
+        return _input_gradients(self._run(order, job, [], list(gradients), graphs))
 
     def _run(
         self,
+        order: Plan,
+        job: Job,
         parts: list[Any],
-        targets: Any,
-        loss: Callable[[Any, Any], Tensor] | None,
-        weights: list[float],
+        given: Any = None,
+        graphs: dict[str, Any] | None = None,
     ) -> list[Outcome]:
+        """Runs a mini-batch.
+
+        Args:
+            order: of the tasks.
+            job: what is the same for all workers.
+            parts: the inputs of the micro-batches.
+            given: what the last stage's worker gets.
+            graphs: each worker's.
+        """
         recording = self._recording
         with self._running:
             self._step += 1
-            order = self._plan(len(parts), backward=loss is not None)
-            recompute = self._recompute(len(parts))
+            job = job._replace(step=self._step, recorded=recording is not None)
             jobs = {
-                worker: Job(
-                    self._step, order[worker], loss, None, weights, recompute, recording is not None
-                )
+                worker: job._replace(tasks=order[worker], graph=graphs and graphs[worker])
                 for worker in self._workers
             }
-            last = self.places[-1].worker
-            jobs[last] = jobs[last]._replace(targets=portable(pack(targets), last))
+            if given is not None:
+                last = self.places[-1].worker
+                jobs[last] = jobs[last]._replace(given=portable(pack(given), last))
             outcomes = MiniBatch(self._identity, self.places, jobs).run(parts)
             if recording is not None:
                 recording.add(order, {worker: one.tasks for worker, one in outcomes.items()})
             return list(outcomes.values())
 
-    def _plan(self, chunks: int, backward: bool) -> Plan:
+    def _plan(self, chunks: int, alone: str | None = None) -> Plan:
         workers = [place.worker for place in self.places]
-        return plan(self.schedule, workers, chunks, backward)
+        if alone is not None:
+            return plan_alone(alone, workers, chunks)
+        return plan(self.schedule, workers, chunks)
 
     def _recompute(self, chunks: int) -> list[bool]:
         if self.checkpoint == "never" or not self.training:
@@ -193,6 +263,18 @@ class WorkerPipe(LayersElsewhere):
             calls.build(self._identity, *given)
         else:
             self._call(worker, calls.build, *given)
+
+    def _connect_skips(self) -> None:
+        """Asks the workers: only they have the layers of remote modules."""
+        try:
+            found = self.at_workers(calls.declared_skips).values()
+            declared = sorted((one for each in found for one in each), key=lambda one: one[0])
+            routes = skip_routes(declared)
+            if routes:
+                self.at_workers(calls.connect, routes)
+        except BaseException:
+            self.close()
+            raise
 
     def _call(self, worker: str, function: Callable[..., Any], *args: Any) -> Any:
         """Without a timeout, as all that workers are asked for: a lost one ends the call."""
@@ -216,6 +298,10 @@ class WorkerPipe(LayersElsewhere):
         self.at_workers(state.make_optimizer, cls, options)
         return PipeOptimizer(self.at_workers)
 
+    def remote_parameters(self) -> list[rpc.RRef]:
+        """RRefs of the parameters of all stages, for ``torch.distributed.optim.DistributedOptimizer``."""
+        return [one for found in self.at_workers(state.parameter_rrefs).values() for one in found]
+
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """``torch.nn.utils.clip_grad_norm_`` over the gradients of all stages.
 
@@ -224,7 +310,7 @@ class WorkerPipe(LayersElsewhere):
         """
         found = self.at_workers(state.gradient_norms, norm_type).values()
         norms = [norm for each in found for norm in each]
-        total = torch.linalg.vector_norm(torch.tensor(norms), norm_type)
+        total = torch.linalg.vector_norm(torch.stack(norms or [torch.zeros(())]), norm_type)
         factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)  # NaN stays: as torch's
         self.at_workers(state.scale_gradients, factor.item())
         return total
@@ -304,28 +390,45 @@ class WorkerPipe(LayersElsewhere):
 
     # nn.Module's own methods, acting at the workers
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(
+        self,
+        *,
+        destination: dict[str, Any] | None = None,
+        prefix: str = "",
+        keep_vars: bool = False,
+    ) -> dict[str, Any]:
         """The state of all layers, on the CPU, under the plain Sequential's names."""
-        whole: dict[str, Any] = {}
+        whole: dict[str, Any] = {} if destination is None else destination
         for found in self.at_workers(state.layers_state).values():
-            whole.update(found)
+            whole.update({prefix + key: value for key, value in found.items()})
         return whole
 
     plain_state_dict = state_dict
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, **_: Any) -> Any:
-        """Loads a state under the plain Sequential's names."""
-        missing: list[str] = []
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """For ``load_state_dict``, also that of a module around."""
+        if local_metadata.get("assign_to_params_buffers", False):
+            raise NotImplementedError("a Pipe with a schedule copies a state: no assign=True")
+        own = {
+            key.removeprefix(prefix): value
+            for key, value in state_dict.items()
+            if key.startswith(prefix)
+        }
         used: set[str] = set()
-        for lacking, found in self.at_workers(state.load_layers, dict(state_dict)).values():
-            missing += lacking
+        for lacking, found in self.at_workers(state.load_layers, own).values():
+            missing_keys += [prefix + key for key in lacking]
             used.update(found)
-        unexpected = [key for key in state_dict if key not in used]
-        if strict and (missing or unexpected):
-            raise RuntimeError(
-                f"the state does not fit the Pipe: missing keys {missing}, unexpected keys {unexpected}"
-            )
-        return nn.modules.module._IncompatibleKeys(missing, unexpected)
+        if strict:
+            unexpected_keys += [prefix + key for key in own if key not in used]
 
     def train(self, mode: bool = True) -> WorkerPipe:
         self.at_workers(state.change, "train", mode)
@@ -341,6 +444,21 @@ class WorkerPipe(LayersElsewhere):
 
 
 Pipe._over_workers = WorkerPipe
+
+
+def _input_gradients(outcomes: list[Outcome]) -> list[Tensor | None]:
+    """Of the tensors that want one in all micro-batches; none at all where there is none."""
+    return [one for outcome in outcomes for part in outcome.gradients for one in part]
+
+
+def _backward_of_inputs(parts: list[Any], outcomes: list[Outcome]) -> None:
+    """Goes on in this process's graph with the gradients of the inputs."""
+    found = _input_gradients(outcomes)
+    inputs = wanting_gradients(parts) if found else []
+    pairs = zip(inputs, placed_like(found, inputs), strict=True)
+    there = [(tensor, one) for tensor, one in pairs if one is not None]
+    if there:
+        torch.autograd.backward([tensor for tensor, _ in there], [one for _, one in there])
 
 
 def _check_loss(loss: Callable[[Any, Any], Tensor]) -> None:

@@ -30,6 +30,10 @@ class LayersElsewhere(Pipe):
         """Refused, and with it ``children()`` and ``apply()``: the layers are on workers."""
         _refuse("its layers are on workers")
 
+    def named_modules(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused, and with it ``modules()``: the layers are on workers."""
+        _refuse("its layers are on workers")
+
     def _apply(self, *args: Any, **kwargs: Any) -> NoReturn:
         _refuse("its layers cannot be moved or converted: do that before the Pipe is made")
 

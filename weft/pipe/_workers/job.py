@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import torch.distributed.rpc as rpc
 from torch import Tensor
 
 from weft import _C
+from weft.pipe._workers.graph import Graph
 from weft.pipe._workers.parcels import Parcel
 from weft.pipe._workers.schedule import Task
+from weft.pipe._workers.stage import Backward
 
 Sent = _C.pipe.Sent
 
@@ -24,13 +27,17 @@ class StagePlace(NamedTuple):
 class Job(NamedTuple):
     """One mini-batch, as all workers are told of it."""
 
-    step: int
-    tasks: list[Task]
-    criterion: Callable[[Any, Any], Tensor] | None  # None: a forward alone
-    targets: Parcel | None  # of the whole mini-batch; None but at the last stage's worker
-    weights: list[float]  # of each micro-batch's loss
     recompute: list[bool]  # for each micro-batch
-    recorded: bool  # whether it is told when each task ran
+    step: int = 0
+    tasks: Sequence[Task] = ()
+    recorded: bool = False  # whether it is told when each task ran
+    criterion: Callable[[Any, Any], Tensor] | None = None  # None: a forward or a backward alone
+    weights: Sequence[float] = ()  # of each micro-batch's loss
+    #: At the last stage's worker, of the whole mini-batch: targets, or in a backward alone the
+    #: gradients of the output.
+    given: Parcel | None = None
+    graph: Graph | rpc.PyRRef | None = None  # keeps a forward for backwards alone
+    backward: Backward | None = None  # a backward alone, of what the graph keeps
 
 
 class Done(NamedTuple):
@@ -41,15 +48,25 @@ class Done(NamedTuple):
     end: int
 
 
+class SkipRoute(NamedTuple):
+    """A skip connection between stages."""
+
+    begin: int  # the stage that stashes
+    end: int  # the stage that pops
+
+
 class Outcome(NamedTuple):
     """How a worker's part of a mini-batch ended."""
 
     loss: Tensor | None  # the sum of the losses that were computed there
     error: str = ""
     tasks: Sequence[Done] = ()  # where the job asked for them
+    #: Of the first stage's worker: for each micro-batch those of its inputs that want one.
+    gradients: Sequence[Sequence[Tensor | None]] = ()
 
 
-Key = tuple[Sent, int, int]  # of a value in a mini-batch: what, stage, micro-batch
+#: Of a value in a mini-batch: what, the stage or the number of the skip connection, micro-batch.
+Key = tuple[Sent, int, int]
 Arrival = tuple[int, Sent, int, int]  # the same after the number of the mini-batch
 
 

@@ -18,6 +18,7 @@ from weft.pipe._workers.job import Abandoned, Job, Key, Outcome, Sent, StagePlac
 from weft.pipe._workers.parcels import pack, portable
 from weft.pipe._workers.part import part_of
 from weft.pipe._workers.run import run_mini_batch
+from weft.pipe._workers.values import cut, mapped
 
 Answer = torch.futures.Future[Outcome]
 
@@ -75,6 +76,7 @@ class MiniBatch:
     def _feed(self, inputs: list[Any]) -> None:
         first = self._places[0].worker
         for number, value in enumerate(inputs):
+            value = mapped(cut, value)  # the gradients go on from here
             if first == self._name:
                 self._given[Sent.input, 0, number] = value
             else:

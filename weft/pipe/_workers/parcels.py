@@ -10,6 +10,8 @@ import torch.distributed.rpc as rpc
 from torch import Tensor
 from torch.distributed.rpc import internal
 
+from weft.pipe._workers.values import leaves
+
 Parcel = tuple[bytes, list[Tensor]]
 
 _TENSOR, _LIST = b"", b"*"  # one tensor, a list of different ones; any other layout is a pickle
@@ -26,15 +28,36 @@ def pack(value: Any, input: bool = False) -> Parcel:
     """The value apart from its tensors. A tensor that occurs twice stays one.
 
     With ``input``, different tensors of one memory come as :class:`Apart`.
+
+    Raises:
+        TypeError: an ``input`` has tensors that want gradients where nobody finds them.
     """
     if type(value) is Tensor:
         return _TENSOR, [value]
-    if type(value) is list and _are_different_tensors(value) and not (input and _overlap(value)):
+    if type(value) is list and _are_different_tensors(value) and not (input and overlap(value)):
         return _LIST, value
     layout, tensors = internal.serialize(value)
-    if input and _overlap(tensors):
-        return internal.serialize(Apart(value))
+    if input:
+        _check_visible(value, tensors)
+        if overlap(tensors):
+            return internal.serialize(Apart(value))
     return layout, tensors
+
+
+def check_visible(value: Any) -> None:
+    """Raises TypeError if tensors that want gradients are where nobody finds them."""
+    _check_visible(value, internal.serialize(value)[1])
+
+
+def _check_visible(value: Any, tensors: list[Tensor]) -> None:
+    seen = set(map(id, leaves(value)))
+    if any(one.requires_grad and id(one) not in seen for one in tensors):
+        kinds = {type(leaf).__name__ for leaf in leaves(value) if not isinstance(leaf, Tensor)}
+        raise TypeError(
+            f"a value between stages has tensors that want gradients inside of {', '.join(sorted(kinds))}: "
+            "give them in tuples, lists or dictionaries, or register the class with "
+            "torch.utils._pytree.register_pytree_node at all workers"
+        )
 
 
 def unpack(parcel: Parcel) -> Any:
@@ -80,7 +103,8 @@ def _are_different_tensors(values: list[Any]) -> bool:
     return all(type(one) is Tensor for one in values) and len(set(map(id, values))) == len(values)
 
 
-def _overlap(tensors: list[Tensor]) -> bool:
+def overlap(tensors: list[Tensor]) -> bool:
+    """Whether two of them have one memory."""
     places = [tensor.untyped_storage().data_ptr() for tensor in tensors]
     places = [place for place in places if place]  # none on "meta"
     return len(set(places)) < len(places)

@@ -5,6 +5,7 @@ Values between stages go from worker to worker in C++ (pipe/workers).
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,9 +16,13 @@ from torch.utils import _pytree as pytree
 
 from weft import _C
 from weft.pipe._batchnorm import DeferredBatchNorm
-from weft.pipe._workers.job import Abandoned, Arrival, StagePlace
+from weft.pipe._workers.graph import Graph
+from weft.pipe._workers.job import Abandoned, Arrival, SkipRoute, StagePlace
 from weft.pipe._workers.parcels import adopt, settle, unpack
 from weft.pipe._workers.stage import Stage
+from weft.pipe.skip import Skippable
+from weft.pipe.skip._layout import Declared
+from weft.pipe.skip._store import SkipKey
 
 _LOOK = 1.0  # seconds without an arrival before the driver is asked whether it is there
 
@@ -68,7 +73,10 @@ class Part:
             self.stages[number] = Stage(list(made.values()), device)
         self.settle()
         self.arrivals = _C.pipe.open_arrivals(pipe)
-        self._outputs: dict[int, list[Any]] = {}
+        self.skips: list[SkipRoute] = []
+        #: What is kept of forwards for backwards that may come.
+        self.graphs: weakref.WeakSet[Graph] = weakref.WeakSet()
+        self._outputs: dict[int, Any] = {}
 
     def abandon(self, step: int, reason: str) -> None:
         """Ends a mini-batch: its run, if there is one, stops at its next wait; its output is dropped."""
@@ -96,27 +104,42 @@ class Part:
         """Waits for the current streams: the next call that touches the layers runs on others."""
         settle(stage.device for stage in self.stages.values())
 
-    def keep_output(self, step: int, parts: list[Any]) -> None:
-        """Keeps a forward's output, one part for each micro-batch, until the driver asks for it."""
-        self._outputs[step] = parts
+    def keep_output(self, step: int, output: Any) -> None:
+        """Keeps a forward's output until the driver asks for it."""
+        self._outputs[step] = output
 
     def take_output(self, step: int) -> Any:
-        """The whole output of a forward, once."""
-        parts = self._outputs.pop(step)
-        adopt(leaf for leaf in pytree.tree_leaves(parts) if isinstance(leaf, Tensor))
-        return _joined(parts)
+        """The output of a forward, once."""
+        output = self._outputs.pop(step)
+        adopt(leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor))
+        return output
 
+    def declared_skips(self) -> list[tuple[int, Declared]]:
+        """What the stages' layers stash and pop, with the stage."""
+        names = {id(module): name for name, module in self.layers.items()}
+        return [
+            (number, Declared.by(".".join(filter(None, (names[id(layer)], name))), module))
+            for number, stage in self.stages.items()
+            for layer in stage.layers
+            for name, module in layer.named_modules()
+            if isinstance(module, Skippable)
+        ]
 
-def _joined(parts: list[Any]) -> Any:
-    """As a Pipe's output: tensors joined along dimension 0, other values as a list."""
-    first = parts[0]
-    if isinstance(first, Tensor):
-        return torch.cat(parts)
-    if isinstance(first, (tuple, list)):
-        return type(first)(_joined([part[at] for part in parts]) for at in range(len(first)))
-    if isinstance(first, dict):
-        return {key: _joined([part[key] for part in parts]) for key in first}
-    return parts
+    def connect(self, routes: Sequence[tuple[SkipRoute, SkipKey]]) -> None:
+        """Learns of all skip connections between stages, by their numbers."""
+        self.skips = [route for route, _ in routes]
+        latest_first = sorted(enumerate(routes), key=lambda one: -one[1][0].end)
+        for number, (route, key) in latest_first:
+            if route.begin in self.stages:
+                self.stages[route.begin].stashes[number] = key
+            if route.end in self.stages:
+                self.stages[route.end].pops[number] = key
+
+    def close(self) -> None:
+        """Drops what is kept for backwards, and ends what runs."""
+        for graph in self.graphs:
+            graph.drop()
+        _C.pipe.close_arrivals(self.pipe)
 
 
 #: The parts at this worker, by the names of their pipelines.

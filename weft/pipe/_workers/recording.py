@@ -57,12 +57,15 @@ class WorkerMiniBatch(MiniBatch):
         ends: dict[Task, float] = {}
         free = dict.fromkeys(self._plan, float(start))
         left = {worker: list(tasks) for worker, tasks in self._plan.items()}
+        planned = {
+            task for tasks in left.values() for task in tasks
+        }  # a backward alone has no forward
         events = []
         while any(left.values()):
             for worker, tasks in left.items():
-                while tasks and all(need in ends for need in needs(tasks[0], self.stages)):
+                while tasks and planned.intersection(needs(tasks[0], self.stages)) <= ends.keys():
                     task = tasks.pop(0)
-                    ready = [ends[need] for need in needs(task, self.stages)]
+                    ready = [ends[need] for need in needs(task, self.stages) if need in planned]
                     begin = max([free[worker], *ready])
                     free[worker] = ends[task] = begin + means[self._alike(task)]
                     events.append(

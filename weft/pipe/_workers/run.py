@@ -7,14 +7,17 @@ import traceback
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from weft import _C
+from weft.pipe._workers.graph import Graph
 from weft.pipe._workers.job import Abandoned, Done, Job, Key, Outcome, Sent
-from weft.pipe._workers.parcels import pack, portable, unpack
+from weft.pipe._workers.parcels import Apart, overlap, pack, portable, unpack
 from weft.pipe._workers.part import Part
 from weft.pipe._workers.schedule import BACKWARD, FORWARD, WEIGHTS, Task
 from weft.pipe._workers.splitting import split
-from weft.pipe._workers.stage import Stage
+from weft.pipe._workers.stage import Backward, MicroBatch, Skips
+from weft.pipe._workers.values import joined, leaves
 
 
 def run_mini_batch(part: Part, job: Job, given: dict[Key, Any] | None = None) -> Outcome:
@@ -31,40 +34,55 @@ def run_mini_batch(part: Part, job: Job, given: dict[Key, Any] | None = None) ->
     """
     if part.arrivals.is_over(job.step):
         raise Abandoned("the mini-batch was over before it began here")
-    run = Run(part, job, given or {})
+    graph = job.graph if isinstance(job.graph, Graph | None) else job.graph.local_value()
     try:
-        with torch.set_grad_enabled(job.criterion is not None):
+        if graph is not None and job.backward is not None:
+            graph.lend(part.stages, job.backward.retain)
+        run = Run(part, job, given or {}, graph)
+        with torch.set_grad_enabled(job.criterion is not None or graph is not None):
             for task in job.tasks:
                 run.task(task)
         run.wait_for_sent()
+        if graph is not None and job.backward is None:
+            graph.keep(part.stages)
+        output = run.output()
     finally:
         part.abandon(job.step, "the mini-batch is over")
         for stage in part.stages.values():
             stage.forget()
         part.settle()
-    if run.outputs:  # of a forward, and the last stage is here
-        part.keep_output(job.step, run.outputs)
-    return Outcome(run.loss, tasks=run.done if job.recorded else ())
+    if output is not None:
+        part.keep_output(job.step, output)
+    return Outcome(run.loss, "", run.done if job.recorded else (), run.first_gradients())
 
 
 class Run:
     """One mini-batch at one worker, while it runs."""
 
-    def __init__(self, part: Part, job: Job, given: dict[Key, Any]) -> None:
+    def __init__(
+        self, part: Part, job: Job, given: dict[Key, Any], graph: Graph | None = None
+    ) -> None:
         self.part = part
         self.job = job
         self.loss = torch.zeros(())
-        self.outputs: list[Any] = []
         self.done: list[Done] = []
+        self._graph = graph
+        self._outputs: list[Any] = []
+        self._first: dict[int, list[Tensor | None]] = {}  # gradients of the first stage's inputs
+        self._sent: dict[tuple[int, int], list[tuple[Tensor, int]]] = {}  # and the versions
         self._began = 0
         self._last = len(part.places) - 1
         self._later = {task.stage for task in job.tasks if task.kind == WEIGHTS}
         self._number = _C.pipe.next_mini_batch_number()
         self._own = given  # what this worker's stages have for each other
         self._targets: list[Any] = []
-        if job.criterion is not None and job.targets is not None:
-            self._targets = split(unpack(job.targets), len(job.weights))
         self._deliveries = _C.pipe.Deliveries(part.pipe)
+        if job.given is not None and job.backward is not None:
+            found = graph.split(unpack(job.given), part.stages[self._last].device)
+            for number, gradients in enumerate(found):
+                self._send(Sent.gradients, self._last, number, gradients)
+        elif job.given is not None:
+            self._targets = split(unpack(job.given), len(job.weights))
 
     def task(self, task: Task) -> None:
         """Runs one; an error says which one it was."""
@@ -85,35 +103,57 @@ class Run:
     def _forward(self, task: Task) -> None:
         stage, number = self.part.stages[task.stage], task.micro_batch
         value = self._take(Sent.input, task.stage, number)
+        skips = {at: self._take(Sent.skip, at, number) for at in stage.pops}
         recompute = self.job.recompute
-        with _C.pipe.StageRun(task.stage, number, len(recompute), self._number):
-            output = self._computed(stage, task, value, recompute[number])
+        at = MicroBatch(task.stage, number, len(recompute), self._number)
+        if task.stage == self._last and self.job.criterion is not None:
+            target, weight = self._targets[number], self.job.weights[number]
+            self.loss = (
+                self.loss
+                + stage.loss(
+                    at, value, skips, recompute[number], self.job.criterion, target, weight
+                ).cpu()
+            )
+            self._worked(task)
+            return
+        output, stashed = stage.forward(at, value, skips, recompute[number])
         self._worked(task)
-        if task.stage < self._last:
-            self._send(Sent.input, task.stage + 1, number, output)
-        elif self.job.criterion is None:
-            self.outputs.append(output)
+        self._check_sent(task.stage)
+        if task.stage == self._last:
+            self._outputs.append(output)
         else:
-            self.loss = self.loss + output
+            self._send_outputs(task, output, stashed)
 
-    def _computed(self, stage: Stage, task: Task, value: Any, recompute: bool) -> Any:
-        """The stage's output, or the loss if it is the last one in training."""
-        number, criterion = task.micro_batch, self.job.criterion
-        if task.stage < self._last or criterion is None:
-            return stage.forward(number, value, recompute)
-        target, weight = self._targets[number], self.job.weights[number]
-        return stage.loss(number, value, recompute, criterion, target, weight).cpu()
+    def _send_outputs(self, task: Task, output: Any, stashed: Skips) -> None:
+        given = {(Sent.input, task.stage + 1): output}
+        given |= {(Sent.skip, at): one for at, one in stashed.items()}
+        tensors = [one for one in leaves(list(given.values())) if isinstance(one, Tensor)]
+        self._sent[task.stage, task.micro_batch] = [(one, one._version) for one in tensors]
+        elsewhere = any(self._worker(*key, task.micro_batch) != self.part.name for key in given)
+        apart = bool(stashed) and elsewhere and overlap(tensors)
+        for (what, at), value in given.items():
+            self._send(what, at, task.micro_batch, Apart(value) if apart else value)
 
     def _backward(self, task: Task) -> None:
         number, gradients = task.micro_batch, None
-        if task.stage < self._last:
+        self._sent.pop((task.stage, number), None)
+        if task.stage < self._last or self.job.backward is not None:
             gradients = self._take(Sent.gradients, task.stage, number)
         stage = self.part.stages[task.stage]
-        backward = stage.input_gradients if task.stage in self._later else stage.backward
-        found = backward(number, gradients)
+        stashed = stage.stashed_with_gradient(number)
+        skips = {at: self._take(Sent.skip_gradient, at, number) for at in stashed}
+        if task.stage in self._later:
+            found, popped = stage.input_gradients(number, gradients, skips)
+        else:
+            how = self.job.backward or Backward()
+            found, popped = stage.backward(number, gradients, skips, how)
         self._worked(task)
+        for at, one in popped.items():
+            self._send(Sent.skip_gradient, at, number, one)
         if task.stage > 0:
             self._send(Sent.gradients, task.stage - 1, number, found)
+        else:
+            self._first[number] = found
 
     def _weights(self, task: Task) -> None:
         self.part.stages[task.stage].weights(task.micro_batch)
@@ -129,13 +169,22 @@ class Run:
     def _worked(self, task: Task) -> None:
         self.done.append(Done(task, self._began, time.monotonic_ns()))
 
-    def _send(self, what: Sent, stage: int, number: int, value: Any) -> None:
-        worker = self.part.places[stage].worker
+    def _send(self, what: Sent, at: int, number: int, value: Any) -> None:
+        worker = self._worker(what, at, number)
         if worker == self.part.name:
-            self._own[what, stage, number] = value
+            self._own[what, at, number] = value
         else:
-            key = (self.job.step, what, stage, number)
-            self._deliveries.send(worker, key, *portable(pack(value, what == Sent.input), worker))
+            key = (self.job.step, what, at, number)
+            forward = what in (Sent.input, Sent.skip)
+            self._deliveries.send(worker, key, *portable(pack(value, forward), worker))
+
+    def _worker(self, what: Sent, at: int, number: int) -> str:
+        """Whose it is: a stage's, or that of a skip connection's end."""
+        if what == Sent.skip:
+            at = self.part.skips[at].end
+        elif what == Sent.skip_gradient:
+            at = self.part.skips[at].begin
+        return self.part.places[at].worker
 
     def wait_for_sent(self) -> None:
         """Until the neighbours have what this worker sent them."""
@@ -143,3 +192,28 @@ class Run:
             self._deliveries.wait()
         except RuntimeError as error:
             raise RuntimeError(f"worker '{self.part.name}': {error}") from None
+
+    def _check_sent(self, stage: int) -> None:
+        """What a stage keeps, gives and then changes may be read after the change, or before it."""
+        for at in [at for at in self._sent if at[0] == stage]:
+            if any(tensor._version != version for tensor, version in self._sent[at]):
+                raise RuntimeError(
+                    "the stage changes in place what it has given to another stage: let it give a clone"
+                )
+            if not torch.is_grad_enabled():
+                del self._sent[at]  # otherwise its backward does, which keeps it anyway
+
+    def output(self) -> Any:
+        """The whole output of a forward alone, if the last stage is here."""
+        if not self._outputs:
+            return None
+        return joined(self._outputs) if self._graph is None else self._graph.join(self._outputs)
+
+    def first_gradients(self) -> list[list[Tensor | None]]:
+        """Gradients of the inputs, if the first stage is here and computed any, by micro-batch."""
+        if not any(self._first.values()):
+            return []
+        found = [self._first[number] for number in range(len(self._first))]
+        if self.part.name == self.part.driver:
+            return found
+        return [[None if one is None else one.cpu() for one in each] for each in found]

@@ -42,7 +42,13 @@ def splits_backward(schedule: str, stage: int) -> bool:
     return schedule == "zb" and stage > 0
 
 
-def plan(schedule: str, workers: Sequence[str], chunks: int, backward: bool = True) -> Plan:
+def plan_alone(kind: str, workers: Sequence[str], chunks: int) -> Plan:
+    """All forwards, or all backwards, in the order of ``"gpipe"``."""
+    order = [task for task in _gpipe(len(workers), chunks) if task.kind == kind]
+    return {name: [task for task in order if workers[task.stage] == name] for name in workers}
+
+
+def plan(schedule: str, workers: Sequence[str], chunks: int) -> Plan:
     """The tasks of each worker, in order.
 
     Args:
@@ -52,30 +58,27 @@ def plan(schedule: str, workers: Sequence[str], chunks: int, backward: bool = Tr
             2024, ZB-H1: as ``"1f1b"``, and gradients of parameters fill the time in which it waits).
         workers: the worker of each stage.
         chunks: the number of micro-batches.
-        backward: False for a forward alone, which has the order of ``"gpipe"``.
 
     Raises:
         ValueError: there is no such schedule, or it cannot run on these workers.
     """
     if schedule not in SCHEDULES:
         raise ValueError(f"schedule is not one of {', '.join(SCHEDULES)}: {schedule!r}")
-    if schedule == "gpipe" or not backward:
-        order = _gpipe(len(workers), chunks, backward)
+    if schedule == "gpipe":
+        order = _gpipe(len(workers), chunks)
         return {name: [task for task in order if workers[task.stage] == name] for name in workers}
     if schedule in ("1f1b", "zb"):
         return _one_forward_one_backward(schedule, workers, chunks)
     return _interleaved(workers, chunks)
 
 
-def _gpipe(stages: int, chunks: int, backward: bool) -> list[Task]:
+def _gpipe(stages: int, chunks: int) -> list[Task]:
     """In each clock cycle, every stage works on the micro-batch that the one before it just left."""
     every = [(stage, part) for part in range(chunks) for stage in range(stages)]
     forward = sorted(every, key=lambda at: (at[0] + at[1], at[0]))
+    reverse = sorted(every, key=lambda at: (stages - at[0] + at[1], at[0]))
     order = [Task(FORWARD, stage, part) for stage, part in forward]
-    if backward:
-        reverse = sorted(every, key=lambda at: (stages - at[0] + at[1], at[0]))
-        order += [Task(BACKWARD, stage, part) for stage, part in reverse]
-    return order
+    return order + [Task(BACKWARD, stage, part) for stage, part in reverse]
 
 
 def _one_forward_one_backward(schedule: str, workers: Sequence[str], chunks: int) -> Plan:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from weft.pipe._inputs import NoChunk
+from weft.pipe._workers.values import leaves, wants_gradient
 
 
 def split(values: Any, chunks: int) -> list[Any]:
@@ -15,18 +15,13 @@ def split(values: Any, chunks: int) -> list[Any]:
 
     Raises:
         TypeError: there is no tensor.
-        ValueError: a tensor wants a gradient, or the tensors do not give as many parts each.
+        ValueError: the tensors do not give as many parts each.
     """
     alone = not isinstance(values, tuple)
     values = (values,) if alone else values
     tensors = [value for value in values if isinstance(value, Tensor)]
     if not tensors:
         raise TypeError(f"inputs do not have any tensors: {values}")
-    if any(isinstance(one, Tensor) and one.requires_grad for one in _leaves(values)):
-        raise ValueError(
-            "an input of a Pipe with a schedule wants a gradient, and the graph ends at its first stage: "
-            "detach it"
-        )
     pieces = [value.chunk(chunks) if isinstance(value, Tensor) else None for value in values]
     count = min(len(piece) for piece in pieces if piece is not None)
     if any(len(piece) != count for piece in pieces if piece is not None):
@@ -47,8 +42,17 @@ def split(values: Any, chunks: int) -> list[Any]:
     return [of(number)[0] if alone else of(number) for number in range(count)]
 
 
-def _leaves(values: tuple[Any, ...]) -> list[Any]:
-    return pytree.tree_leaves([one.tensor if isinstance(one, NoChunk) else one for one in values])
+def refuse_gradients(values: Any, why: str) -> None:
+    """Raises ValueError if a tensor in a value of :func:`split` wants a gradient."""
+    values = values if isinstance(values, tuple) else (values,)
+    found = leaves([one.tensor if isinstance(one, NoChunk) else one for one in values])
+    if any(wants_gradient(one) for one in found):
+        raise ValueError(f"{why}: detach what wants a gradient")
+
+
+def wanting_gradients(parts: list[Any]) -> list[Tensor]:
+    """The tensors of all micro-batches that want gradients, in the order in which these come."""
+    return [leaf for part in parts for leaf in leaves(part) if wants_gradient(leaf)]
 
 
 def rows_of(value: Any) -> int:

@@ -1,7 +1,7 @@
 """One stage at its worker: layers that run forward and backward, one micro-batch at a time.
 
 The graph of autograd ends at the stage's border. What comes in becomes leaves; their gradients go
-back to the stage before. One thread at a time.
+back to the stages that it came from. One thread at a time.
 """
 
 from __future__ import annotations
@@ -11,14 +11,18 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from weft import _C
 from weft.pipe._partition import PipeSequential
 from weft.pipe._workers.parcels import Apart
+from weft.pipe._workers.values import cut, leaves, mapped, placed, wants_gradient
+from weft.pipe.skip._store import SkipKey, use_store
 
 SplitBackward = _C.pipe.SplitBackward
+
+#: What came or goes along skip connections, by the connections' numbers.
+Skips = dict[int, Tensor | None]
 
 _CHANGES_ITS_INPUT = (
     "the stage changes its input in place, and a recomputation needs the input as it was: "
@@ -28,13 +32,37 @@ _CHANGES_ONE_OF_SEVERAL = (
     "the stage changes one of its inputs in place, and others had the same memory in the stage before, "
     "which is on another worker: they do not change here. Give clones, or change a clone"
 )
+_INPUT_HAS_CHANGED = (
+    "an input of the stage was changed in place after its forward, and the recomputation for the "
+    'backward needs it as it was: change a clone, or use checkpoint="never"'
+)
 
 
-class _Held(NamedTuple):
+class MicroBatch(NamedTuple):
+    """Which one a stage runs."""
+
+    stage: int
+    number: int
+    count: int  # of the mini-batch
+    mini_batch: int
+
+
+class Backward(NamedTuple):
+    """What a backward is to do."""
+
+    retain: bool = False  # keeps the graph for another one
+    parameters: bool = True  # False: gradients of the inputs alone
+    context: int | None = None  # of torch.distributed.autograd, which gets parameters' gradients
+
+
+class Held(NamedTuple):
     """Of one micro-batch between its forward and its backward."""
 
     inputs: list[Tensor]  # leaves whose gradients the stage before wants
+    popped: dict[int, Tensor]  # the same of those that came along skip connections
     outputs: list[Tensor]  # of which the next stage gives the gradients; or the loss
+    stashed: dict[int, Tensor]  # the same of those that go along skip connections
+    versions: list[tuple[Tensor, int]]  # of what a recomputation needs
 
 
 class Stage:
@@ -48,71 +76,89 @@ class Stage:
     def __init__(self, layers: Sequence[nn.Module], device: torch.device) -> None:
         self.layers = PipeSequential(*layers)
         self.device = device
-        self._held: dict[int, _Held] = {}
+        #: The skip connections that end here, and those that begin here and end in another stage:
+        #: these in the order in which autograd would sum their gradients, the last stage's first.
+        self.pops: dict[int, SkipKey] = {}
+        self.stashes: dict[int, SkipKey] = {}
+        self._held: dict[int, Held] = {}
         self._half_done: dict[int, SplitBackward] = {}
 
-    def forward(self, micro_batch: int, value: Any, recompute: bool) -> Any:
-        """The output for the next stage, cut off from this stage's graph.
+    def forward(
+        self, at: MicroBatch, value: Any, skips: Skips, recompute: bool
+    ) -> tuple[Any, Skips]:
+        """The output for the next stage and what is stashed, cut off from this stage's graph.
 
         Without gradients (``torch.no_grad``) nothing is held for a backward.
 
         Args:
-            micro_batch: its number.
+            at: the micro-batch.
             value: one value, or a tuple of arguments.
+            skips: what came along skip connections.
             recompute: whether activations are dropped, and computed again for the backward.
         """
-        inputs, output = self._run(value, recompute)
-        self._hold(micro_batch, inputs, [leaf for leaf in _leaves(output) if _wants_gradient(leaf)])
-        return _mapped(_cut, output)
+        held, output, stashed = self._run(at, value, skips, recompute)
+        held.outputs.extend(leaf for leaf in leaves(output) if wants_gradient(leaf))
+        held.stashed.update({at: one for at, one in stashed.items() if wants_gradient(one)})
+        self._hold(at.number, held)
+        return mapped(cut, output), {at: mapped(cut, one) for at, one in stashed.items()}
 
     def loss(
         self,
-        micro_batch: int,
+        at: MicroBatch,
         value: Any,
+        skips: Skips,
         recompute: bool,
         criterion: Callable[[Any, Any], Tensor],
         target: Any,
         weight: float,
     ) -> Tensor:
         """As :meth:`forward` in the last stage; the loss of the micro-batch, times its weight."""
-        inputs, output = self._run(value, recompute)
-        loss = criterion(output, _placed(target, self.device))
+        held, output, _ = self._run(at, value, skips, recompute)
+        loss = criterion(output, placed(target, self.device))
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise ValueError(
                 f"the loss of a micro-batch must be a tensor of one number, got {loss!r}"
             )
-        loss = loss * weight
-        self._hold(micro_batch, inputs, [loss] if loss.requires_grad else [])
+        loss = loss.reshape(()) * weight
+        held.outputs.extend([loss] if loss.requires_grad else [])
+        self._hold(at.number, held)
         return loss.detach()
 
     def backward(
-        self, micro_batch: int, gradients: Sequence[Tensor | None] | None
-    ) -> list[Tensor | None]:
-        """Gradients of the inputs that want one; None for those that the output does not depend on.
+        self,
+        micro_batch: int,
+        gradients: Sequence[Tensor | None] | None,
+        skips: Skips,
+        how: Backward,
+    ) -> tuple[list[Tensor | None], Skips]:
+        """Gradients of the inputs that want one, and of what came along skip connections.
+
+        None for those that the output does not depend on.
 
         Args:
             micro_batch: its number.
             gradients: of the outputs that want one, in order; None for the loss.
+            skips: of what was stashed.
+            how: what else it does.
         """
-        held = self._held.pop(micro_batch)
-        outputs, found = self._given(held, gradients)
-        if outputs:
-            torch.autograd.backward(outputs, found)
-        return [leaf.grad for leaf in held.inputs]
+        held = self._held[micro_batch] if how.retain else self._held.pop(micro_batch)
+        outputs, found = self._given(held, gradients, skips)
+        return _of(held, _gradients(outputs, found, [*held.inputs, *held.popped.values()], how))
 
     def input_gradients(
-        self, micro_batch: int, gradients: Sequence[Tensor | None] | None
-    ) -> list[Tensor | None]:
+        self, micro_batch: int, gradients: Sequence[Tensor | None] | None, skips: Skips
+    ) -> tuple[list[Tensor | None], Skips]:
         """As :meth:`backward`, but parameters get their gradients in :meth:`weights`.
 
         Where the graph does not allow that, they get them here.
         """
         held = self._held.pop(micro_batch)
-        outputs, found = self._given(held, gradients)
+        outputs, found = self._given(held, gradients, skips)
+        inputs = [*held.inputs, *held.popped.values()]
         if not outputs:
-            return [None] * len(held.inputs)
-        half = self._half_done[micro_batch] = SplitBackward(outputs, held.inputs)
-        return half.input_gradients(found)
+            return _of(held, [None] * len(inputs))
+        half = self._half_done[micro_batch] = SplitBackward(outputs, inputs)
+        return _of(held, half.input_gradients(found))
 
     def weights(self, micro_batch: int) -> None:
         """What :meth:`input_gradients` left: adds to the parameters' gradients."""
@@ -120,84 +166,130 @@ class Stage:
         if half is not None:
             half.accumulate_parameter_gradients()
 
+    def stashed_with_gradient(self, micro_batch: int) -> list[int]:
+        """The skip connections that give a gradient back."""
+        return list(self._held[micro_batch].stashed)
+
     def _given(
-        self, held: _Held, gradients: Sequence[Tensor | None] | None
+        self, held: Held, gradients: Sequence[Tensor | None] | None, skips: Skips
     ) -> tuple[list[Tensor], list[Tensor]]:
         """The outputs that have a gradient, and these: ones for the loss."""
+        if any(tensor._version != version for tensor, version in held.versions):
+            raise RuntimeError(_INPUT_HAS_CHANGED)
         if gradients is None:
-            return held.outputs, [torch.ones_like(output) for output in held.outputs]
-        placed = zip(held.outputs, _placed(list(gradients), self.device), strict=True)
-        pairs = [(output, found) for output, found in placed if found is not None]
-        return [output for output, _ in pairs], [found for _, found in pairs]
+            gradients = [torch.ones_like(output) for output in held.outputs]
+        outputs = [*held.stashed.values(), *held.outputs]
+        found = placed([*(skips[at] for at in held.stashed), *gradients], self.device)
+        pairs = [pair for pair in zip(outputs, found, strict=True) if pair[1] is not None]
+        return [output for output, _ in pairs], [one for _, one in pairs]
 
     def forget(self) -> None:
         """Drops what is held for backwards: the mini-batch has ended early."""
         self._held.clear()
         self._half_done.clear()
 
+    def give_held(self) -> dict[int, Held]:
+        """What is held for backwards that come later, by micro-batch; here it is gone."""
+        held, self._held = self._held, {}
+        return held
+
+    def take_held(self, held: dict[int, Held]) -> None:
+        """Takes back what :meth:`give_held` gave."""
+        self._held = held
+
     @property
     def held(self) -> int:
         """How many micro-batches something is kept of."""
         return len(self._held) + len(self._half_done)
 
-    def _run(self, value: Any, recompute: bool) -> tuple[list[Tensor], Any]:
+    def _run(
+        self, at: MicroBatch, value: Any, skips: Skips, recompute: bool
+    ) -> tuple[Held, Any, Skips]:
+        """What is held of the inputs, the output, and what is stashed."""
         again = recompute and torch.is_grad_enabled()
-        apart = isinstance(value, Apart)
-        value = _placed(value.value if apart else value, self.device)
-        inputs = [leaf for leaf in _leaves(value) if _wants_gradient(leaf)]
+        given = [value, *skips.values()]
+        apart = any(isinstance(one, Apart) for one in given)
+        value, *popped = (
+            placed(one.value if isinstance(one, Apart) else one, self.device) for one in given
+        )
+        skips = dict(zip(skips, popped, strict=True))
+        tensors = [leaf for leaf in leaves([value, popped]) if isinstance(leaf, Tensor)]
+        versions = [(tensor, tensor._version) for tensor in tensors] if again or apart else []
         arguments = value if isinstance(value, tuple) else (value,)
-        if not again and not apart:
-            return inputs, self.layers(*arguments)
-        tensors = [leaf for leaf in _leaves(value) if isinstance(leaf, Tensor)]
-        versions = [tensor._version for tensor in tensors]
-        if again:
-            output = checkpoint(self.layers, *arguments, use_reentrant=False)
-        else:
-            output = self.layers(*arguments)
-        if versions != [tensor._version for tensor in tensors]:
+        run = self._repeatable if again else self._once
+        output, stashed = run(at, arguments, skips)
+        if any(tensor._version != version for tensor, version in versions):
             raise RuntimeError(_CHANGES_ITS_INPUT if again else _CHANGES_ONE_OF_SEVERAL)
-        return inputs, output
+        held = Held(
+            [leaf for leaf in leaves(value) if wants_gradient(leaf)],
+            {at: one for at, one in skips.items() if wants_gradient(one)},
+            [],
+            {},
+            versions if again else [],
+        )
+        return held, output, stashed
 
-    def _hold(self, micro_batch: int, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+    def _once(self, at: MicroBatch, arguments: tuple[Any, ...], skips: Skips) -> tuple[Any, Skips]:
+        with _C.pipe.StageRun(*at):
+            return self._call(arguments, skips)
+
+    def _repeatable(
+        self, at: MicroBatch, arguments: tuple[Any, ...], skips: Skips
+    ) -> tuple[Any, Skips]:
+        """Keeps no activations; the backward runs it again, with the same random numbers."""
+        draws = _C.pipe.RepeatedDraws(str(self.device))
+        again = False
+
+        def run(*arguments: Any) -> tuple[Any, Skips]:
+            nonlocal again
+            run_again, again = again, True
+            with _C.pipe.StageRun(*at, checkpointing=not run_again, recomputing=run_again), draws:
+                return self._call(arguments, skips)
+
+        return checkpoint(run, *arguments, use_reentrant=False, preserve_rng_state=False)
+
+    def _call(self, arguments: tuple[Any, ...], skips: Skips) -> tuple[Any, Skips]:
+        with use_store({self.pops[at]: one for at, one in skips.items()}) as store:
+            output = self.layers(*arguments)
+        return output, {at: store.pop(key) for at, key in self.stashes.items()}
+
+    def _hold(self, micro_batch: int, held: Held) -> None:
         if torch.is_grad_enabled():
-            self._held[micro_batch] = _Held(inputs, outputs)
+            self._held[micro_batch] = held
 
 
-def _leaves(value: Any) -> list[Any]:
-    """Each once, also where the value has it twice."""
-    if isinstance(value, Tensor):
-        return [value]
-    return list({id(leaf): leaf for leaf in pytree.tree_leaves(value)}.values())
+def _gradients(
+    outputs: list[Tensor], found: list[Tensor], inputs: list[Tensor], how: Backward
+) -> list[Tensor | None]:
+    """Of the inputs; those of parameters go where they belong."""
+    if not outputs or (not inputs and not how.parameters):
+        return [None] * len(inputs)
+    if how.parameters and how.context is None:
+        torch.autograd.backward(outputs, found, retain_graph=how.retain)
+        gradients = [leaf.grad for leaf in inputs]
+        for leaf in inputs:
+            leaf.grad = None
+        return gradients
+    parameters: list[Tensor] = []
+    if how.parameters:
+        own = set(map(id, inputs))
+        parameters = [one for one in _C.pipe.leaves_of(outputs) if id(one) not in own]
+    wanted = [*inputs, *parameters]
+    if not wanted:
+        return []
+    gradients = list(
+        torch.autograd.grad(outputs, wanted, found, retain_graph=how.retain, allow_unused=True)
+    )
+    if parameters:
+        pairs = zip(parameters, gradients[len(inputs) :], strict=True)
+        there = [(one, gradient) for one, gradient in pairs if gradient is not None]
+        _C.pipe.add_to_context(
+            how.context, [one for one, _ in there], [gradient for _, gradient in there]
+        )
+    return gradients[: len(inputs)]
 
 
-def _mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """A tensor that occurs twice stays one."""
-    if isinstance(value, Tensor):
-        return function(value)
-    made: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def once(tensor: Tensor) -> Tensor:
-        if id(tensor) not in made:
-            made[id(tensor)] = tensor, function(tensor)
-        return made[id(tensor)][1]
-
-    return pytree.tree_map_only(Tensor, once, value)
-
-
-def _wants_gradient(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.requires_grad
-
-
-def _cut(tensor: Tensor) -> Tensor:
-    return tensor.detach().requires_grad_(tensor.requires_grad)
-
-
-def _placed(value: Any, device: torch.device) -> Any:
-    """The value with its tensors on the device, as leaves of a graph to come."""
-
-    def place(tensor: Tensor) -> Tensor:
-        if tensor.device == device:
-            return tensor
-        return tensor.detach().to(device).requires_grad_(tensor.requires_grad)
-
-    return _mapped(place, value)
+def _of(held: Held, gradients: Sequence[Tensor | None]) -> tuple[list[Tensor | None], Skips]:
+    """Gradients of the inputs, and of what came along skip connections."""
+    count = len(held.inputs)
+    return list(gradients[:count]), dict(zip(held.popped, gradients[count:], strict=True))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch.distributed.rpc as rpc
 from torch import nn
 
 from weft.pipe._partition import WithDevice, check_sequential, device_of
-from weft.pipe._workers.job import StagePlace
+from weft.pipe._workers.job import SkipRoute, StagePlace
 from weft.pipe._workers.part import Layer
-from weft.pipe.skip import Skippable
+from weft.pipe.skip._layout import Declared, verify_declared
+from weft.pipe.skip._store import SkipKey
 from weft.remote_module import RemoteModule
 
 
@@ -29,13 +31,11 @@ def divide(module: nn.Sequential) -> list[StageLayers]:
 
     Raises:
         TypeError: ``module`` is no Sequential.
-        ValueError: it is empty, has skip connections, or two workers would share a parameter.
+        ValueError: it is empty, or two workers would share a parameter.
     """
     check_sequential(module)
     if len(module) == 0:
         raise ValueError("a Pipe with a schedule needs at least one stage")
-    if any(isinstance(child, Skippable) for child in module.modules()):
-        raise ValueError("skip connections are not supported for stages on workers")
     stages: list[StageLayers] = []
     for name, child in module.named_children():
         place, layer = _place(name, child)
@@ -44,6 +44,22 @@ def divide(module: nn.Sequential) -> list[StageLayers]:
         stages[-1].layers.append(layer)
     _check_shared_parameters(stages)
     return stages
+
+
+def skip_routes(declared: Sequence[tuple[int, Declared]]) -> list[tuple[SkipRoute, SkipKey]]:
+    """The skip connections between stages, of what their layers stash and pop, in order.
+
+    Raises:
+        TypeError: a skip is not stashed once and popped once, in this order.
+    """
+    verify_declared(layer for _, layer in declared)
+    begins = {key: stage for stage, layer in declared for key in layer.stashes}
+    return [
+        (SkipRoute(begins[key], stage), key)
+        for stage, layer in declared
+        for key in layer.pops
+        if begins[key] != stage
+    ]
 
 
 def _place(name: str, child: nn.Module) -> tuple[StagePlace, Layer]:

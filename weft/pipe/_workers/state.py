@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.rpc as rpc
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -40,6 +41,10 @@ def _parameters(part: Part) -> dict[str, nn.Parameter]:
         for name, parameter in module.named_parameters():
             found.setdefault(parameter, f"{layer}.{name}")
     return {name: parameter for parameter, name in found.items()}
+
+
+def parameter_rrefs(pipe: str) -> list[rpc.RRef]:
+    return [rpc.RRef(one) for one in _parameters(part_of(pipe)).values()]
 
 
 def layers_state(pipe: str) -> State:
@@ -75,8 +80,8 @@ def _gradients(pipe: str) -> list[Tensor]:
     return [one.grad for one in _parameters(part_of(pipe)).values() if one.grad is not None]
 
 
-def gradient_norms(pipe: str, norm_type: float) -> list[float]:
-    return [torch.linalg.vector_norm(one, norm_type).item() for one in _gradients(pipe)]
+def gradient_norms(pipe: str, norm_type: float) -> list[Tensor]:
+    return [torch.linalg.vector_norm(one, norm_type).cpu() for one in _gradients(pipe)]
 
 
 @_settled
@@ -89,9 +94,9 @@ def make_optimizer(
     pipe: str, cls: Callable[..., torch.optim.Optimizer], options: dict[str, Any]
 ) -> None:
     part = part_of(pipe)
-    trained = {name: one for name, one in _parameters(part).items() if one.requires_grad}
-    part.optimizer = cls(trained.values(), **options) if trained else None
-    part.optimized = list(trained)
+    found = _parameters(part)  # also frozen ones, which may be freed later
+    part.optimizer = cls(found.values(), **options) if found else None
+    part.optimized = list(found)
 
 
 def make_scheduler(pipe: str, cls: Callable[..., Any], options: dict[str, Any]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from torch import nn
 
@@ -36,23 +37,33 @@ def _layers(module: nn.Sequential, prefix: str = "") -> Iterator[tuple[str, nn.M
             yield f"{prefix}{name}", child
 
 
-def _faults(module: nn.Sequential) -> Iterator[str]:
+class Declared(NamedTuple):
+    """What a layer stashes and pops."""
+
+    layer: str
+    stashes: list[SkipKey]
+    pops: list[SkipKey]
+
+    @staticmethod
+    def by(layer: str, module: Skippable) -> Declared:
+        return Declared(layer, list(module.stashable()), list(module.poppable()))
+
+
+def _faults(layers: Iterable[Declared]) -> Iterator[str]:
     stashed: dict[SkipKey, str] = {}
     popped: set[SkipKey] = set()
     again = "but not isolated by namespace"
-    for layer, skippable in _layers(module):
-        if not isinstance(skippable, Skippable):
-            continue
-        both = skippable.stashable_names & skippable.poppable_names
+    for layer, stashes, pops in layers:
+        both = {name for _, name in stashes} & {name for _, name in pops}
         for name in sorted(both):
             yield f"'{layer}' declared '{name}' both as stashable and as poppable"
-        for key in skippable.stashable():
+        for key in stashes:
             if key[1] in both:
                 continue
             if key in stashed:
                 yield f"'{layer}' redeclared '{key[1]}' as stashable {again}"
             stashed.setdefault(key, layer)
-        for key in skippable.poppable():
+        for key in pops:
             if key[1] in both:
                 continue
             if key in popped:
@@ -66,6 +77,13 @@ def _faults(module: nn.Sequential) -> Iterator[str]:
             yield f"no module declared '{key[1]}' as poppable but stashed (by '{layer}')"
 
 
+def verify_declared(layers: Iterable[Declared]) -> None:
+    """As :func:`verify_skippables`, of layers in the order they run in."""
+    faults = "\n".join(f"* {fault}" for fault in _faults(layers))
+    if faults:
+        raise TypeError(f"one or more pairs of stash and pop do not match:\n\n{faults}")
+
+
 def verify_skippables(module: nn.Sequential) -> None:
     """Checks that each skip name is stashed once and popped once, in this order.
 
@@ -74,6 +92,6 @@ def verify_skippables(module: nn.Sequential) -> None:
     Raises:
         TypeError: a skip is not; the text lists every fault.
     """
-    faults = "\n".join(f"* {fault}" for fault in _faults(module))
-    if faults:
-        raise TypeError(f"one or more pairs of stash and pop do not match:\n\n{faults}")
+    verify_declared(
+        Declared.by(name, layer) for name, layer in _layers(module) if isinstance(layer, Skippable)
+    )

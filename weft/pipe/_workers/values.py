@@ -1,0 +1,72 @@
+"""What is done to the tensors in a value: nested tuples, lists and dictionaries, or one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+
+def leaves(value: Any) -> list[Any]:
+    """Each once, also where the value has it twice."""
+    if isinstance(value, Tensor):
+        return [value]
+    return list({id(leaf): leaf for leaf in pytree.tree_leaves(value)}.values())
+
+
+def mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """The value with other tensors. One that occurs twice stays one."""
+    if isinstance(value, Tensor):
+        return function(value)
+    made: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def once(tensor: Tensor) -> Tensor:
+        if id(tensor) not in made:
+            made[id(tensor)] = tensor, function(tensor)
+        return made[id(tensor)][1]
+
+    return pytree.tree_map_only(Tensor, once, value)
+
+
+def wants_gradient(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.requires_grad
+
+
+def cut(tensor: Tensor) -> Tensor:
+    """The tensor as a leaf of a graph to come."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def placed(value: Any, device: torch.device) -> Any:
+    """The value with its tensors on the device, as leaves of a graph to come."""
+
+    def place(tensor: Tensor) -> Tensor:
+        if tensor.device == device:
+            return tensor
+        return tensor.detach().to(device).requires_grad_(tensor.requires_grad)
+
+    return mapped(place, value)
+
+
+def placed_like(
+    gradients: Sequence[Tensor | None], tensors: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """The gradients on the devices of their tensors."""
+    pairs = zip(gradients, tensors, strict=True)
+    return [None if one is None else one.to(tensor.device) for one, tensor in pairs]
+
+
+def joined(parts: list[Any]) -> Any:
+    """As a Pipe's output: tensors joined along dimension 0, other values as a list."""
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return torch.cat(parts)
+    if isinstance(first, (tuple, list)):
+        columns = [joined([part[at] for part in parts]) for at in range(len(first))]
+        return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
+    if isinstance(first, dict):
+        return {key: joined([part[key] for part in parts]) for key in first}
+    return parts
