@@ -7,8 +7,8 @@ import os
 import sys
 from pathlib import Path
 
+from bench import report, steal
 from bench.collectives import openmpi, operations, ranks, table
-from bench.rpc import report
 
 
 def _arguments() -> argparse.Namespace:
@@ -23,6 +23,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--allocate", action="store_true", help="Weft's tensors come from the group's backend"
     )
+    parser.add_argument("--pinned", action="store_true", help="each rank on a core")
     parser.add_argument("--smallest", type=int, default=0, help="bytes")
     parser.add_argument("--largest", type=int, default=128 << 20, help="bytes")
     parser.add_argument("--out", type=Path, default=Path("bench-results"))
@@ -55,7 +56,7 @@ def main() -> None:
     if without:
         print(f"OpenMPI is not measured: {without}", file=sys.stderr)
     for count in arguments.ranks:
-        how = ranks.How(fresh=arguments.fresh, allocate=arguments.allocate)
+        how = ranks.How(arguments.fresh, arguments.allocate, arguments.pinned)
         found = ranks.run(count, ranks.free_port(), wanted, arguments.rounds, how)
         theirs = (
             [] if without else openmpi.run(count, wanted, arguments.rounds, fresh=arguments.fresh)
@@ -69,6 +70,9 @@ def main() -> None:
         together = table.summary(gloo, mpi)
         print(f"\n{count} ranks, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
         print(table.table(gloo, mpi, together))
+        judged = ranks.judged(found, count, arguments.pinned)
+        print("\n" + report.judged_table(judged, "gloo"))
+        print(f"\n{report.verdicts(judged)}\n- {steal.summary(ranks.losses(found))}")
         sys.stdout.flush()
         stem = f"collectives-{count}-ranks"
         report.write(arguments.out, gloo, "weft", "gloo", together, stem=stem)

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from bench.collectives import operations
-from bench.collectives.ranks import Figures
+from bench.report import Figures
 
 _SOURCE = Path(__file__).with_name("openmpi.c")
 _LIMIT = 900.0  # seconds for all

@@ -30,6 +30,23 @@ OPERATIONS = (
 )
 
 
+#: From here on bytes are the limit, below it is waking the other process.
+LARGE = 1 << 20
+
+
+def bytes_moved(operation: str, size: int, ranks: int) -> float:
+    """Bytes that one rank must copy or reduce, whatever the algorithm, of the ``size`` that the operation
+    is called with."""
+    foreign = size * (ranks - 1) / ranks
+    return {
+        "broadcast": size,
+        "all_gather": size,  # its own share as well: the result is one tensor
+        "all_to_all": size,
+        "reduce_scatter": foreign,
+        "ping-pong": 2 * size,  # there and back, one after the other
+    }.get(operation, 2 * foreign)  # a reduction: reduce the shares, then gather them
+
+
 def _zeros(count: int, dtype: torch.dtype, allocate_from: Any) -> torch.Tensor:
     if allocate_from is None:
         return torch.zeros(count, dtype=dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from bench.collectives import operations
-from bench.rpc.report import Row
+from bench.report import Row
 
 _LARGE = 1 << 20
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
+from bench import report
 from bench.collectives.ranks import free_port, gather, slowest
 from bench.cuda import pipelines, sharing, transfers
-from bench.rpc import report
 
 
 def _transfers(rounds: int, largest: int) -> list[report.Row]:

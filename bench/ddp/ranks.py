@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from typing import Any
@@ -12,27 +13,30 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.collectives.ranks import SIDES
+from bench.limits import pin
 
 _STEPS = 3  # of one side in one round
-_WIDTH = 2560
+WIDTH = 2560
 
 
-def _model() -> nn.Module:
+def model() -> nn.Module:
     return nn.Sequential(
-        *(layer for _ in range(3) for layer in (nn.Linear(_WIDTH, _WIDTH), nn.ReLU())),
-        nn.Linear(_WIDTH, _WIDTH),
+        *(layer for _ in range(3) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())),
+        nn.Linear(WIDTH, WIDTH),
     )
 
 
-def _step(model: nn.Module, inputs: torch.Tensor) -> float:
+def _step(trained: nn.Module, inputs: torch.Tensor) -> float:
     start = time.perf_counter()
-    model(inputs).sum().backward()
-    model.zero_grad()
+    trained(inputs).sum().backward()
+    trained.zero_grad()
     return time.perf_counter() - start
 
 
-def rank(number: int, ranks: int, port: int, rounds: int, answers: Any) -> None:
+def rank(number: int, ranks: int, port: int, rounds: int, pinned: bool, answers: Any) -> None:
     """One rank: puts its figures by side and round, in milliseconds, into ``answers``."""
+    cores = sorted(os.sched_getaffinity(0))
+    pin(cores[number % len(cores)] if pinned else None)
     torch.set_num_threads(1)
     import weft  # noqa: F401  registers the backend
 
@@ -40,8 +44,8 @@ def rank(number: int, ranks: int, port: int, rounds: int, answers: Any) -> None:
         "weft", init_method=f"tcp://127.0.0.1:{port}", rank=number, world_size=ranks
     )
     groups = {"weft": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
-    plain, inputs = _model(), torch.randn(8, _WIDTH)
-    models = {side: DistributedDataParallel(_model(), process_group=groups[side]) for side in SIDES}
+    plain, inputs = model(), torch.randn(8, WIDTH)
+    models = {side: DistributedDataParallel(model(), process_group=groups[side]) for side in SIDES}
     found: dict[str, list[dict[str, float]]] = {side: [] for side in (*SIDES, "alone")}
     for turn in range(-1, rounds):  # the first round only warms up
         dist.barrier()

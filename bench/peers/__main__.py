@@ -17,8 +17,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from bench import limits as machine
+from bench import report
 from bench.peers.sides import Figures
-from bench.rpc import floor, report
 
 PACKAGES = {"ray": ("ray", "ray"), "monarch": ("monarch", "torchmonarch")}
 LIMIT = 600  # seconds for one system in one round
@@ -49,7 +50,7 @@ def main() -> None:
         print(f"{peer} is left out: pip install {PACKAGES[peer][1]}", file=sys.stderr)
     if not peers:
         raise SystemExit("no peer is installed here")
-    floors = floor.all_floors()  # the machine's limits, before anything else runs
+    floors = machine.measure()
     sides = ["weft", *peers]
     found: dict[str, list[Figures]] = {side: [] for side in sides}
     for number in range(arguments.rounds):

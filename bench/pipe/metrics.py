@@ -24,6 +24,8 @@ STAGES = 2
 TINY_CHUNKS, TINY_ROWS = 8, 4  # micro-batches, rows in each
 BUSY_ROWS = 96
 OVERLAPS = (2, 4, 8, 16)
+STEADY_CHUNKS, STEADY_ROWS = 8, 64
+STEADY_BATCHES, STEADY_PIPES = 16, 3  # mini-batches of a new Pipe; new Pipes
 BUDGET = 0.6  # seconds of measuring per figure
 MODES = ("never", "except_last", "always")
 
@@ -51,15 +53,20 @@ def by_hand(layers: list[nn.Module], chunks: int) -> Run:
 
 def median_seconds(call: Callable[[], object], fewest: int = 5) -> float:
     """The median over as many calls as the budget allows."""
-    for _ in range(6):  # a Pipe tries with threads and without before it settles
+    for _ in range(2):  # the first ones find cold caches
         call()
     times: list[float] = []
     until = time.perf_counter() + BUDGET
     while len(times) < fewest or time.perf_counter() < until:
-        began = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - began)
+        times.append(seconds(call))
     return statistics.median(times)
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """Of one call."""
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
 
 
 def there_and_back(run: Run, batch: Tensor) -> Callable[[], None]:
@@ -150,6 +157,45 @@ def overlap_asleep(side: Side) -> Figures:
     return _overlaps(side, layers, lambda chunks: torch.randn(chunks, 1), "asleep")
 
 
+def steady_layers(asleep: bool) -> tuple[list[nn.Module], Tensor]:
+    """Stages and a batch for mini-batch after mini-batch."""
+    if asleep:
+        return [stages.Asleep() for _ in range(STAGES)], torch.randn(STEADY_CHUNKS, 1)
+    layers = [stages.steady() for _ in range(STAGES)]
+    rows = STEADY_CHUNKS * STEADY_ROWS
+    return layers, torch.randn(rows, stages.STEADY, requires_grad=True)
+
+
+def steady_names(kind: str, way: str) -> tuple[str, str, str]:
+    """The figures of mini-batch after mini-batch: the median, the slowest, the time of one."""
+    label = f"overlap, {kind}, {way}, mini-batches 2 to {STEADY_BATCHES}, m={STEADY_CHUNKS}"
+    return f"{label}, median x", f"{label}, the slowest x", f"mini-batch, {kind}, {way} ms"
+
+
+def steady(side: Side) -> Figures:
+    """Whether each mini-batch overlaps from the second on, as soon as a Pipe is made and for good: the
+    speed-up of the median and of the slowest. A mini-batch counts as the median of the new Pipes'."""
+    figures: Figures = {}
+    for kind in ("busy", "asleep"):
+        layers, batch = steady_layers(kind == "asleep")
+        hand = by_hand(layers, STEADY_CHUNKS)
+        for way in ("forward", "both ways"):
+            back = way == "both ways"
+            plain = there_and_back(hand, batch) if back else lambda: hand(batch)  # noqa: B023
+            alone = median_seconds(plain, fewest=3)
+            taken: list[list[float]] = []
+            for _ in range(STEADY_PIPES):
+                run = side.pipe(layers, STEADY_CHUNKS, "never")
+                call = there_and_back(run, batch) if back else lambda: run(batch)  # noqa: B023
+                taken.append([seconds(call) for _ in range(STEADY_BATCHES)])
+            each = [statistics.median(times) for times in zip(*taken, strict=True)][1:]
+            median, slowest, one = steady_names(kind, way)
+            figures[median] = alone / statistics.median(each)
+            figures[slowest] = alone / max(each)
+            figures[one] = statistics.median(each) * 1e3
+    return figures
+
+
 def memory(side: Side) -> Figures:
     """Stage graphs alive after forward, and at most: what checkpointing is for. n stages, m chunks."""
     figures: Figures = {}
@@ -176,5 +222,6 @@ METRICS: dict[str, Callable[[Side], Figures]] = {
     "overhead_scripted": overhead_scripted,
     "overlap_busy": overlap_busy,
     "overlap_asleep": overlap_asleep,
+    "steady": steady,
     "memory": memory,
 }

@@ -35,6 +35,8 @@ def measure(name: str, by_hand: Ways, both: Both, input_gradient: bool = True) -
             f"a task, Python stage, {label} us": metrics._per_task(ours[key], hand[key])
             for key, label in labels.items()
         }
+    if name == "steady":
+        return _steady(by_hand, both, input_gradient)
     if name not in ("overlap_busy", "overlap_asleep"):
         return {}
     figures: Figures = {}
@@ -48,4 +50,19 @@ def measure(name: str, by_hand: Ways, both: Both, input_gradient: bool = True) -
         for way in ("forward", "both ways"):
             label = "asleep" if asleep else "busy"
             figures[f"overlap, {label}, {way}, m={chunks} x"] = hand[way] / ours[way]
+    return figures
+
+
+def _steady(by_hand: Ways, both: Both, input_gradient: bool) -> Figures:
+    figures: Figures = {}
+    for kind in ("busy", "asleep"):
+        layers, batch = metrics.steady_layers(kind == "asleep")
+        batch = batch.detach().requires_grad_(input_gradient and kind == "busy")
+        chunks = metrics.STEADY_CHUNKS
+        hand = by_hand(layers, batch, chunks)
+        ours = both(layers, batch, chunks, metrics.STEADY_BATCHES)
+        for way in ("forward", "both ways"):
+            median, _, one = metrics.steady_names(kind, way)
+            figures[median] = hand[way] / ours[way]
+            figures[one] = ours[way] * 1e3
     return figures

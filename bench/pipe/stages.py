@@ -7,7 +7,7 @@ import time
 import torch
 from torch import Tensor, nn
 
-TINY, WIDE = 8, 512
+TINY, WIDE, STEADY = 8, 512, 768
 
 
 def tiny() -> nn.Module:
@@ -18,6 +18,11 @@ def tiny() -> nn.Module:
 def busy() -> nn.Module:
     """Milliseconds of matrix products, which release the GIL."""
     return nn.Sequential(nn.Linear(WIDE, WIDE), nn.Tanh(), nn.Linear(WIDE, WIDE), nn.Tanh())
+
+
+def steady() -> nn.Module:
+    """Four products, for a run of many mini-batches."""
+    return nn.Sequential(*(nn.Linear(STEADY, STEADY) for _ in range(4)))
 
 
 class _Sleep(torch.autograd.Function):

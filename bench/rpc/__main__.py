@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import statistics
 import sys
 from pathlib import Path
 
-from bench.rpc import cpp_latency, floor, namespaces, report
-from bench.rpc.metrics import METRICS, Figures
+from bench import report, steal
+from bench.rpc import cpp_latency, namespaces
+from bench.rpc.metrics import METRICS
+from bench.rpc.pair import two_cores
 
 CPP = "cpp"
 
@@ -26,6 +29,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--two-hosts", action="store_true", help="each process in a network namespace (root)"
     )
+    parser.add_argument("--pinned", action="store_true", help="each process on a core of its own")
     parser.add_argument("--ranks", type=int, help="only this: so many workers on one host")
     parser.add_argument(
         "--crowd", type=int, help="only this: so many workers that all call each other"
@@ -80,33 +84,31 @@ def main() -> None:
 def _compare(arguments: argparse.Namespace, hosts: namespaces.TwoHosts | None) -> None:
     if arguments.cpp is not None and CPP in arguments.only:
         print(cpp_latency.table(cpp_latency.measure(arguments.cpp)) + "\n", flush=True)
-    arguments.only = [name for name in arguments.only if name != CPP]
-    if not arguments.only:
+    names = [name for name in arguments.only if name != CPP]
+    if not names:
         return
-    floors = floor.all_floors(hosts)  # forks, so before anything starts a thread
-    from bench.rpc.pair import Pair
+    from bench.rpc import turns
 
     sides = (arguments.ours, arguments.theirs)
-    pairs = {side: Pair(side, hosts) for side in sides}
-    rounds: dict[str, list[Figures]] = {side: [] for side in sides}
-    try:
-        for number in range(arguments.rounds):
-            figures: dict[str, Figures] = {side: {} for side in sides}
-            for name in arguments.only:
-                # Who goes first changes, so that neither always finds warm caches.
-                for side in sides if number % 2 == 0 else sides[::-1]:
-                    figures[side].update(pairs[side].measure(name))
-            for side in sides:
-                rounds[side].append(figures[side])
-            print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr)
-    finally:
-        for pair in pairs.values():
-            pair.close()
-    found = report.rows(rounds[sides[0]], rounds[sides[1]])
-    load = os.getloadavg()[0]
-    print(report.table(found, *sides, floors))
-    print(f"- {os.cpu_count()} cores; load average at the end {load:.1f}")
-    report.write(arguments.out, found, *sides, floors)
+    cores = two_cores() if arguments.pinned else None
+    found = turns.measure(sides, names, arguments.rounds, cores, hosts)
+    over_tcp = hosts is not None or arguments.ours.startswith("WEFT_T")
+    ours, theirs = (found.figures[side] for side in sides)
+    judged = report.judge(
+        "tcp" if over_tcp else "rpc",
+        "pinned" if cores else "free",
+        ours,
+        lambda name, figures: turns.limit(name, figures, over_tcp),
+        found.limits,
+        theirs,
+    )
+    print(report.judged_table(judged, arguments.theirs))
+    print(f"\n{report.verdicts(judged)}\n- {steal.summary(found.steal)}")
+    print(f"- {os.cpu_count()} cores; load average at the end {os.getloadavg()[0]:.1f}")
+    floors = {
+        name: statistics.median(one[name] for one in found.limits) for name in found.limits[0]
+    }
+    report.write(arguments.out, report.rows(ours, theirs), *sides, floors)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.report import Figures
 from bench.rpc import namespaces
-from bench.rpc.metrics import Figures
 from bench.rpc.pair import BUILD_MARK, Pair
 
 CHECKSUMS, TLS = "WEFT_TCP", "WEFT_TLS"

@@ -16,8 +16,9 @@ import torch
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 
+from bench.report import Figures
+
 PEER = "callee"
-Figures = dict[str, float]
 
 
 def nothing() -> None:

@@ -16,6 +16,7 @@ import torch
 import torch.distributed.rpc as rpc
 import torch.multiprocessing as multiprocessing
 
+from bench.limits import pin
 from bench.rpc import metrics, namespaces
 
 BACKENDS = ("WEFT", "TENSORPIPE", "TENSORPIPE_UV", "WEFT_TCP", "WEFT_TLS")
@@ -40,7 +41,7 @@ def init_options(backend: str) -> rpc.RpcBackendOptions:
 
 
 @contextlib.contextmanager
-def _interpreters_with(folder: str) -> Iterator[None]:
+def interpreters_with(folder: str) -> Iterator[None]:
     """Interpreters started within find Weft in ``folder``, from their start: torch imports it."""
     before = os.environ.get("PYTHONPATH")
     if folder:
@@ -53,8 +54,14 @@ def _interpreters_with(folder: str) -> Iterator[None]:
 
 
 def _work(
-    rank: int, side: str, port: int, control: Connection, hosts: namespaces.TwoHosts | None
+    rank: int,
+    side: str,
+    port: int,
+    control: Connection,
+    hosts: namespaces.TwoHosts | None,
+    cores: tuple[int, int] | None,
 ) -> None:
+    pin(cores and cores[rank])
     torch.set_num_threads(1)
     master = "127.0.0.1"
     if hosts is not None:
@@ -83,6 +90,12 @@ def _work(
     rpc.shutdown()
 
 
+def two_cores() -> tuple[int, int] | None:
+    """A core for each of two processes; None where this process may not use two."""
+    allowed = sorted(os.sched_getaffinity(0))
+    return (allowed[0], allowed[1]) if len(allowed) > 1 else None
+
+
 def free_port() -> int:
     """A port of loopback that nobody uses now."""
     with socket.socket() as probe:
@@ -91,9 +104,17 @@ def free_port() -> int:
 
 
 class Pair:
-    """A caller and a callee; ``measure`` wakes them, runs one metric and stops them again."""
+    """A caller and a callee; ``measure`` wakes them, runs one metric and stops them again.
 
-    def __init__(self, backend: str, hosts: namespaces.TwoHosts | None = None) -> None:
+    With ``cores`` each stays on a core of its own.
+    """
+
+    def __init__(
+        self,
+        backend: str,
+        hosts: namespaces.TwoHosts | None = None,
+        cores: tuple[int, int] | None = None,
+    ) -> None:
         self.backend = backend
         context = multiprocessing.get_context("spawn")
         port = free_port()
@@ -102,9 +123,9 @@ class Pair:
         for rank in range(2):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_work, args=(rank, backend, port, theirs, hosts), daemon=True
+                target=_work, args=(rank, backend, port, theirs, hosts, cores), daemon=True
             )
-            with _interpreters_with(backend.partition(BUILD_MARK)[2]):
+            with interpreters_with(backend.partition(BUILD_MARK)[2]):
                 process.start()
             self._processes.append(process)
             self._controls.append(ours)

@@ -1,8 +1,9 @@
 // C++ client to C++ server, one-element tensor, beside the raw Unix-socket round trip of the same
 // run.
 //
-//   latency [CALLS]     prints one line of JSON, times in microseconds
+//   latency [CALLS [pinned]]     prints one line of JSON, times in microseconds
 //
+// pinned: client and server each on a core of its own.
 // Processes: an echo over a socket pair (the floor), where the system puts the two and again with
 // each on a core of its own; then a server and a client of a group.
 #include <ATen/ops/ones.h>
@@ -137,11 +138,13 @@ void ask(const std::string& store, int count, const Floors& floors) {
 
 int main(int argc, char** argv) {
   const int count = argc > 1 ? std::atoi(argv[1]) : 5000;
+  const bool pinned = argc > 2 && std::string(argv[2]) == "pinned";
   const std::string store = "/tmp/weft-latency-" + std::to_string(::getpid());
   int code = 1;
   try {
     const Floors floors = {rawRoundTrip(count, false), rawRoundTrip(count, true)};
     const pid_t child = ::fork();
+    if (pinned) pin(child == 0 ? 1 : 0);
     if (child == 0) {
       serve(store);
       return 0;

@@ -1,0 +1,1 @@
+"""Whether this build is slower than another revision's: ``./dev bench --against REV``."""
