@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import uuid
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from weft.pipe.skip import pop, skippable, stash
+from weft.pipe.skip import Namespace, pop, skippable, stash
 
 WIDTH = 6
 
@@ -194,6 +195,9 @@ class Program:
     chunks: int
     rows: tuple[int, ...]  # of each mini-batch
     reduction: str
+    skips: tuple[str, ...]  # what each connection carries: "stash0" and "pop0" are of the first
+    way: str  # of the backward: "step", "loss", "context"
+    input_gradients: bool
 
     def build(self) -> list[nn.Module]:
         """The layers, the same at each call."""
@@ -203,6 +207,12 @@ class Program:
             "pass": Passes,
             "close": lambda: Closes(list(self.values)),
         }
+        for number, what in enumerate(self.skips):
+            # The same in all builds: a copy of a namespace is that namespace.
+            space = Namespace()
+            space.id = uuid.UUID(int=1000 * self.seed + number)
+            special[f"stash{number}"] = lambda what=what, space=space: Stashes(what).isolate(space)
+            special[f"pop{number}"] = lambda space=space: Pops().isolate(space)
         return [{**PLAIN, **special}[name]() for name in self.layers]
 
     def batch(self, number: int) -> tuple[Tensor, Tensor]:
@@ -218,6 +228,13 @@ def draw(seed: int) -> Program:
         values = chance.choices(VALUES, k=chance.randint(1, 4))
         at = chance.randint(0, len(layers))
         layers[at:at] = ["open", *["pass"] * chance.randint(0, 2), "close"]
+    skips = chance.choices(
+        ["output", "output", "input", "detached", "none"], k=chance.choice([0, 0, 1, 2])
+    )
+    for number in range(len(skips)):
+        begin = chance.randint(0, len(layers))
+        layers.insert(begin, f"stash{number}")
+        layers.insert(chance.randint(begin + 1, len(layers)), f"pop{number}")
     schedule = chance.choice(["gpipe", "1f1b", "zb", "interleaved"])
     chunks = chance.randint(1, 5)
     if schedule == "interleaved":
@@ -247,4 +264,7 @@ def draw(seed: int) -> Program:
         chunks,
         rows,
         chance.choice(["mean", "sum"]),
+        tuple(skips),
+        chance.choice(["step", "loss", "context"]),
+        chance.random() < 0.3,
     )
