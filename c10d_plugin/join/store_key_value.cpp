@@ -38,28 +38,52 @@ Error StoreKeyValue::set(const std::string& key, const std::string& value) {
   return Error::ok();
 }
 
-Result<std::string> StoreKeyValue::get(const std::string& key, collectives::Deadline deadline) {
+Error StoreKeyValue::await(const std::vector<std::string>& keys, collectives::Deadline deadline) {
   // Polls instead of Store::wait(): TCPStore logs a warning for each wait that times out.
   constexpr milliseconds kLongestNap{50};
   milliseconds nap{1};
-  try {
-    while (!store_->check({key})) {
-      const auto now = steady_clock::now();
-      // Compared, not subtracted: the difference to a very early deadline overflows.
-      if (now >= deadline) return Error(ErrorCode::kTimeout, "'" + key + "' is not in the Store");
-      if (transport::interrupted()) {
-        return Error(ErrorCode::kInterrupted,
-                     "the wait for '" + key + "' in the Store was interrupted (Ctrl-C)");
-      }
-      const auto left = std::chrono::ceil<milliseconds>(deadline - now);
-      std::this_thread::sleep_for(std::min(nap, left));
-      nap = std::min(nap * 2, kLongestNap);
+  const std::string what =
+      "'" + keys.front() + (keys.size() > 1 ? "' and the like" : "'");  // one of many
+  while (!store_->check(keys)) {
+    const auto now = steady_clock::now();
+    // Compared, not subtracted: the difference to a very early deadline overflows.
+    if (now >= deadline) return {ErrorCode::kTimeout, what + " is not in the Store"};
+    if (transport::interrupted()) {
+      return {ErrorCode::kInterrupted,
+              "the wait for " + what + " in the Store was interrupted (Ctrl-C)"};
     }
+    const auto left = std::chrono::ceil<milliseconds>(deadline - now);
+    std::this_thread::sleep_for(std::min(nap, left));
+    nap = std::min(nap * 2, kLongestNap);
+  }
+  return Error::ok();
+}
+
+Result<std::string> StoreKeyValue::get(const std::string& key, collectives::Deadline deadline) {
+  try {
+    if (Error error = await({key}, deadline)) return error;
     return store_->get_to_str(key);
   } catch (const std::exception& failure) {
     return Error(ErrorCode::kSystem,
                  "the Store failed to give '" + key + "': " + reasonOf(failure));
   }
+}
+
+Result<std::vector<std::string>> StoreKeyValue::getAll(const std::vector<std::string>& keys,
+                                                       collectives::Deadline deadline) {
+  std::vector<std::string> values;
+  if (keys.empty()) return values;
+  try {
+    if (Error error = await(keys, deadline)) return error;
+    for (const auto& value : store_->multiGet(keys))
+      values.emplace_back(value.begin(), value.end());
+  } catch (const std::exception& failure) {
+    return Error(ErrorCode::kSystem,
+                 "the Store failed to give '" + keys.front() + "': " + reasonOf(failure));
+  }
+  if (values.size() != keys.size())
+    return Error(ErrorCode::kSystem, "the Store gave fewer values than it was asked for");
+  return values;
 }
 
 }  // namespace weft::process_group

@@ -1,6 +1,7 @@
 #include "c10d_plugin/store/all_gather.h"
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <utility>
 
@@ -18,45 +19,94 @@ namespace {
 
 constexpr std::chrono::seconds kWarnAfter{10};
 
+// In a larger group only the first rank warns: each that does so asks for all ranks.
+constexpr std::size_t kAllWarn = 64;
+
 std::string keyOf(const std::string& topic, int rank) { return topic + "/" + std::to_string(rank); }
 
-// The ranks from `from` on whose value is not there yet.
-std::vector<int> missing(KeyValue& store, const std::string& topic, const std::vector<int>& ranks,
-                         std::size_t from) {
-  std::vector<int> absent;
-  for (std::size_t i = from; i < ranks.size(); ++i) {
-    if (!store.get(keyOf(topic, ranks[i]), steady_clock::now()).ok()) absent.push_back(ranks[i]);
+// What `read` gets, once it is there; meanwhile names those who have said nothing.
+template <typename Read>
+auto awaitTopic(KeyValue& store, const std::string& topic, int rank, const std::vector<int>& ranks,
+                Deadline deadline, const Read& read) -> decltype(read(deadline)) {
+  while (true) {
+    auto got = read(std::min(deadline, steady_clock::now() + kWarnAfter));
+    if (got.ok() || got.error().code() != ErrorCode::kTimeout) return got;
+    const bool late = steady_clock::now() >= deadline;
+    if (!late && rank != ranks.front() && ranks.size() > kAllWarn) continue;
+    std::vector<int> silent = silentRanks(store, topic, ranks);
+    if (late) {
+      if (silent.empty()) silent = {ranks.front()};  // it collects what is said
+      return Error(ErrorCode::kTimeout,
+                   "Timed out waiting for " + ranksAsText(silent) + " to form the group");
+    }
+    if (!silent.empty()) {
+      transport::log(transport::LogLevel::kWarning, "process group: rank " + std::to_string(rank) +
+                                                        " is waiting for " + ranksAsText(silent));
+    }
   }
-  return absent;
 }
 
 }  // namespace
+
+std::vector<std::string> topicKeys(const std::string& topic, const std::vector<int>& ranks) {
+  std::vector<std::string> keys;
+  for (const int rank : ranks)
+    keys.push_back(keyOf(topic, rank));
+  return keys;
+}
+
+std::vector<int> silentRanks(KeyValue& store, const std::string& topic,
+                             const std::vector<int>& ranks) {
+  std::vector<int> silent;
+  for (const int rank : ranks) {
+    if (!store.get(keyOf(topic, rank), steady_clock::now()).ok()) silent.push_back(rank);
+  }
+  return silent;
+}
+
+std::string joinTexts(const std::vector<std::string>& texts) {
+  std::string joined;
+  for (const std::string& text : texts)
+    joined += std::to_string(text.size()) + ":" + text;
+  return joined;
+}
+
+std::optional<std::vector<std::string>> splitTexts(const std::string& joined) {
+  std::vector<std::string> texts;
+  for (std::size_t at = 0; at < joined.size();) {
+    const std::size_t colon = joined.find(':', at);
+    if (colon == std::string::npos) return std::nullopt;
+    const char* const end = joined.data() + colon;
+    std::size_t size = 0;
+    const auto [stop, error] = std::from_chars(joined.data() + at, end, size);
+    if (error != std::errc() || stop != end || size > joined.size() - colon - 1)
+      return std::nullopt;
+    texts.push_back(joined.substr(colon + 1, size));
+    at = colon + 1 + size;
+  }
+  return texts;
+}
 
 Result<std::vector<std::string>> storeAllGather(KeyValue& store, const std::string& topic,
                                                 const std::string& value, int rank,
                                                 const std::vector<int>& ranks, Deadline deadline) {
   if (Error failed = store.set(keyOf(topic, rank), value)) return failed;
-  std::vector<std::string> said;
-  auto warn_at = steady_clock::now() + kWarnAfter;
-  while (said.size() < ranks.size()) {
-    auto got = store.get(keyOf(topic, ranks[said.size()]), std::min(deadline, warn_at));
-    if (got.ok()) {
-      said.push_back(std::move(got).value());
-      continue;
-    }
-    if (got.error().code() != ErrorCode::kTimeout) return got.error();
-    const std::vector<int> absent = missing(store, topic, ranks, said.size());
-    if (steady_clock::now() >= deadline) {
-      return Error(ErrorCode::kTimeout,
-                   "Timed out waiting for " + ranksAsText(absent) + " to form the group");
-    }
-    if (!absent.empty()) {
-      transport::log(transport::LogLevel::kWarning, "process group: rank " + std::to_string(rank) +
-                                                        " is waiting for " + ranksAsText(absent));
-    }
-    warn_at = steady_clock::now() + kWarnAfter;
+  const std::string all = topic + "/all";
+  if (rank == ranks.front()) {
+    const auto keys = topicKeys(topic, ranks);
+    auto said = awaitTopic(store, topic, rank, ranks, deadline,
+                           [&](Deadline until) { return store.getAll(keys, until); });
+    if (!said.ok()) return said;
+    if (Error failed = store.set(all, joinTexts(said.value()))) return failed;
+    return said;
   }
-  return said;
+  const auto joined = awaitTopic(store, topic, rank, ranks, deadline,
+                                 [&](Deadline until) { return store.get(all, until); });
+  if (!joined.ok()) return joined.error();
+  auto said = splitTexts(joined.value());
+  if (!said || said->size() != ranks.size())
+    return Error(ErrorCode::kProtocol, "what the ranks said about '" + topic + "' is malformed");
+  return std::move(*said);
 }
 
 Result<std::string> firstProblem(KeyValue& store, const std::string& topic, const Error& own,

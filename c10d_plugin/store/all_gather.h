@@ -1,9 +1,12 @@
-// All processes of a group say something through a Store, and all read it.
+// All processes of a group say something through a Store, and all read it: the first of them
+// collects what all say and says it in one piece, so each exchanges as many words with the Store in
+// a large group as in a small one.
 //
 // Threads: one at a time. Every wait is bounded; after 10 s a log line names the missing ranks.
 // Failure: kTimeout names the ranks that said nothing; else the Store's error.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,6 +20,16 @@ transport::Result<std::vector<std::string>> storeAllGather(KeyValue& store,
                                                            const std::string& value, int rank,
                                                            const std::vector<int>& ranks,
                                                            Deadline deadline);
+
+// The keys under which `ranks` say something about `topic`.
+std::vector<std::string> topicKeys(const std::string& topic, const std::vector<int>& ranks);
+// Those of `ranks` that have said nothing about it: a question to the store for each.
+std::vector<int> silentRanks(KeyValue& store, const std::string& topic,
+                             const std::vector<int>& ranks);
+
+// Several texts in one, and back. Nothing where the text is not so made.
+std::string joinTexts(const std::vector<std::string>& texts);
+std::optional<std::vector<std::string>> splitTexts(const std::string& joined);
 
 // Each rank says what went wrong there, if anything. "rank 2: <its problem>" of the first that has
 // one; empty: all is well everywhere. The same on all ranks.

@@ -13,8 +13,10 @@ namespace weft::collectives {
 
 // A nonce that is the same on all ranks, and of no earlier epoch: a name space for all other keys.
 //
-// Each rank says a random nonce, then which nonces it has read of all ranks, until all have read
-// the same ones. Those are of this epoch, because each rank knows its own. The epoch's is rank 0's.
+// Each rank says a random nonce. Rank 0 reads all, and says which it has read (the view). A rank
+// that finds its own there confirms it by both nonces, its own and rank 0's, which no earlier epoch
+// knew. When all have, rank 0 says that the view is agreed: it is of this epoch, because each rank
+// finds its own nonce in it. The epoch's is rank 0's.
 transport::Result<std::string> agreeOnEpoch(KeyValue& store, int rank, int size, Deadline deadline);
 
 }  // namespace weft::collectives

@@ -8,6 +8,7 @@
 
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "transport/base/deadline.h"
 #include "transport/base/error.h"
@@ -21,6 +22,17 @@ class KeyValue {
   virtual transport::Error set(const std::string& key, const std::string& value) = 0;
   // Waits until the key is there; kTimeout when it is not by the deadline.
   virtual transport::Result<std::string> get(const std::string& key, Deadline deadline) = 0;
+  // Several, in their order, by one question where the store can answer that.
+  virtual transport::Result<std::vector<std::string>> getAll(const std::vector<std::string>& keys,
+                                                             Deadline deadline) {
+    std::vector<std::string> values;
+    for (const std::string& key : keys) {
+      auto value = get(key, deadline);
+      if (!value.ok()) return value.error();
+      values.push_back(std::move(value).value());
+    }
+    return values;
+  }
 };
 
 // Another one's keys that begin with `prefix`.
@@ -32,6 +44,13 @@ class Prefixed final : public KeyValue {
   }
   transport::Result<std::string> get(const std::string& key, Deadline deadline) override {
     return store_.get(prefix_ + key, deadline);
+  }
+  transport::Result<std::vector<std::string>> getAll(const std::vector<std::string>& keys,
+                                                     Deadline deadline) override {
+    std::vector<std::string> prefixed;
+    for (const std::string& key : keys)
+      prefixed.push_back(prefix_ + key);
+    return store_.getAll(prefixed, deadline);
   }
 
  private:

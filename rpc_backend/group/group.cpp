@@ -164,8 +164,10 @@ std::vector<std::int32_t> Group::barrier(milliseconds timeout, bool last) {
   membership_.store()->set(kBarriersKey, std::to_string(index + 1));
   barrier.confirm();
   for (const std::int32_t rank : lost) {
-    if (const auto why = lossOf(static_cast<worker_id_t>(rank)))
-      logWarning("rpc.shutdown went on without a missing worker: " + *why);
+    if (rank == context_.rank) continue;
+    const auto id = static_cast<worker_id_t>(rank);
+    logWarning("rpc.shutdown went on without a missing worker: " +
+               lossOf(id).value_or(describe(id) + " is lost to another worker"));
   }
   if (last) barrier.linger(fromSeconds(context_.options.peer_timeout));
   return {lost.begin(), lost.end()};

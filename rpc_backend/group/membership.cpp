@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <sstream>
+#include <unordered_map>
 #include <utility>
 
 #include "rpc_backend/group/store_access.h"
@@ -25,6 +26,11 @@ constexpr milliseconds kSlice{250};  // how soon a waiting worker notices that t
 constexpr milliseconds kUnboundedReplacement{30 * 60 * 1000};  // for a Store without timeout
 constexpr milliseconds kProbe{1000};                           // for a former life to answer
 constexpr const char* kMembersKey = "members";
+constexpr const char* kOutcomeKey = "outcome";
+constexpr const char* kFormed = "formed";  // the outcome; any other is the reason why not
+// In a larger group only rank 0 names the missing while all wait: each that does so asks the Store
+// for all of them.
+constexpr int kAllTell = 64;
 constexpr const char* kEndOfRecord = ".";  // a line
 
 std::string memberKey(std::int32_t rank) { return "member/" + std::to_string(rank); }
@@ -91,17 +97,17 @@ void checkMembers(const MemberRecord& self, std::vector<MemberRecord> all) {
   std::sort(all.begin(), all.end(),
             [](const MemberRecord& a, const MemberRecord& b) { return a.rank < b.rank; });
   const MemberRecord& first = all.front();
+  std::unordered_map<std::string, std::int32_t> ranks{{first.name, first.rank}};
   for (std::size_t i = 1; i < all.size(); ++i) {
     const MemberRecord& other = all[i];
     const auto who = [&] {
       return transport::describePeer(other.name, other.rank) + " and " +
              transport::describePeer(first.name, first.rank);
     };
-    for (std::size_t j = 0; j < i; ++j) {
-      TORCH_CHECK(all[j].name != other.name, "RPC worker name '", other.name,
-                  "' is not unique. Workers of rank ", all[j].rank, " and ", other.rank,
-                  " have the same name; give every worker a name of its own.");
-    }
+    const auto [namesake, is_new] = ranks.emplace(other.name, other.rank);
+    TORCH_CHECK(is_new, "RPC worker name '", other.name, "' is not unique. Workers of rank ",
+                namesake->second, " and ", other.rank,
+                " have the same name; give every worker a name of its own.");
     TORCH_CHECK(other.wire == first.wire, who(), " speak different versions of Weft's protocol (",
                 other.weft, " with ", other.wire, ", ", first.weft, " with ", first.wire,
                 "); install the same Weft on all");
@@ -165,43 +171,41 @@ void Membership::agreeOnKind() {
               kind, "; give world_size on all workers or on none.");
 }
 
-void Membership::abort(const std::string& why) {
-  store_->set("abort", why);
-  TORCH_CHECK(false, why);
-}
-
-void Membership::throwIfAborted() {
-  if (store_->check({"abort"})) TORCH_CHECK(false, store_->get_to_str("abort"));
+std::string Membership::endWith(const std::string& end) {
+  return store_->compareSet(kOutcomeKey, std::string(), end);
 }
 
 void Membership::claimRank() {
   if (store_->add(claimKey(rank_), 1) == 1) return;
-  abort("two workers were started with rank " + std::to_string(rank_) + " (one of them is '" +
-        name_ + "'); give every worker a rank of its own");
+  const std::string why = "two workers were started with rank " + std::to_string(rank_) +
+                          " (one of them is '" + name_ + "'); give every worker a rank of its own";
+  endWith(why);
+  TORCH_CHECK(false, why);
 }
 
-void Membership::waitFor(const std::vector<std::int32_t>& ranks) {
-  const auto started = steady_clock::now();
-  auto next_progress = started + kProgressEvery;
-  std::vector<std::int32_t> missing = ranks;
+void Membership::waitFor(const std::vector<std::string>& keys,
+                         const std::vector<std::int32_t>& ranks) {
+  const auto started = waiting_since_;
+  auto next_progress = steady_clock::now() + kProgressEvery;
   while (true) {
-    std::vector<std::string> keys;
-    for (const std::int32_t rank : missing)
-      keys.push_back(memberKey(rank));
     const auto left =
         timeout_ - std::chrono::duration_cast<milliseconds>(steady_clock::now() - started);
-    const bool all_there = waitForKeys(*store_, keys, std::clamp(left, milliseconds(10), kSlice));
-    throwIfAborted();
-    if (all_there) return;
+    if (waitForKeys(*store_, keys, std::clamp(left, milliseconds(10), kSlice), started)) return;
+    if (store_->check({kOutcomeKey})) {
+      const std::string outcome = store_->get_to_str(kOutcomeKey);
+      TORCH_CHECK(outcome == kFormed, outcome);
+    }
     const auto now = steady_clock::now();
-    if (now - started < timeout_ && now < next_progress) continue;
+    const bool late = now - started >= timeout_;
+    if (!late && (now < next_progress || (rank_ != 0 && world_ > kAllTell))) continue;
     next_progress += kProgressEvery;
-    std::erase_if(missing, [&](std::int32_t rank) { return store_->check({memberKey(rank)}); });
-    if (missing.empty()) return;
+    std::vector<std::int32_t> missing = absentRanks(*store_, ranks, memberKey);
+    if (missing.empty() && !late) continue;
+    if (missing.empty()) missing = {0};  // it collects the records
     const auto waited = std::chrono::duration_cast<std::chrono::seconds>(now - started);
     const std::string whom = (missing.size() == 1 ? "rank " : "ranks ") + c10::Join(", ", missing);
-    TORCH_CHECK(now - started < timeout_, me(), " gave up waiting for ", whom, " of ", world_,
-                " after ", waited.count(),
+    TORCH_CHECK(!late, me(), " gave up waiting for ", whom, " of ", world_, " after ",
+                waited.count(),
                 " s. Either they were not started, or they cannot reach the Store, or they were "
                 "started with another backend than WEFT or another world_size.");
     // For the person who waits at the terminal, whatever the log's level.
@@ -238,21 +242,53 @@ std::vector<MemberRecord> Membership::meetAgain(const MemberRecord& self) {
 std::vector<MemberRecord> Membership::meet(const MemberRecord& self) {
   checkReadable(self, me());
   agreeOnKind();
-  if (store_->check({"formed"})) return meetAgain(self);
+  if (store_->check({kOutcomeKey}) && store_->get_to_str(kOutcomeKey) == kFormed)
+    return meetAgain(self);
   claimRank();
   store_->set(memberKey(rank_), self.toText());
-  const std::vector<std::int32_t> others = otherRanks();
-  if (!others.empty()) waitFor(others);
-  std::vector<MemberRecord> members;
+  waiting_since_ = steady_clock::now();
+  return rank_ == 0 ? collect(self) : follow(self);
+}
+
+std::vector<MemberRecord> Membership::readAndCheck(const MemberRecord& self,
+                                                   const std::vector<std::int32_t>& ranks) {
   try {
-    members = readRecords(*store_, others, me());
+    std::vector<MemberRecord> members = readRecords(*store_, ranks, me());
     checkMembers(self, members);
+    return members;
   } catch (const c10::Error& error) {
     // Another worker may wait for ranks that never come, because its world_size is larger.
-    store_->set("abort", error.what_without_backtrace());
+    endWith(error.what_without_backtrace());
     throw;
   }
-  store_->set("formed", "1");
+}
+
+std::vector<MemberRecord> Membership::collect(const MemberRecord& self) {
+  const std::vector<std::int32_t> others = otherRanks();
+  std::vector<std::string> keys;
+  for (const std::int32_t rank : others)
+    keys.push_back(memberKey(rank));
+  if (!keys.empty()) waitFor(keys, others);
+  const std::vector<MemberRecord> members = readAndCheck(self, others);
+  std::vector<MemberRecord> all = members;
+  all.insert(all.begin(), self);
+  store_->set(kMembersKey, toText(all));
+  const std::string outcome = endWith(kFormed);
+  TORCH_CHECK(outcome == kFormed, outcome);
+  return members;
+}
+
+std::vector<MemberRecord> Membership::follow(const MemberRecord& self) {
+  const std::vector<std::int32_t> others = otherRanks();
+  waitFor({memberKey(0)}, others);
+  readAndCheck(self, {0});
+  waitFor({kOutcomeKey}, others);
+  const std::string outcome = store_->get_to_str(kOutcomeKey);
+  TORCH_CHECK(outcome == kFormed, outcome);
+  std::vector<MemberRecord> members = parseMembers(store_->get_to_str(kMembersKey), me());
+  std::erase_if(members, [&](const MemberRecord& member) { return member.rank == rank_; });
+  TORCH_CHECK(members.size() == others.size(), me(),
+              ": the Store's list of the group's workers is malformed");
   return members;
 }
 

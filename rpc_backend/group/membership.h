@@ -5,10 +5,12 @@
 // timeout, and tells every 5 s whom it waits for.
 //
 // Keys (under "weft/"): `secret` (group id and key, by rank 0 or the first to come), `kind` (static
-// or dynamic), `claim/R` (a counter of the lives of that rank). A static group: `member/R`
-// (MemberRecord), `abort` (why it can't form), `formed` (it has), `barriers` (how many it has
-// passed). A dynamic group: `members` (a record of each; whoever changes the list puts a new one in
-// place of the one that it has read, or tries again).
+// or dynamic), `claim/R` (a counter of the lives of that rank), `members` (the records of all).
+// A static group: `member/R` (MemberRecord), which rank 0 collects into `members`; `outcome`
+// ("formed", or why it can't form: the first that is written stays), `barriers` (how many it has
+// passed). So each but rank 0 exchanges as many words with the Store in a large group as in a small
+// one. A dynamic group: whoever changes `members` puts a new list in place of the one that it has
+// read, or tries again.
 //
 // Failure: c10::Error; c10::DistNetworkError when the Store's server has ended (throwServerGone).
 #pragma once
@@ -39,9 +41,9 @@ class Membership {
   // The key file when one is named, else the key in the Store. Throws c10::Error.
   GroupSecret secret(const std::string& key_file);
 
-  // Static groups: posts `self`, waits for all, checks them. What does not fit (duplicate names,
-  // versions, world_size) throws on every worker. A group that has formed already takes a worker
-  // that died back under its rank and name.
+  // Static groups: posts `self` and waits for all. Each compares itself with rank 0, which checks
+  // all. What does not fit (duplicate names, versions, world_size) throws on every worker. A group
+  // that has formed already takes a worker that died back under its rank and name.
   std::vector<MemberRecord> meet(const MemberRecord& self);
 
   // Whether this rank had a former life, which is dead or has left.
@@ -62,10 +64,17 @@ class Membership {
   void claimRank();
   std::vector<MemberRecord> meetAgain(const MemberRecord& self);
   void agreeOnKind();
-  [[noreturn]] void abort(const std::string& why);
-  void throwIfAborted();
-  void waitFor(const std::vector<std::int32_t>& ranks);
+  // How the group's forming ended; `end` unless it has ended already.
+  std::string endWith(const std::string& end);
+  // Until all `keys` are there, which takes that all of `ranks` come.
+  void waitFor(const std::vector<std::string>& keys, const std::vector<std::int32_t>& ranks);
   std::vector<std::int32_t> otherRanks() const;
+  // The records of `ranks`. What does not fit `self` ends the group's forming, and throws.
+  std::vector<MemberRecord> readAndCheck(const MemberRecord& self,
+                                         const std::vector<std::int32_t>& ranks);
+  // Rank 0; the others.
+  std::vector<MemberRecord> collect(const MemberRecord& self);
+  std::vector<MemberRecord> follow(const MemberRecord& self);
   // `change` takes the list of a dynamic group and changes it; it may be called again.
   template <typename Change>
   void updateMembers(const Change& change);
@@ -76,6 +85,7 @@ class Membership {
   const std::int32_t rank_;
   const int world_;
   const milliseconds timeout_;
+  std::chrono::steady_clock::time_point waiting_since_;  // for the others, in meet()
   bool returned_ = false;
 };
 

@@ -1,6 +1,7 @@
 #include "rpc_backend/group/shutdown_barrier.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <sstream>
@@ -15,13 +16,19 @@ using std::chrono::steady_clock;
 namespace {
 // How long one look at the Store takes, and so a lost peer may stay unnoticed here.
 constexpr milliseconds kSlice{250};
-constexpr milliseconds kProbeAfter{1000};
+constexpr milliseconds kProbeEvery{1000};
+constexpr std::size_t kProbed = 16;  // workers at a time
+constexpr int kWatchers = 16;        // how many look for the lost first; 16 times as many next
+constexpr milliseconds kHeadStart{1000};
 constexpr milliseconds kProgressEvery{30000};
 constexpr milliseconds kForever =
     std::chrono::hours{24 * 365};  // each call ends by its own timeout
 // What workers post: in rounds their counts, then these two.
 constexpr const char* kLost = "lost";
 constexpr const char* kDone = "done";
+// A counter's bits: how many have posted, above the sum of what they posted.
+constexpr int kSumBits = 40;
+constexpr std::int64_t kSumMask = (std::int64_t{1} << kSumBits) - 1;
 }  // namespace
 
 ShutdownBarrier::ShutdownBarrier(AgentContext& context, Group& group,
@@ -35,18 +42,33 @@ ShutdownBarrier::ShutdownBarrier(AgentContext& context, Group& group,
       timeout_(timeout),
       deadline_(transport::deadlineAfter(timeout.count() == 0 ? kForever : timeout)) {}
 
-std::string ShutdownBarrier::key(const std::string& what, worker_id_t rank) const {
+std::string ShutdownBarrier::key(const std::string& what, std::int32_t rank) const {
   return prefix_ + what + "/" + std::to_string(rank);
 }
 
-std::vector<worker_id_t> ShutdownBarrier::others() const {
-  std::vector<worker_id_t> others;
-  for (int rank = 0; rank < world_; ++rank) {
-    if (rank != context_.rank && !lost_.contains(rank)) {
-      others.push_back(static_cast<worker_id_t>(rank));
-    }
+std::vector<std::int32_t> ShutdownBarrier::others() const {
+  // From the next rank on, so that not all look at the same ones first.
+  std::vector<std::int32_t> others;
+  for (std::int32_t step = 1; step < world_; ++step) {
+    const std::int32_t rank = (context_.rank + step) % world_;
+    if (!lost_.contains(rank)) others.push_back(rank);
   }
   return others;
+}
+
+std::vector<std::int32_t> ShutdownBarrier::absent(const std::string& what,
+                                                  const std::vector<std::int32_t>& ranks,
+                                                  std::size_t most) const {
+  return absentRanks(
+      *store_, ranks, [&](std::int32_t rank) { return key(what, rank); }, most);
+}
+
+std::string ShutdownBarrier::describe(const std::vector<std::int32_t>& ranks) const {
+  const std::set<std::int32_t> ordered(ranks.begin(), ranks.end());
+  std::string text;
+  for (const std::int32_t rank : ordered)
+    text += (text.empty() ? "" : ", ") + group_.describe(static_cast<worker_id_t>(rank));
+  return text;
 }
 
 milliseconds ShutdownBarrier::timeLeft() const {
@@ -54,53 +76,85 @@ milliseconds ShutdownBarrier::timeLeft() const {
   return std::max(left, milliseconds{0});
 }
 
-void ShutdownBarrier::awaitOthers(const std::string& awaited,
-                                  const std::function<bool(worker_id_t)>& seen) {
-  const auto started = steady_clock::now();
-  auto next_progress = started + kProgressEvery;
-  bool probed = false;
-  std::vector<worker_id_t> missing = others();
-  while (!missing.empty()) {
-    waitForKeys(*store_, {key(awaited, missing.front())}, std::min(kSlice, timeLeft()));
-    std::erase_if(missing, [&](worker_id_t rank) {
-      if (seen(rank)) return true;
-      if (!group_.lossOf(rank)) return false;
-      lost_.insert(rank);
-      return true;
-    });
-    if (missing.empty()) return;
-    std::string whom;
-    for (const worker_id_t rank : missing)
-      whom += (whom.empty() ? "" : ", ") + group_.describe(rank);
-    TORCH_CHECK(timeLeft().count() > 0, "rpc.shutdown: gave up after ", timeout_.count(),
-                " ms; still missing: ", whom);
-    const auto now = steady_clock::now();
-    // The loss of a peer is noticed only over a connection, so this makes one.
-    if (!probed && now - started > kProbeAfter) {
-      for (const worker_id_t rank : missing)
-        group_.ping(rank);
-      probed = true;
+void ShutdownBarrier::post(const std::string& what, const std::string& text, std::int64_t value) {
+  store_->set(key(what, context_.rank), text);
+  const std::int64_t total =
+      store_->add(prefix_ + what + "/total", (std::int64_t{1} << kSumBits) + value);
+  if (total >> kSumBits < world_) return;
+  const std::int64_t sum = total & kSumMask;
+  if (what == kLost && sum > 0) return decide(what);
+  store_->compareSet(prefix_ + what + "/all", "", what == kLost ? "nobody" : std::to_string(sum));
+}
+
+void ShutdownBarrier::decide(const std::string& what) {
+  std::vector<std::string> keys;
+  for (std::int32_t rank = 0; rank < world_; ++rank) {
+    // A lost one may have posted before.
+    if (!lost_.contains(rank) || store_->check({key(what, rank)})) keys.push_back(key(what, rank));
+  }
+  std::int64_t sum = 0;
+  std::set<std::int32_t> lost = lost_;
+  for (const auto& posted : store_->multiGet(keys)) {
+    std::istringstream text({posted.begin(), posted.end()});
+    for (std::int64_t number = 0; text >> number;) {
+      sum += number;
+      lost.insert(static_cast<std::int32_t>(number));
     }
-    if (now > next_progress) {
-      logInfo("rpc.shutdown waits for " + whom);
-      next_progress += kProgressEvery;
-    }
+  }
+  store_->compareSet(prefix_ + what + "/all", "",
+                     what == kLost ? c10::Join(" ", lost) : std::to_string(sum));
+}
+
+void ShutdownBarrier::noticeLost() {
+  for (const std::int32_t rank : others()) {
+    if (group_.lossOf(static_cast<worker_id_t>(rank))) lost_.insert(rank);
   }
 }
 
-std::int64_t ShutdownBarrier::collect(const std::string& round) {
-  std::int64_t sum = 0;
-  bool ended = false;
-  awaitOthers(round, [&](worker_id_t rank) {
-    if (store_->check({key(round, rank)})) {
-      sum += std::stoll(store_->get_to_str(key(round, rank)));
-      return true;
+bool ShutdownBarrier::allPosted(const std::string& what) const {
+  if (lost_.empty()) return false;  // then the last one decides
+  const std::int64_t posted = store_->add(prefix_ + what + "/total", 0) >> kSumBits;
+  return posted + static_cast<std::int64_t>(lost_.size()) >= world_ &&
+         absent(what, others(), 1).empty();
+}
+
+void ShutdownBarrier::probe(const std::string& what) {
+  std::vector<std::int32_t> unprobed = others();
+  std::erase_if(unprobed, [&](std::int32_t rank) { return probed_.contains(rank); });
+  // The loss of a peer is noticed only over a connection, so this makes one.
+  for (const std::int32_t rank : absent(what, unprobed, kProbed)) {
+    group_.ping(static_cast<worker_id_t>(rank));
+    probed_.insert(rank);
+  }
+}
+
+std::string ShutdownBarrier::await(const std::string& what) {
+  const auto started = steady_clock::now();
+  auto next_progress = started + kProgressEvery;
+  auto turn = started;
+  for (int before = kWatchers; before <= context_.rank; before *= kWatchers)
+    turn += kHeadStart;
+  auto next_probe = turn + kProbeEvery;
+  const std::string all = prefix_ + what + "/all";
+  while (!waitForKeys(*store_, {all}, std::min(kSlice, timeLeft()), started)) {
+    noticeLost();
+    const auto now = steady_clock::now();
+    if (now >= turn && allPosted(what)) {
+      decide(what);
+      continue;
     }
-    if (!store_->check({key(kLost, rank)})) return false;
-    ended = true;
-    return true;
-  });
-  return ended ? -1 : sum;
+    TORCH_CHECK(timeLeft().count() > 0, "rpc.shutdown: gave up after ", timeout_.count(),
+                " ms; still missing: ", describe(absent(what, others())));
+    if (now > next_probe) {
+      probe(what);
+      next_probe = now + kProbeEvery;
+    }
+    if (now > next_progress) {
+      logInfo("rpc.shutdown waits for " + describe(absent(what, others(), kProbed)));
+      next_progress += kProgressEvery;
+    }
+  }
+  return store_->get_to_str(all);
 }
 
 void ShutdownBarrier::waitForCalls() {
@@ -115,9 +169,8 @@ void ShutdownBarrier::waitForCalls() {
     mine += sent != sent_before ? 1 : 0;
     sent_before = sent;
     const std::string round = std::to_string(number);
-    store_->set(key(round, context_.rank), std::to_string(mine));
-    const std::int64_t others = collect(round);
-    if (others < 0 || others + mine == 0) return;
+    post(round, std::to_string(mine), mine);
+    if (await(round) == "0") return;
     TORCH_CHECK(timeLeft().count() > 0, "rpc.shutdown: gave up after ", timeout_.count(),
                 " ms; calls are still made, or in flight. Wait for them, or give rpc.shutdown more "
                 "time");
@@ -126,27 +179,13 @@ void ShutdownBarrier::waitForCalls() {
 
 std::set<std::int32_t> ShutdownBarrier::agreeOnLost() {
   // A peer may take part here and yet be out of reach from here (another key).
-  for (const worker_id_t rank : others()) {
-    if (group_.lossOf(rank)) lost_.insert(rank);
-  }
-  postLost(context_.rank, lost_);
-  awaitOthers(kLost, [&](worker_id_t rank) { return store_->check({key(kLost, rank)}); });
-  std::set<std::int32_t> all;
-  for (std::int32_t rank = 0; rank < world_; ++rank)
-    all.merge(postLost(static_cast<worker_id_t>(rank), {rank}));
-  return all;
-}
-
-std::set<std::int32_t> ShutdownBarrier::postLost(worker_id_t rank,
-                                                 const std::set<std::int32_t>& lost) {
-  std::string text;
-  for (const std::int32_t one : lost)
-    text += std::to_string(one) + " ";
-  std::istringstream posted(store_->compareSet(key(kLost, rank), "", text + "end"));
-  std::set<std::int32_t> first;
-  for (std::int32_t one = 0; posted >> one;)
-    first.insert(one);
-  return first;
+  noticeLost();
+  post(kLost, c10::Join(" ", lost_) + " end", static_cast<std::int64_t>(lost_.size()));
+  std::istringstream agreed(await(kLost));
+  std::set<std::int32_t> lost;
+  for (std::int32_t one = 0; agreed >> one;)
+    lost.insert(one);
+  return lost;
 }
 
 void ShutdownBarrier::confirm() { store_->set(key(kDone, context_.rank), "1"); }
@@ -154,9 +193,9 @@ void ShutdownBarrier::confirm() { store_->set(key(kDone, context_.rank), "1"); }
 void ShutdownBarrier::linger(milliseconds wait) {
   if (context_.rank != 0) return;
   std::vector<std::string> keys;
-  for (const worker_id_t rank : others()) {
-    if (!group_.lossOf(rank)) keys.push_back(key(kDone, rank));
-  }
+  noticeLost();
+  for (const std::int32_t rank : others())
+    keys.push_back(key(kDone, rank));
   if (keys.empty()) return;
   if (!waitForKeys(*store_, keys, wait)) {
     logDebug("some workers did not confirm the end of the group within " +

@@ -2,8 +2,13 @@
 // call is in flight. It goes through the Store, so it works under every request policy.
 //
 // In each round each worker posts how many calls it has in flight, and one more if it has made any
-// since the last round. When all have posted zero, the group is done. A lost worker is not waited
-// for. In the end each posts whom it has lost, so that all go on alike.
+// since the last round. When all have posted zero, the group is done. In the end each posts whom it
+// has lost.
+//
+// Each round is decided once, and all go by that: by who posts last, or by a worker that sees that
+// only lost ones have not posted. A counter tells how many have posted and the sum of it, so nobody
+// reads what each has posted unless somebody is lost. In a large group some workers look for the
+// lost and the others give them time, so that not all ask the Store for all.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -38,15 +43,24 @@ class ShutdownBarrier {
   void linger(milliseconds wait);
 
  private:
-  std::string key(const std::string& what, worker_id_t rank) const;
-  std::vector<worker_id_t> others() const;  // those not lost so far
-  // Until `seen` is true of each of the others, or it is lost; each is to post `awaited` soon.
-  void awaitOthers(const std::string& awaited, const std::function<bool(worker_id_t)>& seen);
-  // The sum of the round's counts; -1 when somebody has already seen the end.
-  std::int64_t collect(const std::string& round);
-  // Posts what that worker has lost, for itself or, once it is given up, in its place. The first
-  // post counts, and is returned: so all decide alike.
-  std::set<std::int32_t> postLost(worker_id_t rank, const std::set<std::int32_t>& lost);
+  std::string key(const std::string& what, std::int32_t rank) const;
+  std::vector<std::int32_t> others() const;  // those not lost so far
+  // The first `most` of `ranks` who have not posted.
+  std::vector<std::int32_t> absent(const std::string& what, const std::vector<std::int32_t>& ranks,
+                                   std::size_t most = SIZE_MAX) const;
+  std::string describe(const std::vector<std::int32_t>& ranks) const;
+
+  // `value`: of the text, for the sum.
+  void post(const std::string& what, const std::string& text, std::int64_t value);
+  // Until `what` is decided; returns how.
+  std::string await(const std::string& what);
+  // Whether those who are not lost have all posted.
+  bool allPosted(const std::string& what) const;
+  // Decides by what has been posted. The first decision counts.
+  void decide(const std::string& what);
+  void noticeLost();
+  // Makes sure that the loss of those who have not posted would be noticed, some at a time.
+  void probe(const std::string& what);
   milliseconds timeLeft() const;
 
   AgentContext& context_;
@@ -56,7 +70,8 @@ class ShutdownBarrier {
   const int world_;
   const milliseconds timeout_;
   const transport::Deadline deadline_;
-  std::set<std::int32_t> lost_;  // by this worker
+  std::set<std::int32_t> lost_;    // by this worker
+  std::set<std::int32_t> probed_;  // these were called, so that their loss would be noticed
 };
 
 }  // namespace weft::rpc

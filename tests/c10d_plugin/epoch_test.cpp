@@ -4,12 +4,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <map>
 #include <mutex>
 #include <set>
 #include <thread>
 
+#include "c10d_plugin/core/ranks_text.h"
 #include "c10d_plugin/store/all_gather.h"
 
 #include "tests/support/waiting.h"
@@ -32,26 +34,42 @@ class Memory final : public KeyValue {
   Error set(const std::string& key, const std::string& value) override {
     const std::lock_guard lock(mutex_);
     values_[key] = value;
-    ++sets_;
+    ++words_;
     came_.notify_all();
     return Error::ok();
   }
   Result<std::string> get(const std::string& key, steady_clock::time_point deadline) override {
     std::unique_lock lock(mutex_);
+    ++words_;
     if (!came_.wait_until(lock, deadline, [&] { return values_.contains(key); }))
       return Error(ErrorCode::kTimeout, "no " + key);
     return values_[key];
   }
-  int sets() {
+  // Several at once, as torch's Store answers them: one word.
+  Result<std::vector<std::string>> getAll(const std::vector<std::string>& keys,
+                                          steady_clock::time_point deadline) override {
+    std::unique_lock lock(mutex_);
+    ++words_;
+    const auto there = [&] {
+      return std::all_of(keys.begin(), keys.end(),
+                         [&](const std::string& key) { return values_.contains(key); });
+    };
+    if (!came_.wait_until(lock, deadline, there)) return Error(ErrorCode::kTimeout, "not all");
+    std::vector<std::string> values;
+    for (const std::string& key : keys)
+      values.push_back(values_[key]);
+    return values;
+  }
+  int words() {
     const std::lock_guard lock(mutex_);
-    return sets_;
+    return words_;
   }
 
  private:
   std::mutex mutex_;
   std::condition_variable came_;
   std::map<std::string, std::string> values_;
-  int sets_ = 0;
+  int words_ = 0;  // exchanged with all ranks
 };
 
 // A epoch of the group: each rank comes `delays[rank]` late.
@@ -134,11 +152,33 @@ TEST(FreshStart, OneThatNeverCameIsNamed) {
   EXPECT_THAT(epoch.error().text(), HasSubstr("rank 1"));
 }
 
-// What it costs when all come at once: two nonces from each rank.
-TEST(FreshStart, ANewStoreTakesTwoWordsOfEachRank) {
+TEST(FreshStart, AGatheringOfManyTakesTwoWordsOfEach) {
+  constexpr int kRanks = 40;
   Memory store;
-  ASSERT_TRUE(agreeOnEpoch(store, 0, 1, steady_clock::now() + kPatience).ok());
-  EXPECT_EQ(store.sets(), 2);
+  std::vector<std::thread> threads;
+  std::vector<std::vector<std::string>> heard(kRanks);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto said = storeAllGather(store, "topic", "I am " + std::to_string(rank), rank,
+                                       allRanks(kRanks), steady_clock::now() + kPatience);
+      if (said.ok()) heard[static_cast<std::size_t>(rank)] = said.value();
+    });
+  }
+  for (std::thread& thread : threads)
+    thread.join();
+  for (const auto& said : heard) {
+    ASSERT_EQ(said.size(), kRanks);
+    EXPECT_EQ(said[7], "I am 7");
+  }
+  // Each says its own and hears all; the first says all as well.
+  EXPECT_EQ(store.words(), 2 * kRanks + 1);
+}
+
+TEST(FreshStart, TextsComeOutAsTheyWentIn) {
+  const std::vector<std::string> texts{"", "a:b", "12:", std::string("\0\n", 2)};
+  EXPECT_EQ(splitTexts(joinTexts(texts)), texts);
+  for (const char* bad : {"1", "x:a", "2:a", "-1:a", ":", "99999999999999999999:a"})
+    EXPECT_EQ(splitTexts(bad), std::nullopt) << bad;
 }
 
 }  // namespace

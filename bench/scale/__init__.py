@@ -1,0 +1,1 @@
+"""How Weft's protocols grow with the number of ranks, by simulation: ``./dev bench scale``."""
