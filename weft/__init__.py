@@ -24,6 +24,7 @@ from weft._torch import registration as _registration
 from weft._torch.process_group import ProcessGroupOptions
 from weft._torch.request_policy import register_function, registered_functions
 from weft._version import __version__
+from weft.data_parallel import ddp_hook
 from weft.deadlines import cancelled, deadline
 from weft.errors import RemoteError
 from weft.memory import empty, empty_like, snapshot
@@ -65,6 +66,7 @@ __all__ = [
     "call_remote",
     "cancelled",
     "cmake_prefix_path",
+    "ddp_hook",
     "deadline",
     "debug_info",
     "empty",

@@ -38,7 +38,7 @@ def rank(number: int, ranks: int, port: int, rounds: int, pinned: bool, answers:
     cores = sorted(os.sched_getaffinity(0))
     pin(cores[number % len(cores)] if pinned else None)
     torch.set_num_threads(1)
-    import weft  # noqa: F401  registers the backend
+    import weft  # registers the backend
 
     dist.init_process_group(
         "weft", init_method=f"tcp://127.0.0.1:{port}", rank=number, world_size=ranks
@@ -46,6 +46,8 @@ def rank(number: int, ranks: int, port: int, rounds: int, pinned: bool, answers:
     groups = {"weft": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
     plain, inputs = model(), torch.randn(8, WIDTH)
     models = {side: DistributedDataParallel(model(), process_group=groups[side]) for side in SIDES}
+    hooked = DistributedDataParallel(model(), gradient_as_bucket_view=True)
+    hooked.register_comm_hook(None, weft.ddp_hook)
     found: dict[str, list[dict[str, float]]] = {side: [] for side in (*SIDES, "alone")}
     for turn in range(-1, rounds):  # the first round only warms up
         dist.barrier()
@@ -55,8 +57,13 @@ def rank(number: int, ranks: int, port: int, rounds: int, pinned: bool, answers:
         for side in SIDES if turn % 2 == 0 else SIDES[::-1]:
             dist.barrier()
             times = [_step(models[side], inputs) for _ in range(_STEPS)]
+            figures = {"DDP step ms": statistics.median(times) * 1e3}
+            if side == "weft":
+                dist.barrier()
+                times = [_step(hooked, inputs) for _ in range(_STEPS)]
+                figures["DDP with weft.ddp_hook, step ms"] = statistics.median(times) * 1e3
             if turn >= 0:
-                found[side].append({"DDP step ms": statistics.median(times) * 1e3})
+                found[side].append(figures)
     answers.put(found)
     dist.barrier()
     dist.destroy_process_group()

@@ -119,4 +119,5 @@ void weft::process_group::bind(py::module_& module) {
              py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("interface"),
              py::arg("staging_bytes"), no_gil,
              "The backend for ranks that share a device; None where each has its own.");
+  bindGroupMemory(module);
 }

@@ -7,7 +7,9 @@ namespace weft::process_group {
 
 // Adds the backend and its options to `module`.
 void bind(pybind11::module_& module);
-// A part of it: the record of the last operations (recorded_ops.cpp).
+// Parts of it: the record of the last operations (recorded_ops.cpp), DDP's buckets
+// (group_memory.cpp).
 void bindRecorder(pybind11::module_& module);
+void bindGroupMemory(pybind11::module_& module);
 
 }  // namespace weft::process_group

@@ -57,6 +57,89 @@ def test_tensors_that_the_group_allocates(ranks):
     ranks.all(allocated_tensors, shared)
 
 
+def mapping_of(tensor) -> str:
+    """What is mapped where the tensor lies."""
+    address = tensor.data_ptr()
+    with open("/proc/self/maps") as lines:
+        for line in lines:
+            begin, end = (int(part, 16) for part in line.split()[0].split("-"))
+            if begin <= address < end:
+                return line.split(maxsplit=5)[-1].strip()
+    raise AssertionError("the tensor lies nowhere")
+
+
+def hooked_gradients(shared: bool, views: bool) -> None:
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    import weft
+
+    torch.manual_seed(0)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    net = nn.Sequential(nn.Linear(600, 600), nn.Tanh(), nn.Linear(600, 600))
+    alone = [parameter.detach().clone().requires_grad_() for parameter in net.parameters()]
+    trained = DistributedDataParallel(net, gradient_as_bucket_view=views, bucket_cap_mb=0.2)
+    lay: list[str] = []
+
+    def hook(state, bucket):
+        done = weft.ddp_hook(state, bucket)
+        if bucket.buffer().numel() > 10_000:  # where the group's memory is worth its while
+            lay.append(mapping_of(bucket.buffer()))
+        return done
+
+    trained.register_comm_hook(None, hook)
+    for step in range(3):
+        batches = [
+            torch.randn(4, 600, generator=torch.Generator().manual_seed(100 * step + one))
+            for one in range(size)
+        ]
+        trained(batches[rank]).square().mean().backward()
+        outputs = [
+            torch.func.functional_call(net, dict(zip(names(net), alone, strict=True)), b)
+            for b in batches
+        ]
+        expected = torch.autograd.grad(sum(o.square().mean() for o in outputs) / size, alone)
+        for parameter, gradient in zip(net.parameters(), expected, strict=True):
+            torch.testing.assert_close(parameter.grad, gradient)
+            if views and parameter.numel() > 10_000:
+                assert ("weft-group" in mapping_of(parameter.grad)) == shared
+        trained.zero_grad()
+    assert len(lay) > 3  # several buckets
+    assert {"weft-group" in place for place in lay} == {shared}
+
+
+def names(net) -> list[str]:
+    return [name for name, _ in net.named_parameters()]
+
+
+@pytest.mark.parametrize("views", [False, True])
+def test_the_hook_for_ddp_averages_in_the_groups_memory(ranks, views):
+    shared = ranks.all(path_of_default_group)[0] == "shared memory"
+    ranks.all(hooked_gradients, shared, views)
+
+
+def hook_of_another_group() -> None:
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    import weft
+
+    gloo = dist.new_group(backend="gloo")
+    trained = DistributedDataParallel(nn.Linear(4, 4), process_group=gloo)
+    trained.register_comm_hook(gloo, weft.ddp_hook)
+    with pytest.raises(ValueError, match="by ProcessGroupGloo, not by weft"):
+        trained(torch.ones(1, 4)).sum().backward()
+    dist.barrier()
+
+
+def test_the_hook_for_ddp_refuses_a_group_that_is_not_wefts(ranks):
+    ranks.all(hook_of_another_group)
+
+
 def outliving_tensor() -> None:
     import torch
     import torch.distributed as dist

@@ -62,10 +62,12 @@ def ddp(variant: str) -> None:
     from torch.distributed.optim import ZeroRedundancyOptimizer
     from torch.nn.parallel import DistributedDataParallel
 
+    import weft
+
     rank, size = dist.get_rank(), dist.get_world_size()
     net = DistributedDataParallel(
         model(),
-        gradient_as_bucket_view=variant == "bucket views",
+        gradient_as_bucket_view=variant in ("bucket views", "weft's hook"),
         static_graph=variant == "static graph",
         # PowerSGD calls collectives from callbacks: with several buckets under way the ranks would
         # call them in different orders, on any backend that runs callbacks on threads.
@@ -77,6 +79,8 @@ def ddp(variant: str) -> None:
         loose = True
     elif variant == "allreduce hook":
         net.register_comm_hook(None, default_hooks.allreduce_hook)
+    elif variant == "weft's hook":
+        net.register_comm_hook(None, weft.ddp_hook)
     elif variant == "powerSGD hook":
         state = powerSGD_hook.PowerSGDState(
             None, start_powerSGD_iter=2, matrix_approximation_rank=4
@@ -246,6 +250,7 @@ def samplers() -> None:
         "allreduce hook",
         "bf16 hook",
         "powerSGD hook",
+        "weft's hook",
         "zero",
     ],
 )

@@ -1,0 +1,47 @@
+"""Data-parallel training in a weft group."""
+
+# Annotations are objects here, not texts: DDP compares a hook's with the types it expects.
+
+import torch
+import torch.distributed as dist
+
+from weft import _C
+
+
+def ddp_hook(
+    group: dist.ProcessGroup | None, bucket: dist.GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    """A communication hook for DDP: averages gradients in memory of the group, without copies.
+
+    DDP keeps its buckets in ordinary memory, which each all_reduce copies into shared memory and
+    back. The hook moves each bucket into memory of the group once, and the division by the number of
+    ranks is a part of the reduction. With ``gradient_as_bucket_view=True`` the gradients themselves
+    are views of that memory, and the copy from the bucket into them goes as well::
+
+        model = DistributedDataParallel(module, gradient_as_bucket_view=True)
+        model.register_comm_hook(None, weft.ddp_hook)
+
+    The gradients are those of DDP without a hook, but for rounding: the sum is divided, not each
+    part of it.
+
+    Args:
+        group: the hook's state: DDP's process group; None is the default group.
+        bucket: the gradients that are ready, from DDP.
+
+    Raises:
+        ValueError: tensors on the CPU are not served by a weft group.
+    """
+    group = group if group is not None else dist.group.WORLD
+    assert group is not None  # DDP has checked that there is one
+    gradients = bucket.buffer()
+    if gradients.device.type == "cpu":
+        backend = group._get_backend(gradients.device)
+        if not isinstance(backend, _C.WeftBackend):
+            raise ValueError(
+                f"weft.ddp_hook: the group '{group.group_name}' averages gradients by "
+                f"{type(backend).__name__}, not by weft; register the hook with a group whose "
+                "backend is weft"
+            )
+        _C._move_into_group(backend, gradients)
+    work = dist.all_reduce(gradients, dist.ReduceOp.AVG, group=group, async_op=True)
+    return work.get_future().then(lambda done: done.value()[0])
