@@ -91,6 +91,7 @@ class RemoteModule(nn.Module):
         "device",
         "name",
         "is_device_map_set",
+        "_made_of",
     )
     __jit_unused_properties__ = ("remote", "remote_async")
 
@@ -111,11 +112,24 @@ class RemoteModule(nn.Module):
                 f"args must be the tuple of module_cls's arguments, as in ({args!r},); got {args!r}"
             )
         self._bind(remote_device, name, timeout)
-        self.module_rref = rpc.remote(
-            self.on,
-            owner.create,
-            args=(module_cls, tuple(args or ()), dict(kwargs or {}), self.device, scripted, name),
-        )
+        made_of = (module_cls, tuple(args or ()), dict(kwargs or {}), self.device, scripted, name)
+        self._made_of: tuple[Any, ...] | None = made_of
+        self.make_again()
+
+    def make_again(self) -> None:
+        """Makes the module once more, at a worker that was restarted: a new one, as the first was.
+
+        It takes ``module_cls`` and its arguments, which are kept for this.
+
+        Raises:
+            ValueError: this was made from an RRef, or came over RPC, and does not have them.
+        """
+        if self._made_of is None:
+            raise ValueError(
+                f"this RemoteModule on '{self.on}' was made from an RRef: make the module again where "
+                "its class and arguments are known"
+            )
+        self.module_rref = rpc.remote(self.on, owner.create, args=self._made_of)
 
     @staticmethod
     def init_from_module_rref(
@@ -137,6 +151,7 @@ class RemoteModule(nn.Module):
         made = RemoteModule.__new__(RemoteModule)
         nn.Module.__init__(made)
         made._bind(remote_device, name, timeout)
+        made._made_of = None
         worker = module_rref.owner()
         if made.on not in (worker.name, worker.id):
             # PyTorch's class takes it (its own tests do this), and calls the owner, too.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 from pathlib import Path
 
@@ -14,3 +15,8 @@ for folder in (str(HERE.parent / "rpc"), str(HERE)):
         sys.path.insert(0, folder)
 
 from worker_group import group  # noqa: E402, F401 - a fixture
+
+# Optimizers import torch._dynamo, which takes each new process long on a busy machine.
+multiprocessing.get_context("forkserver").set_forkserver_preload(
+    ["torch", "torch.distributed.rpc", "torch._dynamo", "weft"]
+)

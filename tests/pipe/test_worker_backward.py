@@ -291,7 +291,7 @@ def gradients_in(pipe: str, context: int) -> dict[str, Tensor]:
     from weft.pipe._workers.state import _parameters
 
     found = dist_autograd.get_gradients(context)
-    names = {one: name for name, one in _parameters(part_of(pipe)).items()}
+    names = {one: name for name, one in _parameters(part_of(pipe).layers).items()}
     return {names[one]: gradient for one, gradient in found.items() if one in names}
 
 

@@ -64,6 +64,42 @@ def test_every_task_runs_once_and_nobody_waits_for_ever(schedule, workers, chunk
             assert count <= min(chunks, len(workers) - stage)
 
 
+@pytest.mark.parametrize("chunks", [1, 2, 3, 4, 7, 8])
+@pytest.mark.parametrize(
+    "workers",
+    [["a", "bc"], ["ab", "c"], ["ab", "cd"], ["a", "bcd", "ae"], ["abc", "abc"], ["ab", "ba", "a"]],
+)
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb"])
+def test_replicas_take_the_micro_batches_in_turn(schedule, workers, chunks):
+    order = plan(schedule, workers, chunks)
+    for name, tasks in order.items():
+        for task in tasks:
+            replicas = workers[task.stage]
+            assert replicas[task.micro_batch % len(replicas)] == name
+    kinds = [2 + splits_backward(schedule, stage) for stage in range(len(workers))]
+    assert len(set(itertools.chain(*order.values()))) == chunks * sum(kinds)
+    _, most = run(order, len(workers))
+    if schedule == "1f1b":
+        for stage, count in most.items():
+            left = sum(map(len, workers[stage:]))
+            assert count <= min(chunks, left + len(workers[stage]) - 1)
+
+
+def test_two_replicas_of_a_slow_stage_halve_its_time():
+    """A stage that takes two cycles, which two workers share, keeps up with one that takes one."""
+    order = plan("1f1b", ["a", "bc"], 16)
+    free = dict.fromkeys(order, 0)
+    ends: dict[Task, int] = {}
+    left = {name: list(tasks) for name, tasks in order.items()}
+    while any(left.values()):
+        for name, tasks in left.items():
+            while tasks and all(need in ends for need in needs(tasks[0], 2)):
+                task = tasks.pop(0)
+                begin = max([free[name], *(ends[need] for need in needs(task, 2))])
+                free[name] = ends[task] = begin + (1 if task.stage == 0 else 2)
+    assert max(ends.values()) <= 16 * 2 + 10  # the work of a stage, and filling and draining
+
+
 @pytest.mark.parametrize("chunks", [2, 4, 8, 16])
 @pytest.mark.parametrize("workers", ["ab", "abcd"])
 def test_zero_bubble_keeps_no_more_than_the_first_stage_of_1f1b(workers, chunks):

@@ -189,7 +189,7 @@ def spoil_a_gradient(pipe: str) -> None:
     from weft.pipe._workers.part import part_of
     from weft.pipe._workers.state import _parameters
 
-    next(iter(_parameters(part_of(pipe)).values())).grad.fill_(torch.nan)
+    next(iter(_parameters(part_of(pipe).layers).values())).grad.fill_(torch.nan)
 
 
 def clips_what_is_not_a_number() -> None:

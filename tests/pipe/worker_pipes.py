@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 
 import torch
 import worker_models as models
@@ -11,16 +12,18 @@ from torch import nn
 CROSS_ENTROPY = nn.CrossEntropyLoss()
 
 
-def pipe_of(places: str, chunks: int, schedule: str, checkpoint: str = "never", seed: int = 0):
-    """A Pipe of the four layers, each at the worker with that digit."""
+def pipe_of(
+    places: Sequence[str], chunks: int, schedule: str, checkpoint: str = "never", seed: int = 0
+):
+    """A Pipe of the four layers, each at the worker with that digit; of several, at each of them."""
     return pipe_of_layers(models.layers(seed), places, chunks, schedule, checkpoint)
 
 
-def pipe_of_layers(layers, places: str, chunks: int, schedule: str, checkpoint: str):
+def pipe_of_layers(layers, places: Sequence[str], chunks: int, schedule: str, checkpoint: str):
     import weft
 
     placed = [
-        layer if place == "0" else weft.WithDevice(layer, f"worker{place}/cpu")
+        layer if place == "0" else weft.WithDevice(layer, [f"worker{one}/cpu" for one in place])
         for layer, place in zip(layers, places, strict=True)
     ]
     return weft.Pipe(nn.Sequential(*placed), chunks, checkpoint, schedule=schedule)
@@ -63,7 +66,7 @@ def gradients_here(pipe: str) -> dict[str, torch.Tensor]:
     from weft.pipe._workers.part import part_of
     from weft.pipe._workers.state import _parameters
 
-    return {name: parameter.grad for name, parameter in _parameters(part_of(pipe)).items()}
+    return {name: parameter.grad for name, parameter in _parameters(part_of(pipe).layers).items()}
 
 
 def gradients_of(pipe) -> dict[str, torch.Tensor]:

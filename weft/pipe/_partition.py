@@ -16,19 +16,25 @@ class WithDevice(nn.Module):
 
         activation = weft.WithDevice(nn.ReLU(), "cpu")
         decoder = weft.WithDevice(nn.Linear(2, 1), "stage1/cuda:0")
+        slow = weft.WithDevice(nn.Linear(2, 2), ["a/cpu", "b/cpu"])
 
     Args:
         module: any module.
-        device: where it runs: a device of this process, or ``"worker/device"``.
+        device: where it runs: a device of this process, or ``"worker/device"``; or a list of these,
+            for a replica at each worker.
+
+    Raises:
+        ValueError: the list is empty.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device | str | int) -> None:
+    def __init__(self, module: nn.Module, device: torch.device | str | int | Sequence[str]) -> None:
         super().__init__()
         self._module = module
-        self._worker: str | None = None
-        if isinstance(device, str) and "/" in device:
-            self._worker, device = device.split("/", 1)
-        self._device = torch.device(device)
+        one = isinstance(device, (torch.device, str, int))
+        #: The worker of each replica, None for this process, and its device there.
+        self.replicas = [_worker_and_device(place) for place in ([device] if one else device)]
+        if not self.replicas:
+            raise ValueError("a module needs at least one place")
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._module(*args, **kwargs)
@@ -39,12 +45,20 @@ class WithDevice(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return self._device
+        """The device, of the first replica."""
+        return self.replicas[0][1]
 
     @property
     def worker(self) -> str | None:
-        """The worker's name; None for this process."""
-        return self._worker
+        """The worker's name, of the first replica; None for this process."""
+        return self.replicas[0][0]
+
+
+def _worker_and_device(place: torch.device | str | int) -> tuple[str | None, torch.device]:
+    if isinstance(place, str) and "/" in place:
+        worker, place = place.split("/", 1)
+        return worker, torch.device(place)
+    return None, torch.device(place)
 
 
 class PipeSequential(nn.Sequential):
@@ -102,10 +116,10 @@ def split(module: nn.Sequential) -> Split:
     names: list[list[str]] = []
     for name, child in module.named_children():
         if isinstance(child, WithDevice):
-            if child.worker is not None:
+            if child.worker is not None or len(child.replicas) > 1:
                 raise ValueError(
-                    f"child '{name}' goes to worker '{child.worker}': give the Pipe a schedule, such as "
-                    'schedule="1f1b"'
+                    f"child '{name}' goes to worker '{child.worker or 'this one, and others'}': give the "
+                    'Pipe a schedule, such as schedule="1f1b"'
                 )
             device, child, name = _with_index(child.device), child.module, f"{name}._module"
             child.to(device)

@@ -66,9 +66,9 @@ class MiniBatch:
         """How many tasks may run at the same time."""
         return self.stages
 
-    def lane(self, stage: int) -> int:
-        """Where a stage's tasks run."""
-        return stage
+    def lane(self, event: Event) -> int:
+        """Where it runs."""
+        return event.stage
 
     def turn(self, stage: int) -> int:
         """How many stages of the same lane come before."""
@@ -90,7 +90,7 @@ class MiniBatch:
         busy = [0] * self.lanes
         by_kind: dict[str, list[int]] = {}
         for event in (*self.forward, *self.backward):
-            busy[self.lane(event.stage)] += event.end - event.begin
+            busy[self.lane(event)] += event.end - event.begin
             by_kind.setdefault(event.kind, []).append(event.end - event.begin)
         kinds = [kind for kind in WORK if kind in by_kind]
         shares = tuple(time / max(span, 1) for time in busy)

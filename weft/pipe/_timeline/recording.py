@@ -110,7 +110,7 @@ def _trace(batches: Sequence[MiniBatch], figures: Figures, lanes: Sequence[str])
                 "ts": (event.begin - origin) / 1e3,
                 "dur": (event.end - event.begin) / 1e3,
                 "pid": 0,
-                "tid": batch.lane(event.stage),
+                "tid": batch.lane(event),
                 "args": {
                     "mini_batch": number,
                     "micro_batch": event.micro_batch,

@@ -131,7 +131,7 @@ def _panel(
     yield f'<path d="M{_LEFT} {bottom}h{scale.width}" stroke="{_SOFT}" stroke-width="0.8"/>'
     numbered = _numbered(batch, scale)
     for event in batch.events:
-        place = top + batch.lane(event.stage) * lane
+        place = top + batch.lane(event) * lane
         opacity = max(0.4, 1 - 0.3 * batch.turn(event.stage))
         yield from _bar(event, scale, place, lane, opacity, event.kind in numbered)
 

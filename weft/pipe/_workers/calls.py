@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,9 @@ from weft.pipe._workers.run import run_mini_batch
 from weft.pipe.skip._layout import Declared
 from weft.pipe.skip._store import SkipKey
 
+#: A function that takes the pipeline's name first, and its other arguments.
+Call = tuple[Callable[..., Any], tuple[Any, ...]]
+
 
 def build(
     pipe: str,
@@ -24,8 +27,20 @@ def build(
     places: Sequence[StagePlace],
     stages: dict[int, list[Layer]],
     deferred: int,
+    set_up: Sequence[Call],
 ) -> None:
+    """Builds a part and calls these for it: all of it, or none."""
     parts[pipe] = Part(pipe, driver, places, stages, deferred)
+    try:
+        for function, args in set_up:
+            function(pipe, *args)
+    except BaseException:
+        close(pipe)
+        raise
+
+
+def has_part(pipe: str) -> bool:
+    return pipe in parts
 
 
 def declared_skips(pipe: str) -> list[tuple[int, Declared]]:

@@ -25,8 +25,9 @@ from weft.pipe._workers.mini_batch import MiniBatch
 from weft.pipe._workers.optimizer import PipeOptimizer
 from weft.pipe._workers.output import ForwardGraph, PipeOutput
 from weft.pipe._workers.parcels import pack, portable
-from weft.pipe._workers.part import Layer
 from weft.pipe._workers.recording import WorkerRecording
+from weft.pipe._workers.remote_parts import RemoteParts
+from weft.pipe._workers.replicas import ReplicatedGradients
 from weft.pipe._workers.schedule import BACKWARD, FORWARD, SCHEDULES, Plan, plan, plan_alone
 from weft.pipe._workers.splitting import refuse_gradients, rows_of, split, wanting_gradients
 from weft.pipe._workers.stage import Backward
@@ -68,24 +69,19 @@ class WorkerPipe(LayersElsewhere):
         self.chunks = check_chunks(chunks)
         self.checkpoint = checkpoint
         self.schedule = schedule
-        stages = divide(module)
-        #: The worker and the device of each stage.
-        self.places = [stage.place for stage in stages]
-        self._workers = list(dict.fromkeys(place.worker for place in self.places))
-        self._plan(self.chunks)  # raises what the schedule cannot do
         self._identity = uuid.uuid4().hex
+        deferred = self.chunks if deferred_batch_norm else 0
+        self._parts = RemoteParts(self._identity, divide(module), deferred)
+        #: The workers and the devices of each stage, or of its replicas.
+        self.places = self._parts.places
+        self._workers = self._parts.workers
+        self._plan(self.chunks)  # raises what the schedule cannot do
         self._step = 0
         self._running = threading.Lock()
         self._recording: WorkerRecording | None = None
         self._checkpoint: Checkpoint | None = None
-        deferred = self.chunks if deferred_batch_norm else 0
-        for worker in self._workers:
-            own = {
-                number: stage.layers
-                for number, stage in enumerate(stages)
-                if stage.place.worker == worker
-            }
-            self._build(worker, own, deferred)
+        self._gradients = ReplicatedGradients(any(len(place.workers) > 1 for place in self.places))
+        self._parts.build()
         self._connect_skips()
 
     # A mini-batch
@@ -118,16 +114,18 @@ class WorkerPipe(LayersElsewhere):
 
         Raises:
             RuntimeError: a stage failed, with its number, worker and traceback, or a worker was lost.
-                The mini-batch is over on all workers; gradients that were computed stay.
+                The mini-batch is over on all workers; gradients that were computed stay. With replicas
+                of a stage these differ: ``zero_grad()`` comes before the next step.
             ValueError: the arguments cannot be used, or autocast or ``no_grad`` is active: the workers do
                 not see it.
         """
         _check_surroundings()
-        if self.places[-1].worker != rpc.get_worker_info().name:
+        if self.places[-1].workers != (rpc.get_worker_info().name,):
             _check_loss(loss)
         refuse_gradients(
             targets, "gradients of targets do not come back from the last stage's worker"
         )
+        self._gradients.check()
         parts = split(inputs, self.chunks)
         wanted = len(split(targets, len(parts)))
         if wanted != len(parts):
@@ -205,6 +203,7 @@ class WorkerPipe(LayersElsewhere):
         how: Backward,
     ) -> list[Tensor | None]:
         """Runs the backward of a forward; gradients of the inputs that want one."""
+        self._gradients.check(how.context)
         order = self._plan(chunks, BACKWARD)
         job = Job(recompute=[False] * chunks, backward=how)
         return _input_gradients(self._run(order, job, [], list(gradients), graphs))
@@ -234,16 +233,24 @@ class WorkerPipe(LayersElsewhere):
                 worker: job._replace(tasks=order[worker], graph=graphs and graphs[worker])
                 for worker in self._workers
             }
-            if given is not None:
-                last = self.places[-1].worker
-                jobs[last] = jobs[last]._replace(given=portable(pack(given), last))
-            outcomes = MiniBatch(self._identity, self.places, jobs).run(parts)
+            if (
+                given is not None
+            ):  # targets, or gradients of the output, which is at its first replica
+                last = self.places[-1].workers
+                for worker in last if job.criterion is not None else last[:1]:
+                    given_there = portable(pack(given), worker)
+                    jobs[worker] = jobs[worker]._replace(given=given_there)
+            try:
+                outcomes = MiniBatch(self._identity, self.places, jobs).run(parts)
+            except BaseException:
+                self._gradients.broken |= job.criterion is not None or job.backward is not None
+                raise
             if recording is not None:
                 recording.add(order, {worker: one.tasks for worker, one in outcomes.items()})
-            return list(outcomes.values())
+            return [outcomes[worker] for worker in self._workers]
 
     def _plan(self, chunks: int, alone: str | None = None) -> Plan:
-        workers = [place.worker for place in self.places]
+        workers = [place.workers for place in self.places]
         if alone is not None:
             return plan_alone(alone, workers, chunks)
         return plan(self.schedule, workers, chunks)
@@ -256,14 +263,6 @@ class WorkerPipe(LayersElsewhere):
 
     # The workers
 
-    def _build(self, worker: str, stages: dict[int, list[Layer]], deferred: int) -> None:
-        here = rpc.get_worker_info().name
-        given = (here, self.places, stages, deferred)
-        if worker == here:  # the very modules: RPC would make copies, and train those
-            calls.build(self._identity, *given)
-        else:
-            self._call(worker, calls.build, *given)
-
     def _connect_skips(self) -> None:
         """Asks the workers: only they have the layers of remote modules."""
         try:
@@ -271,22 +270,14 @@ class WorkerPipe(LayersElsewhere):
             declared = sorted((one for each in found for one in each), key=lambda one: one[0])
             routes = skip_routes(declared)
             if routes:
-                self.at_workers(calls.connect, routes)
+                self._parts.set_up("skips", calls.connect, routes)
         except BaseException:
             self.close()
             raise
 
-    def _call(self, worker: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Without a timeout, as all that workers are asked for: a lost one ends the call."""
-        return rpc.rpc_sync(worker, function, args=(self._identity, *args), timeout=0)
-
     def at_workers(self, function: Callable[..., Any], *args: Any) -> dict[str, Any]:
         """What a function of the workers gives at each of them; all run at the same time."""
-        futures = {
-            worker: rpc.rpc_async(worker, function, args=(self._identity, *args), timeout=0)
-            for worker in self._workers
-        }
-        return {worker: future.wait() for worker, future in futures.items()}
+        return self._parts.call(function, *args)
 
     def optimizer(self, cls: Callable[..., torch.optim.Optimizer], **options: Any) -> PipeOptimizer:
         """An optimizer at each worker, for the parameters of its stages.
@@ -295,8 +286,8 @@ class WorkerPipe(LayersElsewhere):
             cls: its class, such as ``torch.optim.AdamW``.
             options: its arguments, without the parameters.
         """
-        self.at_workers(state.make_optimizer, cls, options)
-        return PipeOptimizer(self.at_workers)
+        self._parts.set_up("optimizer", state.make_optimizer, cls, options)
+        return PipeOptimizer(self._parts, self._gradients)
 
     def remote_parameters(self) -> list[rpc.RRef]:
         """RRefs of the parameters of all stages, for ``torch.distributed.optim.DistributedOptimizer``."""
@@ -308,6 +299,7 @@ class WorkerPipe(LayersElsewhere):
         Returns:
             The norm before, on the CPU.
         """
+        self._gradients.check()
         found = self.at_workers(state.gradient_norms, norm_type).values()
         norms = [norm for each in found for norm in each]
         total = torch.linalg.vector_norm(torch.stack(norms or [torch.zeros(())]), norm_type)
@@ -341,9 +333,8 @@ class WorkerPipe(LayersElsewhere):
         try:
             self._wait_for_checkpoint()
         finally:
-            for worker in self._workers:
-                with contextlib.suppress(RuntimeError):
-                    self._call(worker, calls.close)
+            with contextlib.suppress(RuntimeError):
+                self.at_workers(calls.close)
 
     # Checkpoints
 
@@ -383,10 +374,17 @@ class WorkerPipe(LayersElsewhere):
     def load_checkpoint(self, path: str | Path) -> None:
         """Takes up what :meth:`save_checkpoint` wrote, also with other stages or workers.
 
-        Make the optimizer first, so that its state has a place.
+        A worker that was restarted gets its stages, optimizer and scheduler again. Make the optimizer
+        first, so that its state has a place. Gradients are cleared.
+
+        Raises:
+            RuntimeError: a worker is lost and not back yet: try again.
+            ValueError: a remote module of a restarted worker was given as an RRef.
         """
         self._wait_for_checkpoint()
+        self._parts.build_missing()
         self.at_workers(state.read_shards, str(path))
+        self.zero_grad()
 
     # nn.Module's own methods, acting at the workers
 
@@ -431,12 +429,13 @@ class WorkerPipe(LayersElsewhere):
             unexpected_keys += [prefix + key for key in own if key not in used]
 
     def train(self, mode: bool = True) -> WorkerPipe:
-        self.at_workers(state.change, "train", mode)
+        self._parts.set_up("mode", state.change, "train", mode)
         self.training = mode
         return self
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.at_workers(state.change, "zero_grad", set_to_none)
+        self._gradients.broken = False
 
     def __len__(self) -> int:
         """The number of stages."""
@@ -448,7 +447,8 @@ Pipe._over_workers = WorkerPipe
 
 def _input_gradients(outcomes: list[Outcome]) -> list[Tensor | None]:
     """Of the tensors that want one in all micro-batches; none at all where there is none."""
-    return [one for outcome in outcomes for part in outcome.gradients for one in part]
+    found = {number: part for outcome in outcomes for number, part in outcome.gradients.items()}
+    return [one for number in sorted(found) for one in found[number]]
 
 
 def _backward_of_inputs(parts: list[Any], outcomes: list[Outcome]) -> None:

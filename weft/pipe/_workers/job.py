@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch.distributed.rpc as rpc
@@ -11,17 +11,28 @@ from torch import Tensor
 from weft import _C
 from weft.pipe._workers.graph import Graph
 from weft.pipe._workers.parcels import Parcel
-from weft.pipe._workers.schedule import Task
+from weft.pipe._workers.schedule import Task, worker_of
 from weft.pipe._workers.stage import Backward
 
 Sent = _C.pipe.Sent
 
 
 class StagePlace(NamedTuple):
-    """Where a stage is."""
+    """Where a stage is: at one worker, or a replica of it at each of several."""
 
-    worker: str
-    device: str
+    workers: tuple[str, ...]
+    devices: tuple[str, ...]
+
+    @property
+    def worker(self) -> str:
+        """The worker of the stage, or of its first replica."""
+        return self.workers[0]
+
+    def worker_of(self, micro_batch: int) -> str:
+        return worker_of(self.workers, micro_batch)
+
+    def device_at(self, worker: str) -> str:
+        return self.devices[self.workers.index(worker)]
 
 
 class Job(NamedTuple):
@@ -61,8 +72,8 @@ class Outcome(NamedTuple):
     loss: Tensor | None  # the sum of the losses that were computed there
     error: str = ""
     tasks: Sequence[Done] = ()  # where the job asked for them
-    #: Of the first stage's worker: for each micro-batch those of its inputs that want one.
-    gradients: Sequence[Sequence[Tensor | None]] = ()
+    #: Of the first stage's workers: by micro-batch those of its inputs that want one.
+    gradients: Mapping[int, Sequence[Tensor | None]] = {}
 
 
 #: Of a value in a mini-batch: what, the stage or the number of the skip connection, micro-batch.

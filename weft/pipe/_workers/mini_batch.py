@@ -74,9 +74,9 @@ class MiniBatch:
                 self._own.abandon(self._step, str(error))
 
     def _feed(self, inputs: list[Any]) -> None:
-        first = self._places[0].worker
         for number, value in enumerate(inputs):
             value = mapped(cut, value)  # the gradients go on from here
+            first = self._places[0].worker_of(number)
             if first == self._name:
                 self._given[Sent.input, 0, number] = value
             else:
@@ -103,7 +103,7 @@ class MiniBatch:
         try:
             yield
         except RuntimeError as error:
-            stages = [str(at) for at, place in enumerate(self._places) if place.worker == worker]
+            stages = [str(at) for at, place in enumerate(self._places) if worker in place.workers]
             raise RuntimeError(f"stage {', '.join(stages)} of the Pipe: {error}") from None
 
     def _abandon(self, error: BaseException) -> None:

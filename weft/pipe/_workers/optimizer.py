@@ -6,24 +6,23 @@ from collections.abc import Callable
 from typing import Any
 
 from weft.pipe._workers import state
-
-#: Calls a function at each worker; what each gave.
-AtWorkers = Callable[..., dict[str, Any]]
+from weft.pipe._workers.remote_parts import RemoteParts
+from weft.pipe._workers.replicas import ReplicatedGradients
 
 
 class PipeScheduler:
     """A learning-rate scheduler at each worker. Made by :meth:`PipeOptimizer.scheduler`."""
 
-    def __init__(self, at_workers: AtWorkers) -> None:
-        self._at_workers = at_workers
+    def __init__(self, parts: RemoteParts) -> None:
+        self._parts = parts
 
     def step(self) -> None:
         """Steps all of them."""
-        self._at_workers(state.call_optimizer, "scheduler", "step")
+        self._parts.call(state.call_optimizer, "scheduler", "step")
 
     def get_last_lr(self) -> list[float]:
         """The learning rates, which are the same at all workers."""
-        rates = self._at_workers(state.call_optimizer, "scheduler", "get_last_lr")
+        rates = self._parts.call(state.call_optimizer, "scheduler", "get_last_lr")
         return next((rate for rate in rates.values() if rate is not None), [])
 
 
@@ -39,16 +38,23 @@ class PipeOptimizer:
             optimizer.step()
     """
 
-    def __init__(self, at_workers: AtWorkers) -> None:
-        self._at_workers = at_workers
+    def __init__(self, parts: RemoteParts, gradients: ReplicatedGradients) -> None:
+        self._parts = parts
+        self._gradients = gradients
 
     def step(self) -> None:
-        """Changes the parameters of all stages by their gradients."""
-        self._at_workers(state.call_optimizer, "optimizer", "step")
+        """Changes the parameters of all stages by their gradients.
+
+        Raises:
+            RuntimeError: the gradients of a stage's replicas differ, as the last step failed.
+        """
+        self._gradients.check()
+        self._parts.call(state.call_optimizer, "optimizer", "step")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the gradients of all stages."""
-        self._at_workers(state.call_optimizer, "optimizer", "zero_grad", set_to_none)
+        self._parts.call(state.call_optimizer, "optimizer", "zero_grad", set_to_none)
+        self._gradients.broken = False
 
     def scheduler(self, cls: Callable[..., Any], **options: Any) -> PipeScheduler:
         """A learning-rate scheduler for the optimizers.
@@ -57,17 +63,17 @@ class PipeOptimizer:
             cls: its class, such as ``torch.optim.lr_scheduler.StepLR``.
             options: its arguments, without the optimizer.
         """
-        self._at_workers(state.make_scheduler, cls, options)
-        return PipeScheduler(self._at_workers)
+        self._parts.set_up("scheduler", state.make_scheduler, cls, options)
+        return PipeScheduler(self._parts)
 
     def state_dict(self) -> dict[str, Any]:
         """What the optimizers keep, by the names of the parameters in the plain Sequential."""
         whole: dict[str, Any] = {"parameters": {}, "scheduler": None}
-        for found in self._at_workers(state.optimizer_state).values():
+        for found in self._parts.call(state.optimizer_state).values():
             whole["parameters"].update(found["parameters"])
             whole["scheduler"] = whole["scheduler"] or found["scheduler"]
         return whole
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads what :meth:`state_dict` gave, also into another division into stages."""
-        self._at_workers(state.load_optimizer, state_dict)
+        self._parts.call(state.load_optimizer, state_dict)

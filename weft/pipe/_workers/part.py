@@ -19,24 +19,29 @@ from weft.pipe._batchnorm import DeferredBatchNorm
 from weft.pipe._workers.graph import Graph
 from weft.pipe._workers.job import Abandoned, Arrival, SkipRoute, StagePlace
 from weft.pipe._workers.parcels import adopt, settle, unpack
+from weft.pipe._workers.replicas import Replicas
 from weft.pipe._workers.stage import Stage
 from weft.pipe.skip import Skippable
 from weft.pipe.skip._layout import Declared
 from weft.pipe.skip._store import SkipKey
+from weft.remote_module import RemoteModule
 
 _LOOK = 1.0  # seconds without an arrival before the driver is asked whether it is there
 
 
 class Layer(NamedTuple):
-    """A layer on its way to its worker: a module, or a reference to one that is there."""
+    """A layer on its way to its worker: a module, or a remote one that is there."""
 
     name: str
-    module: nn.Module | rpc.PyRRef
+    module: nn.Module
 
     def here(self, device: torch.device, deferred: int) -> nn.Module:
         """The module; its batch norms are deferred over so many micro-batches, 0 for not at all."""
         module = self.module
-        module = module.to(device) if isinstance(module, nn.Module) else module.local_value()
+        if isinstance(module, RemoteModule):
+            module = module.get_module_rref().local_value()
+        else:
+            module = module.to(device)
         if deferred:
             return DeferredBatchNorm.convert_deferred_batch_norm(module, deferred)
         return module
@@ -60,6 +65,8 @@ class Part:
         self.stages: dict[int, Stage] = {}
         #: By the name in the plain Sequential.
         self.layers: dict[str, nn.Module] = {}
+        #: Those of which another worker gives the state: it has the first replica.
+        self.copies: set[str] = set()
         self.optimizer: torch.optim.Optimizer | None = None
         #: The optimizer's parameters in its order; others may be frozen or freed later.
         self.optimized: list[str] = []
@@ -67,16 +74,34 @@ class Part:
         #: The state that waits to be written into a checkpoint.
         self.snapshot: dict[str, Any] | None = None
         for number, layers in stages.items():
-            device = torch.device(self.places[number].device)
+            device = torch.device(self.places[number].device_at(self.name))
             made = {layer.name: layer.here(device, deferred) for layer in layers}
             self.layers.update(made)
+            if self.places[number].worker != self.name:
+                self.copies.update(made)
             self.stages[number] = Stage(list(made.values()), device)
+        self.replicas = self._find_replicas()
         self.settle()
         self.arrivals = _C.pipe.open_arrivals(pipe)
         self.skips: list[SkipRoute] = []
         #: What is kept of forwards for backwards that may come.
         self.graphs: weakref.WeakSet[Graph] = weakref.WeakSet()
         self._outputs: dict[int, Any] = {}
+
+    def _find_replicas(self) -> list[Replicas]:
+        """Stages with replicas at the same workers may share parameters."""
+        alike: dict[tuple[str, ...], list[int]] = {}
+        for number in self.stages:
+            alike.setdefault(self.places[number].workers, []).append(number)
+        return [
+            Replicas(
+                workers,
+                numbers,
+                (one for at in numbers for one in self.stages[at].layers.parameters()),
+            )
+            for workers, numbers in alike.items()
+            if len(workers) > 1
+        ]
 
     def abandon(self, step: int, reason: str) -> None:
         """Ends a mini-batch: its run, if there is one, stops at its next wait; its output is dropped."""
@@ -120,6 +145,7 @@ class Part:
         return [
             (number, Declared.by(".".join(filter(None, (names[id(layer)], name))), module))
             for number, stage in self.stages.items()
+            if self.places[number].worker == self.name  # of replicas, the first one
             for layer in stage.layers
             for name, module in layer.named_modules()
             if isinstance(module, Skippable)
@@ -152,6 +178,6 @@ def part_of(pipe: str) -> Part:
     if part is None:
         raise RuntimeError(
             f"worker '{rpc.get_worker_info().name}' has no stage of this Pipe: it was restarted, or the "
-            "Pipe was closed. Build the Pipe again."
+            "Pipe was closed. load_checkpoint builds its stages again; without one, make the Pipe again."
         )
     return part

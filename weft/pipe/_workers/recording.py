@@ -10,7 +10,14 @@ import torch.distributed.rpc as rpc
 from weft.pipe._timeline.events import Event, MiniBatch
 from weft.pipe._timeline.recording import Timeline
 from weft.pipe._workers.job import Done, StagePlace
-from weft.pipe._workers.schedule import Plan, Task, needs, splits_backward
+from weft.pipe._workers.schedule import (
+    Plan,
+    Task,
+    needs,
+    splits_backward,
+    worker_of,
+    workers_of,
+)
 
 _EXCHANGES = 16  # of clocks, of which the fastest counts
 
@@ -18,22 +25,25 @@ _EXCHANGES = 16  # of clocks, of which the fastest counts
 class WorkerMiniBatch(MiniBatch):
     """A mini-batch whose lanes are workers, which run their tasks in a planned order."""
 
-    def __init__(self, events: list[Event], schedule: str, plan: Plan, places: list[str]) -> None:
+    def __init__(
+        self, events: list[Event], schedule: str, plan: Plan, places: Sequence[Sequence[str]]
+    ) -> None:
         super().__init__(events)
         self.schedule = schedule
         self._plan = plan
         self._workers = list(plan)
-        self._places = places  # the worker of each stage
+        self._places = places  # the workers of each stage
 
     @property
     def lanes(self) -> int:
         return len(self._workers)
 
-    def lane(self, stage: int) -> int:
-        return self._workers.index(self._places[stage])
+    def lane(self, event: Event) -> int:
+        return self._workers.index(worker_of(self._places[event.stage], event.micro_batch))
 
     def turn(self, stage: int) -> int:
-        return self._places[:stage].count(self._places[stage])
+        own = set(self._places[stage])
+        return sum(not own.isdisjoint(others) for others in self._places[:stage])
 
     @property
     def phases(self) -> list[tuple[Event, ...]]:
@@ -96,8 +106,8 @@ class WorkerRecording:
 
     def __init__(self, schedule: str, places: Sequence[StagePlace]) -> None:
         self._schedule = schedule
-        self._places = [place.worker for place in places]
-        self.timeline = Timeline(list(dict.fromkeys(self._places)))
+        self._places = [place.workers for place in places]
+        self.timeline = Timeline(workers_of(self._places))
         self._offsets = {worker: clock_offset(worker) for worker in self.timeline.lanes}
         self._batches: list[MiniBatch] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import traceback
 from typing import Any
@@ -14,6 +15,7 @@ from weft.pipe._workers.graph import Graph
 from weft.pipe._workers.job import Abandoned, Done, Job, Key, Outcome, Sent
 from weft.pipe._workers.parcels import Apart, overlap, pack, portable, unpack
 from weft.pipe._workers.part import Part
+from weft.pipe._workers.replicas import Replicas, Sums, unchanged_buffers
 from weft.pipe._workers.schedule import BACKWARD, FORWARD, WEIGHTS, Task
 from weft.pipe._workers.splitting import split
 from weft.pipe._workers.stage import Backward, MicroBatch, Skips
@@ -40,8 +42,7 @@ def run_mini_batch(part: Part, job: Job, given: dict[Key, Any] | None = None) ->
             graph.lend(part.stages, job.backward.retain)
         run = Run(part, job, given or {}, graph)
         with torch.set_grad_enabled(job.criterion is not None or graph is not None):
-            for task in job.tasks:
-                run.task(task)
+            run.tasks()
         run.wait_for_sent()
         if graph is not None and job.backward is None:
             graph.keep(part.stages)
@@ -84,6 +85,48 @@ class Run:
         elif job.given is not None:
             self._targets = split(unpack(job.given), len(job.weights))
 
+    def tasks(self) -> None:
+        """Runs all of them, then takes what other workers have of this mini-batch."""
+        backward = self.job.backward
+        trains = self.job.criterion is not None or (backward is not None and backward.parameters)
+        replicas = self.part.replicas if trains else []
+        for one in replicas:
+            one.begin()
+            if self._last_task(one) < 0:
+                self._send_sums(one)
+        for number, task in enumerate(self.job.tasks):
+            self.task(task)
+            for one in replicas:
+                if self._last_task(one) == number:  # stages before it go on meanwhile
+                    self._send_sums(one)
+        for one in replicas:
+            one.add_up([self._sums_of(one, at) for at in range(len(one.workers))])
+        alone = self.job.criterion is None and backward is None
+        if alone and self.part.places[-1].worker == self.part.name:
+            for number in range(len(self.job.recompute)):
+                output = self._take(Sent.input, self._last + 1, number)
+                self._outputs.append(output.value if isinstance(output, Apart) else output)
+
+    def _last_task(self, replicas: Replicas) -> int:
+        """The number of the last one; -1 where there are fewer micro-batches than replicas."""
+        own = [at for at, task in enumerate(self.job.tasks) if task.stage in replicas.stages]
+        return max(own, default=-1)
+
+    def _send_sums(self, replicas: Replicas) -> None:
+        at = replicas.workers.index(self.part.name)
+        for worker in replicas.workers:
+            if worker != self.part.name:
+                self._deliver(worker, Sent.gradients, self._key_of(replicas), at, replicas.sums())
+
+    def _sums_of(self, replicas: Replicas, at: int) -> Sums:
+        if replicas.workers[at] == self.part.name:
+            return replicas.sums()
+        return self.part.take((self.job.step, Sent.gradients, self._key_of(replicas), at))
+
+    def _key_of(self, replicas: Replicas) -> int:
+        """In the place of a stage's number, after those of all stages."""
+        return self._last + 1 + replicas.stages[0]
+
     def task(self, task: Task) -> None:
         """Runs one; an error says which one it was."""
         self._began = time.monotonic_ns()
@@ -106,21 +149,23 @@ class Run:
         skips = {at: self._take(Sent.skip, at, number) for at in stage.pops}
         recompute = self.job.recompute
         at = MicroBatch(task.stage, number, len(recompute), self._number)
+        replicated = len(self.part.places[task.stage].workers) > 1
+        watched = unchanged_buffers(stage.layers) if replicated else contextlib.nullcontext()
         if task.stage == self._last and self.job.criterion is not None:
             target, weight = self._targets[number], self.job.weights[number]
-            self.loss = (
-                self.loss
-                + stage.loss(
+            with watched:
+                loss = stage.loss(
                     at, value, skips, recompute[number], self.job.criterion, target, weight
-                ).cpu()
-            )
+                )
+            self.loss = self.loss + loss.cpu()
             self._worked(task)
             return
-        output, stashed = stage.forward(at, value, skips, recompute[number])
+        with watched:
+            output, stashed = stage.forward(at, value, skips, recompute[number])
         self._worked(task)
         self._check_sent(task.stage)
-        if task.stage == self._last:
-            self._outputs.append(output)
+        if task.stage == self._last:  # all of them are joined at its first replica
+            self._send(Sent.input, task.stage + 1, number, output)
         else:
             self._send_outputs(task, output, stashed)
 
@@ -174,9 +219,12 @@ class Run:
         if worker == self.part.name:
             self._own[what, at, number] = value
         else:
-            key = (self.job.step, what, at, number)
-            forward = what in (Sent.input, Sent.skip)
-            self._deliveries.send(worker, key, *portable(pack(value, forward), worker))
+            self._deliver(worker, what, at, number, value)
+
+    def _deliver(self, worker: str, what: Sent, at: int, number: int, value: Any) -> None:
+        key = (self.job.step, what, at, number)
+        forward = what in (Sent.input, Sent.skip)
+        self._deliveries.send(worker, key, *portable(pack(value, forward), worker))
 
     def _worker(self, what: Sent, at: int, number: int) -> str:
         """Whose it is: a stage's, or that of a skip connection's end."""
@@ -184,7 +232,8 @@ class Run:
             at = self.part.skips[at].end
         elif what == Sent.skip_gradient:
             at = self.part.skips[at].begin
-        return self.part.places[at].worker
+        places = self.part.places
+        return places[at].worker_of(number) if at < len(places) else places[-1].worker
 
     def wait_for_sent(self) -> None:
         """Until the neighbours have what this worker sent them."""
@@ -209,11 +258,13 @@ class Run:
             return None
         return joined(self._outputs) if self._graph is None else self._graph.join(self._outputs)
 
-    def first_gradients(self) -> list[list[Tensor | None]]:
+    def first_gradients(self) -> dict[int, list[Tensor | None]]:
         """Gradients of the inputs, if the first stage is here and computed any, by micro-batch."""
         if not any(self._first.values()):
-            return []
-        found = [self._first[number] for number in range(len(self._first))]
+            return {}
         if self.part.name == self.part.driver:
-            return found
-        return [[None if one is None else one.cpu() for one in each] for each in found]
+            return self._first
+        return {
+            number: [None if one is None else one.cpu() for one in found]
+            for number, found in self._first.items()
+        }

@@ -7,6 +7,7 @@ those that it needs.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -42,13 +43,13 @@ def splits_backward(schedule: str, stage: int) -> bool:
     return schedule == "zb" and stage > 0
 
 
-def plan_alone(kind: str, workers: Sequence[str], chunks: int) -> Plan:
+def plan_alone(kind: str, workers: Sequence[Sequence[str]], chunks: int) -> Plan:
     """All forwards, or all backwards, in the order of ``"gpipe"``."""
     order = [task for task in _gpipe(len(workers), chunks) if task.kind == kind]
-    return {name: [task for task in order if workers[task.stage] == name] for name in workers}
+    return _dealt_out(order, workers)
 
 
-def plan(schedule: str, workers: Sequence[str], chunks: int) -> Plan:
+def plan(schedule: str, workers: Sequence[Sequence[str]], chunks: int) -> Plan:
     """The tasks of each worker, in order.
 
     Args:
@@ -56,7 +57,8 @@ def plan(schedule: str, workers: Sequence[str], chunks: int) -> Plan:
             (Narayanan et al. 2019: a stage holds at most as many micro-batches as stages are left),
             ``"interleaved"`` (Narayanan et al. 2021: several stages per worker) or ``"zb"`` (Qi et al.
             2024, ZB-H1: as ``"1f1b"``, and gradients of parameters fill the time in which it waits).
-        workers: the worker of each stage.
+        workers: those of each stage; replicas take the micro-batches in turn, as in PipeDream's
+            1F1B-RR (Narayanan et al. 2019).
         chunks: the number of micro-batches.
 
     Raises:
@@ -65,11 +67,27 @@ def plan(schedule: str, workers: Sequence[str], chunks: int) -> Plan:
     if schedule not in SCHEDULES:
         raise ValueError(f"schedule is not one of {', '.join(SCHEDULES)}: {schedule!r}")
     if schedule == "gpipe":
-        order = _gpipe(len(workers), chunks)
-        return {name: [task for task in order if workers[task.stage] == name] for name in workers}
+        return _dealt_out(_gpipe(len(workers), chunks), workers)
     if schedule in ("1f1b", "zb"):
         return _one_forward_one_backward(schedule, workers, chunks)
     return _interleaved(workers, chunks)
+
+
+def worker_of(replicas: Sequence[str], micro_batch: int) -> str:
+    """The workers of a stage take the micro-batches in turn."""
+    return replicas[micro_batch % len(replicas)]
+
+
+def workers_of(workers: Sequence[Sequence[str]]) -> list[str]:
+    """Those of all stages, each once."""
+    return list(dict.fromkeys(name for replicas in workers for name in replicas))
+
+
+def _dealt_out(order: list[Task], workers: Sequence[Sequence[str]]) -> Plan:
+    made: Plan = {name: [] for name in workers_of(workers)}
+    for task in order:
+        made[worker_of(workers[task.stage], task.micro_batch)].append(task)
+    return made
 
 
 def _gpipe(stages: int, chunks: int) -> list[Task]:
@@ -81,59 +99,64 @@ def _gpipe(stages: int, chunks: int) -> list[Task]:
     return order + [Task(BACKWARD, stage, part) for stage, part in reverse]
 
 
-def _one_forward_one_backward(schedule: str, workers: Sequence[str], chunks: int) -> Plan:
+def _one_forward_one_backward(schedule: str, workers: Sequence[Sequence[str]], chunks: int) -> Plan:
     """Each worker prefers a backward, then a forward if the stage holds few enough.
 
-    What is left, gradients of parameters, waits until there is neither.
+    What is left, gradients of parameters, waits until there is neither. All replicas of a stage
+    together hold as many micro-batches as there are stages left, each replica of those counted.
+    A task takes as many cycles as its stage has replicas: they are there to keep up with others.
     """
     stages = len(workers)
-    done: set[Task] = set()
     splits = [splits_backward(schedule, stage) for stage in range(stages)]
-    ahead = [0] * stages  # forwards without a backward
-    held = [0] * stages  # micro-batches of which something is kept
-    order: Plan = {name: [] for name in workers}
+    widths = [len(replicas) for replicas in workers]
+    # Of each replica, which are few enough:
+    ahead: Counter[tuple[int, str]] = Counter()  # forwards without a backward
+    held: Counter[tuple[int, str]] = Counter()  # micro-batches of which something is kept
+    most_ahead = [-(-sum(widths[stage:]) // widths[stage]) for stage in range(stages)]
+    most_held = [-(-sum(widths) // width) for width in widths]
+    order: Plan = {name: [] for name in workers_of(workers)}
+    now, ends, free = 0, dict[Task, int](), dict.fromkeys(order, 0)
 
     def ready(task: Task) -> bool:
-        stage = task.stage
-        if task.kind == FORWARD and (ahead[stage] >= stages - stage or held[stage] >= stages):
+        stage, replica = task.stage, (task.stage, worker_of(workers[task.stage], task.micro_batch))
+        full = ahead[replica] >= most_ahead[stage] or held[replica] >= most_held[stage]
+        if task.kind == FORWARD and full:
             return False
-        return all(need in done for need in needs(task, stages))
+        return all(ends.get(need, now + 1) <= now for need in needs(task, stages))
 
-    waiting = {
-        name: [
-            Task(kind, stage, part)
-            for kind in (BACKWARD, FORWARD, WEIGHTS)
-            for part in range(chunks)
-            for stage in reversed(range(stages))
-            if workers[stage] == name and (kind != WEIGHTS or splits[stage])
-        ]
-        for name in workers
-    }
+    waiting: Plan = {name: [] for name in order}
+    for kind in (BACKWARD, FORWARD, WEIGHTS):
+        for part in range(chunks):
+            for stage in reversed(range(stages)):
+                task = Task(kind, stage, part)
+                if kind != WEIGHTS or splits[stage]:
+                    waiting[worker_of(workers[stage], part)].append(task)
     while any(waiting.values()):
-        chosen = []
         for name, tasks in waiting.items():
-            task = next((task for task in tasks if ready(task)), None)
-            if task is not None:
-                chosen.append((name, task))
-        for name, task in chosen:
-            waiting[name].remove(task)
+            task = (
+                next((task for task in tasks if ready(task)), None) if free[name] <= now else None
+            )
+            if task is None:
+                continue
+            tasks.remove(task)
             order[name].append(task)
             last = WEIGHTS if splits[task.stage] else BACKWARD
-            ahead[task.stage] += (task.kind == FORWARD) - (task.kind == BACKWARD)
-            held[task.stage] += (task.kind == FORWARD) - (task.kind == last)
-            done.add(task)
+            ahead[task.stage, name] += (task.kind == FORWARD) - (task.kind == BACKWARD)
+            held[task.stage, name] += (task.kind == FORWARD) - (task.kind == last)
+            ends[task] = free[name] = now + widths[task.stage]
+        now += 1
     return order
 
 
-def _interleaved(workers: Sequence[str], chunks: int) -> Plan:
+def _interleaved(workers: Sequence[Sequence[str]], chunks: int) -> Plan:
     """Megatron-LM's order: groups of as many micro-batches as workers, through one stage each."""
-    names = list(dict.fromkeys(workers))
+    names = workers_of(workers)
     width = len(names)
     rounds = len(workers) // width
-    if list(workers) != names * rounds or rounds < 2:
+    if [tuple(one) for one in workers] != [(name,) for name in names] * rounds or rounds < 2:
         raise ValueError(
             "the schedule 'interleaved' takes several stages per worker, in turn, as in a, b, a, b; "
-            f"these are on {', '.join(workers)}"
+            f"these are on {', '.join(map('+'.join, workers))}"
         )
     if chunks % width:
         raise ValueError(

@@ -22,6 +22,12 @@ class StageLayers(NamedTuple):
     place: StagePlace
     layers: list[Layer]
 
+    def make_again(self) -> None:
+        """Makes its remote modules again, at a worker that was restarted."""
+        for layer in self.layers:
+            if isinstance(layer.module, RemoteModule):
+                layer.module.make_again()
+
 
 def divide(module: nn.Sequential) -> list[StageLayers]:
     """Cuts a Sequential: neighbours on one device of one worker share a stage.
@@ -31,7 +37,8 @@ def divide(module: nn.Sequential) -> list[StageLayers]:
 
     Raises:
         TypeError: ``module`` is no Sequential.
-        ValueError: it is empty, or two workers would share a parameter.
+        ValueError: it is empty, a worker has two replicas of a stage, or two workers would share a
+            parameter.
     """
     check_sequential(module)
     if len(module) == 0:
@@ -66,21 +73,25 @@ def _place(name: str, child: nn.Module) -> tuple[StagePlace, Layer]:
     here = rpc.get_worker_info().name
     if isinstance(child, RemoteModule):
         owner = child.get_module_rref().owner_name()
-        return StagePlace(owner, child.device), Layer(name, child.get_module_rref())
+        return StagePlace((owner,), (child.device,)), Layer(name, child)
     if isinstance(child, WithDevice):
-        place = StagePlace(child.worker or here, str(child.device))
-        return place, Layer(name, child.module)
-    return StagePlace(here, str(device_of(name, child))), Layer(name, child)
+        workers = tuple(worker or here for worker, _ in child.replicas)
+        if len(set(workers)) < len(workers):
+            raise ValueError(
+                f"child '{name}' has two replicas on one worker, of {', '.join(workers)}: a worker "
+                "runs one task at a time"
+            )
+        devices = tuple(str(device) for _, device in child.replicas)
+        return StagePlace(workers, devices), Layer(name, child.module)
+    return StagePlace((here,), (str(device_of(name, child)),)), Layer(name, child)
 
 
 def _check_shared_parameters(stages: list[StageLayers]) -> None:
-    owners: dict[nn.Parameter, str] = {}
+    owners: dict[nn.Parameter, tuple[str, ...]] = {}
     for place, layers in stages:
         for layer in layers:
-            if not isinstance(layer.module, nn.Module):
-                continue
             for name, parameter in layer.module.named_parameters():
-                if owners.setdefault(parameter, place.worker) != place.worker:
+                if owners.setdefault(parameter, place.workers) != place.workers:
                     raise ValueError(
                         f"'{layer.name}.{name}' is shared with a stage on another worker; each would "
                         "train a copy of its own"

@@ -34,23 +34,28 @@ def _settled(function: Callable[..., Any]) -> Callable[..., Any]:
     return settled
 
 
-def _parameters(part: Part) -> dict[str, nn.Parameter]:
+def _own_layers(part: Part) -> dict[str, nn.Module]:
+    """Those whose state this worker gives."""
+    return {name: module for name, module in part.layers.items() if name not in part.copies}
+
+
+def _parameters(layers: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
     """Each once, by its first name, as the plain Sequential's ``named_parameters``."""
     found: dict[nn.Parameter, str] = {}
-    for layer, module in part.layers.items():
+    for layer, module in layers.items():
         for name, parameter in module.named_parameters():
             found.setdefault(parameter, f"{layer}.{name}")
     return {name: parameter for parameter, name in found.items()}
 
 
 def parameter_rrefs(pipe: str) -> list[rpc.RRef]:
-    return [rpc.RRef(one) for one in _parameters(part_of(pipe)).values()]
+    return [rpc.RRef(one) for one in _parameters(part_of(pipe).layers).values()]
 
 
 def layers_state(pipe: str) -> State:
     return {
         f"{layer}.{key}": value.cpu() if isinstance(value, Tensor) else value
-        for layer, module in part_of(pipe).layers.items()
+        for layer, module in _own_layers(part_of(pipe)).items()
         for key, value in module.state_dict().items()
     }
 
@@ -76,17 +81,18 @@ def change(pipe: str, method: str, *args: Any) -> None:
         getattr(module, method)(*args)
 
 
-def _gradients(pipe: str) -> list[Tensor]:
-    return [one.grad for one in _parameters(part_of(pipe)).values() if one.grad is not None]
+def _gradients(layers: Mapping[str, nn.Module]) -> list[Tensor]:
+    return [one.grad for one in _parameters(layers).values() if one.grad is not None]
 
 
 def gradient_norms(pipe: str, norm_type: float) -> list[Tensor]:
-    return [torch.linalg.vector_norm(one, norm_type).cpu() for one in _gradients(pipe)]
+    found = _gradients(_own_layers(part_of(pipe)))
+    return [torch.linalg.vector_norm(one, norm_type).cpu() for one in found]
 
 
 @_settled
 def scale_gradients(pipe: str, factor: float) -> None:
-    for one in _gradients(pipe):
+    for one in _gradients(part_of(pipe).layers):
         one.mul_(factor)
 
 
@@ -94,7 +100,7 @@ def make_optimizer(
     pipe: str, cls: Callable[..., torch.optim.Optimizer], options: dict[str, Any]
 ) -> None:
     part = part_of(pipe)
-    found = _parameters(part)  # also frozen ones, which may be freed later
+    found = _parameters(part.layers)  # also frozen ones, which may be freed later
     part.optimizer = cls(found.values(), **options) if found else None
     part.optimized = list(found)
 
@@ -118,10 +124,12 @@ def optimizer_state(pipe: str) -> State:
         return {"parameters": {}, "scheduler": None}
     packed = part.optimizer.state_dict()
     options = {key: value for key, value in packed["param_groups"][0].items() if key != "params"}
+    own = _parameters(_own_layers(part))
     return {
         "parameters": {
             name: {"state": packed["state"].get(number, {}), "options": options}
             for number, name in enumerate(part.optimized)
+            if name in own
         },
         "scheduler": None if part.scheduler is None else part.scheduler.state_dict(),
     }

@@ -1,0 +1,166 @@
+"""Workers that are killed and come back: load_checkpoint builds their stages again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import worker_models as models
+from rejoining import Static
+from torch import nn
+from worker_pipes import CROSS_ENTROPY, gradients_of, pipe_of, same
+
+CHUNKS = 4
+_training: list = []  # the driver's, from call to call
+
+
+class Training:
+    """A Pipe, and the same micro-batches in one process; their optimizers and schedulers."""
+
+    def __init__(self, pipe, plain: nn.Sequential, folder: str) -> None:
+        self.pipe, self.plain, self.folder = pipe, plain, folder
+        self.optimizer = pipe.optimizer(torch.optim.AdamW, lr=0.05)
+        scheduling = {"step_size": 1, "gamma": 0.9}
+        self.scheduler = self.optimizer.scheduler(torch.optim.lr_scheduler.StepLR, **scheduling)
+        self.own = torch.optim.AdamW(plain.parameters(), lr=0.05)
+        self.own_scheduler = torch.optim.lr_scheduler.StepLR(self.own, **scheduling)
+
+    def step(self, number: int) -> None:
+        self.pipe.step(*models.batch(number), loss=CROSS_ENTROPY)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.scheduler.step()
+
+    def step_alone(self, number: int) -> None:
+        models.one_after_the_other(self.plain, *models.batch(number), CROSS_ENTROPY, CHUNKS)
+        self.own.step()
+        self.own.zero_grad()
+        self.own_scheduler.step()
+
+
+def begin(kind: str, folder: str) -> None:
+    import weft
+
+    plain = models.plain()
+    if kind == "remote":
+        layers = [weft.RemoteModule(f"worker{at}/cpu", nn.Linear, (4, 4)) for at in (1, 2)]
+        pipe = weft.Pipe(nn.Sequential(*layers), CHUNKS, "never", schedule="1f1b")
+        plain = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        plain.load_state_dict(pipe.state_dict())
+    else:
+        pipe = pipe_of({"moved": "0122", "replicas": ["0", "12", "0", "2"]}[kind], CHUNKS, "1f1b")
+    training = Training(pipe, plain, folder)
+    _training[:] = [training]
+    training.step(0)
+    pipe.save_checkpoint(folder)
+    if kind != "replicas":  # whose sums have another order
+        training.step_alone(0)
+
+
+def step_until_it_fails() -> str:
+    try:
+        while True:
+            _training[0].pipe.step(*models.batch(1), loss=CROSS_ENTROPY)
+    except RuntimeError as error:
+        return str(error)
+
+
+def some_steps_are_over() -> None:
+    from waiting import wait_until
+
+    from weft.pipe._workers import part
+
+    wait_until(
+        lambda: any(one.arrivals.is_over(3) for one in part.parts.values()), "steps are running", 90
+    )
+
+
+def step_without_a_checkpoint() -> str:
+    from waiting import wait_until
+
+    def refused() -> str:
+        with pytest.raises(RuntimeError) as caught:
+            _training[0].optimizer.zero_grad()
+            _training[0].pipe.step(*models.batch(1), loss=CROSS_ENTROPY)
+        said = str(caught.value)
+        return said if "has no stage" in said else ""  # else: not everybody knows that it is back
+
+    said: str = wait_until(refused, "the worker that is back is asked", 90)
+    return said
+
+
+def load(training: Training) -> None:
+    from waiting import wait_until
+
+    def loaded() -> bool:
+        try:
+            training.pipe.load_checkpoint(training.folder)
+        except RuntimeError:  # a worker has not heard yet that the other is back
+            return False
+        return True
+
+    wait_until(loaded, "the checkpoint is loaded", 90)
+
+
+def go_on() -> None:
+    training = _training[0]
+    load(training)
+    assert all(one is None for one in gradients_of(training.pipe).values())
+    for number in (1, 2):
+        training.step(number)
+        training.step_alone(number)
+    same(training.pipe.state_dict(), training.plain.state_dict())
+    assert training.scheduler.get_last_lr() == training.own_scheduler.get_last_lr()
+
+
+def go_on_as_a_second_one() -> None:
+    """Replicas are compared with a Pipe that nothing happened to."""
+    training = _training[0]
+    other = Training(pipe_of(["0", "12", "0", "2"], CHUNKS, "1f1b"), training.plain, "")
+    other.step(0)
+    load(training)
+    for number in (1, 2):
+        training.step(number)
+        other.step(number)
+    same(training.pipe.state_dict(), other.pipe.state_dict())
+
+
+@pytest.fixture
+def group() -> Iterator[Static]:
+    with Static(3, peer_timeout=60) as workers:  # a killed one is noticed all the same
+        yield workers
+
+
+@pytest.mark.parametrize(
+    ("kind", "goes_on"),
+    [("moved", go_on), ("remote", go_on), ("replicas", go_on_as_a_second_one)],
+)
+def test_a_worker_that_comes_back_gets_its_stages_again(
+    group: Static, tmp_path, kind: str, goes_on: Callable[[], None]
+):
+    driver = group[0]
+    driver.call(begin, kind, str(tmp_path / "checkpoint"))
+    driver.start(step_until_it_fails)
+    group[2].call(some_steps_are_over)
+    group[2].kill()
+    assert "worker2" in driver.result()
+    group.again(2)
+    assert "load_checkpoint builds its stages again" in driver.call(step_without_a_checkpoint)
+    driver.call(goes_on)
+
+
+def given_as_an_rref() -> str:
+    import torch.distributed.rpc as rpc
+
+    import weft
+
+    rref = rpc.remote("worker2", nn.Linear, args=(4, 3))
+    remote = weft.RemoteModule.init_from_module_rref("worker2/cpu", rref)
+    with pytest.raises(ValueError) as caught:
+        remote.make_again()
+    return str(caught.value)
+
+
+def test_a_remote_module_without_its_class_cannot_be_made_again(group):
+    assert "was made from an RRef" in group[0].call(given_as_an_rref)

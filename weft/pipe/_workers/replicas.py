@@ -1,0 +1,98 @@
+"""Replicas of stages: each adds up the gradients of its micro-batches, then all add up their sums.
+
+The sums are added in the order of the replicas, so that all have the same bits, in each run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+Sums = list[Tensor | None]
+
+
+class Replicas:
+    """The stages of which the same workers have replicas, as one of them sees it.
+
+    Args:
+        workers: in the order in which their sums are added.
+        stages: the stages' numbers.
+        parameters: of all of them.
+    """
+
+    def __init__(
+        self, workers: Sequence[str], stages: Sequence[int], parameters: Iterable[nn.Parameter]
+    ) -> None:
+        self.workers = list(workers)
+        self.stages = list(stages)
+        self._parameters = list(dict.fromkeys(parameters))
+        self._before: Sums = []
+
+    def begin(self) -> None:
+        """Sets aside the gradients of former mini-batches, which are sums over all replicas."""
+        self._before = self.sums()
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def sums(self) -> Sums:
+        """Of this replica's micro-batches; None for a parameter that none of them used."""
+        return [parameter.grad for parameter in self._parameters]
+
+    def add_up(self, sums: Sequence[Sums]) -> None:
+        """Takes the sums of all replicas, this one's among them."""
+        for parameter, before, *found in zip(self._parameters, self._before, *sums, strict=True):
+            there = [one.to(parameter.device) for one in found if one is not None]
+            total = functools.reduce(torch.add, there) if there else None
+            parameter.grad = (
+                before if total is None else total if before is None else before + total
+            )
+        self._before = []
+
+
+@contextlib.contextmanager
+def unchanged_buffers(layers: nn.Module) -> Iterator[None]:
+    """For a replica, which sees only some of the micro-batches.
+
+    Raises:
+        RuntimeError: a buffer was changed, as running statistics are.
+    """
+    before = [(name, buffer, buffer._version) for name, buffer in layers.named_buffers()]
+    yield
+    now = dict(layers.named_buffers())
+    for name, buffer, version in before:
+        if now.get(name) is not buffer or buffer._version != version:
+            raise RuntimeError(
+                f"the stage changes its buffer '{name}', and has replicas, of which each sees only some "
+                "micro-batches: their buffers would differ. Give BatchNorm track_running_stats=False or "
+                "a stage without replicas, or use another norm"
+            )
+
+
+class ReplicatedGradients:
+    """The driver's note of whether the replicas of each stage have the same gradients.
+
+    Args:
+        replicated: whether a stage has replicas; otherwise a failed step leaves nothing to differ.
+    """
+
+    def __init__(self, replicated: bool) -> None:
+        self._replicated = replicated
+        #: Whether a step failed: some replicas may have its sums and others not.
+        self.broken = False
+
+    def check(self, context: int | None = None) -> None:
+        """Raises RuntimeError if they may differ, or would in a distributed autograd context."""
+        if context is not None and self._replicated:
+            raise RuntimeError(
+                "replicas of a stage do not add up gradients in a torch.distributed.autograd.context(): "
+                "call loss.backward() outside of one, or pipe.step"
+            )
+        if self.broken and self._replicated:
+            raise RuntimeError(
+                "a step of this Pipe failed, and the gradients of the replicas of a stage may differ: "
+                "call zero_grad() before the next step"
+            )
