@@ -2,7 +2,7 @@
 
 The program joins their group as ``weft.init_rpc("driver", rank=0, world_size=3)``. The others,
 ``worker1``, ``worker2`` …, are :mod:`weft.worker`; they import what the program imports. All end when
-the program does.
+the program does. OMP_NUM_THREADS is 1 unless it is set.
 """
 
 from __future__ import annotations
@@ -155,6 +155,7 @@ def _environment(size: int, program: str) -> dict[str, str]:
     folder = os.path.dirname(os.path.abspath(program))
     paths = [folder, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
+        "OMP_NUM_THREADS": "1",  # as torchrun: the processes share the cores
         **os.environ,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),

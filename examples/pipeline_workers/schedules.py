@@ -1,6 +1,6 @@
 """Runs each schedule on four workers whose stages only wait, and draws what was measured.
 
-    python -m examples.pipeline_workers.schedules [--folder pictures]
+    python -m weft.launch --workers 4 -m examples.pipeline_workers.schedules [--folder pictures]
 
 Each worker waits 4 ms in the forward of a micro-batch, and as long for the gradients of its input and
 of its parameters; under "interleaved" half of that in each of its two stages.
@@ -16,8 +16,7 @@ import torch.distributed.rpc as rpc
 from torch import nn
 
 import weft
-from examples.pipeline_workers.stages import Sum, Wait, Workers
-from examples.pipeline_workers.train import meet_here
+from examples.pipeline_workers.stages import Sum, Wait
 from weft.pipe._workers.schedule import SCHEDULES
 
 NAMES = ("worker1", "worker2", "worker3", "worker4")
@@ -54,12 +53,10 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path())
     folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
-    meet_here()
-    with Workers(NAMES):
-        weft.init_rpc("driver", rank=0, world_size=len(NAMES) + 1)
-        for schedule in SCHEDULES:
-            draw(schedule, folder)
-        rpc.shutdown()
+    weft.init_rpc("driver", rank=0, world_size=len(NAMES) + 1)
+    for schedule in SCHEDULES:
+        draw(schedule, folder)
+    rpc.shutdown()
 
 
 if __name__ == "__main__":

@@ -1,21 +1,12 @@
-"""The stages' workers: processes that are started, killed on purpose, and started again.
-
-What the workers unpickle is here too: a class of the program that is run, ``__main__``, is another's
-there.
-"""
+"""What the workers unpickle: a class of the program that is run, ``__main__``, is another's there."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-NAMES = ("stage1", "stage2")  # stage 0 is the driver's
 
 
 class Loss(nn.Module):
@@ -64,42 +55,3 @@ class Sum(nn.Module):
 
     def forward(self, output: Tensor, _target: Tensor) -> Tensor:
         return output.sum()
-
-
-class Workers:
-    """One process for each name; all end when the ``with`` block does."""
-
-    def __init__(self, names: Sequence[str] = NAMES) -> None:
-        self._names = tuple(names)
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._killed: set[str] = set()
-
-    def __enter__(self) -> Workers:
-        for name in self._names:
-            self.start(name)
-        return self
-
-    def start(self, name: str) -> None:
-        """Starts one. MASTER_ADDR and MASTER_PORT in the environment say where the group meets."""
-        rank, size = self._names.index(name) + 1, len(self._names) + 1
-        place = ["--rank", str(rank), "--world-size", str(size)]
-        command = [sys.executable, "-m", "weft.worker", name, *place]
-        self._processes[name] = subprocess.Popen(command)
-
-    def kill(self, name: str) -> None:
-        """kill -9."""
-        self._killed.add(name)
-        self._processes[name].kill()
-
-    def start_the_killed_again(self) -> bool:
-        """Whether there were any."""
-        killed, self._killed = self._killed, set()
-        for name in killed:
-            self._processes[name].wait()
-            self.start(name)
-        return bool(killed)
-
-    def __exit__(self, *_: object) -> None:
-        for process in self._processes.values():
-            process.kill()
-            process.wait()

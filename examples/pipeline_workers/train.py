@@ -1,8 +1,9 @@
-"""Trains the play's transformer with its stages on three workers, of which some are killed.
+"""Trains a model whose stages are on three workers, of which some are killed.
 
-    python -m examples.pipeline_workers.train [--steps 60] [--kills 3] [--schedule 1f1b]
+    python -m weft.launch --workers 2 --restarts 3 -m examples.pipeline_workers.train --kills 3
+    torchrun --nproc-per-node 3 -m examples.pipeline_workers.train
 
-Exits with 0 only if the parameters are, bit for bit, those of a run in one process.
+Exits with 0 only if the losses and the parameters are, bit for bit, those of a run in one process.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import socket
+import signal
 import sys
 import tempfile
 import threading
@@ -19,44 +20,32 @@ from pathlib import Path
 
 import torch
 import torch.distributed.rpc as rpc
-from torch import Tensor, nn
+from torch import nn
 
 import weft
-from examples.pipeline import model, text
-from examples.pipeline_workers.stages import NAMES, Loss, Workers
+import weft.worker
+from examples.pipeline_workers.tasks import TASKS, Task
 
-BATCH, CONTEXT, CHUNKS = 16, 32, 4
+WORKERS = ("driver", "worker1", "worker2")  # by rank
+CHUNKS = 4
 EVERY = 5  # steps between two checkpoints
-PATIENCE = 60.0  # seconds until a worker that was killed must be back
-
-
-def layers(play: text.Text) -> nn.Sequential:
-    """Nine layers, the same each time."""
-    return model.transformer(len(play.alphabet), CONTEXT, width=48, heads=4, blocks=6, seed=0)
-
-
-def batch(play: text.Text, step: int) -> tuple[Tensor, Tensor]:
-    """The batch of a step, which is the same when the step is done again."""
-    return text.batch(play.train, BATCH, CONTEXT, torch.Generator().manual_seed(step))
+PATIENCE = 300.0  # seconds until a worker that was killed must be back
 
 
 class Training:
-    """The driver's side: a Pipe that is made again, and goes back to its checkpoint, after a loss."""
+    """The driver's side: a Pipe that goes back to its checkpoint when a worker was lost."""
 
-    def __init__(self, play: text.Text, schedule: str, folder: Path) -> None:
-        self._play, self._schedule, self._folder = play, schedule, folder
+    def __init__(self, task: Task, schedule: str, folder: Path) -> None:
+        self._task, self._folder = task, folder
         self._saved = 0  # the step that the checkpoint stands before
-        self.pipe, self._optimizer = self._make()
-        self.pipe.save_checkpoint(folder)
-
-    def _make(self) -> tuple[weft.Pipe, object]:
-        places = ["driver"] * 3 + ["stage1"] * 3 + ["stage2"] * 3
+        layers = task.layers()
         placed = [
-            layer if place == "driver" else weft.WithDevice(layer, f"{place}/cpu")
-            for layer, place in zip(layers(self._play), places, strict=True)
+            weft.WithDevice(layer, f"{WORKERS[at * len(WORKERS) // len(layers)]}/cpu")
+            for at, layer in enumerate(layers)
         ]
-        pipe = weft.Pipe(nn.Sequential(*placed), chunks=CHUNKS, schedule=self._schedule)
-        return pipe, pipe.optimizer(torch.optim.AdamW, lr=3e-3)
+        self.pipe = weft.Pipe(nn.Sequential(*placed), chunks=CHUNKS, schedule=schedule)
+        self._optimizer = self.pipe.optimizer(torch.optim.AdamW, lr=3e-3)
+        self.pipe.save_checkpoint(folder)
 
     def step(self, number: int) -> float:
         """One step; its loss."""
@@ -64,17 +53,15 @@ class Training:
             self.pipe.save_checkpoint(self._folder)
             self._saved = number
         self._optimizer.zero_grad()
-        loss = self.pipe.step(*batch(self._play, number), loss=Loss())
+        loss = self.pipe.step(*self._task.batch(number), loss=self._task.loss)
         self._optimizer.step()
         return loss.item()
 
     def return_to_checkpoint(self) -> int:
-        """Makes the Pipe again once all workers are there; the step to go on with."""
+        """Waits until all workers are there, which get their stages; the step to go on with."""
         end = time.monotonic() + PATIENCE
         while True:
             try:
-                self.pipe.close()
-                self.pipe, self._optimizer = self._make()
                 self.pipe.load_checkpoint(self._folder)
                 return self._saved
             except RuntimeError:
@@ -83,80 +70,108 @@ class Training:
                 time.sleep(0.1)
 
 
-def train(
-    workers: Workers, settings: argparse.Namespace, play: text.Text, folder: Path
-) -> Training:
-    """All steps, with a worker killed in the middle of some."""
-    chance = random.Random(settings.seed)
-    kills = set(chance.sample(range(settings.steps), settings.kills))
-    training = Training(play, settings.schedule, folder)
-    step = 0
+class Killer:
+    """Kills workers with ``kill -9`` in the middle of some steps. Who started them starts them again."""
+
+    def __init__(self, steps: int, kills: int, seed: int) -> None:
+        self._chance = random.Random(seed)
+        self._left = set(self._chance.sample(range(steps - 1), kills))
+        self.killed = 0
+
+    def strike(self, step: int) -> threading.Timer | None:
+        """Begins to, if the step is one of those."""
+        if step not in self._left:
+            return None
+        self._left.remove(step)
+        self.killed += 1
+        victim = rpc.rpc_sync(self._chance.choice(WORKERS[1:]), os.getpid)
+        timer = threading.Timer(self._chance.uniform(0, 0.05), os.kill, [victim, signal.SIGKILL])
+        timer.start()
+        return timer
+
+
+def train(training: Training, settings: argparse.Namespace) -> list[float]:
+    """All steps, with a worker killed in the middle of some; their losses."""
+    killer = Killer(settings.steps, settings.kills, settings.seed)
+    losses: dict[int, float] = {}
+    step = seen = 0
     while step < settings.steps:
-        if step in kills:
-            kills.remove(step)
-            moment, victim = chance.uniform(0, 0.05), chance.choice(NAMES)
-            threading.Timer(moment, workers.kill, [victim]).start()
+        timer = killer.strike(step)
         try:
-            loss = training.step(step)
+            losses[step] = training.step(step)
         except RuntimeError as error:
-            if not workers.start_the_killed_again():
+            if killer.killed == seen:
                 raise
+            seen = killer.killed
             print(f"step {step}: {str(error).splitlines()[0]}", flush=True)
             step = training.return_to_checkpoint()
             print(f"goes on with step {step}", flush=True)
             continue
+        finally:
+            if timer is not None:
+                timer.join()
         if step % EVERY == 0:
-            print(f"step {step}: loss {loss:.4f}", flush=True)
+            print(f"step {step}: loss {losses[step]:.4f}", flush=True)
         step += 1
-    return training
+    return [losses[number] for number in range(settings.steps)]
 
 
-def alone(play: text.Text, steps: int) -> nn.Sequential:
-    """The same micro-batches one after the other in this process."""
-    plain, criterion = layers(play), Loss()
+def alone(task: Task, steps: int) -> tuple[list[float], nn.Sequential]:
+    """The same micro-batches one after the other in this process: losses and layers."""
+    plain, losses = task.layers(), []
     optimizer = torch.optim.AdamW(plain.parameters(), lr=3e-3)
     for step in range(steps):
-        inputs, wanted = batch(play, step)
+        inputs, wanted = task.batch(step)
         optimizer.zero_grad()
+        total = torch.zeros(())
         for part, target in zip(inputs.chunk(CHUNKS), wanted.chunk(CHUNKS), strict=True):
-            (criterion(plain(part), target) * (len(part) / BATCH)).backward()
+            loss = task.loss(plain(part), target) * (len(part) / len(inputs))
+            loss.backward()
+            total = total + loss.detach()
         optimizer.step()
-    return plain
+        losses.append(total.item())
+    return losses, plain
 
 
 def parse() -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(prog="python -m examples.pipeline_workers.train")
+    parser.add_argument("--data", choices=TASKS, default="play")
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--kills", type=int, default=3, help="steps in which a worker is killed")
+    parser.add_argument("--kills", type=int, default=0, help="steps in which a worker is killed")
     parser.add_argument("--schedule", choices=("gpipe", "1f1b"), default="1f1b")
     parser.add_argument("--seed", type=int, default=0, help="of the kills")
     return parser.parse_args()
 
 
-def meet_here() -> None:
-    """The group meets at a free port of this machine."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+def drive(settings: argparse.Namespace) -> int:
+    """Runs the example and judges its result. The workers are there, or will be."""
+    torch.set_num_threads(1)
+    task = TASKS[settings.data]()
+    with tempfile.TemporaryDirectory() as folder:
+        weft.init_rpc("driver", rank=0, world_size=len(WORKERS))
+        training = Training(task, settings.schedule, Path(folder) / "checkpoint")
+        losses = train(training, settings)
+        found = training.pipe.state_dict()
+        rpc.shutdown()
+    expected, plain = alone(task, settings.steps)
+    same = losses == expected and all(
+        torch.equal(found[name], value) for name, value in plain.state_dict().items()
+    )
+    print(
+        f"{settings.kills} kills; losses and parameters equal those of one process bit for bit: {same}"
+    )
+    return 0 if same else 1
 
 
 def main() -> int:
-    """Runs the example and judges its result."""
-    torch.set_num_threads(1)
-    os.environ["OMP_NUM_THREADS"] = "1"
-    settings, play = parse(), text.load()
-    meet_here()
-    with Workers() as workers, tempfile.TemporaryDirectory() as folder:
-        weft.init_rpc("driver", rank=0, world_size=len(NAMES) + 1)
-        training = train(workers, settings, play, Path(folder) / "checkpoint")
-        found = training.pipe.state_dict()
-        rpc.shutdown()
-    expected = alone(play, settings.steps).state_dict()
-    same = all(torch.equal(found[name], expected[name]) for name in expected)
-    print(f"{settings.kills} kills; the parameters equal those of one process bit for bit: {same}")
-    return 0 if same else 1
+    """What each process runs: the first drives, the others serve."""
+    if "RANK" not in os.environ:
+        sys.exit(f"this needs its workers; start it by one of the ways in\n{__doc__}")
+    if os.environ["RANK"] == "0":
+        return drive(parse())
+    weft.worker.main([])
+    return 0
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Iterator
 
 import pytest
+from namespaces import address, joined_hosts, run
 
 BOUND = 120.0  # seconds: only keeps a broken test from hanging
 WORLD = 4
@@ -92,40 +93,10 @@ TWICE_RPC = """
 KEY_IN_STORE = "this group spans hosts, and its key is in the Store"
 
 
-def run(command: str) -> None:
-    subprocess.run(command.split(), check=True, capture_output=True, timeout=20)
-
-
-def address(host: int) -> str:
-    return f"10.213.78.{host + 1}"
-
-
 @pytest.fixture
 def hosts() -> Iterator[list[str]]:
-    names = [f"weft{os.getpid() % 100000}p{host}" for host in range(2)]
-    # Takes them away when this process lets go of the pipe, be it by being killed.
-    removal = "; ".join(f"ip netns del {name}" for name in names)
-    keeper = subprocess.Popen(
-        ["sh", "-c", f"cat >/dev/null; {removal}"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        try:
-            for name in names:
-                run(f"ip netns add {name}")
-            run(f"ip -n {names[0]} link add uplink type veth peer name uplink netns {names[1]}")
-            for host, name in enumerate(names):
-                run(f"ip -n {name} addr add {address(host)}/24 dev uplink")
-                run(f"ip -n {name} link set uplink up")
-                run(f"ip -n {name} link set lo up")
-        except (OSError, subprocess.CalledProcessError) as error:
-            pytest.skip(f"this machine permits no network namespaces here: {error}")
+    with joined_hosts(2) as names:
         yield names
-    finally:
-        keeper.communicate(timeout=20)
 
 
 def start(hosts: list[str], body: str, group: bool = True, **more: str) -> list[subprocess.Popen]:
@@ -186,7 +157,7 @@ def test_a_pulled_cable_is_the_loss_of_the_ranks_behind_it(hosts):
     ranks = start(hosts, PULLED)
     for process in ranks:
         assert process.stdout.readline() == "ready\n"
-    run(f"ip -n {hosts[1]} link set uplink down")
+    run(f"ip -n {hosts[1]} link set to0 down")
     for process in ranks:
         process.stdin.write("\n")
         process.stdin.flush()

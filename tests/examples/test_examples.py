@@ -52,30 +52,6 @@ def test_two_workers_and_a_remote_module():
     assert "(128, 20) went to worker1, (128, 30) came back" in outputs[0]
 
 
-def test_a_pipeline_over_workers_that_are_killed():
-    if BACKEND != "WEFT":
-        pytest.skip("a Pipe with a schedule is Weft's")
-    output = run_all([["-m", "examples.pipeline_workers.train", "--steps=12", "--kills=1"]])[0]
-    assert "goes on with step" in output
-    assert "1 kills; the parameters equal those of one process bit for bit: True" in output
-
-
-# Of 8 micro-batches on 4 workers, whose backward takes twice as long as their forward.
-SCHEDULES = (("gpipe", 27.3), ("1f1b", 27.3), ("interleaved", 15.8), ("zb", 11.1))
-
-
-def test_the_schedules_are_drawn_from_a_run(tmp_path):
-    if BACKEND != "WEFT":
-        pytest.skip("a Pipe with a schedule is Weft's")
-    draw = ["-m", "examples.pipeline_workers.schedules", "--folder", str(tmp_path)]
-    lines = run_all([draw])[0]
-    for schedule, bubble in SCHEDULES:
-        found = re.search(rf"{schedule}: .* bubble ([\d.]+)%, on paper ([\d.]+)%", lines)
-        assert found, lines
-        assert abs(float(found[2]) - bubble) < 3  # stages are not quite of one length
-        assert (tmp_path / f"schedule-{schedule}.svg").exists()
-
-
 def test_weights_for_several_actors():
     if BACKEND != "WEFT":
         pytest.skip("weft.empty is Weft's")
