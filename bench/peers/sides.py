@@ -100,6 +100,7 @@ def weft_worker() -> None:
 
 def ray_side() -> Figures:
     """An actor's methods; arrays go through the object store, from which NumPy's are read in place."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 
     ray.init(include_dashboard=False, log_to_driver=False, num_cpus=2)

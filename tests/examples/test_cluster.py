@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-import weft  # noqa: F401
-
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = ROOT / "examples" / "cluster"
 BOUND = 280  # seconds, for a machine that does much else
 pytestmark = pytest.mark.timeout(BOUND + 20)
+
+QUIET = {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}  # nothing leaves this machine
 
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason='Ray is not installed: pip install "ray[train]"'
@@ -32,7 +32,7 @@ def run(command: list[str], folder: Path = ROOT, **environment: str) -> str:
     done = subprocess.run(
         command,
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        env={**os.environ, **QUIET, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -127,7 +127,7 @@ def test_the_command_of_the_jobset(tmp_path):
             subprocess.Popen(
                 command,
                 cwd=tmp_path,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, **QUIET},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-import weft  # noqa: F401  skips nothing: these are Weft's own
-
 ROOT = Path(__file__).resolve().parents[2]
 BOUND = 280  # seconds, for a machine that does much else
 pytestmark = pytest.mark.timeout(BOUND + 20)
