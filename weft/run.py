@@ -2,7 +2,8 @@
 
 In that process and its children Weft is the default of ``init_rpc``, and explicit
 ``TensorPipeRpcBackendOptions`` are translated. With ``--process-group`` the process-group backend
-``gloo`` means weft as well. ``-m module`` works as with python itself.
+``gloo`` means weft as well. ``-m module`` works as with python itself. One line on stderr says what
+Weft stands for; of torchrun's ranks only the first says it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ def main(arguments: list[str]) -> None:
     if process_group:
         os.environ["WEFT_AS_PROCESS_GROUP"] = "1"
         default.make_default_process_group()
+    if os.environ.get("RANK", "0") == "0":
+        group = "; gloo is weft" if process_group else ""
+        print(f"weft.run: init_rpc uses weft, not TensorPipe{group}", file=sys.stderr, flush=True)
 
     if arguments[0] == "-m":
         sys.argv = arguments[1:]
