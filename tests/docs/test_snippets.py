@@ -215,8 +215,8 @@ CASES = [
             first,
             before="import torch, weft\nfrom torch import nn\n"
             + JOIN.format(name="driver", rank=0)
-            + 'pipe = weft.Pipe(nn.Sequential(nn.Linear(4, 4), weft.WithDevice(nn.Linear(4, 2), "worker1/cpu")),'
-            + ' chunks=2, schedule="1f1b")\n'
+            + "far = weft.WithDevice(nn.Linear(4, 2), 'worker1/cpu')\n"
+            + 'pipe = weft.Pipe(nn.Sequential(nn.Linear(4, 4), far), chunks=2, schedule="1f1b")\n'
             + "inputs, targets = torch.ones(4, 4), torch.zeros(4, dtype=torch.long)\n"
             + "optimizer = pipe.optimizer(torch.optim.SGD, lr=0.1)\n"
             + "before = pipe.state_dict()['1.weight'].clone()\n",
