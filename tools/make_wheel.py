@@ -86,8 +86,8 @@ def metadata(root: Path, torch_version: str, stage) -> str:
 
 
 def project_urls() -> list[str]:
-    """Where the project lives: whoever publishes the wheel knows (WEFT_PROJECT_URL)."""
-    home = os.environ.get("WEFT_PROJECT_URL", "").rstrip("/")
+    """Where the project lives: whoever publishes the wheel knows (WHEEL_PROJECT_URL)."""
+    home = os.environ.get("WHEEL_PROJECT_URL", "").rstrip("/")
     if not home:
         return []
     pages = {

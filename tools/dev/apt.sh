@@ -34,11 +34,12 @@ need_apt() {
   [[ ${#missing[@]} == 0 ]] && return
   say "apt: installing ${missing[*]}"
   mkdir -p "$CACHE"
-  {
+  # A subshell: as_root may end it, and its words are in the file then.
+  (
     as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq update &&
       as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o Acquire::Retries=3 \
         --no-install-recommends install "${missing[@]}"
-  } </dev/null >"$log" 2>&1 || {
+  ) </dev/null >"$log" 2>&1 || {
     tail -n 20 "$log" >&2
     die "apt could not install them (all it said: $log)"
   }

@@ -7,7 +7,7 @@ CACHE="${WEFT_CACHE:-$HOME/.cache/weft}"
 TORCH_VERSION="${WEFT_TORCH:-2.11.0}"
 # Everything that a build leaves in the checkout lies here, one folder per torch (and, for wheels of
 # other Pythons, one for each).
-BUILD="$WEFT_ROOT/build/torch-$TORCH_VERSION${WEFT_BUILD_SUFFIX:-}"
+BUILD="$WEFT_ROOT/build/torch-$TORCH_VERSION${WHEEL_BUILD_SUFFIX:-}"
 # shellcheck disable=SC2034  # used by the other parts
 SITE="$BUILD/site"
 

@@ -39,7 +39,7 @@ wheel_of() {
   venv="$CACHE/venv-$torch.0-py$python"
   [[ -d "$venv" ]] || made_venv=0
   say "wheel: torch $torch, Python $python"
-  WEFT_TORCH="$torch.0" WEFT_BASE_PYTHON="$base" WEFT_BUILD_SUFFIX="-cp${python/./}" \
+  WEFT_TORCH="$torch.0" WEFT_BASE_PYTHON="$base" WHEEL_BUILD_SUFFIX="-cp${python/./}" \
     "$WEFT_ROOT/dev" wheel
   stamp "$stamp" "$3"
   # A torch takes 5 GB; twenty of them are more than most disks have.
