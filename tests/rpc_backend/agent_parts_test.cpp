@@ -5,17 +5,22 @@
 #include <torch/csrc/jit/runtime/operator.h>
 #include <torch/csrc/jit/serialization/pickle.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
 #include <atomic>
 #include <future>
+#include <map>
+#include <numeric>
 #include <set>
+#include <span>
 #include <thread>
 
 #include "rpc_backend/call/call_table.h"
 #include "rpc_backend/core/request_policy.h"
 #include "rpc_backend/group/member_record.h"
 #include "rpc_backend/group/membership.h"
+#include "rpc_backend/group/store_access.h"
 #include "rpc_backend/rref/orphaned_rrefs.h"
 #include "rpc_backend/serve/error_text.h"
 #include "tests/support/waiting.h"
@@ -443,6 +448,92 @@ TEST(Membership, AStaticGroupMeets) {
     EXPECT_EQ(error, "");
   EXPECT_EQ(members, 6 * 5);
   EXPECT_EQ(std::set<std::string>(keys.begin(), keys.end()).size(), 1U);
+}
+
+// Counts what one worker asks of the Store, but for looks at whether something has come: how often
+// it looks depends on how long it waits.
+class CountingStore final : public c10d::PrefixStore {
+ public:
+  explicit CountingStore(c10::intrusive_ptr<c10d::Store> store)
+      : c10d::PrefixStore("counted", std::move(store)) {}
+  using c10d::PrefixStore::compareSet;
+  using c10d::PrefixStore::set;
+  void set(const std::string& key, const std::vector<std::uint8_t>& value) override {
+    ++words;
+    PrefixStore::set(key, value);
+  }
+  std::vector<std::uint8_t> compareSet(const std::string& key,
+                                       const std::vector<std::uint8_t>& expected,
+                                       const std::vector<std::uint8_t>& desired) override {
+    ++words;
+    return PrefixStore::compareSet(key, expected, desired);
+  }
+  std::vector<std::uint8_t> get(const std::string& key) override {
+    ++words;
+    return PrefixStore::get(key);
+  }
+  std::int64_t add(const std::string& key, std::int64_t value) override {
+    ++words;
+    return PrefixStore::add(key, value);
+  }
+  bool check(const std::vector<std::string>& keys) override {
+    ++looks;
+    most_looked_at = std::max(most_looked_at, keys.size());
+    return PrefixStore::check(keys);
+  }
+  std::vector<std::vector<std::uint8_t>> multiGet(const std::vector<std::string>& keys) override {
+    words += keys.size();
+    return PrefixStore::multiGet(keys);
+  }
+  std::size_t words = 0;
+  std::size_t looks = 0;
+  std::size_t most_looked_at = 0;  // keys at once
+};
+
+TEST(Membership, AWorkerAsksNoMoreOfTheStoreInALargeGroup) {
+  std::map<int, std::size_t> words;  // of the worker that said most, by the group's size
+  for (const int world : {3, 80}) {
+    const auto store = newStore(30s);
+    std::vector<c10::intrusive_ptr<CountingStore>> counted;
+    for (int i = 0; i < world; ++i)
+      counted.push_back(c10::make_intrusive<CountingStore>(store));
+    std::atomic<int> members{0};
+    const auto errors = onThreads(world, [&](int i) {
+      const std::string name = "w" + std::to_string(i);
+      Membership membership(counted[static_cast<std::size_t>(i)], name, i, world);
+      membership.secret("");
+      members += static_cast<int>(membership.meet(someRecord(i, name, world)).size());
+    });
+    for (const auto& error : errors)
+      EXPECT_EQ(error, "");
+    EXPECT_EQ(members, world * (world - 1));
+    for (int i = 1; i < world; ++i) {
+      const CountingStore& store_of = *counted[static_cast<std::size_t>(i)];
+      words[world] = std::max(words[world], store_of.words);
+      if (world == 80) {
+        EXPECT_EQ(store_of.most_looked_at, 1U);
+      }
+    }
+  }
+  // One more: the outcome may come just as a look has ended.
+  EXPECT_LE(words[80], words[3] + 1);
+}
+
+TEST(AbsentRanks, AreFoundInOrderByFewQuestions) {
+  const auto store = c10::make_intrusive<CountingStore>(newStore());
+  std::vector<std::int32_t> ranks(1000);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  const auto key = [](std::int32_t rank) { return std::to_string(rank); };
+  const std::vector<std::int32_t> absent{0, 499, 500, 999};
+  for (const std::int32_t rank : ranks) {
+    if (!std::binary_search(absent.begin(), absent.end(), rank))
+      store->set(key(rank), std::string("here"));
+  }
+  EXPECT_EQ(absentRanks(*store, ranks, key), absent);
+  EXPECT_EQ(absentRanks(*store, ranks, key, 2), (std::vector<std::int32_t>{0, 499}));
+  EXPECT_EQ(absentRanks(*store, std::span(ranks).subspan(1, 498), key),
+            std::vector<std::int32_t>());
+  EXPECT_LE(store->looks, 4U * 2 * 11 * 2);
 }
 
 TEST(Membership, TheMissingAreNamedInTime) {
