@@ -5,10 +5,11 @@
 // for it is sent (no full mesh at start), authenticates both ways before anything
 // but a fixed-size hello is read, and tells once when a peer is lost, and why.
 //
-// Threads. The endpoint owns one loop thread, and, once a bulk connection is made for large
-// messages (BulkConnection), another that only moves bytes. send(), addPeer(), removePeer(),
-// stats() and close() may be called from any thread. Handler methods are
-// called on the loop thread, one at a time, with no lock held; they must not block.
+// Threads. The endpoint has one loop thread at a time, its own or one that waits in drive(), and,
+// once a bulk connection is made for large messages (BulkConnection), another that only moves
+// bytes. send(), addPeer(), removePeer(), stats(), drive() and close() may be called from any
+// thread. Handler methods are called on the loop thread, one at a time, with no lock held; they
+// must not block.
 // They may call send(), addPeer(), removePeer() and runAfter(); never close(). A bad_alloc or other
 // exception of onHeader loses that peer; the other methods must not throw.
 //
@@ -34,7 +35,10 @@
 #include <vector>
 
 #include "transport/base/buffer.h"
+#include "transport/base/deadline.h"
+#include "transport/base/driver.h"
 #include "transport/base/error.h"
+#include "transport/base/spin.h"
 #include "transport/options.h"
 
 namespace weft::transport {
@@ -177,6 +181,13 @@ class Endpoint {
   // Runs `task` on the loop thread after `delay`; dropped silently by close().
   virtual void runAfter(std::chrono::milliseconds delay, std::function<void()> task) = 0;
   virtual bool onLoopThread() const noexcept = 0;
+
+  // The calling thread is the loop thread until `done()`, so that it reads itself what it waits
+  // for. It holds no lock that a handler takes. What makes `done()` true on another thread is
+  // followed by wakeDriver(). `spin`: the thread's own.
+  virtual Driven drive(Driver kind, const std::function<bool()>& done, Deadline deadline,
+                       AdaptiveSpin& spin) = 0;
+  virtual void wakeDriver(Driver kind) = 0;
 
   virtual EndpointStats stats() const = 0;
 

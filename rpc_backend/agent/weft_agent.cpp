@@ -54,6 +54,16 @@ transport::EndpointOptions endpointOptions(const WeftRpcBackendOptions& options,
   return out;
 }
 
+// An idle worker waits for the network itself, so that it runs the request that it reads.
+IdleWork drivingOf(const std::shared_ptr<transport::Endpoint>& endpoint) {
+  return {[endpoint](const std::function<bool()>& done, transport::AdaptiveSpin& spin) {
+            const auto never = transport::Deadline::max();
+            return endpoint->drive(transport::Driver::kServer, done, never, spin) ==
+                   transport::Driven::kDone;
+          },
+          [endpoint] { endpoint->wakeDriver(transport::Driver::kServer); }};
+}
+
 }  // namespace
 
 std::shared_ptr<WeftAgent> WeftAgent::create(Config config,
@@ -171,6 +181,7 @@ void WeftAgent::openEndpoint(const GroupSecret& secret) {
   wire.accept_unknown_peers = !isStaticGroup();
   wire.receive_pool = parts_->receive_pool;
   parts_->sender.open(std::move(wire), parts_->router);
+  parts_->context.workers.setIdleWork(drivingOf(parts_->sender.endpoint()));
 }
 
 void WeftAgent::startImpl() {

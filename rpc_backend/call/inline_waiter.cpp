@@ -3,8 +3,11 @@
 #include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <chrono>
 #include <utility>
 
+#include "rpc_backend/core/call_context.h"
+#include "transport/base/deadline.h"
 #include "transport/base/interruption.h"
 
 namespace weft::rpc {
@@ -25,6 +28,7 @@ bool threadIsPlain() {
 bool InlineWaiter::Handle::give(Completion& completion) const {
   if (waiter_ == nullptr) return false;
   bool asleep = false;
+  std::shared_ptr<transport::Endpoint> driven;
   {
     const std::lock_guard lock(waiter_->mutex_);
     if (waiter_->state_.load(std::memory_order_relaxed) != State::kCalled ||
@@ -34,8 +38,11 @@ bool InlineWaiter::Handle::give(Completion& completion) const {
     waiter_->completion_ = std::move(completion);
     waiter_->state_.store(State::kServed, std::memory_order_release);
     asleep = waiter_->asleep_;
+    // A thread that drives has given this to itself.
+    if (waiter_->drives_ && waiter_ != t_waiter) driven = waiter_->endpoint_;
   }
   if (asleep) waiter_->served_.notify_one();
+  if (driven != nullptr) driven->wakeDriver(transport::Driver::kCaller);
   return true;
 }
 
@@ -53,7 +60,8 @@ void InlineWaiter::take() {
   if (waiter.state_ == State::kFree) waiter.state_ = State::kTaken;
 }
 
-InlineWaiter::Handle InlineWaiter::claim(Completion& displaced) {
+InlineWaiter::Handle InlineWaiter::claim(Completion& displaced,
+                                         const std::shared_ptr<transport::Endpoint>& endpoint) {
   Handle handle;
   // Only this thread takes and releases its waiter.
   if (t_waiter == nullptr || t_waiter->state_.load(std::memory_order_relaxed) == State::kFree) {
@@ -62,6 +70,7 @@ InlineWaiter::Handle InlineWaiter::claim(Completion& displaced) {
   const std::lock_guard lock(t_waiter->mutex_);
   displaced = std::exchange(t_waiter->completion_, nullptr);
   t_waiter->state_ = State::kCalled;
+  t_waiter->endpoint_ = endpoint;
   handle.waiter_ = t_waiter;
   handle.ticket_ = ++t_waiter->ticket_;
   return handle;
@@ -80,17 +89,41 @@ void InlineWaiter::wait() {
   if (t_waiter == nullptr) return;
   InlineWaiter& waiter = *t_waiter;
   if (waiter.state_.load(std::memory_order_relaxed) == State::kFree) return;
-  const auto here = [&] { return waiter.state_.load(std::memory_order_acquire) != State::kCalled; };
-  if (!here()) waiter.spin_.until(here);
-  bool whole = true;
-  if (!here()) {
-    std::unique_lock lock(waiter.mutex_);
-    waiter.asleep_ = true;
-    whole = transport::waitInterruptibly(waiter.served_, lock, here);
-    waiter.asleep_ = false;
-  }
+  const bool whole = waiter.served() || (waiter.drive() && waiter.sleep());
   waiter.release();
   if (!whole) transport::raiseInterrupt();
+}
+
+bool InlineWaiter::drive() {
+  if (endpoint_ == nullptr) return true;
+  {
+    const std::lock_guard lock(mutex_);
+    drives_ = true;
+  }
+  const CallScope scope(nullptr);  // what the loop does is no part of the call that this thread runs
+  bool whole = true;
+  auto how = transport::Driven::kLate;
+  while (whole && how == transport::Driven::kLate) {
+    const auto slice = transport::mayBeInterrupted()
+                           ? std::chrono::steady_clock::now() + transport::kInterruptEvery
+                           : transport::Deadline::max();
+    how = endpoint_->drive(
+        transport::Driver::kCaller, [this] { return served(); }, slice, spin_);
+    whole = how != transport::Driven::kLate || !transport::interrupted();
+  }
+  const std::lock_guard lock(mutex_);
+  drives_ = false;
+  return whole;
+}
+
+bool InlineWaiter::sleep() {
+  const auto here = [this] { return served(); };
+  if (here() || spin_.until(here)) return true;
+  std::unique_lock lock(mutex_);
+  asleep_ = true;
+  const bool whole = transport::waitInterruptibly(served_, lock, here);
+  asleep_ = false;
+  return whole;
 }
 
 void InlineWaiter::leave() {
@@ -99,9 +132,11 @@ void InlineWaiter::leave() {
 
 void InlineWaiter::release() {
   Completion completion;
+  std::shared_ptr<transport::Endpoint> endpoint;  // released without the lock
   {
     const std::lock_guard lock(mutex_);
     completion = std::exchange(completion_, nullptr);
+    endpoint = std::exchange(endpoint_, nullptr);
     ++ticket_;  // a later completion of the call goes to a completer
     state_ = State::kFree;
   }

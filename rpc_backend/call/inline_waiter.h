@@ -4,6 +4,9 @@
 // Otherwise a completer thread wakes up, takes the GIL to make the answer's Python object and
 // completes the future; that wakes the caller, which takes the GIL once more.
 //
+// While it waits it drives the endpoint, if no other waiter does: then it reads the answer itself,
+// and no other thread wakes up.
+//
 // Each thread has one waiter: it takes it, sends its call, and waits. The last call sent before
 // wait() counts, because pickling the arguments may send others first. A call that ends another way
 // (a timeout, a lost peer, shutdown) comes to the waiter too, so the wait is bounded as the call
@@ -19,6 +22,7 @@
 
 #include "transport/base/api.h"
 #include "transport/base/spin.h"
+#include "transport/endpoint.h"
 
 namespace weft::rpc {
 
@@ -48,8 +52,10 @@ class WEFT_API InlineWaiter {
   // own (inference mode, a dispatch mode), under which the answer must not be read.
   static void take();
   // For the call that this thread is about to send. `displaced`: the completion that came already
-  // for an earlier call since take(); another thread must run it.
-  static Handle claim(Completion& displaced);
+  // for an earlier call since take(); another thread must run it. `endpoint`: what brings the
+  // answer; null: it comes another way.
+  static Handle claim(Completion& displaced,
+                      const std::shared_ptr<transport::Endpoint>& endpoint = nullptr);
   // The last one that this thread claimed and has not waited for; empty: none.
   static Handle claimed();
   // Waits for the call that was sent, if any was, and completes it. Without the GIL. On Ctrl-C it
@@ -67,6 +73,11 @@ class WEFT_API InlineWaiter {
     kServed,  // it came
   };
   static InlineWaiter& own();
+  // The call's completion has come.
+  bool served() const { return state_.load(std::memory_order_acquire) != State::kCalled; }
+  // Both return when it has come; false: a person's Ctrl-C came first.
+  bool drive();  // or when another thread drives already
+  bool sleep();
   void release();
 
   std::mutex mutex_;
@@ -74,6 +85,8 @@ class WEFT_API InlineWaiter {
   std::atomic<State> state_{State::kFree};  // written with the lock
   std::uint64_t ticket_ = 0;
   bool asleep_ = false;
+  bool drives_ = false;
+  std::shared_ptr<transport::Endpoint> endpoint_;
   Completion completion_;
   transport::AdaptiveSpin spin_;  // the owner's
 };

@@ -129,7 +129,11 @@ FuturePtr RequestClient::start(PendingCall call, std::uint64_t& id) {
   if (const CallContext* const outer = CallContext::current())
     call.outer_deadline = outer->deadline();
   Completion displaced;
-  if (mayHaveWaiter(call.type)) call.waiter = InlineWaiter::claim(displaced);
+  if (mayHaveWaiter(call.type)) {
+    // Workers of this process answer its calls to itself.
+    const bool own = call.peer == context_.rank;
+    call.waiter = InlineWaiter::claim(displaced, own ? nullptr : sender_.endpoint());
+  }
   if (displaced) context_.completers.run(std::move(displaced));
   const auto deadline = call.deadline();
   auto future = call.future;

@@ -155,7 +155,7 @@ std::vector<at::Tensor> DeviceTransfer::copyFrom(std::shared_ptr<BorrowedMemory>
 }
 
 void DeviceTransfer::tellReturned(const MessageKey& message) {
-  transport::Endpoint* const endpoint = sender_.endpoint();
+  transport::Endpoint* const endpoint = sender_.endpoint().get();
   if (endpoint == nullptr) return;
   const char kind = static_cast<char>('0' + static_cast<int>(message.kind));
   // On the loop thread, which does not wait for room: this thread may be one of CUDA's.

@@ -29,7 +29,7 @@ class MessageSender {
   // Listens. Throws c10::Error. `handler` must outlive close().
   void open(transport::EndpointOptions options, transport::EndpointHandler& handler);
   // Null before open().
-  transport::Endpoint* endpoint() const noexcept { return endpoint_.get(); }
+  const std::shared_ptr<transport::Endpoint>& endpoint() const noexcept { return endpoint_; }
   DeviceTransfer& devices() noexcept { return devices_; }
   // "unix" or "tcp": the link to that worker; "": there is none yet.
   std::string transportTo(worker_id_t peer) const;
@@ -59,7 +59,7 @@ class MessageSender {
 
  private:
   AgentContext& context_;
-  std::unique_ptr<transport::Endpoint> endpoint_;
+  std::shared_ptr<transport::Endpoint> endpoint_;
   DeviceTransfer devices_;
 };
 

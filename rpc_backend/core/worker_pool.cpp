@@ -19,7 +19,6 @@
 
 #include "rpc_backend/core/log.h"
 #include "transport/base/fork_guard.h"
-#include "transport/base/spin.h"
 #include "transport/base/system_error.h"
 #include "transport/base/thrown.h"
 
@@ -40,6 +39,11 @@ constexpr const char* kRaiseLimit =
 struct WorkerPool::State : std::enable_shared_from_this<State> {
   // Each thread sleeps on a condition variable of its own, so that the pool chooses whom to wake.
   using Sleeper = std::shared_ptr<std::condition_variable>;
+  // Whom to wake, once the lock is free.
+  struct Wake {
+    Sleeper sleeper;
+    bool searcher = false;
+  };
 
   const transport::ForkGuard process;
   std::string name;
@@ -56,18 +60,21 @@ struct WorkerPool::State : std::enable_shared_from_this<State> {
   std::thread left;               // the last that left; the next to leave joins it
   std::vector<Sleeper> sleeping;  // a stack: the most recently idle first
   bool searching = false;         // a worker looks for work
-  std::size_t called = 0;         // workers woken that do not run yet
-  std::size_t running = 0;        // workers inside a task
+  IdleWork idle_work;             // may be empty
+  bool searcher_sleeps = false;   // maybe, in idle_work, and nobody has woken it
+  std::thread::id searcher;
+  std::size_t called = 0;   // workers woken that do not run yet
+  std::size_t running = 0;  // workers inside a task
   std::size_t workers = 0;
   std::size_t alive = 0;    // workers and the watcher
   std::uint64_t begun = 0;  // tasks, ever
   bool watched = false;     // there is a watcher
   bool watching = false;    // it looks already, at most once in a millisecond
   bool held = false;
-  bool stopped = false;
-  int start_error = 0;              // errno of the last start of a thread, 0: it went well
-  bool warned = false;              // that one failed
-  std::atomic<int> warning_due{0};  // the errno to warn of, 0: nothing
+  std::atomic<bool> stopped{false};  // written with the lock
+  int start_error = 0;               // errno of the last start of a thread, 0: it went well
+  bool warned = false;               // that one failed
+  std::atomic<int> warning_due{0};   // the errno to warn of, 0: nothing
 
   // No task may begin.
   bool nothingToDo() const { return queue.empty() || (held && !stopped); }
@@ -94,6 +101,21 @@ struct WorkerPool::State : std::enable_shared_from_this<State> {
       --called;
     }
     return stays;
+  }
+
+  // With the lock: looks for work. False: there is none, and this thread may sleep.
+  bool search(std::unique_lock<std::mutex>& lock, transport::AdaptiveSpin& spin) {
+    const auto found = [&] { return waiting.load(std::memory_order_relaxed) != 0 || stopped; };
+    const bool drives = idle_work.until != nullptr && !held;
+    searching = true;
+    searcher_sleeps = drives;
+    searcher = std::this_thread::get_id();
+    lock.unlock();
+    const bool drove = drives && idle_work.until(found, spin);
+    if (!drove) spin.until(found);
+    lock.lock();
+    searching = searcher_sleeps = false;
+    return drove;
   }
 
   // This thread leaves, before the pool stops.
@@ -166,13 +188,7 @@ struct WorkerPool::State : std::enable_shared_from_this<State> {
     std::function<void()> task;
     std::unique_lock lock(mutex);
     while (true) {
-      if (queue.empty() && !stopped && !searching) {
-        searching = true;
-        lock.unlock();
-        spin.until([&] { return waiting.load(std::memory_order_relaxed) != 0; });
-        lock.lock();
-        searching = false;
-      }
+      if (queue.empty() && !stopped && !searching && search(lock, spin)) continue;
       while (nothingToDo() && !stopped) {
         if (sleep(lock, sleeper)) continue;
         leave(lock);
@@ -181,9 +197,9 @@ struct WorkerPool::State : std::enable_shared_from_this<State> {
       if (queue.empty()) break;  // stopped, and nothing left to run
       take(task);
       // This thread is busy now: another one takes what waits behind its task.
-      const Sleeper next = provide();
+      const Wake next = provide();
       lock.unlock();
-      if (next) next->notify_one();
+      wake(next);
       warn();
       try {
         task();
@@ -210,7 +226,7 @@ struct WorkerPool::State : std::enable_shared_from_this<State> {
       watching = true;
       const std::uint64_t before = begun;
       backlogged.wait_for(lock, start_error == 0 ? kStuckAfter : kRetryAfter,
-                          [&] { return stopped; });
+                          [&] { return stopped.load(); });
       const bool failed = !stopped && stuck() && begun == before && !startWorker();
       watching = false;
       if (!failed) continue;
@@ -221,23 +237,34 @@ struct WorkerPool::State : std::enable_shared_from_this<State> {
   }
 
   // Finds a thread for the tasks that wait. With the lock held. After it releases the lock, which
-  // the sleeper takes first, the caller wakes the sleeper that is returned, if any, and warns.
-  [[nodiscard]] Sleeper provide() {
+  // a sleeper takes first, the caller wakes who is returned, and warns.
+  [[nodiscard]] Wake provide() {
+    Wake next;
+    if (stopped || held || queue.empty()) return next;
+    // The searcher finds by itself what it has brought.
+    next.searcher = searcher_sleeps && searcher != std::this_thread::get_id();
+    if (next.searcher) searcher_sleeps = false;
     const std::size_t coming = called + (searching ? 1 : 0);
-    if (stopped || held || queue.size() <= coming) return nullptr;  // one of those takes it
+    if (queue.size() <= coming) return next;  // one of those takes it
     if (!sleeping.empty()) {
-      Sleeper last = std::move(sleeping.back());
+      next.sleeper = std::move(sleeping.back());
       sleeping.pop_back();
       ++called;
-      return last;
+      return next;
     }
     // Where a thread cannot be started the watcher goes on trying.
-    if (workers < ready && startWorker()) return nullptr;
+    if (workers < ready && startWorker()) return next;
     if (workers < limit) {
       if (!watched) watched = start(&State::watch, "-w");
       if (watched && !std::exchange(watching, true)) backlogged.notify_one();
     }
-    return nullptr;
+    return next;
+  }
+
+  // Without the lock.
+  void wake(const Wake& next) const {
+    if (next.sleeper) next.sleeper->notify_one();
+    if (next.searcher) idle_work.wake();
   }
 };
 
@@ -253,14 +280,19 @@ WorkerPool::WorkerPool(std::string name, std::size_t ready, std::size_t limit, T
 
 WorkerPool::~WorkerPool() { stop(std::chrono::milliseconds(0)); }
 
+void WorkerPool::setIdleWork(IdleWork work) {
+  const std::lock_guard lock(state_->mutex);
+  state_->idle_work = std::move(work);
+}
+
 void WorkerPool::release() {
-  State::Sleeper first;
+  State::Wake first;
   {
     const std::lock_guard lock(state_->mutex);
     state_->held = false;
     first = state_->provide();  // the first thread at most, which finds the next
   }
-  if (first) first->notify_one();
+  state_->wake(first);
   state_->warn();
 }
 
@@ -274,7 +306,7 @@ transport::Error WorkerPool::prepare() {
 }
 
 bool WorkerPool::run(std::function<void()>&& task) {
-  State::Sleeper next;
+  State::Wake next;
   {
     const std::lock_guard lock(state_->mutex);
     if (state_->stopped) return false;
@@ -282,7 +314,7 @@ bool WorkerPool::run(std::function<void()>&& task) {
     state_->waiting.store(state_->queue.size(), std::memory_order_relaxed);
     next = state_->provide();
   }
-  if (next) next->notify_one();
+  state_->wake(next);
   state_->warn();
   return true;
 }
@@ -300,6 +332,7 @@ void WorkerPool::stop(std::chrono::milliseconds grace, Waiting waiting) {
     for (const auto& sleeper : state_->sleeping)
       sleeper->notify_one();
     state_->backlogged.notify_all();
+    if (state_->searcher_sleeps) state_->idle_work.wake();
     all_left = state_->thread_left.wait_for(lock, grace, [&] { return state_->alive == 0; });
   }
   if (!all_left) {

@@ -13,9 +13,10 @@
 //
 // A forked child has none of the threads. One that returns from the task that forked it ends.
 //
-// A thread that runs out of work spins for some microseconds before it sleeps
-// (transport/base/spin.h), so that it takes the next call of a stream without a wake-up. One thread
-// spins at a time. The most recently idle thread is woken first: its caches are warm.
+// A thread that runs out of work looks for more before it sleeps, one thread at a time: it spins
+// for some microseconds (transport/base/spin.h), or it drives what brings tasks (IdleWork), so that
+// it takes the next one without a wake-up. The most recently idle thread is woken first: its caches
+// are warm.
 #pragma once
 
 #include <chrono>
@@ -25,6 +26,7 @@
 #include <string>
 
 #include "transport/base/error.h"
+#include "transport/base/spin.h"
 
 namespace weft::rpc {
 
@@ -36,6 +38,14 @@ struct ThreadHooks {
   std::function<void()> end;
 };
 
+// What a thread does instead of sleeping: it gets tasks by itself.
+struct IdleWork {
+  // Works until `done()`, with no lock held. False: it cannot, now or any more.
+  std::function<bool(const std::function<bool()>& done, transport::AdaptiveSpin& spin)> until;
+  // Any thread, with the pool's lock or without: `done()` is to be asked again.
+  std::function<void()> wake;
+};
+
 class WorkerPool {
  public:
   // `name` is given to the threads (15 characters are shown by the system). `held`: tasks wait for
@@ -43,6 +53,8 @@ class WorkerPool {
   WorkerPool(std::string name, std::size_t ready, std::size_t limit, ThreadHooks hooks = {},
              bool held = false);
   ~WorkerPool();  // stop(0)
+  // Before release(). What it refers to lives until stop() has returned.
+  void setIdleWork(IdleWork work);
   void release();
   // Starts the first thread now. Fails where none can be started: tasks might wait for ever.
   transport::Error prepare();

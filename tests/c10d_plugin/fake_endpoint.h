@@ -38,6 +38,11 @@ class FakeEndpoint final : public transport::Endpoint {
     tasks.push_back(std::move(task));
   }
   bool onLoopThread() const noexcept override { return true; }
+  transport::Driven drive(transport::Driver, const std::function<bool()>&, transport::Deadline,
+                          transport::AdaptiveSpin&) override {
+    return transport::Driven::kStopped;
+  }
+  void wakeDriver(transport::Driver) override {}
   transport::EndpointStats stats() const override { return {}; }
   void close(std::chrono::milliseconds) override { kept.clear(); }
 

@@ -11,7 +11,6 @@
 
 #include "transport/base/check.h"
 #include "transport/base/log.h"
-#include "transport/base/spin.h"
 #include "transport/base/thrown.h"
 
 namespace weft::transport {
@@ -35,6 +34,8 @@ struct EventLoop::Timer::State {
 };
 
 namespace {
+
+constexpr int kMoreRounds = 3;
 
 // The callback may be the one running now: it lives until libuv has let go.
 template <typename State>
@@ -61,6 +62,7 @@ Result<std::unique_ptr<EventLoop>> EventLoop::create(const std::string& thread_n
                  std::string("cannot make an event loop (") + uv_err_name(status) + ")");
   }
   self->handles_ = std::move(handles);
+  self->turns_.watch(uv_backend_fd(&self->handles_->loop));
 
   // Signals belong to the program's own threads (Python runs its handlers on the main one).
   sigset_t all;
@@ -76,13 +78,9 @@ Result<std::unique_ptr<EventLoop>> EventLoop::create(const std::string& thread_n
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (failure) {
-    uv_close(reinterpret_cast<uv_handle_t*>(&self->handles_->wake), nullptr);
-    uv_run(&self->handles_->loop, UV_RUN_DEFAULT);
-    uv_loop_close(&self->handles_->loop);
-    self->handles_.reset();
+    self->closeHandles();
     return failure;
   }
-  self->thread_id_.store(self->thread_.get_id());
   pthread_setname_np(self->thread_.native_handle(), thread_name.substr(0, 15).c_str());
   return self;
 }
@@ -100,6 +98,14 @@ bool EventLoop::guarded(const char* what, Callback&& callback) {
 }
 
 EventLoop::EventLoop(Idle idle) : idle_(idle) {}
+
+// Of a loop that no thread runs.
+void EventLoop::closeHandles() {
+  uv_close(reinterpret_cast<uv_handle_t*>(&handles_->wake), nullptr);
+  uv_run(&handles_->loop, UV_RUN_DEFAULT);
+  uv_loop_close(&handles_->loop);
+  handles_.reset();
+}
 
 EventLoop::~EventLoop() { stop(); }
 
@@ -128,23 +134,83 @@ void EventLoop::assertInLoop() const noexcept {
   WEFT_CHECK(inLoop(), "this belongs to the loop thread");
 }
 
+// --- whose turn it is ---
+
 void EventLoop::run() {
-  thread_id_.store(std::this_thread::get_id());
   AdaptiveSpin spin;
-  const auto found_work = [&] {
-    const std::uint64_t before = work_;
-    uv_run(&handles_->loop, UV_RUN_NOWAIT);
-    return work_ != before;
-  };
+  const auto found_work = [&] { return runReady() && alive_; };
   while (true) {
-    const std::uint64_t before = work_;
-    if (uv_run(&handles_->loop, UV_RUN_ONCE) == 0) break;
-    // A timer alone is no sign that more will come.
-    if (work_ == before || idle_ == Idle::kSleep) continue;
-    while (spin.until(found_work)) {
+    {
+      const std::lock_guard lock(running_mutex_);
+      const bool shared = turns_.shared();
+      if (shared) turns_.take();
+      // A timer alone is no sign that more will come.
+      if (runReady(/*wait=*/!shared) && idle_ == Idle::kSpin) {
+        while (alive_ && spin.until(found_work)) {
+        }
+      }
+      if (!alive_) return;
+      if (turns_.shared()) turns_.give(nextTimer());
     }
+    if (turns_.shared()) turns_.wait(LoopTurns::kOwn, Deadline::max());
   }
 }
+
+Driven EventLoop::drive(Driver kind, const std::function<bool()>& done, Deadline deadline,
+                        AdaptiveSpin& spin) {
+  WEFT_CHECK(!inLoop(), "the loop thread cannot wait for itself");
+  const bool first_ever = !turns_.shared();
+  Driven how = turns_.enter(kind);
+  if (how != Driven::kDone) return how;
+  if (first_ever) post([] {});  // its own thread takes turns from now on
+  bool taken = false;
+  const auto found = [&] {
+    if (!std::exchange(taken, true)) turns_.take();
+    runReady();
+    return done();
+  };
+  for (bool first = true;; first = false) {
+    if (done()) break;
+    if (turns_.stopped()) how = Driven::kStopped;
+    if (std::chrono::steady_clock::now() >= deadline) how = Driven::kLate;
+    if (how != Driven::kDone) break;
+    std::unique_lock lock(running_mutex_, std::defer_lock);
+    bool came = false;
+    if (first && lock.try_lock()) {
+      came = spin.until(found);
+    } else {
+      if (turns_.wait(LoopTurns::of(kind), deadline) == LoopGate::Woken::kRung) continue;
+      lock.lock();
+      came = found() || spin.until(found);
+    }
+    if (std::exchange(taken, false)) turns_.give(nextTimer());
+    if (came) break;
+  }
+  turns_.leave(kind);
+  return how;
+}
+
+// With running_mutex_. True: something came from outside.
+bool EventLoop::runReady(bool wait) {
+  const std::uint64_t before = work_;
+  loop_thread_ = std::this_thread::get_id();
+  alive_ = uv_run(&handles_->loop, wait ? UV_RUN_ONCE : UV_RUN_NOWAIT) != 0;
+  // The kernel learns of a new watch in the round after the one that made it.
+  for (int round = 0; round < kMoreRounds && uv_backend_timeout(&handles_->loop) == 0; ++round)
+    alive_ = uv_run(&handles_->loop, UV_RUN_NOWAIT) != 0;
+  loop_thread_ = std::thread::id();
+  return work_ != before;
+}
+
+// With running_mutex_.
+Deadline EventLoop::nextTimer() {
+  uv_update_time(&handles_->loop);
+  const int timeout = uv_backend_timeout(&handles_->loop);
+  return timeout < 0 ? Deadline::max()
+                     : std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout);
+}
+
+// --- tasks ---
 
 void EventLoop::drain() {
   ++work_;
@@ -163,6 +229,7 @@ void EventLoop::drain() {
 
 void EventLoop::stop() {
   WEFT_CHECK(!inLoop(), "the loop cannot stop itself");
+  turns_.stop();
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (stopping_ || handles_ == nullptr) return;

@@ -1,9 +1,13 @@
-// EventLoop: one thread that owns one uv_loop_t. Everything that touches a libuv handle runs on
-// that thread, and asserts so.
+// EventLoop: one uv_loop_t, which one thread at a time runs: the loop thread. Everything that
+// touches a libuv handle runs on it, and asserts so.
 //
-// Threads: post() and inLoop(): any; stop(): any but the loop thread; the rest, with Poll and
-// Timer: the loop thread. Failure: create() returns it. What a task or callback throws is logged,
-// and the loop goes on: who owns it keeps its own state right before.
+// The loop has a thread of its own. A thread that waits for what the loop brings may run it
+// meanwhile (drive()), and is then the loop thread: so it is woken by the network itself, and no
+// thread has to wake it. LoopTurns says whose turn it is.
+//
+// Threads: post(), inLoop(), drive() and wakeDriver(): any; stop(): any but the loop thread; the
+// rest, with Poll and Timer: the loop thread. Failure: create() returns it. What a task or callback
+// throws is logged, and the loop goes on: who owns it keeps its own state right before.
 #pragma once
 
 #include <atomic>
@@ -17,7 +21,10 @@
 #include <thread>
 #include <vector>
 
+#include "transport/base/driver.h"
 #include "transport/base/error.h"
+#include "transport/base/spin.h"
+#include "transport/io/loop_turns.h"
 
 struct uv_loop_s;
 
@@ -48,17 +55,27 @@ class EventLoop {
   // Runs `task` once on the loop thread after `delay`. Loop thread only. Dropped by stop().
   void runAfter(std::chrono::milliseconds delay, Task task);
 
-  bool inLoop() const noexcept { return std::this_thread::get_id() == thread_id_.load(); }
+  bool inLoop() const noexcept { return std::this_thread::get_id() == loop_thread_.load(); }
   void assertInLoop() const noexcept;
 
+  // Runs the loop on the calling thread, which holds no lock that a task or callback takes, until
+  // `done()`. What makes that true on another thread is followed by wakeDriver(). `spin`: the
+  // thread's own. One thread of each kind at a time.
+  Driven drive(Driver kind, const std::function<bool()>& done, Deadline deadline,
+               AdaptiveSpin& spin);
+  void wakeDriver(Driver kind) { turns_.ring(kind); }
+
   // Drops what is posted but not yet run, ends the thread and joins it. Every Poll and Timer
-  // must be gone by then. Idempotent; not from the loop thread.
+  // must be gone by then. Drivers leave first. Idempotent; not from the loop thread.
   void stop();
 
  private:
   struct Handles;
   explicit EventLoop(Idle idle);
   void run();
+  bool runReady(bool wait = false);
+  Deadline nextTimer();
+  void closeHandles();
   void drain();
   template <typename Callback>
   static bool guarded(const char* what, Callback&& callback);
@@ -66,13 +83,16 @@ class EventLoop {
   const Idle idle_;
   std::unique_ptr<Handles> handles_;
   std::thread thread_;
-  std::atomic<std::thread::id> thread_id_{};
+  LoopTurns turns_;
+  std::mutex running_mutex_;  // held by the thread that runs the loop
+  std::atomic<std::thread::id> loop_thread_{};
 
   std::mutex mutex_;
   std::vector<Task> posted_;   // guarded by mutex_
   bool signalled_ = false;     // guarded by mutex_: a wake-up is on its way
   bool stopping_ = false;      // guarded by mutex_
   std::uint64_t work_ = 0;     // loop thread: counts what came from outside
+  bool alive_ = true;          // loop thread: the loop has handles
   std::vector<Task> running_;  // loop thread: the batch in hand; its memory is reused
   std::list<std::unique_ptr<Timer>> delayed_;  // loop thread: timers of runAfter()
 };

@@ -93,6 +93,11 @@ class EndpointImpl final : public Endpoint {
   Error send(std::int32_t to, Message message, milliseconds wait) override;
   void runAfter(milliseconds delay, std::function<void()> task) override;
   bool onLoopThread() const noexcept override { return loop_->inLoop(); }
+  Driven drive(Driver kind, const std::function<bool()>& done, Deadline deadline,
+               AdaptiveSpin& spin) override {
+    return loop_->drive(kind, done, deadline, spin);
+  }
+  void wakeDriver(Driver kind) override { loop_->wakeDriver(kind); }
   EndpointStats stats() const override;
   void close(milliseconds linger) override;
 

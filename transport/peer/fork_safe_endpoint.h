@@ -42,6 +42,13 @@ class ForkSafeEndpoint final : public Endpoint {
     if (here()) own_->runAfter(delay, std::move(task));
   }
   bool onLoopThread() const noexcept override { return here() && own_->onLoopThread(); }
+  Driven drive(Driver kind, const std::function<bool()>& done, Deadline deadline,
+               AdaptiveSpin& spin) override {
+    return here() ? own_->drive(kind, done, deadline, spin) : Driven::kStopped;
+  }
+  void wakeDriver(Driver kind) override {
+    if (here()) own_->wakeDriver(kind);
+  }
   EndpointStats stats() const override { return here() ? own_->stats() : EndpointStats{}; }
   void close(std::chrono::milliseconds linger) override {
     if (here()) own_->close(linger);
