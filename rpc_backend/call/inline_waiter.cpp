@@ -1,13 +1,8 @@
 #include "rpc_backend/call/inline_waiter.h"
 
-#include <ATen/record_function.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
-
-#include <chrono>
 #include <utility>
 
-#include "rpc_backend/core/call_context.h"
-#include "transport/base/deadline.h"
+#include "rpc_backend/call/driven_wait.h"
 #include "transport/base/interruption.h"
 
 namespace weft::rpc {
@@ -15,13 +10,6 @@ namespace weft::rpc {
 namespace {
 
 thread_local std::shared_ptr<InlineWaiter> t_waiter;
-
-// As on a thread that was just started.
-bool threadIsPlain() {
-  const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
-  return keys.included_ == c10::default_included_set &&
-         keys.excluded_ == c10::default_excluded_set && !at::hasThreadLocalCallbacks();
-}
 
 }  // namespace
 
@@ -100,17 +88,8 @@ bool InlineWaiter::drive() {
     const std::lock_guard lock(mutex_);
     drives_ = true;
   }
-  const CallScope scope(nullptr);  // what the loop does is no part of the call that this thread runs
-  bool whole = true;
-  auto how = transport::Driven::kLate;
-  while (whole && how == transport::Driven::kLate) {
-    const auto slice = transport::mayBeInterrupted()
-                           ? std::chrono::steady_clock::now() + transport::kInterruptEvery
-                           : transport::Deadline::max();
-    how = endpoint_->drive(
-        transport::Driver::kCaller, [this] { return served(); }, slice, spin_);
-    whole = how != transport::Driven::kLate || !transport::interrupted();
-  }
+  const bool whole = driveInterruptibly(
+      *endpoint_, [this] { return served(); }, spin_);
   const std::lock_guard lock(mutex_);
   drives_ = false;
   return whole;

@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <exception>
+#include <thread>
 #include <utility>
 
 #include "rpc_backend/call/call_kind.h"
+#include "rpc_backend/call/driven_wait.h"
 #include "rpc_backend/call/rref_creation.h"
 #include "rpc_backend/core/future_wait.h"
 #include "rpc_backend/core/log.h"
@@ -93,8 +95,22 @@ FuturePtr RequestClient::send(worker_id_t to, const MessagePtr& message, millise
                 carried = rrefs.carried] { transmit(to, id, message, left, device_map, carried); });
   }
   // torch would wait for this future at once, deaf to Ctrl-C.
-  if (waitsInTorch(type)) awaitInterruptibly(*future);
+  if (waitsInTorch(type)) awaitHere(to, *future);
   return future;
+}
+
+void RequestClient::awaitHere(worker_id_t to, JitFuture& future) {
+  if (to != context_.rank && threadIsPlain() && !future.completed()) {
+    thread_local transport::AdaptiveSpin spin;
+    const auto endpoint = sender_.endpoint();
+    const auto wake = [endpoint, waiter = std::this_thread::get_id()](JitFuture&) {
+      if (std::this_thread::get_id() != waiter) endpoint->wakeDriver(transport::Driver::kCaller);
+    };
+    future.addCallback(wake, /*uses_future=*/false);
+    const auto completed = [&] { return future.completed(); };
+    if (!driveInterruptibly(*endpoint, completed, spin)) transport::raiseInterrupt();
+  }
+  awaitInterruptibly(future);
 }
 
 std::optional<std::string> RequestClient::reasonNotToSend(const Message& message, bool over,

@@ -88,6 +88,8 @@ class RequestClient {
   std::optional<std::string> reasonNotToSend(const Message& message, bool over, PendingCall& call,
                                              const RRefLifecycle::Carried& carried);
   FuturePtr start(PendingCall call, std::uint64_t& id);
+  // Until the call to that worker is complete. Throws what Ctrl-C's handler raised.
+  void awaitHere(worker_id_t to, JitFuture& future);
   void transmit(worker_id_t to, std::uint64_t id, const MessagePtr& message, milliseconds timeout,
                 const DeviceMap& map, const RRefLifecycle::Carried& carried);
   void takeAnswer(worker_id_t from, const std::shared_ptr<IncomingMessage>& in, PendingCall& call);

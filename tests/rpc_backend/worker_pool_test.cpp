@@ -4,9 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <condition_variable>
+#include <functional>
 #include <future>
+#include <mutex>
 #include <set>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "rpc_backend/core/metrics.h"
@@ -319,6 +323,82 @@ TEST(WorkerPool, EachThreadRunsTheHooksFirstLastAndAfterEachTask) {
   EXPECT_EQ(after, 108);
   EXPECT_EQ(ended, 8);
   EXPECT_EQ(without, 0);
+}
+
+// In place of an event loop: brings what it is given, on the thread that works for it.
+class Bringer {
+ public:
+  IdleWork work() {
+    return {[this](const std::function<bool()>& done, transport::AdaptiveSpin&) {
+              std::unique_lock lock(mutex_);
+              while (!done()) {
+                if (!changed_.wait_for(lock, kBound, [&] { return rung_ || !brought_.empty(); }))
+                  return false;
+                rung_ = false;
+                const auto brought = std::exchange(brought_, {});
+                lock.unlock();
+                for (const auto& task : brought)
+                  task();
+                lock.lock();
+              }
+              return true;
+            },
+            [this] {
+              ++rings_;
+              const std::lock_guard lock(mutex_);
+              rung_ = true;
+              changed_.notify_all();
+            }};
+  }
+  void bring(std::function<void()> task) {
+    const std::lock_guard lock(mutex_);
+    brought_.push_back(std::move(task));
+    changed_.notify_all();
+  }
+  int rings() const { return rings_; }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::function<void()>> brought_;
+  bool rung_ = false;
+  std::atomic<int> rings_{0};
+};
+
+TEST(WorkerPool, TheThreadThatBringsATaskRunsIt) {
+  Bringer bringer;
+  WorkerPool pool("test", 2, 4);
+  pool.setIdleWork(bringer.work());
+  ASSERT_FALSE(pool.prepare());
+  for (int i = 0; i < 100; ++i) {
+    std::promise<bool> same;
+    bringer.bring([&] {
+      pool.run([&, here = std::this_thread::get_id()] {
+        same.set_value(here == std::this_thread::get_id());
+      });
+    });
+    auto ran = same.get_future();
+    ASSERT_EQ(ran.wait_for(kBound), std::future_status::ready);
+    EXPECT_TRUE(ran.get());
+  }
+  EXPECT_EQ(bringer.rings(), 0);
+  pool.stop(kBound);
+}
+
+TEST(WorkerPool, TasksOfOthersEndIdleWork) {
+  Bringer bringer;
+  WorkerPool pool("test", 2, 4);
+  pool.setIdleWork(bringer.work());
+  std::atomic<int> ran{0};
+  for (int i = 0; i < 500; ++i) {
+    ASSERT_TRUE(pool.run([&] { ++ran; }));
+    if (i % 2 == 0) {
+      const int all = i + 1;
+      ASSERT_TRUE(waitUntil([&] { return ran == all; }, kBound));
+    }
+  }
+  EXPECT_TRUE(waitUntil([&] { return ran == 500; }, kBound));
+  pool.stop(kBound);
 }
 
 TEST(ActiveCount, CanBeWaitedFor) {

@@ -1,0 +1,23 @@
+// A wait of a caller that drives the endpoint: the thread reads itself what it waits for.
+//
+// Threads: any, without the GIL and with no lock held. Throws nothing.
+#pragma once
+
+#include <functional>
+
+#include "transport/base/spin.h"
+#include "transport/endpoint.h"
+
+namespace weft::rpc {
+
+// Whether torch's state of this thread is that of a new one. On another thread neither an answer
+// may be read nor the loop be run.
+bool threadIsPlain();
+
+// Returns when `done()`, or when this thread cannot drive (any more): another caller does, or the
+// endpoint closes. False: a person's Ctrl-C came first. What makes `done()` true on another thread
+// is followed by wakeDriver().
+bool driveInterruptibly(transport::Endpoint& endpoint, const std::function<bool()>& done,
+                        transport::AdaptiveSpin& spin);
+
+}  // namespace weft::rpc
