@@ -50,6 +50,7 @@ auto awaitTopic(KeyValue& store, const std::string& topic, int rank, const std::
 
 std::vector<std::string> topicKeys(const std::string& topic, const std::vector<int>& ranks) {
   std::vector<std::string> keys;
+  keys.reserve(ranks.size());
   for (const int rank : ranks)
     keys.push_back(keyOf(topic, rank));
   return keys;

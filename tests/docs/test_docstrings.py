@@ -23,6 +23,9 @@ PUBLISHED = JOIN + 'weft.publish("linear", torch.jit.script(nn.Linear(2, 2)))\n'
 LEAVE = "\nrpc.shutdown()\n"
 PIPE = JOIN + "class Two(nn.Module):\n    def forward(self, x, y): return x + y\n"
 PIPE += "pipe = weft.Pipe(nn.Sequential(Two()), chunks=2)\n"
+DDP = "from torch.nn.parallel import DistributedDataParallel\n"
+DDP += "dist.init_process_group('weft', rank=0, world_size=1)\nmodule = model\n"
+DDP_STEP = "\nmodel(batch).sum().backward()\nassert module.weight.grad is not None\n"
 GROUP = BEFORE + "os.environ |= dict(RANK='0', WORLD_SIZE='1')\n"
 
 # What an example takes for granted, where that is more than the group, and what follows it.
@@ -32,6 +35,7 @@ AROUND = {
         "\nassert options.rpc_timeout == 30 and options.request_policy == 'script'" + LEAVE,
     ),
     "ProcessGroupOptions": (GROUP, "\ndist.destroy_process_group()"),
+    "ddp_hook": (BEFORE + DDP, DDP_STEP + "dist.destroy_process_group()"),
     "init_rpc": (BEFORE, LEAVE),
     "call": (PUBLISHED, LEAVE),
     "NoChunk": (PIPE, LEAVE),

@@ -227,6 +227,15 @@ CASES = [
         for first in ("loss.backward()", "dist_autograd.backward(")
     ),
     Case(
+        "docs/guide/process_group.md",
+        "weft.ddp_hook",
+        before=ALONE
+        + "import weft\nfrom torch import nn\n"
+        + "from torch.nn.parallel import DistributedDataParallel\nmodule = nn.Linear(2, 2)\n",
+        after="model(torch.ones(4, 2)).sum().backward()\nassert module.weight.grad is not None"
+        + "\ntorch.distributed.destroy_process_group()",
+    ),
+    Case(
         "docs/guide/pipe_tools.md",
         "balance_by_time",
         before="import torch, weft\nfrom torch import nn\n"
