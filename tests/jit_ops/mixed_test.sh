@@ -59,4 +59,4 @@ grep -q "C++ rank 1 of 2: rows from .* everybody's add up to 0.000" "$TEST_TMPDI
   tee "$TEST_TMPDIR/text.txt"
 grep -q 'wrote first.pt, second.pt and front.pt' "$TEST_TMPDIR/text.txt"
 # The prompt and 20 letters, of which some may be ends of lines; python adds one.
-[[ "$(sed '1,/^loss /d' "$TEST_TMPDIR/text.txt" | wc -c)" == $((8 + 20 + 1)) ]]
+[[ "$(sed '0,/^loss /d' "$TEST_TMPDIR/text.txt" | wc -c)" == $((8 + 20 + 1)) ]]
