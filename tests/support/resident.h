@@ -8,6 +8,13 @@
 
 namespace weft {
 
+// AddressSanitizer keeps what is freed for a while, so that its use is found.
+#if defined(__SANITIZE_ADDRESS__)
+inline constexpr bool kFreedMemoryStays = true;
+#else
+inline constexpr bool kFreedMemoryStays = false;
+#endif
+
 inline std::size_t residentBytes() {
   std::size_t pages = 0;
   std::size_t resident = 0;

@@ -352,7 +352,10 @@ TEST_P(Admission, AMessageBeyondTheLimitIsPassedOverWhereThatIsAskedFor) {
   EXPECT_EQ(recorder.tooLarge()[0].first, "large");
   EXPECT_NE(recorder.tooLarge()[0].second.text().find("max_message_bytes"), std::string::npos);
   EXPECT_EQ(recorder.tooLarge()[0].second.code(), ErrorCode::kLimitExceeded);
-  EXPECT_LT(residentBytes(), before + (std::size_t{4} << 20));
+  // The client, which is in this process, writes in blocks that it frees.
+  if (!kFreedMemoryStays) {
+    EXPECT_LT(residentBytes(), before + (std::size_t{4} << 20));
+  }
   EXPECT_TRUE(recorder.losses().empty());
 }
 
