@@ -226,6 +226,7 @@ TEST(Dialling, AShortageOfDescriptorsIsNamed) {
 }
 
 // The peer cannot tell a process that has taken another's rank and name from that one's successor.
+// It keeps the one that it knows; the other one, which may be the right one, says so loudly.
 TEST(Dialling, APlaceThatIsTakenIsToldFromAPeerThatIsDead) {
   Pair pair;
   expectOk(pair.a->send(1, textMessage("one")));
@@ -234,9 +235,14 @@ TEST(Dialling, APlaceThatIsTakenIsToldFromAPeerThatIsDead) {
   options.connect_timeout = milliseconds(300);
   Recorder third;
   const auto other = openEndpoint(options, third);
+  const LoggedErrors errors;
   expectOk(other->addPeer(infoOf(1, *pair.b)));
   expectOk(other->send(1, textMessage("not heard")));
   ASSERT_TRUE(third.waitForLosses(1));
+  EXPECT_NE(
+      errors.text().find("worker 'worker0' (rank 0) is not let in: another process has its rank"),
+      std::string::npos)
+      << errors.text();
   EXPECT_EQ(third.losses()[0].reason.code(), ErrorCode::kDuplicate);
   const std::string text = third.losses()[0].reason.text();
   EXPECT_NE(text.find("worker 'worker1' (rank 1)"), std::string::npos) << text;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "transport/base/log.h"
 #include "transport/endpoint.h"
 
 #include "tests/support/waiting.h"
@@ -226,6 +227,31 @@ struct Pair {
   Recorder second;
   std::unique_ptr<Endpoint> a;  // rank 0
   std::unique_ptr<Endpoint> b;  // rank 1
+};
+
+// What the process logs as errors while this lives.
+class LoggedErrors {
+ public:
+  LoggedErrors() {
+    clear();
+    setLogSink([](LogLevel level, const std::string& text) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (level == LogLevel::kError) text_ += text + "\n";
+    });
+  }
+  ~LoggedErrors() { setLogSink(nullptr); }
+  std::string text() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return text_;
+  }
+
+ private:
+  static void clear() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    text_.clear();
+  }
+  static inline std::mutex mutex_;
+  static inline std::string text_;
 };
 
 // Polls a condition that no handler tells of (counters). Bounded.

@@ -118,6 +118,48 @@ TEST_P(Reunions, AProcessWhoseSuccessorCameStaysOut) {
   EXPECT_TRUE(between.first.returned().empty());
 }
 
+// A live worker loses its place while the network is down, and nobody tells it then: it hears so
+// once, loudly, when the network is back. Either of the two may be the lower rank.
+void displace(Via via, std::int32_t rank) {
+  Between between(via, [](EndpointOptions& options) {
+    quick(options);
+    options.accept_successors = true;
+  });
+  Recorder& displaced = rank == 0 ? between.first : between.second;
+  Recorder& keeper = rank == 0 ? between.second : between.first;
+  Endpoint& own = rank == 0 ? *between.a : *between.b;
+  Endpoint& other = rank == 0 ? *between.b : *between.a;
+  expectOk(own.send(1 - rank, textMessage("one")));
+  ASSERT_TRUE(keeper.waitForMessages(1));
+  between.to_a->swallowAll(true);
+  between.to_b->swallowAll(true);
+  ASSERT_TRUE(between.first.waitForLosses(1));
+  ASSERT_TRUE(between.second.waitForLosses(1));
+  EndpointOptions options = optionsFor(rank, via);
+  quick(options);
+  Recorder third;
+  const auto newcomer = openEndpoint(options, third);
+  expectOk(newcomer->addPeer(infoOf(1 - rank, other)));
+  expectOk(newcomer->send(1 - rank, textMessage("in its place")));
+  ASSERT_TRUE(keeper.waitForMessages(2));
+  const LoggedErrors errors;
+  between.to_a->swallowAll(false);
+  between.to_b->swallowAll(false);
+  const std::string text = "another process has taken this worker's rank and name there";
+  EXPECT_TRUE(eventually([&] {
+    return own.send(1 - rank, textMessage("two")).text().find(text) != std::string::npos;
+  }));
+  const std::string name = "worker '" + optionsFor(rank).name + "' (rank " + std::to_string(rank);
+  EXPECT_NE(errors.text().find(name + ") is displaced"), std::string::npos) << errors.text();
+  EXPECT_TRUE(displaced.returned().empty());
+  expectOk(newcomer->send(1 - rank, textMessage("still in its place")));
+  ASSERT_TRUE(keeper.waitForMessages(3));
+  newcomer->close();
+}
+
+TEST_P(Reunions, ADisplacedProcessOfLowerRankIsTold) { displace(GetParam(), 0); }
+TEST_P(Reunions, ADisplacedProcessOfHigherRankIsTold) { displace(GetParam(), 1); }
+
 // An endpoint here that knows the child, as the child knows it.
 std::unique_ptr<Endpoint> meet(ChildPeer& child, Via via, std::int32_t own, Recorder& recorder) {
   EndpointOptions options = optionsFor(own, via);

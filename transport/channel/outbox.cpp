@@ -260,7 +260,6 @@ void Outbox::tidy() {
 
 void Outbox::shut(const Error& reason) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (mode_ == Mode::kShut) return;
   mode_ = Mode::kShut;
   reason_ = reason;
   room_.notify_all();

@@ -100,7 +100,7 @@ class Outbox {
   // map it; from then on its bytes are sent. Or nothing is sent twice.
   bool mayExport() const noexcept { return may_export_.load(std::memory_order_relaxed); }
 
-  // From now on send() fails with `reason`.
+  // From now on send() fails with `reason`. Again: with another one.
   void shut(const Error& reason);
   // After shut(): messages that were not written whole to a stream that still stood, in order; all
   // others are released. Nullopt: a caller still writes, on_work_available follows when it is done.

@@ -69,9 +69,9 @@ void Admission::join(AuthenticatedPeer who, Dialler dialler) {
                       returns ? peers_.address(who.hello.rank) : ""};
   const auto [peer, is_new] = peers_.join(info);
   if (!is_new && (peer->name() != who.hello.name || !peer->mayAdopt())) return;
-  if (is_new && former != nullptr && !former->isLife(who.hello.incarnation)) {
-    displaced_.insert(former->incarnation());
-    on_displaced_(who.hello.rank);
+  if (is_new && former != nullptr) {
+    if (!former->isLife(who.hello.incarnation)) displaced_.insert(former->incarnation());
+    on_replaced_(who.hello.rank);
   }
   peer->adopt(std::move(who.stream), who.hello, who.claim, dialler);
   if (!is_new) return;

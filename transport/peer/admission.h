@@ -32,11 +32,11 @@ namespace weft::transport {
 
 class Admission final : public AcceptPolicy {
  public:
-  // `displaced`: a peer of that rank has a successor.
-  using Displaced = std::function<void(std::int32_t rank)>;
+  // `replaced`: a lost peer of that rank has a successor, or is back.
+  using Replaced = std::function<void(std::int32_t rank)>;
 
-  Admission(EndpointContext& context, PeerTable& peers, Displaced displaced)
-      : context_(context), peers_(peers), on_displaced_(std::move(displaced)) {}
+  Admission(EndpointContext& context, PeerTable& peers, Replaced replaced)
+      : context_(context), peers_(peers), on_replaced_(std::move(replaced)) {}
 
   bool nonceIsFresh(const Nonce& nonce) override { return replays_.fresh(nonce); }
   RefusalCode admit(const Hello& hello, const SessionClaim& theirs, SessionClaim& ours) override;
@@ -66,7 +66,7 @@ class Admission final : public AcceptPolicy {
 
   EndpointContext& context_;
   PeerTable& peers_;
-  const Displaced on_displaced_;
+  const Replaced on_replaced_;
   ReplayGuard replays_;
   std::unordered_map<std::int32_t, PendingPeer> pending_;
   std::unordered_set<std::uint64_t> displaced_;  // incarnations: one for each restart

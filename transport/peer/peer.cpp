@@ -125,6 +125,11 @@ void Peer::onConnected(Connector::Outcome outcome) {
     replaced_ = true;  // this worker's successor there is not to be pushed out by a reunion
     return fail(peer_errors::displaced(describe()));
   }
+  if (outcome.error.code() == ErrorCode::kDuplicate) {
+    log(LogLevel::kError, describePeer(context_.self.name, context_.self.rank) +
+                              " is not let in: another process has its rank and name at " +
+                              describe() + ", and lives. " + peer_errors::kWhoMay);
+  }
   if (outcome.error && !met()) return fail(peer_errors::unreachable(describe(), outcome.error));
   if (outcome.error)
     return fail(peer_errors::notReconnected(describe(), break_.how, ": " + outcome.error.text()));
@@ -282,6 +287,12 @@ void Peer::fail(Error reason) {
   // Whoever is leaving a peer hears no more of it.
   const bool leaving = saidGoodbye() || state() == PeerState::kLeaving;
   end(leaving ? PeerState::kClosed : PeerState::kLost, std::move(reason));
+}
+
+void Peer::displacedThere() {
+  replaced_ = true;
+  reason_ = peer_errors::displaced(describe());
+  channel_.outbox().shut(reason_);
 }
 
 void Peer::failSilent(Heartbeat::Time now) {

@@ -78,6 +78,8 @@ class Peer final : public ChannelOwner {
   void closeGracefully();
   // Ends at once without telling; messages that were not written are reported.
   void closeNow();
+  // It is lost, and lives: another process has this worker's place there. Later sends say so.
+  void displacedThere();
 
  private:
   void onWorkAvailable() override;

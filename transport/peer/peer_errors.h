@@ -13,6 +13,10 @@ namespace weft::transport::peer_errors {
 inline constexpr const char* kWhatToDo =
     "Look at its own output; if it has ended, start it or the group again";
 
+// To a worker whose rank and name another process has.
+inline constexpr const char* kWhoMay =
+    "Who holds the group's key can do so; if nobody was to, look for it";
+
 inline Error unreachable(const std::string& who, const Error& why) {
   return {why.code(), who + " cannot be reached: " + why.text()};
 }

@@ -10,16 +10,19 @@ namespace {
 
 constexpr std::chrono::milliseconds kFirstPause{50};
 constexpr std::chrono::milliseconds kLongestPause{3000};
+// Of the higher rank: the two rarely meet on two connections at once.
+constexpr std::chrono::milliseconds kSecondAfter{500};
 
 }  // namespace
 
 void Reunion::begin(std::int32_t rank) {
-  if (stopped_ || !context_.options.reunite || context_.self.rank > rank) return;
+  if (stopped_ || !context_.options.reunite) return;
   const std::shared_ptr<Peer> lost = peers_.find(rank);
   if (lost == nullptr || !lost->finished() || !lost->mayReturn()) return;
   Attempt& attempt = attempts_[rank];
   attempt = {};
   attempt.lost = lost;
+  if (context_.self.rank > rank) attempt.pause = kSecondAfter;
   attempt.timer = std::make_unique<EventLoop::Timer>(context_.loop, [this, rank] { dial(rank); });
   dialLater(rank);
 }
@@ -58,11 +61,12 @@ void Reunion::onDialled(std::int32_t rank, Connector::Outcome outcome) {
     attempt.connector.reset();
     return;
   }
-  const bool still = peers_.find(rank) == attempt.lost;
-  const bool same_life = attempt.lost->isLife(outcome.peer.incarnation);
+  const std::shared_ptr<Peer> lost = attempt.lost;
   attempts_.erase(rank);
+  if (peers_.find(rank) != lost) return;
+  if (outcome.displaced) return lost->displacedThere();
   // A successor makes itself known.
-  if (!outcome.error && still && same_life)
+  if (lost->isLife(outcome.peer.incarnation))
     met_({outcome.peer, outcome.claim, std::move(outcome.stream)});
 }
 

@@ -2,10 +2,11 @@
 // process that was stopped, or a host that was out of reach, is lost but may live: then the two
 // begin a new session, of which the lost one's frames are no part.
 //
-// Of two that lost each other the lower rank dials; the other one admits it (Admission). Until then
-// the peer stays lost, and sends to it fail at once. It ends when another peer has taken the place
-// of the lost one, which may be its successor or the lost one itself; and when the lost one has
-// taken a successor of this process.
+// Of two that lost each other both dial, because perhaps only one of them can be reached, or has a
+// successor of the other; the lower rank begins sooner. Whoever is dialled admits the other one
+// (Admission). Until then the peer stays lost, and sends to it fail at once. It ends when another
+// peer has taken the place of the lost one, which may be its successor or the lost one itself; and
+// when the lost one has taken a successor of this process, of which this process hears so.
 //
 // Threads: the endpoint's loop thread. Failure: none; it tries again.
 #pragma once
@@ -33,7 +34,7 @@ class Reunion {
 
   // The peer of that rank is finished.
   void begin(std::int32_t rank);
-  // A successor has its rank: what is being dialled is not to be met any more.
+  // Another peer has its rank: what is being dialled is not to be met any more.
   void end(std::int32_t rank) { attempts_.erase(rank); }
   void stop();
 
