@@ -18,6 +18,7 @@
 
 #include "tests/support/fuzz_input.h"
 #include "transport/arena/shared_arena.h"
+#include "transport/base/log.h"
 #include "transport/frame/frame.h"
 #include "transport/peer/admission.h"
 #include "transport/peer/peer_table.h"
@@ -434,6 +435,11 @@ void go(EventLoop& loop, std::shared_ptr<Run> run, std::promise<void>& done) {
 }
 
 }  // namespace
+
+extern "C" int LLVMFuzzerInitialize(int*, char***) {
+  setLogSink([](LogLevel, const std::string&) {});  // of each input some lines
+  return 0;
+}
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static EventLoop& loop = *EventLoop::create("fuzz", EventLoop::Idle::kSleep).value().release();

@@ -462,6 +462,18 @@ TEST_F(TlsCertificates, AllThreeFilesAreNeededAndMustFit) {
   EXPECT_SAYS(openingFails(worker(0, files)), "chmod 600");
 }
 
+// Whoever opens a fifo waits for its writer.
+TEST_F(TlsCertificates, AFifoIsRefusedAndNotWaitedFor) {
+  for (std::string TlsFiles::*const which :
+       {&TlsFiles::certificate, &TlsFiles::key, &TlsFiles::authorities}) {
+    TlsFiles files = certificates.worker(ours, "worker0");
+    ASSERT_EQ(::unlink((files.*which).c_str()), 0);
+    ASSERT_EQ(::mkfifo((files.*which).c_str(), 0600), 0);
+    EXPECT_SAYS(openingFails(worker(0, files)), files.*which + "', is not a regular file");
+    EXPECT_FALSE(which == &TlsFiles::certificate && certificateName(files.*which).ok());
+  }
+}
+
 TEST_F(TlsCertificates, OneWithoutAnyIsTold) {
   Dialled secret(with(0, Encryption::kOn), worker(1, certificates.worker(ours, "worker1")));
   EXPECT_SAYS(secret.refusal(), "WEFT_TLS_CERT");

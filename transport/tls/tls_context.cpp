@@ -1,5 +1,6 @@
 #include "transport/tls/tls_context.h"
 
+#include <fcntl.h>
 #include <openssl/err.h>
 #include <openssl/ssl.h>
 #include <sys/stat.h>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "transport/base/system_error.h"
+#include "transport/base/unique_fd.h"
 #include "transport/tls/certificate_names.h"
 #include "transport/tls/openssl_error.h"
 #include "transport/tls/tls_stream.h"
@@ -46,14 +48,16 @@ Error cannotUse(const char* variable, const std::string& file) {
                          "': " + takeOpensslError() + "; it must be PEM, and fit the other two");
 }
 
-Error checkPrivate(const std::string& file) {
+// OpenSSL opens a file as it is, and would wait for somebody to write to a fifo, with no end.
+Error checkFile(const char* variable, const std::string& file, bool secret = false) {
+  const std::string what = std::string("the file of ") + variable + ", '" + file + "',";
+  const UniqueFd fd(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat info {};
-  if (::stat(file.c_str(), &info) != 0)
-    return systemError("looking at the file of WEFT_TLS_KEY, '" + file + "'", errno);
-  if ((info.st_mode & (S_IROTH | S_IWOTH)) == 0) return Error::ok();
-  return invalidArgument("the file of WEFT_TLS_KEY, '" + file +
-                         "', can be read or written by every user of this machine; run: chmod 600 "
-                         "'" +
+  if (!fd.valid() || ::fstat(fd.get(), &info) != 0) return systemError("opening " + what, errno);
+  if (!S_ISREG(info.st_mode)) return invalidArgument(what + " is not a regular file");
+  if (!secret || (info.st_mode & (S_IROTH | S_IWOTH)) == 0) return Error::ok();
+  return invalidArgument(what +
+                         " can be read or written by every user of this machine; run: chmod 600 '" +
                          file + "'");
 }
 
@@ -84,7 +88,9 @@ Result<std::shared_ptr<const TlsContext>> TlsContext::withKey() {
 
 Result<std::shared_ptr<const TlsContext>> TlsContext::withCertificates(const TlsFiles& files) {
   if (!files.all()) return certificateFilesMissing();
-  if (Error error = checkPrivate(files.key)) return error;
+  if (Error error = checkFile("WEFT_TLS_CERT", files.certificate)) return error;
+  if (Error error = checkFile("WEFT_TLS_KEY", files.key, true)) return error;
+  if (Error error = checkFile("WEFT_TLS_CA", files.authorities)) return error;
   ::ERR_clear_error();
   SSL_CTX* const context = newContext(kCiphers);
   if (context == nullptr) return noTls();
@@ -109,6 +115,7 @@ bool TlsContext::isFor(const std::string& name) const {
 }
 
 Result<std::string> certificateName(const std::string& file) {
+  if (Error error = checkFile("WEFT_TLS_CERT", file)) return error;
   ::ERR_clear_error();
   BIO* const in = ::BIO_new_file(file.c_str(), "r");
   X509* const certificate =
