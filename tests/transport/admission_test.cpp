@@ -254,7 +254,7 @@ TEST_P(Admission, OneThatDialsBeforeItIsKnownWaitsForItsName) {
 
 TEST_P(Admission, OneThatIsNeverNamedIsCutOff) {
   open([](EndpointOptions& options) {
-    options.connect_timeout = milliseconds(100);
+    options.connect_timeout = milliseconds(2000);
     options.heartbeat_interval = milliseconds(20);
     options.peer_timeout = milliseconds(5000);
   });
