@@ -327,6 +327,27 @@ TEST_P(Admission, ASilentLifeIsReplacedAndToldWhenItComesBack) {
   EXPECT_EQ(back.refusal, RefusalCode::kDisplaced);
 }
 
+// What the loop thread answers cannot wait for room.
+TEST_P(Admission, OneThatAsksOnAndReadsNothingIsCutOff) {
+  recorder.keep = false;
+  recorder.react = [this](const Recorder::Received& got) {
+    static_cast<void>(endpoint->send(got.from, textMessage(std::string(1000, 'n'))));
+  };
+  open([](EndpointOptions& options) { options.limits.max_queued_bytes = 40'000; });
+  RawClient client(*endpoint);
+  ASSERT_TRUE(client.join(peer(), 0, "worker0"));
+  constexpr std::uint64_t kQuestions = 60'000;  // their answers fill every socket's buffers
+  std::vector<std::byte> questions;
+  for (std::uint64_t i = 1; i <= kQuestions; ++i) {
+    const std::vector<std::byte> question = frameOf("?", i);
+    questions.insert(questions.end(), question.begin(), question.end());
+  }
+  client.send(questions);
+  ASSERT_TRUE(recorder.waitForLosses(1));
+  EXPECT_EQ(recorder.losses()[0].reason.code(), ErrorCode::kLimitExceeded);
+  EXPECT_NE(recorder.losses()[0].reason.text().find("it does not read"), std::string::npos);
+}
+
 TEST_P(Admission, AMessageBeyondTheLimitIsPassedOverWhereThatIsAskedFor) {
   open([](EndpointOptions& options) {
     options.limits.max_message_bytes = 1000;

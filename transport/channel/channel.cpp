@@ -57,8 +57,14 @@ Error Channel::send(Message message, std::chrono::milliseconds wait) {
     return {frame.error().code(), "cannot send to " + describe() + ": " + frame.error().text()};
   }
   bulk_.noteMessage(frame.value().carried());
-  if (in_loop) return outbox_.send(std::move(frame).value(), std::nullopt);
-  return outbox_.send(std::move(frame).value(), wait);
+  if (!in_loop) return outbox_.send(std::move(frame).value(), wait);
+  Error error = outbox_.send(std::move(frame).value(), std::nullopt);
+  if (error.code() == ErrorCode::kLimitExceeded) {
+    context_.loop.post([this, owner = owner_.shared_from_this(), error] {
+      owner->onChannelEnd({ChannelEnd::Kind::kProtocol, {}, error});
+    });
+  }
+  return error;
 }
 
 void Channel::fillIn(PeerStats& stats) const {

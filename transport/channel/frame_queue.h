@@ -32,6 +32,8 @@ class FrameQueue {
   explicit FrameQueue(bool replay) noexcept : replay_(replay) {}
 
   bool empty() const noexcept { return queue_.empty(); }
+  // Not written, or not acknowledged.
+  std::size_t heldFrames() const noexcept { return queue_.size() + unacked_.count(); }
   std::uint64_t unwrittenBytes() const noexcept { return unwritten_bytes_; }
   std::uint64_t unackedBytes() const noexcept { return unacked_.bytes(); }
   // Messages that were written whole: the number of the last one.

@@ -14,6 +14,7 @@ namespace {
 constexpr std::size_t kMaxEntries = 1024;                      // IOV_MAX
 constexpr std::uint64_t kLoopBudget = std::uint64_t{4} << 20;  // then others get their turn
 constexpr std::uint64_t kLeastToSplit = 2 * kBulkUnit;
+constexpr std::uint64_t kLeastFrameBytes = FrameHead::kBytes;
 
 }  // namespace
 
@@ -56,6 +57,12 @@ Error Outbox::awaitRoom(std::unique_lock<std::mutex>& lock, std::uint64_t size,
                             " ms: " + std::to_string(heldBytes()) +
                             " bytes are queued to it and it reads too slowly; send less at once, "
                             "or raise max_queued_bytes")};
+}
+
+// The loop thread cannot wait for room. Senders that do cannot make so many frames wait, so these
+// are answers to a peer that asks on and reads nothing.
+bool Outbox::isOverrun(const OutFrame& frame) const noexcept {
+  return !frame.ownsBuffers() && queue_.heldFrames() > limits_.max_queued_bytes / kLeastFrameBytes;
 }
 
 Error Outbox::refusal() const {
@@ -116,6 +123,10 @@ Error Outbox::send(OutFrame frame, std::optional<std::chrono::milliseconds> pati
     lock.lock();
   }
   if (Error error = refusal()) return error;
+  if (!patience && isOverrun(frame)) {
+    return {ErrorCode::kLimitExceeded, "it does not read: " + std::to_string(queue_.heldFrames()) +
+                                           " messages wait for it, most of them answers"};
+  }
   const std::shared_ptr<BulkConnection> bulk = number(frame);
   // Only a thread that brings buffers of its own destroys those of others: it may hold no lock that
   // their destructors need.
@@ -229,7 +240,7 @@ Outbox::Flushed Outbox::flush(int& error) {
 
 bool Outbox::control(OutFrame frame) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (mode_ != Mode::kUp || said_goodbye_) return false;
+  if (mode_ != Mode::kUp || said_goodbye_ || isOverrun(frame)) return false;
   said_goodbye_ = frame.kind() == FrameKind::kGoodbye;
   if (said_goodbye_) room_.notify_all();
   number(frame);

@@ -121,6 +121,7 @@ class Outbox {
     return mode_ == Mode::kUp && writer_ == Writer::kNone && queue_.empty();
   }
   bool hasRoom(std::uint64_t size) const noexcept;
+  bool isOverrun(const OutFrame& frame) const noexcept;
   std::uint64_t heldBytes() const noexcept {
     return queue_.unwrittenBytes() + queue_.unackedBytes();
   }
