@@ -12,17 +12,11 @@ _RACES_ITSELF = (
     "reports; it is about torch.futures.Future only"
 )
 
-_UNORDERED_CALLS = (
-    "one call writes in place to what another call reads on streams of its own, and no tensor of "
-    "either orders them: torch leaves that to the user, and the emulated CUDA reports it"
-)
-
 SKIPS: dict[str, dict[str, str]] = {
     "*": {},
     "WEFT": {
         "AgentCudaRpcTest.test_cuda_future_callback_changes_devices": _RACES_ITSELF,
         "AgentCudaRpcTest.test_cuda_future_value_on_bad_device": _RACES_ITSELF,
-        "AgentCudaRpcTest.test_rref_with_unpickleable_attributes": _UNORDERED_CALLS,
     },
     "TENSORPIPE": {},
 }

@@ -86,7 +86,7 @@ def wait_until_lent(peer: str) -> None:
         staged = metric("bytes_staged")
         theirs = [
             rpc.rpc_sync(peer, bounce, args=(torch.zeros(8, device=f"cuda:{device}"),))[1]
-            for device in (0, 1, 0, 1)
+            for device in [*range(torch.cuda.device_count())] * 2
         ]
         return metric("bytes_staged") == staged and theirs[-1] == theirs[0]
 

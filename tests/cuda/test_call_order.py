@@ -16,6 +16,7 @@ from torch.distributed.optim import DistributedOptimizer
 
 import weft
 
+pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 WORKERS = pytest.mark.parametrize("worker", ["worker0", "worker1"])
 
 

@@ -11,6 +11,7 @@ from cuda_workers import CudaGroup, metric, seed
 from emulation import EMULATION
 from test_rpc import KEPT, MiB, chain, many
 
+pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 WAYS = [
     {"WEFT_UNIX_SOCKET": "0"},
     {"WEFT_SHARED_MEMORY": "0"},

@@ -10,7 +10,7 @@ import gc
 
 import pytest
 import torch
-from pipe_models import MODES, assert_same, gradients, make_pipe
+from pipe_models import MODES, WAYS, assert_same, gradients, make_pipe
 from test_pipe import CLOSE, blocks, on_host, placed
 from torch import nn
 
@@ -258,14 +258,14 @@ def test_copies_run_beside_the_computation_of_other_micro_batches():
     assert together > 0
 
 
-def memory(mode):
+def memory(mode, way):
     """Bytes of each device that a step needs: after the forward, and at most."""
     torch.manual_seed(0)
     model = nn.Sequential()
     for device in ("cuda:0", "cuda:1"):
         layers = [nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(6)]
         model.append(nn.Sequential(*layers).to(device))
-    pipe = make_pipe(model, "inline", chunks=4, checkpoint=mode)
+    pipe = make_pipe(model, way, chunks=4, checkpoint=mode)
     x = torch.randn(2048, 64, device="cuda:0")
     pipe(x).local_value().sum().backward()  # the gradients' own memory is there from now on
     gc.collect()
@@ -279,9 +279,10 @@ def memory(mode):
     return after, [torch.cuda.max_memory_allocated(index) - before[index] for index in (0, 1)]
 
 
-def test_memory_falls_from_never_to_except_last_to_always():
+@pytest.mark.parametrize("way", WAYS)
+def test_memory_falls_from_never_to_except_last_to_always(way):
     """Strictly, on each device, for what is kept; the most is also what a recomputation needs."""
-    never, except_last, always = (memory(mode) for mode in ("never", "except_last", "always"))
+    never, except_last, always = (memory(mode, way) for mode in ("never", "except_last", "always"))
     print(never, except_last, always)
     for index in (0, 1):
         assert never[0][index] > 2 * except_last[0][index]

@@ -19,6 +19,8 @@ from emulation import EMULATION
 from waiting import wait_until
 from workers import leave
 
+pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+
 MiB = 1 << 18  # elements of four bytes
 
 

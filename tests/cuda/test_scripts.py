@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 import weft
 
+pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+
 EXPECTED = torch.arange(1000.0) * 2 + 1
 
 
@@ -48,6 +50,16 @@ def affine_before_a_wait(x: Tensor) -> Tensor:
     y = x * 2 + 1
     rpc.rpc_async("worker0", affine, (torch.ones(1),)).wait()
     return y
+
+
+@torch.jit.script
+def made_after_a_wait(x: Tensor) -> Tensor:
+    """All of it is computed in the thread in which the interpreter goes on, on its streams."""
+    rpc.rpc_async("worker0", affine, (torch.ones(1),)).wait()
+    y = torch.arange(1000, dtype=torch.float32, device=x.device)
+    for _ in range(4):
+        y = y * 1
+    return y * 2 + 1
 
 
 # What workers run.
@@ -95,6 +107,7 @@ def in_other_threads() -> None:
     for _ in range(3):
         for worker in ("worker0", "worker1"):
             same(rpc.rpc_sync(worker, affine_before_a_wait, args=(counted(),)))
+            same(rpc.rpc_sync(worker, made_after_a_wait, args=(counted(),)))
 
 
 def asynchronous() -> None:

@@ -4,6 +4,8 @@
 
 GPU_PYTHON=3.12
 GPU_BUNDLE_LIMIT=$((60 << 20))
+# What the tests need beside torch, as in PIP_PACKAGES.
+GPU_PACKAGES=(numpy pytest pytest-timeout expecttest parameterized hypothesis)
 
 run_gpu() {
   need_build
@@ -26,10 +28,13 @@ run_gpu_bundle() {
   rm -rf "$work"
   mkdir -p "$work/weft-gpu" "$(dirname "$archive")"
   git -C "$WEFT_ROOT" -c safe.directory='*' archive HEAD bench tests/conftest.py tests/support \
-    tests/cuda tests/pipe tests/rpc tests/conformance pyproject.toml tools/gpu |
+    tests/cuda tests/c10d_plugin tests/pipe tests/rpc tests/conformance pyproject.toml tools/gpu |
     tar -x -C "$work/weft-gpu"
   git clone --quiet --shared "$WEFT_ROOT" "$work/source"
   WEFT_BASE_PYTHON="$python" WHEEL_DIST="$work/weft-gpu" "$work/source/dev" wheel
+  "$CACHE/venv-$TORCH_VERSION-py$GPU_PYTHON/bin/python" -m pip install --quiet --no-compile \
+    --disable-pip-version-check --only-binary :all: --target "$work/weft-gpu/site" \
+    "${GPU_PACKAGES[@]}" >&2 </dev/null
   ln -s tools/gpu/run.sh "$work/weft-gpu/run"
   tar -czf "$archive" -C "$work" weft-gpu
   bytes="$(stat -c %s "$archive")"

@@ -8,7 +8,6 @@ cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../.." || exit 1
 results="$(realpath -m "${RESULTS:-gpu-results}")"
 mkdir -p "$results"
 if compgen -G 'weft-*.whl' >/dev/null; then
-  rm -rf site
   python3 -m zipfile -e weft-*.whl site || exit 1
   export PYTHONPATH="$PWD/site:$PWD"
 fi
@@ -24,13 +23,15 @@ for device in range(torch.cuda.device_count()):
 PY
 
 status=0
-timeout "${TESTS_LIMIT:-900}" python3 -m pytest -q -p no:cacheprovider tests/cuda 2>&1 |
-  tee "$results/tests.txt" || status=1
+timeout "${TESTS_LIMIT:-900}" python3 -m pytest -q -p no:cacheprovider tests/cuda \
+  tests/c10d_plugin/test_devices.py 2>&1 | tee "$results/tests.txt" || status=1
 timeout "${BENCH_LIMIT:-900}" python3 -m bench.cuda --out "$results" "$@" 2>&1 |
   tee "$results/bench.txt" || status=1
+timeout "${SUITES_LIMIT:-900}" python3 tests/conformance/run.py --jobs 4 --suite cuda \
+  --suite AgentRpcTest --only '[Cc]uda' 2>&1 | tee "$results/suites.txt" || status=1
 if command -v compute-sanitizer >/dev/null; then
   timeout "${SANITIZER_LIMIT:-600}" compute-sanitizer --error-exitcode 9 --target-processes all \
-    python3 -m pytest -q -p no:cacheprovider tests/cuda -k "two_devices or cuda_and_cpu" 2>&1 |
+    python3 -m pytest -q -p no:cacheprovider tests/cuda/test_one_device.py 2>&1 |
     tee "$results/compute-sanitizer.txt" || status=1
 fi
 exit "$status"

@@ -7,6 +7,7 @@
 #include "tests/emulated_cuda/runtime/device.h"
 #include "tests/emulated_cuda/runtime/error.h"
 #include "tests/emulated_cuda/runtime/event.h"
+#include "tests/emulated_cuda/runtime/forgotten_wait.h"
 #include "tests/emulated_cuda/runtime/settings.h"
 #include "tests/emulated_cuda/runtime/stream.h"
 
@@ -47,7 +48,7 @@ cudaError_t cudaStreamGetPriority(cudaStream_t handle, int* priority) {
 cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
   auto* stream = streamOf(handle);
   if (stream == nullptr) return result(cudaErrorInvalidResourceHandle);
-  stream->wait();
+  if (!emulated::isForgotten()) stream->wait();
   return cudaSuccess;
 }
 
@@ -61,7 +62,7 @@ cudaError_t cudaStreamQuery(cudaStream_t handle) {
 cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned) {
   auto* stream = streamOf(handle);
   if (stream == nullptr) return result(cudaErrorInvalidResourceHandle);
-  eventOf(event)->makeWait(*stream);
+  if (!emulated::isForgotten()) eventOf(event)->makeWait(*stream);
   return cudaSuccess;
 }
 
@@ -122,7 +123,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   if (emulated::fails(emulated::failingWait())) return result(cudaErrorUnknown);
-  eventOf(event)->wait();
+  if (!emulated::isForgotten()) eventOf(event)->wait();
   return cudaSuccess;
 }
 
