@@ -34,6 +34,7 @@
 #include <string>
 #include <vector>
 
+#include "transport/base/arrivals.h"
 #include "transport/base/buffer.h"
 #include "transport/base/deadline.h"
 #include "transport/base/driver.h"
@@ -81,6 +82,9 @@ class EndpointHandler {
   virtual Disposition onHeader(std::int32_t from, std::span<const std::byte> header,
                                std::span<const std::uint64_t> sizes,
                                std::vector<OwnedBuffer>& buffers) = 0;
+
+  // After onHeader() has accepted a message: who is told of its bytes as they come. Null: nobody.
+  virtual std::shared_ptr<Arrivals> arrivals(std::int32_t /*from*/) { return nullptr; }
 
   // A message is longer than Limits::max_message_bytes allows, as `why` says: its bytes are dropped
   // as they come (Limits::skip_too_large). `header` is valid during the call only.

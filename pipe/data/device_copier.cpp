@@ -31,7 +31,8 @@ c10::Event recordedOn(const c10::Stream& stream) {
 at::Tensor moved(const at::Tensor& tensor, c10::Device device) {
   return !tensor.defined() || tensor.device() == device
              ? tensor
-             : tensor.to(device, tensor.scalar_type(), /*non_blocking=*/isAccelerator(device));
+             : tensor.to(device, tensor.scalar_type(),
+                         isAccelerator(device) && isAccelerator(tensor.device()));
 }
 
 void keepForCurrentStream(const at::Tensor& tensor) {
@@ -89,7 +90,8 @@ PendingCopyPtr DeviceCopier::send(const std::vector<at::Tensor*>& tensors, c10::
     c10::OptionalStreamGuard here;
     if (leaves != nullptr) there.reset_stream(leaves->departures);
     if (arrives != nullptr) here.reset_stream(arrives->arrivals);
-    const at::Tensor copy = tensor->to(to, tensor->scalar_type(), /*non_blocking=*/true);
+    // From the host the copy has ended when this returns: pinned memory may be written to then.
+    const at::Tensor copy = tensor->to(to, tensor->scalar_type(), /*non_blocking=*/!from.is_cpu());
     if (leaves != nullptr) keepFor(*tensor, leaves->departures);
     *tensor = copy;
     if (!pending) pending = std::make_unique<PendingCopy>(to);

@@ -50,6 +50,25 @@ Disposition MessageRouter::onHeader(std::int32_t from, std::span<const std::byte
   return Disposition::kAccept;
 }
 
+std::shared_ptr<transport::Arrivals> MessageRouter::arrivals(std::int32_t from) {
+  IncomingMessage& in = *reading_.at(from);
+  const auto arriving = in.arriving();
+  if (arriving.empty()) return nullptr;
+  const auto made =
+      std::make_shared<DeviceArrivals>([this, parts = context_.parts](std::function<void()> copy) {
+        if (const auto alive = parts.lock()) context_.workers.run(std::move(copy));
+      });
+  for (const auto& [host, device] : arriving)
+    made->add(host, device);
+  // The loop thread, which calls no CUDA, may be the last to hold it.
+  const std::shared_ptr<DeviceArrivals> early(
+      made.get(), [this, parts = context_.parts, made](DeviceArrivals*) mutable {
+        if (const auto alive = parts.lock()) sender_.dropElsewhere(std::move(made));
+      });
+  in.copyEarly(early);
+  return early;
+}
+
 void MessageRouter::giveBack(worker_id_t from, std::span<const std::byte> header) {
   WireHeader head;
   if (WireReader(header).header(head) && head.device_memory)

@@ -33,6 +33,7 @@ class MessageRouter : public transport::EndpointHandler {
   transport::Disposition onHeader(std::int32_t from, std::span<const std::byte> header,
                                   std::span<const std::uint64_t> sizes,
                                   std::vector<transport::OwnedBuffer>& buffers) override;
+  std::shared_ptr<transport::Arrivals> arrivals(std::int32_t from) override;
   void onTooLarge(std::int32_t from, std::span<const std::byte> header,
                   const transport::Error& why) override;
   void onMessage(std::int32_t from, std::span<const std::byte> header,

@@ -22,22 +22,24 @@ at::Tensor asBytes(const at::Tensor& dense) {
       .make_tensor();
 }
 
+void copyPiece(const at::Tensor& host, const at::Tensor& made, std::size_t begin,
+               std::size_t size) {
+  const at::Tensor piece = pinnedBytes(size);
+  std::memcpy(piece.mutable_data_ptr(),
+              static_cast<const std::byte*>(host.const_data_ptr()) + begin, size);
+  asBytes(made)
+      .narrow(0, static_cast<std::int64_t>(begin), static_cast<std::int64_t>(size))
+      .copy_(piece, /*non_blocking=*/true);
+}
+
 at::Tensor toDevice(const at::Tensor& host, c10::Device device) {
   if (!device.is_cuda()) {
     noteHostStaging();
     return host.to(device, /*non_blocking=*/false);
   }
   at::Tensor made = at::empty_strided(host.sizes(), host.strides(), host.options().device(device));
-  if (host.nbytes() == 0) return made;
-  const at::Tensor into = asBytes(made);
-  const auto* const from = static_cast<const std::byte*>(host.const_data_ptr());
-  for (std::size_t begin = 0; begin < host.nbytes(); begin += kChunk) {
-    const std::size_t size = std::min(kChunk, host.nbytes() - begin);
-    const at::Tensor piece = pinnedBytes(size);
-    std::memcpy(piece.mutable_data_ptr(), from + begin, size);
-    into.narrow(0, static_cast<std::int64_t>(begin), static_cast<std::int64_t>(size))
-        .copy_(piece, /*non_blocking=*/true);
-  }
+  for (std::size_t begin = 0; begin < host.nbytes(); begin += kChunk)
+    copyPiece(host, made, begin, std::min(kChunk, host.nbytes() - begin));
   return made;
 }
 

@@ -150,6 +150,8 @@ transport::Result<std::shared_ptr<IncomingMessage>> IncomingMessage::parse(
     if (in_buffer && !shared && pool != nullptr) memory = pool->take(meta.bytes);
     in->slots_.push_back(makeSlot(meta, memory));
     in->slots_.back().shared = shared;
+    in->slots_.back().arrives = in_buffer && !shared && meta.form == TensorForm::kDense &&
+                                meta.bytes > 0 && in->slots_.back().device.is_cuda();
     in->bytes_ += meta.bytes + kTensorCost;
     if (!in_buffer) continue;
     if (!shared) {
@@ -186,6 +188,27 @@ void IncomingMessage::copyLent() {
     if (slot.form == TensorForm::kDevice) slot.tensor = std::move(*next++);
 }
 
+std::vector<IncomingMessage::Arriving> IncomingMessage::arriving() const {
+  std::vector<Arriving> found;
+  std::size_t bytes = 0;
+  for (const Slot& slot : slots_) {
+    if (!slot.arrives) continue;
+    found.push_back({slot.tensor, slot.device});
+    bytes += slot.tensor.nbytes();
+  }
+  if (bytes <= kChunk) found.clear();
+  return found;
+}
+
+void IncomingMessage::takeEarly() {
+  if (early_ == nullptr) return;
+  auto copies = early_->finish();
+  early_.reset();
+  auto next = copies.begin();
+  for (Slot& slot : slots_)
+    if (slot.arrives) slot.tensor = std::move(*next++);
+}
+
 namespace {
 // On the worker thread, because it takes long and the loop thread serves other peers.
 void fillPageTables(const at::Tensor& tensor) {
@@ -200,6 +223,7 @@ MessagePtr IncomingMessage::finish(bool copy_shared) {
               "Weft RPC: the sender could not copy a tensor of this message from its device; its "
               "log says why.");
   copyLent();
+  takeEarly();
   std::vector<at::Tensor> tensors;
   tensors.reserve(slots_.size());
   for (Slot& slot : slots_) {
@@ -214,7 +238,7 @@ MessagePtr IncomingMessage::finish(bool copy_shared) {
                   unpickled.second.size(), " tensors instead of one");
       tensor = unpickled.second.front().detach();
     }
-    if (tensor.defined() && !slot.device.is_cpu() && slot.form != TensorForm::kDevice)
+    if (tensor.defined() && !slot.device.is_cpu() && tensor.device() != slot.device)
       tensor = toDevice(tensor, slot.device);
     if (!slot.gaps.empty()) {
       tensor = at::empty_strided(tensor.sizes(), slot.gaps, tensor.options()).copy_(tensor);

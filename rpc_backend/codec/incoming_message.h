@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "rpc_backend/codec/device_arrivals.h"
 #include "rpc_backend/codec/device_transfer.h"
 #include "rpc_backend/core/call_context.h"
 #include "rpc_backend/core/device_maps.h"
@@ -54,6 +55,15 @@ class IncomingMessage {
     borrowed_ = std::move(borrowed);
   }
 
+  // Its large tensors for CUDA devices, which are not whole yet; empty: there are too few bytes of
+  // them. copyEarly() gets a DeviceArrivals that was made of them, before their bytes come.
+  struct Arriving {
+    at::Tensor host;
+    c10::Device device;
+  };
+  std::vector<Arriving> arriving() const;
+  void copyEarly(std::shared_ptr<DeviceArrivals> early) { early_ = std::move(early); }
+
   // Worker thread, once, after the buffers have been read: unpickles what was pickled,
   // moves tensors to their devices (on the current streams). `copy_shared`: tensors in memory that
   // the sender could still write to are copied, so that no operator sees elements change after it
@@ -68,10 +78,12 @@ class IncomingMessage {
     c10::Device device{c10::kCPU};
     std::vector<std::int64_t> gaps;  // strides of a layout with gaps; empty for a dense one
     bool shared = false;             // the sender could still write to it
+    bool arrives = false;            // dense, for a CUDA device, and its bytes come over a socket
     // Dense: the tensor; pickled: a byte tensor that holds the pickle; kDevice: later.
     at::Tensor tensor;
   };
   void copyLent();
+  void takeEarly();
   // `memory`: where the tensor's bytes are, or will be; without data it gets memory of its own.
   static Slot makeSlot(const TensorMeta& meta, const transport::OwnedBuffer& memory);
   static transport::Result<std::shared_ptr<IncomingMessage>> parse(
@@ -93,6 +105,7 @@ class IncomingMessage {
   // Not null: 1 there says that the sender has copied all tensors from its devices.
   const std::byte* staged_ = nullptr;
   std::byte whole_{0};
+  std::shared_ptr<DeviceArrivals> early_;  // of the slots that arrive; or null
   DeviceTransfer* devices_ = nullptr;
   std::shared_ptr<BorrowedMemory> borrowed_;
 };

@@ -9,7 +9,9 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstring>
+#include <type_traits>
 
 namespace weft::rpc {
 
@@ -38,6 +40,20 @@ std::size_t indexOf(std::vector<T>& all, const Is& is, const Make& make) {
   const auto index = static_cast<std::size_t>(found - all.begin());
   if (found == all.end()) all.push_back(make());
   return index;
+}
+
+// The segments that torch's allocator has given back to the driver so far.
+std::uint64_t segmentsGivenBack() {
+  static std::atomic<std::uint64_t> count{0};
+  static const bool counts = [] {
+    c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker([](const auto& entry) {
+      using Entry = std::decay_t<decltype(entry)>;
+      if (entry.action_ == Entry::SEGMENT_FREE || entry.action_ == Entry::SEGMENT_UNMAP) ++count;
+    });
+    return true;
+  }();
+  static_cast<void>(counts);
+  return count;
 }
 
 // What is exported must not be given back or written to before it is read.
@@ -103,6 +119,7 @@ IpcMemory::IpcMemory() : bus_ids_(busIds()) {}
 
 DeviceMemory::Export IpcMemory::exportTensors(std::span<const at::Tensor> tensors) {
   IpcToken token;
+  token.generation = segmentsGivenBack();
   auto kept = std::make_shared<Kept>();
   for (const at::Tensor& tensor : tensors) {
     const c10::Storage& storage = tensor.storage();
@@ -139,13 +156,24 @@ c10::DeviceIndex IpcMemory::deviceOf(const std::string& bus_id) const {
   return static_cast<c10::DeviceIndex>(found - bus_ids_.begin());
 }
 
-IpcMemory::Opened IpcMemory::open(worker_id_t peer, const IpcToken& token) {
-  Opened opened;
-  OfPeer forgotten;  // closed after the lock
+// Closed before anything is opened: torch's allocator, too, knows what is open by its handle.
+void IpcMemory::closeStale(worker_id_t peer, std::uint64_t generation) {
+  OfPeer stale;  // closed after the lock
   const std::lock_guard lock(mutex_);
   OfPeer& known = peers_[peer];
-  if (known.segments.size() > kMostOpen || known.events.size() > kMostOpen)
-    std::swap(known, forgotten);
+  if (known.segments.size() > kMostOpen || known.events.size() > kMostOpen) std::swap(known, stale);
+  // What an earlier token names is kept by its sender, so it has its handle for itself.
+  if (generation > known.generation) {
+    std::swap(known.segments, stale.segments);
+    known.generation = generation;
+  }
+}
+
+IpcMemory::Opened IpcMemory::open(worker_id_t peer, const IpcToken& token) {
+  closeStale(peer, token.generation);
+  Opened opened;
+  const std::lock_guard lock(mutex_);
+  OfPeer& known = peers_[peer];
   for (const auto& [bus_id, handle] : token.devices) {
     const c10::DeviceIndex device = deviceOf(bus_id);
     auto& event = known.events[handle];

@@ -1,12 +1,13 @@
 // IpcMemory: DeviceMemory by CUDA IPC, with the allocator's own handles.
 //
 // What is opened of a peer (memory and events) stays open for its next messages, up to a limit,
-// until it is forgotten: opening costs more than a copy of megabytes. Memory that its owner has
-// given back to the driver meanwhile stays reserved as long as it is open here.
+// until it is forgotten: opening costs more than a copy of megabytes. What its owner has given back
+// to the driver meanwhile stays reserved until the next message of that owner.
 #pragma once
 
 #include <c10/cuda/CUDAEvent.h>
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -39,9 +40,11 @@ class IpcMemory final : public DeviceMemory {
     std::vector<std::shared_ptr<void>> segments;
   };
   struct OfPeer {
+    std::uint64_t generation = 0;                           // the latest of its tokens
     std::map<std::string, std::shared_ptr<void>> segments;  // by handle
     std::map<std::string, std::shared_ptr<c10::cuda::CUDAEvent>> events;
   };
+  void closeStale(worker_id_t peer, std::uint64_t generation);
   Opened open(worker_id_t peer, const IpcToken& token);
   c10::DeviceIndex deviceOf(const std::string& bus_id) const;
 

@@ -59,6 +59,7 @@ class Reader {
 
 std::vector<std::byte> IpcToken::toBytes() const {
   Writer writer;
+  writer.number(generation);
   writer.number(static_cast<std::uint32_t>(devices.size()));
   for (const auto& [bus_id, event] : devices) {
     writer.text(bus_id);
@@ -80,6 +81,7 @@ std::vector<std::byte> IpcToken::toBytes() const {
 IpcToken IpcToken::fromBytes(std::span<const std::byte> bytes) {
   Reader reader(bytes);
   IpcToken token;
+  token.generation = reader.number<std::uint64_t>();
   token.devices.resize(reader.count(2 * sizeof(std::uint16_t)));
   for (auto& [bus_id, event] : token.devices) {
     bus_id = reader.text();

@@ -23,6 +23,9 @@ struct IpcToken {
     std::uint32_t segment = 0;
     std::uint64_t offset = 0;  // bytes
   };
+  // Grows whenever the sender's allocator gives a segment back to the driver: another one may have
+  // its handle from then on.
+  std::uint64_t generation = 0;
   std::vector<Device> devices;
   std::vector<Segment> segments;
   std::vector<Place> places;

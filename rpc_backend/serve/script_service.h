@@ -103,9 +103,12 @@ class ServesScripts : public Base {
     // Where there are devices torch's own way loses the order of their streams.
     if constexpr (requires { &Base::runJitFunction; }) {
       if (streams.empty()) return nullptr;
-      const auto made = this->runJitFunction(name, call.stackRef(), streams, false);
-      return call.isAsyncExecution() && !made->hasError() ? innerOnStreams(made, streams)
-                                                          : onStreams(made, streams);
+      if (!call.isAsyncExecution())
+        return onStreams(this->runJitFunction(name, call.stackRef(), streams, false), streams);
+      const Streams defaults = defaultStreamsAfter(streams, call.stackRef());
+      const c10::MultiStreamGuard on_defaults(defaults);
+      const auto made = this->runJitFunction(name, call.stackRef(), defaults, false);
+      return made->hasError() ? onStreams(made, streams) : innerOnStreams(made, streams);
     }
     return nullptr;
   }

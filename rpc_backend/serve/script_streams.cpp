@@ -22,15 +22,22 @@ FuturePtr futureOn(const Streams& streams, c10::TypePtr type) {
   return c10::make_intrusive<JitFuture>(std::move(type), std::move(devices));
 }
 
+void waitFor(const c10::Stream& other, const c10::Stream& stream) {
+  if (other == stream) return;
+  c10::Event event(stream.device_type());
+  event.record(other);
+  event.block(stream);
+}
+
+c10::Stream defaultStreamOf(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getDefaultStream(device);
+}
+
 // An interpreter that was suspended goes on in another thread, on that thread's streams.
 void waitForCurrent(const Streams& streams) {
   for (const c10::Stream& stream : streams) {
     const c10::impl::VirtualGuardImpl device(stream.device_type());
-    const c10::Stream current = device.getStream(stream.device());
-    if (current == stream) continue;
-    c10::Event event(stream.device_type());
-    event.record(current);
-    event.block(stream);
+    waitFor(device.getStream(stream.device()), stream);
   }
 }
 
@@ -53,6 +60,20 @@ FuturePtr onStreams(const FuturePtr& made, const Streams& streams) {
   return result;
 }
 
+Streams defaultStreamsAfter(const Streams& streams, const std::vector<c10::IValue>& arguments) {
+  const auto ready = futureOn(streams, at::AnyType::get());
+  {
+    const c10::MultiStreamGuard guard(streams);
+    ready->markCompleted(c10::ivalue::Tuple::create(arguments));
+  }
+  Streams defaults;
+  for (const c10::Stream& stream : streams)
+    defaults.push_back(defaultStreamOf(stream.device()));
+  const c10::MultiStreamGuard guard(defaults);
+  ready->wait();
+  return defaults;
+}
+
 FuturePtr innerOnStreams(const FuturePtr& made, const Streams& streams) {
   const auto type = made->elementType()->cast<c10::FutureType>();
   auto result = futureOn(streams, type == nullptr ? made->elementType() : type->getElementType());
@@ -67,8 +88,11 @@ FuturePtr innerOnStreams(const FuturePtr& made, const Streams& streams) {
       result->setError(outer.exception_ptr());
       return;
     }
-    outer.value().toFuture()->addCallback(
-        [result, streams](JitFuture& done) { settle(result, done, streams); });
+    outer.value().toFuture()->addCallback([result, streams](JitFuture& done) {
+      for (const c10::Stream& stream : streams)
+        waitFor(defaultStreamOf(stream.device()), stream);
+      settle(result, done, streams);
+    });
   });
   return result;
 }

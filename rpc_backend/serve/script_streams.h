@@ -7,6 +7,7 @@
 // which there is no stream.
 #pragma once
 
+#include <ATen/core/ivalue.h>
 #include <c10/core/Stream.h>
 
 #include <vector>
@@ -21,7 +22,14 @@ namespace weft::rpc {
 // streams.
 WEFT_API FuturePtr onStreams(const FuturePtr& made, const std::vector<c10::Stream>& streams);
 
-// The same of the future that is the value of `made`.
+// The default streams of the devices of `streams`, which wait for these; memory of the arguments is
+// kept for them. A function that gives a future runs on them: threads of torch.jit.fork, and those
+// in which an interpreter goes on, have no others, so what they compute follows the function's
+// work.
+WEFT_API std::vector<c10::Stream> defaultStreamsAfter(const std::vector<c10::Stream>& streams,
+                                                      const std::vector<c10::IValue>& arguments);
+
+// As onStreams(), of the future that is the value of `made`, whose call ran on the default streams.
 WEFT_API FuturePtr innerOnStreams(const FuturePtr& made, const std::vector<c10::Stream>& streams);
 
 }  // namespace weft::rpc

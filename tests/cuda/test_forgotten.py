@@ -1,4 +1,4 @@
-"""Tests notice a forgotten event.
+"""Every path is tested by something that notices a forgotten event.
 
 Each row names a function of Weft's that orders streams, and a test. The emulated runtime leaves out
 what that function, or what it calls, asks it to wait for (EMULATED_CUDA_FORGET); the test, which passes
@@ -41,14 +41,84 @@ class Mutation(NamedTuple):
 RPC, CUDA = "libweft.so", "libweft_cuda.so"
 PATHS = [
     Mutation("RPC by IPC", CUDA, "IpcMemory::copyFrom", "test_rpc awaited_on_their_streams"),
+    Mutation(
+        "RPC, calls of one caller",
+        RPC,
+        "CallOrder::follow",
+        "test_call_order is_there_for_the_next_one",
+    ),
+    Mutation(
+        "RPC, small tensors packed",
+        RPC,
+        "HostStaging::awaitFirst",
+        "test_host_staging large_and_small and SHARED",
+    ),
+    Mutation(
+        "RPC, chunks sent",
+        RPC,
+        "HostStaging::waitBeyond",
+        "test_host_staging large_and_small and SHARED",
+    ),
+    Mutation(
+        "RPC, chunks received",
+        RPC,
+        "DeviceArrivals::finish",
+        "test_host_staging large_and_small and SHARED",
+    ),
     Mutation("RPC, scripts", RPC, "(anonymous namespace)::settle", "test_scripts in_other_threads"),
+    Mutation(
+        "RPC, scripts that fork",
+        RPC,
+        "defaultStreamsAfter",
+        "test_scripts test_functions and of_forks",
+    ),
+    Mutation(
+        "RPC, results of forks", RPC, "innerOnStreams", "test_scripts test_functions and of_forks"
+    ),
+    Mutation("published modules", CUDA, "IpcMemory::copyFrom", "test_scripts test_published"),
+    Mutation("remote modules", CUDA, "IpcMemory::copyFrom", "test_scripts test_remote_modules"),
+    Mutation(
+        "remote modules, training", RPC, "CallOrder::follow", "test_call_order before_they_are_used"
+    ),
+    Mutation("collectives", CUDA, "Staging::beginReading", "test_process_group order_on_streams"),
+    Mutation(
+        "collectives, inputs", CUDA, "DeviceQueue::Task::run", "test_process_group order_on_streams"
+    ),
+    Mutation(
+        "collectives, results",
+        CUDA,
+        "DeviceWork::wait",
+        "test_process_group order_on_streams",
+    ),
+    Mutation("collectives, futures", CUDA, "DeviceWork::fill", "test_process_group future"),
+    Mutation("DDP", CUDA, "Staging::beginReading", "test_process_group ddp"),
+    Mutation("FSDP2", CUDA, "Staging::beginReading", "test_process_group fsdp"),
+    Mutation(
+        "send and recv",
+        CUDA,
+        "DeviceMessages::Receiver::receive",
+        "test_process_group order_on_streams",
+    ),
+    Mutation(
+        "send and recv, slots",
+        CUDA,
+        "DeviceMessages::Sender::send",
+        "test_process_group many_chunks",
+    ),
     Mutation("Pipe, copies begin", RPC, "DeviceCopier::send", "test_pipe training_under_twenty"),
     Mutation("Pipe, copies end", RPC, "DeviceCopier::wait", "test_pipe training_under_twenty"),
+    Mutation("Pipe, skips", RPC, "DeviceCopier::wait", "test_pipe skips_under_twenty"),
     Mutation(
         "Pipe, other streams",
         RPC,
         "PipelineNode::apply",
         "test_pipe_streams other_streams_under_twenty",
+    ),
+    Mutation(
+        "pipelines over workers",
+        RPC,
+        "(anonymous namespace)::deliver",
+        "test_pipe_workers training_is_as",
     ),
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch.distributed.rpc as rpc
 from cuda_workers import CudaGroup, metric, seed
 from emulation import EMULATION
 from test_rpc import KEPT, MiB, chain, many
+from waiting import wait_until
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 WAYS = [
@@ -86,6 +88,58 @@ def at_once() -> None:
 
 def test_many_large_calls_at_once(group):
     group[0].call(at_once)
+
+
+# The receiver copies what has come while the rest is on the way.
+
+ARRIVED: list[float] = []
+
+
+def note(x: torch.Tensor) -> None:
+    ARRIVED.append(x.double().sum().item())
+
+
+def send_but_one_chunk(elements: int) -> None:
+    x = numbered(elements, "cuda:0")
+    torch.cuda.synchronize(0)
+    EMULATION.emulatedCudaHoldCopy(ctypes.c_long(7))
+    KEPT["call"] = threading.Thread(target=rpc.rpc_sync, args=("worker1", note, (x,)))
+    KEPT["call"].start()
+
+
+def release() -> None:
+    EMULATION.emulatedCudaHoldCopy(ctypes.c_long(0))
+    KEPT.pop("call").join()
+
+
+def copies_made() -> int:
+    EMULATION.emulatedCudaCopies.restype = ctypes.c_ulong
+    return EMULATION.emulatedCudaCopies()
+
+
+def wait_until_copied(before: int, count: int) -> None:
+    wait_until(lambda: copies_made() >= before + count, f"{count} pieces are copied")
+    assert not ARRIVED
+
+
+def check_arrived(elements: int) -> None:
+    assert [numbered(elements, "cpu").double().sum().item()] == ARRIVED
+    ARRIVED.clear()
+
+
+@pytest.mark.skipif(EMULATION is None, reason="only an emulated copy can be held back")
+@pytest.mark.parametrize("way", WAYS[:2], ids=["two connections", "one"])
+def test_a_receiver_copies_what_has_come(way):
+    """Of twelve chunks the seventh is not there yet, so the call cannot have begun."""
+    elements = 12 * MiB - 5
+    with CudaGroup(way) as group:
+        group[0].call(at_once)  # connects
+        before = group[1].call(copies_made)
+        group[0].call(send_but_one_chunk, elements)
+        group[1].call(wait_until_copied, before, 4)
+        group[0].call(release)
+        group[1].call(check_arrived, elements)
+        group.end()
 
 
 # Copies and waits that fail.

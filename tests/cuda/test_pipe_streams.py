@@ -182,6 +182,16 @@ def test_memory_of_inputs_lives_until_recomputations_on_other_streams_have_ended
         assert_same(x.grad.cpu(), torch.full((8, 256), 1.5**4))
 
 
+def test_a_pinned_input_may_be_overwritten_when_the_pipe_has_returned(delays):
+    """The first stage hands on what it gets, and its copy is late."""
+    pipe = make_pipe(nn.Sequential(nn.Identity(), Overwrites().to("cuda:0")), "threads", chunks=2)
+    x = torch.ones(8, 256).pin_memory()
+    with torch.no_grad():
+        output = pipe(x).local_value()
+        x.zero_()
+        assert_same(output.cpu(), torch.full((8, 256), 1.5))
+
+
 @skippable(stash=["kept"])
 class KeepsAside(nn.Module):
     """What it hands to the next stage has no gradient; what it stashes has."""

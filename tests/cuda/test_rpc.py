@@ -445,6 +445,21 @@ def test_a_late_answer_holds_up_nobody(group, worker):
     lent_by(group, late_answers, worker)
 
 
+def of_memory_that_is_given_back() -> None:
+    """The driver gives new memory to the sender, perhaps with the handle of what it had before."""
+    for step in range(1, 5):
+        x = torch.full((4 * MiB,), float(step), device="cuda:0")
+        back = rpc.rpc_sync("worker1", twice, args=(x, x))
+        assert bool((back == 2 * step).all())
+        wait_until_returned()
+        del x, back
+        torch.cuda.empty_cache()
+
+
+def test_memory_that_is_given_back_to_the_driver(group):
+    lent_by(group, of_memory_that_is_given_back)
+
+
 # What goes wrong.
 
 

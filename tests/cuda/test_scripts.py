@@ -45,6 +45,18 @@ later = rpc.functions.async_execution(affine_later)
 
 
 @torch.jit.script
+def forked(x: Tensor) -> torch.jit.Future[Tensor]:
+    """The fork computes in another thread; what it is given may still be computed then."""
+    y = x
+    for _ in range(4):
+        y = y * 1
+    return torch.jit.fork(affine, y)
+
+
+by_a_fork = rpc.functions.async_execution(forked)
+
+
+@torch.jit.script
 def affine_before_a_wait(x: Tensor) -> Tensor:
     """The interpreter goes on in another thread than the one that has computed."""
     y = x * 2 + 1
@@ -115,6 +127,13 @@ def asynchronous() -> None:
     for call in calls:
         same(call.wait())
     same(rpc.remote("worker1", later, args=(counted(),)).to_here())
+
+
+def of_forks() -> None:
+    calls = [rpc.rpc_async("worker1", by_a_fork, args=(counted(),)) for _ in range(4)]
+    for call in calls:
+        same(call.wait())
+    same(rpc.remote("worker1", by_a_fork, args=(counted(),)).to_here())
 
 
 def gradients() -> None:
@@ -283,7 +302,7 @@ def run(group: CudaGroup, function, *arguments) -> None:
 
 
 @pytest.mark.parametrize(
-    "function", [functions, references, asynchronous, in_other_threads, gradients]
+    "function", [functions, references, asynchronous, of_forks, in_other_threads, gradients]
 )
 def test_functions(seeded, function):
     run(seeded, function)
@@ -316,7 +335,7 @@ def test_first_calls_whose_results_are_late():
     """What the interpreter has not compiled yet is answered while its kernels run."""
     with CudaGroup({"EMULATED_CUDA_MAX_DELAY_US": "20000"}) as group:
         ready(group)
-        for function in (functions, references, asynchronous, in_other_threads):
+        for function in (functions, references, asynchronous, of_forks, in_other_threads):
             run(group, function)
         group.end()
 
@@ -329,7 +348,7 @@ def test_through_host_memory(environment):
             group[rank].call(publish)
         for delays in range(3):
             group.all(seed, delays)
-            for function in (functions, references, asynchronous, batches, from_a_script):
+            for function in (functions, references, asynchronous, of_forks, batches, from_a_script):
                 group[0].call(function)
             group[0].call(published, "worker1")
         assert group[0].call(metric, "bytes_staged") > 0

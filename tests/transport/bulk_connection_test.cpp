@@ -163,6 +163,32 @@ TEST(BulkConnection, BytesThatComeWhileTheyAreSent) {
   }
 }
 
+struct Counted : Arrivals {
+  void onBytes(const std::byte*, std::size_t size) noexcept override { bytes += size; }
+  std::atomic<std::uint64_t> bytes{0};
+};
+
+TEST(BulkConnection, WhoListensIsToldOfAllBytesBeforeTheMessageComes) {
+  std::shared_ptr<Counted> counted;  // of the message that comes; the loop thread's
+  std::atomic<int> wrong{0};
+  Pair pair(Via::kTcp, withBulkConnection, [&](Recorder&, Recorder& second) {
+    second.listen = [&] { return counted = std::make_shared<Counted>(); };
+    second.react = [&](const Recorder::Received& got) {
+      std::uint64_t bytes = 0;
+      for (const OwnedBuffer& buffer : got.buffers)
+        bytes += buffer.size;
+      if (counted->bytes != bytes || counted.use_count() != 1) ++wrong;
+    };
+  });
+  std::size_t sent = untilBulkConnection(*pair.a, 1);
+  for (unsigned i = 0; i < 30; ++i, ++sent) {
+    const std::size_t size = kThreshold * (i % 5) + i * 977;
+    expectOk(pair.a->send(1, sealed({randomBuffer(size, i), randomBuffer(100, i)})));
+  }
+  expectAllWhole(pair.second, sent);
+  EXPECT_EQ(wrong, 0);
+}
+
 TEST(BulkConnection, TheReceiverMakesItWhenItIsTheOneThatDialled) {
   Pair pair(Via::kTcp, withBulkConnection);
   expectOk(pair.a->send(1, sealed({})));  // a dials

@@ -132,6 +132,42 @@ TEST(Frame, MessagesOfAllShapesSurviveAnyCutting) {
   }
 }
 
+// Copies what it is told of: the bytes are there by then.
+class Copying : public Sink, public Arrivals {
+ public:
+  Result<Disposition> onHeader(std::span<const std::byte> header,
+                               std::span<const std::uint64_t> sizes,
+                               std::vector<OwnedBuffer>& buffers) override {
+    copied.clear();
+    return Sink::onHeader(header, sizes, buffers);
+  }
+  std::shared_ptr<Arrivals> arrivals() override { return {std::shared_ptr<void>(), this}; }
+  void onBytes(const std::byte* begin, std::size_t size) noexcept override {
+    copied.insert(copied.end(), begin, begin + size);
+  }
+  std::vector<std::byte> copied;
+};
+
+TEST(Frame, WhoListensIsToldOfTheBytesAsTheyCome) {
+  const Limits limits;
+  const Message message = sample(10, {0, 9000, 0, 1, 200'000, 0}, 3);
+  const std::vector<std::byte> bytes =
+      wire(std::move(OutFrame::message(message, limits)).value(), 1);
+  std::vector<std::byte> expected;
+  for (const OwnedBuffer& buffer : message.buffers)
+    expected.insert(expected.end(), buffer.data, buffer.data + buffer.size);
+  for (const std::size_t piece : {1UL, 1000UL, 65'537UL, bytes.size()}) {
+    Copying sink;
+    FrameReader reader(limits, sink.handlers());
+    const std::size_t most = bytes.size() - 50'000;
+    expectOk(feed(reader, std::span(bytes).first(most), piece));
+    EXPECT_EQ(sink.copied.size(), expected.size() - 50'000);
+    expectOk(feed(reader, std::span(bytes).subspan(most), piece));
+    EXPECT_EQ(sink.copied, expected);
+    EXPECT_EQ(sink.messages.size(), 1U);
+  }
+}
+
 // A bulk connection whose half comes when the test says so.
 class BulkSink : public Sink, public BulkHandler {
  public:
@@ -140,7 +176,7 @@ class BulkSink : public Sink, public BulkHandler {
   std::vector<iovec> into;
   bool there = false;
 
-  Error readFromBulk(std::span<const iovec> half) override {
+  Error readFromBulk(std::span<const iovec> half, std::shared_ptr<Arrivals> /*arrivals*/) override {
     into.assign(half.begin(), half.end());
     there = false;
     return Error::ok();

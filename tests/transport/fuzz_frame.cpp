@@ -82,7 +82,7 @@ class Sink : private MessageHandler, private SharedMemoryHandler, private BulkHa
   }
 
   // Its half has come already, or comes when it is asked for again.
-  Error readFromBulk(std::span<const iovec> into) override {
+  Error readFromBulk(std::span<const iovec> into, std::shared_ptr<Arrivals> /*arrivals*/) override {
     for (const iovec& entry : into) {
       require(entry.iov_len > 0);
       if (entry.iov_base != nullptr) std::memset(entry.iov_base, 0x3C, entry.iov_len);

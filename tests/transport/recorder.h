@@ -66,6 +66,7 @@ class Recorder : public EndpointHandler {
                             std::span<const std::uint64_t>)>
       decide;
   std::function<void(const Received&)> react;
+  std::function<std::shared_ptr<Arrivals>()> listen;
   std::function<void(const PeerLoss&)> react_to_loss;
   std::function<void()> react_to_send_failure;
   bool keep = true;  // false: count messages only
@@ -80,6 +81,8 @@ class Recorder : public EndpointHandler {
     fillBuffers(sizes, buffers);
     return Disposition::kAccept;
   }
+
+  std::shared_ptr<Arrivals> arrivals(std::int32_t) override { return listen ? listen() : nullptr; }
 
   void onMessage(std::int32_t from, std::span<const std::byte> header,
                  std::vector<OwnedBuffer> buffers) override {

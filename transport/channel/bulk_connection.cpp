@@ -63,12 +63,13 @@ void BulkConnection::wake() {
 
 // --- the endpoint's loop thread ---
 
-void BulkConnection::read(std::span<const iovec> into) {
+void BulkConnection::read(std::span<const iovec> into, std::shared_ptr<Arrivals> arrivals) {
   {
     const std::lock_guard<std::mutex> lock(read_mutex_);
     WEFT_CHECK(arrival_.load() == Arrival::kDone, "one half after the other");
     in_.assign(into.begin(), into.end());
     in_index_ = 0;
+    arrivals_ = std::move(arrivals);
     arrival_.store(Arrival::kReading);
   }
   loop_.post([self = shared_from_this()] { self->guarded(&BulkConnection::readSome); });
@@ -86,6 +87,7 @@ void BulkConnection::cut() {
   {
     const std::lock_guard<std::mutex> lock(read_mutex_);
     in_.clear();
+    arrivals_.reset();
   }
   std::deque<OwnedBuffer> gone;
   {
@@ -133,10 +135,11 @@ IoResult BulkConnection::readOnce(std::size_t& asked) {
   IoResult result;
   std::uint64_t left = 0;
   bool whole = false;
+  std::array<iovec, kMaxEntries> entries;
+  std::shared_ptr<Arrivals> told;
   {
     const std::lock_guard<std::mutex> lock(read_mutex_);
     if (cut_.load() || in_index_ == in_.size()) return result;
-    std::array<iovec, kMaxEntries> entries;
     std::size_t used = 0;
     if (in_[in_index_].iov_base == nullptr) {
       entries[used++] = {discarded.data(), std::min(discarded.size(), in_[in_index_].iov_len)};
@@ -152,14 +155,25 @@ IoResult BulkConnection::readOnce(std::size_t& asked) {
     advanceRead(result.count);
     whole = in_index_ == in_.size();
     left = bytesOf(std::span(in_).subspan(in_index_));
+    told = whole ? std::move(arrivals_) : arrivals_;
   }
   counts_->received.fetch_add(result.count, std::memory_order_relaxed);
+  if (told != nullptr) tell(*told, entries, result.count);
   if (whole) {
     if (arrival_.exchange(Arrival::kDone) == Arrival::kAwaited) events_.on_arrived();
   } else {
     wakeAt(left);
   }
   return result;
+}
+
+// So many bytes have come into the entries, in order.
+void BulkConnection::tell(Arrivals& arrivals, std::span<const iovec> entries, std::size_t count) {
+  for (std::size_t i = 0; count > 0; ++i) {
+    const std::size_t some = std::min(count, entries[i].iov_len);
+    arrivals.onBytes(static_cast<const std::byte*>(entries[i].iov_base), some);
+    count -= some;
+  }
 }
 
 void BulkConnection::advanceRead(std::size_t count) {

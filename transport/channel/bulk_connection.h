@@ -24,6 +24,7 @@
 #include <span>
 #include <vector>
 
+#include "transport/base/arrivals.h"
 #include "transport/base/buffer.h"
 #include "transport/io/event_loop.h"
 #include "transport/io/stream.h"
@@ -56,8 +57,9 @@ class BulkConnection : public std::enable_shared_from_this<BulkConnection> {
   void wake();
 
   // The next half goes `into` these; an entry without a place is skipped. Only after the half
-  // before it has arrived.
-  void read(std::span<const iovec> into);
+  // before it has arrived. `arrivals`: null, or who is told of its bytes, before arrived() says
+  // yes.
+  void read(std::span<const iovec> into, std::shared_ptr<Arrivals> arrivals = nullptr);
   // The half has arrived. If not, on_arrived follows.
   bool arrived();
   // Nothing waits to be written.
@@ -80,6 +82,7 @@ class BulkConnection : public std::enable_shared_from_this<BulkConnection> {
   IoResult writeOnce();
   void takePushed();
   void advanceRead(std::size_t count);
+  static void tell(Arrivals& arrivals, std::span<const iovec> entries, std::size_t count);
   void wakeAt(std::uint64_t left);
   void want(bool readable, bool writable);
   void fail(int error);
@@ -111,6 +114,7 @@ class BulkConnection : public std::enable_shared_from_this<BulkConnection> {
   // halves.
   std::mutex read_mutex_;
   std::vector<iovec> in_;
+  std::shared_ptr<Arrivals> arrivals_;
   std::size_t in_index_ = 0;  // the entry being filled; its part that is there is cut off
   std::mutex write_mutex_;
   std::deque<OwnedBuffer> out_;

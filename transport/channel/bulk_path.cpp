@@ -107,18 +107,18 @@ void BulkPath::adopt(std::shared_ptr<Stream> stream, const std::weak_ptr<void>& 
   bulk_ = BulkConnection::open(*context_.bulk_loop, std::move(stream), counts_, std::move(events));
   outbox_.setBulkConnection(bulk_, context_.options.bulk.threshold);
   if (early_) {
-    bulk_->read(*early_);
+    bulk_->read(early_->into, std::move(early_->arrivals));
     early_.reset();
     static_cast<void>(bulk_->arrived());  // the link may be waiting for it already
   }
 }
 
-Error BulkPath::readFromBulk(std::span<const iovec> into) {
+Error BulkPath::readFromBulk(std::span<const iovec> into, std::shared_ptr<Arrivals> arrivals) {
   if (bulk_ != nullptr) {
-    bulk_->read(into);
+    bulk_->read(into, std::move(arrivals));
   } else if (connector_ != nullptr) {
     // The peer has admitted it, and its answer is still on the way.
-    early_.emplace(into.begin(), into.end());
+    early_.emplace(Early{{into.begin(), into.end()}, std::move(arrivals)});
   } else if (attempts_ != Attempts::kAllowed) {
     // The peer has taken the one that could not be made here. With a new link it sends again.
     return {ErrorCode::kSystem, "a bulk connection that could not be made here is used"};

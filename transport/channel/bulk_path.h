@@ -62,7 +62,7 @@ class BulkPath final : public BulkHandler {
  private:
   enum class Attempts : std::uint8_t { kAllowed, kWithNextLink, kOver };
 
-  Error readFromBulk(std::span<const iovec> into) override;
+  Error readFromBulk(std::span<const iovec> into, std::shared_ptr<Arrivals> arrivals) override;
   bool bulkArrived() override { return bulk_ != nullptr && bulk_->arrived(); }
 
   void noteLarge();
@@ -84,7 +84,11 @@ class BulkPath final : public BulkHandler {
   std::unique_ptr<Connector> connector_;
   std::shared_ptr<BulkConnection> bulk_;
   // To be read from the bulk connection that is being dialled.
-  std::optional<std::vector<iovec>> early_;
+  struct Early {
+    std::vector<iovec> into;
+    std::shared_ptr<Arrivals> arrivals;
+  };
+  std::optional<Early> early_;
   Attempts attempts_ = Attempts::kAllowed;
 };
 

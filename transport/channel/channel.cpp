@@ -247,6 +247,13 @@ Result<Disposition> Channel::onHeader(std::span<const std::byte> header,
   return wanted;
 }
 
+// Without memory to tell of them the bytes come all the same.
+std::shared_ptr<Arrivals> Channel::arrivals() {
+  std::shared_ptr<Arrivals> found;
+  static_cast<void>(thrownBy([&] { found = context_.handler.arrivals(peer_.rank); }));
+  return found;
+}
+
 Error Channel::onTooLarge(std::span<const std::byte> header, const Error& why) {
   const auto thrown = thrownBy([&] { context_.handler.onTooLarge(peer_.rank, header, why); });
   return thrown ? notTaken(*thrown) : Error::ok();

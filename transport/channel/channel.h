@@ -99,6 +99,7 @@ class Channel final : private MessageHandler {
   Result<Disposition> onHeader(std::span<const std::byte> header,
                                std::span<const std::uint64_t> sizes,
                                std::vector<OwnedBuffer>& buffers) override;
+  std::shared_ptr<Arrivals> arrivals() override;
   Error onTooLarge(std::span<const std::byte> header, const Error& why) override;
   Error onMessage(std::span<const std::byte> header, std::vector<OwnedBuffer> buffers) override;
 

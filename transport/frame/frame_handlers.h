@@ -8,10 +8,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "transport/arena/arena_layout.h"
+#include "transport/base/arrivals.h"
 #include "transport/base/buffer.h"
 #include "transport/base/error.h"
 #include "transport/endpoint.h"
@@ -28,7 +30,9 @@ class MessageHandler {
   virtual Result<Disposition> onHeader(std::span<const std::byte> header,
                                        std::span<const std::uint64_t> sizes,
                                        std::vector<OwnedBuffer>& buffers) = 0;
-  // In its place: the message is too large, and is discarded (Limits::skip_too_large).
+  // As EndpointHandler::arrivals.
+  virtual std::shared_ptr<Arrivals> arrivals() { return nullptr; }
+  // In onHeader's place: the message is too large, and is discarded (Limits::skip_too_large).
   virtual Error onTooLarge(std::span<const std::byte> /*header*/, const Error& why) { return why; }
   // A data frame is whole: it was discarded, or onMessage() follows.
   virtual void onDataFrame(const FrameHead& /*head*/) {}
@@ -53,7 +57,8 @@ class BulkHandler {
   virtual ~BulkHandler() = default;
   // Half of the frame's bytes come over the link's bulk connection, `into` these (one entry without
   // a place: to be skipped). The memory stays until the reader is gone or bulkArrived() said yes.
-  virtual Error readFromBulk(std::span<const iovec> into) = 0;
+  // `arrivals`, unless it is null, is told of them before that.
+  virtual Error readFromBulk(std::span<const iovec> into, std::shared_ptr<Arrivals> arrivals) = 0;
   // They have arrived. If not, FrameReader::resume() follows when they have.
   virtual bool bulkArrived() = 0;
 };

@@ -159,7 +159,7 @@ Result<FrameReader::Step> FrameReader::announce() {
     return protocolError("the application refused the header of a message");
   if (wanted == Disposition::kAccept) {
     if (Error error = checkSupplied(buffers)) return error;
-    body_.begin(std::move(buffers), table_);
+    body_.begin(std::move(buffers), table_, handlers_.messages.arrivals());
   } else {
     body_.beginDiscard(table_.inlineBytes());
   }
@@ -202,7 +202,7 @@ Error FrameReader::askBulk() {
   const std::vector<iovec> into = body_.splitForBulk();
   if (into.empty()) return protocolError("a split message that is too small to be split");
   if (handlers_.bulk == nullptr) return protocolError("a split message without a bulk connection");
-  return handlers_.bulk->readFromBulk(into);
+  return handlers_.bulk->readFromBulk(into, body_.arrivals());
 }
 
 Result<FrameReader::Step> FrameReader::readBody() {

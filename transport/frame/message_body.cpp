@@ -7,9 +7,11 @@
 
 namespace weft::transport {
 
-void MessageBody::begin(std::vector<OwnedBuffer> buffers, const BufferTable& table) {
+void MessageBody::begin(std::vector<OwnedBuffer> buffers, const BufferTable& table,
+                        std::shared_ptr<Arrivals> arrivals) {
   discards_ = false;
   buffers_ = std::move(buffers);
+  arrivals_ = std::move(arrivals);
   unread_ = table.sizes();
   for (const BufferTable::Placed& placed : table.placed())
     unread_[placed.buffer] = 0;
@@ -22,6 +24,7 @@ void MessageBody::begin(std::vector<OwnedBuffer> buffers, const BufferTable& tab
 void MessageBody::beginDiscard(std::uint64_t unread_bytes) {
   discards_ = true;
   buffers_.clear();
+  arrivals_.reset();
   left_ = unread_bytes;
 }
 
@@ -62,6 +65,10 @@ void MessageBody::advance(std::uint64_t count) {
   left_ -= count;
   while (!discards_ && count > 0) {
     const std::uint64_t room = unread_[index_] - filled_;
+    if (arrivals_ != nullptr) {
+      arrivals_->onBytes(buffers_[index_].data + filled_,
+                         static_cast<std::size_t>(std::min(count, room)));
+    }
     if (count < room) {
       filled_ += count;
       return;

@@ -8,10 +8,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include "transport/base/arrivals.h"
 #include "transport/base/buffer.h"
 #include "transport/frame/buffer_table.h"
 
@@ -19,8 +21,10 @@ namespace weft::transport {
 
 class MessageBody {
  public:
-  // Those of `table` that are in its frame are to be read.
-  void begin(std::vector<OwnedBuffer> buffers, const BufferTable& table);
+  // Those of `table` that are in its frame are to be read. `arrivals`: null, or who is told of
+  // them.
+  void begin(std::vector<OwnedBuffer> buffers, const BufferTable& table,
+             std::shared_ptr<Arrivals> arrivals);
   // The bytes are read and dropped.
   void beginDiscard(std::uint64_t unread_bytes);
 
@@ -38,13 +42,18 @@ class MessageBody {
   void advance(std::uint64_t count);
   // Takes bytes from the front of `input`, as many as it needs.
   void copyFrom(std::span<const std::byte>& input);
-  std::vector<OwnedBuffer> take() noexcept { return std::exchange(buffers_, {}); }
+  std::vector<OwnedBuffer> take() noexcept {
+    arrivals_.reset();
+    return std::exchange(buffers_, {});
+  }
+  const std::shared_ptr<Arrivals>& arrivals() const noexcept { return arrivals_; }
 
  private:
   void skipFull();
 
   bool discards_ = false;
   std::vector<OwnedBuffer> buffers_;
+  std::shared_ptr<Arrivals> arrivals_;
   std::vector<std::uint64_t> unread_;  // for each buffer, how many bytes come over the link
   std::size_t index_ = 0;              // the buffer that is being filled
   std::uint64_t filled_ = 0;           // its bytes that have come

@@ -2,9 +2,11 @@
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #include "tests/emulated_cuda/runtime/access_check.h"
@@ -44,9 +46,19 @@ bool reachesPast(const void* address, std::size_t bytes) {
   return emulated::findAllocation(address) && !emulated::isLive(address, bytes);
 }
 
+// What comes next on the stream waits for emulatedCudaHoldCopy(0).
+void hold(emulated::Stream& stream) {
+  emulated::holds() = true;
+  stream.enqueue([] {
+    while (emulated::holds())
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  });
+}
+
 // Copies in stream order. A copy from or to pageable memory ends before the call does, as CUDA's.
 cudaError_t copy(void* to, const void* from, std::size_t bytes, emulated::Stream* stream) {
   if (stream == nullptr) return result(cudaErrorInvalidResourceHandle);
+  ++emulated::copies();
   if (emulated::fails(emulated::failingCopy())) return result(cudaErrorUnknown);
   if (reachesPast(to, bytes)) return useAfterFree("copy to", to, bytes);
   if (reachesPast(from, bytes)) return useAfterFree("copy from", from, bytes);
@@ -54,6 +66,7 @@ cudaError_t copy(void* to, const void* from, std::size_t bytes, emulated::Stream
   note(accesses, from, bytes, false);
   note(accesses, to, bytes, true);
   const bool pageable = accesses.size() < 2;
+  if (emulated::fails(emulated::heldCopy())) hold(*stream);
   stream->launch(accesses, [=] { std::memmove(to, from, bytes); });
   if (pageable) stream->wait();
   return cudaSuccess;

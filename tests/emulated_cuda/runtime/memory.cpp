@@ -8,7 +8,6 @@
 #include <map>
 #include <mutex>
 #include <string>
-#include <utility>
 
 #include "tests/emulated_cuda/runtime/access_check.h"
 #include "tests/emulated_cuda/runtime/settings.h"
@@ -27,8 +26,7 @@ struct Tables {
   std::mutex mutex;
   std::map<std::uintptr_t, Allocation> live;
   std::map<int, std::size_t> used;
-  std::map<std::pair<int, std::uint64_t>, Imported> imported;  // by process and serial
-  unsigned long next_serial = 1;
+  std::map<ino_t, Imported> imported;  // by the memfd's number
 };
 
 Tables& tables() {
@@ -44,10 +42,7 @@ void* map(std::size_t bytes, int descriptor) {
   return at == MAP_FAILED ? nullptr : at;
 }
 
-void insert(Tables& tables, Allocation made) {
-  made.serial = tables.next_serial++;
-  tables.live.emplace(made.base, made);
-}
+void insert(Tables& tables, const Allocation& made) { tables.live.emplace(made.base, made); }
 
 auto find(Tables& tables, std::uintptr_t at) {
   auto found = tables.live.upper_bound(at);
@@ -134,31 +129,32 @@ std::size_t bytesFree(int device) {
 std::optional<MemoryHandle> exportMemory(const void* address) {
   const auto found = findAllocation(address);
   if (!found || found->kind != Allocation::Kind::kDevice) return std::nullopt;
-  return MemoryHandle{kMagic,        ::getpid(),  found->descriptor,
-                      found->device, found->size, found->serial};
+  return MemoryHandle{kMagic, ::getpid(), found->descriptor, found->device, found->size};
 }
 
 void* importMemory(const MemoryHandle& handle) {
   if (handle.magic != kMagic || handle.process == ::getpid()) return nullptr;
-  auto& all = tables();
-  const std::lock_guard lock(all.mutex);
-  auto& imported = all.imported[{handle.process, handle.serial}];
-  if (imported.opens == 0) {
-    const auto path =
-        "/proc/" + std::to_string(handle.process) + "/fd/" + std::to_string(handle.descriptor);
-    const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
-    struct stat found {};
-    void* at = nullptr;
-    if (descriptor >= 0 && ::fstat(descriptor, &found) == 0 &&
-        static_cast<std::uint64_t>(found.st_size) == handle.size)
-      at = map(handle.size, descriptor);
-    if (descriptor >= 0) ::close(descriptor);
-    if (at == nullptr) return nullptr;
-    imported.base = asNumber(at);
-    insert(all, {Allocation::Kind::kImported, handle.device, imported.base, handle.size});
+  const auto path =
+      "/proc/" + std::to_string(handle.process) + "/fd/" + std::to_string(handle.descriptor);
+  const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  struct stat found {};
+  const bool same = descriptor >= 0 && ::fstat(descriptor, &found) == 0 &&
+                    static_cast<std::uint64_t>(found.st_size) == handle.size;
+  void* at = nullptr;
+  if (same) {
+    auto& all = tables();
+    const std::lock_guard lock(all.mutex);
+    Imported& imported = all.imported[found.st_ino];
+    if (imported.opens == 0) {
+      imported.base = asNumber(map(handle.size, descriptor));
+      if (imported.base != 0)
+        insert(all, {Allocation::Kind::kImported, handle.device, imported.base, handle.size});
+    }
+    if (imported.base != 0) ++imported.opens;
+    at = reinterpret_cast<void*>(imported.base);
   }
-  ++imported.opens;
-  return reinterpret_cast<void*>(imported.base);
+  if (descriptor >= 0) ::close(descriptor);
+  return at;
 }
 
 bool closeImported(void* address) {

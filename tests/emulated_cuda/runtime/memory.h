@@ -15,8 +15,7 @@ struct Allocation {
   int device = 0;
   std::uintptr_t base = 0;
   std::size_t size = 0;
-  int descriptor = -1;       // the memfd of kDevice
-  unsigned long serial = 0;  // tells an allocation from a later one at its address
+  int descriptor = -1;  // the memfd of kDevice
 };
 
 // Null where the device has less left (settings().memory).
@@ -35,13 +34,14 @@ bool isLive(const void* address, std::size_t bytes);
 
 std::size_t bytesFree(int device);
 
-struct MemoryHandle {  // what travels in a cudaIpcMemHandle_t
+// What travels in a cudaIpcMemHandle_t. A later allocation may have the handle of one that was
+// freed, as those of torch's expandable segments may.
+struct MemoryHandle {
   std::uint64_t magic;
   std::int32_t process;
   std::int32_t descriptor;
   std::int32_t device;
   std::uint64_t size;
-  std::uint64_t serial;
 };
 
 // The handle of the allocation that holds the address, by its base.

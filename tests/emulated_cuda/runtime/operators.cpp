@@ -69,4 +69,11 @@ void emulatedCudaFailCopy(long number) { emulated::failingCopy() = number; }
 
 void emulatedCudaFailWait(long number) { emulated::failingWait() = number; }
 
+void emulatedCudaHoldCopy(long number) {
+  if (number == 0) emulated::holds() = false;
+  emulated::heldCopy() = number;
+}
+
+unsigned long emulatedCudaCopies() { return emulated::copies(); }
+
 void emulatedCudaSeed(unsigned long seed) { emulated::seedDelays(seed); }

@@ -41,4 +41,8 @@ void emulatedCudaSeed(unsigned long seed);
 // for an event.
 void emulatedCudaFailCopy(long number);
 void emulatedCudaFailWait(long number);
+// Holds back the copy of that number from now on, and its stream with it; 0: no longer.
+void emulatedCudaHoldCopy(long number);
+// How many have been asked for.
+unsigned long emulatedCudaCopies();
 }

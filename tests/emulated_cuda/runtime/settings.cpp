@@ -40,4 +40,19 @@ std::atomic<long>& failingWait() {
   return left;
 }
 
+std::atomic<long>& heldCopy() {
+  static std::atomic<long> left{0};
+  return left;
+}
+
+std::atomic<unsigned long>& copies() {
+  static std::atomic<unsigned long> asked{0};
+  return asked;
+}
+
+std::atomic<bool>& holds() {
+  static std::atomic<bool> holds{false};
+  return holds;
+}
+
 }  // namespace emulated

@@ -23,6 +23,11 @@ const Settings& settings();
 // So many calls from now on the one that fails is made; 0: none is.
 std::atomic<long>& failingCopy();  // at first Settings::fail_copy
 std::atomic<long>& failingWait();
+// The same of the copy that is held back until `holds` is false.
+std::atomic<long>& heldCopy();
+std::atomic<bool>& holds();
+// Copies asked for so far.
+std::atomic<unsigned long>& copies();
 // Counts a call. True: it is to fail.
 inline bool fails(std::atomic<long>& left) { return left > 0 && --left == 0; }
 
