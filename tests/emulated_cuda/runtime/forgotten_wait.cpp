@@ -29,8 +29,9 @@ Function read() {
   if (value == nullptr) return {};
   std::istringstream text(value);
   Function read;
-  std::getline(text, read.library, ':');
-  read.library.insert(0, "/");
+  std::string name;
+  std::getline(text, name, ':');
+  read.library = '/' + name;
   for (std::string place; std::getline(text, place, ',');) {
     unsigned long first = 0;
     unsigned long last = 0;
