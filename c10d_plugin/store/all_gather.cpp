@@ -17,8 +17,6 @@ using transport::Result;
 
 namespace {
 
-constexpr std::chrono::seconds kWarnAfter{10};
-
 // In a larger group only the first rank warns: each that does so asks for all ranks.
 constexpr std::size_t kAllWarn = 64;
 
@@ -32,17 +30,14 @@ auto awaitTopic(KeyValue& store, const std::string& topic, int rank, const std::
     auto got = read(std::min(deadline, steady_clock::now() + kWarnAfter));
     if (got.ok() || got.error().code() != ErrorCode::kTimeout) return got;
     const bool late = steady_clock::now() >= deadline;
-    if (!late && rank != ranks.front() && ranks.size() > kAllWarn) continue;
+    if (!late && !mayWarn(rank, ranks)) continue;
     std::vector<int> silent = silentRanks(store, topic, ranks);
     if (late) {
       if (silent.empty()) silent = {ranks.front()};  // it collects what is said
       return Error(ErrorCode::kTimeout,
                    "Timed out waiting for " + ranksAsText(silent) + " to form the group");
     }
-    if (!silent.empty()) {
-      transport::log(transport::LogLevel::kWarning, "process group: rank " + std::to_string(rank) +
-                                                        " is waiting for " + ranksAsText(silent));
-    }
+    warnOfSilence(rank, silent);
   }
 }
 
@@ -63,6 +58,16 @@ std::vector<int> silentRanks(KeyValue& store, const std::string& topic,
     if (!store.get(keyOf(topic, rank), steady_clock::now()).ok()) silent.push_back(rank);
   }
   return silent;
+}
+
+bool mayWarn(int rank, const std::vector<int>& ranks) {
+  return rank == ranks.front() || ranks.size() <= kAllWarn;
+}
+
+void warnOfSilence(int rank, const std::vector<int>& silent) {
+  if (silent.empty()) return;
+  transport::log(transport::LogLevel::kWarning, "process group: rank " + std::to_string(rank) +
+                                                    " is waiting for " + ranksAsText(silent));
 }
 
 std::string joinTexts(const std::vector<std::string>& texts) {

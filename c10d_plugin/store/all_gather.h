@@ -6,6 +6,7 @@
 // Failure: kTimeout names the ranks that said nothing; else the Store's error.
 #pragma once
 
+#include <chrono>
 #include <optional>
 #include <string>
 #include <vector>
@@ -26,6 +27,11 @@ std::vector<std::string> topicKeys(const std::string& topic, const std::vector<i
 // Those of `ranks` that have said nothing about it: a question to the store for each.
 std::vector<int> silentRanks(KeyValue& store, const std::string& topic,
                              const std::vector<int>& ranks);
+
+// After so long a wait, and each time again, a rank that may warn logs for whom it waits.
+constexpr std::chrono::seconds kWarnAfter{10};
+bool mayWarn(int rank, const std::vector<int>& ranks);
+void warnOfSilence(int rank, const std::vector<int>& silent);
 
 // Several texts in one, and back. Nothing where the text is not so made.
 std::string joinTexts(const std::vector<std::string>& texts);

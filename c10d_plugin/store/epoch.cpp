@@ -124,6 +124,10 @@ class Agreement {
     }
     if (transport::interrupted())
       return {ErrorCode::kInterrupted, "forming the group was interrupted (Ctrl-C)"};
+    if (const auto now = steady_clock::now(); now >= next_warning_) {
+      if (mayWarn(rank_, ranks_)) warnOfSilence(rank_, missing());
+      next_warning_ = now + kWarnAfter;
+    }
     std::this_thread::sleep_for(nap);
     return Error::ok();
   }
@@ -152,6 +156,7 @@ class Agreement {
   const std::vector<int> ranks_;
   const std::string nonce_;
   const Deadline deadline_;
+  Deadline next_warning_ = steady_clock::now() + kWarnAfter;
 };
 
 }  // namespace

@@ -16,6 +16,7 @@ from typing import Any
 from case_kinds import Plan
 from collective_steps import prepare
 from drawn_step import Place, Prepared, Step
+from namespaces import address
 from waiting import takes
 from watched_memory import seed_of
 
@@ -74,6 +75,8 @@ def meet(rank: int, size: int, folder: str, host: str, backend: str = "weft") ->
 
     if host:
         enter_host(host)
+        # A file tells no route, so nothing else would say which of the host's interfaces it is.
+        os.environ["WEFT_SOCKET_IFNAME"] = address(int(host.rpartition("p")[2]))
     if backend == "weft":
         import weft  # noqa: F401
 

@@ -21,7 +21,7 @@ from workers import WorkerDied, Workers
 PATHS = {
     "shared memory": {},
     "messages": {"WEFT_SHARED_MEMORY": "0"},
-    "hosts": {"WEFT_SOCKET_IFNAME": "uplink"},
+    "hosts": {},
 }
 
 

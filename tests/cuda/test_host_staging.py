@@ -131,7 +131,7 @@ def check_arrived(elements: int) -> None:
 @pytest.mark.parametrize("way", WAYS[:2], ids=["two connections", "one"])
 def test_a_receiver_copies_what_has_come(way):
     """Of twelve chunks the seventh is not there yet, so the call cannot have begun."""
-    elements = 12 * MiB - 5
+    elements = 48 * MiB - 5
     with CudaGroup(way) as group:
         group[0].call(at_once)  # connects
         before = group[1].call(copies_made)

@@ -264,7 +264,8 @@ def one_fails() -> str:
     import weft
 
     both = ["worker1/cpu", "worker2/cpu"]
-    layers = [weft.WithDevice(nn.Sequential(nn.Linear(4, 3), models.Failing(2, True)), both)]
+    failing = models.Failing(2, True, "worker2")
+    layers = [weft.WithDevice(nn.Sequential(nn.Linear(4, 3), failing), both)]
     pipe = weft.Pipe(nn.Sequential(*layers), 4, "never", schedule="1f1b")
     optimizer = pipe.optimizer(torch.optim.SGD, lr=0.1)
     with pytest.raises(RuntimeError) as caught:
@@ -289,7 +290,7 @@ def one_fails() -> str:
 
 def test_a_replica_that_fails_is_named_and_gradients_are_cleared_before_the_next_step(group):
     said = group[0].call(one_fails)
-    assert "stage 0 of the Pipe, on worker 'worker" in said
+    assert "stage 0 of the Pipe, on worker 'worker2'" in said
     assert "failed in the backward of micro-batch" in said
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import rpc
 
 from weft.pipe.skip import pop, skippable, stash
 
@@ -65,15 +66,17 @@ class Join(nn.Module):
 
 
 class Failing(nn.Module):
-    """Raises on purpose in the forward or the backward of a micro-batch, once."""
+    """Raises on purpose in the forward or the backward of a micro-batch, once, at one worker."""
 
-    def __init__(self, at: int, backward: bool) -> None:
+    def __init__(self, at: int, backward: bool, worker: str | None = None) -> None:
         super().__init__()
         self.left = at
         self.backward_fails = backward
+        self.worker = worker  # where; None: wherever it is
 
     def forward(self, x: Tensor) -> Tensor:
-        self.left -= 1
+        if self.worker is None or self.worker == rpc.get_worker_info().name:
+            self.left -= 1
         if self.left != 0:
             return x * 1
         if not self.backward_fails:

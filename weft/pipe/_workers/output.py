@@ -106,6 +106,11 @@ class _ThroughWorkers(torch.autograd.Function):
         return (None, None, None, None, *ctx.graph.backward(given))
 
 
+def value_of(output: rpc.PyRRef) -> Any:
+    """The output itself, of what its owner keeps for the driver."""
+    return output.local_value()[0]
+
+
 class PipeOutput:
     """An RRef of a Pipe's output, owned by the last stage's worker, whose value has a graph here.
 
@@ -132,6 +137,21 @@ class PipeOutput:
             self._value = self._graph.attach(*self._rref.to_here(timeout))
             self._graph = None
         return self._value
+
+    def rpc_sync(self, timeout: float = rpc.constants.UNSET_RPC_TIMEOUT) -> Any:
+        """As of torch's RRef: calls methods of the output at its owner, without a graph."""
+        return self._without_graph().rpc_sync(timeout)
+
+    def rpc_async(self, timeout: float = rpc.constants.UNSET_RPC_TIMEOUT) -> Any:
+        """The same; the methods give futures."""
+        return self._without_graph().rpc_async(timeout)
+
+    def remote(self, timeout: float = rpc.constants.UNSET_RPC_TIMEOUT) -> Any:
+        """The same; the methods give RRefs."""
+        return self._without_graph().remote(timeout)
+
+    def _without_graph(self) -> rpc.PyRRef:
+        return rpc.remote(self._rref.owner(), value_of, args=(self._rref,))
 
     def owner(self) -> rpc.WorkerInfo:
         """The last stage's worker."""
