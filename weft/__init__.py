@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weft import _native  # first: it loads libweft.so and weft._C after torch
+from weft._observe.flight import dump_flight_record
 from weft._observe.metrics import Metrics, metrics
 from weft._observe.prometheus import metrics_text
 from weft._observe.waits import Waiting, debug_info, who_waits
@@ -69,6 +70,7 @@ __all__ = [
     "ddp_hook",
     "deadline",
     "debug_info",
+    "dump_flight_record",
     "empty",
     "empty_like",
     "init_rpc",

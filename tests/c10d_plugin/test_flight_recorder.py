@@ -1,4 +1,4 @@
-"""Weft's operations are in the dumps of torch's flight recorder, as those of gloo are."""
+"""Weft's operations are in the dumps of torch's flight recorder, under the names that its tools know."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import json
 import pytest
 from ranks import Ranks
 
-from weft._torch.patches import flight_recorder
+from weft._observe import flight
 
 pytestmark = pytest.mark.skipif(
-    not flight_recorder.is_needed(), reason="this torch records groups of any backend itself"
+    flight.torch_records(), reason="this torch records groups of any backend itself"
 )
 
 
@@ -75,7 +75,7 @@ def test_every_operation_is_an_entry():
         for rank, trace in enumerate(ranks.all(dumped)):
             entries = trace["entries"]
             message = "weft:send" if rank == 0 else "weft:recv"
-            names = ["weft:all_reduce", "weft:barrier", "weft:all_reduce", message]
+            names = ["nccl:all_reduce", "nccl:all_reduce_barrier", "nccl:all_reduce", message]
             assert [one["profiling_name"] for one in entries] == names
             assert [one["collective_seq_id"] for one in entries] == [1, 2, 3, 3]
             assert [one["is_p2p"] for one in entries] == [False, False, False, True]
@@ -121,6 +121,6 @@ def test_what_still_runs_is_active():
     with Ranks(2) as ranks:
         (entry,) = ranks.all(active_while_one_waits)[0]
         assert entry["process_group"][1] == "pair"
-        assert entry["profiling_name"] == "weft:all_reduce"
+        assert entry["profiling_name"] == "nccl:all_reduce"
         assert not entry["retired"]
         assert ranks[0].call(dumped, onlyActive=True)["entries"] == []

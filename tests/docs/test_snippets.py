@@ -255,7 +255,7 @@ CASES = [
         "docs/guide/observe.md",
         "_dump_fr_trace_json",
         before=ALONE + "torch.distributed.all_reduce(torch.ones(4))\n",
-        after='assert trace["entries"][-1]["profiling_name"] == "weft:all_reduce"'
+        after='assert trace["entries"][-1]["profiling_name"] == "nccl:all_reduce"'
         + "\ntorch.distributed.destroy_process_group()",
     ),
     Case(

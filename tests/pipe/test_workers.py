@@ -107,6 +107,27 @@ def is_recorded(places: str, schedule: str, path: str) -> None:
     pipe.close()
 
 
+def one_step(places: str) -> None:
+    pipe, (inputs, targets) = pipe_of(places, 2, "1f1b"), models.batch()
+    pipe.step(inputs, targets, loss=CROSS_ENTROPY)
+    pipe.close()
+
+
+def recorded_steps() -> list[tuple[str, int, int, str]]:
+    from weft._observe import flight
+
+    found = flight.record()["pipeline_steps"]
+    assert all(one["time_created_ns"] <= one["time_ended_ns"] for one in found)
+    return [(one["kind"], one["stage"], one["micro_batch"], one["state"]) for one in found[-4:]]
+
+
+def test_its_steps_are_in_the_flight_record(group):
+    group[0].call(one_step, "0122")
+    assert sorted(group[1].call(recorded_steps)) == [
+        (kind, 1, part, "completed") for kind in ("backward", "forward") for part in (0, 1)
+    ]
+
+
 SLACK = 20_000_000  # of the clocks' exchange on a busy machine, in nanoseconds
 
 

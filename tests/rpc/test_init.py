@@ -245,6 +245,16 @@ def test_a_missing_rank_with_a_tcp_store(first):
             assert re.search(r"waits for rank 1 \(\d s of 9 s\)", workers[0].output())
 
 
+def test_a_store_that_nobody_serves_is_said():
+    port = free_port()
+    with Workers(1, {"MASTER_PORT": str(port)}) as workers:
+        workers[0].start(join, 1, 2, "env://", rpc_timeout=12)
+        said = workers[0].wait_for_output("waits for rank 0 at")
+        where = rf"waits for rank 0 at 127\.0\.0\.1:{port}, nobody listens \(\d+ s of 12 s\)"
+        assert re.search(where, said)
+        workers[0].failure()
+
+
 def test_another_world_size():
     """Each sees it, the one that expects more workers too, without waiting for them."""
     errors = all_fail([{"rank": 0, "world": 2}, {"rank": 1, "world": 3}])

@@ -257,11 +257,23 @@ def test_a_call_that_hangs_is_reported_once():
         members[1].call(begin, "worker0")
         members[1].wait_for_output("a python call waits for worker 'worker0' for")
         assert members[0].output().count("a python call waits") == 1
+        # What the other worker says that it does, in the same line.
+        assert re.search(r"worker 'worker1' for .*; worker1: its main thread is at ", said)
+        members[1].call(wait_until_begun)
+        assert "it serves hold" in members[0].call(what_it_does, "worker1")
         for member in members:
             member.call(release)
         for member in members:
             assert member.call(end) == 7
         members.shutdown()
+
+
+def what_it_does(worker: str) -> str:
+    import torch.distributed.rpc as rpc
+
+    from weft._observe.doing import doing
+
+    return rpc.rpc_sync(worker, doing)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch.distributed.rpc as rpc
 
@@ -13,6 +14,7 @@ from weft._torch import current
 
 _PATIENCE = 1.0  # seconds for a worker to answer
 _KEPT = 1.0  # seconds for which an answer serves others who ask, too
+Answer = TypeVar("Answer")
 _TIMED_OUT = "RPCErr:1:"  # how torch marks a call's timeout (torch/csrc/distributed/rpc/utils.h)
 
 
@@ -44,12 +46,12 @@ def _ask_all(question: Callable[[], State]) -> list[State]:
     if agent is None:
         return [own]
     others = [info for info in agent.get_worker_infos() if info.id != own["rank"]]
-    waits = [_ask(info, question) for info in others]
+    waits = [ask(info, question) for info in others]
     return sorted([own, *(wait() for wait in waits)], key=lambda one: one["rank"])
 
 
-def _ask(info: rpc.WorkerInfo, question: Callable[[], State]) -> Callable[[], State]:
-    """Asks a worker; what is returned waits for its answer."""
+def ask(info: rpc.WorkerInfo, question: Callable[[], Answer]) -> Callable[[], Answer | State]:
+    """Asks a worker; what is returned waits for its answer, or tells of its error as a state."""
 
     def silent(error: Exception) -> State:
         text = str(error).partition("\n")[0]
@@ -57,7 +59,7 @@ def _ask(info: rpc.WorkerInfo, question: Callable[[], State]) -> Callable[[], St
             text = f"does not answer within {_PATIENCE:g} s"
         return {"name": info.name, "rank": info.id, "error": text}
 
-    def wait() -> State:
+    def wait() -> Answer | State:
         try:
             return future.wait()
         except Exception as error:

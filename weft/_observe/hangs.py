@@ -7,11 +7,17 @@ import os
 import threading
 
 from weft import _C
+from weft._observe.doing import doing
+from weft._observe.group import ask
+from weft._observe.state import State
 from weft._observe.threads import started
 from weft._observe.waits import Waiting, who_waits
+from weft._torch import current
+from weft._torch.request_policy import register_function
 
 _WARNING = 2
 _DEFAULT = "60"
+_MOST_ASKED = 4
 _mutex = threading.Lock()
 _watcher: _Watcher | None = None
 
@@ -24,6 +30,7 @@ def start() -> None:
         if limit <= 0 or (_watcher is not None and _watcher.process == os.getpid()):
             return
         _watcher = _Watcher(limit)
+    register_function(doing)
     if started(_watcher, "what hangs is not reported"):
         atexit.register(_watcher.stop)
 
@@ -72,5 +79,25 @@ def _lines(late: list[Waiting]) -> list[str]:
     lines = []
     for each in alike.values():
         more = f" (and {len(each) - 1} more such calls)" if len(each) > 1 else ""
-        lines.append(f"{each[0]}{more}")
+        lines.append(f"{each[0]}{more}{_answers(each[0])}")
     return lines
+
+
+def _answers(one: Waiting) -> str:
+    """What the awaited workers say that they do, asked over RPC where there is a group for it."""
+    agent = current.agent()
+    if agent is None or agent._get_backend_options().request_policy == "script":
+        return ""
+    ranks = current.ranks_of(one.whom)
+    awaited = {ranks[rank] for rank in one.ranks if rank < len(ranks)}
+    workers = [
+        info
+        for info in agent.get_worker_infos()
+        if (info.name == one.whom if one.kind == "call" else info.id in awaited)
+    ]
+    said = [(info.name, ask(info, doing)) for info in workers[:_MOST_ASKED]]
+    return "".join(f"; {name}: {_text(wait())}" for name, wait in said)
+
+
+def _text(answer: str | State) -> str:
+    return answer if isinstance(answer, str) else answer["error"]

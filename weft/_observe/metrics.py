@@ -25,7 +25,12 @@ class Latencies:
 
 @dataclasses.dataclass(frozen=True)
 class Peer:
-    """What went between this worker and another one."""
+    """What went between this worker and another one.
+
+    Attributes:
+        arena_bytes_sent: the part of ``bytes_sent`` that went through shared memory.
+        arena_fallbacks: large buffers that found no room there.
+    """
 
     bytes_sent: int
     bytes_received: int
@@ -34,6 +39,8 @@ class Peer:
     queued_bytes: int
     reconnects: int
     transport: str
+    arena_bytes_sent: int
+    arena_fallbacks: int
 
 
 @dataclasses.dataclass(frozen=True)

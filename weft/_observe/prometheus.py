@@ -20,7 +20,7 @@ _GAUGES = {
 _PEER_GAUGES = {"queued_bytes"}
 _PEER_FIGURES = (
     *("bytes_sent", "bytes_received", "messages_sent", "messages_received"),
-    *("queued_bytes", "reconnects"),
+    *("queued_bytes", "reconnects", "arena_bytes_sent", "arena_fallbacks"),
 )
 
 

@@ -35,6 +35,14 @@ def named_backends() -> list[tuple[str, Any]]:
     return list(found.values())
 
 
+def ranks_of(name: str) -> list[int]:
+    """The global ranks of the process group with this name; none if it has ended."""
+    if not dist.is_available() or not dist.is_initialized():
+        return []
+    groups = list(dist.distributed_c10d._world.pg_map)
+    return next((dist.get_process_group_ranks(one) for one in groups if one.group_name == name), [])
+
+
 def backends_of(group: dist.ProcessGroup) -> list[Any]:
     """The backends of a group, each once: several device types may share one.
 

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 
 from weft import _C, _native, _observe
-from weft._torch.patches import flight_recorder
 
 BACKEND = "weft"
 
@@ -98,7 +97,6 @@ def _create(
         # torch asks this table for a device to gather on (ShardedTensor). Only here, because counting
         # devices takes time that an import should not.
         dist.Backend.backend_capability[BACKEND] = ["cpu"]
-    flight_recorder.start()
     _observe.start()
     if pg_options is None:
         pg_options = ProcessGroupOptions()

@@ -12,6 +12,7 @@ from __future__ import annotations
 from weft._torch.patches import (
     batches,
     calls,
+    debug_server,
     default,
     device_guard,
     devices,
@@ -53,6 +54,7 @@ AT_IMPORT = (
     batches.batch_isend_irecv,
     batches.coalescing_manager,
     *flight_recorder.PATCHES,
+    *debug_server.PATCHES,
     forward_ad.enter_dual,
     forward_ad.exit_dual,
     forward_ad.enter_jvp,

@@ -6,43 +6,24 @@ shows Weft's with ``backend="weft"``. Before that it records only its own.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
-import os
 import pickle
-from collections.abc import Callable
+import sys
+import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from weft import _C
+from weft._observe.flight import torch_records
+from weft._torch import current
 from weft._torch.patches.patch import Function, Patch, patch
 
 _MODULE = "torch._C._distributed_c10d"
 _WITHOUT = "torch's flight recorder does not show Weft's operations."
-
-
-def is_needed() -> bool:
-    """Whether this torch records only backends of its own."""
-    return dist.is_available() and not hasattr(torch._C._distributed_c10d, "FlightRecorderHook")
-
-
-@functools.cache
-def start() -> None:
-    """Records from now on, as many operations as torch's variables say."""
-    if is_needed():
-        names = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-        size = int(next((os.environ[name] for name in names if os.environ.get(name)), "2000"))
-        _C._record_operations(
-            max(size, 0),
-            stacks=_is_on("TORCH_INCLUDE_STACK_TRACE", default=True),
-            cpp_stacks=_is_on("TORCH_FR_CPP_STACK") or _is_on("TORCH_NCCL_TRACE_CPP_STACK"),
-        )
-
-
-def _is_on(name: str, default: bool = False) -> bool:
-    return os.environ.get(name, str(int(default))).lower() in ("1", "true", "yes", "y", "t")
 
 
 @patch(
@@ -73,7 +54,7 @@ def dump_pickle(
     return _merged(dumped, pickle.loads, as_pickle, wanted, stacks, bool(onlyActive))
 
 
-PATCHES: tuple[Patch, ...] = (dump_json, dump_pickle) if is_needed() else ()
+PATCHES: tuple[Patch, ...] = () if torch_records() else (dump_json, dump_pickle)
 
 
 def _as_json(trace: dict[str, Any]) -> bytes:
@@ -90,7 +71,8 @@ def _merged(
 ) -> bytes:
     """torch's dump, with what Weft has recorded."""
     groups = _C._recorded_groups()
-    entries = _C._recorded_operations(stacks=stacks, only_active=only_active) if wanted else []
+    with _without_the_compiler():
+        entries = _C._recorded_operations(stacks=stacks, only_active=only_active) if wanted else []
     if not groups and not entries:
         return dumped
     trace = read(dumped)
@@ -99,7 +81,7 @@ def _merged(
     for number, group in groups.items():
         name, description = group.pop("name"), group.pop("desc")
         status[str(first + number)] = {what: str(value) for what, value in group.items()}
-        ranks = str(_ranks_of(name))
+        ranks = str(current.ranks_of(name))
         trace.setdefault("pg_config", {})[name] = {
             "name": name,
             "desc": description,
@@ -107,15 +89,42 @@ def _merged(
         }
     for entry in entries:
         entry["pg_id"] += first
+        _as_of_nccl(entry)
     if wanted:
         everything = [*trace.get("entries", []), *entries]
         trace["entries"] = sorted(everything, key=lambda entry: entry["time_created_ns"])
     return write(trace)
 
 
-def _ranks_of(name: str) -> list[int]:
-    """The global ranks of the group with this name; none if it has ended."""
-    if not dist.is_initialized():
-        return []
-    groups = list(dist.distributed_c10d._world.pg_map)
-    return next((dist.get_process_group_ranks(one) for one in groups if one.group_name == name), [])
+@contextlib.contextmanager
+def _without_the_compiler() -> Iterator[None]:
+    """torch imports its compiler, for seconds, to name frames of code that it has compiled.
+
+    A process that has not imported it has compiled nothing.
+    """
+    if "torch._inductor" in sys.modules:
+        yield
+        return
+    nothing = types.ModuleType("torch._inductor")
+    torch._inductor = nothing
+    try:
+        yield
+    finally:
+        if torch.__dict__.get("_inductor") is nothing:
+            del torch._inductor
+
+
+# What torch's analysis calls an operation otherwise.
+_NAMES = {"barrier": "all_reduce_barrier", "_allgather_base": "_all_gather_base"}
+
+
+def _as_of_nccl(entry: dict[str, Any]) -> None:
+    """Names and shapes as NCCL's are recorded: torch's analysis knows no others."""
+    name = entry["profiling_name"].removeprefix("weft:")
+    if name in ("send", "recv", "recvAnySource"):
+        return  # NCCL's names have both ranks, and the record has not
+    entry["profiling_name"] = f"nccl:{_NAMES.get(name, name)}"
+    # NCCL's has one tensor for all ranks there.
+    whole = {"all_gather": "output_sizes", "reduce_scatter": "input_sizes"}.get(name)
+    if whole and len(entry[whole]) > 1:
+        entry[whole] = [[len(entry[whole]), *entry[whole][0]]]

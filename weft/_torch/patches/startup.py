@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
+import time
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 from torch.distributed.rpc.constants import DEFAULT_RPC_TIMEOUT_SEC
 
 from weft import _C
+from weft._observe.threads import started
 from weft._torch.interruptible import interruptible
 from weft._torch.patches.patch import Function, patch
 
@@ -16,6 +21,8 @@ INIT_RPC = "torch.distributed.rpc:init_rpc"
 INIT_RPC_PARAMETERS = "(name, backend=None, rank=-1, world_size=None, rpc_backend_options=None)"
 
 _joining = threading.local()  # .timeout: set while a thread is in init_rpc for Weft
+_WARNING = 2
+_TOLD_EVERY = 5.0  # seconds
 _WITHOUT = "init_rpc over Weft waits for missing workers up to half an hour, without naming them."
 
 
@@ -67,4 +74,35 @@ def create_store(
     if limit is None:
         return upstream(hostname, port, rank, world_size, timeout, *rest, **more)
     # -1: the store does not count its users
-    return interruptible(upstream, hostname, port, rank, -1, limit, *rest, **more)
+    with _told_while_nobody_listens(hostname, port, limit) if rank else contextlib.nullcontext():
+        return interruptible(upstream, hostname, port, rank, -1, limit, *rest, **more)
+
+
+@contextlib.contextmanager
+def _told_while_nobody_listens(host: str, port: int, limit: timedelta) -> Iterator[None]:
+    """Logs every few seconds that the Store's server is not there, for which torch waits in silence."""
+    ended = threading.Event()
+    begin = time.monotonic()
+
+    def tell() -> None:
+        while not ended.wait(_TOLD_EVERY):
+            if why := _why_unreachable(host, port):
+                waited = f"{time.monotonic() - begin:.0f} s of {limit.total_seconds():.0f} s"
+                _C._log(_WARNING, f"waits for rank 0 at {host}:{port}, {why} ({waited})")
+
+    thread = threading.Thread(target=tell, name="weft-store", daemon=True)
+    started(thread, "a Store that does not answer is not reported")
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _why_unreachable(host: str, port: int) -> str:
+    try:
+        socket.create_connection((host, port), timeout=_TOLD_EVERY).close()
+    except ConnectionRefusedError:
+        return "nobody listens"
+    except OSError as error:
+        return f"which cannot be reached: {error}"
+    return ""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from weft import _C
+from weft._observe import steps
 from weft.pipe._workers.graph import Graph
 from weft.pipe._workers.job import Abandoned, Done, Job, Key, Outcome, Sent
 from weft.pipe._workers.parcels import Apart, overlap, pack, portable, unpack
@@ -71,7 +72,7 @@ class Run:
         self._outputs: list[Any] = []
         self._first: dict[int, list[Tensor | None]] = {}  # gradients of the first stage's inputs
         self._sent: dict[tuple[int, int], list[tuple[Tensor, int]]] = {}  # and the versions
-        self._began = 0
+        self._step: steps.Step
         self._last = len(part.places) - 1
         self._later = {task.stage for task in job.tasks if task.kind == WEIGHTS}
         self._number = _C.pipe.next_mini_batch_number()
@@ -129,7 +130,8 @@ class Run:
 
     def task(self, task: Task) -> None:
         """Runs one; an error says which one it was."""
-        self._began = time.monotonic_ns()
+        self._step = steps.begin(self.job.step, task.stage, task.micro_batch, task.kind)
+        self._step.started = self._step.created
         try:
             {FORWARD: self._forward, BACKWARD: self._backward, WEIGHTS: self._weights}[task.kind](
                 task
@@ -207,12 +209,14 @@ class Run:
     def _take(self, what: Sent, stage: int, number: int) -> Any:
         if (what, stage, number) in self._own:
             return self._own.pop((what, stage, number))
+        self._step.started = 0
         value = self.part.take((self.job.step, what, stage, number))
-        self._began = time.monotonic_ns()  # it waited until now
+        self._step.started = time.monotonic_ns()
         return value
 
     def _worked(self, task: Task) -> None:
-        self.done.append(Done(task, self._began, time.monotonic_ns()))
+        self._step.ended = time.monotonic_ns()
+        self.done.append(Done(task, self._step.started, self._step.ended))
 
     def _send(self, what: Sent, at: int, number: int, value: Any) -> None:
         worker = self._worker(what, at, number)

@@ -1,0 +1,210 @@
+"""The flight record: what this process did last, for torch's tools, in a file when something fails."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import os
+import pickle
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from weft import _C
+from weft._observe import steps
+from weft._observe.threads import started
+from weft._observe.waits import who_waits
+from weft._torch import current
+
+_INFO, _WARNING = 1, 2
+_SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+_FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+_SLICE = 0.5  # seconds between looks
+_KEY = "weft/flight_dumps"  # in the group's Store: how many dumps were begun
+_mutex = threading.Lock()
+_dumper: _Dumper | None = None
+_started: int | None = None  # the process that records
+
+
+def torch_records() -> bool:
+    """Whether this torch records groups of any backend itself."""
+    return not dist.is_available() or hasattr(torch._C._distributed_c10d, "FlightRecorderHook")
+
+
+def start() -> None:
+    """Records from now on, as torch's variables say; a second call changes nothing."""
+    global _dumper, _started
+    with _mutex:
+        if _started == os.getpid():
+            return
+        _started = os.getpid()
+    kept = size()
+    steps.start(kept)
+    if not torch_records():
+        _C._record_operations(
+            kept,
+            stacks=_is_on("TORCH_INCLUDE_STACK_TRACE", default=True),
+            cpp_stacks=_is_on("TORCH_FR_CPP_STACK") or _is_on("TORCH_NCCL_TRACE_CPP_STACK"),
+        )
+    if kept > 0 and _variable(_FILES):
+        _dumper = _Dumper()
+        if started(_dumper, "no flight records are written"):
+            atexit.register(_dumper.stop)
+            _dumper.listen()
+
+
+def size() -> int:
+    """How many operations of each kind are kept; 0: none."""
+    return max(int(_variable(_SIZES) or "2000"), 0)
+
+
+def _variable(names: tuple[str, ...]) -> str:
+    return next((os.environ[name] for name in names if os.environ.get(name)), "")
+
+
+def _is_on(name: str, default: bool = False) -> bool:
+    return os.environ.get(name, str(int(default))).lower() in ("1", "true", "yes", "y", "t")
+
+
+def record(stacks: bool = True) -> dict[str, Any]:
+    """What torch's recorder dumps, with Weft's operations; calls that wait, and pipeline steps."""
+    trace = pickle.loads(torch._C._distributed_c10d._dump_fr_trace(includeStackTraces=stacks))
+    entries = [one for one in trace.get("entries", []) if _is_known(one["profiling_name"])]
+    waits = [dataclasses.asdict(one) for one in who_waits()]
+    own = {"waits": waits, "pipeline_steps": steps.kept()}
+    return {"pg_config": {}, **trace, "entries": entries, **own}
+
+
+def _is_known(name: str) -> bool:
+    """torch's analysis ends at a name that is not NCCL's."""
+    return not name.startswith("weft:")
+
+
+def dump_flight_record(path: str | os.PathLike[str] | None = None) -> Path:
+    """Writes what this process did last: collectives, steps of pipelines, and the calls that wait.
+
+    The file is a pickle that torch's analysis reads: give each rank's a name that ends with the rank,
+    all in one folder, and run ``python -m torch.distributed.flight_recorder.fr_trace FOLDER``::
+
+        weft.dump_flight_record("rank_0")
+
+    Args:
+        path: by default torch's ``TORCH_FR_DUMP_TEMP_FILE`` with the rank behind it.
+
+    Returns:
+        The file's path.
+
+    Raises:
+        ValueError: there is no path, and the variable is unset.
+        OSError: the file cannot be written.
+    """
+    if path is None:
+        prefix = _variable(_FILES)
+        if not prefix:
+            raise ValueError("give a path, or set TORCH_FR_DUMP_TEMP_FILE")
+        path = f"{prefix}{rank()}"
+    path = Path(path)
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    unfinished.write_bytes(pickle.dumps(record(), protocol=2))
+    return unfinished.replace(path)
+
+
+def rank() -> int:
+    """Of the default process group, else of the RPC group, else 0."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank()
+    agent = current.agent()
+    return agent.get_worker_info().id if agent is not None else 0
+
+
+class _Dumper(threading.Thread):
+    """Writes the record when something fails here, when another rank has done so, and at SIGUSR2.
+
+    torch's analysis needs all ranks' records, also of one that never came to the collective. The
+    ranks tell each other through the Store.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(name="weft-flight", daemon=True)
+        self._ended = threading.Event()
+        self._asked = False  # by SIGUSR2
+        self._store: dist.Store | None = None
+        self._begun = 0  # dumps in the group that this rank knows of
+
+    def listen(self) -> None:
+        """Handles SIGUSR2, unless the program does. Main thread; elsewhere it is left alone."""
+        with contextlib.suppress(ValueError):
+            if signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL:
+                signal.signal(signal.SIGUSR2, lambda *_: self._ask())
+
+    def _ask(self) -> None:
+        self._asked = True
+
+    def run(self) -> None:
+        failures = 0
+        while True:
+            ended = self._ended.wait(_SLICE)
+            found = _failures()
+            if found > failures:
+                failures = found
+                self._dump("something has failed")
+                self._begun = self._count(1)
+            elif self._asked:
+                self._asked = False
+                self._dump("SIGUSR2")
+            elif not ended and (begun := self._count(0)) > self._begun:
+                self._begun = begun
+                self._dump("another rank wrote its own")
+            if ended:
+                return
+
+    def _dump(self, why: str) -> None:
+        try:
+            path = dump_flight_record()
+            _C._log(_INFO, f"the flight record is in {path}: {why}")
+        except Exception as error:
+            _C._log(_WARNING, f"the flight record is not written: {error}")
+
+    def _count(self, more: int) -> int:
+        """How many dumps were begun in the group, with these; as known where no Store answers."""
+        try:
+            if self._store is None:
+                self._store = _store()
+            return self._begun if self._store is None else self._store.add(_KEY, more)
+        except Exception:
+            return self._begun
+
+    def stop(self) -> None:
+        self._ended.set()
+        self.join(timeout=2)
+
+
+def _failures() -> int:
+    """How many operations have failed, calls have timed out, and workers are lost, as far as is known."""
+    count = 0
+    for one in _C._recorded_operations(stacks=False, only_active=False):
+        count = max(count, one["record_id"] + 1 if _has_failed(one) else 0)
+    agent = current.agent()
+    if agent is not None:
+        count += int(agent.get_debug_info()["agent.calls_timed_out"])
+        count += sum(bool(agent.loss_of(info.id)) for info in agent.get_worker_infos())
+    return count
+
+
+def _has_failed(entry: dict[str, Any]) -> bool:
+    return entry["retired"] and entry["state"] != "completed"
+
+
+def _store() -> dist.Store | None:
+    """A connection of its own: another thread may wait on the group's."""
+    store = None
+    if dist.is_initialized():
+        store = dist.distributed_c10d._get_default_store()
+    elif (agent := current.agent()) is not None:
+        store = agent.store
+    return None if store is None else store.clone()

@@ -1,0 +1,66 @@
+"""The last steps of pipelines over workers, for the flight record."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import time
+from typing import Any
+
+
+@dataclasses.dataclass(slots=True)
+class Step:
+    """One task of a mini-batch. Times are nanoseconds of CLOCK_MONOTONIC; 0: not yet."""
+
+    mini_batch: int
+    stage: int
+    micro_batch: int
+    kind: str
+    created: int
+    started: int = 0  # its input is here
+    ended: int = 0
+
+    @property
+    def state(self) -> str:
+        """As torch's recorder calls it."""
+        if self.ended:
+            return "completed"
+        return "started" if self.started else "scheduled"
+
+
+_kept: collections.deque[Step] = collections.deque(maxlen=0)
+
+
+def start(size: int) -> None:
+    """Keeps the last ones from now on."""
+    global _kept
+    _kept = collections.deque(_kept, maxlen=size)
+
+
+def begin(mini_batch: int, stage: int, micro_batch: int, kind: str) -> Step:
+    """A task's, whose times its runner fills in."""
+    step = Step(mini_batch, stage, micro_batch, kind, time.monotonic_ns())
+    _kept.append(step)
+    return step
+
+
+def kept() -> list[dict[str, Any]]:
+    """The oldest first; times in nanoseconds since 1970."""
+    since = time.time_ns() - time.monotonic_ns()
+
+    def clock(monotonic: int) -> int:
+        return monotonic + since if monotonic else 0
+
+    return [
+        {
+            "mini_batch": one.mini_batch,
+            "stage": one.stage,
+            "micro_batch": one.micro_batch,
+            "kind": one.kind,
+            "state": one.state,
+            "time_created_ns": clock(one.created),
+            "time_started_ns": clock(one.started),
+            "time_ended_ns": clock(one.ended),
+        }
+        for one in list(_kept)
+    ]
