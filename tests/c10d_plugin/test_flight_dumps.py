@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import multiprocessing
 import os
 import pickle
 import signal
@@ -17,10 +18,10 @@ import pytest
 from ranks import Ranks, leave
 from waiting import wait_until
 
-from weft._observe import flight
+from weft._torch import current
 
 pytestmark = pytest.mark.skipif(
-    flight.torch_records(), reason="this torch records groups of any backend itself"
+    current.torch_records(), reason="this torch records groups of any backend itself"
 )
 
 
@@ -225,6 +226,7 @@ def ask_frontend() -> str:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_PORT=str(store.port))
     port = free_port()
+    multiprocessing.current_process()._config["daemon"] = False  # else it may have no children
     debug.start_debug_server(port=port, start_method="spawn")
     pages: list[str] = []
 

@@ -7,10 +7,10 @@ import json
 import pytest
 from ranks import Ranks
 
-from weft._observe import flight
+from weft._torch import current
 
 pytestmark = pytest.mark.skipif(
-    flight.torch_records(), reason="this torch records groups of any backend itself"
+    current.torch_records(), reason="this torch records groups of any backend itself"
 )
 
 

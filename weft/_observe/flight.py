@@ -31,11 +31,6 @@ _dumper: _Dumper | None = None
 _started: int | None = None  # the process that records
 
 
-def torch_records() -> bool:
-    """Whether this torch records groups of any backend itself."""
-    return not dist.is_available() or hasattr(torch._C._distributed_c10d, "FlightRecorderHook")
-
-
 def start() -> None:
     """Records from now on, as torch's variables say; a second call changes nothing."""
     global _dumper, _started
@@ -45,7 +40,7 @@ def start() -> None:
         _started = os.getpid()
     kept = size()
     steps.start(kept)
-    if not torch_records():
+    if not current.torch_records():
         _C._record_operations(
             kept,
             stacks=_is_on("TORCH_INCLUDE_STACK_TRACE", default=True),

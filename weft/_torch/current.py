@@ -1,9 +1,10 @@
-"""What of Weft runs in this process now: the RPC agent and the process groups."""
+"""What of Weft runs in this process now: the RPC agent, the process groups, and their recorder."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.rpc import api
 
@@ -33,6 +34,11 @@ def named_backends() -> list[tuple[str, Any]]:
         if isinstance(backend, _C.WeftBackend)
     }
     return list(found.values())
+
+
+def torch_records() -> bool:
+    """Whether this torch records groups of any backend itself."""
+    return not dist.is_available() or hasattr(torch._C._distributed_c10d, "FlightRecorderHook")
 
 
 def ranks_of(name: str) -> list[int]:

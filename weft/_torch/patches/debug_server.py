@@ -6,24 +6,23 @@ dump that has Weft's, and the frontend asks for that one.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 from typing import Any
 
 import torch
 
-from weft._observe.flight import torch_records
+from weft._torch.current import torch_records
+from weft._torch.patches.flight_recorder import PAGE, WITHOUT
 from weft._torch.patches.patch import Function, Patch, patch
-
-_PAGE, _WITH_WEFTS = "fr_trace_json", "weft_fr_trace_json"
-_WITHOUT = "torch's debug server does not show Weft's operations."
 
 
 @patch(
     "torch.distributed.debug:start_debug_server",
     "(port=25999, worker_port=0, start_method=None, dump_dir=None, dump_interval=60.0, "
     "enabled_dumps=None, handlers=None)",
-    without=_WITHOUT,
+    without=WITHOUT,
 )
 def start(upstream: Function, *args: Any, handlers: Any = None, **more: Any) -> None:
     """Answers the page here; on rank 0, which has the frontend, lets that ask for it."""
@@ -31,9 +30,10 @@ def start(upstream: Function, *args: Any, handlers: Any = None, **more: Any) -> 
 
     answer_page()
     if handlers is None and _store.get_rank() == 0:
-        from weft._observe.debug_pages import handlers as with_wefts
+        with contextlib.suppress(ImportError):  # torch says itself what it needs
+            from weft._torch.patches import debug_pages
 
-        handlers = with_wefts()
+            handlers = debug_pages.handlers()
     upstream(*args, handlers=handlers, **more)
 
 
@@ -42,18 +42,12 @@ def answer_page() -> None:
     """From now on this process answers the page; a second call changes nothing."""
     from torch._C._distributed_c10d import _register_handler
 
-    _register_handler(_WITH_WEFTS, _answer)
+    _register_handler(PAGE, _answer)
 
 
 def _answer(request: Any, response: Any) -> None:
     response.set_content(torch._C._distributed_c10d._dump_fr_trace_json(), "application/json")
     response.set_status(200)
-
-
-@patch("torch.distributed.debug._debug_handlers:fetch_all", "(endpoint, args='')", without=_WITHOUT)
-def fetch_all(upstream: Function, endpoint: str, args: str = "") -> Any:
-    """Asks all workers for the page that has Weft's operations."""
-    return upstream(_WITH_WEFTS if endpoint == _PAGE else endpoint, args)
 
 
 _EXISTS = importlib.util.find_spec("torch.distributed.debug") is not None

@@ -6,28 +6,25 @@ shows Weft's with ``backend="weft"``. Before that it records only its own.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import pickle
-import sys
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from weft import _C
-from weft._observe.flight import torch_records
 from weft._torch import current
 from weft._torch.patches.patch import Function, Patch, patch
 
 _MODULE = "torch._C._distributed_c10d"
-_WITHOUT = "torch's flight recorder does not show Weft's operations."
+PAGE = "weft_fr_trace_json"  # what torch's debug server asks a process for, with Weft's operations
+WITHOUT = "torch's flight recorder and debug server do not show Weft's operations."
 
 
 @patch(
-    f"{_MODULE}:_dump_fr_trace_json", "(includeCollectives=None, onlyActive=None)", without=_WITHOUT
+    f"{_MODULE}:_dump_fr_trace_json", "(includeCollectives=None, onlyActive=None)", without=WITHOUT
 )
 def dump_json(upstream: Function, includeCollectives: Any = None, onlyActive: Any = None) -> bytes:
     """Adds Weft's entries to the JSON."""
@@ -39,7 +36,7 @@ def dump_json(upstream: Function, includeCollectives: Any = None, onlyActive: An
 @patch(
     f"{_MODULE}:_dump_fr_trace",
     "(includeCollectives=None, includeStackTraces=None, onlyActive=None)",
-    without=_WITHOUT,
+    without=WITHOUT,
 )
 def dump_pickle(
     upstream: Function,
@@ -54,7 +51,7 @@ def dump_pickle(
     return _merged(dumped, pickle.loads, as_pickle, wanted, stacks, bool(onlyActive))
 
 
-PATCHES: tuple[Patch, ...] = () if torch_records() else (dump_json, dump_pickle)
+PATCHES: tuple[Patch, ...] = () if current.torch_records() else (dump_json, dump_pickle)
 
 
 def _as_json(trace: dict[str, Any]) -> bytes:
@@ -71,8 +68,7 @@ def _merged(
 ) -> bytes:
     """torch's dump, with what Weft has recorded."""
     groups = _C._recorded_groups()
-    with _without_the_compiler():
-        entries = _C._recorded_operations(stacks=stacks, only_active=only_active) if wanted else []
+    entries = _C._recorded_operations(stacks=stacks, only_active=only_active) if wanted else []
     if not groups and not entries:
         return dumped
     trace = read(dumped)
@@ -94,24 +90,6 @@ def _merged(
         everything = [*trace.get("entries", []), *entries]
         trace["entries"] = sorted(everything, key=lambda entry: entry["time_created_ns"])
     return write(trace)
-
-
-@contextlib.contextmanager
-def _without_the_compiler() -> Iterator[None]:
-    """torch imports its compiler, for seconds, to name frames of code that it has compiled.
-
-    A process that has not imported it has compiled nothing.
-    """
-    if "torch._inductor" in sys.modules:
-        yield
-        return
-    nothing = types.ModuleType("torch._inductor")
-    torch._inductor = nothing
-    try:
-        yield
-    finally:
-        if torch.__dict__.get("_inductor") is nothing:
-            del torch._inductor
 
 
 # What torch's analysis calls an operation otherwise.
