@@ -12,7 +12,6 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-import torch
 
 from weft import _C
 from weft._torch import current
