@@ -12,7 +12,6 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-
 from weft import _C
 from weft._torch import current
 from weft._torch.patches.patch import Function, Patch, patch
