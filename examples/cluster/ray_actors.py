@@ -21,7 +21,7 @@ from torch import nn
 
 import weft
 
-PATIENCE = 60.0  # seconds for an actor to be started again
+PATIENCE = 300.0  # seconds for an actor to be started again: it imports torch anew
 
 
 class Encoder(nn.Module):
