@@ -94,9 +94,9 @@ class GPipe(Pipe):
 
 
 def install() -> None:
-    """Adds the old package to the import system; a second call does nothing.
+    """Adds ``torch.distributed.pipeline`` to the import system; a second call does nothing.
 
-    A torch that has the package itself keeps it. Call it before the first such import.
+    A torch that still has the package keeps its own. Call this before the first such import.
     """
     if _ROOT in sys.modules or importlib.util.find_spec(_ROOT) is not None:
         return

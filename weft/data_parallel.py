@@ -16,7 +16,7 @@ def ddp_hook(
     DDP keeps its buckets in ordinary memory, which each all_reduce copies into shared memory and
     back. The hook moves each bucket into memory of the group once, and the division by the number of
     ranks is a part of the reduction. With ``gradient_as_bucket_view=True`` the gradients themselves
-    are views of that memory, and the copy from the bucket into them goes as well::
+    are views of that memory, which also saves the copy from the bucket into them::
 
         model = DistributedDataParallel(module, gradient_as_bucket_view=True)
         model.register_comm_hook(None, weft.ddp_hook)
@@ -29,7 +29,7 @@ def ddp_hook(
         bucket: the gradients that are ready, from DDP.
 
     Raises:
-        ValueError: tensors on the CPU are not served by a weft group.
+        ValueError: the tensors are on the CPU, and the group's CPU backend is not weft.
     """
     group = group if group is not None else dist.group.WORLD
     assert group is not None  # DDP has checked that there is one

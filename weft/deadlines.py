@@ -8,8 +8,8 @@ from weft import _C
 def deadline() -> float | None:
     """How many seconds the caller still waits for the function that runs here.
 
-    The time of the call, or what was left of the call in which that one was made, if it was less.
-    Calls that the function makes end by it, whatever timeout they are given. Threads that the
+    This is the rest of the call's timeout, or of the caller's own deadline if that is earlier. Calls
+    that the function makes end by this deadline, whatever timeout they are given. Threads that the
     function starts have no deadline.
 
     ::
@@ -32,8 +32,8 @@ def deadline() -> float | None:
 def cancelled() -> bool:
     """Whether nobody waits any more for the answer of the function that runs here.
 
-    The caller's timeout has passed, Ctrl-C has ended its ``rpc_sync``, or it is lost. The function
-    itself decides what it does then; its answer is dropped.
+    The caller's timeout has passed, Ctrl-C has ended its ``rpc_sync``, or the caller is lost. The
+    function itself decides what it does then; its answer is dropped.
 
     ::
 

@@ -18,7 +18,7 @@ class Variable(NamedTuple):
 
 
 def table() -> list[Variable]:
-    """Every variable, with its present value (None when unset).
+    """Every variable that Weft reads, with its present value (None when unset).
 
     ::
 
@@ -33,5 +33,5 @@ def table() -> list[Variable]:
 
 
 def unknown() -> list[str]:
-    """Names that begin with ``WEFT_`` and that Weft does not know."""
+    """Names in the environment that begin with ``WEFT_`` and that Weft does not know."""
     return list(_C.unknown_environment())

@@ -6,5 +6,5 @@ from __future__ import annotations
 class RemoteError(RuntimeError):
     """A remote function raised an exception whose type cannot be made by this worker.
 
-    Its text tells the type, and has the remote traceback.
+    Its text names the type and contains the remote traceback.
     """

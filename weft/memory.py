@@ -19,13 +19,13 @@ def empty(
     dtype: torch.dtype | None = None,
     requires_grad: bool = False,
 ) -> torch.Tensor:
-    """As ``torch.empty`` on the CPU, in memory that RPC sends without copying it.
+    """Like ``torch.empty`` on the CPU, in memory that RPC sends without copying it.
 
     Fill the tensor, then send it: receivers on this host map the same memory. After the first send,
     a write here or there goes to a private copy of its page, so no process sees another's writes.
     A tensor that was written to after a send is copied at the next send; make a new one for each new
-    value. Below 64 KiB, and at the limit of such memory for this process, the result is an ordinary
-    tensor.
+    value. Below 64 KiB, and when this process has as much of such memory as it may, the result is an
+    ordinary tensor.
 
     ::
 

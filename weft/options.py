@@ -28,7 +28,7 @@ def _accelerator(device: DeviceLike) -> torch.device:
 
 
 def check_seconds(name: str, value: object) -> float:
-    """A time that somebody gave as ``name``; raises for what is none."""
+    """The time given as ``name``, in seconds; raises unless it is one."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number of seconds, got {value!r}")
     if not math.isfinite(value) or value < 0:
@@ -99,8 +99,8 @@ class RpcBackendOptions(_C.RpcBackendOptionsBase):
         devices: accelerators in use; by default the ones in the device maps.
         heartbeat_interval: seconds between heartbeats on an idle connection.
         peer_timeout: seconds of silence after which a peer is declared lost.
-        reconnect_timeout: seconds to reconnect after a broken connection before the peer is lost,
-            at most ``peer_timeout``, which it is by default where that is below 5; 0: a broken
+        reconnect_timeout: seconds to reconnect after a broken connection before the peer is lost;
+            by default 5, or ``peer_timeout`` if that is less, which is also the most; 0: a broken
             connection is a lost peer.
         max_message_bytes: the largest message that is accepted from a peer; by default half of
             the machine's memory (or of what its container allows), at most 64 GiB.

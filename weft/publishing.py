@@ -30,8 +30,8 @@ class Batch:
     """Serves many requests with one run of the module: see :func:`publish`.
 
     Attributes:
-        max_requests: a run begins when so many requests wait,
-        max_delay: or when the first has waited so many seconds.
+        max_requests: a run begins when this many requests wait,
+        max_delay: or when the first of them has waited this many seconds.
     """
 
     max_requests: int = 32
@@ -132,7 +132,7 @@ def publish(
 
 
 def unpublish(name: str, version: int | None = None) -> None:
-    """Withdraws one version, or all versions of ``name``. Calls that have begun run to their end."""
+    """Withdraws one version of ``name``, or all. Calls that have begun run to their end."""
     _C.unpublish(name, NEWEST if version is None else version)
 
 
@@ -157,7 +157,7 @@ def wait_published(target: str, timeout: float = 60.0) -> PublishedInfo:
         What is published there: that version, or the newest.
 
     Raises:
-        ValueError: ``target`` is written otherwise.
+        ValueError: ``target`` has another form.
         TimeoutError: it was not published in time.
         RuntimeError: there is no such worker, or it is lost.
     """
@@ -212,7 +212,7 @@ def call(
         kwargs: arguments by name.
 
     Raises:
-        ValueError: ``target`` is written otherwise.
+        ValueError: ``target`` has another form.
         RuntimeError: nothing is published there by that name, the arguments do not fit, the module
             raised, the timeout ran out, or the worker is lost: the text says which.
     """

@@ -60,7 +60,8 @@ class RemoteModule(nn.Module):
     :meth:`remote_parameters` to a ``DistributedOptimizer``). ``torch.jit.script`` of it, or of a model that
     holds it, makes typed remote calls that can be saved and loaded, in C++ as well.
 
-    Creation does not wait: the first call raises an error of the constructor.
+    The constructor does not wait for the owner: if ``module_cls`` raises there, the first call raises
+    that error.
 
     ::
 
@@ -80,8 +81,8 @@ class RemoteModule(nn.Module):
 
     Raises:
         AssertionError: RPC is not initialised.
-        TypeError: ``args`` is no tuple.
-        ValueError: ``remote_device`` is written otherwise.
+        TypeError: ``args`` is not a tuple.
+        ValueError: ``remote_device`` has another form.
     """
 
     # Not part of what is scripted and saved.
@@ -117,12 +118,10 @@ class RemoteModule(nn.Module):
         self.make_again()
 
     def make_again(self) -> None:
-        """Makes the module once more, at a worker that was restarted: a new one, as the first was.
-
-        It takes ``module_cls`` and its arguments, which are kept for this.
+        """Makes a new module from the same class and arguments, at a worker that was restarted.
 
         Raises:
-            ValueError: this was made from an RRef, or came over RPC, and does not have them.
+            ValueError: this was made from an RRef, or came over RPC, and has no class and arguments.
         """
         if self._made_of is None:
             raise ValueError(
@@ -142,10 +141,10 @@ class RemoteModule(nn.Module):
         """A remote module for a module that exists already.
 
         Args:
-            remote_device: the module's owner, and the device there. When it names another worker, a
-                warning says so, and the owner is called all the same.
+            remote_device: the module's owner, and the device there. If it names another worker, a
+                warning says so, and calls go to the owner.
             module_rref: the module.
-            name: under which it is published, if it is.
+            name: the name under which it is published, if it is.
             timeout: of each call, in seconds; -1 for the group's.
         """
         made = RemoteModule.__new__(RemoteModule)

@@ -29,9 +29,8 @@ def init_rpc(
     Args:
         name: the name of this worker.
         rank: the rank of this worker.
-        world_size: the number of workers; None for a dynamic group. A group of 1 needs no rank, and
-            no place to meet: without ``init_method`` it takes a free port of its own, whatever the
-            environment says.
+        world_size: the number of workers; None for a dynamic group. A group of 1 needs no rank and
+            no ``init_method``: without one it takes a free port and ignores the environment.
         rpc_backend_options: the options as one object,
         options: or by name, as :class:`weft.RpcBackendOptions` takes them.
 
@@ -64,7 +63,7 @@ def init_rpc(
 def wait_all_workers(timeout: float = api.DEFAULT_SHUTDOWN_TIMEOUT) -> None:
     """Blocks until every worker has called this and no call is in flight anywhere.
 
-    Unlike :func:`torch.distributed.rpc.shutdown` it ends nothing: the group serves calls after it.
+    Unlike after :func:`torch.distributed.rpc.shutdown`, the group continues to serve calls.
 
     Args:
         timeout: seconds; 0 waits as long as the missing workers live.

@@ -8,7 +8,7 @@
     model = weft.Pipe(nn.Sequential(first, second), chunks=8)
     output = model(batch).local_value()
 
-What ``torch.distributed.pipeline.sync`` was up to PyTorch 2.3, and more: see ``docs/guide/pipe.md``.
+It has the API of ``torch.distributed.pipeline.sync`` (PyTorch up to 2.3). See ``docs/guide/pipe.md``.
 """
 
 from __future__ import annotations

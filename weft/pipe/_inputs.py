@@ -1,4 +1,4 @@
-"""What a Pipe may be given, and what one micro-batch gets of it."""
+"""The inputs of a Pipe, and the part of them that one micro-batch gets."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class NoChunk:
 
 
 def check_chunks(chunks: int) -> int:
-    """The number of micro-batches as an int; raises for what is no whole number of at least 1."""
+    """The number of micro-batches as an int; raises unless it is a whole number of at least 1."""
     if isinstance(chunks, (str, bytes)) or int(chunks) != chunks:
         raise TypeError(f"chunks must be an int, got {chunks!r}")
     chunks = int(chunks)

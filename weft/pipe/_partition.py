@@ -10,7 +10,7 @@ from torch import nn
 
 
 class WithDevice(nn.Module):
-    """Tells :class:`weft.Pipe` on which device a module runs, and for a schedule on which worker.
+    """Tells :class:`weft.Pipe` on which device a module runs and, with a schedule, on which worker.
 
     Building the Pipe moves the module there::
 

@@ -44,8 +44,8 @@ def _rest() -> None:
 class Pipe(nn.Module):
     """Runs an ``nn.Sequential`` as a pipeline: its partitions work on micro-batches at the same time.
 
-    Neighbouring children on one accelerator form a partition; each child on the CPU is one of its
-    own. A child without parameters or buffers runs on the CPU unless it is wrapped in
+    Neighbouring children on one accelerator form a partition; each child on the CPU is a partition
+    of its own. A child without parameters or buffers runs on the CPU unless it is wrapped in
     :class:`WithDevice`. Call ``init_rpc`` first.
 
     ::
@@ -61,9 +61,9 @@ class Pipe(nn.Module):
             backward: ``"always"`` (all), ``"except_last"`` or ``"never"`` (none).
         deferred_batch_norm: batch norms update their running statistics once per mini-batch,
             with the statistics of the whole mini-batch.
-        schedule: ``"gpipe"``, ``"1f1b"`` or ``"interleaved"``: the children are stages on workers
-            (:class:`weft.RemoteModule`, or :class:`WithDevice` with ``"worker/device"``), and training
-            goes best by ``pipe.step``. See docs/guide/pipelines.md.
+        schedule: ``"gpipe"``, ``"1f1b"``, ``"interleaved"`` or ``"zb"``: the children are stages on
+            workers (:class:`weft.RemoteModule`, or :class:`WithDevice` with ``"worker/device"``);
+            train with ``pipe.step``. See docs/guide/pipelines.md.
 
     Raises:
         RuntimeError: RPC is not initialised.
