@@ -17,8 +17,8 @@
 // one thread; messages of different threads interleave whole.
 //
 // Broken connections. As long as the peer lives, a connection that breaks is made again, and all
-// messages arrive once and in order; it only takes longer. Not made again within reconnect_timeout,
-// or refused where the peer listened, means that the peer is lost.
+// messages arrive once and in order; it only takes longer. The peer is lost if the connection is
+// not made again within reconnect_timeout, or if nothing listens at the peer's address any more.
 //
 // Failure. Every function that can fail returns an Error. A peer that is lost stays
 // lost: later sends fail at once with the same reason, until addPeer() names a new
@@ -66,8 +66,8 @@ enum class Disposition : std::uint8_t {
   kRefuse,   // the header is not this application's: close the link, the peer is lost
 };
 
-// What it throws ends no process: at a message it loses the peer that sent it, with the text; else
-// it is logged.
+// An exception of a handler does not end the process: for a message, the peer that sent it is lost,
+// with the exception's text; otherwise the exception is logged.
 class EndpointHandler {
  public:
   virtual ~EndpointHandler() = default;
@@ -160,7 +160,7 @@ class Endpoint {
 
   // Makes a peer known. Naming one that is known with the same name and address
   // changes nothing. With another address: a new life, if onPeerLost() has told of the old one,
-  // else an error. Of a peer that joined by itself (onPeerJoined) this gives the address. A peer
+  // else an error. For a peer that joined by itself (onPeerJoined) this sets the address. A peer
   // may connect before it is named here: it is held, unread, for up to connect_timeout.
   virtual Error addPeer(const PeerInfo& peer) = 0;
   // Where a peer that joined by itself listens, as it says itself over its connection. Unknown
@@ -187,8 +187,8 @@ class Endpoint {
   virtual bool onLoopThread() const noexcept = 0;
 
   // The calling thread is the loop thread until `done()`, so that it reads itself what it waits
-  // for. It holds no lock that a handler takes. What makes `done()` true on another thread is
-  // followed by wakeDriver(). `spin`: the thread's own.
+  // for. It holds no lock that a handler takes. Another thread that makes `done()` true calls
+  // wakeDriver() afterwards. `spin`: the thread's own.
   virtual Driven drive(Driver kind, const std::function<bool()>& done, Deadline deadline,
                        AdaptiveSpin& spin) = 0;
   virtual void wakeDriver(Driver kind) = 0;

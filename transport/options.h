@@ -29,7 +29,8 @@ struct Limits {
   // Connections in handshake at once: so many that have said nothing yet, and as many whose hello
   // was right, for Unix sockets and for TCP each. One more ends the oldest of its kind.
   std::uint32_t max_unauthenticated = 64;
-  // Of those that have said nothing, so many from one IPv4 address, IPv6 /64 or local user.
+  // The most connections of one IPv4 address, IPv6 /64 or local user among those that have said
+  // nothing.
   std::uint32_t max_per_source = 16;
 };
 
@@ -56,8 +57,8 @@ struct EndpointOptions {
   std::string name;       // 1..128 bytes
   std::int32_t rank = 0;  // >= 0
   AuthKey key;            // shared by the group
-  // By TLS 1.3, with a key made from `key`, or with certificates if there are any. What one end
-  // requires and the other one has off makes no connection.
+  // By TLS 1.3, with a key made from `key`, or with certificates if there are any. If one end
+  // requires it and the other has it off, there is no connection.
   Encryption encryption = Encryption::kOff;
   TlsFiles certificates;       // all three or none; `name` must be among the certificate's
   std::string listen_address;  // numeric IPv4/IPv6 address; the port is chosen by the kernel

@@ -1,7 +1,7 @@
-// ArenaPlacement: the buffers of one message that are in the arena, already copied, or in exported
-// blocks, not copied. It ends with its frame, when that was acknowledged or will never be: blocks
-// of the arena that were not handed over to the receiver, or were taken back from it, are free
-// then.
+// ArenaPlacement: where the buffers of one message lie that do not go through the socket: in the
+// arena, into which they were copied, or in exported blocks, without a copy. It lives as long as
+// its frame, until the frame is acknowledged or never will be. Then the arena's blocks that were
+// not handed over to the receiver, or were taken back from it, become free.
 //
 // Threads: one at a time.
 #pragma once
@@ -42,7 +42,7 @@ class ArenaPlacement {
                    const std::shared_ptr<ExportedBlock>& block);
   // The descriptors to send with the frame, in the order in which the entries count them.
   const std::vector<int>& fds() const noexcept { return fds_; }
-  // The exported ones will be written with the frame: forgets them.
+  // Forgets the exported buffers: their bytes will be written with the frame.
   void keepToArena() noexcept;
   const std::vector<Entry>& entries() const noexcept { return entries_; }
   // Frames name the blocks of the entries.

@@ -1,9 +1,11 @@
 // ArenaSender: whether and how the large buffers for one peer go through shared memory. It makes
 // the arena when the first large buffer is sent over a Unix socket, and uses it once the peer has
-// accepted it; before, without, and when it is full, buffers go through the socket.
+// accepted it; until then, if the peer refuses it, and when it is full, buffers go through the
+// socket.
 //
 // Threads: place(): any but the loop thread, because it copies; stats(): any; the rest: the loop
-// thread. Failure: none for the sender of a message; what finds no room goes another way.
+// thread. Failure: none for the sender of a message: a buffer that finds no room goes through the
+// socket.
 #pragma once
 
 #include <atomic>
@@ -31,8 +33,8 @@ struct ArenaStats {
 class ArenaSender {
  public:
   // `wanted` is called once, on the thread that sends the first large buffer: offer() should be
-  // called on the loop thread as soon as the peer is connected. `help`, where given, has another
-  // thread help() with a large copy, soon or never.
+  // called on the loop thread as soon as the peer is connected. `help`, if given, asks another
+  // thread to help() with a large copy; that thread may come late or never.
   using Help = std::function<void(const std::shared_ptr<SharedCopy>&)>;
   ArenaSender(const ArenaOptions& options, std::function<void()> wanted, Help help = {});
 
@@ -41,7 +43,8 @@ class ArenaSender {
   ArenaPlacement place(const Message& message, bool may_export = true);
   ArenaStats stats() const noexcept;
 
-  // It should be offered on the link that is up: it never was, or the answer was lost with a link.
+  // Whether to offer the arena on the present link: it was never offered, or the answer was lost
+  // with a link.
   bool wanted() const noexcept {
     const State state = state_.load();
     return state == State::kWanted || state == State::kOffered;
@@ -52,7 +55,7 @@ class ArenaSender {
   Error answered(bool accepted);  // kProtocol: nothing was offered
   // Off for good: the peer is not of this host, or gone. Lets the memory go.
   void close() noexcept;
-  // Now and then: after a while without large buffers, gives back most of the memory.
+  // Call it now and then: after a while without large buffers it gives back most of the memory.
   void tick(std::chrono::steady_clock::time_point now);
 
  private:

@@ -32,7 +32,7 @@ class ArenaView : public std::enable_shared_from_this<ArenaView> {
   ArenaView(const ArenaView&) = delete;
   ArenaView& operator=(const ArenaView&) = delete;
 
-  // It is the memory that `offer` announces.
+  // Whether this is the memory that `offer` announces.
   bool isOf(const ArenaOffer& offer) const noexcept { return offer_.magic == offer.magic; }
   // The block that a frame names; kProtocol when it names none.
   Result<OwnedBuffer> lend(const ArenaDescriptor& block, std::uint64_t size);

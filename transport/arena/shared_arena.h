@@ -48,16 +48,17 @@ class SharedArena {
 
   // A block to fill and then to name to the receiver. None: no room, no slot or no memory.
   std::optional<Block> take(std::size_t size);
-  // Once its bytes are written: from now on the receiver may release it.
+  // Call it once the block's bytes are written: from then on the receiver may release the block.
   void handOver(const ArenaDescriptor& block) noexcept;
   // After handOver(): the receiver has all it needs. A block that it never took is free now.
   void withdraw(const ArenaDescriptor& block) noexcept;
   // Where a block's bytes lie here. They stay while it is not free.
   std::byte* bytes(const ArenaDescriptor& block) const noexcept { return base_ + block.offset; }
-  // Instead of handOver(): nobody was told of it.
+  // Frees a block that was not handed over: nobody was told of it.
   void giveBack(const ArenaDescriptor& block);
 
-  // Now and then: gives most of the memory back after a while in which nothing was taken.
+  // Call it now and then: after a while in which nothing was taken it gives back most of the
+  // memory.
   void tick(std::chrono::steady_clock::time_point now);
 
   std::uint64_t heldBytes() const { return pool_.heldBytes(); }

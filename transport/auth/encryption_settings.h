@@ -17,8 +17,8 @@ struct EncryptionSettings {
 // `secret_key`: the group's key comes from a file, so that it is worth encrypting with.
 Result<EncryptionSettings> encryptionFromEnvironment(bool secret_key);
 
-// A group that spans hosts has its key in the Store, for whoever reaches that. Says so once in a
-// process, unless there are certificates.
+// Warns, once in a process, that a group that spans hosts has its key in the Store, which whoever
+// reaches the Store can read. Says nothing if there are certificates.
 void warnOfKeyInStore();
 
 }  // namespace weft::transport

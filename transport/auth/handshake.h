@@ -9,8 +9,8 @@
 //
 // When the hellos agree on encryption (encryption.h), TLS begins behind the dialler's proof: the
 // acceptor finds that right, and says so (StartTls, 16 bytes). Inside of TLS the dialler proves
-// itself once more, and then the acceptor. What proves a dialler's name with certificates is
-// checked there too, before the acceptor admits it.
+// itself once more, and then the acceptor. With certificates the acceptor checks the dialler's name
+// there too, before it admits the dialler.
 //
 // Both proofs cover both hellos whole, so names, ranks, group, nonces, roles and version are
 // all bound; and each covers what its side claims of the session (SessionClaim). Those inside of
@@ -75,11 +75,12 @@ class Handshake {
   Status status() const noexcept { return status_; }
   RefusalCode refusal() const noexcept { return refusal_; }
   std::uint16_t peerVersion() const noexcept { return peer_version_; }
-  // The peer's hello was right, which a stranger to the group does not know how to say. No proof.
+  // The peer's hello was right: a stranger to the group could not have made it. This proves nothing
+  // yet.
   bool named() const noexcept { return step_ != Step::kAwaitHello; }
   const Hello& peer() const noexcept { return peer_; }                    // proved only when kDone
   const SessionClaim& peerClaim() const noexcept { return peer_claim_; }  // likewise
-  // When kDone: what the checksums of this connection begin with, which differs by direction.
+  // When kDone: the seeds of this connection's checksums, which differ by direction.
   CheckedStream::Seeds checksumSeeds() const noexcept;
 
   // Send output(), then make this connection TLS, with this key, which no other connection has;

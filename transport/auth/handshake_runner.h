@@ -30,10 +30,10 @@ class HandshakeRunner {
 
   HandshakeRunner(EventLoop& loop, std::shared_ptr<Stream> stream, Handshake handshake);
 
-  // `done` is called once, not from start(). It may destroy this object. `named`, before it, when
-  // the peer's hello was right (Handshake::named()); it must leave this object alone.
+  // `done` is called once, not from start(). It may destroy this object. `named` is called before
+  // that, when the peer's hello was right (Handshake::named()); it must not touch this object.
   void start(std::chrono::milliseconds timeout, Done done, Named named = nullptr);
-  // Reads what has come, without waiting for the loop to tell of it. May call both of the above.
+  // Reads what has arrived, without waiting for the loop's event. May call `done` and `named`.
   void readNow() { onReadable(0); }
 
  private:

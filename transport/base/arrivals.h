@@ -2,7 +2,7 @@
 // of them can be used while the others are on the way.
 //
 // Threads: the endpoint's loop thread and its bulk thread, perhaps both at once. Neither may be
-// held up. What is in shared memory when the message is announced is not told.
+// delayed. Bytes that are in shared memory when the message is announced are not reported.
 #pragma once
 
 #include <cstddef>

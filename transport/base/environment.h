@@ -1,6 +1,5 @@
-// The names of the environment variables that Weft's C++ reads, and how. What they mean is in the
-// table above (rpc_backend/core/env.cpp), which Python and docs/reference/environment.md are made
-// from.
+// The names of the environment variables that Weft's C++ reads, and how it reads them. The table in
+// rpc_backend/core/env.cpp says what they mean; Python and docs/reference/environment.md use it.
 //
 // Threads: any; nobody sets them while the program runs.
 #pragma once
@@ -40,8 +39,8 @@ inline std::string value(const char* name) {
   return text == nullptr ? std::string() : std::string(text);
 }
 
-// What is wrong with the variables that take one of a few words, or "". To be asked before any of
-// them is heeded: what is taken for a default by mistake is found late.
+// The error in the variables that take one of a few words, or "". Ask before any of them is used: a
+// misspelt value that counted as the default would be noticed late.
 inline std::string problem() {
   struct Choice {
     const char* name;

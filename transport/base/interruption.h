@@ -35,8 +35,8 @@ inline constexpr std::chrono::milliseconds kInterruptEvery{50};
 
 // Whether this thread can be interrupted at all.
 WEFT_API bool mayBeInterrupted() noexcept;
-// Whether a handler raised something that was not thrown yet. Cheap: it looks only when the last
-// look is some time ago, and says no until then.
+// Whether a handler raised something that was not thrown yet. Cheap: it runs the hook only some
+// time after it last did, and says no in between.
 WEFT_API bool interrupted();
 // Throws what the handler raised; returns when there is nothing.
 WEFT_API void raiseInterrupt();
@@ -46,8 +46,8 @@ inline void raiseIfInterrupted() {
 
 enum class Waited : std::uint8_t { kDone, kLate, kInterrupted };
 
-// Waits until `ready()`. The lock is free while the hook runs. An interruption goes before a late
-// arrival: what the handler raised must be thrown now.
+// Waits until `ready()`. The lock is free while the hook runs. An interruption takes precedence
+// over a late arrival: what the handler raised must be thrown now.
 template <typename Ready>
 Waited waitInterruptibly(std::condition_variable& arrived, std::unique_lock<std::mutex>& lock,
                          Deadline deadline, Ready&& ready) {

@@ -22,8 +22,9 @@ class SpareDescriptor {
     refill_at_ = std::chrono::steady_clock::now() + kHoldOff;
     return true;
   }
-  // To be called now and then: takes one when there is none. Not soon after one was given up, which
-  // would take what another endpoint of this process has given up for the same connection.
+  // Call it now and then: it takes a spare when there is none. It waits a while after a spare was
+  // given up, because another endpoint of this process may have given up its spare for the same
+  // connection.
   void refill() noexcept {
     if (fd_.valid() || std::chrono::steady_clock::now() < refill_at_) return;
     fd_ = UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC));

@@ -60,7 +60,7 @@ class BulkConnection : public std::enable_shared_from_this<BulkConnection> {
   // before it has arrived. `arrivals`: null, or who is told of its bytes, before arrived() says
   // yes.
   void read(std::span<const iovec> into, std::shared_ptr<Arrivals> arrivals = nullptr);
-  // The half has arrived. If not, on_arrived follows.
+  // Whether the half has arrived. If not, on_arrived is called when it has.
   bool arrived();
   // Nothing waits to be written.
   bool written() const noexcept { return unwritten_.load() == 0; }

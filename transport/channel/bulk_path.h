@@ -56,7 +56,7 @@ class BulkPath final : public BulkHandler {
   void adopt(std::shared_ptr<Stream> stream, const std::weak_ptr<void>& owner);
   // Nothing waits to be written.
   bool written() const noexcept { return bulk_ == nullptr || bulk_->written(); }
-  // It brought nothing for long: no other is made.
+  // The bulk connection brought nothing for long: no other one is made.
   void disable() noexcept { attempts_ = Attempts::kOver; }
 
  private:

@@ -43,8 +43,8 @@ class FrameQueue {
   void push(OutFrame frame);
   // Its first bytes are written.
   void pushFront(OutFrame frame);
-  // It was written to a stream that is broken: back to its place, `inlined` as by bringInline().
-  // True: it had exported memory, which it carries inline now.
+  // Puts a frame that was written to a broken stream back into its place, `inlined` as by
+  // bringInline(). True: it had exported memory, which it carries inline now.
   bool requeue(OutFrame frame, bool inlined);
 
   // Where the next bytes are, and the descriptors to send with the first of them.
@@ -55,8 +55,8 @@ class FrameQueue {
   Gathered gather(std::span<iovec> out) const;
   // So many of them are written.
   void written(std::uint64_t bytes, Released& released);
-  // A frame that never was in the queue is written whole. What it leaves in `frame` and what it
-  // returns is to be destroyed without the lock.
+  // Counts a frame that is written whole and never was in the queue. Destroy what it leaves in
+  // `frame`, and what it returns, without the lock.
   std::shared_ptr<void> writtenWhole(OutFrame& frame);
 
   // --- acknowledged ---
@@ -66,7 +66,8 @@ class FrameQueue {
   Frames takeAcknowledged() noexcept;
   // At most out.size() of them.
   void takeAcknowledged(std::span<OutFrame> out);
-  // They are many, or a sender waits for its buffers: not to be left to threads that send.
+  // Whether to release them now instead of leaving that to threads that send: they are many, or a
+  // sender waits for its buffers.
   bool releaseNow() const noexcept { return wanted_ || acknowledged_.size() > kMaxAcknowledged; }
 
   // --- another stream ---

@@ -94,10 +94,10 @@ class Outbox {
   bool acked(std::uint64_t sequence);
   // The number of the last message taken.
   std::uint64_t lastSequence() const;
-  // Releases acknowledged messages for which no sender came by.
+  // Releases acknowledged messages that no sending thread has released.
   void tidy();
   // False: a connection broke while exported memory was on its way, perhaps because the peer cannot
-  // map it; from then on its bytes are sent. Or nothing is sent twice.
+  // map it, so its bytes are sent from then on; or this outbox sends nothing twice.
   bool mayExport() const noexcept { return may_export_.load(std::memory_order_relaxed); }
 
   // From now on send() fails with `reason`. Again: with another one.

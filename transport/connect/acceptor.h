@@ -1,12 +1,13 @@
 // Acceptor: listens, and takes those who connect through the handshake. Other users of this host
 // are turned away from the Unix socket, unless EndpointOptions::accept_other_users. Everybody else
-// gets in, if need be in the place of one that was there before (Limits): a member of the group
-// says its hello with its connect, so those who stay silent wait in rooms of their own
+// gets in, in the place of an older connection if there is no room (Limits). A member of the group
+// sends its hello with its connect, so silent connections have waiting rooms of their own
 // (WaitingRoom).
 //
 // Threads: counts(): any; the rest: the endpoint's loop thread.
-// Failure: who fails the handshake is cut off and counted. When the system has no descriptor for a
-// connection, it gets the spare one; else the log says so, and the acceptor tries again.
+// Failure: a connection that fails the handshake is cut off and counted. A connection for which the
+// system has no descriptor gets the spare one; if there is none, the log says so, and the acceptor
+// tries again.
 #pragma once
 
 #include <array>

@@ -1,5 +1,5 @@
 // Connector: makes one authenticated connection to a peer. It tries the peer's addresses in turn,
-// retries what may pass, and gives up on what will not.
+// retries after failures that may pass, and gives up after those that will not.
 //
 // Threads: the endpoint's loop thread. Destroying it ends the attempt.
 // Failure: the Outcome has an Error; nothing is left open.

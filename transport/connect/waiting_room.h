@@ -1,7 +1,7 @@
-// WaitingRoom: those in one stage of the handshake, and who of them goes when another comes and
-// there is no room: the oldest one of its own source, where that has its share, else the oldest one
-// of the source that has most. So whoever comes gets in, and a source displaces others only as long
-// as they have more than it has.
+// WaitingRoom: the connections in one stage of the handshake, and which of them must leave when
+// another one comes and there is no room: the oldest one of the newcomer's own source if that
+// source has used up its share, else the oldest one of the source that has most. So every newcomer
+// gets in, and a source displaces others only while they have more than it has.
 //
 // Threads: the endpoint's loop thread.
 #pragma once

@@ -1,7 +1,7 @@
 // What a FrameReader finds in the bytes of one link, in three small interfaces.
 //
 // Threads: all are called from FrameReader::commit() and resume(), on the thread that reads.
-// Failure: an Error that one of them returns is the reader's last word and ends the link.
+// Failure: an Error that one of them returns is final for the reader and ends the link.
 #pragma once
 
 #include <sys/uio.h>

@@ -7,7 +7,8 @@
 //
 // Threads: post(), inLoop(), drive() and wakeDriver(): any; stop(): any but the loop thread; the
 // rest, with Poll and Timer: the loop thread. Failure: create() returns it. What a task or callback
-// throws is logged, and the loop goes on: who owns it keeps its own state right before.
+// throws is logged, and the loop goes on; the callback's owner must have its own state in order
+// before it throws.
 #pragma once
 
 #include <atomic>
@@ -59,7 +60,7 @@ class EventLoop {
   void assertInLoop() const noexcept;
 
   // Runs the loop on the calling thread, which holds no lock that a task or callback takes, until
-  // `done()`. What makes that true on another thread is followed by wakeDriver(). `spin`: the
+  // `done()`. Another thread that makes `done()` true calls wakeDriver() afterwards. `spin`: the
   // thread's own. One thread of each kind at a time.
   Driven drive(Driver kind, const std::function<bool()>& done, Deadline deadline,
                AdaptiveSpin& spin);
@@ -98,8 +99,8 @@ class EventLoop {
 };
 
 // Readiness of one file descriptor. Loop thread only. May be destroyed inside its own
-// callback. The descriptor is not owned and must be closed after this is gone. After its callback
-// threw it is not wanted any more: a descriptor that stays ready would keep the loop busy.
+// callback. The descriptor is not owned and must be closed after this is gone. It stops polling
+// once its callback has thrown: a descriptor that stays ready would keep the loop busy.
 class EventLoop::Poll {
  public:
   struct Ready {

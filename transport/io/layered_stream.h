@@ -1,5 +1,5 @@
-// LayeredStream: what a stream has in common that changes bytes on their way over another one,
-// whose socket it uses.
+// LayeredStream: the common part of streams that change bytes on their way over another stream,
+// whose socket they use.
 //
 // Threads and failure are Stream's. Ownership: it shares the stream below.
 #pragma once

@@ -28,7 +28,7 @@ class LoopGate {
   // `loop_fd`: becomes readable when the loop has something to do (uv_backend_fd).
   static Result<std::unique_ptr<LoopGate>> create(int loop_fd);
 
-  // What is there already when the gate opens is seen, too.
+  // Events that are there already when the gate opens count, too.
   void open() noexcept { watch(true); }
   void close() noexcept { watch(false); }
   // Ends a wait, the next one if there is none now.

@@ -1,8 +1,8 @@
 // LoopTurns: which of the threads that may run an event loop is woken when it has something to do.
 //
 // Leader and followers (Schmidt et al., 2000). The loop's own thread always waits; others, of which
-// there is one of each Driver kind, come and go. Woken is the one that came last: it waits for
-// something that is about to come, and then no other thread has to wake up. While a thread runs the
+// there is one of each Driver kind, come and go. The thread that came last is woken: it waits for
+// something that is about to come, and no other thread has to wake up then. While a thread runs the
 // loop nobody is woken.
 //
 // Threads: any. Failure: kTaken where the system has no descriptors for another gate.
@@ -39,12 +39,13 @@ class LoopTurns {
   // Whether a driver ever came; until then the loop is its own thread's alone.
   bool shared() const noexcept { return shared_.load(std::memory_order_acquire); }
 
-  // Sleeps until there is something to do or a timer is due, until it is rung, or `deadline`.
+  // Sleeps until there is something to do, a timer is due, ring() is called, or `deadline` passes.
   // kReady: nobody else is woken until give().
   LoopGate::Woken wait(Who who, Deadline deadline);
-  // By a thread that is about to run the loop: nobody is woken until give().
+  // Called by a thread that is about to run the loop: nobody is woken until give().
   void take();
-  // The loop was run; its next timer is due then. Who sleeps longer is rung.
+  // The loop was run, and its next timer is due at `next_timer`. Wakes a thread that would sleep
+  // longer.
   void give(Deadline next_timer);
 
   // Ends the wait of that driver, if it is in.

@@ -1,6 +1,6 @@
-// Stream: a connected byte stream that never blocks. SocketStream is the plain one. Over it there
-// may be one that adds to it (layered_stream.h): CheckedStream, which has checksums, or TlsStream.
-// The session tests have a simulated one.
+// Stream: a connected byte stream that never blocks. SocketStream is the plain one. Another stream
+// may lie over it (layered_stream.h): CheckedStream, which adds checksums, or TlsStream. The
+// session tests have a simulated one.
 //
 // Threads: read() and write() may be called by two threads at once (one each).
 // Ownership: the destructor closes the descriptor, so whoever writes holds a shared_ptr.

@@ -5,8 +5,8 @@
 // blocks back to the system each time), or a part of a memfd (SharedArena, the heap of a process
 // group). Shared memory is obtained before a block is given, so that a lack of it shows as no
 // block, not as a SIGBUS. Blocks are taken at the lowest free offset, where the pages are warm.
-// Most of the memory goes back to the system after a while in which nothing was taken, and what is
-// unused beyond `most_idle` at once.
+// After a while in which nothing was taken, most of the memory goes back to the system; unused
+// memory beyond `most_idle` goes back at once.
 //
 // Threads: any; tick() by one. Ownership: blocks keep the pool. A forked child releases nothing.
 #pragma once

@@ -69,7 +69,7 @@ class Session {
   std::uint64_t received() const noexcept { return received_; }
   // An ack must go out now. `last_ack_sent`: the last one that went out on any frame.
   bool ackAsked(std::uint64_t last_ack_sent) const noexcept { return asked_ > last_ack_sent; }
-  // To be called once per tick: frames of before the last tick are not acknowledged yet.
+  // Whether frames from before the last tick are not acknowledged yet. Call it once per tick.
   bool ackOverdue(std::uint64_t last_ack_sent) noexcept;
 
  private:

@@ -5,8 +5,8 @@
 // that are read are decrypted once and copied to their places. Nothing is handed out before its
 // record's tag was found right.
 //
-// The kernel could encrypt by itself (kTLS, `modprobe tls`): OpenSSL uses it only where it owns the
-// socket, which is not so here. A kernel without it is what Weft is tested on.
+// The kernel could encrypt itself (kTLS, `modprobe tls`), but OpenSSL uses that only where it owns
+// the socket, and here it does not.
 //
 // Threads: as Stream. An SSL object serves one thread at a time, so a lock that is a leaf is held
 // while one record is made or opened, but not while bytes are sent. Ownership: shares `below`.
@@ -60,8 +60,8 @@ class TlsStream final : public LayeredStream {
   // the handshake's last one.
   Step handshake();
   bool unsent() const noexcept { return sent_ < out_.size(); }
-  // Why the handshake, or the last read() that failed, did: a dialler's handshake is done before
-  // the acceptor has looked at its certificate. kAuthFailed: it is about certificates, and will not
+  // Why the handshake or the last failed read() failed: a dialler's handshake is done before the
+  // acceptor has looked at its certificate. kAuthFailed: it is about certificates, and will not
   // pass; else kConnectFailed.
   const Error& problem() const noexcept { return problem_; }
   // Once it is done, with certificates: whether the peer's is for this name; else what names it
