@@ -47,9 +47,10 @@ class MessageRouter : public transport::EndpointHandler {
  private:
   bool isWanted(worker_id_t from, std::span<const std::byte> header,
                 std::span<const std::uint64_t> sizes);
-  // Of a message that is not taken: its sender may free the device memory that it lends.
+  // Tells the sender of a message that is not taken that it may free the device memory which the
+  // message lends.
   void giveBack(worker_id_t from, std::span<const std::byte> header);
-  // Drops a message that `why` keeps out. False: it is none of a call.
+  // Drops a message because of `why`, and fails its call. False: the message belongs to no call.
   bool drop(worker_id_t from, std::span<const std::byte> header, const transport::Error& why);
   void onControl(worker_id_t from, const IncomingMessage& in);
 

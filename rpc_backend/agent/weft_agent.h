@@ -119,7 +119,8 @@ class WEFT_API WeftAgent : public RpcAgent, public std::enable_shared_from_this<
   // The values owned here that others refer to, and the references held here.
   std::vector<RRefRow> rrefReport() const;
   // One warning for each value owned here that others still refer to; at most 10, then a count.
-  // For the end, when nobody should. `ignored`: the program does not care, so only at level info.
+  // Call it at the end, when nobody should refer to one. `ignored`: the program does not care, so
+  // the log level is info.
   void warnAboutLeakedRRefs(bool ignored) const;
 
  protected:

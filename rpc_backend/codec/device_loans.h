@@ -2,8 +2,8 @@
 // much of theirs is read here.
 //
 // Threads: any; giveBack() may be one of CUDA's, which must not call CUDA. Memory that a loan kept
-// is handed out to whoever ends it: its release may call CUDA and run user code, which no lock and
-// no loop thread is for.
+// is handed out to whoever ends it: its release may call CUDA and run user code, so no lock may be
+// held then, and the loop thread may not do it.
 #pragma once
 
 #include <chrono>

@@ -38,8 +38,8 @@ class DeviceMemory {
 
   virtual ~DeviceMemory() = default;
 
-  // Exports dense tensors on devices. What the current streams have been given to do so far is done
-  // before their bytes are read.
+  // Exports dense tensors on devices. Their bytes are read only after the work that the current
+  // streams have been given so far.
   virtual Export exportTensors(std::span<const at::Tensor> tensors) = 0;
 
   // Copies the tensors of a token of `peer`, on the current streams of the devices: it returns when

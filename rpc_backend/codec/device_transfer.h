@@ -1,10 +1,10 @@
-// DeviceTransfer: an agent's tensors on CUDA devices, device to device between it and workers of
-// the same host: whether that works with a worker, which of its memory they read, and which of
-// theirs is read here. Where it does not work, encode() copies to host memory.
+// DeviceTransfer: copies of tensors from CUDA device to CUDA device between an agent and workers of
+// the same host. It knows whether that works with a worker, which memory of this process they read,
+// and which of theirs is read here. Where it does not work, encode() copies to host memory.
 //
-// Whether it works is asked, for each worker and device: the first tensor for a worker sends a
-// probe, and until the answer comes, or where it is no, tensors go through host memory. Memory is
-// lent from encode() until the receiver says that it has been read, or is lost.
+// A probe finds out whether it works, for each worker and device. The first tensor for a worker
+// sends the probe; until the answer comes, and if it is no, tensors go through host memory. Memory
+// is lent from encode() until the receiver says that it has been read, or is lost.
 //
 // Threads: any; the on...() members: the loop thread, which never calls CUDA. Ownership: part of
 // MessageSender. Failure: exportTensors() and copyFrom() throw c10::Error; a probe that fails is a
@@ -64,10 +64,10 @@ class DeviceTransfer {
   // A message that lends was not sent.
   void takeBack(const MessageKey& message);
 
-  // A message came that lends. The first call for it; see copyFrom().
+  // A message that lends has come. Call this first for such a message; see copyFrom().
   std::shared_ptr<BorrowedMemory> borrow(const MessageKey& message) const;
-  // Tensors of one's own, of those that the message lends; their copies are queued on the current
-  // streams.
+  // New tensors with the values of those that the message lends; the copies are queued on the
+  // current streams.
   std::vector<at::Tensor> copyFrom(std::shared_ptr<BorrowedMemory> borrowed,
                                    std::span<const std::byte> token,
                                    std::span<const DeviceTensorSpec> wanted);

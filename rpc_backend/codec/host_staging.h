@@ -10,8 +10,8 @@
 // because a connection that breaks has it sent again.
 //
 // Threads: one at a time; filled(): any. Ownership: the tensors are kept until they are copied, or
-// the message is given up. Copies that are queued then end in memory that torch's pool gives to
-// nobody before, and nobody reads it.
+// the message is given up. Copies that are still queued by then end in pinned memory that nobody
+// reads; torch's pool does not reuse it before they have ended.
 // Failure: add() to awaitFirst() throw c10::Error. A copy that fails later fails its message at the
 // receiver: the byte at whole() then stays 0.
 #pragma once

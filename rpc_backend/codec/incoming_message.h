@@ -37,7 +37,7 @@ class IncomingMessage {
   // Of a request: until when its sender waits for the answer, by this machine's clock from the
   // moment on when the header came.
   CallContext::Clock::time_point deadline() const noexcept { return deadline_; }
-  // That it takes here, with what its tensors cost beside their elements.
+  // The bytes that it takes here, with what its tensors cost beside their elements.
   std::size_t bytes() const noexcept { return bytes_; }
   std::size_t tensorCount() const noexcept { return slots_.size(); }
 

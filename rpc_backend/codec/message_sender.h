@@ -49,8 +49,9 @@ class MessageSender {
 
   // Runs `task` on a completer after `delay`.
   void completeAfter(milliseconds delay, std::function<void()> task);
-  // For the loop thread, which must not be the last owner of anything of the user's; it is, where
-  // there is no memory for more. Throws nothing: deleters call it.
+  // Has a dropper release `owned`: the loop thread must not be the last owner of anything of the
+  // user's. If there is no memory for that, the calling thread releases it. Throws nothing:
+  // deleters call it.
   template <typename Owned>
   void dropElsewhere(Owned owned) {
     static_cast<void>(

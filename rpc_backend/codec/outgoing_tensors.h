@@ -1,4 +1,4 @@
-// The tensors of a message in the forms in which they go.
+// The tensors of an outgoing message, each in the form in which it is sent.
 //
 // A dense CPU tensor goes as it is. One on a CUDA device is lent to a worker that can read that
 // device's memory (DeviceTransfer), and else copied to pinned host memory (HostStaging), large ones

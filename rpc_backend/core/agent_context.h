@@ -21,7 +21,7 @@ struct AgentContext {
 
   // "worker 'a' (rank 0)", for messages.
   std::string me() const;
-  // Not between start() and shutdown() of torch's agent.
+  // Whether torch's agent is not running: before its start(), and from its shutdown() on.
   bool hasEnded() const;
   // Keeps all parts of the agent alive.
   std::shared_ptr<void> keepAlive() const { return parts.lock(); }

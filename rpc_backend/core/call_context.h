@@ -37,7 +37,7 @@ class WEFT_API CallContext {
 
   // This thread's; null outside of calls.
   static const CallContext* current() noexcept;
-  // When a call that has this time from now on ends; 0: never.
+  // When a call with this timeout ends if it begins now; 0: never.
   static Clock::time_point after(std::chrono::milliseconds timeout) noexcept {
     return timeout.count() == 0 ? kNever : Clock::now() + timeout;
   }

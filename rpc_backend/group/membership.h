@@ -8,9 +8,9 @@
 // or dynamic), `claim/R` (a counter of the lives of that rank), `members` (the records of all).
 // A static group: `member/R` (MemberRecord), which rank 0 collects into `members`; `outcome`
 // ("formed", or why it can't form: the first that is written stays), `barriers` (how many it has
-// passed). So each but rank 0 exchanges as many words with the Store in a large group as in a small
-// one. A dynamic group: whoever changes `members` puts a new list in place of the one that it has
-// read, or tries again.
+// passed). So each worker but rank 0 exchanges as many messages with the Store in a large group as
+// in a small one. A dynamic group: whoever changes `members` puts a new list in place of the one
+// that it has read, or tries again.
 //
 // Failure: c10::Error; c10::DistNetworkError when the Store's server has ended (throwServerGone).
 #pragma once
@@ -66,7 +66,7 @@ class Membership {
   void agreeOnKind();
   // How the group's forming ended; `end` unless it has ended already.
   std::string endWith(const std::string& end);
-  // Until all `keys` are there, which takes that all of `ranks` come.
+  // Waits until all `keys` are there, for which all of `ranks` must come.
   void waitFor(const std::vector<std::string>& keys, const std::vector<std::int32_t>& ranks);
   std::vector<std::int32_t> otherRanks() const;
   // The records of `ranks`. What does not fit `self` ends the group's forming, and throws.

@@ -5,10 +5,11 @@
 // since the last round. When all have posted zero, the group is done. In the end each posts whom it
 // has lost.
 //
-// Each round is decided once, and all go by that: by who posts last, or by a worker that sees that
-// only lost ones have not posted. A counter tells how many have posted and the sum of it, so nobody
-// reads what each has posted unless somebody is lost. In a large group some workers look for the
-// lost and the others give them time, so that not all ask the Store for all.
+// Each round is decided once, and all workers follow the decision. The worker that posts last
+// decides, or one that sees that only lost workers have not posted. A counter holds how many have
+// posted and the sum of what they posted, so nobody reads what each has posted unless somebody is
+// lost. In a large group some workers look for the lost and the others give them time, so that not
+// all ask the Store for all.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -33,7 +34,7 @@ class ShutdownBarrier {
   ShutdownBarrier(AgentContext& context, Group& group, c10::intrusive_ptr<c10d::Store> store,
                   int index, int world, milliseconds timeout);
 
-  // Until no call is in flight at any worker that lives.
+  // Waits until no call is in flight at any worker that lives.
   void waitForCalls();
   // The ranks that this worker or another has lost.
   std::set<std::int32_t> agreeOnLost();
@@ -52,7 +53,7 @@ class ShutdownBarrier {
 
   // `value`: of the text, for the sum.
   void post(const std::string& what, const std::string& text, std::int64_t value);
-  // Until `what` is decided; returns how.
+  // Waits until `what` is decided; returns the decision.
   std::string await(const std::string& what);
   // Whether those who are not lost have all posted.
   bool allPosted(const std::string& what) const;

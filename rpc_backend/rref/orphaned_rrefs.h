@@ -1,9 +1,9 @@
 // OrphanedRRefs: which values lived in a former life of their owner, and are gone although that
 // worker is back.
 //
-// A value that this worker asked for is told by its number: all numbers that it had given out when
-// the owner was lost are of the former life, but for those whose call is sent only after that. A
-// value that somebody else asked for is remembered.
+// A value that this worker asked for is recognised by its number: all numbers given out before the
+// owner was lost are of the owner's former life, except those whose call was sent only afterwards.
+// A value that somebody else asked for is remembered.
 //
 // Threads: any. While no peer was lost, a look-up costs one load.
 #pragma once

@@ -66,7 +66,8 @@ bool hasChild(const RRefKey& fork);
 // is static and keeps the reference that failed first. Each later failure writes to that one, also
 // when its memory serves something else by then, and leaves its own reference as it was.
 //
-// This makes a reference that lives for ever the first one. Call it before a creation can fail.
+// This function lets a reference that is never freed fail first. Call it before a creation can
+// fail.
 void failFirst();
 // Before `creation`, the future of a call, fails: marks the reference that it was to create, so
 // that to_here() raises from now on instead of asking an owner that does not know it. `created`:
