@@ -1,5 +1,5 @@
-// FlatCall: the tensors of an operation as contiguous tensors of one dimension, copied only where
-// they do not lie so.
+// FlatCall: the tensors of an operation as contiguous tensors of one dimension, copied only if they
+// are not contiguous.
 //
 // Threads: made on the caller's thread and current stream; writeBack() on the operation's.
 #pragma once
@@ -15,13 +15,13 @@ namespace weft::process_group {
 
 class FlatCall {
  public:
-  // What an operation reads; writes; does both with.
+  // The tensor as the operation uses it: reads it; writes it; reads and writes it.
   at::Tensor reads(const at::Tensor& tensor);
   at::Tensor writes(const at::Tensor& tensor);
   at::Tensor updates(const at::Tensor& tensor);
   std::vector<at::Tensor> reads(const std::vector<at::Tensor>& tensors);
   std::vector<at::Tensor> writes(const std::vector<at::Tensor>& tensors);
-  // Is read besides.
+  // Notes another tensor that the operation reads.
   void uses(const at::Tensor& tensor);
 
   // The outputs that were copied get their values.

@@ -1,5 +1,5 @@
-// GroupState: whether the ranks of a group still agree, and why not. Whoever finds out first says
-// so here, and all operations that wait or come later fail with that reason.
+// GroupState: whether a group can still be used, and if not, why. The first thread that finds a
+// failure records it here, and all operations that wait or come later fail with that reason.
 //
 // Threads: any.
 #pragma once

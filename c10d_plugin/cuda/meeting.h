@@ -1,6 +1,6 @@
 // Meeting: where the ranks tell each other on the host what they have asked of the device. A wait
-// for another rank's event means its last record; so that it means the right one, the record is
-// asked for before the ranks meet, and the wait after.
+// for another rank's event waits for the event's last record. So each rank asks for its record
+// before the ranks meet, and for its wait afterwards: then the last record is the right one.
 //
 // Runs on a group for CPU tensors of its own, which finds ranks that died or stay away.
 //

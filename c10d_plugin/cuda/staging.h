@@ -3,10 +3,10 @@
 // The ranks go through it in rounds, and a round uses one half: each rank fills its own, all meet
 // on the host, each waits on its stream until all have filled theirs, and reads what it needs.
 //
-// The rounds alternate between the halves, so nothing else has to be waited for: a half is filled
-// again two rounds later, after its rank has waited, in the round between, for all others to fill
-// their other half, which they do on the same stream after they have read the first. So every rank
-// waits in every round, also in one that fails.
+// The rounds alternate between the halves, so no other wait is needed: a rank fills a half again
+// two rounds later. In the round between, it has waited until all others have filled their other
+// half, which they do on the same stream after they have read the first one. So every rank must
+// wait in every round, also in one that fails.
 //
 // Threads: one at a time.
 #pragma once

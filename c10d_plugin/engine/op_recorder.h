@@ -87,8 +87,8 @@ class WEFT_API OpRecorder {
   std::uint64_t next_ = 0;
 };
 
-// What an operation tells of itself while it runs: nothing if it is not recorded. Its end, if it
-// was not told, is told by the destructor: a failure if an exception is the reason.
+// Records one operation while it runs; does nothing if the operation is not recorded. The
+// destructor records the end if nothing else has: a failure if an exception is the reason.
 class WEFT_API RecordedOp {
  public:
   RecordedOp() = default;

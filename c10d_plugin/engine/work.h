@@ -30,8 +30,8 @@ class WeftWork : public c10d::Work {
   WeftWork(int rank, OpInfo info);
 
   // Throws the operation's error; throws "Timed out" when `timeout` (0: none) passes first, which
-  // leaves the operation running: the group's own timeout ends it. So does Ctrl-C, which throws
-  // what its handler raised.
+  // leaves the operation running: the group's own timeout ends it. Ctrl-C likewise ends only the
+  // wait, and throws what its handler raised.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   std::vector<at::Tensor> result() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;

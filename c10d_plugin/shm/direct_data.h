@@ -2,9 +2,9 @@
 //
 // A rank offers such data before the first meeting of an operation: its record says so, and the
 // size table kOffsets says where. One more meeting ends the operation; until then no owner touches
-// its data. An owner that gives up earlier has failed the group first, so whoever reads what the
-// owner may have changed since sees the failure in the last meeting, and whoever is about to write
-// there stops, or writes where the owner no longer is.
+// its data. An owner that gives up earlier fails the group first. So a rank that reads what the
+// owner may have changed since then sees the failure in the last meeting; a rank that is about to
+// write there stops, or writes to pages that the owner no longer has.
 //
 // A rank believes only offsets that lie within the other's heap: a rank that writes nonsense causes
 // wrong results, or an error that names it.

@@ -24,7 +24,7 @@ struct BufferSlot {
 // For so many parts, of which the largest has so many bytes.
 BufferSlot slotFor(const Context& context, std::size_t largest_part, int parts);
 std::size_t piecesOf(std::size_t bytes, const BufferSlot& slot);
-// Of what `rank` has for others.
+// The number of pieces of what `rank` has for others.
 std::size_t piecesFrom(Context& context, int rank, std::size_t bytes, const BufferSlot& slot);
 
 // Writes piece `number` of each part into this rank's buffer of the running step.

@@ -1,6 +1,6 @@
-// All processes of a group say something through a Store, and all read it: the first of them
-// collects what all say and says it in one piece, so each exchanges as many words with the Store in
-// a large group as in a small one.
+// An all-gather through a Store: every process of a group sets a value, the first process collects
+// all values and sets them in one piece, and all read that. So each of the others exchanges as many
+// messages with the Store in a large group as in a small one.
 //
 // Threads: one at a time. Every wait is bounded; after 10 s a log line names the missing ranks.
 // Failure: kTimeout names the ranks that said nothing; else the Store's error.
@@ -28,7 +28,7 @@ std::vector<std::string> topicKeys(const std::string& topic, const std::vector<i
 std::vector<int> silentRanks(KeyValue& store, const std::string& topic,
                              const std::vector<int>& ranks);
 
-// After so long a wait, and each time again, a rank that may warn logs for whom it waits.
+// A rank that may warn logs for whom it waits, whenever this much more time has passed.
 constexpr std::chrono::seconds kWarnAfter{10};
 bool mayWarn(int rank, const std::vector<int>& ranks);
 void warnOfSilence(int rank, const std::vector<int>& silent);

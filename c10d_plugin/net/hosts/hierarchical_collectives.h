@@ -65,7 +65,7 @@ class HierarchicalCollectives final : public Collectives {
   // the operation. `first`: whose error comes first, because it knows who is missing.
   bool inside(const Call& call, const Step& step, int first = 0);
   bool across(const Call& call, const Step& step, std::size_t shares = 1);
-  // Passes the error of an operation on that went from rank to rank.
+  // Passes on the error of an operation that went from rank to rank.
   Error flat(Error error);
   bool treeKeepsToHosts(int root) const;
   Error reduceTo(const Call& call, Bytes data, int root);

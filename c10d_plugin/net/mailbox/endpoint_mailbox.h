@@ -1,21 +1,21 @@
 // EndpointMailbox: the Mailbox of a group, over one transport::Endpoint per process.
 //
-// A message is sent at once as long as its receiver may have to keep fewer than a bounded number of
-// bytes for this sender (`eager_bytes`); what the receiver has consumed it grants again. A larger
-// message, or one too many, is only announced: its bytes stay at the sender until a receive wants
-// them, and are then read from the socket straight into that receive's memory. So a sender that
-// floods a rank fills a window there and no more, messages may be received in any order of their
-// tags, and large ones are not copied on the way. Between processes of one host large messages lie
-// in shared memory that the sender gives (transport/arena/shared_arena.h), and the window is
-// larger.
+// A message is sent at once while the bytes that its receiver may have to keep for this sender stay
+// within a bound (`eager_bytes`); the receiver grants the bytes again that it has consumed. A
+// message that exceeds the bound is only announced: its bytes stay at the sender until a receive
+// wants them, and are then read from the socket straight into that receive's memory. So a sender
+// that floods a rank fills a window there and no more, messages may be received in any order of
+// their tags, and large ones are not copied on the way. Between processes of one host large
+// messages lie in shared memory that the sender gives (transport/arena/shared_arena.h), and the
+// window is larger.
 //
 // As long as a rank lives, a connection to it that breaks is made again and nothing is lost or
 // comes twice (transport/session/session.h). A message that may have to go again is kept until its
 // receiver has it: a small one as a copy, so that its sender has the memory back when it is
 // written; a large one where it lies, and its receiver says at once that it has it.
 //
-// A rank with which nothing is exchanged costs no connection. A receive that has to wait makes one,
-// since it is by the end of a connection that a death is noticed.
+// A rank with which nothing is exchanged costs no connection. A receive that has to wait makes a
+// connection, because a rank notices a death by the end of a connection.
 //
 // Threads: as Mailbox says; join() and close() are for the caller's own threads, which may wait.
 // close() and the destructor must not run in a completion. Completions run on the endpoint's loop

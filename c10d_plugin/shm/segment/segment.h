@@ -56,7 +56,8 @@ class Segment {
   Error enter(int rank);
   void leave(int rank) noexcept;
   Presence presence(int rank) const noexcept;
-  // True: it was there and its process is gone. A system call, for a rank that waits long already.
+  // True: it was there and its process is gone. Costs a system call: for a rank that has already
+  // waited long.
   bool died(int rank) const noexcept;
 
   // The heap of a rank, mapped when it is first asked for. kSystem: it cannot be.
