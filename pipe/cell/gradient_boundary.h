@@ -7,10 +7,11 @@
 // identity node instead. The stage's backward ends there and returns what arrived. In any other
 // graph, made meanwhile by another thread, that node passes the gradient on.
 //
-// A stage's backward keeps what it returns until its end: a stage's gradients twice, its sums and
-// the new ones. So a collector node stands before the boundary node of a large parameter. Where the
-// thread has a GradientSink, it gives the gradient to that as soon as it is complete, as autograd
-// does with accumulators, and nothing to the boundary node.
+// A stage's backward keeps what it returns until it ends, so the stage's gradients would be in
+// memory twice: their sums and the new ones. A collector node therefore stands before the boundary
+// node of a large parameter. If the thread has a GradientSink, the collector gives it the gradient
+// as soon as that is complete, as autograd does with accumulators, and gives nothing to the
+// boundary node.
 #pragma once
 
 #include <torch/csrc/autograd/variable.h>

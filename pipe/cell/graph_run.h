@@ -6,9 +6,9 @@
 namespace weft::pipe {
 
 // The gradients at `ends`, computed on the calling thread, which holds no GIL; throws what a node
-// throws. Calls torch's engine as C++ does: the override of execute() for Python's sake sets the
-// error in the thread's Python state as well (PythonEngine::execute in python_engine.cpp), where
-// the next Python code on a stage's thread would come upon it.
+// throws. Calls the engine's C++ execute(): the override for Python (PythonEngine::execute in
+// python_engine.cpp) also sets the error in the thread's Python state, where the next Python code
+// on a stage's thread would find it.
 inline torch::autograd::variable_list runGraph(const torch::autograd::edge_list& roots,
                                                const torch::autograd::variable_list& root_grads,
                                                bool keep_graph, bool create_graph,

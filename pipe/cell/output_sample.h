@@ -1,5 +1,5 @@
-// A few elements of what a stage gave, to find out that it gives something else when it runs again:
-// then its gradients would be those of another function.
+// A few elements of a stage's output. They show when the stage computes something else in its
+// second run: its gradients would then be those of another function.
 //
 // Reads memory and calls no operator. Only dense tensors of torch's own on the CPU are looked at;
 // to read others would take an operator, or a wait for a device.

@@ -11,7 +11,7 @@ namespace weft::pipe {
 // The storage that a tensor is in; nullptr if it has none, as a sparse one.
 const void* memoryOf(const at::Tensor& tensor);
 
-// The first place where the tensor at place k stands.
+// The first place of the tensor that is at place k.
 std::size_t firstSame(const std::vector<at::Tensor>& tensors, std::size_t k);
 
 // `tensor.clone()`, but one that is no inference tensor gives none: in inference mode its tangent

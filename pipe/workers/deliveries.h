@@ -27,8 +27,8 @@ class WEFT_API Deliveries {
 
   // Begins to send. Throws when the call cannot be sent.
   void send(const std::string& worker, const ArrivalKey& key, Parcel parcel);
-  // Until all that was sent has arrived. Throws std::runtime_error for the first that did not, with
-  // its worker; on the main thread also what a handler of Ctrl-C raised.
+  // Waits until all that was sent has arrived. Throws std::runtime_error for the first that did
+  // not, with its worker; on the main thread also what a handler of Ctrl-C raised.
   void wait();
 
  private:

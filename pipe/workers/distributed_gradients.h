@@ -21,8 +21,8 @@ enum class BackwardKind : std::uint8_t {
   kDistributed,  // torch.distributed.autograd.backward()
 };
 
-// Inside of a node that runs: what the backward is that runs it. `leaf` wants a gradient, and only
-// this node leads to it.
+// Which kind of backward runs the node that calls this. `leaf` wants a gradient, and only this node
+// leads to it.
 WEFT_API BackwardKind backwardKind(const at::Tensor& leaf);
 
 // The number of the context that this thread is in.

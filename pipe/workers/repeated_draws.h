@@ -1,5 +1,5 @@
-// The random numbers of a stage that may run again, which then draws the same ones: from torch's
-// default generators and from others that a layer has.
+// Lets a stage that runs again draw the same random numbers, from torch's default generators and
+// from those that a layer has.
 //
 // Threads: one at a time; begin() and end() on the same one.
 #pragma once
