@@ -31,8 +31,8 @@ struct Call {
   std::vector<std::string> names = {};  // of the last arguments, given by keyword
   double timeout = kGroupsTimeout;      // seconds; 0: none
   bool ends_gradients = false;          // the caller sees to arguments that get no gradients
-  // What makes the result the caller's own, from one that is beside its names (result_names.h)
-  // when it has NamedTuples. Null: they come as plain tuples. Not for callRemote.
+  // Gives the NamedTuples of a result, which comes with their names (result_names.h), the caller's
+  // classes. Null: they come as plain tuples. callRemote does not use it.
   at::IValue (*with_names)(at::IValue) = nullptr;
 };
 
@@ -52,8 +52,8 @@ WEFT_API RRefPtr callRemote(Call call, const c10::TypePtr& type = nullptr);
 WEFT_API at::IValue fetch(const RRefPtr& rref, double timeout = kGroupsTimeout,
                           const c10::TypePtr& type = nullptr);
 WEFT_API FuturePtr fetchAsync(const RRefPtr& rref, double timeout = kGroupsTimeout);
-// Lets go of the value now, not when the last copy of the RRef goes; it can't be fetched here
-// any more. On the owner itself it does nothing.
+// Releases the value now, not when the last copy of the RRef is destroyed; it can't be fetched here
+// any more. Does nothing on the owner itself.
 WEFT_API void drop(const RRefPtr& rref);
 
 // A built-in operator of the worker's torch, "aten::add" or "aten::add.Tensor": without an overload
@@ -65,7 +65,7 @@ WEFT_API FuturePtr callOperator(const std::string& worker, const std::string& op
 WEFT_API std::vector<PublishedInfo> publishedBy(const std::string& worker,
                                                 double timeout = kGroupsTimeout);
 
-// Waits, at first by looking: a short call's answer comes before a sleeping thread would wake.
+// Waits, at first by polling: a short call's answer comes before a sleeping thread would wake.
 WEFT_API at::IValue waitFor(Future& future);
 
 }  // namespace weft::ops

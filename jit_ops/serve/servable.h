@@ -1,8 +1,8 @@
 // What can be published: something with methods that take and return TorchScript's values.
 //
 // A servable is immutable once made and shared by all who call it: run() is called from many worker
-// threads at once, with no lock held. What its methods do to its own state is its author's affair,
-// as with any module called from several threads.
+// threads at once, with no lock held. Its author must make its methods safe for that, as with any
+// module that several threads call.
 #pragma once
 
 #include <ATen/core/function_schema.h>
@@ -59,7 +59,7 @@ class WEFT_API Servable {
   std::vector<Method> methods_;
 };
 
-// What the caller of a servable is told: what is wrong, not where in this library it was found out.
+// The error's text for the caller: what is wrong, not where in this library it was found.
 std::string textOf(const std::exception& error);
 
 // Every method of a TorchScript module. With `no_grad` they run without recording for autograd:

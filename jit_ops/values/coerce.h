@@ -1,8 +1,8 @@
 // Making values fit the types that a signature asks for.
 //
-// What comes from Python has inferred types: [1, 2] is a List[int] also where List[float] is
-// wanted, an empty list is a list of anything, 1 may stand for 1.0. TorchScript itself converts
-// these when it is called from Python; for a call from afar nobody does, so this does.
+// Values from Python have inferred types: [1, 2] is a List[int] also where List[float] is wanted,
+// an empty list is a list of anything, 1 may stand for 1.0. TorchScript converts these when Python
+// calls it; for a remote call this code does.
 #pragma once
 
 #include <ATen/core/function_schema.h>

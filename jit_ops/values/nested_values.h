@@ -12,8 +12,8 @@ bool requiresGrad(const at::IValue& value);
 // The same value with no history in it.
 at::IValue detached(at::IValue value);
 
-// NamedTuples as plain tuples: only the process that defined the class could read it. coerce()
-// gives the names back where a type has them.
+// The value with its NamedTuples as plain tuples: only the process that defined their class could
+// read them. coerce() restores the names if a type has them.
 at::IValue withoutNames(at::IValue value);
 c10::TypePtr withoutNames(const c10::TypePtr& type);
 
