@@ -34,8 +34,8 @@ class IncomingMessage {
   WireKind kind() const noexcept { return kind_; }
   std::uint16_t type() const noexcept { return type_; }
   std::uint64_t callId() const noexcept { return call_id_; }
-  // Of a request: until when its sender waits for the answer, by this machine's clock from the
-  // moment on when the header came.
+  // For a request: until when its sender waits for the answer, by this machine's clock, counted
+  // from the arrival of the header.
   CallContext::Clock::time_point deadline() const noexcept { return deadline_; }
   // The bytes that it takes here, with what its tensors cost beside their elements.
   std::size_t bytes() const noexcept { return bytes_; }
@@ -48,8 +48,8 @@ class IncomingMessage {
 
   // Whether tensors lie in the sender's device memory.
   bool isLent() const noexcept { return !token_.empty(); }
-  // Of such a message, when it is whole. The memory is given back when its tensors have been
-  // copied, or with the message.
+  // Call it for such a message when it is whole. The memory is given back when its tensors have
+  // been copied, or with the message.
   void setLender(DeviceTransfer& devices, std::shared_ptr<BorrowedMemory> borrowed) {
     devices_ = &devices;
     borrowed_ = std::move(borrowed);

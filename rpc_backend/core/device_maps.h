@@ -27,8 +27,8 @@ std::vector<c10::Stream> streamsFromPool(const std::vector<c10::Device>& devices
 // This thread's current stream of each device.
 std::vector<c10::Stream> currentStreams(const std::vector<c10::Device>& devices);
 
-// A completed future of `message` on these devices. Who waits for it on another thread, or gets it
-// in a callback, has streams that wait for those of this thread.
+// A completed future of `message` on these devices. A thread that waits for it, and a callback that
+// gets it, have streams that wait for this thread's.
 FuturePtr completedFuture(const MessagePtr& message, const std::vector<c10::Device>& devices);
 
 // Once per process: says that accelerator tensors go through host memory.

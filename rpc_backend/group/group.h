@@ -39,8 +39,8 @@ class Group {
   // for all its workers, a dynamic one takes who is there.
   GroupSecret secret();
   void join(const GroupSecret& secret);
-  // Tells the others of this worker, where they cannot know of it: in a dynamic group, and after a
-  // restart.
+  // Announces this worker to the others if they cannot know of it yet: in a dynamic group, and
+  // after a restart.
   void announce();
   // Dynamic groups: leaves, and waits until the others know.
   void leave();
