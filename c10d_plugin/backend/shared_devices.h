@@ -25,7 +25,7 @@ class SharedDevices {
                                                  c10::intrusive_ptr<c10d::Backend> meeting) = 0;
 };
 
-// Who registers is never released.
+// The registered object is never released.
 WEFT_API void registerSharedDevices(SharedDevices* devices);
 
 // All ranks call it, and wait for each other within spec.timeout. Null where each rank has a device

@@ -34,17 +34,18 @@ class DirectData {
   bool offer(std::span<const ConstBytes> parts);
   bool offering() const noexcept { return offering_; }
 
-  // Reads who offers. In the step after the first meeting: later the next operation may overwrite
-  // the records.
+  // Reads which ranks offer data. Call it in the step after the first meeting: later the next
+  // operation may overwrite the records.
   void learnOffers();
   bool isFrom(int rank) const noexcept { return by_rank_[static_cast<std::size_t>(rank)] != 0; }
   bool any() const noexcept { return count_ != 0; }
   bool all() const noexcept { return count_ == by_rank_.size(); }
-  // Where part `index` of what `rank` offered lies, in the step after the first meeting. Not within
-  // its heap, or not to be mapped: the group ends.
+  // The address of part `index` of what `rank` offered, in the step after the first meeting. A part
+  // that is outside of that rank's heap, or cannot be mapped, ends the group.
   Result<std::byte*> find(int rank, int index, std::size_t bytes, const OpFingerprint& op);
 
-  // After the operation failed: its caller may use the data for something else at once.
+  // Call it after the operation failed: from then on its caller may use the data for something
+  // else.
   void withdraw();
 
  private:

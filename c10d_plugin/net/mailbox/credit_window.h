@@ -38,8 +38,8 @@ class CreditWindow {
     kept_ += cost;
     return true;
   }
-  // Receiver: a message has found its receive. Returns the credit to grant now: none until it is a
-  // quarter of the window.
+  // Receiver: a message has found its receive. Returns the credit to grant now, which is 0 until a
+  // quarter of the window is owed.
   std::uint64_t consume(std::uint64_t cost) noexcept {
     kept_ -= std::min(cost, kept_);
     owed_ += cost;

@@ -1,8 +1,8 @@
 // Heap: a rank's part of the group's shared memory from which tensors are made. The other ranks
 // read and write such tensors where they lie: no copy into buffers, no copy out.
 //
-// The heap is a WarmPool in the group's memfd, mapped when the first block is taken. Of what is
-// unused it keeps up to kKeep bytes warm.
+// The heap is a WarmPool in the group's memfd, mapped when the first block is taken. It keeps up to
+// kKeep bytes of unused memory warm.
 //
 // A block may outlive the group and keeps its memory mapped. A failed group gives no more blocks.
 //
