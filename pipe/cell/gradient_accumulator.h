@@ -52,9 +52,9 @@ class GradientAccumulator {
 
   // Adds a micro-batch's gradients that arrived at these ends.
   void add(std::size_t stage, torch::autograd::variable_list::iterator grads);
-  // Adds one that arrives at `end` while the stage's backward runs; false if it is none of these.
-  // It goes to the parameter's own accumulator where that may be, so that one gradient's memory
-  // serves the next one, and nothing is left to do after the stages.
+  // Adds a gradient that arrives at `end` while the stage's backward runs; false if `end` is not
+  // one of these ends. The gradient goes to the parameter's own accumulator if that is allowed, so
+  // that one gradient's memory serves the next one, and nothing is left to do after the stages.
   bool addAt(std::size_t stage, const torch::autograd::edge_list& all,
              const torch::autograd::Node* end, at::Tensor& grad);
 

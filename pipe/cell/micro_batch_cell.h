@@ -44,7 +44,7 @@ class MicroBatchCell {
   CellState state() const { return state_; }
   // The generators' states before the forward; nullptr if it used none.
   const RngStates* rng() const { return rng_.get(); }
-  // Of what the forward gave, where gradients are wanted.
+  // The sample of the forward's output, if gradients are wanted.
   const OutputSample& sample() const { return sample_; }
 
  private:

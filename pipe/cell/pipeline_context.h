@@ -51,7 +51,8 @@ struct PipelineContext {
   std::size_t workers = 0;
 
   std::vector<StageTraits> traits;
-  // Per stage: held while it runs. Mini-batches of several callers may come to it at once.
+  // Per stage: held while the stage runs. Mini-batches of several callers may reach a stage at
+  // once.
   std::vector<std::recursive_mutex> in_use;
   Timeline timeline;
   std::array<ThreadPolicy, 2> forward_policy;  // evaluation, training

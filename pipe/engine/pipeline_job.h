@@ -1,5 +1,5 @@
 // The forward or the backward of a mini-batch as a job of the executor: what its cells pass each
-// other, and what its threads have of the thread that made it.
+// other, and the state of the calling thread that its threads take over.
 #pragma once
 
 #include <ATen/ThreadLocalState.h>

@@ -70,20 +70,20 @@ class RngScope {
     kRepeat,  // begins with the states of then; afterwards the generators are as they were
   };
   // `then`: for kRepeat, the states that were recorded; nullptr: none were. `expected`: the task is
-  // likely to draw, so it waits for its turn at once, where it holds no lock of anybody's.
+  // likely to draw, so it waits for its turn at once, while it holds no lock.
   RngScope(const RngTurn& turn, c10::Device device, Purpose purpose, const RngStates* then,
            bool expected);
   ~RngScope();
   RngScope(const RngScope&) = delete;
   RngScope& operator=(const RngScope&) = delete;
 
-  // Before a CPU generator is used by the task. Throws when the turn does not come: someone before
-  // it may be waiting for a lock that this task holds.
+  // Call it before the task uses a CPU generator. Throws when the task's turn does not come: a task
+  // before it may be waiting for a lock that this task holds.
   void touch(const at::Generator& generator);
   bool touched() const { return touched_; }
-  // Of kRecord, at the task's end: the states before it, and then. Once.
+  // For kRecord, once, at the task's end: the states before the task and at its end.
   RngStates take();
-  // Of kRepeat, at the task's end: throws if it did not draw the numbers of then.
+  // For kRepeat, at the task's end: throws if the task did not draw the recorded numbers.
   void checkRepeated(std::size_t stage) const;
 
  private:
