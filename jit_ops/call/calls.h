@@ -39,11 +39,11 @@ struct Call {
 // "encoder.forward version 2 at worker 'server'", for errors.
 std::string describe(const Call& call);
 
-// Of this process. Throws std::runtime_error when it is in no RPC group.
+// This process's agent. Throws std::runtime_error when the process is in no RPC group.
 std::shared_ptr<torch::distributed::rpc::RpcAgent> currentAgent();
 
-// Null `type`: any. The value is converted to `type` as coerce() does, or the call fails: it says
-// then what came instead.
+// Null `type`: any. The value is converted to `type` as coerce() does. If that fails, the call
+// fails with an error that says what came instead.
 WEFT_API at::IValue call(Call call, const c10::TypePtr& type = nullptr);
 WEFT_API FuturePtr callAsync(Call call, const c10::TypePtr& type = nullptr);
 
