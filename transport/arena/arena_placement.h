@@ -45,11 +45,11 @@ class ArenaPlacement {
   // Forgets the exported buffers: their bytes will be written with the frame.
   void keepToArena() noexcept;
   const std::vector<Entry>& entries() const noexcept { return entries_; }
-  // Frames name the blocks of the entries.
+  // Whether frames name the arena's blocks.
   bool inArena() const noexcept {
     return arena_ != nullptr && (blocks_ == Blocks::kOurs || blocks_ == Blocks::kHandedOver);
   }
-  // The frame that names them is numbered. A receiver may take them from now on.
+  // The frame that names the blocks is numbered: the receiver may take them from now on.
   void handOver() noexcept;
   // The bytes of a block, for a frame that is to carry them itself.
   OwnedBuffer bytes(const Entry& entry, std::uint64_t size) const;

@@ -83,7 +83,7 @@ class BulkPath final : public BulkHandler {
   std::uint64_t incarnation_ = 0;  // of the peer at the link's other end
   std::unique_ptr<Connector> connector_;
   std::shared_ptr<BulkConnection> bulk_;
-  // To be read from the bulk connection that is being dialled.
+  // What to read from the bulk connection that is being dialled, once it is there.
   struct Early {
     std::vector<iovec> into;
     std::shared_ptr<Arrivals> arrivals;

@@ -44,7 +44,8 @@ struct ChannelEnd {
 class ChannelOwner : public std::enable_shared_from_this<ChannelOwner> {
  public:
   virtual ~ChannelOwner() = default;
-  // Messages are queued and no link is up, or work() or flush() is due, or Outbox::takeUnsent() is.
+  // Something is to be done on the loop thread: messages are queued and no link is up, or work(),
+  // flush() or Outbox::takeUnsent() is due.
   virtual void onWorkAvailable() = 0;
   // All that was queued is written.
   virtual void onDrained() = 0;

@@ -55,7 +55,7 @@ class Acceptor {
  private:
   class Listener;
 
-  // Of one kind of socket, so that neither kind crowds out the other.
+  // The rooms for one kind of socket, so that neither kind crowds out the other.
   struct Rooms {
     explicit Rooms(const Limits& limits);
     WaitingRoom silent;  // by where they come from

@@ -18,7 +18,7 @@ class WaitingRoom {
   // At most `limit` in all and `share` of one source; each at least 1.
   WaitingRoom(std::size_t limit, std::size_t share);
 
-  // Who has to leave before one of `source` can enter; nullopt: nobody.
+  // The one that must leave before one of `source` can enter; nullopt: none must.
   std::optional<std::uint64_t> inTheWayOf(std::uint64_t source) const;
   void enter(std::uint64_t id, std::uint64_t source);
   // Whether it was here.

@@ -32,10 +32,10 @@ class OutFrame {
 
   // Numbers the frame; call once, before gather(). From then on its blocks are the receiver's.
   void seal(std::uint64_t sequence, std::uint64_t ack, std::uint16_t flags = 0) noexcept;
-  // Before seal(), which gets kSplit then: takes the second half of the bytes that it carries out,
-  // for the bulk connection. Both hold the buffers' owners.
+  // Takes the second half of the bytes that the frame carries out of it, for the bulk connection.
+  // Call it before seal(), which then gets kSplit. Both halves hold the buffers' owners.
   std::vector<OwnedBuffer> split();
-  // Nothing of it counts as written any more: it will go over another stream, whole.
+  // Counts the frame as unwritten again: the whole frame will go over another stream.
   void rewind() noexcept;
   // Buffers that `what` names are written with the frame instead, because the stream's other end
   // cannot see them where they are. Only while nothing is written. False: there are none.
@@ -45,14 +45,14 @@ class OutFrame {
   FrameKind kind() const noexcept { return head_.kind; }
   std::span<const std::byte> header() const noexcept { return message_.header; }
   std::uint64_t sequence() const noexcept { return head_.sequence; }
-  // It keeps buffers of the application alive.
+  // Whether the frame keeps buffers of the application alive.
   bool ownsBuffers() const noexcept { return !message_.buffers.empty(); }
   bool wantedBack() const noexcept { return message_.wanted_back; }
-  // The second half of split() begins there in the bytes of the buffers.
+  // Where the second half of split() begins in the bytes of the buffers.
   std::uint64_t bulkBegin() const noexcept { return carried() - bulk_bytes_; }
   // Null when all bytes are there.
   const std::shared_ptr<Filling>& filling() const noexcept { return message_.filling; }
-  // Waits for more bytes, which gather() has from then on.
+  // Waits for more bytes; gather() includes them from then on.
   void awaitBytes();
   // What is only needed until the frame is written.
   std::shared_ptr<void> takeUntilWritten() noexcept { return std::move(message_.until_written); }
@@ -61,9 +61,9 @@ class OutFrame {
   std::uint64_t carried() const noexcept {
     return size_ - FrameHead::kBytes - table_bytes_ - message_.header.size();
   }
-  // Those of them that the bulk connection has.
+  // The bytes of buffers that go over the bulk connection.
   std::uint64_t bulkBytes() const noexcept { return bulk_bytes_; }
-  // To be written.
+  // Bytes of the frame that are still to be written.
   std::uint64_t left() const noexcept { return size_ - bulk_bytes_ - written_; }
   // The descriptors to send with the first byte; empty: none, or sent already.
   std::span<const int> fdsToSend() const noexcept {

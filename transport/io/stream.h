@@ -60,9 +60,9 @@ class Stream {
   // not become readable. On the thread that reads.
   virtual bool holdsBytes() const { return false; }
 
-  // Descriptors that come are kept from now on; the system closes those that came before. To be
-  // called once the peer has proved who it is: a stranger must not fill this process's table of
-  // descriptors. On the thread that reads.
+  // Keeps the descriptors that come from now on; the system closes those that came before. Call it
+  // once the peer has proved who it is, on the thread that reads: a stranger must not fill this
+  // process's table of descriptors.
   virtual void acceptFds() {}
   // The next descriptor that came with bytes read so far, once; on the thread that reads.
   struct ReceivedFd {

@@ -123,7 +123,7 @@ struct ExportedBlock::Registry {
   std::mutex mutex;                   // guards what follows
   // By address: those made here, and those received that somebody uses.
   std::map<std::uintptr_t, ExportedBlock*> blocks;
-  // Of what was received, by device and inode.
+  // The files of received blocks, by device and inode.
   std::map<std::pair<std::uint64_t, std::uint64_t>, std::weak_ptr<const ExportedFile>> files;
   Stats held;             // made here
   std::deque<Kept> kept;  // oldest first

@@ -9,8 +9,8 @@
 //
 // A receiver holds a block, too (open()): it is frozen from the start and can be forwarded.
 //
-// The memory goes with its last mapping and descriptor, wherever those are; nothing is left after a
-// kill -9.
+// The system frees the memory with its last mapping and descriptor, in whichever process those are;
+// nothing is left after a kill -9.
 //
 // Threads: any. A write by one thread while another sends the same memory may be in what arrives,
 // or not, as with any send. fork(): freezes all blocks before it, so that a child and its parent do

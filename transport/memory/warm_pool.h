@@ -55,11 +55,11 @@ class WarmPool : public std::enable_shared_from_this<WarmPool> {
   // At least `size` bytes, aligned to a page, not cleared; free again when the last owner is gone.
   // No data: too small a buffer, no room, or no memory. The pool is owned by a shared_ptr.
   OwnedBuffer take(std::size_t size);
-  // Likewise, without an owner: the block's offset, to be given back once.
+  // As take(), without an owner: returns the block's offset; give it back once, by giveRange().
   std::optional<std::uint64_t> takeRange(std::uint64_t size);
   void giveRange(std::uint64_t offset, std::uint64_t size) noexcept;
 
-  // Now and then: gives back what has not been used for a while.
+  // Call it now and then: gives memory back to the system that has not been used for a while.
   void tick(std::chrono::steady_clock::time_point now);
   // Gives the memory of free ranges back to the system, at most `most` bytes of it, while more than
   // `keep` is held. Returns the bytes given back.
