@@ -9,7 +9,7 @@ from weft import _C
 
 
 class Variable(NamedTuple):
-    """One row of the table."""
+    """One row of the table: an environment variable that Weft reads."""
 
     name: str
     default: str

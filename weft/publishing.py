@@ -43,7 +43,13 @@ class Batch:
 
 @dataclass(frozen=True)
 class PublishedInfo:
-    """One version of a published name, with the signatures of its methods."""
+    """One version of a published name.
+
+    Attributes:
+        name: the name, without the worker.
+        version: its number, from 1.
+        methods: the signatures of its methods, such as ``forward(Tensor x) -> Tensor``.
+    """
 
     name: str
     version: int

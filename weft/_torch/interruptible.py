@@ -1,4 +1,4 @@
-"""Functions of torch that wait in C++, deaf to Ctrl-C: called so that Ctrl-C ends the wait."""
+"""Calls functions of torch that wait in C++ and ignore Ctrl-C, so that Ctrl-C ends the wait."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 
 
 def interruptible(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Returns or raises what the function does, which runs on a thread of its own.
+    """Runs the function on a thread of its own; returns or raises what it does.
 
-    The handlers of signals run on the main thread, which waits in Python here. What one raises ends
-    the wait; the function is left behind then. On another thread it is just called.
+    The handlers of signals run on the main thread, which waits in Python here. What a handler raises
+    ends the wait and leaves the function behind. Called off the main thread, this calls the function
+    there.
     """
     if threading.current_thread() is not threading.main_thread():
         return function(*args, **kwargs)

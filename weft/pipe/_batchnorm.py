@@ -86,11 +86,18 @@ class DeferredBatchNorm(_BatchNorm):
     """A BatchNorm whose running statistics are updated once per mini-batch of several micro-batches.
 
     Inside a Pipe the mini-batch is the input of one call. Outside, it is `chunks` calls in training
-    mode. The layer tracks neither recomputation nor a mini-batch that failed.
+    mode. Recomputations and mini-batches that fail do not count. Its ``state_dict`` is that of the
+    plain BatchNorm. Not thread-safe: one stage runs it, one micro-batch after the other.
 
-    Its ``state_dict`` is that of the plain BatchNorm. The running variance is unbiased, as a plain
-    BatchNorm's; with ``biased=True`` it is divided by n, as in PyTorch 2.3. Not thread-safe: one
-    stage runs it, one micro-batch after the other.
+    Args:
+        num_features: as for ``nn.BatchNorm2d``, and so are ``eps``, ``momentum`` and ``affine``.
+        chunks: calls in training mode that make a mini-batch outside a Pipe.
+        biased: divide the running variance by n, as PyTorch 2.3 did, instead of n - 1.
+        device: where parameters and buffers are.
+        dtype: their type.
+
+    Raises:
+        ValueError: ``chunks`` is below 1.
     """
 
     def __init__(

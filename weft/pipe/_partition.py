@@ -41,6 +41,7 @@ class WithDevice(nn.Module):
 
     @property
     def module(self) -> nn.Module:
+        """The wrapped module."""
         return self._module
 
     @property
