@@ -29,6 +29,10 @@ class ProfilerCallbacksGuard {
   const at::RecordFunctionTLS saved_;
 };
 
+// What a request takes beside its bytes, roughly, while it waits for a thread: many small ones take
+// more memory than they have bytes.
+constexpr std::uint64_t kRequestCost = 1024;
+
 // Calls that nobody but their caller waits for. What makes an RRef's value runs in any case: others
 // may wait for the value. What keeps tables right does, too.
 bool mayBeDropped(MessageType type) {
@@ -74,7 +78,7 @@ class RequestServer::InFlight : public CallContext {
         type_(static_cast<MessageType>(message->type())),
         message_(std::move(message)),
         held_(held),
-        bytes_(message_->bytes()) {
+        bytes_(message_->bytes() + kRequestCost) {
     held_.fetch_add(bytes_, std::memory_order_relaxed);
   }
   ~InFlight() { forgetBytes(); }
@@ -100,6 +104,7 @@ class RequestServer::InFlight : public CallContext {
 };
 
 bool RequestServer::admits(worker_id_t from, const WireHeader& head, std::uint64_t bytes) {
+  bytes += kRequestCost;
   const std::uint64_t held = peers_[from].held.load(std::memory_order_relaxed);
   const std::uint64_t limit = context_.options.max_inflight_bytes;
   if (bytes <= limit && held <= limit - bytes) return true;

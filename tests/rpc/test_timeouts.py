@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import threading
 import time
 
@@ -180,6 +181,65 @@ def test_late_answers_take_no_memory_and_break_nothing(closed_gate):
     )
     assert closed_gate[0].call(peak_memory) - before < 2 * 4 * numel
     assert closed_gate[0].call(echo_many, "worker1", 4, 50) == 200
+
+
+def hold_a_tensor(value) -> None:
+    _gate.wait(30)
+
+
+def burst_in_vain(count: int, numel: int) -> int:
+    """So many calls with so large a tensor, all of which time out; how many did."""
+    import torch
+    import torch.distributed.rpc as rpc
+
+    tensor = torch.ones(numel)
+    calls = [
+        rpc.rpc_async("worker1", hold_a_tensor, args=(tensor,), timeout=2) for _ in range(count)
+    ]
+    late = 0
+    for call in calls:
+        try:
+            call.wait()
+        except RuntimeError as error:
+            late += "RPC ran for more than" in str(error)
+    return late
+
+
+def in_use() -> tuple[int, int]:
+    """The bytes and the threads that this process has."""
+    import ctypes
+    from pathlib import Path
+
+    ctypes.CDLL(None).malloc_trim(0)
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize(), len(list(Path("/proc/self/task").iterdir()))
+
+
+def test_a_burst_that_timed_out_leaves_nothing():
+    """What it took in memory, shared memory and threads comes back within seconds; the memory that
+    messages are read into is kept for 10 s first."""
+    count, numel = 256, 1 << 18  # 1 MiB each
+    with Group(2, num_worker_threads=64) as members:
+        assert members[0].call(very_long, 30) == 5
+        before = [worker.call(in_use) for worker in members]
+        members[1].call(set_gate, False)
+        assert members[0].call(burst_in_vain, count, numel) == count
+        assert members[1].call(in_use)[1] > before[1][1] + 32, "the burst has threads"
+        members[1].call(set_gate, True)
+        for worker, (memory, threads) in zip(members, before, strict=True):
+            wait_until(
+                lambda w=worker, m=memory: w.call(in_use)[0] < m + (48 << 20),
+                lambda w=worker, m=memory: f"{w.label} had {m} bytes and has {w.call(in_use)}",
+                30,
+                0.2,
+            )
+            wait_until(
+                lambda w=worker, t=threads: w.call(in_use)[1] <= t + 8,
+                lambda w=worker, t=threads: f"{w.label} had {t} threads and has {w.call(in_use)}",
+                20,
+                0.2,
+            )
+        members.shutdown()
 
 
 # Many calls at once.

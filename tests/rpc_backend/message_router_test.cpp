@@ -138,7 +138,7 @@ TEST(RequestServer, ARequestThatNeverRunsGivesItsBytesBack) {
   auto in = IncomingMessage::begin(header, std::vector<std::uint64_t>{kLimit / 2}, buffers);
   ASSERT_TRUE(in.ok()) << in.error().text();
   world.server.onRequest(1, std::move(in).value());
-  EXPECT_TRUE(world.server.admits(1, {}, kLimit));
+  EXPECT_TRUE(world.server.admits(1, {}, kLimit / 2 + 1));
 }
 
 // A request that comes from rank 1 and waits: the workers are held. The server has no callback, so
@@ -169,6 +169,18 @@ void expectAllDropped(World& world, std::uint64_t count) {
   const auto& dropped = world.context.metrics.requests_dropped;
   EXPECT_TRUE(waitUntil([&] { return dropped == count; }, std::chrono::seconds(10))) << dropped;
   EXPECT_EQ(world.context.metrics.server_calls, 0);
+}
+
+TEST(RequestServer, SmallRequestsCountForWhatTheyTake) {
+  constexpr std::uint64_t kLimit = 100'000;
+  World world(kLimit);
+  for (std::uint64_t id = 1; id <= 50; ++id)
+    ask(world, id, 1);
+  EXPECT_FALSE(world.server.admits(1, {}, kLimit / 2));
+  takes(std::chrono::milliseconds(5));
+  expectAllDropped(world, 50);
+  EXPECT_TRUE(
+      waitUntil([&] { return world.server.admits(1, {}, kLimit / 2); }, std::chrono::seconds(10)));
 }
 
 TEST(RequestServer, WhatItsCallerTookBackDoesNotRun) {

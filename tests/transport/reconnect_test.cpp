@@ -3,6 +3,7 @@
 #include <fcntl.h>
 
 #include <condition_variable>
+#include <cstdlib>
 #include <thread>
 
 #include "tests/transport/between.h"
@@ -15,12 +16,18 @@ namespace {
 
 using std::chrono::milliseconds;
 
+// So many, or as many as WEFT_TEST_CASES says.
+std::uint64_t callsOr(std::uint64_t usual) {
+  const char* wanted = std::getenv("WEFT_TEST_CASES");  // NOLINT(concurrency-mt-unsafe)
+  return wanted == nullptr ? usual : std::stoull(wanted);
+}
+
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr std::uint64_t kCalls = 2'000;
+const std::uint64_t kCalls = callsOr(2'000);
 constexpr std::uint64_t kDamageEvery = 4;  // MiB, on average
 constexpr bool kIsLong = false;
 #else
-constexpr std::uint64_t kCalls = 20'000;
+const std::uint64_t kCalls = callsOr(20'000);
 constexpr std::uint64_t kDamageEvery = 12;
 constexpr bool kIsLong = true;  // whatever may happen happens
 #endif
@@ -179,7 +186,7 @@ TEST_P(Damage, EveryCallIsExecutedOnceAndAnsweredRightWhateverHappensToItsBytes)
 }
 
 TEST_P(Reconnect, OneWayTrafficBothWaysKeepsItsOrderAndItsBounds) {
-  constexpr std::uint64_t kEach = kCalls / 4;
+  const std::uint64_t each = kCalls / 4;
   std::atomic<std::uint64_t> wrong{0};
   std::array<std::uint64_t, 2> last{};  // each its own loop thread's
   Between between(
@@ -197,7 +204,7 @@ TEST_P(Reconnect, OneWayTrafficBothWaysKeepsItsOrderAndItsBounds) {
   between.to_a->breakWithin(2 * kMiB, 1);
   between.to_b->breakWithin(2 * kMiB, 2);
   const auto flood = [&](Endpoint& from, std::int32_t to) {
-    for (std::uint64_t id = 0; id < kEach; ++id) {
+    for (std::uint64_t id = 0; id < each; ++id) {
       expectOk(from.send(to, call(id, id % 100 == 0 ? 300'000 : id % 700), kPatience));
       EXPECT_LE(statsOf(from).queued_bytes, std::size_t{2} << 20);
     }
@@ -205,8 +212,8 @@ TEST_P(Reconnect, OneWayTrafficBothWaysKeepsItsOrderAndItsBounds) {
   std::thread there([&] { flood(*between.b, 0); });
   flood(*between.a, 1);
   there.join();
-  EXPECT_TRUE(between.first.waitForMessages(kEach));
-  EXPECT_TRUE(between.second.waitForMessages(kEach));
+  EXPECT_TRUE(between.first.waitForMessages(each));
+  EXPECT_TRUE(between.second.waitForMessages(each));
   EXPECT_EQ(wrong, 0U);
   between.expectNobodyLost();
   EXPECT_GT(statsOf(*between.a).reconnects, 0U);
