@@ -46,6 +46,7 @@ from weft.rpc import init_rpc, wait_all_workers
 from weft.rref import RRefId, RRefInfo, rref_report
 
 if TYPE_CHECKING:
+    from weft._observe.trace import trace
     from weft.pipe import Pipe, WithDevice
 
 __all__ = [
@@ -83,6 +84,7 @@ __all__ = [
     "registered_functions",
     "rref_report",
     "snapshot",
+    "trace",
     "unpublish",
     "wait_all_workers",
     "wait_published",
@@ -94,11 +96,15 @@ cmake_prefix_path = _native.cmake_prefix_path
 
 
 def __getattr__(name: str) -> object:
-    """Pipelines are imported when they are asked for."""
+    """Pipelines and traces are imported when they are asked for."""
     if name in ("Pipe", "WithDevice"):
         from weft import pipe
 
         return getattr(pipe, name)
+    if name == "trace":
+        from weft._observe.trace import trace
+
+        return trace
     raise AttributeError(f"module 'weft' has no attribute '{name}'")
 
 

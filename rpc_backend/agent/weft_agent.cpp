@@ -332,6 +332,7 @@ std::unordered_map<std::string, std::string> WeftAgent::getMetrics() {
   const AgentContext& context = parts_->context;
   const AgentMetrics& metrics = context.metrics;
   metrics.addTo(out);
+  put("agent.requests_refused_by_policy", parts_->server.refusedByPolicy());
   const RRefTable::Counts rrefs = parts_->rrefs.lifecycle().counts();
   put("agent.rref_forks_released", rrefs.released);
   put("agent.rref_repeats_ignored", rrefs.repeats);

@@ -2,6 +2,7 @@
 
 #include <torch/csrc/distributed/rpc/utils.h>
 
+#include "rpc_backend/call/call_recorder.h"
 #include "rpc_backend/rref/torch_rrefs.h"
 #include "transport/base/thrown.h"
 
@@ -23,7 +24,10 @@ void CallCompleter::complete(const PendingCall& call, Completion completion) {
 }
 
 void CallCompleter::fail(PendingCall call, const std::string& text) {
-  if (!context_.closing) context_.metrics.calls_failed.fetch_add(1, std::memory_order_relaxed);
+  if (!context_.closing) {
+    context_.metrics.calls_failed.fetch_add(1, std::memory_order_relaxed);
+    CallRecorder::get().answered(call.id, 0, /*failed=*/true);
+  }
   complete(call, completion(call, [this, peer = call.peer, asked = askedBy(call),
                                    text](JitFuture& future) {
              const bool lost = group_.lossOf(peer).has_value();

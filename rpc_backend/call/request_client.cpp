@@ -9,6 +9,9 @@
 #include <utility>
 
 #include "rpc_backend/call/call_kind.h"
+#include "rpc_backend/call/call_range.h"
+#include "rpc_backend/call/call_recorder.h"
+#include "rpc_backend/call/called_function.h"
 #include "rpc_backend/call/driven_wait.h"
 #include "rpc_backend/call/rref_creation.h"
 #include "rpc_backend/core/future_wait.h"
@@ -76,6 +79,8 @@ FuturePtr RequestClient::send(worker_id_t to, const MessagePtr& message, millise
   if (waitsInTorch(type)) fetched = call.fetched = readFetchedId(asked.payload);
   if (createsRRef(type)) call.created = readCreatedIds(asked.payload);
   auto future = start(std::move(call), id);
+  std::optional<CallRange> range;
+  if (isUsers(type)) show(to, id, asked, *message, range);
   if (!why && fetched) why = completer_.whyNotCreated(*fetched);
   if (why) {
     rrefs_.lifecycle().undo(rrefs.carried);
@@ -97,6 +102,15 @@ FuturePtr RequestClient::send(worker_id_t to, const MessagePtr& message, millise
   // torch would wait for this future at once, deaf to Ctrl-C.
   if (waitsInTorch(type)) awaitHere(to, *future);
   return future;
+}
+
+void RequestClient::show(worker_id_t to, std::uint64_t id, const Innermost& asked,
+                         const Message& message, std::optional<CallRange>& range) const {
+  if (CallRecorder& recorder = CallRecorder::get(); recorder.on())
+    recorder.made(id, to, asked.type, asked.payload, message);
+  if (CallRange::wanted())
+    CallRange::begin(range, group_.directory().nameOf(to), functionOf(asked.type, asked.payload),
+                     static_cast<std::int64_t>(bytesOf(message)));
 }
 
 void RequestClient::awaitHere(worker_id_t to, JitFuture& future) {
@@ -222,6 +236,8 @@ void RequestClient::onAnswer(worker_id_t from, const std::shared_ptr<IncomingMes
 void RequestClient::takeAnswer(worker_id_t from, const std::shared_ptr<IncomingMessage>& in,
                                PendingCall& call) {
   context_.metrics.addRoundTrip(kindOf(call.type), Clock::now() - call.started);
+  CallRecorder::get().answered(call.id, in->bytes(),
+                               in->type() == static_cast<int>(MessageType::EXCEPTION));
   Completion read =
       completer_.completion(call, [this, in, from, asked = CallCompleter::askedBy(call)](
                                       JitFuture& future) { readAnswer(from, *in, asked, future); });
@@ -273,6 +289,7 @@ void RequestClient::completeOwn(std::uint64_t id, const FuturePtr& made) {
   auto call = calls_.take(id, context_.rank);
   if (!call) return;
   context_.metrics.addRoundTrip(kindOf(call->type), Clock::now() - call->started);
+  CallRecorder::get().answered(id, 0, made->hasError());
   auto settle = [this, made, asked = CallCompleter::askedBy(*call)](JitFuture& future) {
     const c10::MultiStreamGuard guard(streamsFromPool(group_.devices()));
     made->wait();  // it is complete: these streams wait for those that made the answer

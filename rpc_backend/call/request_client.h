@@ -14,9 +14,11 @@
 #include <string>
 
 #include "rpc_backend/call/call_completer.h"
+#include "rpc_backend/call/call_range.h"
 #include "rpc_backend/call/call_table.h"
 #include "rpc_backend/codec/message_sender.h"
 #include "rpc_backend/core/call_context.h"
+#include "rpc_backend/core/request_policy.h"
 #include "rpc_backend/group/group.h"
 #include "rpc_backend/rref/rref_service.h"
 
@@ -88,6 +90,9 @@ class RequestClient {
   std::optional<std::string> reasonNotToSend(const Message& message, bool over, PendingCall& call,
                                              const RRefLifecycle::Carried& carried);
   FuturePtr start(PendingCall call, std::uint64_t& id);
+  // To the flight record and the profiler, if they listen. `range` ends with send().
+  void show(worker_id_t to, std::uint64_t id, const Innermost& asked, const Message& message,
+            std::optional<CallRange>& range) const;
   // Until the call to that worker is complete. Throws what Ctrl-C's handler raised.
   void awaitHere(worker_id_t to, JitFuture& future);
   void transmit(worker_id_t to, std::uint64_t id, const MessagePtr& message, milliseconds timeout,

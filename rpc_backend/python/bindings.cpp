@@ -277,6 +277,7 @@ void bind(py::module_& module) {
   bindCalls(module);
   bindPythonCalls(module);
   bindDeadlines(module);
+  bindCallRecords(module);
   bindMemory(module);
   bindEnvironment(module);
   bindLog(module);

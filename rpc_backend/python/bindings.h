@@ -17,6 +17,8 @@ void bindPythonCalls(pybind11::module_& module);
 void awaitAnswer(JitFuture& answer);
 // What the callee knows of its call (deadlines.cpp).
 void bindDeadlines(pybind11::module_& module);
+// The last calls (call_records.cpp).
+void bindCallRecords(pybind11::module_& module);
 // The log, for Python's logging (log_lines.cpp).
 void bindLog(pybind11::module_& module);
 // Lets waits in C++ end by Ctrl-C (interrupts.cpp).

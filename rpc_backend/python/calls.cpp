@@ -15,6 +15,8 @@
 #include <vector>
 
 #include "rpc_backend/agent/weft_agent.h"
+#include "rpc_backend/call/call_range.h"
+#include "rpc_backend/call/call_recorder.h"
 #include "rpc_backend/call/inline_waiter.h"
 #include "rpc_backend/core/future_wait.h"
 #include "rpc_backend/python/bindings.h"
@@ -168,8 +170,10 @@ std::pair<bool, py::object> callBuiltin(const WorkerInfo& to, const std::string&
   if (op == nullptr) return {false, py::none()};
   at::IValue value;
   {
+    const CallSite site;
     const py::gil_scoped_release no_gil;
     const ScopedInlineWaiter waiter;
+    const CallRange range;
     const auto future = send(to, encodeBuiltin(op, stack), timeout);
     awaitAnswer(*future);
     value = valueOf(*future->constValue().toCustomClass<Message>());
@@ -202,6 +206,7 @@ std::pair<bool, std::shared_ptr<PythonFutureWrapper>> startBuiltin(const WorkerI
   const auto op = choose(name, args, keywords, stack);
   // Each waiter would get a list of its own.
   if (op == nullptr || !returnsTensor(*op)) return {false, nullptr};
+  const CallSite site;
   const py::gil_scoped_release no_gil;
   const auto answer = send(to, encodeBuiltin(op, stack), timeout);
   // torch's element type: an RRef takes its type from the future that a function returns.
@@ -221,6 +226,7 @@ std::optional<PyRRef> remoteBuiltin(const WorkerInfo& to, const std::string& nam
               ", which returns nothing that an RRef could refer to; call a function that calls it");
   auto& context = RRefContext::getInstance();
   if (to.id_ == context.getWorkerId()) return std::nullopt;
+  const CallSite site;
   const py::gil_scoped_release no_gil;
   const auto rref = context.createUserRRef(to.id_, op->schema().returns().front().type());
   const auto created =

@@ -16,6 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "rpc_backend/call/call_range.h"
+#include "rpc_backend/call/call_recorder.h"
 #include "rpc_backend/call/inline_waiter.h"
 #include "rpc_backend/core/future_wait.h"
 #include "rpc_backend/python/bindings.h"
@@ -77,8 +79,10 @@ FuturePtr send(const WorkerInfo& to, std::string pickled, std::vector<at::Tensor
 // of that future's callback, and so do the handlers of signals: what they raise became its text.
 py::object callPython(const WorkerInfo& to, std::string pickled, std::vector<at::Tensor> tensors,
                       float timeout, bool async_execution) {
+  const CallSite site;
   const py::gil_scoped_release no_gil;
   const ScopedInlineWaiter waiter;
+  const CallRange range;
   const auto future = send(to, std::move(pickled), std::move(tensors), timeout, async_execution);
   awaitAnswer(*future);
   return withValue(*future->constValue().toCustomClass<Message>(),
@@ -118,6 +122,8 @@ void settle(JitFuture& value, JitFuture& answer) {
 std::shared_ptr<PythonFutureWrapper> startPython(const WorkerInfo& to, std::string pickled,
                                                  std::vector<at::Tensor> tensors, float timeout,
                                                  bool async_execution) {
+  const CallSite site;
+  const py::gil_scoped_release no_gil;
   const auto answer = send(to, std::move(pickled), std::move(tensors), timeout, async_execution);
   auto value = answer->createInstance(at::PyObjectType::get());
   answer->addCallback(
@@ -145,7 +151,6 @@ void bindPythonCalls(py::module_& module) {
              "rpc_sync of a pickled call: what it returned.");
   module.def("_start_python", &startPython, py::arg("to"), py::arg("pickled"), py::arg("tensors"),
              py::arg("timeout"), py::arg("async_execution"),
-             py::call_guard<py::gil_scoped_release>(),
              "rpc_async of a pickled call: a future, which raises what the function raised.");
   module.def(
       "_await", [](const PythonFutureWrapper& future) { awaitInterruptibly(*future.fut); },

@@ -6,6 +6,8 @@
 
 #include <optional>
 
+#include "rpc_backend/call/call_range.h"
+#include "rpc_backend/call/called_function.h"
 #include "rpc_backend/core/log.h"
 #include "rpc_backend/serve/builtin_call.h"
 #include "rpc_backend/serve/error_text.h"
@@ -66,6 +68,8 @@ struct RequestServer::Asker {
   std::uint64_t id;
   RRefLifecycle::Seen seen;  // which life of that worker asks
   CallOrder& order;
+  std::int64_t arrived;                       // CallRecorder::now()
+  CallRecorder::Entry record = std::nullopt;  // once it runs
 };
 
 // A request that waits or runs here: counts its bytes, however that ends.
@@ -145,7 +149,8 @@ void RequestServer::declineRRefs(worker_id_t from, std::span<const char> payload
 
 void RequestServer::onRequest(worker_id_t from, std::shared_ptr<IncomingMessage> in) {
   Peer& peer = peers_[from];
-  const Asker asker{from, in->callId(), rrefs_.lifecycle().now(), peer.order};
+  const Asker asker{from, in->callId(), rrefs_.lifecycle().now(), peer.order,
+                    CallRecorder::get().now()};
   try {
     auto call = std::make_shared<InFlight>(asker, peer.held, std::move(in));
     peer.asked.add(asker.id, call);
@@ -188,8 +193,8 @@ void RequestServer::onOwnRequest(std::uint64_t id, FuturePtr request, Clock::tim
     own_.add(id, call);
   }
   context_.workers.run([this, alive = context_.keepAlive(), id, request = std::move(request),
-                        call = std::move(call)] {
-    serveOwn({context_.rank, id, rrefs_.lifecycle().now(), own_order_}, request, *call);
+                        call = std::move(call), arrived = CallRecorder::get().now()] {
+    serveOwn({context_.rank, id, rrefs_.lifecycle().now(), own_order_, arrived}, request, *call);
   });
 }
 
@@ -227,6 +232,7 @@ void RequestServer::serve(const Asker& asker, IncomingMessage& in, const CallCon
     if (failed) {
       logDebug("a request of before the loss of " + group_.describe(asker.from) + " is not run");
     } else if (const auto why = refusal(context_.options.request_policy, type, payload)) {
+      refused_by_policy_.fetch_add(1, std::memory_order_relaxed);
       refuse(asker.from, asker.id, payload, *why);
     } else if (call.isCancelled() && mayBeDropped(innermost(type, payload).type)) {
       drop(asker, payload);
@@ -246,7 +252,7 @@ void RequestServer::serve(const Asker& asker, IncomingMessage& in, const CallCon
   }
 }
 
-void RequestServer::runCallback(const Asker& asker, const std::function<MessagePtr()>& take) {
+void RequestServer::runCallback(Asker asker, const std::function<MessagePtr()>& take) {
   AgentMetrics& metrics = context_.metrics;
   metrics.server_calls.fetch_add(1, std::memory_order_relaxed);
   metrics.calls_served.fetch_add(1, std::memory_order_relaxed);
@@ -255,6 +261,8 @@ void RequestServer::runCallback(const Asker& asker, const std::function<MessageP
   const c10::MultiStreamGuard guard(streams);
   try {
     const MessagePtr request = take();
+    std::optional<at::RecordFunction> range;
+    show(asker, *request, range);
     asker.order.follow();
     std::optional<ProfilerCallbacksGuard> profiler;
     if (request->type() == MessageType::RUN_WITH_PROFILING_REQ) profiler.emplace();
@@ -278,9 +286,22 @@ void RequestServer::runCallback(const Asker& asker, const std::function<MessageP
   });
 }
 
+void RequestServer::show(Asker& asker, const Message& request,
+                         std::optional<at::RecordFunction>& range) const {
+  CallRecorder& recorder = CallRecorder::get();
+  asker.record = recorder.serves(asker.id, asker.from, request, asker.arrived);
+  if (!CallRange::wanted()) return;
+  const Innermost asked = innermost(request.type(), request.payload());
+  constexpr std::int64_t kNsPerUs = 1000;
+  const auto queued = asker.arrived == 0 ? 0 : (recorder.now() - asker.arrived) / kNsPerUs;
+  CallRange::begin(range, context_.name, functionOf(asked.type, asked.payload),
+                   static_cast<std::int64_t>(bytesOf(request)), queued);
+}
+
 void RequestServer::respond(const Asker& asker, JitFuture& result,
                             const std::vector<c10::Stream>& streams) {
-  const auto& [to, id, seen, order] = asker;
+  const auto& [to, id, seen, order, arrived, record] = asker;
+  CallRecorder::get().served(record, result.hasError());
   try {
     order.follow();  // these are other streams: what an RRef holds may have been changed in place
     order.add(streams);

@@ -17,6 +17,7 @@
 #include <string>
 #include <unordered_map>
 
+#include "rpc_backend/call/call_recorder.h"
 #include "rpc_backend/call/request_client.h"
 #include "rpc_backend/serve/asked_calls.h"
 #include "rpc_backend/serve/call_order.h"
@@ -47,6 +48,10 @@ class RequestServer {
   void onOwnRequest(std::uint64_t id, FuturePtr request, Clock::time_point deadline);
   // Any thread: as onCancel().
   void onCancelOwn(std::uint64_t id);
+  // Of metrics.requests_refused, those that the policy refused; the others exceeded a limit.
+  std::uint64_t refusedByPolicy() const {
+    return refused_by_policy_.load(std::memory_order_relaxed);
+  }
 
  private:
   struct Asker;
@@ -67,7 +72,9 @@ class RequestServer {
   void refuse(worker_id_t from, std::uint64_t id, std::span<const char> payload,
               const std::string& why);
   // `take` makes the request's message under the call's streams.
-  void runCallback(const Asker& asker, const std::function<MessagePtr()>& take);
+  void runCallback(Asker asker, const std::function<MessagePtr()>& take);
+  // To the flight record and the profiler, if they listen.
+  void show(Asker& asker, const Message& request, std::optional<at::RecordFunction>& range) const;
   void respond(const Asker& asker, JitFuture& result, const std::vector<c10::Stream>& streams);
   // Says that nobody here has the RRefs in a request that was not read.
   void declineRRefs(worker_id_t from, std::span<const char> payload);
@@ -83,6 +90,7 @@ class RequestServer {
   // The map is the loop thread's; no entry is ever erased, so that a request may hold on to it.
   std::unordered_map<worker_id_t, Peer> peers_;
   CallOrder own_order_;
+  std::atomic<std::uint64_t> refused_by_policy_{0};
   std::mutex own_mutex_;  // guards the one below
   AskedCalls own_;        // this worker's requests to itself
 };

@@ -260,6 +260,17 @@ CASES = [
     ),
     Case(
         "docs/guide/observe.md",
+        "weft.trace",
+        before=JOIN.format(name="worker0", rank=0)
+        + "def train_step():\n"
+        + '    rpc.rpc_sync("worker1", torch.add, args=(torch.ones(2), 1))\n',
+        after='import os\nassert "weft::rpc worker1.add" in open("step.json").read()\n'
+        + 'os.remove("step.json")'
+        + LEAVE,
+        peer=WORKER1,
+    ),
+    Case(
+        "docs/guide/observe.md",
         "logging.basicConfig",
         after='import weft\nweft.init_rpc("alone", rank=0, world_size=1)\n'
         + "import torch.distributed.rpc as rpc"

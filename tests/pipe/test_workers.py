@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import time
 
 import pytest
@@ -126,6 +127,30 @@ def test_its_steps_are_in_the_flight_record(group):
     assert sorted(group[1].call(recorded_steps)) == [
         (kind, 1, part, "completed") for kind in ("backward", "forward") for part in (0, 1)
     ]
+
+
+def one_traced_step(places: str, traced: str) -> None:
+    import weft
+
+    pipe, (inputs, targets) = pipe_of(places, 2, "1f1b"), models.batch()
+    pipe.step(inputs, targets, loss=CROSS_ENTROPY)
+    with weft.trace(traced):
+        pipe.step(inputs, targets, loss=CROSS_ENTROPY)
+    pipe.close()
+
+
+def test_its_steps_are_in_a_trace(group, tmp_path):
+    path = tmp_path / "trace.json"
+    group[0].call(one_traced_step, "0122", str(path))
+    events = json.loads(path.read_text())["traceEvents"]
+    steps = [one["name"] for one in events if one.get("cat") == "weft::pipe"]
+    wanted = [
+        f"{kind} {stage}.mb{part}"
+        for kind in ("forward", "backward")
+        for stage in range(3)
+        for part in range(2)
+    ]
+    assert sorted(steps) == sorted(wanted)
 
 
 SLACK = 20_000_000  # of the clocks' exchange on a busy machine, in nanoseconds

@@ -149,6 +149,19 @@ def test_the_text_is_prometheus_text(group):
         assert line.startswith("#") or float(line.rpartition(" ")[2]) >= 0
 
 
+def test_refusals_are_counted_by_their_cause():
+    with Group(2, per_rank=[{}, {"request_policy": "script"}]) as members:
+        assert "refuses the request" in members[0].fails(begin_and_end, "worker1").message
+        counters = members[1].call(figures).counters
+        assert (counters["requests_refused"], counters["requests_refused_by_policy"]) == (1, 1)
+        members.shutdown()
+
+
+def begin_and_end(to: str) -> None:
+    begin(to)
+    end()
+
+
 def test_the_text_is_served(group):
     assert "weft_calls_sent" in group[0].call(page)
 

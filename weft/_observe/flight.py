@@ -24,6 +24,7 @@ from weft._torch import current
 _INFO, _WARNING = 1, 2
 _SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 _FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+_STACKS = "TORCH_INCLUDE_STACK_TRACE"
 _SLICE = 0.5  # seconds between looks
 _KEY = "weft/flight_dumps"  # in the group's Store: how many dumps were begun
 _mutex = threading.Lock()
@@ -39,11 +40,11 @@ def start() -> None:
             return
         _started = os.getpid()
     kept = size()
-    steps.start(kept)
+    keep(kept)
     if not current.torch_records():
         _C._record_operations(
             kept,
-            stacks=_is_on("TORCH_INCLUDE_STACK_TRACE", default=True),
+            stacks=_is_on(_STACKS, default=True),
             cpp_stacks=_is_on("TORCH_FR_CPP_STACK") or _is_on("TORCH_NCCL_TRACE_CPP_STACK"),
         )
     if kept > 0 and _variable(_FILES):
@@ -51,6 +52,15 @@ def start() -> None:
         if started(_dumper, "no flight records are written"):
             atexit.register(_dumper.stop)
             _dumper.listen()
+
+
+def keep(count: int) -> None:
+    """Keeps so many RPC calls of each direction, and steps of pipelines, from now on.
+
+    The stacks of calls cost more than all else of their records: only where they are asked for.
+    """
+    _C._record_calls(count, stacks=_is_on(_STACKS))
+    steps.start(count)
 
 
 def size() -> int:
@@ -67,11 +77,17 @@ def _is_on(name: str, default: bool = False) -> bool:
 
 
 def record(stacks: bool = True) -> dict[str, Any]:
-    """What torch's recorder dumps, with Weft's operations; calls that wait, and pipeline steps."""
+    """What torch's recorder dumps, with Weft's operations; RPC calls, pipeline steps, and waits."""
     trace = pickle.loads(torch._C._distributed_c10d._dump_fr_trace(includeStackTraces=stacks))
     entries = [one for one in trace.get("entries", []) if _is_known(one["profiling_name"])]
     waits = [dataclasses.asdict(one) for one in who_waits()]
-    own = {"waits": waits, "pipeline_steps": steps.kept()}
+    made, served = _C._recorded_calls(stacks)
+    own = {
+        "rpc_calls": made,
+        "rpc_requests": served,
+        "pipeline_steps": steps.kept(),
+        "waits": waits,
+    }
     return {"pg_config": {}, **trace, "entries": entries, **own}
 
 
@@ -81,7 +97,7 @@ def _is_known(name: str) -> bool:
 
 
 def dump_flight_record(path: str | os.PathLike[str] | None = None) -> Path:
-    """Writes what this process did last: collectives, steps of pipelines, and the calls that wait.
+    """Writes what this process did last: collectives, messages, RPC calls, pipeline steps.
 
     The file is a pickle that torch's analysis reads: give each rank's a name that ends with the rank,
     all in one folder, and run ``python -m torch.distributed.flight_recorder.fr_trace FOLDER``::

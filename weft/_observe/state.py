@@ -27,7 +27,7 @@ def state() -> State:
     if deadline() is not None:  # a call asks, which is not to be counted
         figures["counters"]["server_active_calls"] -= 1
     waits = [dataclasses.asdict(one) for one in who_waits()]
-    return {**_identity(), "waits": waits, "metrics": figures}
+    return {**identity(), "waits": waits, "metrics": figures}
 
 
 def stacks() -> State:
@@ -37,14 +37,15 @@ def stacks() -> State:
     frames = sorted(sys._current_frames().items(), key=lambda one: one[0] != main)
     own = threading.get_ident()  # answers this question
     found = [_stack(names.get(number), frame) for number, frame in frames if number != own]
-    return {**_identity(), "stacks": "\n".join(found)}
+    return {**identity(), "stacks": "\n".join(found)}
 
 
 def _stack(thread: str | None, frame: FrameType) -> str:
     return f"{thread or 'a thread of C++'}:\n" + "".join(traceback.format_stack(frame))
 
 
-def _identity() -> State:
+def identity() -> State:
+    """Who this process is; ``error`` is for those who ask."""
     agent = current.agent()
     own = agent.get_worker_info() if agent is not None else None
     rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 
-import torch.distributed.rpc as rpc
-
+from weft._observe.clocks import clock_offset
 from weft.pipe._timeline.events import Event, MiniBatch
 from weft.pipe._timeline.recording import Timeline
 from weft.pipe._workers.job import Done, StagePlace
@@ -18,8 +16,6 @@ from weft.pipe._workers.schedule import (
     worker_of,
     workers_of,
 )
-
-_EXCHANGES = 16  # of clocks, of which the fastest counts
 
 
 class WorkerMiniBatch(MiniBatch):
@@ -130,19 +126,3 @@ class WorkerRecording:
     def close(self) -> None:
         """Ends it: the timeline can be used."""
         self.timeline.close(self._batches)
-
-
-def clock_offset(worker: str) -> int:
-    """How many nanoseconds a worker's clock is ahead of this process's.
-
-    The fastest of some exchanges counts; the error is at most half of its round trip.
-    """
-    if worker == rpc.get_worker_info().name:
-        return 0
-    found = []
-    for _ in range(_EXCHANGES):
-        begin = time.monotonic_ns()
-        there = rpc.rpc_sync(worker, time.monotonic_ns)
-        end = time.monotonic_ns()
-        found.append((end - begin, there - (begin + end) // 2))
-    return min(found)[1]

@@ -1,0 +1,143 @@
+"""One trace of all workers: torch's profile of each, on one clock, with the calls between them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch.distributed.rpc as rpc
+from torch.profiler import ProfilerActivity, _ExperimentalConfig, profile, supported_activities
+
+from weft import _C
+from weft._observe import flight, steps
+from weft._observe.clocks import clock_offset
+from weft._observe.merged_trace import Recorded, merged
+from weft._observe.state import identity
+from weft._torch import current
+
+_CALLS = 1 << 16  # that are kept while a trace is recorded
+_PATIENCE = 120.0  # seconds for a worker to send its part
+_ACTIVITIES = (ProfilerActivity.CPU, ProfilerActivity.CUDA)
+_mutex = threading.Lock()  # guards the two below
+_profile: profile | None = None
+_since = 0  # when it began, in nanoseconds since 1970
+
+
+@contextlib.contextmanager
+def trace(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Records what all workers of the RPC group do within, as one trace.
+
+    ::
+
+        with weft.trace("step.json"):
+            train_step()
+
+    The file opens in Perfetto and chrome://tracing: each worker is a process, with torch's profile
+    of all its threads; each call is a range ``weft::rpc worker1.f`` at its caller and at its callee,
+    with an arrow between them, its bytes and how long it waited for a thread there. Times are those
+    of this worker's clock. Where ``path`` is a folder, each worker's own profile is written there
+    instead, as TensorBoard's profiler plugin reads it.
+
+    Any worker may record, one at a time. Outside of a group it records this process. Where the block
+    raises, nothing is written. The RPC calls of the flight record begin anew.
+
+    Args:
+        path: a file to write, in a folder that exists; or a folder.
+
+    Raises:
+        FileNotFoundError: the file's folder does not exist.
+        RuntimeError: a worker is being traced already, or cannot be asked.
+    """
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"weft.trace: there is no folder {path.parent}")
+    names = _workers()
+    begun: list[str] = []
+    try:
+        for name in names:
+            _ask(name, begin)
+            begun.append(name)
+        yield
+    except BaseException:
+        with contextlib.suppress(Exception):
+            _end_all(begun)
+        raise
+    parts = _end_all(begun)
+    if path.is_dir():
+        for part in parts:
+            name = f"{part.name}.{time.time_ns() // 1_000_000}.pt.trace.json"
+            (path / name).write_text(json.dumps(part.profile))
+        return
+    recorded = [
+        dataclasses.replace(part, offset=clock_offset(name, time.time_ns) if names[1:] else 0)
+        for name, part in zip(begun, parts, strict=True)
+    ]
+    path.write_text(json.dumps(merged(recorded)))
+
+
+def _workers() -> list[str]:
+    """This process first; "" where it is in no group."""
+    agent = current.agent()
+    if agent is None:
+        return [""]
+    own = agent.get_worker_info().name
+    return [own, *(info.name for info in agent.get_worker_infos() if info.name != own)]
+
+
+def _ask(worker: str, question: Any) -> Any:
+    agent = current.agent()
+    if agent is None or worker == agent.get_worker_info().name:
+        return question()
+    return rpc.rpc_sync(worker, question, timeout=_PATIENCE)
+
+
+def _end_all(workers: list[str]) -> list[Recorded]:
+    """Also where one of them fails."""
+    parts, errors = [], []
+    for name in workers:
+        try:
+            parts.append(_ask(name, end))
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return parts
+
+
+def begin() -> None:
+    """Profiles all threads of this process from now on."""
+    global _profile, _since
+    with _mutex:
+        if _profile is not None:
+            raise RuntimeError("weft.trace: this process is being traced already")
+        everything = _ExperimentalConfig(profile_all_threads=True)
+        activities = [one for one in supported_activities() if one in _ACTIVITIES]
+        begun = profile(activities=activities, experimental_config=everything, acc_events=True)
+        begun.start()
+        _profile, _since = begun, time.time_ns()
+        flight.keep(_CALLS)
+
+
+def end() -> Recorded:
+    """What was recorded here since then."""
+    global _profile
+    with _mutex:
+        ended, _profile, since = _profile, None, _since
+    if ended is None:
+        raise RuntimeError("weft.trace: this process is not being traced")
+    ended.stop()
+    made, served = _C._recorded_calls(stacks=False)
+    tasks = [one for one in steps.kept() if one["time_created_ns"] >= since]
+    flight.keep(flight.size())
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        ended.export_chrome_trace(file.name)
+        found = json.loads(Path(file.name).read_bytes())
+    return Recorded(**identity(), profile=found, made=made, served=served, steps=tasks)
