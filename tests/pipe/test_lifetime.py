@@ -75,14 +75,25 @@ def test_a_hundred_runs_grow_nothing(way):
     x = torch.randn(64, 4)
     for _ in range(30):
         step(pipe, x)
+    # What else the tests' process does may grow it once; a leak grows it in each hundred.
+    growths = []
+    for _ in range(3):
+        growths.append(growth_of_a_hundred(pipe, x))
+        assert stage_threads() <= threads + len(pipe.devices)
+        objects, memory = growths[-1]
+        if objects < 50 and memory < 8 * 1024:
+            return
+    pytest.fail(f"objects and KiB that each hundred runs added: {growths}")
+
+
+def growth_of_a_hundred(pipe, x):
+    """By how many objects, and KiB of memory, the process has grown."""
     gc.collect()
     memory, objects = resident_kib(), len(gc.get_objects())
     for _ in range(100):
         step(pipe, x)
     gc.collect()
-    assert stage_threads() <= threads + len(pipe.devices)
-    assert len(gc.get_objects()) < objects + 50
-    assert resident_kib() < memory + 8 * 1024
+    return len(gc.get_objects()) - objects, resident_kib() - memory
 
 
 def test_two_pipes_at_once():

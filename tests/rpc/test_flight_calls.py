@@ -132,8 +132,9 @@ def call_double() -> None:
     assert rpc.rpc_sync("worker1", double, args=(2,)) == 4
 
 
-def test_off_means_nothing_is_kept():
-    with Group(2, {"TORCH_FR_BUFFER_SIZE": "0"}, rpc_timeout=30) as members:
+@pytest.mark.parametrize("asked", [{"TORCH_FR_BUFFER_SIZE": "0"}, {}], ids=["none", "nothing"])
+def test_off_means_nothing_is_kept(asked):
+    with Group(2, asked, rpc_timeout=30) as members:
         members[0].call(call_double)
         assert members[0].call(calls) == ([], [])
         members.shutdown()

@@ -16,7 +16,7 @@ QUICK_PYTHON=(
 tally() { "$PY" -I "$WEFT_ROOT/tools/tally.py" "$@"; }
 
 # limited SECONDS COMMAND…: ends COMMAND and its children; stdin is closed, so nothing can ask.
-limited() { timeout --kill-after=20 "$1" "${@:2}" </dev/null; }
+limited() { timeout --signal="${LIMIT_SIGNAL:-TERM}" --kill-after=20 "$1" "${@:2}" </dev/null; }
 
 # bazel_tests NAME TARGETS… -- FLAGS…: runs C++ tests and counts the cases of their XML files.
 bazel_tests() {
@@ -63,7 +63,8 @@ pytest_run() {
   shift
   [[ -n "$FILTER" ]] && flags=(-k "$FILTER")
   rm -f "$RESULTS/$name.xml"
-  (cd "$WEFT_ROOT" && limited 2100 env "${WEFT_ENV[@]}" python -m pytest -q \
+  # At an interrupt pytest says what has failed so far.
+  (cd "$WEFT_ROOT" && LIMIT_SIGNAL=INT limited 3000 env "${WEFT_ENV[@]}" python -m pytest -q \
     --junitxml="$RESULTS/$name.xml" "${flags[@]}" "$@" >&2) || rc=$?
   [[ $rc == 5 ]] && rc=0 # pytest's "no test selected"
   tally junit "$RESULTS/$name.xml" "$RESULTS/$name.json" "$rc"

@@ -39,8 +39,8 @@ def start() -> None:
         if _started == os.getpid():
             return
         _started = os.getpid()
+    keep_as_asked()
     kept = size()
-    keep(kept)
     if not current.torch_records():
         _C._record_operations(
             kept,
@@ -54,13 +54,19 @@ def start() -> None:
             _dumper.listen()
 
 
-def keep(count: int) -> None:
+def keep_as_asked() -> None:
+    """As torch's variables say; calls only where one of them is set, for they are small and many."""
+    kept = size()
+    keep(kept if _variable(_SIZES) or _variable(_FILES) else 0, kept)
+
+
+def keep(calls: int, pipeline_steps: int) -> None:
     """Keeps so many RPC calls of each direction, and steps of pipelines, from now on.
 
     The stacks of calls cost more than all else of their records: only where they are asked for.
     """
-    _C._record_calls(count, stacks=_is_on(_STACKS))
-    steps.start(count)
+    _C._record_calls(calls, stacks=_is_on(_STACKS))
+    steps.start(pipeline_steps)
 
 
 def size() -> int:

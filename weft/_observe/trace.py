@@ -123,7 +123,7 @@ def begin() -> None:
         begun = profile(activities=activities, experimental_config=everything, acc_events=True)
         begun.start()
         _profile, _since = begun, time.time_ns()
-        flight.keep(_CALLS)
+        flight.keep(_CALLS, _CALLS)
 
 
 def end() -> Recorded:
@@ -136,7 +136,7 @@ def end() -> Recorded:
     ended.stop()
     made, served = _C._recorded_calls(stacks=False)
     tasks = [one for one in steps.kept() if one["time_created_ns"] >= since]
-    flight.keep(flight.size())
+    flight.keep_as_asked()
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         ended.export_chrome_trace(file.name)
         found = json.loads(Path(file.name).read_bytes())
