@@ -12,6 +12,7 @@
 #include "pipe/python/rng.h"
 #include "pipe/python/stage.h"
 #include "pipe/python/values.h"
+#include "pipe/python/worker_run.h"
 #include "pipe/python/workers.h"
 #include "third_party/torch/interpreter.h"
 #include "transport/base/interruption.h"
@@ -222,6 +223,7 @@ void bind(py::module_& module) {
            "torch._C._ensureCUDADeviceGuardSet(), for threads that end.");
   bindContext(pipe);
   bindWorkers(pipe);
+  bindWorkerRun(pipe);
 }
 
 }  // namespace weft::pipe

@@ -36,8 +36,7 @@ struct ArrivalKey {
   auto operator<=>(const ArrivalKey&) const = default;
 };
 
-// A Python value apart from its tensors: `layout` says how they make it up again, and only Python
-// reads it.
+// A value apart from its tensors: `layout` says how they make it up again (script_values.h).
 struct Parcel {
   std::string layout;
   std::vector<at::Tensor> tensors;

@@ -81,9 +81,9 @@ void deliver(Values& stack) {
 class Service final : public rpc::ScriptService {
  public:
   FuturePtr run(const std::string& name, Values& stack) override {
-    if (name != kDeliver) return nullptr;
+    if (name != kDeliver && name != kAlive) return nullptr;
     try {
-      deliver(stack);
+      if (name == kDeliver) deliver(stack);
     } catch (const c10::Error& error) {
       throw std::runtime_error(error.what_without_backtrace());
     }
@@ -100,6 +100,17 @@ class Service final : public rpc::ScriptService {
 }();
 
 }  // namespace
+
+void awaitAnswer(const std::string& worker) {
+  constexpr float kNoTimeout = 0;
+  const auto agent = trpc::RpcAgent::getCurrentRpcAgent();
+  trpc::ScriptCall call(c10::QualifiedName(kAlive), {});
+  const auto answer =
+      agent->send(agent->getWorkerInfo(worker), std::move(call).toMessage(), kNoTimeout);
+  rpc::awaitInterruptibly(*answer);
+  answer->wait();
+  if (answer->hasError()) throw std::runtime_error(answer->tryRetrieveErrorMessage());
+}
 
 void Deliveries::send(const std::string& worker, const ArrivalKey& key, Parcel parcel) {
   static const c10::QualifiedName name(kDeliver);

@@ -20,6 +20,11 @@
 namespace weft::pipe {
 
 inline constexpr const char* kDeliver = "__weft__.deliver";
+inline constexpr const char* kAlive = "__weft__.alive";
+
+// Until the worker has answered: it is there. Throws std::runtime_error when it is lost; on the
+// main thread also what a handler of Ctrl-C raised.
+WEFT_API void awaitAnswer(const std::string& worker);
 
 class WEFT_API Deliveries {
  public:

@@ -194,9 +194,18 @@ CASES = [
     ),
     Case(
         "docs/guide/pipelines.md",
-        "weft.Pipe(",
+        "python -m weft.worker",
         after="assert output.shape == (32, 4) and loss.ndim == 0; pipe.close()\nimport torch.distributed.rpc"
         + LEAVE.replace("rpc", "torch.distributed.rpc"),
+        peer=WORKER1,
+    ),
+    Case(
+        "docs/guide/pipelines.md",
+        "torch.jit.script(nn.Sequential(",
+        before="import torch, weft\nfrom torch import nn\n"
+        + JOIN.format(name="driver", rank=0)
+        + "inputs, targets = torch.ones(32, 16), torch.zeros(32, dtype=torch.long)\n",
+        after="assert loss.ndim == 0; pipe.close()" + LEAVE,
         peer=WORKER1,
     ),
     Case(

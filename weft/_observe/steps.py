@@ -5,12 +5,32 @@ from __future__ import annotations
 import collections
 import dataclasses
 import time
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+
+class Times(Protocol):
+    """What is told of a task. Times are nanoseconds of CLOCK_MONOTONIC; 0: not yet."""
+
+    @property
+    def mini_batch(self) -> int: ...
+    @property
+    def stage(self) -> int: ...
+    @property
+    def micro_batch(self) -> int: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def created(self) -> int: ...
+    @property
+    def started(self) -> int: ...
+    @property
+    def ended(self) -> int: ...
 
 
 @dataclasses.dataclass(slots=True)
 class Step:
-    """One task of a mini-batch. Times are nanoseconds of CLOCK_MONOTONIC; 0: not yet."""
+    """One task of a mini-batch that runs in Python."""
 
     mini_batch: int
     stage: int
@@ -20,15 +40,8 @@ class Step:
     started: int = 0  # its input is here
     ended: int = 0
 
-    @property
-    def state(self) -> str:
-        """As torch's recorder calls it."""
-        if self.ended:
-            return "completed"
-        return "started" if self.started else "scheduled"
 
-
-_kept: collections.deque[Step] = collections.deque(maxlen=0)
+_kept: collections.deque[Times] = collections.deque(maxlen=0)
 
 
 def start(size: int) -> None:
@@ -44,6 +57,18 @@ def begin(mini_batch: int, stage: int, micro_batch: int, kind: str) -> Step:
     return step
 
 
+def follow(tasks: Iterable[Times]) -> None:
+    """Keeps tasks that run in C++, from their beginning on."""
+    _kept.extend(tasks)
+
+
+def _state(one: Times) -> str:
+    """As torch's recorder calls it."""
+    if one.ended:
+        return "completed"
+    return "started" if one.started else "scheduled"
+
+
 def kept() -> list[dict[str, Any]]:
     """The oldest first; times in nanoseconds since 1970."""
     since = time.time_ns() - time.monotonic_ns()
@@ -57,10 +82,11 @@ def kept() -> list[dict[str, Any]]:
             "stage": one.stage,
             "micro_batch": one.micro_batch,
             "kind": one.kind,
-            "state": one.state,
+            "state": _state(one),
             "time_created_ns": clock(one.created),
             "time_started_ns": clock(one.started),
             "time_ended_ns": clock(one.ended),
         }
         for one in list(_kept)
+        if one.created
     ]

@@ -20,7 +20,7 @@ from weft.pipe._timeline.recording import Timeline
 from weft.pipe._workers import calls, state
 from weft.pipe._workers.checkpoint import Checkpoint
 from weft.pipe._workers.elsewhere import LayersElsewhere
-from weft.pipe._workers.job import Job, Outcome, StagePlace
+from weft.pipe._workers.job import Job, Outcome, StagePlace, loss_elsewhere
 from weft.pipe._workers.mini_batch import MiniBatch
 from weft.pipe._workers.optimizer import PipeOptimizer
 from weft.pipe._workers.output import ForwardGraph, PipeOutput
@@ -229,14 +229,19 @@ class WorkerPipe(LayersElsewhere):
         with self._running:
             self._step += 1
             job = job._replace(step=self._step, recorded=recording is not None)
+            last = self.places[-1].workers
+            elsewhere = loss_elsewhere if job.criterion is not None else None
             jobs = {
-                worker: job._replace(tasks=order[worker], graph=graphs and graphs[worker])
+                worker: job._replace(
+                    tasks=order[worker],
+                    graph=graphs and graphs[worker],
+                    criterion=job.criterion if worker in last else elsewhere,
+                )
                 for worker in self._workers
             }
             if (
                 given is not None
             ):  # targets, or gradients of the output, which is at its first replica
-                last = self.places[-1].workers
                 for worker in last if job.criterion is not None else last[:1]:
                     given_there = portable(pack(given), worker)
                     jobs[worker] = jobs[worker]._replace(given=given_there)

@@ -51,6 +51,11 @@ class Job(NamedTuple):
     backward: Backward | None = None  # a backward alone, of what the graph keeps
 
 
+def loss_elsewhere(_output: Any, _target: Any) -> Tensor:
+    """The ``criterion`` of a worker that has not the last stage."""
+    raise NotImplementedError
+
+
 class Done(NamedTuple):
     """A task, and when it ran: nanoseconds of the worker's CLOCK_MONOTONIC."""
 

@@ -14,7 +14,10 @@ from weft.pipe._workers.values import leaves
 
 Parcel = tuple[bytes, list[Tensor]]
 
-_TENSOR, _LIST = b"", b"*"  # one tensor, a list of different ones; any other layout is a pickle
+#: One tensor; a tuple or a list of different ones, after which a byte tells for each of a list
+#: whether it is there, unless all are; _APART before any of them. Other layouts are pickles.
+#: Scripted stages read and write these in C++, pipe/workers/script_values.h.
+_TENSOR, _TUPLE, _LIST, _APART = b"", b"(", b"*", b"&"
 _HOST = ("cpu", "meta")
 
 
@@ -34,8 +37,11 @@ def pack(value: Any, input: bool = False) -> Parcel:
     """
     if type(value) is Tensor:
         return _TENSOR, [value]
-    if type(value) is list and _are_different_tensors(value) and not (input and overlap(value)):
-        return _LIST, value
+    if type(value) in (list, tuple):
+        layout = _layout_of(value)
+        if layout is not None:
+            tensors = [one for one in value if one is not None]
+            return (_APART if input and overlap(tensors) else b"") + layout, tensors
     layout, tensors = internal.serialize(value)
     if input:
         _check_visible(value, tensors)
@@ -67,10 +73,15 @@ def unpack(parcel: Parcel) -> Any:
         AttributeError: a class of the value is not known here.
     """
     layout, tensors = parcel
+    if layout[:1] == _APART:
+        return Apart(unpack((layout[1:], tensors)))
     if layout == _TENSOR:
         return tensors[0]
-    if layout == _LIST:
-        return tensors
+    if layout == _TUPLE:
+        return tuple(tensors)
+    if layout[:1] == _LIST:
+        left = iter(tensors)
+        return [next(left) if there else None for there in layout[1:]] or tensors
     value = internal.deserialize(layout, tensors)
     if isinstance(value, AttributeError):
         raise value
@@ -99,8 +110,15 @@ def settle(devices: Iterable[torch.device]) -> None:
             torch.accelerator.current_stream(device).synchronize()
 
 
-def _are_different_tensors(values: list[Any]) -> bool:
-    return all(type(one) is Tensor for one in values) and len(set(map(id, values))) == len(values)
+def _layout_of(values: list[Any] | tuple[Any, ...]) -> bytes | None:
+    """Of different tensors, and of a list with None among them; no other values have one."""
+    tensors = [one for one in values if one is not None]
+    different = len(set(map(id, tensors))) == len(tensors)
+    if not different or any(type(one) is not Tensor for one in tensors):
+        return None
+    if len(tensors) == len(values):
+        return _LIST if type(values) is list else _TUPLE
+    return _LIST + bytes(one is not None for one in values) if type(values) is list else None
 
 
 def overlap(tensors: list[Tensor]) -> bool:

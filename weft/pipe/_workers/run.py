@@ -18,6 +18,7 @@ from weft.pipe._workers.parcels import Apart, overlap, pack, portable, unpack
 from weft.pipe._workers.part import Part
 from weft.pipe._workers.replicas import Replicas, Sums, unchanged_buffers
 from weft.pipe._workers.schedule import BACKWARD, FORWARD, WEIGHTS, Task
+from weft.pipe._workers.scripted import ScriptedRun, runs_in_cpp
 from weft.pipe._workers.splitting import split
 from weft.pipe._workers.stage import Backward, MicroBatch, Skips
 from weft.pipe._workers.values import joined, leaves
@@ -41,7 +42,7 @@ def run_mini_batch(part: Part, job: Job, given: dict[Key, Any] | None = None) ->
     try:
         if graph is not None and job.backward is not None:
             graph.lend(part.stages, job.backward.retain)
-        run = Run(part, job, given or {}, graph)
+        run = run_of(part, job, given or {}, graph)
         with torch.set_grad_enabled(job.criterion is not None or graph is not None):
             run.tasks()
         run.wait_for_sent()
@@ -56,6 +57,13 @@ def run_mini_batch(part: Part, job: Job, given: dict[Key, Any] | None = None) ->
     if output is not None:
         part.keep_output(job.step, output)
     return Outcome(run.loss, "", run.done if job.recorded else (), run.first_gradients())
+
+
+def run_of(part: Part, job: Job, given: dict[Key, Any], graph: Graph | None) -> Run | ScriptedRun:
+    """The run of a mini-batch: in C++ where nothing of it needs Python."""
+    if graph is None and job.backward is None and runs_in_cpp(part, job):
+        return ScriptedRun(part, job, given)
+    return Run(part, job, given, graph)
 
 
 class Run:

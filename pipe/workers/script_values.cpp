@@ -1,0 +1,205 @@
+#include "pipe/workers/script_values.h"
+
+#include <ATen/core/Dict.h>
+#include <ATen/core/List.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+namespace weft::pipe {
+
+namespace {
+
+class Collector {
+ public:
+  void add(const at::IValue& value) {
+    if (value.isTensor()) {
+      const at::Tensor& tensor = value.toTensor();
+      if (tensor.defined() && seen_.insert(tensor.unsafeGetTensorImpl()).second)
+        found.push_back(tensor);
+    } else if (value.isTuple()) {
+      for (const at::IValue& part : value.toTupleRef().elements())
+        add(part);
+    } else if (value.isList()) {
+      for (const at::IValue& part : value.toListRef())
+        add(part);
+    } else if (value.isGenericDict()) {
+      for (const auto& entry : value.toGenericDict())
+        add(entry.value());
+    }
+  }
+  Tensors found;
+
+ private:
+  std::unordered_set<const at::TensorImpl*> seen_;
+};
+
+class Changer {
+ public:
+  explicit Changer(const std::function<at::Tensor(const at::Tensor&)>& change) : change_(change) {}
+
+  at::IValue operator()(const at::IValue& value) {
+    if (value.isTensor()) return tensor(value.toTensor());
+    if (value.isTuple()) return tuple(value);
+    if (value.isList()) {
+      c10::impl::GenericList made(value.toList().elementType());
+      for (const at::IValue& part : value.toListRef())
+        made.push_back((*this)(part));
+      return made;
+    }
+    if (value.isGenericDict()) {
+      const auto dict = value.toGenericDict();
+      c10::impl::GenericDict made(dict.keyType(), dict.valueType());
+      for (const auto& entry : dict)
+        made.insert(entry.key(), (*this)(entry.value()));
+      return made;
+    }
+    return value;
+  }
+
+ private:
+  at::Tensor tensor(const at::Tensor& tensor) {
+    if (!tensor.defined()) return tensor;
+    const auto [at, is_new] = made_.try_emplace(tensor.unsafeGetTensorImpl());
+    if (is_new) at->second = change_(tensor);
+    return at->second;
+  }
+
+  at::IValue tuple(const at::IValue& value) {
+    Values parts;
+    for (const at::IValue& part : value.toTupleRef().elements())
+      parts.push_back((*this)(part));
+    const auto type = value.toTupleRef().type<c10::TupleType>();
+    if (type->schema() == nullptr) return c10::ivalue::Tuple::create(std::move(parts));
+    return c10::ivalue::Tuple::createNamed(std::move(parts), type);
+  }
+
+  const std::function<at::Tensor(const at::Tensor&)>& change_;
+  std::unordered_map<const at::TensorImpl*, at::Tensor> made_;
+};
+
+// Of a tuple or a list of tensors, each of which it has once.
+std::optional<Tensors> differentTensors(const at::IValue& value) {
+  if (!value.isTuple() && !value.isList()) return std::nullopt;
+  const auto parts =
+      value.isTuple() ? at::ArrayRef<at::IValue>(value.toTupleRef().elements()) : value.toListRef();
+  Tensors tensors;
+  std::unordered_set<const at::TensorImpl*> seen;
+  for (const at::IValue& part : parts) {
+    if (!part.isTensor() || !part.toTensor().defined()) return std::nullopt;
+    if (!seen.insert(part.toTensor().unsafeGetTensorImpl()).second) return std::nullopt;
+    tensors.push_back(part.toTensor());
+  }
+  return tensors;
+}
+
+bool overlap(const Tensors& tensors) {
+  std::unordered_set<const void*> seen;
+  return std::any_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
+    const void* const place = tensor.storage().data();
+    return place != nullptr && !seen.insert(place).second;
+  });
+}
+
+PythonValues& mustHavePython(PythonValues* python) {
+  TORCH_CHECK(python != nullptr,
+              "a value between stages needs Python, which this worker has not: let stages give a "
+              "tensor, or a tuple or a list of different tensors");
+  return *python;
+}
+
+}  // namespace
+
+Tensors tensorsOf(const Values& values) {
+  if (values.size() == 1 && values[0].isTensor()) return {values[0].toTensor()};
+  Collector collector;
+  for (const at::IValue& value : values)
+    collector.add(value);
+  return std::move(collector.found);
+}
+
+Tensors thatWantGradients(const Tensors& tensors) {
+  Tensors found;
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.requires_grad()) found.push_back(tensor);
+  }
+  return found;
+}
+
+at::IValue withTensors(const at::IValue& value,
+                       const std::function<at::Tensor(const at::Tensor&)>& change) {
+  return Changer(change)(value);
+}
+
+at::IValue cut(const at::IValue& value) {
+  return withTensors(value, [](const at::Tensor& tensor) {
+    return tensor.detach().requires_grad_(tensor.requires_grad());
+  });
+}
+
+at::IValue onHost(const at::IValue& value) {
+  if (value.isTensor() && value.toTensor().is_cpu()) return value;
+  return withTensors(value, [](const at::Tensor& tensor) {
+    return tensor.is_cpu() ? tensor : tensor.detach().cpu().requires_grad_(tensor.requires_grad());
+  });
+}
+
+Values asArguments(const at::IValue& value) {
+  if (value.isTuple()) return value.toTupleRef().elements().vec();
+  return {value};
+}
+
+Parcel pack(const at::IValue& value, PythonValues* python) {
+  if (value.isTensor()) return {{}, {value.toTensor()}};
+  auto tensors = differentTensors(value);
+  if (!tensors) return mustHavePython(python).pack(value);
+  std::string how(1, value.isTuple() ? layout::kTuple : layout::kList);
+  if (overlap(*tensors)) how.insert(how.begin(), layout::kApart);
+  return {std::move(how), std::move(*tensors)};
+}
+
+StageArguments unpack(Parcel parcel, const c10::FunctionSchema& schema, PythonValues* python) {
+  std::string_view how = parcel.layout;
+  const bool apart = !how.empty() && how[0] == layout::kApart;
+  if (apart) how.remove_prefix(1);
+  const auto is = [&](char kind) { return how.size() == 1 && how[0] == kind; };
+  if (how.empty() && parcel.tensors.size() == 1) return {{parcel.tensors[0]}, apart};
+  if (is(layout::kTuple)) return {{parcel.tensors.begin(), parcel.tensors.end()}, apart};
+  if (is(layout::kList)) return {{c10::List<at::Tensor>(parcel.tensors)}, apart};
+  parcel.layout = std::string(how);
+  StageArguments made = mustHavePython(python).unpack(parcel, schema);
+  made.apart |= apart;
+  return made;
+}
+
+Parcel packGradients(const Tensors& gradients) {
+  Parcel parcel{{layout::kList}, {}};
+  for (const at::Tensor& gradient : gradients) {
+    parcel.layout.push_back(gradient.defined() ? 1 : 0);
+    if (gradient.defined()) parcel.tensors.push_back(gradient);
+  }
+  if (parcel.tensors.size() == gradients.size()) parcel.layout.resize(1);
+  return parcel;
+}
+
+Tensors unpackGradients(Parcel parcel, PythonValues* python) {
+  const std::string& how = parcel.layout;
+  if (how.empty() || how[0] != layout::kList) return mustHavePython(python).unpackGradients(parcel);
+  if (how.size() == 1) return std::move(parcel.tensors);
+  Tensors gradients;
+  auto next = parcel.tensors.begin();
+  for (std::size_t at = 1; at < how.size(); ++at) {
+    const bool is_there = how[at] != 0;
+    TORCH_CHECK(!is_there || next != parcel.tensors.end(),
+                "the delivery is malformed: another version of Weft at the sender?");
+    gradients.push_back(is_there ? std::move(*next++) : at::Tensor());
+  }
+  return gradients;
+}
+
+}  // namespace weft::pipe

@@ -1,0 +1,244 @@
+#include "pipe/workers/script_worker_run.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include <chrono>
+
+namespace weft::pipe {
+
+namespace {
+
+using Kind = WorkerTask::Kind;
+
+// Without an arrival for so long, the driver is asked whether it is there.
+constexpr std::chrono::milliseconds kLook{1000};
+
+std::int64_t now() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+std::shared_ptr<Arrivals> mustFindArrivals(const std::string& pipeline) {
+  auto found = findArrivals(pipeline);
+  if (found == nullptr) throw Abandoned("the Pipe was closed");
+  return found;
+}
+
+[[noreturn]] void fail(const WorkerTask& task, const std::string& worker, const char* why) {
+  throw std::runtime_error("stage " + std::to_string(task.stage) + " of the Pipe, on worker '" +
+                           worker + "', failed in the " + nameOf(task.kind) + " of micro-batch " +
+                           std::to_string(task.micro_batch) + ": " + why);
+}
+
+}  // namespace
+
+const char* nameOf(WorkerTask::Kind kind) {
+  switch (kind) {
+    case Kind::kForward:
+      return "forward";
+    case Kind::kBackward:
+      return "backward";
+    case Kind::kWeights:
+      return "weights";
+  }
+  return "";
+}
+
+ScriptWorkerRun::ScriptWorkerRun(WorkerPart part, WorkerJob job, PythonValues* python)
+    : part_(std::move(part)),
+      job_(std::move(job)),
+      python_(python),
+      last_(static_cast<std::int64_t>(part_.places.size()) - 1),
+      arrivals_(mustFindArrivals(part_.pipeline)),
+      deliveries_(part_.pipeline),
+      splits_(part_.places.size()),
+      number_(nextMiniBatchNumber()),
+      loss_(at::zeros({})) {
+  check();
+  for (const auto& [number, layers] : part_.stages)
+    stages_.try_emplace(number, layers, python_);
+  for (const WorkerTask& task : job_.tasks) {
+    if (task.kind == Kind::kWeights) splits_[static_cast<std::size_t>(task.stage)] = true;
+    auto record = std::make_shared<TaskRecord>();
+    record->task = task;
+    record->mini_batch = job_.mini_batch;
+    records_.push_back(std::move(record));
+  }
+}
+
+void ScriptWorkerRun::check() const {
+  const auto count = static_cast<std::int64_t>(job_.recompute.size());
+  for (const auto& [number, layers] : part_.stages) {
+    TORCH_CHECK(number >= 0 && number <= last_, "the Pipe has no stage ", number);
+    const auto& workers = part_.places[static_cast<std::size_t>(number)];
+    TORCH_CHECK(workers.size() == 1 && workers[0] == part_.worker, "stage ", number,
+                " of the Pipe is not on worker '", part_.worker, "' alone");
+  }
+  for (const auto& workers : part_.places)
+    TORCH_CHECK(!workers.empty(), "a stage of the Pipe has no worker");
+  for (const WorkerTask& task : job_.tasks) {
+    TORCH_CHECK(part_.stages.contains(task.stage), "worker '", part_.worker, "' is to run stage ",
+                task.stage, " of the Pipe, which it has not");
+    TORCH_CHECK(task.micro_batch >= 0 && task.micro_batch < count, "the mini-batch has ", count,
+                " micro-batches, and a task is of number ", task.micro_batch);
+    TORCH_CHECK(job_.trains || task.kind == Kind::kForward, "a forward alone has no other tasks");
+  }
+  if (!job_.trains || !part_.stages.contains(last_)) return;
+  TORCH_CHECK(job_.criterion.has_value(), "the last stage has no loss");
+  TORCH_CHECK(
+      job_.targets.size() == job_.recompute.size() && job_.weights.size() == job_.recompute.size(),
+      "there are not as many targets and weights as micro-batches");
+}
+
+void ScriptWorkerRun::give(std::int64_t micro_batch, StageArguments arguments) {
+  own_inputs_.insert_or_assign({0, micro_batch}, std::move(arguments));
+}
+
+void ScriptWorkerRun::run() {
+  const at::AutoGradMode grad_mode(job_.trains);
+  for (const auto& record : records_)
+    runTask(*record);
+  try {
+    deliveries_.wait();
+  } catch (const std::runtime_error& error) {
+    throw std::runtime_error("worker '" + part_.worker + "': " + error.what());
+  }
+}
+
+// What a wait throws is thrown as it is.
+void ScriptWorkerRun::runTask(TaskRecord& record) {
+  const WorkerTask& task = record.task;
+  record.created = now();
+  record.started = record.created.load();
+  std::optional<Parcel> arrived = take(task, record);
+  try {
+    switch (task.kind) {
+      case Kind::kForward:
+        return forward(task, std::move(arrived), record);
+      case Kind::kBackward:
+        return backward(task, std::move(arrived), record);
+      case Kind::kWeights:
+        stages_.at(task.stage).weights(static_cast<std::size_t>(task.micro_batch));
+        record.ended = now();
+    }
+  } catch (const c10::Error& error) {
+    fail(task, part_.worker, error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    fail(task, part_.worker, error.what());
+  }
+}
+
+std::optional<Parcel> ScriptWorkerRun::take(const WorkerTask& task, TaskRecord& record) {
+  const Place place{task.stage, task.micro_batch};
+  const bool is_forward = task.kind == Kind::kForward;
+  if (is_forward ? own_inputs_.contains(place) : own_gradients_.contains(place))
+    return std::nullopt;
+  if (task.kind == Kind::kWeights || (!is_forward && task.stage == last_)) return std::nullopt;
+  const auto what = is_forward ? Sent::kInput : Sent::kGradients;
+  const ArrivalKey key{job_.mini_batch, what, task.stage, task.micro_batch};
+  record.started = 0;
+  std::optional<Parcel> parcel;
+  try {
+    while (!(parcel = arrivals_->take(key, kLook))) {
+      if (part_.worker != part_.driver) awaitAnswer(part_.driver);
+    }
+  } catch (const c10::Error& error) {
+    throw Abandoned(error.what_without_backtrace());
+  } catch (const std::runtime_error& error) {
+    throw Abandoned(error.what());
+  }
+  record.started = now();
+  return parcel;
+}
+
+void ScriptWorkerRun::forward(const WorkerTask& task, std::optional<Parcel> input,
+                              TaskRecord& record) {
+  const auto number = static_cast<std::size_t>(task.micro_batch);
+  ScriptWorkerStage& stage = stages_.at(task.stage);
+  StageArguments arguments =
+      input ? unpack(std::move(*input), stage.schema(), python_)
+            : std::move(own_inputs_.extract({task.stage, task.micro_batch}).mapped());
+  StageContext context;
+  context.stage = static_cast<std::size_t>(task.stage);
+  context.micro_batch = number;
+  context.micro_batches = job_.recompute.size();
+  context.mini_batch = number_;
+  if (job_.trains && task.stage == last_) {
+    loss_ = loss_ + stage.loss(context, std::move(arguments), job_.recompute[number],
+                               *job_.criterion, job_.targets[number], job_.weights[number]);
+    record.ended = now();
+    return;
+  }
+  const at::IValue output = stage.forward(context, std::move(arguments), job_.recompute[number]);
+  record.ended = now();
+  checkSent(task.stage);
+  giveOutput(task, output);
+}
+
+void ScriptWorkerRun::backward(const WorkerTask& task, std::optional<Parcel> arrived,
+                               TaskRecord& record) {
+  const auto number = static_cast<std::size_t>(task.micro_batch);
+  std::optional<Tensors> gradients;  // none: of the loss
+  if (arrived) {
+    gradients = unpackGradients(std::move(*arrived), python_);
+  } else if (task.stage != last_) {
+    gradients = std::move(own_gradients_.extract({task.stage, task.micro_batch}).mapped());
+  }
+  sent_.erase({task.stage, task.micro_batch});
+  ScriptWorkerStage& stage = stages_.at(task.stage);
+  const bool splits = splits_[static_cast<std::size_t>(task.stage)];
+  Tensors found =
+      splits ? stage.inputGradients(number, gradients) : stage.backward(number, gradients);
+  record.ended = now();
+  giveGradients(task, std::move(found));
+}
+
+void ScriptWorkerRun::giveOutput(const WorkerTask& task, const at::IValue& output) {
+  if (task.stage == last_) {
+    outputs_.insert_or_assign(task.micro_batch, output);
+    return;
+  }
+  sent_.insert_or_assign({task.stage, task.micro_batch}, withVersions(tensorsOf({output})));
+  const std::string& next = workerOf(task.stage + 1, task.micro_batch);
+  if (next == part_.worker) {
+    own_inputs_[{task.stage + 1, task.micro_batch}] = {asArguments(output)};
+    return;
+  }
+  const ArrivalKey key{job_.mini_batch, Sent::kInput, task.stage + 1, task.micro_batch};
+  deliveries_.send(next, key, pack(output, python_));
+}
+
+void ScriptWorkerRun::giveGradients(const WorkerTask& task, Tensors gradients) {
+  if (task.stage == 0) {
+    first_gradients_.insert_or_assign(task.micro_batch, std::move(gradients));
+    return;
+  }
+  const std::string& before = workerOf(task.stage - 1, task.micro_batch);
+  if (before == part_.worker) {
+    own_gradients_[{task.stage - 1, task.micro_batch}] = std::move(gradients);
+    return;
+  }
+  const ArrivalKey key{job_.mini_batch, Sent::kGradients, task.stage - 1, task.micro_batch};
+  deliveries_.send(before, key, packGradients(gradients));
+}
+
+// What a stage keeps, gives and then changes may be read after the change, or before it.
+void ScriptWorkerRun::checkSent(std::int64_t stage) {
+  for (auto sent = sent_.lower_bound({stage, 0});
+       sent != sent_.end() && sent->first.first == stage;) {
+    TORCH_CHECK(!haveChanged(sent->second),
+                "the stage changes in place what it has given to another stage: let it give a "
+                "clone");
+    // In training its backward does, which keeps it anyway.
+    sent = job_.trains ? std::next(sent) : sent_.erase(sent);
+  }
+}
+
+const std::string& ScriptWorkerRun::workerOf(std::int64_t stage, std::int64_t micro_batch) const {
+  const auto& workers = part_.places[static_cast<std::size_t>(stage)];
+  return workers[static_cast<std::size_t>(micro_batch) % workers.size()];
+}
+
+}  // namespace weft::pipe

@@ -1,0 +1,127 @@
+// ScriptWorkerRun: one mini-batch at one worker whose stages are all TorchScript. It runs the
+// worker's tasks in the order that the driver gave out, and waits for the input of each: what
+// weft/pipe/_workers/run.py does in Python for other stages.
+//
+// What it does not do: replicas and skip connections of its own stages, graphs that stay for later
+// backwards, other devices than the CPU. Its neighbours may do all that.
+//
+// Threads: run() once, on one thread, without the GIL; records() may be read meanwhile.
+// Failure: run() throws Abandoned when the mini-batch was over, std::runtime_error that names the
+// stage, its worker, the task and the micro-batch when one failed, and what a handler of Ctrl-C
+// raised.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "pipe/workers/arrivals.h"
+#include "pipe/workers/deliveries.h"
+#include "pipe/workers/script_worker_stage.h"
+#include "transport/base/api.h"
+
+namespace weft::pipe {
+
+struct WorkerTask {
+  enum class Kind : std::uint8_t { kForward, kBackward, kWeights };
+  Kind kind = Kind::kForward;
+  std::int64_t stage = 0;
+  std::int64_t micro_batch = 0;
+};
+WEFT_API const char* nameOf(WorkerTask::Kind kind);  // "forward", "backward", "weights"
+
+// When a task ran: nanoseconds of CLOCK_MONOTONIC, 0 for not yet. Any thread may read it.
+struct TaskRecord {
+  WorkerTask task;
+  std::int64_t mini_batch = 0;
+  std::atomic<std::int64_t> created{0};
+  std::atomic<std::int64_t> started{0};  // its input was here
+  std::atomic<std::int64_t> ended{0};
+};
+
+// The mini-batch was given up elsewhere, or the driver is lost.
+struct WEFT_API Abandoned : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// A worker's part of a pipeline.
+struct WorkerPart {
+  std::string pipeline;
+  std::string worker;  // this one
+  std::string driver;
+  // The workers of each stage of the pipeline; replicas take the micro-batches in turn.
+  std::vector<std::vector<std::string>> places;
+  std::map<std::int64_t, std::vector<torch::jit::Module>> stages;  // those here
+};
+
+struct WorkerJob {
+  std::int64_t mini_batch = 0;
+  std::vector<WorkerTask> tasks;
+  std::vector<bool> recompute;  // for each micro-batch
+  bool trains = false;          // otherwise it has forwards alone
+  // At the worker of the last stage, in training; a weight for each micro-batch.
+  std::optional<torch::jit::Module> criterion;
+  Values targets;
+  std::vector<double> weights;
+};
+
+class WEFT_API ScriptWorkerRun {
+ public:
+  // `python`, which may be null, outlives the run. Throws c10::Error for a job that this worker
+  // cannot do.
+  ScriptWorkerRun(WorkerPart part, WorkerJob job, PythonValues* python);
+  ScriptWorkerRun(const ScriptWorkerRun&) = delete;
+  ScriptWorkerRun& operator=(const ScriptWorkerRun&) = delete;
+
+  // The input of a micro-batch for the first stage, which is here. Before run().
+  void give(std::int64_t micro_batch, StageArguments arguments);
+  // All tasks; returns when the neighbours have what this worker sent.
+  void run();
+
+  // One for each task, in order.
+  const std::vector<std::shared_ptr<TaskRecord>>& records() const { return records_; }
+  // After run(): the sum of the losses; of a forward alone the last stage's outputs by micro-batch;
+  // gradients of the first stage's inputs, by micro-batch.
+  const at::Tensor& loss() const { return loss_; }
+  const std::map<std::int64_t, at::IValue>& outputs() const { return outputs_; }
+  const std::map<std::int64_t, Tensors>& firstGradients() const { return first_gradients_; }
+
+ private:
+  using Place = std::pair<std::int64_t, std::int64_t>;  // stage, micro-batch
+
+  void check() const;
+  void runTask(TaskRecord& record);
+  // What the task needs of another worker; nothing if it needs nothing.
+  std::optional<Parcel> take(const WorkerTask& task, TaskRecord& record);
+  void forward(const WorkerTask& task, std::optional<Parcel> input, TaskRecord& record);
+  void backward(const WorkerTask& task, std::optional<Parcel> gradients, TaskRecord& record);
+  void giveOutput(const WorkerTask& task, const at::IValue& output);
+  void giveGradients(const WorkerTask& task, Tensors gradients);
+  void checkSent(std::int64_t stage);
+  const std::string& workerOf(std::int64_t stage, std::int64_t micro_batch) const;
+
+  const WorkerPart part_;
+  const WorkerJob job_;
+  PythonValues* const python_;
+  const std::int64_t last_;  // the last stage
+  const std::shared_ptr<Arrivals> arrivals_;
+  Deliveries deliveries_;
+  std::map<std::int64_t, ScriptWorkerStage> stages_;
+  std::vector<bool> splits_;  // by stage: whether its backwards come in two halves
+  std::vector<std::shared_ptr<TaskRecord>> records_;
+  std::map<Place, StageArguments> own_inputs_;  // what this worker's stages have for each other
+  std::map<Place, Tensors> own_gradients_;
+  std::map<Place, std::vector<Version>> sent_;
+  const std::uint64_t number_;
+  at::Tensor loss_;
+  std::map<std::int64_t, at::IValue> outputs_;
+  std::map<std::int64_t, Tensors> first_gradients_;
+};
+
+}  // namespace weft::pipe

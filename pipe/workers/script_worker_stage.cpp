@@ -1,0 +1,223 @@
+#include "pipe/workers/script_worker_stage.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+
+namespace weft::pipe {
+
+namespace {
+
+constexpr const char* kChangesItsInput =
+    "the stage changes its input in place, and a recomputation needs the input as it was: use "
+    "checkpoint=\"never\", or let the stage's first operation make a new tensor";
+constexpr const char* kChangesOneOfSeveral =
+    "the stage changes one of its inputs in place, and others had the same memory in the stage "
+    "before, which is on another worker: they do not change here. Give clones, or change a clone";
+constexpr const char* kInputHasChanged =
+    "an input of the stage was changed in place after its forward, and the recomputation for the "
+    "backward needs it as it was: change a clone, or use checkpoint=\"never\"";
+
+bool fits(const Values& arguments, const c10::FunctionSchema& schema) {
+  const auto& wanted = schema.arguments();  // self is the first
+  if (arguments.size() >= wanted.size()) return false;
+  for (std::size_t at = 0; at < arguments.size(); ++at) {
+    const c10::TypePtr& type = wanted[at + 1].type();
+    const bool is_tensor = arguments[at].isTensor() && type->kind() == c10::TypeKind::TensorType;
+    if (!is_tensor && !arguments[at].type()->isSubtypeOf(*type)) return false;
+  }
+  return true;
+}
+
+at::IValue callScript(const torch::jit::Module& module, Values arguments, PythonValues* python) {
+  const torch::jit::Method method = module.get_method("forward");
+  const c10::FunctionSchema& schema = method.function().getSchema();
+  if (python != nullptr && !fits(arguments, schema))
+    arguments = python->convert(std::move(arguments), schema);
+  return method(std::move(arguments));
+}
+
+Tensors gradientsOfLeaves(const Tensors& leaves) {
+  Tensors found;
+  for (const at::Tensor& leaf : leaves) {
+    found.push_back(leaf.grad());
+    leaf.mutable_grad().reset();
+  }
+  return found;
+}
+
+}  // namespace
+
+std::vector<Version> withVersions(const Tensors& tensors) {
+  std::vector<Version> versions;
+  for (const at::Tensor& tensor : tensors)
+    versions.emplace_back(tensor, tensor._version());
+  return versions;
+}
+
+bool haveChanged(const std::vector<Version>& versions) {
+  return std::any_of(versions.begin(), versions.end(),
+                     [](const Version& one) { return one.first._version() != one.second; });
+}
+
+ScriptWorkerStage::ScriptWorkerStage(std::vector<torch::jit::Module> layers, PythonValues* python)
+    : layers_(std::move(layers)), python_(python) {
+  TORCH_CHECK(!layers_.empty(), "a stage needs at least one layer");
+}
+
+const c10::FunctionSchema& ScriptWorkerStage::schema() const {
+  return layers_[0].get_method("forward").function().getSchema();
+}
+
+at::IValue ScriptWorkerStage::forward(const StageContext& at, StageArguments arguments,
+                                      bool recompute) {
+  Held held;
+  const at::IValue output = run(at, std::move(arguments), recompute, held);
+  Tensors wanted = thatWantGradients(tensorsOf({output}));
+  held.wanted = wanted.size();
+  if (!held.again) held.outputs = std::move(wanted);
+  at::IValue given = cut(output);
+  hold(at.micro_batch, std::move(held));
+  return given;
+}
+
+at::Tensor ScriptWorkerStage::loss(const StageContext& at, StageArguments arguments, bool recompute,
+                                   const torch::jit::Module& criterion, const at::IValue& target,
+                                   double weight) {
+  Held held;
+  at::IValue output = run(at, std::move(arguments), recompute, held);
+  if (held.again) {
+    output = cut(output);
+    held.cuts = thatWantGradients(tensorsOf({output}));
+    held.wanted = held.cuts.size();
+  }
+  const at::IValue made = callScript(criterion, {output, onHost(target)}, python_);
+  TORCH_CHECK(made.isTensor() && made.toTensor().numel() == 1,
+              "the loss of a micro-batch must be a tensor of one number, got ", made);
+  const at::Tensor loss = made.toTensor().reshape({}) * weight;
+  if (loss.requires_grad()) held.outputs.push_back(loss);
+  hold(at.micro_batch, std::move(held));
+  return loss.detach();
+}
+
+Tensors ScriptWorkerStage::backward(std::size_t micro_batch,
+                                    const std::optional<Tensors>& gradients) {
+  Held held = take(micro_batch);
+  const Roots found = roots(held, gradients);
+  if (found.outputs.empty()) return Tensors(held.inputs.size());
+  torch::autograd::backward(found.outputs, found.gradients);
+  return gradientsOfLeaves(held.inputs);
+}
+
+Tensors ScriptWorkerStage::inputGradients(std::size_t micro_batch,
+                                          const std::optional<Tensors>& gradients) {
+  Held held = take(micro_batch);
+  const Roots found = roots(held, gradients);
+  if (found.outputs.empty()) return Tensors(held.inputs.size());
+  auto& half = half_done_.try_emplace(micro_batch, found.outputs, held.inputs).first->second;
+  return half.inputGradients(found.gradients);
+}
+
+void ScriptWorkerStage::weights(std::size_t micro_batch) {
+  const auto half = half_done_.find(micro_batch);
+  if (half == half_done_.end()) return;
+  half->second.accumulateParameterGradients();
+  half_done_.erase(half);
+}
+
+at::IValue ScriptWorkerStage::run(const StageContext& at, StageArguments arguments, bool recompute,
+                                  Held& held) {
+  const bool again = recompute && at::GradMode::is_enabled();
+  for (at::IValue& value : arguments.values)
+    value = onHost(value);
+  const Tensors tensors = tensorsOf(arguments.values);
+  held.inputs = thatWantGradients(tensors);
+  std::vector<Version> versions;
+  if (again || arguments.apart) versions = withVersions(tensors);
+  StageContext context = at;
+  context.checkpointing = again;
+  std::unique_ptr<RepeatedDraws> draws;
+  if (again) {
+    draws = std::make_unique<RepeatedDraws>(c10::Device(c10::kCPU));
+    draws->begin();
+  }
+  at::IValue output;
+  {
+    const StageContextGuard guard(context);
+    output = call(arguments.values);
+  }
+  if (again) draws->end();
+  TORCH_CHECK(!haveChanged(versions), again ? kChangesItsInput : kChangesOneOfSeveral);
+  if (again)
+    held.again = Again{at, std::move(arguments.values), std::move(versions), std::move(draws)};
+  return output;
+}
+
+at::IValue ScriptWorkerStage::call(Values arguments) const {
+  at::IValue value;
+  for (const torch::jit::Module& layer : layers_) {
+    value = callScript(layer, std::move(arguments), python_);
+    arguments = asArguments(value);
+  }
+  return value;
+}
+
+void ScriptWorkerStage::hold(std::size_t micro_batch, Held held) {
+  if (at::GradMode::is_enabled()) held_.insert_or_assign(micro_batch, std::move(held));
+}
+
+ScriptWorkerStage::Held ScriptWorkerStage::take(std::size_t micro_batch) {
+  auto found = held_.extract(micro_batch);
+  TORCH_CHECK(!found.empty(), "micro-batch ", micro_batch, " has not been forward here");
+  return std::move(found.mapped());
+}
+
+ScriptWorkerStage::Roots ScriptWorkerStage::roots(Held& held,
+                                                  const std::optional<Tensors>& gradients) const {
+  TORCH_CHECK(!held.again || !haveChanged(held.again->versions), kInputHasChanged);
+  Tensors found;
+  if (gradients) {
+    found = *gradients;
+  } else {
+    for (const at::Tensor& output : held.outputs)
+      found.push_back(at::ones_like(output));
+  }
+  if (held.again && !gradients && !held.outputs.empty()) {
+    torch::autograd::backward(held.outputs, found);
+    found = gradientsOfLeaves(held.cuts);
+  }
+  const std::size_t wanted = held.again ? held.wanted : held.outputs.size();
+  TORCH_CHECK(found.size() == wanted || (held.again && found.empty()), "the stage has ", wanted,
+              " outputs that want a gradient, and got ", found.size());
+  const bool any =
+      std::any_of(found.begin(), found.end(), [](const at::Tensor& one) { return one.defined(); });
+  if (!any) return {};
+  const Tensors outputs = held.again ? runAgain(held) : std::move(held.outputs);
+  Roots roots;
+  for (std::size_t at = 0; at < outputs.size(); ++at) {
+    if (!found[at].defined()) continue;
+    roots.outputs.push_back(outputs[at]);
+    roots.gradients.push_back(found[at].to(outputs[at].device()));
+  }
+  return roots;
+}
+
+Tensors ScriptWorkerStage::runAgain(const Held& held) const {
+  StageContext context = held.again->context;
+  context.recomputing = true;
+  held.again->draws->begin();
+  at::IValue output;
+  {
+    const StageContextGuard guard(context);
+    output = call(held.again->arguments);
+  }
+  held.again->draws->end();
+  Tensors outputs = thatWantGradients(tensorsOf({output}));
+  TORCH_CHECK(outputs.size() == held.wanted, "the stage's recomputation gives ", outputs.size(),
+              " outputs that want a gradient, and its forward gave ", held.wanted);
+  return outputs;
+}
+
+}  // namespace weft::pipe

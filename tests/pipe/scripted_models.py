@@ -1,0 +1,123 @@
+"""Scripted layers for pipelines over workers, and what says where their tasks ran."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+def layers(seed: int = 0) -> list[torch.jit.ScriptModule]:
+    """Four layers, the same in each process, of which TorchScript's first run gives the bits of later
+    ones: with its own formulas for the gradients of Tanh and Softplus, which it uses later, it may not.
+    """
+    torch.manual_seed(seed)
+    made = [
+        nn.Linear(4, 6),
+        nn.Sequential(nn.LeakyReLU(), nn.Linear(6, 6)),
+        nn.Sequential(nn.ELU(), nn.Linear(6, 6)),
+        nn.Sequential(nn.GELU(), nn.Linear(6, 3)),
+    ]
+    return [torch.jit.script(layer) for layer in made]
+
+
+class SplitsTensors(nn.Module):
+    """Gives different tensors: one with a gradient that is used, one that is not, one of numbers."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return x * 2, x.exp(), torch.arange(x.size(0))
+
+
+class JoinsTensors(nn.Module):
+    def forward(self, x: Tensor, unused: Tensor, rows: Tensor, by: float = 3.0) -> Tensor:
+        return x * by + rows.unsqueeze(1)
+
+
+class Lists(nn.Module):
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [x, x.sin()]
+
+
+class TakesList(nn.Module):
+    def forward(self, values: list[Tensor]) -> Tensor:
+        return values[0] * values[1]
+
+
+class Nests(nn.Module):
+    """Gives what C++ alone does not read: names, one tensor twice, a number and a text."""
+
+    def forward(self, x: Tensor) -> tuple[dict[str, Tensor], list[Tensor], int, str]:
+        y = x + 1
+        return {"y": y, "again": y}, [x.cos(), y], 2, "text"
+
+
+class TakesNested(nn.Module):
+    def forward(self, named: dict[str, Tensor], more: list[Tensor], by: float, text: str) -> Tensor:
+        assert text == "text"
+        return named["y"] * named["again"] * by + more[0] - more[1]
+
+
+class Drops(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(self.layer(x), 0.5, self.training)
+
+
+class AddsInPlace(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.add_(1)
+
+
+class FailsAt(nn.Module):
+    """Raises once, in the forward with this number."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.left = at
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.left -= 1
+        if self.left == 0:
+            raise ValueError("the layer fails on purpose")
+        return x * 1
+
+
+class PythonNests(nn.Module):
+    """Nests, in a layer that stays Python."""
+
+    def forward(self, x: Tensor) -> tuple[dict[str, Tensor], list[Tensor], int, str]:
+        y = x + 1
+        return {"y": y, "again": y}, [x.cos(), y], 2, "text"
+
+
+class PythonTakes(nn.Module):
+    """Takes what Nests gives, in a layer that stays Python."""
+
+    def forward(self, named: dict[str, Tensor], more: list[Tensor], by: int, text: str) -> Tensor:
+        assert (by, text) == (2, "text")
+        assert named["y"] is named["again"]
+        return named["y"] * more[0] + more[1]
+
+
+def seeded(seed: int) -> None:
+    torch.manual_seed(seed)
+
+
+def ran_in_cpp(_pipe: str) -> bool:
+    """Whether the last task of this worker did."""
+    from weft import _C
+    from weft._observe import steps
+
+    return isinstance(steps._kept[-1], _C.pipe.TaskRecord)
+
+
+_hooks: list[torch.utils.hooks.RemovableHandle] = []
+
+
+def hook_all_modules(on: bool) -> None:
+    if on:
+        _hooks.append(nn.modules.module.register_module_forward_hook(lambda *_: None))
+    else:
+        _hooks.pop().remove()

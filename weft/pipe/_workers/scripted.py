@@ -1,0 +1,107 @@
+"""One mini-batch at a worker whose stages are all TorchScript: C++ runs its tasks, without the GIL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.rpc.internal import _internal_rpc_pickler
+from torch.nn.modules.module import _has_any_global_hook
+
+from weft import _C
+from weft._observe import steps
+from weft.pipe._workers.job import Abandoned, Done, Job, Key, Sent
+from weft.pipe._workers.parcels import Apart, pack, unpack
+from weft.pipe._workers.part import Part
+from weft.pipe._workers.schedule import Task
+from weft.pipe._workers.splitting import split
+from weft.pipe._workers.stage import Stage
+from weft.pipe._workers.values import joined
+
+# torch's RPC knows how to send a ScriptModule, and does so where it is all of a message.
+for _class in (torch.jit.RecursiveScriptModule, torch.jit.TopLevelTracedModule):
+    _internal_rpc_pickler._register_reducer(_class, _internal_rpc_pickler._script_module_reducer)
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def runs_in_cpp(part: Part, job: Job) -> bool:
+    """Whether nothing of this worker's part of the mini-batch needs Python."""
+    if part.replicas or _has_any_global_hook() or torch._C._len_torch_function_stack() > 0:
+        return False
+    has_loss = job.criterion is not None and len(part.places) - 1 in part.stages
+    if has_loss and not _is_scripted(job.criterion):
+        return False
+    return all(_stage_runs_in_cpp(stage) for stage in part.stages.values())
+
+
+def _stage_runs_in_cpp(stage: Stage) -> bool:
+    return (
+        stage.device.type == "cpu"
+        and not stage.pops
+        and not stage.stashes
+        and all(map(_is_scripted, stage.layers))
+    )
+
+
+def _is_scripted(module: Any) -> bool:
+    return isinstance(module, torch.jit.ScriptModule) and not any(
+        getattr(module, name) for name in _HOOKS
+    )
+
+
+class ScriptedRun:
+    """One mini-batch at one worker, while it runs: as :class:`weft.pipe._workers.run.Run`."""
+
+    def __init__(self, part: Part, job: Job, given: dict[Key, Any]) -> None:
+        last = len(part.places) - 1
+        targets: list[Any] = []
+        if job.given is not None:
+            targets = split(unpack(job.given), len(job.weights))
+        self._part = part
+        self._run = _C.pipe.ScriptWorkerRun(
+            (part.pipe, part.name, part.driver),
+            [list(place.workers) for place in part.places],
+            {number: list(stage.layers) for number, stage in part.stages.items()},
+            job.step,
+            job.tasks,
+            job.recompute,
+            job.criterion is not None,
+            job.criterion if last in part.stages else None,
+            targets,
+            list(job.weights),
+            (pack, unpack, Apart),
+        )
+        if given:
+            inputs = {at: value for (what, _, at), value in given.items() if what == Sent.input}
+            self._run.give(inputs, part.stages[0].layers[0])
+        steps.follow(self._run.records)
+
+    def tasks(self) -> None:
+        """Runs all of them, until the neighbours have what this worker sent them."""
+        self._run.run(Abandoned)
+
+    def wait_for_sent(self) -> None:
+        """It is done."""
+
+    @property
+    def loss(self) -> Tensor:
+        return self._run.loss
+
+    @property
+    def done(self) -> list[Done]:
+        return [
+            Done(Task(one.kind, one.stage, one.micro_batch), one.started, one.ended)
+            for one in self._run.records
+        ]
+
+    def output(self) -> Any:
+        """The whole output of a forward alone, if the last stage is here."""
+        outputs = self._run.outputs
+        return joined(outputs) if outputs else None
+
+    def first_gradients(self) -> dict[int, list[Tensor | None]]:
+        """As :meth:`weft.pipe._workers.run.Run.first_gradients`."""
+        found = self._run.first_gradients
+        return found if any(found.values()) else {}
