@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <optional>
 
-#include "c10d_plugin/cuda/device_memory.h"
-#include "c10d_plugin/cuda/handles.h"
+#include "c10d_plugin/cuda/device/device_memory.h"
+#include "c10d_plugin/cuda/device/handles.h"
 
 namespace weft::process_group {
 

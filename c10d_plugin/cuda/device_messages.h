@@ -16,9 +16,9 @@
 #include <mutex>
 #include <utility>
 
-#include "c10d_plugin/cuda/device_queue.h"
-#include "c10d_plugin/cuda/flat_call.h"
-#include "c10d_plugin/cuda/meeting.h"
+#include "c10d_plugin/cuda/device/device_queue.h"
+#include "c10d_plugin/cuda/device/flat_call.h"
+#include "c10d_plugin/cuda/device/meeting.h"
 
 namespace weft::process_group {
 

@@ -9,7 +9,8 @@
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
 #include <ATen/ops/mul.h>
-#include <ATen/ops/scalar_tensor.h>
+
+#include "c10d_plugin/tensors/reduce_op.h"
 
 namespace weft::process_group {
 
@@ -17,55 +18,10 @@ using c10d::ReduceOp;
 
 namespace {
 
-bool isReducible(c10::ScalarType type) {
-  switch (type) {
-    case c10::ScalarType::Bool:
-    case c10::ScalarType::Byte:
-    case c10::ScalarType::Char:
-    case c10::ScalarType::Short:
-    case c10::ScalarType::Int:
-    case c10::ScalarType::Long:
-    case c10::ScalarType::Half:
-    case c10::ScalarType::BFloat16:
-    case c10::ScalarType::Float:
-    case c10::ScalarType::Double:
-    case c10::ScalarType::ComplexFloat:
-    case c10::ScalarType::ComplexDouble:
-      return true;
-    default:
-      return false;
-  }
-}
-
-bool hasMeaning(ReduceOp::RedOpType op, c10::ScalarType type) {
-  switch (op) {
-    case ReduceOp::SUM:
-    case ReduceOp::PRODUCT:
-      return true;
-    case ReduceOp::AVG:
-      return type != c10::ScalarType::Bool;
-    case ReduceOp::PREMUL_SUM:
-      return !c10::isIntegralType(type, /*includeBool=*/true);
-    case ReduceOp::MIN:
-    case ReduceOp::MAX:
-      return !c10::isComplexType(type);
-    case ReduceOp::BAND:
-    case ReduceOp::BOR:
-    case ReduceOp::BXOR:
-      return c10::isIntegralType(type, /*includeBool=*/true);
-    default:
-      return false;
-  }
-}
-
-at::Tensor factorOf(const ReduceOp& op, const char* title) {
-  if (op.op_ != ReduceOp::PREMUL_SUM) return {};
-  const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
-  TORCH_CHECK(supplement != nullptr, title,
-              ": PREMUL_SUM without its factor; make it with "
-              "torch.distributed._make_nccl_premul_sum");
-  if (supplement->tensor_factor.defined()) return supplement->tensor_factor.reshape({});
-  return at::scalar_tensor(supplement->double_factor, at::kDouble);
+// ATen has kernels for them, which the types that Weft reduces on the CPU alone lack.
+bool hasKernels(c10::ScalarType type) {
+  return type != c10::ScalarType::UInt16 && type != c10::ScalarType::UInt32 &&
+         type != c10::ScalarType::UInt64;
 }
 
 bool isShort(c10::ScalarType type) {
@@ -75,12 +31,11 @@ bool isShort(c10::ScalarType type) {
 }  // namespace
 
 DeviceReduction::DeviceReduction(const ReduceOp& op, c10::ScalarType type, const char* title)
-    : op_(op.op_), type_(type) {
-  TORCH_CHECK(isReducible(type), title, ": tensors of type ", type,
+    : op_(op.op_), type_(type), factor_(reductionOf(op, type, title).factor) {
+  TORCH_CHECK(hasKernels(type), title, ": tensors of type ", type,
               " on CUDA can be moved between ranks but not reduced; convert them first");
-  TORCH_CHECK(hasMeaning(op_, type), title, ": reduction ", static_cast<int>(op_),
-              " (torch's number) has no meaning for tensors of type ", type);
-  factor_ = factorOf(op, title);
+  TORCH_CHECK(!factor_.defined() || !c10::isIntegralType(type, /*includeBool=*/true), title,
+              ": a factor has no meaning for tensors of type ", type, " on CUDA");
 }
 
 void DeviceReduction::put(const at::Tensor& from, const at::Tensor& into) const {

@@ -17,8 +17,8 @@
 #include <functional>
 #include <vector>
 
-#include "c10d_plugin/cuda/meeting.h"
-#include "c10d_plugin/cuda/staging.h"
+#include "c10d_plugin/cuda/device/meeting.h"
+#include "c10d_plugin/cuda/device/staging.h"
 
 namespace weft::process_group {
 

@@ -8,6 +8,8 @@
 #include <string>
 
 #include "c10d_plugin/backend/shared_devices.h"
+#include "c10d_plugin/engine/coalesced_work.h"
+#include "c10d_plugin/tensors/op_checks.h"
 
 namespace weft::process_group {
 
@@ -85,6 +87,31 @@ SharedDeviceBackend::WorkPtr SharedDeviceBackend::noted(WorkPtr work) {
   return work;
 }
 
+void SharedDeviceBackend::check(const Tensors& tensors, const char* title) const {
+  TORCH_CHECK(!tensors.empty(), title, ": needs a tensor");
+  for (const at::Tensor& tensor : tensors) {
+    TORCH_CHECK(tensor.defined(), title, ": a tensor is undefined");
+    TORCH_CHECK(tensor.device() == device_, title, ": this rank's part of the group is on ",
+                device_, "; a tensor is on ", tensor.device());
+    TORCH_CHECK(tensor.layout() == c10::kStrided && !tensor.is_quantized(), title,
+                ": tensors of ranks that share a device must be dense and not quantised");
+    TORCH_CHECK(tensor.scalar_type() == tensors.front().scalar_type(), title,
+                ": all tensors must have one type, got ", tensor.scalar_type(), " and ",
+                tensors.front().scalar_type());
+  }
+}
+
+DeviceOp SharedDeviceBackend::opOn(c10d::OpType type, const char* title,
+                                   const at::Tensor& tensor) const {
+  DeviceOp op;
+  op.type = type;
+  op.title = title;
+  op.element = tensor.scalar_type();
+  op.gives.assign(ranks(), 0);
+  op.wants.assign(ranks(), kAnySize);
+  return op;
+}
+
 SharedDeviceBackend::WorkPtr SharedDeviceBackend::submit(DeviceOp op, milliseconds timeout,
                                                          FlatCall call) {
   calls_.fetch_add(1);
@@ -96,10 +123,6 @@ SharedDeviceBackend::WorkPtr SharedDeviceBackend::submit(DeviceOp op, millisecon
     call.writeBack();
   };
   return noted(queue_->run(what, std::move(run)));
-}
-
-SharedDeviceBackend::WorkPtr SharedDeviceBackend::batch(const std::vector<WorkPtr>& works) {
-  return c10::make_intrusive<DeviceBatch>(works);
 }
 
 void SharedDeviceBackend::startCoalescing() {
@@ -115,25 +138,25 @@ SharedDeviceBackend::WorkPtr SharedDeviceBackend::endCoalescing() {
     coalescing_ = false;
     works.swap(batched_);
   }
-  return batch(works);
+  return c10::make_intrusive<CoalescedWork>(std::move(works));
 }
 
 SharedDeviceBackend::WorkPtr SharedDeviceBackend::send(Tensors& tensors, int to, int tag) {
   constexpr const char* kTitle = "weft:send";
-  TORCH_CHECK(tensors.size() == 1, kTitle, ": takes one tensor, got ", tensors.size());
+  const at::Tensor& tensor = only(tensors, kTitle);
   TORCH_CHECK(to >= 0 && to < size_ && to != rank_, kTitle, ": rank ", rank_,
               " cannot send to rank ", to);
   check(tensors, kTitle);
-  return noted(messages_->send(tensors.front(), to, tag, milliseconds(timeout_ms_.load())));
+  return noted(messages_->send(tensor, to, tag, milliseconds(timeout_ms_.load())));
 }
 
 SharedDeviceBackend::WorkPtr SharedDeviceBackend::recv(Tensors& tensors, int from, int tag) {
   constexpr const char* kTitle = "weft:recv";
-  TORCH_CHECK(tensors.size() == 1, kTitle, ": takes one tensor, got ", tensors.size());
+  const at::Tensor& tensor = only(tensors, kTitle);
   TORCH_CHECK(from >= 0 && from < size_ && from != rank_, kTitle, ": rank ", rank_,
               " cannot receive from rank ", from);
   check(tensors, kTitle);
-  return noted(messages_->receive(tensors.front(), from, tag, milliseconds(timeout_ms_.load())));
+  return noted(messages_->receive(tensor, from, tag, milliseconds(timeout_ms_.load())));
 }
 
 void SharedDeviceBackend::abort() {

@@ -22,9 +22,9 @@
 #include <vector>
 
 #include "c10d_plugin/backend/delegates.h"
+#include "c10d_plugin/cuda/device/device_queue.h"
+#include "c10d_plugin/cuda/device/flat_call.h"
 #include "c10d_plugin/cuda/device_messages.h"
-#include "c10d_plugin/cuda/device_queue.h"
-#include "c10d_plugin/cuda/flat_call.h"
 #include "c10d_plugin/cuda/rounds.h"
 
 namespace weft::process_group {
@@ -87,7 +87,6 @@ class SharedDeviceBackend final : public c10d::Backend {
  private:
   // Runs `op` on the tensors that `call` has flattened, and writes its outputs back.
   WorkPtr submit(DeviceOp op, std::chrono::milliseconds timeout, FlatCall call);
-  WorkPtr batch(const std::vector<WorkPtr>& works);
   WorkPtr noted(WorkPtr work);
   // Moves in[r], or the only one, to rank r; out[r] comes from rank r, if it is defined.
   WorkPtr exchange(DeviceOp op, std::chrono::milliseconds timeout, FlatCall call, Tensors in,

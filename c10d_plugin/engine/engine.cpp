@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "c10d_plugin/engine/coalesced_work.h"
 #include "transport/base/interruption.h"
 
 namespace weft::process_group {
@@ -147,55 +148,6 @@ Engine::WorkPtr Engine::enqueue(const OpParams& params, OpInfo info, Run run, Re
   work->wait();
   return nullptr;
 }
-
-namespace {
-
-// Several operations as one.
-class CoalescedWork final : public c10d::Work {
- public:
-  explicit CoalescedWork(std::vector<Engine::WorkPtr> parts)
-      : c10d::Work(-1, c10d::OpType::COALESCED), parts_(std::move(parts)) {}
-
-  bool isCompleted() override {
-    for (const auto& part : parts_) {
-      if (!part->isCompleted()) return false;
-    }
-    return true;
-  }
-  bool isSuccess() const override { return exception() == nullptr; }
-  std::exception_ptr exception() const override {
-    for (const auto& part : parts_) {
-      if (auto error = part->exception()) return error;
-    }
-    return nullptr;
-  }
-  // Waits for each part, so that none is still running when another has failed; throws the first
-  // failure. What Ctrl-C's handler raised, which is no c10::Error, ends the wait at once.
-  bool wait(std::chrono::milliseconds timeout) override {
-    std::exception_ptr failure;
-    for (const auto& part : parts_) {
-      try {
-        part->wait(timeout);
-      } catch (const c10::Error&) {
-        if (!failure) failure = std::current_exception();
-      }
-    }
-    if (failure) std::rethrow_exception(failure);
-    return true;
-  }
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-    c10::List<c10::intrusive_ptr<c10::ivalue::Future>> futures(
-        c10::FutureType::create(c10::ListType::ofTensors()));
-    for (const auto& part : parts_)
-      futures.push_back(part->getFuture());
-    return c10::collectAll(futures);
-  }
-
- private:
-  std::vector<Engine::WorkPtr> parts_;
-};
-
-}  // namespace
 
 void Engine::checkProcess(const char* title) const {
   TORCH_CHECK(inOwnProcess(), title,

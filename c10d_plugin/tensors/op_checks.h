@@ -1,5 +1,5 @@
 // Checks of an operation's arguments. Each throws c10::Error that names the operation and what was
-// given, before anything has changed.
+// given, before anything has changed. Those of libweft.so's interface ask for no device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,19 +7,21 @@
 #include <cstdint>
 #include <vector>
 
+#include "transport/base/api.h"
+
 namespace weft::process_group {
 
 using Tensors = std::vector<at::Tensor>;
 
 // The one tensor of a list that must have exactly one.
-const at::Tensor& only(const Tensors& tensors, const char* title);
+WEFT_API const at::Tensor& only(const Tensors& tensors, const char* title);
 // The inner list, one tensor for each rank.
-const Tensors& onePerRank(const std::vector<Tensors>& lists, int size, const char* title);
+WEFT_API const Tensors& onePerRank(const std::vector<Tensors>& lists, int size, const char* title);
 // The same at the root; other ranks must pass none, and the result is empty.
 Tensors onePerRankAtRoot(const std::vector<Tensors>& lists, int size, bool root, const char* title);
 
-int checkRoot(std::int64_t root, int size, const char* title);
-void checkCount(std::size_t count, int size, const char* what, const char* title);
+WEFT_API int checkRoot(std::int64_t root, int size, const char* title);
+WEFT_API void checkCount(std::size_t count, int size, const char* what, const char* title);
 // Dense, on the CPU, of one type.
 void checkAlike(const at::Tensor& first, const Tensors& others, const char* title);
 // This rank's own tensor in a list must have as many elements as the tensor that goes there.
@@ -27,7 +29,7 @@ void checkOwnShare(const at::Tensor& own, const at::Tensor& place, int rank, con
 // `whole` is made of one `share` per rank.
 void checkBase(const at::Tensor& whole, const at::Tensor& share, int size, const char* title);
 // all_to_all_single: `splits` are rows for each rank, or empty for equal parts.
-void checkSplits(const at::Tensor& tensor, const std::vector<std::int64_t>& splits, int size,
-                 const char* title);
+WEFT_API void checkSplits(const at::Tensor& tensor, const std::vector<std::int64_t>& splits,
+                          int size, const char* title);
 
 }  // namespace weft::process_group

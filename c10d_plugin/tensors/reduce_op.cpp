@@ -71,7 +71,7 @@ Reduction reductionNamed(c10d::ReduceOp::RedOpType op, const char* operation) {
     case ReduceOp::BXOR:
       return Reduction::kBitXor;
     default:
-      TORCH_CHECK(false, "weft ", operation, ": unknown reduction ", static_cast<int>(op));
+      TORCH_CHECK(false, operation, ": unknown reduction ", static_cast<int>(op));
   }
 }
 
@@ -98,9 +98,9 @@ ContiguousTensor TensorReduction::memoryOf(const at::Tensor& tensor,
 TensorReduction reductionOf(const c10d::ReduceOp& op, c10::ScalarType type, const char* operation) {
   const Reduction reduction = reductionNamed(op.op_, operation);
   const Element element = elementOf(type);
-  TORCH_CHECK(element != Element::kBytes, "weft ", operation, ": tensors of type ", type,
+  TORCH_CHECK(element != Element::kBytes, operation, ": tensors of type ", type,
               " can be moved between ranks but not reduced; convert them first");
-  TORCH_CHECK(collectives::canReduce(element, reduction), "weft ", operation, ": ",
+  TORCH_CHECK(collectives::canReduce(element, reduction), operation, ": ",
               collectives::toString(reduction), " has no meaning for tensors of type ", type);
   return {reduction, factorOf(op)};
 }

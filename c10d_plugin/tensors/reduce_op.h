@@ -5,6 +5,7 @@
 
 #include "c10d_plugin/core/collectives.h"
 #include "c10d_plugin/tensors/contiguous_tensor.h"
+#include "transport/base/api.h"
 
 namespace weft::process_group {
 
@@ -23,6 +24,7 @@ struct TensorReduction {
 };
 
 // Throws c10::Error, naming both, for a type that has no such reduction.
-TensorReduction reductionOf(const c10d::ReduceOp& op, c10::ScalarType type, const char* operation);
+WEFT_API TensorReduction reductionOf(const c10d::ReduceOp& op, c10::ScalarType type,
+                                     const char* operation);
 
 }  // namespace weft::process_group

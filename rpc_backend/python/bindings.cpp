@@ -8,7 +8,6 @@
 #include "rpc_backend/agent/weft_agent.h"
 #include "rpc_backend/codec/shared_tensor.h"
 #include "rpc_backend/core/env.h"
-#include "rpc_backend/python/faulty_agent.h"
 #include "rpc_backend/serve/script_service.h"
 
 namespace py = pybind11;
@@ -144,10 +143,21 @@ py::list rrefReport(WeftAgent& agent) {
   return out;
 }
 
+// In place of WeftAgent::create: tests give an agent of their own, in a capsule of this name.
+using MakeAgent =
+    std::function<std::shared_ptr<WeftAgent>(WeftAgent::Config, std::unique_ptr<RequestCallback>)>;
+constexpr const char* kMakeAgent = "weft.MakeAgent";
+
 std::shared_ptr<WeftAgent> makeAgent(const c10::intrusive_ptr<c10d::Store>& store, std::string name,
                                      int rank, std::optional<int> world_size, int device_count,
                                      const WeftRpcBackendOptions& options,
-                                     const std::optional<FaultOptions>& faults) {
+                                     const std::optional<py::capsule>& maker) {
+  const MakeAgent* make = nullptr;
+  if (maker) {
+    make = static_cast<const MakeAgent*>(PyCapsule_GetPointer(maker->ptr(), kMakeAgent));
+    if (make == nullptr) throw py::error_already_set();
+  }
+  const py::gil_scoped_release no_gil;
   WeftAgent::Config config;
   config.store = store;
   config.name = std::move(name);
@@ -159,8 +169,8 @@ std::shared_ptr<WeftAgent> makeAgent(const c10::intrusive_ptr<c10d::Store>& stor
   config.thread_hooks = threadHooks();
   config.before_serving = prepareHandler;
   auto callback = std::make_unique<ServesScripts<RequestCallbackImpl>>(options.request_policy);
-  return faults ? FaultyAgent::create(std::move(config), std::move(callback), *faults)
-                : WeftAgent::create(std::move(config), std::move(callback));
+  return make != nullptr ? (*make)(std::move(config), std::move(callback))
+                         : WeftAgent::create(std::move(config), std::move(callback));
 }
 
 std::vector<std::tuple<std::string, std::string, double, double>> waitingCalls(
@@ -184,19 +194,12 @@ std::map<std::string, std::pair<std::vector<std::uint64_t>, double>> roundTrips(
 }
 
 void bindAgent(py::module_& module) {
-  py::class_<FaultOptions>(module, "FaultOptions", "Faults on purpose, for tests.")
-      .def(py::init<>())
-      .def_readwrite("messages_to_fail", &FaultOptions::messages_to_fail)
-      .def_readwrite("messages_to_delay", &FaultOptions::messages_to_delay)
-      .def_readwrite("messages_to_repeat", &FaultOptions::messages_to_repeat)
-      .def_readwrite("num_fail_sends", &FaultOptions::num_fail_sends);
-
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
   py::class_<WeftAgent, RpcAgent, std::shared_ptr<WeftAgent>>(
       module, "WeftAgent", "torch's RpcAgent over Weft's transport.")
       .def(py::init(&makeAgent), py::arg("store"), py::arg("name"), py::arg("rank"),
            py::arg("world_size"), py::arg("device_count"), py::arg("rpc_backend_options"),
-           py::arg("faults") = std::nullopt, no_gil)
+           py::arg("make") = std::nullopt)
       .def(
           "barrier", &WeftAgent::barrier, py::arg("timeout") = 0.0F, py::arg("last") = false,
           no_gil,
@@ -231,8 +234,6 @@ void bindAgent(py::module_& module) {
       .def_property_readonly("is_static_group", &WeftAgent::isStaticGroup)
       .def_property_readonly("everyone_serves_python", &WeftAgent::everyoneServesPython)
       .def_property_readonly("store", &WeftAgent::store);
-  py::class_<FaultyAgent, WeftAgent, std::shared_ptr<FaultyAgent>>(
-      module, "FaultyAgent", "A WeftAgent with faults on purpose, for tests.");
 }
 
 void bindMemory(py::module_& module) {

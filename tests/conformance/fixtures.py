@@ -128,7 +128,7 @@ class _FaultInjection(RpcAgentTestFixture):
 class WeftFaultyRpcAgentTestFixture(_FaultInjection, WeftRpcAgentTestFixture):
     """Runs a suite on the form of Weft's agent that fails and delays messages on purpose."""
 
-    module = "weft.testing"
+    module = "support.weft_faulty"
     backend_name = "WEFT_FAULTY"
 
 

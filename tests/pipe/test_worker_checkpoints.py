@@ -110,7 +110,7 @@ def test_an_optimizers_state_keeps_its_names_when_layers_are_frozen(group):
 
 def cannot_be_written(folder: str) -> str:
     """All workers but the first cannot write."""
-    from weft.pipe._workers import checkpoint
+    from weft.pipe._driver import checkpoint
 
     pipe = pipe_of("0122", 2, "1f1b")
     pipe.save_checkpoint(f"{folder}/here")

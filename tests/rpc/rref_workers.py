@@ -48,14 +48,15 @@ def join(
     rank: int, count: int | None, meeting: str, faults: dict[str, Any] | None = None, **options: Any
 ) -> None:
     import weft
-    from weft import testing
 
     rpc = _rpc()
     if faults is None:
         backend, made = "WEFT", weft.RpcBackendOptions(init_method=meeting, **options)
     else:
-        made = testing.FaultyRpcBackendOptions(init_method=meeting, **faults, **options)
-        backend = testing.BACKEND
+        import weft_faulty
+
+        made = weft_faulty.FaultyRpcBackendOptions(init_method=meeting, **faults, **options)
+        backend = weft_faulty.BACKEND
     rpc.init_rpc(
         f"worker{rank}",
         backend=rpc.backend_registry.BackendType[backend],

@@ -161,7 +161,7 @@ def state():
 before = state()
 import torch.distributed.rpc
 import weft
-import weft.options, weft.env, weft.run, weft.testing
+import weft.options, weft.env, weft.run
 assert state() == before, (before, state())
 print("quiet")
 """

@@ -47,7 +47,7 @@ def weft_cc_library(name, copts = [], deps = [], headers = None, **kwargs):
             # The layer's parts of other shared objects find the code in libweft.so.
             visibility = kwargs.get("visibility", []) + [
                 "//%s/%s:__pkg__" % (native.package_name(), part)
-                for part in ("cuda", "python")
+                for part in ("cuda", "cuda/device", "python")
             ],
             deps = [":" + name],
         )

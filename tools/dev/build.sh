@@ -72,3 +72,11 @@ build_emulated_cuda() {
   EMULATED_CUDA_ENV=("LD_PRELOAD=$bin/libcudart.so.13 $bin/libcuda.so.1"
     "EMULATED_CUDA_OPERATORS=$bin/liboperators.so")
 }
+
+# What tests alone use of C++ besides their own programs: the agent that injects faults.
+build_test_parts() {
+  local target=tests/support/faulty/_weft_faulty.so
+  find_venv
+  bazel_run build "//${target%/*}:${target##*/}" >&2
+  place "$(bazel_bin)/$target" "$BUILD/tests/_weft_faulty.so"
+}

@@ -61,6 +61,7 @@ sanitized() {
 pytest_run() {
   local name="$1" rc=0 flags=()
   shift
+  build_test_parts
   [[ -n "$FILTER" ]] && flags=(-k "$FILTER")
   rm -f "$RESULTS/$name.xml"
   # At an interrupt pytest says what has failed so far.
@@ -84,6 +85,7 @@ part_quick() { pytest_run quick "${QUICK_PYTHON[@]}"; }
 run_conformance() {
   local name="$1" limit="$2" rc=0
   shift 2
+  build_test_parts
   [[ -z "$FILTER" ]] || set -- "$@" --only "$FILTER"
   rm -f "$RESULTS/$name.counts"
   (cd "$WEFT_ROOT" && limited "$limit" env "${WEFT_ENV[@]}" python tests/conformance/run.py \

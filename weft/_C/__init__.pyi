@@ -7,18 +7,9 @@ import torch._C._distributed_rpc
 import torch.distributed.distributed_c10d
 import torch.jit
 import typing
+import typing_extensions
 from . import pipe as pipe
 from typing import Any, overload
-
-class FaultOptions:
-    messages_to_delay: dict[str, float]
-    messages_to_fail: list[str]
-    messages_to_repeat: dict[str, int]
-    num_fail_sends: int
-    def __init__(self) -> None: ...
-
-class FaultyAgent(WeftAgent):
-    def __init__(self, *args, **kwargs) -> None: ...
 
 class PublishedInfo:
     def __init__(self, *args, **kwargs) -> None: ...
@@ -55,7 +46,7 @@ class WeftAgent(torch._C._distributed_rpc.RpcAgent):
         world_size: typing.SupportsInt | None,
         device_count: typing.SupportsInt,
         rpc_backend_options: RpcBackendOptionsBase,
-        faults: FaultOptions | None = ...,
+        make: typing_extensions.CapsuleType | None = ...,
     ) -> None: ...
     def _get_backend_options(self) -> RpcBackendOptionsBase: ...
     def _round_trips(self) -> dict[str, tuple[list[int], float]]: ...

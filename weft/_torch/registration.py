@@ -29,9 +29,13 @@ def make_agent(
     rank: int,
     world_size: int | None,
     rpc_backend_options: RpcBackendOptions,
-    faults: _C.FaultOptions | None = None,
+    make: Any = None,
 ) -> _C.WeftAgent:
-    """Creates an agent, lets it join its group, and makes it torch's current one."""
+    """Creates an agent, lets it join its group, and makes it torch's current one.
+
+    Args:
+        make: for tests: a capsule with what makes an agent of another kind.
+    """
     if not isinstance(store, dist.Store):
         raise TypeError(f"`store` must be a c10d::Store. {store}")
     options = rpc_backend_options
@@ -42,7 +46,7 @@ def make_agent(
     set_policy(options.request_policy)
     _observe.start()
     agent = _C.WeftAgent(
-        store, name, rank, world_size or None, torch.cuda.device_count(), options, faults
+        store, name, rank, world_size or None, torch.cuda.device_count(), options, make
     )
     if torch.cuda.is_available() and agent.has_devices:
         # Peers may send CUDA tensors before user code here has touched CUDA.

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from weft.pipe import skip
 from weft.pipe._batchnorm import DeferredBatchNorm
+from weft.pipe._driver import worker_pipe as _worker_pipe  # noqa: F401  Pipe takes a schedule by it
 from weft.pipe._inputs import NoChunk
 from weft.pipe._partition import WithDevice
 from weft.pipe._pipe import Pipe, is_checkpointing, is_recomputing
-from weft.pipe._workers import driver as _driver  # noqa: F401  Pipe takes a schedule by it
 from weft.pipe.balance import balance_by_size, balance_by_time, place
 
 __all__ = [

@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+#: The checkpoint modes.
+CHECKPOINTS = ("always", "except_last", "never")
+
 
 class NoChunk:
     """Wraps an input tensor of :meth:`Pipe.forward` that every micro-batch gets whole.
@@ -42,6 +45,14 @@ def check_chunks(chunks: int) -> int:
     if chunks < 1:
         raise ValueError(f"number of chunks must be positive integer, not {chunks}")
     return chunks
+
+
+def check_checkpoint(mode: str) -> str:
+    """The checkpoint mode as a string; raises for what is none."""
+    mode = str(mode)
+    if mode not in CHECKPOINTS:
+        raise ValueError(f"checkpoint is not one of 'always', 'except_last', or 'never': '{mode}'")
+    return mode
 
 
 def check_inputs(inputs: tuple[Any, ...], devices: Sequence[torch.device]) -> list[Tensor]:

@@ -16,16 +16,11 @@ from torch.distributed import rpc
 from weft import _C
 from weft.pipe import _partition
 from weft.pipe._batchnorm import DeferredBatchNorm
-from weft.pipe._inputs import NoChunk, check_chunks, check_inputs
+from weft.pipe._inputs import NoChunk, check_checkpoint, check_chunks, check_inputs
 from weft.pipe._memory import MemoryReport, memory_report
 from weft.pipe._timeline.recording import Recording
 from weft.pipe.skip import verify_skippables
 from weft.pipe.skip._layout import skip_layout
-
-_MODES = {mode: getattr(_C.pipe.Checkpoint, mode) for mode in ("always", "except_last", "never")}
-
-#: The checkpoint modes.
-CHECKPOINTS = tuple(_MODES)
 
 is_checkpointing = _C.pipe.is_checkpointing
 is_recomputing = _C.pipe.is_recomputing
@@ -98,11 +93,7 @@ class Pipe(nn.Module):
                 "Please initialize RPC framework for Pipe using torch.distributed.rpc.init_rpc "
                 "or weft.init_rpc(name, world_size=1): a Pipe returns an RRef"
             )
-        chunks, checkpoint = check_chunks(chunks), str(checkpoint)
-        if checkpoint not in _MODES:
-            raise ValueError(
-                f"checkpoint is not one of 'always', 'except_last', or 'never': '{checkpoint}'"
-            )
+        chunks, checkpoint = check_chunks(chunks), check_checkpoint(checkpoint)
         _partition.check_sequential(module)
         verify_skippables(module)
         if deferred_batch_norm:
@@ -158,9 +149,8 @@ class Pipe(nn.Module):
         check_inputs(inputs, self.devices)
         if not self.devices:
             return inputs[0] if len(inputs) == 1 else inputs
-        return self._engine.run(
-            inputs, self.chunks, self.partitions[0].training, _MODES[self.checkpoint]
-        )
+        mode = getattr(_C.pipe.Checkpoint, self.checkpoint)
+        return self._engine.run(inputs, self.chunks, self.partitions[0].training, mode)
 
     def memory_report(self, *inputs: Any) -> MemoryReport:
         """The memory of each partition in training with such a mini-batch.

@@ -1,155 +1,38 @@
 #include "c10d_plugin/shm/segment/rendezvous.h"
 
-#include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstring>
 #include <numeric>
-#include <span>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <vector>
 
 #include "c10d_plugin/core/ranks_text.h"
+#include "c10d_plugin/shm/segment/handover.h"
+#include "c10d_plugin/shm/segment/invitation.h"
 #include "c10d_plugin/store/record.h"
 #include "transport/auth/auth_key.h"
-#include "transport/auth/digest.h"
-#include "transport/base/check.h"
 #include "transport/base/interruption.h"
 #include "transport/base/secure_random.h"
 #include "transport/base/system_error.h"
 #include "transport/io/socket.h"
-#include "transport/io/stream.h"
 
 namespace weft::collectives::shm {
 namespace {
 
 using transport::AuthKey;
-using transport::Digest;
-using transport::sameUser;
-using transport::SocketStream;
 using transport::systemError;
 using transport::UniqueFd;
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-using Nonce = std::array<std::uint8_t, 16>;
-
 constexpr milliseconds kPoll{100};
 constexpr milliseconds kPerGuest{1000};
 
 std::string failedKey(int rank) { return "shm-failed/" + std::to_string(rank); }
-
-Result<AuthKey> secretFrom(const AuthKey& key, const std::string& socket) {
-  const std::string text = "weft shared memory " + socket;
-  return AuthKey::fromHex(
-      transport::toHex(transport::hmacSha256(key, std::as_bytes(std::span(text)))));
-}
-
-// What rank 0 publishes: how to get the memory, and its layout.
-struct Invitation {
-  std::string socket;
-  AuthKey secret;
-  bool publishes_secret = true;
-  std::size_t buffer_bytes = 0;
-  std::size_t small_bytes = 0;
-  std::size_t heap_bytes = 0;
-
-  std::string toText() const {
-    return Record()
-        .set("socket", socket)
-        .set("secret", publishes_secret ? secret.toHex() : "")
-        .set("buffer_bytes", buffer_bytes)
-        .set("small_bytes", small_bytes)
-        .set("heap_bytes", heap_bytes)
-        .toText();
-  }
-  static Result<Invitation> fromText(const std::string& text, const AuthKey& key) {
-    constexpr std::size_t kMost = std::size_t{1} << 30;
-    const Record record = Record::fromText(text).value_or(Record());
-    if (const std::string why = record.text("error"); !why.empty())
-      return Error(ErrorCode::kSystem, "rank 0 could not make shared memory: " + why);
-    const Result<AuthKey> secret = key.valid() ? secretFrom(key, record.text("socket"))
-                                               : AuthKey::fromHex(record.text("secret"));
-    const auto buffer = record.number("buffer_bytes");
-    const auto small = record.number("small_bytes");
-    const auto heap = record.number("heap_bytes");
-    if (!secret.ok() || !buffer || !small || !heap || *buffer > kMost || *small > kMost ||
-        *heap > kMostHeap) {
-      return Error(ErrorCode::kProtocol, "malformed rendezvous message from rank 0");
-    }
-    return Invitation{record.text("socket"), secret.value(), !key.valid(), *buffer, *small, *heap};
-  }
-};
-
-// --- the two messages on one connected Unix socket, which is non-blocking ---
-
-// Both ends are the same program on one machine: no byte order, no version.
-struct Question {
-  std::int32_t rank = -1;
-  Nonce nonce{};
-  Digest proof{};
-};
-struct Answer {
-  Magic magic{};
-  Digest proof{};
-};
-
-Digest proofOf(const AuthKey& secret, std::string_view label, std::int32_t rank,
-               const Nonce& nonce) {
-  constexpr std::size_t kLabel = 16;  // of fixed size, so that no two inputs coincide
-  std::array<std::byte, kLabel + sizeof(rank) + sizeof(Nonce)> text{};
-  WEFT_CHECK(label.size() <= kLabel, "labels are short");
-  std::memcpy(text.data(), label.data(), label.size());
-  std::memcpy(text.data() + kLabel, &rank, sizeof(rank));
-  std::memcpy(text.data() + kLabel + sizeof(rank), nonce.data(), nonce.size());
-  return transport::hmacSha256(secret, text);
-}
-
-// True when `socket` became readable before the deadline and Ctrl-C.
-bool awaitReadable(int socket, Deadline deadline) {
-  for (;;) {
-    const auto left =
-        std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
-    pollfd wanted{socket, POLLIN, 0};
-    const int wait = static_cast<int>(
-        std::clamp<std::int64_t>(left.count(), 0, transport::kInterruptEvery.count()));
-    const int ready = ::poll(&wanted, 1, wait);
-    if (ready > 0) return true;
-    if (left.count() <= 0 || transport::interrupted()) return false;
-  }
-}
-
-// Exactly the bytes of `out`.
-template <typename T>
-Error readAll(SocketStream& socket, T& out, Deadline deadline) {
-  std::span<std::byte> left = std::as_writable_bytes(std::span<T, 1>(&out, 1));
-  while (!left.empty()) {
-    iovec part{left.data(), left.size()};
-    const transport::IoResult got = socket.read({&part, 1});
-    left = left.subspan(got.count);
-    if (got.end)
-      return {ErrorCode::kPeerLost, "the other end closed the socket before it was served"};
-    if (got.error == 0) continue;
-    if (got.error != EAGAIN) return systemError("reading from the group's socket", got.error);
-    if (!awaitReadable(socket.pollFd(), deadline))
-      return {ErrorCode::kTimeout, "Timed out: nothing came over the group's socket"};
-  }
-  return Error::ok();
-}
-
-// Some hundred bytes always fit into a new socket's buffer.
-template <typename T>
-Error writeAll(SocketStream& socket, T& bytes, std::span<const int> fds) {
-  iovec part{&bytes, sizeof(T)};
-  const transport::IoResult sent = socket.write({&part, 1}, fds);
-  if (sent.count == sizeof(T)) return Error::ok();
-  return systemError("writing to the group's socket", sent.error != 0 ? sent.error : EAGAIN);
-}
 
 // --- rank 0 ---
 
@@ -177,30 +60,6 @@ Result<Hosting> prepare(const Layout& layout, const AuthKey& key) {
   hosting.segment = std::move(segment.value());
   if (Error error = hosting.segment->enter(0)) return error;
   return hosting;
-}
-
-// Authenticates the process at the other end and gives it the memory. Returns its rank.
-Result<int> give(SocketStream& socket, const Hosting& hosting, Deadline deadline) {
-  const AuthKey& secret = hosting.invitation.secret;
-  const int size = hosting.segment->layout().ranks;
-  const int memory = hosting.segment->fd();
-  if (Error error = sameUser(socket.pollFd())) return error;
-  Question question;
-  if (Error error = readAll(socket, question, deadline)) return error;
-  const Digest due = proofOf(secret, "member", question.rank, question.nonce);
-  if (!transport::sameDigest(question.proof, due)) {
-    return Error(ErrorCode::kAuthFailed, "a process without the group's secret wants its memory");
-  }
-  if (question.rank <= 0 || question.rank >= size) {
-    return Error(ErrorCode::kProtocol, "a process says it is rank " +
-                                           std::to_string(question.rank) + " of " +
-                                           std::to_string(size));
-  }
-  Answer answer;
-  answer.magic = hosting.segment->magic();
-  answer.proof = proofOf(secret, "memory", question.rank, question.nonce);
-  if (Error error = writeAll(socket, answer, {&memory, 1})) return error;
-  return static_cast<int>(question.rank);
 }
 
 // A missing rank has published that it failed.
@@ -231,8 +90,9 @@ Error serveAll(const Hosting& hosting, KeyValue& store, Deadline deadline) {
     UniqueFd guest(
         ::accept4(hosting.listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!guest.valid()) continue;
-    SocketStream socket(std::move(guest), "unix");
-    const Result<int> rank = give(socket, hosting, std::min(deadline, Clock::now() + kPerGuest));
+    const Result<int> rank =
+        giveMemory(std::move(guest), *hosting.segment, hosting.invitation.secret,
+                   std::min(deadline, Clock::now() + kPerGuest));
     if (rank.ok()) {
       std::erase(missing, rank.value());
     } else {
@@ -264,23 +124,12 @@ Result<std::shared_ptr<Segment>> fetch(const Invitation& invitation, int rank, i
                                        Deadline deadline) {
   Result<UniqueFd> dialled = dial(invitation.socket, deadline);
   if (!dialled.ok()) return dialled.error();
-  SocketStream socket(std::move(dialled.value()), "unix");
-  if (Error error = sameUser(socket.pollFd())) return error;
-  Question question;
-  question.rank = rank;
-  if (Error error = transport::fillRandom(question.nonce)) return error;
-  question.proof = proofOf(invitation.secret, "member", rank, question.nonce);
-  if (Error error = writeAll(socket, question, {})) return error;
-  Answer answer;
-  socket.acceptFds();
-  if (Error error = readAll(socket, answer, deadline)) return error;
-  SocketStream::ReceivedFd memory = socket.takeFd();
-  const Digest due = proofOf(invitation.secret, "memory", rank, question.nonce);
-  if (!transport::sameDigest(answer.proof, due) || !memory.fd.valid())
-    return Error(ErrorCode::kAuthFailed, "what listens for the group is not its rank 0");
+  Result<GivenMemory> memory =
+      takeMemory(std::move(dialled).value(), invitation.secret, rank, deadline);
+  if (!memory.ok()) return memory.error();
   Result<std::shared_ptr<Segment>> segment = Segment::open(
       Layout::of(size, invitation.buffer_bytes, invitation.small_bytes, invitation.heap_bytes),
-      answer.magic, std::move(memory.fd));
+      memory.value().magic, std::move(memory.value().fd));
   if (!segment.ok()) return segment;
   if (Error error = segment.value()->enter(rank)) {
     segment.value()->fail(error);

@@ -1,1 +1,1 @@
-"""Pipelines whose stages run on several workers: plans, the workers' part, the driver's part."""
+"""The workers' part of pipelines over workers, and what driver and workers tell each other."""

@@ -70,29 +70,3 @@ def unchanged_buffers(layers: nn.Module) -> Iterator[None]:
                 "micro-batches: their buffers would differ. Give BatchNorm track_running_stats=False or "
                 "a stage without replicas, or use another norm"
             )
-
-
-class ReplicatedGradients:
-    """The driver's note of whether the replicas of each stage have the same gradients.
-
-    Args:
-        replicated: whether a stage has replicas; otherwise a failed step leaves nothing to differ.
-    """
-
-    def __init__(self, replicated: bool) -> None:
-        self._replicated = replicated
-        #: Whether a step failed: some replicas may have its sums and others not.
-        self.broken = False
-
-    def check(self, context: int | None = None) -> None:
-        """Raises RuntimeError if they may differ, or would in a distributed autograd context."""
-        if context is not None and self._replicated:
-            raise RuntimeError(
-                "replicas of a stage do not add up gradients in a torch.distributed.autograd.context(): "
-                "call loss.backward() outside of one, or pipe.step"
-            )
-        if self.broken and self._replicated:
-            raise RuntimeError(
-                "a step of this Pipe failed, and the gradients of the replicas of a stage may differ: "
-                "call zero_grad() before the next step"
-            )

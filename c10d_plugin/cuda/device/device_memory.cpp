@@ -1,4 +1,4 @@
-#include "c10d_plugin/cuda/device_memory.h"
+#include "c10d_plugin/cuda/device/device_memory.h"
 
 #include <ATen/ops/from_blob.h>
 #include <c10/cuda/CUDACachingAllocator.h>

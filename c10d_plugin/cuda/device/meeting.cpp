@@ -1,4 +1,4 @@
-#include "c10d_plugin/cuda/meeting.h"
+#include "c10d_plugin/cuda/device/meeting.h"
 
 #include <ATen/ops/empty.h>
 

@@ -1,10 +1,14 @@
-"""The agent that injects faults, for PyTorch's fault-injection suites. Not for production."""
+"""The agent that injects faults, for PyTorch's fault-injection suites and the tests of RRefs."""
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import weft
 from weft import _C
 from weft._torch.registration import make_agent, register_backend
 from weft.options import RpcBackendOptions
@@ -39,10 +43,20 @@ class FaultyRpcBackendOptions(RpcBackendOptions):
 
 
 def _make_agent(*, rpc_backend_options: FaultyRpcBackendOptions, **more: Any) -> _C.WeftAgent:
-    faults = _C.FaultOptions()
-    for name in ("messages_to_fail", "messages_to_delay", "num_fail_sends", "messages_to_repeat"):
-        setattr(faults, name, getattr(rpc_backend_options, name))
-    return make_agent(rpc_backend_options=rpc_backend_options, faults=faults, **more)
+    names = ("messages_to_fail", "messages_to_delay", "num_fail_sends", "messages_to_repeat")
+    make = _extension().maker(**{name: getattr(rpc_backend_options, name) for name in names})
+    return make_agent(rpc_backend_options=rpc_backend_options, make=make, **more)
+
+
+@functools.cache
+def _extension() -> Any:
+    """The C++ part, which ./dev test builds beside the package: tests/support/faulty."""
+    path = Path(weft.library_path()).parents[2] / "tests" / "_weft_faulty.so"
+    spec = importlib.util.spec_from_file_location("_weft_faulty", path)
+    assert spec is not None and spec.loader is not None and path.exists(), f"no {path}: ./dev test"
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 register_backend(BACKEND, FaultyRpcBackendOptions, _make_agent)

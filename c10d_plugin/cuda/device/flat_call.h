@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "c10d_plugin/cuda/device_work.h"
+#include "c10d_plugin/cuda/device/device_work.h"
 
 namespace weft::process_group {
 

@@ -1,9 +1,8 @@
-#include "c10d_plugin/cuda/device_work.h"
+#include "c10d_plugin/cuda/device/device_work.h"
 
 #include <ATen/core/ivalue.h>
 #include <c10/cuda/CUDAGuard.h>
 
-#include <algorithm>
 #include <thread>
 
 #include "transport/base/interruption.h"
@@ -117,49 +116,6 @@ void DeviceWork::complete() {
   }
   if (unfilled) fill(unfilled);
   finish(error_);
-}
-
-bool DeviceBatch::isCompleted() {
-  return std::all_of(parts_.begin(), parts_.end(),
-                     [](const auto& part) { return part->isCompleted(); });
-}
-
-bool DeviceBatch::isSuccess() const {
-  return std::all_of(parts_.begin(), parts_.end(),
-                     [](const auto& part) { return part->isSuccess(); });
-}
-
-std::exception_ptr DeviceBatch::exception() const {
-  for (const auto& part : parts_) {
-    if (auto error = part->exception()) return error;
-  }
-  return nullptr;
-}
-
-bool DeviceBatch::wait(milliseconds timeout) {
-  std::exception_ptr failure;
-  for (const auto& part : parts_) {
-    try {
-      part->wait(timeout);
-    } catch (const c10::Error&) {
-      if (!failure) failure = std::current_exception();
-    }
-  }
-  if (failure) std::rethrow_exception(failure);
-  return true;
-}
-
-void DeviceBatch::synchronize() {
-  for (const auto& part : parts_)
-    part->synchronize();
-}
-
-c10::intrusive_ptr<c10::ivalue::Future> DeviceBatch::getFuture() {
-  c10::List<c10::intrusive_ptr<c10::ivalue::Future>> futures(
-      c10::FutureType::create(c10::ListType::ofTensors()));
-  for (const auto& part : parts_)
-    futures.push_back(part->getFuture());
-  return c10::collectAll(futures);
 }
 
 }  // namespace weft::process_group

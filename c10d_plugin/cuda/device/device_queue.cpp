@@ -1,4 +1,4 @@
-#include "c10d_plugin/cuda/device_queue.h"
+#include "c10d_plugin/cuda/device/device_queue.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/cuda/CUDACachingAllocator.h>

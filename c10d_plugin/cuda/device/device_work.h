@@ -16,7 +16,7 @@
 #include <memory>
 #include <vector>
 
-#include "c10d_plugin/cuda/group_state.h"
+#include "c10d_plugin/cuda/device/group_state.h"
 
 namespace weft::process_group {
 
@@ -64,24 +64,6 @@ class DeviceWork final : public c10d::Work {
   std::exception_ptr error_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   bool filled_ = false;
-};
-
-// Several operations as one.
-class DeviceBatch final : public c10d::Work {
- public:
-  explicit DeviceBatch(std::vector<c10::intrusive_ptr<c10d::Work>> parts)
-      : c10d::Work(-1, c10d::OpType::COALESCED), parts_(std::move(parts)) {}
-
-  bool isCompleted() override;
-  bool isSuccess() const override;
-  std::exception_ptr exception() const override;
-  // Waits for each part; throws the first failure.
-  bool wait(std::chrono::milliseconds timeout) override;
-  void synchronize() override;
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
-
- private:
-  std::vector<c10::intrusive_ptr<c10d::Work>> parts_;
 };
 
 }  // namespace weft::process_group

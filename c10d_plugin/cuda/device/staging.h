@@ -15,8 +15,8 @@
 #include <memory>
 #include <vector>
 
-#include "c10d_plugin/cuda/device_memory.h"
-#include "c10d_plugin/cuda/meeting.h"
+#include "c10d_plugin/cuda/device/device_memory.h"
+#include "c10d_plugin/cuda/device/meeting.h"
 
 namespace weft::process_group {
 

@@ -6,36 +6,34 @@ import contextlib
 import functools
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed.rpc as rpc
 from torch import Tensor, nn
 
-from weft.pipe._inputs import check_chunks
-from weft.pipe._pipe import CHECKPOINTS, Pipe
+from weft.pipe._driver.checkpoint import Checkpoint
+from weft.pipe._driver.checks import check_loss, check_surroundings, weights_of
+from weft.pipe._driver.gradients import ReplicatedGradients, backward_of_inputs, input_gradients
+from weft.pipe._driver.mini_batch import MiniBatch
+from weft.pipe._driver.output import ForwardGraph, PipeOutput
+from weft.pipe._driver.remote_parts import RemoteParts
+from weft.pipe._driver.stages import divide, skip_routes
+from weft.pipe._driver.state_at_workers import StateAtWorkers
+from weft.pipe._inputs import check_checkpoint, check_chunks
+from weft.pipe._pipe import Pipe
 from weft.pipe._timeline.recording import Timeline
-from weft.pipe._workers import calls, state
-from weft.pipe._workers.checkpoint import Checkpoint
-from weft.pipe._workers.elsewhere import LayersElsewhere
+from weft.pipe._workers import calls
 from weft.pipe._workers.job import Job, Outcome, StagePlace, loss_elsewhere
-from weft.pipe._workers.mini_batch import MiniBatch
-from weft.pipe._workers.optimizer import PipeOptimizer
-from weft.pipe._workers.output import ForwardGraph, PipeOutput
 from weft.pipe._workers.parcels import pack, portable
 from weft.pipe._workers.recording import WorkerRecording
-from weft.pipe._workers.remote_parts import RemoteParts
-from weft.pipe._workers.replicas import ReplicatedGradients
 from weft.pipe._workers.schedule import BACKWARD, FORWARD, SCHEDULES, Plan, plan, plan_alone
-from weft.pipe._workers.splitting import refuse_gradients, rows_of, split, wanting_gradients
+from weft.pipe._workers.splitting import refuse_gradients, split, wanting_gradients
 from weft.pipe._workers.stage import Backward
-from weft.pipe._workers.stages import divide, skip_routes
-from weft.pipe._workers.values import placed_like
 
 
-class WorkerPipe(LayersElsewhere):
+class WorkerPipe(StateAtWorkers):
     """A Pipe whose stages are on workers: ``weft.Pipe(module, chunks, schedule="1f1b")``.
 
     The driver, which makes it, tells the workers what to run; activations and gradients go from
@@ -54,10 +52,7 @@ class WorkerPipe(LayersElsewhere):
         nn.Module.__init__(self)
         if not rpc.api._is_current_rpc_agent_set():
             raise RuntimeError("Call init_rpc before making a Pipe: its stages are on workers")
-        if checkpoint not in CHECKPOINTS:
-            raise ValueError(
-                f"checkpoint is not one of 'always', 'except_last', or 'never': '{checkpoint}'"
-            )
+        self.checkpoint = check_checkpoint(checkpoint)
         if schedule not in SCHEDULES:
             raise ValueError(f"schedule is not one of {', '.join(SCHEDULES)}: {schedule!r}")
         if schedule == "zb" and checkpoint != "never":
@@ -67,7 +62,6 @@ class WorkerPipe(LayersElsewhere):
             )
         #: The number of micro-batches, the checkpoint mode and the schedule.
         self.chunks = check_chunks(chunks)
-        self.checkpoint = checkpoint
         self.schedule = schedule
         self._identity = uuid.uuid4().hex
         deferred = self.chunks if deferred_batch_norm else 0
@@ -119,9 +113,9 @@ class WorkerPipe(LayersElsewhere):
             ValueError: the arguments cannot be used, or autocast or ``no_grad`` is active: the workers do
                 not see it.
         """
-        _check_surroundings()
+        check_surroundings()
         if self.places[-1].workers != (rpc.get_worker_info().name,):
-            _check_loss(loss)
+            check_loss(loss)
         refuse_gradients(
             targets, "gradients of targets do not come back from the last stage's worker"
         )
@@ -133,14 +127,10 @@ class WorkerPipe(LayersElsewhere):
                 f"the targets give {wanted} micro-batches, the inputs {len(parts)}: their first "
                 "dimensions differ"
             )
-        reduction = reduction or getattr(loss, "reduction", "mean")
-        if reduction not in ("mean", "sum"):
-            raise ValueError(f"reduction is not one of 'mean', 'sum': {reduction!r}")
-        rows = [rows_of(one) for one in parts]
-        weights = [row / sum(rows) if reduction == "mean" else 1.0 for row in rows]
+        weights = weights_of(parts, loss, reduction)
         job = Job(recompute=self._recompute(len(parts)), criterion=loss, weights=weights)
         outcomes = self._run(self._plan(len(parts)), job, parts, targets)
-        _backward_of_inputs(parts, outcomes)
+        backward_of_inputs(parts, outcomes)
         return torch.stack([outcome.loss for outcome in outcomes]).sum()
 
     def forward(self, *inputs: Any) -> rpc.RRef | PipeOutput:
@@ -163,7 +153,7 @@ class WorkerPipe(LayersElsewhere):
         Raises:
             As :meth:`step`.
         """
-        _check_surroundings(backward=False)
+        check_surroundings(backward=False)
         with_graph = self.training and torch.is_grad_enabled()
         if torch.is_grad_enabled() and not with_graph:
             refuse_gradients(
@@ -206,7 +196,7 @@ class WorkerPipe(LayersElsewhere):
         self._gradients.check(how.context)
         order = self._plan(chunks, BACKWARD)
         job = Job(recompute=[False] * chunks, backward=how)
-        return _input_gradients(self._run(order, job, [], list(gradients), graphs))
+        return input_gradients(self._run(order, job, [], list(gradients), graphs))
 
     def _run(
         self,
@@ -280,38 +270,6 @@ class WorkerPipe(LayersElsewhere):
             self.close()
             raise
 
-    def at_workers(self, function: Callable[..., Any], *args: Any) -> dict[str, Any]:
-        """What a function of the workers gives at each of them; all run at the same time."""
-        return self._parts.call(function, *args)
-
-    def optimizer(self, cls: Callable[..., torch.optim.Optimizer], **options: Any) -> PipeOptimizer:
-        """An optimizer at each worker, for the parameters of its stages.
-
-        Args:
-            cls: its class, such as ``torch.optim.AdamW``.
-            options: its arguments, without the parameters.
-        """
-        self._parts.set_up("optimizer", state.make_optimizer, cls, options)
-        return PipeOptimizer(self._parts, self._gradients)
-
-    def remote_parameters(self) -> list[rpc.RRef]:
-        """RRefs of the parameters of all stages, for ``torch.distributed.optim.DistributedOptimizer``."""
-        return [one for found in self.at_workers(state.parameter_rrefs).values() for one in found]
-
-    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """``torch.nn.utils.clip_grad_norm_`` over the gradients of all stages.
-
-        Returns:
-            The norm before, on the CPU.
-        """
-        self._gradients.check()
-        found = self.at_workers(state.gradient_norms, norm_type).values()
-        norms = [norm for each in found for norm in each]
-        total = torch.linalg.vector_norm(torch.stack(norms or [torch.zeros(())]), norm_type)
-        factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)  # NaN stays: as torch's
-        self.at_workers(state.scale_gradients, factor.item())
-        return total
-
     @contextlib.contextmanager
     def record(self) -> Iterator[Timeline]:
         """Records when each task runs, at all workers: as :meth:`weft.Pipe.record`.
@@ -341,151 +299,12 @@ class WorkerPipe(LayersElsewhere):
             with contextlib.suppress(RuntimeError):
                 self.at_workers(calls.close)
 
-    # Checkpoints
-
-    def save_checkpoint(self, path: str | Path, background: bool = False) -> Checkpoint:
-        """Writes the state of layers, optimizers and schedulers, each worker its own shard.
-
-        ::
-
-            checkpoint = pipe.save_checkpoint("model.ckpt", background=True)
-            pipe.step(inputs, targets, loss=loss_fn)   # meanwhile
-            checkpoint.wait()
-
-        Args:
-            path: a folder that all workers see. It is replaced as a whole, when all have written.
-            background: whether this returns as soon as each worker has copied its state, which takes
-                as much memory again until it is written. One is written at a time.
-
-        Raises:
-            RuntimeError: a worker could not write; a checkpoint that was there stays. With
-                ``background`` it is raised by ``wait()``, or else by the next of these calls.
-        """
-        self._wait_for_checkpoint()
-        if background:
-            self.at_workers(state.take_snapshot)
-        checkpoint = Checkpoint(Path(path), self._identity, self._workers, background)
-        if background:
-            self._checkpoint = checkpoint
-        else:
-            checkpoint.wait()
-        return checkpoint
-
-    def _wait_for_checkpoint(self) -> None:
-        checkpoint, self._checkpoint = self._checkpoint, None
-        if checkpoint is not None:
-            checkpoint.wait()
-
-    def load_checkpoint(self, path: str | Path) -> None:
-        """Takes up what :meth:`save_checkpoint` wrote, also with other stages or workers.
-
-        A worker that was restarted gets its stages, optimizer and scheduler again. Make the optimizer
-        first, so that its state has a place. Gradients are cleared.
-
-        Raises:
-            RuntimeError: a worker is lost and not back yet: try again.
-            ValueError: a remote module of a restarted worker was given as an RRef.
-        """
-        self._wait_for_checkpoint()
-        self._parts.build_missing()
-        self.at_workers(state.read_shards, str(path))
-        self.zero_grad()
-
-    # nn.Module's own methods, acting at the workers
-
-    def state_dict(
-        self,
-        *,
-        destination: dict[str, Any] | None = None,
-        prefix: str = "",
-        keep_vars: bool = False,
-    ) -> dict[str, Any]:
-        """The state of all layers, on the CPU, under the plain Sequential's names."""
-        whole: dict[str, Any] = {} if destination is None else destination
-        for found in self.at_workers(state.layers_state).values():
-            whole.update({prefix + key: value for key, value in found.items()})
-        return whole
-
-    plain_state_dict = state_dict
-
-    def _load_from_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        prefix: str,
-        local_metadata: Mapping[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        """For ``load_state_dict``, also that of a module around."""
-        if local_metadata.get("assign_to_params_buffers", False):
-            raise NotImplementedError("a Pipe with a schedule copies a state: no assign=True")
-        own = {
-            key.removeprefix(prefix): value
-            for key, value in state_dict.items()
-            if key.startswith(prefix)
-        }
-        used: set[str] = set()
-        for lacking, found in self.at_workers(state.load_layers, own).values():
-            missing_keys += [prefix + key for key in lacking]
-            used.update(found)
-        if strict:
-            unexpected_keys += [prefix + key for key in own if key not in used]
-
-    def train(self, mode: bool = True) -> WorkerPipe:
-        self._parts.set_up("mode", state.change, "train", mode)
-        self.training = mode
-        return self
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        self.at_workers(state.change, "zero_grad", set_to_none)
-        self._gradients.broken = False
-
     def __len__(self) -> int:
         """The number of stages."""
         return len(self.places)
 
 
 Pipe._over_workers = WorkerPipe
-
-
-def _input_gradients(outcomes: list[Outcome]) -> list[Tensor | None]:
-    """Of the tensors that want one in all micro-batches; none at all where there is none."""
-    found = {number: part for outcome in outcomes for number, part in outcome.gradients.items()}
-    return [one for number in sorted(found) for one in found[number]]
-
-
-def _backward_of_inputs(parts: list[Any], outcomes: list[Outcome]) -> None:
-    """Goes on in this process's graph with the gradients of the inputs."""
-    found = _input_gradients(outcomes)
-    inputs = wanting_gradients(parts) if found else []
-    pairs = zip(inputs, placed_like(found, inputs), strict=True)
-    there = [(tensor, one) for tensor, one in pairs if one is not None]
-    if there:
-        torch.autograd.backward([tensor for tensor, _ in there], [one for _, one in there])
-
-
-def _check_loss(loss: Callable[[Any, Any], Tensor]) -> None:
-    trained = isinstance(loss, nn.Module) and [
-        name for name, one in loss.named_parameters() if one.requires_grad
-    ]
-    if trained:
-        raise ValueError(
-            f"the loss has parameters ({', '.join(trained)}), and each step gives its worker a new copy, "
-            "whose gradients are lost: let the last layer have them, or switch off requires_grad"
-        )
-
-
-def _check_surroundings(backward: bool = True) -> None:
-    if any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")):
-        raise ValueError(
-            "autocast is active here, and the stages' workers do not see it: use it inside the layers"
-        )
-    if backward and not torch.is_grad_enabled():
-        raise ValueError(
-            "gradients are off here (no_grad or inference_mode), and step computes them"
-        )
 
 
 __all__ = ["StagePlace", "WorkerPipe"]

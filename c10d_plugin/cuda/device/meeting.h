@@ -15,7 +15,7 @@
 #include <memory>
 #include <vector>
 
-#include "c10d_plugin/cuda/group_state.h"
+#include "c10d_plugin/cuda/device/group_state.h"
 
 namespace weft::process_group {
 

@@ -1,6 +1,6 @@
-#include "c10d_plugin/cuda/staging.h"
+#include "c10d_plugin/cuda/device/staging.h"
 
-#include "c10d_plugin/cuda/handles.h"
+#include "c10d_plugin/cuda/device/handles.h"
 
 namespace weft::process_group {
 

@@ -1,4 +1,4 @@
-#include "c10d_plugin/cuda/flat_call.h"
+#include "c10d_plugin/cuda/device/flat_call.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>

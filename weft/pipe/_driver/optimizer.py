@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from weft.pipe._driver.gradients import ReplicatedGradients
+from weft.pipe._driver.remote_parts import RemoteParts
 from weft.pipe._workers import state
-from weft.pipe._workers.remote_parts import RemoteParts
-from weft.pipe._workers.replicas import ReplicatedGradients
 
 
 class PipeScheduler:

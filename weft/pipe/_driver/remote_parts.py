@@ -7,9 +7,9 @@ from typing import Any
 
 import torch.distributed.rpc as rpc
 
+from weft.pipe._driver.stages import StageLayers
 from weft.pipe._workers import calls
 from weft.pipe._workers.schedule import workers_of
-from weft.pipe._workers.stages import StageLayers
 
 
 class RemoteParts:

@@ -11,7 +11,7 @@
 #include <functional>
 #include <memory>
 
-#include "c10d_plugin/cuda/device_work.h"
+#include "c10d_plugin/cuda/device/device_work.h"
 #include "c10d_plugin/engine/op_queue.h"
 
 namespace weft::process_group {

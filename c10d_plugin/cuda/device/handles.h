@@ -4,7 +4,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "c10d_plugin/cuda/meeting.h"
+#include "c10d_plugin/cuda/device/meeting.h"
 
 namespace weft::process_group {
 

@@ -1,0 +1,50 @@
+#include "c10d_plugin/engine/coalesced_work.h"
+
+#include <ATen/core/ivalue.h>
+
+#include <algorithm>
+
+namespace weft::process_group {
+
+bool CoalescedWork::isCompleted() {
+  return std::ranges::all_of(parts_, [](const auto& part) { return part->isCompleted(); });
+}
+
+bool CoalescedWork::isSuccess() const {
+  return std::ranges::all_of(parts_, [](const auto& part) { return part->isSuccess(); });
+}
+
+std::exception_ptr CoalescedWork::exception() const {
+  for (const auto& part : parts_) {
+    if (auto error = part->exception()) return error;
+  }
+  return nullptr;
+}
+
+bool CoalescedWork::wait(std::chrono::milliseconds timeout) {
+  std::exception_ptr failure;
+  for (const auto& part : parts_) {
+    try {
+      part->wait(timeout);
+    } catch (const c10::Error&) {
+      if (!failure) failure = std::current_exception();
+    }
+  }
+  if (failure) std::rethrow_exception(failure);
+  return true;
+}
+
+void CoalescedWork::synchronize() {
+  for (const auto& part : parts_)
+    part->synchronize();
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> CoalescedWork::getFuture() {
+  c10::List<c10::intrusive_ptr<c10::ivalue::Future>> futures(
+      c10::FutureType::create(c10::ListType::ofTensors()));
+  for (const auto& part : parts_)
+    futures.push_back(part->getFuture());
+  return c10::collectAll(futures);
+}
+
+}  // namespace weft::process_group

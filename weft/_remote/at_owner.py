@@ -1,0 +1,90 @@
+"""A module whose layers, parameters and buffers live with another worker: the methods of ``nn.Module``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.rpc import PyRRef as RRef
+from typing_extensions import Self
+
+from weft._remote import owner
+
+
+class ModuleAtOwner(nn.Module):
+    """What ``nn.Module`` does to its own, done at the owner. Not for use by itself."""
+
+    module_rref: RRef
+
+    def _at_owner(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Calls a function of ``weft._remote.owner`` there, with the module first."""
+        raise NotImplementedError
+
+    def train(self, mode: bool = True) -> Self:
+        self._at_owner(owner.change, "train", mode)
+        return super().train(mode)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self._at_owner(owner.change, "zero_grad", set_to_none)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        self._at_owner(owner.change, "requires_grad_", requires_grad)
+        return self
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        # .half(), .to(torch.bfloat16), .type(…) of this or of a model that holds it: tries what the
+        # function does to dtypes, and does the same at the owner. The device stays as it was chosen.
+        kinds = (torch.float32, torch.float64, torch.int64)
+        single, double, integer = (fn(torch.empty(0, dtype=kind)).dtype for kind in kinds)
+        if single == double:  # otherwise the function keeps each dtype
+            self._at_owner(owner.change, "to" if integer == torch.int64 else "type", single)
+        return self
+
+    def _refuse(self, method: str, name: str) -> NoReturn:
+        raise ValueError(
+            f"Method ``{method}`` not supported for RemoteModule: '{name}' would live in this process. "
+            "Make it in module_cls, or in the model around this."
+        )
+
+    def register_buffer(self, name: str, *_: Any, **__: Any) -> None:
+        """Refused: a buffer of the module lives with its owner."""
+        self._refuse("register_buffer", name)
+
+    def register_parameter(self, name: str, *_: Any, **__: Any) -> None:
+        """Refused: a parameter of the module lives with its owner."""
+        self._refuse("register_parameter", name)
+
+    def add_module(self, name: str, *_: Any, **__: Any) -> None:
+        """Refused: a submodule of the module lives with its owner."""
+        self._refuse("add_module", name)
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        values = self._at_owner(owner.state)
+        for key, value in values.items():
+            destination[prefix + key] = value
+        metadata = getattr(destination, "_metadata", None)
+        if metadata is not None:
+            for key, value in getattr(values, "_metadata", {}).items():
+                metadata[(prefix + key).rstrip(".")] = value
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        own = {key[len(prefix) :]: state_dict[key] for key in state_dict if key.startswith(prefix)}
+        missing, unexpected, problem = self._at_owner(owner.load_state, own)
+        missing_keys.extend(prefix + key for key in missing)
+        if strict:
+            unexpected_keys.extend(prefix + key for key in unexpected)
+        if problem:
+            error_msgs.append(f"at worker '{self.module_rref.owner_name()}': {problem}")

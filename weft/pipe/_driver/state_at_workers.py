@@ -1,0 +1,167 @@
+"""The part of a WorkerPipe that is the state of its layers: parameters, optimizers and checkpoints, all
+at the workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.rpc as rpc
+from torch import Tensor
+from typing_extensions import Self
+
+from weft.pipe._driver.checkpoint import Checkpoint
+from weft.pipe._driver.elsewhere import LayersElsewhere
+from weft.pipe._driver.gradients import ReplicatedGradients
+from weft.pipe._driver.optimizer import PipeOptimizer
+from weft.pipe._driver.remote_parts import RemoteParts
+from weft.pipe._workers import state
+
+
+class StateAtWorkers(LayersElsewhere):
+    """What ``nn.Module`` and torch's functions do to a module's state, done at the workers.
+
+    WorkerPipe sets the attributes.
+    """
+
+    _identity: str
+    _parts: RemoteParts
+    _workers: list[str]
+    _gradients: ReplicatedGradients
+    _checkpoint: Checkpoint | None
+
+    def at_workers(self, function: Callable[..., Any], *args: Any) -> dict[str, Any]:
+        """What a function of the workers gives at each of them; all run at the same time."""
+        return self._parts.call(function, *args)
+
+    def optimizer(self, cls: Callable[..., torch.optim.Optimizer], **options: Any) -> PipeOptimizer:
+        """An optimizer at each worker, for the parameters of its stages.
+
+        Args:
+            cls: its class, such as ``torch.optim.AdamW``.
+            options: its arguments, without the parameters.
+        """
+        self._parts.set_up("optimizer", state.make_optimizer, cls, options)
+        return PipeOptimizer(self._parts, self._gradients)
+
+    def remote_parameters(self) -> list[rpc.RRef]:
+        """RRefs of the parameters of all stages, for ``torch.distributed.optim.DistributedOptimizer``."""
+        return [one for found in self.at_workers(state.parameter_rrefs).values() for one in found]
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """``torch.nn.utils.clip_grad_norm_`` over the gradients of all stages.
+
+        Returns:
+            The norm before, on the CPU.
+        """
+        self._gradients.check()
+        found = self.at_workers(state.gradient_norms, norm_type).values()
+        norms = [norm for each in found for norm in each]
+        total = torch.linalg.vector_norm(torch.stack(norms or [torch.zeros(())]), norm_type)
+        factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)  # NaN stays: as torch's
+        self.at_workers(state.scale_gradients, factor.item())
+        return total
+
+    # Checkpoints
+
+    def save_checkpoint(self, path: str | Path, background: bool = False) -> Checkpoint:
+        """Writes the state of layers, optimizers and schedulers, each worker its own shard.
+
+        ::
+
+            checkpoint = pipe.save_checkpoint("model.ckpt", background=True)
+            pipe.step(inputs, targets, loss=loss_fn)   # meanwhile
+            checkpoint.wait()
+
+        Args:
+            path: a folder that all workers see. It is replaced as a whole, when all have written.
+            background: whether this returns as soon as each worker has copied its state, which takes
+                as much memory again until it is written. One is written at a time.
+
+        Raises:
+            RuntimeError: a worker could not write; a checkpoint that was there stays. With
+                ``background`` it is raised by ``wait()``, or else by the next of these calls.
+        """
+        self._wait_for_checkpoint()
+        if background:
+            self.at_workers(state.take_snapshot)
+        checkpoint = Checkpoint(Path(path), self._identity, self._workers, background)
+        if background:
+            self._checkpoint = checkpoint
+        else:
+            checkpoint.wait()
+        return checkpoint
+
+    def _wait_for_checkpoint(self) -> None:
+        checkpoint, self._checkpoint = self._checkpoint, None
+        if checkpoint is not None:
+            checkpoint.wait()
+
+    def load_checkpoint(self, path: str | Path) -> None:
+        """Takes up what :meth:`save_checkpoint` wrote, also with other stages or workers.
+
+        A worker that was restarted gets its stages, optimizer and scheduler again. Make the optimizer
+        first, so that its state has a place. Gradients are cleared.
+
+        Raises:
+            RuntimeError: a worker is lost and not back yet: try again.
+            ValueError: a remote module of a restarted worker was given as an RRef.
+        """
+        self._wait_for_checkpoint()
+        self._parts.build_missing()
+        self.at_workers(state.read_shards, str(path))
+        self.zero_grad()
+
+    # nn.Module's own methods, acting at the workers
+
+    def state_dict(
+        self,
+        *,
+        destination: dict[str, Any] | None = None,
+        prefix: str = "",
+        keep_vars: bool = False,
+    ) -> dict[str, Any]:
+        """The state of all layers, on the CPU, under the plain Sequential's names."""
+        whole: dict[str, Any] = {} if destination is None else destination
+        for found in self.at_workers(state.layers_state).values():
+            whole.update({prefix + key: value for key, value in found.items()})
+        return whole
+
+    plain_state_dict = state_dict
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """For ``load_state_dict``, also that of a module around."""
+        if local_metadata.get("assign_to_params_buffers", False):
+            raise NotImplementedError("a Pipe with a schedule copies a state: no assign=True")
+        own = {
+            key.removeprefix(prefix): value
+            for key, value in state_dict.items()
+            if key.startswith(prefix)
+        }
+        used: set[str] = set()
+        for lacking, found in self.at_workers(state.load_layers, own).values():
+            missing_keys += [prefix + key for key in lacking]
+            used.update(found)
+        if strict:
+            unexpected_keys += [prefix + key for key in own if key not in used]
+
+    def train(self, mode: bool = True) -> Self:
+        self._parts.set_up("mode", state.change, "train", mode)
+        self.training = mode
+        return self
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.at_workers(state.change, "zero_grad", set_to_none)
+        self._gradients.broken = False
