@@ -252,7 +252,17 @@ class Run:
         try:
             self._deliveries.wait()
         except RuntimeError as error:
-            raise RuntimeError(f"worker '{self.part.name}': {error}") from None
+            raise RuntimeError(f"worker '{self.part.name}': {self._naming_sums(error)}") from None
+
+    def _naming_sums(self, error: RuntimeError) -> str:
+        """Its text, in which sums of gradients have the number of their stage, not of their key."""
+        text = str(error)
+        for one in self.part.replicas:
+            key = f"what was sent to stage {self._key_of(one)} of"
+            text = text.replace(
+                key, f"the sums of gradients that were sent to stage {one.stages[0]} of"
+            )
+        return text
 
     def _check_sent(self, stage: int) -> None:
         """What a stage keeps, gives and then changes may be read after the change, or before it."""
