@@ -115,7 +115,8 @@ void bindWorkers(py::module_& pipe) {
       .value("input", Sent::kInput)
       .value("gradients", Sent::kGradients)
       .value("skip", Sent::kSkip)
-      .value("skip_gradient", Sent::kSkipGradient);
+      .value("skip_gradient", Sent::kSkipGradient)
+      .value("sums", Sent::kSums);
   py::class_<Arrivals, std::shared_ptr<Arrivals>>(
       pipe, "Arrivals", "What other workers have sent here for the mini-batches of one pipeline.")
       .def("take", &take, py::arg("key"), py::arg("patience"),

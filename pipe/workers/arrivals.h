@@ -24,10 +24,11 @@
 
 namespace weft::pipe {
 
-enum class Sent : std::uint8_t { kInput, kGradients, kSkip, kSkipGradient };
+enum class Sent : std::uint8_t { kInput, kGradients, kSkip, kSkipGradient, kSums };
 
 // What something is for. Stages and micro-batches count from 0; what goes along a skip connection
-// has the connection's number in the place of the stage's.
+// has the connection's number in the place of the stage's; sums of gradients that replicas have for
+// each other have their first stage, and the replica's number in the place of the micro-batch's.
 struct ArrivalKey {
   std::int64_t mini_batch = 0;
   Sent what = Sent::kInput;

@@ -23,8 +23,10 @@ constexpr std::size_t kHeader = 6;  // the values before the tensors
 
 std::string notArrived(const std::string& worker, const ArrivalKey& key, const Answer& answer) {
   const bool skips = key.what == Sent::kSkip || key.what == Sent::kSkipGradient;
-  return (skips ? "what was sent along skip connection " : "what was sent to stage ") +
-         std::to_string(key.stage) + " of the Pipe, on worker '" + worker +
+  const char* what = skips                     ? "what was sent along skip connection "
+                     : key.what == Sent::kSums ? "the sums of gradients that were sent to stage "
+                                               : "what was sent to stage ";
+  return what + std::to_string(key.stage) + " of the Pipe, on worker '" + worker +
          "', did not arrive: " + answer.tryRetrieveErrorMessage();
 }
 
@@ -50,7 +52,7 @@ bool isDelivery(const Values& stack) {
   for (std::size_t at = kHeader; at < stack.size(); ++at) {
     if (!stack[at].isTensor()) return false;
   }
-  return stack[2].toInt() <= static_cast<std::int64_t>(Sent::kSkipGradient);
+  return stack[2].toInt() <= static_cast<std::int64_t>(Sent::kSums);
 }
 
 // The mini-batch runs on other streams than this call: what it takes is there.

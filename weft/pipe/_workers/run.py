@@ -125,16 +125,12 @@ class Run:
         at = replicas.workers.index(self.part.name)
         for worker in replicas.workers:
             if worker != self.part.name:
-                self._deliver(worker, Sent.gradients, self._key_of(replicas), at, replicas.sums())
+                self._deliver(worker, Sent.sums, replicas.stages[0], at, replicas.sums())
 
     def _sums_of(self, replicas: Replicas, at: int) -> Sums:
         if replicas.workers[at] == self.part.name:
             return replicas.sums()
-        return self.part.take((self.job.step, Sent.gradients, self._key_of(replicas), at))
-
-    def _key_of(self, replicas: Replicas) -> int:
-        """In the place of a stage's number, after those of all stages."""
-        return self._last + 1 + replicas.stages[0]
+        return self.part.take((self.job.step, Sent.sums, replicas.stages[0], at))
 
     def task(self, task: Task) -> None:
         """Runs one; an error says which one it was."""
@@ -252,17 +248,7 @@ class Run:
         try:
             self._deliveries.wait()
         except RuntimeError as error:
-            raise RuntimeError(f"worker '{self.part.name}': {self._naming_sums(error)}") from None
-
-    def _naming_sums(self, error: RuntimeError) -> str:
-        """Its text, in which sums of gradients have the number of their stage, not of their key."""
-        text = str(error)
-        for one in self.part.replicas:
-            key = f"what was sent to stage {self._key_of(one)} of"
-            text = text.replace(
-                key, f"the sums of gradients that were sent to stage {one.stages[0]} of"
-            )
-        return text
+            raise RuntimeError(f"worker '{self.part.name}': {error}") from None
 
     def _check_sent(self, stage: int) -> None:
         """What a stage keeps, gives and then changes may be read after the change, or before it."""
