@@ -115,18 +115,22 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("bench-results"))
     arguments = parser.parse_args()
     parts = _parts(arguments.rounds, len(os.sched_getaffinity(0)))
-    began, found = time.monotonic(), []
+    began, found, sections = time.monotonic(), [], []
     for name in arguments.parts or parts:
         if name not in parts:
             print(f"{name}: needs a core for each process", file=sys.stderr)
             continue
         peer, judged, losses = parts[name]()
-        print(f"\n{name}, after {time.monotonic() - began:.0f} s\n")
-        print(report.judged_table(judged, peer))
-        print(f"\n- {steal.summary(losses)}; load {os.getloadavg()[0]:.1f}", flush=True)
+        section = (
+            f"## {name}\n\n{report.judged_table(judged, peer)}\n\n"
+            f"{steal.summary(losses)}; load {os.getloadavg()[0]:.1f}.\n"
+        )
+        print(f"\n{section}", flush=True)
+        sections.append(section)
         found += judged
     print(f"\n{report.verdicts(found)}\n- {time.monotonic() - began:.0f} s in all")
     arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "table.md").write_text("\n".join(sections))
     (arguments.out / "table.json").write_text(json.dumps([asdict(row) for row in found], indent=1))
 
 
