@@ -17,6 +17,7 @@ LAYERS = ("transport", "rpc_backend", "jit_ops", "pipe", "c10d_plugin", "third_p
 # The Debian packages whose libraries auditwheel puts into the wheel. Their licences go with them.
 BUNDLED = (
     "libssl3",
+    "libisal2",
     "libgloo0",
     "libhiredis0.14",
     "libibverbs1",

@@ -90,13 +90,23 @@ int readAll(CheckedStream& stream, Bytes& into) {
   }
 }
 
+std::uint32_t crc32cByBits(std::uint32_t crc, std::span<const std::byte> bytes) {
+  std::uint32_t state = ~crc;
+  for (const std::byte byte : bytes) {
+    state ^= static_cast<std::uint8_t>(byte);
+    for (int bit = 0; bit < 8; ++bit)
+      state = (state >> 1) ^ ((state & 1) != 0 ? 0x82F63B78U : 0);
+  }
+  return ~state;
+}
+
 TEST(Crc32c, IsThatOfTheStandard) {
   EXPECT_EQ(crc32c(0, asBytes("123456789")), 0xE3069283U);
   EXPECT_EQ(crc32c(0, Bytes(32)), 0x8A9136AAU);  // RFC 3720 B.4
   EXPECT_EQ(crc32c(0, Bytes(32, std::byte{0xFF})), 0x62A8AB43U);
 }
 
-TEST(Crc32c, TheInstructionAndTheTableAgree) {
+TEST(Crc32c, AgreesWithItsDefinition) {
   Random random(1);
   const Bytes bytes = randomBytes(random, 100'000);
   for (int i = 0; i < 300; ++i) {
@@ -104,7 +114,7 @@ TEST(Crc32c, TheInstructionAndTheTableAgree) {
     const auto part =
         std::span(bytes).subspan(from, draw(random, i % 2 == 0 ? 300 : bytes.size() - from));
     const auto begin = static_cast<std::uint32_t>(random());
-    EXPECT_EQ(crc32c(begin, part), crc32cByTable(begin, part)) << part.size();
+    EXPECT_EQ(crc32c(begin, part), crc32cByBits(begin, part)) << part.size();
     const std::size_t middle = draw(random, part.size());
     EXPECT_EQ(crc32c(crc32c(begin, part.first(middle)), part.subspan(middle)), crc32c(begin, part));
     Bytes copy(part.size() + 1, std::byte{7});

@@ -5,7 +5,7 @@
 APT_BUILD=(
   bazel-bootstrap bazel-platforms bazel-skylib bazel-rules-java bazel-rules-proto # the build
   g++ dpkg-dev                                                                    # compile, unpack libuv
-  libssl-dev libgloo-dev                                                          # third_party/
+  libssl-dev libgloo-dev libisal-dev                                              # third_party/
   python3 python3-venv python3-dev                                                # the interpreter
   git ca-certificates procps                                                      # what the scripts call
 )
