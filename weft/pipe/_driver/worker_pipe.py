@@ -116,6 +116,7 @@ class WorkerPipe(StateAtWorkers):
         check_surroundings()
         if self.places[-1].workers != (rpc.get_worker_info().name,):
             check_loss(loss)
+        self._parts.check_loss(loss)
         refuse_gradients(
             targets, "gradients of targets do not come back from the last stage's worker"
         )
@@ -159,13 +160,15 @@ class WorkerPipe(StateAtWorkers):
             refuse_gradients(
                 inputs, "the output of a Pipe with a schedule has no graph after eval()"
             )
+        if with_graph:
+            self._parts.check_graph()
         parts = split(inputs, self.chunks)
         order = self._plan(len(parts), FORWARD)
         job = Job(recompute=self._recompute(len(parts)))
         last = self.places[-1].worker
         if not with_graph:
             self._run(order, job, parts)
-            return rpc.remote(last, calls.take_output, args=(self._identity, self._step))
+            return self._parts.take_output(last, self._step)
         graphs = self._open_graphs()
         self._run(order, job, parts, graphs=graphs)
         run = functools.partial(self._backward, graphs, len(parts))
@@ -173,8 +176,7 @@ class WorkerPipe(StateAtWorkers):
         if last == rpc.get_worker_info().name:
             value, wanted = calls.take_output(self._identity, self._step)
             return rpc.RRef(graph.attach(value, wanted))
-        rref = rpc.remote(last, calls.take_output, args=(self._identity, self._step))
-        return PipeOutput(rref, graph)
+        return PipeOutput(self._parts.take_output(last, self._step), graph)
 
     def _open_graphs(self) -> dict[str, Any]:
         here = rpc.get_worker_info().name
@@ -236,7 +238,7 @@ class WorkerPipe(StateAtWorkers):
                     given_there = portable(pack(given), worker)
                     jobs[worker] = jobs[worker]._replace(given=given_there)
             try:
-                outcomes = MiniBatch(self._identity, self.places, jobs).run(parts)
+                outcomes = MiniBatch(self._identity, self._parts, jobs).run(parts)
             except BaseException:
                 self._gradients.broken |= job.criterion is not None or job.backward is not None
                 raise
@@ -279,7 +281,7 @@ class WorkerPipe(StateAtWorkers):
         """
         if self._recording is not None:
             raise RuntimeError("this Pipe is being recorded already")
-        recording = WorkerRecording(self.schedule, self.places)
+        recording = WorkerRecording(self.schedule, self.places, self._parts.clock_offset)
         self._recording = recording
         try:
             yield recording.timeline

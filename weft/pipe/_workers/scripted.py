@@ -17,7 +17,6 @@ from weft.pipe._workers.part import Part
 from weft.pipe._workers.schedule import Task
 from weft.pipe._workers.splitting import split
 from weft.pipe._workers.stage import Stage
-from weft.pipe._workers.values import joined
 
 # torch's RPC knows how to send a ScriptModule, and does so where it is all of a message.
 for _class in (torch.jit.RecursiveScriptModule, torch.jit.TopLevelTracedModule):
@@ -31,7 +30,7 @@ def runs_in_cpp(part: Part, job: Job) -> bool:
     if part.replicas or _has_any_global_hook() or torch._C._len_torch_function_stack() > 0:
         return False
     has_loss = job.criterion is not None and len(part.places) - 1 in part.stages
-    if has_loss and not _is_scripted(job.criterion):
+    if has_loss and not is_scripted(job.criterion):
         return False
     return all(_stage_runs_in_cpp(stage) for stage in part.stages.values())
 
@@ -41,11 +40,12 @@ def _stage_runs_in_cpp(stage: Stage) -> bool:
         stage.device.type == "cpu"
         and not stage.pops
         and not stage.stashes
-        and all(map(_is_scripted, stage.layers))
+        and all(map(is_scripted, stage.layers))
     )
 
 
-def _is_scripted(module: Any) -> bool:
+def is_scripted(module: Any) -> bool:
+    """Whether TorchScript is all of it."""
     return isinstance(module, torch.jit.ScriptModule) and not any(
         getattr(module, name) for name in _HOOKS
     )
@@ -98,8 +98,7 @@ class ScriptedRun:
 
     def output(self) -> Any:
         """The whole output of a forward alone, if the last stage is here."""
-        outputs = self._run.outputs
-        return joined(outputs) if outputs else None
+        return self._run.output
 
     def first_gradients(self) -> dict[int, list[Tensor | None]]:
         """As :meth:`weft.pipe._workers.run.Run.first_gradients`."""
