@@ -6,14 +6,13 @@ cpp_worker_driver.py WORKER: the program of examples/cpp_pipeline_worker.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import scripted_models as scripted
@@ -21,6 +20,7 @@ import torch
 import torch.distributed.rpc as rpc
 import worker_models as models
 from torch import Tensor, nn
+from waiting import wait_until
 
 import weft
 
@@ -98,48 +98,71 @@ def trains_everywhere() -> None:
     trains("1212", "interleaved", "except_last", torch.optim.SGD, lr=0.1, maximize=True)
 
 
-def goes_on(pipe: weft.Pipe, optimizer, scheduler, turns: range) -> dict[str, Tensor]:
-    for turn in turns:
-        optimizer.zero_grad()
-        pipe.step(*models.batch(turn), loss=CROSS_ENTROPY)
-        optimizer.step()
-        scheduler.step()
-    return pipe.state_dict()
+class Training:
+    """A Pipe, its optimizer and its scheduler; and one process with the same."""
+
+    def __init__(self, places: str, seed: int = 0) -> None:
+        self.pipe = pipe_of(scripted.layers(seed), places)
+        self.optimizer = self.pipe.optimizer(torch.optim.AdamW, lr=0.05)
+        self.rates = self.optimizer.scheduler(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
+        self.plain = nn.Sequential(*scripted.layers())
+        self.own = torch.optim.AdamW(self.plain.parameters(), lr=0.05)
+        self.own_rates = torch.optim.lr_scheduler.ExponentialLR(self.own, gamma=0.5)
+
+    def goes_on(self, turns: range) -> None:
+        for turn in turns:
+            self.optimizer.zero_grad()
+            self.pipe.step(*models.batch(turn), loss=CROSS_ENTROPY)
+            self.optimizer.step()
+            self.rates.step()
+
+    def alone(self, turns: range) -> dict[str, Tensor]:
+        for turn in turns:
+            self.own.zero_grad()
+            models.one_after_the_other(self.plain, *models.batch(turn), CROSS_ENTROPY, 4)
+            self.own.step()
+            self.own_rates.step()
+        return self.plain.state_dict()
 
 
 def takes_up_a_checkpoint() -> None:
     """Of layers, optimizer and scheduler, in another division; equal to plain ones."""
-    plain = nn.Sequential(*scripted.layers())
-    own = torch.optim.AdamW(plain.parameters(), lr=0.05)
-    rates = torch.optim.lr_scheduler.ExponentialLR(own, gamma=0.5)
-    for turn in range(4):
-        own.zero_grad()
-        models.one_after_the_other(plain, *models.batch(turn), CROSS_ENTROPY, 4)
-        own.step()
-        rates.step()
-
-    def made(places: str, seed: int):
-        pipe = pipe_of(scripted.layers(seed), places)
-        optimizer = pipe.optimizer(torch.optim.AdamW, lr=0.05)
-        return (
-            pipe,
-            optimizer,
-            optimizer.scheduler(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5),
-        )
-
+    first = Training("0112")
+    first.goes_on(range(2))
+    assert first.rates.get_last_lr() == [0.0125]
     with tempfile.TemporaryDirectory() as folder:
-        first = made("0112", 0)
-        goes_on(*first, range(2))
-        assert first[2].get_last_lr() == [0.0125]
-        first[0].save_checkpoint(Path(folder) / "there", background=True).wait()
-        state = first[1].state_dict()
-        first[0].close()
-        second = made("1220", 7)
-        second[0].load_checkpoint(Path(folder) / "there")
-        assert state["parameters"].keys() == dict(plain.named_parameters()).keys()
-        second[1].load_state_dict(state)
-        same(goes_on(*second, range(2, 4)), plain.state_dict())
-        second[0].close()
+        first.pipe.save_checkpoint(Path(folder) / "there", background=True).wait()
+        state = first.optimizer.state_dict()
+        first.pipe.close()
+        assert state["parameters"].keys() == dict(first.plain.named_parameters()).keys()
+        second = Training("1220", seed=7)
+        second.pipe.load_checkpoint(Path(folder) / "there")
+        second.optimizer.load_state_dict(state)
+    second.goes_on(range(2, 4))
+    same(second.pipe.state_dict(), first.alone(range(4)))
+    second.pipe.close()
+
+
+def returns(group: Group) -> None:
+    """A worker that was killed and started again gets its stages, optimizer and scheduler."""
+    training = Training("0122")
+    training.goes_on(range(2))
+    with tempfile.TemporaryDirectory() as folder:
+        training.pipe.save_checkpoint(Path(folder) / "there")
+        training.goes_on(range(5, 6))
+        group.kill(2)
+        group.start(2)
+
+        def loaded() -> bool:
+            with contextlib.suppress(RuntimeError):  # one has not heard yet that it is back
+                training.pipe.load_checkpoint(Path(folder) / "there")
+                return True
+            return False
+
+        wait_until(loaded, "the checkpoint is loaded", 90)
+    training.goes_on(range(2, 4))
+    same(training.pipe.state_dict(), training.alone(range(4)))
+    training.pipe.close()
 
 
 def passes_values() -> None:
@@ -256,7 +279,7 @@ class Tells(nn.Module):
         return x
 
 
-def names_the_dead(worker: subprocess.Popen) -> None:
+def names_the_dead(group: Group) -> None:
     """It is killed in the middle of a mini-batch."""
     came = threading.Event()
     layers = [torch.jit.script(nn.Linear(4, 4)), torch.jit.script(EndlessAfterOne()), Tells(came)]
@@ -265,7 +288,7 @@ def names_the_dead(worker: subprocess.Popen) -> None:
 
     def kill() -> None:
         came.wait()
-        worker.kill()
+        group.kill(2)
 
     killer = threading.Thread(target=kill)
     killer.start()
@@ -273,6 +296,28 @@ def names_the_dead(worker: subprocess.Popen) -> None:
         pipe(models.batch()[0])
     killer.join()
     pipe.close()
+
+
+class Group:
+    """The C++ workers."""
+
+    def __init__(self, program: str) -> None:
+        self._program = program
+        self._running: dict[int, subprocess.Popen] = {}
+
+    def start(self, rank: int) -> None:
+        environment = {**os.environ, "RANK": str(rank)}
+        command = [self._program, f"worker{rank}"]
+        self._running[rank] = subprocess.Popen(command, env=environment)
+
+    def kill(self, rank: int) -> None:
+        worker = self._running.pop(rank)
+        worker.kill()
+        worker.wait()
+
+    def end(self) -> None:
+        for rank in list(self._running):
+            self.kill(rank)
 
 
 def free_port() -> int:
@@ -284,29 +329,28 @@ def free_port() -> int:
 def main(program: str) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     os.environ["WORLD_SIZE"] = str(COUNT)
-    workers = [
-        subprocess.Popen([program, f"worker{rank}"], env={**os.environ, "RANK": str(rank)})
-        for rank in range(1, COUNT)
-    ]
-    checks: list[Callable[[], None]] = [
+    group = Group(program)
+    for rank in range(1, COUNT):
+        group.start(rank)
+    checks = (
         trains_everywhere,
         takes_up_a_checkpoint,
         passes_values,
         is_refused,
         fails,
         is_recorded,
-        functools.partial(names_the_dead, workers[1]),
-    ]
+    )
     try:
         weft.init_rpc("driver", rank=0, world_size=COUNT)
         for check in checks:
             check()
-            print(f"{getattr(check, '__name__', 'names_the_dead')}: fine", flush=True)
+            print(f"{check.__name__}: fine", flush=True)
+        for check_with_deaths in (returns, names_the_dead):
+            check_with_deaths(group)
+            print(f"{check_with_deaths.__name__}: fine", flush=True)
         rpc.shutdown(graceful=False)
     finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
+        group.end()
 
 
 if __name__ == "__main__":

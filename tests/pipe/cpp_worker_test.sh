@@ -15,7 +15,7 @@ python="$site/../../../bin/python"
 mkdir -p "$TEST_TMPDIR/site/weft"
 ln -sf "$root"/weft/* "$TEST_TMPDIR/site/weft/"
 ln -sf "$root/_C.so" "$root/libweft.so" "$TEST_TMPDIR/site/weft/"
-export PYTHONPATH="$TEST_TMPDIR/site:$root:$root/tests/pipe" PYTHONSAFEPATH=1
+export PYTHONPATH="$TEST_TMPDIR/site:$root:$root/tests/pipe:$root/tests/support" PYTHONSAFEPATH=1
 export TORCH_DEVICE_BACKEND_AUTOLOAD=0 OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1
 
 timeout 250 "$python" "$root/tests/pipe/cpp_worker_driver.py" "$root/$1"
