@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
-import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import scripted_models as scripted
 import torch
 import torch.distributed.rpc as rpc
 import worker_models as models
+from cpp_worker_group import Group, free_port, refused
 from torch import Tensor, nn
 from waiting import wait_until
 
@@ -40,17 +38,6 @@ def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
     assert left.keys() == right.keys(), (left.keys(), right.keys())
     for name in left:
         assert torch.equal(left[name], right[name]), name
-
-
-@contextlib.contextmanager
-def refused(kind: type[Exception], *texts: str) -> Iterator[None]:
-    try:
-        yield
-    except kind as error:
-        for text in texts:
-            assert text in str(error), f"{text!r} is not in {error}"
-    else:
-        raise AssertionError(f"nothing was raised: {texts}")
 
 
 def trains(places: str, schedule: str, checkpoint: str, cls: type, **options: object) -> None:
@@ -296,34 +283,6 @@ def names_the_dead(group: Group) -> None:
         pipe(models.batch()[0])
     killer.join()
     pipe.close()
-
-
-class Group:
-    """The C++ workers."""
-
-    def __init__(self, program: str) -> None:
-        self._program = program
-        self._running: dict[int, subprocess.Popen] = {}
-
-    def start(self, rank: int) -> None:
-        environment = {**os.environ, "RANK": str(rank)}
-        command = [self._program, f"worker{rank}"]
-        self._running[rank] = subprocess.Popen(command, env=environment)
-
-    def kill(self, rank: int) -> None:
-        worker = self._running.pop(rank)
-        worker.kill()
-        worker.wait()
-
-    def end(self) -> None:
-        for rank in list(self._running):
-            self.kill(rank)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def main(program: str) -> None:
