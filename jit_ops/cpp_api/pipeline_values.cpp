@@ -8,18 +8,18 @@
 #include <vector>
 
 #include "jit_ops/values/coerce.h"
+#include "pipe/workers/script_loss.h"
 
 namespace weft::ops {
 
 namespace {
 
 // What torch.jit.save wrote, as a tensor of bytes.
-torch::jit::Module moduleOf(const at::Tensor& saved) {
+std::string bytesOf(const at::Tensor& saved) {
   TORCH_CHECK(saved.scalar_type() == at::kByte && saved.dim() == 1 && saved.is_contiguous(),
               "a module comes as bytes");
-  std::istringstream file(std::string(reinterpret_cast<const char*>(saved.const_data_ptr()),
-                                      static_cast<std::size_t>(saved.numel())));
-  return torch::jit::load(file);
+  return {reinterpret_cast<const char*>(saved.const_data_ptr()),
+          static_cast<std::size_t>(saved.numel())};
 }
 
 // Targets as the loss declares its second argument.
@@ -61,8 +61,10 @@ at::IValue gradientsOf(const pipe::ScriptWorkerRun& run) {
 std::map<std::int64_t, pipe::ScriptLayers> stagesOf(const at::IValue& stages,
                                                     const at::IValue& saved) {
   std::vector<torch::jit::Module> modules;
-  for (const at::Tensor& one : saved.toTensorVector())
-    modules.push_back(moduleOf(one));
+  for (const at::Tensor& one : saved.toTensorVector()) {
+    std::istringstream file(bytesOf(one));
+    modules.push_back(torch::jit::load(file));
+  }
   std::map<std::int64_t, pipe::ScriptLayers> found;
   for (const at::IValue& stage : stages.toListRef()) {
     const auto& parts = stage.toTupleRef().elements();
@@ -87,7 +89,7 @@ pipe::WorkerJob jobOf(const std::vector<at::IValue>& args) {
     job.recompute.push_back(one.toBool());
   job.trains = args[4].toBool();
   if (args[5].isTensor()) {
-    job.criterion = moduleOf(args[5].toTensor());
+    job.criterion = pipe::loadLoss(bytesOf(args[5].toTensor()));
     job.targets = targetsOf(args[6], *job.criterion);
   }
   job.weights = args[7].toDoubleVector();

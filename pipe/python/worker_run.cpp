@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "pipe/python/gil.h"
+#include "pipe/workers/script_loss.h"
 #include "pipe/workers/script_worker_run.h"
 
 namespace py = pybind11;
@@ -187,6 +188,9 @@ void bindTaskRecord(py::module_& pipe) {
 
 void bindWorkerRun(py::module_& pipe) {
   bindTaskRecord(pipe);
+  pipe.def(
+      "load_loss", [](const py::bytes& saved) { return loadLoss(saved); }, py::arg("saved"),
+      "A copy of the module that torch.jit.save wrote; the last one is not compiled again.");
   py::class_<Run>(pipe, "ScriptWorkerRun",
                   "One mini-batch at one worker whose stages are all TorchScript.")
       .def(py::init(&makeRun), py::arg("names"), py::arg("places"), py::arg("stages"),

@@ -5,19 +5,18 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed.rpc as rpc
-from torch import Tensor, nn
+from torch import Tensor
 
 from weft.pipe._driver.script_optimizer import ScriptOptimizer
 from weft.pipe._workers.job import Done, Job, Outcome, StagePlace
 from weft.pipe._workers.parcels import unpack
 from weft.pipe._workers.part import Layer
-from weft.pipe._workers.scripted import is_scripted
+from weft.pipe._workers.scripted import SavedLoss, is_scripted, saved
 from weft.pipe._workers.splitting import split
 from weft.pipe._workers.state import State, check_complete, merged_shards, save_shard
 from weft.publishing import call_async, call_remote, published
@@ -127,7 +126,9 @@ class ScriptWorker:
             for number, layers in self._stages.items()
         ]
         workers = [list(one.workers) for one in places]
-        return self._call("build", driver, workers, stages, [*map(_saved, modules.values())])
+        return self._call(
+            "build", driver, workers, stages, [_bytes(saved(module)) for module in modules.values()]
+        )
 
     def has_part(self) -> Any:
         return self._call("has_part")
@@ -139,7 +140,7 @@ class ScriptWorker:
         return Here(lambda: None)  # what goes along skip connections goes past this worker
 
     def run(self, job: Job) -> Any:
-        loss = job.criterion if is_scripted(job.criterion) else None
+        loss = job.criterion if isinstance(job.criterion, SavedLoss) else None
         targets: list[Any] = []
         if job.given is not None:
             targets = split(unpack(job.given), len(job.weights))
@@ -160,7 +161,7 @@ class ScriptWorker:
             [tuple(task) for task in job.tasks],
             job.recompute,
             job.criterion is not None,
-            None if loss is None else _saved(loss),
+            None if loss is None else _bytes(loss.saved),
             targets,
             list(job.weights),
             read=outcome,
@@ -255,8 +256,5 @@ class ScriptWorker:
         self.load_optimizer(optimizer).wait()
 
 
-def _saved(module: nn.Module) -> Tensor:
-    """A scripted module as bytes."""
-    file = io.BytesIO()
-    torch.jit.save(module, file)
-    return torch.frombuffer(bytearray(file.getbuffer()), dtype=torch.uint8)
+def _bytes(saved: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(saved), dtype=torch.uint8)

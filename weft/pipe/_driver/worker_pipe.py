@@ -29,6 +29,7 @@ from weft.pipe._workers.job import Job, Outcome, StagePlace, loss_elsewhere
 from weft.pipe._workers.parcels import pack, portable
 from weft.pipe._workers.recording import WorkerRecording
 from weft.pipe._workers.schedule import BACKWARD, FORWARD, SCHEDULES, Plan, plan, plan_alone
+from weft.pipe._workers.scripted import SavedLoss, is_scripted
 from weft.pipe._workers.splitting import refuse_gradients, split, wanting_gradients
 from weft.pipe._workers.stage import Backward
 
@@ -222,12 +223,12 @@ class WorkerPipe(StateAtWorkers):
             self._step += 1
             job = job._replace(step=self._step, recorded=recording is not None)
             last = self.places[-1].workers
-            elsewhere = loss_elsewhere if job.criterion is not None else None
+            criteria = self._criteria(job.criterion)
             jobs = {
                 worker: job._replace(
                     tasks=order[worker],
                     graph=graphs and graphs[worker],
-                    criterion=job.criterion if worker in last else elsewhere,
+                    criterion=criteria[worker],
                 )
                 for worker in self._workers
             }
@@ -245,6 +246,15 @@ class WorkerPipe(StateAtWorkers):
             if recording is not None:
                 recording.add(order, {worker: one.tasks for worker, one in outcomes.items()})
             return [outcomes[worker] for worker in self._workers]
+
+    def _criteria(self, loss: Callable[[Any, Any], Tensor] | None) -> dict[str, Any]:
+        """What each worker is told of the loss. A scripted one is saved once for those elsewhere."""
+        if loss is None:
+            return dict.fromkeys(self._workers)
+        here, last = rpc.get_worker_info().name, self.places[-1].workers
+        sent = SavedLoss.of(loss) if is_scripted(loss) and last != (here,) else loss
+        of_last = {worker: loss if worker == here else sent for worker in last}
+        return dict.fromkeys(self._workers, loss_elsewhere) | of_last
 
     def _plan(self, chunks: int, alone: str | None = None) -> Plan:
         workers = [place.workers for place in self.places]

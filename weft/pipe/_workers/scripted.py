@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import io
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +24,27 @@ for _class in (torch.jit.RecursiveScriptModule, torch.jit.TopLevelTracedModule):
     _internal_rpc_pickler._register_reducer(_class, _internal_rpc_pickler._script_module_reducer)
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class SavedLoss(NamedTuple):
+    """A scripted loss on its way to another worker, which compiles it once."""
+
+    saved: bytes  # as torch.jit.save writes
+
+    @classmethod
+    def of(cls, loss: torch.jit.ScriptModule) -> SavedLoss:
+        return cls(saved(loss))
+
+    def load(self) -> torch.jit.ScriptModule:
+        """A copy, with the state that was saved."""
+        return torch.jit._recursive.wrap_cpp_module(_C.pipe.load_loss(self.saved))
+
+
+def saved(module: torch.jit.ScriptModule) -> bytes:
+    """What torch.jit.load reads."""
+    file = io.BytesIO()
+    torch.jit.save(module, file)
+    return file.getvalue()
 
 
 def runs_in_cpp(part: Part, job: Job) -> bool:
