@@ -156,6 +156,11 @@ inline std::int64_t publish(const std::string& name, const torch::jit::Module& m
   return ops::publish(name, ops::servable(module), version);
 }
 
+// From now on this process takes scripted stages of pipelines: any worker of the group may send it
+// TorchScript to run, and train it (docs/guide/pipelines.md). Any thread; before or after joining;
+// again does nothing.
+WEFT_API void servePipelines();
+
 // Distributed autograd: calls made on this thread while one lives are recorded, backward() runs
 // through all the workers that took part. Each worker's gradients are in its own context.
 class WEFT_API AutogradContext {

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "pipe/python/gil.h"
+#include "pipe/workers/script_loss.h"
 #include "pipe/workers/script_worker_run.h"
 
 namespace py = pybind11;
@@ -93,13 +94,6 @@ class PickledValues final : public PythonValues {
   py::object pack_, unpack_, apart_;
 };
 
-WorkerTask::Kind kindOf(const std::string& name) {
-  if (name == "forward") return WorkerTask::Kind::kForward;
-  if (name == "backward") return WorkerTask::Kind::kBackward;
-  TORCH_CHECK(name == "weights", "there is no task of this kind: ", name);
-  return WorkerTask::Kind::kWeights;
-}
-
 torch::jit::Module moduleOf(const py::handle& script) {
   return script.attr("_c").cast<torch::jit::Module>();
 }
@@ -134,7 +128,7 @@ std::unique_ptr<Run> makeRun(const std::tuple<std::string, std::string, std::str
   WorkerJob job;
   job.mini_batch = mini_batch;
   for (const auto& [kind, stage, micro_batch] : tasks)
-    job.tasks.push_back({kindOf(kind), stage, micro_batch});
+    job.tasks.push_back({kindNamed(kind), stage, micro_batch});
   job.recompute = std::move(recompute);
   job.trains = trains;
   job.weights = std::move(weights);
@@ -177,13 +171,6 @@ void run(Run& self, const py::object& abandoned) {
   END_HANDLE_TH_ERRORS_PYBIND
 }
 
-std::vector<py::object> outputs(const Run& self) {
-  std::vector<py::object> found;
-  for (const auto& [number, output] : self.run->outputs())
-    found.push_back(torch::jit::toPyObject(output));
-  return found;
-}
-
 void bindTaskRecord(py::module_& pipe) {
   py::class_<TaskRecord, std::shared_ptr<TaskRecord>>(
       pipe, "TaskRecord", "When a task ran: nanoseconds of CLOCK_MONOTONIC, 0 for not yet.")
@@ -201,6 +188,9 @@ void bindTaskRecord(py::module_& pipe) {
 
 void bindWorkerRun(py::module_& pipe) {
   bindTaskRecord(pipe);
+  pipe.def(
+      "load_loss", [](const py::bytes& saved) { return loadLoss(saved); }, py::arg("saved"),
+      "A copy of the module that torch.jit.save wrote; the last one is not compiled again.");
   py::class_<Run>(pipe, "ScriptWorkerRun",
                   "One mini-batch at one worker whose stages are all TorchScript.")
       .def(py::init(&makeRun), py::arg("names"), py::arg("places"), py::arg("stages"),
@@ -214,7 +204,8 @@ void bindWorkerRun(py::module_& pipe) {
            "All tasks. Raises `abandoned`: the mini-batch was over. RuntimeError: a task failed.")
       .def_property_readonly("records", [](const Run& self) { return self.run->records(); })
       .def_property_readonly("loss", [](const Run& self) { return self.run->loss(); })
-      .def_property_readonly("outputs", &outputs)
+      .def_property_readonly(
+          "output", [](const Run& self) { return torch::jit::toPyObject(self.run->output()); })
       .def_property_readonly("first_gradients",
                              [](const Run& self) { return self.run->firstGradients(); });
 }

@@ -1,5 +1,6 @@
 #include "pipe/workers/script_values.h"
 
+#include <ATen/ATen.h>
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
 #include <c10/util/Exception.h>
@@ -106,6 +107,26 @@ bool overlap(const Tensors& tensors) {
   });
 }
 
+at::IValue listOf(const Values& values) {
+  c10::impl::GenericList made(c10::AnyType::get());
+  for (const at::IValue& value : values)
+    made.push_back(value);
+  return made;
+}
+
+// Of tuples or lists with so many elements.
+Values joinedColumns(const Values& parts, std::size_t count) {
+  Values columns;
+  for (std::size_t at = 0; at < count; ++at) {
+    Values column;
+    for (const at::IValue& part : parts)
+      column.push_back(part.isTuple() ? part.toTupleRef().elements().at(at)
+                                      : part.toListRef().at(at));
+    columns.push_back(joined(column));
+  }
+  return columns;
+}
+
 PythonValues& mustHavePython(PythonValues* python) {
   TORCH_CHECK(python != nullptr,
               "a value between stages needs Python, which this worker has not: let stages give a "
@@ -152,6 +173,32 @@ at::IValue onHost(const at::IValue& value) {
 Values asArguments(const at::IValue& value) {
   if (value.isTuple()) return value.toTupleRef().elements().vec();
   return {value};
+}
+
+at::IValue joined(const Values& parts) {
+  const at::IValue& first = parts.at(0);
+  if (first.isTensor()) {
+    Tensors tensors;
+    for (const at::IValue& part : parts)
+      tensors.push_back(part.toTensor());
+    return at::cat(tensors);
+  }
+  if (first.isTuple()) {
+    const auto type = first.toTupleRef().type<c10::TupleType>();
+    Values columns = joinedColumns(parts, first.toTupleRef().elements().size());
+    if (type->schema() == nullptr) return c10::ivalue::Tuple::create(std::move(columns));
+    return c10::ivalue::Tuple::createNamed(std::move(columns), type);
+  }
+  if (first.isList()) return listOf(joinedColumns(parts, first.toListRef().size()));
+  if (!first.isGenericDict()) return listOf(parts);
+  c10::impl::GenericDict made(first.toGenericDict().keyType(), c10::AnyType::get());
+  for (const auto& entry : first.toGenericDict()) {
+    Values column;
+    for (const at::IValue& part : parts)
+      column.push_back(part.toGenericDict().at(entry.key()));
+    made.insert(entry.key(), joined(column));
+  }
+  return made;
 }
 
 Parcel pack(const at::IValue& value, PythonValues* python) {

@@ -59,6 +59,10 @@ at::IValue onHost(const at::IValue& value);
 // A stage's arguments: those in a tuple, or the value alone.
 Values asArguments(const at::IValue& value);
 
+// As a Pipe's output, of the last stage's for each micro-batch: tensors joined along dimension 0,
+// other values as a list.
+at::IValue joined(const Values& parts);
+
 // For another worker. Throws c10::Error for a value that needs Python where `python` is null.
 WEFT_API Parcel pack(const at::IValue& value, PythonValues* python);
 WEFT_API StageArguments unpack(Parcel parcel, const c10::FunctionSchema& schema,

@@ -46,6 +46,13 @@ const char* nameOf(WorkerTask::Kind kind) {
   return "";
 }
 
+WorkerTask::Kind kindNamed(const std::string& name) {
+  for (const auto kind : {Kind::kForward, Kind::kBackward, Kind::kWeights}) {
+    if (name == nameOf(kind)) return kind;
+  }
+  TORCH_CHECK(false, "there is no task of this kind: ", name);
+}
+
 ScriptWorkerRun::ScriptWorkerRun(WorkerPart part, WorkerJob job, PythonValues* python)
     : part_(std::move(part)),
       job_(std::move(job)),
@@ -234,6 +241,14 @@ void ScriptWorkerRun::checkSent(std::int64_t stage) {
     // In training its backward does, which keeps it anyway.
     sent = job_.trains ? std::next(sent) : sent_.erase(sent);
   }
+}
+
+at::IValue ScriptWorkerRun::output() const {
+  if (outputs_.empty()) return {};
+  Values parts;
+  for (const auto& [number, output] : outputs_)
+    parts.push_back(output);
+  return joined(parts);
 }
 
 const std::string& ScriptWorkerRun::workerOf(std::int64_t stage, std::int64_t micro_batch) const {

@@ -34,7 +34,8 @@ struct WorkerTask {
   std::int64_t stage = 0;
   std::int64_t micro_batch = 0;
 };
-WEFT_API const char* nameOf(WorkerTask::Kind kind);  // "forward", "backward", "weights"
+WEFT_API const char* nameOf(WorkerTask::Kind kind);            // "forward", "backward", "weights"
+WEFT_API WorkerTask::Kind kindNamed(const std::string& name);  // throws c10::Error for others
 
 // When a task ran: nanoseconds of CLOCK_MONOTONIC, 0 for not yet. Any thread may read it.
 struct TaskRecord {
@@ -86,10 +87,10 @@ class WEFT_API ScriptWorkerRun {
 
   // One for each task, in order.
   const std::vector<std::shared_ptr<TaskRecord>>& records() const { return records_; }
-  // After run(): the sum of the losses; of a forward alone the last stage's outputs by micro-batch;
-  // gradients of the first stage's inputs, by micro-batch.
+  // After run(): the sum of the losses; of a forward alone the whole output, None where the last
+  // stage is elsewhere; gradients of the first stage's inputs, by micro-batch.
   const at::Tensor& loss() const { return loss_; }
-  const std::map<std::int64_t, at::IValue>& outputs() const { return outputs_; }
+  at::IValue output() const;
   const std::map<std::int64_t, Tensors>& firstGradients() const { return first_gradients_; }
 
  private:

@@ -210,6 +210,15 @@ CASES = [
     ),
     Case(
         "docs/guide/pipelines.md",
+        "torch.jit.script(second)",
+        before="import torch, weft\nfrom torch import nn\n"
+        + JOIN.format(name="driver", rank=0)
+        + "first, second = nn.Linear(4, 4), nn.Linear(4, 2)\n",
+        after="assert len(pipe) == 2; pipe.close()" + LEAVE,
+        peer=WORKER1,
+    ),
+    Case(
+        "docs/guide/pipelines.md",
         "pipe.record()",
         before=JOIN.format(name="driver", rank=0)
         + 'pipe = weft.Pipe(nn.Sequential(nn.Linear(4, 4), weft.WithDevice(nn.Linear(4, 2), "worker1/cpu")),'

@@ -1,4 +1,4 @@
-// The C++ of docs/guide/cpp.md and docs/guide/pipe.md, compiled and run.
+// The C++ of docs/guide/cpp.md, pipe.md and pipelines.md, compiled and run.
 // tests/docs/test_snippets.py checks that each paragraph of these pages' listings stands in here,
 // white space and comments aside: change both.
 #include <ATen/ATen.h>
@@ -45,6 +45,13 @@ torch::jit::Module encoder() {
   options.rpc.rpcTimeoutSeconds = 30;
   auto group = weft::Group::join(options);
 
+  group->shutdown();
+}
+
+// Compiled only: tests/pipe/cpp_worker_test.sh runs such a program.
+[[maybe_unused]] void takesStages() {
+  weft::servePipelines();
+  auto group = weft::Group::join({.name = "worker1"});
   group->shutdown();
 }
 

@@ -5,9 +5,12 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "pipe/workers/script_loss.h"
 
 namespace weft::pipe {
 namespace {
@@ -162,11 +165,24 @@ TEST_F(ScriptWorkerRunTest, TakesWhatAnotherWorkerSent) {
   ScriptWorkerRun run(partOf({linear(1)}, 1), forwardJob({forward(1, 0), forward(1, 1)}), nullptr);
   run.run();
   const at::NoGradGuard no_grad;
-  for (std::int64_t number = 0; number < 2; ++number) {
-    const at::Tensor wanted = linear(1).forward({part(number)}).toTensor();
-    EXPECT_TRUE(at::equal(run.outputs().at(number).toTensor(), wanted));
-    EXPECT_FALSE(run.outputs().at(number).toTensor().requires_grad());
-  }
+  Module layer = linear(1);
+  const at::Tensor wanted =
+      at::cat({layer.forward({part(0)}).toTensor(), layer.forward({part(1)}).toTensor()});
+  EXPECT_TRUE(at::equal(run.output().toTensor(), wanted));
+  EXPECT_FALSE(run.output().toTensor().requires_grad());
+}
+
+TEST_F(ScriptWorkerRunTest, ALossThatComesAgainHasTheStateThatWasSaved) {
+  Module loss("Loss");
+  loss.register_attribute("calls", c10::IntType::get(), 0);
+  loss.define("def forward(self) -> int:\n  self.calls += 1\n  return self.calls\n");
+  std::ostringstream file;
+  loss.save(file);
+  Module first = loadLoss(file.str());
+  EXPECT_EQ(first.forward({}).toInt(), 1);
+  EXPECT_EQ(first.forward({}).toInt(), 2);
+  EXPECT_EQ(loadLoss(file.str()).forward({}).toInt(), 1);
+  EXPECT_THROW(loadLoss("no module"), std::exception);
 }
 
 TEST_F(ScriptWorkerRunTest, RecordsWhenItsTasksRan) {

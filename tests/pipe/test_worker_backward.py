@@ -288,10 +288,10 @@ def in_a_context(places: str, checkpoint: str) -> None:
 
 def gradients_in(pipe: str, context: int) -> dict[str, Tensor]:
     from weft.pipe._workers.part import part_of
-    from weft.pipe._workers.state import _parameters
+    from weft.pipe._workers.state import parameters_of
 
     found = dist_autograd.get_gradients(context)
-    names = {one: name for name, one in _parameters(part_of(pipe).layers).items()}
+    names = {one: name for name, one in parameters_of(part_of(pipe).layers).items()}
     return {names[one]: gradient for one, gradient in found.items() if one in names}
 
 

@@ -77,9 +77,9 @@ def trains_in_turn(places: Sequence[str], chunks: int, schedule: str, checkpoint
 
 def parameters_here(pipe: str) -> dict[str, Tensor]:
     from weft.pipe._workers.part import part_of
-    from weft.pipe._workers.state import _parameters
+    from weft.pipe._workers.state import parameters_of
 
-    return {name: one.detach() for name, one in _parameters(part_of(pipe).layers).items()}
+    return {name: one.detach() for name, one in parameters_of(part_of(pipe).layers).items()}
 
 
 @pytest.mark.parametrize(

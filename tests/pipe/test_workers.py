@@ -233,9 +233,9 @@ def clips(max_norm: float) -> None:
 
 def spoil_a_gradient(pipe: str) -> None:
     from weft.pipe._workers.part import part_of
-    from weft.pipe._workers.state import _parameters
+    from weft.pipe._workers.state import parameters_of
 
-    next(iter(_parameters(part_of(pipe).layers).values())).grad.fill_(torch.nan)
+    next(iter(parameters_of(part_of(pipe).layers).values())).grad.fill_(torch.nan)
 
 
 def clips_what_is_not_a_number() -> None:

@@ -64,9 +64,9 @@ def collects(on: bool) -> None:
 
 def gradients_here(pipe: str) -> dict[str, torch.Tensor]:
     from weft.pipe._workers.part import part_of
-    from weft.pipe._workers.state import _parameters
+    from weft.pipe._workers.state import parameters_of
 
-    return {name: parameter.grad for name, parameter in _parameters(part_of(pipe).layers).items()}
+    return {name: parameter.grad for name, parameter in parameters_of(part_of(pipe).layers).items()}
 
 
 def gradients_of(pipe) -> dict[str, torch.Tensor]:

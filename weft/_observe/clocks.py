@@ -10,17 +10,22 @@ import torch.distributed.rpc as rpc
 _EXCHANGES = 16  # of which the fastest counts
 
 
-def clock_offset(worker: str, clock: Callable[[], int] = time.monotonic_ns) -> int:
+def clock_offset(
+    worker: str,
+    clock: Callable[[], int] = time.monotonic_ns,
+    there: Callable[[], int] | None = None,
+) -> int:
     """How many nanoseconds a worker's clock is ahead of this process's.
 
-    The fastest of some exchanges counts; the error is at most half of its round trip.
+    The fastest of some exchanges counts; the error is at most half of its round trip. ``there`` asks
+    the worker; without it ``clock`` is called there.
     """
     if worker == rpc.get_worker_info().name:
         return 0
     found = []
     for _ in range(_EXCHANGES):
         begin = clock()
-        there = rpc.rpc_sync(worker, clock)
+        time_there = rpc.rpc_sync(worker, clock) if there is None else there()
         end = clock()
-        found.append((end - begin, there - (begin + end) // 2))
+        found.append((end - begin, time_there - (begin + end) // 2))
     return min(found)[1]

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 
-import torch.distributed.rpc as rpc
-
+from weft.pipe._driver.remote_parts import RemoteParts
 from weft.pipe._workers import state
 
 
@@ -18,24 +16,19 @@ class Checkpoint:
     Args:
         path: the folder that takes the place of the former one when all workers have written.
         pipe: the pipeline's name.
-        workers: those that write.
+        parts: the workers, each of which writes.
         snapshot: whether they write the state that :func:`state.take_snapshot` copied.
     """
 
-    def __init__(self, path: Path, pipe: str, workers: Sequence[str], snapshot: bool) -> None:
+    def __init__(self, path: Path, pipe: str, parts: RemoteParts, snapshot: bool) -> None:
         self._path = path
         self._unfinished = path.with_name(f"{path.name}.{pipe}.unfinished")
         self._before = path.with_name(f"{path.name}.{pipe}.before")
         self._error: BaseException | None = None
         self._unfinished.mkdir(parents=True)
         self._shards = [
-            rpc.rpc_async(
-                worker,
-                state.write_shard,
-                args=(pipe, str(self._unfinished), number, snapshot),
-                timeout=0,
-            )
-            for number, worker in enumerate(workers)
+            parts.begin(worker, state.write_shard, str(self._unfinished), number, snapshot)
+            for number, worker in enumerate(parts.workers)
         ]
         self._thread = threading.Thread(target=self._finish, name="weft-checkpoint")
         self._thread.start()

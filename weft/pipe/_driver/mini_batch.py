@@ -6,15 +6,16 @@ from __future__ import annotations
 
 import contextlib
 import queue
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed.rpc as rpc
 
 from weft import _C
+from weft.pipe._driver.remote_parts import RemoteParts
 from weft.pipe._workers import calls
-from weft.pipe._workers.job import Abandoned, Job, Key, Outcome, Sent, StagePlace
+from weft.pipe._workers.job import Abandoned, Job, Key, Outcome, Sent
 from weft.pipe._workers.parcels import pack, portable
 from weft.pipe._workers.part import part_of
 from weft.pipe._workers.run import run_mini_batch
@@ -28,13 +29,13 @@ class MiniBatch:
 
     Args:
         pipe: the pipeline's name.
-        places: of its stages.
+        parts: at the workers.
         jobs: of the workers.
     """
 
-    def __init__(self, pipe: str, places: Sequence[StagePlace], jobs: dict[str, Job]) -> None:
-        self._pipe = pipe
-        self._places = places
+    def __init__(self, pipe: str, parts: RemoteParts, jobs: dict[str, Job]) -> None:
+        self._parts = parts
+        self._places = parts.places
         self._jobs = jobs
         self._step = next(iter(jobs.values())).step
         self._name = rpc.get_worker_info().name
@@ -61,7 +62,7 @@ class MiniBatch:
             raise
 
     def _begin(self, worker: str) -> None:
-        future = rpc.rpc_async(worker, calls.run, args=(self._pipe, self._jobs[worker]), timeout=0)
+        future = self._parts.begin(worker, calls.run, self._jobs[worker])
         future.add_done_callback(lambda done: self._ended(worker, done))
         self._begun.append(future)
 
@@ -113,7 +114,7 @@ class MiniBatch:
             self._own.abandon(self._step, reason)
         for worker in self._jobs.keys() - {self._name}:
             with contextlib.suppress(RuntimeError):
-                rpc.rpc_async(worker, calls.abandon, args=(self._pipe, self._step, reason))
+                self._parts.begin(worker, calls.abandon, self._step, reason)
         for future in self._begun:
             with contextlib.suppress(Exception):
                 future.wait()

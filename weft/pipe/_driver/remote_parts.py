@@ -7,8 +7,11 @@ from typing import Any
 
 import torch.distributed.rpc as rpc
 
+from weft._observe.clocks import clock_offset
+from weft.pipe._driver.script_worker import ScriptWorker, has_no_python
 from weft.pipe._driver.stages import StageLayers
 from weft.pipe._workers import calls
+from weft.pipe._workers.part import Layer
 from weft.pipe._workers.schedule import workers_of
 
 
@@ -26,11 +29,18 @@ class RemoteParts:
         self._stages = list(stages)
         self._deferred = deferred
         self._set_up: dict[str, calls.Call] = {}
+        self._scripted: dict[str, ScriptWorker] = {}  # those without Python
         self.places = [stage.place for stage in stages]
         self.workers = workers_of([place.workers for place in self.places])
 
     def build(self) -> None:
-        """Builds all of them."""
+        """Builds all of them.
+
+        Raises:
+            NotImplementedError, ValueError: a worker without Python cannot have its stage; nothing
+                was built.
+        """
+        self._find_scripted(self.workers)
         self._build(self.workers)
 
     def build_missing(self) -> None:
@@ -44,21 +54,86 @@ class RemoteParts:
         for stage in self._stages:
             if stage.place.worker in missing:
                 stage.make_again()
+        self._find_scripted(missing)
         self._build(missing)
+
+    def _find_scripted(self, workers: Sequence[str]) -> None:
+        here = rpc.get_worker_info().name
+        for worker in workers:
+            self._scripted.pop(worker, None)
+            if worker != here and has_no_python(worker):
+                made = ScriptWorker(self._pipe, worker, self._layers_at(worker))
+                made.check(self.places, self._deferred)
+                self._scripted[worker] = made
+
+    def _layers_at(self, worker: str) -> dict[int, list[Layer]]:
+        return {
+            number: stage.layers
+            for number, stage in enumerate(self._stages)
+            if worker in stage.place.workers
+        }
 
     def _build(self, workers: Sequence[str]) -> None:
         here = rpc.get_worker_info().name
         for worker in sorted(workers, key=here.__eq__):  # here last: it moves the modules
-            own = {
-                number: stage.layers
-                for number, stage in enumerate(self._stages)
-                if worker in stage.place.workers
-            }
-            given = (here, self.places, own, self._deferred, list(self._set_up.values()))
+            if worker in self._scripted:
+                self._build_scripted(worker)
+                continue
+            set_up = list(self._set_up.values())
+            given = (here, self.places, self._layers_at(worker), self._deferred, set_up)
             if worker == here:  # the very modules: RPC would make copies, and train those
                 calls.build(self._pipe, *given)
             else:
                 rpc.rpc_sync(worker, calls.build, args=(self._pipe, *given), timeout=0)
+
+    def _build_scripted(self, worker: str) -> None:
+        self._scripted[worker].build(rpc.get_worker_info().name, self.places).wait()
+        try:
+            for function, args in self._set_up.values():
+                self.begin(worker, function, *args).wait()
+        except BaseException:
+            self.begin(worker, calls.close).wait()
+            raise
+
+    def begin(self, worker: str, function: Callable[..., Any], *args: Any) -> Any:
+        """Calls a function of the workers at one of them, without a timeout; gives a future.
+
+        Raises:
+            NotImplementedError: the worker has no Python, and cannot do that.
+        """
+        scripted = self._scripted.get(worker)
+        if scripted is None:
+            return rpc.rpc_async(worker, function, args=(self._pipe, *args), timeout=0)
+        found = getattr(scripted, function.__name__, None)
+        if found is None:
+            scripted.refuse(f"{function.__name__} needs Python there")
+        return found(*args)
+
+    def take_output(self, worker: str, step: int) -> rpc.RRef[Any]:
+        """An RRef of a forward's output."""
+        if worker in self._scripted:
+            return self._scripted[worker].take_output(step)
+        return rpc.remote(worker, calls.take_output, args=(self._pipe, step))
+
+    def check_loss(self, loss: Callable[..., Any]) -> None:
+        """Raises ValueError for a loss that a worker of the last stage cannot run."""
+        for worker in self.places[-1].workers:
+            if worker in self._scripted:
+                self._scripted[worker].check_loss(loss)
+
+    def check_graph(self) -> None:
+        """Raises NotImplementedError where a worker cannot keep a graph for later."""
+        for scripted in self._scripted.values():
+            scripted.refuse(
+                "it keeps no graph of an output: train with pipe.step, or call the Pipe under "
+                "torch.no_grad() or after eval()"
+            )
+
+    def clock_offset(self, worker: str) -> int:
+        """As of weft._observe.clocks."""
+        if worker in self._scripted:
+            return clock_offset(worker, there=self._scripted[worker].clock)
+        return clock_offset(worker)
 
     def set_up(self, what: str, function: Callable[..., Any], *args: Any) -> None:
         """As :meth:`call`, and again wherever a part is built later; the last one counts."""
@@ -71,14 +146,13 @@ class RemoteParts:
         Without a timeout, as all that workers are asked for: a lost one ends the call. All have ended
         when this raises the first failure.
         """
-        futures = {
-            worker: rpc.rpc_async(worker, function, args=(self._pipe, *args), timeout=0)
-            for worker in self.workers
-        }
+        # Those without Python first: what they refuse changes nothing elsewhere.
+        order = sorted(self.workers, key=self._scripted.__contains__, reverse=True)
+        futures = {worker: self.begin(worker, function, *args) for worker in order}
         results, failures = {}, []
-        for worker, future in futures.items():
+        for worker in self.workers:
             try:
-                results[worker] = future.wait()
+                results[worker] = futures[worker].wait()
             except Exception as error:
                 failures.append(error)
         if failures:

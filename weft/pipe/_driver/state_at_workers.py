@@ -88,7 +88,7 @@ class StateAtWorkers(LayersElsewhere):
         self._wait_for_checkpoint()
         if background:
             self.at_workers(state.take_snapshot)
-        checkpoint = Checkpoint(Path(path), self._identity, self._workers, background)
+        checkpoint = Checkpoint(Path(path), self._identity, self._parts, background)
         if background:
             self._checkpoint = checkpoint
         else:

@@ -29,6 +29,7 @@ from weft.pipe._workers.job import Job, Outcome, StagePlace, loss_elsewhere
 from weft.pipe._workers.parcels import pack, portable
 from weft.pipe._workers.recording import WorkerRecording
 from weft.pipe._workers.schedule import BACKWARD, FORWARD, SCHEDULES, Plan, plan, plan_alone
+from weft.pipe._workers.scripted import SavedLoss, is_scripted
 from weft.pipe._workers.splitting import refuse_gradients, split, wanting_gradients
 from weft.pipe._workers.stage import Backward
 
@@ -116,6 +117,7 @@ class WorkerPipe(StateAtWorkers):
         check_surroundings()
         if self.places[-1].workers != (rpc.get_worker_info().name,):
             check_loss(loss)
+        self._parts.check_loss(loss)
         refuse_gradients(
             targets, "gradients of targets do not come back from the last stage's worker"
         )
@@ -159,13 +161,15 @@ class WorkerPipe(StateAtWorkers):
             refuse_gradients(
                 inputs, "the output of a Pipe with a schedule has no graph after eval()"
             )
+        if with_graph:
+            self._parts.check_graph()
         parts = split(inputs, self.chunks)
         order = self._plan(len(parts), FORWARD)
         job = Job(recompute=self._recompute(len(parts)))
         last = self.places[-1].worker
         if not with_graph:
             self._run(order, job, parts)
-            return rpc.remote(last, calls.take_output, args=(self._identity, self._step))
+            return self._parts.take_output(last, self._step)
         graphs = self._open_graphs()
         self._run(order, job, parts, graphs=graphs)
         run = functools.partial(self._backward, graphs, len(parts))
@@ -173,8 +177,7 @@ class WorkerPipe(StateAtWorkers):
         if last == rpc.get_worker_info().name:
             value, wanted = calls.take_output(self._identity, self._step)
             return rpc.RRef(graph.attach(value, wanted))
-        rref = rpc.remote(last, calls.take_output, args=(self._identity, self._step))
-        return PipeOutput(rref, graph)
+        return PipeOutput(self._parts.take_output(last, self._step), graph)
 
     def _open_graphs(self) -> dict[str, Any]:
         here = rpc.get_worker_info().name
@@ -220,12 +223,12 @@ class WorkerPipe(StateAtWorkers):
             self._step += 1
             job = job._replace(step=self._step, recorded=recording is not None)
             last = self.places[-1].workers
-            elsewhere = loss_elsewhere if job.criterion is not None else None
+            criteria = self._criteria(job.criterion)
             jobs = {
                 worker: job._replace(
                     tasks=order[worker],
                     graph=graphs and graphs[worker],
-                    criterion=job.criterion if worker in last else elsewhere,
+                    criterion=criteria[worker],
                 )
                 for worker in self._workers
             }
@@ -236,13 +239,22 @@ class WorkerPipe(StateAtWorkers):
                     given_there = portable(pack(given), worker)
                     jobs[worker] = jobs[worker]._replace(given=given_there)
             try:
-                outcomes = MiniBatch(self._identity, self.places, jobs).run(parts)
+                outcomes = MiniBatch(self._identity, self._parts, jobs).run(parts)
             except BaseException:
                 self._gradients.broken |= job.criterion is not None or job.backward is not None
                 raise
             if recording is not None:
                 recording.add(order, {worker: one.tasks for worker, one in outcomes.items()})
             return [outcomes[worker] for worker in self._workers]
+
+    def _criteria(self, loss: Callable[[Any, Any], Tensor] | None) -> dict[str, Any]:
+        """What each worker is told of the loss. A scripted one is saved once for those elsewhere."""
+        if loss is None:
+            return dict.fromkeys(self._workers)
+        here, last = rpc.get_worker_info().name, self.places[-1].workers
+        sent = SavedLoss.of(loss) if is_scripted(loss) and last != (here,) else loss
+        of_last = {worker: loss if worker == here else sent for worker in last}
+        return dict.fromkeys(self._workers, loss_elsewhere) | of_last
 
     def _plan(self, chunks: int, alone: str | None = None) -> Plan:
         workers = [place.workers for place in self.places]
@@ -279,7 +291,7 @@ class WorkerPipe(StateAtWorkers):
         """
         if self._recording is not None:
             raise RuntimeError("this Pipe is being recorded already")
-        recording = WorkerRecording(self.schedule, self.places)
+        recording = WorkerRecording(self.schedule, self.places, self._parts.clock_offset)
         self._recording = recording
         try:
             yield recording.timeline

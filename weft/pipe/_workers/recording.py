@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from weft._observe.clocks import clock_offset
 from weft.pipe._timeline.events import Event, MiniBatch
 from weft.pipe._timeline.recording import Timeline
 from weft.pipe._workers.job import Done, StagePlace
@@ -98,13 +97,21 @@ class WorkerMiniBatch(MiniBatch):
 
 
 class WorkerRecording:
-    """What is recorded of a Pipe on workers. Times are those of the hosts' processors."""
+    """What is recorded of a Pipe on workers. Times are those of the hosts' processors.
 
-    def __init__(self, schedule: str, places: Sequence[StagePlace]) -> None:
+    Args:
+        schedule: the Pipe's.
+        places: of its stages.
+        offset: how many nanoseconds a worker's clock is ahead.
+    """
+
+    def __init__(
+        self, schedule: str, places: Sequence[StagePlace], offset: Callable[[str], int]
+    ) -> None:
         self._schedule = schedule
         self._places = [place.workers for place in places]
         self.timeline = Timeline(workers_of(self._places))
-        self._offsets = {worker: clock_offset(worker) for worker in self.timeline.lanes}
+        self._offsets = {worker: offset(worker) for worker in self.timeline.lanes}
         self._batches: list[MiniBatch] = []
 
     def add(self, plan: Plan, tasks: Mapping[str, Sequence[Done]]) -> None:

@@ -18,7 +18,7 @@ from weft.pipe._workers.parcels import Apart, overlap, pack, portable, unpack
 from weft.pipe._workers.part import Part
 from weft.pipe._workers.replicas import Replicas, Sums, unchanged_buffers
 from weft.pipe._workers.schedule import BACKWARD, FORWARD, WEIGHTS, Task
-from weft.pipe._workers.scripted import ScriptedRun, runs_in_cpp
+from weft.pipe._workers.scripted import SavedLoss, ScriptedRun, runs_in_cpp
 from weft.pipe._workers.splitting import split
 from weft.pipe._workers.stage import Backward, MicroBatch, Skips
 from weft.pipe._workers.values import joined, leaves
@@ -38,6 +38,8 @@ def run_mini_batch(part: Part, job: Job, given: dict[Key, Any] | None = None) ->
     """
     if part.arrivals.is_over(job.step):
         raise Abandoned("the mini-batch was over before it began here")
+    if isinstance(job.criterion, SavedLoss):
+        job = job._replace(criterion=job.criterion.load())
     graph = job.graph if isinstance(job.graph, Graph | None) else job.graph.local_value()
     try:
         if graph is not None and job.backward is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import io
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +18,6 @@ from weft.pipe._workers.part import Part
 from weft.pipe._workers.schedule import Task
 from weft.pipe._workers.splitting import split
 from weft.pipe._workers.stage import Stage
-from weft.pipe._workers.values import joined
 
 # torch's RPC knows how to send a ScriptModule, and does so where it is all of a message.
 for _class in (torch.jit.RecursiveScriptModule, torch.jit.TopLevelTracedModule):
@@ -26,12 +26,33 @@ for _class in (torch.jit.RecursiveScriptModule, torch.jit.TopLevelTracedModule):
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
+class SavedLoss(NamedTuple):
+    """A scripted loss on its way to another worker, which compiles it once."""
+
+    saved: bytes  # as torch.jit.save writes
+
+    @classmethod
+    def of(cls, loss: torch.jit.ScriptModule) -> SavedLoss:
+        return cls(saved(loss))
+
+    def load(self) -> torch.jit.ScriptModule:
+        """A copy, with the state that was saved."""
+        return torch.jit._recursive.wrap_cpp_module(_C.pipe.load_loss(self.saved))
+
+
+def saved(module: torch.jit.ScriptModule) -> bytes:
+    """What torch.jit.load reads."""
+    file = io.BytesIO()
+    torch.jit.save(module, file)
+    return file.getvalue()
+
+
 def runs_in_cpp(part: Part, job: Job) -> bool:
     """Whether nothing of this worker's part of the mini-batch needs Python."""
     if part.replicas or _has_any_global_hook() or torch._C._len_torch_function_stack() > 0:
         return False
     has_loss = job.criterion is not None and len(part.places) - 1 in part.stages
-    if has_loss and not _is_scripted(job.criterion):
+    if has_loss and not is_scripted(job.criterion):
         return False
     return all(_stage_runs_in_cpp(stage) for stage in part.stages.values())
 
@@ -41,11 +62,12 @@ def _stage_runs_in_cpp(stage: Stage) -> bool:
         stage.device.type == "cpu"
         and not stage.pops
         and not stage.stashes
-        and all(map(_is_scripted, stage.layers))
+        and all(map(is_scripted, stage.layers))
     )
 
 
-def _is_scripted(module: Any) -> bool:
+def is_scripted(module: Any) -> bool:
+    """Whether TorchScript is all of it."""
     return isinstance(module, torch.jit.ScriptModule) and not any(
         getattr(module, name) for name in _HOOKS
     )
@@ -98,8 +120,7 @@ class ScriptedRun:
 
     def output(self) -> Any:
         """The whole output of a forward alone, if the last stage is here."""
-        outputs = self._run.outputs
-        return joined(outputs) if outputs else None
+        return self._run.output
 
     def first_gradients(self) -> dict[int, list[Tensor | None]]:
         """As :meth:`weft.pipe._workers.run.Run.first_gradients`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ def _own_layers(part: Part) -> dict[str, nn.Module]:
     return {name: module for name, module in part.layers.items() if name not in part.copies}
 
 
-def _parameters(layers: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
+def parameters_of(layers: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
     """Each once, by its first name, as the plain Sequential's ``named_parameters``."""
     found: dict[nn.Parameter, str] = {}
     for layer, module in layers.items():
@@ -49,7 +49,7 @@ def _parameters(layers: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
 
 
 def parameter_rrefs(pipe: str) -> list[rpc.RRef]:
-    return [rpc.RRef(one) for one in _parameters(part_of(pipe).layers).values()]
+    return [rpc.RRef(one) for one in parameters_of(part_of(pipe).layers).values()]
 
 
 def layers_state(pipe: str) -> State:
@@ -82,7 +82,7 @@ def change(pipe: str, method: str, *args: Any) -> None:
 
 
 def _gradients(layers: Mapping[str, nn.Module]) -> list[Tensor]:
-    return [one.grad for one in _parameters(layers).values() if one.grad is not None]
+    return [one.grad for one in parameters_of(layers).values() if one.grad is not None]
 
 
 def gradient_norms(pipe: str, norm_type: float) -> list[Tensor]:
@@ -100,7 +100,7 @@ def make_optimizer(
     pipe: str, cls: Callable[..., torch.optim.Optimizer], options: dict[str, Any]
 ) -> None:
     part = part_of(pipe)
-    found = _parameters(part.layers)  # also frozen ones, which may be freed later
+    found = parameters_of(part.layers)  # also frozen ones, which may be freed later
     part.optimizer = cls(found.values(), **options) if found else None
     part.optimized = list(found)
 
@@ -124,7 +124,7 @@ def optimizer_state(pipe: str) -> State:
         return {"parameters": {}, "scheduler": None}
     packed = part.optimizer.state_dict()
     options = {key: value for key, value in packed["param_groups"][0].items() if key != "params"}
-    own = _parameters(_own_layers(part))
+    own = parameters_of(_own_layers(part))
     return {
         "parameters": {
             name: {"state": packed["state"].get(number, {}), "options": options}
@@ -171,6 +171,11 @@ def write_shard(pipe: str, folder: str, number: int, snapshot: bool) -> None:
     part = part_of(pipe)
     shard = part.snapshot if snapshot else _shard(pipe)
     part.snapshot = None
+    save_shard(shard, folder, number)
+
+
+def save_shard(shard: State | None, folder: str, number: int) -> None:
+    """Writes a worker's state, whole or not at all."""
     path = Path(folder) / f"shard-{number}.pt"
     unfinished = path.with_suffix(".unfinished")
     with unfinished.open("wb") as file:
@@ -182,6 +187,14 @@ def write_shard(pipe: str, folder: str, number: int, snapshot: bool) -> None:
 
 def read_shards(pipe: str, folder: str) -> None:
     """Takes what belongs to this worker out of all shards."""
+    layers, optimizer = merged_shards(folder)
+    missing, _ = load_layers(pipe, layers)
+    check_complete(folder, missing)
+    load_optimizer(pipe, optimizer)
+
+
+def merged_shards(folder: str) -> tuple[State, State]:
+    """The layers' and the optimizers' state in a checkpoint."""
     layers: State = {}
     optimizer: State = {"parameters": {}, "scheduler": None}
     for path in sorted(Path(folder).glob("shard-*.pt")):
@@ -189,7 +202,10 @@ def read_shards(pipe: str, folder: str) -> None:
         layers.update(shard["layers"])
         optimizer["parameters"].update(shard["optimizer"]["parameters"])
         optimizer["scheduler"] = optimizer["scheduler"] or shard["optimizer"]["scheduler"]
-    missing, _ = load_layers(pipe, layers)
+    return layers, optimizer
+
+
+def check_complete(folder: str, missing: Sequence[str]) -> None:
+    """Raises KeyError for what a checkpoint has not."""
     if missing:
         raise KeyError(f"the checkpoint in {folder} lacks {', '.join(missing)}")
-    load_optimizer(pipe, optimizer)

@@ -1,0 +1,190 @@
+// weft::servePipelines(): what drivers of pipelines ask of a worker without Python, as methods of
+// one servable. weft/pipe/_driver/script_worker.py calls them.
+#include <torch/csrc/distributed/rpc/rpc_agent.h>
+#include <torch/csrc/jit/frontend/function_schema_parser.h>
+
+#include <chrono>
+#include <map>
+#include <mutex>
+
+#include "jit_ops/cpp_api/pipeline_values.h"
+#include "jit_ops/serve/published.h"
+#include "jit_ops/serve/servable.h"
+#include "jit_ops/weft.h"
+#include "pipe/workers/script_part.h"
+
+namespace weft {
+
+namespace {
+
+using pipe::ScriptPart;
+
+constexpr const char* kName = "weft.pipeline";
+
+std::string nameOfThisWorker() {
+  return torch::distributed::rpc::RpcAgent::getCurrentRpcAgent()->getWorkerInfo().name_;
+}
+
+std::int64_t now() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+// The parts of pipelines at this worker, by the pipelines' names. Any thread.
+class PipelineWorker final : public ops::Servable {
+ public:
+  PipelineWorker() {
+    addParts();
+    addState();
+    addOptimizer();
+  }
+
+  ops::FuturePtr run(const Method& method, Values args,
+                     const std::vector<std::string>& /*names*/) override {
+    return asFuture(codes_.at(method.name)(args), method.returns);
+  }
+
+ private:
+  using Code = std::function<at::IValue(const Values&)>;
+  using PartCode = std::function<at::IValue(ScriptPart&, const Values&)>;
+
+  void method(const std::string& schema, Code code) {
+    auto parsed = torch::jit::parseSchema(schema);
+    codes_.emplace(parsed.name(), std::move(code));
+    add(std::move(parsed));
+  }
+  // One whose first argument is the name of a pipeline that has a part here.
+  void partMethod(const std::string& schema, PartCode code) {
+    method(schema, [this, code = std::move(code)](const Values& args) {
+      return code(*mustFind(args[0].toStringRef()), args);
+    });
+  }
+
+  void addParts() {
+    method("clock() -> int", [](const Values&) { return at::IValue(now()); });
+    method("has_part(str pipe) -> bool", [this](const Values& args) {
+      return at::IValue(find(args[0].toStringRef()) != nullptr);
+    });
+    method(
+        "build(str pipe, str driver, str[][] places, (int, (str, int)[])[] stages, "
+        "Tensor[] modules) -> ()",
+        [this](const Values& args) { return build(args); });
+    method("close(str pipe) -> ()", [this](const Values& args) {
+      exchange(args[0].toStringRef(), nullptr);
+      return at::IValue();
+    });
+    partMethod(
+        "run(str pipe, int mini_batch, (str, int, int)[] tasks, bool[] recompute, bool trains, "
+        "Tensor? criterion, Any[] targets, float[] weights) -> Any",
+        [](ScriptPart& part, const Values& args) {
+          auto done = c10::make_intrusive<ops::Future>(c10::AnyType::get());
+          part.run(ops::jobOf(args), [done](const auto* run, const std::string& error) {
+            done->markCompleted(ops::outcomeOf(run, error));
+          });
+          return at::IValue(done);
+        });
+    partMethod("abandon(str pipe, int mini_batch, str reason) -> ()",
+               [](ScriptPart& part, const Values& args) {
+                 part.abandon(args[1].toInt(), args[2].toStringRef());
+                 return at::IValue();
+               });
+    partMethod(
+        "take_output(str pipe, int mini_batch) -> Any",
+        [](ScriptPart& part, const Values& args) { return part.takeOutput(args[1].toInt()); });
+  }
+
+  void addState() {
+    partMethod("layers_state(str pipe) -> Dict(str, Tensor)", [](ScriptPart& part, const Values&) {
+      return at::IValue(pipe::stateOf(part.layers()));
+    });
+    partMethod("load_layers(str pipe, Dict(str, Tensor) state) -> Any",
+               [](ScriptPart& part, const Values& args) {
+                 const auto keys = pipe::loadState(part.layers(), args[1].to<pipe::StateDict>());
+                 return at::IValue(c10::ivalue::Tuple::create(keys.missing, keys.used));
+               });
+    partMethod("train(str pipe, bool mode) -> ()", [](ScriptPart& part, const Values& args) {
+      pipe::setTraining(part.layers(), args[1].toBool());
+      return at::IValue();
+    });
+    partMethod("zero_grad(str pipe, bool set_to_none) -> ()",
+               [](ScriptPart& part, const Values& args) {
+                 pipe::clearGradients(part.layers(), args[1].toBool());
+                 return at::IValue();
+               });
+    partMethod("gradient_norms(str pipe, float norm_type) -> Tensor[]",
+               [](ScriptPart& part, const Values& args) {
+                 return at::IValue(pipe::gradientNorms(part.layers(), args[1].toDouble()));
+               });
+    partMethod("scale_gradients(str pipe, float factor) -> ()",
+               [](ScriptPart& part, const Values& args) {
+                 pipe::scaleGradients(part.layers(), args[1].toDouble());
+                 return at::IValue();
+               });
+  }
+
+  void addOptimizer() {
+    partMethod("make_optimizer(str pipe) -> ()", [](ScriptPart& part, const Values&) {
+      part.makeOptimizer();
+      return at::IValue();
+    });
+    partMethod("optimize(str pipe, str kind, Dict(str, float) options) -> ()",
+               [](ScriptPart& part, const Values& args) {
+                 part.optimizer().step(args[1].toStringRef(), ops::optionsOf(args[2]));
+                 return at::IValue();
+               });
+    partMethod("optimizer_state(str pipe) -> Dict(str, Dict(str, Tensor))",
+               [](ScriptPart& part, const Values&) {
+                 return at::IValue(ops::toDicts(part.optimizer().state()));
+               });
+    partMethod("load_optimizer(str pipe, Dict(str, Dict(str, Tensor)) state) -> ()",
+               [](ScriptPart& part, const Values& args) {
+                 part.optimizer().load(ops::fromDicts(args[1]));
+                 return at::IValue();
+               });
+  }
+
+  at::IValue build(const Values& args) {
+    const auto stages = ops::stagesOf(args[3], args[4]);
+    pipe::WorkerPart part{args[0].toStringRef(), nameOfThisWorker(), args[1].toStringRef(), {}, {}};
+    for (const at::IValue& workers : args[2].toListRef())
+      part.places.push_back(workers.to<std::vector<std::string>>());
+    exchange(part.pipeline, nullptr);  // one of this name would end what the new one waits for
+    exchange(part.pipeline, std::make_shared<ScriptPart>(part, stages));
+    return {};
+  }
+
+  // What was there ends without the lock.
+  void exchange(const std::string& pipeline, std::shared_ptr<ScriptPart> part) {
+    const std::lock_guard lock(mutex_);
+    std::swap(parts_[pipeline], part);
+    if (parts_[pipeline] == nullptr) parts_.erase(pipeline);
+  }
+
+  std::shared_ptr<ScriptPart> find(const std::string& pipeline) {
+    const std::lock_guard lock(mutex_);
+    const auto found = parts_.find(pipeline);
+    return found == parts_.end() ? nullptr : found->second;
+  }
+
+  std::shared_ptr<ScriptPart> mustFind(const std::string& pipeline) {
+    auto part = find(pipeline);
+    TORCH_CHECK(part != nullptr, "worker '", nameOfThisWorker(),
+                "' has no stage of this Pipe: it was restarted, or the Pipe was closed. "
+                "load_checkpoint builds its stages again; without one, make the Pipe again.");
+    return part;
+  }
+
+  std::map<std::string, Code> codes_;
+  std::mutex mutex_;
+  std::map<std::string, std::shared_ptr<ScriptPart>> parts_;
+};
+
+}  // namespace
+
+void servePipelines() {
+  [[maybe_unused]] static const std::int64_t version =
+      ops::publish(kName, std::make_shared<PipelineWorker>());
+}
+
+}  // namespace weft

@@ -1,0 +1,40 @@
+// ScriptOptimizer: torch.optim's SGD, Adam and AdamW for the parameters of scripted layers, in a
+// process without Python.
+//
+// The arithmetic is that of torch.optim for one tensor after the other (foreach=False), operator by
+// operator, so that the bits are the same; torch::optim rounds otherwise. The options come with
+// each step: the driver has them, and its learning-rate scheduler changes them.
+//
+// Threads: one at a time. Failure: c10::Error for options or gradients that it cannot use; then no
+// parameter has changed.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "pipe/workers/script_state.h"
+#include "transport/base/api.h"
+
+namespace weft::pipe {
+
+class WEFT_API ScriptOptimizer {
+ public:
+  // By torch.optim's names; betas are beta1 and beta2, true is 1.
+  using Options = std::map<std::string, double>;
+  // What is kept of each parameter, by torch.optim's names.
+  using State = std::map<std::string, std::map<std::string, at::Tensor>>;
+
+  explicit ScriptOptimizer(NamedTensors parameters) : parameters_(std::move(parameters)) {}
+
+  // `kind`: "sgd", or "adam" for Adam and AdamW.
+  void step(const std::string& kind, const Options& options);
+  const State& state() const { return state_; }
+  // Takes the place of what is kept. Throws for tensors that fit no parameter.
+  void load(State state);
+
+ private:
+  const NamedTensors parameters_;
+  State state_;
+};
+
+}  // namespace weft::pipe
