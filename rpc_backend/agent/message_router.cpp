@@ -175,6 +175,10 @@ void MessageRouter::onPeerReturned(const transport::PeerInfo& peer) {
              ": calls to it work again; RRefs that the two had of each other's values do not");
 }
 
+void MessageRouter::onDisplaced(const transport::PeerLoss& loss) {
+  group_.noteDisplaced(static_cast<worker_id_t>(loss.rank), loss.reason);
+}
+
 void MessageRouter::onSendFailed(std::int32_t to, std::span<const std::byte> header,
                                  const transport::Error& reason) {
   WireHeader head;
