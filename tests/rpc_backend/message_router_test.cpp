@@ -145,6 +145,17 @@ TEST(MessageRouter, AMemberThatHasAnotherInThisPlaceIsPutOnTheListAgain) {
   }));
 }
 
+// A member of a dynamic group may come with any name: calls to that of another go on to it.
+TEST(MessageRouter, ANewcomerDoesNotGetTheNameOfALiveWorker) {
+  World world(2 * kNobodyHasThis, std::nullopt);
+  world.router.onPeerJoined({7, "worker1", ""});
+  EXPECT_EQ(world.group.directory().byName("worker1").id_, 1);
+  EXPECT_FALSE(world.group.directory().contains(7));
+  world.router.onPeerLost({1, "worker1", {transport::ErrorCode::kPeerLost, "it is lost"}});
+  world.router.onPeerJoined({7, "worker1", ""});
+  EXPECT_EQ(world.group.directory().byName("worker1").id_, 7);
+}
+
 TEST(MessageRouter, AMalformedMessageIsRefused) {
   World world;
   std::vector<transport::OwnedBuffer> buffers;
