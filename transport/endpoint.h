@@ -106,6 +106,10 @@ class EndpointHandler {
   // heard of the loss, and a new session begins. Nothing of the old one comes any more.
   virtual void onPeerReturned(const PeerInfo& /*peer*/) {}
 
+  // A peer that was lost has been met again (EndpointOptions::reunite), and another process has
+  // this worker's rank and name there: later sends to it fail with this reason.
+  virtual void onDisplaced(const PeerLoss& /*loss*/) {}
+
   // A message accepted by send() could not be delivered, because its peer was lost first or
   // close() ran out of time: it was never written (whole), or its connection broke before the
   // peer had acknowledged it, so that nobody can say whether it was read. `header` is what was

@@ -1,6 +1,7 @@
 #include "rpc_backend/agent/message_router.h"
 
 #include <numeric>
+#include <optional>
 
 #include "rpc_backend/core/log.h"
 #include "transport/base/peer_name.h"
@@ -8,6 +9,19 @@
 namespace weft::rpc {
 
 using transport::Disposition;
+
+namespace {
+
+// The worker that has this name and another rank, and is not lost.
+std::optional<worker_id_t> liveNamesake(const Group& group, const transport::PeerInfo& peer) {
+  for (const WorkerInfo& known : group.directory().all()) {
+    if (known.name_ == peer.name && known.id_ != peer.rank && !group.lossOf(known.id_))
+      return known.id_;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
 
 bool MessageRouter::isWanted(worker_id_t from, std::span<const std::byte> header,
                              std::span<const std::uint64_t> sizes) {
@@ -141,7 +155,12 @@ void MessageRouter::onControl(worker_id_t from, const IncomingMessage& in) {
     default:
       break;
   }
-  const std::string problem = group_.serveControl(from, type, in.text());
+  // One that may not have its name is not in the directory.
+  const bool nameless = type == ControlType::kJoin && !group_.directory().contains(from);
+  const std::string problem = nameless
+                                  ? "the name of rank " + std::to_string(from) + " is in use at " +
+                                        context_.me() + ": a worker that lives has it"
+                                  : group_.serveControl(from, type, in.text());
   const auto error = sender_.sendControl(from, WireKind::kControlAck, type, in.callId(), problem);
   if (error) logDebug("an acknowledgement was not sent: " + error.text());
 }
@@ -163,6 +182,12 @@ void MessageRouter::onPeerLost(const transport::PeerLoss& loss) {
 }
 
 void MessageRouter::onPeerJoined(const transport::PeerInfo& peer) {
+  // Calls by name go on to whom they went to before.
+  if (const auto owner = liveNamesake(group_, peer)) {
+    logWarning(transport::describePeer(peer.name, peer.rank) + " is not taken in: worker '" +
+               peer.name + "' has rank " + std::to_string(*owner) + ", and lives");
+    return;
+  }
   // Its kJoin message follows; answers to it can be addressed from now on.
   group_.directory().add(peer.name, static_cast<worker_id_t>(peer.rank));
 }
@@ -173,6 +198,10 @@ void MessageRouter::onPeerReturned(const transport::PeerInfo& peer) {
   logWarning(transport::describePeer(peer.name, peer.rank) + " is back after " +
              transport::seconds(outage) +
              ": calls to it work again; RRefs that the two had of each other's values do not");
+}
+
+void MessageRouter::onDisplaced(const transport::PeerLoss& loss) {
+  group_.noteDisplaced(static_cast<worker_id_t>(loss.rank), loss.reason);
 }
 
 void MessageRouter::onSendFailed(std::int32_t to, std::span<const std::byte> header,

@@ -41,6 +41,7 @@ class MessageRouter : public transport::EndpointHandler {
   void onPeerLost(const transport::PeerLoss& loss) override;
   void onPeerJoined(const transport::PeerInfo& peer) override;
   void onPeerReturned(const transport::PeerInfo& peer) override;
+  void onDisplaced(const transport::PeerLoss& loss) override;
   void onSendFailed(std::int32_t to, std::span<const std::byte> header,
                     const transport::Error& reason) override;
 

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <array>
+#include <string_view>
 
+#include "rpc_backend/wire/pickle_depth.h"
 #include "rpc_backend/wire/wrapped_type.h"
 
 namespace weft::rpc {
@@ -40,6 +42,15 @@ bool wraps(MessageType type) {
   }
 }
 
+// Whether torch's unpickler of TorchScript, which overflows the stack over deep values, may read
+// the message. It reads nothing but what begins so.
+bool mayBeRead(const Innermost& message) {
+  if (message.type == MessageType::PYTHON_CALL || message.type == MessageType::PYTHON_RET)
+    return true;
+  const std::string_view text(message.payload.data(), message.payload.size());
+  return !text.starts_with("\x80\x02") || isShallowPickle(message.payload);
+}
+
 }  // namespace
 
 RequestPolicy parseRequestPolicy(const std::string& name) {
@@ -69,16 +80,19 @@ Innermost innermost(MessageType type, std::span<const char> payload) {
 
 std::optional<std::string> refusal(RequestPolicy policy, MessageType type,
                                    const std::vector<char>& payload) {
-  // Under `registered` the restricted unpickler of weft/_torch/request_policy.py decides on names.
-  if (policy != RequestPolicy::kScript) return std::nullopt;
+  if (!distrustsPeers(policy)) return std::nullopt;
+  const auto how = [&] {
+    return "the request policy here is \"" + std::string(toString(policy)) + "\"";
+  };
   const Innermost message = innermost(type, payload);
-  if (!message.recognised) {
-    return "its wrapped message could not be recognised, and the request policy here is "
-           "\"script\"";
+  if (!message.recognised) return "its wrapped message could not be recognised, and " + how();
+  // Under `registered` the restricted unpickler of weft/_torch/request_policy.py decides on names.
+  if (policy == RequestPolicy::kScript && carriesPython(message.type)) {
+    return "it carries pickled Python, and " + how() +
+           ": only TorchScript functions and built-in operators are served";
   }
-  if (!carriesPython(message.type)) return std::nullopt;
-  return "it carries pickled Python, and the request policy here is \"script\": only TorchScript "
-         "functions and built-in operators are served";
+  if (!mayBeRead(message)) return "its values are nested too deeply, and " + how();
+  return std::nullopt;
 }
 
 std::optional<std::string> refusal(RequestPolicy policy, const c10::FunctionSchema& schema) {

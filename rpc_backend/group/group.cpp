@@ -254,6 +254,16 @@ Group::Clock::duration Group::noteReturn(worker_id_t peer) {
   return outage;
 }
 
+void Group::noteDisplaced(worker_id_t peer, const transport::Error& why) {
+  {
+    const std::lock_guard lock(mutex_);
+    Loss& loss = losses_[peer];
+    loss.reason = why.text();
+    loss.refused = true;
+  }
+  updateList(peer);
+}
+
 std::optional<Group::Clock::duration> Group::lastOutageOf(worker_id_t id) const {
   const std::lock_guard lock(mutex_);
   const auto found = losses_.find(id);
@@ -284,17 +294,17 @@ void Group::updateList(worker_id_t peer) {
   if (isStatic() || context_.closing || !directory_.contains(peer)) return;
   context_.completers.run([this, alive = context_.keepAlive(), peer] {
     try {
+      // One that refuses this worker lives, and stays a member.
+      const auto is_dead = [&] { return lossOf(peer).has_value() && !isRefusedBy(peer); };
       // Another task may change the list meanwhile: what holds at the end counts.
-      bool lost = false;
+      bool dead = false;
       do {
-        // One that refuses this worker lives, and stays a member.
-        if (isRefusedBy(peer)) return;
-        lost = lossOf(peer).has_value();
+        dead = is_dead();
         for (const MemberRecord& member : members()) {
           if (member.rank != peer) continue;
-          lost ? membership_.forget(member.rank, member.address) : membership_.restore(member);
+          dead ? membership_.forget(member.rank, member.address) : membership_.restore(member);
         }
-      } while (lost != lossOf(peer).has_value());
+      } while (dead != is_dead());
     } catch (const std::exception& error) {
       logInfo("the group's list of workers could not be changed: " + std::string(error.what()));
     }

@@ -77,6 +77,8 @@ class Group {
   // Loop thread: the lost worker is met again, in the life that was lost. Returns how long it was
   // lost.
   Clock::duration noteReturn(worker_id_t peer);
+  // Loop thread: the lost worker lives, and has another process in this worker's place.
+  void noteDisplaced(worker_id_t peer, const transport::Error& why);
   // How long the worker's last loss lasted, after which it came back in the same life.
   std::optional<Clock::duration> lastOutageOf(worker_id_t id) const;
   // Dynamic groups: takes a lost member off the list, so that its successor can join, or puts one

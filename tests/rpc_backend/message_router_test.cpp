@@ -22,8 +22,10 @@ WeftRpcBackendOptions optionsWith(std::uint64_t max_inflight_bytes) {
 
 // Rank 0's parts, called as its loop thread would; rank 1 is an endpoint that records.
 struct World {
-  explicit World(std::uint64_t max_inflight_bytes = 2 * kNobodyHasThis)
-      : context("worker0", 0, optionsWith(max_inflight_bytes), {}) {
+  explicit World(std::uint64_t max_inflight_bytes = 2 * kNobodyHasThis,
+                 std::optional<int> world_size = 2)
+      : context("worker0", 0, optionsWith(max_inflight_bytes), {}),
+        group(context, sender, {}, store, world_size, 0) {
     group.directory().add("worker0", 0);
     group.directory().add("worker1", 1);
     sender.open(transport::optionsFor(0), router);
@@ -63,7 +65,8 @@ struct World {
   std::unique_ptr<transport::Endpoint> peer;
   AgentContext context;
   MessageSender sender{context};
-  Group group{context, sender, {}, c10::make_intrusive<c10d::HashStore>(), 2, 0};
+  const c10::intrusive_ptr<c10d::HashStore> store = c10::make_intrusive<c10d::HashStore>();
+  Group group;
   RRefService rrefs{context, sender, group, {}};
   RequestClient client{context, sender, group, rrefs, {}};
   RequestServer server{context, sender, group, rrefs, client, nullptr};
@@ -121,6 +124,36 @@ TEST(MessageRouter, APeerThatReturnsIsNotLostAnyMore) {
   EXPECT_FALSE(world.group.lossOf(1));
   EXPECT_EQ(world.group.lastLossOf(1), "it is lost");
   EXPECT_TRUE(world.group.lastOutageOf(1));
+}
+
+// After an outage both have taken the other one off the list of a dynamic group.
+TEST(MessageRouter, AMemberThatHasAnotherInThisPlaceIsPutOnTheListAgain) {
+  World world(2 * kNobodyHasThis, std::nullopt);
+  MemberRecord record;
+  record.rank = 1;
+  record.name = "worker1";
+  record.auth = "store";
+  record.policy = "any";
+  record.address = world.peer->address();
+  EXPECT_EQ(world.group.serveControl(1, ControlType::kJoin, record.toText()), "");
+  world.router.onPeerLost({1, "worker1", {transport::ErrorCode::kPeerLost, "it is lost"}});
+  world.router.onDisplaced({1, "worker1", {transport::ErrorCode::kAuthFailed, "taken"}});
+  EXPECT_EQ(world.group.lossOf(1), "taken");
+  EXPECT_TRUE(transport::eventually([&] {
+    return world.store->check({"weft/members"}) &&
+           world.store->get_to_str("weft/members").find("name=worker1") != std::string::npos;
+  }));
+}
+
+// A member of a dynamic group may come with any name: calls to that of another go on to it.
+TEST(MessageRouter, ANewcomerDoesNotGetTheNameOfALiveWorker) {
+  World world(2 * kNobodyHasThis, std::nullopt);
+  world.router.onPeerJoined({7, "worker1", ""});
+  EXPECT_EQ(world.group.directory().byName("worker1").id_, 1);
+  EXPECT_FALSE(world.group.directory().contains(7));
+  world.router.onPeerLost({1, "worker1", {transport::ErrorCode::kPeerLost, "it is lost"}});
+  world.router.onPeerJoined({7, "worker1", ""});
+  EXPECT_EQ(world.group.directory().byName("worker1").id_, 7);
 }
 
 TEST(MessageRouter, AMalformedMessageIsRefused) {

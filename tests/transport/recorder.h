@@ -111,6 +111,10 @@ class Recorder : public EndpointHandler {
     update([&] { returned_.push_back(peer); });
   }
 
+  void onDisplaced(const PeerLoss& loss) override {
+    update([&] { displaced_.push_back(loss); });
+  }
+
   void onSendFailed(std::int32_t, std::span<const std::byte> header, const Error& reason) override {
     update([&] { failed_.emplace_back(textOf(header), reason); });
     if (react_to_send_failure) react_to_send_failure();
@@ -128,6 +132,9 @@ class Recorder : public EndpointHandler {
   bool waitForReturned(std::size_t count) {
     return wait([&] { return returned_.size() >= count; });
   }
+  bool waitForDisplaced(std::size_t count) {
+    return wait([&] { return displaced_.size() >= count; });
+  }
   bool waitForFailed(std::size_t count) {
     return wait([&] { return failed_.size() >= count; });
   }
@@ -137,6 +144,7 @@ class Recorder : public EndpointHandler {
   std::vector<PeerInfo> joined() { return copy(joined_); }
   std::vector<std::pair<std::string, Error>> tooLarge() { return copy(too_large_); }
   std::vector<PeerInfo> returned() { return copy(returned_); }
+  std::vector<PeerLoss> displaced() { return copy(displaced_); }
   std::vector<std::pair<std::string, Error>> failed() { return copy(failed_); }
   std::size_t messageCount() { return copy(count_); }
 
@@ -165,6 +173,7 @@ class Recorder : public EndpointHandler {
   std::vector<PeerLoss> losses_;
   std::vector<PeerInfo> joined_;
   std::vector<PeerInfo> returned_;
+  std::vector<PeerLoss> displaced_;
   std::vector<std::pair<std::string, Error>> too_large_;
   std::vector<std::pair<std::string, Error>> failed_;
 };

@@ -145,12 +145,12 @@ void displace(Via via, std::int32_t rank) {
   const LoggedErrors errors;
   between.to_a->swallowAll(false);
   between.to_b->swallowAll(false);
-  const std::string text = "another process has taken this worker's rank and name there";
-  EXPECT_TRUE(eventually([&] {
-    return own.send(1 - rank, textMessage("two")).text().find(text) != std::string::npos;
-  }));
+  ASSERT_TRUE(displaced.waitForDisplaced(1));
   const std::string name = "worker '" + optionsFor(rank).name + "' (rank " + std::to_string(rank);
   EXPECT_NE(errors.text().find(name + ") is displaced"), std::string::npos) << errors.text();
+  EXPECT_NE(displaced.displaced()[0].reason.text().find("another process has taken this worker's"),
+            std::string::npos);
+  EXPECT_EQ(own.send(1 - rank, textMessage("two")).text(), displaced.displaced()[0].reason.text());
   EXPECT_TRUE(displaced.returned().empty());
   expectOk(newcomer->send(1 - rank, textMessage("still in its place")));
   ASSERT_TRUE(keeper.waitForMessages(3));

@@ -293,6 +293,7 @@ void Peer::displacedThere() {
   replaced_ = true;
   reason_ = peer_errors::displaced(describe());
   channel_.outbox().shut(reason_);
+  tell([&] { context_.handler.onDisplaced({info_.rank, info_.name, reason_}); });
 }
 
 void Peer::failSilent(Heartbeat::Time now) {

@@ -78,7 +78,7 @@ class Peer final : public ChannelOwner {
   void closeGracefully();
   // Ends at once without telling; messages that were not written are reported.
   void closeNow();
-  // It is lost, and lives: another process has this worker's place there. Later sends say so.
+  // It is lost, and lives: another process has this worker's place there. The handler is told.
   void displacedThere();
 
  private:
