@@ -1,7 +1,7 @@
 // The arithmetic of reductions, on raw memory: many inputs, one output, each read once.
 //
 // The result depends only on the values and on the order of the inputs, not on where an element
-// lies in memory or how a range is cut up: ranks that reduce the same inputs in the same
+// is in memory or how a range is cut up: ranks that reduce the same inputs in the same
 // order get the same bits.
 //
 //  - float16 and bfloat16 are widened to float32, reduced there over all inputs, and rounded once

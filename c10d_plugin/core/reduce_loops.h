@@ -76,7 +76,7 @@ WEFT_INLINE void divideTile(Wide* values, std::size_t count, int by) {
 
 // Any number of inputs: a tile's results stay in the first-level cache until all inputs are in.
 // Tiles are small because a store and a load whose addresses agree in the lowest 12 bits delay each
-// other, and the inputs may lie anywhere.
+// other, and the inputs may be anywhere.
 template <typename E, typename Op>
 WEFT_INLINE void reduceTiles(const Job& job) {
   using Wide = typename E::Wide;

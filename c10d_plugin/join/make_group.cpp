@@ -29,8 +29,8 @@ Result<std::unique_ptr<collectives::EndpointMailbox>> openMailbox(const GroupPla
   options.listen_address = listen.value().address;
   options.unix_socket = !switchedOff(environment::kUnixSocket);
   options.accept_other_users = environment::value(environment::kOtherUsers) == "1";
-  options.shared_memory = !switchedOff(environment::kSharedMemory);
-  options.second_connection = environment::value(environment::kTcpConnections) != "1";
+  options.arena.enabled = !switchedOff(environment::kSharedMemory);
+  options.bulk.enabled = environment::value(environment::kTcpConnections) != "1";
   if (const std::string file = environment::value(environment::kAuthKeyFile); !file.empty()) {
     auto key = transport::AuthKey::fromFile(file);
     if (!key.ok()) return key.error();

@@ -8,7 +8,7 @@
 //
 // Large data otherwise: in blocks, one part per rank (reduce_blocks.cpp).
 //
-// Data that lie in all ranks' heaps: each rank reduces its part of all of them where they lie
+// Data that are in all ranks' heaps: each rank reduces its part of all of them where they are
 // (reduce_direct.cpp).
 #include <cstring>
 

@@ -48,7 +48,7 @@ class Context {
   std::uint64_t step() const noexcept { return steps_.number(); }
   // As Collectives::awaited(); any thread.
   std::vector<int> awaited() const { return steps_.awaited(); }
-  // Data that are used where they lie.
+  // Data that are used where they are.
   DirectData& direct() noexcept { return direct_; }
 
   // Tells the others the sizes of this rank's parts, before the first meeting.

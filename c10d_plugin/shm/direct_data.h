@@ -1,4 +1,4 @@
-// DirectData: data that lie in their ranks' heaps, which the others use where they lie.
+// DirectData: data that are in their ranks' heaps, which the others use where they are.
 //
 // A rank offers such data before the first meeting of an operation: its record says so, and the
 // size table kOffsets says where. One more meeting ends the operation; until then no owner touches
@@ -6,7 +6,7 @@
 // owner may have changed since then sees the failure in the last meeting; a rank that is about to
 // write there stops, or writes to pages that the owner no longer has.
 //
-// A rank believes only offsets that lie within the other's heap: a rank that writes nonsense causes
+// A rank believes only offsets that are within the other's heap: a rank that writes nonsense causes
 // wrong results, or an error that names it.
 //
 // Threads: the rank's operating thread only.
@@ -30,7 +30,7 @@ class DirectData {
     parity_ = parity;
     offering_ = false;
   }
-  // Offers these parts. False: they lie elsewhere, or there are none.
+  // Offers these parts. False: they are elsewhere, or there are none.
   bool offer(std::span<const ConstBytes> parts);
   bool offering() const noexcept { return offering_; }
 

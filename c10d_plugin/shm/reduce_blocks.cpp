@@ -55,7 +55,7 @@ class BlockReduction {
     return static_cast<std::size_t>(part.data() - block.data());
   }
 
-  // A part lies at the same offset in a buffer as in its block.
+  // A part is at the same offset in a buffer as in its block.
   void contribute(Bytes block) const {
     std::byte* const buffer = segment_.buffer(rank_, context_.step());
     const Bytes own = part(block, rank_);

@@ -1,4 +1,4 @@
-// Data that lie in all ranks' heaps: each rank reduces its own part where it lies in all of them,
+// Data that are in all ranks' heaps: each rank reduces its own part where it is in all of them,
 // and writes the result to where it is wanted. One meeting before, one after.
 #include <algorithm>
 #include <cstring>

@@ -10,7 +10,7 @@ using namespace shm;  // NOLINT(google-build-using-namespace): its own parts
 
 namespace {
 
-// Where the others' parts for this rank lie, of those that offer them, into the scratch addresses.
+// Where the others' parts for this rank are, of those that offer them, into the scratch addresses.
 Error findOffers(Context& context, std::size_t bytes) {
   std::vector<std::byte*>& addresses = context.scratch().addresses;
   addresses.assign(static_cast<std::size_t>(context.size()), nullptr);

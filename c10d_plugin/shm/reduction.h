@@ -30,7 +30,7 @@ inline void reduceInputs(Context& context, std::byte* out, std::size_t bytes) {
   reduceInto(op.element, op.reduction, out, context.scratch().inputs, bytes / sizeOf(op.element));
 }
 
-// The first meeting of large data: offered where they lie, else as `lay_out` writes them. Where
+// The first meeting of large data: offered where they are, else as `lay_out` writes them. Where
 // some ranks offer and some do not, all lay them out and meet again.
 template <typename LayOut>
 Error meetWithData(Context& context, ConstBytes data, LayOut&& lay_out) {

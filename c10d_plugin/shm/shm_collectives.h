@@ -67,7 +67,7 @@ class ShmCollectives final : public Collectives {
   void abort(Error reason) override;
   std::vector<int> awaited() const override { return context_.awaited(); }
 
-  // Memory that the others can read and write where it lies (segment/heap.h): operations on more
+  // Memory that the others can read and write where it is (segment/heap.h): operations on more
   // than small_bytes of it copy once, or not at all.
   transport::OwnedBuffer allocate(std::size_t size) override { return context_.heap().take(size); }
   bool allocates() const noexcept override { return context_.segment().layout().heap_bytes != 0; }

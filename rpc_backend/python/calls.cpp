@@ -5,7 +5,6 @@
 #include <torch/csrc/distributed/autograd/utils.h>
 #include <torch/csrc/distributed/rpc/py_rref.h>
 #include <torch/csrc/distributed/rpc/rref_context.h>
-#include <torch/csrc/distributed/rpc/script_resp.h>
 #include <torch/csrc/distributed/rpc/utils.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
@@ -148,11 +147,9 @@ FuturePtr send(const WorkerInfo& to, MessagePtr call, float timeout) {
 }
 
 // The value of an answer. Distributed autograd attaches its part on the way.
-at::IValue valueOf(const Message& message) {
-  MessageType type = message.type();
-  const auto response = torch::distributed::rpc::deserializeResponse(message, type);
-  TORCH_CHECK(type == MessageType::SCRIPT_RET, "Unrecognized response message type ", type);
-  return static_cast<torch::distributed::rpc::ScriptResp&>(*response).value();
+at::IValue valueOf(const JitFuture& answer) {
+  const auto message = answer.constValue().toCustomClass<Message>();
+  return torch::distributed::rpc::deserializeRespToIValue(*message);
 }
 
 // Null: the current agent is none or another.
@@ -176,7 +173,7 @@ std::pair<bool, py::object> callBuiltin(const WorkerInfo& to, const std::string&
     const CallRange range;
     const auto future = send(to, encodeBuiltin(op, stack), timeout);
     awaitAnswer(*future);
-    value = valueOf(*future->constValue().toCustomClass<Message>());
+    value = valueOf(*future);
   }
   return {true, torch::jit::toPyObject(std::move(value))};
 }
@@ -188,7 +185,7 @@ void settle(JitFuture& value, JitFuture& answer) {
     return;
   }
   try {
-    value.markCompleted(valueOf(*answer.constValue().toCustomClass<Message>()), answer.storages());
+    value.markCompleted(valueOf(answer), answer.storages());
   } catch (const std::exception&) {
     value.setErrorIfNeeded(std::current_exception());
   }

@@ -70,7 +70,7 @@ SharedArena::SharedArena(UniqueFd fd, std::byte* base, const ArenaOffer& offer)
 }
 
 SharedArena::~SharedArena() {
-  // In a forked child something else may lie where it is mapped here.
+  // In a forked child something else may be where it is mapped here.
   if (fork_guard_.inOwnProcess()) ::munmap(base_, offer_.file_bytes);
 }
 

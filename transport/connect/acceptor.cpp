@@ -177,22 +177,22 @@ void Acceptor::onHandshake(std::uint64_t id, HandshakeOutcome outcome) {
   if (outcome.kind == HandshakeOutcome::Kind::kTimeout) ++timeouts_;
   if (outcome.tls_problem.code() == ErrorCode::kAuthFailed) {
     ++certificates_;
-    tellOnce(handshake.peer(), outcome.tls_problem.text());
+    warnOnce(handshake.peer(), outcome.tls_problem.text());
   }
   if (outcome.kind != HandshakeOutcome::Kind::kEnded) return;  // a dialler may change its mind
   if (handshake.status() == Status::kRefused)
     ++refused_[static_cast<std::size_t>(handshake.refusal())];
   const RefusalCode refusal = handshake.refusal();
   if (refusal == RefusalCode::kEncryption || refusal == RefusalCode::kCredentials)
-    tellOnce(handshake.peer(), explain(refusal));
+    warnOnce(handshake.peer(), explain(refusal));
   if (handshake.status() == Status::kDone)
     admitted_({handshake.peer(), handshake.peerClaim(), std::move(outcome.stream)});
 }
 
 // Who cannot connect learns it by itself; this is for whoever looks at this side. Once: strangers
 // must not fill the log.
-void Acceptor::tellOnce(const Hello& hello, const std::string& why) {
-  if (std::exchange(told_, true)) return;
+void Acceptor::warnOnce(const Hello& hello, const std::string& why) {
+  if (std::exchange(warned_, true)) return;
   log(LogLevel::kWarning, "refused a connection that says it is of " +
                               describePeer(hello.name, hello.rank) + ": " + why);
 }

@@ -67,7 +67,7 @@ class Acceptor {
   void onHandshake(std::uint64_t id, HandshakeOutcome outcome);
   void enter(WaitingRoom& room, std::uint64_t id, std::uint64_t source);
   void leave(std::uint64_t id);
-  void tellOnce(const Hello& hello, const std::string& why);
+  void warnOnce(const Hello& hello, const std::string& why);
 
   const EndpointContext& context_;
   AcceptPolicy& policy_;
@@ -83,7 +83,7 @@ class Acceptor {
   Count overloads_{0};
   Count other_users_{0};
   Count certificates_{0};
-  bool told_ = false;
+  bool warned_ = false;
 };
 
 }  // namespace weft::transport

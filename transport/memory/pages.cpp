@@ -49,7 +49,7 @@ void* mapAligned(std::uint64_t bytes, int protection, int flags, int fd, std::ui
   void* hint = nullptr;
   if (bytes >= kHuge) {
     // Finds a free range and releases it again. If another thread takes it meanwhile, the mapping
-    // lies elsewhere and lacks only the huge pages.
+    // is elsewhere and lacks only the huge pages.
     const std::uint64_t room = roundUp(bytes, pageBytes()) + kHuge;
     void* const found =
         ::mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -1,4 +1,4 @@
-// Opens libweft_gloo.so, which lies beside the shared object that this code is in, and makes
+// Opens libweft_gloo.so, which is beside the shared object that this code is in, and makes
 // collectives with Gloo's algorithms. No process that never needs them opens it.
 //
 // Thread-safe. Failure (no libgloo.so.0 on this machine, another build's library): an Error that

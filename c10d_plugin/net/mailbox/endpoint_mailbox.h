@@ -6,13 +6,13 @@
 // wants them, and are then read from the socket straight into that receive's memory. So a sender
 // that floods a rank fills a window there and no more, messages may be received in any order of
 // their tags, and large ones are not copied on the way. Between processes of one host large
-// messages lie in shared memory that the sender gives (transport/arena/shared_arena.h), and the
+// messages are in shared memory that the sender gives (transport/arena/shared_arena.h), and the
 // window is larger.
 //
 // As long as a rank lives, a connection to it that breaks is made again and nothing is lost or
 // comes twice (transport/session/session.h). A message that may have to go again is kept until its
 // receiver has it: a small one as a copy, so that its sender has the memory back when it is
-// written; a large one where it lies, and its receiver says at once that it has it.
+// written; a large one where it is, and its receiver says at once that it has it.
 //
 // A rank with which nothing is exchanged costs no connection. A receive that has to wait makes a
 // connection, because a rank notices a death by the end of a connection.

@@ -31,21 +31,10 @@ std::string defaultName() {
 
 transport::EndpointOptions endpointOptions(const MailboxOptions& options,
                                            const GroupSecret& secret) {
-  transport::EndpointOptions endpoint;
+  transport::EndpointOptions endpoint = options;
   endpoint.group_id = secret.group_id;
-  endpoint.name = options.name.empty() ? defaultName() : options.name;
-  endpoint.rank = options.rank;
-  endpoint.key = options.key.valid() ? options.key : secret.key;
-  endpoint.listen_address = options.listen_address;
-  endpoint.encryption = options.encryption;
-  endpoint.certificates = options.certificates;
-  endpoint.unix_socket = options.unix_socket;
-  endpoint.accept_other_users = options.accept_other_users;
-  endpoint.heartbeat_interval = options.heartbeat_interval;
-  endpoint.peer_timeout = options.peer_timeout;
-  endpoint.reconnect_timeout = options.reconnect_timeout;
-  endpoint.arena.enabled = options.shared_memory;
-  endpoint.bulk.enabled = options.second_connection;
+  if (endpoint.name.empty()) endpoint.name = defaultName();
+  if (!endpoint.key.valid()) endpoint.key = secret.key;
   // What may be queued is bounded by the windows and by what the callers keep anyway.
   endpoint.limits.max_queued_bytes = std::size_t{1} << 40;
   // Bytes go where a receive waits for them, or are kept within a window, whatever their number.
@@ -90,7 +79,7 @@ Result<OpenedEndpoint> openEndpoint(const MailboxOptions& options, KeyValue& sto
                               .set("name", of_endpoint.name)
                               .set("address", opened.endpoint->address())
                               .set("key_check", key_check)
-                              .set("shares_memory", options.shared_memory ? "1" : "0")
+                              .set("shares_memory", options.arena.enabled ? "1" : "0")
                               .toText();
   const auto said =
       storeAllGather(store, "address", own, options.rank, allRanks(options.size), deadline);

@@ -45,7 +45,7 @@ enum class Presence : std::uint32_t { kNotYet, kHere, kLeft };
 struct CallRecord {
   OpFingerprint op;
   std::uint64_t sizes_digest = 0;  // of the size tables that must be equal on all ranks
-  bool direct = false;             // this rank's data lie in its heap and are to be used there
+  bool direct = false;             // this rank's data are in its heap and are to be used there
 };
 
 // A rank's parts of the operation, by rank: what it sends, what it expects; and the offsets in its

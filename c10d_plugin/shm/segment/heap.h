@@ -1,5 +1,5 @@
 // Heap: a rank's part of the group's shared memory from which tensors are made. The other ranks
-// read and write such tensors where they lie: no copy into buffers, no copy out.
+// read and write such tensors where they are: no copy into buffers, no copy out.
 //
 // The heap is a WarmPool in the group's memfd, mapped when the first block is taken. It keeps up to
 // kKeep bytes of unused memory warm.
@@ -46,7 +46,7 @@ class Heap {
   // changes nothing. False: the system refuses it now.
   bool detach() noexcept;
 
-  // The offset of these bytes in this heap; none: they lie elsewhere.
+  // The offset of these bytes in this heap; none: they are elsewhere.
   std::optional<std::uint64_t> offsetOf(ConstBytes bytes) const noexcept;
 
   // Memory in use by blocks or kept for them.

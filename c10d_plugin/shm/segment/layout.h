@@ -1,4 +1,4 @@
-// What lies where in a group's shared memory. Every offset is computed from the layout's numbers,
+// What is where in a group's shared memory. Every offset is computed from the layout's numbers,
 // never read from the memory, so that a rank that overwrites it causes wrong sums at worst.
 //
 //   0         header: magic, why the group ended

@@ -195,7 +195,7 @@ Error Segment::obtainBuffers(int rank) {
   return transport::obtainMemory(fd_.get(), at, base_ + at, bytes);
 }
 
-// Not the PRIVATE forms: the word lies at another address in each process.
+// Not the PRIVATE forms: the word is at another address in each process.
 void sleepOn(Word& word, std::uint32_t value, std::chrono::nanoseconds longest) noexcept {
   timespec time{};
   time.tv_sec = static_cast<time_t>(longest.count() / 1'000'000'000);

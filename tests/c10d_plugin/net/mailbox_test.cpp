@@ -11,7 +11,7 @@ enum class Way { kSameHost, kSocket, kTcp };
 
 void along(Way way, MailboxOptions& options) {
   options.unix_socket = way != Way::kTcp;
-  options.shared_memory = way == Way::kSameHost;
+  options.arena.enabled = way == Way::kSameHost;
 }
 
 class Mailboxes : public ::testing::TestWithParam<Way> {

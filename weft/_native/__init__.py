@@ -17,13 +17,13 @@ except ModuleNotFoundError as error:
         raise
     torch = None  # _load says what to do
 
-_HERE = Path(__file__).resolve().parent
+_PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def library_path() -> str:
     """The path of ``libweft.so``, for ``torch.ops.load_library`` and for C++ linkers."""
-    beside = Path(os.path.abspath(__file__)).parent / "libweft.so"
-    return str(beside if beside.exists() else _HERE / "libweft.so")
+    beside = Path(os.path.abspath(__file__)).parents[1] / "libweft.so"
+    return str(beside if beside.exists() else _PACKAGE / "libweft.so")
 
 
 def cmake_prefix_path() -> str:
@@ -68,9 +68,9 @@ def _load() -> str | None:
 if _problem := _load():
     if sys.orig_argv[1:3] == ["-m", "weft.doctor"]:
         # Python imports the package before the module that it was asked for.
-        from weft import _doctor_alone
+        from weft._native import doctor_alone
 
-        sys.exit(_doctor_alone.main(_problem))
+        sys.exit(doctor_alone.main(_problem))
     raise ImportError(_problem)
 
 from weft._torch import op_docs  # noqa: E402  after the library, whose operators it describes
