@@ -45,7 +45,17 @@ def empty(
 
 
 def empty_like(tensor: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """:func:`empty` with the shape and type of ``tensor``; row by row, whatever its strides."""
+    """:func:`empty` with the shape and type of ``tensor``; row by row, whatever its strides.
+
+    ::
+
+        y = weft.empty_like(mask).copy_(mask)
+        rpc.rpc_sync("worker0", torch.sum, args=(y,))
+
+    Args:
+        tensor: on any device; the result is on the CPU.
+        dtype: the type of the elements; by default that of ``tensor``.
+    """
     return empty(tensor.shape, dtype=dtype or tensor.dtype)
 
 

@@ -138,12 +138,37 @@ def publish(
 
 
 def unpublish(name: str, version: int | None = None) -> None:
-    """Withdraws one version of ``name``, or all. Calls that have begun run to their end."""
+    """Withdraws one version of ``name``, or all. Calls that have begun run to their end.
+
+    ::
+
+        weft.unpublish("linear")
+
+    Args:
+        name: the name, without the worker.
+        version: the version; None for all.
+
+    Raises:
+        RuntimeError: this process publishes nothing by that name, or not that version.
+    """
     _C.unpublish(name, NEWEST if version is None else version)
 
 
 def published(worker: str | None = None, timeout: float = GROUPS_TIMEOUT) -> list[PublishedInfo]:
-    """What this process, or ``worker``, publishes, with the signatures of the methods."""
+    """What this process, or ``worker``, publishes, with the signatures of the methods.
+
+    ::
+
+        for info in weft.published("worker0"):
+            print(info.name, info.version, *info.methods)
+
+    Args:
+        worker: the name of a worker; None for this process, which need not have joined a group.
+        timeout: seconds; 0 for none; by default the group's.
+
+    Raises:
+        RuntimeError: there is no such worker, it is lost, or the timeout ran out.
+    """
     found = _C.published() if worker is None else _C.published_by(worker, timeout)
     return [PublishedInfo(one.name, one.version, tuple(one.methods)) for one in found]
 
@@ -233,7 +258,24 @@ def call_async(
     timeout: float = GROUPS_TIMEOUT,
     kwargs: Mapping[str, Any] | None = None,
 ) -> torch.futures.Future[Any]:
-    """As :func:`call`, but returns a future at once; its ``wait()`` raises the errors."""
+    """As :func:`call`, but returns a future at once.
+
+    ::
+
+        future = weft.call_async("worker0/linear", torch.ones(2))
+        y = future.wait()
+
+    Args:
+        target: ``"worker/name"`` or ``"worker/name@version"``.
+        args: values of TorchScript's types; they are converted to the types of the signature.
+        method: the method of the module; ``forward`` for a function.
+        timeout: seconds; 0 for none; by default the group's.
+        kwargs: arguments by name.
+
+    Raises:
+        ValueError: ``target`` has another form. What else :func:`call` raises, the future's
+            ``wait()`` does.
+    """
     worker, name, version = parse_target(target)
     return _C.call_published_async(worker, name, args, dict(kwargs or {}), method, version, timeout)
 
@@ -248,6 +290,22 @@ def call_remote(
     """As :func:`call`, but the result stays at the worker, and an RRef to it comes back.
 
     NamedTuples fetched through the RRef are plain tuples.
+
+    ::
+
+        rref = weft.call_remote("worker0/linear", torch.ones(2))
+        y = rref.to_here()
+
+    Args:
+        target: ``"worker/name"`` or ``"worker/name@version"``.
+        args: values of TorchScript's types; they are converted to the types of the signature.
+        method: the method of the module; ``forward`` for a function.
+        timeout: seconds; 0 for none; by default the group's.
+        kwargs: arguments by name.
+
+    Raises:
+        ValueError: ``target`` has another form. What else :func:`call` raises, the RRef's
+            ``to_here()`` does.
     """
     worker, name, version = parse_target(target)
     return _C.call_published_remote(

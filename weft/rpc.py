@@ -65,6 +65,12 @@ def wait_all_workers(timeout: float = api.DEFAULT_SHUTDOWN_TIMEOUT) -> None:
 
     Unlike after :func:`torch.distributed.rpc.shutdown`, the group continues to serve calls.
 
+    ::
+
+        future = rpc.rpc_async("worker0", torch.add, args=(torch.ones(2), 1))
+        weft.wait_all_workers(timeout=60)
+        assert future.done()
+
     Args:
         timeout: seconds; 0 waits as long as the missing workers live.
 

@@ -12,6 +12,7 @@ import importlib.util
 import os
 import runpy
 import sys
+from importlib.machinery import ModuleSpec
 
 USAGE = "usage: python -m weft.run [--process-group] (script.py | -m module) [arguments …]"
 
@@ -51,17 +52,41 @@ def _check(arguments: list[str]) -> None:
     program = arguments[0]
     problem = ""
     if program == "-m":
-        module = arguments[1] if len(arguments) > 1 else ""
         sys.path.insert(0, os.getcwd())  # as python -m does
-        if not module or importlib.util.find_spec(module.partition(".")[0]) is None:
-            problem = f"no module named {module!r}"
+        problem = _problem_of_module(arguments[1]) if len(arguments) > 1 else "-m needs a module"
     elif program.startswith("-"):
         problem = f"unknown option {program}"
     elif not os.path.exists(program):
         problem = f"no such file: {program}"
+    elif os.path.isdir(program) and not os.path.exists(os.path.join(program, "__main__.py")):
+        problem = f"no __main__.py in the folder {program}"
     if problem:
         print(f"weft.run: {problem}\n{USAGE}", file=sys.stderr)
         raise SystemExit(2)
+
+
+def _problem_of_module(module: str) -> str:
+    """Why `module` cannot be run; empty if it can. The packages around it are imported, as by python."""
+    parts = module.split(".")
+    for end in range(1, len(parts) + 1):
+        name = ".".join(parts[:end])
+        if not all(parts) or _spec(name) is None:
+            return f"no module named {module!r}"
+    spec = _spec(module)
+    is_package = spec is not None and spec.submodule_search_locations is not None
+    if is_package and _spec(f"{module}.__main__") is None:
+        return f"{module!r} is a package without a module __main__"
+    return ""
+
+
+def _spec(name: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        # Of the module above `name`; what that one itself imports in vain is the program's error.
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            return None
+        raise
 
 
 if __name__ == "__main__":

@@ -253,15 +253,17 @@ def sums_are_alike(numel: int) -> list[float]:
 
 
 def message_order(numel: int) -> None:
+    """Every chunk of every message has numbers of its own."""
     rank = dist.get_rank()
-    tensors = [torch.full((numel,), float(at), device=CUDA) for at in range(5)]
+    numbers = torch.arange(numel, dtype=torch.float32)
+    tensors = [numbers.to(CUDA) + at for at in range(5)]
     for at in range(5):
         if rank == 0:
             dist.send(tensors[at], 1)
             tensors[at].fill_(-1.0)
         elif rank == 1:
             dist.recv(tensors[at].fill_(-2.0), 0)
-            same(torch.full((numel,), float(at)), tensors[at], f"message {at}")
+            same(numbers + at, tensors[at], f"message {at}")
 
 
 def barrier() -> None:

@@ -10,8 +10,8 @@ import torch
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 from cuda_workers import CudaGroup, seed, wait_until_lent
-from test_rpc import chain, lent_by
-from test_scripts import Affine
+from test_rpc import lent_by
+from torch import nn
 from torch.distributed.optim import DistributedOptimizer
 
 import weft
@@ -99,22 +99,42 @@ def test_an_answer_is_copied_before_the_next_call_changes_it(seeded):
     lent_by(seeded, changed_while_it_is_copied)
 
 
+class Scaled(nn.Module):
+    """Needs no input from another device, so it reads its parameters at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1000))
+
+    def forward(self, scale: float) -> torch.Tensor:
+        return self.weight * scale
+
+
 def train_a_remote_module() -> None:
-    module, plain = weft.RemoteModule("worker1/cuda:1", Affine), Affine().to("cuda:0")
-    optimizer = DistributedOptimizer(torch.optim.SGD, module.remote_parameters(), lr=1e-3)
-    own = torch.optim.SGD(plain.parameters(), lr=1e-3)
-    for _ in range(3):
-        x = chain(torch.ones(1000, device="cuda:0"))
+    """The caller has nothing to do between an optimizer's step and the next forward."""
+    module, plain = weft.RemoteModule("worker1/cuda:1", Scaled), Scaled()
+    optimizer = DistributedOptimizer(torch.optim.SGD, module.remote_parameters(), lr=1.0)
+    own = torch.optim.SGD(plain.parameters(), lr=1.0)
+    losses = []
+    for _ in range(4):
         with dist_autograd.context() as context:
-            loss = module(x).mean()
-            dist_autograd.backward(context, [loss])
+            losses.append(module(3.0).sum())
+            dist_autograd.backward(context, losses[-1:])
             optimizer.step(context)
+    for loss in losses:
         own.zero_grad()
-        expected = plain(x).mean()
+        expected = plain(3.0).sum()
         expected.backward()
         own.step()
         assert loss.item() == expected.item()
 
 
-def test_parameters_of_a_remote_module_are_changed_before_they_are_used(seeded):
-    lent_by(seeded, train_a_remote_module)
+def test_parameters_of_a_remote_module_are_changed_before_they_are_used():
+    """A step's kernels take longer than the next forward takes to come."""
+    with CudaGroup({"EMULATED_CUDA_MAX_DELAY_US": "5000"}) as group:
+        for rank in range(2):
+            group[rank].call(wait_until_lent, f"worker{1 - rank}")
+        for delays in range(20):
+            group.all(seed, delays)
+            lent_by(group, train_a_remote_module)
+        group.end()

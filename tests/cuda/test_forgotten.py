@@ -72,8 +72,17 @@ PATHS = [
         "defaultStreamsAfter",
         "test_scripts test_functions and of_forks",
     ),
+    Mutation(
+        "RPC, results of forks",
+        RPC,
+        "(anonymous namespace)::settle",
+        "test_scripts results_of_forks",
+    ),
     Mutation("published modules", CUDA, "IpcMemory::copyFrom", "test_scripts test_published"),
     Mutation("remote modules", CUDA, "IpcMemory::copyFrom", "test_scripts test_remote_modules"),
+    Mutation(
+        "remote modules, training", RPC, "CallOrder::follow", "test_call_order before_they_are_used"
+    ),
     Mutation("collectives", CUDA, "Staging::beginReading", "test_process_group order_on_streams"),
     Mutation(
         "collectives, inputs", CUDA, "DeviceQueue::Task::run", "test_process_group order_on_streams"
@@ -92,6 +101,12 @@ PATHS = [
         CUDA,
         "DeviceMessages::Receiver::receive",
         "test_process_group order_on_streams",
+    ),
+    Mutation(
+        "send and recv, slots",
+        CUDA,
+        "DeviceMessages::Sender::send",
+        "test_process_group slot_is_filled",
     ),
     Mutation("Pipe, copies begin", RPC, "DeviceCopier::send", "test_pipe training_under_twenty"),
     Mutation("Pipe, copies end", RPC, "DeviceCopier::wait", "test_pipe training_under_twenty"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 import group_steps as steps
 import pytest
@@ -27,9 +28,15 @@ REDUCED = (
 class DeviceRanks(Workers):
     """Ranks of one group on one device; at the end none has seen a race."""
 
-    def __init__(self, count: int, timeout: float = 60.0, staging: int = steps.STAGING) -> None:
-        environment = ONE_DEVICE if "EMULATED_CUDA_OPERATORS" in os.environ else {}
-        super().__init__(count, environment)
+    def __init__(
+        self,
+        count: int,
+        timeout: float = 60.0,
+        staging: int = steps.STAGING,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        emulated = ONE_DEVICE if "EMULATED_CUDA_OPERATORS" in os.environ else {}
+        super().__init__(count, {**emulated, **(environment or {})})
         with self.closed_on_failure():
             for rank, worker in enumerate(self):
                 worker.start(steps.join, rank, count, self.meeting, timeout, staging)
@@ -90,6 +97,15 @@ def test_order_on_streams(ranks, delays):
 
 def test_a_message_of_many_chunks(ranks):
     ranks.all(steps.message_order, 2_000_000)
+
+
+def test_a_slot_is_filled_again_when_it_was_read():
+    """A sender's stream is often ahead of the receiver's by more than a message takes on the host."""
+    with DeviceRanks(2, environment={"EMULATED_CUDA_MAX_DELAY_US": "5000"}) as made:
+        for delays in range(20):
+            made.all(steps.seed, delays)
+            made.all(steps.message_order, 1_500_000)
+        made.end()
 
 
 def test_ddp_trains_as_one_process_does(ranks, delays):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
@@ -482,15 +481,26 @@ def test_no_memory_at_the_receiver_fails_the_call_only(group):
     lent_by(group, same_twice)
 
 
+TOO_LATE = threading.Event()
+
+
 def late(x: torch.Tensor) -> torch.Tensor:
-    time.sleep(0.4)
+    assert TOO_LATE.wait(20)
+    TOO_LATE.clear()
     return x
 
 
+def let_late_end() -> None:
+    TOO_LATE.set()
+
+
 def too_late() -> None:
+    lent = rpc.rpc_sync("worker1", metric, args=("bytes_lent",))
     with pytest.raises(RuntimeError, match="set timeout"):
         rpc.rpc_sync("worker1", late, args=(counted(0),), timeout=0.1)
-    time.sleep(0.5)
+    rpc.rpc_sync("worker1", let_late_end)
+    answered = lambda: rpc.rpc_sync("worker1", metric, args=("bytes_lent",)) > lent  # noqa: E731
+    wait_until(answered, "the answer is sent")
 
 
 def test_an_answer_that_comes_too_late_is_returned(group):

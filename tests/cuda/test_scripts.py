@@ -65,6 +65,14 @@ def affine_before_a_wait(x: Tensor) -> Tensor:
 
 
 @torch.jit.script
+def forked_before_a_wait(x: Tensor) -> torch.jit.Future[Tensor]:
+    return torch.jit.fork(affine_before_a_wait, x)
+
+
+by_a_fork_that_waits = rpc.functions.async_execution(forked_before_a_wait)
+
+
+@torch.jit.script
 def made_after_a_wait(x: Tensor) -> Tensor:
     """All of it is computed in the thread in which the interpreter goes on, on its streams."""
     rpc.rpc_async("worker0", affine, (torch.ones(1),)).wait()
@@ -130,10 +138,11 @@ def asynchronous() -> None:
 
 
 def of_forks() -> None:
-    calls = [rpc.rpc_async("worker1", by_a_fork, args=(counted(),)) for _ in range(4)]
-    for call in calls:
-        same(call.wait())
-    same(rpc.remote("worker1", by_a_fork, args=(counted(),)).to_here())
+    for function in (by_a_fork, by_a_fork_that_waits):
+        calls = [rpc.rpc_async("worker1", function, args=(counted(),)) for _ in range(4)]
+        for call in calls:
+            same(call.wait())
+        same(rpc.remote("worker1", function, args=(counted(),)).to_here())
 
 
 def gradients() -> None:
@@ -337,6 +346,17 @@ def test_first_calls_whose_results_are_late():
         ready(group)
         for function in (functions, references, asynchronous, of_forks, in_other_threads):
             run(group, function)
+        group.end()
+
+
+def test_results_of_forks_through_host_memory():
+    """The copies are the callee's own, so the emulation sees there whether they wait for the forks."""
+    with CudaGroup({"WEFT_SHARED_MEMORY": "0"}) as group:
+        for rank in range(2):
+            group[rank].call(known)
+        for delays in range(20):
+            group.all(seed, delays)
+            group[0].call(of_forks)
         group.end()
 
 

@@ -126,10 +126,16 @@ def test_usage(tmp_path):
         (["--proces-group", "x.py"], "unknown option --proces-group"),
         (["no_such_file.py"], "no such file: no_such_file.py"),
         (["-m", "no_such_module"], "no module named 'no_such_module'"),
-        (["-m"], "no module named ''"),
+        (["-m", "package.no_such_module"], "no module named 'package.no_such_module'"),
+        (["-m", "package"], "'package' is a package without a module __main__"),
+        (["-m", ".relative"], "no module named '.relative'"),
+        (["-m"], "-m needs a module"),
+        (["package"], "no __main__.py in the folder package"),
     ],
 )
 def test_a_wrong_command_is_told_in_a_line(tmp_path, arguments, says):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
     run = start(tmp_path, ["-m", "weft.run", *arguments])
     assert run.returncode == 2
     assert f"weft.run: {says}" in run.stderr

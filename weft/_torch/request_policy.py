@@ -74,7 +74,13 @@ def register_function(function: F | None = None, *, name: str | None = None) -> 
 
 
 def registered_functions() -> list[str]:
-    """The names that peers may call, as ``module:qualified.name``, sorted."""
+    """The names that peers may call, as ``module:qualified.name``, sorted.
+
+    ::
+
+        weft.register_function(abs)
+        assert "builtins:abs" in weft.registered_functions()
+    """
     return sorted(f"{module}:{name}" for module, name in _objects)
 
 
