@@ -64,9 +64,9 @@ WeftBackend::WeftBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int si
   StoreKeyValue meeting(c10::make_intrusive<c10d::PrefixStore>("weft/", store_));
   const auto epoch = collectives::agreeOnEpoch(meeting, rank, size, place.deadline);
   if (!epoch.ok()) raise("weft: init_process_group", epoch.error());
-  StoreKeyValue key_value(
+  auto key_value = std::make_unique<StoreKeyValue>(
       c10::make_intrusive<c10d::PrefixStore>("weft/" + epoch.value() + "/", store_));
-  auto parts = makeGroup(place, key_value);
+  auto parts = makeGroup(place, *key_value);
   if (!parts.ok()) raise("weft: init_process_group", parts.error());
   path_ = parts.value().made.path;
   if (transport::logEnabled(transport::LogLevel::kDebug)) {
@@ -74,7 +74,8 @@ WeftBackend::WeftBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int si
                    "process group '" + options_->group_name + "': rank " + std::to_string(rank) +
                        " of " + std::to_string(size) + ", collectives by " + path_);
   }
-  engine_ = std::make_shared<Engine>(std::move(parts.value().made.collectives));
+  engine_ =
+      std::make_shared<Engine>(std::move(parts.value().made.collectives), std::move(key_value));
   messages_ = std::make_shared<PointToPoint>(std::move(parts.value().mailbox));
   init();
 }
@@ -133,8 +134,8 @@ milliseconds WeftBackend::timeoutOr(milliseconds asked) const {
 
 WeftBackend::Activity WeftBackend::activity() const {
   Engine::Running now = engine_->running();
-  return {engine_->calls(), engine_->busy(), now.title,
-          now.since,        now.timeout,     std::move(now.awaited)};
+  return {engine_->calls(), engine_->busy(),        now.title,        now.since,
+          now.timeout,      std::move(now.awaited), engine_->waited()};
 }
 
 c10d::ErrorType WeftBackend::getError() {

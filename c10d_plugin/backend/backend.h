@@ -143,7 +143,8 @@ class WEFT_API WeftBackend : public c10d::Backend {
     const char* running = nullptr;  // the title of the one that runs; null: none
     std::chrono::nanoseconds since{};
     std::chrono::milliseconds timeout{};
-    std::vector<int> awaited;  // the ranks that it waits for, where that is known
+    std::vector<int> awaited;    // the ranks that it waits for, where that is known
+    std::vector<double> waited;  // seconds, by the rank that was the last to come
   };
   Activity activity() const;
 

@@ -128,6 +128,8 @@ class Collectives {
   // not come so far, or owe it a message. Empty where none is awaited, or it cannot tell. Any
   // thread; what it says may be over by the time it returns.
   virtual std::vector<int> awaited() const { return {}; }
+  // WaitTimes::seconds(), by rank. Any thread.
+  virtual std::vector<double> waited() const { return {}; }
 
   // Memory that these operations need not copy, or not as often. No data: take ordinary memory.
   // It may outlive the group. Any thread.

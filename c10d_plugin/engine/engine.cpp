@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "c10d_plugin/engine/coalesced_work.h"
+#include "c10d_plugin/engine/mismatch.h"
 #include "transport/base/interruption.h"
 
 namespace weft::process_group {
@@ -46,7 +47,7 @@ class Engine::Queued final : public OpQueue::Task {
     try {
       const RunningScope running(*engine_, params_);
       OpContext context = engine_->makeContext(params_);
-      run_(context);
+      engine_->runOrExplain(context, run_, [this] { return recorded_.record(); });
     } catch (...) {
       error = std::current_exception();
     }
@@ -98,8 +99,8 @@ std::uint64_t Engine::nextId() {
   return next.fetch_add(1);
 }
 
-RecordedOp Engine::record(const OpParams& params, const OpInfo& info,
-                          std::uint64_t sequence) const {
+OpRecord Engine::makeRecord(const OpParams& params, const OpInfo& info,
+                            std::uint64_t sequence) const {
   OpRecord made;
   made.group_id = id_;
   if (params.group != nullptr) {
@@ -117,7 +118,30 @@ RecordedOp Engine::record(const OpParams& params, const OpInfo& info,
       made.outputs.push_back(std::move(shape));
   }
   made.timeout = params.timeout;
-  return RecordedOp(OpRecorder::get().add(std::move(made)));
+  return made;
+}
+
+RecordedOp Engine::record(const OpParams& params, const OpInfo& info,
+                          std::uint64_t sequence) const {
+  return RecordedOp(OpRecorder::get().add(makeRecord(params, info, sequence)));
+}
+
+OpRecord Engine::ownCall(const RecordedOp& recorded, const OpParams& params, const OpInfo& info,
+                         std::uint64_t sequence) const {
+  if (auto made = recorded.record()) return *std::move(made);
+  OpRecord made = makeRecord(params, info, sequence);
+  made.traceback = torch::CapturedTraceback::gather(/*python=*/true, /*script=*/false,
+                                                    /*cpp=*/false);
+  return made;
+}
+
+void Engine::explain(const c10::Error& error, const std::optional<OpRecord>& own) {
+  const int size = collectives_->size();
+  if (!own || size == 1) throw;
+  const std::string all =
+      exchangeCalls(*store_, rank(), size, own->collective_sequence, describeCall(*own));
+  transport::raiseInterrupt();  // Ctrl-C while it waited for the others
+  TORCH_CHECK(false, error.what_without_backtrace(), "; group '", own->group_name, "', ", all);
 }
 
 RecordedOp Engine::recordMessage(const OpParams& params, c10d::OpType type,

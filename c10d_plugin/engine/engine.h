@@ -22,6 +22,7 @@
 #include "c10d_plugin/engine/op_queue.h"
 #include "c10d_plugin/engine/op_recorder.h"
 #include "c10d_plugin/engine/work.h"
+#include "c10d_plugin/store/key_value.h"
 #include "transport/base/fork_guard.h"
 
 namespace weft::process_group {
@@ -47,11 +48,14 @@ class OpContext {
                          collectives::Reduction reduction = collectives::Reduction::kSum) const {
     return {deadline_, sequence_++, element, reduction};
   }
-  void check(const transport::Error& error) const {
+  void check(const transport::Error& error) {
     if (!error) return;
-    if (error.code() != transport::ErrorCode::kInvalidArgument) failed_.store(true);
+    differed_ = error.code() == transport::ErrorCode::kInvalidArgument;
+    if (!differed_) failed_.store(true);
     raise(title_, error);
   }
+  // What check() threw says that the ranks called different operations.
+  bool differed() const noexcept { return differed_; }
 
  private:
   collectives::Collectives& collectives_;
@@ -59,6 +63,7 @@ class OpContext {
   std::uint64_t& sequence_;
   const char* title_;
   std::atomic<bool>& failed_;
+  bool differed_ = false;
 };
 
 class Engine : public std::enable_shared_from_this<Engine> {
@@ -73,8 +78,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
     const c10d::Backend* group = nullptr;  // alive during submit(); for the record
   };
 
-  explicit Engine(std::unique_ptr<collectives::Collectives> collectives)
-      : collectives_(std::move(collectives)) {}
+  // In `store` the ranks tell each other what they called, when that differed.
+  Engine(std::unique_ptr<collectives::Collectives> collectives,
+         std::unique_ptr<collectives::KeyValue> store)
+      : collectives_(std::move(collectives)), store_(std::move(store)) {}
 
   // A message's entry in the record, where there is one.
   RecordedOp recordMessage(const OpParams& params, c10d::OpType type, const at::Tensor& tensor);
@@ -92,7 +99,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
       recorded.start();
       const RunningScope running(*this, params);
       OpContext context = makeContext(params);
-      run(context);
+      runOrExplain(context, run, [&] { return ownCall(recorded, params, describe(), sequence); });
       return nullptr;
     }
     return enqueue(params, describe(), std::forward<RunIt>(run), std::move(recorded));
@@ -122,6 +129,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
     std::vector<int> awaited;  // the ranks that it waits for, where that is known
   };
   Running running() const;
+  // WaitTimes::seconds().
+  std::vector<double> waited() const { return collectives_->waited(); }
   // How long operations ran, all in all.
   std::chrono::nanoseconds busy() const {
     return std::chrono::nanoseconds(busy_ns_.load(std::memory_order_relaxed));
@@ -165,8 +174,26 @@ class Engine : public std::enable_shared_from_this<Engine> {
   }
   WorkPtr enqueue(const OpParams& params, OpInfo info, Run run, RecordedOp recorded);
   RecordedOp record(const OpParams& params, const OpInfo& info, std::uint64_t sequence) const;
+  OpRecord makeRecord(const OpParams& params, const OpInfo& info, std::uint64_t sequence) const;
+  // What the calling thread has called.
+  OpRecord ownCall(const RecordedOp& recorded, const OpParams& params, const OpInfo& info,
+                   std::uint64_t sequence) const;
+  // Where the ranks called different operations, the error says from which lines. `own` makes an
+  // optional OpRecord, then only.
+  template <typename RunIt, typename Own>
+  void runOrExplain(OpContext& context, RunIt& run, Own&& own) {
+    try {
+      run(context);
+    } catch (const c10::Error& error) {
+      if (!context.differed()) throw;
+      explain(error, own());
+    }
+  }
+  // In the handler of `error`; throws one that has the ranks' lines, too.
+  [[noreturn]] void explain(const c10::Error& error, const std::optional<OpRecord>& own);
 
   std::unique_ptr<collectives::Collectives> collectives_;
+  const std::unique_ptr<collectives::KeyValue> store_;  // used by the running operation
   std::uint64_t sequence_ = 0;  // of the Collectives' operations; used by the running one
   std::atomic<std::uint64_t> calls_{0};
   std::atomic<std::uint64_t> messages_{0};  // recorded ones

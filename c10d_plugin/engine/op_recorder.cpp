@@ -76,6 +76,7 @@ void OpRecorder::started(std::uint64_t id) noexcept {
 }
 
 void OpRecorder::ended(std::uint64_t id, bool failed) noexcept {
+  if (failed) failures_.fetch_add(1, std::memory_order_relaxed);
   const std::lock_guard lock(mutex_);
   OpRecord* const entry = find(id);
   if (entry == nullptr) return;
@@ -83,6 +84,12 @@ void OpRecorder::ended(std::uint64_t id, bool failed) noexcept {
   entry->failed = failed;
   if (!failed && !entry->is_message)
     groupOf(groups_, *entry).last_completed = entry->collective_sequence;
+}
+
+std::optional<OpRecord> OpRecorder::entry(std::uint64_t id) {
+  const std::lock_guard lock(mutex_);
+  const OpRecord* const found = find(id);
+  return found == nullptr ? std::nullopt : std::optional(*found);
 }
 
 std::vector<OpRecord> OpRecorder::entries() const {

@@ -71,9 +71,13 @@ class WEFT_API OpRecorder {
   void started(std::uint64_t id) noexcept;
   void ended(std::uint64_t id, bool failed) noexcept;
 
+  // Nothing: newer ones have taken its place.
+  std::optional<OpRecord> entry(std::uint64_t id);
   // The oldest first.
   std::vector<OpRecord> entries() const;
   std::vector<GroupRecord> groups() const;
+  // How many of those that were recorded have failed, kept or not.
+  std::uint64_t failures() const noexcept { return failures_.load(std::memory_order_relaxed); }
 
  private:
   OpRecorder() = default;
@@ -81,6 +85,7 @@ class WEFT_API OpRecorder {
 
   std::atomic<std::size_t> size_{0};
   std::atomic<bool> stacks_{false}, cpp_stacks_{false};
+  std::atomic<std::uint64_t> failures_{0};
   mutable std::mutex mutex_;
   std::vector<OpRecord> ring_;  // the entry `id` is at id % size
   std::vector<GroupRecord> groups_;
@@ -103,6 +108,9 @@ class WEFT_API RecordedOp {
 
   void start() noexcept;
   void end(bool failed) noexcept;
+  std::optional<OpRecord> record() const {
+    return id_ ? OpRecorder::get().entry(*id_) : std::nullopt;
+  }
 
  private:
   std::optional<std::uint64_t> id_;

@@ -104,10 +104,12 @@ void weft::process_group::bind(py::module_& module) {
                               std::string(now.running == nullptr ? "" : now.running),
                               Seconds(now.since).count(),
                               Seconds(now.timeout).count(),
-                              now.awaited};
+                              now.awaited,
+                              now.waited};
           },
           "Of its collectives: how many were called, the seconds they ran; the one that runs (or "
-          "\"\"), the seconds it has run, its timeout, and the ranks that it waits for.")
+          "\"\"), the seconds it has run, its timeout, and the ranks that it waits for; the "
+          "seconds that this rank waited in all, by the rank that was the last to come.")
       .def("_get_sequence_number_for_group", &WeftBackend::getSequenceNumberForGroup,
            "How many collectives were called.")
       .def("_set_default_timeout", &WeftBackend::setTimeout, py::arg("timeout"), no_gil,

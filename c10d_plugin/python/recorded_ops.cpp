@@ -5,6 +5,7 @@
 
 #include "c10d_plugin/engine/op_recorder.h"
 #include "c10d_plugin/python/bindings.h"
+#include "third_party/torch/python_stack.h"
 
 namespace py = pybind11;
 
@@ -29,21 +30,6 @@ py::list dtypesOf(const std::vector<TensorShape>& shapes) {
   for (const TensorShape& shape : shapes)
     dtypes.append(c10::toString(shape.dtype));
   return dtypes;
-}
-
-py::list framesOf(const OpRecord& op) {
-  py::list frames;
-  if (!op.traceback) return frames;
-  const auto symbols = torch::symbolize({op.traceback.get()});
-  for (const auto index : symbols.tracebacks.at(0)) {
-    const auto& frame = symbols.all_frames.at(index);
-    py::dict one;
-    one["name"] = frame.funcname;
-    one["filename"] = frame.filename;
-    one["line"] = frame.lineno;
-    frames.append(one);
-  }
-  return frames;
 }
 
 py::dict entryOf(const OpRecord& op, bool stacks) {
@@ -72,7 +58,7 @@ py::dict entryOf(const OpRecord& op, bool stacks) {
   entry["retired"] = op.ended_ns != 0;
   entry["thread_id"] = std::to_string(op.thread_id);
   entry["thread_name"] = op.thread_name;
-  if (stacks) entry["frames"] = framesOf(op);
+  if (stacks) entry["frames"] = framesOf(op.traceback);
   return entry;
 }
 
@@ -110,6 +96,9 @@ void bindRecorder(py::module_& module) {
       "Keeps the last operations of the process groups from now on; 0: none.");
   module.def("_recorded_operations", &entries, py::arg("stacks"), py::arg("only_active"),
              "The kept operations, the oldest first, as torch's flight recorder shows them.");
+  module.def(
+      "_failed_operations", [] { return OpRecorder::get().failures(); },
+      "How many recorded operations have failed, kept or not.");
   module.def("_recorded_groups", &groups, "The last operations in numbers, by the group's id.");
 }
 

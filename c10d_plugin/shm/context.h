@@ -5,7 +5,7 @@
 // meeting compares what the ranks called. After the operation's last meeting the next one may begin
 // at once.
 //
-// Threads: the rank's operating thread only, but for awaited().
+// Threads: the rank's operating thread only, but for awaited() and waited().
 // Failure: an Error ends the operation. kInvalidArgument: the calls were impossible or differed,
 // all ranks know, and the group goes on. Anything else: the group has ended.
 #pragma once
@@ -48,6 +48,7 @@ class Context {
   std::uint64_t step() const noexcept { return steps_.number(); }
   // As Collectives::awaited(); any thread.
   std::vector<int> awaited() const { return steps_.awaited(); }
+  std::vector<double> waited() const { return steps_.waitTimes().seconds(); }
   // Data that are used where they are.
   DirectData& direct() noexcept { return direct_; }
 

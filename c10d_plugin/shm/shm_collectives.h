@@ -66,6 +66,7 @@ class ShmCollectives final : public Collectives {
                  std::span<const Bytes> out) override;
   void abort(Error reason) override;
   std::vector<int> awaited() const override { return context_.awaited(); }
+  std::vector<double> waited() const override { return context_.waited(); }
 
   // Memory that the others can read and write where it is (segment/heap.h): operations on more
   // than small_bytes of it copy once, or not at all.

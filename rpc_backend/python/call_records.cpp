@@ -1,31 +1,16 @@
 // The last calls, for the flight record and weft.trace (weft/_observe).
 #include <pybind11/stl.h>
-#include <torch/csrc/profiler/combined_traceback.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include "rpc_backend/call/call_recorder.h"
 #include "rpc_backend/python/bindings.h"
+#include "third_party/torch/python_stack.h"
 
 namespace py = pybind11;
 
 namespace weft::rpc {
 
 namespace {
-
-// As torch's flight recorder shows them.
-py::list framesOf(const CallRecord& record) {
-  py::list frames;
-  if (!record.traceback) return frames;
-  const auto symbols = torch::symbolize({record.traceback.get()});
-  for (const auto index : symbols.tracebacks.at(0)) {
-    const auto& frame = symbols.all_frames.at(index);
-    py::dict one;
-    one["name"] = frame.funcname;
-    one["filename"] = frame.filename;
-    one["line"] = frame.lineno;
-    frames.append(one);
-  }
-  return frames;
-}
 
 py::list rowsOf(const std::vector<CallRecord>& records, bool stacks) {
   py::list rows;
@@ -44,7 +29,7 @@ py::list rowsOf(const std::vector<CallRecord>& records, bool stacks) {
     row["time_ended_ns"] = one.ended_ns;
     row["failed"] = one.failed;
     row["thread_id"] = one.thread;
-    if (stacks) row["frames"] = framesOf(one);
+    if (stacks) row["frames"] = framesOf(one.traceback);
     rows.append(row);
   }
   return rows;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import signal
 import threading
@@ -273,6 +274,34 @@ def test_different_calls_are_named(path):
     with Ranks(2, path) as ranks:
         texts = [error.message for error in ranks.all_fail(mismatched_call)]
         assert any("broadcast" in text and "reduce" in text for text in texts), texts
+
+
+def other_shapes(asynchronous: bool) -> None:
+    import torch
+    import torch.distributed as dist
+
+    if dist.get_rank() == 1:
+        work = dist.all_reduce(torch.ones(5), async_op=asynchronous)  # rank 1's line
+    else:
+        work = dist.all_reduce(torch.ones(2, 2), async_op=asynchronous)  # the others' line
+    if work is not None:
+        work.wait()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_the_lines_that_called_different_things_are_named(path, asynchronous):
+    lines, first = inspect.getsourcelines(other_shapes)
+    own, others = (
+        first + next(number for number, line in enumerate(lines) if f"# {text}" in line)
+        for text in ("rank 1's line", "the others' line")
+    )
+    with Ranks(3, path) as ranks:
+        for error in ranks.all_fail(other_shapes, asynchronous):
+            assert (
+                f"group '0', rank 1: float32[5] at test_failures.py:{own}" in error.message
+                or f"; rank 1: float32[5] at test_failures.py:{own}" in error.message
+            ), error.message
+            assert f"ranks 0, 2: float32[2, 2] at test_failures.py:{others}" in error.message
 
 
 def test_missing_ranks_are_named_when_the_group_forms():

@@ -59,6 +59,39 @@ def test_figures_of_a_group():
         assert info[f"group.{name}.running"] == ""
 
 
+def come_late(late: int) -> dict[int, float]:
+    """Whom this rank has waited for, after collectives to which ``late`` came last."""
+    import time
+
+    import torch
+    import torch.distributed as dist
+
+    import weft
+
+    for _ in range(3):
+        if dist.get_rank() == late:
+            time.sleep(0.3)  # what a straggler does
+        dist.all_reduce(torch.ones(2))
+    ((_, group),) = weft.metrics().groups.items()
+    return group.waited
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_straggler_is_who_was_waited_for(path):
+    with Ranks(3, PATHS[path]) as ranks:
+        for rank, waited in enumerate(ranks.all(come_late, 1)):
+            if rank != 1:
+                assert max(waited, key=waited.get) == 1, waited
+                assert waited[1] > 0.5
+        assert 'weft_collective_wait_seconds{group="0",rank="1"}' in ranks[0].call(text)
+
+
+def text() -> str:
+    import weft
+
+    return weft.metrics_text()
+
+
 def test_a_collective_that_hangs_is_reported():
     with Ranks(2, {"WEFT_HANG_REPORT": "0.4"}) as ranks:
         ranks[0].start(come)

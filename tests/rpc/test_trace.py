@@ -6,6 +6,7 @@ import json
 import threading
 
 import pytest
+import trace_format
 from workers import Group, Workers
 
 _gate = threading.Event()
@@ -49,7 +50,9 @@ def traced_twice(path: str) -> None:
 
 
 def read(path) -> list[dict]:
-    return json.loads(path.read_text())["traceEvents"]
+    events = json.loads(path.read_text())["traceEvents"]
+    trace_format.check(events)
+    return events
 
 
 def within(event: dict, mark: dict) -> bool:

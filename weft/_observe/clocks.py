@@ -17,8 +17,9 @@ def clock_offset(
 ) -> int:
     """How many nanoseconds a worker's clock is ahead of this process's.
 
-    The fastest of some exchanges counts; the error is at most half of its round trip. ``there`` asks
-    the worker; without it ``clock`` is called there.
+    The fastest of some exchanges counts; the error is at most its round trip. Clocks that may be the
+    same, as far as that tells, are taken as the same: those of one host are. ``there`` asks the
+    worker; without it ``clock`` is called there.
     """
     if worker == rpc.get_worker_info().name:
         return 0
@@ -28,4 +29,5 @@ def clock_offset(
         time_there = rpc.rpc_sync(worker, clock) if there is None else there()
         end = clock()
         found.append((end - begin, time_there - (begin + end) // 2))
-    return min(found)[1]
+    round_trip, offset = min(found)
+    return offset if abs(offset) > round_trip // 2 else 0

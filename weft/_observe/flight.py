@@ -203,18 +203,12 @@ class _Dumper(threading.Thread):
 
 def _failures() -> int:
     """How many operations have failed, calls have timed out, and workers are lost, as far as is known."""
-    count = 0
-    for one in _C._recorded_operations(stacks=False, only_active=False):
-        count = max(count, one["record_id"] + 1 if _has_failed(one) else 0)
+    count = _C._failed_operations()
     agent = current.agent()
     if agent is not None:
         count += int(agent.get_debug_info()["agent.calls_timed_out"])
         count += sum(bool(agent.loss_of(info.id)) for info in agent.get_worker_infos())
     return count
-
-
-def _has_failed(entry: dict[str, Any]) -> bool:
-    return entry["retired"] and entry["state"] != "completed"
 
 
 def _store() -> dist.Store | None:

@@ -46,28 +46,34 @@ def _ask_all(question: Callable[[], State]) -> list[State]:
     if agent is None:
         return [own]
     others = [info for info in agent.get_worker_infos() if info.id != own["rank"]]
-    waits = [ask(info, question) for info in others]
-    return sorted([own, *(wait() for wait in waits)], key=lambda one: one["rank"])
+    waits = [(info, ask(info.name, question)) for info in others]
+    answers = [_answer(info, wait) for info, wait in waits]
+    return sorted([own, *answers], key=lambda one: one["rank"])
 
 
-def ask(info: rpc.WorkerInfo, question: Callable[[], Answer]) -> Callable[[], Answer | State]:
-    """Asks a worker; what is returned waits for its answer, or tells of its error as a state."""
-
-    def silent(error: Exception) -> State:
-        text = str(error).partition("\n")[0]
-        if text.startswith(_TIMED_OUT):
-            text = f"does not answer within {_PATIENCE:g} s"
-        return {"name": info.name, "rank": info.id, "error": text}
-
-    def wait() -> Answer | State:
-        try:
-            return future.wait()
-        except Exception as error:
-            return silent(error)
-
+def ask(
+    worker: str, question: Callable[[], Answer], timeout: float = _PATIENCE
+) -> Callable[[], Answer]:
+    """Asks a worker; what is returned waits for its answer, or raises why there is none."""
     try:
-        future = rpc.rpc_async(info.name, question, timeout=_PATIENCE)
+        return rpc.rpc_async(worker, question, timeout=timeout).wait
     except RuntimeError as error:
-        lost = silent(error)
-        return lambda: lost
-    return wait
+        lost = error
+
+        def fail() -> Answer:
+            raise lost
+
+        return fail
+
+
+def why_silent(error: Exception) -> str:
+    """In a line, for a worker that was given a second."""
+    text = str(error).partition("\n")[0]
+    return f"does not answer within {_PATIENCE:g} s" if text.startswith(_TIMED_OUT) else text
+
+
+def _answer(info: rpc.WorkerInfo, wait: Callable[[], State]) -> State:
+    try:
+        return wait()
+    except Exception as error:
+        return {"name": info.name, "rank": info.id, "error": why_silent(error)}

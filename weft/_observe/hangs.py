@@ -5,11 +5,11 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+from collections.abc import Callable
 
 from weft import _C
 from weft._observe.doing import doing
-from weft._observe.group import ask
-from weft._observe.state import State
+from weft._observe.group import ask, why_silent
 from weft._observe.threads import started
 from weft._observe.waits import Waiting, who_waits
 from weft._torch import current
@@ -95,9 +95,12 @@ def _answers(one: Waiting) -> str:
         for info in agent.get_worker_infos()
         if (info.name == one.whom if one.kind == "call" else info.id in awaited)
     ]
-    said = [(info.name, ask(info, doing)) for info in workers[:_MOST_ASKED]]
-    return "".join(f"; {name}: {_text(wait())}" for name, wait in said)
+    said = [(info.name, ask(info.name, doing)) for info in workers[:_MOST_ASKED]]
+    return "".join(f"; {name}: {_text(wait)}" for name, wait in said)
 
 
-def _text(answer: str | State) -> str:
-    return answer if isinstance(answer, str) else answer["error"]
+def _text(wait: Callable[[], str]) -> str:
+    try:
+        return wait()
+    except Exception as error:
+        return why_silent(error)

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 Event = dict[str, Any]
+_Numbers = dict[tuple[int, str, Any], int]  # of arrows: Perfetto wants numbers for their ids
 
 _RANGE = "weft::rpc "
 _PROCESSES = 1000  # numbers of the trace for the processes that one worker's profile has
+_OF_PROCESS = ("process_name", "process_sort_index")
 _PIPELINE = 1  # the thread that has a pipeline's steps: no thread of the system has this number
 
 
@@ -30,19 +32,30 @@ class Recorded:
 
 
 def merged(parts: Sequence[Recorded]) -> dict[str, Any]:
-    """One trace, whose time 0 is its first event's."""
+    """One trace, whose time 0 is its first event's; in the order of time."""
     origin = min(_begin(part) - part.offset for part in parts)
-    workers = {part.rank: _Worker(part, origin) for part in parts}
+    numbers: _Numbers = {}
+    workers = {part.rank: _Worker(part, origin, numbers) for part in parts}
     events = [event for worker in workers.values() for event in worker.events()]
     for worker in workers.values():
         events += worker.arrows(workers)
-    return {"traceEvents": events, "displayTimeUnit": "ms"}
+    return {"traceEvents": sorted(events, key=_order), "displayTimeUnit": "ms"}
+
+
+def _order(event: Event) -> tuple[float, float]:
+    """Of those that begin together the outermost range is first, and an arrow is behind its range."""
+    return event.get("ts", -1), -event.get("dur", 0)
 
 
 def _begin(part: Recorded) -> int:
     """Of its first event, on its own clock."""
-    times = [one["ts"] for one in part.profile["traceEvents"] if one.get("ph") == "X"]
+    times = [one["ts"] for one in _events(part) if one.get("ph") == "X"]
     return _base(part) + int(min(times, default=0) * 1e3)
+
+
+def _events(part: Recorded) -> list[Event]:
+    """Without those of the profiler itself, whose process is a text."""
+    return [one for one in part.profile["traceEvents"] if isinstance(one.get("pid"), int)]
 
 
 def _base(part: Recorded) -> int:
@@ -50,15 +63,17 @@ def _base(part: Recorded) -> int:
 
 
 class _Worker:
-    def __init__(self, part: Recorded, origin: int) -> None:
+    def __init__(self, part: Recorded, origin: int, numbers: _Numbers) -> None:
         self.part = part
+        self._numbers = numbers
         self._since = part.offset + origin  # of the trace, on this worker's clock
-        self._processes: dict[Any, int] = {part.pid: part.rank * _PROCESSES}
+        self._own = (part.rank + 1) * _PROCESSES  # the trace's number for the worker's process
+        self._processes: dict[Any, int] = {part.pid: self._own}
         later = (_base(part) - self._since) / 1e3
-        self._events = [self._moved(one, later) for one in part.profile["traceEvents"]]
+        self._events = [self._moved(one, later) for one in _events(part)]
         self._ranges: dict[tuple[Any, str], list[Event]] = {}  # by thread and name
         for one in self._events:
-            if one.get("name", "").startswith(_RANGE) and one.get("ph") == "X":
+            if one["name"].startswith(_RANGE) and one["ph"] == "X":
                 self._ranges.setdefault((one["tid"], one["name"]), []).append(one)
         self._served = {
             (record["peer"], record["call"]): (range_, record)
@@ -67,24 +82,27 @@ class _Worker:
 
     def _moved(self, event: Event, later: float) -> Event:
         """As an event of the whole trace: its time, its process, the ids of its arrows."""
-        moved = dict(event)
+        number = self._own + len(self._processes)
+        moved = {**event, "pid": self._processes.setdefault(event["pid"], number)}
         if "ts" in event:
-            moved["ts"] = event["ts"] + later
-        if "pid" in event:
-            number = self.part.rank * _PROCESSES + len(self._processes)
-            moved["pid"] = self._processes.setdefault(event["pid"], number)
+            moved["ts"] = round(event["ts"] + later, 3)  # whole nanoseconds, so that ranges nest
         if "id" in event:
-            moved["id"] = f"{self.part.rank}.{event['id']}"
+            moved["id"] = self._number(event.get("cat", ""), event["id"])
         return moved
+
+    def _number(self, category: str, identity: Any) -> int:
+        """The whole trace's id for one of this worker's arrows."""
+        return self._numbers.setdefault((self.part.rank, category, identity), len(self._numbers))
 
     def events(self) -> Iterator[Event]:
         """Its profile, and the steps of its pipelines."""
-        own, part = self.part.rank * _PROCESSES, self.part
+        own, part = self._own, self.part
         title = f"{part.name} (rank {part.rank}, {part.host}:{part.pid})"
         for one in self._events:
-            if one.get("name") != "process_name" or one.get("pid") != own:
+            if one["name"] not in _OF_PROCESS or one["pid"] != own:
                 yield one
         yield _named("process_name", own, 0, title)
+        yield {**_named("process_sort_index", own, 0, ""), "args": {"sort_index": part.rank}}
         steps = [one for one in part.steps if one["time_ended_ns"]]
         if steps:
             yield _named("thread_name", own, _PIPELINE, "pipeline")
@@ -116,10 +134,13 @@ class _Worker:
                 continue
             queued = (record["time_started_ns"] - record["time_created_ns"]) / 1e3
             there.setdefault("args", {}).update(figures, queue_us=queued)
-            identity = f"{self.part.rank}.{call['call']}"
-            arrow = {"name": "weft::rpc", "cat": "weft::rpc", "id": identity}
+            number = self._number("weft::rpc", call["call"])
+            arrow = {"name": "weft::rpc", "cat": "weft::rpc", "id": number}
             yield {**arrow, "ph": "s", **_place(here)}
-            yield {**arrow, "ph": "f", "bp": "e", **_place(there)}
+            # Where the clocks are less exact than the call is quick: an arrow that leads back in
+            # time is not shown.
+            end = {**_place(there), "ts": max(there["ts"], here["ts"])}
+            yield {**arrow, "ph": "f", "bp": "e", **end}
 
     def _shown(
         self, records: list[Event], callee: Callable[[int], str | None]

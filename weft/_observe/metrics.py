@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from weft import _C
 from weft._observe.waits import who_waits
@@ -45,11 +46,17 @@ class Peer:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """The collectives of a process group on CPU tensors."""
+    """The collectives of a process group on CPU tensors.
+
+    Attributes:
+        waited: by rank, the seconds that this rank has waited in all because that rank was the last
+            to come. The straggler has the most; waits too short to sleep are not counted.
+    """
 
     path: str
     collectives: int
     seconds: float
+    waited: dict[int, float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,13 +105,16 @@ def metrics() -> Metrics:
         bounds=list(_C._round_trip_bounds()),
         round_trips={kind: Latencies(*each) for kind, each in latencies.items()},
         peers=_peers(info),
-        groups={
-            name: Group(backend.path, *backend._activity()[:2])
-            for name, backend in current.named_backends()
-        },
+        groups={name: _group(backend) for name, backend in current.named_backends()},
         rrefs_owned=sum(bool(row[1]) for row in report),
         rrefs_held=sum(not row[1] for row in report),
     )
+
+
+def _group(backend: Any) -> Group:
+    calls, seconds, *_, waited = backend._activity()
+    ranks = {rank: total for rank, total in enumerate(waited) if total}
+    return Group(backend.path, calls, seconds, ranks)
 
 
 _PEER = "agent.peer."

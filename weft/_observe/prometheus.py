@@ -31,7 +31,7 @@ def metrics_text() -> str:
 
         print(weft.metrics_text())
 
-    Names begin with ``weft_``; labels are ``kind``, ``peer`` and ``group``.
+    Names begin with ``weft_``; labels are ``kind``, ``peer``, ``group`` and ``rank``.
     """
     now = metrics()
     lines = _Lines()
@@ -56,6 +56,10 @@ def _add_groups(lines: _Lines, now: Metrics) -> None:
         name = "weft_collectives" if what == "collectives" else "weft_collective_seconds"
         for group, figures in sorted(now.groups.items()):
             lines.add(name, "counter", {"group": group}, getattr(figures, what))
+    for group, figures in sorted(now.groups.items()):
+        for rank, seconds in figures.waited.items():
+            labels = {"group": group, "rank": str(rank)}
+            lines.add("weft_collective_wait_seconds", "counter", labels, seconds)
 
 
 def _add_histogram(lines: _Lines, kind: str, bounds: list[float], found: Latencies) -> None:

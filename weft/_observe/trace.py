@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-import torch.distributed.rpc as rpc
 from torch.profiler import ProfilerActivity, _ExperimentalConfig, profile, supported_activities
 
 from weft import _C
 from weft._observe import flight, steps
 from weft._observe.clocks import clock_offset
+from weft._observe.group import ask
 from weft._observe.merged_trace import Recorded, merged
 from weft._observe.state import identity
 from weft._torch import current
 
+Answer = TypeVar("Answer")
 _CALLS = 1 << 16  # that are kept while a trace is recorded
 _PATIENCE = 120.0  # seconds for a worker to send its part
 _ACTIVITIES = (ProfilerActivity.CPU, ProfilerActivity.CUDA)
@@ -59,57 +61,56 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     path = Path(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(f"weft.trace: there is no folder {path.parent}")
-    names = _workers()
-    begun: list[str] = []
+    own, others = _workers()
+    begun, errors = _ask_all([*others, own], begin)
+    ends = [name for name in (own, *others) if name in begun]
     try:
-        for name in names:
-            _ask(name, begin)
-            begun.append(name)
+        if errors:
+            raise errors[0]
         yield
     except BaseException:
-        with contextlib.suppress(Exception):
-            _end_all(begun)
+        _ask_all(ends, end)
         raise
-    parts = _end_all(begun)
+    parts, errors = _ask_all(ends, end)
+    if errors:
+        raise errors[0]
     if path.is_dir():
-        for part in parts:
+        for part in parts.values():
             name = f"{part.name}.{time.time_ns() // 1_000_000}.pt.trace.json"
             (path / name).write_text(json.dumps(part.profile))
         return
     recorded = [
-        dataclasses.replace(part, offset=clock_offset(name, time.time_ns) if names[1:] else 0)
-        for name, part in zip(begun, parts, strict=True)
+        dataclasses.replace(part, offset=clock_offset(name, time.time_ns) if name else 0)
+        for name, part in parts.items()
     ]
     path.write_text(json.dumps(merged(recorded)))
 
 
-def _workers() -> list[str]:
-    """This process first; "" where it is in no group."""
+def _workers() -> tuple[str, list[str]]:
+    """This process, and the others; "" and none where it is in no group."""
     agent = current.agent()
     if agent is None:
-        return [""]
+        return "", []
     own = agent.get_worker_info().name
-    return [own, *(info.name for info in agent.get_worker_infos() if info.name != own)]
+    return own, [info.name for info in agent.get_worker_infos() if info.name != own]
 
 
-def _ask(worker: str, question: Any) -> Any:
-    agent = current.agent()
-    if agent is None or worker == agent.get_worker_info().name:
-        return question()
-    return rpc.rpc_sync(worker, question, timeout=_PATIENCE)
-
-
-def _end_all(workers: list[str]) -> list[Recorded]:
-    """Also where one of them fails."""
-    parts, errors = [], []
-    for name in workers:
-        try:
-            parts.append(_ask(name, end))
-        except Exception as error:
-            errors.append(error)
-    if errors:
-        raise errors[0]
-    return parts
+def _ask_all(
+    workers: list[str], question: Callable[[], Answer]
+) -> tuple[dict[str, Answer], list[Exception]]:
+    """What they say, and what went wrong. The others are asked at once, before or after this process,
+    whose own profile then has no such calls."""
+    own, _ = _workers()
+    answers: dict[str, Answer] = {}
+    errors: list[Exception] = []
+    for is_own, names in itertools.groupby(workers, lambda name: name == own):
+        waits = {name: question if is_own else ask(name, question, _PATIENCE) for name in names}
+        for name, wait in waits.items():
+            try:
+                answers[name] = wait()
+            except Exception as error:
+                errors.append(error)
+    return answers, errors
 
 
 def begin() -> None:

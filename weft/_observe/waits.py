@@ -63,7 +63,7 @@ def who_waits() -> list[Waiting]:
         for worker, kind, seconds, timeout in agent._waiting_calls(_MOST_CALLS):
             found.append(Waiting("call", kind, worker, seconds, timeout))
     for group, backend in current.named_backends():
-        number, _, title, seconds, timeout, ranks = backend._activity()
+        number, _, title, seconds, timeout, ranks, _ = backend._activity()
         if title:
             found.append(
                 Waiting("collective", title, group, seconds, timeout, number, tuple(ranks))

@@ -80,6 +80,15 @@ std::vector<int> HierarchicalCollectives::awaited() const {
   return ranks;
 }
 
+std::vector<double> HierarchicalCollectives::waited() const {
+  std::vector<double> seconds = parts_.mailbox->wait_times.seconds();
+  seconds.resize(static_cast<std::size_t>(size()));
+  const std::vector<double> inside = parts_.inside->waited();
+  for (std::size_t i = 0; i < inside.size(); ++i)
+    seconds[static_cast<std::size_t>(layout_.here()[i])] += inside[i];
+  return seconds;
+}
+
 void HierarchicalCollectives::abort(Error reason) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);

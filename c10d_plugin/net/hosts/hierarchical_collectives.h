@@ -56,6 +56,7 @@ class HierarchicalCollectives final : public Collectives {
                  std::span<const Bytes> out) override;
   void abort(Error reason) override;
   std::vector<int> awaited() const override;
+  std::vector<double> waited() const override;
 
  private:
   // A step of an operation, as its part sees it.

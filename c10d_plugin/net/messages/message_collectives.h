@@ -54,6 +54,7 @@ class MessageCollectives : public Collectives {
                  std::span<const Bytes> out) override;
   void abort(Error reason) override { mailbox_->abort(std::move(reason)); }
   std::vector<int> awaited() const override { return mailbox_->awaited(); }
+  std::vector<double> waited() const override { return mailbox_->wait_times.seconds(); }
 
  protected:
   // The messages of one operation; for other algorithms too.

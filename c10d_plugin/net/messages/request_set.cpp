@@ -84,8 +84,11 @@ bool RequestSet::wait(Part* part) {
   if (ready() || spin_.until(ready)) return !failed_.load();
   std::unique_lock<std::mutex> lock(mutex_);
   waiting_ = true;
+  const auto began = std::chrono::steady_clock::now();
   const auto ended = transport::waitInterruptibly(completed_, lock, deadline_, ready);
   waiting_ = false;
+  mailbox_.wait_times.add(members_[static_cast<std::size_t>(part->peer)],
+                          std::chrono::steady_clock::now() - began);
   if (ended == transport::Waited::kInterrupted) {
     // Over another error, too: this thread throws what the handler raised.
     error_ = {ErrorCode::kInterrupted,

@@ -72,8 +72,10 @@ Error StepBarrier::outcome() const { return segment_.failed() ? segment_.failure
 
 Error StepBarrier::sleep(const OpFingerprint& op, Deadline deadline, Deadline began) {
   auto look_up = began + kSlice;
+  int last_awaited = look_at_;
   while (!allHaveEnded()) {
     // Sleep for one rank at a time: most others have ended the step when that one has.
+    last_awaited = look_at_;
     Control& other = segment_.control(look_at_);
     other.sleepers.fetch_add(1, std::memory_order_seq_cst);
     const std::uint32_t seen = other.progress.load(std::memory_order_seq_cst);
@@ -97,6 +99,7 @@ Error StepBarrier::sleep(const OpFingerprint& op, Deadline deadline, Deadline be
                                                 transport::seconds(after - began)});
     }
   }
+  wait_times_.add(last_awaited, Clock::now() - began);
   return outcome();
 }
 

@@ -11,7 +11,7 @@
 // sleeps. A sleeper wakes every 50 ms to look for the end of the group, the deadline, dead
 // ranks and Ctrl-C.
 //
-// Threads: the rank's operating thread only; awaited() may be asked by any.
+// Threads: the rank's operating thread only; awaited() and waitTimes() may be asked by any.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +19,7 @@
 
 #include "c10d_plugin/core/collectives.h"
 #include "c10d_plugin/core/op_fingerprint.h"
+#include "c10d_plugin/core/wait_times.h"
 #include "c10d_plugin/shm/segment/segment.h"
 #include "transport/base/spin.h"
 
@@ -39,6 +40,7 @@ class StepBarrier {
 
   // The ranks that have not ended this rank's step.
   std::vector<int> awaited() const;
+  const WaitTimes& waitTimes() const noexcept { return wait_times_; }
 
  private:
   bool hasEnded(int rank) const noexcept {
@@ -60,6 +62,7 @@ class StepBarrier {
   Word& own_sleepers_;
   std::vector<const Word*> progress_;  // by rank
   int look_at_ = 0;                    // ranks below it have ended the step
+  WaitTimes wait_times_;
   // Whether a spin pays differs between the two.
   transport::AdaptiveSpin first_spin_;
   transport::AdaptiveSpin later_spin_;
