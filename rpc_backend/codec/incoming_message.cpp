@@ -7,9 +7,9 @@
 
 #include <cstring>
 
-#include "rpc_backend/codec/device_copy.h"
 #include "rpc_backend/codec/message_codec.h"
 #include "rpc_backend/codec/shared_tensor.h"
+#include "rpc_backend/devices/device_copy.h"
 #include "transport/memory/exported_block.h"
 
 namespace weft::rpc {

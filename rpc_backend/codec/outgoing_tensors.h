@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "rpc_backend/codec/device_transfer.h"
-#include "rpc_backend/codec/host_staging.h"
+#include "rpc_backend/devices/host_staging.h"
 #include "rpc_backend/wire/wire.h"
 
 namespace weft::rpc {

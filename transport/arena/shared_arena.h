@@ -24,7 +24,7 @@
 #include "transport/arena/arena_layout.h"
 #include "transport/base/error.h"
 #include "transport/base/fork_guard.h"
-#include "transport/base/unique_fd.h"
+#include "transport/base/os/unique_fd.h"
 #include "transport/memory/warm_pool.h"
 
 namespace weft::transport {

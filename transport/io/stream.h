@@ -16,7 +16,7 @@
 #include <string_view>
 #include <utility>
 
-#include "transport/base/unique_fd.h"
+#include "transport/base/os/unique_fd.h"
 
 struct msghdr;
 

@@ -26,7 +26,7 @@
 
 #include "transport/base/buffer.h"
 #include "transport/base/error.h"
-#include "transport/base/unique_fd.h"
+#include "transport/base/os/unique_fd.h"
 #include "transport/memory/sealed_memory.h"
 
 namespace weft::transport {

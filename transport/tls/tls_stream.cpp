@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "transport/base/check.h"
-#include "transport/base/system_error.h"
+#include "transport/base/os/system_error.h"
 #include "transport/base/thrown.h"
 #include "transport/tls/certificate_names.h"
 #include "transport/tls/openssl_error.h"
