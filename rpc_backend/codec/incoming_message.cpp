@@ -181,7 +181,7 @@ transport::Result<std::shared_ptr<IncomingMessage>> IncomingMessage::parse(
 // All at once: they share events and handles.
 void IncomingMessage::copyLent() {
   if (lent_.empty()) return;
-  TORCH_CHECK(devices_ != nullptr, "Weft RPC: a message lies in memory that nobody lent");
+  TORCH_CHECK(devices_ != nullptr, "Weft RPC: a message is in memory that nobody lent");
   auto copies = devices_->copyFrom(std::move(borrowed_), token_, lent_);
   auto next = copies.begin();
   for (Slot& slot : slots_)

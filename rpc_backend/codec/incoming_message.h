@@ -46,7 +46,7 @@ class IncomingMessage {
   // One thread at a time: the first call may have to copy it.
   const std::vector<char>& payload() const;
 
-  // Whether tensors lie in the sender's device memory.
+  // Whether tensors are in the sender's device memory.
   bool isLent() const noexcept { return !token_.empty(); }
   // Call it for such a message when it is whole. The memory is given back when its tensors have
   // been copied, or with the message.

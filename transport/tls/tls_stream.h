@@ -1,7 +1,7 @@
 // TlsStream: TLS 1.3 by OpenSSL over another stream. First the handshake, in steps; then bytes. A
 // bit that flips on the way is a broken connection (EBADMSG), which the session makes again.
 //
-// Small buffers of one write share a record; large ones are encrypted where they lie, and bytes
+// Small buffers of one write share a record; large ones are encrypted where they are, and bytes
 // that are read are decrypted once and copied to their places. Nothing is handed out before its
 // record's tag was found right.
 //
