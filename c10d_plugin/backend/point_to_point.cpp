@@ -26,7 +26,7 @@ using transport::ErrorCode;
 
 namespace {
 
-// Tags of users are 32 bits; the barrier's lie beside them (mailbox.h: below the top bit).
+// Tags of users are 32 bits; the barrier's are beside them (mailbox.h: below the top bit).
 Tag userTag(int tag) { return static_cast<std::uint32_t>(tag); }
 Tag barrierTag(std::uint64_t count) { return (Tag{1} << 32) | (count & 0xFFFFFFFFU); }
 Tag releaseTag(std::uint64_t count) { return (Tag{2} << 32) | (count & 0xFFFFFFFFU); }

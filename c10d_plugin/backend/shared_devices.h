@@ -1,5 +1,5 @@
 // Which ranks of a group share a device, and the backend for a group that has such ranks, which
-// NCCL refuses. What calls CUDA lies in another shared object, which says here that it is there.
+// NCCL refuses. What calls CUDA is in another shared object, which says here that it is there.
 //
 // Threads: any thread may call; registration once, before the first group asks.
 #pragma once

@@ -90,7 +90,7 @@ void sparseAllReduce(OpContext& context, const at::Tensor& tensor, const char* t
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const at::Tensor own = tensor.coalesce();
   const std::vector<std::int64_t> rows = counts(context, own, title);
-  // Indices are [dimensions, entries]: transposed, entries of all ranks lie one after the other.
+  // Indices are [dimensions, entries]: transposed, entries of all ranks are one after the other.
   const at::Tensor indices = gatherRows(context, own._indices().t().contiguous(), rows);
   const at::Tensor values = gatherRows(context, own._values().contiguous(), rows);
   const at::Tensor sum =

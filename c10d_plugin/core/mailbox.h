@@ -25,7 +25,7 @@
 
 namespace weft::collectives {
 
-// Tags from kCollectiveTags on belong to the algorithms of net/; users' tags lie below.
+// Tags from kCollectiveTags on belong to the algorithms of net/; users' tags are below.
 using Tag = std::uint64_t;
 inline constexpr Tag kCollectiveTags = Tag{1} << 63U;
 inline constexpr int kAnyRank = -1;

@@ -41,10 +41,10 @@ struct DeviceOp {
   std::int64_t reduction = -1;
   int root = -1;
   int phases = 1;
-  int shares = 1;                   // pieces that lie side by side in a half
+  int shares = 1;                   // pieces that are side by side in a half
   std::vector<std::int64_t> gives;  // elements for each rank
   std::vector<std::int64_t> wants;  // elements from each rank; kAnySize: not compared
-  // half(rank, share, size): where a piece lies; `put` gets its own rank's, whatever it asks for.
+  // half(rank, share, size): where a piece is; `put` gets its own rank's, whatever it asks for.
   using Half = std::function<at::Tensor(int rank, int share, std::int64_t size)>;
   std::function<void(const Piece&, const Half&)> put, take;  // empty: nothing
 };

@@ -1,12 +1,12 @@
 #include "c10d_plugin/store/all_gather.h"
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <utility>
 
 #include "c10d_plugin/core/ranks_text.h"
 #include "transport/base/log.h"
+#include "transport/base/parse_number.h"
 
 namespace weft::collectives {
 
@@ -82,13 +82,10 @@ std::optional<std::vector<std::string>> splitTexts(const std::string& joined) {
   for (std::size_t at = 0; at < joined.size();) {
     const std::size_t colon = joined.find(':', at);
     if (colon == std::string::npos) return std::nullopt;
-    const char* const end = joined.data() + colon;
-    std::size_t size = 0;
-    const auto [stop, error] = std::from_chars(joined.data() + at, end, size);
-    if (error != std::errc() || stop != end || size > joined.size() - colon - 1)
-      return std::nullopt;
-    texts.push_back(joined.substr(colon + 1, size));
-    at = colon + 1 + size;
+    const auto size = transport::parseNumber<std::size_t>({joined.data() + at, colon - at});
+    if (!size || *size > joined.size() - colon - 1) return std::nullopt;
+    texts.push_back(joined.substr(colon + 1, *size));
+    at = colon + 1 + *size;
   }
   return texts;
 }

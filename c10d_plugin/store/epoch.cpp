@@ -8,7 +8,7 @@
 #include "c10d_plugin/core/ranks_text.h"
 #include "c10d_plugin/store/all_gather.h"
 #include "transport/base/interruption.h"
-#include "transport/base/secure_random.h"
+#include "transport/base/os/secure_random.h"
 
 namespace weft::collectives {
 

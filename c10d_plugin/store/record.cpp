@@ -1,9 +1,10 @@
 #include "c10d_plugin/store/record.h"
 
 #include <algorithm>
-#include <charconv>
 #include <sstream>
 #include <utility>
+
+#include "transport/base/parse_number.h"
 
 namespace weft::collectives {
 namespace {
@@ -28,12 +29,7 @@ std::string Record::text(const std::string& field) const {
 }
 
 std::optional<std::uint64_t> Record::number(const std::string& field) const {
-  const std::string digits = text(field);
-  const char* const end = digits.data() + digits.size();
-  std::uint64_t value = 0;
-  const auto [stop, error] = std::from_chars(digits.data(), end, value);
-  if (error != std::errc() || stop != end) return std::nullopt;
-  return value;
+  return transport::parseNumber<std::uint64_t>(text(field));
 }
 
 std::string Record::toText() const {

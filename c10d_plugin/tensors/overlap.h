@@ -1,6 +1,6 @@
 // Tensors of one operation that share memory. An operation writes its outputs while it still reads
 // its inputs, so an input that overlaps an output is copied first, except a rank's own share that
-// lies exactly in its place. Outputs that overlap are written in their order, so the last one
+// is exactly in its place. Outputs that overlap are written in their order, so the last one
 // remains, as with Gloo.
 #pragma once
 

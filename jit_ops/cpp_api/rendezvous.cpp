@@ -2,11 +2,12 @@
 
 #include <c10/util/Exception.h>
 
-#include <charconv>
-#include <cstdlib>
 #include <string_view>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "transport/base/environment.h"
+#include "transport/base/parse_number.h"
 
 namespace weft::ops {
 
@@ -16,17 +17,10 @@ constexpr std::string_view kEnv = "env://";
 constexpr std::string_view kTcp = "tcp://";
 constexpr std::string_view kFile = "file://";
 
-std::string variable(const char* name) {
-  const char* text = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): nobody sets it later
-  return text == nullptr ? std::string() : std::string(text);
-}
-
 int toInt(std::string_view text, const std::string& what) {
-  int value = 0;
-  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), value);
-  TORCH_CHECK(parsed.ec == std::errc() && parsed.ptr == text.data() + text.size(), what,
-              " must be a number, got '", text, "'");
-  return value;
+  const auto value = transport::parseNumber<int>(text);
+  TORCH_CHECK(value, what, " must be a number, got '", text, "'");
+  return *value;
 }
 
 struct HostPort {
@@ -46,7 +40,8 @@ HostPort parse(std::string_view text) {
 }
 
 HostPort master(const std::string& init_method) {
-  if (init_method.starts_with(kEnv)) return {variable("MASTER_ADDR"), variable("MASTER_PORT")};
+  if (init_method.starts_with(kEnv))
+    return {environment::value("MASTER_ADDR"), environment::value("MASTER_PORT")};
   if (init_method.starts_with(kTcp))
     return parse(std::string_view(init_method).substr(kTcp.size()));
   return {};
@@ -58,13 +53,13 @@ void fillFromEnvironment(JoinOptions& options) {
   const bool env = !options.store && options.init_method.starts_with(kEnv);
   if (options.rpc.master_host.empty()) options.rpc.master_host = master(options.init_method).host;
   if (options.rank < 0) {
-    const std::string rank = variable("RANK");
+    const std::string rank = environment::value("RANK");
     TORCH_CHECK(!rank.empty(), "worker '", options.name,
                 "' has no rank: set JoinOptions::rank or RANK");
     options.rank = toInt(rank, "RANK");
   }
   if (env && !options.world_size && options.static_from_env) {
-    if (const std::string size = variable("WORLD_SIZE"); !size.empty())
+    if (const std::string size = environment::value("WORLD_SIZE"); !size.empty())
       options.world_size = toInt(size, "WORLD_SIZE");
   }
   TORCH_CHECK(options.rank >= 0, "a rank is not negative, got ", options.rank);

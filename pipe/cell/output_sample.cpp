@@ -26,7 +26,7 @@ std::int64_t evenly(std::int64_t i, std::int64_t count, std::int64_t last) {
   return last / (count - 1) * i + last % (count - 1) * i / (count - 1);
 }
 
-// How far into its memory the element with that number lies, counted row by row.
+// How far into its memory the element with that number is, counted row by row.
 std::int64_t offsetOf(const at::Tensor& tensor, std::int64_t number) {
   std::int64_t offset = 0;
   for (std::int64_t dim = tensor.dim() - 1; dim >= 0; --dim) {

@@ -9,7 +9,7 @@
 #include "rpc_backend/codec/message_sender.h"
 #include "rpc_backend/core/log.h"
 #include "transport/base/environment.h"
-#include "transport/base/secure_random.h"
+#include "transport/base/os/secure_random.h"
 
 namespace weft::rpc {
 

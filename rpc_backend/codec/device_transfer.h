@@ -23,9 +23,9 @@
 #include <utility>
 #include <vector>
 
-#include "rpc_backend/codec/device_loans.h"
-#include "rpc_backend/codec/device_memory.h"
-#include "rpc_backend/core/agent_context.h"
+#include "rpc_backend/context/agent_context.h"
+#include "rpc_backend/devices/device_loans.h"
+#include "rpc_backend/devices/device_memory.h"
 
 namespace weft::rpc {
 

@@ -7,9 +7,9 @@
 
 #include <cstring>
 
-#include "rpc_backend/codec/device_copy.h"
 #include "rpc_backend/codec/message_codec.h"
 #include "rpc_backend/codec/shared_tensor.h"
+#include "rpc_backend/devices/device_copy.h"
 #include "transport/memory/exported_block.h"
 
 namespace weft::rpc {
@@ -181,7 +181,7 @@ transport::Result<std::shared_ptr<IncomingMessage>> IncomingMessage::parse(
 // All at once: they share events and handles.
 void IncomingMessage::copyLent() {
   if (lent_.empty()) return;
-  TORCH_CHECK(devices_ != nullptr, "Weft RPC: a message lies in memory that nobody lent");
+  TORCH_CHECK(devices_ != nullptr, "Weft RPC: a message is in memory that nobody lent");
   auto copies = devices_->copyFrom(std::move(borrowed_), token_, lent_);
   auto next = copies.begin();
   for (Slot& slot : slots_)

@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "rpc_backend/codec/device_arrivals.h"
 #include "rpc_backend/codec/device_transfer.h"
 #include "rpc_backend/core/call_context.h"
 #include "rpc_backend/core/device_maps.h"
+#include "rpc_backend/devices/device_arrivals.h"
 #include "rpc_backend/wire/wire.h"
 #include "transport/base/buffer.h"
 #include "transport/base/error.h"
@@ -46,7 +46,7 @@ class IncomingMessage {
   // One thread at a time: the first call may have to copy it.
   const std::vector<char>& payload() const;
 
-  // Whether tensors lie in the sender's device memory.
+  // Whether tensors are in the sender's device memory.
   bool isLent() const noexcept { return !token_.empty(); }
   // Call it for such a message when it is whole. The memory is given back when its tensors have
   // been copied, or with the message.

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "rpc_backend/codec/device_transfer.h"
-#include "rpc_backend/codec/host_staging.h"
+#include "rpc_backend/devices/host_staging.h"
 #include "rpc_backend/wire/wire.h"
 
 namespace weft::rpc {
@@ -27,7 +27,7 @@ struct OutgoingTensor {
 
 struct OutgoingTensors {
   std::vector<OutgoingTensor> tensors;
-  std::vector<std::byte> token;  // not empty: some are kDevice, and this says where they lie
+  std::vector<std::byte> token;  // not empty: some are kDevice, and this says where they are
   std::shared_ptr<HostStaging> staging;  // not null: some bytes are not there; see awaitFirst()
 };
 

@@ -50,7 +50,7 @@ class WEFT_API DurationHistogram {
   std::chrono::nanoseconds total() const {
     return std::chrono::nanoseconds(total_ns_.load(std::memory_order_relaxed));
   }
-  // How many lie below 2^10 ns, 2^12 ns, … 2^38 ns, and how many there are.
+  // How many are below 2^10 ns, 2^12 ns, … 2^38 ns, and how many there are.
   std::vector<std::uint64_t> cumulative() const;
   static std::vector<double> boundsInSeconds();  // for all but the last
 

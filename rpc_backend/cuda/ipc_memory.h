@@ -15,9 +15,9 @@
 #include <string>
 #include <vector>
 
-#include "rpc_backend/codec/device_memory.h"
 #include "rpc_backend/cuda/ipc_events.h"
 #include "rpc_backend/cuda/ipc_token.h"
+#include "rpc_backend/devices/device_memory.h"
 
 namespace weft::rpc {
 

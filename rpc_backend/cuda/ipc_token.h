@@ -1,4 +1,4 @@
-// The token of CUDA IPC: where in device memory the tensors of one message lie, as bytes. The
+// The token of CUDA IPC: where in device memory the tensors of one message are, as bytes. The
 // layout is in docs/design/wire_format.md. Plain data, no CUDA.
 #pragma once
 

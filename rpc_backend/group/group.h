@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "rpc_backend/codec/message_sender.h"
-#include "rpc_backend/core/agent_context.h"
+#include "rpc_backend/context/agent_context.h"
 #include "rpc_backend/group/directory.h"
 #include "rpc_backend/group/membership.h"
 

@@ -4,11 +4,12 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
-#include <charconv>
 #include <map>
 #include <sstream>
 #include <unordered_set>
 #include <utility>
+
+#include "transport/base/parse_number.h"
 
 namespace weft::rpc {
 
@@ -25,11 +26,6 @@ constexpr std::pair<const char*, int MemberRecord::*> kNumbers[] = {
     {"rank", &MemberRecord::rank},
     {"world", &MemberRecord::world},
     {"device_count", &MemberRecord::device_count}};
-
-bool toInt(const std::string& text, int& value) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc() && end == text.data() + text.size();
-}
 
 std::optional<c10::Device> toDevice(const std::string& text) {
   if (text.empty() || text.size() > 32) return std::nullopt;
@@ -152,7 +148,10 @@ std::optional<MemberRecord> MemberRecord::fromText(const std::string& text) {
       if (field == name) record.*member = value;
     }
     for (const auto& [name, member] : kNumbers) {
-      if (field == name && !toInt(value, record.*member)) return std::nullopt;
+      if (field != name) continue;
+      const auto number = transport::parseNumber<int>(value);
+      if (!number) return std::nullopt;
+      record.*member = *number;
     }
     if (field == "device") {
       const auto device = toDevice(value);

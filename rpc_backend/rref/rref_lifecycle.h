@@ -20,8 +20,8 @@
 #include <string>
 #include <vector>
 
+#include "rpc_backend/context/worker_pool.h"
 #include "rpc_backend/core/torch_names.h"
-#include "rpc_backend/core/worker_pool.h"
 #include "rpc_backend/rref/orphaned_rrefs.h"
 #include "rpc_backend/rref/rref_table.h"
 #include "rpc_backend/rref/torch_rrefs.h"

@@ -1,11 +1,11 @@
 #include "rpc_backend/rref/rref_service.h"
 
 #include <algorithm>
-#include <charconv>
 #include <limits>
 #include <stdexcept>
 
 #include "rpc_backend/core/log.h"
+#include "transport/base/parse_number.h"
 #include "transport/base/peer_name.h"
 
 namespace weft::rpc {
@@ -107,17 +107,15 @@ void RRefService::onPeerReturned(worker_id_t peer) {
 }
 
 void RRefService::onCreationsLost(worker_id_t peer, const std::string& text) {
-  std::int64_t first = 0;
-  const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), first);
-  if (failed != std::errc() || end != text.data() + text.size()) {
+  const auto first = transport::parseNumber<std::int64_t>(text);
+  if (!first)
     return logWarning(group_.describe(peer) + " sent a malformed message about lost RRefs");
-  }
   {
     const std::lock_guard lock(mutex_);
-    first_ids_[peer] = first;
+    first_ids_[peer] = *first;
   }
   context_.completers.run(
-      [this, alive = context_.keepAlive(), peer, first] { failAwaitedOf(peer, first); });
+      [this, alive = context_.keepAlive(), peer, first = *first] { failAwaitedOf(peer, first); });
 }
 
 void RRefService::onFetch(const RRefKey& value) {

@@ -16,7 +16,7 @@
 #include <utility>
 
 #include "rpc_backend/core/log.h"
-#include "transport/base/secure_random.h"
+#include "transport/base/os/secure_random.h"
 
 namespace weft::rpc::torch_rrefs {
 

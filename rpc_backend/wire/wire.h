@@ -42,7 +42,7 @@ enum class TensorForm : std::uint8_t {
   kUndefined = 0,  // an undefined tensor: no bytes
   kDense = 1,      // sizes, strides and raw elements
   kPickled = 2,    // torch's own pickler made the bytes (sparse, quantised, …)
-  kDevice = 3,     // as kDense, but the elements lie in the sender's device memory
+  kDevice = 3,     // as kDense, but the elements are in the sender's device memory
 };
 
 inline constexpr std::uint8_t kWireVersion = 3;

@@ -1,5 +1,5 @@
 // What is lent and borrowed of device memory, without a device.
-#include "rpc_backend/codec/device_loans.h"
+#include "rpc_backend/devices/device_loans.h"
 
 #include <gtest/gtest.h>
 

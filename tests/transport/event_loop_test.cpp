@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "tests/transport/recorder.h"
-#include "transport/base/unique_fd.h"
+#include "transport/base/os/unique_fd.h"
 
 #include "tests/support/waiting.h"
 

@@ -13,7 +13,7 @@
 
 #include "tests/transport/child_peer.h"
 #include "tests/transport/recorder.h"
-#include "transport/base/unique_fd.h"
+#include "transport/base/os/unique_fd.h"
 
 namespace weft::transport {
 namespace {

@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "transport/base/unique_fd.h"
+#include "transport/base/os/unique_fd.h"
 #include "transport/io/address.h"
 #include "transport/io/socket.h"
 

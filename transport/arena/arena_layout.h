@@ -62,7 +62,7 @@ struct ArenaOffer {
   }
 };
 
-// Where one buffer of a frame lies: in the arena, or, exported, in a file of its own. Its length is
+// Where one buffer of a frame is: in the arena, or, exported, in a file of its own. Its length is
 // in the frame's table.
 struct ArenaDescriptor {
   static constexpr std::size_t kBytes = 16;

@@ -1,4 +1,4 @@
-// ArenaPlacement: where the buffers of one message lie that do not go through the socket: in the
+// ArenaPlacement: where the buffers of one message are that do not go through the socket: in the
 // arena, into which they were copied, or in exported blocks, without a copy. It lives as long as
 // its frame, until the frame is acknowledged or never will be. Then the arena's blocks that were
 // not handed over to the receiver, or were taken back from it, become free.
@@ -24,7 +24,7 @@ class ArenaPlacement {
   struct Entry {
     std::uint32_t buffer = 0;  // index in the message; ascending
     ArenaDescriptor where;
-    std::shared_ptr<ExportedBlock> exported;  // null: it lies in the arena
+    std::shared_ptr<ExportedBlock> exported;  // null: it is in the arena
   };
 
   ArenaPlacement() = default;

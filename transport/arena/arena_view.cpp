@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "transport/base/system_error.h"
+#include "transport/base/os/system_error.h"
 #include "transport/memory/pages.h"
 #include "transport/memory/sealed_memory.h"
 

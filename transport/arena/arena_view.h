@@ -18,7 +18,7 @@
 #include "transport/base/buffer.h"
 #include "transport/base/error.h"
 #include "transport/base/fork_guard.h"
-#include "transport/base/unique_fd.h"
+#include "transport/base/os/unique_fd.h"
 
 namespace weft::transport {
 

@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "transport/base/check.h"
-#include "transport/base/secure_random.h"
-#include "transport/base/system_error.h"
+#include "transport/base/os/secure_random.h"
+#include "transport/base/os/system_error.h"
 #include "transport/memory/pages.h"
 #include "transport/memory/sealed_memory.h"
 

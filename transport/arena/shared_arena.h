@@ -24,7 +24,7 @@
 #include "transport/arena/arena_layout.h"
 #include "transport/base/error.h"
 #include "transport/base/fork_guard.h"
-#include "transport/base/unique_fd.h"
+#include "transport/base/os/unique_fd.h"
 #include "transport/memory/warm_pool.h"
 
 namespace weft::transport {
@@ -52,7 +52,7 @@ class SharedArena {
   void handOver(const ArenaDescriptor& block) noexcept;
   // After handOver(): the receiver has all it needs. A block that it never took is free now.
   void withdraw(const ArenaDescriptor& block) noexcept;
-  // Where a block's bytes lie here. They stay while it is not free.
+  // Where a block's bytes are here. They stay while it is not free.
   std::byte* bytes(const ArenaDescriptor& block) const noexcept { return base_ + block.offset; }
   // Frees a block that was not handed over: nobody was told of it.
   void giveBack(const ArenaDescriptor& block);
@@ -82,7 +82,7 @@ class SharedArena {
   std::byte* const base_;
   const ArenaOffer offer_;
   const ForkGuard fork_guard_;
-  // Per slot. Without it a receiver that lies could release a block while it is being written.
+  // Per slot. Without it a dishonest receiver could release a block while it is being written.
   const std::unique_ptr<std::atomic<bool>[]> handed_over_;
   WarmPool pool_;  // the data part; its lock is taken within this one's
 

@@ -10,9 +10,9 @@
 #include <charconv>
 
 #include "transport/auth/digest.h"
-#include "transport/base/secure_random.h"
-#include "transport/base/system_error.h"
-#include "transport/base/unique_fd.h"
+#include "transport/base/os/secure_random.h"
+#include "transport/base/os/system_error.h"
+#include "transport/base/os/unique_fd.h"
 
 namespace weft::transport {
 namespace {

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "transport/base/log.h"
+#include "transport/base/os/system_error.h"
 #include "transport/base/peer_name.h"
-#include "transport/base/system_error.h"
 #include "transport/io/address.h"
 
 namespace weft::transport {

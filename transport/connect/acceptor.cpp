@@ -11,9 +11,9 @@
 #include <utility>
 
 #include "transport/base/log.h"
+#include "transport/base/os/secure_random.h"
+#include "transport/base/os/system_error.h"
 #include "transport/base/peer_name.h"
-#include "transport/base/secure_random.h"
-#include "transport/base/system_error.h"
 #include "transport/base/thrown.h"
 #include "transport/io/socket.h"
 

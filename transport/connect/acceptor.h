@@ -21,7 +21,7 @@
 
 #include "transport/auth/handshake.h"
 #include "transport/auth/handshake_runner.h"
-#include "transport/base/unique_fd.h"
+#include "transport/base/os/unique_fd.h"
 #include "transport/connect/endpoint_context.h"
 #include "transport/connect/waiting_room.h"
 #include "transport/endpoint.h"

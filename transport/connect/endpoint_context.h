@@ -5,7 +5,7 @@
 #include <string>
 
 #include "transport/auth/handshake.h"
-#include "transport/base/spare_descriptor.h"
+#include "transport/base/os/spare_descriptor.h"
 #include "transport/endpoint.h"
 #include "transport/io/event_loop.h"
 #include "transport/io/socket.h"

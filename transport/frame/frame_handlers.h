@@ -45,7 +45,7 @@ class SharedMemoryHandler {
   virtual ~SharedMemoryHandler() = default;
   // A frame about the arena; `body` is an encoded ArenaOffer or empty.
   virtual Error onArenaFrame(FrameKind kind, std::span<const std::byte> body) = 0;
-  // A buffer that lies in the arena which the peer offered.
+  // A buffer that is in the arena which the peer offered.
   virtual Result<OwnedBuffer> arenaBuffer(const ArenaDescriptor& block, std::uint64_t size) = 0;
   // A buffer in memory whose descriptor came with the frame: the `place.slot`th of them. kSystem:
   // this process cannot map it, and the frame should come again without it.

@@ -1,4 +1,4 @@
-// HeaderStore: where a header lies that is too long for the receive buffer, or must outlast it. Not
+// HeaderStore: where a header is that is too long for the receive buffer, or must outlast it. Not
 // cleared: a header of which only the length has come takes addresses, and no memory.
 //
 // Threads: one at a time. Failure: std::bad_alloc.

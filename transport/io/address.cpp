@@ -2,8 +2,9 @@
 
 #include <sys/stat.h>
 
-#include <charconv>
 #include <fstream>
+
+#include "transport/base/parse_number.h"
 
 namespace weft::transport {
 namespace {
@@ -23,12 +24,10 @@ bool parseHostPort(std::string_view text, Address& address) {
   if (end_of_host == std::string_view::npos) return false;
   const std::string_view host = text.substr(v6 ? 1 : 0, end_of_host - (v6 ? 1 : 0));
   const std::string_view port = text.substr(end_of_host + (v6 ? 2 : 1));
-  std::uint16_t number = 0;
-  const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), number);
-  if (error != std::errc() || end != port.data() + port.size() || number == 0 || host.empty())
-    return false;
+  const auto number = parseNumber<std::uint16_t>(port);
+  if (number.value_or(0) == 0 || host.empty()) return false;
   address.tcp_host = host;
-  address.tcp_port = number;
+  address.tcp_port = *number;
   return true;
 }
 

@@ -14,8 +14,8 @@
 #include <memory>
 #include <vector>
 
-#include "transport/base/system_error.h"
-#include "transport/base/unique_fd.h"
+#include "transport/base/os/system_error.h"
+#include "transport/base/os/unique_fd.h"
 
 namespace weft::transport {
 namespace {

@@ -12,7 +12,7 @@
 #include <string>
 
 #include "transport/base/check.h"
-#include "transport/base/system_error.h"
+#include "transport/base/os/system_error.h"
 
 namespace weft::transport {
 

@@ -13,7 +13,7 @@
 
 #include "transport/base/deadline.h"
 #include "transport/base/error.h"
-#include "transport/base/unique_fd.h"
+#include "transport/base/os/unique_fd.h"
 
 namespace weft::transport {
 

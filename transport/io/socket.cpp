@@ -13,7 +13,7 @@
 #include <cstring>
 #include <memory>
 
-#include "transport/base/system_error.h"
+#include "transport/base/os/system_error.h"
 #include "transport/io/address.h"
 
 namespace weft::transport {

@@ -1,5 +1,5 @@
 // Stream: a connected byte stream that never blocks. SocketStream is the plain one. Another stream
-// may lie over it (layered_stream.h): CheckedStream, which adds checksums, or TlsStream. The
+// may be on top of it (layered_stream.h): CheckedStream, which adds checksums, or TlsStream. The
 // session tests have a simulated one.
 //
 // Threads: read() and write() may be called by two threads at once (one each).
@@ -16,7 +16,7 @@
 #include <string_view>
 #include <utility>
 
-#include "transport/base/unique_fd.h"
+#include "transport/base/os/unique_fd.h"
 
 struct msghdr;
 

@@ -24,7 +24,7 @@ class BlockAllocator {
   // Offset -> size of each free range; no two touch.
   const std::map<std::uint64_t, std::uint64_t>& freeRanges() const noexcept { return free_; }
   // Calls `visit` with the number of each piece of `chunk` bytes that is free as a whole, from the
-  // end, because what lies low is used first; until it returns false.
+  // end, because what is low is used first; until it returns false.
   template <typename Visit>
   void visitFreeChunks(std::uint64_t chunk, Visit visit) const {
     auto range = free_.rbegin();

@@ -10,7 +10,7 @@
 #include <mutex>
 #include <utility>
 
-#include "transport/base/system_error.h"
+#include "transport/base/os/system_error.h"
 #include "transport/memory/export_registry.h"
 #include "transport/memory/pages.h"
 

@@ -26,7 +26,7 @@
 
 #include "transport/base/buffer.h"
 #include "transport/base/error.h"
-#include "transport/base/unique_fd.h"
+#include "transport/base/os/unique_fd.h"
 #include "transport/memory/sealed_memory.h"
 
 namespace weft::transport {
@@ -55,7 +55,7 @@ class ExportedBlock : public std::enable_shared_from_this<ExportedBlock> {
   // of the machine's memory, or a quarter of its file descriptors. kSystem when the machine does
   // not give it.
   static Result<std::shared_ptr<ExportedBlock>> create(std::size_t bytes);
-  // A part of what a peer exported. kProtocol: it lies outside. When its last user goes and no page
+  // A part of what a peer exported. kProtocol: it is outside. When its last user goes and no page
   // of it was written, the mapping is kept for a moment, in case the same part comes again: making
   // one costs more than copying some megabytes.
   static Result<std::shared_ptr<ExportedBlock>> open(
@@ -71,7 +71,7 @@ class ExportedBlock : public std::enable_shared_from_this<ExportedBlock> {
   // For the one who sends it; -1: it cannot be forwarded.
   int fd() const noexcept { return file_ == nullptr ? -1 : file_->fd.get(); }
 
-  // Where in the file these bytes of the block lie, for a receiver to map them; none: they must be
+  // Where in the file these bytes of the block are, for a receiver to map them; none: they must be
   // copied. From the first time on the block is frozen.
   std::optional<std::uint64_t> offer(const std::byte* data, std::size_t size);
   // What was offered, as it was then.

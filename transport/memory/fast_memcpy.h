@@ -1,6 +1,6 @@
 // Copying into memory that another core has read.
 //
-// A block that comes back from the receiver lies in that core's caches. Ordinary stores first fetch
+// A block that comes back from the receiver is in that core's caches. Ordinary stores first fetch
 // each line from there; `rep movsb` writes whole lines without fetching them, and is several times
 // as fast. memcpy itself chooses it for less than about a megabyte only.
 //

@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "transport/base/system_error.h"
+#include "transport/base/os/system_error.h"
 #include "transport/memory/pages.h"
 
 namespace weft::transport {

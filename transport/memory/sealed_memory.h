@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "transport/base/error.h"
-#include "transport/base/unique_fd.h"
+#include "transport/base/os/unique_fd.h"
 
 namespace weft::transport {
 

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "transport/base/check.h"
+#include "transport/base/os/secure_random.h"
 #include "transport/base/peer_name.h"
-#include "transport/base/secure_random.h"
 #include "transport/connect/acceptor.h"
 #include "transport/connect/endpoint_context.h"
 #include "transport/endpoint.h"

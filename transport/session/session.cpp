@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "transport/base/check.h"
-#include "transport/base/secure_random.h"
+#include "transport/base/os/secure_random.h"
 
 namespace weft::transport {
 

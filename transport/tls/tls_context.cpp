@@ -9,8 +9,8 @@
 #include <cerrno>
 #include <vector>
 
-#include "transport/base/system_error.h"
-#include "transport/base/unique_fd.h"
+#include "transport/base/os/system_error.h"
+#include "transport/base/os/unique_fd.h"
 #include "transport/tls/certificate_names.h"
 #include "transport/tls/openssl_error.h"
 #include "transport/tls/tls_stream.h"

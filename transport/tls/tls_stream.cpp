@@ -10,9 +10,7 @@
 #include <string_view>
 #include <utility>
 
-#include "transport/base/check.h"
-#include "transport/base/system_error.h"
-#include "transport/base/thrown.h"
+#include "transport/base/os/system_error.h"
 #include "transport/tls/certificate_names.h"
 #include "transport/tls/openssl_error.h"
 #include "transport/tls/tls_context.h"
@@ -50,52 +48,6 @@ bool aboutCertificate(int reason) {
 
 // None of them throws: OpenSSL is C.
 struct TlsStream::Callbacks {
-  static BIO_METHOD* method() {
-    static BIO_METHOD* const made = [] {
-      BIO_METHOD* const method =
-          ::BIO_meth_new(::BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "weft stream");
-      WEFT_CHECK(method != nullptr, "OpenSSL has memory for a few pointers");
-      ::BIO_meth_set_read(method, &Callbacks::read);
-      ::BIO_meth_set_write(method, &Callbacks::write);
-      ::BIO_meth_set_ctrl(method, &Callbacks::control);
-      return method;
-    }();
-    return made;
-  }
-
-  static int read(BIO* bio, char* into, int room) {
-    auto& self = *static_cast<TlsStream*>(::BIO_get_data(bio));
-    ::BIO_clear_retry_flags(bio);
-    if (self.ended_ || self.read_error_ != 0) return -1;
-    if (!self.drained_) {
-      iovec target{into, static_cast<std::size_t>(room)};
-      const IoResult result = self.below_->read(std::span(&target, 1));
-      self.drained_ = result.count < static_cast<std::size_t>(room);
-      if (result.count > 0) return static_cast<int>(result.count);
-      self.ended_ = result.end;
-      if (result.error != EAGAIN) self.read_error_ = result.error;
-      if (result.error != EAGAIN) return -1;
-    }
-    ::BIO_set_retry_read(bio);
-    return -1;
-  }
-
-  static int write(BIO* bio, const char* from, int count) {
-    auto& self = *static_cast<TlsStream*>(::BIO_get_data(bio));
-    ::BIO_clear_retry_flags(bio);
-    if (!self.writes_) return count;  // an alert about what came: the connection ends anyway
-    const auto* const bytes = reinterpret_cast<const std::byte*>(from);
-    if (thrownBy([&] { self.out_.insert(self.out_.end(), bytes, bytes + count); })) return -1;
-    return count;
-  }
-
-  // NOLINTNEXTLINE(google-runtime-int): OpenSSL's type
-  static long control(BIO* bio, int command, long, void*) {
-    if (command == BIO_CTRL_FLUSH) return 1;
-    if (command == BIO_CTRL_EOF) return static_cast<TlsStream*>(::BIO_get_data(bio))->ended_;
-    return 0;
-  }
-
   static TlsStream& of(SSL* ssl) { return *static_cast<TlsStream*>(SSL_get_app_data(ssl)); }
 
   // The dialler's key; SHA-256 is the only hash function that the ciphers allow.
@@ -138,19 +90,18 @@ ssl_session_st* TlsStream::presharedSession() {
 TlsStream::TlsStream(std::shared_ptr<Stream> below, std::shared_ptr<const TlsContext> context,
                      Role role, const PresharedKey& key, std::uint64_t bytes_per_key)
     : LayeredStream(std::move(below)),
+      bio_(*below_),
       context_(std::move(context)),
       role_(role),
       key_(key),
       bytes_per_key_(bytes_per_key) {
   ::ERR_clear_error();
+  BIO* const bio = bio_.make();
   ssl_ = ::SSL_new(context_->get());
-  BIO* const bio = ssl_ == nullptr ? nullptr : ::BIO_new(Callbacks::method());
-  if (bio == nullptr) {
-    ::SSL_free(ssl_);
+  if (ssl_ == nullptr) {
+    ::BIO_free(bio);
     throw std::bad_alloc();
   }
-  ::BIO_set_data(bio, this);
-  ::BIO_set_init(bio, 1);
   ::SSL_set_bio(ssl_, bio, bio);
   SSL_set_app_data(ssl_, this);
   if (role_ == Role::kDialler) {
@@ -172,12 +123,12 @@ TlsStream::~TlsStream() {
 // --- the handshake ---
 
 TlsStream::Step TlsStream::handshake() {
-  drained_ = false;
+  bio_.beginRead();
   ::ERR_clear_error();
   const int done = ::SSL_do_handshake(ssl_);
   const int why = done == 1 ? SSL_ERROR_NONE : ::SSL_get_error(ssl_, done);
   const int reason = ERR_GET_REASON(::ERR_peek_error());
-  const int send_error = flush();  // an alert, too
+  const int send_error = bio_.flush();  // an alert, too
   if (why == SSL_ERROR_NONE) {
     ::OPENSSL_cleanse(key_.data(), key_.size());
     if (!context_->certificates() && ::SSL_session_reused(ssl_) != 1) {
@@ -196,10 +147,10 @@ TlsStream::Step TlsStream::handshake() {
 
 void TlsStream::explain(int reason) {
   const std::string text = takeOpensslError();
-  if (ended_) {
+  if (bio_.ended()) {
     problem_ = {ErrorCode::kConnectFailed, "the connection was closed"};
-  } else if (read_error_ != 0) {
-    problem_ = {ErrorCode::kConnectFailed, errnoText(read_error_)};
+  } else if (bio_.readError() != 0) {
+    problem_ = {ErrorCode::kConnectFailed, errnoText(bio_.readError())};
   } else if (reason == SSL_R_CERTIFICATE_VERIFY_FAILED) {
     problem_ = {ErrorCode::kAuthFailed,
                 std::string("its certificate is not valid here: ") +
@@ -244,7 +195,7 @@ void TlsStream::readAhead() { ::SSL_set_read_ahead(ssl_, 1); }
 // --- reading ---
 
 IoResult TlsStream::read(std::span<iovec> into) {
-  drained_ = false;
+  bio_.beginRead();
   std::size_t count = 0;
   int error = 0;
   std::size_t filled = 0;  // of the first entry
@@ -269,17 +220,17 @@ IoResult TlsStream::read(std::span<iovec> into) {
 // At most one record's. ENODATA: the stream has ended.
 int TlsStream::receive(std::byte* into, std::size_t room, std::size_t& count) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (drained_ && ::SSL_has_pending(ssl_) == 0) return EAGAIN;
-  writes_ = false;
+  if (bio_.drained() && ::SSL_has_pending(ssl_) == 0) return EAGAIN;
+  bio_.setWrites(false);  // an alert about what came: the connection ends anyway
   ::ERR_clear_error();
   const int read = ::SSL_read_ex(ssl_, into, room, &count);
   const int why = read == 1 ? SSL_ERROR_NONE : ::SSL_get_error(ssl_, read);
-  writes_ = true;
+  bio_.setWrites(true);
   if (why == SSL_ERROR_NONE) return 0;
   if (why == SSL_ERROR_WANT_READ) return EAGAIN;
   explain(ERR_GET_REASON(::ERR_peek_error()));
-  if (ended_) return ENODATA;
-  return read_error_ != 0 ? read_error_ : EBADMSG;
+  if (bio_.ended()) return ENODATA;
+  return bio_.readError() != 0 ? bio_.readError() : EBADMSG;
 }
 
 void TlsStream::wakeAt(std::size_t bytes) {
@@ -293,31 +244,19 @@ IoResult TlsStream::write(std::span<iovec> from, std::span<const int> fds) {
   if (sealed_.empty()) seal(from);
   if (broken_) return {0, EBADMSG, false};
   if (sealed_.empty()) return {};
-  if (const int error = flush(); error != 0 && error != EAGAIN) return {0, error, false};
+  if (const int error = bio_.flush(); error != 0 && error != EAGAIN) return {0, error, false};
   std::size_t count = 0;
-  while (!sealed_.empty() && sealed_.front().end <= sent_) {
+  while (!sealed_.empty() && sealed_.front().end <= bio_.sent()) {
     count += sealed_.front().payload;
     sealed_.pop_front();
   }
-  if (sealed_.empty()) {
-    out_.clear();
-    sent_ = 0;
-  }
+  if (sealed_.empty()) bio_.clear();
   return {count, count > 0 ? 0 : EAGAIN, false};
-}
-
-int TlsStream::flush() {
-  if (!unsent()) return 0;
-  iovec rest{out_.data() + sent_, out_.size() - sent_};
-  const IoResult result = below_->write(std::span(&rest, 1), {});
-  sent_ += result.count;
-  return result.error != 0 || !unsent() ? result.error : EAGAIN;
 }
 
 // Makes records of what is given, as much as one write should take.
 void TlsStream::seal(std::span<const iovec> from) {
-  out_.clear();
-  sent_ = 0;
+  bio_.clear();
   std::size_t sealed = 0;
   std::size_t offset = 0;  // in the first entry
   while (!from.empty() && sealed < kSealAtOnce) {
@@ -362,7 +301,7 @@ bool TlsStream::sealOne(const std::byte* bytes, std::size_t count) {
     if (::SSL_write_ex(ssl_, bytes, count, &written) != 1 || written != count) broken_ = true;
     if (broken_) ::ERR_clear_error();
   }
-  sealed_.push_back({out_.size(), count});
+  sealed_.push_back({bio_.written(), count});
   return !broken_;
 }
 

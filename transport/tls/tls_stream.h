@@ -1,7 +1,7 @@
 // TlsStream: TLS 1.3 by OpenSSL over another stream. First the handshake, in steps; then bytes. A
 // bit that flips on the way is a broken connection (EBADMSG), which the session makes again.
 //
-// Small buffers of one write share a record; large ones are encrypted where they lie, and bytes
+// Small buffers of one write share a record; large ones are encrypted where they are, and bytes
 // that are read are decrypted once and copied to their places. Nothing is handed out before its
 // record's tag was found right.
 //
@@ -26,6 +26,7 @@
 
 #include "transport/base/error.h"
 #include "transport/io/layered_stream.h"
+#include "transport/tls/tls_bio.h"
 
 struct ssl_ctx_st;
 struct ssl_session_st;
@@ -59,7 +60,7 @@ class TlsStream final : public LayeredStream {
   // kAgain: call again when the stream can be read, or written if unsent(). Reads no byte behind
   // the handshake's last one.
   Step handshake();
-  bool unsent() const noexcept { return sent_ < out_.size(); }
+  bool unsent() const noexcept { return bio_.unsent(); }
   // Why the handshake or the last failed read() failed: a dialler's handshake is done before the
   // acceptor has looked at its certificate. kAuthFailed: it is about certificates, and will not
   // pass; else kConnectFailed.
@@ -91,30 +92,22 @@ class TlsStream final : public LayeredStream {
   int receive(std::byte* into, std::size_t room, std::size_t& count);
   void seal(std::span<const iovec> from);
   bool sealOne(const std::byte* bytes, std::size_t count);
-  int flush();
   void explain(int reason);
 
+  TlsBio bio_;
   const std::shared_ptr<const TlsContext> context_;
   const Role role_;
   PresharedKey key_;
   const std::uint64_t bytes_per_key_;
 
-  mutable std::mutex mutex_;  // guards ssl_
+  mutable std::mutex mutex_;  // guards ssl_ and what it does with bio_
   ssl_st* ssl_ = nullptr;
-  bool writes_ = true;  // guarded by mutex_: what ssl_ writes now is to be sent
-
-  // The reading thread's.
-  bool drained_ = false;  // below_ has nothing more in this read()
-  bool ended_ = false;
-  int read_error_ = 0;  // of below_
 
   // The writing thread's.
   struct Sealed {
-    std::size_t end = 0;      // in out_
+    std::size_t end = 0;      // in what bio_ has to send
     std::size_t payload = 0;  // bytes
   };
-  std::vector<std::byte> out_;  // encrypted
-  std::size_t sent_ = 0;        // of out_
   std::deque<Sealed> sealed_;
   std::vector<std::byte> together_;  // small buffers of one record
   std::uint64_t bytes_with_key_ = 0;

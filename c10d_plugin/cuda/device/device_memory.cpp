@@ -63,7 +63,7 @@ at::Tensor DeviceMemory::view(std::size_t offset, std::size_t bytes, c10::Scalar
   TORCH_INTERNAL_ASSERT(offset + bytes <= bytes_);
   const c10::Device device(c10::kCUDA, device_);
   const auto count = static_cast<std::int64_t>(bytes / c10::elementSize(type));
-  // The device is stated: another rank's memory may lie on another device, which this one reads.
+  // The device is stated: another rank's memory may be on another device, which this one reads.
   return at::for_blob(static_cast<std::byte*>(data_) + offset, {count})
       .options(at::TensorOptions(type).device(device))
       .target_device(device)

@@ -14,8 +14,8 @@
 #include "transport/auth/digest.h"
 #include "transport/base/check.h"
 #include "transport/base/interruption.h"
-#include "transport/base/secure_random.h"
-#include "transport/base/system_error.h"
+#include "transport/base/os/secure_random.h"
+#include "transport/base/os/system_error.h"
 #include "transport/io/socket.h"
 #include "transport/io/stream.h"
 

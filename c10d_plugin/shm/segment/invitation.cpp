@@ -5,7 +5,7 @@
 #include "c10d_plugin/shm/segment/layout.h"
 #include "c10d_plugin/store/record.h"
 #include "transport/auth/digest.h"
-#include "transport/base/secure_random.h"
+#include "transport/base/os/secure_random.h"
 
 namespace weft::collectives::shm {
 

@@ -16,8 +16,8 @@
 #include "c10d_plugin/store/record.h"
 #include "transport/auth/auth_key.h"
 #include "transport/base/interruption.h"
-#include "transport/base/secure_random.h"
-#include "transport/base/system_error.h"
+#include "transport/base/os/secure_random.h"
+#include "transport/base/os/system_error.h"
 #include "transport/io/socket.h"
 
 namespace weft::collectives::shm {

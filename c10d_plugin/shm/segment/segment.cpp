@@ -14,8 +14,8 @@
 #include <optional>
 #include <string>
 
-#include "transport/base/secure_random.h"
-#include "transport/base/system_error.h"
+#include "transport/base/os/secure_random.h"
+#include "transport/base/os/system_error.h"
 #include "transport/memory/pages.h"
 #include "transport/memory/sealed_memory.h"
 

@@ -23,7 +23,7 @@
 #include "c10d_plugin/core/collectives.h"
 #include "c10d_plugin/shm/segment/layout.h"
 #include "transport/base/fork_guard.h"
-#include "transport/base/unique_fd.h"
+#include "transport/base/os/unique_fd.h"
 
 namespace weft::collectives::shm {
 

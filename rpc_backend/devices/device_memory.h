@@ -1,7 +1,7 @@
 // DeviceMemory: tensors in this process's device memory as another process of the host reads them,
 // device to device. libweft.so knows no CUDA; libweft_cuda.so registers how it is done.
 //
-// A token says where the tensors of one message lie. It is bytes that only the implementation
+// A token says where the tensors of one message are. It is bytes that only the implementation
 // reads: on the other side the one of another process.
 //
 // Threads: any. Failure: every member but forget() may throw c10::Error; what it had begun is then

@@ -1,4 +1,4 @@
-#include "transport/base/system_error.h"
+#include "transport/base/os/system_error.h"
 
 #include <cstring>
 

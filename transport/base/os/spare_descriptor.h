@@ -9,7 +9,7 @@
 #include <cerrno>
 #include <chrono>
 
-#include "transport/base/unique_fd.h"
+#include "transport/base/os/unique_fd.h"
 
 namespace weft::transport {
 

@@ -1,10 +1,10 @@
-#include "transport/base/secure_random.h"
+#include "transport/base/os/secure_random.h"
 
 #include <unistd.h>
 
 #include <cerrno>
 
-#include "transport/base/system_error.h"
+#include "transport/base/os/system_error.h"
 
 namespace weft::transport {
 

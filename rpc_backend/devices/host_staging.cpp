@@ -1,4 +1,4 @@
-#include "rpc_backend/codec/host_staging.h"
+#include "rpc_backend/devices/host_staging.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -8,8 +8,8 @@
 #include <string>
 #include <utility>
 
-#include "rpc_backend/codec/device_copy.h"
 #include "rpc_backend/core/log.h"
+#include "rpc_backend/devices/device_copy.h"
 
 namespace weft::rpc {
 

@@ -1,4 +1,4 @@
-#include "rpc_backend/core/worker_pool.h"
+#include "rpc_backend/context/worker_pool.h"
 
 #include <pthread.h>
 #include <unistd.h>
@@ -19,7 +19,7 @@
 
 #include "rpc_backend/core/log.h"
 #include "transport/base/fork_guard.h"
-#include "transport/base/system_error.h"
+#include "transport/base/os/system_error.h"
 #include "transport/base/thrown.h"
 
 namespace weft::rpc {

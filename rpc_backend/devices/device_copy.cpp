@@ -1,4 +1,4 @@
-#include "rpc_backend/codec/device_copy.h"
+#include "rpc_backend/devices/device_copy.h"
 
 #include <ATen/ATen.h>
 

@@ -1,4 +1,4 @@
-#include "rpc_backend/codec/device_memory.h"
+#include "rpc_backend/devices/device_memory.h"
 
 #include <atomic>
 

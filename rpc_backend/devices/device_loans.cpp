@@ -1,4 +1,4 @@
-#include "rpc_backend/codec/device_loans.h"
+#include "rpc_backend/devices/device_loans.h"
 
 namespace weft::rpc {
 

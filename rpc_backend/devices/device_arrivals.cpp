@@ -1,4 +1,4 @@
-#include "rpc_backend/codec/device_arrivals.h"
+#include "rpc_backend/devices/device_arrivals.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/Event.h>
@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "rpc_backend/codec/device_copy.h"
+#include "rpc_backend/devices/device_copy.h"
 #include "transport/base/thrown.h"
 
 namespace weft::rpc {
