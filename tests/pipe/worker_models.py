@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import rpc
+from waiting import takes
 
 from weft.pipe.skip import pop, skippable, stash
 
@@ -135,7 +135,7 @@ class SlowToMove(nn.Linear):
     """Takes longer to be moved to its worker's device than a call may."""
 
     def _apply(self, *args, **kwargs):
-        time.sleep(1.5)
+        takes(1.5)
         return super()._apply(*args, **kwargs)
 
 

@@ -6,8 +6,8 @@ python forking_program.py RANK FILE
 from __future__ import annotations
 
 import os
+import select
 import sys
-import time
 
 import torch
 import torch.distributed.rpc as rpc
@@ -30,18 +30,13 @@ def main() -> None:
     if rank == 0:
         rref = rpc.remote("worker1", torch.ones, args=([2],))
         rref.to_here()
-        started = time.monotonic()
         pid = os.fork()
         if pid == 0:
             child(rref)
             sys.exit(0)
-        ended = 0
-        while not ended and time.monotonic() - started < 10:
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            time.sleep(0.01)
-        if not ended:
+        if not select.select([os.pidfd_open(pid)], [], [], 10)[0]:
             os.kill(pid, 9)
-            _, status = os.waitpid(pid, 0)
+        _, status = os.waitpid(pid, 0)
         print("the child ended with", os.waitstatus_to_exitcode(status))
         assert rref.to_here().sum() == 2
         del rref

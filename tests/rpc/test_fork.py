@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -68,16 +69,15 @@ def _child(body: Callable[[], None]) -> tuple[int, float]:
 
 
 def _ended(pid: int) -> int:
-    until = time.monotonic() + 2 * SOON
-    while time.monotonic() < until:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.01)
-    os.kill(pid, signal.SIGUSR1)  # where its threads are
-    time.sleep(0.3)
-    os.kill(pid, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    end = os.pidfd_open(pid)
+    try:
+        if not select.select([end], [], [], 2 * SOON)[0]:
+            os.kill(pid, signal.SIGUSR1)  # where its threads are
+            select.select([end], [], [], 0.3)  # time to write that
+            os.kill(pid, signal.SIGKILL)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    finally:
+        os.close(end)
 
 
 def _refused(call: Callable[[], object]) -> None:

@@ -51,14 +51,14 @@ rpc.shutdown()
 """
 
 WAITS = """
-import os, time
+import os, signal
 import torch.distributed.rpc as rpc
 import weft
 from beside import where
 
 weft.init_rpc("driver", rank=0, world_size=int(os.environ["WORLD_SIZE"]))
 print("pids:", *[rpc.rpc_sync(f"worker{rank}", where)[1] for rank in (1, 2)], flush=True)
-time.sleep(600)
+signal.pause()
 """
 
 

@@ -4,7 +4,6 @@ the owner answers with an error that names the creator."""
 from __future__ import annotations
 
 import signal
-import time
 
 import pytest
 from waiting import wait_until
@@ -49,6 +48,13 @@ def add(to: str) -> str:
         return str(error)
 
 
+def holders() -> set[str]:
+    """Who refers to what this worker owns."""
+    import weft
+
+    return {name for info in weft.rref_report() for name in info.holders}
+
+
 # Tests.
 
 
@@ -62,6 +68,7 @@ def ends_with_an_error(asker) -> None:
 def test_the_creator_has_died(asked):
     with Group(3, **QUICK) as group:
         reference = group[CREATOR].call(never_made)
+        assert "worker0" in group[OWNER].call(holders)
         if asked == "before the loss":
             group[ASKER].start(ask_for, reference)
             group[ASKER].wait_for_output("asks")
@@ -71,7 +78,8 @@ def test_the_creator_has_died(asked):
             group[CREATOR].kill()
             lost = lambda: "worker0" in group[OWNER].output()  # noqa: E731
             wait_until(lost, lambda: f"it is lost\n{group[OWNER].output()}", BOUND)
-            time.sleep(2)  # and what follows a loss is over
+            released = lambda: "worker0" not in group[OWNER].call(holders)  # noqa: E731
+            wait_until(released, "what the creator held is released")
             group[ASKER].start(ask_for, reference)
         ends_with_an_error(group[ASKER])
 

@@ -6,7 +6,7 @@ import signal
 import time
 
 import pytest
-from waiting import wait_until
+from waiting import time_for_what_must_not_happen, wait_until
 from workers import BOUND, Group, Workers, join
 
 QUICK = {"heartbeat_interval": 0.2, "peer_timeout": 2.5, "reconnect_timeout": 2.5}
@@ -97,7 +97,7 @@ def _stop_and_go_on(group: Workers, stopped: int) -> None:
     try:
         text = other.call(ask, name, 100)
         assert "is lost" in text and name in text, text
-        time.sleep(1)
+        time_for_what_must_not_happen(1)
         for number in (101, 102):
             started = time.monotonic()
             assert "is lost" in other.call(ask, name, number)

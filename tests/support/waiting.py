@@ -49,6 +49,11 @@ def takes(seconds: float) -> None:
     time.sleep(seconds)
 
 
+def time_for_what_must_not_happen(seconds: float) -> None:
+    """Time in which what is forbidden would happen; that it did not is checked after it."""
+    takes(seconds)
+
+
 def takes_with_the_gil(seconds: float) -> None:
     """As `takes`, with the interpreter held: a call into C that does not give it back."""
     ctypes.PyDLL(None).usleep(int(seconds * 1e6))

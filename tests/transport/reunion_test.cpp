@@ -112,7 +112,7 @@ TEST_P(Reunions, AProcessWhoseSuccessorCameStaysOut) {
   between.to_b->swallowAll(false);
   successor->close();
   ASSERT_TRUE(between.second.waitForLosses(2));
-  std::this_thread::sleep_for(milliseconds(500));  // it would come in by now
+  timeForWhatMustNotHappen(milliseconds(500));  // it would come in by now
   EXPECT_EQ(between.second.joined().size(), 1U);
   EXPECT_TRUE(between.second.returned().empty());
   EXPECT_TRUE(between.first.returned().empty());
@@ -179,7 +179,7 @@ void stopAndGoOn(Via via, std::int32_t own) {
   child.kill(SIGSTOP);
   expectOk(endpoint->send(1, textMessage("while it is stopped")));
   ASSERT_TRUE(recorder.waitForLosses(1));
-  std::this_thread::sleep_for(milliseconds(500));
+  timeForWhatMustNotHappen(milliseconds(500));
   EXPECT_TRUE(recorder.returned().empty());
   EXPECT_EQ(endpoint->send(1, textMessage("say no")).code(), ErrorCode::kPeerLost);
   child.kill(SIGCONT);
@@ -200,7 +200,7 @@ TEST_P(Reunions, ADeadPeerStaysLostAndKeepsNobodyFromClosing) {
   ASSERT_TRUE(recorder.waitForMessages(1));
   child.kill(SIGKILL);
   ASSERT_TRUE(recorder.waitForLosses(1));
-  std::this_thread::sleep_for(milliseconds(500));
+  timeForWhatMustNotHappen(milliseconds(500));
   EXPECT_EQ(endpoint->send(1, textMessage("too late")).text(), recorder.losses()[0].reason.text());
   endpoint->close();
   EXPECT_TRUE(recorder.returned().empty());
