@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
+import sys
+import types
 from pathlib import Path
 from typing import NamedTuple
 
@@ -80,6 +82,15 @@ class Singleton:
         return cls._only
 
 
+class Shelf:
+    """Its __new__ hands out a list that is not the peer's."""
+
+    own: list = []
+
+    def __new__(cls):
+        return cls.own
+
+
 class Pair(NamedTuple):
     first: object
     second: object
@@ -98,7 +109,7 @@ class OwnError(Exception):
 
 
 REGISTERED = (
-    *(shout, same, note, Color, Point, Slotted, Frozen, Stateful, Singleton),
+    *(shout, same, note, Color, Point, Slotted, Frozen, Stateful, Singleton, Shelf),
     *(Pair, Names, Table, OwnError),
 )
 
@@ -134,6 +145,7 @@ TARGETS = {
     "pickler": named("_InternalRPCPickler", TORCH),
     "singleton": named("Singleton") + EMPTY + NEW,
     "singleton called": named("Singleton") + EMPTY + REDUCE,
+    "list of a class": named("Shelf") + EMPTY + REDUCE,
     "dtype": named("float32", "torch"),
     "exception": named("ValueError", "builtins"),
 }
@@ -176,6 +188,40 @@ SLICES = b"N" + b"".join(
         for n in range(30_000)
     ]
 )
+CHAIN = NONE + b"".join(
+    b"\x94"
+    + (POP + named("OSError", "builtins") + b"J\x0f\x27\0\0" + text("text"))
+    + (b"j" + n.to_bytes(4, "little") + b"\x87" + REDUCE)
+    for n in range(300)
+)
+
+
+def sets_of_pairs(levels: int) -> bytes:
+    """A set of two equal sets; comparing them compares what is in them twice, and so on."""
+    made, last = b"", -1
+    for _ in range(2):
+        made += b"(\x91\x94" + POP
+        last += 1
+        for _ in range(levels):
+            pair = b"j" + last.to_bytes(4, "little")
+            single = b"j" + (last + 1).to_bytes(4, "little")
+            made += pair + pair + b"\x86\x94" + POP + b"(" + single + b"\x91\x94" + POP
+            last += 2
+    first = b"j" + (2 * levels).to_bytes(4, "little")
+    return made + b"\x8f(" + first + b"j" + last.to_bytes(4, "little") + b"\x90"
+
+
+def large(bits: int) -> bytes:
+    value = (1 << bits) + 1
+    return b"\x8b" + (bits // 8 + 1).to_bytes(4, "little") + value.to_bytes(bits // 8 + 1, "little")
+
+
+def again(function: bytes, argument: bytes, times: int, call: bytes = REDUCE) -> bytes:
+    """A list of so many results of one call with one argument."""
+    memo = function + b"\x94" + POP + argument + b"\x94" + POP
+    return memo + b"](" + (b"h\x00h\x01" + call) * times + b"e"
+
+
 MANY = named("range", "builtins") + b"\x8a\x06" + (10**12).to_bytes(6, "little") + b"\x85" + REDUCE
 REFUSED = {
     "REDUCE of a function": named("note") + EMPTY + REDUCE + POP + REQUEST,
@@ -219,6 +265,38 @@ REFUSED = {
     + REDUCE
     + POP
     + REQUEST,
+    "range of large numbers": named("range", "builtins")
+    + (ONE + large(1 << 23) + large(1 << 22) + b"\x87" + REDUCE + POP + REQUEST),
+    "device by number": named("device", "torch") + ONE + b"\x85" + REDUCE + POP + REQUEST,
+    "bytes copied again and again": again(
+        named("bytearray", "builtins"), b"B\0\0\4\0" + bytes(1 << 18) + b"\x85", 1 << 17
+    )
+    + (POP + REQUEST),
+    "list copied again and again": again(
+        named("Names"), b"](" + NONE * (1 << 18) + b"e\x85", 1 << 17
+    )
+    + (POP + REQUEST),
+    "state copied again and again": b"}("
+    + b"".join(text(f"a{n}") + NONE for n in range(1 << 14))
+    + (b"u\x94" + POP + (named("Point") + EMPTY + NEW + GET + BUILD + POP) * (1 << 14) + REQUEST),
+    "another class": POINT
+    + (NONE + state(__class__=named("Stateful")) + b"\x86" + BUILD + POP + REQUEST),
+    "other attributes": POINT + NONE + state(__dict__=b"}") + b"\x86" + BUILD + POP + REQUEST,
+    "deep exception": CHAIN + POP + REQUEST,
+    "deep attribute": NONE
+    + b"".join(
+        b"\x94"
+        + (POP + named("AttributeError", "builtins") + EMPTY + REDUCE)
+        + (state(obj=b"j" + n.to_bytes(4, "little")) + BUILD)
+        for n in range(300)
+    )
+    + (POP + REQUEST),
+    "sets that are compared for ever": sets_of_pairs(60) + POP + REQUEST,
+    "keys of a call": named("Table")
+    + (b"](" + LAUGHS + ONE + b"\x86e\x85" + REDUCE + POP + REQUEST),
+    "NamedTuple of many": named("remade", "weft._remote.named_tuples")
+    + (text("Name") + b"(" + b"".join(text(f"a{n}") for n in range(1001)) + b"t")
+    + (b"(" + NONE * 1001 + b"t\x87" + REDUCE + POP + REQUEST),
     "deep key": b"}" + DEEP + ONE + b"s" + POP + REQUEST,
     "deep item": b"\x8f(" + DEEP + b"\x90" + POP + REQUEST,
     "deep frozenset": b"(" + DEEP + b"\x91" + POP + REQUEST,
@@ -290,10 +368,11 @@ def what_ran() -> list:
         vars(Point).get("func"),
         Singleton.x,
         Color.RED.value,
+        Shelf.own,
     ]
 
 
-UNTOUCHED = [None, None, "own", 1]
+UNTOUCHED = [None, None, "own", 1, []]
 
 
 @pytest.fixture(scope="module")
@@ -444,3 +523,17 @@ def test_an_answer_ends_nobody(kind):
         assert "the request policy here is 'registered'" in members[0].call(ask, kind)
         assert members[0].call(what_ran) == UNTOUCHED
         members.shutdown()
+
+
+def test_a_class_that_an_answer_names_is_not_looked_for_by_code(monkeypatch):
+    """torch imports some of its modules when their names are asked for."""
+    from weft._remote.named_tuples import class_called
+
+    asked = []
+    module = types.ModuleType("asked_for_names")
+    module.Pair = Pair
+    module.__getattr__ = asked.append
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert class_called("__torch__.asked_for_names.Pair") is Pair
+    assert class_called("__torch__.asked_for_names.Other") is None
+    assert not asked

@@ -57,7 +57,9 @@ def class_called(name: str) -> Any:
     for split in range(len(parts) - 1, 0, -1):
         value: Any = sys.modules.get(".".join(parts[:split]))
         for part in parts[split:]:
-            value = getattr(value, part, None)
+            # Not getattr, which may run code or import a module: peers choose the name.
+            held = isinstance(value, (types.ModuleType, type))
+            value = vars(value).get(part) if held else None
         if is_named_tuple(value):
             return value
     return None
@@ -68,8 +70,15 @@ def _words(name: str) -> list[str]:
     return [part for part in name.split(".")[1:] if not part.startswith("___torch_mangle_")]
 
 
-@functools.lru_cache(maxsize=4096)  # peers choose the names
+# Peers choose the names, and the classes are kept.
+_MAX_FIELDS = 1000
+_MAX_LETTERS = 1 << 14
+
+
+@functools.lru_cache(maxsize=256)
 def _stand_in(name: str, fields: tuple[str, ...]) -> Any:
+    if len(fields) > _MAX_FIELDS or sum(map(len, (name, *fields))) > _MAX_LETTERS:
+        raise ValueError(f"a NamedTuple of {len(fields)} fields, or of very long names")
     made = collections.namedtuple(name, fields)  # type: ignore[misc]
     made.__reduce__ = lambda self: (remade, (name, fields, tuple(self)))  # type: ignore[method-assign]
     return made

@@ -3,8 +3,8 @@
 A pickle is a program: it calls what it names, and writes into what it holds. This unpickler runs the
 part of that language which torch's RPC needs. What a pickle names is never written into: only objects
 that the same pickle made are given a state or items. It calls registered classes and makers of plain
-values; a registered function runs only as the function of a request. No byte of it makes a value that
-is much larger than the pickle, or so deeply nested that CPython overflows its stack over it.
+values; a registered function runs only as the function of a request. It makes no value that is much larger
+than the pickle, takes very long to make, or is so deeply nested that CPython overflows its stack over it.
 
 It is written in Python, since the one in C cannot be restricted so far.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import collections
 import collections.abc
+import io
 import pickle
 import struct
 import types
@@ -25,12 +26,28 @@ from torch.distributed.rpc import internal
 from weft._remote.named_tuples import remade
 from weft._torch.request_policy import is_registered, refused, resolve
 
-# CPython hashes nested tuples, and frees nested slices, by recursion in C without a limit. Its pickler
-# cannot write values as deep as this.
+# CPython hashes nested tuples, and frees nested slices and exceptions, by recursion in C without a limit.
+# Its pickler cannot write tuples as deep as this. What is freed so may lie in lists, which are freed as
+# many levels at a time again.
 _MAX_DEPTH = 1000
-_MAX_KEY_TUPLES = 1000  # a tuple that holds another twice, and so on, is hashed in exponential time
-_MAX_NAMES = 1 << 14  # letters in the names of a NamedTuple's stand-in, which is kept
+_MAX_FREED_DEPTH = 100
+# A tuple that holds another twice, and so on, is hashed in exponential time, and sets of them compared.
+_MAX_KEY_TUPLES = 1000
 _MAX_TYPE_NAME = 1 << 12  # letters in the type of an RRef, which torch parses by recursion
+_MAX_BITS = 1 << 12  # of a number that is calculated with: CPython divides in quadratic time
+# What calls and states copy, in items or bytes, for each byte of the pickle: one that names the same
+# value again and again would take its square.
+_MAX_COPIES = 4
+_FREE_COPIES = 1 << 16
+
+_HELD = (
+    tuple,
+    frozenset,
+    slice,
+    BaseException,
+)  # hashed, compared or freed together with its parts
+_SIZED = (tuple, list, dict, set, frozenset, bytes, bytearray)
+_HASHED = (dict, set, frozenset)
 
 _PICKLER = internal._InternalRPCPickler
 # The methods that torch's pickles reach with getattr through their class; the same objects each time.
@@ -65,14 +82,24 @@ def _is_bytes(*args: Any) -> bool:
 
 
 def _is_named_tuple(*args: Any) -> bool:
-    if [type(one) for one in args] != [str, tuple, tuple]:
-        return False
-    names = [args[0], *args[1]]
-    return all(type(one) is str for one in names) and sum(map(len, names)) <= _MAX_NAMES
+    kinds = [type(one) for one in args]
+    return kinds == [str, tuple, tuple] and all(type(one) is str for one in args[1])
 
 
 def _is_small(*args: Any) -> bool:
-    return not any(type(one) is range for one in args)  # some would read it to its end
+    return not any(
+        type(one) is range  # some would read it to its end
+        or (type(one) is int and one.bit_length() > _MAX_BITS)
+        for one in args
+    )
+
+
+def _is_device(*args: Any) -> bool:
+    return [type(one) for one in args] in ([str], [str, int])  # a number asks for the accelerators
+
+
+def _is_name(*args: Any) -> bool:
+    return [type(one) for one in args] == [str]
 
 
 def _is_empty(*args: Any) -> bool:
@@ -87,8 +114,9 @@ _CALLS: dict[int, Callable[..., bool]] = {
     id(bytearray): _is_bytes,
     id(remade): _is_named_tuple,
     id(collections.OrderedDict): _is_empty,  # its items follow as items
-    id(torch.serialization._get_layout): _is_small,
-    **{id(one): _is_small for one in (slice, range, complex, torch.Size, torch.device)},
+    id(torch.serialization._get_layout): _is_name,
+    id(torch.device): _is_device,
+    **{id(one): _is_small for one in (slice, range, complex, torch.Size)},
 }
 
 
@@ -163,13 +191,14 @@ class RestrictedUnpickler(pickle._Unpickler):
         }
     )
 
-    def __init__(self, file: Any) -> None:
+    def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
-        # Both by id, with the object, so that no other takes its id.
+        # All three by id, with the object, so that no other takes its id.
         self._fresh: dict[int, Any] = {}  # made by this pickle, and without a state as yet
-        self._nested: dict[
-            int, tuple[Any, int, int]
-        ] = {}  # depth and number of tuples and slices in it
+        self._foreign: dict[int, Any] = {}  # a container that a call has returned
+        # The depth of what is hashed or freed by recursion, and the number of such values in it.
+        self._nested: dict[int, tuple[Any, int, int]] = {}
+        self._copies_left = _FREE_COPIES + _MAX_COPIES * file.getbuffer().nbytes
 
     def load(self) -> Any:
         """The value that the pickle makes."""
@@ -195,21 +224,36 @@ class RestrictedUnpickler(pickle._Unpickler):
 
     def _push(self, value: Any, parts: Iterable[Any]) -> None:
         """Pushes a value that holds ``parts``."""
+        self._note(value, parts)
+        self.append(value)
+
+    def _note(self, value: Any, parts: Iterable[Any]) -> None:
+        """Raises if ``value``, which holds ``parts``, is nested too deeply."""
         depth = weight = 0
         for part in parts:
-            if isinstance(part, (tuple, slice)) or id(part) in self._nested:
-                _, inner_depth, inner_weight = self._nested.get(id(part), (part, 1, 1))
-                depth, weight = max(depth, inner_depth), weight + inner_weight
-        if depth >= _MAX_DEPTH:
-            raise refused(f"and values may be nested {_MAX_DEPTH} deep")
-        if depth:
-            self._nested[id(value)] = (value, depth + 1, weight + 1)
-        self.append(value)
+            if (known := self._nested.get(id(part))) is not None:
+                depth, weight = max(depth, known[1]), weight + known[2]
+            elif isinstance(part, _HELD):
+                depth, weight = max(depth, 1), weight + 1
+        # An object of a Python class is freed, and hashed, with a limit.
+        held = isinstance(value, _HELD)
+        most = _MAX_DEPTH if isinstance(value, (tuple, frozenset)) else _MAX_FREED_DEPTH
+        if held and depth >= most:
+            raise refused(f"and a {type(value).__qualname__} may be nested {most} deep")
+        if weight:
+            weight = min(weight, _MAX_KEY_TUPLES) + 1
+            self._nested[id(value)] = (value, depth + 1 if held else 0, weight)
 
     def _check_keys(self, keys: Iterable[Any]) -> None:
         for key in keys:
             if id(key) in self._nested and self._nested[id(key)][2] > _MAX_KEY_TUPLES:
                 raise refused(f"and a key may hold {_MAX_KEY_TUPLES} tuples")
+
+    def _copies(self, values: Iterable[Any]) -> None:
+        """Raises if this pickle has had too much copied, these values included."""
+        self._copies_left -= sum(len(value) for value in values if isinstance(value, _SIZED))
+        if self._copies_left < 0:
+            raise refused("and its values are copied too often")
 
     def load_tuple(self) -> None:
         items = self.pop_mark()
@@ -225,7 +269,7 @@ class RestrictedUnpickler(pickle._Unpickler):
     def load_frozenset(self) -> None:
         items = self.pop_mark()
         self._check_keys(items)
-        self.append(frozenset(items))
+        self._push(frozenset(items), items)
 
     def load_bytearray8(self) -> None:
         """Takes memory for what has come, not for what a length claims."""
@@ -237,6 +281,7 @@ class RestrictedUnpickler(pickle._Unpickler):
     def load_reduce(self) -> None:
         args, function = self.stack.pop(), self.stack.pop()
         _check_call(function, args)
+        self._check_args(function, args)
         self._made(function(*args), function, args)
 
     def _load_new(self, has_kwargs: bool) -> None:
@@ -247,24 +292,52 @@ class RestrictedUnpickler(pickle._Unpickler):
             raise refused(f"and a pickle may not make {_called(cls)}: it is not registered")
         if type(args) is not tuple or type(kwargs) is not dict:
             raise refused("and arguments are a tuple and a dict")
-        self._made(cls.__new__(cls, *args, **kwargs), cls, (*args, *kwargs.values()))
+        parts = (*args, *kwargs.values())
+        if not named:
+            self._check_args(cls, parts)
+        self._made(cls.__new__(cls, *args, **kwargs), cls, parts)
+
+    def _check_args(self, maker: Any, args: tuple[Any, ...]) -> None:
+        """Raises if the call would copy too much, or hash what takes for ever."""
+        if not (is_registered(maker) and isinstance(maker, type)) or issubclass(maker, _SIZED):
+            self._copies(args)
+        if isinstance(maker, type) and issubclass(maker, _HASHED):
+            for arg in args:
+                for item in arg if type(arg) in (list, tuple) else ():
+                    self._check_keys(item if type(item) is list else (item,))
 
     def _made(self, value: Any, maker: Any, parts: tuple[Any, ...]) -> None:
         if _is_fresh(value, maker):
             self._fresh[id(value)] = value
+        elif type(value) in (list, dict, set):
+            self._foreign[id(value)] = value
+        for kind in (tuple, frozenset):
+            if isinstance(value, kind):
+                parts = tuple(kind.__iter__(value))
         self._push(value, parts)
 
     def load_build(self) -> None:
         """Gives an object its state, once: the state may name methods, which are not called later."""
-        if self._fresh.pop(id(self.stack[-2]), None) is None:
+        made, state = self.stack[-2:]
+        if self._fresh.pop(id(made), None) is None:
             raise refused(
-                f"and a pickle may not change a {type(self.stack[-2]).__qualname__} that it did not make"
+                f"and a pickle may not change a {type(made).__qualname__} that it did not make"
                 " (nor one of a class with a __new__ or a metaclass of its own)"
             )
+        states = state if type(state) is tuple and len(state) == 2 else (state,)
+        parts = [made, *states]
+        for one in states:
+            if type(one) is dict:
+                if "__class__" in one or "__dict__" in one:
+                    raise refused("and a state may not replace the class or all attributes")
+                parts += one.values()
+        self._copies(states)
+        self._note(made, parts)
         super().load_build()
 
     def _check_container(self, value: Any, exact: type, kind: Any) -> None:
-        if type(value) is exact or (id(value) in self._fresh and isinstance(value, kind)):
+        own = type(value) is exact and id(value) not in self._foreign
+        if own or (id(value) in self._fresh and isinstance(value, kind)):
             return
         raise refused(f"and a pickle may not add to a {type(value).__qualname__}")
 
