@@ -245,6 +245,35 @@ def test_a_burst_that_timed_out_leaves_nothing():
 # Many calls at once.
 
 
+def call_all_at_once(count: int) -> int:
+    """So many calls, all in flight before the first is waited for; the sum of the answers."""
+    import torch.distributed.rpc as rpc
+
+    calls = [rpc.rpc_async("worker1", echo, args=(number,)) for number in range(count)]
+    return sum(call.wait() for call in calls)
+
+
+def test_many_calls_in_flight_leave_nothing():
+    """The threads that complete them, and the memory of the calls, are there for the burst only."""
+    count = 20_000
+    with Group(2) as members:
+        assert members[0].call(call_all_at_once, 100) == sum(range(100))
+        before = [worker.call(in_use) for worker in members]
+        assert members[0].call(call_all_at_once, count) == sum(range(count))
+        for worker, (memory, threads) in zip(members, before, strict=True):
+            wait_until(
+                lambda w=worker, m=memory, t=threads: (
+                    w.call(in_use)[1] <= t + 4 and w.call(in_use)[0] < m + (32 << 20)
+                ),
+                lambda w=worker, b=(memory, threads): (
+                    f"{w.label} had {b} bytes and threads, and has {w.call(in_use)}"
+                ),
+                10,
+                0.1,
+            )
+        members.shutdown()
+
+
 def echo_many(to: str, threads: int, times: int) -> int:
     """`threads` threads that call at once; how many right answers came."""
     import torch
