@@ -25,8 +25,10 @@ constexpr std::uint32_t kSlots = 8;
 UniqueFd anyMemory(FuzzInput& input, std::uint64_t& bytes) {
   static constexpr std::array<std::uint64_t, 4> kSizes{0, 4096, kArenaDataOffset,
                                                        kArenaDataOffset + 65536};
-  bytes = input.oneIn(4) ? input.number<std::uint32_t>() % (std::uint64_t{4} << 20)
-                         : kSizes[input.below(kSizes.size())];
+  // Seldom so much that it gets huge pages, which take long to clear.
+  const std::uint64_t most = input.oneIn(16) ? std::uint64_t{4} << 20 : std::uint64_t{256} << 10;
+  bytes =
+      input.oneIn(4) ? input.number<std::uint32_t>() % most : kSizes[input.below(kSizes.size())];
   if (input.oneIn(16)) return UniqueFd(::open("/proc/self/exe", O_RDONLY | O_CLOEXEC));
   UniqueFd fd(::memfd_create("fuzz", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   require(fd.valid() && ::ftruncate(fd.get(), static_cast<off_t>(bytes)) == 0);

@@ -60,7 +60,7 @@ Error Channel::send(Message message, std::chrono::milliseconds wait) {
   if (!in_loop) return outbox_.send(std::move(frame).value(), wait);
   Error error = outbox_.send(std::move(frame).value(), std::nullopt);
   if (error.code() == ErrorCode::kLimitExceeded) {
-    context_.loop.post([this, owner = owner_.shared_from_this(), error] {
+    context_.loop.post([owner = owner_.shared_from_this(), error] {
       owner->onChannelEnd({ChannelEnd::Kind::kProtocol, {}, error});
     });
   }
