@@ -18,10 +18,12 @@ enum Op : unsigned char {
   kBinInt1 = 'K',
   kBinInt2 = 'M',
   kNone = 'N',
+  kBinPersonalId = 'Q',
   kReduce = 'R',
   kBinUnicode = 'X',
   kEmptyList = ']',
   kAppend = 'a',
+  kBuild = 'b',
   kGlobal = 'c',
   kAppends = 'e',
   kBinGet = 'h',
@@ -31,6 +33,7 @@ enum Op : unsigned char {
   kTuple = 't',
   kSetItems = 'u',
   kEmptyDict = '}',
+  kNewObject = 0x81,
   kTuple1 = 0x85,
   kTuple2 = 0x86,
   kTuple3 = 0x87,
@@ -46,6 +49,7 @@ class Reader {
   explicit Reader(std::string_view bytes) : rest_(bytes) {}
 
   bool finished() const { return rest_.empty(); }
+  std::string_view rest() const { return rest_; }
   int next() const { return rest_.empty() ? -1 : static_cast<unsigned char>(rest_.front()); }
   bool starts(std::string_view prefix) {
     if (!rest_.starts_with(prefix)) return false;

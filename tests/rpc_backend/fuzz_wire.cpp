@@ -1,8 +1,9 @@
-// libFuzzer: the agent's header parser and the reader of wrapped types. Any bytes; nothing
-// may crash, read out of bounds, or loop for long.
+// libFuzzer: the agent's header parser, the reader of wrapped types and that of depths. Any bytes;
+// nothing may crash, read out of bounds, or loop for long.
 #include <cstddef>
 #include <cstdint>
 
+#include "rpc_backend/wire/pickle_depth.h"
 #include "rpc_backend/wire/wire.h"
 #include "rpc_backend/wire/wrapped_type.h"
 
@@ -17,7 +18,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   ++data;
   --size;
   if (wrapped) {
-    const auto found = readWrappedType({reinterpret_cast<const char*>(data), size});
+    const std::span text(reinterpret_cast<const char*>(data), size);
+    isShallowPickle(text);
+    const auto found = readWrappedType(text);
     if (found && found->inner_payload.size() >= size) __builtin_trap();
     return 0;
   }
