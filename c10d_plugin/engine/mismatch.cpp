@@ -14,7 +14,7 @@ namespace weft::process_group {
 
 namespace {
 
-constexpr std::chrono::milliseconds kPatience{1000};
+constexpr std::chrono::milliseconds kPatience{10000};
 constexpr std::size_t kMostTensors = 4;
 
 std::string shapesText(const std::vector<TensorShape>& shapes) {

@@ -16,7 +16,7 @@ namespace weft::process_group {
 // without a line where no stack was kept.
 std::string describeCall(const OpRecord& own);
 
-// Tells the others what this rank has called, and waits for what they say, for a second at most.
+// Tells the others what this rank has called, and waits for what they say, for ten seconds at most.
 // Of ranks that say nothing in that time, and where no Store answers, the text says nothing.
 // `number`: of the group's operations, the same on all ranks.
 std::string exchangeCalls(collectives::KeyValue& store, int rank, int size, std::uint64_t number,

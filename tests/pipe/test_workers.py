@@ -8,6 +8,7 @@ import time
 
 import pytest
 import torch
+import trace_format
 import worker_models as models
 from torch import nn
 from worker_pipes import (
@@ -143,6 +144,7 @@ def test_its_steps_are_in_a_trace(group, tmp_path):
     path = tmp_path / "trace.json"
     group[0].call(one_traced_step, "0122", str(path))
     events = json.loads(path.read_text())["traceEvents"]
+    trace_format.check(events)
     steps = [one["name"] for one in events if one.get("cat") == "weft::pipe"]
     wanted = [
         f"{kind} {stage}.mb{part}"
