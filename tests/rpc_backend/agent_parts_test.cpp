@@ -327,6 +327,26 @@ TEST(RequestPolicy, ScriptRefusesWrappersThatItCannotRead) {
     EXPECT_STREQ(toString(parseRequestPolicy(name)), name);
 }
 
+// Lists of one list each, as torch's pickler writes them.
+std::vector<char> nested(std::size_t depth) {
+  std::string pickle = "\x80\x02";
+  for (std::size_t i = 0; i < depth; ++i)
+    pickle += "](";
+  pickle += "K\x01" + std::string(depth, 'e') + ".";
+  return {pickle.begin(), pickle.end()};
+}
+
+TEST(RequestPolicy, ValuesThatNestSoDeeplyThatTorchWouldCrashAreRefused) {
+  using enum MessageType;
+  for (const RequestPolicy policy : {RequestPolicy::kScript, RequestPolicy::kRegistered}) {
+    EXPECT_FALSE(refusal(policy, SCRIPT_CALL, nested(100)));
+    EXPECT_TRUE(refusal(policy, SCRIPT_CALL, nested(100'000)));
+    const auto once = wrapped(SCRIPT_CALL, nested(100'000));
+    EXPECT_TRUE(refusal(policy, FORWARD_AUTOGRAD_REQ, once));
+  }
+  EXPECT_FALSE(refusal(RequestPolicy::kAny, SCRIPT_CALL, nested(100'000)));
+}
+
 // All that this process has loaded.
 TEST(RequestPolicy, OperatorsThatReachFilesAreRefused) {
   std::set<std::string> refused;
