@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "jit_ops/values/coerce.h"
-#include "pipe/workers/script_loss.h"
+#include "pipe/scripted/script_loss.h"
 
 namespace weft::ops {
 

@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "pipe/workers/script_optimizer.h"
-#include "pipe/workers/script_state.h"
-#include "pipe/workers/script_worker_run.h"
+#include "pipe/scripted/script_optimizer.h"
+#include "pipe/scripted/script_state.h"
+#include "pipe/scripted/script_worker_run.h"
 
 namespace weft::ops {
 

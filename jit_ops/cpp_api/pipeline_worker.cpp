@@ -11,7 +11,7 @@
 #include "jit_ops/serve/published.h"
 #include "jit_ops/serve/servable.h"
 #include "jit_ops/weft.h"
-#include "pipe/workers/script_part.h"
+#include "pipe/scripted/script_part.h"
 
 namespace weft {
 

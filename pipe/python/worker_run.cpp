@@ -11,8 +11,8 @@
 #include <utility>
 
 #include "pipe/python/gil.h"
-#include "pipe/workers/script_loss.h"
-#include "pipe/workers/script_worker_run.h"
+#include "pipe/scripted/script_loss.h"
+#include "pipe/scripted/script_worker_run.h"
 
 namespace py = pybind11;
 

@@ -1,5 +1,5 @@
 // A worker's mini-batch of scripted stages: the numbers are those of autograd, without Python.
-#include "pipe/workers/script_worker_run.h"
+#include "pipe/scripted/script_worker_run.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "pipe/workers/script_loss.h"
+#include "pipe/scripted/script_loss.h"
 
 namespace weft::pipe {
 namespace {

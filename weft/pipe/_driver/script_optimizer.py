@@ -1,5 +1,5 @@
 """The driver's half of the optimizer at a worker without Python: its options and its learning-rate
-scheduler. The worker has the other half, what is kept of each parameter (pipe/workers/script_optimizer.h).
+scheduler. The worker has the other half, what is kept of each parameter (pipe/scripted/script_optimizer.h).
 """
 
 from __future__ import annotations

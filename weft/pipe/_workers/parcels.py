@@ -16,7 +16,7 @@ Parcel = tuple[bytes, list[Tensor]]
 
 #: One tensor; a tuple or a list of different ones, after which a byte tells for each of a list
 #: whether it is there, unless all are; _APART before any of them. Other layouts are pickles.
-#: Scripted stages read and write these in C++, pipe/workers/script_values.h.
+#: Scripted stages read and write these in C++, pipe/scripted/script_values.h.
 _TENSOR, _TUPLE, _LIST, _APART = b"", b"(", b"*", b"&"
 _HOST = ("cpu", "meta")
 

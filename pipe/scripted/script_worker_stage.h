@@ -18,9 +18,9 @@
 #include <utility>
 #include <vector>
 
+#include "pipe/scripted/script_values.h"
 #include "pipe/stage/stage_context.h"
 #include "pipe/workers/repeated_draws.h"
-#include "pipe/workers/script_values.h"
 #include "pipe/workers/split_backward.h"
 #include "transport/base/api.h"
 

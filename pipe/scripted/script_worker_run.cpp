@@ -1,4 +1,4 @@
-#include "pipe/workers/script_worker_run.h"
+#include "pipe/scripted/script_worker_run.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>

@@ -1,4 +1,4 @@
-#include "pipe/workers/script_values.h"
+#include "pipe/scripted/script_values.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/Dict.h>

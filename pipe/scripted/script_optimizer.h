@@ -12,7 +12,7 @@
 #include <map>
 #include <string>
 
-#include "pipe/workers/script_state.h"
+#include "pipe/scripted/script_state.h"
 #include "transport/base/api.h"
 
 namespace weft::pipe {

@@ -1,4 +1,4 @@
-#include "pipe/workers/script_part.h"
+#include "pipe/scripted/script_part.h"
 
 #include <c10/util/Exception.h>
 

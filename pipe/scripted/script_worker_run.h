@@ -21,9 +21,9 @@
 #include <utility>
 #include <vector>
 
+#include "pipe/scripted/script_worker_stage.h"
 #include "pipe/workers/arrivals.h"
 #include "pipe/workers/deliveries.h"
-#include "pipe/workers/script_worker_stage.h"
 #include "transport/base/api.h"
 
 namespace weft::pipe {

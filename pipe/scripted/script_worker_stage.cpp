@@ -1,4 +1,4 @@
-#include "pipe/workers/script_worker_stage.h"
+#include "pipe/scripted/script_worker_stage.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>

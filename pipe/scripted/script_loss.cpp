@@ -1,4 +1,4 @@
-#include "pipe/workers/script_loss.h"
+#include "pipe/scripted/script_loss.h"
 
 #include <torch/csrc/jit/serialization/import.h>
 

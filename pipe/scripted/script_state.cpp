@@ -1,4 +1,4 @@
-#include "pipe/workers/script_state.h"
+#include "pipe/scripted/script_state.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>

@@ -14,9 +14,9 @@
 #include <thread>
 #include <vector>
 
-#include "pipe/workers/script_optimizer.h"
-#include "pipe/workers/script_state.h"
-#include "pipe/workers/script_worker_run.h"
+#include "pipe/scripted/script_optimizer.h"
+#include "pipe/scripted/script_state.h"
+#include "pipe/scripted/script_worker_run.h"
 #include "transport/base/api.h"
 
 namespace weft::pipe {
