@@ -29,9 +29,9 @@ std::string defaultName() {
   return std::string(host.data()) + "/" + std::to_string(::getpid());
 }
 
-transport::EndpointOptions endpointOptions(const MailboxOptions& options,
+transport::EndpointOptions endpointOptions(const transport::EndpointOptions& given,
                                            const GroupSecret& secret) {
-  transport::EndpointOptions endpoint = options;
+  transport::EndpointOptions endpoint = given;
   endpoint.group_id = secret.group_id;
   if (endpoint.name.empty()) endpoint.name = defaultName();
   if (!endpoint.key.valid()) endpoint.key = secret.key;
