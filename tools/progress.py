@@ -11,6 +11,7 @@ import time
 ACTIONS = re.compile(r"^\[([\d,]+) / ([\d,]+)\]")
 # What Bazel says about itself: of use to nobody who waits.
 TALK = re.compile(r"^(\s*$|INFO:|Loading:|Analyzing:|Starting local Bazel|DEBUG:|Target |  bazel-)")
+ELAPSED = re.compile(r"^INFO: Elapsed time: ([\d.]+)s")
 QUIET_SECONDS = 20  # between two lines where there is no terminal
 WIDTH = 24
 
@@ -31,7 +32,7 @@ class Bar:
         self.total = 0
         self.base = (0, self.began)  # actions done when compiling began, and when
         self.shown = self.began
-        self.open = False
+        self.open = False  # whether the line on the terminal has no end yet
 
     def update(self, done: int, total: int) -> None:
         """Shows how far the build is."""
@@ -56,6 +57,11 @@ class Bar:
         sys.stderr.write(text)
         sys.stderr.flush()
 
+    def finish(self, seconds: float) -> None:
+        """Says how long it took, where it was long enough to be shown."""
+        if self.open or self.shown > self.began:
+            self.say(f"[weft] the build took {seconds:.0f} s\n")
+
     def close(self) -> None:
         """Ends the line that is open."""
         if self.open:
@@ -70,6 +76,8 @@ def main() -> None:
         if counts := ACTIONS.match(line):
             done, total = (int(text.replace(",", "")) for text in counts.groups())
             bar.update(done, total)
+        elif ended := ELAPSED.match(line):
+            bar.finish(float(ended[1]))
         elif not TALK.match(line):
             bar.say(line)
     bar.close()
