@@ -67,14 +67,10 @@ def _check(arguments: list[str]) -> None:
 
 def _problem_of_module(module: str) -> str:
     """Why `module` cannot be run; empty if it can. The packages around it are imported, as by python."""
-    parts = module.split(".")
-    for end in range(1, len(parts) + 1):
-        name = ".".join(parts[:end])
-        if not all(parts) or _spec(name) is None:
-            return f"no module named {module!r}"
-    spec = _spec(module)
-    is_package = spec is not None and spec.submodule_search_locations is not None
-    if is_package and _spec(f"{module}.__main__") is None:
+    spec = _spec(module) if all(module.split(".")) else None
+    if spec is None:
+        return f"no module named {module!r}"
+    if spec.submodule_search_locations is not None and _spec(f"{module}.__main__") is None:
         return f"{module!r} is a package without a module __main__"
     return ""
 

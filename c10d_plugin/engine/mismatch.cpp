@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "c10d_plugin/core/ranks_text.h"
+#include "c10d_plugin/store/all_gather.h"
 
 namespace weft::process_group {
 
@@ -58,13 +59,14 @@ std::string describeCall(const OpRecord& own) {
 
 std::string exchangeCalls(collectives::KeyValue& store, int rank, int size, std::uint64_t number,
                           const std::string& own) {
-  const std::string prefix = "called/" + std::to_string(number) + "/";
+  const auto keys =
+      collectives::topicKeys("called/" + std::to_string(number), collectives::allRanks(size));
   std::map<std::string, std::vector<int>> ranks_by_text{{own, {rank}}};
   const auto deadline = collectives::Deadline::clock::now() + kPatience;
-  if (!store.set(prefix + std::to_string(rank), own)) {
+  if (!store.set(keys[static_cast<std::size_t>(rank)], own)) {
     for (int other = 0; other < size; ++other) {
       if (other == rank) continue;
-      const auto text = store.get(prefix + std::to_string(other), deadline);
+      const auto text = store.get(keys[static_cast<std::size_t>(other)], deadline);
       if (text.ok()) ranks_by_text[text.value()].push_back(other);
     }
   }

@@ -113,21 +113,4 @@ StateDicts toDicts(const pipe::ScriptOptimizer::State& state) {
   return found;
 }
 
-pipe::ScriptOptimizer::State fromDicts(const at::IValue& dicts) {
-  pipe::ScriptOptimizer::State state;
-  for (const auto& entry : dicts.toGenericDict()) {
-    auto& kept = state[entry.key().toStringRef()];
-    for (const auto& one : entry.value().toGenericDict())
-      kept.emplace(one.key().toStringRef(), one.value().toTensor());
-  }
-  return state;
-}
-
-pipe::ScriptOptimizer::Options optionsOf(const at::IValue& options) {
-  pipe::ScriptOptimizer::Options found;
-  for (const auto& entry : options.toGenericDict())
-    found.emplace(entry.key().toStringRef(), entry.value().toDouble());
-  return found;
-}
-
 }  // namespace weft::ops

@@ -30,7 +30,5 @@ at::IValue outcomeOf(const pipe::ScriptWorkerRun* run, const std::string& error)
 
 using StateDicts = c10::Dict<std::string, pipe::StateDict>;
 StateDicts toDicts(const pipe::ScriptOptimizer::State& state);
-pipe::ScriptOptimizer::State fromDicts(const at::IValue& dicts);
-pipe::ScriptOptimizer::Options optionsOf(const at::IValue& options);
 
 }  // namespace weft::ops

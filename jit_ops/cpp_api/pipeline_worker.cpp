@@ -3,7 +3,6 @@
 #include <torch/csrc/distributed/rpc/rpc_agent.h>
 #include <torch/csrc/jit/frontend/function_schema_parser.h>
 
-#include <chrono>
 #include <map>
 #include <mutex>
 
@@ -11,24 +10,20 @@
 #include "jit_ops/serve/published.h"
 #include "jit_ops/serve/servable.h"
 #include "jit_ops/weft.h"
+#include "pipe/schedule/timeline.h"
 #include "pipe/scripted/script_part.h"
 
 namespace weft {
 
 namespace {
 
+using pipe::ScriptOptimizer;
 using pipe::ScriptPart;
 
 constexpr const char* kName = "weft.pipeline";
 
 std::string nameOfThisWorker() {
   return torch::distributed::rpc::RpcAgent::getCurrentRpcAgent()->getWorkerInfo().name_;
-}
-
-std::int64_t now() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
 }
 
 // The parts of pipelines at this worker, by the pipelines' names. Any thread.
@@ -62,7 +57,7 @@ class PipelineWorker final : public ops::Servable {
   }
 
   void addParts() {
-    method("clock() -> int", [](const Values&) { return at::IValue(now()); });
+    method("clock() -> int", [](const Values&) { return at::IValue(pipe::monotonicNanos()); });
     method("has_part(str pipe) -> bool", [this](const Values& args) {
       return at::IValue(find(args[0].toStringRef()) != nullptr);
     });
@@ -130,7 +125,8 @@ class PipelineWorker final : public ops::Servable {
     });
     partMethod("optimize(str pipe, str kind, Dict(str, float) options) -> ()",
                [](ScriptPart& part, const Values& args) {
-                 part.optimizer().step(args[1].toStringRef(), ops::optionsOf(args[2]));
+                 part.optimizer().step(args[1].toStringRef(),
+                                       args[2].to<ScriptOptimizer::Options>());
                  return at::IValue();
                });
     partMethod("optimizer_state(str pipe) -> Dict(str, Dict(str, Tensor))",
@@ -139,7 +135,7 @@ class PipelineWorker final : public ops::Servable {
                });
     partMethod("load_optimizer(str pipe, Dict(str, Dict(str, Tensor)) state) -> ()",
                [](ScriptPart& part, const Values& args) {
-                 part.optimizer().load(ops::fromDicts(args[1]));
+                 part.optimizer().load(args[1].to<ScriptOptimizer::State>());
                  return at::IValue();
                });
   }

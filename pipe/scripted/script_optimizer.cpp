@@ -9,7 +9,7 @@ namespace weft::pipe {
 
 namespace {
 
-using Kept = std::map<std::string, at::Tensor>;
+using Kept = ScriptOptimizer::Kept;
 using Options = ScriptOptimizer::Options;
 
 double option(const Options& options, const char* name) {

@@ -9,8 +9,8 @@
 // parameter has changed.
 #pragma once
 
-#include <map>
 #include <string>
+#include <unordered_map>
 
 #include "pipe/scripted/script_state.h"
 #include "transport/base/api.h"
@@ -20,9 +20,10 @@ namespace weft::pipe {
 class WEFT_API ScriptOptimizer {
  public:
   // By torch.optim's names; betas are beta1 and beta2, true is 1.
-  using Options = std::map<std::string, double>;
-  // What is kept of each parameter, by torch.optim's names.
-  using State = std::map<std::string, std::map<std::string, at::Tensor>>;
+  using Options = std::unordered_map<std::string, double>;
+  // What is kept of a parameter, by torch.optim's names; and of each, by its own.
+  using Kept = std::unordered_map<std::string, at::Tensor>;
+  using State = std::unordered_map<std::string, Kept>;
 
   explicit ScriptOptimizer(NamedTensors parameters) : parameters_(std::move(parameters)) {}
 

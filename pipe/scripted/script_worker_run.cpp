@@ -5,6 +5,8 @@
 
 #include <chrono>
 
+#include "pipe/schedule/timeline.h"
+
 namespace weft::pipe {
 
 namespace {
@@ -13,12 +15,6 @@ using Kind = WorkerTask::Kind;
 
 // Without an arrival for so long, the driver is asked whether it is there.
 constexpr std::chrono::milliseconds kLook{1000};
-
-std::int64_t now() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 std::shared_ptr<Arrivals> mustFindArrivals(const std::string& pipeline) {
   auto found = findArrivals(pipeline);
@@ -117,7 +113,7 @@ void ScriptWorkerRun::run() {
 // What a wait throws is thrown as it is.
 void ScriptWorkerRun::runTask(TaskRecord& record) {
   const WorkerTask& task = record.task;
-  record.created = now();
+  record.created = monotonicNanos();
   record.started = record.created.load();
   std::optional<Parcel> arrived = take(task, record);
   try {
@@ -128,7 +124,7 @@ void ScriptWorkerRun::runTask(TaskRecord& record) {
         return backward(task, std::move(arrived), record);
       case Kind::kWeights:
         stages_.at(task.stage).weights(static_cast<std::size_t>(task.micro_batch));
-        record.ended = now();
+        record.ended = monotonicNanos();
     }
   } catch (const c10::Error& error) {
     fail(task, part_.worker, error.what_without_backtrace());
@@ -156,7 +152,7 @@ std::optional<Parcel> ScriptWorkerRun::take(const WorkerTask& task, TaskRecord& 
   } catch (const std::runtime_error& error) {
     throw Abandoned(error.what());
   }
-  record.started = now();
+  record.started = monotonicNanos();
   return parcel;
 }
 
@@ -175,11 +171,11 @@ void ScriptWorkerRun::forward(const WorkerTask& task, std::optional<Parcel> inpu
   if (job_.trains && task.stage == last_) {
     loss_ = loss_ + stage.loss(context, std::move(arguments), job_.recompute[number],
                                *job_.criterion, job_.targets[number], job_.weights[number]);
-    record.ended = now();
+    record.ended = monotonicNanos();
     return;
   }
   const at::IValue output = stage.forward(context, std::move(arguments), job_.recompute[number]);
-  record.ended = now();
+  record.ended = monotonicNanos();
   checkSent(task.stage);
   giveOutput(task, output);
 }
@@ -198,7 +194,7 @@ void ScriptWorkerRun::backward(const WorkerTask& task, std::optional<Parcel> arr
   const bool splits = splits_[static_cast<std::size_t>(task.stage)];
   Tensors found =
       splits ? stage.inputGradients(number, gradients) : stage.backward(number, gradients);
-  record.ended = now();
+  record.ended = monotonicNanos();
   giveGradients(task, std::move(found));
 }
 

@@ -14,11 +14,9 @@ namespace {
 
 // The worker that has this name and another rank, and is not lost.
 std::optional<worker_id_t> liveNamesake(const Group& group, const transport::PeerInfo& peer) {
-  for (const WorkerInfo& known : group.directory().all()) {
-    if (known.name_ == peer.name && known.id_ != peer.rank && !group.lossOf(known.id_))
-      return known.id_;
-  }
-  return std::nullopt;
+  const WorkerInfo* const known = group.directory().find(peer.name);
+  if (known == nullptr || known->id_ == peer.rank || group.lossOf(known->id_)) return std::nullopt;
+  return known->id_;
 }
 
 }  // namespace

@@ -51,6 +51,10 @@ bool mayBeRead(const Innermost& message) {
   return !text.starts_with("\x80\x02") || isShallowPickle(message.payload);
 }
 
+std::string thePolicyHere(RequestPolicy policy) {
+  return "the request policy here is \"" + std::string(toString(policy)) + "\"";
+}
+
 }  // namespace
 
 RequestPolicy parseRequestPolicy(const std::string& name) {
@@ -81,33 +85,28 @@ Innermost innermost(MessageType type, std::span<const char> payload) {
 std::optional<std::string> refusal(RequestPolicy policy, MessageType type,
                                    const std::vector<char>& payload) {
   if (!distrustsPeers(policy)) return std::nullopt;
-  const auto how = [&] {
-    return "the request policy here is \"" + std::string(toString(policy)) + "\"";
-  };
   const Innermost message = innermost(type, payload);
-  if (!message.recognised) return "its wrapped message could not be recognised, and " + how();
+  if (!message.recognised)
+    return "its wrapped message could not be recognised, and " + thePolicyHere(policy);
   // Under `registered` the restricted unpickler of weft/_torch/request_policy.py decides on names.
   if (policy == RequestPolicy::kScript && carriesPython(message.type)) {
-    return "it carries pickled Python, and " + how() +
+    return "it carries pickled Python, and " + thePolicyHere(policy) +
            ": only TorchScript functions and built-in operators are served";
   }
-  if (!mayBeRead(message)) return "its values are nested too deeply, and " + how();
+  if (!mayBeRead(message)) return "its values are nested too deeply, and " + thePolicyHere(policy);
   return std::nullopt;
 }
 
 std::optional<std::string> refusal(RequestPolicy policy, const c10::FunctionSchema& schema) {
   if (policy == RequestPolicy::kAny) return std::nullopt;
   const std::string& name = schema.name();
-  const auto how = [&] {
-    return "the request policy here is \"" + std::string(toString(policy)) + "\"";
-  };
   if (!name.starts_with("aten::")) {
-    return name + " is not one of PyTorch's own operators (aten::), and " + how();
+    return name + " is not one of PyTorch's own operators (aten::), and " + thePolicyHere(policy);
   }
   for (const c10::Argument& argument : schema.arguments()) {
     if (argument.type()->kind() != c10::TypeKind::StringType) continue;
     if (argument.name().find("file") == std::string::npos) continue;
-    return name + " reads or writes files, and " + how();
+    return name + " reads or writes files, and " + thePolicyHere(policy);
   }
   return std::nullopt;
 }

@@ -33,6 +33,12 @@ bool Directory::contains(worker_id_t id) const {
   return by_id_.contains(id);
 }
 
+const WorkerInfo* Directory::find(const std::string& name) const {
+  const std::shared_lock lock(mutex_);
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? nullptr : found->second;
+}
+
 const WorkerInfo& Directory::byName(const std::string& name) const {
   const std::shared_lock lock(mutex_);
   if (const auto found = by_name_.find(name); found != by_name_.end()) return *found->second;

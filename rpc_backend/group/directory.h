@@ -21,6 +21,7 @@ class Directory {
   void remove(worker_id_t id);
 
   bool contains(worker_id_t id) const;
+  const WorkerInfo* find(const std::string& name) const;  // null: nobody here has it
   // Throw c10::Error that says who is known.
   const WorkerInfo& byName(const std::string& name) const;
   const WorkerInfo& byId(worker_id_t id) const;

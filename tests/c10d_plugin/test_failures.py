@@ -11,8 +11,9 @@ import time
 
 import pytest
 from ctrl_c import Delays
+from ports import free_port
 from ranks import PATHS, Ranks, leave, meet
-from workers import Workers, ended_by, free_port
+from workers import Workers, ended_by
 
 SOON = 4.0  # seconds after a kill -9 by which every survivor must have failed; silence takes 5
 

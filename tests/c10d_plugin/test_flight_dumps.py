@@ -220,8 +220,8 @@ def test_the_debug_servers_frontend_shows_the_operations():
 
 def ask_frontend() -> str:
     import torch.distributed as dist
+    from ports import free_port
     from torch.distributed import debug
-    from workers import free_port
 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_PORT=str(store.port))

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import members
 from ledger import Ledger
+from ports import free_port
 from proxy import Network
-from workers import Worker, Workers, free_port, keep_store, kept_store
+from workers import Worker, Workers, keep_store, kept_store
 
 JOINING = 40.0  # seconds
 

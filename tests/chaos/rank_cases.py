@@ -9,9 +9,10 @@ import rank_work
 from cases import Result
 from faults import Cost, Fault, Kill
 from fleet import where_all_are
+from ports import free_port
 from proxy import Network
 from waiting import takes
-from workers import Worker, WorkerDied, WorkerError, Workers, free_port, keep_store, kept_store
+from workers import Worker, WorkerDied, WorkerError, Workers, keep_store, kept_store
 
 ENDS = 15.0
 PATHS = {

@@ -15,8 +15,9 @@ import pytest
 import workloads
 from cases import run_case
 from fleet import Fleet
+from ports import free_port
 from rank_cases import Ranks, run_rank_case
-from workers import Workers, free_port, keep_store
+from workers import Workers, keep_store
 
 SEED = int(os.environ.get("WEFT_TEST_SEED", "1"))
 DIRECT = [

@@ -10,13 +10,13 @@ import importlib.util
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "guide" / "frameworks"
@@ -51,12 +51,6 @@ def command(page: str) -> list[str]:
     if program == "python":
         return [sys.executable, *words]
     return [sys.executable, "-m", "torch.distributed.run", f"--master-port={free_port()}", *words]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def run_all(commands: list[list[str]], folder: Path) -> list[str]:

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "rpc"))
 
-from workers import free_port  # noqa: E402
+from ports import free_port  # noqa: E402
 
 # Those of docs/guide/frameworks are run by test_frameworks.py.
 PAGES = [ROOT / "README.md"]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import random
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = ROOT / "examples" / "cluster"
@@ -40,12 +40,6 @@ def run(command: list[str], folder: Path = ROOT, **environment: str) -> str:
     )
     assert done.returncode == 0, done.stdout
     return done.stdout
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def test_under_torchrun_a_killed_rank_comes_back(tmp_path):

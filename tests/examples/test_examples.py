@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 BACKEND = os.environ.get("WEFT_TEST_BACKEND", "WEFT")
 BOUND = 90  # seconds for two processes to import torch, meet, talk and leave
-
-
-def free_port() -> int:
-    """A port that was free just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def run_all(commands: list[list[str]], folder: Path = ROOT) -> list[str]:

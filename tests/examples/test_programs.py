@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 BOUND = 280  # seconds, for a machine that does much else
@@ -29,12 +29,6 @@ def run(*command: str, status: int = 0) -> str:
     )
     assert done.returncode == status, done.stdout
     return done.stdout
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def torchrun(ranks: int, *command: str) -> str:

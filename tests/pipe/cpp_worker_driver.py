@@ -16,9 +16,11 @@ import scripted_models as scripted
 import torch
 import torch.distributed.rpc as rpc
 import worker_models as models
-from cpp_worker_group import Group, free_port, refused
+from cpp_worker_group import Group, refused
+from ports import free_port
 from torch import Tensor, nn
 from waiting import wait_until
+from worker_pipes import pipe_of_layers, same
 
 import weft
 
@@ -26,18 +28,8 @@ CROSS_ENTROPY = torch.jit.script(nn.CrossEntropyLoss())
 COUNT = 3  # workers, the driver among them
 
 
-def pipe_of(layers: list[nn.Module], places: str, chunks: int = 4, **options: object) -> weft.Pipe:
-    placed = [
-        layer if place == "0" else weft.WithDevice(layer, f"worker{place}/cpu")
-        for layer, place in zip(layers, places, strict=True)
-    ]
-    return weft.Pipe(nn.Sequential(*placed), chunks, **{"schedule": "1f1b", **options})
-
-
-def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
-    assert left.keys() == right.keys(), (left.keys(), right.keys())
-    for name in left:
-        assert torch.equal(left[name], right[name]), name
+def pipe_of(layers, places, chunks=4, schedule="1f1b", checkpoint="except_last", **options):
+    return pipe_of_layers(layers, places, chunks, schedule, checkpoint, **options)
 
 
 def trains(places: str, schedule: str, checkpoint: str, cls: type, **options: object) -> None:

@@ -19,14 +19,16 @@ def pipe_of(
     return pipe_of_layers(models.layers(seed), places, chunks, schedule, checkpoint)
 
 
-def pipe_of_layers(layers, places: Sequence[str], chunks: int, schedule: str, checkpoint: str):
+def pipe_of_layers(
+    layers, places: Sequence[str], chunks: int, schedule: str, checkpoint: str, **options: object
+):
     import weft
 
     placed = [
         layer if place == "0" else weft.WithDevice(layer, [f"worker{one}/cpu" for one in place])
         for layer, place in zip(layers, places, strict=True)
     ]
-    return weft.Pipe(nn.Sequential(*placed), chunks, checkpoint, schedule=schedule)
+    return weft.Pipe(nn.Sequential(*placed), chunks, checkpoint, schedule=schedule, **options)
 
 
 def held_anywhere(pipe) -> int:

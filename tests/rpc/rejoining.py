@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from workers import Workers, free_port, join, keep_store, kept_store, leave
+from ports import free_port
+from workers import Workers, join, keep_store, kept_store, leave
 
 
 class Static(Workers):

@@ -6,8 +6,9 @@ import signal
 import time
 
 import pytest
+from ports import free_port
 from waiting import wait_for, wait_until
-from workers import Group, Workers, free_port, join, keep_store, kept_store, leave
+from workers import Group, Workers, join, keep_store, kept_store, leave
 
 SOON = 15
 

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from workers import free_port
+from ports import free_port
 
 from weft._version import VERSION
 

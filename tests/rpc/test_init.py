@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from workers import Group, Workers, free_port, join, leave
+from ports import free_port
+from workers import Group, Workers, join, leave
 
 SOON = 15  # seconds in which an error that needs no waiting must have come
 

@@ -9,8 +9,9 @@ import time
 import pytest
 import torch
 from ctrl_c import TRIES, Delays
+from ports import free_port
 from waiting import takes
-from workers import Group, Workers, ended_by, free_port, join, leave
+from workers import Group, Workers, ended_by, join, leave
 
 
 @torch.jit.script

@@ -7,8 +7,9 @@ import threading
 import time
 
 import pytest
+from ports import free_port
 from waiting import takes_with_the_gil, wait_for
-from workers import Group, Workers, free_port, join, leave
+from workers import Group, Workers, join, leave
 
 SOON = 4.0  # seconds after a kill -9 by which every call to the dead must have failed; silence: 5
 _held: list[tuple[str, float]] = []  # how each held call ended, and when

@@ -8,7 +8,7 @@ import sys
 import textwrap
 
 import pytest
-from workers import free_port
+from ports import free_port
 
 BOUND = 90
 

@@ -5,19 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import socket
 from collections.abc import Callable
 
 import pytest
+from ports import free_port
 
 PEER = "callee"
 LARGE = 1 << 18  # elements of float32: 1 MiB
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _work(rank: int, port: int, environment: dict[str, str], body: Callable, answer) -> None:
@@ -48,7 +42,7 @@ def in_caller(body: Callable, **environment: str):
     """What `body` returns in a worker that has a peer."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    port = _free_port()
+    port = free_port()
     processes = [
         context.Process(target=_work, args=(rank, port, environment, body, theirs))
         for rank in range(2)

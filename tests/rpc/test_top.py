@@ -10,7 +10,8 @@ import sys
 import threading
 
 import pytest
-from workers import Group, free_port
+from ports import free_port
+from workers import Group
 
 _gate = threading.Event()
 _held = threading.Event()

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from workers import free_port
+from ports import free_port
 
 DRIVER = """
 import torch, torch.distributed.rpc as rpc, weft

@@ -17,10 +17,8 @@ import faulthandler
 import importlib
 import multiprocessing
 import os
-import random
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -49,16 +47,6 @@ class WorkerError(Exception):
 
 class WorkerDied(Exception):
     """A worker ended while something was expected of it."""
-
-
-def free_port() -> int:
-    """A port of loopback that is free, and that the system will not give to anybody meanwhile: it takes
-    those of its own choice from 32768 on."""
-    while True:
-        port = random.randrange(20000, 32000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def _resolve(function: tuple[str, str]) -> Callable[..., Any]:

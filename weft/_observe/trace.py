@@ -62,16 +62,16 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     if not path.parent.is_dir():
         raise FileNotFoundError(f"weft.trace: there is no folder {path.parent}")
     own, others = _workers()
-    begun, errors = _ask_all([*others, own], begin)
+    begun, errors = _ask_all(own, [*others, own], begin)
     ends = [name for name in (own, *others) if name in begun]
     try:
         if errors:
             raise errors[0]
         yield
     except BaseException:
-        _ask_all(ends, end)
+        _ask_all(own, ends, end)
         raise
-    parts, errors = _ask_all(ends, end)
+    parts, errors = _ask_all(own, ends, end)
     if errors:
         raise errors[0]
     if path.is_dir():
@@ -96,11 +96,10 @@ def _workers() -> tuple[str, list[str]]:
 
 
 def _ask_all(
-    workers: list[str], question: Callable[[], Answer]
+    own: str, workers: list[str], question: Callable[[], Answer]
 ) -> tuple[dict[str, Answer], list[Exception]]:
     """What they say, and what went wrong. The others are asked at once, before or after this process,
     whose own profile then has no such calls."""
-    own, _ = _workers()
     answers: dict[str, Answer] = {}
     errors: list[Exception] = []
     for is_own, names in itertools.groupby(workers, lambda name: name == own):

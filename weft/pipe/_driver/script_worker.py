@@ -73,21 +73,21 @@ class ScriptWorker:
         self._worker = worker
         self._stages = {number: list(layers) for number, layers in stages.items()}
         self._layers = {layer.name: layer.module for one in stages.values() for layer in one}
-        self._optimizer = ScriptOptimizer(self._where(), self._layers)
+        self._optimizer = ScriptOptimizer(self._where(*self._stages), self._layers)
         self._snapshot: State | None = None
 
-    def _where(self) -> str:
-        numbers = ", ".join(map(str, self._stages))
+    def _where(self, *stages: int) -> str:
+        numbers = ", ".join(map(str, stages))
         return f"stage {numbers} of the Pipe is on worker '{self._worker}', a C++ program"
 
     def refuse(self, why: str) -> None:
         """Raises NotImplementedError."""
-        raise NotImplementedError(f"{self._where()}: {why}")
+        raise NotImplementedError(f"{self._where(*self._stages)}: {why}")
 
     def check(self, places: Sequence[StagePlace], deferred: int) -> None:
         """Refuses what the worker cannot do, before a stage is built anywhere."""
         for number, layers in self._stages.items():
-            where = f"stage {number} of the Pipe is on worker '{self._worker}', a C++ program"
+            where = self._where(number)
             if len(places[number].workers) > 1:
                 raise ValueError(f"{where}: such a stage has no replicas")
             if torch.device(places[number].device_at(self._worker)).type != "cpu":
@@ -106,8 +106,8 @@ class ScriptWorker:
         """Refuses a loss that the worker, which has the last stage, cannot run."""
         if not is_scripted(loss):
             raise ValueError(
-                f"{self._where()}, and the loss is a {type(loss).__name__}: give torch.jit.script(loss), "
-                "or the last stage a worker with Python"
+                f"{self._where(*self._stages)}, and the loss is a {type(loss).__name__}: give "
+                "torch.jit.script(loss), or the last stage a worker with Python"
             )
 
     def _call(
