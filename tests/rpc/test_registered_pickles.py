@@ -37,6 +37,15 @@ class Color(enum.Enum):
     RED = 1
 
 
+class Empty(enum.Enum):
+    pass
+
+
+class Access(enum.Flag):
+    READ = 1
+    WRITE = 2
+
+
 @dataclasses.dataclass
 class Point:
     x: int = 0
@@ -104,13 +113,21 @@ class Table(dict):
     pass
 
 
+class Text(str):
+    pass
+
+
+class Octets(bytes):
+    pass
+
+
 class OwnError(Exception):
     pass
 
 
 REGISTERED = (
-    *(shout, same, note, Color, Point, Slotted, Frozen, Stateful, Singleton, Shelf),
-    *(Pair, Names, Table, OwnError),
+    *(shout, same, note, Color, Empty, Access, Point, Slotted, Frozen, Stateful, Singleton, Shelf),
+    *(Pair, Names, Table, Text, Octets, OwnError),
 )
 
 
@@ -175,6 +192,10 @@ DEEP = EMPTY + b"\x85" * 300_000
 # Each level holds the one below it twice: tuple n is memo n.
 LAUGHS = (
     EMPTY + b"\x94" + b"".join(b"j" + n.to_bytes(4, "little") + b"\x86\x94" for n in range(100))
+)
+# The same with lists.
+LISTS = b"]\x94" + b"".join(
+    POP + b"](" + (b"j" + n.to_bytes(4, "little")) * 2 + b"e\x94" for n in range(100)
 )
 SLICES = b"N" + b"".join(
     [
@@ -258,6 +279,13 @@ REFUSED = {
     "set of a range": named("set", "builtins") + MANY + b"\x85" + REDUCE + POP + REQUEST,
     "NamedTuple of a range": named("remade", "weft._remote.named_tuples")
     + (text("Name") + EMPTY + MANY + b"\x87" + REDUCE + POP + REQUEST),
+    "list class of a range": named("Names") + MANY + b"\x85" + REDUCE + POP + REQUEST,
+    "bytes class by length": named("Octets") + b"J\0\0\0\x7f\x85" + NEW + POP + REQUEST,
+    "text of many": named("Text") + LISTS + b"\x85" + NEW + POP + REQUEST,
+    "member of many": named("Color") + LISTS + b"\x85" + REDUCE + POP + REQUEST,
+    "member of many tuples": named("Color") + LAUGHS + b"\x85" + REDUCE + POP + REQUEST,
+    "members of a new class": named("Empty")
+    + (text("x") + text("a b") + b"\x86" + REDUCE + POP + REQUEST),
     "error of a range": named("SyntaxError", "builtins")
     + text("a")
     + MANY
@@ -462,6 +490,9 @@ def travel() -> None:
         ),
         *(
             Color.RED,
+            Access.READ | Access.WRITE,
+            Text("text"),
+            Octets(b"bytes"),
             Point(1, [2]),
             Slotted(1, (2,)),
             Frozen(5),

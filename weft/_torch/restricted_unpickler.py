@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import collections
 import collections.abc
+import enum
 import io
 import pickle
 import struct
@@ -40,12 +41,7 @@ _MAX_BITS = 1 << 12  # of a number that is calculated with: CPython divides in q
 _MAX_COPIES = 4
 _FREE_COPIES = 1 << 16
 
-_HELD = (
-    tuple,
-    frozenset,
-    slice,
-    BaseException,
-)  # hashed, compared or freed together with its parts
+_HELD = (tuple, frozenset, slice, BaseException)  # hashed, compared or freed with their parts
 _SIZED = (tuple, list, dict, set, frozenset, bytes, bytearray)
 _HASHED = (dict, set, frozenset)
 
@@ -118,6 +114,33 @@ _CALLS: dict[int, Callable[..., bool]] = {
     id(torch.device): _is_device,
     **{id(one): _is_small for one in (slice, range, complex, torch.Size)},
 }
+
+
+def _is_text(*args: Any) -> bool:
+    return all(type(one) in (str, bytes) for one in args)  # of another, its repr would be made
+
+
+def _is_member(cls: type[enum.Enum], *args: Any) -> bool:
+    """Whether this is a value of the enum. If not, Enum would make its repr for the error."""
+    if len(args) != 1:
+        return False  # with more it would make a class
+    combined = issubclass(cls, enum.Flag) and type(args[0]) is int and _is_small(*args)
+    return combined or args[0] in cls._value2member_map_
+
+
+def _check_builtin_maker(cls: type, args: tuple[Any, ...]) -> None:
+    """Raises if a registered class, made by what it has from Python's own, would make much of little."""
+    if issubclass(cls, enum.Enum):
+        if not _is_member(cls, *args):
+            raise refused(f"and {_called(cls)} has no such member")
+        return
+    if not isinstance(cls.__new__, types.BuiltinFunctionType):
+        return
+    for base, check in ((str, _is_text), ((bytes, bytearray), _is_bytes), (_SIZED, _is_small)):
+        if issubclass(cls, base):
+            if not check(*args):
+                raise refused(f"and a pickle may not make a {_called(cls)} so")
+            return
 
 
 def _check_call(function: Any, args: Any) -> None:
@@ -298,9 +321,14 @@ class RestrictedUnpickler(pickle._Unpickler):
         self._made(cls.__new__(cls, *args, **kwargs), cls, parts)
 
     def _check_args(self, maker: Any, args: tuple[Any, ...]) -> None:
-        """Raises if the call would copy too much, or hash what takes for ever."""
-        if not (is_registered(maker) and isinstance(maker, type)) or issubclass(maker, _SIZED):
+        """Raises if the call would make or copy too much, or hash what takes for ever."""
+        registered = isinstance(maker, type) and is_registered(maker)
+        if not registered or issubclass(maker, _SIZED):
             self._copies(args)
+        if registered:
+            if issubclass(maker, enum.Enum):
+                self._check_keys(args)
+            _check_builtin_maker(maker, args)
         if isinstance(maker, type) and issubclass(maker, _HASHED):
             for arg in args:
                 for item in arg if type(arg) in (list, tuple) else ():
