@@ -1,6 +1,5 @@
 #include "rpc_backend/call/driven_wait.h"
 
-#include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <chrono>
@@ -14,13 +13,14 @@ namespace weft::rpc {
 bool threadIsPlain() {
   const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
   return keys.included_ == c10::default_included_set &&
-         keys.excluded_ == c10::default_excluded_set && !at::hasThreadLocalCallbacks();
+         keys.excluded_ == c10::default_excluded_set;
 }
 
 bool driveInterruptibly(transport::Endpoint& endpoint, const std::function<bool()>& done,
                         transport::AdaptiveSpin& spin) {
-  const CallScope scope(
-      nullptr);  // what the loop does is no part of the call that this thread runs
+  // What the loop does is no part of the call that this thread runs.
+  const CallScope scope(nullptr);
+  const Unprofiled unprofiled;
   while (true) {
     const auto slice = transport::mayBeInterrupted()
                            ? std::chrono::steady_clock::now() + transport::kInterruptEvery

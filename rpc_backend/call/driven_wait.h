@@ -3,16 +3,30 @@
 // Threads: any, without the GIL and with no lock held. Throws nothing.
 #pragma once
 
+#include <ATen/record_function.h>
+
 #include <functional>
+#include <optional>
 
 #include "transport/base/spin.h"
 #include "transport/endpoint.h"
 
 namespace weft::rpc {
 
-// Whether torch's state of this thread is that of a new one. On another thread neither an answer
-// may be read nor the loop be run.
+// Whether torch's state of this thread is that of a new one, but for a profiler. On another thread
+// neither an answer may be read nor the loop be run.
 bool threadIsPlain();
+
+// Hides from this thread's profiler what is done within: it is not what the thread called.
+class Unprofiled {
+ public:
+  Unprofiled() {
+    if (at::hasThreadLocalCallbacks()) guard_.emplace();
+  }
+
+ private:
+  std::optional<at::DisableRecordFunctionGuard> guard_;
+};
 
 // Returns when `done()`, or when this thread cannot drive (any more): another caller does, or the
 // endpoint closes. False: a person's Ctrl-C came first. What makes `done()` true on another thread

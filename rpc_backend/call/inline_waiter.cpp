@@ -120,6 +120,7 @@ void InlineWaiter::release() {
     state_ = State::kFree;
   }
   // The waiter is free by now: completing a call may make another.
+  const Unprofiled unprofiled;
   if (completion) completion();
 }
 

@@ -282,6 +282,8 @@ REFUSED = {
     "list class of a range": named("Names") + MANY + b"\x85" + REDUCE + POP + REQUEST,
     "bytes class by length": named("Octets") + b"J\0\0\0\x7f\x85" + NEW + POP + REQUEST,
     "text of many": named("Text") + LISTS + b"\x85" + NEW + POP + REQUEST,
+    "text in another encoding": named("Text")
+    + (b"B\1\0\0\0a" + text("idna") + b"\x86" + NEW + POP + REQUEST),
     "member of many": named("Color") + LISTS + b"\x85" + REDUCE + POP + REQUEST,
     "member of many tuples": named("Color") + LAUGHS + b"\x85" + REDUCE + POP + REQUEST,
     "members of a new class": named("Empty")

@@ -117,7 +117,7 @@ _CALLS: dict[int, Callable[..., bool]] = {
 
 
 def _is_text(*args: Any) -> bool:
-    return all(type(one) in (str, bytes) for one in args)  # of another, its repr would be made
+    return [type(one) for one in args] in ([], [str])  # an encoding would be imported, a list shown
 
 
 def _is_member(cls: type[enum.Enum], *args: Any) -> bool:
