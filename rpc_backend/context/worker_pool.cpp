@@ -54,14 +54,16 @@ struct WorkerPool::State : std::enable_shared_from_this<State> {
   std::condition_variable backlogged;  // wakes the watcher
   std::condition_variable thread_left;
   std::deque<std::function<void()>> queue;
-  // Read without the lock by threads that spin, as a hint.
+  // Read without the lock by threads that look for work.
   std::atomic<std::size_t> waiting{0};
   std::vector<std::thread> threads;
   std::thread left;               // the last that left; the next to leave joins it
   std::vector<Sleeper> sleeping;  // a stack: the most recently idle first
   bool searching = false;         // a worker looks for work
   IdleWork idle_work;             // may be empty
-  bool searcher_sleeps = false;   // maybe, in idle_work, and nobody has woken it
+  // Maybe, in idle_work, and nobody has woken it. The searcher sets it again when it has been woken
+  // for a task that another has taken.
+  std::atomic<bool> searcher_sleeps{false};
   std::thread::id searcher;
   std::size_t called = 0;   // workers woken that do not run yet
   std::size_t running = 0;  // workers inside a task
@@ -82,7 +84,7 @@ struct WorkerPool::State : std::enable_shared_from_this<State> {
   void take(std::function<void()>& task) {
     task = std::move(queue.front());
     queue.pop_front();
-    waiting.store(queue.size(), std::memory_order_relaxed);
+    waiting = queue.size();
     ++begun;
     ++running;
   }
@@ -105,8 +107,14 @@ struct WorkerPool::State : std::enable_shared_from_this<State> {
 
   // With the lock: looks for work. False: there is none, and this thread may sleep.
   bool search(std::unique_lock<std::mutex>& lock, transport::AdaptiveSpin& spin) {
-    const auto found = [&] { return waiting.load(std::memory_order_relaxed) != 0 || stopped; };
     const bool drives = idle_work.until != nullptr && !held;
+    const auto found = [&] {
+      if (waiting != 0 || stopped) return true;
+      if (!drives || searcher_sleeps) return false;
+      // In this order: who brings a task first writes `waiting`, and then looks whom to wake.
+      searcher_sleeps = true;
+      return waiting != 0 || stopped;
+    };
     searching = true;
     searcher_sleeps = drives;
     searcher = std::this_thread::get_id();
@@ -242,8 +250,7 @@ struct WorkerPool::State : std::enable_shared_from_this<State> {
     Wake next;
     if (stopped || held || queue.empty()) return next;
     // The searcher finds by itself what it has brought.
-    next.searcher = searcher_sleeps && searcher != std::this_thread::get_id();
-    if (next.searcher) searcher_sleeps = false;
+    next.searcher = searcher != std::this_thread::get_id() && searcher_sleeps.exchange(false);
     const std::size_t coming = called + (searching ? 1 : 0);
     if (queue.size() <= coming) return next;  // one of those takes it
     if (!sleeping.empty()) {
@@ -311,7 +318,7 @@ bool WorkerPool::run(std::function<void()>&& task) {
     const std::lock_guard lock(state_->mutex);
     if (state_->stopped) return false;
     state_->queue.push_back(std::move(task));
-    state_->waiting.store(state_->queue.size(), std::memory_order_relaxed);
+    state_->waiting = state_->queue.size();
     next = state_->provide();
   }
   state_->wake(next);

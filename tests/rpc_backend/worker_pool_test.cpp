@@ -332,6 +332,7 @@ class Bringer {
     return {[this](const std::function<bool()>& done, transport::AdaptiveSpin&) {
               std::unique_lock lock(mutex_);
               while (!done()) {
+                ++waits_;
                 if (!changed_.wait_for(lock, kBound, [&] { return rung_ || !brought_.empty(); }))
                   return false;
                 rung_ = false;
@@ -339,6 +340,7 @@ class Bringer {
                 lock.unlock();
                 for (const auto& task : brought)
                   task();
+                if (woken_) woken_();
                 lock.lock();
               }
               return true;
@@ -355,14 +357,20 @@ class Bringer {
     brought_.push_back(std::move(task));
     changed_.notify_all();
   }
+  // First: called where a thread has woken and not yet looked for work.
+  void whenWoken(std::function<void()> call) { woken_ = std::move(call); }
   int rings() const { return rings_; }
+  // How often a thread has found nothing and slept.
+  int waits() const { return waits_; }
 
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::function<void()>> brought_;
+  std::function<void()> woken_;
   bool rung_ = false;
   std::atomic<int> rings_{0};
+  std::atomic<int> waits_{0};
 };
 
 TEST(WorkerPool, TheThreadThatBringsATaskRunsIt) {
@@ -398,6 +406,30 @@ TEST(WorkerPool, TasksOfOthersEndIdleWork) {
     }
   }
   EXPECT_TRUE(waitUntil([&] { return ran == 500; }, kBound));
+  pool.stop(kBound);
+}
+
+TEST(WorkerPool, IdleWorkIsEndedAgainAfterAnotherThreadTookTheTask) {
+  Bringer bringer;
+  Gate woken;
+  bringer.whenWoken(woken.task());
+  WorkerPool pool("test", 2, 2);
+  pool.setIdleWork(bringer.work());
+  Gate first;
+  Gate second;
+  pool.run(first.task());  // the first thread is busy
+  ASSERT_TRUE(first.waitForEntered(1));
+  pool.run([] {});  // the second comes, and then looks for work
+  ASSERT_TRUE(waitUntil([&] { return bringer.waits() == 1; }, kBound));
+  pool.run(second.task());  // wakes the second, but the first thread takes it
+  ASSERT_TRUE(woken.waitForEntered(1));
+  first.open();
+  ASSERT_TRUE(second.waitForEntered(1));
+  woken.open();
+  ASSERT_TRUE(waitUntil([&] { return bringer.waits() == 2; }, kBound));
+  pool.run([] {});
+  EXPECT_EQ(bringer.rings(), 2);
+  second.open();
   pool.stop(kBound);
 }
 
