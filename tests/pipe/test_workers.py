@@ -323,3 +323,17 @@ def test_one_forward_one_backward_holds_as_many_as_stages_are_left():
         found = workers[0].call(most_of_each_stage)
         assert all(most <= 3 - stage for stage, most in found.items()), found
         workers.shutdown()
+
+
+def closes_at_once() -> None:
+    plain, (inputs, _) = models.plain(), models.batch()
+    for _ in range(20):
+        pipe = pipe_of("0122", 2, "1f1b")
+        with torch.no_grad():
+            output = pipe(inputs)
+        pipe.close()
+        torch.testing.assert_close(output.to_here(), plain(inputs))
+
+
+def test_an_output_outlives_a_pipe_that_is_closed_at_once(group):
+    group[0].call(closes_at_once)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 import torch.distributed.rpc as rpc
 
 from weft._observe.clocks import clock_offset
@@ -30,6 +32,7 @@ class RemoteParts:
         self._deferred = deferred
         self._set_up: dict[str, calls.Call] = {}
         self._scripted: dict[str, ScriptWorker] = {}  # those without Python
+        self._outputs: list[torch.futures.Future[Any]] = []  # as they become RRefs
         self.places = [stage.place for stage in stages]
         self.workers = workers_of([place.workers for place in self.places])
 
@@ -112,8 +115,18 @@ class RemoteParts:
     def take_output(self, worker: str, step: int) -> rpc.RRef[Any]:
         """An RRef of a forward's output."""
         if worker in self._scripted:
-            return self._scripted[worker].take_output(step)
-        return rpc.remote(worker, calls.take_output, args=(self._pipe, step))
+            output = self._scripted[worker].take_output(step)
+        else:
+            output = rpc.remote(worker, calls.take_output, args=(self._pipe, step))
+        self._outputs = [one for one in self._outputs if not one.done()]
+        self._outputs.append(output._get_future())
+        return output
+
+    def wait_for_outputs(self) -> None:
+        """Waits until the workers have the outputs as RRefs; they stay when the stages go."""
+        for taken in self._outputs:
+            with contextlib.suppress(RuntimeError):
+                taken.wait()
 
     def check_loss(self, loss: Callable[..., Any]) -> None:
         """Raises ValueError for a loss that a worker of the last stage cannot run."""

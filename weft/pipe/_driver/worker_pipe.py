@@ -308,6 +308,7 @@ class WorkerPipe(StateAtWorkers):
         try:
             self._wait_for_checkpoint()
         finally:
+            self._parts.wait_for_outputs()
             with contextlib.suppress(RuntimeError):
                 self.at_workers(calls.close)
 
