@@ -55,6 +55,7 @@ class Launcher:
         print(f"worker {worker} is killed", flush=True)
         self.processes[worker].kill()
         self.processes[worker].join()
+        self.calls.say_death(worker)  # before anybody asks whether all train
         self.left_to_kill -= 1
         self.next_kill = time.monotonic() + self.every
 

@@ -77,3 +77,5 @@ class RollCall:
         if worker in self.members and worker not in self.dead:
             self.store.set(f"{self.generation}/death/{len(self.dead)}", str(worker))
             self.dead.append(worker)
+            # It may have been ready for the next generation; who is started in its place is not yet.
+            self.store.delete_key(f"{self.generation + 1}/ready/{worker}")
