@@ -12,8 +12,7 @@ namespace weft::rpc {
 
 bool threadIsPlain() {
   const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
-  return keys.included_ == c10::default_included_set &&
-         keys.excluded_ == c10::default_excluded_set;
+  return keys.included_ == c10::default_included_set && keys.excluded_ == c10::default_excluded_set;
 }
 
 bool driveInterruptibly(transport::Endpoint& endpoint, const std::function<bool()>& done,

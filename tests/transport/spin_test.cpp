@@ -50,7 +50,8 @@ TEST_F(AdaptiveSpinTest, OneFindBringsPollingBack) {
   AdaptiveSpin spin;
   pollInVain(spin);
   bool found = false;
-  for (int waits = 0; waits < 5000 && !found; ++waits) found = spin.until([] { return true; });
+  for (int waits = 0; waits < 5000 && !found; ++waits)
+    found = spin.until([] { return true; });
   ASSERT_TRUE(found);
   EXPECT_TRUE(polls(spin));
 }
