@@ -55,7 +55,6 @@ class Launcher:
         print(f"worker {worker} is killed", flush=True)
         self.processes[worker].kill()
         self.processes[worker].join()
-        self.calls.say_death(worker)  # before anybody asks whether all train
         self.left_to_kill -= 1
         self.next_kill = time.monotonic() + self.every
 
@@ -76,9 +75,9 @@ class Launcher:
         end = time.monotonic() + LIMIT
         try:
             while time.monotonic() < end:
-                self.start_the_dead_again()
                 if self.left_to_kill:
                     self.kill_one()
+                self.start_the_dead_again()  # says who is dead, before all_train() is asked again
                 if self.open_next_generation():
                     for process in self.processes.values():
                         process.join(60)

@@ -98,6 +98,10 @@ def _is_name(*args: Any) -> bool:
     return [type(one) for one in args] == [str]
 
 
+def _is_text(*args: Any) -> bool:
+    return [type(one) for one in args] in ([], [str])  # an encoding would be imported, a list shown
+
+
 def _is_empty(*args: Any) -> bool:
     return not args
 
@@ -116,31 +120,32 @@ _CALLS: dict[int, Callable[..., bool]] = {
 }
 
 
-def _is_text(*args: Any) -> bool:
-    return [type(one) for one in args] in ([], [str])  # an encoding would be imported, a list shown
+# What makes an object of a registered class that has its __new__ from Python.
+_MAKERS: tuple[tuple[type | tuple[type, ...], Callable[..., bool]], ...] = (
+    (str, _is_text),
+    ((bytes, bytearray), _is_bytes),
+    (_SIZED, _is_small),
+)
 
 
-def _is_member(cls: type[enum.Enum], *args: Any) -> bool:
-    """Whether this is a value of the enum. If not, Enum would make its repr for the error."""
-    if len(args) != 1:
-        return False  # with more it would make a class
-    combined = issubclass(cls, enum.Flag) and type(args[0]) is int and _is_small(*args)
-    return combined or args[0] in cls._value2member_map_
+def _check_maker(cls: type, args: tuple[Any, ...]) -> None:
+    """Raises if Python would make much of little as this registered class."""
+    if isinstance(cls.__new__, types.BuiltinFunctionType):
+        check = next((check for bases, check in _MAKERS if issubclass(cls, bases)), None)
+        if check is not None and not check(*args):
+            raise refused(f"and a pickle may not make a {_called(cls)} so")
 
 
-def _check_builtin_maker(cls: type, args: tuple[Any, ...]) -> None:
-    """Raises if a registered class, made by what it has from Python's own, would make much of little."""
-    if issubclass(cls, enum.Enum):
-        if not _is_member(cls, *args):
-            raise refused(f"and {_called(cls)} has no such member")
-        return
-    if not isinstance(cls.__new__, types.BuiltinFunctionType):
-        return
-    for base, check in ((str, _is_text), ((bytes, bytearray), _is_bytes), (_SIZED, _is_small)):
-        if issubclass(cls, base):
-            if not check(*args):
-                raise refused(f"and a pickle may not make a {_called(cls)} so")
-            return
+def _check_member(cls: type[enum.Enum], args: tuple[Any, ...]) -> None:
+    """Raises unless this is a value of the enum: Enum would make its repr for the error.
+
+    With more arguments it would make a class.
+    """
+    one = args[0] if len(args) == 1 else None
+    combined = issubclass(cls, enum.Flag) and type(one) is int and _is_small(one)
+    known = len(args) == 1 and (combined or one in cls._value2member_map_)
+    if not known:
+        raise refused(f"and {_called(cls)} has no such member")
 
 
 def _check_call(function: Any, args: Any) -> None:
@@ -322,14 +327,16 @@ class RestrictedUnpickler(pickle._Unpickler):
 
     def _check_args(self, maker: Any, args: tuple[Any, ...]) -> None:
         """Raises if the call would make or copy too much, or hash what takes for ever."""
-        registered = isinstance(maker, type) and is_registered(maker)
+        is_class = isinstance(maker, type)
+        registered = is_class and is_registered(maker)
         if not registered or issubclass(maker, _SIZED):
             self._copies(args)
-        if registered:
-            if issubclass(maker, enum.Enum):
-                self._check_keys(args)
-            _check_builtin_maker(maker, args)
-        if isinstance(maker, type) and issubclass(maker, _HASHED):
+        if registered and issubclass(maker, enum.Enum):
+            self._check_keys(args)
+            _check_member(maker, args)
+        elif registered:
+            _check_maker(maker, args)
+        if is_class and issubclass(maker, _HASHED):
             for arg in args:
                 for item in arg if type(arg) in (list, tuple) else ():
                     self._check_keys(item if type(item) is list else (item,))
