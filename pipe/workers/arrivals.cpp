@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <unordered_map>
 
-#include "transport/base/interruption.h"
+#include "rpc_backend/agent/weft_agent.h"
 
 namespace weft::pipe {
 
@@ -14,14 +14,37 @@ void Arrivals::put(const ArrivalKey& key, Parcel parcel) {
     if (key.mini_batch <= ended_) return;
     parcels_.insert_or_assign(key, std::move(parcel));
   }
+  wakeTakers();
+}
+
+void Arrivals::wakeTakers() {
   changed_.notify_all();
+  if (driver_ == std::thread::id() || driver_ == std::this_thread::get_id()) return;
+  if (const auto agent = rpc::WeftAgent::current()) agent->wakeDriver();
+}
+
+// The thread that waits reads from the network itself what it waits for, where it can.
+transport::Waited Arrivals::awaitDriving(transport::Deadline deadline,
+                                         const std::function<bool()>& ready) {
+  const auto agent = rpc::WeftAgent::current();
+  auto none = std::thread::id();
+  if (agent == nullptr || !driver_.compare_exchange_strong(none, std::this_thread::get_id()))
+    return transport::Waited::kDone;
+  const auto waited = agent->drive(deadline, ready);
+  driver_ = std::thread::id();
+  return waited;
 }
 
 std::optional<Parcel> Arrivals::take(const ArrivalKey& key, std::chrono::milliseconds patience) {
-  std::unique_lock lock(mutex_);
+  const auto deadline = transport::deadlineAfter(patience);
   const auto ready = [&] { return key.mini_batch <= ended_ || parcels_.contains(key); };
-  const auto waited =
-      transport::waitInterruptibly(changed_, lock, transport::deadlineAfter(patience), ready);
+  auto waited = awaitDriving(deadline, [&] {
+    const std::lock_guard lock(mutex_);
+    return ready();
+  });
+  std::unique_lock lock(mutex_);
+  if (waited == transport::Waited::kDone)
+    waited = transport::waitInterruptibly(changed_, lock, deadline, ready);
   if (waited == transport::Waited::kInterrupted) {
     lock.unlock();
     transport::raiseInterrupt();
@@ -43,7 +66,7 @@ void Arrivals::end(std::int64_t mini_batch, const std::string& reason) {
     while (!parcels_.empty() && parcels_.begin()->first.mini_batch <= mini_batch)
       dropped.insert(parcels_.extract(parcels_.begin()));
   }
-  changed_.notify_all();
+  wakeTakers();
 }
 
 bool Arrivals::isOver(std::int64_t mini_batch) const {

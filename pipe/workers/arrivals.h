@@ -8,19 +8,24 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <chrono>
 #include <compare>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "transport/base/api.h"
+#include "transport/base/deadline.h"
+#include "transport/base/interruption.h"
 
 namespace weft::pipe {
 
@@ -58,8 +63,14 @@ class WEFT_API Arrivals {
   std::size_t size() const;
 
  private:
+  void wakeTakers();
+  // kDone also when this thread cannot drive.
+  transport::Waited awaitDriving(transport::Deadline deadline, const std::function<bool()>& ready);
+
   mutable std::mutex mutex_;
   std::condition_variable changed_;
+  // The thread that drives the network while it waits in take(); none: no thread.
+  std::atomic<std::thread::id> driver_{};
   std::map<ArrivalKey, Parcel> parcels_;  // of mini-batches that are not over
   std::int64_t ended_ = -1;               // the last mini-batch that is over
   std::string reason_;

@@ -5,13 +5,19 @@
 #include <torch/csrc/distributed/rpc/script_call.h>
 
 #include <iterator>
+#include <string_view>
 
+#include "rpc_backend/agent/weft_agent.h"
 #include "rpc_backend/core/future_wait.h"
+#include "rpc_backend/serve/quick_call.h"
 #include "rpc_backend/serve/script_service.h"
 
 namespace weft::pipe {
 
 namespace trpc = torch::distributed::rpc;
+
+static_assert(std::string_view(kDeliver).starts_with(rpc::kQuick));
+static_assert(std::string_view(kAlive).starts_with(rpc::kQuick));
 
 namespace {
 
@@ -116,9 +122,10 @@ void awaitAnswer(const std::string& worker) {
 
 void Deliveries::send(const std::string& worker, const ArrivalKey& key, Parcel parcel) {
   static const c10::QualifiedName name(kDeliver);
-  const auto agent = trpc::RpcAgent::getCurrentRpcAgent();
+  const auto agent = rpc::WeftAgent::current();
+  TORCH_CHECK(agent != nullptr, "a Pipe over workers needs init_rpc with the backend 'weft'");
   trpc::ScriptCall call(name, toStack(pipeline_, key, std::move(parcel)));
-  auto answer = agent->send(agent->getWorkerInfo(worker), std::move(call).toMessage());
+  auto answer = agent->sendQuick(agent->getWorkerInfo(worker), std::move(call).toMessage());
   // Who waits here for what that worker was to make of it waits no longer.
   answer->addCallback(
       [pipeline = pipeline_, key, worker](Answer& done) {

@@ -1,7 +1,8 @@
 // Deliveries: what this worker sends to others in one mini-batch, and the wait until it is there.
 //
-// A delivery is torch's scripted call to the name kDeliver, which puts it among the other worker's
-// Arrivals in C++: no Python runs there, and nothing is unpickled as Python. Its values, in order:
+// A delivery is torch's scripted call to the name kDeliver, a quick call (quick_call.h), which puts
+// it among the other worker's Arrivals in C++: no Python runs there, and nothing is unpickled as
+// Python. Its values, in order:
 // the pipeline's name, the key (mini-batch, what, stage, micro-batch), the layout, the tensors.
 // Gradients stop at the sender: no distributed autograd context learns of a delivery.
 //
@@ -19,8 +20,8 @@
 
 namespace weft::pipe {
 
-inline constexpr const char* kDeliver = "__weft__.deliver";
-inline constexpr const char* kAlive = "__weft__.alive";
+inline constexpr const char* kDeliver = "__weft__.quick.deliver";
+inline constexpr const char* kAlive = "__weft__.quick.alive";
 
 // Until the worker has answered: it is there. Throws std::runtime_error when it is lost; on the
 // main thread also what a handler of Ctrl-C raised.

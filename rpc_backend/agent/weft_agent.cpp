@@ -6,6 +6,7 @@
 
 #include "rpc_backend/agent/message_router.h"
 #include "rpc_backend/call/call_kind.h"
+#include "rpc_backend/call/driven_wait.h"
 #include "rpc_backend/core/env.h"
 #include "rpc_backend/core/log.h"
 #include "rpc_backend/group/store_access.h"
@@ -115,6 +116,11 @@ WeftAgent::WeftAgent(Config config, std::unique_ptr<RequestCallback> callback)
   parts_->context.parts = parts_;
 }
 
+std::shared_ptr<WeftAgent> WeftAgent::current() {
+  if (!isCurrentRpcAgentSet()) return nullptr;
+  return std::dynamic_pointer_cast<WeftAgent>(getCurrentRpcAgent());
+}
+
 void WeftAgent::checkProcess(const char* what) const { parts_->context.process.check(what); }
 
 void WeftAgent::destroy(WeftAgent* agent) {
@@ -206,6 +212,15 @@ void WeftAgent::shutdownImpl() {
 
 FuturePtr WeftAgent::send(const WorkerInfo& to, MessagePtr message, const float timeout_seconds,
                           const DeviceMap& device_map) {
+  return send(to, message, timeout_seconds, device_map, /*quick=*/false);
+}
+
+FuturePtr WeftAgent::sendQuick(const WorkerInfo& to, MessagePtr message) {
+  return send(to, message, torch::distributed::rpc::kUnsetRpcTimeout, {}, /*quick=*/true);
+}
+
+FuturePtr WeftAgent::send(const WorkerInfo& to, const MessagePtr& message, float timeout_seconds,
+                          const DeviceMap& device_map, bool quick) {
   TORCH_CHECK(message->isRequest(), "WeftAgent::send(..) is only for sending requests.");
   if (!parts_->context.process.holds() && RRefLifecycle::isControl(message->type())) {
     return parts_->client.acknowledged();
@@ -219,7 +234,20 @@ FuturePtr WeftAgent::send(const WorkerInfo& to, MessagePtr message, const float 
   }
   const auto timeout = toTimeout(timeout_seconds, *this);
   return parts_->client.send(parts_->group.directory().byId(to.id_).id_, message, timeout,
-                             device_map.empty() ? getDeviceMap(to) : device_map);
+                             device_map.empty() ? getDeviceMap(to) : device_map, quick);
+}
+
+transport::Waited WeftAgent::drive(transport::Deadline deadline,
+                                   const std::function<bool()>& done) {
+  checkProcess("waiting for other workers");
+  if (!threadIsPlain()) return transport::Waited::kDone;
+  thread_local transport::AdaptiveSpin spin;
+  const auto endpoint = parts_->sender.endpoint();
+  return driveUntil(*endpoint, deadline, done, spin);
+}
+
+void WeftAgent::wakeDriver() {
+  parts_->sender.endpoint()->wakeDriver(transport::Driver::kCaller);
 }
 
 void WeftAgent::join(bool shutdown, float timeout_seconds) {

@@ -30,6 +30,8 @@
 #include "rpc_backend/core/options.h"
 #include "rpc_backend/rref/rref_lifecycle.h"
 #include "transport/base/api.h"
+#include "transport/base/deadline.h"
+#include "transport/base/interruption.h"
 
 namespace weft::rpc {
 
@@ -61,6 +63,8 @@ class WEFT_API WeftAgent : public RpcAgent, public std::enable_shared_from_this<
   static std::shared_ptr<WeftAgent> create(Config config,
                                            std::unique_ptr<RequestCallback> callback);
   ~WeftAgent() override;
+  // Null: the process's current agent is none or another.
+  static std::shared_ptr<WeftAgent> current();
 
   // Throws in a forked child. `what`: the operation, for the text.
   void checkProcess(const char* what) const;
@@ -81,6 +85,15 @@ class WEFT_API WeftAgent : public RpcAgent, public std::enable_shared_from_this<
   std::unordered_map<std::string, std::string> getMetrics() override;
   DeviceMap getDeviceMap(const WorkerInfo& to) const override;
   const std::vector<c10::Device>& getDevices() const override;
+
+  // As send(), of a quick call (rpc_backend/serve/quick_call.h) with the group's timeout: the
+  // future's callbacks neither wait nor call out.
+  FuturePtr sendQuick(const WorkerInfo& to, MessagePtr message);
+  // Waits until `done()`, which is cheap and takes no lock that is held; meanwhile this thread reads
+  // what comes, where it can. kDone also when it cannot: then wait in another way. What makes
+  // `done()` true on another thread is followed by wakeDriver().
+  transport::Waited drive(transport::Deadline deadline, const std::function<bool()>& done);
+  void wakeDriver();
 
   // Cancels the call whose answer completes that future: nobody waits for it any more.
   void cancel(const JitFuture& answer);
@@ -137,6 +150,8 @@ class WEFT_API WeftAgent : public RpcAgent, public std::enable_shared_from_this<
  private:
   struct Parts;
   static void destroy(WeftAgent* agent);
+  FuturePtr send(const WorkerInfo& to, const MessagePtr& message, float timeout_seconds,
+                 const DeviceMap& device_map, bool quick);
   void addGilWaitTime(std::chrono::microseconds wait) override;
   void openEndpoint(const GroupSecret& secret);
 

@@ -34,6 +34,7 @@ struct PendingCall {
   Clock::time_point outer_deadline = CallContext::kNever;
   Clock::time_point started{};
   bool counted = false;            // it has room that waitForRoom() gave
+  bool quick = false;              // a quick call: its answer is taken where it comes
   std::optional<RRefKey> fetched;  // the value that it asks its owner for
   std::optional<ForkIds> created;  // the reference that it is to create, if that can be read
   InlineWaiter::Handle waiter;     // the thread that waits for it, if that is known

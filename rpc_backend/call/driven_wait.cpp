@@ -2,11 +2,10 @@
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
 #include <chrono>
 
 #include "rpc_backend/core/call_context.h"
-#include "transport/base/deadline.h"
-#include "transport/base/interruption.h"
 
 namespace weft::rpc {
 
@@ -15,8 +14,8 @@ bool threadIsPlain() {
   return keys.included_ == c10::default_included_set && keys.excluded_ == c10::default_excluded_set;
 }
 
-bool driveInterruptibly(transport::Endpoint& endpoint, const std::function<bool()>& done,
-                        transport::AdaptiveSpin& spin) {
+transport::Waited driveUntil(transport::Endpoint& endpoint, transport::Deadline deadline,
+                             const std::function<bool()>& done, transport::AdaptiveSpin& spin) {
   // What the loop does is no part of the call that this thread runs.
   const CallScope scope(nullptr);
   const Unprofiled unprofiled;
@@ -24,9 +23,11 @@ bool driveInterruptibly(transport::Endpoint& endpoint, const std::function<bool(
     const auto slice = transport::mayBeInterrupted()
                            ? std::chrono::steady_clock::now() + transport::kInterruptEvery
                            : transport::Deadline::max();
-    const auto how = endpoint.drive(transport::Driver::kCaller, done, slice, spin);
-    if (how != transport::Driven::kLate) return true;
-    if (transport::interrupted()) return false;
+    const auto end = std::min(slice, deadline);
+    const auto how = endpoint.drive(transport::Driver::kCaller, done, end, spin);
+    if (how != transport::Driven::kLate) return transport::Waited::kDone;
+    if (transport::interrupted()) return transport::Waited::kInterrupted;
+    if (end == deadline) return transport::Waited::kLate;
   }
 }
 

@@ -8,6 +8,8 @@
 #include <functional>
 #include <optional>
 
+#include "transport/base/deadline.h"
+#include "transport/base/interruption.h"
 #include "transport/base/spin.h"
 #include "transport/endpoint.h"
 
@@ -28,10 +30,16 @@ class Unprofiled {
   std::optional<at::DisableRecordFunctionGuard> guard_;
 };
 
-// Returns when `done()`, or when this thread cannot drive (any more): another caller does, or the
-// endpoint closes. False: a person's Ctrl-C came first. What makes `done()` true on another thread
-// is followed by wakeDriver().
-bool driveInterruptibly(transport::Endpoint& endpoint, const std::function<bool()>& done,
-                        transport::AdaptiveSpin& spin);
+// kDone when `done()`, or when this thread cannot drive (any more): another caller does, or the
+// endpoint closes. kInterrupted: a person's Ctrl-C came first. What makes `done()` true on another
+// thread is followed by wakeDriver().
+transport::Waited driveUntil(transport::Endpoint& endpoint, transport::Deadline deadline,
+                             const std::function<bool()>& done, transport::AdaptiveSpin& spin);
+// The same without an end of its own. False: interrupted.
+inline bool driveInterruptibly(transport::Endpoint& endpoint, const std::function<bool()>& done,
+                               transport::AdaptiveSpin& spin) {
+  return driveUntil(endpoint, transport::Deadline::max(), done, spin) !=
+         transport::Waited::kInterrupted;
+}
 
 }  // namespace weft::rpc

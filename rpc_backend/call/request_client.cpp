@@ -58,7 +58,7 @@ FuturePtr RequestClient::acknowledged() const {
 }
 
 FuturePtr RequestClient::send(worker_id_t to, const MessagePtr& message, milliseconds timeout,
-                              const DeviceMap& device_map) {
+                              const DeviceMap& device_map, bool quick) {
   const RRefService::Outgoing rrefs = rrefs_.onSend(*message, to);
   if (rrefs.orphan && RRefLifecycle::isControl(message->type())) return acknowledged();
   std::uint64_t id = 0;
@@ -72,6 +72,7 @@ FuturePtr RequestClient::send(worker_id_t to, const MessagePtr& message, millise
   call.timeout = time.timeout;
   call.inherited = time.inherited;
   call.started = now;
+  call.quick = quick;
   auto why =
       rrefs.orphan ? rrefs.orphan : reasonNotToSend(*message, time.over, call, rrefs.carried);
   const milliseconds left = call.counted ? leftOf(call) : time.timeout;
@@ -241,7 +242,8 @@ void RequestClient::takeAnswer(worker_id_t from, const std::shared_ptr<IncomingM
   Completion read =
       completer_.completion(call, [this, in, from, asked = CallCompleter::askedBy(call)](
                                       JitFuture& future) { readAnswer(from, *in, asked, future); });
-  if (waitsInTorch(call.type) && group_.devices().empty() && in->bytes() <= kSmallAnswer) {
+  const bool here = call.quick || waitsInTorch(call.type);
+  if (here && group_.devices().empty() && in->bytes() <= kSmallAnswer) {
     read();
     if (in->tensorCount() > 0) sender_.dropElsewhere(std::move(read));
   } else {

@@ -52,9 +52,10 @@ class RequestClient {
   // `timeout` 0: never. A call of the user's ends by the deadline of the call that this thread
   // serves, too; messages about RRefs and distributed autograd's contexts must arrive, and do not.
   // Where max_calls_in_flight to `to` are, it waits for room up to the call's timeout. Without the
-  // GIL, and not on the loop thread, which makes room.
+  // GIL, and not on the loop thread, which makes room. `quick`: the future's callbacks, Weft's own,
+  // neither wait nor call out, and so run on the thread that reads the answer.
   FuturePtr send(worker_id_t to, const MessagePtr& message, milliseconds timeout,
-                 const DeviceMap& device_map);
+                 const DeviceMap& device_map, bool quick = false);
   // The future of a message that need not be sent.
   FuturePtr acknowledged() const;
   FuturePtr callControl(worker_id_t to, ControlType type, const std::string& text,

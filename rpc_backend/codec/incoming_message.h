@@ -45,6 +45,9 @@ class IncomingMessage {
   std::string text() const { return {payload().data(), payload().size()}; }
   // One thread at a time: the first call may have to copy it.
   const std::vector<char>& payload() const;
+  std::size_t payloadSize() const noexcept {
+    return shared_payload_.data != nullptr ? shared_payload_.size : payload_.size();
+  }
 
   // Whether tensors are in the sender's device memory.
   bool isLent() const noexcept { return !token_.empty(); }

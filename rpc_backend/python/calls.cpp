@@ -152,12 +152,6 @@ at::IValue valueOf(const JitFuture& answer) {
   return torch::distributed::rpc::deserializeRespToIValue(*message);
 }
 
-// Null: the current agent is none or another.
-std::shared_ptr<WeftAgent> currentAgent() {
-  if (!RpcAgent::isCurrentRpcAgentSet()) return nullptr;
-  return std::dynamic_pointer_cast<WeftAgent>(RpcAgent::getCurrentRpcAgent());
-}
-
 // (True, result), or (False, None) when torch should make the call.
 std::pair<bool, py::object> callBuiltin(const WorkerInfo& to, const std::string& name,
                                         float timeout, const py::tuple& args,
@@ -242,7 +236,7 @@ void waitInline() {
   try {
     InlineWaiter::wait();
   } catch (...) {
-    if (const auto agent = currentAgent()) agent->cancel(waiter);
+    if (const auto agent = WeftAgent::current()) agent->cancel(waiter);
     throw;
   }
 }
@@ -254,7 +248,7 @@ void awaitAnswer(JitFuture& answer) {
     InlineWaiter::wait();
     awaitInterruptibly(answer);  // where this thread has no waiter
   } catch (...) {
-    if (const auto agent = currentAgent()) agent->cancel(answer);
+    if (const auto agent = WeftAgent::current()) agent->cancel(answer);
     throw;
   }
   answer.waitAndThrow();
@@ -262,7 +256,7 @@ void awaitAnswer(JitFuture& answer) {
 
 void bindCalls(py::module_& module) {
   module.def(
-      "_weft_is_current", [] { return currentAgent() != nullptr; },
+      "_weft_is_current", [] { return WeftAgent::current() != nullptr; },
       "The current RPC agent is Weft's.");
   module.def(
       "_call_builtin", &callBuiltin, py::arg("to"), py::arg("name"), py::arg("timeout"),

@@ -11,6 +11,7 @@
 #include "rpc_backend/core/log.h"
 #include "rpc_backend/serve/builtin_call.h"
 #include "rpc_backend/serve/error_text.h"
+#include "rpc_backend/serve/quick_call.h"
 
 namespace weft::rpc {
 
@@ -147,7 +148,30 @@ void RequestServer::declineRRefs(worker_id_t from, std::span<const char> payload
   }
 }
 
+bool RequestServer::servesHere(worker_id_t from, IncomingMessage& in) {
+  if (!group_.devices().empty() || !looksQuick(in) || CallRecorder::get().on() ||
+      CallRange::wanted()) {
+    return false;
+  }
+  const RequestPolicy policy = context_.options.request_policy;
+  try {
+    const auto type = static_cast<MessageType>(in.type());
+    if (const auto why = refusal(policy, type, in.payload())) {
+      refused_by_policy_.fetch_add(1, std::memory_order_relaxed);
+      refuse(from, in.callId(), {}, *why);
+    } else {
+      const MessagePtr answer = runQuick(*in.finish(distrustsPeers(policy)));
+      context_.metrics.calls_served.fetch_add(1, std::memory_order_relaxed);
+      sendResponse(from, in.callId(), answer);
+    }
+  } catch (const std::exception& error) {
+    respondFailure(from, in.callId(), error.what());
+  }
+  return true;
+}
+
 void RequestServer::onRequest(worker_id_t from, std::shared_ptr<IncomingMessage> in) {
+  if (servesHere(from, *in)) return;
   Peer& peer = peers_[from];
   const Asker asker{from, in->callId(), rrefs_.lifecycle().now(), peer.order,
                     CallRecorder::get().now()};

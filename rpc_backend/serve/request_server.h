@@ -62,6 +62,8 @@ class RequestServer {
     CallOrder order;
   };
   void serve(const Asker& asker, IncomingMessage& in, const CallContext& call);
+  // Loop thread. False: it is no quick call, or one that tools are to see.
+  bool servesHere(worker_id_t from, IncomingMessage& in);
   void serveOwn(const Asker& asker, const FuturePtr& made, const CallContext& call);
   // Does not run a request whose caller has given up: the caller's own timeout has ended the call,
   // so it gets no answer.
