@@ -28,6 +28,7 @@ struct Limits {
   std::size_t max_queued_bytes = std::size_t{256} << 20;
   // Connections in handshake at once: so many that have said nothing yet, and as many whose hello
   // was right, for Unix sockets and for TCP each. One more ends the oldest of its kind.
+  // Known peers that come from where they listen do not count.
   std::uint32_t max_unauthenticated = 64;
   // The most connections of one IPv4 address, IPv6 /64 or local user among those that have said
   // nothing.
@@ -42,6 +43,10 @@ struct ArenaOptions {
   // is used takes memory. At most a quarter of the machine's.
   std::uint64_t bytes = std::uint64_t{1} << 30;
   std::size_t threshold = std::size_t{32} << 10;  // smaller buffers go through the socket
+  // Buffers of one peer's exported memory that may be mapped here at once; the peer sends what
+  // comes beyond them, and from then on all, through the socket. The kernel limits the mappings of
+  // a process (vm.max_map_count), with which everything of it would fail.
+  std::size_t max_peer_mappings = 4096;
   // Larger arenas of peers are refused.
   std::uint64_t max_peer_bytes = atMostQuarter(std::uint64_t{64} << 30);
 };

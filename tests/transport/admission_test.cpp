@@ -3,6 +3,7 @@
 
 #include <cstring>
 #include <optional>
+#include <stdexcept>
 #include <thread>
 
 #include "tests/support/resident.h"
@@ -378,6 +379,49 @@ TEST_P(Admission, AMessageBeyondTheLimitIsPassedOverWhereThatIsAskedFor) {
     EXPECT_LT(residentBytes(), before + (std::size_t{4} << 20));
   }
   EXPECT_TRUE(recorder.losses().empty());
+}
+
+TEST_P(Admission, AHandlerThatThrowsWhenAPeerJoinsKeepsThePeer) {
+  const LoggedErrors errors;
+  recorder.react_to_news = [] { throw std::runtime_error("an application's own"); };
+  open([](EndpointOptions& options) { options.accept_unknown_peers = true; });
+  RawClient client(*endpoint);
+  ASSERT_TRUE(client.join(peer(7), 0, "worker0"));
+  client.send(frameOf("new here", 1));
+  ASSERT_TRUE(recorder.waitForMessages(1));
+  EXPECT_EQ(recorder.joined().size(), 1U);
+  expectOk(endpoint->send(7, textMessage("welcome")));
+  EXPECT_EQ(client.receive(FrameHead::kBytes + 7).size(), FrameHead::kBytes + 7);
+  EXPECT_NE(errors.text().find("an application's own"), std::string::npos) << errors.text();
+}
+
+TEST_P(Admission, AHandlerThatThrowsAtAMessageBeyondTheLimitLosesThatPeerOnly) {
+  recorder.react_to_too_large = [] { throw std::runtime_error("an application's own"); };
+  open([](EndpointOptions& options) {
+    options.limits.max_message_bytes = 1000;
+    options.limits.skip_too_large = true;
+    options.accept_unknown_peers = true;
+  });
+  RawClient other(*endpoint);
+  ASSERT_TRUE(other.join(peer(2), 0, "worker0"));
+  RawClient client(*endpoint);
+  ASSERT_TRUE(client.join(peer(), 0, "worker0"));
+  FrameHead head;
+  head.sequence = 1;
+  head.header_bytes = 5;
+  head.buffer_count = 1;
+  head.buffer_bytes = 5000;
+  std::vector<std::byte> bytes(FrameHead::kBytes + 8 + 5 + head.buffer_bytes);
+  encodeFrameHead(head, bytes.data());
+  storeLittle<std::uint64_t>(bytes.data() + FrameHead::kBytes, head.buffer_bytes);
+  client.send(bytes);
+  ASSERT_TRUE(recorder.waitForLosses(1));
+  EXPECT_EQ(recorder.losses()[0].rank, 1);
+  EXPECT_NE(recorder.losses()[0].reason.text().find("could not be taken (an application's own)"),
+            std::string::npos)
+      << recorder.losses()[0].reason.text();
+  other.send(frameOf("small", 1));
+  EXPECT_TRUE(recorder.waitForMessages(1));
 }
 
 }  // namespace

@@ -171,8 +171,7 @@ TEST(SharedArena, MemoryIsObtainedWhenUsedAndGivenBackWhenQuiet) {
   EXPECT_EQ(tickAfter(0), 22 * kMiB);
   EXPECT_EQ(tickAfter(20), 22 * kMiB);  // all of it is in use
   high = {};
-  EXPECT_EQ(tickAfter(21), 22 * kMiB - WarmPool::kTrimAtOnce);
-  EXPECT_EQ(tickAfter(22), WarmPool::kKeep);  // `low` lies in the first chunk of it
+  EXPECT_EQ(tickAfter(21), WarmPool::kKeep);  // `low` lies in the first chunk of it
   EXPECT_EQ(low.data[kMiB - 1], std::byte{1});
   const OwnedBuffer again = ends.pass(20 * kMiB, 3);
   EXPECT_EQ(again.data[20 * kMiB - 1], std::byte{3});

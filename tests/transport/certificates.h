@@ -14,7 +14,7 @@
 #include <memory>
 #include <string>
 
-#include "gtest/gtest.h"
+#include "tests/support/fuzz_input.h"
 #include "transport/tls/tls_context.h"
 
 namespace weft::transport {
@@ -30,8 +30,9 @@ class Certificates {
   };
 
   Certificates() {
-    std::string name = ::testing::TempDir() + "weft-tls-XXXXXX";
-    folder_ = ::mkdtemp(name.data());
+    std::string name = std::filesystem::temp_directory_path() / "weft-tls-XXXXXX";
+    testing::require(::mkdtemp(name.data()) != nullptr);
+    folder_ = name;
   }
   ~Certificates() { std::filesystem::remove_all(folder_); }
   Certificates(const Certificates&) = delete;
@@ -78,20 +79,18 @@ class Certificates {
   }
   static void add(X509& to, int kind, const std::string& text) {
     X509_EXTENSION* const extension = ::X509V3_EXT_conf_nid(nullptr, nullptr, kind, text.c_str());
-    ASSERT_NE(extension, nullptr);
+    testing::require(extension != nullptr);
     ::X509_add_ext(&to, extension, -1);
     ::X509_EXTENSION_free(extension);
   }
   static void sign(X509& made, X509& by, EVP_PKEY& key) {
     ::X509_set_issuer_name(&made, ::X509_get_subject_name(&by));
-    ASSERT_GT(::X509_sign(&made, &key, ::EVP_sha256()), 0);
+    testing::require(::X509_sign(&made, &key, ::EVP_sha256()) > 0);
   }
   template <typename Write>
   static void write(const std::string& file, Write how) {
     FILE* const to = std::fopen(file.c_str(), "w");
-    ASSERT_NE(to, nullptr);
-    ASSERT_EQ(::fchmod(::fileno(to), 0600), 0);
-    EXPECT_EQ(how(to), 1);
+    testing::require(to != nullptr && ::fchmod(::fileno(to), 0600) == 0 && how(to) == 1);
     std::fclose(to);
   }
 

@@ -39,9 +39,20 @@ class Crowd : public ::testing::TestWithParam<Via> {
   // A right hello, and no proof after it.
   void sayHello(RawClient& client, std::int32_t rank) {
     Nonce nonce{};
-    nonce.fill(++nonces);
+    std::memcpy(nonce.data(), &++nonces, sizeof(nonces));
     const Identity self = identityOf(optionsFor(rank));
     client.send(Handshake::dialler(self, 0, "worker0", nonce, {1, 0, 0, 1}).output());
+  }
+  // So many strangers from `network` say that they are of this rank, while `client` owes its proof.
+  bool joinsAmong(RawClient& client, std::int32_t rank, const std::string& network, int hosts) {
+    client.before_proof = [&] {
+      for (int i = 0; i < 100; ++i) {
+        come(1, (network + std::to_string(i % hosts + 1)).c_str());
+        sayHello(*strangers.back(), rank);
+        EXPECT_TRUE(isAnswered(*strangers.back()));
+      }
+    };
+    return joins(client, rank);
   }
   static bool isAnswered(RawClient& client) {
     return client.receive(Hello::kBytes).size() == Hello::kBytes;
@@ -50,7 +61,7 @@ class Crowd : public ::testing::TestWithParam<Via> {
   Recorder recorder;
   std::unique_ptr<Endpoint> endpoint;
   std::vector<std::unique_ptr<RawClient>> strangers;
-  std::uint8_t nonces = 100;
+  std::uint64_t nonces = 100;
 };
 
 INSTANTIATE_TEST_SUITE_P(Transports, Crowd, ::testing::Values(Via::kUnix, Via::kTcp), viaName);
@@ -132,6 +143,22 @@ TEST_P(Crowd, OneAddressDoesNotPushOutAnother) {
   come(100, "127.0.0.2");
   EXPECT_TRUE(joins(early, 1));
   EXPECT_TRUE(joins(late, 2));
+}
+
+TEST_P(Crowd, WhoeverSaysItHasAPeersRankDoesNotPushThePeerOut) {
+  if (GetParam() == Via::kUnix) GTEST_SKIP() << "on a Unix socket all come from one user";
+  expectOk(endpoint->addPeer({1, "worker1", "weft1;tcp=127.0.0.1:9"}));
+  RawClient peer(*endpoint, "127.0.0.1");
+  EXPECT_TRUE(joinsAmong(peer, 1, "127.0.4.", 100));
+  // They push each other out.
+  EXPECT_GE(endpoint->stats().refused_overload, 100U - 64U);
+}
+
+TEST_P(Crowd, NorOneThatIsNotKnownYetFromAnotherAddress) {
+  if (GetParam() == Via::kUnix) GTEST_SKIP() << "on a Unix socket all come from one user";
+  RawClient peer(*endpoint, "127.0.0.1");
+  EXPECT_TRUE(joinsAmong(peer, 1, "127.0.4.", 1));
+  EXPECT_EQ(endpoint->stats().refused_overload, 100U - 4U);
 }
 
 }  // namespace

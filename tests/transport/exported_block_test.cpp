@@ -274,5 +274,25 @@ TEST(ExportedBlock, ThereIsABoundOnFilesAndBytes) {
   EXPECT_EQ(ExportedBlock::stats().blocks_held, 0U);
 }
 
+TEST(ExportedBlock, AProcessKeepsMappingsForTheRest) {
+  const auto block = filled();
+  static_cast<void>(block->offer(block->data(), 1));  // freezes it
+  auto file = ExportedFile::open(UniqueFd(::dup(block->fd())));
+  ASSERT_TRUE(file.ok()) << file.error().text();
+  std::vector<std::shared_ptr<ExportedBlock>> held;
+  for (int i = 0; i < 33'000; ++i) {
+    auto open = ExportedBlock::open(file.value(), 0, 1);
+    if (!open.ok()) {
+      EXPECT_EQ(open.error().code(), ErrorCode::kSystem);
+      EXPECT_NE(open.error().text().find("exported memory are mapped here"), std::string::npos);
+      break;
+    }
+    held.push_back(std::move(open).value());
+  }
+  EXPECT_EQ(held.size(), 32'767U);
+  held.pop_back();
+  EXPECT_TRUE(ExportedBlock::open(file.value(), 0, 1).ok());
+}
+
 }  // namespace
 }  // namespace weft::transport

@@ -180,6 +180,43 @@ TEST_F(Exported, AReceiverThatCannotTakeDescriptorsGetsTheBytes) {
   EXPECT_EQ(withoutCopy([&] { EXPECT_EQ(checksum(send({mine})[0]), checksum(mine)); }), 0U);
 }
 
+TEST(ExportedLink, APeerThatHoldsManyMappingsHereSendsTheBytes) {
+  constexpr std::size_t kMost = 10;
+  Pair pair(Via::kUnix, [](EndpointOptions& options) { options.arena.max_peer_mappings = kMost; });
+  std::size_t sent = warmUp(*pair.a, 1);
+  ASSERT_TRUE(pair.second.waitForMessages(sent));
+  const OwnedBuffer mine = exported(kMiB, 1);
+  const std::uint64_t sum = checksum(mine);
+  // What the recorder keeps stays mapped.
+  EXPECT_EQ(withoutCopy([&] {
+              for (std::size_t i = 0; i < kMost; ++i)
+                expectOk(pair.a->send(1, {bytesOf("x"), {mine}}));
+              ASSERT_TRUE(pair.second.waitForMessages(sent += kMost));
+            }),
+            kMost * kMiB);
+  EXPECT_EQ(statsOf(*pair.a).reconnects, 0U);
+  expectOk(pair.a->send(1, {bytesOf("x"), {mine, mine}}));
+  ASSERT_TRUE(pair.second.waitForMessages(++sent));
+  const auto got = pair.second.messages().back().buffers;
+  EXPECT_EQ(ExportedBlock::find(got[0].data, got[0].size), nullptr);
+  EXPECT_EQ(checksum(got[0]), sum);
+  EXPECT_EQ(checksum(got[1]), sum);
+  EXPECT_TRUE(pair.first.losses().empty() && pair.second.losses().empty());
+}
+
+TEST(ExportedLink, MappingsThatAreOverDoNotCount) {
+  Pair pair(
+      Via::kUnix, [](EndpointOptions& options) { options.arena.max_peer_mappings = 2; },
+      [](Recorder&, Recorder& second) { second.keep = false; });
+  std::size_t sent = warmUp(*pair.a, 1);
+  const OwnedBuffer mine = exported(kMiB, 1);
+  for (int i = 0; i < 20; ++i) {
+    expectOk(pair.a->send(1, {bytesOf("x"), {mine}}));
+    ASSERT_TRUE(pair.second.waitForMessages(++sent));
+  }
+  EXPECT_EQ(statsOf(*pair.a).reconnects, 0U);
+}
+
 TEST(ExportedLink, OverTcpItIsCopied) {
   Pair pair(Via::kTcp);
   OwnedBuffer mine;

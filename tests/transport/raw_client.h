@@ -139,6 +139,7 @@ class RawClient {
       const std::vector<std::byte> bytes = receive(handshake.wanted());
       if (bytes.empty()) break;
       handshake.feed(bytes);
+      if (before_proof) std::exchange(before_proof, nullptr)();
     }
     refusal = handshake.refusal();
     peer_claim = handshake.peerClaim();
@@ -150,6 +151,7 @@ class RawClient {
     return joined;
   }
 
+  std::function<void()> before_proof;  // in join(): the endpoint has answered the hello
   RefusalCode refusal = RefusalCode::kNone;
   SessionClaim claim{4712, 0, 0, 1};  // what join() says
   SessionClaim peer_claim;            // what it was told

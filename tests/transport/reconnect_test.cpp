@@ -10,6 +10,7 @@
 #include "tests/transport/payload.h"
 #include "tests/transport/raw_client.h"
 #include "tests/transport/recorder.h"
+#include "transport/base/os/secure_random.h"
 
 namespace weft::transport {
 namespace {
@@ -320,12 +321,24 @@ TEST_P(Reconnect, StrangersDoNotKeepABrokenConnectionFromBeingMadeAgain) {
   constexpr std::size_t kStrangers = 80;
   std::atomic<bool> enough{false};
   std::atomic<std::size_t> renewed{0};
+  // Every other one says that it is the peer. From elsewhere: all of this user's are trusted.
+  const auto stranger = [&](const Endpoint& to, std::int32_t rank) {
+    if (!overTcp(GetParam()) || renewed % 2 == 0) return std::make_unique<RawClient>(to);
+    auto made = std::make_unique<RawClient>(to, "127.0.0.2");
+    Nonce nonce{};
+    EXPECT_FALSE(fillRandom(nonce));
+    const Identity self = identityOf(optionsFor(rank));
+    made->send(
+        Handshake::dialler(self, 1 - rank, "worker" + std::to_string(1 - rank), nonce, {1, 0, 0, 1})
+            .output());
+    return made;
+  };
   std::thread crowd([&] {
     std::vector<std::unique_ptr<RawClient>> at_a(kStrangers);
     std::vector<std::unique_ptr<RawClient>> at_b(kStrangers);
     for (; !enough; ++renewed) {
-      at_a[renewed % kStrangers] = std::make_unique<RawClient>(*between.a);
-      at_b[renewed % kStrangers] = std::make_unique<RawClient>(*between.b);
+      at_a[renewed % kStrangers] = stranger(*between.a, 1);
+      at_b[renewed % kStrangers] = stranger(*between.b, 0);
       takes(std::chrono::microseconds(200));
     }
   });

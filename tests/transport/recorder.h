@@ -69,6 +69,8 @@ class Recorder : public EndpointHandler {
   std::function<std::shared_ptr<Arrivals>()> listen;
   std::function<void(const PeerLoss&)> react_to_loss;
   std::function<void()> react_to_send_failure;
+  std::function<void()> react_to_news;  // a peer joined or returned, this one is displaced
+  std::function<void()> react_to_too_large;
   bool keep = true;  // false: count messages only
 
   Disposition onHeader(std::int32_t from, std::span<const std::byte> header,
@@ -101,18 +103,22 @@ class Recorder : public EndpointHandler {
 
   void onPeerJoined(const PeerInfo& peer) override {
     update([&] { joined_.push_back(peer); });
+    if (react_to_news) react_to_news();
   }
 
   void onTooLarge(std::int32_t, std::span<const std::byte> header, const Error& why) override {
     update([&] { too_large_.emplace_back(textOf(header), why); });
+    if (react_to_too_large) react_to_too_large();
   }
 
   void onPeerReturned(const PeerInfo& peer) override {
     update([&] { returned_.push_back(peer); });
+    if (react_to_news) react_to_news();
   }
 
   void onDisplaced(const PeerLoss& loss) override {
     update([&] { displaced_.push_back(loss); });
+    if (react_to_news) react_to_news();
   }
 
   void onSendFailed(std::int32_t, std::span<const std::byte> header, const Error& reason) override {

@@ -2,6 +2,7 @@
 // which nothing of the old one comes.
 #include <signal.h>
 
+#include <stdexcept>
 #include <string>
 
 #include "tests/transport/between.h"
@@ -118,13 +119,45 @@ TEST_P(Reunions, AProcessWhoseSuccessorCameStaysOut) {
   EXPECT_TRUE(between.first.returned().empty());
 }
 
+// What an application throws when it hears of news.
+void throwAtNews(Between& between) {
+  between.first.react_to_news =
+      between.second.react_to_news = [] { throw std::runtime_error("an application's own"); };
+}
+
+TEST_P(Reunions, AHandlerThatThrowsAtAReturnKeepsThePeer) {
+  Between between(GetParam(), quick, throwAtNews);
+  const LoggedErrors errors;
+  expectOk(between.a->send(1, textMessage("before")));
+  ASSERT_TRUE(between.second.waitForMessages(1));
+  between.to_a->swallowAll(true);
+  between.to_b->swallowAll(true);
+  ASSERT_TRUE(between.first.waitForLosses(1));
+  ASSERT_TRUE(between.second.waitForLosses(1));
+  between.to_a->swallowAll(false);
+  between.to_b->swallowAll(false);
+  ASSERT_TRUE(between.first.waitForReturned(1));
+  ASSERT_TRUE(between.second.waitForReturned(1));
+  expectOk(between.b->send(0, textMessage("back")));
+  expectOk(between.a->send(1, textMessage("after")));
+  ASSERT_TRUE(between.first.waitForMessages(1));
+  ASSERT_TRUE(between.second.waitForMessages(2));
+  EXPECT_NE(errors.text().find("an application's own"), std::string::npos) << errors.text();
+  EXPECT_EQ(between.first.returned().size() + between.second.returned().size(), 2U);
+}
+
 // A live worker loses its place while the network is down, and nobody tells it then: it hears so
 // once, loudly, when the network is back. Either of the two may be the lower rank.
-void displace(Via via, std::int32_t rank) {
-  Between between(via, [](EndpointOptions& options) {
-    quick(options);
-    options.accept_successors = true;
-  });
+void displace(Via via, std::int32_t rank, bool throws = false) {
+  Between between(
+      via,
+      [](EndpointOptions& options) {
+        quick(options);
+        options.accept_successors = true;
+      },
+      [throws](Between& made) {
+        if (throws) throwAtNews(made);
+      });
   Recorder& displaced = rank == 0 ? between.first : between.second;
   Recorder& keeper = rank == 0 ? between.second : between.first;
   Endpoint& own = rank == 0 ? *between.a : *between.b;
@@ -159,6 +192,7 @@ void displace(Via via, std::int32_t rank) {
 
 TEST_P(Reunions, ADisplacedProcessOfLowerRankIsTold) { displace(GetParam(), 0); }
 TEST_P(Reunions, ADisplacedProcessOfHigherRankIsTold) { displace(GetParam(), 1); }
+TEST_P(Reunions, AndOneWhoseApplicationThrowsThen) { displace(GetParam(), 0, true); }
 
 // An endpoint here that knows the child, as the child knows it.
 std::unique_ptr<Endpoint> meet(ChildPeer& child, Via via, std::int32_t own, Recorder& recorder) {

@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "tests/transport/certificates.h"
+#include "tests/transport/raw_tls.h"
 #include "tests/transport/stream_pieces.h"
 #include "transport/tls/tls_context.h"
 
@@ -234,6 +236,87 @@ TEST(TlsStream, TheKeyIsReplacedBeforeItWearsOut) {
   writeAll(duo.acceptor, bytes);
   EXPECT_EQ(readAll(duo.dialler, got), EAGAIN);
   EXPECT_EQ(got, bytes);
+}
+
+// An acceptor whose dialler says what no TlsStream does.
+struct Stranger {
+  Stranger() {
+    for (int i = 0; i < 10; ++i) {
+      dialler.handshake();
+      if (acceptor.handshake() == Step::kDone) break;
+    }
+    acceptor.readAhead();
+  }
+  static std::shared_ptr<const TlsContext> certified() {
+    Certificates certificates;
+    const TlsFiles files = certificates.worker(Certificates::authority("CA"), "worker1");
+    return TlsContext::withCertificates(files).value();
+  }
+  void write(std::size_t count) { dialler.write(Bytes(count, std::byte{7})); }
+  void takeKeys(int count) {
+    for (int i = 0; i < count; ++i)
+      dialler.takeNextKey();
+  }
+
+  const std::shared_ptr<const TlsContext> context = certified();
+  Pipe there;
+  Pipe back;
+  std::shared_ptr<End> far = std::make_shared<End>(there, back);
+  RawTls dialler{std::make_shared<End>(back, there), *context, true};
+  TlsStream acceptor{far, context, Role::kAcceptor, keyOf(0)};
+};
+
+TEST(TlsStream, KeysOnEndAreABrokenConnection) {
+  Stranger stranger;
+  stranger.takeKeys(32);
+  stranger.write(1);
+  Bytes got;
+  ASSERT_EQ(readAll(stranger.acceptor, got), EAGAIN);
+  EXPECT_EQ(got.size(), 1U);
+  stranger.takeKeys(1);
+  stranger.write(1);
+  EXPECT_EQ(readAll(stranger.acceptor, got), EBADMSG);
+  EXPECT_TRUE(got.empty());
+  EXPECT_NE(stranger.acceptor.problem().text().find("TLS itself"), std::string::npos);
+  EXPECT_EQ(readAll(stranger.acceptor, got), EBADMSG);
+}
+
+TEST(TlsStream, AFewBytesBetweenThemDoNotExcuseKeysOnEnd) {
+  Stranger stranger;
+  for (int i = 0; i < 40; ++i) {
+    stranger.takeKeys(1);
+    stranger.write(1);
+  }
+  Bytes got;
+  EXPECT_EQ(readAll(stranger.acceptor, got), EBADMSG);
+  EXPECT_LE(got.size(), 32U);
+}
+
+TEST(TlsStream, WhoSendsMuchMayTakeManyKeys) {
+  Stranger stranger;
+  std::size_t written = 0;
+  for (int i = 0; i < 200; ++i) {
+    if (i % 4 == 0) stranger.takeKeys(1);
+    stranger.write(TlsStream::kRecord);
+    written += TlsStream::kRecord;
+  }
+  Bytes got;
+  EXPECT_EQ(readAll(stranger.acceptor, got), EAGAIN);
+  EXPECT_EQ(got.size(), written);
+}
+
+TEST(TlsStream, OneCallReadsABoundedNumberOfRecords) {
+  Stranger stranger;
+  for (int i = 0; i < 300; ++i)
+    stranger.write(1);
+  Bytes got(300);
+  std::size_t count = 0;
+  for (const std::size_t most : {128, 256, 300}) {
+    iovec part{got.data() + count, got.size() - count};
+    count += stranger.acceptor.read(std::span(&part, 1)).count;
+    EXPECT_EQ(count, most);
+    EXPECT_EQ(stranger.acceptor.holdsBytes(), true);
+  }
 }
 
 TEST(TlsStream, TheHandshakeReadsNothingBehindItself) {

@@ -60,24 +60,24 @@ TEST(WarmPool, GivesNothingWhenItIsFull) {
 }
 
 TEST(WarmPool, GivesMemoryBackWhenItIsQuiet) {
-  const auto pool = WarmPool::create(64 * kMiB);
+  const auto pool = WarmPool::create(256 * kMiB);
   OwnedBuffer kept = pool->take(kMiB);
-  OwnedBuffer gone = pool->take(48 * kMiB);
+  OwnedBuffer gone = pool->take(198 * kMiB);
   std::memset(kept.data, 1, kept.size);
   std::memset(gone.data, 2, gone.size);
   gone = {};
-  EXPECT_EQ(pool->heldBytes(), 50 * kMiB);
+  EXPECT_EQ(pool->heldBytes(), 200 * kMiB);
 
   std::chrono::steady_clock::time_point now{};
   pool->tick(now);
   pool->tick(now += WarmPool::kIdleAfter - seconds(1));
-  EXPECT_EQ(pool->heldBytes(), 50 * kMiB);
+  EXPECT_EQ(pool->heldBytes(), 200 * kMiB);
   pool->tick(now += seconds(1));
-  EXPECT_EQ(pool->heldBytes(), 50 * kMiB - WarmPool::kTrimAtOnce);
+  EXPECT_EQ(pool->heldBytes(), 200 * kMiB - WarmPool::kTrimAtOnce);
   for (int i = 0; i < 4; ++i)
     pool->tick(now += seconds(1));
   EXPECT_EQ(pool->heldBytes(), WarmPool::kKeep);
-  const OwnedBuffer later = pool->take(48 * kMiB);
+  const OwnedBuffer later = pool->take(198 * kMiB);
   EXPECT_LT(residentPages(later), WarmPool::kKeep / 4096);
   for (std::size_t i = 0; i < kept.size; ++i)
     ASSERT_EQ(kept.data[i], std::byte{1});

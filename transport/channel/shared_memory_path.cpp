@@ -138,12 +138,20 @@ Result<OwnedBuffer> SharedMemoryPath::exportedBuffer(const ArenaDescriptor& plac
     return protocolError("a buffer in exported memory number " + std::to_string(place.slot) +
                          ", only " + std::to_string(exported_files_.size()) + " were named before");
   }
+  if (const std::size_t mapped = mapped_->load(); mapped >= options_.max_peer_mappings) {
+    return Error(ErrorCode::kSystem, std::to_string(mapped) +
+                                         " buffers of its exported memory are in use here, as many "
+                                         "as may be");
+  }
   Result<std::shared_ptr<ExportedBlock>> block =
       ExportedBlock::open(exported_files_[place.slot], place.offset, size);
   if (!block.ok()) return block.error();
   bytes_received_.fetch_add(size, std::memory_order_relaxed);
   std::byte* const data = block.value()->data();
-  return OwnedBuffer{data, static_cast<std::size_t>(size), std::move(block).value()};
+  mapped_->fetch_add(1);
+  std::shared_ptr<void> owner(
+      data, [block = std::move(block).value(), mapped = mapped_](void*) { mapped->fetch_sub(1); });
+  return OwnedBuffer{data, static_cast<std::size_t>(size), std::move(owner)};
 }
 
 }  // namespace weft::transport

@@ -74,6 +74,8 @@ class SharedMemoryPath final : public SharedMemoryHandler {
   std::vector<Lent> lent_before_;    // to the same frame, over a link that broke within it
   // Of the frame that is being read.
   std::vector<std::shared_ptr<const ExportedFile>> exported_files_;
+  // Buffers of exported memory that somebody here still has; they may outlive this.
+  std::shared_ptr<std::atomic<std::size_t>> mapped_ = std::make_shared<std::atomic<std::size_t>>(0);
   Stream* stream_ = nullptr;     // null: no link
   bool offer_sent_ = false;      // on this link
   bool offer_received_ = false;  // on this link

@@ -1,11 +1,13 @@
 #include "transport/connect/acceptor.h"
 
+#include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -15,6 +17,7 @@
 #include "transport/base/os/system_error.h"
 #include "transport/base/peer_name.h"
 #include "transport/base/thrown.h"
+#include "transport/io/address.h"
 #include "transport/io/socket.h"
 
 namespace weft::transport {
@@ -32,6 +35,19 @@ std::uint64_t networkOf(const sockaddr_storage& from) {
   if (from.ss_family == AF_INET6)
     std::memcpy(&network, &reinterpret_cast<const sockaddr_in6&>(from).sin6_addr, sizeof(network));
   return network;
+}
+
+// Of a numeric address.
+std::uint64_t networkOf(const std::string& host) {
+  sockaddr_storage place{};
+  auto& four = reinterpret_cast<sockaddr_in&>(place);
+  auto& six = reinterpret_cast<sockaddr_in6&>(place);
+  if (::inet_pton(AF_INET, host.c_str(), &four.sin_addr) == 1) {
+    place.ss_family = AF_INET;
+  } else if (::inet_pton(AF_INET6, host.c_str(), &six.sin6_addr) == 1) {
+    place.ss_family = AF_INET6;
+  }
+  return networkOf(place);
 }
 
 }  // namespace
@@ -88,11 +104,24 @@ class Acceptor::Listener {
 
 Acceptor::Rooms::Rooms(const Limits& limits)
     : silent(limits.max_unauthenticated, limits.max_per_source),
-      named(limits.max_unauthenticated, kMaxPerRank) {}
+      named(limits.max_unauthenticated, kMaxPerRank),
+      expected(std::numeric_limits<std::size_t>::max(), kMaxPerRank) {}
 
-Acceptor::Acceptor(const EndpointContext& context, AcceptPolicy& policy, Admitted admitted)
+void Acceptor::Rooms::clear() {
+  for (WaitingRoom* room : {&silent, &named, &expected})
+    room->clear();
+}
+
+void Acceptor::Rooms::leave(std::uint64_t id) {
+  for (WaitingRoom* room : {&silent, &named, &expected})
+    room->leave(id);
+}
+
+Acceptor::Acceptor(const EndpointContext& context, AcceptPolicy& policy, AddressOf address_of,
+                   Admitted admitted)
     : context_(context),
       policy_(policy),
+      address_of_(std::move(address_of)),
       admitted_(std::move(admitted)),
       unix_rooms_(context.options.limits),
       tcp_rooms_(context.options.limits) {}
@@ -107,14 +136,12 @@ void Acceptor::listen(UniqueFd fd, const char* transport_name) {
 void Acceptor::stop() {
   listeners_.clear();
   running_.clear();
-  for (Rooms* rooms : {&unix_rooms_, &tcp_rooms_}) {
-    rooms->silent.clear();
-    rooms->named.clear();
-  }
+  unix_rooms_.clear();
+  tcp_rooms_.clear();
 }
 
 void Acceptor::onAccepted(UniqueFd fd, bool is_unix, const sockaddr_storage& from) {
-  std::uint64_t source = 0;
+  Source source{is_unix, 0};
   if (is_unix) {
     const Result<uid_t> user = peerUser(fd.get());
     if (!user.ok()) return;
@@ -122,9 +149,9 @@ void Acceptor::onAccepted(UniqueFd fd, bool is_unix, const sockaddr_storage& fro
       ++other_users_;
       return;
     }
-    source = user.value();
+    source.number = user.value();
   } else {
-    source = networkOf(from);
+    source.number = networkOf(from);
   }
   Nonce nonce{};
   if (Error error = fillRandom(nonce)) {
@@ -134,20 +161,31 @@ void Acceptor::onAccepted(UniqueFd fd, bool is_unix, const sockaddr_storage& fro
   is_unix ? tuneUnix(fd.get()) : tuneTcp(fd.get());
   const EncryptionTerms terms = encryptionTerms(context_, fd.get(), !is_unix);
   const std::uint64_t id = next_id_++;
-  Rooms& rooms = is_unix ? unix_rooms_ : tcp_rooms_;
-  enter(rooms.silent, id, source);
+  enter(roomsOf(source).silent, id, source.number);
   auto& runner = running_[id] = std::make_unique<HandshakeRunner>(
       context_.loop, std::make_shared<SocketStream>(std::move(fd), is_unix ? "unix" : "tcp"),
       Handshake::acceptor(context_.self, nonce, policy_, terms));
   runner->start(
       context_.options.handshake_timeout,
       [this, id](HandshakeOutcome outcome) { onHandshake(id, std::move(outcome)); },
-      [this, id, &rooms](const Hello& hello) { onNamed(id, rooms, hello.rank); });
+      [this, id, source](const Hello& hello) { onNamed(id, source, hello.rank); });
 }
 
-void Acceptor::onNamed(std::uint64_t id, Rooms& rooms, std::int32_t rank) {
+void Acceptor::onNamed(std::uint64_t id, const Source& source, std::int32_t rank) {
+  constexpr std::uint64_t kSpread = 0x9E3779B97F4A7C15;  // keeps ranks of one source apart
+  const auto number = static_cast<std::uint64_t>(rank);
+  Rooms& rooms = roomsOf(source);
   rooms.silent.leave(id);
-  enter(rooms.named, id, static_cast<std::uint64_t>(rank));
+  if (isExpected(source, rank)) return enter(rooms.expected, id, number);
+  enter(rooms.named, id, source.number * kSpread + number);
+}
+
+// Whether this is the source that the peer of this rank would have. On a Unix socket: this user.
+bool Acceptor::isExpected(const Source& source, std::int32_t rank) const {
+  const Result<Address> address = parseAddress(address_of_(rank));
+  if (!address.ok()) return false;
+  if (source.is_unix) return source.number == ::geteuid();
+  return address.value().hasTcp() && networkOf(address.value().tcp_host) == source.number;
 }
 
 void Acceptor::enter(WaitingRoom& room, std::uint64_t id, std::uint64_t source) {
@@ -164,10 +202,8 @@ void Acceptor::enter(WaitingRoom& room, std::uint64_t id, std::uint64_t source) 
 
 void Acceptor::leave(std::uint64_t id) {
   running_.erase(id);
-  for (Rooms* rooms : {&unix_rooms_, &tcp_rooms_}) {
-    rooms->silent.leave(id);
-    rooms->named.leave(id);
-  }
+  unix_rooms_.leave(id);
+  tcp_rooms_.leave(id);
 }
 
 void Acceptor::onHandshake(std::uint64_t id, HandshakeOutcome outcome) {

@@ -2,7 +2,8 @@
 // are turned away from the Unix socket, unless EndpointOptions::accept_other_users. Everybody else
 // gets in, in the place of an older connection if there is no room (Limits). A member of the group
 // sends its hello with its connect, so silent connections have waiting rooms of their own
-// (WaitingRoom).
+// (WaitingRoom). A hello can be said by whoever knows the group's name: a known peer that comes
+// from where it listens owes its proof in a room where nobody takes its place from elsewhere.
 //
 // Threads: counts(): any; the rest: the endpoint's loop thread.
 // Failure: a connection that fails the handshake is cut off and counted. A connection for which the
@@ -40,9 +41,12 @@ struct AuthenticatedPeer {
 class Acceptor {
  public:
   using Admitted = std::function<void(AuthenticatedPeer)>;
+  // Where the peer of a rank listens; "": it is not known.
+  using AddressOf = std::function<std::string(std::int32_t rank)>;
 
   // `admitted` is told of each that `policy` admitted, directly after its admit().
-  Acceptor(const EndpointContext& context, AcceptPolicy& policy, Admitted admitted);
+  Acceptor(const EndpointContext& context, AcceptPolicy& policy, AddressOf address_of,
+           Admitted admitted);
   ~Acceptor();
 
   void listen(UniqueFd fd, const char* transport_name);
@@ -58,12 +62,21 @@ class Acceptor {
   // The rooms for one kind of socket, so that neither kind crowds out the other.
   struct Rooms {
     explicit Rooms(const Limits& limits);
-    WaitingRoom silent;  // by where they come from
-    WaitingRoom named;   // whose hello was right: by the rank they say they have
+    WaitingRoom silent;    // by where they come from
+    WaitingRoom named;     // whose hello was right: by the rank they say they have, and from where
+    WaitingRoom expected;  // of these, known peers from where they listen: by rank
+    void clear();
+    void leave(std::uint64_t id);
+  };
+  struct Source {
+    bool is_unix;
+    std::uint64_t number;  // a user's, or an address
   };
 
   void onAccepted(UniqueFd fd, bool is_unix, const sockaddr_storage& from);
-  void onNamed(std::uint64_t id, Rooms& rooms, std::int32_t rank);
+  void onNamed(std::uint64_t id, const Source& source, std::int32_t rank);
+  bool isExpected(const Source& source, std::int32_t rank) const;
+  Rooms& roomsOf(const Source& source) { return source.is_unix ? unix_rooms_ : tcp_rooms_; }
   void onHandshake(std::uint64_t id, HandshakeOutcome outcome);
   void enter(WaitingRoom& room, std::uint64_t id, std::uint64_t source);
   void leave(std::uint64_t id);
@@ -71,6 +84,7 @@ class Acceptor {
 
   const EndpointContext& context_;
   AcceptPolicy& policy_;
+  const AddressOf address_of_;
   const Admitted admitted_;
   std::vector<std::unique_ptr<Listener>> listeners_;
   std::unordered_map<std::uint64_t, std::unique_ptr<HandshakeRunner>> running_;

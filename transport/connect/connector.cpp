@@ -8,6 +8,7 @@
 #include "transport/base/os/secure_random.h"
 #include "transport/base/os/system_error.h"
 #include "transport/base/peer_name.h"
+#include "transport/base/thrown.h"
 #include "transport/io/socket.h"
 
 namespace weft::transport {
@@ -113,14 +114,19 @@ void Connector::onConnected() {
   if (Error error = fillRandom(nonce)) return fail(ErrorCode::kSystem, error.text());
   const bool is_unix = candidates_[next_].is_unix;
   const EncryptionTerms terms = encryptionTerms(context_, connecting_.get(), !is_unix);
-  auto stream = std::make_shared<SocketStream>(std::move(connecting_), is_unix ? "unix" : "tcp");
-  handshake_ = std::make_unique<HandshakeRunner>(
-      context_.loop, std::move(stream),
-      Handshake::dialler(context_.self, peer_.rank, peer_.name, nonce, claim_, terms));
-  handshake_->start(backoff_.handshake, [this](HandshakeOutcome outcome) {
-    handshake_.reset();
-    onHandshake(std::move(outcome));
+  const auto thrown = thrownBy([&] {
+    auto stream = std::make_shared<SocketStream>(std::move(connecting_), is_unix ? "unix" : "tcp");
+    handshake_ = std::make_unique<HandshakeRunner>(
+        context_.loop, std::move(stream),
+        Handshake::dialler(context_.self, peer_.rank, peer_.name, nonce, claim_, terms));
+    handshake_->start(backoff_.handshake, [this](HandshakeOutcome outcome) {
+      handshake_.reset();
+      onHandshake(std::move(outcome));
+    });
   });
+  if (!thrown) return;
+  handshake_.reset();
+  nextCandidate("it could not be dialled here (" + *thrown + ")");
 }
 
 void Connector::onHandshake(HandshakeOutcome outcome) {

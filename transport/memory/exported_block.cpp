@@ -135,6 +135,11 @@ Result<std::shared_ptr<ExportedBlock>> ExportedBlock::open(
     return protocolError("a buffer outside of exported memory");
   Registry& all = Registry::get();
   std::unique_ptr<ExportedBlock> block = all.reuse(file->memory, offset, size);
+  if (block == nullptr && all.count.load() >= Registry::kMostMappings) {
+    return Error(ErrorCode::kSystem, std::to_string(all.count.load()) +
+                                         " blocks of exported memory are mapped here, as many as "
+                                         "may be");
+  }
   if (block == nullptr) {
     const std::uint64_t first = pageOf(offset);
     const std::size_t mapped = roundUp(offset - first + size, pageBytes());

@@ -55,7 +55,8 @@ class ExportedBlock : public std::enable_shared_from_this<ExportedBlock> {
   // of the machine's memory, or a quarter of its file descriptors. kSystem when the machine does
   // not give it.
   static Result<std::shared_ptr<ExportedBlock>> create(std::size_t bytes);
-  // A part of what a peer exported. kProtocol: it is outside. When its last user goes and no page
+  // A part of what a peer exported. kProtocol: it is outside. kSystem: it cannot be mapped, or too
+  // many are. When its last user goes and no page
   // of it was written, the mapping is kept for a moment, in case the same part comes again: making
   // one costs more than copying some megabytes.
   static Result<std::shared_ptr<ExportedBlock>> open(

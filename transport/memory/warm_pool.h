@@ -33,9 +33,9 @@ class WarmPool : public std::enable_shared_from_this<WarmPool> {
   static constexpr std::uint64_t kRoom = std::uint64_t{2} << 30;
   // tick(): when the pool is idle, what is kept nevertheless, and the most that goes back at once
   // (which takes milliseconds).
-  static constexpr std::chrono::seconds kIdleAfter{10};
+  static constexpr std::chrono::seconds kIdleAfter{2};
   static constexpr std::uint64_t kKeep = std::uint64_t{4} << 20;
-  static constexpr std::uint64_t kTrimAtOnce = std::uint64_t{16} << 20;
+  static constexpr std::uint64_t kTrimAtOnce = std::uint64_t{64} << 20;
 
   struct Memory {
     std::byte* base = nullptr;

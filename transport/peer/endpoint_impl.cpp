@@ -216,8 +216,9 @@ EndpointImpl::EndpointImpl(EndpointOptions options, EndpointHandler& handler, Id
       admission_(context_, peers_, [this](std::int32_t rank) { reunion_.end(rank); }),
       reunion_(context_, peers_,
                [this](AuthenticatedPeer who) { admission_.reunite(std::move(who)); }),
-      acceptor_(context_, admission_,
-                [this](AuthenticatedPeer who) { admission_.admitted(std::move(who)); }) {}
+      acceptor_(
+          context_, admission_, [this](std::int32_t rank) { return peers_.address(rank); },
+          [this](AuthenticatedPeer who) { admission_.admitted(std::move(who)); }) {}
 
 // --- any thread ---
 

@@ -101,14 +101,22 @@ void Peer::tick(Heartbeat::Time now, std::chrono::nanoseconds late) {
 
 void Peer::connect() {
   moveTo(PeerState::kConnecting);
-  const Result<Address> address = parseAddress(info_.address);
-  if (!address.ok()) {
-    const std::string why =
-        info_.address.empty() ? "its address is not known here" : address.error().text();
-    return fail(peer_errors::unreachable(describe(), {ErrorCode::kConnectFailed, why}));
-  }
-  startConnector(address.value(),
-                 {context_.options.connect_timeout, context_.options.handshake_timeout});
+  orFail([&] {
+    const Result<Address> address = parseAddress(info_.address);
+    if (!address.ok()) {
+      const std::string why =
+          info_.address.empty() ? "its address is not known here" : address.error().text();
+      return fail(peer_errors::unreachable(describe(), {ErrorCode::kConnectFailed, why}));
+    }
+    startConnector(address.value(),
+                   {context_.options.connect_timeout, context_.options.handshake_timeout});
+  });
+}
+
+// A state whose work was not begun would last for ever.
+template <typename Step>
+void Peer::orFail(Step step) {
+  if (const auto thrown = thrownBy(step)) fail(peer_errors::notServed(describe(), *thrown));
 }
 
 void Peer::startConnector(const Address& address, Connector::RetryBackoff backoff) {
@@ -117,7 +125,8 @@ void Peer::startConnector(const Address& address, Connector::RetryBackoff backof
     connector_.reset();  // only the peer can dial
     return;
   }
-  connector_->start([this](Connector::Outcome outcome) { onConnected(std::move(outcome)); });
+  connector_->start(
+      [this](Connector::Outcome outcome) { orFail([&] { onConnected(std::move(outcome)); }); });
 }
 
 void Peer::onConnected(Connector::Outcome outcome) {
@@ -163,7 +172,8 @@ void Peer::adopt(std::shared_ptr<Stream> stream, const Hello& hello, const Sessi
   session().link(theirs);
   incarnation_ = hello.incarnation;
   break_ = {};
-  channel_.attach(std::move(stream), incarnation_, theirs.received, dialler);
+  orFail([&] { channel_.attach(std::move(stream), incarnation_, theirs.received, dialler); });
+  if (over()) return;
   return leaving ? sayGoodbye() : channel_.work();
 }
 
@@ -258,7 +268,7 @@ void Peer::redial() {
   // Several attempts should fit into the time there is.
   const auto handshake = std::clamp(reconnectTime() / 4, std::chrono::milliseconds(20),
                                     context_.options.handshake_timeout);
-  startConnector(address.value(), {std::chrono::milliseconds(0), handshake});
+  orFail([&] { startConnector(address.value(), {std::chrono::milliseconds(0), handshake}); });
 }
 
 void Peer::onDeadlinePassed(Heartbeat::Time now) {

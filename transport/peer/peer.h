@@ -90,6 +90,8 @@ class Peer final : public ChannelOwner {
   void connect();
   void startConnector(const Address& address, Connector::RetryBackoff backoff);
   void onConnected(Connector::Outcome outcome);
+  template <typename Step>
+  void orFail(Step step);
   RefusalCode admitAnotherLife(const Hello& hello, const SessionClaim& theirs);
   bool met() const noexcept { return session_.link() > 0; }
   bool saidGoodbye() const noexcept;

@@ -75,6 +75,12 @@ inline Error badClaim(const std::string& who, std::uint64_t received, std::uint6
                                     " were sent"};
 }
 
+// An exception of this process, mostly for lack of memory. They may meet again.
+inline Error notServed(const std::string& who, const std::string& thrown) {
+  return {ErrorCode::kPeerLost,
+          who + " is lost: its connection could not be served here (" + thrown + ")"};
+}
+
 inline Error protocol(const std::string& who, const Error& problem) {
   return {problem.code(), who + " is cut off: " + problem.text() +
                               "; check that both run the same versions and limits"};

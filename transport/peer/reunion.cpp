@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "transport/base/log.h"
+#include "transport/base/peer_name.h"
+#include "transport/base/thrown.h"
 #include "transport/io/address.h"
 
 namespace weft::transport {
@@ -23,7 +26,12 @@ void Reunion::begin(std::int32_t rank) {
   attempt = {};
   attempt.lost = lost;
   if (context_.self.rank > rank) attempt.pause = kSecondAfter;
-  attempt.timer = std::make_unique<EventLoop::Timer>(context_.loop, [this, rank] { dial(rank); });
+  attempt.timer = std::make_unique<EventLoop::Timer>(context_.loop, [this, rank] {
+    const auto thrown = thrownBy([&] { dial(rank); });
+    if (!thrown || attempts_.find(rank) == attempts_.end()) return;
+    attempts_.at(rank).connector.reset();
+    dialLater(rank);
+  });
   dialLater(rank);
 }
 
@@ -66,8 +74,14 @@ void Reunion::onDialled(std::int32_t rank, Connector::Outcome outcome) {
   if (peers_.find(rank) != lost) return;
   if (outcome.displaced) return lost->displacedThere();
   // A successor makes itself known.
-  if (lost->isLife(outcome.peer.incarnation))
+  if (!lost->isLife(outcome.peer.incarnation)) return;
+  const auto thrown = thrownBy([&] {
     met_({outcome.peer, outcome.claim, std::move(outcome.stream)});
+  });
+  if (!thrown) return;
+  log(LogLevel::kError,
+      "meeting " + describePeer(lost->name(), rank) + " again failed (" + *thrown + ")");
+  begin(rank);
 }
 
 }  // namespace weft::transport

@@ -22,6 +22,11 @@ namespace {
 constexpr std::size_t kLarge = std::size_t{8} << 10;
 constexpr std::size_t kSealAtOnce = std::size_t{128} << 10;  // plain bytes of one write
 constexpr std::size_t kReadPerCall = std::size_t{1} << 20;   // then others get their turn
+constexpr int kRecordsPerCall = 128;                         // however little they carry
+// Messages of TLS itself carry nothing and cost a derivation of keys each. A writer needs one for
+// each kBytesPerKey.
+constexpr std::uint32_t kMostControls = 32;
+constexpr std::size_t kControlsPerBytes = std::size_t{1} << 20;
 // A record that came in part is in OpenSSL's memory, not in the socket.
 constexpr std::size_t kHeldAtMost = std::size_t{32} << 10;
 constexpr std::string_view kKeyName = "weft";
@@ -65,6 +70,10 @@ struct TlsStream::Callbacks {
     const std::string_view asked(reinterpret_cast<const char*>(name), length);
     *session = asked == kKeyName ? of(ssl).presharedSession() : nullptr;
     return 1;
+  }
+
+  static void onMessage(int written, int, int type, const void*, std::size_t, SSL* ssl, void*) {
+    if (written == 0 && type == SSL3_RT_HANDSHAKE) of(ssl).onControl();
   }
 };
 
@@ -135,6 +144,7 @@ TlsStream::Step TlsStream::handshake() {
       problem_ = {ErrorCode::kAuthFailed, "TLS did not use the group's key"};
       return Step::kFailed;
     }
+    ::SSL_set_msg_callback(ssl_, &Callbacks::onMessage);
     if (!unsent()) return Step::kDone;
   } else if (why != SSL_ERROR_WANT_READ) {
     explain(reason);
@@ -199,7 +209,7 @@ IoResult TlsStream::read(std::span<iovec> into) {
   std::size_t count = 0;
   int error = 0;
   std::size_t filled = 0;  // of the first entry
-  while (error == 0 && !into.empty() && count < kReadPerCall) {
+  for (int i = 0; i < kRecordsPerCall && error == 0 && !into.empty() && count < kReadPerCall; ++i) {
     const iovec& entry = into.front();
     std::size_t some = 0;
     if (filled < entry.iov_len)
@@ -226,11 +236,29 @@ int TlsStream::receive(std::byte* into, std::size_t room, std::size_t& count) {
   const int read = ::SSL_read_ex(ssl_, into, room, &count);
   const int why = read == 1 ? SSL_ERROR_NONE : ::SSL_get_error(ssl_, read);
   bio_.setWrites(true);
-  if (why == SSL_ERROR_NONE) return 0;
+  if (controls_ > kMostControls) {
+    problem_ = {ErrorCode::kConnectFailed, "more messages of TLS itself than anybody needs"};
+    return EBADMSG;
+  }
+  if (why == SSL_ERROR_NONE) {
+    bytes_since_ += count;
+    if (bytes_since_ >= kControlsPerBytes) {
+      bytes_since_ = 0;
+      controls_ = 0;
+    }
+    return 0;
+  }
   if (why == SSL_ERROR_WANT_READ) return EAGAIN;
   explain(ERR_GET_REASON(::ERR_peek_error()));
   if (bio_.ended()) return ENODATA;
   return bio_.readError() != 0 ? bio_.readError() : EBADMSG;
+}
+
+// Within SSL_read_ex, which goes on by itself until data come. Where the peer has ended the stream
+// it reads no further than the next record.
+void TlsStream::onControl() {
+  if (++controls_ > kMostControls)
+    ::SSL_set_shutdown(ssl_, ::SSL_get_shutdown(ssl_) | SSL_RECEIVED_SHUTDOWN);
 }
 
 void TlsStream::wakeAt(std::size_t bytes) {

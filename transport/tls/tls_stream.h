@@ -3,7 +3,8 @@
 //
 // Small buffers of one write share a record; large ones are encrypted where they are, and bytes
 // that are read are decrypted once and copied to their places. Nothing is handed out before its
-// record's tag was found right.
+// record's tag was found right. A peer that sends new keys or tickets on end, which carry nothing,
+// is broken off, too.
 //
 // The kernel could encrypt itself (kTLS, `modprobe tls`), but OpenSSL uses that only where it owns
 // the socket, and here it does not.
@@ -89,6 +90,7 @@ class TlsStream final : public LayeredStream {
   static void usePresharedKeys(ssl_ctx_st* context);
   ssl_session_st* presharedSession();
 
+  void onControl();
   int receive(std::byte* into, std::size_t room, std::size_t& count);
   void seal(std::span<const iovec> from);
   bool sealOne(const std::byte* bytes, std::size_t count);
@@ -102,6 +104,9 @@ class TlsStream final : public LayeredStream {
 
   mutable std::mutex mutex_;  // guards ssl_ and what it does with bio_
   ssl_st* ssl_ = nullptr;
+  // What has come: messages of TLS itself, behind the handshake, within so many bytes of data.
+  std::uint32_t controls_ = 0;
+  std::size_t bytes_since_ = 0;
 
   // The writing thread's.
   struct Sealed {

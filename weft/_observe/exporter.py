@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
-import socket
 import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+from typing import cast
 
 from weft import _C
 from weft._observe.group import GroupAnswers
+from weft._observe.http_server import PATIENCE, BoundedServer
 from weft._observe.prometheus import metrics_text
 from weft._observe.state import State, stacks, state
 from weft._observe.threads import started
@@ -18,7 +20,7 @@ from weft._torch.request_policy import register_function
 
 _INFO, _WARNING = 1, 2
 _mutex = threading.Lock()
-_server: tuple[int, ThreadingHTTPServer] | None = None  # with the process that serves
+_server: tuple[int, BoundedServer] | None = None  # with the process that serves
 
 
 def start() -> None:
@@ -38,7 +40,7 @@ def start() -> None:
         if _server is not None and _server[0] == os.getpid():
             return
         try:
-            server = _Server((host, port), _Handler)
+            server = BoundedServer((host, port), _Handler)
         except OSError as error:
             _C._log(_WARNING, f"no metrics are served at {text} (WEFT_METRICS): {error}")
             return
@@ -49,7 +51,15 @@ def start() -> None:
     if not started(thread, "no metrics are served"):
         server.server_close()
         return
-    _C._log(_INFO, f"metrics are served at http://{host}:{server.server_address[1]}/metrics")
+    own, port = server.server_address[:2]
+    _C._log(_INFO, f"metrics are served at http://{host}:{port}/metrics")
+    if not ipaddress.ip_address(str(own).partition("%")[0]).is_loopback:
+        _C._log(
+            _WARNING,
+            f"whoever reaches {text} (WEFT_METRICS) reads this group's metrics and the stacks of "
+            "its threads: there is no password. Let only the monitoring reach it, or serve at "
+            f"127.0.0.1:{port}",
+        )
 
 
 def address() -> tuple[str, int] | None:
@@ -67,14 +77,6 @@ def _place(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def __init__(self, place: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        self.address_family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
-        super().__init__(place, handler)
-
-
 def _asking(question: Callable[[], State]) -> Callable[[], str]:
     """The page with what all workers answer."""
     answers = GroupAnswers(question)
@@ -89,8 +91,11 @@ _PAGES = {
 
 
 class _Handler(BaseHTTPRequestHandler):
+    timeout = PATIENCE
+
     def do_GET(self) -> None:
         """Answers each of the pages; ``/`` is ``/metrics``."""
+        cast(BoundedServer, self.server).heard(self.connection)
         path = self.path.partition("?")[0]
         page = _PAGES.get("/metrics" if path == "/" else path)
         if page is None:
