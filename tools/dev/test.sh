@@ -73,6 +73,7 @@ pytest_run() {
 
 part_python() {
   local status=0
+  [[ -n "$FILTER" ]] || need_docs_venv # with it the tests build the site
   pytest_run python || status=1
   # The suites' runner tests itself; the suites it runs are the part `conformance`.
   pytest_run runner -o addopts=-p\ no:cacheprovider tests/conformance/test_runner.py || status=1
