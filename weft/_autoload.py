@@ -1,7 +1,8 @@
 """The entry point of the group ``torch.backends``: torch calls it at the end of its import.
 
-A failing entry point breaks ``import torch``, and an eager one slows it. So this one never throws,
-and imports Weft right after ``torch.distributed.rpc``.
+A failing entry point breaks ``import torch``, and an eager one slows it. So this one throws only where
+a variable that asks for Weft is misspelt (the program would run, silently without), and imports Weft
+right after ``torch.distributed.rpc``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ _TRIGGER = "torch.distributed.rpc"
 def _import_weft() -> None:
     try:
         import weft  # noqa: F401
+    except ValueError:
+        raise  # of WEFT_AS_DEFAULT or WEFT_AS_PROCESS_GROUP, which ask for Weft
     except Exception as error:
         print(f"weft: not loaded: {error}", file=sys.stderr)
 
@@ -56,5 +59,7 @@ def load() -> None:
             _import_weft()
         elif not any(isinstance(finder, _AfterRpc) for finder in sys.meta_path):
             sys.meta_path.insert(0, _AfterRpc())
+    except ValueError:
+        raise
     except Exception as error:
         print(f"weft: the entry point failed: {error}", file=sys.stderr)

@@ -96,7 +96,10 @@ class GPipe(Pipe):
 def install() -> None:
     """Adds ``torch.distributed.pipeline`` to the import system; a second call does nothing.
 
-    A torch that still has the package keeps its own. Call this before the first such import.
+    A torch that still has the package keeps its own. Call this before the first such import::
+
+        weft.compat.install()
+        from torch.distributed.pipeline.sync import NoChunk, Pipe
     """
     if _ROOT in sys.modules or importlib.util.find_spec(_ROOT) is not None:
         return

@@ -7,9 +7,24 @@ from typing import NamedTuple
 
 from weft import _C
 
+__all__ = ["Variable", "table", "unknown"]
+
 
 class Variable(NamedTuple):
-    """One row of the table: an environment variable that Weft reads."""
+    """One row of the table: an environment variable that Weft reads.
+
+    ::
+
+        from weft import env
+
+        changed = {row.name: row.value for row in env.table() if row.value not in (None, row.default)}
+
+    Attributes:
+        name: of the variable.
+        default: what holds when it is unset.
+        meaning: a sentence.
+        value: its value now; None when it is unset.
+    """
 
     name: str
     default: str
@@ -33,5 +48,13 @@ def table() -> list[Variable]:
 
 
 def unknown() -> list[str]:
-    """Names in the environment that begin with ``WEFT_`` and that Weft does not know."""
+    """Names in the environment that begin with ``WEFT_`` and that Weft does not know.
+
+    ::
+
+        from weft import env
+
+        for name in env.unknown():
+            print(f"{name} is no variable of Weft's")
+    """
     return list(_C.unknown_environment())

@@ -6,5 +6,11 @@ from __future__ import annotations
 class RemoteError(RuntimeError):
     """A remote function raised an exception whose type cannot be made by this worker.
 
-    Its text names the type and contains the remote traceback.
+    Its text names the type and contains the remote traceback. The types that Python has everywhere
+    arrive as themselves::
+
+        try:
+            rpc.rpc_sync("worker0", int, args=("four",))
+        except ValueError as error:  # RemoteError, had it been a type of worker0's own
+            print(error)
     """

@@ -29,9 +29,17 @@ GROUPS_TIMEOUT = -1.0
 class Batch:
     """Serves many requests with one run of the module: see :func:`publish`.
 
+    ::
+
+        batch = weft.Batch(max_requests=8, max_delay=0.001)
+        weft.publish("batched", torch.jit.script(nn.Linear(2, 2)), batch=batch)
+
     Attributes:
         max_requests: a run begins when this many requests wait,
         max_delay: or when the first of them has waited this many seconds.
+
+    Raises:
+        TypeError, ValueError: ``max_delay`` is no number of seconds.
     """
 
     max_requests: int = 32
@@ -44,6 +52,11 @@ class Batch:
 @dataclass(frozen=True)
 class PublishedInfo:
     """One version of a published name.
+
+    ::
+
+        for info in weft.published("worker0"):
+            print(info.name, info.version, info.methods)
 
     Attributes:
         name: the name, without the worker.

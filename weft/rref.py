@@ -14,7 +14,16 @@ _MAX_OBJECTS = 100_000  # how many objects of one value are searched
 
 
 class RRefId(NamedTuple):
-    """The id that torch's messages print as ``GloballyUniqueId``: who made it, and its count there."""
+    """The id that torch's messages print as ``GloballyUniqueId``.
+
+    ::
+
+        made_here = [info for info in weft.rref_report() if info.id.created_on == 0]
+
+    Attributes:
+        created_on: the rank of the worker that made the value's first reference.
+        local_id: its number among those.
+    """
 
     created_on: int
     local_id: int
@@ -23,6 +32,10 @@ class RRefId(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class RRefInfo:
     """A value owned here that others refer to, or a reference held here to another's value.
+
+    ::
+
+        largest = max(weft.rref_report(), key=lambda info: info.bytes or 0, default=None)
 
     Attributes:
         id: the value's id, the same on all workers.

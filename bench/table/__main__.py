@@ -1,4 +1,6 @@
-"""Entry: ``./dev bench table [--rounds 3] [--parts NAME …]``: all that has an aim, in one run."""
+"""Entry: ``./dev bench table [--rounds 3] [--parts NAME …] [--publish]``: all that has an aim, in one
+run. ``--publish`` writes it into docs/reference/performance_table.md.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from bench import report, steal
+from bench import limits as machine
+from bench import publish, report, steal
 from bench.rpc import cpp_latency
 
 # Rows that say what others say too, or that take longer than they tell.
@@ -113,7 +116,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="rounds; medians are shown")
     parser.add_argument("--parts", nargs="*", choices=list(parts), help="only these")
     parser.add_argument("--out", type=Path, default=Path("bench-results"))
+    parser.add_argument("--publish", action="store_true", help="into the documentation, too")
     arguments = parser.parse_args()
+    if arguments.publish and arguments.parts:
+        parser.error("--publish takes the whole run, without --parts")
+    floors = machine.measure() if arguments.publish else {}
     parts = _parts(arguments.rounds, len(os.sched_getaffinity(0)))
     began, found, sections = time.monotonic(), [], []
     for name in arguments.parts or parts:
@@ -132,6 +139,11 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "table.md").write_text("\n".join(sections))
     (arguments.out / "table.json").write_text(json.dumps([asdict(row) for row in found], indent=1))
+    if arguments.publish:
+        met = report.verdicts(found).partition("\n")[0]
+        how = f"medians of {arguments.rounds} rounds, {met}"
+        text = "\n".join((publish.preface("table", how, floors), "", *sections))
+        print(f"published in {publish.put('table', text)}")
 
 
 if __name__ == "__main__":

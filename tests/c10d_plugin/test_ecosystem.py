@@ -369,20 +369,25 @@ def test_torchrun_restarts_the_group_after_a_kill(tmp_path):
     assert "rank 0 attempt 1 sum 2" in out and "rank 1 attempt 1 sum 2" in out
 
 
-def test_weft_run_serves_a_group_of_no_named_backend(tmp_path):
+@pytest.mark.parametrize("backend", ["", "None, ", "backend=None, "])
+def test_weft_run_serves_a_group_of_no_named_backend(tmp_path, backend):
+    """DDP on two ranks; each way of naming none."""
     out = run_script(
         tmp_path,
-        """
+        f"""
         import torch, torch.distributed as dist
-        dist.init_process_group(init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+        dist.init_process_group({backend}init_method="env://")
         net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
-        net(torch.ones(1, 2)).sum().backward()
+        net(torch.ones(1, 2) + dist.get_rank()).sum().backward()
+        assert net.module.weight.grad.eq(1.5).all()
         assert dist.group.WORLD._get_sequence_number_for_group() > 0
-        print(dist.get_backend())
+        print(dist.get_backend() + "\\n", end="", flush=True)
+        dist.destroy_process_group()
         """,
+        *["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"],
         *["-m", "weft.run", "--process-group"],
     )
-    assert out.split() == ["weft"]
+    assert out.split() == ["weft", "weft"]
 
 
 def test_weft_run_makes_gloo_mean_weft(tmp_path):

@@ -1,12 +1,15 @@
-"""The installed wheel from CMake: find_package(weft) builds examples/cpp_inference, and it runs."""
+"""What is in the wheel; and from CMake: find_package(weft) builds examples/cpp_inference, and it runs."""
 
 from __future__ import annotations
 
+import email
+import importlib.util
 import os
 import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -40,10 +43,9 @@ def run(*command: str | Path, **environment: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory) -> Path:
-    """A folder as site-packages: the wheel, made and installed as a user's would be, beside torch."""
+def wheel(tmp_path_factory) -> Path:
+    """The wheel, of what was built."""
     folder = tmp_path_factory.mktemp("wheel")
-    site = folder / "site-packages"
     built = Path(weft.library_path()).parent.parent  # where ./dev put what it built
     run(
         "bash",
@@ -56,10 +58,57 @@ def installed(tmp_path_factory) -> Path:
         PY=sys.executable,
         TORCH_VERSION=torch.__version__.split("+")[0],
     )
-    (wheel,) = folder.glob("*.whl")
+    (made,) = folder.glob("*.whl")
+    return made
+
+
+@pytest.fixture(scope="module")
+def installed(wheel) -> Path:
+    """A folder as site-packages: the wheel, installed as a user's would be, beside torch."""
+    site = wheel.parent / "site-packages"
     run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", site, wheel)
     (site / "torch").symlink_to(Path(torch.__file__).parent)
     return site
+
+
+@pytest.mark.timeout(BOUND)
+def test_the_wheel_has_what_it_promises(wheel):
+    """Its tags, the libraries that it brings, their licences, what an index shows, the entry point."""
+    spec = importlib.util.spec_from_file_location("make_wheel", ROOT / "tools/make_wheel.py")
+    make_wheel = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(make_wheel)
+    version, python = weft.__version__, f"cp{sys.version_info.major}{sys.version_info.minor}"
+    assert re.fullmatch(
+        rf"weft-{re.escape(version)}-{python}-{python}(-|\.)manylinux_2_\d+_x86_64\.whl", wheel.name
+    )
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        info = f"weft-{version}.dist-info"
+        tags, about, points = (
+            archive.read(f"{info}/{name}").decode()
+            for name in ("WHEEL", "METADATA", "entry_points.txt")
+        )
+    assert re.search(rf"^Tag: {python}-{python}-manylinux_2_\d+_x86_64$", tags, re.MULTILINE)
+    assert points == "[torch.backends]\nweft = weft_autoload:load\n"
+    assert {"weft_autoload.py", "weft/py.typed", "weft/_C/__init__.pyi", "weft/_C.so"} <= set(names)
+    # Each package that is said to be in it is, with its licence; torch's libraries are not.
+    brought = {
+        path.name.split(".so")[0] for path in map(Path, names) if path.parent.name == "weft.libs"
+    }
+    for package in make_wheel.BUNDLED:
+        assert f"{info}/licenses/{package}" in names
+        stem = re.sub(r"[\d.-]+$", "", package)  # libnl-route-3-200: libnl-route-3, beside a hash
+        assert any(name.startswith(stem) for name in brought), (package, brought)
+    assert not [name for name in brought if re.match("lib(torch|c10|cuda)", name)], brought
+    assert {f"{info}/licenses/{text}" for text in ("LICENSE", "NOTICE")} <= set(names)
+    headers = email.message_from_string(about)
+    torch_minor = ".".join(torch.__version__.split(".")[:2])
+    assert (headers["Name"], headers["Version"]) == ("weft", version)
+    assert headers["License-Expression"].startswith("BSD-3-Clause AND ")
+    assert headers["Requires-Dist"] == f"torch (=={torch_minor}.*)"
+    assert headers["Requires-Python"] == f"==3.{sys.version_info.minor}.*"
+    assert set(headers.get_all("License-File")) == {"LICENSE", "NOTICE", *make_wheel.BUNDLED}
+    assert headers.get_payload() == (ROOT / "README.md").read_text()
 
 
 def test_the_project_is_twenty_lines():

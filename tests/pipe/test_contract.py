@@ -54,9 +54,16 @@ class TestConstruction:
             with pytest.raises(TypeError, match="chunks must be an int"):
                 Pipe(nn.Sequential(), chunks=chunks)
         assert Pipe(nn.Sequential(), chunks=3.0).chunks == 3
-        mixed = Pipe(nn.Sequential(nn.Linear(1, 1, device="meta"), nn.ReLU()))
-        with pytest.raises(ValueError, match="partition 1 is not on meta as others are"):
-            mixed(torch.ones(1, 1, device="meta"))
+
+    @pytest.mark.parametrize("after", [(), ("meta",)], ids=["meta-cpu", "meta-cpu-meta"])
+    def test_a_cpu_stage_beside_meta_ones_is_refused(self, after):
+        meta, between = nn.Linear(1, 1, device="meta"), nn.ReLU()
+        last = [nn.Linear(1, 1, device=device) for device in after]
+        x = torch.ones(1, 1, device="meta")
+        with pytest.raises(ValueError, match=r"partition 1 is not on meta.*WithDevice\(child, "):
+            Pipe(nn.Sequential(meta, between, *last))(x)
+        mended = Pipe(nn.Sequential(meta, WithDevice(between, "meta"), *last))
+        assert mended(x).local_value().device.type == "meta"
 
     def test_a_sequential_that_does_more_than_its_layers(self):
         """Its layers are called one by one, so what else it does would silently not happen."""

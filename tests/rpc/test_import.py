@@ -6,6 +6,7 @@ Each test starts fresh interpreters, so that what another test imported does not
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ from ports import free_port
 
 from weft._version import VERSION
 
+ROOT = Path(__file__).resolve().parents[2]
 BOUND = 200  # seconds; importing torch takes long on a busy machine
 
 pytestmark = pytest.mark.timeout(2 * BOUND + 20)
@@ -122,16 +124,17 @@ except ImportError as error:
     assert number == "1.0"
     assert line.startswith(says) and "pip install 'torch==1.13.*'" in line
     assert err.count(says) == 1
-    doctor = subprocess.run(
-        [sys.executable, "-m", "weft.doctor"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=BOUND,
-    )
-    assert doctor.returncode == 1
-    assert f"FAIL  {says}" in doctor.stdout
+    for flags in ((), ("-W", "ignore")):
+        doctor = subprocess.run(
+            [sys.executable, *flags, "-m", "weft.doctor"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            timeout=BOUND,
+        )
+        assert doctor.returncode == 1, doctor.stderr
+        assert f"FAIL  {says}" in doctor.stdout
 
 
 def test_an_entry_point_that_throws_leaves_torch_usable(tmp_path):
@@ -251,34 +254,70 @@ rpc.shutdown()
     assert "is not one that Weft knows" not in err
 
 
-@pytest.mark.parametrize(
-    ("variable", "value", "words"),
-    [
-        ("WEFT_SHARED_MEMORY", "yes", "0 or 1"),
-        ("WEFT_ENCRYPTION", "ON", "auto, on or off"),
-        ("WEFT_LOG_LEVEL", "verbose", "error, warning, info or debug"),
-    ],
-)
-def test_words_that_a_variable_does_not_take_are_refused(variable, value, words):
-    code = f"""
-import tempfile
+# Every variable that takes one of a few words.
+WORDS = {
+    "WEFT_ENCRYPTION": ("ON", "auto, on or off"),
+    "WEFT_LOG_LEVEL": ("verbose", "error, warning, info or debug"),
+    "WEFT_OTHER_USERS": ("true", "0 or 1"),
+    "WEFT_REQUEST_POLICY": ("scripted", "('any', 'registered', 'script')"),
+    "WEFT_SHARED_MEMORY": ("yes", "0 or 1"),
+    "WEFT_TCP_CONNECTIONS": ("3", "1 or 2"),
+    "WEFT_UNIX_SOCKET": ("no", "0 or 1"),
+}
+AT_THE_IMPORT = ("WEFT_AS_DEFAULT", "WEFT_AS_PROCESS_GROUP")
+
+
+def test_words_that_a_variable_does_not_take_are_refused():
+    """Both ways of joining, for one variable after the other, in one process."""
+    code = """
+import json, os, sys, tempfile
 import torch.distributed as dist
 import weft
 
-text = "{variable} must be {words}, got '{value}'"
-def refused(join):
+def refused(join, variable, value, words):
     try:
         join()
     except (RuntimeError, ValueError) as error:
-        assert text in str(error), error
+        text = str(error)
+        assert words in text and value in text, text
+        assert variable in text or variable == "WEFT_REQUEST_POLICY", text
     else:
-        raise AssertionError("{variable}={value} was taken")
+        raise AssertionError(f"{variable}={value} was taken")
 
-refused(lambda: weft.init_rpc("alone", rank=0, world_size=1))
-store = "file://" + tempfile.mkdtemp() + "/store"
-refused(lambda: dist.init_process_group("weft", init_method=store, rank=0, world_size=1))
+for variable, (value, words) in json.loads(sys.argv[1]).items():
+    os.environ[variable] = value
+    case = variable, value, words
+    meet = dict(init_method=f"file://{tempfile.mkdtemp()}/store", rank=0, world_size=1)
+    refused(lambda: weft.init_rpc("alone", **meet), *case)
+    if variable != "WEFT_REQUEST_POLICY":  # of RPC alone
+        refused(lambda: dist.init_process_group("weft", **meet), *case)
+    del os.environ[variable]
 """
-    python(code, **{variable: value})
+    python(code, json.dumps(WORDS))
+
+
+def test_every_variable_of_a_few_words_is_checked():
+    source = (ROOT / "transport/base/environment.h").read_text()
+    names = dict(re.findall(r"(k\w+) = \"(WEFT_\w+)\"", source))
+    checked = {names[name] for name in re.findall(r"\{(k\w+), \{\"", source)}
+    assert checked | {"WEFT_REQUEST_POLICY"} == {*WORDS, *AT_THE_IMPORT}
+
+
+@pytest.mark.parametrize("load", ["import weft", "import torch.distributed.rpc"])
+@pytest.mark.parametrize("variable", AT_THE_IMPORT)
+def test_a_misspelt_wish_for_weft_is_not_passed_over(variable, load):
+    """Also where torch loads Weft by itself, since the program would run on TensorPipe or gloo."""
+    code = f"""
+try:
+    {load}
+except Exception as error:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    assert "{variable} must be 0 or 1, got 'yes'" in str(error), error
+else:
+    raise AssertionError("{variable}=yes was taken")
+"""
+    python(code, **{variable: "yes"})
 
 
 def test_the_library_needs_no_python():

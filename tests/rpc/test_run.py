@@ -157,3 +157,7 @@ def test_the_program_itself_runs_on_weft_not_only_its_children(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "agent: WeftAgent" in done.stdout
     assert done.stderr.count("weft.run: init_rpc uses weft, not TensorPipe\n") == 1
+    done = start(tmp_path, ["-m", "weft.run", "--process-group", "solo.py"])
+    assert done.returncode == 0, done.stderr
+    says = "weft.run: init_rpc uses weft, not TensorPipe; gloo is weft\n"
+    assert done.stderr.count(says) == 1

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import tempfile
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.distributed.rpc as rpc
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import weft
 from weft.pipe import NoChunk, WithDevice, place
@@ -21,6 +23,7 @@ def double(x: torch.Tensor) -> torch.Tensor:
 
 def calls() -> float:
     weft.publish("linear", torch.jit.script(nn.Linear(2, 2)), batch=weft.Batch(max_requests=4))
+    options = weft.RpcBackendOptions(num_worker_threads=4, peer_timeout=10)
     weft.init_rpc("me", rank=0, world_size=1, rpc_timeout=30, request_policy="any")
     info: weft.PublishedInfo = weft.wait_published("me/linear", timeout=10)
     answers: list[torch.Tensor] = [weft.call("me/linear", torch.ones(1, 2))]
@@ -29,10 +32,28 @@ def calls() -> float:
     head = weft.RemoteModule("me/cpu", nn.Linear, (2, 1), {"bias": False}, name=info.name + "_")
     answers += [head(answers[0]), head.forward_async(answers[1]).wait()]
     total = rpc.rpc_sync("me", double, args=(weft.snapshot(torch.ones(2)),))
-    sent: float = weft.metrics().counters["calls_sent"]
-    print(sent, len(weft.rref_report()), weft.who_waits(), len(weft.metrics_text()))
+    try:
+        rpc.rpc_sync("me", double, args=("no tensor", 1))
+    except (weft.RemoteError, TypeError) as error:
+        print(type(error).__name__, options.peer_timeout)
     weft.unpublish("linear")
     return torch.cat([a.detach().flatten() for a in (*answers, total)]).sum().item()
+
+
+def watch(folder: Path) -> None:
+    figures: weft.Metrics = weft.metrics()
+    sent: float = figures.counters["calls_sent"]
+    waiting: list[weft.Waiting] = weft.who_waits()
+    values: list[weft.RRefInfo] = weft.rref_report()
+    ids: list[weft.RRefId] = [value.id for value in values]
+    info: dict[str, str] = weft.debug_info()
+    names: list[str] = [one.name for one in weft.published()] + weft.registered_functions()
+    print(sent, waiting, ids, len(info), names, len(weft.metrics_text()))
+    with weft.trace(folder / "trace.json"):
+        torch.ones(2).sum()
+    dumped: Path = weft.dump_flight_record(folder / "rank_0")
+    assert dumped.exists()
+    weft.wait_all_workers(timeout=10)
 
 
 def pipeline() -> torch.Tensor:
@@ -49,11 +70,16 @@ def group() -> None:
     options = weft.ProcessGroupOptions(interface="lo")
     meet = "file://" + tempfile.mktemp()
     dist.init_process_group("weft", meet, rank=0, world_size=1, pg_options=options)
-    dist.all_reduce(weft.empty(4).zero_())
+    dist.all_reduce(weft.empty_like(weft.empty(4)).zero_())
+    model = DistributedDataParallel(nn.Linear(2, 2))
+    model.register_comm_hook(None, weft.ddp_hook)
+    model(torch.ones(1, 2)).sum().backward()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    print(calls(), pipeline(), NoChunk(torch.ones(1)), weft.__version__, weft.library_path())
+    print(calls(), pipeline(), NoChunk(torch.ones(1)), weft.__version__)
+    print(weft.library_path(), weft.cmake_prefix_path())
+    watch(Path(tempfile.mkdtemp()))
     rpc.shutdown()
     group()

@@ -19,11 +19,11 @@ need_docs_venv() {
 
 # run_docs [serve]
 run_docs() {
+  # Before anything is installed.
+  [[ $# == 0 || "$*" == serve ]] || die "./dev docs takes nothing, or serve; got: $*"
   need_docs_venv
   cd "$WEFT_ROOT" || return 1
-  case "${1:-build}" in
-    build) "$DOCS_VENV/bin/mkdocs" build --strict && say "docs: $WEFT_ROOT/build/site-docs/index.html" ;;
-    serve) exec "$DOCS_VENV/bin/mkdocs" serve ;;
-    *) die "docs takes nothing, or serve" ;;
-  esac
+  if [[ "${1:-}" == serve ]]; then exec "$DOCS_VENV/bin/mkdocs" serve; fi
+  "$DOCS_VENV/bin/mkdocs" build --strict
+  say "docs: $WEFT_ROOT/build/site-docs/index.html"
 }

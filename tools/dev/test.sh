@@ -8,7 +8,7 @@ ALL_PARTS=(lint cpp sanitizers python cuda conformance spawn demo)
 # those C++ tests that the change can reach.
 QUICK_PARTS=(lint cpp quick demo)
 QUICK_PYTHON=(
-  tests/docs/test_{docs,docstrings,imports}.py tests/typing
+  tests/dev tests/docs/test_{docs,docstrings,imports}.py tests/typing
   tests/rpc/test_{api,values,loss,policies}.py tests/jit_ops/test_published.py
   tests/c10d_plugin/test_{right_or_error,failures}.py tests/pipe/test_{contract,gradients,schedule}.py
 )
@@ -73,6 +73,7 @@ pytest_run() {
 
 part_python() {
   local status=0
+  [[ -n "$FILTER" ]] || need_docs_venv # with it the tests build the site
   pytest_run python || status=1
   # The suites' runner tests itself; the suites it runs are the part `conformance`.
   pytest_run runner -o addopts=-p\ no:cacheprovider tests/conformance/test_runner.py || status=1

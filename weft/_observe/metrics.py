@@ -63,6 +63,10 @@ class Group:
 class Metrics:
     """Figures of this process since it joined.
 
+    ::
+
+        sent = weft.metrics().counters["calls_sent"]
+
     Attributes:
         counters: the numbers of :func:`weft.debug_info` that belong to the agent, by their names
             without ``agent.``: ``calls_sent``, ``client_active_calls``, ``requests_refused``, …

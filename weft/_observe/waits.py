@@ -13,6 +13,10 @@ _MOST_CALLS = 100
 class Waiting:
     """One operation that has not ended.
 
+    ::
+
+        slow = [one for one in weft.who_waits() if one.seconds > 10]
+
     Attributes:
         kind: ``"call"`` or ``"collective"``.
         what: of a call ``script``, ``python``, ``remote``, ``fetch`` (an RRef's value) or ``other``;

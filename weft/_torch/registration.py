@@ -88,14 +88,28 @@ def _shut_down_at_exit() -> None:
             agent.shutdown()
 
 
+def _switched_on(variable: str) -> bool:
+    """Checked at the import: later, a program that asked for Weft by it would run without."""
+    value = os.environ.get(variable) or "0"
+    if value not in ("0", "1"):
+        raise ValueError(f"{variable} must be 0 or 1, got {value!r}")
+    return value == "1"
+
+
 def install() -> None:
-    """Registers the backend and the patches; calling it again changes nothing."""
+    """Registers the backend and the patches; calling it again changes nothing.
+
+    Raises:
+        ValueError: ``WEFT_AS_DEFAULT`` or ``WEFT_AS_PROCESS_GROUP`` is neither 0 nor 1. Nothing has
+            changed then.
+    """
+    as_default, as_process_group = map(_switched_on, ("WEFT_AS_DEFAULT", "WEFT_AS_PROCESS_GROUP"))
     if not backend_registry.backend_registered(BACKEND):
         process_group.register()
         patches.install()
         register_backend(BACKEND, RpcBackendOptions, make_agent)
         atexit.register(_shut_down_at_exit)
-    if os.environ.get("WEFT_AS_DEFAULT", "0") == "1":
+    if as_default:
         default.make_default()
-    if os.environ.get("WEFT_AS_PROCESS_GROUP", "0") == "1":
+    if as_process_group:
         default.make_default_process_group()

@@ -89,6 +89,12 @@ class DeferredBatchNorm(_BatchNorm):
     mode. Recomputations and mini-batches that fail do not count. Its ``state_dict`` is that of the
     plain BatchNorm. Not thread-safe: one stage runs it, one micro-batch after the other.
 
+    ::
+
+        layers = nn.Sequential(nn.Linear(2, 3), DeferredBatchNorm(3, chunks=4))
+        for micro_batch in batch.chunk(4):
+            layers(micro_batch)
+
     Args:
         num_features: as for ``nn.BatchNorm2d``, and so are ``eps``, ``momentum`` and ``affine``.
         chunks: calls in training mode that make a mini-batch outside a Pipe.

@@ -42,6 +42,11 @@ def balance_by_time(
 
     Times forward and backward of each layer in training mode. The module is not changed.
 
+    ::
+
+        layers = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 1))
+        placed = place(layers, balance_by_time(2, layers, batch), ["cpu", "cpu"])
+
     Args:
         partitions: the number of partitions.
         module: the layers.
@@ -74,6 +79,11 @@ def balance_by_size(
     The memory of a layer is what it saves for backward of one micro-batch, in bytes, plus
     `param_scale` times its parameters.
 
+    ::
+
+        layers = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 1))
+        balance = balance_by_size(2, layers, batch, chunks=4, param_scale=4)  # Adam
+
     Args:
         partitions: the number of partitions.
         module: the layers.
@@ -101,6 +111,11 @@ def place(
     buffers. Give the result to :class:`weft.Pipe`::
 
         placed = place(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), [1, 1], ["cpu", "cpu"])
+
+    Args:
+        module: the layers.
+        balance: how many layers each partition has.
+        devices: where each partition goes.
 
     Raises:
         ValueError: ``balance`` does not fit the layers or the devices, or two devices would share

@@ -65,17 +65,15 @@ def _weft_for_gloo(upstream: Function, *args: Any, **kwargs: Any) -> Any:
     A default group of no named backend is weft's. torch would say "gloo" in some places of it, which
     ``DistributedDataParallel`` then misses. (Another group without one takes the default group's.)
     """
-    if upstream.__name__ == "init_process_group" and not args and not kwargs.get("backend"):
-        kwargs["backend"] = "weft"
-
-    def translated(backend: Any) -> Any:
-        return backend and re.sub(r"\bgloo\b", "weft", str(backend).lower())
-
     place = list(inspect.signature(upstream).parameters).index("backend")
+    given = args[place] if len(args) > place else kwargs.get("backend")
+    backend = given and re.sub(r"\bgloo\b", "weft", str(given).lower())
+    if upstream.__name__ == "init_process_group":
+        backend = backend or "weft"
     if len(args) > place:
-        args = (*args[:place], translated(args[place]), *args[place + 1 :])
-    elif "backend" in kwargs:
-        kwargs["backend"] = translated(kwargs["backend"])
+        args = (*args[:place], backend, *args[place + 1 :])
+    else:
+        kwargs["backend"] = backend
     return upstream(*args, **kwargs)
 
 

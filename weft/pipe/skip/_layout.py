@@ -89,6 +89,9 @@ def verify_skippables(module: nn.Sequential) -> None:
 
     A name used by several pairs needs a :class:`Namespace` for each.
 
+    Args:
+        module: the layers.
+
     Raises:
         TypeError: a skip is not; the text lists every fault.
     """

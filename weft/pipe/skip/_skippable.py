@@ -22,7 +22,12 @@ from weft.pipe.skip._store import SkipKey
 
 @dataclasses.dataclass(eq=False, slots=True)
 class stash:
-    """``yield stash(name, tensor)`` hands a tensor, or None, to the layer that pops the name."""
+    """``yield stash(name, tensor)`` hands a tensor, or None, to the layer that pops the name.
+
+    Args:
+        name: one that the layer declares: ``@skippable(stash=[name])``.
+        tensor: what is handed on.
+    """
 
     name: str
     tensor: Tensor | None
@@ -33,7 +38,11 @@ class stash:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class pop:
-    """``tensor = yield pop(name)`` receives what an earlier layer stashed under that name."""
+    """``tensor = yield pop(name)`` receives what an earlier layer stashed under that name.
+
+    Args:
+        name: one that the layer declares: ``@skippable(pop=[name])``.
+    """
 
     name: str
 
@@ -161,6 +170,10 @@ def skippable(
 
     Every skip has exactly one stash and one pop, the stash in an earlier layer; a Pipe checks it
     with :func:`verify_skippables`.
+
+    Args:
+        stash: the names of the skips that the layer stashes.
+        pop: the names of those that it pops.
 
     Raises:
         TypeError: ``stash`` or ``pop`` is a string instead of a list of names.
