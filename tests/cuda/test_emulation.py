@@ -72,6 +72,35 @@ torch.zeros(1000, device="cuda")
     assert "race: write after read" in ended.stderr
 
 
+def test_an_operator_that_uses_freed_memory_is_an_error_with_both_stacks():
+    """It would compute at once, so it is told before it reads."""
+    ended = run(
+        """
+import ctypes
+x = torch.ones(1 << 20, device="cuda")
+torch.cuda.synchronize()
+assert ctypes.CDLL("libcudart.so.13").cudaFree(ctypes.c_void_p(x.data_ptr())) == 0
+x + 1
+"""
+    )
+    assert ended.returncode == 66
+    assert "illegal memory access" in ended.stderr
+    for said in (
+        "use after free: a kernel's read",
+        "the use:",
+        "it was freed by:",
+        "allocated by:",
+    ):
+        assert said in ended.stderr
+
+
+def test_a_process_sees_the_devices_that_it_is_told():
+    program = "print(torch.cuda.device_count(), torch.cuda.get_device_name(0))"
+    ended = run(program, EMULATED_CUDA_DEVICES="3", CUDA_VISIBLE_DEVICES="2,0")
+    assert ended.stdout.split() == ["2", "Emulated", "device", "2"], ended.stderr
+    assert run("print(torch.cuda.is_available())", CUDA_VISIBLE_DEVICES="").stdout == "False\n"
+
+
 def test_a_kernel_without_a_form_is_an_error():
     ended = run("torch.nn.LSTM(2, 2).cuda()(torch.zeros(1, 1, 2, device='cuda'))")
     assert ended.returncode == 1

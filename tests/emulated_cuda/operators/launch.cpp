@@ -67,6 +67,7 @@ void Launch::run() {
 void Launch::note(const at::Tensor& tensor, bool write) {
   forEachRun(onHost(tensor), [&](const char* first, std::size_t bytes) {
     accesses_.push_back({first, bytes, write});
+    C10_CUDA_CHECK(emulatedCudaCheck(&accesses_.back(), 1));
   });
 }
 

@@ -1,22 +1,14 @@
 #include "tests/emulated_cuda/runtime/access_check.h"
 
-#include <execinfo.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <array>
-#include <atomic>
 #include <cstdio>
 #include <map>
 #include <mutex>
 
+#include "tests/emulated_cuda/runtime/report.h"
+
 namespace emulated {
 namespace {
-
-struct Stack {
-  std::array<void*, 24> frames{};
-  int size = 0;
-};
 
 struct Event {  // one access by one stream
   unsigned stream = 0;
@@ -42,8 +34,6 @@ State& state() {
   return state;
 }
 
-std::atomic<unsigned long> count{0};
-
 void join(Clock& into, const Clock& other) {
   if (into.size() < other.size()) into.resize(other.size());
   for (std::size_t i = 0; i < other.size(); ++i)
@@ -54,19 +44,22 @@ bool isBefore(const Event& event, const Clock& clock) {
   return event.stream < clock.size() && event.time <= clock[event.stream];
 }
 
-void print(const Stack& stack) {
-  ::backtrace_symbols_fd(stack.frames.data(), stack.size, STDERR_FILENO);
+void report(const char* what, const Event& first, const Event& second, std::uintptr_t at) {
+  if (!addFinding()) return;
+  std::fprintf(stderr, "emulated CUDA: race: %s at %#lx: stream %u does not wait for stream %u\n",
+               what, at, second.stream, first.stream);
+  second.stack.print("the later call");
+  first.stack.print("the earlier call");
 }
 
-void report(const char* what, const Event& first, const Event& second, std::uintptr_t at) {
-  if (++count > 3) return;
+void reportFree(const Event& use, std::uintptr_t at) {
+  if (!addFinding()) return;
   std::fprintf(stderr,
-               "emulated CUDA: race: %s at %#lx: stream %u does not wait for stream %u\n"
-               "emulated CUDA: the later call:\n",
-               what, at, second.stream, first.stream);
-  print(second.stack);
-  std::fprintf(stderr, "emulated CUDA: the earlier call:\n");
-  print(first.stack);
+               "emulated CUDA: memory freed while queued work uses it: at %#lx: nothing waits for "
+               "stream %u\n",
+               at, use.stream);
+  Stack::here().print("it is freed by");
+  use.stack.print("the work is of");
 }
 
 // Cuts a range in two where it goes across an address.
@@ -112,6 +105,14 @@ void access(Bytes& bytes, std::uintptr_t at, const Event& now, const Clock& cloc
   bytes.reads.push_back(now);
 }
 
+// An access that is not before this; null: all are.
+const Event* firstAfter(const Bytes& bytes, const Clock& clock) {
+  for (const auto* uses : {&bytes.writes, &bytes.reads})
+    for (const auto& use : *uses)
+      if (!isBefore(use, clock)) return &use;
+  return nullptr;
+}
+
 }  // namespace
 
 unsigned addStream() {
@@ -123,8 +124,7 @@ unsigned addStream() {
 
 void checkLaunch(unsigned stream, std::span<const Access> accesses) {
   auto& all = state();
-  Event now{stream, 0, {}};
-  now.stack.size = ::backtrace(now.stack.frames.data(), static_cast<int>(now.stack.frames.size()));
+  Event now{stream, 0, Stack::here()};
   const std::lock_guard lock(all.mutex);
   auto& clock = all.streams[stream];
   join(clock, all.host);
@@ -166,6 +166,21 @@ void hostWaits(const Clock& clock) {
   join(all.host, clock);
 }
 
+bool checkFree(std::uintptr_t base, std::size_t size) {
+  auto& all = state();
+  const std::lock_guard lock(all.mutex);
+  split(all.ranges, base);
+  split(all.ranges, base + size);
+  for (auto at = all.ranges.lower_bound(base); at != all.ranges.end() && at->first < base + size;
+       ++at) {
+    if (const auto* use = firstAfter(at->second, all.host)) {
+      reportFree(*use, at->first);
+      return true;
+    }
+  }
+  return false;
+}
+
 void forgetAccesses(std::uintptr_t base, std::size_t size) {
   auto& all = state();
   const std::lock_guard lock(all.mutex);
@@ -173,8 +188,5 @@ void forgetAccesses(std::uintptr_t base, std::size_t size) {
   split(all.ranges, base + size);
   all.ranges.erase(all.ranges.lower_bound(base), all.ranges.lower_bound(base + size));
 }
-
-unsigned long findings() { return count; }
-void addFinding() { ++count; }
 
 }  // namespace emulated

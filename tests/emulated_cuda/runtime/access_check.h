@@ -34,10 +34,11 @@ void streamWaits(unsigned stream, const Clock& clock);
 void streamWaitsForAll(unsigned stream);  // after an event of another process
 void hostWaits(const Clock& clock);
 
-void forgetAccesses(std::uintptr_t base, std::size_t size);
+// Memory is freed, and the host has waited for its device. Reports the first access that the host
+// has not waited for all the same, by a stream of another device, with the stacks of both calls,
+// and returns true: that work would find the memory gone.
+bool checkFree(std::uintptr_t base, std::size_t size);
 
-// Counts what is wrong and was reported; a report from elsewhere adds to it.
-unsigned long findings();
-void addFinding();
+void forgetAccesses(std::uintptr_t base, std::size_t size);
 
 }  // namespace emulated

@@ -19,7 +19,18 @@ thread_local int current = 0;
 }
 
 int currentDevice() { return current; }
-bool isDevice(int device) { return device >= 0 && device < settings().devices; }
+
+bool isDevice(int device) {
+  return device >= 0 && static_cast<std::size_t>(device) < settings().devices.size();
+}
+
+int numberOnMachine(int device) { return settings().devices.at(static_cast<std::size_t>(device)); }
+
+int deviceOfNumber(int number) {
+  const auto& all = settings().devices;
+  const auto found = std::find(all.begin(), all.end(), number);
+  return found == all.end() ? currentDevice() : static_cast<int>(found - all.begin());
+}
 
 }  // namespace emulated
 
@@ -31,8 +42,8 @@ constexpr int kProcessors = 4;
 }  // namespace
 
 cudaError_t cudaGetDeviceCount(int* count) {
-  *count = emulated::settings().devices;
-  return cudaSuccess;
+  *count = static_cast<int>(emulated::settings().devices.size());
+  return *count == 0 ? result(cudaErrorNoDevice) : cudaSuccess;
 }
 
 cudaError_t cudaGetDevice(int* device) {
@@ -50,7 +61,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* found, int device) {
   if (!emulated::isDevice(device)) return result(cudaErrorInvalidDevice);
   emulated::loadOperators();  // before the first operator is looked up
   std::memset(found, 0, sizeof(*found));
-  std::snprintf(found->name, sizeof(found->name), "Emulated device %d", device);
+  std::snprintf(found->name, sizeof(found->name), "Emulated device %d",
+                emulated::numberOnMachine(device));
   found->totalGlobalMem = emulated::settings().memory;
   found->major = 9;
   found->minor = 0;
@@ -63,7 +75,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* found, int device) {
   found->maxGridSize[0] = found->maxGridSize[1] = found->maxGridSize[2] = 65535;
   found->maxThreadsDim[0] = found->maxThreadsDim[1] = found->maxThreadsDim[2] = 1024;
   found->unifiedAddressing = 1;
-  found->pciBusID = device + 1;
+  found->pciBusID = emulated::numberOnMachine(device) + 1;
   return cudaSuccess;
 }
 
@@ -93,7 +105,8 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
 
 cudaError_t cudaDeviceGetPCIBusId(char* id, int length, int device) {
   if (!emulated::isDevice(device)) return result(cudaErrorInvalidDevice);
-  std::snprintf(id, static_cast<std::size_t>(length), "0000:%02x:00.0", device + 1);
+  std::snprintf(id, static_cast<std::size_t>(length), "0000:%02x:00.0",
+                emulated::numberOnMachine(device) + 1);
   return cudaSuccess;
 }
 

@@ -3,7 +3,6 @@
 #include <dlfcn.h>
 
 #include <chrono>
-#include <cstdio>
 #include <cstring>
 #include <mutex>
 #include <thread>
@@ -14,6 +13,7 @@
 #include "tests/emulated_cuda/runtime/error.h"
 #include "tests/emulated_cuda/runtime/memory.h"
 #include "tests/emulated_cuda/runtime/operators.h"
+#include "tests/emulated_cuda/runtime/report.h"
 #include "tests/emulated_cuda/runtime/settings.h"
 #include "tests/emulated_cuda/runtime/stream.h"
 
@@ -27,11 +27,9 @@ bool isDeviceKind(const Allocation& found) {
   return found.kind == Allocation::Kind::kDevice || found.kind == Allocation::Kind::kImported;
 }
 
-// Reports a range that begins in no live allocation though the call says that it is a device's.
-cudaError_t useAfterFree(const char* operation, const void* address, std::size_t bytes) {
-  std::fprintf(stderr, "emulated CUDA: %s of %zu bytes at %p: no live allocation holds them\n",
-               operation, bytes, address);
-  emulated::addFinding();
+// A range that no live allocation holds though the call says that it is a device's.
+cudaError_t badUse(const char* operation, const void* address, std::size_t bytes) {
+  emulated::reportBadUse(operation, address, bytes);
   return result(cudaErrorInvalidValue);
 }
 
@@ -60,8 +58,8 @@ cudaError_t copy(void* to, const void* from, std::size_t bytes, emulated::Stream
   if (stream == nullptr) return result(cudaErrorInvalidResourceHandle);
   ++emulated::copies();
   if (emulated::fails(emulated::failingCopy())) return result(cudaErrorUnknown);
-  if (reachesPast(to, bytes)) return useAfterFree("copy to", to, bytes);
-  if (reachesPast(from, bytes)) return useAfterFree("copy from", from, bytes);
+  if (reachesPast(to, bytes)) return badUse("copy to", to, bytes);
+  if (reachesPast(from, bytes)) return badUse("copy from", from, bytes);
   std::vector<Access> accesses;
   note(accesses, from, bytes, false);
   note(accesses, to, bytes, true);
@@ -80,15 +78,15 @@ bool namesDevice(cudaMemcpyKind kind, bool source) {
 cudaError_t copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind,
                  emulated::Stream* stream) {
   if (namesDevice(kind, true) && !emulated::findAllocation(from))
-    return useAfterFree("copy from", from, bytes);
+    return badUse("copy from", from, bytes);
   if (namesDevice(kind, false) && !emulated::findAllocation(to))
-    return useAfterFree("copy to", to, bytes);
+    return badUse("copy to", to, bytes);
   return copy(to, from, bytes, stream);
 }
 
 cudaError_t fill(void* at, int value, std::size_t bytes, emulated::Stream* stream) {
   if (stream == nullptr) return result(cudaErrorInvalidResourceHandle);
-  if (!emulated::isLive(at, bytes)) return useAfterFree("memset", at, bytes);
+  if (!emulated::isLive(at, bytes)) return badUse("memset", at, bytes);
   const Access access{reinterpret_cast<std::uintptr_t>(at), bytes, true};
   stream->launch({&access, 1}, [=] { std::memset(at, value, bytes); });
   return cudaSuccess;
@@ -102,11 +100,12 @@ cudaError_t cudaMalloc(void** address, std::size_t bytes) {
   return *address == nullptr ? result(cudaErrorMemoryAllocation) : cudaSuccess;
 }
 
-// Freeing waits for the device, as CUDA's does.
+// Freeing waits for the memory's device. CUDA says that it may, drivers do, and torch's allocator
+// relies on it. It waits for no other device, so what streams of those still do is reported.
 cudaError_t cudaFree(void* address) {
   if (address == nullptr) return cudaSuccess;
   const auto found = emulated::findAllocation(address);
-  if (!found) return useAfterFree("cudaFree", address, 0);
+  if (!found) return badUse("cudaFree", address, 0);
   emulated::waitForDevice(found->device);
   return emulated::release(address) ? cudaSuccess : result(cudaErrorInvalidValue);
 }

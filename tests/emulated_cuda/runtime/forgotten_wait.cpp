@@ -19,6 +19,8 @@
 namespace emulated {
 namespace {
 
+constexpr int kFrames = 32;
+
 struct Function {
   std::string library;  // empty: none is named
   std::vector<std::pair<std::uintptr_t, std::uintptr_t>> places;
@@ -66,13 +68,12 @@ void note() {
   ::close(file);
 }
 
-}  // namespace
-
-bool isForgotten() {
+// Whether it is among so many frames, at most kFrames, of which this function's is the first.
+bool isForgottenIn(int most) {
   const Function& function = forgetful();
   if (function.library.empty()) return false;
-  std::array<void*, 32> frames{};
-  const int count = ::backtrace(frames.data(), static_cast<int>(frames.size()));
+  std::array<void*, kFrames> frames{};
+  const int count = ::backtrace(frames.data(), most);
   for (int at = 0; at < count; ++at) {
     if (!holds(function, frames[static_cast<std::size_t>(at)])) continue;
     note();
@@ -80,5 +81,13 @@ bool isForgotten() {
   }
   return false;
 }
+
+}  // namespace
+
+bool isForgotten() { return isForgottenIn(kFrames); }
+
+// This and the runtime's function may or may not have frames of their own; they hold no place that
+// a test names.
+bool isForgottenByCaller() { return isForgottenIn(4); }
 
 }  // namespace emulated

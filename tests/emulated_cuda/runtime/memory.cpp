@@ -5,17 +5,22 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <string>
 
 #include "tests/emulated_cuda/runtime/access_check.h"
+#include "tests/emulated_cuda/runtime/device.h"
 #include "tests/emulated_cuda/runtime/settings.h"
 
 namespace emulated {
 namespace {
 
 constexpr std::uint64_t kMagic = 0x43554441;
+constexpr std::size_t kRemembered = 1000;
+std::atomic<unsigned long> imported_so_far{0};
 
 struct Imported {
   int opens = 0;
@@ -25,6 +30,7 @@ struct Imported {
 struct Tables {
   std::mutex mutex;
   std::map<std::uintptr_t, Allocation> live;
+  std::deque<Ended> ended;  // the latest last
   std::map<int, std::size_t> used;
   std::map<ino_t, Imported> imported;  // by the memfd's number
 };
@@ -42,19 +48,28 @@ void* map(std::size_t bytes, int descriptor) {
   return at == MAP_FAILED ? nullptr : at;
 }
 
-void insert(Tables& tables, const Allocation& made) { tables.live.emplace(made.base, made); }
+void insert(Tables& tables, Allocation made) {
+  made.made = Stack::here();
+  tables.live.emplace(made.base, made);
+}
+
+bool holds(const Allocation& allocation, std::uintptr_t at) {
+  return at >= allocation.base && at < allocation.base + allocation.size;
+}
 
 auto find(Tables& tables, std::uintptr_t at) {
   auto found = tables.live.upper_bound(at);
   if (found == tables.live.begin()) return tables.live.end();
   --found;
-  return at < found->second.base + found->second.size ? found : tables.live.end();
+  return holds(found->second, at) ? found : tables.live.end();
 }
 
-// Frees the addresses of an allocation that has left the table.
+// Frees the addresses of an allocation that has left the table. Queued work that uses them keeps
+// them: it must not end the process before its report is read.
 void unmap(const Allocation& gone) {
+  const bool used = checkFree(gone.base, gone.size);
   forgetAccesses(gone.base, gone.size);
-  if (gone.kind != Allocation::Kind::kRegistered)
+  if (gone.kind != Allocation::Kind::kRegistered && !used)
     ::munmap(reinterpret_cast<void*>(gone.base), gone.size);
   if (gone.descriptor >= 0) ::close(gone.descriptor);
 }
@@ -102,9 +117,19 @@ bool release(void* address) {
     gone = found->second;
     if (gone.kind == Allocation::Kind::kDevice) all.used[gone.device] -= gone.size;
     all.live.erase(found);
+    all.ended.push_back({gone, Stack::here()});
+    if (all.ended.size() > kRemembered) all.ended.pop_front();
   }
   unmap(gone);
   return true;
+}
+
+std::optional<Ended> findEnded(const void* address) {
+  auto& all = tables();
+  const std::lock_guard lock(all.mutex);
+  for (auto ended = all.ended.rbegin(); ended != all.ended.rend(); ++ended)
+    if (holds(ended->was, asNumber(address))) return *ended;
+  return std::nullopt;
 }
 
 std::optional<Allocation> findAllocation(const void* address) {
@@ -129,8 +154,11 @@ std::size_t bytesFree(int device) {
 std::optional<MemoryHandle> exportMemory(const void* address) {
   const auto found = findAllocation(address);
   if (!found || found->kind != Allocation::Kind::kDevice) return std::nullopt;
-  return MemoryHandle{kMagic, ::getpid(), found->descriptor, found->device, found->size};
+  return MemoryHandle{kMagic, ::getpid(), found->descriptor, numberOnMachine(found->device),
+                      found->size};
 }
+
+unsigned long imports() { return imported_so_far; }
 
 void* importMemory(const MemoryHandle& handle) {
   if (handle.magic != kMagic || handle.process == ::getpid()) return nullptr;
@@ -148,9 +176,13 @@ void* importMemory(const MemoryHandle& handle) {
     if (imported.opens == 0) {
       imported.base = asNumber(map(handle.size, descriptor));
       if (imported.base != 0)
-        insert(all, {Allocation::Kind::kImported, handle.device, imported.base, handle.size});
+        insert(all, {Allocation::Kind::kImported, deviceOfNumber(handle.device), imported.base,
+                     handle.size});
     }
-    if (imported.base != 0) ++imported.opens;
+    if (imported.base != 0) {
+      ++imported.opens;
+      ++imported_so_far;
+    }
     at = reinterpret_cast<void*>(imported.base);
   }
   if (descriptor >= 0) ::close(descriptor);

@@ -9,6 +9,8 @@
 
 #include "tests/emulated_cuda/runtime/access_check.h"
 #include "tests/emulated_cuda/runtime/error.h"
+#include "tests/emulated_cuda/runtime/memory.h"
+#include "tests/emulated_cuda/runtime/report.h"
 #include "tests/emulated_cuda/runtime/settings.h"
 #include "tests/emulated_cuda/runtime/stream.h"
 
@@ -19,7 +21,7 @@ namespace {
 struct FailAtExit {
   FailAtExit() {
     std::atexit([] {
-      if (findings() == 0 || std::getenv("EMULATED_CUDA_EXPECT_FINDINGS") != nullptr) return;
+      if (findings() == 0 || expectsFindings()) return;
       std::fprintf(stderr, "emulated CUDA: %lu findings\n", findings());
       std::fflush(nullptr);
       std::_Exit(66);
@@ -44,10 +46,21 @@ void loadOperators() {
 
 }  // namespace emulated
 
+cudaError_t emulatedCudaCheck(const EmulatedAccess* accesses, std::size_t count) {
+  for (std::size_t at = 0; at < count; ++at) {
+    const auto& [base, bytes, write] = accesses[at];
+    if (bytes == 0 || emulated::isLive(base, bytes)) continue;
+    emulated::reportBadUse(write != 0 ? "a kernel's write" : "a kernel's read", base, bytes);
+    return emulated::result(cudaErrorIllegalAddress);
+  }
+  return cudaSuccess;
+}
+
 cudaError_t emulatedCudaLaunch(cudaStream_t handle, const EmulatedAccess* accesses,
                                std::size_t count, void (*run)(void*), void* data) {
   auto* stream = emulated::streamOf(handle);
   if (stream == nullptr) return emulated::result(cudaErrorInvalidResourceHandle);
+  if (const auto error = emulatedCudaCheck(accesses, count); error != cudaSuccess) return error;
   std::vector<emulated::Access> checked;
   for (std::size_t at = 0; at < count; ++at)
     checked.push_back({reinterpret_cast<std::uintptr_t>(accesses[at].base), accesses[at].bytes,
@@ -75,5 +88,7 @@ void emulatedCudaHoldCopy(long number) {
 }
 
 unsigned long emulatedCudaCopies() { return emulated::copies(); }
+
+unsigned long emulatedCudaOpens() { return emulated::imports(); }
 
 void emulatedCudaSeed(unsigned long seed) { emulated::seedDelays(seed); }

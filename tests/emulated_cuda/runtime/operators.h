@@ -22,8 +22,12 @@ struct EmulatedAccess {
   int write;
 };
 
+// cudaErrorIllegalAddress where no live allocation holds one of them, which is reported. A "kernel"
+// that computes before it is launched asks before it reads.
+cudaError_t emulatedCudaCheck(const EmulatedAccess* accesses, std::size_t count);
+
 // Runs a "kernel" in stream order, late; run(data) is called once, on the stream's thread.
-// The accesses are checked as those of copies are.
+// The accesses are checked as those of copies are, also by emulatedCudaCheck(): then nothing runs.
 cudaError_t emulatedCudaLaunch(cudaStream_t stream, const EmulatedAccess* accesses,
                                std::size_t count, void (*run)(void*), void* data);
 
@@ -31,7 +35,7 @@ cudaError_t emulatedCudaLaunch(cudaStream_t stream, const EmulatedAccess* access
 // for nothing: no order between streams comes of it.
 cudaError_t emulatedCudaDrain(cudaStream_t stream);
 
-// How many races and uses after free were reported so far.
+// How many races, uses after free and frees of what is in use were reported so far.
 unsigned long emulatedCudaFindings();
 
 // Begins other delays on all streams.
@@ -45,4 +49,6 @@ void emulatedCudaFailWait(long number);
 void emulatedCudaHoldCopy(long number);
 // How many have been asked for.
 unsigned long emulatedCudaCopies();
+// How often cudaIpcOpenMemHandle() has opened something so far.
+unsigned long emulatedCudaOpens();
 }

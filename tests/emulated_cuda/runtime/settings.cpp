@@ -1,6 +1,7 @@
 #include "tests/emulated_cuda/runtime/settings.h"
 
 #include <cstdlib>
+#include <sstream>
 #include <string>
 
 namespace emulated {
@@ -11,9 +12,28 @@ long long number(const char* name, long long standard) {
   return value == nullptr ? standard : std::atoll(value);
 }
 
+std::vector<int> visible(int count) {
+  const char* value = std::getenv("CUDA_VISIBLE_DEVICES");
+  std::vector<int> found;
+  if (value == nullptr) {
+    for (int device = 0; device < count; ++device)
+      found.push_back(device);
+    return found;
+  }
+  std::istringstream text(value);
+  std::string name;
+  while (std::getline(text, name, ',')) {
+    char* end = nullptr;
+    const auto device = std::strtol(name.c_str(), &end, 10);
+    if (end == name.c_str() || *end != '\0' || device < 0 || device >= count) break;
+    found.push_back(static_cast<int>(device));
+  }
+  return found;
+}
+
 Settings read() {
   Settings read;
-  read.devices = static_cast<int>(number("DEVICES", read.devices));
+  read.devices = visible(static_cast<int>(number("DEVICES", 2)));
   read.seed = static_cast<std::uint64_t>(number("SEED", 0));
   read.max_delay_us = static_cast<unsigned>(number("MAX_DELAY_US", read.max_delay_us));
   read.memory = static_cast<std::size_t>(number("MEMORY", static_cast<long long>(read.memory)));

@@ -4,11 +4,14 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace emulated {
 
 struct Settings {
-  int devices = 2;                            // EMULATED_CUDA_DEVICES
+  // Of EMULATED_CUDA_DEVICES, the numbers on the machine of those that the process sees, in its
+  // order: CUDA_VISIBLE_DEVICES, where the first that is no device's ends the list.
+  std::vector<int> devices;
   std::uint64_t seed = 0;                     // EMULATED_CUDA_SEED: of the streams' delays
   unsigned max_delay_us = 500;                // EMULATED_CUDA_MAX_DELAY_US: of one piece of work
   std::size_t memory = std::size_t{1} << 30;  // EMULATED_CUDA_MEMORY: bytes of a device

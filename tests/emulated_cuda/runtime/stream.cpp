@@ -135,8 +135,8 @@ Stream* streamOf(cudaStream_t handle) {
 Stream& defaultStream(int device) {
   static auto& defaults = []() -> std::vector<Stream*>& {
     auto& made = *new std::vector<Stream*>;
-    for (int at = 0; at < settings().devices; ++at)
-      made.push_back(new Stream(at, 0));
+    for (std::size_t at = 0; at < settings().devices.size(); ++at)
+      made.push_back(new Stream(static_cast<int>(at), 0));
     return made;
   }();
   return *defaults.at(static_cast<std::size_t>(device));
