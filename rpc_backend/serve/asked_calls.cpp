@@ -10,33 +10,26 @@ constexpr std::size_t kFewest = 64;
 
 void AskedCalls::add(std::uint64_t id, std::weak_ptr<CallContext> call) {
   if (entries_.size() >= sweep_at_) {
-    std::erase_if(entries_, [](const Entry& entry) { return entry.call.expired(); });
+    std::erase_if(entries_, [](const auto& entry) { return entry.second.expired(); });
     // As many again may come before the next sweep, which then costs each of them two looks.
     sweep_at_ = std::max(kFewest, 2 * entries_.size());
   }
-  auto at = entries_.end();
   // Threads of the caller may send in another order than they number.
-  if (!entries_.empty() && entries_.back().id > id) {
-    at = std::upper_bound(entries_.begin(), entries_.end(), id,
-                          [](std::uint64_t number, const Entry& e) { return number < e.id; });
-  }
-  entries_.insert(at, {id, std::move(call)});
+  entries_.emplace_hint(entries_.end(), id, std::move(call));
 }
 
 std::shared_ptr<CallContext> AskedCalls::cancel(std::uint64_t id) {
-  const auto found =
-      std::lower_bound(entries_.begin(), entries_.end(), id,
-                       [](const Entry& e, std::uint64_t number) { return e.id < number; });
-  if (found == entries_.end() || found->id != id) return nullptr;
-  auto call = found->call.lock();
+  const auto found = entries_.lower_bound(id);
+  if (found == entries_.end() || found->first != id) return nullptr;
+  auto call = found->second.lock();
   if (call != nullptr) call->cancel();
   return call;
 }
 
 std::vector<std::shared_ptr<CallContext>> AskedCalls::cancelAll() {
   std::vector<std::shared_ptr<CallContext>> cancelled;
-  for (const Entry& entry : entries_) {
-    if (auto call = entry.call.lock()) {
+  for (const auto& [id, entry] : entries_) {
+    if (auto call = entry.lock()) {
       call->cancel();
       cancelled.push_back(std::move(call));
     }

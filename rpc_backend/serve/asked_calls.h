@@ -1,14 +1,15 @@
 // AskedCalls: the requests of one peer that wait or run here, to find one that its caller gives up.
 //
 // A request is entered when it comes and never taken out: it goes from memory with its last user,
-// and its entry with one of the next sweeps. So a request costs no lock, and an allocation only
-// where more are here than ever before. Peers number their requests upwards, so that entries are
-// sorted as they come, nearly always.
+// and its entry with one of the next sweeps. So a request costs no lock. Peers number their
+// requests upwards, nearly always, and then an entry finds its place at once; one that does not
+// costs the logarithm of what is here.
 //
 // Threads: one at a time. It keeps no request alive.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -27,12 +28,8 @@ class AskedCalls {
   std::size_t size() const noexcept { return entries_.size(); }
 
  private:
-  struct Entry {
-    std::uint64_t id;
-    std::weak_ptr<CallContext> call;
-  };
-  std::vector<Entry> entries_;  // by id
-  std::size_t sweep_at_ = 64;   // entries
+  std::multimap<std::uint64_t, std::weak_ptr<CallContext>> entries_;  // by id
+  std::size_t sweep_at_ = 64;                                         // entries
 };
 
 }  // namespace weft::rpc

@@ -116,5 +116,20 @@ TEST(AskedCalls, ForgetsWhatIsOver) {
     ASSERT_TRUE(asked.cancel(id));
 }
 
+// A peer may number its requests as it likes.
+TEST(AskedCalls, AnyOrderCostsLittle) {
+  constexpr std::uint64_t kCount = 100'000;
+  AskedCalls asked;
+  std::vector<std::shared_ptr<CallContext>> calls;
+  const auto started = Clock::now();
+  for (std::uint64_t id = kCount; id > 0; --id) {
+    calls.push_back(std::make_shared<CallContext>());
+    asked.add(id, calls.back());
+  }
+  for (std::uint64_t id = 1; id <= kCount; ++id)
+    ASSERT_TRUE(asked.cancel(id));
+  EXPECT_LT(Clock::now() - started, 2s);
+}
+
 }  // namespace
 }  // namespace weft::rpc
