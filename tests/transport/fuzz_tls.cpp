@@ -1,7 +1,12 @@
 // libFuzzer: TLS over bytes in memory that are changed on their way in any manner, within the
-// handshake and behind it, in both directions. What is handed out is what was written; a change is
-// an error, and never a byte.
+// handshake and behind it, in both directions, with keys and with certificates. What is handed out
+// is what was written; a change is an error, and never a byte. And a peer that says more of TLS
+// itself than a TlsStream does: it is heard up to a bound.
+#include <memory>
+
 #include "tests/transport/altered_pipe.h"
+#include "tests/transport/certificates.h"
+#include "tests/transport/raw_tls.h"
 #include "transport/tls/tls_context.h"
 #include "transport/tls/tls_stream.h"
 
@@ -12,22 +17,59 @@ using weft::testing::FuzzInput;
 using weft::testing::require;
 using Step = TlsStream::Step;
 
+std::shared_ptr<const TlsContext> withKey() {
+  static const std::shared_ptr<const TlsContext> one = TlsContext::withKey().value();
+  return one;
+}
+
+std::shared_ptr<const TlsContext> withCertificates() {
+  static const std::shared_ptr<const TlsContext> one = [] {
+    Certificates certificates;
+    const Certificates::Authority authority = Certificates::authority("CA");
+    return TlsContext::withCertificates(certificates.worker(authority, "worker1")).value();
+  }();
+  return one;
+}
+
+TlsStream::PresharedKey keyOf(std::uint8_t number) {
+  TlsStream::PresharedKey key{};
+  for (std::uint8_t& byte : key)
+    byte = number = static_cast<std::uint8_t>(number * 5 + 3);
+  return key;
+}
+
+// How the two begin. Where their keys differ they never meet.
+struct Beginning {
+  bool certificates;
+  std::uint8_t near_key;
+  std::uint8_t far_key;
+  bool mayMeet() const { return certificates || near_key == far_key; }
+};
+
+Beginning beginningOf(FuzzInput& input) {
+  const std::uint8_t near_key = input.number();
+  return {near_key % 16 == 0, near_key, input.oneIn(16) ? input.number() : near_key};
+}
+
 struct Duo {
+  explicit Duo(const Beginning& how)
+      : dialler(near, how.certificates ? withCertificates() : withKey(), TlsStream::Role::kDialler,
+                keyOf(how.near_key), 5000),
+        acceptor(far, how.certificates ? withCertificates() : withKey(), TlsStream::Role::kAcceptor,
+                 keyOf(how.far_key), 5000) {}
+
   AlteredPipe there;
   AlteredPipe back;
   std::shared_ptr<AlteredEnd> near = std::make_shared<AlteredEnd>(back, there);
   std::shared_ptr<AlteredEnd> far = std::make_shared<AlteredEnd>(there, back);
-  static std::shared_ptr<const TlsContext> context() {
-    static const std::shared_ptr<const TlsContext> one = TlsContext::withKey().value();
-    return one;
-  }
   // A new key comes soon.
-  TlsStream dialler{near, context(), TlsStream::Role::kDialler, {}, 5000};
-  TlsStream acceptor{far, context(), TlsStream::Role::kAcceptor, {}, 5000};
+  TlsStream dialler;
+  TlsStream acceptor;
 };
 
 // False: it failed, or waits for bytes that do not come.
-bool shakeHands(Duo& duo, FuzzInput& input, bool alter) {
+bool shakeHands(Duo& duo, FuzzInput& input, const Beginning& how) {
+  const bool alter = input.oneIn(4);
   Step one = Step::kAgain;
   Step other = Step::kAgain;
   for (int i = 0; i < 16 && (one != Step::kDone || other != Step::kDone); ++i) {
@@ -39,16 +81,59 @@ bool shakeHands(Duo& duo, FuzzInput& input, bool alter) {
   }
   const bool altered = duo.there.altered || duo.back.altered;
   const bool done = one == Step::kDone && other == Step::kDone;
-  require(done || altered);
+  require(done ? how.mayMeet() : altered || !how.mayMeet());
   return done;
+}
+
+// A member that takes key after key.
+void hearKeys(FuzzInput& input) {
+  AlteredPipe there;
+  AlteredPipe back;
+  RawTls raw(std::make_shared<AlteredEnd>(back, there), *withCertificates(), true);
+  TlsStream acceptor(std::make_shared<AlteredEnd>(there, back), withCertificates(),
+                     TlsStream::Role::kAcceptor, {});
+  Step step = Step::kAgain;
+  for (int i = 0; i < 8 && step == Step::kAgain; ++i) {
+    raw.handshake();
+    step = acceptor.handshake();
+  }
+  require(step == Step::kDone);
+  acceptor.readAhead();
+  std::size_t keys = 0;
+  std::size_t written = 0;
+  std::size_t read = 0;
+  int error = 0;
+  std::vector<std::byte> bytes(4096);
+  for (int i = 0; i < 32 && !input.empty(); ++i) {
+    const std::size_t some = input.number() + 1U;
+    if (input.oneIn(2)) {
+      for (std::size_t key = 0; key < some % 16; ++key, ++keys)
+        raw.takeNextKey();
+    } else {
+      raw.write(std::span(bytes).first(some));
+      written += some;
+    }
+    iovec into{bytes.data(), bytes.size()};
+    const IoResult result = acceptor.read(std::span(&into, 1));
+    require(error == 0 || (result.count == 0 && result.error == error));
+    if (result.error != EAGAIN) error = result.error;
+    read += result.count;
+    require(error == (keys > 32 ? EBADMSG : 0));
+    require(error != 0 || read == written);
+  }
 }
 
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   FuzzInput input(data, size);
-  Duo duo;
-  if (!shakeHands(duo, input, input.oneIn(4))) return 0;
+  if (input.oneIn(32)) {
+    hearKeys(input);
+    return 0;
+  }
+  const Beginning how = beginningOf(input);
+  Duo duo(how);
+  if (!shakeHands(duo, input, how)) return 0;
   duo.dialler.readAhead();
   duo.acceptor.readAhead();
   AlteredConversation talks[] = {{duo.dialler, duo.acceptor, duo.there, duo.back},
