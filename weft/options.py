@@ -157,7 +157,8 @@ class RpcBackendOptions(_C.RpcBackendOptionsBase):
             given = value is not None
             seconds = check_seconds(name, value) if given else _from_environment(variable, fallback)
             setattr(self, name, seconds)
-        self._check_reconnect(reconnect_timeout is not None)
+        if reconnect_timeout is None and not os.environ.get("WEFT_RECONNECT_TIMEOUT"):
+            self.reconnect_timeout = min(self.reconnect_timeout, self.peer_timeout)
         for name, value in (
             ("max_message_bytes", max_message_bytes),
             ("max_inflight_bytes", max_inflight_bytes),
@@ -178,17 +179,6 @@ class RpcBackendOptions(_C.RpcBackendOptionsBase):
             self.check()
         except RuntimeError as error:
             raise ValueError(str(error)) from None
-
-    def _check_reconnect(self, given: bool) -> None:
-        """A peer is lost after ``peer_timeout``, whatever time a broken connection might have had."""
-        if self.reconnect_timeout <= self.peer_timeout:
-            return
-        if given or os.environ.get("WEFT_RECONNECT_TIMEOUT"):
-            raise ValueError(
-                f"reconnect_timeout ({self.reconnect_timeout:g} s) must be at most peer_timeout "
-                f"({self.peer_timeout:g} s), after which the peer is lost all the same"
-            )
-        self.reconnect_timeout = self.peer_timeout
 
     def set_device_map(self, to: str, device_map: Mapping[DeviceLike, DeviceLike]) -> None:
         """Adds to the device map for worker ``to``; the map must stay one-to-one.

@@ -15,12 +15,14 @@
 #include <stdexcept>
 
 #include "jit_ops/call/remote_backward_context.h"
+#include "jit_ops/serve/plain_errors.h"
 #include "jit_ops/serve/service.h"
 #include "jit_ops/values/coerce.h"
 #include "jit_ops/values/nested_values.h"
 #include "rpc_backend/call/inline_waiter.h"
 #include "rpc_backend/core/future_wait.h"
 #include "rpc_backend/core/log.h"
+#include "rpc_backend/serve/error_text.h"
 #include "transport/base/spin.h"
 
 namespace weft::ops {
@@ -36,6 +38,10 @@ float toTorch(double timeout) {
   TORCH_CHECK_VALUE(timeout > 0, "timeout must be a number of seconds that is not negative, got ",
                     timeout);
   return std::max(static_cast<float>(timeout), std::numeric_limits<float>::min());
+}
+
+std::string errorOf(const Future& failed) {
+  return rpc::withoutStack(failed.tryRetrieveErrorMessage());
 }
 
 // torch reads the kind of an error from its first characters: so what Weft adds comes last.
@@ -138,7 +144,7 @@ void waitUntilDone(Future& future) {
 // gradients.
 at::IValue resultOf(const Call& call, bool wanted, const c10::TypePtr& type,
                     const Future& answered) {
-  if (answered.hasError()) fail(answered.tryRetrieveErrorMessage(), describe(call));
+  if (answered.hasError()) fail(errorOf(answered), describe(call));
   at::IValue value = valueOf(answered);
   if (wanted) warnIfCut(value, call);
   if (call.with_names != nullptr) value = call.with_names(std::move(value));
@@ -163,31 +169,37 @@ std::shared_ptr<trpc::RpcAgent> currentAgent() {
   return trpc::RpcAgent::getCurrentRpcAgent();
 }
 
-at::IValue waitFor(Future& future) {
+at::IValue waitFor(Future& future) try {
   waitUntilDone(future);
-  if (future.hasError()) throw std::runtime_error(future.tryRetrieveErrorMessage());
+  if (future.hasError()) throw std::runtime_error(errorOf(future));
   return future.value();
+} catch (const c10::Error& error) {
+  throwWithoutStack(error);
 }
 
-at::IValue call(Call call, const c10::TypePtr& type) {
+at::IValue call(Call call, const c10::TypePtr& type) try {
   const rpc::ScopedInlineWaiter waiter;
   const bool wanted = wantsGradients(call);
   const FuturePtr answer = send(call);
   rpc::InlineWaiter::wait();
   waitUntilDone(*answer);
   return resultOf(call, wanted, type, *answer);
+} catch (const c10::Error& error) {
+  throwWithoutStack(error);
 }
 
-FuturePtr callAsync(Call call, const c10::TypePtr& type) {
+FuturePtr callAsync(Call call, const c10::TypePtr& type) try {
   const bool wanted = wantsGradients(call);
   const FuturePtr answer = send(call);
   call.args.clear();
   return answer->then([call = std::move(call), wanted,
                        type](Future& answered) { return resultOf(call, wanted, type, answered); },
                       type == nullptr ? c10::TypePtr(c10::AnyType::get()) : type);
+} catch (const c10::Error& error) {
+  throwWithoutStack(error);
 }
 
-RRefPtr callRemote(Call call, const c10::TypePtr& type) {
+RRefPtr callRemote(Call call, const c10::TypePtr& type) try {
   static const c10::QualifiedName name(kRemoteName);
   const c10::TypePtr element =
       type == nullptr ? c10::TypePtr(c10::AnyType::get()) : withoutNames(type);
@@ -197,9 +209,11 @@ RRefPtr callRemote(Call call, const c10::TypePtr& type) {
   // torch reads from a schema what the RRef holds, and nothing else.
   const c10::FunctionSchema schema("remote", "", {}, {c10::Argument("", element)});
   return trpc::remoteTorchscript(call.worker, name, schema, stack, toTorch(call.timeout));
+} catch (const c10::Error& error) {
+  throwWithoutStack(error);
 }
 
-FuturePtr fetchAsync(const RRefPtr& rref, double timeout) {
+FuturePtr fetchAsync(const RRefPtr& rref, double timeout) try {
   if (rref->isOwner())
     return c10::static_intrusive_pointer_cast<trpc::OwnerRRef>(rref)->getFuture();
   checkFetchable(*rref);
@@ -209,16 +223,18 @@ FuturePtr fetchAsync(const RRefPtr& rref, double timeout) {
       send(rref->owner(), trpc::ScriptRRefFetchCall(here, rref->rrefId()), timeout);
   return answer->then(
       [](Future& answered) {
-        if (answered.hasError()) throw std::runtime_error(answered.tryRetrieveErrorMessage());
+        if (answered.hasError()) throw std::runtime_error(errorOf(answered));
         trpc::MessageType type = trpc::MessageType::UNKNOWN;
         const auto response =
             trpc::deserializeResponse(*answered.constValue().toCustomClass<trpc::Message>(), type);
         return static_cast<trpc::RRefFetchRet&>(*response).values().front();
       },
       rref->type());
+} catch (const c10::Error& error) {
+  throwWithoutStack(error);
 }
 
-at::IValue fetch(const RRefPtr& rref, double timeout, const c10::TypePtr& type) {
+at::IValue fetch(const RRefPtr& rref, double timeout, const c10::TypePtr& type) try {
   at::IValue value;
   if (rref->isOwner()) {
     value = waitFor(*fetchAsync(rref, timeout));
@@ -229,25 +245,30 @@ at::IValue fetch(const RRefPtr& rref, double timeout, const c10::TypePtr& type) 
   }
   if (type == nullptr || coerce(value, type)) return value;
   failType(value, type, "to_here of a value at worker '" + rref->ownerName() + "'");
+} catch (const c10::Error& error) {
+  throwWithoutStack(error);
 }
 
-void drop(const RRefPtr& rref) { rref->tryDel(); }
+void drop(const RRefPtr& rref) try { rref->tryDel(); } catch (const c10::Error& error) {
+  throwWithoutStack(error);
+}
 
 FuturePtr callOperator(const std::string& worker, const std::string& op, Values args,
-                       double timeout) {
+                       double timeout) try {
   const auto found = findOperator(op, args);
   Values stack = bindArguments(found->schema(), std::move(args), {});
   return send(worker, trpc::ScriptCall(found, std::move(stack)), timeout)
       ->then(
           [op, worker](Future& answered) {
-            if (answered.hasError())
-              fail(answered.tryRetrieveErrorMessage(), op + " at worker '" + worker + "'");
+            if (answered.hasError()) fail(errorOf(answered), op + " at worker '" + worker + "'");
             return valueOf(answered);
           },
           c10::AnyType::get());
+} catch (const c10::Error& error) {
+  throwWithoutStack(error);
 }
 
-std::vector<PublishedInfo> publishedBy(const std::string& worker, double timeout) {
+std::vector<PublishedInfo> publishedBy(const std::string& worker, double timeout) try {
   static const c10::QualifiedName name(kListName);
   const FuturePtr answer = send(worker, trpc::ScriptCall(name, Values{}), timeout);
   waitFor(*answer);
@@ -261,6 +282,8 @@ std::vector<PublishedInfo> publishedBy(const std::string& worker, double timeout
     out.push_back(std::move(info));
   }
   return out;
+} catch (const c10::Error& error) {
+  throwWithoutStack(error);
 }
 
 }  // namespace weft::ops

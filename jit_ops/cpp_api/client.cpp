@@ -3,6 +3,7 @@
 #include <torch/csrc/distributed/autograd/context/container.h>
 #include <torch/csrc/distributed/autograd/engine/dist_engine.h>
 
+#include "jit_ops/serve/plain_errors.h"
 #include "jit_ops/weft.h"
 #include "rpc_backend/call/inline_waiter.h"
 #include "rpc_backend/core/call_context.h"
@@ -45,9 +46,11 @@ std::optional<double> deadline() noexcept { return rpc::secondsLeft(); }
 
 bool cancelled() noexcept { return rpc::isCancelled(); }
 
-RRef RRef::from(const at::IValue& value) {
+RRef RRef::from(const at::IValue& value) try {
   TORCH_CHECK(value.isRRef(), "an RRef is wanted, got ", value.type()->annotation_str());
   return RRef(c10::dynamic_intrusive_pointer_cast<torch::distributed::rpc::RRef>(value.toRRef()));
+} catch (const c10::Error& error) {
+  ops::throwWithoutStack(error);
 }
 
 at::IValue RRef::toValue() const {
@@ -59,8 +62,11 @@ RRef remote(const std::string& worker, const std::string& name, Values args,
   return RRef(ops::callRemote(toCall(worker, name, std::move(args), options), type));
 }
 
-AutogradContext::AutogradContext()
-    : id_(autograd::DistAutogradContainer::getInstance().newContext()->contextId()) {}
+AutogradContext::AutogradContext() try
+    : id_(autograd::DistAutogradContainer::getInstance().newContext()->contextId()) {
+} catch (const c10::Error& error) {
+  ops::throwWithoutStack(error);
+}
 
 AutogradContext::~AutogradContext() {
   try {
@@ -71,15 +77,19 @@ AutogradContext::~AutogradContext() {
   }
 }
 
-void AutogradContext::backward(const std::vector<at::Tensor>& roots, bool retain_graph) {
+void AutogradContext::backward(const std::vector<at::Tensor>& roots, bool retain_graph) try {
   autograd::DistEngine::getInstance().execute(id_, roots, retain_graph);
+} catch (const c10::Error& error) {
+  ops::throwWithoutStack(error);
 }
 
-at::Tensor AutogradContext::gradient(const at::Tensor& leaf) const {
+at::Tensor AutogradContext::gradient(const at::Tensor& leaf) const try {
   const auto context = autograd::DistAutogradContainer::getInstance().retrieveContext(id_);
   const auto gradients = context->getGradients();
   const auto found = gradients.find(leaf);
   return found == gradients.end() ? at::Tensor() : found->value();
+} catch (const c10::Error& error) {
+  ops::throwWithoutStack(error);
 }
 
 }  // namespace weft

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "jit_ops/cpp_api/rendezvous.h"
+#include "jit_ops/serve/plain_errors.h"
 #include "jit_ops/weft.h"
 #include "rpc_backend/agent/weft_agent.h"
 #include "rpc_backend/core/log.h"
@@ -54,7 +55,7 @@ rpc::WeftAgent::Config toConfig(JoinOptions options) {
 
 }  // namespace
 
-std::shared_ptr<Group> Group::join(JoinOptions options) {
+std::shared_ptr<Group> Group::join(JoinOptions options) try {
   TORCH_CHECK(!trpc::RpcAgent::isCurrentRpcAgentSet(),
               "this process is in an RPC group already; shut that down first");
   TORCH_CHECK(!options.name.empty(), "a worker needs a name");
@@ -79,6 +80,8 @@ std::shared_ptr<Group> Group::join(JoinOptions options) {
   group->agent_ = agent;
   agent->start();
   return group;
+} catch (const c10::Error& error) {
+  ops::throwWithoutStack(error);
 }
 
 Group::~Group() {
@@ -93,9 +96,11 @@ std::vector<std::string> Group::workers() const {
   return names;
 }
 
-std::optional<std::string> Group::lossOf(const std::string& worker) const {
+std::optional<std::string> Group::lossOf(const std::string& worker) const try {
   if (!agent_) return std::nullopt;
   return agent_->lossOf(agent_->getWorkerInfo(worker).id_);
+} catch (const c10::Error& error) {
+  ops::throwWithoutStack(error);
 }
 
 std::unordered_map<std::string, std::string> Group::metrics() const {
@@ -108,7 +113,7 @@ void Group::serve() {
     std::this_thread::sleep_for(kStopPoll);  // a signal handler can't wake a condition variable
 }
 
-void Group::shutdown(double timeout) {
+void Group::shutdown(double timeout) try {
   if (!agent_) return;
   const auto seconds = static_cast<float>(timeout);
   try {
@@ -120,6 +125,8 @@ void Group::shutdown(double timeout) {
     throw;
   }
   finish(/*ignore_leaks=*/false);
+} catch (const c10::Error& error) {
+  ops::throwWithoutStack(error);
 }
 
 void Group::finish(bool ignore_leaks) noexcept {

@@ -12,6 +12,7 @@
 
 #include "c10d_plugin/backend/backend.h"
 #include "jit_ops/cpp_api/rendezvous.h"
+#include "jit_ops/serve/plain_errors.h"
 
 namespace weft {
 
@@ -55,7 +56,7 @@ JoinOptions toJoin(const ProcessGroupOptions& options) {
 
 }  // namespace
 
-GroupPtr joinProcessGroup(ProcessGroupOptions options) {
+GroupPtr joinProcessGroup(ProcessGroupOptions options) try {
   using process_group::WeftBackend;
   TORCH_CHECK(!isTaken(options.name), "this process is in a process group named '", options.name,
               "' already; leave that first, or give another name");
@@ -86,9 +87,11 @@ GroupPtr joinProcessGroup(ProcessGroupOptions options) {
   const std::lock_guard lock(owned().mutex);
   std::swap(owned().groups[options.name], former);
   return group;
+} catch (const c10::Error& error) {
+  ops::throwWithoutStack(error);
 }
 
-void leaveProcessGroup(const std::string& name) {
+void leaveProcessGroup(const std::string& name) try {
   GroupPtr group;
   {
     const std::lock_guard lock(owned().mutex);
@@ -100,6 +103,8 @@ void leaveProcessGroup(const std::string& name) {
   }
   c10d::unregister_process_group(name);
   group->shutdown();
+} catch (const c10::Error& error) {
+  ops::throwWithoutStack(error);
 }
 
 }  // namespace weft

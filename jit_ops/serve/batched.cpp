@@ -8,6 +8,8 @@
 #include <map>
 #include <mutex>
 
+#include "jit_ops/serve/plain_errors.h"
+
 namespace weft::ops {
 
 namespace {
@@ -180,8 +182,10 @@ class Batched : public Servable {
 
 }  // namespace
 
-std::shared_ptr<Servable> batched(std::shared_ptr<Servable> inner, BatchOptions options) {
+std::shared_ptr<Servable> batched(std::shared_ptr<Servable> inner, BatchOptions options) try {
   return std::make_shared<Batched>(std::move(inner), options);
+} catch (const c10::Error& error) {
+  throwWithoutStack(error);
 }
 
 }  // namespace weft::ops

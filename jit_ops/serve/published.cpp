@@ -7,6 +7,8 @@
 #include <mutex>
 #include <shared_mutex>
 
+#include "jit_ops/serve/plain_errors.h"
+
 namespace weft::ops {
 
 namespace {
@@ -50,7 +52,7 @@ std::string wanted(const std::string& name, std::int64_t version) {
 }  // namespace
 
 std::int64_t publish(const std::string& name, std::shared_ptr<Servable> servable,
-                     std::int64_t version) {
+                     std::int64_t version) try {
   checkName(name);
   TORCH_CHECK(servable != nullptr, "there is nothing to publish as '", name, "'");
   TORCH_CHECK(version >= 0, "versions count from 1, got ", version);
@@ -64,9 +66,11 @@ std::int64_t publish(const std::string& name, std::shared_ptr<Servable> servable
   entry.versions.emplace(version, std::move(servable));
   entry.last = std::max(entry.last, version);
   return version;
+} catch (const c10::Error& error) {
+  throwWithoutStack(error);
 }
 
-void unpublish(const std::string& name, std::int64_t version) {
+void unpublish(const std::string& name, std::int64_t version) try {
   // Let go of outside the lock: a servable's end may run user code.
   std::map<std::int64_t, std::shared_ptr<Servable>> gone;
   Registry& all = registry();
@@ -81,6 +85,8 @@ void unpublish(const std::string& name, std::int64_t version) {
   }
   lock.unlock();
   TORCH_CHECK(!gone.empty(), wanted(name, version), " is not published here; ", listed());
+} catch (const c10::Error& error) {
+  throwWithoutStack(error);
 }
 
 std::vector<PublishedInfo> published() {

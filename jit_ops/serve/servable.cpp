@@ -6,6 +6,7 @@
 
 #include <unordered_map>
 
+#include "jit_ops/serve/plain_errors.h"
 #include "jit_ops/values/nested_values.h"
 #include "jit_ops/values/result_names.h"
 
@@ -116,8 +117,10 @@ std::string textOf(const std::exception& error) {
   return ours == nullptr ? error.what() : ours->what_without_backtrace();
 }
 
-std::shared_ptr<Servable> servable(const torch::jit::Module& module, bool no_grad) {
+std::shared_ptr<Servable> servable(const torch::jit::Module& module, bool no_grad) try {
   return std::make_shared<ModuleServable>(module, no_grad);
+} catch (const c10::Error& error) {
+  throwWithoutStack(error);
 }
 
 std::shared_ptr<Servable> servable(torch::jit::Function& function, std::shared_ptr<void> owner) {
@@ -130,8 +133,10 @@ std::shared_ptr<Servable> servable(torch::jit::Function& function, std::shared_p
 }
 
 std::shared_ptr<Servable> servable(const std::string& schema,
-                                   std::function<at::IValue(Values)> code) {
+                                   std::function<at::IValue(Values)> code) try {
   return std::make_shared<CodeServable>(torch::jit::parseSchema(schema), std::move(code));
+} catch (const c10::Error& error) {
+  throwWithoutStack(error);
 }
 
 }  // namespace weft::ops

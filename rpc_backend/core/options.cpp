@@ -21,6 +21,9 @@ void WeftRpcBackendOptions::check() const {
               " s): a peer must not be declared lost for one heartbeat that came late");
   TORCH_CHECK(reconnect_timeout >= 0, "reconnect_timeout must not be negative, got ",
               reconnect_timeout, " s; 0 means that a broken connection is a lost peer");
+  TORCH_CHECK(reconnect_timeout <= peer_timeout, "reconnect_timeout (", reconnect_timeout,
+              " s) must be at most peer_timeout (", peer_timeout,
+              " s), after which the peer is lost all the same");
   TORCH_CHECK(max_message_bytes > 0, "max_message_bytes must be positive");
   TORCH_CHECK(max_inflight_bytes > 0, "max_inflight_bytes must be positive");
   TORCH_CHECK(max_calls_in_flight >= 0, "max_calls_in_flight must not be negative, got ",

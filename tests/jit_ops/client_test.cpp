@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cmath>
+#include <stdexcept>
 #include <thread>
 
 #include "jit_ops/weft.h"
@@ -208,6 +209,39 @@ TEST(Client, NoGroupNoCall) {
               });
               expectProblem("world_size must be positive, got -3",
                             [] { Group::join(options(freshPath("x"), "a", 0, -3)); });
+              expectProblem("rank 2 is not in a group of 2",
+                            [] { Group::join(options(freshPath("x"), "a", 2, 2)); });
+              expectProblem("reconnect_timeout (5 s) must be at most peer_timeout (3 s)", [] {
+                JoinOptions bad = options(freshPath("x"), "a", 0, 1);
+                bad.rpc.peer_timeout = 3;
+                Group::join(bad);
+              });
+              expectProblem("'a b' can't be a published name", [] { publish("a b", encoder()); });
+              expectProblem("'a' is not published here", [] { ops::unpublish("a"); });
+              expectProblem("an RRef is wanted", [] { RRef::from(at::IValue(1)); });
+              expectProblem("autograd", [] { AutogradContext context; });
+            }}));
+}
+
+TEST(Client, ErrorsOfGroupsKeepTheirTypeAndLoseTheirFrames) {
+  EXPECT_EQ(kFine, withServer([](Group& group) {
+              expectProblem("nobody", [&] { group.lossOf("nobody"); });
+              try {
+                rpcSync("server", "encoder", {at::ones({1, 2})}, {.timeout = -3});
+              } catch (const c10::ValueError&) {
+                return;
+              }
+              throw std::runtime_error("no ValueError came");
+            }));
+  EXPECT_EQ(kFine, runWorkers({[] {
+              ProcessGroupOptions lonely;
+              lonely.rank = 0;
+              lonely.size = 2;
+              lonely.init_method = "file://" + freshPath("pg");
+              lonely.timeout = std::chrono::milliseconds(200);
+              expectProblem("init_process_group", [&] { joinProcessGroup(lonely); });
+              lonely.size = -1;
+              expectProblem("has no size", [&] { joinProcessGroup(lonely); });
             }}));
 }
 

@@ -61,7 +61,15 @@ void sumUp(const std::string& store, int rank) {
   expect(at::equal(mine.grad(), at::full({2}, 3.0)), "its gradient");
   leaveProcessGroup();
   expectProblem("no process group named '0'", [] { leaveProcessGroup(); });
-  expectProblem("no process group named '0'", sum);
+  // An operator throws as torch's do, with its frames.
+  std::string text;
+  try {
+    sum();
+  } catch (const c10::Error& error) {
+    text = error.what_without_backtrace();
+  }
+  expect(text.find("no process group named '0'") != std::string::npos,
+         "the operator says: " + text);
 }
 
 torch::jit::Module encoder() {

@@ -66,6 +66,7 @@ void expectProblem(const std::string& part, const std::function<void()>& body) {
   } catch (const std::exception& error) {
     const std::string text = error.what();
     expect(text.find(part) != std::string::npos, "\"" + part + "\" is not in: " + text);
+    expect(text.find("frame #") == std::string::npos, "stack frames are in: " + text);
     return;
   }
   throw std::runtime_error("nothing was thrown: " + part);

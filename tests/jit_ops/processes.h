@@ -17,7 +17,7 @@ std::vector<std::string> runWorkers(const std::vector<std::function<void()>>& li
 
 // In a life, which gtest's own checks do not reach: throws what is not so.
 void expect(bool fine, const std::string& what);
-// `body` must throw a text with `part` in it.
+// `body` must throw a text with `part` in it, and without C++ stack frames.
 void expectProblem(const std::string& part, const std::function<void()>& body);
 
 // A path that no other test uses, for a FileStore.
