@@ -115,7 +115,11 @@ const bool registered = [] {
 
 }  // namespace
 
-IpcMemory::IpcMemory() : bus_ids_(busIds()) {}
+IpcMemory::IpcMemory() : bus_ids_(busIds()) {
+  // A peer's memory may come before this process has any: torch's allocator, which opens it, has no
+  // devices until then.
+  at::globalContext().lazyInitDevice(c10::kCUDA);
+}
 
 DeviceMemory::Export IpcMemory::exportTensors(std::span<const at::Tensor> tensors) {
   IpcToken token;

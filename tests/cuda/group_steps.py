@@ -51,6 +51,29 @@ def delegate_name() -> str:
     return dist.group.WORLD._get_backend(torch.device("cpu")).delegate("cuda").name()
 
 
+RECORDED: list[tuple[str, int, int]] = []
+
+
+def record_nccl() -> None:
+    """What would make an NCCL backend notes what it was asked for, and makes one that does nothing."""
+    from torch._C._distributed_c10d import FakeProcessGroup
+
+    from weft._torch import process_group
+
+    def make(options, device, store, rank, size, timeout, *names):
+        RECORDED.append((torch.device(device).type, rank, size))
+        return FakeProcessGroup._create_internal(rank, size)
+
+    process_group._make_nccl = make
+
+
+def made_for(device: int) -> tuple[str, list[tuple[str, int, int]]]:
+    """The backend that this rank's tensors on a device get, and what the recorder noted."""
+    tensor = torch.ones(1, device=f"cuda:{device}")
+    dist.all_reduce(tensor)
+    return dist.group.WORLD._get_backend(torch.device("cpu")).delegate("cuda").name(), RECORDED
+
+
 def values(numel: int, dtype: torch.dtype, place: int = 0) -> torch.Tensor:
     """This rank's numbers, small enough for every reduction to be exact."""
     numbers = (torch.arange(numel) + 7 * dist.get_rank() + 3 * place) % 3 + 1

@@ -10,7 +10,20 @@ import torch
 import torch.distributed.rpc as rpc
 from cuda_workers import CudaGroup, metric, seed
 from emulation import EMULATION
-from test_rpc import KEPT, MiB, chain, many
+from test_rpc import (
+    GATES,
+    KEPT,
+    Gate,
+    MiB,
+    behind_a_gate,
+    chain,
+    counted,
+    limit_memory,
+    many,
+    open_gate,
+    total,
+    without_memory,
+)
 from waiting import wait_until
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
@@ -62,10 +75,6 @@ def test_large_and_small_tensors(seeded):
     assert seeded[0].call(metric, "bytes_staged") >= staged + 4 * 24 * MiB
 
 
-def total(x: torch.Tensor) -> float:
-    return x.double().sum().item()
-
-
 def overwritten_at_once() -> None:
     for step in range(3):
         x = chain(torch.full((10 * MiB,), float(step), device="cuda:0"))
@@ -88,6 +97,64 @@ def at_once() -> None:
 
 def test_many_large_calls_at_once(group):
     group[0].call(at_once)
+
+
+# What is behind a gate holds up nobody else.
+
+
+def wait_for_a_gate() -> None:
+    """The streams that programs use go on meanwhile."""
+    wait_until(lambda: GATES, "a gate is shut")
+    for device in range(2):
+        torch.cuda.default_stream(device).synchronize()
+
+
+def others_go_on(*devices: int) -> None:
+    """Calls with tensors, small and large."""
+    for device in devices:
+        for count in (1000, 3 * MiB):
+            x = counted(device, count)
+            assert rpc.rpc_sync("worker1", total, args=(x,)) == count * (count - 1) / 2
+
+
+def late_answer() -> None:
+    x = counted(0)
+    call = rpc.rpc_async("worker1", behind_a_gate, args=(x,))
+    rpc.rpc_sync("worker1", wait_for_a_gate)
+    others_go_on(1)  # on the gate's device they come after it, as all calls of one caller do
+    assert not call.done()
+    assert rpc.rpc_sync("worker1", open_gate)
+    assert torch.equal(call.wait().cpu(), torch.arange(1000.0) + 1)
+
+
+@pytest.mark.skipif(EMULATION is None, reason="calls the emulation's library")
+def test_a_late_answer_holds_up_nobody(group):
+    """Neither the answering host nor its other streams wait for it."""
+    group[0].call(late_answer)
+
+
+def late_argument() -> None:
+    with torch.cuda.stream(torch.cuda.Stream(0)):
+        x = counted(0) + 1
+        gate = Gate(0)
+        sent = threading.Thread(target=send_late, args=(x, torch.cuda.current_stream(0)))
+        sent.start()
+    others_go_on(0, 1)
+    assert "late" not in KEPT
+    gate.opened.set()
+    sent.join()
+    assert KEPT.pop("late") == 1000 * 1001 / 2
+    assert gate.in_time
+
+
+def send_late(x: torch.Tensor, stream: torch.cuda.Stream) -> None:
+    with torch.cuda.stream(stream):
+        KEPT["late"] = rpc.rpc_sync("worker1", total, args=(x,))
+
+
+@pytest.mark.skipif(EMULATION is None, reason="calls the emulation's library")
+def test_a_late_argument_holds_up_its_own_call_only(group):
+    group[0].call(late_argument)
 
 
 # The receiver copies what has come while the rest is on the way.
@@ -214,6 +281,32 @@ def answer_fails() -> None:
 @pytest.mark.skipif(EMULATION is None, reason="only an emulated wait can be made to fail")
 def test_a_copy_of_an_answer_that_fails_fails_its_call(group):
     group[0].call(answer_fails)
+
+
+def receiver_fails(elements: int, number: int) -> None:
+    x = numbered(elements, "cuda:0")
+    expected = rpc.rpc_sync("worker1", total, args=(x,))
+    rpc.rpc_sync("worker1", fail, args=("Copy", number))
+    try:
+        with pytest.raises(RuntimeError, match="unknown error"):
+            rpc.rpc_sync("worker1", total, args=(x,))
+    finally:
+        rpc.rpc_sync("worker1", fail, args=("Copy", 0))
+    assert rpc.rpc_sync("worker1", total, args=(x,)) == expected
+
+
+@pytest.mark.skipif(EMULATION is None, reason="only an emulated copy can be made to fail")
+@pytest.mark.parametrize(("elements", "number"), [(1000, 1), (8 * MiB, 1), (8 * MiB, 3)])
+def test_a_copy_that_fails_at_the_receiver_fails_the_call_only(group, elements, number):
+    """Of a short message, of the first piece of a long one, and of a piece in its middle."""
+    group[0].call(receiver_fails, elements, number)
+
+
+def test_no_memory_at_the_receiver_fails_the_call_only(group):
+    group[1].call(limit_memory, 0.01)
+    group[0].call(without_memory)
+    group[1].call(limit_memory, 1.0)
+    group[0].call(at_once)
 
 
 def send_to_a_stopped_worker() -> None:

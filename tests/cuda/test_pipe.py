@@ -152,8 +152,7 @@ class SeesAutocast(nn.Module):
         return y
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_autocast_holds_on_every_device_and_in_recomputations(mode):
+def check_autocast(mode):
     torch.manual_seed(0)
     model = nn.Sequential(SeesAutocast("cuda:0"), SeesAutocast("cuda:1"))
     plain = plain_copy(model).to("cuda:0")
@@ -172,8 +171,15 @@ def test_autocast_holds_on_every_device_and_in_recomputations(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("devices", [("cpu", "cuda:0"), ("cuda:1", "cuda:0")])
-def test_deferred_batch_norm(devices, mode):
+def test_autocast_holds_on_every_device_and_in_recomputations(mode):
+    check_autocast(mode)
+
+
+def test_autocast_under_twenty_delays(delays):
+    check_autocast("always")
+
+
+def check_deferred_batch_norm(devices, mode):
     # Of several only the first sees what it sees in the plain model: inputs of whole batches.
     plain = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Tanh(), nn.BatchNorm1d(4)))
     pipe = make_pipe(
@@ -187,6 +193,16 @@ def test_deferred_batch_norm(devices, mode):
     assert_same(found.running_mean.cpu(), expected.running_mean, **CLOSE)
     assert_same(found.running_var.cpu(), expected.running_var, **CLOSE)
     assert found.num_batches_tracked == 2
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("devices", [("cpu", "cuda:0"), ("cuda:1", "cuda:0")])
+def test_deferred_batch_norm(devices, mode):
+    check_deferred_batch_norm(devices, mode)
+
+
+def test_deferred_batch_norm_under_twenty_delays(delays):
+    check_deferred_batch_norm(("cuda:1", "cuda:0"), "except_last")
 
 
 @skippable(stash=["far"])

@@ -56,6 +56,23 @@ def ranks(request):
         made.end()
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize(("devices", "nccl"), [((0, 1), True), ((1, 1), False), ((0, 1, 0), False)])
+def test_ranks_with_devices_of_their_own_get_nccl(devices, nccl):
+    """Of NCCL itself, which no emulation runs, a recorder takes the place."""
+    two = {"EMULATED_CUDA_DEVICES": "2", "CUDA_VISIBLE_DEVICES": "0,1"}
+    with DeviceRanks(len(devices), environment=two) as made:
+        made.all(steps.record_nccl)
+        for worker, device in zip(made, devices, strict=True):
+            worker.start(steps.made_for, device)
+        chosen = [worker.result() for worker in made]
+        if nccl:
+            assert chosen == [("fake", [("cuda", rank, 2)]) for rank in range(2)]
+        else:
+            assert chosen == [("weft-shared-device", [])] * len(devices)
+        made.end()
+
+
 def test_it_is_chosen_by_itself_and_logged_once(ranks):
     said = [worker.output().count("share device") for worker in ranks]
     assert said == [1] + [0] * (len(ranks) - 1), ranks.outputs()
@@ -108,13 +125,30 @@ def test_a_slot_is_filled_again_when_it_was_read():
         made.end()
 
 
-def test_ddp_trains_as_one_process_does(ranks, delays):
+@pytest.fixture
+def few_delays(ranks, delays):
+    """Twenty seeds for two ranks, three for three."""
     if len(ranks) == 3 and delays > 2:
         pytest.skip("three seeds are enough for three ranks")
     ranks.all(steps.seed, delays)
+    yield
+    assert ranks.all(steps.findings) == [0] * len(ranks), ranks.outputs()
+
+
+@pytest.mark.usefixtures("few_delays")
+def test_every_collective_under_twenty_delays(ranks):
+    ranks.all(steps.reduce_all, 777, torch.float32)
+    ranks.all(steps.move_all, 777, torch.float32)
+    for step in (steps.coalesced, steps.uneven_layouts, steps.premultiplied, steps.barrier):
+        ranks.all(step)
+
+
+@pytest.mark.usefixtures("few_delays")
+def test_ddp_trains_as_one_process_does(ranks):
     ranks.all(steps.ddp)
 
 
+@pytest.mark.usefixtures("few_delays")
 def test_fsdp_trains_as_one_process_does(ranks):
     ranks.all(steps.fsdp)
 

@@ -458,7 +458,52 @@ def test_memory_that_is_given_back_to_the_driver(group):
     lent_by(group, of_memory_that_is_given_back)
 
 
+def total(x: torch.Tensor) -> float:
+    return x.double().sum().item()
+
+
+def opens() -> int:
+    """How often this process has opened another's memory."""
+    EMULATION.emulatedCudaOpens.restype = ctypes.c_ulong
+    return int(EMULATION.emulatedCudaOpens())
+
+
+def sent_again() -> None:
+    x = counted(0)
+    opened = []
+    for _ in range(4):
+        assert rpc.rpc_sync("worker1", total, args=(x,)) == 1000 * 999 / 2
+        wait_until_returned()
+        opened.append(rpc.rpc_sync("worker1", opens))
+    assert opened[0] > 0
+    assert opened == opened[:1] * 4
+
+
+@pytest.mark.skipif(EMULATION is None, reason="only emulated handles are counted")
+def test_memory_that_is_known_is_not_opened_again(group):
+    lent_by(group, sent_again)
+
+
 # What goes wrong.
+
+
+def fail_copy(number: int) -> None:
+    """Counted from now on; 0: none."""
+    EMULATION.emulatedCudaFailCopy(ctypes.c_long(number))
+
+
+def receiver_fails() -> None:
+    x = counted(0)
+    rpc.rpc_sync("worker1", fail_copy, args=(1,))
+    with pytest.raises(RuntimeError, match="unknown error"):
+        rpc.rpc_sync("worker1", total, args=(x,))
+    rpc.rpc_sync("worker1", fail_copy, args=(0,))
+    assert rpc.rpc_sync("worker1", total, args=(x,)) == 1000 * 999 / 2
+
+
+@pytest.mark.skipif(EMULATION is None, reason="only an emulated copy can be made to fail")
+def test_a_copy_that_fails_at_the_receiver_fails_the_call_only(group):
+    lent_by(group, receiver_fails)
 
 
 def limit_memory(fraction: float) -> None:

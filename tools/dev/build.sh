@@ -28,6 +28,13 @@ place() {
 # Whether torch came with CUDA; a GPU is another matter.
 has_cuda() { [[ -n "$(find "$VENV/lib" -path '*/torch/lib/libtorch_cuda.so' -print -quit)" ]]; }
 
+# Whether that torch calls the CUDA runtime whose place tests/emulated_cuda can take.
+has_emulated_cuda_runtime() {
+  local library
+  library="$(find "$VENV/lib" -path '*/torch/lib/libc10_cuda.so' -print -quit)"
+  [[ -n "$library" && "$(readelf -d "$library")" == *'[libcudart.so.13]'* ]]
+}
+
 # One build at a time per checkout: two would take each other's stamps.
 need_build() {
   announce_first_run

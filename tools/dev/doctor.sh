@@ -40,10 +40,10 @@ run_doctor() {
   else
     doctor_line -- build "not built yet; ./dev build"
   fi
-  if command -v nvcc >/dev/null || [[ -x /usr/local/cuda/bin/nvcc ]]; then
-    doctor_line ok cuda "nvcc found: kernels can be built"
+  if [[ $status == 0 ]] && has_cuda; then
+    doctor_line ok cuda "torch has it: libweft_cuda.so is built too; nvcc is not needed"
   else
-    doctor_line -- cuda "no nvcc: CUDA kernels are left out"
+    doctor_line -- cuda "this torch has none: libweft_cuda.so is left out"
   fi
   doctor_line -- cores "$(nproc); $(awk '/MemAvailable/ { printf "%.1f GiB free", $2 / 1048576 }' /proc/meminfo)"
   doctor_line -- disk "$(df -h --output=avail "$(dirname "$CACHE")" 2>/dev/null | tail -1 | tr -d ' ') free for $CACHE"

@@ -97,9 +97,16 @@ run_conformance() {
 # What needs a CUDA device, on emulated ones (tests/emulated_cuda/README.md).
 part_cuda() {
   local status=0
+  find_venv
+  if ! has_emulated_cuda_runtime; then
+    say "test: cuda is skipped: this torch does not call libcudart.so.13, which the tests emulate"
+    tally skip "$RESULTS/cuda.json"
+    return
+  fi
   bazel_tests cuda-runtime //tests/emulated_cuda:runtime_test -- --test_tag_filters= || status=1
   build_emulated_cuda
-  WEFT_ENV+=("${EMULATED_CUDA_ENV[@]}")
+  bazel_run build //tests/cuda:cpp_client >&2
+  WEFT_ENV+=("${EMULATED_CUDA_ENV[@]}" "CUDA_CPP_CLIENT=$(bazel_bin)/tests/cuda/cpp_client")
   pytest_run cuda tests/cuda || status=1
   WEFT_ENV+=(EMULATED_CUDA_DEVICES=4)
   run_conformance cuda-suites 900 --suite cuda --suite AgentRpcTest --only '[Cc]uda' || status=1
