@@ -1,7 +1,9 @@
 #include "rpc_backend/agent/message_router.h"
 
+#include <limits>
 #include <numeric>
 #include <optional>
+#include <utility>
 
 #include "rpc_backend/core/log.h"
 #include "transport/base/peer_name.h"
@@ -19,12 +21,27 @@ std::optional<worker_id_t> liveNamesake(const Group& group, const transport::Pee
   return known->id_;
 }
 
+// torch counts workers in 16 bits, the transport peers in 32: a peer of a higher rank would be
+// taken for another one.
+bool isWorker(std::int32_t rank) { return rank <= std::numeric_limits<worker_id_t>::max(); }
+
+// What a message's tensors take beside their bytes. What is malformed counts nothing: begin()
+// refuses it.
+std::uint64_t costOfTensors(WireReader& reader, std::uint32_t count) {
+  std::uint64_t cost = 0;
+  TensorMeta meta;
+  for (; count > 0 && reader.tensor(meta, &itemSize); --count)
+    cost += costOf(meta);
+  return cost + reader.gapBytes();
+}
+
 }  // namespace
 
 bool MessageRouter::isWanted(worker_id_t from, std::span<const std::byte> header,
                              std::span<const std::uint64_t> sizes) {
   WireHeader head;
-  if (!WireReader(header).header(head)) return true;  // begin() refuses it with the reason
+  WireReader reader(header);
+  if (!reader.header(head)) return true;  // begin() refuses it with the reason
   switch (head.kind) {
     case WireKind::kControl:
       return true;
@@ -35,14 +52,15 @@ bool MessageRouter::isWanted(worker_id_t from, std::span<const std::byte> header
     case WireKind::kRequest:
       break;
   }
-  return server_.admits(
-      from, head,
-      std::accumulate(sizes.begin(), sizes.end(), header.size() + kTensorCost * head.tensor_count));
+  return server_.admits(from, head,
+                        std::accumulate(sizes.begin(), sizes.end(),
+                                        header.size() + costOfTensors(reader, head.tensor_count)));
 }
 
 Disposition MessageRouter::onHeader(std::int32_t from, std::span<const std::byte> header,
                                     std::span<const std::uint64_t> sizes,
                                     std::vector<transport::OwnedBuffer>& buffers) {
+  if (!isWorker(from)) return Disposition::kRefuse;
   const auto peer = static_cast<worker_id_t>(from);
   if (!isWanted(peer, header, sizes)) {
     giveBack(peer, header);
@@ -106,7 +124,12 @@ bool MessageRouter::drop(worker_id_t from, std::span<const std::byte> header,
 
 void MessageRouter::onTooLarge(std::int32_t from, std::span<const std::byte> header,
                                const transport::Error& why) {
+  if (!isWorker(from)) return;
   const auto peer = static_cast<worker_id_t>(from);
+  if (WireHeader head; !WireReader(header).header(head)) {
+    return sender_.endpoint()->losePeer(
+        from, {transport::ErrorCode::kProtocol, "a message of it is malformed"});
+  }
   giveBack(peer, header);
   if (drop(peer, header, why)) return;
   logWarning(context_.me() + " passes over a message of worker '" +
@@ -145,7 +168,8 @@ void MessageRouter::onControl(worker_id_t from, const IncomingMessage& in) {
     case ControlType::kCreationsLost:
       return rrefs_.onCreationsLost(from, in.text());
     case ControlType::kDeviceProbe:
-      return sender_.devices().onProbe(from, in.callId(), in.text());
+      return sender_.devices().onProbe(from, in.callId(), in.text(),
+                                       server_.hold(from, in.bytes()));
     case ControlType::kDeviceProbed:
       return sender_.devices().onProbed(from, in.callId(), in.text());
     case ControlType::kDeviceReturned:
@@ -164,6 +188,7 @@ void MessageRouter::onControl(worker_id_t from, const IncomingMessage& in) {
 }
 
 void MessageRouter::onPeerLost(const transport::PeerLoss& loss) {
+  if (!isWorker(loss.rank)) return sender_.endpoint()->removePeer(loss.rank);
   const auto peer = static_cast<worker_id_t>(loss.rank);
   reading_.erase(loss.rank);
   group_.noteLoss(peer, loss.reason);
@@ -175,11 +200,16 @@ void MessageRouter::onPeerLost(const transport::PeerLoss& loss) {
   client_.onPeerLost(peer, loss.reason.text());
   // One that leaves in order may not wait for calls that it wants done all the same.
   if (loss.reason.code() != transport::ErrorCode::kPeerClosed) server_.onPeerLost(peer);
+  group_.forgetUnlessMember(peer);
   group_.updateList(peer);
   rrefs_.cleanUpAfter(peer);
 }
 
 void MessageRouter::onPeerJoined(const transport::PeerInfo& peer) {
+  if (!isWorker(peer.rank)) {
+    return sender_.endpoint()->losePeer(
+        peer.rank, {transport::ErrorCode::kInvalidArgument, "ranks go from 0 to 32767"});
+  }
   // Calls by name go on to whom they went to before.
   if (const auto owner = liveNamesake(group_, peer)) {
     logWarning(transport::describePeer(peer.name, peer.rank) + " is not taken in: worker '" +
@@ -191,6 +221,7 @@ void MessageRouter::onPeerJoined(const transport::PeerInfo& peer) {
 }
 
 void MessageRouter::onPeerReturned(const transport::PeerInfo& peer) {
+  if (!isWorker(peer.rank)) return;
   const auto outage = group_.noteReturn(static_cast<worker_id_t>(peer.rank));
   rrefs_.onPeerReturned(static_cast<worker_id_t>(peer.rank));
   logWarning(transport::describePeer(peer.name, peer.rank) + " is back after " +
@@ -199,6 +230,7 @@ void MessageRouter::onPeerReturned(const transport::PeerInfo& peer) {
 }
 
 void MessageRouter::onDisplaced(const transport::PeerLoss& loss) {
+  if (!isWorker(loss.rank)) return;
   group_.noteDisplaced(static_cast<worker_id_t>(loss.rank), loss.reason);
 }
 

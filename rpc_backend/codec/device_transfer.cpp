@@ -185,14 +185,22 @@ std::string DeviceTransfer::tryProbe(worker_id_t from, const std::string& text) 
   }
 }
 
-void DeviceTransfer::onProbe(worker_id_t from, std::uint64_t id, const std::string& text) {
+void DeviceTransfer::answerProbe(worker_id_t from, std::uint64_t id, const std::string& problem) {
+  const auto error =
+      sender_.sendControl(from, WireKind::kControl, ControlType::kDeviceProbed, id, problem);
+  if (error) logDebug("the answer to a device probe was not sent: " + error.text());
+}
+
+void DeviceTransfer::onProbe(worker_id_t from, std::uint64_t id, std::string text,
+                             std::shared_ptr<void> held) {
+  if (held == nullptr) {
+    return answerProbe(from, id,
+                       transport::resourceExhausted(
+                           context_.me() + " has no room for another probe of that worker's"));
+  }
   // On a worker: opening memory takes long, and before the agent serves CUDA may not be there.
-  context_.workers.run([this, alive = context_.keepAlive(), from, id, text] {
-    const std::string problem = tryProbe(from, text);
-    const auto error =
-        sender_.sendControl(from, WireKind::kControl, ControlType::kDeviceProbed, id, problem);
-    if (error) logDebug("the answer to a device probe was not sent: " + error.text());
-  });
+  context_.workers.run([this, alive = context_.keepAlive(), from, id, text = std::move(text),
+                        held = std::move(held)] { answerProbe(from, id, tryProbe(from, text)); });
 }
 
 void DeviceTransfer::onProbed(worker_id_t from, std::uint64_t id, const std::string& problem) {

@@ -72,7 +72,8 @@ class DeviceTransfer {
                                    std::span<const std::byte> token,
                                    std::span<const DeviceTensorSpec> wanted);
 
-  void onProbe(worker_id_t from, std::uint64_t id, const std::string& text);
+  // `held`: counts the text to its sender while it waits for a worker; null: there is no room.
+  void onProbe(worker_id_t from, std::uint64_t id, std::string text, std::shared_ptr<void> held);
   void onProbed(worker_id_t from, std::uint64_t id, const std::string& problem);
   void onReturned(worker_id_t from, std::uint64_t id, const std::string& kind);
   void onPeerLost(worker_id_t peer);
@@ -101,6 +102,7 @@ class DeviceTransfer {
   void ask(const PathKey& key, std::uint64_t number);
   void refuse(const PathKey& key, const std::string& why);
   std::string tryProbe(worker_id_t from, const std::string& text);
+  void answerProbe(worker_id_t from, std::uint64_t id, const std::string& problem);
   void tellReturned(const MessageKey& message);
   template <typename Owned>
   void drop(Owned owned);

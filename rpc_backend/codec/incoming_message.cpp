@@ -133,7 +133,7 @@ transport::Result<std::shared_ptr<IncomingMessage>> IncomingMessage::parse(
     if (meta.form == TensorForm::kDevice) {
       in->lent_.push_back(specOf(meta));
       in->slots_.push_back(makeSlot(meta, {}));
-      in->bytes_ += kTensorCost;
+      in->bytes_ += costOf(meta);
       continue;
     }
     const bool in_buffer = meta.form != TensorForm::kUndefined && !meta.is_inline;
@@ -152,7 +152,7 @@ transport::Result<std::shared_ptr<IncomingMessage>> IncomingMessage::parse(
     in->slots_.back().shared = shared;
     in->slots_.back().arrives = in_buffer && !shared && meta.form == TensorForm::kDense &&
                                 meta.bytes > 0 && in->slots_.back().device.is_cuda();
-    in->bytes_ += meta.bytes + kTensorCost;
+    in->bytes_ += meta.bytes + costOf(meta);
     if (!in_buffer) continue;
     if (!shared) {
       const at::Tensor& tensor = in->slots_.back().tensor;

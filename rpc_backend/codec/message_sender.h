@@ -28,6 +28,8 @@ class MessageSender {
 
   // Listens. Throws c10::Error. `handler` must outlive close().
   void open(transport::EndpointOptions options, transport::EndpointHandler& handler);
+  // Instead of open(), for tests: an endpoint whose handler is there already.
+  void use(std::shared_ptr<transport::Endpoint> endpoint) { endpoint_ = std::move(endpoint); }
   // Null before open().
   const std::shared_ptr<transport::Endpoint>& endpoint() const noexcept { return endpoint_; }
   DeviceTransfer& devices() noexcept { return devices_; }

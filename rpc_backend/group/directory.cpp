@@ -11,7 +11,7 @@ void Directory::add(const std::string& name, worker_id_t id) {
     if (known->second->id_ == id) return;
     removeLocked(known->second->id_);
   }
-  const WorkerInfo& info = infos_.emplace_back(name, id);  // checks the name
+  const WorkerInfo& info = infos_.try_emplace({name, id}, name, id).first->second;  // checks it
   removeLocked(id);
   by_name_[name] = by_id_[id] = last_of_id_[id] = &info;
 }

@@ -1,14 +1,15 @@
 // Directory: the names and ranks of a group. Any thread.
 //
 // The references that it returns stay valid as long as the directory, because torch keeps them: the
-// entry of a worker that left is not freed.
+// entry of a worker that left is not freed. One that comes back under its name and rank gets it
+// again.
 #pragma once
 
-#include <deque>
 #include <map>
 #include <shared_mutex>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "rpc_backend/core/torch_names.h"
@@ -35,10 +36,10 @@ class Directory {
   void removeLocked(worker_id_t id);
 
   mutable std::shared_mutex mutex_;
-  std::deque<WorkerInfo> infos_;                                // of all that ever were here
-  std::unordered_map<std::string, const WorkerInfo*> by_name_;  // those that are here
-  std::map<worker_id_t, const WorkerInfo*> by_id_;              // the same
-  std::map<worker_id_t, const WorkerInfo*> last_of_id_;         // those, and the last that left
+  std::map<std::pair<std::string, worker_id_t>, WorkerInfo> infos_;  // of all that ever were here
+  std::unordered_map<std::string, const WorkerInfo*> by_name_;       // those that are here
+  std::map<worker_id_t, const WorkerInfo*> by_id_;                   // the same
+  std::map<worker_id_t, const WorkerInfo*> last_of_id_;  // those, and the last that left
 };
 
 }  // namespace weft::rpc

@@ -9,6 +9,7 @@
 #include "rpc_backend/group/shutdown_barrier.h"
 #include "transport/auth/encryption_settings.h"
 #include "transport/base/environment.h"
+#include "transport/base/parse_number.h"
 #include "transport/base/peer_name.h"
 #include "transport/io/address.h"
 
@@ -85,7 +86,12 @@ void Group::join(const GroupSecret& secret) {
   }
   const auto store = membership_.store();
   if (hasReturned() && isStatic() && store->check({kBarriersKey})) {
-    barriers_.store(std::stoi(store->get_to_str(kBarriersKey)));
+    const std::string text = store->get_to_str(kBarriersKey);
+    const auto passed = transport::parseNumber<int>(text);
+    TORCH_CHECK(passed && *passed >= 0, context_.me(),
+                ": the Store's count of the group's barriers is malformed: '", text.substr(0, 32),
+                "'");
+    barriers_.store(*passed);
   }
 }
 
@@ -100,6 +106,13 @@ void Group::admit(const MemberRecord& member) {
   std::erase_if(members_, [&](const MemberRecord& known) { return known.rank == member.rank; });
   members_.push_back(member);
   // The devices are fixed when the agent is made; only the maps follow the group.
+  reverse_maps_ = reverseMaps(members_, context_.name);
+}
+
+void Group::dismiss(worker_id_t member) {
+  directory_.remove(member);
+  const std::lock_guard lock(mutex_);
+  std::erase_if(members_, [&](const MemberRecord& known) { return known.rank == member; });
   reverse_maps_ = reverseMaps(members_, context_.name);
 }
 
@@ -210,7 +223,7 @@ std::string Group::serveControl(worker_id_t from, ControlType type, const std::s
     case ControlType::kPing:
       return {};
     case ControlType::kLeave:
-      directory_.remove(from);
+      dismiss(from);
       return {};
     case ControlType::kJoin:
       break;
@@ -262,6 +275,17 @@ void Group::noteDisplaced(worker_id_t peer, const transport::Error& why) {
     loss.refused = true;
   }
   updateList(peer);
+}
+
+void Group::forgetUnlessMember(worker_id_t peer) {
+  if (isStatic()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto is_it = [&](const MemberRecord& member) { return member.rank == peer; };
+    if (std::any_of(members_.begin(), members_.end(), is_it)) return;
+  }
+  directory_.remove(peer);
+  sender_.endpoint()->removePeer(peer);
 }
 
 std::optional<Group::Clock::duration> Group::lastOutageOf(worker_id_t id) const {

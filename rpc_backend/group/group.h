@@ -79,6 +79,9 @@ class Group {
   Clock::duration noteReturn(worker_id_t peer);
   // Loop thread: the lost worker lives, and has another process in this worker's place.
   void noteDisplaced(worker_id_t peer, const transport::Error& why);
+  // Loop thread, when the peer is lost. Dynamic groups: nothing is kept of one that has left, or
+  // has never said that it joins. So who comes under ever new ranks takes no memory that stays.
+  void forgetUnlessMember(worker_id_t peer);
   // How long the worker's last loss lasted, after which it came back in the same life.
   std::optional<Clock::duration> lastOutageOf(worker_id_t id) const;
   // Dynamic groups: takes a lost member off the list, so that its successor can join, or puts one
@@ -88,6 +91,7 @@ class Group {
  private:
   MemberRecord ownRecord(const GroupSecret& secret) const;
   void admit(const MemberRecord& member);
+  void dismiss(worker_id_t member);
   bool isRefusedBy(worker_id_t peer) const;
   std::vector<MemberRecord> members() const;
 

@@ -4,6 +4,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <sstream>
 #include <unordered_set>
@@ -16,6 +17,7 @@ namespace weft::rpc {
 namespace {
 
 constexpr std::size_t kMaxRecordBytes = std::size_t{1} << 20;
+constexpr const char* kEndOfRecord = ".";  // a line
 
 constexpr std::pair<const char*, std::string MemberRecord::*> kTexts[] = {
     {"weft", &MemberRecord::weft},     {"name", &MemberRecord::name},
@@ -162,8 +164,41 @@ std::optional<MemberRecord> MemberRecord::fromText(const std::string& text) {
       return std::nullopt;
     }
   }
-  if (record.name.empty() || record.rank < 0 || record.weft.empty()) return std::nullopt;
+  if (record.name.empty() || record.weft.empty() || record.rank < 0 ||
+      record.rank > std::numeric_limits<worker_id_t>::max()) {
+    return std::nullopt;
+  }
   return record;
+}
+
+std::string toText(const std::vector<MemberRecord>& members) {
+  std::string text = std::string(kEndOfRecord) + "\n";
+  for (const MemberRecord& member : members)
+    text += member.toText() + kEndOfRecord + "\n";
+  return text;
+}
+
+std::vector<MemberRecord> parseMembers(const std::string& text, const std::string& who) {
+  std::vector<MemberRecord> members;
+  std::istringstream lines(text);
+  std::string record;
+  for (std::string line; std::getline(lines, line);) {
+    if (line != kEndOfRecord) {
+      record += line + "\n";
+    } else if (!record.empty()) {
+      const auto member = MemberRecord::fromText(std::exchange(record, {}));
+      TORCH_CHECK(member, who, ": the Store's list of the group's workers is malformed");
+      members.push_back(*member);
+    }
+  }
+  TORCH_CHECK(record.empty(), who, ": the Store's list of the group's workers is malformed");
+  return members;
+}
+
+bool isReadable(const MemberRecord& record) {
+  const std::string text = "\n" + record.toText();
+  const std::string end = std::string("\n") + kEndOfRecord + "\n";
+  return MemberRecord::fromText(record.toText()) && text.find(end) == std::string::npos;
 }
 
 void checkDeviceMaps(const std::vector<MemberRecord>& members, bool is_static) {

@@ -35,6 +35,13 @@ struct MemberRecord {
   static std::optional<MemberRecord> fromText(const std::string& text);
 };
 
+// The list of a group's workers in the Store. Its text is never empty, not even without members.
+std::string toText(const std::vector<MemberRecord>& members);
+// Throws c10::Error, which names `who` reads, for a text that is no such list.
+std::vector<MemberRecord> parseMembers(const std::string& text, const std::string& who);
+// Whether others can read a list that has this record in it.
+bool isReadable(const MemberRecord& record);
+
 // Upstream's rules for device maps, checked on every worker over all records: throws
 // c10::ValueError with upstream's wording. A dynamic group may name workers yet to come.
 void checkDeviceMaps(const std::vector<MemberRecord>& members, bool is_static);

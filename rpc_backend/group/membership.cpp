@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <sstream>
 #include <unordered_map>
 #include <utility>
 
@@ -31,7 +30,6 @@ constexpr const char* kFormed = "formed";  // the outcome; any other is the reas
 // In a larger group only rank 0 names the missing while all wait: each that does so asks the Store
 // for all of them.
 constexpr int kAllTell = 64;
-constexpr const char* kEndOfRecord = ".";  // a line
 
 std::string memberKey(std::int32_t rank) { return "member/" + std::to_string(rank); }
 std::string claimKey(std::int32_t rank) { return "claim/" + std::to_string(rank); }
@@ -57,37 +55,10 @@ std::vector<MemberRecord> readRecords(c10d::Store& store, const std::vector<std:
   return records;
 }
 
-// The list of a dynamic group. Its text is never empty, not even without members.
-std::string toText(const std::vector<MemberRecord>& members) {
-  std::string text = std::string(kEndOfRecord) + "\n";
-  for (const MemberRecord& member : members)
-    text += member.toText() + kEndOfRecord + "\n";
-  return text;
-}
-
-std::vector<MemberRecord> parseMembers(const std::string& text, const std::string& who) {
-  std::vector<MemberRecord> members;
-  std::istringstream lines(text);
-  std::string record;
-  for (std::string line; std::getline(lines, line);) {
-    if (line != kEndOfRecord) {
-      record += line + "\n";
-    } else if (!record.empty()) {
-      const auto member = MemberRecord::fromText(std::exchange(record, {}));
-      TORCH_CHECK(member, who, ": the Store's list of the group's workers is malformed");
-      members.push_back(*member);
-    }
-  }
-  TORCH_CHECK(record.empty(), who, ": the Store's list of the group's workers is malformed");
-  return members;
-}
-
 // One record that others cannot read would break a dynamic group's list for all of them.
 void checkReadable(const MemberRecord& self, const std::string& who) {
-  const std::string text = "\n" + self.toText();
-  const std::string end = std::string("\n") + kEndOfRecord + "\n";
   TORCH_CHECK_VALUE(
-      MemberRecord::fromText(self.toText()) && text.find(end) == std::string::npos, who,
+      isReadable(self), who,
       ": the other workers could not read its record; look at the worker names in its device maps");
 }
 

@@ -145,9 +145,10 @@ void RRefLifecycle::undo(const Carried& carried) {
     table_.undoSend(rref);
 }
 
-std::vector<MessagePtr> RRefLifecycle::declining(std::span<const char> payload, Rank from) {
+std::vector<MessagePtr> RRefLifecycle::declining(std::span<const char> payload, Rank from,
+                                                 std::size_t most) {
   std::vector<MessagePtr> messages;
-  for (const PickledRRef& rref : findPickledRRefs(payload, from)) {
+  for (const PickledRRef& rref : findPickledRRefs(payload, from, most)) {
     const auto fork = toTorch(rref.ids.fork);
     // An owner has put the fork into its table; anybody else waits until the child has asked the
     // owner for it (rref_context.cpp, notifyOwnerAndParentOfFork).

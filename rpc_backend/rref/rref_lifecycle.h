@@ -83,8 +83,10 @@ class RRefLifecycle : private ForkTable {
   Carried onSend(const Message& message, Rank to);
   void undo(const Carried& carried);
   // Messages that tell `from` that the RRefs in its message, which nobody here will read, are not
-  // held here; without them its shutdown waits 100 s. For RRefs that `from` owns or passes on.
-  static std::vector<MessagePtr> declining(std::span<const char> payload, Rank from);
+  // held here; without them its shutdown waits 100 s. For RRefs that `from` owns or passes on, the
+  // first `most` of them.
+  static std::vector<MessagePtr> declining(std::span<const char> payload, Rank from,
+                                           std::size_t most);
   // An answer to a call of this worker came.
   void onAnswerReceived(MessageType type, std::span<const char> payload);
 

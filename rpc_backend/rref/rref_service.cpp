@@ -113,9 +113,18 @@ void RRefService::onCreationsLost(worker_id_t peer, const std::string& text) {
   {
     const std::lock_guard lock(mutex_);
     first_ids_[peer] = *first;
+    if (!failing_.insert(peer).second) return;
   }
-  context_.completers.run(
-      [this, alive = context_.keepAlive(), peer, first = *first] { failAwaitedOf(peer, first); });
+  context_.completers.run([this, alive = context_.keepAlive(), peer] {
+    std::int64_t lost_below = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      failing_.erase(peer);
+      if (const auto known = first_ids_.find(peer); known != first_ids_.end())
+        lost_below = known->second;
+    }
+    failAwaitedOf(peer, lost_below);
+  });
 }
 
 void RRefService::onFetch(const RRefKey& value) {

@@ -74,6 +74,7 @@ class RRefService {
   std::set<worker_id_t> cleaning_up_;  // a clean-up is scheduled
   // Of peers that came back: values that they create here have local ids from this one on.
   std::map<worker_id_t, std::int64_t> first_ids_;
+  std::set<worker_id_t> failing_;  // peers for which a completer is about to read that number
 };
 
 }  // namespace weft::rpc

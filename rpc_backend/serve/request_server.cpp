@@ -86,7 +86,7 @@ class RequestServer::InFlight : public CallContext {
         bytes_(message_->bytes() + kRequestCost) {
     held_.fetch_add(bytes_, std::memory_order_relaxed);
   }
-  ~InFlight() { forgetBytes(); }
+  ~InFlight() { held_.fetch_sub(bytes_, std::memory_order_relaxed); }
   InFlight(const InFlight&) = delete;
   InFlight& operator=(const InFlight&) = delete;
 
@@ -96,8 +96,10 @@ class RequestServer::InFlight : public CallContext {
   std::shared_ptr<IncomingMessage> take() {
     return taken_.exchange(true, std::memory_order_relaxed) ? nullptr : std::move(message_);
   }
-  // Who has taken the message has dropped it.
-  void forgetBytes() { held_.fetch_sub(std::exchange(bytes_, 0), std::memory_order_relaxed); }
+  // Who has taken the message has dropped it. The rest waits for a worker all the same.
+  void forgetMessage() {
+    held_.fetch_sub(std::exchange(bytes_, kRequestCost) - kRequestCost, std::memory_order_relaxed);
+  }
 
  private:
   const Asker asker_;
@@ -108,17 +110,31 @@ class RequestServer::InFlight : public CallContext {
   std::uint64_t bytes_;
 };
 
+bool RequestServer::hasRoom(std::uint64_t held, std::uint64_t bytes) const {
+  const std::uint64_t limit = context_.options.max_inflight_bytes;
+  return bytes <= limit && held <= limit - bytes;
+}
+
 bool RequestServer::admits(worker_id_t from, const WireHeader& head, std::uint64_t bytes) {
   bytes += kRequestCost;
   const std::uint64_t held = peers_[from].held.load(std::memory_order_relaxed);
-  const std::uint64_t limit = context_.options.max_inflight_bytes;
-  if (bytes <= limit && held <= limit - bytes) return true;
-  refuse(
-      from, head,
-      transport::resourceExhausted(c10::str(
-          "its ", bytes, " bytes and the ", held,
-          " bytes of that worker's unfinished requests exceed max_inflight_bytes (", limit, ")")));
+  if (hasRoom(held, bytes)) return true;
+  refuse(from, head,
+         transport::resourceExhausted(
+             c10::str("its ", bytes, " bytes and the ", held,
+                      " bytes of that worker's unfinished requests exceed max_inflight_bytes (",
+                      context_.options.max_inflight_bytes, ")")));
   return false;
+}
+
+std::shared_ptr<void> RequestServer::hold(worker_id_t from, std::uint64_t bytes) {
+  bytes += kRequestCost;
+  std::atomic<std::uint64_t>& held = peers_[from].held;
+  if (!hasRoom(held, bytes)) return nullptr;
+  held.fetch_add(bytes, std::memory_order_relaxed);
+  return {&held, [bytes, alive = context_.keepAlive()](std::atomic<std::uint64_t>* counted) {
+            counted->fetch_sub(bytes, std::memory_order_relaxed);
+          }};
 }
 
 void RequestServer::refuse(worker_id_t from, const WireHeader& head, const std::string& why) {
@@ -138,14 +154,7 @@ void RequestServer::refuse(worker_id_t from, std::uint64_t id, std::span<const c
     logDebug("a refusal was not sent: " + error.text());
     return;
   }
-  declineRRefs(from, payload);
-}
-
-void RequestServer::declineRRefs(worker_id_t from, std::span<const char> payload) {
-  const auto timeout = fromSeconds(context_.options.rpcTimeoutSeconds);
-  for (const auto& message : RRefLifecycle::declining(payload, from)) {
-    if (!rrefs_.isMoot(from, message->type())) client_.send(from, message, timeout, {});
-  }
+  decliner_.decline(from, payload);
 }
 
 bool RequestServer::servesHere(worker_id_t from, IncomingMessage& in) {
@@ -190,24 +199,31 @@ void RequestServer::onRequest(worker_id_t from, std::shared_ptr<IncomingMessage>
 }
 
 void RequestServer::onCancel(worker_id_t from, std::uint64_t id) {
-  if (const auto call = peers_[from].asked.cancel(id)) dropWaiting(*call);
+  if (const auto call = peers_[from].asked.cancel(id)) dropWaiting(call);
 }
 
 void RequestServer::onPeerLost(worker_id_t peer) {
   Peer& lost = peers_[peer];
   for (const auto& call : lost.asked.cancelAll())
-    dropWaiting(*call);
+    dropWaiting(call);
   lost.order.clear();
 }
 
-void RequestServer::dropWaiting(CallContext& context) {
-  auto& call = static_cast<InFlight&>(context);
-  if (!mayBeDropped(call.type())) return;
-  auto message = call.take();
+void RequestServer::dropWaiting(const std::shared_ptr<CallContext>& context) {
+  auto call = std::static_pointer_cast<InFlight>(context);
+  if (!mayBeDropped(call->type())) return;
+  auto message = call->take();
   if (message == nullptr) return;  // it has begun
-  drop(call.asker(), message->payload());
-  call.forgetBytes();
-  sender_.dropElsewhere(std::move(message));
+  context_.metrics.requests_dropped.fetch_add(1, std::memory_order_relaxed);
+  // A dropper reads it, which may take long; its bytes count until then.
+  static_cast<void>(transport::thrownBy([&] {
+    context_.droppers.run([this, alive = context_.keepAlive(), call = std::move(call),
+                           message = std::move(message)]() mutable {
+      decliner_.decline(call->asker().from, message->payload());
+      message.reset();
+      call->forgetMessage();
+    });
+  }));
 }
 
 void RequestServer::onOwnRequest(std::uint64_t id, FuturePtr request, Clock::time_point deadline) {
@@ -242,7 +258,7 @@ void RequestServer::serveOwn(const Asker& asker, const FuturePtr& made, const Ca
 
 void RequestServer::drop(const Asker& asker, std::span<const char> payload) {
   context_.metrics.requests_dropped.fetch_add(1, std::memory_order_relaxed);
-  declineRRefs(asker.from, payload);
+  decliner_.decline(asker.from, payload);
 }
 
 void RequestServer::serve(const Asker& asker, IncomingMessage& in, const CallContext& call) {

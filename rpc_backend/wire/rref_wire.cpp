@@ -85,6 +85,17 @@ bool isText(unsigned char code) {
   return code == kBinUnicode || code == kShortBinUnicode || code == kBinGet || code == kLongBinGet;
 }
 
+// What follows the mark of a pickled RRef.
+bool readPickledRRef(Reader reader, PickledRRef& rref) {
+  std::array<std::int64_t, 6> numbers{};
+  unsigned char code = 0;
+  for (std::int64_t& number : numbers)
+    if (!opcode(reader, code) || !reader.integer(code, number)) return false;
+  return opcode(reader, code) && isText(code) && asRank(numbers[0], rref.owner) &&
+         asKey(numbers[1], numbers[2], rref.ids.value) &&
+         asKey(numbers[3], numbers[4], rref.ids.fork) && asRank(numbers[5], rref.parent);
+}
+
 }  // namespace
 
 std::string toString(const RRefKey& key) {
@@ -114,22 +125,15 @@ std::optional<ForkIds> readCreatedIds(std::span<const char> payload) {
 std::optional<RRefKey> readForkId(std::span<const char> payload) { return readKey<2>(payload); }
 std::optional<RRefKey> readFetchedId(std::span<const char> payload) { return readKey<3>(payload); }
 
-std::vector<PickledRRef> findPickledRRefs(std::span<const char> payload, Rank parent) {
+std::vector<PickledRRef> findPickledRRefs(std::span<const char> payload, Rank parent,
+                                          std::size_t most) {
   std::vector<PickledRRef> found;
   const std::string_view bytes(payload.data(), payload.size());
-  for (std::size_t at = bytes.find('('); at != std::string_view::npos;
+  for (std::size_t at = bytes.find('('); at != std::string_view::npos && found.size() < most;
        at = bytes.find('(', at + 1)) {
-    Reader reader(bytes.substr(at + 1));
-    std::array<std::int64_t, 6> numbers{};
-    unsigned char code = 0;
-    bool complete = true;
-    for (std::int64_t& number : numbers)
-      complete = complete && opcode(reader, code) && reader.integer(code, number);
     PickledRRef rref;
-    if (complete && opcode(reader, code) && isText(code) && asRank(numbers[0], rref.owner) &&
-        asKey(numbers[1], numbers[2], rref.ids.value) &&
-        asKey(numbers[3], numbers[4], rref.ids.fork) && asRank(numbers[5], rref.parent) &&
-        rref.parent == parent && rref.ids.fork.created_on == parent) {
+    if (readPickledRRef(Reader(bytes.substr(at + 1)), rref) && rref.parent == parent &&
+        rref.ids.fork.created_on == parent) {
       found.push_back(rref);
     }
   }

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <span>
 #include <string>
@@ -59,8 +60,10 @@ std::optional<ForkIds> readCreatedIds(std::span<const char> payload);
 std::optional<RRefKey> readFetchedId(std::span<const char> payload);
 
 // Everything in `payload` that looks like an RRef which `parent` pickled, with Python's pickler or
-// the JIT's. A user's own tuple of seven may look the same, so the caller asks torch whether there
-// is such a fork.
-std::vector<PickledRRef> findPickledRRefs(std::span<const char> payload, Rank parent);
+// the JIT's; the first `most` of them. A user's own tuple of seven may look the same, so the caller
+// asks torch whether there is such a fork.
+std::vector<PickledRRef> findPickledRRefs(
+    std::span<const char> payload, Rank parent,
+    std::size_t most = std::numeric_limits<std::size_t>::max());
 
 }  // namespace weft::rpc

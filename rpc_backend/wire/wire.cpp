@@ -42,7 +42,17 @@ bool isContiguous(const TensorMeta& meta) {
   return std::equal(plain.begin(), plain.begin() + meta.ndim, meta.strides.begin());
 }
 
+// A longer text would be read where it lies, on the loop thread.
+std::size_t mostInline(WireKind kind) {
+  return kind == WireKind::kRequest || kind == WireKind::kResponse ? kInlinePayloadBytes
+                                                                   : kMaxControlBytes;
+}
+
 }  // namespace
+
+std::uint64_t costOf(const TensorMeta& meta) noexcept {
+  return kTensorCost + (hasShape(meta.form) ? kDimensionCost * meta.ndim : 0);
+}
 
 template <typename T>
 void WireWriter::put(T value) {
@@ -169,6 +179,8 @@ bool WireReader::header(WireHeader& header) {
     return fail("more tensors than a message may have (65536)");
   header.payload_inline = inline_bytes != kNotInline;
   header.payload = {};
+  if (header.payload_inline && inline_bytes > mostInline(header.kind))
+    return fail("a payload is too long to be in the header");
   return !header.payload_inline || getBytes(inline_bytes, header.payload);
 }
 

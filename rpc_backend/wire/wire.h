@@ -50,11 +50,15 @@ inline constexpr std::uint8_t kWireVersion = 3;
 inline constexpr std::uint32_t kMaxTensors = 1U << 16;
 // What each costs its receiver beside its bytes, roughly: a few header bytes become an object.
 inline constexpr std::uint64_t kTensorCost = 512;
+// And each of its dimensions: a size and a stride, and the stride of a view with gaps once more.
+inline constexpr std::uint64_t kDimensionCost = 24;
 inline constexpr std::uint32_t kNotInline = 0xffffffffU;
 // A tensor or payload up to this size travels inside the header: a copy is cheaper than an iovec,
 // an owner and a second read.
 inline constexpr std::size_t kInlineTensorBytes = 512;
 inline constexpr std::size_t kInlinePayloadBytes = 16384;
+// The text of a control message: a MemberRecord may be so long.
+inline constexpr std::size_t kMaxControlBytes = std::size_t{1} << 20;
 
 struct TensorMeta {
   TensorForm form = TensorForm::kUndefined;
@@ -72,6 +76,9 @@ struct TensorMeta {
   // gaps. So a view that is not dense stays one, and its storage is not sent.
   bool gapped = false;
 };
+
+// What it takes at its receiver beside its bytes.
+std::uint64_t costOf(const TensorMeta& meta) noexcept;
 
 struct WireHeader {
   WireKind kind = WireKind::kRequest;

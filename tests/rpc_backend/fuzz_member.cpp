@@ -1,6 +1,7 @@
-// libFuzzer: what a worker tells the others of itself through the Store, and the token of a loan of
-// CUDA memory. Any text gives a record or nothing, whose device maps are checked by name; any bytes
-// give a token whose indices are right, or an error. What is read is written the same.
+// libFuzzer: what a worker tells the others of itself through the Store, the list of all workers
+// there, and the token of a loan of CUDA memory. Any text gives a record or nothing, whose device
+// maps are checked by name; any text gives a list of workers or an error; any bytes give a token
+// whose indices are right, or an error. What is read is written the same.
 #include <c10/util/Exception.h>
 
 #include <vector>
@@ -35,6 +36,22 @@ void readMembers(FuzzInput& input) {
   }
 }
 
+void readList(FuzzInput& input) {
+  const std::string prefix = input.oneIn(2) ? ".\n" : "";
+  const std::string text = prefix + input.text(input.number<std::uint16_t>());
+  try {
+    const std::vector<MemberRecord> members = parseMembers(text, "the fuzzer");
+    bool readable = true;
+    for (const MemberRecord& member : members) {
+      require(!member.name.empty() && member.rank >= 0);
+      readable = readable && isReadable(member);
+    }
+    const std::string written = toText(members);
+    if (readable) require(toText(parseMembers(written, "the fuzzer")) == written);
+  } catch (const c10::Error&) {
+  }
+}
+
 void readToken(FuzzInput& input, std::size_t size) {
   const auto bytes = input.bytes(size);
   try {
@@ -53,10 +70,16 @@ void readToken(FuzzInput& input, std::size_t size) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   FuzzInput input(data, size);
-  if (input.oneIn(2)) {
-    readMembers(input);
-  } else {
-    readToken(input, size);
+  switch (input.below(4)) {
+    case 0:
+    case 2:
+      readMembers(input);
+      break;
+    case 1:
+      readToken(input, size);
+      break;
+    default:
+      readList(input);
   }
   return 0;
 }

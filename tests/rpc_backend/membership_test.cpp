@@ -67,7 +67,7 @@ TEST(MemberRecord, TheRestIsRefused) {
   const std::string good = someRecord(0, "a", 1).toText();
   for (const std::string& bad :
        {std::string(), std::string("rank"), std::string("rank=0\nname=a\n"),
-        good + "no equals sign\n", good + "rank=x\n", good + "rank=1 \n",
+        good + "no equals sign\n", good + "rank=x\n", good + "rank=32768\n", good + "rank=1 \n",
         good + "rank=99999999999999999999\n", good + "rank=-1\n", good + "name=\n",
         good + "device=nonsense:7\n", good + "device=\n", good + "map.b=cuda:0\n",
         good + "map.b=cuda:0>\n", good + "map.b=a>b>c\n", std::string(2 << 20, 'a')}) {

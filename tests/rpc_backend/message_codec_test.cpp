@@ -5,6 +5,7 @@
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include <array>
 #include <cstring>
@@ -427,7 +428,38 @@ TEST(MessageCodec, TensorsCountBesideTheirBytes) {
   std::vector<transport::OwnedBuffer> buffers;
   const auto in = IncomingMessage::begin(wire.header, sizesOf(wire), buffers);
   ASSERT_TRUE(in.ok()) << in.error().text();
-  EXPECT_EQ(in.value()->bytes(), 5 + 12 + (20 + 16) + 3 * kTensorCost);
+  EXPECT_EQ(in.value()->bytes(), 5 + 12 + (20 + 16) + 3 * kTensorCost + 2 * kDimensionCost);
+}
+
+// Sizes and strides are kept in the tensor, and those of a view with gaps twice.
+TEST(MessageCodec, ATensorOfManyDimensionsCountsForWhatItTakes) {
+  constexpr std::uint32_t kCount = 2000;
+  std::vector<std::byte> header;
+  WireWriter writer(header);
+  WireHeader head;
+  head.tensor_count = kCount;
+  writer.header(head);
+  TensorMeta meta;
+  meta.form = TensorForm::kDense;
+  meta.dtype = static_cast<std::uint8_t>(at::kByte);
+  meta.device_index = -1;
+  meta.ndim = kMaxDims;
+  meta.sizes.fill(1);
+  meta.strides.fill(2);
+  meta.sizes[0] = 2;
+  meta.gapped = true;
+  meta.is_inline = true;
+  const std::array<std::byte, 2> elements{};
+  meta.inline_bytes = elements;
+  for (std::uint32_t i = 0; i < kCount; ++i)
+    writer.tensor(meta);
+  std::vector<transport::OwnedBuffer> buffers;
+  const std::size_t before = ::mallinfo2().uordblks;
+  const auto in = IncomingMessage::begin(header, {}, buffers);
+  const std::size_t taken = ::mallinfo2().uordblks - before;
+  ASSERT_TRUE(in.ok()) << in.error().text();
+  EXPECT_LE(taken, in.value()->bytes());
+  EXPECT_GT(2 * taken, in.value()->bytes());
 }
 
 // A sender makes tensors dense where their gaps come to too much; a receiver refuses them.

@@ -2,6 +2,7 @@
 #include "rpc_backend/agent/message_router.h"
 
 #include <gtest/gtest.h>
+#include <time.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "tests/support/waiting.h"
@@ -22,9 +23,11 @@ WeftRpcBackendOptions optionsWith(std::uint64_t max_inflight_bytes) {
 
 // Rank 0's parts, called as its loop thread would; rank 1 is an endpoint that records.
 struct World {
-  explicit World(std::uint64_t max_inflight_bytes = 2 * kNobodyHasThis,
-                 std::optional<int> world_size = 2)
-      : context("worker0", 0, optionsWith(max_inflight_bytes), {}),
+  explicit World(
+      std::uint64_t max_inflight_bytes = 2 * kNobodyHasThis, std::optional<int> world_size = 2,
+      c10::intrusive_ptr<c10d::HashStore> shared_store = c10::make_intrusive<c10d::HashStore>())
+      : store(std::move(shared_store)),
+        context("worker0", 0, optionsWith(max_inflight_bytes), {}),
         group(context, sender, {}, store, world_size, 0) {
     group.directory().add("worker0", 0);
     group.directory().add("worker1", 1);
@@ -60,12 +63,12 @@ struct World {
     return header;
   }
 
+  const c10::intrusive_ptr<c10d::HashStore> store;
   // Declared before the parts that refer to them.
   transport::Recorder recorder;
   std::unique_ptr<transport::Endpoint> peer;
   AgentContext context;
   MessageSender sender{context};
-  const c10::intrusive_ptr<c10d::HashStore> store = c10::make_intrusive<c10d::HashStore>();
   Group group;
   RRefService rrefs{context, sender, group, {}};
   RequestClient client{context, sender, group, rrefs, {}};
@@ -145,6 +148,77 @@ TEST(MessageRouter, AMemberThatHasAnotherInThisPlaceIsPutOnTheListAgain) {
   }));
 }
 
+// Whoever has the key may join under ever new ranks.
+TEST(MessageRouter, NothingIsKeptOfAMemberThatLeft) {
+  World world(2 * kNobodyHasThis, std::nullopt);
+  MemberRecord record;
+  record.rank = 1;
+  record.name = "worker1";
+  record.auth = "store";
+  record.policy = "registered";
+  record.address = world.peer->address();
+  EXPECT_EQ(world.group.serveControl(1, ControlType::kJoin, record.toText()), "");
+  EXPECT_FALSE(world.group.everyoneServesPython());
+  const transport::PeerLoss loss{1, "worker1", {transport::ErrorCode::kPeerClosed, "it left"}};
+  world.router.onPeerLost(loss);
+  EXPECT_EQ(world.sender.endpoint()->stats().peers.size(), 1U);  // it has not said that it leaves
+  EXPECT_EQ(world.group.serveControl(1, ControlType::kLeave, ""), "");
+  EXPECT_TRUE(world.group.everyoneServesPython());
+  world.router.onPeerLost(loss);
+  EXPECT_TRUE(world.sender.endpoint()->stats().peers.empty());
+}
+
+// Of a rank's 16 lower bits another worker may have the same.
+TEST(MessageRouter, ARankBeyondThoseOfWorkersIsNobodys) {
+  constexpr std::int32_t kRank = 65536 + 1;
+  World world(2 * kNobodyHasThis, std::nullopt);
+  transport::expectOk(world.sender.endpoint()->addPeer({kRank, "high", "weft1;tcp=127.0.0.1:9"}));
+  world.router.onPeerJoined({kRank, "high", ""});
+  EXPECT_EQ(world.group.directory().byId(1).name_, "worker1");
+  std::vector<transport::OwnedBuffer> buffers(1);
+  EXPECT_EQ(world.router.onHeader(kRank, World::headerOf(WireKind::kRequest, 1, 10),
+                                  std::vector<std::uint64_t>{10}, buffers),
+            Disposition::kRefuse);
+  EXPECT_TRUE(
+      transport::eventually([&] { return world.sender.endpoint()->stats().peers.size() == 1U; }));
+  EXPECT_FALSE(world.group.lossOf(1));
+  EXPECT_TRUE(world.group.directory().contains(1));
+}
+
+TEST(MessageRouter, NothingIsKeptOfALostPeerThatNeverJoined) {
+  World world(2 * kNobodyHasThis, std::nullopt);
+  world.router.onPeerLost({1, "worker1", {transport::ErrorCode::kPeerLost, "it is lost"}});
+  EXPECT_FALSE(world.group.directory().contains(1));
+  EXPECT_TRUE(world.sender.endpoint()->stats().peers.empty());
+}
+
+TEST(MessageRouter, AWorkerThatComesBackHasItsEntryAgain) {
+  Directory directory;
+  directory.add("worker1", 1);
+  const WorkerInfo* const before = &directory.byId(1);
+  directory.remove(1);
+  directory.add("worker1", 1);
+  EXPECT_EQ(&directory.byId(1), before);
+}
+
+TEST(MessageRouter, ACountOfBarriersThatIsNoneIsNamed) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  {
+    World first(kNobodyHasThis, 1, store);
+    first.group.join(first.group.secret());
+  }
+  store->set("weft/barriers", "many");
+  World again(kNobodyHasThis, 1, store);
+  try {
+    again.group.join(again.group.secret());
+    FAIL() << "it joined";
+  } catch (const c10::Error& error) {
+    EXPECT_NE(std::string(error.what()).find("count of the group's barriers is malformed: 'many'"),
+              std::string::npos)
+        << error.what();
+  }
+}
+
 // A member of a dynamic group may come with any name: calls to that of another go on to it.
 TEST(MessageRouter, ANewcomerDoesNotGetTheNameOfALiveWorker) {
   World world(2 * kNobodyHasThis, std::nullopt);
@@ -154,6 +228,21 @@ TEST(MessageRouter, ANewcomerDoesNotGetTheNameOfALiveWorker) {
   world.router.onPeerLost({1, "worker1", {transport::ErrorCode::kPeerLost, "it is lost"}});
   world.router.onPeerJoined({7, "worker1", ""});
   EXPECT_EQ(world.group.directory().byName("worker1").id_, 7);
+}
+
+// Its RRefs would be read on the loop thread.
+TEST(MessageRouter, APayloadTooLongForItsHeaderIsMalformed) {
+  World world;
+  std::vector<std::byte> header;
+  WireHeader head;
+  const std::vector<std::byte> payload(kInlinePayloadBytes + 1);
+  head.payload = payload;
+  WireWriter(header).header(head);
+  std::vector<transport::OwnedBuffer> buffers;
+  EXPECT_EQ(world.router.onHeader(1, header, {}, buffers), Disposition::kRefuse);
+  world.router.onTooLarge(1, header, {transport::ErrorCode::kLimitExceeded, "it is too large"});
+  EXPECT_TRUE(transport::eventually([&] { return world.group.lossOf(1).has_value(); }));
+  EXPECT_EQ(world.recorder.messageCount(), 0U);
 }
 
 TEST(MessageRouter, AMalformedMessageIsRefused) {
@@ -223,6 +312,100 @@ TEST(RequestServer, WhatItsCallerTookBackDoesNotRun) {
   for (const std::uint64_t id : {9U, 1U, 3U, 4U, 3U, 77U})  // some twice, some never asked
     cancel(world, id);
   expectAllDropped(world, 3);
+}
+
+// A request whose payload is in memory that the two share.
+void askWith(World& world, std::uint64_t id, const std::string& payload) {
+  std::vector<std::byte> header;
+  WireHeader head;
+  head.type = static_cast<std::uint16_t>(MessageType::PYTHON_CALL);
+  head.call_id = id;
+  head.payload_inline = false;
+  WireWriter(header).header(head);
+  std::vector<transport::OwnedBuffer> buffers{transport::newBuffer(payload.size())};
+  std::memcpy(buffers[0].data, payload.data(), payload.size());
+  ASSERT_EQ(world.router.onHeader(1, header, std::vector<std::uint64_t>{payload.size()}, buffers),
+            Disposition::kAccept);
+  world.router.onMessage(1, header, std::move(buffers));
+}
+
+std::chrono::nanoseconds timeOfThisThread() {
+  timespec now{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
+}
+
+// It serves all other peers meanwhile.
+TEST(RequestServer, TheLoopThreadReadsNoPayload) {
+  World world;
+  const auto running = std::make_shared<const std::atomic<bool>>(true);
+  world.context.running = running;
+  const std::string marks(std::size_t{64} << 20, '(');  // each could begin an RRef
+  askWith(world, 1, marks);
+  askWith(world, 2, marks);
+  const auto before = timeOfThisThread();
+  cancel(world, 1);
+  world.server.onPeerLost(1);
+  EXPECT_LT(timeOfThisThread() - before, milliseconds(20));
+  expectAllDropped(world, 2);
+}
+
+// What nobody waits for any more still waits for a worker.
+TEST(RequestServer, WhatWasTakenBackCountsWhileItIsHere) {
+  constexpr std::uint64_t kLimit = 100'000;
+  constexpr std::uint64_t kCount = 50;
+  World world(kLimit);
+  for (std::uint64_t id = 1; id <= kCount; ++id) {
+    ask(world, id, 0);
+    cancel(world, id);
+  }
+  EXPECT_FALSE(world.server.admits(1, {}, kLimit - kCount * 1024));
+  expectAllDropped(world, kCount);
+  EXPECT_TRUE(transport::eventually([&] { return world.server.admits(1, {}, kLimit - 1024); }));
+}
+
+// Each RRef in a request that did not run becomes a message, which waits for its answer.
+TEST(RequestServer, AWorkerThatDoesNotAcknowledgeIsCutOff) {
+  World world;
+  const auto running = std::make_shared<const std::atomic<bool>>(true);
+  world.context.running = running;
+  world.recorder.keep = false;
+  std::string payload;
+  for (std::size_t i = 0; i <= RRefDecliner::kMostUnanswered; ++i)
+    payload += std::string("(K\1K\1K\7K\1K\7K\1X", 14);
+  askWith(world, 1, payload);
+  cancel(world, 1);
+  EXPECT_TRUE(transport::eventually([&] { return world.group.lossOf(1).has_value(); }));
+  EXPECT_NE(world.group.lossOf(1)->find("does not acknowledge what becomes of 65536 RRefs"),
+            std::string::npos)
+      << *world.group.lossOf(1);
+  EXPECT_LE(world.context.metrics.calls_sent, RRefDecliner::kMostUnanswered);
+}
+
+void probe(World& world, std::uint64_t id, const std::string& text) {
+  const auto type = static_cast<std::uint16_t>(ControlType::kDeviceProbe);
+  const auto header = encodeControl(WireKind::kControl, type, id, text).header;
+  std::vector<transport::OwnedBuffer> buffers;
+  ASSERT_EQ(world.router.onHeader(1, header, {}, buffers), Disposition::kAccept);
+  world.router.onMessage(1, header, {});
+}
+
+TEST(RequestServer, ProbesOfDevicesCountWhileTheyWait) {
+  constexpr std::uint64_t kLimit = 100'000;
+  World world(kLimit);
+  for (std::uint64_t id = 1; id <= 40; ++id)
+    probe(world, id, std::string(1000, 'x'));
+  EXPECT_FALSE(world.server.admits(1, {}, kLimit / 2));
+  ASSERT_TRUE(world.recorder.waitForMessages(1));
+  for (std::uint64_t id = 41; id <= 60; ++id)
+    probe(world, id, std::string(1000, 'x'));
+  // Behind the refusal of the request, those of probes beyond the limit.
+  ASSERT_TRUE(world.recorder.waitForMessages(2));
+  const std::string answer = world.recorder.messages()[1].header;
+  EXPECT_NE(answer.find("has no room for another probe"), std::string::npos) << answer;
+  EXPECT_NE(answer.find("(RESOURCE_EXHAUSTED)"), std::string::npos) << answer;
+  world.context.workers.release();
+  EXPECT_TRUE(transport::eventually([&] { return world.server.admits(1, {}, kLimit - 1024); }));
 }
 
 TEST(RequestServer, WhatComesTooLateDoesNotRun) {

@@ -90,6 +90,11 @@ TEST(RRefWire, FindsPickledRRefs) {
   EXPECT_EQ(found[2].ids.fork, (RRefKey{1, 4}));
 }
 
+TEST(RRefWire, FindsNoMoreThanAreAskedFor) {
+  const auto found = findPickledRRefs(bytesOf(kByPython + kByJit + kAgain), 1, 2);
+  EXPECT_EQ(found.size(), 2U);
+}
+
 TEST(RRefWire, FindsOneAcrossAFrame) {
   const std::string frame = "\x95\x00\x00\x01\x00\x00\x00\x00\x00"s;
   const auto found = findPickledRRefs(

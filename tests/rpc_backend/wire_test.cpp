@@ -258,5 +258,25 @@ TEST(TensorLayout, RefusesOverflow) {
   EXPECT_FALSE(layoutOf(Numbers{2}, Numbers{most}, 8));
 }
 
+TEST(Wire, APayloadInTheHeaderHasALimit) {
+  const auto reads = [](WireKind kind, std::size_t size) {
+    std::vector<std::byte> bytes;
+    const std::vector<std::byte> payload(size);
+    WireHeader head;
+    head.kind = kind;
+    head.payload = payload;
+    WireWriter(bytes).header(head);
+    return WireReader(bytes).header(head);
+  };
+  for (const WireKind kind : {WireKind::kRequest, WireKind::kResponse}) {
+    EXPECT_TRUE(reads(kind, kInlinePayloadBytes));
+    EXPECT_FALSE(reads(kind, kInlinePayloadBytes + 1));
+  }
+  for (const WireKind kind : {WireKind::kControl, WireKind::kControlAck}) {
+    EXPECT_TRUE(reads(kind, kMaxControlBytes));
+    EXPECT_FALSE(reads(kind, kMaxControlBytes + 1));
+  }
+}
+
 }  // namespace
 }  // namespace weft::rpc

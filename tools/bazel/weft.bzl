@@ -75,8 +75,18 @@ def weft_cc_test(name, copts = [], deps = [], size = "small", main = True, **kwa
 def weft_fuzz_test(name, copts = [], deps = [], **kwargs):
     """A libFuzzer target; its committed corpus is the folder corpus/<name> beside it.
 
-    Built only by `./dev fuzz` (--config=fuzz): the engine is clang's.
+    The fuzzer is built only by `./dev fuzz` (--config=fuzz): the engine is clang's. The test
+    <name>_corpus runs the corpus without it.
     """
+    corpus = "corpus/" + name
+    weft_cc_test(
+        name = name + "_corpus",
+        copts = copts,
+        data = native.glob([corpus + "/*"]),
+        env = {"WEFT_CORPUS": native.package_name() + "/" + corpus},
+        deps = deps + ["//tests/support:replay_corpus"],
+        **kwargs
+    )
     torch_copts, torch_deps = _torch(deps)
     native.cc_binary(
         name = name,
