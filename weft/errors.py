@@ -6,5 +6,6 @@ from __future__ import annotations
 class RemoteError(RuntimeError):
     """A remote function raised an exception whose type cannot be made by this worker.
 
-    Its text names the type and contains the remote traceback.
+    Its text names the type and contains the remote traceback. Where this worker has the type, and
+    only its constructor takes no text, the error is of that type, too.
     """
