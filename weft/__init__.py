@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from weft import _native  # first: it loads libweft.so and weft._C after torch
 from weft._observe.flight import dump_flight_record
+from weft._observe.group import stacks
 from weft._observe.metrics import Metrics, metrics
 from weft._observe.prometheus import metrics_text
 from weft._observe.waits import Waiting, debug_info, who_waits
@@ -84,6 +85,7 @@ __all__ = [
     "registered_functions",
     "rref_report",
     "snapshot",
+    "stacks",
     "trace",
     "unpublish",
     "wait_all_workers",

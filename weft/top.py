@@ -112,7 +112,8 @@ def _wait(one: dict[str, Any]) -> str:
         return f"{one['whom']}, {one['what']} call, {since}"
     ranks = ", ".join(map(str, one["ranks"]))
     what = one["what"].removeprefix("weft:")
-    return f"{'rank ' + ranks + ', ' if ranks else ''}{what} {one['number']}, {since}"
+    number = f" {one['number']}" if one["number"] else ""
+    return f"{'rank ' + ranks + ', ' if ranks else ''}{what}{number}, {since}"
 
 
 def _bytes(count: float) -> str:

@@ -138,6 +138,10 @@ WeftBackend::Activity WeftBackend::activity() const {
           now.timeout,      std::move(now.awaited), engine_->waited()};
 }
 
+std::vector<WaitingMessage> WeftBackend::waitingMessages() const {
+  return messages_ ? messages_->waiting() : std::vector<WaitingMessage>();
+}
+
 c10d::ErrorType WeftBackend::getError() {
   return engine_->failed() || delegates_->failed() ? c10d::ErrorType::COMM_ERROR
                                                    : c10d::ErrorType::SUCCESS;
@@ -165,7 +169,7 @@ WeftBackend::WorkPtr WeftBackend::send(Tensors& tensors, int to, int tag) {
   auto& messages = this->messages("weft:send");
   const Engine::OpParams params{"weft:send", timeoutOr(milliseconds(0)), true, this};
   auto work = messages.send(tensor, to, tag, params.timeout,
-                            engine_->recordMessage(params, c10d::OpType::SEND, tensor));
+                            engine_->recordMessage(params, c10d::OpType::SEND, tensor, to, tag));
   engine_->add(work);
   return work;
 }
@@ -177,8 +181,9 @@ WeftBackend::WorkPtr WeftBackend::recv(Tensors& tensors, int from, int tag) {
   checkRoot(from, size_, "weft:recv");
   auto& messages = this->messages("weft:recv");
   const Engine::OpParams params{"weft:recv", timeoutOr(milliseconds(0)), true, this};
-  auto work = messages.receive(tensor, from, tag, params.timeout,
-                               engine_->recordMessage(params, c10d::OpType::RECV, tensor));
+  auto work =
+      messages.receive(tensor, from, tag, params.timeout,
+                       engine_->recordMessage(params, c10d::OpType::RECV, tensor, from, tag));
   engine_->add(work);
   return work;
 }
@@ -189,7 +194,8 @@ WeftBackend::WorkPtr WeftBackend::recvAnysource(Tensors& tensors, int tag) {
   auto& messages = this->messages("weft:recvAnySource");
   const Engine::OpParams params{"weft:recvAnySource", timeoutOr(milliseconds(0)), true, this};
   auto work = messages.receive(tensor, collectives::kAnyRank, tag, params.timeout,
-                               engine_->recordMessage(params, c10d::OpType::RECVANYSOURCE, tensor));
+                               engine_->recordMessage(params, c10d::OpType::RECVANYSOURCE, tensor,
+                                                      collectives::kAnyRank, tag));
   engine_->add(work);
   return work;
 }

@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "c10d_plugin/backend/delegates.h"
+#include "c10d_plugin/backend/waiting_messages.h"
 #include "transport/base/api.h"
 
 namespace weft::collectives {
@@ -147,6 +148,8 @@ class WEFT_API WeftBackend : public c10d::Backend {
     std::vector<double> waited;  // seconds, by the rank that was the last to come
   };
   Activity activity() const;
+  // The messages on the CPU that threads of this process wait for.
+  std::vector<WaitingMessage> waitingMessages() const;
 
  private:
   // Gives the engine one operation; the profiler shows `inputs` and `outputs` (submit.h).

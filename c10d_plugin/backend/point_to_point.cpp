@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <future>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -43,19 +44,25 @@ std::exception_ptr asException(const char* title, const Error& error) {
 // cancelled: its memory is the caller's again.
 class MessageWork final : public WeftWork {
  public:
-  // `what`: "the receive from rank 3". `to`: the receiver of a message, whose memory must not be
-  // read once its caller knows of a failure; if its bytes are in transit, that ends the connection.
+  // `what`: "the receive from rank 3". `peer`: the sender, -1 for any; or the receiver, who must
+  // not read the memory once its caller knows of a failure: if the bytes are in transit, that ends
+  // the connection.
   MessageWork(OpInfo info, std::string what, milliseconds timeout, std::shared_ptr<Mailbox> mailbox,
-              RecordedOp recorded, int to = -1)
+              std::shared_ptr<WaitingMessages> waiting, RecordedOp recorded, int peer)
       : WeftWork(mailbox->rank(), std::move(info)),
         what_(std::move(what)),
+        sends_(retrieveOpType() == c10d::OpType::SEND),
         timeout_(timeout),
         deadline_(collectives::deadlineAfter(timeout)),
         mailbox_(std::move(mailbox)),
+        waiting_(std::move(waiting)),
         recorded_(std::move(recorded)),
-        to_(to) {}
+        peer_(peer) {}
 
   bool wait(milliseconds asked) override {
+    std::optional<WaitingMessages::Scope> shown;
+    if (!isCompleted())
+      shown.emplace(waiting_, WaitingMessage{title(), peer_, steady_clock::now(), timeout_});
     const auto left = std::max(
         milliseconds(1), std::chrono::duration_cast<milliseconds>(deadline_ - steady_clock::now()));
     if (asked != kNoTimeout && asked < left) return waitOrGiveUp(asked, asked);
@@ -68,8 +75,13 @@ class MessageWork final : public WeftWork {
   // The first call sets the outcome.
   void end(std::exception_ptr error) {
     if (ended_.exchange(true)) return;
+    std::optional<OpRecord> call;
+    if (error) {
+      OpRecorder::get().countFailure();
+      call = recorded_.record();
+    }
     recorded_.end(error != nullptr);
-    if (!settle(std::move(error))) {
+    if (!settle(std::move(error), std::move(call))) {
       complete();
       return;
     }
@@ -96,15 +108,17 @@ class MessageWork final : public WeftWork {
     const Mailbox::Ticket ticket = ticket_.load(std::memory_order_acquire);
     if (ticket == 0 || mailbox_->cancel(ticket, why)) return end(asException(title(), why));
     // It is being delivered or sent right now.
-    if (to_ >= 0 && !ended_.load()) mailbox_->giveUp(to_, why);
+    if (sends_ && !ended_.load()) mailbox_->giveUp(peer_, why);
   }
 
   const std::string what_;
+  const bool sends_;
   const milliseconds timeout_;
   const steady_clock::time_point deadline_;
   const std::shared_ptr<Mailbox> mailbox_;
+  const std::shared_ptr<WaitingMessages> waiting_;
   RecordedOp recorded_;
-  const int to_;
+  const int peer_;
   std::atomic<Mailbox::Ticket> ticket_{0};
   std::atomic<bool> ended_{false};
 };
@@ -124,7 +138,8 @@ PointToPoint::WorkPtr PointToPoint::send(const at::Tensor& tensor, int to, int t
   const ContiguousTensor flat(tensor, ContiguousTensor::Use::kRead);
   auto work = c10::make_intrusive<MessageWork>(
       OpInfo{c10d::OpType::SEND, kTitle, Tensors{tensor}, {{tensor}}},
-      "the send to rank " + std::to_string(to), timeout, mailbox_, std::move(recorded), to);
+      "the send to rank " + std::to_string(to), timeout, mailbox_, waiting_, std::move(recorded),
+      to);
   work->posted(mailbox_->send(to, userTag(tag), bufferOf(flat), [work](const Error& error) {
     work->end(error ? asException(kTitle, error) : nullptr);
   }));
@@ -142,7 +157,7 @@ PointToPoint::WorkPtr PointToPoint::receive(const at::Tensor& tensor, int from, 
   auto work = c10::make_intrusive<MessageWork>(
       OpInfo{type, title, Tensors{tensor}, {{tensor}}},
       "the receive from " + (any ? "any rank" : "rank " + std::to_string(from)), timeout, mailbox_,
-      std::move(recorded));
+      waiting_, std::move(recorded), from);
   const auto ticket = mailbox_->receive(
       from, userTag(tag), bufferOf(flat), [work, flat, title](const Mailbox::Received& got) {
         if (got.error) return work->end(asException(title, got.error));

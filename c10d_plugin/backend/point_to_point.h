@@ -11,6 +11,7 @@
 #include <memory>
 #include <vector>
 
+#include "c10d_plugin/backend/waiting_messages.h"
 #include "c10d_plugin/engine/op_recorder.h"
 #include "c10d_plugin/net/mailbox/endpoint_mailbox.h"
 
@@ -34,6 +35,9 @@ class PointToPoint {
   // monitored_barrier, because programs search for them.
   void monitoredBarrier(std::chrono::milliseconds timeout, bool wait_all_ranks);
 
+  // Those that threads wait for now.
+  std::vector<WaitingMessage> waiting() const { return waiting_->list(); }
+
   void abort(const transport::Error& reason) { mailbox_->abort(reason); }
   // Fails waiting messages and ends the mailbox's thread.
   void close();
@@ -43,6 +47,7 @@ class PointToPoint {
   void reportArrival(std::uint64_t count, std::chrono::milliseconds timeout);
 
   std::shared_ptr<collectives::EndpointMailbox> mailbox_;
+  const std::shared_ptr<WaitingMessages> waiting_ = std::make_shared<WaitingMessages>();
   std::atomic<std::uint64_t> barriers_{0};  // monitored ones so far
 };
 

@@ -43,16 +43,16 @@ class Engine::Queued final : public OpQueue::Task {
 
   void run() noexcept override {
     std::exception_ptr error;
+    std::optional<OpRecord> call;
     recorded_.start();
     try {
       const RunningScope running(*engine_, params_);
-      OpContext context = engine_->makeContext(params_);
-      engine_->runOrExplain(context, run_, [this] { return recorded_.record(); });
+      runWith(engine_->makeContext(params_), call);
     } catch (...) {
       error = std::current_exception();
     }
     recorded_.end(error != nullptr);
-    has_callbacks_ = work_->settle(std::move(error));
+    has_callbacks_ = work_->settle(std::move(error), std::move(call));
   }
   bool finishMayBlock() noexcept override { return has_callbacks_; }
   void finish() noexcept override {
@@ -61,6 +61,16 @@ class Engine::Queued final : public OpQueue::Task {
   }
 
  private:
+  // Sets `call` where the error does not say yet what was called.
+  void runWith(OpContext context, std::optional<OpRecord>& call) {
+    try {
+      engine_->runOrExplain(context, run_, [this] { return recorded_.record(); });
+    } catch (const c10::Error&) {
+      if (!context.differed()) call = recorded_.record();
+      throw;
+    }
+  }
+
   std::shared_ptr<Engine> engine_;
   OpParams params_;
   c10::intrusive_ptr<WeftWork> work_;
@@ -110,6 +120,7 @@ OpRecord Engine::makeRecord(const OpParams& params, const OpInfo& info,
   made.collective_sequence = sequence;
   made.message_sequence = messages_.load(std::memory_order_relaxed);
   made.title = params.title;
+  made.rank = rank();
   made.is_message = info.type == c10d::OpType::SEND || info.type == c10d::OpType::RECV ||
                     info.type == c10d::OpType::RECVANYSOURCE;
   if (info.inputs) made.inputs = shapesOf(*info.inputs);
@@ -135,26 +146,34 @@ OpRecord Engine::ownCall(const RecordedOp& recorded, const OpParams& params, con
   return made;
 }
 
+RecordedOp Engine::unrecorded(OpRecord made) {
+  made.traceback = OpRecorder::get().stack();
+  return RecordedOp(std::move(made));
+}
+
 void Engine::explain(const c10::Error& error, const std::optional<OpRecord>& own) {
   const int size = collectives_->size();
   if (!own || size == 1) throw;
   const std::string all =
-      exchangeCalls(*store_, rank(), size, own->collective_sequence, describeCall(*own));
+      exchangeCalls(*store_, rank(), size, own->collective_sequence, argumentsText(*own));
   transport::raiseInterrupt();  // Ctrl-C while it waited for the others
   TORCH_CHECK(false, error.what_without_backtrace(), "; group '", own->group_name, "', ", all);
 }
 
 RecordedOp Engine::recordMessage(const OpParams& params, c10d::OpType type,
-                                 const at::Tensor& tensor) {
-  if (!OpRecorder::get().on()) return {};
+                                 const at::Tensor& tensor, int peer, int tag) {
   messages_.fetch_add(1, std::memory_order_relaxed);
   const bool sends = type == c10d::OpType::SEND;
-  RecordedOp recorded = record(params,
-                               OpInfo{type,
-                                      params.title,
-                                      sends ? std::vector{tensor} : std::vector<at::Tensor>(),
-                                      {sends ? std::vector<at::Tensor>() : std::vector{tensor}}},
-                               calls());
+  OpRecord made = makeRecord(params,
+                             OpInfo{type,
+                                    params.title,
+                                    sends ? std::vector{tensor} : std::vector<at::Tensor>(),
+                                    {sends ? std::vector<at::Tensor>() : std::vector{tensor}}},
+                             calls());
+  made.peer = peer;
+  made.tag = tag;
+  if (!OpRecorder::get().on()) return unrecorded(std::move(made));
+  RecordedOp recorded(OpRecorder::get().add(std::move(made)));
   recorded.start();
   return recorded;
 }

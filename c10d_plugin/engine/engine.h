@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "c10d_plugin/core/collectives.h"
+#include "c10d_plugin/engine/call_text.h"
 #include "c10d_plugin/engine/op_queue.h"
 #include "c10d_plugin/engine/op_recorder.h"
 #include "c10d_plugin/engine/work.h"
@@ -83,8 +84,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
          std::unique_ptr<collectives::KeyValue> store)
       : collectives_(std::move(collectives)), store_(std::move(store)) {}
 
-  // A message's entry in the record, where there is one.
-  RecordedOp recordMessage(const OpParams& params, c10d::OpType type, const at::Tensor& tensor);
+  // What a message is, for the record where there is one, and for its error. `peer`: the other
+  // rank; -1: any.
+  RecordedOp recordMessage(const OpParams& params, c10d::OpType type, const at::Tensor& tensor,
+                           int peer, int tag);
 
   // Null for a synchronous call, which throws its error. `describe` makes the OpInfo, only where a
   // Work is needed; `run` throws what goes wrong.
@@ -92,17 +95,20 @@ class Engine : public std::enable_shared_from_this<Engine> {
   WorkPtr submit(const OpParams& params, Describe&& describe, RunIt&& run) {
     checkProcess(params.title);
     const std::uint64_t sequence = calls_.fetch_add(1, std::memory_order_relaxed) + 1;
+    const bool records = OpRecorder::get().on();
     RecordedOp recorded;
-    if (OpRecorder::get().on()) recorded = record(params, describe(), sequence);
+    if (records) recorded = record(params, describe(), sequence);
     if (!params.async && !coalescing() && !profiled() && queue_.tryEnter()) {
       const Leave leave{queue_};
       recorded.start();
       const RunningScope running(*this, params);
       OpContext context = makeContext(params);
-      runOrExplain(context, run, [&] { return ownCall(recorded, params, describe(), sequence); });
+      runHere(context, run, [&] { return ownCall(recorded, params, describe(), sequence); });
       return nullptr;
     }
-    return enqueue(params, describe(), std::forward<RunIt>(run), std::move(recorded));
+    OpInfo info = describe();
+    if (!records) recorded = unrecorded(makeRecord(params, info, sequence));
+    return enqueue(params, std::move(info), std::forward<RunIt>(run), std::move(recorded));
   }
 
   // Throws where this process is a forked child of the group's: it has no part in the group.
@@ -175,6 +181,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   WorkPtr enqueue(const OpParams& params, OpInfo info, Run run, RecordedOp recorded);
   RecordedOp record(const OpParams& params, const OpInfo& info, std::uint64_t sequence) const;
   OpRecord makeRecord(const OpParams& params, const OpInfo& info, std::uint64_t sequence) const;
+  static RecordedOp unrecorded(OpRecord made);
   // What the calling thread has called.
   OpRecord ownCall(const RecordedOp& recorded, const OpParams& params, const OpInfo& info,
                    std::uint64_t sequence) const;
@@ -185,8 +192,23 @@ class Engine : public std::enable_shared_from_this<Engine> {
     try {
       run(context);
     } catch (const c10::Error& error) {
+      OpRecorder::get().countFailure();
       if (!context.differed()) throw;
       explain(error, own());
+    } catch (...) {
+      OpRecorder::get().countFailure();
+      throw;
+    }
+  }
+  // On the thread that called: any error says what it called. The error of an operation on the
+  // queue says it where it is waited for (WeftWork::wait).
+  template <typename RunIt, typename Own>
+  void runHere(OpContext& context, RunIt& run, Own&& own) {
+    try {
+      runOrExplain(context, run, own);
+    } catch (c10::Error& error) {
+      if (!context.differed()) error.add_context(callText(own()));
+      throw;
     }
   }
   // In the handler of `error`; throws one that has the ranks' lines, too.
@@ -196,7 +218,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   const std::unique_ptr<collectives::KeyValue> store_;  // used by the running operation
   std::uint64_t sequence_ = 0;  // of the Collectives' operations; used by the running one
   std::atomic<std::uint64_t> calls_{0};
-  std::atomic<std::uint64_t> messages_{0};  // recorded ones
+  std::atomic<std::uint64_t> messages_{0};
   std::atomic<bool> failed_{false};
   std::atomic<const char*> running_{nullptr};
   std::atomic<std::int64_t> running_since_ns_{0}, running_timeout_ms_{0};

@@ -36,12 +36,14 @@ void OpRecorder::start(std::size_t size, bool stacks, bool cpp_stacks) {
   size_.store(size);
 }
 
+std::shared_ptr<torch::CapturedTraceback> OpRecorder::stack() const {
+  if (!stacks_.load(std::memory_order_relaxed)) return nullptr;
+  return torch::CapturedTraceback::gather(/*python=*/true, /*script=*/true,
+                                          cpp_stacks_.load(std::memory_order_relaxed));
+}
+
 std::uint64_t OpRecorder::add(OpRecord record) {
-  if (stacks_.load(std::memory_order_relaxed)) {
-    // Takes the GIL: before the lock.
-    record.traceback = torch::CapturedTraceback::gather(
-        /*python=*/true, /*script=*/true, cpp_stacks_.load(std::memory_order_relaxed));
-  }
+  record.traceback = stack();  // takes the GIL: before the lock
   record.thread_id = static_cast<std::uint64_t>(pthread_self());
   record.thread_name = c10::getThreadName();
   record.created_ns = c10::getTime();
@@ -76,7 +78,6 @@ void OpRecorder::started(std::uint64_t id) noexcept {
 }
 
 void OpRecorder::ended(std::uint64_t id, bool failed) noexcept {
-  if (failed) failures_.fetch_add(1, std::memory_order_relaxed);
   const std::lock_guard lock(mutex_);
   OpRecord* const entry = find(id);
   if (entry == nullptr) return;
@@ -117,6 +118,11 @@ void RecordedOp::start() noexcept {
 
 void RecordedOp::end(bool failed) noexcept {
   if (const auto id = std::exchange(id_, std::nullopt)) OpRecorder::get().ended(*id, failed);
+}
+
+std::optional<OpRecord> RecordedOp::record() const {
+  if (id_) return OpRecorder::get().entry(*id_);
+  return own_ ? std::optional(*own_) : std::nullopt;
 }
 
 std::vector<TensorShape> shapesOf(const std::vector<at::Tensor>& tensors) {

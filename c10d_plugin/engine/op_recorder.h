@@ -3,7 +3,7 @@
 // torch keeps such a record for its own backends, and does not let others write into it before it
 // has FlightRecorderHook; Weft's Python package adds these entries to torch's dumps where the hook
 // is missing (weft/_torch/patches/flight_recorder.py). Off until start(); then each operation costs
-// a short lock and the walk over its Python stack.
+// a short lock and the walk over its Python stack. It counts failures whether or not it is on.
 //
 // Threads: any thread may call any member. One per process, never destroyed.
 #pragma once
@@ -41,6 +41,9 @@ struct OpRecord {
   std::uint64_t message_sequence = 0;     // likewise, for its last message
   const char* title = nullptr;
   bool is_message = false;
+  int rank = -1;  // this process's in the group
+  int peer = -1;  // of a message, in the group; -1: none, or any rank
+  int tag = 0;    // of a message
   std::vector<TensorShape> inputs, outputs;
   std::chrono::milliseconds timeout{};
   std::int64_t created_ns = 0, started_ns = 0, ended_ns = 0;
@@ -61,10 +64,12 @@ class WEFT_API OpRecorder {
  public:
   static OpRecorder& get();
 
-  // Keeps the last `size` operations from now on; 0 ends it. `stacks`: of Python; `cpp_stacks`: of
-  // C++, too.
+  // Keeps the last `size` operations from now on; 0 ends it. `stacks`: of Python, also those that
+  // only errors show; `cpp_stacks`: of C++, too.
   void start(std::size_t size, bool stacks, bool cpp_stacks);
   bool on() const noexcept { return size_.load(std::memory_order_relaxed) != 0; }
+  // Of the calling thread; null where none are wanted. Takes the GIL.
+  std::shared_ptr<torch::CapturedTraceback> stack() const;
 
   // The id of the new entry; `record`'s id, times, thread and traceback are filled in here.
   std::uint64_t add(OpRecord record);
@@ -76,7 +81,8 @@ class WEFT_API OpRecorder {
   // The oldest first.
   std::vector<OpRecord> entries() const;
   std::vector<GroupRecord> groups() const;
-  // How many of those that were recorded have failed, kept or not.
+  // How many of this process's operations have failed, recorded or not.
+  void countFailure() noexcept { failures_.fetch_add(1, std::memory_order_relaxed); }
   std::uint64_t failures() const noexcept { return failures_.load(std::memory_order_relaxed); }
 
  private:
@@ -98,22 +104,27 @@ class WEFT_API RecordedOp {
  public:
   RecordedOp() = default;
   explicit RecordedOp(std::uint64_t id) : id_(id) {}
+  // Not recorded; an error's text needs to know what it was.
+  explicit RecordedOp(OpRecord own) : own_(std::make_unique<OpRecord>(std::move(own))) {}
   RecordedOp(RecordedOp&& other) noexcept
-      : id_(std::exchange(other.id_, std::nullopt)), exceptions_(other.exceptions_) {}
+      : id_(std::exchange(other.id_, std::nullopt)),
+        own_(std::move(other.own_)),
+        exceptions_(other.exceptions_) {}
   RecordedOp& operator=(RecordedOp&& other) noexcept {
     std::swap(id_, other.id_);
+    std::swap(own_, other.own_);
     return *this;
   }
   ~RecordedOp();
 
   void start() noexcept;
   void end(bool failed) noexcept;
-  std::optional<OpRecord> record() const {
-    return id_ ? OpRecorder::get().entry(*id_) : std::nullopt;
-  }
+  // What it is, before its end. Nothing: neither recorded nor given, or long ago.
+  std::optional<OpRecord> record() const;
 
  private:
   std::optional<std::uint64_t> id_;
+  std::unique_ptr<OpRecord> own_;
   int exceptions_ = std::uncaught_exceptions();
 };
 

@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "c10d_plugin/engine/call_text.h"
 #include "transport/base/deadline.h"
 #include "transport/base/spin.h"
 
@@ -31,7 +32,7 @@ bool WeftWork::wait(std::chrono::milliseconds timeout) {
   if (ended == transport::Waited::kInterrupted) transport::raiseInterrupt();
   TORCH_CHECK(ended == transport::Waited::kDone, title_, ": Timed out waiting ", timeout.count(),
               "ms for this operation to complete; it goes on until the group's timeout");
-  if (const auto error = exception()) std::rethrow_exception(error);
+  if (const auto error = exception()) throwWithCall(error, call_);
   return true;
 }
 
@@ -80,10 +81,11 @@ void WeftWork::fill(const c10::intrusive_ptr<c10::ivalue::Future>& future) const
   }
 }
 
-bool WeftWork::settle(std::exception_ptr error) {
+bool WeftWork::settle(std::exception_ptr error, std::optional<OpRecord> call) {
   const std::lock_guard lock(mutex_);
   settled_ = true;
   error_ = std::move(error);
+  call_ = std::move(call);
   return static_cast<bool>(future_);
 }
 

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "c10d_plugin/engine/op_recorder.h"
 #include "transport/base/interruption.h"
 
 namespace weft::process_group {
@@ -29,18 +30,18 @@ class WeftWork : public c10d::Work {
  public:
   WeftWork(int rank, OpInfo info);
 
-  // Throws the operation's error; throws "Timed out" when `timeout` (0: none) passes first, which
-  // leaves the operation running: the group's own timeout ends it. Ctrl-C likewise ends only the
-  // wait, and throws what its handler raised.
+  // Throws the operation's error, with what was called; throws "Timed out" when `timeout` (0: none)
+  // passes first, which leaves the operation running: the group's own timeout ends it. Ctrl-C
+  // likewise ends only the wait, and throws what its handler raised.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   std::vector<at::Tensor> result() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   int sourceRank() const override;
   void abort() override;
 
-  // Sets the outcome, once; null means success. True: complete() will run callbacks. Only futures
-  // made before this have any.
-  bool settle(std::exception_ptr error);
+  // Sets the outcome, once; null means success. `call`: what wait() adds to the error's text. True:
+  // complete() will run callbacks. Only futures made before this have any.
+  bool settle(std::exception_ptr error, std::optional<OpRecord> call = {});
   // Publishes the outcome. After settle(), once.
   void complete();
 
@@ -63,6 +64,7 @@ class WeftWork : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> unfilled_;  // complete() has to fill it
   bool settled_ = false;                              // the outcome is known
   std::exception_ptr error_;
+  std::optional<OpRecord> call_;  // does not change once the outcome is known
 };
 
 }  // namespace weft::process_group

@@ -110,6 +110,19 @@ void weft::process_group::bind(py::module_& module) {
           "Of its collectives: how many were called, the seconds they ran; the one that runs (or "
           "\"\"), the seconds it has run, its timeout, and the ranks that it waits for; the "
           "seconds that this rank waited in all, by the rank that was the last to come.")
+      .def(
+          "_waiting_messages",
+          [](const WeftBackend& backend) {
+            using Seconds = std::chrono::duration<double>;
+            const auto now = std::chrono::steady_clock::now();
+            std::vector<std::tuple<std::string, int, double, double>> found;
+            for (const auto& one : backend.waitingMessages())
+              found.emplace_back(one.title, one.rank, Seconds(now - one.since).count(),
+                                 Seconds(one.timeout).count());
+            return found;
+          },
+          "The messages on the CPU that threads wait for: what, the other rank (-1: any), the "
+          "seconds that it has waited, and its timeout.")
       .def("_get_sequence_number_for_group", &WeftBackend::getSequenceNumberForGroup,
            "How many collectives were called.")
       .def("_set_default_timeout", &WeftBackend::setTimeout, py::arg("timeout"), no_gil,

@@ -42,6 +42,11 @@ py::dict entryOf(const OpRecord& op, bool stacks) {
   entry["op_id"] = op.collective_sequence + op.message_sequence;
   entry["is_p2p"] = op.is_message;
   entry["profiling_name"] = op.title;
+  if (op.is_message) {
+    entry["rank"] = op.rank;
+    entry["peer"] = op.peer;
+    entry["tag"] = op.tag;
+  }
   entry["input_sizes"] = sizesOf(op.inputs);
   entry["input_dtypes"] = dtypesOf(op.inputs);
   entry["output_sizes"] = sizesOf(op.outputs);
@@ -93,12 +98,13 @@ void bindRecorder(py::module_& module) {
         OpRecorder::get().start(size, stacks, cpp_stacks);
       },
       py::arg("size"), py::arg("stacks"), py::arg("cpp_stacks"),
-      "Keeps the last operations of the process groups from now on; 0: none.");
+      "Keeps the last operations of the process groups from now on; 0: none. The Python stacks are "
+      "for errors, too.");
   module.def("_recorded_operations", &entries, py::arg("stacks"), py::arg("only_active"),
              "The kept operations, the oldest first, as torch's flight recorder shows them.");
   module.def(
       "_failed_operations", [] { return OpRecorder::get().failures(); },
-      "How many recorded operations have failed, kept or not.");
+      "How many operations of the process groups have failed, recorded or not.");
   module.def("_recorded_groups", &groups, "The last operations in numbers, by the group's id.");
 }
 

@@ -2,6 +2,10 @@
 
 #include <c10/util/Exception.h>
 
+#include <array>
+#include <string>
+#include <utility>
+
 #include "transport/memory/exported_block.h"
 
 namespace weft::rpc {
@@ -82,11 +86,25 @@ void MessageSender::addMetrics(std::unordered_map<std::string, std::string>& out
   put("agent.device_messages_held", devices_.messagesLent());
   put("agent.bytes_sent", sent);
   put("agent.bytes_received", received);
-  put("agent.connections_refused",
-      stats.refused_key + stats.refused_group + stats.refused_identity + stats.refused_version +
-          stats.refused_encryption + stats.refused_certificate + stats.refused_replay +
-          stats.refused_timeout + stats.refused_overload + stats.refused_user +
-          stats.refused_malformed);
+  const std::array<std::pair<const char*, std::uint64_t>, 11> refused{{
+      {"key", stats.refused_key},
+      {"group", stats.refused_group},
+      {"identity", stats.refused_identity},
+      {"version", stats.refused_version},
+      {"encryption", stats.refused_encryption},
+      {"certificate", stats.refused_certificate},
+      {"replay", stats.refused_replay},
+      {"timeout", stats.refused_timeout},
+      {"overload", stats.refused_overload},
+      {"user", stats.refused_user},
+      {"malformed", stats.refused_malformed},
+  }};
+  std::uint64_t all = 0;
+  for (const auto& [cause, count] : refused) {
+    put(std::string("agent.connections_refused_by_") + cause, count);
+    all += count;
+  }
+  put("agent.connections_refused", all);
 }
 
 void MessageSender::completeAfter(milliseconds delay, std::function<void()> task) {

@@ -101,6 +101,8 @@ void Group::admit(const MemberRecord& member) {
               member.rank, "): ", error.text());
   const auto id = static_cast<worker_id_t>(member.rank);
   directory_.add(member.name, id);
+  if (transport::logEnabled(transport::LogLevel::kDebug))
+    logDebug(describe(id) + " is in the group, at " + member.address);
   const std::lock_guard lock(mutex_);
   if (const auto loss = losses_.find(id); loss != losses_.end()) loss->second.back = true;
   std::erase_if(members_, [&](const MemberRecord& known) { return known.rank == member.rank; });

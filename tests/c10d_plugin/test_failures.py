@@ -307,6 +307,79 @@ def test_the_lines_that_called_different_things_are_named(path, asynchronous):
             assert f"ranks 0, 2: float32[2, 2] at test_failures.py:{others}" in error.message
 
 
+_works: list[object] = []
+
+
+def come_with_another_shape() -> None:
+    """Until the others can see it."""
+    import torch
+    import torch.distributed as dist
+
+    import weft
+
+    _works.append(dist.all_reduce(torch.ones(5), async_op=True))
+    while not any(one.ranks == (0, 1) for one in weft.who_waits()):
+        time.sleep(0.01)
+
+
+def come_with_own_shape() -> tuple[float, str]:
+    """How long that takes to fail, and why."""
+    begin = time.monotonic()
+    with pytest.raises(RuntimeError) as error:
+        other_shapes(False)
+    return time.monotonic() - begin, str(error.value)
+
+
+def test_a_rank_that_cannot_say_what_it_called_is_named():
+    with Ranks(3) as ranks:
+        ranks[2].call(come_with_another_shape)
+        ranks[2].stop()
+        for rank in (0, 1):
+            ranks[rank].start(come_with_own_shape)
+        for rank in (0, 1):
+            seconds, text = ranks[rank].result()
+            assert "called different operations" in text
+            assert text.endswith("; rank 2 does not answer"), text
+            assert seconds < 9.5
+
+
+def fail_in(operation: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    if operation == "all_gather":
+        dist.all_gather([torch.ones(2)] * dist.get_world_size(), torch.ones(2))  # all_gather
+    elif operation == "async all_reduce":
+        dist.all_reduce(torch.ones(2, 3), async_op=True).wait()  # async all_reduce
+    elif operation == "barrier":
+        dist.barrier()  # barrier
+    else:
+        dist.recv(torch.ones(4, dtype=torch.int64), 1)  # recv
+
+
+@pytest.mark.parametrize(
+    ("operation", "called"),
+    [
+        ("all_gather", "all_gather float32[2]"),
+        ("async all_reduce", "all_reduce float32[2, 3]"),
+        ("barrier", "barrier"),
+        ("recv", "recv int64[4]"),
+    ],
+)
+@pytest.mark.parametrize("cause", ["timeout", "loss"])
+def test_an_error_says_what_was_called_and_where(path, operation, called, cause):
+    lines, first = inspect.getsourcelines(fail_in)
+    line = first + next(number for number, text in enumerate(lines) if f"# {operation}" in text)
+    with Ranks(2, path, timeout=1.0 if cause == "timeout" else 30.0) as ranks:
+        if cause == "loss":
+            ranks[1].kill()
+        error = ranks[0].fails(fail_in, operation)
+        assert error.kind == "DistBackendError"
+        wanted = f"({called} in group '0' at {os.path.basename(__file__)}:{line})"
+        assert wanted in error.message, error.message
+        assert error.message.count("in group '0'") == 1
+
+
 def test_missing_ranks_are_named_when_the_group_forms():
     with Workers(2) as workers:
         for rank in (0, 2):

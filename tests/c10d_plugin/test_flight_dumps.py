@@ -132,9 +132,49 @@ def test_torchs_analysis_names_the_rank_that_hangs_and_the_line(folder):
         ranks[1].kill()
 
 
+def exchange() -> None:
+    """Messages that meet, of all kinds, in an order that only tags and ranks tell."""
+    import torch
+    import torch.distributed as dist
+
+    others = [rank for rank in range(dist.get_world_size()) if rank != dist.get_rank()]
+    works = [dist.isend(torch.ones(rank + 1), rank, tag=rank) for rank in others]
+    for rank in reversed(others):
+        dist.recv(torch.empty(dist.get_rank() + 1), rank, tag=dist.get_rank())
+    for work in works:
+        work.wait()
+
+
+def awaits_rank_1() -> None:
+    """Ranks 0 and 2 take part in what precedes; rank 1 sends nothing."""
+    import torch
+    import torch.distributed as dist
+
+    if dist.get_rank() == 2:
+        dist.recv(torch.empty(4), 1)  # the line that waits
+
+
+def test_torchs_analysis_names_the_rank_that_sends_nothing(folder):
+    with Ranks(3, recording(folder), timeout=2.0) as ranks:
+        ranks.all(prepare)
+        ranks.all(exchange)
+        ranks[2].start(awaits_rank_1)
+        said = ranks[2].failure().message
+        line = line_of(awaits_rank_1, "the line that waits")
+        assert f"(recv float32[4] in group '0' at {Path(__file__).name}:{line})" in said
+        wait_for(folder, 0, 1, 2)
+        said = analysed(folder)
+        assert said.count("Not all ranks joining collective") == 1
+        assert "collective: nccl:recv 1<-0" in said
+        assert "group info: 0: rank 1 to rank 2:messages in default_pg" in said
+        assert "missing ranks: {1}" in said
+        assert f"{Path(__file__).name}:{line}" in said
+
+
 def test_what_went_well_has_no_mismatch(folder):
     with Ranks(2, recording(folder)) as ranks:
         ranks.all(prepare)
+        ranks.all(exchange)
         for worker in ranks:
             worker.call(write)
         said = analysed(folder, "-v")
@@ -158,10 +198,37 @@ def test_sigusr2_writes_the_record_while_a_rank_hangs(folder):
             return (folder / "rank_0").exists() and bool(dumped(folder, 0)["entries"])
 
         wait_until(recorded, "the all_reduce is in the record")
-        (entry,) = dumped(folder, 0)["entries"]
+        record = dumped(folder, 0)
+        (entry,) = record["entries"]
         assert (entry["profiling_name"], entry["state"]) == ("nccl:all_reduce", "started")
+        assert record["stacks"].startswith("MainThread:\n")
+        assert f"in {wait.__name__}\n" in record["stacks"]
         ranks[1].call(wait)
         ranks[0].result()
+
+
+def test_a_failure_is_counted_without_the_record():
+    with Ranks(2, {"TORCH_FR_BUFFER_SIZE": "0"}, timeout=1.0) as ranks:
+        assert ranks[0].call(failures) == 0
+        for count, asynchronous in enumerate((False, True), 1):
+            said = ranks[0].fails(fail_alone, asynchronous).message
+            assert "(all_reduce float32[4] in group '0'" in said
+            assert ranks[0].call(failures) == count
+
+
+def fail_alone(asynchronous: bool) -> None:
+    import torch
+    import torch.distributed as dist
+
+    work = dist.all_reduce(torch.ones(4), async_op=asynchronous)
+    if work is not None:
+        work.wait()
+
+
+def failures() -> int:
+    from weft import _C
+
+    return _C._failed_operations()
 
 
 def test_a_lost_rank_writes_the_records_of_the_others(folder):

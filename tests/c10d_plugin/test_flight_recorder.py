@@ -74,7 +74,7 @@ def test_every_operation_is_an_entry():
         ranks.all(operate)
         for rank, trace in enumerate(ranks.all(dumped)):
             entries = trace["entries"]
-            message = "weft:send" if rank == 0 else "weft:recv"
+            message = "nccl:send 0->1" if rank == 0 else "nccl:recv 1<-0"
             names = ["nccl:all_reduce", "nccl:all_reduce_barrier", "nccl:all_reduce", message]
             assert [one["profiling_name"] for one in entries] == names
             assert [one["collective_seq_id"] for one in entries] == [1, 2, 3, 3]

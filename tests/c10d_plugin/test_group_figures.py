@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import os
+from pathlib import Path
+
 import pytest
 from ranks import PATHS, Ranks
 
@@ -92,9 +96,63 @@ def text() -> str:
     return weft.metrics_text()
 
 
-def test_a_collective_that_hangs_is_reported():
+def join_rpc(rank: int, meeting: str, policy: str) -> None:
+    import weft
+
+    place = {"rank": rank, "world_size": 2, "init_method": f"{meeting}-rpc"}
+    weft.init_rpc(f"worker{rank}", **place, request_policy=policy)
+
+
+def sit(pipe: str) -> None:
+    """Until somebody opens the other end."""
+    os.close(os.open(pipe, os.O_RDONLY))  # what rank 1 does
+
+
+def receive() -> None:
+    import torch
+    import torch.distributed as dist
+
+    dist.recv(torch.ones(2), 1)
+
+
+def send() -> None:
+    import torch
+    import torch.distributed as dist
+
+    dist.send(torch.ones(2), 0)
+
+
+LATE = {
+    "collective": (come, come, "weft:all_reduce, collective 1 of group '0', runs for"),
+    "receive": (receive, send, "weft:recv of group '0' waits for rank 1 for"),
+}
+
+
+@pytest.mark.parametrize("policy", [None, "script", "any"])
+@pytest.mark.parametrize("what", LATE)
+def test_what_hangs_is_reported_with_what_the_awaited_rank_does(what, policy, tmp_path):
+    """Asked over RPC where that is allowed, else through the Store."""
+    waits, ends, says = LATE[what]
+    lines, first = inspect.getsourcelines(sit)
+    line = first + next(number for number, text in enumerate(lines) if "# what rank 1" in text)
     with Ranks(2, {"WEFT_HANG_REPORT": "0.4"}) as ranks:
-        ranks[0].start(come)
-        ranks[0].wait_for_output("weft:all_reduce, collective 1 of group '0', runs for")
-        ranks[1].call(come)
+        if policy is not None:
+            for rank, worker in enumerate(ranks):
+                worker.start(join_rpc, rank, ranks.meeting, policy)
+            for worker in ranks:
+                worker.result()
+        ranks.all(text)  # so that this module has been imported there
+        pipe = str(tmp_path / "pipe")
+        os.mkfifo(pipe)
+        ranks[1].start(sit, pipe)
+        ranks[0].start(waits)
+        said = ranks[0].wait_for_output(says)
+        (found,) = [text for text in said.splitlines() if says in text]
+        if what == "collective":
+            assert "; it waits for rank 1; " in found
+        who = "worker1" if policy == "any" else "rank 1"
+        assert f"; {who}: its main thread is at {Path(__file__).name}:{line} (sit)" in found
+        os.close(os.open(pipe, os.O_WRONLY))
+        ranks[1].result()
+        ranks[1].call(ends)
         ranks[0].result()

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
 import re
+import socket
 import threading
+import time
 import urllib.request
 from pathlib import Path
 
 import pytest
+import torch
 from waiting import wait_until
 from workers import Group
 
+import weft
+
 ROOT = Path(__file__).resolve().parents[2]
+STARTED = (
+    f"weft {weft.__version__}, torch {torch.__version__}, key shared through the Store, "
+    "encryption auto, shared memory on, Unix sockets on"
+)
 
 _gate = threading.Event()
 _begun = threading.Event()
@@ -162,15 +173,55 @@ def begin_and_end(to: str) -> None:
     end()
 
 
+def listening_ports() -> list[int]:
+    """Where this process takes TCP connections."""
+    own = {os.path.realpath(one).rpartition("/")[2] for one in Path("/proc/self/fd").iterdir()}
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    listens = "0A"
+    return [
+        int(row[1].partition(":")[2], 16)
+        for row in rows
+        if row[3] == listens and f"socket:[{row[9]}]" in own
+    ]
+
+
+def connect_to(port: int) -> None:
+    """As somebody who does not know the protocol; until the other end hangs up."""
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 50)
+        with contextlib.suppress(ConnectionError):
+            while stranger.recv(4096):
+                pass
+
+
+def test_refused_connections_are_counted_by_their_cause():
+    with Group(1, {"WEFT_SOCKET_IFNAME": "lo"}) as members:
+        (port,) = members[0].call(listening_ports)
+        connect_to(port)
+        counters = members[0].call(figures).counters
+        causes = {
+            name: count
+            for name, count in counters.items()
+            if name.startswith("connections_refused_by_")
+        }
+        assert len(causes) == 11
+        assert counters["connections_refused"] == sum(causes.values()) == 1
+        assert causes["connections_refused_by_malformed"] == 1
+        members.shutdown()
+
+
 def test_the_text_is_served(group):
     assert "weft_calls_sent" in group[0].call(page)
 
 
-def text_with_a_process_group() -> str:
+def text_with_a_process_group(rank: int, meeting: str) -> str:
+    """Of a group whose rank 1 comes late."""
     import torch
     import torch.distributed as dist
 
-    dist.init_process_group("weft", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("weft", init_method=f"{meeting}-group", rank=rank, world_size=2)
+    if rank == 1:
+        time.sleep(0.3)  # what a straggler does
     dist.all_reduce(torch.ones(1))
     found = text()
     dist.destroy_process_group()
@@ -181,8 +232,10 @@ def test_what_the_grafana_board_shows_is_served(group):
     board = json.loads((ROOT / "examples/observe/grafana.json").read_text())
     asked = [one["expr"] for panel in board["panels"] for one in panel["targets"]]
     names = set(re.findall(r"weft_\w+", " ".join(asked)))
-    assert len(names) >= 12
-    served = group[0].call(text_with_a_process_group)
+    assert len(names) >= 20
+    for rank, member in enumerate(group):
+        member.start(text_with_a_process_group, rank, group.meeting)
+    served, _ = (member.result() for member in group)
     missing = [one for one in names if not re.search(rf"^{one}(\{{.*\}})? ", served, re.MULTILINE)]
     assert missing == []
 
@@ -230,9 +283,10 @@ def test_log_lines_are_pythons_with_their_levels():
         lines = workers[0].call(logged)
         assert {name for name, _, _ in lines} == {"weft"}
         said = [text for _, level, text in lines if level == "INFO"]
-        assert any("worker 'worker0' (rank 0) of 2 has joined: weft" in text for text in said)
+        assert f"worker 'worker0' (rank 0) of 2 has joined: {STARTED}" in said
         said = [text for _, level, text in lines if level == "DEBUG"]
         assert any("connected to worker 'worker1' (rank 1) over unix" in text for text in said)
+        assert any("worker 'worker1' (rank 1) is in the group, at " in text for text in said)
         assert "connected to" not in workers[0].output()
         workers.all(leave)
 

@@ -32,6 +32,25 @@ def two_arguments():
     raise TwoArguments(3, "too far")
 
 
+class StrictNew(Exception):
+    def __new__(cls, code: int, text: str):
+        return super().__new__(cls, code, text)
+
+
+def strict_new():
+    raise StrictNew(3, "too far")
+
+
+def caught_by_its_type() -> str:
+    import torch.distributed.rpc as rpc
+
+    try:
+        rpc.rpc_sync("worker1", two_arguments)
+    except TwoArguments as error:
+        return str(error)
+    return ""
+
+
 def local_type():
     class Local(Exception):
         pass
@@ -129,7 +148,6 @@ def test_the_text_of_a_key_error_has_lines(group, how):
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        (two_arguments, "TwoArguments: (3, 'too far')"),
         (local_type, "Local: from here"),
         (type_of_a_module_that_only_one_has, "only_here.Own: mine alone"),
     ],
@@ -139,6 +157,24 @@ def test_a_type_that_cannot_be_made_here_is_a_remote_error(group, how, function,
     assert kinds[:2] == ["RemoteError", "RuntimeError"]
     assert f"raised {says.partition(':')[0].rpartition('.')[2]}\n" in text
     assert says in text
+
+
+@HOW
+def test_a_type_that_takes_more_than_a_text_is_both(group, how):
+    kinds, text = group[0].call(caught, how, two_arguments)
+    assert kinds[:3] == ["TwoArguments", "TwoArguments", "RemoteError"]
+    assert "(this is a RemoteError: the type cannot be made of a text" in text
+    assert "TwoArguments: (3, 'too far')" in text
+
+
+def test_except_catches_a_type_that_takes_more_than_a_text(group):
+    assert "raised TwoArguments" in group[0].call(caught_by_its_type)
+
+
+def test_a_type_with_a_constructor_that_cannot_be_avoided_is_a_remote_error(group):
+    kinds, text = group[0].call(caught, "sync", strict_new)
+    assert kinds[:2] == ["RemoteError", "RuntimeError"]
+    assert text.endswith("test_remote_errors.StrictNew)")
 
 
 def test_a_function_that_the_callee_lacks_is_a_remote_error(group):
@@ -159,7 +195,7 @@ def test_a_failure_that_is_passed_on_is_told_once_per_worker(group):
 
 
 def test_a_future_raises_at_each_wait(group):
-    assert group[0].call(caught_twice, two_arguments) == ["RemoteError", "RemoteError"]
+    assert group[0].call(caught_twice, two_arguments) == ["TwoArguments", "TwoArguments"]
     assert group[0].call(caught_twice, bad_key) == ["KeyError", "KeyError"]
 
 

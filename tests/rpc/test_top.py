@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
+import select
 import signal
 import subprocess
 import sys
@@ -11,6 +14,7 @@ import threading
 
 import pytest
 from ports import free_port
+from waiting import wait_until
 from workers import Group
 
 _gate = threading.Event()
@@ -47,6 +51,12 @@ def address() -> str:
 
     host, port = exporter.address()
     return f"{host}:{port}"
+
+
+def all_stacks() -> dict[str, str]:
+    import weft
+
+    return weft.stacks()
 
 
 def look(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -96,6 +106,9 @@ def test_it_shows_where_the_threads_are(group):
     (second,) = [one for one in seen(place, "--stacks") if one["name"] == "worker1"]
     assert "in hold\n" in second["stacks"]
     assert second["stacks"].startswith("MainThread:\n")
+    found = group[2].call(all_stacks)
+    assert sorted(found) == ["worker0", "worker1", "worker2"]
+    assert "in hold\n" in found["worker1"]
     text = look(place, "--stacks").stdout
     assert text.index("== worker0 (rank 0)") < text.index("in hold\n") < text.index("== worker2")
     group[1].call(release)
@@ -113,6 +126,73 @@ def test_a_worker_that_does_not_answer_is_shown_as_such(group):
     assert (first["error"], third["error"]) == ("", "")
     assert second["error"] == "does not answer within 1 s"
     assert seen(place)[1]["error"] == ""
+    group.shutdown()
+
+
+def wait_for_rank_1(rank: int, meeting: str) -> None:
+    """Ends when rank 1 comes."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("weft", init_method=f"{meeting}-group", rank=rank, world_size=2)
+    if rank == 1:
+        assert _gate.wait(100)
+    dist.all_reduce(torch.ones(2))
+    dist.destroy_process_group()
+
+
+def awaited_by_rank_0() -> list[tuple[int, ...]]:
+    import torch.distributed.rpc as rpc
+
+    import weft
+
+    return [one.ranks for one in rpc.rpc_sync("worker0", weft.who_waits) if one.what != "other"]
+
+
+def let_rank_1_go() -> None:
+    import torch.distributed.rpc as rpc
+
+    rpc.rpc_sync("worker1", release)
+
+
+def test_it_shows_which_rank_a_collective_waits_for(group):
+    for rank in (0, 1):
+        group[rank].start(wait_for_rank_1, rank, group.meeting)
+    wait_until(lambda: (1,) in group[2].call(awaited_by_rank_0), "rank 0 waits for rank 1")
+    table = look(group[2].call(address), "--once").stdout
+    (row,) = [line for line in table.splitlines() if " worker0 " in line]
+    assert "rank 1, all_reduce 1, " in row
+    group[2].call(let_rank_1_go)
+    for rank in (0, 1):
+        group[rank].result()
+    group.shutdown()
+
+
+def test_it_shows_the_group_again_and_again_until_ctrl_c(group):
+    """In a terminal: a pseudo one."""
+    place = group[0].call(address)
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "weft.top", place, "--interval", "0.1"]
+    environment = {**os.environ, "COLUMNS": "160", "LINES": "40", "TERM": "xterm"}
+    shown = ""
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+    ) as top:
+        os.close(theirs)
+        try:
+            while shown.count("worker2") < 3:
+                assert select.select([ours], [], [], 30)[0], shown
+                shown += os.read(ours, 1 << 16).decode(errors="replace")
+            top.send_signal(signal.SIGINT)
+            with contextlib.suppress(OSError):  # the end of a terminal is an error to Linux
+                while os.read(ours, 1 << 16):
+                    pass
+            assert top.wait(30) == 0
+        finally:
+            top.kill()
+            os.close(ours)
+    assert "waits longest for" in shown
+    assert "Traceback" not in shown
     group.shutdown()
 
 

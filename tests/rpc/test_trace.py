@@ -115,6 +115,20 @@ def test_a_folder_gets_a_profile_of_each_worker(group, tmp_path):
     assert names == ["worker0", "worker1", "worker2"]
 
 
+def test_tensorboards_profiler_plugin_reads_the_folder(group, tmp_path):
+    """As the plugin does when it is shown one of the profiles."""
+    from torch_tb_profiler.profiler.data import RunProfileData
+    from torch_tb_profiler.profiler.run_generator import RunGenerator
+
+    group[0].call(traced, str(tmp_path))
+    (path,) = tmp_path.glob("worker2.*.pt.trace.json")
+    profile = RunProfileData.parse("worker2", "1", str(path), str(tmp_path))
+    shown = RunGenerator("worker2", "1", profile).generate_run_profile()
+    assert {"Overview", "Operator", "Trace"} <= {view.display_name for view in shown.views}
+    calls = {one["name"]: one["calls"] for one in shown.operation_table_by_name["data"]}
+    assert calls["aten::add"] == 3
+
+
 def test_one_at_a_time(group, tmp_path):
     error = group[0].fails(traced_twice, str(tmp_path / "trace.json"))
     assert "is being traced already" in error.message

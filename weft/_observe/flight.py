@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 
 from weft import _C
-from weft._observe import steps
+from weft._observe import state, steps
+from weft._observe.messages import with_messages_in_pairs
 from weft._observe.threads import started
 from weft._observe.waits import who_waits
 from weft._torch import current
@@ -41,12 +42,11 @@ def start() -> None:
         _started = os.getpid()
     keep_as_asked()
     kept = size()
-    if not current.torch_records():
-        _C._record_operations(
-            kept,
-            stacks=_is_on(_STACKS, default=True),
-            cpp_stacks=_is_on("TORCH_FR_CPP_STACK") or _is_on("TORCH_NCCL_TRACE_CPP_STACK"),
-        )
+    _C._record_operations(
+        0 if current.torch_records() else kept,
+        stacks=kept > 0 and _is_on(_STACKS, default=True),
+        cpp_stacks=_is_on("TORCH_FR_CPP_STACK") or _is_on("TORCH_NCCL_TRACE_CPP_STACK"),
+    )
     if kept > 0 and _variable(_FILES):
         _dumper = _Dumper()
         if started(_dumper, "no flight records are written"):
@@ -85,7 +85,6 @@ def _is_on(name: str, default: bool = False) -> bool:
 def record(stacks: bool = True) -> dict[str, Any]:
     """What torch's recorder dumps, with Weft's operations; RPC calls, pipeline steps, and waits."""
     trace = pickle.loads(torch._C._distributed_c10d._dump_fr_trace(includeStackTraces=stacks))
-    entries = [one for one in trace.get("entries", []) if _is_known(one["profiling_name"])]
     waits = [dataclasses.asdict(one) for one in who_waits()]
     made, served = _C._recorded_calls(stacks)
     own = {
@@ -93,17 +92,14 @@ def record(stacks: bool = True) -> dict[str, Any]:
         "rpc_requests": served,
         "pipeline_steps": steps.kept(),
         "waits": waits,
+        "stacks": state.stacks()["stacks"],
     }
-    return {"pg_config": {}, **trace, "entries": entries, **own}
-
-
-def _is_known(name: str) -> bool:
-    """torch's analysis ends at a name that is not NCCL's."""
-    return not name.startswith("weft:")
+    return {**with_messages_in_pairs(trace), **own}
 
 
 def dump_flight_record(path: str | os.PathLike[str] | None = None) -> Path:
-    """Writes what this process did last: collectives, messages, RPC calls, pipeline steps.
+    """Writes what this process did last: collectives, RPC calls, pipeline steps, messages that have
+    not ended; and where its threads are.
 
     The file is a pickle that torch's analysis reads: give each rank's a name that ends with the rank,
     all in one folder, and run ``python -m torch.distributed.flight_recorder.fr_trace FOLDER``::
@@ -191,7 +187,7 @@ class _Dumper(threading.Thread):
         """How many dumps were begun in the group, with these; as known where no Store answers."""
         try:
             if self._store is None:
-                self._store = _store()
+                self._store = current.store_connection()
             return self._begun if self._store is None else self._store.add(_KEY, more)
         except Exception:
             return self._begun
@@ -202,20 +198,13 @@ class _Dumper(threading.Thread):
 
 
 def _failures() -> int:
-    """How many operations have failed, calls have timed out, and workers are lost, as far as is known."""
+    """How many operations and calls have failed, and workers are lost, as far as is known.
+
+    What a Python function raised is an answer, no failure.
+    """
     count = _C._failed_operations()
     agent = current.agent()
     if agent is not None:
-        count += int(agent.get_debug_info()["agent.calls_timed_out"])
+        count += int(agent.get_debug_info()["agent.calls_failed"])
         count += sum(bool(agent.loss_of(info.id)) for info in agent.get_worker_infos())
     return count
-
-
-def _store() -> dist.Store | None:
-    """A connection of its own: another thread may wait on the group's."""
-    store = None
-    if dist.is_initialized():
-        store = dist.distributed_c10d._get_default_store()
-    elif (agent := current.agent()) is not None:
-        store = agent.store
-    return None if store is None else store.clone()

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import torch.distributed.rpc as rpc
 
+from weft._observe import state
 from weft._observe.state import State
 from weft._torch import current
 
@@ -38,6 +39,22 @@ class GroupAnswers:
                 self._answers = _ask_all(self._question)
                 self._asked = time.monotonic()
             return self._answers
+
+
+def stacks() -> dict[str, str]:
+    """Where the threads of all workers of the RPC group are in Python, by the workers' names.
+
+    ::
+
+        for name, text in weft.stacks().items():
+            print(name, text, sep="\\n")
+
+    Outside of a group: those of this process. Any thread may ask. A worker that does not answer
+    within a second has the reason in place of its stacks. Under the request policy ``registered``
+    those with ``WEFT_METRICS`` answer, under ``script`` none.
+    """
+    answers = _ask_all(state.stacks)
+    return {one["name"]: one["error"] or one["stacks"] for one in answers}
 
 
 def _ask_all(question: Callable[[], State]) -> list[State]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from weft import _C
 from weft._observe.doing import doing
 from weft._observe.group import ask, why_silent
+from weft._observe.questions import Questions
 from weft._observe.threads import started
 from weft._observe.waits import Waiting, who_waits
 from weft._torch import current
@@ -18,6 +19,7 @@ from weft._torch.request_policy import register_function
 _WARNING = 2
 _DEFAULT = "60"
 _MOST_ASKED = 4
+_PATIENCE = 1.0  # seconds for a rank that has seen that it was asked
 _mutex = threading.Lock()
 _watcher: _Watcher | None = None
 
@@ -52,13 +54,16 @@ class _Watcher(threading.Thread):
         self._limit = limit
         self._ended = threading.Event()
         self._told: set[object] = set()
+        self._questions = Questions(self._ended)
 
     def run(self) -> None:
         while not self._ended.wait(self._limit / 4):
+            if not _asks_by_rpc():
+                self._questions.answer()
             late = [one for one in who_waits() if one.seconds >= self._limit]
             fresh = [one for one in late if self._key(one) not in self._told]
             self._told = {self._key(one) for one in late}
-            for line in _lines(fresh):
+            for line in self._lines(fresh):
                 _C._log(_WARNING, line)
 
     def stop(self) -> None:
@@ -68,28 +73,50 @@ class _Watcher(threading.Thread):
     @staticmethod
     def _key(one: Waiting) -> object:
         """The same for the calls to one worker: they mostly wait for the same reason."""
-        return one.kind, one.what, one.whom, one.number
+        return one.kind, one.what, one.whom, one.number, one.ranks if one.kind == "message" else ()
+
+    def _lines(self, late: list[Waiting]) -> list[str]:
+        """One for each collective, for each worker and kind of call, for each rank and its messages."""
+        alike: dict[object, list[Waiting]] = {}
+        for one in late:
+            alike.setdefault(self._key(one), []).append(one)
+        lines = []
+        for each in alike.values():
+            more = f" (and {len(each) - 1} more such {each[0].kind}s)" if len(each) > 1 else ""
+            answers = _answers(each[0]) if _asks_by_rpc() else self._through_store(each[0])
+            lines.append(f"{each[0]}{more}{answers}")
+        return lines
+
+    def _through_store(self, one: Waiting) -> str:
+        """What the awaited ranks say. Each looks four times within the limit whether it was asked."""
+        ranks = dict(zip(one.ranks, _global_ranks(one), strict=False))
+        ranks = dict(list(ranks.items())[:_MOST_ASKED])
+        if not ranks:
+            return ""
+        patience = self._limit / 4 + _PATIENCE
+        said = self._questions.ask(list(ranks.values()), patience, self._limit / 40)
+        silent = f"does not answer within {patience:g} s"
+        return "".join(f"; rank {rank}: {said.get(each, silent)}" for rank, each in ranks.items())
 
 
-def _lines(late: list[Waiting]) -> list[str]:
-    """One for each collective, and for each worker and kind of call."""
-    alike: dict[object, list[Waiting]] = {}
-    for one in late:
-        alike.setdefault(_Watcher._key(one), []).append(one)
-    lines = []
-    for each in alike.values():
-        more = f" (and {len(each) - 1} more such calls)" if len(each) > 1 else ""
-        lines.append(f"{each[0]}{more}{_answers(each[0])}")
-    return lines
+def _asks_by_rpc() -> bool:
+    """Whether the workers of this process's RPC group may be asked what they do."""
+    agent = current.agent()
+    return agent is not None and agent._get_backend_options().request_policy != "script"
+
+
+def _global_ranks(one: Waiting) -> list[int]:
+    """Those that are awaited; none if their group has ended."""
+    ranks = current.ranks_of(one.whom)
+    return [ranks[rank] for rank in one.ranks if rank < len(ranks)]
 
 
 def _answers(one: Waiting) -> str:
-    """What the awaited workers say that they do, asked over RPC where there is a group for it."""
+    """What the awaited workers say that they do, asked over RPC."""
     agent = current.agent()
-    if agent is None or agent._get_backend_options().request_policy == "script":
+    if agent is None:
         return ""
-    ranks = current.ranks_of(one.whom)
-    awaited = {ranks[rank] for rank in one.ranks if rank < len(ranks)}
+    awaited = _global_ranks(one)
     workers = [
         info
         for info in agent.get_worker_infos()

@@ -58,13 +58,24 @@ def _stop(thread: threading.Thread) -> None:
 def announce(name: str, rank: int, world_size: int | None, key_file: str) -> None:
     """Says what this worker runs, once it has joined."""
     workers = f"of {world_size}" if world_size else "of a dynamic group"
-    key = "of a file" if key_file else "shared through the Store"
+    _C._log(_INFO, f"worker '{name}' (rank {rank}) {workers} has joined: {_runs(key_file)}")
+
+
+def announce_group(name: str, rank: int, size: int, path: str) -> None:
+    """Says what a process group runs, once its ranks have met."""
     _C._log(
         _INFO,
-        f"worker '{name}' (rank {rank}) {workers} has joined: weft {__version__}, "
-        f"torch {torch.__version__}, key {key}, "
+        f"process group '{name}': rank {rank} of {size} has joined, collectives by {path}: "
+        f"{_runs(os.environ.get('WEFT_AUTH_KEY_FILE', ''))}",
+    )
+
+
+def _runs(key_file: str) -> str:
+    key = "of a file" if key_file else "shared through the Store"
+    return (
+        f"weft {__version__}, torch {torch.__version__}, key {key}, "
         f"encryption {os.environ.get('WEFT_ENCRYPTION') or 'auto'}, "
-        f"shared memory {_switch('WEFT_SHARED_MEMORY')}, Unix sockets {_switch('WEFT_UNIX_SOCKET')}",
+        f"shared memory {_switch('WEFT_SHARED_MEMORY')}, Unix sockets {_switch('WEFT_UNIX_SOCKET')}"
     )
 
 

@@ -18,14 +18,15 @@ class Waiting:
         slow = [one for one in weft.who_waits() if one.seconds > 10]
 
     Attributes:
-        kind: ``"call"`` or ``"collective"``.
+        kind: ``"call"``, ``"collective"``, or ``"message"`` (a send or a receive).
         what: of a call ``script``, ``python``, ``remote``, ``fetch`` (an RRef's value) or ``other``;
-            of a collective its name.
-        whom: the worker that is called, or the group whose ranks meet.
+            of a collective or a message its name.
+        whom: the worker that is called, or the group of the ranks.
         seconds: since when.
         timeout: seconds after which it fails; 0: never.
-        number: how many collectives the group has had with this one; 0 for a call.
-        ranks: those of the group that a collective waits for, as far as this rank can tell.
+        number: how many collectives the group has had with this one; 0 for others.
+        ranks: those of the group that are awaited, as far as this rank can tell; empty for a receive
+            from any rank.
     """
 
     kind: str
@@ -41,6 +42,9 @@ class Waiting:
         since = f"for {self.seconds:.0f} s{limit}"
         if self.kind == "call":
             return f"a {self.what} call waits for worker '{self.whom}' {since}"
+        if self.kind == "message":
+            rank = f"rank {self.ranks[0]}" if self.ranks else "any rank"
+            return f"{self.what} of group '{self.whom}' waits for {rank} {since}"
         return f"{self.what}, collective {self.number} of group '{self.whom}', runs {since}{self._awaited()}"
 
     def _awaited(self) -> str:
@@ -51,15 +55,16 @@ class Waiting:
 
 
 def who_waits() -> list[Waiting]:
-    """What this process waits for: calls to other workers, and collectives; the longest first.
+    """What this process waits for: calls to other workers, collectives, and messages; the longest
+    first.
 
     ::
 
         for one in weft.who_waits():
             print(one)
 
-    Any thread may ask, also while the others wait. Of calls the 100 oldest are listed. Collectives
-    on CUDA tensors, and messages of process groups, are not.
+    Any thread may ask, also while the others wait. Of calls the 100 oldest are listed, of messages
+    those for which a thread waits. What is on CUDA tensors is not listed.
     """
     found = []
     agent = current.agent()
@@ -72,6 +77,9 @@ def who_waits() -> list[Waiting]:
             found.append(
                 Waiting("collective", title, group, seconds, timeout, number, tuple(ranks))
             )
+        for title, rank, seconds, timeout in backend._waiting_messages():
+            ranks = [rank] if rank >= 0 else []
+            found.append(Waiting("message", title, group, seconds, timeout, 0, tuple(ranks)))
     return sorted(found, key=lambda one: -one.seconds)
 
 

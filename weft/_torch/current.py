@@ -36,6 +36,19 @@ def named_backends() -> list[tuple[str, Any]]:
     return list(found.values())
 
 
+def store_connection() -> Any:
+    """A connection of its own to the Store that this process's ranks or workers met in; None: none.
+
+    Another thread may wait on theirs.
+    """
+    store = None
+    if dist.is_available() and dist.is_initialized():
+        store = dist.distributed_c10d._get_default_store()
+    elif (found := agent()) is not None:
+        store = found.store
+    return None if store is None else store.clone()
+
+
 def torch_records() -> bool:
     """Whether this torch records groups of any backend itself."""
     return not dist.is_available() or hasattr(torch._C._distributed_c10d, "FlightRecorderHook")

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from weft import _C, _native, _observe
+from weft._observe import logs
 
 BACKEND = "weft"
 
@@ -104,7 +105,7 @@ def _create(
         raise TypeError(
             f"the backend weft takes weft.ProcessGroupOptions as pg_options, got {pg_options!r}"
         )
-    return _C.WeftBackend(
+    made = _C.WeftBackend(
         options.store,
         options.group_rank,
         options.group_size,
@@ -114,6 +115,8 @@ def _create(
         global_ranks=list(options.global_ranks_in_group),
         make_delegate=functools.partial(_make_delegate, pg_options),
     )
+    logs.announce_group(options.group_id, options.group_rank, options.group_size, made.path)
+    return made
 
 
 def register() -> None:

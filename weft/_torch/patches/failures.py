@@ -128,29 +128,42 @@ def handle_exception(upstream: Function, result: Any) -> None:
 
 
 def _rebuilt(kind: type[Exception], text: str) -> Exception:
-    """An exception of this type that shows this text; a RemoteError where the type does not allow it."""
+    """An exception of this type that shows this text.
+
+    Where its constructor takes no text it is a RemoteError, too; and no more where that cannot be.
+    """
     try:
         if str(made := kind(text)) == text:
             return made
-        if str(made := _showing_text(kind)(text)) == text:
+        if str(made := _showing_text((kind,))(text)) == text:
             return made
     except Exception:
         pass
-    name = f"{kind.__module__}.{kind.__qualname__}"
     # Programs look for torch's words.
-    return RemoteError(
-        f"{text}\n(this is a RemoteError: the type cannot be made of a text. "
-        f"Original exception on remote side was {name})"
+    text += (
+        "\n(this is a RemoteError: the type cannot be made of a text. "
+        f"Original exception on remote side was {kind.__module__}.{kind.__qualname__})"
     )
+    try:
+        # Without the type's own constructor, whose arguments nobody has.
+        both = _showing_text((kind, RemoteError))
+        made = both.__new__(both, text)
+        made.args = (text,)
+        if str(made) == text:
+            return made
+    except Exception:
+        pass
+    return RemoteError(text)
 
 
 @functools.lru_cache(maxsize=256)
-def _showing_text(kind: type[Exception]) -> type[Exception]:
+def _showing_text(kinds: tuple[type[Exception], ...]) -> type[Exception]:
     """A subclass whose str() is the text: that of KeyError, for one, is the text's repr."""
+    kind = kinds[0]
     names = {
         "__str__": lambda self: self.args[0],
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,
         "_weft_origin": kind,  # what this worker's own callers are sent
     }
-    return type(kind.__name__, (kind,), names)
+    return type(kind.__name__, kinds, names)

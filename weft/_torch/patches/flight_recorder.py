@@ -97,8 +97,11 @@ _NAMES = {"barrier": "all_reduce_barrier", "_allgather_base": "_all_gather_base"
 def _as_of_nccl(entry: dict[str, Any]) -> None:
     """Names and shapes as NCCL's are recorded: torch's analysis knows no others."""
     name = entry["profiling_name"].removeprefix("weft:")
-    if name in ("send", "recv", "recvAnySource"):
-        return  # NCCL's names have both ranks, and the record has not
+    if "peer" in entry:
+        arrow = {"send": "->", "recv": "<-"}.get(name)
+        if arrow:  # a receive from any rank has no name there
+            entry["profiling_name"] = f"nccl:{name} {entry['rank']}{arrow}{entry['peer']}"
+        return
     entry["profiling_name"] = f"nccl:{_NAMES.get(name, name)}"
     # NCCL's has one tensor for all ranks there.
     whole = {"all_gather": "output_sizes", "reduce_scatter": "input_sizes"}.get(name)

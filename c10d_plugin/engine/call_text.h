@@ -1,0 +1,26 @@
+// What a rank has called, as errors say it.
+//
+// Threads: any that may wait for the GIL: the stack's lines need it.
+#pragma once
+
+#include <exception>
+#include <optional>
+#include <string>
+
+#include "c10d_plugin/engine/op_recorder.h"
+
+namespace weft::process_group {
+
+// "float32[4] at train.py:31": the tensors, and the innermost line that is not torch's or Weft's;
+// without a line where no stack was kept.
+std::string argumentsText(const OpRecord& own);
+
+// "all_reduce float32[4] in group '0' at train.py:31".
+std::string callText(const OpRecord& own);
+
+// Throws it, with what was called where that is known. A Work's waiters share the error, so this
+// throws a copy, which has the same type.
+[[noreturn]] void throwWithCall(const std::exception_ptr& error,
+                                const std::optional<OpRecord>& call);
+
+}  // namespace weft::process_group
