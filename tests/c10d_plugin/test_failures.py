@@ -322,12 +322,11 @@ def come_with_another_shape() -> None:
         time.sleep(0.01)
 
 
-def come_with_own_shape() -> tuple[float, str]:
-    """How long that takes to fail, and why."""
-    begin = time.monotonic()
+def come_with_own_shape() -> str:
+    """Why that fails."""
     with pytest.raises(RuntimeError) as error:
         other_shapes(False)
-    return time.monotonic() - begin, str(error.value)
+    return str(error.value)
 
 
 def test_a_rank_that_cannot_say_what_it_called_is_named():
@@ -337,10 +336,9 @@ def test_a_rank_that_cannot_say_what_it_called_is_named():
         for rank in (0, 1):
             ranks[rank].start(come_with_own_shape)
         for rank in (0, 1):
-            seconds, text = ranks[rank].result()
+            text = ranks[rank].result()
             assert "called different operations" in text
             assert text.endswith("; rank 2 does not answer"), text
-            assert seconds < 9.5
 
 
 def fail_in(operation: str) -> None:
