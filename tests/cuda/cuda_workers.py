@@ -10,8 +10,11 @@ from typing import Any
 import torch
 import torch.distributed.nn  # both sides of a RemoteModule need it
 import torch.distributed.rpc as rpc
+from forgetting import forget
 from waiting import wait_until
 from workers import Group, Worker, WorkerDied, leave
+
+forget()  # workers import this module, as the tests do
 
 CROSSED = {0: 1, 1: 0}
 
