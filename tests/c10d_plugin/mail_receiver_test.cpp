@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -82,6 +83,32 @@ TEST(Mailboxes, WhatComesOfARankThatGaveUpIsDropped) {
   box->receive(1, 3, {memory.data(), size, nullptr},
                [&](const Mailbox::Received& how) { ended += how.error ? 1 : 100; });
   EXPECT_EQ(ended, 1);
+}
+
+// Each may take back what it never announced, on the loop thread.
+TEST_F(MailReceiverTest, TakingBackCostsLittleAmongManyAnnouncements) {
+  constexpr std::uint64_t kCount = 100'000;
+  const auto started = std::chrono::steady_clock::now();
+  for (std::uint64_t id = 0; id < kCount; ++id)
+    announce(id, 2 * id);
+  for (std::uint64_t id = 0; id < kCount; ++id)
+    receiver.onSendCancelled(1, {MailKind::kSendCancelled, 0, 2 * id + 1, 0, {}, {}});
+  for (std::uint64_t id = 0; id < kCount; id += 2)
+    receiver.onSendCancelled(1, {MailKind::kSendCancelled, 0, 2 * id, 0, {}, {}});
+  EXPECT_LT(std::chrono::steady_clock::now() - started, std::chrono::seconds(2));
+  EXPECT_EQ(state.peer(1).announcements, kCount / 2);
+}
+
+TEST_F(MailReceiverTest, WhatWasTakenBackOrReceivedIsNotFoundAgain) {
+  announce(1, 7);
+  announce(1, 8);
+  receive(1);  // 7
+  receiver.onSendCancelled(1, {MailKind::kSendCancelled, 0, 8, 0, {}, {}});
+  receiver.onSendCancelled(1, {MailKind::kSendCancelled, 0, 8, 0, {}, {}});
+  EXPECT_EQ(state.peer(1).announcements, 0U);
+  receive(1);
+  EXPECT_FALSE(ended[1].has_value());
+  EXPECT_EQ(receiver.takeFrom(1).size(), 2U);
 }
 
 }  // namespace

@@ -68,7 +68,16 @@ std::vector<int> MessageMatcher::awaited(Tag lowest) const {
 
 void MessageMatcher::keep(std::shared_ptr<UnexpectedMessage> message) {
   message->arrival = ++arrivals_;
-  unexpected_[{message->from, message->tag}].push_back(std::move(message));
+  Messages& queue = unexpected_[{message->from, message->tag}];
+  queue.push_back(std::move(message));
+  const UnexpectedMessage& kept = *queue.back();
+  if (kept.state == UnexpectedMessage::State::kAnnounced)
+    announced_[{kept.from, kept.id, kept.arrival}] = std::prev(queue.end());
+}
+
+void MessageMatcher::leaveIndex(const UnexpectedMessage& message) {
+  if (message.state == UnexpectedMessage::State::kAnnounced)
+    announced_.erase({message.from, message.id, message.arrival});
 }
 
 std::shared_ptr<UnexpectedMessage> MessageMatcher::take(int from, Tag tag) {
@@ -87,10 +96,12 @@ std::shared_ptr<UnexpectedMessage> MessageMatcher::take(int from, Tag tag) {
   std::shared_ptr<UnexpectedMessage> message = std::move(found->second.front());
   found->second.pop_front();
   if (found->second.empty()) unexpected_.erase(found);
+  leaveIndex(*message);
   return message;
 }
 
 void MessageMatcher::forgetUnfinished(int from) {
+  announced_.erase(announced_.lower_bound({from, 0, 0}), announced_.lower_bound({from + 1, 0, 0}));
   for (auto queue = unexpected_.begin(); queue != unexpected_.end();) {
     if (queue->first.first == from)
       std::erase_if(queue->second, [](const auto& message) {
@@ -101,18 +112,20 @@ void MessageMatcher::forgetUnfinished(int from) {
 }
 
 bool MessageMatcher::forgetAnnounced(int from, std::uint64_t id) {
-  for (auto queue = unexpected_.begin(); queue != unexpected_.end(); ++queue) {
-    if (queue->first.first != from) continue;
-    if (std::erase_if(queue->second, [&](const auto& message) {
-          return message->state == UnexpectedMessage::State::kAnnounced && message->id == id;
-        }) == 0)
-      continue;
-    if (queue->second.empty()) unexpected_.erase(queue);
-    return true;
-  }
-  return false;
+  const auto found = announced_.lower_bound({from, id, 0});
+  if (found == announced_.end()) return false;
+  const auto message = found->second;
+  if ((*message)->from != from || (*message)->id != id) return false;
+  announced_.erase(found);
+  const auto queue = unexpected_.find({from, (*message)->tag});
+  queue->second.erase(message);
+  if (queue->second.empty()) unexpected_.erase(queue);
+  return true;
 }
 
-void MessageMatcher::clear() { unexpected_.clear(); }
+void MessageMatcher::clear() {
+  announced_.clear();
+  unexpected_.clear();
+}
 
 }  // namespace weft::collectives

@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -75,9 +76,15 @@ class MessageMatcher {
   using Key = std::pair<int, Tag>;  // the sender, or kAnyRank for receives
   using Receives = std::list<PostedReceive>;
   using Messages = std::list<std::shared_ptr<UnexpectedMessage>>;
+  // Its sender, id and arrival: a hostile sender may give two the same id.
+  using Announcement = std::tuple<int, std::uint64_t, std::uint64_t>;
+
+  // The index's entry of a message that is in no queue any more.
+  void leaveIndex(const UnexpectedMessage& message);
 
   std::map<Key, Receives> posted_;
   std::map<Key, Messages> unexpected_;
+  std::map<Announcement, Messages::iterator> announced_;  // those of unexpected_
   std::uint64_t arrivals_ = 0;
 };
 
