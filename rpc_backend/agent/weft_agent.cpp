@@ -246,9 +246,7 @@ transport::Waited WeftAgent::drive(transport::Deadline deadline,
   return driveUntil(*endpoint, deadline, done, spin);
 }
 
-void WeftAgent::wakeDriver() {
-  parts_->sender.endpoint()->wakeDriver(transport::Driver::kCaller);
-}
+void WeftAgent::wakeDriver() { parts_->sender.endpoint()->wakeDriver(transport::Driver::kCaller); }
 
 void WeftAgent::join(bool shutdown, float timeout_seconds) {
   checkProcess("leaving the RPC group");

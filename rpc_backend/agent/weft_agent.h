@@ -89,8 +89,8 @@ class WEFT_API WeftAgent : public RpcAgent, public std::enable_shared_from_this<
   // As send(), of a quick call (rpc_backend/serve/quick_call.h) with the group's timeout: the
   // future's callbacks neither wait nor call out.
   FuturePtr sendQuick(const WorkerInfo& to, MessagePtr message);
-  // Waits until `done()`, which is cheap and takes no lock that is held; meanwhile this thread reads
-  // what comes, where it can. kDone also when it cannot: then wait in another way. What makes
+  // Waits until `done()`, which is cheap and takes no lock that is held; meanwhile this thread
+  // reads what comes, where it can. kDone also when it cannot: then wait in another way. What makes
   // `done()` true on another thread is followed by wakeDriver().
   transport::Waited drive(transport::Deadline deadline, const std::function<bool()>& done);
   void wakeDriver();

@@ -16,8 +16,8 @@ class IncomingMessage;
 // Whether this looks like one and is short; runQuick() decides.
 bool looksQuick(const IncomingMessage& request);
 
-// Runs it and returns its answer. Throws std::exception, whose text the caller gets, also when it is
-// none. Loop thread.
+// Runs it and returns its answer. Throws std::exception, whose text the caller gets, also when it
+// is none. Loop thread.
 MessagePtr runQuick(const Message& request);
 
 }  // namespace weft::rpc

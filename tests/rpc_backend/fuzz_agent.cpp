@@ -272,7 +272,8 @@ class Agent {
     record.auth = "store";
     record.policy = "any";
     record.address = network_->address();
-    if (input_.oneIn(4)) record.device_maps["worker0"][c10::Device("cpu")] = c10::Device("cpu");
+    if (input_.oneIn(4))
+      record.device_maps["worker0"].insert_or_assign(c10::Device("cpu"), c10::Device("cpu"));
     return record.toText();
   }
 
@@ -343,7 +344,10 @@ class Agent {
     if (head.device_memory) writer.deviceToken(input_.bytes(input_.below(8)));
     if (head.staged) sizes.push_back(1);
     if (input_.oneIn(32)) next.header[input_.number() % next.header.size()] = std::byte{7};
-    if (head.kind == WireKind::kRequest) network_->asked(from, head.call_id);
+    // As it reads now: the byte above may be in the header.
+    WireHeader sent;
+    if (WireReader(next.header).header(sent) && sent.kind == WireKind::kRequest)
+      network_->asked(from, sent.call_id);
     if (input_.oneIn(16)) {
       return router_.onTooLarge(from, next.header, {ErrorCode::kLimitExceeded, "it is too large"});
     }

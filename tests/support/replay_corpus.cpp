@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <stdexcept>
 #include <vector>
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
@@ -31,7 +32,9 @@ class Replay : public ::testing::Test {
 
 // Before main(), which runs what is registered.
 const bool registered = [] {
-  const std::filesystem::path corpus(std::getenv("WEFT_CORPUS"));
+  const char* const folder = std::getenv("WEFT_CORPUS");
+  if (folder == nullptr) throw std::runtime_error("WEFT_CORPUS names no folder");
+  const std::filesystem::path corpus(folder);
   for (const auto& input : std::filesystem::directory_iterator(corpus)) {
     ::testing::RegisterTest(
         corpus.filename().c_str(), input.path().filename().c_str(), nullptr, nullptr, __FILE__,
