@@ -61,7 +61,7 @@ std::string callText(const OpRecord& own) {
   std::string text(title.substr(title.find(':') + 1));
   if (const std::string tensors = tensorsText(own); !tensors.empty()) text += " " + tensors;
   if (!own.group_name.empty()) text += " in group '" + own.group_name + "'";
-  return text + siteText(own);
+  return text;
 }
 
 void throwWithCall(const std::exception_ptr& error, const std::optional<OpRecord>& call) {

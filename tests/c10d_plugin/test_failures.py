@@ -346,13 +346,13 @@ def fail_in(operation: str) -> None:
     import torch.distributed as dist
 
     if operation == "all_gather":
-        dist.all_gather([torch.ones(2)] * dist.get_world_size(), torch.ones(2))  # all_gather
+        dist.all_gather([torch.ones(2)] * dist.get_world_size(), torch.ones(2))
     elif operation == "async all_reduce":
-        dist.all_reduce(torch.ones(2, 3), async_op=True).wait()  # async all_reduce
+        dist.all_reduce(torch.ones(2, 3), async_op=True).wait()
     elif operation == "barrier":
-        dist.barrier()  # barrier
+        dist.barrier()
     else:
-        dist.recv(torch.ones(4, dtype=torch.int64), 1)  # recv
+        dist.recv(torch.ones(4, dtype=torch.int64), 1)
 
 
 @pytest.mark.parametrize(
@@ -365,16 +365,13 @@ def fail_in(operation: str) -> None:
     ],
 )
 @pytest.mark.parametrize("cause", ["timeout", "loss"])
-def test_an_error_says_what_was_called_and_where(path, operation, called, cause):
-    lines, first = inspect.getsourcelines(fail_in)
-    line = first + next(number for number, text in enumerate(lines) if f"# {operation}" in text)
+def test_an_error_says_what_was_called(path, operation, called, cause):
     with Ranks(2, path, timeout=1.0 if cause == "timeout" else 30.0) as ranks:
         if cause == "loss":
             ranks[1].kill()
         error = ranks[0].fails(fail_in, operation)
         assert error.kind == "DistBackendError"
-        wanted = f"({called} in group '0' at {os.path.basename(__file__)}:{line})"
-        assert wanted in error.message, error.message
+        assert f"({called} in group '0')" in error.message, error.message
         assert error.message.count("in group '0'") == 1
 
 

@@ -161,7 +161,7 @@ def test_torchs_analysis_names_the_rank_that_sends_nothing(folder):
         ranks[2].start(awaits_rank_1)
         said = ranks[2].failure().message
         line = line_of(awaits_rank_1, "the line that waits")
-        assert f"(recv float32[4] in group '0' at {Path(__file__).name}:{line})" in said
+        assert "(recv float32[4] in group '0')" in said
         wait_for(folder, 0, 1, 2)
         said = analysed(folder)
         assert said.count("Not all ranks joining collective") == 1
