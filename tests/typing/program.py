@@ -44,11 +44,12 @@ def watch(folder: Path) -> None:
     figures: weft.Metrics = weft.metrics()
     sent: float = figures.counters["calls_sent"]
     waiting: list[weft.Waiting] = weft.who_waits()
+    threads: dict[str, str] = weft.stacks()
     values: list[weft.RRefInfo] = weft.rref_report()
     ids: list[weft.RRefId] = [value.id for value in values]
     info: dict[str, str] = weft.debug_info()
     names: list[str] = [one.name for one in weft.published()] + weft.registered_functions()
-    print(sent, waiting, ids, len(info), names, len(weft.metrics_text()))
+    print(sent, waiting, len(threads), ids, len(info), names, len(weft.metrics_text()))
     with weft.trace(folder / "trace.json"):
         torch.ones(2).sum()
     dumped: Path = weft.dump_flight_record(folder / "rank_0")
