@@ -49,6 +49,12 @@ std::string tensorsText(const OpRecord& own) {
   return shapesText(own.inputs.empty() ? own.outputs : own.inputs);
 }
 
+template <typename Type>
+[[noreturn]] void throwCopy(Type error, const OpRecord& call) {
+  error.add_context(callText(call));
+  throw error;
+}
+
 }  // namespace
 
 std::string argumentsText(const OpRecord& own) {
@@ -69,14 +75,10 @@ void throwWithCall(const std::exception_ptr& error, const std::optional<OpRecord
   try {
     std::rethrow_exception(error);
   } catch (const c10::DistBackendError& shared) {
-    c10::DistBackendError own = shared;
-    own.add_context(callText(*call));
-    throw own;
+    throwCopy(shared, *call);
   } catch (const c10::Error& shared) {
     if (typeid(shared) != typeid(c10::Error)) throw;
-    c10::Error own = shared;
-    own.add_context(callText(*call));
-    throw own;
+    throwCopy(shared, *call);
   }
 }
 

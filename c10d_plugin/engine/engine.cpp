@@ -172,7 +172,7 @@ RecordedOp Engine::recordMessage(const OpParams& params, c10d::OpType type,
                              calls());
   made.peer = peer;
   made.tag = tag;
-  if (!OpRecorder::get().on()) return unrecorded(std::move(made));
+  if (!OpRecorder::get().on()) return RecordedOp(std::move(made));
   RecordedOp recorded(OpRecorder::get().add(std::move(made)));
   recorded.start();
   return recorded;

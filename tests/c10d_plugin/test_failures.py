@@ -14,6 +14,7 @@ import pytest
 from ctrl_c import Delays
 from ports import free_port
 from ranks import PATHS, Ranks, leave, meet
+from waiting import wait_until
 from workers import Workers, ended_by
 
 SOON = 4.0  # seconds after a kill -9 by which every survivor must have failed; silence takes 5
@@ -318,8 +319,9 @@ def come_with_another_shape() -> None:
     import weft
 
     _works.append(dist.all_reduce(torch.ones(5), async_op=True))
-    while not any(one.ranks == (0, 1) for one in weft.who_waits()):
-        time.sleep(0.01)
+    wait_until(
+        lambda: any(one.ranks == (0, 1) for one in weft.who_waits()), "it waits for both others"
+    )
 
 
 def come_with_own_shape() -> str:

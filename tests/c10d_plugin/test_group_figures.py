@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from ranks import PATHS, Ranks
+from waiting import takes
 
 
 def shown_while_one_waits(late: int) -> list[str]:
@@ -65,8 +66,6 @@ def test_figures_of_a_group():
 
 def come_late(late: int) -> dict[int, float]:
     """Whom this rank has waited for, after collectives to which ``late`` came last."""
-    import time
-
     import torch
     import torch.distributed as dist
 
@@ -74,7 +73,7 @@ def come_late(late: int) -> dict[int, float]:
 
     for _ in range(3):
         if dist.get_rank() == late:
-            time.sleep(0.3)  # what a straggler does
+            takes(0.3)  # what a straggler does
         dist.all_reduce(torch.ones(2))
     ((_, group),) = weft.metrics().groups.items()
     return group.waited

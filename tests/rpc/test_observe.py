@@ -9,13 +9,12 @@ import os
 import re
 import socket
 import threading
-import time
 import urllib.request
 from pathlib import Path
 
 import pytest
 import torch
-from waiting import wait_until
+from waiting import takes, wait_until
 from workers import Group
 
 import weft
@@ -221,7 +220,7 @@ def text_with_a_process_group(rank: int, meeting: str) -> str:
 
     dist.init_process_group("weft", init_method=f"{meeting}-group", rank=rank, world_size=2)
     if rank == 1:
-        time.sleep(0.3)  # what a straggler does
+        takes(0.3)  # what a straggler does
     dist.all_reduce(torch.ones(1))
     found = text()
     dist.destroy_process_group()
