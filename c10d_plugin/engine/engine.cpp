@@ -155,7 +155,7 @@ void Engine::explain(const c10::Error& error, const std::optional<OpRecord>& own
   const int size = collectives_->size();
   if (!own || size == 1) throw;
   const std::string all =
-      exchangeCalls(*store_, rank(), size, own->collective_sequence, argumentsText(*own));
+      exchangeCalls(store_, rank(), size, own->collective_sequence, argumentsText(*own));
   transport::raiseInterrupt();  // Ctrl-C while it waited for the others
   TORCH_CHECK(false, error.what_without_backtrace(), "; group '", own->group_name, "', ", all);
 }

@@ -2,45 +2,93 @@
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
 #include <map>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "c10d_plugin/core/ranks_text.h"
 #include "c10d_plugin/store/all_gather.h"
+#include "transport/base/interruption.h"
+#include "transport/base/thrown.h"
 
 namespace weft::process_group {
 
 namespace {
 
+using collectives::Deadline;
+using collectives::KeyValue;
+
 // For all together: ranks find a difference at the same moment, so one that says nothing so long is
 // stopped, or cannot run.
 constexpr std::chrono::milliseconds kPatience{6000};
 
-}  // namespace
+// By rank; nothing of one that does not say it by the deadline.
+using Calls = std::vector<std::optional<std::string>>;
 
-std::string exchangeCalls(collectives::KeyValue& store, int rank, int size, std::uint64_t number,
-                          const std::string& own) {
+Calls askAll(KeyValue& store, int rank, int size, std::uint64_t number, const std::string& own,
+             Deadline deadline) {
   const auto keys =
       collectives::topicKeys("called/" + std::to_string(number), collectives::allRanks(size));
-  std::map<std::string, std::vector<int>> ranks_by_text{{own, {rank}}};
+  Calls calls(static_cast<std::size_t>(size));
+  const auto me = static_cast<std::size_t>(rank);
+  calls[me] = own;
+  if (store.set(keys[me], own)) return calls;
+  for (std::size_t other = 0; other < calls.size(); ++other) {
+    if (other == me) continue;
+    auto text = store.get(keys[other], deadline);
+    if (text.ok()) calls[other] = std::move(text).value();
+  }
+  return calls;
+}
+
+// askAll(), but it ends in time where the process that serves the Store is stopped: a question to it
+// has no timeout. The thread that asks is then left to itself.
+Calls askInTime(std::shared_ptr<KeyValue> store, int rank, int size, std::uint64_t number,
+                const std::string& own) {
+  struct Asked {
+    std::mutex mutex;
+    std::condition_variable ended;
+    std::optional<Calls> calls;
+  };
+  const auto asked = std::make_shared<Asked>();
+  const Deadline deadline = Deadline::clock::now() + kPatience;
+  const auto not_started = transport::thrownBy([&] {
+    std::thread([=, store = std::move(store)] {
+      Calls calls = askAll(*store, rank, size, number, own, deadline);
+      const std::lock_guard lock(asked->mutex);
+      asked->calls = std::move(calls);
+      asked->ended.notify_all();
+    }).detach();
+  });
+  std::unique_lock lock(asked->mutex);
+  const auto ended = [&] { return asked->calls.has_value(); };
+  if (!not_started &&
+      transport::waitInterruptibly(asked->ended, lock, deadline + std::chrono::milliseconds(500),
+                                   ended) == transport::Waited::kDone)
+    return std::move(*asked->calls);
+  Calls none(static_cast<std::size_t>(size));
+  none[static_cast<std::size_t>(rank)] = own;
+  return none;
+}
+
+}  // namespace
+
+std::string exchangeCalls(std::shared_ptr<KeyValue> store, int rank, int size,
+                          std::uint64_t number, const std::string& own) {
+  const Calls calls = askInTime(std::move(store), rank, size, number, own);
+  std::map<std::string, std::vector<int>> ranks_by_text;
   std::vector<int> silent;
-  const auto deadline = collectives::Deadline::clock::now() + kPatience;
-  if (!store.set(keys[static_cast<std::size_t>(rank)], own)) {
-    for (int other = 0; other < size; ++other) {
-      if (other == rank) continue;
-      const auto text = store.get(keys[static_cast<std::size_t>(other)], deadline);
-      if (text.ok()) {
-        ranks_by_text[text.value()].push_back(other);
-      } else {
-        silent.push_back(other);
-      }
-    }
+  for (int each = 0; each < size; ++each) {
+    const auto& text = calls[static_cast<std::size_t>(each)];
+    (text ? ranks_by_text[*text] : silent).push_back(each);
   }
   std::map<std::vector<int>, std::string> text_by_ranks;  // the lowest rank first
-  for (auto& [text, ranks] : ranks_by_text) {
-    std::ranges::sort(ranks);
+  for (auto& [text, ranks] : ranks_by_text)
     text_by_ranks[ranks] = text;
-  }
   std::string all;
   for (const auto& [ranks, text] : text_by_ranks)
     all += (all.empty() ? "" : "; ") + collectives::ranksAsText(ranks) + ": " + text;

@@ -4,6 +4,7 @@
 // Threads: the one whose operation failed.
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include "c10d_plugin/core/collectives.h"
@@ -11,11 +12,11 @@
 
 namespace weft::process_group {
 
-// Tells the others what this rank has called, and waits for what they say, for six seconds at
-// most; the text names those that say nothing in that time. Where no Store answers it has this
-// rank's call only. `own`: argumentsText().
+// Tells the others what this rank has called, and waits for what they say, for seven seconds at
+// most; the text names those that say nothing in that time: all others where the process that
+// serves the Store is stopped. Ctrl-C ends the wait. `own`: argumentsText().
 // `number`: of the group's operations, the same on all ranks.
-std::string exchangeCalls(collectives::KeyValue& store, int rank, int size, std::uint64_t number,
-                          const std::string& own);
+std::string exchangeCalls(std::shared_ptr<collectives::KeyValue> store, int rank, int size,
+                          std::uint64_t number, const std::string& own);
 
 }  // namespace weft::process_group

@@ -1,6 +1,7 @@
 // KeyValue over a c10d Store.
 //
-// Threads: one at a time. Every wait is bounded.
+// Threads: one at a time. Every wait is bounded as long as the process that serves the Store runs;
+// where it is stopped, a question to it does not return.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>

@@ -319,28 +319,38 @@ def come_with_another_shape() -> None:
     import weft
 
     _works.append(dist.all_reduce(torch.ones(5), async_op=True))
+    others = tuple(rank for rank in range(3) if rank != dist.get_rank())
     wait_until(
-        lambda: any(one.ranks == (0, 1) for one in weft.who_waits()), "it waits for both others"
+        lambda: any(one.ranks == others for one in weft.who_waits()), "it waits for both others"
     )
 
 
-def come_with_own_shape() -> str:
-    """Why that fails."""
+def come_with_own_shape() -> tuple[str, float]:
+    """Why that fails, and after how many seconds."""
+    began = time.monotonic()
     with pytest.raises(RuntimeError) as error:
         other_shapes(False)
-    return str(error.value)
+    return str(error.value), time.monotonic() - began
 
 
-def test_a_rank_that_cannot_say_what_it_called_is_named():
+@pytest.mark.parametrize(
+    ("stopped", "silent"),
+    [(2, "rank 2 does not answer"), (0, "do not answer")],
+    ids=["a rank", "the Store's process"],
+)
+def test_a_rank_that_cannot_say_what_it_called_is_named(stopped, silent):
     with Ranks(3) as ranks:
-        ranks[2].call(come_with_another_shape)
-        ranks[2].stop()
-        for rank in (0, 1):
+        others = [rank for rank in range(3) if rank != stopped]
+        ranks[stopped].call(come_with_another_shape)
+        ranks[stopped].stop()
+        for rank in others:
             ranks[rank].start(come_with_own_shape)
-        for rank in (0, 1):
-            text = ranks[rank].result()
+        for rank in others:
+            text, seconds = ranks[rank].result()
             assert "called different operations" in text
-            assert text.endswith("; rank 2 does not answer"), text
+            assert f"rank {rank}: float32" in text, text
+            assert text.endswith(silent), text
+            assert seconds < 15
 
 
 def fail_in(operation: str) -> None:

@@ -9,6 +9,7 @@ PIP_PACKAGES=(
   pandas                               # torch-tb-profiler
   pytest pytest-timeout                # tests/; a time limit per test
   expecttest parameterized hypothesis  # torch.testing._internal.distributed
+  tabulate requests                    # the pages of torch.distributed.debug
   ruff==0.14.5                         # lint; pinned, since its format changes with versions
   mypy==2.4.1 "pyright[nodejs]"        # tests/typing; pinned, since it writes the stubs
   pyyaml                               # tests/examples: what is given to Kubernetes
