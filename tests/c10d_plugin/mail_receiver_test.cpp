@@ -95,7 +95,7 @@ TEST_F(MailReceiverTest, TakingBackCostsLittleAmongManyAnnouncements) {
     receiver.onSendCancelled(1, {MailKind::kSendCancelled, 0, 2 * id + 1, 0, {}, {}});
   for (std::uint64_t id = 0; id < kCount; id += 2)
     receiver.onSendCancelled(1, {MailKind::kSendCancelled, 0, 2 * id, 0, {}, {}});
-  EXPECT_LT(std::chrono::steady_clock::now() - started, std::chrono::seconds(2));
+  EXPECT_LT(std::chrono::steady_clock::now() - started, std::chrono::seconds(8));
   EXPECT_EQ(state.peer(1).announcements, kCount / 2);
 }
 
