@@ -14,9 +14,18 @@ _COPTS = [
     "-fvisibility=hidden",
 ]
 
+# Torch itself, and what has torch in its headers.
+_WITH_TORCH = [
+    "//:weft",
+    "//jit_ops",
+    "//rpc_backend",
+    "//third_party/torch:torch_cpu",
+    "//third_party/torch:torch_python",
+]
+
 def _torch(deps):
-    """More flags and dependencies of a target that names torch: its headers, parsed once."""
-    if "//third_party/torch:torch_cpu" in deps or "//third_party/torch:torch_python" in deps:
+    """More flags and dependencies of a target that uses torch: its headers, parsed once."""
+    if [dep for dep in deps if dep in _WITH_TORCH]:
         header = "third_party/torch/parsed_torch"
         return ["-include", header + ".h"], ["//third_party/torch:parsed_torch"]
     return [], []
@@ -62,7 +71,10 @@ def weft_cc_binary(name, copts = [], deps = [], **kwargs):
     )
 
 def weft_cc_test(name, copts = [], deps = [], size = "small", main = True, **kwargs):
-    """A GoogleTest binary. main = False where the test brings its own main()."""
+    """A GoogleTest binary. main = False where the test brings its own main().
+
+    The tag "one-thread" says that a thread sanitizer finds nothing in it.
+    """
     torch_copts, torch_deps = _torch(deps)
     native.cc_test(
         name = name,
@@ -84,6 +96,7 @@ def weft_fuzz_test(name, copts = [], deps = [], **kwargs):
         copts = copts,
         data = native.glob([corpus + "/*"]),
         env = {"WEFT_CORPUS": native.package_name() + "/" + corpus},
+        tags = ["one-thread"],
         deps = deps + ["//tests/support:replay_corpus"],
         **kwargs
     )

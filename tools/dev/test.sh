@@ -35,26 +35,36 @@ bazel_tests() {
   tally bep "$RESULTS/$name.bep" "$RESULTS/$name.json" "$rc"
 }
 
+# targets QUERY: what Bazel's query finds, a line each; fails where that is nothing.
+targets() { BAZEL_TIMEOUT=300 bazel_run query --noshow_progress "$1" 2>/dev/null | grep .; }
+
+# Beside the sanitizers, which run the C++ tests without torch, those with torch only.
 part_cpp() {
-  local flags=()
+  local flags=() which=(//...)
   [[ -n "$FILTER" ]] && flags=("--test_filter=*$FILTER*")
-  bazel_tests cpp //... -- "${flags[@]}"
+  if [[ " ${parts[*]} " == *" sanitizers "* ]]; then
+    mapfile -t which < <(targets 'tests(//...) intersect rdeps(//..., @weft_torch//:headers)')
+    [[ ${#which[@]} -gt 0 ]] || die "found no C++ test with torch"
+  fi
+  bazel_tests cpp "${which[@]}" -- "${flags[@]}"
 }
 
 # Every C++ test that does not reach torch, under each sanitizer: pip's torch is not instrumented.
 part_sanitizers() {
-  local config status=0
-  for config in asan tsan; do "part_$config" || status=1; done
+  local status=0
+  part_asan || status=1
+  part_tsan || status=1
   return "$status"
 }
 part_asan() { sanitized asan; }
-part_tsan() { sanitized tsan; }
+part_tsan() { sanitized tsan --test_tag_filters=-fuzz,-manual,-one-thread; }
+# sanitized NAME FLAGS…
 sanitized() {
-  local targets
-  mapfile -t targets < <(BAZEL_TIMEOUT=300 bazel_run query --noshow_progress \
-    'kind("cc_test rule", //...) except rdeps(//..., @weft_torch//:headers)' 2>/dev/null)
-  [[ ${#targets[@]} -gt 0 ]] || die "found no C++ test without torch"
-  bazel_tests "sanitizers-$1" "${targets[@]}" -- "--config=$1"
+  local which
+  mapfile -t which < <(targets \
+    'kind("cc_test rule", //...) except rdeps(//..., @weft_torch//:headers)')
+  [[ ${#which[@]} -gt 0 ]] || die "found no C++ test without torch"
+  bazel_tests "sanitizers-$1" "${which[@]}" -- "--config=$1" "${@:2}"
 }
 
 # pytest_run NAME ARGS…: pytest under Weft; its counts go to NAME.json.
