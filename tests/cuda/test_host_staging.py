@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed.rpc as rpc
 from cuda_workers import CudaGroup, metric, seed
-from emulation import EMULATION
+from emulation import EMULATION, WITHOUT_IPC, refuses_ipc
 from test_rpc import (
     GATES,
     KEPT,
@@ -30,14 +30,12 @@ pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two
 WAYS = [
     {"WEFT_UNIX_SOCKET": "0"},
     {"WEFT_SHARED_MEMORY": "0"},
-    {"EMULATED_CUDA_IPC": "0"},
+    pytest.param(WITHOUT_IPC, marks=refuses_ipc),
 ]
 
 
 @pytest.fixture(scope="module", params=WAYS, ids=lambda way: next(iter(way)))
 def group(request):
-    if EMULATION is None and "EMULATED_CUDA_IPC" in request.param:
-        pytest.skip("IPC can be refused on emulated devices only")
     with CudaGroup(request.param) as group:
         yield group
         group.end()
@@ -303,9 +301,9 @@ def test_a_copy_that_fails_at_the_receiver_fails_the_call_only(group, elements, 
 
 
 def test_no_memory_at_the_receiver_fails_the_call_only(group):
-    group[1].call(limit_memory, 0.01)
+    group[1].call(limit_memory, 10 << 20)
     group[0].call(without_memory)
-    group[1].call(limit_memory, 1.0)
+    group[1].call(limit_memory, None)
     group[0].call(at_once)
 
 

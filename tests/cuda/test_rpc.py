@@ -14,7 +14,7 @@ import torch
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 from cuda_workers import CudaGroup, metric, seed, wait_until_lent, wait_until_returned
-from emulation import EMULATION
+from emulation import EMULATION, WITHOUT_IPC, refuses_ipc
 from waiting import wait_until
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
@@ -81,8 +81,8 @@ def crossed_maps() -> None:
             x, y = chain(counted(0)), chain(counted(1))
             back = rpc.rpc_sync("worker1", swapped, args=(x, y))
             on(1, 0)(back)
-            sums = [tensor.sum().item() for tensor in back]
-        expected = chain(chain(torch.arange(1000.0))).sum().item()
+            sums = [total(tensor) for tensor in back]
+        expected = total(chain(chain(torch.arange(1000.0))))
         assert sums == [expected, expected]
 
 
@@ -506,9 +506,11 @@ def test_a_copy_that_fails_at_the_receiver_fails_the_call_only(group):
     lent_by(group, receiver_fails)
 
 
-def limit_memory(fraction: float) -> None:
+def limit_memory(limit: int | None) -> None:
+    """What this process may take, in bytes, of the device on which the other's tensors arrive."""
     torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction(fraction, 1)
+    whole = torch.cuda.get_device_properties(1).total_memory
+    torch.cuda.set_per_process_memory_fraction(1.0 if limit is None else limit / whole, 1)
 
 
 def without_memory() -> None:
@@ -519,9 +521,9 @@ def without_memory() -> None:
 
 
 def test_no_memory_at_the_receiver_fails_the_call_only(group):
-    group[1].call(limit_memory, 0.01)
+    group[1].call(limit_memory, 10 << 20)
     lent_by(group, without_memory)
-    group[1].call(limit_memory, 1.0)
+    group[1].call(limit_memory, None)
     lent_by(group, same_twice)
 
 
@@ -559,7 +561,7 @@ ALL_OF_IT = [crossed_maps, to_itself, many_small_tensors, views, gradients, refe
 @pytest.mark.parametrize(
     ("environment", "why"),
     [
-        ({"EMULATED_CUDA_IPC": "0"}, "operation not supported"),
+        pytest.param(WITHOUT_IPC, "operation not supported", marks=refuses_ipc),
         ({"WEFT_SHARED_MEMORY": "0"}, "WEFT_SHARED_MEMORY is 0"),
         ({"WEFT_UNIX_SOCKET": "0"}, "not reached by a Unix socket"),
     ],

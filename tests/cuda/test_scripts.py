@@ -12,6 +12,7 @@ import torch
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 from cuda_workers import CudaGroup, metric, seed, wait_until_lent, wait_until_returned
+from emulation import WITHOUT_IPC, refuses_ipc
 from torch import Tensor, nn
 
 import weft
@@ -360,7 +361,10 @@ def test_results_of_forks_through_host_memory():
         group.end()
 
 
-@pytest.mark.parametrize("environment", [{"EMULATED_CUDA_IPC": "0"}, {"WEFT_SHARED_MEMORY": "0"}])
+@pytest.mark.parametrize(
+    "environment",
+    [pytest.param(WITHOUT_IPC, marks=refuses_ipc), {"WEFT_SHARED_MEMORY": "0"}],
+)
 def test_through_host_memory(environment):
     with CudaGroup(environment) as group:
         for rank in range(2):
