@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def no_findings():
         assert EMULATION.emulatedCudaFindings() == before, "see the reports on standard error"
 
 
-@pytest.fixture(params=range(20 if EMULATION else 1))
+@pytest.fixture(params=range(int(os.environ.get("CUDA_TEST_SEEDS", "20")) if EMULATION else 1))
 def delays(request):
     """Twenty different sequences of the streams' delays; a GPU's cannot be chosen."""
     if EMULATION:
