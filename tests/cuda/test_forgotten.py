@@ -30,7 +30,7 @@ LIMIT = 600  # seconds for one test: what ends by the clock has noticed nothing
 
 pytestmark = [
     pytest.mark.skipif(EMULATION is None, reason="only an emulated device can forget"),
-    need_two("what is forgotten shows between them"),
+    need_two("the tests that must notice are chosen for two"),
 ]
 
 
