@@ -1,8 +1,11 @@
 // A C++ worker with CUDA devices beside a Python one (test_cpp_client.py), with crossed device
-// maps: calls what that one publishes at its cuda:1, runs a model with a remote module there, and
-// serves it a function in return. Each of twenty seeds delays the streams of both in another way.
+// maps: calls what that one publishes at its second device, runs a model with a remote module
+// there, and serves it a function in return. Each of twenty seeds delays the streams of both in
+// another way.
 //
-//   cpp_client INIT_METHOD LIBWEFT_CUDA MODEL
+//   cpp_client INIT_METHOD LIBWEFT_CUDA MODEL SECOND
+//
+// SECOND is the number of the second device: 0 where there is one only.
 #include <ATen/ops/arange.h>
 #include <dlfcn.h>
 #include <torch/csrc/jit/serialization/import.h>
@@ -96,15 +99,16 @@ void waitUntilLent(const weft::Group& group) {
   expect(weft::waitUntil(lends, std::chrono::seconds(60)), "no tensor is lent");
 }
 
-void run(const std::string& init_method, const char* model_path) {
+void run(const std::string& init_method, const char* model_path, c10::Device second) {
+  const c10::Device first(at::kCUDA, 0);
   weft::publish("seed", weft::servable("seed(int number) -> ()", [](weft::Values args) {
                   seed(args[0].toInt());
                   return at::IValue();
                 }));
-  weft::publish("chained", weft::servable("chained(Tensor x) -> Tensor", [](weft::Values args) {
+  weft::publish("chained",
+                weft::servable("chained(Tensor x) -> Tensor", [second](weft::Values args) {
                   const at::Tensor x = args[0].toTensor();
-                  expect(x.device() == c10::Device(at::kCUDA, 1),
-                         "an argument is on another device");
+                  expect(x.device() == second, "an argument is on another device");
                   return at::IValue(chain(x));
                 }));
   weft::JoinOptions options;
@@ -112,8 +116,7 @@ void run(const std::string& init_method, const char* model_path) {
   options.rank = 1;
   options.world_size = 2;
   options.init_method = init_method;
-  options.rpc.device_maps["python"] = {{c10::Device(at::kCUDA, 0), c10::Device(at::kCUDA, 1)},
-                                       {c10::Device(at::kCUDA, 1), c10::Device(at::kCUDA, 0)}};
+  options.rpc.device_maps["python"] = {{first, second}, {second, first}};
   const auto group = weft::Group::join(options);
   waitForPublished("ready");
   torch::jit::Module model = torch::jit::load(model_path);
@@ -136,7 +139,7 @@ void run(const std::string& init_method, const char* model_path) {
 int main(int /*argc*/, char** argv) {
   try {
     load(argv[2]);
-    run(argv[1], argv[3]);
+    run(argv[1], argv[3], {at::kCUDA, static_cast<c10::DeviceIndex>(std::stoi(argv[4]))});
   } catch (const std::exception& error) {
     std::fprintf(stderr, "cpp_client: %s\n", error.what());
     return 1;

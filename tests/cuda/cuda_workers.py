@@ -1,5 +1,5 @@
-"""Worker processes with CUDA devices: their maps are crossed, and each ends as a process of its own
-does, so that what the emulation found in it is its exit status."""
+"""Worker processes with CUDA devices: their maps are crossed where there are two, and each ends as a
+process of its own does, so that what the emulation found in it is its exit status."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from typing import Any
 import torch
 import torch.distributed.nn  # both sides of a RemoteModule need it
 import torch.distributed.rpc as rpc
+from devices import CROSSED
 from forgetting import forget
 from waiting import wait_until
 from workers import Group, Worker, WorkerDied, leave
 
 forget()  # workers import this module, as the tests do
-
-CROSSED = {0: 1, 1: 0}
 
 
 class CudaGroup(Group):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
+import pytest
 import torch
 
 
@@ -18,3 +19,9 @@ def _find() -> ctypes.CDLL | None:
 
 
 EMULATION = _find() if torch.cuda.is_available() else None
+
+#: Workers to which CUDA refuses IPC handles.
+WITHOUT_IPC = {"EMULATED_CUDA_IPC": "0"}
+refuses_ipc = pytest.mark.skipif(
+    EMULATION is None, reason="IPC can be refused on emulated devices only"
+)

@@ -10,13 +10,13 @@ import torch
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 from cuda_workers import CudaGroup, seed, wait_until_lent
+from devices import OTHER_CUDA
 from test_rpc import lent_by
 from torch import nn
 from torch.distributed.optim import DistributedOptimizer
 
 import weft
 
-pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 WORKERS = pytest.mark.parametrize("worker", ["worker0", "worker1"])
 
 
@@ -112,7 +112,7 @@ class Scaled(nn.Module):
 
 def train_a_remote_module() -> None:
     """The caller has nothing to do between an optimizer's step and the next forward."""
-    module, plain = weft.RemoteModule("worker1/cuda:1", Scaled), Scaled()
+    module, plain = weft.RemoteModule(f"worker1/{OTHER_CUDA}", Scaled), Scaled()
     optimizer = DistributedOptimizer(torch.optim.SGD, module.remote_parameters(), lr=1.0)
     own = torch.optim.SGD(plain.parameters(), lr=1.0)
     losses = []

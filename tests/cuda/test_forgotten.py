@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from devices import need_two
 from emulation import EMULATION
 
 import weft
@@ -29,7 +30,7 @@ LIMIT = 600  # seconds for one test: what ends by the clock has noticed nothing
 
 pytestmark = [
     pytest.mark.skipif(EMULATION is None, reason="only an emulated device can forget"),
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
+    need_two("the tests that must notice are chosen for two"),
 ]
 
 

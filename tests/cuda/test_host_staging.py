@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.distributed.rpc as rpc
 from cuda_workers import CudaGroup, metric, seed
-from emulation import EMULATION
+from devices import BOTH, EACH, SECOND, need_two
+from emulation import EMULATION, WITHOUT_IPC, refuses_ipc
 from test_rpc import (
     GATES,
     KEPT,
@@ -26,18 +27,15 @@ from test_rpc import (
 )
 from waiting import wait_until
 
-pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 WAYS = [
     {"WEFT_UNIX_SOCKET": "0"},
     {"WEFT_SHARED_MEMORY": "0"},
-    {"EMULATED_CUDA_IPC": "0"},
+    pytest.param(WITHOUT_IPC, marks=refuses_ipc),
 ]
 
 
 @pytest.fixture(scope="module", params=WAYS, ids=lambda way: next(iter(way)))
 def group(request):
-    if EMULATION is None and "EMULATED_CUDA_IPC" in request.param:
-        pytest.skip("IPC can be refused on emulated devices only")
     with CudaGroup(request.param) as group:
         yield group
         group.end()
@@ -49,22 +47,22 @@ def seeded(group, delays):
     return group
 
 
-def numbered(count: int, device: str) -> torch.Tensor:
+def numbered(count: int, device: str | int) -> torch.Tensor:
     return torch.arange(count, dtype=torch.float32, device=device)
 
 
 def large_and_small() -> None:
     """Late on side streams; sizes that are no multiple of a chunk; what is in host memory between."""
-    side = [torch.cuda.Stream(device) for device in range(2)]
+    side = [torch.cuda.Stream(device) for device in BOTH]
     sizes = [9 * MiB + 1, 5, 100, 40_000, 2 * MiB, 0, 13 * MiB - 3]
     with torch.cuda.stream(side[0]), torch.cuda.stream(side[1]):
         sent = []
         for n, size in enumerate(sizes):
-            sent += [chain(numbered(size, f"cuda:{n % 2}")), numbered(MiB, "cpu") + n]
+            sent += [chain(numbered(size, BOTH[n % 2])), numbered(MiB, "cpu") + n]
         back = rpc.rpc_sync("worker1", many, args=(sent,))
         found = [tensor.cpu() for tensor in back]
     for n, size in enumerate(sizes):
-        assert back[2 * n].device.index == (n % 2 if size else back[2 * n].device.index)
+        assert back[2 * n].device.index == (BOTH[n % 2] if size else back[2 * n].device.index)
         assert torch.equal(found[2 * n], chain(numbered(size, "cpu")) + 2 * n)
         assert torch.equal(found[2 * n + 1], numbered(MiB, "cpu") + n + 2 * n + 1)
 
@@ -88,9 +86,9 @@ def test_arguments_may_be_overwritten_once_a_call_is_sent(seeded):
 
 
 def at_once() -> None:
-    x = [torch.full((3 * MiB,), float(n), device=f"cuda:{n % 2}") for n in range(4)]
+    x = [torch.full((3 * MiB,), float(n), device=BOTH[n % 2]) for n in range(4)]
     calls = [rpc.rpc_async("worker1", total, args=(x[n % 4],)) for n in range(12)]
-    small = rpc.rpc_async("worker1", total, args=(torch.ones(3, device="cuda:1"),))
+    small = rpc.rpc_async("worker1", total, args=(torch.ones(3, device=SECOND),))
     assert [call.wait() for call in calls] == [(n % 4) * 3.0 * MiB for n in range(12)]
     assert small.wait() == 3
 
@@ -105,7 +103,7 @@ def test_many_large_calls_at_once(group):
 def wait_for_a_gate() -> None:
     """The streams that programs use go on meanwhile."""
     wait_until(lambda: GATES, "a gate is shut")
-    for device in range(2):
+    for device in EACH:
         torch.cuda.default_stream(device).synchronize()
 
 
@@ -121,13 +119,14 @@ def late_answer() -> None:
     x = counted(0)
     call = rpc.rpc_async("worker1", behind_a_gate, args=(x,))
     rpc.rpc_sync("worker1", wait_for_a_gate)
-    others_go_on(1)  # on the gate's device they come after it, as all calls of one caller do
+    others_go_on(SECOND)  # on the gate's device they come after it, as all calls of one caller do
     assert not call.done()
     assert rpc.rpc_sync("worker1", open_gate)
     assert torch.equal(call.wait().cpu(), torch.arange(1000.0) + 1)
 
 
 @pytest.mark.skipif(EMULATION is None, reason="calls the emulation's library")
+@need_two("calls of one caller follow one another on a device")
 def test_a_late_answer_holds_up_nobody(group):
     """Neither the answering host nor its other streams wait for it."""
     group[0].call(late_answer)
@@ -139,7 +138,7 @@ def late_argument() -> None:
         gate = Gate(0)
         sent = threading.Thread(target=send_late, args=(x, torch.cuda.current_stream(0)))
         sent.start()
-    others_go_on(0, 1)
+    others_go_on(*EACH)
     assert "late" not in KEPT
     gate.opened.set()
     sent.join()
@@ -221,11 +220,11 @@ def sums(tensors: list[torch.Tensor]) -> list[float]:
 
 
 def few_copies() -> None:
-    """The third copy from now on would fail."""
-    gradients = [torch.full((256,), float(n), device=f"cuda:{n % 2}") for n in range(200)]
-    for device in range(2):
+    """One copy more than there are devices would fail."""
+    gradients = [torch.full((256,), float(n), device=BOTH[n % 2]) for n in range(200)]
+    for device in EACH:
         torch.cuda.synchronize(device)
-    fail("Copy", 3)
+    fail("Copy", len(EACH) + 1)
     try:
         assert rpc.rpc_sync("worker1", sums, args=(gradients,)) == [256.0 * n for n in range(200)]
     finally:
@@ -303,9 +302,9 @@ def test_a_copy_that_fails_at_the_receiver_fails_the_call_only(group, elements, 
 
 
 def test_no_memory_at_the_receiver_fails_the_call_only(group):
-    group[1].call(limit_memory, 0.01)
+    group[1].call(limit_memory, 10 << 20)
     group[0].call(without_memory)
-    group[1].call(limit_memory, 1.0)
+    group[1].call(limit_memory, None)
     group[0].call(at_once)
 
 

@@ -1,92 +1,50 @@
-"""What a machine with one GPU can run: two processes that share it, and a Pipe with the host beside it.
-
-Most other tests need two devices."""
+"""The other tests of this folder as a machine with one GPU runs them: two processes share the device,
+and a Pipe has the host beside it."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
-import torch
-import torch.distributed.autograd as dist_autograd
-import torch.distributed.rpc as rpc
-from cuda_workers import CudaGroup, metric, seed, wait_until_lent, wait_until_returned
+from devices import need_two
 from emulation import EMULATION
-from pipe_models import MODES, WAYS
-from test_pipe import check_training
-from test_process_group import ONE_DEVICE
-from test_rpc import MiB, chain, counted, double, many, multiplied
 
-ENVIRONMENT = ONE_DEVICE if EMULATION else {}
+HERE = Path(__file__).resolve().parent
+LIMIT = 300  # seconds for one file
+#: How many sequences of delays each file runs under; its other tests run once.
+SEEDS = {
+    "test_rpc": 20,
+    "test_rpc_ends": 1,
+    "test_call_order": 1,
+    "test_scripts": 1,
+    "test_host_staging": 1,
+    "test_pipe": 1,
+    "test_pipe_streams": 1,
+    "test_pipe_workers": 1,
+    "test_cpp_client": 1,
+}
 
-
-@pytest.fixture(scope="module")
-def group():
-    with CudaGroup(ENVIRONMENT, maps={0: 0}) as group:
-        for rank in range(2):
-            group[rank].call(wait_until_lent, f"worker{1 - rank}")
-        yield group
-        group.end()
-
-
-# What workers run.
-
-
-def there_and_back() -> None:
-    assert EMULATION is None or torch.cuda.device_count() == 1
-    sizes = [1, 1000, 5 * MiB - 3, 40_000]
-    with torch.cuda.stream(torch.cuda.Stream(0)):
-        sent = [chain(counted(0, size)) for size in sizes]
-        back = rpc.rpc_sync("worker1", many, args=(sent,))
-        for index, (size, tensor) in enumerate(zip(sizes, back, strict=True)):
-            assert tensor.device.index == 0
-            expected = chain(torch.arange(size, dtype=torch.float32)) + index
-            assert torch.equal(tensor.cpu(), expected)
+pytestmark = [
+    pytest.mark.skipif(EMULATION is None, reason="a GPU cannot be hidden from its own tests"),
+    need_two("with one they run like this anyway"),
+]
 
 
-def overwritten() -> None:
-    for step in range(4):
-        x = torch.full((MiB,), float(step), device="cuda:0")
-        back = rpc.rpc_sync("worker1", double, args=(x,))
-        x.zero_()
-        assert bool((back == 16 * step + 15).all())
-
-
-def gradients() -> None:
-    x = chain(counted(0)).requires_grad_()
-    w = torch.full((1000,), 3.0, device="cuda:0", requires_grad=True)
-    with dist_autograd.context() as context:
-        y = rpc.rpc_sync("worker1", multiplied, args=(x, w))
-        dist_autograd.backward(context, [y.sum()])
-        found = dist_autograd.get_gradients(context)
-        assert torch.equal(found[w].cpu(), chain(chain(torch.arange(1000.0))))
-        assert torch.equal(found[x].cpu(), torch.full((1000,), 16.0 * 3))
-
-
-ALL_OF_IT = [there_and_back, overwritten, gradients]
-
-
-@pytest.mark.parametrize("function", ALL_OF_IT)
-def test_rpc_by_ipc(group, delays, function):
-    group.all(seed, delays)
-    staged = group[0].call(metric, "bytes_staged")
-    group[0].call(function)
-    assert group[0].call(metric, "bytes_staged") == staged
-    for worker in group:
-        worker.call(wait_until_returned)
-
-
-@pytest.mark.parametrize("way", [{"WEFT_UNIX_SOCKET": "0"}, {"WEFT_SHARED_MEMORY": "0"}])
-def test_rpc_through_host_memory(way):
-    with CudaGroup({**ENVIRONMENT, **way}, maps={0: 0}) as group:
-        for delays in range(3):
-            group.all(seed, delays)
-            for function in ALL_OF_IT:
-                group[0].call(function, timeout=100)
-        assert group[0].call(metric, "bytes_lent") == 0
-        group.end()
-
-
-@pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("way", WAYS)
-def test_a_pipe_with_the_host_between(way, mode):
-    check_training(("cuda:0", "cpu", "cuda:0", "cpu"), way=way, chunks=3, checkpoint=mode)
+@pytest.mark.timeout(LIMIT + 60)
+@pytest.mark.parametrize("module", SEEDS)
+def test_on_one_device(module):
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", HERE / f"{module}.py"],
+        env={**os.environ, "EMULATED_CUDA_DEVICES": "1", "CUDA_TEST_SEEDS": str(SEEDS[module])},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    said = ended.stdout + ended.stderr
+    assert ended.returncode == 0, said[-5000:]
+    if module != "test_cpp_client":  # which ./dev builds
+        assert " passed" in ended.stdout, said[-5000:]

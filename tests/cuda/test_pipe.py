@@ -1,6 +1,7 @@
 """Pipes with partitions on CUDA devices give what the plain model gives.
 
-Neighbours on one device are one partition, so several partitions of a device alternate with others.
+Neighbours on one device are one partition, so several partitions of a device alternate with others:
+where there is one GPU, with the host's.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 
 import pytest
 import torch
+from devices import EACH, NEIGHBOUR, OTHER_CUDA, merged, need_two, partitions
 from emulation import EMULATION
 from pipe_models import MODES, WAYS, assert_same, gradients, make_pipe, plain_copy
 from torch import nn
@@ -18,17 +20,14 @@ from torch import nn
 from weft.pipe import NoChunk, WithDevice
 from weft.pipe.skip import pop, skippable, stash
 
-pytestmark = [
-    pytest.mark.usefixtures("alone"),
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
-]
+pytestmark = pytest.mark.usefixtures("alone")
 
 LAYOUTS = {
-    "one": ("cuda:1",),
-    "both": ("cuda:0", "cuda:1"),
-    "to and fro": ("cuda:1", "cuda:0", "cuda:1", "cuda:0"),
-    "host between": ("cuda:0", "cpu", "cuda:1"),
-    "host around": ("cpu", "cuda:1", "cuda:0", "cpu"),
+    "one": (OTHER_CUDA,),
+    "both": ("cuda:0", NEIGHBOUR),
+    "to and fro": (NEIGHBOUR, "cuda:0", NEIGHBOUR, "cuda:0"),
+    "host between": ("cuda:0", "cpu", OTHER_CUDA),
+    "host around": ("cpu", OTHER_CUDA, "cuda:0", "cpu"),
     "in turn": ("cuda:0", "cpu", "cuda:0", "cpu"),
 }
 CLOSE = {"atol": 1e-5, "rtol": 1e-4}
@@ -71,7 +70,7 @@ def steps(model, forward, device, count):
 def check_training(devices, count=3, **arguments):
     plain = blocks(len(devices))
     pipe = make_pipe(placed(plain, devices), **arguments)
-    assert [str(device) for device in pipe.devices] == list(devices)
+    assert [str(device) for device in pipe.devices] == merged(devices)
     found = steps(pipe, lambda x: pipe(x).local_value(), devices[0], count)
     assert_same(found, steps(plain, plain, "cpu", count), **CLOSE)
 
@@ -110,7 +109,7 @@ def test_scripted_stages(mode):
 def dropouts() -> nn.Sequential:
     torch.manual_seed(0)
     model = nn.Sequential()
-    for device in ("cuda:0", "cuda:1", "cpu", "cuda:0"):
+    for device in ("cuda:0", OTHER_CUDA, "cpu", "cuda:0"):
         model.append(nn.Linear(4, 4, device=device))
         model.append(WithDevice(nn.Dropout(0.5), device))
     return model
@@ -121,7 +120,7 @@ def dropped(mode, way):
     pipe = make_pipe(dropouts(), way, chunks=4, checkpoint=mode)
     torch.manual_seed(1)
     pipe(torch.ones(8, 4, device="cuda:0")).local_value().square().sum().backward()
-    states = [torch.cuda.get_rng_state(device) for device in (0, 1)]
+    states = [torch.cuda.get_rng_state(device) for device in EACH]
     return on_host(gradients(pipe)), [torch.get_rng_state(), *states]
 
 
@@ -154,7 +153,7 @@ class SeesAutocast(nn.Module):
 
 def check_autocast(mode):
     torch.manual_seed(0)
-    model = nn.Sequential(SeesAutocast("cuda:0"), SeesAutocast("cuda:1"))
+    model = nn.Sequential(SeesAutocast("cuda:0"), SeesAutocast(OTHER_CUDA))
     plain = plain_copy(model).to("cuda:0")
     pipe = make_pipe(model, "threads", chunks=2, checkpoint=mode)
     x = torch.randn(6, 4, device="cuda:0")
@@ -196,13 +195,13 @@ def check_deferred_batch_norm(devices, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("devices", [("cpu", "cuda:0"), ("cuda:1", "cuda:0")])
+@pytest.mark.parametrize("devices", [("cpu", "cuda:0"), partitions(OTHER_CUDA, "cuda:0")])
 def test_deferred_batch_norm(devices, mode):
     check_deferred_batch_norm(devices, mode)
 
 
 def test_deferred_batch_norm_under_twenty_delays(delays):
-    check_deferred_batch_norm(("cuda:1", "cuda:0"), "except_last")
+    check_deferred_batch_norm((NEIGHBOUR, "cuda:0"), "except_last")
 
 
 @skippable(stash=["far"])
@@ -244,14 +243,18 @@ def check_skip(devices, mode):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     "devices",
-    [("cuda:0", "cuda:1", "cuda:0"), ("cuda:0", "cpu", "cuda:1"), ("cpu", "cuda:1", "cpu")],
+    [
+        partitions("cuda:0", OTHER_CUDA, "cuda:0"),
+        ("cuda:0", "cpu", OTHER_CUDA),
+        ("cpu", OTHER_CUDA, "cpu"),
+    ],
 )
 def test_skips_across_devices(devices, mode):
     check_skip(devices, mode)
 
 
 def test_skips_under_twenty_delays(delays):
-    check_skip(("cuda:0", "cpu", "cuda:1"), "except_last")
+    check_skip(("cuda:0", "cpu", OTHER_CUDA), "except_last")
 
 
 class Call(nn.Module):
@@ -280,7 +283,9 @@ def take(weight, values):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("devices", [("cuda:0", "cuda:1"), ("cpu", "cuda:1"), ("cuda:1", "cpu")])
+@pytest.mark.parametrize(
+    "devices", [partitions("cuda:0", OTHER_CUDA), ("cpu", OTHER_CUDA), (OTHER_CUDA, "cpu")]
+)
 def test_structured_values_across_devices(devices, mode):
     model = nn.Sequential(Call(give, devices[0]), Call(take, devices[1]))
     pipe = make_pipe(model, "threads", chunks=2, checkpoint=mode)
@@ -312,7 +317,7 @@ class Fails(nn.Module):
 @pytest.mark.parametrize("way", WAYS)
 def test_a_stage_that_raises_leaves_a_pipe_that_works(way, fails_at):
     plain = nn.Sequential(block(), Fails(), block())
-    model = placed(plain, ("cuda:0", "cuda:1", "cuda:0"))
+    model = placed(plain, ("cuda:0", NEIGHBOUR, "cuda:0"))
     pipe = make_pipe(model, way, chunks=3, checkpoint="always")
     model[1].fails_at = fails_at
     x = torch.randn(6, 4)
@@ -327,7 +332,7 @@ def test_a_stage_that_raises_leaves_a_pipe_that_works(way, fails_at):
 def check_double_backward(mode):
     plain = blocks(3)
     pipe = make_pipe(
-        placed(plain, ("cuda:0", "cuda:1", "cpu")), "threads", chunks=2, checkpoint=mode
+        placed(plain, ("cuda:0", OTHER_CUDA, "cpu")), "threads", chunks=2, checkpoint=mode
     )
     x = torch.randn(4, 4)
     for model, device in ((lambda x: pipe(x).local_value(), "cuda:0"), (plain, "cpu")):
@@ -352,6 +357,7 @@ def test_retained_graphs_give_the_same_gradients_twice():
 
 
 @pytest.mark.skipif(EMULATION is None, reason="peer access is switched off for emulated devices")
+@need_two("they have no access to each other")
 def test_devices_without_access_to_each_other():
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k",

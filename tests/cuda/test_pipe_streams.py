@@ -10,25 +10,23 @@ import gc
 
 import pytest
 import torch
+from devices import EACH, NEIGHBOUR, OTHER_CUDA, partitions
 from pipe_models import MODES, WAYS, assert_same, gradients, make_pipe
 from test_pipe import CLOSE, blocks, on_host, placed
 from torch import nn
 
 from weft.pipe.skip import pop, skippable, stash
 
-pytestmark = [
-    pytest.mark.usefixtures("alone"),
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
-]
+pytestmark = pytest.mark.usefixtures("alone")
 
-DEVICES = ("cuda:0", "cuda:1", "cuda:0", "cuda:1")
+DEVICES = ("cuda:0", NEIGHBOUR, "cuda:0", NEIGHBOUR)
 
 
 @contextlib.contextmanager
 def side_streams(streams=None):
-    """Other streams current on both devices."""
+    """Other streams current on each device."""
     with contextlib.ExitStack() as stack:
-        for stream in streams or [torch.cuda.Stream(index) for index in (0, 1)]:
+        for stream in streams or [torch.cuda.Stream(index) for index in EACH]:
             stack.enter_context(torch.cuda.stream(stream))
         yield
 
@@ -37,7 +35,7 @@ def models(devices=DEVICES, **arguments):
     torch.cuda.synchronize()
     plain = blocks(len(devices))
     model = placed(plain, devices)
-    for index in (0, 1):  # the parameters are there, whatever stream comes next
+    for index in EACH:  # the parameters are there, whatever stream comes next
         torch.cuda.synchronize(index)
     return plain, make_pipe(model, "threads", **({"chunks": 2} | arguments))
 
@@ -117,7 +115,7 @@ def test_gradients_are_there_when_the_backward_returns(delays):
 
 
 def test_an_output_is_used_at_once(delays):
-    plain, pipe = models(("cuda:0", "cuda:1"))
+    plain, pipe = models(("cuda:0", NEIGHBOUR))
     x = torch.randn(4, 4)
     with torch.no_grad():
         output = pipe(x.to("cuda:0")).local_value()
@@ -140,7 +138,9 @@ class Overwrites(nn.Module):
         return x * self.weight
 
 
-@pytest.mark.parametrize("devices", [("cuda:0", "cuda:1"), ("cuda:0", "cpu"), ("cpu", "cuda:1")])
+@pytest.mark.parametrize(
+    "devices", [partitions("cuda:0", OTHER_CUDA), ("cuda:0", "cpu"), ("cpu", OTHER_CUDA)]
+)
 def test_memory_lives_until_its_copies_have_ended(devices, delays):
     """An output is let go as soon as its copy has begun; the next micro-batch asks for memory."""
     pipe = make_pipe(nn.Sequential(*(Overwrites().to(d) for d in devices)), "threads", chunks=4)
@@ -172,7 +172,7 @@ def test_memory_of_inputs_lives_until_recomputations_on_other_streams_have_ended
         chunks=8,
         checkpoint="always",
     )
-    for index in (0, 1):
+    for index in EACH:
         torch.cuda.synchronize(index)
     for _ in range(2):
         with side_streams():
@@ -219,7 +219,7 @@ class TakesBack(nn.Module):
 @pytest.mark.parametrize("mode", MODES)
 def test_the_gradient_of_a_skip_comes_alone(mode, delays):
     """No other copy between the two devices orders it."""
-    devices = ("cuda:0", "cuda:1")
+    devices = ("cuda:0", NEIGHBOUR)
     pipe = make_pipe(
         nn.Sequential(KeepsAside().to(devices[0]), TakesBack().to(devices[1])),
         "threads",
@@ -250,7 +250,7 @@ def overlaps(one, other):
 
 
 def test_copies_run_beside_the_computation_of_other_micro_batches():
-    pipe = make_pipe(nn.Sequential(Slow("cuda:0"), Slow("cuda:1")), "threads", chunks=8)
+    pipe = make_pipe(nn.Sequential(Slow("cuda:0"), Slow(NEIGHBOUR)), "threads", chunks=8)
     x = torch.randn(64, 64, device="cuda:0")
     pipe(x).local_value().sum().backward()
     with pipe.record() as timeline:
@@ -272,21 +272,21 @@ def memory(mode, way):
     """Bytes of each device that a step needs: after the forward, and at most."""
     torch.manual_seed(0)
     model = nn.Sequential()
-    for device in ("cuda:0", "cuda:1"):
+    for device in ("cuda:0", NEIGHBOUR):
         layers = [nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(6)]
         model.append(nn.Sequential(*layers).to(device))
     pipe = make_pipe(model, way, chunks=4, checkpoint=mode)
     x = torch.randn(2048, 64, device="cuda:0")
     pipe(x).local_value().sum().backward()  # the gradients' own memory is there from now on
     gc.collect()
-    before = [torch.cuda.memory_allocated(index) for index in (0, 1)]
-    for index in (0, 1):
+    before = [torch.cuda.memory_allocated(index) for index in EACH]
+    for index in EACH:
         torch.cuda.synchronize(index)
         torch.cuda.reset_peak_memory_stats(index)
     loss = pipe(x).local_value().sum()
-    after = [torch.cuda.memory_allocated(index) - before[index] for index in (0, 1)]
+    after = [torch.cuda.memory_allocated(index) - before[index] for index in EACH]
     loss.backward()
-    return after, [torch.cuda.max_memory_allocated(index) - before[index] for index in (0, 1)]
+    return after, [torch.cuda.max_memory_allocated(index) - before[index] for index in EACH]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -294,9 +294,10 @@ def test_memory_falls_from_never_to_except_last_to_always(way):
     """Strictly, on each device, for what is kept; the most is also what a recomputation needs."""
     never, except_last, always = (memory(mode, way) for mode in ("never", "except_last", "always"))
     print(never, except_last, always)
-    for index in (0, 1):
+    for index in EACH:
         assert never[0][index] > 2 * except_last[0][index]
         assert except_last[0][index] > always[0][index]
         assert never[1][index] > 1.5 * except_last[1][index]
         assert except_last[1][index] >= always[1][index]
-    assert sum(except_last[1]) > sum(always[1])
+    if len(EACH) == 2:  # the most falls at the last stage, which is the host's beside one GPU
+        assert sum(except_last[1]) > sum(always[1])

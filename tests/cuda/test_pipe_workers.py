@@ -7,16 +7,16 @@ import copy
 import pytest
 import torch
 from cuda_workers import CudaGroup, seed
+from devices import FIRST, OTHER_CUDA, SECOND
 from torch import nn
 
-pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-
+THERE = f"worker1/{OTHER_CUDA}"
 CLOSE = {"atol": 1e-5, "rtol": 1e-4}
 LAYOUTS = {
-    "one each": ("worker0/cuda:0", "worker1/cuda:1"),
-    "both of one": ("worker1/cuda:0", "worker1/cuda:1"),
-    "to and fro": ("worker1/cuda:1", "worker0/cuda:0", "worker1/cuda:0"),
-    "host between": ("worker1/cuda:0", "worker0/cpu", "worker1/cuda:1"),
+    "one each": ("worker0/cuda:0", THERE),
+    "both of one": ("worker1/cuda:0", THERE),
+    "to and fro": (THERE, "worker0/cuda:0", "worker1/cuda:0"),
+    "host between": ("worker1/cuda:0", "worker0/cpu", THERE),
 }
 
 
@@ -94,7 +94,7 @@ def targets_on_a_device() -> None:
     """They come on the streams of the call; the stages run on others."""
     import weft
 
-    pipe = weft.Pipe(nn.Sequential(weft.WithDevice(Late(), "worker1/cuda:1")), 2, schedule="gpipe")
+    pipe = weft.Pipe(nn.Sequential(weft.WithDevice(Late(), THERE)), 2, schedule="gpipe")
     for step in range(3):
         x = torch.full((4, 256), float(step), device="cuda:0")
         targets = torch.full((4, 256), 0.0, device="cuda:0")
@@ -113,7 +113,7 @@ def outputs_that_are_fetched_later() -> None:
     """The next mini-batch takes memory while an output is still joined."""
     import weft
 
-    pipe = weft.Pipe(nn.Sequential(weft.WithDevice(Late(), "worker1/cuda:1")), 2, schedule="gpipe")
+    pipe = weft.Pipe(nn.Sequential(weft.WithDevice(Late(), THERE)), 2, schedule="gpipe")
     outputs = []
     for step in range(4):
         outputs.append(pipe(torch.full((4, 256), float(step))))
@@ -138,7 +138,7 @@ def layers_on_a_device() -> None:
             late.weight.zero_()
             for _ in range(step):
                 late.weight.add_(1)
-        pipe = weft.Pipe(nn.Sequential(weft.WithDevice(late, "worker1/cuda:1")), schedule="gpipe")
+        pipe = weft.Pipe(nn.Sequential(weft.WithDevice(late, THERE)), schedule="gpipe")
         output = pipe(torch.ones(4, 256)).to_here()
         expected = 1.0
         for _ in range(4):
@@ -165,7 +165,7 @@ def gradients_of_a_mini_batch_that_failed() -> None:
 
     late = Late()
     stages = [
-        weft.WithDevice(late, "worker1/cuda:1"),
+        weft.WithDevice(late, THERE),
         weft.WithDevice(FailsAtLast(), "worker0/cpu"),
     ]
     pipe = weft.Pipe(nn.Sequential(*stages), 2, "never", schedule="1f1b")
@@ -185,7 +185,7 @@ def many_inputs() -> None:
     """More than torch's pool has streams, so that one gets the memory that another left."""
     import weft
 
-    stages = [weft.WithDevice(Late(), f"worker1/cuda:{device}") for device in (1, 0)]
+    stages = [weft.WithDevice(Late(), f"worker1/cuda:{device}") for device in (SECOND, FIRST)]
     pipe = weft.Pipe(nn.Sequential(*stages), 150, schedule="gpipe")
     x = torch.arange(150.0, device="cuda:0").repeat_interleave(64).reshape(150, 64)
     for _ in range(2):

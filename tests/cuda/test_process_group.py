@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import group_steps as steps
 import pytest
 import torch
+from devices import need_two
 from workers import Workers
 
 ONE_DEVICE = {"EMULATED_CUDA_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "0"}
@@ -56,7 +57,7 @@ def ranks(request):
         made.end()
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@need_two("ranks have one each")
 @pytest.mark.parametrize(("devices", "nccl"), [((0, 1), True), ((1, 1), False), ((0, 1, 0), False)])
 def test_ranks_with_devices_of_their_own_get_nccl(devices, nccl):
     """Of NCCL itself, which no emulation runs, a recorder takes the place."""

@@ -1,4 +1,5 @@
-"""CUDA tensors in RPC, between two processes of one host whose device maps are crossed.
+"""CUDA tensors in RPC, between two processes of one host whose device maps are crossed where there
+are two devices.
 
 A forgotten event shows as a wrong number, because streams are late, or as a finding of the emulation,
 which makes its process end with 66."""
@@ -14,10 +15,9 @@ import torch
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 from cuda_workers import CudaGroup, metric, seed, wait_until_lent, wait_until_returned
-from emulation import EMULATION
+from devices import BOTH, EACH, FIRST, SECOND, need_two
+from emulation import EMULATION, WITHOUT_IPC, refuses_ipc
 from waiting import wait_until
-
-pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 
 MiB = 1 << 18  # elements of four bytes
 
@@ -70,19 +70,19 @@ def on(*devices: int) -> Callable[[list[torch.Tensor]], None]:
 
 def swapped(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
     """Computed on the callee's streams, and sent while that goes on."""
-    assert (x.device.index, y.device.index) == (1, 0)
+    assert (x.device.index, y.device.index) == (SECOND, FIRST)
     return [chain(y), chain(x)]
 
 
 def crossed_maps() -> None:
     for _ in range(3):
-        side = [torch.cuda.Stream(device) for device in range(2)]
+        side = [torch.cuda.Stream(device) for device in BOTH]
         with torch.cuda.stream(side[0]), torch.cuda.stream(side[1]):
-            x, y = chain(counted(0)), chain(counted(1))
+            x, y = chain(counted(FIRST)), chain(counted(SECOND))
             back = rpc.rpc_sync("worker1", swapped, args=(x, y))
-            on(1, 0)(back)
-            sums = [tensor.sum().item() for tensor in back]
-        expected = chain(chain(torch.arange(1000.0))).sum().item()
+            on(SECOND, FIRST)(back)
+            sums = [total(tensor) for tensor in back]
+        expected = total(chain(chain(torch.arange(1000.0))))
         assert sums == [expected, expected]
 
 
@@ -122,6 +122,7 @@ def overwritten_on_both_devices() -> None:
         assert rpc.rpc_sync("worker1", both_sums) == [step * 1000.0] * 2
 
 
+@need_two("the copies of each are awaited")
 def test_arguments_on_two_devices_may_be_overwritten_too():
     """Without crossed maps no stream of one device waits for the other's."""
     with CudaGroup(maps={0: 0, 1: 1}) as group:
@@ -191,14 +192,15 @@ def test_calls_to_itself_are_ordered_too(seeded):
 
 
 def itself_by_its_map() -> None:
-    x, y = chain(counted(0)), chain(counted(1))
+    x, y = chain(counted(FIRST)), chain(counted(SECOND))
     back = rpc.rpc_sync("worker0", swapped, args=(x, y))
-    on(1, 0)(back)
+    on(SECOND, FIRST)(back)
     expected = chain(chain(torch.arange(1000.0)))
     for tensor in back:
         assert torch.equal(tensor.cpu(), expected)
 
 
+@need_two("a map of one leaves tensors where they are")
 def test_calls_to_itself_follow_the_map_for_its_name():
     with CudaGroup(own_map={0: 1, 1: 0}) as group:
         for delays in range(20):
@@ -212,15 +214,33 @@ def many(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def many_small_tensors() -> None:
-    sent = [torch.full((n % 7 + 1,), float(n), device=f"cuda:{n % 2}") for n in range(150)]
+    devices = [BOTH[n % 2] for n in range(150)]
+    sent = [torch.full((n % 7 + 1,), float(n), device=devices[n]) for n in range(150)]
     back = rpc.rpc_sync("worker1", many, args=(sent,))
     for n, tensor in enumerate(back):
-        assert tensor.device.index == n % 2
+        assert tensor.device.index == devices[n]
         assert tensor.tolist() == [2.0 * n] * (n % 7 + 1)
 
 
 def test_many_small_tensors(group):
     lent_by(group, many_small_tensors)
+
+
+def many_sizes() -> None:
+    """Late on side streams; from one number to 20 MiB."""
+    sizes = [1, 1000, 5 * MiB - 3, 40_000]
+    side = [torch.cuda.Stream(device) for device in BOTH]
+    with torch.cuda.stream(side[0]), torch.cuda.stream(side[1]):
+        sent = [chain(counted(BOTH[n % 2], size)) for n, size in enumerate(sizes)]
+        back = rpc.rpc_sync("worker1", many, args=(sent,))
+        found = [tensor.cpu() for tensor in back]
+    for n, size in enumerate(sizes):
+        assert back[n].device.index == BOTH[n % 2]
+        assert torch.equal(found[n], chain(torch.arange(size, dtype=torch.float32)) + n)
+
+
+def test_many_sizes(seeded):
+    lent_by(seeded, many_sizes)
 
 
 def strides_of(tensors: list[torch.Tensor]) -> list[tuple[int, ...]]:
@@ -258,7 +278,7 @@ def test_views_and_layouts(group):
 
 
 def large() -> None:
-    sent = [torch.full((64 * MiB,), 3.0, device="cuda:0"), torch.ones(MiB, device="cuda:1")]
+    sent = [torch.full((64 * MiB,), 3.0, device="cuda:0"), torch.ones(MiB, device=SECOND)]
     first, second = rpc.rpc_sync("worker1", many, args=(sent,))
     assert first.device.index == 0 and first.numel() == 64 * MiB
     assert bool((first == 3).all()) and bool((second == 2).all())
@@ -277,7 +297,7 @@ def test_the_same_tensor_twice(group):
 
 
 def same_twice() -> None:
-    x = counted(1)
+    x = counted(SECOND)
     assert torch.equal(
         rpc.rpc_sync("worker1", twice, args=(x, x)).cpu(), torch.arange(0, 2000.0, 2)
     )
@@ -333,7 +353,7 @@ def later(x: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
 
 
 def asynchronously() -> None:
-    x = chain(counted(1))
+    x = chain(counted(SECOND))
     futures = [rpc.rpc_async("worker1", later, args=(x,)) for _ in range(3)]
     futures.append(rpc.rpc_async("worker1", torch.neg, args=(x,)).then(lambda f: chain(f.wait())))
     expected = chain(torch.arange(1000.0))
@@ -421,8 +441,8 @@ def open_gate() -> bool:
     """Whether that is what opened it."""
     gate = GATES.pop()
     gate.opened.set()
-    torch.cuda.synchronize(0)
-    torch.cuda.synchronize(1)
+    for device in EACH:
+        torch.cuda.synchronize(device)
     return gate.in_time
 
 
@@ -431,7 +451,7 @@ def late_answers(worker: str) -> None:
     x = counted(0)
     call = rpc.rpc_async(worker, behind_a_gate, args=(x,))
     wait_until(call.done, "the call is answered")
-    for device in range(2):
+    for device in EACH:
         torch.cuda.default_stream(device).synchronize()
     assert rpc.rpc_sync(worker, open_gate)
     assert call.wait().sum().item() == x.sum().item() + 1000
@@ -506,9 +526,11 @@ def test_a_copy_that_fails_at_the_receiver_fails_the_call_only(group):
     lent_by(group, receiver_fails)
 
 
-def limit_memory(fraction: float) -> None:
+def limit_memory(limit: int | None) -> None:
+    """What this process may take, in bytes, of the device on which the other's tensors arrive."""
     torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction(fraction, 1)
+    whole = torch.cuda.get_device_properties(SECOND).total_memory
+    torch.cuda.set_per_process_memory_fraction(1.0 if limit is None else limit / whole, SECOND)
 
 
 def without_memory() -> None:
@@ -519,9 +541,9 @@ def without_memory() -> None:
 
 
 def test_no_memory_at_the_receiver_fails_the_call_only(group):
-    group[1].call(limit_memory, 0.01)
+    group[1].call(limit_memory, 10 << 20)
     lent_by(group, without_memory)
-    group[1].call(limit_memory, 1.0)
+    group[1].call(limit_memory, None)
     lent_by(group, same_twice)
 
 
@@ -553,13 +575,22 @@ def test_an_answer_that_comes_too_late_is_returned(group):
 
 # Where device memory cannot be shared.
 
-ALL_OF_IT = [crossed_maps, to_itself, many_small_tensors, views, gradients, references, same_twice]
+ALL_OF_IT = [
+    crossed_maps,
+    to_itself,
+    many_small_tensors,
+    many_sizes,
+    views,
+    gradients,
+    references,
+    same_twice,
+]
 
 
 @pytest.mark.parametrize(
     ("environment", "why"),
     [
-        ({"EMULATED_CUDA_IPC": "0"}, "operation not supported"),
+        pytest.param(WITHOUT_IPC, "operation not supported", marks=refuses_ipc),
         ({"WEFT_SHARED_MEMORY": "0"}, "WEFT_SHARED_MEMORY is 0"),
         ({"WEFT_UNIX_SOCKET": "0"}, "not reached by a Unix socket"),
     ],
@@ -574,10 +605,13 @@ def test_through_host_memory(environment, why):
         assert group[0].call(metric, "bytes_staged") > 0
         group[0].call(wait_until_returned)
         said = [line for line in group[0].output().splitlines() if "through host memory" in line]
-        assert len(said) == 2 and all(why in line and "worker1" in line for line in said), said
+        assert len(said) == len(EACH) and all(why in line and "worker1" in line for line in said), (
+            said
+        )
         group.end()
 
 
+@need_two("they have no access to each other")
 def test_without_access_between_devices():
     with CudaGroup({"EMULATED_CUDA_PEER_ACCESS": "0"}) as group:
         group[0].call(wait_until_lent, "worker1")

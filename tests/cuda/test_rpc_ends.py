@@ -12,8 +12,6 @@ from emulation import EMULATION
 from waiting import wait_until
 from workers import leave
 
-pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-
 ELEMENTS = 8 << 18
 KEPT: dict[str, Any] = {}
 

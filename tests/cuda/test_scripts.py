@@ -12,11 +12,11 @@ import torch
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 from cuda_workers import CudaGroup, metric, seed, wait_until_lent, wait_until_returned
+from devices import BOTH, FIRST, OTHER_CUDA, SECOND
+from emulation import WITHOUT_IPC, refuses_ipc
 from torch import Tensor, nn
 
 import weft
-
-pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 
 EXPECTED = torch.arange(1000.0) * 2 + 1
 
@@ -102,12 +102,12 @@ def functions() -> None:
     for _ in range(3):
         same(rpc.rpc_sync("worker1", affine, args=(counted(),)))
     same(call_affine(counted()))
-    calls = [rpc.rpc_async("worker1", affine, args=(counted(n % 2),)) for n in range(8)]
+    calls = [rpc.rpc_async("worker1", affine, args=(counted(BOTH[n % 2]),)) for n in range(8)]
     for n, call in enumerate(calls):
-        same(call.wait(), n % 2)
-    first, second = rpc.rpc_sync("worker1", two_of, args=(counted(0), counted(1)))
-    same(first, 1)
-    same(second, 0)
+        same(call.wait(), BOTH[n % 2])
+    first, second = rpc.rpc_sync("worker1", two_of, args=(counted(FIRST), counted(SECOND)))
+    same(first, SECOND)
+    same(second, FIRST)
     same(rpc.rpc_sync("worker0", affine, args=(counted(),)))
 
 
@@ -175,7 +175,7 @@ class Rows(nn.Module):
 
 
 def publish() -> None:
-    module = Affine().to("cuda:1")
+    module = Affine().to(OTHER_CUDA)
     weft.publish("scripted", torch.jit.script(module))
     weft.publish("plain", module)
     weft.publish("later", affine_later)
@@ -183,8 +183,8 @@ def publish() -> None:
 
 
 def published(worker: str) -> None:
-    """At cuda:1 of the publisher, which is cuda:0 of the other worker."""
-    device = 0 if worker == "worker1" else 1
+    """At the second device of the publisher, which is the first of the other worker."""
+    device = FIRST if worker == "worker1" else SECOND
     for name in ("scripted", "plain", "later"):
         same(weft.call(f"{worker}/{name}", counted(device)), device)
         calls = [weft.call_async(f"{worker}/{name}", counted(device)) for _ in range(3)]
@@ -246,7 +246,7 @@ def from_a_script() -> None:
 
 def remote_modules() -> None:
     for make in (weft.RemoteModule, torch.distributed.nn.RemoteModule):
-        module = make("worker1/cuda:1", Affine)
+        module = make(f"worker1/{OTHER_CUDA}", Affine)
         for _ in range(2):
             same(module.forward(counted()))
             same(module.forward_async(counted()).wait())
@@ -255,7 +255,7 @@ def remote_modules() -> None:
 def scripted_remote_modules() -> None:
     """TorchScript gets tensors of the CPU."""
     for make in (Affine, scripted_affine):
-        module = weft.RemoteModule("worker1/cuda:1", make)
+        module = weft.RemoteModule(f"worker1/{OTHER_CUDA}", make)
         same(module(counted()))
         scripted = torch.jit.script(module)
         for _ in range(3):
@@ -267,7 +267,7 @@ def scripted_affine() -> torch.jit.ScriptModule:
 
 
 def remote_gradients() -> None:
-    module = weft.RemoteModule("worker1/cuda:1", Affine)
+    module = weft.RemoteModule(f"worker1/{OTHER_CUDA}", Affine)
     x = counted().requires_grad_()
     with dist_autograd.context() as context:
         dist_autograd.backward(context, [(module(x) * 3).sum()])
@@ -360,7 +360,10 @@ def test_results_of_forks_through_host_memory():
         group.end()
 
 
-@pytest.mark.parametrize("environment", [{"EMULATED_CUDA_IPC": "0"}, {"WEFT_SHARED_MEMORY": "0"}])
+@pytest.mark.parametrize(
+    "environment",
+    [pytest.param(WITHOUT_IPC, marks=refuses_ipc), {"WEFT_SHARED_MEMORY": "0"}],
+)
 def test_through_host_memory(environment):
     with CudaGroup(environment) as group:
         for rank in range(2):

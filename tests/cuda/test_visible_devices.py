@@ -8,13 +8,14 @@ import pytest
 import torch
 import torch.distributed.rpc as rpc
 from cuda_workers import CudaGroup, metric, seed
+from devices import need_two
 from emulation import EMULATION
 from test_rpc import chain, counted, double
 from waiting import wait_until
 from workers import Workers, join
 
 pytestmark = [
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
+    need_two("workers see different ones"),
     pytest.mark.skipif(EMULATION is None, reason="names the emulated devices"),
 ]
 
