@@ -67,7 +67,8 @@ sanitized() {
   bazel_tests "sanitizers-$1" "${which[@]}" -- "--config=$1" "${@:2}"
 }
 
-# pytest_run NAME ARGS…: pytest under Weft; its counts go to NAME.json.
+# pytest_run NAME ARGS…: pytest under Weft; its counts go to NAME.json. Two files at a time: the
+# tests mostly wait for processes.
 pytest_run() {
   local name="$1" rc=0 flags=()
   shift
@@ -75,7 +76,7 @@ pytest_run() {
   [[ -n "$FILTER" ]] && flags=(-k "$FILTER")
   rm -f "$RESULTS/$name.xml"
   # At an interrupt pytest says what has failed so far.
-  (cd "$WEFT_ROOT" && LIMIT_SIGNAL=INT limited 3000 env "${WEFT_ENV[@]}" python -m pytest -q \
+  (cd "$WEFT_ROOT" && LIMIT_SIGNAL=INT limited 3000 env "${WEFT_ENV[@]}" python -m pytest -q -n 2 --dist loadfile \
     --junitxml="$RESULTS/$name.xml" "${flags[@]}" "$@" >&2) || rc=$?
   [[ $rc == 5 ]] && rc=0 # pytest's "no test selected"
   tally junit "$RESULTS/$name.xml" "$RESULTS/$name.json" "$rc"

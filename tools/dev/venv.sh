@@ -7,7 +7,7 @@ PIP_PACKAGES=(
   scikit-learn matplotlib tqdm         # examples/digits: data, loss curve, progress bar
   rich                                 # weft.top's table
   pandas                               # torch-tb-profiler
-  pytest pytest-timeout                # tests/; a time limit per test
+  pytest pytest-timeout pytest-xdist   # tests/; a time limit per test; two files at a time
   expecttest parameterized hypothesis  # torch.testing._internal.distributed
   tabulate requests                    # the pages of torch.distributed.debug
   ruff==0.14.5                         # lint; pinned, since its format changes with versions
