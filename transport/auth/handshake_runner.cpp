@@ -9,7 +9,7 @@
 
 #include "transport/base/log.h"
 #include "transport/base/thrown.h"
-#include "transport/io/checked_stream.h"
+#include "transport/checksum/checked_stream.h"
 
 namespace weft::transport {
 

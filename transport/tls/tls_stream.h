@@ -81,6 +81,7 @@ class TlsStream final : public LayeredStream {
   // As CheckedStream's: a write that took less than all is followed by one of the same bytes.
   IoResult read(std::span<iovec> into) override;
   IoResult write(std::span<iovec> from, std::span<const int> fds) override;
+  bool holdsBytes() const override { return holds_bytes_; }
   void wakeAt(std::size_t bytes) override;
 
  private:
@@ -107,6 +108,8 @@ class TlsStream final : public LayeredStream {
   // What has come: messages of TLS itself, behind the handshake, within so many bytes of data.
   std::uint32_t controls_ = 0;
   std::size_t bytes_since_ = 0;
+
+  bool holds_bytes_ = false;  // after the last read; the reading thread's
 
   // The writing thread's.
   struct Sealed {
