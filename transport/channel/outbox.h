@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "transport/base/error.h"
-#include "transport/channel/bulk_connection.h"
+#include "transport/bulk/bulk_connection.h"
 #include "transport/channel/frame_queue.h"
 #include "transport/frame/out_frame.h"
 #include "transport/io/stream.h"
