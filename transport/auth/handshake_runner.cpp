@@ -21,13 +21,13 @@ HandshakeRunner::HandshakeRunner(EventLoop& loop, std::shared_ptr<Stream> stream
 void HandshakeRunner::start(std::chrono::milliseconds timeout, Done done, Named named) {
   done_ = std::move(done);
   named_ = std::move(named);
-  deadline_ = std::make_unique<EventLoop::Timer>(
-      loop_, [this] { finish({HandshakeOutcome::Kind::kTimeout}); });
+  deadline_ =
+      std::make_unique<Timer>(loop_, [this] { finish({HandshakeOutcome::Kind::kTimeout}); });
   deadline_->start(timeout);
   // A failed first write shows as an error or an end when the stream becomes readable.
   static_cast<void>(writeOutput());
-  poll_ = std::make_unique<EventLoop::Poll>(
-      loop_, stream_->pollFd(), [this](EventLoop::Poll::Ready ready) { onReadable(ready.error); });
+  poll_ = std::make_unique<Poll>(loop_, stream_->pollFd(),
+                                 [this](Poll::Ready ready) { onReadable(ready.error); });
   poll_->want(true, false);
 }
 

@@ -16,7 +16,7 @@ std::shared_ptr<BulkConnection> BulkConnection::open(EventLoop& loop,
   loop.post([bulk] {
     if (bulk->cut_.load()) return;
     bulk->poll_.emplace(bulk->loop_, bulk->stream_->pollFd(),
-                        [raw = bulk.get()](EventLoop::Poll::Ready ready) { raw->onReady(ready); });
+                        [raw = bulk.get()](Poll::Ready ready) { raw->onReady(ready); });
   });
   return bulk;
 }
@@ -53,7 +53,7 @@ void BulkConnection::post(void (BulkConnection::*step)()) {
 
 // --- the bulk thread ---
 
-void BulkConnection::onReady(EventLoop::Poll::Ready ready) {
+void BulkConnection::onReady(Poll::Ready ready) {
   // A broken stream is found by reading or writing it.
   if (ready.readable || ready.error != 0) guarded(&BulkConnection::readSome);
   if (ready.writable || ready.error != 0) guarded(&BulkConnection::writeSome);

@@ -28,6 +28,7 @@
 #include "transport/bulk/bulk_reader.h"
 #include "transport/bulk/bulk_writer.h"
 #include "transport/io/event_loop.h"
+#include "transport/io/poll.h"
 #include "transport/io/stream.h"
 
 namespace weft::transport {
@@ -76,7 +77,7 @@ class BulkConnection : public std::enable_shared_from_this<BulkConnection> {
   void post(void (BulkConnection::*step)());
 
   // The bulk thread.
-  void onReady(EventLoop::Poll::Ready ready);
+  void onReady(Poll::Ready ready);
   void guarded(void (BulkConnection::*step)());
   void readSome();
   void writeSome();
@@ -92,7 +93,7 @@ class BulkConnection : public std::enable_shared_from_this<BulkConnection> {
   std::atomic<bool> cut_{false};
 
   // The bulk thread's.
-  std::optional<EventLoop::Poll> poll_;
+  std::optional<Poll> poll_;
   bool want_read_ = false;
   bool want_write_ = false;
   bool broken_ = false;

@@ -18,7 +18,9 @@
 #include "transport/base/peer_name.h"
 #include "transport/base/thrown.h"
 #include "transport/io/address.h"
+#include "transport/io/poll.h"
 #include "transport/io/socket.h"
+#include "transport/io/timer.h"
 
 namespace weft::transport {
 namespace {
@@ -59,7 +61,7 @@ class Acceptor::Listener {
       : acceptor_(acceptor),
         fd_(std::move(fd)),
         is_unix_(is_unix),
-        poll_(acceptor.context_.loop, fd_.get(), [this](EventLoop::Poll::Ready) { onReadable(); }),
+        poll_(acceptor.context_.loop, fd_.get(), [this](Poll::Ready) { onReadable(); }),
         retry_(acceptor.context_.loop, [this] { poll_.want(true, false); }) {
     poll_.want(true, false);
   }
@@ -98,8 +100,8 @@ class Acceptor::Listener {
   Acceptor& acceptor_;
   const UniqueFd fd_;
   const bool is_unix_;
-  EventLoop::Poll poll_;
-  EventLoop::Timer retry_;
+  Poll poll_;
+  Timer retry_;
 };
 
 Acceptor::Rooms::Rooms(const Limits& limits)
