@@ -14,7 +14,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -26,6 +25,7 @@
 #include "transport/base/error.h"
 #include "transport/bulk/bulk_connection.h"
 #include "transport/channel/frame_queue.h"
+#include "transport/channel/queue_limit.h"
 #include "transport/frame/out_frame.h"
 #include "transport/io/stream.h"
 #include "transport/options.h"
@@ -52,8 +52,8 @@ class Outbox {
 
   // Bytes that are not there yet (Message::filling) are waited for: each is written as soon as it
   // is there if nothing else is being written, and all are there when this returns. Waits for room
-  // at most `patience`; without one it takes the frame whatever is queued (the loop thread must not
-  // wait). Messages that were written and are not acknowledged take room, too.
+  // (QueueLimit) at most `patience`; without one it takes the frame whatever is queued (the loop
+  // thread must not wait).
   Error send(OutFrame frame, std::optional<std::chrono::milliseconds> patience);
 
   // The peer is connected: what it has not received can go, that is what follows frame `received`.
@@ -114,16 +114,9 @@ class Outbox {
   enum class Writer : std::uint8_t { kNone, kCaller, kLoop };
 
   // With the lock.
-  Error awaitRoom(std::unique_lock<std::mutex>& lock, std::uint64_t size,
-                  std::chrono::milliseconds patience);
   // The thread that sends may write.
   bool mayWrite() const noexcept {
     return mode_ == Mode::kUp && writer_ == Writer::kNone && queue_.empty();
-  }
-  bool hasRoom(std::uint64_t size) const noexcept;
-  bool isOverrun(const OutFrame& frame) const noexcept;
-  std::uint64_t heldBytes() const noexcept {
-    return queue_.unwrittenBytes() + queue_.unackedBytes();
   }
   Error refusal() const;
   // The bulk connection to wake without the lock, if it has a part of the frame.
@@ -133,7 +126,6 @@ class Outbox {
   static void fill(OutFrame& frame, BulkConnection* bulk);
   void stopExporting() noexcept { may_export_.store(false, std::memory_order_relaxed); }
 
-  const Limits& limits_;
   const std::string peer_;
   const std::function<void()> on_work_available_;
   const bool replay_;
@@ -142,12 +134,11 @@ class Outbox {
   std::atomic<bool> may_export_;
 
   mutable std::mutex mutex_;  // guards what follows
-  std::condition_variable room_;
   Mode mode_ = Mode::kWaiting;
   Writer writer_ = Writer::kNone;
   bool said_goodbye_ = false;
-  std::uint32_t waiting_ = 0;  // callers that wait for room
   FrameQueue queue_;
+  QueueLimit limit_;
   AckRequests requests_;
   std::uint64_t last_sequence_ = 0;
   std::shared_ptr<Stream> stream_;
