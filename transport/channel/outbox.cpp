@@ -20,11 +20,10 @@ Outbox::Outbox(const Limits& limits, std::string peer, std::function<void()> on_
                bool replay)
     : peer_(std::move(peer)),
       on_work_available_(std::move(on_work_available)),
-      replay_(replay),
       may_export_(replay),
       queue_(replay),
       limit_(limits, queue_, peer_),
-      requests_(limits.max_queued_bytes) {}
+      sequence_(limits.max_queued_bytes, replay) {}
 
 Error Outbox::refusal() const {
   if (mode_ == Mode::kShut) return reason_;
@@ -35,23 +34,16 @@ Error Outbox::refusal() const {
 
 std::shared_ptr<BulkConnection> Outbox::number(OutFrame& frame) {
   const bool data = frame.kind() == FrameKind::kData;
-  if (data) {
-    ++last_sequence_;
-    if (inline_only_) frame.bringInline(OutFrame::Inline::kAll);
-  }
-  const std::uint64_t ack = received_.load(std::memory_order_relaxed);
-  last_ack_sent_.store(ack, std::memory_order_relaxed);
-  const bool due = data && replay_ && requests_.due(frame.size());
-  const bool ask = due || (data && replay_ && frame.wantedBack() && frame.ownsBuffers());
-  std::uint16_t flags = ask ? FrameHead::kAckNow : 0;
+  if (data && inline_only_) frame.bringInline(OutFrame::Inline::kAll);
+  SendSequence::Stamp stamp = sequence_.next(frame);
   // In the order of the numbers: the bulk connection's bytes do not say whose they are.
   const bool split = data && bulk_ != nullptr && frame.carried() >= bulk_threshold_;
   if (split) {
-    flags |= FrameHead::kSplit;
+    stamp.flags |= FrameHead::kSplit;
     auto half = frame.split();
     bulk_->push(std::move(half), frame.filling(), frame.bulkBegin());
   }
-  frame.seal(last_sequence_, ack, flags);
+  frame.seal(stamp.sequence, stamp.ack, stamp.flags);
   return split ? bulk_ : nullptr;
 }
 
@@ -209,7 +201,7 @@ bool Outbox::control(OutFrame frame) {
 bool Outbox::acked(std::uint64_t sequence) {
   FrameQueue::Frames released;  // destroyed after the lock
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (sequence > last_sequence_) return false;
+  if (sequence > sequence_.last()) return false;
   queue_.acknowledge(sequence);
   if (queue_.releaseNow()) released = queue_.takeAcknowledged();
   limit_.notify();
@@ -218,7 +210,7 @@ bool Outbox::acked(std::uint64_t sequence) {
 
 std::uint64_t Outbox::lastSequence() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return last_sequence_;
+  return sequence_.last();
 }
 
 void Outbox::tidy() {

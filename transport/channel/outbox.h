@@ -29,7 +29,7 @@
 #include "transport/frame/out_frame.h"
 #include "transport/io/stream.h"
 #include "transport/options.h"
-#include "transport/session/replay_buffer.h"
+#include "transport/session/send_sequence.h"
 
 namespace weft::transport {
 
@@ -81,15 +81,9 @@ class Outbox {
   bool control(FrameKind kind) { return control(OutFrame::control(kind)); }
   bool control(OutFrame frame);
 
-  // The last data frame received from the peer: every frame that is numbered from now on
-  // acknowledges it.
-  void setReceived(std::uint64_t sequence) noexcept {
-    received_.store(sequence, std::memory_order_relaxed);
-  }
-  // The last such ack that is on its way.
-  std::uint64_t lastAckSent() const noexcept {
-    return last_ack_sent_.load(std::memory_order_relaxed);
-  }
+  // As SendSequence's.
+  void setReceived(std::uint64_t sequence) noexcept { sequence_.setReceived(sequence); }
+  std::uint64_t lastAckSent() const noexcept { return sequence_.lastAckSent(); }
   // The peer has received all frames up to this one. False: they were never sent.
   bool acked(std::uint64_t sequence);
   // The number of the last message taken.
@@ -113,7 +107,7 @@ class Outbox {
   enum class Mode : std::uint8_t { kWaiting, kUp, kShut };
   enum class Writer : std::uint8_t { kNone, kCaller, kLoop };
 
-  // With the lock.
+  // --- with the lock ---
   // The thread that sends may write.
   bool mayWrite() const noexcept {
     return mode_ == Mode::kUp && writer_ == Writer::kNone && queue_.empty();
@@ -123,14 +117,12 @@ class Outbox {
   std::shared_ptr<BulkConnection> number(OutFrame& frame);
   // What it leaves in `frame` and what it returns is to be destroyed without the lock.
   std::shared_ptr<void> afterCaller(OutFrame& frame, std::uint32_t link);
+  // --- without ---
   static void fill(OutFrame& frame, BulkConnection* bulk);
   void stopExporting() noexcept { may_export_.store(false, std::memory_order_relaxed); }
 
   const std::string peer_;
   const std::function<void()> on_work_available_;
-  const bool replay_;
-  std::atomic<std::uint64_t> received_{0};
-  std::atomic<std::uint64_t> last_ack_sent_{0};  // written with the lock
   std::atomic<bool> may_export_;
 
   mutable std::mutex mutex_;  // guards what follows
@@ -139,8 +131,7 @@ class Outbox {
   bool said_goodbye_ = false;
   FrameQueue queue_;
   QueueLimit limit_;
-  AckRequests requests_;
-  std::uint64_t last_sequence_ = 0;
+  SendSequence sequence_;
   std::shared_ptr<Stream> stream_;
   std::shared_ptr<BulkConnection> bulk_;
   std::uint64_t bulk_threshold_ = 0;
