@@ -1,26 +1,21 @@
 #include "rpc_backend/context/worker_pool.h"
 
-#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <condition_variable>
 #include <cstdlib>
 #include <deque>
 #include <exception>
 #include <mutex>
-#include <new>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "rpc_backend/context/pool_threads.h"
 #include "rpc_backend/core/log.h"
 #include "transport/base/fork_guard.h"
-#include "transport/base/os/system_error.h"
-#include "transport/base/thrown.h"
 
 namespace weft::rpc {
 
@@ -31,9 +26,6 @@ constexpr std::chrono::milliseconds kStuckAfter{1};
 constexpr std::chrono::milliseconds kRetryAfter{100};
 // How long a thread beyond the ready ones stays without work.
 constexpr std::chrono::milliseconds kLeaveAfter{2000};
-
-constexpr const char* kRaiseLimit =
-    "raise the limit on processes and threads (ulimit -u, or the container's)";
 }  // namespace
 
 struct WorkerPool::State : std::enable_shared_from_this<State> {
@@ -45,19 +37,18 @@ struct WorkerPool::State : std::enable_shared_from_this<State> {
     bool searcher = false;
   };
 
+  explicit State(std::string name) : threads(std::move(name)) {}
+
   const transport::ForkGuard process;
-  std::string name;
   std::size_t ready = 1;
   std::size_t limit = 1;
   ThreadHooks hooks;
   mutable std::mutex mutex;
   std::condition_variable backlogged;  // wakes the watcher
-  std::condition_variable thread_left;
   std::deque<std::function<void()>> queue;
   // Read without the lock by threads that look for work.
   std::atomic<std::size_t> waiting{0};
-  std::vector<std::thread> threads;
-  std::thread left;               // the last that left; the next to leave joins it
+  PoolThreads threads;
   std::vector<Sleeper> sleeping;  // a stack: the most recently idle first
   bool searching = false;         // a worker looks for work
   IdleWork idle_work;             // may be empty
@@ -68,15 +59,11 @@ struct WorkerPool::State : std::enable_shared_from_this<State> {
   std::size_t called = 0;   // workers woken that do not run yet
   std::size_t running = 0;  // workers inside a task
   std::size_t workers = 0;
-  std::size_t alive = 0;    // workers and the watcher
   std::uint64_t begun = 0;  // tasks, ever
   bool watched = false;     // there is a watcher
   bool watching = false;    // it looks already, at most once in a millisecond
   bool held = false;
   std::atomic<bool> stopped{false};  // written with the lock
-  int start_error = 0;               // errno of the last start of a thread, 0: it went well
-  bool warned = false;               // that one failed
-  std::atomic<int> warning_due{0};   // the errno to warn of, 0: nothing
 
   // No task may begin.
   bool nothingToDo() const { return queue.empty() || (held && !stopped); }
@@ -126,61 +113,12 @@ struct WorkerPool::State : std::enable_shared_from_this<State> {
     return drove;
   }
 
-  // This thread leaves, before the pool stops.
-  void leave(std::unique_lock<std::mutex>& lock) {
-    --workers;
-    const auto own = std::find_if(threads.begin(), threads.end(), [](const std::thread& thread) {
-      return thread.get_id() == std::this_thread::get_id();
-    });
-    std::thread before = std::exchange(left, std::move(*own));
-    threads.erase(own);
-    lock.unlock();
-    if (before.joinable()) before.join();
-  }
-
-  // With the lock. False: no thread can be started now, and warn() should follow without the lock.
-  bool start(void (State::*body)(), const char* suffix) {
-    try {
-      const std::string thread_name = (name + suffix).substr(0, 15);
-      threads.emplace_back([state = shared_from_this(), body] {
-        (*state.*body)();
-        const std::lock_guard lock(state->mutex);
-        --state->alive;
-        state->thread_left.notify_all();
-      });
-      pthread_setname_np(threads.back().native_handle(), thread_name.c_str());
-    } catch (const std::system_error& error) {
-      return startFailed(error.code().value());
-    } catch (const std::bad_alloc&) {
-      return startFailed(ENOMEM);
-    }
-    start_error = 0;
-    ++alive;
-    return true;
-  }
-
-  bool startFailed(int error) {
-    start_error = error;
-    if (!std::exchange(warned, true)) warning_due = error;
-    return false;
-  }
-
-  // With the lock.
+  // With the lock. False: none can be started now, and threads.warn() should follow without it.
   bool startWorker() {
-    if (!start(&State::work, "")) return false;
+    const auto body = [self = shared_from_this()] { self->work(); };
+    if (!threads.start(mutex, body, "")) return false;
     ++workers;
     return true;
-  }
-
-  // Once, without the lock. Throws nothing.
-  void warn() {
-    if (warning_due.load(std::memory_order_relaxed) == 0) return;
-    const int error = warning_due.exchange(0);
-    if (error == 0) return;
-    static_cast<void>(transport::thrownBy([&] {
-      logWarning("pool '" + name + "' cannot start another thread (" + transport::errnoName(error) +
-                 ") and goes on with those it has; " + kRaiseLimit);
-    }));
   }
 
   // work() and watch() run as threads.
@@ -199,7 +137,8 @@ struct WorkerPool::State : std::enable_shared_from_this<State> {
       if (queue.empty() && !stopped && !searching && search(lock, spin)) continue;
       while (nothingToDo() && !stopped) {
         if (sleep(lock, sleeper)) continue;
-        leave(lock);
+        --workers;
+        threads.leave(lock);
         return;
       }
       if (queue.empty()) break;  // stopped, and nothing left to run
@@ -208,12 +147,12 @@ struct WorkerPool::State : std::enable_shared_from_this<State> {
       const Wake next = provide();
       lock.unlock();
       wake(next);
-      warn();
+      threads.warn();
       try {
         task();
       } catch (const std::exception& error) {
         // Tasks report their own failures; what still arrives here must not end the process.
-        logWarning("a task of pool '" + name + "' threw: " + error.what());
+        logWarning("a task of pool '" + threads.name() + "' threw: " + error.what());
       }
       // A task forked, and its child returned here: nothing is left for it to do, nor to end it.
       if (!process.inOwnProcess()) ::_exit(EXIT_FAILURE);
@@ -233,13 +172,13 @@ struct WorkerPool::State : std::enable_shared_from_this<State> {
       if (stopped) return;
       watching = true;
       const std::uint64_t before = begun;
-      backlogged.wait_for(lock, start_error == 0 ? kStuckAfter : kRetryAfter,
+      backlogged.wait_for(lock, threads.lastStartFailed() ? kRetryAfter : kStuckAfter,
                           [&] { return stopped.load(); });
       const bool failed = !stopped && stuck() && begun == before && !startWorker();
       watching = false;
       if (!failed) continue;
       lock.unlock();
-      warn();
+      threads.warn();
       lock.lock();
     }
   }
@@ -262,7 +201,8 @@ struct WorkerPool::State : std::enable_shared_from_this<State> {
     // Where a thread cannot be started the watcher goes on trying.
     if (workers < ready && startWorker()) return next;
     if (workers < limit) {
-      if (!watched) watched = start(&State::watch, "-w");
+      const auto body = [self = shared_from_this()] { self->watch(); };
+      if (!watched) watched = threads.start(mutex, body, "-w");
       if (watched && !std::exchange(watching, true)) backlogged.notify_one();
     }
     return next;
@@ -277,8 +217,7 @@ struct WorkerPool::State : std::enable_shared_from_this<State> {
 
 WorkerPool::WorkerPool(std::string name, std::size_t ready, std::size_t limit, ThreadHooks hooks,
                        bool held)
-    : limit_(limit), state_(std::make_shared<State>()) {
-  state_->name = std::move(name);
+    : limit_(limit), state_(std::make_shared<State>(std::move(name))) {
   state_->hooks = std::move(hooks);
   state_->ready = std::min(ready, limit);
   state_->limit = limit;
@@ -300,16 +239,13 @@ void WorkerPool::release() {
     first = state_->provide();  // the first thread at most, which finds the next
   }
   state_->wake(first);
-  state_->warn();
+  state_->threads.warn();
 }
 
 transport::Error WorkerPool::prepare() {
   const std::lock_guard lock(state_->mutex);
   if (state_->stopped || state_->workers > 0 || state_->startWorker()) return {};
-  state_->warning_due = 0;  // the error says it
-  return {transport::ErrorCode::kSystem, "no thread can be started here (" +
-                                             transport::errnoName(state_->start_error) + "); " +
-                                             kRaiseLimit};
+  return state_->threads.takeStartFailure();  // the error says it
 }
 
 bool WorkerPool::run(std::function<void()>&& task) {
@@ -322,42 +258,25 @@ bool WorkerPool::run(std::function<void()>&& task) {
     next = state_->provide();
   }
   state_->wake(next);
-  state_->warn();
+  state_->threads.warn();
   return true;
 }
 
 void WorkerPool::stop(std::chrono::milliseconds grace, Waiting waiting) {
-  std::vector<std::thread> threads;
-  std::deque<std::function<void()>> dropped;
-  bool all_left = true;
-  {
-    std::unique_lock lock(state_->mutex);
-    state_->stopped = true;
-    if (waiting == Waiting::kDrop || state_->workers == 0) dropped.swap(state_->queue);
-    threads.swap(state_->threads);
-    if (state_->left.joinable()) threads.push_back(std::move(state_->left));
-    for (const auto& sleeper : state_->sleeping)
-      sleeper->notify_one();
-    state_->backlogged.notify_all();
-    if (state_->searcher_sleeps) state_->idle_work.wake();
-    all_left = state_->thread_left.wait_for(lock, grace, [&] { return state_->alive == 0; });
-  }
-  if (!all_left) {
-    logWarning("a thread of pool '" + state_->name + "' is still running user code after " +
-               std::to_string(grace.count()) + " ms; it is left to itself");
-  }
-  for (std::thread& thread : threads) {
-    if (all_left) {
-      thread.join();
-    } else {
-      thread.detach();
-    }
-  }
+  std::deque<std::function<void()>> dropped;  // destroyed without the lock
+  std::unique_lock lock(state_->mutex);
+  state_->stopped = true;
+  if (waiting == Waiting::kDrop || state_->workers == 0) dropped.swap(state_->queue);
+  for (const auto& sleeper : state_->sleeping)
+    sleeper->notify_one();
+  state_->backlogged.notify_all();
+  if (state_->searcher_sleeps) state_->idle_work.wake();
+  state_->threads.join(lock, grace);
 }
 
 std::size_t WorkerPool::threads() const {
   const std::lock_guard lock(state_->mutex);
-  return state_->alive;
+  return state_->threads.alive();
 }
 
 std::size_t WorkerPool::idleThreads() const {

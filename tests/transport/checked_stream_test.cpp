@@ -1,6 +1,6 @@
 // Records with checksums: whatever pieces bytes are written, carried and read in, they arrive as
 // they were; whatever is done to them on the way is an error.
-#include "transport/io/checked_stream.h"
+#include "transport/checksum/checked_stream.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -11,7 +11,8 @@
 
 #include "gtest/gtest.h"
 #include "tests/transport/stream_pieces.h"
-#include "transport/io/crc32c.h"
+#include "transport/checksum/crc32c.h"
+#include "transport/checksum/record.h"
 
 namespace weft::transport {
 namespace {
@@ -159,7 +160,7 @@ TEST(CheckedStream, CarriesBytesInWhateverPieces) {
 TEST(CheckedStream, ReadsLargeBuffersToTheirPlaces) {
   Random random(3);
   Pair pair;
-  const Bytes sent = randomBytes(random, 3 * CheckedStream::kMaxRecord);
+  const Bytes sent = randomBytes(random, 3 * record::kMaxPayload);
   writeAll(pair.writer, sent);
   Bytes got(sent.size());
   EXPECT_EQ(readAll(pair.reader, got), 0);
@@ -171,7 +172,7 @@ TEST(CheckedStream, ReadsLargeBuffersToTheirPlaces) {
 TEST(CheckedStream, GivesALargeRecordInSmallParts) {
   Random random(8);
   Pair pair;
-  const Bytes sent = randomBytes(random, CheckedStream::kMaxRecord + 100'000);
+  const Bytes sent = randomBytes(random, record::kMaxPayload + 100'000);
   writeAll(pair.writer, sent);
   writeAll(pair.writer, sent);
   Bytes got;
@@ -188,7 +189,7 @@ TEST(CheckedStream, GivesALargeRecordInSmallParts) {
 TEST(CheckedStream, WhatIsWrittenMayChangeMeanwhile) {
   Random random(4);
   Pair pair(&random);
-  Bytes sent(CheckedStream::kMaxRecord + 200'000, std::byte{1});
+  Bytes sent(record::kMaxPayload + 200'000, std::byte{1});
   Bytes got(sent.size());
   std::size_t written = 0;
   std::size_t read = 0;

@@ -12,6 +12,8 @@
 #include "tests/transport/recorder.h"
 #include "transport/base/os/unique_fd.h"
 #include "transport/io/event_loop.h"
+#include "transport/io/poll.h"
+#include "transport/io/timer.h"
 
 #include "tests/support/waiting.h"
 
@@ -43,7 +45,7 @@ class Echo {
     far_ = UniqueFd(ends[1]);
     std::promise<void> made;
     loop.post([&] {
-      poll_ = std::make_unique<EventLoop::Poll>(loop, near_.get(), [this](EventLoop::Poll::Ready) {
+      poll_ = std::make_unique<Poll>(loop, near_.get(), [this](Poll::Ready) {
         char byte = 0;
         EXPECT_EQ(::read(near_.get(), &byte, 1), 1);
         read_by_ = std::this_thread::get_id();
@@ -74,7 +76,7 @@ class Echo {
   EventLoop& loop_;
   UniqueFd near_;
   UniqueFd far_;
-  std::unique_ptr<EventLoop::Poll> poll_;
+  std::unique_ptr<Poll> poll_;
   std::atomic<int> count_{0};
   std::atomic<std::thread::id> read_by_{};
 };
@@ -127,9 +129,9 @@ TEST(EventLoopDrivers, AreTheLoopThreadMeanwhile) {
 TEST(EventLoopDrivers, TimersRunOnThemAndAfterThem) {
   const auto loop = newLoop();
   std::atomic<int> ticks{0};
-  std::unique_ptr<EventLoop::Timer> timer;
+  std::unique_ptr<Timer> timer;
   loop->post([&] {
-    timer = std::make_unique<EventLoop::Timer>(*loop, [&] {
+    timer = std::make_unique<Timer>(*loop, [&] {
       ++ticks;
       wakeAll(*loop);
     });

@@ -14,6 +14,8 @@
 
 #include "tests/transport/recorder.h"
 #include "transport/base/os/unique_fd.h"
+#include "transport/io/poll.h"
+#include "transport/io/timer.h"
 
 #include "tests/support/waiting.h"
 
@@ -108,9 +110,9 @@ TEST(EventLoop, StopDropsWhatIsDelayedAndRefusesMore) {
 void tickThreeTimes(EventLoop& loop, const std::function<void(int)>& after) {
   int ticks = 0;
   std::promise<void> third;
-  std::unique_ptr<EventLoop::Timer> timer;
+  std::unique_ptr<Timer> timer;
   onLoop(loop, [&] {
-    timer = std::make_unique<EventLoop::Timer>(loop, [&] {
+    timer = std::make_unique<Timer>(loop, [&] {
       if (++ticks == 3) {
         timer.reset();
         third.set_value();
@@ -134,9 +136,9 @@ TEST(EventLoop, APollTellsReadinessAndMayEndItselfInItsCallback) {
   const UniqueFd near(ends[0]);
   const UniqueFd far(ends[1]);
   std::promise<void> seen;
-  std::unique_ptr<EventLoop::Poll> poll;
+  std::unique_ptr<Poll> poll;
   onLoop(*loop, [&] {
-    poll = std::make_unique<EventLoop::Poll>(*loop, near.get(), [&](EventLoop::Poll::Ready ready) {
+    poll = std::make_unique<Poll>(*loop, near.get(), [&](Poll::Ready ready) {
       EXPECT_TRUE(ready.readable);
       EXPECT_FALSE(ready.writable);
       poll.reset();
@@ -178,9 +180,9 @@ TEST(EventLoop, APollThatThrowsIsNotWantedAnyMore) {
   const UniqueFd far(ends[1]);
   std::atomic<int> called{0};
   std::promise<void> again;
-  std::unique_ptr<EventLoop::Poll> poll;
+  std::unique_ptr<Poll> poll;
   onLoop(*loop, [&] {
-    poll = std::make_unique<EventLoop::Poll>(*loop, near.get(), [&](EventLoop::Poll::Ready) {
+    poll = std::make_unique<Poll>(*loop, near.get(), [&](Poll::Ready) {
       if (++called == 2) {
         poll.reset();
         again.set_value();
@@ -201,10 +203,10 @@ TEST(EventLoop, APollThatThrowsIsNotWantedAnyMore) {
 TEST(EventLoop, APollThatCannotBeginTellsTheErrorOnceItIsWanted) {
   const auto loop = newLoop();
   std::promise<int> told;
-  std::unique_ptr<EventLoop::Poll> poll;
+  std::unique_ptr<Poll> poll;
   onLoop(*loop, [&] {
     const int closed = 999'999;  // above any limit on descriptors that tests run under
-    poll = std::make_unique<EventLoop::Poll>(*loop, closed, [&](EventLoop::Poll::Ready ready) {
+    poll = std::make_unique<Poll>(*loop, closed, [&](Poll::Ready ready) {
       EXPECT_FALSE(ready.readable || ready.writable);
       poll.reset();
       told.set_value(ready.error);
@@ -215,7 +217,7 @@ TEST(EventLoop, APollThatCannotBeginTellsTheErrorOnceItIsWanted) {
   ASSERT_EQ(error.wait_for(kPatience), std::future_status::ready);
   EXPECT_EQ(error.get(), EBADF);
   onLoop(*loop, [&] {
-    poll = std::make_unique<EventLoop::Poll>(*loop, 999'999, [](EventLoop::Poll::Ready) {});
+    poll = std::make_unique<Poll>(*loop, 999'999, [](Poll::Ready) {});
     poll.reset();
   });
 }

@@ -11,7 +11,7 @@
 
 #include "tests/transport/recorder.h"
 #include "transport/auth/handshake_runner.h"
-#include "transport/channel/bulk_connection.h"
+#include "transport/bulk/bulk_connection.h"
 #include "transport/channel/link.h"
 #include "transport/io/event_loop.h"
 #include "transport/io/stream.h"

@@ -10,7 +10,7 @@
 
 #include "tests/support/fuzz_input.h"
 #include "transport/base/os/unique_fd.h"
-#include "transport/channel/bulk_connection.h"
+#include "transport/bulk/bulk_connection.h"
 
 namespace {
 

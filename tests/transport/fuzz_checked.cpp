@@ -1,7 +1,7 @@
 // libFuzzer: records with checksums, written and read in any pieces, and changed on their way in
 // any manner. What is handed out is what was written; a change is an error, and never a byte.
 #include "tests/transport/altered_pipe.h"
-#include "transport/io/checked_stream.h"
+#include "transport/checksum/checked_stream.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace weft::transport;  // NOLINT(google-build-using-namespace)

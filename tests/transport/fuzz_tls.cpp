@@ -15,7 +15,7 @@ namespace {
 using namespace weft::transport;  // NOLINT(google-build-using-namespace)
 using weft::testing::FuzzInput;
 using weft::testing::require;
-using Step = TlsStream::Step;
+using Step = TlsConnection::Step;
 
 std::shared_ptr<const TlsContext> withKey() {
   static const std::shared_ptr<const TlsContext> one = TlsContext::withKey().value();
@@ -31,8 +31,8 @@ std::shared_ptr<const TlsContext> withCertificates() {
   return one;
 }
 
-TlsStream::PresharedKey keyOf(std::uint8_t number) {
-  TlsStream::PresharedKey key{};
+TlsConnection::PresharedKey keyOf(std::uint8_t number) {
+  TlsConnection::PresharedKey key{};
   for (std::uint8_t& byte : key)
     byte = number = static_cast<std::uint8_t>(number * 5 + 3);
   return key;
@@ -53,18 +53,24 @@ Beginning beginningOf(FuzzInput& input) {
 
 struct Duo {
   explicit Duo(const Beginning& how)
-      : dialler(near, how.certificates ? withCertificates() : withKey(), TlsStream::Role::kDialler,
-                keyOf(how.near_key), 5000),
-        acceptor(far, how.certificates ? withCertificates() : withKey(), TlsStream::Role::kAcceptor,
-                 keyOf(how.far_key), 5000) {}
+      : dials(begin(near, how, TlsConnection::Role::kDialler, how.near_key)),
+        accepts(begin(far, how, TlsConnection::Role::kAcceptor, how.far_key)) {}
+
+  // A new key comes soon.
+  static std::shared_ptr<TlsConnection> begin(std::shared_ptr<Stream> over, const Beginning& how,
+                                              TlsConnection::Role role, std::uint8_t key) {
+    return std::make_shared<TlsConnection>(
+        std::move(over), how.certificates ? withCertificates() : withKey(), role, keyOf(key), 5000);
+  }
 
   AlteredPipe there;
   AlteredPipe back;
   std::shared_ptr<AlteredEnd> near = std::make_shared<AlteredEnd>(back, there);
   std::shared_ptr<AlteredEnd> far = std::make_shared<AlteredEnd>(there, back);
-  // A new key comes soon.
-  TlsStream dialler;
-  TlsStream acceptor;
+  std::shared_ptr<TlsConnection> dials;
+  std::shared_ptr<TlsConnection> accepts;
+  TlsStream dialler{dials};
+  TlsStream acceptor{accepts};
 };
 
 // False: it failed, or waits for bytes that do not come.
@@ -73,9 +79,9 @@ bool shakeHands(Duo& duo, FuzzInput& input, const Beginning& how) {
   Step one = Step::kAgain;
   Step other = Step::kAgain;
   for (int i = 0; i < 16 && (one != Step::kDone || other != Step::kDone); ++i) {
-    if (one == Step::kAgain) one = duo.dialler.handshake();
+    if (one == Step::kAgain) one = duo.dials->handshake();
     if (alter && input.oneIn(4)) duo.there.alter(input);
-    if (other == Step::kAgain) other = duo.acceptor.handshake();
+    if (other == Step::kAgain) other = duo.accepts->handshake();
     if (alter && input.oneIn(4)) duo.back.alter(input);
     if (one == Step::kFailed || other == Step::kFailed) break;
   }
@@ -90,15 +96,17 @@ void hearKeys(FuzzInput& input) {
   AlteredPipe there;
   AlteredPipe back;
   RawTls raw(std::make_shared<AlteredEnd>(back, there), *withCertificates(), true);
-  TlsStream acceptor(std::make_shared<AlteredEnd>(there, back), withCertificates(),
-                     TlsStream::Role::kAcceptor, {});
+  const auto accepts = std::make_shared<TlsConnection>(
+      std::make_shared<AlteredEnd>(there, back), withCertificates(), TlsConnection::Role::kAcceptor,
+      TlsConnection::PresharedKey{});
   Step step = Step::kAgain;
   for (int i = 0; i < 8 && step == Step::kAgain; ++i) {
     raw.handshake();
-    step = acceptor.handshake();
+    step = accepts->handshake();
   }
   require(step == Step::kDone);
-  acceptor.readAhead();
+  accepts->readAhead();
+  TlsStream acceptor(accepts);
   std::size_t keys = 0;
   std::size_t written = 0;
   std::size_t read = 0;
@@ -134,8 +142,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const Beginning how = beginningOf(input);
   Duo duo(how);
   if (!shakeHands(duo, input, how)) return 0;
-  duo.dialler.readAhead();
-  duo.acceptor.readAhead();
+  duo.dials->readAhead();
+  duo.accepts->readAhead();
   AlteredConversation talks[] = {{duo.dialler, duo.acceptor, duo.there, duo.back},
                                  {duo.acceptor, duo.dialler, duo.back, duo.there}};
   for (int i = 0; i < 48 && !input.empty(); ++i) {

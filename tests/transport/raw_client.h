@@ -13,8 +13,8 @@
 
 #include "tests/transport/recorder.h"
 #include "transport/auth/handshake.h"
+#include "transport/checksum/checked_stream.h"
 #include "transport/io/address.h"
-#include "transport/io/checked_stream.h"
 #include "transport/io/socket.h"
 
 namespace weft::transport {

@@ -13,8 +13,8 @@
 
 #include "tests/transport/recorder.h"
 #include "transport/channel/outbox.h"
+#include "transport/checksum/checked_stream.h"
 #include "transport/frame/frame_reader.h"
-#include "transport/io/checked_stream.h"
 #include "transport/session/session.h"
 
 namespace weft::transport {

@@ -3,6 +3,7 @@
 
 #include "tests/transport/recorder.h"
 #include "transport/session/replay_buffer.h"
+#include "transport/session/send_sequence.h"
 
 namespace weft::transport {
 namespace {

@@ -21,6 +21,7 @@
 #include "tests/transport/stream_pieces.h"
 #include "transport/auth/handshake_runner.h"
 #include "transport/base/log.h"
+#include "transport/tls/tls_stream.h"
 
 namespace weft::transport {
 namespace {
@@ -403,14 +404,15 @@ void relayPlain(Stream& from, Stream& to, std::size_t count) {
   }
 }
 
-void finishTls(TlsStream& stream) {
-  TlsStream::Step step = stream.handshake();
-  while (step == TlsStream::Step::kAgain) {
-    pollfd ready{stream.pollFd(), POLLIN, 0};
-    ASSERT_EQ(::poll(&ready, 1, 10'000), 1);
-    step = stream.handshake();
+TlsStream finishTls(const std::shared_ptr<TlsConnection>& connection) {
+  TlsConnection::Step step = connection->handshake();
+  while (step == TlsConnection::Step::kAgain) {
+    pollfd ready{connection->below()->pollFd(), POLLIN, 0};
+    EXPECT_EQ(::poll(&ready, 1, 10'000), 1);
+    step = connection->handshake();
   }
-  ASSERT_EQ(step, TlsStream::Step::kDone) << stream.problem().text();
+  EXPECT_EQ(step, TlsConnection::Step::kDone) << connection->problem().text();
+  return TlsStream(connection);
 }
 
 // It holds both workers' certificates, but not the group's key: it lets them prove that to each
@@ -425,12 +427,15 @@ TEST_F(TlsCertificates, WhoHasStolenCertificatesOnlyCannotRelayTheKeysProofs) {
     relayPlain(*far, *near, Hello::kBytes);
     relayPlain(*near, *far, Proof::kBytes);
     relayPlain(*far, *near, StartTls::kBytes);
-    TlsStream as_one(near, TlsContext::withCertificates(of_one).value(), TlsStream::Role::kAcceptor,
-                     {});
-    TlsStream as_zero(far, TlsContext::withCertificates(of_zero).value(), TlsStream::Role::kDialler,
-                      {});
-    finishTls(as_one);
-    finishTls(as_zero);
+    const auto begin = [](const std::shared_ptr<Stream>& over, const TlsFiles& files,
+                          TlsConnection::Role role) {
+      return std::make_shared<TlsConnection>(over, TlsContext::withCertificates(files).value(),
+                                             role, TlsConnection::PresharedKey{});
+    };
+    const auto one = begin(near, of_one, TlsConnection::Role::kAcceptor);
+    const auto zero = begin(far, of_zero, TlsConnection::Role::kDialler);
+    TlsStream as_one = finishTls(one);
+    TlsStream as_zero = finishTls(zero);
     relay(as_one, as_zero);
   });
   const auto [dialler, acceptor] = both.shakeHands(whoSays(0, of_zero), whoSays(1, of_one));

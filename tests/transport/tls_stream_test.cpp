@@ -19,8 +19,8 @@
 namespace weft::transport {
 namespace {
 
-using Role = TlsStream::Role;
-using Step = TlsStream::Step;
+using Role = TlsConnection::Role;
+using Step = TlsConnection::Step;
 
 // One direction of a connection.
 struct Pipe {
@@ -85,28 +85,30 @@ const std::shared_ptr<const TlsContext>& context() {
   return made;
 }
 
-TlsStream::PresharedKey keyOf(std::uint8_t value) {
-  TlsStream::PresharedKey key{};
+TlsConnection::PresharedKey keyOf(std::uint8_t value) {
+  TlsConnection::PresharedKey key{};
   key.fill(value);
   return key;
 }
 
 struct Duo {
   explicit Duo(std::uint8_t acceptors_key = 1, std::uint64_t bytes_per_key = 1U << 30)
-      : dialler(near, context(), Role::kDialler, keyOf(1), bytes_per_key),
-        acceptor(far, context(), Role::kAcceptor, keyOf(acceptors_key), bytes_per_key) {}
+      : dials(std::make_shared<TlsConnection>(near, context(), Role::kDialler, keyOf(1),
+                                              bytes_per_key)),
+        accepts(std::make_shared<TlsConnection>(far, context(), Role::kAcceptor,
+                                                keyOf(acceptors_key), bytes_per_key)) {}
 
   // Steps of both until neither gets further.
   std::pair<Step, Step> shakeHands() {
     Step one = Step::kAgain;
     Step other = Step::kAgain;
     for (int i = 0; i < 2000; ++i) {
-      if (one == Step::kAgain) one = dialler.handshake();
-      if (other == Step::kAgain) other = acceptor.handshake();
+      if (one == Step::kAgain) one = dials->handshake();
+      if (other == Step::kAgain) other = accepts->handshake();
       if (one != Step::kAgain && other != Step::kAgain) break;
     }
-    dialler.readAhead();
-    acceptor.readAhead();
+    dials->readAhead();
+    accepts->readAhead();
     return {one, other};
   }
 
@@ -114,8 +116,10 @@ struct Duo {
   Pipe back;
   std::shared_ptr<End> near = std::make_shared<End>(back, there);
   std::shared_ptr<End> far = std::make_shared<End>(there, back);
-  TlsStream dialler;
-  TlsStream acceptor;
+  std::shared_ptr<TlsConnection> dials;
+  std::shared_ptr<TlsConnection> accepts;
+  TlsStream dialler{dials};
+  TlsStream acceptor{accepts};
 };
 
 using Done = std::pair<Step, Step>;
@@ -179,7 +183,7 @@ TEST(TlsStream, WhatIsCarriedIsNotWhatWasWritten) {
 TEST(TlsStream, OnlyTheSameKeyConnects) {
   Duo duo(2);
   EXPECT_EQ(duo.shakeHands(), Done(Step::kFailed, Step::kFailed));
-  EXPECT_EQ(duo.acceptor.problem().code(), ErrorCode::kConnectFailed);
+  EXPECT_EQ(duo.accepts->problem().code(), ErrorCode::kConnectFailed);
 }
 
 TEST(TlsStream, AnyBitThatFlipsIsAnError) {
@@ -228,7 +232,7 @@ TEST(TlsStream, TheKeyIsReplacedBeforeItWearsOut) {
   const Bytes bytes = randomBytes(random, 1'000'000);
   writeAll(duo.dialler, bytes);
   // Each record of 16 KiB has 22 bytes more; a new key is announced by a record of 27.
-  const std::size_t records = (bytes.size() + TlsStream::kRecord - 1) / TlsStream::kRecord;
+  const std::size_t records = (bytes.size() + TlsConnection::kRecord - 1) / TlsConnection::kRecord;
   EXPECT_GE(duo.there.bytes.size() - begin, bytes.size() + 22 * records + 8 * 27);
   Bytes got;
   EXPECT_EQ(readAll(duo.acceptor, got), EAGAIN);
@@ -243,9 +247,9 @@ struct Stranger {
   Stranger() {
     for (int i = 0; i < 10; ++i) {
       dialler.handshake();
-      if (acceptor.handshake() == Step::kDone) break;
+      if (accepts->handshake() == Step::kDone) break;
     }
-    acceptor.readAhead();
+    accepts->readAhead();
   }
   static std::shared_ptr<const TlsContext> certified() {
     Certificates certificates;
@@ -263,7 +267,9 @@ struct Stranger {
   Pipe back;
   std::shared_ptr<End> far = std::make_shared<End>(there, back);
   RawTls dialler{std::make_shared<End>(back, there), *context, true};
-  TlsStream acceptor{far, context, Role::kAcceptor, keyOf(0)};
+  std::shared_ptr<TlsConnection> accepts =
+      std::make_shared<TlsConnection>(far, context, Role::kAcceptor, keyOf(0));
+  TlsStream acceptor{accepts};
 };
 
 TEST(TlsStream, KeysOnEndAreABrokenConnection) {
@@ -277,7 +283,7 @@ TEST(TlsStream, KeysOnEndAreABrokenConnection) {
   stranger.write(1);
   EXPECT_EQ(readAll(stranger.acceptor, got), EBADMSG);
   EXPECT_TRUE(got.empty());
-  EXPECT_NE(stranger.acceptor.problem().text().find("TLS itself"), std::string::npos);
+  EXPECT_NE(stranger.accepts->problem().text().find("TLS itself"), std::string::npos);
   EXPECT_EQ(readAll(stranger.acceptor, got), EBADMSG);
 }
 
@@ -297,8 +303,8 @@ TEST(TlsStream, WhoSendsMuchMayTakeManyKeys) {
   std::size_t written = 0;
   for (int i = 0; i < 200; ++i) {
     if (i % 4 == 0) stranger.takeKeys(1);
-    stranger.write(TlsStream::kRecord);
-    written += TlsStream::kRecord;
+    stranger.write(TlsConnection::kRecord);
+    written += TlsConnection::kRecord;
   }
   Bytes got;
   EXPECT_EQ(readAll(stranger.acceptor, got), EAGAIN);
@@ -321,12 +327,12 @@ TEST(TlsStream, OneCallReadsABoundedNumberOfRecords) {
 
 TEST(TlsStream, TheHandshakeReadsNothingBehindItself) {
   Duo duo;
-  ASSERT_EQ(duo.dialler.handshake(), Step::kAgain);
-  ASSERT_EQ(duo.acceptor.handshake(), Step::kAgain);
-  ASSERT_EQ(duo.dialler.handshake(), Step::kDone);
+  ASSERT_EQ(duo.dials->handshake(), Step::kAgain);
+  ASSERT_EQ(duo.accepts->handshake(), Step::kAgain);
+  ASSERT_EQ(duo.dials->handshake(), Step::kDone);
   writeAll(duo.dialler, Bytes(100, std::byte{1}));
   const std::size_t before = duo.there.bytes.size() - (100 + 22);
-  ASSERT_EQ(duo.acceptor.handshake(), Step::kDone);
+  ASSERT_EQ(duo.accepts->handshake(), Step::kDone);
   EXPECT_EQ(duo.there.given, before);
 }
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "transport/base/check.h"
-#include "transport/io/crc32c.h"
+#include "transport/checksum/crc32c.h"
 
 namespace weft::transport {
 namespace {

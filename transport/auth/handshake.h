@@ -30,7 +30,7 @@
 
 #include "transport/auth/auth_key.h"
 #include "transport/auth/hello.h"
-#include "transport/io/checked_stream.h"
+#include "transport/checksum/checked_stream.h"
 #include "transport/tls/tls_context.h"
 
 namespace weft::transport {

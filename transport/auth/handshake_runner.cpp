@@ -9,7 +9,8 @@
 
 #include "transport/base/log.h"
 #include "transport/base/thrown.h"
-#include "transport/io/checked_stream.h"
+#include "transport/checksum/checked_stream.h"
+#include "transport/tls/tls_stream.h"
 
 namespace weft::transport {
 
@@ -20,13 +21,13 @@ HandshakeRunner::HandshakeRunner(EventLoop& loop, std::shared_ptr<Stream> stream
 void HandshakeRunner::start(std::chrono::milliseconds timeout, Done done, Named named) {
   done_ = std::move(done);
   named_ = std::move(named);
-  deadline_ = std::make_unique<EventLoop::Timer>(
-      loop_, [this] { finish({HandshakeOutcome::Kind::kTimeout}); });
+  deadline_ =
+      std::make_unique<Timer>(loop_, [this] { finish({HandshakeOutcome::Kind::kTimeout}); });
   deadline_->start(timeout);
   // A failed first write shows as an error or an end when the stream becomes readable.
   static_cast<void>(writeOutput());
-  poll_ = std::make_unique<EventLoop::Poll>(
-      loop_, stream_->pollFd(), [this](EventLoop::Poll::Ready ready) { onReadable(ready.error); });
+  poll_ = std::make_unique<Poll>(loop_, stream_->pollFd(),
+                                 [this](Poll::Ready ready) { onReadable(ready.error); });
   poll_->want(true, false);
 }
 
@@ -74,16 +75,16 @@ HandshakeRunner::Secured HandshakeRunner::secureSome() {
   const Identity& self = handshake_.self();
   const bool dials = handshake_.role() == HelloRole::kDialler;
   if (tls_ == nullptr) {
-    tls_ = std::make_shared<TlsStream>(
-        stream_, self.tls, dials ? TlsStream::Role::kDialler : TlsStream::Role::kAcceptor,
+    tls_ = std::make_shared<TlsConnection>(
+        stream_, self.tls, dials ? TlsConnection::Role::kDialler : TlsConnection::Role::kAcceptor,
         handshake_.tlsKey());
   }
-  const TlsStream::Step step = tls_->handshake();
-  if (step == TlsStream::Step::kFailed) tls_problem_ = tls_->problem();
-  if (step == TlsStream::Step::kFailed) return Secured::kFailed;
+  const TlsConnection::Step step = tls_->handshake();
+  if (step == TlsConnection::Step::kFailed) tls_problem_ = tls_->problem();
+  if (step == TlsConnection::Step::kFailed) return Secured::kFailed;
   if (poll_ != nullptr) poll_->want(true, tls_->unsent());
-  if (step == TlsStream::Step::kAgain) return Secured::kNotYet;
-  stream_ = tls_;
+  if (step == TlsConnection::Step::kAgain) return Secured::kNotYet;
+  stream_ = std::make_shared<TlsStream>(tls_);
   if (const std::string& name = handshake_.peer().name;
       self.tls->certificates() && !tls_->peerIs(name)) {
     tls_problem_ = {
@@ -109,11 +110,9 @@ bool HandshakeRunner::writeOutput() {
 
 // What the frames go over. Bytes between hosts are encrypted, or have checksums.
 std::shared_ptr<Stream> HandshakeRunner::framesStream() {
-  if (tls_ != nullptr) {
-    tls_->readAhead();
-    return std::move(tls_);
-  }
-  if (std::string_view(stream_->transportName()) != "tcp") return std::move(stream_);
+  if (tls_ != nullptr) tls_->readAhead();
+  if (tls_ != nullptr || std::string_view(stream_->transportName()) != "tcp")
+    return std::move(stream_);
   return std::make_shared<CheckedStream>(std::move(stream_), handshake_.checksumSeeds());
 }
 

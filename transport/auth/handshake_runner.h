@@ -8,8 +8,10 @@
 
 #include "transport/auth/handshake.h"
 #include "transport/io/event_loop.h"
+#include "transport/io/poll.h"
 #include "transport/io/stream.h"
-#include "transport/tls/tls_stream.h"
+#include "transport/io/timer.h"
+#include "transport/tls/tls_connection.h"
 
 namespace weft::transport {
 
@@ -52,10 +54,10 @@ class HandshakeRunner {
   EventLoop& loop_;
   std::shared_ptr<Stream> stream_;
   Handshake handshake_;
-  std::shared_ptr<TlsStream> tls_;  // once TLS has begun
+  std::shared_ptr<TlsConnection> tls_;  // once TLS has begun
   Error tls_problem_;
-  std::unique_ptr<EventLoop::Poll> poll_;
-  std::unique_ptr<EventLoop::Timer> deadline_;
+  std::unique_ptr<Poll> poll_;
+  std::unique_ptr<Timer> deadline_;
   Done done_;
   Named named_;
 };

@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "transport/channel/bulk_connection.h"
+#include "transport/bulk/bulk_connection.h"
 #include "transport/channel/outbox.h"
 #include "transport/connect/connector.h"
 #include "transport/frame/frame_handlers.h"

@@ -6,7 +6,6 @@
 #include "transport/base/log.h"
 #include "transport/base/os/system_error.h"
 #include "transport/base/peer_name.h"
-#include "transport/base/thrown.h"
 
 namespace weft::transport {
 namespace {
@@ -15,10 +14,6 @@ namespace {
 constexpr std::chrono::milliseconds kBackpressurePause{5};
 // Between two looks whether the bulk connection has written the last half.
 constexpr std::chrono::milliseconds kBulkPause{1};
-
-Error notTaken(const std::string& thrown) {
-  return protocolError("a message of it could not be taken (" + thrown + ")");
-}
 
 }  // namespace
 
@@ -37,7 +32,9 @@ Channel::Channel(EndpointContext& context, const PeerInfo& peer, Session& sessio
             {[this] { postWork(); }, [this] { link_->resume(); },
              [this](const std::string& how) {
                onBroken("its second connection, for large messages, " + how);
-             }}) {}
+             }}),
+      inbox_(context.handler, peer.rank, session, outbox_, shared_memory_, bulk_,
+             [this] { postWork(); }) {}
 
 std::string Channel::describe() const { return describePeer(peer_.name, peer_.rank); }
 
@@ -77,7 +74,7 @@ void Channel::fillIn(PeerStats& stats) const {
                          shared_memory_.bytesReceived() +
                          bulk_.counts().received.load(std::memory_order_relaxed);
   stats.messages_sent = out.messages_sent;
-  stats.messages_received = messages_received_.load(std::memory_order_relaxed);
+  stats.messages_received = inbox_.messages();
   stats.queued_bytes = out.queued_bytes + out.unacked_bytes;
   stats.arena_bytes_sent = arena.bytes_sent;
   stats.arena_fallbacks = arena.fallbacks;
@@ -99,7 +96,7 @@ void Channel::attach(std::shared_ptr<Stream> stream, std::uint64_t incarnation,
   outbox_.attach(stream, received);
   link_ = std::make_shared<Link>(
       context_.loop, std::move(stream), context_.options.limits,
-      FrameHandlers{*this, &shared_memory_, &bulk_}, session_.received(), bytes_received_,
+      FrameHandlers{inbox_, &shared_memory_, &bulk_}, session_.received(), bytes_received_,
       Link::Events{[this](const LinkEnd& end) { onLinkEnd(end); }, [this] { flush(); }});
 }
 
@@ -215,56 +212,6 @@ void Channel::workLater(std::chrono::milliseconds pause) {
 void Channel::drain() {
   const std::shared_ptr<Link> link = link_;  // its end may drop it
   link->drain();
-}
-
-Error Channel::onFrameHead(const FrameHead& head) {
-  shared_memory_.onFrameHead();
-  bulk_.noteMessage(head.buffer_bytes);
-  if (head.ack <= acked_) return Error::ok();
-  acked_ = head.ack;
-  if (outbox_.acked(head.ack)) return Error::ok();
-  return protocolError("it acknowledges message " + std::to_string(head.ack) + ", only " +
-                       std::to_string(outbox_.lastSequence()) + " were sent");
-}
-
-void Channel::onDataFrame(const FrameHead& head) {
-  shared_memory_.onDataFrame();
-  const bool asked = (head.flags & FrameHead::kAckNow) != 0;
-  // Not from here, inside the reading of the link: a broken write would read on. And an answer may
-  // carry the ack first. Before the frame counts as taken: what may fail then still comes again.
-  if (asked) postWork();
-  session_.took(head.sequence, asked);
-  outbox_.setReceived(head.sequence);
-}
-
-Result<Disposition> Channel::onHeader(std::span<const std::byte> header,
-                                      std::span<const std::uint64_t> sizes,
-                                      std::vector<OwnedBuffer>& buffers) {
-  Disposition wanted = Disposition::kRefuse;
-  const auto thrown =
-      thrownBy([&] { wanted = context_.handler.onHeader(peer_.rank, header, sizes, buffers); });
-  if (thrown) return notTaken(*thrown);
-  return wanted;
-}
-
-// Without memory to tell of them the bytes come all the same.
-std::shared_ptr<Arrivals> Channel::arrivals() {
-  std::shared_ptr<Arrivals> found;
-  static_cast<void>(thrownBy([&] { found = context_.handler.arrivals(peer_.rank); }));
-  return found;
-}
-
-Error Channel::onTooLarge(std::span<const std::byte> header, const Error& why) {
-  const auto thrown = thrownBy([&] { context_.handler.onTooLarge(peer_.rank, header, why); });
-  return thrown ? notTaken(*thrown) : Error::ok();
-}
-
-// A message that cannot be taken ends the peer's life: it counts as received and never comes again.
-Error Channel::onMessage(std::span<const std::byte> header, std::vector<OwnedBuffer> buffers) {
-  messages_received_.fetch_add(1, std::memory_order_relaxed);
-  const auto thrown =
-      thrownBy([&] { context_.handler.onMessage(peer_.rank, header, std::move(buffers)); });
-  return thrown ? notTaken(*thrown) : Error::ok();
 }
 
 // --- time ---

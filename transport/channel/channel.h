@@ -1,8 +1,8 @@
 // Channel: where the frames to and from one peer are written and read.
 //
-// Its queue (Outbox) lasts as long as the peer. Its Link, and what goes beside the link (BulkPath,
-// SharedMemoryPath), is replaced when a connection breaks: messages that were not acknowledged go
-// again over the next link. It acknowledges what comes and sends heartbeats.
+// Its Outbox and its Inbox last as long as the peer. Its Link, and what goes beside the link
+// (BulkPath, SharedMemoryPath), is replaced when a connection breaks: messages that were not
+// acknowledged go again over the next link. It sends the acks and the heartbeats.
 //
 // Threads: send() and fillIn(): any; the rest: the loop thread.
 // Ownership: part of its owner, which it keeps alive while work is posted.
@@ -15,9 +15,9 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "transport/channel/bulk_path.h"
+#include "transport/channel/inbox.h"
 #include "transport/channel/link.h"
 #include "transport/channel/outbox.h"
 #include "transport/channel/shared_memory_path.h"
@@ -53,7 +53,7 @@ class ChannelOwner : public std::enable_shared_from_this<ChannelOwner> {
   virtual void onChannelEnd(ChannelEnd end) = 0;
 };
 
-class Channel final : private MessageHandler {
+class Channel {
  public:
   using Time = Heartbeat::Time;
 
@@ -95,15 +95,6 @@ class Channel final : private MessageHandler {
   std::string connectedFor() const;
 
  private:
-  Error onFrameHead(const FrameHead& head) override;
-  void onDataFrame(const FrameHead& head) override;
-  Result<Disposition> onHeader(std::span<const std::byte> header,
-                               std::span<const std::uint64_t> sizes,
-                               std::vector<OwnedBuffer>& buffers) override;
-  std::shared_ptr<Arrivals> arrivals() override;
-  Error onTooLarge(std::span<const std::byte> header, const Error& why) override;
-  Error onMessage(std::span<const std::byte> header, std::vector<OwnedBuffer> buffers) override;
-
   void postWork();  // any thread
   void dropLink();
   void onLinkEnd(const LinkEnd& end);
@@ -121,13 +112,12 @@ class Channel final : private MessageHandler {
   Outbox outbox_;
   SharedMemoryPath shared_memory_;
   BulkPath bulk_;
+  Inbox inbox_;
   std::shared_ptr<Link> link_;
   std::optional<Heartbeat> heartbeat_;
   std::optional<Time> connected_at_;
   bool work_is_due_ = false;  // workLater() was called, and its time has not come
-  std::uint64_t acked_ = 0;   // the last ack that came
   std::atomic<std::uint64_t> bytes_received_{0};  // through the link; a sign of life
-  std::atomic<std::uint64_t> messages_received_{0};
 };
 
 }  // namespace weft::transport

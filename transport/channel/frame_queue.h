@@ -29,7 +29,7 @@ class FrameQueue {
   };
 
   // Without `replay` a frame is released when it is written, else when it is acknowledged.
-  explicit FrameQueue(bool replay) noexcept : replay_(replay) {}
+  explicit FrameQueue(bool replay) : replay_(replay) {}
 
   bool empty() const noexcept { return queue_.empty(); }
   // Not written, or not acknowledged.

@@ -25,7 +25,7 @@ Link::Link(EventLoop& loop, std::shared_ptr<Stream> stream, const Limits& limits
       reader_(limits, handlers, received),
       events_(std::move(events)),
       poll_(loop, stream_->pollFd(),
-            [this](EventLoop::Poll::Ready ready) { guarded([&] { onReady(ready); }); }),
+            [this](Poll::Ready ready) { guarded([&] { onReady(ready); }); }),
       again_(loop,
              [this] {
                guarded([&] {
@@ -36,7 +36,7 @@ Link::Link(EventLoop& loop, std::shared_ptr<Stream> stream, const Limits& limits
   poll_.want(true, false);
 }
 
-void Link::onReady(EventLoop::Poll::Ready ready) {
+void Link::onReady(Poll::Ready ready) {
   if (ready.writable && events_.on_writable) events_.on_writable();
   if (ready.error != 0) {
     // The stream is broken: what can still be read comes before its end.

@@ -12,7 +12,9 @@
 
 #include "transport/frame/frame_reader.h"
 #include "transport/io/event_loop.h"
+#include "transport/io/poll.h"
 #include "transport/io/stream.h"
+#include "transport/io/timer.h"
 #include "transport/options.h"
 
 namespace weft::transport {
@@ -58,7 +60,7 @@ class Link {
 
  private:
   bool reads() const noexcept { return events_.on_end != nullptr && !reader_.waiting(); }
-  void onReady(EventLoop::Poll::Ready ready);
+  void onReady(Poll::Ready ready);
   template <typename Step>
   void guarded(Step step);
   bool after(Error problem);
@@ -68,8 +70,8 @@ class Link {
   std::shared_ptr<Stream> stream_;
   FrameReader reader_;
   Events events_;
-  EventLoop::Poll poll_;
-  EventLoop::Timer again_;  // reads what the stream holds
+  Poll poll_;
+  Timer again_;  // reads what the stream holds
   bool want_write_ = false;
   std::size_t wake_at_ = 1;                     // as the stream was told
   std::atomic<std::uint64_t>& bytes_received_;  // written here only, read by any thread

@@ -6,7 +6,6 @@
 #include <string_view>
 
 #include "transport/base/check.h"
-#include "transport/base/interruption.h"
 
 namespace weft::transport {
 namespace {
@@ -14,56 +13,17 @@ namespace {
 constexpr std::size_t kMaxEntries = 1024;                      // IOV_MAX
 constexpr std::uint64_t kLoopBudget = std::uint64_t{4} << 20;  // then others get their turn
 constexpr std::uint64_t kLeastToSplit = 2 * kBulkUnit;
-constexpr std::uint64_t kLeastFrameBytes = FrameHead::kBytes;
 
 }  // namespace
 
 Outbox::Outbox(const Limits& limits, std::string peer, std::function<void()> on_work_available,
                bool replay)
-    : limits_(limits),
-      peer_(std::move(peer)),
+    : peer_(std::move(peer)),
       on_work_available_(std::move(on_work_available)),
-      replay_(replay),
       may_export_(replay),
       queue_(replay),
-      requests_(limits.max_queued_bytes) {}
-
-// A message that finds the queue empty goes, however large it is. Unacknowledged bytes below the
-// ack threshold do not delay an oversized message.
-bool Outbox::hasRoom(std::uint64_t size) const noexcept {
-  if (mode_ == Mode::kShut || said_goodbye_) return true;
-  const std::uint64_t limit = limits_.max_queued_bytes;
-  const std::uint64_t held = heldBytes();
-  if (held == 0 || held + size <= limit) return true;
-  return queue_.unwrittenBytes() == 0 && size > limit - limit / 8 && held <= limit / 8;
-}
-
-Error Outbox::awaitRoom(std::unique_lock<std::mutex>& lock, std::uint64_t size,
-                        std::chrono::milliseconds patience) {
-  if (hasRoom(size)) return Error::ok();
-  Waited waited = Waited::kLate;
-  if (patience.count() > 0) {
-    ++waiting_;
-    waited = waitInterruptibly(room_, lock, deadlineAfter(patience), [&] { return hasRoom(size); });
-    --waiting_;
-  }
-  if (waited == Waited::kDone) return Error::ok();
-  const std::string what = "sending " + std::to_string(size) + " bytes to " + peer_;
-  if (waited == Waited::kInterrupted) {
-    return {ErrorCode::kInterrupted, what + " was interrupted while it waited for room"};
-  }
-  return {ErrorCode::kTimeout,
-          resourceExhausted(what + " found no room for " + std::to_string(patience.count()) +
-                            " ms: " + std::to_string(heldBytes()) +
-                            " bytes are queued to it and it reads too slowly; send less at once, "
-                            "or raise max_queued_bytes")};
-}
-
-// The loop thread cannot wait for room. Senders that do cannot make so many frames wait, so these
-// are answers to a peer that asks on and reads nothing.
-bool Outbox::isOverrun(const OutFrame& frame) const noexcept {
-  return !frame.ownsBuffers() && queue_.heldFrames() > limits_.max_queued_bytes / kLeastFrameBytes;
-}
+      limit_(limits, queue_, peer_),
+      sequence_(limits.max_queued_bytes, replay) {}
 
 Error Outbox::refusal() const {
   if (mode_ == Mode::kShut) return reason_;
@@ -74,23 +34,16 @@ Error Outbox::refusal() const {
 
 std::shared_ptr<BulkConnection> Outbox::number(OutFrame& frame) {
   const bool data = frame.kind() == FrameKind::kData;
-  if (data) {
-    ++last_sequence_;
-    if (inline_only_) frame.bringInline(OutFrame::Inline::kAll);
-  }
-  const std::uint64_t ack = received_.load(std::memory_order_relaxed);
-  last_ack_sent_.store(ack, std::memory_order_relaxed);
-  const bool due = data && replay_ && requests_.due(frame.size());
-  const bool ask = due || (data && replay_ && frame.wantedBack() && frame.ownsBuffers());
-  std::uint16_t flags = ask ? FrameHead::kAckNow : 0;
+  if (data && inline_only_) frame.bringInline(OutFrame::Inline::kAll);
+  SendSequence::Stamp stamp = sequence_.next(frame);
   // In the order of the numbers: the bulk connection's bytes do not say whose they are.
   const bool split = data && bulk_ != nullptr && frame.carried() >= bulk_threshold_;
   if (split) {
-    flags |= FrameHead::kSplit;
+    stamp.flags |= FrameHead::kSplit;
     auto half = frame.split();
     bulk_->push(std::move(half), frame.filling(), frame.bulkBegin());
   }
-  frame.seal(last_sequence_, ack, flags);
+  frame.seal(stamp.sequence, stamp.ack, stamp.flags);
   return split ? bulk_ : nullptr;
 }
 
@@ -114,7 +67,7 @@ Error Outbox::send(OutFrame frame, std::optional<std::chrono::milliseconds> pati
   std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
     if (patience) {
-      if (Error error = awaitRoom(lock, frame.size(), *patience)) return error;
+      if (Error error = limit_.await(lock, frame.size(), *patience)) return error;
     }
     if (mayWrite() || frame.filling() == nullptr) break;
     // Another thread will write it: that one must not wait.
@@ -123,10 +76,7 @@ Error Outbox::send(OutFrame frame, std::optional<std::chrono::milliseconds> pati
     lock.lock();
   }
   if (Error error = refusal()) return error;
-  if (!patience && isOverrun(frame)) {
-    return {ErrorCode::kLimitExceeded, "it does not read: " + std::to_string(queue_.heldFrames()) +
-                                           " messages wait for it, most of them answers"};
-  }
+  if (!patience && limit_.isOverrun(frame)) return limit_.overrun();
   const std::shared_ptr<BulkConnection> bulk = number(frame);
   // Only a thread that brings buffers of its own destroys those of others: it may hold no lock that
   // their destructors need.
@@ -197,7 +147,7 @@ void Outbox::attach(std::shared_ptr<Stream> stream, std::uint64_t received) {
   if (inline_only_) queue_.bringInline();
   // A caller that still writes to the former stream comes first.
   if (writer_ != Writer::kCaller && !queue_.empty()) writer_ = Writer::kLoop;
-  if (waiting_ > 0) room_.notify_all();
+  limit_.notify();
 }
 
 void Outbox::detach() {
@@ -232,7 +182,7 @@ Outbox::Flushed Outbox::flush(int& error) {
     written += result.count;
     bytes_sent_ += result.count;
     queue_.written(result.count, released);
-    if (waiting_ > 0) room_.notify_all();
+    limit_.notify();
   }
   writer_ = Writer::kNone;
   return Flushed::kDrained;
@@ -240,9 +190,9 @@ Outbox::Flushed Outbox::flush(int& error) {
 
 bool Outbox::control(OutFrame frame) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (mode_ != Mode::kUp || said_goodbye_ || isOverrun(frame)) return false;
+  if (mode_ != Mode::kUp || said_goodbye_ || limit_.isOverrun(frame)) return false;
   said_goodbye_ = frame.kind() == FrameKind::kGoodbye;
-  if (said_goodbye_) room_.notify_all();
+  if (said_goodbye_) limit_.lift();
   number(frame);
   queue_.push(std::move(frame));
   return true;
@@ -251,16 +201,16 @@ bool Outbox::control(OutFrame frame) {
 bool Outbox::acked(std::uint64_t sequence) {
   FrameQueue::Frames released;  // destroyed after the lock
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (sequence > last_sequence_) return false;
+  if (sequence > sequence_.last()) return false;
   queue_.acknowledge(sequence);
   if (queue_.releaseNow()) released = queue_.takeAcknowledged();
-  if (waiting_ > 0) room_.notify_all();
+  limit_.notify();
   return true;
 }
 
 std::uint64_t Outbox::lastSequence() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return last_sequence_;
+  return sequence_.last();
 }
 
 void Outbox::tidy() {
@@ -273,7 +223,7 @@ void Outbox::shut(const Error& reason) {
   const std::lock_guard<std::mutex> lock(mutex_);
   mode_ = Mode::kShut;
   reason_ = reason;
-  room_.notify_all();
+  limit_.lift();
 }
 
 std::optional<FrameQueue::Frames> Outbox::takeUnsent() {

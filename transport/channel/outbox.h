@@ -14,7 +14,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -24,12 +23,13 @@
 #include <vector>
 
 #include "transport/base/error.h"
-#include "transport/channel/bulk_connection.h"
+#include "transport/bulk/bulk_connection.h"
 #include "transport/channel/frame_queue.h"
+#include "transport/channel/queue_limit.h"
 #include "transport/frame/out_frame.h"
 #include "transport/io/stream.h"
 #include "transport/options.h"
-#include "transport/session/replay_buffer.h"
+#include "transport/session/send_sequence.h"
 
 namespace weft::transport {
 
@@ -52,8 +52,8 @@ class Outbox {
 
   // Bytes that are not there yet (Message::filling) are waited for: each is written as soon as it
   // is there if nothing else is being written, and all are there when this returns. Waits for room
-  // at most `patience`; without one it takes the frame whatever is queued (the loop thread must not
-  // wait). Messages that were written and are not acknowledged take room, too.
+  // (QueueLimit) at most `patience`; without one it takes the frame whatever is queued (the loop
+  // thread must not wait).
   Error send(OutFrame frame, std::optional<std::chrono::milliseconds> patience);
 
   // The peer is connected: what it has not received can go, that is what follows frame `received`.
@@ -81,15 +81,9 @@ class Outbox {
   bool control(FrameKind kind) { return control(OutFrame::control(kind)); }
   bool control(OutFrame frame);
 
-  // The last data frame received from the peer: every frame that is numbered from now on
-  // acknowledges it.
-  void setReceived(std::uint64_t sequence) noexcept {
-    received_.store(sequence, std::memory_order_relaxed);
-  }
-  // The last such ack that is on its way.
-  std::uint64_t lastAckSent() const noexcept {
-    return last_ack_sent_.load(std::memory_order_relaxed);
-  }
+  // As SendSequence's.
+  void setReceived(std::uint64_t sequence) noexcept { sequence_.setReceived(sequence); }
+  std::uint64_t lastAckSent() const noexcept { return sequence_.lastAckSent(); }
   // The peer has received all frames up to this one. False: they were never sent.
   bool acked(std::uint64_t sequence);
   // The number of the last message taken.
@@ -113,43 +107,31 @@ class Outbox {
   enum class Mode : std::uint8_t { kWaiting, kUp, kShut };
   enum class Writer : std::uint8_t { kNone, kCaller, kLoop };
 
-  // With the lock.
-  Error awaitRoom(std::unique_lock<std::mutex>& lock, std::uint64_t size,
-                  std::chrono::milliseconds patience);
+  // --- with the lock ---
   // The thread that sends may write.
   bool mayWrite() const noexcept {
     return mode_ == Mode::kUp && writer_ == Writer::kNone && queue_.empty();
-  }
-  bool hasRoom(std::uint64_t size) const noexcept;
-  bool isOverrun(const OutFrame& frame) const noexcept;
-  std::uint64_t heldBytes() const noexcept {
-    return queue_.unwrittenBytes() + queue_.unackedBytes();
   }
   Error refusal() const;
   // The bulk connection to wake without the lock, if it has a part of the frame.
   std::shared_ptr<BulkConnection> number(OutFrame& frame);
   // What it leaves in `frame` and what it returns is to be destroyed without the lock.
   std::shared_ptr<void> afterCaller(OutFrame& frame, std::uint32_t link);
+  // --- without ---
   static void fill(OutFrame& frame, BulkConnection* bulk);
   void stopExporting() noexcept { may_export_.store(false, std::memory_order_relaxed); }
 
-  const Limits& limits_;
   const std::string peer_;
   const std::function<void()> on_work_available_;
-  const bool replay_;
-  std::atomic<std::uint64_t> received_{0};
-  std::atomic<std::uint64_t> last_ack_sent_{0};  // written with the lock
   std::atomic<bool> may_export_;
 
   mutable std::mutex mutex_;  // guards what follows
-  std::condition_variable room_;
   Mode mode_ = Mode::kWaiting;
   Writer writer_ = Writer::kNone;
   bool said_goodbye_ = false;
-  std::uint32_t waiting_ = 0;  // callers that wait for room
   FrameQueue queue_;
-  AckRequests requests_;
-  std::uint64_t last_sequence_ = 0;
+  QueueLimit limit_;
+  SendSequence sequence_;
   std::shared_ptr<Stream> stream_;
   std::shared_ptr<BulkConnection> bulk_;
   std::uint64_t bulk_threshold_ = 0;

@@ -5,7 +5,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <cstring>
 #include <limits>
 #include <optional>
@@ -14,17 +13,13 @@
 
 #include "transport/base/log.h"
 #include "transport/base/os/secure_random.h"
-#include "transport/base/os/system_error.h"
 #include "transport/base/peer_name.h"
-#include "transport/base/thrown.h"
 #include "transport/io/address.h"
 #include "transport/io/socket.h"
 
 namespace weft::transport {
 namespace {
 
-constexpr int kAcceptsPerTurn = 64;
-constexpr std::chrono::milliseconds kRetry{100};
 // A peer has a connection, a bulk connection, and each of them anew when it broke.
 constexpr std::size_t kMaxPerRank = 4;
 
@@ -52,56 +47,6 @@ std::uint64_t networkOf(const std::string& host) {
 
 }  // namespace
 
-// One listening socket.
-class Acceptor::Listener {
- public:
-  Listener(Acceptor& acceptor, UniqueFd fd, bool is_unix)
-      : acceptor_(acceptor),
-        fd_(std::move(fd)),
-        is_unix_(is_unix),
-        poll_(acceptor.context_.loop, fd_.get(), [this](EventLoop::Poll::Ready) { onReadable(); }),
-        retry_(acceptor.context_.loop, [this] { poll_.want(true, false); }) {
-    poll_.want(true, false);
-  }
-
- private:
-  void onReadable() {
-    if (const auto thrown = thrownBy([&] { acceptSome(); })) tryAgainSoon(*thrown);
-  }
-
-  void acceptSome() {
-    for (int i = 0; i < kAcceptsPerTurn; ++i) {
-      sockaddr_storage from{};
-      socklen_t length = sizeof(from);
-      UniqueFd fd(::accept4(fd_.get(), reinterpret_cast<sockaddr*>(&from), &length,
-                            SOCK_NONBLOCK | SOCK_CLOEXEC));
-      if (fd.valid()) {
-        acceptor_.onAccepted(std::move(fd), is_unix_, from);
-        continue;
-      }
-      const int error = errno;
-      if (error == EINTR || error == ECONNABORTED) continue;
-      if (error == EAGAIN) return;
-      if (acceptor_.context_.spare.giveUpFor(error)) continue;
-      return tryAgainSoon(errnoText(error));
-    }
-  }
-
-  // Out of descriptors or memory: connections stay in the backlog. Asking again at once would keep
-  // a core busy.
-  void tryAgainSoon(const std::string& why) {
-    poll_.want(false, false);
-    retry_.start(kRetry);
-    log(LogLevel::kWarning, "cannot accept a connection (" + why + "); trying again shortly");
-  }
-
-  Acceptor& acceptor_;
-  const UniqueFd fd_;
-  const bool is_unix_;
-  EventLoop::Poll poll_;
-  EventLoop::Timer retry_;
-};
-
 Acceptor::Rooms::Rooms(const Limits& limits)
     : silent(limits.max_unauthenticated, limits.max_per_source),
       named(limits.max_unauthenticated, kMaxPerRank),
@@ -126,11 +71,12 @@ Acceptor::Acceptor(const EndpointContext& context, AcceptPolicy& policy, Address
       unix_rooms_(context.options.limits),
       tcp_rooms_(context.options.limits) {}
 
-Acceptor::~Acceptor() = default;
-
 void Acceptor::listen(UniqueFd fd, const char* transport_name) {
-  listeners_.push_back(
-      std::make_unique<Listener>(*this, std::move(fd), std::string_view(transport_name) == "unix"));
+  const bool is_unix = std::string_view(transport_name) == "unix";
+  listeners_.push_back(std::make_unique<Listener>(
+      context_, std::move(fd), [this, is_unix](UniqueFd accepted, const sockaddr_storage& from) {
+        onAccepted(std::move(accepted), is_unix, from);
+      }));
 }
 
 void Acceptor::stop() {

@@ -6,9 +6,8 @@
 // from where it listens owes its proof in a room where nobody takes its place from elsewhere.
 //
 // Threads: counts(): any; the rest: the endpoint's loop thread.
-// Failure: a connection that fails the handshake is cut off and counted. A connection for which the
-// system has no descriptor gets the spare one; if there is none, the log says so, and the acceptor
-// tries again.
+// Failure: a connection that fails the handshake is cut off and counted. One that cannot be
+// accepted waits (Listener).
 #pragma once
 
 #include <array>
@@ -24,6 +23,7 @@
 #include "transport/auth/handshake_runner.h"
 #include "transport/base/os/unique_fd.h"
 #include "transport/connect/endpoint_context.h"
+#include "transport/connect/listener.h"
 #include "transport/connect/waiting_room.h"
 #include "transport/endpoint.h"
 
@@ -47,7 +47,6 @@ class Acceptor {
   // `admitted` is told of each that `policy` admitted, directly after its admit().
   Acceptor(const EndpointContext& context, AcceptPolicy& policy, AddressOf address_of,
            Admitted admitted);
-  ~Acceptor();
 
   void listen(UniqueFd fd, const char* transport_name);
   // Stops listening and drops handshakes under way.
@@ -57,8 +56,6 @@ class Acceptor {
   void counts(EndpointStats& stats) const;
 
  private:
-  class Listener;
-
   // The rooms for one kind of socket, so that neither kind crowds out the other.
   struct Rooms {
     explicit Rooms(const Limits& limits);

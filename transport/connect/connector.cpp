@@ -72,13 +72,12 @@ void Connector::attempt() {
   connecting_ = std::move(connecting.fd);
   if (connecting.error == 0) return onConnected();
   if (connecting.error != EINPROGRESS) return onConnectFailed(connecting.error);
-  poll_ = std::make_unique<EventLoop::Poll>(context_.loop, connecting_.get(),
-                                            [this](EventLoop::Poll::Ready ready) {
-                                              poll_.reset();
-                                              int error = connectError(connecting_.get());
-                                              if (error == 0) error = ready.error;
-                                              error == 0 ? onConnected() : onConnectFailed(error);
-                                            });
+  poll_ = std::make_unique<Poll>(context_.loop, connecting_.get(), [this](Poll::Ready ready) {
+    poll_.reset();
+    int error = connectError(connecting_.get());
+    if (error == 0) error = ready.error;
+    error == 0 ? onConnected() : onConnectFailed(error);
+  });
   poll_->want(false, true);
 }
 

@@ -16,6 +16,8 @@
 #include "transport/endpoint.h"
 #include "transport/io/address.h"
 #include "transport/io/event_loop.h"
+#include "transport/io/poll.h"
+#include "transport/io/timer.h"
 
 namespace weft::transport {
 
@@ -83,10 +85,10 @@ class Connector {
   std::chrono::milliseconds pause_{0};
 
   UniqueFd connecting_;
-  std::unique_ptr<EventLoop::Poll> poll_;
+  std::unique_ptr<Poll> poll_;
   std::unique_ptr<HandshakeRunner> handshake_;
-  EventLoop::Timer deadline_;
-  EventLoop::Timer pause_timer_;
+  Timer deadline_;
+  Timer pause_timer_;
   Done done_;
 };
 

@@ -4,14 +4,13 @@
 #include <signal.h>
 #include <uv.h>
 
-#include <algorithm>
 #include <memory>
 #include <system_error>
 #include <utility>
 
 #include "transport/base/check.h"
-#include "transport/base/log.h"
-#include "transport/base/thrown.h"
+#include "transport/io/loop_callback.h"
+#include "transport/io/timer.h"
 
 namespace weft::transport {
 
@@ -20,29 +19,9 @@ struct EventLoop::Handles {
   uv_async_t wake{};
 };
 
-struct EventLoop::Poll::State {
-  uv_poll_t handle{};
-  EventLoop* loop = nullptr;
-  Callback callback;
-  int wanted = 0;
-};
-
-struct EventLoop::Timer::State {
-  uv_timer_t handle{};
-  EventLoop* loop = nullptr;
-  Task callback;
-};
-
 namespace {
 
 constexpr int kMoreRounds = 3;
-
-// The callback may be the one running now: it lives until libuv has let go.
-template <typename State>
-void closeThenDelete(State* state) {
-  uv_close(reinterpret_cast<uv_handle_t*>(&state->handle),
-           [](uv_handle_t* handle) { delete static_cast<State*>(handle->data); });
-}
 
 }  // namespace
 
@@ -85,18 +64,6 @@ Result<std::unique_ptr<EventLoop>> EventLoop::create(const std::string& thread_n
   return self;
 }
 
-// The one way from libuv into C++: an exception must not unwind through C, nor end the thread that
-// serves every peer. False: `callback` threw, and the log says what.
-template <typename Callback>
-bool EventLoop::guarded(const char* what, Callback&& callback) {
-  const auto thrown = thrownBy(std::forward<Callback>(callback));
-  if (!thrown) return true;
-  static_cast<void>(thrownBy([&] {
-    log(LogLevel::kError, std::string(what) + " of the transport's thread threw: " + *thrown);
-  }));
-  return false;
-}
-
 EventLoop::EventLoop(Idle idle) : idle_(idle) {}
 
 // Of a loop that no thread runs.
@@ -129,6 +96,8 @@ void EventLoop::runAfter(std::chrono::milliseconds delay, Task task) {
   });
   (*slot)->start(delay);
 }
+
+uv_loop_s* EventLoop::uv() noexcept { return &handles_->loop; }
 
 void EventLoop::assertInLoop() const noexcept {
   WEFT_CHECK(inLoop(), "this belongs to the loop thread");
@@ -220,7 +189,7 @@ void EventLoop::drain() {
     running_.swap(posted_);
   }
   for (Task& task : running_) {
-    guarded("a task", task);
+    runGuarded("a task", task);
     task = nullptr;
   }
   running_.clear();
@@ -247,85 +216,6 @@ void EventLoop::stop() {
   const int status = uv_loop_close(&handles_->loop);
   WEFT_CHECK(status == 0, "a handle of the loop was left open");
   handles_.reset();
-}
-
-EventLoop::Poll::Poll(EventLoop& loop, int fd, Callback callback) {
-  loop.assertInLoop();
-  auto state = std::make_unique<State>();
-  state->loop = &loop;
-  state->handle.data = state.get();
-  const int status = uv_poll_init(&loop.handles_->loop, &state->handle, fd);
-  if (status != 0) {
-    // The kernel has no room for another watch, or no such descriptor.
-    cannot_ = std::make_unique<Timer>(loop, [callback = std::move(callback), status] {
-      callback({false, false, -status});
-    });
-    return;
-  }
-  state->callback = std::move(callback);
-  state_ = state.release();
-}
-
-EventLoop::Poll::~Poll() {
-  if (state_ == nullptr) return;
-  state_->loop->assertInLoop();
-  closeThenDelete(state_);
-}
-
-void EventLoop::Poll::want(bool readable, bool writable) {
-  if (cannot_ != nullptr) {
-    return readable || writable ? cannot_->start(std::chrono::milliseconds(0)) : cannot_->cancel();
-  }
-  state_->loop->assertInLoop();
-  const int wanted = (readable ? UV_READABLE : 0) | (writable ? UV_WRITABLE : 0);
-  if (wanted == state_->wanted) return;
-  state_->wanted = wanted;
-  if (wanted == 0) {
-    uv_poll_stop(&state_->handle);
-    return;
-  }
-  uv_poll_start(&state_->handle, wanted, [](uv_poll_t* handle, int status, int events) {
-    auto* state = static_cast<State*>(handle->data);
-    ++state->loop->work_;
-    if (status < 0) state->wanted = 0;  // libuv has stopped it
-    const Ready ready{(events & UV_READABLE) != 0, (events & UV_WRITABLE) != 0,
-                      status < 0 ? -status : 0};
-    if (guarded("a poll", [&] { state->callback(ready); })) return;
-    if (uv_is_closing(reinterpret_cast<uv_handle_t*>(handle)) != 0) return;
-    uv_poll_stop(handle);
-    state->wanted = 0;
-  });
-}
-
-EventLoop::Timer::Timer(EventLoop& loop, Task callback) : state_(new State) {
-  loop.assertInLoop();
-  state_->loop = &loop;
-  state_->callback = std::move(callback);
-  state_->handle.data = state_;
-  uv_timer_init(&loop.handles_->loop, &state_->handle);
-}
-
-EventLoop::Timer::~Timer() {
-  state_->loop->assertInLoop();
-  closeThenDelete(state_);
-}
-
-void EventLoop::Timer::start(std::chrono::milliseconds delay, std::chrono::milliseconds repeat) {
-  state_->loop->assertInLoop();
-  // libuv counts from the start of the iteration; a long callback must not shorten the delay.
-  uv_update_time(state_->handle.loop);
-  const auto positive = [](std::chrono::milliseconds time) {
-    return static_cast<std::uint64_t>(std::max<std::int64_t>(0, time.count()));
-  };
-  uv_timer_start(
-      &state_->handle,
-      [](uv_timer_t* handle) { guarded("a timer", static_cast<State*>(handle->data)->callback); },
-      positive(delay), positive(repeat));
-}
-
-void EventLoop::Timer::cancel() {
-  state_->loop->assertInLoop();
-  uv_timer_stop(&state_->handle);
 }
 
 }  // namespace weft::transport

@@ -6,9 +6,9 @@
 // thread has to wake it. LoopTurns says whose turn it is.
 //
 // Threads: post(), inLoop(), drive() and wakeDriver(): any; stop(): any but the loop thread; the
-// rest, with Poll and Timer: the loop thread. Failure: create() returns it. What a task or callback
-// throws is logged, and the loop goes on; the callback's owner must have its own state in order
-// before it throws.
+// rest, with Poll (poll.h) and Timer (timer.h): the loop thread. Failure: create() returns it. What
+// a task or callback throws is logged, and the loop goes on; the callback's owner must have its own
+// state in order before it throws.
 #pragma once
 
 #include <atomic>
@@ -31,13 +31,12 @@ struct uv_loop_s;
 
 namespace weft::transport {
 
+class Timer;
+
 class EventLoop {
  public:
   using Task = std::function<void()>;
   using Clock = std::chrono::steady_clock;
-
-  class Poll;
-  class Timer;
 
   // Starts the thread; it appears as `thread_name` (at most 15 characters) in the system's lists.
   // All signals are blocked on it. kSpin: out of work, it looks for more for a moment before it
@@ -71,6 +70,8 @@ class EventLoop {
   void stop();
 
  private:
+  friend class Poll;
+  friend class Timer;
   struct Handles;
   explicit EventLoop(Idle idle);
   void run();
@@ -78,8 +79,9 @@ class EventLoop {
   Deadline nextTimer();
   void closeHandles();
   void drain();
-  template <typename Callback>
-  static bool guarded(const char* what, Callback&& callback);
+  uv_loop_s* uv() noexcept;
+  // Something came from outside.
+  void noteWork() noexcept { ++work_; }
 
   const Idle idle_;
   std::unique_ptr<Handles> handles_;
@@ -96,48 +98,6 @@ class EventLoop {
   bool alive_ = true;          // loop thread: the loop has handles
   std::vector<Task> running_;  // loop thread: the batch in hand; its memory is reused
   std::list<std::unique_ptr<Timer>> delayed_;  // loop thread: timers of runAfter()
-};
-
-// Readiness of one file descriptor. Loop thread only. May be destroyed inside its own
-// callback. The descriptor is not owned and must be closed after this is gone. It stops polling
-// once its callback has thrown: a descriptor that stays ready would keep the loop busy.
-class EventLoop::Poll {
- public:
-  struct Ready {
-    bool readable = false;
-    bool writable = false;
-    int error = 0;  // a positive errno when polling itself failed, or could not begin
-  };
-  using Callback = std::function<void(Ready)>;
-
-  Poll(EventLoop& loop, int fd, Callback callback);
-  ~Poll();
-  Poll(const Poll&) = delete;
-  Poll& operator=(const Poll&) = delete;
-
-  void want(bool readable, bool writable);
-
- private:
-  struct State;
-  State* state_ = nullptr;         // freed by libuv's close callback
-  std::unique_ptr<Timer> cannot_;  // in its place: tells that the descriptor cannot be polled
-};
-
-// A one-shot or repeating timer. Loop thread only. May be destroyed inside its callback.
-class EventLoop::Timer {
- public:
-  Timer(EventLoop& loop, Task callback);
-  ~Timer();
-  Timer(const Timer&) = delete;
-  Timer& operator=(const Timer&) = delete;
-
-  void start(std::chrono::milliseconds delay,
-             std::chrono::milliseconds repeat = std::chrono::milliseconds(0));
-  void cancel();
-
- private:
-  struct State;
-  State* state_;
 };
 
 }  // namespace weft::transport

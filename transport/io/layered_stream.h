@@ -13,7 +13,6 @@ namespace weft::transport {
 
 class LayeredStream : public Stream {
  public:
-  bool holdsBytes() const override { return holds_bytes_; }
   void finishWriting() override { below_->finishWriting(); }
   void breakOff() override { below_->breakOff(); }
   int pollFd() const override { return below_->pollFd(); }
@@ -23,7 +22,6 @@ class LayeredStream : public Stream {
   explicit LayeredStream(std::shared_ptr<Stream> below) : below_(std::move(below)) {}
 
   const std::shared_ptr<Stream> below_;
-  bool holds_bytes_ = false;  // after the last read; the reading thread's
 };
 
 }  // namespace weft::transport

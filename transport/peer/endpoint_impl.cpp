@@ -21,6 +21,7 @@
 #include "transport/io/address.h"
 #include "transport/io/event_loop.h"
 #include "transport/io/socket.h"
+#include "transport/io/timer.h"
 #include "transport/memory/exported_block.h"
 #include "transport/peer/admission.h"
 #include "transport/peer/fork_safe_endpoint.h"
@@ -133,10 +134,10 @@ class EndpointImpl final : public Endpoint {
 
   // Loop thread.
   std::optional<ExportedBlock::Cache> export_cache_;
-  std::unique_ptr<EventLoop::Timer> ticker_;
+  std::unique_ptr<Timer> ticker_;
   milliseconds tick_period_{};
   EventLoop::Clock::time_point last_tick_{};
-  std::unique_ptr<EventLoop::Timer> linger_timer_;  // not null: close() waits for the peers
+  std::unique_ptr<Timer> linger_timer_;  // not null: close() waits for the peers
   std::promise<void> all_finished_;
 };
 
@@ -309,7 +310,7 @@ void EndpointImpl::start(Listening&& listening) {
   last_tick_ = EventLoop::Clock::now();
   spare_.refill();
   export_cache_.emplace();
-  ticker_ = std::make_unique<EventLoop::Timer>(*loop_, [this] { tick(); });
+  ticker_ = std::make_unique<Timer>(*loop_, [this] { tick(); });
   ticker_->start(tick_period_, tick_period_);
 }
 
@@ -347,7 +348,7 @@ void EndpointImpl::beginClose(milliseconds linger) {
   reunion_.stop();
   for (const std::shared_ptr<Peer>& peer : peers_.all())
     peer->closeGracefully();
-  linger_timer_ = std::make_unique<EventLoop::Timer>(*loop_, [this] {
+  linger_timer_ = std::make_unique<Timer>(*loop_, [this] {
     for (const std::shared_ptr<Peer>& peer : peers_.all())
       peer->closeNow();
   });

@@ -26,7 +26,7 @@ void Reunion::begin(std::int32_t rank) {
   attempt = {};
   attempt.lost = lost;
   if (context_.self.rank > rank) attempt.pause = kSecondAfter;
-  attempt.timer = std::make_unique<EventLoop::Timer>(context_.loop, [this, rank] {
+  attempt.timer = std::make_unique<Timer>(context_.loop, [this, rank] {
     const auto thrown = thrownBy([&] { dial(rank); });
     if (!thrown || attempts_.find(rank) == attempts_.end()) return;
     attempts_.at(rank).connector.reset();

@@ -20,6 +20,7 @@
 #include "transport/connect/acceptor.h"
 #include "transport/connect/connector.h"
 #include "transport/connect/endpoint_context.h"
+#include "transport/io/timer.h"
 #include "transport/peer/peer_table.h"
 
 namespace weft::transport {
@@ -42,7 +43,7 @@ class Reunion {
   struct Attempt {
     std::shared_ptr<Peer> lost;
     std::chrono::milliseconds pause{0};
-    std::unique_ptr<EventLoop::Timer> timer;
+    std::unique_ptr<Timer> timer;
     std::unique_ptr<Connector> connector;
   };
 

@@ -1,6 +1,5 @@
 #include "transport/session/replay_buffer.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "transport/base/check.h"
@@ -9,8 +8,6 @@ namespace weft::transport {
 namespace {
 
 constexpr std::size_t kKeep = 256;  // room for so many frames is kept when there are none
-constexpr std::uint64_t kAskBytes = std::uint64_t{4} << 20;
-constexpr std::uint32_t kAskFrames = 512;
 
 }  // namespace
 
@@ -41,18 +38,6 @@ OutFrame ReplayBuffer::popNewest() {
   frames_.pop_back();
   bytes_ -= frame.size();
   return frame;
-}
-
-AckRequests::AckRequests(std::uint64_t max_queued_bytes) noexcept
-    : every_bytes_(std::min(kAskBytes, max_queued_bytes / 8)) {}
-
-bool AckRequests::due(std::uint64_t bytes) noexcept {
-  bytes_ += bytes;
-  ++frames_;
-  if (bytes_ < every_bytes_ && frames_ < kAskFrames) return false;
-  bytes_ = 0;
-  frames_ = 0;
-  return true;
 }
 
 }  // namespace weft::transport

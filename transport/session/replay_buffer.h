@@ -32,18 +32,4 @@ class ReplayBuffer {
   std::uint64_t bytes_ = 0;
 };
 
-// When to ask the receiver for an ack: often enough that a sender does not wait for room until the
-// receiver's next tick, rarely enough to cost nothing.
-class AckRequests {
- public:
-  explicit AckRequests(std::uint64_t max_queued_bytes) noexcept;
-  // A frame of so many bytes is numbered: should it ask?
-  bool due(std::uint64_t bytes) noexcept;
-
- private:
-  std::uint64_t every_bytes_;
-  std::uint64_t bytes_ = 0;
-  std::uint32_t frames_ = 0;
-};
-
 }  // namespace weft::transport

@@ -11,7 +11,7 @@
 // have waited for a whole tick.
 //
 // This class is the receiving half and the rules: no IO, no clock (time is an argument), no thread.
-// The sending half is the Outbox.
+// The sending half is SendSequence and the Outbox.
 //
 // Threads: the endpoint's loop thread.
 #pragma once

@@ -13,7 +13,7 @@
 #include "transport/base/os/unique_fd.h"
 #include "transport/tls/certificate_names.h"
 #include "transport/tls/openssl_error.h"
-#include "transport/tls/tls_stream.h"
+#include "transport/tls/tls_connection.h"
 
 namespace weft::transport {
 namespace {
@@ -29,7 +29,7 @@ SSL_CTX* newContext(const char* ciphers) {
   if (context == nullptr) return nullptr;
   ::SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
   ::SSL_CTX_set_options(context, SSL_OP_NO_TICKET | SSL_OP_NO_COMPRESSION);
-  ::SSL_CTX_set_default_read_buffer_len(context, TlsStream::kReadAtOnce);
+  ::SSL_CTX_set_default_read_buffer_len(context, TlsConnection::kReadAtOnce);
   ::SSL_CTX_set_default_passwd_cb(context, &noPassphrase);  // else it asks the terminal
   const bool right = ::SSL_CTX_set_min_proto_version(context, TLS1_3_VERSION) == 1 &&
                      ::SSL_CTX_set_max_proto_version(context, TLS1_3_VERSION) == 1 &&
@@ -82,7 +82,7 @@ Result<std::shared_ptr<const TlsContext>> TlsContext::withKey() {
   // An acceptor that does without the pre-shared key would have to show a certificate: there is no
   // authority that a dialler trusts.
   ::SSL_CTX_set_verify(context, SSL_VERIFY_PEER, nullptr);
-  TlsStream::usePresharedKeys(context);
+  TlsConnection::usePresharedKeys(context);
   return made;
 }
 

@@ -1,10 +1,10 @@
 // TlsContext: what all TLS connections of one endpoint share: TLS 1.3 only, no session tickets, no
 // early data, (EC)DHE always. Two kinds:
 //
-//   withKey            each connection has a pre-shared key of its own (TlsStream), made from the
-//                      group's key; no certificates
+//   withKey            each connection has a pre-shared key of its own, made from the group's key
+//                      (TlsConnection); no certificates
 //   withCertificates   both sides show one, signed by an authority of the CA file alone; names are
-//                      the caller's to check (TlsStream::peerIs)
+//                      the caller's to check (TlsConnection::peerIs)
 //
 // Threads: any; it does not change once it is made. Failure: an Error that names the file.
 #pragma once

@@ -1,4 +1,4 @@
-#include "transport/io/crc32c.h"
+#include "transport/checksum/crc32c.h"
 
 #include <isa-l/crc.h>
 

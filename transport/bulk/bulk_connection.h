@@ -4,29 +4,31 @@
 // one.
 //
 // It carries nothing but those halves, one after another in the order of their frames. The frame
-// says that it is split (FrameHead::kSplit) and how long the half is.
+// says that it is split (FrameHead::kSplit) and how long the half is. This class has the thread and
+// the end of it; BulkReader and BulkWriter have the halves.
 //
 // Threads: all bulk connections of an endpoint are read and written on one loop of their own ("the
-// bulk thread"). push(), wake() and the counts: any thread. The rest: the endpoint's loop thread.
-// Failure: on_broken, once. The link is given up then, and the session sends again.
+// bulk thread"). push(), wake(), written() and the counts: any thread. The rest: the endpoint's
+// loop thread. Failure: on_broken, once. The link is given up then, and the session sends again.
 #pragma once
 
 #include <sys/uio.h>
 
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "transport/base/arrivals.h"
 #include "transport/base/buffer.h"
+#include "transport/bulk/bulk_reader.h"
+#include "transport/bulk/bulk_writer.h"
 #include "transport/io/event_loop.h"
+#include "transport/io/poll.h"
 #include "transport/io/stream.h"
 
 namespace weft::transport {
@@ -53,7 +55,9 @@ class BulkConnection : public std::enable_shared_from_this<BulkConnection> {
   // bytes into its buffers; wake() then follows whenever more bytes are there, and all are before
   // the next such message.
   void push(std::vector<OwnedBuffer> half, std::shared_ptr<const Filling> filling = nullptr,
-            std::uint64_t before = 0);
+            std::uint64_t before = 0) {
+    writer_.push(std::move(half), std::move(filling), before);
+  }
   void wake();
 
   // The next half goes `into` these; an entry without a place is skipped. Only after the half
@@ -61,70 +65,35 @@ class BulkConnection : public std::enable_shared_from_this<BulkConnection> {
   // yes.
   void read(std::span<const iovec> into, std::shared_ptr<Arrivals> arrivals = nullptr);
   // Whether the half has arrived. If not, on_arrived is called when it has.
-  bool arrived();
+  bool arrived() { return reader_.arrived(); }
   // Nothing waits to be written.
-  bool written() const noexcept { return unwritten_.load() == 0; }
+  bool written() const noexcept { return writer_.written(); }
   // Ends it: when this returns nobody reads into or writes from anything it was given.
   void cut();
 
  private:
-  enum class Arrival : std::uint8_t { kReading, kAwaited, kDone };
-
   BulkConnection(EventLoop& loop, std::shared_ptr<Stream> stream,
                  std::shared_ptr<BulkCounts> counts, Events events);
+  void post(void (BulkConnection::*step)());
 
   // The bulk thread.
-  void onReady(EventLoop::Poll::Ready ready);
+  void onReady(Poll::Ready ready);
   void guarded(void (BulkConnection::*step)());
   void readSome();
   void writeSome();
-  IoResult readOnce(std::size_t& asked);
-  IoResult writeOnce();
-  void takePushed();
-  void advanceRead(std::size_t count);
-  static void tell(Arrivals& arrivals, std::span<const iovec> entries, std::size_t count);
-  void wakeAt(std::uint64_t left);
   void want(bool readable, bool writable);
   void fail(int error);
 
   EventLoop& loop_;
   const std::shared_ptr<Stream> stream_;
   const std::shared_ptr<BulkCounts> counts_;
-  const Events events_;
-
-  // The half that is not whole yet.
-  struct Unfilled {
-    std::shared_ptr<const Filling> filling;  // null: there is none
-    std::uint64_t before = 0;                // of the message's bytes, not in this half
-    std::uint64_t begin = 0;                 // of the half, in all bytes that were ever pushed
-  };
-  std::uint64_t ready();
-
-  std::mutex push_mutex_;            // a leaf; guards the four below
-  std::vector<OwnedBuffer> pushed_;  // not yet in out_
-  Unfilled pushed_unfilled_;
-  std::uint64_t bytes_pushed_ = 0;
-  bool wake_posted_ = false;
-  std::atomic<std::uint64_t> unwritten_{0};  // bytes of pushed_ and out_
-  std::atomic<Arrival> arrival_{Arrival::kDone};
+  const std::function<void(int error)> on_broken_;
+  BulkReader reader_;
+  BulkWriter writer_;
   std::atomic<bool> cut_{false};
 
-  // Held by the bulk thread while it reads or writes, which never blocks, so that cut() can wait
-  // for it. Apart from cut(), only that thread touches what they guard, and read() between two
-  // halves.
-  std::mutex read_mutex_;
-  std::vector<iovec> in_;
-  std::shared_ptr<Arrivals> arrivals_;
-  std::size_t in_index_ = 0;  // the entry being filled; its part that is there is cut off
-  std::mutex write_mutex_;
-  std::deque<OwnedBuffer> out_;
-  std::size_t out_offset_ = 0;  // of the first one, written
-  Unfilled unfilled_;
-  std::uint64_t bytes_written_ = 0;
-
   // The bulk thread's.
-  std::optional<EventLoop::Poll> poll_;
-  std::size_t wake_at_ = 1;  // as the stream was told
+  std::optional<Poll> poll_;
   bool want_read_ = false;
   bool want_write_ = false;
   bool broken_ = false;

@@ -1,0 +1,74 @@
+#include "transport/channel/inbox.h"
+
+#include <string>
+#include <utility>
+
+#include "transport/base/thrown.h"
+
+namespace weft::transport {
+namespace {
+
+Error notTaken(const std::string& thrown) {
+  return protocolError("a message of it could not be taken (" + thrown + ")");
+}
+
+}  // namespace
+
+Inbox::Inbox(EndpointHandler& handler, std::int32_t rank, Session& session, Outbox& outbox,
+             SharedMemoryPath& shared_memory, BulkPath& bulk, std::function<void()> on_ack_asked)
+    : handler_(handler),
+      rank_(rank),
+      session_(session),
+      outbox_(outbox),
+      shared_memory_(shared_memory),
+      bulk_(bulk),
+      on_ack_asked_(std::move(on_ack_asked)) {}
+
+Error Inbox::onFrameHead(const FrameHead& head) {
+  shared_memory_.onFrameHead();
+  bulk_.noteMessage(head.buffer_bytes);
+  if (head.ack <= acked_) return Error::ok();
+  acked_ = head.ack;
+  if (outbox_.acked(head.ack)) return Error::ok();
+  return protocolError("it acknowledges message " + std::to_string(head.ack) + ", only " +
+                       std::to_string(outbox_.lastSequence()) + " were sent");
+}
+
+void Inbox::onDataFrame(const FrameHead& head) {
+  shared_memory_.onDataFrame();
+  const bool asked = (head.flags & FrameHead::kAckNow) != 0;
+  // Not from here, inside the reading of the link: a broken write would read on. And an answer may
+  // carry the ack first. Before the frame counts as taken: what may fail then still comes again.
+  if (asked) on_ack_asked_();
+  session_.took(head.sequence, asked);
+  outbox_.setReceived(head.sequence);
+}
+
+Result<Disposition> Inbox::onHeader(std::span<const std::byte> header,
+                                    std::span<const std::uint64_t> sizes,
+                                    std::vector<OwnedBuffer>& buffers) {
+  Disposition wanted = Disposition::kRefuse;
+  const auto thrown = thrownBy([&] { wanted = handler_.onHeader(rank_, header, sizes, buffers); });
+  if (thrown) return notTaken(*thrown);
+  return wanted;
+}
+
+// Without memory to tell of them the bytes come all the same.
+std::shared_ptr<Arrivals> Inbox::arrivals() {
+  std::shared_ptr<Arrivals> found;
+  static_cast<void>(thrownBy([&] { found = handler_.arrivals(rank_); }));
+  return found;
+}
+
+Error Inbox::onTooLarge(std::span<const std::byte> header, const Error& why) {
+  const auto thrown = thrownBy([&] { handler_.onTooLarge(rank_, header, why); });
+  return thrown ? notTaken(*thrown) : Error::ok();
+}
+
+Error Inbox::onMessage(std::span<const std::byte> header, std::vector<OwnedBuffer> buffers) {
+  messages_.fetch_add(1, std::memory_order_relaxed);
+  const auto thrown = thrownBy([&] { handler_.onMessage(rank_, header, std::move(buffers)); });
+  return thrown ? notTaken(*thrown) : Error::ok();
+}
+
+}  // namespace weft::transport

@@ -1,0 +1,35 @@
+// IovecCursor: the entries of one read or write, and how far they are done.
+//
+// Threads: one at a time. Ownership: it borrows the entries, and does not change them.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "transport/io/stream.h"
+
+namespace weft::transport {
+
+class IovecCursor {
+ public:
+  explicit IovecCursor(std::span<const iovec> entries)
+      : entries_(entries), left_(bytesOf(entries)) {}
+
+  std::uint64_t left() const noexcept { return left_; }
+  // The next `bytes` are done; at most left().
+  void skip(std::size_t bytes);
+  // Copies as many of `bytes` as there is room for, and skips that room. Returns how many.
+  std::size_t fillFrom(std::span<const std::byte> bytes);
+  // Where the next `bytes` are. Returns how many entries of `out` are used.
+  std::size_t first(std::size_t bytes, std::span<iovec> out) const;
+
+ private:
+  std::span<const iovec> entries_;
+  std::uint64_t left_;
+  std::size_t offset_ = 0;  // in the first of them
+};
+
+}  // namespace weft::transport

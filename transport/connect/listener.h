@@ -1,0 +1,40 @@
+// Listener: one listening socket. It accepts who connects, some at a time.
+//
+// Threads: the endpoint's loop thread. Ownership: the socket is its own; accepted ones are the
+// callee's. Failure: a connection for which the system has no descriptor gets the spare one. If
+// there is none, or no memory, connections stay in the backlog; the log says so, and it tries again
+// shortly.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "transport/base/os/unique_fd.h"
+#include "transport/connect/endpoint_context.h"
+#include "transport/io/poll.h"
+#include "transport/io/timer.h"
+
+struct sockaddr_storage;
+
+namespace weft::transport {
+
+class Listener {
+ public:
+  // A connected socket, non-blocking, and where it comes from. What it throws is as a failure.
+  using Accepted = std::function<void(UniqueFd fd, const sockaddr_storage& from)>;
+
+  Listener(const EndpointContext& context, UniqueFd fd, Accepted accepted);
+
+ private:
+  void onReadable();
+  void acceptSome();
+  void tryAgainSoon(const std::string& why);
+
+  const EndpointContext& context_;
+  const UniqueFd fd_;
+  const Accepted accepted_;
+  Poll poll_;
+  Timer retry_;
+};
+
+}  // namespace weft::transport

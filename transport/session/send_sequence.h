@@ -1,0 +1,64 @@
+// SendSequence: the sending half of a Session's rules. It numbers the data frames to one peer, and
+// says which ack each frame carries and whether it asks for one. No IO, no clock, no thread.
+//
+// Threads: setReceived() and lastAckSent(): any; the rest: with the Outbox's lock.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "transport/frame/out_frame.h"
+
+namespace weft::transport {
+
+// When to ask the receiver for an ack: often enough that a sender does not wait for room until the
+// receiver's next tick, rarely enough to cost nothing.
+class AckRequests {
+ public:
+  explicit AckRequests(std::uint64_t max_queued_bytes) noexcept;
+  // A frame of so many bytes is numbered: should it ask?
+  bool due(std::uint64_t bytes) noexcept;
+
+ private:
+  std::uint64_t every_bytes_;
+  std::uint64_t bytes_ = 0;
+  std::uint32_t frames_ = 0;
+};
+
+class SendSequence {
+ public:
+  // What OutFrame::seal() writes into a frame.
+  struct Stamp {
+    std::uint64_t sequence = 0;
+    std::uint64_t ack = 0;
+    std::uint16_t flags = 0;
+  };
+
+  // Without `replay` no frame is kept, so none asks for an ack.
+  SendSequence(std::uint64_t max_queued_bytes, bool replay) noexcept
+      : replay_(replay), requests_(max_queued_bytes) {}
+
+  // The frame is the next one to be written: data get the next number.
+  Stamp next(const OutFrame& frame) noexcept;
+  // The number of the last data frame; 0: there was none.
+  std::uint64_t last() const noexcept { return last_; }
+
+  // The last data frame received from the peer: every frame that is stamped from now on
+  // acknowledges it.
+  void setReceived(std::uint64_t sequence) noexcept {
+    received_.store(sequence, std::memory_order_relaxed);
+  }
+  // The last such ack that is on its way.
+  std::uint64_t lastAckSent() const noexcept {
+    return last_ack_sent_.load(std::memory_order_relaxed);
+  }
+
+ private:
+  const bool replay_;
+  AckRequests requests_;
+  std::uint64_t last_ = 0;
+  std::atomic<std::uint64_t> received_{0};
+  std::atomic<std::uint64_t> last_ack_sent_{0};
+};
+
+}  // namespace weft::transport
