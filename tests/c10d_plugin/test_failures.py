@@ -339,7 +339,12 @@ def come_with_own_shape() -> tuple[str, float]:
     ids=["a rank", "the Store's process"],
 )
 def test_a_rank_that_cannot_say_what_it_called_is_named(stopped, silent):
-    with Ranks(3) as ranks:
+    with Workers(3) as ranks:
+        meeting = f"tcp://127.0.0.1:{free_port()}"  # rank 0 serves the Store
+        for rank in range(3):
+            ranks[rank].start(meet, rank, 3, meeting, 30.0, "weft")
+        for rank in range(3):
+            ranks[rank].result()
         others = [rank for rank in range(3) if rank != stopped]
         ranks[stopped].call(come_with_another_shape)
         ranks[stopped].stop()
