@@ -61,8 +61,8 @@ class PoolThreads {
 
   // The calling thread, one of these, is about to end. Releases the lock.
   void leave(std::unique_lock<std::mutex>& lock);
-  // Waits until all have ended, and joins them. One that has not after `grace` is detached, with a
-  // warning. Releases the lock.
+  // Waits until all have ended, and joins them. Where one has not ended after `grace`, all are
+  // detached, with a warning. Releases the lock.
   void join(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds grace);
 
  private:

@@ -201,8 +201,9 @@ struct WorkerPool::State : std::enable_shared_from_this<State> {
     // Where a thread cannot be started the watcher goes on trying.
     if (workers < ready && startWorker()) return next;
     if (workers < limit) {
-      const auto body = [self = shared_from_this()] { self->watch(); };
-      if (!watched) watched = threads.start(mutex, body, "-w");
+      if (!watched)
+        watched = threads.start(
+            mutex, [self = shared_from_this()] { self->watch(); }, "-w");
       if (watched && !std::exchange(watching, true)) backlogged.notify_one();
     }
     return next;

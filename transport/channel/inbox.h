@@ -3,8 +3,9 @@
 // Session, and their messages to the endpoint's handler.
 //
 // Threads: the loop thread; messages(): any. Ownership: it borrows all it is given.
-// Failure: an Error ends the link. What the handler throws ends the peer's life: the message counts
-// as received and never comes again.
+// Failure: an Error ends the link. What the handler's onHeader(), onTooLarge() or onMessage()
+// throws ends the peer's life; a message that onMessage() has seen counts as received and is not
+// sent again.
 #pragma once
 
 #include <atomic>

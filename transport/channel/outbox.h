@@ -8,7 +8,7 @@
 // Messages outlive streams: what was written is kept until the peer has acknowledged it, and goes
 // again, in order, over the next stream when one breaks (Session).
 //
-// Threads: send(), stats() and the atomics: any; the rest: the loop thread.
+// Threads: send(), stats() and mayExport(): any; the rest: the loop thread.
 // Failure: send() returns it; flush() tells that the stream broke.
 #pragma once
 
@@ -117,7 +117,7 @@ class Outbox {
   std::shared_ptr<BulkConnection> number(OutFrame& frame);
   // What it leaves in `frame` and what it returns is to be destroyed without the lock.
   std::shared_ptr<void> afterCaller(OutFrame& frame, std::uint32_t link);
-  // --- without ---
+  // --- needs no lock ---
   static void fill(OutFrame& frame, BulkConnection* bulk);
   void stopExporting() noexcept { may_export_.store(false, std::memory_order_relaxed); }
 
@@ -125,7 +125,7 @@ class Outbox {
   const std::function<void()> on_work_available_;
   std::atomic<bool> may_export_;
 
-  mutable std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards what follows, but for sequence_'s two atomics
   Mode mode_ = Mode::kWaiting;
   Writer writer_ = Writer::kNone;
   bool said_goodbye_ = false;
