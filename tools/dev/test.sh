@@ -76,16 +76,20 @@ pytest_run() {
   [[ -n "$FILTER" ]] && flags=(-k "$FILTER")
   rm -f "$RESULTS/$name.xml"
   # At an interrupt pytest says what has failed so far.
-  (cd "$WEFT_ROOT" && LIMIT_SIGNAL=INT limited 3000 env "${WEFT_ENV[@]}" python -m pytest -q -n 2 --dist loadfile \
-    --junitxml="$RESULTS/$name.xml" "${flags[@]}" "$@" >&2) || rc=$?
+  (cd "$WEFT_ROOT" && LIMIT_SIGNAL=INT limited 3000 env "${WEFT_ENV[@]}" python -m pytest -q \
+    -n 2 --dist loadfile --junitxml="$RESULTS/$name.xml" "${flags[@]}" "$@" >&2) || rc=$?
   [[ $rc == 5 ]] && rc=0 # pytest's "no test selected"
   tally junit "$RESULTS/$name.xml" "$RESULTS/$name.json" "$rc"
 }
 
+# What needs a core for each of its threads, and a process in which no other test has run.
+PYTHON_ALONE=(tests/pipe/test_overlap.py)
+
 part_python() {
   local status=0
   [[ -n "$FILTER" ]] || need_docs_venv # with it the tests build the site
-  pytest_run python || status=1
+  pytest_run python "${PYTHON_ALONE[@]/#/--ignore=}" || status=1
+  pytest_run alone -n 0 "${PYTHON_ALONE[@]}" || status=1
   # The suites' runner tests itself; the suites it runs are the part `conformance`.
   pytest_run runner -o addopts=-p\ no:cacheprovider tests/conformance/test_runner.py || status=1
   return "$status"
