@@ -97,7 +97,7 @@ class Worker:
         self.label = label
         self.killed = False  # by the test
         self.output_file = folder / f"{label}.out"
-        self._pipe, theirs = _FORKED.Pipe()
+        self.pipe, theirs = _FORKED.Pipe()
         self._process = _FORKED.Process(
             target=_serve, args=(theirs, str(self.output_file), dict(environment)), daemon=True
         )
@@ -115,14 +115,14 @@ class Worker:
         return self._process.exitcode
 
     def start(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> None:
-        self._pipe.send((_name_of(function), arguments, options))
+        self.pipe.send((_name_of(function), arguments, options))
 
     def result(self, timeout: float = BOUND) -> Any:
-        if not self._pipe.poll(timeout):
+        if not self.pipe.poll(timeout):
             self.dump()
             raise TimeoutError(f"{self.label}: no result after {timeout} s\n{self.output()}")
         try:
-            status, *rest = self._pipe.recv()
+            status, *rest = self.pipe.recv()
         except (EOFError, ConnectionResetError):
             self._process.join(BOUND)
             raise WorkerDied(
@@ -170,7 +170,7 @@ class Worker:
 
     def has_answered_within(self, seconds: float) -> bool:
         """Whether what was started ends in this time: for calls that must go on waiting."""
-        return self._pipe.poll(seconds)
+        return self.pipe.poll(seconds)
 
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)
@@ -199,7 +199,7 @@ class Worker:
             wait([self._process.sentinel], 0.3)
 
     def close(self) -> None:
-        self._pipe.close()
+        self.pipe.close()
         self._process.join(5)
         if self._process.is_alive():
             with contextlib.suppress(ProcessLookupError):
@@ -243,19 +243,27 @@ class Workers(Sequence[Worker]):
     def all(
         self, function: Callable[..., Any], *arguments: Any, timeout: float = BOUND, **options: Any
     ) -> list[Any]:
-        """Runs it at once on all whom the test has not killed; their results, by rank."""
+        """Runs it at once on all whom the test has not killed; their results, by rank.
+
+        Raises the failure that came first: others may have failed because of it.
+        """
         called = [worker for worker in self if not worker.killed]
         for worker in called:
             worker.start(function, *arguments, **options)
-        results, failure = [], None
-        for worker in called:  # every answer is taken, or the next call would get this one's
+        results: dict[Worker, Any] = {}
+        failure = None
+        # Every answer is taken, or the next call would get this one's.
+        while left := [worker for worker in called if worker not in results]:
+            ready = wait([worker.pipe for worker in left], timeout)
+            worker = next((one for one in left if one.pipe in ready), left[0])
             try:
-                results.append(worker.result(timeout))
+                results[worker] = worker.result(timeout if ready else 0)
             except WorkerError as error:
+                results[worker] = None
                 failure = failure or error
         if failure is not None:
             raise failure
-        return results
+        return [results[worker] for worker in called]
 
     @contextlib.contextmanager
     def closed_on_failure(self) -> Iterator[None]:
