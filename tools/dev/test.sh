@@ -122,7 +122,8 @@ part_cuda() {
   build_emulated_cuda
   bazel_run build //tests/cuda:cpp_client >&2
   WEFT_ENV+=("${EMULATED_CUDA_ENV[@]}" "CUDA_CPP_CLIENT=$(bazel_bin)/tests/cuda/cpp_client")
-  pytest_run cuda tests/cuda || status=1
+  # Test by test, since one file takes half of the time.
+  pytest_run cuda --dist worksteal tests/cuda || status=1
   WEFT_ENV+=(EMULATED_CUDA_DEVICES=4)
   run_conformance cuda-suites 900 --suite cuda --suite AgentRpcTest --only '[Cc]uda' || status=1
   return "$status"
