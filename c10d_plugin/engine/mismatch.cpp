@@ -45,8 +45,8 @@ Calls askAll(KeyValue& store, int rank, int size, std::uint64_t number, const st
   return calls;
 }
 
-// askAll(), but it ends in time where the process that serves the Store is stopped: a question to it
-// has no timeout. The thread that asks is then left to itself.
+// askAll(), but it ends in time where the process that serves the Store is stopped: a question to
+// it has no timeout. The thread that asks is then left to itself.
 Calls askInTime(std::shared_ptr<KeyValue> store, int rank, int size, std::uint64_t number,
                 const std::string& own) {
   struct Asked {
@@ -77,8 +77,8 @@ Calls askInTime(std::shared_ptr<KeyValue> store, int rank, int size, std::uint64
 
 }  // namespace
 
-std::string exchangeCalls(std::shared_ptr<KeyValue> store, int rank, int size,
-                          std::uint64_t number, const std::string& own) {
+std::string exchangeCalls(std::shared_ptr<KeyValue> store, int rank, int size, std::uint64_t number,
+                          const std::string& own) {
   const Calls calls = askInTime(std::move(store), rank, size, number, own);
   std::map<std::string, std::vector<int>> ranks_by_text;
   std::vector<int> silent;

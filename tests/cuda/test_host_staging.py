@@ -19,12 +19,11 @@ from test_rpc import (
     behind_a_gate,
     chain,
     counted,
-    limit_memory,
     many,
     open_gate,
     total,
-    without_memory,
 )
+from test_rpc_failures import limit_memory, without_memory
 from waiting import wait_until
 
 WAYS = [

@@ -18,6 +18,7 @@ LIMIT = 300  # seconds for one file
 SEEDS = {
     "test_rpc": 20,
     "test_rpc_ends": 1,
+    "test_rpc_failures": 1,
     "test_call_order": 1,
     "test_scripts": 1,
     "test_host_staging": 1,
