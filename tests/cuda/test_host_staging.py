@@ -193,15 +193,21 @@ def check_arrived(elements: int) -> None:
 
 
 @pytest.mark.skipif(EMULATION is None, reason="only an emulated copy can be held back")
-@pytest.mark.parametrize("way", WAYS[:2], ids=["two connections", "one"])
-def test_a_receiver_copies_what_has_come(way):
+@pytest.mark.parametrize(
+    ("way", "pieces"),
+    # Over one connection the thread that calls writes: while the socket takes no more it waits for
+    # the next chunk, the seventh at last, so little may have come.
+    [(WAYS[0], 4), (WAYS[1], 1)],
+    ids=["two connections", "one"],
+)
+def test_a_receiver_copies_what_has_come(way, pieces):
     """Of twelve chunks the seventh is not there yet, so the call cannot have begun."""
     elements = 48 * MiB - 5
     with CudaGroup(way) as group:
         group[0].call(at_once)  # connects
         before = group[1].call(copies_made)
         group[0].call(send_but_one_chunk, elements)
-        group[1].call(wait_until_copied, before, 4)
+        group[1].call(wait_until_copied, before, pieces)
         group[0].call(release)
         group[1].call(check_arrived, elements)
         group.end()
