@@ -15,7 +15,9 @@ Ways = Callable[[list[nn.Module], Tensor, int], dict[str, float]]
 Both = Callable[[list[nn.Module], Tensor, int, int], dict[str, float]]
 
 
-def measure(name: str, by_hand: Ways, both: Both, input_gradient: bool = True) -> Figures:
+def measure(
+    name: str, by_hand: Ways, both: Both, input_gradient: bool = True, scripts: bool = False
+) -> Figures:
     """The metric of this name, as far as there is one for stages in processes of their own.
 
     Args:
@@ -23,16 +25,20 @@ def measure(name: str, by_hand: Ways, both: Both, input_gradient: bool = True) -
         by_hand: what the layers take in one process, of (layers, batch, micro-batches).
         both: what they take as a pipeline, also of how often it is measured.
         input_gradient: whether the batch may want a gradient, as metrics.overlap_busy has it.
+        scripts: whether stages may be scripted.
     """
     torch.manual_seed(0)
-    if name == "overhead":
+    if name == "overhead" or (scripts and name == "overhead_scripted"):
         layers: list[nn.Module] = [stages.tiny() for _ in range(metrics.STAGES)]
+        if name == "overhead_scripted":
+            layers = [torch.jit.script(layer) for layer in layers]
+        kind = "Python" if name == "overhead" else "ScriptModule"
         batch = torch.randn(metrics.TINY_CHUNKS * metrics.TINY_ROWS, stages.TINY)
         hand = by_hand(layers, batch, metrics.TINY_CHUNKS)
         ours = both(layers, batch, metrics.TINY_CHUNKS, 60)
         labels = {"forward": "forward", "both ways": "with backward"}
         return {
-            f"a task, Python stage, {label} us": metrics._per_task(ours[key], hand[key])
+            f"a task, {kind} stage, {label} us": metrics._per_task(ours[key], hand[key])
             for key, label in labels.items()
         }
     if name == "steady":

@@ -58,6 +58,8 @@ def _both(layers: list[nn.Module], batch: Tensor, chunks: int, count: int) -> di
     placed = [weft.WithDevice(layer, f"stage{at}/cpu") for at, layer in enumerate(layers)]
     pipe = weft.Pipe(nn.Sequential(*placed), chunks, "never", schedule="gpipe")
     target, loss = torch.zeros(len(batch)), Sum()
+    if isinstance(layers[0], torch.jit.ScriptModule):
+        loss = torch.jit.script(loss)
     back = _median(lambda: pipe.step(batch, target, loss=loss), count)
     forward = _median(lambda: pipe(batch), count)
     pipe.close()
@@ -76,4 +78,4 @@ def measure(name: str) -> Figures:
     """The metric of this name, as far as there is one here; nothing in the other process."""
     if rpc.get_worker_info().id != 0:
         return {}
-    return processes.measure(name, _by_hand, _both, input_gradient=False)
+    return processes.measure(name, _by_hand, _both, input_gradient=False, scripts=True)
