@@ -114,7 +114,7 @@ PATHS = [
         CUDA,
         "Staging::beginReading",
         "test_process_group ddp",
-        rf"{RACE}|{NUMBER}|DDP expects same|appears not to match",  # DDP compares shapes
+        r"FAILED",  # DDP first exchanges numbers of its own: wrong ones end it in many ways
     ),
     Mutation("FSDP2", CUDA, "Staging::beginReading", "test_process_group fsdp"),
     Mutation(
