@@ -28,11 +28,12 @@ def measure(
         scripts: whether stages may be scripted.
     """
     torch.manual_seed(0)
-    if name == "overhead" or (scripts and name == "overhead_scripted"):
+    scripted = scripts and name == "overhead_scripted"
+    if name == "overhead" or scripted:
         layers: list[nn.Module] = [stages.tiny() for _ in range(metrics.STAGES)]
-        if name == "overhead_scripted":
+        if scripted:
             layers = [torch.jit.script(layer) for layer in layers]
-        kind = "Python" if name == "overhead" else "ScriptModule"
+        kind = "ScriptModule" if scripted else "Python"
         batch = torch.randn(metrics.TINY_CHUNKS * metrics.TINY_ROWS, stages.TINY)
         hand = by_hand(layers, batch, metrics.TINY_CHUNKS)
         ours = both(layers, batch, metrics.TINY_CHUNKS, 60)

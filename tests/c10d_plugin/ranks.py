@@ -26,11 +26,12 @@ class Ranks(Workers):
         environment: Mapping[str, str | None] | None = None,
         timeout: float = 30.0,
         backend: str = "weft",
+        meeting: str | None = None,
     ) -> None:
         super().__init__(count, environment)
         with self.closed_on_failure():
             for rank, worker in enumerate(self):
-                worker.start(meet, rank, count, self.meeting, timeout, backend)
+                worker.start(meet, rank, count, meeting or self.meeting, timeout, backend)
             for worker in self:
                 worker.result()
 

@@ -335,16 +335,11 @@ def come_with_own_shape() -> tuple[str, float]:
 
 @pytest.mark.parametrize(
     ("stopped", "silent"),
-    [(2, "rank 2 does not answer"), (0, "do not answer")],
+    [(2, "rank 2 does not answer"), (0, "ranks {others} do not answer")],
     ids=["a rank", "the Store's process"],
 )
 def test_a_rank_that_cannot_say_what_it_called_is_named(stopped, silent):
-    with Workers(3) as ranks:
-        meeting = f"tcp://127.0.0.1:{free_port()}"  # rank 0 serves the Store
-        for rank in range(3):
-            ranks[rank].start(meet, rank, 3, meeting, 30.0, "weft")
-        for rank in range(3):
-            ranks[rank].result()
+    with Ranks(3, meeting=f"tcp://127.0.0.1:{free_port()}") as ranks:  # rank 0 serves the Store
         others = [rank for rank in range(3) if rank != stopped]
         ranks[stopped].call(come_with_another_shape)
         ranks[stopped].stop()
@@ -354,7 +349,8 @@ def test_a_rank_that_cannot_say_what_it_called_is_named(stopped, silent):
             text, seconds = ranks[rank].result()
             assert "called different operations" in text
             assert f"rank {rank}: float32" in text, text
-            assert text.endswith(silent), text
+            unheard = ", ".join(str(other) for other in range(3) if other != rank)
+            assert text.endswith("; " + silent.format(others=unheard)), text
             assert seconds < 15
 
 

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
+from kept_log import keep_log, logged
 from ranks import PATHS, Ranks, leave, meet
 from waiting import takes, wait_until
 from workers import Workers
@@ -159,35 +160,26 @@ def test_what_hangs_is_reported_with_what_the_awaited_rank_does(what, policy, tm
         ranks[0].result()
 
 
-_lines: list[str] = []
-
-
-class _Kept(logging.Handler):
-    def emit(self, record: logging.LogRecord) -> None:
-        _lines.append(f"{record.levelname} {record.getMessage()}")
-
-
-def keep_lines() -> None:
-    logging.getLogger("weft").addHandler(_Kept())
-    logging.getLogger("weft").setLevel(logging.INFO)
-
-
 def start_line() -> str:
     """What this rank has logged of its group, once it came through the queue."""
-    begins = "INFO process group "
-    wait_until(lambda: any(line.startswith(begins) for line in _lines), "the line is logged")
-    return next(line for line in _lines if line.startswith(begins))
+
+    def found() -> list[str]:
+        return [text for _, level, text in logged() if level == "INFO" and " group '" in text]
+
+    wait_until(found, "the line is logged")
+    return found()[0]
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_group_says_in_one_line_what_it_runs(path):
     with Workers(2, PATHS[path]) as ranks:
-        ranks.all(keep_lines)
+        ranks.all(keep_log, logging.INFO)
         for rank in range(2):
             ranks[rank].start(meet, rank, 2, ranks.meeting, 30.0, "weft")
         for rank in range(2):
             ranks[rank].result()
         for rank, line in enumerate(ranks.all(start_line)):
+            assert line.startswith("process group ")
             assert f"rank {rank} of 2 has joined, collectives by " in line
             for part in ("weft ", "torch ", "key shared through the Store", "encryption auto"):
                 assert part in line, line

@@ -16,7 +16,8 @@ for folder in (HERE.parent / "pipe", HERE.parent / "rpc", HERE.parent / "c10d_pl
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
-from emulation import EMULATION  # noqa: E402 - only after the path is set
+from cuda_workers import CudaGroup, seed, wait_until_lent  # noqa: E402 - only after the path is set
+from emulation import EMULATION  # noqa: E402
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -44,3 +45,20 @@ def delays(request):
     if EMULATION:
         EMULATION.emulatedCudaSeed(ctypes.c_ulong(request.param))
     return request.param
+
+
+@pytest.fixture(scope="module")
+def group():
+    """Two workers that lend each other their tensors; several files have workers of another kind."""
+    with CudaGroup() as group:
+        for rank in range(2):
+            group[rank].call(wait_until_lent, f"worker{1 - rank}")
+        yield group
+        group.end()
+
+
+@pytest.fixture
+def seeded(group, delays):
+    """The file's workers, with the same sequences of delays."""
+    group.all(seed, delays)
+    return group

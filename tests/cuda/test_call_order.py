@@ -20,21 +20,6 @@ import weft
 WORKERS = pytest.mark.parametrize("worker", ["worker0", "worker1"])
 
 
-@pytest.fixture(scope="module")
-def group():
-    with CudaGroup() as group:
-        for rank in range(2):
-            group[rank].call(wait_until_lent, f"worker{1 - rank}")
-        yield group
-        group.end()
-
-
-@pytest.fixture
-def seeded(group, delays):
-    group.all(seed, delays)
-    return group
-
-
 # What workers run.
 
 KEPT: dict[str, torch.Tensor] = {}

@@ -4,7 +4,7 @@ Each row names a function that orders streams, or keeps memory until they have u
 emulated runtime leaves out what that function, or what it calls, asks it to wait for
 (EMULATED_CUDA_FORGET); a function of Python's does nothing (FORGET_IN_PYTHON, forgetting.py). The test,
 which passes otherwise, must then fail within its seeds: by a wrong number, or by a report of accesses
-without order. No other failure counts.
+without order. No other failure counts, except where a row says which.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 import torch.distributed.rpc as rpc
-from cuda_workers import CudaGroup, metric, seed
+from cuda_workers import CudaGroup, metric
 from devices import BOTH, EACH, SECOND, need_two
 from emulation import EMULATION, WITHOUT_IPC, refuses_ipc
 from test_rpc import (
@@ -38,12 +38,6 @@ def group(request):
     with CudaGroup(request.param) as group:
         yield group
         group.end()
-
-
-@pytest.fixture
-def seeded(group, delays):
-    group.all(seed, delays)
-    return group
 
 
 def numbered(count: int, device: str | int) -> torch.Tensor:

@@ -27,12 +27,6 @@ def group():
         group.end()
 
 
-@pytest.fixture
-def seeded(group, delays):
-    group.all(seed, delays)
-    return group
-
-
 def layers(count: int) -> list[nn.Module]:
     torch.manual_seed(0)
     return [nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4)) for _ in range(count)]

@@ -22,21 +22,6 @@ from waiting import wait_until
 MiB = 1 << 18  # elements of four bytes
 
 
-@pytest.fixture(scope="module")
-def group():
-    with CudaGroup() as group:
-        for rank in range(2):
-            group[rank].call(wait_until_lent, f"worker{1 - rank}")
-        yield group
-        group.end()
-
-
-@pytest.fixture
-def seeded(group, delays):
-    group.all(seed, delays)
-    return group
-
-
 def lent_by(group: CudaGroup, function: Callable[..., None], *arguments: object) -> int:
     """The bytes that worker 0 lends while it runs this; none of its tensors are staged."""
     staged, lent = group[0].call(metric, "bytes_staged"), group[0].call(metric, "bytes_lent")

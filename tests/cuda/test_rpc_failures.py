@@ -8,20 +8,11 @@ import threading
 import pytest
 import torch
 import torch.distributed.rpc as rpc
-from cuda_workers import CudaGroup, metric, wait_until_lent
+from cuda_workers import metric
 from devices import SECOND
 from emulation import EMULATION
 from test_rpc import MiB, counted, double, lent_by, same_twice, total
 from waiting import wait_until
-
-
-@pytest.fixture(scope="module")
-def group():
-    with CudaGroup() as group:
-        for rank in range(2):
-            group[rank].call(wait_until_lent, f"worker{1 - rank}")
-        yield group
-        group.end()
 
 
 def fail_copy(number: int) -> None:

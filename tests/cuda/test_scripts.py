@@ -295,12 +295,6 @@ def group():
         group.end()
 
 
-@pytest.fixture
-def seeded(group, delays):
-    group.all(seed, delays)
-    return group
-
-
 def run(group: CudaGroup, function, *arguments) -> None:
     """At worker 0; no tensor goes through host memory."""
     staged = [worker.call(metric, "bytes_staged") for worker in group]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from kept_log import keep_log, logged
 from waiting import takes, wait_until
 from workers import Group
 
@@ -239,32 +240,13 @@ def test_what_the_grafana_board_shows_is_served(group):
     assert missing == []
 
 
-def collect_logs(level: int | None = None) -> None:
-    """Before this worker joins: a handler, as a program would have."""
-    root = logging.getLogger()
-    root.addHandler(_Kept())
-    if level is not None:
-        logging.getLogger("weft").setLevel(level)
-
-
-class _Kept(logging.Handler):
-    records: list[tuple[str, str, str]] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.records.append((record.name, record.levelname, record.getMessage()))
-
-
-def logged() -> list[tuple[str, str, str]]:
-    return list(_Kept.records)
-
-
 def join_with_logs(level: int | None) -> Group:
     """Two workers whose Python logging is set up before they join."""
     from workers import Workers, join
 
     workers = Workers(2)
     for worker in workers:
-        worker.call(collect_logs, level)
+        worker.call(keep_log, level)
     for rank, worker in enumerate(workers):
         worker.start(join, rank, 2, workers.meeting, rpc_timeout=30)
     for worker in workers:
