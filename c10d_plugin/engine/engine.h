@@ -215,7 +215,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   [[noreturn]] void explain(const c10::Error& error, const std::optional<OpRecord>& own);
 
   std::unique_ptr<collectives::Collectives> collectives_;
-  const std::shared_ptr<collectives::KeyValue> store_;  // used by the running operation
+  const std::shared_ptr<collectives::KeyValue> store_;  // asked when one has failed
   std::uint64_t sequence_ = 0;  // of the Collectives' operations; used by the running one
   std::atomic<std::uint64_t> calls_{0};
   std::atomic<std::uint64_t> messages_{0};

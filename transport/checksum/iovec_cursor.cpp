@@ -5,11 +5,6 @@
 #include <cstring>
 
 namespace weft::transport {
-namespace {
-
-constexpr std::size_t kMaxEntries = 64;
-
-}  // namespace
 
 void IovecCursor::skip(std::size_t bytes) {
   left_ -= bytes;

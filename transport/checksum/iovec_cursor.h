@@ -15,6 +15,9 @@ namespace weft::transport {
 
 class IovecCursor {
  public:
+  // For the array that first() fills: so many go into one read or write.
+  static constexpr std::size_t kMaxEntries = 64;
+
   explicit IovecCursor(std::span<const iovec> entries)
       : entries_(entries), left_(bytesOf(entries)) {}
 

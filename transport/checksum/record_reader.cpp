@@ -15,7 +15,6 @@ namespace weft::transport {
 namespace {
 
 constexpr std::size_t kReadAtOnce = std::size_t{64} << 10;
-constexpr std::size_t kMaxEntries = 64;
 
 }  // namespace
 
@@ -131,9 +130,9 @@ int RecordReader::readInPlace(IovecCursor& places) {
 
 // Reads the rest of the record to its places, and what follows to here.
 IoResult RecordReader::readThrough(IovecCursor& places) {
-  std::array<iovec, kMaxEntries + 1> parts;
+  std::array<iovec, IovecCursor::kMaxEntries + 1> parts;
   const std::size_t left = length_ - in_place_;
-  const std::size_t used = places.first(left, std::span(parts).first(kMaxEntries));
+  const std::size_t used = places.first(left, std::span(parts).first(IovecCursor::kMaxEntries));
   const std::uint64_t wanted = bytesOf(std::span(parts).first(used));
   const bool whole = wanted == left;
   begin_ = end_ = 0;

@@ -13,7 +13,6 @@ namespace {
 // Stays in the cache from where it is copied to where the system takes it.
 constexpr std::size_t kPiece = std::size_t{128} << 10;
 constexpr std::size_t kPiecesAtOnce = 4;
-constexpr std::size_t kMaxEntries = 64;
 
 }  // namespace
 
@@ -50,7 +49,7 @@ std::size_t RecordWriter::addPiece(IovecCursor& from, std::size_t at) {
   }
   const std::size_t size = std::min<std::uint64_t>({to_seal_, kPiece, from.left()});
   for (std::size_t left = size; left > 0;) {
-    std::array<iovec, kMaxEntries> parts;
+    std::array<iovec, IovecCursor::kMaxEntries> parts;
     for (const iovec& part : std::span(parts).first(from.first(left, parts))) {
       checksum_ = crc32cAndCopy(checksum_, out_.get() + at,
                                 {static_cast<const std::byte*>(part.iov_base), part.iov_len});
@@ -70,7 +69,7 @@ std::size_t RecordWriter::addPiece(IovecCursor& from, std::size_t at) {
 
 // A large buffer, or the small ones up to the next large one.
 std::size_t RecordWriter::recordLength(const IovecCursor& from) {
-  std::array<iovec, kMaxEntries> parts;
+  std::array<iovec, IovecCursor::kMaxEntries> parts;
   const std::size_t used = from.first(record::kMaxPayload, parts);
   if (parts[0].iov_len >= record::kLarge) return parts[0].iov_len;
   std::size_t length = 0;
