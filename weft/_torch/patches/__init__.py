@@ -37,6 +37,7 @@ AT_IMPORT = (
     calls.invoke_rpc,
     calls.invoke_remote_builtin,
     calls.serialize,
+    unpickler.ordered,
     failures.run_function,
     failures.deserialize,
     failures.handle_exception,
@@ -61,7 +62,7 @@ AT_IMPORT = (
     forward_ad.exit_jvp,
 )
 ON_REQUEST = (
-    unpickler.unpickler,
+    unpickler.restricted,
     default.init_rpc,
     default.init_process_group,
     default.new_group,

@@ -14,7 +14,7 @@ from torch.distributed.rpc import api, internal
 
 from weft import _C
 from weft._torch.patches.patch import Function, patch
-from weft._torch.restricted_unpickler import RestrictedUnpickler
+from weft._torch.patches.unpickler import unpickler_class
 from weft.errors import RemoteError
 
 _WITHOUT = "What a remote function raises over Weft has torch's text, which escapes letters."
@@ -93,10 +93,7 @@ def _with_unknown_type(binary_data: bytes, why: object) -> internal.RemoteExcept
     if b"RemoteException" not in binary_data:
         return None
 
-    kept = internal._unpickler  # a function where the policy 'registered' holds
-    base = kept if isinstance(kept, type) else RestrictedUnpickler
-
-    class Unpickler(base):  # type: ignore[misc, valid-type]
+    class Unpickler(unpickler_class()):  # type: ignore[misc]
         def find_class(self, module: str, name: str) -> Any:
             try:
                 return super().find_class(module, name)
