@@ -52,25 +52,36 @@ def _median(call: Callable[[], object], count: int) -> float:
     return statistics.median(times[3:])
 
 
+def _loss_of(layers: list[nn.Module]) -> nn.Module:
+    return torch.jit.script(Sum()) if isinstance(layers[0], torch.jit.ScriptModule) else Sum()
+
+
 def _both(layers: list[nn.Module], batch: Tensor, chunks: int, count: int) -> dict[str, float]:
     import weft
 
     placed = [weft.WithDevice(layer, f"stage{at}/cpu") for at, layer in enumerate(layers)]
     pipe = weft.Pipe(nn.Sequential(*placed), chunks, "never", schedule="gpipe")
-    target, loss = torch.zeros(len(batch)), Sum()
-    if isinstance(layers[0], torch.jit.ScriptModule):
-        loss = torch.jit.script(loss)
+    target, loss = torch.zeros(len(batch)), _loss_of(layers)
     back = _median(lambda: pipe.step(batch, target, loss=loss), count)
-    forward = _median(lambda: pipe(batch), count)
+    with torch.no_grad():
+        forward = _median(lambda: pipe(batch), count)
     pipe.close()
     return {"both ways": back, "forward": forward}
 
 
 def _by_hand(layers: list[nn.Module], batch: Tensor, chunks: int) -> dict[str, float]:
-    run = metrics.by_hand(layers, chunks)
+    """The same micro-batches one after the other in one process: for both ways, with their loss."""
+    run, loss = nn.Sequential(*layers), _loss_of(layers)
+    parts, targets = batch.chunk(chunks), torch.zeros(len(batch)).chunk(chunks)
+
+    def both_ways() -> None:
+        for part, target in zip(parts, targets, strict=True):
+            loss(run(part), target).backward()
+
+    forward = metrics.by_hand(layers, chunks)
     return {
-        "forward": metrics.median_seconds(lambda: metrics._without_graph(run, batch)),
-        "both ways": metrics.median_seconds(metrics.there_and_back(run, batch)),
+        "forward": metrics.median_seconds(lambda: metrics._without_graph(forward, batch)),
+        "both ways": metrics.median_seconds(both_ways),
     }
 
 

@@ -119,8 +119,9 @@ std::map<std::int64_t, std::vector<torch::jit::Module>> modulesOf(const py::dict
 std::unique_ptr<Run> makeRun(const std::tuple<std::string, std::string, std::string>& names,
                              Places places, const py::dict& stages, std::int64_t mini_batch,
                              const std::vector<Task>& tasks, std::vector<bool> recompute,
-                             bool trains, const py::object& criterion, const py::list& targets,
-                             std::vector<double> weights, const py::tuple& codec) {
+                             bool trains, std::optional<torch::jit::Module> criterion,
+                             const py::list& targets, std::vector<double> weights,
+                             const py::tuple& codec) {
   WorkerPart part;
   std::tie(part.pipeline, part.worker, part.driver) = names;
   part.places = std::move(places);
@@ -132,8 +133,8 @@ std::unique_ptr<Run> makeRun(const std::tuple<std::string, std::string, std::str
   job.recompute = std::move(recompute);
   job.trains = trains;
   job.weights = std::move(weights);
-  if (!criterion.is_none()) {
-    job.criterion = moduleOf(criterion);
+  job.criterion = std::move(criterion);
+  if (job.criterion) {
     // The output's place is another's: only the target is converted.
     const auto& schema = job.criterion->get_method("forward").function().getSchema();
     TORCH_CHECK(schema.arguments().size() > 2, "the loss takes an output and a target");
@@ -184,13 +185,20 @@ void bindTaskRecord(py::module_& pipe) {
       .def_property_readonly("ended", [](const TaskRecord& self) { return self.ended.load(); });
 }
 
+void bindLoss(py::module_& pipe) {
+  pipe.def(
+      "load_loss", [](const py::bytes& saved) { return loadLoss(saved); }, py::arg("saved"),
+      "A copy of the module that torch.jit.save wrote; the last one is not compiled again.");
+  pipe.def(
+      "save_loss", [](const torch::jit::Module& loss) { return py::bytes(*saveLoss(loss)); },
+      py::arg("loss"), "What torch.jit.save writes; the last one, unchanged, not again.");
+}
+
 }  // namespace
 
 void bindWorkerRun(py::module_& pipe) {
   bindTaskRecord(pipe);
-  pipe.def(
-      "load_loss", [](const py::bytes& saved) { return loadLoss(saved); }, py::arg("saved"),
-      "A copy of the module that torch.jit.save wrote; the last one is not compiled again.");
+  bindLoss(pipe);
   py::class_<Run>(pipe, "ScriptWorkerRun",
                   "One mini-batch at one worker whose stages are all TorchScript.")
       .def(py::init(&makeRun), py::arg("names"), py::arg("places"), py::arg("stages"),

@@ -176,7 +176,8 @@ void ScriptWorkerRun::forward(const WorkerTask& task, std::optional<Parcel> inpu
   }
   const at::IValue output = stage.forward(context, std::move(arguments), job_.recompute[number]);
   record.ended = monotonicNanos();
-  checkSent(task.stage);
+  if (const auto last = sent_last_.find(task.stage); last != sent_last_.end())
+    checkSent({task.stage, last->second}, /*keep=*/job_.trains);
   giveOutput(task, output);
 }
 
@@ -189,7 +190,7 @@ void ScriptWorkerRun::backward(const WorkerTask& task, std::optional<Parcel> arr
   } else if (task.stage != last_) {
     gradients = std::move(own_gradients_.extract({task.stage, task.micro_batch}).mapped());
   }
-  sent_.erase({task.stage, task.micro_batch});
+  checkSent({task.stage, task.micro_batch}, /*keep=*/false);
   ScriptWorkerStage& stage = stages_.at(task.stage);
   const bool splits = splits_[static_cast<std::size_t>(task.stage)];
   Tensors found =
@@ -204,6 +205,7 @@ void ScriptWorkerRun::giveOutput(const WorkerTask& task, const at::IValue& outpu
     return;
   }
   sent_.insert_or_assign({task.stage, task.micro_batch}, withVersions(tensorsOf({output})));
+  sent_last_[task.stage] = task.micro_batch;
   const std::string& next = workerOf(task.stage + 1, task.micro_batch);
   if (next == part_.worker) {
     own_inputs_[{task.stage + 1, task.micro_batch}] = {asArguments(output)};
@@ -227,16 +229,14 @@ void ScriptWorkerRun::giveGradients(const WorkerTask& task, Tensors gradients) {
   deliveries_.send(before, key, packGradients(gradients));
 }
 
-// What a stage keeps, gives and then changes may be read after the change, or before it.
-void ScriptWorkerRun::checkSent(std::int64_t stage) {
-  for (auto sent = sent_.lower_bound({stage, 0});
-       sent != sent_.end() && sent->first.first == stage;) {
-    TORCH_CHECK(!haveChanged(sent->second),
-                "the stage changes in place what it has given to another stage: let it give a "
-                "clone");
-    // In training its backward does, which keeps it anyway.
-    sent = job_.trains ? std::next(sent) : sent_.erase(sent);
-  }
+// What a stage keeps, gives and then changes may be read after the change, or before it. Looked for
+// after the stage's next forward, and before the micro-batch's backward.
+void ScriptWorkerRun::checkSent(Place place, bool keep) {
+  const auto sent = sent_.find(place);
+  if (sent == sent_.end()) return;
+  TORCH_CHECK(!haveChanged(sent->second),
+              "the stage changes in place what it has given to another stage: let it give a clone");
+  if (!keep) sent_.erase(sent);
 }
 
 at::IValue ScriptWorkerRun::output() const {

@@ -104,7 +104,7 @@ class WEFT_API ScriptWorkerRun {
   void backward(const WorkerTask& task, std::optional<Parcel> gradients, TaskRecord& record);
   void giveOutput(const WorkerTask& task, const at::IValue& output);
   void giveGradients(const WorkerTask& task, Tensors gradients);
-  void checkSent(std::int64_t stage);
+  void checkSent(Place place, bool keep);
   const std::string& workerOf(std::int64_t stage, std::int64_t micro_batch) const;
 
   const WorkerPart part_;
@@ -119,6 +119,7 @@ class WEFT_API ScriptWorkerRun {
   std::map<Place, StageArguments> own_inputs_;  // what this worker's stages have for each other
   std::map<Place, Tensors> own_gradients_;
   std::map<Place, std::vector<Version>> sent_;
+  std::map<std::int64_t, std::int64_t> sent_last_;  // the micro-batch, by stage
   const std::uint64_t number_;
   at::Tensor loss_;
   std::map<std::int64_t, at::IValue> outputs_;

@@ -185,6 +185,34 @@ TEST_F(ScriptWorkerRunTest, ALossThatComesAgainHasTheStateThatWasSaved) {
   EXPECT_THROW(loadLoss("no module"), std::exception);
 }
 
+TEST_F(ScriptWorkerRunTest, AnUnchangedLossIsNotWrittenAgain) {
+  Module inner("Inner"), loss("Loss");
+  const at::Tensor weight = at::ones({2});
+  inner.register_buffer("weight", weight);
+  loss.register_attribute("scale", c10::FloatType::get(), 1.0);
+  loss.register_module("inner", inner);
+  loss.define("def forward(self, x):\n  return (x * self.inner.weight).sum() * self.scale\n");
+  const auto scaleTimesWeight = [&] {
+    return loadLoss(*saveLoss(loss)).forward({at::ones({2})}).toTensor().item<double>();
+  };
+  const auto first = saveLoss(loss);
+  EXPECT_EQ(saveLoss(loss), first);
+  weight.tensor_data()[0] = 3.0;  // no version tells
+  EXPECT_EQ(scaleTimesWeight(), 4.0);
+  loss.setattr("scale", 2.0);
+  EXPECT_EQ(scaleTimesWeight(), 8.0);
+}
+
+TEST_F(ScriptWorkerRunTest, ALossWithAListIsWrittenEachTime) {
+  Module loss("Loss");
+  const c10::List<std::int64_t> counts({1});
+  loss.register_attribute("counts", c10::ListType::ofInts(), counts);
+  loss.define("def forward(self) -> int:\n  return self.counts[0]\n");
+  EXPECT_EQ(loadLoss(*saveLoss(loss)).forward({}).toInt(), 1);
+  loss.attr("counts").toIntList().set(0, 5);
+  EXPECT_EQ(loadLoss(*saveLoss(loss)).forward({}).toInt(), 5);
+}
+
 TEST_F(ScriptWorkerRunTest, RecordsWhenItsTasksRan) {
   arrivals_->put({1, Sent::kInput, 1, 0}, {"", {part(0)}});
   ScriptWorkerRun run(partOf({linear(1)}, 1), forwardJob({forward(1, 0)}), nullptr);

@@ -53,21 +53,28 @@ def connect(pipe: str, routes: Sequence[tuple[SkipRoute, SkipKey]]) -> None:
 
 @rpc.functions.async_execution
 def run(pipe: str, job: Job) -> torch.futures.Future[Outcome]:
-    """Runs in a thread of its own: the RPC threads stay free for what arrives."""
+    """Runs a mini-batch here; with an accelerator, in a thread of its own: it has other streams than
+    the call.
+    """
     part = part_of(pipe)
-    if job.given is not None:  # the thread has other streams than the call
-        settle(tensor.device for tensor in job.given[1])
     done: torch.futures.Future[Outcome] = torch.futures.Future()
-
-    def work() -> None:
-        try:
-            outcome = run_mini_batch(part, job)
-        except Exception as error:
-            outcome = Outcome(None, str(error) or repr(error))
-        done.set_result(outcome)
-
-    threading.Thread(target=work, name="weft-pipe", daemon=True).start()
+    if part.is_on_host:
+        done.set_result(_outcome(part, job))
+        return done
+    if job.given is not None:
+        settle(tensor.device for tensor in job.given[1])
+    thread = threading.Thread(
+        target=lambda: done.set_result(_outcome(part, job)), name="weft-pipe", daemon=True
+    )
+    thread.start()
     return done
+
+
+def _outcome(part: Part, job: Job) -> Outcome:
+    try:
+        return run_mini_batch(part, job)
+    except Exception as error:
+        return Outcome(None, str(error) or repr(error))
 
 
 def open_graph(pipe: str) -> Graph:

@@ -18,7 +18,7 @@ from weft import _C
 from weft.pipe._batchnorm import DeferredBatchNorm
 from weft.pipe._workers.graph import Graph
 from weft.pipe._workers.job import Abandoned, Arrival, SkipRoute, StagePlace
-from weft.pipe._workers.parcels import adopt, settle, unpack
+from weft.pipe._workers.parcels import HOST, adopt, settle, unpack
 from weft.pipe._workers.replicas import Replicas
 from weft.pipe._workers.stage import Stage
 from weft.pipe.skip import Skippable
@@ -102,6 +102,11 @@ class Part:
             for workers, numbers in alike.items()
             if len(workers) > 1
         ]
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether no stage here is on an accelerator."""
+        return all(stage.device.type in HOST for stage in self.stages.values())
 
     def abandon(self, step: int, reason: str) -> None:
         """Ends a mini-batch: its run, if there is one, stops at its next wait; its output is dropped."""

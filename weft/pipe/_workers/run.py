@@ -38,8 +38,6 @@ def run_mini_batch(part: Part, job: Job, given: dict[Key, Any] | None = None) ->
     """
     if part.arrivals.is_over(job.step):
         raise Abandoned("the mini-batch was over before it began here")
-    if isinstance(job.criterion, SavedLoss):
-        job = job._replace(criterion=job.criterion.load())
     graph = job.graph if isinstance(job.graph, Graph | None) else job.graph.local_value()
     try:
         if graph is not None and job.backward is not None:
@@ -65,6 +63,8 @@ def run_of(part: Part, job: Job, given: dict[Key, Any], graph: Graph | None) -> 
     """The run of a mini-batch: in C++ where nothing of it needs Python."""
     if graph is None and job.backward is None and runs_in_cpp(part, job):
         return ScriptedRun(part, job, given)
+    if isinstance(job.criterion, SavedLoss):
+        job = job._replace(criterion=job.criterion.load())
     return Run(part, job, given, graph)
 
 
@@ -82,6 +82,7 @@ class Run:
         self._outputs: list[Any] = []
         self._first: dict[int, list[Tensor | None]] = {}  # gradients of the first stage's inputs
         self._sent: dict[tuple[int, int], list[tuple[Tensor, int]]] = {}  # and the versions
+        self._sent_last: dict[int, int] = {}  # the micro-batch, by stage
         self._step: steps.Step
         self._last = len(part.places) - 1
         self._later = {task.stage for task in job.tasks if task.kind == WEIGHTS}
@@ -171,7 +172,8 @@ class Run:
         with watched:
             output, stashed = stage.forward(at, value, skips, recompute[number])
         self._worked(task)
-        self._check_sent(task.stage)
+        if task.stage in self._sent_last:
+            self._check_sent(task.stage, self._sent_last[task.stage], keep=torch.is_grad_enabled())
         if task.stage == self._last:  # all of them are joined at its first replica
             self._send(Sent.input, task.stage + 1, number, output)
         else:
@@ -182,6 +184,7 @@ class Run:
         given |= {(Sent.skip, at): one for at, one in stashed.items()}
         tensors = [one for one in leaves(list(given.values())) if isinstance(one, Tensor)]
         self._sent[task.stage, task.micro_batch] = [(one, one._version) for one in tensors]
+        self._sent_last[task.stage] = task.micro_batch
         elsewhere = any(self._worker(*key, task.micro_batch) != self.part.name for key in given)
         apart = bool(stashed) and elsewhere and overlap(tensors)
         for (what, at), value in given.items():
@@ -189,7 +192,7 @@ class Run:
 
     def _backward(self, task: Task) -> None:
         number, gradients = task.micro_batch, None
-        self._sent.pop((task.stage, number), None)
+        self._check_sent(task.stage, number)
         if task.stage < self._last or self.job.backward is not None:
             gradients = self._take(Sent.gradients, task.stage, number)
         stage = self.part.stages[task.stage]
@@ -252,15 +255,18 @@ class Run:
         except RuntimeError as error:
             raise RuntimeError(f"worker '{self.part.name}': {error}") from None
 
-    def _check_sent(self, stage: int) -> None:
-        """What a stage keeps, gives and then changes may be read after the change, or before it."""
-        for at in [at for at in self._sent if at[0] == stage]:
-            if any(tensor._version != version for tensor, version in self._sent[at]):
-                raise RuntimeError(
-                    "the stage changes in place what it has given to another stage: let it give a clone"
-                )
-            if not torch.is_grad_enabled():
-                del self._sent[at]  # otherwise its backward does, which keeps it anyway
+    def _check_sent(self, stage: int, micro_batch: int, keep: bool = False) -> None:
+        """What a stage keeps, gives and then changes may be read after the change, or before it.
+
+        Looked for after the stage's next forward, and before the micro-batch's backward.
+        """
+        sent = self._sent.get((stage, micro_batch), ())
+        if any(tensor._version != version for tensor, version in sent):
+            raise RuntimeError(
+                "the stage changes in place what it has given to another stage: let it give a clone"
+            )
+        if not keep:
+            self._sent.pop((stage, micro_batch), None)
 
     def output(self) -> Any:
         """The whole output of a forward alone, if the last stage is here."""

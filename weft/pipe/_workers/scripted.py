@@ -33,11 +33,18 @@ class SavedLoss(NamedTuple):
 
     @classmethod
     def of(cls, loss: torch.jit.ScriptModule) -> SavedLoss:
-        return cls(saved(loss))
+        return cls(_C.pipe.save_loss(loss._c))
 
     def load(self) -> torch.jit.ScriptModule:
         """A copy, with the state that was saved."""
         return torch.jit._recursive.wrap_cpp_module(_C.pipe.load_loss(self.saved))
+
+
+def _loss_in_cpp(criterion: Any) -> Any:
+    """As C++ takes it; wrapping a loss for Python takes longer than a small mini-batch."""
+    if isinstance(criterion, SavedLoss):
+        return _C.pipe.load_loss(criterion.saved)
+    return criterion._c
 
 
 def saved(module: torch.jit.ScriptModule) -> bytes:
@@ -52,7 +59,7 @@ def runs_in_cpp(part: Part, job: Job) -> bool:
     if part.replicas or _has_any_global_hook() or torch._C._len_torch_function_stack() > 0:
         return False
     has_loss = job.criterion is not None and len(part.places) - 1 in part.stages
-    if has_loss and not is_scripted(job.criterion):
+    if has_loss and not isinstance(job.criterion, SavedLoss) and not is_scripted(job.criterion):
         return False
     return all(_stage_runs_in_cpp(stage) for stage in part.stages.values())
 
@@ -77,7 +84,7 @@ class ScriptedRun:
     """One mini-batch at one worker, while it runs: as :class:`weft.pipe._workers.run.Run`."""
 
     def __init__(self, part: Part, job: Job, given: dict[Key, Any]) -> None:
-        last = len(part.places) - 1
+        has_loss = job.criterion is not None and len(part.places) - 1 in part.stages
         targets: list[Any] = []
         if job.given is not None:
             targets = split(unpack(job.given), len(job.weights))
@@ -90,7 +97,7 @@ class ScriptedRun:
             job.tasks,
             job.recompute,
             job.criterion is not None,
-            job.criterion if last in part.stages else None,
+            _loss_in_cpp(job.criterion) if has_loss else None,
             targets,
             list(job.weights),
             (pack, unpack, Apart),

@@ -10,17 +10,31 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 
+#: What pytree takes some 10 us to find out: it asks for all registered classes.
+_PLAIN = (type(None), bool, int, float, str)
+
+
 def leaves(value: Any) -> list[Any]:
     """Each once, also where the value has it twice."""
     if isinstance(value, Tensor):
         return [value]
-    return list({id(leaf): leaf for leaf in pytree.tree_leaves(value)}.values())
+    found: dict[int, Any] = {}
+    _find_leaves(value, found)
+    return list(found.values())
+
+
+def _find_leaves(value: Any, found: dict[int, Any]) -> None:
+    if isinstance(value, Tensor) or type(value) in _PLAIN:
+        found[id(value)] = value
+    elif type(value) in (tuple, list):
+        for one in value:
+            _find_leaves(one, found)
+    else:
+        found.update((id(leaf), leaf) for leaf in pytree.tree_leaves(value))
 
 
 def mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     """The value with other tensors. One that occurs twice stays one."""
-    if isinstance(value, Tensor):
-        return function(value)
     made: dict[int, tuple[Tensor, Tensor]] = {}
 
     def once(tensor: Tensor) -> Tensor:
@@ -28,7 +42,17 @@ def mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
             made[id(tensor)] = tensor, function(tensor)
         return made[id(tensor)][1]
 
-    return pytree.tree_map_only(Tensor, once, value)
+    return _mapped(once, value)
+
+
+def _mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return function(value)
+    if type(value) in _PLAIN:
+        return value
+    if type(value) in (tuple, list):
+        return type(value)([_mapped(function, one) for one in value])
+    return pytree.tree_map_only(Tensor, function, value)
 
 
 def wants_gradient(leaf: Any) -> bool:
