@@ -6,6 +6,7 @@
 
 #include "rpc_backend/core/future_wait.h"
 #include "rpc_backend/core/log.h"
+#include "rpc_backend/group/device_map_rules.h"
 #include "rpc_backend/group/shutdown_barrier.h"
 #include "transport/auth/encryption_settings.h"
 #include "transport/base/environment.h"
