@@ -132,11 +132,7 @@ milliseconds WeftBackend::timeoutOr(milliseconds asked) const {
   return asked.count() > 0 ? asked : milliseconds(timeout_ms_.load(std::memory_order_relaxed));
 }
 
-WeftBackend::Activity WeftBackend::activity() const {
-  Engine::Running now = engine_->running();
-  return {engine_->calls(), engine_->busy(),        now.title,        now.since,
-          now.timeout,      std::move(now.awaited), engine_->waited()};
-}
+Activity WeftBackend::activity() const { return engine_->activity(); }
 
 std::vector<WaitingMessage> WeftBackend::waitingMessages() const {
   return messages_ ? messages_->waiting() : std::vector<WaitingMessage>();
@@ -154,7 +150,7 @@ PointToPoint& WeftBackend::messages(const char* title) const {
 
 c10d::Backend* WeftBackend::elsewhere(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.is_cpu()) return nullptr;
-  return &delegates_->of(tensor.device(), engine_->coalescing());
+  return &delegates_->of(tensor.device(), engine_->batches().open());
 }
 
 c10d::Backend* WeftBackend::elsewhere(const Tensors& tensors) {
@@ -167,10 +163,11 @@ WeftBackend::WorkPtr WeftBackend::send(Tensors& tensors, int to, int tag) {
   TORCH_CHECK(to != rank_, "weft:send: rank ", rank_, " cannot send to itself");
   checkRoot(to, size_, "weft:send");
   auto& messages = this->messages("weft:send");
-  const Engine::OpParams params{"weft:send", timeoutOr(milliseconds(0)), true, this};
-  auto work = messages.send(tensor, to, tag, params.timeout,
-                            engine_->recordMessage(params, c10d::OpType::SEND, tensor, to, tag));
-  engine_->add(work);
+  const OpParams params{"weft:send", timeoutOr(milliseconds(0)), true, this};
+  auto work =
+      messages.send(tensor, to, tag, params.timeout,
+                    engine_->recorder().recordMessage(params, c10d::OpType::SEND, tensor, to, tag));
+  engine_->batches().add(work);
   return work;
 }
 
@@ -180,11 +177,11 @@ WeftBackend::WorkPtr WeftBackend::recv(Tensors& tensors, int from, int tag) {
   TORCH_CHECK(from != rank_, "weft:recv: rank ", rank_, " cannot receive from itself");
   checkRoot(from, size_, "weft:recv");
   auto& messages = this->messages("weft:recv");
-  const Engine::OpParams params{"weft:recv", timeoutOr(milliseconds(0)), true, this};
-  auto work =
-      messages.receive(tensor, from, tag, params.timeout,
-                       engine_->recordMessage(params, c10d::OpType::RECV, tensor, from, tag));
-  engine_->add(work);
+  const OpParams params{"weft:recv", timeoutOr(milliseconds(0)), true, this};
+  auto work = messages.receive(
+      tensor, from, tag, params.timeout,
+      engine_->recorder().recordMessage(params, c10d::OpType::RECV, tensor, from, tag));
+  engine_->batches().add(work);
   return work;
 }
 
@@ -192,11 +189,12 @@ WeftBackend::WorkPtr WeftBackend::recvAnysource(Tensors& tensors, int tag) {
   if (auto* other = elsewhere(tensors)) return other->recvAnysource(tensors, tag);
   const at::Tensor& tensor = only(tensors, "weft:recvAnySource");
   auto& messages = this->messages("weft:recvAnySource");
-  const Engine::OpParams params{"weft:recvAnySource", timeoutOr(milliseconds(0)), true, this};
-  auto work = messages.receive(tensor, collectives::kAnyRank, tag, params.timeout,
-                               engine_->recordMessage(params, c10d::OpType::RECVANYSOURCE, tensor,
-                                                      collectives::kAnyRank, tag));
-  engine_->add(work);
+  const OpParams params{"weft:recvAnySource", timeoutOr(milliseconds(0)), true, this};
+  auto work =
+      messages.receive(tensor, collectives::kAnyRank, tag, params.timeout,
+                       engine_->recorder().recordMessage(params, c10d::OpType::RECVANYSOURCE,
+                                                         tensor, collectives::kAnyRank, tag));
+  engine_->batches().add(work);
   return work;
 }
 
@@ -207,12 +205,15 @@ void WeftBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_a
 }
 
 // All tensors between the two calls are on one type of device, taken from the first tensor.
-void WeftBackend::startCoalescing() { engine_->startCoalescing(); }
+void WeftBackend::startCoalescing() {
+  engine_->checkProcess("weft:coalescing");
+  engine_->batches().start();
+}
 
 WeftBackend::WorkPtr WeftBackend::endCoalescing() {
   for (const WorkPtr& work : delegates_->endCoalescing())
-    engine_->add(work);
-  return engine_->endCoalescing();
+    engine_->batches().add(work);
+  return engine_->batches().end();
 }
 
 void WeftBackend::eagerConnectSingleDevice(at::Device device) {
@@ -244,7 +245,7 @@ at::Tensor WeftBackend::allocateTensor(long size, at::TensorOptions options) {
 void WeftBackend::setSequenceNumberForGroup() { delegates_->setSequenceNumbers(); }
 
 uint64_t WeftBackend::getSequenceNumberForGroup() {
-  return engine_->calls() + delegates_->sequenceNumbers();
+  return engine_->recorder().calls() + delegates_->sequenceNumbers();
 }
 
 c10::intrusive_ptr<c10d::Backend> WeftBackend::child(

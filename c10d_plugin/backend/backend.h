@@ -25,6 +25,7 @@
 
 #include "c10d_plugin/backend/delegates.h"
 #include "c10d_plugin/backend/waiting_messages.h"
+#include "c10d_plugin/engine/running_op.h"
 #include "transport/base/api.h"
 
 namespace weft::collectives {
@@ -137,16 +138,6 @@ class WEFT_API WeftBackend : public c10d::Backend {
   c10::intrusive_ptr<c10d::Backend> delegate(c10::DeviceType device) const;
   // How the data travel: "alone", "shared memory", "messages", …; for logs and tests.
   const std::string& path() const { return path_; }
-  // What its collectives on the CPU do and did; for weft.metrics() and weft.who_waits().
-  struct Activity {
-    std::uint64_t calls = 0;
-    std::chrono::nanoseconds busy{};
-    const char* running = nullptr;  // the title of the one that runs; null: none
-    std::chrono::nanoseconds since{};
-    std::chrono::milliseconds timeout{};
-    std::vector<int> awaited;    // the ranks that it waits for, where that is known
-    std::vector<double> waited;  // seconds, by the rank that was the last to come
-  };
   Activity activity() const;
   // The messages on the CPU that threads of this process wait for.
   std::vector<WaitingMessage> waitingMessages() const;
