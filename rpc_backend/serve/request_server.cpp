@@ -6,12 +6,12 @@
 
 #include <optional>
 
-#include "rpc_backend/call/call_range.h"
-#include "rpc_backend/call/called_function.h"
 #include "rpc_backend/core/log.h"
 #include "rpc_backend/serve/builtin_call.h"
 #include "rpc_backend/serve/error_text.h"
 #include "rpc_backend/serve/quick_call.h"
+#include "rpc_backend/trace/call_range.h"
+#include "rpc_backend/trace/called_function.h"
 
 namespace weft::rpc {
 
@@ -375,7 +375,7 @@ void RequestServer::sendResponse(worker_id_t to, std::uint64_t id, const Message
     const DeviceMap back = group_.answerMap(context_.name);
     const auto copy = copyForSelf(*message, back, context_.name);
     own_order_.add(currentStreams(group_.devices()));  // which may read what the next call changes
-    client_.completeOwn(id, completedFuture(copy, group_.devices()));
+    client_.answers().completeOwn(id, completedFuture(copy, group_.devices()));
     return;
   }
   const std::string peer = group_.directory().nameOf(to);

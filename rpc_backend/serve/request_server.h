@@ -18,7 +18,7 @@
 #include <string>
 #include <unordered_map>
 
-#include "rpc_backend/call/call_recorder.h"
+#include "rpc_backend/trace/call_recorder.h"
 #include "rpc_backend/call/request_client.h"
 #include "rpc_backend/serve/asked_calls.h"
 #include "rpc_backend/serve/call_order.h"
