@@ -64,7 +64,7 @@ void MailReceiver::take(std::shared_ptr<UnexpectedMessage> message, PostedReceiv
   const bool fitting = receive.fits(message->size, message->label);
   switch (message->state) {
     case MessageState::kAnnounced:
-      return rendezvous_.answer(*message, std::move(receive), lock);
+      return rendezvous_.answer(*message, receive, lock);
     case MessageState::kWhole: {
       const std::uint64_t credit = consume(from, message->size);
       lock.unlock();

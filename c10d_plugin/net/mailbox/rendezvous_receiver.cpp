@@ -23,7 +23,7 @@ void RendezvousReceiver::onRequestToSend(int from, const MailHeader& header) {
   MailboxPeer& peer = state_.peer(from);
   std::unique_lock<std::mutex> lock(state_.mutex);
   std::optional<PostedReceive> receive = matcher_.match(from, header.tag);
-  if (receive) return clearToSend(from, header, *std::move(receive), lock);
+  if (receive) return clearToSend(from, header, *receive, lock);
   if (++peer.announcements > kMaxAnnouncements) {
     lock.unlock();
     return state_.endpoint->losePeer(
@@ -37,17 +37,17 @@ void RendezvousReceiver::onRequestToSend(int from, const MailHeader& header) {
   matcher_.keep(std::move(message));
 }
 
-void RendezvousReceiver::answer(const UnexpectedMessage& message, PostedReceive receive,
+void RendezvousReceiver::answer(const UnexpectedMessage& message, PostedReceive& receive,
                                 std::unique_lock<std::mutex>& lock) {
   --state_.peer(message.from).announcements;
   clearToSend(message.from,
               {MailKind::kRequestToSend, message.tag, message.id, message.size, message.label, {}},
-              std::move(receive), lock);
+              receive, lock);
 }
 
 // The message may come, into `receive`; or is not wanted, because it does not fit. Releases the
 // lock.
-void RendezvousReceiver::clearToSend(int from, const MailHeader& announced, PostedReceive receive,
+void RendezvousReceiver::clearToSend(int from, const MailHeader& announced, PostedReceive& receive,
                                      std::unique_lock<std::mutex>& lock) {
   const bool fitting = receive.fits(announced.size, announced.label);
   // Leaves `receive` as it is where another message of this number is to come.

@@ -26,15 +26,15 @@ class RendezvousReceiver {
   transport::Disposition onHeader(int from, const MailHeader& header, std::uint64_t size,
                                   transport::OwnedBuffer& buffer);
 
-  // Gives `receive` a message that was announced before, and is out of the matcher. Releases the
-  // lock.
-  void answer(const UnexpectedMessage& message, PostedReceive receive,
+  // Gives `receive` a message that was announced before, and is out of the matcher: moves from it,
+  // or it is over. Releases the lock.
+  void answer(const UnexpectedMessage& message, PostedReceive& receive,
               std::unique_lock<std::mutex>& lock);
   // Adds the receives whose messages this peer has yet to send.
   static void takeCleared(MailboxPeer& peer, std::vector<PostedReceive>& to);
 
  private:
-  void clearToSend(int from, const MailHeader& announced, PostedReceive receive,
+  void clearToSend(int from, const MailHeader& announced, PostedReceive& receive,
                    std::unique_lock<std::mutex>& lock);
 
   MailboxState& state_;
