@@ -20,11 +20,13 @@ bool CoalescingBatches::open() const {
   return batches_.contains(std::this_thread::get_id());
 }
 
-void CoalescingBatches::add(const WorkPtr& work) {
-  if (open_.load(std::memory_order_acquire) == 0) return;
+bool CoalescingBatches::add(const WorkPtr& work) {
+  if (open_.load(std::memory_order_acquire) == 0) return false;
   const std::lock_guard lock(mutex_);
   const auto own = batches_.find(std::this_thread::get_id());
-  if (own != batches_.end()) own->second.push_back(work);
+  if (own == batches_.end()) return false;
+  own->second.push_back(work);
+  return true;
 }
 
 CoalescingBatches::WorkPtr CoalescingBatches::end() {

@@ -23,8 +23,8 @@ class CoalescingBatches {
   void start();
   // Whether the calling thread's is open.
   bool open() const;
-  // Adds to the calling thread's, if that is open.
-  void add(const WorkPtr& work);
+  // Adds to the calling thread's; false: that is not open.
+  bool add(const WorkPtr& work);
   // The Work of all in it.
   WorkPtr end();
 

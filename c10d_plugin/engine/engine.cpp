@@ -89,11 +89,7 @@ Engine::WorkPtr Engine::enqueue(const OpParams& params, OpInfo info, Run run, Re
   const bool taken = queue_.push(std::make_unique<Queued>(shared_from_this(), params, work,
                                                           std::move(run), std::move(recorded)));
   if (!taken) raise(params.title, Error(ErrorCode::kShutdown, "the process group was shut down"));
-  if (batches_.open()) {
-    batches_.add(work);
-    return work;
-  }
-  if (params.async) return work;
+  if (batches_.add(work) || params.async) return work;
   work->wait();
   return nullptr;
 }
