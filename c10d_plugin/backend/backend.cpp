@@ -1,44 +1,22 @@
-// How WeftBackend forms, ends, and makes other groups; send and recv.
+// How WeftBackend makes other groups and memory; send and recv.
 #include "c10d_plugin/backend/backend.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
-#include <thread>
+#include <utility>
 
 #include "c10d_plugin/backend/point_to_point.h"
 #include "c10d_plugin/core/ranks_text.h"
 #include "c10d_plugin/engine/engine.h"
-#include "c10d_plugin/join/make_group.h"
-#include "c10d_plugin/join/store_key_value.h"
-#include "c10d_plugin/store/epoch.h"
 #include "c10d_plugin/tensors/op_checks.h"
-#include "transport/base/log.h"
-#include "transport/base/thrown.h"
 
 namespace weft::process_group {
 
+using c10d::OpType;
 using std::chrono::milliseconds;
-using transport::Error;
-using transport::ErrorCode;
-
-namespace {
-
-constexpr milliseconds kLinger{10'000};  // for operations that run when the group is shut down
-
-// The host that serves the Store, where it is one that has a host.
-std::string hostOf(const c10::intrusive_ptr<c10d::Store>& store) {
-  c10::intrusive_ptr<c10d::Store> inner = store;
-  if (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(store.get()))
-    inner = prefixed->getUnderlyingNonPrefixStore();
-  const auto* tcp = dynamic_cast<const c10d::TCPStore*>(inner.get());
-  return tcp == nullptr ? std::string() : tcp->getHost();
-}
-
-}  // namespace
 
 WeftBackend::WeftBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                          c10::intrusive_ptr<Options> options)
@@ -47,65 +25,13 @@ WeftBackend::WeftBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int si
       options_(std::move(options)),
       timeout_ms_(options_->timeout.count()),
       last_split_backend_(c10::intrusive_ptr<c10d::Backend>()),
-      delegates_(std::make_shared<Delegates>(
-          options_->make_delegate,
-          DelegateSpec{c10::Device(c10::DeviceType::CPU), store_, rank, size, options_->timeout,
-                       options_->group_name, options_->global_ranks_in_group})) {
-  TORCH_CHECK(size > 0 && rank >= 0 && rank < size, "weft: rank ", rank, " of ", size,
-              " is no place in a group");
-  TORCH_CHECK(options_->timeout.count() > 0, "weft: the timeout must be positive, got ",
-              options_->timeout.count(), " ms");
-  GroupPlace place;
-  place.rank = rank;
-  place.size = size;
-  place.interface = options_->interface;
-  place.master_host = hostOf(store_);
-  place.deadline = collectives::deadlineAfter(options_->timeout);
-  StoreKeyValue meeting(c10::make_intrusive<c10d::PrefixStore>("weft/", store_));
-  const auto epoch = collectives::agreeOnEpoch(meeting, rank, size, place.deadline);
-  if (!epoch.ok()) raise("weft: init_process_group", epoch.error());
-  auto key_value = std::make_unique<StoreKeyValue>(
-      c10::make_intrusive<c10d::PrefixStore>("weft/" + epoch.value() + "/", store_));
-  auto parts = makeGroup(place, *key_value);
-  if (!parts.ok()) raise("weft: init_process_group", parts.error());
-  path_ = parts.value().made.path;
-  if (transport::logEnabled(transport::LogLevel::kDebug)) {
-    transport::log(transport::LogLevel::kDebug,
-                   "process group '" + options_->group_name + "': rank " + std::to_string(rank) +
-                       " of " + std::to_string(size) + ", collectives by " + path_);
-  }
-  engine_ =
-      std::make_shared<Engine>(std::move(parts.value().made.collectives), std::move(key_value));
-  messages_ = std::make_shared<PointToPoint>(std::move(parts.value().mailbox));
+      comm_({c10::Device(c10::DeviceType::CPU), store_, rank, size, options_->timeout,
+             options_->group_name, options_->global_ranks_in_group},
+            options_->interface, options_->make_delegate) {
   init();
 }
 
-WeftBackend::~WeftBackend() {
-  if (!inOwnProcess()) {
-    // The threads and sockets are the parent's: never freed here.
-    static_cast<void>(new auto(std::move(engine_)));
-    static_cast<void>(new auto(std::move(messages_)));
-    static_cast<void>(new auto(std::move(delegates_)));
-    return;
-  }
-  const std::lock_guard lock(shutdown_mutex_);
-  if (shut_down_ && !delegates_->any()) return;
-  // The mailbox's end waits for its thread, which may wait for the GIL, which the thread that drops
-  // the last reference may hold; a delegate's end likewise. So they end on a thread of their own;
-  // where none can be started they stay until the process ends.
-  struct Parts {
-    decltype(delegates_) delegates;  // the last to go
-    decltype(engine_) engine;
-    decltype(messages_) messages;
-  };
-  auto* const parts = new Parts{std::move(delegates_), std::move(engine_), std::move(messages_)};
-  const auto thrown =
-      transport::thrownBy([parts] { std::thread([parts] { delete parts; }).detach(); });
-  if (!thrown) return;
-  transport::log(transport::LogLevel::kWarning,
-                 "a process group is left as it is, because no thread can be started to end it (" +
-                     *thrown + ")");
-}
+WeftBackend::~WeftBackend() = default;
 
 c10::intrusive_ptr<c10d::Backend::Options> WeftBackend::getBackendOptions() {
   return c10::static_intrusive_pointer_cast<c10d::Backend::Options>(options_);
@@ -116,49 +42,57 @@ void WeftBackend::setTimeout(milliseconds timeout) {
               " ms");
   timeout_ms_.store(timeout.count());
   options_->timeout = timeout;
-  delegates_->setTimeout(timeout);
+  comm_.delegates().setTimeout(timeout);
 }
 
 void WeftBackend::setGroupUid(const std::string& uid) {
   c10d::Backend::setGroupUid(uid);
-  delegates_->describe(uid, getGroupDesc());
+  comm_.delegates().describe(uid, getGroupDesc());
 }
 
 c10::intrusive_ptr<c10d::Backend> WeftBackend::delegate(c10::DeviceType device) const {
-  return delegates_->made(device);
+  return comm_.delegates().made(device);
 }
 
 milliseconds WeftBackend::timeoutOr(milliseconds asked) const {
   return asked.count() > 0 ? asked : milliseconds(timeout_ms_.load(std::memory_order_relaxed));
 }
 
-WeftBackend::Activity WeftBackend::activity() const {
-  Engine::Running now = engine_->running();
-  return {engine_->calls(), engine_->busy(),        now.title,        now.since,
-          now.timeout,      std::move(now.awaited), engine_->waited()};
-}
+Activity WeftBackend::activity() const { return comm_.engine().activity(); }
 
 std::vector<WaitingMessage> WeftBackend::waitingMessages() const {
-  return messages_ ? messages_->waiting() : std::vector<WaitingMessage>();
+  return comm_.messages().waiting();
 }
 
 c10d::ErrorType WeftBackend::getError() {
-  return engine_->failed() || delegates_->failed() ? c10d::ErrorType::COMM_ERROR
-                                                   : c10d::ErrorType::SUCCESS;
+  return comm_.engine().failed() || comm_.delegates().failed() ? c10d::ErrorType::COMM_ERROR
+                                                               : c10d::ErrorType::SUCCESS;
 }
 
 PointToPoint& WeftBackend::messages(const char* title) const {
-  engine_->checkProcess(title);
-  return *messages_;
+  comm_.engine().checkProcess(title);
+  return comm_.messages();
 }
 
 c10d::Backend* WeftBackend::elsewhere(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.is_cpu()) return nullptr;
-  return &delegates_->of(tensor.device(), engine_->coalescing());
+  return &comm_.delegates().of(tensor.device(), comm_.engine().batches().open());
 }
 
 c10d::Backend* WeftBackend::elsewhere(const Tensors& tensors) {
   return tensors.empty() ? nullptr : elsewhere(tensors.front());
+}
+
+WeftBackend::WorkPtr WeftBackend::startMessage(OpType type, const char* title,
+                                               const at::Tensor& tensor, int peer, int tag) {
+  auto& messages = this->messages(title);
+  const OpParams params{title, timeoutOr(milliseconds(0)), true, this};
+  RecordedOp recorded = comm_.engine().recorder().recordMessage(params, type, tensor, peer, tag);
+  auto work = type == OpType::SEND
+                  ? messages.send(tensor, peer, tag, params.timeout, std::move(recorded))
+                  : messages.receive(tensor, peer, tag, params.timeout, std::move(recorded));
+  comm_.engine().batches().add(work);
+  return work;
 }
 
 WeftBackend::WorkPtr WeftBackend::send(Tensors& tensors, int to, int tag) {
@@ -166,12 +100,7 @@ WeftBackend::WorkPtr WeftBackend::send(Tensors& tensors, int to, int tag) {
   const at::Tensor& tensor = only(tensors, "weft:send");
   TORCH_CHECK(to != rank_, "weft:send: rank ", rank_, " cannot send to itself");
   checkRoot(to, size_, "weft:send");
-  auto& messages = this->messages("weft:send");
-  const Engine::OpParams params{"weft:send", timeoutOr(milliseconds(0)), true, this};
-  auto work = messages.send(tensor, to, tag, params.timeout,
-                            engine_->recordMessage(params, c10d::OpType::SEND, tensor, to, tag));
-  engine_->add(work);
-  return work;
+  return startMessage(OpType::SEND, "weft:send", tensor, to, tag);
 }
 
 WeftBackend::WorkPtr WeftBackend::recv(Tensors& tensors, int from, int tag) {
@@ -179,25 +108,14 @@ WeftBackend::WorkPtr WeftBackend::recv(Tensors& tensors, int from, int tag) {
   const at::Tensor& tensor = only(tensors, "weft:recv");
   TORCH_CHECK(from != rank_, "weft:recv: rank ", rank_, " cannot receive from itself");
   checkRoot(from, size_, "weft:recv");
-  auto& messages = this->messages("weft:recv");
-  const Engine::OpParams params{"weft:recv", timeoutOr(milliseconds(0)), true, this};
-  auto work =
-      messages.receive(tensor, from, tag, params.timeout,
-                       engine_->recordMessage(params, c10d::OpType::RECV, tensor, from, tag));
-  engine_->add(work);
-  return work;
+  return startMessage(OpType::RECV, "weft:recv", tensor, from, tag);
 }
 
 WeftBackend::WorkPtr WeftBackend::recvAnysource(Tensors& tensors, int tag) {
   if (auto* other = elsewhere(tensors)) return other->recvAnysource(tensors, tag);
   const at::Tensor& tensor = only(tensors, "weft:recvAnySource");
-  auto& messages = this->messages("weft:recvAnySource");
-  const Engine::OpParams params{"weft:recvAnySource", timeoutOr(milliseconds(0)), true, this};
-  auto work = messages.receive(tensor, collectives::kAnyRank, tag, params.timeout,
-                               engine_->recordMessage(params, c10d::OpType::RECVANYSOURCE, tensor,
-                                                      collectives::kAnyRank, tag));
-  engine_->add(work);
-  return work;
+  return startMessage(OpType::RECVANYSOURCE, "weft:recvAnySource", tensor, collectives::kAnyRank,
+                      tag);
 }
 
 void WeftBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
@@ -207,44 +125,47 @@ void WeftBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_a
 }
 
 // All tensors between the two calls are on one type of device, taken from the first tensor.
-void WeftBackend::startCoalescing() { engine_->startCoalescing(); }
+void WeftBackend::startCoalescing() {
+  comm_.engine().checkProcess("weft:coalescing");
+  comm_.engine().batches().start();
+}
 
 WeftBackend::WorkPtr WeftBackend::endCoalescing() {
-  for (const WorkPtr& work : delegates_->endCoalescing())
-    engine_->add(work);
-  return engine_->endCoalescing();
+  for (const WorkPtr& work : comm_.delegates().endCoalescing())
+    comm_.engine().batches().add(work);
+  return comm_.engine().batches().end();
 }
 
 void WeftBackend::eagerConnectSingleDevice(at::Device device) {
   if (device.is_cpu()) return;
-  c10d::Backend& backend = delegates_->of(device);
+  c10d::Backend& backend = comm_.delegates().of(device);
   backend.setBoundDeviceId(device);
   backend.eagerConnectSingleDevice(device);
 }
 
 // torch passes only the device's number: -1 is the CPU.
 bool WeftBackend::supportsTensorAlloc(c10::DeviceIndex device) {
-  if (device < 0) return engine_->allocates();
-  const auto cuda = delegates_->made(c10::DeviceType::CUDA);
+  if (device < 0) return comm_.engine().allocates();
+  const auto cuda = comm_.delegates().made(c10::DeviceType::CUDA);
   return cuda && cuda->supportsTensorAlloc(device);
 }
 
 at::Tensor WeftBackend::allocateTensor(long size, at::TensorOptions options) {
   TORCH_CHECK(size >= 0, "weft: a tensor of ", size, " elements cannot be allocated");
   if (!options.device().is_cpu()) {
-    return delegates_->of(options.device()).allocateTensor(size, options);
+    return comm_.delegates().of(options.device()).allocateTensor(size, options);
   }
   const std::size_t bytes = static_cast<std::size_t>(size) * options.dtype().itemsize();
-  transport::OwnedBuffer memory = engine_->allocate(bytes);
+  transport::OwnedBuffer memory = comm_.engine().allocate(bytes);
   if (memory.data == nullptr) return at::empty({size}, options);
   return at::from_blob(
       memory.data, {size}, [owner = std::move(memory.owner)](void*) {}, options);
 }
 
-void WeftBackend::setSequenceNumberForGroup() { delegates_->setSequenceNumbers(); }
+void WeftBackend::setSequenceNumberForGroup() { comm_.delegates().setSequenceNumbers(); }
 
 uint64_t WeftBackend::getSequenceNumberForGroup() {
-  return engine_->calls() + delegates_->sequenceNumbers();
+  return comm_.engine().recorder().calls() + comm_.delegates().sequenceNumbers();
 }
 
 c10::intrusive_ptr<c10d::Backend> WeftBackend::child(
@@ -303,25 +224,8 @@ c10::intrusive_ptr<c10d::Backend> WeftBackend::shrink(
   return split(c10::make_intrusive<c10d::PrefixStore>(name, store_), stay, opts);
 }
 
-bool WeftBackend::inOwnProcess() const { return !engine_ || engine_->inOwnProcess(); }
+void WeftBackend::abort() { comm_.abort(); }
 
-void WeftBackend::abort() {
-  if (!inOwnProcess()) return;
-  const Error reason(ErrorCode::kShutdown,
-                     "the process group was aborted on rank " + std::to_string(rank_));
-  engine_->abort(reason);
-  messages_->abort(reason);
-  delegates_->abort();
-}
-
-void WeftBackend::shutdown() {
-  if (!inOwnProcess()) return;
-  const std::lock_guard lock(shutdown_mutex_);
-  if (shut_down_) return;
-  shut_down_ = true;
-  engine_->close(kLinger);
-  messages_->close();
-  delegates_->shutdown();
-}
+void WeftBackend::shutdown() { comm_.shutdown(); }
 
 }  // namespace weft::process_group

@@ -18,23 +18,17 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "c10d_plugin/backend/communicator.h"
 #include "c10d_plugin/backend/delegates.h"
 #include "c10d_plugin/backend/waiting_messages.h"
+#include "c10d_plugin/engine/running_op.h"
 #include "transport/base/api.h"
 
-namespace weft::collectives {
-class Mailbox;
-}
-
 namespace weft::process_group {
-
-class Engine;
-class PointToPoint;
 
 inline constexpr const char* kBackendName = "weft";
 
@@ -128,25 +122,14 @@ class WEFT_API WeftBackend : public c10d::Backend {
       const std::vector<int64_t>& excluded, int flags,
       const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
 
-  // Fails the running operation and all later ones, here and on the ranks that wait for this one.
+  // As Communicator's.
   void abort() override;
-  // Waits for running operations (10 s at most), then ends the group here. May be called again.
   void shutdown() override;
 
   // The backend for tensors on such a device; null before it was needed.
   c10::intrusive_ptr<c10d::Backend> delegate(c10::DeviceType device) const;
-  // How the data travel: "alone", "shared memory", "messages", …; for logs and tests.
-  const std::string& path() const { return path_; }
-  // What its collectives on the CPU do and did; for weft.metrics() and weft.who_waits().
-  struct Activity {
-    std::uint64_t calls = 0;
-    std::chrono::nanoseconds busy{};
-    const char* running = nullptr;  // the title of the one that runs; null: none
-    std::chrono::nanoseconds since{};
-    std::chrono::milliseconds timeout{};
-    std::vector<int> awaited;    // the ranks that it waits for, where that is known
-    std::vector<double> waited;  // seconds, by the rank that was the last to come
-  };
+  // As Communicator's.
+  const std::string& path() const { return comm_.path(); }
   Activity activity() const;
   // The messages on the CPU that threads of this process wait for.
   std::vector<WaitingMessage> waitingMessages() const;
@@ -162,8 +145,9 @@ class WEFT_API WeftBackend : public c10d::Backend {
   c10d::Backend* elsewhere(const at::Tensor& tensor);
   c10d::Backend* elsewhere(const Tensors& tensors);
   PointToPoint& messages(const char* title) const;
-  // False in a forked child of the process that made the group.
-  bool inOwnProcess() const;
+  // Sends or receives, as `type` says. `peer`: the other rank, or kAnyRank.
+  WorkPtr startMessage(c10d::OpType type, const char* title, const at::Tensor& tensor, int peer,
+                       int tag);
   // A backend for the group called `name`; the last one again if the name is the same.
   c10::intrusive_ptr<c10d::Backend> child(const std::string& name,
                                           const c10::intrusive_ptr<c10d::Store>& store, int rank,
@@ -173,17 +157,12 @@ class WEFT_API WeftBackend : public c10d::Backend {
   c10::intrusive_ptr<c10d::Store> store_;
   c10::intrusive_ptr<Options> options_;
   std::atomic<std::int64_t> timeout_ms_;
-  std::string path_;
-  std::shared_ptr<Engine> engine_;
-  std::shared_ptr<PointToPoint> messages_;  // null in a group of one that never asked
   std::atomic<std::uint64_t> children_{0};  // groups made by shrink()
   // torch calls split() once for each device of the group; all devices get one backend.
   std::mutex split_mutex_;
   std::string last_split_;  // its name and ranks
   c10::weak_intrusive_ptr<c10d::Backend> last_split_backend_;
-  std::shared_ptr<Delegates> delegates_;
-  std::mutex shutdown_mutex_;
-  bool shut_down_ = false;
+  Communicator comm_;
 };
 
 }  // namespace weft::process_group

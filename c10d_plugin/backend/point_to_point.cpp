@@ -9,7 +9,7 @@
 #include <string>
 #include <thread>
 
-#include "c10d_plugin/engine/engine.h"
+#include "c10d_plugin/engine/call_text.h"
 #include "c10d_plugin/engine/work.h"
 #include "c10d_plugin/tensors/contiguous_tensor.h"
 #include "c10d_plugin/tensors/op_checks.h"

@@ -8,7 +8,7 @@
 
 #include "c10d_plugin/backend/backend.h"
 #include "c10d_plugin/core/ranks_text.h"
-#include "c10d_plugin/engine/engine.h"
+#include "c10d_plugin/engine/call_text.h"
 #include "c10d_plugin/join/store_key_value.h"
 #include "c10d_plugin/store/all_gather.h"
 #include "c10d_plugin/store/epoch.h"

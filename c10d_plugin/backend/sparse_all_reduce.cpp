@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "c10d_plugin/engine/engine.h"
+#include "c10d_plugin/engine/op_context.h"
 #include "c10d_plugin/tensors/contiguous_tensor.h"
 #include "c10d_plugin/tensors/reduce_op.h"
 

@@ -7,6 +7,8 @@
 #include <typeinfo>
 #include <vector>
 
+#include "transport/base/interruption.h"
+
 namespace weft::process_group {
 
 namespace {
@@ -56,6 +58,21 @@ template <typename Type>
 }
 
 }  // namespace
+
+void raise(const char* title, const transport::Error& error) {
+  transport::raiseInterrupt();  // whatever the interrupted operation made of it
+  constexpr std::string_view kSaid = "Timed out: ";
+  std::string_view why = error.text();
+  std::string text = std::string(title) + ": ";
+  if (error.code() == transport::ErrorCode::kTimeout) {
+    // Programs search for "Timed out" with a space on both sides, for every backend.
+    if (why.starts_with(kSaid)) why.remove_prefix(kSaid.size());
+    if (why.find("Timed out") == std::string_view::npos) text += "Timed out after waiting: ";
+  }
+  text += why;
+  if (error.code() == transport::ErrorCode::kInvalidArgument) TORCH_CHECK(false, text);
+  C10_THROW_ERROR(DistBackendError, text);
+}
 
 std::string argumentsText(const OpRecord& own) {
   const std::string tensors = tensorsText(own);

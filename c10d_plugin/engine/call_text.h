@@ -1,4 +1,4 @@
-// What a rank has called, as errors say it.
+// What a failed operation throws, and what a rank has called, as errors say it.
 //
 // Threads: any that may wait for the GIL: the stack's lines need it.
 #pragma once
@@ -8,8 +8,13 @@
 #include <string>
 
 #include "c10d_plugin/engine/op_recorder.h"
+#include "transport/base/error.h"
 
 namespace weft::process_group {
+
+// Throws what a failed operation throws: c10::DistBackendError, "weft all_reduce: <why>"; where
+// Ctrl-C ended it on this very thread, what its handler raised.
+[[noreturn]] void raise(const char* title, const transport::Error& error);
 
 // "float32[4] at train.py:31": the tensors, and the innermost line that is not torch's or Weft's;
 // without a line where no stack was kept.

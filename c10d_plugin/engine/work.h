@@ -7,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <atomic>
+#include <chrono>
 #include <optional>
 #include <string>
 #include <vector>
@@ -24,6 +25,14 @@ struct OpInfo {
   const char* title = nullptr;
   std::optional<std::vector<at::Tensor>> inputs;  // for the profiler
   TensorLists outputs;                            // for result() and the future
+};
+
+// How it is to run.
+struct OpParams {
+  const char* title = nullptr;
+  std::chrono::milliseconds timeout{};  // from when the operation begins to run
+  bool async = true;
+  const c10d::Backend* group = nullptr;  // alive during Engine::submit(); for the record
 };
 
 class WeftWork : public c10d::Work {

@@ -149,13 +149,13 @@ void MessageRouter::onMessage(std::int32_t from, std::span<const std::byte> /*he
       server_.onRequest(peer, std::move(in));
       break;
     case WireKind::kResponse:
-      client_.onAnswer(peer, in);
+      client_.answers().onAnswer(peer, in);
       break;
     case WireKind::kControl:
       onControl(peer, *in);
       break;
     case WireKind::kControlAck:
-      client_.onControlAck(peer, *in);
+      client_.answers().onControlAck(peer, *in);
       break;
   }
 }

@@ -2,67 +2,21 @@
 
 #include <c10/util/Exception.h>
 
-#include <algorithm>
-
-#include "rpc_backend/agent/message_router.h"
-#include "rpc_backend/call/call_kind.h"
+#include "rpc_backend/agent/agent_parts.h"
 #include "rpc_backend/call/driven_wait.h"
 #include "rpc_backend/core/env.h"
-#include "rpc_backend/core/log.h"
 #include "rpc_backend/group/store_access.h"
-#include "transport/auth/encryption_settings.h"
+#include "rpc_backend/trace/called_function.h"
 #include "transport/base/environment.h"
-#include "transport/io/interface.h"
 
 namespace weft::rpc {
 
 namespace {
 
-// 0 is no limit. A value that is neither a time nor that would wait for ever, silently.
-milliseconds toTimeout(float seconds) {
-  // A clock can count so far; nobody notices the difference from "infinity".
-  constexpr double kLongest = 1e9;
-  TORCH_CHECK_VALUE(seconds >= 0, "timeout must be a number of seconds that is not negative, got ",
-                    seconds);
-  // Rounded up: the shortest time is not "no limit".
-  return seconds == 0 ? milliseconds(0)
-                      : std::max(fromSeconds(std::min<double>(seconds, kLongest)), milliseconds(1));
-}
-
-// The same, where torch's -1 means the group's timeout.
-milliseconds toTimeout(float seconds, const WeftAgent& agent) {
+// Where torch's -1 means the group's timeout.
+milliseconds timeoutOf(float seconds, const WeftAgent& agent) {
   return seconds == torch::distributed::rpc::kUnsetRpcTimeout ? agent.getRpcTimeout()
                                                               : toTimeout(seconds);
-}
-
-transport::EndpointOptions endpointOptions(const WeftRpcBackendOptions& options,
-                                           const AgentContext& context) {
-  transport::EndpointOptions out;
-  out.name = context.name;
-  out.rank = context.rank;
-  out.unix_socket = environment::value(environment::kUnixSocket) != "0";
-  out.accept_other_users = environment::value(environment::kOtherUsers) == "1";
-  out.accept_successors = true;
-  out.reunite = true;
-  out.heartbeat_interval = fromSeconds(options.heartbeat_interval);
-  out.peer_timeout = fromSeconds(options.peer_timeout);
-  out.reconnect_timeout = fromSeconds(options.reconnect_timeout);
-  out.limits.max_message_bytes = options.max_message_bytes;
-  out.limits.skip_too_large = true;
-  out.limits.max_buffers = kMaxTensors + 2;  // a payload, the tensors and the byte behind them
-  out.arena.enabled = environment::value(environment::kSharedMemory) != "0";
-  out.bulk.enabled = environment::value(environment::kTcpConnections) != "1";
-  return out;
-}
-
-// An idle worker waits for the network itself, so that it runs the request that it reads.
-IdleWork drivingOf(const std::shared_ptr<transport::Endpoint>& endpoint) {
-  return {[endpoint](const std::function<bool()>& done, transport::AdaptiveSpin& spin) {
-            const auto never = transport::Deadline::max();
-            return endpoint->drive(transport::Driver::kServer, done, never, spin) ==
-                   transport::Driven::kDone;
-          },
-          [endpoint] { endpoint->wakeDriver(transport::Driver::kServer); }};
 }
 
 }  // namespace
@@ -76,43 +30,12 @@ std::shared_ptr<WeftAgent> WeftAgent::create(Config config,
   return agent;
 }
 
-// Each part may use those above it.
-struct WeftAgent::Parts {
-  Parts(Config& config, std::unique_ptr<RequestCallback> callback)
-      : context(config.name, config.rank, config.options, config.thread_hooks),
-        sender(context),
-        group(
-            context, sender,
-            [this](worker_id_t to, ControlType type, const std::string& text,
-                   milliseconds timeout) { return client.callControl(to, type, text, timeout); },
-            config.store, config.world_size, config.device_count),
-        rrefs(context, sender, group, std::move(config.rref_hooks)),
-        // A call to oneself goes to the server, which answers through the client.
-        client(context, sender, group, rrefs,
-               {[this](std::uint64_t id, FuturePtr request, Clock::time_point deadline) {
-                  server.onOwnRequest(id, std::move(request), deadline);
-                },
-                [this](std::uint64_t id) { server.onCancelOwn(id); }, std::move(config.send_delay),
-                std::move(config.send_fault)}),
-        server(context, sender, group, rrefs, client, std::move(callback)),
-        router(context, sender, group, rrefs, client, server, receive_pool.get()) {}
-
-  AgentContext context;
-  const std::shared_ptr<transport::WarmPool> receive_pool = transport::WarmPool::create();
-  MessageSender sender;
-  Group group;
-  RRefService rrefs;
-  RequestClient client;
-  RequestServer server;
-  MessageRouter router;
-};
-
 WeftAgent::WeftAgent(Config config, std::unique_ptr<RequestCallback> callback)
     : RpcAgent(WorkerInfo(config.name, config.rank), nullptr,
                fromSeconds(config.options.rpcTimeoutSeconds)),
       store_(config.store),
       before_serving_(std::move(config.before_serving)),
-      parts_(std::make_shared<Parts>(config, std::move(callback))) {
+      parts_(std::make_shared<AgentParts>(config, std::move(callback))) {
   parts_->context.parts = parts_;
 }
 
@@ -136,22 +59,11 @@ void WeftAgent::joinGroup() {
   options().check();
   env::warnAboutUnknownOnce();
   torch_rrefs::failFirst();
-  Group& group = parts_->group;
   using Running = const std::atomic<bool>;
   parts_->context.running = std::shared_ptr<Running>(shared_from_this(), &rpcAgentRunning_);
   OwnProcess::join();
   try {
-    parts_->context.prepareThreads();
-    const GroupSecret secret = group.secret();
-    openEndpoint(secret);
-    group.join(secret);
-    if (group.hasReturned()) {
-      // What the others still have of this rank's former life, and what is on its way to it, must
-      // not be taken for this one's.
-      torch_rrefs::startIdsAnew(parts_->context.rank);
-      parts_->client.startIdsAt(static_cast<std::uint64_t>(torch_rrefs::randomFirstId()));
-    }
-    group.announce();
+    parts_->join();
   } catch (const c10::DistNetworkError& error) {
     shutdownImpl();
     throwServerGone(store_, error);
@@ -159,35 +71,6 @@ void WeftAgent::joinGroup() {
     shutdownImpl();
     throw;
   }
-}
-
-void WeftAgent::openEndpoint(const GroupSecret& secret) {
-  const AgentContext& context = parts_->context;
-  const WeftRpcBackendOptions& options = context.options;
-  const auto listen = transport::chooseListenAddress(
-      options.master_host, options.interface.empty()
-                               ? environment::value(environment::kSocketIfname)
-                               : options.interface);
-  TORCH_CHECK(listen.ok(), context.me(), ": ", listen.error().text());
-  // Without a master's name (file:// rendezvous) the choice is a guess that mostly fits; with one,
-  // the note says that the host's names are set up wrong.
-  if (!listen.value().note.empty()) {
-    logLine(options.master_host.empty() ? LogLevel::kInfo : LogLevel::kWarning,
-            listen.value().note);
-  }
-  adoptTransportLog();
-  auto wire = endpointOptions(options, context);
-  wire.group_id = secret.group_id;
-  wire.key = secret.key;
-  auto encryption = transport::encryptionFromEnvironment(secret.auth == "file");
-  TORCH_CHECK_VALUE(encryption.ok(), context.me(), ": ", encryption.error().text());
-  wire.encryption = encryption.value().encryption;
-  wire.certificates = std::move(encryption.value().certificates);
-  wire.listen_address = listen.value().address;
-  wire.accept_unknown_peers = !isStaticGroup();
-  wire.receive_pool = parts_->receive_pool;
-  parts_->sender.open(std::move(wire), parts_->router);
-  parts_->context.workers.setIdleWork(drivingOf(parts_->sender.endpoint()));
 }
 
 void WeftAgent::startImpl() {
@@ -202,12 +85,7 @@ void WeftAgent::shutdown() {
 }
 
 void WeftAgent::shutdownImpl() {
-  if (parts_->context.closing.exchange(true)) return;
-  // First the connections, so that nothing new arrives; then whoever waits; then the threads.
-  parts_->sender.close();
-  parts_->client.close();
-  parts_->context.stopThreads();
-  parts_->sender.devices().close();
+  if (!parts_->context.closing.exchange(true)) parts_->close();
 }
 
 FuturePtr WeftAgent::send(const WorkerInfo& to, MessagePtr message, const float timeout_seconds,
@@ -232,7 +110,7 @@ FuturePtr WeftAgent::send(const WorkerInfo& to, const MessagePtr& message, float
                                       " tried to send() a message of type ", message->type(),
                                       " but RPC is no longer running on this node."));
   }
-  const auto timeout = toTimeout(timeout_seconds, *this);
+  const auto timeout = timeoutOf(timeout_seconds, *this);
   return parts_->client.send(parts_->group.directory().byId(to.id_).id_, message, timeout,
                              device_map.empty() ? getDeviceMap(to) : device_map, quick);
 }
@@ -251,7 +129,7 @@ void WeftAgent::wakeDriver() { parts_->sender.endpoint()->wakeDriver(transport::
 void WeftAgent::join(bool shutdown, float timeout_seconds) {
   checkProcess("leaving the RPC group");
   ActiveCount& calls = parts_->context.metrics.client_calls;
-  const auto timeout = toTimeout(timeout_seconds, *this);
+  const auto timeout = timeoutOf(timeout_seconds, *this);
   if (isStaticGroup()) {
     if (shutdown) {
       barrier(timeout_seconds, /*last=*/true);
@@ -273,14 +151,16 @@ void WeftAgent::join(bool shutdown, float timeout_seconds) {
 std::vector<std::int32_t> WeftAgent::barrier(float timeout_seconds, bool last) {
   checkProcess("waiting for all workers");
   try {
-    return parts_->group.barrier(toTimeout(timeout_seconds, *this), last);
+    return parts_->group.barrier(timeoutOf(timeout_seconds, *this), last);
   } catch (const c10::DistNetworkError& error) {
     throwServerGone(store_, error);
   }
 }
 
-void WeftAgent::cancel(const JitFuture& answer) { parts_->client.cancel(answer); }
-void WeftAgent::cancel(const InlineWaiter::Handle& waiter) { parts_->client.cancel(waiter); }
+void WeftAgent::cancel(const JitFuture& answer) { parts_->client.canceller().cancel(answer); }
+void WeftAgent::cancel(const InlineWaiter::Handle& waiter) {
+  parts_->client.canceller().cancel(waiter);
+}
 
 void WeftAgent::hurry() { parts_->context.hurried = true; }
 
@@ -354,24 +234,14 @@ const AgentMetrics& WeftAgent::counters() const noexcept { return parts_->contex
 std::unordered_map<std::string, std::string> WeftAgent::getMetrics() {
   checkProcess("metrics of RPC");
   std::unordered_map<std::string, std::string> out;
-  const auto put = [&](const char* key, auto value) { out[key] = std::to_string(value); };
-  const AgentContext& context = parts_->context;
-  const AgentMetrics& metrics = context.metrics;
-  metrics.addTo(out);
-  put("agent.requests_refused_by_policy", parts_->server.refusedByPolicy());
-  const RRefTable::Counts rrefs = parts_->rrefs.lifecycle().counts();
-  put("agent.rref_forks_released", rrefs.released);
-  put("agent.rref_repeats_ignored", rrefs.repeats);
-  put("agent.thread_pool_size", context.workers.maxThreads());
-  put("agent.num_idle_threads", context.workers.idleThreads());
-  const auto& pool = parts_->receive_pool;
-  put("agent.receive_pool_bytes", pool != nullptr ? pool->heldBytes() : 0);
+  parts_->addMetrics(out);
   if (isGILProfilingEnabled()) {
+    const AgentMetrics& metrics = counters();
     const std::uint64_t waits = metrics.gil_waits.load();
     const auto total = static_cast<double>(metrics.gil_wait_us.load());
-    put("agent.gil_average_wait_time_us", waits == 0 ? 0 : total / static_cast<double>(waits));
+    out["agent.gil_average_wait_time_us"] =
+        std::to_string(waits == 0 ? 0 : total / static_cast<double>(waits));
   }
-  parts_->sender.addMetrics(out);
   return out;
 }
 

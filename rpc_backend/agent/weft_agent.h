@@ -1,8 +1,8 @@
 // WeftAgent: torch's RpcAgent over Weft's transport.
 //
-// It owns the parts that do the work: Group (who the others are), RequestClient (calls made here),
-// RequestServer (requests served here), RRefService, and MessageRouter, which gives each message
-// that comes to one of them.
+// It owns the parts that do the work (AgentParts): Group (who the others are), RequestClient (calls
+// made here), RequestServer (requests served here), RRefService, and MessageRouter, which gives
+// each message that comes to one of them.
 //
 // Threads: public methods may be called from any thread, but without the GIL where they may wait
 // (create, join, barrier, shutdown). User code never runs on the transport's loop thread, nor with
@@ -16,7 +16,6 @@
 #pragma once
 
 #include <torch/csrc/distributed/rpc/rpc_agent.h>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <functional>
 #include <memory>
@@ -25,36 +24,20 @@
 #include <unordered_map>
 #include <vector>
 
+#include "rpc_backend/agent/agent_config.h"
 #include "rpc_backend/call/inline_waiter.h"
 #include "rpc_backend/core/metrics.h"
-#include "rpc_backend/core/options.h"
-#include "rpc_backend/rref/rref_lifecycle.h"
 #include "transport/base/api.h"
 #include "transport/base/deadline.h"
 #include "transport/base/interruption.h"
 
 namespace weft::rpc {
 
-struct GroupSecret;
+struct AgentParts;
 
 class WEFT_API WeftAgent : public RpcAgent, public std::enable_shared_from_this<WeftAgent> {
  public:
-  struct Config {
-    c10::intrusive_ptr<c10d::Store> store;
-    std::string name;
-    worker_id_t rank = -1;
-    std::optional<int> world_size;  // none: a dynamic group
-    int device_count = 0;           // accelerators of this process
-    WeftRpcBackendOptions options;
-    RRefHooks rref_hooks;      // in a process with Python
-    ThreadHooks thread_hooks;  // for the threads that run requests and complete futures
-    // In start(), when this is the current agent; may be empty.
-    std::function<void()> before_serving;
-    // For tests: how long a message is held back before it is sent; may be empty.
-    std::function<milliseconds(MessageType)> send_delay;
-    // For tests: why a message is not sent; nothing: it is. May be empty.
-    std::function<std::optional<std::string>(const Message&)> send_fault;
-  };
+  using Config = AgentConfig;
 
   // Listens, meets the other workers through the Store (static: all of them; dynamic: those that
   // are there) and checks that they fit. Serves from start() on; requests that come earlier wait.
@@ -148,16 +131,14 @@ class WEFT_API WeftAgent : public RpcAgent, public std::enable_shared_from_this<
   void joinGroup();
 
  private:
-  struct Parts;
   static void destroy(WeftAgent* agent);
   FuturePtr send(const WorkerInfo& to, const MessagePtr& message, float timeout_seconds,
                  const DeviceMap& device_map, bool quick);
   void addGilWaitTime(std::chrono::microseconds wait) override;
-  void openEndpoint(const GroupSecret& secret);
 
   const c10::intrusive_ptr<c10d::Store> store_;
   const std::function<void()> before_serving_;
-  const std::shared_ptr<Parts> parts_;
+  const std::shared_ptr<AgentParts> parts_;
 };
 
 }  // namespace weft::rpc

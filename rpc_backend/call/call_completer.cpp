@@ -2,8 +2,8 @@
 
 #include <torch/csrc/distributed/rpc/utils.h>
 
-#include "rpc_backend/call/call_recorder.h"
 #include "rpc_backend/rref/torch_rrefs.h"
+#include "rpc_backend/trace/call_recorder.h"
 #include "transport/base/thrown.h"
 
 namespace weft::rpc {

@@ -2,23 +2,6 @@
 
 namespace weft::rpc {
 
-CallKind kindOf(MessageType type) {
-  switch (type) {
-    case MessageType::SCRIPT_CALL:
-      return CallKind::kScript;
-    case MessageType::PYTHON_CALL:
-      return CallKind::kPython;
-    case MessageType::SCRIPT_REMOTE_CALL:
-    case MessageType::PYTHON_REMOTE_CALL:
-      return CallKind::kRemote;
-    case MessageType::SCRIPT_RREF_FETCH_CALL:
-    case MessageType::PYTHON_RREF_FETCH_CALL:
-      return CallKind::kFetch;
-    default:
-      return CallKind::kOther;
-  }
-}
-
 bool waitsInTorch(MessageType type) {
   return type == MessageType::SCRIPT_RREF_FETCH_CALL || type == MessageType::PYTHON_RREF_FETCH_CALL;
 }

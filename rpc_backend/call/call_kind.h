@@ -1,13 +1,9 @@
 // What kind of call a message is, which decides how it may be waited for and ended. Any thread.
 #pragma once
 
-#include "rpc_backend/core/metrics.h"
 #include "rpc_backend/core/torch_names.h"
 
 namespace weft::rpc {
-
-// What a request asks for.
-CallKind kindOf(MessageType type);
 
 // RRef.to_here(): the calling thread waits for this very future and deserialises the answer itself,
 // so no callback of the user's hangs on it.

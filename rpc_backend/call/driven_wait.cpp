@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <thread>
 
 #include "rpc_backend/core/call_context.h"
 
@@ -29,6 +30,17 @@ transport::Waited driveUntil(transport::Endpoint& endpoint, transport::Deadline 
     if (transport::interrupted()) return transport::Waited::kInterrupted;
     if (end == deadline) return transport::Waited::kLate;
   }
+}
+
+void driveUntilCompleted(std::shared_ptr<transport::Endpoint> endpoint, JitFuture& future) {
+  if (!threadIsPlain() || future.completed()) return;
+  thread_local transport::AdaptiveSpin spin;
+  const auto wake = [endpoint, waiter = std::this_thread::get_id()](JitFuture&) {
+    if (std::this_thread::get_id() != waiter) endpoint->wakeDriver(transport::Driver::kCaller);
+  };
+  future.addCallback(wake, /*uses_future=*/false);
+  const auto completed = [&] { return future.completed(); };
+  if (!driveInterruptibly(*endpoint, completed, spin)) transport::raiseInterrupt();
 }
 
 }  // namespace weft::rpc

@@ -1,13 +1,15 @@
 // A wait of a caller that drives the endpoint: the thread reads itself what it waits for.
 //
-// Threads: any, without the GIL and with no lock held. Throws nothing.
+// Threads: any, without the GIL and with no lock held.
 #pragma once
 
 #include <ATen/record_function.h>
 
 #include <functional>
+#include <memory>
 #include <optional>
 
+#include "rpc_backend/core/torch_names.h"
 #include "transport/base/deadline.h"
 #include "transport/base/interruption.h"
 #include "transport/base/spin.h"
@@ -41,5 +43,8 @@ inline bool driveInterruptibly(transport::Endpoint& endpoint, const std::functio
   return driveUntil(endpoint, transport::Deadline::max(), done, spin) !=
          transport::Waited::kInterrupted;
 }
+// The same until the future is complete, where this thread's state is plain; another thread
+// completes it. Throws what Ctrl-C's handler raised.
+void driveUntilCompleted(std::shared_ptr<transport::Endpoint> endpoint, JitFuture& future);
 
 }  // namespace weft::rpc

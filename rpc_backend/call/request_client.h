@@ -1,4 +1,5 @@
-// RequestClient: the calls that this agent makes: sending, answers, timeouts, failures.
+// RequestClient: the calls that this agent makes. It sends them; AnswerReader takes the answers,
+// and CallCanceller ends the calls whose time is up.
 //
 // Threads: any; the on...() members run on the loop thread. CallCompleter says on which thread a
 // call's future is completed.
@@ -8,19 +9,18 @@
 #pragma once
 
 #include <functional>
-#include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 
+#include "rpc_backend/call/answer_reader.h"
+#include "rpc_backend/call/call_canceller.h"
 #include "rpc_backend/call/call_completer.h"
-#include "rpc_backend/call/call_range.h"
 #include "rpc_backend/call/call_table.h"
 #include "rpc_backend/codec/message_sender.h"
-#include "rpc_backend/core/call_context.h"
 #include "rpc_backend/core/request_policy.h"
 #include "rpc_backend/group/group.h"
 #include "rpc_backend/rref/rref_service.h"
+#include "rpc_backend/trace/call_range.h"
 
 namespace weft::rpc {
 
@@ -28,7 +28,7 @@ class RequestClient {
  public:
   struct Hooks {
     // Serves a request of this worker to itself, completed with its message on the streams that
-    // made it; completeOwn() takes the answer.
+    // made it; AnswerReader::completeOwn() takes the answer.
     std::function<void(std::uint64_t id, FuturePtr request, Clock::time_point deadline)> serve_own;
     // Loop thread: nobody waits for that one any more.
     std::function<void(std::uint64_t id)> cancel_own;
@@ -63,22 +63,17 @@ class RequestClient {
 
   // Whether the call waits for an answer of that peer.
   bool waits(std::uint64_t id, worker_id_t peer) const { return calls_.waits(id, peer); }
-  void onAnswer(worker_id_t from, const std::shared_ptr<IncomingMessage>& in);
-  void onControlAck(worker_id_t from, const IncomingMessage& in);
   // The request could not be delivered, or its answer not be taken.
   void onSendFailed(worker_id_t to, std::uint64_t id, const std::string& reason);
   void onPeerLost(worker_id_t peer, const std::string& reason);
-  // The answer to a request of this worker to itself, completed as for serve_own. Worker thread.
-  void completeOwn(std::uint64_t id, const FuturePtr& made);
 
   // The calls that wait for their answers, the oldest first, at most `most`.
   std::vector<CallTable::Waiting> oldestCalls(std::size_t most) const {
     return calls_.oldest(most);
   }
 
-  // Nobody waits for that call any more: it fails, and its callee is told.
-  void cancel(const JitFuture& answer) { cancel(calls_.takeCallOf(answer)); }
-  void cancel(const InlineWaiter::Handle& waiter) { cancel(calls_.takeCallOf(waiter)); }
+  AnswerReader& answers() noexcept { return answers_; }
+  CallCanceller& canceller() noexcept { return canceller_; }
 
   // Fails all calls. After the endpoint has closed, before the completers stop.
   void close();
@@ -94,18 +89,8 @@ class RequestClient {
   // To the flight record and the profiler, if they listen. `range` ends with send().
   void show(worker_id_t to, std::uint64_t id, const Innermost& asked, const Message& message,
             std::optional<CallRange>& range) const;
-  // Until the call to that worker is complete. Throws what Ctrl-C's handler raised.
-  void awaitHere(worker_id_t to, JitFuture& future);
   void transmit(worker_id_t to, std::uint64_t id, const MessagePtr& message, milliseconds timeout,
                 const DeviceMap& map, const RRefLifecycle::Carried& carried);
-  void takeAnswer(worker_id_t from, const std::shared_ptr<IncomingMessage>& in, PendingCall& call);
-  void readAnswer(worker_id_t from, IncomingMessage& in, const CallCompleter::Asked& asked,
-                  JitFuture& future);
-  void cancel(std::optional<PendingCall> call);
-  // Loop thread. Tells the callee that nobody waits any more.
-  void giveUp(worker_id_t callee, MessageType type, std::uint64_t id);
-  void armTimer(Clock::time_point deadline);
-  void expire();
 
   AgentContext& context_;
   MessageSender& sender_;
@@ -114,8 +99,8 @@ class RequestClient {
   const Hooks hooks_;
   CallTable calls_;
   CallCompleter completer_{context_, group_, rrefs_, calls_};
-  std::mutex timer_mutex_;
-  Clock::time_point timer_armed_ = Clock::time_point::max();
+  AnswerReader answers_{context_, sender_, group_, rrefs_, calls_, completer_};
+  CallCanceller canceller_{context_, sender_, calls_, completer_, hooks_.cancel_own};
 };
 
 }  // namespace weft::rpc

@@ -18,6 +18,10 @@ inline milliseconds fromSeconds(double seconds) {
   return milliseconds(static_cast<std::int64_t>(seconds * 1000));
 }
 
+// A timeout as torch's interface gives it: 0 is no limit. Throws c10::ValueError for a value that
+// is neither a time nor that.
+milliseconds toTimeout(float seconds);
+
 struct WEFT_API WeftRpcBackendOptions : torch::distributed::rpc::RpcBackendOptions {
   using RpcBackendOptions::RpcBackendOptions;
 

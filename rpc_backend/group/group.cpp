@@ -6,10 +6,10 @@
 
 #include "rpc_backend/core/future_wait.h"
 #include "rpc_backend/core/log.h"
+#include "rpc_backend/group/device_map_rules.h"
 #include "rpc_backend/group/shutdown_barrier.h"
 #include "transport/auth/encryption_settings.h"
 #include "transport/base/environment.h"
-#include "transport/base/parse_number.h"
 #include "transport/base/peer_name.h"
 #include "transport/io/address.h"
 
@@ -18,7 +18,6 @@ namespace weft::rpc {
 namespace {
 
 constexpr milliseconds kControlTimeout{10000};
-constexpr const char* kBarriersKey = "barriers";
 
 // Longer than a connection may take: what becomes of it tells a member that refuses this worker
 // from a dead one.
@@ -45,7 +44,8 @@ Group::Group(AgentContext& context, MessageSender& sender, ControlCall call,
       call_(std::move(call)),
       world_size_(world_size),
       device_count_(device_count),
-      membership_(std::move(store), context.name, context.rank, world_size.value_or(0)) {}
+      membership_(std::move(store), context.name, context.rank, world_size.value_or(0)),
+      members_(context.name) {}
 
 GroupSecret Group::secret() {
   const std::string& file = context_.options.auth_key_file;
@@ -79,20 +79,10 @@ void Group::join(const GroupSecret& secret) {
   std::sort(all.begin(), all.end(),
             [](const MemberRecord& a, const MemberRecord& b) { return a.rank < b.rank; });
   checkDeviceMaps(all, isStatic());
-  {
-    const std::lock_guard lock(mutex_);
-    reverse_maps_ = reverseMaps(all, context_.name);
-    devices_ = devicesInUse(context_.options.devices, context_.options.device_maps, reverse_maps_);
-  }
-  const auto store = membership_.store();
-  if (hasReturned() && isStatic() && store->check({kBarriersKey})) {
-    const std::string text = store->get_to_str(kBarriersKey);
-    const auto passed = transport::parseNumber<int>(text);
-    TORCH_CHECK(passed && *passed >= 0, context_.me(),
-                ": the Store's count of the group's barriers is malformed: '", text.substr(0, 32),
-                "'");
-    barriers_.store(*passed);
-  }
+  devices_ = devicesInUse(context_.options.devices, context_.options.device_maps,
+                          reverseMaps(all, context_.name));
+  if (hasReturned() && isStatic())
+    barriers_ = ShutdownBarrier::passedBy(*membership_.store(), context_.me());
 }
 
 void Group::admit(const MemberRecord& member) {
@@ -103,31 +93,21 @@ void Group::admit(const MemberRecord& member) {
   directory_.add(member.name, id);
   if (transport::logEnabled(transport::LogLevel::kDebug))
     logDebug(describe(id) + " is in the group, at " + member.address);
-  const std::lock_guard lock(mutex_);
-  if (const auto loss = losses_.find(id); loss != losses_.end()) loss->second.back = true;
-  std::erase_if(members_, [&](const MemberRecord& known) { return known.rank == member.rank; });
-  members_.push_back(member);
-  // The devices are fixed when the agent is made; only the maps follow the group.
-  reverse_maps_ = reverseMaps(members_, context_.name);
+  // In this order: updateList() must not take the new record for that of the lost life.
+  losses_.setBack(id);
+  members_.add(member);
 }
 
 void Group::dismiss(worker_id_t member) {
   directory_.remove(member);
-  const std::lock_guard lock(mutex_);
-  std::erase_if(members_, [&](const MemberRecord& known) { return known.rank == member; });
-  reverse_maps_ = reverseMaps(members_, context_.name);
-}
-
-std::vector<MemberRecord> Group::members() const {
-  const std::lock_guard lock(mutex_);
-  return members_;
+  members_.remove(member);
 }
 
 void Group::announce() {
   if (isStatic() && !hasReturned()) return;
   const std::string text = ownRecord({}).toText();
   std::vector<std::pair<MemberRecord, FuturePtr>> acks;
-  for (const MemberRecord& member : members()) {
+  for (const MemberRecord& member : members_.all()) {
     const auto id = static_cast<worker_id_t>(member.rank);
     acks.emplace_back(member, call_(id, ControlType::kJoin, text, joinTimeout()));
   }
@@ -142,7 +122,7 @@ void Group::announce() {
       continue;
     }
     const auto id = static_cast<worker_id_t>(member.rank);
-    if (isRefusedBy(id)) {
+    if (losses_.isRefused(id)) {
       leave();
       TORCH_CHECK(false, context_.me(), " cannot join: ", reason);
     }
@@ -172,20 +152,9 @@ void Group::leave() {
 
 std::vector<std::int32_t> Group::barrier(milliseconds timeout, bool last) {
   TORCH_CHECK(isStatic(), context_.me(), ": only a group of fixed size has a barrier");
-  const int index = barriers_.fetch_add(1);
-  ShutdownBarrier barrier(context_, *this, membership_.store(), index, *world_size_, timeout);
-  barrier.waitForCalls();
-  const auto lost = barrier.agreeOnLost();
-  membership_.store()->set(kBarriersKey, std::to_string(index + 1));
-  barrier.confirm();
-  for (const std::int32_t rank : lost) {
-    if (rank == context_.rank) continue;
-    const auto id = static_cast<worker_id_t>(rank);
-    logWarning("rpc.shutdown went on without a missing worker: " +
-               lossOf(id).value_or(describe(id) + " is lost to another worker"));
-  }
-  if (last) barrier.linger(fromSeconds(context_.options.peer_timeout));
-  return {lost.begin(), lost.end()};
+  ShutdownBarrier barrier(context_, *this, membership_.store(), barriers_.fetch_add(1),
+                          *world_size_, timeout);
+  return barrier.pass(last);
 }
 
 void Group::ping(worker_id_t peer) { call_(peer, ControlType::kPing, "", kControlTimeout); }
@@ -195,11 +164,8 @@ std::string Group::describe(worker_id_t id) const {
 }
 
 bool Group::everyoneServesPython() const {
-  const std::string any = toString(RequestPolicy::kAny);
-  const std::lock_guard lock(mutex_);
   return context_.options.request_policy == RequestPolicy::kAny &&
-         std::all_of(members_.begin(), members_.end(),
-                     [&](const MemberRecord& member) { return member.policy == any; });
+         members_.allHave(toString(RequestPolicy::kAny));
 }
 
 DeviceMap Group::requestMap(const std::string& peer) const {
@@ -215,9 +181,7 @@ DeviceMap Group::answerMap(const std::string& peer) const {
       back.insert_or_assign(to, from);
     return back;
   }
-  const std::lock_guard lock(mutex_);
-  const auto found = reverse_maps_.find(peer);
-  return found == reverse_maps_.end() ? DeviceMap{} : found->second;
+  return members_.reverseMap(peer);
 }
 
 std::string Group::serveControl(worker_id_t from, ControlType type, const std::string& text) {
@@ -247,72 +211,21 @@ std::string Group::serveControl(worker_id_t from, ControlType type, const std::s
   return {};
 }
 
-void Group::noteLoss(worker_id_t peer, const transport::Error& why) {
-  const std::lock_guard lock(mutex_);
-  const auto known = losses_.find(peer);
-  if (known != losses_.end() && !known->second.back) return;  // of the same loss
-  const bool refused = why.code() == transport::ErrorCode::kAuthFailed ||
-                       why.code() == transport::ErrorCode::kDuplicate;
-  losses_[peer] = {why.text(), refused, false, Clock::now(), std::nullopt};
-}
-
 Group::Clock::duration Group::noteReturn(worker_id_t peer) {
-  Clock::duration outage{};
-  {
-    const std::lock_guard lock(mutex_);
-    Loss& loss = losses_[peer];
-    outage = Clock::now() - loss.since;
-    loss.back = true;
-    loss.outage = outage;
-  }
+  const auto outage = losses_.endOutage(peer);
   updateList(peer);
   return outage;
 }
 
 void Group::noteDisplaced(worker_id_t peer, const transport::Error& why) {
-  {
-    const std::lock_guard lock(mutex_);
-    Loss& loss = losses_[peer];
-    loss.reason = why.text();
-    loss.refused = true;
-  }
+  losses_.setRefused(peer, why);
   updateList(peer);
 }
 
 void Group::forgetUnlessMember(worker_id_t peer) {
-  if (isStatic()) return;
-  {
-    const std::lock_guard lock(mutex_);
-    const auto is_it = [&](const MemberRecord& member) { return member.rank == peer; };
-    if (std::any_of(members_.begin(), members_.end(), is_it)) return;
-  }
+  if (isStatic() || members_.contains(peer)) return;
   directory_.remove(peer);
   sender_.endpoint()->removePeer(peer);
-}
-
-std::optional<Group::Clock::duration> Group::lastOutageOf(worker_id_t id) const {
-  const std::lock_guard lock(mutex_);
-  const auto found = losses_.find(id);
-  return found == losses_.end() ? std::nullopt : found->second.outage;
-}
-
-bool Group::isRefusedBy(worker_id_t peer) const {
-  const std::lock_guard lock(mutex_);
-  const auto found = losses_.find(peer);
-  return found != losses_.end() && found->second.refused && !found->second.back;
-}
-
-std::optional<std::string> Group::lossOf(worker_id_t id) const {
-  const std::lock_guard lock(mutex_);
-  const auto found = losses_.find(id);
-  if (found == losses_.end() || found->second.back) return std::nullopt;
-  return found->second.reason;
-}
-
-std::optional<std::string> Group::lastLossOf(worker_id_t id) const {
-  const std::lock_guard lock(mutex_);
-  const auto found = losses_.find(id);
-  return found == losses_.end() ? std::nullopt : std::optional(found->second.reason);
 }
 
 void Group::updateList(worker_id_t peer) {
@@ -321,12 +234,12 @@ void Group::updateList(worker_id_t peer) {
   context_.completers.run([this, alive = context_.keepAlive(), peer] {
     try {
       // One that refuses this worker lives, and stays a member.
-      const auto is_dead = [&] { return lossOf(peer).has_value() && !isRefusedBy(peer); };
+      const auto is_dead = [&] { return lossOf(peer).has_value() && !losses_.isRefused(peer); };
       // Another task may change the list meanwhile: what holds at the end counts.
       bool dead = false;
       do {
         dead = is_dead();
-        for (const MemberRecord& member : members()) {
+        for (const MemberRecord& member : members_.all()) {
           if (member.rank != peer) continue;
           dead ? membership_.forget(member.rank, member.address) : membership_.restore(member);
         }

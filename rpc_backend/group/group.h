@@ -7,24 +7,23 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <functional>
-#include <mutex>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "rpc_backend/codec/message_sender.h"
 #include "rpc_backend/context/agent_context.h"
 #include "rpc_backend/group/directory.h"
+#include "rpc_backend/group/member_table.h"
 #include "rpc_backend/group/membership.h"
+#include "rpc_backend/group/peer_losses.h"
 
 namespace weft::rpc {
 
 class Group {
  public:
-  using Clock = std::chrono::steady_clock;
+  using Clock = PeerLosses::Clock;
   // Makes a call between Weft's own agents, which user code never sees: to introduce a worker, to
   // say goodbye, and to find out whether a peer lives. The answer is empty, or the error that the
   // peer or the connection reports.
@@ -69,11 +68,10 @@ class Group {
   // Loop thread. Returns the problem to answer a control message with; empty when all is well.
   std::string serveControl(worker_id_t from, ControlType type, const std::string& text);
 
-  void noteLoss(worker_id_t peer, const transport::Error& why);
+  const PeerLosses& losses() const noexcept { return losses_; }
   // Why that worker is lost; nothing while it is not.
-  std::optional<std::string> lossOf(worker_id_t id) const;
-  // Why it was lost last, also after it came back.
-  std::optional<std::string> lastLossOf(worker_id_t id) const;
+  std::optional<std::string> lossOf(worker_id_t id) const { return losses_.reason(id); }
+  void noteLoss(worker_id_t peer, const transport::Error& why) { losses_.add(peer, why); }
   // Loop thread: the lost worker is met again, in the life that was lost. Returns how long it was
   // lost.
   Clock::duration noteReturn(worker_id_t peer);
@@ -82,8 +80,6 @@ class Group {
   // Loop thread, when the peer is lost. Dynamic groups: nothing is kept of one that has left, or
   // has never said that it joins. So who comes under ever new ranks takes no memory that stays.
   void forgetUnlessMember(worker_id_t peer);
-  // How long the worker's last loss lasted, after which it came back in the same life.
-  std::optional<Clock::duration> lastOutageOf(worker_id_t id) const;
   // Dynamic groups: takes a lost member off the list, so that its successor can join, or puts one
   // that is back on it again. Returns at once; a completer does it.
   void updateList(worker_id_t peer);
@@ -92,16 +88,6 @@ class Group {
   MemberRecord ownRecord(const GroupSecret& secret) const;
   void admit(const MemberRecord& member);
   void dismiss(worker_id_t member);
-  bool isRefusedBy(worker_id_t peer) const;
-  std::vector<MemberRecord> members() const;
-
-  struct Loss {
-    std::string reason;
-    bool refused = false;  // it lives, and takes no connection of this worker
-    bool back = false;     // the worker came back since
-    Clock::time_point since = Clock::now();
-    std::optional<Clock::duration> outage;  // it is back in the life that was lost, after so long
-  };
 
   AgentContext& context_;
   MessageSender& sender_;
@@ -110,13 +96,10 @@ class Group {
   const int device_count_;
   Membership membership_;
   Directory directory_;
+  MemberTable members_;
+  PeerLosses losses_;
   std::vector<c10::Device> devices_;
   std::atomic<int> barriers_{0};  // how many the group has passed
-
-  mutable std::mutex mutex_;           // guards what follows
-  std::vector<MemberRecord> members_;  // all but this worker
-  DeviceMaps reverse_maps_;
-  std::unordered_map<worker_id_t, Loss> losses_;  // the last of each worker
 };
 
 }  // namespace weft::rpc

@@ -35,20 +35,17 @@ struct MemberRecord {
   static std::optional<MemberRecord> fromText(const std::string& text);
 };
 
-// The list of a group's workers in the Store. Its text is never empty, not even without members.
+// The list of a group's workers in the Store, under this key. Its text is never empty, not even
+// without members.
+inline constexpr const char* kMembersKey = "members";
 std::string toText(const std::vector<MemberRecord>& members);
 // Throws c10::Error, which names `who` reads, for a text that is no such list.
 std::vector<MemberRecord> parseMembers(const std::string& text, const std::string& who);
 // Whether others can read a list that has this record in it.
 bool isReadable(const MemberRecord& record);
-
-// Upstream's rules for device maps, checked on every worker over all records: throws
-// c10::ValueError with upstream's wording. A dynamic group may name workers yet to come.
-void checkDeviceMaps(const std::vector<MemberRecord>& members, bool is_static);
-// For each member whose map names `self`: its map turned round.
-DeviceMaps reverseMaps(const std::vector<MemberRecord>& members, const std::string& self);
-// The devices given, or all accelerators that the maps name on this worker; ordered.
-std::vector<c10::Device> devicesInUse(const std::vector<c10::Device>& given, const DeviceMaps& maps,
-                                      const DeviceMaps& reverse);
+// Throws c10::ValueError if they cannot.
+void checkReadable(const MemberRecord& self, const std::string& who);
+// Throws c10::Error if the names, versions, world sizes or keys of these workers do not fit.
+void checkMembers(const MemberRecord& self, std::vector<MemberRecord> all);
 
 }  // namespace weft::rpc

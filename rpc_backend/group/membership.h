@@ -1,5 +1,5 @@
 // Membership: how workers find each other through the c10d Store: the group's key, who is in it,
-// and where.
+// and where. StaticMeeting does it for a group of fixed size; the list of a dynamic one is here.
 //
 // Threads: the one that creates or shuts down an agent. Every wait is bounded by the Store's
 // timeout, and tells every 5 s whom it waits for.
@@ -8,30 +8,21 @@
 // or dynamic), `claim/R` (a counter of the lives of that rank), `members` (the records of all).
 // A static group: `member/R` (MemberRecord), which rank 0 collects into `members`; `outcome`
 // ("formed", or why it can't form: the first that is written stays), `barriers` (how many it has
-// passed). So each worker but rank 0 exchanges as many messages with the Store in a large group as
-// in a small one. A dynamic group: whoever changes `members` puts a new list in place of the one
-// that it has read, or tries again.
+// passed). A dynamic group: whoever changes `members` puts a new list in place of the one that it
+// has read, or tries again.
 //
 // Failure: c10::Error; c10::DistNetworkError when the Store's server has ended (throwServerGone).
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include <chrono>
 #include <string>
 #include <vector>
 
+#include "rpc_backend/group/group_secret.h"
 #include "rpc_backend/group/member_record.h"
-#include "transport/auth/auth_key.h"
 
 namespace weft::rpc {
-
-struct GroupSecret {
-  std::string group_id;
-  transport::AuthKey key;
-  std::string auth;       // "file" or "store"
-  std::string key_check;  // of a key from a file: transport::keyCheck
-};
 
 class Membership {
  public:
@@ -61,20 +52,9 @@ class Membership {
   c10::intrusive_ptr<c10d::Store> store() const { return store_; }
 
  private:
-  void claimRank();
-  std::vector<MemberRecord> meetAgain(const MemberRecord& self);
   void agreeOnKind();
-  // How the group's forming ended; `end` unless it has ended already.
-  std::string endWith(const std::string& end);
-  // Waits until all `keys` are there, for which all of `ranks` must come.
-  void waitFor(const std::vector<std::string>& keys, const std::vector<std::int32_t>& ranks);
-  std::vector<std::int32_t> otherRanks() const;
-  // The records of `ranks`. What does not fit `self` ends the group's forming, and throws.
-  std::vector<MemberRecord> readAndCheck(const MemberRecord& self,
-                                         const std::vector<std::int32_t>& ranks);
-  // Rank 0; the others.
-  std::vector<MemberRecord> collect(const MemberRecord& self);
-  std::vector<MemberRecord> follow(const MemberRecord& self);
+  // How many lives of this rank there have been, with this one.
+  std::int64_t claimRank();
   // `change` takes the list of a dynamic group and changes it; it may be called again.
   template <typename Change>
   void updateMembers(const Change& change);
@@ -85,7 +65,6 @@ class Membership {
   const std::int32_t rank_;
   const int world_;
   const milliseconds timeout_;
-  std::chrono::steady_clock::time_point waiting_since_;  // for the others, in meet()
   bool returned_ = false;
 };
 

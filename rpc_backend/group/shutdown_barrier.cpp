@@ -8,6 +8,7 @@
 
 #include "rpc_backend/core/log.h"
 #include "rpc_backend/group/store_access.h"
+#include "transport/base/parse_number.h"
 
 namespace weft::rpc {
 
@@ -23,6 +24,7 @@ constexpr milliseconds kHeadStart{1000};
 constexpr milliseconds kProgressEvery{30000};
 constexpr milliseconds kForever =
     std::chrono::hours{24 * 365};  // each call ends by its own timeout
+constexpr const char* kPassedKey = "barriers";
 // What workers post: in rounds their counts, then these two.
 constexpr const char* kLost = "lost";
 constexpr const char* kDone = "done";
@@ -37,6 +39,7 @@ ShutdownBarrier::ShutdownBarrier(AgentContext& context, Group& group,
     : context_(context),
       group_(group),
       store_(std::move(store)),
+      index_(index),
       prefix_("barrier/" + std::to_string(index) + "/"),
       world_(world),
       timeout_(timeout),
@@ -188,7 +191,30 @@ std::set<std::int32_t> ShutdownBarrier::agreeOnLost() {
   return lost;
 }
 
-void ShutdownBarrier::confirm() { store_->set(key(kDone, context_.rank), "1"); }
+int ShutdownBarrier::passedBy(c10d::Store& store, const std::string& who) {
+  if (!store.check({kPassedKey})) return 0;
+  const std::string text = store.get_to_str(kPassedKey);
+  const auto passed = transport::parseNumber<int>(text);
+  TORCH_CHECK(passed && *passed >= 0, who,
+              ": the Store's count of the group's barriers is malformed: '", text.substr(0, 32),
+              "'");
+  return *passed;
+}
+
+std::vector<std::int32_t> ShutdownBarrier::pass(bool last) {
+  waitForCalls();
+  const auto lost = agreeOnLost();
+  store_->set(kPassedKey, std::to_string(index_ + 1));
+  store_->set(key(kDone, context_.rank), "1");
+  for (const std::int32_t rank : lost) {
+    if (rank == context_.rank) continue;
+    const auto id = static_cast<worker_id_t>(rank);
+    logWarning("rpc.shutdown went on without a missing worker: " +
+               group_.lossOf(id).value_or(group_.describe(id) + " is lost to another worker"));
+  }
+  if (last) linger(fromSeconds(context_.options.peer_timeout));
+  return {lost.begin(), lost.end()};
+}
 
 void ShutdownBarrier::linger(milliseconds wait) {
   if (context_.rank != 0) return;

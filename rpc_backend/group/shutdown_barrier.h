@@ -14,8 +14,6 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include <chrono>
-#include <functional>
 #include <set>
 #include <string>
 #include <vector>
@@ -25,8 +23,6 @@
 
 namespace weft::rpc {
 
-// Its methods block, and are called in the order in which they stand. The first two throw
-// c10::Error when the timeout runs out, naming who is missing.
 class ShutdownBarrier {
  public:
   // `index`: the number of barriers this agent had before; the same on all workers. `timeout`: of
@@ -34,16 +30,19 @@ class ShutdownBarrier {
   ShutdownBarrier(AgentContext& context, Group& group, c10::intrusive_ptr<c10d::Store> store,
                   int index, int world, milliseconds timeout);
 
-  // Waits until no call is in flight at any worker that lives.
-  void waitForCalls();
-  // The ranks that this worker or another has lost.
-  std::set<std::int32_t> agreeOnLost();
-  // This worker needs the Store no more.
-  void confirm();
-  // Rank 0 serves the Store: it stays until the others have confirmed, at most `wait`.
-  void linger(milliseconds wait);
+  // Blocks; once. Returns the ranks that this worker or another has lost. After the `last` barrier
+  // rank 0, which serves the Store, stays until the others have confirmed that they need it no
+  // more, at most peer_timeout. Throws c10::Error when the timeout runs out, naming who is missing.
+  std::vector<std::int32_t> pass(bool last);
+  // How many barriers the group has passed, for a worker `who` that is started again. Throws
+  // c10::Error for a count that is none.
+  static int passedBy(c10d::Store& store, const std::string& who);
 
  private:
+  // Waits until no call is in flight at any worker that lives.
+  void waitForCalls();
+  std::set<std::int32_t> agreeOnLost();
+  void linger(milliseconds wait);
   std::string key(const std::string& what, std::int32_t rank) const;
   std::vector<std::int32_t> others() const;  // those not lost so far
   // The first `most` of `ranks` who have not posted.
@@ -67,6 +66,7 @@ class ShutdownBarrier {
   AgentContext& context_;
   Group& group_;
   const c10::intrusive_ptr<c10d::Store> store_;
+  const int index_;
   const std::string prefix_;
   const int world_;
   const milliseconds timeout_;

@@ -2,8 +2,8 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "rpc_backend/call/call_recorder.h"
 #include "rpc_backend/python/bindings.h"
+#include "rpc_backend/trace/call_recorder.h"
 #include "third_party/torch/python_stack.h"
 
 namespace py = pybind11;

@@ -14,12 +14,12 @@
 #include <vector>
 
 #include "rpc_backend/agent/weft_agent.h"
-#include "rpc_backend/call/call_range.h"
-#include "rpc_backend/call/call_recorder.h"
 #include "rpc_backend/call/inline_waiter.h"
 #include "rpc_backend/core/future_wait.h"
 #include "rpc_backend/python/bindings.h"
 #include "rpc_backend/serve/builtin_call.h"
+#include "rpc_backend/trace/call_range.h"
+#include "rpc_backend/trace/call_recorder.h"
 
 namespace py = pybind11;
 

@@ -16,12 +16,12 @@
 #include <string>
 #include <vector>
 
-#include "rpc_backend/call/call_range.h"
-#include "rpc_backend/call/call_recorder.h"
 #include "rpc_backend/call/inline_waiter.h"
 #include "rpc_backend/core/future_wait.h"
 #include "rpc_backend/python/bindings.h"
 #include "rpc_backend/python/held_exception.h"
+#include "rpc_backend/trace/call_range.h"
+#include "rpc_backend/trace/call_recorder.h"
 
 namespace py = pybind11;
 

@@ -48,8 +48,8 @@ RRefService::Outgoing RRefService::onSend(const Message& message, worker_id_t to
 }
 
 std::string RRefService::orphanText(const RRefKey& value, worker_id_t owner) const {
-  const auto reason = group_.lastLossOf(owner);
-  if (const auto outage = group_.lastOutageOf(owner)) {
+  const auto reason = group_.losses().lastReason(owner);
+  if (const auto outage = group_.losses().lastOutage(owner)) {
     return group_.describe(owner) + " was lost for " + transport::seconds(*outage) +
            "; what it owned for this worker was released, with the value of the RRef " +
            toString(value) + (reason ? ": " + *reason : "");
@@ -90,7 +90,7 @@ void RRefService::cleanUpAfter(worker_id_t peer) {
 
 void RRefService::failAwaitedOf(worker_id_t creator, std::int64_t first) {
   if (!RpcAgent::isCurrentRpcAgentSet()) return;
-  const auto reason = group_.lastLossOf(creator);
+  const auto reason = group_.losses().lastReason(creator);
   const std::string text =
       context_.me() + " does not have the value of this RRef: " + group_.describe(creator) +
       " was lost before it had created the value" + (reason ? ": " + *reason : "");

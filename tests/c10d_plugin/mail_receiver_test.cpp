@@ -30,7 +30,8 @@ struct MailReceiverTest : ::testing::Test {
                      {});
   }
   void announce(Tag tag, std::uint64_t id) {
-    receiver.onRequestToSend(1, {MailKind::kRequestToSend, tag, id, memory.size(), {}, {}});
+    receiver.rendezvous().onRequestToSend(
+        1, {MailKind::kRequestToSend, tag, id, memory.size(), {}, {}});
   }
   // The second of two is over, its sender is cut off, and the first one ends with that.
   void expectCutOff() {
@@ -92,9 +93,9 @@ TEST_F(MailReceiverTest, TakingBackCostsLittleAmongManyAnnouncements) {
   for (std::uint64_t id = 0; id < kCount; ++id)
     announce(id, 2 * id);
   for (std::uint64_t id = 0; id < kCount; ++id)
-    receiver.onSendCancelled(1, {MailKind::kSendCancelled, 0, 2 * id + 1, 0, {}, {}});
+    receiver.rendezvous().onSendCancelled(1, {MailKind::kSendCancelled, 0, 2 * id + 1, 0, {}, {}});
   for (std::uint64_t id = 0; id < kCount; id += 2)
-    receiver.onSendCancelled(1, {MailKind::kSendCancelled, 0, 2 * id, 0, {}, {}});
+    receiver.rendezvous().onSendCancelled(1, {MailKind::kSendCancelled, 0, 2 * id, 0, {}, {}});
   EXPECT_LT(std::chrono::steady_clock::now() - started, std::chrono::seconds(8));
   EXPECT_EQ(state.peer(1).announcements, kCount / 2);
 }
@@ -103,8 +104,8 @@ TEST_F(MailReceiverTest, WhatWasTakenBackOrReceivedIsNotFoundAgain) {
   announce(1, 7);
   announce(1, 8);
   receive(1);  // 7
-  receiver.onSendCancelled(1, {MailKind::kSendCancelled, 0, 8, 0, {}, {}});
-  receiver.onSendCancelled(1, {MailKind::kSendCancelled, 0, 8, 0, {}, {}});
+  receiver.rendezvous().onSendCancelled(1, {MailKind::kSendCancelled, 0, 8, 0, {}, {}});
+  receiver.rendezvous().onSendCancelled(1, {MailKind::kSendCancelled, 0, 8, 0, {}, {}});
   EXPECT_EQ(state.peer(1).announcements, 0U);
   receive(1);
   EXPECT_FALSE(ended[1].has_value());

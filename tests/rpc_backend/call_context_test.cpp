@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "rpc_backend/serve/asked_calls.h"
+#include "rpc_backend/inflight/asked_calls.h"
 
 namespace weft::rpc {
 namespace {

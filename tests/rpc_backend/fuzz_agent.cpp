@@ -217,7 +217,7 @@ class Agent {
   }
 
   void giveUp() {
-    if (!calls_.empty()) client_.cancel(*calls_[input_.number() % calls_.size()]);
+    if (!calls_.empty()) client_.canceller().cancel(*calls_[input_.number() % calls_.size()]);
   }
 
   void release() {

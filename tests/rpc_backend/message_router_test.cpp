@@ -127,8 +127,8 @@ TEST(MessageRouter, APeerThatReturnsIsNotLostAnyMore) {
   EXPECT_EQ(world.group.lossOf(1), "it is lost");
   world.router.onPeerReturned({1, "worker1", ""});
   EXPECT_FALSE(world.group.lossOf(1));
-  EXPECT_EQ(world.group.lastLossOf(1), "it is lost");
-  EXPECT_TRUE(world.group.lastOutageOf(1));
+  EXPECT_EQ(world.group.losses().lastReason(1), "it is lost");
+  EXPECT_TRUE(world.group.losses().lastOutage(1));
 }
 
 // After an outage both have taken the other one off the list of a dynamic group.

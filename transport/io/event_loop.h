@@ -25,7 +25,7 @@
 #include "transport/base/driver.h"
 #include "transport/base/error.h"
 #include "transport/base/spin.h"
-#include "transport/io/loop_turns.h"
+#include "transport/io/turns/loop_turns.h"
 
 struct uv_loop_s;
 

@@ -1,6 +1,5 @@
 #include "transport/peer/peer.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "transport/base/check.h"
@@ -15,7 +14,10 @@ Peer::Peer(EndpointContext& context, PeerInfo info, std::function<void()> on_fin
     : context_(context),
       info_(std::move(info)),
       on_finished_(std::move(on_finished)),
-      channel_(context, info_, session_, *this) {}
+      session_(
+          context, info_,
+          [this](Connector::Outcome outcome) { orFail([&] { onConnected(std::move(outcome)); }); }),
+      channel_(context, info_, session_.session(), *this) {}
 
 PeerStats Peer::stats() const {
   PeerStats stats;
@@ -79,9 +81,7 @@ void Peer::onChannelEnd(ChannelEnd ended) {
     case Kind::kBroken:
       return reconnect(std::move(ended.how), reconnectDeadline());
     case Kind::kStale:
-      reconnect(std::move(ended.how), channel_.heartbeat().limit());
-      break_.silent = true;
-      return;
+      return reconnect(std::move(ended.how), channel_.heartbeat().limit(), /*silent=*/true);
     case Kind::kSilent:
       return failSilent(EventLoop::Clock::now());
     case Kind::kProtocol:
@@ -93,8 +93,8 @@ void Peer::tick(Heartbeat::Time now, std::chrono::nanoseconds late) {
   channel_.outbox().tidy();  // acknowledged messages for which no sender came by
   if (state() == PeerState::kConnected) return channel_.tick(now, late);
   if (state() != PeerState::kReconnecting && state() != PeerState::kLeaving) return;
-  session_.postpone(late);
-  if (session_.expired(now)) onDeadlinePassed(now);
+  session_.session().postpone(late);
+  if (session_.session().expired(now)) onDeadlinePassed(now);
 }
 
 // --- connecting ---
@@ -108,8 +108,7 @@ void Peer::connect() {
           info_.address.empty() ? "its address is not known here" : address.error().text();
       return fail(peer_errors::unreachable(describe(), {ErrorCode::kConnectFailed, why}));
     }
-    startConnector(address.value(),
-                   {context_.options.connect_timeout, context_.options.handshake_timeout});
+    session_.dial(address.value());
   });
 }
 
@@ -119,35 +118,8 @@ void Peer::orFail(Step step) {
   if (const auto thrown = thrownBy(step)) fail(peer_errors::notServed(describe(), *thrown));
 }
 
-void Peer::startConnector(const Address& address, Connector::RetryBackoff backoff) {
-  connector_ = std::make_unique<Connector>(context_, info_, address, claim(), backoff);
-  if (met() && !connector_->hasWay()) {
-    connector_.reset();  // only the peer can dial
-    return;
-  }
-  connector_->start(
-      [this](Connector::Outcome outcome) { orFail([&] { onConnected(std::move(outcome)); }); });
-}
-
 void Peer::onConnected(Connector::Outcome outcome) {
-  if (outcome.displaced) {
-    replaced_ = true;  // this worker's successor there is not to be pushed out by a reunion
-    return fail(peer_errors::displaced(describe()));
-  }
-  if (outcome.error.code() == ErrorCode::kDuplicate) {
-    log(LogLevel::kError, describePeer(context_.self.name, context_.self.rank) +
-                              " is not let in: another process has its rank and name at " +
-                              describe() + ", and lives. " + peer_errors::kWhoMay);
-  }
-  if (outcome.error && !met()) return fail(peer_errors::unreachable(describe(), outcome.error));
-  if (outcome.error)
-    return fail(peer_errors::notReconnected(describe(), break_.how, ": " + outcome.error.text()));
-  if (met() && outcome.peer.incarnation != incarnation_) {
-    replaced_ = true;
-    return fail(peer_errors::restarted(describe()));
-  }
-  if (session().match(outcome.claim) != Session::Match::kSame)
-    return fail(peer_errors::lostSession(describe()));
+  if (Error lost = session_.judge(outcome)) return fail(std::move(lost));
   adopt(std::move(outcome.stream), outcome.peer, outcome.claim, Dialler::kSelf);
 }
 
@@ -157,30 +129,23 @@ bool Peer::mayAdopt() const noexcept {
 
 void Peer::adopt(std::shared_ptr<Stream> stream, const Hello& hello, const SessionClaim& theirs,
                  Dialler dialler) {
-  connector_.reset();
+  session_.stopDialling();
   const std::uint64_t sent = channel_.outbox().lastSequence();
   if (theirs.received > sent) return fail(peer_errors::badClaim(describe(), theirs.received, sent));
   const bool leaving = state() == PeerState::kLeaving;
   if (!leaving) moveTo(PeerState::kConnected);
-  if (met()) {
+  if (session_.met()) {
     reconnects_.fetch_add(1, std::memory_order_relaxed);
     if (logEnabled(LogLevel::kInfo))
-      log(LogLevel::kInfo, "the connection to " + describe() + " was made again: " + break_.how);
+      log(LogLevel::kInfo,
+          "the connection to " + describe() + " was made again: " + session_.howItBroke());
   } else if (logEnabled(LogLevel::kDebug)) {
     log(LogLevel::kDebug, "connected to " + describe() + " over " + stream->transportName());
   }
-  session().link(theirs);
-  incarnation_ = hello.incarnation;
-  break_ = {};
-  orFail([&] { channel_.attach(std::move(stream), incarnation_, theirs.received, dialler); });
+  session_.link(hello.incarnation, theirs);
+  orFail([&] { channel_.attach(std::move(stream), incarnation(), theirs.received, dialler); });
   if (over()) return;
   return leaving ? sayGoodbye() : channel_.work();
-}
-
-// With its number, which is drawn when it is first needed: on the loop thread.
-Session& Peer::session() {
-  if (session_.own() == 0) session_.setOwn(context_.sessions.of(info_.rank));
-  return session_;
 }
 
 RefusalCode Peer::admit(const Hello& hello, const SessionClaim& theirs) {
@@ -188,14 +153,14 @@ RefusalCode Peer::admit(const Hello& hello, const SessionClaim& theirs) {
     // This very life was lost: both sides must agree that it is over. Another life, or one that
     // left in order, is as good as unknown.
     const bool same_life =
-        incarnation_ == hello.incarnation && reason_.code() != ErrorCode::kPeerClosed;
+        incarnation() == hello.incarnation && reason_.code() != ErrorCode::kPeerClosed;
     // Where the two may meet again, Admission tells an old session from a new one.
     return same_life && !mayReturn() ? RefusalCode::kStale : RefusalCode::kNone;
   }
   if (info_.name != hello.name) return RefusalCode::kIdentity;
   if (saidGoodbye()) return RefusalCode::kDuplicate;
-  if (met() && incarnation_ != hello.incarnation) return admitAnotherLife(hello, theirs);
-  switch (session().match(theirs)) {
+  if (session_.isAnother(hello.incarnation)) return admitAnotherLife(hello, theirs);
+  switch (session_.match(theirs)) {
     case Session::Match::kUnknown:
       return RefusalCode::kStale;
     case Session::Match::kAnother:
@@ -205,12 +170,12 @@ RefusalCode Peer::admit(const Hello& hello, const SessionClaim& theirs) {
       break;
   }
   if (state() == PeerState::kConnected) {
-    if (session_.isLate(theirs)) return RefusalCode::kDuplicate;
+    if (session_.session().isLate(theirs)) return RefusalCode::kDuplicate;
     return yieldLink() ? RefusalCode::kNone : RefusalCode::kStale;
   }
   // The peer may have answered this side's dial already.
-  const bool dialling = connector_ != nullptr && connector_->handshaking();
-  return dialling && context_.self.rank < hello.rank ? RefusalCode::kDuplicate : RefusalCode::kNone;
+  return session_.handshaking() && context_.self.rank < hello.rank ? RefusalCode::kDuplicate
+                                                                   : RefusalCode::kNone;
 }
 
 // A process that holds the key may claim any rank. As long as this life is heard of, it keeps it.
@@ -226,22 +191,17 @@ RefusalCode Peer::admitAnotherLife(const Hello& hello, const SessionClaim& their
     }
     return RefusalCode::kDuplicate;
   }
-  replaced_ = true;
+  session_.setReplaced();
   fail(peer_errors::restarted(describe()));
   return RefusalCode::kNone;
 }
 
 // --- reconnecting ---
 
-std::chrono::milliseconds Peer::reconnectTime() const {
-  return std::min(context_.options.reconnect_timeout, context_.options.peer_timeout);
-}
-
-void Peer::reconnect(std::string how, Heartbeat::Time deadline) {
-  break_ = {std::move(how), false};
-  if (reconnectTime().count() <= 0) return fail(peer_errors::broken(describe(), break_.how));
+void Peer::reconnect(std::string how, Heartbeat::Time deadline, bool silent) {
+  if (session_.reconnectTime().count() <= 0) return fail(peer_errors::broken(describe(), how));
   moveTo(PeerState::kReconnecting);
-  session_.breakOff(deadline);
+  session_.breakOff(std::move(how), silent, deadline);
   channel_.detach();
   // Later: the peer's own dial may be what ended the link.
   context_.loop.post(
@@ -262,21 +222,15 @@ bool Peer::yieldLink() {
 
 void Peer::redial() {
   const bool wanted = state() == PeerState::kReconnecting || state() == PeerState::kLeaving;
-  if (!wanted || connector_ != nullptr) return;
+  if (!wanted || session_.dialling()) return;
   const Result<Address> address = parseAddress(info_.address);
   if (!address.ok()) return;  // only the peer can dial
-  // Several attempts should fit into the time there is.
-  const auto handshake = std::clamp(reconnectTime() / 4, std::chrono::milliseconds(20),
-                                    context_.options.handshake_timeout);
-  orFail([&] { startConnector(address.value(), {std::chrono::milliseconds(0), handshake}); });
+  orFail([&] { session_.dial(address.value()); });
 }
 
 void Peer::onDeadlinePassed(Heartbeat::Time now) {
-  if (break_.silent) return failSilent(now);
-  const std::string last =
-      connector_ != nullptr ? " (last: " + connector_->lastProblem() + ")" : "";
-  fail(peer_errors::notReconnected(describe(), break_.how,
-                                   " within " + seconds(reconnectTime()) + last));
+  if (session_.brokeSilently()) return failSilent(now);
+  fail(session_.notReconnected());
 }
 
 // --- endings ---
@@ -285,7 +239,7 @@ bool Peer::mayReturn() const noexcept {
   const bool lost = reason_.code() == ErrorCode::kPeerLost ||
                     reason_.code() == ErrorCode::kConnectFailed ||
                     reason_.code() == ErrorCode::kDuplicate;
-  return over() && lost && !replaced_ && context_.options.reunite;
+  return over() && lost && !session_.replaced() && context_.options.reunite;
 }
 
 bool Peer::saidGoodbye() const noexcept {
@@ -300,7 +254,7 @@ void Peer::fail(Error reason) {
 }
 
 void Peer::displacedThere() {
-  replaced_ = true;
+  session_.setReplaced();
   reason_ = peer_errors::displaced(describe());
   channel_.outbox().shut(reason_);
   tell([&] { context_.handler.onDisplaced({info_.rank, info_.name, reason_}); });
@@ -338,8 +292,7 @@ void Peer::end(PeerState how, Error reason) {
   moveTo(how);
   if (logEnabled(LogLevel::kInfo)) log(LogLevel::kInfo, reason.text());
   reason_ = std::move(reason);
-  context_.sessions.forget(info_.rank, session_.own());
-  connector_.reset();
+  session_.end();
   channel_.close(reason_);
   // Deferred: the handler is never called from within send() or another of its methods.
   context_.loop.post([self = shared_from_this()] { self->onWorkAvailable(); });

@@ -17,11 +17,10 @@
 #include <string>
 
 #include "transport/channel/channel.h"
-#include "transport/connect/connector.h"
 #include "transport/connect/endpoint_context.h"
 #include "transport/endpoint.h"
+#include "transport/peer/peer_session.h"
 #include "transport/peer/peer_state.h"
-#include "transport/session/session.h"
 
 namespace weft::transport {
 
@@ -50,7 +49,7 @@ class Peer final : public ChannelOwner {
     return channel_.bulk().admits(hello, theirs);
   }
   // What this side says of the session on a connection to be made.
-  SessionClaim claim() { return session().claim(); }
+  SessionClaim claim() { return session_.claim(); }
   void setAddress(std::string address) { info_.address = std::move(address); }
   bool mayAdopt() const noexcept;
   // An authenticated stream to it, and what it says of the session. If mayAdopt().
@@ -65,10 +64,10 @@ class Peer final : public ChannelOwner {
   // Loop thread: over, and the same life of it may be met again.
   bool mayReturn() const noexcept;
   // Loop thread; 0: not known.
-  std::uint64_t incarnation() const noexcept { return incarnation_; }
+  std::uint64_t incarnation() const noexcept { return session_.incarnation(); }
   // Loop thread: whether that is its incarnation, as far as it is known.
-  bool isLife(std::uint64_t incarnation) const noexcept {
-    return incarnation_ == 0 || incarnation_ == incarnation;
+  bool isLife(std::uint64_t life) const noexcept {
+    return incarnation() == 0 || incarnation() == life;
   }
 
   // --- endings ---
@@ -88,16 +87,13 @@ class Peer final : public ChannelOwner {
 
   void moveTo(PeerState state);
   void connect();
-  void startConnector(const Address& address, Connector::RetryBackoff backoff);
   void onConnected(Connector::Outcome outcome);
   template <typename Step>
   void orFail(Step step);
   RefusalCode admitAnotherLife(const Hello& hello, const SessionClaim& theirs);
-  bool met() const noexcept { return session_.link() > 0; }
   bool saidGoodbye() const noexcept;
-  Session& session();
   bool yieldLink();
-  void reconnect(std::string how, Heartbeat::Time deadline);
+  void reconnect(std::string how, Heartbeat::Time deadline, bool silent = false);
   void redial();
   void onDeadlinePassed(Heartbeat::Time now);
   void failSilent(Heartbeat::Time now);
@@ -106,26 +102,19 @@ class Peer final : public ChannelOwner {
   void notifyClosed();
   template <typename Call>
   void tell(Call call);
-  std::chrono::milliseconds reconnectTime() const;
-  Heartbeat::Time reconnectDeadline() const { return EventLoop::Clock::now() + reconnectTime(); }
+  Heartbeat::Time reconnectDeadline() const {
+    return EventLoop::Clock::now() + session_.reconnectTime();
+  }
   std::string describe() const;
 
   EndpointContext& context_;
   PeerInfo info_;  // the address may change
   const std::function<void()> on_finished_;
-  Session session_;
+  PeerSession session_;
   Channel channel_;
 
   std::atomic<PeerState> state_{PeerState::kIdle};  // written by the loop thread
-  std::uint64_t incarnation_ = 0;
-  std::unique_ptr<Connector> connector_;
-  // Until another link is up: how the last one broke, and whether by silence.
-  struct Break {
-    std::string how;
-    bool silent = false;
-  } break_;
-  Error reason_;                 // over()
-  bool replaced_ = false;        // by another life of it; or this process by another, there
+  Error reason_;                                    // over()
   std::uint64_t warned_of_ = 0;  // the last incarnation that wanted to replace it
   std::atomic<std::uint64_t> reconnects_{0};
 };

@@ -151,13 +151,13 @@ void EndpointMailbox::onMessage(std::int32_t from, std::span<const std::byte> by
     case MailKind::kRendezvous:
       return receiver_.onData(from, header, std::move(buffers[0]));
     case MailKind::kRequestToSend:
-      return receiver_.onRequestToSend(from, header);
+      return receiver_.rendezvous().onRequestToSend(from, header);
     case MailKind::kClearToSend:
       return sender_.onClearToSend(from, header);
     case MailKind::kCredit:
       return sender_.onCredit(from, header);
     case MailKind::kSendCancelled:
-      return receiver_.onSendCancelled(from, header);
+      return receiver_.rendezvous().onSendCancelled(from, header);
     case MailKind::kAbort:
       return removePeer(
           from, Presence::kLost,
@@ -180,7 +180,7 @@ void EndpointMailbox::onPeerLost(const transport::PeerLoss& loss) {
   const bool closed = reason.code() == ErrorCode::kPeerClosed;
   removePeer(loss.rank, closed ? Presence::kLeft : Presence::kLost, reason);
   if (const auto receive = receiver_.takeArriving(loss.rank))
-    MailReceiver::complete(*receive, reason, loss.rank, 0, {});
+    receive->complete(reason, loss.rank, 0, {});
 }
 
 void EndpointMailbox::removePeer(int rank, Presence presence, const Error& reason) {
@@ -202,7 +202,7 @@ void EndpointMailbox::fail(Failures failures, const Error& reason) {
     request->error = reason;
   failures.sends.clear();
   for (const PostedReceive& receive : failures.receives)
-    MailReceiver::complete(receive, reason, receive.from, 0, {});
+    receive.complete(reason, receive.from, 0, {});
 }
 
 // --- the end of the mailbox ---
@@ -273,7 +273,7 @@ void EndpointMailbox::close(std::chrono::milliseconds linger) {
   // The loop thread has ended, so nobody writes into the receives that it was reading.
   for (int from = 0; from < size(); ++from) {
     if (const auto receive = receiver_.takeArriving(from))
-      MailReceiver::complete(*receive, state_.reason, receive->from, 0, {});
+      receive->complete(state_.reason, receive->from, 0, {});
   }
 }
 

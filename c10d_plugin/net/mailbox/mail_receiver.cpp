@@ -4,46 +4,14 @@
 #include <stdexcept>
 #include <utility>
 
-#include "c10d_plugin/core/error_code.h"
 #include "c10d_plugin/net/mailbox/buffers.h"
 
 namespace weft::collectives {
 
 using transport::Disposition;
 using transport::Error;
-using transport::ErrorCode;
 using transport::OwnedBuffer;
-
-namespace {
-
-constexpr std::uint64_t kMaxAnnouncements = std::uint64_t{1} << 20;
-
 using MessageState = UnexpectedMessage::State;
-
-bool fits(const PostedReceive& receive, std::uint64_t size, const Label& label) {
-  return receive.into.size == size && receive.label == label;
-}
-
-// A message has come for a receive: `receive` is over, with an error where it does not fit.
-void deliver(const PostedReceive& receive, int from, std::uint64_t size, const Label& label) {
-  if (fits(receive, size, label))
-    return MailReceiver::complete(receive, Error::ok(), from, size, label);
-  std::string text = "rank " + std::to_string(from) + " sent " + std::to_string(size) + " bytes";
-  if (receive.into.size != size) {
-    text += " where " + std::to_string(receive.into.size) +
-            " were expected; both sides must name the same size";
-  } else {
-    text += " that belong to another operation than the one that waits";
-  }
-  MailReceiver::complete(receive, {ErrorCode::kInvalidArgument, text}, from, size, label);
-}
-
-}  // namespace
-
-void MailReceiver::complete(const PostedReceive& receive, Error error, int from, std::uint64_t size,
-                            const Label& label) {
-  if (receive.done) receive.done({std::move(error), from, size, label});
-}
 
 // --- receives ---
 
@@ -63,7 +31,7 @@ Mailbox::Ticket MailReceiver::receive(int from, Tag tag, OwnedBuffer into, Mailb
   }
   if (error) {
     lock.unlock();
-    complete(receive, std::move(error), from, 0, {});
+    receive.complete(std::move(error), from, 0, {});
     return ticket;
   }
   matcher_.post(std::move(receive));
@@ -93,22 +61,10 @@ std::vector<int> MailReceiver::takeUnconnected(int from) {
 void MailReceiver::take(std::shared_ptr<UnexpectedMessage> message, PostedReceive receive,
                         std::unique_lock<std::mutex>& lock) {
   const int from = message->from;
-  const bool fitting = fits(receive, message->size, message->label);
+  const bool fitting = receive.fits(message->size, message->label);
   switch (message->state) {
-    case MessageState::kAnnounced: {
-      MailboxPeer& peer = state_.peer(from);
-      --peer.announcements;
-      if (fitting) {
-        const bool cleared = clear(peer, message->id, receive);
-        lock.unlock();
-        if (!cleared) return refuseTwin(receive, from);
-        state_.tell(from, {MailKind::kClearToSend, 0, message->id, 0U, {}, {}});
-        return;
-      }
-      lock.unlock();
-      state_.tell(from, {MailKind::kClearToSend, 0, message->id, 1U, {}, {}});
-      break;
-    }
+    case MessageState::kAnnounced:
+      return rendezvous_.answer(*message, receive, lock);
     case MessageState::kWhole: {
       const std::uint64_t credit = consume(from, message->size);
       lock.unlock();
@@ -127,7 +83,7 @@ void MailReceiver::take(std::shared_ptr<UnexpectedMessage> message, PostedReceiv
       lock.unlock();
       break;
   }
-  deliver(receive, from, message->size, message->label);
+  receive.deliver(from, message->size, message->label);
 }
 
 bool MailReceiver::cancel(Mailbox::Ticket ticket) {
@@ -146,7 +102,7 @@ Disposition MailReceiver::onDataHeader(int from, const MailHeader& header, std::
   const UnexpectedMessage* const unexpected = before.unexpected.get();
   if (receive == nullptr && unexpected == nullptr) {
     return header.kind == MailKind::kEager ? onEagerHeader(from, header, size, buffer)
-                                           : onRendezvousHeader(from, header, size, buffer);
+                                           : rendezvous_.onHeader(from, header, size, buffer);
   }
   // The connection broke before this message was whole, and the endpoint sends it again. Its
   // receive is known; only where its bytes go is asked again.
@@ -162,11 +118,11 @@ Disposition MailReceiver::onEagerHeader(int from, const MailHeader& header, std:
   MailboxPeer& peer = state_.peer(from);
   std::unique_lock<std::mutex> lock(state_.mutex);
   std::optional<PostedReceive> receive = matcher_.match(from, header.tag);
-  if (receive && !fits(*receive, size, header.label)) {
+  if (receive && !receive->fits(size, header.label)) {
     const std::uint64_t credit = consume(from, size);
     lock.unlock();
     grant(from, credit);
-    deliver(*receive, from, size, header.label);
+    receive->deliver(from, size, header.label);
     return Disposition::kDiscard;
   }
   const bool in_shared_memory = buffer.data != nullptr;
@@ -185,18 +141,6 @@ Disposition MailReceiver::onEagerHeader(int from, const MailHeader& header, std:
   if (!in_shared_memory) buffer = newBuffer(size);
   peer.arriving.unexpected = message;
   matcher_.keep(std::move(message));
-  return Disposition::kAccept;
-}
-
-Disposition MailReceiver::onRendezvousHeader(int from, const MailHeader& header, std::uint64_t size,
-                                             OwnedBuffer& buffer) {
-  MailboxPeer& peer = state_.peer(from);
-  const std::lock_guard<std::mutex> lock(state_.mutex);
-  const auto found = peer.cleared.find(header.id);
-  if (found == peer.cleared.end() || found->second.into.size != size) return Disposition::kRefuse;
-  if (buffer.data == nullptr) buffer = found->second.into;
-  peer.arriving.receive = std::move(found->second);
-  peer.cleared.erase(found);
   return Disposition::kAccept;
 }
 
@@ -220,7 +164,7 @@ void MailReceiver::onData(int from, const MailHeader& header, OwnedBuffer bytes)
   if (receive) copyInto(receive->into, bytes);
   bytes = {};
   grant(from, credit);
-  if (receive) complete(*receive, Error::ok(), from, size, receive->label);
+  if (receive) receive->complete(Error::ok(), from, size, receive->label);
 }
 
 // An eager message has found its receive. Returns the credit to grant. With the lock.
@@ -235,81 +179,11 @@ void MailReceiver::grant(int to, std::uint64_t credit) const {
   if (credit > 0) state_.tell(to, {MailKind::kCredit, 0, 0, credit, {}, {}});
 }
 
-// --- announced messages ---
-
-void MailReceiver::onRequestToSend(int from, const MailHeader& header) {
-  MailboxPeer& peer = state_.peer(from);
-  std::unique_lock<std::mutex> lock(state_.mutex);
-  std::optional<PostedReceive> receive = matcher_.match(from, header.tag);
-  if (!receive) {
-    if (++peer.announcements > kMaxAnnouncements) {
-      lock.unlock();
-      return state_.endpoint->losePeer(
-          from, {ErrorCode::kLimitExceeded,
-                 "rank " + std::to_string(from) + " is cut off: it sends more than " +
-                     std::to_string(kMaxAnnouncements) + " messages that nobody receives"});
-    }
-    auto message = std::make_shared<UnexpectedMessage>(from, header.tag, header.label, header.size);
-    message->state = MessageState::kAnnounced;
-    message->id = header.id;
-    return matcher_.keep(std::move(message));
-  }
-  const bool fitting = fits(*receive, header.size, header.label);
-  const bool cleared = fitting && clear(peer, header.id, *receive);
-  lock.unlock();
-  if (fitting && !cleared) return refuseTwin(*receive, from);
-  state_.tell(from, {MailKind::kClearToSend, 0, header.id, fitting ? 0U : 1U, {}, {}});
-  if (fitting) return;
-  deliver(*receive, from, header.size, header.label);
-}
-
-// The announced message may come, into `receive`. False: another one of this number is to come, and
-// `receive` stays as it is. With the lock.
-bool MailReceiver::clear(MailboxPeer& peer, std::uint64_t id, PostedReceive& receive) {
-  if (peer.cleared.contains(id)) return false;
-  peer.cleared.emplace(id, std::move(receive));
-  return true;
-}
-
-// No sender of ours gives two messages one number.
-void MailReceiver::refuseTwin(const PostedReceive& receive, int from) const {
-  const Error why(ErrorCode::kProtocol,
-                  "rank " + std::to_string(from) + " is cut off: it announces two messages as one");
-  state_.endpoint->losePeer(from, why);
-  complete(receive, why, from, 0, {});
-}
-
-// The message is forgotten; a receive that waits for it fails.
-void MailReceiver::onSendCancelled(int from, const MailHeader& header) {
-  std::optional<PostedReceive> receive;
-  {
-    const std::lock_guard<std::mutex> lock(state_.mutex);
-    MailboxPeer& peer = state_.peer(from);
-    if (const auto found = peer.cleared.find(header.id); found != peer.cleared.end()) {
-      receive = std::move(found->second);
-      peer.cleared.erase(found);
-    } else if (matcher_.forgetAnnounced(from, header.id)) {
-      --peer.announcements;
-    }
-  }
-  if (receive) complete(*receive, {errorCodeFrom(header.size), header.text}, from, 0, {});
-}
-
 // --- ends ---
-
-namespace {
-
-void moveCleared(MailboxPeer& peer, std::vector<PostedReceive>& to) {
-  for (auto& [id, receive] : peer.cleared)
-    to.push_back(std::move(receive));
-  peer.cleared.clear();
-}
-
-}  // namespace
 
 std::vector<PostedReceive> MailReceiver::takeFrom(int from) {
   std::vector<PostedReceive> receives = matcher_.takePosted(from);
-  moveCleared(state_.peer(from), receives);
+  RendezvousReceiver::takeCleared(state_.peer(from), receives);
   matcher_.forgetUnfinished(from);
   if (state_.whyNotFrom(kAnyRank)) {
     std::vector<PostedReceive> any = matcher_.takePosted(kAnyRank);
@@ -321,7 +195,7 @@ std::vector<PostedReceive> MailReceiver::takeFrom(int from) {
 std::vector<PostedReceive> MailReceiver::takeAll() {
   std::vector<PostedReceive> receives = matcher_.takeAllPosted();
   for (MailboxPeer& peer : state_.peers)
-    moveCleared(peer, receives);
+    RendezvousReceiver::takeCleared(peer, receives);
   matcher_.clear();
   return receives;
 }

@@ -1,8 +1,7 @@
 // MailReceiver: the receiving side of a mailbox.
 //
 // A message's header comes first and decides where its bytes are read to: the memory of a posted
-// receive, or a new buffer as an unexpected message. An announced message (RTS) is answered (CTS)
-// when a receive matches it.
+// receive, or a new buffer as an unexpected message. Announced messages are RendezvousReceiver's.
 //
 // Threads: any thread may receive and cancel; what comes from the wire comes on the loop thread.
 #pragma once
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "c10d_plugin/net/mailbox/mailbox_state.h"
+#include "c10d_plugin/net/mailbox/rendezvous_receiver.h"
 
 namespace weft::collectives {
 
@@ -32,8 +32,7 @@ class MailReceiver {
   transport::Disposition onDataHeader(int from, const MailHeader& header, std::uint64_t size,
                                       transport::OwnedBuffer& buffer);
   void onData(int from, const MailHeader& header, transport::OwnedBuffer bytes);
-  void onRequestToSend(int from, const MailHeader& header);
-  void onSendCancelled(int from, const MailHeader& header);
+  RendezvousReceiver& rendezvous() noexcept { return rendezvous_; }
 
   // The receives that fail when `from` is lost. With the lock.
   std::vector<PostedReceive> takeFrom(int from);
@@ -42,24 +41,18 @@ class MailReceiver {
   // The receive whose memory the loop thread was writing. Loop thread, or after its end.
   std::optional<PostedReceive> takeArriving(int from);
 
-  static void complete(const PostedReceive& receive, transport::Error error, int from,
-                       std::uint64_t size, const Label& label);
-
  private:
   transport::Disposition onEagerHeader(int from, const MailHeader& header, std::uint64_t size,
                                        transport::OwnedBuffer& buffer);
-  transport::Disposition onRendezvousHeader(int from, const MailHeader& header, std::uint64_t size,
-                                            transport::OwnedBuffer& buffer);
   void take(std::shared_ptr<UnexpectedMessage> message, PostedReceive receive,
             std::unique_lock<std::mutex>& lock);
-  static bool clear(MailboxPeer& peer, std::uint64_t id, PostedReceive& receive);
-  void refuseTwin(const PostedReceive& receive, int from) const;
   std::uint64_t consume(int from, std::uint64_t size);
   void grant(int to, std::uint64_t credit) const;
   std::vector<int> takeUnconnected(int from);
 
   MailboxState& state_;
   MessageMatcher matcher_;  // guarded by state_.mutex
+  RendezvousReceiver rendezvous_{state_, matcher_};
 };
 
 }  // namespace weft::collectives

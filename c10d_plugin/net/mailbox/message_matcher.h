@@ -14,18 +14,9 @@
 #include <utility>
 #include <vector>
 
-#include "c10d_plugin/core/mailbox.h"
+#include "c10d_plugin/net/mailbox/posted_receive.h"
 
 namespace weft::collectives {
-
-struct PostedReceive {
-  Mailbox::Ticket ticket = 0;
-  int from = kAnyRank;
-  Tag tag = 0;
-  Label label;
-  transport::OwnedBuffer into;
-  Mailbox::OnReceived done;
-};
 
 // A message for which no receive was posted when it came.
 struct UnexpectedMessage {

@@ -1,4 +1,4 @@
-#include "rpc_backend/call/call_range.h"
+#include "rpc_backend/trace/call_range.h"
 
 #include <unordered_map>
 

@@ -1,4 +1,4 @@
-#include "transport/io/loop_gate.h"
+#include "transport/io/turns/loop_gate.h"
 
 #include <sys/epoll.h>
 #include <sys/eventfd.h>

@@ -1,4 +1,4 @@
-#include "rpc_backend/serve/asked_calls.h"
+#include "rpc_backend/inflight/asked_calls.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "rpc_backend/call/call_recorder.h"
+#include "rpc_backend/trace/call_recorder.h"
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/ApproximateClock.h>
@@ -8,9 +8,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "rpc_backend/call/call_kind.h"
-#include "rpc_backend/call/called_function.h"
 #include "rpc_backend/core/request_policy.h"
+#include "rpc_backend/trace/called_function.h"
 
 namespace weft::rpc {
 

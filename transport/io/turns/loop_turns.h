@@ -20,7 +20,7 @@
 #include "transport/base/deadline.h"
 #include "transport/base/driver.h"
 #include "transport/base/error.h"
-#include "transport/io/loop_gate.h"
+#include "transport/io/turns/loop_gate.h"
 
 namespace weft::transport {
 

@@ -1,4 +1,4 @@
-#include "transport/io/loop_turns.h"
+#include "transport/io/turns/loop_turns.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,0 +1,115 @@
+#include "c10d_plugin/backend/communicator.h"
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <thread>
+#include <utility>
+
+#include "c10d_plugin/backend/point_to_point.h"
+#include "c10d_plugin/engine/engine.h"
+#include "c10d_plugin/join/make_group.h"
+#include "c10d_plugin/join/store_key_value.h"
+#include "c10d_plugin/store/epoch.h"
+#include "transport/base/log.h"
+#include "transport/base/thrown.h"
+
+namespace weft::process_group {
+
+using transport::Error;
+using transport::ErrorCode;
+
+namespace {
+
+constexpr std::chrono::milliseconds kLinger{10'000};  // for operations that run at shutdown()
+
+// The host that serves the Store, where it is one that has a host.
+std::string hostOf(const c10::intrusive_ptr<c10d::Store>& store) {
+  c10::intrusive_ptr<c10d::Store> inner = store;
+  if (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(store.get()))
+    inner = prefixed->getUnderlyingNonPrefixStore();
+  const auto* tcp = dynamic_cast<const c10d::TCPStore*>(inner.get());
+  return tcp == nullptr ? std::string() : tcp->getHost();
+}
+
+}  // namespace
+
+Communicator::Communicator(const DelegateSpec& group, const std::string& interface,
+                           MakeDelegate make_delegate)
+    : rank_(group.rank), delegates_(std::make_shared<Delegates>(std::move(make_delegate), group)) {
+  const int size = group.size;
+  TORCH_CHECK(size > 0 && rank_ >= 0 && rank_ < size, "weft: rank ", rank_, " of ", size,
+              " is no place in a group");
+  TORCH_CHECK(group.timeout.count() > 0, "weft: the timeout must be positive, got ",
+              group.timeout.count(), " ms");
+  GroupPlace place;
+  place.rank = rank_;
+  place.size = size;
+  place.interface = interface;
+  place.master_host = hostOf(group.store);
+  place.deadline = collectives::deadlineAfter(group.timeout);
+  StoreKeyValue meeting(c10::make_intrusive<c10d::PrefixStore>("weft/", group.store));
+  const auto epoch = collectives::agreeOnEpoch(meeting, rank_, size, place.deadline);
+  if (!epoch.ok()) raise("weft: init_process_group", epoch.error());
+  auto key_value = std::make_unique<StoreKeyValue>(
+      c10::make_intrusive<c10d::PrefixStore>("weft/" + epoch.value() + "/", group.store));
+  auto parts = makeGroup(place, *key_value);
+  if (!parts.ok()) raise("weft: init_process_group", parts.error());
+  path_ = parts.value().made.path;
+  if (transport::logEnabled(transport::LogLevel::kDebug)) {
+    transport::log(transport::LogLevel::kDebug,
+                   "process group '" + group.group_name + "': rank " + std::to_string(rank_) +
+                       " of " + std::to_string(size) + ", collectives by " + path_);
+  }
+  engine_ =
+      std::make_shared<Engine>(std::move(parts.value().made.collectives), std::move(key_value));
+  messages_ = std::make_shared<PointToPoint>(std::move(parts.value().mailbox));
+}
+
+Communicator::~Communicator() {
+  if (!engine_->inOwnProcess()) {
+    // The threads and sockets are the parent's: never freed here.
+    static_cast<void>(new auto(std::move(engine_)));
+    static_cast<void>(new auto(std::move(messages_)));
+    static_cast<void>(new auto(std::move(delegates_)));
+    return;
+  }
+  const std::lock_guard lock(shutdown_mutex_);
+  if (shut_down_ && !delegates_->any()) return;
+  // The mailbox's end waits for its thread, which may wait for the GIL, which the thread that drops
+  // the last reference may hold; a delegate's end likewise. So they end on a thread of their own;
+  // where none can be started they stay until the process ends.
+  struct Parts {
+    decltype(delegates_) delegates;  // the last to go
+    decltype(engine_) engine;
+    decltype(messages_) messages;
+  };
+  auto* const parts = new Parts{std::move(delegates_), std::move(engine_), std::move(messages_)};
+  const auto thrown =
+      transport::thrownBy([parts] { std::thread([parts] { delete parts; }).detach(); });
+  if (!thrown) return;
+  transport::log(transport::LogLevel::kWarning,
+                 "a process group is left as it is, because no thread can be started to end it (" +
+                     *thrown + ")");
+}
+
+void Communicator::abort() {
+  if (!engine_->inOwnProcess()) return;
+  const Error reason(ErrorCode::kShutdown,
+                     "the process group was aborted on rank " + std::to_string(rank_));
+  engine_->abort(reason);
+  messages_->abort(reason);
+  delegates_->abort();
+}
+
+void Communicator::shutdown() {
+  if (!engine_->inOwnProcess()) return;
+  const std::lock_guard lock(shutdown_mutex_);
+  if (shut_down_) return;
+  shut_down_ = true;
+  engine_->close(kLinger);
+  messages_->close();
+  delegates_->shutdown();
+}
+
+}  // namespace weft::process_group

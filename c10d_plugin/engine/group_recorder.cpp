@@ -1,0 +1,74 @@
+#include "c10d_plugin/engine/group_recorder.h"
+
+#include <utility>
+
+namespace weft::process_group {
+
+std::uint64_t GroupRecorder::nextId() {
+  static std::atomic<std::uint64_t> next{0};
+  return next.fetch_add(1);
+}
+
+OpRecord GroupRecorder::makeRecord(const OpParams& params, const OpInfo& info,
+                                   std::uint64_t sequence) const {
+  OpRecord made;
+  made.group_id = id_;
+  if (params.group != nullptr) {
+    made.group_name = params.group->getGroupUid();
+    made.group_description = params.group->getGroupDesc();
+  }
+  made.collective_sequence = sequence;
+  made.message_sequence = messages_.load(std::memory_order_relaxed);
+  made.title = params.title;
+  made.rank = rank_;
+  made.is_message = info.type == c10d::OpType::SEND || info.type == c10d::OpType::RECV ||
+                    info.type == c10d::OpType::RECVANYSOURCE;
+  if (info.inputs) made.inputs = shapesOf(*info.inputs);
+  for (const auto& list : info.outputs) {
+    for (auto& shape : shapesOf(list))
+      made.outputs.push_back(std::move(shape));
+  }
+  made.timeout = params.timeout;
+  return made;
+}
+
+RecordedOp GroupRecorder::record(const OpParams& params, const OpInfo& info,
+                                 std::uint64_t sequence) const {
+  return RecordedOp(OpRecorder::get().add(makeRecord(params, info, sequence)));
+}
+
+RecordedOp GroupRecorder::unrecorded(const OpParams& params, const OpInfo& info,
+                                     std::uint64_t sequence) const {
+  OpRecord made = makeRecord(params, info, sequence);
+  made.traceback = OpRecorder::get().stack();
+  return RecordedOp(std::move(made));
+}
+
+OpRecord GroupRecorder::ownCall(const RecordedOp& recorded, const OpParams& params,
+                                const OpInfo& info, std::uint64_t sequence) const {
+  if (auto made = recorded.record()) return *std::move(made);
+  OpRecord made = makeRecord(params, info, sequence);
+  made.traceback = torch::CapturedTraceback::gather(/*python=*/true, /*script=*/false,
+                                                    /*cpp=*/false);
+  return made;
+}
+
+RecordedOp GroupRecorder::recordMessage(const OpParams& params, c10d::OpType type,
+                                        const at::Tensor& tensor, int peer, int tag) {
+  messages_.fetch_add(1, std::memory_order_relaxed);
+  const bool sends = type == c10d::OpType::SEND;
+  OpRecord made = makeRecord(params,
+                             OpInfo{type,
+                                    params.title,
+                                    sends ? std::vector{tensor} : std::vector<at::Tensor>(),
+                                    {sends ? std::vector<at::Tensor>() : std::vector{tensor}}},
+                             calls());
+  made.peer = peer;
+  made.tag = tag;
+  if (!OpRecorder::get().on()) return RecordedOp(std::move(made));
+  RecordedOp recorded(OpRecorder::get().add(std::move(made)));
+  recorded.start();
+  return recorded;
+}
+
+}  // namespace weft::process_group

@@ -1,0 +1,67 @@
+// RunningOp: which of a group's operations runs now, and how long operations ran, all in all.
+//
+// Threads: any. One operation at a time has a Scope.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <vector>
+
+namespace weft::process_group {
+
+// What a group's collectives on the CPU do and did; for weft.metrics() and weft.who_waits().
+struct Activity {
+  std::uint64_t calls = 0;
+  std::chrono::nanoseconds busy{};
+  const char* running = nullptr;  // the title of the one that runs; null: none
+  std::chrono::nanoseconds since{};
+  std::chrono::milliseconds timeout{};
+  std::vector<int> awaited;    // the ranks that it waits for, where that is known
+  std::vector<double> waited;  // seconds, by the rank that was the last to come
+};
+
+class RunningOp {
+ public:
+  // An operation runs for a scope.
+  class Scope {
+   public:
+    Scope(RunningOp& op, const char* title, std::chrono::milliseconds timeout) : op_(op) {
+      op_.since_ns_.store(start_.time_since_epoch().count(), std::memory_order_relaxed);
+      op_.timeout_ms_.store(timeout.count(), std::memory_order_relaxed);
+      op_.title_.store(title, std::memory_order_release);
+    }
+    ~Scope() {
+      op_.title_.store(nullptr, std::memory_order_relaxed);
+      const std::chrono::nanoseconds took = std::chrono::steady_clock::now() - start_;
+      op_.busy_ns_.fetch_add(took.count(), std::memory_order_relaxed);
+    }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    RunningOp& op_;
+    const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  };
+
+  // Sets what the Activity says of the operation that runs now; false: none does. It may be the
+  // next one by the time this returns.
+  bool fillIn(Activity& activity) const {
+    activity.running = title_.load(std::memory_order_acquire);
+    if (activity.running == nullptr) return false;
+    activity.since = std::chrono::steady_clock::now().time_since_epoch() -
+                     std::chrono::nanoseconds(since_ns_.load(std::memory_order_relaxed));
+    activity.timeout = std::chrono::milliseconds(timeout_ms_.load(std::memory_order_relaxed));
+    return true;
+  }
+  std::chrono::nanoseconds busy() const {
+    return std::chrono::nanoseconds(busy_ns_.load(std::memory_order_relaxed));
+  }
+
+ private:
+  std::atomic<const char*> title_{nullptr};
+  std::atomic<std::int64_t> since_ns_{0}, timeout_ms_{0};
+  std::atomic<std::int64_t> busy_ns_{0};
+};
+
+}  // namespace weft::process_group

@@ -1,0 +1,111 @@
+#include "rpc_backend/call/answer_reader.h"
+
+#include <c10/core/StreamGuard.h>
+
+#include <exception>
+#include <utility>
+
+#include "rpc_backend/call/call_kind.h"
+#include "rpc_backend/core/request_policy.h"
+#include "rpc_backend/trace/call_recorder.h"
+#include "rpc_backend/trace/called_function.h"
+#include "transport/base/thrown.h"
+
+namespace weft::rpc {
+
+namespace {
+
+// Answers that the loop thread may complete: assembling them takes no longer than a wake-up.
+constexpr std::size_t kSmallAnswer = std::size_t{64} << 10;
+
+}  // namespace
+
+void AnswerReader::onAnswer(worker_id_t from, const std::shared_ptr<IncomingMessage>& in) {
+  // Whoever has the answer may write to the arguments, which the callee's streams may still read.
+  if (!group_.devices().empty() &&
+      sender_.devices().whenReturned({from, WireKind::kRequest, in->callId()},
+                                     [this, from, in] { onAnswer(from, in); }))
+    return;
+  auto call = calls_.take(in->callId(), from);
+  if (!call) return;  // it timed out in the meantime
+  const auto thrown = transport::thrownBy([&] { takeAnswer(from, in, *call); });
+  // The call is in no table any more: nobody else would end it.
+  if (thrown && call->future)
+    completer_.fail(std::move(*call), transport::resourceExhausted(
+                                          "the answer could not be taken (" + *thrown + ")"));
+}
+
+void AnswerReader::takeAnswer(worker_id_t from, const std::shared_ptr<IncomingMessage>& in,
+                              PendingCall& call) {
+  context_.metrics.addRoundTrip(kindOf(call.type), Clock::now() - call.started);
+  CallRecorder::get().answered(call.id, in->bytes(),
+                               in->type() == static_cast<int>(MessageType::EXCEPTION));
+  Completion read =
+      completer_.completion(call, [this, in, from, asked = CallCompleter::askedBy(call)](
+                                      JitFuture& future) { readAnswer(from, *in, asked, future); });
+  const bool here = call.quick || waitsInTorch(call.type);
+  if (here && group_.devices().empty() && in->bytes() <= kSmallAnswer) {
+    read();
+    if (in->tensorCount() > 0) sender_.dropElsewhere(std::move(read));
+  } else {
+    completer_.complete(call, std::move(read));
+  }
+}
+
+void AnswerReader::readAnswer(worker_id_t from, IncomingMessage& in,
+                              const CallCompleter::Asked& asked, JitFuture& future) {
+  try {
+    const auto streams = streamsFromPool(group_.devices());
+    const c10::MultiStreamGuard guard(streams);
+    const auto type = static_cast<MessageType>(in.type());
+    if (const auto why = refusal(context_.options.request_policy, type, in.payload())) {
+      const std::string name = group_.directory().nameOf(from);
+      completer_.setError(future, asked, "the answer of worker '" + name + "' is refused: " + *why);
+      return;
+    }
+    if (type == MessageType::EXCEPTION) {
+      completer_.setError(future, asked, in.text());
+      return;
+    }
+    rrefs_.lifecycle().onAnswerReceived(type, in.payload());
+    auto message = in.finish(distrustsPeers(context_.options.request_policy));
+    auto storages = message->getStorages();
+    future.markCompleted(std::move(message), std::move(storages));
+  } catch (const std::exception& error) {
+    completer_.setError(future, asked, error.what());
+  }
+}
+
+void AnswerReader::onControlAck(worker_id_t from, const IncomingMessage& in) {
+  auto call = calls_.take(in.callId(), from);
+  if (!call) return;
+  if (const std::string text = in.text(); !text.empty()) {
+    completer_.fail(std::move(*call), text);
+    return;
+  }
+  completer_.complete(*call, completer_.completion(*call, [](JitFuture& future) {
+    future.markCompleted(c10::IValue());
+  }));
+}
+
+void AnswerReader::completeOwn(std::uint64_t id, const FuturePtr& made) {
+  auto call = calls_.take(id, context_.rank);
+  if (!call) return;
+  context_.metrics.addRoundTrip(kindOf(call->type), Clock::now() - call->started);
+  CallRecorder::get().answered(id, 0, made->hasError());
+  auto settle = [this, made, asked = CallCompleter::askedBy(*call)](JitFuture& future) {
+    const c10::MultiStreamGuard guard(streamsFromPool(group_.devices()));
+    made->wait();  // it is complete: these streams wait for those that made the answer
+    const auto answer = made->value().toCustomClass<Message>();
+    if (answer->type() == MessageType::EXCEPTION) {
+      const auto& text = answer->payload();
+      completer_.setError(future, asked, {text.begin(), text.end()});
+      return;
+    }
+    auto storages = answer->getStorages();
+    future.markCompleted(answer, std::move(storages));
+  };
+  completer_.complete(*call, completer_.completion(*call, std::move(settle)));
+}
+
+}  // namespace weft::rpc

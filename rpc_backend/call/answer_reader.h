@@ -1,0 +1,50 @@
+// AnswerReader: takes the answers to calls and completes the calls with them.
+//
+// Threads: the on...() members run on the loop thread. CallCompleter says on which thread a call's
+// future is completed.
+// Failure: an answer that is refused, or can't be read, is the error of its call.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "rpc_backend/call/call_completer.h"
+#include "rpc_backend/call/call_table.h"
+#include "rpc_backend/codec/message_sender.h"
+#include "rpc_backend/group/group.h"
+#include "rpc_backend/rref/rref_service.h"
+
+namespace weft::rpc {
+
+class AnswerReader {
+ public:
+  // All live as long as this.
+  AnswerReader(AgentContext& context, MessageSender& sender, Group& group, RRefService& rrefs,
+               CallTable& calls, CallCompleter& completer)
+      : context_(context),
+        sender_(sender),
+        group_(group),
+        rrefs_(rrefs),
+        calls_(calls),
+        completer_(completer) {}
+
+  void onAnswer(worker_id_t from, const std::shared_ptr<IncomingMessage>& in);
+  void onControlAck(worker_id_t from, const IncomingMessage& in);
+  // The answer to a request of this worker to itself, completed with its message on the streams
+  // that made it. Worker thread.
+  void completeOwn(std::uint64_t id, const FuturePtr& made);
+
+ private:
+  void takeAnswer(worker_id_t from, const std::shared_ptr<IncomingMessage>& in, PendingCall& call);
+  void readAnswer(worker_id_t from, IncomingMessage& in, const CallCompleter::Asked& asked,
+                  JitFuture& future);
+
+  AgentContext& context_;
+  MessageSender& sender_;
+  Group& group_;
+  RRefService& rrefs_;
+  CallTable& calls_;
+  CallCompleter& completer_;
+};
+
+}  // namespace weft::rpc

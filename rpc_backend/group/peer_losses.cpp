@@ -1,0 +1,64 @@
+#include "rpc_backend/group/peer_losses.h"
+
+namespace weft::rpc {
+
+// With the lock. Null: it was never lost.
+const PeerLosses::Loss* PeerLosses::find(worker_id_t peer) const {
+  const auto found = losses_.find(peer);
+  return found == losses_.end() ? nullptr : &found->second;
+}
+
+void PeerLosses::add(worker_id_t peer, const transport::Error& why) {
+  const std::lock_guard lock(mutex_);
+  if (const Loss* const known = find(peer); known != nullptr && !known->back) return;
+  const bool refused = why.code() == transport::ErrorCode::kAuthFailed ||
+                       why.code() == transport::ErrorCode::kDuplicate;
+  losses_[peer] = {why.text(), refused, false, Clock::now(), std::nullopt};
+}
+
+void PeerLosses::setRefused(worker_id_t peer, const transport::Error& why) {
+  const std::lock_guard lock(mutex_);
+  Loss& loss = losses_[peer];
+  loss.reason = why.text();
+  loss.refused = true;
+}
+
+void PeerLosses::setBack(worker_id_t peer) {
+  const std::lock_guard lock(mutex_);
+  if (const auto found = losses_.find(peer); found != losses_.end()) found->second.back = true;
+}
+
+PeerLosses::Clock::duration PeerLosses::endOutage(worker_id_t peer) {
+  const std::lock_guard lock(mutex_);
+  Loss& loss = losses_[peer];
+  loss.back = true;
+  loss.outage = Clock::now() - loss.since;
+  return *loss.outage;
+}
+
+std::optional<std::string> PeerLosses::reason(worker_id_t peer) const {
+  const std::lock_guard lock(mutex_);
+  const Loss* const loss = find(peer);
+  if (loss == nullptr || loss->back) return std::nullopt;
+  return loss->reason;
+}
+
+bool PeerLosses::isRefused(worker_id_t peer) const {
+  const std::lock_guard lock(mutex_);
+  const Loss* const loss = find(peer);
+  return loss != nullptr && loss->refused && !loss->back;
+}
+
+std::optional<std::string> PeerLosses::lastReason(worker_id_t peer) const {
+  const std::lock_guard lock(mutex_);
+  const Loss* const loss = find(peer);
+  return loss == nullptr ? std::nullopt : std::optional(loss->reason);
+}
+
+std::optional<PeerLosses::Clock::duration> PeerLosses::lastOutage(worker_id_t peer) const {
+  const std::lock_guard lock(mutex_);
+  const Loss* const loss = find(peer);
+  return loss == nullptr ? std::nullopt : loss->outage;
+}
+
+}  // namespace weft::rpc

@@ -1,0 +1,53 @@
+// PeerLosses: the last loss of each worker, also after it came back: why, and for how long.
+//
+// Threads: any. Its lock is a leaf.
+#pragma once
+
+#include <chrono>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+
+#include "rpc_backend/core/torch_names.h"
+#include "transport/base/error.h"
+
+namespace weft::rpc {
+
+class PeerLosses {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // The worker is lost. Of one loss the first reason stays.
+  void add(worker_id_t peer, const transport::Error& why);
+  // The lost worker lives, and takes no connection of this worker.
+  void setRefused(worker_id_t peer, const transport::Error& why);
+  // The worker is here again, perhaps in another life.
+  void setBack(worker_id_t peer);
+  // It is back in the life that was lost. Returns how long it was lost.
+  Clock::duration endOutage(worker_id_t peer);
+
+  // Why the worker is lost; nothing while it is not.
+  std::optional<std::string> reason(worker_id_t peer) const;
+  // Whether it is lost only to this worker, which it refuses.
+  bool isRefused(worker_id_t peer) const;
+  // Why it was lost last, also after it came back.
+  std::optional<std::string> lastReason(worker_id_t peer) const;
+  // How long its last loss lasted, after which it came back in the same life.
+  std::optional<Clock::duration> lastOutage(worker_id_t peer) const;
+
+ private:
+  struct Loss {
+    std::string reason;
+    bool refused = false;
+    bool back = false;
+    Clock::time_point since = Clock::now();
+    std::optional<Clock::duration> outage;
+  };
+  const Loss* find(worker_id_t peer) const;
+
+  mutable std::mutex mutex_;
+  std::unordered_map<worker_id_t, Loss> losses_;
+};
+
+}  // namespace weft::rpc

@@ -1,0 +1,38 @@
+// RequestRunner: runs a request on streams of its own, after the work of those that its caller has
+// had answers of, and answers it.
+//
+// Threads: workers. A request whose result comes later is answered by the thread that completes
+// the result.
+// Failure: whatever a request throws is its answer.
+#pragma once
+
+#include <ATen/record_function.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "rpc_backend/serve/responder.h"
+
+namespace weft::rpc {
+
+class RequestRunner {
+ public:
+  RequestRunner(AgentContext& context, Group& group, Responder& responder,
+                std::unique_ptr<RequestCallback> callback)
+      : context_(context), group_(group), responder_(responder), callback_(std::move(callback)) {}
+
+  // `take` makes the request's message under the call's streams.
+  void run(Asker asker, const std::function<MessagePtr()>& take);
+
+ private:
+  // To the flight record and the profiler, if they listen.
+  void show(Asker& asker, const Message& request, std::optional<at::RecordFunction>& range) const;
+
+  AgentContext& context_;
+  Group& group_;
+  Responder& responder_;
+  const std::unique_ptr<RequestCallback> callback_;
+};
+
+}  // namespace weft::rpc

@@ -1,0 +1,100 @@
+#include "rpc_backend/serve/responder.h"
+
+#include "rpc_backend/core/log.h"
+#include "rpc_backend/serve/error_text.h"
+#include "rpc_backend/trace/call_recorder.h"
+
+namespace weft::rpc {
+
+using torch::distributed::rpc::createExceptionResponse;
+
+namespace {
+
+MessagePtr failure(const std::string& text, std::uint64_t id) {
+  return createExceptionResponse(withoutStack(text), static_cast<std::int64_t>(id));
+}
+
+}  // namespace
+
+void Responder::refuse(worker_id_t from, std::uint64_t id, std::span<const char> payload,
+                       const std::string& why) {
+  context_.metrics.requests_refused.fetch_add(1, std::memory_order_relaxed);
+  const auto response = createExceptionResponse(
+      context_.me() + " refuses the request: " + why + ".", static_cast<std::int64_t>(id));
+  const auto error =
+      sender_.send(from, WireKind::kResponse, id, response, {}, group_.directory().nameOf(from));
+  if (error) {
+    logDebug("a refusal was not sent: " + error.text());
+    return;
+  }
+  decline(from, payload);
+}
+
+void Responder::refuseByPolicy(worker_id_t from, std::uint64_t id, std::span<const char> payload,
+                               const std::string& why) {
+  refused_by_policy_.fetch_add(1, std::memory_order_relaxed);
+  refuse(from, id, payload, why);
+}
+
+void Responder::drop(worker_id_t from, std::span<const char> payload) {
+  context_.metrics.requests_dropped.fetch_add(1, std::memory_order_relaxed);
+  decline(from, payload);
+}
+
+void Responder::respond(const Asker& asker, JitFuture& result,
+                        const std::vector<c10::Stream>& streams) {
+  const auto& [to, id, seen, order, arrived, record] = asker;
+  CallRecorder::get().served(record, result.hasError());
+  try {
+    order.follow();  // these are other streams: what an RRef holds may have been changed in place
+    order.add(streams);
+    MessagePtr message;
+    if (result.hasError()) {
+      message = failure(result.tryRetrieveErrorMessage(), id);
+    } else {
+      message = result.value().toCustomClass<Message>();
+      if (message->type() == MessageType::EXCEPTION)
+        message = failure({message->payload().begin(), message->payload().end()}, id);
+      rrefs_.lifecycle().onAnswer(*message, to, seen);
+    }
+    // The new life of a worker did not ask.
+    if (!rrefs_.lifecycle().isOfLostLife(to, seen)) send(to, id, message);
+  } catch (const std::exception& error) {
+    // The result cannot be sent (a device without a map, say): the caller is told why.
+    fail(to, id, error.what());
+  }
+}
+
+void Responder::fail(worker_id_t to, std::uint64_t id, const std::string& text) {
+  try {
+    send(to, id, failure(text, id));
+  } catch (const std::exception& error) {
+    logWarning(std::string("an answer could not be sent: ") + error.what());
+  }
+}
+
+void Responder::send(worker_id_t to, std::uint64_t id, const MessagePtr& message) {
+  if (to == context_.rank) {
+    const DeviceMap back = group_.answerMap(context_.name);
+    const auto copy = copyForSelf(*message, back, context_.name);
+    own_order_.add(currentStreams(group_.devices()));  // which may read what the next call changes
+    client_.answers().completeOwn(id, completedFuture(copy, group_.devices()));
+    return;
+  }
+  const std::string peer = group_.directory().nameOf(to);
+  const DeviceMap map = group_.answerMap(peer);
+  RRefLifecycle& rrefs = rrefs_.lifecycle();
+  const RRefLifecycle::Carried carried = rrefs.onSend(*message, to);
+  try {
+    const auto error = sender_.send(to, WireKind::kResponse, id, message, map, peer);
+    if (!error) return;
+    // The caller is gone, or this worker ends: nobody is left to tell.
+    logDebug("an answer was not sent: " + error.text());
+  } catch (...) {
+    rrefs.undo(carried);
+    throw;
+  }
+  rrefs.undo(carried);
+}
+
+}  // namespace weft::rpc

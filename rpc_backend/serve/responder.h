@@ -1,0 +1,66 @@
+// Responder: what a caller gets for its request: the result, an error, or a refusal; and when the
+// request does not run, the news that nobody here has the RRefs in it.
+//
+// Threads: any.
+// Failure: a result that can't be sent (a device without a map, say) becomes an error; an error
+// that can't be sent is logged.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "rpc_backend/call/request_client.h"
+#include "rpc_backend/inflight/inflight_request.h"
+#include "rpc_backend/serve/rref_decliner.h"
+
+namespace weft::rpc {
+
+class Responder {
+ public:
+  Responder(AgentContext& context, MessageSender& sender, Group& group, RRefService& rrefs,
+            RequestClient& client)
+      : context_(context),
+        sender_(sender),
+        group_(group),
+        rrefs_(rrefs),
+        client_(client),
+        decliner_(context, sender, group, rrefs, client) {}
+
+  // `result`: complete; made on `streams`.
+  void respond(const Asker& asker, JitFuture& result, const std::vector<c10::Stream>& streams);
+  // Throws c10::Error when the message can't be encoded.
+  void send(worker_id_t to, std::uint64_t id, const MessagePtr& message);
+  void fail(worker_id_t to, std::uint64_t id, const std::string& text);
+  // `payload`: as far as it is known, for the RRefs in it.
+  void refuse(worker_id_t from, std::uint64_t id, std::span<const char> payload,
+              const std::string& why);
+  void refuseByPolicy(worker_id_t from, std::uint64_t id, std::span<const char> payload,
+                      const std::string& why);
+  // A request whose caller has given up does not run: the caller's own timeout has ended the call,
+  // so it gets no answer.
+  void drop(worker_id_t from, std::span<const char> payload);
+  void decline(worker_id_t from, std::span<const char> payload) {
+    decliner_.decline(from, payload);
+  }
+
+  // Of this worker's requests to itself.
+  CallOrder& ownOrder() noexcept { return own_order_; }
+  std::uint64_t refusedByPolicy() const {
+    return refused_by_policy_.load(std::memory_order_relaxed);
+  }
+
+ private:
+  AgentContext& context_;
+  MessageSender& sender_;
+  Group& group_;
+  RRefService& rrefs_;
+  RequestClient& client_;
+  RRefDecliner decliner_;
+  CallOrder own_order_;
+  std::atomic<std::uint64_t> refused_by_policy_{0};
+};
+
+}  // namespace weft::rpc

@@ -1,0 +1,82 @@
+#include "transport/peer/peer_session.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "transport/base/log.h"
+#include "transport/base/peer_name.h"
+#include "transport/peer/peer_errors.h"
+
+namespace weft::transport {
+
+using std::chrono::milliseconds;
+
+std::string PeerSession::describe() const { return describePeer(peer_.name, peer_.rank); }
+
+Session& PeerSession::numbered() {
+  if (session_.own() == 0) session_.setOwn(context_.sessions.of(peer_.rank));
+  return session_;
+}
+
+milliseconds PeerSession::reconnectTime() const {
+  return std::min(context_.options.reconnect_timeout, context_.options.peer_timeout);
+}
+
+void PeerSession::dial(const Address& address) {
+  Connector::RetryBackoff backoff{context_.options.connect_timeout,
+                                  context_.options.handshake_timeout};
+  // Several attempts should fit into the time there is.
+  if (met())
+    backoff = {milliseconds(0),
+               std::clamp(reconnectTime() / 4, milliseconds(20), backoff.handshake)};
+  connector_ = std::make_unique<Connector>(context_, peer_, address, claim(), backoff);
+  if (met() && !connector_->hasWay()) return stopDialling();  // only the peer can dial
+  connector_->start(on_dialled_);
+}
+
+Error PeerSession::judge(const Connector::Outcome& outcome) {
+  if (outcome.displaced) {
+    replaced_ = true;  // this worker's successor there is not to be pushed out by a reunion
+    return peer_errors::displaced(describe());
+  }
+  if (outcome.error.code() == ErrorCode::kDuplicate) {
+    log(LogLevel::kError, describePeer(context_.self.name, context_.self.rank) +
+                              " is not let in: another process has its rank and name at " +
+                              describe() + ", and lives. " + peer_errors::kWhoMay);
+  }
+  if (outcome.error && !met()) return peer_errors::unreachable(describe(), outcome.error);
+  if (outcome.error)
+    return peer_errors::notReconnected(describe(), broken_how_, ": " + outcome.error.text());
+  if (isAnother(outcome.peer.incarnation)) {
+    replaced_ = true;
+    return peer_errors::restarted(describe());
+  }
+  if (match(outcome.claim) != Session::Match::kSame) return peer_errors::lostSession(describe());
+  return Error::ok();
+}
+
+void PeerSession::link(std::uint64_t incarnation, const SessionClaim& theirs) {
+  numbered().link(theirs);
+  incarnation_ = incarnation;
+  broken_how_.clear();
+  broken_silently_ = false;
+}
+
+void PeerSession::breakOff(std::string how, bool silent, Session::Time deadline) {
+  broken_how_ = std::move(how);
+  broken_silently_ = silent;
+  session_.breakOff(deadline);
+}
+
+Error PeerSession::notReconnected() const {
+  const std::string last = dialling() ? " (last: " + connector_->lastProblem() + ")" : "";
+  return peer_errors::notReconnected(describe(), broken_how_,
+                                     " within " + seconds(reconnectTime()) + last);
+}
+
+void PeerSession::end() {
+  context_.sessions.forget(peer_.rank, session_.own());
+  stopDialling();
+}
+
+}  // namespace weft::transport
