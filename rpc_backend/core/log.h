@@ -12,7 +12,7 @@ namespace weft::rpc {
 
 using transport::LogLevel;
 
-LogLevel logLevel() noexcept;
+WEFT_API LogLevel logLevel() noexcept;
 // For the transport, too.
 WEFT_API void setLogLevel(LogLevel level) noexcept;
 // From now on the lines go there instead; null: to standard error. It must not block.

@@ -282,6 +282,7 @@ void bind(py::module_& module) {
   bindMemory(module);
   bindEnvironment(module);
   bindLog(module);
+  bindHeldGil(module);
 }
 
 }  // namespace weft::rpc

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import logging
 import os
@@ -157,6 +158,22 @@ def test_what_hangs_is_reported_with_what_the_awaited_rank_does(what, policy, tm
         os.close(os.open(pipe, os.O_WRONLY))
         ranks[1].result()
         ranks[1].call(ends)
+        ranks[0].result()
+
+
+def hold_the_gil(pipe: str) -> None:
+    """In native code, until somebody opens the other end."""
+    os.close(ctypes.PyDLL(None).open(pipe.encode(), os.O_RDONLY))
+
+
+def test_a_rank_that_holds_the_gil_says_where(tmp_path):
+    pipe = str(tmp_path / "pipe")
+    os.mkfifo(pipe)
+    with Ranks(1, {"WEFT_HANG_REPORT": "0.4"}) as ranks:
+        ranks[0].start(hold_the_gil, pipe)
+        ranks[0].wait_for_output("a thread has held Python's lock for 0.4 s")
+        ranks[0].wait_for_output("in hold_the_gil")
+        os.close(os.open(pipe, os.O_WRONLY))
         ranks[0].result()
 
 

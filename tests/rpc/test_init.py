@@ -256,6 +256,24 @@ def test_a_store_that_nobody_serves_is_said():
         workers[0].failure()
 
 
+def join_process_group(port: int, backend: str) -> None:
+    from datetime import timedelta
+
+    import torch.distributed as dist
+
+    place = {"init_method": f"tcp://127.0.0.1:{port}", "rank": 1, "world_size": 2}
+    dist.init_process_group(backend, **place, timeout=timedelta(seconds=7))
+
+
+@pytest.mark.parametrize("backend", ["weft", "gloo"])
+def test_a_store_that_nobody_serves_is_said_by_a_process_group(backend):
+    port = free_port()
+    with Workers(1) as workers:
+        workers[0].fails(join_process_group, port, backend, timeout=60)
+        where = rf"waits for rank 0 at 127\.0\.0\.1:{port}, nobody listens \(5 s of 7 s\)"
+        assert bool(re.search(where, workers[0].output())) == (backend == "weft")
+
+
 def test_another_world_size():
     """Each sees it, the one that expects more workers too, without waiting for them."""
     errors = all_fail([{"rank": 0, "world": 2}, {"rank": 1, "world": 3}])

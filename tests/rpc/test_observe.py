@@ -214,6 +214,13 @@ def test_the_text_is_served(group):
     assert "weft_calls_sent" in group[0].call(page)
 
 
+def send_much() -> None:
+    import torch
+    import torch.distributed.rpc as rpc
+
+    rpc.rpc_sync("worker1", torch.sum, args=(torch.ones(1 << 20),))
+
+
 def text_with_a_process_group(rank: int, meeting: str) -> str:
     """Of a group whose rank 1 comes late."""
     import torch
@@ -269,6 +276,12 @@ def test_log_lines_are_pythons_with_their_levels():
         assert any("connected to worker 'worker1' (rank 1) over unix" in text for text in said)
         assert any("worker 'worker1' (rank 1) is in the group, at " in text for text in said)
         assert "connected to" not in workers[0].output()
+        workers[0].call(send_much)
+        arena = "large buffers of worker 'worker0' (rank 0) come through its shared memory"
+        wait_until(
+            lambda: ("weft", "DEBUG", arena) in workers[1].call(logged),
+            lambda: f"the arena is told of in {workers[1].call(logged)}",
+        )
         workers.all(leave)
 
 

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import cast
 
 from weft import _C
-from weft._observe.group import GroupAnswers
+from weft._observe.group import GroupAnswers, all_stacks, ask_all
 from weft._observe.http_server import PATIENCE, BoundedServer
 from weft._observe.prometheus import metrics_text
 from weft._observe.state import State, stacks, state
@@ -77,16 +77,16 @@ def _place(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _asking(question: Callable[[], State]) -> Callable[[], str]:
+def _asking(ask: Callable[[], list[State]]) -> Callable[[], str]:
     """The page with what all workers answer."""
-    answers = GroupAnswers(question)
+    answers = GroupAnswers(ask)
     return lambda: json.dumps(answers.get())
 
 
 _PAGES = {
     "/metrics": ("text/plain; version=0.0.4; charset=utf-8", metrics_text),
-    "/group": ("application/json", _asking(state)),
-    "/stacks": ("application/json", _asking(stacks)),
+    "/group": ("application/json", _asking(lambda: ask_all(state))),
+    "/stacks": ("application/json", _asking(all_stacks)),
 }
 
 

@@ -9,34 +9,35 @@ from typing import TypeVar
 
 import torch.distributed.rpc as rpc
 
-from weft._observe import state
+from weft._observe import held_gil, state
 from weft._observe.state import State
 from weft._torch import current
 
 _PATIENCE = 1.0  # seconds for a worker to answer
+_SILENT = f"does not answer within {_PATIENCE:g} s"
 _KEPT = 1.0  # seconds for which an answer serves others who ask, too
 Answer = TypeVar("Answer")
 _TIMED_OUT = "RPCErr:1:"  # how torch marks a call's timeout (torch/csrc/distributed/rpc/utils.h)
 
 
 class GroupAnswers:
-    """What each worker of the RPC group says to one question, asked over RPC. Any thread.
+    """What each worker of the RPC group says to a question, asked over RPC. Any thread.
 
     Those who ask within a second share one answer, so a page that is asked often asks the workers
     seldom.
     """
 
-    def __init__(self, question: Callable[[], State]) -> None:
-        self._question = question
+    def __init__(self, ask_all: Callable[[], list[State]]) -> None:
+        self._ask_all = ask_all
         self._mutex = threading.Lock()
         self._answers: list[State] = []
         self._asked = -_KEPT
 
     def get(self) -> list[State]:
-        """By rank. Of a worker that does not answer in a second: its name, rank and an error."""
+        """As asked within the last second."""
         with self._mutex:
             if time.monotonic() - self._asked >= _KEPT:
-                self._answers = _ask_all(self._question)
+                self._answers = self._ask_all()
                 self._asked = time.monotonic()
             return self._answers
 
@@ -50,14 +51,26 @@ def stacks() -> dict[str, str]:
             print(name, text, sep="\\n")
 
     Outside of a group: those of this process. Any thread may ask. A worker that does not answer
-    within a second has the reason in place of its stacks. Under the request policy ``registered``
-    those with ``WEFT_METRICS`` answer, under ``script`` none.
+    within a second has the reason in place of its stacks; if the reason is that a thread holds the
+    GIL there, the stacks come all the same, as faulthandler writes them. Under the request policy
+    ``registered`` those with ``WEFT_METRICS`` answer, under ``script`` none.
     """
-    answers = _ask_all(state.stacks)
-    return {one["name"]: one["error"] or one["stacks"] for one in answers}
+    return {one["name"]: one["error"] or one["stacks"] for one in all_stacks()}
 
 
-def _ask_all(question: Callable[[], State]) -> list[State]:
+def all_stacks() -> list[State]:
+    """By rank; also of those in which a thread holds the GIL."""
+    answers = ask_all(state.stacks)
+    silent = [one for one in answers if one["error"] == _SILENT]
+    waits = [(one, held_gil.ask(one["name"])) for one in silent]
+    for one, wait in waits:
+        if text := wait():
+            one.update(error="", stacks=text)
+    return answers
+
+
+def ask_all(question: Callable[[], State]) -> list[State]:
+    """By rank. Of a worker that does not answer in a second: its name, rank and an error."""
     own = question()
     agent = current.agent()
     if agent is None:
@@ -86,7 +99,7 @@ def ask(
 def why_silent(error: Exception) -> str:
     """In a line, for a worker that was given a second."""
     text = str(error).partition("\n")[0]
-    return f"does not answer within {_PATIENCE:g} s" if text.startswith(_TIMED_OUT) else text
+    return _SILENT if text.startswith(_TIMED_OUT) else text
 
 
 def _answer(info: rpc.WorkerInfo, wait: Callable[[], State]) -> State:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 
 from weft import _C
+from weft._observe import held_gil
 from weft._observe.doing import doing
 from weft._observe.group import ask, why_silent
 from weft._observe.questions import Questions
@@ -27,17 +28,18 @@ _watcher: _Watcher | None = None
 def start() -> None:
     """Watches from now on; a second call changes nothing."""
     global _watcher
-    limit = _limit()
+    seconds = limit()
     with _mutex:
-        if limit <= 0 or (_watcher is not None and _watcher.process == os.getpid()):
+        if seconds <= 0 or (_watcher is not None and _watcher.process == os.getpid()):
             return
-        _watcher = _Watcher(limit)
+        _watcher = _Watcher(seconds)
     register_function(doing)
     if started(_watcher, "what hangs is not reported"):
         atexit.register(_watcher.stop)
 
 
-def _limit() -> float:
+def limit() -> float:
+    """After how many seconds what waits is reported; 0 or less: never."""
     text = os.environ.get("WEFT_HANG_REPORT") or _DEFAULT
     try:
         return float(text)
@@ -123,11 +125,11 @@ def _answers(one: Waiting) -> str:
         if (info.name == one.whom if one.kind == "call" else info.id in awaited)
     ]
     said = [(info.name, ask(info.name, doing)) for info in workers[:_MOST_ASKED]]
-    return "".join(f"; {name}: {_text(wait)}" for name, wait in said)
+    return "".join(f"; {name}: {_text(name, wait)}" for name, wait in said)
 
 
-def _text(wait: Callable[[], str]) -> str:
+def _text(worker: str, wait: Callable[[], str]) -> str:
     try:
         return wait()
     except Exception as error:
-        return why_silent(error)
+        return held_gil.ask_place(worker) or why_silent(error)

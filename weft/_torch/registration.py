@@ -45,6 +45,7 @@ def make_agent(
         options.master_host = master_host(options.init_method)
     set_policy(options.request_policy)
     _observe.start()
+    _observe.serve_peers(options.request_policy)
     agent = _C.WeftAgent(
         store, name, rank, world_size or None, torch.cuda.device_count(), options, make
     )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
 from torch.distributed.rpc.constants import DEFAULT_RPC_TIMEOUT_SEC
@@ -71,11 +73,20 @@ def create_store(
     if 0 < world_size <= rank:  # the Store would wait half an hour for rank 0
         raise ValueError(f"rank {rank} is out of range for world_size {world_size}")
     limit = getattr(_joining, "timeout", None)
-    if limit is None:
-        return upstream(hostname, port, rank, world_size, timeout, *rest, **more)
-    # -1: the store does not count its users
-    with _told_while_nobody_listens(hostname, port, limit) if rank else contextlib.nullcontext():
+    tells = bool(rank) and (limit is not None or _group_is_wefts(sys._getframe()))
+    nobody = _told_while_nobody_listens(hostname, port, limit or timeout)
+    with nobody if tells else contextlib.nullcontext():
+        if limit is None:
+            return upstream(hostname, port, rank, world_size, timeout, *rest, **more)
+        # -1: the store does not count its users
         return interruptible(upstream, hostname, port, rank, -1, limit, *rest, **more)
+
+
+def _group_is_wefts(frame: FrameType | None) -> bool:
+    """Whether an init_process_group that asks for weft makes this Store."""
+    while frame is not None and frame.f_code.co_name != "init_process_group":
+        frame = frame.f_back
+    return frame is not None and "weft" in str(frame.f_locals.get("backend")).lower()
 
 
 @contextlib.contextmanager

@@ -1,0 +1,118 @@
+"""Where the threads of a process are while one of them holds the GIL for long, as native code may.
+
+No Python runs there then. So that C++ can have the stacks all the same
+(rpc_backend/python/held_gil.cpp), the signal handler of Python's faulthandler is registered
+beforehand, for a signal that nobody uses. The signal is never sent: C++ calls its handler.
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from weft import _C
+from weft._observe.doing import LIBRARIES
+
+_WARNING = 2
+_VARIABLE = "WEFT_STACKS_SIGNAL"
+_PATIENCE = 2.0  # seconds for a worker, which waits 0.9 s for its GIL
+_FREE = range(signal.SIGRTMAX, signal.SIGRTMAX - 8, -1)  # of which the first one unused is taken
+_HEAD = "a thread holds Python's lock; they are at, the last calls first:\n"
+_LINE = re.compile(r'File "(?P<path>.*)", line (?P<number>\d+) in (?P<function>.*)')
+_mutex = threading.Lock()
+_armed: tuple[int, int] | None = None  # the process, and its signal
+
+
+def start(limit: float) -> None:
+    """From now on, also logs the stacks where the GIL was held for ``limit`` seconds, if not 0.
+
+    A second call changes nothing. Where the program handles the signal there are no such stacks.
+    """
+    global _armed
+    number = _signal()
+    with _mutex:
+        if not number or (_armed is not None and _armed[0] == os.getpid()):
+            return
+        if _is_taken(number) and not _is_ours(number):
+            _warn(f"signal {number} is the program's; choose another by {_VARIABLE}, or 0")
+            return
+        file = os.memfd_create("weft-stacks", os.MFD_CLOEXEC)
+        try:
+            faulthandler.register(number, file=file, all_threads=True)
+            _C._arm_stacks(number, file, limit)
+        except (OSError, RuntimeError) as error:
+            _warn(str(error))
+            return
+        _armed = os.getpid(), number
+    atexit.register(_C._disarm_stacks)
+
+
+def answer_peers(yes: bool) -> None:
+    """Whether the workers of the RPC group may ask for these stacks."""
+    _C._answer_about_stacks(yes)
+
+
+def ask(worker: str) -> Callable[[], str]:
+    """Asks a worker that gave no answer in Python; what is returned waits for the stacks.
+
+    They are empty where no thread holds the GIL there, or where the worker does not answer.
+    """
+    try:
+        wait = _C._ask_for_stacks(worker, _PATIENCE).wait
+    except RuntimeError:
+        return lambda: ""
+
+    def text() -> str:
+        try:
+            found = wait()
+        except RuntimeError:
+            return ""
+        return f"{_HEAD}{found}" if found else ""
+
+    return text
+
+
+def ask_place(worker: str) -> str:
+    """As a line: that a thread holds the GIL there, and where the main thread is; or empty."""
+    threads = ask(worker)().removeprefix(_HEAD).split("\n\n")
+    lines = [found for text in threads[:1] for found in _LINE.finditer(text)]
+    if not lines:
+        return ""
+    own = [one for one in lines if not one["path"].startswith(LIBRARIES)]
+    line = (own or lines)[0]
+    place = f"{Path(line['path']).name}:{line['number']} ({line['function']})"
+    return f"a thread holds Python's lock; its main thread is at {place}"
+
+
+def _signal() -> int:
+    """The signal whose handler is used; 0: none."""
+    text = os.environ.get(_VARIABLE, "")
+    if not text:
+        return next((one for one in _FREE if _is_ours(one) or not _is_taken(one)), 0)
+    if not text.isdigit() or not (text == "0" or int(text) in signal.valid_signals()):
+        raise ValueError(f"{_VARIABLE} must be the number of a signal, or 0, got {text!r}")
+    return int(text)
+
+
+def _is_ours(number: int) -> bool:
+    return _armed is not None and _armed[1] == number
+
+
+def _warn(why: str) -> None:
+    _C._log(_WARNING, f"no stacks while Python's lock is held: {why}")
+
+
+def _is_taken(number: int) -> bool:
+    """Whether it is handled or ignored, by Python or by native code."""
+    status = dict(
+        line.split(":\t", 1)
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith(("SigIgn", "SigCgt"))
+    )
+    return any(int(mask, 16) >> (number - 1) & 1 for mask in status.values())
