@@ -5,7 +5,7 @@
 #include <exception>
 #include <utility>
 
-#include "rpc_backend/call/call_kind.h"
+#include "rpc_backend/core/call_kind.h"
 #include "rpc_backend/core/request_policy.h"
 #include "rpc_backend/trace/call_recorder.h"
 #include "rpc_backend/trace/called_function.h"

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "rpc_backend/call/call_kind.h"
+#include "rpc_backend/core/call_kind.h"
 #include "rpc_backend/core/log.h"
 
 namespace weft::rpc {

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "rpc_backend/call/call_kind.h"
 #include "rpc_backend/call/driven_wait.h"
 #include "rpc_backend/call/rref_creation.h"
+#include "rpc_backend/core/call_kind.h"
 #include "rpc_backend/core/future_wait.h"
 #include "rpc_backend/trace/call_range.h"
 #include "rpc_backend/trace/call_recorder.h"

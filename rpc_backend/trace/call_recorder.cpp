@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "rpc_backend/core/call_kind.h"
 #include "rpc_backend/core/request_policy.h"
 #include "rpc_backend/trace/called_function.h"
 

@@ -1,4 +1,4 @@
-#include "rpc_backend/call/call_kind.h"
+#include "rpc_backend/core/call_kind.h"
 
 namespace weft::rpc {
 
