@@ -69,8 +69,9 @@ void RequestServer::refuse(worker_id_t from, const WireHeader& head, const std::
 }
 
 bool RequestServer::servesHere(worker_id_t from, IncomingMessage& in) {
-  if (!group_.devices().empty() || !looksQuick(in) || CallRecorder::get().on() ||
-      CallRange::wanted()) {
+  // Before start() a request waits for a worker; the devices may not be known yet.
+  if (!context_.serves.load(std::memory_order_acquire) || !group_.devices().empty() ||
+      !looksQuick(in) || CallRecorder::get().on() || CallRange::wanted()) {
     return false;
   }
   const RequestPolicy policy = context_.options.request_policy;

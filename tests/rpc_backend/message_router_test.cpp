@@ -467,6 +467,7 @@ void askScript(World& world, const std::string& payload) {
 
 TEST(RequestServer, AQuickCallRunsWhereItIsRead) {
   World world;
+  world.context.serves = true;
   const int before = QuickService::get().runs;
   askScript(world, scriptedCall(QuickService::kEcho, {at::IValue("the echo of it")}));
   ASSERT_TRUE(world.recorder.waitForMessages(1));
@@ -474,9 +475,20 @@ TEST(RequestServer, AQuickCallRunsWhereItIsRead) {
   EXPECT_EQ(QuickService::get().runs, before + 1);
 }
 
+// The agent's devices may not be known yet. Its workers stay held: there is nothing to run it with.
+TEST(RequestServer, AQuickCallWaitsUntilTheAgentServes) {
+  constexpr std::uint64_t kLimit = 100'000;
+  World world(kLimit);
+  const int before = QuickService::get().runs;
+  askScript(world, scriptedCall(QuickService::kEcho, {at::IValue("the echo of it")}));
+  EXPECT_EQ(QuickService::get().runs, before);
+  EXPECT_FALSE(world.server.admits(1, {}, kLimit - 1024));  // it waits
+}
+
 TEST(RequestServer, ALongCallIsLeftToAWorker) {
   constexpr std::uint64_t kLimit = 100'000;
   World world(kLimit);
+  world.context.serves = true;
   const std::string large(8192, 'x');
   askScript(world, scriptedCall(QuickService::kEcho, {at::IValue(large)}));
   EXPECT_FALSE(world.server.admits(1, {}, kLimit - 2048));  // it waits
@@ -485,6 +497,7 @@ TEST(RequestServer, ALongCallIsLeftToAWorker) {
 // Its last bytes name a quick call, and what torch would run is another: user code, on the loop.
 TEST(RequestServer, WhatOnlyLooksLikeAQuickCallDoesNotRun) {
   World world;
+  world.context.serves = true;
   const int before = QuickService::get().runs;
   askScript(world, scriptedCall("__torch__.users", {}) + QuickService::kEcho);
   ASSERT_TRUE(world.recorder.waitForMessages(1));
