@@ -132,7 +132,7 @@ void Group::announce() {
     logWarning(context_.me() + " could not reach worker '" + member.name +
                "' while joining: " + reason + " It is taken off the group's list.");
     membership_.forget(member.rank, member.address);
-    directory_.remove(id);
+    dismiss(id);
     sender_.endpoint()->removePeer(member.rank);
   }
 }

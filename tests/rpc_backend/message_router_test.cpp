@@ -170,6 +170,31 @@ TEST(MessageRouter, NothingIsKeptOfAMemberThatLeft) {
   EXPECT_TRUE(world.sender.endpoint()->stats().peers.empty());
 }
 
+TEST(MessageRouter, AMemberThatDiedBeforeItCouldBeToldIsNone) {
+  World world(2 * kNobodyHasThis, std::nullopt);
+  const auto unreachable = [](worker_id_t, ControlType, const std::string&, milliseconds) {
+    auto failed = c10::make_intrusive<JitFuture>(c10::AnyType::get());
+    failed->setError(std::make_exception_ptr(std::runtime_error("nobody listens there")));
+    return failed;
+  };
+  Group group(world.context, world.sender, unreachable, world.store, std::nullopt, 0);
+  const GroupSecret secret = group.secret();
+  MemberRecord record;
+  record.rank = 1;
+  record.name = "worker1";
+  record.auth = secret.auth;
+  record.key_check = secret.key_check;
+  record.policy = "registered";
+  record.address = world.peer->address();
+  Membership(world.store, "worker1", 1, 0).join(record);
+  group.join(secret);
+  EXPECT_FALSE(group.everyoneServesPython());
+  group.announce();
+  EXPECT_TRUE(group.everyoneServesPython());
+  EXPECT_FALSE(group.directory().contains(1));
+  EXPECT_EQ(world.store->get_to_str("weft/members").find("name=worker1"), std::string::npos);
+}
+
 // Of a rank's 16 lower bits another worker may have the same.
 TEST(MessageRouter, ARankBeyondThoseOfWorkersIsNobodys) {
   constexpr std::int32_t kRank = 65536 + 1;
