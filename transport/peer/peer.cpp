@@ -93,8 +93,8 @@ void Peer::tick(Heartbeat::Time now, std::chrono::nanoseconds late) {
   channel_.outbox().tidy();  // acknowledged messages for which no sender came by
   if (state() == PeerState::kConnected) return channel_.tick(now, late);
   if (state() != PeerState::kReconnecting && state() != PeerState::kLeaving) return;
-  session_.session().postpone(late);
-  if (session_.session().expired(now)) onDeadlinePassed(now);
+  session_.postpone(late);
+  if (session_.expired(now)) onDeadlinePassed(now);
 }
 
 // --- connecting ---
@@ -174,7 +174,7 @@ RefusalCode Peer::admit(const Hello& hello, const SessionClaim& theirs) {
       break;
   }
   if (state() == PeerState::kConnected) {
-    if (session_.session().isLate(theirs)) return RefusalCode::kDuplicate;
+    if (session_.isLate(theirs)) return RefusalCode::kDuplicate;
     return yieldLink() ? RefusalCode::kNone : RefusalCode::kStale;
   }
   // The peer may have answered this side's dial already.
