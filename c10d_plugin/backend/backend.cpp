@@ -76,7 +76,7 @@ PointToPoint& WeftBackend::messages(const char* title) const {
 
 c10d::Backend* WeftBackend::elsewhere(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.is_cpu()) return nullptr;
-  return &comm_.delegates().of(tensor.device(), comm_.engine().batches().open());
+  return &comm_.delegates().of(tensor.device(), comm_.engine().batches().isOpen());
 }
 
 c10d::Backend* WeftBackend::elsewhere(const Tensors& tensors) {

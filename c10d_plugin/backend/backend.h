@@ -122,7 +122,9 @@ class WEFT_API WeftBackend : public c10d::Backend {
       const std::vector<int64_t>& excluded, int flags,
       const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
 
-  // As Communicator's.
+  // abort() fails the running operation and all later ones, here and on the ranks that wait for
+  // this one. shutdown() waits for running operations (10 s at most), then ends the group here; it
+  // may be called again.
   void abort() override;
   void shutdown() override;
 

@@ -1,6 +1,7 @@
 // What a failed operation throws, and what a rank has called, as errors say it.
 //
-// Threads: any that may wait for the GIL: the stack's lines need it.
+// Threads: raise(): any; it takes the GIL only on a thread that can be interrupted. The rest: any
+// that may wait for the GIL: the stack's lines need it.
 #pragma once
 
 #include <exception>

@@ -9,12 +9,13 @@
 namespace weft::process_group {
 
 void CoalescingBatches::start() {
+  std::vector<WorkPtr> dropped;  // released without the lock: a Work's end may take the GIL
   const std::lock_guard lock(mutex_);
-  batches_[std::this_thread::get_id()].clear();
+  dropped = std::exchange(batches_[std::this_thread::get_id()], {});
   open_.store(batches_.size(), std::memory_order_release);
 }
 
-bool CoalescingBatches::open() const {
+bool CoalescingBatches::isOpen() const {
   if (open_.load(std::memory_order_acquire) == 0) return false;
   const std::lock_guard lock(mutex_);
   return batches_.contains(std::this_thread::get_id());

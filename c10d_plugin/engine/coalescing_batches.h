@@ -22,7 +22,7 @@ class CoalescingBatches {
 
   void start();
   // Whether the calling thread's is open.
-  bool open() const;
+  bool isOpen() const;
   // Adds to the calling thread's; false: that is not open.
   bool add(const WorkPtr& work);
   // The Work of all in it.

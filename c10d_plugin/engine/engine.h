@@ -49,7 +49,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
     const bool records = OpRecorder::get().on();
     RecordedOp recorded;
     if (records) recorded = recorder_.record(params, describe(), sequence);
-    if (!params.async && !batches_.open() && !profiled() && queue_.tryEnter()) {
+    if (!params.async && !batches_.isOpen() && !profiled() && queue_.tryEnter()) {
       const Leave leave{queue_};
       recorded.start();
       const RunningOp::Scope running(running_, params.title, params.timeout);

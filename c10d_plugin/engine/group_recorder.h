@@ -1,7 +1,9 @@
 // GroupRecorder: counts one group's operations, and says of each what it is: in the process's
-// record (OpRecorder) while that is on, and for the error where the operation fails.
+// record (OpRecorder) while that is on, and for the error where the operation fails. OpRecorder
+// keeps the GroupRecords; this makes one group's OpRecords.
 //
-// Threads: any thread may call any member.
+// Threads: calls(), countCall(): any. The rest: any thread that may wait for the GIL, for they may
+// walk the Python stack.
 #pragma once
 
 #include <atomic>
@@ -25,7 +27,7 @@ class GroupRecorder {
   RecordedOp record(const OpParams& params, const OpInfo& info, std::uint64_t sequence) const;
   // For its error only.
   RecordedOp unrecorded(const OpParams& params, const OpInfo& info, std::uint64_t sequence) const;
-  // A message, in the record where that is on. `peer`: the other rank; -1: any.
+  // Counts one more message; it is in the record where that is on. `peer`: the other rank; -1: any.
   RecordedOp recordMessage(const OpParams& params, c10d::OpType type, const at::Tensor& tensor,
                            int peer, int tag);
   // What the calling thread has called; `recorded` knows it where it was recorded.

@@ -108,6 +108,7 @@ void AgentParts::open(const GroupSecret& secret) {
 }
 
 void AgentParts::close() {
+  if (context.closing.exchange(true)) return;
   // First the connections, so that nothing new arrives; then whoever waits; then the threads.
   sender.close();
   client.close();

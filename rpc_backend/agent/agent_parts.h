@@ -25,7 +25,7 @@ struct AgentParts {
   // Starts the threads, listens and meets the other workers. Throws c10::Error or c10::ValueError;
   // then close() follows.
   void join();
-  // Once: nothing arrives, waits or runs any more.
+  // Nothing arrives, waits or runs any more. Idempotent.
   void close();
   // What the parts count.
   void addMetrics(std::unordered_map<std::string, std::string>& out);

@@ -77,6 +77,7 @@ void WeftAgent::startImpl() {
   checkProcess("starting RPC");
   if (before_serving_) before_serving_();
   torch_rrefs::endInForkedChildren();
+  parts_->context.serves.store(true, std::memory_order_release);
   parts_->context.workers.release();
 }
 
@@ -84,9 +85,7 @@ void WeftAgent::shutdown() {
   if (parts_->context.process.holds()) RpcAgent::shutdown();
 }
 
-void WeftAgent::shutdownImpl() {
-  if (!parts_->context.closing.exchange(true)) parts_->close();
-}
+void WeftAgent::shutdownImpl() { parts_->close(); }
 
 FuturePtr WeftAgent::send(const WorkerInfo& to, MessagePtr message, const float timeout_seconds,
                           const DeviceMap& device_map) {

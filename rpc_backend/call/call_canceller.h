@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "rpc_backend/call/call_completer.h"
 #include "rpc_backend/call/call_table.h"
@@ -22,14 +23,14 @@ std::string timeoutText(milliseconds timeout, bool inherited);
 
 class CallCanceller {
  public:
-  // All live as long as this. `cancel_own`: tells this worker of its own call; loop thread.
+  // The parts live as long as this. `cancel_own`: tells this worker of its own call; loop thread.
   CallCanceller(AgentContext& context, MessageSender& sender, CallTable& calls,
-                CallCompleter& completer, const std::function<void(std::uint64_t id)>& cancel_own)
+                CallCompleter& completer, std::function<void(std::uint64_t id)> cancel_own)
       : context_(context),
         sender_(sender),
         calls_(calls),
         completer_(completer),
-        cancel_own_(cancel_own) {}
+        cancel_own_(std::move(cancel_own)) {}
 
   // A call in the table has this deadline: looks then for those whose time is up.
   void watch(Clock::time_point deadline);
@@ -47,7 +48,7 @@ class CallCanceller {
   MessageSender& sender_;
   CallTable& calls_;
   CallCompleter& completer_;
-  const std::function<void(std::uint64_t id)>& cancel_own_;
+  const std::function<void(std::uint64_t id)> cancel_own_;
   std::mutex timer_mutex_;
   Clock::time_point timer_armed_ = Clock::time_point::max();
 };

@@ -32,7 +32,7 @@ transport::Waited driveUntil(transport::Endpoint& endpoint, transport::Deadline 
   }
 }
 
-void driveUntilCompleted(std::shared_ptr<transport::Endpoint> endpoint, JitFuture& future) {
+void driveUntilCompleted(const std::shared_ptr<transport::Endpoint>& endpoint, JitFuture& future) {
   if (!threadIsPlain() || future.completed()) return;
   thread_local transport::AdaptiveSpin spin;
   const auto wake = [endpoint, waiter = std::this_thread::get_id()](JitFuture&) {

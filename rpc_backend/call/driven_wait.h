@@ -43,8 +43,9 @@ inline bool driveInterruptibly(transport::Endpoint& endpoint, const std::functio
   return driveUntil(endpoint, transport::Deadline::max(), done, spin) !=
          transport::Waited::kInterrupted;
 }
-// The same until the future is complete, where this thread's state is plain; another thread
-// completes it. Throws what Ctrl-C's handler raised.
-void driveUntilCompleted(std::shared_ptr<transport::Endpoint> endpoint, JitFuture& future);
+// The same until the future is complete. Returns early where this thread can't drive (its state is
+// not plain, another caller drives, or the endpoint closes): then wait in another way. Throws what
+// Ctrl-C's handler raised.
+void driveUntilCompleted(const std::shared_ptr<transport::Endpoint>& endpoint, JitFuture& future);
 
 }  // namespace weft::rpc

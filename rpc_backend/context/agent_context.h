@@ -37,6 +37,8 @@ struct AgentContext {
   // These two are set once, before any other thread is there.
   std::weak_ptr<void> parts;
   std::weak_ptr<const std::atomic<bool>> running;  // torch's, which goes with the agent
+  // From the agent's start() on. Who reads it as true sees what create() has set.
+  std::atomic<bool> serves{false};
   std::atomic<bool> closing{false};
   std::atomic<bool> hurried{false};  // the end waits for no user code: a person pressed Ctrl-C
   AgentMetrics metrics;

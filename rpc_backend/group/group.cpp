@@ -93,7 +93,9 @@ void Group::admit(const MemberRecord& member) {
   directory_.add(member.name, id);
   if (transport::logEnabled(transport::LogLevel::kDebug))
     logDebug(describe(id) + " is in the group, at " + member.address);
-  // In this order: updateList() must not take the new record for that of the lost life.
+  // In this order. updateList() may see the one without the other: a worker that is back, with its
+  // former record, which restore() does not put beside the one that the new life has listed. The
+  // other way round it would take the new record off the list.
   losses_.setBack(id);
   members_.add(member);
 }
@@ -122,7 +124,7 @@ void Group::announce() {
       continue;
     }
     const auto id = static_cast<worker_id_t>(member.rank);
-    if (losses_.isRefused(id)) {
+    if (losses_.refusesUs(id)) {
       leave();
       TORCH_CHECK(false, context_.me(), " cannot join: ", reason);
     }
@@ -130,7 +132,7 @@ void Group::announce() {
     logWarning(context_.me() + " could not reach worker '" + member.name +
                "' while joining: " + reason + " It is taken off the group's list.");
     membership_.forget(member.rank, member.address);
-    directory_.remove(id);
+    dismiss(id);
     sender_.endpoint()->removePeer(member.rank);
   }
 }
@@ -165,7 +167,7 @@ std::string Group::describe(worker_id_t id) const {
 
 bool Group::everyoneServesPython() const {
   return context_.options.request_policy == RequestPolicy::kAny &&
-         members_.allHave(toString(RequestPolicy::kAny));
+         members_.allHavePolicy(toString(RequestPolicy::kAny));
 }
 
 DeviceMap Group::requestMap(const std::string& peer) const {
@@ -218,7 +220,7 @@ Group::Clock::duration Group::noteReturn(worker_id_t peer) {
 }
 
 void Group::noteDisplaced(worker_id_t peer, const transport::Error& why) {
-  losses_.setRefused(peer, why);
+  losses_.setRefusesUs(peer, why);
   updateList(peer);
 }
 
@@ -234,7 +236,7 @@ void Group::updateList(worker_id_t peer) {
   context_.completers.run([this, alive = context_.keepAlive(), peer] {
     try {
       // One that refuses this worker lives, and stays a member.
-      const auto is_dead = [&] { return lossOf(peer).has_value() && !losses_.isRefused(peer); };
+      const auto is_dead = [&] { return lossOf(peer).has_value() && !losses_.refusesUs(peer); };
       // Another task may change the list meanwhile: what holds at the end counts.
       bool dead = false;
       do {

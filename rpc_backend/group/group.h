@@ -59,7 +59,8 @@ class Group {
   // False when the request policy of some worker refuses Python calls of torch's own.
   bool everyoneServesPython() const;
 
-  // Accelerators in use here. They do not change after join().
+  // Accelerators in use here. They do not change after join(). The loop thread asks when
+  // an answer to a call made here comes, or once the agent serves: later.
   const std::vector<c10::Device>& devices() const noexcept { return devices_; }
   // From devices here to those of `peer`: for a request, and for an answer.
   DeviceMap requestMap(const std::string& peer) const;

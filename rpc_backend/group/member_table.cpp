@@ -29,7 +29,7 @@ bool MemberTable::contains(worker_id_t rank) const {
   return std::ranges::any_of(members_, [&](const auto& member) { return member.rank == rank; });
 }
 
-bool MemberTable::allHave(const std::string& policy) const {
+bool MemberTable::allHavePolicy(const std::string& policy) const {
   const std::lock_guard lock(mutex_);
   return std::ranges::all_of(members_, [&](const auto& known) { return known.policy == policy; });
 }

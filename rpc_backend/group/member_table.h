@@ -23,8 +23,7 @@ class MemberTable {
 
   std::vector<MemberRecord> all() const;
   bool contains(worker_id_t rank) const;
-  // Whether all have that request policy.
-  bool allHave(const std::string& policy) const;
+  bool allHavePolicy(const std::string& policy) const;
   // From devices here to those of `peer`, which maps its own to those here.
   DeviceMap reverseMap(const std::string& peer) const;
 

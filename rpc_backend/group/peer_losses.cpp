@@ -11,16 +11,16 @@ const PeerLosses::Loss* PeerLosses::find(worker_id_t peer) const {
 void PeerLosses::add(worker_id_t peer, const transport::Error& why) {
   const std::lock_guard lock(mutex_);
   if (const Loss* const known = find(peer); known != nullptr && !known->back) return;
-  const bool refused = why.code() == transport::ErrorCode::kAuthFailed ||
-                       why.code() == transport::ErrorCode::kDuplicate;
-  losses_[peer] = {why.text(), refused, false, Clock::now(), std::nullopt};
+  const bool refuses_us = why.code() == transport::ErrorCode::kAuthFailed ||
+                          why.code() == transport::ErrorCode::kDuplicate;
+  losses_[peer] = {why.text(), refuses_us, false, Clock::now(), std::nullopt};
 }
 
-void PeerLosses::setRefused(worker_id_t peer, const transport::Error& why) {
+void PeerLosses::setRefusesUs(worker_id_t peer, const transport::Error& why) {
   const std::lock_guard lock(mutex_);
   Loss& loss = losses_[peer];
   loss.reason = why.text();
-  loss.refused = true;
+  loss.refuses_us = true;
 }
 
 void PeerLosses::setBack(worker_id_t peer) {
@@ -43,10 +43,10 @@ std::optional<std::string> PeerLosses::reason(worker_id_t peer) const {
   return loss->reason;
 }
 
-bool PeerLosses::isRefused(worker_id_t peer) const {
+bool PeerLosses::refusesUs(worker_id_t peer) const {
   const std::lock_guard lock(mutex_);
   const Loss* const loss = find(peer);
-  return loss != nullptr && loss->refused && !loss->back;
+  return loss != nullptr && loss->refuses_us && !loss->back;
 }
 
 std::optional<std::string> PeerLosses::lastReason(worker_id_t peer) const {

@@ -21,7 +21,7 @@ class PeerLosses {
   // The worker is lost. Of one loss the first reason stays.
   void add(worker_id_t peer, const transport::Error& why);
   // The lost worker lives, and takes no connection of this worker.
-  void setRefused(worker_id_t peer, const transport::Error& why);
+  void setRefusesUs(worker_id_t peer, const transport::Error& why);
   // The worker is here again, perhaps in another life.
   void setBack(worker_id_t peer);
   // It is back in the life that was lost. Returns how long it was lost.
@@ -30,7 +30,7 @@ class PeerLosses {
   // Why the worker is lost; nothing while it is not.
   std::optional<std::string> reason(worker_id_t peer) const;
   // Whether it is lost only to this worker, which it refuses.
-  bool isRefused(worker_id_t peer) const;
+  bool refusesUs(worker_id_t peer) const;
   // Why it was lost last, also after it came back.
   std::optional<std::string> lastReason(worker_id_t peer) const;
   // How long its last loss lasted, after which it came back in the same life.
@@ -39,7 +39,7 @@ class PeerLosses {
  private:
   struct Loss {
     std::string reason;
-    bool refused = false;
+    bool refuses_us = false;
     bool back = false;
     Clock::time_point since = Clock::now();
     std::optional<Clock::duration> outage;

@@ -21,7 +21,7 @@ namespace weft::rpc {
 
 class StaticMeeting {
  public:
-  // Both outlive it. `self`: this worker, which others can read.
+  // Both outlive it. `self`: this worker's record, which others can read (checkReadable).
   StaticMeeting(c10d::Store& store, const MemberRecord& self, milliseconds timeout)
       : store_(store), self_(self), timeout_(timeout) {}
 

@@ -22,7 +22,7 @@ namespace weft::rpc {
 // more memory than they have bytes.
 inline constexpr std::uint64_t kRequestCost = 1024;
 
-// Who asks for a request, and how it is known there.
+// Who made a request, and how it is known there.
 struct Asker {
   worker_id_t from;
   std::uint64_t id;

@@ -4,10 +4,10 @@
 
 #include <optional>
 
+#include "rpc_backend/call/call_kind.h"
 #include "rpc_backend/core/log.h"
 #include "rpc_backend/serve/quick_call.h"
 #include "rpc_backend/trace/call_range.h"
-#include "rpc_backend/trace/called_function.h"
 
 namespace weft::rpc {
 
@@ -30,7 +30,7 @@ bool mayBeDropped(MessageType type) {
 // Of a request for an RRef's value.
 std::optional<RRefKey> fetchedBy(MessageType type, std::span<const char> payload) {
   const Innermost asked = innermost(type, payload);
-  return kindOf(asked.type) == CallKind::kFetch ? readFetchedId(asked.payload) : std::nullopt;
+  return waitsInTorch(asked.type) ? readFetchedId(asked.payload) : std::nullopt;
 }
 
 }  // namespace
@@ -69,8 +69,9 @@ void RequestServer::refuse(worker_id_t from, const WireHeader& head, const std::
 }
 
 bool RequestServer::servesHere(worker_id_t from, IncomingMessage& in) {
-  if (!group_.devices().empty() || !looksQuick(in) || CallRecorder::get().on() ||
-      CallRange::wanted()) {
+  // Before start() a request waits for a worker; the devices may not be known yet.
+  if (!context_.serves.load(std::memory_order_acquire) || !group_.devices().empty() ||
+      !looksQuick(in) || CallRecorder::get().on() || CallRange::wanted()) {
     return false;
   }
   const RequestPolicy policy = context_.options.request_policy;

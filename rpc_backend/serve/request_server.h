@@ -57,7 +57,7 @@ class RequestServer {
   // Beside what is held of a peer.
   bool hasRoom(std::uint64_t held, std::uint64_t bytes) const;
   void serve(const Asker& asker, IncomingMessage& in, const CallContext& call);
-  // Loop thread. False: it is no quick call, or one that tools are to see.
+  // Loop thread. False: it is no quick call, or one that tools are to see, or comes before start().
   bool servesHere(worker_id_t from, IncomingMessage& in);
   void serveOwn(const Asker& asker, const FuturePtr& made, const CallContext& call);
   // Loop thread: drops a request that has not begun at once, because its turn may be far off.

@@ -1,7 +1,8 @@
 // Responder: what a caller gets for its request: the result, an error, or a refusal; and when the
 // request does not run, the news that nobody here has the RRefs in it.
 //
-// Threads: any.
+// Threads: any. On the loop thread only a payload that is in its header is declined, and no own
+// request answered.
 // Failure: a result that can't be sent (a device without a map, say) becomes an error; an error
 // that can't be sent is logged.
 #pragma once

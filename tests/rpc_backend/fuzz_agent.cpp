@@ -222,6 +222,7 @@ class Agent {
 
   void release() {
     released_ = true;
+    context_.serves = true;
     context_.workers.release();
   }
 

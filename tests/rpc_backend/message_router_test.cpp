@@ -170,6 +170,31 @@ TEST(MessageRouter, NothingIsKeptOfAMemberThatLeft) {
   EXPECT_TRUE(world.sender.endpoint()->stats().peers.empty());
 }
 
+TEST(MessageRouter, AMemberThatDiedBeforeItCouldBeToldIsNone) {
+  World world(2 * kNobodyHasThis, std::nullopt);
+  const auto unreachable = [](worker_id_t, ControlType, const std::string&, milliseconds) {
+    auto failed = c10::make_intrusive<JitFuture>(c10::AnyType::get());
+    failed->setError(std::make_exception_ptr(std::runtime_error("nobody listens there")));
+    return failed;
+  };
+  Group group(world.context, world.sender, unreachable, world.store, std::nullopt, 0);
+  const GroupSecret secret = group.secret();
+  MemberRecord record;
+  record.rank = 1;
+  record.name = "worker1";
+  record.auth = secret.auth;
+  record.key_check = secret.key_check;
+  record.policy = "registered";
+  record.address = world.peer->address();
+  Membership(world.store, "worker1", 1, 0).join(record);
+  group.join(secret);
+  EXPECT_FALSE(group.everyoneServesPython());
+  group.announce();
+  EXPECT_TRUE(group.everyoneServesPython());
+  EXPECT_FALSE(group.directory().contains(1));
+  EXPECT_EQ(world.store->get_to_str("weft/members").find("name=worker1"), std::string::npos);
+}
+
 // Of a rank's 16 lower bits another worker may have the same.
 TEST(MessageRouter, ARankBeyondThoseOfWorkersIsNobodys) {
   constexpr std::int32_t kRank = 65536 + 1;
@@ -467,6 +492,7 @@ void askScript(World& world, const std::string& payload) {
 
 TEST(RequestServer, AQuickCallRunsWhereItIsRead) {
   World world;
+  world.context.serves = true;
   const int before = QuickService::get().runs;
   askScript(world, scriptedCall(QuickService::kEcho, {at::IValue("the echo of it")}));
   ASSERT_TRUE(world.recorder.waitForMessages(1));
@@ -474,9 +500,20 @@ TEST(RequestServer, AQuickCallRunsWhereItIsRead) {
   EXPECT_EQ(QuickService::get().runs, before + 1);
 }
 
+// The agent's devices may not be known yet. Its workers stay held: there is nothing to run it with.
+TEST(RequestServer, AQuickCallWaitsUntilTheAgentServes) {
+  constexpr std::uint64_t kLimit = 100'000;
+  World world(kLimit);
+  const int before = QuickService::get().runs;
+  askScript(world, scriptedCall(QuickService::kEcho, {at::IValue("the echo of it")}));
+  EXPECT_EQ(QuickService::get().runs, before);
+  EXPECT_FALSE(world.server.admits(1, {}, kLimit - 1024));  // it waits
+}
+
 TEST(RequestServer, ALongCallIsLeftToAWorker) {
   constexpr std::uint64_t kLimit = 100'000;
   World world(kLimit);
+  world.context.serves = true;
   const std::string large(8192, 'x');
   askScript(world, scriptedCall(QuickService::kEcho, {at::IValue(large)}));
   EXPECT_FALSE(world.server.admits(1, {}, kLimit - 2048));  // it waits
@@ -485,6 +522,7 @@ TEST(RequestServer, ALongCallIsLeftToAWorker) {
 // Its last bytes name a quick call, and what torch would run is another: user code, on the loop.
 TEST(RequestServer, WhatOnlyLooksLikeAQuickCallDoesNotRun) {
   World world;
+  world.context.serves = true;
   const int before = QuickService::get().runs;
   askScript(world, scriptedCall("__torch__.users", {}) + QuickService::kEcho);
   ASSERT_TRUE(world.recorder.waitForMessages(1));

@@ -93,8 +93,8 @@ void Peer::tick(Heartbeat::Time now, std::chrono::nanoseconds late) {
   channel_.outbox().tidy();  // acknowledged messages for which no sender came by
   if (state() == PeerState::kConnected) return channel_.tick(now, late);
   if (state() != PeerState::kReconnecting && state() != PeerState::kLeaving) return;
-  session_.session().postpone(late);
-  if (session_.session().expired(now)) onDeadlinePassed(now);
+  session_.postpone(late);
+  if (session_.expired(now)) onDeadlinePassed(now);
 }
 
 // --- connecting ---
@@ -130,20 +130,24 @@ bool Peer::mayAdopt() const noexcept {
 void Peer::adopt(std::shared_ptr<Stream> stream, const Hello& hello, const SessionClaim& theirs,
                  Dialler dialler) {
   session_.stopDialling();
-  const std::uint64_t sent = channel_.outbox().lastSequence();
-  if (theirs.received > sent) return fail(peer_errors::badClaim(describe(), theirs.received, sent));
   const bool leaving = state() == PeerState::kLeaving;
-  if (!leaving) moveTo(PeerState::kConnected);
-  if (session_.met()) {
-    reconnects_.fetch_add(1, std::memory_order_relaxed);
-    if (logEnabled(LogLevel::kInfo))
-      log(LogLevel::kInfo,
-          "the connection to " + describe() + " was made again: " + session_.howItBroke());
-  } else if (logEnabled(LogLevel::kDebug)) {
-    log(LogLevel::kDebug, "connected to " + describe() + " over " + stream->transportName());
-  }
-  session_.link(hello.incarnation, theirs);
-  orFail([&] { channel_.attach(std::move(stream), incarnation(), theirs.received, dialler); });
+  // As a whole: who is connected has a link.
+  orFail([&] {
+    const std::uint64_t sent = channel_.outbox().lastSequence();
+    if (theirs.received > sent)
+      return fail(peer_errors::badClaim(describe(), theirs.received, sent));
+    if (!leaving) moveTo(PeerState::kConnected);
+    if (session_.met()) {
+      reconnects_.fetch_add(1, std::memory_order_relaxed);
+      if (logEnabled(LogLevel::kInfo))
+        log(LogLevel::kInfo,
+            "the connection to " + describe() + " was made again: " + session_.howItBroke());
+    } else if (logEnabled(LogLevel::kDebug)) {
+      log(LogLevel::kDebug, "connected to " + describe() + " over " + stream->transportName());
+    }
+    session_.link(hello.incarnation, theirs);
+    channel_.attach(std::move(stream), incarnation(), theirs.received, dialler);
+  });
   if (over()) return;
   return leaving ? sayGoodbye() : channel_.work();
 }
@@ -152,8 +156,8 @@ RefusalCode Peer::admit(const Hello& hello, const SessionClaim& theirs) {
   if (over()) {
     // This very life was lost: both sides must agree that it is over. Another life, or one that
     // left in order, is as good as unknown.
-    const bool same_life =
-        incarnation() == hello.incarnation && reason_.code() != ErrorCode::kPeerClosed;
+    const bool same_life = session_.met() && incarnation() == hello.incarnation &&
+                           reason_.code() != ErrorCode::kPeerClosed;
     // Where the two may meet again, Admission tells an old session from a new one.
     return same_life && !mayReturn() ? RefusalCode::kStale : RefusalCode::kNone;
   }
@@ -170,7 +174,7 @@ RefusalCode Peer::admit(const Hello& hello, const SessionClaim& theirs) {
       break;
   }
   if (state() == PeerState::kConnected) {
-    if (session_.session().isLate(theirs)) return RefusalCode::kDuplicate;
+    if (session_.isLate(theirs)) return RefusalCode::kDuplicate;
     return yieldLink() ? RefusalCode::kNone : RefusalCode::kStale;
   }
   // The peer may have answered this side's dial already.
@@ -223,9 +227,10 @@ bool Peer::yieldLink() {
 void Peer::redial() {
   const bool wanted = state() == PeerState::kReconnecting || state() == PeerState::kLeaving;
   if (!wanted || session_.dialling()) return;
-  const Result<Address> address = parseAddress(info_.address);
-  if (!address.ok()) return;  // only the peer can dial
-  orFail([&] { session_.dial(address.value()); });
+  orFail([&] {
+    const Result<Address> address = parseAddress(info_.address);
+    if (address.ok()) session_.dial(address.value());  // else only the peer can dial
+  });
 }
 
 void Peer::onDeadlinePassed(Heartbeat::Time now) {

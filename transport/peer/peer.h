@@ -66,9 +66,7 @@ class Peer final : public ChannelOwner {
   // Loop thread; 0: not known.
   std::uint64_t incarnation() const noexcept { return session_.incarnation(); }
   // Loop thread: whether that is its incarnation, as far as it is known.
-  bool isLife(std::uint64_t life) const noexcept {
-    return incarnation() == 0 || incarnation() == life;
-  }
+  bool isLife(std::uint64_t life) const noexcept { return !session_.isAnother(life); }
 
   // --- endings ---
   // It is lost, for this reason; the handler is told, later.

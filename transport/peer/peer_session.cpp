@@ -28,7 +28,7 @@ void PeerSession::dial(const Address& address) {
   // Several attempts should fit into the time there is.
   if (met())
     backoff = {milliseconds(0),
-               std::clamp(reconnectTime() / 4, milliseconds(20), backoff.handshake)};
+               std::min(std::max(reconnectTime() / 4, milliseconds(20)), backoff.handshake)};
   connector_ = std::make_unique<Connector>(context_, peer_, address, claim(), backoff);
   if (met() && !connector_->hasWay()) return stopDialling();  // only the peer can dial
   connector_->start(on_dialled_);

@@ -23,11 +23,13 @@ class PeerSession {
   PeerSession(const EndpointContext& context, const PeerInfo& peer, Connector::Done on_dialled)
       : context_(context), peer_(peer), on_dialled_(std::move(on_dialled)) {}
 
-  // What the Channel uses. It has no number before claim(), match() or link(): that is drawn on the
+  // For the Channel only. It has no number before claim(), match() or link(): that is drawn on the
   // loop thread, when it is first needed.
   Session& session() noexcept { return session_; }
   SessionClaim claim() { return numbered().claim(); }
   Session::Match match(const SessionClaim& theirs) { return numbered().match(theirs); }
+  // A claim for a connection that is up already, or was.
+  bool isLate(const SessionClaim& theirs) const noexcept { return session_.isLate(theirs); }
 
   // A connection was up.
   bool met() const noexcept { return session_.link() > 0; }
@@ -58,6 +60,9 @@ class PeerSession {
   void breakOff(std::string how, bool silent, Session::Time deadline);
   const std::string& howItBroke() const noexcept { return broken_how_; }
   bool brokeSilently() const noexcept { return broken_silently_; }
+  // Moves the deadline by the time that this process itself was suspended.
+  void postpone(std::chrono::nanoseconds lost) noexcept { session_.postpone(lost); }
+  bool expired(Session::Time now) const noexcept { return session_.expired(now); }
   std::chrono::milliseconds reconnectTime() const;
   // That time is over.
   Error notReconnected() const;

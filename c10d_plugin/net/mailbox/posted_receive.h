@@ -1,6 +1,7 @@
 // PostedReceive: a receive that waits for its message.
 //
-// Threads: complete() and deliver() run its completion, once, and without the mailbox's lock.
+// Threads: complete() and deliver() run its completion: call one of them, once, without the
+// mailbox's lock.
 #pragma once
 
 #include <cstdint>

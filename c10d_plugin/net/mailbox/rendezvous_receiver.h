@@ -1,6 +1,6 @@
 // RendezvousReceiver: messages whose senders announce them (RTS) and send them when a receive wants
 // them (CTS). An announcement without a receive waits in the matcher; a message that was cleared to
-// come has its receive here, under the number that its sender gave it.
+// come has its receive in MailboxPeer::cleared, under the number that its sender gave it.
 //
 // Threads: the loop thread, but for answer() and takeCleared(), which are called with the mailbox's
 // lock. Failure: a peer that announces too much, or two messages as one, is cut off.
@@ -26,8 +26,8 @@ class RendezvousReceiver {
   transport::Disposition onHeader(int from, const MailHeader& header, std::uint64_t size,
                                   transport::OwnedBuffer& buffer);
 
-  // Gives `receive` a message that was announced before, and is out of the matcher: moves from it,
-  // or it is over. Releases the lock.
+  // Gives `receive` a message that was announced before, and is out of the matcher. `receive` is
+  // moved from, or is over. Releases the lock.
   void answer(const UnexpectedMessage& message, PostedReceive& receive,
               std::unique_lock<std::mutex>& lock);
   // Adds the receives whose messages this peer has yet to send.

@@ -27,7 +27,7 @@ def _with_cause(upstream: Function, self: Any, *args: Any, **kwargs: Any) -> Any
 def _creation_error(rref: Any) -> str | None:
     """Why a failed RRef has no value; None if this worker did not create it."""
     try:
-        # The reference is marked as failed right before its future fails (RequestClient::setError).
+        # The reference is marked as failed right before its future fails (CallCompleter::setError).
         rref._get_future().wait()
     except RuntimeError as error:
         return re.sub(r"^RPCErr:\d+:", "", str(error))  # torch's prefix for the kind of error
