@@ -4,7 +4,7 @@
 
 #include <optional>
 
-#include "rpc_backend/call/call_kind.h"
+#include "rpc_backend/core/call_kind.h"
 #include "rpc_backend/core/log.h"
 #include "rpc_backend/serve/quick_call.h"
 #include "rpc_backend/trace/call_range.h"

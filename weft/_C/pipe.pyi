@@ -94,7 +94,7 @@ class ScriptWorkerRun:
         tasks: collections.abc.Sequence[tuple[str, typing.SupportsInt, typing.SupportsInt]],
         recompute: collections.abc.Sequence[bool],
         trains: bool,
-        criterion: object,
+        criterion: torch.ScriptModule | None,
         targets: list,
         weights: collections.abc.Sequence[typing.SupportsFloat],
         codec: tuple,
