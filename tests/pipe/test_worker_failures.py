@@ -191,7 +191,7 @@ def test_a_killed_worker_ends_the_step_with_its_name():
         workers[0].kill()
 
 
-def test_a_driver_that_is_killed_leaves_nothing_running():
+def test_a_driver_that_is_killed_leaves_nothing():
     with Group(3) as workers:
         workers[0].start(step_until_it_fails)
         workers[2].call(wait_until_some_steps_are_over)
@@ -199,6 +199,26 @@ def test_a_driver_that_is_killed_leaves_nothing_running():
         for worker in (workers[1], workers[2]):
             worker.call(wait_until_free)
             worker.kill()
+
+
+def makes_none() -> str:
+    import weft
+
+    stages = [
+        weft.WithDevice(nn.Linear(4, 4), "worker1/cpu"),
+        weft.WithDevice(models.CannotMove(4, 3), "worker2/cpu"),
+    ]
+    try:
+        weft.Pipe(nn.Sequential(*stages), schedule="gpipe")
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def test_a_pipe_that_cannot_be_made_leaves_nothing(group):
+    assert "cannot be moved" in group[0].call(makes_none)
+    for worker in group:
+        worker.call(wait_until_free)
 
 
 def wait_until_some_steps_are_over() -> None:
@@ -214,12 +234,6 @@ def wait_until_some_steps_are_over() -> None:
 def wait_until_free() -> None:
     from waiting import wait_until
 
-    from weft.pipe._workers import part
+    from weft.pipe._workers.part import parts
 
-    def free() -> bool:
-        return all(
-            len(one.arrivals) == 0 and all(stage.held == 0 for stage in one.stages.values())
-            for one in part.parts.values()
-        )
-
-    wait_until(free, "the mini-batch has ended here")
+    wait_until(lambda: not parts, "the stages have gone here")

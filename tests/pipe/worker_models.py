@@ -139,6 +139,11 @@ class SlowToMove(nn.Linear):
         return super()._apply(*args, **kwargs)
 
 
+class CannotMove(nn.Linear):
+    def _apply(self, *args, **kwargs):
+        raise RuntimeError("it cannot be moved, on purpose")
+
+
 class Overlapping(nn.Module):
     """Gives a tensor without a gradient, and a part of it."""
 

@@ -32,6 +32,7 @@ class RemoteParts:
         self._deferred = deferred
         self._set_up: dict[str, calls.Call] = {}
         self._scripted: dict[str, ScriptWorker] = {}  # those without Python
+        self._holds: dict[str, calls.Hold | rpc.RRef[calls.Hold]] = {}
         self._outputs: list[torch.futures.Future[Any]] = []  # as they become RRefs
         self.places = [stage.place for stage in stages]
         self.workers = workers_of([place.workers for place in self.places])
@@ -86,8 +87,11 @@ class RemoteParts:
             given = (here, self.places, self._layers_at(worker), self._deferred, set_up)
             if worker == here:  # the very modules: RPC would make copies, and train those
                 calls.build(self._pipe, *given)
+                self._holds[worker] = calls.Hold(self._pipe)
             else:
-                rpc.rpc_sync(worker, calls.build, args=(self._pipe, *given), timeout=0)
+                hold = rpc.remote(worker, calls.Hold, args=(self._pipe,), timeout=0)
+                rpc.rpc_sync(worker, calls.build, args=(self._pipe, *given, hold), timeout=0)
+                self._holds[worker] = hold
 
     def _build_scripted(self, worker: str) -> None:
         self._scripted[worker].build(rpc.get_worker_info().name, self.places).wait()
@@ -127,6 +131,12 @@ class RemoteParts:
         for taken in self._outputs:
             with contextlib.suppress(RuntimeError):
                 taken.wait()
+
+    def close(self) -> None:
+        """Lets the workers drop the parts; those that are lost have none."""
+        with contextlib.suppress(RuntimeError):
+            self.call(calls.close)
+        self._holds.clear()
 
     def check_loss(self, loss: Callable[..., Any]) -> None:
         """Raises ValueError for a loss that a worker of the last stage cannot run."""

@@ -309,8 +309,7 @@ class WorkerPipe(StateAtWorkers):
             self._wait_for_checkpoint()
         finally:
             self._parts.wait_for_outputs()
-            with contextlib.suppress(RuntimeError):
-                self.at_workers(calls.close)
+            self._parts.close()
 
     def __len__(self) -> int:
         """The number of stages."""

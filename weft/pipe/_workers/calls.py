@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +22,16 @@ from weft.pipe.skip._store import SkipKey
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
+class Hold:
+    """The driver's hold on a part, which goes with it.
+
+    The value of an RRef that the driver has: it goes when the driver drops that, or is lost.
+    """
+
+    def __init__(self, pipe: str) -> None:
+        weakref.finalize(self, close, pipe).atexit = False
+
+
 def build(
     pipe: str,
     driver: str,
@@ -28,8 +39,12 @@ def build(
     stages: dict[int, list[Layer]],
     deferred: int,
     set_up: Sequence[Call],
+    hold: rpc.RRef[Hold] | None = None,
 ) -> None:
-    """Builds a part and calls these for it: all of it, or none."""
+    """Builds a part and calls these for it: all of it, or none.
+
+    A driver on another worker gives its hold, which so cannot go while the part is built.
+    """
     parts[pipe] = Part(pipe, driver, places, stages, deferred)
     try:
         for function, args in set_up:
