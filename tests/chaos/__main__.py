@@ -2,9 +2,11 @@
 
 First kills, until there were so many; then random faults under random workloads, and kills among them,
 until the time is up. It prints the seed first, each finding as it comes, and figures at the end; what
-hangs is followed by the stacks of all processes. One kind of case, often:
+hangs is followed by the stacks of all processes. The two figures, each alone, and one kind of case:
 
-    ./dev chaos --kills 0 --cases 300 --workload rref --fault Kill
+    ./dev chaos --kills 1000 --minutes 0
+    ./dev chaos --kills 0 --minutes 10
+    ./dev chaos --kills 0 --cases 300 --workload rref --fault Kill --path tcp
 
 Moments are drawn, but what the machine does is not: a case's seed makes it likely again, not certain.
 """
@@ -24,21 +26,15 @@ for folder in (HERE, HERE.parent / "rpc", HERE.parent / "support"):
 
 import faults  # noqa: E402
 import members  # noqa: E402
+import paths  # noqa: E402
+import wall_clock  # noqa: E402
 import workloads  # noqa: E402
 from cases import Result, draw, run_case  # noqa: E402
 from fleet import Fleet  # noqa: E402
-from rank_cases import PATHS, Ranks, run_rank_case  # noqa: E402
+from rank_cases import Ranks, run_rank_case  # noqa: E402
 
-RANK_FAULTS = {
-    path: [
-        fault
-        for fault in faults.ALL
-        if fault.of_ranks
-        and fault.cost is not faults.Cost.RESOURCES
-        and fault.proxied == (path == "tcp")
-    ]
-    for path in PATHS
-}
+COLLECTIVES = "collectives"
+ALL = [one for one in faults.ALL if wall_clock.COMPILER or one is not faults.ClockJumps]
 THOROUGH_EVERY = 10  # kills
 WARM = 60.0  # seconds before the slope of the memory begins to count
 LONG_ENOUGH = 300.0  # seconds that it must be seen for
@@ -94,22 +90,22 @@ class Tally:
 
 
 class Arena:
-    """The fleets, each made when it is wanted and made again when it is at its end."""
+    """The fleets and ranks, each made when it is wanted and made again when it is at its end."""
 
     def __init__(self, tally: Tally) -> None:
         self.tally = tally
-        self.fleets: dict[bool, Fleet] = {}
+        self.fleets: dict[str, Fleet] = {}
         self.ranks: dict[str, Ranks] = {}
 
-    def calls(self, kind: str, fault: faults.Fault, seed: int, thorough: bool) -> None:
-        if fault.proxied not in self.fleets:
-            self.fleets[fault.proxied] = Fleet(fault.proxied)
-        fleet = self.fleets[fault.proxied]
+    def calls(self, kind: str, path: str, fault: faults.Fault, seed: int, thorough: bool) -> None:
+        if path not in self.fleets:
+            self.fleets[path] = Fleet(path)
+        fleet = self.fleets[path]
         result = run_case(fleet, kind, fault, seed, thorough)
         self.tally.add(result)
-        if fault.of_all or result.found:
-            self.fleets.pop(fault.proxied).close()
-        elif thorough and not fault.proxied:
+        if result.over:
+            self.fleets.pop(path).close()
+        elif thorough and path == "unix":
             resident = fleet.caller.call(members.resources)["resident"] / (1 << 20)
             self.tally.memory.append((time.monotonic(), resident))
 
@@ -118,7 +114,7 @@ class Arena:
             self.ranks[path] = Ranks(path)
         result = run_rank_case(self.ranks[path], fault, seed)
         self.tally.add(result)
-        if fault.of_all or result.found:
+        if result.over:
             self.ranks.pop(path).close()
 
     def close(self) -> None:
@@ -129,27 +125,32 @@ class Arena:
 def kill_once(arena: Arena, seed: int, thorough: bool) -> None:
     """One kill: of a worker four times in five, of a rank otherwise."""
     rng = random.Random(seed)
+    fault = faults.Kill(rng)
     if rng.random() < 0.2:
-        path = rng.choice(list(PATHS))
-        arena.collectives(path, faults.Kill(rng), seed)
+        arena.collectives(rng.choice(where(faults.Kill, paths.OF_RANKS)), fault, seed)
     else:
-        fault = rng.choice((faults.Kill, faults.Kill, faults.ProxiedKill))(rng)
-        arena.calls(
-            rng.choice([*workloads.COUNTED, "autograd", "published"]), fault, seed, thorough
-        )
+        path = rng.choice(where(faults.Kill, paths.OF_WORKERS))
+        kinds = [kind for kind in workloads.OPERATIONS if kind != "pipe"]
+        arena.calls(rng.choice(kinds), path, fault, seed, thorough)
 
 
-def anything_once(arena: Arena, seed: int, workload: str, fault_name: str) -> None:
-    """What the seed says, or this workload under this fault."""
+def where(fault: type[faults.Fault], among: dict[str, paths.Path]) -> list[str]:
+    return [name for name, path in among.items() if fault.fits(path)]
+
+
+def anything_once(arena: Arena, seed: int, args: argparse.Namespace) -> None:
+    """What the seed says, as far as the arguments do not."""
     rng = random.Random(seed)
-    if workload and fault_name:
-        arena.calls(workload, getattr(faults, fault_name)(rng), seed, False)
-    elif rng.random() < 0.25:
-        path = rng.choice(list(PATHS))
-        arena.collectives(path, rng.choice(RANK_FAULTS[path])(rng), seed)
-    else:
-        kind, fault = draw(seed, faults.ALL)
-        arena.calls(kind, fault, seed, True)
+    every = [getattr(faults, args.fault)] if args.fault else ALL
+    kind, path, fault = draw(rng, every)
+    of_ranks = args.workload == COLLECTIVES or (not args.workload and rng.random() < 0.25)
+    if of_ranks:
+        path = args.path or rng.choice(where(fault, paths.OF_RANKS))
+        arena.collectives(path, fault(rng), seed)
+        return
+    if args.workload:
+        kind, path = args.workload, rng.choice(where(fault, paths.OF_WORKERS))
+    arena.calls(kind, args.path or path, fault(rng), seed, True)
 
 
 def main() -> int:
@@ -157,8 +158,10 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0, help="of random faults")
     parser.add_argument("--kills", type=int, default=1000, help="kills before that")
     parser.add_argument("--cases", type=int, default=1 << 30, help="of random faults, at most")
-    parser.add_argument("--workload", default="", choices=workloads.OPERATIONS)
-    parser.add_argument("--fault", default="", choices=[one.__name__ for one in faults.ALL])
+    kinds = [*workloads.OPERATIONS, COLLECTIVES]
+    parser.add_argument("--workload", default="", choices=kinds)
+    parser.add_argument("--fault", default="", choices=[one.__name__ for one in ALL])
+    parser.add_argument("--path", default="", choices={**paths.OF_WORKERS, **paths.OF_RANKS})
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 20))
     args = parser.parse_args()
     print(f"seed {args.seed}", flush=True)
@@ -171,7 +174,7 @@ def main() -> int:
         end = time.monotonic() + 60 * args.minutes
         while time.monotonic() < end and tally.cases < args.kills + args.cases:
             seed = args.seed + tally.cases - args.kills
-            anything_once(arena, seed, args.workload, args.fault)
+            anything_once(arena, seed, args)
     finally:
         arena.close()
         print(tally)

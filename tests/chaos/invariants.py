@@ -13,9 +13,9 @@ import re
 import members
 from faults import Cost, Fault
 from fleet import Fleet
+from runs import Report
 from waiting import wait_until
 from workers import Worker
-from workloads import Report
 
 SOON = 10.0  # seconds for what comes back by itself
 NAMES = re.compile(r"worker '?worker\d'? ?|WorkerInfo\(id=\d|Error on Node \d|rank \d|worker\d")
@@ -25,6 +25,7 @@ STARVED = re.compile(  # said by Python, torch or the system of the process that
 )
 MORE_DESCRIPTORS, MORE_THREADS = 16, 24  # connections and worker threads, which are kept
 MORE_BYTES = 96 << 20
+ORPHANS = 8  # contexts of autograd that a lost worker had begun: torch keeps those
 
 
 def ended(report: Report, fault: Fault, victim: str) -> list[str]:
@@ -38,7 +39,9 @@ def ended(report: Report, fault: Fault, victim: str) -> list[str]:
     if fault.cost is Cost.NOTHING:
         found += [f"failed, though nothing was lost: {outcome.text}" for outcome in errors]
     elif fault.cost is Cost.PEER:
-        anybody = NAMES if "Hole" in type(fault).__name__ else re.compile(re.escape(victim))
+        # A stage says whom it has lost, and the victim has lost somebody as well.
+        of_any = fault.of_all or report.kind == "pipeline"
+        anybody = NAMES if of_any else re.compile(re.escape(victim))
         found += [f"does not name {victim}: {o.text}" for o in errors if not anybody.search(o.text)]
     else:
         found += [
@@ -50,7 +53,7 @@ def ended(report: Report, fault: Fault, victim: str) -> list[str]:
 
 
 def released(owners: list[Worker], bound: float = SOON) -> list[str]:
-    """Nobody else holds a value of these workers any more."""
+    """These workers keep nothing any more for operations of others that have ended."""
     found = []
     for owner in owners:
         try:
@@ -67,13 +70,15 @@ class Baseline:
     def __init__(self, workers: list[Worker]) -> None:
         self.before = [(worker, worker.call(members.resources)) for worker in workers]
 
-    def back(self, bound: float = SOON) -> list[str]:
+    def back(self, lost: bool = False, bound: float = SOON) -> list[str]:
+        """`lost`: somebody was."""
         found = []
         for worker, before in self.before:
             most = {
                 "descriptors": before["descriptors"] + MORE_DESCRIPTORS,
                 "threads": before["threads"] + MORE_THREADS,
                 "resident": before["resident"] + MORE_BYTES,
+                "contexts": before["contexts"] + (ORPHANS if lost else 0),
             }
 
             def within(worker: Worker = worker, most: dict[str, int] = most) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import os
@@ -24,6 +25,7 @@ def join(rank: int, world: int, keeper: int, network: int, **options: Any) -> No
 
     import weft
 
+    gc.freeze()  # what is imported by now is not searched at each collection
     register()
     torch.set_num_threads(1)
     made = weft.RpcBackendOptions(
@@ -47,26 +49,37 @@ def _add_one(x):  # TorchScript takes an argument without a type for a tensor
 
 
 def resources() -> dict[str, int]:
-    """Descriptors, threads and resident bytes of this process, with what it can give back given back."""
+    """Descriptors, threads, resident bytes and contexts of distributed autograd of this process, with
+    what it can give back given back.
+    """
+    from torch.distributed.autograd import _get_debug_info
+
     gc.collect()
+    contexts = 0
+    with contextlib.suppress(RuntimeError):  # it is none of an RPC group
+        contexts = int(_get_debug_info()["num_autograd_contexts"])
     _libc.malloc_trim(0)
     status = Path("/proc/self/statm").read_text().split()
     return {
         "descriptors": len(os.listdir("/proc/self/fd")),
         "threads": len(os.listdir("/proc/self/task")),
         "resident": int(status[1]) * os.sysconf("SC_PAGESIZE"),
+        "contexts": contexts,
     }
 
 
 def held_for_others() -> list[str]:
-    """The values of this worker that others refer to."""
+    """What this worker keeps for operations: values to which others refer, stages of pipelines."""
     import torch.distributed.rpc as rpc
 
     import weft
+    from weft.pipe._workers.part import parts
 
     gc.collect()
     me = rpc.get_worker_info().name
-    return [f"{row.type} held by {row.holders}" for row in weft.rref_report() if row.owner == me]
+    values = [f"{row.type} held by {row.holders}" for row in weft.rref_report() if row.owner == me]
+    stages = [f"stages of a Pipe of {part.driver}" for part in list(parts.values())]
+    return values + stages
 
 
 def reaches(peer: str) -> str:
@@ -94,14 +107,18 @@ def threads_again() -> None:
     _libc.pthread_setattr_default_np(_before)
 
 
-def try_to_join(rank: int, world: int, keeper: int, key: str) -> tuple[str, float]:
-    """Joins with this key file: its error, and how long it took."""
+def try_to_join(rank: int, world: int, keeper: int, **options: Any) -> tuple[str, float]:
+    """Joins: its error, and how long it took."""
     began = time.monotonic()
     try:
-        join(rank, world, keeper, 0, auth_key_file=key)
+        join(rank, world, keeper, 0, **options)
     except (RuntimeError, ValueError) as error:
         return str(error), time.monotonic() - began
     return "", time.monotonic() - began
+
+
+def wall_clock() -> float:
+    return time.time()
 
 
 def hang(seconds: float = 3600) -> None:

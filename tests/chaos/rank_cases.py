@@ -3,98 +3,133 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 
 import rank_work
-from cases import Result
+from case_processes import Processes
+from cases import Result, run_guarded
 from faults import Cost, Fault, Kill
-from fleet import where_all_are
-from ports import free_port
-from proxy import Network
+from invariants import NAMES, STARVED, Baseline
+from paths import OF_RANKS
 from waiting import takes
-from workers import Worker, WorkerDied, WorkerError, Workers, keep_store, kept_store
+from workers import Worker, WorkerError
 
 ENDS = 15.0
-PATHS = {
-    "shared memory": {},
-    "messages": {"WEFT_SHARED_MEMORY": "0"},
-    "tcp": {"WEFT_SHARED_MEMORY": "0", "WEFT_UNIX_SOCKET": "0"},
-}
 
 
-class Ranks(Workers):
+class Ranks(Processes):
     """Processes that form a new group for each case; whoever is killed is replaced."""
 
     def __init__(self, path: str, size: int = 4) -> None:
-        self.path, self.size, self.round = path, size, 0
-        self.network = Network() if path == "tcp" else None
-        self.port = free_port()
-        super().__init__(0, {**kept_store(self.port), **PATHS[path]})
+        super().__init__(path, OF_RANKS[path], size)
+        self.round, self.at = 0, 1
+        self.baselines: dict[Worker, Baseline] = {}
         with self.closed_on_failure():
-            self.keeper = self.add()
-            self.keeper.call(keep_store, self.port)
-            self.members = [self.add() for _ in range(size)]
-        self.at = 1
+            for member in self.members:
+                self._prepare(member)
+            for member in self.members:
+                member.result()
+
+    def _prepare(self, member: Worker) -> None:
+        member.start(rank_work.prepare, self.port, self.network_port)
 
     @property
     def victim(self) -> Worker:
         return self.members[self.at]
 
-    def meet(self) -> None:
-        self.round += 1
-        network = self.network.port if self.network else 0
+    def replace_killed(self) -> None:
         for rank, member in enumerate(self.members):
             if member.killed:
-                member.close()
-                self._all.remove(member)
+                self.baselines.pop(member, None)
+                self.remove(member)
                 self.members[rank] = self.add()
+                self._prepare(self.members[rank])
+                self.members[rank].result()
+
+    def meet(self) -> dict[int, str]:
+        """Forms the group of the next round; of each rank that cannot, why."""
+        self.round += 1
         for rank, member in enumerate(self.members):
-            member.start(rank_work.meet, rank, self.size, self.port, network, self.round)
+            member.start(rank_work.meet, rank, self.size, self.round)
+        failed = {}
+        for rank, member in enumerate(self.members):
+            try:
+                member.result()
+            except WorkerError as error:
+                failed[rank] = error.message
+        return failed
+
+    def leftovers(self) -> list[str]:
+        """What earlier rounds have left: in each group a process has what it had in its first."""
+        found = []
         for member in self.members:
-            member.result()
+            if member in self.baselines:
+                found += self.baselines[member].back()
+            else:
+                self.baselines[member] = Baseline([member])
+        return found
 
-    def add(self, environment: dict[str, str | None] | None = None) -> Worker:
-        self.made = getattr(self, "made", 0) + 1
-        self._all.append(Worker(f"process{self.made}", self.folder, {**self.environment}))
-        return self._all[-1]
-
-    def close(self) -> None:
-        super().close()
-        if self.network is not None:
-            self.network.close()
+    def try_to_join(self) -> tuple[str, float]:
+        both = [self.add() for _ in range(2)]  # a group of their own
+        for late in both:
+            self._prepare(late)
+        for late in both:
+            late.result()
+        for rank, late in enumerate(both):
+            late.start(rank_work.try_to_meet, rank)
+        said = [late.result() for late in both]
+        for late in both:
+            self.remove(late)
+        return said[0]
 
 
 def run_rank_case(ranks: Ranks, fault: Fault, seed: int) -> Result:
     rng = random.Random(seed)
     ranks.at = rng.randrange(ranks.size)
-    text = f"seed {seed}: collectives ({ranks.path}) under {fault} of rank {ranks.at}"
-    result = Result(text)
-    try:
-        _run(ranks, fault, rng, seed, result)
-    except (WorkerDied, WorkerError, TimeoutError, ConnectionError) as error:
-        result.found.append(f"{type(error).__name__}: {error}\n{ranks.outputs()[-4000:]}")
-        result.hung = result.hung or isinstance(error, TimeoutError)
-    if result.hung:
-        result.found.append(where_all_are(ranks))
-    return result
+    text = f"seed {seed}: collectives ({ranks.name}) under {fault} of rank {ranks.at}"
+    result = Result(text, over=fault.of_all)
+    return run_guarded(ranks, result, lambda: _run(ranks, fault, rng, seed, result))
 
 
 def _run(ranks: Ranks, fault: Fault, rng: random.Random, seed: int, result: Result) -> None:
-    ranks.meet()
+    ranks.replace_killed()
+    harmless = fault.cost is Cost.NOTHING
+    early = fault.cost is Cost.RESOURCES and rng.random() < 0.5  # before they meet
+    if early:
+        fault.begin(ranks)
+    failed = ranks.meet()
+    if not early:
+        result.found += ranks.leftovers()
+    for rank, why in failed.items():
+        result.errors += 1
+        _judge_error(fault, ranks.at, rank, why, result)
+    if not failed:
+        _operate(ranks, fault, early, rng, seed, result)
+    result.found += fault.found
+    if not harmless:
+        ranks.victim.kill()
+
+
+def _operate(
+    ranks: Ranks, fault: Fault, early: bool, rng: random.Random, seed: int, result: Result
+) -> None:
+    # Between two alone, an error is theirs alone: a third then waits for the one that gave up.
+    kinds = rank_work.OF_ALL + (rank_work.OF_TWO if fault.cost is Cost.NOTHING else ())
     for member in ranks.members:
-        member.call(rank_work.begin, seed)
+        member.call(rank_work.begin, seed, kinds)
     takes(rng.uniform(0.01, 0.2))
-    if fault.cost is not Cost.NOTHING and not isinstance(fault, Kill):
+    result.killed = isinstance(fault, Kill)
+    if fault.cost is Cost.PEER and not result.killed:
         fault.seconds = rank_work.LIMIT + 1.5  # it has to be noticed
     began = time.monotonic()
-    fault.begin(ranks)
+    if not early:
+        fault.begin(ranks)
     fault.hold()
     fault.end(ranks)
-    result.killed = isinstance(fault, Kill)
-    harmless = fault.cost is Cost.NOTHING
-    asked = [m for m in ranks.members if not m.killed]
+    asked = [member for member in ranks.members if not member.killed]
     for member in asked:
-        member.start(rank_work.stop, ENDS, harmless)
+        member.start(rank_work.stop, ENDS, fault.cost is not Cost.PEER)
     survivors = []
     for member in asked:
         report = member.result(ENDS + 10)
@@ -113,8 +148,6 @@ def _run(ranks: Ranks, fault: Fault, rng: random.Random, seed: int, result: Resu
         for member in survivors:
             if why := member.result(ENDS + 10):
                 result.found.append(f"the smaller group: {why}")
-    if not harmless:
-        ranks.victim.kill()
 
 
 def _judge(
@@ -122,14 +155,20 @@ def _judge(
 ) -> None:
     if report.why:
         result.found.append(f"rank {rank}: {report.why}")
-    if not report.error:
-        if fault.cost is Cost.PEER:
-            result.found.append(f"rank {rank} has no error")
-        return
-    result.errors += 1
-    result.waits.append(report.ended - began)
-    named = f"rank {dead}" in report.error or rank == dead or fault.of_all
+    if report.error:
+        result.errors += 1
+        result.waits.append(report.ended - began)
+        _judge_error(fault, dead, rank, report.error, result)
+    elif fault.cost is Cost.PEER:
+        result.found.append(f"rank {rank} has no error")
+
+
+def _judge_error(fault: Fault, victim: int, rank: int, error: str, result: Result) -> None:
+    """An error that may be, and names whom it should."""
     if fault.cost is Cost.NOTHING:
-        result.found.append(f"rank {rank} failed, though nothing was lost: {report.error}")
-    elif not named:
-        result.found.append(f"rank {rank} does not name rank {dead}: {report.error}")
+        result.found.append(f"rank {rank} failed, though nothing was lost: {error}")
+    elif rank == victim:  # it sees the others as lost, or says what it has too little of
+        if not NAMES.search(error) and not STARVED.search(error):
+            result.found.append(f"rank {rank} names neither a rank nor what is short: {error}")
+    elif not re.search(rf"ranks? (\d, )*{victim}\b", error) and not fault.of_all:
+        result.found.append(f"rank {rank} does not name rank {victim}: {error}")

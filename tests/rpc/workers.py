@@ -25,6 +25,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
@@ -93,12 +94,14 @@ def _serve(pipe: Connection, output: str, environment: Mapping[str, str | None])
 class Worker:
     """One process. `start` and `result` are the halves of `call`, for workers that must overlap."""
 
+    processes: BaseContext = _FORKED
+
     def __init__(self, label: str, folder: Path, environment: Mapping[str, str | None]) -> None:
         self.label = label
         self.killed = False  # by the test
         self.output_file = folder / f"{label}.out"
-        self.pipe, theirs = _FORKED.Pipe()
-        self._process = _FORKED.Process(
+        self.pipe, theirs = self.processes.Pipe()
+        self._process = self.processes.Process(  # type: ignore[attr-defined]
             target=_serve, args=(theirs, str(self.output_file), dict(environment)), daemon=True
         )
         self._process.start()

@@ -11,6 +11,7 @@ QUICK_PYTHON=(
   tests/dev tests/docs/test_{docs,docstrings,imports}.py tests/typing
   tests/rpc/test_{api,values,loss,policies}.py tests/jit_ops/test_published.py
   tests/c10d_plugin/test_{right_or_error,failures}.py tests/pipe/test_{contract,gradients,schedule}.py
+  tests/chaos/test_chaos.py
 )
 
 tally() { "$PY" -I "$WEFT_ROOT/tools/tally.py" "$@"; }
