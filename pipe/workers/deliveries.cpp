@@ -27,13 +27,15 @@ using FuturePtr = c10::intrusive_ptr<Answer>;
 
 constexpr std::size_t kHeader = 6;  // the values before the tensors
 
-std::string notArrived(const std::string& worker, const ArrivalKey& key, const Answer& answer) {
+// `sender` says it: others may reach the worker.
+std::string notArrived(const std::string& sender, const std::string& worker, const ArrivalKey& key,
+                       const Answer& answer) {
   const bool skips = key.what == Sent::kSkip || key.what == Sent::kSkipGradient;
-  const char* what = skips                     ? "what was sent along skip connection "
-                     : key.what == Sent::kSums ? "the sums of gradients that were sent to stage "
-                                               : "what was sent to stage ";
-  return what + std::to_string(key.stage) + " of the Pipe, on worker '" + worker +
-         "', did not arrive: " + answer.tryRetrieveErrorMessage();
+  const char* what = skips                     ? "' sent along skip connection "
+                     : key.what == Sent::kSums ? "' sent as sums of gradients to stage "
+                                               : "' sent to stage ";
+  return "what worker '" + sender + what + std::to_string(key.stage) + " of the Pipe, on worker '" +
+         worker + "', did not arrive: " + answer.tryRetrieveErrorMessage();
 }
 
 Values toStack(const std::string& pipeline, const ArrivalKey& key, Parcel parcel) {
@@ -124,14 +126,15 @@ void Deliveries::send(const std::string& worker, const ArrivalKey& key, Parcel p
   static const c10::QualifiedName name(kDeliver);
   const auto agent = rpc::WeftAgent::current();
   TORCH_CHECK(agent != nullptr, "a Pipe over workers needs init_rpc with the backend 'weft'");
+  if (self_.empty()) self_ = agent->getWorkerInfo().name_;
   trpc::ScriptCall call(name, toStack(pipeline_, key, std::move(parcel)));
   auto answer = agent->sendQuick(agent->getWorkerInfo(worker), std::move(call).toMessage());
   // Who waits here for what that worker was to make of it waits no longer.
   answer->addCallback(
-      [pipeline = pipeline_, key, worker](Answer& done) {
+      [pipeline = pipeline_, key, worker, self = self_](Answer& done) {
         if (!done.hasError()) return;
         if (const auto here = findArrivals(pipeline))
-          here->end(key.mini_batch, notArrived(worker, key, done));
+          here->end(key.mini_batch, notArrived(self, worker, key, done));
       },
       /*uses_future=*/false);
   sent_.push_back({worker, key, std::move(answer)});
@@ -142,7 +145,7 @@ void Deliveries::wait() {
     rpc::awaitInterruptibly(*sending.answer);
     sending.answer->wait();
     if (!sending.answer->hasError()) continue;
-    throw std::runtime_error(notArrived(sending.worker, sending.key, *sending.answer));
+    throw std::runtime_error(notArrived(self_, sending.worker, sending.key, *sending.answer));
   }
 }
 

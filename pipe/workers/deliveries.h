@@ -44,6 +44,7 @@ class WEFT_API Deliveries {
     c10::intrusive_ptr<c10::ivalue::Future> answer;
   };
   const std::string pipeline_;
+  std::string self_;  // this worker
   std::vector<Sending> sent_;
 };
 

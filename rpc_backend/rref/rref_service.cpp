@@ -75,17 +75,22 @@ void RRefService::cleanUpAfter(worker_id_t peer) {
     if (!cleaning_up_.insert(peer).second) return;
   }
   const auto half = fromSeconds(context_.options.peer_timeout / 2);
-  sender_.completeAfter(std::min(kReleaseGrace, half), [this, alive = context_.keepAlive(), peer] {
-    {
-      const std::lock_guard lock(mutex_);
-      cleaning_up_.erase(peer);
-    }
-    lifecycle_.releaseForks(peer);
-    const bool back = !group_.lossOf(peer).has_value();
-    lifecycle_.settleUsersOf(peer, back ? &orphans_ : nullptr);
-    // One that is back says itself what does not come.
-    if (!back) failAwaitedOf(peer, std::numeric_limits<std::int64_t>::max());
-  });
+  auto contexts = torch_rrefs::contextsOf(peer);
+  sender_.completeAfter(std::min(kReleaseGrace, half),
+                        [this, alive = context_.keepAlive(), peer, contexts = std::move(contexts)] {
+                          {
+                            const std::lock_guard lock(mutex_);
+                            cleaning_up_.erase(peer);
+                          }
+                          lifecycle_.releaseForks(peer);
+                          const bool back = !group_.lossOf(peer).has_value();
+                          lifecycle_.settleUsersOf(peer, back ? &orphans_ : nullptr);
+                          // It may go on with them after an outage; nobody does after its death.
+                          if (!back || !group_.losses().lastOutage(peer))
+                            torch_rrefs::releaseContexts(contexts);
+                          // One that is back says itself what does not come.
+                          if (!back) failAwaitedOf(peer, std::numeric_limits<std::int64_t>::max());
+                        });
 }
 
 void RRefService::failAwaitedOf(worker_id_t creator, std::int64_t first) {

@@ -17,6 +17,7 @@
 
 #include "rpc_backend/core/log.h"
 #include "transport/base/os/secure_random.h"
+#include "transport/base/thrown.h"
 
 namespace weft::rpc::torch_rrefs {
 
@@ -71,6 +72,9 @@ struct NextContext {
 struct NextMessage {
   friend auto member(NextMessage);
 };
+struct Contexts {
+  friend auto member(Contexts);
+};
 struct CurrentAgent {
   friend auto member(CurrentAgent);
 };
@@ -94,6 +98,7 @@ template struct Expose<Creation, &RRef::ownerCreationFuture_>;
 template struct Expose<SetFailed, &RRef::setTimedOut>;
 template struct Expose<NextContext, &DistAutogradContainer::next_context_id_>;
 template struct Expose<NextMessage, &DistAutogradContainer::next_autograd_message_id_>;
+template struct Expose<Contexts, &DistAutogradContainer::autograd_contexts_>;
 template struct Expose<CurrentAgent, &RpcAgent::currentRpcAgent_>;
 
 template <typename Tag>
@@ -273,6 +278,24 @@ void failAwaited(const std::function<bool(const RRefKey&)>& which, std::exceptio
 
 void endOwnWaits(RRef& marked, std::exception_ptr error) {
   static_cast<OwnerRRef&>(marked).setError(std::move(error));
+}
+
+std::vector<std::int64_t> contextsOf(worker_id_t creator) {
+  std::vector<std::int64_t> found;
+  // torch makes it with its first RPC agent of Python's, and throws before.
+  static_cast<void>(transport::thrownBy([&] {
+    for (auto& shard : DistAutogradContainer::getInstance().*member(Contexts{})) {
+      const std::lock_guard lock(shard.lock);
+      for (const auto& [id, context] : shard.contexts)
+        if (static_cast<worker_id_t>(id >> 48) == creator) found.push_back(id);
+    }
+  }));
+  return found;
+}
+
+void releaseContexts(const std::vector<std::int64_t>& ids) {
+  for (const std::int64_t id : ids)
+    DistAutogradContainer::getInstance().releaseContextIfPresent(id);
 }
 
 }  // namespace weft::rpc::torch_rrefs

@@ -83,6 +83,10 @@ bool isAwaited(const RRefKey& value);
 // for each one that `which` says, with the error. A creation that comes later is served all the
 // same. Not on the loop thread: answers are sent.
 void failAwaited(const std::function<bool(const RRefKey&)>& which, std::exception_ptr error);
+// Ids of the contexts of distributed autograd here that this worker has begun.
+std::vector<std::int64_t> contextsOf(worker_id_t creator);
+// Not on the loop thread: tells the other workers that have a part in one.
+void releaseContexts(const std::vector<std::int64_t>& ids);
 // After `creation` has failed: who already waits for the value that a marked reference of this
 // worker was to have gets the error.
 void endOwnWaits(RRef& marked, std::exception_ptr error);

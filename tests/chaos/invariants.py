@@ -25,7 +25,6 @@ STARVED = re.compile(  # said by Python, torch or the system of the process that
 )
 MORE_DESCRIPTORS, MORE_THREADS = 16, 24  # connections and worker threads, which are kept
 MORE_BYTES = 96 << 20
-ORPHANS = 8  # contexts of autograd that a lost worker had begun: torch keeps those
 
 
 def ended(report: Report, fault: Fault, victim: str) -> list[str]:
@@ -78,7 +77,7 @@ class Baseline:
                 "descriptors": before["descriptors"] + MORE_DESCRIPTORS,
                 "threads": before["threads"] + MORE_THREADS,
                 "resident": before["resident"] + MORE_BYTES,
-                "contexts": before["contexts"] + (ORPHANS if lost else 0),
+                "contexts": before["contexts"],
             }
 
             def within(worker: Worker = worker, most: dict[str, int] = most) -> bool:

@@ -158,7 +158,10 @@ def sends_too_much() -> str:
 def test_what_the_next_stage_cannot_take_ends_the_step():
     with Group(3, per_rank=[{}, {}, {"max_inflight_bytes": 1 << 20}]) as workers:
         said = workers[0].call(sends_too_much)
-        assert "what was sent to stage 1 of the Pipe, on worker 'worker2', did not arrive" in said
+        assert (
+            "what worker 'worker1' sent to stage 1 of the Pipe, on worker 'worker2', did not arrive"
+            in said
+        )
         assert "max_inflight_bytes" in said
         workers.shutdown()
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-
 #: What pytree takes some 10 us to find out: it asks for all registered classes.
 _PLAIN = (type(None), bool, int, float, str)
 
