@@ -22,6 +22,7 @@ Run = Callable[[Tensor], Tensor]
 
 STAGES = 2
 TINY_CHUNKS, TINY_ROWS = 8, 4  # micro-batches, rows in each
+LONG_CHUNKS = 64  # micro-batches among which what a mini-batch costs by itself hardly counts
 BUSY_ROWS = 96
 OVERLAPS = (2, 4, 8, 16)
 STEADY_CHUNKS, STEADY_ROWS = 8, 64
@@ -49,6 +50,20 @@ def by_hand(layers: list[nn.Module], chunks: int) -> Run:
         return torch.cat(outputs)
 
     return run
+
+
+def each_by_hand(
+    layers: list[nn.Module], batch: Tensor, chunks: int, loss: Callable[[Tensor, Tensor], Tensor]
+) -> Callable[[], None]:
+    """Forward, loss and backward of one micro-batch after the other."""
+    run = nn.Sequential(*layers)
+    parts, targets = batch.chunk(chunks), torch.zeros(len(batch)).chunk(chunks)
+
+    def both_ways() -> None:
+        for part, target in zip(parts, targets, strict=True):
+            loss(run(part), target).backward()
+
+    return both_ways
 
 
 def median_seconds(call: Callable[[], object], fewest: int = 5) -> float:
@@ -79,8 +94,8 @@ def _without_graph(run: Run, batch: Tensor) -> None:
         run(batch)
 
 
-def _per_task(seconds: float, hand: float) -> float:
-    return (seconds - hand) / (TINY_CHUNKS * STAGES) * 1e6
+def _per_task(seconds: float, hand: float, chunks: int = TINY_CHUNKS) -> float:
+    return (seconds - hand) / (chunks * STAGES) * 1e6
 
 
 def _overheads(side: Side, layers: list[nn.Module], label: str) -> Figures:

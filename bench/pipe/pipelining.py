@@ -80,7 +80,7 @@ def _by_hand(layers: list[nn.Module], batch: Tensor, chunks: int) -> dict[str, f
     if dist.get_rank() == 0:
         run = metrics.by_hand(layers, chunks)
         result[0] = metrics.median_seconds(lambda: metrics._without_graph(run, batch))
-        result[1] = metrics.median_seconds(metrics.there_and_back(run, batch))
+        result[1] = metrics.median_seconds(metrics.each_by_hand(layers, batch, chunks, _loss))
     dist.broadcast(result, 0)
     return {"forward": result[0].item(), "both ways": result[1].item()}
 

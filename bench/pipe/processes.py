@@ -34,19 +34,22 @@ def measure(
         if scripted:
             layers = [torch.jit.script(layer) for layer in layers]
         kind = "ScriptModule" if scripted else "Python"
-        batch = torch.randn(metrics.TINY_CHUNKS * metrics.TINY_ROWS, stages.TINY)
-        hand = by_hand(layers, batch, metrics.TINY_CHUNKS)
-        ours = both(layers, batch, metrics.TINY_CHUNKS, 60)
-        labels = {"forward": "forward", "both ways": "with backward"}
-        return {
-            f"a task, {kind} stage, {label} us": metrics._per_task(ours[key], hand[key])
-            for key, label in labels.items()
-        }
+        figures: Figures = {}
+        for chunks in (metrics.TINY_CHUNKS, metrics.LONG_CHUNKS):
+            batch = torch.randn(chunks * metrics.TINY_ROWS, stages.TINY)
+            hand, ours = by_hand(layers, batch, chunks), both(layers, batch, chunks, 60)
+            task = (
+                "a task" if chunks == metrics.TINY_CHUNKS else f"a task of {chunks} micro-batches"
+            )
+            for key, label in (("forward", "forward"), ("both ways", "with backward")):
+                cost = metrics._per_task(ours[key], hand[key], chunks)
+                figures[f"{task}, {kind} stage, {label} us"] = cost
+        return figures
     if name == "steady":
         return _steady(by_hand, both, input_gradient)
     if name not in ("overlap_busy", "overlap_asleep"):
         return {}
-    figures: Figures = {}
+    overlaps: Figures = {}
     asleep = name == "overlap_asleep"
     make = stages.Asleep if asleep else stages.busy
     layers = [make() for _ in range(metrics.STAGES)]
@@ -56,8 +59,8 @@ def measure(
         hand, ours = by_hand(layers, batch, chunks), both(layers, batch, chunks, 8)
         for way in ("forward", "both ways"):
             label = "asleep" if asleep else "busy"
-            figures[f"overlap, {label}, {way}, m={chunks} x"] = hand[way] / ours[way]
-    return figures
+            overlaps[f"overlap, {label}, {way}, m={chunks} x"] = hand[way] / ours[way]
+    return overlaps
 
 
 def _steady(by_hand: Ways, both: Both, input_gradient: bool) -> Figures:

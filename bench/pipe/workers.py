@@ -1,7 +1,7 @@
 """Weft's Pipe with a stage per worker, GPipe's schedule: rank 0 drives it and has the first stage.
 
-It has no forward that gives a loss to its caller: forward runs as ``pipe(batch)``, both ways as
-``pipe.step``. Inputs want no gradients.
+It has no forward that gives a loss to its caller: forward runs as ``pipe(batch)`` without
+gradients, both ways as ``pipe.step``. Inputs want no gradients.
 """
 
 from __future__ import annotations
@@ -70,15 +70,9 @@ def _both(layers: list[nn.Module], batch: Tensor, chunks: int, count: int) -> di
 
 
 def _by_hand(layers: list[nn.Module], batch: Tensor, chunks: int) -> dict[str, float]:
-    """The same micro-batches one after the other in one process: for both ways, with their loss."""
-    run, loss = nn.Sequential(*layers), _loss_of(layers)
-    parts, targets = batch.chunk(chunks), torch.zeros(len(batch)).chunk(chunks)
-
-    def both_ways() -> None:
-        for part, target in zip(parts, targets, strict=True):
-            loss(run(part), target).backward()
-
+    """The same micro-batches in one process."""
     forward = metrics.by_hand(layers, chunks)
+    both_ways = metrics.each_by_hand(layers, batch, chunks, _loss_of(layers))
     return {
         "forward": metrics.median_seconds(lambda: metrics._without_graph(forward, batch)),
         "both ways": metrics.median_seconds(both_ways),

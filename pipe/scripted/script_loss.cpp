@@ -18,7 +18,7 @@ using torch::jit::Module;
 
 // The state of a module by value: a version would not tell of a write to `.data`.
 struct State {
-  c10::ClassTypePtr type;
+  std::vector<c10::ClassTypePtr> types;  // its own and those of its modules
   std::size_t methods = 0;
   std::vector<at::IValue> values;
 };
@@ -40,9 +40,12 @@ std::optional<at::IValue> copyOf(const at::IValue& value) {
 }
 
 std::optional<State> stateOf(const Module& module) {
-  State state{module.type(), module.type()->methods().size(), {}};
+  State state{{module.type()}, module.type()->methods().size(), {}};
   for (const at::IValue& value : module.attributes()) {
-    if (value.isModule()) continue;  // its own attributes are among these
+    if (value.isModule()) {  // its own attributes are among these
+      state.types.push_back(value.toModule().type());
+      continue;
+    }
     auto copy = copyOf(value);
     if (!copy) return std::nullopt;
     state.values.push_back(std::move(*copy));
@@ -59,7 +62,7 @@ bool same(const at::IValue& one, const at::IValue& other) {
 }
 
 bool same(const State& one, const State& other) {
-  return one.type == other.type && one.methods == other.methods &&
+  return one.types == other.types && one.methods == other.methods &&
          std::ranges::equal(one.values, other.values,
                             [](const auto& a, const auto& b) { return same(a, b); });
 }

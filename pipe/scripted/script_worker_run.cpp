@@ -160,6 +160,8 @@ void ScriptWorkerRun::forward(const WorkerTask& task, std::optional<Parcel> inpu
                               TaskRecord& record) {
   const auto number = static_cast<std::size_t>(task.micro_batch);
   ScriptWorkerStage& stage = stages_.at(task.stage);
+  // What comes from a stage of this worker is this one's to change, from now on.
+  if (!input) checkSent({task.stage - 1, task.micro_batch}, /*keep=*/false);
   StageArguments arguments =
       input ? unpack(std::move(*input), stage.schema(), python_)
             : std::move(own_inputs_.extract({task.stage, task.micro_batch}).mapped());

@@ -76,8 +76,8 @@ void deliver(Values& stack) {
   const auto arrivals = findArrivals(pipeline);
   TORCH_CHECK(arrivals != nullptr, "worker '",
               trpc::RpcAgent::getCurrentRpcAgent()->getWorkerInfo().name_,
-              "' has no stage of this Pipe: it was restarted, or the Pipe was closed. Build the "
-              "Pipe again.");
+              "' has no stage of this Pipe: it was restarted, its driver was out of "
+              "reach, or the Pipe was closed. Build the Pipe again.");
   const ArrivalKey key{stack[1].toInt(), static_cast<Sent>(stack[2].toInt()), stack[3].toInt(),
                        stack[4].toInt()};
   Parcel parcel{stack[5].toStringRef(), {}};

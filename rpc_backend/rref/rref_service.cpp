@@ -74,23 +74,29 @@ void RRefService::cleanUpAfter(worker_id_t peer) {
     const std::lock_guard lock(mutex_);
     if (!cleaning_up_.insert(peer).second) return;
   }
-  const auto half = fromSeconds(context_.options.peer_timeout / 2);
-  auto contexts = torch_rrefs::contextsOf(peer);
-  sender_.completeAfter(std::min(kReleaseGrace, half),
-                        [this, alive = context_.keepAlive(), peer, contexts = std::move(contexts)] {
-                          {
-                            const std::lock_guard lock(mutex_);
-                            cleaning_up_.erase(peer);
-                          }
-                          lifecycle_.releaseForks(peer);
-                          const bool back = !group_.lossOf(peer).has_value();
-                          lifecycle_.settleUsersOf(peer, back ? &orphans_ : nullptr);
-                          // It may go on with them after an outage; nobody does after its death.
-                          if (!back || !group_.losses().lastOutage(peer))
-                            torch_rrefs::releaseContexts(contexts);
-                          // One that is back says itself what does not come.
-                          if (!back) failAwaitedOf(peer, std::numeric_limits<std::int64_t>::max());
-                        });
+  context_.completers.run([this, alive = context_.keepAlive(), peer] {
+    auto contexts = torch_rrefs::contextsOf(peer);
+    // Of one that is back by now, some may be its new life's.
+    if (!group_.lossOf(peer)) contexts.clear();
+    const auto half = fromSeconds(context_.options.peer_timeout / 2);
+    sender_.completeAfter(
+        std::min(kReleaseGrace, half),
+        [this, alive, peer, contexts = std::move(contexts)] { cleanUp(peer, contexts); });
+  });
+}
+
+void RRefService::cleanUp(worker_id_t peer, const std::vector<std::int64_t>& contexts) {
+  {
+    const std::lock_guard lock(mutex_);
+    cleaning_up_.erase(peer);
+  }
+  lifecycle_.releaseForks(peer);
+  const bool back = !group_.lossOf(peer).has_value();
+  lifecycle_.settleUsersOf(peer, back ? &orphans_ : nullptr);
+  // It may go on with them after an outage; nobody does after its death.
+  if (!back || !group_.losses().lastOutage(peer)) torch_rrefs::releaseContexts(contexts);
+  // One that is back says itself what does not come.
+  if (!back) failAwaitedOf(peer, std::numeric_limits<std::int64_t>::max());
 }
 
 void RRefService::failAwaitedOf(worker_id_t creator, std::int64_t first) {

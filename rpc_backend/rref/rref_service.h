@@ -61,6 +61,7 @@ class RRefService {
   void warnAboutLeaks(bool ignored) const;
 
  private:
+  void cleanUp(worker_id_t peer, const std::vector<std::int64_t>& contexts);
   std::string orphanText(const RRefKey& value, worker_id_t owner) const;
   // Ends the waits for values that `creator` was to create, with ids below `first`.
   void failAwaitedOf(worker_id_t creator, std::int64_t first);

@@ -83,7 +83,8 @@ bool isAwaited(const RRefKey& value);
 // for each one that `which` says, with the error. A creation that comes later is served all the
 // same. Not on the loop thread: answers are sent.
 void failAwaited(const std::function<bool(const RRefKey&)>& which, std::exception_ptr error);
-// Ids of the contexts of distributed autograd here that this worker has begun.
+// Ids of the contexts of distributed autograd here that this worker has begun. Not on the loop
+// thread: torch drops graphs with its locks held, which may need the GIL.
 std::vector<std::int64_t> contextsOf(worker_id_t creator);
 // Not on the loop thread: tells the other workers that have a part in one.
 void releaseContexts(const std::vector<std::int64_t>& ids);

@@ -189,6 +189,17 @@ def test_a_stage_that_changes_what_it_gave_is_refused(group, training):
     group[0].call(changes_what_it_gave, training)
 
 
+def changes_an_earlier_one() -> None:
+    pipe = pipe_of_layers([models.GivesTwoBuffers(), nn.Linear(4, 3)], "12", 3, "gpipe", "never")
+    with pytest.raises(RuntimeError, match="changes in place what it has given to another stage"):
+        pipe(models.batch()[0][:9])
+    pipe.close()
+
+
+def test_a_change_of_what_was_given_before_the_last_is_refused(group):
+    group[0].call(changes_an_earlier_one)
+
+
 def changes_its_input_before_the_backward(checkpoint: str) -> None:
     pipe = pipe_of("0122", 2, "gpipe", checkpoint)
     inputs, targets = models.batch()

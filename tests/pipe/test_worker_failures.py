@@ -166,6 +166,54 @@ def test_what_the_next_stage_cannot_take_ends_the_step():
         workers.shutdown()
 
 
+def steps_with_much() -> None:
+    import weft
+
+    wide = weft.WithDevice(models.Widen(1 << 17), "worker1/cpu")
+    model = nn.Sequential(wide, weft.WithDevice(models.Narrow(), "worker2/cpu"))
+    pipe = weft.Pipe(model, chunks=2, schedule="1f1b")
+    inputs, targets = models.batch()
+    pipe.step(inputs, targets, loss=CROSS_ENTROPY)
+    pipe.close()
+    fails_once(False)
+
+
+def test_workers_with_one_thread_for_rpc():
+    with Group(3, num_worker_threads=1) as workers:
+        workers[0].call(steps_with_much)
+        workers.shutdown()
+
+
+def predicts(places: str) -> None:
+    inputs, _ = models.batch()
+    with torch.no_grad():
+        wanted = models.plain()(inputs)
+        for _ in range(20):
+            found = pipe_of(places, 2, "gpipe").eval()(inputs)  # the Pipe goes at once
+            assert torch.allclose(found.to_here(), wanted)
+
+
+@pytest.mark.parametrize("places", ["0011", "1100", "1122"])
+def test_an_output_outlives_its_pipe(group, places):
+    group[0].call(predicts, places)
+
+
+def builds_twice(pipe: str) -> bool:
+    from weft.pipe._workers import calls
+
+    first, second = calls.Hold(pipe), calls.Hold(pipe)
+    calls.build(pipe, "worker0", [], {}, 0, [], first)
+    calls.build(pipe, "worker0", [], {}, 0, [], second)
+    del first
+    there = calls.has_part(pipe)
+    del second
+    return there and not calls.has_part(pipe)
+
+
+def test_a_former_hold_does_not_take_a_new_part_with_it(group):
+    assert group[0].call(builds_twice, "a pipeline")
+
+
 def step_until_it_fails() -> tuple[str, int]:
     from weft.pipe._workers.part import part_of
 

@@ -227,3 +227,13 @@ def is_recorded() -> None:
 
 def test_a_timeline_has_the_tasks_that_ran_in_cpp(group):
     group[0].call(is_recorded)
+
+
+def test_a_loss_with_another_part_is_sent_anew():
+    from weft.pipe._workers.scripted import SavedLoss
+
+    loss = torch.jit.script(scripted.Measured())
+    three, none = torch.full((1,), 3.0), torch.zeros(1)
+    assert SavedLoss.of(loss).load()(three, none) == 9
+    loss.measure = torch.jit.script(scripted.Absolute())
+    assert SavedLoss.of(loss).load()(three, none) == loss(three, none) == 3

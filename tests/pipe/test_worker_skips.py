@@ -131,3 +131,18 @@ def test_a_change_in_place_of_what_was_stashed_is_seen_or_refused(group, places)
     said = group[0].call(changed_in_place, places)
     assert said == "equal" or "changes one of its inputs in place" in said
     assert (said == "equal") == (places in ("000", "001"))
+
+
+def changes_what_it_popped(chunks: int) -> None:
+    torch.manual_seed(0)
+    layers = [models.StashesDoubled(), nn.Linear(4, 4), models.DoublesInPlace()]
+    inputs, target = torch.randn(12, 4), torch.zeros(12, 4)
+    wanted = torch.nn.functional.mse_loss(layers[1](inputs + 1) + inputs * 4, target)
+    pipe = pipe_of_layers(layers, "010", chunks, "gpipe", "never")
+    assert torch.allclose(pipe.step(inputs, target, loss=nn.MSELoss()), wanted)
+    pipe.close()
+
+
+@pytest.mark.parametrize("chunks", [2, 6])
+def test_what_another_stage_of_the_worker_gave_may_be_changed(group, chunks):
+    group[0].call(changes_what_it_popped, chunks)

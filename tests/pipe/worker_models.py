@@ -277,3 +277,30 @@ class GivesItsBuffer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.seen.copy_(x)
+
+
+class GivesTwoBuffers(nn.Module):
+    """In turns: the first is changed when the third micro-batch comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.buffers_in_turn = [torch.zeros(3, 4), torch.zeros(3, 4)]
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.buffers_in_turn[self.calls % 2].copy_(x.detach()).requires_grad_()
+
+
+@skippable(stash=["doubled"])
+class StashesDoubled(nn.Module):
+    def forward(self, x: Tensor):
+        yield stash("doubled", x.detach() * 2)
+        return x + 1
+
+
+@skippable(pop=["doubled"])
+class DoublesInPlace(nn.Module):
+    def forward(self, x: Tensor):
+        doubled = yield pop("doubled")
+        return x + doubled.mul_(2)

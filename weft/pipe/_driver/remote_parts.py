@@ -86,8 +86,8 @@ class RemoteParts:
             set_up = list(self._set_up.values())
             given = (here, self.places, self._layers_at(worker), self._deferred, set_up)
             if worker == here:  # the very modules: RPC would make copies, and train those
-                calls.build(self._pipe, *given)
-                self._holds[worker] = calls.Hold(self._pipe)
+                own = self._holds[worker] = calls.Hold(self._pipe)
+                calls.build(self._pipe, *given, own)
             else:
                 hold = rpc.remote(worker, calls.Hold, args=(self._pipe,), timeout=0)
                 rpc.rpc_sync(worker, calls.build, args=(self._pipe, *given, hold), timeout=0)
@@ -123,7 +123,9 @@ class RemoteParts:
         else:
             output = rpc.remote(worker, calls.take_output, args=(self._pipe, step))
         self._outputs = [one for one in self._outputs if not one.done()]
-        self._outputs.append(output._get_future())
+        taken = output._get_future()
+        taken.add_done_callback(lambda _, parts=self: None)  # the stages stay until it is taken
+        self._outputs.append(taken)
         return output
 
     def wait_for_outputs(self) -> None:

@@ -29,7 +29,17 @@ class Hold:
     """
 
     def __init__(self, pipe: str) -> None:
-        weakref.finalize(self, close, pipe).atexit = False
+        self._held: list[weakref.ref[Part]] = []
+        weakref.finalize(self, _let_go, pipe, self._held).atexit = False
+
+    def take(self, part: Part) -> None:
+        """From now on the part goes with the hold, and no other one of its pipeline."""
+        self._held.append(weakref.ref(part))
+
+
+def _let_go(pipe: str, held: list[weakref.ref[Part]]) -> None:
+    if held and parts.get(pipe) is held[0]():
+        close(pipe)
 
 
 def build(
@@ -39,12 +49,9 @@ def build(
     stages: dict[int, list[Layer]],
     deferred: int,
     set_up: Sequence[Call],
-    hold: rpc.RRef[Hold] | None = None,
+    hold: Hold | rpc.RRef[Hold],
 ) -> None:
-    """Builds a part and calls these for it: all of it, or none.
-
-    A driver on another worker gives its hold, which so cannot go while the part is built.
-    """
+    """Builds a part and calls these for it: all of it, or none. It goes with the driver's hold."""
     parts[pipe] = Part(pipe, driver, places, stages, deferred)
     try:
         for function, args in set_up:
@@ -52,6 +59,7 @@ def build(
     except BaseException:
         close(pipe)
         raise
+    (hold if isinstance(hold, Hold) else hold.local_value()).take(parts[pipe])
 
 
 def has_part(pipe: str) -> bool:
@@ -68,28 +76,21 @@ def connect(pipe: str, routes: Sequence[tuple[SkipRoute, SkipKey]]) -> None:
 
 @rpc.functions.async_execution
 def run(pipe: str, job: Job) -> torch.futures.Future[Outcome]:
-    """Runs a mini-batch here; with an accelerator, in a thread of its own: it has other streams than
-    the call.
-    """
+    """Runs in a thread of its own: the RPC threads stay free for what it waits for."""
     part = part_of(pipe)
-    done: torch.futures.Future[Outcome] = torch.futures.Future()
-    if part.is_on_host:
-        done.set_result(_outcome(part, job))
-        return done
-    if job.given is not None:
+    if job.given is not None:  # the thread has other streams than the call
         settle(tensor.device for tensor in job.given[1])
-    thread = threading.Thread(
-        target=lambda: done.set_result(_outcome(part, job)), name="weft-pipe", daemon=True
-    )
-    thread.start()
+    done: torch.futures.Future[Outcome] = torch.futures.Future()
+
+    def work() -> None:
+        try:
+            outcome = run_mini_batch(part, job)
+        except Exception as error:
+            outcome = Outcome(None, str(error) or repr(error))
+        done.set_result(outcome)
+
+    threading.Thread(target=work, name="weft-pipe", daemon=True).start()
     return done
-
-
-def _outcome(part: Part, job: Job) -> Outcome:
-    try:
-        return run_mini_batch(part, job)
-    except Exception as error:
-        return Outcome(None, str(error) or repr(error))
 
 
 def open_graph(pipe: str) -> Graph:

@@ -18,8 +18,7 @@ Parcel = tuple[bytes, list[Tensor]]
 #: whether it is there, unless all are; _APART before any of them. Other layouts are pickles.
 #: Scripted stages read and write these in C++, pipe/scripted/script_values.h.
 _TENSOR, _TUPLE, _LIST, _APART = b"", b"(", b"*", b"&"
-#: Devices without streams.
-HOST = ("cpu", "meta")
+_HOST = ("cpu", "meta")
 
 
 class Apart(NamedTuple):
@@ -107,7 +106,7 @@ def adopt(tensors: Iterable[Tensor]) -> None:
 def settle(devices: Iterable[torch.device]) -> None:
     """Waits for the current streams of devices: what comes next may run on others."""
     for device in set(devices):
-        if device.type not in HOST:
+        if device.type not in _HOST:
             torch.accelerator.current_stream(device).synchronize()
 
 
@@ -135,7 +134,7 @@ def _has_device_map(worker: str) -> bool:
 
 
 def _is_host(tensor: Tensor) -> bool:
-    return tensor.device.type in HOST
+    return tensor.device.type in _HOST
 
 
 def _to_host(tensor: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from weft import _C
 from weft.pipe._batchnorm import DeferredBatchNorm
 from weft.pipe._workers.graph import Graph
 from weft.pipe._workers.job import Abandoned, Arrival, SkipRoute, StagePlace
-from weft.pipe._workers.parcels import HOST, adopt, settle, unpack
+from weft.pipe._workers.parcels import adopt, settle, unpack
 from weft.pipe._workers.replicas import Replicas
 from weft.pipe._workers.stage import Stage
 from weft.pipe.skip import Skippable
@@ -103,11 +103,6 @@ class Part:
             if len(workers) > 1
         ]
 
-    @property
-    def is_on_host(self) -> bool:
-        """Whether no stage here is on an accelerator."""
-        return all(stage.device.type in HOST for stage in self.stages.values())
-
     def abandon(self, step: int, reason: str) -> None:
         """Ends a mini-batch: its run, if there is one, stops at its next wait; its output is dropped."""
         self.arrivals.end(step, reason)
@@ -182,7 +177,8 @@ def part_of(pipe: str) -> Part:
     part = parts.get(pipe)
     if part is None:
         raise RuntimeError(
-            f"worker '{rpc.get_worker_info().name}' has no stage of this Pipe: it was restarted, or the "
-            "Pipe was closed. load_checkpoint builds its stages again; without one, make the Pipe again."
+            f"worker '{rpc.get_worker_info().name}' has no stage of this Pipe: it was restarted, its "
+            "driver was out of reach, or the Pipe was closed. load_checkpoint builds its stages again; "
+            "without one, make the Pipe again."
         )
     return part

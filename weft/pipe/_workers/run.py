@@ -23,6 +23,9 @@ from weft.pipe._workers.splitting import split
 from weft.pipe._workers.stage import Backward, MicroBatch, Skips
 from weft.pipe._workers.values import joined, leaves
 
+#: The tensors of what a stage has sent, by what it is for and where it goes, and their versions.
+Versions = dict[tuple[Sent, int], list[tuple[Tensor, int]]]
+
 
 def run_mini_batch(part: Part, job: Job, given: dict[Key, Any] | None = None) -> Outcome:
     """Runs a worker's tasks of a mini-batch.
@@ -81,7 +84,7 @@ class Run:
         self._graph = graph
         self._outputs: list[Any] = []
         self._first: dict[int, list[Tensor | None]] = {}  # gradients of the first stage's inputs
-        self._sent: dict[tuple[int, int], list[tuple[Tensor, int]]] = {}  # and the versions
+        self._sent: dict[tuple[int, int], Versions] = {}  # by stage and micro-batch
         self._sent_last: dict[int, int] = {}  # the micro-batch, by stage
         self._step: steps.Step
         self._last = len(part.places) - 1
@@ -111,6 +114,9 @@ class Run:
             for one in replicas:
                 if self._last_task(one) == number:  # stages before it go on meanwhile
                     self._send_sums(one)
+        if self._graph is not None and backward is None:  # no backward of this run looks at it
+            for at in self._sent:
+                self._check_sent(*at, keep=True)
         for one in replicas:
             one.add_up([self._sums_of(one, at) for at in range(len(one.workers))])
         alone = self.job.criterion is None and backward is None
@@ -183,7 +189,10 @@ class Run:
         given = {(Sent.input, task.stage + 1): output}
         given |= {(Sent.skip, at): one for at, one in stashed.items()}
         tensors = [one for one in leaves(list(given.values())) if isinstance(one, Tensor)]
-        self._sent[task.stage, task.micro_batch] = [(one, one._version) for one in tensors]
+        self._sent[task.stage, task.micro_batch] = {
+            key: [(one, one._version) for one in leaves(value) if isinstance(one, Tensor)]
+            for key, value in given.items()
+        }
         self._sent_last[task.stage] = task.micro_batch
         elsewhere = any(self._worker(*key, task.micro_batch) != self.part.name for key in given)
         apart = bool(stashed) and elsewhere and overlap(tensors)
@@ -217,6 +226,7 @@ class Run:
 
     def _take(self, what: Sent, stage: int, number: int) -> Any:
         if (what, stage, number) in self._own:
+            self._hand_over(what, stage, number)
             return self._own.pop((what, stage, number))
         self._step.started = 0
         value = self.part.take((self.job.step, what, stage, number))
@@ -260,13 +270,21 @@ class Run:
 
         Looked for after the stage's next forward, and before the micro-batch's backward.
         """
-        sent = self._sent.get((stage, micro_batch), ())
-        if any(tensor._version != version for tensor, version in sent):
+        sent = self._sent.get((stage, micro_batch), {})
+        if any(one._version != version for value in sent.values() for one, version in value):
             raise RuntimeError(
                 "the stage changes in place what it has given to another stage: let it give a clone"
             )
         if not keep:
             self._sent.pop((stage, micro_batch), None)
+
+    def _hand_over(self, what: Sent, stage: int, number: int) -> None:
+        """What goes to a stage of this worker is that one's to change, from now on."""
+        if what not in (Sent.input, Sent.skip):
+            return
+        giver = stage - 1 if what == Sent.input else self.part.skips[stage].begin
+        self._check_sent(giver, number, keep=True)
+        self._sent.get((giver, number), {}).pop((what, stage), None)
 
     def output(self) -> Any:
         """The whole output of a forward alone, if the last stage is here."""
