@@ -1,8 +1,12 @@
-// Quick calls: short scripted calls of Weft's own, which a request server runs on the thread that
-// reads them. A hop to a worker would take longer than they do.
+// Quick and native calls: scripted calls of Weft's own, which need neither torch nor a worker. A
+// ScriptService runs them, and its result is there when it returns.
 //
-// Their names begin with kQuick. Who serves one (ScriptService) neither waits nor calls out, and
-// its result is there when it returns.
+// A quick call is short: the request server runs it on the thread that reads it, because a hop to a
+// worker would take longer. Who serves it neither waits nor calls out. Its name begins with kQuick.
+//
+// A native call is answered also while Python calls that wait for the GIL fill all workers: a
+// completer runs it, and it may wait there. It has no tensors, it waits for no earlier call of its
+// caller, and records of calls do not show it. Its name begins with kNative.
 #pragma once
 
 #include "rpc_backend/core/torch_names.h"
@@ -10,14 +14,17 @@
 namespace weft::rpc {
 
 inline constexpr const char* kQuick = "__weft__.quick.";
+inline constexpr const char* kNative = "__weft__.native.";
 
 class IncomingMessage;
 
-// Whether this looks like one and is short; runQuick() decides.
+// Whether this looks like one and is short; runQuick() and runNative() decide.
 bool looksQuick(const IncomingMessage& request);
+bool looksNative(const IncomingMessage& request);
 
-// Runs it and returns its answer. Throws std::exception, whose text the caller gets, also when it
-// is none. Loop thread.
-MessagePtr runQuick(const Message& request);
+// Run it and return its answer. They throw std::exception, whose text the caller gets, also when it
+// is none.
+MessagePtr runQuick(const Message& request);   // loop thread
+MessagePtr runNative(const Message& request);  // completer
 
 }  // namespace weft::rpc

@@ -74,20 +74,26 @@ bool RequestServer::servesHere(worker_id_t from, IncomingMessage& in) {
       !looksQuick(in) || CallRecorder::get().on() || CallRange::wanted()) {
     return false;
   }
+  serveDirectly(from, rrefs_.lifecycle().now(), in, &runQuick);
+  return true;
+}
+
+void RequestServer::serveDirectly(worker_id_t from, RRefLifecycle::Seen seen, IncomingMessage& in,
+                                  MessagePtr (*run)(const Message&)) {
   const RequestPolicy policy = context_.options.request_policy;
   try {
     const auto type = static_cast<MessageType>(in.type());
     if (const auto why = refusal(policy, type, in.payload())) {
       responder_.refuseByPolicy(from, in.callId(), {}, *why);
-    } else {
-      const MessagePtr answer = runQuick(*in.finish(distrustsPeers(policy)));
-      context_.metrics.calls_served.fetch_add(1, std::memory_order_relaxed);
-      responder_.send(from, in.callId(), answer);
+      return;
     }
+    const MessagePtr answer = run(*in.finish(distrustsPeers(policy)));
+    context_.metrics.calls_served.fetch_add(1, std::memory_order_relaxed);
+    // The new life of a worker did not ask.
+    if (!rrefs_.lifecycle().isOfLostLife(from, seen)) responder_.send(from, in.callId(), answer);
   } catch (const std::exception& error) {
     responder_.fail(from, in.callId(), error.what());
   }
-  return true;
 }
 
 void RequestServer::onRequest(worker_id_t from, std::shared_ptr<IncomingMessage> in) {
@@ -95,17 +101,29 @@ void RequestServer::onRequest(worker_id_t from, std::shared_ptr<IncomingMessage>
   Peer& peer = peers_[from];
   const Asker asker{from, in->callId(), rrefs_.lifecycle().now(), peer.order,
                     CallRecorder::get().now()};
+  // Before start() it waits for a worker, as others do.
+  const bool native = context_.serves.load(std::memory_order_acquire) && looksNative(*in);
   try {
     auto call = std::make_shared<InflightRequest>(asker, peer.held, std::move(in));
     peer.asked.add(asker.id, call);
-    context_.workers.run([this, alive = context_.keepAlive(), call = std::move(call)] {
-      if (const auto message = call->take()) serve(call->asker(), *message, *call);
+    const auto serves = native ? &RequestServer::serveNative : &RequestServer::serve;
+    WorkerPool& threads = native ? context_.completers : context_.workers;
+    threads.run([this, serves, alive = context_.keepAlive(), call = std::move(call)] {
+      if (const auto message = call->take()) (this->*serves)(call->asker(), *message, *call);
     });
   } catch (const std::exception& error) {
     // No memory for the task, or no thread for it.
     responder_.fail(
         asker.from, asker.id,
         transport::resourceExhausted(context_.me() + " cannot run the request: " + error.what()));
+  }
+}
+
+void RequestServer::serveNative(const Asker& asker, IncomingMessage& in, const CallContext& call) {
+  if (call.isCancelled()) {
+    responder_.drop(asker.from, in.payload());
+  } else {
+    serveDirectly(asker.from, asker.seen, in, &runNative);
   }
 }
 

@@ -2,7 +2,7 @@
 // which run. RequestRunner runs them, and Responder answers.
 //
 // Threads: the on...() members, admits() and hold() run on the loop thread, which reads no payload
-// of a request; requests run on workers.
+// of a request; requests run on workers, but for quick and native calls (quick_call.h).
 // Failure: a request whose caller has given up, or whose deadline has passed, before it begins is
 // not run.
 #pragma once
@@ -57,8 +57,13 @@ class RequestServer {
   // Beside what is held of a peer.
   bool hasRoom(std::uint64_t held, std::uint64_t bytes) const;
   void serve(const Asker& asker, IncomingMessage& in, const CallContext& call);
+  // Completer.
+  void serveNative(const Asker& asker, IncomingMessage& in, const CallContext& call);
   // Loop thread. False: it is no quick call, or one that tools are to see, or comes before start().
   bool servesHere(worker_id_t from, IncomingMessage& in);
+  // Answers a quick or native call, which `run` runs; it came at `seen`.
+  void serveDirectly(worker_id_t from, RRefLifecycle::Seen seen, IncomingMessage& in,
+                     MessagePtr (*run)(const Message&));
   void serveOwn(const Asker& asker, const FuturePtr& made, const CallContext& call);
   // Loop thread: drops a request that has not begun at once, because its turn may be far off.
   void dropWaiting(const std::shared_ptr<CallContext>& context);

@@ -30,8 +30,8 @@ class ScriptService {
 
   // Runs what is known under `name`, or returns null for a name that torch should look up. The
   // future's element type is the declared type of the result. Worker thread, for a quick call
-  // (quick_call.h) also the loop thread; no GIL held. Throws std::exception, whose text the caller
-  // gets.
+  // (quick_call.h) also the loop thread, for a native one a completer; no GIL held. Throws
+  // std::exception, whose text the caller gets.
   virtual c10::intrusive_ptr<Future> run(const std::string& name,
                                          std::vector<at::IValue>& stack) = 0;
 

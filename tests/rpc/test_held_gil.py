@@ -6,6 +6,9 @@ import ctypes
 import inspect
 import os
 import signal
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -83,6 +86,7 @@ def test_the_stack_of_a_worker_that_holds_the_gil_is_shown(pipe):
         wait_until(lambda: HELD in group[0].call(all_stacks)["worker1"], "the GIL is held")
         found = group[0].call(all_stacks)
         assert f'"{__file__}", line {line_of_hold()} in hold' in found["worker1"]
+        assert f"{HELD}they are at, the last calls first:\nMain thread 0x" in found["worker1"]
         assert "no Python frame" not in found["worker1"]
         assert found["worker2"].startswith("MainThread:\n")
         assert f"line {line_of_hold()} in hold" in group[2].call(page)
@@ -91,6 +95,66 @@ def test_the_stack_of_a_worker_that_holds_the_gil_is_shown(pipe):
         assert group[0].call(all_stacks)["worker1"].startswith("MainThread:\n")
         # Where the GIL can be had nobody reads the frames of threads that run.
         assert group[0].call(asked, "worker1") == ""
+        group.shutdown()
+
+
+def fill() -> None:
+    """More calls for worker1 than it has threads for them; nobody waits for their answers."""
+    import torch.distributed.rpc as rpc
+
+    for _ in range(40):
+        rpc.rpc_async("worker1", caught)
+
+
+def test_calls_that_wait_for_the_gil_do_not_delay_the_question(pipe):
+    with Group(2, rpc_timeout=30) as group:
+        group[1].start(hold, pipe)
+        wait_until(lambda: HELD in group[0].call(all_stacks)["worker1"], "the GIL is held")
+        group[0].call(fill)
+        for _ in range(2):
+            assert "in hold" in group[0].call(all_stacks)["worker1"]
+        let_go(pipe)
+        group[1].result()
+        group.shutdown()
+
+
+def ask_at_once() -> list[str]:
+    from weft import _C
+
+    waits = [_C._ask_for_stacks("worker1", 20.0) for _ in range(20)]
+    return [one.wait() for one in waits]
+
+
+def test_those_who_ask_at_once_all_get_the_stacks(pipe):
+    with Group(2, rpc_timeout=30) as group:
+        group[1].start(hold, pipe)
+        wait_until(lambda: HELD in group[0].call(all_stacks)["worker1"], "the GIL is held")
+        assert all("in hold" in text for text in group[0].call(ask_at_once))
+        let_go(pipe)
+        group[1].result()
+        assert group[0].call(ask_at_once) == [""] * 20
+        group.shutdown()
+
+
+def sleep_in_threads(count: int) -> None:
+    for _ in range(count):
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+
+def place() -> str:
+    from weft._observe import held_gil
+
+    return held_gil.ask_place("worker1")()
+
+
+def test_among_too_many_threads_the_main_one_is_not_made_up(pipe):
+    with Group(2, rpc_timeout=30) as group:
+        group[1].call(sleep_in_threads, 120)
+        group[1].start(hold, pipe)
+        wait_until(lambda: group[0].call(place), "the GIL is held")
+        assert group[0].call(place) == "a thread holds Python's lock"
+        let_go(pipe)
+        group[1].result()
         group.shutdown()
 
 
@@ -132,6 +196,102 @@ def test_a_program_that_takes_the_signal_later_has_it(pipe):
         group[1].result()
         assert group[1].call(caught) == []
         group.shutdown()
+
+
+def fork_and_hold(pipe: str) -> int:
+    """What ends a forked child that arms anew; what it says comes in the worker's output."""
+    from weft._observe import held_gil
+
+    child = os.fork()
+    if child == 0:
+        held_gil.start(0.2)
+        hold(pipe)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def fork_with_the_signal_taken() -> int:
+    """As above, for a child that handles it natively, of which faulthandler knows nothing."""
+    from weft._observe import held_gil
+
+    child = os.fork()
+    if child == 0:
+        native = ctypes.CDLL(None)
+        native.signal(LAST, ctypes.cast(native.abs, ctypes.c_void_p))
+        held_gil.start(0.2)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_forked_child_has_stacks_of_its_own(pipe):
+    with Group(1, {"WEFT_HANG_REPORT": "60"}) as group:
+        group[0].start(fork_and_hold, pipe)
+        group[0].wait_for_output("a thread has held Python's lock for 0.2 s")
+        group[0].wait_for_output(f"line {line_of_hold()} in hold")
+        let_go(pipe)
+        assert group[0].result() == 0
+        group.shutdown()
+
+
+def test_a_forked_child_leaves_a_signal_alone_that_its_program_took():
+    with Group(1) as group:
+        assert group[0].call(fork_with_the_signal_taken) == 0
+        group[0].wait_for_output(f"signal {LAST} is the program's by now")
+        group.shutdown()
+
+
+ENDS_WHILE_IT_IS_HELD = """
+import ctypes, threading, time
+from weft._observe import held_gil
+held_gil.start(0.1)
+def hold():
+    while True:
+        ctypes.PyDLL(None).usleep(900_000)
+threading.Thread(target=hold, daemon=True).start()
+time.sleep(2)
+"""
+
+
+def test_a_process_ends_while_a_daemon_thread_holds_the_gil():
+    ended = subprocess.run(
+        [sys.executable, "-c", ENDS_WHILE_IT_IS_HELD], capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "a thread has held Python's lock for 0.1 s" in ended.stderr
+    assert "in hold" in ended.stderr
+
+
+def refuse_files() -> None:
+    def refuse(*_: object) -> int:
+        raise OSError("no more files")
+
+    os.memfd_create = refuse
+
+
+def hide_proc() -> None:
+    from weft._observe import held_gil
+
+    held_gil.Path = lambda path: Path("/nowhere") / path[1:]
+
+
+def switch_seldom() -> None:
+    sys.setswitchinterval(1)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "why"),
+    [
+        (refuse_files, "no more files"),
+        (hide_proc, "No such file or directory: '/nowhere/proc/self/status'"),
+        (switch_seldom, "sys.getswitchinterval() is above 0.1 s"),
+    ],
+)
+def test_a_worker_joins_without_them(trouble, why):
+    with Workers(1) as workers:
+        workers[0].call(trouble)
+        workers[0].call(join, 0, 1, workers.meeting)
+        said = workers[0].wait_for_output(why)
+        assert "no stacks while Python's lock is held: " in said
 
 
 def test_where_it_is_off_there_are_no_stacks(pipe):

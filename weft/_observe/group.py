@@ -14,7 +14,7 @@ from weft._observe.state import State
 from weft._torch import current
 
 _PATIENCE = 1.0  # seconds for a worker to answer
-_SILENT = f"does not answer within {_PATIENCE:g} s"
+SILENT = f"does not answer within {_PATIENCE:g} s"
 _KEPT = 1.0  # seconds for which an answer serves others who ask, too
 Answer = TypeVar("Answer")
 _TIMED_OUT = "RPCErr:1:"  # how torch marks a call's timeout (torch/csrc/distributed/rpc/utils.h)
@@ -61,7 +61,7 @@ def stacks() -> dict[str, str]:
 def all_stacks() -> list[State]:
     """By rank; also of those in which a thread holds the GIL."""
     answers = ask_all(state.stacks)
-    silent = [one for one in answers if one["error"] == _SILENT]
+    silent = [one for one in answers if one["error"] == SILENT]
     waits = [(one, held_gil.ask(one["name"])) for one in silent]
     for one, wait in waits:
         if text := wait():
@@ -99,7 +99,7 @@ def ask(
 def why_silent(error: Exception) -> str:
     """In a line, for a worker that was given a second."""
     text = str(error).partition("\n")[0]
-    return _SILENT if text.startswith(_TIMED_OUT) else text
+    return SILENT if text.startswith(_TIMED_OUT) else text
 
 
 def _answer(info: rpc.WorkerInfo, wait: Callable[[], State]) -> State:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from weft import _C
 from weft._observe import held_gil
 from weft._observe.doing import doing
-from weft._observe.group import ask, why_silent
+from weft._observe.group import SILENT, ask, why_silent
 from weft._observe.questions import Questions
 from weft._observe.threads import started
 from weft._observe.waits import Waiting, who_waits
@@ -124,12 +124,16 @@ def _answers(one: Waiting) -> str:
         for info in agent.get_worker_infos()
         if (info.name == one.whom if one.kind == "call" else info.id in awaited)
     ]
-    said = [(info.name, ask(info.name, doing)) for info in workers[:_MOST_ASKED]]
-    return "".join(f"; {name}: {_text(name, wait)}" for name, wait in said)
+    waits = {info.name: ask(info.name, doing) for info in workers[:_MOST_ASKED]}
+    said = {name: _text(wait) for name, wait in waits.items()}
+    silent = [name for name, text in said.items() if text == SILENT]
+    places = {name: held_gil.ask_place(name) for name in silent}
+    said.update((name, place() or SILENT) for name, place in places.items())
+    return "".join(f"; {name}: {text}" for name, text in said.items())
 
 
-def _text(worker: str, wait: Callable[[], str]) -> str:
+def _text(wait: Callable[[], str]) -> str:
     try:
         return wait()
     except Exception as error:
-        return held_gil.ask_place(worker) or why_silent(error)
+        return why_silent(error)

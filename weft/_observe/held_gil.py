@@ -1,7 +1,7 @@
 """Where the threads of a process are while one of them holds the GIL for long, as native code may.
 
 No Python runs there then. So that C++ can have the stacks all the same
-(rpc_backend/python/held_gil.cpp), the signal handler of Python's faulthandler is registered
+(rpc_backend/python/held_stacks.h), the signal handler of Python's faulthandler is registered
 beforehand, for a signal that nobody uses. The signal is never sent: C++ calls its handler.
 """
 
@@ -12,6 +12,7 @@ import faulthandler
 import os
 import re
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -21,9 +22,11 @@ from weft._observe.doing import LIBRARIES
 
 _WARNING = 2
 _VARIABLE = "WEFT_STACKS_SIGNAL"
-_PATIENCE = 2.0  # seconds for a worker, which waits 0.9 s for its GIL
+_PATIENCE = 2.0  # seconds for a worker, which waits 1.5 s for its GIL
+_LONGEST_SWITCH = 0.1  # seconds: where threads ask for the GIL more seldom all looks like a hold
 _FREE = range(signal.SIGRTMAX, signal.SIGRTMAX - 8, -1)  # of which the first one unused is taken
-_HEAD = "a thread holds Python's lock; they are at, the last calls first:\n"
+_HELD = "a thread holds Python's lock"
+_HEAD = f"{_HELD}; they are at, the last calls first:\n"
 _LINE = re.compile(r'File "(?P<path>.*)", line (?P<number>\d+) in (?P<function>.*)')
 _mutex = threading.Lock()
 _armed: tuple[int, int] | None = None  # the process, and its signal
@@ -32,22 +35,19 @@ _armed: tuple[int, int] | None = None  # the process, and its signal
 def start(limit: float) -> None:
     """From now on, also logs the stacks where the GIL was held for ``limit`` seconds, if not 0.
 
-    A second call changes nothing. Where the program handles the signal there are no such stacks.
+    A second call changes nothing. Where that cannot be, a warning says why.
     """
     global _armed
-    number = _signal()
+    chosen = _chosen()
     with _mutex:
-        if not number or (_armed is not None and _armed[0] == os.getpid()):
+        if chosen == 0 or (_armed is not None and _armed[0] == os.getpid()):
             return
-        if _is_taken(number) and not _is_ours(number):
-            _warn(f"signal {number} is the program's; choose another by {_VARIABLE}, or 0")
-            return
-        file = os.memfd_create("weft-stacks", os.MFD_CLOEXEC)
         try:
-            faulthandler.register(number, file=file, all_threads=True)
-            _C._arm_stacks(number, file, limit)
+            number = _arm(chosen, limit)
         except (OSError, RuntimeError) as error:
             _warn(str(error))
+            return
+        if not number:
             return
         _armed = os.getpid(), number
     atexit.register(_C._disarm_stacks)
@@ -78,26 +78,51 @@ def ask(worker: str) -> Callable[[], str]:
     return text
 
 
-def ask_place(worker: str) -> str:
-    """As a line: that a thread holds the GIL there, and where the main thread is; or empty."""
-    threads = ask(worker)().removeprefix(_HEAD).split("\n\n")
-    lines = [found for text in threads[:1] for found in _LINE.finditer(text)]
+def ask_place(worker: str) -> Callable[[], str]:
+    """As ``ask``, in a line: that a thread holds the GIL, and where the main one is, if known."""
+    stacks = ask(worker)
+    return lambda: _place(stacks())
+
+
+def _place(stacks: str) -> str:
+    first = stacks.removeprefix(_HEAD).partition("\n\n")[0]
+    lines = list(_LINE.finditer(first)) if first.startswith("Main thread ") else []
     if not lines:
-        return ""
+        return _HELD if stacks else ""
     own = [one for one in lines if not one["path"].startswith(LIBRARIES)]
     line = (own or lines)[0]
     place = f"{Path(line['path']).name}:{line['number']} ({line['function']})"
-    return f"a thread holds Python's lock; its main thread is at {place}"
+    return f"{_HELD}; its main thread is at {place}"
 
 
-def _signal() -> int:
-    """The signal whose handler is used; 0: none."""
+def _chosen() -> int | None:
+    """The signal that the environment names; 0: there are to be no stacks."""
     text = os.environ.get(_VARIABLE, "")
     if not text:
-        return next((one for one in _FREE if _is_ours(one) or not _is_taken(one)), 0)
+        return None
     if not text.isdigit() or not (text == "0" or int(text) in signal.valid_signals()):
         raise ValueError(f"{_VARIABLE} must be the number of a signal, or 0, got {text!r}")
     return int(text)
+
+
+def _arm(chosen: int | None, limit: float) -> int:
+    """The signal whose handler is used; 0: none is free. Raises OSError or RuntimeError."""
+    if sys.getswitchinterval() > _LONGEST_SWITCH:
+        raise RuntimeError(f"sys.getswitchinterval() is above {_LONGEST_SWITCH:g} s")
+    number = chosen or next((one for one in _FREE if _is_ours(one) or not _is_taken(one)), 0)
+    if not number:
+        return 0
+    if _is_taken(number) and not _is_ours(number):
+        raise RuntimeError(f"signal {number} is the program's; choose another by {_VARIABLE}, or 0")
+    file = os.memfd_create("weft-stacks", os.MFD_CLOEXEC)
+    try:
+        faulthandler.register(number, file=file, all_threads=True)
+    except (OSError, RuntimeError):
+        os.close(file)
+        raise
+    # It is faulthandler's from here on, and stays open.
+    _C._arm_stacks(number, file, threading.main_thread().ident, limit)
+    return number
 
 
 def _is_ours(number: int) -> bool:
@@ -112,7 +137,7 @@ def _is_taken(number: int) -> bool:
     """Whether it is handled or ignored, by Python or by native code."""
     status = dict(
         line.split(":\t", 1)
-        for line in Path("/proc/self/status").read_text().splitlines()
+        for line in Path("/proc/self/status").read_text(errors="replace").splitlines()
         if line.startswith(("SigIgn", "SigCgt"))
     )
     return any(int(mask, 16) >> (number - 1) & 1 for mask in status.values())
