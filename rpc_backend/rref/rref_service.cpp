@@ -93,8 +93,13 @@ void RRefService::cleanUp(worker_id_t peer, const std::vector<std::int64_t>& con
   lifecycle_.releaseForks(peer);
   const bool back = !group_.lossOf(peer).has_value();
   lifecycle_.settleUsersOf(peer, back ? &orphans_ : nullptr);
-  // It may go on with them after an outage; nobody does after its death.
-  if (!back || !group_.losses().lastOutage(peer)) torch_rrefs::releaseContexts(contexts);
+  // It may go on with them after an outage; nobody does after its death. Calls that it had sent may
+  // have made some meanwhile.
+  if (!back) {
+    torch_rrefs::releaseContexts(torch_rrefs::contextsOf(peer));
+  } else if (!group_.losses().lastOutage(peer)) {
+    torch_rrefs::releaseContexts(contexts);
+  }
   // One that is back says itself what does not come.
   if (!back) failAwaitedOf(peer, std::numeric_limits<std::int64_t>::max());
 }

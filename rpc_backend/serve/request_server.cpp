@@ -210,6 +210,9 @@ void RequestServer::serve(const Asker& asker, IncomingMessage& in, const CallCon
       runner_.run(asker,
                   [&] { return in.finish(distrustsPeers(context_.options.request_policy)); });
       if (fetched) rrefs_.onFetch(*fetched);
+      // Its context of autograd may be younger than the clean-up after the loss.
+      if (type == MessageType::FORWARD_AUTOGRAD_REQ && group_.lossOf(asker.from))
+        rrefs_.cleanUpAfter(asker.from);
     }
   } catch (const std::exception& error) {
     responder_.fail(asker.from, asker.id, error.what());
