@@ -54,7 +54,7 @@ PATHS = [
     Mutation(
         "RPC by IPC, loans", CUDA, "IpcMemory::copyFrom", "test_rpc arguments_may_be_overwritten"
     ),
-    Mutation("RPC to itself", RPC, "RequestClient::completeOwn", "test_rpc itself_are_ordered"),
+    Mutation("RPC to itself", RPC, "AnswerReader::completeOwn", "test_rpc itself_are_ordered"),
     Mutation(
         "RPC, calls of one caller",
         RPC,
