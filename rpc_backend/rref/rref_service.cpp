@@ -70,25 +70,26 @@ void RRefService::onPeerLost(worker_id_t peer) {
 }
 
 void RRefService::cleanUpAfter(worker_id_t peer) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (!cleaning_up_.insert(peer).second) return;
-  }
   context_.completers.run([this, alive = context_.keepAlive(), peer] {
     auto contexts = torch_rrefs::contextsOf(peer);
     // Of one that is back by now, some may be its new life's.
     if (!group_.lossOf(peer)) contexts.clear();
+    {
+      const std::lock_guard lock(mutex_);
+      const auto [scheduled, first] = cleaning_up_.try_emplace(peer);
+      scheduled->second.insert(scheduled->second.end(), contexts.begin(), contexts.end());
+      if (!first) return;
+    }
     const auto half = fromSeconds(context_.options.peer_timeout / 2);
-    sender_.completeAfter(
-        std::min(kReleaseGrace, half),
-        [this, alive, peer, contexts = std::move(contexts)] { cleanUp(peer, contexts); });
+    sender_.completeAfter(std::min(kReleaseGrace, half), [this, alive, peer] { cleanUp(peer); });
   });
 }
 
-void RRefService::cleanUp(worker_id_t peer, const std::vector<std::int64_t>& contexts) {
+void RRefService::cleanUp(worker_id_t peer) {
+  std::vector<std::int64_t> contexts;
   {
     const std::lock_guard lock(mutex_);
-    cleaning_up_.erase(peer);
+    contexts = std::move(cleaning_up_.extract(peer).mapped());
   }
   lifecycle_.releaseForks(peer);
   const bool back = !group_.lossOf(peer).has_value();

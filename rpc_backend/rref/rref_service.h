@@ -61,7 +61,7 @@ class RRefService {
   void warnAboutLeaks(bool ignored) const;
 
  private:
-  void cleanUp(worker_id_t peer, const std::vector<std::int64_t>& contexts);
+  void cleanUp(worker_id_t peer);
   std::string orphanText(const RRefKey& value, worker_id_t owner) const;
   // Ends the waits for values that `creator` was to create, with ids below `first`.
   void failAwaitedOf(worker_id_t creator, std::int64_t first);
@@ -71,8 +71,9 @@ class RRefService {
   Group& group_;
   OrphanedRRefs orphans_;
   RRefLifecycle lifecycle_;
-  std::mutex mutex_;                   // guards those below
-  std::set<worker_id_t> cleaning_up_;  // a clean-up is scheduled
+  std::mutex mutex_;  // guards those below
+  // Peers for which a clean-up is scheduled, with the contexts of autograd that they had begun.
+  std::map<worker_id_t, std::vector<std::int64_t>> cleaning_up_;
   // Of peers that came back: values that they create here have local ids from this one on.
   std::map<worker_id_t, std::int64_t> first_ids_;
   std::set<worker_id_t> failing_;  // peers for which a completer is about to read that number
