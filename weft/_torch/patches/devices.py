@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -39,6 +40,8 @@ def invoke_through_rref(
     if rpc_api is not rpc.rpc_async or agent is None or not agent.has_devices:
         return upstream(rref, rpc_api, func_name, timeout, *args, **kwargs)
     result: Future[Any] = Future(devices=agent.devices)
+    # The call may be made on another thread, and its arguments are on their way on these streams.
+    streams = [torch.cuda.current_stream(one) for one in agent.devices if one.type == "cuda"]
 
     def complete(answered: Future[Any]) -> None:
         try:
@@ -48,7 +51,10 @@ def invoke_through_rref(
 
     def call(_typed: Future[Any]) -> None:
         try:
-            upstream(rref, _rpc_async, func_name, timeout, *args, **kwargs).then(complete)
+            with contextlib.ExitStack() as current_streams:
+                for stream in streams:
+                    current_streams.enter_context(torch.cuda.stream(stream))
+                upstream(rref, _rpc_async, func_name, timeout, *args, **kwargs).then(complete)
         except BaseException as error:
             result.set_exception(error)
 
