@@ -21,7 +21,7 @@ from weft.pipe._workers.schedule import BACKWARD, FORWARD, WEIGHTS, Task
 from weft.pipe._workers.scripted import SavedLoss, ScriptedRun, runs_in_cpp
 from weft.pipe._workers.splitting import split
 from weft.pipe._workers.stage import Backward, MicroBatch, Skips
-from weft.pipe._workers.values import joined, leaves
+from weft.pipe._workers.values import joined, tensors_in
 
 #: The tensors of what a stage has sent, by what it is for and where it goes, and their versions.
 Versions = dict[tuple[Sent, int], list[tuple[Tensor, int]]]
@@ -188,14 +188,12 @@ class Run:
     def _send_outputs(self, task: Task, output: Any, stashed: Skips) -> None:
         given = {(Sent.input, task.stage + 1): output}
         given |= {(Sent.skip, at): one for at, one in stashed.items()}
-        tensors = [one for one in leaves(list(given.values())) if isinstance(one, Tensor)]
         self._sent[task.stage, task.micro_batch] = {
-            key: [(one, one._version) for one in leaves(value) if isinstance(one, Tensor)]
-            for key, value in given.items()
+            key: [(one, one._version) for one in tensors_in(value)] for key, value in given.items()
         }
         self._sent_last[task.stage] = task.micro_batch
         elsewhere = any(self._worker(*key, task.micro_batch) != self.part.name for key in given)
-        apart = bool(stashed) and elsewhere and overlap(tensors)
+        apart = bool(stashed) and elsewhere and overlap(tensors_in(list(given.values())))
         for (what, at), value in given.items():
             self._send(what, at, task.micro_batch, Apart(value) if apart else value)
 

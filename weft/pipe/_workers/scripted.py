@@ -58,10 +58,18 @@ def runs_in_cpp(part: Part, job: Job) -> bool:
     """Whether nothing of this worker's part of the mini-batch needs Python."""
     if part.replicas or _has_any_global_hook() or torch._C._len_torch_function_stack() > 0:
         return False
-    has_loss = job.criterion is not None and len(part.places) - 1 in part.stages
-    if has_loss and not isinstance(job.criterion, SavedLoss) and not is_scripted(job.criterion):
+    if (
+        _has_loss(part, job)
+        and not isinstance(job.criterion, SavedLoss)
+        and not is_scripted(job.criterion)
+    ):
         return False
     return all(_stage_runs_in_cpp(stage) for stage in part.stages.values())
+
+
+def _has_loss(part: Part, job: Job) -> bool:
+    """Whether this worker computes it."""
+    return job.criterion is not None and len(part.places) - 1 in part.stages
 
 
 def _stage_runs_in_cpp(stage: Stage) -> bool:
@@ -84,7 +92,6 @@ class ScriptedRun:
     """One mini-batch at one worker, while it runs: as :class:`weft.pipe._workers.run.Run`."""
 
     def __init__(self, part: Part, job: Job, given: dict[Key, Any]) -> None:
-        has_loss = job.criterion is not None and len(part.places) - 1 in part.stages
         targets: list[Any] = []
         if job.given is not None:
             targets = split(unpack(job.given), len(job.weights))
@@ -97,7 +104,7 @@ class ScriptedRun:
             job.tasks,
             job.recompute,
             job.criterion is not None,
-            _loss_in_cpp(job.criterion) if has_loss else None,
+            _loss_in_cpp(job.criterion) if _has_loss(part, job) else None,
             targets,
             list(job.weights),
             (pack, unpack, Apart),

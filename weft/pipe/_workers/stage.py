@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from weft import _C
 from weft.pipe._partition import PipeSequential
 from weft.pipe._workers.parcels import Apart
-from weft.pipe._workers.values import cut, leaves, mapped, placed, wants_gradient
+from weft.pipe._workers.values import cut, leaves, mapped, placed, tensors_in, wants_gradient
 from weft.pipe.skip._store import SkipKey, use_store
 
 SplitBackward = _C.pipe.SplitBackward
@@ -213,7 +213,7 @@ class Stage:
             placed(one.value if isinstance(one, Apart) else one, self.device) for one in given
         )
         skips = dict(zip(skips, popped, strict=True))
-        tensors = [leaf for leaf in leaves([value, popped]) if isinstance(leaf, Tensor)]
+        tensors = tensors_in([value, popped])
         versions = [(tensor, tensor._version) for tensor in tensors] if again or apart else []
         arguments = value if isinstance(value, tuple) else (value,)
         run = self._repeatable if again else self._once

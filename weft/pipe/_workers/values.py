@@ -32,6 +32,11 @@ def _find_leaves(value: Any, found: dict[int, Any]) -> None:
         found.update((id(leaf), leaf) for leaf in pytree.tree_leaves(value))
 
 
+def tensors_in(value: Any) -> list[Tensor]:
+    """Those of its leaves."""
+    return [leaf for leaf in leaves(value) if isinstance(leaf, Tensor)]
+
+
 def mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     """The value with other tensors. One that occurs twice stays one."""
     made: dict[int, tuple[Tensor, Tensor]] = {}
