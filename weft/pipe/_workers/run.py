@@ -21,10 +21,10 @@ from weft.pipe._workers.schedule import BACKWARD, FORWARD, WEIGHTS, Task
 from weft.pipe._workers.scripted import SavedLoss, ScriptedRun, runs_in_cpp
 from weft.pipe._workers.splitting import split
 from weft.pipe._workers.stage import Backward, MicroBatch, Skips
-from weft.pipe._workers.values import joined, tensors_in
+from weft.pipe._workers.values import Versions, have_changed, joined, tensors_in, with_versions
 
-#: The tensors of what a stage has sent, by what it is for and where it goes, and their versions.
-Versions = dict[tuple[Sent, int], list[tuple[Tensor, int]]]
+#: Of what a stage has sent, by what it is for and where it goes.
+SentVersions = dict[tuple[Sent, int], Versions]
 
 
 def run_mini_batch(part: Part, job: Job, given: dict[Key, Any] | None = None) -> Outcome:
@@ -84,7 +84,7 @@ class Run:
         self._graph = graph
         self._outputs: list[Any] = []
         self._first: dict[int, list[Tensor | None]] = {}  # gradients of the first stage's inputs
-        self._sent: dict[tuple[int, int], Versions] = {}  # by stage and micro-batch
+        self._sent: dict[tuple[int, int], SentVersions] = {}  # by stage and micro-batch
         self._sent_last: dict[int, int] = {}  # the micro-batch, by stage
         self._step: steps.Step
         self._last = len(part.places) - 1
@@ -189,7 +189,7 @@ class Run:
         given = {(Sent.input, task.stage + 1): output}
         given |= {(Sent.skip, at): one for at, one in stashed.items()}
         self._sent[task.stage, task.micro_batch] = {
-            key: [(one, one._version) for one in tensors_in(value)] for key, value in given.items()
+            key: with_versions(tensors_in(value)) for key, value in given.items()
         }
         self._sent_last[task.stage] = task.micro_batch
         elsewhere = any(self._worker(*key, task.micro_batch) != self.part.name for key in given)
@@ -269,7 +269,7 @@ class Run:
         Looked for after the stage's next forward, and before the micro-batch's backward.
         """
         sent = self._sent.get((stage, micro_batch), {})
-        if any(one._version != version for value in sent.values() for one, version in value):
+        if any(map(have_changed, sent.values())):
             raise RuntimeError(
                 "the stage changes in place what it has given to another stage: let it give a clone"
             )

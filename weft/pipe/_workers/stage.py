@@ -16,7 +16,17 @@ from torch.utils.checkpoint import checkpoint
 from weft import _C
 from weft.pipe._partition import PipeSequential
 from weft.pipe._workers.parcels import Apart
-from weft.pipe._workers.values import cut, leaves, mapped, placed, tensors_in, wants_gradient
+from weft.pipe._workers.values import (
+    Versions,
+    cut,
+    have_changed,
+    leaves,
+    mapped,
+    placed,
+    tensors_in,
+    wants_gradient,
+    with_versions,
+)
 from weft.pipe.skip._store import SkipKey, use_store
 
 SplitBackward = _C.pipe.SplitBackward
@@ -62,7 +72,7 @@ class Held(NamedTuple):
     popped: dict[int, Tensor]  # the same of those that came along skip connections
     outputs: list[Tensor]  # of which the next stage gives the gradients; or the loss
     stashed: dict[int, Tensor]  # the same of those that go along skip connections
-    versions: list[tuple[Tensor, int]]  # of what a recomputation needs
+    versions: Versions  # of what a recomputation needs
 
 
 class Stage:
@@ -174,7 +184,7 @@ class Stage:
         self, held: Held, gradients: Sequence[Tensor | None] | None, skips: Skips
     ) -> tuple[list[Tensor], list[Tensor]]:
         """The outputs that have a gradient, and these: ones for the loss."""
-        if any(tensor._version != version for tensor, version in held.versions):
+        if have_changed(held.versions):
             raise RuntimeError(_INPUT_HAS_CHANGED)
         if gradients is None:
             gradients = [torch.ones_like(output) for output in held.outputs]
@@ -214,11 +224,11 @@ class Stage:
         )
         skips = dict(zip(skips, popped, strict=True))
         tensors = tensors_in([value, popped])
-        versions = [(tensor, tensor._version) for tensor in tensors] if again or apart else []
+        versions = with_versions(tensors) if again or apart else []
         arguments = value if isinstance(value, tuple) else (value,)
         run = self._repeatable if again else self._once
         output, stashed = run(at, arguments, skips)
-        if any(tensor._version != version for tensor, version in versions):
+        if have_changed(versions):
             raise RuntimeError(_CHANGES_ITS_INPUT if again else _CHANGES_ONE_OF_SEVERAL)
         held = Held(
             [leaf for leaf in leaves(value) if wants_gradient(leaf)],

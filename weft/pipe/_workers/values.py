@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,19 @@ def _find_leaves(value: Any, found: dict[int, Any]) -> None:
 def tensors_in(value: Any) -> list[Tensor]:
     """Those of its leaves."""
     return [leaf for leaf in leaves(value) if isinstance(leaf, Tensor)]
+
+
+#: Tensors, and their versions when they were as they are needed (pipe/scripted has the same in C++).
+Versions = list[tuple[Tensor, int]]
+
+
+def with_versions(tensors: Iterable[Tensor]) -> Versions:
+    return [(tensor, tensor._version) for tensor in tensors]
+
+
+def have_changed(versions: Versions) -> bool:
+    """Whether one of the tensors was changed in place."""
+    return any(tensor._version != version for tensor, version in versions)
 
 
 def mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
