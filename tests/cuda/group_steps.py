@@ -275,13 +275,19 @@ def sums_are_alike(numel: int) -> list[float]:
     return tensor.cpu().tolist()
 
 
+#: So many operations, an even number, that a receiver who does not wait is there first.
+LATE = 20
+
+
 def message_order(numel: int) -> None:
-    """Every chunk of every message has numbers of its own."""
+    """Every chunk of every message has numbers of its own, which the sender's stream is late with."""
     rank = dist.get_rank()
     numbers = torch.arange(numel, dtype=torch.float32)
     tensors = [numbers.to(CUDA) + at for at in range(5)]
     for at in range(5):
         if rank == 0:
+            for _ in range(LATE):
+                tensors[at].neg_()
             dist.send(tensors[at], 1)
             tensors[at].fill_(-1.0)
         elif rank == 1:

@@ -85,7 +85,7 @@ def summed(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def targets_on_a_device() -> None:
-    """They come on the streams of the call; the stages run on others."""
+    """They come, late, on the streams of the call; the stages run on others."""
     import weft
 
     pipe = weft.Pipe(nn.Sequential(weft.WithDevice(Late(), THERE)), 2, schedule="gpipe")
@@ -94,6 +94,8 @@ def targets_on_a_device() -> None:
         targets = torch.full((4, 256), 0.0, device="cuda:0")
         for _ in range(step):
             targets = targets + 1
+        for _ in range(40):
+            targets = -targets
         loss = pipe.step(x, targets, loss=summed, reduction="sum")
         assert loss.item() == 1024 * step * (step + 4)
     pipe.close()
