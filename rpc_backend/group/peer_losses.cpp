@@ -55,6 +55,14 @@ std::optional<std::string> PeerLosses::lastReason(worker_id_t peer) const {
   return loss == nullptr ? std::nullopt : std::optional(loss->reason);
 }
 
+std::map<worker_id_t, std::string> PeerLosses::all() const {
+  const std::lock_guard lock(mutex_);
+  std::map<worker_id_t, std::string> reasons;
+  for (const auto& [peer, loss] : losses_)
+    reasons.emplace(peer, loss.reason);
+  return reasons;
+}
+
 std::optional<PeerLosses::Clock::duration> PeerLosses::lastOutage(worker_id_t peer) const {
   const std::lock_guard lock(mutex_);
   const Loss* const loss = find(peer);

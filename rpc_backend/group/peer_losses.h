@@ -4,6 +4,7 @@
 #pragma once
 
 #include <chrono>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -33,6 +34,8 @@ class PeerLosses {
   bool refusesUs(worker_id_t peer) const;
   // Why it was lost last, also after it came back.
   std::optional<std::string> lastReason(worker_id_t peer) const;
+  // Everybody's last reason, also of those that came back.
+  std::map<worker_id_t, std::string> all() const;
   // How long its last loss lasted, after which it came back in the same life.
   std::optional<Clock::duration> lastOutage(worker_id_t peer) const;
 

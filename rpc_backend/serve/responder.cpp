@@ -1,5 +1,7 @@
 #include "rpc_backend/serve/responder.h"
 
+#include <string_view>
+
 #include "rpc_backend/core/log.h"
 #include "rpc_backend/serve/error_text.h"
 #include "rpc_backend/trace/call_recorder.h"
@@ -10,11 +12,27 @@ using torch::distributed::rpc::createExceptionResponse;
 
 namespace {
 
-MessagePtr failure(const std::string& text, std::uint64_t id) {
-  return createExceptionResponse(withoutStack(text), static_cast<std::int64_t>(id));
+// What torch says of a graph of distributed autograd that it does not have here.
+bool missesGraph(std::string_view text) {
+  return text.find("Could not find autograd context with id: ") != std::string_view::npos ||
+         text.find("Could not find send function for autograd message") != std::string_view::npos;
 }
 
 }  // namespace
+
+MessagePtr Responder::failure(const std::string& text, std::uint64_t id) const {
+  std::string said = withoutStack(text);
+  if (missesGraph(said)) said += lostMakers();
+  return createExceptionResponse(said, static_cast<std::int64_t>(id));
+}
+
+std::string Responder::lostMakers() const {
+  std::string said;
+  for (const auto& [maker, reason] : group_.losses().all())
+    said += "\n" + context_.me() + " had lost " + group_.describe(maker) +
+            ", and released its contexts: " + reason;
+  return said;
+}
 
 void Responder::refuse(worker_id_t from, std::uint64_t id, std::span<const char> payload,
                        const std::string& why) {

@@ -54,6 +54,11 @@ class Responder {
   }
 
  private:
+  MessagePtr failure(const std::string& text, std::uint64_t id) const;
+  // A graph of distributed autograd goes with the loss of the worker whose context it is in. Torch
+  // knows numbers only; these are the workers that it may have been.
+  std::string lostMakers() const;
+
   AgentContext& context_;
   MessageSender& sender_;
   Group& group_;

@@ -69,6 +69,31 @@ def holders_here() -> int:
     return sum(len(info.holders) for info in weft.rref_report() if info.owner == me)
 
 
+def begin_graph(owner: str) -> None:
+    """A context of distributed autograd that goes on."""
+    import torch
+    import torch.distributed.autograd as dist_autograd
+    import torch.distributed.rpc as rpc
+
+    context = dist_autograd.context()
+    x = torch.ones(2, requires_grad=True)
+    _kept.append((context, context.__enter__(), rpc.rpc_sync(owner, torch.mul, args=(x, x))))
+
+
+def end_graph() -> str:
+    """What its backward says."""
+    import torch.distributed.autograd as dist_autograd
+
+    context, number, product = _kept.pop()
+    try:
+        dist_autograd.backward(number, [product.sum()])
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        context.__exit__(None, None, None)
+    return "nothing"
+
+
 # Tests.
 
 
@@ -137,6 +162,19 @@ def test_a_worker_that_was_stopped_for_long_comes_back(stopped, kind):
         assert before in ([], [100]), ran
         for worker in group:
             worker.call(forget)
+        group.shutdown()
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_graph_of_before_an_outage_goes_on_or_says_who_was_lost(stopped):
+    with Group(2, **QUICK) as group:
+        group[0].call(begin_graph, "worker1")
+        _stop_and_go_on(group, stopped)
+        said = group[0].call(end_graph)
+        if stopped == 0:
+            assert "worker1" in said and "had lost worker 'worker0'" in said, said
+        else:
+            assert said == "nothing", "worker1 was never without worker0 for long"
         group.shutdown()
 
 
