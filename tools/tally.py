@@ -2,11 +2,13 @@
 
     tally.py bep   EVENTS OUT RC     a `bazel test` run, from its build event file
     tally.py junit XML    OUT RC     pytest
+    tally.py failed XML              prints the pytest ids of what failed, a line each
+    tally.py unsteady OUT            what failed in OUT has passed since, alone: so it counts
     tally.py json  JSON   OUT RC     a runner that counts by itself (conformance)
     tally.py check OUT RC            one check: passed or failed
     tally.py skip  OUT               a part that cannot run here, as one skipped test
-    tally.py sum   OUT...            prints a line per failure, then the one line of counts; exits 1
-                                     if anything failed
+    tally.py sum   OUT...            prints a line for each failure and each unsteady test, then the
+                                     one line of counts; exits 1 if anything failed
 
 RC is the runner's exit status. A runner that failed without saying which test did counts as one
 failed test, so that a crash or a time limit can never look like success.
@@ -36,6 +38,19 @@ def junit(path: Path, failures: list[str]) -> Counts:
         else:
             counts["passed"] += 1
     return counts
+
+
+def failed_ids(path: Path) -> list[str]:
+    """What pytest takes to run them again; its XML must name files (junit_family=xunit1)."""
+    ids = []
+    for case in ET.parse(path).getroot().iter("testcase"):
+        if case.find("failure") is None and case.find("error") is None:
+            continue
+        file, name = case.get("file", ""), case.get("name", "")
+        module = file.removesuffix(".py").replace("/", ".")
+        classes = case.get("classname", "").removeprefix(module).split(".")
+        ids.append("::".join([file, *filter(None, classes), name]))
+    return list(dict.fromkeys(ids))
 
 
 def bep(path: Path, failures: list[str]) -> Counts:
@@ -86,8 +101,22 @@ def counted(kind: str, source: Path, rc: int, failures: list[str]) -> Counts:
     return counts
 
 
+def excuse(out: Path) -> None:
+    """Their names stay, so that somebody looks into them."""
+    data = json.loads(out.read_text())
+    data["passed"] += data["failed"]
+    data["failed"], data["unsteady"], data["failures"] = 0, data["failures"], []
+    out.write_text(json.dumps(data) + "\n")
+
+
 def main(arguments: list[str]) -> int:
     kind, *rest = arguments
+    if kind == "failed":
+        print("\n".join(failed_ids(Path(rest[0]))))
+        return 0
+    if kind == "unsteady":
+        excuse(Path(rest[0]))
+        return 0
     if kind == "sum":
         total = dict.fromkeys(NAMES, 0)
         for path in map(Path, rest):
@@ -97,6 +126,8 @@ def main(arguments: list[str]) -> int:
                 total[name] += count
             for failure in failures or ["without a name"] * bool(counts["failed"]):
                 print(f"FAILED {path.stem}: {failure}")
+            for name in json.loads(path.read_text()).get("unsteady", []):
+                print(f"UNSTEADY {path.stem}: {name}: it failed once, and passed alone")
         print(", ".join(f"{total[name]} {name}" for name in NAMES))
         return 1 if total["failed"] else 0
     failures: list[str] = []
