@@ -16,6 +16,7 @@ from weft.pipe._driver.script_optimizer import ScriptOptimizer
 from weft.pipe._workers.job import Done, Job, Outcome, StagePlace
 from weft.pipe._workers.parcels import unpack
 from weft.pipe._workers.part import Layer
+from weft.pipe._workers.schedule import plan_of
 from weft.pipe._workers.scripted import SavedLoss, is_scripted, saved
 from weft.pipe._workers.splitting import split
 from weft.pipe._workers.state import State, check_complete, merged_shards, save_shard
@@ -74,6 +75,7 @@ class ScriptWorker:
         self._stages = {number: list(layers) for number, layers in stages.items()}
         self._layers = {layer.name: layer.module for one in stages.values() for layer in one}
         self._optimizer = ScriptOptimizer(self._where(*self._stages), self._layers)
+        self._workers: tuple[tuple[str, ...], ...] = ()  # of all stages, once it is built
         self._snapshot: State | None = None
 
     def _where(self, *stages: int) -> str:
@@ -119,6 +121,7 @@ class ScriptWorker:
     # As weft.pipe._workers.calls
 
     def build(self, driver: str, places: Sequence[StagePlace]) -> Any:
+        self._workers = tuple(place.workers for place in places)
         modules = {id(module): module for module in self._layers.values()}
         place = {one: at for at, one in enumerate(modules)}
         stages = [
@@ -145,20 +148,22 @@ class ScriptWorker:
         if job.given is not None:
             targets = split(unpack(job.given), len(job.weights))
 
+        tasks = plan_of(job.order, self._workers)[self._worker]
+
         def outcome(
             answer: tuple[Tensor | None, str, Tensor, dict[int, list[Tensor | None]]],
         ) -> Outcome:
             found, error, times, gradients = answer
             if found is None:
                 return Outcome(None, error)
-            ran = zip(job.tasks, times.tolist(), strict=True)
+            ran = zip(tasks, times.tolist(), strict=True)
             done = [Done(task, *at) for task, at in ran] if job.recorded else []
             return Outcome(found, "", done, gradients if any(gradients.values()) else {})
 
         return self._call(
             "run",
             job.step,
-            [tuple(task) for task in job.tasks],
+            [tuple(task) for task in tasks],
             job.recompute,
             job.criterion is not None,
             None if loss is None else _bytes(loss.saved),

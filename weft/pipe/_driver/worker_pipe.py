@@ -28,7 +28,7 @@ from weft.pipe._workers import calls
 from weft.pipe._workers.job import Job, Outcome, StagePlace, loss_elsewhere
 from weft.pipe._workers.parcels import pack, portable
 from weft.pipe._workers.recording import WorkerRecording
-from weft.pipe._workers.schedule import BACKWARD, FORWARD, SCHEDULES, Plan, plan, plan_alone
+from weft.pipe._workers.schedule import BACKWARD, FORWARD, SCHEDULES, Order, Plan, plan_of
 from weft.pipe._workers.scripted import SavedLoss, is_scripted
 from weft.pipe._workers.splitting import refuse_gradients, split, wanting_gradients
 from weft.pipe._workers.stage import Backward
@@ -70,7 +70,7 @@ class WorkerPipe(StateAtWorkers):
         #: The workers and the devices of each stage, or of its replicas.
         self.places = self._parts.places
         self._workers = self._parts.workers
-        self._plan(self.chunks)  # raises what the schedule cannot do
+        self._plan(self._order(self.chunks))  # raises what the schedule cannot do
         self._step = 0
         self._running = threading.Lock()
         self._recording: WorkerRecording | None = None
@@ -131,7 +131,7 @@ class WorkerPipe(StateAtWorkers):
             )
         weights = weights_of(parts, loss, reduction)
         job = Job(recompute=self._recompute(len(parts)), criterion=loss, weights=weights)
-        outcomes = self._run(self._plan(len(parts)), job, parts, targets)
+        outcomes = self._run(self._order(len(parts)), job, parts, targets)
         backward_of_inputs(parts, outcomes)
         return torch.stack([outcome.loss for outcome in outcomes]).sum()
 
@@ -164,7 +164,7 @@ class WorkerPipe(StateAtWorkers):
         if with_graph:
             self._parts.check_graph()
         parts = split(inputs, self.chunks)
-        order = self._plan(len(parts), FORWARD)
+        order = self._order(len(parts), FORWARD)
         job = Job(recompute=self._recompute(len(parts)))
         last = self.places[-1].worker
         if not with_graph:
@@ -197,13 +197,13 @@ class WorkerPipe(StateAtWorkers):
     ) -> list[Tensor | None]:
         """Runs the backward of a forward; gradients of the inputs that want one."""
         self._gradients.check(how.context)
-        order = self._plan(chunks, BACKWARD)
+        order = self._order(chunks, BACKWARD)
         job = Job(recompute=[False] * chunks, backward=how)
         return input_gradients(self._run(order, job, [], list(gradients), graphs))
 
     def _run(
         self,
-        order: Plan,
+        order: Order,
         job: Job,
         parts: list[Any],
         given: Any = None,
@@ -221,12 +221,11 @@ class WorkerPipe(StateAtWorkers):
         recording = self._recording
         with self._running:
             self._step += 1
-            job = job._replace(step=self._step, recorded=recording is not None)
+            job = job._replace(step=self._step, order=order, recorded=recording is not None)
             last = self.places[-1].workers
             criteria = self._criteria(job.criterion)
             jobs = {
                 worker: job._replace(
-                    tasks=order[worker],
                     graph=graphs and graphs[worker],
                     criterion=criteria[worker],
                 )
@@ -244,7 +243,8 @@ class WorkerPipe(StateAtWorkers):
                 self._gradients.broken |= job.criterion is not None or job.backward is not None
                 raise
             if recording is not None:
-                recording.add(order, {worker: one.tasks for worker, one in outcomes.items()})
+                done = {worker: one.tasks for worker, one in outcomes.items()}
+                recording.add(self._plan(order), done)
             return [outcomes[worker] for worker in self._workers]
 
     def _criteria(self, loss: Callable[[Any, Any], Tensor] | None) -> dict[str, Any]:
@@ -256,11 +256,11 @@ class WorkerPipe(StateAtWorkers):
         of_last = {worker: loss if worker == here else sent for worker in last}
         return dict.fromkeys(self._workers, loss_elsewhere) | of_last
 
-    def _plan(self, chunks: int, alone: str | None = None) -> Plan:
-        workers = [place.workers for place in self.places]
-        if alone is not None:
-            return plan_alone(alone, workers, chunks)
-        return plan(self.schedule, workers, chunks)
+    def _order(self, chunks: int, alone: str | None = None) -> Order:
+        return Order(self.schedule, chunks, alone)
+
+    def _plan(self, order: Order) -> Plan:
+        return plan_of(order, tuple(place.workers for place in self.places))
 
     def _recompute(self, chunks: int) -> list[bool]:
         if self.checkpoint == "never" or not self.training:

@@ -11,7 +11,7 @@ from torch import Tensor
 from weft import _C
 from weft.pipe._workers.graph import Graph
 from weft.pipe._workers.parcels import Parcel
-from weft.pipe._workers.schedule import Task, worker_of
+from weft.pipe._workers.schedule import Order, Task, worker_of
 from weft.pipe._workers.stage import Backward
 
 Sent = _C.pipe.Sent
@@ -40,7 +40,7 @@ class Job(NamedTuple):
 
     recompute: list[bool]  # for each micro-batch
     step: int = 0
-    tasks: Sequence[Task] = ()
+    order: Order = Order("gpipe", 0)
     recorded: bool = False  # whether it is told when each task ran
     criterion: Callable[[Any, Any], Tensor] | None = None  # None: a forward or a backward alone
     weights: Sequence[float] = ()  # of each micro-batch's loss

@@ -20,6 +20,7 @@ from weft.pipe._workers.graph import Graph
 from weft.pipe._workers.job import Abandoned, Arrival, SkipRoute, StagePlace
 from weft.pipe._workers.parcels import adopt, settle, unpack
 from weft.pipe._workers.replicas import Replicas
+from weft.pipe._workers.schedule import Order, Task, plan_of
 from weft.pipe._workers.stage import Stage
 from weft.pipe.skip import Skippable
 from weft.pipe.skip._layout import Declared
@@ -61,6 +62,7 @@ class Part:
         self.pipe = pipe
         self.driver = driver
         self.places = list(places)
+        self._workers = tuple(place.workers for place in places)
         self.name = rpc.get_worker_info().name
         self.stages: dict[int, Stage] = {}
         #: By the name in the plain Sequential.
@@ -102,6 +104,10 @@ class Part:
             for workers, numbers in alike.items()
             if len(workers) > 1
         ]
+
+    def tasks(self, order: Order) -> list[Task]:
+        """This worker's tasks of a mini-batch."""
+        return plan_of(order, self._workers)[self.name]
 
     def abandon(self, step: int, reason: str) -> None:
         """Ends a mini-batch: its run, if there is one, stops at its next wait; its output is dropped."""

@@ -88,7 +88,8 @@ class Run:
         self._sent_last: dict[int, int] = {}  # the micro-batch, by stage
         self._step: steps.Step
         self._last = len(part.places) - 1
-        self._later = {task.stage for task in job.tasks if task.kind == WEIGHTS}
+        self._tasks = part.tasks(job.order)
+        self._later = {task.stage for task in self._tasks if task.kind == WEIGHTS}
         self._number = _C.pipe.next_mini_batch_number()
         self._own = given  # what this worker's stages have for each other
         self._targets: list[Any] = []
@@ -109,7 +110,7 @@ class Run:
             one.begin()
             if self._last_task(one) < 0:
                 self._send_sums(one)
-        for number, task in enumerate(self.job.tasks):
+        for number, task in enumerate(self._tasks):
             self.task(task)
             for one in replicas:
                 if self._last_task(one) == number:  # stages before it go on meanwhile
@@ -127,7 +128,7 @@ class Run:
 
     def _last_task(self, replicas: Replicas) -> int:
         """The number of the last one; -1 where there are fewer micro-batches than replicas."""
-        own = [at for at, task in enumerate(self.job.tasks) if task.stage in replicas.stages]
+        own = [at for at, task in enumerate(self._tasks) if task.stage in replicas.stages]
         return max(own, default=-1)
 
     def _send_sums(self, replicas: Replicas) -> None:

@@ -1,4 +1,4 @@
-"""Who runs what when: the order of each worker's tasks, made once by the driver.
+"""Who runs what when: the order of each worker's tasks, which each worker makes for itself, once.
 
 A worker runs its tasks one after the other and waits for the input of each. No two workers wait for
 each other, because every order here is part of one order of all tasks in which each comes after
@@ -7,6 +7,7 @@ those that it needs.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -25,7 +26,24 @@ class Task(NamedTuple):
     micro_batch: int
 
 
+#: The tasks of each worker, in order.
 Plan = dict[str, list[Task]]
+
+
+class Order(NamedTuple):
+    """What the plan of a mini-batch is made from, beside its stages' workers."""
+
+    schedule: str
+    chunks: int  # micro-batches
+    alone: str | None = None  # FORWARD or BACKWARD: these tasks only
+
+
+@functools.lru_cache(maxsize=64)
+def plan_of(order: Order, workers: tuple[tuple[str, ...], ...]) -> Plan:
+    """The plan, which is not to be changed: a schedule of many tasks takes longer than they do."""
+    if order.alone is not None:
+        return plan_alone(order.alone, workers, order.chunks)
+    return plan(order.schedule, workers, order.chunks)
 
 
 def needs(task: Task, stages: int) -> list[Task]:

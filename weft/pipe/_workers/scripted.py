@@ -101,7 +101,7 @@ class ScriptedRun:
             [list(place.workers) for place in part.places],
             {number: list(stage.layers) for number, stage in part.stages.items()},
             job.step,
-            job.tasks,
+            part.tasks(job.order),
             job.recompute,
             job.criterion is not None,
             _loss_in_cpp(job.criterion) if _has_loss(part, job) else None,
