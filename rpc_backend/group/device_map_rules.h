@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "rpc_backend/group/member_record.h"
+#include "rpc_backend/join/member_record.h"
 
 namespace weft::rpc {
 

@@ -16,7 +16,7 @@
 #include "rpc_backend/context/agent_context.h"
 #include "rpc_backend/group/directory.h"
 #include "rpc_backend/group/member_table.h"
-#include "rpc_backend/group/membership.h"
+#include "rpc_backend/join/membership.h"
 #include "rpc_backend/group/peer_losses.h"
 
 namespace weft::rpc {

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "rpc_backend/group/member_record.h"
+#include "rpc_backend/join/member_record.h"
 
 namespace weft::rpc {
 

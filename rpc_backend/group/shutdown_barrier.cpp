@@ -7,7 +7,7 @@
 #include <sstream>
 
 #include "rpc_backend/core/log.h"
-#include "rpc_backend/group/store_access.h"
+#include "rpc_backend/join/store_access.h"
 #include "transport/base/parse_number.h"
 
 namespace weft::rpc {

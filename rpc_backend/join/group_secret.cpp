@@ -1,8 +1,8 @@
-#include "rpc_backend/group/group_secret.h"
+#include "rpc_backend/join/group_secret.h"
 
 #include <c10/util/Exception.h>
 
-#include "rpc_backend/group/store_access.h"
+#include "rpc_backend/join/store_access.h"
 
 namespace weft::rpc {
 

@@ -1,4 +1,4 @@
-#include "rpc_backend/group/member_record.h"
+#include "rpc_backend/join/member_record.h"
 
 #include <c10/util/Exception.h>
 

@@ -1,4 +1,4 @@
-#include "rpc_backend/group/membership.h"
+#include "rpc_backend/join/membership.h"
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "rpc_backend/group/static_meeting.h"
+#include "rpc_backend/join/static_meeting.h"
 #include "transport/base/peer_name.h"
 
 namespace weft::rpc {

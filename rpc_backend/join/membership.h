@@ -19,8 +19,8 @@
 #include <string>
 #include <vector>
 
-#include "rpc_backend/group/group_secret.h"
-#include "rpc_backend/group/member_record.h"
+#include "rpc_backend/join/group_secret.h"
+#include "rpc_backend/join/member_record.h"
 
 namespace weft::rpc {
 

@@ -1,4 +1,4 @@
-#include "rpc_backend/group/static_meeting.h"
+#include "rpc_backend/join/static_meeting.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "rpc_backend/group/store_access.h"
+#include "rpc_backend/join/store_access.h"
 #include "transport/base/peer_name.h"
 #include "transport/io/socket.h"
 

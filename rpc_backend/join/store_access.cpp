@@ -1,4 +1,4 @@
-#include "rpc_backend/group/store_access.h"
+#include "rpc_backend/join/store_access.h"
 
 #include <algorithm>
 #include <thread>

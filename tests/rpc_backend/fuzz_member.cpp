@@ -8,7 +8,7 @@
 
 #include "rpc_backend/cuda/ipc_token.h"
 #include "rpc_backend/group/device_map_rules.h"
-#include "rpc_backend/group/member_record.h"
+#include "rpc_backend/join/member_record.h"
 #include "tests/support/fuzz_input.h"
 
 namespace {

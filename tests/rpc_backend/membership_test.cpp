@@ -16,9 +16,9 @@
 #include <utility>
 #include <vector>
 
-#include "rpc_backend/group/member_record.h"
-#include "rpc_backend/group/membership.h"
-#include "rpc_backend/group/store_access.h"
+#include "rpc_backend/join/member_record.h"
+#include "rpc_backend/join/membership.h"
+#include "rpc_backend/join/store_access.h"
 
 namespace weft::rpc {
 namespace {
