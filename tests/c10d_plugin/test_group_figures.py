@@ -90,7 +90,7 @@ def test_the_straggler_is_who_was_waited_for(path):
             if rank != 1:
                 assert max(waited, key=waited.get) == 1, waited
                 assert waited[1] > 0.5
-        assert 'weft_collective_wait_seconds{group="0",rank="1"}' in ranks[0].call(text)
+        assert 'weft_collective_wait_seconds_total{group="0",rank="1"}' in ranks[0].call(text)
 
 
 def text() -> str:

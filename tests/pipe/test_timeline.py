@@ -7,6 +7,7 @@ import re
 from itertools import pairwise
 from xml.etree import ElementTree
 
+import perfetto_engine
 import pytest
 
 from weft.pipe._timeline.events import Event, MiniBatch, gpipe, mini_batches
@@ -155,6 +156,20 @@ def test_the_trace_has_every_event(tmp_path):
     names = [record["args"]["name"] for record in data["traceEvents"] if record["ph"] == "M"]
     assert names == ["weft.Pipe", "stage 0 · cpu", "stage 1 · cuda:0"]
     assert data["otherData"]["ideal_bubble"] == pytest.approx(1 / 4)
+
+
+def test_perfetto_shows_the_trace(tmp_path):
+    events = on_schedule(2, 3, 2)
+    path = recorded(events, ["stage 0 · cpu", "stage 1 · cuda:0"]).save(tmp_path / "run.json")
+    lanes, ((count,),) = perfetto_engine.ask(
+        path,
+        """select distinct process.name, thread.name from slice
+        join thread_track on thread_track.id = slice.track_id join thread using (utid)
+        join process using (upid) order by 2""",
+        "select count(*) from slice",
+    )
+    assert lanes == [("weft.Pipe", "stage 0 · cpu"), ("weft.Pipe", "stage 1 · cuda:0")]
+    assert count == len(events)
 
 
 class Engine:

@@ -6,6 +6,7 @@ import copy
 import json
 import time
 
+import perfetto_engine
 import pytest
 import torch
 import trace_format
@@ -153,6 +154,22 @@ def test_its_steps_are_in_a_trace(group, tmp_path):
         for part in range(2)
     ]
     assert sorted(steps) == sorted(wanted)
+
+
+def test_perfetto_shows_them_on_a_thread_of_each_worker(group, tmp_path):
+    path = tmp_path / "trace.json"
+    group[0].call(one_traced_step, "0122", str(path))
+    (found,) = perfetto_engine.ask(
+        path,
+        """select process.name, count(*) from slice
+        join thread_track on thread_track.id = slice.track_id join thread using (utid)
+        join process using (upid) where thread.name = 'pipeline' group by 1""",
+    )
+    assert [(name[:7], count) for name, count in found] == [
+        ("worker0", 4),
+        ("worker1", 4),
+        ("worker2", 4),
+    ]
 
 
 SLACK = 20_000_000  # of the clocks' exchange on a busy machine, in nanoseconds

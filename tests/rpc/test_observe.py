@@ -150,12 +150,17 @@ def test_debug_info_is_the_agents(group):
 
 def test_the_text_is_prometheus_text(group):
     lines = group[0].call(text).splitlines()
-    assert "# TYPE weft_calls_sent counter" in lines
+    assert "# TYPE weft_calls_sent_total counter" in lines
     assert 'weft_round_trip_seconds_count{kind="script"} 3' in lines
     assert 'weft_round_trip_seconds_bucket{kind="script",le="+Inf"} 3' in lines
-    assert 'weft_peer_reconnects{peer="worker1"} 0' in lines
-    names = [line.split()[2] for line in lines if line.startswith("# TYPE")]
+    assert 'weft_peer_reconnects_total{peer="worker1"} 0' in lines
+    kinds = [line.split()[2:] for line in lines if line.startswith("# TYPE")]
+    names = [name for name, _ in kinds]
     assert len(names) == len(set(names))
+    # As Prometheus' own checker wants it.
+    assert all(name.endswith("_total") == (kind == "counter") for name, kind in kinds)
+    helped = [line.split(maxsplit=3)[2:] for line in lines if line.startswith("# HELP")]
+    assert [name for name, text in helped if text] == names
     for line in lines:
         assert line.startswith("#") or float(line.rpartition(" ")[2]) >= 0
 
@@ -211,7 +216,7 @@ def test_refused_connections_are_counted_by_their_cause():
 
 
 def test_the_text_is_served(group):
-    assert "weft_calls_sent" in group[0].call(page)
+    assert "weft_calls_sent_total" in group[0].call(page)
 
 
 def send_much() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 
+import perfetto_engine
 import pytest
 import trace_format
 from workers import Group, Workers
@@ -47,6 +48,75 @@ def traced_twice(path: str) -> None:
 
     with weft.trace(path), weft.trace(path):
         pass
+
+
+def passed_on_to_the_last_worker_and_back_again_for_a_very_long_name(value):
+    import torch
+    import torch.distributed.rpc as rpc
+
+    return rpc.rpc_sync("worker2", torch.add, args=(value, 1))
+
+
+def end():
+    """The name of a function of Weft's that ends the trace."""
+
+
+def all_reduce() -> None:
+    import torch
+    import torch.distributed as dist
+
+    works = [dist.all_reduce(torch.ones(100_000), async_op=True) for _ in range(5)]
+    for one in works:
+        one.wait()
+
+
+def join_process_group(rank: int, meeting: str) -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group("weft", init_method=f"{meeting}-group", rank=rank, world_size=3)
+    all_reduce()
+
+
+def traced_much(path: str) -> None:
+    """Calls within calls, RRefs, a function named as one of Weft's, and asynchronous collectives."""
+    import torch
+    import torch.distributed.rpc as rpc
+
+    import weft
+
+    with weft.trace(path):
+        futures = [rpc.rpc_async(f"worker{rank}", all_reduce) for rank in (1, 2)]
+        all_reduce()
+        for future in futures:
+            future.wait()
+        work()
+        passed_on = passed_on_to_the_last_worker_and_back_again_for_a_very_long_name
+        rpc.rpc_sync("worker1", passed_on, args=(torch.ones(9),))
+        rpc.remote("worker1", double, args=(1,)).to_here()
+        rpc.rpc_sync("worker2", end)
+
+
+# The ranges of calls at both ends of each arrow, by the process and the name.
+_ARROWS = """
+    select caller_process.name, callee_process.name, caller.name, callee.name,
+        callee.ts - caller.ts, extract_arg(caller.arg_set_id, 'args.answer_bytes'),
+        extract_arg(callee.arg_set_id, 'args.request_bytes'),
+        extract_arg(callee.arg_set_id, 'args.queue_us')
+    from flow
+    join slice caller on caller.id = flow.slice_out
+    join slice callee on callee.id = flow.slice_in
+    join thread_track caller_track on caller_track.id = caller.track_id
+    join thread_track callee_track on callee_track.id = callee.track_id
+    join thread caller_thread on caller_thread.utid = caller_track.utid
+    join thread callee_thread on callee_thread.utid = callee_track.utid
+    join process caller_process on caller_process.upid = caller_thread.upid
+    join process callee_process on callee_process.upid = callee_thread.upid
+    where caller.name like 'weft::rpc %'
+"""
+_THREADS = """
+    select distinct thread.name from slice
+    join thread_track on thread_track.id = slice.track_id join thread using (utid)
+"""
 
 
 def read(path) -> list[dict]:
@@ -100,6 +170,51 @@ def test_calls_are_ranges_at_both_ends_with_an_arrow_between_them(group, tmp_pat
                 assert caller["args"]["request_bytes"] > 4000
     # torch's own events of the callee are there, too.
     assert any(one["name"] == "aten::add" and one["pid"] == pids[2] for one in events)
+
+
+def test_perfetto_understands_all_of_it(group, tmp_path):
+    for rank, member in enumerate(group):
+        member.start(join_process_group, rank, group.meeting)
+    for member in group:
+        member.result()
+    path = tmp_path / "trace.json"
+    group[0].call(traced_much, str(path))
+    ranges = sum(one["ph"] in "Xb" for one in read(path))
+    arrows, threads, ((count, shortest),), ends, ((collectives,),), ((unnamed,),) = (
+        perfetto_engine.ask(
+            path,
+            _ARROWS,
+            _THREADS,
+            "select count(*), min(dur) from slice",
+            "select name from slice where name glob 'weft::rpc *.end'",
+            "select count(*) from slice where name = 'weft:all_reduce'",
+            "select count(*) from slice where name is null or name = ''",
+        )
+    )
+    assert count == ranges and shortest >= 0 and unnamed == 0
+    assert collectives == 15
+    assert all(name.startswith("thread ") for (name,) in threads)
+    # The user's function of that name at both ends, and not what Weft itself asks.
+    assert ends == [("weft::rpc worker2.end",)] * 2
+    found = {}
+    for caller, callee, called, ran, later, answered, asked, queued in arrows:
+        assert called == ran and later >= 0 and answered > 0 and asked > 0 and queued >= 0
+        name = called.removeprefix("weft::rpc ")
+        assert callee.startswith(f"{name.partition('.')[0]} (rank ")
+        key = (caller.partition(" ")[0], name)
+        found[key] = found.get(key, 0) + 1
+    passed_on = passed_on_to_the_last_worker_and_back_again_for_a_very_long_name.__name__
+    wanted = {
+        ("worker0", "worker1.double"): 2,
+        ("worker0", "worker1.to_here"): 1,
+        ("worker0", "worker2.add"): 3,
+        ("worker0", f"worker1.{passed_on}"): 1,
+        ("worker1", "worker2.add"): 1,
+        ("worker0", "worker1.all_reduce"): 1,
+        ("worker0", "worker2.all_reduce"): 1,
+        ("worker0", "worker2.end"): 1,
+    }
+    assert {key: found.get(key) for key in wanted} == wanted
 
 
 def test_it_can_be_recorded_again(group, tmp_path):

@@ -2,7 +2,8 @@
 
 The rules are those of its importer (src/trace_processor/importers/json): an arrow's id is a number, or
 the text of a hexadecimal one; its ends lie in ranges, the first before the last; a range of a thread
-that overlaps another one, without lying in it, is dropped.
+that overlaps another one, without lying in it, is dropped; so is all that has a time below 0, names too.
+perfetto_engine.py asks Perfetto itself.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections import defaultdict
 from typing import Any
 
 Event = dict[str, Any]
-_PHASES = "XMCisf"  # those that Weft and torch write
+_PHASES = "XMCisfbe"  # those that Weft and torch write
 _METADATA = ("process_name", "thread_name")
 
 
@@ -20,11 +21,13 @@ def check(events: list[Event]) -> None:
     assert events
     ranges: dict[tuple[Any, Any], list[Event]] = defaultdict(list)
     arrows: dict[tuple[str, str, int], list[Event]] = defaultdict(list)
+    marks: dict[tuple[str, str, int], list[str]] = defaultdict(list)
     named: dict[str, set[Any]] = {what: set() for what in _METADATA}
     last = 0.0
     for one in events:
         assert one["ph"] in _PHASES, one
         if one["ph"] == "M":
+            assert one.get("ts", 0) >= 0, one
             if one["name"] in _METADATA:
                 assert one["args"]["name"], one
                 track = one["pid"] if one["name"] == "process_name" else (one["pid"], one["tid"])
@@ -38,9 +41,12 @@ def check(events: list[Event]) -> None:
             ranges[one["pid"], one["tid"]].append(one)
         elif one["ph"] in "sf":
             arrows[one["cat"], one["name"], _number(one["id"])].append(one)
+        elif one["ph"] in "be":
+            marks[one["cat"], one["name"], _number(one["id"])].append(one["ph"])
     for track, found in ranges.items():
         assert track[0] in named["process_name"] and track in named["thread_name"], track
         _check_nesting(found)
+    assert all(found == ["b", "e"] for found in marks.values()), marks
     for ends in arrows.values():
         assert [one["ph"] for one in ends] == ["s", "f"], ends
         for one in ends:

