@@ -16,8 +16,8 @@
 #include "rpc_backend/context/agent_context.h"
 #include "rpc_backend/group/directory.h"
 #include "rpc_backend/group/member_table.h"
-#include "rpc_backend/join/membership.h"
 #include "rpc_backend/group/peer_losses.h"
+#include "rpc_backend/join/membership.h"
 
 namespace weft::rpc {
 

@@ -34,7 +34,9 @@ def pytest_in(folder: Path, *names: str) -> int:
     xml = folder / "run.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist",
                "--rootdir", folder, "-o", "junit_family=xunit1", f"--junitxml={xml}"]  # fmt: skip
-    return subprocess.run([*command, *names], cwd=folder, capture_output=True, timeout=60).returncode
+    return subprocess.run(
+        [*command, *names], cwd=folder, capture_output=True, timeout=60
+    ).returncode
 
 
 def test_what_failed_can_be_run_again_by_name(tmp_path):
