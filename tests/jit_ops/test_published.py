@@ -52,8 +52,51 @@ def publish_functions() -> None:
     def fails(x: int) -> int:
         raise KeyError(f"no {x}")
 
-    for function in (meet, die, bad, fails):
+    def given(x: object) -> object:
+        return x
+
+    def hollow(kind: str) -> object:
+        return hollow_value(kind)
+
+    for function in (meet, die, bad, fails, given, hollow):
         weft.publish(function.__name__, function)
+
+
+def hollow_value(kind: str) -> object:
+    """What cannot be sent: tensors without their elements, values without an end."""
+    if kind == "freed":
+        freed = torch.ones(4)
+        freed.untyped_storage().resize_(0)
+        return freed
+    if kind == "fake":
+        from torch._subclasses import FakeTensorMode
+
+        with FakeTensorMode():
+            return torch.empty(3, 3)
+    if kind == "wrapped":
+        from torch.masked import masked_tensor
+
+        return masked_tensor(torch.ones(2), torch.tensor([True, False]))
+    value: list = []
+    if kind == "itself":
+        value.append(value)
+    for _ in range(100_000 if kind == "deep" else 0):
+        value = [value]
+    return value
+
+
+def ask_with_hollow(kind: str) -> object:
+    return weft.call("worker0/given", hollow_value(kind))
+
+
+def deep_there_and_back(depth: int) -> int:
+    value: list = []
+    for _ in range(depth):
+        value = [value]
+    back = weft.call("worker0/given", value)
+    for _ in range(depth):
+        (back,) = back
+    return len(back)
 
 
 def publish_late(name: str, seconds: float) -> None:
@@ -291,6 +334,26 @@ def test_values_that_torchscript_does_not_know_stay_here(pair):
     error = pair[1].fails(ask, "worker0/encoder", {1, 2})
     assert error.kind == "TypeError"
     assert "argument 0 holds a 'set'" in error.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("freed", "bytes that its elements need"),
+        ("fake", "bytes that its elements need"),
+        ("wrapped", "bytes that its elements need"),
+        ("itself", "lists, tuples and dicts deep, or holds itself"),
+        ("deep", "lists, tuples and dicts deep, or holds itself"),
+    ],
+)
+def test_hollow_and_endless_values_fail_their_call_only(pair, kind, text):
+    assert text in pair[1].fails(ask_with_hollow, kind).message
+    assert text in pair[1].fails(ask, "worker0/hollow", kind).message
+    assert torch.equal(pair[1].call(ask, "worker0/encoder", X).detach(), local())
+
+
+def test_deep_values_travel(pair):
+    assert pair[1].call(deep_there_and_back, 190) == 0
 
 
 def test_calls_run_side_by_side(pair):
