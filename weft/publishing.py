@@ -22,6 +22,7 @@ from weft._remote.named_tuples import names_in, restoring
 from weft.options import check_seconds
 
 NEWEST = 0
+LONGEST_DELAY = 3600.0
 GROUPS_TIMEOUT = -1.0
 
 
@@ -36,17 +37,18 @@ class Batch:
 
     Attributes:
         max_requests: a run begins when this many requests wait,
-        max_delay: or when the first of them has waited this many seconds.
+        max_delay: or when the first of them has waited this many seconds, at most 3600.
 
     Raises:
-        TypeError, ValueError: ``max_delay`` is no number of seconds.
+        TypeError, ValueError: ``max_delay`` is no number of seconds, or more than 3600.
     """
 
     max_requests: int = 32
     max_delay: float = 200e-6
 
     def __post_init__(self) -> None:
-        check_seconds("max_delay", self.max_delay)
+        if check_seconds("max_delay", self.max_delay) > LONGEST_DELAY:
+            raise ValueError(f"max_delay must be at most 3600 s, got {self.max_delay!r}")
 
 
 @dataclass(frozen=True)

@@ -425,6 +425,8 @@ def test_publishing_checks_what_it_gets():
         weft.publish("x", 3)
     with pytest.raises(RuntimeError, match="can be batched"):
         publish_encoder(batch=weft.Batch())
+    with pytest.raises(ValueError, match="max_delay must be at most 3600 s"):
+        weft.Batch(max_delay=1e300)
     assert weft.published() == []
 
 
