@@ -61,6 +61,30 @@ class Echo(nn.Module):
         return x
 
 
+def doubles_input(self: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
+    return (given[0] * 2,)
+
+
+def adds_ten(self: nn.Module, given: tuple[Tensor], result: Tensor) -> Tensor:
+    return result + 10
+
+
+class Hooked(nn.Module):
+    """A forward with scripted hooks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_forward_pre_hook(doubles_input)
+        self.register_forward_hook(adds_ten)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1
+
+    @torch.jit.export
+    def plain(self, x: Tensor) -> Tensor:
+        return x
+
+
 class Asker(nn.Module):
     """Asks about its call."""
 

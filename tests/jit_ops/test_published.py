@@ -13,7 +13,7 @@ import torch
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 from named_models import Report, Scores
-from published_models import Echo, Encoder
+from published_models import Echo, Encoder, Hooked
 from workers import Group
 
 import weft
@@ -36,6 +36,13 @@ def publish_plain(methods: tuple[str, ...] = ()) -> int:
 
 def publish_echo() -> int:
     return weft.publish("echo", torch.jit.script(Echo()))
+
+
+def publish_hooked() -> None:
+    weft.publish("hooked", torch.jit.script(Hooked()))
+    weft.publish("hooked-quiet", torch.jit.script(Hooked()), no_grad=True)
+    batch = weft.Batch(max_requests=2, max_delay=0.001)
+    weft.publish("hooked-batched", torch.jit.script(Hooked()), batch=batch)
 
 
 def publish_functions() -> None:
@@ -188,6 +195,15 @@ def test_one_may_wait_for_what_is_not_published_yet(pair):
     assert pair[1].call(wait_and_call, "late") == 42
     for target in ("worker0/never", "worker0/late@9"):
         assert f"{target} was not published within 0.05 s" in pair[1].call(wait_in_vain, target)
+
+
+def test_scripted_hooks_run(pair):
+    pair[0].call(publish_hooked)
+    for name in ("hooked", "hooked-quiet", "hooked-batched"):
+        assert torch.equal(pair[1].call(ask, f"worker0/{name}", X), X * 2 + 11)
+    assert torch.equal(pair[1].call(ask, "worker0/hooked", X, method="plain"), X)
+    for name in ("hooked", "hooked-quiet", "hooked-batched"):
+        pair[0].call(take_back, name)
 
 
 def test_a_method_may_return_a_future(pair):
