@@ -56,6 +56,18 @@ class Echo(nn.Module):
         return x, y
 
     @torch.jit.export
+    def union(self, x: list[float] | list[int]) -> str:
+        return "ints" if isinstance(x, list[int]) else "floats"
+
+    @torch.jit.export
+    def anything(self, x: Any) -> str:
+        if isinstance(x, list[int]):
+            return "ints"
+        if isinstance(x, dict[str, list[float]]):
+            return "floats by name"
+        return "another"
+
+    @torch.jit.export
     def fails(self, x: Tensor) -> Tensor:
         raise ValueError("the module says no")
         return x

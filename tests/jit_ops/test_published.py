@@ -224,6 +224,12 @@ def test_a_worker_calls_itself(pair):
         ("pair", (1, None), (1, None)),
         ("pair", (1, "x"), (1, "x")),
         ("nested", {}, {}),
+        ("union", [1, 2], "ints"),
+        ("union", [1.5, 2.0], "floats"),
+        ("union", [1, 2.5], "floats"),
+        ("anything", [1, 2], "ints"),
+        ("anything", {"a": [1.5], "b": [2.0]}, "floats by name"),
+        ("anything", [1, "a"], "another"),
     ],
 )
 def test_values_take_the_types_of_the_signature(pair, method, value, expected):
