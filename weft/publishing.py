@@ -137,15 +137,27 @@ def publish(
         The version.
 
     Raises:
-        TypeError: ``module`` cannot be called, or ``batch`` or ``no_grad`` is given for a module
-            that is not scripted.
+        TypeError: ``module`` cannot be called, ``batch`` or ``no_grad`` is given for a module that
+            is not scripted, ``no_grad`` for a function, or ``methods`` for what is no plain module.
         RuntimeError: the name or the version is refused; the text says why.
     """
     number = NEWEST if version is None else version
     pair = None if batch is None else (batch.max_requests, batch.max_delay)
+    scripted = isinstance(module, (torch.jit.ScriptModule, torch.jit.ScriptFunction))
+    methods = tuple(methods)
+    if methods and (scripted or not isinstance(module, torch.nn.Module)):
+        raise TypeError(
+            "methods names further methods of a plain module: a scripted module serves all that it "
+            "has, and a function has none"
+        )
     if isinstance(module, torch.jit.ScriptModule):
         return _C.publish_module(name, module._c, number, no_grad, pair)
     if isinstance(module, torch.jit.ScriptFunction):
+        if no_grad:
+            raise TypeError(
+                "no_grad is for scripted modules: use torch.no_grad() in the function, or script a "
+                "module that calls it"
+            )
         return _C.publish_function(name, module, number, pair)
     if batch is not None or no_grad:
         raise TypeError("batch and no_grad are for scripted modules: use torch.jit.script first")

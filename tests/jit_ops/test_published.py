@@ -438,6 +438,20 @@ def publish_as(name: str, options: dict) -> int:
     return weft.publish(name, torch.jit.script(Forward()), **options)
 
 
+@torch.jit.script
+def scripted_twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def test_options_that_would_do_nothing_are_refused():
+    with pytest.raises(TypeError, match="no_grad is for scripted modules"):
+        weft.publish("x", scripted_twice, no_grad=True)
+    for module in (scripted_twice, torch.jit.script(Echo()), publish_functions):
+        with pytest.raises(TypeError, match="methods names further methods of a plain module"):
+            weft.publish("x", module, methods=["nope"])
+    assert weft.published() == []
+
+
 def test_publishing_checks_what_it_gets():
     with pytest.raises(RuntimeError, match="can't be a published name"):
         publish_as("a/b", {})
