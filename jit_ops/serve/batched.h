@@ -22,13 +22,13 @@ struct BatchOptions {
 // Batches calls of `inner`'s method "forward", whose arguments must all be tensors of at least one
 // dimension with equally many rows in a request, and whose result must be a tensor, or a tuple of
 // tensors, with a row for each. Requests are batched with those of the same types and shapes but
-// for dimension 0; quantised, sparse and nested tensors, which cannot share a tensor with others, run
-// alone. Runs without gradients. No thread of its own: the first request of a batch waits on its
-// worker thread, the others leave theirs.
+// for dimension 0; quantised, sparse and nested tensors, which cannot share a tensor with others,
+// run alone. Runs without gradients. No thread of its own: the first request of a batch waits on
+// its worker thread, the others leave theirs.
 //
-// A batch may take until the latest deadline of its requests, and is cancelled when all of them are.
-// When it fails, each of its requests runs again by itself, so that only those fail that are at
-// fault.
+// A batch may take until the latest deadline of its requests, and is cancelled when all of them
+// are. When it fails, each of its requests runs again by itself, so that only those fail that are
+// at fault.
 WEFT_API std::shared_ptr<Servable> batched(std::shared_ptr<Servable> inner,
                                            BatchOptions options = {});
 

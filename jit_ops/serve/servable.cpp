@@ -30,8 +30,8 @@ bool hasHooks(const c10::ClassType& type) {
 // is; one of another type makes it anything.
 std::vector<c10::Argument> hookedReturns(const c10::ClassType& type,
                                          const std::vector<c10::Argument>& returns) {
-  const c10::TypePtr plain = returns.empty() ? c10::TypePtr(c10::NoneType::get())
-                                             : returns[0].type();
+  const c10::TypePtr plain =
+      returns.empty() ? c10::TypePtr(c10::NoneType::get()) : returns[0].type();
   for (torch::jit::Function* const hook : type.getForwardHooks()) {
     const auto& from = hook->getSchema().returns();
     const bool kept = from.empty() || from[0].type()->kind() == c10::TypeKind::NoneType ||

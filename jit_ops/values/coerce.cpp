@@ -77,8 +77,8 @@ bool fitDict(at::IValue& value, const c10::DictType& type, Numbers numbers) {
   return true;
 }
 
-// The first alternative that the value fits as it is, else the first that takes its numbers: 1 stays
-// an int in Union[float, int], and [1] a List[int] in Union[List[float], List[int]].
+// The first alternative that the value fits as it is, else the first that takes its numbers: 1
+// stays an int in Union[float, int], and [1] a List[int] in Union[List[float], List[int]].
 bool fitUnion(at::IValue& value, const c10::UnionType& type, Numbers numbers) {
   const auto types = type.containedTypes();
   for (const TypePtr& one : types) {

@@ -136,9 +136,9 @@ bool isPlain(const at::Tensor& tensor) {
 void checkMemory(const at::Tensor& tensor, const std::string& peer) {
   if (!holdsElements(tensor)) return;
   const c10::Storage& storage = tensor.storage();
-  const std::size_t needed = at::detail::computeStorageNbytes(
-      tensor.sizes(), tensor.strides(), tensor.itemsize(),
-      static_cast<std::size_t>(tensor.storage_offset()));
+  const std::size_t needed =
+      at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize(),
+                                       static_cast<std::size_t>(tensor.storage_offset()));
   const std::size_t held = dataOf(storage) == nullptr ? 0 : storage.nbytes();
   TORCH_CHECK(held >= needed, "Weft RPC: a tensor of shape ", tensor.sizes(), " and type ",
               tensor.toString(), " was to be sent to worker '", peer, "', but its memory has ",

@@ -21,9 +21,8 @@ CallContext::CallContext(std::vector<std::shared_ptr<const CallContext>> calls)
     : calls_(std::move(calls)), deadline_(latest(calls_)) {}
 
 bool CallContext::allCancelled() const noexcept {
-  return std::all_of(calls_.begin(), calls_.end(), [](const auto& call) {
-    return call != nullptr && call->isCancelled();
-  });
+  return std::all_of(calls_.begin(), calls_.end(),
+                     [](const auto& call) { return call != nullptr && call->isCancelled(); });
 }
 
 const CallContext* CallContext::current() noexcept { return t_context; }

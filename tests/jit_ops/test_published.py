@@ -345,7 +345,18 @@ def test_what_is_wrong_is_said(pair, arguments, options, text):
         assert f"at worker '{arguments[0].split('/')[0]}')" in error.message
 
 
-@pytest.mark.parametrize("target", ["encoder", "/encoder", "worker0/", "worker0/encoder@x"])
+@pytest.mark.parametrize(
+    "target",
+    [
+        "encoder",
+        "/encoder",
+        "worker0/",
+        "worker0/encoder@x",
+        "worker0/encoder@²",
+        "worker0/encoder@" + "9" * 19,
+        "worker0/encoder@" + "9" * 5000,
+    ],
+)
 def test_a_bad_target_shows_a_good_one(pair, target):
     error = pair[1].fails(ask, target, X)
     assert error.kind == "ValueError"
@@ -461,6 +472,11 @@ def test_publishing_checks_what_it_gets():
         weft.publish("x", 3)
     with pytest.raises(RuntimeError, match="can be batched"):
         publish_encoder(batch=weft.Batch())
+    for number, error in ((2**63, ValueError), (0, ValueError), ("2", TypeError)):
+        with pytest.raises(error, match="version must be"):
+            weft.publish("x", Encoder(), version=number)
+        with pytest.raises(error, match="max_requests must be"):
+            weft.Batch(max_requests=number)
     with pytest.raises(ValueError, match="max_delay must be at most 3600 s"):
         weft.Batch(max_delay=1e300)
     assert weft.published() == []
