@@ -36,11 +36,17 @@ def check_seconds(name: str, value: object) -> float:
     return float(value)
 
 
-def _positive(name: str, value: object) -> int:
+def _positive(name: str, value: object, most: int = 2**63 - 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be an int, got {value!r}")
     if value <= 0:
         raise ValueError(f"{name} must be positive, got {value}")
+    return _at_most(name, value, most)
+
+
+def _at_most(name: str, value: int, most: int) -> int:
+    if value > most:
+        raise ValueError(f"{name} must be at most {most}, got {value}")
     return value
 
 
@@ -49,7 +55,7 @@ def _count(name: str, value: object) -> int:
         raise TypeError(f"{name} must be an int, got {value!r}")
     if value < 0:
         raise ValueError(f"{name} must not be negative, got {value}")
-    return value
+    return _at_most(name, value, 2**63 - 1)
 
 
 def _from_environment(name: str, fallback: float) -> float:
@@ -143,7 +149,7 @@ class RpcBackendOptions(_C.RpcBackendOptionsBase):
         process_group: bool = False,
     ) -> None:
         super().__init__(check_seconds("rpc_timeout", rpc_timeout), init_method)
-        self.num_worker_threads = _positive("num_worker_threads", num_worker_threads)
+        self.num_worker_threads = _positive("num_worker_threads", num_worker_threads, 2**31 - 1)
         self.device_maps = {
             worker: _to_device_map(dict(device_map))
             for worker, device_map in (device_maps or {}).items()
@@ -174,7 +180,9 @@ class RpcBackendOptions(_C.RpcBackendOptionsBase):
         if policy not in POLICIES:
             raise ValueError(f"request_policy must be one of {POLICIES}, got {policy!r}")
         self.request_policy = policy
-        self.process_group = bool(process_group)
+        if not isinstance(process_group, bool):
+            raise TypeError(f"process_group must be True or False, got {process_group!r}")
+        self.process_group = process_group
         try:
             self.check()
         except RuntimeError as error:

@@ -22,7 +22,19 @@ from weft._remote.named_tuples import names_in, restoring
 from weft.options import check_seconds
 
 NEWEST = 0
+LONGEST_DELAY = 3600.0
+MOST_REQUESTS = 2**31 - 1
+LAST_VERSION = 2**63 - 1
 GROUPS_TIMEOUT = -1.0
+
+
+def _check_int(name: str, value: object, most: int) -> int:
+    """The int given as ``name``, which counts from 1."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, got {value!r}")
+    if not 1 <= value <= most:
+        raise ValueError(f"{name} must be at least 1 and at most {most}, got {value}")
+    return value
 
 
 @dataclass(frozen=True)
@@ -36,17 +48,20 @@ class Batch:
 
     Attributes:
         max_requests: a run begins when this many requests wait,
-        max_delay: or when the first of them has waited this many seconds.
+        max_delay: or when the first of them has waited this many seconds, at most 3600.
 
     Raises:
-        TypeError, ValueError: ``max_delay`` is no number of seconds.
+        TypeError, ValueError: ``max_requests`` is no positive int, or ``max_delay`` no number of
+            seconds, or more than 3600.
     """
 
     max_requests: int = 32
     max_delay: float = 200e-6
 
     def __post_init__(self) -> None:
-        check_seconds("max_delay", self.max_delay)
+        _check_int("max_requests", self.max_requests, MOST_REQUESTS)
+        if check_seconds("max_delay", self.max_delay) > LONGEST_DELAY:
+            raise ValueError(f"max_delay must be at most 3600 s, got {self.max_delay!r}")
 
 
 @dataclass(frozen=True)
@@ -135,15 +150,29 @@ def publish(
         The version.
 
     Raises:
-        TypeError: ``module`` cannot be called, or ``batch`` or ``no_grad`` is given for a module
-            that is not scripted.
+        TypeError: ``module`` cannot be called, ``batch`` or ``no_grad`` is given for a module that
+            is not scripted, ``no_grad`` for a function, or ``methods`` for what is no plain module;
+            ``version`` is no int.
+        ValueError: ``version`` is below 1 or above 2**63 - 1.
         RuntimeError: the name or the version is refused; the text says why.
     """
-    number = NEWEST if version is None else version
+    number = NEWEST if version is None else _check_int("version", version, LAST_VERSION)
     pair = None if batch is None else (batch.max_requests, batch.max_delay)
+    scripted = isinstance(module, (torch.jit.ScriptModule, torch.jit.ScriptFunction))
+    methods = tuple(methods)
+    if methods and (scripted or not isinstance(module, torch.nn.Module)):
+        raise TypeError(
+            "methods names further methods of a plain module: a scripted module serves all that it "
+            "has, and a function has none"
+        )
     if isinstance(module, torch.jit.ScriptModule):
         return _C.publish_module(name, module._c, number, no_grad, pair)
     if isinstance(module, torch.jit.ScriptFunction):
+        if no_grad:
+            raise TypeError(
+                "no_grad is for scripted modules: use torch.no_grad() in the function, or script a "
+                "module that calls it"
+            )
         return _C.publish_function(name, module, number, pair)
     if batch is not None or no_grad:
         raise TypeError("batch and no_grad are for scripted modules: use torch.jit.script first")
@@ -162,9 +191,11 @@ def unpublish(name: str, version: int | None = None) -> None:
         version: the version; None for all.
 
     Raises:
+        TypeError, ValueError: ``version`` is no version.
         RuntimeError: this process publishes nothing by that name, or not that version.
     """
-    _C.unpublish(name, NEWEST if version is None else version)
+    number = NEWEST if version is None else _check_int("version", version, LAST_VERSION)
+    _C.unpublish(name, number)
 
 
 def published(worker: str | None = None, timeout: float = GROUPS_TIMEOUT) -> list[PublishedInfo]:
@@ -227,9 +258,11 @@ def parse_target(target: str) -> tuple[str, str, int]:
     """``"worker/name"`` or ``"worker/name@version"`` as (worker, name, version); 0 is the newest."""
     worker, slash, rest = target.partition("/")
     name, at, number = rest.partition("@")
-    if not (worker and slash and name) or (at and not (number.isdigit() and int(number) > 0)):
+    digits = number.isascii() and number.isdigit() and len(number) <= len(str(LAST_VERSION))
+    version = int(number) if digits else 0
+    if not (worker and slash and name) or (at and not 1 <= version <= LAST_VERSION):
         raise ValueError(f'"worker/name" or "worker/name@version" is wanted, got "{target}"')
-    return worker, name, int(number) if at else NEWEST
+    return worker, name, version if at else NEWEST
 
 
 def call(

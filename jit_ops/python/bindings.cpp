@@ -24,39 +24,51 @@ at::IValue inferred(py::handle object) {
   return torch::jit::toIValue(object, found.attr("type")().cast<c10::TypePtr>());
 }
 
-at::IValue toValue(py::handle object, const std::string& what);
+// Of lists, tuples and dicts within each other. Pickler and unpickler take them by recursion, and a
+// request policy refuses a pickle of 512 levels, two for a list (pickle_depth.h).
+constexpr int kMaxDepth = 200;
 
-at::IValue dictValue(const py::dict& dict, const std::string& what) {
+void checkDepth(const std::string& what, int depth) {
+  if (depth <= kMaxDepth) return;
+  throw py::value_error(what + " is nested more than " + std::to_string(kMaxDepth) +
+                        " lists, tuples and dicts deep, or holds itself: pass a flatter value");
+}
+
+at::IValue toValue(py::handle object, const std::string& what, int depth = 0);
+
+at::IValue dictValue(const py::dict& dict, const std::string& what, int depth) {
   c10::TypePtr keys = c10::StringType::get();
   if (!dict.empty()) {
-    const at::IValue first = toValue((*dict.begin()).first, what);
+    const at::IValue first = toValue((*dict.begin()).first, what, depth);
     keys = first.isTensor() ? c10::TypePtr(c10::TensorType::get()) : first.type();
   }
   c10::Dict<at::IValue, at::IValue> out(keys, c10::AnyType::get());
   for (const auto& [key, value] : dict)
-    out.insert(toValue(key, what), toValue(value, what));
+    out.insert(toValue(key, what, depth), toValue(value, what, depth));
   return out;
 }
 
 // Containers go as lists, tuples and dicts of Any: the signature at the other end says of what,
-// also of the empty ones. Throws TypeError for what TorchScript does not know.
-at::IValue toValue(py::handle object, const std::string& what) {
+// also of the empty ones. Throws TypeError for what TorchScript does not know, ValueError for what
+// is nested too deeply. `depth`: how many containers the object is in.
+at::IValue toValue(py::handle object, const std::string& what, int depth) {
   if (THPVariable_Check(object.ptr())) return THPVariable_Unpack(object.ptr());
   if (object.is_none()) return {};
+  checkDepth(what, depth);
   if (py::isinstance<py::list>(object)) {
     c10::List<at::IValue> out(c10::AnyType::get());
     for (const py::handle element : object)
-      out.push_back(toValue(element, what));
+      out.push_back(toValue(element, what, depth + 1));
     return out;
   }
   if (py::isinstance<py::tuple>(object)) {
     std::vector<at::IValue> out;
     for (const py::handle element : object)
-      out.push_back(toValue(element, what));
+      out.push_back(toValue(element, what, depth + 1));
     return c10::ivalue::Tuple::create(std::move(out));
   }
   if (py::isinstance<py::dict>(object))
-    return dictValue(py::reinterpret_borrow<py::dict>(object), what);
+    return dictValue(py::reinterpret_borrow<py::dict>(object), what, depth + 1);
   try {
     return inferred(object);
   } catch (const std::exception&) {

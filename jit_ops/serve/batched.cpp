@@ -3,16 +3,30 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/distributed/rpc/rpc_agent.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <map>
 #include <mutex>
 
 #include "jit_ops/serve/plain_errors.h"
+#include "rpc_backend/core/call_context.h"
 
 namespace weft::ops {
 
 namespace {
+
+constexpr std::chrono::hours kLongestDelay{1};
+
+// Whether rows of others can be laid behind these. Quantised ones have their own scale, and the
+// other layouts no rows in memory.
+bool canShare(const Values& args) {
+  return std::all_of(args.begin(), args.end(), [](const at::IValue& arg) {
+    const at::Tensor& tensor = arg.toTensor();
+    return tensor.layout() == c10::kStrided && !tensor.is_quantized() && !tensor.is_nested();
+  });
+}
 
 // What must agree for requests to share a run: per argument, dtype, device and all sizes but the
 // first.
@@ -24,7 +38,6 @@ Key keyOf(const Values& args) {
     const at::Tensor& tensor = arg.toTensor();
     key.push_back(static_cast<std::int64_t>(tensor.scalar_type()));
     key.push_back(static_cast<std::int64_t>(tensor.device().type()) << 8 | tensor.device().index());
-    key.push_back(static_cast<std::int64_t>(tensor.layout()));
     key.push_back(tensor.dim());
     const auto rest = tensor.sizes().slice(1);
     key.insert(key.end(), rest.begin(), rest.end());
@@ -36,7 +49,13 @@ struct Request {
   FuturePtr args;  // completed with a tuple
   std::int64_t rows = 0;
   FuturePtr answer;
+  std::shared_ptr<const rpc::CallContext> call;  // null: one without an end
 };
+
+std::shared_ptr<const rpc::CallContext> currentCall() {
+  const rpc::CallContext* const call = rpc::CallContext::current();
+  return call == nullptr ? nullptr : call->weak_from_this().lock();
+}
 
 // It knows the devices: the thread that runs a batch has other streams than the calls.
 FuturePtr argsFuture() {
@@ -77,6 +96,9 @@ class Batched : public Servable {
     TORCH_CHECK(method_ != nullptr && method_->schema != nullptr,
                 "only what has a scripted method forward can be batched");
     TORCH_CHECK(options_.max_requests > 0, "max_requests must be positive");
+    TORCH_CHECK(options_.max_delay.count() >= 0 && options_.max_delay <= kLongestDelay,
+                "max_delay must be at least 0 and at most an hour, got ",
+                options_.max_delay.count(), " us");
     for (const c10::Argument& argument : method_->schema->arguments()) {
       TORCH_CHECK(argument.type()->kind() == c10::TypeKind::TensorType,
                   "only tensors can be batched; ", *method_->schema, " takes '", argument.name(),
@@ -88,12 +110,16 @@ class Batched : public Servable {
 
   FuturePtr run(const Method& method, Values args,
                 const std::vector<std::string>& /*names*/) override {
-    Request request{argsFuture(), rowsOf(args), c10::make_intrusive<Future>(method.returns)};
+    Request request{argsFuture(), rowsOf(args), c10::make_intrusive<Future>(method.returns),
+                    currentCall()};
     const FuturePtr answer = request.answer;
     std::vector<Request> ready;
-    const Key key = keyOf(args);
+    const bool alone = !canShare(args);
+    const Key key = alone ? Key() : keyOf(args);
     request.args->markCompleted(c10::ivalue::Tuple::create(std::move(args)));
-    {
+    if (alone) {
+      ready.push_back(std::move(request));
+    } else {
       std::unique_lock lock(mutex_);
       std::shared_ptr<Batch>& open = open_[key];
       const bool first = open == nullptr;
@@ -141,36 +167,55 @@ class Batched : public Servable {
     return std::move(batch.requests);
   }
 
-  // Each caller gets its answer, or all of them the error.
+  // Each caller gets its answer, or the error of a run of its own.
   void runAll(std::vector<Request> requests) {
     try {
-      const at::NoGradGuard no_grad;
-      for (const Request& request : requests)
-        request.args->wait();  // the streams here wait for those of the call
-      Values args;
-      for (std::size_t i = 0; i < method_->schema->arguments().size(); ++i) {
-        std::vector<at::Tensor> parts;
-        for (const Request& request : requests)
-          parts.push_back(request.args->constValue().toTupleRef().elements()[i].toTensor());
-        args.emplace_back(parts.size() == 1 ? parts.front() : at::cat(parts));
-      }
-      const FuturePtr all = inner_->run(*method_, std::move(args), {});
-      all->waitAndThrow();
-      const at::IValue result = all->value();
-      std::int64_t rows = 0;
-      for (const Request& request : requests)
-        rows += request.rows;
-      checkRows(result, rows);
-      std::int64_t from = 0;
-      for (const Request& request : requests) {
-        request.answer->markCompleted(slice(result, from, request.rows));
-        from += request.rows;
-      }
+      runTogether(requests);
     } catch (const std::exception& error) {
-      const auto failure = std::make_exception_ptr(std::runtime_error(textOf(error)));
-      for (const Request& request : requests)
-        request.answer->setErrorIfNeeded(failure);
+      if (requests.size() == 1) {
+        requests[0].answer->setErrorIfNeeded(
+            std::make_exception_ptr(std::runtime_error(textOf(error))));
+        return;
+      }
+      for (Request& request : requests) {
+        if (!request.answer->completed()) runAll({std::move(request)});
+      }
     }
+  }
+
+  void runTogether(const std::vector<Request>& requests) {
+    std::vector<std::shared_ptr<const rpc::CallContext>> calls;
+    std::int64_t rows = 0;
+    for (const Request& request : requests) {
+      calls.push_back(request.call);
+      rows += request.rows;
+      request.args->wait();  // the streams here wait for those of the call
+    }
+    const rpc::CallContext all_calls(std::move(calls));
+    const rpc::CallScope scope(&all_calls);
+    const at::NoGradGuard no_grad;
+    const FuturePtr all = inner_->run(*method_, joined(requests), {});
+    all->waitAndThrow();
+    const at::IValue result = all->value();
+    checkRows(result, rows);
+    if (requests.size() == 1) return requests[0].answer->markCompleted(result);
+    std::int64_t from = 0;
+    for (const Request& request : requests) {
+      request.answer->markCompleted(slice(result, from, request.rows));
+      from += request.rows;
+    }
+  }
+
+  // The arguments of a run for all of them.
+  Values joined(const std::vector<Request>& requests) const {
+    Values args;
+    for (std::size_t i = 0; i < method_->schema->arguments().size(); ++i) {
+      std::vector<at::Tensor> parts;
+      for (const Request& request : requests)
+        parts.push_back(request.args->constValue().toTupleRef().elements()[i].toTensor());
+      args.emplace_back(parts.size() == 1 ? parts.front() : at::cat(parts));
+    }
+    return args;
   }
 
   const std::shared_ptr<Servable> inner_;

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <shared_mutex>
@@ -59,7 +60,11 @@ std::int64_t publish(const std::string& name, std::shared_ptr<Servable> servable
   Registry& all = registry();
   const std::unique_lock lock(all.mutex);
   Entry& entry = all.entries[name];
-  if (version == kNewest) version = entry.last + 1;
+  if (version == kNewest) {
+    TORCH_CHECK(entry.last < std::numeric_limits<std::int64_t>::max(), "'", name, "' had version ",
+                entry.last, ", and there is no next one; name a version that was not used");
+    version = entry.last + 1;
+  }
   TORCH_CHECK(!entry.versions.contains(version), wanted(name, version),
               " is published already; unpublish it first, or publish without a version to get the "
               "next one");

@@ -22,15 +22,37 @@ c10::FunctionSchema renamed(const c10::FunctionSchema& schema, const std::string
   return {name, "", std::move(arguments), schema.returns()};
 }
 
+bool hasHooks(const c10::ClassType& type) {
+  return !type.getForwardHooks().empty() || !type.getForwardPreHooks().empty();
+}
+
+// What forward returns once its hooks have run. A hook that returns None leaves the result as it
+// is; one of another type makes it anything.
+std::vector<c10::Argument> hookedReturns(const c10::ClassType& type,
+                                         const std::vector<c10::Argument>& returns) {
+  const c10::TypePtr plain =
+      returns.empty() ? c10::TypePtr(c10::NoneType::get()) : returns[0].type();
+  for (torch::jit::Function* const hook : type.getForwardHooks()) {
+    const auto& from = hook->getSchema().returns();
+    const bool kept = from.empty() || from[0].type()->kind() == c10::TypeKind::NoneType ||
+                      *from[0].type() == *plain;
+    if (!kept) return {c10::Argument("", c10::AnyType::get())};
+  }
+  return returns;
+}
+
 class ModuleServable : public Servable {
  public:
   ModuleServable(torch::jit::Module module, bool no_grad)
-      : module_(std::move(module)), no_grad_(no_grad) {
+      : module_(std::move(module)), no_grad_(no_grad), hooked_(hasHooks(*module_.type())) {
     for (const auto& method : module_.get_methods()) {
       if (method.name().starts_with("__")) continue;
       torch::jit::Function& function = method.function();
       function.ensure_defined();
-      add(renamed(function.getSchema(), method.name(), 1));
+      c10::FunctionSchema schema = renamed(function.getSchema(), method.name(), 1);
+      if (hooked_ && method.name() == kForward)
+        schema = schema.cloneWithReturns(hookedReturns(*module_.type(), schema.returns()));
+      add(std::move(schema));
       functions_.emplace(method.name(), &function);
     }
     TORCH_CHECK(!functions_.empty(), "a module without a scripted method has nothing to publish");
@@ -39,16 +61,23 @@ class ModuleServable : public Servable {
   FuturePtr run(const Method& method, Values args,
                 const std::vector<std::string>& /*names*/) override {
     const at::AutoGradMode grad(!no_grad_ && at::GradMode::is_enabled());
-    args.insert(args.begin(), module_._ivalue());
-    functions_.at(method.name)->run(args);
+    at::IValue result = value(method, std::move(args));
     // What TorchScript compiled for a run with gradients gives a history also without.
-    if (no_grad_) args.back() = detached(std::move(args.back()));
-    return asFuture(std::move(args.back()), method.returns);
+    if (no_grad_) result = detached(std::move(result));
+    return asFuture(std::move(result), method.returns);
   }
 
  private:
-  const torch::jit::Module module_;
+  at::IValue value(const Method& method, Values args) {
+    if (hooked_ && method.name == kForward) return module_(std::move(args));
+    args.insert(args.begin(), module_._ivalue());
+    functions_.at(method.name)->run(args);
+    return std::move(args.back());
+  }
+
+  torch::jit::Module module_;
   const bool no_grad_;
+  const bool hooked_;  // forward has hooks, which its Function does not run
   std::unordered_map<std::string, torch::jit::Function*> functions_;
 };
 

@@ -15,25 +15,30 @@ namespace {
 using c10::TypeKind;
 using c10::TypePtr;
 
-bool fitFloat(at::IValue& value) {
-  if (value.isInt()) value = static_cast<double>(value.toInt());
+// Whether an int may become a float.
+enum class Numbers { kKept, kConverted };
+
+bool fit(at::IValue& value, const TypePtr& type, Numbers numbers);
+
+bool fitFloat(at::IValue& value, Numbers numbers) {
+  if (value.isInt() && numbers == Numbers::kConverted) value = static_cast<double>(value.toInt());
   return value.isDouble();
 }
 
-bool fitTuple(at::IValue& value, const TypePtr& type) {
+bool fitTuple(at::IValue& value, const TypePtr& type, Numbers numbers) {
   if (!value.isTuple()) return false;
   const auto& wanted = type->expectRef<c10::TupleType>();
   std::vector<at::IValue> elements = value.toTupleRef().elements().vec();
   if (elements.size() != wanted.elements().size()) return false;
   for (std::size_t i = 0; i < elements.size(); ++i) {
-    if (!coerce(elements[i], wanted.elements()[i])) return false;
+    if (!fit(elements[i], wanted.elements()[i], numbers)) return false;
   }
   value = wanted.schema() ? c10::ivalue::Tuple::createNamed(std::move(elements), type)
                           : c10::ivalue::Tuple::create(std::move(elements));
   return true;
 }
 
-bool fitList(at::IValue& value, const c10::ListType& type) {
+bool fitList(at::IValue& value, const c10::ListType& type, Numbers numbers) {
   const TypePtr element = type.getElementType();
   c10::List<at::IValue> out(element);
   std::vector<at::IValue> from;
@@ -48,14 +53,14 @@ bool fitList(at::IValue& value, const c10::ListType& type) {
   }
   out.reserve(from.size());
   for (at::IValue& one : from) {
-    if (!coerce(one, element)) return false;
+    if (!fit(one, element, numbers)) return false;
     out.push_back(std::move(one));
   }
   value = std::move(out);
   return true;
 }
 
-bool fitDict(at::IValue& value, const c10::DictType& type) {
+bool fitDict(at::IValue& value, const c10::DictType& type, Numbers numbers) {
   if (!value.isGenericDict()) return false;
   const auto dict = value.toGenericDict();
   const TypePtr key_type = type.getKeyType();
@@ -65,25 +70,116 @@ bool fitDict(at::IValue& value, const c10::DictType& type) {
   for (const auto& entry : dict) {
     at::IValue key = entry.key();
     at::IValue content = entry.value();
-    if (!coerce(key, key_type) || !coerce(content, value_type)) return false;
+    if (!fit(key, key_type, numbers) || !fit(content, value_type, numbers)) return false;
     out.insert(std::move(key), std::move(content));
   }
   value = std::move(out);
   return true;
 }
 
-bool fitUnion(at::IValue& value, const c10::UnionType& type) {
+// The first alternative that the value fits as it is, else the first that takes its numbers: 1
+// stays an int in Union[float, int], and [1] a List[int] in Union[List[float], List[int]].
+bool fitUnion(at::IValue& value, const c10::UnionType& type, Numbers numbers) {
   const auto types = type.containedTypes();
-  // Exactly first: 1 stays an int in Union[float, int].
   for (const TypePtr& one : types) {
     if (value.type()->isSubtypeOf(*one)) return true;
   }
-  return std::any_of(types.begin(), types.end(), [&](const TypePtr& one) {
-    at::IValue copy = value;
-    if (!coerce(copy, one)) return false;
-    value = std::move(copy);
-    return true;
-  });
+  const auto fits = [&](Numbers how) {
+    return std::any_of(types.begin(), types.end(), [&](const TypePtr& one) {
+      at::IValue copy = value;
+      if (!fit(copy, one, how)) return false;
+      value = std::move(copy);
+      return true;
+    });
+  };
+  return fits(Numbers::kKept) || (numbers == Numbers::kConverted && fits(Numbers::kConverted));
+}
+
+// The type that all of them have; null if they differ, or there are none.
+TypePtr commonType(const std::vector<at::IValue>& values) {
+  TypePtr common;
+  for (const at::IValue& value : values) {
+    const TypePtr type = c10::unshapedType(value.type());
+    if (common != nullptr && *type != *common) return nullptr;
+    common = type;
+  }
+  return common;
+}
+
+void tighten(at::IValue& value);
+
+void tightenList(at::IValue& value) {
+  const auto list = value.toList();
+  if (list.elementType()->kind() != TypeKind::AnyType) return;
+  std::vector<at::IValue> elements = list.vec();
+  std::for_each(elements.begin(), elements.end(), tighten);
+  const TypePtr type = commonType(elements);
+  if (type == nullptr) return;
+  c10::List<at::IValue> out(type);
+  out.reserve(elements.size());
+  for (at::IValue& element : elements)
+    out.push_back(std::move(element));
+  value = std::move(out);
+}
+
+void tightenDict(at::IValue& value) {
+  const auto dict = value.toGenericDict();
+  if (dict.valueType()->kind() != TypeKind::AnyType) return;
+  std::vector<at::IValue> contents;
+  for (const auto& entry : dict) {
+    contents.push_back(entry.value());
+    tighten(contents.back());
+  }
+  const TypePtr type = commonType(contents);
+  if (type == nullptr) return;
+  c10::Dict<at::IValue, at::IValue> out(dict.keyType(), type);
+  auto content = contents.begin();
+  for (const auto& entry : dict)
+    out.insert(entry.key(), std::move(*content++));
+  value = std::move(out);
+}
+
+// Gives lists and dicts of Any the type that TorchScript infers for them where it is called from
+// Python. Those of different things stay.
+void tighten(at::IValue& value) {
+  if (value.isList()) {
+    tightenList(value);
+  } else if (value.isGenericDict()) {
+    tightenDict(value);
+  } else if (value.isTuple() && value.type()->expectRef<c10::TupleType>().schema() == nullptr) {
+    std::vector<at::IValue> elements = value.toTupleRef().elements().vec();
+    std::for_each(elements.begin(), elements.end(), tighten);
+    value = c10::ivalue::Tuple::create(std::move(elements));
+  }
+}
+
+bool fit(at::IValue& value, const TypePtr& type, Numbers numbers) {
+  switch (type->kind()) {
+    case TypeKind::AnyType:
+      tighten(value);
+      return true;
+    case TypeKind::TensorType:
+      return value.isTensor();
+    case TypeKind::NumberType:
+      return value.isScalar();
+    case TypeKind::FloatType:
+      return fitFloat(value, numbers);
+    case TypeKind::OptionalType:
+      return value.isNone() ||
+             fit(value, type->expectRef<c10::OptionalType>().getElementType(), numbers);
+    case TypeKind::UnionType:
+      return fitUnion(value, type->expectRef<c10::UnionType>(), numbers);
+    case TypeKind::TupleType:
+      return fitTuple(value, type, numbers);
+    case TypeKind::ListType:
+      return fitList(value, type->expectRef<c10::ListType>(), numbers);
+    case TypeKind::DictType:
+      return fitDict(value, type->expectRef<c10::DictType>(), numbers);
+    case TypeKind::RRefType:
+      return value.isRRef();
+    default:
+      return value.type()->isSubtypeOf(*type);
+  }
 }
 
 std::string described(const at::IValue& value) {
@@ -94,30 +190,7 @@ std::string described(const at::IValue& value) {
 }  // namespace
 
 bool coerce(at::IValue& value, const TypePtr& type) {
-  switch (type->kind()) {
-    case TypeKind::AnyType:
-      return true;
-    case TypeKind::TensorType:
-      return value.isTensor();
-    case TypeKind::NumberType:
-      return value.isScalar();
-    case TypeKind::FloatType:
-      return fitFloat(value);
-    case TypeKind::OptionalType:
-      return value.isNone() || coerce(value, type->expectRef<c10::OptionalType>().getElementType());
-    case TypeKind::UnionType:
-      return fitUnion(value, type->expectRef<c10::UnionType>());
-    case TypeKind::TupleType:
-      return fitTuple(value, type);
-    case TypeKind::ListType:
-      return fitList(value, type->expectRef<c10::ListType>());
-    case TypeKind::DictType:
-      return fitDict(value, type->expectRef<c10::DictType>());
-    case TypeKind::RRefType:
-      return value.isRRef();
-    default:
-      return value.type()->isSubtypeOf(*type);
-  }
+  return fit(value, type, Numbers::kConverted);
 }
 
 std::vector<at::IValue> bindArguments(const c10::FunctionSchema& schema,

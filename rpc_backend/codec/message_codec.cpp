@@ -167,6 +167,7 @@ MessagePtr copyForSelf(const Message& message, const DeviceMap& device_map,
       tensors.emplace_back();
       continue;
     }
+    checkMemory(tensor, self);
     at::Tensor copy = copyTensor(tensor.detach(), gaps);
     if (!device_map.empty()) copy = copy.to(mapDevice(tensor.device(), device_map, self));
     copy.set_requires_grad(tensor.requires_grad());

@@ -1,6 +1,7 @@
 #include "rpc_backend/codec/outgoing_tensors.h"
 
 #include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
 #include <torch/csrc/distributed/rpc/utils.h>
 
 #include <algorithm>
@@ -42,6 +43,17 @@ void check(const at::Tensor& tensor, const std::string& peer) {
               "', but a size is negative. Look at the operator that made it.");
 }
 
+// Also of a storage that throws where its data is asked for.
+const void* dataOf(const c10::Storage& storage) {
+  return storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get();
+}
+
+// Whether the tensor's elements must be in the memory of its storage.
+bool holdsElements(const at::Tensor& tensor) {
+  return tensor.layout() == c10::kStrided && tensor.has_storage() && !tensor.is_nested() &&
+         !tensor._is_zerotensor() && !tensor.is_meta() && tensor.numel() > 0;
+}
+
 // The same elements without gaps, on the same device; a copy only where one is needed.
 at::Tensor toDense(const at::Tensor& tensor) {
   if (!tensor.is_conj() && !tensor.is_neg() && tensor.is_non_overlapping_and_dense()) return tensor;
@@ -53,6 +65,7 @@ OutgoingTensor describe(const at::Tensor& tensor, const Recipient& to) {
   OutgoingTensor out;
   if (!tensor.defined()) return out;
   check(tensor, to.name);
+  checkMemory(tensor, to.name);
   out.target = mapDevice(tensor.device(), to.map, to.name);
   if (!isPlain(tensor)) {
     out.form = TensorForm::kPickled;
@@ -118,6 +131,21 @@ bool isPlain(const at::Tensor& tensor) {
          tensor.has_storage() && !tensor._is_zerotensor() && !tensor.is_meta() &&
          static_cast<std::size_t>(tensor.dim()) <= kMaxDims &&
          itemSize(static_cast<std::uint8_t>(tensor.scalar_type())) != 0;
+}
+
+void checkMemory(const at::Tensor& tensor, const std::string& peer) {
+  if (!holdsElements(tensor)) return;
+  const c10::Storage& storage = tensor.storage();
+  const std::size_t needed =
+      at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize(),
+                                       static_cast<std::size_t>(tensor.storage_offset()));
+  const std::size_t held = dataOf(storage) == nullptr ? 0 : storage.nbytes();
+  TORCH_CHECK(held >= needed, "Weft RPC: a tensor of shape ", tensor.sizes(), " and type ",
+              tensor.toString(), " was to be sent to worker '", peer, "', but its memory has ",
+              held, " of the ", needed,
+              " bytes that its elements need. Its storage was resized or freed, as FSDP does with "
+              "parameters, or it only wraps other tensors, as FakeTensor and MaskedTensor do: send "
+              "a plain tensor that has its data.");
 }
 
 OutgoingTensors prepare(const std::vector<at::Tensor>& tensors, const Recipient& to) {

@@ -42,6 +42,10 @@ struct Recipient {
 // Any thread. Throws c10::Error, which names the recipient, for a tensor that cannot be sent.
 OutgoingTensors prepare(const std::vector<at::Tensor>& tensors, const Recipient& to);
 
+// Throws c10::Error, which names the recipient, where the storage is shorter than what the tensor
+// shows: reading it would read beyond it.
+void checkMemory(const at::Tensor& tensor, const std::string& peer);
+
 // Whether the tensor is only elements in memory.
 bool isPlain(const at::Tensor& tensor);
 

@@ -1,12 +1,29 @@
 #include "rpc_backend/core/call_context.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace weft::rpc {
 
 namespace {
 thread_local const CallContext* t_context = nullptr;
+
+CallContext::Clock::time_point latest(
+    const std::vector<std::shared_ptr<const CallContext>>& calls) noexcept {
+  auto last = CallContext::Clock::time_point::min();
+  for (const auto& call : calls)
+    last = std::max(last, call == nullptr ? CallContext::kNever : call->deadline());
+  return calls.empty() ? CallContext::kNever : last;
+}
 }  // namespace
+
+CallContext::CallContext(std::vector<std::shared_ptr<const CallContext>> calls)
+    : calls_(std::move(calls)), deadline_(latest(calls_)) {}
+
+bool CallContext::allCancelled() const noexcept {
+  return std::all_of(calls_.begin(), calls_.end(),
+                     [](const auto& call) { return call != nullptr && call->isCancelled(); });
+}
 
 const CallContext* CallContext::current() noexcept { return t_context; }
 

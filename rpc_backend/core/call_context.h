@@ -5,23 +5,29 @@
 // The thread that serves a request has the request's context; one that completes a call has the
 // deadline of the request in which the call was made, so that callbacks inherit it, too.
 //
-// Threads: any. Without torch. A context outlives its scopes.
+// Threads: any. Without torch. A context outlives its scopes. What goes on once a call has left its
+// thread keeps the call's context by shared_from_this(): those of calls from peers are shared.
 #pragma once
 
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <optional>
+#include <vector>
 
 #include "transport/base/api.h"
 
 namespace weft::rpc {
 
-class WEFT_API CallContext {
+class WEFT_API CallContext : public std::enable_shared_from_this<CallContext> {
  public:
   using Clock = std::chrono::steady_clock;
   static constexpr Clock::time_point kNever = Clock::time_point::max();
 
   explicit CallContext(Clock::time_point deadline = kNever) noexcept : deadline_(deadline) {}
+  // Of work for several calls at once: it may take as long as the latest of them, and is cancelled
+  // when all of them are. Null is a call without an end.
+  explicit CallContext(std::vector<std::shared_ptr<const CallContext>> calls);
   CallContext(const CallContext&) = delete;
   CallContext& operator=(const CallContext&) = delete;
 
@@ -32,7 +38,7 @@ class WEFT_API CallContext {
   // Nobody waits for the answer any more: it was given up, or its deadline has passed.
   bool isCancelled() const noexcept {
     return given_up_.load(std::memory_order_relaxed) ||
-           (hasDeadline() && deadline_ <= Clock::now());
+           (hasDeadline() && deadline_ <= Clock::now()) || (!calls_.empty() && allCancelled());
   }
 
   // This thread's; null outside of calls.
@@ -43,6 +49,9 @@ class WEFT_API CallContext {
   }
 
  private:
+  bool allCancelled() const noexcept;
+
+  const std::vector<std::shared_ptr<const CallContext>> calls_;
   const Clock::time_point deadline_;
   std::atomic<bool> given_up_{false};
 };

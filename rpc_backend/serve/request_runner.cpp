@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "rpc_backend/serve/builtin_call.h"
+#include "rpc_backend/serve/thread_state.h"
 #include "rpc_backend/trace/call_range.h"
 #include "rpc_backend/trace/called_function.h"
 
@@ -35,6 +36,7 @@ void RequestRunner::run(Asker asker, const std::function<MessagePtr()>& take) {
   const auto streams = streamsFromPool(group_.devices());
   const c10::MultiStreamGuard guard(streams);
   try {
+    const FreshThreadState state;  // set back before the answer is sent, which runs operators too
     const MessagePtr request = take();
     std::optional<at::RecordFunction> range;
     show(asker, *request, range);

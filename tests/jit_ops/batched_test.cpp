@@ -8,6 +8,8 @@
 #include <atomic>
 #include <thread>
 
+#include "rpc_backend/core/call_context.h"
+
 namespace weft::ops {
 namespace {
 
@@ -88,7 +90,82 @@ TEST(Batched, AnErrorReachesEveryCaller) {
   EXPECT_NE(there.find("no luck today"), std::string::npos);
 }
 
+TEST(Batched, OneRequestsFailureIsItsOwn) {
+  auto made = batched(servable("roots(Tensor x) -> Tensor",
+                               [](Values args) -> at::IValue {
+                                 const at::Tensor x = args.at(0).toTensor();
+                                 TORCH_CHECK((x >= 0).all().item<bool>(), "a negative number");
+                                 return x.sqrt();
+                               }),
+                      {.max_requests = 2, .max_delay = seconds(20)});
+  FuturePtr bad;
+  std::thread other([&] { (bad = ask(*made, at::full({1}, -1)))->wait(); });
+  const auto good = ask(*made, at::full({2}, 4.0));
+  good->wait();
+  other.join();
+  EXPECT_NE(bad->tryRetrieveErrorMessage().find("a negative number"), std::string::npos);
+  ASSERT_FALSE(good->hasError()) << good->tryRetrieveErrorMessage();
+  EXPECT_TRUE(at::equal(good->value().toTensor(), at::full({2}, 2.0)));
+}
+
+TEST(Batched, QuantisedAndSparseTensorsRunAlone) {
+  const auto made = batched(servable("real(Tensor x) -> Tensor",
+                                     [](Values args) -> at::IValue {
+                                       const at::Tensor x = args.at(0).toTensor();
+                                       return x.is_sparse() ? x.to_dense() : x.dequantize();
+                                     }),
+                            {.max_requests = 2, .max_delay = seconds(20)});
+  std::vector<std::thread> callers;
+  std::atomic<int> wrong{0};
+  for (const double scale : {0.5, 2.0}) {
+    callers.emplace_back([&, scale] {
+      const at::Tensor x = at::quantize_per_tensor(at::full({2, 2}, 6.0), scale, 0, at::kQInt8);
+      const auto answer = ask(*made, x);
+      answer->wait();
+      wrong += at::equal(answer->value().toTensor(), at::full({2, 2}, 6.0)) ? 0 : 1;
+    });
+  }
+  for (auto& caller : callers)
+    caller.join();
+  EXPECT_EQ(wrong, 0);
+  const auto answer = ask(*made, at::eye(3).to_sparse());
+  EXPECT_TRUE(at::equal(answer->value().toTensor(), at::eye(3)));
+}
+
+// A batch with a call of an hour and, last to come, one that is given up.
+TEST(Batched, ABatchMayTakeAsLongAsItsLatestCall) {
+  using rpc::CallContext;
+  const auto now = CallContext::Clock::now();
+  const auto late = std::make_shared<CallContext>(now + std::chrono::hours(1));
+  const auto early = std::make_shared<CallContext>(now + std::chrono::minutes(1));
+  early->cancel();
+  double left = 0;
+  std::vector<bool> cancelled;
+  const auto made = batched(servable("f(Tensor x) -> Tensor",
+                                     [&](Values args) -> at::IValue {
+                                       left = rpc::secondsLeft().value_or(0);
+                                       cancelled.push_back(rpc::isCancelled());
+                                       late->cancel();
+                                       cancelled.push_back(rpc::isCancelled());
+                                       return args.at(0);
+                                     }),
+                            {.max_requests = 2, .max_delay = seconds(20)});
+  const auto askFor = [&](const std::shared_ptr<CallContext>& call) {
+    const rpc::CallScope scope(call.get());
+    ask(*made, at::ones({1}))->wait();
+  };
+  std::thread first([&] { askFor(late); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  askFor(early);
+  first.join();
+  EXPECT_GT(left, 1800);
+  EXPECT_EQ(cancelled, (std::vector<bool>{false, true}));
+}
+
 TEST(Batched, WrongUseIsNamed) {
+  EXPECT_THROW(batched(servable("f(Tensor x) -> Tensor", [](Values a) { return a[0]; }),
+                       {.max_delay = std::chrono::hours(2)}),
+               c10::Error);
   EXPECT_THROW(batched(servable("f(int x) -> int", [](Values a) { return a[0]; })), c10::Error);
   EXPECT_THROW(batched(servable("f() -> int", [](Values) { return at::IValue(1); })), c10::Error);
   auto sums = batched(

@@ -56,8 +56,44 @@ class Echo(nn.Module):
         return x, y
 
     @torch.jit.export
+    def union(self, x: list[float] | list[int]) -> str:
+        return "ints" if isinstance(x, list[int]) else "floats"
+
+    @torch.jit.export
+    def anything(self, x: Any) -> str:
+        if isinstance(x, list[int]):
+            return "ints"
+        if isinstance(x, dict[str, list[float]]):
+            return "floats by name"
+        return "another"
+
+    @torch.jit.export
     def fails(self, x: Tensor) -> Tensor:
         raise ValueError("the module says no")
+        return x
+
+
+def doubles_input(self: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
+    return (given[0] * 2,)
+
+
+def adds_ten(self: nn.Module, given: tuple[Tensor], result: Tensor) -> Tensor:
+    return result + 10
+
+
+class Hooked(nn.Module):
+    """A forward with scripted hooks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_forward_pre_hook(doubles_input)
+        self.register_forward_hook(adds_ten)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1
+
+    @torch.jit.export
+    def plain(self, x: Tensor) -> Tensor:
         return x
 
 

@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <thread>
 
 namespace weft::ops {
@@ -41,6 +42,15 @@ TEST(Published, VersionsLiveSideBySideAndNeverComeBack) {
   EXPECT_EQ(findPublished("a.versions", kNewest).servable, nullptr);
   EXPECT_EQ(publish("a.versions", adder(40)), 4);
   unpublish("a.versions");
+}
+
+TEST(Published, NoVersionComesAfterTheLast) {
+  constexpr auto kLast = std::numeric_limits<std::int64_t>::max();
+  EXPECT_EQ(publish("a.last", adder(1), kLast), kLast);
+  EXPECT_NE(problem([] { publish("a.last", adder(2)); }).find("there is no next one"),
+            std::string::npos);
+  EXPECT_EQ(publish("a.last", adder(3), 5), 5);
+  unpublish("a.last");
 }
 
 TEST(Published, BadNamesAndVersionsChangeNothing) {

@@ -13,7 +13,7 @@ import torch
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 from named_models import Report, Scores
-from published_models import Echo, Encoder
+from published_models import Echo, Encoder, Hooked
 from workers import Group
 
 import weft
@@ -38,6 +38,13 @@ def publish_echo() -> int:
     return weft.publish("echo", torch.jit.script(Echo()))
 
 
+def publish_hooked() -> None:
+    weft.publish("hooked", torch.jit.script(Hooked()))
+    weft.publish("hooked-quiet", torch.jit.script(Hooked()), no_grad=True)
+    batch = weft.Batch(max_requests=2, max_delay=0.001)
+    weft.publish("hooked-batched", torch.jit.script(Hooked()), batch=batch)
+
+
 def publish_functions() -> None:
     def meet() -> int:
         return _inside.wait(20)
@@ -52,8 +59,51 @@ def publish_functions() -> None:
     def fails(x: int) -> int:
         raise KeyError(f"no {x}")
 
-    for function in (meet, die, bad, fails):
+    def given(x: object) -> object:
+        return x
+
+    def hollow(kind: str) -> object:
+        return hollow_value(kind)
+
+    for function in (meet, die, bad, fails, given, hollow):
         weft.publish(function.__name__, function)
+
+
+def hollow_value(kind: str) -> object:
+    """What cannot be sent: tensors without their elements, values without an end."""
+    if kind == "freed":
+        freed = torch.ones(4)
+        freed.untyped_storage().resize_(0)
+        return freed
+    if kind == "fake":
+        from torch._subclasses import FakeTensorMode
+
+        with FakeTensorMode():
+            return torch.empty(3, 3)
+    if kind == "wrapped":
+        from torch.masked import masked_tensor
+
+        return masked_tensor(torch.ones(2), torch.tensor([True, False]))
+    value: list = []
+    if kind == "itself":
+        value.append(value)
+    for _ in range(100_000 if kind == "deep" else 0):
+        value = [value]
+    return value
+
+
+def ask_with_hollow(kind: str) -> object:
+    return weft.call("worker0/given", hollow_value(kind))
+
+
+def deep_there_and_back(depth: int) -> int:
+    value: list = []
+    for _ in range(depth):
+        value = [value]
+    back = weft.call("worker0/given", value)
+    for _ in range(depth):
+        (back,) = back
+    return len(back)
 
 
 def publish_late(name: str, seconds: float) -> None:
@@ -147,6 +197,15 @@ def test_one_may_wait_for_what_is_not_published_yet(pair):
         assert f"{target} was not published within 0.05 s" in pair[1].call(wait_in_vain, target)
 
 
+def test_scripted_hooks_run(pair):
+    pair[0].call(publish_hooked)
+    for name in ("hooked", "hooked-quiet", "hooked-batched"):
+        assert torch.equal(pair[1].call(ask, f"worker0/{name}", X), X * 2 + 11)
+    assert torch.equal(pair[1].call(ask, "worker0/hooked", X, method="plain"), X)
+    for name in ("hooked", "hooked-quiet", "hooked-batched"):
+        pair[0].call(take_back, name)
+
+
 def test_a_method_may_return_a_future(pair):
     assert torch.equal(pair[1].call(ask, "worker0/encoder", X, method="later").detach(), local())
 
@@ -165,6 +224,12 @@ def test_a_worker_calls_itself(pair):
         ("pair", (1, None), (1, None)),
         ("pair", (1, "x"), (1, "x")),
         ("nested", {}, {}),
+        ("union", [1, 2], "ints"),
+        ("union", [1.5, 2.0], "floats"),
+        ("union", [1, 2.5], "floats"),
+        ("anything", [1, 2], "ints"),
+        ("anything", {"a": [1.5], "b": [2.0]}, "floats by name"),
+        ("anything", [1, "a"], "another"),
     ],
 )
 def test_values_take_the_types_of_the_signature(pair, method, value, expected):
@@ -280,7 +345,18 @@ def test_what_is_wrong_is_said(pair, arguments, options, text):
         assert f"at worker '{arguments[0].split('/')[0]}')" in error.message
 
 
-@pytest.mark.parametrize("target", ["encoder", "/encoder", "worker0/", "worker0/encoder@x"])
+@pytest.mark.parametrize(
+    "target",
+    [
+        "encoder",
+        "/encoder",
+        "worker0/",
+        "worker0/encoder@x",
+        "worker0/encoder@²",
+        "worker0/encoder@" + "9" * 19,
+        "worker0/encoder@" + "9" * 5000,
+    ],
+)
 def test_a_bad_target_shows_a_good_one(pair, target):
     error = pair[1].fails(ask, target, X)
     assert error.kind == "ValueError"
@@ -291,6 +367,26 @@ def test_values_that_torchscript_does_not_know_stay_here(pair):
     error = pair[1].fails(ask, "worker0/encoder", {1, 2})
     assert error.kind == "TypeError"
     assert "argument 0 holds a 'set'" in error.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("freed", "bytes that its elements need"),
+        ("fake", "bytes that its elements need"),
+        ("wrapped", "bytes that its elements need"),
+        ("itself", "lists, tuples and dicts deep, or holds itself"),
+        ("deep", "lists, tuples and dicts deep, or holds itself"),
+    ],
+)
+def test_hollow_and_endless_values_fail_their_call_only(pair, kind, text):
+    assert text in pair[1].fails(ask_with_hollow, kind).message
+    assert text in pair[1].fails(ask, "worker0/hollow", kind).message
+    assert torch.equal(pair[1].call(ask, "worker0/encoder", X).detach(), local())
+
+
+def test_deep_values_travel(pair):
+    assert pair[1].call(deep_there_and_back, 190) == 0
 
 
 def test_calls_run_side_by_side(pair):
@@ -353,6 +449,20 @@ def publish_as(name: str, options: dict) -> int:
     return weft.publish(name, torch.jit.script(Forward()), **options)
 
 
+@torch.jit.script
+def scripted_twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def test_options_that_would_do_nothing_are_refused():
+    with pytest.raises(TypeError, match="no_grad is for scripted modules"):
+        weft.publish("x", scripted_twice, no_grad=True)
+    for module in (scripted_twice, torch.jit.script(Echo()), publish_functions):
+        with pytest.raises(TypeError, match="methods names further methods of a plain module"):
+            weft.publish("x", module, methods=["nope"])
+    assert weft.published() == []
+
+
 def test_publishing_checks_what_it_gets():
     with pytest.raises(RuntimeError, match="can't be a published name"):
         publish_as("a/b", {})
@@ -362,6 +472,13 @@ def test_publishing_checks_what_it_gets():
         weft.publish("x", 3)
     with pytest.raises(RuntimeError, match="can be batched"):
         publish_encoder(batch=weft.Batch())
+    for number, error in ((2**63, ValueError), (0, ValueError), ("2", TypeError)):
+        with pytest.raises(error, match="version must be"):
+            weft.publish("x", Encoder(), version=number)
+        with pytest.raises(error, match="max_requests must be"):
+            weft.Batch(max_requests=number)
+    with pytest.raises(ValueError, match="max_delay must be at most 3600 s"):
+        weft.Batch(max_delay=1e300)
     assert weft.published() == []
 
 

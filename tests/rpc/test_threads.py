@@ -1,4 +1,4 @@
-"""A worker in which no thread can be started any more goes on with those that it has."""
+"""The threads that serve: what is left behind on them, and when no more can be started."""
 
 from __future__ import annotations
 
@@ -77,3 +77,82 @@ def test_where_no_thread_can_be_started_joining_says_so():
         text = workers[0].call(join_in_vain, workers.meeting)
     assert "no thread can be started here (EAGAIN)" in text
     assert "worker 'worker0' (rank 0)" in text
+
+
+# What a function may leave behind on the thread that runs it.
+
+
+def leave_behind(kind: str) -> bool:
+    import torch
+
+    guards = {
+        "autocast": lambda: torch.set_autocast_enabled("cpu", True),
+        "autocast dtype": lambda: torch.set_autocast_dtype("cpu", torch.float16),
+        "default device": lambda: torch.set_default_device("meta"),
+        "function mode": lambda: torch.overrides.BaseTorchFunctionMode().__enter__(),
+        "fake": lambda: torch._subclasses.fake_tensor.FakeTensorMode().__enter__(),
+        "inference": lambda: kept.append(torch.inference_mode()) or kept[-1].__enter__(),
+        "no grad": lambda: torch.set_grad_enabled(False),
+        "saved hooks": lambda: torch.autograd.graph.save_on_cpu().__enter__(),
+    }
+    guards[kind]()
+    return probe() != FRESH
+
+
+kept: list = []  # its end would switch inference mode off
+FRESH = (True, False, False, "cpu", "torch.bfloat16", "torch.float32", 0, True)
+
+
+def probe() -> tuple:
+    import torch
+
+    here = torch.ones(2, 2, requires_grad=True)
+    product = here.mm(here)
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+    return (
+        torch.is_grad_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch.is_inference_mode_enabled(),
+        str(product.device),
+        str(torch.get_autocast_dtype("cpu")),
+        str(product.dtype),
+        torch._C._len_torch_function_stack(),
+        hooks and product.requires_grad and type(product) is torch.Tensor,
+    )
+
+
+def probe_there() -> tuple:
+    import torch.distributed.rpc as rpc
+
+    return rpc.rpc_sync("worker1", probe)
+
+
+def leave_behind_there(kind: str) -> bool:
+    import torch.distributed.rpc as rpc
+
+    return rpc.rpc_sync("worker1", leave_behind, args=(kind,))
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    with Group(2, num_worker_threads=1) as group:
+        yield group
+        group.shutdown()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "autocast",
+        "autocast dtype",
+        "default device",
+        "function mode",
+        "fake",
+        "inference",
+        "no grad",
+        "saved hooks",
+    ],
+)
+def test_a_function_leaves_nothing_behind_for_the_next(one_thread, kind):
+    assert one_thread[0].call(leave_behind_there, kind)
+    assert one_thread[0].call(probe_there) == FRESH

@@ -459,6 +459,8 @@ def refused(kind: str) -> str:
     import torch.distributed.rpc as rpc
 
     bad = {
+        "freed": lambda: make_bad("freed"),
+        "shrunk": lambda: make_bad("shrunk"),
         "meta": lambda: torch.empty(3, device="meta"),
         "lambda": lambda: (lambda: 1),
         "lock": lambda: __import__("threading").Lock(),
@@ -485,6 +487,10 @@ def refused_answer(kind: str) -> str:
 def make_bad(kind: str):
     import torch
 
+    if kind in ("freed", "shrunk"):
+        made = torch.arange(8.0)
+        made.untyped_storage().resize_(0 if kind == "freed" else 8)
+        return made
     return torch.empty(3, device="meta") if kind == "meta" else (lambda: 1)
 
 
@@ -494,6 +500,14 @@ def test_a_meta_tensor_is_refused(group, direction):
     assert "meta" in text
     assert "worker1" in text or "worker0" in text
     assert "no data" in text
+
+
+@pytest.mark.parametrize("kind", ["freed", "shrunk"])
+@pytest.mark.parametrize("direction", [refused, refused_answer])
+def test_a_tensor_without_its_memory_is_refused(group, direction, kind):
+    text = group[0].call(direction, kind)
+    assert f"has {0 if kind == 'freed' else 8} of the 32 bytes that its elements need" in text
+    assert f"worker '{'worker1' if direction is refused else 'worker0'}'" in text
 
 
 @pytest.mark.parametrize("direction", [refused, refused_answer])

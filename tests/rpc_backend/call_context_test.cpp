@@ -35,6 +35,21 @@ TEST(CallContext, ScopesNestAndBelongToTheirThread) {
   std::thread([] { EXPECT_EQ(CallContext::current(), nullptr); }).join();
 }
 
+TEST(CallContext, WorkForSeveralCallsGoesOnForTheLastOfThem) {
+  const auto now = Clock::now();
+  const auto one = std::make_shared<CallContext>(now + 1h);
+  const auto other = std::make_shared<CallContext>(now + 2h);
+  const CallContext both({one, other});
+  EXPECT_EQ(both.deadline(), now + 2h);
+  one->cancel();
+  EXPECT_FALSE(both.isCancelled());
+  const CallContext endless({one, nullptr});
+  EXPECT_FALSE(endless.hasDeadline());
+  other->cancel();
+  EXPECT_TRUE(both.isCancelled());
+  EXPECT_FALSE(endless.isCancelled());
+}
+
 TEST(CallContext, TheEarlierDeadlineHolds) {
   const auto now = Clock::now();
   const CallContext context(now + 100ms);

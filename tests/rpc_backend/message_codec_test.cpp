@@ -148,6 +148,23 @@ TEST(MessageCodec, MetaTensorsAreRefusedInWords) {
   EXPECT_NE(why.find("no data"), std::string::npos) << why;
 }
 
+TEST(MessageCodec, ATensorBeyondItsStorageIsRefusedInWords) {
+  const at::Tensor freed = at::ones({4});
+  freed.storage().unsafeGetStorageImpl()->set_nbytes(0);
+  const at::Tensor shrunk = at::arange(100).slice(0, 90);
+  shrunk.storage().unsafeGetStorageImpl()->set_nbytes(92 * sizeof(std::int64_t));
+  const at::Tensor null = at::ones({2, 3});
+  null.storage().unsafeGetStorageImpl()->set_data_ptr_noswap({nullptr, at::kCPU});
+  for (const at::Tensor& bad : {freed, shrunk, shrunk.slice(0, 0, 10, 3), null}) {
+    const std::string why = whyNotSent({bad});
+    EXPECT_NE(why.find("the peer's name"), std::string::npos) << why;
+    EXPECT_NE(why.find("bytes that its elements need"), std::string::npos) << why;
+    EXPECT_THROW(copyForSelf(*makeMessage(3, {bad})), c10::Error);
+  }
+  EXPECT_EQ(whyNotSent({shrunk.slice(0, 0, 2), null.slice(0, 0, 0), at::_efficientzerotensor({3})}),
+            "");
+}
+
 TEST(MessageCodec, MoreTensorsThanTheLimitAreRefusedInWords) {
   const std::string why = whyNotSent(std::vector<at::Tensor>(kMaxTensors + 1));
   EXPECT_NE(why.find("65537 tensors, and the limit is 65536"), std::string::npos) << why;
