@@ -1,5 +1,6 @@
 #include "c10d_plugin/tensors/op_checks.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <c10/util/Exception.h>
 
 #include <numeric>
@@ -46,6 +47,18 @@ void checkAlike(const at::Tensor& first, const Tensors& others, const char* titl
                 ": all tensors must have one type, got ", first.scalar_type(), " and ",
                 other.scalar_type());
   }
+}
+
+void checkWritable(const at::Tensor& output, const char* title) {
+  TORCH_CHECK(at::has_internal_overlap(output) != at::MemOverlap::Yes, title, ": a tensor of ",
+              output.sizes(), " with strides ", output.strides(),
+              " cannot be written to, because several elements refer to a single memory location; "
+              "give a clone() of it");
+}
+
+void checkWritable(const Tensors& outputs, const char* title) {
+  for (const at::Tensor& output : outputs)
+    checkWritable(output, title);
 }
 
 void checkOwnShare(const at::Tensor& own, const at::Tensor& place, int rank, const char* title) {
