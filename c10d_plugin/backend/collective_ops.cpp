@@ -273,6 +273,7 @@ WeftBackend::WorkPtr WeftBackend::alltoall_base(at::Tensor& output, at::Tensor& 
   checkWritable(output, kTitle);
   checkSplits(input, input_splits, size_, kTitle);
   checkSplits(output, output_splits, size_, kTitle);
+  checkOwnSplits(output, output_splits, input, input_splits, rank_, size_, kTitle);
   return submit(OpType::ALLTOALL_BASE, kTitle, opts, input, output,
                 [input, output, input_splits, output_splits,
                  size = static_cast<std::size_t>(size_)](OpContext& context) {
@@ -295,6 +296,8 @@ WeftBackend::WorkPtr WeftBackend::alltoall(Tensors& outputs, Tensors& inputs,
   checkAlike(inputs.front(), inputs, kTitle);
   checkAlike(inputs.front(), outputs, kTitle);
   checkWritable(outputs, kTitle);
+  const auto own = static_cast<std::size_t>(rank_);
+  checkOwnShare(inputs[own], outputs[own], rank_, kTitle);
   return submit(OpType::ALLTOALL, kTitle, opts, inputs, outputs,
                 [input = inputs, output = outputs](OpContext& context) {
                   const std::vector<ContiguousTensor> out = flattenOutputs(output);

@@ -72,6 +72,27 @@ void checkBase(const at::Tensor& whole, const at::Tensor& share, int size, const
               " times the elements of the smaller, got ", whole.numel(), " and ", share.numel());
 }
 
+namespace {
+
+// The elements of the split of `rank`.
+std::int64_t splitOf(const at::Tensor& tensor, const std::vector<std::int64_t>& splits, int rank,
+                     int size) {
+  if (splits.empty()) return tensor.numel() / size;
+  const std::int64_t rows = tensor.size(0);
+  return rows == 0 ? 0 : tensor.numel() / rows * splits[static_cast<std::size_t>(rank)];
+}
+
+}  // namespace
+
+void checkOwnSplits(const at::Tensor& output, const std::vector<std::int64_t>& output_splits,
+                    const at::Tensor& input, const std::vector<std::int64_t>& input_splits,
+                    int rank, int size, const char* title) {
+  const std::int64_t own = splitOf(input, input_splits, rank, size);
+  const std::int64_t place = splitOf(output, output_splits, rank, size);
+  TORCH_CHECK(own == place, title, ": the input's split for this rank has ", own,
+              " elements, its place in the output (", rank, ") has ", place);
+}
+
 void checkSplits(const at::Tensor& tensor, const std::vector<std::int64_t>& splits, int size,
                  const char* title) {
   const std::int64_t rows = tensor.dim() == 0 ? 1 : tensor.size(0);

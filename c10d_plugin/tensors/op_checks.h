@@ -32,6 +32,12 @@ void checkWritable(const Tensors& outputs, const char* title);
 void checkOwnShare(const at::Tensor& own, const at::Tensor& place, int rank, const char* title);
 // `whole` is made of one `share` per rank.
 void checkBase(const at::Tensor& whole, const at::Tensor& share, int size, const char* title);
+// all_to_all_single: what this rank sends to itself is as much as it expects from itself. The
+// splits have been checked.
+WEFT_API void checkOwnSplits(const at::Tensor& output,
+                             const std::vector<std::int64_t>& output_splits,
+                             const at::Tensor& input, const std::vector<std::int64_t>& input_splits,
+                             int rank, int size, const char* title);
 // all_to_all_single: `splits` are rows for each rank, or empty for equal parts.
 WEFT_API void checkSplits(const at::Tensor& tensor, const std::vector<std::int64_t>& splits,
                           int size, const char* title);

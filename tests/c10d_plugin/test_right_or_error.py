@@ -176,7 +176,7 @@ def outputs_that_repeat_themselves() -> None:
         lambda: dist.all_to_all([repeats()] * size, [ones] * size),
         lambda: dist.all_to_all_single(repeats(size), torch.ones(size)),
     ):
-        with pytest.raises(RuntimeError, match="weft:.* single memory location"):
+        with pytest.raises(RuntimeError, match=r"weft:.* single memory location"):
             call()
     # What is only read may repeat itself.
     gathered = torch.empty(4 * size)
@@ -203,6 +203,26 @@ def failing_between_two_steps() -> None:
         if dist.get_rank() == 0:
             with pytest.raises(RuntimeError, match="out of step"):
                 dist.all_reduce(torch.full((numel,), 100.0))
+
+
+def all_to_all_with_own_shares_of_unlike_sizes() -> None:
+    """What a rank has for itself is compared, too, though no message carries it."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+
+    def parts(own: int) -> list[torch.Tensor]:
+        return [torch.ones(own if other == rank else 2) for other in range(size)]
+
+    for sent, expected in ((3, 1), (1, 3), (0, 2)):
+        with pytest.raises(RuntimeError, match=f"has {sent} elements, its place .* has {expected}"):
+            dist.all_to_all(parts(expected), parts(sent))
+    rows = [3 if other == rank else 2 for other in range(size)]
+    with pytest.raises(RuntimeError, match=r"has 4 elements, its place .* has 6"):
+        dist.all_to_all_single(torch.empty(sum(rows), 2), torch.ones(2 * size, 2), rows)
+    with pytest.raises(RuntimeError, match=r"has 2 elements, its place .* has 4"):
+        dist.all_to_all_single(torch.empty(2 * size, 2), torch.ones(2 * size))
+    got = torch.zeros(2 * size)
+    dist.all_to_all_single(got, torch.ones(size, 2))  # shapes may differ
+    assert got.eq(1).all()
 
 
 def overlapping_tensors() -> None:
@@ -435,6 +455,7 @@ def send_that_times_out(numel: int) -> str:
         barrier_of_a_device,
         receive_into_a_tensor_that_repeats_itself,
         outputs_that_repeat_themselves,
+        all_to_all_with_own_shares_of_unlike_sizes,
         blocks_beside_another_threads_collectives,
         blocks_of_unlike_operations,
     ],
