@@ -225,6 +225,28 @@ def all_to_all_with_own_shares_of_unlike_sizes() -> None:
     assert got.eq(1).all()
 
 
+def premultiplied_without_loss() -> None:
+    """Neither an imaginary part nor the lowest bits of large integers are dropped."""
+    size = dist.get_world_size()
+    imaginary = dist._make_nccl_premul_sum(torch.tensor([1j]))
+    for tensor in (torch.ones(2), torch.ones(2, dtype=torch.complex64)):
+        with pytest.raises(RuntimeError, match="complex factor"):
+            dist.all_reduce(tensor, imaginary)
+    tensor = torch.ones(2, dtype=torch.complex64)
+    options = dist.AllreduceOptions()
+    options.reduceOp = imaginary
+    dist.group.WORLD.allreduce([tensor], options).wait()
+    assert tensor.eq(size * 1j).all()
+    for dtype in (torch.int64, torch.uint64):
+        for factor in (3.0, torch.tensor(3.0), torch.tensor(3)):
+            whole = torch.tensor([2**55 + 1], dtype=dtype)
+            dist.all_reduce(whole, dist._make_nccl_premul_sum(factor))
+            assert whole.item() == size * 3 * (2**55 + 1)
+    odd = torch.tensor([3], dtype=torch.int8)
+    dist.all_reduce(odd, dist._make_nccl_premul_sum(0.5))
+    assert odd.item() == size
+
+
 def overlapping_tensors() -> None:
     """An input and an output, or two of either, in the same memory."""
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -456,6 +478,7 @@ def send_that_times_out(numel: int) -> str:
         receive_into_a_tensor_that_repeats_itself,
         outputs_that_repeat_themselves,
         all_to_all_with_own_shares_of_unlike_sizes,
+        premultiplied_without_loss,
         blocks_beside_another_threads_collectives,
         blocks_of_unlike_operations,
     ],
