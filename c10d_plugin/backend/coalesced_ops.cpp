@@ -99,7 +99,7 @@ struct Rows {
 
 void allReduceOne(OpContext& context, const at::Tensor& tensor, const TensorReduction& how) {
   const ContiguousTensor flat = how.memoryOf(tensor, ContiguousTensor::Use::kReadWrite);
-  context.check(context->allReduce(callOn(context, tensor, how.reduction), flat.bytes()));
+  context.check(context->allReduce(callOn(context, tensor, how), flat.bytes()));
   flat.writeBack();
 }
 
@@ -124,7 +124,7 @@ void reduceScatterPack(OpContext& context, const Tensors& outputs, const Tensors
   const Rows out(outputs, 1, 1);
   const at::Tensor filled = in.matrix;
   in.matrix = how.memoryOf(filled, ContiguousTensor::Use::kRead).memory();
-  context.check(context->reduceScatter(callOn(context, outputs.front(), how.reduction),
+  context.check(context->reduceScatter(callOn(context, outputs.front(), how),
                                        in.spans<ConstBytes>(), out.spans<Bytes>().front()));
   out.copyTo(outputs);
 }

@@ -104,7 +104,7 @@ WeftBackend::WorkPtr WeftBackend::allreduce(Tensors& tensors, const c10d::Allred
   return submit(
       OpType::ALLREDUCE, kTitle, opts, tensors, tensors, [tensor, how](OpContext& context) {
         const ContiguousTensor flat = how.memoryOf(tensor, ContiguousTensor::Use::kReadWrite);
-        context.check(context->allReduce(callOn(context, tensor, how.reduction), flat.bytes()));
+        context.check(context->allReduce(callOn(context, tensor, how), flat.bytes()));
         flat.writeBack();
       });
 }
@@ -127,15 +127,14 @@ WeftBackend::WorkPtr WeftBackend::reduce(Tensors& tensors, const c10d::ReduceOpt
   checkDense(tensor, kTitle);
   if (root == rank_) checkWritable(tensor, kTitle);
   const TensorReduction how = reductionOf(opts.reduceOp, tensor.scalar_type(), kTitle);
-  return submit(
-      OpType::REDUCE, kTitle, opts, tensors, tensors,
-      [tensor, how, root, here = rank_](OpContext& context) {
-        const ContiguousTensor flat =
-            how.memoryOf(tensor, root == here ? ContiguousTensor::Use::kReadWrite
-                                              : ContiguousTensor::Use::kRead);
-        context.check(context->reduce(callOn(context, tensor, how.reduction), flat.bytes(), root));
-        flat.writeBack();
-      });
+  return submit(OpType::REDUCE, kTitle, opts, tensors, tensors,
+                [tensor, how, root, here = rank_](OpContext& context) {
+                  const ContiguousTensor flat =
+                      how.memoryOf(tensor, root == here ? ContiguousTensor::Use::kReadWrite
+                                                        : ContiguousTensor::Use::kRead);
+                  context.check(context->reduce(callOn(context, tensor, how), flat.bytes(), root));
+                  flat.writeBack();
+                });
 }
 
 WeftBackend::WorkPtr WeftBackend::allgather(TensorLists& outputs, Tensors& inputs,
@@ -234,7 +233,7 @@ WeftBackend::WorkPtr WeftBackend::reduce_scatter(Tensors& outputs, TensorLists& 
                   const ContiguousTensor out(output, ContiguousTensor::Use::kWrite);
                   const std::vector<ContiguousTensor> in =
                       flattenInputs(input, how, occupied(out), context->rank(), out.bytes());
-                  context.check(context->reduceScatter(callOn(context, output, how.reduction),
+                  context.check(context->reduceScatter(callOn(context, output, how),
                                                        spansOf<ConstBytes>(in), out.bytes()));
                   out.writeBack();
                 });
@@ -255,7 +254,7 @@ WeftBackend::WorkPtr WeftBackend::_reduce_scatter_base(at::Tensor& output, at::T
         const auto own = static_cast<std::size_t>(context->rank());
         if (!same(parts<ConstBytes>(in.bytes(), size)[own], out.bytes()))
           in = apart(std::move(in), occupied(out));
-        context.check(context->reduceScatter(callOn(context, output, how.reduction),
+        context.check(context->reduceScatter(callOn(context, output, how),
                                              parts<ConstBytes>(in.bytes(), size), out.bytes()));
         out.writeBack();
       });

@@ -89,6 +89,9 @@ struct Call {
   std::uint64_t sequence = 0;
   Element element = Element::kBytes;
   Reduction reduction = Reduction::kSum;
+  // What else must be equal on all ranks, by a number below 128 that the caller assigns: of kBytes,
+  // which type they are; of a reduction, whether its inputs were multiplied by a factor.
+  std::uint8_t variant = 0;
 };
 
 class Collectives {

@@ -27,8 +27,9 @@ class OpContext {
   collectives::Collectives* operator->() const { return &collectives_; }
   // A new one for each operation of the Collectives.
   collectives::Call call(collectives::Element element = collectives::Element::kBytes,
-                         collectives::Reduction reduction = collectives::Reduction::kSum) const {
-    return {deadline_, sequence_++, element, reduction};
+                         collectives::Reduction reduction = collectives::Reduction::kSum,
+                         std::uint8_t variant = 0) const {
+    return {deadline_, sequence_++, element, reduction, variant};
   }
   // Throws the error, if it is one. It ends the group, unless it only says that the ranks called
   // different operations.
