@@ -66,7 +66,7 @@ enum class Element : std::uint8_t {
 
 enum class Reduction : std::uint8_t {
   kSum,
-  kAverage,  // the sum, divided by the number of ranks; integers: toward zero
+  kAverage,  // the sum, divided by the number of ranks; integers: toward zero, summed in 64 bits
   kProduct,
   kMin,
   kMax,

@@ -247,6 +247,20 @@ def premultiplied_without_loss() -> None:
     assert odd.item() == size
 
 
+def averages_of_the_largest_integers() -> None:
+    size = dist.get_world_size()
+    for dtype in (torch.int8, torch.uint8, torch.int16, torch.int32):
+        for numel in (3, 300_000):
+            for value in (torch.iinfo(dtype).max, torch.iinfo(dtype).min):
+                tensor = torch.full((numel,), value, dtype=dtype)
+                dist.all_reduce(tensor, dist.ReduceOp.AVG)
+                assert tensor.eq(value).all(), (dtype, numel, tensor[0])
+                share = torch.zeros(numel, dtype=dtype)
+                whole = torch.full((size * numel,), value, dtype=dtype)
+                dist.reduce_scatter_tensor(share, whole, dist.ReduceOp.AVG)
+                assert share.eq(value).all(), (dtype, numel, share[0])
+
+
 def overlapping_tensors() -> None:
     """An input and an output, or two of either, in the same memory."""
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -479,6 +493,7 @@ def send_that_times_out(numel: int) -> str:
         outputs_that_repeat_themselves,
         all_to_all_with_own_shares_of_unlike_sizes,
         premultiplied_without_loss,
+        averages_of_the_largest_integers,
         blocks_beside_another_threads_collectives,
         blocks_of_unlike_operations,
     ],
