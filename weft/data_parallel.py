@@ -21,6 +21,8 @@ def ddp_hook(
         model = DistributedDataParallel(module, gradient_as_bucket_view=True)
         model.register_comm_hook(None, weft.ddp_hook)
 
+    Sparse gradients (``nn.Embedding(sparse=True)``) are summed where they are, and then divided.
+
     The gradients are those of DDP without a hook, but for rounding: the sum is divided, not each
     part of it.
 
@@ -42,6 +44,11 @@ def ddp_hook(
                 f"{type(backend).__name__}, not by weft; register the hook with a group whose "
                 "backend is weft"
             )
-        _C._move_into_group(backend, gradients)
+        if not gradients.is_sparse:
+            _C._move_into_group(backend, gradients)
+    if gradients.is_sparse:  # all_reduce has no average of them
+        size = group.size()
+        summed = dist.all_reduce(gradients, group=group, async_op=True)
+        return summed.get_future().then(lambda done: done.value()[0].div_(size))
     work = dist.all_reduce(gradients, dist.ReduceOp.AVG, group=group, async_op=True)
     return work.get_future().then(lambda done: done.value()[0])

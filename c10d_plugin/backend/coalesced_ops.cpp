@@ -40,6 +40,15 @@ std::vector<std::vector<std::size_t>> plan(const Tensors& tensors) {
   return packs;
 }
 
+// Runs `run` for each pack. An exception that leaves some undone ends the group.
+template <typename Run>
+void forEachPack(OpContext& context, const Tensors& tensors, Run&& run) {
+  context.beginSeries();
+  for (const std::vector<std::size_t>& places : plan(tensors))
+    run(places);
+  context.endSeries();
+}
+
 Tensors pick(const Tensors& from, const std::vector<std::size_t>& places) {
   Tensors picked;
   for (const std::size_t place : places)
@@ -90,7 +99,7 @@ struct Rows {
 
 void allReduceOne(OpContext& context, const at::Tensor& tensor, const TensorReduction& how) {
   const ContiguousTensor flat = how.memoryOf(tensor, ContiguousTensor::Use::kReadWrite);
-  context.check(context->allReduce(callOn(context, tensor, how.reduction), flat.bytes()));
+  context.check(context->allReduce(callOn(context, tensor, how), flat.bytes()));
   flat.writeBack();
 }
 
@@ -115,7 +124,7 @@ void reduceScatterPack(OpContext& context, const Tensors& outputs, const Tensors
   const Rows out(outputs, 1, 1);
   const at::Tensor filled = in.matrix;
   in.matrix = how.memoryOf(filled, ContiguousTensor::Use::kRead).memory();
-  context.check(context->reduceScatter(callOn(context, outputs.front(), how.reduction),
+  context.check(context->reduceScatter(callOn(context, outputs.front(), how),
                                        in.spans<ConstBytes>(), out.spans<Bytes>().front()));
   out.copyTo(outputs);
 }
@@ -146,6 +155,7 @@ WeftBackend::WorkPtr WeftBackend::allreduce_coalesced(Tensors& tensors,
   TORCH_CHECK(!tensors.empty(), kTitle, ": needs at least one tensor");
   for (const at::Tensor& tensor : tensors) {
     checkDense(tensor, kTitle);
+    checkWritable(tensor, kTitle);
     (void)reductionOf(opts.reduceOp, tensor.scalar_type(), kTitle);
   }
   const TensorReduction how = reductionOf(opts.reduceOp, tensors.front().scalar_type(), kTitle);
@@ -156,8 +166,9 @@ WeftBackend::WorkPtr WeftBackend::allreduce_coalesced(Tensors& tensors,
                   Tensors reduced;
                   for (const at::Tensor& tensor : tensors)
                     reduced.push_back(disjoint ? tensor : copyOf(tensor));
-                  for (const auto& places : plan(reduced))
+                  forEachPack(context, reduced, [&](const auto& places) {
                     allReducePack(context, pick(reduced, places), how);
+                  });
                   for (std::size_t i = 0; i < tensors.size() && !disjoint; ++i)
                     copyInto(tensors[i], reduced[i]);
                 });
@@ -170,11 +181,13 @@ WeftBackend::WorkPtr WeftBackend::allgather_into_tensor_coalesced(
     return other->allgather_into_tensor_coalesced(outputs, inputs, opts);
   }
   checkPairs(outputs, inputs, size_, kTitle);
+  checkWritable(outputs, kTitle);
   return submit(OpType::COALESCED, kTitle, opts, inputs, outputs,
                 [inputs, outputs](OpContext& context) {
                   const Tensors read = inputsApart(inputs, outputs);
-                  for (const auto& places : plan(read))
+                  forEachPack(context, read, [&](const auto& places) {
                     allGatherPack(context, pick(read, places)).copyTo(pick(outputs, places));
+                  });
                 });
 }
 
@@ -189,6 +202,7 @@ WeftBackend::WorkPtr WeftBackend::allgather_coalesced(TensorLists& outputs, Tens
                 " output tensors for each rank, got ", list.size());
     for (std::size_t i = 0; i < list.size(); ++i) {
       checkAlike(inputs[i], {list[i]}, kTitle);
+      checkWritable(list[i], kTitle);
       checkOwnShare(inputs[i], list[i], rank_, kTitle);
     }
   }
@@ -198,7 +212,7 @@ WeftBackend::WorkPtr WeftBackend::allgather_coalesced(TensorLists& outputs, Tens
                   for (const Tensors& list : outputs)
                     all.insert(all.end(), list.begin(), list.end());
                   const Tensors read = inputsApart(inputs, all);
-                  for (const auto& places : plan(read)) {
+                  forEachPack(context, read, [&](const auto& places) {
                     const Rows gathered = allGatherPack(context, pick(read, places));
                     for (std::size_t i = 0; i < places.size(); ++i) {
                       for (std::size_t rank = 0; rank < outputs.size(); ++rank) {
@@ -207,7 +221,7 @@ WeftBackend::WorkPtr WeftBackend::allgather_coalesced(TensorLists& outputs, Tens
                                             place.sizes()));
                       }
                     }
-                  }
+                  });
                 });
 }
 
@@ -218,14 +232,16 @@ WeftBackend::WorkPtr WeftBackend::reduce_scatter_tensor_coalesced(
     return other->reduce_scatter_tensor_coalesced(outputs, inputs, opts);
   }
   checkPairs(inputs, outputs, size_, kTitle);
+  checkWritable(outputs, kTitle);
   for (const at::Tensor& tensor : outputs)
     (void)reductionOf(opts.reduceOp, tensor.scalar_type(), kTitle);
   const TensorReduction how = reductionOf(opts.reduceOp, outputs.front().scalar_type(), kTitle);
   return submit(OpType::COALESCED, kTitle, opts, inputs, outputs,
                 [inputs, outputs, how](OpContext& context) {
                   const Tensors read = inputsApart(inputs, outputs);
-                  for (const auto& places : plan(outputs))
+                  forEachPack(context, outputs, [&](const auto& places) {
                     reduceScatterPack(context, pick(outputs, places), pick(read, places), how);
+                  });
                 });
 }
 

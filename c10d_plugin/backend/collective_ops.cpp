@@ -83,6 +83,7 @@ WeftBackend::WorkPtr WeftBackend::broadcast(Tensors& tensors, const c10d::Broadc
   const at::Tensor& tensor = only(tensors, kTitle);
   const int root = checkRoot(opts.rootRank, size_, kTitle);
   checkDense(tensor, kTitle);
+  if (root != rank_) checkWritable(tensor, kTitle);
   return submit(OpType::BROADCAST, kTitle, opts, tensors, tensors,
                 [tensor, root, here = rank_](OpContext& context) {
                   const ContiguousTensor flat(tensor, root == here ? ContiguousTensor::Use::kRead
@@ -98,11 +99,12 @@ WeftBackend::WorkPtr WeftBackend::allreduce(Tensors& tensors, const c10d::Allred
   const at::Tensor& tensor = only(tensors, kTitle);
   if (tensor.layout() == c10::kSparse) return allreduce_sparse(tensors, opts);
   checkDense(tensor, kTitle);
+  checkWritable(tensor, kTitle);
   const TensorReduction how = reductionOf(opts.reduceOp, tensor.scalar_type(), kTitle);
   return submit(
       OpType::ALLREDUCE, kTitle, opts, tensors, tensors, [tensor, how](OpContext& context) {
         const ContiguousTensor flat = how.memoryOf(tensor, ContiguousTensor::Use::kReadWrite);
-        context.check(context->allReduce(callOn(context, tensor, how.reduction), flat.bytes()));
+        context.check(context->allReduce(callOn(context, tensor, how), flat.bytes()));
         flat.writeBack();
       });
 }
@@ -123,16 +125,16 @@ WeftBackend::WorkPtr WeftBackend::reduce(Tensors& tensors, const c10d::ReduceOpt
   const at::Tensor& tensor = only(tensors, kTitle);
   const int root = checkRoot(opts.rootRank, size_, kTitle);
   checkDense(tensor, kTitle);
+  if (root == rank_) checkWritable(tensor, kTitle);
   const TensorReduction how = reductionOf(opts.reduceOp, tensor.scalar_type(), kTitle);
-  return submit(
-      OpType::REDUCE, kTitle, opts, tensors, tensors,
-      [tensor, how, root, here = rank_](OpContext& context) {
-        const ContiguousTensor flat =
-            how.memoryOf(tensor, root == here ? ContiguousTensor::Use::kReadWrite
-                                              : ContiguousTensor::Use::kRead);
-        context.check(context->reduce(callOn(context, tensor, how.reduction), flat.bytes(), root));
-        flat.writeBack();
-      });
+  return submit(OpType::REDUCE, kTitle, opts, tensors, tensors,
+                [tensor, how, root, here = rank_](OpContext& context) {
+                  const ContiguousTensor flat =
+                      how.memoryOf(tensor, root == here ? ContiguousTensor::Use::kReadWrite
+                                                        : ContiguousTensor::Use::kRead);
+                  context.check(context->reduce(callOn(context, tensor, how), flat.bytes(), root));
+                  flat.writeBack();
+                });
 }
 
 WeftBackend::WorkPtr WeftBackend::allgather(TensorLists& outputs, Tensors& inputs,
@@ -142,6 +144,7 @@ WeftBackend::WorkPtr WeftBackend::allgather(TensorLists& outputs, Tensors& input
   const at::Tensor& input = only(inputs, kTitle);
   const Tensors& output = onePerRank(outputs, size_, kTitle);
   checkAlike(input, output, kTitle);
+  checkWritable(output, kTitle);
   checkOwnShare(input, output[static_cast<std::size_t>(rank_)], rank_, kTitle);
   return submit(
       OpType::ALLGATHER, kTitle, opts, inputs, outputs, [input, output](OpContext& context) {
@@ -159,6 +162,7 @@ WeftBackend::WorkPtr WeftBackend::_allgather_base(at::Tensor& output, at::Tensor
   constexpr const char* kTitle = "weft:_all_gather_base";
   if (auto* other = elsewhere(input)) return other->_allgather_base(output, input, opts);
   checkBase(output, input, size_, kTitle);
+  checkWritable(output, kTitle);
   return submit(OpType::_ALLGATHER_BASE, kTitle, opts, input, output,
                 [input, output, size = static_cast<std::size_t>(size_)](OpContext& context) {
                   const ContiguousTensor out(output, ContiguousTensor::Use::kWrite);
@@ -179,6 +183,7 @@ WeftBackend::WorkPtr WeftBackend::gather(TensorLists& outputs, Tensors& inputs,
   const int root = checkRoot(opts.rootRank, size_, kTitle);
   const Tensors output = onePerRankAtRoot(outputs, size_, root == rank_, kTitle);
   checkAlike(input, output, kTitle);
+  checkWritable(output, kTitle);
   if (root == rank_) checkOwnShare(input, output[static_cast<std::size_t>(rank_)], rank_, kTitle);
   return submit(
       OpType::GATHER, kTitle, opts, inputs, outputs, [input, output, root](OpContext& context) {
@@ -200,6 +205,7 @@ WeftBackend::WorkPtr WeftBackend::scatter(Tensors& outputs, TensorLists& inputs,
   const int root = checkRoot(opts.rootRank, size_, kTitle);
   const Tensors input = onePerRankAtRoot(inputs, size_, root == rank_, kTitle);
   checkAlike(output, input, kTitle);
+  checkWritable(output, kTitle);
   if (root == rank_) checkOwnShare(output, input[static_cast<std::size_t>(rank_)], rank_, kTitle);
   return submit(OpType::SCATTER, kTitle, opts, root == rank_ ? input : outputs, outputs,
                 [input, output, root](OpContext& context) {
@@ -219,6 +225,7 @@ WeftBackend::WorkPtr WeftBackend::reduce_scatter(Tensors& outputs, TensorLists& 
   const at::Tensor& output = only(outputs, kTitle);
   const Tensors& input = onePerRank(inputs, size_, kTitle);
   checkAlike(output, input, kTitle);
+  checkWritable(output, kTitle);
   checkOwnShare(output, input[static_cast<std::size_t>(rank_)], rank_, kTitle);
   const TensorReduction how = reductionOf(opts.reduceOp, output.scalar_type(), kTitle);
   return submit(OpType::REDUCE_SCATTER, kTitle, opts, input, outputs,
@@ -226,7 +233,7 @@ WeftBackend::WorkPtr WeftBackend::reduce_scatter(Tensors& outputs, TensorLists& 
                   const ContiguousTensor out(output, ContiguousTensor::Use::kWrite);
                   const std::vector<ContiguousTensor> in =
                       flattenInputs(input, how, occupied(out), context->rank(), out.bytes());
-                  context.check(context->reduceScatter(callOn(context, output, how.reduction),
+                  context.check(context->reduceScatter(callOn(context, output, how),
                                                        spansOf<ConstBytes>(in), out.bytes()));
                   out.writeBack();
                 });
@@ -237,6 +244,7 @@ WeftBackend::WorkPtr WeftBackend::_reduce_scatter_base(at::Tensor& output, at::T
   constexpr const char* kTitle = "weft:_reduce_scatter_base";
   if (auto* other = elsewhere(input)) return other->_reduce_scatter_base(output, input, opts);
   checkBase(input, output, size_, kTitle);
+  checkWritable(output, kTitle);
   const TensorReduction how = reductionOf(opts.reduceOp, output.scalar_type(), kTitle);
   return submit(
       OpType::_REDUCE_SCATTER_BASE, kTitle, opts, input, output,
@@ -246,7 +254,7 @@ WeftBackend::WorkPtr WeftBackend::_reduce_scatter_base(at::Tensor& output, at::T
         const auto own = static_cast<std::size_t>(context->rank());
         if (!same(parts<ConstBytes>(in.bytes(), size)[own], out.bytes()))
           in = apart(std::move(in), occupied(out));
-        context.check(context->reduceScatter(callOn(context, output, how.reduction),
+        context.check(context->reduceScatter(callOn(context, output, how),
                                              parts<ConstBytes>(in.bytes(), size), out.bytes()));
         out.writeBack();
       });
@@ -261,8 +269,10 @@ WeftBackend::WorkPtr WeftBackend::alltoall_base(at::Tensor& output, at::Tensor& 
     return other->alltoall_base(output, input, output_splits, input_splits, opts);
   }
   checkAlike(input, {output}, kTitle);
+  checkWritable(output, kTitle);
   checkSplits(input, input_splits, size_, kTitle);
   checkSplits(output, output_splits, size_, kTitle);
+  checkOwnSplits(output, output_splits, input, input_splits, rank_, size_, kTitle);
   return submit(OpType::ALLTOALL_BASE, kTitle, opts, input, output,
                 [input, output, input_splits, output_splits,
                  size = static_cast<std::size_t>(size_)](OpContext& context) {
@@ -284,6 +294,9 @@ WeftBackend::WorkPtr WeftBackend::alltoall(Tensors& outputs, Tensors& inputs,
   checkCount(outputs.size(), size_, "output", kTitle);
   checkAlike(inputs.front(), inputs, kTitle);
   checkAlike(inputs.front(), outputs, kTitle);
+  checkWritable(outputs, kTitle);
+  const auto own = static_cast<std::size_t>(rank_);
+  checkOwnShare(inputs[own], outputs[own], rank_, kTitle);
   return submit(OpType::ALLTOALL, kTitle, opts, inputs, outputs,
                 [input = inputs, output = outputs](OpContext& context) {
                   const std::vector<ContiguousTensor> out = flattenOutputs(output);

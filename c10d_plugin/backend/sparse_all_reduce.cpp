@@ -22,6 +22,9 @@ void checkSparse(const at::Tensor& tensor, const c10d::ReduceOp& op, const char*
   TORCH_CHECK(op.op_ == c10d::ReduceOp::SUM, title,
               ": sparse tensors can only be added up (ReduceOp.SUM)");
   (void)reductionOf(op, tensor.scalar_type(), title);
+  TORCH_CHECK(!c10::isBarebonesUnsignedType(tensor.scalar_type()), title,
+              ": torch cannot coalesce sparse tensors of type ", tensor.scalar_type(),
+              "; convert them first");
 }
 
 namespace {
@@ -90,9 +93,11 @@ void sparseAllReduce(OpContext& context, const at::Tensor& tensor, const char* t
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const at::Tensor own = tensor.coalesce();
   const std::vector<std::int64_t> rows = counts(context, own, title);
+  context.beginSeries();
   // Indices are [dimensions, entries]: transposed, entries of all ranks are one after the other.
   const at::Tensor indices = gatherRows(context, own._indices().t().contiguous(), rows);
   const at::Tensor values = gatherRows(context, own._values().contiguous(), rows);
+  context.endSeries();
   const at::Tensor sum =
       at::_sparse_coo_tensor_unsafe(indices.t(), values, tensor.sizes(), tensor.options())
           .coalesce();

@@ -9,10 +9,18 @@
 
 namespace weft::process_group {
 
-// The Call of the next operation, on this tensor's elements.
+// The Call of the next operation, which moves this tensor's elements.
+inline collectives::Call callOn(const OpContext& context, const at::Tensor& tensor) {
+  static_assert(static_cast<int>(c10::ScalarType::NumOptions) <= 128, "Call::variant has 7 bits");
+  const c10::ScalarType type = tensor.scalar_type();
+  const collectives::Element element = elementOf(type);
+  const auto moved = element == collectives::Element::kBytes ? static_cast<std::uint8_t>(type) : 0;
+  return context.call(element, collectives::Reduction::kSum, static_cast<std::uint8_t>(moved));
+}
+// The one of the next operation, which reduces them.
 inline collectives::Call callOn(const OpContext& context, const at::Tensor& tensor,
-                                collectives::Reduction reduction = collectives::Reduction::kSum) {
-  return context.call(elementOf(tensor.scalar_type()), reduction);
+                                const TensorReduction& how) {
+  return context.call(elementOf(tensor.scalar_type()), how.reduction, how.factor.defined() ? 1 : 0);
 }
 
 inline std::vector<at::Tensor> asList(const at::Tensor& tensor) { return {tensor}; }

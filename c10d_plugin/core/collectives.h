@@ -66,7 +66,7 @@ enum class Element : std::uint8_t {
 
 enum class Reduction : std::uint8_t {
   kSum,
-  kAverage,  // the sum, divided by the number of ranks; integers: toward zero
+  kAverage,  // the sum, divided by the number of ranks; integers: toward zero, summed in 64 bits
   kProduct,
   kMin,
   kMax,
@@ -89,6 +89,9 @@ struct Call {
   std::uint64_t sequence = 0;
   Element element = Element::kBytes;
   Reduction reduction = Reduction::kSum;
+  // What else must be equal on all ranks, by a number below 128 that the caller assigns: of kBytes,
+  // which type they are; of a reduction, whether its inputs were multiplied by a factor.
+  std::uint8_t variant = 0;
 };
 
 class Collectives {

@@ -13,6 +13,8 @@ static_assert(kNames.size() == static_cast<std::size_t>(Operation::kRefused) + 1
 
 // Set in every fingerprint, so that none equals the empty label.
 constexpr std::uint64_t kIsFingerprint = std::uint64_t{1} << 24U;
+// The variant's 7 bits lie between it and the root.
+constexpr unsigned kVariantShift = 25;
 
 // The ranks' own parts may differ in size.
 bool hasUnevenParts(Operation operation) {
@@ -43,6 +45,7 @@ Label OpFingerprint::label() const {
       kIsFingerprint | static_cast<std::uint64_t>(operation) |
       (static_cast<std::uint64_t>(element) << 8U) |
       (static_cast<std::uint64_t>(reduces(operation) ? reduction : Reduction()) << 16U) |
+      (static_cast<std::uint64_t>(variant & 0x7FU) << kVariantShift) |
       (static_cast<std::uint64_t>(root) << 32U);
   return {{what, sequence, bytes}};
 }
@@ -52,6 +55,7 @@ OpFingerprint OpFingerprint::of(const Label& label) {
   return {static_cast<Operation>(what & 0xFF),
           static_cast<Element>((what >> 8U) & 0xFF),
           static_cast<Reduction>((what >> 16U) & 0xFF),
+          static_cast<std::uint8_t>((what >> kVariantShift) & 0x7F),
           static_cast<std::int32_t>(what >> 32U),
           label.words[1],
           label.words[2]};
@@ -62,7 +66,10 @@ std::string OpFingerprint::describe() const {
   if (operation != Operation::kBarrier && operation != Operation::kRefused) {
     if (bytes != kVaries) text += " of " + std::to_string(bytes) + " bytes";
     if (element != Element::kBytes) text += std::string(" of ") + toString(element);
+    if (element == Element::kBytes && variant != 0)
+      text += " of type number " + std::to_string(variant);
     if (reduces(operation)) text += std::string(" by ") + toString(reduction);
+    if (reduces(operation) && variant != 0) text += " of premultiplied values";
     if (hasRoot(operation)) text += ", root " + std::to_string(root);
   }
   return text + " (operation " + std::to_string(sequence) + ")";
@@ -72,7 +79,7 @@ bool OpFingerprint::agreesWith(const OpFingerprint& other) const noexcept {
   if (operation != other.operation || sequence != other.sequence) return false;
   if (operation == Operation::kRefused) return false;
   if (operation == Operation::kBarrier) return true;
-  if (element != other.element) return false;
+  if (element != other.element || variant != other.variant) return false;
   if (reduces(operation) && reduction != other.reduction) return false;
   if (hasRoot(operation) && root != other.root) return false;
   return hasUnevenParts(operation) || bytes == other.bytes;

@@ -38,7 +38,8 @@ struct OpFingerprint {
   Operation operation = Operation::kBarrier;
   Element element = Element::kBytes;
   Reduction reduction = Reduction::kSum;
-  std::int32_t root = 0;  // messages' reduce_scatter: a digest of the sizes of the parts
+  std::uint8_t variant = 0;  // Call's
+  std::int32_t root = 0;     // messages' reduce_scatter: a digest of the sizes of the parts
   std::uint64_t sequence = 0;
   std::uint64_t bytes = 0;  // of the rank's own part
 
@@ -46,7 +47,7 @@ struct OpFingerprint {
   static OpFingerprint of(const Label& label);
   static OpFingerprint of(Operation operation, const Call& call, std::uint64_t bytes,
                           int root = 0) {
-    return {operation, call.element, call.reduction, root, call.sequence, bytes};
+    return {operation, call.element, call.reduction, call.variant, root, call.sequence, bytes};
   }
   // "all_reduce of 4096 bytes of float32 by sum (operation 7)". Takes any values: a peer may have
   // written them.

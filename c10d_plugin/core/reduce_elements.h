@@ -41,6 +41,15 @@ struct Plain {
   WEFT_INLINE static Stored narrow(Wide value) { return value; }
 };
 
+// An integer narrower than 64 bits whose average is wanted: the sum may not fit it.
+template <typename T>
+struct Averaged {
+  using Stored = T;
+  using Wide = std::int64_t;
+  WEFT_INLINE static Wide widen(Stored value) { return value; }
+  WEFT_INLINE static Stored narrow(Wide value) { return static_cast<Stored>(value); }
+};
+
 struct Bool {
   using Stored = std::uint8_t;
   using Wide = std::uint8_t;

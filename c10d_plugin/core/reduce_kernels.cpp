@@ -71,10 +71,21 @@ void run(const Job& job) {
 // --- From enums to types.
 
 template <typename E>
+void runAverage(const Job& job) {
+  using Wide = typename E::Wide;
+  if constexpr (std::is_integral_v<Wide> && sizeof(Wide) < sizeof(std::int64_t)) {
+    run<Averaged<Wide>, Sum>(job);
+  } else {
+    run<E, Sum>(job);
+  }
+}
+
+template <typename E>
 void runArithmetic(Reduction reduction, const Job& job) {
   switch (reduction) {
-    case Reduction::kSum:
     case Reduction::kAverage:
+      return runAverage<E>(job);
+    case Reduction::kSum:
       return run<E, Sum>(job);
     case Reduction::kProduct:
       return run<E, Product>(job);

@@ -6,7 +6,8 @@
 //
 //  - float16 and bfloat16 are widened to float32, reduced there over all inputs, and rounded once
 //    (to nearest, ties to even).
-//  - Integers wrap around, also within kAverage, whose division goes toward zero.
+//  - Integers wrap around. kAverage divides toward zero, and wraps around only with 64 bits:
+//    narrower integers are summed in 64 bits.
 //  - kMin and kMax give NaN where any input is NaN, as torch.minimum and torch.maximum do; of 0 and
 //    -0 they give either.
 //  - bool: any nonzero byte counts as true; results are 0 or 1.
@@ -33,6 +34,23 @@ void reduceInto(Element element, Reduction reduction, std::byte* out,
 // What results of some of the ranks are made with, for finishReduction() to end.
 constexpr Reduction partialReduction(Reduction reduction) noexcept {
   return reduction == Reduction::kAverage ? Reduction::kSum : reduction;
+}
+
+// Whether kAverage comes to the same from sums of some of the ranks. Sums of float16 and of narrow
+// integers may not fit the type, although the average of all does.
+constexpr bool sumsFit(Element element) noexcept {
+  switch (element) {
+    case Element::kUint8:
+    case Element::kInt8:
+    case Element::kInt16:
+    case Element::kInt32:
+    case Element::kUint16:
+    case Element::kUint32:
+    case Element::kFloat16:
+      return false;
+    default:
+      return true;
+  }
 }
 
 // data[i] /= by: the second half of kAverage where the sum was made pair by pair with kSum.

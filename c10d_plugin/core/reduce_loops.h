@@ -59,15 +59,10 @@ WEFT_INLINE void reduceAtOnce(const Job& job) {
 
 template <typename Wide>
 WEFT_INLINE void divideTile(Wide* values, std::size_t count, int by) {
-  if constexpr (std::is_arithmetic_v<Wide>) {
+  // Narrower integers are never divided: their averages have 64 bits here.
+  if constexpr (std::is_arithmetic_v<Wide> &&
+                (std::is_floating_point_v<Wide> || sizeof(Wide) == sizeof(std::int64_t))) {
     const Wide divisor = static_cast<Wide>(by);
-    // More ranks than the type can count: every quotient of |value| < by is 0.
-    if constexpr (std::is_integral_v<Wide>) {
-      if (static_cast<std::int64_t>(divisor) != by) {
-        std::fill_n(values, count, Wide{0});
-        return;
-      }
-    }
     WEFT_INDEPENDENT
     for (std::size_t i = 0; i < count; ++i)
       values[i] = static_cast<Wide>(values[i] / divisor);

@@ -75,6 +75,16 @@ Activity Engine::activity() const {
   return activity;
 }
 
+void Engine::endIfLeftBehind(const OpContext& context, const char* why) {
+  if (!context.leftBehind() || collectives_->size() == 1) return;
+  failed_.store(true);
+  abort(Error(ErrorCode::kShutdown,
+              std::string(context.title()) + " failed on rank " + std::to_string(rank()) +
+                  " before it was done with the other ranks, which ends the group, because the "
+                  "ranks would be out of step: " +
+                  why));
+}
+
 void Engine::explain(const c10::Error& error, const std::optional<OpRecord>& own) {
   const int size = collectives_->size();
   if (!own || size == 1) throw;

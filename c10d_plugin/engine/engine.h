@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -105,10 +106,16 @@ class Engine : public std::enable_shared_from_this<Engine> {
       run(context);
     } catch (const c10::Error& error) {
       OpRecorder::get().countFailure();
+      endIfLeftBehind(context, error.what_without_backtrace());
       if (!context.differed()) throw;
       explain(error, own());
+    } catch (const std::exception& error) {
+      OpRecorder::get().countFailure();
+      endIfLeftBehind(context, error.what());
+      throw;
     } catch (...) {
       OpRecorder::get().countFailure();
+      endIfLeftBehind(context, "an exception");
       throw;
     }
   }
@@ -123,6 +130,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
       throw;
     }
   }
+  // In the handler of an exception: ends the group where the ranks would be out of step.
+  void endIfLeftBehind(const OpContext& context, const char* why);
   // In the handler of `error`; throws one that has the ranks' lines, too.
   [[noreturn]] void explain(const c10::Error& error, const std::optional<OpRecord>& own);
 

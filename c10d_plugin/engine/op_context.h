@@ -1,5 +1,7 @@
 // OpContext: what a running operation uses: the Collectives, and the Call for each of their
-// operations.
+// operations. It also knows whether this rank has done all of these that the others do: where an
+// exception ends the operation before, what this rank calls next would meet what the others still
+// wait for.
 //
 // Threads: the one that runs the operation. Ownership: the engine's, which outlives it.
 #pragma once
@@ -25,17 +27,33 @@ class OpContext {
   collectives::Collectives* operator->() const { return &collectives_; }
   // A new one for each operation of the Collectives.
   collectives::Call call(collectives::Element element = collectives::Element::kBytes,
-                         collectives::Reduction reduction = collectives::Reduction::kSum) const {
-    return {deadline_, sequence_++, element, reduction};
+                         collectives::Reduction reduction = collectives::Reduction::kSum,
+                         std::uint8_t variant = 0) const {
+    return {deadline_, sequence_++, element, reduction, variant};
   }
   // Throws the error, if it is one. It ends the group, unless it only says that the ranks called
   // different operations.
   void check(const transport::Error& error) {
+    in_step_ = !in_series_ && !error;
     if (!error) return;
+    reported_ = true;
     differed_ = error.code() == transport::ErrorCode::kInvalidArgument;
     if (!differed_) failed_.store(true);
     raise(title_, error);
   }
+  // Between the two the operation is several of the Collectives'; else it is one.
+  void beginSeries() noexcept {
+    in_series_ = true;
+    in_step_ = false;
+  }
+  void endSeries() noexcept {
+    in_series_ = false;
+    in_step_ = true;
+  }
+  // After an exception: the others do more of the operation than this rank has done, and have not
+  // been told.
+  bool leftBehind() const noexcept { return !in_step_ && !reported_; }
+  const char* title() const noexcept { return title_; }
   // What check() threw says that the ranks called different operations.
   bool differed() const noexcept { return differed_; }
 
@@ -45,6 +63,9 @@ class OpContext {
   std::uint64_t& sequence_;
   const char* title_;
   std::atomic<bool>& failed_;
+  bool in_series_ = false;
+  bool in_step_ = false;
+  bool reported_ = false;  // check() threw: the Collectives know of the error
   bool differed_ = false;
 };
 

@@ -1,5 +1,6 @@
 #include "c10d_plugin/tensors/op_checks.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <c10/util/Exception.h>
 
 #include <numeric>
@@ -48,6 +49,18 @@ void checkAlike(const at::Tensor& first, const Tensors& others, const char* titl
   }
 }
 
+void checkWritable(const at::Tensor& output, const char* title) {
+  TORCH_CHECK(at::has_internal_overlap(output) != at::MemOverlap::Yes, title, ": a tensor of ",
+              output.sizes(), " with strides ", output.strides(),
+              " cannot be written to, because several elements refer to a single memory location; "
+              "give a clone() of it");
+}
+
+void checkWritable(const Tensors& outputs, const char* title) {
+  for (const at::Tensor& output : outputs)
+    checkWritable(output, title);
+}
+
 void checkOwnShare(const at::Tensor& own, const at::Tensor& place, int rank, const char* title) {
   TORCH_CHECK(own.numel() == place.numel(), title, ": the tensor of this rank has ", own.numel(),
               " elements, its place in the list (", rank, ") has ", place.numel());
@@ -57,6 +70,27 @@ void checkBase(const at::Tensor& whole, const at::Tensor& share, int size, const
   checkAlike(whole, {share}, title);
   TORCH_CHECK(whole.numel() == share.numel() * size, title, ": the larger tensor must have ", size,
               " times the elements of the smaller, got ", whole.numel(), " and ", share.numel());
+}
+
+namespace {
+
+// The elements of the split of `rank`.
+std::int64_t splitOf(const at::Tensor& tensor, const std::vector<std::int64_t>& splits, int rank,
+                     int size) {
+  if (splits.empty()) return tensor.numel() / size;
+  const std::int64_t rows = tensor.size(0);
+  return rows == 0 ? 0 : tensor.numel() / rows * splits[static_cast<std::size_t>(rank)];
+}
+
+}  // namespace
+
+void checkOwnSplits(const at::Tensor& output, const std::vector<std::int64_t>& output_splits,
+                    const at::Tensor& input, const std::vector<std::int64_t>& input_splits,
+                    int rank, int size, const char* title) {
+  const std::int64_t own = splitOf(input, input_splits, rank, size);
+  const std::int64_t place = splitOf(output, output_splits, rank, size);
+  TORCH_CHECK(own == place, title, ": the input's split for this rank has ", own,
+              " elements, its place in the output (", rank, ") has ", place);
 }
 
 void checkSplits(const at::Tensor& tensor, const std::vector<std::int64_t>& splits, int size,

@@ -24,10 +24,20 @@ WEFT_API int checkRoot(std::int64_t root, int size, const char* title);
 WEFT_API void checkCount(std::size_t count, int size, const char* what, const char* title);
 // Dense, on the CPU, of one type.
 void checkAlike(const at::Tensor& first, const Tensors& others, const char* title);
+// Each element of what is written has memory of its own, unlike in a tensor made by expand(): the
+// write would fail only once the other ranks are done.
+void checkWritable(const at::Tensor& output, const char* title);
+void checkWritable(const Tensors& outputs, const char* title);
 // This rank's own tensor in a list must have as many elements as the tensor that goes there.
 void checkOwnShare(const at::Tensor& own, const at::Tensor& place, int rank, const char* title);
 // `whole` is made of one `share` per rank.
 void checkBase(const at::Tensor& whole, const at::Tensor& share, int size, const char* title);
+// all_to_all_single: what this rank sends to itself is as much as it expects from itself. The
+// splits have been checked.
+WEFT_API void checkOwnSplits(const at::Tensor& output,
+                             const std::vector<std::int64_t>& output_splits,
+                             const at::Tensor& input, const std::vector<std::int64_t>& input_splits,
+                             int rank, int size, const char* title);
 // all_to_all_single: `splits` are rows for each rank, or empty for equal parts.
 WEFT_API void checkSplits(const at::Tensor& tensor, const std::vector<std::int64_t>& splits,
                           int size, const char* title);

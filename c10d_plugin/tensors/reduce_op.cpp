@@ -5,6 +5,9 @@
 #include <ATen/ops/scalar_tensor.h>
 #include <c10/util/Exception.h>
 
+#include <cmath>
+#include <cstdint>
+
 namespace weft::process_group {
 
 using collectives::Element;
@@ -75,14 +78,29 @@ Reduction reductionNamed(c10d::ReduceOp::RedOpType op, const char* operation) {
   }
 }
 
-at::Tensor factorOf(const c10d::ReduceOp& op) {
+// A whole number becomes one for integers: a product in float64 would lose their bits beyond 53.
+at::Tensor wholeIfPossible(const at::Tensor& factor) {
+  constexpr double kLimit = 9223372036854775808.0;  // 2^63
+  const double value = factor.item<double>();
+  const bool whole = value == std::trunc(value) && value >= -kLimit && value < kLimit;
+  return whole ? at::scalar_tensor(static_cast<std::int64_t>(value), at::kLong) : factor;
+}
+
+at::Tensor factorOf(const c10d::ReduceOp& op, c10::ScalarType type, const char* operation) {
   if (op.op_ != c10d::ReduceOp::PREMUL_SUM) return {};
   const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
   TORCH_CHECK(supplement != nullptr,
               "weft: PREMUL_SUM without its factor; make it with "
               "torch.distributed._make_nccl_premul_sum");
-  if (supplement->tensor_factor.defined()) return supplement->tensor_factor.reshape({});
-  return at::scalar_tensor(supplement->double_factor, at::kDouble);
+  const at::Tensor factor = supplement->tensor_factor.defined()
+                                ? supplement->tensor_factor.reshape({})
+                                : at::scalar_tensor(supplement->double_factor, at::kDouble);
+  TORCH_CHECK(!factor.is_complex() || c10::isComplexType(type), operation,
+              ": PREMUL_SUM cannot multiply tensors of type ", type, " by a complex factor",
+              "; torch.distributed passes complex tensors as pairs of real numbers, so multiply "
+              "them before a SUM");
+  const bool rounds = factor.is_floating_point() && c10::isIntegralType(type, false);
+  return rounds ? wholeIfPossible(factor) : factor;
 }
 
 }  // namespace
@@ -102,7 +120,7 @@ TensorReduction reductionOf(const c10d::ReduceOp& op, c10::ScalarType type, cons
               " can be moved between ranks but not reduced; convert them first");
   TORCH_CHECK(collectives::canReduce(element, reduction), operation, ": ",
               collectives::toString(reduction), " has no meaning for tensors of type ", type);
-  return {reduction, factorOf(op)};
+  return {reduction, factorOf(op, type, operation)};
 }
 
 }  // namespace weft::process_group

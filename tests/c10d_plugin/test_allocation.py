@@ -120,6 +120,35 @@ def test_the_hook_for_ddp_averages_in_the_groups_memory(ranks, views):
     ranks.all(hooked_gradients, shared, views)
 
 
+def sparse_gradients() -> None:
+    """Beside dense ones, whose bucket moves into memory of the group."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    import weft
+
+    torch.manual_seed(0)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    net = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 3))
+    trained = DistributedDataParallel(net)
+    trained.register_comm_hook(None, weft.ddp_hook)
+    for step in range(3):
+        batches = [torch.tensor([one, step, step]) for one in range(size)]
+        trained(batches[rank]).square().sum().backward()
+        loss = sum(net(batch).square().sum() for batch in batches) / size
+        expected = torch.autograd.grad(loss, list(net.parameters()))
+        for parameter, gradient in zip(net.parameters(), expected, strict=True):
+            assert parameter.grad.is_sparse == gradient.is_sparse
+            torch.testing.assert_close(parameter.grad.to_dense(), gradient.to_dense())
+        trained.zero_grad()
+
+
+def test_the_hook_for_ddp_averages_sparse_gradients(ranks):
+    ranks.all(sparse_gradients)
+
+
 def hook_of_another_group() -> None:
     import torch
     import torch.distributed as dist

@@ -144,6 +144,32 @@ def mismatched_call() -> None:
         dist.broadcast(torch.ones(4), 0)
 
 
+def moved_as_another_type() -> None:
+    """Both have one byte an element, and neither has arithmetic."""
+    import torch
+    import torch.distributed as dist
+
+    kind = torch.float8_e4m3fn if dist.get_rank() == 0 else torch.float8_e5m2
+    dist.broadcast(torch.ones(3).to(kind), 0)
+
+
+def gathered_as_another_type() -> None:
+    import torch
+    import torch.distributed as dist
+
+    kind = torch.float8_e4m3fn if dist.get_rank() == 0 else torch.float8_e5m2
+    own = torch.ones(3).to(kind)
+    dist.all_gather([torch.empty_like(own) for _ in range(dist.get_world_size())], own)
+
+
+def premultiplied_on_one_rank() -> None:
+    import torch
+    import torch.distributed as dist
+
+    op = dist.ReduceOp.SUM if dist.get_rank() == 0 else dist._make_nccl_premul_sum(10.0)
+    dist.all_reduce(torch.ones(3), op)
+
+
 def recv_timeout() -> str:
     import torch
     import torch.distributed as dist
@@ -278,6 +304,15 @@ def test_different_calls_are_named(path):
     with Ranks(2, path) as ranks:
         texts = [error.message for error in ranks.all_fail(mismatched_call)]
         assert any("broadcast" in text and "reduce" in text for text in texts), texts
+
+
+@pytest.mark.parametrize(
+    "call", [moved_as_another_type, gathered_as_another_type, premultiplied_on_one_rank]
+)
+def test_calls_that_differ_only_in_what_the_bytes_mean_fail(path, call):
+    with Ranks(2, path) as ranks:
+        for error in ranks.all_fail(call):
+            assert "the ranks called different operations" in error.message, error.message
 
 
 def other_shapes(asynchronous: bool) -> None:

@@ -154,6 +154,113 @@ def receive_into_a_tensor_that_repeats_itself() -> None:
     assert got.eq(1).all()
 
 
+def outputs_that_repeat_themselves() -> None:
+    """Each is refused before the others can take part, so nothing is half done."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+
+    def repeats(numel: int = 4) -> torch.Tensor:
+        return torch.zeros(1).expand(numel)
+
+    ones, other = torch.ones(4), (rank + 1) % size
+    for call in (
+        lambda: dist.all_reduce(repeats()),
+        lambda: dist.all_reduce_coalesced([torch.ones(2), repeats()]),
+        lambda: dist.broadcast(repeats(), other),
+        lambda: dist.reduce(repeats(), rank),
+        lambda: dist.all_gather([repeats()] * size, ones),
+        lambda: dist.all_gather_into_tensor(repeats(4 * size), ones),
+        lambda: dist.gather(ones, [repeats()] * size, dst=rank),
+        lambda: dist.scatter(repeats(), src=other),
+        lambda: dist.reduce_scatter(repeats(), [ones] * size),
+        lambda: dist.reduce_scatter_tensor(repeats(), torch.ones(4 * size)),
+        lambda: dist.all_to_all([repeats()] * size, [ones] * size),
+        lambda: dist.all_to_all_single(repeats(size), torch.ones(size)),
+    ):
+        with pytest.raises(RuntimeError, match=r"weft:.* single memory location"):
+            call()
+    # What is only read may repeat itself.
+    gathered = torch.empty(4 * size)
+    dist.all_gather_into_tensor(gathered, torch.ones(1).expand(4))
+    assert gathered.eq(1).all()
+    tensor = repeats() if rank == 0 else torch.ones(4)
+    dist.broadcast(tensor, 0)
+    assert tensor.eq(0).all()
+
+
+# More than can be allocated, in memory for 3 * 2**17 elements.
+IMPOSSIBLE = ((2**17,) * 3, (1, 1, 1))
+
+
+def failing_between_two_steps() -> None:
+    """Rank 0 cannot make a copy that the second step needs; what it calls next would fit."""
+    numel = 100_000
+    tensor = torch.full((numel,), 1.0)
+    if dist.get_rank() == 0:
+        tensor = torch.zeros(3 * 2**17).as_strided(*IMPOSSIBLE)
+    try:
+        dist.all_reduce_coalesced([torch.ones(4), tensor])
+    finally:
+        if dist.get_rank() == 0:
+            with pytest.raises(RuntimeError, match="out of step"):
+                dist.all_reduce(torch.full((numel,), 100.0))
+
+
+def all_to_all_with_own_shares_of_unlike_sizes() -> None:
+    """What a rank has for itself is compared, too, though no message carries it."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+
+    def parts(own: int) -> list[torch.Tensor]:
+        return [torch.ones(own if other == rank else 2) for other in range(size)]
+
+    for sent, expected in ((3, 1), (1, 3), (0, 2)):
+        with pytest.raises(RuntimeError, match=f"has {sent} elements, its place .* has {expected}"):
+            dist.all_to_all(parts(expected), parts(sent))
+    rows = [3 if other == rank else 2 for other in range(size)]
+    with pytest.raises(RuntimeError, match=r"has 4 elements, its place .* has 6"):
+        dist.all_to_all_single(torch.empty(sum(rows), 2), torch.ones(2 * size, 2), rows)
+    with pytest.raises(RuntimeError, match=r"has 2 elements, its place .* has 4"):
+        dist.all_to_all_single(torch.empty(2 * size, 2), torch.ones(2 * size))
+    got = torch.zeros(2 * size)
+    dist.all_to_all_single(got, torch.ones(size, 2))  # shapes may differ
+    assert got.eq(1).all()
+
+
+def premultiplied_without_loss() -> None:
+    """Neither an imaginary part nor the lowest bits of large integers are dropped."""
+    size = dist.get_world_size()
+    imaginary = dist._make_nccl_premul_sum(torch.tensor([1j]))
+    for tensor in (torch.ones(2), torch.ones(2, dtype=torch.complex64)):
+        with pytest.raises(RuntimeError, match="complex factor"):
+            dist.all_reduce(tensor, imaginary)
+    tensor = torch.ones(2, dtype=torch.complex64)
+    options = dist.AllreduceOptions()
+    options.reduceOp = imaginary
+    dist.group.WORLD.allreduce([tensor], options).wait()
+    assert tensor.eq(size * 1j).all()
+    for dtype in (torch.int64, torch.uint64):
+        for factor in (3.0, torch.tensor(3.0), torch.tensor(3)):
+            whole = torch.tensor([2**55 + 1], dtype=dtype)
+            dist.all_reduce(whole, dist._make_nccl_premul_sum(factor))
+            assert whole.item() == size * 3 * (2**55 + 1)
+    odd = torch.tensor([3], dtype=torch.int8)
+    dist.all_reduce(odd, dist._make_nccl_premul_sum(0.5))
+    assert odd.item() == size
+
+
+def averages_of_the_largest_integers() -> None:
+    size = dist.get_world_size()
+    for dtype in (torch.int8, torch.uint8, torch.int16, torch.int32):
+        for numel in (3, 300_000):
+            for value in (torch.iinfo(dtype).max, torch.iinfo(dtype).min):
+                tensor = torch.full((numel,), value, dtype=dtype)
+                dist.all_reduce(tensor, dist.ReduceOp.AVG)
+                assert tensor.eq(value).all(), (dtype, numel, tensor[0])
+                share = torch.zeros(numel, dtype=dtype)
+                whole = torch.full((size * numel,), value, dtype=dtype)
+                dist.reduce_scatter_tensor(share, whole, dist.ReduceOp.AVG)
+                assert share.eq(value).all(), (dtype, numel, share[0])
+
+
 def overlapping_tensors() -> None:
     """An input and an output, or two of either, in the same memory."""
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -383,6 +490,10 @@ def send_that_times_out(numel: int) -> str:
         tensors_without_their_memory,
         barrier_of_a_device,
         receive_into_a_tensor_that_repeats_itself,
+        outputs_that_repeat_themselves,
+        all_to_all_with_own_shares_of_unlike_sizes,
+        premultiplied_without_loss,
+        averages_of_the_largest_integers,
         blocks_beside_another_threads_collectives,
         blocks_of_unlike_operations,
     ],
@@ -407,6 +518,15 @@ def test_a_coalescing_manager_that_raised_leaves_nothing(ranks):
 def test_a_message_that_timed_out_does_not_arrive_altered(ranks):
     # More than a rank keeps for another: its bytes wait at the sender.
     assert "the send to rank 1" in ranks.all(send_that_times_out, 80_000_000)[0]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_rank_that_fails_between_two_steps_ends_the_group(path):
+    with Ranks(3, PATHS[path]) as ranks:
+        first, *others = ranks.all_fail(failing_between_two_steps)
+        assert "memory" in first.message, first.message
+        for error in others:
+            assert "weft:all_reduce failed on rank 0" in error.message, error.message
 
 
 def test_blocks_of_wrapped_groups():

@@ -62,7 +62,9 @@ GlooCollectives::GlooCollectives(std::shared_ptr<Mailbox> mailbox, const std::ve
 
 Error GlooCollectives::allReduce(const Call& call, Bytes data) {
   const OpFingerprint what = OpFingerprint::of(Operation::kAllReduce, call, data.size());
-  if (data.empty() || !whyNotReducible(what, data.size()).empty() ||
+  // Gloo reduces pair by pair.
+  const bool in_pairs = call.reduction != Reduction::kAverage || sumsFit(call.element);
+  if (data.empty() || !whyNotReducible(what, data.size()).empty() || !in_pairs ||
       (size() <= kAtOnceRanks && data.size() <= kAtOnceBytes))
     return MessageCollectives::allReduce(call, data);
   RequestSet requests = begin(call, what);

@@ -2,6 +2,10 @@
 // which has another Gloo of the same names.
 #include <dlfcn.h>
 
+#include <algorithm>
+#include <cstdint>
+#include <span>
+
 #include "c10d_plugin/net/hosts/gloo_loader.h"
 #include "tests/c10d_plugin/net/collectives_model.h"
 #include "tests/c10d_plugin/net/letters.h"
@@ -37,8 +41,28 @@ TEST_P(GlooRanks, DoWhatTheModelDoes) {
     checker.everything();
     // Beyond what goes by messages.
     checker.allReduce(Element::kFloat32, Reduction::kSum, 1'500'001);
-    checker.allReduce(Element::kFloat16, Reduction::kAverage, 2'500'001);
+    checker.allReduce(Element::kBfloat16, Reduction::kAverage, 2'500'001);
+    checker.allReduce(Element::kFloat16, Reduction::kAverage, 2'500'001);  // in one place
     checker.allReduce(Element::kComplex128, Reduction::kProduct, 300'001);
+  });
+}
+
+TEST(Gloo, AnAverageIsRightWhereTheSumDoesNotFitTheType) {
+  runRanks(2, [](int rank, KeyValue& store) {
+    const std::shared_ptr<EndpointMailbox> box = joinAs(rank, 2, store);
+    const auto collectives = makeGloo(box);
+    constexpr std::uint16_t kLargestHalf = 0x7BFF;
+    std::uint64_t sequence = 0;
+    for (const Element element : {Element::kInt16, Element::kFloat16}) {
+      const std::uint16_t value = element == Element::kInt16 ? 0x7FFF : kLargestHalf;
+      std::vector<std::uint16_t> data(2'500'001, value);
+      const Error error = collectives->allReduce({soon(), sequence++, element, Reduction::kAverage},
+                                                 std::as_writable_bytes(std::span(data)));
+      EXPECT_FALSE(error) << error.text();
+      EXPECT_TRUE(std::ranges::all_of(data, [&](auto each) { return each == value; }))
+          << toString(element) << " " << data.front();
+    }
+    meet(store, rank, 2, "end");
   });
 }
 

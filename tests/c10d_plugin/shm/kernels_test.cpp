@@ -134,7 +134,31 @@ TEST(ReduceKernels, IntegersWrapAndDivideTowardZero) {
   reduceInto(Element::kInt8, Reduction::kSum, to, inputs, 3);
   EXPECT_EQ(out, (std::vector<std::int8_t>{-56, -7, -128}));
   reduceInto(Element::kInt8, Reduction::kAverage, to, inputs, 3);
-  EXPECT_EQ(out, (std::vector<std::int8_t>{-28, -3, -64}));
+  EXPECT_EQ(out, (std::vector<std::int8_t>{100, -3, -64}));
+}
+
+template <typename T>
+void expectAverageOfLargest(Element element) {
+  for (const T value : {std::numeric_limits<T>::max(), std::numeric_limits<T>::lowest()}) {
+    const std::vector<T> in(200, value);  // more than a tile
+    for (const std::size_t ranks : {2U, 3U, 300U}) {
+      const std::vector<const std::byte*> inputs(ranks,
+                                                 reinterpret_cast<const std::byte*>(in.data()));
+      std::vector<T> out(in.size());
+      reduceInto(element, Reduction::kAverage, reinterpret_cast<std::byte*>(out.data()), inputs,
+                 in.size());
+      EXPECT_EQ(out, in) << toString(element) << " of " << ranks << " ranks";
+    }
+  }
+}
+
+TEST(ReduceKernels, AveragesOfNarrowIntegersDoNotWrap) {
+  expectAverageOfLargest<std::uint8_t>(Element::kUint8);
+  expectAverageOfLargest<std::int8_t>(Element::kInt8);
+  expectAverageOfLargest<std::int16_t>(Element::kInt16);
+  expectAverageOfLargest<std::int32_t>(Element::kInt32);
+  expectAverageOfLargest<std::uint16_t>(Element::kUint16);
+  expectAverageOfLargest<std::uint32_t>(Element::kUint32);
 }
 
 TEST(ReduceKernels, DivideByFinishesAnAverage) {
