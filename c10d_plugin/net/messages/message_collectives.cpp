@@ -132,12 +132,15 @@ Error MessageCollectives::allToAll(const Call& call, std::span<const ConstBytes>
                                    std::span<const Bytes> out) {
   if (in.size() != members_.size() || out.size() != members_.size())
     return unequal("all_to_all: inputs or outputs", std::min(in.size(), out.size()), size());
+  const auto own = static_cast<std::size_t>(rank_);
+  if (in[own].size() != out[own].size())
+    return unequal("all_to_all: bytes of the own output", out[own].size(), in[own].size());
   RequestSet requests = begin(call, Operation::kAllToAll);
   for (int k = 1; k < size(); ++k)
     requests.receive(before(rank_, k), 0, out[static_cast<std::size_t>(before(rank_, k))]);
   for (int k = 1; k < size(); ++k)
     requests.send(after(rank_, k), 0, in[static_cast<std::size_t>(after(rank_, k))]);
-  copyOwn(in[static_cast<std::size_t>(rank_)], out[static_cast<std::size_t>(rank_)]);
+  copyOwn(in[own], out[own]);
   return requests.finish();
 }
 

@@ -120,6 +120,22 @@ TEST(MessageCollectives, PartsOfOtherSizesInAReduceScatterAreFoundOnAllRanks) {
   });
 }
 
+TEST(MessageCollectives, AnOwnPartOfAnotherSizeInAnAllToAllIsAnError) {
+  runRanks(2, [](int rank, KeyValue& store) {
+    const std::shared_ptr<EndpointMailbox> box = joinAs(rank, 2, store);
+    MessageCollectives collectives(box);
+    const std::vector<std::byte> data(8);
+    std::vector<std::byte> room(16);
+    std::vector<Bytes> out(2, Bytes(room).first(8));
+    out[static_cast<std::size_t>(rank)] = room;
+    const Error error = collectives.allToAll(callOf(0), std::vector<ConstBytes>(2, data), out);
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument) << error.text();
+    EXPECT_TRUE(names(error, "own output: 16 where 8 are needed")) << error.text();
+    EXPECT_FALSE(collectives.barrier(callOf(1)));  // nothing has been sent
+    meet(store, rank, 2, "end");
+  });
+}
+
 TEST(MessageCollectives, ARankThatDoesNotComeIsNamedAfterTheTimeout) {
   runRanks(3, [](int rank, KeyValue& store) {
     const std::shared_ptr<EndpointMailbox> box = joinAs(rank, 3, store);
