@@ -222,8 +222,9 @@ c10::intrusive_ptr<c10d::Backend> WeftBackend::shrink(
   }
   TORCH_CHECK(std::find(stay.begin(), stay.end(), rank_) != stay.end(), "weft: rank ", rank_,
               " is excluded and cannot be in the smaller group");
-  name += "/" + std::to_string(children_.fetch_add(1)) + "/";
-  return split(c10::make_intrusive<c10d::PrefixStore>(name, store_), stay, opts);
+  // split() counts the groups of the ranks that stay. A count of all smaller groups would differ
+  // between ranks, because each takes part in its own only.
+  return split(c10::make_intrusive<c10d::PrefixStore>(name + "/", store_), stay, opts);
 }
 
 void WeftBackend::abort() { comm_.abort(); }

@@ -160,7 +160,6 @@ class WEFT_API WeftBackend : public c10d::Backend {
   c10::intrusive_ptr<c10d::Store> store_;
   c10::intrusive_ptr<Options> options_;
   std::atomic<std::int64_t> timeout_ms_;
-  std::atomic<std::uint64_t> children_{0};  // groups made by shrink()
   std::mutex split_mutex_;                  // guards the next two
   LastChild last_child_;
   std::map<std::string, std::uint64_t> splits_;  // how many have been made, by name and ranks
