@@ -146,6 +146,19 @@ def blocks_of_unlike_operations() -> None:
     assert all(tensor.eq(2.0 * size).all() for tensor in tensors)
 
 
+def result_in_a_callback() -> None:
+    """The operation's outcome is known when the callbacks of its future run."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    store, key = dist.distributed_c10d._get_default_store(), "callback added"
+    if rank != 0:
+        store.wait([key])
+    tensor = torch.ones(2)
+    work = dist.all_reduce(tensor, async_op=True)
+    results = work.get_future().then(lambda _: work.result()[0].tolist())
+    store.set(key, "yes")
+    assert results.wait() == [size, size]
+
+
 def splits_of_the_same_ranks() -> None:
     """Two groups, although neither was given a name; also where one rank has dropped one of them."""
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -407,6 +420,7 @@ def send_that_times_out(numel: int) -> str:
         barrier_of_a_device,
         receive_into_a_tensor_that_repeats_itself,
         splits_of_the_same_ranks,
+        result_in_a_callback,
         blocks_beside_another_threads_collectives,
         blocks_of_unlike_operations,
     ],
