@@ -19,6 +19,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -89,6 +90,9 @@ struct Call {
   std::uint64_t sequence = 0;
   Element element = Element::kBytes;
   Reduction reduction = Reduction::kSum;
+  // Counts the operations of some of the ranks that do not take part in all of the group's. Those
+  // who meet in one compare its `sequence`.
+  std::optional<std::uint64_t> turn = std::nullopt;
 };
 
 class Collectives {

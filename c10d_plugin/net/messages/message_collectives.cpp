@@ -10,8 +10,8 @@
 namespace weft::collectives {
 namespace {
 
-// Tags of the algorithms: top bit, channel (7 bits), sequence (40), step (16).
-constexpr unsigned kStepBits = 16;
+// Tags of the algorithms: top bit, channel (7 bits), number (40), step (16).
+static_assert(MessageCollectives::kSequenceBits + RequestSet::kTagBits == kChannelShift);
 
 // The piece in which so many bytes are broadcast: an eighth of them.
 std::size_t treePiece(std::size_t bytes) {
@@ -36,8 +36,9 @@ MessageCollectives::MessageCollectives(std::shared_ptr<Mailbox> mailbox, std::ve
 }
 
 RequestSet MessageCollectives::begin(const Call& call, const OpFingerprint& what) {
-  const Tag base = kCollectiveTags | (Tag{channel_} << (kSequenceBits + kStepBits)) |
-                   ((call.sequence & ((Tag{1} << kSequenceBits) - 1)) << kStepBits);
+  const Tag number = call.turn.value_or(call.sequence) & ((Tag{1} << kSequenceBits) - 1);
+  const Tag base =
+      kCollectiveTags | (Tag{channel_} << kChannelShift) | (number << RequestSet::kTagBits);
   return {*mailbox_, members_, base, what, call.deadline, spin_};
 }
 
