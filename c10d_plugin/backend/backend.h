@@ -160,7 +160,7 @@ class WEFT_API WeftBackend : public c10d::Backend {
   c10::intrusive_ptr<c10d::Store> store_;
   c10::intrusive_ptr<Options> options_;
   std::atomic<std::int64_t> timeout_ms_;
-  std::mutex split_mutex_;                  // guards the next two
+  std::mutex split_mutex_;  // guards the next two
   LastChild last_child_;
   std::map<std::string, std::uint64_t> splits_;  // how many have been made, by name and ranks
   Communicator comm_;

@@ -160,7 +160,7 @@ def result_in_a_callback() -> None:
 
 
 def splits_of_the_same_ranks() -> None:
-    """Two groups, although neither was given a name; also where one rank has dropped one of them."""
+    """Two groups, without names of their own; also where one rank has dropped one of them."""
     rank, size = dist.get_rank(), dist.get_world_size()
     world, ranks = dist.group.WORLD, list(range(size))
     first, second = world.split_group(ranks), world.split_group(ranks)
