@@ -24,7 +24,6 @@ WeftBackend::WeftBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int si
       store_(std::move(store)),
       options_(std::move(options)),
       timeout_ms_(options_->timeout.count()),
-      last_split_backend_(c10::intrusive_ptr<c10d::Backend>()),
       comm_({c10::Device(c10::DeviceType::CPU), store_, rank, size, options_->timeout,
              options_->group_name, options_->global_ranks_in_group},
             options_->interface, options_->make_delegate) {
@@ -169,12 +168,8 @@ uint64_t WeftBackend::getSequenceNumberForGroup() {
 }
 
 c10::intrusive_ptr<c10d::Backend> WeftBackend::child(
-    const std::string& name, const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+    const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
-  const std::lock_guard lock(split_mutex_);
-  if (name == last_split_) {
-    if (auto made = last_split_backend_.lock()) return made;
-  }
   auto options = c10::make_intrusive<Options>(opts ? opts->timeout : options_->timeout);
   options->interface = options_->interface;
   options->make_delegate = options_->make_delegate;
@@ -182,11 +177,7 @@ c10::intrusive_ptr<c10d::Backend> WeftBackend::child(
     options->group_name = opts->group_name;
     options->global_ranks_in_group = opts->global_ranks_in_group;
   }
-  c10::intrusive_ptr<c10d::Backend> made =
-      c10::make_intrusive<WeftBackend>(store, rank, size, std::move(options));
-  last_split_ = name;
-  last_split_backend_ = c10::weak_intrusive_ptr<c10d::Backend>(made);
-  return made;
+  return c10::make_intrusive<WeftBackend>(store, rank, size, std::move(options));
 }
 
 c10::intrusive_ptr<c10d::Backend> WeftBackend::split(
@@ -196,14 +187,25 @@ c10::intrusive_ptr<c10d::Backend> WeftBackend::split(
   if (here == ranks.end()) return nullptr;
   const std::string name =
       "split " + (opts ? opts->group_name : "") + collectives::ranksAsText(ranks);
-  return child(name, store, static_cast<int>(here - ranks.begin()), static_cast<int>(ranks.size()),
-               opts);
+  const std::lock_guard lock(split_mutex_);
+  if (auto made = last_child_.find(name, store)) return made;
+  // Without a name of their own, groups of the same ranks share a part of torch's Store. Their
+  // ranks split them off in one order, so the count tells them apart, whichever of them still live.
+  auto own = store;
+  if (const std::uint64_t before = splits_[name]++; before > 0)
+    own = c10::make_intrusive<c10d::PrefixStore>("again" + std::to_string(before) + "/", store);
+  return last_child_.keep(
+      name, store,
+      child(own, static_cast<int>(here - ranks.begin()), static_cast<int>(ranks.size()), opts));
 }
 
 c10::intrusive_ptr<c10d::Backend> WeftBackend::merge(
     const c10::intrusive_ptr<c10d::Store>& store,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts, const int& rank, const int& size) {
-  return child("merge " + (opts ? opts->group_name : ""), store, rank, size, opts);
+  const std::string name = "merge " + (opts ? opts->group_name : "");
+  const std::lock_guard lock(split_mutex_);
+  if (auto made = last_child_.find(name, store)) return made;
+  return last_child_.keep(name, store, child(store, rank, size, opts));
 }
 
 c10::intrusive_ptr<c10d::Backend> WeftBackend::shrink(
@@ -220,8 +222,9 @@ c10::intrusive_ptr<c10d::Backend> WeftBackend::shrink(
   }
   TORCH_CHECK(std::find(stay.begin(), stay.end(), rank_) != stay.end(), "weft: rank ", rank_,
               " is excluded and cannot be in the smaller group");
-  name += "/" + std::to_string(children_.fetch_add(1)) + "/";
-  return split(c10::make_intrusive<c10d::PrefixStore>(name, store_), stay, opts);
+  // split() counts the groups of the ranks that stay. A count of all smaller groups would differ
+  // between ranks, because each takes part in its own only.
+  return split(c10::make_intrusive<c10d::PrefixStore>(name + "/", store_), stay, opts);
 }
 
 void WeftBackend::abort() { comm_.abort(); }

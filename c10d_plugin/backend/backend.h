@@ -18,12 +18,14 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <string>
 #include <vector>
 
 #include "c10d_plugin/backend/communicator.h"
 #include "c10d_plugin/backend/delegates.h"
+#include "c10d_plugin/backend/last_child.h"
 #include "c10d_plugin/backend/waiting_messages.h"
 #include "c10d_plugin/engine/running_op.h"
 #include "transport/base/api.h"
@@ -150,20 +152,17 @@ class WEFT_API WeftBackend : public c10d::Backend {
   // Sends or receives, as `type` says. `peer`: the other rank, or kAnyRank.
   WorkPtr startMessage(c10d::OpType type, const char* title, const at::Tensor& tensor, int peer,
                        int tag);
-  // A backend for the group called `name`; the last one again if the name is the same.
-  c10::intrusive_ptr<c10d::Backend> child(const std::string& name,
-                                          const c10::intrusive_ptr<c10d::Store>& store, int rank,
+  // A backend whose ranks meet through `store`.
+  c10::intrusive_ptr<c10d::Backend> child(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                           int size,
                                           const c10::intrusive_ptr<c10d::Backend::Options>& opts);
 
   c10::intrusive_ptr<c10d::Store> store_;
   c10::intrusive_ptr<Options> options_;
   std::atomic<std::int64_t> timeout_ms_;
-  std::atomic<std::uint64_t> children_{0};  // groups made by shrink()
-  // torch calls split() once for each device of the group; all devices get one backend.
-  std::mutex split_mutex_;
-  std::string last_split_;  // its name and ranks
-  c10::weak_intrusive_ptr<c10d::Backend> last_split_backend_;
+  std::mutex split_mutex_;  // guards the next two
+  LastChild last_child_;
+  std::map<std::string, std::uint64_t> splits_;  // how many have been made, by name and ranks
   Communicator comm_;
 };
 

@@ -28,10 +28,13 @@ namespace weft::collectives {
 // Tags from kCollectiveTags on belong to the algorithms of net/; users' tags are below.
 using Tag = std::uint64_t;
 inline constexpr Tag kCollectiveTags = Tag{1} << 63U;
+// Tags that are equal from this bit on are one channel. Its operations use them in ascending order,
+// and begin again at the lowest after the highest.
+inline constexpr unsigned kChannelShift = 56;
 inline constexpr int kAnyRank = -1;
 
-// What sender and receiver must agree on besides the size. The mailbox only compares it; the
-// collectives put their OpFingerprint there.
+// What sender and receiver must agree on besides the size: the OpFingerprint of a collective. The
+// mailbox compares it, and describes it in an error.
 struct Label {
   std::array<std::uint64_t, 3> words{};
   bool operator==(const Label&) const = default;
@@ -70,6 +73,18 @@ class Mailbox {
   // Disconnects a rank: all messages to and from it fail with `why`, now and later. For a message
   // that must not arrive any more and cannot be cancelled.
   virtual void giveUp(int rank, transport::Error why) = 0;
+
+  // A collective operation: the tags that are its own, and how far it has come here.
+  struct OpStage {
+    Tag first = 0;
+    Tag last = 0;
+    Label label;        // of all its messages
+    bool over = false;  // it has received all of its messages
+  };
+  // Tells the mailbox how far the operations of a channel have come. An error (kInvalidArgument): a
+  // message is here that no operation takes, because its sender called another one. If such a
+  // message comes later, the mailbox aborts itself with that error.
+  virtual transport::Error reached(const OpStage& stage) = 0;
 
   // The ranks, ascending, that owe a collective a message which has not been announced yet.
   virtual std::vector<int> awaited() const = 0;

@@ -72,7 +72,9 @@ std::string OpFingerprint::describe() const {
     if (reduces(operation) && variant != 0) text += " of premultiplied values";
     if (hasRoot(operation)) text += ", root " + std::to_string(root);
   }
-  return text + " (operation " + std::to_string(sequence) + ")";
+  // Between hosts, what lies above a sequence's bits says how its data are cut.
+  constexpr std::uint64_t kSequence = (std::uint64_t{1} << 40U) - 1;
+  return text + " (operation " + std::to_string(sequence & kSequence) + ")";
 }
 
 bool OpFingerprint::agreesWith(const OpFingerprint& other) const noexcept {

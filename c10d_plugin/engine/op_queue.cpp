@@ -9,6 +9,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "transport/base/log.h"
 #include "transport/base/spin.h"
@@ -21,7 +22,8 @@ struct OpQueue::State {
   std::condition_variable work_came;  // for threads: a task, or the end
   std::condition_variable changed;    // for drain() and waitForThreads()
   std::deque<std::unique_ptr<Task>> tasks;
-  bool taken = false;  // an operation runs
+  std::vector<std::unique_ptr<Task>> postponed;  // have run; their finish() may block
+  bool taken = false;                            // an operation runs
   bool closed = false;
   std::size_t threads = 0;
   std::size_t blocked = 0;          // threads in a finish() that may block
@@ -36,6 +38,11 @@ struct OpQueue::State {
     ++threads;
     return true;
   }
+  // With the lock. If one more thread blocks in a finish(), none is left for tasks, and none may be
+  // started.
+  bool needsLastThread() const { return threads >= kMostThreads && blocked + 1 >= threads; }
+  // With the lock. A postponed finish() may run: no task needs the thread that runs it.
+  bool canFinish() const { return !postponed.empty() && (tasks.empty() || !needsLastThread()); }
 };
 
 namespace {
@@ -71,10 +78,15 @@ void OpQueue::leave() {
 bool OpQueue::push(std::unique_ptr<Task> task) {
   bool start = false;
   {
-    const std::lock_guard lock(state_->mutex);
+    Lock lock(state_->mutex);
     if (state_->closed) return false;
     state_->tasks.push_back(std::move(task));
     state_->refresh();
+    // All threads are in a finish(), and may all wait for tasks; so this one runs them.
+    if (t_finishing == state_.get() && state_->blocked >= kMostThreads) {
+      runAll(state_, lock);
+      return true;
+    }
     start = state_->needsThread();
   }
   if (!start) {
@@ -104,14 +116,20 @@ void OpQueue::workInstead(const std::shared_ptr<State>& state) {
   // The other threads come back from their finish(), unless this is one, which may wait for the
   // task that it has pushed.
   const bool mine = state->threads == 1 || t_finishing == state.get();
-  while (mine && !state->tasks.empty()) {
+  if (mine) runAll(state, lock);
+  leaveThreads(*state);
+}
+
+// Runs tasks on the calling thread until none waits.
+void OpQueue::runAll(const std::shared_ptr<State>& state, Lock& lock) {
+  while (!state->tasks.empty()) {
     if (!state->taken) {
       runFirst(state, lock);
     } else {
       state->changed.wait(lock, [&] { return !state->taken || state->tasks.empty(); });
     }
   }
-  leaveThreads(*state);
+  state->work_came.notify_all();  // a finish() that was postponed may run now
 }
 
 bool OpQueue::drain(std::chrono::milliseconds limit) {
@@ -138,17 +156,21 @@ void OpQueue::work(const std::shared_ptr<State>& state) {
   transport::AdaptiveSpin spin;
   std::unique_lock lock(state->mutex);
   while (true) {
-    if (state->taken || state->tasks.empty()) {
-      if (state->closed && state->tasks.empty()) break;
+    if (!state->taken && !state->tasks.empty()) {
+      runFirst(state, lock);
+    } else if (state->canFinish()) {
+      finishPostponed(state, lock);
+    } else if (state->closed && state->tasks.empty()) {
+      break;
+    } else {
       lock.unlock();
       spin.until([&] { return state->ready.load(std::memory_order_acquire); });
       lock.lock();
       state->work_came.wait(lock, [&] {
-        return (!state->taken && !state->tasks.empty()) || (state->closed && state->tasks.empty());
+        return (!state->taken && !state->tasks.empty()) || state->canFinish() ||
+               (state->closed && state->tasks.empty());
       });
-      continue;
     }
-    runFirst(state, lock);
   }
   leaveThreads(*state);
 }
@@ -164,7 +186,25 @@ void OpQueue::runFirst(const std::shared_ptr<State>& state, Lock& lock) {
   state->taken = false;
   state->refresh();
   state->changed.notify_all();
-  const bool may_block = task->finishMayBlock();
+  if (!task->finishMayBlock()) {
+    finish(state, lock, std::move(task), false);
+  } else if (!state->needsLastThread()) {
+    finish(state, lock, std::move(task), true);
+  } else {
+    state->postponed.push_back(std::move(task));
+    state->work_came.notify_one();
+  }
+}
+
+// The latest one: callbacks rather wait for later operations than for earlier ones.
+void OpQueue::finishPostponed(const std::shared_ptr<State>& state, Lock& lock) {
+  std::unique_ptr<Task> task = std::move(state->postponed.back());
+  state->postponed.pop_back();
+  finish(state, lock, std::move(task), true);
+}
+
+void OpQueue::finish(const std::shared_ptr<State>& state, Lock& lock, std::unique_ptr<Task> task,
+                     bool may_block) {
   if (may_block) ++state->blocked;
   const bool start = state->needsThread();
   lock.unlock();

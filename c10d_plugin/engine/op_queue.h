@@ -3,9 +3,10 @@
 // A synchronous call with nothing before it runs on its own thread (tryEnter, leave); all other
 // operations are tasks for the queue's threads. The first task starts a thread. A task's finish()
 // may run user callbacks, which may block and may wait for operations of this very queue; so the
-// next task may run meanwhile, and when all threads are in such a finish() another one is started
-// (at most kMostThreads). Where none can be started, the tasks run on the thread that pushes; or,
-// if other threads are in a finish(), after one of these.
+// next task may run meanwhile, and when all threads are in such a finish() another one is started.
+// The last of kMostThreads postpones such a finish() while tasks wait, and when all threads are in
+// one, what a finish() pushes runs on the thread that pushes. Where no thread can be started, the
+// tasks run on the thread that pushes; or, if other threads are in a finish(), after one of these.
 //
 // Threads: any thread may call any member, also from a task's finish(). No lock is held while a
 // task runs. Knows nothing of torch.
@@ -60,7 +61,11 @@ class WEFT_API OpQueue {
   static bool startThread(const std::shared_ptr<State>& state);
   static void work(const std::shared_ptr<State>& state);
   static void workInstead(const std::shared_ptr<State>& state);
+  static void runAll(const std::shared_ptr<State>& state, Lock& lock);
   static void runFirst(const std::shared_ptr<State>& state, Lock& lock);
+  static void finishPostponed(const std::shared_ptr<State>& state, Lock& lock);
+  static void finish(const std::shared_ptr<State>& state, Lock& lock, std::unique_ptr<Task> task,
+                     bool may_block);
   static void leaveThreads(State& state);
 
   std::shared_ptr<State> state_;  // shared with the threads, which may outlive this

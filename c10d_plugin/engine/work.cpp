@@ -37,7 +37,13 @@ bool WeftWork::wait(std::chrono::milliseconds timeout) {
 }
 
 std::vector<at::Tensor> WeftWork::result() {
-  TORCH_CHECK(isCompleted(), title_, ": call wait() before result(), the operation still runs");
+  bool over = false;
+  {
+    // A callback of the future may ask, which runs before the operation is completed.
+    const std::lock_guard lock(mutex_);
+    over = settled_;
+  }
+  TORCH_CHECK(over, title_, ": call wait() before result(), the operation still runs");
   TORCH_CHECK(outputs_.size() <= 1, title_,
               ": result() cannot give a list of lists; use get_future().value()");
   return outputs_.empty() ? std::vector<at::Tensor>() : outputs_.front();

@@ -86,6 +86,66 @@ TEST(Mailboxes, WhatComesOfARankThatGaveUpIsDropped) {
   EXPECT_EQ(ended, 1);
 }
 
+// The tags of a channel's operations.
+Mailbox::OpStage stageOf(std::uint64_t number, bool over) {
+  const Tag first = kCollectiveTags + (number << 16U);
+  return {first, first + 0xFFFF, Label{{1, 2, number}}, over};
+}
+
+TEST(Mailboxes, AMessageThatNoOperationTakesEndsTheGroup) {
+  for (const bool over : {true, false}) {
+    FakeMailbox box(4096);
+    transport::EndpointHandler& handler = box.handler();
+    const auto come = [&](Tag tag, const Label& label) {
+      const std::uint64_t size = 8;
+      std::vector<transport::OwnedBuffer> buffers(1);
+      const auto header = encode({MailKind::kEager, tag, 0, size, label, {}});
+      const auto said = handler.onHeader(1, header, {&size, 1}, buffers);
+      if (said == transport::Disposition::kAccept) handler.onMessage(1, header, buffers);
+      return said == transport::Disposition::kAccept;
+    };
+    const Mailbox::OpStage running = stageOf(5, over);
+    EXPECT_FALSE(box->reached(running));
+    EXPECT_TRUE(come(7, {}));                                                   // a user's
+    EXPECT_TRUE(come(stageOf(6, false).first, {}));                             // of a later one
+    EXPECT_TRUE(come(stageOf(4, true).first + (Tag{1} << kChannelShift), {}));  // another channel's
+    EXPECT_EQ(come(running.last, running.label), !over);
+    EXPECT_FALSE(come(running.first, over ? running.label : Label{{3, 2, 5}}));
+    ErrorCode ended{};
+    box->receive(1, 7, {}, [&](const Mailbox::Received& how) { ended = how.error.code(); });
+    EXPECT_EQ(ended, ErrorCode::kInvalidArgument);
+  }
+}
+
+TEST(Mailboxes, AnOperationFindsTheMessageThatNoOperationTakes) {
+  FakeMailbox box(4096);
+  const Mailbox::OpStage early = stageOf(4, false);
+  for (const Tag tag : {Tag{7}, stageOf(3, false).last, early.first, stageOf(6, false).first}) {
+    const auto header = encode({MailKind::kRequestToSend, tag, tag, 8, early.label, {}});
+    box.handler().onMessage(1, header, {});
+  }
+  EXPECT_FALSE(box->reached(stageOf(3, false)).text().empty());  // with another label
+  FakeMailbox other(4096);
+  const auto header = encode({MailKind::kRequestToSend, early.first, 1, 8, early.label, {}});
+  other.handler().onMessage(1, header, {});
+  EXPECT_FALSE(other->reached(stageOf(3, true)));
+  EXPECT_FALSE(other->reached(early));
+  EXPECT_EQ(other->reached(stageOf(4, true)).code(), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(other->reached(stageOf(5, false)).code(), ErrorCode::kInvalidArgument);
+}
+
+// The numbers of a channel's operations begin again at 0.
+TEST(OpProgress, TakesALowNumberAfterTheHighestForALaterOperation) {
+  constexpr std::uint64_t kNumbers = std::uint64_t{1} << 40U;
+  OpProgress progress;
+  progress.note(stageOf(kNumbers - 1, true));
+  EXPECT_EQ(progress.whereUnwanted(stageOf(0, false).first, {}), nullptr);
+  EXPECT_NE(progress.whereUnwanted(stageOf(kNumbers - 2, false).first, {}), nullptr);
+  progress.note(stageOf(0, true));
+  EXPECT_EQ(progress.whereUnwanted(stageOf(1, false).first, {}), nullptr);
+  EXPECT_NE(progress.whereUnwanted(stageOf(0, false).first, {}), nullptr);
+}
+
 // Each may take back what it never announced, on the loop thread.
 TEST_F(MailReceiverTest, TakingBackCostsLittleAmongManyAnnouncements) {
   constexpr std::uint64_t kCount = 100'000;

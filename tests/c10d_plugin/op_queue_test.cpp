@@ -197,6 +197,54 @@ TEST(OpQueue, WithoutAnotherThreadACallbackMayStillWaitForALaterOperation) {
   EXPECT_EQ(status, std::future_status::ready);
 }
 
+// More callbacks than threads, each waiting for what it pushes.
+TEST(OpQueue, AnyNumberOfCallbacksMayWaitForLaterOperations) {
+  constexpr std::size_t kCallbacks = 3 * OpQueue::kMostThreads;
+  std::atomic<std::size_t> served{0};
+  OpQueue queue;
+  std::promise<void> release;
+  auto held = release.get_future().share();
+  ASSERT_TRUE(push(queue, [held] { held.wait(); }));
+  for (std::size_t i = 0; i < kCallbacks; ++i) {
+    ASSERT_TRUE(push(
+        queue, [] {},
+        [&] {
+          std::promise<void> later;
+          push(queue, [&] { later.set_value(); });
+          later.get_future().wait();
+          ++served;
+        }));
+  }
+  release.set_value();
+  ASSERT_TRUE(waitUntil([&] { return served == kCallbacks; }, kPatience));
+  queue.close();
+  EXPECT_TRUE(queue.waitForThreads(kPatience));
+}
+
+// They push nothing: what they wait for stands behind them in the queue.
+TEST(OpQueue, AnyNumberOfCallbacksMayWaitForAnOperationThatIsQueued) {
+  constexpr std::size_t kCallbacks = 3 * OpQueue::kMostThreads;
+  std::atomic<std::size_t> served{0};
+  OpQueue queue;
+  std::promise<void> release, last;
+  auto held = release.get_future().share();
+  auto ran = last.get_future().share();
+  ASSERT_TRUE(push(queue, [held] { held.wait(); }));
+  for (std::size_t i = 0; i < kCallbacks; ++i) {
+    ASSERT_TRUE(push(
+        queue, [] {},
+        [&served, ran] {
+          ran.wait();
+          ++served;
+        }));
+  }
+  ASSERT_TRUE(push(queue, [&] { last.set_value(); }));
+  release.set_value();
+  ASSERT_TRUE(waitUntil([&] { return served == kCallbacks; }, kPatience));
+  queue.close();
+  EXPECT_TRUE(queue.waitForThreads(kPatience));
+}
+
 TEST(OpQueue, DrainGivesUpInTime) {
   OpQueue queue;
   std::promise<void> release;

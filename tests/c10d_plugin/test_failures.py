@@ -315,6 +315,26 @@ def test_calls_that_differ_only_in_what_the_bytes_mean_fail(path, call):
             assert "the ranks called different operations" in error.message, error.message
 
 
+def from_own_rank(scatters: bool) -> None:
+    """Each rank takes itself for the root; whose part is over learns of it in the barrier."""
+    import torch
+    import torch.distributed as dist
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if scatters:
+        dist.scatter(torch.zeros(2), [torch.ones(2)] * size, src=rank)
+    else:
+        dist.broadcast(torch.ones(2), rank)
+    dist.barrier()
+
+
+@pytest.mark.parametrize("scatters", [False, True], ids=["broadcast", "scatter"])
+def test_different_roots_are_an_error_on_all_ranks(path, scatters):
+    with Ranks(3, path) as ranks:
+        for error in ranks.all_fail(from_own_rank, scatters):
+            assert "called different operations" in error.message, error.message
+
+
 def other_shapes(asynchronous: bool) -> None:
     import torch
     import torch.distributed as dist

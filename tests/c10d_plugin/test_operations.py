@@ -466,6 +466,22 @@ def groups_without_some() -> None:
     smaller.shutdown()
 
 
+def groups_without_some_and_then_without_others() -> None:
+    """Each rank takes part in the groups that it stays in, and so in another number of them."""
+    import torch
+    import torch.distributed as dist
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    for excluded in (size - 1, 0, size - 1):
+        if rank == excluded:
+            continue
+        smaller = backend.shrink([excluded], 0, None)
+        tensor = torch.ones(2)
+        smaller.allreduce([tensor]).wait()
+        assert tensor.eq(size - 1).all()
+
+
 def sequence_numbers() -> int:
     import torch
     import torch.distributed as dist
@@ -519,6 +535,7 @@ def profiled_operations() -> list[str]:
         object_collectives,
         groups_in_groups,
         groups_without_some,
+        groups_without_some_and_then_without_others,
         barriers,
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import os
 import threading
@@ -15,6 +16,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import PATHS, Ranks
+
+CPU = torch.device("cpu")
 
 # What ranks run.
 
@@ -141,6 +144,39 @@ def blocks_of_unlike_operations() -> None:
         for tensor, factor in zip(tensors, factors[:2], strict=True):
             dist.all_reduce(tensor, factor)
     assert all(tensor.eq(2.0 * size).all() for tensor in tensors)
+
+
+def result_in_a_callback() -> None:
+    """The operation's outcome is known when the callbacks of its future run."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    store, key = dist.distributed_c10d._get_default_store(), "callback added"
+    if rank != 0:
+        store.wait([key])
+    tensor = torch.ones(2)
+    work = dist.all_reduce(tensor, async_op=True)
+    results = work.get_future().then(lambda _: work.result()[0].tolist())
+    store.set(key, "yes")
+    assert results.wait() == [size, size]
+
+
+def splits_of_the_same_ranks() -> None:
+    """Two groups, without names of their own; also where one rank has dropped one of them."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    world, ranks = dist.group.WORLD, list(range(size))
+    first, second = world.split_group(ranks), world.split_group(ranks)
+    assert first._get_backend(CPU) is not second._get_backend(CPU)
+    a, b = torch.full((4,), 1.0), torch.full((4,), 10.0)
+    calls = [lambda: first.allreduce([a]), lambda: second.allreduce([b])]
+    for work in [call() for call in (calls if rank == 0 else reversed(calls))]:
+        work.wait()
+    assert a.eq(size).all() and b.eq(10 * size).all(), (a, b)
+    if rank == 0:
+        del first, calls
+        gc.collect()
+    third = world.split_group(ranks)
+    a = torch.ones(2)
+    third.allreduce([a]).wait()
+    assert a.eq(size).all()
 
 
 def receive_into_a_tensor_that_repeats_itself() -> None:
@@ -494,6 +530,8 @@ def send_that_times_out(numel: int) -> str:
         all_to_all_with_own_shares_of_unlike_sizes,
         premultiplied_without_loss,
         averages_of_the_largest_integers,
+        splits_of_the_same_ranks,
+        result_in_a_callback,
         blocks_beside_another_threads_collectives,
         blocks_of_unlike_operations,
     ],

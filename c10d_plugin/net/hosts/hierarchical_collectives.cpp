@@ -50,13 +50,17 @@ bool HierarchicalCollectives::inside(const Call& call, const Step& step, int fir
   return false;
 }
 
-bool HierarchicalCollectives::across(const Call& call, const Step& step, std::size_t shares) {
+bool HierarchicalCollectives::across(const Call& call, const Step& step, int root_local,
+                                     std::size_t shares) {
   if (failure()) return false;
   Call between = call;
-  // Above the bits of the tags: hosts that cut their data otherwise must meet, to find out that
-  // they have other data.
-  between.sequence =
-      across_sequence_++ | (std::uint64_t{shares - 1} << MessageCollectives::kSequenceBits);
+  // Hosts that name another root, cut their data otherwise or come with another operation must
+  // meet, to find that out. The part compares the root's host and the size by itself.
+  constexpr unsigned kShareBits = 12;
+  const std::uint64_t details =
+      (static_cast<std::uint64_t>(root_local) << kShareBits) | (shares - 1);
+  between.sequence = call.sequence | (details << MessageCollectives::kSequenceBits);
+  between.turn = across_turn_++;
   return !flat(step(*parts_.across, between));
 }
 
@@ -140,7 +144,7 @@ Error HierarchicalCollectives::broadcast(const Call& call, Bytes data, int root)
   const bool crosses = local < layout_.fewest();
   const int index = crosses ? local : 0;
   if (!crosses && layout_.host == host && !inside(call, from(local))) return failure();
-  if (layout_.local == index && !across(call, from(host))) return failure();
+  if (layout_.local == index && !across(call, from(host), local)) return failure();
   if (crosses || layout_.host != host) (void)inside(call, from(index), index);
   return failure();
 }
@@ -184,7 +188,7 @@ Error HierarchicalCollectives::reduceTo(const Call& call, Bytes data, int root) 
               return root == kEverywhere ? part.allReduce(own, own_share)
                                          : part.reduce(own, own_share, layout_.hostOf(root));
             },
-            sharers))
+            root == kEverywhere ? 0 : layout_.localOf(root), sharers))
       return failure();
     finishReduction(call, own_share, size());
   }

@@ -65,7 +65,9 @@ class HierarchicalCollectives final : public Collectives {
   // Steps among the ranks of this host, and between the hosts. False: the step failed, and so has
   // the operation. `first`: whose error comes first, because it knows who is missing.
   bool inside(const Call& call, const Step& step, int first = 0);
-  bool across(const Call& call, const Step& step, std::size_t shares = 1);
+  // `root_local`: the index of the operation's root on its host. `shares`: of how many parts of the
+  // data this is one.
+  bool across(const Call& call, const Step& step, int root_local = 0, std::size_t shares = 1);
   // Passes on the error of an operation that went from rank to rank.
   Error flat(Error error);
   bool treeKeepsToHosts(int root) const;
@@ -79,7 +81,7 @@ class HierarchicalCollectives final : public Collectives {
   const HostLayout layout_;
   const Parts parts_;
   std::uint64_t inside_sequence_ = 0;
-  std::uint64_t across_sequence_ = 0;
+  std::uint64_t across_turn_ = 0;
   std::mutex mutex_;
   Error failure_;  // the first; guarded by mutex_
 };

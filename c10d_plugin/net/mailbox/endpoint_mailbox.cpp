@@ -100,6 +100,8 @@ bool EndpointMailbox::cancel(Ticket ticket, const Error& why) {
   return receiver_.cancel(ticket) || sender_.cancel(ticket, why);
 }
 
+Error EndpointMailbox::reached(const OpStage& stage) { return receiver_.reached(stage); }
+
 // On the loop thread, which is not in the middle of a message then.
 std::vector<int> EndpointMailbox::awaited() const {
   const std::lock_guard<std::mutex> lock(state_.mutex);

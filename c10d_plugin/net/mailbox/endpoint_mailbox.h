@@ -27,6 +27,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "c10d_plugin/core/mailbox.h"
@@ -56,6 +57,7 @@ class EndpointMailbox final : public Mailbox, private transport::EndpointHandler
                  const Label& label = {}) override;
   bool cancel(Ticket ticket, const transport::Error& why) override;
   void giveUp(int rank, transport::Error why) override;
+  transport::Error reached(const OpStage& stage) override;
   std::vector<int> awaited() const override;
   void abort(transport::Error reason) override;
 
@@ -81,7 +83,9 @@ class EndpointMailbox final : public Mailbox, private transport::EndpointHandler
   };
 
   EndpointMailbox(int own_rank, int ranks)
-      : state_(own_rank, ranks), sender_(state_), receiver_(state_) {}
+      : state_(own_rank, ranks), sender_(state_), receiver_(state_) {
+    state_.abort = [this](transport::Error why) { abort(std::move(why)); };
+  }
   transport::Error open(const MailboxOptions& options, KeyValue& store, Deadline deadline);
 
   // Loop thread.

@@ -93,6 +93,17 @@ bool MailReceiver::cancel(Mailbox::Ticket ticket) {
   return receive.has_value();
 }
 
+Error MailReceiver::reached(const Mailbox::OpStage& stage) {
+  const std::lock_guard<std::mutex> lock(state_.mutex);
+  state_.progress.note(stage);
+  const UnexpectedMessage* const unwanted = matcher_.findUnexpected(
+      OpProgress::lowest(stage.last), stage.last, [&](const UnexpectedMessage& message) {
+        return state_.progress.whereUnwanted(message.tag, message.label) != nullptr;
+      });
+  if (unwanted == nullptr) return Error::ok();
+  return state_.whyUnwanted(unwanted->from, unwanted->label, stage);
+}
+
 // --- messages with bytes ---
 
 Disposition MailReceiver::onDataHeader(int from, const MailHeader& header, std::uint64_t size,
@@ -131,6 +142,7 @@ Disposition MailReceiver::onEagerHeader(int from, const MailHeader& header, std:
     peer.arriving.receive = std::move(receive);
     return Disposition::kAccept;
   }
+  if (state_.abortIfUnwanted(from, header, lock)) return Disposition::kDiscard;
   if (!peer.window.keep(CreditWindow::costOf(size))) {
     // Ends the peer: the endpoint puts the text into the reason.
     throw std::length_error("more than " + std::to_string(peer.window.window()) +

@@ -25,6 +25,8 @@ class MailReceiver {
   // Takes back a posted receive; its completion will not run.
   bool cancel(Mailbox::Ticket ticket);
 
+  // As Mailbox::reached().
+  transport::Error reached(const Mailbox::OpStage& stage);
   // As Mailbox::awaited(). With the lock.
   std::vector<int> awaited() const { return matcher_.awaited(kCollectiveTags); }
 

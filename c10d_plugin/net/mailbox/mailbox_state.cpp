@@ -1,5 +1,9 @@
 #include "c10d_plugin/net/mailbox/mailbox_state.h"
 
+#include <utility>
+
+#include "c10d_plugin/core/different_calls.h"
+
 namespace weft::collectives {
 
 using transport::Error;
@@ -39,6 +43,20 @@ Error MailboxState::whyNotFrom(int from) const {
     any_here = any_here || (other != rank && candidate.presence == Presence::kHere);
   }
   return !any_here && left != nullptr ? left->reason : Error::ok();
+}
+
+bool MailboxState::abortIfUnwanted(int from, const MailHeader& header,
+                                   std::unique_lock<std::mutex>& lock) {
+  const Mailbox::OpStage* const stage = progress.whereUnwanted(header.tag, header.label);
+  if (stage == nullptr) return false;
+  Error why = whyUnwanted(from, header.label, *stage);
+  lock.unlock();
+  abort(std::move(why));
+  return true;
+}
+
+Error MailboxState::whyUnwanted(int from, const Label& sent, const Mailbox::OpStage& stage) const {
+  return {ErrorCode::kInvalidArgument, differentCalls(from, sent, rank, stage.label)};
 }
 
 void MailboxState::tell(int to, const MailHeader& header) const {

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -17,6 +18,7 @@
 #include "c10d_plugin/net/mailbox/credit_window.h"
 #include "c10d_plugin/net/mailbox/mail_wire.h"
 #include "c10d_plugin/net/mailbox/message_matcher.h"
+#include "c10d_plugin/net/mailbox/op_progress.h"
 #include "transport/endpoint.h"
 
 namespace weft::collectives {
@@ -87,6 +89,11 @@ struct MailboxState {
   transport::Error whyNotFrom(int from) const;
   // Sends a message without bytes. Its failure is the loss of its peer, which is reported.
   void tell(int to, const MailHeader& header) const;
+  // The error of a message that no operation takes.
+  transport::Error whyUnwanted(int from, const Label& sent, const Mailbox::OpStage& stage) const;
+  // A message came for which no receive is posted. True: no operation takes it, and the mailbox has
+  // aborted; releases the lock then.
+  bool abortIfUnwanted(int from, const MailHeader& header, std::unique_lock<std::mutex>& lock);
 
   const int rank;
   std::unique_ptr<transport::Endpoint> endpoint;  // null in a group of one
@@ -96,6 +103,9 @@ struct MailboxState {
   transport::Error reason;         // unless open
   Mailbox::Ticket tickets = 0;     // of receives and messages; an announced message's is its id
   std::vector<MailboxPeer> peers;  // by rank
+  OpProgress progress;             // of the collectives
+
+  std::function<void(transport::Error)> abort;  // the mailbox's; without the lock
 };
 
 }  // namespace weft::collectives

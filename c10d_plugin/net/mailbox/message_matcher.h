@@ -57,6 +57,23 @@ class MessageMatcher {
   void keep(std::shared_ptr<UnexpectedMessage> message);
   // Takes out the message that came first from this sender, or from any.
   std::shared_ptr<UnexpectedMessage> take(int from, Tag tag);
+  // The first message with a tag from `lowest` to `last` that is so; null: there is none. `isSo`
+  // sees one message of each sender and tag.
+  template <typename Predicate>
+  const UnexpectedMessage* findUnexpected(Tag lowest, Tag last, Predicate isSo) const {
+    for (auto at = unexpected_.begin(); at != unexpected_.end();) {
+      const auto [from, tag] = at->first;
+      if (tag < lowest) {
+        at = unexpected_.lower_bound({from, lowest});
+      } else if (tag > last) {
+        at = unexpected_.lower_bound({from + 1, lowest});
+      } else {
+        if (isSo(*at->second.front())) return at->second.front().get();
+        ++at;
+      }
+    }
+    return nullptr;
+  }
   // Drops the messages that are not whole, because their sender is gone.
   void forgetUnfinished(int from);
   // Drops an announced message; false: there is none.

@@ -24,6 +24,7 @@ void RendezvousReceiver::onRequestToSend(int from, const MailHeader& header) {
   std::unique_lock<std::mutex> lock(state_.mutex);
   std::optional<PostedReceive> receive = matcher_.match(from, header.tag);
   if (receive) return clearToSend(from, header, *receive, lock);
+  if (state_.abortIfUnwanted(from, header, lock)) return;
   if (++peer.announcements > kMaxAnnouncements) {
     lock.unlock();
     return state_.endpoint->losePeer(

@@ -10,8 +10,8 @@
 namespace weft::collectives {
 namespace {
 
-// Tags of the algorithms: top bit, channel (7 bits), sequence (40), step (16).
-constexpr unsigned kStepBits = 16;
+// Tags of the algorithms: top bit, channel (7 bits), number (40), step (16).
+static_assert(MessageCollectives::kSequenceBits + RequestSet::kTagBits == kChannelShift);
 
 // The piece in which so many bytes are broadcast: an eighth of them.
 std::size_t treePiece(std::size_t bytes) {
@@ -36,8 +36,9 @@ MessageCollectives::MessageCollectives(std::shared_ptr<Mailbox> mailbox, std::ve
 }
 
 RequestSet MessageCollectives::begin(const Call& call, const OpFingerprint& what) {
-  const Tag base = kCollectiveTags | (Tag{channel_} << (kSequenceBits + kStepBits)) |
-                   ((call.sequence & ((Tag{1} << kSequenceBits) - 1)) << kStepBits);
+  const Tag number = call.turn.value_or(call.sequence) & ((Tag{1} << kSequenceBits) - 1);
+  const Tag base =
+      kCollectiveTags | (Tag{channel_} << kChannelShift) | (number << RequestSet::kTagBits);
   return {*mailbox_, members_, base, what, call.deadline, spin_};
 }
 
@@ -132,12 +133,15 @@ Error MessageCollectives::allToAll(const Call& call, std::span<const ConstBytes>
                                    std::span<const Bytes> out) {
   if (in.size() != members_.size() || out.size() != members_.size())
     return unequal("all_to_all: inputs or outputs", std::min(in.size(), out.size()), size());
+  const auto own = static_cast<std::size_t>(rank_);
+  if (in[own].size() != out[own].size())
+    return unequal("all_to_all: bytes of the own output", out[own].size(), in[own].size());
   RequestSet requests = begin(call, Operation::kAllToAll);
   for (int k = 1; k < size(); ++k)
     requests.receive(before(rank_, k), 0, out[static_cast<std::size_t>(before(rank_, k))]);
   for (int k = 1; k < size(); ++k)
     requests.send(after(rank_, k), 0, in[static_cast<std::size_t>(after(rank_, k))]);
-  copyOwn(in[static_cast<std::size_t>(rank_)], out[static_cast<std::size_t>(rank_)]);
+  copyOwn(in[own], out[own]);
   return requests.finish();
 }
 

@@ -9,7 +9,8 @@
 //  - reduce_scatter: the first of these two steps.
 //  - the others: pairwise, all at once, each rank beginning with the one after it.
 //
-// A rank that called something else ends the operation on all (kInvalidArgument, naming both); as
+// A rank that called something else ends the operation on all (kInvalidArgument, naming both), or
+// the next one where it sent what nobody receives: a rank that takes itself for the root, say. As
 // after a timeout or a loss, the group cannot be used any more, because messages of the failed
 // operation may still be in flight.
 //
@@ -29,8 +30,8 @@ namespace weft::collectives {
 
 class MessageCollectives : public Collectives {
  public:
-  // The lowest bits of an operation's sequence, which its messages' tags contain: what differs
-  // above them meets, and finds that it differs.
+  // The lowest bits of an operation's number (Call::turn, else its sequence), which its messages'
+  // tags contain: what differs above them meets, and finds that it differs.
   static constexpr unsigned kSequenceBits = 40;
 
   // Among all ranks of the mailbox.

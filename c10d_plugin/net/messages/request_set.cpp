@@ -3,6 +3,7 @@
 #include <set>
 #include <utility>
 
+#include "c10d_plugin/core/different_calls.h"
 #include "c10d_plugin/core/ranks_text.h"
 #include "transport/base/interruption.h"
 #include "transport/base/peer_name.h"
@@ -56,13 +57,8 @@ Error RequestSet::whyFailed(const Part& part, const Mailbox::Received& received)
   if (received.error.code() != ErrorCode::kInvalidArgument || received.label == label_ ||
       received.label == Label())
     return received.error;
-  const std::string theirs = OpFingerprint::of(received.label).describe();
-  const std::string ours = fingerprint_.describe();
-  return {ErrorCode::kInvalidArgument,
-          "the ranks called different operations: rank " +
-              std::to_string(members_[static_cast<std::size_t>(part.peer)]) + " called " + theirs +
-              ", rank " + std::to_string(mailbox_.rank()) + " called " + ours +
-              (theirs == ours ? ", with parts of other sizes" : "")};
+  return {ErrorCode::kInvalidArgument, differentCalls(members_[static_cast<std::size_t>(part.peer)],
+                                                      received.label, mailbox_.rank(), label_)};
 }
 
 void RequestSet::complete(Part& part, Error error) {
@@ -78,10 +74,19 @@ void RequestSet::complete(Part& part, Error error) {
   if (waiting_) completed_.notify_all();
 }
 
+void RequestSet::reach(bool over) {
+  Error error = mailbox_.reached({base_, base_ + kTags - 1, label_, over});
+  if (!error) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!error_) error_ = std::move(error);
+  failed_.store(true);
+}
+
 bool RequestSet::wait(Part* part) {
   if (part == nullptr || failed_.load()) return false;
   const auto ready = [&] { return part->done.load(std::memory_order_acquire) || failed_.load(); };
   if (ready() || spin_.until(ready)) return !failed_.load();
+  if (!std::exchange(blocked_, true)) reach(false);
   std::unique_lock<std::mutex> lock(mutex_);
   waiting_ = true;
   const auto began = std::chrono::steady_clock::now();
@@ -134,6 +139,12 @@ Error RequestSet::finish() {
   waiting_ = true;
   completed_.wait(lock, [&] { return pending_ == 0; });
   waiting_ = false;
+  if (error_ || std::exchange(over_, true)) return error_;
+  lock.unlock();
+  reach(true);
+  if (!failed_.load()) return Error::ok();
+  given_up_ = true;
+  mailbox_.abort(error_);  // no completion is left that could change it
   return error_;
 }
 

@@ -24,6 +24,10 @@ namespace weft::collectives {
 
 class RequestSet {
  public:
+  // An operation has so many.
+  static constexpr unsigned kTagBits = 16;
+  static constexpr Tag kTags = Tag{1} << kTagBits;
+
   // One message.
   struct Part {
     Part(int other, bool is_receive) : peer(other), receives(is_receive) {}
@@ -33,8 +37,8 @@ class RequestSet {
     std::atomic<bool> done{false};
   };
 
-  // `members`: mailbox ranks by rank of the operation. `base`: the tags base…base + 65535 are this
-  // set's alone.
+  // `members`: mailbox ranks by rank of the operation. `base`: the tags base…base + kTags - 1 are
+  // this set's alone.
   RequestSet(Mailbox& mailbox, const std::vector<int>& members, Tag base,
              const OpFingerprint& fingerprint, Deadline deadline, transport::AdaptiveSpin& spin);
   ~RequestSet();
@@ -52,6 +56,9 @@ class RequestSet {
  private:
   Part* add(int peer, bool receives);
   void complete(Part& part, Error error);
+  // Tells the mailbox how far the operation has come; ends it where that shows that another rank
+  // called something else.
+  void reach(bool over);
   Error whyFailed(const Part& part, const Mailbox::Received& received) const;
   std::string missing() const;
 
@@ -67,6 +74,8 @@ class RequestSet {
   std::deque<Part> parts_;
   std::atomic<bool> failed_{false};
   bool given_up_ = false;  // the caller's thread only
+  bool blocked_ = false;   // likewise: it has told the mailbox what runs
+  bool over_ = false;      // likewise: and that it is over
 
   std::mutex mutex_;
   std::condition_variable completed_;

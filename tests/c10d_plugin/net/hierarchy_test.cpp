@@ -212,6 +212,39 @@ TEST_F(HostFailures, AReduceToAnotherRootEndsAll) {
   });
 }
 
+TEST_F(HostFailures, ABroadcastFromAnotherRootEndsAll) {
+  using Roots = std::vector<int>;
+  struct Case {
+    Roots first, second;  // by rank
+  };
+  // The hosts name roots of one index; then roots of which each host sends to the other's step of
+  // another operation.
+  const std::vector<Case> cases{{{0, 0, 2, 2}, {0, 0, 0, 0}}, {{0, 0, 1, 1}, {1, 1, 0, 0}}};
+  for (const Case& one : cases) {
+    run("AABB", [&](int rank, KeyValue& store, HierarchicalCollectives& collectives) {
+      std::vector<std::byte> data(400);
+      const auto at = static_cast<std::size_t>(rank);
+      Error error = collectives.broadcast({soon(), 0, {}, {}}, data, one.first[at]);
+      if (!error) error = collectives.broadcast({soon(), 1, {}, {}}, data, one.second[at]);
+      if (!error) error = collectives.barrier({soon(), 2, {}, {}});
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument) << error.text();
+      meet(store, rank, 4, "end");
+    });
+  }
+}
+
+// On one host, so that the ranks with one index meet, with equal data.
+TEST_F(HostFailures, AReduceToAnotherRootOfAHostEndsAll) {
+  run("AABB", [](int rank, KeyValue& store, HierarchicalCollectives& collectives) {
+    std::vector<std::byte> data(400);
+    const Call call{soon(), 0, Element::kFloat32, Reduction::kSum};
+    Error error = collectives.reduce(call, data, rank < 2 ? 0 : 1);
+    if (!error) error = collectives.barrier({soon(), 1, {}, {}});
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument) << error.text();
+    meet(store, rank, 4, "end");
+  });
+}
+
 TEST_F(HostFailures, AbortFreesThoseWhoWait) {
   run("AABB", [](int rank, KeyValue& store, HierarchicalCollectives& collectives) {
     EXPECT_FALSE(collectives.barrier({soon(), 0, {}, {}}));

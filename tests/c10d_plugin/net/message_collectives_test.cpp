@@ -120,6 +120,68 @@ TEST(MessageCollectives, PartsOfOtherSizesInAReduceScatterAreFoundOnAllRanks) {
   });
 }
 
+TEST(MessageCollectives, AnOwnPartOfAnotherSizeInAnAllToAllIsAnError) {
+  runRanks(2, [](int rank, KeyValue& store) {
+    const std::shared_ptr<EndpointMailbox> box = joinAs(rank, 2, store);
+    MessageCollectives collectives(box);
+    const std::vector<std::byte> data(8);
+    std::vector<std::byte> room(16);
+    std::vector<Bytes> out(2, Bytes(room).first(8));
+    out[static_cast<std::size_t>(rank)] = room;
+    const Error error = collectives.allToAll(callOf(0), std::vector<ConstBytes>(2, data), out);
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument) << error.text();
+    EXPECT_TRUE(names(error, "own output: 16 where 8 are needed")) << error.text();
+    EXPECT_FALSE(collectives.barrier(callOf(1)));  // nothing has been sent
+    meet(store, rank, 2, "end");
+  });
+}
+
+// A root receives nothing, so its own call does not show that another rank is a root as well.
+TEST(MessageCollectives, AnotherRootIsAnErrorOnAllRanks) {
+  const std::vector<std::vector<int>> cases{{0, 1, 2}, {0, 0, 2}};
+  for (const std::vector<int>& roots : cases) {
+    for (const bool announced : {false, true}) {
+      for (const bool scatters : {false, true}) {
+        runRanks(3, [&](int rank, KeyValue& store) {
+          const std::shared_ptr<EndpointMailbox> box =
+              joinAs(rank, 3, store, [&](MailboxOptions& options) {
+                if (announced) options.eager_bytes_same_host = 64;
+              });
+          MessageCollectives collectives(box);
+          std::vector<std::byte> data(400);
+          const int root = roots[static_cast<std::size_t>(rank)];
+          const std::vector<ConstBytes> in(root == rank ? 3 : 0, Bytes(data).first(100));
+          Error error = scatters ? collectives.scatter(callOf(0), in, Bytes(data).last(100), root)
+                                 : collectives.broadcast(callOf(0), data, root);
+          // Whose part was over may learn of it in the next operation.
+          if (!error) error = collectives.barrier(callOf(1));
+          EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument) << error.text();
+          EXPECT_TRUE(names(error, "the ranks called different operations")) << error.text();
+          meet(store, rank, 3, "end");
+        });
+      }
+    }
+  }
+}
+
+// Ranks that are ahead send what the others do not wait for yet.
+TEST(MessageCollectives, ARankMayBeFarAhead) {
+  runRanks(3, [](int rank, KeyValue& store) {
+    const std::shared_ptr<EndpointMailbox> box = joinAs(rank, 3, store);
+    MessageCollectives first(box, {0, 1, 2}, 1);
+    MessageCollectives second(box, {0, 1, 2}, 2);
+    std::vector<std::byte> data(400);
+    if (rank == 2) hear(store, "ahead");
+    for (std::uint64_t i = 0; i < 100; ++i) {
+      EXPECT_FALSE(first.broadcast(callOf(i), data, 0));
+      EXPECT_FALSE(second.broadcast(callOf(1000 * i), data, 0));
+    }
+    if (rank == 0) say(store, "ahead", "");
+    EXPECT_FALSE(first.barrier(callOf(100)));
+    meet(store, rank, 3, "end");
+  });
+}
+
 TEST(MessageCollectives, ARankThatDoesNotComeIsNamedAfterTheTimeout) {
   runRanks(3, [](int rank, KeyValue& store) {
     const std::shared_ptr<EndpointMailbox> box = joinAs(rank, 3, store);
