@@ -136,12 +136,15 @@ std::int64_t RemoteBackwardContext::keep(std::shared_ptr<RemoteBackwardContext> 
   return here.last;
 }
 
-// Sends gradients as RecvRpcBackward does. The distributed backward also waits for the answer.
+// Sends gradients as RecvRpcBackward does. The distributed backward also waits for the answer. A
+// tensor that was returned twice is one output of the receiver.
 void RemoteBackwardContext::send(Context& here, at::TensorList gradients, at::IntArrayRef outputs) {
   variable_list out(receiver_->num_inputs());
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const int to = place_.at(static_cast<std::size_t>(outputs[i]));
-    if (to >= 0) out.at(static_cast<std::size_t>(to)) = gradients[i];
+    if (to < 0) continue;
+    at::Tensor& sum = out.at(static_cast<std::size_t>(to));
+    sum = sum.defined() ? sum + gradients[i] : gradients[i];
   }
   for (std::size_t i = 0; i < out.size(); ++i) {
     if (!out[i].defined()) out[i] = receiver_->input_metadata(i).zeros_like();

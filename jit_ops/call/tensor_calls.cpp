@@ -55,7 +55,7 @@ Tensors toTensors(const at::IValue& value) {
 }
 
 // The results as a compiler was promised them: with the shapes and dtypes of `like`, contiguous, in
-// memory that is no input's, and without a history.
+// memory that is no input's and no other result's, and without a history.
 Tensors promised(const Tensors& came, at::TensorList like, at::TensorList inputs,
                  const std::string& what) {
   TORCH_CHECK(came.size() == like.size(), what, " returned ", came.size(), " tensors; `like` has ",
@@ -66,8 +66,10 @@ Tensors promised(const Tensors& came, at::TensorList like, at::TensorList inputs
                 " returned ", came[i].dtype(), came[i].sizes(), " as tensor ", i, "; `like` says ",
                 like[i].dtype(), like[i].sizes());
     at::Tensor one = came[i].detach().contiguous();
-    const auto same = [&](const at::Tensor& input) { return one.is_alias_of(input); };
-    out.push_back(std::any_of(inputs.begin(), inputs.end(), same) ? one.clone() : std::move(one));
+    const auto same = [&](const at::Tensor& other) { return one.is_alias_of(other); };
+    const bool shared = std::any_of(inputs.begin(), inputs.end(), same) ||
+                        std::any_of(out.begin(), out.end(), same);
+    out.push_back(shared ? one.clone() : std::move(one));
   }
   return out;
 }

@@ -32,11 +32,20 @@ class Picker(nn.Module):
 
 def publish_all() -> None:
     weft.publish("encoder", torch.jit.script(_encoder))
+class Twice(nn.Module):
+    """One tensor as two results, and a view of it as a third."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        r = x * y
+        return r, r, r[0]
+
+
     weft.publish("plain", _encoder)
     weft.publish("quiet", torch.jit.script(Encoder()), no_grad=True)
     weft.publish("picker", torch.jit.script(Picker()))
     weft.publish("identity", torch.jit.script(nn.Identity()))
 
+    weft.publish("twice", torch.jit.script(Twice()))
 
 def server_gradients(context: int) -> list[Tensor]:
     """Of the published parameters, in the server's context of that id."""
@@ -124,6 +133,33 @@ def several() -> None:
 
 def retained() -> None:
     """Backward twice over one graph, as distributed autograd allows."""
+def one_tensor_twice() -> None:
+    """As two results of the module, and as two of its arguments."""
+
+    def loss(results: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
+        first, second, third = results
+        return (first * 2).sum() + (second * 3).sum() + third.sum()
+
+    def body(x: Tensor) -> Tensor:
+        return loss(OPS.call_tensors("worker0", "twice", [x, x], [x, x, x[0]]))
+
+    theirs = X.clone().requires_grad_()
+    loss(Twice()(theirs, theirs)).backward()
+    for run in (body, torch.compile(body, backend="aot_eager", fullgraph=True)):
+        mine = X.clone().requires_grad_()
+        with dist_autograd.context() as context:
+            dist_autograd.backward(context, [run(mine)])
+            torch.testing.assert_close(dist_autograd.get_gradients(context)[mine], theirs.grad)
+
+
+def own_memory() -> bool:
+    """Whether the results of a module that returns one tensor twice can be changed one by one."""
+    first, second, _ = OPS.call_tensors("worker0", "twice", [X, X], [X, X, X[0]])
+    before = second.clone()
+    first.add_(1)
+    return torch.equal(second, before)
+
+
     x = X.clone().requires_grad_()
     with dist_autograd.context() as context:
         (y,) = OPS.call_tensors("worker0", "encoder", [x], [x[:, :2]])
@@ -330,6 +366,14 @@ def test_it_is_a_good_operator_with_gradients(pair):
 
 def test_a_call_that_would_stop_backward_is_warned_of():
     with Group(2) as group:
+def test_one_tensor_as_two_results_and_two_arguments(pair):
+    pair[1].call(one_tensor_twice, timeout=100)
+
+
+def test_results_share_no_memory(pair):
+    assert pair[1].call(own_memory)
+
+
         group[0].call(publish_all)
         group[1].call(call_what_gives_no_gradients)
         text = "what came of quiet.forward at worker 'worker0' needs no gradients"
