@@ -21,6 +21,7 @@
 #include "jit_ops/call/operators.h"
 #include "jit_ops/call/remote_backward_context.h"
 
+#include "jit_ops/values/nested_values.h"
 namespace weft::ops {
 
 namespace {
@@ -254,6 +255,9 @@ Tensors differentiableCall(string_view worker, string_view name, at::TensorList 
                            at::TensorList like, string_view method, std::int64_t version,
                            double timeout) {
   std::vector<std::int64_t> needed;
+  const Call call = toCall(worker, name, method, version, timeout);
+  const auto dual = [](const at::Tensor& input) { return hasForwardGradient(input); };
+  if (std::any_of(inputs.begin(), inputs.end(), dual)) refuseForwardGradient(describe(call));
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (inputs[i].requires_grad()) needed.push_back(static_cast<std::int64_t>(i));
   }
@@ -264,7 +268,6 @@ Tensors differentiableCall(string_view worker, string_view name, at::TensorList 
     return dispatch<decltype(callTensors)>("weft::call_tensors", worker, name, inputs, like, method,
                                            version, timeout);
   }
-  const Call call = toCall(worker, name, method, version, timeout);
   const Target to{.call = call, .like = like, .needed = std::move(needed), .traced = traced};
   if (none && traced) {
     Tensors out = record(to, inputs);

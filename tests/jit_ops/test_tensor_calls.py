@@ -7,6 +7,7 @@ import signal
 
 import pytest
 import torch
+import torch.autograd.forward_ad as forward_ad
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 from published_models import Encoder
@@ -241,6 +242,31 @@ def refusals(how: str) -> list[str]:
     return texts
 
 
+def forward_mode() -> list[str]:
+    """What each way of calling says to a tensor with a tangent."""
+    calls = (
+        lambda x: OPS.call_tensors("worker0", "encoder", [x], [x[:, :2]]),
+        lambda x: weft.call("worker0/encoder", x),
+        lambda x: weft.call_async("worker0/encoder", x),
+        lambda x: weft.call_remote("worker0/encoder", x),
+    )
+    texts = []
+    for call in calls:
+        with forward_ad.dual_level():
+            try:
+                call(forward_ad.make_dual(X, X))
+            except RuntimeError as error:
+                texts.append(str(error))
+    try:
+        torch.func.jvp(calls[0], (X,), (X,))
+    except RuntimeError as error:
+        texts.append(str(error))
+    with forward_ad.dual_level():  # one that is not used
+        calls[0](X)
+        calls[1](X)
+    return texts
+
+
 def second_order() -> str:
     x = X.clone().requires_grad_()
     with dist_autograd.context():
@@ -349,6 +375,14 @@ def test_gradients_are_not_dropped_silently(pair, how):
     assert "loss.backward() stays in this process" in local
     assert "had ended" in ended
     for text in (unrecorded, local, ended):
+        assert "encoder.forward at worker 'worker0'" in text
+
+
+def test_there_are_no_forward_mode_gradients(pair):
+    texts = pair[1].call(forward_mode)
+    assert len(texts) == 5
+    for text in texts:
+        assert "an argument has a forward-mode gradient" in text
         assert "encoder.forward at worker 'worker0'" in text
 
 
