@@ -18,10 +18,11 @@
 #include <vector>
 
 #include "jit_ops/call/calls.h"
+#include "jit_ops/call/interop_pool.h"
 #include "jit_ops/call/operators.h"
 #include "jit_ops/call/remote_backward_context.h"
-
 #include "jit_ops/values/nested_values.h"
+
 namespace weft::ops {
 
 namespace {
@@ -100,7 +101,7 @@ Tensors callRecorded(string_view worker, string_view name, at::TensorList inputs
   Tensors out;
   if (!inAutogradContext()) {
     out = callTensors(worker, name, inputs, like, method, version, timeout);
-    out.push_back(numbered(kNoRemoteBackward, like));
+    out.push_back(numbered(whyNotRecorded(), like));
     return out;
   }
   Call what = toCall(worker, name, method, version, timeout);
@@ -254,10 +255,10 @@ bool isTraced() {
 Tensors differentiableCall(string_view worker, string_view name, at::TensorList inputs,
                            at::TensorList like, string_view method, std::int64_t version,
                            double timeout) {
-  std::vector<std::int64_t> needed;
   const Call call = toCall(worker, name, method, version, timeout);
   const auto dual = [](const at::Tensor& input) { return hasForwardGradient(input); };
   if (std::any_of(inputs.begin(), inputs.end(), dual)) refuseForwardGradient(describe(call));
+  std::vector<std::int64_t> needed;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (inputs[i].requires_grad()) needed.push_back(static_cast<std::int64_t>(i));
   }
@@ -295,6 +296,7 @@ Tensors backwardOnce(const at::Tensor& route, at::TensorList gradients, at::IntA
 }  // namespace
 
 void defineTensorCalls(torch::Library& library) {
+  installInteropPool();  // their backward waits in it
   using c10::DispatchKey;
   // A call has effects elsewhere: nothing may drop, fold or reorder it.
   const auto def = [&](const char* schema) {

@@ -12,6 +12,7 @@ import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 from published_models import Encoder
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from workers import Group
 
 import weft
@@ -31,8 +32,6 @@ class Picker(nn.Module):
         return x * y.sum(), x.argmax(1), y.exp()
 
 
-def publish_all() -> None:
-    weft.publish("encoder", torch.jit.script(_encoder))
 class Twice(nn.Module):
     """One tensor as two results, and a view of it as a third."""
 
@@ -41,12 +40,14 @@ class Twice(nn.Module):
         return r, r, r[0]
 
 
+def publish_all() -> None:
+    weft.publish("encoder", torch.jit.script(_encoder))
     weft.publish("plain", _encoder)
     weft.publish("quiet", torch.jit.script(Encoder()), no_grad=True)
     weft.publish("picker", torch.jit.script(Picker()))
+    weft.publish("twice", torch.jit.script(Twice()))
     weft.publish("identity", torch.jit.script(nn.Identity()))
 
-    weft.publish("twice", torch.jit.script(Twice()))
 
 def server_gradients(context: int) -> list[Tensor]:
     """Of the published parameters, in the server's context of that id."""
@@ -132,8 +133,6 @@ def several() -> None:
                     assert torch.equal(found[one], other.grad)
 
 
-def retained() -> None:
-    """Backward twice over one graph, as distributed autograd allows."""
 def one_tensor_twice() -> None:
     """As two results of the module, and as two of its arguments."""
 
@@ -161,6 +160,8 @@ def own_memory() -> bool:
     return torch.equal(second, before)
 
 
+def retained() -> None:
+    """Backward twice over one graph, as distributed autograd allows."""
     x = X.clone().requires_grad_()
     with dist_autograd.context() as context:
         (y,) = OPS.call_tensors("worker0", "encoder", [x], [x[:, :2]])
@@ -240,6 +241,18 @@ def refusals(how: str) -> list[str]:
     with dist_autograd.context() as context:
         note(lambda: dist_autograd.backward(context, [loss]))
     return texts
+
+
+def checkpointed() -> str:
+    x = X.clone().requires_grad_()
+    body = lambda x: OPS.call_tensors("worker0", "encoder", [x], [x[:, :2]])[0].square()  # noqa: E731
+    with dist_autograd.context() as context:
+        y = checkpoint(body, x, use_reentrant=False)
+        try:
+            dist_autograd.backward(context, [y.sum()])
+        except RuntimeError as error:
+            return str(error)
+    return "it was given"
 
 
 def forward_mode() -> list[str]:
@@ -353,6 +366,14 @@ def test_several_tensors(pair):
     pair[1].call(several, timeout=100)
 
 
+def test_one_tensor_as_two_results_and_two_arguments(pair):
+    pair[1].call(one_tensor_twice, timeout=100)
+
+
+def test_results_share_no_memory(pair):
+    assert pair[1].call(own_memory)
+
+
 def test_backward_twice(pair):
     pair[1].call(retained)
 
@@ -378,6 +399,12 @@ def test_gradients_are_not_dropped_silently(pair, how):
         assert "encoder.forward at worker 'worker0'" in text
 
 
+def test_a_checkpointed_call_says_so(pair):
+    text = pair[1].call(checkpointed)
+    assert "made anew within a backward, as torch.utils.checkpoint does" in text
+    assert "use weft.call there" in text
+
+
 def test_there_are_no_forward_mode_gradients(pair):
     texts = pair[1].call(forward_mode)
     assert len(texts) == 5
@@ -400,14 +427,6 @@ def test_it_is_a_good_operator_with_gradients(pair):
 
 def test_a_call_that_would_stop_backward_is_warned_of():
     with Group(2) as group:
-def test_one_tensor_as_two_results_and_two_arguments(pair):
-    pair[1].call(one_tensor_twice, timeout=100)
-
-
-def test_results_share_no_memory(pair):
-    assert pair[1].call(own_memory)
-
-
         group[0].call(publish_all)
         group[1].call(call_what_gives_no_gradients)
         text = "what came of quiet.forward at worker 'worker0' needs no gradients"
