@@ -73,6 +73,7 @@ void warnIfCut(const at::IValue& value, const Call& call) {
 }
 
 Values toStack(Call& call, std::size_t extra) {
+  if (std::ranges::any_of(call.args, hasForwardGradient)) refuseForwardGradient(describe(call));
   Values stack;
   stack.reserve(extra + kCallHeader + call.args.size());
   stack.resize(extra);
@@ -158,6 +159,12 @@ std::string describe(const Call& call) {
   const std::string version =
       call.version == kNewest ? "" : " version " + std::to_string(call.version);
   return call.name + "." + call.method + version + " at worker '" + call.worker + "'";
+}
+
+void refuseForwardGradient(const std::string& what) {
+  TORCH_CHECK(
+      false, "an argument has a forward-mode gradient, which no remote call carries: give it ",
+      "torch.autograd.forward_ad.unpack_dual(x).primal, or use reverse mode (calling ", what, ")");
 }
 
 std::shared_ptr<trpc::RpcAgent> currentAgent() {
@@ -257,6 +264,8 @@ FuturePtr callOperator(const std::string& worker, const std::string& op, Values 
                        double timeout) try {
   const auto found = findOperator(op, args);
   Values stack = bindArguments(found->schema(), std::move(args), {});
+  if (std::ranges::any_of(stack, hasForwardGradient))
+    refuseForwardGradient(op + " at worker '" + worker + "'");
   return send(worker, trpc::ScriptCall(found, std::move(stack)), timeout)
       ->then(
           [op, worker](Future& answered) {

@@ -14,12 +14,15 @@
 #include <torch/csrc/distributed/autograd/functions/sendrpc_backward.h>
 #include <torch/csrc/distributed/autograd/rpc_messages/propagate_gradients_req.h>
 
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <mutex>
 #include <utility>
 
 #include "jit_ops/call/calls.h"
+#include "jit_ops/call/gradient_exchange.h"
+#include "jit_ops/call/interop_pool.h"
 
 namespace weft::ops {
 
@@ -29,45 +32,20 @@ using pipe::NodePtr;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
-// Gradients, or the error in their place: whichever is set first. It may be used again.
-class GradientPromise {
- public:
-  std::future<variable_list> begin() {
-    const std::lock_guard lock(mutex_);
-    promise_.emplace();
-    return promise_->get_future();
-  }
-  void set(variable_list gradients) {
-    if (auto promise = take()) promise->set_value(std::move(gradients));
-  }
-  void fail(std::exception_ptr error) {
-    if (auto promise = take()) promise->set_exception(std::move(error));
-  }
-
- private:
-  std::optional<std::promise<variable_list>> take() {
-    const std::lock_guard lock(mutex_);
-    return std::exchange(promise_, std::nullopt);
-  }
-
-  std::mutex mutex_;
-  std::optional<std::promise<variable_list>> promise_;
-};
-
 namespace {
 
 // The node after SendRpcBackward. It stands before a leaf, which gets nothing, because distributed
 // autograd runs only nodes that lead to a leaf.
 struct GradientSink : Node {
-  explicit GradientSink(std::shared_ptr<GradientPromise> target) : promise(std::move(target)) {
+  explicit GradientSink(std::shared_ptr<GradientExchange> target) : exchange(std::move(target)) {
     const at::Tensor leaf = at::empty({0}).set_requires_grad(true);
     add_next_edge(torch::autograd::impl::gradient_edge(leaf));
   }
   variable_list apply(variable_list&& gradients) override {
-    promise->set(std::move(gradients));
+    exchange->set(std::move(gradients));
     return {at::Tensor()};
   }
-  const std::shared_ptr<GradientPromise> promise;
+  const std::shared_ptr<GradientExchange> exchange;
 };
 
 // The calls by number. Never destroyed: backward may run while the process exits.
@@ -82,6 +60,9 @@ Registry& registry() {
   return *one;
 }
 
+// How often a wait looks whether the context is still there.
+constexpr std::chrono::seconds kLook{1};
+
 }  // namespace
 
 bool inAutogradContext() {
@@ -89,10 +70,14 @@ bool inAutogradContext() {
          autograd::DistAutogradContainer::getInstance().hasValidContext();
 }
 
+std::int64_t whyNotRecorded() {
+  return torch::autograd::get_current_graph_task_id() < 0 ? kNoRemoteBackward : kCalledInBackward;
+}
+
 RemoteBackwardContext::RemoteBackwardContext(double timeout)
     : timeout_(timeout),
       context_(autograd::DistAutogradContainer::getInstance().currentContext()),
-      promise_(std::make_shared<GradientPromise>()) {}
+      exchange_(std::make_shared<GradientExchange>()) {}
 
 Values RemoteBackwardContext::open(at::TensorList inputs, at::IntArrayRef needed) {
   const at::AutoDispatchBelowADInplaceOrView guard;  // or detach() gives views of the inputs
@@ -100,7 +85,7 @@ Values RemoteBackwardContext::open(at::TensorList inputs, at::IntArrayRef needed
   for (const at::Tensor& input : inputs)
     out.emplace_back(input.detach());
   if (needed.empty()) return out;
-  sink_ = NodePtr(makeNode<GradientSink>(promise_));
+  sink_ = NodePtr(makeNode<GradientSink>(exchange_));
   for (const std::int64_t index : needed)
     torch::autograd::set_history(out.at(static_cast<std::size_t>(index)).toTensor(), sink_);
   return out;
@@ -136,12 +121,37 @@ std::int64_t RemoteBackwardContext::keep(std::shared_ptr<RemoteBackwardContext> 
   return here.last;
 }
 
-// Sends gradients as RecvRpcBackward does. The distributed backward also waits for the answer.
+std::shared_ptr<RemoteBackwardContext> RemoteBackwardContext::find(std::int64_t number) {
+  Registry& here = registry();
+  const std::lock_guard lock(here.mutex);
+  const auto found = here.all.find(number);
+  return found == here.all.end() ? nullptr : found->second;
+}
+
+void RemoteBackwardContext::failAll(const std::shared_ptr<Context>& here,
+                                    const std::exception_ptr& error) {
+  std::vector<std::shared_ptr<GradientExchange>> exchanges;
+  {
+    Registry& calls = registry();
+    const std::lock_guard lock(calls.mutex);
+    for (const auto& [number, call] : calls.all) {
+      const auto& of = call->context_;
+      if (!of.owner_before(here) && !here.owner_before(of)) exchanges.push_back(call->exchange_);
+    }
+  }
+  for (const auto& one : exchanges)
+    one->fail(error);
+}
+
+// Sends gradients as RecvRpcBackward does. The distributed backward also waits for the answer. A
+// tensor that was returned twice is one output of the receiver.
 void RemoteBackwardContext::send(Context& here, at::TensorList gradients, at::IntArrayRef outputs) {
   variable_list out(receiver_->num_inputs());
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const int to = place_.at(static_cast<std::size_t>(outputs[i]));
-    if (to >= 0) out.at(static_cast<std::size_t>(to)) = gradients[i];
+    if (to < 0) continue;
+    at::Tensor& sum = out.at(static_cast<std::size_t>(to));
+    sum = sum.defined() ? sum + gradients[i] : gradients[i];
   }
   for (std::size_t i = 0; i < out.size(); ++i) {
     if (!out[i].defined()) out[i] = receiver_->input_metadata(i).zeros_like();
@@ -152,9 +162,12 @@ void RemoteBackwardContext::send(Context& here, at::TensorList gradients, at::In
   const auto agent = currentAgent();
   const FuturePtr answer =
       agent->send(agent->getWorkerInfo(worker_), std::move(request).toMessage());
-  here.addOutstandingRpc(answer);
-  answer->addCallback([promise = promise_](Future& answered) {
-    if (answered.hasError()) promise->fail(answered.exception_ptr());
+  here.addOutstandingRpc(exchange_->sent(answer));
+  answer->addCallback([exchange = exchange_, context = context_](Future& answered) {
+    const auto still = context.lock();
+    if (still == nullptr) return;  // what torch adds to the outstanding ones would use it
+    if (exchange->answered(answered) && answered.hasError())
+      failAll(still, answered.exception_ptr());
   });
 }
 
@@ -174,28 +187,60 @@ void RemoteBackwardContext::endHere(const std::shared_ptr<Context>& here, at::Te
   }
 }
 
-variable_list RemoteBackwardContext::wait(std::future<Tensors> coming,
+variable_list RemoteBackwardContext::wait(std::future<Tensors> coming, std::int64_t context,
                                           const std::string& what) const {
-  const double seconds =
-      timeout_ < 0 ? static_cast<double>(currentAgent()->getRpcTimeout().count()) / 1000 : timeout_;
-  const bool in_time = seconds == 0 || coming.wait_for(std::chrono::duration<double>(seconds)) ==
-                                           std::future_status::ready;
-  TORCH_CHECK(in_time, "no gradients came back from ", what, " within ", seconds, " s");
-  return coming.get();
+  using std::chrono::steady_clock;
+  const std::chrono::duration<double> limit(
+      timeout_ < 0 ? static_cast<double>(currentAgent()->getRpcTimeout().count()) / 1000
+                   : timeout_);
+  const auto started = steady_clock::now();
+  while (true) {
+    const std::chrono::duration<double> left = started + limit - steady_clock::now();
+    const bool bounded = limit.count() > 0;
+    TORCH_CHECK(!bounded || left.count() > 0, "no gradients came back from ", what, " within ",
+                limit.count(), " s");
+    const std::chrono::duration<double> slice = kLook;
+    if (coming.wait_for(bounded ? std::min(left, slice) : slice) == std::future_status::ready)
+      return coming.get();
+    // Throws when the backward has failed elsewhere, and the program has left the context.
+    autograd::DistAutogradContainer::getInstance().isValidContext(context);
+  }
+}
+
+void RemoteBackwardContext::checkRecorded(std::int64_t number, const std::string& what) {
+  TORCH_CHECK(number != kNoRemoteBackward, "gradients were asked for through ", what,
+              ", but that call was not recorded: make the call and the backward inside one `with "
+              "torch.distributed.autograd.context()`");
+  TORCH_CHECK(number != kCalledInBackward, "gradients were asked for through ", what,
+              ", but that call was made anew within a backward, as torch.utils.checkpoint does, "
+              "where no call is recorded: take call_tensors out of what is checkpointed, or use "
+              "weft.call there");
+}
+
+variable_list RemoteBackwardContext::exchange(const std::shared_ptr<Context>& here,
+                                              const std::string& what, at::TensorList gradients,
+                                              at::IntArrayRef outputs, at::TensorList inputs,
+                                              at::IntArrayRef needed) try {
+  // Before anything is sent, because it may refuse.
+  std::optional<ScopedPoolWait> waits;
+  if (!needed.empty()) waits.emplace("the gradients through " + what);
+  std::future<variable_list> coming = exchange_->begin();
+  if (message_.has_value()) {
+    send(*here, gradients, outputs);
+  } else if (!needed.empty()) {
+    endHere(here, inputs, needed);
+  }
+  return needed.empty() ? Tensors() : wait(std::move(coming), here->contextId(), what);
+} catch (...) {
+  failAll(here, std::current_exception());
+  throw;
 }
 
 RemoteBackwardContext::Tensors RemoteBackwardContext::backward(
     std::int64_t number, const std::string& what, at::TensorList gradients, at::IntArrayRef outputs,
-    at::TensorList inputs, at::IntArrayRef needed) {
-  TORCH_CHECK(number != kNoRemoteBackward, "gradients were asked for through ", what,
-              ", but that call was not recorded: make the call and the backward inside one `with "
-              "torch.distributed.autograd.context()`");
-  std::shared_ptr<RemoteBackwardContext> call;
-  {
-    Registry& here = registry();
-    const std::lock_guard lock(here.mutex);
-    if (const auto found = here.all.find(number); found != here.all.end()) call = found->second;
-  }
+    at::TensorList inputs, at::IntArrayRef needed) try {
+  checkRecorded(number, what);
+  const auto call = find(number);
   const auto context = call == nullptr ? nullptr : call->context_.lock();
   TORCH_CHECK(context != nullptr, "gradients were asked for through ", what,
               " after the torch.distributed.autograd.context() of that call had ended");
@@ -205,20 +250,11 @@ RemoteBackwardContext::Tensors RemoteBackwardContext::backward(
               what,
               " go by torch.distributed.autograd.backward(context, [loss]): loss.backward() stays "
               "in this process");
-  std::future<variable_list> coming = call->promise_->begin();
-  if (call->message_.has_value()) {
-    call->send(*context, gradients, outputs);
-  } else if (!needed.empty()) {
-    call->endHere(context, inputs, needed);
-  }
-  if (needed.empty()) return {};
-  try {
-    return call->wait(std::move(coming), what);
-  } catch (const c10::Error&) {
-    throw;
-  } catch (const std::exception& error) {
-    TORCH_CHECK(false, error.what(), " (gradients through ", what, ")");
-  }
+  return call->exchange(context, what, gradients, outputs, inputs, needed);
+} catch (const c10::Error&) {
+  throw;
+} catch (const std::exception& error) {
+  TORCH_CHECK(false, error.what(), " (gradients through ", what, ")");
 }
 
 }  // namespace weft::ops

@@ -18,8 +18,10 @@
 #include <vector>
 
 #include "jit_ops/call/calls.h"
+#include "jit_ops/call/interop_pool.h"
 #include "jit_ops/call/operators.h"
 #include "jit_ops/call/remote_backward_context.h"
+#include "jit_ops/values/nested_values.h"
 
 namespace weft::ops {
 
@@ -55,7 +57,7 @@ Tensors toTensors(const at::IValue& value) {
 }
 
 // The results as a compiler was promised them: with the shapes and dtypes of `like`, contiguous, in
-// memory that is no input's, and without a history.
+// memory that is no input's and no other result's, and without a history.
 Tensors promised(const Tensors& came, at::TensorList like, at::TensorList inputs,
                  const std::string& what) {
   TORCH_CHECK(came.size() == like.size(), what, " returned ", came.size(), " tensors; `like` has ",
@@ -66,8 +68,10 @@ Tensors promised(const Tensors& came, at::TensorList like, at::TensorList inputs
                 " returned ", came[i].dtype(), came[i].sizes(), " as tensor ", i, "; `like` says ",
                 like[i].dtype(), like[i].sizes());
     at::Tensor one = came[i].detach().contiguous();
-    const auto same = [&](const at::Tensor& input) { return one.is_alias_of(input); };
-    out.push_back(std::any_of(inputs.begin(), inputs.end(), same) ? one.clone() : std::move(one));
+    const auto same = [&](const at::Tensor& other) { return one.is_alias_of(other); };
+    const bool shared = std::any_of(inputs.begin(), inputs.end(), same) ||
+                        std::any_of(out.begin(), out.end(), same);
+    out.push_back(shared ? one.clone() : std::move(one));
   }
   return out;
 }
@@ -97,7 +101,7 @@ Tensors callRecorded(string_view worker, string_view name, at::TensorList inputs
   Tensors out;
   if (!inAutogradContext()) {
     out = callTensors(worker, name, inputs, like, method, version, timeout);
-    out.push_back(numbered(kNoRemoteBackward, like));
+    out.push_back(numbered(whyNotRecorded(), like));
     return out;
   }
   Call what = toCall(worker, name, method, version, timeout);
@@ -251,6 +255,9 @@ bool isTraced() {
 Tensors differentiableCall(string_view worker, string_view name, at::TensorList inputs,
                            at::TensorList like, string_view method, std::int64_t version,
                            double timeout) {
+  const Call call = toCall(worker, name, method, version, timeout);
+  const auto dual = [](const at::Tensor& input) { return hasForwardGradient(input); };
+  if (std::any_of(inputs.begin(), inputs.end(), dual)) refuseForwardGradient(describe(call));
   std::vector<std::int64_t> needed;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (inputs[i].requires_grad()) needed.push_back(static_cast<std::int64_t>(i));
@@ -262,7 +269,6 @@ Tensors differentiableCall(string_view worker, string_view name, at::TensorList 
     return dispatch<decltype(callTensors)>("weft::call_tensors", worker, name, inputs, like, method,
                                            version, timeout);
   }
-  const Call call = toCall(worker, name, method, version, timeout);
   const Target to{.call = call, .like = like, .needed = std::move(needed), .traced = traced};
   if (none && traced) {
     Tensors out = record(to, inputs);
@@ -290,6 +296,7 @@ Tensors backwardOnce(const at::Tensor& route, at::TensorList gradients, at::IntA
 }  // namespace
 
 void defineTensorCalls(torch::Library& library) {
+  installInteropPool();  // their backward waits in it
   using c10::DispatchKey;
   // A call has effects elsewhere: nothing may drop, fold or reorder it.
   const auto def = [&](const char* schema) {

@@ -3,8 +3,11 @@
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
+#include <c10/core/AutogradState.h>
+#include <torch/csrc/autograd/forward_grad.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <utility>
 #include <vector>
 
@@ -53,6 +56,20 @@ bool requiresGrad(const at::IValue& value) {
   bool found = false;
   value.visit([&found](const at::IValue& part) {
     found = found || (part.isTensor() && part.toTensor().requires_grad());
+    return found;
+  });
+  return found;
+}
+
+bool hasForwardGradient(const at::IValue& value) {
+  using torch::autograd::ForwardADLevel;
+  constexpr std::uint64_t kLevel = 0;  // torch has no other
+  if (!c10::AutogradState::get_tls_state().get_fw_grad_mode()) return false;
+  if (ForwardADLevel::try_get_by_idx(kLevel) == nullptr) return false;
+  bool found = false;
+  value.visit([&found](const at::IValue& part) {
+    found = found || (part.isTensor() && part.toTensor().defined() &&
+                      part.toTensor()._fw_grad(kLevel).defined());
     return found;
   });
   return found;

@@ -8,6 +8,8 @@
 namespace weft::ops {
 
 bool requiresGrad(const at::IValue& value);
+// Whether forward-mode AD, where it is on, would expect a tangent of what comes of the value.
+bool hasForwardGradient(const at::IValue& value);
 
 // The same value with no history in it.
 at::IValue detached(at::IValue value);

@@ -7,10 +7,12 @@ import signal
 
 import pytest
 import torch
+import torch.autograd.forward_ad as forward_ad
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 from published_models import Encoder
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from workers import Group
 
 import weft
@@ -30,11 +32,20 @@ class Picker(nn.Module):
         return x * y.sum(), x.argmax(1), y.exp()
 
 
+class Twice(nn.Module):
+    """One tensor as two results, and a view of it as a third."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        r = x * y
+        return r, r, r[0]
+
+
 def publish_all() -> None:
     weft.publish("encoder", torch.jit.script(_encoder))
     weft.publish("plain", _encoder)
     weft.publish("quiet", torch.jit.script(Encoder()), no_grad=True)
     weft.publish("picker", torch.jit.script(Picker()))
+    weft.publish("twice", torch.jit.script(Twice()))
     weft.publish("identity", torch.jit.script(nn.Identity()))
 
 
@@ -122,6 +133,33 @@ def several() -> None:
                     assert torch.equal(found[one], other.grad)
 
 
+def one_tensor_twice() -> None:
+    """As two results of the module, and as two of its arguments."""
+
+    def loss(results: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
+        first, second, third = results
+        return (first * 2).sum() + (second * 3).sum() + third.sum()
+
+    def body(x: Tensor) -> Tensor:
+        return loss(OPS.call_tensors("worker0", "twice", [x, x], [x, x, x[0]]))
+
+    theirs = X.clone().requires_grad_()
+    loss(Twice()(theirs, theirs)).backward()
+    for run in (body, torch.compile(body, backend="aot_eager", fullgraph=True)):
+        mine = X.clone().requires_grad_()
+        with dist_autograd.context() as context:
+            dist_autograd.backward(context, [run(mine)])
+            torch.testing.assert_close(dist_autograd.get_gradients(context)[mine], theirs.grad)
+
+
+def own_memory() -> bool:
+    """Whether the results of a module that returns one tensor twice can be changed one by one."""
+    first, second, _ = OPS.call_tensors("worker0", "twice", [X, X], [X, X, X[0]])
+    before = second.clone()
+    first.add_(1)
+    return torch.equal(second, before)
+
+
 def retained() -> None:
     """Backward twice over one graph, as distributed autograd allows."""
     x = X.clone().requires_grad_()
@@ -202,6 +240,43 @@ def refusals(how: str) -> list[str]:
         loss = run(x)
     with dist_autograd.context() as context:
         note(lambda: dist_autograd.backward(context, [loss]))
+    return texts
+
+
+def checkpointed() -> str:
+    x = X.clone().requires_grad_()
+    body = lambda x: OPS.call_tensors("worker0", "encoder", [x], [x[:, :2]])[0].square()  # noqa: E731
+    with dist_autograd.context() as context:
+        y = checkpoint(body, x, use_reentrant=False)
+        try:
+            dist_autograd.backward(context, [y.sum()])
+        except RuntimeError as error:
+            return str(error)
+    return "it was given"
+
+
+def forward_mode() -> list[str]:
+    """What each way of calling says to a tensor with a tangent."""
+    calls = (
+        lambda x: OPS.call_tensors("worker0", "encoder", [x], [x[:, :2]]),
+        lambda x: weft.call("worker0/encoder", x),
+        lambda x: weft.call_async("worker0/encoder", x),
+        lambda x: weft.call_remote("worker0/encoder", x),
+    )
+    texts = []
+    for call in calls:
+        with forward_ad.dual_level():
+            try:
+                call(forward_ad.make_dual(X, X))
+            except RuntimeError as error:
+                texts.append(str(error))
+    try:
+        torch.func.jvp(calls[0], (X,), (X,))
+    except RuntimeError as error:
+        texts.append(str(error))
+    with forward_ad.dual_level():  # one that is not used
+        calls[0](X)
+        calls[1](X)
     return texts
 
 
@@ -291,6 +366,14 @@ def test_several_tensors(pair):
     pair[1].call(several, timeout=100)
 
 
+def test_one_tensor_as_two_results_and_two_arguments(pair):
+    pair[1].call(one_tensor_twice, timeout=100)
+
+
+def test_results_share_no_memory(pair):
+    assert pair[1].call(own_memory)
+
+
 def test_backward_twice(pair):
     pair[1].call(retained)
 
@@ -313,6 +396,20 @@ def test_gradients_are_not_dropped_silently(pair, how):
     assert "loss.backward() stays in this process" in local
     assert "had ended" in ended
     for text in (unrecorded, local, ended):
+        assert "encoder.forward at worker 'worker0'" in text
+
+
+def test_a_checkpointed_call_says_so(pair):
+    text = pair[1].call(checkpointed)
+    assert "made anew within a backward, as torch.utils.checkpoint does" in text
+    assert "use weft.call there" in text
+
+
+def test_there_are_no_forward_mode_gradients(pair):
+    texts = pair[1].call(forward_mode)
+    assert len(texts) == 5
+    for text in texts:
+        assert "an argument has a forward-mode gradient" in text
         assert "encoder.forward at worker 'worker0'" in text
 
 
