@@ -1,0 +1,49 @@
+"""weft.RemoteModule scripted: names of parameters, defaults, subclasses; its name, its mode and its state."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import signature_models as models
+import torch
+import torch.distributed.rpc as rpc
+from torch import nn
+from workers import Group
+
+import weft
+
+X = torch.ones(2)
+
+
+@pytest.fixture(scope="module")
+def group():
+    with Group(2) as workers:
+        yield workers
+        workers.shutdown()
+
+
+def remote(module_cls, *args, **options):
+    return weft.RemoteModule("worker1/cpu", module_cls, args, **options)
+
+
+def text_of(action) -> str:
+    try:
+        action()
+    except (RuntimeError, TypeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+def clashing_names() -> None:
+    for scripted in (False, True):
+        there = remote(models.TakesLike, scripted=scripted)
+        assert there(X, [1, 2], 3) == torch.jit.script(there)(X, [1, 2], 3) == 6
+        there = remote(models.TakesModules, scripted=scripted)
+        assert torch.equal(torch.jit.script(there)(X, X, X), X * 3)
+    text = text_of(lambda: torch.jit.script(remote(models.TakesReserved)))
+    assert "'_weft_args', a name that the remote call needs for itself" in text, text
+
+
+def test_parameters_may_be_called_as_what_the_stub_uses(group):
+    group[0].call(clashing_names)
