@@ -26,3 +26,26 @@ class TakesModules(nn.Module):
 class TakesReserved(nn.Module):
     def forward(self, _weft_args: Tensor) -> Tensor:
         return _weft_args
+
+
+class Number(enum.IntEnum):
+    SEVEN = 7
+
+
+class Half(float):
+    """Its repr is no Python, as NumPy's numbers have it."""
+
+    def __repr__(self) -> str:
+        return "np.float64(0.5)"
+
+
+class Word(str):
+    def __repr__(self) -> str:
+        return "Word"
+
+
+class Defaults(nn.Module):
+    def forward(
+        self, n: int = Number.SEVEN, f: float = Half(0.5), s: str = Word("a"), z: float = -0.0
+    ) -> tuple[int, float, str, float]:
+        return n, f, s, z

@@ -47,3 +47,12 @@ def clashing_names() -> None:
 
 def test_parameters_may_be_called_as_what_the_stub_uses(group):
     group[0].call(clashing_names)
+
+
+def defaults() -> None:
+    n, f, s, z = torch.jit.script(remote(models.Defaults))()
+    assert (n, f, s, math.copysign(1, z)) == (7, 0.5, "a", -1)
+
+
+def test_defaults_of_subclasses_of_numbers_are_numbers(group):
+    group[0].call(defaults)

@@ -151,8 +151,12 @@ def _default_text(value: Any, name: str, where: str) -> str:
         return f'float("{value}")'
     if isinstance(value, torch.device):
         return f'torch.device("{value}")'
-    if value is None or isinstance(value, (bool, int, float, complex, str, torch.dtype)):
+    if value is None or isinstance(value, (bool, torch.dtype)):
         return repr(value)
+    for kind in (int, float, complex, str):
+        if isinstance(value, kind):
+            # As the plain type: an IntEnum or a NumPy number writes itself in names of its own.
+            return kind.__repr__(value)
     if isinstance(value, tuple):
         inner = [_default_text(item, name, where) for item in value]
         return f"({', '.join(inner)}{',' if len(inner) == 1 else ''})"
