@@ -17,7 +17,7 @@ from torch.distributed.rpc.internal import _internal_rpc_pickler
 
 from weft._remote import owner
 from weft._remote.at_owner import ModuleAtOwner
-from weft._remote.stub import subclass
+from weft._remote.stub import is_subclass, subclass
 
 _FORMS = (
     'a remote device is "worker", "worker/device", "rank:N" or "rank:N/device", e.g. "trainer0/cpu" or '
@@ -252,6 +252,7 @@ class RemoteModule(ModuleAtOwner):
         torch puts the returned module into the scripted model; so this module stays itself, and only
         its class becomes one with types.
         """
+        self._refuse_own_class("torch.jit.script")
         typed = subclass(self._at_owner(owner.signature), RemoteModule)
         if self.name is None:
             self.name = f"remote_module.{uuid.uuid4().hex}"
@@ -262,9 +263,19 @@ class RemoteModule(ModuleAtOwner):
         _internal_rpc_pickler._register_reducer(typed, _reduce)
         return self
 
+    def _refuse_own_class(self, operation: str) -> None:
+        """Raises for a subclass of a user: what is scripted or sent knows RemoteModule's methods only."""
+        cls = type(self)
+        if cls is not RemoteModule and not is_subclass(cls):
+            raise TypeError(
+                f"{operation} of a {cls.__qualname__}: it would lose what {cls.__qualname__} adds to "
+                "weft.RemoteModule; derive the class from nn.Module and let it hold a weft.RemoteModule"
+            )
+
     # Pickling works over RPC only, through the reducer below
 
     def __getstate__(self) -> Any:
+        self._refuse_own_class("pickling")
         raise RuntimeError(_PICKLE_ERROR.format("pickle"))
 
     def __setstate__(self, state: Any) -> None:

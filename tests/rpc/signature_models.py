@@ -49,3 +49,19 @@ class Defaults(nn.Module):
         self, n: int = Number.SEVEN, f: float = Half(0.5), s: str = Word("a"), z: float = -0.0
     ) -> tuple[int, float, str, float]:
         return n, f, s, z
+
+
+class Times(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+class Doubled(weft.RemoteModule):
+    """A subclass of a user."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 2

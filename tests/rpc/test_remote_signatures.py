@@ -56,3 +56,23 @@ def defaults() -> None:
 
 def test_defaults_of_subclasses_of_numbers_are_numbers(group):
     group[0].call(defaults)
+
+
+def use(module):
+    return module(X)
+
+
+def subclasses() -> None:
+    mine = models.Doubled("worker1", models.Times, (3.0,))
+    for action in (
+        lambda: torch.jit.script(mine),
+        lambda: torch.jit.script(nn.Sequential(mine)),
+        lambda: rpc.rpc_sync("worker1", use, args=(mine,)),
+    ):
+        text = text_of(action)
+        assert "TypeError" in text and "let it hold a weft.RemoteModule" in text, text
+        assert torch.equal(mine(X), X * 6)
+
+
+def test_a_subclass_of_a_user_is_not_scripted_nor_sent(group):
+    group[0].call(subclasses)

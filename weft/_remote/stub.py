@@ -138,6 +138,11 @@ def _source(signature: Signature, class_name: str, named: _Names) -> str:
     )
 
 
+def is_subclass(cls: type) -> bool:
+    """Whether :func:`subclass` made this class."""
+    return cls.__module__.startswith(f"{__name__}_")
+
+
 @functools.cache
 def subclass(signature: Signature, base: type[nn.Module]) -> type[nn.Module]:
     """A subclass of ``base`` whose ``forward`` and ``forward_async`` have these types.
