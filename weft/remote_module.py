@@ -79,6 +79,8 @@ class RemoteModule(ModuleAtOwner):
             process that made it.
         scripted: whether the owner scripts the module: its calls then run without the GIL.
         timeout: of each call, in seconds; -1 for the group's.
+        replace: whether the module may take a ``name`` that its owner already publishes: scripted and
+            saved models then call this module. Otherwise the first call raises that the name is taken.
 
     Raises:
         AssertionError: RPC is not initialised.
@@ -107,6 +109,7 @@ class RemoteModule(ModuleAtOwner):
         name: str | None = None,
         scripted: bool = False,
         timeout: float = -1.0,
+        replace: bool = False,
     ) -> None:
         super().__init__()
         if args is not None and (isinstance(args, str) or not isinstance(args, Sequence)):
@@ -116,10 +119,12 @@ class RemoteModule(ModuleAtOwner):
         self._bind(remote_device, name, timeout)
         made_of = (module_cls, tuple(args or ()), dict(kwargs or {}), self.device, scripted, name)
         self._made_of: tuple[Any, ...] | None = made_of
-        self.make_again()
+        self._make(replace)
 
     def make_again(self) -> None:
         """Makes a new module from the same class and arguments, at a worker that was restarted.
+
+        If the worker still publishes the name, the new module replaces the old one under it.
 
         Raises:
             ValueError: this was made from an RRef, or came over RPC, and has no class and arguments.
@@ -129,7 +134,11 @@ class RemoteModule(ModuleAtOwner):
                 f"this RemoteModule on '{self.on}' was made from an RRef: make the module again where "
                 "its class and arguments are known"
             )
-        self.module_rref = rpc.remote(self.on, owner.create, args=self._made_of)
+        self._make(replace=True)
+
+    def _make(self, replace: bool) -> None:
+        assert self._made_of is not None
+        self.module_rref = rpc.remote(self.on, owner.create, args=(*self._made_of, replace))
 
     @staticmethod
     def init_from_module_rref(

@@ -76,3 +76,21 @@ def subclasses() -> None:
 
 def test_a_subclass_of_a_user_is_not_scripted_nor_sent(group):
     group[0].call(subclasses)
+
+
+def same_name() -> None:
+    first = remote(models.Times, 1.0, name="times")
+    scripted = torch.jit.script(first)
+    text = text_of(lambda: remote(models.Times, 5.0, name="times")(X))
+    assert "publishes something by that name already" in text, text
+    assert torch.equal(scripted(X), X)
+    second = remote(models.Times, 5.0, name="times", replace=True)
+    assert torch.equal(second(X), X * 5)
+    assert torch.equal(scripted(X), X * 5)
+    first.make_again()
+    assert torch.equal(first(X), X)
+    assert torch.equal(scripted(X), X)
+
+
+def test_a_name_is_taken_over_only_by_request(group):
+    group[0].call(same_name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,9 +15,10 @@ from torch.utils import _pytree as pytree
 
 from weft._remote.named_tuples import portable, restoring, result_of
 from weft._remote.signature import Signature, signature_of
-from weft.publishing import publish
+from weft.publishing import publish, published
 
 _CHANGES = ("train", "zero_grad", "requires_grad_", "to", "type")
+_naming = threading.Lock()
 # The class that a scripted module was made of; it has the annotations.
 _unscripted: weakref.WeakKeyDictionary[nn.Module, type[nn.Module]] = weakref.WeakKeyDictionary()
 
@@ -28,8 +30,11 @@ def create(
     device: str,
     scripted: bool,
     name: str | None,
+    replace: bool,
 ) -> nn.Module:
-    """Makes the module, and publishes it if it has a name."""
+    """Makes the module, and publishes it if it has a name: a new one, unless it may ``replace`` another."""
+    if name is not None and not replace:
+        _check_new(name)
     module = module_cls(*args, **kwargs)
     if not isinstance(module, nn.Module):
         raise ValueError(
@@ -40,8 +45,22 @@ def create(
     if scripted:
         module = _scripted(module)
     if name is not None:
-        publish(name, _served(module, device))
+        with _naming:  # of two that are made at once, one gets the name
+            if not replace:
+                _check_new(name)
+            publish(name, _served(module, device))
     return module
+
+
+def _check_new(name: str) -> None:
+    # Scripted and saved models call the newest version of a name: a second module under it would answer
+    # the calls meant for the first.
+    if any(one.name == name for one in published()):
+        raise ValueError(
+            f"a remote module cannot be published as '{name}': its owner publishes something by that name "
+            "already; give another name, weft.unpublish the name there, or pass replace=True to let "
+            "scripted and saved models call the new module from now on"
+        )
 
 
 class _Placed(nn.Module):
