@@ -65,3 +65,22 @@ class Doubled(weft.RemoteModule):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) * 2
+
+
+class Versioned(nn.Module):
+    """Its first version had the weight the other way round."""
+
+    _version = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(4.0).reshape(2, 2))
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *more):
+        if local_metadata.get("version", 1) < 2:
+            state_dict[prefix + "weight"] = state_dict[prefix + "weight"].t()
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *more)
+
+
+def nested() -> nn.Module:
+    return nn.Sequential(Versioned())

@@ -94,3 +94,27 @@ def same_name() -> None:
 
 def test_a_name_is_taken_over_only_by_request(group):
     group[0].call(same_name)
+
+
+def versions() -> None:
+    right = torch.arange(4.0).reshape(2, 2)
+    for made, key in ((models.Versioned, "weight"), (models.nested, "0.weight")):
+        alone = remote(made)
+        assert alone.load_state_dict(made().state_dict()).missing_keys == []
+        assert torch.equal(alone.state_dict()[key], right)
+        model = nn.Sequential(alone)
+        model.load_state_dict(model.state_dict(), assign=True)
+        assert torch.equal(alone.state_dict()[key], right)
+        old = dict(model.state_dict())  # from before there were versions
+        model.load_state_dict(old)
+        assert torch.equal(alone.state_dict()[key], right.t())
+    model = nn.Sequential(remote(models.Versioned))
+    model.load_state_dict(nn.Sequential(models.Versioned()).state_dict())
+    assert torch.equal(model.state_dict()["0.weight"], right)
+    plain = nn.Sequential(models.nested())
+    plain.load_state_dict(nn.Sequential(remote(models.nested)).state_dict())
+    assert torch.equal(plain.state_dict()["0.0.weight"], right)
+
+
+def test_states_keep_their_versions(group):
+    group[0].call(versions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -150,10 +151,18 @@ def state(module_rref: RRef) -> dict[str, Any]:
     return moved
 
 
-def load_state(module_rref: RRef, values: Mapping[str, Any]) -> tuple[list[str], list[str], str]:
-    """Loads the keys that fit; returns missing keys, unexpected keys and any other error."""
+def load_state(
+    module_rref: RRef, values: Mapping[str, Any], metadata: dict[str, dict[str, Any]]
+) -> tuple[list[str], list[str], str]:
+    """Loads the keys that fit; returns missing keys, unexpected keys and any other error.
+
+    Args:
+        metadata: by submodule, as in a state_dict's ``_metadata``: modules convert states of old versions.
+    """
+    state_dict = collections.OrderedDict(values)
+    state_dict._metadata = metadata  # type: ignore[attr-defined]
     try:
-        missing, unexpected = module_rref.local_value().load_state_dict(values, strict=False)
+        missing, unexpected = module_rref.local_value().load_state_dict(state_dict, strict=False)
     except RuntimeError as error:
         return [], [], str(error)
     return list(missing), list(unexpected), ""
