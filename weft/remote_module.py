@@ -266,6 +266,8 @@ class RemoteModule(ModuleAtOwner):
         if self.name is None:
             self.name = f"remote_module.{uuid.uuid4().hex}"
             self._at_owner(owner.publish_as, self.name, self.device)
+        # Saved as an attribute; the module may have been made in eval mode.
+        self.training = self._at_owner(owner.is_training)
         self.script_worker = self.module_rref.owner_name()
         self.script_target = self.name
         self.__class__ = typed

@@ -96,6 +96,17 @@ def test_a_name_is_taken_over_only_by_request(group):
     group[0].call(same_name)
 
 
+def modes() -> None:
+    there = remote(models.made_in_eval_mode)
+    model = torch.jit.script(nn.Sequential(there))
+    assert there.training is False
+    assert torch.equal(model(X), X)
+
+
+def test_a_scripted_module_has_the_mode_of_its_owner(group):
+    group[0].call(modes)
+
+
 def versions() -> None:
     right = torch.arange(4.0).reshape(2, 2)
     for made, key in ((models.Versioned, "weight"), (models.nested, "0.weight")):

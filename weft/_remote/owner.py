@@ -179,6 +179,10 @@ def describe(module_rref: RRef) -> str:
     return repr(module_rref.local_value())
 
 
+def is_training(module_rref: RRef) -> bool:
+    return module_rref.local_value().training
+
+
 def signature(module_rref: RRef) -> Signature:
     """The types of the module's ``forward``."""
     return signature_of(module_rref.local_value())
