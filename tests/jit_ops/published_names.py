@@ -55,3 +55,23 @@ tripled = functools.partial(scaled, 3)
 
 def ambiguous(point: Union[Point, Tensor]) -> int:  # noqa: UP007
     return 1
+
+
+def dtype_of(x: Tensor) -> torch.dtype:
+    return x.dtype
+
+
+def dtypes(x: Tensor) -> dict[str, list[torch.dtype]]:
+    return {"a": [x.dtype, torch.int8]}
+
+
+def unannotated_dtype(x):
+    return [x.dtype]
+
+
+def some_bytes():
+    return {"a": (b"abc",)}
+
+
+def marked():
+    return ("__weft__.names", "abc", 5)

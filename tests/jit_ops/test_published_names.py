@@ -16,6 +16,7 @@ X = torch.ones(2, dtype=torch.float64)
 def publish_all() -> None:
     for name in (
         *("positional", "by_name", "defaulted", "many", "several", "tripled"),
+        *("dtype_of", "dtypes", "unannotated_dtype", "some_bytes", "marked"),
     ):
         weft.publish(name, getattr(code, name))
     weft.publish("called", code.Called())
@@ -53,3 +54,25 @@ def test_named_tuples_of_every_annotation(pair):
 def test_an_annotation_that_a_plain_tuple_does_not_tell_is_refused():
     with pytest.raises(TypeError, match=r"'point' cannot be published .*Optionals"):
         weft.publish("ambiguous", code.ambiguous)
+
+
+def dtypes() -> None:
+    assert ask("dtype_of", X) is torch.float64
+    assert ask("dtypes", X) == {"a": [torch.float64, torch.int8]}
+
+
+def test_an_annotated_dtype_comes_back(pair):
+    pair[1].call(dtypes)
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "says"),
+    [
+        ("unannotated_dtype", (X,), "annotate the result with torch.dtype"),
+        ("some_bytes", (), "torch.frombuffer"),
+        ("marked", (), "return a list"),
+    ],
+)
+def test_a_result_that_would_change_on_the_way_is_refused(pair, name, args, says):
+    error = pair[1].fails(ask, name, *args)
+    assert "cannot be returned to another worker" in error.message and says in error.message

@@ -168,7 +168,10 @@ def _hints(annotated: Callable[..., Any]) -> dict[str, Any]:
 
 
 def names_in(annotated: Callable[..., Any]) -> str:
-    """The NamedTuples in what ``annotated`` returns, in the form of ``jit_ops/values/result_names.h``."""
+    """The NamedTuples in what ``annotated`` returns, in the form of ``jit_ops/values/result_names.h``.
+
+    Dtypes are among them, as ``["dtype"]``: TorchScript sends them as numbers.
+    """
     try:
         part = _part(_hints(annotated).get("return"))
     except (NameError, TypeError):
@@ -176,7 +179,14 @@ def names_in(annotated: Callable[..., Any]) -> str:
     return json.dumps(part) if part else ""
 
 
+def holds_dtypes(annotated: Callable[..., Any]) -> bool:
+    """Whether dtypes are in what ``annotated`` returns, in places where the caller gets them back."""
+    return '["dtype"]' in names_in(annotated)
+
+
 def _part(annotation: Any) -> Any:
+    if annotation is torch.dtype:
+        return ["dtype"]
     if is_named_tuple(annotation):
         parts = [_part(one) for one in field_types(annotation)]
         return ["tuple", script_name(annotation), annotation._fields, parts]
@@ -203,6 +213,8 @@ def named(names: str, value: Any) -> Any:
 def _naming(part: Any) -> Rebuild | None:
     if part is None:
         return None
+    if part[0] == "dtype":
+        return _dtype
     if part[0] != "tuple":
         return _CONTAINERS[part[0]]([_naming(part[1])])
     _, name, fields, inner = part
