@@ -19,6 +19,7 @@ from torch.distributed.rpc import RRef
 
 from weft import _C
 from weft._remote.named_tuples import names_in, restoring
+from weft._remote.results import checked
 from weft.options import check_seconds
 
 NEWEST = 0
@@ -97,7 +98,7 @@ _Method = tuple[str, str, str, Callable[..., Any]]
 
 def _method(name: str, function: Callable[..., Any], annotated: Callable[..., Any]) -> _Method:
     signature = _signature(name, annotated)
-    return name, signature, names_in(annotated), restoring(function, annotated)
+    return name, signature, names_in(annotated), checked(restoring(function, annotated), annotated)
 
 
 def _python_methods(module: Any, names: Iterable[str]) -> list[_Method]:

@@ -17,7 +17,7 @@ from torch.distributed.rpc.internal import _internal_rpc_pickler
 
 from weft._remote import owner
 from weft._remote.at_owner import ModuleAtOwner
-from weft._remote.stub import subclass
+from weft._remote.stub import is_subclass, subclass
 
 _FORMS = (
     'a remote device is "worker", "worker/device", "rank:N" or "rank:N/device", e.g. "trainer0/cpu" or '
@@ -79,6 +79,8 @@ class RemoteModule(ModuleAtOwner):
             process that made it.
         scripted: whether the owner scripts the module: its calls then run without the GIL.
         timeout: of each call, in seconds; -1 for the group's.
+        replace: whether the module may take a ``name`` that its owner already publishes: scripted and
+            saved models then call this module. Otherwise the first call raises that the name is taken.
 
     Raises:
         AssertionError: RPC is not initialised.
@@ -107,6 +109,7 @@ class RemoteModule(ModuleAtOwner):
         name: str | None = None,
         scripted: bool = False,
         timeout: float = -1.0,
+        replace: bool = False,
     ) -> None:
         super().__init__()
         if args is not None and (isinstance(args, str) or not isinstance(args, Sequence)):
@@ -116,10 +119,12 @@ class RemoteModule(ModuleAtOwner):
         self._bind(remote_device, name, timeout)
         made_of = (module_cls, tuple(args or ()), dict(kwargs or {}), self.device, scripted, name)
         self._made_of: tuple[Any, ...] | None = made_of
-        self.make_again()
+        self._make(replace)
 
     def make_again(self) -> None:
         """Makes a new module from the same class and arguments, at a worker that was restarted.
+
+        If the worker still publishes the name, the new module replaces the old one under it.
 
         Raises:
             ValueError: this was made from an RRef, or came over RPC, and has no class and arguments.
@@ -129,7 +134,11 @@ class RemoteModule(ModuleAtOwner):
                 f"this RemoteModule on '{self.on}' was made from an RRef: make the module again where "
                 "its class and arguments are known"
             )
-        self.module_rref = rpc.remote(self.on, owner.create, args=self._made_of)
+        self._make(replace=True)
+
+    def _make(self, replace: bool) -> None:
+        assert self._made_of is not None
+        self.module_rref = rpc.remote(self.on, owner.create, args=(*self._made_of, replace))
 
     @staticmethod
     def init_from_module_rref(
@@ -252,19 +261,32 @@ class RemoteModule(ModuleAtOwner):
         torch puts the returned module into the scripted model; so this module stays itself, and only
         its class becomes one with types.
         """
+        self._refuse_own_class("torch.jit.script")
         typed = subclass(self._at_owner(owner.signature), RemoteModule)
         if self.name is None:
             self.name = f"remote_module.{uuid.uuid4().hex}"
             self._at_owner(owner.publish_as, self.name, self.device)
+        # Saved as an attribute; the module may have been made in eval mode.
+        self.training = self._at_owner(owner.is_training)
         self.script_worker = self.module_rref.owner_name()
         self.script_target = self.name
         self.__class__ = typed
         _internal_rpc_pickler._register_reducer(typed, _reduce)
         return self
 
+    def _refuse_own_class(self, operation: str) -> None:
+        """Raises for a subclass of a user: what is scripted or sent knows RemoteModule's methods only."""
+        cls = type(self)
+        if cls is not RemoteModule and not is_subclass(cls):
+            raise TypeError(
+                f"{operation} of a {cls.__qualname__}: it would lose what {cls.__qualname__} adds to "
+                "weft.RemoteModule; derive the class from nn.Module and let it hold a weft.RemoteModule"
+            )
+
     # Pickling works over RPC only, through the reducer below
 
     def __getstate__(self) -> Any:
+        self._refuse_own_class("pickling")
         raise RuntimeError(_PICKLE_ERROR.format("pickle"))
 
     def __setstate__(self, state: Any) -> None:

@@ -298,9 +298,8 @@ WeftBackend::WorkPtr WeftBackend::alltoall(Tensors& outputs, Tensors& inputs,
   const auto own = static_cast<std::size_t>(rank_);
   checkOwnShare(inputs[own], outputs[own], rank_, kTitle);
   return submit(OpType::ALLTOALL, kTitle, opts, inputs, outputs,
-                [input = inputs, output = outputs](OpContext& context) {
+                [input = inputs, output = outputs, own](OpContext& context) {
                   const std::vector<ContiguousTensor> out = flattenOutputs(output);
-                  const auto own = static_cast<std::size_t>(context->rank());
                   const std::vector<ContiguousTensor> in =
                       flattenInputs(input, {}, occupied(out), context->rank(), out[own].bytes());
                   context.check(context->allToAll(callOn(context, input.front()),

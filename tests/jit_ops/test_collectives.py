@@ -183,6 +183,35 @@ def traced() -> None:
     torch.testing.assert_close(torch.export.export(module, (x,)).module()(x), right)
 
 
+def unused_traced(backend: str) -> None:
+    """Only rank 0 uses all results; the others take part all the same, or rank 0 would wait for them."""
+    group, rank, ops = name(), dist.get_rank(), torch.ops.weft
+
+    def body(x: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
+        used = ops.broadcast(x, 1, group)
+        results = (
+            ops.all_reduce(x, "sum", group),
+            ops.broadcast(x, 0, group),
+            ops.reduce(x, 0, "sum", group),
+            ops.gather(x, 0, group),
+            ops.scatter(rows, 0, group),
+        )
+        return (used, *results) if rank == 0 else (used,)
+
+    x = mine(2, 3)
+    rows = torch.stack([x, x]) if rank == 0 else x.new_empty(0, 2, 3)
+    module = type("M", (nn.Module,), {"forward": lambda self, x, rows: body(x, rows)})()
+    # The cache on disk does not know which operators have effects.
+    with torch._inductor.config.patch(force_disable_caches=True):
+        if backend == "export":
+            run = torch.export.export(module, (x, rows)).run_decompositions().module()
+        else:
+            run = torch.compile(body, backend=backend, fullgraph=True)
+        for one, other in zip(run(x, rows), body(x, rows), strict=True):
+            assert torch.equal(one, other)
+    ops.barrier(group)
+
+
 def messages_traced() -> None:
     group, rank = name(), dist.get_rank()
 
@@ -286,6 +315,12 @@ def test_a_lost_rank_fails_the_future():
 @pytest.mark.parametrize("what", [traced, messages_traced])
 def test_compiled_and_exported(ranks, what):
     ranks.all(what, timeout=150)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor", "export"])
+def test_a_result_that_a_rank_does_not_use_keeps_its_collective(backend):
+    with Ranks(2) as two:  # ranks of their own: one left waiting would fail the tests after it
+        two.all(unused_traced, backend, timeout=110)
 
 
 @pytest.mark.parametrize("what", [checked, checked_messages])

@@ -194,6 +194,45 @@ def only_parameters() -> str:
     return "it was compiled"
 
 
+_calls = 0
+
+
+def publish_counter() -> None:
+    def count(x: Tensor) -> Tensor:
+        global _calls
+        _calls += 1
+        return x
+
+    weft.publish("counter", count)
+
+
+def calls_counted() -> int:
+    return _calls
+
+
+def unused(backend: str) -> None:
+    """A call whose result nobody uses is made, once for each run, as is the one beside it."""
+
+    def body(x: Tensor) -> Tensor:
+        OPS.call_tensors("worker0", "counter", [x], [x])
+        return OPS.call_tensors("worker0", "counter", [x], [x])[0]
+
+    module = type("M", (nn.Module,), {"forward": lambda self, x: body(x)})()
+    before = rpc.rpc_sync("worker0", calls_counted)
+    # The cache on disk does not know which operators have effects.
+    with torch._inductor.config.patch(force_disable_caches=True):
+        if backend == "export":
+            run = torch.export.export(module, (X,)).run_decompositions().module()
+        else:
+            run = torch.compile(body, backend=backend, fullgraph=True)
+        with torch.no_grad():
+            run(X)
+        run(X)
+        with dist_autograd.context():
+            run(X.clone().requires_grad_(backend != "export"))
+    assert rpc.rpc_sync("worker0", calls_counted) == before + 6
+
+
 def left_as_it_is(how: str) -> None:
     """weft.call and weft.RemoteModule under torch.compile: between two graphs, with all gradients."""
     remote = weft.RemoteModule("worker0", Encoder) if how == "module" else None
@@ -382,6 +421,12 @@ def test_parameters_are_never_forgotten(pair):
     text = pair[1].call(only_parameters, timeout=100)
     assert "encoder.forward at worker 'worker0' has parameters that need gradients" in text
     assert "x.requires_grad_()" in text
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor", "export"])
+def test_a_call_whose_result_is_not_used_is_made(pair, backend):
+    pair[0].call(publish_counter)
+    pair[1].call(unused, backend, timeout=110)
 
 
 @pytest.mark.parametrize("how", ["call", "module"])

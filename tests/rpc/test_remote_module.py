@@ -565,7 +565,7 @@ def test_what_cannot_be_scripted_says_why(group, module_cls, says):
 
 
 def save(path: str) -> torch.Tensor:
-    model = models.Hybrid(remote(models.Scaled, name="head"))
+    model = models.Hybrid(remote(models.Scaled, name="head", replace=True))
     torch.jit.save(torch.jit.script(model), path)
     frozen = torch.jit.optimize_for_inference(torch.jit.script(model.eval()))
     x = torch.ones(2, 2)

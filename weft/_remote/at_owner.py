@@ -12,6 +12,29 @@ from typing_extensions import Self
 
 from weft._remote import owner
 
+# In a remote module's entry of a state_dict's metadata: the entries of its submodules.
+_INSIDE = "weft_submodules"
+
+
+def _metadata(
+    state_dict: Mapping[str, Any], prefix: str, own: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """What is known of the versions in a state_dict, by submodule.
+
+    All of it where the state is the remote module's or comes from a model with one. For a state of a plain
+    model, loaded into a model that holds a remote module, torch hands over the module's own entry only.
+    """
+    found = dict(own.get(_INSIDE, {}))
+    if not prefix:
+        found.update(getattr(state_dict, "_metadata", {}))
+    # What load_state_dict(assign=True) leaves in the entries is of this process.
+    ours = ("assign_to_params_buffers", _INSIDE)
+    found[""] = own
+    return {
+        module: {key: value for key, value in entry.items() if key not in ours}
+        for module, entry in found.items()
+    }
+
 
 class ModuleAtOwner(nn.Module):
     """What ``nn.Module`` does to its own, done at the owner. Not for use by itself."""
@@ -68,8 +91,12 @@ class ModuleAtOwner(nn.Module):
             destination[prefix + key] = value
         metadata = getattr(destination, "_metadata", None)
         if metadata is not None:
-            for key, value in getattr(values, "_metadata", {}).items():
+            found = getattr(values, "_metadata", {})
+            for key, value in found.items():
                 metadata[(prefix + key).rstrip(".")] = value
+            # Inside a model torch hands each module only its own entry back: it holds the submodules' too.
+            inside = {key: value for key, value in found.items() if key}
+            metadata[prefix.rstrip(".")] = {**found.get("", {}), _INSIDE: inside}
 
     def _load_from_state_dict(
         self,
@@ -82,7 +109,8 @@ class ModuleAtOwner(nn.Module):
         error_msgs: list[str],
     ) -> None:
         own = {key[len(prefix) :]: state_dict[key] for key in state_dict if key.startswith(prefix)}
-        missing, unexpected, problem = self._at_owner(owner.load_state, own)
+        metadata = _metadata(state_dict, prefix, local_metadata)
+        missing, unexpected, problem = self._at_owner(owner.load_state, own, metadata)
         missing_keys.extend(prefix + key for key in missing)
         if strict:
             unexpected_keys.extend(prefix + key for key in unexpected)

@@ -8,6 +8,7 @@ come beside them.
 from __future__ import annotations
 
 import collections
+import collections.abc
 import functools
 import inspect
 import json
@@ -128,11 +129,13 @@ def _rebuild(annotation: Any) -> Rebuild | None:
 def _kind(annotation: Any) -> tuple[str, list[Any]]:
     """The kind of container and the types of its values; "" for others and for ambiguous types."""
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is list and inner:
+    if origin in (list, collections.abc.Sequence) and inner:
         return "list", [inner[0]]
-    if origin is dict and inner:
+    if origin in (dict, collections.abc.Mapping) and inner:
         return "dict", [inner[1]]
-    if origin is tuple and Ellipsis not in inner:
+    if origin is tuple and len(inner) == 2 and inner[1] is Ellipsis:
+        return "tuples", [inner[0]]
+    if origin is tuple:
         return "tuple", list(inner)
     if origin in (typing.Union, types.UnionType) and len(inner) == 2 and type(None) in inner:
         return "optional", [one for one in inner if one is not type(None)]
@@ -144,6 +147,7 @@ _CONTAINERS: dict[str, Callable[[list[Any]], Rebuild]] = {
     "list": lambda parts: lambda value: [parts[0](item) for item in value],
     "dict": lambda parts: lambda value: {key: parts[0](item) for key, item in value.items()},
     "tuple": lambda parts: lambda value: tuple(_each(parts, value)),
+    "tuples": lambda parts: lambda value: tuple(parts[0](item) for item in value),
     "optional": lambda parts: lambda value: None if value is None else parts[0](value),
 }
 
@@ -154,16 +158,35 @@ def _each(parts: list[Rebuild | None], values: Any) -> list[Any]:
     ]
 
 
+def _hints(annotated: Callable[..., Any]) -> dict[str, Any]:
+    """The annotations of a callable: also of a callable object and behind functools.partial."""
+    while isinstance(annotated, functools.partial):
+        annotated = annotated.func
+    if not isinstance(annotated, type) and not inspect.isroutine(annotated):
+        annotated = type(annotated).__call__
+    return typing.get_type_hints(annotated)
+
+
 def names_in(annotated: Callable[..., Any]) -> str:
-    """The NamedTuples in what ``annotated`` returns, in the form of ``jit_ops/values/result_names.h``."""
+    """The NamedTuples in what ``annotated`` returns, in the form of ``jit_ops/values/result_names.h``.
+
+    Dtypes are among them, as ``["dtype"]``: TorchScript sends them as numbers.
+    """
     try:
-        part = _part(typing.get_type_hints(annotated).get("return"))
+        part = _part(_hints(annotated).get("return"))
     except (NameError, TypeError):
         return ""
     return json.dumps(part) if part else ""
 
 
+def holds_dtypes(annotated: Callable[..., Any]) -> bool:
+    """Whether dtypes are in what ``annotated`` returns, in places where the caller gets them back."""
+    return '["dtype"]' in names_in(annotated)
+
+
 def _part(annotation: Any) -> Any:
+    if annotation is torch.dtype:
+        return ["dtype"]
     if is_named_tuple(annotation):
         parts = [_part(one) for one in field_types(annotation)]
         return ["tuple", script_name(annotation), annotation._fields, parts]
@@ -190,6 +213,8 @@ def named(names: str, value: Any) -> Any:
 def _naming(part: Any) -> Rebuild | None:
     if part is None:
         return None
+    if part[0] == "dtype":
+        return _dtype
     if part[0] != "tuple":
         return _CONTAINERS[part[0]]([_naming(part[1])])
     _, name, fields, inner = part
@@ -206,24 +231,49 @@ def _naming(part: Any) -> Rebuild | None:
 def result_of(annotated: Callable[..., Any]) -> Rebuild:
     """A function that gives a result of ``annotated`` the classes that its annotation names."""
     try:
-        made = _rebuild(typing.get_type_hints(annotated).get("return"))
+        made = _rebuild(_hints(annotated).get("return"))
     except (NameError, TypeError):
         made = None
     return made or (lambda value: value)
+
+
+def _argument(parameter: inspect.Parameter, hint: Any) -> Rebuild | None:
+    """What makes the value that ``bind`` has for a parameter the type that is annotated."""
+    made = _rebuild(hint)
+    if made is None:
+        if holds_names(hint):
+            raise TypeError(
+                f"parameter '{parameter.name}' cannot be published with the annotation {hint!r}: a "
+                "NamedTuple arrives as a plain tuple, which does not tell the type; NamedTuples may be in "
+                "lists, dicts, tuples and Optionals"
+            )
+        return None
+    if parameter.kind is parameter.VAR_POSITIONAL:
+        return _CONTAINERS["tuples"]([made])
+    if parameter.kind is parameter.VAR_KEYWORD:
+        return _CONTAINERS["dict"]([made])
+    # `p: P = None` is an Optional to everybody but the typing module.
+    return _CONTAINERS["optional"]([made])
 
 
 def restoring(function: Callable[..., Any], annotated: Callable[..., Any]) -> Callable[..., Any]:
     """``function``, called with NamedTuples where the annotations of ``annotated`` name them.
 
     The function itself if there are none, or if the annotations cannot be read.
+
+    Raises:
+        TypeError: an annotation has a NamedTuple where a plain tuple does not tell of which type it is.
     """
     try:
-        hints = typing.get_type_hints(annotated)
+        hints = _hints(annotated)
         signature = inspect.signature(annotated)
     except (NameError, TypeError, ValueError):
         return function
-    rebuild = {name: made for name, hint in hints.items() if (made := _rebuild(hint)) is not None}
-    rebuild.pop("return", None)
+    rebuild = {
+        name: made
+        for name, parameter in signature.parameters.items()
+        if (made := _argument(parameter, hints.get(name))) is not None
+    }
     if not rebuild:
         return function
 

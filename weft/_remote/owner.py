@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import threading
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,9 +16,10 @@ from torch.utils import _pytree as pytree
 
 from weft._remote.named_tuples import portable, restoring, result_of
 from weft._remote.signature import Signature, signature_of
-from weft.publishing import publish
+from weft.publishing import publish, published
 
 _CHANGES = ("train", "zero_grad", "requires_grad_", "to", "type")
+_naming = threading.Lock()
 # The class that a scripted module was made of; it has the annotations.
 _unscripted: weakref.WeakKeyDictionary[nn.Module, type[nn.Module]] = weakref.WeakKeyDictionary()
 
@@ -28,8 +31,11 @@ def create(
     device: str,
     scripted: bool,
     name: str | None,
+    replace: bool,
 ) -> nn.Module:
-    """Makes the module, and publishes it if it has a name."""
+    """Makes the module, and publishes it if it has a name: a new one, unless it may ``replace`` another."""
+    if name is not None and not replace:
+        _check_new(name)
     module = module_cls(*args, **kwargs)
     if not isinstance(module, nn.Module):
         raise ValueError(
@@ -40,8 +46,22 @@ def create(
     if scripted:
         module = _scripted(module)
     if name is not None:
-        publish(name, _served(module, device))
+        with _naming:  # of two that are made at once, one gets the name
+            if not replace:
+                _check_new(name)
+            publish(name, _served(module, device))
     return module
+
+
+def _check_new(name: str) -> None:
+    # Scripted and saved models call the newest version of a name: a second module under it would answer
+    # the calls meant for the first.
+    if any(one.name == name for one in published()):
+        raise ValueError(
+            f"a remote module cannot be published as '{name}': its owner publishes something by that name "
+            "already; give another name, weft.unpublish the name there, or pass replace=True to let "
+            "scripted and saved models call the new module from now on"
+        )
 
 
 class _Placed(nn.Module):
@@ -131,10 +151,18 @@ def state(module_rref: RRef) -> dict[str, Any]:
     return moved
 
 
-def load_state(module_rref: RRef, values: Mapping[str, Any]) -> tuple[list[str], list[str], str]:
-    """Loads the keys that fit; returns missing keys, unexpected keys and any other error."""
+def load_state(
+    module_rref: RRef, values: Mapping[str, Any], metadata: dict[str, dict[str, Any]]
+) -> tuple[list[str], list[str], str]:
+    """Loads the keys that fit; returns missing keys, unexpected keys and any other error.
+
+    Args:
+        metadata: by submodule, as in a state_dict's ``_metadata``: modules convert states of old versions.
+    """
+    state_dict = collections.OrderedDict(values)
+    state_dict._metadata = metadata  # type: ignore[attr-defined]
     try:
-        missing, unexpected = module_rref.local_value().load_state_dict(values, strict=False)
+        missing, unexpected = module_rref.local_value().load_state_dict(state_dict, strict=False)
     except RuntimeError as error:
         return [], [], str(error)
     return list(missing), list(unexpected), ""
@@ -149,6 +177,10 @@ def change(module_rref: RRef, method: str, *args: Any) -> None:
 
 def describe(module_rref: RRef) -> str:
     return repr(module_rref.local_value())
+
+
+def is_training(module_rref: RRef) -> bool:
+    return module_rref.local_value().training
 
 
 def signature(module_rref: RRef) -> Signature:

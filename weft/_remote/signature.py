@@ -62,6 +62,9 @@ class _Unscriptable(Exception):
     pass
 
 
+# Names that the source made of a signature (stub.py) needs for itself begin with this.
+RESERVED = "_weft_"
+
 _INSTEAD = (
     "use tensors, numbers, strings, and lists, dicts, tuples and Optionals of them, which other "
     "processes know as well"
@@ -148,8 +151,12 @@ def _default_text(value: Any, name: str, where: str) -> str:
         return f'float("{value}")'
     if isinstance(value, torch.device):
         return f'torch.device("{value}")'
-    if value is None or isinstance(value, (bool, int, float, complex, str, torch.dtype)):
+    if value is None or isinstance(value, (bool, torch.dtype)):
         return repr(value)
+    for kind in (int, float, complex, str):
+        if isinstance(value, kind):
+            # As the plain type: an IntEnum or a NumPy number writes itself in names of its own.
+            return kind.__repr__(value)
     if isinstance(value, tuple):
         inner = [_default_text(item, name, where) for item in value]
         return f"({', '.join(inner)}{',' if len(inner) == 1 else ''})"
@@ -178,6 +185,7 @@ def _from_schema(module: torch.jit.ScriptModule) -> Signature:
         )
         for argument in schema.arguments[1:]
     )
+    _check_names([name for name, *_ in rows], "forward")
     result = written.of_schema(schema.returns[0].type)
     return Signature(rows, result, tuple(written.classes.values()))
 
@@ -200,6 +208,7 @@ def _from_signature(module: nn.Module) -> Signature:
         if parameter.default is not parameter.empty:
             default = _default_text(parameter.default, name, where)
         rows.append((name, kind, default, parameter.kind is parameter.KEYWORD_ONLY))
+    _check_names([name for name, *_ in rows], where)
     _check_order(rows, where)
     if "return" not in hints:
         raise _Unscriptable(
@@ -207,6 +216,15 @@ def _from_signature(module: nn.Module) -> Signature:
         )
     result = written.text(hints["return"], "the result", where)
     return Signature(tuple(rows), result, tuple(written.classes.values()))
+
+
+def _check_names(names: list[str], where: str) -> None:
+    taken = [name for name in names if name == "self" or name.startswith(RESERVED)]
+    if taken:
+        raise _Unscriptable(
+            f"{where} has a parameter called '{taken[0]}', a name that the remote call needs for itself: "
+            "give the parameter another name"
+        )
 
 
 def _check_order(rows: list[tuple[str, str, str | None, bool]], where: str) -> None:

@@ -20,22 +20,27 @@ from torch.jit.annotations import ann_to_type
 from weft._remote.named_tuples import class_called
 from weft._remote.signature import Named, Signature
 
+# Inside the methods only parameters and names that begin with RESERVED (signature.py) are used: a parameter
+# may have any other name, such as `like`, `torch` or `List`.
 _TEMPLATE = """\
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
 
 import torch
+import torch as _weft_torch
 from torch import Tensor
 from torch.jit import Future
 
 {result_class}
+_weft_Args = List[Any]
+_weft_Like = List[{result}]
 
 class {class_name}(_Base):
     def forward(self{parameters}) -> {result}:
-        if torch.jit.is_scripting():
-            like: List[{result}] = []
-            args: List[Any] = [{arguments}]
-            return torch.ops.weft.call(
-                self.script_worker, self.script_target, args, like,
+        if _weft_torch.jit.is_scripting():
+            _weft_like: _weft_Like = []
+            _weft_args: _weft_Args = [{arguments}]
+            return _weft_torch.ops.weft.call(
+                self.script_worker, self.script_target, _weft_args, _weft_like,
                 names={names}, timeout=self.timeout,
             )
         else:
@@ -43,11 +48,11 @@ class {class_name}(_Base):
 
     @torch.jit.export
     def forward_async(self{parameters}) -> Future[{result}]:
-        if torch.jit.is_scripting():
-            like: List[{result}] = []
-            args: List[Any] = [{arguments}]
-            return torch.ops.weft.call_async(
-                self.script_worker, self.script_target, args, like,
+        if _weft_torch.jit.is_scripting():
+            _weft_like: _weft_Like = []
+            _weft_args: _weft_Args = [{arguments}]
+            return _weft_torch.ops.weft.call_async(
+                self.script_worker, self.script_target, _weft_args, _weft_like,
                 names={names}, timeout=self.timeout,
             )
         else:
@@ -131,6 +136,11 @@ def _source(signature: Signature, class_name: str, named: _Names) -> str:
         names=names if names else None,
         result=named.in_result(signature.result),
     )
+
+
+def is_subclass(cls: type) -> bool:
+    """Whether :func:`subclass` made this class."""
+    return cls.__module__.startswith(f"{__name__}_")
 
 
 @functools.cache

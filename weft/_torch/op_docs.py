@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.fx
+from torch._library.effects import EffectType
 
 _TARGET = (
     "method: forward unless named. version: 0 is the newest. "
@@ -20,8 +21,12 @@ _GROUP = (
     "same order; in backward as well."
 )
 
-# Without a result that anybody uses they still matter to other ranks.
-_WITH_EFFECTS = ("send", "recv", "barrier")
+# Other workers and ranks feel whether these run, also when nobody uses the result, and in which order: ranks
+# that compile different graphs must still meet in the same collective.
+_WITH_EFFECTS = (
+    *("call_tensors", "_call_tensors_recorded", "_call_tensors_backward"),
+    *("send", "recv", "all_reduce", "broadcast", "reduce", "gather", "scatter", "barrier"),
+)
 
 DOCS = {
     "call": "Calls what `worker` publishes as `name` and waits. In TorchScript `like`, an annotated "
@@ -74,8 +79,10 @@ for _name in ("send", "recv", "all_reduce", "broadcast", "reduce", "gather", "sc
 
 
 def install() -> None:
-    """Gives each operator its ``__doc__``, and keeps torch.compile from dropping those with effects."""
+    """Gives each operator its ``__doc__``; keeps compilers from dropping or reordering those with effects."""
     for name, text in DOCS.items():
         getattr(torch.ops.weft, name).__doc__ = text
     for name in _WITH_EFFECTS:
-        torch.fx.node.has_side_effect(getattr(torch.ops.weft, name).default)
+        operator = getattr(torch.ops.weft, name).default
+        torch.fx.node.has_side_effect(operator)
+        torch.library._register_effectful_op(operator, EffectType.ORDERED)

@@ -1,0 +1,78 @@
+"""Published Python code: the NamedTuples and dtypes of its annotations, and results that are refused."""
+
+from __future__ import annotations
+
+import published_names as code
+import pytest
+import torch
+from published_names import Point
+from workers import Group
+
+import weft
+
+X = torch.ones(2, dtype=torch.float64)
+
+
+def publish_all() -> None:
+    for name in (
+        *("positional", "by_name", "defaulted", "many", "several", "tripled"),
+        *("dtype_of", "dtypes", "unannotated_dtype", "some_bytes", "marked"),
+    ):
+        weft.publish(name, getattr(code, name))
+    weft.publish("called", code.Called())
+
+
+def ask(name: str, *args, **kwargs):
+    return weft.call(f"worker0/{name}", *args, kwargs=kwargs)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    with Group(2) as group:
+        group[0].call(publish_all)
+        yield group
+        group.shutdown()
+
+
+def named_tuples() -> None:
+    a, b = Point(1, 2), Point(3, 4)
+    assert ask("positional", a, b) == "Point(1, 2),Point(3, 4)"
+    assert ask("positional", a, b, a) == "Point(1, 2),Point(3, 4),Point(1, 2)"
+    assert ask("by_name", p=a, q=b) == "p,q:Point(1, 2),Point(3, 4)"
+    assert (ask("defaulted"), ask("defaulted", None)) == ("none", "none")
+    assert ask("defaulted", a) == "Point(1, 2)"
+    assert ask("many", (a, b), [a], {"k": b}) == "Point(1, 2),Point(3, 4),Point(1, 2),Point(3, 4)"
+    assert [type(one) for one in ask("several", a)] == [Point, Point]
+    for result, right in ((ask("called", a, torch.float64), (2, 1)), (ask("tripled", a), (3, 6))):
+        assert (type(result), tuple(result)) == (Point, right)
+
+
+def test_named_tuples_of_every_annotation(pair):
+    pair[1].call(named_tuples)
+
+
+def test_an_annotation_that_a_plain_tuple_does_not_tell_is_refused():
+    with pytest.raises(TypeError, match=r"'point' cannot be published .*Optionals"):
+        weft.publish("ambiguous", code.ambiguous)
+
+
+def dtypes() -> None:
+    assert ask("dtype_of", X) is torch.float64
+    assert ask("dtypes", X) == {"a": [torch.float64, torch.int8]}
+
+
+def test_an_annotated_dtype_comes_back(pair):
+    pair[1].call(dtypes)
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "says"),
+    [
+        ("unannotated_dtype", (X,), "annotate the result with torch.dtype"),
+        ("some_bytes", (), "torch.frombuffer"),
+        ("marked", (), "return a list"),
+    ],
+)
+def test_a_result_that_would_change_on_the_way_is_refused(pair, name, args, says):
+    error = pair[1].fails(ask, name, *args)
+    assert "cannot be returned to another worker" in error.message and says in error.message

@@ -1,0 +1,90 @@
+"""Modules for the tests of scripted remote modules: names, defaults and states that are easily taken wrongly.
+
+Without `from __future__ import annotations`: see named_models.py.
+"""
+
+import enum
+
+import torch
+from torch import Tensor, nn
+
+import weft
+
+
+class TakesLike(nn.Module):
+    def forward(self, x: Tensor, like: list[int], args: int) -> int:
+        return sum(like) + args
+
+
+class TakesModules(nn.Module):
+    """Parameters called as what TorchScript code is usually made of."""
+
+    def forward(self, torch: Tensor, List: Tensor, Any: Tensor) -> Tensor:
+        return torch + List + Any
+
+
+class TakesReserved(nn.Module):
+    def forward(self, _weft_args: Tensor) -> Tensor:
+        return _weft_args
+
+
+class Number(enum.IntEnum):
+    SEVEN = 7
+
+
+class Half(float):
+    """Its repr is no Python, as NumPy's numbers have it."""
+
+    def __repr__(self) -> str:
+        return "np.float64(0.5)"
+
+
+class Word(str):
+    def __repr__(self) -> str:
+        return "Word"
+
+
+class Defaults(nn.Module):
+    def forward(
+        self, n: int = Number.SEVEN, f: float = Half(0.5), s: str = Word("a"), z: float = -0.0
+    ) -> tuple[int, float, str, float]:
+        return n, f, s, z
+
+
+class Times(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+class Doubled(weft.RemoteModule):
+    """A subclass of a user."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 2
+
+
+class Versioned(nn.Module):
+    """Its first version had the weight the other way round."""
+
+    _version = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(4.0).reshape(2, 2))
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *more):
+        if local_metadata.get("version", 1) < 2:
+            state_dict[prefix + "weight"] = state_dict[prefix + "weight"].t()
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *more)
+
+
+def nested() -> nn.Module:
+    return nn.Sequential(Versioned())
+
+
+def made_in_eval_mode() -> nn.Module:
+    return nn.Dropout().eval()

@@ -1,0 +1,59 @@
+"""Results of published Python code: what would arrive as something else is refused at the owner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from weft._remote.named_tuples import holds_dtypes
+
+# The first of three values in which the names of a result travel: jit_ops/values/result_names.cpp.
+_MARK = "__weft__.names"
+
+
+def checked(function: Callable[..., Any], annotated: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, whose results are refused if the caller would get other values than they are.
+
+    A dtype may be in the result where the annotation of ``annotated`` says so: the caller gets it back.
+    """
+    refused: tuple[type, ...] = (bytes, bytearray)
+    if not holds_dtypes(annotated):
+        refused = (*refused, torch.dtype)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        if type(result) is not torch.Tensor:
+            _check(result, refused)
+            if isinstance(result, tuple) and len(result) == 3 and _is_mark(result[0]):
+                raise ValueError(
+                    f"a tuple that begins with '{_MARK}' cannot be returned to another worker: "
+                    "Weft sends the names of NamedTuples in such tuples; return a list"
+                )
+        return result
+
+    return run
+
+
+def _is_mark(value: Any) -> bool:
+    return isinstance(value, str) and value == _MARK
+
+
+def _check(value: Any, refused: tuple[type, ...]) -> None:
+    if isinstance(value, refused):
+        instead = (
+            "annotate the result with torch.dtype"
+            if isinstance(value, torch.dtype)
+            else "return a tensor: torch.frombuffer(value, dtype=torch.uint8)"
+        )
+        raise TypeError(
+            f"a {type(value).__name__} cannot be returned to another worker as it is: {instead}"
+        )
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            _check(item, refused)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _check(key, refused)
+            _check(item, refused)
