@@ -145,12 +145,13 @@ def mismatched_call() -> None:
 
 
 def moved_as_another_type() -> None:
-    """Both have one byte an element, and neither has arithmetic."""
+    """Both have one byte an element, and neither has arithmetic. The root learns of it in the barrier."""
     import torch
     import torch.distributed as dist
 
     kind = torch.float8_e4m3fn if dist.get_rank() == 0 else torch.float8_e5m2
     dist.broadcast(torch.ones(3).to(kind), 0)
+    dist.barrier()
 
 
 def gathered_as_another_type() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -175,6 +176,7 @@ def test_a_pool_from_before_weft_is_not_blocked(tmp_path):
     done = subprocess.run(
         [sys.executable, "late.py"],
         cwd=tmp_path,
+        env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},  # `import torch` loads no Weft
         capture_output=True,
         text=True,
         timeout=100,

@@ -25,7 +25,7 @@ def checked(function: Callable[..., Any], annotated: Callable[..., Any]) -> Call
     def run(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
         if type(result) is not torch.Tensor:
-            _check(result, refused)
+            _check_all(result, refused)
             if isinstance(result, tuple) and len(result) == 3 and _is_mark(result[0]):
                 raise ValueError(
                     f"a tuple that begins with '{_MARK}' cannot be returned to another worker: "
@@ -38,6 +38,13 @@ def checked(function: Callable[..., Any], annotated: Callable[..., Any]) -> Call
 
 def _is_mark(value: Any) -> bool:
     return isinstance(value, str) and value == _MARK
+
+
+def _check_all(result: Any, refused: tuple[type, ...]) -> None:
+    try:
+        _check(result, refused)
+    except RecursionError:
+        return  # it is deeper than what can be sent: the conversion to TorchScript's values says so
 
 
 def _check(value: Any, refused: tuple[type, ...]) -> None:
