@@ -459,8 +459,7 @@ def refused(kind: str) -> str:
     import torch.distributed.rpc as rpc
 
     bad = {
-        "freed": lambda: make_bad("freed"),
-        "shrunk": lambda: make_bad("shrunk"),
+        **{kind: lambda kind=kind: make_bad(kind) for kind in ("freed", "shrunk")},
         "meta": lambda: torch.empty(3, device="meta"),
         "lambda": lambda: (lambda: 1),
         "lock": lambda: __import__("threading").Lock(),
@@ -488,8 +487,7 @@ def make_bad(kind: str):
     import torch
 
     if kind in ("freed", "shrunk"):
-        made = torch.arange(8.0)
-        made.untyped_storage().resize_(0 if kind == "freed" else 8)
+        (made := torch.arange(8.0)).untyped_storage().resize_(0 if kind == "freed" else 8)
         return made
     return torch.empty(3, device="meta") if kind == "meta" else (lambda: 1)
 
