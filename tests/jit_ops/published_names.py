@@ -65,6 +65,14 @@ def dtypes(x: Tensor) -> dict[str, list[torch.dtype]]:
     return {"a": [x.dtype, torch.int8]}
 
 
+class Sized(NamedTuple):
+    dtype: int
+
+
+def field_called_dtype(x: Tensor) -> Sized:
+    return Sized(x.dtype)
+
+
 def unannotated_dtype(x):
     return [x.dtype]
 

@@ -16,7 +16,7 @@ X = torch.ones(2, dtype=torch.float64)
 def publish_all() -> None:
     for name in (
         *("positional", "by_name", "defaulted", "many", "several", "tripled"),
-        *("dtype_of", "dtypes", "unannotated_dtype", "some_bytes", "marked"),
+        *("dtype_of", "dtypes", "unannotated_dtype", "field_called_dtype", "some_bytes", "marked"),
     ):
         weft.publish(name, getattr(code, name))
     weft.publish("called", code.Called())
@@ -69,6 +69,7 @@ def test_an_annotated_dtype_comes_back(pair):
     ("name", "args", "says"),
     [
         ("unannotated_dtype", (X,), "annotate the result with torch.dtype"),
+        ("field_called_dtype", (X,), "annotate the result with torch.dtype"),
         ("some_bytes", (), "torch.frombuffer"),
         ("marked", (), "return a list"),
     ],

@@ -172,16 +172,25 @@ def names_in(annotated: Callable[..., Any]) -> str:
 
     Dtypes are among them, as ``["dtype"]``: TorchScript sends them as numbers.
     """
-    try:
-        part = _part(_hints(annotated).get("return"))
-    except (NameError, TypeError):
-        return ""
+    part = _part_of_result(annotated)
     return json.dumps(part) if part else ""
 
 
 def holds_dtypes(annotated: Callable[..., Any]) -> bool:
     """Whether dtypes are in what ``annotated`` returns, in places where the caller gets them back."""
-    return '["dtype"]' in names_in(annotated)
+    return _has_dtype(_part_of_result(annotated))
+
+
+def _part_of_result(annotated: Callable[..., Any]) -> Any:
+    try:
+        return _part(_hints(annotated).get("return"))
+    except (NameError, TypeError):
+        return None
+
+
+def _has_dtype(part: Any) -> bool:
+    # The names of a NamedTuple's fields are a tuple: a field may be called dtype.
+    return part == ["dtype"] or (isinstance(part, list) and any(map(_has_dtype, part)))
 
 
 def _part(annotation: Any) -> Any:
