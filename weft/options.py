@@ -36,26 +36,22 @@ def check_seconds(name: str, value: object) -> float:
     return float(value)
 
 
-def _positive(name: str, value: object, most: int = 2**63 - 1) -> int:
+def check_int(name: str, value: object, least: int = 1, most: int = 2**63 - 1) -> int:
+    """The int given as ``name``. ``least`` is 0 or 1.
+
+    Raises:
+        TypeError: ``value`` is no int.
+        ValueError: it is below ``least`` or above ``most``.
+    """
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be an int, got {value!r}")
-    if value <= 0:
+    if value < least and least == 1:
         raise ValueError(f"{name} must be positive, got {value}")
-    return _at_most(name, value, most)
-
-
-def _at_most(name: str, value: int, most: int) -> int:
+    if value < least:
+        raise ValueError(f"{name} must not be negative, got {value}")
     if value > most:
         raise ValueError(f"{name} must be at most {most}, got {value}")
     return value
-
-
-def _count(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, got {value!r}")
-    if value < 0:
-        raise ValueError(f"{name} must not be negative, got {value}")
-    return _at_most(name, value, 2**63 - 1)
 
 
 def _from_environment(name: str, fallback: float) -> float:
@@ -149,7 +145,9 @@ class RpcBackendOptions(_C.RpcBackendOptionsBase):
         process_group: bool = False,
     ) -> None:
         super().__init__(check_seconds("rpc_timeout", rpc_timeout), init_method)
-        self.num_worker_threads = _positive("num_worker_threads", num_worker_threads, 2**31 - 1)
+        self.num_worker_threads = check_int(
+            "num_worker_threads", num_worker_threads, most=2**31 - 1
+        )
         self.device_maps = {
             worker: _to_device_map(dict(device_map))
             for worker, device_map in (device_maps or {}).items()
@@ -170,8 +168,8 @@ class RpcBackendOptions(_C.RpcBackendOptionsBase):
             ("max_inflight_bytes", max_inflight_bytes),
         ):
             if value is not None:
-                setattr(self, name, _positive(name, value))
-        self.max_calls_in_flight = _count("max_calls_in_flight", max_calls_in_flight)
+                setattr(self, name, check_int(name, value))
+        self.max_calls_in_flight = check_int("max_calls_in_flight", max_calls_in_flight, least=0)
         if auth_key_file is not None:
             self.auth_key_file = os.fspath(auth_key_file)
         if interface is not None:

@@ -20,22 +20,13 @@ from torch.distributed.rpc import RRef
 from weft import _C
 from weft._remote.named_tuples import names_in, restoring
 from weft._remote.results import checked
-from weft.options import check_seconds
+from weft.options import check_int, check_seconds
 
 NEWEST = 0
 LONGEST_DELAY = 3600.0
 MOST_REQUESTS = 2**31 - 1
 LAST_VERSION = 2**63 - 1
 GROUPS_TIMEOUT = -1.0
-
-
-def _check_int(name: str, value: object, most: int) -> int:
-    """The int given as ``name``, which counts from 1."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, got {value!r}")
-    if not 1 <= value <= most:
-        raise ValueError(f"{name} must be at least 1 and at most {most}, got {value}")
-    return value
 
 
 @dataclass(frozen=True)
@@ -60,7 +51,7 @@ class Batch:
     max_delay: float = 200e-6
 
     def __post_init__(self) -> None:
-        _check_int("max_requests", self.max_requests, MOST_REQUESTS)
+        check_int("max_requests", self.max_requests, most=MOST_REQUESTS)
         if check_seconds("max_delay", self.max_delay) > LONGEST_DELAY:
             raise ValueError(f"max_delay must be at most 3600 s, got {self.max_delay!r}")
 
@@ -157,7 +148,7 @@ def publish(
         ValueError: ``version`` is below 1 or above 2**63 - 1.
         RuntimeError: the name or the version is refused; the text says why.
     """
-    number = NEWEST if version is None else _check_int("version", version, LAST_VERSION)
+    number = NEWEST if version is None else check_int("version", version, most=LAST_VERSION)
     pair = None if batch is None else (batch.max_requests, batch.max_delay)
     scripted = isinstance(module, (torch.jit.ScriptModule, torch.jit.ScriptFunction))
     methods = tuple(methods)
@@ -195,7 +186,7 @@ def unpublish(name: str, version: int | None = None) -> None:
         TypeError, ValueError: ``version`` is no version.
         RuntimeError: this process publishes nothing by that name, or not that version.
     """
-    number = NEWEST if version is None else _check_int("version", version, LAST_VERSION)
+    number = NEWEST if version is None else check_int("version", version, most=LAST_VERSION)
     _C.unpublish(name, number)
 
 
