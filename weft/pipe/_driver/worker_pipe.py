@@ -130,8 +130,9 @@ class WorkerPipe(StateAtWorkers):
                 "dimensions differ"
             )
         weights = weights_of(parts, loss, reduction)
-        job = Job(recompute=self._recompute(len(parts)), criterion=loss, weights=weights)
-        outcomes = self._run(self._order(len(parts)), job, parts, targets)
+        order, recompute = self._order(len(parts)), self._recompute(len(parts))
+        job = Job(order, recompute, criterion=loss, weights=weights)
+        outcomes = self._run(job, parts, targets)
         backward_of_inputs(parts, outcomes)
         return torch.stack([outcome.loss for outcome in outcomes]).sum()
 
@@ -164,14 +165,13 @@ class WorkerPipe(StateAtWorkers):
         if with_graph:
             self._parts.check_graph()
         parts = split(inputs, self.chunks)
-        order = self._order(len(parts), FORWARD)
-        job = Job(recompute=self._recompute(len(parts)))
+        job = Job(self._order(len(parts), FORWARD), self._recompute(len(parts)))
         last = self.places[-1].worker
         if not with_graph:
-            self._run(order, job, parts)
+            self._run(job, parts)
             return self._parts.take_output(last, self._step)
         graphs = self._open_graphs()
-        self._run(order, job, parts, graphs=graphs)
+        self._run(job, parts, graphs=graphs)
         run = functools.partial(self._backward, graphs, len(parts))
         graph = ForwardGraph(self._workers, wanting_gradients(parts), run)
         if last == rpc.get_worker_info().name:
@@ -197,13 +197,11 @@ class WorkerPipe(StateAtWorkers):
     ) -> list[Tensor | None]:
         """Runs the backward of a forward; gradients of the inputs that want one."""
         self._gradients.check(how.context)
-        order = self._order(chunks, BACKWARD)
-        job = Job(recompute=[False] * chunks, backward=how)
-        return input_gradients(self._run(order, job, [], list(gradients), graphs))
+        job = Job(self._order(chunks, BACKWARD), [False] * chunks, backward=how)
+        return input_gradients(self._run(job, [], list(gradients), graphs))
 
     def _run(
         self,
-        order: Order,
         job: Job,
         parts: list[Any],
         given: Any = None,
@@ -212,7 +210,6 @@ class WorkerPipe(StateAtWorkers):
         """Runs a mini-batch.
 
         Args:
-            order: of the tasks.
             job: what is the same for all workers.
             parts: the inputs of the micro-batches.
             given: what the last stage's worker gets.
@@ -221,7 +218,7 @@ class WorkerPipe(StateAtWorkers):
         recording = self._recording
         with self._running:
             self._step += 1
-            job = job._replace(step=self._step, order=order, recorded=recording is not None)
+            job = job._replace(step=self._step, recorded=recording is not None)
             last = self.places[-1].workers
             criteria = self._criteria(job.criterion)
             jobs = {
@@ -244,7 +241,7 @@ class WorkerPipe(StateAtWorkers):
                 raise
             if recording is not None:
                 done = {worker: one.tasks for worker, one in outcomes.items()}
-                recording.add(self._plan(order), done)
+                recording.add(self._plan(job.order), done)
             return [outcomes[worker] for worker in self._workers]
 
     def _criteria(self, loss: Callable[[Any, Any], Tensor] | None) -> dict[str, Any]:

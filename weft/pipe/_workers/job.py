@@ -38,9 +38,9 @@ class StagePlace(NamedTuple):
 class Job(NamedTuple):
     """One mini-batch, as all workers are told of it."""
 
+    order: Order
     recompute: list[bool]  # for each micro-batch
     step: int = 0
-    order: Order = Order("gpipe", 0)
     recorded: bool = False  # whether it is told when each task ran
     criterion: Callable[[Any, Any], Tensor] | None = None  # None: a forward or a backward alone
     weights: Sequence[float] = ()  # of each micro-batch's loss
