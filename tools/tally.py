@@ -25,12 +25,16 @@ NAMES = ("passed", "failed", "skipped")
 Counts = dict[str, int]
 
 
+def has_failed(case: ET.Element) -> bool:
+    return case.find("failure") is not None or case.find("error") is not None
+
+
 def junit(path: Path, failures: list[str]) -> Counts:
     counts = dict.fromkeys(NAMES, 0)
     for case in ET.parse(path).getroot().iter("testcase"):
         # GoogleTest marks what it did not run in attributes, pytest in a child element.
         marks = {case.get("status"), case.get("result")}
-        if case.find("failure") is not None or case.find("error") is not None:
+        if has_failed(case):
             counts["failed"] += 1
             failures.append(f"{case.get('classname')}.{case.get('name')}")
         elif case.find("skipped") is not None or marks & {"notrun", "skipped", "suppressed"}:
@@ -44,7 +48,7 @@ def failed_ids(path: Path) -> list[str]:
     """What pytest takes to run them again; its XML must name files (junit_family=xunit1)."""
     ids = []
     for case in ET.parse(path).getroot().iter("testcase"):
-        if case.find("failure") is None and case.find("error") is None:
+        if not has_failed(case):
             continue
         file, name = case.get("file", ""), case.get("name", "")
         module = file.removesuffix(".py").replace("/", ".")

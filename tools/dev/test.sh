@@ -68,6 +68,12 @@ sanitized() {
   bazel_tests "sanitizers-$1" "${which[@]}" -- "--config=$1" "${@:2}"
 }
 
+# pytest_limited SECONDS ARGS…: pytest under Weft. At an interrupt it says what has failed so far.
+pytest_limited() {
+  (cd "$WEFT_ROOT" && LIMIT_SIGNAL=INT limited "$1" env "${WEFT_ENV[@]}" \
+    python -m pytest -q "${@:2}" >&2)
+}
+
 # pytest_run NAME ARGS…: pytest under Weft; its counts go to NAME.json. Two files at a time: the
 # tests mostly wait for processes.
 pytest_run() {
@@ -76,10 +82,8 @@ pytest_run() {
   build_test_parts
   [[ -n "$FILTER" ]] && flags=(-k "$FILTER")
   rm -f "$RESULTS/$name.xml"
-  # At an interrupt pytest says what has failed so far.
-  (cd "$WEFT_ROOT" && LIMIT_SIGNAL=INT limited 3000 env "${WEFT_ENV[@]}" python -m pytest -q \
-    -n 2 --dist loadfile -o junit_family=xunit1 --junitxml="$RESULTS/$name.xml" \
-    "${flags[@]}" "$@" >&2) || rc=$?
+  pytest_limited 3000 -n 2 --dist loadfile -o junit_family=xunit1 \
+    --junitxml="$RESULTS/$name.xml" "${flags[@]}" "$@" || rc=$?
   [[ $rc == 5 ]] && rc=0 # pytest's "no test selected"
   tally junit "$RESULTS/$name.xml" "$RESULTS/$name.json" "$rc" && return
   [[ $rc == 1 && $EXCUSES == yes ]] || return 1
@@ -96,8 +100,7 @@ pass_alone() {
   ((${#failed[@]} <= 2)) || return 1
   for turn in 1 2 3; do
     say "test: ${failed[*]} once more, alone ($turn of 3)"
-    (cd "$WEFT_ROOT" && LIMIT_SIGNAL=INT limited 900 env "${WEFT_ENV[@]}" \
-      python -m pytest -q -n 0 "${failed[@]}" >&2) || return 1
+    pytest_limited 900 -n 0 "${failed[@]}" || return 1
   done
 }
 
