@@ -255,9 +255,9 @@ bool isTraced() {
 Tensors differentiableCall(string_view worker, string_view name, at::TensorList inputs,
                            at::TensorList like, string_view method, std::int64_t version,
                            double timeout) {
-  const Call call = toCall(worker, name, method, version, timeout);
   const auto dual = [](const at::Tensor& input) { return hasForwardGradient(input); };
-  if (std::any_of(inputs.begin(), inputs.end(), dual)) refuseForwardGradient(describe(call));
+  if (std::any_of(inputs.begin(), inputs.end(), dual))
+    refuseForwardGradient(describe(toCall(worker, name, method, version, timeout)));
   std::vector<std::int64_t> needed;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (inputs[i].requires_grad()) needed.push_back(static_cast<std::int64_t>(i));
@@ -269,6 +269,7 @@ Tensors differentiableCall(string_view worker, string_view name, at::TensorList 
     return dispatch<decltype(callTensors)>("weft::call_tensors", worker, name, inputs, like, method,
                                            version, timeout);
   }
+  const Call call = toCall(worker, name, method, version, timeout);
   const Target to{.call = call, .like = like, .needed = std::move(needed), .traced = traced};
   if (none && traced) {
     Tensors out = record(to, inputs);

@@ -50,15 +50,21 @@ bool mayHoldNames(const TypePtr& type) {
   return std::any_of(contained.begin(), contained.end(), mayHoldNames);
 }
 
-}  // namespace
-
-bool requiresGrad(const at::IValue& value) {
+// Whether `is` says so of a tensor in the value.
+template <typename Predicate>
+bool anyTensor(const at::IValue& value, Predicate is) {
   bool found = false;
-  value.visit([&found](const at::IValue& part) {
-    found = found || (part.isTensor() && part.toTensor().requires_grad());
+  value.visit([&](const at::IValue& part) {
+    found = found || (part.isTensor() && is(part.toTensor()));
     return found;
   });
   return found;
+}
+
+}  // namespace
+
+bool requiresGrad(const at::IValue& value) {
+  return anyTensor(value, [](const at::Tensor& tensor) { return tensor.requires_grad(); });
 }
 
 bool hasForwardGradient(const at::IValue& value) {
@@ -66,13 +72,9 @@ bool hasForwardGradient(const at::IValue& value) {
   constexpr std::uint64_t kLevel = 0;  // torch has no other
   if (!c10::AutogradState::get_tls_state().get_fw_grad_mode()) return false;
   if (ForwardADLevel::try_get_by_idx(kLevel) == nullptr) return false;
-  bool found = false;
-  value.visit([&found](const at::IValue& part) {
-    found = found || (part.isTensor() && part.toTensor().defined() &&
-                      part.toTensor()._fw_grad(kLevel).defined());
-    return found;
+  return anyTensor(value, [](const at::Tensor& tensor) {
+    return tensor.defined() && tensor._fw_grad(kLevel).defined();
   });
-  return found;
 }
 
 at::IValue detached(at::IValue value) {
