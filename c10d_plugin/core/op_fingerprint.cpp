@@ -72,9 +72,8 @@ std::string OpFingerprint::describe() const {
     if (reduces(operation) && variant != 0) text += " of premultiplied values";
     if (hasRoot(operation)) text += ", root " + std::to_string(root);
   }
-  // Between hosts, what lies above a sequence's bits says how its data are cut.
-  constexpr std::uint64_t kSequence = (std::uint64_t{1} << 40U) - 1;
-  return text + " (operation " + std::to_string(sequence & kSequence) + ")";
+  constexpr std::uint64_t kNumber = (std::uint64_t{1} << kSequenceBits) - 1;
+  return text + " (operation " + std::to_string(sequence & kNumber) + ")";
 }
 
 bool OpFingerprint::agreesWith(const OpFingerprint& other) const noexcept {

@@ -31,6 +31,11 @@ const char* toString(Operation operation) noexcept;
 bool reduces(Operation operation) noexcept;
 bool hasRoot(Operation operation) noexcept;
 
+// An operation's number: the lowest bits of its sequence, and of Call::turn. The tags of messages
+// contain it. Between hosts, the bits above it say how the data are cut: ranks that differ there
+// meet, and find that they differ.
+inline constexpr unsigned kSequenceBits = 40;
+
 struct OpFingerprint {
   // Instead of a number of bytes: the operation has none that describes all ranks.
   static constexpr std::uint64_t kVaries = ~std::uint64_t{0};

@@ -34,7 +34,7 @@ class OpContext {
   // Throws the error, if it is one. It ends the group, unless it only says that the ranks called
   // different operations.
   void check(const transport::Error& error) {
-    in_step_ = !in_series_ && !error;
+    if (state_ != State::kInSeries) state_ = error ? State::kBehind : State::kInStep;
     if (!error) return;
     reported_ = true;
     differed_ = error.code() == transport::ErrorCode::kInvalidArgument;
@@ -42,29 +42,25 @@ class OpContext {
     raise(title_, error);
   }
   // Between the two the operation is several of the Collectives'; else it is one.
-  void beginSeries() noexcept {
-    in_series_ = true;
-    in_step_ = false;
-  }
-  void endSeries() noexcept {
-    in_series_ = false;
-    in_step_ = true;
-  }
+  void beginSeries() noexcept { state_ = State::kInSeries; }
+  void endSeries() noexcept { state_ = State::kInStep; }
   // After an exception: the others do more of the operation than this rank has done, and have not
   // been told.
-  bool leftBehind() const noexcept { return !in_step_ && !reported_; }
+  bool leftBehind() const noexcept { return state_ != State::kInStep && !reported_; }
   const char* title() const noexcept { return title_; }
   // What check() threw says that the ranks called different operations.
   bool differed() const noexcept { return differed_; }
 
  private:
+  // What this rank has done of the operation: nothing yet, some of a series, or all.
+  enum class State : std::uint8_t { kBehind, kInSeries, kInStep };
+
   collectives::Collectives& collectives_;
   collectives::Deadline deadline_;
   std::uint64_t& sequence_;
   const char* title_;
   std::atomic<bool>& failed_;
-  bool in_series_ = false;
-  bool in_step_ = false;
+  State state_ = State::kBehind;
   bool reported_ = false;  // check() threw: the Collectives know of the error
   bool differed_ = false;
 };

@@ -16,8 +16,10 @@ namespace {
 
 using namespace weft::ops;  // NOLINT(google-build-using-namespace): this file is its Python face
 
-// torch's own inference, by way of Python: libtorch_python does not export it.
+// torch's own inference, by way of Python: libtorch_python does not export it. It takes bytes for a
+// string, which the other end would get.
 at::IValue inferred(py::handle object) {
+  if (PyBytes_Check(object.ptr())) throw py::type_error("unknown to TorchScript");
   const auto infer = py::module_::import("torch._C").attr("_jit_try_infer_type");
   const py::object found = infer(object);
   if (!found.attr("success")().cast<bool>()) throw py::type_error("unknown to TorchScript");

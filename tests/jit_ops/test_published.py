@@ -363,10 +363,12 @@ def test_a_bad_target_shows_a_good_one(pair, target):
     assert '"worker/name"' in error.message
 
 
-def test_values_that_torchscript_does_not_know_stay_here(pair):
-    error = pair[1].fails(ask, "worker0/encoder", {1, 2})
+@pytest.mark.parametrize("value", [{1, 2}, b"text", [b"text"]])
+def test_values_that_torchscript_does_not_know_stay_here(pair, value):
+    error = pair[1].fails(ask, "worker0/encoder", value)
     assert error.kind == "TypeError"
-    assert "argument 0 holds a 'set'" in error.message
+    kind = type(value[0] if isinstance(value, list) else value).__name__
+    assert f"argument 0 holds a '{kind}'" in error.message
 
 
 @pytest.mark.parametrize(

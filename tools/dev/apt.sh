@@ -44,3 +44,30 @@ need_apt() {
     die "apt could not install them (all it said: $log)"
   }
 }
+
+# private_apt FOLDER TYPE [OPTIONS…]: sets `apt` to apt-get with lists of its own in FOLDER, of the
+# machine's own sources as TYPE (deb or deb-src): no mirror is named here, and the machine's setup
+# stays as it is.
+private_apt() {
+  local to="$1" type="$2" file
+  mkdir -p "$to/parts" "$to/lists/partial"
+  : >"$to/sources.list"
+  for file in /etc/apt/sources.list /etc/apt/sources.list.d/*.list; do
+    [[ -r "$file" ]] || continue
+    sed -nE "s/^[[:space:]]*deb([[:space:]])/$type\\1/p" "$file" >>"$to/sources.list"
+  done
+  for file in /etc/apt/sources.list.d/*.sources; do
+    [[ -r "$file" ]] || continue
+    sed -E "s/^Types:.*/Types: $type/I" "$file" >"$to/parts/$(basename "$file")"
+  done
+  apt=(
+    apt-get -qq
+    -o "Dir::Etc::SourceList=$to/sources.list"
+    -o "Dir::Etc::SourceParts=$to/parts"
+    -o "Dir::State::Lists=$to/lists"
+    -o "Dir::Cache::pkgcache=" -o "Dir::Cache::srcpkgcache="
+    -o "APT::Sandbox::User=$(id -un)"
+    -o "Acquire::Retries=3"
+    "${@:3}"
+  )
+}

@@ -165,7 +165,7 @@ part_demo() {
 
 part_lint() { run_lint; }
 
-is_part() { [[ " ${ALL_PARTS[*]} quick torch215 asan tsan " == *" $1 "* ]]; }
+is_part() { [[ " ${ALL_PARTS[*]} quick torch215 asan tsan aarch64 " == *" $1 "* ]]; }
 
 # What the words of ./dev test mean: sets FILTER and the caller's `parts`.
 read_test_words() {
@@ -184,7 +184,7 @@ read_test_words() {
         ;;
       *)
         is_part "$1" || die "./dev test: no part is called $1; parts: all ${ALL_PARTS[*]} quick" \
-          "torch215 asan tsan; tests by their names: ./dev test PART -k $1"
+          "torch215 asan tsan aarch64; tests by their names: ./dev test PART -k $1"
         parts+=("$1")
         ;;
     esac
@@ -208,7 +208,7 @@ run_tests() {
   if [[ $STEP_RC != 0 ]]; then
     tally check "$RESULTS/build.json" 1 || true
     say "test: the build FAILED; only lint, cpp and sanitizers of ${parts[*]} can run"
-    mapfile -t parts < <(printf '%s\n' "${parts[@]}" | grep -xE 'lint|cpp|sanitizers|asan|tsan')
+    mapfile -t parts < <(printf '%s\n' "${parts[@]}" | grep -xE 'lint|cpp|sanitizers|asan|tsan|aarch64')
   fi
   for part in "${parts[@]}"; do
     started=$SECONDS

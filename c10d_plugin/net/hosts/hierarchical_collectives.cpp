@@ -30,6 +30,11 @@ Call partialCall(Call call) {
   return call;
 }
 
+// The sum of a host's ranks may not fit the type, although the average of all does.
+bool needsAllRanks(const Call& call) {
+  return call.reduction == Reduction::kAverage && !sumsFit(call.element);
+}
+
 }  // namespace
 
 // --- steps and failures ---
@@ -59,7 +64,7 @@ bool HierarchicalCollectives::across(const Call& call, const Step& step, int roo
   constexpr unsigned kShareBits = 12;
   const std::uint64_t details =
       (static_cast<std::uint64_t>(root_local) << kShareBits) | (shares - 1);
-  between.sequence = call.sequence | (details << MessageCollectives::kSequenceBits);
+  between.sequence = call.sequence | (details << kSequenceBits);
   between.turn = across_turn_++;
   return !flat(step(*parts_.across, between));
 }
@@ -151,11 +156,13 @@ Error HierarchicalCollectives::broadcast(const Call& call, Bytes data, int root)
 
 Error HierarchicalCollectives::allReduce(const Call& call, Bytes data) {
   if (!canReduce(call.element, call.reduction)) return parts_.flat->allReduce(call, data);
+  if (needsAllRanks(call)) return flat(parts_.flat->allReduce(call, data));
   return reduceTo(call, data, kEverywhere);
 }
 
 Error HierarchicalCollectives::reduce(const Call& call, Bytes data, int root) {
   if (!canReduce(call.element, call.reduction)) return parts_.flat->reduce(call, data, root);
+  if (needsAllRanks(call)) return flat(parts_.flat->reduce(call, data, root));
   return reduceTo(call, data, root);
 }
 
@@ -233,8 +240,9 @@ Error HierarchicalCollectives::reduceScatter(const Call& call, std::span<const C
                                              Bytes out) {
   if (Error error = failure()) return error;
   if (!canReduce(call.element, call.reduction)) return parts_.flat->reduceScatter(call, in, out);
-  if (layout_.fewest() != layout_.most() || in.size() != static_cast<std::size_t>(size()))
-    return flat(parts_.flat->reduceScatter(call, in, out));
+  const bool uneven =
+      layout_.fewest() != layout_.most() || in.size() != static_cast<std::size_t>(size());
+  if (uneven || needsAllRanks(call)) return flat(parts_.flat->reduceScatter(call, in, out));
   const Call sum = partialCall(call);
   std::size_t total = 0;
   for (const ConstBytes& part : pick(in, layout_.across(layout_.local)))

@@ -11,7 +11,7 @@ namespace weft::collectives {
 namespace {
 
 // Tags of the algorithms: top bit, channel (7 bits), number (40), step (16).
-static_assert(MessageCollectives::kSequenceBits + RequestSet::kTagBits == kChannelShift);
+static_assert(kSequenceBits + RequestSet::kTagBits == kChannelShift);
 
 // The piece in which so many bytes are broadcast: an eighth of them.
 std::size_t treePiece(std::size_t bytes) {

@@ -30,10 +30,6 @@ namespace weft::collectives {
 
 class MessageCollectives : public Collectives {
  public:
-  // The lowest bits of an operation's number (Call::turn, else its sequence), which its messages'
-  // tags contain: what differs above them meets, and finds that it differs.
-  static constexpr unsigned kSequenceBits = 40;
-
   // Among all ranks of the mailbox.
   explicit MessageCollectives(std::shared_ptr<Mailbox> mailbox);
   // Among some of them: `members` are mailbox ranks, this process's among them, the same list on

@@ -74,6 +74,32 @@ TEST_P(Hosts, DoWhatTheModelDoes) {
   });
 }
 
+// All ranks give the largest value, which is the average then; the sum of a host's has no place.
+TEST_P(Hosts, AverageWhereASumDoesNotFitTheType) {
+  run(GetParam(), [](int rank, KeyValue&, HierarchicalCollectives& collectives) {
+    std::uint64_t sequence = 0;
+    for (const Element element : {Element::kInt16, Element::kFloat16}) {
+      const std::uint16_t largest = element == Element::kInt16 ? 0x7FFF : 0x7BFF;
+      const auto call = [&] { return Call{soon(), sequence++, element, Reduction::kAverage}; };
+      const auto check = [&](const Error& error, const std::vector<std::uint16_t>& result) {
+        EXPECT_FALSE(error) << error.text();
+        EXPECT_TRUE(std::ranges::all_of(result, [&](auto each) { return each == largest; }))
+            << toString(element) << " " << result.front();
+      };
+      std::vector<std::uint16_t> data(70'001, largest);
+      check(collectives.allReduce(call(), std::as_writable_bytes(std::span(data))), data);
+      const Error reduced = collectives.reduce(call(), std::as_writable_bytes(std::span(data)), 1);
+      if (rank == 1) check(reduced, data);
+      std::vector<std::uint16_t> part(1'001);
+      const std::vector<std::uint16_t> input(1'001, largest);
+      const std::vector<ConstBytes> inputs(static_cast<std::size_t>(collectives.size()),
+                                           std::as_bytes(std::span(input)));
+      check(collectives.reduceScatter(call(), inputs, std::as_writable_bytes(std::span(part))),
+            part);
+    }
+  });
+}
+
 TEST(HierarchicalCollectives, TellsForWhichRanksItWaits) {
   const TemporaryFolder folder;
   runRanks(4, [&](int rank, KeyValue& store) {
