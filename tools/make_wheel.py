@@ -7,6 +7,7 @@ import base64
 import hashlib
 import importlib.util
 import os
+import platform
 import sys
 import zipfile
 from pathlib import Path
@@ -133,7 +134,7 @@ def about(root: Path, torch_version: str, stage) -> dict[str, bytes]:
 def tag() -> str:
     """Of this machine; auditwheel replaces it by the manylinux one."""
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    return f"{python}-{python}-linux_x86_64"
+    return f"{python}-{python}-linux_{platform.machine()}"
 
 
 def main(root: Path, shared: Path, dist: Path, torch_version: str) -> None:

@@ -2,6 +2,7 @@
 // one servable. weft/pipe/_driver/script_worker.py calls them.
 #include <torch/csrc/distributed/rpc/rpc_agent.h>
 #include <torch/csrc/jit/frontend/function_schema_parser.h>
+#include <torch/custom_class.h>
 
 #include <map>
 #include <mutex>
@@ -26,8 +27,20 @@ std::string nameOfThisWorker() {
   return torch::distributed::rpc::RpcAgent::getCurrentRpcAgent()->getWorkerInfo().name_;
 }
 
+// The driver's hold on a part. It is the value of an RRef that the driver has: it goes when the
+// driver drops that, or is lost, and the part goes with it.
+class Hold final : public torch::CustomClassHolder {
+ public:
+  explicit Hold(std::function<void()> let_go) : let_go_(std::move(let_go)) {}
+  ~Hold() override { let_go_(); }
+
+ private:
+  const std::function<void()> let_go_;
+};
+
 // The parts of pipelines at this worker, by the pipelines' names. Any thread.
-class PipelineWorker final : public ops::Servable {
+class PipelineWorker final : public ops::Servable,
+                             public std::enable_shared_from_this<PipelineWorker> {
  public:
   PipelineWorker() {
     addParts();
@@ -63,7 +76,7 @@ class PipelineWorker final : public ops::Servable {
     });
     method(
         "build(str pipe, str driver, str[][] places, (int, (str, int)[])[] stages, "
-        "Tensor[] modules) -> ()",
+        "Tensor[] modules) -> Any",
         [this](const Values& args) { return build(args); });
     method("close(str pipe) -> ()", [this](const Values& args) {
       exchange(args[0].toStringRef(), nullptr);
@@ -140,14 +153,25 @@ class PipelineWorker final : public ops::Servable {
                });
   }
 
+  // Called as a remote: its value is the driver's hold.
   at::IValue build(const Values& args) {
     const auto stages = ops::stagesOf(args[3], args[4]);
     pipe::WorkerPart part{args[0].toStringRef(), nameOfThisWorker(), args[1].toStringRef(), {}, {}};
     for (const at::IValue& workers : args[2].toListRef())
       part.places.push_back(workers.to<std::vector<std::string>>());
     exchange(part.pipeline, nullptr);  // one of this name would end what the new one waits for
-    exchange(part.pipeline, std::make_shared<ScriptPart>(part, stages));
-    return {};
+    const auto made = std::make_shared<ScriptPart>(part, stages);
+    exchange(part.pipeline, made);
+    return at::IValue::make_capsule(c10::make_intrusive<Hold>(
+        [self = weak_from_this(), name = part.pipeline, held = std::weak_ptr<ScriptPart>(made)] {
+          if (const auto worker = self.lock()) worker->letGo(name, held);
+        }));
+  }
+
+  // The part ends, unless another one has its name by now.
+  void letGo(const std::string& pipeline, const std::weak_ptr<ScriptPart>& held) {
+    const std::shared_ptr<ScriptPart> part = held.lock();
+    if (part != nullptr && part == find(pipeline)) exchange(pipeline, nullptr);
   }
 
   // What was there ends without the lock.
@@ -165,9 +189,11 @@ class PipelineWorker final : public ops::Servable {
 
   std::shared_ptr<ScriptPart> mustFind(const std::string& pipeline) {
     auto part = find(pipeline);
-    TORCH_CHECK(part != nullptr, "worker '", nameOfThisWorker(),
-                "' has no stage of this Pipe: it was restarted, or the Pipe was closed. "
-                "load_checkpoint builds its stages again; without one, make the Pipe again.");
+    TORCH_CHECK(
+        part != nullptr, "worker '", nameOfThisWorker(),
+        "' has no stage of this Pipe: it was restarted, its driver was out of reach, or the "
+        "Pipe was closed. load_checkpoint builds its stages again; without one, make the "
+        "Pipe again.");
     return part;
   }
 

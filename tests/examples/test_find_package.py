@@ -5,6 +5,7 @@ from __future__ import annotations
 import email
 import importlib.util
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -78,9 +79,8 @@ def test_the_wheel_has_what_it_promises(wheel):
     make_wheel = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(make_wheel)
     version, python = weft.__version__, f"cp{sys.version_info.major}{sys.version_info.minor}"
-    assert re.fullmatch(
-        rf"weft-{re.escape(version)}-{python}-{python}(-|\.)manylinux_2_\d+_x86_64\.whl", wheel.name
-    )
+    tag = rf"{python}-{python}-manylinux_2_\d+_{platform.machine()}"
+    assert re.fullmatch(rf"weft-{re.escape(version)}-{tag}\.whl", wheel.name)
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         info = f"weft-{version}.dist-info"
@@ -88,7 +88,7 @@ def test_the_wheel_has_what_it_promises(wheel):
             archive.read(f"{info}/{name}").decode()
             for name in ("WHEEL", "METADATA", "entry_points.txt")
         )
-    assert re.search(rf"^Tag: {python}-{python}-manylinux_2_\d+_x86_64$", tags, re.MULTILINE)
+    assert re.search(rf"^Tag: {tag}$", tags, re.MULTILINE)
     assert points == "[torch.backends]\nweft = weft_autoload:load\n"
     assert {"weft_autoload.py", "weft/py.typed", "weft/_C/__init__.pyi", "weft/_C.so"} <= set(names)
     # Each package that is said to be in it is, with its licence; torch's libraries are not.

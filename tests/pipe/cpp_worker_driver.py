@@ -10,6 +10,7 @@ import os
 import sys
 import tempfile
 import threading
+from functools import partial
 from pathlib import Path
 
 import scripted_models as scripted
@@ -232,6 +233,18 @@ def is_recorded() -> None:
     pipe.close()
 
 
+def goes_with_its_driver() -> None:
+    """A lost driver's RRefs end at the worker, as dropped ones do: the part goes with the hold."""
+    pipe = pipe_of(scripted.layers(), "0112")
+    has_part = partial(weft.call, "worker1/weft.pipeline", pipe._parts._pipe, method="has_part")
+    assert has_part()
+    pipe._parts._scripted["worker1"]._hold = None
+    wait_until(lambda: not has_part(), "the part is gone", 20)
+    with refused(RuntimeError, "has no stage of this Pipe", "out of reach"):
+        pipe.step(*models.batch(), loss=CROSS_ENTROPY)
+    pipe.close()
+
+
 class EndlessAfterOne(nn.Module):
     """Gives back the first micro-batch, and computes for ever on the second."""
 
@@ -290,6 +303,7 @@ def main(program: str) -> None:
         is_refused,
         fails,
         is_recorded,
+        goes_with_its_driver,
     )
     try:
         weft.init_rpc("driver", rank=0, world_size=COUNT)

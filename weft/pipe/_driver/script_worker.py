@@ -77,6 +77,7 @@ class ScriptWorker:
         self._optimizer = ScriptOptimizer(self._where(*self._stages), self._layers)
         self._workers: tuple[tuple[str, ...], ...] = ()  # of all stages, once it is built
         self._snapshot: State | None = None
+        self._hold: rpc.RRef[Any] | None = None  # the part there goes with it
 
     def _where(self, *stages: int) -> str:
         numbers = ", ".join(map(str, stages))
@@ -129,9 +130,12 @@ class ScriptWorker:
             for number, layers in self._stages.items()
         ]
         workers = [list(one.workers) for one in places]
-        return self._call(
-            "build", driver, workers, stages, [_bytes(saved(module)) for module in modules.values()]
+        given = [_bytes(saved(module)) for module in modules.values()]
+        target = f"{self._worker}/{_NAME}"
+        self._hold = call_remote(
+            target, self._pipe, driver, workers, stages, given, method="build", timeout=0
         )
+        return Here(self._hold._get_future().wait)
 
     def has_part(self) -> Any:
         return self._call("has_part")
@@ -180,6 +184,7 @@ class ScriptWorker:
         return call_remote(f"{self._worker}/{_NAME}", self._pipe, step, method="take_output")
 
     def close(self) -> Any:
+        self._hold = None
         return self._call("close")
 
     def clock(self) -> int:
