@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "rpc_backend/core/log.h"
+#include "rpc_backend/wire/wire_reader.h"
 #include "transport/base/peer_name.h"
 
 namespace weft::rpc {
