@@ -29,7 +29,7 @@ std::string timeoutText(milliseconds timeout, bool inherited) {
 
 void CallCanceller::cancel(std::optional<PendingCall> call) {
   if (!call) return;
-  // On the loop thread, which does not wait for room where this one would.
+  // On the loop thread, which never waits for room in the peer's queue, as this one would.
   sender_.endpoint()->runAfter(milliseconds(0), [this, parts = context_.parts, peer = call->peer,
                                                  type = call->type, id = call->id] {
     if (const auto alive = parts.lock()) giveUp(peer, type, id);

@@ -36,7 +36,7 @@ void RequestRunner::run(Asker asker, const std::function<MessagePtr()>& take) {
   const auto streams = streamsFromPool(group_.devices());
   const c10::MultiStreamGuard guard(streams);
   try {
-    const FreshThreadState state;  // set back before the answer is sent, which runs operators too
+    const FreshThreadState state;  // ends before the answer is sent, which runs operators, too
     const MessagePtr request = take();
     std::optional<at::RecordFunction> range;
     show(asker, *request, range);
@@ -49,7 +49,7 @@ void RequestRunner::run(Asker asker, const std::function<MessagePtr()>& take) {
     result = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
     result->setError(std::current_exception());
   }
-  // A result with devices goes from a callback, whose streams wait for those of the result.
+  // A result on devices is answered from a callback, whose streams wait for those of the result.
   if (result->completed() && result->devices().empty()) {
     metrics.server_calls.fetch_sub(1, std::memory_order_relaxed);
     responder_.respond(asker, *result, streams);
