@@ -44,10 +44,10 @@ def input_gradients(outcomes: list[Outcome]) -> list[Tensor | None]:
     return [one for number in sorted(found) for one in found[number]]
 
 
-def backward_of_inputs(parts: list[Any], outcomes: list[Outcome]) -> None:
+def backward_of_inputs(micro_batches: list[Any], outcomes: list[Outcome]) -> None:
     """Goes on in this process's graph with the gradients of the inputs."""
     found = input_gradients(outcomes)
-    inputs = wanting_gradients(parts) if found else []
+    inputs = wanting_gradients(micro_batches) if found else []
     pairs = zip(inputs, placed_like(found, inputs), strict=True)
     there = [(tensor, one) for tensor, one in pairs if one is not None]
     if there:
