@@ -51,7 +51,7 @@ void CallCanceller::watch(Clock::time_point deadline) {
 }
 
 void CallCanceller::giveUp(worker_id_t callee, MessageType type, std::uint64_t id) {
-  if (!isUsers(type)) return;
+  if (!isUserCall(type)) return;
   if (callee == context_.rank) return cancel_own_(id);
   const auto error = sender_.sendControl(callee, WireKind::kControl, ControlType::kCancel, id, {});
   if (error) logDebug("a call could not be taken back: " + error.text());

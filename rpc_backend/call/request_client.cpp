@@ -54,7 +54,7 @@ FuturePtr RequestClient::send(worker_id_t to, const MessagePtr& message, millise
   if (rrefs.orphan && RRefLifecycle::isControl(message->type())) return acknowledged();
   const Innermost asked = innermost(message->type(), message->payload());
   const auto now = Clock::now();
-  const CallTime time = isUsers(asked.type) ? timeOfCall(timeout, now) : CallTime{timeout};
+  const CallTime time = isUserCall(asked.type) ? timeOfCall(timeout, now) : CallTime{timeout};
   PendingCall call = describeCall(to, asked, time, now);
   call.quick = quick;
   auto why =
@@ -64,7 +64,7 @@ FuturePtr RequestClient::send(worker_id_t to, const MessagePtr& message, millise
   std::uint64_t id = 0;
   auto future = start(std::move(call), id);
   std::optional<CallRange> range;
-  if (isUsers(asked.type)) show(to, id, asked, *message, range);
+  if (isUserCall(asked.type)) show(to, id, asked, *message, range);
   if (!why && fetched) why = completer_.whyNotCreated(*fetched);
   if (why) {
     rrefs_.lifecycle().undo(rrefs.carried);
@@ -119,7 +119,7 @@ std::optional<std::string> RequestClient::reasonNotToSend(const Message& message
     if (auto fault = hooks_.fault(message)) return fault;
   }
   const auto limit = context_.options.max_calls_in_flight;
-  if (limit == 0 || call.peer == context_.rank || !isUsers(call.type)) return std::nullopt;
+  if (limit == 0 || call.peer == context_.rank || !isUserCall(call.type)) return std::nullopt;
   const auto waited =
       calls_.waitForRoom(call.peer, static_cast<std::size_t>(limit), call.deadline());
   call.counted = waited == transport::Waited::kDone;

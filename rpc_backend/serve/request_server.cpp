@@ -99,41 +99,42 @@ void RequestServer::serveDirectly(worker_id_t from, RRefLifecycle::Seen seen, In
 void RequestServer::onRequest(worker_id_t from, std::shared_ptr<IncomingMessage> in) {
   if (serveIfQuick(from, *in)) return;
   Peer& peer = peers_[from];
-  const Asker asker{from, in->callId(), rrefs_.lifecycle().now(), peer.order,
-                    CallRecorder::get().now()};
+  const Caller caller{from, in->callId(), rrefs_.lifecycle().now(), peer.order,
+                      CallRecorder::get().now()};
   // Before start() a native call waits for a worker, as others do.
   const bool native = context_.serves.load(std::memory_order_acquire) && looksNative(*in);
   try {
-    auto call = std::make_shared<InflightRequest>(asker, peer.held, std::move(in));
-    peer.asked.add(asker.id, call);
+    auto call = std::make_shared<InflightRequest>(caller, peer.held, std::move(in));
+    peer.requests.add(caller.id, call);
     const auto serves = native ? &RequestServer::serveNative : &RequestServer::serve;
     WorkerPool& threads = native ? context_.completers : context_.workers;
     threads.run([this, serves, alive = context_.keepAlive(), call = std::move(call)] {
-      if (const auto message = call->take()) (this->*serves)(call->asker(), *message, *call);
+      if (const auto message = call->take()) (this->*serves)(call->caller(), *message, *call);
     });
   } catch (const std::exception& error) {
     // There is no memory or no thread for the task.
     responder_.fail(
-        asker.from, asker.id,
+        caller.from, caller.id,
         transport::resourceExhausted(context_.me() + " cannot run the request: " + error.what()));
   }
 }
 
-void RequestServer::serveNative(const Asker& asker, IncomingMessage& in, const CallContext& call) {
+void RequestServer::serveNative(const Caller& caller, IncomingMessage& in,
+                                const CallContext& call) {
   if (call.isCancelled()) {
-    responder_.drop(asker.from, in.payload());
+    responder_.drop(caller.from, in.payload());
   } else {
-    serveDirectly(asker.from, asker.seen, in, &runNative);
+    serveDirectly(caller.from, caller.seen, in, &runNative);
   }
 }
 
 void RequestServer::onCancel(worker_id_t from, std::uint64_t id) {
-  if (const auto call = peers_[from].asked.cancel(id)) dropWaiting(call);
+  if (const auto call = peers_[from].requests.cancel(id)) dropWaiting(call);
 }
 
 void RequestServer::onPeerLost(worker_id_t peer) {
   Peer& lost = peers_[peer];
-  for (const auto& call : lost.asked.cancelAll())
+  for (const auto& call : lost.requests.cancelAll())
     dropWaiting(call);
   lost.order.clear();
 }
@@ -148,7 +149,7 @@ void RequestServer::dropWaiting(const std::shared_ptr<CallContext>& context) {
   static_cast<void>(transport::thrownBy([&] {
     context_.droppers.run([this, alive = context_.keepAlive(), call = std::move(call),
                            message = std::move(message)]() mutable {
-      responder_.decline(call->asker().from, message->payload());
+      responder_.decline(call->caller().from, message->payload());
       message.reset();
       call->forgetMessage();
     });
@@ -159,7 +160,7 @@ void RequestServer::onOwnRequest(std::uint64_t id, FuturePtr request, Clock::tim
   auto call = std::make_shared<CallContext>(deadline);
   {
     const std::lock_guard lock(own_mutex_);
-    own_.add(id, call);
+    own_requests_.add(id, call);
   }
   context_.workers.run([this, alive = context_.keepAlive(), id, request = std::move(request),
                         call = std::move(call), arrived = CallRecorder::get().now()] {
@@ -170,52 +171,52 @@ void RequestServer::onOwnRequest(std::uint64_t id, FuturePtr request, Clock::tim
 
 void RequestServer::onCancelOwn(std::uint64_t id) {
   const std::lock_guard lock(own_mutex_);
-  own_.cancel(id);
+  own_requests_.cancel(id);
 }
 
-void RequestServer::serveOwn(const Asker& asker, const FuturePtr& made, const CallContext& call) {
+void RequestServer::serveOwn(const Caller& caller, const FuturePtr& made, const CallContext& call) {
   const CallScope scope(&call);
   const auto request = made->value().toCustomClass<Message>();
   if (call.isCancelled() && mayBeDropped(innermost(request->type(), request->payload()).type)) {
-    responder_.drop(asker.from, request->payload());
+    responder_.drop(caller.from, request->payload());
   } else {
-    runner_.run(asker, [&] {
+    runner_.run(caller, [&] {
       made->wait();  // it is complete: the call's streams wait for the caller's
       return request;
     });
   }
 }
 
-void RequestServer::serve(const Asker& asker, IncomingMessage& in, const CallContext& call) {
+void RequestServer::serve(const Caller& caller, IncomingMessage& in, const CallContext& call) {
   const CallScope scope(&call);
   try {
     const auto type = static_cast<MessageType>(in.type());
     const auto& payload = in.payload();
     // The caller was told that the call failed, and may have called again.
-    const bool failed = rrefs_.lifecycle().isOfLostLife(asker.from, asker.seen) &&
-                        !group_.lossOf(asker.from) && !RRefLifecycle::isControl(type);
+    const bool failed = rrefs_.lifecycle().isOfLostLife(caller.from, caller.seen) &&
+                        !group_.lossOf(caller.from) && !RRefLifecycle::isControl(type);
     if (failed) {
-      logDebug("a request of before the loss of " + group_.describe(asker.from) + " is not run");
+      logDebug("a request of before the loss of " + group_.describe(caller.from) + " is not run");
     } else if (const auto why = refusal(context_.options.request_policy, type, payload)) {
-      responder_.refuseByPolicy(asker.from, asker.id, payload, *why);
+      responder_.refuseByPolicy(caller.from, caller.id, payload, *why);
     } else if (call.isCancelled() && mayBeDropped(innermost(type, payload).type)) {
-      responder_.drop(asker.from, payload);
+      responder_.drop(caller.from, payload);
     } else if (RRefLifecycle::isControl(type) &&
-               rrefs_.lifecycle().serve(type, payload, asker.from, asker.seen)) {
+               rrefs_.lifecycle().serve(type, payload, caller.from, caller.seen)) {
       context_.metrics.calls_served.fetch_add(1, std::memory_order_relaxed);
-      responder_.send(asker.from, asker.id, RRefLifecycle::ack());
+      responder_.send(caller.from, caller.id, RRefLifecycle::ack());
     } else {
       // Read first, because finish() takes the payload.
       const auto fetched = fetchedBy(type, payload);
-      runner_.run(asker,
+      runner_.run(caller,
                   [&] { return in.finish(distrustsPeers(context_.options.request_policy)); });
       if (fetched) rrefs_.onFetch(*fetched);
       // The request may have made a context of autograd after the clean-up that followed the loss.
-      if (type == MessageType::FORWARD_AUTOGRAD_REQ && group_.lossOf(asker.from))
-        rrefs_.cleanUpAfter(asker.from);
+      if (type == MessageType::FORWARD_AUTOGRAD_REQ && group_.lossOf(caller.from))
+        rrefs_.cleanUpAfter(caller.from);
     }
   } catch (const std::exception& error) {
-    responder_.fail(asker.from, asker.id, error.what());
+    responder_.fail(caller.from, caller.id, error.what());
   }
 }
 

@@ -12,7 +12,7 @@
 #include <string>
 #include <unordered_map>
 
-#include "rpc_backend/inflight/asked_calls.h"
+#include "rpc_backend/inflight/request_index.h"
 #include "rpc_backend/serve/request_runner.h"
 #include "rpc_backend/serve/responder.h"
 
@@ -52,21 +52,21 @@ class RequestServer {
  private:
   struct Peer {
     std::atomic<std::uint64_t> held{0};  // bytes of its requests that wait or run here
-    AskedCalls asked;
+    RequestIndex requests;
     CallOrder order;
   };
   // Whether `bytes` more fit beside the `held` bytes of a peer.
   bool hasRoom(std::uint64_t held, std::uint64_t bytes) const;
-  void serve(const Asker& asker, IncomingMessage& in, const CallContext& call);
+  void serve(const Caller& caller, IncomingMessage& in, const CallContext& call);
   // On a completer.
-  void serveNative(const Asker& asker, IncomingMessage& in, const CallContext& call);
+  void serveNative(const Caller& caller, IncomingMessage& in, const CallContext& call);
   // Loop thread: serves a quick call at once. False: it is another call, tools want to see it, or
   // it comes before start().
   bool serveIfQuick(worker_id_t from, IncomingMessage& in);
   // Answers a quick or native call that came at `seen`, with what `run` returns.
   void serveDirectly(worker_id_t from, RRefLifecycle::Seen seen, IncomingMessage& in,
                      MessagePtr (*run)(const Message&));
-  void serveOwn(const Asker& asker, const FuturePtr& made, const CallContext& call);
+  void serveOwn(const Caller& caller, const FuturePtr& made, const CallContext& call);
   // Loop thread: drops a request now if it has not begun, because its turn may be far off.
   void dropWaiting(const std::shared_ptr<CallContext>& context);
 
@@ -77,8 +77,8 @@ class RequestServer {
   RequestRunner runner_;
   // Only the loop thread uses the map. No entry is ever erased, so that requests can refer to it.
   std::unordered_map<worker_id_t, Peer> peers_;
-  std::mutex own_mutex_;  // guards own_
-  AskedCalls own_;        // this worker's requests to itself
+  std::mutex own_mutex_;       // guards own_requests_
+  RequestIndex own_requests_;  // this worker's requests to itself
 };
 
 }  // namespace weft::rpc

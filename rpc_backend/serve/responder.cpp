@@ -59,9 +59,9 @@ void Responder::drop(worker_id_t from, std::span<const char> payload) {
   decline(from, payload);
 }
 
-void Responder::respond(const Asker& asker, JitFuture& result,
+void Responder::respond(const Caller& caller, JitFuture& result,
                         const std::vector<c10::Stream>& streams) {
-  const auto& [to, id, seen, order, arrived, record] = asker;
+  const auto& [to, id, seen, order, arrived, record] = caller;
   CallRecorder::get().served(record, result.hasError());
   try {
     // These are other streams than the request's, which may have changed an RRef's value in place.

@@ -31,7 +31,7 @@ class Responder {
         decliner_(context, sender, group, rrefs, client) {}
 
   // Answers with a complete `result`, which was made on `streams`.
-  void respond(const Asker& asker, JitFuture& result, const std::vector<c10::Stream>& streams);
+  void respond(const Caller& caller, JitFuture& result, const std::vector<c10::Stream>& streams);
   // Throws c10::Error when the message can't be encoded.
   void send(worker_id_t to, std::uint64_t id, const MessagePtr& message);
   void fail(worker_id_t to, std::uint64_t id, const std::string& text);
