@@ -48,8 +48,8 @@ class WEFT_API Servable {
                         const std::vector<std::string>& names) = 0;
 
  protected:
-  void add(c10::FunctionSchema schema);  // of a method, without self
-  // Of a method without a schema.
+  void add(c10::FunctionSchema schema);  // adds a method; the schema is without self
+  // Adds a method without a schema.
   void add(const std::string& name, std::string signature, std::string result_names);
   // A value as a future of the method's type. If the value is a future, the result completes with
   // it; this does not block.

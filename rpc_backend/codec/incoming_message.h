@@ -39,8 +39,8 @@ class IncomingMessage {
   WireKind kind() const noexcept { return kind_; }
   std::uint16_t type() const noexcept { return type_; }
   std::uint64_t callId() const noexcept { return call_id_; }
-  // Until when the sender of a request waits for the answer: its timeout, counted from the arrival
-  // of the header.
+  // When the sender of a request stops waiting for the answer: its timeout, counted from the
+  // arrival of the header.
   CallContext::Clock::time_point deadline() const noexcept { return deadline_; }
   // The bytes that it takes here, including what its tensors cost beside their elements.
   std::size_t bytes() const noexcept { return bytes_; }

@@ -49,7 +49,7 @@ class MessageMatcher {
   // Takes out the receive that a message of this sender and tag belongs to.
   std::optional<PostedReceive> match(int from, Tag tag);
   std::optional<PostedReceive> cancel(Mailbox::Ticket ticket);
-  // Those for this sender; for kAnyRank those for any sender.
+  // Takes out the receives for this sender; kAnyRank: those for any sender.
   std::vector<PostedReceive> takePosted(int from);
   std::vector<PostedReceive> takeAllPosted();
   // The senders of the posted receives with a tag from `lowest` on; ascending.
