@@ -21,6 +21,10 @@
 
 namespace weft::transport {
 
+// For the log of a worker whose rank and name another process has.
+inline constexpr const char* kWhoCanTakeARank =
+    "Anyone who holds the group's key can do so; if nobody should have, find out who did";
+
 class Connector {
  public:
   struct Outcome {
