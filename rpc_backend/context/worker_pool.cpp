@@ -61,7 +61,7 @@ struct WorkerPool::State : std::enable_shared_from_this<State> {
   std::size_t workers = 0;
   std::uint64_t begun = 0;  // tasks so far
   bool watched = false;     // there is a watcher
-  bool watching = false;    // the watcher looks at the queue once in a millisecond
+  bool watching = false;    // the watcher looks, or was asked to; once a millisecond
   bool held = false;
   std::atomic<bool> stopped{false};  // written with the lock
 

@@ -89,7 +89,7 @@ class Channel {
 
   Outbox& outbox() noexcept { return outbox_; }
   BulkPath& bulk() noexcept { return bulk_; }
-  // Of the last link.
+  // The heartbeat of the last link.
   const Heartbeat& heartbeat() const noexcept { return *heartbeat_; }
   // How long ago the first link was made, for people.
   std::string connectedFor() const;

@@ -73,7 +73,7 @@ class SharedMemoryPath final : public SharedMemoryHandler {
   std::shared_ptr<ArenaView> view_;  // buffers lent out keep it alive, too
   std::vector<Lent> lent_;           // to the frame that is being read
   std::vector<Lent> lent_before_;    // to the same frame, over a link that broke within it
-  // Those that came with the frame that is being read.
+  // The files that came with the frame that is being read.
   std::vector<std::shared_ptr<const ExportedFile>> exported_files_;
   // How many buffers of exported memory are still in use here; they may outlive this.
   std::shared_ptr<std::atomic<std::size_t>> mapped_ = std::make_shared<std::atomic<std::size_t>>(0);

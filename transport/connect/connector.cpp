@@ -195,7 +195,7 @@ void Connector::onRefused(RefusalCode code, std::uint16_t peer_version) {
                                    ? " (it speaks " + std::to_string(peer_version) + ", this one " +
                                          std::to_string(kProtocolVersion) + ")"
                                    : "";
-  // Of another group: the member is gone, and its address somebody else's.
+  // If it is of another group, the member is gone, and another process has its address.
   fail(code == RefusalCode::kGroup ? ErrorCode::kConnectFailed : ErrorCode::kAuthFailed,
        "it refused: " + std::string(explain(code)) + versions);
 }
