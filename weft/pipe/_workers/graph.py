@@ -17,7 +17,7 @@ from weft.pipe._workers.values import joined, leaves, placed, wants_gradient
 class Graph:
     """Held micro-batches of a worker's stages, and how its output was made of them.
 
-    The value of an RRef that the driver has: it goes when the driver drops that, or is lost.
+    It is the value of an RRef of the driver's, so it is destroyed when the driver drops that or is lost.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Graph:
 
     @property
     def kept(self) -> int:
-        """Of how many micro-batches something is kept."""
+        """The number of micro-batches of which something is kept."""
         return sum(len(held) for held in self._held.values())
 
     def drop(self) -> None:

@@ -283,7 +283,7 @@ class Run:
             self._sent.pop((stage, micro_batch), None)
 
     def _hand_over(self, what: Sent, stage: int, number: int) -> None:
-        """From now on a stage of this worker may change what it gets from another one of it."""
+        """Stops watching a value that goes to a stage of this worker: that stage may change it."""
         if what not in (Sent.input, Sent.skip):
             return
         giver = stage - 1 if what == Sent.input else self.part.skips[stage].begin

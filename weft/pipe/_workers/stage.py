@@ -122,7 +122,7 @@ class Stage:
         target: Any,
         weight: float,
     ) -> Tensor:
-        """As :meth:`forward` in the last stage; the loss of the micro-batch, times its weight."""
+        """As :meth:`forward`, in the last stage. Returns the micro-batch's loss, times its weight."""
         held, output, _ = self._run(at, value, skips, recompute)
         loss = criterion(output, placed(target, self.device))
         if not isinstance(loss, Tensor) or loss.numel() != 1:
@@ -209,7 +209,7 @@ class Stage:
 
     @property
     def held(self) -> int:
-        """Of how many micro-batches something is kept."""
+        """The number of micro-batches of which something is kept."""
         return len(self._held) + len(self._half_done)
 
     def _run(
