@@ -79,7 +79,7 @@ class IncomingMessage {
   MessagePtr finish(bool copy_shared = false);
 
  private:
-  class Parser;
+  friend class MessageParser;
   struct Slot {
     TensorForm form = TensorForm::kUndefined;
     bool requires_grad = false;
@@ -92,8 +92,6 @@ class IncomingMessage {
     at::Tensor tensor;
   };
   IncomingMessage() = default;
-  // `memory`: where the tensor's bytes are, or will be; without data it gets memory of its own.
-  static Slot makeSlot(const TensorMeta& meta, const transport::OwnedBuffer& memory);
   void copyLent();
   void takeEarly();
   static at::Tensor finishTensor(Slot& slot, bool copy_shared);
