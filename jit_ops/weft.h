@@ -172,7 +172,7 @@ class WEFT_API AutogradContext {
 
   std::int64_t id() const noexcept { return id_; }
   void backward(const std::vector<at::Tensor>& roots, bool retain_graph = false);
-  // Of a leaf of this process; an undefined tensor when it got none.
+  // The gradient of a leaf of this process; undefined: it got none.
   at::Tensor gradient(const at::Tensor& leaf) const;
 
  private:

@@ -41,7 +41,7 @@ def _parse(remote_device: str) -> tuple[str | int, str]:
 
 
 class _Methods:
-    """The methods of the remote module, called by name."""
+    """Calls methods of the remote module by name."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
         self._call = call
@@ -88,7 +88,7 @@ class RemoteModule(ModuleAtOwner):
         ValueError: ``remote_device`` has another form.
     """
 
-    # Not part of what is scripted and saved.
+    # These are not scripted or saved.
     __jit_ignored_attributes__ = (
         "module_rref",
         "on",
@@ -258,8 +258,8 @@ class RemoteModule(ModuleAtOwner):
     def __prepare_scriptable__(self) -> RemoteModule:
         """Called by ``torch.jit.script``, which then compiles typed calls of the published module.
 
-        torch puts the returned module into the scripted model; so this module stays itself, and only
-        its class becomes one with types.
+        torch puts the returned module into the scripted model, so this returns the module itself, whose
+        class becomes one with types.
         """
         self._refuse_own_class("torch.jit.script")
         typed = subclass(self._at_owner(owner.signature), RemoteModule)
@@ -275,7 +275,7 @@ class RemoteModule(ModuleAtOwner):
         return self
 
     def _refuse_own_class(self, operation: str) -> None:
-        """Raises for a subclass of a user: what is scripted or sent knows RemoteModule's methods only."""
+        """Raises for a user's subclass, because scripting and sending keep only RemoteModule's methods."""
         cls = type(self)
         if cls is not RemoteModule and not is_subclass(cls):
             raise TypeError(

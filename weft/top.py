@@ -159,7 +159,7 @@ def main(arguments: list[str]) -> int:
 
 
 def show(given: argparse.Namespace) -> None:
-    """In the way that the command line asks for."""
+    """Prints in the way that the command line asks for."""
     if given.json:
         show_json(given)
     elif given.stacks:
@@ -169,7 +169,7 @@ def show(given: argparse.Namespace) -> None:
 
 
 def show_json(given: argparse.Namespace) -> None:
-    """For scripts."""
+    """Prints for scripts."""
     page = "stacks" if given.stacks else "group"
     while True:
         print(json.dumps(fetch(given.places, page)), flush=True)
@@ -185,7 +185,7 @@ def show_stacks(given: argparse.Namespace) -> None:
 
 
 def show_table(given: argparse.Namespace) -> None:
-    """For people."""
+    """Prints for people."""
     from rich.console import Console
     from rich.live import Live
 

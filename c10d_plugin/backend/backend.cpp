@@ -1,4 +1,4 @@
-// How WeftBackend makes other groups and memory; send and recv.
+// What of WeftBackend is no collective: messages, memory, other groups, timeouts and the end.
 #include "c10d_plugin/backend/backend.h"
 
 #include <ATen/ops/empty.h>
@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "c10d_plugin/backend/point_to_point.h"
-#include "c10d_plugin/core/ranks_text.h"
 #include "c10d_plugin/engine/engine.h"
 #include "c10d_plugin/tensors/op_checks.h"
 
@@ -73,13 +72,13 @@ PointToPoint& WeftBackend::messages(const char* title) const {
   return comm_.messages();
 }
 
-c10d::Backend* WeftBackend::elsewhere(const at::Tensor& tensor) {
+c10d::Backend* WeftBackend::delegateFor(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.is_cpu()) return nullptr;
   return &comm_.delegates().of(tensor.device(), comm_.engine().batches().isOpen());
 }
 
-c10d::Backend* WeftBackend::elsewhere(const Tensors& tensors) {
-  return tensors.empty() ? nullptr : elsewhere(tensors.front());
+c10d::Backend* WeftBackend::delegateFor(const Tensors& tensors) {
+  return tensors.empty() ? nullptr : delegateFor(tensors.front());
 }
 
 WeftBackend::WorkPtr WeftBackend::startMessage(OpType type, const char* title,
@@ -95,7 +94,7 @@ WeftBackend::WorkPtr WeftBackend::startMessage(OpType type, const char* title,
 }
 
 WeftBackend::WorkPtr WeftBackend::send(Tensors& tensors, int to, int tag) {
-  if (auto* other = elsewhere(tensors)) return other->send(tensors, to, tag);
+  if (auto* other = delegateFor(tensors)) return other->send(tensors, to, tag);
   const at::Tensor& tensor = only(tensors, "weft:send");
   TORCH_CHECK(to != rank_, "weft:send: rank ", rank_, " cannot send to itself");
   checkRoot(to, size_, "weft:send");
@@ -103,7 +102,7 @@ WeftBackend::WorkPtr WeftBackend::send(Tensors& tensors, int to, int tag) {
 }
 
 WeftBackend::WorkPtr WeftBackend::recv(Tensors& tensors, int from, int tag) {
-  if (auto* other = elsewhere(tensors)) return other->recv(tensors, from, tag);
+  if (auto* other = delegateFor(tensors)) return other->recv(tensors, from, tag);
   const at::Tensor& tensor = only(tensors, "weft:recv");
   TORCH_CHECK(from != rank_, "weft:recv: rank ", rank_, " cannot receive from itself");
   checkRoot(from, size_, "weft:recv");
@@ -111,7 +110,7 @@ WeftBackend::WorkPtr WeftBackend::recv(Tensors& tensors, int from, int tag) {
 }
 
 WeftBackend::WorkPtr WeftBackend::recvAnysource(Tensors& tensors, int tag) {
-  if (auto* other = elsewhere(tensors)) return other->recvAnysource(tensors, tag);
+  if (auto* other = delegateFor(tensors)) return other->recvAnysource(tensors, tag);
   const at::Tensor& tensor = only(tensors, "weft:recvAnySource");
   return startMessage(OpType::RECVANYSOURCE, "weft:recvAnySource", tensor, collectives::kAnyRank,
                       tag);
@@ -185,27 +184,19 @@ c10::intrusive_ptr<c10d::Backend> WeftBackend::split(
     const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
   const auto here = std::find(ranks.begin(), ranks.end(), rank_);
   if (here == ranks.end()) return nullptr;
-  const std::string name =
-      "split " + (opts ? opts->group_name : "") + collectives::ranksAsText(ranks);
-  const std::lock_guard lock(split_mutex_);
-  if (auto made = last_child_.find(name, store)) return made;
-  // Without a name of their own, groups of the same ranks share a part of torch's Store. Their
-  // ranks split them off in one order, so the count tells them apart, whichever of them still live.
-  auto own = store;
-  if (const std::uint64_t before = splits_[name]++; before > 0)
-    own = c10::make_intrusive<c10d::PrefixStore>("again" + std::to_string(before) + "/", store);
-  return last_child_.keep(
-      name, store,
-      child(own, static_cast<int>(here - ranks.begin()), static_cast<int>(ranks.size()), opts));
+  return children_.split(opts ? opts->group_name : "", ranks, store,
+                         [&](const ChildGroups::StorePtr& own) {
+                           return child(own, static_cast<int>(here - ranks.begin()),
+                                        static_cast<int>(ranks.size()), opts);
+                         });
 }
 
 c10::intrusive_ptr<c10d::Backend> WeftBackend::merge(
     const c10::intrusive_ptr<c10d::Store>& store,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts, const int& rank, const int& size) {
-  const std::string name = "merge " + (opts ? opts->group_name : "");
-  const std::lock_guard lock(split_mutex_);
-  if (auto made = last_child_.find(name, store)) return made;
-  return last_child_.keep(name, store, child(store, rank, size, opts));
+  return children_.merge(
+      opts ? opts->group_name : "", store,
+      [&](const ChildGroups::StorePtr& own) { return child(own, rank, size, opts); });
 }
 
 c10::intrusive_ptr<c10d::Backend> WeftBackend::shrink(
@@ -222,8 +213,8 @@ c10::intrusive_ptr<c10d::Backend> WeftBackend::shrink(
   }
   TORCH_CHECK(std::find(stay.begin(), stay.end(), rank_) != stay.end(), "weft: rank ", rank_,
               " is excluded and cannot be in the smaller group");
-  // split() counts the groups of the ranks that stay. A count of all smaller groups would differ
-  // between ranks, because each takes part in its own only.
+  // split() counts the groups of the same ranks. A count of all smaller groups would differ between
+  // ranks, because a rank takes part only in its own.
   return split(c10::make_intrusive<c10d::PrefixStore>(name + "/", store_), stay, opts);
 }
 

@@ -1,15 +1,15 @@
-// WeftBackend: torch's process-group backend "weft". CPU tensors go through Collectives and the
-// Mailbox, tensors on other devices to another backend of the same ranks: CUDA's to NCCL
-// (delegates.h).
+// WeftBackend: torch's process-group backend "weft". Operations on CPU tensors go through
+// Collectives and the Mailbox; those on tensors of another device go to another backend of the same
+// ranks, for CUDA to NCCL (delegates.h).
 //
-// Threads: any thread may call any member; operations run in the order of the calls
-// (engine.h). A synchronous call (asyncOp false) runs on its own thread and gives no Work. In a
-// forked child every operation throws, and abort() and shutdown() do nothing.
+// Threads: any thread may call any member; operations run in the order of the calls (engine.h). A
+// synchronous call (asyncOp false) runs on the calling thread and returns no Work. In a forked
+// child every operation throws, and abort() and shutdown() do nothing.
 // Failure: bad arguments throw and change nothing. A failure between the ranks is a
 // c10::DistBackendError that names the rank, and every later operation fails with it.
 //
 // Shapes and semantics are those of torch/csrc/distributed/c10d/ProcessGroupGloo.cpp, which this
-// replaces; AVG, complex numbers, uneven sizes and list all_to_all, which it refuses, work here.
+// replaces. AVG, complex numbers, uneven sizes and list all_to_all, which that refuses, work here.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -18,14 +18,12 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <map>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "c10d_plugin/backend/child_groups.h"
 #include "c10d_plugin/backend/communicator.h"
 #include "c10d_plugin/backend/delegates.h"
-#include "c10d_plugin/backend/last_child.h"
 #include "c10d_plugin/backend/waiting_messages.h"
 #include "c10d_plugin/engine/running_op.h"
 #include "transport/base/api.h"
@@ -40,7 +38,7 @@ class WEFT_API WeftBackend : public c10d::Backend {
     explicit Options(std::chrono::milliseconds limit = kBackendDefaultTimeout)
         : c10d::Backend::Options(kBackendName, limit) {}
     std::string interface;       // "": WEFT_SOCKET_IFNAME, else the one that reaches the others
-    MakeDelegate make_delegate;  // for tensors on other devices; groups split off have it too
+    MakeDelegate make_delegate;  // for tensors on other devices; split-off groups inherit it
   };
 
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -57,9 +55,9 @@ class WEFT_API WeftBackend : public c10d::Backend {
   const std::string getBackendName() const override { return kBackendName; }
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override;
   bool supportsSplitting() const override { return true; }
-  // torch keeps a batch's operations per group, so a batch of one thread would swallow the
-  // collectives of another thread, and of all threads once it has raised. CPU tensors gain nothing
-  // from a batch; weft/_torch/patches/batches.py batches those of a delegate.
+  // False, because torch keeps a batch's operations per group: a batch of one thread would take the
+  // collectives of other threads, too, and those of all threads once it has raised. CPU tensors
+  // gain nothing from a batch; weft/_torch/patches/batches.py batches those of a delegate.
   bool supportsCoalescing() const override { return false; }
   bool supportsShrinking() const override { return true; }
   void setTimeout(std::chrono::milliseconds timeout) override;
@@ -102,9 +100,9 @@ class WEFT_API WeftBackend : public c10d::Backend {
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
 
-  // Memory for tensors that the group's collectives need not copy: shared between the ranks of one
-  // host (shm/segment/heap.h), or ordinary memory where that is full. FSDP2 asks for its buffers
-  // here.
+  // Memory for tensors that the group's collectives need not copy: it is shared between the ranks
+  // of one host (shm/segment/heap.h), or ordinary memory if the heap is full. FSDP2 takes its
+  // buffers from here.
   bool supportsTensorAlloc(c10::DeviceIndex device) override;
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
 
@@ -130,24 +128,24 @@ class WEFT_API WeftBackend : public c10d::Backend {
   void abort() override;
   void shutdown() override;
 
-  // The backend for tensors on such a device; null before it was needed.
+  // The backend for tensors on such a device; null if none was needed so far.
   c10::intrusive_ptr<c10d::Backend> delegate(c10::DeviceType device) const;
   // As Communicator's.
   const std::string& path() const { return comm_.path(); }
   Activity activity() const;
-  // The messages on the CPU that threads of this process wait for.
+  // The messages of CPU tensors for which threads of this process wait.
   std::vector<WaitingMessage> waitingMessages() const;
 
  private:
-  // Gives the engine one operation; the profiler shows `inputs` and `outputs` (submit.h).
+  // Gives the engine one operation (submit.h). The profiler shows `inputs` and `outputs`.
   template <typename OpOptions, typename Inputs, typename Outputs, typename Run>
   WorkPtr submit(c10d::OpType type, const char* title, const OpOptions& opts, const Inputs& inputs,
                  const Outputs& outputs, Run&& run);
   // The timeout that a call asked for, else the group's.
   std::chrono::milliseconds timeoutOr(std::chrono::milliseconds asked) const;
-  // The backend for a tensor on another device; null for one on the CPU.
-  c10d::Backend* elsewhere(const at::Tensor& tensor);
-  c10d::Backend* elsewhere(const Tensors& tensors);
+  // The backend for a tensor on another device; null for a tensor on the CPU.
+  c10d::Backend* delegateFor(const at::Tensor& tensor);
+  c10d::Backend* delegateFor(const Tensors& tensors);
   PointToPoint& messages(const char* title) const;
   // Sends or receives, as `type` says. `peer`: the other rank, or kAnyRank.
   WorkPtr startMessage(c10d::OpType type, const char* title, const at::Tensor& tensor, int peer,
@@ -160,9 +158,7 @@ class WEFT_API WeftBackend : public c10d::Backend {
   c10::intrusive_ptr<c10d::Store> store_;
   c10::intrusive_ptr<Options> options_;
   std::atomic<std::int64_t> timeout_ms_;
-  std::mutex split_mutex_;  // guards the next two
-  LastChild last_child_;
-  std::map<std::string, std::uint64_t> splits_;  // how many have been made, by name and ranks
+  ChildGroups children_;
   Communicator comm_;
 };
 

@@ -151,7 +151,7 @@ void checkPairs(const Tensors& larger, const Tensors& smaller, int size, const c
 WeftBackend::WorkPtr WeftBackend::allreduce_coalesced(Tensors& tensors,
                                                       const c10d::AllreduceCoalescedOptions& opts) {
   constexpr const char* kTitle = "weft:all_reduce";
-  if (auto* other = elsewhere(tensors)) return other->allreduce_coalesced(tensors, opts);
+  if (auto* other = delegateFor(tensors)) return other->allreduce_coalesced(tensors, opts);
   TORCH_CHECK(!tensors.empty(), kTitle, ": needs at least one tensor");
   for (const at::Tensor& tensor : tensors) {
     checkDense(tensor, kTitle);
@@ -177,7 +177,7 @@ WeftBackend::WorkPtr WeftBackend::allreduce_coalesced(Tensors& tensors,
 WeftBackend::WorkPtr WeftBackend::allgather_into_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
   constexpr const char* kTitle = "weft:all_gather_into_tensor_coalesced";
-  if (auto* other = elsewhere(inputs)) {
+  if (auto* other = delegateFor(inputs)) {
     return other->allgather_into_tensor_coalesced(outputs, inputs, opts);
   }
   checkPairs(outputs, inputs, size_, kTitle);
@@ -194,7 +194,7 @@ WeftBackend::WorkPtr WeftBackend::allgather_into_tensor_coalesced(
 WeftBackend::WorkPtr WeftBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                                                       const c10d::AllgatherOptions& opts) {
   constexpr const char* kTitle = "weft:all_gather";
-  if (auto* other = elsewhere(inputs)) return other->allgather_coalesced(outputs, inputs, opts);
+  if (auto* other = delegateFor(inputs)) return other->allgather_coalesced(outputs, inputs, opts);
   checkCount(outputs.size(), size_, "list of output", kTitle);
   TORCH_CHECK(!inputs.empty(), kTitle, ": needs at least one tensor");
   for (const Tensors& list : outputs) {
@@ -228,7 +228,7 @@ WeftBackend::WorkPtr WeftBackend::allgather_coalesced(TensorLists& outputs, Tens
 WeftBackend::WorkPtr WeftBackend::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
   constexpr const char* kTitle = "weft:reduce_scatter_tensor_coalesced";
-  if (auto* other = elsewhere(inputs)) {
+  if (auto* other = delegateFor(inputs)) {
     return other->reduce_scatter_tensor_coalesced(outputs, inputs, opts);
   }
   checkPairs(inputs, outputs, size_, kTitle);

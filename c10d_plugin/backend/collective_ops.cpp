@@ -79,7 +79,7 @@ std::vector<Span> splits(const ContiguousTensor& flat, const std::vector<int64_t
 
 WeftBackend::WorkPtr WeftBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
   constexpr const char* kTitle = "weft:broadcast";
-  if (auto* other = elsewhere(tensors)) return other->broadcast(tensors, opts);
+  if (auto* other = delegateFor(tensors)) return other->broadcast(tensors, opts);
   const at::Tensor& tensor = only(tensors, kTitle);
   const int root = checkRoot(opts.rootRank, size_, kTitle);
   checkDense(tensor, kTitle);
@@ -95,7 +95,7 @@ WeftBackend::WorkPtr WeftBackend::broadcast(Tensors& tensors, const c10d::Broadc
 
 WeftBackend::WorkPtr WeftBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   constexpr const char* kTitle = "weft:all_reduce";
-  if (auto* other = elsewhere(tensors)) return other->allreduce(tensors, opts);
+  if (auto* other = delegateFor(tensors)) return other->allreduce(tensors, opts);
   const at::Tensor& tensor = only(tensors, kTitle);
   if (tensor.layout() == c10::kSparse) return allreduce_sparse(tensors, opts);
   checkDense(tensor, kTitle);
@@ -112,7 +112,7 @@ WeftBackend::WorkPtr WeftBackend::allreduce(Tensors& tensors, const c10d::Allred
 WeftBackend::WorkPtr WeftBackend::allreduce_sparse(Tensors& tensors,
                                                    const c10d::AllreduceOptions& opts) {
   constexpr const char* kTitle = "weft:all_reduce";  // profiled under the name users know
-  if (auto* other = elsewhere(tensors)) return other->allreduce_sparse(tensors, opts);
+  if (auto* other = delegateFor(tensors)) return other->allreduce_sparse(tensors, opts);
   const at::Tensor& tensor = only(tensors, kTitle);
   checkSparse(tensor, opts.reduceOp, kTitle);
   return submit(OpType::_ALLREDUCE_SPARSE, kTitle, opts, tensors, tensors,
@@ -121,7 +121,7 @@ WeftBackend::WorkPtr WeftBackend::allreduce_sparse(Tensors& tensors,
 
 WeftBackend::WorkPtr WeftBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
   constexpr const char* kTitle = "weft:reduce";
-  if (auto* other = elsewhere(tensors)) return other->reduce(tensors, opts);
+  if (auto* other = delegateFor(tensors)) return other->reduce(tensors, opts);
   const at::Tensor& tensor = only(tensors, kTitle);
   const int root = checkRoot(opts.rootRank, size_, kTitle);
   checkDense(tensor, kTitle);
@@ -140,7 +140,7 @@ WeftBackend::WorkPtr WeftBackend::reduce(Tensors& tensors, const c10d::ReduceOpt
 WeftBackend::WorkPtr WeftBackend::allgather(TensorLists& outputs, Tensors& inputs,
                                             const c10d::AllgatherOptions& opts) {
   constexpr const char* kTitle = "weft:all_gather";
-  if (auto* other = elsewhere(inputs)) return other->allgather(outputs, inputs, opts);
+  if (auto* other = delegateFor(inputs)) return other->allgather(outputs, inputs, opts);
   const at::Tensor& input = only(inputs, kTitle);
   const Tensors& output = onePerRank(outputs, size_, kTitle);
   checkAlike(input, output, kTitle);
@@ -160,7 +160,7 @@ WeftBackend::WorkPtr WeftBackend::allgather(TensorLists& outputs, Tensors& input
 WeftBackend::WorkPtr WeftBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                   const c10d::AllgatherOptions& opts) {
   constexpr const char* kTitle = "weft:_all_gather_base";
-  if (auto* other = elsewhere(input)) return other->_allgather_base(output, input, opts);
+  if (auto* other = delegateFor(input)) return other->_allgather_base(output, input, opts);
   checkBase(output, input, size_, kTitle);
   checkWritable(output, kTitle);
   return submit(OpType::_ALLGATHER_BASE, kTitle, opts, input, output,
@@ -178,7 +178,7 @@ WeftBackend::WorkPtr WeftBackend::_allgather_base(at::Tensor& output, at::Tensor
 WeftBackend::WorkPtr WeftBackend::gather(TensorLists& outputs, Tensors& inputs,
                                          const c10d::GatherOptions& opts) {
   constexpr const char* kTitle = "weft:gather";
-  if (auto* other = elsewhere(inputs)) return other->gather(outputs, inputs, opts);
+  if (auto* other = delegateFor(inputs)) return other->gather(outputs, inputs, opts);
   const at::Tensor& input = only(inputs, kTitle);
   const int root = checkRoot(opts.rootRank, size_, kTitle);
   const Tensors output = onePerRankAtRoot(outputs, size_, root == rank_, kTitle);
@@ -200,7 +200,7 @@ WeftBackend::WorkPtr WeftBackend::gather(TensorLists& outputs, Tensors& inputs,
 WeftBackend::WorkPtr WeftBackend::scatter(Tensors& outputs, TensorLists& inputs,
                                           const c10d::ScatterOptions& opts) {
   constexpr const char* kTitle = "weft:scatter";
-  if (auto* other = elsewhere(outputs)) return other->scatter(outputs, inputs, opts);
+  if (auto* other = delegateFor(outputs)) return other->scatter(outputs, inputs, opts);
   const at::Tensor& output = only(outputs, kTitle);
   const int root = checkRoot(opts.rootRank, size_, kTitle);
   const Tensors input = onePerRankAtRoot(inputs, size_, root == rank_, kTitle);
@@ -221,7 +221,7 @@ WeftBackend::WorkPtr WeftBackend::scatter(Tensors& outputs, TensorLists& inputs,
 WeftBackend::WorkPtr WeftBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                                  const c10d::ReduceScatterOptions& opts) {
   constexpr const char* kTitle = "weft:reduce_scatter";
-  if (auto* other = elsewhere(outputs)) return other->reduce_scatter(outputs, inputs, opts);
+  if (auto* other = delegateFor(outputs)) return other->reduce_scatter(outputs, inputs, opts);
   const at::Tensor& output = only(outputs, kTitle);
   const Tensors& input = onePerRank(inputs, size_, kTitle);
   checkAlike(output, input, kTitle);
@@ -242,7 +242,7 @@ WeftBackend::WorkPtr WeftBackend::reduce_scatter(Tensors& outputs, TensorLists& 
 WeftBackend::WorkPtr WeftBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                        const c10d::ReduceScatterOptions& opts) {
   constexpr const char* kTitle = "weft:_reduce_scatter_base";
-  if (auto* other = elsewhere(input)) return other->_reduce_scatter_base(output, input, opts);
+  if (auto* other = delegateFor(input)) return other->_reduce_scatter_base(output, input, opts);
   checkBase(input, output, size_, kTitle);
   checkWritable(output, kTitle);
   const TensorReduction how = reductionOf(opts.reduceOp, output.scalar_type(), kTitle);
@@ -265,7 +265,7 @@ WeftBackend::WorkPtr WeftBackend::alltoall_base(at::Tensor& output, at::Tensor& 
                                                 std::vector<int64_t>& input_splits,
                                                 const c10d::AllToAllOptions& opts) {
   constexpr const char* kTitle = "weft:all_to_all";
-  if (auto* other = elsewhere(input)) {
+  if (auto* other = delegateFor(input)) {
     return other->alltoall_base(output, input, output_splits, input_splits, opts);
   }
   checkAlike(input, {output}, kTitle);
@@ -289,7 +289,7 @@ WeftBackend::WorkPtr WeftBackend::alltoall_base(at::Tensor& output, at::Tensor& 
 WeftBackend::WorkPtr WeftBackend::alltoall(Tensors& outputs, Tensors& inputs,
                                            const c10d::AllToAllOptions& opts) {
   constexpr const char* kTitle = "weft:all_to_all";
-  if (auto* other = elsewhere(inputs)) return other->alltoall(outputs, inputs, opts);
+  if (auto* other = delegateFor(inputs)) return other->alltoall(outputs, inputs, opts);
   checkCount(inputs.size(), size_, "input", kTitle);
   checkCount(outputs.size(), size_, "output", kTitle);
   checkAlike(inputs.front(), inputs, kTitle);

@@ -33,7 +33,7 @@ struct DelegateSpec {
   std::chrono::milliseconds timeout{};
   std::string group_name;
   std::vector<std::uint64_t> global_ranks;
-  // Of each rank's buffer for tensors of ranks that share a device.
+  // The size of each rank's buffer for tensors, if ranks share a device.
   std::size_t staging_bytes = std::size_t{32} << 20;
 };
 

@@ -35,7 +35,7 @@ class PointToPoint {
   // monitored_barrier, because programs search for them.
   void monitoredBarrier(std::chrono::milliseconds timeout, bool wait_all_ranks);
 
-  // Those that threads wait for now.
+  // The messages for which threads wait now.
   std::vector<WaitingMessage> waiting() const { return waiting_->list(); }
 
   void abort(const transport::Error& reason) { mailbox_->abort(reason); }

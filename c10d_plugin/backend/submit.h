@@ -1,4 +1,4 @@
-// How WeftBackend's operations go to the engine; for the files that implement them.
+// How WeftBackend gives its operations to the engine; for the files that implement them.
 #pragma once
 
 #include <utility>
@@ -9,7 +9,7 @@
 
 namespace weft::process_group {
 
-// The Call of the next operation, which moves this tensor's elements.
+// The Call of the next operation if it only moves this tensor's elements.
 inline collectives::Call callOn(const OpContext& context, const at::Tensor& tensor) {
   static_assert(static_cast<int>(c10::ScalarType::NumOptions) <= 128, "Call::variant has 7 bits");
   const c10::ScalarType type = tensor.scalar_type();
@@ -17,7 +17,7 @@ inline collectives::Call callOn(const OpContext& context, const at::Tensor& tens
   const auto moved = element == collectives::Element::kBytes ? static_cast<std::uint8_t>(type) : 0;
   return context.call(element, collectives::Reduction::kSum, static_cast<std::uint8_t>(moved));
 }
-// The one of the next operation, which reduces them.
+// The Call of the next operation if it reduces them.
 inline collectives::Call callOn(const OpContext& context, const at::Tensor& tensor,
                                 const TensorReduction& how) {
   return context.call(elementOf(tensor.scalar_type()), how.reduction, how.factor.defined() ? 1 : 0);
@@ -35,7 +35,7 @@ inline const std::vector<std::vector<at::Tensor>>& asLists(
   return lists;
 }
 
-// The lists are made only where a Work is needed.
+// Makes the lists of tensors only if a Work is needed.
 template <typename OpOptions, typename Inputs, typename Outputs, typename Run>
 WeftBackend::WorkPtr WeftBackend::submit(c10d::OpType type, const char* title,
                                          const OpOptions& opts, const Inputs& inputs,

@@ -14,10 +14,10 @@ namespace weft::process_group {
 using transport::Error;
 using transport::ErrorCode;
 
-class Engine::Queued final : public OpQueue::Task {
+class Engine::QueuedOp final : public OpQueue::Task {
  public:
-  Queued(std::shared_ptr<Engine> engine, const OpParams& params, c10::intrusive_ptr<WeftWork> work,
-         Run run, RecordedOp recorded)
+  QueuedOp(std::shared_ptr<Engine> engine, const OpParams& params,
+           c10::intrusive_ptr<WeftWork> work, Run run, RecordedOp recorded)
       : engine_(std::move(engine)),
         params_(params),
         work_(std::move(work)),
@@ -44,7 +44,7 @@ class Engine::Queued final : public OpQueue::Task {
   }
 
  private:
-  // Sets `call` where the error does not say yet what was called.
+  // Sets `call` if the error does not say what was called.
   void runWith(OpContext context, std::optional<OpRecord>& call) {
     try {
       engine_->runOrExplain(context, run_, [this] { return recorded_.record(); });
@@ -90,14 +90,14 @@ void Engine::explain(const c10::Error& error, const std::optional<OpRecord>& own
   if (!own || size == 1) throw;
   const std::string all =
       exchangeCalls(store_, rank(), size, own->collective_sequence, argumentsText(*own));
-  transport::raiseInterrupt();  // Ctrl-C while it waited for the others
+  transport::raiseInterrupt();  // if Ctrl-C came while it waited for the others
   TORCH_CHECK(false, error.what_without_backtrace(), "; group '", own->group_name, "', ", all);
 }
 
 Engine::WorkPtr Engine::enqueue(const OpParams& params, OpInfo info, Run run, RecordedOp recorded) {
   auto work = c10::make_intrusive<WeftWork>(rank(), std::move(info));
-  const bool taken = queue_.push(std::make_unique<Queued>(shared_from_this(), params, work,
-                                                          std::move(run), std::move(recorded)));
+  const bool taken = queue_.push(std::make_unique<QueuedOp>(shared_from_this(), params, work,
+                                                            std::move(run), std::move(recorded)));
   if (!taken) raise(params.title, Error(ErrorCode::kShutdown, "the process group was shut down"));
   if (batches_.add(work) || params.async) return work;
   work->wait();

@@ -1,7 +1,9 @@
-// Engine: runs a group's operations in order on its Collectives, a synchronous one on the calling
-// thread if nothing runs before it, else on the group's queue (op_queue.h). Makes the Work.
+// Engine: runs a group's operations in order on its Collectives, and makes the Work of each. A
+// synchronous operation runs on the calling thread if nothing is before it; all others run on the
+// group's queue (op_queue.h).
 //
-// Threads: any thread may call any member. Outlives the backend while operations run.
+// Threads: any thread may call any member. Ownership: queued operations keep it alive, so it may
+// outlive the backend. Failure: submit() or Work::wait() throws.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -34,15 +36,15 @@ class Engine : public std::enable_shared_from_this<Engine> {
   using Run = std::function<void(OpContext&)>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-  // In `store` the ranks tell each other what they called, when that differed.
+  // `store`: there the ranks tell each other what they called, if that differed.
   Engine(std::unique_ptr<collectives::Collectives> collectives,
          std::shared_ptr<collectives::KeyValue> store)
       : collectives_(std::move(collectives)),
         store_(std::move(store)),
         recorder_(collectives_->rank()) {}
 
-  // Null for a synchronous call, which throws its error. `describe` makes the OpInfo, only where a
-  // Work is needed; `run` throws what goes wrong.
+  // Runs or queues an operation. Null for a synchronous call, which throws its error. `describe`
+  // makes the OpInfo, and is called only if that is needed; `run` throws what goes wrong.
   template <typename Describe, typename RunIt>
   WorkPtr submit(const OpParams& params, Describe&& describe, RunIt&& run) {
     checkProcess(params.title);
@@ -64,11 +66,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
     return enqueue(params, std::move(info), std::forward<RunIt>(run), std::move(recorded));
   }
 
-  // Throws where this process is a forked child of the group's: it has no part in the group.
+  // Throws in a forked child of the group's process, which has no part in the group.
   void checkProcess(const char* title) const;
   bool inOwnProcess() const { return process_.inOwnProcess(); }
 
-  // Of the threads that coalesce. What they submit meanwhile is asynchronous, and in the batch.
+  // The batches of threads that coalesce. What such a thread submits is asynchronous and goes into
+  // its batch.
   CoalescingBatches& batches() noexcept { return batches_; }
   GroupRecorder& recorder() noexcept { return recorder_; }
   Activity activity() const;
@@ -79,7 +82,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Whether some operation failed in a way that ended the group.
   bool failed() const { return failed_.load(); }
   void abort(transport::Error reason) { collectives_->abort(std::move(reason)); }
-  // Refuses new operations; the running ones have so long to end, then they are aborted.
+  // Refuses new operations. The running ones are aborted if they have not ended after `limit`.
   void close(std::chrono::milliseconds limit);
 
  private:
@@ -89,7 +92,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
     OpQueue& queue;
     ~Leave() { queue.leave(); }
   };
-  class Queued;
+  class QueuedOp;
 
   static bool profiled();
   int rank() const { return collectives_->rank(); }
@@ -98,8 +101,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
             failed_};
   }
   WorkPtr enqueue(const OpParams& params, OpInfo info, Run run, RecordedOp recorded);
-  // Where the ranks called different operations, the error says from which lines. `own` makes an
-  // optional OpRecord, then only.
+  // Runs an operation. If the ranks called different operations, its error says from which lines;
+  // only then `own` is called, for an optional OpRecord of this rank's call.
   template <typename RunIt, typename Own>
   void runOrExplain(OpContext& context, RunIt& run, Own&& own) {
     try {
@@ -119,8 +122,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
       throw;
     }
   }
-  // On the thread that called: any error says what it called. The error of an operation on the
-  // queue says it where it is waited for (WeftWork::wait).
+  // Runs an operation on the thread that called it; any error says what was called. (For a queued
+  // operation WeftWork::wait() adds that.)
   template <typename RunIt, typename Own>
   void runHere(OpContext& context, RunIt& run, Own&& own) {
     try {
@@ -130,14 +133,14 @@ class Engine : public std::enable_shared_from_this<Engine> {
       throw;
     }
   }
-  // In the handler of an exception: ends the group where the ranks would be out of step.
+  // In the handler of an exception: ends the group if the ranks would be out of step.
   void endIfLeftBehind(const OpContext& context, const char* why);
-  // In the handler of `error`; throws one that has the ranks' lines, too.
+  // In the handler of `error`: throws one that names the ranks' lines, too.
   [[noreturn]] void explain(const c10::Error& error, const std::optional<OpRecord>& own);
 
   std::unique_ptr<collectives::Collectives> collectives_;
-  const std::shared_ptr<collectives::KeyValue> store_;  // asked when one has failed
-  std::uint64_t sequence_ = 0;  // of the Collectives' operations; used by the running one
+  const std::shared_ptr<collectives::KeyValue> store_;  // used after a failure
+  std::uint64_t sequence_ = 0;  // of the Collectives' operations; the running one's alone
   std::atomic<bool> failed_{false};
   RunningOp running_;
   GroupRecorder recorder_;

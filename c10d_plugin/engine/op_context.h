@@ -1,9 +1,9 @@
 // OpContext: what a running operation uses: the Collectives, and the Call for each of their
-// operations. It also knows whether this rank has done all of these that the others do: where an
-// exception ends the operation before, what this rank calls next would meet what the others still
-// wait for.
+// operations. It also knows whether this rank has done all of these that the other ranks do. If an
+// exception ends the operation before that, this rank's next operation would meet the one for which
+// the others still wait.
 //
-// Threads: the one that runs the operation. Ownership: the engine's, which outlives it.
+// Threads: the one that runs the operation. Ownership: it borrows all it is given.
 #pragma once
 
 #include <atomic>
@@ -31,38 +31,49 @@ class OpContext {
                          std::uint8_t variant = 0) const {
     return {deadline_, sequence_++, element, reduction, variant};
   }
-  // Throws the error, if it is one. It ends the group, unless it only says that the ranks called
-  // different operations.
+  // Call it with the result of each operation of the Collectives. Throws if that is an error, which
+  // ends the group unless it only says that the ranks called different operations.
   void check(const transport::Error& error) {
-    if (state_ != State::kInSeries) state_ = error ? State::kBehind : State::kInStep;
-    if (!error) return;
-    reported_ = true;
-    differed_ = error.code() == transport::ErrorCode::kInvalidArgument;
-    if (!differed_) failed_.store(true);
+    if (!error) {
+      progress_ = in_series_ ? Progress::kBehind : Progress::kDone;
+      return;
+    }
+    const bool differed = error.code() == transport::ErrorCode::kInvalidArgument;
+    progress_ = differed ? Progress::kDiffered : Progress::kFailed;
+    if (!differed) failed_.store(true);
     raise(title_, error);
   }
-  // Between the two the operation is several of the Collectives'; else it is one.
-  void beginSeries() noexcept { state_ = State::kInSeries; }
-  void endSeries() noexcept { state_ = State::kInStep; }
-  // After an exception: the others do more of the operation than this rank has done, and have not
-  // been told.
-  bool leftBehind() const noexcept { return state_ != State::kInStep && !reported_; }
+  // An operation is one of the Collectives', or, between these two, a series of them.
+  void beginSeries() noexcept {
+    in_series_ = true;
+    progress_ = Progress::kBehind;
+  }
+  void endSeries() noexcept {
+    in_series_ = false;
+    progress_ = Progress::kDone;
+  }
+  // After an exception: whether the other ranks do more of the operation than this rank has done,
+  // and have not been told.
+  bool leftBehind() const noexcept { return progress_ == Progress::kBehind; }
   const char* title() const noexcept { return title_; }
-  // What check() threw says that the ranks called different operations.
-  bool differed() const noexcept { return differed_; }
+  // Whether check() threw because the ranks called different operations.
+  bool differed() const noexcept { return progress_ == Progress::kDiffered; }
 
  private:
-  // What this rank has done of the operation: nothing yet, some of a series, or all.
-  enum class State : std::uint8_t { kBehind, kInSeries, kInStep };
+  enum class Progress : std::uint8_t {
+    kBehind,    // the other ranks do more of the operation
+    kDone,      // this rank has done what the others do
+    kFailed,    // check() threw: the Collectives know of the error
+    kDiffered,  // likewise, because the ranks called different operations
+  };
 
   collectives::Collectives& collectives_;
   collectives::Deadline deadline_;
   std::uint64_t& sequence_;
   const char* title_;
   std::atomic<bool>& failed_;
-  State state_ = State::kBehind;
-  bool reported_ = false;  // check() threw: the Collectives know of the error
-  bool differed_ = false;
+  bool in_series_ = false;
+  Progress progress_ = Progress::kBehind;
 };
 
 }  // namespace weft::process_group

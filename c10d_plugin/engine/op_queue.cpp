@@ -82,7 +82,7 @@ bool OpQueue::push(std::unique_ptr<Task> task) {
     if (state_->closed) return false;
     state_->tasks.push_back(std::move(task));
     state_->refresh();
-    // All threads are in a finish(), and may all wait for tasks; so this one runs them.
+    // All threads are in a finish(), and may all wait for tasks, so this one runs them.
     if (t_finishing == state_.get() && state_->blocked >= kMostThreads) {
       runAll(state_, lock);
       return true;
@@ -97,7 +97,7 @@ bool OpQueue::push(std::unique_ptr<Task> task) {
   return true;
 }
 
-// False: none can be started. It is still counted.
+// Starts a thread that is already counted. False: none can be started; it stays counted.
 bool OpQueue::startThread(const std::shared_ptr<State>& state) {
   const auto thrown = transport::thrownBy([&] { std::thread([state] { work(state); }).detach(); });
   if (!thrown) return true;
@@ -110,11 +110,11 @@ bool OpQueue::startThread(const std::shared_ptr<State>& state) {
   return false;
 }
 
-// In place of a thread that is counted and could not be started.
+// Does the work of a thread that is counted and could not be started.
 void OpQueue::workInstead(const std::shared_ptr<State>& state) {
   Lock lock(state->mutex);
-  // The other threads come back from their finish(), unless this is one, which may wait for the
-  // task that it has pushed.
+  // Other threads run the task after their finish(). But this thread must run it if there is no
+  // other, or if it is in a finish() itself, which may wait for the task.
   const bool mine = state->threads == 1 || t_finishing == state.get();
   if (mine) runAll(state, lock);
   leaveThreads(*state);
@@ -196,7 +196,7 @@ void OpQueue::runFirst(const std::shared_ptr<State>& state, Lock& lock) {
   }
 }
 
-// The latest one: callbacks rather wait for later operations than for earlier ones.
+// Takes the latest one first, because callbacks wait for later operations rather than earlier ones.
 void OpQueue::finishPostponed(const std::shared_ptr<State>& state, Lock& lock) {
   std::unique_ptr<Task> task = std::move(state->postponed.back());
   state->postponed.pop_back();
@@ -226,7 +226,7 @@ void OpQueue::finish(const std::shared_ptr<State>& state, Lock& lock, std::uniqu
 void OpQueue::leaveThreads(State& state) {
   --state.threads;
   state.changed.notify_all();
-  state.work_came.notify_all();  // who waits for a task or the end finds out which
+  state.work_came.notify_all();  // waiting threads find out whether a task or the end has come
 }
 
 }  // namespace weft::collectives

@@ -1,12 +1,14 @@
-// OpQueue: runs a group's operations one at a time, in the order they came.
+// OpQueue: runs a group's operations one at a time, in the order in which they came.
 //
-// A synchronous call with nothing before it runs on its own thread (tryEnter, leave); all other
-// operations are tasks for the queue's threads. The first task starts a thread. A task's finish()
-// may run user callbacks, which may block and may wait for operations of this very queue; so the
-// next task may run meanwhile, and when all threads are in such a finish() another one is started.
-// The last of kMostThreads postpones such a finish() while tasks wait, and when all threads are in
-// one, what a finish() pushes runs on the thread that pushes. Where no thread can be started, the
-// tasks run on the thread that pushes; or, if other threads are in a finish(), after one of these.
+// A synchronous call with nothing before it runs on the calling thread (tryEnter, leave). All other
+// operations are tasks for the queue's threads; the first task starts one.
+//
+// A task's finish() may run user callbacks, which may block, even on later operations of this
+// queue. So the next task may run during a finish(), and when all threads are in one, another
+// thread is started, up to kMostThreads. The last of these postpones a finish() that may block
+// while tasks wait. If all are in a finish() nevertheless, a task that one of them pushes runs on
+// that thread. If no thread can be started, a task runs on the thread that pushes it, or, if other
+// threads are in a finish(), after one of these.
 //
 // Threads: any thread may call any member, also from a task's finish(). No lock is held while a
 // task runs. Knows nothing of torch.
@@ -26,8 +28,8 @@ class WEFT_API OpQueue {
   class Task {
    public:
     virtual ~Task() = default;
-    virtual void run() noexcept = 0;     // alone
-    virtual void finish() noexcept = 0;  // while the next task may run
+    virtual void run() noexcept = 0;     // no other task runs
+    virtual void finish() noexcept = 0;  // the next task may run meanwhile
     // Whether finish() runs callbacks, which may block. Asked after run().
     virtual bool finishMayBlock() noexcept = 0;
   };
@@ -40,7 +42,7 @@ class WEFT_API OpQueue {
   OpQueue(const OpQueue&) = delete;
   OpQueue& operator=(const OpQueue&) = delete;
 
-  // True: nothing runs or waits, and the caller runs its operation until leave().
+  // True: nothing runs or waits, and the queue is the caller's until leave().
   bool tryEnter();
   void leave();
 

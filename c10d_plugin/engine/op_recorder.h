@@ -68,7 +68,7 @@ class WEFT_API OpRecorder {
   // only errors show; `cpp_stacks`: of C++, too.
   void start(std::size_t size, bool stacks, bool cpp_stacks);
   bool on() const noexcept { return size_.load(std::memory_order_relaxed) != 0; }
-  // Of the calling thread; null where none are wanted. Takes the GIL.
+  // The stack of the calling thread; null if none is wanted. Takes the GIL.
   std::shared_ptr<torch::CapturedTraceback> stack() const;
 
   // The id of the new entry; `record`'s id, times, thread and traceback are filled in here.

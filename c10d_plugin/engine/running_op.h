@@ -1,4 +1,4 @@
-// RunningOp: which of a group's operations runs now, and how long operations ran, all in all.
+// RunningOp: which of a group's operations runs now, and for how long operations have run in total.
 //
 // Threads: any. One operation at a time has a Scope.
 #pragma once
@@ -44,8 +44,8 @@ class RunningOp {
     const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   };
 
-  // Sets what the Activity says of the operation that runs now; false: none does. It may be the
-  // next one by the time this returns.
+  // Sets what the Activity says of the operation that runs now, which may be over when this
+  // returns. False: none runs.
   bool fillIn(Activity& activity) const {
     activity.running = title_.load(std::memory_order_acquire);
     if (activity.running == nullptr) return false;

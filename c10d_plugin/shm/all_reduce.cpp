@@ -1,14 +1,14 @@
 // all_reduce and reduce.
 //
-// Small data: every rank lays all of it out, and every rank that wants the result reduces all of it
-// in order of rank. One meeting.
+// Small data: every rank copies all its data into its buffer, and every rank that wants the result
+// reduces all of them in order of rank. One meeting.
 //
-// Large data of two ranks, for both: the same, piece by piece. As many bytes go between the cores
-// as in the blocks of more ranks, in fewer steps.
+// Large data of two ranks, for both: the same, piece by piece. It moves as many bytes between the
+// cores as blocks do, in fewer steps.
 //
-// Large data otherwise: in blocks, one part per rank (reduce_blocks.cpp).
+// Other large data: in blocks, of which each rank reduces a part (reduce_blocks.cpp).
 //
-// Data that are in all ranks' heaps: each rank reduces its part of all of them where they are
+// Data that are in all ranks' heaps: each rank reduces its part of them where they are
 // (reduce_direct.cpp).
 #include <cstring>
 

@@ -13,8 +13,9 @@ bool sameCall(const CallRecord& a, const CallRecord& b) {
   return a.op.agreesWith(b.op) && a.sizes_digest == b.sizes_digest;
 }
 
-// A digest cannot tell which sizes differ, or where each pair of ranks has its own: the tables do.
-// The operation and its root come from this rank's own call: what others wrote is no index.
+// Finds which sizes differ. A digest cannot say that, nor compare sizes that differ for each pair
+// of ranks. The operation and its root come from this rank's own call, because what others wrote
+// must not be used as an index.
 class SizeTables {
  public:
   SizeTables(const Segment& segment, const std::vector<CallRecord>& records,
@@ -85,7 +86,7 @@ class SizeTables {
   const unsigned parity_;
 };
 
-// Who refused its own call, or which two calls differ in more than the sizes of their parts.
+// Which rank refused its own call, or which two calls differ in more than the sizes of their parts.
 std::string differenceInCalls(const std::vector<CallRecord>& records) {
   for (std::size_t rank = 0; rank < records.size(); ++rank) {
     if (records[rank].op.operation != Operation::kRefused) continue;

@@ -1,9 +1,9 @@
 // Context: what the shared-memory operations of one rank work with, and the operation that runs.
 //
-// Time goes in steps (segment/step_barrier.h): meet() ends one and returns when all ranks have
-// ended it. An operation begins with begin(), writes what the others need, and meets; the first
-// meeting compares what the ranks called. After the operation's last meeting the next one may begin
-// at once.
+// Operations consist of steps (segment/step_barrier.h): meet() ends a step, and returns when all
+// ranks have ended it. An operation calls begin(), writes what the other ranks need, and meets; the
+// first meeting compares what the ranks called. After the operation's last meeting the next
+// operation may begin at once.
 //
 // Threads: the rank's operating thread only, but for awaited() and waited().
 // Failure: an Error ends the operation. kInvalidArgument: the calls were impossible or differed,
@@ -35,24 +35,24 @@ class Context {
   Segment& segment() const noexcept { return *segment_; }
   Heap& heap() const noexcept { return *heap_; }
 
-  // Remembers what was called. Refuses a root that is no rank, and data that cannot be reduced.
+  // Begins an operation. Refuses a root that is no rank, and data that cannot be reduced.
   Error begin(const Call& call, Operation operation, std::size_t bytes, int root = -1);
   // Ends the step.
   Error meet();
-  // Instead of the operation: this rank's arguments are impossible. The others meet it, and fail
-  // too.
+  // Instead of the operation, if this rank's arguments are impossible. The other ranks' operation
+  // fails, too.
   Error refuse(const std::string& why);
 
   const OpFingerprint& op() const noexcept { return record_.op; }
-  // The step that runs: this rank writes its buffers of this number.
+  // The number of the step that runs, and of the buffers into which this rank writes.
   std::uint64_t step() const noexcept { return steps_.number(); }
   // As Collectives::awaited(); any thread.
   std::vector<int> awaited() const { return steps_.awaited(); }
   std::vector<double> waited() const { return steps_.waitTimes().seconds(); }
-  // Data that are used where they are.
+  // The data of the operation that are used where they are.
   DirectData& direct() noexcept { return direct_; }
 
-  // Tells the others the sizes of this rank's parts, before the first meeting.
+  // Before the first meeting: tells the others the sizes of this rank's parts.
   template <typename Part>
   void publishSizes(SizeTable table, std::span<const Part> parts, bool equal_on_all) {
     std::uint64_t* const sizes = segment_->sizes(rank_, parity_, table);
@@ -61,12 +61,12 @@ class Context {
       if (equal_on_all) record_.sizes_digest = digest(record_.sizes_digest, sizes[i]);
     }
   }
-  // What another rank told, in the step after the first meeting.
+  // In the step after the first meeting: a size that another rank has told.
   std::size_t sizeFrom(int rank, SizeTable table, int index) const {
     return static_cast<std::size_t>(segment_->sizes(rank, parity_, table)[index]);
   }
 
-  // This rank's large buffers have memory. An error has ended the group.
+  // Makes sure that this rank's large buffers have memory. An error has ended the group.
   Error obtainBuffers();
 
   // Kept between operations for their memory.

@@ -1,13 +1,13 @@
-// DirectData: data that are in their ranks' heaps, which the others use where they are.
+// DirectData: data in a rank's heap, which the other ranks use where they are.
 //
-// A rank offers such data before the first meeting of an operation: its record says so, and the
-// size table kOffsets says where. One more meeting ends the operation; until then no owner touches
-// its data. An owner that gives up earlier fails the group first. So a rank that reads what the
-// owner may have changed since then sees the failure in the last meeting; a rank that is about to
+// A rank offers such data before the first meeting of an operation: its record says that it does,
+// and the size table kOffsets says where they are. The operation has one more meeting at its end;
+// until then no owner touches its data. An owner that gives up earlier fails the group first. A
+// rank that then reads changed data sees the failure in the last meeting; a rank that is about to
 // write there stops, or writes to pages that the owner no longer has.
 //
-// A rank believes only offsets that are within the other's heap: a rank that writes nonsense causes
-// wrong results, or an error that names it.
+// Offsets are checked to be within the other rank's heap, so a rank that writes nonsense causes
+// wrong results or an error that names it, no worse.
 //
 // Threads: the rank's operating thread only.
 #pragma once
@@ -30,7 +30,7 @@ class DirectData {
     parity_ = parity;
     offering_ = false;
   }
-  // Offers these parts. False: they are elsewhere, or there are none.
+  // Offers these parts. False: they are not in the heap, or there are none.
   bool offer(std::span<const ConstBytes> parts);
   bool offering() const noexcept { return offering_; }
 

@@ -1,9 +1,9 @@
 // How the operations that only move data move it: piece by piece through the ranks' buffers.
 //
-// Every rank has three buffers, used in turn. In step n a rank writes a piece into its buffer n and
-// reads what the others wrote in the step before, so the copies of one piece overlap, and one
-// meeting per piece is all the synchronisation there is. Data that are offered directly
-// (direct_data.h) are not written; they are one piece.
+// Every rank has three buffers, which it uses in turn. In step n a rank writes a piece into its
+// buffer n, and reads what the others wrote in the step before. So writing overlaps with reading,
+// and each piece needs only one meeting. Data that are offered directly (direct_data.h) are not
+// written; they are one piece.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ struct BufferSlot {
   std::size_t piece = 0;  // bytes of room for each part
 };
 
-// For so many parts, of which the largest has so many bytes.
+// The slot for so many parts, of which the largest has so many bytes.
 BufferSlot slotFor(const Context& context, std::size_t largest_part, int parts);
 std::size_t piecesOf(std::size_t bytes, const BufferSlot& slot);
 // The number of pieces of what `rank` has for others.
@@ -32,12 +32,12 @@ void writePiece(const Context& context, std::span<const ConstBytes> parts, const
                 std::size_t number);
 // Part `index` of what `rank` wrote in the step before.
 const std::byte* writtenBy(const Context& context, int rank, const BufferSlot& slot, int index);
-// Piece `number` of part `index` of what `rank` has for others, into its place in `out`.
+// Copies piece `number` of part `index` of what `rank` has for others to its place in `out`.
 Error readPiece(Context& context, int rank, const BufferSlot& slot, int index, std::size_t number,
                 Bytes out);
 
-// A rank lays out a part for each of the others, in order of rank: those, and where among them rank
-// `reader` finds its own.
+// A rank writes a part for each of the others, in order of rank. These are the parts, and the index
+// at which rank `reader` finds its own.
 std::span<const ConstBytes> partsForOthers(Context& context, std::span<const ConstBytes> parts);
 inline int partIndex(int reader, int writer) { return reader < writer ? reader : reader - 1; }
 
@@ -50,7 +50,8 @@ std::size_t largest(std::span<const Part> parts) {
 }
 
 // Writes `parts` piece by piece, one in each step, while consume(n) takes piece n of what the
-// others wrote in the step before. count(), called after the first meeting: how many pieces.
+// others wrote in the step before. count() is called after the first meeting, for the number of
+// pieces.
 template <typename Count, typename Consume>
 Error exchange(Context& context, std::span<const ConstBytes> parts, const BufferSlot& slot,
                Count&& count, Consume&& consume) {
@@ -68,7 +69,7 @@ Error exchange(Context& context, std::span<const ConstBytes> parts, const Buffer
     if (next == pieces) break;
     if (Error error = context.meet()) return error;
   }
-  // No owner touches offered data before the last reader is through.
+  // The last meeting keeps owners from touching offered data before all have read them.
   return context.direct().any() ? context.meet() : Error::ok();
 }
 

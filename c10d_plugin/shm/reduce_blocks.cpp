@@ -2,9 +2,10 @@
 // and in place.
 //
 // The data are cut into blocks, each block into one part per rank. For block b,
-//   in step b    a rank lays out the parts that the others reduce;
+//   in step b    a rank copies the parts that the others reduce into its buffer, with a gap for its
+//                own part;
 //   in step b+1  it reduces its own part, from the others' buffers and its own memory, and leaves
-//                the result in the gap of its own buffer;
+//                the result in that gap;
 //   in step b+2  it collects the others' results.
 // Three blocks overlap, so a step has one meeting, and each element is read once from each rank's
 // memory and written once to it.

@@ -1,4 +1,4 @@
-// What all_reduce, reduce and their ways for large data have in common.
+// What all_reduce and reduce share, whichever way the data take.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace weft::collectives::shm {
 
-// A strip of data stays in the first-level cache from its reduction until it is copied.
+// A strip of data is small enough to stay in the first-level cache until it is copied.
 inline constexpr std::size_t kStrip = std::size_t{16} << 10;
 
 inline bool wantsResult(const Context& context, int root) {
@@ -30,8 +30,8 @@ inline void reduceInputs(Context& context, std::byte* out, std::size_t bytes) {
   reduceInto(op.element, op.reduction, out, context.scratch().inputs, bytes / sizeOf(op.element));
 }
 
-// The first meeting of large data: offered where they are, else as `lay_out` writes them. Where
-// some ranks offer and some do not, all lay them out and meet again.
+// The first meeting of large data. A rank offers its data where they are (DirectData), else writes
+// them by `lay_out`. If only some ranks offer them, all write them and meet again.
 template <typename LayOut>
 Error meetWithData(Context& context, ConstBytes data, LayOut&& lay_out) {
   const auto layOut = [&] {
@@ -48,9 +48,9 @@ Error meetWithData(Context& context, ConstBytes data, LayOut&& lay_out) {
   return context.meet();
 }
 
-// Large data in blocks, from their beginning (reduce_blocks.cpp).
+// Reduces large data in blocks (reduce_blocks.cpp).
 Error reduceBlocks(Context& context, Bytes data, int root);
-// After a first meeting in which all ranks offered their data (reduce_direct.cpp).
+// Reduces data that all ranks have offered in a first meeting (reduce_direct.cpp).
 Error reduceDirect(Context& context, Bytes data, int root);
 
 }  // namespace weft::collectives::shm

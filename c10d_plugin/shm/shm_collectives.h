@@ -1,5 +1,5 @@
 // ShmCollectives: the collectives of ranks on one host, through memory that all of them map.
-// Nothing goes through a socket once the group stands, and no thread is started.
+// Once the group has formed nothing goes through a socket, and no thread is started.
 //
 // The operations that move data are in move_data.cpp, those that reduce them in all_reduce.cpp and
 // reduce_scatter.cpp; docs/design/process_group_internals.md explains the algorithms.
@@ -24,29 +24,31 @@
 namespace weft::collectives {
 
 struct ShmOptions {
-  // Of each of a rank's three buffers for large data, touched when first needed; rounded to 4 KiB.
-  // 0: 512 KiB, or 256 KiB for more than eight ranks. All ranks use rank 0's.
+  // All ranks use rank 0's options; 0 means the default.
+  //
+  // The size of each of a rank's three buffers for large data, rounded to 4 KiB; their memory is
+  // taken when it is first needed. Default: 512 KiB, or 256 KiB for more than eight ranks.
   std::size_t buffer_bytes = 0;
   // Data up to this size go through a rank's small buffers, and all ranks reduce all of them.
-  // 0: 32 KiB. Likewise.
+  // Default: 32 KiB.
   std::size_t small_bytes = 0;
-  // Addresses for tensors of allocate()'s, per rank; memory is taken when they need it.
-  // 0: a quarter of the machine's memory, at most 64 GiB. Likewise.
+  // The size of the heap of each rank, for allocate(); its memory is taken when it is needed.
+  // Default: a quarter of the machine's memory, at most 64 GiB.
   std::size_t heap_bytes = 0;
-  // The group's key, if it has one that is not in the store: equal on all ranks.
+  // The group's key, equal on all ranks, if it is not in the store.
   transport::AuthKey key;
 };
 
 class ShmCollectives final : public Collectives {
  public:
-  // Called by all `size` ranks, on one host, with the same `store`; returns on all when all are
-  // there. Rank 0 makes the memory and gives it to the others over a Unix socket, to processes of
-  // the same user that know a secret, made from the key, or from the store. Any failure (other
-  // hosts, other users, no memory, kTimeout naming the missing ranks): the others fail too, at the
-  // deadline at the latest.
+  // All `size` ranks, on one host, call this with the same `store`; it returns when all are there.
+  // Rank 0 makes the memory and gives it to the others over a Unix socket: to processes of the same
+  // user that know a secret, which is made from the key or comes from the store. If one rank fails
+  // (other hosts, other users, no memory, kTimeout naming the missing ranks), the others fail, too,
+  // at the deadline at the latest.
   static Result<std::unique_ptr<Collectives>> join(const ShmOptions& options, KeyValue& store,
                                                    int rank, int size, Deadline deadline);
-  // All ranks in this process, each to be used by a thread of its own.
+  // Makes all ranks in this process; a thread of its own uses each.
   static Result<std::vector<std::unique_ptr<Collectives>>> inOneProcess(const ShmOptions& options,
                                                                         int size);
   ~ShmCollectives() override;
@@ -68,7 +70,7 @@ class ShmCollectives final : public Collectives {
   std::vector<int> awaited() const override { return context_.awaited(); }
   std::vector<double> waited() const override { return context_.waited(); }
 
-  // Memory that the others can read and write where it is (segment/heap.h): operations on more
+  // Memory that the other ranks can read and write in place (segment/heap.h): operations on more
   // than small_bytes of it copy once, or not at all.
   transport::OwnedBuffer allocate(std::size_t size) override { return context_.heap().take(size); }
   bool allocates() const noexcept override { return context_.segment().layout().heap_bytes != 0; }

@@ -24,7 +24,7 @@ transport::Result<std::vector<std::string>> storeAllGather(KeyValue& store,
 
 // The keys under which `ranks` say something about `topic`.
 std::vector<std::string> topicKeys(const std::string& topic, const std::vector<int>& ranks);
-// Those of `ranks` that have said nothing about it: a question to the store for each.
+// The ranks of `ranks` that have said nothing about the topic. Asks the store once for each.
 std::vector<int> silentRanks(KeyValue& store, const std::string& topic,
                              const std::vector<int>& ranks);
 

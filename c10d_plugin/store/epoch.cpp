@@ -89,16 +89,16 @@ class Agreement {
     }
   }
 
-  // A wait for what is not there yet; not long, because something else may change meanwhile.
+  // When a wait for one key ends: soon, because other keys may change meanwhile.
   Deadline slice() const { return std::min(deadline_, steady_clock::now() + kLongestNap); }
 
-  // Anybody who reaches the Store may write to it: each nonce counts as so many letters.
+  // Cuts or pads a nonce to its length, because anybody who reaches the Store may write to it.
   std::string fit(std::string nonce) const {
     nonce.resize(nonce_.size(), ' ');
     return nonce;
   }
 
-  // Whether this rank's nonce stands at its place.
+  // Whether this rank's nonce is in the view, at its place.
   bool has(const std::string& view) const {
     return view.size() == nonce_.size() * ranks_.size() &&
            view.compare(nonce_.size() * static_cast<std::size_t>(rank_), nonce_.size(), nonce_) ==
@@ -132,7 +132,7 @@ class Agreement {
     return Error::ok();
   }
 
-  // Those who never came or, where an earlier epoch's words stand, confirmed nothing.
+  // The ranks that never came or, if the Store has an earlier epoch's keys, confirmed nothing.
   std::vector<int> missing() {
     std::vector<int> silent = silentRanks(store_, kNonce, ranks_);
     const auto view = store_.get(kView, steady_clock::now());

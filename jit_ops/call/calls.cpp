@@ -31,8 +31,8 @@ namespace trpc = torch::distributed::rpc;
 
 namespace {
 
-// torch's timeouts are floats, its -1 is the group's as ours is. The shortest time does not become
-// 0, which is no limit.
+// torch's timeouts are floats; its -1 means the group's timeout, as ours does. A very short time
+// must not become 0, which means no limit.
 float toTorch(double timeout) {
   if (timeout == 0 || timeout == kGroupsTimeout) return static_cast<float>(timeout);
   TORCH_CHECK_VALUE(timeout > 0, "timeout must be a number of seconds that is not negative, got ",
@@ -44,7 +44,7 @@ std::string errorOf(const Future& failed) {
   return rpc::withoutStack(failed.tryRetrieveErrorMessage());
 }
 
-// torch reads the kind of an error from its first characters: so what Weft adds comes last.
+// torch reads the kind of an error from its first characters, so what Weft adds comes last.
 [[noreturn]] void fail(const std::string& text, const std::string& what) {
   throw std::runtime_error(text + " (calling " + what + ")");
 }
@@ -56,13 +56,14 @@ std::string errorOf(const Future& failed) {
        what);
 }
 
-// Whether distributed autograd will wait for gradients of these.
+// Whether distributed autograd will wait for gradients of the call's arguments.
 bool wantsGradients(const Call& call) {
   return !call.ends_gradients && inAutogradContext() && at::GradMode::is_enabled() &&
          std::any_of(call.args.begin(), call.args.end(), requiresGrad);
 }
 
-// torch's engine waits without end for each recorded argument that needs gradients.
+// Warns once of a result through which no gradients come back, because torch's engine waits without
+// end for each recorded argument that needs gradients.
 void warnIfCut(const at::IValue& value, const Call& call) {
   static std::atomic<bool> said{false};
   if (requiresGrad(value) || said.exchange(true)) return;
@@ -86,8 +87,8 @@ Values toStack(Call& call, std::size_t extra) {
   return stack;
 }
 
-// A future of the answer's Message. `worker` is a name or an id. Gradients are recorded also when
-// no argument needs one: the module's parameters may.
+// A future of the answer's Message. `worker` is a name or an id. Autograd records the call even if
+// no argument needs a gradient, because the module's parameters may.
 FuturePtr send(const auto& worker, trpc::RpcCommandBase&& request, double timeout) {
   const auto agent = currentAgent();
   return torch::distributed::autograd::sendMessageWithAutograd(
@@ -138,10 +139,10 @@ void checkFetchable(const trpc::RRef& rref) {
 void waitUntilDone(Future& future) {
   thread_local transport::AdaptiveSpin spin;
   if (!spin.until([&] { return future.completed(); })) rpc::awaitInterruptibly(future);
-  future.wait();  // also a completed one: this thread's streams wait for those of the value
+  future.wait();  // even if completed: makes this thread's streams wait for those of the value
 }
 
-// The caller's value from the answer to `call`, whose arguments are gone. `wanted`: they wanted
+// The caller's value from the answer to `call`. `wanted`: its arguments, which are gone, wanted
 // gradients.
 at::IValue resultOf(const Call& call, bool wanted, const c10::TypePtr& type,
                     const Future& answered) {
@@ -213,7 +214,7 @@ RRefPtr callRemote(Call call, const c10::TypePtr& type) try {
   currentAgent();
   Values stack = toStack(call, 1);
   stack[0] = c10::List<at::IValue>(element);
-  // torch reads from a schema what the RRef holds, and nothing else.
+  // torch reads only the type of the RRef's value from the schema.
   const c10::FunctionSchema schema("remote", "", {}, {c10::Argument("", element)});
   return trpc::remoteTorchscript(call.worker, name, schema, stack, toTorch(call.timeout));
 } catch (const c10::Error& error) {
@@ -224,7 +225,7 @@ FuturePtr fetchAsync(const RRefPtr& rref, double timeout) try {
   if (rref->isOwner())
     return c10::static_intrusive_pointer_cast<trpc::OwnerRRef>(rref)->getFuture();
   checkFetchable(*rref);
-  // The value is at its owner, which may not know of it yet: it waits there.
+  // The request waits at the owner if the value is not there yet.
   const auto here = currentAgent()->getWorkerInfo().id_;
   const FuturePtr answer =
       send(rref->owner(), trpc::ScriptRRefFetchCall(here, rref->rrefId()), timeout);
@@ -247,7 +248,7 @@ at::IValue fetch(const RRefPtr& rref, double timeout, const c10::TypePtr& type) 
     value = waitFor(*fetchAsync(rref, timeout));
   } else {
     checkFetchable(*rref);
-    // torch's own: it knows of an RRef that was dropped.
+    // torch's own function, which knows whether the RRef was dropped.
     value = c10::static_intrusive_pointer_cast<trpc::UserRRef>(rref)->toHere(toTorch(timeout));
   }
   if (type == nullptr || coerce(value, type)) return value;

@@ -1,8 +1,9 @@
-// The caller's end of a call to something published. Any thread; no GIL may be held where it waits.
+// The caller's end of a call to something published.
 //
-// Failure: std::exception. The text is the server's or the agent's (who is lost, what timed out)
-// and says what was being called; a timeout begins as torch's do ("RPCErr:1:RPC ran for more
-// than…").
+// Threads: any, without the GIL.
+// Failure: std::exception. Its text is the server's or the agent's (who is lost, what timed out),
+// and says what was being called; that of a timeout begins as torch's does ("RPCErr:1:RPC ran for
+// more than…").
 #pragma once
 
 #include <torch/csrc/distributed/rpc/rpc_agent.h>
@@ -28,11 +29,11 @@ struct Call {
   Values args = {};
   std::string method = kForward;
   std::int64_t version = kNewest;
-  std::vector<std::string> names = {};  // of the last arguments, given by keyword
+  std::vector<std::string> names = {};  // of the last arguments, which are given by keyword
   double timeout = kGroupsTimeout;      // seconds; 0: none
-  bool ends_gradients = false;          // the caller sees to arguments that get no gradients
-  // Gives the NamedTuples of a result, which comes with their names (result_names.h), the caller's
-  // classes. Null: they come as plain tuples. callRemote does not use it.
+  bool ends_gradients = false;          // the caller handles arguments that get no gradients
+  // Gives the NamedTuples of a result the caller's classes; the result then comes with their names
+  // (result_names.h). Null: they come as plain tuples. callRemote() does not use it.
   at::IValue (*with_names)(at::IValue) = nullptr;
 };
 
@@ -45,22 +46,23 @@ std::string describe(const Call& call);
 // This process's agent. Throws std::runtime_error when the process is in no RPC group.
 std::shared_ptr<torch::distributed::rpc::RpcAgent> currentAgent();
 
-// Null `type`: any. The value is converted to `type` as coerce() does. If that fails, the call
-// fails with an error that says what came instead.
+// Makes a call. The value is converted to `type` as coerce() does; null: any type. If that fails,
+// the call fails with an error that says what came instead.
 WEFT_API at::IValue call(Call call, const c10::TypePtr& type = nullptr);
 WEFT_API FuturePtr callAsync(Call call, const c10::TypePtr& type = nullptr);
 
-// The value stays there; it is fetched or passed on by its RRef.
+// Makes a call whose value stays at the worker, and can be fetched or passed on by its RRef.
 WEFT_API RRefPtr callRemote(Call call, const c10::TypePtr& type = nullptr);
 WEFT_API at::IValue fetch(const RRefPtr& rref, double timeout = kGroupsTimeout,
                           const c10::TypePtr& type = nullptr);
 WEFT_API FuturePtr fetchAsync(const RRefPtr& rref, double timeout = kGroupsTimeout);
-// Releases the value now, not when the last copy of the RRef is destroyed; it can't be fetched here
-// any more. Does nothing on the owner itself.
+// Releases the value now instead of when the last copy of the RRef is destroyed; it can't be
+// fetched here any more. Does nothing on the owner itself.
 WEFT_API void drop(const RRefPtr& rref);
 
-// A built-in operator of the worker's torch, "aten::add" or "aten::add.Tensor": without an overload
-// name the first one that takes these arguments.
+// Calls a built-in operator of the worker's torch, such as "aten::add.Tensor". Without an overload
+// name
+// ("aten::add") it is the first overload that takes these arguments.
 WEFT_API FuturePtr callOperator(const std::string& worker, const std::string& op, Values args,
                                 double timeout = kGroupsTimeout);
 
@@ -68,7 +70,8 @@ WEFT_API FuturePtr callOperator(const std::string& worker, const std::string& op
 WEFT_API std::vector<PublishedInfo> publishedBy(const std::string& worker,
                                                 double timeout = kGroupsTimeout);
 
-// Waits, at first by polling: a short call's answer comes before a sleeping thread would wake.
+// Waits for the value. It polls first, because a short call's answer comes before a sleeping thread
+// would wake.
 WEFT_API at::IValue waitFor(Future& future);
 
 }  // namespace weft::ops

@@ -56,8 +56,8 @@ Tensors toTensors(const at::IValue& value) {
               value.type()->annotation_str());
 }
 
-// The results as a compiler was promised them: with the shapes and dtypes of `like`, contiguous, in
-// memory that is no input's and no other result's, and without a history.
+// The results as a compiler was promised them: with the shapes and dtypes of `like`, contiguous,
+// without a history, and in memory that neither an input nor another result has.
 Tensors promised(const Tensors& came, at::TensorList like, at::TensorList inputs,
                  const std::string& what) {
   TORCH_CHECK(came.size() == like.size(), what, " returned ", came.size(), " tensors; `like` has ",
@@ -93,8 +93,8 @@ at::Tensor numbered(std::int64_t number, at::TensorList like) {
   return at::full({1}, number, options.dtype(at::kLong).requires_grad(false));
 }
 
-// The outputs and, behind them, the call's number. `traced` without `needed`: the compiler has
-// decided that nothing here needs gradients, which is wrong when the module's parameters do.
+// The outputs, followed by the call's number. `traced` with an empty `needed`: the compiler has
+// decided that nothing here needs gradients, which is wrong if the module's parameters do.
 Tensors callRecorded(string_view worker, string_view name, at::TensorList inputs,
                      at::IntArrayRef needed, at::TensorList like, string_view method,
                      std::int64_t version, double timeout, bool traced, std::int64_t /*trace*/) {
@@ -187,7 +187,7 @@ Tensors dispatch(const char* op, Args&&... args) {
       std::forward<Args>(args)...);
 }
 
-// The arguments of a call to which no gradients go.
+// What a recorded call takes besides its inputs; no gradients go to it.
 struct Target {
   const Call& call;
   at::TensorList like;
@@ -196,7 +196,7 @@ struct Target {
 };
 
 Tensors record(const Target& to, at::TensorList inputs) {
-  // The number keeps a compiler from merging two equal calls, whose gradients would come twice.
+  // The number keeps a compiler from merging two equal calls, whose gradients would be sent twice.
   static std::atomic<std::int64_t> traces{0};
   const at::AutoDispatchBelowADInplaceOrView guard;
   const Call& call = to.call;
@@ -276,7 +276,7 @@ Tensors differentiableCall(string_view worker, string_view name, at::TensorList 
     out.pop_back();
     return out;
   }
-  // Where no input needs gradients: an unused leaf, so that backward reaches the worker's
+  // If no input needs gradients, an unused leaf does, so that backward reaches the worker's
   // parameters.
   std::optional<at::Tensor> leaf;
   if (none) leaf = at::empty({0}).set_requires_grad(true);
@@ -299,7 +299,7 @@ Tensors backwardOnce(const at::Tensor& route, at::TensorList gradients, at::IntA
 void defineTensorCalls(torch::Library& library) {
   installInteropPool();  // their backward waits in it
   using c10::DispatchKey;
-  // A call has effects elsewhere: nothing may drop, fold or reorder it.
+  // A call has effects elsewhere, so a compiler must not drop, fold or reorder it.
   const auto def = [&](const char* schema) {
     library.def(torch::schema(schema, c10::AliasAnalysisKind::CONSERVATIVE));
   };
@@ -311,7 +311,7 @@ void defineTensorCalls(torch::Library& library) {
   library.impl("call_tensors",
                torch::dispatch(DispatchKey::Autograd, TORCH_FN(differentiableCall)));
 
-  // What a compiler's graphs hold of it: forward, and backward.
+  // The forward and the backward of call_tensors in a compiler's graphs.
   def("_call_tensors_recorded(str worker, str name, Tensor[] inputs, int[] needed, Tensor[] like, "
       "str method, int version, float timeout, bool traced, int trace) -> Tensor[]");
   library.impl("_call_tensors_recorded",

@@ -18,14 +18,14 @@
 
 namespace weft::ops {
 
-// Of numbers with, for each layer, its name and the module's place among the saved ones. A module
-// comes as a tensor of the bytes that torch.jit.save wrote.
+// The stages by number. `stages` has for each layer its name and the module's index in `saved`,
+// whose elements are tensors of the bytes that torch.jit.save wrote.
 std::map<std::int64_t, pipe::ScriptLayers> stagesOf(const at::IValue& stages,
                                                     const at::IValue& saved);
 // The arguments of run(), the first of which is the pipeline's name. The loss is loaded.
 pipe::WorkerJob jobOf(const std::vector<at::IValue>& args);
-// The loss, and no reason; when each task started and ended; gradients of the first stage's inputs
-// by micro-batch. Without a run: no loss, and why.
+// The outcome for the driver: the loss and an empty reason, when each task started and ended, and
+// the gradients of the first stage's inputs by micro-batch. Without a run: no loss, and the reason.
 at::IValue outcomeOf(const pipe::ScriptWorkerRun* run, const std::string& error);
 
 using StateDicts = c10::Dict<std::string, pipe::StateDict>;

@@ -84,8 +84,9 @@ c10::intrusive_ptr<c10d::Store> openStore(const JoinOptions& options) {
   c10d::TCPStoreOptions store;
   store.port = static_cast<std::uint16_t>(toInt(where.port, "the master's port"));
   store.isServer = options.rank == 0;
-  // Who joins waits for the others, and names who is missing; the store need not. But a rank 0 in
-  // Python may wait inside its store until everybody has been counted there, which doesn't block.
+  // Joining waits for the others and names the missing ones, so rank 0's store need not wait. The
+  // others must be counted at the store, because a rank 0 in Python waits there for all; that does
+  // not block them.
   store.waitWorkers = !store.isServer && options.world_size.has_value();
   if (store.waitWorkers) store.numWorkers = static_cast<std::size_t>(*options.world_size);
   store.multiTenant = true;

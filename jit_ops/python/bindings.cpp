@@ -26,8 +26,8 @@ at::IValue inferred(py::handle object) {
   return torch::jit::toIValue(object, found.attr("type")().cast<c10::TypePtr>());
 }
 
-// Of lists, tuples and dicts within each other. Pickler and unpickler take them by recursion, and a
-// request policy refuses a pickle of 512 levels, two for a list (pickle_depth.h).
+// How deeply lists, tuples and dicts may be nested. Pickler and unpickler recurse into them, and a
+// request policy refuses a pickle of 512 levels, of which a list takes two (pickle_depth.h).
 constexpr int kMaxDepth = 200;
 
 void checkDepth(const std::string& what, int depth) {

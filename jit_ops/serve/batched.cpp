@@ -19,8 +19,8 @@ namespace {
 
 constexpr std::chrono::hours kLongestDelay{1};
 
-// Whether rows of others can be laid behind these. Quantised ones have their own scale, and the
-// other layouts no rows in memory.
+// Whether the arguments can be concatenated with others. Quantised tensors have their own scale,
+// and other layouts have no rows in memory.
 bool canShare(const Values& args) {
   return std::all_of(args.begin(), args.end(), [](const at::IValue& arg) {
     const at::Tensor& tensor = arg.toTensor();
@@ -28,8 +28,8 @@ bool canShare(const Values& args) {
   });
 }
 
-// What must agree for requests to share a run: per argument, dtype, device and all sizes but the
-// first.
+// What must be equal for requests to share a run: per argument, the dtype, the device and all sizes
+// except the first.
 using Key = std::vector<std::int64_t>;
 
 Key keyOf(const Values& args) {
@@ -57,7 +57,8 @@ std::shared_ptr<const rpc::CallContext> currentCall() {
   return call == nullptr ? nullptr : call->weak_from_this().lock();
 }
 
-// It knows the devices: the thread that runs a batch has other streams than the calls.
+// A future that knows the devices, because the thread that runs a batch has other streams than the
+// calls.
 FuturePtr argsFuture() {
   using torch::distributed::rpc::RpcAgent;
   const bool in_group = RpcAgent::isCurrentRpcAgentSet();
@@ -189,7 +190,7 @@ class Batched : public Servable {
     for (const Request& request : requests) {
       calls.push_back(request.call);
       rows += request.rows;
-      request.args->wait();  // the streams here wait for those of the call
+      request.args->wait();  // makes the streams here wait for those of the call
     }
     const rpc::CallContext all_calls(std::move(calls));
     const rpc::CallScope scope(&all_calls);
@@ -206,7 +207,7 @@ class Batched : public Servable {
     }
   }
 
-  // The arguments of a run for all of them.
+  // The arguments of one run for all requests.
   Values joined(const std::vector<Request>& requests) const {
     Values args;
     for (std::size_t i = 0; i < method_->schema->arguments().size(); ++i) {

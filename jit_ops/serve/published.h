@@ -1,11 +1,11 @@
 // What this process publishes: names, each with one or more versions of a servable.
 //
-// Any worker of the group may call it as worker/name; nothing else of this process can be reached
-// that way. Publishing needs no group: it may come before or after joining one, and lasts until
-// unpublish() or the process's end. Any thread.
+// Any worker of the group may call a published name as worker/name; nothing else of this process
+// can be reached that way. Publishing needs no group: a process may publish before or after it
+// joins one, and a name stays published until unpublish() or the process's end. Any thread.
 //
-// Versions count from 1 and are never given twice for a name. A call that names no version gets the
-// newest. Calls that have begun end with the version they began with.
+// Versions count from 1, and no version of a name is given twice. A call that names no version gets
+// the newest. A call that has begun ends with the version with which it began.
 #pragma once
 
 #include <cstdint>
@@ -26,12 +26,12 @@ struct PublishedInfo {
   std::vector<std::string> methods;  // signatures
 };
 
-// Returns the version. `version` kNewest: the next one. Throws c10::Error for a version that is
-// there already and for a name with other characters than letters, digits and _ . -
+// Publishes a servable and returns its version. `version` kNewest: the next one. Throws c10::Error
+// if the version exists already, or if the name has other characters than letters, digits and _ . -
 WEFT_API std::int64_t publish(const std::string& name, std::shared_ptr<Servable> servable,
                               std::int64_t version = kNewest);
 
-// Takes back one version, or all of a name (kNewest). Throws c10::Error when there is none.
+// Removes one version, or all versions of a name (kNewest). Throws c10::Error if there is none.
 WEFT_API void unpublish(const std::string& name, std::int64_t version = kNewest);
 
 // Everything, ordered by name and version.

@@ -1,8 +1,8 @@
-// What can be published: something with methods that take and return TorchScript's values.
+// Servable: something that can be published, with methods that take and return TorchScript's
+// values.
 //
-// A servable is immutable once made and shared by all who call it: run() is called from many worker
-// threads at once, with no lock held. Its author must make its methods safe for that, as with any
-// module that several threads call.
+// A servable does not change once it is made, and all calls share it: run() is called from many
+// worker threads at once, with no lock held. Its author must make its methods safe for that.
 #pragma once
 
 #include <ATen/core/function_schema.h>
@@ -28,12 +28,12 @@ inline constexpr const char* kForward = "forward";
 class WEFT_API Servable {
  public:
   struct Method {
-    // Without self; its name is the method's. Null where there is no signature (Python code that
-    // can't be scripted): arguments then go through as they are.
+    // Without self; its name is the method's. Null if there is no signature (Python code that can't
+    // be scripted); arguments are then passed on as they are.
     std::unique_ptr<c10::FunctionSchema> schema;
     std::string name;
     std::string signature;     // for people: "forward(Tensor x) -> Tensor"
-    c10::TypePtr returns;      // T also where the method returns Future[T]; Any when unknown
+    c10::TypePtr returns;      // T, also if the method returns Future[T]; Any: unknown
     std::string result_names;  // the NamedTuples in `returns` (result_names.h); empty for none
   };
   virtual ~Servable() = default;
@@ -41,18 +41,18 @@ class WEFT_API Servable {
   const std::vector<Method>& methods() const noexcept { return methods_; }
   const Method* find(const std::string& name) const noexcept;
 
-  // Runs a method of this servable. `args` coerce its schema, one value for each argument, when it
-  // has one; else `names` are those of the last arguments. The future's value is a T, never a
+  // Runs a method of this servable. If it has a schema, `args` fit it, one value for each argument;
+  // otherwise `names` are those of the last arguments. The future's value is a T, never a
   // Future[T]. Throws std::exception.
   virtual FuturePtr run(const Method& method, Values args,
                         const std::vector<std::string>& names) = 0;
 
  protected:
-  void add(c10::FunctionSchema schema);  // of a method, without self
-  // Of a method without a schema.
+  void add(c10::FunctionSchema schema);  // adds a method; the schema is without self
+  // Adds a method without a schema.
   void add(const std::string& name, std::string signature, std::string result_names);
-  // A value as a future of the method's type; a value that is a future is waited for, not blocked
-  // on.
+  // A value as a future of the method's type. If the value is a future, the result completes with
+  // it; this does not block.
   static FuturePtr asFuture(at::IValue value, const c10::TypePtr& type);
 
  private:

@@ -64,8 +64,8 @@ FuturePtr runCall(Values& stack, std::size_t at, Names wanted = Names::kDropped)
                   wanted);
 }
 
-// The owner's RRef must have the very type that the user's has: torch checks when they meet. A
-// failure is the RRef's value, so that whoever fetches it learns of it instead of waiting for it.
+// The owner's RRef must have exactly the type of the user's RRef, because torch checks that. A
+// failure becomes the RRef's value, so that a fetch fails instead of waiting for ever.
 FuturePtr runRemote(Values& stack) {
   TORCH_CHECK(!stack.empty() && stack[0].isList(), "the remote call has no type");
   const c10::TypePtr type = stack[0].toList().elementType();

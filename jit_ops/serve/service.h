@@ -1,8 +1,8 @@
 // The server's end of a call to something published: rpc_backend's ScriptService.
 //
-// A call travels as torch's own scripted call to one of the names below, so that distributed
-// autograd, profiling, RRefs and the request policies treat it as such: nothing in it is ever
-// unpickled as Python. Its values, in order:
+// A call travels as a scripted call of torch's to one of the names below. So distributed autograd,
+// profiling, RRefs and the request policies treat it as such, and nothing in it is unpickled as
+// Python. Its values, in order:
 //
 //   kCallName       name, version (0: newest), method, names of the last arguments (None: none),
 //                   arguments…
@@ -10,7 +10,7 @@
 //   kRemoteName     an empty list whose element type is that of the RRef, then as kCallName
 //   kListName       nothing; the answer lists what is published, (name, version, signatures) each
 //
-// Any other name may be that of something published, for callers who know torch's API only:
+// Any other name may be that of something published, for callers that use only torch's API:
 // rpc_sync("worker", scripted_function) finds a function published under its qualified name.
 #pragma once
 

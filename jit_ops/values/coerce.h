@@ -1,7 +1,7 @@
-// Making values fit the types that a signature asks for.
+// Converts values to the types that a signature asks for.
 //
-// Values from Python have inferred types: [1, 2] is a List[int] also where List[float] is wanted,
-// an empty list is a list of anything, 1 may stand for 1.0. TorchScript converts these when Python
+// Values from Python have inferred types: [1, 2] is a List[int] even if List[float] is wanted, an
+// empty list is a list of anything, and 1 may stand for 1.0. TorchScript converts these when Python
 // calls it; for a remote call this code does.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace weft::ops {
 
-// Converts `value` in place where that loses nothing; false when it can't be a `type`. Any thread.
+// Converts `value` in place if that loses nothing. False: it can't be a `type`. Any thread.
 bool coerce(at::IValue& value, const c10::TypePtr& type);
 
 // One value for each argument of `schema`: positional ones, then those that `names` name (the last

@@ -1,5 +1,6 @@
-// Changes to every part of a value, at any depth in lists, tuples and dicts. Plain functions, any
-// thread. No copy where there is nothing to change; tensors share their memory.
+// Checks and changes of every part of a value, at any depth in lists, tuples and dicts. Plain
+// functions, any thread. A value without anything to change is not copied; tensors share their
+// memory.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -8,14 +9,14 @@
 namespace weft::ops {
 
 bool requiresGrad(const at::IValue& value);
-// Whether forward-mode AD, where it is on, would expect a tangent of what comes of the value.
+// Whether forward-mode AD is on and would expect a tangent of what is computed from the value.
 bool hasForwardGradient(const at::IValue& value);
 
-// The same value with no history in it.
+// The same value with its tensors detached.
 at::IValue detached(at::IValue value);
 
-// The value with its NamedTuples as plain tuples: only the process that defined their class could
-// read them. coerce() restores the names if a type has them.
+// The value with its NamedTuples as plain tuples, because only the process that defined their class
+// could read them. coerce() restores the names if a type has them.
 at::IValue withoutNames(at::IValue value);
 c10::TypePtr withoutNames(const c10::TypePtr& type);
 

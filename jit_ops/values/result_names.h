@@ -1,6 +1,7 @@
-// The NamedTuples of a result. They travel as plain tuples (coerce.h); a TorchScript caller's type
-// gives the names back. A Python caller has no type: it asks for the names, and gets them beside
-// the value when the method's result has any. Plain functions, any thread.
+// The names of a result's NamedTuples, which travel as plain tuples (nested_values.h). A
+// TorchScript caller has a type, which restores the names. A Python caller has none: it asks for
+// the names, and gets them beside the value if the method's result has any. Plain functions, any
+// thread.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -12,13 +13,14 @@
 
 namespace weft::ops {
 
-// Where NamedTuples are in a type, as JSON; empty when nowhere. A part is null where it holds none,
-// else ["tuple", name or null, its fields or null, [part, …]], ["list", part], ["dict", part of the
-// values] or ["optional", part]; a name is TorchScript's, "__torch__.module.Class". Of a Union of
-// several types none can be told.
+// Where NamedTuples are in a type, as JSON; empty: nowhere. A part that holds none is null;
+// otherwise it is ["tuple", name or null, its fields or null, [part, …]], ["list", part], ["dict",
+// part of the values] or ["optional", part]. A name is TorchScript's, "__torch__.module.Class".
+// NamedTuples in a Union of several types are not told apart, and have no names.
 std::string namesIn(const c10::TypePtr& type);
 
-// A value with the names in its type, as one value; and taken apart again: nothing for any other.
+// Joins a value and the names in its type into one value; takeNames() takes them apart again.
+// Nothing: it is another value.
 at::IValue besideNames(at::IValue value, const std::string& names);
 struct Named {
   std::string names;

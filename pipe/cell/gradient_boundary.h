@@ -58,8 +58,7 @@ at::Tensor aliasBehind(const at::Tensor& tensor, const NodePtr& node);
 // its node.
 class GradientBoundary {
  public:
-  // Of tensors that require a gradient. One that is no leaf gets no node; its history is used as it
-  // is.
+  // `tensors` require a gradient. A tensor that is no leaf gets no node; its own history is used.
   explicit GradientBoundary(const std::vector<at::Tensor>& tensors);
   ~GradientBoundary();
   GradientBoundary(const GradientBoundary&) = delete;

@@ -10,7 +10,6 @@
 
 #include "pipe/cell/gradient_boundary.h"
 #include "pipe/cell/graph_run.h"
-#include "pipe/data/device_copier.h"
 #include "pipe/data/memory.h"
 
 namespace weft::pipe {
@@ -27,7 +26,7 @@ void label(at::RecordFunction& record, const char* kind, std::size_t stage,
                 std::to_string(micro_batch));
 }
 
-// As torch.distributed.pipeline.sync named it, for what people have that reads its profiles.
+// As torch.distributed.pipeline.sync named it, for tools that read its profiles.
 void labelAsUpstream(at::RecordFunction& record, std::size_t stage, std::size_t micro_batch) {
   if (!record.isActive()) return;
   record.before("chunk" + std::to_string(micro_batch) + "-part" + std::to_string(stage));
@@ -50,15 +49,15 @@ std::vector<at::Tensor> valuesOf(const Activations& output) {
 
 Activations MicroBatchCell::forward(Activations input, bool checkpoint, const RngTurn& turn) {
   const MiniBatchContext& context = *context_;
-  input_ = std::move(input);
-  const bool wanted = context.grad && (!context.parameters.of_stage[stage_].empty() ||
-                                       anyDifferentiable(input_.values));
+  input_.set(std::move(input));
+  const bool wanted =
+      context.grad && (!context.parameters.of_stage[stage_].empty() || input_.anyDifferentiable());
   checkpointed_ = checkpoint && wanted;
 
   RngScope scope(turn, context.pipeline.devices[stage_],
                  context.grad ? RngScope::Purpose::kRecord : RngScope::Purpose::kDraw, nullptr,
                  traits().forwardUsesRng(context.training));
-  Activations output = perform(checkpointed_ ? Pass::kCheckpoint : Pass::kGraph);
+  Activations output = perform(checkpointed_ ? CellPass::kCheckpoint : CellPass::kGraph);
   if (context.grad) sample_ = OutputSample(valuesOf(output));
   drew_ = scope.touched();
   traits().learnForwardRng(context.training, drew_);
@@ -74,142 +73,76 @@ Activations MicroBatchCell::forward(Activations input, bool checkpoint, const Rn
     drop();
   } else if (checkpointed_) {
     state_ = CellState::kCheckpointed;
-    input_versions_.clear();
-    for (const Activation& value : input_.values)
-      input_versions_.push_back(versionOf(value.value));
+    input_.noteVersions();
   } else {
     state_ = CellState::kGraph;
-    input_.values.clear();
-    input_.structure = nullptr;
+    input_.dropValues();
   }
   return output;
 }
 
 void MicroBatchCell::recompute(const RngTurn& turn) {
   TORCH_INTERNAL_ASSERT(state_ == CellState::kCheckpointed);
-  for (const auto k : c10::irange(input_.values.size())) {
-    TORCH_CHECK(versionOf(input_.values[k].value) == input_versions_[k],
-                "one of the variables needed for gradient computation has been modified by an "
-                "inplace operation: an input of stage ",
-                stage_,
-                " of a Pipe, which has to run again for the backward. Clone the input, or call "
-                "backward() before it is changed.");
-    keepForCurrentStream(input_.values[k].value);  // the forward may have run on another
-  }
+  input_.checkVersions();
   const ThreadStateGuard thread_state(context_->thread_state);
   const at::AutoGradMode grad(true);
   const RngScope scope(turn, context_->pipeline.devices[stage_], RngScope::Purpose::kRepeat,
                        rng_.get(), drew_);
-  const Activations output = perform(Pass::kRecompute);
+  const Activations output = perform(CellPass::kRecompute);
   scope.checkRepeated(stage_);
   sample_.checkRepeated(valuesOf(output), stage_);
   state_ = CellState::kGraph;
 }
 
-Activations MicroBatchCell::perform(Pass pass) {
+Activations MicroBatchCell::perform(CellPass pass) {
   const MiniBatchContext& context = *context_;
-  const std::vector<at::Tensor> given = aliasInputs(pass);
+  const Activations& input = input_.activations();
+  const std::vector<at::Tensor> given = input_.alias(pass);
   const std::vector<std::uint32_t> versions = versionsOf(given);
   SkipPort skips(context.pipeline.routes.size());
   Batch result;
   {
-    const at::AutoGradMode grad(pass != Pass::kCheckpoint && at::GradMode::is_enabled());
+    const at::AutoGradMode grad(pass != CellPass::kCheckpoint && at::GradMode::is_enabled());
     const NoAutocastCache no_cache;
     result = callStage(pass, given, skips);
   }
-  // Without gradients and on one device it is all one memory, as it is without a Pipe.
-  if (context.grad || context.pipeline.crosses) refuseSharedWrites(input_, given, versions, stage_);
-  if (pass != Pass::kRecompute) learnInput(pass, given, versions);
+  // Without gradients, and on one device, stages may share memory as they do without a Pipe.
+  if (context.grad || context.pipeline.crosses) refuseSharedWrites(input, given, versions, stage_);
+  if (pass != CellPass::kRecompute) input_.learnFrom(pass, given, versions);
   TORCH_CHECK_TYPE(!result.tensors.empty(), "stage ", stage_,
                    " returned no tensor; a partition must return at least one");
 
   Activations output = outputsOf(pass, std::move(result), skips);
-  if (pass == Pass::kCheckpoint) {
-    assumed_graphless_ = traits().assumeGraphs(input_, output);
+  if (pass == CellPass::kCheckpoint) {
+    assumed_graphless_ = traits().assumeGraphs(input, output);
   } else if (context.grad && context.training && at::GradMode::is_enabled()) {
-    traits().learnGraphs(input_, output, assumed_graphless_, stage_);
+    traits().learnGraphs(input, output, assumed_graphless_, stage_);
   }
-  if (pass != Pass::kRecompute) {
+  if (pass != CellPass::kRecompute) {
     static const std::vector<at::Tensor> none;
-    markSharing(output, input_, given, context.grad ? context.tensors[stage_]->tensors : none,
+    markSharing(output, input, given, context.grad ? context.tensors[stage_]->tensors : none,
                 stage_, context.pipeline.consumers[stage_]);
   }
-  if (pass != Pass::kCheckpoint && context.grad) {
-    refuseUnregisteredLeaves(output_edges_, input_node_, parameterEnds(),
+  if (pass != CellPass::kCheckpoint && context.grad) {
+    refuseUnregisteredLeaves(output_edges_, input_.node(), parameterEnds(),
                              context.parameters.of_stage[stage_], stage_);
   }
   return output;
 }
 
-// What the stage is called with: aliases whose history is input_node_, and copies of what is needed
-// again and may be changed in place.
-std::vector<at::Tensor> MicroBatchCell::aliasInputs(Pass pass) {
-  const InputTrait trait = traits().input();
-  const bool with_graph = pass != Pass::kCheckpoint && context_->grad && at::GradMode::is_enabled();
-  auto node = makeNode<IdentityNode>();
-  input_slot_.assign(input_.values.size(), -1);
-  std::vector<at::Tensor> given;
-  given.reserve(input_.values.size());
-  std::int64_t slots = 0;
-  for (const auto k : c10::irange(input_.values.size())) {
-    const Activation& input = input_.values[k];
-    std::size_t first = 0;
-    while (!input_.values[first].value.is_same(input.value))
-      ++first;
-    if (first < k) {
-      at::Tensor same = given[first];
-      given.push_back(std::move(same));
-      continue;
-    }
-    const bool copy =
-        trait != InputTrait::kReads && input.value.defined() && isNeededAgain(pass, input);
-    at::Tensor value = copy ? input.value.detach().clone() : input.value;
-    if (with_graph && input.differentiable) {
-      input_slot_[k] = slots++;
-      given.push_back(aliasBehind(value, node));
-    } else {
-      given.push_back(value.defined() && !copy ? value.detach() : std::move(value));
-      // A stage may ask; it requires one in the recomputation too.
-      if (pass == Pass::kCheckpoint && input.differentiable) given.back().set_requires_grad(true);
-    }
-  }
-  input_node_ = slots == 0 ? NodePtr() : NodePtr(std::move(node));
-  return given;
-}
-
-// An input that its own recomputation, the other micro-batches, or, of the mini-batch, the caller
-// needs as it was: a stage that changes it, or might, gets a copy. Pieces of one tensor count as
-// one where autograd watches for changes.
-bool MicroBatchCell::isNeededAgain(Pass pass, const Activation& input) const {
-  if (pass != Pass::kGraph || input.sharing == Sharing::kReplicated) return true;
-  return stage_ == 0 && context_->grad && (input.differentiable || context_->micro_batches > 1);
-}
-
-void MicroBatchCell::learnInput(Pass pass, const std::vector<at::Tensor>& given,
-                                const std::vector<std::uint32_t>& versions) const {
-  bool watched = false;
-  bool written = false;
-  for (const auto k : c10::irange(given.size())) {
-    if (!isNeededAgain(pass, input_.values[k])) continue;
-    watched = true;
-    written |= versionOf(given[k]) != versions[k];
-  }
-  if (watched) traits().learnInput(written, stage_);
-}
-
-Batch MicroBatchCell::callStage(Pass pass, const std::vector<at::Tensor>& inputs,
+Batch MicroBatchCell::callStage(CellPass pass, const std::vector<at::Tensor>& inputs,
                                 SkipPort& skips) const {
   MiniBatchContext& context = *context_;
   const auto& incoming = context.pipeline.incoming[stage_];
   for (const auto k : c10::irange(incoming.size()))
-    skips.put(incoming[k], inputs[input_.payload + k]);
-  const bool again = pass == Pass::kRecompute;
+    skips.put(incoming[k], inputs[input_.payload() + k]);
+  const bool again = pass == CellPass::kRecompute;
   const StageContext stage_context{
-      stage_, micro_batch_, context.micro_batches, pass == Pass::kCheckpoint,
+      stage_, micro_batch_, context.micro_batches, pass == CellPass::kCheckpoint,
       again,  &skips,       context.number,        context.in_backward};
   const StageContextGuard guard(stage_context);
-  const auto payload_end = inputs.begin() + static_cast<std::ptrdiff_t>(input_.payload);
-  const Batch batch{{inputs.begin(), payload_end}, input_.structure};
+  const auto payload_end = inputs.begin() + static_cast<std::ptrdiff_t>(input_.payload());
+  const Batch batch{{inputs.begin(), payload_end}, input_.activations().structure};
 
   at::RecordFunction record(at::RecordScope::USER_SCOPE);
   label(record, again ? "R" : "F", stage_, micro_batch_);
@@ -222,14 +155,14 @@ Batch MicroBatchCell::callStage(Pass pass, const std::vector<at::Tensor>& inputs
   return again ? stage.forwardAgain(batch, *context.tensors[stage_]) : stage.forward(batch);
 }
 
-// Cuts the outputs off their graph and keeps its edges.
-Activations MicroBatchCell::outputsOf(Pass pass, Batch result, SkipPort& skips) {
+// Takes the outputs off their graph, whose edges it keeps.
+Activations MicroBatchCell::outputsOf(CellPass pass, Batch result, SkipPort& skips) {
   Activations output;
   output.payload = result.tensors.size();
   output.structure = std::move(result.structure);
   for (const std::size_t route : context_->pipeline.outgoing[stage_])
     result.tensors.push_back(skips.take(route).value_or(at::Tensor()));
-  if (pass != Pass::kRecompute) outputs_ = result.tensors.size();
+  if (pass != CellPass::kRecompute) outputs_ = result.tensors.size();
   TORCH_CHECK(outputs_ == result.tensors.size(), "stage ", stage_, " of a Pipe returned ",
               output.payload,
               " tensors when it ran again for the backward, and another number before: return the "
@@ -240,7 +173,7 @@ Activations MicroBatchCell::outputsOf(Pass pass, Batch result, SkipPort& skips) 
     const bool has_graph = tensor.defined() && tensor.requires_grad();
     output_edges_.push_back(has_graph ? autograd::impl::gradient_edge(tensor) : autograd::Edge());
     const bool differentiable =
-        pass == Pass::kCheckpoint ? mayHaveGradient(tensor) : has_graph && context_->grad;
+        pass == CellPass::kCheckpoint ? mayHaveGradient(tensor) : has_graph && context_->grad;
     const std::size_t first = firstSame(result.tensors, k);
     at::Tensor value;
     if (tensor.defined()) value = first < k ? output.values[first].value : tensor.detach();
@@ -263,14 +196,15 @@ Activations MicroBatchCell::backward(const Activations& grads, GradientAccumulat
   }
   const bool want_inputs = sums.wantsInputs(stage_);
   autograd::edge_list ends;
-  for (const std::int64_t slot : input_slot_) {
-    if (want_inputs && slot >= 0) ends.emplace_back(input_node_, static_cast<std::uint32_t>(slot));
+  for (const std::int64_t slot : input_.slots()) {
+    if (want_inputs && slot >= 0)
+      ends.emplace_back(input_.node(), static_cast<std::uint32_t>(slot));
   }
   sums.appendEnds(stage_, parameterEnds(), ends);
 
   Activations result;
-  result.values.resize(input_slot_.size());
-  result.payload = input_.payload;
+  result.values.resize(input_.slots().size());
+  result.payload = input_.payload();
   autograd::variable_list found;
   if (!roots.empty() && !ends.empty()) {
     at::RecordFunction record(at::RecordScope::USER_SCOPE);
@@ -294,21 +228,20 @@ Activations MicroBatchCell::backward(const Activations& grads, GradientAccumulat
     sample_ = {};
   } else if (checkpointed_) {
     output_edges_.clear();
-    input_node_ = NodePtr();
+    input_.dropNode();
     state_ = CellState::kCheckpointed;
   }
   if (found.empty()) return result;
   auto next = found.begin();
-  for (const auto k : c10::irange(input_slot_.size())) {
-    if (want_inputs && input_slot_[k] >= 0) result.values[k].value = std::move(*next++);
+  for (const auto k : c10::irange(input_.slots().size())) {
+    if (want_inputs && input_.slots()[k] >= 0) result.values[k].value = std::move(*next++);
   }
   sums.add(stage_, next);
   return result;
 }
 
 void MicroBatchCell::drop() {
-  input_ = {};
-  input_node_ = NodePtr();
+  input_.drop();
   output_edges_.clear();
   state_ = CellState::kDone;
 }

@@ -1,14 +1,18 @@
-// One micro-batch in one stage: runs it, keeps what its backward needs, and runs that.
+// MicroBatchCell: one micro-batch in one stage. It runs the stage, keeps what the backward needs,
+// and runs the backward.
 //
 // A cell has an autograd graph of its own, from the aliases of its inputs and the boundary of the
-// parameters to its outputs. Cells pass each other plain tensors, and gradients.
+// parameters to its outputs. Cells pass each other plain tensors and gradients.
 //
 //   kEmpty --forward, gradients wanted----------------> kGraph --backward--> kDone
 //   kEmpty --forward, checkpointed--> kCheckpointed --recompute--> kGraph
 //   kEmpty --forward, no gradients wanted-------------> kDone
 //
-// A backward that keeps the graph leaves kGraph as it is, and what was recomputed goes back to
-// kCheckpointed. One thread at a time.
+// After a backward that keeps the graph the state stays kGraph, or is kCheckpointed again if the
+// cell was recomputed.
+//
+// Threads: one at a time. Failure: throws what the stage throws, and c10::Error if the stage does
+// what a pipeline cannot allow.
 #pragma once
 
 #include <torch/csrc/autograd/variable.h>
@@ -18,6 +22,7 @@
 #include <vector>
 
 #include "pipe/cell/activation.h"
+#include "pipe/cell/cell_input.h"
 #include "pipe/cell/gradient_accumulator.h"
 #include "pipe/cell/mini_batch_context.h"
 #include "pipe/cell/output_sample.h"
@@ -31,33 +36,30 @@ enum class CellState : unsigned char { kEmpty, kCheckpointed, kGraph, kDone };
 class MicroBatchCell {
  public:
   MicroBatchCell(MiniBatchContext& context, CellIndex index)
-      : context_(&context), micro_batch_(index.micro_batch), stage_(index.stage) {}
+      : context_(&context),
+        micro_batch_(index.micro_batch),
+        stage_(index.stage),
+        input_(context, index.stage) {}
 
   Activations forward(Activations input, bool checkpoint, const RngTurn& turn);
   void recompute(const RngTurn& turn);
 
-  // Takes the gradients of its outputs, or of its skips alone where the payload has none; adds
-  // those of its parameters to `sums`, and returns those of its inputs.
+  // Takes the gradients of its outputs, or only those of its skips if the payload has none. Adds
+  // the gradients of its parameters to `sums`, and returns those of its inputs.
   Activations backward(const Activations& grads, GradientAccumulator& sums, bool keep_graph,
                        const RngTurn& turn);
 
   CellState state() const { return state_; }
-  // The generators' states before the forward; nullptr if it used none.
+  // The states of the random number generators before the forward; null if it used none.
   const RngStates* rng() const { return rng_.get(); }
   // The sample of the forward's output, if gradients are wanted.
   const OutputSample& sample() const { return sample_; }
 
  private:
-  enum class Pass : unsigned char { kGraph, kCheckpoint, kRecompute };
-
-  Activations perform(Pass pass);
-  std::vector<at::Tensor> aliasInputs(Pass pass);
-  Batch callStage(Pass pass, const std::vector<at::Tensor>& inputs, SkipPort& skips) const;
-  Activations outputsOf(Pass pass, Batch result, SkipPort& skips);
-  bool isNeededAgain(Pass pass, const Activation& input) const;
-  void learnInput(Pass pass, const std::vector<at::Tensor>& given,
-                  const std::vector<std::uint32_t>& versions) const;
-  // Forgets everything but the random numbers: a run with a graph needs those of every stage.
+  Activations perform(CellPass pass);
+  Batch callStage(CellPass pass, const std::vector<at::Tensor>& inputs, SkipPort& skips) const;
+  Activations outputsOf(CellPass pass, Batch result, SkipPort& skips);
+  // Drops everything but the random numbers, which gradientsWithGraph() needs of every stage.
   void drop();
   const torch::autograd::edge_list& parameterEnds() const {
     return checkpointed_ ? context_->recompute_ends : context_->ends;
@@ -69,13 +71,10 @@ class MicroBatchCell {
   std::size_t stage_;
   CellState state_ = CellState::kEmpty;
   bool checkpointed_ = false;
-  bool drew_ = false;  // from a CPU generator, in the forward
-  Activations input_;
-  std::vector<std::uint32_t> input_versions_;  // after the forward, where it will be repeated
-  NodePtr input_node_;                         // ends the graph at the inputs
-  std::vector<std::int64_t> input_slot_;       // per input: its place at that node, or -1
+  bool drew_ = false;  // the forward drew random numbers from a CPU generator
+  CellInput input_;
   torch::autograd::edge_list output_edges_;
-  std::size_t outputs_ = 0;  // of the forward, outgoing skips included
+  std::size_t outputs_ = 0;  // how many the forward gave, outgoing skips included
   std::unique_ptr<const RngStates> rng_;
   OutputSample sample_;
   std::uint32_t assumed_graphless_ = 0;  // see StageTraits::assumeGraphs

@@ -36,7 +36,7 @@ std::int64_t offsetOf(const at::Tensor& tensor, std::int64_t number) {
   return offset;
 }
 
-// Of all types of numbers but complex ones, of which the real part does.
+// A number as a double; of a complex number only the real part.
 template <typename Number>
 double toDouble(Number number) {
   if constexpr (c10::is_complex<Number>::value) {

@@ -1,7 +1,7 @@
-// What was learnt about a stage from its runs, to prepare the next one.
+// StageTraits: what was learnt about a stage from its runs, to prepare the next run.
 //
-// Written by the thread that runs the stage, read by any. A wrong guess costs time or raises an
-// error that says so; it never changes a result.
+// Threads: the thread that runs the stage writes, any thread reads. A wrong guess costs time or
+// raises an error that says so; it never changes a result.
 #pragma once
 
 #include <array>
@@ -32,9 +32,9 @@ class StageTraits {
   // After a run whose input is needed again. Throws if no copy of a changed input was kept.
   void learnInput(bool written, std::size_t stage);
 
-  // A run without a graph cannot tell which of its outputs will have one in the recomputation.
-  // Those that had none in the last run with a graph, from inputs of the same kind, are taken to
-  // have none: this makes them not differentiable, and returns a mask of them.
+  // After a run without a graph, which cannot tell which outputs will have one in the
+  // recomputation. Outputs that had none in the last run with a graph, from inputs of the same
+  // kind, are assumed to have none: this makes them not differentiable, and returns a mask of them.
   std::uint32_t assumeGraphs(const Activations& input, Activations& output) const;
   // After a run with a graph. Throws if an output of the mask `assumed` has a graph after all.
   void learnGraphs(const Activations& input, const Activations& output, std::uint32_t assumed,

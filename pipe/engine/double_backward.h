@@ -1,9 +1,8 @@
 // Runs a mini-batch stage after stage on the calling thread, in autograd's ordinary graph.
 //
-// This serves gradients that have gradients themselves (create_graph), and cases where the stages'
-// own graphs would lose what is to be carried through them: transforms of torch.func, forward-mode
-// AD, parameters with a history or without a shape yet. Nothing is computed twice and nothing
-// overlaps.
+// This serves gradients that have gradients themselves (create_graph), and cases in which the
+// stages' own graphs would lose something: transforms of torch.func, forward-mode AD, parameters
+// with a history or without a shape yet. Nothing is computed twice, and stages do not overlap.
 #pragma once
 
 #include <vector>

@@ -1,4 +1,6 @@
-// One mini-batch: its forward, and what its backward needs.
+// ForwardRun: one mini-batch: runs its forward, keeps what its backward needs, and runs backwards.
+//
+// Threads: forward() once; backward() any, one at a time. Failure: throws what a stage throws.
 #pragma once
 
 #include <memory>
@@ -30,16 +32,17 @@ class ForwardRun {
   ForwardRun(std::shared_ptr<PipelineContext> pipeline, ForwardInput input,
              std::vector<std::shared_ptr<StageTensors>> tensors);
 
-  // Once. The gathered tensors have no history; `differentiable` says which should get one.
+  // Runs the forward, once. The gathered tensors have no history; `differentiable` says which of
+  // them should get one.
   struct Result {
     Gathered gathered;
     std::vector<bool> differentiable;
   };
   Result forward();
 
-  // The gradients of the whole, per input tensor and per parameter; undefined where there is none,
-  // none is wanted, or the accumulator has got it. `grads`: per gathered tensor. Throws while
-  // another backward of it runs.
+  // The gradients of the mini-batch, per input tensor and per parameter; undefined if there is
+  // none, none is wanted, or the accumulator has got it. `grads`: per gathered tensor. Throws while
+  // another backward of this mini-batch runs.
   struct Gradients {
     std::vector<at::Tensor> inputs;
     std::vector<at::Tensor> parameters;
@@ -48,7 +51,7 @@ class ForwardRun {
 
   const ForwardInput& input() const { return input_; }
   const MiniBatchContext& context() const { return context_; }
-  // Since before the forward.
+  // Whether no input has been changed in place since the forward began.
   bool inputsAreUnchanged() const { return versionsOf(input_.tensors) == input_versions_; }
   // After forward().
   const MicroBatchCell& cell(CellIndex index) const { return cells_[placeOf(index)]; }

@@ -1,11 +1,11 @@
-// The pipeline: a chain of stages through which mini-batches go in micro-batches.
+// Pipeline: a chain of stages through which mini-batches go in micro-batches.
 //
-// To autograd a whole mini-batch is one node: its inputs are the pipeline's inputs and all
+// To autograd a whole mini-batch is one node. Its inputs are the pipeline's inputs and all
 // parameters, its outputs the gathered outputs. Inside, each cell of the schedule has a graph of
-// its own, and the node's backward runs these in the schedule's reverse order, each stage's on that
-// stage's thread. So CPU stages overlap in the backward as well (autograd alone would give all CPU
-// nodes to the calling thread), each parameter gets its gradient once, and only what is asked for
-// is computed. docs/guide/pipe.md tells the price.
+// its own, and the node's backward runs these graphs in the schedule's reverse order, each on its
+// stage's thread. So CPU stages overlap in the backward, too (autograd alone would run all CPU
+// nodes on the calling thread), each parameter gets its gradient once, and only what is asked for
+// is computed. docs/guide/pipe.md says what this costs.
 #pragma once
 
 #include <memory>
@@ -27,8 +27,7 @@ class WEFT_API Pipeline {
   Pipeline& operator=(const Pipeline&) = delete;
 
   // Runs a mini-batch; the result has a history if gradients are wanted. Throws what the earliest
-  // failing stage threw; afterwards the pipeline is as good as before. Any thread; not with the GIL
-  // held.
+  // failing stage threw; the pipeline can be used afterwards. Any thread, without the GIL.
   Batch run(ForwardInput input);
 
   // Ends the threads; they are started again when needed.

@@ -29,16 +29,16 @@ class PipelineJob final : public Job {
 
   const Schedule& schedule() const { return schedule_; }
 
-  // What a micro-batch's cells pass from stage - 1 to `stage`, or back. Of stage 0 and of the one
-  // after the last these are the job's own input and output.
+  // What a micro-batch's cells pass from stage - 1 to `stage`, or back. For stage 0, and for the
+  // one after the last, this is the job's own input or output.
   Activations& passed(std::size_t micro_batch, std::size_t stage) {
     return payload(micro_batch, stage).content;
   }
 
-  // What has come for a cell: the payload, then the skips. A cell before it that did not run has
-  // left no payload, and undefined skips.
+  // What a cell gets: the payload, then the skips. From a cell that did not run it gets no payload
+  // and undefined skips.
   Activations receive(CellIndex cell);
-  // Passes on what a cell gives, in the same order, and begins to copy it where it is needed.
+  // Passes on what a cell gives, in the same order, and begins to copy it to where it is needed.
   void send(CellIndex cell, Activations given);
   // Records from here to its end.
   Timeline::Span record(CellIndex cell, EventKind kind) const;

@@ -23,9 +23,11 @@ struct State {
   std::vector<at::IValue> values;
 };
 
-constexpr std::int64_t kMostNumbers = 4096;  // of a tensor; more take as long as to save them
+// Elements of a tensor that is compared; to compare more takes as long as to save them.
+constexpr std::int64_t kMostNumbers = 4096;
 
-// Of what can be compared. None: a list, a dictionary, an object, a large tensor, a device's.
+// A copy that can be compared later. Nothing: a list, a dictionary, an object, a large tensor, or
+// one on a device.
 std::optional<at::IValue> copyOf(const at::IValue& value) {
   if (value.isTensor()) {
     const at::Tensor& tensor = value.toTensor();

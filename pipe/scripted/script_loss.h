@@ -1,5 +1,5 @@
-// A scripted loss on its way to the last stage's worker, which gets it anew with each mini-batch.
-// One that has not changed since the last time is neither written nor compiled again.
+// Sends a scripted loss to the last stage's worker, which gets it with each mini-batch. A loss that
+// has not changed since the last time is neither written nor compiled again.
 //
 // Threads: any.
 #pragma once
@@ -16,7 +16,7 @@ namespace weft::pipe {
 // What torch.jit.save writes.
 WEFT_API std::shared_ptr<const std::string> saveLoss(const torch::jit::Module& loss);
 
-// Of such bytes: a copy, with the state that was saved. Throws c10::Error for other bytes.
+// A copy of the loss from saveLoss()'s bytes, with its state. Throws c10::Error for other bytes.
 WEFT_API torch::jit::Module loadLoss(const std::string& saved);
 
 }  // namespace weft::pipe

@@ -30,7 +30,7 @@ struct LoadedKeys {
   std::vector<std::string> used;
 };
 
-// Each once, by its first name.
+// The parameters, each once, by its first name.
 WEFT_API NamedTensors parametersOf(const ScriptLayers& layers);
 // Parameters and buffers, which share memory with the layers.
 WEFT_API StateDict stateOf(const ScriptLayers& layers);
@@ -39,7 +39,7 @@ WEFT_API LoadedKeys loadState(const ScriptLayers& layers, const StateDict& state
 
 WEFT_API void setTraining(const ScriptLayers& layers, bool on);
 WEFT_API void clearGradients(const ScriptLayers& layers, bool set_to_none);
-// Of each parameter that has a gradient, its norm.
+// The norms of the parameters' gradients, as far as they have some.
 WEFT_API std::vector<at::Tensor> gradientNorms(const ScriptLayers& layers, double norm_type);
 WEFT_API void scaleGradients(const ScriptLayers& layers, double factor);
 

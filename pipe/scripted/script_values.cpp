@@ -84,7 +84,7 @@ class Changer {
   std::unordered_map<const at::TensorImpl*, at::Tensor> made_;
 };
 
-// Of a tuple or a list of tensors, each of which it has once.
+// The tensors of a tuple or a list that has only tensors, each once; nothing for another value.
 std::optional<Tensors> differentTensors(const at::IValue& value) {
   if (!value.isTuple() && !value.isList()) return std::nullopt;
   const auto parts =
@@ -114,7 +114,7 @@ at::IValue listOf(const Values& values) {
   return made;
 }
 
-// Of tuples or lists with so many elements.
+// Joins the elements at each place of tuples or lists with so many elements.
 Values joinedColumns(const Values& parts, std::size_t count) {
   Values columns;
   for (std::size_t at = 0; at < count; ++at) {

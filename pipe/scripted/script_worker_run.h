@@ -1,14 +1,14 @@
 // ScriptWorkerRun: one mini-batch at one worker whose stages are all TorchScript. It runs the
-// worker's tasks in the order that the driver gave out, and waits for the input of each: what
-// weft/pipe/_workers/run.py does in Python for other stages.
+// worker's tasks in the order that the driver gave out, and waits for the input of each.
+// weft/pipe/_workers/run.py does the same in Python for other stages.
 //
-// What it does not do: replicas and skip connections of its own stages, graphs that stay for later
-// backwards, other devices than the CPU. Its neighbours may do all that.
+// Its own stages may have no replicas or skip connections, keep no graphs for later backwards, and
+// use no other device than the CPU; its neighbours' stages may.
 //
 // Threads: run() once, on one thread, without the GIL; records() may be read meanwhile.
-// Failure: run() throws Abandoned when the mini-batch was over, std::runtime_error that names the
-// stage, its worker, the task and the micro-batch when one failed, and what a handler of Ctrl-C
-// raised.
+// Failure: run() throws Abandoned if the mini-batch is over elsewhere; std::runtime_error if a task
+// failed, which names the stage, its worker, the task and the micro-batch; and what a handler of
+// Ctrl-C raised.
 #pragma once
 
 #include <atomic>
@@ -58,14 +58,14 @@ struct WorkerPart {
   std::string driver;
   // The workers of each stage of the pipeline; replicas take the micro-batches in turn.
   std::vector<std::vector<std::string>> places;
-  std::map<std::int64_t, std::vector<torch::jit::Module>> stages;  // those here
+  std::map<std::int64_t, std::vector<torch::jit::Module>> stages;  // the stages here
 };
 
 struct WorkerJob {
   std::int64_t mini_batch = 0;
   std::vector<WorkerTask> tasks;
   std::vector<bool> recompute;  // for each micro-batch
-  bool trains = false;          // otherwise it has forwards alone
+  bool trains = false;          // false: it has only forwards
   // At the worker of the last stage, in training; a weight for each micro-batch.
   std::optional<torch::jit::Module> criterion;
   Values targets;
@@ -80,15 +80,15 @@ class WEFT_API ScriptWorkerRun {
   ScriptWorkerRun(const ScriptWorkerRun&) = delete;
   ScriptWorkerRun& operator=(const ScriptWorkerRun&) = delete;
 
-  // The input of a micro-batch for the first stage, which is here. Before run().
+  // Before run(): the input of a micro-batch for the first stage, which is here.
   void give(std::int64_t micro_batch, StageArguments arguments);
-  // All tasks; returns when the neighbours have what this worker sent.
+  // Runs all tasks; returns when the neighbours have what this worker sent.
   void run();
 
   // One for each task, in order.
   const std::vector<std::shared_ptr<TaskRecord>>& records() const { return records_; }
-  // After run(): the sum of the losses; of a forward alone the whole output, None where the last
-  // stage is elsewhere; gradients of the first stage's inputs, by micro-batch.
+  // After run(): the sum of the losses; the whole output of a forward alone, None if the last stage
+  // is elsewhere; the gradients of the first stage's inputs, by micro-batch.
   const at::Tensor& loss() const { return loss_; }
   at::IValue output() const;
   const std::map<std::int64_t, Tensors>& firstGradients() const { return first_gradients_; }
@@ -116,10 +116,10 @@ class WEFT_API ScriptWorkerRun {
   std::map<std::int64_t, ScriptWorkerStage> stages_;
   std::vector<bool> splits_;  // by stage: whether its backwards come in two halves
   std::vector<std::shared_ptr<TaskRecord>> records_;
-  std::map<Place, StageArguments> own_inputs_;  // what this worker's stages have for each other
+  std::map<Place, StageArguments> own_inputs_;  // from one stage of this worker to another
   std::map<Place, Tensors> own_gradients_;
   std::map<Place, std::vector<Version>> sent_;
-  std::map<std::int64_t, std::int64_t> sent_last_;  // the micro-batch, by stage
+  std::map<std::int64_t, std::int64_t> sent_last_;  // the last micro-batch that was sent, by stage
   const std::uint64_t number_;
   at::Tensor loss_;
   std::map<std::int64_t, at::IValue> outputs_;

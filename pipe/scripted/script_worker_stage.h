@@ -1,12 +1,12 @@
 // ScriptWorkerStage: a stage of a worker whose layers are all TorchScript. It runs forward and
 // backward, one micro-batch at a time, as weft/pipe/_workers/stage.py does in Python.
 //
-// The graph of autograd ends at the stage's border: what comes in are leaves, whose gradients go
-// back to the stage before. A micro-batch that is recomputed keeps its arguments alone: its graph
-// is freed when the forward ends, and made again for the backward, with the same random numbers.
+// The stage has an autograd graph of its own: its inputs are leaves, whose gradients go back to the
+// stage before. A micro-batch that is recomputed keeps only its arguments: its graph is freed when
+// the forward ends, and made again for the backward, with the same random numbers.
 //
 // Threads: one at a time, without the GIL, in the grad mode of the caller. Failure: throws what a
-// layer throws, and c10::Error for one that changes in place what is needed as it was.
+// layer throws, and c10::Error if a layer changes in place what is needed as it was.
 #pragma once
 
 #include <torch/csrc/jit/api/module.h>
@@ -26,7 +26,7 @@
 
 namespace weft::pipe {
 
-// A tensor, and its version when it was as it is needed.
+// A tensor that must not change, and its version.
 using Version = std::pair<at::Tensor, std::uint32_t>;
 std::vector<Version> withVersions(const Tensors& tensors);
 bool haveChanged(const std::vector<Version>& versions);
@@ -36,7 +36,7 @@ class WEFT_API ScriptWorkerStage {
   // `python`, which may be null, outlives the stage.
   ScriptWorkerStage(std::vector<torch::jit::Module> layers, PythonValues* python);
 
-  // Of the first layer: what the stage takes.
+  // The first layer's, which says what the stage takes.
   const c10::FunctionSchema& schema() const;
   // The output for the next stage, cut off from this stage's graph. With gradients, keeps what a
   // backward needs.
@@ -44,13 +44,14 @@ class WEFT_API ScriptWorkerStage {
   // As forward() in the last stage: the loss of the micro-batch, times its weight.
   at::Tensor loss(const StageContext& at, StageArguments arguments, bool recompute,
                   const torch::jit::Module& criterion, const at::IValue& target, double weight);
-  // Gradients of the inputs that want one, undefined where the output does not depend on one;
-  // parameters' ones are added up. `gradients`: of the outputs that want one; none for the loss.
+  // The gradients of the inputs that want one, undefined if the output does not depend on the
+  // input; adds to those of the parameters. `gradients`: of the outputs that want one; none for the
+  // loss.
   Tensors backward(std::size_t micro_batch, const std::optional<Tensors>& gradients);
   // The same in two halves: weights() adds to the parameters' gradients.
   Tensors inputGradients(std::size_t micro_batch, const std::optional<Tensors>& gradients);
   void weights(std::size_t micro_batch);
-  // How many micro-batches something is kept of.
+  // Of how many micro-batches something is kept.
   std::size_t held() const { return held_.size() + half_done_.size(); }
 
  private:
@@ -62,9 +63,9 @@ class WEFT_API ScriptWorkerStage {
   };
   struct Held {
     Tensors inputs;          // leaves whose gradients the stage before wants
-    Tensors outputs;         // of which the next stage gives the gradients; or the loss
-    Tensors cuts;            // of the loss, where the layers' graph is made again
-    std::size_t wanted = 0;  // as many outputs does a recomputation give
+    Tensors outputs;         // the next stage gives their gradients; or the loss
+    Tensors cuts;            // where the loss's graph ends, if the layers' graph is made again
+    std::size_t wanted = 0;  // how many outputs a recomputation gives
     std::optional<Again> again;
   };
   // Outputs of a graph, and their gradients.

@@ -1,9 +1,10 @@
-// Arrivals: what other workers have sent here for the mini-batches of one pipeline, and the wait
-// for it.
+// Arrivals: what other workers have sent here for the mini-batches of one pipeline. A thread that
+// runs a mini-batch waits for it.
 //
-// Threads: any. RPC's threads put; the thread that runs a mini-batch takes, without the GIL.
-// Failure: a wait throws std::runtime_error when the mini-batch is over: a stage failed, a worker
-// was lost, or the driver gave up. What comes for one that is over is dropped.
+// Threads: any. RPC's threads put parcels in; the thread that runs a mini-batch takes them out,
+// without the GIL.
+// Failure: a wait throws std::runtime_error when the mini-batch is over, because a stage failed, a
+// worker was lost, or the driver gave up. Parcels for a mini-batch that is over are dropped.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,9 +32,9 @@ namespace weft::pipe {
 
 enum class Sent : std::uint8_t { kInput, kGradients, kSkip, kSkipGradient, kSums };
 
-// What something is for. Stages and micro-batches count from 0; what goes along a skip connection
-// has the connection's number in the place of the stage's; sums of gradients that replicas have for
-// each other have their first stage, and the replica's number in the place of the micro-batch's.
+// What a parcel is for. Stages and micro-batches count from 0. A value on a skip connection has the
+// connection's number as `stage`. The sums of gradients that replicas send each other have the
+// first of their stages, and the replica's number as `micro_batch`.
 struct ArrivalKey {
   std::int64_t mini_batch = 0;
   Sent what = Sent::kInput;
@@ -42,7 +43,7 @@ struct ArrivalKey {
   auto operator<=>(const ArrivalKey&) const = default;
 };
 
-// A value apart from its tensors: `layout` says how they make it up again (script_values.h).
+// A value, taken apart into its tensors; `layout` says how to put it together (script_values.h).
 struct Parcel {
   std::string layout;
   std::vector<at::Tensor> tensors;
@@ -52,11 +53,11 @@ class WEFT_API Arrivals {
  public:
   // Keeps `parcel` until it is taken.
   void put(const ArrivalKey& key, Parcel parcel);
-  // Nothing when it did not come in time. On the main thread Ctrl-C ends the wait: throws what the
-  // handler raised.
+  // Nothing if it did not come in time. On the main thread Ctrl-C ends the wait, which then throws
+  // what the handler raised.
   std::optional<Parcel> take(const ArrivalKey& key, std::chrono::milliseconds patience);
-  // This mini-batch and those before it are over: drops what came for them. Those who wait for one
-  // get the first reason.
+  // This mini-batch and those before it are over: drops what came for them. Threads that wait for
+  // one get the first reason.
   void end(std::int64_t mini_batch, const std::string& reason);
   bool isOver(std::int64_t mini_batch) const;
   // How many parcels wait.
@@ -69,14 +70,14 @@ class WEFT_API Arrivals {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  // The thread that drives the network while it waits in take(); none: no thread.
+  // The thread that drives the network while it waits in take(); the default id: no thread.
   std::atomic<std::thread::id> driver_{};
   std::map<ArrivalKey, Parcel> parcels_;  // of mini-batches that are not over
   std::int64_t ended_ = -1;               // the last mini-batch that is over
   std::string reason_;
 };
 
-// Those of the pipelines that have stages at this worker, by the pipelines' names.
+// The Arrivals of the pipelines that have stages at this worker, by the pipelines' names.
 WEFT_API std::shared_ptr<Arrivals> openArrivals(const std::string& pipeline);
 WEFT_API void closeArrivals(const std::string& pipeline);
 WEFT_API std::shared_ptr<Arrivals> findArrivals(const std::string& pipeline);  // null: none

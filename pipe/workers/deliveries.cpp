@@ -129,7 +129,8 @@ void Deliveries::send(const std::string& worker, const ArrivalKey& key, Parcel p
   if (self_.empty()) self_ = agent->getWorkerInfo().name_;
   trpc::ScriptCall call(name, toStack(pipeline_, key, std::move(parcel)));
   auto answer = agent->sendQuick(agent->getWorkerInfo(worker), std::move(call).toMessage());
-  // Who waits here for what that worker was to make of it waits no longer.
+  // If it fails, ends the mini-batch here, whose next tasks may wait for what that worker was to
+  // send.
   answer->addCallback(
       [pipeline = pipeline_, key, worker, self = self_](Answer& done) {
         if (!done.hasError()) return;

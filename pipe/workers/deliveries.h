@@ -1,10 +1,10 @@
-// Deliveries: what this worker sends to others in one mini-batch, and the wait until it is there.
+// Deliveries: sends what this worker has for others in one mini-batch, and waits until it has
+// arrived.
 //
-// A delivery is torch's scripted call to the name kDeliver, a quick call (quick_call.h), which puts
-// it among the other worker's Arrivals in C++: no Python runs there, and nothing is unpickled as
-// Python. Its values, in order:
-// the pipeline's name, the key (mini-batch, what, stage, micro-batch), the layout, the tensors.
-// Gradients stop at the sender: no distributed autograd context learns of a delivery.
+// A delivery is a scripted call of torch's to the name kDeliver. It is a quick call (quick_call.h)
+// that puts the parcel among the other worker's Arrivals in C++, so no Python runs there. Its
+// values, in order: the pipeline's name, the key (mini-batch, what, stage, micro-batch), the
+// layout, the tensors. Distributed autograd records no delivery: gradients stop at the sender.
 //
 // Threads: one at a time, without the GIL.
 #pragma once
@@ -23,8 +23,8 @@ namespace weft::pipe {
 inline constexpr const char* kDeliver = "__weft__.quick.deliver";
 inline constexpr const char* kAlive = "__weft__.quick.alive";
 
-// Until the worker has answered: it is there. Throws std::runtime_error when it is lost; on the
-// main thread also what a handler of Ctrl-C raised.
+// Waits until the worker has answered, so that it is known to live. Throws std::runtime_error if it
+// is lost; on the main thread also what a handler of Ctrl-C raised.
 WEFT_API void awaitAnswer(const std::string& worker);
 
 class WEFT_API Deliveries {
@@ -33,8 +33,8 @@ class WEFT_API Deliveries {
 
   // Begins to send. Throws when the call cannot be sent.
   void send(const std::string& worker, const ArrivalKey& key, Parcel parcel);
-  // Waits until all that was sent has arrived. Throws std::runtime_error for the first that did
-  // not, with its worker; on the main thread also what a handler of Ctrl-C raised.
+  // Waits until all that was sent has arrived. Throws std::runtime_error for the first parcel that
+  // did not, with its worker; on the main thread also what a handler of Ctrl-C raised.
   void wait();
 
  private:

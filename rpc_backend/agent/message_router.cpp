@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "rpc_backend/core/log.h"
+#include "rpc_backend/wire/wire_reader.h"
 #include "transport/base/peer_name.h"
 
 namespace weft::rpc {
@@ -21,12 +22,12 @@ std::optional<worker_id_t> liveNamesake(const Group& group, const transport::Pee
   return known->id_;
 }
 
-// torch counts workers in 16 bits, the transport peers in 32: a peer of a higher rank would be
-// taken for another one.
+// torch numbers workers in 16 bits, the transport numbers peers in 32. A peer of a higher rank
+// would be taken for another worker.
 bool isWorker(std::int32_t rank) { return rank <= std::numeric_limits<worker_id_t>::max(); }
 
-// What a message's tensors take beside their bytes. What is malformed counts nothing: begin()
-// refuses it.
+// What a message's tensors take beside their bytes. A malformed tensor counts nothing, because
+// begin() refuses the message.
 std::uint64_t costOfTensors(WireReader& reader, std::uint32_t count) {
   std::uint64_t cost = 0;
   TensorMeta meta;
@@ -47,7 +48,7 @@ bool MessageRouter::isWanted(worker_id_t from, std::span<const std::byte> header
       return true;
     case WireKind::kResponse:
     case WireKind::kControlAck:
-      // An answer that comes too late gets no memory.
+      // No memory is taken for an answer that comes too late.
       return client_.waits(head.call_id, from);
     case WireKind::kRequest:
       break;
@@ -90,7 +91,7 @@ std::shared_ptr<transport::Arrivals> MessageRouter::arrivals(std::int32_t from) 
       });
   for (const auto& [host, device] : arriving)
     made->add(host, device);
-  // The loop thread, which calls no CUDA, may be the last to hold it.
+  // The loop thread, which must not call CUDA, may be the last to hold it.
   const std::shared_ptr<DeviceArrivals> early(
       made.get(), [this, parts = context_.parts, made](DeviceArrivals*) mutable {
         if (const auto alive = parts.lock()) sender_.dropElsewhere(std::move(made));
@@ -177,7 +178,7 @@ void MessageRouter::onControl(worker_id_t from, const IncomingMessage& in) {
     default:
       break;
   }
-  // One that may not have its name is not in the directory.
+  // onPeerJoined() did not add a worker that may not have its name.
   const bool nameless = type == ControlType::kJoin && !group_.directory().contains(from);
   const std::string problem = nameless
                                   ? "the name of rank " + std::to_string(from) + " is in use at " +
@@ -198,7 +199,7 @@ void MessageRouter::onPeerLost(const transport::PeerLoss& loss) {
     logWarning(loss.reason.text());
   }
   client_.onPeerLost(peer, loss.reason.text());
-  // One that leaves in order may not wait for calls that it wants done all the same.
+  // A worker that leaves in order does not wait for its calls, but may want them done.
   if (loss.reason.code() != transport::ErrorCode::kPeerClosed) server_.onPeerLost(peer);
   group_.forgetUnlessMember(peer);
   group_.updateList(peer);
@@ -210,7 +211,7 @@ void MessageRouter::onPeerJoined(const transport::PeerInfo& peer) {
     return sender_.endpoint()->losePeer(
         peer.rank, {transport::ErrorCode::kInvalidArgument, "ranks go from 0 to 32767"});
   }
-  // Calls by name go on to whom they went to before.
+  // The worker that has the name keeps it.
   if (const auto owner = liveNamesake(group_, peer)) {
     logWarning(transport::describePeer(peer.name, peer.rank) + " is not taken in: worker '" +
                peer.name + "' has rank " + std::to_string(*owner) + ", and lives");
@@ -240,8 +241,8 @@ void MessageRouter::onSendFailed(std::int32_t to, std::span<const std::byte> hea
   if (!WireReader(header).header(head)) return;
   if (head.kind != WireKind::kRequest && head.kind != WireKind::kControl) return;
   const auto peer = static_cast<worker_id_t>(to);
-  // onPeerLost() follows at once, but other threads ask for the loss as soon as the call fails. An
-  // endpoint that closes has lost nobody.
+  // onPeerLost() follows, but other threads ask for the loss as soon as the call fails. An endpoint
+  // that closes has lost nobody.
   if (reason.code() != transport::ErrorCode::kShutdown) group_.noteLoss(peer, reason);
   client_.onSendFailed(peer, head.call_id, reason.text());
 }

@@ -1,9 +1,9 @@
-// MessageRouter: takes what the endpoint reads and gives each message to the part of the agent that
-// it is for: requests to the server, answers to the client, control messages to the group.
+// MessageRouter: gives each message that the endpoint reads to the part of the agent that it is
+// for: requests to the server, answers to the client, control messages to the group.
 //
 // Threads: the loop thread only. Nothing here blocks or runs user code.
-// Failure: a malformed message closes the connection to its sender. One that is too large, or for
-// which there is no memory here, fails its call only.
+// Failure: a malformed message closes the connection to its sender. A message that is too large, or
+// for which there is no memory, fails only its call.
 #pragma once
 
 #include <memory>
@@ -19,7 +19,7 @@ namespace weft::rpc {
 
 class MessageRouter : public transport::EndpointHandler {
  public:
-  // `receive_pool`: memory for large tensors; null where the system gives none.
+  // `receive_pool`: memory for large tensors; may be null.
   MessageRouter(AgentContext& context, MessageSender& sender, Group& group, RRefService& rrefs,
                 RequestClient& client, RequestServer& server, transport::WarmPool* receive_pool)
       : context_(context),
@@ -48,7 +48,7 @@ class MessageRouter : public transport::EndpointHandler {
  private:
   bool isWanted(worker_id_t from, std::span<const std::byte> header,
                 std::span<const std::uint64_t> sizes);
-  // Tells the sender of a message that is not taken that it may free the device memory which the
+  // Tells the sender of a message that is not accepted that it may free the device memory which the
   // message lends.
   void giveBack(worker_id_t from, std::span<const std::byte> header);
   // Drops a message because of `why`, and fails its call. False: the message belongs to no call.
@@ -62,7 +62,7 @@ class MessageRouter : public transport::EndpointHandler {
   RequestClient& client_;
   RequestServer& server_;
   transport::WarmPool* const receive_pool_;
-  // The message of each peer whose buffers are being read.
+  // For each peer, the message whose buffers are being read.
   std::unordered_map<std::int32_t, std::shared_ptr<IncomingMessage>> reading_;
 };
 

@@ -69,18 +69,18 @@ class WEFT_API WeftAgent : public RpcAgent, public std::enable_shared_from_this<
   DeviceMap getDeviceMap(const WorkerInfo& to) const override;
   const std::vector<c10::Device>& getDevices() const override;
 
-  // As send(), of a quick call (rpc_backend/serve/quick_call.h) with the group's timeout: the
-  // future's callbacks neither wait nor call out.
+  // As send(), for a quick call (rpc_backend/serve/quick_call.h) with the group's timeout. The
+  // future's callbacks must neither wait nor call out.
   FuturePtr sendQuick(const WorkerInfo& to, MessagePtr message);
-  // Waits until `done()`, which is cheap and takes no lock that is held; meanwhile this thread
-  // reads what comes, where it can. kDone also when it cannot: then wait in another way. What makes
-  // `done()` true on another thread is followed by wakeDriver().
+  // Waits until `done()`, which must be cheap and take no lock that this thread holds. Meanwhile
+  // this thread reads what comes. Also returns kDone if it cannot; then wait in another way.
+  // Another thread that makes `done()` true calls wakeDriver() afterwards.
   transport::Waited drive(transport::Deadline deadline, const std::function<bool()>& done);
   void wakeDriver();
 
   // Cancels the call whose answer completes that future: nobody waits for it any more.
   void cancel(const JitFuture& answer);
-  // The same, of a call whose future only torch has.
+  // The same, for a call whose future only torch has.
   void cancel(const InlineWaiter::Handle& waiter);
 
   // Static groups: waits until every worker has come here and no call is in flight. After the
@@ -88,7 +88,7 @@ class WEFT_API WeftAgent : public RpcAgent, public std::enable_shared_from_this<
   // Returns the ranks that some worker has lost, so that all workers go on alike.
   std::vector<std::int32_t> barrier(float timeout_seconds, bool last = false);
 
-  // shutdown() will not wait for user code that still runs: after Ctrl-C.
+  // After Ctrl-C: shutdown() will not wait for user code that still runs.
   void hurry();
 
   bool isStaticGroup() const noexcept;

@@ -15,13 +15,15 @@ namespace weft::rpc {
 
 namespace {
 
-// Answers that the loop thread may complete: assembling them takes no longer than a wake-up.
+// The largest answer that the loop thread may complete: to assemble it takes no longer than to wake
+// another thread.
 constexpr std::size_t kSmallAnswer = std::size_t{64} << 10;
 
 }  // namespace
 
 void AnswerReader::onAnswer(worker_id_t from, const std::shared_ptr<IncomingMessage>& in) {
-  // Whoever has the answer may write to the arguments, which the callee's streams may still read.
+  // Who gets the answer may write to the arguments, which the callee's streams may still read. So
+  // the answer waits until the callee has returned them.
   if (!group_.devices().empty() &&
       sender_.devices().whenReturned({from, WireKind::kRequest, in->callId()},
                                      [this, from, in] { onAnswer(from, in); }))
@@ -29,7 +31,7 @@ void AnswerReader::onAnswer(worker_id_t from, const std::shared_ptr<IncomingMess
   auto call = calls_.take(in->callId(), from);
   if (!call) return;  // it timed out in the meantime
   const auto thrown = transport::thrownBy([&] { takeAnswer(from, in, *call); });
-  // The call is in no table any more: nobody else would end it.
+  // The call is no longer in the table, so nobody else would end it.
   if (thrown && call->future)
     completer_.fail(std::move(*call), transport::resourceExhausted(
                                           "the answer could not be taken (" + *thrown + ")"));
@@ -95,7 +97,7 @@ void AnswerReader::completeOwn(std::uint64_t id, const FuturePtr& made) {
   CallRecorder::get().answered(id, 0, made->hasError());
   auto settle = [this, made, asked = CallCompleter::askedBy(*call)](JitFuture& future) {
     const c10::MultiStreamGuard guard(streamsFromPool(group_.devices()));
-    made->wait();  // it is complete: these streams wait for those that made the answer
+    made->wait();  // it is complete; this makes these streams wait for those that made the answer
     const auto answer = made->value().toCustomClass<Message>();
     if (answer->type() == MessageType::EXCEPTION) {
       const auto& text = answer->payload();

@@ -30,8 +30,8 @@ class AnswerReader {
 
   void onAnswer(worker_id_t from, const std::shared_ptr<IncomingMessage>& in);
   void onControlAck(worker_id_t from, const IncomingMessage& in);
-  // The answer to a request of this worker to itself, completed with its message on the streams
-  // that made it. Worker thread.
+  // The answer to a request of this worker to itself. `made` holds its message, and was completed
+  // on the streams that made it. Worker thread.
   void completeOwn(std::uint64_t id, const FuturePtr& made);
 
  private:

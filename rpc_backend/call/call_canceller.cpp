@@ -29,7 +29,7 @@ std::string timeoutText(milliseconds timeout, bool inherited) {
 
 void CallCanceller::cancel(std::optional<PendingCall> call) {
   if (!call) return;
-  // On the loop thread, which does not wait for room where this one would.
+  // On the loop thread, which never waits for room in the peer's queue, as this one would.
   sender_.endpoint()->runAfter(milliseconds(0), [this, parts = context_.parts, peer = call->peer,
                                                  type = call->type, id = call->id] {
     if (const auto alive = parts.lock()) giveUp(peer, type, id);
@@ -51,7 +51,7 @@ void CallCanceller::watch(Clock::time_point deadline) {
 }
 
 void CallCanceller::giveUp(worker_id_t callee, MessageType type, std::uint64_t id) {
-  if (!isUsers(type)) return;
+  if (!isUserCall(type)) return;
   if (callee == context_.rank) return cancel_own_(id);
   const auto error = sender_.sendControl(callee, WireKind::kControl, ControlType::kCancel, id, {});
   if (error) logDebug("a call could not be taken back: " + error.text());

@@ -1,5 +1,4 @@
-// CallCanceller: ends the calls that nobody waits for any more, because their time is up or their
-// caller gave them up, and tells their callees.
+// CallCanceller: ends calls whose time is up or whose caller gave them up, and tells their callees.
 //
 // Threads: any. Calls expire on the loop thread.
 #pragma once
@@ -17,13 +16,14 @@
 
 namespace weft::rpc {
 
-// torch's text for a timeout, which programs look for. `inherited`: it is what was left of another
-// call's.
+// torch's text for a timeout, which programs look for. `inherited`: the timeout is what was left of
+// another call's.
 std::string timeoutText(milliseconds timeout, bool inherited);
 
 class CallCanceller {
  public:
-  // The parts live as long as this. `cancel_own`: tells this worker of its own call; loop thread.
+  // The parts live as long as this. `cancel_own`: cancels a call to this worker itself; called on
+  // the loop thread.
   CallCanceller(AgentContext& context, MessageSender& sender, CallTable& calls,
                 CallCompleter& completer, std::function<void(std::uint64_t id)> cancel_own)
       : context_(context),
@@ -32,15 +32,15 @@ class CallCanceller {
         completer_(completer),
         cancel_own_(std::move(cancel_own)) {}
 
-  // A call in the table has this deadline: looks then for those whose time is up.
+  // A call in the table has this deadline; calls whose time is up are ended then.
   void watch(Clock::time_point deadline);
-  // Nobody waits for that call any more: it fails, and its callee is told.
+  // Fails that call, for which nobody waits any more, and tells its callee.
   void cancel(const JitFuture& answer) { cancel(calls_.takeCallOf(answer)); }
   void cancel(const InlineWaiter::Handle& waiter) { cancel(calls_.takeCallOf(waiter)); }
 
  private:
   void cancel(std::optional<PendingCall> call);
-  // Loop thread. Tells the callee that nobody waits any more.
+  // Loop thread. Tells the callee that nobody waits for the call any more.
   void giveUp(worker_id_t callee, MessageType type, std::uint64_t id);
   void expire();
 

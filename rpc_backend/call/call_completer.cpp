@@ -17,8 +17,9 @@ void CallCompleter::complete(const PendingCall& call, Completion completion) {
     given = call.waiter.give(completion) || context_.completers.run(std::move(completion));
   });
   if (given) return;
-  // Callbacks are user code: never on the loop thread, nor inside the caller's send(). Once the
-  // completers have stopped, or there is no memory to tell them, no other thread is left.
+  // Callbacks are user code, which should run neither on the loop thread nor inside the caller's
+  // send(). But once the completers have stopped, or without memory to tell them, no other thread
+  // is left.
   if (thrown) logWarning("a call is completed where its answer came (" + *thrown + ")");
   completion();  // NOLINT(bugprone-use-after-move): run() moves only what it accepts
 }

@@ -1,8 +1,8 @@
-// CallCompleter: how a call ends, once it is out of the table: its future gets a value or an error,
-// on the thread that waits for the call (InlineWaiter), else on a completer, because the future's
-// callbacks are user code.
+// CallCompleter: completes the future of a call that was taken out of the table, with a value or an
+// error. It does so on the thread that waits for the call (InlineWaiter), else on a completer,
+// because the future's callbacks are user code.
 //
-// Threads: any. Calls what completes futures with no lock held.
+// Threads: any. It completes futures with no lock held.
 #pragma once
 
 #include <exception>
@@ -22,36 +22,36 @@ namespace weft::rpc {
 
 class CallCompleter {
  public:
-  // What a call asked for, when it is in the table no more.
+  // What a call asked for, for the time when it is no longer in the table.
   struct Asked {
     MessageType type{};
     std::optional<ForkIds> created;
   };
   static Asked askedBy(const PendingCall& call) { return {call.type, call.created}; }
 
-  // All live as long as this. `calls`: where the fetches of an RRef wait that was not created.
+  // All live as long as this. `calls`: has the fetches that wait for an RRef that was not created.
   CallCompleter(AgentContext& context, Group& group, RRefService& rrefs, CallTable& calls)
       : context_(context), group_(group), rrefs_(rrefs), calls_(calls) {}
 
-  // Completes the call's future by `settle`.
+  // What completes the call's future by `settle`. Takes the future out of `call`.
   template <typename Settle>
   Completion completion(PendingCall& call, Settle settle);
-  // On the thread that waits for the call, else on a completer; here when neither is left.
+  // Runs it on the thread that waits for the call, else on a completer; here if there is neither.
   void complete(const PendingCall& call, Completion completion);
   void fail(PendingCall call, const std::string& text);
-  // Of a call to this worker that is not sent, in the thread that makes it: its future fails before
-  // that thread has it, as with TensorPipe, so no callback of the user's runs here.
+  // For a call to this worker that is not sent, on the thread that makes it. The future fails
+  // before that thread has it, as with TensorPipe, so no user callback runs here.
   void failAtOnce(const PendingCall& call, const std::string& text);
-  // The future of a call fails, inside its completion. `logged`: the log has the reason already.
+  // Fails the future of a call, inside its completion. `logged`: the log has the reason already.
   void setError(JitFuture& future, const Asked& asked, const std::string& text,
                 bool logged = false);
-  // Why the creation of that value failed; nothing: it did not, or long ago.
+  // Why the creation of that value failed; nothing: it did not fail, or long ago.
   std::optional<std::string> whyNotCreated(const RRefKey& value) const {
     return failed_creations_.find(value);
   }
 
  private:
-  // Who waits for the value of an RRef that was not created learns why.
+  // Fails the waits for the value of an RRef that was not created.
   void endWaits(torch_rrefs::RRef& failed, const std::exception_ptr& error,
                 const std::string& text);
 
@@ -64,7 +64,7 @@ class CallCompleter {
 
 template <typename Settle>
 Completion CallCompleter::completion(PendingCall& call, Settle settle) {
-  // Without memory for this the call keeps its future.
+  // If there is no memory for this, it throws and the call keeps its future.
   Completion made = [this, alive = context_.keepAlive(), future = call.future,
                      outer_deadline = call.outer_deadline, settle = std::move(settle)] {
     const CallContext outer(outer_deadline);
@@ -75,10 +75,10 @@ Completion CallCompleter::completion(PendingCall& call, Settle settle) {
       // torch's own callbacks throw when an RRef's owner is lost.
       logInfo(std::string("a callback of a call threw: ") + error.what());
     }
-    // Last: callbacks may make further calls.
+    // Counted last, because callbacks may make further calls.
     context_.metrics.client_calls.decrement();
   };
-  call.future.reset();  // this thread must not be the last to hold it
+  call.future.reset();  // so that the caller's thread is not the last to hold it
   return made;
 }
 

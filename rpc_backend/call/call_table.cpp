@@ -18,7 +18,7 @@ transport::Waited CallTable::waitForRoom(worker_id_t peer, std::size_t limit,
     room.waiting.erase(own);
   }
   if (waited == transport::Waited::kDone) ++room.taken;
-  // Several calls may have ended at once, and this one may have given up its turn.
+  // Wakes the next thread, because several calls may have ended at once, or this thread gave up.
   if (!room.waiting.empty() && free()) room.waiting.front().notify_one();
   return waited;
 }
@@ -29,7 +29,7 @@ std::size_t CallTable::waitingForRoom(worker_id_t peer) const {
   return found == rooms_.end() ? 0 : found->second.waiting.size();
 }
 
-// With the lock: the call leaves the table.
+// Call it with the lock when a call leaves the table.
 void CallTable::onTaken(const PendingCall& call) {
   if (call.fetched) {
     auto [fetch, last] = fetches_.equal_range(*call.fetched);

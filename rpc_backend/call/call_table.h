@@ -1,6 +1,6 @@
 // CallTable: the calls of an agent that wait for an answer. Whoever takes a call out of it
-// completes its future: answer, timeout, lost peer and shutdown race, and exactly one of them
-// gets it.
+// completes its future. Answer, timeout, lost peer and shutdown race for a call, and exactly one of
+// them gets it.
 //
 // Threads: any. The table calls nothing with its lock held.
 #pragma once
@@ -29,13 +29,13 @@ struct PendingCall {
   worker_id_t peer = -1;
   MessageType type{};
   milliseconds timeout{0};  // 0: never
-  bool inherited = false;   // the timeout: from the call in which this one was made
-  // The deadline of that one, for the callbacks of this one's future.
+  bool inherited = false;   // the timeout is the rest of that of the call in which this was made
+  // The deadline of the call in which this was made, for the callbacks of this one's future.
   Clock::time_point outer_deadline = CallContext::kNever;
   Clock::time_point started{};
   bool counted = false;            // it has room that waitForRoom() gave
-  bool quick = false;              // a quick call: its answer is taken where it comes
-  std::optional<RRefKey> fetched;  // the value that it asks its owner for
+  bool quick = false;              // a quick call: the thread that reads its answer takes it
+  std::optional<RRefKey> fetched;  // the value for which it asks the value's owner
   std::optional<ForkIds> created;  // the reference that it is to create, if that can be read
   InlineWaiter::Handle waiter;     // the thread that waits for it, if that is known
   Clock::time_point deadline() const {
@@ -45,21 +45,21 @@ struct PendingCall {
 
 class CallTable {
  public:
-  // The number of the first call. Before it is made.
+  // The number of the first call. Before any is made.
   void startAt(std::uint64_t id) { next_id_ = id; }
-  // Takes room for one more call to `peer` where fewer than `limit` have it; until `deadline` it
-  // waits for one of them to end. Then add() a call that says so. Who comes first gets room first.
-  // Without the GIL; not on the loop thread, which ends calls.
+  // Takes room for one more call to `peer`, of which at most `limit` have room; waits until
+  // `deadline` for one of them to end. Threads get room in the order in which they come. kDone:
+  // then add() a call that is `counted`. Without the GIL; not on the loop thread, which ends calls.
   transport::Waited waitForRoom(worker_id_t peer, std::size_t limit, Clock::time_point deadline);
   std::size_t waitingForRoom(worker_id_t peer) const;
   std::uint64_t add(PendingCall call);  // returns the call's id, unique for this agent
-  // Only when it waits for `peer`: nobody else may answer it.
+  // Takes the call only if it waits for `peer`, because nobody else may answer it.
   std::optional<PendingCall> take(std::uint64_t id, worker_id_t peer);
   bool waits(std::uint64_t id, worker_id_t peer) const;
   std::vector<PendingCall> takeAllOf(worker_id_t peer);
-  // The call that completes this future.
+  // Takes the call that completes this future.
   std::optional<PendingCall> takeCallOf(const JitFuture& future);
-  // The call that this waiter waits for.
+  // Takes the call that this waiter waits for.
   std::optional<PendingCall> takeCallOf(const InlineWaiter::Handle& waiter);
   std::vector<PendingCall> takeFetches(const RRefKey& value);
   std::vector<PendingCall> takeAll();
@@ -91,7 +91,7 @@ class CallTable {
   mutable std::mutex mutex_;
   std::uint64_t next_id_ = 1;
   std::unordered_map<std::uint64_t, PendingCall> calls_;
-  std::unordered_multimap<RRefKey, std::uint64_t, RRefKeyHash> fetches_;  // those of calls_
+  std::unordered_multimap<RRefKey, std::uint64_t, RRefKeyHash> fetches_;  // ids in calls_
   std::unordered_map<worker_id_t, Room> rooms_;                           // no entry is erased
 };
 

@@ -17,7 +17,7 @@ bool threadIsPlain() {
 
 transport::Waited driveUntil(transport::Endpoint& endpoint, transport::Deadline deadline,
                              const std::function<bool()>& done, transport::AdaptiveSpin& spin) {
-  // What the loop does is no part of the call that this thread runs.
+  // The loop's work is no part of the call that this thread runs.
   const CallScope scope(nullptr);
   const Unprofiled unprofiled;
   while (true) {

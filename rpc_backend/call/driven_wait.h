@@ -1,4 +1,4 @@
-// A wait of a caller that drives the endpoint: the thread reads itself what it waits for.
+// Waits in which the calling thread drives the endpoint, so that it reads what it waits for itself.
 //
 // Threads: any, without the GIL and with no lock held.
 #pragma once
@@ -17,11 +17,12 @@
 
 namespace weft::rpc {
 
-// Whether torch's state of this thread is that of a new one, but for a profiler. On another thread
-// neither an answer may be read nor the loop be run.
+// Whether torch's state of this thread is that of a new thread, except for a profiler. Only such a
+// thread may read an answer or run the loop.
 bool threadIsPlain();
 
-// Hides from this thread's profiler what is done within: it is not what the thread called.
+// Hides what is done in its scope from this thread's profiler, because it is not what the thread
+// called.
 class Unprofiled {
  public:
   Unprofiled() {
@@ -32,9 +33,9 @@ class Unprofiled {
   std::optional<at::DisableRecordFunctionGuard> guard_;
 };
 
-// kDone when `done()`, or when this thread cannot drive (any more): another caller does, or the
-// endpoint closes. kInterrupted: a person's Ctrl-C came first. What makes `done()` true on another
-// thread is followed by wakeDriver().
+// Drives until `done()`. Also returns kDone if this thread cannot drive, because another caller
+// does or the endpoint closes. kInterrupted: a person's Ctrl-C came first. Another thread that
+// makes `done()` true calls wakeDriver() afterwards.
 transport::Waited driveUntil(transport::Endpoint& endpoint, transport::Deadline deadline,
                              const std::function<bool()>& done, transport::AdaptiveSpin& spin);
 // The same without an end of its own. False: interrupted.
@@ -43,8 +44,8 @@ inline bool driveInterruptibly(transport::Endpoint& endpoint, const std::functio
   return driveUntil(endpoint, transport::Deadline::max(), done, spin) !=
          transport::Waited::kInterrupted;
 }
-// The same until the future is complete. Returns early where this thread can't drive (its state is
-// not plain, another caller drives, or the endpoint closes): then wait in another way. Throws what
+// The same until the future is complete. Returns early if this thread can't drive (its state is not
+// plain, another caller drives, or the endpoint closes); then wait in another way. Throws what
 // Ctrl-C's handler raised.
 void driveUntilCompleted(const std::shared_ptr<transport::Endpoint>& endpoint, JitFuture& future);
 

@@ -25,9 +25,9 @@ bool InlineWaiter::Handle::give(Completion& completion) const {
     }
     waiter_->completion_ = std::move(completion);
     waiter_->state_.store(State::kServed, std::memory_order_release);
-    asleep = waiter_->asleep_;
-    // A thread that drives has given this to itself.
-    if (waiter_->drives_ && waiter_ != t_waiter) driven = waiter_->endpoint_;
+    asleep = waiter_->waits_ == Waits::kAsleep;
+    // A thread that drives may be giving this to itself.
+    if (waiter_->waits_ == Waits::kDriving && waiter_ != t_waiter) driven = waiter_->endpoint_;
   }
   if (asleep) waiter_->served_.notify_one();
   if (driven != nullptr) driven->wakeDriver(transport::Driver::kCaller);
@@ -43,8 +43,8 @@ void InlineWaiter::take() {
   if (!threadIsPlain()) return;
   InlineWaiter& waiter = own();
   const std::lock_guard lock(waiter.mutex_);
-  // If it is taken already, this call is made while the arguments of another are pickled, and goes
-  // without a waiter.
+  // If it is taken already, this call is made while the arguments of another call are pickled, and
+  // gets no waiter.
   if (waiter.state_ == State::kFree) waiter.state_ = State::kTaken;
 }
 
@@ -86,12 +86,12 @@ bool InlineWaiter::drive() {
   if (endpoint_ == nullptr) return true;
   {
     const std::lock_guard lock(mutex_);
-    drives_ = true;
+    waits_ = Waits::kDriving;
   }
   const bool whole = driveInterruptibly(
       *endpoint_, [this] { return served(); }, spin_);
   const std::lock_guard lock(mutex_);
-  drives_ = false;
+  waits_ = Waits::kNot;
   return whole;
 }
 
@@ -99,9 +99,9 @@ bool InlineWaiter::sleep() {
   const auto here = [this] { return served(); };
   if (here() || spin_.until(here)) return true;
   std::unique_lock lock(mutex_);
-  asleep_ = true;
+  waits_ = Waits::kAsleep;
   const bool whole = transport::waitInterruptibly(served_, lock, here);
-  asleep_ = false;
+  waits_ = Waits::kNot;
   return whole;
 }
 
@@ -119,7 +119,7 @@ void InlineWaiter::release() {
     ++ticket_;  // a later completion of the call goes to a completer
     state_ = State::kFree;
   }
-  // The waiter is free by now: completing a call may make another.
+  // The waiter is free by now, because completing a call may make another call.
   const Unprofiled unprofiled;
   if (completion) completion();
 }

@@ -1,16 +1,16 @@
-// InlineWaiter: a thread that is about to wait for the answer to a call takes its waiter, and then
-// completes the call itself when the answer is here.
+// InlineWaiter: lets a thread that waits for the answer to its call complete that call itself.
 //
-// Otherwise a completer thread wakes up, takes the GIL to make the answer's Python object and
-// completes the future; that wakes the caller, which takes the GIL once more.
+// Without it a completer thread wakes up, takes the GIL to make the answer's Python object, and
+// completes the future, which wakes the caller, which takes the GIL again. With it the waiting
+// thread also drives the endpoint, if no other waiter does, so it reads the answer itself and no
+// other thread wakes up.
 //
-// While it waits it drives the endpoint, if no other waiter does: then it reads the answer itself,
-// and no other thread wakes up.
+// Each thread has one waiter. It calls take(), sends its call, and calls wait(). The waiter waits
+// for the last call sent before wait(), because pickling the arguments may send other calls first.
+// A call that ends in another way (a timeout, a lost peer, shutdown) ends the wait, too, so the
+// wait is bounded as the call is.
 //
-// Each thread has one waiter: it takes it, sends its call, and waits. The last call sent before
-// wait() counts, because pickling the arguments may send others first. A call that ends another way
-// (a timeout, a lost peer, shutdown) comes to the waiter too, so the wait is bounded as the call
-// is.
+// Threads: the static members: the thread whose waiter it is; Handle::give(): any.
 #pragma once
 
 #include <atomic>
@@ -31,13 +31,13 @@ using Completion = std::function<void()>;
 
 class WEFT_API InlineWaiter {
  public:
-  // Where the answer to one call goes. Empty: to a completer.
+  // The waiter that gets the answer to one call. Empty: a completer gets it.
   class Handle {
    public:
     Handle() = default;
-    // Any thread. False: nobody waits there for this call; `completion` is left as it was.
+    // False: no thread waits for this call any more, and `completion` is unchanged.
     bool give(Completion& completion) const;
-    // Of the same call; no two empty ones are.
+    // Whether both are for the same call; false if both are empty.
     bool sameCall(const Handle& other) const {
       return waiter_ != nullptr && waiter_ == other.waiter_ && ticket_ == other.ticket_;
     }
@@ -48,35 +48,38 @@ class WEFT_API InlineWaiter {
     std::uint64_t ticket_ = 0;
   };
 
-  // This thread will wait for its next call. It does nothing on a thread with a state of torch's
-  // own (inference mode, a dispatch mode), under which the answer must not be read.
+  // This thread will wait for its next call. Does nothing on a thread on which torch has set a mode
+  // (inference mode, a dispatch mode), under which the answer must not be read.
   static void take();
-  // For the call that this thread is about to send. `displaced`: the completion that came already
-  // for an earlier call since take(); another thread must run it. `endpoint`: what brings the
-  // answer; null: it comes another way.
+  // The handle for the call that this thread is about to send; empty if the waiter is not taken.
+  // `displaced`: gets the completion of an earlier call since take(), if it has come already;
+  // another thread must run it. `endpoint`: brings the answer; null: it comes another way.
   static Handle claim(Completion& displaced,
                       const std::shared_ptr<transport::Endpoint>& endpoint = nullptr);
-  // The last one that this thread claimed and has not waited for; empty: none.
+  // The last handle that this thread claimed and has not waited for; empty: there is none.
   static Handle claimed();
   // Waits for the call that was sent, if any was, and completes it. Without the GIL. On Ctrl-C it
-  // throws what the handler raised, and the call's completion goes to a completer.
+  // throws what the handler raised, and a completer gets the call's completion.
   static void wait();
-  // Instead of wait(), when the call could not be sent: later completions go to a completer, one
-  // that came already runs here.
+  // Instead of wait(), if the call could not be sent. A completion that has come already runs here;
+  // a completer gets later ones.
   static void leave();
 
  private:
   enum class State : std::uint8_t {
     kFree,
     kTaken,   // no call was sent yet
-    kCalled,  // one was; its completion may come
-    kServed,  // it came
+    kCalled,  // a call was sent; its completion may come
+    kServed,  // the completion came
   };
+  // How the thread waits, so that give() can wake it.
+  enum class Waits : std::uint8_t { kNot, kDriving, kAsleep };
+
   static InlineWaiter& own();
-  // The call's completion has come.
+  // Whether the call's completion has come.
   bool served() const { return state_.load(std::memory_order_acquire) != State::kCalled; }
-  // Both return when it has come; false: a person's Ctrl-C came first.
-  bool drive();  // or when another thread drives already
+  // Both wait for the completion. False: a person's Ctrl-C came first.
+  bool drive();  // returns early if another thread drives already
   bool sleep();
   void release();
 
@@ -84,15 +87,14 @@ class WEFT_API InlineWaiter {
   std::condition_variable served_;
   std::atomic<State> state_{State::kFree};  // written with the lock
   std::uint64_t ticket_ = 0;
-  bool asleep_ = false;
-  bool drives_ = false;
+  Waits waits_ = Waits::kNot;
   std::shared_ptr<transport::Endpoint> endpoint_;
   Completion completion_;
   transport::AdaptiveSpin spin_;  // the owner's
 };
 
-// Takes the waiter of this thread for a scope: the thread sends its call and waits with
-// InlineWaiter::wait(). When the call cannot be sent, the waiter is left all the same.
+// Takes this thread's waiter for a scope, in which the thread sends its call and waits with
+// InlineWaiter::wait(). Leaves the waiter even if the call cannot be sent.
 class ScopedInlineWaiter {
  public:
   ScopedInlineWaiter() { InlineWaiter::take(); }

@@ -16,10 +16,24 @@ namespace weft::rpc {
 
 namespace {
 
-// Of a call that has waited: what is left of its timeout, 0 for none.
+// How much of its timeout a call has left after it waited for room; 0: it has no timeout.
 milliseconds leftOf(const PendingCall& call) {
   if (call.timeout.count() == 0) return call.timeout;
   return std::max(std::chrono::ceil<milliseconds>(call.deadline() - Clock::now()), milliseconds(1));
+}
+
+// The table's entry for a call to `peer` that begins at `now`; start() adds its future and waiter.
+PendingCall describeCall(worker_id_t peer, const Innermost& asked, const CallTime& time,
+                         Clock::time_point now) {
+  PendingCall call;
+  call.peer = peer;
+  call.type = asked.type;
+  call.timeout = time.timeout;
+  call.inherited = time.inherited;
+  call.started = now;
+  if (waitsInTorch(asked.type)) call.fetched = readFetchedId(asked.payload);
+  if (createsRRef(asked.type)) call.created = readCreatedIds(asked.payload);
+  return call;
 }
 
 }  // namespace
@@ -38,35 +52,23 @@ FuturePtr RequestClient::send(worker_id_t to, const MessagePtr& message, millise
                               const DeviceMap& device_map, bool quick) {
   const RRefService::Outgoing rrefs = rrefs_.onSend(*message, to);
   if (rrefs.orphan && RRefLifecycle::isControl(message->type())) return acknowledged();
-  std::uint64_t id = 0;
   const Innermost asked = innermost(message->type(), message->payload());
-  const MessageType type = asked.type;
   const auto now = Clock::now();
-  const CallTime time = isUsers(type) ? timeOfCall(timeout, now) : CallTime{timeout};
-  PendingCall call;
-  call.peer = to;
-  call.type = type;
-  call.timeout = time.timeout;
-  call.inherited = time.inherited;
-  call.started = now;
+  const CallTime time = isUserCall(asked.type) ? timeOfCall(timeout, now) : CallTime{timeout};
+  PendingCall call = describeCall(to, asked, time, now);
   call.quick = quick;
   auto why =
       rrefs.orphan ? rrefs.orphan : reasonNotToSend(*message, time.over, call, rrefs.carried);
   const milliseconds left = call.counted ? leftOf(call) : time.timeout;
-  std::optional<RRefKey> fetched;
-  if (waitsInTorch(type)) fetched = call.fetched = readFetchedId(asked.payload);
-  if (createsRRef(type)) call.created = readCreatedIds(asked.payload);
+  const std::optional<RRefKey> fetched = call.fetched;
+  std::uint64_t id = 0;
   auto future = start(std::move(call), id);
   std::optional<CallRange> range;
-  if (isUsers(type)) show(to, id, asked, *message, range);
+  if (isUserCall(asked.type)) show(to, id, asked, *message, range);
   if (!why && fetched) why = completer_.whyNotCreated(*fetched);
   if (why) {
     rrefs_.lifecycle().undo(rrefs.carried);
-    if (to == context_.rank && createsRRef(type) && markOwnRRef(asked.payload)) {
-      if (const auto own = calls_.take(id, to)) completer_.failAtOnce(*own, *why);
-    } else {
-      onSendFailed(to, id, *why);
-    }
+    failUnsent(to, id, asked, *why);
     return future;
   }
   const auto delay = hooks_.delay ? hooks_.delay(message->type()) : milliseconds(0);
@@ -77,12 +79,24 @@ FuturePtr RequestClient::send(worker_id_t to, const MessagePtr& message, millise
         delay, [this, alive = context_.keepAlive(), to, id, message, left, device_map,
                 carried = rrefs.carried] { transmit(to, id, message, left, device_map, carried); });
   }
-  // torch would wait for this future at once, deaf to Ctrl-C.
-  if (waitsInTorch(type)) {
-    if (to != context_.rank) driveUntilCompleted(sender_.endpoint(), *future);
-    awaitInterruptibly(*future);
-  }
+  if (waitsInTorch(asked.type)) awaitForTorch(to, *future);
   return future;
+}
+
+void RequestClient::failUnsent(worker_id_t to, std::uint64_t id, const Innermost& asked,
+                               const std::string& why) {
+  if (to == context_.rank && createsRRef(asked.type) && markOwnRRef(asked.payload)) {
+    if (const auto own = calls_.take(id, to)) completer_.failAtOnce(*own, why);
+  } else {
+    onSendFailed(to, id, why);
+  }
+}
+
+// torch waits for this future right after send() returns, and does not notice Ctrl-C meanwhile. So
+// the wait is here, where Ctrl-C ends it.
+void RequestClient::awaitForTorch(worker_id_t to, JitFuture& future) {
+  if (to != context_.rank) driveUntilCompleted(sender_.endpoint(), future);
+  awaitInterruptibly(future);
 }
 
 void RequestClient::show(worker_id_t to, std::uint64_t id, const Innermost& asked,
@@ -105,7 +119,7 @@ std::optional<std::string> RequestClient::reasonNotToSend(const Message& message
     if (auto fault = hooks_.fault(message)) return fault;
   }
   const auto limit = context_.options.max_calls_in_flight;
-  if (limit == 0 || call.peer == context_.rank || !isUsers(call.type)) return std::nullopt;
+  if (limit == 0 || call.peer == context_.rank || !isUserCall(call.type)) return std::nullopt;
   const auto waited =
       calls_.waitForRoom(call.peer, static_cast<std::size_t>(limit), call.deadline());
   call.counted = waited == transport::Waited::kDone;
@@ -158,7 +172,8 @@ void RequestClient::transmit(worker_id_t to, std::uint64_t id, const MessagePtr&
     if (!error) return;
     rrefs_.lifecycle().undo(carried);
     onSendFailed(to, id, error.text());
-    // torch logs what sending a message of its own throws: there the next wait throws it.
+    // torch only logs what is thrown while it sends a message of its own. For those the next wait
+    // throws.
     interrupted = error.code() == transport::ErrorCode::kInterrupted &&
                   !RRefLifecycle::isControl(message->type());
   } catch (...) {

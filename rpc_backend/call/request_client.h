@@ -3,9 +3,9 @@
 //
 // Threads: any; the on...() members run on the loop thread. CallCompleter says on which thread a
 // call's future is completed.
-// Failure: a call's failure is its future's error: a timeout in torch's words, a lost peer with its
-// name and reason, or the remote error. send() throws only for what cannot be encoded, and what
-// Ctrl-C's handler raised.
+// Failure: a call that fails completes its future with an error: a timeout in torch's words, a lost
+// peer with its name and reason, or the remote error. send() throws only if the message cannot be
+// encoded, or what Ctrl-C's handler raised.
 #pragma once
 
 #include <functional>
@@ -27,14 +27,14 @@ namespace weft::rpc {
 class RequestClient {
  public:
   struct Hooks {
-    // Serves a request of this worker to itself, completed with its message on the streams that
-    // made it; AnswerReader::completeOwn() takes the answer.
+    // Serves a request of this worker to itself. `request` holds the message, and was completed on
+    // the streams that made it. AnswerReader::completeOwn() takes the answer.
     std::function<void(std::uint64_t id, FuturePtr request, Clock::time_point deadline)> serve_own;
-    // Loop thread: nobody waits for that one any more.
+    // Cancels such a request: nobody waits for it any more. Loop thread.
     std::function<void(std::uint64_t id)> cancel_own;
     // For tests: how long a message is held back. May be empty.
     std::function<milliseconds(MessageType)> delay;
-    // For tests: why a message is not sent; nothing: it is. May be empty.
+    // For tests: the reason not to send a message; nothing: it is sent. May be empty.
     std::function<std::optional<std::string>(const Message&)> fault;
   };
 
@@ -46,14 +46,18 @@ class RequestClient {
         rrefs_(rrefs),
         hooks_(std::move(hooks)) {}
 
-  // Numbers calls from here on. Before the first.
+  // The number of the first call. Before any call is made.
   void startIdsAt(std::uint64_t id) { calls_.startAt(id); }
 
-  // `timeout` 0: never. A call of the user's ends by the deadline of the call that this thread
-  // serves, too; messages about RRefs and distributed autograd's contexts must arrive, and do not.
-  // Where max_calls_in_flight to `to` are, it waits for room up to the call's timeout. Without the
-  // GIL, and not on the loop thread, which makes room. `quick`: the future's callbacks, Weft's own,
-  // neither wait nor call out, and so run on the thread that reads the answer.
+  // Sends a request to `to`; the future gets its answer.
+  //
+  // `timeout` 0: never. A call that the user makes also ends by the deadline of the request that
+  // this thread serves. Messages about RRefs and distributed autograd's contexts do not inherit it,
+  // because they must arrive.
+  // If max_calls_in_flight calls to `to` are in flight, send() waits for room, at most for the
+  // call's timeout. So call it without the GIL, and not on the loop thread, which makes room.
+  // `quick`: the future's callbacks are Weft's own and neither wait nor call out, so the thread
+  // that reads the answer may run them.
   FuturePtr send(worker_id_t to, const MessagePtr& message, milliseconds timeout,
                  const DeviceMap& device_map, bool quick = false);
   // The future of a message that need not be sent.
@@ -61,9 +65,9 @@ class RequestClient {
   FuturePtr callControl(worker_id_t to, ControlType type, const std::string& text,
                         milliseconds timeout);
 
-  // Whether the call waits for an answer of that peer.
+  // Whether the call waits for an answer from that peer.
   bool waits(std::uint64_t id, worker_id_t peer) const { return calls_.waits(id, peer); }
-  // The request could not be delivered, or its answer not be taken.
+  // The request could not be delivered, or its answer could not be taken.
   void onSendFailed(worker_id_t to, std::uint64_t id, const std::string& reason);
   void onPeerLost(worker_id_t peer, const std::string& reason);
 
@@ -81,12 +85,18 @@ class RequestClient {
  private:
   // A future of this worker's devices.
   FuturePtr newFuture() const;
-  // Why the call fails at once: no time is left, no room comes in time where calls are limited, or
-  // a test says so. Ctrl-C ends the wait for room; then it gives back `carried` and throws.
+  // Why the call fails at once: its time is `over`, no room comes in time (max_calls_in_flight), or
+  // a test says so. Sets call.counted if the call took room. When Ctrl-C ends the wait for room, it
+  // undoes `carried` and throws.
   std::optional<std::string> reasonNotToSend(const Message& message, bool over, PendingCall& call,
                                              const RRefLifecycle::Carried& carried);
+  // Puts the call into the table, with a future and the thread's waiter; sets its `id`.
   FuturePtr start(PendingCall call, std::uint64_t& id);
-  // To the flight record and the profiler, if they listen. `range` ends with send().
+  // Fails a started call that is not sent.
+  void failUnsent(worker_id_t to, std::uint64_t id, const Innermost& asked, const std::string& why);
+  void awaitForTorch(worker_id_t to, JitFuture& future);
+  // Shows the call to the flight record and the profiler, if they listen. The caller ends `range`
+  // when the call is sent.
   void show(worker_id_t to, std::uint64_t id, const Innermost& asked, const Message& message,
             std::optional<CallRange>& range) const;
   void transmit(worker_id_t to, std::uint64_t id, const MessagePtr& message, milliseconds timeout,

@@ -1,4 +1,4 @@
-// What a failed rpc.remote() leaves behind: torch's RRef marks itself wrongly or not at all, and a
+// Cleans up after a failed rpc.remote(): torch marks its RRef wrongly or not at all, and a
 // to_here() that was called before the failure waits for a value that never comes.
 //
 // Threads: any. FailedCreations calls nothing with its lock held.
@@ -18,29 +18,30 @@
 
 namespace weft::rpc {
 
-// Whether a call of that type creates an RRef's value.
+// Whether a call of this type creates an RRef's value.
 bool createsRRef(MessageType type);
 
-// The error of a call of that type. If the creation of an RRef fails otherwise than by a timeout,
-// torch's callback throws (2.11, the error handlers of UserRRef): callbacks after it never run, so
-// rref._get_future().wait() and rpc.shutdown hang. So every failure of rpc.remote() is given as a
-// timeout; to_here() says the reason (weft/_torch/patches/rref.py).
+// The error of a call of this type. If the creation of an RRef fails with anything but a timeout,
+// torch's callback throws (2.11, the error handlers of UserRRef) and callbacks after it never run,
+// so rref._get_future().wait() and rpc.shutdown hang. Therefore every failure of rpc.remote() looks
+// like a timeout; to_here() says the reason (weft/_torch/patches/rref.py).
 //
 // `logged`: the log has the reason already.
 std::exception_ptr callError(MessageType type, const std::string& text, bool logged);
 
-// The reference that the call with that future was to create (torch_rrefs::markFailed), marked as
-// failed; nothing when torch does not note it. torch does so right after it has sent the call, so
-// this waits for as long as that thread has to wait for a core; not when the agent closes.
+// Marks the reference that the call with that future was to create as failed
+// (torch_rrefs::markFailed), and returns it; null: torch has not noted it. torch notes it right
+// after it has sent the call, so this waits for some seconds, in case that thread waits for a core;
+// it does not wait when the agent closes.
 torch_rrefs::RRefPtr markRRef(const JitFuture& creation, const std::optional<ForkIds>& created,
                               bool closing);
 
-// Marks the reference to this worker's own value that a call with that payload, not yet sent, was
-// to create. False: it is not found.
+// Marks the reference to this worker's own value that a call with that payload, which was not sent,
+// was to create. False: it is not found.
 bool markOwnRRef(std::span<const char> payload);
 
-// The values whose creation failed last, for fetches that are sent at that moment: torch saw an
-// unmarked RRef, and the failure did not see the fetch.
+// The values whose creation failed last. A fetch may be sent at the moment of the failure: torch
+// saw an RRef that was not marked, and the failure did not find the fetch in the table.
 class FailedCreations {
  public:
   void add(const RRefKey& value, std::string why);

@@ -1,5 +1,9 @@
-// IncomingMessage: one message on its way in. It is made from the header, which says what memory it
-// needs, filled by the transport, and finished on a worker thread.
+// IncomingMessage: one message while it is received. begin() makes it from the header, which says
+// what memory it needs; the transport fills that; finish() turns it into torch's Message.
+//
+// Threads: one at a time: the loop thread until the message is whole, then a worker.
+// Ownership: shared by the buffers that are being read; its memory is the Message's afterwards.
+// Failure: begin() returns an Error; finish() throws c10::Error.
 #pragma once
 
 #include <cstdint>
@@ -21,12 +25,13 @@ namespace weft::rpc {
 
 class IncomingMessage {
  public:
-  // Loop thread. Parses the header, checks every length against `sizes` before memory is
-  // taken, then allocates: payload and tensors are read in place. Each such buffer's owner is
-  // the message itself, so its memory lives as long as somebody may write to it, and none of it is
-  // touched before its bytes come. `buffers` has one entry per size; those that have bytes already
-  // become the tensors' memory. What is large takes its memory from `pool`, where there is one and
-  // it has room. kLimitExceeded: there is no memory; any other error: a malformed message.
+  // Loop thread. Parses the header, checks every length against `sizes` before memory is taken,
+  // and gives each buffer memory into which the transport reads. The message owns that memory and
+  // is each buffer's owner, so the memory lives as long as somebody may write to it.
+  // `buffers` gets one entry per size; entries that have bytes already become the tensors' memory.
+  // Large buffers come from `pool`, if there is one and it has room. Memory is not touched before
+  // its bytes come.
+  // kLimitExceeded: there is no memory; any other error: a malformed message.
   static transport::Result<std::shared_ptr<IncomingMessage>> begin(
       std::span<const std::byte> header, std::span<const std::uint64_t> sizes,
       std::vector<transport::OwnedBuffer>& buffers, transport::WarmPool* pool = nullptr);
@@ -34,10 +39,10 @@ class IncomingMessage {
   WireKind kind() const noexcept { return kind_; }
   std::uint16_t type() const noexcept { return type_; }
   std::uint64_t callId() const noexcept { return call_id_; }
-  // For a request: until when its sender waits for the answer, by this machine's clock, counted
-  // from the arrival of the header.
+  // When the sender of a request stops waiting for the answer: its timeout, counted from the
+  // arrival of the header.
   CallContext::Clock::time_point deadline() const noexcept { return deadline_; }
-  // The bytes that it takes here, with what its tensors cost beside their elements.
+  // The bytes that it takes here, including what its tensors cost beside their elements.
   std::size_t bytes() const noexcept { return bytes_; }
   std::size_t tensorCount() const noexcept { return slots_.size(); }
 
@@ -51,15 +56,15 @@ class IncomingMessage {
 
   // Whether tensors are in the sender's device memory.
   bool isLent() const noexcept { return !token_.empty(); }
-  // Call it for such a message when it is whole. The memory is given back when its tensors have
-  // been copied, or with the message.
+  // For such a message, when it is whole. The memory is given back when its tensors have been
+  // copied, or when the message is destroyed.
   void setLender(DeviceTransfer& devices, std::shared_ptr<BorrowedMemory> borrowed) {
     devices_ = &devices;
     borrowed_ = std::move(borrowed);
   }
 
-  // Its large tensors for CUDA devices, which are not whole yet; empty: there are too few bytes of
-  // them. copyEarly() gets a DeviceArrivals that was made of them, before their bytes come.
+  // Its tensors for CUDA devices whose bytes come over a socket; empty if these are too few bytes
+  // to be copied piece by piece. copyEarly() takes the DeviceArrivals that copies them.
   struct Arriving {
     at::Tensor host;
     c10::Device device;
@@ -67,14 +72,14 @@ class IncomingMessage {
   std::vector<Arriving> arriving() const;
   void copyEarly(std::shared_ptr<DeviceArrivals> early) { early_ = std::move(early); }
 
-  // Worker thread, once, after the buffers have been read: unpickles what was pickled,
-  // moves tensors to their devices (on the current streams). `copy_shared`: tensors in memory that
-  // the sender could still write to are copied, so that no operator sees elements change after it
-  // has checked them. Throws c10::Error.
+  // Worker thread, once, after the buffers have been read. Unpickles what was pickled, and moves
+  // tensors to their devices (on the current streams). `copy_shared`: copies tensors in memory that
+  // the sender could still write to, so that no operator sees elements change after it has checked
+  // them. Throws c10::Error.
   MessagePtr finish(bool copy_shared = false);
 
  private:
-  IncomingMessage() = default;
+  friend class MessageParser;
   struct Slot {
     TensorForm form = TensorForm::kUndefined;
     bool requires_grad = false;
@@ -82,16 +87,14 @@ class IncomingMessage {
     std::vector<std::int64_t> gaps;  // strides of a layout with gaps; empty for a dense one
     bool shared = false;             // the sender could still write to it
     bool arrives = false;            // dense, for a CUDA device, and its bytes come over a socket
-    // Dense: the tensor; pickled: a byte tensor that holds the pickle; kDevice: later.
+    // kDense: the tensor; kPickled: a byte tensor that holds the pickle; kDevice: set by
+    // copyLent().
     at::Tensor tensor;
   };
+  IncomingMessage() = default;
   void copyLent();
   void takeEarly();
-  // `memory`: where the tensor's bytes are, or will be; without data it gets memory of its own.
-  static Slot makeSlot(const TensorMeta& meta, const transport::OwnedBuffer& memory);
-  static transport::Result<std::shared_ptr<IncomingMessage>> parse(
-      std::span<const std::byte> header, std::span<const std::uint64_t> sizes,
-      std::vector<transport::OwnedBuffer>& buffers, transport::WarmPool* pool);
+  static at::Tensor finishTensor(Slot& slot, bool copy_shared);
 
   WireKind kind_ = WireKind::kRequest;
   std::uint16_t type_ = 0;
@@ -99,16 +102,15 @@ class IncomingMessage {
   CallContext::Clock::time_point deadline_ = CallContext::kNever;
   std::size_t bytes_ = 0;
   mutable std::vector<char> payload_;
-  // In memory of the sender or of its own; not yet copied into payload_.
+  // The payload before it is copied into payload_: in the sender's memory, or in its own.
   mutable transport::OwnedBuffer shared_payload_;
   std::vector<Slot> slots_;
-  // Of the slots of form kDevice, in their order.
-  std::vector<DeviceTensorSpec> lent_;
+  std::vector<DeviceTensorSpec> lent_;  // of the slots of form kDevice, in their order
   std::vector<std::byte> token_;
-  // Not null: 1 there says that the sender has copied all tensors from its devices.
+  // If not null: there is 1 once the sender has copied all tensors from its devices.
   const std::byte* staged_ = nullptr;
   std::byte whole_{0};
-  std::shared_ptr<DeviceArrivals> early_;  // of the slots that arrive; or null
+  std::shared_ptr<DeviceArrivals> early_;  // copies the slots that arrive; may be null
   DeviceTransfer* devices_ = nullptr;
   std::shared_ptr<BorrowedMemory> borrowed_;
 };

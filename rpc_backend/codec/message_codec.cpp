@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "rpc_backend/codec/outgoing_tensors.h"
+#include "rpc_backend/wire/wire_writer.h"
 
 namespace weft::rpc {
 
@@ -22,7 +23,7 @@ std::size_t itemSize(std::uint8_t dtype) {
 
 namespace {
 
-// Of a string, or a vector of characters.
+// A string, or a vector of characters, as a buffer that owns it.
 template <typename Text>
 OwnedBuffer ownedText(Text text) {
   auto owner = std::make_shared<Text>(std::move(text));
@@ -40,7 +41,7 @@ void describeDense(const at::Tensor& dense, TensorMeta& meta) {
   meta.bytes = dense.nbytes();
 }
 
-// A view with gaps keeps them at the receiver when that costs little memory.
+// A view with gaps keeps them at the receiver if that costs little memory.
 void describeGaps(const at::Tensor& tensor, TensorMeta& meta, GapBudget& gaps) {
   const auto sizes = std::span(tensor.sizes().data(), tensor.sizes().size());
   const auto strides = std::span(tensor.strides().data(), tensor.strides().size());
@@ -92,7 +93,7 @@ at::Tensor copyTensor(const at::Tensor& tensor, GapBudget& gaps) {
   return tensor.clone();
 }
 
-// What is too long to be counted is sent as no limit.
+// A timeout that is too long for the field is sent as no limit.
 std::uint32_t onTheWire(milliseconds timeout) {
   constexpr auto kLongest = std::numeric_limits<std::uint32_t>::max();
   return timeout.count() > kLongest ? 0 : static_cast<std::uint32_t>(timeout.count());

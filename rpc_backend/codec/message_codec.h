@@ -1,10 +1,12 @@
-// From torch's rpc::Message to a transport message; IncomingMessage is the way back.
+// Encodes torch's rpc::Message as a transport message; IncomingMessage decodes it.
 //
 // A message is a header (wire.h) and buffers. A dense CPU tensor is sent from its own memory,
-// without a copy; a view is sent as what it shows, not as the storage behind it. Sparse and
-// quantised tensors and subclasses without plain storage go through torch's own pickler. What
-// becomes of tensors on devices: outgoing_tensors.h.
-// requires_grad travels, because distributed autograd needs it. Any thread.
+// without a copy. Of a view only its elements are sent, not the storage behind it. Sparse and
+// quantised tensors, and subclasses without plain storage, go through torch's own pickler. For
+// tensors on devices see outgoing_tensors.h. requires_grad is sent, because distributed autograd
+// needs it.
+//
+// Threads: any.
 #pragma once
 
 #include <cstdint>
@@ -21,15 +23,15 @@ std::size_t itemSize(std::uint8_t dtype);
 
 class DeviceTransfer;
 
-// Who may lend device memory to the receiver; none by default.
+// What lends device memory to the receiver `to`; by default none is lent.
 struct DeviceLender {
   DeviceTransfer* devices = nullptr;
   worker_id_t to = -1;
 };
 
 // `device_map` maps devices here to the receiver's. Throws c10::Error, which names `peer`, for a
-// tensor that cannot be sent, such as one on another accelerator. A large payload is taken out of
-// `message` when nobody else holds it, else copied. `timeout`: of a request, 0: none.
+// tensor that cannot be sent, such as one on an accelerator without a map. A large payload is taken
+// out of `message` if nobody else holds that, else copied. `timeout`: of a request; 0: none.
 transport::Message encode(WireKind kind, std::uint64_t call_id, const MessagePtr& message,
                           const DeviceMap& device_map, const std::string& peer,
                           milliseconds timeout = milliseconds(0), const DeviceLender& lender = {});
@@ -38,9 +40,9 @@ transport::Message encode(WireKind kind, std::uint64_t call_id, const MessagePtr
 transport::Message encodeControl(WireKind kind, std::uint16_t type, std::uint64_t call_id,
                                  const std::string& text);
 
-// A message as the same process would receive it from itself: tensors do not share
-// memory with the original, so that autograd sees two different leaves. They go where `device_map`
-// says, if it says anything; `self` names this worker in errors.
+// The message as this process would receive it from itself. Tensors do not share memory with the
+// original, so that autograd sees different leaves. They go to the devices that `device_map` says,
+// if it is not empty; `self` names this worker in errors.
 MessagePtr copyForSelf(const Message& message, const DeviceMap& device_map = {},
                        const std::string& self = {});
 

@@ -11,7 +11,51 @@
 namespace weft::rpc {
 
 namespace {
+
+using Metrics = std::unordered_map<std::string, std::string>;
+
 constexpr milliseconds kCloseLinger{2000};
+
+void put(Metrics& out, const std::string& key, std::uint64_t value) {
+  out["agent." + key] = std::to_string(value);
+}
+
+void addPeer(const transport::PeerStats& peer, Metrics& out) {
+  const std::string key = "peer." + peer.name + ".";
+  put(out, key + "bytes_sent", peer.bytes_sent);
+  put(out, key + "bytes_received", peer.bytes_received);
+  put(out, key + "messages_sent", peer.messages_sent);
+  put(out, key + "messages_received", peer.messages_received);
+  put(out, key + "queued_bytes", peer.queued_bytes);
+  put(out, key + "arena_bytes_sent", peer.arena_bytes_sent);
+  put(out, key + "bulk_bytes_sent", peer.bulk_bytes_sent);
+  put(out, key + "arena_fallbacks", peer.arena_fallbacks);
+  put(out, key + "reconnects", peer.reconnects);
+  out["agent." + key + "transport"] = peer.transport;
+}
+
+void addRefused(const transport::EndpointStats& stats, Metrics& out) {
+  const std::array<std::pair<const char*, std::uint64_t>, 11> refused{{
+      {"key", stats.refused_key},
+      {"group", stats.refused_group},
+      {"identity", stats.refused_identity},
+      {"version", stats.refused_version},
+      {"encryption", stats.refused_encryption},
+      {"certificate", stats.refused_certificate},
+      {"replay", stats.refused_replay},
+      {"timeout", stats.refused_timeout},
+      {"overload", stats.refused_overload},
+      {"user", stats.refused_user},
+      {"malformed", stats.refused_malformed},
+  }};
+  std::uint64_t all = 0;
+  for (const auto& [cause, count] : refused) {
+    put(out, std::string("connections_refused_by_") + cause, count);
+    all += count;
+  }
+  put(out, "connections_refused", all);
+}
+
 }  // namespace
 
 void MessageSender::open(transport::EndpointOptions options, transport::EndpointHandler& handler) {
@@ -55,56 +99,25 @@ transport::Error MessageSender::sendControl(worker_id_t to, WireKind kind, Contr
                          wait);
 }
 
-void MessageSender::addMetrics(std::unordered_map<std::string, std::string>& out) const {
+void MessageSender::addMetrics(Metrics& out) const {
   if (endpoint_ == nullptr) return;
   const transport::EndpointStats stats = endpoint_->stats();
-  const auto put = [&](const std::string& key, std::uint64_t value) {
-    out[key] = std::to_string(value);
-  };
   std::uint64_t sent = 0;
   std::uint64_t received = 0;
   for (const transport::PeerStats& peer : stats.peers) {
-    const std::string key = "agent.peer." + peer.name + ".";
-    put(key + "bytes_sent", peer.bytes_sent);
-    put(key + "bytes_received", peer.bytes_received);
-    put(key + "messages_sent", peer.messages_sent);
-    put(key + "messages_received", peer.messages_received);
-    put(key + "queued_bytes", peer.queued_bytes);
-    put(key + "arena_bytes_sent", peer.arena_bytes_sent);
-    put(key + "bulk_bytes_sent", peer.bulk_bytes_sent);
-    put(key + "arena_fallbacks", peer.arena_fallbacks);
-    put(key + "reconnects", peer.reconnects);
-    out[key + "transport"] = peer.transport;
+    addPeer(peer, out);
     sent += peer.bytes_sent;
     received += peer.bytes_received;
   }
+  put(out, "bytes_sent", sent);
+  put(out, "bytes_received", received);
   const auto exported = transport::ExportedBlock::stats();
-  put("agent.zero_copy_bytes_sent", exported.bytes_sent);
-  put("agent.exported_bytes_held", exported.bytes_held);
-  put("agent.device_bytes_lent", devices_.bytesLent());
-  put("agent.device_bytes_staged", devices_.bytesStaged());
-  put("agent.device_messages_held", devices_.messagesLent());
-  put("agent.bytes_sent", sent);
-  put("agent.bytes_received", received);
-  const std::array<std::pair<const char*, std::uint64_t>, 11> refused{{
-      {"key", stats.refused_key},
-      {"group", stats.refused_group},
-      {"identity", stats.refused_identity},
-      {"version", stats.refused_version},
-      {"encryption", stats.refused_encryption},
-      {"certificate", stats.refused_certificate},
-      {"replay", stats.refused_replay},
-      {"timeout", stats.refused_timeout},
-      {"overload", stats.refused_overload},
-      {"user", stats.refused_user},
-      {"malformed", stats.refused_malformed},
-  }};
-  std::uint64_t all = 0;
-  for (const auto& [cause, count] : refused) {
-    put(std::string("agent.connections_refused_by_") + cause, count);
-    all += count;
-  }
-  put("agent.connections_refused", all);
+  put(out, "zero_copy_bytes_sent", exported.bytes_sent);
+  put(out, "exported_bytes_held", exported.bytes_held);
+  put(out, "device_bytes_lent", devices_.bytesLent());
+  put(out, "device_bytes_staged", devices_.bytesStaged());
+  put(out, "device_messages_held", devices_.messagesLent());
+  addRefused(stats, out);
 }
 
 void MessageSender::completeAfter(milliseconds delay, std::function<void()> task) {

@@ -1,9 +1,9 @@
 // MessageSender: encodes an agent's messages and sends them through its endpoint, which it owns.
 //
-// Threads: any; open() comes first. Memory that is sent may belong to a Python object, whose
-// release takes the GIL and may run a destructor that waits for the loop thread. So the loop thread
-// never releases it: a dropper does.
-// Failure: an error means that nothing was or will be sent; encode() may throw c10::Error.
+// Threads: any, after open(). Memory that is sent may belong to a Python object, whose release
+// takes the GIL and may run a destructor that waits for the loop thread. So a dropper releases it,
+// never the loop thread. Failure: an error means that nothing was or will be sent; encode() may
+// throw c10::Error.
 #pragma once
 
 #include <chrono>
@@ -28,15 +28,15 @@ class MessageSender {
 
   // Listens. Throws c10::Error. `handler` must outlive close().
   void open(transport::EndpointOptions options, transport::EndpointHandler& handler);
-  // Instead of open(), for tests: an endpoint whose handler is there already.
+  // Instead of open(), for tests: takes an endpoint that has its handler.
   void use(std::shared_ptr<transport::Endpoint> endpoint) { endpoint_ = std::move(endpoint); }
   // Null before open().
   const std::shared_ptr<transport::Endpoint>& endpoint() const noexcept { return endpoint_; }
   DeviceTransfer& devices() noexcept { return devices_; }
-  // "unix" or "tcp": the link to that worker; "": there is none yet.
+  // The link to that worker: "unix" or "tcp"; "": there is none.
   std::string transportTo(worker_id_t peer) const;
-  // Lets device memory be read to the end and writes what is queued, each for a moment, and ends
-  // the loop thread. Idempotent.
+  // Waits a moment until device memory has been read, and another until what is queued is written;
+  // then ends the loop thread. Idempotent.
   void close();
 
   transport::Error send(worker_id_t to, WireKind kind, std::uint64_t call_id,
@@ -51,8 +51,8 @@ class MessageSender {
 
   // Runs `task` on a completer after `delay`.
   void completeAfter(milliseconds delay, std::function<void()> task);
-  // Has a dropper release `owned`: the loop thread must not be the last owner of anything of the
-  // user's. If there is no memory for that, the calling thread releases it. Throws nothing:
+  // Has a dropper release `owned`, because the loop thread must not be the last owner of anything
+  // of the user's. Without memory for that, the calling thread releases it. Throws nothing, because
   // deleters call it.
   template <typename Owned>
   void dropElsewhere(Owned owned) {

@@ -43,7 +43,7 @@ void check(const at::Tensor& tensor, const std::string& peer) {
               "', but a size is negative. Look at the operator that made it.");
 }
 
-// Also of a storage that throws where its data is asked for.
+// The data of a storage, even of one whose data() throws.
 const void* dataOf(const c10::Storage& storage) {
   return storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get();
 }
@@ -81,7 +81,7 @@ OutgoingTensor describe(const at::Tensor& tensor, const Recipient& to) {
   return out;
 }
 
-// Those of form kDevice. Where their memory cannot be lent after all, they become dense ones.
+// Lends the memory of the tensors of form kDevice. If that fails, they become dense ones.
 void lend(OutgoingTensors& out, const Recipient& to) {
   std::vector<at::Tensor> lent;
   for (const OutgoingTensor& tensor : out.tensors)
@@ -90,7 +90,7 @@ void lend(OutgoingTensors& out, const Recipient& to) {
   try {
     out.token = to.devices->lend(to.message, lent);
   } catch (const c10::Error& error) {
-    // Memory that is not of torch's allocator, say.
+    // For example, the memory is not from torch's allocator.
     logInfo("tensors for worker '" + to.name +
             "' go through host memory: " + error.what_without_backtrace());
     for (OutgoingTensor& tensor : out.tensors)

@@ -31,7 +31,7 @@ struct OutgoingTensors {
   std::shared_ptr<HostStaging> staging;  // not null: some bytes are not there; see awaitFirst()
 };
 
-// Who gets the message.
+// The receiver of the message.
 struct Recipient {
   const std::string& name;
   const DeviceMap& map;  // from devices here to the recipient's

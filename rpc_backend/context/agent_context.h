@@ -25,9 +25,9 @@ struct AgentContext {
   bool hasEnded() const;
   // Keeps all parts of the agent alive.
   std::shared_ptr<void> keepAlive() const { return parts.lock(); }
-  // Starts a thread of each pool: one of them may be all there ever is. Throws c10::Error.
+  // Starts one thread of each pool now, because none may be startable later. Throws c10::Error.
   void prepareThreads();
-  // Ends the threads. What waits to be completed or released is run first.
+  // Completes and releases what waits for that, then ends the threads.
   void stopThreads();
 
   const OwnProcess process;
@@ -37,10 +37,10 @@ struct AgentContext {
   // These two are set once, before any other thread is there.
   std::weak_ptr<void> parts;
   std::weak_ptr<const std::atomic<bool>> running;  // torch's, which goes with the agent
-  // From the agent's start() on. Who reads it as true sees what create() has set.
+  // Set by the agent's start(). A thread that reads true sees what create() has set.
   std::atomic<bool> serves{false};
   std::atomic<bool> closing{false};
-  std::atomic<bool> hurried{false};  // the end waits for no user code: a person pressed Ctrl-C
+  std::atomic<bool> hurried{false};  // after Ctrl-C: shutdown does not wait for user code
   AgentMetrics metrics;
   WorkerPool workers;     // run requests; held until the agent starts
   WorkerPool completers;  // complete futures, whose callbacks are user code

@@ -31,7 +31,7 @@ constexpr std::chrono::milliseconds kLeaveAfter{2000};
 struct WorkerPool::State : std::enable_shared_from_this<State> {
   // Each thread sleeps on a condition variable of its own, so that the pool chooses whom to wake.
   using Sleeper = std::shared_ptr<std::condition_variable>;
-  // Whom to wake, once the lock is free.
+  // Which thread to wake once the lock is free.
   struct Wake {
     Sleeper sleeper;
     bool searcher = false;
@@ -52,20 +52,20 @@ struct WorkerPool::State : std::enable_shared_from_this<State> {
   std::vector<Sleeper> sleeping;  // a stack: the most recently idle first
   bool searching = false;         // a worker looks for work
   IdleWork idle_work;             // may be empty
-  // Maybe, in idle_work, and nobody has woken it. The searcher sets it again when it has been woken
-  // for a task that another has taken.
+  // The searcher may be asleep in idle_work, and was not woken yet. It sets this again if it was
+  // woken for a task that another thread has taken.
   std::atomic<bool> searcher_sleeps{false};
   std::thread::id searcher;
   std::size_t called = 0;   // workers woken that do not run yet
   std::size_t running = 0;  // workers inside a task
   std::size_t workers = 0;
-  std::uint64_t begun = 0;  // tasks, ever
+  std::uint64_t begun = 0;  // tasks so far
   bool watched = false;     // there is a watcher
-  bool watching = false;    // it looks already, at most once in a millisecond
+  bool watching = false;    // the watcher looks, or was asked to; once a millisecond
   bool held = false;
   std::atomic<bool> stopped{false};  // written with the lock
 
-  // No task may begin.
+  // Whether no task may begin.
   bool nothingToDo() const { return queue.empty() || (held && !stopped); }
 
   void take(std::function<void()>& task) {
@@ -76,7 +76,8 @@ struct WorkerPool::State : std::enable_shared_from_this<State> {
     ++running;
   }
 
-  // False: nothing has come for so long that this thread, one more than the ready ones, leaves.
+  // Sleeps until it is woken. False: nothing has come for kLeaveAfter, and this thread, which is
+  // one more than the ready ones, should leave.
   bool sleep(std::unique_lock<std::mutex>& lock, const Sleeper& sleeper) {
     sleeping.push_back(sleeper);
     const auto still = [&] { return std::find(sleeping.begin(), sleeping.end(), sleeper); };
@@ -98,7 +99,8 @@ struct WorkerPool::State : std::enable_shared_from_this<State> {
     const auto found = [&] {
       if (waiting != 0 || stopped) return true;
       if (!drives || searcher_sleeps) return false;
-      // In this order: who brings a task first writes `waiting`, and then looks whom to wake.
+      // In this order, because a thread that brings a task writes `waiting` before it looks whom to
+      // wake.
       searcher_sleeps = true;
       return waiting != 0 || stopped;
     };

@@ -1,21 +1,21 @@
-// Threads that run requests and complete futures.
+// WorkerPool: threads that run requests and complete futures.
 //
 // Tasks begin in the order in which they are given. A task may block, because user code does. So
-// the pool has two sizes: `ready` threads share the work, and when all of them are stuck (no task
-// has begun for a millisecond while some wait) the pool starts another, up to `limit`. Short tasks
-// do not spread over many threads, which would cost a wake-up each, and a nested wait never blocks
-// the pool for good. Creating a pool starts no thread. A thread beyond the ready ones that has had
-// nothing to do for two seconds leaves.
+// the pool has two sizes: `ready` threads share the work, and if all of them are stuck (no task has
+// begun for a millisecond while some wait) the pool starts another, up to `limit`. So short tasks
+// do not spread over many threads, which would cost a wake-up each, and nested waits never block
+// the pool for good. Creating a pool starts no thread. A thread beyond the ready ones ends if it
+// has had nothing to do for two seconds.
 //
-// A thread that cannot be started (the system's limit is reached) costs speed, not tasks: those
-// that are there do the work, a warning says so once, and later tasks try again. After prepare()
-// there is one for as long as the pool lives.
+// If a thread cannot be started (the system's limit is reached), the other threads do the work, a
+// warning says so once, and later tasks try again. After prepare() the pool always has one thread.
 //
-// A forked child has none of the threads. One that returns from the task that forked it ends.
+// A forked child has none of the threads. A thread that forked inside a task ends in the child when
+// the task returns.
 //
-// A thread that runs out of work looks for more before it sleeps, one thread at a time: it spins
-// for some microseconds (transport/base/spin.h), or it drives what brings tasks (IdleWork), so that
-// it takes the next one without a wake-up. The most recently idle thread is woken first: its caches
+// Before a thread without work sleeps, it looks for more, one thread at a time: it spins for some
+// microseconds (transport/base/spin.h), or it drives what brings tasks (IdleWork), so that it takes
+// the next task without a wake-up. The most recently idle thread is woken first, because its caches
 // are warm.
 #pragma once
 
@@ -30,7 +30,7 @@
 
 namespace weft::rpc {
 
-// What each thread that runs tasks does first, after each task, and last, with no lock held. Each
+// What each thread that runs tasks calls first, after each task, and last, with no lock held. Each
 // may be empty.
 struct ThreadHooks {
   std::function<void()> begin;
@@ -38,11 +38,11 @@ struct ThreadHooks {
   std::function<void()> end;
 };
 
-// What a thread does instead of sleeping: it gets tasks by itself.
+// What a thread does instead of sleeping, to get tasks by itself.
 struct IdleWork {
-  // Works until `done()`, with no lock held. False: it cannot, now or any more.
+  // Works until `done()`, with no lock held. False: it cannot, at present or any more.
   std::function<bool(const std::function<bool()>& done, transport::AdaptiveSpin& spin)> until;
-  // Any thread, with the pool's lock or without: `done()` is to be asked again.
+  // Makes it ask `done()` again. Any thread, with the pool's lock or without.
   std::function<void()> wake;
 };
 
@@ -56,11 +56,11 @@ class WorkerPool {
   // Before release(). What it refers to lives until stop() has returned.
   void setIdleWork(IdleWork work);
   void release();
-  // Starts the first thread now. Fails where none can be started: tasks might wait for ever.
+  // Starts the first thread now. An error: none can be started, so tasks might wait for ever.
   transport::Error prepare();
 
-  // Any thread. False when the pool has been stopped: then `task` is left as it was. Throws nothing
-  // but std::bad_alloc, with `task` as it was.
+  // Any thread. False: the pool has been stopped, and `task` is unchanged. Throws only
+  // std::bad_alloc, with `task` unchanged.
   bool run(std::function<void()>&& task);
 
   enum class Waiting { kDrop, kRun };  // what becomes of tasks that have not begun

@@ -1,12 +1,13 @@
 // CallContext: what is known of the call that a thread runs: until when its caller waits, and
-// whether it has given up. Calls that the thread makes meanwhile inherit the deadline
+// whether the caller has given up. Calls that the thread makes meanwhile inherit the deadline
 // (RequestClient).
 //
-// The thread that serves a request has the request's context; one that completes a call has the
+// A thread that serves a request has the request's context. A thread that completes a call has the
 // deadline of the request in which the call was made, so that callbacks inherit it, too.
 //
-// Threads: any. Without torch. A context outlives its scopes. What goes on once a call has left its
-// thread keeps the call's context by shared_from_this(): those of calls from peers are shared.
+// Threads: any. Knows nothing of torch. Ownership: a context outlives its scopes; work that
+// continues after its call has left the thread keeps the context by shared_from_this(), because
+// contexts of calls from peers are shared.
 #pragma once
 
 #include <atomic>
@@ -25,23 +26,24 @@ class WEFT_API CallContext : public std::enable_shared_from_this<CallContext> {
   static constexpr Clock::time_point kNever = Clock::time_point::max();
 
   explicit CallContext(Clock::time_point deadline = kNever) noexcept : deadline_(deadline) {}
-  // Of work for several calls at once: it may take as long as the latest of them, and is cancelled
-  // when all of them are. Null is a call without an end.
+  // The context of work for several calls at once. It may take until the latest deadline, and is
+  // cancelled when all calls are. A null call has no deadline.
   explicit CallContext(std::vector<std::shared_ptr<const CallContext>> calls);
   CallContext(const CallContext&) = delete;
   CallContext& operator=(const CallContext&) = delete;
 
   Clock::time_point deadline() const noexcept { return deadline_; }
   bool hasDeadline() const noexcept { return deadline_ != kNever; }
-  // The caller gives the call up.
+  // The caller has given up the call.
   void cancel() noexcept { given_up_.store(true, std::memory_order_relaxed); }
-  // Nobody waits for the answer any more: it was given up, or its deadline has passed.
+  // Whether nobody waits for the answer any more, because it was given up or its deadline has
+  // passed.
   bool isCancelled() const noexcept {
     return given_up_.load(std::memory_order_relaxed) ||
            (hasDeadline() && deadline_ <= Clock::now()) || (!calls_.empty() && allCancelled());
   }
 
-  // This thread's; null outside of calls.
+  // The context of this thread; null outside of calls.
   static const CallContext* current() noexcept;
   // When a call with this timeout ends if it begins now; 0: never.
   static Clock::time_point after(std::chrono::milliseconds timeout) noexcept {
@@ -68,10 +70,8 @@ class WEFT_API CallScope {
   const CallContext* const outer_;
 };
 
-// What a function that runs for a peer may ask about the call that this thread runs.
-//
-// How long its caller still waits, in seconds, 0 when the time is up; nothing outside of calls and
-// in one without a timeout.
+// For a function that runs for a peer: how long the caller of the call that this thread runs still
+// waits, in seconds, 0 when the time is up. Nothing: there is no call, or it has no timeout.
 WEFT_API std::optional<double> secondsLeft() noexcept;
 // Whether nobody waits for its answer any more. False outside of calls.
 WEFT_API bool isCancelled() noexcept;
@@ -79,12 +79,12 @@ WEFT_API bool isCancelled() noexcept;
 // How long a call may take.
 struct CallTime {
   std::chrono::milliseconds timeout{0};  // 0: without end
-  bool inherited = false;                // from the call that the thread runs
-  bool over = false;                     // that one's time has passed: it need not be made
+  bool inherited = false;                // it is the rest of that of the call that the thread runs
+  bool over = false;                     // no time is left: the call need not be made
 };
 
-// For a call with a timeout of its own (0: none) that this thread makes at `now`: the earlier of
-// that and the deadline of the call that it runs.
+// The time for a call that this thread makes at `now` with a timeout of its `own` (0: none): until
+// the earlier of that and the deadline of the call that the thread runs.
 WEFT_API CallTime timeOfCall(std::chrono::milliseconds own,
                              CallContext::Clock::time_point now) noexcept;
 

@@ -10,7 +10,7 @@ bool mayHaveWaiter(MessageType type) {
   return type == MessageType::SCRIPT_CALL || type == MessageType::PYTHON_CALL;
 }
 
-bool isUsers(MessageType type) {
+bool isUserCall(MessageType type) {
   switch (type) {
     case MessageType::SCRIPT_CALL:
     case MessageType::PYTHON_CALL:

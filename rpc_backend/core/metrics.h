@@ -83,7 +83,7 @@ struct AgentMetrics {
     round_trips[static_cast<std::size_t>(kind)].add(duration);
   }
 
-  // Those of calls as text, under TensorPipe's key names where it has one.
+  // Adds the metrics of calls as text, under TensorPipe's key names if it has one.
   void addTo(std::unordered_map<std::string, std::string>& out) const;
 };
 

@@ -20,7 +20,8 @@ namespace {
 using c10::cuda::CUDAStream;
 using c10::cuda::getCurrentCUDAStream;
 
-// Of one peer, segments and events each. A peer with more has its oldest users open them anew.
+// How many segments, and how many events, of one peer stay open. Of a peer with more, the oldest
+// are opened again when they are used.
 constexpr std::size_t kMostOpen = 1024;
 
 std::vector<std::string> busIds() {

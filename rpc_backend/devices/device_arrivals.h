@@ -73,7 +73,7 @@ class DeviceArrivals final : public transport::Arrivals,
   bool asked_ = false;    // a worker will copy
   bool copying_ = false;  // a thread does
 
-  // Of the thread that copies.
+  // Used by the thread that copies.
   std::map<c10::DeviceIndex, c10::Stream> streams_;
   std::exception_ptr problem_;
 };

@@ -54,7 +54,7 @@ class DeviceLoans {
   void borrow();
   void giveBack(const MessageKey& message);
 
-  // Until nothing is lent or borrowed any more, but not longer than `limit`.
+  // Waits until nothing is lent or borrowed any more, at most `limit`.
   void settle(milliseconds limit) const;
   // Ends all loans, for good.
   std::vector<Loan> close();

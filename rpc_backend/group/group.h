@@ -1,9 +1,9 @@
-// Group: who the other workers are, where they listen, which devices they map, and which of them
-// are lost and why.
+// Group: knows the other workers: their names, addresses and device maps, and which of them are
+// lost, and why.
 //
 // Threads: any. join(), announce(), leave() and barrier() wait for the Store or for peers, so they
 // never run on the loop thread.
-// Failure: what concerns the Store or a peer that does not fit throws c10::Error.
+// Failure: throws c10::Error if the Store fails or a peer does not fit.
 #pragma once
 
 #include <atomic>
@@ -34,8 +34,8 @@ class Group {
   Group(AgentContext& context, MessageSender& sender, ControlCall call,
         c10::intrusive_ptr<c10d::Store> store, std::optional<int> world_size, int device_count);
 
-  // In this order, once: the key, then (with an open endpoint) the meeting. A static group waits
-  // for all its workers, a dynamic one takes who is there.
+  // Call these two once, in this order: secret() gets the key, join() (with an open endpoint) meets
+  // the others. A static group waits for all its workers, a dynamic one takes those that are there.
   GroupSecret secret();
   void join(const GroupSecret& secret);
   // Announces this worker to the others if they cannot know of it yet: in a dynamic group, and
@@ -43,9 +43,9 @@ class Group {
   void announce();
   // Dynamic groups: leaves, and waits until the others know.
   void leave();
-  // WeftAgent::barrier().
+  // As WeftAgent::barrier().
   std::vector<std::int32_t> barrier(milliseconds timeout, bool last);
-  // Makes sure that the loss of that peer would be noticed. Returns at once.
+  // Sends a message to the peer, so that its loss is noticed. Returns at once.
   void ping(worker_id_t peer);
 
   bool isStatic() const noexcept { return world_size_.has_value(); }
@@ -54,32 +54,32 @@ class Group {
   milliseconds timeout() const noexcept { return membership_.timeout(); }
   Directory& directory() noexcept { return directory_; }
   const Directory& directory() const noexcept { return directory_; }
-  // "worker 'a' (rank 0)", also of one that has left.
+  // "worker 'a' (rank 0)"; also for a worker that has left.
   std::string describe(worker_id_t id) const;
   // False when the request policy of some worker refuses Python calls of torch's own.
   bool everyoneServesPython() const;
 
-  // Accelerators in use here. They do not change after join(). The loop thread asks when
-  // an answer to a call made here comes, or once the agent serves: later.
+  // The accelerators in use here. They do not change after join(). The loop thread asks only later:
+  // for the answer to a call made here, or once the agent serves.
   const std::vector<c10::Device>& devices() const noexcept { return devices_; }
-  // From devices here to those of `peer`: for a request, and for an answer.
+  // The maps from devices here to those of `peer`, for a request and for an answer.
   DeviceMap requestMap(const std::string& peer) const;
   DeviceMap answerMap(const std::string& peer) const;
 
-  // Loop thread. Returns the problem to answer a control message with; empty when all is well.
+  // Loop thread. Serves a control message. Returns the problem to answer it with; empty: none.
   std::string serveControl(worker_id_t from, ControlType type, const std::string& text);
 
   const PeerLosses& losses() const noexcept { return losses_; }
-  // Why that worker is lost; nothing while it is not.
+  // Why that worker is lost; nothing: it is not.
   std::optional<std::string> lossOf(worker_id_t id) const { return losses_.reason(id); }
   void noteLoss(worker_id_t peer, const transport::Error& why) { losses_.add(peer, why); }
-  // Loop thread: the lost worker is met again, in the life that was lost. Returns how long it was
-  // lost.
+  // Loop thread: the lost worker is back in the same life. Returns how long it was lost.
   Clock::duration noteReturn(worker_id_t peer);
   // Loop thread: the lost worker lives, and has another process in this worker's place.
   void noteDisplaced(worker_id_t peer, const transport::Error& why);
-  // Loop thread, when the peer is lost. Dynamic groups: nothing is kept of one that has left, or
-  // has never said that it joins. So who comes under ever new ranks takes no memory that stays.
+  // Loop thread, when the peer is lost. Dynamic groups: forgets a worker that has left, or has
+  // never said that it joins, so that a peer which comes under ever new ranks uses no memory for
+  // good.
   void forgetUnlessMember(worker_id_t peer);
   // Dynamic groups: takes a lost member off the list, so that its successor can join, or puts one
   // that is back on it again. Returns at once; a completer does it.

@@ -1,4 +1,4 @@
-// PeerLosses: the last loss of each worker, also after it came back: why, and for how long.
+// PeerLosses: why, and for how long, each worker was lost last; also after it came back.
 //
 // Threads: any. Its lock is a leaf.
 #pragma once
@@ -19,24 +19,24 @@ class PeerLosses {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // The worker is lost. Of one loss the first reason stays.
+  // The worker is lost. The first reason of a loss stays.
   void add(worker_id_t peer, const transport::Error& why);
-  // The lost worker lives, and takes no connection of this worker.
+  // The lost worker lives, but refuses connections from this worker.
   void setRefusesUs(worker_id_t peer, const transport::Error& why);
   // The worker is here again, perhaps in another life.
   void setBack(worker_id_t peer);
   // It is back in the life that was lost. Returns how long it was lost.
   Clock::duration endOutage(worker_id_t peer);
 
-  // Why the worker is lost; nothing while it is not.
+  // Why the worker is lost; nothing: it is not.
   std::optional<std::string> reason(worker_id_t peer) const;
-  // Whether it is lost only to this worker, which it refuses.
+  // Whether it is lost because it refuses this worker.
   bool refusesUs(worker_id_t peer) const;
   // Why it was lost last, also after it came back.
   std::optional<std::string> lastReason(worker_id_t peer) const;
   // Everybody's last reason, also of those that came back.
   std::map<worker_id_t, std::string> all() const;
-  // How long its last loss lasted, after which it came back in the same life.
+  // How long it was lost last; nothing: it is lost, or came back in another life.
   std::optional<Clock::duration> lastOutage(worker_id_t peer) const;
 
  private:

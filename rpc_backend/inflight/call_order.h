@@ -1,8 +1,8 @@
-// CallOrder: what one caller's finished calls have left to do on devices.
+// CallOrder: orders one caller's calls on devices.
 //
-// Calls run on streams of their own, and a call is answered while its kernels run. A function that
-// changes a tensor in place, and returns none, gives its caller nothing to wait for: so the
-// caller's next call waits, on its streams.
+// Each call runs on streams of its own, and is answered while its kernels still run. If a function
+// changes a tensor in place and returns none, its caller has nothing to wait for. So the streams of
+// the caller's next call wait for those of its answered calls.
 //
 // Threads: any. Failure: c10::Error of the device.
 #pragma once
@@ -17,11 +17,11 @@ namespace weft::rpc {
 
 class CallOrder {
  public:
-  // A call, which ran on these streams, is about to be answered.
+  // A call that ran on these streams is about to be answered.
   void add(const std::vector<c10::Stream>& streams);
   // Makes the current streams wait for the calls that were added.
   void follow();
-  // The caller is gone; nobody follows its calls.
+  // The caller is gone, so no call will follow.
   void clear();
 
  private:

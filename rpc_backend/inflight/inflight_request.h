@@ -1,8 +1,8 @@
-// InflightRequest: a request that waits or runs here. It counts its bytes among those of its
-// caller, however it ends.
+// InflightRequest: a request that waits or runs here. As long as it lives, its bytes count among
+// those that are held for its caller.
 //
 // Threads: any. The loop thread makes it; a worker takes its message to run it, or the loop thread
-// to drop it. `held` and the caller's order outlive it.
+// takes it to drop it. Ownership: `held` and the caller's order outlive it.
 #pragma once
 
 #include <atomic>
@@ -18,26 +18,26 @@
 
 namespace weft::rpc {
 
-// What a request takes beside its bytes, roughly, while it waits for a thread: many small ones take
-// more memory than they have bytes.
+// Roughly what a request takes beside its bytes while it waits for a thread: many small requests
+// take more memory than they have bytes.
 inline constexpr std::uint64_t kRequestCost = 1024;
 
-// Who made a request, and how it is known there.
-struct Asker {
+// Who made a request, and what the server knows about it.
+struct Caller {
   worker_id_t from;
   std::uint64_t id;
   RRefLifecycle::Seen seen;  // which life of that worker asks
   CallOrder& order;
   std::int64_t arrived;                       // CallRecorder::now()
-  CallRecorder::Entry record = std::nullopt;  // once it runs
+  CallRecorder::Entry record = std::nullopt;  // set when it runs
 };
 
 class InflightRequest : public CallContext {
  public:
-  InflightRequest(const Asker& asker, std::atomic<std::uint64_t>& held,
+  InflightRequest(const Caller& caller, std::atomic<std::uint64_t>& held,
                   std::shared_ptr<IncomingMessage> message)
       : CallContext(message->deadline()),
-        asker_(asker),
+        caller_(caller),
         type_(static_cast<MessageType>(message->type())),
         message_(std::move(message)),
         held_(held),
@@ -48,19 +48,20 @@ class InflightRequest : public CallContext {
   InflightRequest(const InflightRequest&) = delete;
   InflightRequest& operator=(const InflightRequest&) = delete;
 
-  const Asker& asker() const noexcept { return asker_; }
+  const Caller& caller() const noexcept { return caller_; }
   MessageType type() const noexcept { return type_; }
-  // For who comes first, a worker or the loop thread that drops it; null for the other.
+  // The message for whichever comes first, a worker or the loop thread that drops it; null for the
+  // other.
   std::shared_ptr<IncomingMessage> take() {
     return taken_.exchange(true, std::memory_order_relaxed) ? nullptr : std::move(message_);
   }
-  // Who has taken the message has dropped it. The rest waits for a worker all the same.
+  // The message was taken and destroyed; the request itself still waits for a worker.
   void forgetMessage() {
     held_.fetch_sub(std::exchange(bytes_, kRequestCost) - kRequestCost, std::memory_order_relaxed);
   }
 
  private:
-  const Asker asker_;
+  const Caller caller_;
   const MessageType type_;
   std::atomic<bool> taken_{false};
   std::shared_ptr<IncomingMessage> message_;

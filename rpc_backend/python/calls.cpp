@@ -43,9 +43,10 @@ bool hasNames(const Tensor& tensor) {
   }
 }
 
-// True for values whose conversion to any type of a schema has no visible effect, so that torch may
-// still make the call after some conversions were tried. Other values go to torch untouched. A
-// named tensor, one without a storage or an integer beyond 64 bits ends torch's search at once.
+// Whether the conversion of a value to any type of a schema has no visible effect, so that torch
+// may still make the call after some conversions were tried. Other values go to torch untouched. (A
+// named tensor, one without a storage or an integer beyond 64 bits ends torch's search with an
+// error.)
 bool isPlain(PyObject* value) {
   if (value == Py_None || PyBool_Check(value) || PyFloat_CheckExact(value)) return true;
   if (PyLong_CheckExact(value)) {
@@ -69,8 +70,8 @@ bool allPlain(const py::tuple& args, const py::kwargs& kwargs) {
   return true;
 }
 
-// Whether torch's conversion (toIValue) of a plain value might succeed. False spares the exception
-// by which torch says the same, with the printed schema.
+// Whether torch's conversion (toIValue) of a plain value might succeed. False avoids torch's
+// exception, which prints the schema.
 bool mayBe(PyObject* value, const c10::Type& type) {
   switch (type.kind()) {
     case c10::TypeKind::OptionalType:
@@ -146,7 +147,7 @@ FuturePtr send(const WorkerInfo& to, MessagePtr call, float timeout) {
       *RpcAgent::getCurrentRpcAgent(), to, std::move(call), /*forceGradRecording=*/false, timeout);
 }
 
-// The value of an answer. Distributed autograd attaches its part on the way.
+// The value of an answer. Distributed autograd attaches its functions to it.
 at::IValue valueOf(const JitFuture& answer) {
   const auto message = answer.constValue().toCustomClass<Message>();
   return torch::distributed::rpc::deserializeRespToIValue(*message);
@@ -195,7 +196,7 @@ std::pair<bool, std::shared_ptr<PythonFutureWrapper>> startBuiltin(const WorkerI
                                                                    const py::dict& keywords) {
   Stack stack;
   const auto op = choose(name, args, keywords, stack);
-  // Each waiter would get a list of its own.
+  // A list is left to torch: with this future each waiter would get another list.
   if (op == nullptr || !returnsTensor(*op)) return {false, nullptr};
   const CallSite site;
   const py::gil_scoped_release no_gil;
@@ -230,7 +231,7 @@ std::optional<PyRRef> remoteBuiltin(const WorkerInfo& to, const std::string& nam
   return PyRRef(rref);
 }
 
-// Of a call whose future only torch has. Without the GIL.
+// Waits for a call whose future only torch has. Without the GIL.
 void waitInline() {
   const InlineWaiter::Handle waiter = InlineWaiter::claimed();
   try {

@@ -36,9 +36,9 @@ using torch::distributed::rpc::PythonRpcHandler;
 using torch::distributed::rpc::SerializedPyObj;
 using torch::jit::PythonFutureWrapper;
 
-// The object of an answer. If the unpickler fails, the error is the one that torch's futures have
-// (toPyJitFuture in torch's python_functions.cpp); what is no Exception, such as KeyboardInterrupt,
-// goes on as it is. With the GIL.
+// The object of an answer. If the unpickler raises an Exception, throws the error that torch's
+// futures have (toPyJitFuture in torch's python_functions.cpp). Others, such as KeyboardInterrupt,
+// are passed on. With the GIL.
 py::object unpickled(PythonRpcHandler& handler, const SerializedPyObj& answer) {
   try {
     return handler.deserialize(answer);
@@ -75,8 +75,9 @@ FuturePtr send(const WorkerInfo& to, std::string pickled, std::vector<at::Tensor
       timeout);
 }
 
-// As pyRpcPythonUdf and a wait for its future. With a future in between, the unpickler runs inside
-// of that future's callback, and so do the handlers of signals: what they raise became its text.
+// As torch's pyRpcPythonUdf and a wait for its future. Without that future: the unpickler, and the
+// handlers of signals, would run inside its callback, and it would keep only the text of what they
+// raise.
 py::object callPython(const WorkerInfo& to, std::string pickled, std::vector<at::Tensor> tensors,
                       float timeout, bool async_execution) {
   const CallSite site;
@@ -89,7 +90,7 @@ py::object callPython(const WorkerInfo& to, std::string pickled, std::vector<at:
                    [](py::object value) { return value; });
 }
 
-// As `error`, which may be Python's own: that one may be thrown only once.
+// The error in a form that may be thrown several times; Python's own may be thrown only once.
 std::exception_ptr heldError(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
@@ -118,7 +119,7 @@ void settle(JitFuture& value, JitFuture& answer) {
   }
 }
 
-// As pyRpcPythonUdf, whose future has of an exception only its text.
+// As torch's pyRpcPythonUdf, whose future keeps only the text of an exception.
 std::shared_ptr<PythonFutureWrapper> startPython(const WorkerInfo& to, std::string pickled,
                                                  std::vector<at::Tensor> tensors, float timeout,
                                                  bool async_execution) {
@@ -131,12 +132,12 @@ std::shared_ptr<PythonFutureWrapper> startPython(const WorkerInfo& to, std::stri
   return std::make_shared<PythonFutureWrapper>(std::move(value));
 }
 
-// The value that another thread makes of a `remote` to this worker itself.
+// Waits for the value that another thread makes for a `remote` to this worker itself.
 void awaitOwnValue(const PyRRef& rref) {
   if (!rref.isOwner()) return;
   const auto owned = c10::dynamic_intrusive_pointer_cast<torch::distributed::rpc::OwnerRRef>(
       rref.toIValue().toRRef());
-  // That one never comes: to_here() raises.
+  // The value will never come, and to_here() raises.
   if (!owned || owned->getTimedOut()) return;
   const py::gil_scoped_release no_gil;
   awaitInterruptibly(*owned->getFuture());

@@ -61,18 +61,18 @@ std::string RRefService::orphanText(const RRefKey& value, worker_id_t owner) con
 void RRefService::onPeerLost(worker_id_t peer) {
   lifecycle_.onPeerLost(peer);
   {
-    // A successor counts from elsewhere.
+    // A successor's numbers begin elsewhere.
     const std::lock_guard lock(mutex_);
     first_ids_.erase(peer);
   }
-  // At once: what comes after the peer's return is not of its former life.
+  // Now, because messages after the peer's return are not of its former life.
   sender_.dropElsewhere(orphans_.onPeerLost(peer));
 }
 
 void RRefService::cleanUpAfter(worker_id_t peer) {
   context_.completers.run([this, alive = context_.keepAlive(), peer] {
     auto contexts = torch_rrefs::contextsOf(peer);
-    // Of one that is back by now, some may be its new life's.
+    // If the peer is back by now, some of the contexts may be its new life's.
     if (!group_.lossOf(peer)) contexts.clear();
     {
       const std::lock_guard lock(mutex_);

@@ -1,5 +1,5 @@
-// RRefService: what an agent does for RRefs: it serves torch's RRef messages, refuses messages
-// about values that are lost, and cleans up after a lost worker.
+// RRefService: keeps an agent's RRefs right: it serves torch's RRef messages, refuses messages
+// about lost values, and cleans up after a lost worker.
 //
 // Threads: any, unless a member says otherwise. No lock is held while user code runs.
 #pragma once
@@ -30,34 +30,34 @@ class RRefService {
 
   RRefLifecycle& lifecycle() noexcept { return lifecycle_; }
 
-  // Whether a control message counts as acknowledged without being sent. Its only purpose is to
-  // keep the receiver's table right, and that table is closed; torch would send it again for 13 s
-  // and then print an error.
+  // Whether a control message counts as acknowledged without being sent, because the receiver's
+  // table, which it would keep right, is closed. torch would send it again for 13 s and then print
+  // an error.
   bool isMoot(worker_id_t to, MessageType type) const;
 
   struct Outgoing {
     RRefLifecycle::Carried carried;     // for undo(), when the message is not sent
-    std::optional<std::string> orphan;  // why it must not be sent: it is about a lost value
+    std::optional<std::string> orphan;  // it must not be sent, because it is about a lost value
   };
-  // On the thread that made the message.
+  // A message is about to be sent; on the thread that made it.
   Outgoing onSend(const Message& message, worker_id_t to);
-  // It is written now: what onSend() has seen may have been some time ago.
+  // The message is written now, perhaps some time after onSend().
   void onTransmit(const Message& message, worker_id_t to) { orphans_.onTransmit(message, to); }
 
   // Loop thread: the peer is lost.
   void onPeerLost(worker_id_t peer);
-  // Releases what a lost peer held, and ends the waits for values that it was to create, after a
-  // grace period. Returns at once.
+  // After a grace period: releases what a lost peer held, and ends the waits for values that it was
+  // to create. Returns at once.
   void cleanUpAfter(worker_id_t peer);
 
   // Loop thread: a lost peer is back. Tells it which values it must not wait for.
   void onPeerReturned(worker_id_t peer);
-  // Loop thread: what the peer's onPeerReturned() says.
+  // Loop thread: the message that the peer's onPeerReturned() sent.
   void onCreationsLost(worker_id_t peer, const std::string& text);
   // A request for `value` is being served: ends its wait if the value's creator is lost, or was.
   void onFetch(const RRefKey& value);
 
-  // WeftAgent::warnAboutLeakedRRefs().
+  // As WeftAgent::warnAboutLeakedRRefs().
   void warnAboutLeaks(bool ignored) const;
 
  private:
@@ -71,10 +71,10 @@ class RRefService {
   Group& group_;
   OrphanedRRefs orphans_;
   RRefLifecycle lifecycle_;
-  std::mutex mutex_;  // guards those below
+  std::mutex mutex_;  // guards what follows
   // Peers for which a clean-up is scheduled, with the contexts of autograd that they had begun.
   std::map<worker_id_t, std::vector<std::int64_t>> cleaning_up_;
-  // Of peers that came back: values that they create here have local ids from this one on.
+  // For each peer that came back: the values that it creates here have local ids from this one on.
   std::map<worker_id_t, std::int64_t> first_ids_;
   std::set<worker_id_t> failing_;  // peers for which a completer is about to read that number
 };

@@ -16,7 +16,8 @@ namespace weft::rpc {
 
 namespace {
 
-// Of a quick call, what the loop thread unpickles, and copies or maps, at most.
+// The largest payload that the loop thread unpickles for a quick call, and the most bytes that it
+// copies or maps.
 constexpr std::size_t kMaxPayload = std::size_t{4} << 10;
 constexpr std::size_t kMaxBytes = std::size_t{256} << 10;
 constexpr std::size_t kLongestEnd = 64;  // of a payload, where the name is

@@ -28,7 +28,7 @@ class ProfilerCallbacksGuard {
 
 }  // namespace
 
-void RequestRunner::run(Asker asker, const std::function<MessagePtr()>& take) {
+void RequestRunner::run(Caller caller, const std::function<MessagePtr()>& take) {
   AgentMetrics& metrics = context_.metrics;
   metrics.server_calls.fetch_add(1, std::memory_order_relaxed);
   metrics.calls_served.fetch_add(1, std::memory_order_relaxed);
@@ -36,11 +36,11 @@ void RequestRunner::run(Asker asker, const std::function<MessagePtr()>& take) {
   const auto streams = streamsFromPool(group_.devices());
   const c10::MultiStreamGuard guard(streams);
   try {
-    const FreshThreadState state;  // set back before the answer is sent, which runs operators too
+    const FreshThreadState state;  // ends before the answer is sent, which runs operators, too
     const MessagePtr request = take();
     std::optional<at::RecordFunction> range;
-    show(asker, *request, range);
-    asker.order.follow();
+    show(caller, *request, range);
+    caller.order.follow();
     std::optional<ProfilerCallbacksGuard> profiler;
     if (request->type() == MessageType::RUN_WITH_PROFILING_REQ) profiler.emplace();
     const MessagePtr answer = serveBuiltin(*request, context_.options.request_policy);
@@ -49,28 +49,28 @@ void RequestRunner::run(Asker asker, const std::function<MessagePtr()>& take) {
     result = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
     result->setError(std::current_exception());
   }
-  // A result with devices goes from a callback, whose streams wait for those of the result.
+  // A result on devices is answered from a callback, whose streams wait for those of the result.
   if (result->completed() && result->devices().empty()) {
     metrics.server_calls.fetch_sub(1, std::memory_order_relaxed);
-    responder_.respond(asker, *result, streams);
+    responder_.respond(caller, *result, streams);
     return;
   }
   metrics.server_async_calls.fetch_add(1, std::memory_order_relaxed);
-  result->addCallback([this, alive = context_.keepAlive(), asker, streams](JitFuture& future) {
+  result->addCallback([this, alive = context_.keepAlive(), caller, streams](JitFuture& future) {
     context_.metrics.server_calls.fetch_sub(1, std::memory_order_relaxed);
     context_.metrics.server_async_calls.fetch_sub(1, std::memory_order_relaxed);
-    responder_.respond(asker, future, streams);
+    responder_.respond(caller, future, streams);
   });
 }
 
-void RequestRunner::show(Asker& asker, const Message& request,
+void RequestRunner::show(Caller& caller, const Message& request,
                          std::optional<at::RecordFunction>& range) const {
   CallRecorder& recorder = CallRecorder::get();
-  asker.record = recorder.serves(asker.id, asker.from, request, asker.arrived);
+  caller.record = recorder.serves(caller.id, caller.from, request, caller.arrived);
   if (!CallRange::wanted()) return;
   const Innermost asked = innermost(request.type(), request.payload());
   constexpr std::int64_t kNsPerUs = 1000;
-  const auto queued = asker.arrived == 0 ? 0 : (recorder.now() - asker.arrived) / kNsPerUs;
+  const auto queued = caller.arrived == 0 ? 0 : (recorder.now() - caller.arrived) / kNsPerUs;
   CallRange::begin(range, context_.name, functionOf(asked.type, asked.payload),
                    static_cast<std::int64_t>(bytesOf(request)), queued);
 }

@@ -1,9 +1,8 @@
-// RequestRunner: runs a request on streams of its own, after the work of those that its caller has
-// had answers of, and answers it.
+// RequestRunner: runs a request on streams of its own and answers it. Its streams wait for the work
+// of those requests that the same caller has already got answers for (CallOrder).
 //
-// Threads: workers. A request whose result comes later is answered by the thread that completes
-// the result.
-// Failure: whatever a request throws is its answer.
+// Threads: workers. If a request's result comes later, the thread that completes the result
+// answers. Failure: what a request throws is its answer.
 #pragma once
 
 #include <ATen/record_function.h>
@@ -22,12 +21,12 @@ class RequestRunner {
                 std::unique_ptr<RequestCallback> callback)
       : context_(context), group_(group), responder_(responder), callback_(std::move(callback)) {}
 
-  // `take` makes the request's message under the call's streams.
-  void run(Asker asker, const std::function<MessagePtr()>& take);
+  // `take` makes the request's message; it runs on the call's streams.
+  void run(Caller caller, const std::function<MessagePtr()>& take);
 
  private:
-  // To the flight record and the profiler, if they listen.
-  void show(Asker& asker, const Message& request, std::optional<at::RecordFunction>& range) const;
+  // Shows the request to the flight record and the profiler, if they listen.
+  void show(Caller& caller, const Message& request, std::optional<at::RecordFunction>& range) const;
 
   AgentContext& context_;
   Group& group_;

@@ -13,8 +13,8 @@ namespace weft::rpc {
 
 namespace {
 
-// Calls that nobody but their caller waits for. What makes an RRef's value runs in any case: others
-// may wait for the value. What keeps tables right does, too.
+// Calls that nobody but their caller waits for. A call that makes an RRef's value runs in any case,
+// because others may wait for the value; so does one that keeps tables right.
 bool mayBeDropped(MessageType type) {
   switch (type) {
     case MessageType::SCRIPT_CALL:
@@ -27,7 +27,7 @@ bool mayBeDropped(MessageType type) {
   }
 }
 
-// Of a request for an RRef's value.
+// The value that a request fetches; nothing: it is no fetch.
 std::optional<RRefKey> fetchedBy(MessageType type, std::span<const char> payload) {
   const Innermost asked = innermost(type, payload);
   return waitsInTorch(asked.type) ? readFetchedId(asked.payload) : std::nullopt;
@@ -68,8 +68,8 @@ void RequestServer::refuse(worker_id_t from, const WireHeader& head, const std::
   responder_.refuse(from, head.call_id, {payload, head.payload.size()}, why);
 }
 
-bool RequestServer::servesHere(worker_id_t from, IncomingMessage& in) {
-  // Before start() a request waits for a worker; the devices may not be known yet.
+bool RequestServer::serveIfQuick(worker_id_t from, IncomingMessage& in) {
+  // Before start() a request waits for a worker, because the devices may not be known yet.
   if (!context_.serves.load(std::memory_order_acquire) || !group_.devices().empty() ||
       !looksQuick(in) || CallRecorder::get().on() || CallRange::wanted()) {
     return false;
@@ -89,7 +89,7 @@ void RequestServer::serveDirectly(worker_id_t from, RRefLifecycle::Seen seen, In
     }
     const MessagePtr answer = run(*in.finish(distrustsPeers(policy)));
     context_.metrics.calls_served.fetch_add(1, std::memory_order_relaxed);
-    // The new life of a worker did not ask.
+    // A new life of the worker did not ask.
     if (!rrefs_.lifecycle().isOfLostLife(from, seen)) responder_.send(from, in.callId(), answer);
   } catch (const std::exception& error) {
     responder_.fail(from, in.callId(), error.what());
@@ -97,43 +97,44 @@ void RequestServer::serveDirectly(worker_id_t from, RRefLifecycle::Seen seen, In
 }
 
 void RequestServer::onRequest(worker_id_t from, std::shared_ptr<IncomingMessage> in) {
-  if (servesHere(from, *in)) return;
+  if (serveIfQuick(from, *in)) return;
   Peer& peer = peers_[from];
-  const Asker asker{from, in->callId(), rrefs_.lifecycle().now(), peer.order,
-                    CallRecorder::get().now()};
-  // Before start() it waits for a worker, as others do.
+  const Caller caller{from, in->callId(), rrefs_.lifecycle().now(), peer.order,
+                      CallRecorder::get().now()};
+  // Before start() a native call waits for a worker, as others do.
   const bool native = context_.serves.load(std::memory_order_acquire) && looksNative(*in);
   try {
-    auto call = std::make_shared<InflightRequest>(asker, peer.held, std::move(in));
-    peer.asked.add(asker.id, call);
+    auto call = std::make_shared<InflightRequest>(caller, peer.held, std::move(in));
+    peer.requests.add(caller.id, call);
     const auto serves = native ? &RequestServer::serveNative : &RequestServer::serve;
     WorkerPool& threads = native ? context_.completers : context_.workers;
     threads.run([this, serves, alive = context_.keepAlive(), call = std::move(call)] {
-      if (const auto message = call->take()) (this->*serves)(call->asker(), *message, *call);
+      if (const auto message = call->take()) (this->*serves)(call->caller(), *message, *call);
     });
   } catch (const std::exception& error) {
-    // No memory for the task, or no thread for it.
+    // There is no memory or no thread for the task.
     responder_.fail(
-        asker.from, asker.id,
+        caller.from, caller.id,
         transport::resourceExhausted(context_.me() + " cannot run the request: " + error.what()));
   }
 }
 
-void RequestServer::serveNative(const Asker& asker, IncomingMessage& in, const CallContext& call) {
+void RequestServer::serveNative(const Caller& caller, IncomingMessage& in,
+                                const CallContext& call) {
   if (call.isCancelled()) {
-    responder_.drop(asker.from, in.payload());
+    responder_.drop(caller.from, in.payload());
   } else {
-    serveDirectly(asker.from, asker.seen, in, &runNative);
+    serveDirectly(caller.from, caller.seen, in, &runNative);
   }
 }
 
 void RequestServer::onCancel(worker_id_t from, std::uint64_t id) {
-  if (const auto call = peers_[from].asked.cancel(id)) dropWaiting(call);
+  if (const auto call = peers_[from].requests.cancel(id)) dropWaiting(call);
 }
 
 void RequestServer::onPeerLost(worker_id_t peer) {
   Peer& lost = peers_[peer];
-  for (const auto& call : lost.asked.cancelAll())
+  for (const auto& call : lost.requests.cancelAll())
     dropWaiting(call);
   lost.order.clear();
 }
@@ -144,11 +145,11 @@ void RequestServer::dropWaiting(const std::shared_ptr<CallContext>& context) {
   auto message = call->take();
   if (message == nullptr) return;  // it has begun
   context_.metrics.requests_dropped.fetch_add(1, std::memory_order_relaxed);
-  // A dropper reads it, which may take long; its bytes count until then.
+  // A dropper reads its payload, which may take long; its bytes count until then.
   static_cast<void>(transport::thrownBy([&] {
     context_.droppers.run([this, alive = context_.keepAlive(), call = std::move(call),
                            message = std::move(message)]() mutable {
-      responder_.decline(call->asker().from, message->payload());
+      responder_.decline(call->caller().from, message->payload());
       message.reset();
       call->forgetMessage();
     });
@@ -159,7 +160,7 @@ void RequestServer::onOwnRequest(std::uint64_t id, FuturePtr request, Clock::tim
   auto call = std::make_shared<CallContext>(deadline);
   {
     const std::lock_guard lock(own_mutex_);
-    own_.add(id, call);
+    own_requests_.add(id, call);
   }
   context_.workers.run([this, alive = context_.keepAlive(), id, request = std::move(request),
                         call = std::move(call), arrived = CallRecorder::get().now()] {
@@ -170,52 +171,52 @@ void RequestServer::onOwnRequest(std::uint64_t id, FuturePtr request, Clock::tim
 
 void RequestServer::onCancelOwn(std::uint64_t id) {
   const std::lock_guard lock(own_mutex_);
-  own_.cancel(id);
+  own_requests_.cancel(id);
 }
 
-void RequestServer::serveOwn(const Asker& asker, const FuturePtr& made, const CallContext& call) {
+void RequestServer::serveOwn(const Caller& caller, const FuturePtr& made, const CallContext& call) {
   const CallScope scope(&call);
   const auto request = made->value().toCustomClass<Message>();
   if (call.isCancelled() && mayBeDropped(innermost(request->type(), request->payload()).type)) {
-    responder_.drop(asker.from, request->payload());
+    responder_.drop(caller.from, request->payload());
   } else {
-    runner_.run(asker, [&] {
+    runner_.run(caller, [&] {
       made->wait();  // it is complete: the call's streams wait for the caller's
       return request;
     });
   }
 }
 
-void RequestServer::serve(const Asker& asker, IncomingMessage& in, const CallContext& call) {
+void RequestServer::serve(const Caller& caller, IncomingMessage& in, const CallContext& call) {
   const CallScope scope(&call);
   try {
     const auto type = static_cast<MessageType>(in.type());
     const auto& payload = in.payload();
-    // Its caller has heard that it failed, and may have called anew.
-    const bool failed = rrefs_.lifecycle().isOfLostLife(asker.from, asker.seen) &&
-                        !group_.lossOf(asker.from) && !RRefLifecycle::isControl(type);
+    // The caller was told that the call failed, and may have called again.
+    const bool failed = rrefs_.lifecycle().isOfLostLife(caller.from, caller.seen) &&
+                        !group_.lossOf(caller.from) && !RRefLifecycle::isControl(type);
     if (failed) {
-      logDebug("a request of before the loss of " + group_.describe(asker.from) + " is not run");
+      logDebug("a request of before the loss of " + group_.describe(caller.from) + " is not run");
     } else if (const auto why = refusal(context_.options.request_policy, type, payload)) {
-      responder_.refuseByPolicy(asker.from, asker.id, payload, *why);
+      responder_.refuseByPolicy(caller.from, caller.id, payload, *why);
     } else if (call.isCancelled() && mayBeDropped(innermost(type, payload).type)) {
-      responder_.drop(asker.from, payload);
+      responder_.drop(caller.from, payload);
     } else if (RRefLifecycle::isControl(type) &&
-               rrefs_.lifecycle().serve(type, payload, asker.from, asker.seen)) {
+               rrefs_.lifecycle().serve(type, payload, caller.from, caller.seen)) {
       context_.metrics.calls_served.fetch_add(1, std::memory_order_relaxed);
-      responder_.send(asker.from, asker.id, RRefLifecycle::ack());
+      responder_.send(caller.from, caller.id, RRefLifecycle::ack());
     } else {
-      // Read before finish() takes the payload.
+      // Read first, because finish() takes the payload.
       const auto fetched = fetchedBy(type, payload);
-      runner_.run(asker,
+      runner_.run(caller,
                   [&] { return in.finish(distrustsPeers(context_.options.request_policy)); });
       if (fetched) rrefs_.onFetch(*fetched);
-      // Its context of autograd may be younger than the clean-up after the loss.
-      if (type == MessageType::FORWARD_AUTOGRAD_REQ && group_.lossOf(asker.from))
-        rrefs_.cleanUpAfter(asker.from);
+      // The request may have made a context of autograd after the clean-up that followed the loss.
+      if (type == MessageType::FORWARD_AUTOGRAD_REQ && group_.lossOf(caller.from))
+        rrefs_.cleanUpAfter(caller.from);
     }
   } catch (const std::exception& error) {
-    responder_.fail(asker.from, asker.id, error.what());
+    responder_.fail(caller.from, caller.id, error.what());
   }
 }
 

@@ -59,12 +59,13 @@ void Responder::drop(worker_id_t from, std::span<const char> payload) {
   decline(from, payload);
 }
 
-void Responder::respond(const Asker& asker, JitFuture& result,
+void Responder::respond(const Caller& caller, JitFuture& result,
                         const std::vector<c10::Stream>& streams) {
-  const auto& [to, id, seen, order, arrived, record] = asker;
+  const auto& [to, id, seen, order, arrived, record] = caller;
   CallRecorder::get().served(record, result.hasError());
   try {
-    order.follow();  // these are other streams: what an RRef holds may have been changed in place
+    // These are other streams than the request's, which may have changed an RRef's value in place.
+    order.follow();
     order.add(streams);
     MessagePtr message;
     if (result.hasError()) {
@@ -75,10 +76,10 @@ void Responder::respond(const Asker& asker, JitFuture& result,
         message = failure({message->payload().begin(), message->payload().end()}, id);
       rrefs_.lifecycle().onAnswer(*message, to, seen);
     }
-    // The new life of a worker did not ask.
+    // A new life of the worker did not ask.
     if (!rrefs_.lifecycle().isOfLostLife(to, seen)) send(to, id, message);
   } catch (const std::exception& error) {
-    // The result cannot be sent (a device without a map, say): the caller is told why.
+    // The result cannot be sent (a device without a map, say), so the caller is told why.
     fail(to, id, error.what());
   }
 }
@@ -95,7 +96,8 @@ void Responder::send(worker_id_t to, std::uint64_t id, const MessagePtr& message
   if (to == context_.rank) {
     const DeviceMap back = group_.answerMap(context_.name);
     const auto copy = copyForSelf(*message, back, context_.name);
-    own_order_.add(currentStreams(group_.devices()));  // which may read what the next call changes
+    // The streams of the copies may still read what the next call changes.
+    own_order_.add(currentStreams(group_.devices()));
     client_.answers().completeOwn(id, completedFuture(copy, group_.devices()));
     return;
   }

@@ -1,8 +1,8 @@
-// Responder: what a caller gets for its request: the result, an error, or a refusal; and when the
-// request does not run, the news that nobody here has the RRefs in it.
+// Responder: answers a request with its result, an error, or a refusal. If the request does not
+// run, it also tells the caller that nobody here has the RRefs in it (RRefDecliner).
 //
-// Threads: any. On the loop thread only a payload that is in its header is declined, and no own
-// request answered.
+// Threads: any. On the loop thread, decline only a payload that is in its header, and answer no
+// request of this worker's own.
 // Failure: a result that can't be sent (a device without a map, say) becomes an error; an error
 // that can't be sent is logged.
 #pragma once
@@ -30,24 +30,24 @@ class Responder {
         client_(client),
         decliner_(context, sender, group, rrefs, client) {}
 
-  // `result`: complete; made on `streams`.
-  void respond(const Asker& asker, JitFuture& result, const std::vector<c10::Stream>& streams);
+  // Answers with a complete `result`, which was made on `streams`.
+  void respond(const Caller& caller, JitFuture& result, const std::vector<c10::Stream>& streams);
   // Throws c10::Error when the message can't be encoded.
   void send(worker_id_t to, std::uint64_t id, const MessagePtr& message);
   void fail(worker_id_t to, std::uint64_t id, const std::string& text);
-  // `payload`: as far as it is known, for the RRefs in it.
+  // `payload`: as far as it was read; it may hold RRefs.
   void refuse(worker_id_t from, std::uint64_t id, std::span<const char> payload,
               const std::string& why);
   void refuseByPolicy(worker_id_t from, std::uint64_t id, std::span<const char> payload,
                       const std::string& why);
-  // A request whose caller has given up does not run: the caller's own timeout has ended the call,
-  // so it gets no answer.
+  // A request does not run because its caller gave up. The caller has ended the call, so it gets no
+  // answer.
   void drop(worker_id_t from, std::span<const char> payload);
   void decline(worker_id_t from, std::span<const char> payload) {
     decliner_.decline(from, payload);
   }
 
-  // Of this worker's requests to itself.
+  // The order of this worker's requests to itself.
   CallOrder& ownOrder() noexcept { return own_order_; }
   std::uint64_t refusedByPolicy() const {
     return refused_by_policy_.load(std::memory_order_relaxed);
@@ -55,8 +55,9 @@ class Responder {
 
  private:
   MessagePtr failure(const std::string& text, std::uint64_t id) const;
-  // A graph of distributed autograd goes with the loss of the worker whose context it is in. Torch
-  // knows numbers only; these are the workers that it may have been.
+  // A text about lost workers, for an error about a missing graph of distributed autograd: the loss
+  // of the worker whose context it was in released it. torch's error has only a number, so the text
+  // names all workers that it may have been.
   std::string lostMakers() const;
 
   AgentContext& context_;

@@ -1,7 +1,7 @@
 // CallRange: shows a call to torch's profiler, if one listens, as "weft::rpc worker1.f" with its
-// bytes; and what the callee does with it by the same name, with the time it waited for a thread.
+// bytes. The callee shows the request under the same name, with the time it waited for a thread.
 //
-// Threads: a range begins and ends on one.
+// Threads: a range begins and ends on the same thread.
 #pragma once
 
 #include <ATen/record_function.h>
@@ -17,20 +17,20 @@ namespace weft::rpc {
 
 class WEFT_API CallRange {
  public:
-  // Takes the call that this thread sends next; its range ends with this.
+  // Shows the call that this thread sends next, until this object's end.
   CallRange();
   ~CallRange();
   CallRange(const CallRange&) = delete;
   CallRange& operator=(const CallRange&) = delete;
 
-  // Whether anybody listens.
+  // Whether a profiler listens.
   static bool wanted() {
     return at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE).has_value();
   }
-  // Of a call that is sent: in the CallRange that waits for one; where none does, in `own`.
+  // A call is sent: begins its range in this thread's CallRange, or, if there is none, in `own`.
   static void begin(std::optional<CallRange>& own, const std::string& worker,
                     std::string_view function, std::int64_t bytes);
-  // Of a request that is run.
+  // A request is run: begins its range in `own`.
   static void begin(std::optional<at::RecordFunction>& own, const std::string& worker,
                     std::string_view function, std::int64_t bytes, std::int64_t queued_us);
 

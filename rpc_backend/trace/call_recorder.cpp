@@ -97,7 +97,7 @@ CallRecorder::Entry CallRecorder::serves(std::uint64_t call, worker_id_t from,
                                          const Message& message, std::int64_t arrived) {
   if (!on()) return std::nullopt;
   const Innermost asked = innermost(message.type(), message.payload());
-  if (!isUsers(asked.type)) return std::nullopt;
+  if (!isUserCall(asked.type)) return std::nullopt;
   CallRecord record = recordOf(call, from, asked.type, asked.payload, message);
   record.started_ns = c10::getTime();
   record.created_ns = arrived != 0 ? arrived : record.started_ns;

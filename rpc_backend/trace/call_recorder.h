@@ -87,7 +87,7 @@ class WEFT_API CallRecorder {
   std::uint64_t next_served_ = 0;
 };
 
-// Of its payload and its tensors.
+// How many bytes a message has in its payload and its tensors.
 std::uint64_t bytesOf(const Message& message);
 
 }  // namespace weft::rpc

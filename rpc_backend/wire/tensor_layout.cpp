@@ -1,9 +1,18 @@
 #include "rpc_backend/wire/tensor_layout.h"
 
 #include <algorithm>
-#include <array>
 
 namespace weft::rpc {
+
+Dimensions rowMajorStrides(const Dimensions& sizes, std::size_t ndim) {
+  Dimensions strides{};
+  std::uint64_t stride = 1;
+  for (std::size_t d = ndim; d-- > 0;) {
+    strides[d] = static_cast<std::int64_t>(stride);
+    stride *= static_cast<std::uint64_t>(std::max<std::int64_t>(sizes[d], 1));
+  }
+  return strides;
+}
 
 std::optional<TensorLayout> layoutOf(std::span<const std::int64_t> sizes,
                                      std::span<const std::int64_t> strides, std::size_t item_size) {

@@ -21,7 +21,7 @@ from torch.distributed.rpc import internal
 
 import weft
 from weft._remote import named_tuples
-from weft._torch import request_policy, restricted_unpickler
+from weft._torch import pickle_limits, pickle_rules, request_policy, restricted_unpickler
 
 SLOWEST = 5.0  # seconds of one pickle, on a machine that does much else
 LARGEST = 256 << 20  # bytes that one pickle of some KiB may take
@@ -104,7 +104,7 @@ _HARMLESS = (
     *(internal.PythonUDF, internal.RemoteException, internal._InternalRPCPickler),
     *(torch.Size, torch.device, torch.serialization._get_layout, collections.OrderedDict),
     *(set, frozenset, slice, range, complex, bytearray),
-    *(named_tuples.remade, weft.errors.RemoteError, restricted_unpickler._restricted_getattr),
+    *(named_tuples.remade, weft.errors.RemoteError, pickle_rules.restricted_getattr),
 )
 _PLAIN = (torch.dtype, torch.layout, torch.memory_format)
 # NamedTuples are compiled, from names that must be identifiers.
@@ -136,6 +136,7 @@ class Watch:
             *_HARMLESS,
             *(trap, Trap, Exception, ValueError, collections, named_tuples, request_policy),
             *(restricted_unpickler, restricted_unpickler.RestrictedUnpickler, internal),
+            *(pickle_limits, pickle_limits.PickleLimits, pickle_rules),
             *(builtins, sys.modules[__name__], *others),
         ]
         for value in self.registered:

@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "rpc_backend/inflight/asked_calls.h"
+#include "rpc_backend/inflight/request_index.h"
 
 namespace weft::rpc {
 namespace {
@@ -90,59 +90,59 @@ TEST(CallContext, IsCancelledByItsCallerOrItsDeadline) {
   EXPECT_TRUE(context.isCancelled());
 }
 
-TEST(AskedCalls, FindsWhatIsHere) {
-  AskedCalls asked;
+TEST(RequestIndex, FindsWhatIsHere) {
+  RequestIndex index;
   std::vector<std::shared_ptr<CallContext>> calls;
   for (const std::uint64_t id : {5U, 6U, 4U, 9U, 1U}) {
     calls.push_back(std::make_shared<CallContext>());
-    asked.add(id, calls.back());
+    index.add(id, calls.back());
   }
-  EXPECT_FALSE(asked.cancel(7));
-  EXPECT_FALSE(asked.cancel(0));
-  EXPECT_FALSE(asked.cancel(10));
-  EXPECT_TRUE(asked.cancel(4));
-  EXPECT_TRUE(asked.cancel(9));
+  EXPECT_FALSE(index.cancel(7));
+  EXPECT_FALSE(index.cancel(0));
+  EXPECT_FALSE(index.cancel(10));
+  EXPECT_TRUE(index.cancel(4));
+  EXPECT_TRUE(index.cancel(9));
   std::vector<bool> cancelled;
   for (const auto& call : calls)
     cancelled.push_back(call->isCancelled());
   EXPECT_EQ(cancelled, (std::vector<bool>{false, false, true, true, false}));
   calls[0].reset();
-  EXPECT_FALSE(asked.cancel(5));  // it is over
-  asked.cancelAll();
+  EXPECT_FALSE(index.cancel(5));  // it is over
+  index.cancelAll();
   EXPECT_TRUE(calls[1]->isCancelled());
-  EXPECT_EQ(asked.size(), 0U);
+  EXPECT_EQ(index.size(), 0U);
 }
 
-TEST(AskedCalls, ForgetsWhatIsOver) {
-  AskedCalls asked;
+TEST(RequestIndex, ForgetsWhatIsOver) {
+  RequestIndex index;
   const auto longest = std::make_shared<CallContext>();
-  asked.add(0, longest);
+  index.add(0, longest);
   for (std::uint64_t id = 1; id < 100'000; ++id) {
-    asked.add(id, std::make_shared<CallContext>());
-    ASSERT_LE(asked.size(), 64U);
+    index.add(id, std::make_shared<CallContext>());
+    ASSERT_LE(index.size(), 64U);
   }
   std::vector<std::shared_ptr<CallContext>> many;
   for (std::uint64_t id = 100'000; id < 110'000; ++id) {
     many.push_back(std::make_shared<CallContext>());
-    asked.add(id, many.back());
+    index.add(id, many.back());
   }
-  EXPECT_TRUE(asked.cancel(0));
+  EXPECT_TRUE(index.cancel(0));
   for (std::uint64_t id = 100'000; id < 110'000; ++id)
-    ASSERT_TRUE(asked.cancel(id));
+    ASSERT_TRUE(index.cancel(id));
 }
 
 // A peer may number its requests as it likes.
-TEST(AskedCalls, AnyOrderCostsLittle) {
+TEST(RequestIndex, AnyOrderCostsLittle) {
   constexpr std::uint64_t kCount = 100'000;
-  AskedCalls asked;
+  RequestIndex index;
   std::vector<std::shared_ptr<CallContext>> calls;
   const auto started = Clock::now();
   for (std::uint64_t id = kCount; id > 0; --id) {
     calls.push_back(std::make_shared<CallContext>());
-    asked.add(id, calls.back());
+    index.add(id, calls.back());
   }
   for (std::uint64_t id = 1; id <= kCount; ++id)
-    ASSERT_TRUE(asked.cancel(id));
+    ASSERT_TRUE(index.cancel(id));
   EXPECT_LT(Clock::now() - started, 2s);
 }
 

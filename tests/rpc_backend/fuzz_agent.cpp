@@ -17,6 +17,8 @@
 
 #include "rpc_backend/agent/message_router.h"
 #include "rpc_backend/core/log.h"
+#include "rpc_backend/wire/wire_reader.h"
+#include "rpc_backend/wire/wire_writer.h"
 #include "tests/support/fuzz_input.h"
 
 namespace {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "rpc_backend/codec/incoming_message.h"
+#include "rpc_backend/wire/wire_writer.h"
 #include "tests/support/fuzz_input.h"
 
 namespace {

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "rpc_backend/wire/pickle_depth.h"
-#include "rpc_backend/wire/wire.h"
+#include "rpc_backend/wire/wire_reader.h"
 #include "rpc_backend/wire/wrapped_type.h"
 
 namespace {

@@ -2,6 +2,7 @@
 // what begin() refuses.
 #include "rpc_backend/codec/message_codec.h"
 #include "rpc_backend/codec/incoming_message.h"
+#include "rpc_backend/wire/wire_writer.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

@@ -9,6 +9,8 @@
 #include <atomic>
 
 #include "rpc_backend/serve/script_service.h"
+#include "rpc_backend/wire/wire_reader.h"
+#include "rpc_backend/wire/wire_writer.h"
 #include "tests/support/waiting.h"
 #include "tests/transport/recorder.h"
 

@@ -1,11 +1,13 @@
-#include "rpc_backend/wire/wire.h"
-
 #include <gtest/gtest.h>
 
 #include <array>
 #include <cstring>
 #include <numeric>
 #include <string>
+#include <vector>
+
+#include "rpc_backend/wire/wire_reader.h"
+#include "rpc_backend/wire/wire_writer.h"
 
 namespace weft::rpc {
 namespace {

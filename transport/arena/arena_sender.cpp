@@ -49,34 +49,39 @@ std::shared_ptr<SharedArena> ArenaSender::arena() const {
   return arena_;
 }
 
+bool ArenaSender::isLarge(const OwnedBuffer& buffer) const noexcept {
+  return buffer.size >= options_.threshold && buffer.data != nullptr;
+}
+
 ArenaPlacement ArenaSender::place(const Message& message, bool may_export) {
   State state = state_.load(std::memory_order_acquire);
   if (state == State::kClosed) return {};
-  const std::vector<OwnedBuffer>& buffers = message.buffers;
-  const auto large = [&](const OwnedBuffer& buffer) {
-    return buffer.size >= options_.threshold && buffer.data != nullptr;
-  };
-  const auto first = std::find_if(buffers.begin(), buffers.end(), large);
-  if (first == buffers.end()) return {};
+  const auto large = [this](const OwnedBuffer& buffer) { return isLarge(buffer); };
+  const auto count = std::count_if(message.buffers.begin(), message.buffers.end(), large);
+  if (count == 0) return {};
   if (state == State::kIdle) {
     if (state_.compare_exchange_strong(state, State::kWanted)) wanted_();
     return {};
   }
   std::shared_ptr<SharedArena> arena = state == State::kLive ? this->arena() : nullptr;
   if (arena == nullptr) {
-    if (state == State::kRefused)
-      fallbacks_ += static_cast<std::uint64_t>(std::count_if(first, buffers.end(), large));
+    if (state == State::kRefused) fallbacks_ += static_cast<std::uint64_t>(count);
     return {};
   }
+  return placeIn(std::move(arena), message, may_export);
+}
+
+ArenaPlacement ArenaSender::placeIn(std::shared_ptr<SharedArena> arena, const Message& message,
+                                    bool may_export) {
+  const std::vector<OwnedBuffer>& buffers = message.buffers;
   const std::size_t least = std::max(ExportedBlock::kMinBytes, options_.threshold);
   const Blocks blocks = may_export ? blocksOf(message, least) : Blocks();
   ArenaPlacement placement(arena);
   std::size_t exported = 0;
   std::size_t copied = 0;
-  for (auto index = static_cast<std::uint32_t>(first - buffers.begin()); index < buffers.size();
-       ++index) {
+  for (std::uint32_t index = 0; index < buffers.size(); ++index) {
     const OwnedBuffer& buffer = buffers[index];
-    if (!large(buffer)) continue;
+    if (!isLarge(buffer)) continue;
     if (!blocks.empty() && blocks[index] != nullptr &&
         placement.addExported(index, buffer, blocks[index])) {
       exported += buffer.size;

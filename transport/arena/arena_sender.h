@@ -27,33 +27,32 @@ namespace weft::transport {
 
 struct ArenaStats {
   std::uint64_t bytes_sent = 0;  // exported memory included
-  std::uint64_t fallbacks = 0;   // large buffers that found no room, or a peer that refused
+  std::uint64_t fallbacks = 0;   // large buffers that found no room, or that the peer refused
 };
 
 class ArenaSender {
  public:
-  // `wanted` is called once, on the thread that sends the first large buffer: offer() should be
-  // called on the loop thread as soon as the peer is connected. `help`, if given, asks another
-  // thread to help() with a large copy; that thread may come late or never.
+  // `wanted` is called once, on the thread that sends the first large buffer; then call offer() on
+  // the loop thread as soon as the peer is connected. `help`, if given, asks another thread to
+  // help() with a large copy; that thread may come late or never.
   using Help = std::function<void(const std::shared_ptr<SharedCopy>&)>;
   ArenaSender(const ArenaOptions& options, std::function<void()> wanted, Help help = {});
 
-  // Copies the large buffers, or, with `may_export`, exports them; then all bytes of the message
-  // are there. Does not check the message.
+  // Copies the message's large buffers into the arena, or exports them if `may_export`; then all
+  // bytes of the message are there. Does not check the message.
   ArenaPlacement place(const Message& message, bool may_export = true);
   ArenaStats stats() const noexcept;
 
-  // Whether to offer the arena on the present link: it was never offered, or the answer was lost
-  // with a link.
+  // Whether to offer the arena on the present link, because it was never offered, or the answer was
+  // lost with a link.
   bool wanted() const noexcept {
     const State state = state_.load();
     return state == State::kWanted || state == State::kOffered;
   }
-  // An arena to offer, the same for all links of a session; null when there can be none (then it is
-  // off for good).
+  // The arena to offer, the same for all links of a session; null: there can be none, now or later.
   std::shared_ptr<SharedArena> offer();
   Error answered(bool accepted);  // kProtocol: nothing was offered
-  // Off for good: the peer is not of this host, or gone. Lets the memory go.
+  // The peer is not on this host, or is gone: places nothing any more, and releases the memory.
   void close() noexcept;
   // Call it now and then: after a while without large buffers it gives back most of the memory.
   void tick(std::chrono::steady_clock::time_point now);
@@ -61,7 +60,10 @@ class ArenaSender {
  private:
   enum class State : std::uint8_t { kIdle, kWanted, kOffered, kLive, kRefused, kClosed };
 
+  bool isLarge(const OwnedBuffer& buffer) const noexcept;
   std::shared_ptr<SharedArena> arena() const;
+  ArenaPlacement placeIn(std::shared_ptr<SharedArena> arena, const Message& message,
+                         bool may_export);
   void copy(const Message& message, const ArenaPlacement& placement, const SharedArena& arena,
             std::size_t bytes) const;
 

@@ -18,9 +18,9 @@ struct OwnedBuffer {
   std::shared_ptr<void> owner;  // null: the bytes outlive the process (static memory)
 };
 
-// The bytes of a message's buffers that are still on their way into their memory when the message
-// is sent, from the first buffer's first byte on. The thread that sends waits for them: before
-// send() returns all of them are there.
+// Filling: the bytes of a message's buffers that are not there yet when the message is sent. They
+// come in order, from the first buffer's first byte on. The thread that sends waits for them, so
+// all are there before send() returns.
 class Filling {
  public:
   static constexpr std::uint64_t kAll = ~std::uint64_t{0};
@@ -28,7 +28,7 @@ class Filling {
   virtual ~Filling() = default;
   // So many bytes are there; kAll: there is nothing to wait for any more. Any thread.
   virtual std::uint64_t filled() const noexcept = 0;
-  // Returns when more than `bytes` are there. What fails must be told in the bytes themselves.
+  // Returns when more than `bytes` are there. A failure must be said in the bytes themselves.
   virtual void waitBeyond(std::uint64_t bytes) noexcept = 0;
 
   void waitForAll() noexcept {
@@ -37,16 +37,16 @@ class Filling {
   }
 };
 
-// What is sent and what is received: a small header (the layer above gives it
-// meaning) and buffers that move without being copied.
+// What is sent and received: a small header, which the layer above gives a meaning, and buffers
+// that are not copied.
 struct Message {
   std::vector<std::byte> header;
   std::vector<OwnedBuffer> buffers;
   // Null: all bytes are there.
   std::shared_ptr<Filling> filling{};
-  // Released when the message was written whole for the first time, or will never be.
+  // Released when the message was written whole for the first time, or never will be.
   std::shared_ptr<void> until_written{};
-  // The sender waits for its buffers: the peer acknowledges the message as soon as it has it.
+  // The sender waits for its buffers, so the peer acknowledges the message as soon as it has it.
   bool wanted_back = false;
 };
 

@@ -1,12 +1,13 @@
-// BulkPath: makes the bulk connection of a link when large messages come up, and reads from it.
+// BulkPath: makes the bulk connection of a link once large messages are sent or received, and reads
+// from it.
 //
-// The side that dialled the link dials the bulk connection too, because only that side knows a way
-// to the other for sure. When the bulk connection breaks, the link is given up with it: the session
-// sends again, whole, what the bulk connection had.
+// The side that dialled the link also dials the bulk connection, because only that side certainly
+// has a way to the other. If the bulk connection breaks, the link is given up with it, and the
+// session sends the messages again whole.
 //
 // Threads: noteMessage() and counts(): any; the rest: the loop thread.
-// Failure: a bulk connection that cannot be made is not tried again before the next link; messages
-// go over the link. One that cost its link before it was made is not tried again at all.
+// Failure: if a bulk connection cannot be made, messages go over the link, and the next link tries
+// again. If the attempt broke the link, no other attempt is made.
 #pragma once
 
 #include <atomic>
@@ -32,13 +33,13 @@ class BulkPath final : public BulkHandler {
  public:
   struct Events {
     std::function<void()> on_wanted;   // any thread: connect() is due on the loop thread
-    std::function<void()> on_arrived;  // the rest of the message that the link waits for
+    std::function<void()> on_arrived;  // the half of a message that the link waits for is here
     std::function<void(std::string how)> on_broken;
   };
   BulkPath(const EndpointContext& context, const PeerInfo& peer, const Session& session,
            Outbox& outbox, Events events);
 
-  // A message with so many bytes of buffers is sent, or comes.
+  // A message with so many bytes of buffers is sent or received.
   void noteMessage(std::uint64_t bytes) {
     if (bytes >= context_.options.bulk.threshold) noteLarge();
   }
@@ -48,15 +49,15 @@ class BulkPath final : public BulkHandler {
   void attach(const Stream& link, Dialler dialler, std::uint64_t incarnation);
   // It is gone, or given up.
   void detach();
-  // Dials if a bulk connection is wanted and this side dials. Callbacks of what it makes do nothing
-  // once `owner` is gone.
+  // Dials if a bulk connection is wanted and this side dials. Its callbacks do nothing once `owner`
+  // is gone.
   void connect(const std::weak_ptr<void>& owner);
-  // The peer may dial a bulk connection of the link that stands.
+  // Whether the peer may dial a bulk connection for the link that is up.
   bool admits(const Hello& hello, const SessionClaim& theirs) const;
   void adopt(std::shared_ptr<Stream> stream, const std::weak_ptr<void>& owner);
-  // Nothing waits to be written.
+  // Whether nothing waits to be written.
   bool written() const noexcept { return bulk_ == nullptr || bulk_->written(); }
-  // The bulk connection brought nothing for long: no other one is made.
+  // Makes no other bulk connection, because this one brought nothing for long.
   void disable() noexcept { attempts_ = Attempts::kOver; }
 
  private:
@@ -78,12 +79,12 @@ class BulkPath final : public BulkHandler {
   std::atomic<bool> wanted_{false};  // a large message was sent, or came
   const std::shared_ptr<BulkCounts> counts_ = std::make_shared<BulkCounts>();
 
-  bool over_tcp_ = false;  // a link is up, and may have a bulk connection
+  bool over_tcp_ = false;  // a link is up that may have a bulk connection
   Dialler dialler_ = Dialler::kPeer;
   std::uint64_t incarnation_ = 0;  // of the peer at the link's other end
   std::unique_ptr<Connector> connector_;
   std::shared_ptr<BulkConnection> bulk_;
-  // What to read from the bulk connection that is being dialled, once it is there.
+  // What to read from the bulk connection once it is dialled.
   struct Early {
     std::vector<iovec> into;
     std::shared_ptr<Arrivals> arrivals;

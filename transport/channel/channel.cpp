@@ -10,9 +10,9 @@
 namespace weft::transport {
 namespace {
 
-// When too many descriptors are on their way, writing goes on after this pause.
+// How long writing pauses when too many descriptors are in flight.
 constexpr std::chrono::milliseconds kBackpressurePause{5};
-// Between two looks whether the bulk connection has written the last half.
+// How often to look whether the bulk connection has written its last half, before closing.
 constexpr std::chrono::milliseconds kBulkPause{1};
 
 }  // namespace
@@ -117,7 +117,7 @@ void Channel::dropLink() {
   link_->abandon();
   shared_memory_.detach();
   bulk_.detach();
-  // One of its own functions may have led here.
+  // Destroyed later, because one of its own functions may be running.
   context_.loop.post([link = std::exchange(link_, nullptr)]() mutable { link.reset(); });
 }
 
@@ -132,7 +132,7 @@ void Channel::onLinkEnd(const LinkEnd& end) {
       return onBroken("its connection broke after " + connectedFor() + " (" + errnoName(end.error) +
                       ")");
     case LinkEnd::Kind::kProtocol:
-      // Not the peer's fault: what cannot be mapped here comes in another form over another link.
+      // Not the peer's fault: over another link it sends inline what cannot be mapped here.
       if (end.problem.code() == ErrorCode::kSystem) {
         return onBroken("its connection was given up after " + connectedFor() + " because " +
                         end.problem.text());
@@ -176,7 +176,7 @@ void Channel::flush() {
       link_->wantWrite(false);
       return owner_.onDrained();
     case Outbox::Flushed::kBroken: {
-      // The peer may have said goodbye before: what it sent tells more than the errno.
+      // The peer may have said goodbye before. What it sent says more than the errno.
       const std::shared_ptr<Link> broke = link_;
       broke->drain();
       if (link_ == broke) onLinkEnd({LinkEnd::Kind::kBroken, error, Error::ok()});
@@ -200,9 +200,9 @@ bool Channel::finishWriting() {
 }
 
 void Channel::workLater(std::chrono::milliseconds pause) {
-  if (std::exchange(work_is_due_, true)) return;
+  if (std::exchange(work_is_posted_, true)) return;
   context_.loop.runAfter(pause, [this, owner = owner_.shared_from_this()] {
-    work_is_due_ = false;  // `owner` keeps this channel
+    work_is_posted_ = false;  // `owner` keeps this channel
     owner->onWorkAvailable();
   });
 }
@@ -210,7 +210,7 @@ void Channel::workLater(std::chrono::milliseconds pause) {
 // --- reading ---
 
 void Channel::drain() {
-  const std::shared_ptr<Link> link = link_;  // its end may drop it
+  const std::shared_ptr<Link> link = link_;  // onLinkEnd() may drop it
   link->drain();
 }
 
@@ -240,14 +240,14 @@ void Channel::beat(Time now, std::chrono::nanoseconds late) {
   if (verdict == Verdict::kSuspect) return owner_.onChannelEnd({ChannelEnd::Kind::kSilent, {}, {}});
   if (verdict != Verdict::kStale) return;
   if (context_.options.reconnect_timeout.count() <= 0) return sendHeartbeat();
-  // Perhaps only this connection is dead, or its bulk connection.
+  // Perhaps only this connection or its bulk connection is dead.
   if (link_->waiting()) bulk_.disable();
   owner_.onChannelEnd(
       {ChannelEnd::Kind::kStale, "it sent nothing for " + seconds(heartbeat_->silence(now)), {}});
 }
 
 void Channel::sendHeartbeat() {
-  // Bytes that wait to be written say the same.
+  // Queued bytes are a sign of life, too.
   if (outbox_.stats().queued_bytes == 0 && outbox_.control(FrameKind::kHeartbeat)) flush();
 }
 

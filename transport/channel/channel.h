@@ -1,12 +1,12 @@
-// Channel: where the frames to and from one peer are written and read.
+// Channel: writes and reads the frames to and from one peer.
 //
-// Its Outbox and its Inbox last as long as the peer. Its Link, and what goes beside the link
-// (BulkPath, SharedMemoryPath), is replaced when a connection breaks: messages that were not
-// acknowledged go again over the next link. It sends the acks and the heartbeats.
+// Its Outbox and its Inbox last as long as the peer. Its Link, and what belongs to the link in
+// BulkPath and SharedMemoryPath, is replaced when a connection breaks; messages that were not
+// acknowledged are sent again over the next link. It also sends the acks and the heartbeats.
 //
 // Threads: send() and fillIn(): any; the rest: the loop thread.
 // Ownership: part of its owner, which it keeps alive while work is posted.
-// Failure: it tells how a link ended, once for each link, and leaves it to the owner to go on.
+// Failure: it tells the owner how a link ended, once for each link; the owner decides what follows.
 #pragma once
 
 #include <atomic>
@@ -30,10 +30,10 @@ namespace weft::transport {
 struct ChannelEnd {
   enum class Kind : std::uint8_t {
     kGoodbye,   // the peer shut down in order
-    kBroken,    // `how`: another link may go on
-    kStale,     // `how`: nothing came for long; another link may do better
+    kBroken,    // `how` says why; the session can continue over another link
+    kStale,     // nothing came for long, as `how` says; another link may do better
     kSilent,    // nothing came for peer_timeout
-    kProtocol,  // `problem`
+    kProtocol,  // `problem` says what the peer did wrong
   };
   Kind kind;
   std::string how;
@@ -44,12 +44,12 @@ struct ChannelEnd {
 class ChannelOwner : public std::enable_shared_from_this<ChannelOwner> {
  public:
   virtual ~ChannelOwner() = default;
-  // Something is to be done on the loop thread: messages are queued and no link is up, or work(),
-  // flush() or Outbox::takeUnsent() is due.
+  // The loop thread has something to do: messages are queued and no link is up, or work(), flush()
+  // or Outbox::takeUnsent() is due.
   virtual void onWorkAvailable() = 0;
   // All that was queued is written.
   virtual void onDrained() = 0;
-  // detach() or close() should follow.
+  // The link has ended; detach() or close() should follow.
   virtual void onChannelEnd(ChannelEnd end) = 0;
 };
 
@@ -57,14 +57,14 @@ class Channel {
  public:
   using Time = Heartbeat::Time;
 
-  // `peer` may get another address meanwhile, on the loop thread.
+  // `peer`'s address may change later, on the loop thread.
   Channel(EndpointContext& context, const PeerInfo& peer, Session& session, ChannelOwner& owner);
 
   // As Endpoint::send().
   Error send(Message message, std::chrono::milliseconds wait);
   void fillIn(PeerStats& stats) const;
 
-  // A link is up; the peer has received the messages up to number `received`. work() follows.
+  // A link is up; the peer has received the messages up to number `received`. Follow with work().
   void attach(std::shared_ptr<Stream> stream, std::uint64_t incarnation, std::uint64_t received,
               Dialler dialler);
   // Gives the link up; messages wait for another one.
@@ -72,24 +72,24 @@ class Channel {
   // Gives the link up, and send() fails with `reason` from now on.
   void close(const Error& reason);
 
-  // While connected: sends an ack that was asked for, offers shared memory, dials the bulk
-  // connection, writes what is queued; each if it is due.
+  // While connected, each if it is due: sends an ack that was asked for, offers shared memory,
+  // dials the bulk connection, writes what is queued.
   void work();
   void flush();
   // Queues the goodbye and writes.
   void sayGoodbye();
-  // After onDrained(): the peer will read the end of the stream. False: the bulk connection has
+  // After onDrained(): ends the writing side of the stream. False: the bulk connection still has
   // something to write; onDrained() comes again.
   bool finishWriting();
-  // Reads all that has come.
+  // Reads all that has arrived.
   void drain();
 
-  // While connected, now and then: heartbeats, acks, idle memory. `late`: by how much it came late.
+  // While connected, now and then: heartbeats, acks, idle memory. `late`: how late the tick is.
   void tick(Time now, std::chrono::nanoseconds late);
 
   Outbox& outbox() noexcept { return outbox_; }
   BulkPath& bulk() noexcept { return bulk_; }
-  // Of the last link.
+  // The heartbeat of the last link.
   const Heartbeat& heartbeat() const noexcept { return *heartbeat_; }
   // How long ago the first link was made, for people.
   std::string connectedFor() const;
@@ -116,7 +116,7 @@ class Channel {
   std::shared_ptr<Link> link_;
   std::optional<Heartbeat> heartbeat_;
   std::optional<Time> connected_at_;
-  bool work_is_due_ = false;  // workLater() was called, and its time has not come
+  bool work_is_posted_ = false;  // workLater() was called, and its pause is not over
   std::atomic<std::uint64_t> bytes_received_{0};  // through the link; a sign of life
 };
 

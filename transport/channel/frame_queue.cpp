@@ -6,8 +6,8 @@
 namespace weft::transport {
 namespace {
 
-// Descriptors go over the stream for which they were meant only: the peer may be unable to map
-// them.
+// Makes a frame ready for another stream, without exported memory, which the peer may be unable to
+// map. True: it had some.
 bool rewound(OutFrame& frame) {
   frame.rewind();
   return frame.bringInline(OutFrame::Inline::kExported);
@@ -83,8 +83,8 @@ void FrameQueue::acknowledge(std::uint64_t sequence) {
     release(unacked_.popOldest());
 }
 
-// Freeing what an application made may take long, and locks of its own: a thread that sends does
-// that rather than the loop. Frames that own nothing go at once.
+// Freeing what an application made may take long, and take the application's locks, so a thread
+// that sends does it, not the loop thread. Frames that own nothing are destroyed at once.
 void FrameQueue::release(OutFrame frame) {
   if (!frame.ownsBuffers()) return;
   wanted_ = wanted_ || frame.wantedBack();
@@ -104,7 +104,7 @@ void FrameQueue::takeAcknowledged(std::span<OutFrame> out) {
 }
 
 bool FrameQueue::rewind() {
-  // Control frames spoke about the former stream.
+  // Control frames were about the former stream.
   std::erase_if(queue_, [](const OutFrame& frame) { return frame.kind() != FrameKind::kData; });
   while (!unacked_.empty())
     queue_.push_front(unacked_.popNewest());

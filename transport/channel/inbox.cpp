@@ -37,8 +37,9 @@ Error Inbox::onFrameHead(const FrameHead& head) {
 void Inbox::onDataFrame(const FrameHead& head) {
   shared_memory_.onDataFrame();
   const bool asked = (head.flags & FrameHead::kAckNow) != 0;
-  // Not from here, inside the reading of the link: a broken write would read on. And an answer may
-  // carry the ack first. Before the frame counts as taken: what may fail then still comes again.
+  // The ack is not written here: this runs while the link reads, and a failed write would read on;
+  // besides, an answer may carry the ack first. The call may fail for lack of memory, so it comes
+  // before the frame counts as received; then the peer sends the frame again.
   if (asked) on_ack_asked_();
   session_.took(head.sequence, asked);
   outbox_.setReceived(head.sequence);
@@ -53,7 +54,7 @@ Result<Disposition> Inbox::onHeader(std::span<const std::byte> header,
   return wanted;
 }
 
-// Without memory to tell of them the bytes come all the same.
+// If this fails for lack of memory, nobody is told of the bytes, and they come all the same.
 std::shared_ptr<Arrivals> Inbox::arrivals() {
   std::shared_ptr<Arrivals> found;
   static_cast<void>(thrownBy([&] { found = handler_.arrivals(rank_); }));

@@ -1,6 +1,6 @@
 // Inbox: the receiving side of one peer, as the Outbox is its sending side. It takes the frames
-// that the links read, one link after the other: their acks go to the Outbox, their numbers to the
-// Session, and their messages to the endpoint's handler.
+// that the peer's links read, and gives their acks to the Outbox, their numbers to the Session, and
+// their messages to the endpoint's handler.
 //
 // Threads: the loop thread; messages(): any. Ownership: it borrows all it is given.
 // Failure: an Error ends the link. What the handler's onHeader(), onTooLarge() or onMessage()
@@ -26,11 +26,11 @@ namespace weft::transport {
 
 class Inbox final : public MessageHandler {
  public:
-  // `on_ack_asked`: the peer wants an ack (Session::ackAsked()). It must not write at once.
+  // `on_ack_asked`: the peer wants an ack (Session::ackAsked()). It must not write immediately.
   Inbox(EndpointHandler& handler, std::int32_t rank, Session& session, Outbox& outbox,
         SharedMemoryPath& shared_memory, BulkPath& bulk, std::function<void()> on_ack_asked);
 
-  // How many came.
+  // How many have arrived.
   std::uint64_t messages() const noexcept { return messages_.load(std::memory_order_relaxed); }
 
  private:

@@ -39,7 +39,7 @@ Link::Link(EventLoop& loop, std::shared_ptr<Stream> stream, const Limits& limits
 void Link::onReady(Poll::Ready ready) {
   if (ready.writable && events_.on_writable) events_.on_writable();
   if (ready.error != 0) {
-    // The stream is broken: what can still be read comes before its end.
+    // The stream is broken; what has arrived before is still read.
     drain();
     end({LinkEnd::Kind::kBroken, ECONNRESET, Error::ok()});
   } else if (ready.readable && reads()) {
@@ -47,7 +47,7 @@ void Link::onReady(Poll::Ready ready) {
   }
 }
 
-// A frame that was read in part is lost with what was thrown. So another link has to go on.
+// An exception may leave a frame half read, so this link ends and another one continues.
 template <typename Step>
 void Link::guarded(Step step) {
   if (const auto thrown = thrownBy(step)) {
@@ -69,7 +69,7 @@ void Link::resume() {
   });
 }
 
-// Follows each step of the reader. False: that was the end.
+// Call it with the result of each step of the reader. False: the link has ended.
 bool Link::after(Error problem) {
   if (problem) {
     end({LinkEnd::Kind::kProtocol, 0, std::move(problem)});
@@ -96,7 +96,7 @@ bool Link::readSome() {
     bytes_received_.store(bytes_received_.load(std::memory_order_relaxed) + result.count,
                           std::memory_order_relaxed);
     if (!after(reader_.commit(result.count))) break;
-    // Less than asked for: nothing is left for now, and asking would cost a system call.
+    // It got less than it asked for, so nothing is left for now; asking would cost a system call.
     if (result.count < asked && !stream_->holdsBytes()) break;
   }
   if (stream_->holdsBytes() && reads()) again_.start(std::chrono::milliseconds(0));
@@ -105,7 +105,8 @@ bool Link::readSome() {
   return read > 0;
 }
 
-// Never waits for more than the current message needs: the next one may be long in coming.
+// Asks to be woken only when many bytes of the current message have come, but never waits for more
+// than that message needs, because the next one may not come soon.
 void Link::chooseWakeUp() {
   const std::uint64_t left = reader_.bytesToCome();
   const bool raised = wake_at_ > 1;
@@ -123,7 +124,7 @@ void Link::drain() {
 }
 
 void Link::abandon() {
-  events_.on_end = nullptr;  // not on_writable, which may be what runs now
+  events_.on_end = nullptr;  // on_writable stays, because it may be running now
   again_.cancel();
   poll_.want(false, false);
 }

@@ -1,8 +1,8 @@
-// Link: the reading end of one authenticated stream. Waits for it to be readable or writable, reads
-// frames, notices how it ends. The Outbox writes.
+// Link: the reading end of one authenticated stream. It waits until the stream is readable or
+// writable, reads frames, and notices how the stream ends. The Outbox writes.
 //
-// Threads: the endpoint's loop thread. Ownership: shares the stream with who writes to it.
-// Failure: on_end, once; nothing is read after it.
+// Threads: the endpoint's loop thread. Ownership: shares the stream with the Outbox.
+// Failure: calls on_end once, and reads nothing afterwards.
 #pragma once
 
 #include <atomic>
@@ -33,27 +33,27 @@ struct LinkEnd {
 class Link {
  public:
   struct Events {
-    std::function<void(const LinkEnd&)>
-        on_end;  // once; must not destroy the link at once (post that)
+    // Called once. It must not destroy the link; post that.
+    std::function<void(const LinkEnd&)> on_end;
     std::function<void()> on_writable;
   };
 
-  // `received`: the last data frame of the session that former links brought.
+  // `received`: the number of the last data frame that earlier links of the session brought.
   Link(EventLoop& loop, std::shared_ptr<Stream> stream, const Limits& limits,
        FrameHandlers handlers, std::uint64_t received, std::atomic<std::uint64_t>& bytes_received,
        Events events);
 
   void wantWrite(bool want);
-  // The bulk connection may have brought what it waits for.
+  // Goes on if the bulk connection has brought what this waits for.
   void resume();
   // Reads what is there, up to a budget. False: nothing came.
   bool readSome();
-  // Nothing more is read or told: it may be destroyed later.
+  // Reads and reports nothing any more; it may be destroyed later.
   void abandon();
   // Reads all there is, before the link is given up for another reason.
   void drain();
 
-  // Half of a message has come, and the other half is to come over the bulk connection.
+  // Whether it waits for the half of a message that comes over the bulk connection.
   bool waiting() const noexcept { return reader_.waiting(); }
 
   Stream& stream() noexcept { return *stream_; }

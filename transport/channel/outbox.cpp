@@ -11,7 +11,7 @@ namespace weft::transport {
 namespace {
 
 constexpr std::size_t kMaxEntries = 1024;                      // IOV_MAX
-constexpr std::uint64_t kLoopBudget = std::uint64_t{4} << 20;  // then others get their turn
+constexpr std::uint64_t kLoopBudget = std::uint64_t{4} << 20;  // then other peers get their turn
 constexpr std::uint64_t kLeastToSplit = 2 * kBulkUnit;
 
 }  // namespace
@@ -36,7 +36,8 @@ std::shared_ptr<BulkConnection> Outbox::number(OutFrame& frame) {
   const bool data = frame.kind() == FrameKind::kData;
   if (data && inline_only_) frame.bringInline(OutFrame::Inline::kAll);
   SendSequence::Stamp stamp = sequence_.next(frame);
-  // In the order of the numbers: the bulk connection's bytes do not say whose they are.
+  // Pushed in the order of the numbers, because the bulk connection's bytes do not say to which
+  // frame they belong.
   const bool split = data && bulk_ != nullptr && frame.carried() >= bulk_threshold_;
   if (split) {
     stamp.flags |= FrameHead::kSplit;
@@ -54,7 +55,7 @@ void Outbox::setBulkConnection(std::shared_ptr<BulkConnection> bulk, std::uint64
   bulk_threshold_ = std::max(threshold, kLeastToSplit);
 }
 
-// Until all bytes of the frame are there.
+// Waits until all bytes of the frame are there.
 void Outbox::fill(OutFrame& frame, BulkConnection* bulk) {
   while (frame.filling() != nullptr) {
     frame.awaitBytes();
@@ -62,24 +63,31 @@ void Outbox::fill(OutFrame& frame, BulkConnection* bulk) {
   }
 }
 
-Error Outbox::send(OutFrame frame, std::optional<std::chrono::milliseconds> patience) {
-  std::array<OutFrame, 2> released;  // more than are acknowledged for each that is sent
-  std::unique_lock<std::mutex> lock(mutex_);
+// Waits until there is room for the frame, and until another thread can write it without waiting
+// for its bytes, unless this one may write it.
+Error Outbox::awaitTurn(std::unique_lock<std::mutex>& lock, OutFrame& frame,
+                        std::optional<std::chrono::milliseconds> patience) {
   while (true) {
     if (patience) {
       if (Error error = limit_.await(lock, frame.size(), *patience)) return error;
     }
-    if (mayWrite() || frame.filling() == nullptr) break;
-    // Another thread will write it: that one must not wait.
+    if (mayWrite() || frame.filling() == nullptr) return Error::ok();
     lock.unlock();
     fill(frame, nullptr);
     lock.lock();
   }
+}
+
+Error Outbox::send(OutFrame frame, std::optional<std::chrono::milliseconds> patience) {
+  // Two at a time are more than are acknowledged for each message that is sent.
+  std::array<OutFrame, 2> released;  // destroyed after the lock
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (Error error = awaitTurn(lock, frame, patience)) return error;
   if (Error error = refusal()) return error;
   if (!patience && limit_.isOverrun(frame)) return limit_.overrun();
   const std::shared_ptr<BulkConnection> bulk = number(frame);
-  // Only a thread that brings buffers of its own destroys those of others: it may hold no lock that
-  // their destructors need.
+  // A thread that sends buffers may destroy those of others, because it holds no lock that their
+  // destructors need.
   if (patience && frame.ownsBuffers()) queue_.takeAcknowledged(released);
 
   if (!mayWrite()) {
@@ -96,22 +104,7 @@ Error Outbox::send(OutFrame frame, std::optional<std::chrono::milliseconds> pati
   const std::uint32_t link = link_;
   lock.unlock();
   if (bulk != nullptr) bulk->wake();
-  std::uint64_t written = 0;
-  while (frame.left() > 0) {
-    std::array<iovec, kMaxEntries> entries;
-    const std::size_t used = frame.gather(entries);
-    IoResult result{0, EAGAIN, false};
-    if (used > 0) result = stream->write(std::span(entries).first(used), frame.fdsToSend());
-    if (result.error == EAGAIN && frame.filling() != nullptr) {
-      frame.awaitBytes();
-      if (bulk != nullptr) bulk->wake();
-      continue;
-    }
-    if (result.error != 0) break;  // the loop meets it, too
-    frame.advance(result.count);
-    written += result.count;
-  }
-  fill(frame, bulk.get());  // what is left is for other threads
+  const std::uint64_t written = writeNow(frame, *stream, bulk.get());
   lock.lock();
   bytes_sent_ += written;
   const std::shared_ptr<void> last = afterCaller(frame, link);
@@ -121,10 +114,32 @@ Error Outbox::send(OutFrame frame, std::optional<std::chrono::milliseconds> pati
   return Error::ok();
 }
 
+// Writes what the stream takes; the loop thread writes the rest, and meets the error if there is
+// one. Returns how many bytes were written.
+std::uint64_t Outbox::writeNow(OutFrame& frame, Stream& stream, BulkConnection* bulk) {
+  std::uint64_t written = 0;
+  while (frame.left() > 0) {
+    std::array<iovec, kMaxEntries> entries;
+    const std::size_t used = frame.gather(entries);
+    IoResult result{0, EAGAIN, false};
+    if (used > 0) result = stream.write(std::span(entries).first(used), frame.fdsToSend());
+    if (result.error == EAGAIN && frame.filling() != nullptr) {
+      frame.awaitBytes();
+      if (bulk != nullptr) bulk->wake();
+      continue;
+    }
+    if (result.error != 0) break;
+    frame.advance(result.count);
+    written += result.count;
+  }
+  fill(frame, bulk);  // the loop thread does not wait for bytes
+  return written;
+}
+
 std::shared_ptr<void> Outbox::afterCaller(OutFrame& frame, std::uint32_t link) {
   std::shared_ptr<void> last;
   if (link != link_ && !queue_.isAcknowledged(frame)) {
-    // The stream broke meanwhile: this message goes, or waits, with those for the next one.
+    // The stream broke meanwhile: this message goes back among those for the next stream.
     if (queue_.requeue(std::move(frame), inline_only_)) stopExporting();
   } else if (link == link_ && frame.left() > 0) {
     queue_.pushFront(std::move(frame));

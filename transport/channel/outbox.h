@@ -1,15 +1,15 @@
 // Outbox: the sending side of one peer, shared by all threads that send to it and the loop thread.
 //
-// At any time at most one thread writes to the stream (the "writer"). A caller that finds nobody
-// writing and nothing queued writes its message itself, with no lock held during the system call;
-// others queue behind it. What a caller could not write, the loop thread writes when the stream is
-// ready. Nobody ever waits for a system call of another thread.
+// At most one thread at a time writes to the stream (the "writer"). A caller that finds nobody
+// writing and nothing queued writes its message itself, with no lock held during the system call.
+// Other callers queue behind it. What a caller could not write, the loop thread writes when the
+// stream is ready. No thread ever waits for a system call of another one.
 //
-// Messages outlive streams: what was written is kept until the peer has acknowledged it, and goes
-// again, in order, over the next stream when one breaks (Session).
+// Messages outlive streams: a written message is kept until the peer has acknowledged it. If a
+// stream breaks, what is not acknowledged is sent again, in order, over the next one (Session).
 //
 // Threads: send(), stats() and mayExport(): any; the rest: the loop thread.
-// Failure: send() returns it; flush() tells that the stream broke.
+// Failure: send() returns it; flush() says that the stream broke.
 #pragma once
 
 #include <atomic>
@@ -50,54 +50,55 @@ class Outbox {
   Outbox(const Limits& limits, std::string peer, std::function<void()> on_work_available,
          bool replay = true);
 
-  // Bytes that are not there yet (Message::filling) are waited for: each is written as soon as it
-  // is there if nothing else is being written, and all are there when this returns. Waits for room
-  // (QueueLimit) at most `patience`; without one it takes the frame whatever is queued (the loop
-  // thread must not wait).
+  // Takes a frame, and writes it if nothing is before it. Waits for room (QueueLimit) at most
+  // `patience`; without one, for the loop thread, which must not wait, it takes the frame whatever
+  // is queued. Also waits for bytes that are not there yet (Message::filling), and writes them as
+  // they come if nothing else is being written.
   Error send(OutFrame frame, std::optional<std::chrono::milliseconds> patience);
 
-  // The peer is connected: what it has not received can go, that is what follows frame `received`.
-  // Follow with flush().
+  // The peer is connected, and has received the frames up to `received`; those after it can be
+  // written. Follow with flush().
   void attach(std::shared_ptr<Stream> stream, std::uint64_t received = 0);
-  // The stream is broken (breakOff() was called): what the peer has not acknowledged waits for
-  // another one.
+  // The stream is broken (breakOff() was called). What the peer has not acknowledged waits for
+  // another stream.
   void detach();
 
-  // The stream has a bulk connection until it is detached: half of each message that carries
-  // `threshold` bytes or more goes over it.
+  // The stream has a bulk connection until detach(). Half of each message that carries `threshold`
+  // bytes or more goes over it.
   void setBulkConnection(std::shared_ptr<BulkConnection> bulk, std::uint64_t threshold);
 
   enum class Flushed : std::uint8_t {
     kDrained,        // nothing is left
     kBlocked,        // wait for the stream to be writable, then flush() again
-    kBackpressured,  // too many descriptors are on their way: flush() again in some milliseconds
+    kBackpressured,  // too many descriptors are in flight: flush() again in some milliseconds
     kBusy,           // a caller is writing, or there is no stream: nothing to do now
     kBroken,         // the stream failed with `error`
   };
   Flushed flush(int& error);
 
-  // Queues a control frame behind everything; flush() follows. False: not connected. After a
-  // goodbye nothing more is taken.
+  // Queues a control frame behind everything else; follow with flush(). False: it is not connected,
+  // has said goodbye, or the peer does not read.
   bool control(FrameKind kind) { return control(OutFrame::control(kind)); }
   bool control(OutFrame frame);
 
   // As SendSequence's.
   void setReceived(std::uint64_t sequence) noexcept { sequence_.setReceived(sequence); }
   std::uint64_t lastAckSent() const noexcept { return sequence_.lastAckSent(); }
-  // The peer has received all frames up to this one. False: they were never sent.
+  // The peer has received all frames up to this one. False: this one was never sent.
   bool acked(std::uint64_t sequence);
   // The number of the last message taken.
   std::uint64_t lastSequence() const;
   // Releases acknowledged messages that no sending thread has released.
   void tidy();
-  // False: a connection broke while exported memory was on its way, perhaps because the peer cannot
-  // map it, so its bytes are sent from then on; or this outbox sends nothing twice.
+  // Whether messages may carry exported memory. False once a connection broke while some was in
+  // flight, perhaps because the peer cannot map it; also without `replay`.
   bool mayExport() const noexcept { return may_export_.load(std::memory_order_relaxed); }
 
-  // From now on send() fails with `reason`. Again: with another one.
+  // From now on send() fails with `reason`. A later call replaces the reason.
   void shut(const Error& reason);
-  // After shut(): messages that were not written whole to a stream that still stood, in order; all
-  // others are released. Nullopt: a caller still writes, on_work_available follows when it is done.
+  // After shut(): the messages that were not written whole, or were written to a stream that broke,
+  // in order; releases all others. Nullopt: a caller still writes; on_work_available is called when
+  // it is done.
   std::optional<FrameQueue::Frames> takeUnsent();
 
   bool connectionWanted() const;  // something is queued and there is no stream
@@ -108,16 +109,21 @@ class Outbox {
   enum class Writer : std::uint8_t { kNone, kCaller, kLoop };
 
   // --- with the lock ---
-  // The thread that sends may write.
+  Error awaitTurn(std::unique_lock<std::mutex>& lock, OutFrame& frame,
+                  std::optional<std::chrono::milliseconds> patience);
+  // Whether the thread that sends may write its frame itself.
   bool mayWrite() const noexcept {
     return mode_ == Mode::kUp && writer_ == Writer::kNone && queue_.empty();
   }
   Error refusal() const;
-  // The bulk connection to wake without the lock, if it has a part of the frame.
+  // Gives the frame its number, and half of it to the bulk connection if it is to be split. Returns
+  // the bulk connection then, to be woken without the lock.
   std::shared_ptr<BulkConnection> number(OutFrame& frame);
-  // What it leaves in `frame` and what it returns is to be destroyed without the lock.
+  // After a caller has written. Destroy what it leaves in `frame` and what it returns without the
+  // lock.
   std::shared_ptr<void> afterCaller(OutFrame& frame, std::uint32_t link);
-  // --- needs no lock ---
+  // --- without the lock ---
+  static std::uint64_t writeNow(OutFrame& frame, Stream& stream, BulkConnection* bulk);
   static void fill(OutFrame& frame, BulkConnection* bulk);
   void stopExporting() noexcept { may_export_.store(false, std::memory_order_relaxed); }
 
@@ -125,7 +131,7 @@ class Outbox {
   const std::function<void()> on_work_available_;
   std::atomic<bool> may_export_;
 
-  mutable std::mutex mutex_;  // guards what follows, but for sequence_'s two atomics
+  mutable std::mutex mutex_;  // guards what follows, except sequence_'s two atomics
   Mode mode_ = Mode::kWaiting;
   Writer writer_ = Writer::kNone;
   bool said_goodbye_ = false;
@@ -136,7 +142,7 @@ class Outbox {
   std::shared_ptr<BulkConnection> bulk_;
   std::uint64_t bulk_threshold_ = 0;
   std::uint32_t link_ = 0;    // counts streams that broke
-  bool inline_only_ = false;  // the stream's other end does not see the arena
+  bool inline_only_ = false;  // the stream's other end cannot map shared memory
   Error reason_;              // kShut
   std::uint64_t bytes_sent_ = 0;
 };

@@ -1,5 +1,5 @@
-// QueueLimit: how much may wait to be sent to one peer (Limits::max_queued_bytes), and the threads
-// that wait for room. Messages that were written and are not acknowledged take room, too.
+// QueueLimit: limits how much waits to be sent to one peer (Limits::max_queued_bytes), and lets
+// threads wait for room. Messages that were written but not acknowledged take room, too.
 //
 // Threads: any, with the Outbox's lock, which await() releases while it waits. Ownership: it
 // borrows all it is given. Failure: the errors say what was tried.
@@ -26,16 +26,17 @@ class QueueLimit {
   // Waits for room for so many bytes, at most `patience`. kTimeout, or kInterrupted by Ctrl-C.
   Error await(std::unique_lock<std::mutex>& lock, std::uint64_t size,
               std::chrono::milliseconds patience);
-  // For a thread that cannot wait: this frame would be one too many. Senders that wait cannot make
-  // so many frames wait, so these are answers to a peer that asks on and reads nothing.
+  // For a thread that cannot wait: whether this frame would be one too many. Senders that wait
+  // cannot queue so many, so most of them are answers to a peer that keeps asking and reads
+  // nothing.
   bool isOverrun(const OutFrame& frame) const noexcept;
   Error overrun() const;
 
-  // Frames are written, acknowledged, or may be soon: there may be room.
+  // Frames were written or acknowledged, or soon may be: there may be room.
   void notify() {
     if (waiting_ > 0) room_.notify_all();
   }
-  // Nothing is sent any more: nobody needs to wait.
+  // Nothing is sent any more, so nobody needs to wait.
   void lift() {
     lifted_ = true;
     room_.notify_all();

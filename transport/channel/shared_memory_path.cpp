@@ -75,7 +75,7 @@ Error SharedMemoryPath::onOffer(const ArenaOffer& offer) {
     return protocolError("it offers shared memory twice");
   if (!received.fd.valid() && !received.lost)
     return protocolError("it offers shared memory without a descriptor");
-  // An arena that is mapped already is offered again when the answer was lost with a link.
+  // The peer offers a mapped arena again if the answer was lost with a link.
   Error problem = view_ != nullptr ? Error::ok() : map(offer, received);
   if (problem.code() == ErrorCode::kProtocol) return problem;
   if (problem && logEnabled(LogLevel::kInfo)) {
@@ -83,7 +83,7 @@ Error SharedMemoryPath::onOffer(const ArenaOffer& offer) {
         "large buffers of " + peer_ + " come through the socket: " + problem.text());
   }
   outbox_.control(problem ? FrameKind::kArenaRefuse : FrameKind::kArenaAccept);
-  // Not flushed from here, inside the reading of the link: a broken write would read on.
+  // Not flushed here: this runs while the link reads, and a failed write would read on.
   on_work_available_();
   return Error::ok();
 }
@@ -104,7 +104,7 @@ Error SharedMemoryPath::map(const ArenaOffer& offer, const Stream::ReceivedFd& r
 Result<OwnedBuffer> SharedMemoryPath::arenaBuffer(const ArenaDescriptor& block,
                                                   std::uint64_t size) {
   if (view_ == nullptr) return protocolError("a buffer in shared memory that was not offered");
-  // When a link breaks within a frame whose blocks were lent already, the frame comes again.
+  // The frame comes again if a link broke within it after its blocks were lent.
   const auto before = std::find_if(lent_before_.begin(), lent_before_.end(), [&](const Lent& lent) {
     return lent.where == block && lent.buffer.size == size;
   });

@@ -1,11 +1,12 @@
 // SharedMemoryPath: large buffers between this process and one peer of the same host, through
 // memory that both map.
 //
-// Outgoing: an arena of this process, offered once on each link (ArenaSender), and exported blocks.
-// Incoming: maps the arena that the peer offers, and resolves a frame's descriptors to buffers.
+// Outgoing: it offers an arena of this process once on each link (ArenaSender), and sends exported
+// blocks. Incoming: it maps the arena that the peer offers, and turns a frame's descriptors into
+// buffers.
 //
 // Threads: place(), sent() and bytesReceived(): any; the rest: the loop thread.
-// Failure: kProtocol ends the link. Memory that cannot be mapped here is refused, and the buffers
+// Failure: kProtocol ends the link. Memory that cannot be mapped here is refused; the buffers then
 // come through the socket.
 #pragma once
 
@@ -43,13 +44,13 @@ class SharedMemoryPath final : public SharedMemoryHandler {
   // A link is up; its stream stays until detach().
   void attach(Stream& stream);
   void detach();
-  // Queues the offer of the arena, if one is wanted that this link has not carried.
+  // Queues the offer of the arena, if one is wanted and this link has not carried it.
   void offer();
   void tick(std::chrono::steady_clock::time_point now) { sender_.tick(now); }
   // A frame begins. / A data frame is whole.
   void onFrameHead() { exported_files_.clear(); }
   void onDataFrame();
-  // For good: nothing is placed or resolved any more.
+  // Places and resolves nothing any more.
   void close();
 
  private:
@@ -69,12 +70,12 @@ class SharedMemoryPath final : public SharedMemoryHandler {
   const std::string peer_;
   const std::function<void()> on_work_available_;
   ArenaSender sender_;
-  std::shared_ptr<ArenaView> view_;  // buffers lent out keep it, too
+  std::shared_ptr<ArenaView> view_;  // buffers lent out keep it alive, too
   std::vector<Lent> lent_;           // to the frame that is being read
   std::vector<Lent> lent_before_;    // to the same frame, over a link that broke within it
-  // Of the frame that is being read.
+  // The files that came with the frame that is being read.
   std::vector<std::shared_ptr<const ExportedFile>> exported_files_;
-  // Buffers of exported memory that somebody here still has; they may outlive this.
+  // How many buffers of exported memory are still in use here; they may outlive this.
   std::shared_ptr<std::atomic<std::size_t>> mapped_ = std::make_shared<std::atomic<std::size_t>>(0);
   Stream* stream_ = nullptr;     // null: no link
   bool offer_sent_ = false;      // on this link

@@ -152,7 +152,7 @@ IoResult RecordReader::readThrough(IovecCursor& places) {
   return result;
 }
 
-// Of a record that is in its places.
+// Reads the tail of a record whose bytes are in their places.
 int RecordReader::readTail() {
   if (here().size() < record::kTailBytes) return fill();
   const bool right = loadLittle<std::uint32_t>(here().data()) == found_;

@@ -32,7 +32,7 @@ std::uint64_t networkOf(const sockaddr_storage& from) {
   return network;
 }
 
-// Of a numeric address.
+// The network of a numeric address.
 std::uint64_t networkOf(const std::string& host) {
   sockaddr_storage place{};
   auto& four = reinterpret_cast<sockaddr_in&>(place);
@@ -171,8 +171,8 @@ void Acceptor::onHandshake(std::uint64_t id, HandshakeOutcome outcome) {
     admitted_({handshake.peer(), handshake.peerClaim(), std::move(outcome.stream)});
 }
 
-// Who cannot connect learns it by itself; this is for whoever looks at this side. Once: strangers
-// must not fill the log.
+// A dialler that is refused knows it; this tells people who look at this side. Only once, because
+// strangers must not fill the log.
 void Acceptor::warnOnce(const Hello& hello, const std::string& why) {
   if (std::exchange(warned_, true)) return;
   log(LogLevel::kWarning, "refused a connection that says it is of " +

@@ -1,9 +1,11 @@
-// Acceptor: listens, and takes those who connect through the handshake. Other users of this host
-// are turned away from the Unix socket, unless EndpointOptions::accept_other_users. Everybody else
-// gets in, in the place of an older connection if there is no room (Limits). A member of the group
-// sends its hello with its connect, so silent connections have waiting rooms of their own
-// (WaitingRoom). A hello can be said by whoever knows the group's name: a known peer that comes
-// from where it listens owes its proof in a room where nobody takes its place from elsewhere.
+// Acceptor: listens, and takes connections through the handshake. It refuses other users of this
+// host on the Unix socket, unless EndpointOptions::accept_other_users. It accepts all others; if
+// there is no room (Limits), an older connection is cut off.
+//
+// Connections in a handshake wait in WaitingRooms, so that strangers cannot crowd out members. A
+// member of the group sends its hello at once, so silent connections have rooms of their own.
+// Anyone who knows the group's name can send a hello, so known peers that come from where they
+// listen have a room in which connections from elsewhere cannot displace them.
 //
 // Threads: counts(): any; the rest: the endpoint's loop thread.
 // Failure: a connection that fails the handshake is cut off and counted. One that cannot be
@@ -31,7 +33,7 @@ struct sockaddr_storage;
 
 namespace weft::transport {
 
-// A dialler that was admitted.
+// A dialler that has proved who it is, and was admitted.
 struct AuthenticatedPeer {
   Hello hello;
   SessionClaim claim;
@@ -41,10 +43,10 @@ struct AuthenticatedPeer {
 class Acceptor {
  public:
   using Admitted = std::function<void(AuthenticatedPeer)>;
-  // Where the peer of a rank listens; "": it is not known.
+  // Where the peer of a rank listens; "": that is not known.
   using AddressOf = std::function<std::string(std::int32_t rank)>;
 
-  // `admitted` is told of each that `policy` admitted, directly after its admit().
+  // `admitted` is called for each dialler that `policy` admits, directly after its admit().
   Acceptor(const EndpointContext& context, AcceptPolicy& policy, AddressOf address_of,
            Admitted admitted);
 
@@ -59,9 +61,9 @@ class Acceptor {
   // The rooms for one kind of socket, so that neither kind crowds out the other.
   struct Rooms {
     explicit Rooms(const Limits& limits);
-    WaitingRoom silent;    // by where they come from
-    WaitingRoom named;     // whose hello was right: by the rank they say they have, and from where
-    WaitingRoom expected;  // of these, known peers from where they listen: by rank
+    WaitingRoom silent;    // no hello yet; by origin
+    WaitingRoom named;     // the hello was right; by the rank that it claims, and origin
+    WaitingRoom expected;  // likewise, and a known peer from where it listens; by rank
     void clear();
     void leave(std::uint64_t id);
   };

@@ -162,7 +162,7 @@ void Connector::onHandshake(HandshakeOutcome outcome) {
                       (outcome.error != 0 ? " (" + errnoName(outcome.error) + ")" : "");
       break;
   }
-  // This address has a listener: what went wrong may pass.
+  // This address has a listener, so the problem may be temporary.
   backOff();
 }
 
@@ -175,11 +175,9 @@ void Connector::onRefused(RefusalCode code, std::uint16_t peer_version) {
     return backOff();
   }
   if (code == RefusalCode::kDisplaced) {
-    log(LogLevel::kError,
-        describePeer(context_.self.name, context_.self.rank) +
-            " is displaced: another process has taken its rank and name at " +
-            describePeer(peer_.name, peer_.rank) +
-            ". Who holds the group's key can do so; if nobody was to, look for it");
+    log(LogLevel::kError, describePeer(context_.self.name, context_.self.rank) +
+                              " is displaced: another process has taken its rank and name at " +
+                              describePeer(peer_.name, peer_.rank) + ". " + kWhoCanTakeARank);
     Outcome outcome;
     outcome.error = Error(ErrorCode::kAuthFailed, "this worker is displaced");
     outcome.displaced = true;
@@ -197,7 +195,7 @@ void Connector::onRefused(RefusalCode code, std::uint16_t peer_version) {
                                    ? " (it speaks " + std::to_string(peer_version) + ", this one " +
                                          std::to_string(kProtocolVersion) + ")"
                                    : "";
-  // Of another group: the member is gone, and its address somebody else's.
+  // If it is of another group, the member is gone, and another process has its address.
   fail(code == RefusalCode::kGroup ? ErrorCode::kConnectFailed : ErrorCode::kAuthFailed,
        "it refused: " + std::string(explain(code)) + versions);
 }

@@ -1,5 +1,5 @@
 // Connector: makes one authenticated connection to a peer. It tries the peer's addresses in turn,
-// retries after failures that may pass, and gives up after those that will not.
+// retries after temporary failures, and gives up after others.
 //
 // Threads: the endpoint's loop thread. Destroying it ends the attempt.
 // Failure: the Outcome has an Error; nothing is left open.
@@ -21,11 +21,15 @@
 
 namespace weft::transport {
 
+// For the log of a worker whose rank and name another process has.
+inline constexpr const char* kWhoCanTakeARank =
+    "Anyone who holds the group's key can do so; if nobody should have, find out who did";
+
 class Connector {
  public:
   struct Outcome {
-    Error error;                     // set: it failed for good; does not say who it is about
-    std::shared_ptr<Stream> stream;  // else
+    Error error;                     // why it failed for good; does not name the peer
+    std::shared_ptr<Stream> stream;  // if it did not fail
     Hello peer;
     SessionClaim claim;  // the peer's
     // It failed because another process has this worker's rank and name there.
@@ -34,8 +38,8 @@ class Connector {
   using Done = std::function<void(Outcome)>;
 
   struct RetryBackoff {
-    std::chrono::milliseconds all;        // attempts together; 0: no end
-    std::chrono::milliseconds handshake;  // each
+    std::chrono::milliseconds all;        // for all attempts together; 0: no limit
+    std::chrono::milliseconds handshake;  // for each
   };
 
   // `claim`: what this side says of the session.
@@ -45,9 +49,9 @@ class Connector {
   // `done` is called once, perhaps from start(). It may destroy this object.
   void start(Done done);
 
-  // The peer may have heard of this attempt.
+  // Whether the peer may have heard of this attempt.
   bool handshaking() const noexcept { return handshake_ != nullptr; }
-  // The two share a transport.
+  // Whether the two share a transport.
   bool hasWay() const noexcept { return !candidates_.empty(); }
   // What went wrong last, for people.
   const std::string& lastProblem() const noexcept { return last_problem_; }
@@ -65,7 +69,8 @@ class Connector {
   void nextCandidate(const std::string& problem);
   void onHandshake(HandshakeOutcome outcome);
   void onRefused(RefusalCode code, std::uint16_t peer_version);
-  // The two have proved themselves to each other before: a refusal may come of damaged bytes.
+  // Whether the two have proved themselves to each other before; then damaged bytes may be the
+  // cause of a refusal.
   bool metBefore() const noexcept { return claim_.peer != 0; }
   void backOff();
   void onDeadline();

@@ -1,9 +1,9 @@
-// Listener: one listening socket. It accepts who connects, some at a time.
+// Listener: one listening socket, which accepts connections, some at a time.
 //
-// Threads: the endpoint's loop thread. Ownership: the socket is its own; accepted ones are the
-// callee's. Failure: a connection for which the system has no descriptor gets the spare one. If
-// there is none, or no memory, connections stay in the backlog; the log says so, and it tries again
-// shortly.
+// Threads: the endpoint's loop thread. Ownership: owns the listening socket; the callback owns the
+// accepted ones. Failure: a connection for which the system has no descriptor gets the spare one.
+// If that is in use, or without memory, connections stay in the backlog; the log says so, and the
+// listener tries again shortly.
 #pragma once
 
 #include <functional>

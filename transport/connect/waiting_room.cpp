@@ -41,7 +41,7 @@ std::uint64_t WaitingRoom::largestSource() const {
   std::map<std::uint64_t, std::size_t> counts;
   for (const Guest& guest : guests_)
     ++counts[guest.source];
-  // Of equally large ones, the source of the oldest guest.
+  // If sources have equally many, the source of the oldest guest.
   const auto largest = std::max_element(
       guests_.begin(), guests_.end(),
       [&](const Guest& a, const Guest& b) { return counts[a.source] < counts[b.source]; });

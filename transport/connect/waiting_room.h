@@ -1,7 +1,7 @@
-// WaitingRoom: the connections in one stage of the handshake, and which of them must leave when
-// another one comes and there is no room: the oldest one of the newcomer's own source if that
-// source has used up its share, else the oldest one of the source that has most. So every newcomer
-// gets in, and a source displaces others only while they have more than it has.
+// WaitingRoom: the connections in one stage of the handshake. If another one comes and there is no
+// room, one must leave: the oldest one of the newcomer's own source if that source has used up its
+// share, else the oldest one of the source that has most. So every newcomer gets in, and a source
+// displaces others only while they have more than it has.
 //
 // Threads: the endpoint's loop thread.
 #pragma once
@@ -18,7 +18,7 @@ class WaitingRoom {
   // At most `limit` in all and `share` of one source; each at least 1.
   WaitingRoom(std::size_t limit, std::size_t share);
 
-  // The one that must leave before one of `source` can enter; nullopt: none must.
+  // The connection that must leave before one of `source` can enter; nullopt: none.
   std::optional<std::uint64_t> inTheWayOf(std::uint64_t source) const;
   void enter(std::uint64_t id, std::uint64_t source);
   // Whether it was here.

@@ -30,7 +30,7 @@ class BufferTable {
 
   const std::vector<std::uint64_t>& sizes() const noexcept { return sizes_; }
   const std::vector<Placed>& placed() const noexcept { return placed_; }
-  // Of the buffers that are in this frame.
+  // The bytes of the buffers that are in this frame.
   std::uint64_t inlineBytes() const noexcept { return inline_bytes_; }
 
  private:

@@ -23,7 +23,7 @@ std::size_t FrameReader::prepare(std::span<iovec> out) {
   } else if (fillsBuffers()) {
     std::uint64_t covered = 0;
     count = body_.targets(out.first(out.size() - 1), covered);
-    // With buffers left over, what follows these would be theirs, not the next frame's.
+    // If buffers are left over, the bytes that follow are theirs, not the next frame's.
     if (covered < body_.left()) return count;
   }
   out[count++] = {receive_.get() + end_, kReceiveBytes - end_};
@@ -46,7 +46,7 @@ Error FrameReader::commit(std::size_t count) {
   return parse();
 }
 
-// As far as the bytes that are here go.
+// Parses as far as the bytes that are here go.
 Error FrameReader::parse() {
   while (true) {
     Result<Step> result = step();

@@ -1,10 +1,10 @@
 // FrameReader: turns the bytes of one link, however they are cut, into messages.
 //
-// A total parser: every byte string yields frames or a named error. It says where the next bytes
-// should go (prepare) and is told how many came (commit). Small frames are parsed out of one
-// receive buffer, so that several of them cost one recv; the bytes of large buffers go straight
-// into memory that the MessageHandler supplied, with the receive buffer behind it for whatever
-// follows. Lengths are checked against Limits before memory is taken.
+// A total parser: every byte string yields frames or a named error. prepare() says where the next
+// bytes should go, and commit() how many came. Small frames are parsed out of one receive buffer,
+// so that several of them cost one recv. The bytes of large buffers go straight into memory that
+// the MessageHandler supplied; the receive buffer comes after it for what follows. Lengths are
+// checked against Limits before memory is taken.
 //
 // Threads: one at a time. Ownership: borrows its handlers. Failure: the first Error is final.
 #pragma once
@@ -27,8 +27,8 @@ namespace weft::transport {
 
 class FrameReader {
  public:
-  // `received`: the last data frame that earlier links brought; the next one follows it. Frames
-  // that came before are skipped unseen.
+  // `received`: the number of the last data frame that earlier links brought. Frames up to it are
+  // skipped.
   FrameReader(const Limits& limits, FrameHandlers handlers, std::uint64_t received = 0);
 
   // Fills `out` with where to read next and returns how many entries (at least 1, all
@@ -37,16 +37,16 @@ class FrameReader {
   // `count` bytes were put into the entries, in order.
   Error commit(std::size_t count);
 
-  // The rest of a frame comes over the bulk connection: nothing is read before resume() went on.
+  // Whether the rest of a frame comes over the bulk connection. Read nothing until it has come.
   bool waiting() const noexcept { return state_ == State::kBulk; }
-  // Looks whether it has come.
+  // Goes on if it has come.
   Error resume() { return waiting() ? parse() : Error::ok(); }
 
-  // After a goodbye: what follows is ignored.
+  // Whether a goodbye has come; what follows it is ignored.
   bool ended() const noexcept { return state_ == State::kEnded; }
-  // A frame has begun and is not whole: the end of the stream here is a broken connection.
+  // Whether a frame has begun and is not whole, so that the stream's end is a broken connection.
   bool insideFrame() const noexcept { return state_ != State::kHead || begin_ != end_; }
-  // Bytes of the current message that have not come; nothing of it can be used before.
+  // How many bytes of the current message are missing; it cannot be used before they come.
   std::uint64_t bytesToCome() const noexcept { return state_ == State::kBody ? body_.left() : 0; }
 
  private:
@@ -55,7 +55,7 @@ class FrameReader {
     kTable,
     kHeader,
     kBody,
-    kBulk,  // all is here but what comes over the bulk connection
+    kBulk,  // only the half that comes over the bulk connection is missing
     kEnded
   };
   enum class Step : std::uint8_t { kGoOn, kNeedMore };
@@ -80,7 +80,7 @@ class FrameReader {
     return {receive_.get() + begin_, end_ - begin_};
   }
   void leave(std::span<const std::byte> rest) noexcept { begin_ = end_ - rest.size(); }
-  void keepHeader();  // out of the receive buffer, which is about to be reused
+  void keepHeader();  // copies it out of the receive buffer, which is about to be reused
 
   static constexpr std::size_t kReceiveBytes = std::size_t{64} << 10;
 

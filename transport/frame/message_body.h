@@ -21,8 +21,8 @@ namespace weft::transport {
 
 class MessageBody {
  public:
-  // Those of `table` that are in its frame are to be read. `arrivals`: null, or who is told of
-  // them.
+  // Begins to read the buffers of `table` that are in its frame. `arrivals`, unless it is null, is
+  // told of them.
   void begin(std::vector<OwnedBuffer> buffers, const BufferTable& table,
              std::shared_ptr<Arrivals> arrivals);
   // The bytes are read and dropped.

@@ -66,7 +66,7 @@ Result<std::unique_ptr<EventLoop>> EventLoop::create(const std::string& thread_n
 
 EventLoop::EventLoop(Idle idle) : idle_(idle) {}
 
-// Of a loop that no thread runs.
+// For a loop that no thread runs.
 void EventLoop::closeHandles() {
   uv_close(reinterpret_cast<uv_handle_t*>(&handles_->wake), nullptr);
   uv_run(&handles_->loop, UV_RUN_DEFAULT);

@@ -23,8 +23,8 @@ bool runGuarded(const char* what, Callback&& callback) {
   return false;
 }
 
-// Of a state whose `handle.data` is itself. The callback may be the one running now: it lives until
-// libuv has let go.
+// Closes the handle of a state whose `handle.data` is the state itself. Its callback may be running
+// now, so the state lives until libuv has closed the handle.
 template <typename State>
 void closeThenDelete(State* state) {
   uv_close(reinterpret_cast<uv_handle_t*>(&state->handle),

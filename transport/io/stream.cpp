@@ -60,7 +60,7 @@ void SocketStream::keepFds(msghdr& message) {
       if (received_.size() < kMaxWaiting) received_.push_back(std::move(one));
     }
   }
-  // Those that are missing are the last ones.
+  // The missing descriptors are the last ones.
   if ((message.msg_flags & MSG_CTRUNC) != 0) lost_ = true;
 }
 

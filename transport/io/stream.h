@@ -47,17 +47,17 @@ class Stream {
   // socket is writable now.
   virtual IoResult read(std::span<iovec> into) = 0;
   virtual IoResult write(std::span<iovec> from, std::span<const int> fds) = 0;
-  // No more bytes will be written; the peer reads the end after what was written.
+  // Ends the writing side; the peer reads the end after what was written.
   virtual void finishWriting() = 0;
   // Breaks both directions at once, also under a thread that is in write().
   virtual void breakOff() = 0;
   virtual int pollFd() const = 0;
-  // Until the next call pollFd() should not count as readable before so many bytes (at least 1) are
-  // there; the end, an error and a full receive buffer count all the same. A hint, which some
-  // streams ignore. On the thread that reads.
+  // Until the next call, pollFd() should become readable only when so many bytes (at least 1) are
+  // there, or at the end, an error or a full receive buffer. A hint that some streams ignore. On
+  // the thread that reads.
   virtual void wakeAt(std::size_t /*bytes*/) {}
-  // After a read: the next one may find bytes that the stream holds itself, for which pollFd() does
-  // not become readable. On the thread that reads.
+  // After a read: whether the stream itself holds more bytes, for which pollFd() does not become
+  // readable. On the thread that reads.
   virtual bool holdsBytes() const { return false; }
 
   // Keeps the descriptors that come from now on; the system closes those that came before. Call it

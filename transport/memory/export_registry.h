@@ -22,7 +22,7 @@ namespace weft::transport {
 
 struct ExportedBlock::Registry {
   using Time = std::chrono::steady_clock::time_point;
-  // Of all peers together: half of what the kernel allows a process by default.
+  // For all peers together: half of what the kernel allows a process by default.
   static constexpr std::size_t kMostMappings = 32'768;
   static constexpr std::size_t kMostKept = 64;
   static constexpr std::uint64_t kMostKeptBytes = std::uint64_t{1} << 30;

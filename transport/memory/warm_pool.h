@@ -85,7 +85,7 @@ class WarmPool : public std::enable_shared_from_this<WarmPool> {
   std::uint64_t used_bytes_ = 0;  // by blocks
   std::uint64_t taken_ = 0;       // blocks so far
 
-  // Of the thread that calls tick().
+  // Used by the thread that calls tick().
   std::uint64_t taken_before_ = 0;
   std::chrono::steady_clock::time_point idle_since_{};
 };

@@ -9,7 +9,7 @@
 namespace weft::transport {
 namespace {
 
-// Pending connections have proved themselves: the bound is against mistakes, not strangers.
+// Pending connections have proved themselves, so this bounds mistakes, not attacks.
 constexpr std::size_t kMaxPending = 1024;
 
 }  // namespace
@@ -27,12 +27,12 @@ RefusalCode Admission::admit(const Hello& hello, const SessionClaim& theirs, Ses
       return RefusalCode::kNone;
     }
   }
-  // A session begins; one that is to go on is not known here.
+  // A new session begins. A dialler that wants to continue one is refused: none is known here.
   ours = {context_.sessions.of(hello.rank), theirs.own, 0, theirs.link};
   return theirs.peer == 0 || theirs.peer == ours.own ? RefusalCode::kNone : RefusalCode::kStale;
 }
 
-// A bulk connection whose link is still pending here may try again.
+// kDuplicate, after which the dialler tries again, while the link is still pending here.
 RefusalCode Admission::admitBulk(Peer* peer, const Hello& hello, const SessionClaim& theirs,
                                  SessionClaim& ours) {
   if (peer == nullptr && pending_.find(hello.rank) != pending_.end())
@@ -53,7 +53,7 @@ void Admission::admitted(AuthenticatedPeer who) {
   const bool successor = peer != nullptr && peer->over() && peer->name() == who.hello.name &&
                          (context_.options.accept_successors || peer->mayReturn());
   if (context_.options.accept_unknown_peers || successor) {
-    // In order behind the loss of a former life, if there was one.
+    // Posted, so that the handler hears of the loss of a former life first.
     context_.loop.post([this, who = std::move(who)] { join(who, Dialler::kPeer); });
   } else {
     hold(std::move(who));
@@ -115,7 +115,7 @@ void Admission::tick(EventLoop::Clock::time_point now) {
   }
 }
 
-// The other end takes the connection for good and expects signs of life.
+// The other end regards the connection as established and expects signs of life.
 bool Admission::sendHeartbeat(const PendingPeer& pending) {
   FrameHead head;
   head.kind = FrameKind::kHeartbeat;

@@ -1,17 +1,17 @@
-// Admission: who may come in, and as whom.
+// Admission: decides who may connect, and as whom.
 //
-// One connection for each pair. When both dial at once, the one dialled by the lower rank stays:
-// the higher rank drops its own attempt when the other's arrives, the lower refuses the other's as
-// a duplicate once the peer may have heard of its own. A refused dialler waits for that connection,
-// and tries again until connect_timeout in case it never comes.
+// Each pair of peers has one connection. If both dial at once, the one dialled by the lower rank
+// stays: the higher rank drops its own attempt when the other's arrives, and the lower rank refuses
+// the other's as a duplicate once the peer may have heard of its own. A refused dialler waits for
+// the other connection, and tries again until connect_timeout in case it never comes.
 //
-// A connection that broke is made again by the same rules. A side that has not noticed yet gives up
-// its old connection for the new one of the same session; a dialler that names a session which is
-// over here is refused (kStale).
+// A connection that broke is made again by the same rules. A side that has not noticed the break
+// gives up its old connection for the new one of the same session. A dialler that names a session
+// which is over here is refused (kStale).
 //
-// A life whose successor came in is displaced: it stays out, whatever becomes of the successor. The
-// successor may end at once, because other processes still hear from that life and refuse it as a
-// duplicate: then that life goes on with those only, until it is started again.
+// A life is displaced once its successor was admitted: it stays out, even if the successor ends.
+// That may happen at once, if other processes still hear from the former life and refuse the
+// successor as a duplicate. Then the former life goes on with those processes only.
 //
 // Threads: the endpoint's loop thread.
 #pragma once
@@ -32,7 +32,7 @@ namespace weft::transport {
 
 class Admission final : public AcceptPolicy {
  public:
-  // `replaced`: a lost peer of that rank has a successor, or is back.
+  // `replaced`: called when a lost peer of that rank has a successor, or is back.
   using Replaced = std::function<void(std::int32_t rank)>;
 
   Admission(EndpointContext& context, PeerTable& peers, Replaced replaced)
@@ -40,18 +40,18 @@ class Admission final : public AcceptPolicy {
 
   bool nonceIsFresh(const Nonce& nonce) override { return replays_.fresh(nonce); }
   RefusalCode admit(const Hello& hello, const SessionClaim& theirs, SessionClaim& ours) override;
-  // It was welcome, and both sides are proved. Follows admit() directly.
+  // After admit(): both sides have proved themselves.
   void admitted(AuthenticatedPeer who);
-  // A lost peer was dialled, and is met again (Reunion).
+  // A lost peer was dialled and has answered (Reunion).
   void reunite(AuthenticatedPeer who) { join(std::move(who), Dialler::kSelf); }
-  // `peer` was added just now: it may have connected before.
+  // `peer` was just added: adopts its connection if it has connected before.
   void connectPending(const std::shared_ptr<Peer>& peer);
   void tick(EventLoop::Clock::time_point now);
-  // Nobody is admitted any more.
+  // Admits nobody any more.
   void close();
 
  private:
-  // An authenticated connection of a rank that addPeer() has not named yet. It is not read.
+  // An authenticated connection of a rank that addPeer() has not named yet. It stays unread.
   struct PendingPeer {
     AuthenticatedPeer who;
     EventLoop::Clock::time_point until;
@@ -69,7 +69,7 @@ class Admission final : public AcceptPolicy {
   const Replaced on_replaced_;
   ReplayGuard replays_;
   std::unordered_map<std::int32_t, PendingPeer> pending_;
-  std::unordered_set<std::uint64_t> displaced_;  // incarnations: one for each restart
+  std::unordered_set<std::uint64_t> displaced_;  // their incarnations
   bool closed_ = false;
 };
 

@@ -1,5 +1,5 @@
-// The Endpoint of endpoint.h. Owns the loops, the peers, and who lets them in; opens and closes all
-// of it.
+// The Endpoint of endpoint.h. It owns the loops, the peers and their Admission, and opens and
+// closes all of them.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -68,7 +68,7 @@ Error checkOptions(const EndpointOptions& options) {
   return Error::ok();
 }
 
-// Null: never encrypts.
+// Null: the endpoint never encrypts.
 Result<std::shared_ptr<const TlsContext>> openTls(const EndpointOptions& options) {
   if (options.encryption == Encryption::kOff) return std::shared_ptr<const TlsContext>();
   if (!options.certificates.any()) return TlsContext::withKey();
@@ -249,7 +249,8 @@ void EndpointImpl::setPeerAddress(std::int32_t rank, const std::string& address)
   postAddress(rank);
 }
 
-// The table's address, not the caller's: tasks of two callers may run in either order.
+// The task takes the table's address, not the caller's, because the tasks of two callers may run in
+// either order.
 void EndpointImpl::postAddress(std::int32_t rank) {
   loop_->post([this, rank] {
     if (const std::shared_ptr<Peer> peer = peers_.find(rank))

@@ -14,9 +14,10 @@ Peer::Peer(EndpointContext& context, PeerInfo info, std::function<void()> on_fin
     : context_(context),
       info_(std::move(info)),
       on_finished_(std::move(on_finished)),
-      session_(
-          context, info_,
-          [this](Connector::Outcome outcome) { orFail([&] { onConnected(std::move(outcome)); }); }),
+      session_(context, info_,
+               [this](Connector::Outcome outcome) {
+                 failIfThrown([&] { onConnected(std::move(outcome)); });
+               }),
       channel_(context, info_, session_.session(), *this) {}
 
 PeerStats Peer::stats() const {
@@ -90,7 +91,7 @@ void Peer::onChannelEnd(ChannelEnd ended) {
 }
 
 void Peer::tick(Heartbeat::Time now, std::chrono::nanoseconds late) {
-  channel_.outbox().tidy();  // acknowledged messages for which no sender came by
+  channel_.outbox().tidy();  // acknowledged messages that no sending thread has released
   if (state() == PeerState::kConnected) return channel_.tick(now, late);
   if (state() != PeerState::kReconnecting && state() != PeerState::kLeaving) return;
   session_.postpone(late);
@@ -101,20 +102,14 @@ void Peer::tick(Heartbeat::Time now, std::chrono::nanoseconds late) {
 
 void Peer::connect() {
   moveTo(PeerState::kConnecting);
-  orFail([&] {
-    const Result<Address> address = parseAddress(info_.address);
-    if (!address.ok()) {
-      const std::string why =
-          info_.address.empty() ? "its address is not known here" : address.error().text();
-      return fail(peer_errors::unreachable(describe(), {ErrorCode::kConnectFailed, why}));
-    }
-    session_.dial(address.value());
+  failIfThrown([&] {
+    if (const Error why = session_.dial()) fail(peer_errors::unreachable(describe(), why));
   });
 }
 
-// A state whose work was not begun would last for ever.
+// If the step throws, the work of the present state was not begun, and nothing would end the state.
 template <typename Step>
-void Peer::orFail(Step step) {
+void Peer::failIfThrown(Step step) {
   if (const auto thrown = thrownBy(step)) fail(peer_errors::notServed(describe(), *thrown));
 }
 
@@ -131,8 +126,8 @@ void Peer::adopt(std::shared_ptr<Stream> stream, const Hello& hello, const Sessi
                  Dialler dialler) {
   session_.stopDialling();
   const bool leaving = state() == PeerState::kLeaving;
-  // As a whole: who is connected has a link.
-  orFail([&] {
+  // In one step, so that a connected peer always has a link.
+  failIfThrown([&] {
     const std::uint64_t sent = channel_.outbox().lastSequence();
     if (theirs.received > sent)
       return fail(peer_errors::badClaim(describe(), theirs.received, sent));
@@ -154,8 +149,8 @@ void Peer::adopt(std::shared_ptr<Stream> stream, const Hello& hello, const Sessi
 
 RefusalCode Peer::admit(const Hello& hello, const SessionClaim& theirs) {
   if (over()) {
-    // This very life was lost: both sides must agree that it is over. Another life, or one that
-    // left in order, is as good as unknown.
+    // A life that was lost here stays out, so that both sides agree that it is over. Another life,
+    // or one that left in order, is treated as unknown.
     const bool same_life = session_.met() && incarnation() == hello.incarnation &&
                            reason_.code() != ErrorCode::kPeerClosed;
     // Where the two may meet again, Admission tells an old session from a new one.
@@ -182,10 +177,11 @@ RefusalCode Peer::admit(const Hello& hello, const SessionClaim& theirs) {
                                                                    : RefusalCode::kNone;
 }
 
-// A process that holds the key may claim any rank. As long as this life is heard of, it keeps it.
+// A process that holds the key may claim any rank. This life keeps its rank as long as it is heard
+// from.
 RefusalCode Peer::admitAnotherLife(const Hello& hello, const SessionClaim& theirs) {
   if (theirs.peer != 0) return RefusalCode::kDisplaced;    // it was here before this life
-  if (state() == PeerState::kConnected) channel_.drain();  // perhaps its end has come
+  if (state() == PeerState::kConnected) channel_.drain();  // the link's end may have come
   if (over()) return RefusalCode::kNone;
   const auto silence = channel_.heartbeat().silence(EventLoop::Clock::now());
   if (state() == PeerState::kConnected && silence < 3 * context_.options.heartbeat_interval) {
@@ -207,15 +203,15 @@ void Peer::reconnect(std::string how, Heartbeat::Time deadline, bool silent) {
   moveTo(PeerState::kReconnecting);
   session_.breakOff(std::move(how), silent, deadline);
   channel_.detach();
-  // Later: the peer's own dial may be what ended the link.
+  // Later, because the peer's own dial may be what ended the link.
   context_.loop.post(
       [self = std::static_pointer_cast<Peer>(shared_from_this())] { self->redial(); });
 }
 
-// Gives the link up for another of the same session, which adopt() brings next. False: reading the
-// rest of it showed that the peer is gone.
+// Gives up the link for another one of the same session, with which adopt() is called next. False:
+// reading the rest of the link showed that the peer is gone.
 bool Peer::yieldLink() {
-  channel_.drain();  // what it still brings need not be sent again
+  channel_.drain();  // what has arrived need not be sent again
   if (state() == PeerState::kConnected) {
     reconnect(
         "its connection broke after " + channel_.connectedFor() + ", which the peer noticed first",
@@ -227,10 +223,8 @@ bool Peer::yieldLink() {
 void Peer::redial() {
   const bool wanted = state() == PeerState::kReconnecting || state() == PeerState::kLeaving;
   if (!wanted || session_.dialling()) return;
-  orFail([&] {
-    const Result<Address> address = parseAddress(info_.address);
-    if (address.ok()) session_.dial(address.value());  // else only the peer can dial
-  });
+  // Without an address only the peer can dial.
+  failIfThrown([&] { static_cast<void>(session_.dial()); });
 }
 
 void Peer::onDeadlinePassed(Heartbeat::Time now) {
@@ -253,7 +247,7 @@ bool Peer::saidGoodbye() const noexcept {
 }
 
 void Peer::fail(Error reason) {
-  // Whoever is leaving a peer hears no more of it.
+  // The handler is not told of the loss of a peer that this side is leaving.
   const bool leaving = saidGoodbye() || state() == PeerState::kLeaving;
   end(leaving ? PeerState::kClosed : PeerState::kLost, std::move(reason));
 }
@@ -315,7 +309,7 @@ void Peer::notifyClosed() {
   on_finished_();
 }
 
-// Whatever the handler throws, the rest is told, and close() hears of the end.
+// What the handler throws is logged, so that the rest is told and on_finished_ is called.
 template <typename Call>
 void Peer::tell(Call call) {
   if (const auto thrown = thrownBy(call))

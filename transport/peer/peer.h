@@ -1,13 +1,13 @@
 // Peer: one life of another process of the group, from the moment it is known until it is lost or
-// closed. A state machine: it decides when to connect, reconnect, give up and say goodbye; what
-// goes over a connection is its Channel's.
+// closed. It is a state machine (peer_state.h) that decides when to connect, reconnect, give up and
+// say goodbye. Its Channel moves the frames, its PeerSession dials.
 //
-// When a link breaks, both sides dial: whoever of the two can be reached will be, and a dead
-// process is told from a broken connection at once, because nobody listens where it did. Of two
-// connections that meet the one dialled by the lower rank stays (Admission).
+// When a link breaks, both sides dial, because perhaps only one of them can reach the other. So a
+// dead process is told from a broken connection at once: nobody listens at its address any more. If
+// both dials succeed, the connection dialled by the lower rank stays (Admission).
 //
 // Threads: send(), stats(), the state, rank() and name(): any; the rest: the loop thread.
-// Failure: it fails once, with a reason that all later sends get, too.
+// Failure: it fails once; all later sends get the same reason.
 #pragma once
 
 #include <atomic>
@@ -26,7 +26,7 @@ namespace weft::transport {
 
 class Peer final : public ChannelOwner {
  public:
-  // `on_finished`: called on the loop thread when it has told all.
+  // `on_finished`: called on the loop thread when the handler has been told all.
   Peer(EndpointContext& context, PeerInfo info, std::function<void()> on_finished);
 
   std::int32_t rank() const noexcept { return info_.rank; }
@@ -37,45 +37,48 @@ class Peer final : public ChannelOwner {
   }
   PeerStats stats() const;
   PeerState state() const noexcept { return state_.load(std::memory_order_acquire); }
-  // It is ending or over; finished(): the handler has been told (or is being told now).
+  // Whether it is lost or closed, perhaps without the handler having been told.
   bool over() const noexcept { return state() >= PeerState::kLost; }
+  // Whether the handler has been told, or is being told now.
   bool finished() const noexcept { return state() == PeerState::kFinished; }
 
   // --- connections ---
-  // A dialler has proved that it has this peer's rank. With kNone the peer is ready for adopt(), or
-  // over: because it is lost, and the dialler another life of it.
+  // A dialler has proved that it has this peer's rank. kNone: the peer is ready for adopt(), or it
+  // is over because the dialler is its next life.
   RefusalCode admit(const Hello& hello, const SessionClaim& theirs);
   bool admitsBulk(const Hello& hello, const SessionClaim& theirs) {
     return channel_.bulk().admits(hello, theirs);
   }
-  // What this side says of the session on a connection to be made.
+  // What this side says of the session on a new connection.
   SessionClaim claim() { return session_.claim(); }
   void setAddress(std::string address) { info_.address = std::move(address); }
   bool mayAdopt() const noexcept;
-  // An authenticated stream to it, and what it says of the session. If mayAdopt().
+  // Takes an authenticated stream to the peer, with what the peer says of the session. Only if
+  // mayAdopt().
   void adopt(std::shared_ptr<Stream> stream, const Hello& hello, const SessionClaim& theirs,
              Dialler dialler = Dialler::kPeer);
-  // Its bulk connection, which admitsBulk() allowed.
+  // Takes the peer's bulk connection, which admitsBulk() allowed.
   void adoptBulk(std::shared_ptr<Stream> stream) {
     channel_.bulk().adopt(std::move(stream), weak_from_this());
   }
   void tick(Heartbeat::Time now, std::chrono::nanoseconds late);
 
-  // Loop thread: over, and the same life of it may be met again.
+  // Whether it is lost, but the same life of it may be met again (Reunion).
   bool mayReturn() const noexcept;
-  // Loop thread; 0: not known.
+  // 0: not known.
   std::uint64_t incarnation() const noexcept { return session_.incarnation(); }
-  // Loop thread: whether that is its incarnation, as far as it is known.
+  // Whether that is its incarnation, or its own is not known.
   bool isLife(std::uint64_t life) const noexcept { return !session_.isAnother(life); }
 
   // --- endings ---
-  // It is lost, for this reason; the handler is told, later.
+  // It is lost for this reason; the handler is told later.
   void fail(Error reason);
-  // Writes what is queued and says goodbye; ends without telling when the peer ends, too.
+  // Writes what is queued, says goodbye and ends when the peer ends, too. The handler hears of
+  // unsent messages only.
   void closeGracefully();
-  // Ends at once without telling; messages that were not written are reported.
+  // Ends at once; the handler hears of unsent messages only.
   void closeNow();
-  // It is lost, and lives: another process has this worker's place there. The handler is told.
+  // A peer that is lost, and lives, has another process in this worker's place. Tells the handler.
   void displacedThere();
 
  private:
@@ -87,7 +90,7 @@ class Peer final : public ChannelOwner {
   void connect();
   void onConnected(Connector::Outcome outcome);
   template <typename Step>
-  void orFail(Step step);
+  void failIfThrown(Step step);
   RefusalCode admitAnotherLife(const Hello& hello, const SessionClaim& theirs);
   bool saidGoodbye() const noexcept;
   bool yieldLink();

@@ -1,4 +1,4 @@
-// Why a peer is lost, in words for people. `who` is describePeer()'s text.
+// Why a peer is lost, as texts for people. `who` is describePeer()'s text.
 #pragma once
 
 #include <chrono>
@@ -13,15 +13,11 @@ namespace weft::transport::peer_errors {
 inline constexpr const char* kWhatToDo =
     "Look at its own output; if it has ended, start it or the group again";
 
-// To a worker whose rank and name another process has.
-inline constexpr const char* kWhoMay =
-    "Who holds the group's key can do so; if nobody was to, look for it";
-
 inline Error unreachable(const std::string& who, const Error& why) {
   return {why.code(), who + " cannot be reached: " + why.text()};
 }
 
-// It said goodbye.
+// The peer said goodbye.
 inline Error shutDown(const std::string& who, const std::string& connected_for) {
   return {ErrorCode::kPeerClosed, who + " has shut down in order, " + connected_for +
                                       " after it connected; nothing more can be sent to it"};
@@ -34,14 +30,14 @@ inline Error broken(const std::string& who, const std::string& how) {
                                     kWhatToDo};
 }
 
-// Its connection broke, and no other could be made. `why`: a sentence's end.
+// Its connection broke, and no other could be made. `why` ends the sentence.
 inline Error notReconnected(const std::string& who, const std::string& how,
                             const std::string& why) {
   return {ErrorCode::kPeerLost,
           who + " is lost: " + how + ", and it could not be reconnected" + why + ". " + kWhatToDo};
 }
 
-// It lives, and has another process of this worker's rank.
+// The peer lives, but has another process of this worker's rank.
 inline Error displaced(const std::string& who) {
   return {ErrorCode::kAuthFailed,
           who + " is lost: another process has taken this worker's rank and name there"};
@@ -55,13 +51,13 @@ inline Error silent(const std::string& who, std::chrono::nanoseconds silence,
               "); its process is stopped or starved, or the network to its host is down"};
 }
 
-// Another incarnation of it has connected.
+// Another incarnation of the peer has connected.
 inline Error restarted(const std::string& who) {
   return {ErrorCode::kPeerLost,
           who + " is lost: it was started again. What refers to its former life fails"};
 }
 
-// It has no session with this process any more.
+// The peer has no session with this process any more.
 inline Error lostSession(const std::string& who) {
   return {ErrorCode::kPeerLost,
           who +
@@ -75,7 +71,7 @@ inline Error badClaim(const std::string& who, std::uint64_t received, std::uint6
                                     " were sent"};
 }
 
-// An exception of this process, mostly for lack of memory. They may meet again.
+// This process threw an exception, mostly for lack of memory. The two may meet again.
 inline Error notServed(const std::string& who, const std::string& thrown) {
   return {ErrorCode::kPeerLost,
           who + " is lost: its connection could not be served here (" + thrown + ")"};

@@ -5,6 +5,7 @@
 
 #include "transport/base/log.h"
 #include "transport/base/peer_name.h"
+#include "transport/io/address.h"
 #include "transport/peer/peer_errors.h"
 
 namespace weft::transport {
@@ -22,27 +23,36 @@ milliseconds PeerSession::reconnectTime() const {
   return std::min(context_.options.reconnect_timeout, context_.options.peer_timeout);
 }
 
-void PeerSession::dial(const Address& address) {
+Error PeerSession::dial() {
+  const Result<Address> address = parseAddress(peer_.address);
+  if (!address.ok()) {
+    return {ErrorCode::kConnectFailed,
+            peer_.address.empty() ? "its address is not known here" : address.error().text()};
+  }
   Connector::RetryBackoff backoff{context_.options.connect_timeout,
                                   context_.options.handshake_timeout};
   // Several attempts should fit into the time there is.
   if (met())
     backoff = {milliseconds(0),
                std::min(std::max(reconnectTime() / 4, milliseconds(20)), backoff.handshake)};
-  connector_ = std::make_unique<Connector>(context_, peer_, address, claim(), backoff);
-  if (met() && !connector_->hasWay()) return stopDialling();  // only the peer can dial
-  connector_->start(on_dialled_);
+  connector_ = std::make_unique<Connector>(context_, peer_, address.value(), claim(), backoff);
+  if (met() && !connector_->hasWay()) {
+    stopDialling();
+  } else {
+    connector_->start(on_dialled_);
+  }
+  return Error::ok();
 }
 
 Error PeerSession::judge(const Connector::Outcome& outcome) {
   if (outcome.displaced) {
-    replaced_ = true;  // this worker's successor there is not to be pushed out by a reunion
+    replaced_ = true;  // so that no reunion displaces this worker's successor there
     return peer_errors::displaced(describe());
   }
   if (outcome.error.code() == ErrorCode::kDuplicate) {
     log(LogLevel::kError, describePeer(context_.self.name, context_.self.rank) +
                               " is not let in: another process has its rank and name at " +
-                              describe() + ", and lives. " + peer_errors::kWhoMay);
+                              describe() + ", and lives. " + kWhoCanTakeARank);
   }
   if (outcome.error && !met()) return peer_errors::unreachable(describe(), outcome.error);
   if (outcome.error)

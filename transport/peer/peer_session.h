@@ -1,8 +1,8 @@
-// PeerSession: the session with one life of a peer, and what this side does to have a connection
-// for it: it dials the first one, and another one after each that broke.
+// PeerSession: the session with one life of a peer, and the dialling for it: this side dials the
+// first connection, and another one after each that broke.
 //
-// Threads: the loop thread. Ownership: part of its Peer. Failure: it says why the peer is lost, and
-// leaves it to the Peer to fail.
+// Threads: the loop thread. Ownership: part of its Peer. Failure: it returns why the peer is lost;
+// the Peer fails.
 #pragma once
 
 #include <chrono>
@@ -19,58 +19,59 @@ namespace weft::transport {
 
 class PeerSession {
  public:
-  // `on_dialled`: what came of dial(), perhaps before that returns; judge() says what it means.
+  // `on_dialled`: gets the outcome of dial(), perhaps before dial() returns; judge() explains it.
   PeerSession(const EndpointContext& context, const PeerInfo& peer, Connector::Done on_dialled)
       : context_(context), peer_(peer), on_dialled_(std::move(on_dialled)) {}
 
-  // For the Channel only. It has no number before claim(), match() or link(): that is drawn on the
-  // loop thread, when it is first needed.
+  // For the Channel only. The session gets its number on the loop thread, when claim(), match() or
+  // link() first needs it.
   Session& session() noexcept { return session_; }
   SessionClaim claim() { return numbered().claim(); }
   Session::Match match(const SessionClaim& theirs) { return numbered().match(theirs); }
-  // A claim for a connection that is up already, or was.
+  // Whether the claim is for a connection that is up already, or was up.
   bool isLate(const SessionClaim& theirs) const noexcept { return session_.isLate(theirs); }
 
-  // A connection was up.
+  // Whether a connection to it has been up.
   bool met() const noexcept { return session_.link() > 0; }
   // 0: not known.
   std::uint64_t incarnation() const noexcept { return incarnation_; }
-  // The two have met, and this is another life.
+  // Whether the two have met, and this incarnation is another life's.
   bool isAnother(std::uint64_t incarnation) const noexcept {
     return met() && incarnation_ != incarnation;
   }
-  // Another process has the peer's place here, or this worker's place there.
+  // Another process has taken the peer's place here, or this worker's place there.
   void setReplaced() noexcept { replaced_ = true; }
   bool replaced() const noexcept { return replaced_; }
 
-  // Makes a connection: the first one within connect_timeout, another one until stopDialling().
-  // Nothing comes of it where only the peer can dial.
-  void dial(const Address& address);
+  // Dials the peer's address: for the first connection until connect_timeout, for a later one until
+  // stopDialling(). An error: the address is unknown or malformed. If a later connection has no way
+  // from here to the peer, only the peer can dial, and this does nothing.
+  Error dial();
   bool dialling() const noexcept { return connector_ != nullptr; }
   // The peer may have heard of the attempt.
   bool handshaking() const noexcept { return dialling() && connector_->handshaking(); }
   void stopDialling() noexcept { connector_.reset(); }
-  // Why the peer is lost. Ok: the stream is to be adopted.
+  // Why the peer is lost. Ok: adopt the outcome's stream.
   Error judge(const Connector::Outcome& outcome);
 
   // A connection is up.
   void link(std::uint64_t incarnation, const SessionClaim& theirs);
-  // It broke. Without another one by `deadline` the session is over. `silent`: nothing came for
-  // long.
+  // The connection broke. Without another one by `deadline` the session is over. `silent`: it was
+  // given up because nothing came for long.
   void breakOff(std::string how, bool silent, Session::Time deadline);
   const std::string& howItBroke() const noexcept { return broken_how_; }
   bool brokeSilently() const noexcept { return broken_silently_; }
-  // Moves the deadline by the time that this process itself was suspended.
+  // Moves the deadline by the time for which this process itself was suspended.
   void postpone(std::chrono::nanoseconds lost) noexcept { session_.postpone(lost); }
   bool expired(Session::Time now) const noexcept { return session_.expired(now); }
   std::chrono::milliseconds reconnectTime() const;
-  // That time is over.
+  // The error of a peer that was not reconnected within that time.
   Error notReconnected() const;
-  // The next session with this rank is another one.
+  // Ends the session: the next one with this rank gets another number.
   void end();
 
  private:
-  Session& numbered();
+  Session& numbered();  // the session, after it has got its number
   std::string describe() const;
 
   const EndpointContext& context_;

@@ -14,16 +14,16 @@ enum class PeerState : std::uint8_t {
   kReconnecting,  // the link broke; either side makes another one before the session's deadline
   kLeaving,       // as kConnecting or kReconnecting; this side says goodbye once it is connected
   kClosing,       // this side said goodbye; neither side has finished
-  kFlushed,       // all is written; the peer's goodbye is awaited
+  kFlushed,       // all is written; this side waits for the peer's goodbye
   kPeerDone,      // the peer said goodbye; the rest is being written
-  kLost,          // it failed, and the application is to hear of it
-  kClosed,        // this side ended it, and the application hears of unsent messages only
-  kFinished,      // all is told; final
+  kLost,          // it failed; the handler will be told
+  kClosed,        // this side ended it; the handler will be told of unsent messages only
+  kFinished,      // the handler has been told; final
 };
 
 inline constexpr std::size_t kPeerStates = 11;
 
-// For each state those that may follow it.
+// For each state the states that may follow it.
 inline constexpr std::array<std::uint16_t, kPeerStates> kPeerTransitions = [] {
   using enum PeerState;
   const auto setOf = [](auto... states) {

@@ -31,17 +31,18 @@ class PeerTable {
     bool is_new = false;         // else only its address is
   };
   Result<Added> add(const PeerInfo& info);
-  // An authenticated rank that nobody named; its address may be unknown (""). `is_new` false: add()
-  // named it before.
+  // Adds an authenticated peer that nobody named; its address may be unknown (""). `is_new` false:
+  // add() named it before.
   Added join(const PeerInfo& info);
-  // Of a known peer; "": unknown, or nobody has said.
+  // The address of a known peer; "": the peer or its address is unknown.
   std::string address(std::int32_t rank) const;
-  // Nothing for a rank that is unknown.
+  // Does nothing for an unknown rank.
   void setAddress(std::int32_t rank, const std::string& address);
-  // The peer, which is among all() until it is finished. Null: unknown, or the table is closed.
+  // Removes a peer, which stays among all() until it is finished. Null: unknown, or the table is
+  // closed.
   std::shared_ptr<Peer> remove(std::int32_t rank);
 
-  // Those that are closing included.
+  // Includes those that are closing.
   Peers all() const;
   std::vector<PeerStats> stats() const;
   bool allFinished() const;

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kFirstPause{50};
 constexpr std::chrono::milliseconds kLongestPause{3000};
-// Of the higher rank: the two rarely meet on two connections at once.
+// How much later the higher rank begins, so that the two rarely make two connections at once.
 constexpr std::chrono::milliseconds kSecondAfter{500};
 
 }  // namespace

@@ -1,12 +1,12 @@
-// Reunion: dials peers that are lost until the two have met again (EndpointOptions::reunite). A
-// process that was stopped, or a host that was out of reach, is lost but may live: then the two
-// begin a new session, of which the lost one's frames are no part.
+// Reunion: dials lost peers until they answer (EndpointOptions::reunite). A process that was
+// suspended, or whose host was out of reach, is lost but may live. Then the two begin a new
+// session, which has none of the old one's frames.
 //
-// Of two that lost each other both dial, because perhaps only one of them can be reached, or has a
-// successor of the other; the lower rank begins sooner. Whoever is dialled admits the other one
-// (Admission). Until then the peer stays lost, and sends to it fail at once. It ends when another
-// peer has taken the place of the lost one, which may be its successor or the lost one itself; and
-// when the lost one has taken a successor of this process, of which this process hears so.
+// Both sides dial, because perhaps only one of them can be reached, or has admitted a successor of
+// the other; the lower rank begins sooner. The side that is dialled admits the other one
+// (Admission). Until then the peer stays lost, and sends to it fail at once. Dialling ends when
+// another peer has the lost one's place here, which may be its successor or the same life again, or
+// when the lost one answers that a successor of this process has its place there.
 //
 // Threads: the endpoint's loop thread. Failure: none; it tries again.
 #pragma once
@@ -35,7 +35,7 @@ class Reunion {
 
   // The peer of that rank is finished.
   void begin(std::int32_t rank);
-  // Another peer has its rank: what is being dialled is not to be met any more.
+  // Another peer has its rank: stops dialling the lost one.
   void end(std::int32_t rank) { attempts_.erase(rank); }
   void stop();
 

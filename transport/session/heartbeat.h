@@ -19,7 +19,7 @@ class Heartbeat {
   enum class Verdict : std::uint8_t {
     kFine,
     kSend,     // a heartbeat is due
-    kStale,    // nothing came for long: another connection may do better
+    kStale,    // nothing came for long; another connection may do better
     kSuspect,  // nothing came for `timeout`
   };
 
@@ -27,7 +27,7 @@ class Heartbeat {
             std::chrono::milliseconds timeout) noexcept
       : interval_(interval),
         timeout_(timeout),
-        // Half the time, but not before two heartbeats could have come.
+        // Half of `timeout`, but not before two heartbeats could have come.
         stale_after_(std::max(timeout / 2, std::min(2 * interval, timeout * 3 / 4))),
         sent_at_(now),
         heard_at_(now) {}

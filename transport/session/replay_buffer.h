@@ -26,7 +26,7 @@ class ReplayBuffer {
   OutFrame popNewest();
 
  private:
-  // Those before first_ are gone. Its memory is kept, so that none is allocated for each message.
+  // The entries before first_ are empty. The memory is kept, so that messages allocate none.
   std::vector<OutFrame> frames_;
   std::size_t first_ = 0;
   std::uint64_t bytes_ = 0;

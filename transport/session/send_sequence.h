@@ -16,7 +16,7 @@ namespace weft::transport {
 class AckRequests {
  public:
   explicit AckRequests(std::uint64_t max_queued_bytes) noexcept;
-  // A frame of so many bytes is numbered: should it ask?
+  // Whether a frame of so many bytes, which is being numbered, should ask.
   bool due(std::uint64_t bytes) noexcept;
 
  private:
@@ -43,12 +43,12 @@ class SendSequence {
   // The number of the last data frame; 0: there was none.
   std::uint64_t last() const noexcept { return last_; }
 
-  // The last data frame received from the peer: every frame that is stamped from now on
-  // acknowledges it.
+  // The number of the last data frame received from the peer. All frames stamped from now on
+  // acknowledge it.
   void setReceived(std::uint64_t sequence) noexcept {
     received_.store(sequence, std::memory_order_relaxed);
   }
-  // The last such ack that is on its way.
+  // The last ack that was stamped.
   std::uint64_t lastAckSent() const noexcept {
     return last_ack_sent_.load(std::memory_order_relaxed);
   }

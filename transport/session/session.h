@@ -1,17 +1,18 @@
-// Session: the conversation of two processes across their connections. They have at most one; it
-// begins with their first connection, outlives connections that break, and ends with its Peer.
+// Session: the conversation of two processes across their connections. Two processes have at most
+// one session; it begins with their first connection, outlives connections that break, and ends
+// with its Peer.
 //
-// Each side numbers its data frames 1, 2, 3 … for as long as the session lasts, keeps what it wrote
-// until the other has acknowledged it (ReplayBuffer), and on each new connection says which frame
-// it received last (SessionClaim): the other continues after that one. So every frame arrives once
-// and in order, however often the connection breaks.
+// Each side numbers its data frames 1, 2, 3 … for as long as the session lasts, and keeps what it
+// wrote until the other side has acknowledged it (ReplayBuffer). On each new connection a side says
+// which frame it received last (SessionClaim), and the other side continues after that one. So
+// every frame arrives once and in order, however often the connection breaks.
 //
-// Acks are cumulative and ride on whatever frame goes the other way. One of their own is sent only
-// when the sender asks for it, because its replay buffer fills (FrameHead::kAckNow), or when frames
-// have waited for a whole tick.
+// Acks are cumulative, and any frame that goes the other way carries one. A frame with nothing but
+// an ack is sent only if the sender asks for it, because its replay buffer fills
+// (FrameHead::kAckNow), or if frames have waited for a whole tick.
 //
-// This class is the receiving half and the rules: no IO, no clock (time is an argument), no thread.
-// The sending half is SendSequence and the Outbox.
+// This class has the receiving half and the rules, without IO, clock (time is an argument) or
+// thread. SendSequence and the Outbox have the sending half.
 //
 // Threads: the endpoint's loop thread.
 #pragma once
@@ -34,40 +35,40 @@ class Session {
   std::uint64_t own() const noexcept { return own_; }
   void setOwn(std::uint64_t own) noexcept { own_ = own; }
 
-  // What this side claims on a connection to be made. Only while no link delivers: the claim is
-  // final.
+  // What this side claims on a new connection. Only while no link brings frames, because the claim
+  // is final.
   SessionClaim claim() const noexcept { return {own_, peer_, received_, links_ + 1}; }
 
-  // The same for a bulk connection of the link that stands.
+  // The same for a bulk connection of the link that is up.
   SessionClaim bulkClaim() const noexcept { return {own_, peer_, received_, links_, 1}; }
-  // The link that stands or was the last to stand, counted from 1; 0: there was none.
+  // The number of the link that is up, or was up last, counted from 1; 0: there was none.
   std::uint32_t link() const noexcept { return links_; }
 
   // What the other side's claim means.
   enum class Match : std::uint8_t {
     kSame,     // this session, or its beginning
-    kAnother,  // the other side began anew: this one is over there
+    kAnother,  // the other side has begun another session, so this one is over there
     kUnknown,  // it names a session that this side does not have
   };
   Match match(const SessionClaim& theirs) const noexcept;
-  // A claim for a link that is up already, or was: the dialler did not know of it.
+  // Whether the claim is for a link that is, or was, up already, which its dialler did not know.
   bool isLate(const SessionClaim& theirs) const noexcept { return theirs.link <= links_; }
 
   // A connection is up, and both have exchanged their claims.
   void link(const SessionClaim& theirs);
-  // It broke. Without another one by `deadline` the session is over.
+  // The link broke. Without another one by `deadline` the session is over.
   void breakOff(Time deadline) noexcept { deadline_ = deadline; }
-  // The deadline is past.
+  // Whether the deadline has passed.
   bool expired(Time now) const noexcept { return now >= deadline_; }
   // Ignore silence while this process itself was suspended.
   void postpone(std::chrono::nanoseconds lost) noexcept {
     if (deadline_ != kNever) deadline_ += lost;
   }
 
-  // A data frame is whole; they come one after the other. `asked`: its sender wants an ack.
+  // The next data frame is whole. `asked`: its sender wants an ack.
   void took(std::uint64_t sequence, bool asked);
   std::uint64_t received() const noexcept { return received_; }
-  // An ack must go out now. `last_ack_sent`: the last one that went out on any frame.
+  // Whether an ack must be sent now. `last_ack_sent`: the last one that was sent on any frame.
   bool ackAsked(std::uint64_t last_ack_sent) const noexcept { return asked_ > last_ack_sent; }
   // Whether frames from before the last tick are not acknowledged yet. Call it once per tick.
   bool ackOverdue(std::uint64_t last_ack_sent) noexcept;
@@ -84,8 +85,8 @@ class Session {
   std::uint64_t last_tick_ = 0;  // received_ at the last tick
 };
 
-// This side's random number for its session with each rank. A rank keeps its number until the
-// session is over, also when its connection is accepted before its Peer exists.
+// This side's random number for its session with each rank. The number stays until the session is
+// over, even if a connection is accepted before its Peer exists.
 class SessionNumbers {
  public:
   // Never 0. Drawn when it is first asked for.

@@ -46,12 +46,12 @@ def merged(parts: Sequence[Recorded]) -> dict[str, Any]:
 
 
 def _order(event: Event) -> tuple[float, float]:
-    """Of those that begin together the outermost range is first, and an arrow is behind its range."""
+    """The key to sort by: of ranges that begin together the outermost is first, arrows come after ranges."""
     return event.get("ts", -1), -event.get("dur", 0)
 
 
 def _begin(part: Recorded) -> int:
-    """Of its first event, on its own clock."""
+    """When its first event began, on its own clock."""
     times = [one["ts"] for one in _events(part) if one.get("ph") == "X"]
     return _base(part) + int(min(times, default=0) * 1e3)
 
@@ -151,11 +151,11 @@ class _Worker:
             yield one
 
     def _time(self, nanoseconds: int) -> float:
-        """Of this worker's clock, in the trace."""
+        """A time of this worker's clock in the trace."""
         return (nanoseconds - self._since) / 1e3
 
     def arrows(self, workers: dict[int, _Worker]) -> Iterator[Event]:
-        """From the ranges of its calls to those where they ran; figures go into both."""
+        """Arrows from the ranges of its calls to those where they ran; adds figures to both."""
         for there, record in self._served.values():
             queued = (record["time_started_ns"] - record["time_created_ns"]) / 1e3
             there.setdefault("args", {}).update(_figures(record), queue_us=queued)

@@ -1,4 +1,4 @@
-"""A module whose layers, parameters and buffers live with another worker: the methods of ``nn.Module``."""
+"""The methods of ``nn.Module`` for a module whose layers, parameters and buffers live with another worker."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _INSIDE = "weft_submodules"
 def _metadata(
     state_dict: Mapping[str, Any], prefix: str, own: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """What is known of the versions in a state_dict, by submodule.
+    """The metadata of a state_dict by submodule, which has the versions of their states.
 
-    All of it where the state is the remote module's or comes from a model with one. For a state of a plain
-    model, loaded into a model that holds a remote module, torch hands over the module's own entry only.
+    It is complete if the state is a remote module's, or comes from a model that holds one. If the state of
+    a plain model is loaded into a model that holds a remote module, torch passes only the module's own entry.
     """
     found = dict(own.get(_INSIDE, {}))
     if not prefix:
         found.update(getattr(state_dict, "_metadata", {}))
-    # What load_state_dict(assign=True) leaves in the entries is of this process.
+    # load_state_dict(assign=True) leaves entries that concern only this process.
     ours = ("assign_to_params_buffers", _INSIDE)
     found[""] = own
     return {
@@ -37,7 +37,7 @@ def _metadata(
 
 
 class ModuleAtOwner(nn.Module):
-    """What ``nn.Module`` does to its own, done at the owner. Not for use by itself."""
+    """Does at the owner what ``nn.Module`` does to its own layers. Not for use by itself."""
 
     module_rref: RRef
 
@@ -57,8 +57,8 @@ class ModuleAtOwner(nn.Module):
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        # .half(), .to(torch.bfloat16), .type(…) of this or of a model that holds it: tries what the
-        # function does to dtypes, and does the same at the owner. The device stays as it was chosen.
+        # Called by .half(), .to(torch.bfloat16), .type(…) of this module or of one that holds it. Tries
+        # what the function does to dtypes, and does the same at the owner. The device does not change.
         kinds = (torch.float32, torch.float64, torch.int64)
         single, double, integer = (fn(torch.empty(0, dtype=kind)).dtype for kind in kinds)
         if single == double:  # otherwise the function keeps each dtype
@@ -94,7 +94,7 @@ class ModuleAtOwner(nn.Module):
             found = getattr(values, "_metadata", {})
             for key, value in found.items():
                 metadata[(prefix + key).rstrip(".")] = value
-            # Inside a model torch hands each module only its own entry back: it holds the submodules' too.
+            # A model gets only this module's own entry back, so that holds the submodules' entries, too.
             inside = {key: value for key, value in found.items() if key}
             metadata[prefix.rstrip(".")] = {**found.get("", {}), _INSIDE: inside}
 

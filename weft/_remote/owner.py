@@ -33,7 +33,7 @@ def create(
     name: str | None,
     replace: bool,
 ) -> nn.Module:
-    """Makes the module, and publishes it if it has a name: a new one, unless it may ``replace`` another."""
+    """Makes the module, and publishes it if it has a name: a new one, unless ``replace``."""
     if name is not None and not replace:
         _check_new(name)
     module = module_cls(*args, **kwargs)
@@ -46,7 +46,7 @@ def create(
     if scripted:
         module = _scripted(module)
     if name is not None:
-        with _naming:  # of two that are made at once, one gets the name
+        with _naming:  # if two are made at once, one gets the name
             if not replace:
                 _check_new(name)
             publish(name, _served(module, device))
@@ -54,8 +54,8 @@ def create(
 
 
 def _check_new(name: str) -> None:
-    # Scripted and saved models call the newest version of a name: a second module under it would answer
-    # the calls meant for the first.
+    # Scripted and saved models call the newest version of a name, so a second module under that name would
+    # answer calls that are meant for the first.
     if any(one.name == name for one in published()):
         raise ValueError(
             f"a remote module cannot be published as '{name}': its owner publishes something by that name "
@@ -104,7 +104,7 @@ def run(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Runs a method, ``forward`` with the module's hooks; tensors are moved to the module's device.
+    """Runs a method with tensors on the module's device; ``forward`` runs with the module's hooks.
 
     Without a device map only CPU tensors can go back (``keep_device`` is False).
     """
@@ -170,7 +170,7 @@ def load_state(
 
 def change(module_rref: RRef, method: str, *args: Any) -> None:
     """Calls a method of ``nn.Module`` that changes the module and returns nothing of use."""
-    if method not in _CHANGES:  # a peer that may call this one may not call every method
+    if method not in _CHANGES:  # a peer that may call this function may not call every method
         raise ValueError(f"not a change of a module: {method!r}")
     getattr(module_rref.local_value(), method)(*args)
 

@@ -155,7 +155,7 @@ def _default_text(value: Any, name: str, where: str) -> str:
         return repr(value)
     for kind in (int, float, complex, str):
         if isinstance(value, kind):
-            # As the plain type: an IntEnum or a NumPy number writes itself in names of its own.
+            # As the plain type, because the repr of an IntEnum or a NumPy number names its class.
             return kind.__repr__(value)
     if isinstance(value, tuple):
         inner = [_default_text(item, name, where) for item in value]
@@ -238,7 +238,7 @@ def _check_order(rows: list[tuple[str, str, str | None, bool]], where: str) -> N
 
 
 def signature_of(module: nn.Module) -> Signature:
-    """The signature of a module that lives here. Never raises: what is wrong is told to the caller."""
+    """The signature of a module that lives here. Never raises; the result says what is wrong."""
     try:
         if isinstance(module, torch.jit.ScriptModule):
             return _from_schema(module)

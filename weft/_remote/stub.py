@@ -20,8 +20,8 @@ from torch.jit.annotations import ann_to_type
 from weft._remote.named_tuples import class_called
 from weft._remote.signature import Named, Signature
 
-# Inside the methods only parameters and names that begin with RESERVED (signature.py) are used: a parameter
-# may have any other name, such as `like`, `torch` or `List`.
+# The methods use only parameters and names that begin with RESERVED (signature.py), so that a parameter may
+# have any other name, such as `like`, `torch` or `List`.
 _TEMPLATE = """\
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
 
@@ -63,10 +63,10 @@ _count = itertools.count()
 
 
 class _Names:
-    """What a signature's NamedTuples are called in the source made of it.
+    """The names of a signature's NamedTuples in the source that is made of it.
 
-    One that this process has as well stands for itself. Of another there is only a class of the same name
-    and fields: good for a result, while arguments take any tuple of these types.
+    A NamedTuple that this process has is used itself. For another one the source defines a class of the same
+    name and fields, for results; arguments take any tuple of these types.
     """
 
     def __init__(self, classes: tuple[Named, ...]) -> None:
@@ -104,7 +104,7 @@ class _Names:
 
 
 def _readable(cls: Any) -> bool:
-    """Whether TorchScript can read the class also inside a container: not with annotations as text."""
+    """Whether TorchScript can read the class inside a container; it cannot if annotations are text."""
     try:
         ann_to_type(list[cls], fake_range())
     except Exception:
@@ -113,7 +113,7 @@ def _readable(cls: Any) -> bool:
 
 
 def _source(signature: Signature, class_name: str, named: _Names) -> str:
-    # TorchScript has no keyword-only arguments with defaults: such may be given by position, too.
+    # TorchScript has no keyword-only arguments with defaults, so these may be given by position, too.
     star = not any(
         by_name and default is not None for _, _, default, by_name in signature.parameters
     )

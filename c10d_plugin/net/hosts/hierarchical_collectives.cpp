@@ -12,10 +12,10 @@
 namespace weft::collectives {
 namespace {
 
-// From here on, data are reduced in shares.
+// From this size on, data are reduced in shares.
 constexpr std::size_t kShareBytes = std::size_t{64} << 10;
-// From here on, broadcast goes down a tree of all ranks where each host has two: its pieces are
-// read, passed on and copied at the same time, which saves more than shared memory does.
+// From this size on, broadcast goes down a tree of all ranks if each host has two. Pieces are read,
+// passed on and copied at the same time, which saves more than shared memory does.
 constexpr std::size_t kTreeBytes = std::size_t{4} << 20;
 // How much longer the other ranks of a host wait than the one whose error comes first.
 constexpr std::chrono::milliseconds kErrorFirst{300};
@@ -24,7 +24,7 @@ std::unique_ptr<std::byte[]> memory(std::size_t bytes) {
   return std::make_unique_for_overwrite<std::byte[]>(bytes);
 }
 
-// kAverage is a sum until the end.
+// The Call of a step in between: an average is a sum until the end.
 Call partialCall(Call call) {
   call.reduction = partialReduction(call.reduction);
   return call;
@@ -59,8 +59,9 @@ bool HierarchicalCollectives::across(const Call& call, const Step& step, int roo
                                      std::size_t shares) {
   if (failure()) return false;
   Call between = call;
-  // Hosts that name another root, cut their data otherwise or come with another operation must
-  // meet, to find that out. The part compares the root's host and the size by itself.
+  // Hosts that name different roots, cut their data differently or run different operations must
+  // meet, so that they find that out: the details are above the bits of the tags. The part itself
+  // compares the root's host and the size.
   constexpr unsigned kShareBits = 12;
   const std::uint64_t details =
       (static_cast<std::uint64_t>(root_local) << kShareBits) | (shares - 1);
@@ -126,7 +127,7 @@ Error HierarchicalCollectives::barrier(const Call& call) {
   return failure();
 }
 
-// A binomial tree of the ranks crosses to each other host once.
+// Whether a binomial tree of the ranks enters each other host only once.
 bool HierarchicalCollectives::treeKeepsToHosts(int root) const {
   if (layout_.fewest() != 2 || layout_.most() != 2) return false;
   if (!std::has_single_bit(layout_.hosts.size()) && root % 2 != 0) return false;
@@ -145,7 +146,7 @@ Error HierarchicalCollectives::broadcast(const Call& call, Bytes data, int root)
   };
   const int host = layout_.hostOf(root);
   const int local = layout_.localOf(root);
-  // Where some host has no rank of the root's index, the first ones get the data first.
+  // If some host has no rank of the root's index, the hosts' first ranks get the data first.
   const bool crosses = local < layout_.fewest();
   const int index = crosses ? local : 0;
   if (!crosses && layout_.host == host && !inside(call, from(local))) return failure();
@@ -171,13 +172,13 @@ Error HierarchicalCollectives::reduceTo(const Call& call, Bytes data, int root) 
   const auto sharers = static_cast<std::size_t>(data.size() < kShareBytes ? 1 : layout_.fewest());
   const std::size_t element = sizeOf(call.element);
   const std::size_t each = (data.size() / element + sharers - 1) / sharers * element;
-  std::vector<Bytes> shares;  // empty ones for the ranks behind the sharers
+  std::vector<Bytes> shares;  // empty for the ranks after the sharers
   for (std::size_t i = 0; i < layout_.here().size(); ++i) {
     const std::size_t from = std::min(i * each, data.size());
     shares.push_back(data.subspan(from, std::min(each, data.size() - from)));
   }
   const std::vector<ConstBytes> inputs(shares.begin(), shares.end());
-  // Only the data of those who want the result may change.
+  // Only ranks that want the result may change their data.
   Bytes own_share = shares[static_cast<std::size_t>(layout_.local)];
   std::unique_ptr<std::byte[]> scratch;
   if (root != kEverywhere && root != rank()) {
@@ -225,7 +226,7 @@ Error HierarchicalCollectives::allGather(const Call& call, ConstBytes in,
   if (layout_.fewest() != layout_.most() || out.size() != static_cast<std::size_t>(size()))
     return flat(parts_.flat->allGather(call, in, out));
   const std::vector<Bytes> mine = pick(out, layout_.across(layout_.local));  // by host
-  // This host's first, which finds out who is missing here.
+  // This host's parts first, which finds out who is missing here.
   const auto here = static_cast<std::size_t>(layout_.host);
   if (!gatherInside(call, here, in, out) || !across(call, [&](Collectives& part, const Call& own) {
         return part.allGather(own, mine[here], mine);

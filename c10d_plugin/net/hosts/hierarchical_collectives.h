@@ -1,19 +1,22 @@
 // HierarchicalCollectives: shared memory inside each host, messages between hosts, for groups with
 // several ranks on some host. Hosts may have different numbers of ranks.
 //
-//  - all_reduce, reduce: each of the first ranks of a host, as many as the smallest host has,
-//    reduces a share of the data inside it; ranks with the same share go between the hosts; the
-//    shares are gathered inside, by all or by the root. Little data are one share.
-//  - broadcast: between the ranks that have the root's index on their host, then inside; large,
-//    with two ranks on each host: messages down a tree.
-//  - barrier: inside, between the first ranks, inside.
-//  - all_gather, reduce_scatter, where all hosts have equally many ranks: between the ranks with
-//    the same index, and inside for the parts of each host.
-//  - gather, scatter, all_to_all, and the last two otherwise: messages from rank to rank, because
-//    none in between knows the sizes, or every byte goes once anyway.
+//  - all_reduce, reduce: the data are cut into shares, as many as the smallest host has ranks
+//  (small
+//    data are one share). On each host, rank i reduces share i of its host's data; the ranks with
+//    the same share reduce it between the hosts; then all ranks of a host, or the root, gather the
+//    shares inside the host.
+//  - broadcast: between the ranks that have the root's index on their host, then inside the hosts.
+//    Large data, with two ranks on each host: messages down a tree.
+//  - barrier: inside the hosts, between their first ranks, inside again.
+//  - all_gather, reduce_scatter, if all hosts have equally many ranks: between the ranks with the
+//    same index, and inside for the parts of each host.
+//  - gather, scatter, all_to_all, and otherwise the last two: messages from rank to rank, because
+//  no
+//    rank in between knows the sizes, or every byte is sent only once anyway.
 //
-// Threads and failure: as Collectives says. A failure of one part ends the others, with its reason,
-// and the group cannot be used any more.
+// Threads and failure: as Collectives says. A failure of one part ends the other parts with the
+// same reason, and the group cannot be used any more.
 #pragma once
 
 #include <functional>
@@ -33,7 +36,7 @@ class HierarchicalCollectives final : public Collectives {
  public:
   struct Parts {
     std::unique_ptr<Collectives> inside;  // the ranks of this host, by HostLayout::local
-    std::unique_ptr<Collectives> across;  // those of `local` on each host; null from fewest() on
+    std::unique_ptr<Collectives> across;  // the ranks with the same `local`; null if >= fewest()
     std::unique_ptr<Collectives> flat;    // all ranks
     std::shared_ptr<Mailbox> mailbox;     // under `across` and `flat`
   };
@@ -62,13 +65,14 @@ class HierarchicalCollectives final : public Collectives {
   // A step of an operation, as its part sees it.
   using Step = std::function<Error(Collectives& part, const Call& call)>;
 
-  // Steps among the ranks of this host, and between the hosts. False: the step failed, and so has
-  // the operation. `first`: whose error comes first, because it knows who is missing.
+  // Run a step among the ranks of this host, or between the hosts. False: the step and the
+  // operation failed. `first`: the rank whose error should come first, because it knows who is
+  // missing.
   bool inside(const Call& call, const Step& step, int first = 0);
-  // `root_local`: the index of the operation's root on its host. `shares`: of how many parts of the
-  // data this is one.
+  // `root_local`: the index of the operation's root on its host. `shares`: into how many shares the
+  // data are cut, of which this step handles one.
   bool across(const Call& call, const Step& step, int root_local = 0, std::size_t shares = 1);
-  // Passes on the error of an operation that went from rank to rank.
+  // After an operation of parts_.flat: returns its error, which ends the group.
   Error flat(Error error);
   bool treeKeepsToHosts(int root) const;
   Error reduceTo(const Call& call, Bytes data, int root);

@@ -23,7 +23,7 @@ struct HostLayout {
   // Ranks on the host that has fewest, and most.
   int fewest() const;
   int most() const;
-  // Those with this index on each host; index < fewest().
+  // The ranks with this index on each host; index < fewest().
   std::vector<int> across(int index) const;
 };
 

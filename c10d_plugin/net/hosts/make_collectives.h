@@ -1,10 +1,10 @@
-// makeCollectives: which Collectives a group gets. A rank alone copies; on one host shared memory,
-// or messages; between hosts Gloo's algorithms or plain messages, and a hierarchy where some host
-// has several ranks.
+// makeCollectives: makes the Collectives that suit a group. A rank alone copies. Ranks on one host
+// use shared memory, else messages. Ranks on several hosts use Gloo's algorithms or plain messages,
+// in a hierarchy if some host has several ranks.
 //
-// Called by all ranks, with the same `store`; blocks until all have come, or the deadline. All
-// decide alike: where shared memory fails between ranks of one host, messages take its place on all
-// of them, and without Gloo on one rank, none uses it.
+// All ranks call it with the same `store`; it blocks until all have come, or until the deadline.
+// All decide alike: if shared memory fails between ranks of one host, all of them use messages, and
+// if one rank has no Gloo, no rank uses it.
 #pragma once
 
 #include <memory>

@@ -17,8 +17,8 @@ using transport::Result;
 
 namespace {
 
-// After abort(): how long messages that are being read or written may take to end by themselves
-// before their connections are cut.
+// How long after abort() messages that are being read or written may take to end by themselves.
+// Then their connections are cut.
 constexpr std::chrono::milliseconds kAbortGrace{100};
 
 // All ranks have joined, so a rank that cannot be reached now is lost.
@@ -136,10 +136,10 @@ Disposition EndpointMailbox::onHeader(std::int32_t from, std::span<const std::by
     if (header->kind != MailKind::kAbort) tellOfAbort(from);
     return Disposition::kDiscard;
   }
-  // It has given up, and its requests have ended: what still comes would find no end.
+  // This rank has given up, so the requests for its messages have ended.
   if (gone) return Disposition::kDiscard;
   if (has_bytes) return receiver_.onDataHeader(from, *header, sizes[0], buffers[0]);
-  // Between a message's header and its bytes only the same message can come, again.
+  // Between a message's header and its bytes only the same message can come again.
   return state_.peer(from).arriving.any() ? Disposition::kRefuse : Disposition::kAccept;
 }
 

@@ -1,21 +1,20 @@
 // EndpointMailbox: the Mailbox of a group, over one transport::Endpoint per process.
 //
-// A message is sent at once while the bytes that its receiver may have to keep for this sender stay
-// within a bound (`eager_bytes`); the receiver grants the bytes again that it has consumed. A
-// message that exceeds the bound is only announced: its bytes stay at the sender until a receive
-// wants them, and are then read from the socket straight into that receive's memory. So a sender
-// that floods a rank fills a window there and no more, messages may be received in any order of
-// their tags, and large ones are not copied on the way. Between processes of one host large
-// messages are in shared memory that the sender gives (transport/arena/shared_arena.h), and the
-// window is larger.
+// A message is sent at once as long as the receiver has to keep at most `eager_bytes` for this
+// sender; the receiver grants bytes again that it has consumed. A message that would exceed this is
+// only announced: its bytes stay at the sender until a receive wants them, and are then read from
+// the socket straight into that receive's memory. So a sender that floods a rank fills only one
+// window there, messages may be received in any order of their tags, and large ones are not copied
+// on the way. Between processes of one host large messages are in shared memory of the sender
+// (transport/arena/shared_arena.h), and the window is larger.
 //
-// As long as a rank lives, a connection to it that breaks is made again and nothing is lost or
-// comes twice (transport/session/session.h). A message that may have to go again is kept until its
-// receiver has it: a small one as a copy, so that its sender has the memory back when it is
-// written; a large one where it is, and its receiver says at once that it has it.
+// As long as a rank lives, a connection to it that breaks is made again, and nothing is lost or
+// comes twice (transport/session/session.h). So a message is kept until its receiver has it: a
+// small one as a copy, so that its sender gets the memory back once it is written; a large one in
+// place, and its receiver acknowledges it at once.
 //
-// A rank with which nothing is exchanged costs no connection. A receive that has to wait makes a
-// connection, because a rank notices a death by the end of a connection.
+// Ranks that exchange nothing have no connection. A receive that has to wait makes a connection,
+// because a rank notices a death by the end of a connection.
 //
 // Threads: as Mailbox says; join() and close() are for the caller's own threads, which may wait.
 // close() and the destructor must not run in a completion. Completions run on the endpoint's loop
@@ -63,9 +62,9 @@ class EndpointMailbox final : public Mailbox, private transport::EndpointHandler
 
   // By rank: transport::hostIdentity() of each; equal and nonempty for those that share a host.
   const std::vector<std::string>& hosts() const noexcept { return hosts_; }
-  // The same, but empty for a rank that shares no memory.
+  // As hosts(), but empty for a rank that shares no memory.
   const std::vector<std::string>& sharing() const noexcept { return sharing_; }
-  // The group's key as MailboxOptions gave it; not valid: it is in the Store.
+  // The group's key as MailboxOptions gave it; invalid if the key is in the Store.
   const transport::AuthKey& key() const noexcept { return key_; }
   transport::EndpointStats stats() const;
   // Writes what was sent for at most `linger`, says goodbye, ends the loop thread. What still waits
@@ -98,11 +97,11 @@ class EndpointMailbox final : public Mailbox, private transport::EndpointHandler
   void onSendFailed(std::int32_t to, std::span<const std::byte> header,
                     const transport::Error& reason) override;
 
-  // Nothing more comes from this rank, or goes to it.
+  // Fails what waits for this rank: nothing more comes from it or goes to it.
   void removePeer(int rank, Presence presence, const transport::Error& reason);
   void tellOfAbort(int to);
   void cutConnections(const transport::Error& reason);
-  // Ends all requests that wait. False: the mailbox had ended before.
+  // Fails all requests that wait. False: the mailbox had ended before.
   bool end(Phase phase, const transport::Error& reason);
   static void fail(Failures failures, const transport::Error& reason);
 

@@ -1,9 +1,9 @@
 // MailReceiver: the receiving side of a mailbox.
 //
-// A message's header comes first and decides where its bytes are read to: the memory of a posted
-// receive, or a new buffer as an unexpected message. Announced messages are RendezvousReceiver's.
+// The header of a message decides where its bytes are read to: into the memory of a posted receive,
+// or into a new buffer as an unexpected message. RendezvousReceiver handles announced messages.
 //
-// Threads: any thread may receive and cancel; what comes from the wire comes on the loop thread.
+// Threads: any thread may receive and cancel; messages come on the loop thread.
 #pragma once
 
 #include <optional>
@@ -22,7 +22,7 @@ class MailReceiver {
   // As Mailbox::receive().
   Mailbox::Ticket receive(int from, Tag tag, transport::OwnedBuffer into, Mailbox::OnReceived done,
                           const Label& label);
-  // Takes back a posted receive; its completion will not run.
+  // Cancels a posted receive; its completion will not run. False: there is none.
   bool cancel(Mailbox::Ticket ticket);
 
   // As Mailbox::reached().

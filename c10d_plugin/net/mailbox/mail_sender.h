@@ -1,10 +1,10 @@
 // MailSender: the sending side of a mailbox.
 //
-// A message is sent eagerly while the peer's window has credit. A larger one, or one too many, is
-// only announced (RTS): its bytes stay here until a receive wants them (CTS), and are then read
-// from the socket straight into that receive's memory.
+// A message is sent eagerly if the peer's window has credit for it. Otherwise it is only announced
+// (RTS): its bytes stay here until a receive wants them (CTS), and are then read from the socket
+// straight into that receive's memory.
 //
-// Threads: any thread, but what is marked as the loop thread's.
+// Threads: any, unless a member says otherwise.
 #pragma once
 
 #include <memory>

@@ -1,7 +1,7 @@
 // MailboxState: what the sending and the receiving side of a mailbox share.
 //
-// One lock guards everything but what is marked otherwise. It is a leaf, and not held while a
-// message is sent or a completion runs.
+// Threads: any. One lock guards everything except what is marked otherwise. It is a leaf, and not
+// held while a message is sent or a completion runs.
 #pragma once
 
 #include <atomic>
@@ -25,12 +25,12 @@ namespace weft::collectives {
 
 struct MailboxState;
 
-// A message of up to so many bytes is kept as a copy until it is acknowledged; it counts as sent
-// once it is written, which a peer that then leaves in order does not change.
+// A message of up to so many bytes is copied, and the copy is kept until it is acknowledged. Such a
+// message counts as sent once it is written, even if the peer then leaves in order.
 inline constexpr std::size_t kCopied = std::size_t{32} << 10;
 
-// A message on its way out. Its completion runs when the last owner of its bytes releases it: the
-// mailbox while the message is only announced, then the endpoint.
+// A message that is being sent. Its completion runs when the last owner of its bytes releases it.
+// The mailbox owns them while the message is only announced, then the endpoint.
 struct SendRequest {
   SendRequest(MailboxState& mailbox, int receiver, transport::OwnedBuffer bytes,
               Mailbox::OnSent on_sent)
@@ -47,8 +47,8 @@ struct SendRequest {
   bool transmitted = false;  // given to the endpoint
 };
 
-// A message whose header has been read and whose bytes are being read: into a posted receive, or as
-// an unexpected message.
+// A message whose header was read and whose bytes are being read, for a posted receive or as an
+// unexpected message.
 struct ArrivingMessage {
   std::optional<PostedReceive> receive;
   std::shared_ptr<UnexpectedMessage> unexpected;
@@ -61,17 +61,17 @@ struct MailboxPeer {
 
   Presence presence = Presence::kHere;
   transport::Error reason;     // unless it is here
-  bool talked = false;         // a connection exists, or will, by which its loss is noticed
-  bool told_of_abort = false;  // and need not be told again
+  bool talked = false;         // a connection exists or is being made, so its loss is noticed
+  bool told_of_abort = false;  // it was told of this mailbox's abort()
   CreditWindow window;
-  std::uint64_t announcements = 0;  // of messages that wait at the peer
+  std::uint64_t announcements = 0;  // how many messages it has announced that wait there
   std::unordered_map<std::uint64_t, std::shared_ptr<SendRequest>> announced;  // to it, by ticket
-  std::unordered_map<std::uint64_t, PostedReceive> cleared;  // its announced ones, to come
+  std::unordered_map<std::uint64_t, PostedReceive> cleared;  // receives of messages it may send
 
   ArrivingMessage arriving;                  // loop thread only
   std::atomic<std::uint32_t> in_transit{0};  // SendRequests whose bytes the endpoint still needs
-  std::atomic<bool> broken{false};           // what it was sent and not written will not be
-  std::atomic<bool> left{false};             // in order: it acknowledges nothing any more
+  std::atomic<bool> broken{false};           // what is not written to it will never be
+  std::atomic<bool> left{false};             // it left in order, and acknowledges nothing any more
 };
 
 struct MailboxState {
@@ -91,8 +91,8 @@ struct MailboxState {
   void tell(int to, const MailHeader& header) const;
   // The error of a message that no operation takes.
   transport::Error whyUnwanted(int from, const Label& sent, const Mailbox::OpStage& stage) const;
-  // A message came for which no receive is posted. True: no operation takes it, and the mailbox has
-  // aborted; releases the lock then.
+  // For a message without a posted receive. True: no operation will take it, so the mailbox has
+  // aborted and released the lock.
   bool abortIfUnwanted(int from, const MailHeader& header, std::unique_lock<std::mutex>& lock);
 
   const int rank;
@@ -101,11 +101,11 @@ struct MailboxState {
   mutable std::mutex mutex;
   Phase phase = Phase::kOpen;
   transport::Error reason;         // unless open
-  Mailbox::Ticket tickets = 0;     // of receives and messages; an announced message's is its id
+  Mailbox::Ticket tickets = 0;     // the last; the id of an announced message is its ticket
   std::vector<MailboxPeer> peers;  // by rank
   OpProgress progress;             // of the collectives
 
-  std::function<void(transport::Error)> abort;  // the mailbox's; without the lock
+  std::function<void(transport::Error)> abort;  // the mailbox's abort(); called without the lock
 };
 
 }  // namespace weft::collectives

@@ -1,8 +1,9 @@
-// MessageMatcher: which message belongs to which receive. No threads, no sockets: the rules only.
+// MessageMatcher: decides which message belongs to which receive.
 //
-// A message goes to the receive that was posted first among those for its sender and tag and those
-// for any sender and its tag; a receive gets the message that came first. Not thread-safe: the
-// mailbox guards it.
+// A message goes to the receive that was posted first among those for its tag and either its sender
+// or any sender. A receive gets the message that came first.
+//
+// Threads: one at a time; the mailbox's lock guards it.
 #pragma once
 
 #include <cstdint>
@@ -48,7 +49,7 @@ class MessageMatcher {
   // Takes out the receive that a message of this sender and tag belongs to.
   std::optional<PostedReceive> match(int from, Tag tag);
   std::optional<PostedReceive> cancel(Mailbox::Ticket ticket);
-  // Those for this sender; for kAnyRank those for any sender.
+  // Takes out the receives for this sender; kAnyRank: those for any sender.
   std::vector<PostedReceive> takePosted(int from);
   std::vector<PostedReceive> takeAllPosted();
   // The senders of the posted receives with a tag from `lowest` on; ascending.

@@ -1,10 +1,10 @@
-// OpProgress: which operation each channel of a mailbox has come to, and so which messages no
-// operation here can take any more.
+// OpProgress: how far the operations of each channel have come, and so which messages no operation
+// here can take any more.
 //
-// An operation receives all messages that belong to it before it is over. A message of an earlier
-// one, or one of the same number from a rank that called something else, proves that the ranks
-// called different operations. Only some of these meet a receive, which compares the labels: a root
-// that sends receives nothing, so two ranks that both take themselves for the root would not
+// An operation receives all messages that belong to it before it is over. So a message of an
+// earlier operation, or of the same operation from a rank that called something else, proves that
+// the ranks called different operations. A receive, which compares the labels, finds only some of
+// these messages: two ranks that both take themselves for the root receive nothing and would not
 // notice.
 //
 // Threads: under the mailbox's lock.

@@ -1,9 +1,10 @@
-// RendezvousReceiver: messages whose senders announce them (RTS) and send them when a receive wants
-// them (CTS). An announcement without a receive waits in the matcher; a message that was cleared to
-// come has its receive in MailboxPeer::cleared, under the number that its sender gave it.
+// RendezvousReceiver: receives messages that their senders announce (RTS) and send when a receive
+// wants them (CTS). An announcement without a receive waits in the matcher. The receive of a
+// message that may be sent is in MailboxPeer::cleared, under the number that the sender gave the
+// message.
 //
-// Threads: the loop thread, but for answer() and takeCleared(), which are called with the mailbox's
-// lock. Failure: a peer that announces too much, or two messages as one, is cut off.
+// Threads: the loop thread, except answer() and takeCleared(), which are called with the mailbox's
+// lock. Failure: a peer that announces too much, or gives two messages one number, is cut off.
 #pragma once
 
 #include <mutex>

@@ -1,18 +1,20 @@
 // MessageCollectives: every operation by messages alone, between any hosts.
 //
-// Who sends what to whom:
+// The algorithms:
 //  - barrier: dissemination, log2(n) rounds of empty messages.
 //  - broadcast: a binomial tree, in pieces that follow each other through the tree.
-//  - all_reduce, reduce: small, all ranks to all, or to the root; large, each rank reduces one
-//    share of each block, in rank order, and sends it to all, or to the root. all_reduce sends as
-//    many bytes as in a ring, 2 (n-1)/n of the data, in two steps instead of 2 (n-1).
+//  - all_reduce, reduce: small data go from all ranks to all, or to the root. Large data are cut
+//  into
+//    blocks; each rank reduces one share of each block, in rank order, and sends it to all, or to
+//    the root. all_reduce sends as many bytes as a ring does, 2 (n-1)/n of the data, in two steps
+//    instead of 2 (n-1).
 //  - reduce_scatter: the first of these two steps.
-//  - the others: pairwise, all at once, each rank beginning with the one after it.
+//  - the others: pairwise, all at once; each rank begins with the rank after it.
 //
-// A rank that called something else ends the operation on all (kInvalidArgument, naming both), or
-// the next one where it sent what nobody receives: a rank that takes itself for the root, say. As
-// after a timeout or a loss, the group cannot be used any more, because messages of the failed
-// operation may still be in flight.
+// If a rank called something else, the operation fails on all ranks (kInvalidArgument, naming
+// both). If that rank sent a message that nobody receives, for example because it takes itself for
+// the root, the next operation may be the one that fails. The group cannot be used afterwards, as
+// after a timeout or a loss, because messages of the failed operation may still be in flight.
 //
 // Threads and failure: as Collectives says.
 #pragma once
@@ -32,8 +34,8 @@ class MessageCollectives : public Collectives {
  public:
   // Among all ranks of the mailbox.
   explicit MessageCollectives(std::shared_ptr<Mailbox> mailbox);
-  // Among some of them: `members` are mailbox ranks, this process's among them, the same list on
-  // all. `channel` (0…126) keeps apart what runs over one mailbox.
+  // Among some of them: `members` are mailbox ranks, including this process's, the same list on
+  // all. `channel` (0…126) tells the Collectives over one mailbox apart.
   MessageCollectives(std::shared_ptr<Mailbox> mailbox, std::vector<int> members, unsigned channel);
 
   int rank() const noexcept override { return rank_; }

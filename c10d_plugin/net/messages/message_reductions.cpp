@@ -11,22 +11,22 @@
 namespace weft::collectives {
 namespace {
 
-// Where each rank sends at most so many bytes, they all go at once.
+// If each rank sends at most so many bytes, all of them are sent at once.
 constexpr std::size_t kAtOnceBytes = std::size_t{64} << 10;
-// So many blocks are in flight at once.
+// How many blocks are in flight at once.
 constexpr std::size_t kBlocksAhead = 2;
-// The steps of a block.
+// The steps of a block: the values go to the ranks that reduce them, then the results go back.
 constexpr unsigned kValues = 0;
 constexpr unsigned kResults = 1;
 
-// OK where so many bytes can be reduced.
+// Ok if so many bytes can be reduced.
 Error checkReducible(const OpFingerprint& op, std::size_t bytes) {
   const std::string why = whyNotReducible(op, bytes);
   return why.empty() ? Error::ok() : Error(ErrorCode::kInvalidArgument, op.describe() + ": " + why);
 }
 
-// One rank's share of a block. What a rank receives for kBlocksAhead blocks takes at most 16 MiB
-// among up to 32 ranks.
+// The size of a rank's share of a block. With up to 32 ranks, what a rank receives for kBlocksAhead
+// blocks takes at most 16 MiB.
 std::size_t sharePiece(std::size_t ranks) {
   constexpr std::size_t kRoom = std::size_t{8} << 20;
   return std::clamp(kRoom / ranks / kPiece * kPiece, kPiece, kLargePiece);
@@ -46,11 +46,11 @@ struct MessageCollectives::Shares {
   std::size_t piece;  // the largest share
   // The share of a rank in a block.
   std::function<ConstBytes(std::size_t block, int of)> values;
-  // Where this rank's share is reduced to; null: into scratch memory.
+  // Where the result of this rank's share goes; null: scratch memory.
   std::function<std::byte*(std::size_t block)> result;
-  // After the values of a block were sent.
+  // Called after the values of a block were sent.
   std::function<void(RequestSet& requests, std::size_t block)> begun;
-  // Sends the result on; the last message, where its memory is scratch memory.
+  // Sends the result on. Returns the last message, for which a result in scratch memory must wait.
   std::function<RequestSet::Part*(RequestSet& requests, std::size_t block, ConstBytes result)> done;
 };
 
@@ -70,7 +70,7 @@ Error MessageCollectives::reduceTo(const Call& call, Bytes data, int root,
   return small ? reduceAtOnce(call, data, root, what) : reduceInShares(call, data, root, what);
 }
 
-// One step: every rank that wants the result reduces everything, in rank order, and so to the same
+// One step: every rank that wants the result reduces all data in rank order, so all get the same
 // bits.
 Error MessageCollectives::reduceAtOnce(const Call& call, Bytes data, int root,
                                        const OpFingerprint& what) {
@@ -163,7 +163,7 @@ Error MessageCollectives::reduceShares(const Call& call, const OpFingerprint& wh
                                        const Shares& shares) {
   const std::size_t ranks = members_.size();
   const std::size_t ahead = std::min(kBlocksAhead, shares.blocks);
-  // Declared before the requests, whose messages use it until they end.
+  // Taken before the requests, whose messages use it until they end.
   std::byte* const buffers = scratch(ahead * ranks * shares.piece);
   RequestSet requests = begin(call, what);
   std::array<std::vector<RequestSet::Part*>, kBlocksAhead> coming;

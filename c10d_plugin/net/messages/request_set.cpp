@@ -62,8 +62,8 @@ Error RequestSet::whyFailed(const Part& part, const Mailbox::Received& received)
 }
 
 void RequestSet::complete(Part& part, Error error) {
-  // All of it under the lock: the thread that waits for the last message may destroy this set as
-  // soon as it is free.
+  // All of this holds the lock, because the thread that waits for the last message may destroy this
+  // set as soon as the lock is free.
   const std::lock_guard<std::mutex> lock(mutex_);
   if (error) {
     if (!error_) error_ = std::move(error);
@@ -74,7 +74,7 @@ void RequestSet::complete(Part& part, Error error) {
   if (waiting_) completed_.notify_all();
 }
 
-void RequestSet::reach(bool over) {
+void RequestSet::tellStage(bool over) {
   Error error = mailbox_.reached({base_, base_ + kTags - 1, label_, over});
   if (!error) return;
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -86,7 +86,7 @@ bool RequestSet::wait(Part* part) {
   if (part == nullptr || failed_.load()) return false;
   const auto ready = [&] { return part->done.load(std::memory_order_acquire) || failed_.load(); };
   if (ready() || spin_.until(ready)) return !failed_.load();
-  if (!std::exchange(blocked_, true)) reach(false);
+  if (!std::exchange(told_running_, true)) tellStage(false);
   std::unique_lock<std::mutex> lock(mutex_);
   waiting_ = true;
   const auto began = std::chrono::steady_clock::now();
@@ -95,7 +95,7 @@ bool RequestSet::wait(Part* part) {
   mailbox_.wait_times.add(members_[static_cast<std::size_t>(part->peer)],
                           std::chrono::steady_clock::now() - began);
   if (ended == transport::Waited::kInterrupted) {
-    // Over another error, too: this thread throws what the handler raised.
+    // Replaces another error, because this thread throws what the handler raised.
     error_ = {ErrorCode::kInterrupted,
               interruptedText(mailbox_.rank(), "it ran " + fingerprint_.describe())};
     failed_.store(true);
@@ -111,7 +111,7 @@ bool RequestSet::wait(Part* part) {
   return !failed_.load();
 }
 
-// "rank 2" or "ranks 2, 5": the ranks that owe messages, or do not take theirs.
+// "rank 2" or "ranks 2, 5": the ranks that owe messages, else those that do not take theirs.
 std::string RequestSet::missing() const {
   std::set<int> ranks;
   for (const bool receives : {true, false}) {
@@ -129,7 +129,7 @@ Error RequestSet::finish() {
     if (!wait(&part)) break;
   }
   std::unique_lock<std::mutex> lock(mutex_);
-  if (failed_.load() && !std::exchange(given_up_, true)) {
+  if (failed_.load() && !std::exchange(aborted_, true)) {
     const Error error = error_;
     lock.unlock();
     mailbox_.abort(error);
@@ -139,12 +139,12 @@ Error RequestSet::finish() {
   waiting_ = true;
   completed_.wait(lock, [&] { return pending_ == 0; });
   waiting_ = false;
-  if (error_ || std::exchange(over_, true)) return error_;
+  if (error_ || std::exchange(told_over_, true)) return error_;
   lock.unlock();
-  reach(true);
+  tellStage(true);
   if (!failed_.load()) return Error::ok();
-  given_up_ = true;
-  mailbox_.abort(error_);  // no completion is left that could change it
+  aborted_ = true;
+  mailbox_.abort(error_);  // no completion is left that could change error_
   return error_;
 }
 

@@ -1,10 +1,11 @@
-// RequestSet: the messages of one operation that are in flight, and the wait for them.
+// RequestSet: sends and receives the messages of one operation, and waits for them.
 //
-// The memory of the messages belongs to the caller: however an operation ends, all completions have
-// run before it returns. An operation that fails aborts the mailbox, so no completion can take
-// long, and every other rank learns why.
+// The memory of the messages belongs to the caller. So all completions have run before finish()
+// returns, however the operation ends. An operation that fails aborts the mailbox, so that no
+// completion takes long and every other rank learns why.
 //
-// Threads: one thread sends, receives and waits; completions run on the mailbox's.
+// Threads: one thread sends, receives and waits; completions run on the mailbox's thread.
+// Failure: the first error ends the operation; finish() returns it.
 #pragma once
 
 #include <atomic>
@@ -24,7 +25,7 @@ namespace weft::collectives {
 
 class RequestSet {
  public:
-  // An operation has so many.
+  // How many tags an operation has.
   static constexpr unsigned kTagBits = 16;
   static constexpr Tag kTags = Tag{1} << kTagBits;
 
@@ -37,28 +38,29 @@ class RequestSet {
     std::atomic<bool> done{false};
   };
 
-  // `members`: mailbox ranks by rank of the operation. `base`: the tags base…base + kTags - 1 are
-  // this set's alone.
+  // `members`: mailbox ranks by rank of the operation. `base`: the first of kTags tags that only
+  // this set uses.
   RequestSet(Mailbox& mailbox, const std::vector<int>& members, Tag base,
              const OpFingerprint& fingerprint, Deadline deadline, transport::AdaptiveSpin& spin);
   ~RequestSet();
   RequestSet(const RequestSet&) = delete;
   RequestSet& operator=(const RequestSet&) = delete;
 
-  // Messages of one step between the same ranks keep their order. After a failure they do nothing.
+  // Messages of one step between the same ranks keep their order. After a failure these do nothing
+  // and return null.
   Part* send(int to, unsigned step, ConstBytes data);
   Part* receive(int from, unsigned step, Bytes into);
   // False: the operation has failed; finish() says why.
   bool wait(Part* part);
-  // Waits for all.
+  // Waits for all messages.
   Error finish();
 
  private:
   Part* add(int peer, bool receives);
   void complete(Part& part, Error error);
-  // Tells the mailbox how far the operation has come; ends it where that shows that another rank
-  // called something else.
-  void reach(bool over);
+  // Tells the mailbox that the operation runs, or that it is over. Fails the operation if that
+  // shows that another rank called something else.
+  void tellStage(bool over);
   Error whyFailed(const Part& part, const Mailbox::Received& received) const;
   std::string missing() const;
 
@@ -73,9 +75,10 @@ class RequestSet {
 
   std::deque<Part> parts_;
   std::atomic<bool> failed_{false};
-  bool given_up_ = false;  // the caller's thread only
-  bool blocked_ = false;   // likewise: it has told the mailbox what runs
-  bool over_ = false;      // likewise: and that it is over
+  // What the caller's thread has told the mailbox.
+  bool told_running_ = false;
+  bool told_over_ = false;
+  bool aborted_ = false;
 
   std::mutex mutex_;
   std::condition_variable completed_;

@@ -64,7 +64,8 @@ struct Control {
   alignas(kCacheLine) Word presence;
   Word writing;                          // 1: this rank writes into others' heaps
   std::array<std::uint8_t, 16> process;  // which process; written before presence
-  // Of the operation that begins in an even or odd step: others read one while the next is written.
+  // The call that began in an even step, and the one that began in an odd step: others may read one
+  // while this rank writes the next.
   // Both records' size tables follow in memory.
   alignas(kCacheLine) std::array<CallRecord, 2> records;
 };

@@ -62,7 +62,7 @@ class Checkpoint:
             shutil.rmtree(self._unfinished, ignore_errors=True)
 
     def _wait_for_shards(self) -> None:
-        """For all, so that none is still written when the folder goes; raises the first failure."""
+        """Waits for all, so that none is written when the folder is removed; raises the first failure."""
         failures: list[RuntimeError] = []
         for shard in self._shards:
             try:

@@ -34,11 +34,11 @@ def check_surroundings(backward: bool = True) -> None:
 
 
 def weights_of(
-    parts: list[Any], loss: Callable[[Any, Any], Tensor], reduction: str | None
+    micro_batches: list[Any], loss: Callable[[Any, Any], Tensor], reduction: str | None
 ) -> list[float]:
     """The weight of each micro-batch's loss in that of the mini-batch."""
     reduction = reduction or getattr(loss, "reduction", "mean")
     if reduction not in ("mean", "sum"):
         raise ValueError(f"reduction is not one of 'mean', 'sum': {reduction!r}")
-    rows = [rows_of(one) for one in parts]
+    rows = [rows_of(one) for one in micro_batches]
     return [row / sum(rows) if reduction == "mean" else 1.0 for row in rows]

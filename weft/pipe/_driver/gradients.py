@@ -39,15 +39,15 @@ class ReplicatedGradients:
 
 
 def input_gradients(outcomes: list[Outcome]) -> list[Tensor | None]:
-    """Of the tensors that want one in all micro-batches; none at all where there is none."""
+    """The gradients of all micro-batches' inputs that want one, in order; empty if there is none."""
     found = {number: part for outcome in outcomes for number, part in outcome.gradients.items()}
     return [one for number in sorted(found) for one in found[number]]
 
 
-def backward_of_inputs(parts: list[Any], outcomes: list[Outcome]) -> None:
-    """Goes on in this process's graph with the gradients of the inputs."""
+def backward_of_inputs(micro_batches: list[Any], outcomes: list[Outcome]) -> None:
+    """Continues the backward in this process's graph, with the gradients of the inputs."""
     found = input_gradients(outcomes)
-    inputs = wanting_gradients(parts) if found else []
+    inputs = wanting_gradients(micro_batches) if found else []
     pairs = zip(inputs, placed_like(found, inputs), strict=True)
     there = [(tensor, one) for tensor, one in pairs if one is not None]
     if there:

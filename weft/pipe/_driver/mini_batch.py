@@ -1,5 +1,5 @@
-"""One mini-batch, as the driver runs it: it tells the workers to begin, gives the first one the
-inputs, and runs its own stages on the calling thread.
+"""One mini-batch at the driver: it tells the workers to begin, sends the inputs to the first stage, and
+runs the driver's own stages on the calling thread.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Answer = torch.futures.Future[Outcome]
 
 
 class MiniBatch:
-    """Runs once.
+    """One run of a pipeline; call :meth:`run` once.
 
     Args:
         pipe: the pipeline's name.
-        parts: at the workers.
-        jobs: of the workers.
+        parts: the stages at the workers.
+        jobs: each worker's.
     """
 
     def __init__(self, pipe: str, parts: RemoteParts, jobs: dict[str, Job]) -> None:
@@ -46,7 +46,7 @@ class MiniBatch:
         self._answers: queue.SimpleQueue[tuple[str, Answer]] = queue.SimpleQueue()
 
     def run(self, inputs: list[Any]) -> dict[str, Outcome]:
-        """Runs it to its end at all workers; what came of it at each."""
+        """Runs the mini-batch to its end at all workers. Returns the outcome of each."""
         try:
             for worker in self._jobs.keys() - {self._name}:
                 self._begin(worker)
@@ -71,12 +71,12 @@ class MiniBatch:
         try:
             self._outcome_of(worker, answer)
         except RuntimeError as error:
-            if self._own is not None:  # it may wait for what that worker does not send any more
+            if self._own is not None:  # it may wait for what that worker will not send any more
                 self._own.abandon(self._step, str(error))
 
     def _feed(self, inputs: list[Any]) -> None:
         for number, value in enumerate(inputs):
-            value = mapped(cut, value)  # the gradients go on from here
+            value = mapped(cut, value)  # leaves, whose gradients backward_of_inputs() passes on
             first = self._places[0].worker_of(number)
             if first == self._name:
                 self._given[Sent.input, 0, number] = value
@@ -89,7 +89,7 @@ class MiniBatch:
             return run_mini_batch(self._own, self._jobs[self._name], self._given)
         except Abandoned:
             while not self._answers.empty():
-                self._outcome_of(*self._answers.get())  # raises what ended it, if a worker did
+                self._outcome_of(*self._answers.get())  # raises the error if a worker ended it
             raise
 
     def _outcome_of(self, worker: str, answer: Answer) -> Outcome:

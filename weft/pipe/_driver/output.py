@@ -38,7 +38,7 @@ class ForwardGraph:
         self._context: int | None = None
 
     def attach(self, value: Any, wanted: list[bool]) -> Any:
-        """The output, whose tensors that want gradients lead to the workers' graph."""
+        """The output, with tensors that lead to the workers' graph if they want gradients."""
         self._context = _C.pipe.current_context()
         leaves, structure = pytree.tree_flatten(value)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -48,7 +48,7 @@ class ForwardGraph:
         return pytree.tree_unflatten(leaves, structure)
 
     def backward(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Runs the stages' backward for the one that runs on this thread."""
+        """Runs the stages' backward as part of the backward that runs on this thread."""
         if torch.is_grad_enabled():
             raise RuntimeError(
                 "create_graph=True goes not through a Pipe with a schedule: its graph is at workers"
@@ -81,7 +81,7 @@ class ForwardGraph:
 
 
 class _ThroughWorkers(torch.autograd.Function):
-    """Takes inputs of the pipeline, gives its output: the stages are at workers."""
+    """The pipeline as one node of the driver's graph, from its inputs to its output."""
 
     @staticmethod
     def forward(
@@ -107,7 +107,7 @@ class _ThroughWorkers(torch.autograd.Function):
 
 
 def value_of(output: rpc.PyRRef) -> Any:
-    """The output itself, of what its owner keeps for the driver."""
+    """The output itself, out of what its owner keeps for the driver."""
     return output.local_value()[0]
 
 
@@ -139,7 +139,7 @@ class PipeOutput:
         return self._value
 
     def rpc_sync(self, timeout: float = rpc.constants.UNSET_RPC_TIMEOUT) -> Any:
-        """As of torch's RRef: calls methods of the output at its owner, without a graph."""
+        """As torch's RRef does: calls methods of the output at its owner, without a graph."""
         return self._without_graph().rpc_sync(timeout)
 
     def rpc_async(self, timeout: float = rpc.constants.UNSET_RPC_TIMEOUT) -> Any:

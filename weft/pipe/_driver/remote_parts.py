@@ -1,4 +1,4 @@
-"""The driver's hold on the parts of a pipeline at its workers: builds them, calls functions there."""
+"""The parts of a pipeline at its workers, for the driver: builds them, and calls functions there."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RemoteParts:
         self.workers = workers_of([place.workers for place in self.places])
 
     def build(self) -> None:
-        """Builds all of them.
+        """Builds all parts.
 
         Raises:
             NotImplementedError, ValueError: a worker without Python cannot have its stage; nothing
@@ -48,7 +48,7 @@ class RemoteParts:
         self._build(self.workers)
 
     def build_missing(self) -> None:
-        """Builds them at workers that were restarted, with what all were set up with.
+        """Builds the parts of workers that were restarted, and sets them up as the others.
 
         Raises:
             RuntimeError: a worker is not back yet.
@@ -79,13 +79,15 @@ class RemoteParts:
 
     def _build(self, workers: Sequence[str]) -> None:
         here = rpc.get_worker_info().name
-        for worker in sorted(workers, key=here.__eq__):  # here last: it moves the modules
+        for worker in sorted(
+            workers, key=here.__eq__
+        ):  # this worker last, because that moves the modules
             if worker in self._scripted:
                 self._build_scripted(worker)
                 continue
             set_up = list(self._set_up.values())
             given = (here, self.places, self._layers_at(worker), self._deferred, set_up)
-            if worker == here:  # the very modules: RPC would make copies, and train those
+            if worker == here:  # not by RPC, which would copy the modules and train the copies
                 own = self._holds[worker] = calls.Hold(self._pipe)
                 calls.build(self._pipe, *given, own)
             else:
@@ -155,23 +157,23 @@ class RemoteParts:
             )
 
     def clock_offset(self, worker: str) -> int:
-        """As of weft._observe.clocks."""
+        """As :func:`weft._observe.clocks.clock_offset`."""
         if worker in self._scripted:
             return clock_offset(worker, there=self._scripted[worker].clock)
         return clock_offset(worker)
 
     def set_up(self, what: str, function: Callable[..., Any], *args: Any) -> None:
-        """As :meth:`call`, and again wherever a part is built later; the last one counts."""
+        """As :meth:`call`, and again for each part that is built later; the last one of each kind."""
         self.call(function, *args)
         self._set_up[what] = (function, args)
 
     def call(self, function: Callable[..., Any], *args: Any) -> dict[str, Any]:
-        """What a function of the workers gives at each of them; all run at the same time.
+        """Calls a function at all workers at the same time. Returns what each gives.
 
-        Without a timeout, as all that workers are asked for: a lost one ends the call. All have ended
-        when this raises the first failure.
+        There is no timeout, as for all calls to workers: the loss of a worker ends its call. All calls
+        have ended when this raises the first failure.
         """
-        # Those without Python first: what they refuse changes nothing elsewhere.
+        # Workers without Python first, because what they refuse then changes nothing elsewhere.
         order = sorted(self.workers, key=self._scripted.__contains__, reverse=True)
         futures = {worker: self.begin(worker, function, *args) for worker in order}
         results, failures = {}, []

@@ -142,7 +142,7 @@ class StateAtWorkers(LayersElsewhere):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """For ``load_state_dict``, also that of a module around."""
+        """Called by ``load_state_dict`` of this Pipe or of a module that holds it."""
         if local_metadata.get("assign_to_params_buffers", False):
             raise NotImplementedError("a Pipe with a schedule copies a state: no assign=True")
         own = {

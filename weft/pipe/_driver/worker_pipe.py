@@ -122,18 +122,18 @@ class WorkerPipe(StateAtWorkers):
             targets, "gradients of targets do not come back from the last stage's worker"
         )
         self._gradients.check()
-        parts = split(inputs, self.chunks)
-        wanted = len(split(targets, len(parts)))
-        if wanted != len(parts):
+        micro_batches = split(inputs, self.chunks)
+        wanted = len(split(targets, len(micro_batches)))
+        if wanted != len(micro_batches):
             raise ValueError(
-                f"the targets give {wanted} micro-batches, the inputs {len(parts)}: their first "
+                f"the targets give {wanted} micro-batches, the inputs {len(micro_batches)}: their first "
                 "dimensions differ"
             )
-        weights = weights_of(parts, loss, reduction)
-        order, recompute = self._order(len(parts)), self._recompute(len(parts))
+        weights = weights_of(micro_batches, loss, reduction)
+        order, recompute = self._order(len(micro_batches)), self._recompute(len(micro_batches))
         job = Job(order, recompute, criterion=loss, weights=weights)
-        outcomes = self._run(job, parts, targets)
-        backward_of_inputs(parts, outcomes)
+        outcomes = self._run(job, micro_batches, targets)
+        backward_of_inputs(micro_batches, outcomes)
         return torch.stack([outcome.loss for outcome in outcomes]).sum()
 
     def forward(self, *inputs: Any) -> rpc.RRef | PipeOutput:
@@ -164,16 +164,16 @@ class WorkerPipe(StateAtWorkers):
             )
         if with_graph:
             self._parts.check_graph()
-        parts = split(inputs, self.chunks)
-        job = Job(self._order(len(parts), FORWARD), self._recompute(len(parts)))
+        micro_batches = split(inputs, self.chunks)
+        job = Job(self._order(len(micro_batches), FORWARD), self._recompute(len(micro_batches)))
         last = self.places[-1].worker
         if not with_graph:
-            self._run(job, parts)
+            self._run(job, micro_batches)
             return self._parts.take_output(last, self._step)
         graphs = self._open_graphs()
-        self._run(job, parts, graphs=graphs)
-        run = functools.partial(self._backward, graphs, len(parts))
-        graph = ForwardGraph(self._workers, wanting_gradients(parts), run)
+        self._run(job, micro_batches, graphs=graphs)
+        run = functools.partial(self._backward, graphs, len(micro_batches))
+        graph = ForwardGraph(self._workers, wanting_gradients(micro_batches), run)
         if last == rpc.get_worker_info().name:
             value, wanted = calls.take_output(self._identity, self._step)
             return rpc.RRef(graph.attach(value, wanted))
@@ -195,7 +195,7 @@ class WorkerPipe(StateAtWorkers):
         gradients: Sequence[Tensor | None],
         how: Backward,
     ) -> list[Tensor | None]:
-        """Runs the backward of a forward; gradients of the inputs that want one."""
+        """Runs the backward of a forward. Returns the gradients of the inputs that want one."""
         self._gradients.check(how.context)
         job = Job(self._order(chunks, BACKWARD), [False] * chunks, backward=how)
         return input_gradients(self._run(job, [], list(gradients), graphs))
@@ -203,7 +203,7 @@ class WorkerPipe(StateAtWorkers):
     def _run(
         self,
         job: Job,
-        parts: list[Any],
+        micro_batches: list[Any],
         given: Any = None,
         graphs: dict[str, Any] | None = None,
     ) -> list[Outcome]:
@@ -211,31 +211,17 @@ class WorkerPipe(StateAtWorkers):
 
         Args:
             job: what is the same for all workers.
-            parts: the inputs of the micro-batches.
-            given: what the last stage's worker gets.
-            graphs: each worker's.
+            micro_batches: the inputs of the micro-batches.
+            given: for the last stage's worker: targets, or gradients of the output.
+            graphs: each worker's graph, which keeps the forward for later backwards.
         """
         recording = self._recording
         with self._running:
             self._step += 1
             job = job._replace(step=self._step, recorded=recording is not None)
-            last = self.places[-1].workers
-            criteria = self._criteria(job.criterion)
-            jobs = {
-                worker: job._replace(
-                    graph=graphs and graphs[worker],
-                    criterion=criteria[worker],
-                )
-                for worker in self._workers
-            }
-            if (
-                given is not None
-            ):  # targets, or gradients of the output, which is at its first replica
-                for worker in last if job.criterion is not None else last[:1]:
-                    given_there = portable(pack(given), worker)
-                    jobs[worker] = jobs[worker]._replace(given=given_there)
+            jobs = self._jobs(job, given, graphs)
             try:
-                outcomes = MiniBatch(self._identity, self._parts, jobs).run(parts)
+                outcomes = MiniBatch(self._identity, self._parts, jobs).run(micro_batches)
             except BaseException:
                 self._gradients.broken |= job.criterion is not None or job.backward is not None
                 raise
@@ -244,8 +230,23 @@ class WorkerPipe(StateAtWorkers):
                 recording.add(self._plan(job.order), done)
             return [outcomes[worker] for worker in self._workers]
 
+    def _jobs(self, job: Job, given: Any, graphs: dict[str, Any] | None) -> dict[str, Job]:
+        """The mini-batch as each worker is told of it."""
+        criteria = self._criteria(job.criterion)
+        jobs = {
+            worker: job._replace(graph=graphs and graphs[worker], criterion=criteria[worker])
+            for worker in self._workers
+        }
+        if given is None:
+            return jobs
+        # Targets go to all replicas of the last stage; gradients of the output to the first, which has it.
+        last = self.places[-1].workers
+        for worker in last if job.criterion is not None else last[:1]:
+            jobs[worker] = jobs[worker]._replace(given=portable(pack(given), worker))
+        return jobs
+
     def _criteria(self, loss: Callable[[Any, Any], Tensor] | None) -> dict[str, Any]:
-        """What each worker is told of the loss. A scripted one is saved once for those elsewhere."""
+        """The loss for each worker. A scripted one is saved once, for all workers but this one."""
         if loss is None:
             return dict.fromkeys(self._workers)
         here, last = rpc.get_worker_info().name, self.places[-1].workers
@@ -268,7 +269,10 @@ class WorkerPipe(StateAtWorkers):
     # The workers
 
     def _connect_skips(self) -> None:
-        """Asks the workers: only they have the layers of remote modules."""
+        """Tells the workers of the skip connections.
+
+        It asks them which layers stash and pop, because only they have the layers of remote modules.
+        """
         try:
             found = self.at_workers(calls.declared_skips).values()
             declared = sorted((one for each in found for one in each), key=lambda one: one[0])

@@ -23,9 +23,9 @@ Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 class Hold:
-    """The driver's hold on a part, which goes with it.
+    """Keeps a part for the driver: when this is destroyed, the part is closed.
 
-    The value of an RRef that the driver has: it goes when the driver drops that, or is lost.
+    It is the value of an RRef of the driver's, so it is destroyed when the driver drops that or is lost.
     """
 
     def __init__(self, pipe: str) -> None:
@@ -33,7 +33,7 @@ class Hold:
         weakref.finalize(self, _let_go, pipe, self._held).atexit = False
 
     def take(self, part: Part) -> None:
-        """From now on the part goes with the hold, and no other one of its pipeline."""
+        """Makes the hold close this part, and no other one of its pipeline, when it is destroyed."""
         self._held.append(weakref.ref(part))
 
 
@@ -51,7 +51,10 @@ def build(
     set_up: Sequence[Call],
     hold: Hold | rpc.RRef[Hold],
 ) -> None:
-    """Builds a part and calls these for it: all of it, or none. It goes with the driver's hold."""
+    """Builds a part and calls the functions of ``set_up`` for it; builds nothing if one fails.
+
+    The driver's ``hold`` closes it.
+    """
     parts[pipe] = Part(pipe, driver, places, stages, deferred)
     try:
         for function, args in set_up:
@@ -76,9 +79,9 @@ def connect(pipe: str, routes: Sequence[tuple[SkipRoute, SkipKey]]) -> None:
 
 @rpc.functions.async_execution
 def run(pipe: str, job: Job) -> torch.futures.Future[Outcome]:
-    """Runs in a thread of its own: the RPC threads stay free for what it waits for."""
+    """Runs a mini-batch in a thread of its own, so that RPC threads stay free for what it waits for."""
     part = part_of(pipe)
-    if job.given is not None:  # the thread has other streams than the call
+    if job.given is not None:  # the thread has other streams than this call
         settle(tensor.device for tensor in job.given[1])
     done: torch.futures.Future[Outcome] = torch.futures.Future()
 
@@ -94,7 +97,7 @@ def run(pipe: str, job: Job) -> torch.futures.Future[Outcome]:
 
 
 def open_graph(pipe: str) -> Graph:
-    """A place for what is kept of a forward; it goes when the driver drops the RRef of it."""
+    """Makes a place for what is kept of a forward, until the driver drops its RRef."""
     graph = Graph()
     part_of(pipe).graphs.add(graph)
     return graph

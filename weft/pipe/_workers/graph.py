@@ -17,7 +17,7 @@ from weft.pipe._workers.values import joined, leaves, placed, wants_gradient
 class Graph:
     """Held micro-batches of a worker's stages, and how its output was made of them.
 
-    The value of an RRef that the driver has: it goes when the driver drops that, or is lost.
+    It is the value of an RRef of the driver's, so it is destroyed when the driver drops that or is lost.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Graph:
         self._held = {number: stage.give_held() for number, stage in stages.items()}
 
     def join(self, parts: list[Any]) -> tuple[Any, list[bool]]:
-        """The whole output without a graph, and of its tensors which want gradients."""
+        """The whole output without a graph, and for each of its tensors whether it wants gradients."""
         check_visible(parts)
         self._parts = [[leaf for leaf in leaves(part) if wants_gradient(leaf)] for part in parts]
         with torch.enable_grad():
@@ -47,7 +47,7 @@ class Graph:
     def split(
         self, gradients: Sequence[Tensor | None], device: torch.device
     ) -> list[list[Tensor | None]]:
-        """Gradients of the micro-batches' outputs, from those of the whole output."""
+        """The gradients of the micro-batches' outputs, from those of the whole output."""
         flat = [leaf for part in self._parts for leaf in part]
         pairs = zip(self._whole, placed(list(gradients), device), strict=True)
         given = [(edge, found) for edge, found in pairs if found is not None]
@@ -59,7 +59,7 @@ class Graph:
         return [[next(left) for _ in part] for part in self._parts]
 
     def lend(self, stages: Mapping[int, Stage], retain: bool) -> None:
-        """Gives the stages what they held; without ``retain`` it is gone here.
+        """Gives the stages back what they held; without ``retain`` this keeps nothing of it.
 
         Raises:
             RuntimeError: there is nothing: a backward has used it, or the Pipe was closed.
@@ -76,9 +76,9 @@ class Graph:
 
     @property
     def kept(self) -> int:
-        """How many micro-batches something is kept of."""
+        """The number of micro-batches of which something is kept."""
         return sum(len(held) for held in self._held.values())
 
     def drop(self) -> None:
-        """Keeps nothing any more, but how the output was made."""
+        """Drops what the stages held; how the output was made stays."""
         self._held = {}

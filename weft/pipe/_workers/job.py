@@ -1,4 +1,4 @@
-"""What driver and workers tell each other of a mini-batch."""
+"""What the driver and the workers tell each other about a mini-batch."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ class Job(NamedTuple):
     order: Order
     recompute: list[bool]  # for each micro-batch
     step: int = 0
-    recorded: bool = False  # whether it is told when each task ran
+    recorded: bool = False  # whether the outcome says when each task ran
     criterion: Callable[[Any, Any], Tensor] | None = None  # None: a forward or a backward alone
     weights: Sequence[float] = ()  # of each micro-batch's loss
-    #: At the last stage's worker, of the whole mini-batch: targets, or in a backward alone the
-    #: gradients of the output.
+    #: For the last stage's worker: the targets of the whole mini-batch, or, in a backward alone, the
+    #: gradients of its output.
     given: Parcel | None = None
     graph: Graph | rpc.PyRRef | None = None  # keeps a forward for backwards alone
     backward: Backward | None = None  # a backward alone, of what the graph keeps
 
 
 def loss_elsewhere(_output: Any, _target: Any) -> Tensor:
-    """The ``criterion`` of a worker that has not the last stage."""
+    """The ``criterion`` of a worker that does not have the last stage."""
     raise NotImplementedError
 
 
@@ -77,11 +77,11 @@ class Outcome(NamedTuple):
     loss: Tensor | None  # the sum of the losses that were computed there
     error: str = ""
     tasks: Sequence[Done] = ()  # where the job asked for them
-    #: Of the first stage's workers: by micro-batch those of its inputs that want one.
+    #: From the first stage's workers, by micro-batch: the gradients of the inputs that want one.
     gradients: Mapping[int, Sequence[Tensor | None]] = {}
 
 
-#: Of a value in a mini-batch: what, the stage or the number of the skip connection, micro-batch.
+#: Names a value in a mini-batch: what it is, the stage or the skip connection, and the micro-batch.
 Key = tuple[Sent, int, int]
 Arrival = tuple[int, Sent, int, int]  # the same after the number of the mini-batch
 

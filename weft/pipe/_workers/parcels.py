@@ -104,14 +104,14 @@ def adopt(tensors: Iterable[Tensor]) -> None:
 
 
 def settle(devices: Iterable[torch.device]) -> None:
-    """Waits for the current streams of devices: what comes next may run on others."""
+    """Waits for the current streams of devices, because the next work may run on others."""
     for device in set(devices):
         if device.type not in _HOST:
             torch.accelerator.current_stream(device).synchronize()
 
 
 def _layout_of(values: list[Any] | tuple[Any, ...]) -> bytes | None:
-    """Of different tensors, and of a list with None among them; no other values have one."""
+    """The layout of different tensors; a list may have None among them. Other values have none."""
     tensors = [one for one in values if one is not None]
     different = len(set(map(id, tensors))) == len(tensors)
     if not different or any(type(one) is not Tensor for one in tensors):

@@ -56,7 +56,7 @@ class WorkerMiniBatch(MiniBatch):
         return WorkerMiniBatch(self._on_paper(), self.schedule, self._plan, self._places)
 
     def _on_paper(self) -> list[Event]:
-        """Each worker runs its tasks in order, each as soon as what it needs is there."""
+        """The mini-batch if each worker ran its tasks in order, each as soon as its needs are met."""
         means = self._mean_lengths()
         start = self.events[0].begin
         ends: dict[Task, float] = {}

@@ -16,7 +16,7 @@ Sums = list[Tensor | None]
 
 
 class Replicas:
-    """The stages of which the same workers have replicas, as one of them sees it.
+    """The stages that have replicas at the same workers, as one of these workers sees them.
 
     Args:
         workers: in the order in which their sums are added.
@@ -39,7 +39,7 @@ class Replicas:
             parameter.grad = None
 
     def sums(self) -> Sums:
-        """Of this replica's micro-batches; None for a parameter that none of them used."""
+        """This replica's gradients; None for a parameter that none of its micro-batches used."""
         return [parameter.grad for parameter in self._parameters]
 
     def add_up(self, sums: Sequence[Sums]) -> None:
@@ -55,7 +55,7 @@ class Replicas:
 
 @contextlib.contextmanager
 def unchanged_buffers(layers: nn.Module) -> Iterator[None]:
-    """For a replica, which sees only some of the micro-batches.
+    """Watches the buffers of a replica, which sees only some of the micro-batches.
 
     Raises:
         RuntimeError: a buffer was changed, as running statistics are.

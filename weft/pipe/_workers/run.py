@@ -23,7 +23,7 @@ from weft.pipe._workers.splitting import split
 from weft.pipe._workers.stage import Backward, MicroBatch, Skips
 from weft.pipe._workers.values import Versions, have_changed, joined, tensors_in, with_versions
 
-#: Of what a stage has sent, by what it is for and where it goes.
+#: The versions of what a stage has sent, by what it is for and where it goes.
 SentVersions = dict[tuple[Sent, int], Versions]
 
 
@@ -33,7 +33,7 @@ def run_mini_batch(part: Part, job: Job, given: dict[Key, Any] | None = None) ->
     Args:
         part: the worker's stages.
         job: the mini-batch.
-        given: what the driver, which runs this itself, has for its own stages.
+        given: if the driver runs this itself, its inputs for its own stages.
 
     Raises:
         Abandoned: the mini-batch was given up, or the driver is lost.
@@ -47,7 +47,7 @@ def run_mini_batch(part: Part, job: Job, given: dict[Key, Any] | None = None) ->
             graph.lend(part.stages, job.backward.retain)
         run = run_of(part, job, given or {}, graph)
         with torch.set_grad_enabled(job.criterion is not None or graph is not None):
-            run.tasks()
+            run.run_tasks()
         run.wait_for_sent()
         if graph is not None and job.backward is None:
             graph.keep(part.stages)
@@ -83,15 +83,17 @@ class Run:
         self.done: list[Done] = []
         self._graph = graph
         self._outputs: list[Any] = []
-        self._first: dict[int, list[Tensor | None]] = {}  # gradients of the first stage's inputs
+        self._input_gradients: dict[
+            int, list[Tensor | None]
+        ] = {}  # of the first stage, by micro-batch
         self._sent: dict[tuple[int, int], SentVersions] = {}  # by stage and micro-batch
-        self._sent_last: dict[int, int] = {}  # the micro-batch, by stage
+        self._sent_last: dict[int, int] = {}  # the last micro-batch that was sent, by stage
         self._step: steps.Step
         self._last = len(part.places) - 1
         self._tasks = part.tasks(job.order)
-        self._later = {task.stage for task in self._tasks if task.kind == WEIGHTS}
+        self._split_stages = {task.stage for task in self._tasks if task.kind == WEIGHTS}
         self._number = _C.pipe.next_mini_batch_number()
-        self._own = given  # what this worker's stages have for each other
+        self._own = given  # values of this worker's stages for each other, and from the driver
         self._targets: list[Any] = []
         self._deliveries = _C.pipe.Deliveries(part.pipe)
         if job.given is not None and job.backward is not None:
@@ -101,8 +103,8 @@ class Run:
         elif job.given is not None:
             self._targets = split(unpack(job.given), len(job.weights))
 
-    def tasks(self) -> None:
-        """Runs all of them, then takes what other workers have of this mini-batch."""
+    def run_tasks(self) -> None:
+        """Runs all tasks, adds up the gradients of replicas, and takes the outputs of a forward alone."""
         backward = self.job.backward
         trains = self.job.criterion is not None or (backward is not None and backward.parameters)
         replicas = self.part.replicas if trains else []
@@ -111,11 +113,11 @@ class Run:
             if self._last_task(one) < 0:
                 self._send_sums(one)
         for number, task in enumerate(self._tasks):
-            self.task(task)
+            self._run_task(task)
             for one in replicas:
-                if self._last_task(one) == number:  # stages before it go on meanwhile
+                if self._last_task(one) == number:  # other stages' tasks overlap with the sending
                     self._send_sums(one)
-        if self._graph is not None and backward is None:  # no backward of this run looks at it
+        if self._graph is not None and backward is None:  # no backward of this run checks it
             for at in self._sent:
                 self._check_sent(*at, keep=True)
         for one in replicas:
@@ -127,7 +129,7 @@ class Run:
                 self._outputs.append(output.value if isinstance(output, Apart) else output)
 
     def _last_task(self, replicas: Replicas) -> int:
-        """The number of the last one; -1 where there are fewer micro-batches than replicas."""
+        """The number of the last task of these stages; -1: fewer micro-batches than replicas, so none."""
         own = [at for at, task in enumerate(self._tasks) if task.stage in replicas.stages]
         return max(own, default=-1)
 
@@ -142,14 +144,17 @@ class Run:
             return replicas.sums()
         return self.part.take((self.job.step, Sent.sums, replicas.stages[0], at))
 
-    def task(self, task: Task) -> None:
-        """Runs one; an error says which one it was."""
+    def _run_task(self, task: Task) -> None:
+        """Runs a task; an error says which one it was."""
         self._step = steps.begin(self.job.step, task.stage, task.micro_batch, task.kind)
         self._step.started = self._step.created
         try:
-            {FORWARD: self._forward, BACKWARD: self._backward, WEIGHTS: self._weights}[task.kind](
-                task
-            )
+            if task.kind == FORWARD:
+                self._run_forward(task)
+            elif task.kind == BACKWARD:
+                self._run_backward(task)
+            else:
+                self._run_weights(task)
         except Abandoned:
             raise
         except Exception as error:
@@ -159,7 +164,7 @@ class Run:
                 f"{traceback.format_exc()}"
             ) from None
 
-    def _forward(self, task: Task) -> None:
+    def _run_forward(self, task: Task) -> None:
         stage, number = self.part.stages[task.stage], task.micro_batch
         value = self._take(Sent.input, task.stage, number)
         skips = {at: self._take(Sent.skip, at, number) for at in stage.pops}
@@ -174,14 +179,14 @@ class Run:
                     at, value, skips, recompute[number], self.job.criterion, target, weight
                 )
             self.loss = self.loss + loss.cpu()
-            self._worked(task)
+            self._note_done(task)
             return
         with watched:
             output, stashed = stage.forward(at, value, skips, recompute[number])
-        self._worked(task)
+        self._note_done(task)
         if task.stage in self._sent_last:
             self._check_sent(task.stage, self._sent_last[task.stage], keep=torch.is_grad_enabled())
-        if task.stage == self._last:  # all of them are joined at its first replica
+        if task.stage == self._last:  # its first replica joins the outputs
             self._send(Sent.input, task.stage + 1, number, output)
         else:
             self._send_outputs(task, output, stashed)
@@ -198,7 +203,7 @@ class Run:
         for (what, at), value in given.items():
             self._send(what, at, task.micro_batch, Apart(value) if apart else value)
 
-    def _backward(self, task: Task) -> None:
+    def _run_backward(self, task: Task) -> None:
         number, gradients = task.micro_batch, None
         self._check_sent(task.stage, number)
         if task.stage < self._last or self.job.backward is not None:
@@ -206,22 +211,22 @@ class Run:
         stage = self.part.stages[task.stage]
         stashed = stage.stashed_with_gradient(number)
         skips = {at: self._take(Sent.skip_gradient, at, number) for at in stashed}
-        if task.stage in self._later:
+        if task.stage in self._split_stages:
             found, popped = stage.input_gradients(number, gradients, skips)
         else:
             how = self.job.backward or Backward()
             found, popped = stage.backward(number, gradients, skips, how)
-        self._worked(task)
+        self._note_done(task)
         for at, one in popped.items():
             self._send(Sent.skip_gradient, at, number, one)
         if task.stage > 0:
             self._send(Sent.gradients, task.stage - 1, number, found)
         else:
-            self._first[number] = found
+            self._input_gradients[number] = found
 
-    def _weights(self, task: Task) -> None:
+    def _run_weights(self, task: Task) -> None:
         self.part.stages[task.stage].weights(task.micro_batch)
-        self._worked(task)
+        self._note_done(task)
 
     def _take(self, what: Sent, stage: int, number: int) -> Any:
         if (what, stage, number) in self._own:
@@ -232,7 +237,7 @@ class Run:
         self._step.started = time.monotonic_ns()
         return value
 
-    def _worked(self, task: Task) -> None:
+    def _note_done(self, task: Task) -> None:
         self._step.ended = time.monotonic_ns()
         self.done.append(Done(task, self._step.started, self._step.ended))
 
@@ -249,7 +254,7 @@ class Run:
         self._deliveries.send(worker, key, *portable(pack(value, forward), worker))
 
     def _worker(self, what: Sent, at: int, number: int) -> str:
-        """Whose it is: a stage's, or that of a skip connection's end."""
+        """The worker that a value is for: that of a stage, or of an end of a skip connection."""
         if what == Sent.skip:
             at = self.part.skips[at].end
         elif what == Sent.skip_gradient:
@@ -258,16 +263,16 @@ class Run:
         return places[at].worker_of(number) if at < len(places) else places[-1].worker
 
     def wait_for_sent(self) -> None:
-        """Until the neighbours have what this worker sent them."""
+        """Waits until the neighbours have what this worker sent them."""
         try:
             self._deliveries.wait()
         except RuntimeError as error:
             raise RuntimeError(f"worker '{self.part.name}': {error}") from None
 
     def _check_sent(self, stage: int, micro_batch: int, keep: bool = False) -> None:
-        """What a stage keeps, gives and then changes may be read after the change, or before it.
+        """Raises if a stage has changed in place what it sent: a receiver may read it before or after.
 
-        Looked for after the stage's next forward, and before the micro-batch's backward.
+        Called after the stage's next forward, and before the micro-batch's backward.
         """
         sent = self._sent.get((stage, micro_batch), {})
         if any(map(have_changed, sent.values())):
@@ -278,7 +283,7 @@ class Run:
             self._sent.pop((stage, micro_batch), None)
 
     def _hand_over(self, what: Sent, stage: int, number: int) -> None:
-        """What goes to a stage of this worker is that one's to change, from now on."""
+        """Stops watching a value that goes to a stage of this worker: that stage may change it."""
         if what not in (Sent.input, Sent.skip):
             return
         giver = stage - 1 if what == Sent.input else self.part.skips[stage].begin
@@ -292,12 +297,12 @@ class Run:
         return joined(self._outputs) if self._graph is None else self._graph.join(self._outputs)
 
     def first_gradients(self) -> dict[int, list[Tensor | None]]:
-        """Gradients of the inputs, if the first stage is here and computed any, by micro-batch."""
-        if not any(self._first.values()):
+        """Gradients of the inputs by micro-batch, if the first stage is here and computed any."""
+        if not any(self._input_gradients.values()):
             return {}
         if self.part.name == self.part.driver:
-            return self._first
+            return self._input_gradients
         return {
             number: [None if one is None else one.cpu() for one in found]
-            for number, found in self._first.items()
+            for number, found in self._input_gradients.items()
         }

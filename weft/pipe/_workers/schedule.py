@@ -1,8 +1,8 @@
-"""Who runs what when: the order of each worker's tasks, which each worker makes for itself, once.
+"""Who runs what when: the order of each worker's tasks. Each worker computes it for itself.
 
-A worker runs its tasks one after the other and waits for the input of each. No two workers wait for
-each other, because every order here is part of one order of all tasks in which each comes after
-those that it needs.
+A worker runs its tasks one after the other and waits for the input of each. Workers cannot wait for
+each other in a circle, because the orders of all workers are parts of one order of all tasks, in which
+each task comes after those that it needs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Order(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def plan_of(order: Order, workers: tuple[tuple[str, ...], ...]) -> Plan:
-    """The plan, which is not to be changed: a schedule of many tasks takes longer than they do."""
+    """The plan; do not change it. It is kept, because to make a long one takes longer than its tasks."""
     if order.alone is not None:
         return plan_alone(order.alone, workers, order.chunks)
     return plan(order.schedule, workers, order.chunks)
@@ -57,7 +57,7 @@ def needs(task: Task, stages: int) -> list[Task]:
 
 
 def splits_backward(schedule: str, stage: int) -> bool:
-    """Whether the stage computes its parameters' gradients later: not the first, for which nobody waits."""
+    """Whether the stage computes its parameters' gradients later; not the first: nobody waits for it."""
     return schedule == "zb" and stage > 0
 
 
@@ -97,7 +97,7 @@ def worker_of(replicas: Sequence[str], micro_batch: int) -> str:
 
 
 def workers_of(workers: Sequence[Sequence[str]]) -> list[str]:
-    """Those of all stages, each once."""
+    """The workers of all stages, each once."""
     return list(dict.fromkeys(name for replicas in workers for name in replicas))
 
 
@@ -120,14 +120,14 @@ def _gpipe(stages: int, chunks: int) -> list[Task]:
 def _one_forward_one_backward(schedule: str, workers: Sequence[Sequence[str]], chunks: int) -> Plan:
     """Each worker prefers a backward, then a forward if the stage holds few enough.
 
-    What is left, gradients of parameters, waits until there is neither. All replicas of a stage
-    together hold as many micro-batches as there are stages left, each replica of those counted.
-    A task takes as many cycles as its stage has replicas: they are there to keep up with others.
+    Gradients of parameters wait until there is neither. All replicas of a stage together hold as many
+    micro-batches as there are replicas in this and the later stages. A task is taken to last as many
+    cycles as its stage has replicas, because a slow stage has replicas to keep up with the others.
     """
     stages = len(workers)
     splits = [splits_backward(schedule, stage) for stage in range(stages)]
     widths = [len(replicas) for replicas in workers]
-    # Of each replica, which are few enough:
+    # For each replica; both are limited:
     ahead: Counter[tuple[int, str]] = Counter()  # forwards without a backward
     held: Counter[tuple[int, str]] = Counter()  # micro-batches of which something is kept
     most_ahead = [-(-sum(widths[stage:]) // widths[stage]) for stage in range(stages)]
@@ -167,7 +167,7 @@ def _one_forward_one_backward(schedule: str, workers: Sequence[Sequence[str]], c
 
 
 def _interleaved(workers: Sequence[Sequence[str]], chunks: int) -> Plan:
-    """Megatron-LM's order: groups of as many micro-batches as workers, through one stage each."""
+    """Megatron-LM's order: each worker runs a group of micro-batches, as many as workers, per stage."""
     names = workers_of(workers)
     width = len(names)
     rounds = len(workers) // width

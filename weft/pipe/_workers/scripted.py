@@ -19,7 +19,7 @@ from weft.pipe._workers.schedule import Task
 from weft.pipe._workers.splitting import split
 from weft.pipe._workers.stage import Stage
 
-# torch's RPC knows how to send a ScriptModule, and does so where it is all of a message.
+# torch's RPC has a reducer for ScriptModules, but uses it only if a message consists of one.
 for _class in (torch.jit.RecursiveScriptModule, torch.jit.TopLevelTracedModule):
     _internal_rpc_pickler._register_reducer(_class, _internal_rpc_pickler._script_module_reducer)
 
@@ -41,7 +41,7 @@ class SavedLoss(NamedTuple):
 
 
 def _loss_in_cpp(criterion: Any) -> Any:
-    """As C++ takes it; wrapping a loss for Python takes longer than a small mini-batch."""
+    """The loss for C++. To wrap it for Python would take longer than a small mini-batch."""
     if isinstance(criterion, SavedLoss):
         return _C.pipe.load_loss(criterion.saved)
     return criterion._c
@@ -68,7 +68,7 @@ def runs_in_cpp(part: Part, job: Job) -> bool:
 
 
 def _has_loss(part: Part, job: Job) -> bool:
-    """Whether this worker computes it."""
+    """Whether this worker computes the loss."""
     return job.criterion is not None and len(part.places) - 1 in part.stages
 
 
@@ -114,12 +114,12 @@ class ScriptedRun:
             self._run.give(inputs, part.stages[0].layers[0])
         steps.follow(self._run.records)
 
-    def tasks(self) -> None:
-        """Runs all of them, until the neighbours have what this worker sent them."""
+    def run_tasks(self) -> None:
+        """Runs all tasks, and waits until the neighbours have what this worker sent them."""
         self._run.run(Abandoned)
 
     def wait_for_sent(self) -> None:
-        """It is done."""
+        """Does nothing: run_tasks() has waited."""
 
     @property
     def loss(self) -> Tensor:

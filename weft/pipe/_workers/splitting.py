@@ -50,9 +50,9 @@ def refuse_gradients(values: Any, why: str) -> None:
         raise ValueError(f"{why}: detach what wants a gradient")
 
 
-def wanting_gradients(parts: list[Any]) -> list[Tensor]:
-    """The tensors of all micro-batches that want gradients, in the order in which these come."""
-    return [leaf for part in parts for leaf in leaves(part) if wants_gradient(leaf)]
+def wanting_gradients(micro_batches: list[Any]) -> list[Tensor]:
+    """The tensors of all micro-batches that want gradients, in the order of their gradients."""
+    return [leaf for one in micro_batches for leaf in leaves(one) if wants_gradient(leaf)]
 
 
 def rows_of(value: Any) -> int:

@@ -31,7 +31,7 @@ from weft.pipe.skip._store import SkipKey, use_store
 
 SplitBackward = _C.pipe.SplitBackward
 
-#: What came or goes along skip connections, by the connections' numbers.
+#: Values that came or go along skip connections, by the connections' numbers.
 Skips = dict[int, Tensor | None]
 
 _CHANGES_ITS_INPUT = (
@@ -49,7 +49,7 @@ _INPUT_HAS_CHANGED = (
 
 
 class MicroBatch(NamedTuple):
-    """Which one a stage runs."""
+    """The micro-batch that a stage runs."""
 
     stage: int
     number: int
@@ -66,12 +66,12 @@ class Backward(NamedTuple):
 
 
 class Held(NamedTuple):
-    """Of one micro-batch between its forward and its backward."""
+    """What is kept of one micro-batch between its forward and its backward."""
 
     inputs: list[Tensor]  # leaves whose gradients the stage before wants
-    popped: dict[int, Tensor]  # the same of those that came along skip connections
-    outputs: list[Tensor]  # of which the next stage gives the gradients; or the loss
-    stashed: dict[int, Tensor]  # the same of those that go along skip connections
+    popped: dict[int, Tensor]  # likewise, from skip connections
+    outputs: list[Tensor]  # the next stage gives their gradients; or the loss
+    stashed: dict[int, Tensor]  # likewise, for skip connections
     versions: Versions  # of what a recomputation needs
 
 
@@ -122,7 +122,7 @@ class Stage:
         target: Any,
         weight: float,
     ) -> Tensor:
-        """As :meth:`forward` in the last stage; the loss of the micro-batch, times its weight."""
+        """As :meth:`forward`, in the last stage. Returns the micro-batch's loss, times its weight."""
         held, output, _ = self._run(at, value, skips, recompute)
         loss = criterion(output, placed(target, self.device))
         if not isinstance(loss, Tensor) or loss.numel() != 1:
@@ -141,15 +141,15 @@ class Stage:
         skips: Skips,
         how: Backward,
     ) -> tuple[list[Tensor | None], Skips]:
-        """Gradients of the inputs that want one, and of what came along skip connections.
+        """Runs the backward. Returns the gradients of inputs that want one, and of what was popped.
 
-        None for those that the output does not depend on.
+        A gradient is None if the output does not depend on the tensor.
 
         Args:
             micro_batch: its number.
             gradients: of the outputs that want one, in order; None for the loss.
-            skips: of what was stashed.
-            how: what else it does.
+            skips: the gradients of what was stashed.
+            how: what else to do.
         """
         held = self._held[micro_batch] if how.retain else self._held.pop(micro_batch)
         outputs, found = self._given(held, gradients, skips)
@@ -171,7 +171,7 @@ class Stage:
         return _of(held, half.input_gradients(found))
 
     def weights(self, micro_batch: int) -> None:
-        """What :meth:`input_gradients` left: adds to the parameters' gradients."""
+        """Adds to the parameters' gradients what :meth:`input_gradients` left."""
         half = self._half_done.pop(micro_batch, None)
         if half is not None:
             half.accumulate_parameter_gradients()
@@ -183,7 +183,7 @@ class Stage:
     def _given(
         self, held: Held, gradients: Sequence[Tensor | None] | None, skips: Skips
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """The outputs that have a gradient, and these: ones for the loss."""
+        """The outputs that have a gradient, and their gradients; the loss has the gradient 1."""
         if have_changed(held.versions):
             raise RuntimeError(_INPUT_HAS_CHANGED)
         if gradients is None:
@@ -209,13 +209,13 @@ class Stage:
 
     @property
     def held(self) -> int:
-        """How many micro-batches something is kept of."""
+        """The number of micro-batches of which something is kept."""
         return len(self._held) + len(self._half_done)
 
     def _run(
         self, at: MicroBatch, value: Any, skips: Skips, recompute: bool
     ) -> tuple[Held, Any, Skips]:
-        """What is held of the inputs, the output, and what is stashed."""
+        """Runs the layers. Returns what to hold of the inputs, the output, and what was stashed."""
         again = recompute and torch.is_grad_enabled()
         given = [value, *skips.values()]
         apart = any(isinstance(one, Apart) for one in given)
@@ -271,7 +271,7 @@ class Stage:
 def _gradients(
     outputs: list[Tensor], found: list[Tensor], inputs: list[Tensor], how: Backward
 ) -> list[Tensor | None]:
-    """Of the inputs; those of parameters go where they belong."""
+    """The gradients of the inputs. Those of parameters are added to ``.grad`` or to the context."""
     if not outputs or (not inputs and not how.parameters):
         return [None] * len(inputs)
     if how.parameters and how.context is None:
@@ -300,6 +300,6 @@ def _gradients(
 
 
 def _of(held: Held, gradients: Sequence[Tensor | None]) -> tuple[list[Tensor | None], Skips]:
-    """Gradients of the inputs, and of what came along skip connections."""
+    """Gradients as two parts: those of the inputs, and those of what was popped."""
     count = len(held.inputs)
     return list(gradients[:count]), dict(zip(held.popped, gradients[count:], strict=True))

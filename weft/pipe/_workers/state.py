@@ -23,7 +23,7 @@ State = dict[str, Any]
 
 
 def _settled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """For a function that writes to tensors: what comes next may run on another stream."""
+    """Makes a function wait for its writes, because the next one may run on another stream."""
 
     @functools.wraps(function)
     def settled(pipe: str, *args: Any) -> Any:
@@ -35,12 +35,12 @@ def _settled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _own_layers(part: Part) -> dict[str, nn.Module]:
-    """Those whose state this worker gives."""
+    """The layers whose state this worker gives."""
     return {name: module for name, module in part.layers.items() if name not in part.copies}
 
 
 def parameters_of(layers: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
-    """Each once, by its first name, as the plain Sequential's ``named_parameters``."""
+    """The parameters, each once, by its first name, as ``named_parameters`` of the plain Sequential."""
     found: dict[nn.Parameter, str] = {}
     for layer, module in layers.items():
         for name, parameter in module.named_parameters():

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-#: What pytree takes some 10 us to find out: it asks for all registered classes.
+#: Types that are leaves. pytree takes some 10 us to find that out: it asks for all registered classes.
 _PLAIN = (type(None), bool, int, float, str)
 
 
 def leaves(value: Any) -> list[Any]:
-    """Each once, also where the value has it twice."""
+    """The leaves of a value, each once, even if the value has it twice."""
     if isinstance(value, Tensor):
         return [value]
     found: dict[int, Any] = {}
@@ -33,7 +33,7 @@ def _find_leaves(value: Any, found: dict[int, Any]) -> None:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """Those of its leaves."""
+    """The leaves of a value that are tensors."""
     return [leaf for leaf in leaves(value) if isinstance(leaf, Tensor)]
 
 
@@ -51,7 +51,7 @@ def have_changed(versions: Versions) -> bool:
 
 
 def mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """The value with other tensors. One that occurs twice stays one."""
+    """The value with ``function`` applied to its tensors, once to a tensor that occurs twice."""
     made: dict[int, tuple[Tensor, Tensor]] = {}
 
     def once(tensor: Tensor) -> Tensor:
@@ -77,12 +77,12 @@ def wants_gradient(leaf: Any) -> bool:
 
 
 def cut(tensor: Tensor) -> Tensor:
-    """The tensor as a leaf of a graph to come."""
+    """The tensor as a leaf of the next graph."""
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 def placed(value: Any, device: torch.device) -> Any:
-    """The value with its tensors on the device, as leaves of a graph to come."""
+    """The value with its tensors on the device; those that were moved are leaves of the next graph."""
 
     def place(tensor: Tensor) -> Tensor:
         if tensor.device == device:

@@ -1,120 +1,21 @@
-#include "rpc_backend/wire/wire.h"
+#include "rpc_backend/wire/wire_reader.h"
 
-#include <algorithm>
-#include <bit>
 #include <cstring>
+
+#include "rpc_backend/wire/wire_bits.h"
 
 namespace weft::rpc {
 
-static_assert(std::endian::native == std::endian::little,
-              "the wire is little endian; a big-endian host needs byte swaps here");
-
 namespace {
 
-constexpr std::uint8_t kFlagRequiresGrad = 1;
-constexpr std::uint8_t kFlagInline = 2;
-constexpr std::uint8_t kFlagContiguous = 4;
-constexpr std::uint8_t kFlagGapped = 8;
-constexpr std::uint8_t kKnownFlags =
-    kFlagRequiresGrad | kFlagInline | kFlagContiguous | kFlagGapped;
-
-// Added to the kind.
-constexpr std::uint8_t kDeviceMemory = 128;
-constexpr std::uint8_t kStaged = 64;
-
-using Strides = std::array<std::int64_t, kMaxDims>;
-
-// Row-major strides as torch gives them: a dimension of size 0 counts as 1.
-Strides rowMajor(const TensorMeta& meta) {
-  Strides strides{};
-  std::uint64_t stride = 1;  // a shape that overflows is refused by layoutOf() only afterwards
-  for (std::size_t d = meta.ndim; d-- > 0;) {
-    strides[d] = static_cast<std::int64_t>(stride);
-    stride *= static_cast<std::uint64_t>(std::max<std::int64_t>(meta.sizes[d], 1));
-  }
-  return strides;
-}
-
-bool hasShape(TensorForm form) { return form == TensorForm::kDense || form == TensorForm::kDevice; }
-
-bool isContiguous(const TensorMeta& meta) {
-  const Strides plain = rowMajor(meta);
-  return std::equal(plain.begin(), plain.begin() + meta.ndim, meta.strides.begin());
-}
-
-// A longer text would be read where it lies, on the loop thread.
+// The longest payload in a header. The loop thread reads it with the header, so it must be short,
+// except in control messages, which have no other place for their text.
 std::size_t mostInline(WireKind kind) {
   return kind == WireKind::kRequest || kind == WireKind::kResponse ? kInlinePayloadBytes
                                                                    : kMaxControlBytes;
 }
 
 }  // namespace
-
-std::uint64_t costOf(const TensorMeta& meta) noexcept {
-  return kTensorCost + (hasShape(meta.form) ? kDimensionCost * meta.ndim : 0);
-}
-
-template <typename T>
-void WireWriter::put(T value) {
-  const std::size_t at = out_.size();
-  out_.resize(at + sizeof(T));
-  std::memcpy(out_.data() + at, &value, sizeof(T));
-}
-
-void WireWriter::putVarint(std::uint64_t value) {
-  while (value >= 0x80) {
-    out_.push_back(static_cast<std::byte>(value | 0x80));
-    value >>= 7;
-  }
-  out_.push_back(static_cast<std::byte>(value));
-}
-
-void WireWriter::putBytes(std::span<const std::byte> bytes) {
-  out_.insert(out_.end(), bytes.begin(), bytes.end());
-}
-
-void WireWriter::header(const WireHeader& header) {
-  put(kWireVersion);
-  put(static_cast<std::uint8_t>(static_cast<std::uint8_t>(header.kind) |
-                                (header.device_memory ? kDeviceMemory : 0) |
-                                (header.staged ? kStaged : 0)));
-  put(header.type);
-  put(header.tensor_count);
-  put(header.call_id);
-  put(header.timeout_ms);
-  put(header.payload_inline ? static_cast<std::uint32_t>(header.payload.size()) : kNotInline);
-  if (header.payload_inline) putBytes(header.payload);
-}
-
-void WireWriter::tensor(const TensorMeta& meta) {
-  put(static_cast<std::uint8_t>(meta.form));
-  if (meta.form == TensorForm::kUndefined) return;
-  const bool contiguous = hasShape(meta.form) && isContiguous(meta);
-  std::uint8_t flags = 0;
-  if (meta.requires_grad) flags |= kFlagRequiresGrad;
-  if (meta.is_inline) flags |= kFlagInline;
-  if (contiguous) flags |= kFlagContiguous;
-  if (meta.gapped) flags |= kFlagGapped;
-  put(flags);
-  put(meta.device_type);
-  put(meta.device_index);
-  if (hasShape(meta.form)) {
-    put(meta.dtype);
-    put(meta.ndim);
-    for (std::size_t d = 0; d < meta.ndim; ++d)
-      putVarint(static_cast<std::uint64_t>(meta.sizes[d]));
-    for (std::size_t d = 0; d < meta.ndim && !contiguous; ++d)
-      putVarint(static_cast<std::uint64_t>(meta.strides[d]));
-  } else {
-    putVarint(meta.bytes);
-  }
-  if (meta.is_inline) putBytes(meta.inline_bytes);
-}
-
-void WireWriter::deviceToken(std::span<const std::byte> token) {
-  putVarint(token.size());
-  putBytes(token);
-}
 
 bool WireReader::fail(const char* why) {
   if (error_.empty()) error_ = why;
@@ -148,25 +49,28 @@ bool WireReader::getBytes(std::uint64_t count, std::span<const std::byte>& bytes
   return true;
 }
 
-bool WireReader::header(WireHeader& header) {
+// Reads the fields of fixed size; `inline_bytes` is what the last of them says of the payload.
+bool WireReader::getHead(WireHeader& header, std::uint32_t& inline_bytes) {
   std::uint8_t version = 0;
   std::uint8_t kind = 0;
-  std::uint32_t inline_bytes = 0;
   if (!get(version)) return false;
   if (version != kWireVersion) return fail("the message format's version is not ours");
   if (!get(kind)) return false;
-  header.device_memory = (kind & kDeviceMemory) != 0;
-  header.staged = (kind & kStaged) != 0;
-  kind &= static_cast<std::uint8_t>(~(kDeviceMemory | kStaged));
+  header.device_memory = (kind & wire_bits::kDeviceMemory) != 0;
+  header.staged = (kind & wire_bits::kStaged) != 0;
+  kind &= static_cast<std::uint8_t>(~(wire_bits::kDeviceMemory | wire_bits::kStaged));
   if (kind < static_cast<std::uint8_t>(WireKind::kRequest) ||
       kind > static_cast<std::uint8_t>(WireKind::kControlAck)) {
     return fail("the kind of message is unknown");
   }
   header.kind = static_cast<WireKind>(kind);
-  if (!get(header.type) || !get(header.tensor_count) || !get(header.call_id) ||
-      !get(header.timeout_ms) || !get(inline_bytes)) {
-    return false;
-  }
+  return get(header.type) && get(header.tensor_count) && get(header.call_id) &&
+         get(header.timeout_ms) && get(inline_bytes);
+}
+
+bool WireReader::header(WireHeader& header) {
+  std::uint32_t inline_bytes = 0;
+  if (!getHead(header, inline_bytes)) return false;
   if ((header.device_memory || header.staged) && header.kind != WireKind::kRequest &&
       header.kind != WireKind::kResponse)
     return fail("only requests and responses have tensors of devices");
@@ -193,12 +97,12 @@ bool WireReader::getVarints(std::span<std::int64_t> values) {
   return true;
 }
 
-bool WireReader::shape(TensorMeta& meta, std::size_t item_size, bool contiguous) {
+bool WireReader::getShape(TensorMeta& meta, std::size_t item_size, bool contiguous) {
   const auto sizes = std::span(meta.sizes).first(meta.ndim);
   const auto strides = std::span(meta.strides).first(meta.ndim);
   if (!getVarints(sizes)) return false;
   if (contiguous) {
-    meta.strides = rowMajor(meta);
+    meta.strides = rowMajorStrides(meta.sizes, meta.ndim);
   } else if (!getVarints(strides)) {
     return false;
   }
@@ -225,16 +129,16 @@ bool WireReader::tensor(TensorMeta& meta, std::size_t (*item_size)(std::uint8_t 
   meta.inline_bytes = {};
   if (meta.form == TensorForm::kUndefined) return true;
   if (!get(flags) || !get(meta.device_type) || !get(meta.device_index)) return false;
-  if ((flags & ~kKnownFlags) != 0) return fail("a tensor has flags that are unknown");
-  meta.requires_grad = (flags & kFlagRequiresGrad) != 0;
-  meta.is_inline = (flags & kFlagInline) != 0;
-  meta.gapped = (flags & kFlagGapped) != 0;
+  if ((flags & ~wire_bits::kKnown) != 0) return fail("a tensor has flags that are unknown");
+  meta.requires_grad = (flags & wire_bits::kRequiresGrad) != 0;
+  meta.is_inline = (flags & wire_bits::kInline) != 0;
+  meta.gapped = (flags & wire_bits::kGapped) != 0;
   if (hasShape(meta.form)) {
     if (!get(meta.dtype) || !get(meta.ndim)) return false;
     const std::size_t size = item_size(meta.dtype);
     if (size == 0) return fail("a tensor's element type is unknown");
     if (meta.ndim > kMaxDims) return fail("a tensor has more than 64 dimensions");
-    if (!shape(meta, size, (flags & kFlagContiguous) != 0)) return false;
+    if (!getShape(meta, size, (flags & wire_bits::kContiguous) != 0)) return false;
   } else if (!getVarint(meta.bytes)) {
     return false;
   }

@@ -1,4 +1,4 @@
-#include "rpc_backend/inflight/asked_calls.h"
+#include "rpc_backend/inflight/request_index.h"
 
 #include <algorithm>
 
@@ -8,7 +8,7 @@ namespace {
 constexpr std::size_t kFewest = 64;
 }  // namespace
 
-void AskedCalls::add(std::uint64_t id, std::weak_ptr<CallContext> call) {
+void RequestIndex::add(std::uint64_t id, std::weak_ptr<CallContext> call) {
   if (entries_.size() >= sweep_at_) {
     std::erase_if(entries_, [](const auto& entry) { return entry.second.expired(); });
     // As many again may come before the next sweep, which then costs each of them two looks.
@@ -18,7 +18,7 @@ void AskedCalls::add(std::uint64_t id, std::weak_ptr<CallContext> call) {
   entries_.emplace_hint(entries_.end(), id, std::move(call));
 }
 
-std::shared_ptr<CallContext> AskedCalls::cancel(std::uint64_t id) {
+std::shared_ptr<CallContext> RequestIndex::cancel(std::uint64_t id) {
   const auto found = entries_.lower_bound(id);
   if (found == entries_.end() || found->first != id) return nullptr;
   auto call = found->second.lock();
@@ -26,7 +26,7 @@ std::shared_ptr<CallContext> AskedCalls::cancel(std::uint64_t id) {
   return call;
 }
 
-std::vector<std::shared_ptr<CallContext>> AskedCalls::cancelAll() {
+std::vector<std::shared_ptr<CallContext>> RequestIndex::cancelAll() {
   std::vector<std::shared_ptr<CallContext>> cancelled;
   for (const auto& [id, entry] : entries_) {
     if (auto call = entry.lock()) {

@@ -1,0 +1,23 @@
+// The bits of a message header, which WireWriter sets and WireReader reads.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+namespace weft::rpc::wire_bits {
+
+static_assert(std::endian::native == std::endian::little,
+              "the wire is little endian; a big-endian host needs byte swaps here");
+
+// In the flags of a tensor.
+inline constexpr std::uint8_t kRequiresGrad = 1;
+inline constexpr std::uint8_t kInline = 2;
+inline constexpr std::uint8_t kContiguous = 4;
+inline constexpr std::uint8_t kGapped = 8;
+inline constexpr std::uint8_t kKnown = kRequiresGrad | kInline | kContiguous | kGapped;
+
+// Added to the kind of the message.
+inline constexpr std::uint8_t kDeviceMemory = 128;
+inline constexpr std::uint8_t kStaged = 64;
+
+}  // namespace weft::rpc::wire_bits

@@ -1,0 +1,172 @@
+"""What a pickle may call under the request policy ``registered``, and with which arguments.
+
+Each check raises UnpicklingError. None runs code of the pickle's values.
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed.rpc import internal
+
+from weft._remote.named_tuples import remade
+from weft._torch.request_policy import is_registered, refused
+
+_MAX_TYPE_NAME = 1 << 12  # letters in the type of an RRef, which torch parses by recursion
+_MAX_BITS = 1 << 12  # of a number that is calculated with: CPython divides in quadratic time
+
+SIZED = (tuple, list, dict, set, frozenset, bytes, bytearray)
+
+_PICKLER = internal._InternalRPCPickler
+# The methods that torch's pickles reach with getattr through their class. They are kept, so that each
+# pickle gets the same objects.
+_RECEIVERS = {name: getattr(_PICKLER, name) for name in ("_tensor_receiver", "_py_rref_receiver")}
+
+
+def name_of(value: Any) -> str:
+    """A name for error messages. A repr could run code, or take for ever."""
+    named = isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType))
+    return str(value.__qualname__) if named else f"a {type(value).__qualname__}"
+
+
+def restricted_getattr(owner: Any, attribute: str) -> Any:
+    """``getattr`` for the methods that torch's pickles reach through their class."""
+    if owner is _PICKLER and type(attribute) is str and attribute in _RECEIVERS:
+        return _RECEIVERS[attribute]
+    raise refused(f"and a pickle may not read attributes of {name_of(owner)}")
+
+
+def _is_tensor_index(*args: Any) -> bool:
+    return [type(one) for one in args] == [int]
+
+
+def _is_rref(*args: Any) -> bool:
+    parts = args[0] if len(args) == 1 and type(args[0]) is tuple else ()
+    kinds = [type(one) for one in parts]
+    return kinds == [int] * 6 + [str] and len(parts[6]) <= _MAX_TYPE_NAME
+
+
+def _is_bytes(*args: Any) -> bool:
+    return [type(one) for one in args] in ([], [bytes])  # bytearray(n) has n bytes
+
+
+def _is_named_tuple(*args: Any) -> bool:
+    kinds = [type(one) for one in args]
+    return kinds == [str, tuple, tuple] and all(type(one) is str for one in args[1])
+
+
+def _is_small(*args: Any) -> bool:
+    return not any(
+        type(one) is range  # some of these calls would read it to its end
+        or (type(one) is int and one.bit_length() > _MAX_BITS)
+        for one in args
+    )
+
+
+def _is_device(*args: Any) -> bool:
+    return [type(one) for one in args] in ([str], [str, int])  # a number alone means an accelerator
+
+
+def _is_name(*args: Any) -> bool:
+    return [type(one) for one in args] == [str]
+
+
+def _is_text(*args: Any) -> bool:
+    return [type(one) for one in args] in (
+        [],
+        [str],
+    )  # an encoding would be imported, and a list printed
+
+
+def _is_empty(*args: Any) -> bool:
+    return not args
+
+
+# What a pickle may call besides registered classes and exceptions, and the check of the arguments.
+_CALLS: dict[int, Callable[..., bool]] = {
+    id(_RECEIVERS["_tensor_receiver"]): _is_tensor_index,
+    id(_RECEIVERS["_py_rref_receiver"]): _is_rref,
+    id(restricted_getattr): lambda *args: len(args) == 2,
+    id(bytearray): _is_bytes,
+    id(remade): _is_named_tuple,
+    id(collections.OrderedDict): _is_empty,  # its items follow as items
+    id(torch.serialization._get_layout): _is_name,
+    id(torch.device): _is_device,
+    **{id(one): _is_small for one in (slice, range, complex, torch.Size)},
+}
+
+
+# What a registered class may be called with if its __new__ is that of one of these classes of Python's.
+_MAKERS: tuple[tuple[type | tuple[type, ...], Callable[..., bool]], ...] = (
+    (str, _is_text),
+    ((bytes, bytearray), _is_bytes),
+    (SIZED, _is_small),
+)
+
+
+def check_maker(cls: type, args: tuple[Any, ...]) -> None:
+    """Raises if a registered class would make a large value from small arguments."""
+    if isinstance(cls.__new__, types.BuiltinFunctionType):
+        check = next((check for bases, check in _MAKERS if issubclass(cls, bases)), None)
+        if check is not None and not check(*args):
+            raise refused(f"and a pickle may not make a {name_of(cls)} so")
+
+
+def check_member(cls: type[enum.Enum], args: tuple[Any, ...]) -> None:
+    """Raises unless the argument is a value of the enum.
+
+    Otherwise Enum would make the argument's repr for its error, or a new class of several arguments.
+    """
+    one = args[0] if len(args) == 1 else None
+    combined = issubclass(cls, enum.Flag) and type(one) is int and _is_small(one)
+    known = len(args) == 1 and (combined or one in cls._value2member_map_)
+    if not known:
+        raise refused(f"and {name_of(cls)} has no such member")
+
+
+def check_call(function: Any, args: Any) -> None:
+    """Raises unless a pickle may call this function with these arguments while it is read."""
+    if type(args) is not tuple:
+        raise refused("and arguments are a tuple")
+    if isinstance(function, type) and is_registered(function):
+        return
+    check = _CALLS.get(id(function))
+    if check is None and isinstance(function, type) and issubclass(function, Exception):
+        check = _is_small
+    if check is None or not check(*args):
+        raise refused(f"and a pickle may call registered classes, not {name_of(function)} so")
+
+
+def is_fresh(made: Any, cls: Any) -> bool:
+    """Whether a call of this class has just made the object. A __new__ in Python may return another one."""
+    return (
+        isinstance(cls, type)
+        and type(made) is cls
+        and not isinstance(made, type)  # of a metaclass that was registered
+        and type(cls).__call__ is type.__call__
+        and isinstance(cls.__new__, types.BuiltinFunctionType)
+    )
+
+
+def check_request(value: Any) -> None:
+    """Raises if torch would call something that is not registered.
+
+    It calls the function of a request, and the type of exception of a RemoteException.
+    """
+    if isinstance(value, internal.RemoteException):
+        kind = value.exception_type
+        if type(value.msg) is not str or not (
+            isinstance(kind, type) and issubclass(kind, Exception)
+        ):
+            raise refused("and a RemoteException has a text and a type of exception")
+    elif all(hasattr(value, name) for name in internal.PythonUDF._fields):
+        # torch looks for these three attributes, not for the class.
+        if not is_registered(value.func):
+            raise refused(f"and {name_of(value.func)} was not given to weft.register_function")
+        if type(value.args) not in (tuple, list) or type(value.kwargs) is not dict:
+            raise refused("and a request has a tuple and a dict of arguments")
