@@ -34,11 +34,12 @@ def check_surroundings(backward: bool = True) -> None:
 
 
 def weights_of(
-    parts: list[Any], loss: Callable[[Any, Any], Tensor], reduction: str | None
+    inputs: Any, chunks: int, loss: Callable[[Any, Any], Tensor], reduction: str | None
 ) -> list[float]:
     """The weight of each micro-batch's loss in that of the mini-batch."""
     reduction = reduction or getattr(loss, "reduction", "mean")
     if reduction not in ("mean", "sum"):
         raise ValueError(f"reduction is not one of 'mean', 'sum': {reduction!r}")
-    rows = [rows_of(one) for one in parts]
-    return [row / sum(rows) if reduction == "mean" else 1.0 for row in rows]
+    rows = rows_of(inputs, chunks)
+    whole = max(sum(rows), 1)  # without rows the loss is what it is for none, NaN for a mean
+    return [row / whole if reduction == "mean" else 1.0 for row in rows]

@@ -129,7 +129,7 @@ class WorkerPipe(StateAtWorkers):
                 f"the targets give {wanted} micro-batches, the inputs {len(parts)}: their first "
                 "dimensions differ"
             )
-        weights = weights_of(parts, loss, reduction)
+        weights = weights_of(inputs, self.chunks, loss, reduction)
         order, recompute = self._order(len(parts)), self._recompute(len(parts))
         job = Job(order, recompute, criterion=loss, weights=weights)
         outcomes = self._run(job, parts, targets)
