@@ -165,6 +165,10 @@ class RemoteParts:
         self.call(function, *args)
         self._set_up[what] = (function, args)
 
+    def forget(self, what: str) -> None:
+        """Parts that are built later are not set up with it."""
+        self._set_up.pop(what, None)
+
     def call(self, function: Callable[..., Any], *args: Any) -> dict[str, Any]:
         """What a function of the workers gives at each of them; all run at the same time.
 
