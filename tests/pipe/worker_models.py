@@ -65,6 +65,20 @@ class Join(nn.Module):
         return x * times + more["half"] + more["rows"].unsqueeze(1)
 
 
+class Exits(nn.Module):
+    """Ends as a program does, once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.ended:
+            self.ended = True
+            raise SystemExit(3)
+        return x * 1
+
+
 class Failing(nn.Module):
     """Raises on purpose in the forward or the backward of a micro-batch, once, at one worker."""
 

@@ -13,6 +13,7 @@ from weft._observe.clocks import clock_offset
 from weft.pipe._driver.script_worker import ScriptWorker, has_no_python
 from weft.pipe._driver.stages import StageLayers
 from weft.pipe._workers import calls
+from weft.pipe._workers.parcels import pack
 from weft.pipe._workers.part import Layer
 from weft.pipe._workers.schedule import workers_of
 
@@ -84,13 +85,15 @@ class RemoteParts:
                 self._build_scripted(worker)
                 continue
             set_up = list(self._set_up.values())
-            given = (here, self.places, self._layers_at(worker), self._deferred, set_up)
+            layers = self._layers_at(worker)
             if worker == here:  # the very modules: RPC would make copies, and train those
                 own = self._holds[worker] = calls.Hold(self._pipe)
-                calls.build(self._pipe, *given, own)
+                calls.build(self._pipe, here, self.places, layers, self._deferred, set_up, own)
             else:
+                sent = pack((layers, set_up))
                 hold = rpc.remote(worker, calls.Hold, args=(self._pipe,), timeout=0)
-                rpc.rpc_sync(worker, calls.build, args=(self._pipe, *given, hold), timeout=0)
+                args = (self._pipe, here, self.places, sent, self._deferred, hold)
+                rpc.rpc_sync(worker, calls.build_sent, args=args, timeout=0)
                 self._holds[worker] = hold
 
     def _build_scripted(self, worker: str) -> None:
