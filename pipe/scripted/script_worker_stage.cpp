@@ -59,8 +59,9 @@ Tensors gradientsOfLeaves(const Tensors& leaves) {
 
 std::vector<Version> withVersions(const Tensors& tensors) {
   std::vector<Version> versions;
-  for (const at::Tensor& tensor : tensors)
-    versions.emplace_back(tensor, tensor._version());
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.is_inference()) versions.emplace_back(tensor, tensor._version());
+  }
   return versions;
 }
 

@@ -26,7 +26,7 @@
 
 namespace weft::pipe {
 
-// A tensor, and its version when it was as it is needed.
+// A tensor, and its version when it was as it is needed. Those of inference mode have none.
 using Version = std::pair<at::Tensor, std::uint32_t>;
 std::vector<Version> withVersions(const Tensors& tensors);
 bool haveChanged(const std::vector<Version>& versions);
