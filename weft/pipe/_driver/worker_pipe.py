@@ -132,7 +132,7 @@ class WorkerPipe(StateAtWorkers):
         weights = weights_of(inputs, self.chunks, loss, reduction)
         order, recompute = self._order(len(parts)), self._recompute(len(parts))
         job = Job(order, recompute, criterion=loss, weights=weights)
-        outcomes = self._run(job, parts, targets)
+        _, outcomes = self._run(job, parts, targets)
         backward_of_inputs(parts, outcomes)
         return torch.stack([outcome.loss for outcome in outcomes]).sum()
 
@@ -168,16 +168,16 @@ class WorkerPipe(StateAtWorkers):
         job = Job(self._order(len(parts), FORWARD), self._recompute(len(parts)))
         last = self.places[-1].worker
         if not with_graph:
-            self._run(job, parts)
-            return self._parts.take_output(last, self._step)
+            step, _ = self._run(job, parts)
+            return self._parts.take_output(last, step)
         graphs = self._open_graphs()
-        self._run(job, parts, graphs=graphs)
+        step, _ = self._run(job, parts, graphs=graphs)
         run = functools.partial(self._backward, graphs, len(parts))
         graph = ForwardGraph(self._workers, wanting_gradients(parts), run)
         if last == rpc.get_worker_info().name:
-            value, wanted = calls.take_output(self._identity, self._step)
+            value, wanted = calls.take_output(self._identity, step)
             return rpc.RRef(graph.attach(value, wanted))
-        return PipeOutput(self._parts.take_output(last, self._step), graph)
+        return PipeOutput(self._parts.take_output(last, step), graph)
 
     def _open_graphs(self) -> dict[str, Any]:
         here = rpc.get_worker_info().name
@@ -198,7 +198,8 @@ class WorkerPipe(StateAtWorkers):
         """Runs the backward of a forward; gradients of the inputs that want one."""
         self._gradients.check(how.context)
         job = Job(self._order(chunks, BACKWARD), [False] * chunks, backward=how)
-        return input_gradients(self._run(job, [], list(gradients), graphs))
+        _, outcomes = self._run(job, [], list(gradients), graphs)
+        return input_gradients(outcomes)
 
     def _run(
         self,
@@ -206,8 +207,8 @@ class WorkerPipe(StateAtWorkers):
         parts: list[Any],
         given: Any = None,
         graphs: dict[str, Any] | None = None,
-    ) -> list[Outcome]:
-        """Runs a mini-batch.
+    ) -> tuple[int, list[Outcome]]:
+        """Runs a mini-batch; its number, and what came of it at each worker.
 
         Args:
             job: what is the same for all workers.
@@ -242,7 +243,7 @@ class WorkerPipe(StateAtWorkers):
             if recording is not None:
                 done = {worker: one.tasks for worker, one in outcomes.items()}
                 recording.add(self._plan(job.order), done)
-            return [outcomes[worker] for worker in self._workers]
+            return job.step, [outcomes[worker] for worker in self._workers]
 
     def _criteria(self, loss: Callable[[Any, Any], Tensor] | None) -> dict[str, Any]:
         """What each worker is told of the loss. A scripted one is saved once for those elsewhere."""
