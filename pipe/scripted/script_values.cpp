@@ -114,6 +114,15 @@ at::IValue listOf(const Values& values) {
   return made;
 }
 
+// Tensors joined along dimension 0, other values as a list.
+at::IValue joinedColumn(const Values& parts) {
+  if (!parts.at(0).isTensor()) return listOf(parts);
+  Tensors tensors;
+  for (const at::IValue& part : parts)
+    tensors.push_back(part.toTensor());
+  return at::cat(tensors);
+}
+
 // Joins the elements at each place of tuples or lists with so many elements.
 Values joinedColumns(const Values& parts, std::size_t count) {
   Values columns;
@@ -122,7 +131,7 @@ Values joinedColumns(const Values& parts, std::size_t count) {
     for (const at::IValue& part : parts)
       column.push_back(part.isTuple() ? part.toTupleRef().elements().at(at)
                                       : part.toListRef().at(at));
-    columns.push_back(joined(column));
+    columns.push_back(joinedColumn(column));
   }
   return columns;
 }
@@ -177,12 +186,6 @@ Values asArguments(const at::IValue& value) {
 
 at::IValue joined(const Values& parts) {
   const at::IValue& first = parts.at(0);
-  if (first.isTensor()) {
-    Tensors tensors;
-    for (const at::IValue& part : parts)
-      tensors.push_back(part.toTensor());
-    return at::cat(tensors);
-  }
   if (first.isTuple()) {
     const auto type = first.toTupleRef().type<c10::TupleType>();
     Values columns = joinedColumns(parts, first.toTupleRef().elements().size());
@@ -190,13 +193,13 @@ at::IValue joined(const Values& parts) {
     return c10::ivalue::Tuple::createNamed(std::move(columns), type);
   }
   if (first.isList()) return listOf(joinedColumns(parts, first.toListRef().size()));
-  if (!first.isGenericDict()) return listOf(parts);
+  if (!first.isGenericDict()) return joinedColumn(parts);
   c10::impl::GenericDict made(first.toGenericDict().keyType(), c10::AnyType::get());
   for (const auto& entry : first.toGenericDict()) {
     Values column;
     for (const at::IValue& part : parts)
       column.push_back(part.toGenericDict().at(entry.key()));
-    made.insert(entry.key(), joined(column));
+    made.insert(entry.key(), joinedColumn(column));
   }
   return made;
 }

@@ -59,8 +59,8 @@ at::IValue onHost(const at::IValue& value);
 // A stage's arguments: those in a tuple, or the value alone.
 Values asArguments(const at::IValue& value);
 
-// As a Pipe's output, of the last stage's for each micro-batch: tensors joined along dimension 0,
-// other values as a list.
+// As a Pipe's output, of the last stage's for each micro-batch: tensors, also those at the top
+// level of a value, joined along dimension 0; other values as a list of one per micro-batch.
 at::IValue joined(const Values& parts);
 
 // For another worker. Throws c10::Error for a value that needs Python where `python` is null.

@@ -5,6 +5,8 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
+#include <stdexcept>
+#include <string>
 
 namespace weft::pipe {
 
@@ -19,6 +21,11 @@ constexpr const char* kChangesOneOfSeveral =
 constexpr const char* kInputHasChanged =
     "an input of the stage was changed in place after its forward, and the recomputation for the "
     "backward needs it as it was: change a clone, or use checkpoint=\"never\"";
+// What torch says of it, and what is added to that; a parameter may be meant as well.
+constexpr const char* kALeaf = "leaf Variable that requires grad";
+constexpr const char* kLeafIsInput =
+    "If that is the stage's input: let the stage's first operation make a new tensor "
+    "(inplace=False).";
 
 bool fits(const Values& arguments, const c10::FunctionSchema& schema) {
   const auto& wanted = schema.arguments();  // self is the first
@@ -52,8 +59,9 @@ Tensors gradientsOfLeaves(const Tensors& leaves) {
 
 std::vector<Version> withVersions(const Tensors& tensors) {
   std::vector<Version> versions;
-  for (const at::Tensor& tensor : tensors)
-    versions.emplace_back(tensor, tensor._version());
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.is_inference()) versions.emplace_back(tensor, tensor._version());
+  }
   return versions;
 }
 
@@ -144,9 +152,13 @@ at::IValue ScriptWorkerStage::run(const StageContext& at, StageArguments argumen
     draws->begin();
   }
   at::IValue output;
-  {
+  try {
     const StageContextGuard guard(context);
     output = call(arguments.values);
+  } catch (const std::runtime_error& error) {  // TorchScript's
+    const std::string said = error.what();
+    TORCH_CHECK(said.find(kALeaf) == std::string::npos, said, " ", kLeafIsInput);
+    throw;
   }
   if (again) draws->end();
   TORCH_CHECK(!haveChanged(versions), again ? kChangesItsInput : kChangesOneOfSeveral);

@@ -26,7 +26,7 @@
 
 namespace weft::pipe {
 
-// A tensor that must not change, and its version.
+// A tensor that must not change, and its version. Those of inference mode have none.
 using Version = std::pair<at::Tensor, std::uint32_t>;
 std::vector<Version> withVersions(const Tensors& tensors);
 bool haveChanged(const std::vector<Version>& versions);

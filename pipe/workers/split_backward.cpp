@@ -7,6 +7,8 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <string_view>
+#include <typeinfo>
 #include <unordered_set>
 #include <utility>
 
@@ -110,6 +112,13 @@ Nodes nodesLeadingTo(const ag::edge_list& leaves, const std::vector<ag::Node*>& 
   return leading;
 }
 
+// What torch.compile made: its backward may use up what the forward kept, and so runs once, without
+// keeping the graph. Nodes of Python alone are asked for their names, which takes long.
+bool isCompiled(const ag::Node& node) {
+  return std::string_view(typeid(node).name()).find("PyNode") != std::string_view::npos &&
+         node.name() == "CompiledFunctionBackward";
+}
+
 bool hasHooks(ag::Node& node) {
   return !node.tensor_pre_hooks().empty() || !node.retains_grad_hooks().empty() ||
          !node.pre_hooks().empty() || !node.post_hooks().empty();
@@ -159,6 +168,7 @@ SplitBackward::~SplitBackward() = default;
 
 void SplitBackward::analyse() {
   const auto nodes = nodesFrom(roots_);
+  if (std::any_of(nodes.begin(), nodes.end(), [](auto* node) { return isCompiled(*node); })) return;
   const auto to_inputs = nodesLeadingTo(edgesOf(inputs_), nodes);
   for (const auto& root : roots_) {
     if (!to_inputs.contains(root.function.get())) return;

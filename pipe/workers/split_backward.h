@@ -7,8 +7,9 @@
 // what it got, towards its parameters alone.
 //
 // Not every graph can be split: a parameter that is used in two places of which one leads to the
-// other, a hook that would see a gradient twice, an output that no input leads to. Then, and where
-// no input wants a gradient, the first half is a whole backward and the second does nothing.
+// other, a hook that would see a gradient twice, an output that no input leads to, a layer of
+// torch.compile. Then, and where no input wants a gradient, the first half is a whole backward and
+// the second does nothing.
 //
 // Threads: one at a time, without the GIL. The graph is freed with this object.
 #pragma once

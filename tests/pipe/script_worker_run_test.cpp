@@ -2,6 +2,7 @@
 #include "pipe/scripted/script_worker_run.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -265,6 +266,39 @@ TEST_F(ScriptWorkerRunTest, RefusesAStageThatChangesWhatItGave) {
   run.give(0, {{part(0)}});
   run.give(1, {{part(1)}});
   EXPECT_TRUE(contains(errorOf(run), "changes in place what it has given"));
+}
+
+TEST_F(ScriptWorkerRunTest, SaysWhereALeafThatIsChangedMayComeFrom) {
+  Module changes = moduleOf("def forward(self, x):\n  return x.relu_()\n");
+  ScriptWorkerRun run(partOf({changes}), trainingJob({forward(0, 0), backward(0, 0)}, false),
+                      nullptr);
+  run.give(0, {{part(0).requires_grad_()}});
+  const std::string error = errorOf(run);
+  EXPECT_TRUE(contains(error, "leaf Variable that requires grad"));
+  EXPECT_TRUE(contains(error, "let the stage's first operation make a new tensor"));
+}
+
+TEST_F(ScriptWorkerRunTest, TensorsOfInferenceModeHaveNoVersions) {
+  const c10::InferenceMode inference;
+  ScriptWorkerRun run(partOf({linear(1), linear(2)}), forwardJob({forward(0, 0), forward(1, 0)}),
+                      nullptr);
+  run.give(0, {{part(0)}});
+  run.run();
+  EXPECT_EQ(run.output().toTensor().sizes(), at::IntArrayRef({2, 3}));
+}
+
+TEST_F(ScriptWorkerRunTest, JoinsTheOutputAtItsTopLevel) {
+  Module gives = moduleOf("def forward(self, x):\n  return x, [x, x + 1]\n");
+  ScriptWorkerRun run(partOf({gives}), forwardJob({forward(0, 0), forward(0, 1)}), nullptr);
+  run.give(0, {{part(0)}});
+  run.give(1, {{part(1)}});
+  run.run();
+  const at::IValue output = run.output();
+  const auto& columns = output.toTupleRef().elements();
+  EXPECT_TRUE(at::equal(columns.at(0).toTensor(), at::cat({part(0), part(1)})));
+  const auto lists = columns.at(1).toListRef();
+  ASSERT_EQ(lists.size(), 2U);
+  EXPECT_TRUE(at::equal(lists[1].toTensorVector().at(1), part(1) + 1));
 }
 
 TEST_F(ScriptWorkerRunTest, RefusesTasksThatItCannotDo) {

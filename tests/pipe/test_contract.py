@@ -13,6 +13,7 @@ import torch
 from pipe_models import assert_same, make_pipe, mlp
 from torch import nn
 from torch.distributed.rpc import RRef
+from worker_models import Migrates
 
 import weft
 import weft.pipe
@@ -196,6 +197,24 @@ class TestState:
         assert_same(outer["pipe"][0].weight, plain[0].weight)
         with pytest.raises(RuntimeError, match="Missing key"):
             pipe.load_state_dict({})
+
+    def test_both_layouts_have_the_versions_of_the_layers(self):
+        def model():
+            return nn.Sequential(Migrates(), nn.Sequential(nn.Tanh(), Migrates()))
+
+        plain, pipe = model(), Pipe(model())
+        pipe.load_state_dict(pipe.state_dict())
+        assert_same(pipe[0].weight, plain[0].weight)
+        state = plain.state_dict()
+        pipe.load_state_dict(state)
+        assert_same(pipe[2].weight, plain[1][1].weight)
+        plain.load_state_dict(state)
+        plain.load_state_dict(pipe.plain_state_dict())
+        assert_same(plain[1][1].weight, torch.ones(3))
+        assert pipe.plain_state_dict()._metadata["1.1"] == {"version": 2}
+        outer = nn.ModuleDict({"pipe": pipe})
+        outer.load_state_dict(outer.state_dict())
+        assert_same(pipe[2].weight, torch.ones(3))
 
     def test_copies(self):
         pipe = make_pipe(mlp(), "threads", chunks=2)

@@ -198,6 +198,21 @@ def test_random_stacks(seed):
     assert compare(nn.Sequential(*layers), seed) == can
 
 
+class Compiled(nn.Module):
+    """torch.compile's backward uses up what its forward kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 9), nn.GELU(), nn.LayerNorm(9), nn.Linear(9, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.compile(self.layers, backend="aot_eager")(x)
+
+
+def test_a_compiled_layer_makes_it_whole():
+    assert not compare(nn.Sequential(nn.Linear(6, 6), Compiled()))
+
+
 def test_hooks_of_parameters_run_once():
     model, seen = nn.Linear(6, 6), []
     model.weight.register_hook(lambda gradient: seen.append(gradient) or gradient * 2)

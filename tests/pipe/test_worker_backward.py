@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 
 import pytest
@@ -19,6 +20,7 @@ from worker_pipes import (
     graphs_held,
     held_anywhere,
     pipe_of,
+    pipe_of_layers,
     same,
 )
 from workers import Group
@@ -234,6 +236,28 @@ def test_a_backward_that_fails_names_the_stage_and_frees_the_graph(group):
     group[0].call(fails_in_the_backward)
 
 
+def asks_something_of_its_input(make: type[nn.Module], places: str, checkpoint: str) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Linear(4, 4), make(), nn.Linear(4, 3)]
+    plain = copy.deepcopy(nn.Sequential(*layers))
+    if make is models.Slope:  # of inputs that want no gradient
+        layers, plain = layers[1:], plain[1:]
+    pipe = pipe_of_layers(layers, places[-len(layers) :], 2, "1f1b", checkpoint)
+    inputs, targets = models.batch()
+    pipe.step(inputs.clone(), targets, loss=CROSS_ENTROPY)
+    models.one_after_the_other(plain, inputs.clone(), targets, CROSS_ENTROPY, 2)
+    for found, one in zip(gradients_of(pipe).values(), plain.parameters(), strict=True):
+        assert torch.equal(found, one.grad)
+    pipe.close()
+
+
+@pytest.mark.parametrize("checkpoint", ["never", "always"])
+@pytest.mark.parametrize("places", ["012", "120"])
+@pytest.mark.parametrize("make", [models.HooksItsInput, models.Slope])
+def test_a_stage_may_hook_its_input_or_ask_for_its_gradient(group, make, places, checkpoint):
+    group[0].call(asks_something_of_its_input, make, places, checkpoint)
+
+
 def gives_a_structure() -> None:
     """Outputs of which the loss uses some, one twice; others want no gradient."""
     import weft
@@ -250,8 +274,8 @@ def gives_a_structure() -> None:
     inputs, _ = models.batch()
     double, more, text = pipe(inputs).to_here()
     assert text == ["text"] * 3
-    assert not more["rows"].requires_grad
-    (double * more["same"]).sum().backward()
+    assert not more[0]["rows"].requires_grad
+    (double * torch.cat([one["same"] for one in more])).sum().backward()
     (2 * plain(inputs) * plain(inputs)).sum().backward()
     torch.testing.assert_close(gradients_of(pipe)["0.weight"], plain.weight.grad)
     pipe.close()

@@ -82,6 +82,78 @@ def test_a_checkpoint_that_did_not_begin_leaves_nothing_to_the_next(group, tmp_p
     group[0].call(saved_after_one_that_did_not_begin, str(tmp_path))
 
 
+def migrating() -> nn.Sequential:
+    import weft
+
+    remote = weft.WithDevice(nn.Sequential(models.Migrates()), "worker1/cpu")
+    return nn.Sequential(models.Migrates(), remote)
+
+
+def keeps_versions(folder: str) -> None:
+    """A layer that would change a state of a former version finds that it is of its own."""
+    import weft
+
+    pipe = weft.Pipe(migrating(), schedule="1f1b")
+    plain = nn.Sequential(models.Migrates(), nn.Sequential(models.Migrates()))
+    state = plain.state_dict()
+    pipe.load_state_dict(state)
+    same(pipe.state_dict(), state)
+    plain.load_state_dict(pipe.state_dict())
+    same(plain.state_dict(), state)
+    for background in (False, True):
+        pipe.save_checkpoint(f"{folder}/here", background)
+        pipe.load_checkpoint(f"{folder}/here")
+        same(pipe.state_dict(), state)
+    whole = nn.ModuleDict({"pipe": pipe})
+    whole.load_state_dict(whole.state_dict())
+    same(pipe.state_dict(), state)
+    pipe.load_state_dict(dict(state))  # of no version
+    assert torch.equal(pipe.state_dict()["1.0.weight"], torch.full((3,), 10.0))
+    pipe.close()
+
+
+def test_a_state_has_the_versions_of_its_modules(group, tmp_path):
+    group[0].call(keeps_versions, str(tmp_path))
+
+
+def cannot_be_loaded(folder: str) -> None:
+    pipe = pipe_of("0122", 2, "1f1b")
+    state = pipe.state_dict()
+    with pytest.raises(
+        RuntimeError, match=r"layer '2' of the Pipe: .*(\n.*)*size mismatch for 1\.bias"
+    ):
+        pipe.load_state_dict({**state, "2.1.bias": torch.ones(2)})
+    with pytest.raises(
+        FileNotFoundError, match=r"worker 'worker\d' finds no checkpoint in .*/nothing"
+    ):
+        pipe.load_checkpoint(f"{folder}/nothing")
+    pipe.close()
+
+
+def test_a_state_that_cannot_be_loaded_is_named(group, tmp_path):
+    group[0].call(cannot_be_loaded, str(tmp_path))
+
+
+def measures(scheduler: str) -> float:
+    """The learning rate after steps of which each loss is as bad as the first."""
+    pipe = pipe_of("0122", 2, "1f1b")
+    former = pipe.optimizer(torch.optim.SGD, lr=8.0)
+    former.scheduler(torch.optim.lr_scheduler.StepLR, step_size=1)
+    optimizer = pipe.optimizer(torch.optim.SGD, lr=1.0)
+    assert optimizer.state_dict()["scheduler"] is None
+    assert "scheduler" not in pipe._parts._set_up
+    made = optimizer.scheduler(getattr(torch.optim.lr_scheduler, scheduler), patience=0)
+    for _ in range(2):
+        made.step(1.0)
+    (rate,) = made.get_last_lr()
+    pipe.close()
+    return rate
+
+
+def test_a_scheduler_of_the_last_optimizer_gets_what_it_steps_by(group):
+    assert group[0].call(measures, "ReduceLROnPlateau") == pytest.approx(0.1)
+
+
 def frozen_after_the_optimizer_was_made() -> None:
     import weft
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 
 import pytest
@@ -39,6 +40,60 @@ def test_a_stage_that_fails_is_named_and_the_next_step_works(group, way):
     assert "worker_models.py" in said  # the stage's traceback
 
 
+def ends_a_stage() -> str:
+    import weft
+
+    exits = weft.WithDevice(models.Exits(), "worker1/cpu")
+    model = nn.Sequential(nn.Linear(4, 3), exits, weft.WithDevice(nn.Tanh(), "worker2/cpu"))
+    pipe = weft.Pipe(model, chunks=2, schedule="1f1b")
+    inputs, targets = models.batch()
+    with pytest.raises(RuntimeError) as caught:
+        pipe.step(inputs, targets, loss=CROSS_ENTROPY)
+    pipe.step(inputs, targets, loss=CROSS_ENTROPY)
+    pipe.close()
+    return str(caught.value)
+
+
+def test_a_stage_that_ends_the_program_ends_the_step(group):
+    said = group[0].call(ends_a_stage)
+    assert "on worker 'worker1', failed in the forward of micro-batch 0: SystemExit: 3" in said
+
+
+def ends_the_drivers_stage() -> None:
+    import weft
+
+    model = nn.Sequential(models.Exits(), weft.WithDevice(nn.Linear(4, 3), "worker1/cpu"))
+    pipe = weft.Pipe(model, chunks=2, schedule="1f1b")
+    inputs, targets = models.batch()
+    with pytest.raises(SystemExit):
+        pipe.step(inputs, targets, loss=CROSS_ENTROPY)
+    pipe.step(inputs, targets, loss=CROSS_ENTROPY)
+    pipe.close()
+
+
+def test_the_drivers_own_stage_ends_the_program(group):
+    group[0].call(ends_the_drivers_stage)
+
+
+def sends_an_unknown_class() -> str:
+    """One that only the driver's module has."""
+    import weft
+
+    models.Unknown = type("Unknown", (nn.Module,), {"__module__": models.__name__})
+    stage = weft.WithDevice(models.Unknown(), "worker1/cpu")
+    with pytest.raises(AttributeError) as caught:
+        weft.Pipe(nn.Sequential(nn.Linear(4, 4), stage), schedule="gpipe")
+    return str(caught.value)
+
+
+def test_a_class_that_a_worker_does_not_have_delays_no_shutdown():
+    with Group(2) as workers:
+        assert "Unknown" in workers[0].call(sends_an_unknown_class)
+        begun = time.monotonic()
+        workers.shutdown()
+        assert time.monotonic() - begun < 30  # 100 s where an RRef is lost
+
+
 def refused(case: str) -> str:
     import weft
 
@@ -64,6 +119,21 @@ def refused(case: str) -> str:
         elif case == "trained loss":
             pipe = weft.Pipe(nn.Sequential(away), chunks=4, schedule="gpipe")
             pipe.step(inputs, targets, loss=nn.AdaptiveLogSoftmaxWithLoss(3, 3, [1]))
+        elif case == "part of the loss":
+            pipe = weft.Pipe(nn.Sequential(away), chunks=4, schedule="gpipe")
+            loss = functools.partial(models.weighted, head=nn.Linear(3, 3))
+            pipe.step(inputs, targets, loss=loss)
+        elif case == "tensor of the loss":
+            pipe = weft.Pipe(nn.Sequential(away), chunks=4, schedule="gpipe")
+            head = torch.ones(3, requires_grad=True)
+            pipe.step(inputs, targets, loss=functools.partial(models.weighted, head=head))
+        elif case == "hooks":
+            tied.weight.register_post_accumulate_grad_hook(print)
+            weft.Pipe(nn.Sequential(weft.WithDevice(tied, "worker1/cpu")), schedule="gpipe")
+        elif case == "leaf in place":
+            relu = weft.WithDevice(nn.ReLU(inplace=True), "worker1/cpu")
+            pipe = weft.Pipe(nn.Sequential(tied, relu), chunks=4, schedule="gpipe")
+            pipe.step(inputs, targets, loss=CROSS_ENTROPY)
         elif case == "loss":
             pipe = weft.Pipe(nn.Sequential(away), chunks=4, schedule="gpipe")
             pipe.step(inputs, targets, loss=nn.CrossEntropyLoss(reduction="none"))
@@ -105,6 +175,10 @@ def refused(case: str) -> str:
         ("nested gradient", "ValueError: gradients of targets do not come back"),
         ("hidden gradient", "has tensors that want gradients inside of Hidden"),
         ("trained loss", "ValueError: the loss has parameters (head.weight"),
+        ("part of the loss", "ValueError: the loss has parameters (weight, bias)"),
+        ("tensor of the loss", "ValueError: the loss has parameters (one of size [3])"),
+        ("hooks", "ValueError: hooks of tensors do not go with child '0' to another worker"),
+        ("leaf in place", "let the stage's first operation make a new tensor (inplace=False)"),
         ("loss", "ValueError: reduction is not one of 'mean', 'sum': 'none'"),
         ("no schedule", "ValueError: child '0' goes to worker 'worker1': give the Pipe a schedule"),
         ("tied", ".weight' is shared with a stage on another worker"),

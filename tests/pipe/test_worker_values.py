@@ -8,7 +8,7 @@ import pytest
 import torch
 import worker_models as models
 from torch import nn
-from worker_pipes import CROSS_ENTROPY, gradients_of, held_anywhere, pipe_of
+from worker_pipes import CROSS_ENTROPY, gradients_of, held_anywhere, pipe_of, same
 
 
 def shares_memory(places: str, changes: bool, checkpoint: str) -> None:
@@ -165,6 +165,81 @@ def test_gradients_of_a_tensor_that_a_stage_gives_twice_count_once(group):
 
 def test_a_tensor_that_a_stage_gives_twice_is_one_for_the_next(group):
     group[0].call(the_same_tensor_twice)
+
+
+def whole_before_the_batch() -> None:
+    import weft
+
+    torch.manual_seed(0)
+    first, last = models.Masked(), nn.Linear(3, 3)
+    plain = copy.deepcopy(nn.ModuleList([first, last]))
+    pipe = weft.Pipe(nn.Sequential(first, weft.WithDevice(last, "worker1/cpu")), 4, schedule="1f1b")
+    inputs, targets = models.batch()
+    mask = torch.rand(7)
+    loss = pipe.step((weft.pipe.NoChunk(mask), inputs), targets, loss=CROSS_ENTROPY)
+    expected = CROSS_ENTROPY(plain[1](plain[0](mask, inputs)), targets)
+    expected.backward()
+    torch.testing.assert_close(loss, expected.detach())
+    torch.testing.assert_close(first.layer.weight.grad, plain[0].layer.weight.grad)
+    pipe.step((weft.pipe.NoChunk(mask.sum()), inputs), targets, loss=CROSS_ENTROPY)
+    pipe.close()
+
+
+def test_what_goes_whole_to_all_may_come_before_the_batch(group):
+    group[0].call(whole_before_the_batch)
+
+
+def no_rows() -> None:
+    pipe = pipe_of("0122", 2, "1f1b")
+    inputs, targets = (one[:0] for one in models.batch())
+    assert pipe.step(inputs, targets, loss=CROSS_ENTROPY).isnan()
+    assert all((one == 0).all() for one in gradients_of(pipe).values())
+    pipe.close()
+
+
+def test_a_mini_batch_without_rows_is_as_in_one_process(group):
+    group[0].call(no_rows)
+
+
+def sparse_values(layout: str, checkpoint: str) -> None:
+    import weft
+
+    torch.manual_seed(0)
+    layers = [models.Multiplies(), models.Multiplies(), models.FirstOf()]
+    plain = copy.deepcopy(layers)
+    placed = [layers[0], *(weft.WithDevice(one, "worker1/cpu") for one in layers[1:])]
+    pipe = weft.Pipe(nn.Sequential(*placed), 2, checkpoint, schedule="1f1b")
+    matrix = (torch.rand(5, 5) > 0.5).float()
+    sparse = matrix.to_sparse() if layout == "coo" else matrix.to_sparse_csr()
+    inputs, _ = models.batch()
+    pipe.step((inputs, weft.pipe.NoChunk(sparse)), inputs, loss=nn.MSELoss())
+    for part in inputs.chunk(2):
+        output = plain[2](*plain[1](*plain[0](part, sparse)))
+        (nn.MSELoss()(output, part) / 2).backward()
+    expected = nn.ModuleList(plain).named_parameters()
+    same(gradients_of(pipe), {name: one.grad for name, one in expected})
+    pipe.close()
+
+
+@pytest.mark.parametrize("checkpoint", ["never", "always"])
+@pytest.mark.parametrize("layout", ["coo", "csr"])
+def test_sparse_tensors_go_between_workers(group, layout, checkpoint):
+    group[0].call(sparse_values, layout, checkpoint)
+
+
+def in_inference_mode(places: str) -> None:
+    pipe, plain = pipe_of(places, 2, "1f1b"), models.plain()
+    inputs, targets = models.batch()
+    with torch.inference_mode():
+        output = pipe(inputs)
+        torch.testing.assert_close(output.to_here(), plain(inputs))
+    pipe.step(inputs, targets, loss=CROSS_ENTROPY)
+    pipe.close()
+
+
+@pytest.mark.parametrize("places", ["0122", "1220", "0000"])
+def test_a_forward_in_inference_mode(group, places):
+    group[0].call(in_inference_mode, places)
 
 
 def remote_modules() -> None:

@@ -65,6 +65,20 @@ class Join(nn.Module):
         return x * times + more["half"] + more["rows"].unsqueeze(1)
 
 
+class Exits(nn.Module):
+    """Ends as a program does, once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.ended:
+            self.ended = True
+            raise SystemExit(3)
+        return x * 1
+
+
 class Failing(nn.Module):
     """Raises on purpose in the forward or the backward of a micro-batch, once, at one worker."""
 
@@ -258,6 +272,81 @@ class Weighted(nn.Module):
 
     def forward(self, output: Tensor, target: Tensor) -> Tensor:
         return nn.functional.cross_entropy(output * self.weight, target)
+
+
+def weighted(output: Tensor, target: Tensor, head: nn.Module) -> Tensor:
+    return nn.functional.cross_entropy(head(output), target)
+
+
+class Masked(nn.Module):
+    """Takes what is the same for all micro-batches first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, mask: Tensor, x: Tensor) -> Tensor:
+        return self.layer(x) * mask.sum()
+
+
+class Multiplies(nn.Module):
+    """By a sparse matrix, which it gives on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, sparse: Tensor) -> tuple[Tensor, Tensor]:
+        return self.layer(torch.sparse.mm(sparse, x)), sparse
+
+
+class FirstOf(nn.Module):
+    def forward(self, x: Tensor, _other: Tensor) -> Tensor:
+        return x
+
+
+class HooksItsInput(nn.Module):
+    """Doubles the gradient of its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.requires_grad:
+            x.register_hook(lambda gradient: gradient * 2)
+        return self.layer(x)
+
+
+class Slope(nn.Module):
+    """Gives the gradient of what its layer makes of the input, of which it asks for one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.requires_grad_()
+        (found,) = torch.autograd.grad(torch.tanh(self.layer(x)).sum(), x, create_graph=True)
+        return found
+
+
+class Migrates(nn.Module):
+    """Whose former versions kept a tenth of the weight."""
+
+    _version = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+    def _load_from_state_dict(self, state, prefix, local_metadata, *args):
+        if local_metadata.get("version", 1) < 2:
+            state[f"{prefix}weight"] = state[f"{prefix}weight"] * 10
+        super()._load_from_state_dict(state, prefix, local_metadata, *args)
 
 
 class Named(NamedTuple):

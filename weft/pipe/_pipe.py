@@ -6,6 +6,7 @@ import atexit
 import functools
 import inspect
 import weakref
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, ClassVar, NoReturn
 
@@ -190,7 +191,10 @@ class Pipe(nn.Module):
 
         :meth:`load_state_dict` takes both these and the Pipe's own.
         """
-        return {_renamed(key, self._plain_names): value for key, value in self.state_dict().items()}
+        state = self.state_dict()
+        plain = OrderedDict((_renamed(key, self._plain_names), state[key]) for key in state)
+        plain._metadata = _renamed_modules(state._metadata, self._plain_names)  # type: ignore
+        return plain
 
     # A copy gets an engine of its own; threads and measurements stay with the original.
     def __getstate__(self) -> dict[str, Any]:
@@ -229,6 +233,15 @@ def _renamed(key: str, names: dict[str, str]) -> str:
     return key
 
 
+def _renamed_modules(metadata: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    """Of a state's metadata what there is of these layers and of what is in them."""
+    return OrderedDict(
+        (_renamed(f"{name}.", names)[:-1], one)
+        for name, one in metadata.items()
+        if f"{name}.".startswith(tuple(names))
+    )
+
+
 def _accept_plain_names(pipe: Pipe, state: dict[str, Any], prefix: str, *_unused: Any) -> None:
     """Renames the keys of a plain Sequential's state to those of a Pipe."""
     if any(key.startswith(f"{prefix}partitions.") for key in state):
@@ -236,6 +249,9 @@ def _accept_plain_names(pipe: Pipe, state: dict[str, Any], prefix: str, *_unused
     names = {plain: own for own, plain in pipe._plain_names.items()}
     for key in [key for key in state if key.startswith(prefix)]:
         state[prefix + _renamed(key[len(prefix) :], names)] = state.pop(key)
+    metadata = getattr(state, "_metadata", None)  # none where the Pipe is in another module
+    if metadata is not None:  # load_state_dict looks there for the versions of the layers
+        metadata.update(_renamed_modules(metadata, names))
 
 
 def _deny_moving() -> NoReturn:

@@ -2,24 +2,60 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import pickle
+import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed.rpc as rpc
 from torch import Tensor, nn
 
 from weft.pipe._workers.splitting import rows_of
 
 
 def check_loss(loss: Callable[[Any, Any], Tensor]) -> None:
-    trained = isinstance(loss, nn.Module) and [
-        name for name, one in loss.named_parameters() if one.requires_grad
-    ]
+    trained = _trained_by(loss)
     if trained:
         raise ValueError(
             f"the loss has parameters ({', '.join(trained)}), and each step gives its worker a new copy, "
             "whose gradients are lost: let the last layer have them, or switch off requires_grad"
         )
+
+
+def _trained_by(loss: Callable[[Any, Any], Tensor]) -> list[str]:
+    """What wants gradients of all that is sent with the loss."""
+    if isinstance(loss, nn.Module):
+        return _trained_in(loss)
+    if isinstance(loss, types.FunctionType | types.BuiltinFunctionType):
+        return []  # sent by its name
+    finder = _FindsTrained(io.BytesIO())
+    with contextlib.suppress(Exception):  # what cannot be pickled says so when it is sent
+        finder.dump(loss)
+    return finder.found
+
+
+def _trained_in(module: nn.Module) -> list[str]:
+    return [name for name, one in module.named_parameters() if one.requires_grad]
+
+
+class _FindsTrained(pickle.Pickler):
+    """Finds what wants gradients in what it pickles, without modules, tensors and RRefs themselves."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.found: list[str] = []
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, nn.Module):
+            self.found += _trained_in(value)
+        elif isinstance(value, Tensor):
+            self.found += [f"one of size {list(value.shape)}"] if value.requires_grad else []
+        elif not isinstance(value, rpc.PyRRef):
+            return NotImplemented
+        return object, ()
 
 
 def check_surroundings(backward: bool = True) -> None:
@@ -34,11 +70,12 @@ def check_surroundings(backward: bool = True) -> None:
 
 
 def weights_of(
-    micro_batches: list[Any], loss: Callable[[Any, Any], Tensor], reduction: str | None
+    inputs: Any, chunks: int, loss: Callable[[Any, Any], Tensor], reduction: str | None
 ) -> list[float]:
     """The weight of each micro-batch's loss in that of the mini-batch."""
     reduction = reduction or getattr(loss, "reduction", "mean")
     if reduction not in ("mean", "sum"):
         raise ValueError(f"reduction is not one of 'mean', 'sum': {reduction!r}")
-    rows = [rows_of(one) for one in micro_batches]
-    return [row / sum(rows) if reduction == "mean" else 1.0 for row in rows]
+    rows = rows_of(inputs, chunks)
+    whole = max(sum(rows), 1)  # without rows the loss is what it is for none, NaN for a mean
+    return [row / whole if reduction == "mean" else 1.0 for row in rows]

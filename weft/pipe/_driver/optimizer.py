@@ -16,9 +16,9 @@ class PipeScheduler:
     def __init__(self, parts: RemoteParts) -> None:
         self._parts = parts
 
-    def step(self) -> None:
-        """Steps all of them."""
-        self._parts.call(state.call_optimizer, "scheduler", "step")
+    def step(self, *args: Any) -> None:
+        """Steps all of them, with these arguments, such as the loss for ``ReduceLROnPlateau``."""
+        self._parts.call(state.call_optimizer, "scheduler", "step", *args)
 
     def get_last_lr(self) -> list[float]:
         """The learning rates, which are the same at all workers."""

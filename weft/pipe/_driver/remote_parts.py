@@ -13,6 +13,7 @@ from weft._observe.clocks import clock_offset
 from weft.pipe._driver.script_worker import ScriptWorker, has_no_python
 from weft.pipe._driver.stages import StageLayers
 from weft.pipe._workers import calls
+from weft.pipe._workers.parcels import pack
 from weft.pipe._workers.part import Layer
 from weft.pipe._workers.schedule import workers_of
 
@@ -86,13 +87,15 @@ class RemoteParts:
                 self._build_scripted(worker)
                 continue
             set_up = list(self._set_up.values())
-            given = (here, self.places, self._layers_at(worker), self._deferred, set_up)
+            layers = self._layers_at(worker)
             if worker == here:  # not by RPC, which would copy the modules and train the copies
                 own = self._holds[worker] = calls.Hold(self._pipe)
-                calls.build(self._pipe, *given, own)
+                calls.build(self._pipe, here, self.places, layers, self._deferred, set_up, own)
             else:
+                sent = pack((layers, set_up))
                 hold = rpc.remote(worker, calls.Hold, args=(self._pipe,), timeout=0)
-                rpc.rpc_sync(worker, calls.build, args=(self._pipe, *given, hold), timeout=0)
+                args = (self._pipe, here, self.places, sent, self._deferred, hold)
+                rpc.rpc_sync(worker, calls.build_sent, args=args, timeout=0)
                 self._holds[worker] = hold
 
     def _build_scripted(self, worker: str) -> None:
@@ -166,6 +169,10 @@ class RemoteParts:
         """As :meth:`call`, and again for each part that is built later; the last one of each kind."""
         self.call(function, *args)
         self._set_up[what] = (function, args)
+
+    def forget(self, what: str) -> None:
+        """Parts that are built later are not set up with it."""
+        self._set_up.pop(what, None)
 
     def call(self, function: Callable[..., Any], *args: Any) -> dict[str, Any]:
         """Calls a function at all workers at the same time. Returns what each gives.

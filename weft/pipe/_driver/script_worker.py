@@ -19,7 +19,14 @@ from weft.pipe._workers.part import Layer
 from weft.pipe._workers.schedule import plan_of
 from weft.pipe._workers.scripted import SavedLoss, is_scripted, saved
 from weft.pipe._workers.splitting import split
-from weft.pipe._workers.state import State, check_complete, merged_shards, save_shard
+from weft.pipe._workers.state import (
+    State,
+    check_complete,
+    merged_shards,
+    metadata_of,
+    save_shard,
+    with_metadata,
+)
 from weft.publishing import call_async, call_remote, published
 
 _NAME = "weft.pipeline"
@@ -195,7 +202,8 @@ class ScriptWorker:
     # As weft.pipe._workers.state
 
     def layers_state(self) -> Any:
-        return self._call("layers_state")
+        metadata = metadata_of({name: one.state_dict() for name, one in self._layers.items()})
+        return self._call("layers_state", read=lambda found: with_metadata(found, metadata))
 
     def load_layers(self, state: Mapping[str, Any]) -> Any:
         beginnings = tuple(f"{name}." for name in self._layers)

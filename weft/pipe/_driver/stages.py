@@ -37,8 +37,8 @@ def divide(module: nn.Sequential) -> list[StageLayers]:
 
     Raises:
         TypeError: ``module`` is no Sequential.
-        ValueError: it is empty, a worker has two replicas of a stage, or two workers would share a
-            parameter.
+        ValueError: it is empty, a worker has two replicas of a stage, two workers would share a
+            parameter, or a module that goes to another worker has hooks on its parameters.
     """
     check_sequential(module)
     if len(module) == 0:
@@ -81,9 +81,27 @@ def _place(name: str, child: nn.Module) -> tuple[StagePlace, Layer]:
                 f"child '{name}' has two replicas on one worker, of {', '.join(workers)}: a worker "
                 "runs one task at a time"
             )
+        if any(worker != here for worker in workers):
+            _refuse_hooks(name, child.module)
         devices = tuple(str(device) for _, device in child.replicas)
         return StagePlace(workers, devices), Layer(name, child.module)
     return StagePlace((here,), (str(device_of(name, child)),)), Layer(name, child)
+
+
+def _refuse_hooks(name: str, module: nn.Module) -> None:
+    """Pickling a tensor leaves its hooks behind."""
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    hooked = [
+        f"{name}.{key}"
+        for key, one in tensors
+        if one._backward_hooks or getattr(one, "_post_accumulate_grad_hooks", None)
+    ]
+    if hooked:
+        raise ValueError(
+            f"hooks of tensors do not go with child '{name}' to another worker, and these have some: "
+            f"{', '.join(hooked)}. Let the module register them in its forward, once, or make it "
+            "there with weft.RemoteModule"
+        )
 
 
 def _check_shared_parameters(stages: list[StageLayers]) -> None:

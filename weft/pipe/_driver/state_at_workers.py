@@ -20,6 +20,10 @@ from weft.pipe._driver.optimizer import PipeOptimizer
 from weft.pipe._driver.remote_parts import RemoteParts
 from weft.pipe._workers import state
 
+#: In the metadata of a Pipe's state, that of its layers: where the Pipe is in a module, torch gives it
+#: no more than its own when it is loaded.
+_OF_LAYERS = "layers"
+
 
 class StateAtWorkers(LayersElsewhere):
     """What ``nn.Module`` and torch's functions do to a module's state, done at the workers.
@@ -40,11 +44,14 @@ class StateAtWorkers(LayersElsewhere):
     def optimizer(self, cls: Callable[..., torch.optim.Optimizer], **options: Any) -> PipeOptimizer:
         """An optimizer at each worker, for the parameters of its stages.
 
+        One that was made before goes, and its scheduler with it.
+
         Args:
             cls: its class, such as ``torch.optim.AdamW``.
             options: its arguments, without the parameters.
         """
         self._parts.set_up("optimizer", state.make_optimizer, cls, options)
+        self._parts.forget("scheduler")
         return PipeOptimizer(self._parts, self._gradients)
 
     def remote_parameters(self) -> list[rpc.RRef]:
@@ -107,6 +114,7 @@ class StateAtWorkers(LayersElsewhere):
         first, so that its state has a place. Gradients are cleared.
 
         Raises:
+            FileNotFoundError: a worker does not find the checkpoint.
             RuntimeError: a worker is lost and not back yet: try again.
             ValueError: a remote module of a restarted worker was given as an RRef.
         """
@@ -125,9 +133,15 @@ class StateAtWorkers(LayersElsewhere):
         keep_vars: bool = False,
     ) -> dict[str, Any]:
         """The state of all layers, on the CPU, under the plain Sequential's names."""
-        whole: dict[str, Any] = {} if destination is None else destination
+        whole = state.with_metadata({}, {}) if destination is None else destination
+        layers: dict[str, Any] = {}  # their metadata
         for found in self.at_workers(state.layers_state).values():
             whole.update({prefix + key: value for key, value in found.items()})
+            layers.update(found._metadata)
+        if hasattr(whole, "_metadata"):
+            own = {"version": self._version, _OF_LAYERS: layers}
+            whole._metadata[prefix[:-1]] = own
+            whole._metadata.update({prefix + key: one for key, one in layers.items()})
         return whole
 
     plain_state_dict = state_dict
@@ -150,8 +164,12 @@ class StateAtWorkers(LayersElsewhere):
             for key, value in state_dict.items()
             if key.startswith(prefix)
         }
+        metadata = getattr(state_dict, "_metadata", None)
+        if metadata is None:
+            metadata = local_metadata.get(_OF_LAYERS, {})
         used: set[str] = set()
-        for lacking, found in self.at_workers(state.load_layers, own).values():
+        own_state = state.with_metadata(own, metadata)
+        for lacking, found in self.at_workers(state.load_layers, own_state).values():
             missing_keys += [prefix + key for key in lacking]
             used.update(found)
         if strict:

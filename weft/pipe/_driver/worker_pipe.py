@@ -129,10 +129,10 @@ class WorkerPipe(StateAtWorkers):
                 f"the targets give {wanted} micro-batches, the inputs {len(micro_batches)}: their first "
                 "dimensions differ"
             )
-        weights = weights_of(micro_batches, loss, reduction)
+        weights = weights_of(inputs, self.chunks, loss, reduction)
         order, recompute = self._order(len(micro_batches)), self._recompute(len(micro_batches))
         job = Job(order, recompute, criterion=loss, weights=weights)
-        outcomes = self._run(job, micro_batches, targets)
+        _, outcomes = self._run(job, micro_batches, targets)
         backward_of_inputs(micro_batches, outcomes)
         return torch.stack([outcome.loss for outcome in outcomes]).sum()
 
@@ -168,16 +168,16 @@ class WorkerPipe(StateAtWorkers):
         job = Job(self._order(len(micro_batches), FORWARD), self._recompute(len(micro_batches)))
         last = self.places[-1].worker
         if not with_graph:
-            self._run(job, micro_batches)
-            return self._parts.take_output(last, self._step)
+            step, _ = self._run(job, micro_batches)
+            return self._parts.take_output(last, step)
         graphs = self._open_graphs()
-        self._run(job, micro_batches, graphs=graphs)
+        step, _ = self._run(job, micro_batches, graphs=graphs)
         run = functools.partial(self._backward, graphs, len(micro_batches))
         graph = ForwardGraph(self._workers, wanting_gradients(micro_batches), run)
         if last == rpc.get_worker_info().name:
-            value, wanted = calls.take_output(self._identity, self._step)
+            value, wanted = calls.take_output(self._identity, step)
             return rpc.RRef(graph.attach(value, wanted))
-        return PipeOutput(self._parts.take_output(last, self._step), graph)
+        return PipeOutput(self._parts.take_output(last, step), graph)
 
     def _open_graphs(self) -> dict[str, Any]:
         here = rpc.get_worker_info().name
@@ -198,7 +198,8 @@ class WorkerPipe(StateAtWorkers):
         """Runs the backward of a forward. Returns the gradients of the inputs that want one."""
         self._gradients.check(how.context)
         job = Job(self._order(chunks, BACKWARD), [False] * chunks, backward=how)
-        return input_gradients(self._run(job, [], list(gradients), graphs))
+        _, outcomes = self._run(job, [], list(gradients), graphs)
+        return input_gradients(outcomes)
 
     def _run(
         self,
@@ -206,8 +207,8 @@ class WorkerPipe(StateAtWorkers):
         micro_batches: list[Any],
         given: Any = None,
         graphs: dict[str, Any] | None = None,
-    ) -> list[Outcome]:
-        """Runs a mini-batch.
+    ) -> tuple[int, list[Outcome]]:
+        """Runs a mini-batch. Returns its number, and what came of it at each worker.
 
         Args:
             job: what is the same for all workers.
@@ -228,7 +229,7 @@ class WorkerPipe(StateAtWorkers):
             if recording is not None:
                 done = {worker: one.tasks for worker, one in outcomes.items()}
                 recording.add(self._plan(job.order), done)
-            return [outcomes[worker] for worker in self._workers]
+            return job.step, [outcomes[worker] for worker in self._workers]
 
     def _jobs(self, job: Job, given: Any, graphs: dict[str, Any] | None) -> dict[str, Job]:
         """The mini-batch as each worker is told of it."""

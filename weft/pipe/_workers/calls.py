@@ -12,7 +12,7 @@ import torch.distributed.rpc as rpc
 
 from weft.pipe._workers.graph import Graph
 from weft.pipe._workers.job import Job, Outcome, SkipRoute, StagePlace
-from weft.pipe._workers.parcels import settle
+from weft.pipe._workers.parcels import Parcel, settle, unpack
 from weft.pipe._workers.part import Layer, Part, part_of, parts
 from weft.pipe._workers.run import run_mini_batch
 from weft.pipe.skip._layout import Declared
@@ -65,6 +65,23 @@ def build(
     (hold if isinstance(hold, Hold) else hold.local_value()).take(parts[pipe])
 
 
+def build_sent(
+    pipe: str,
+    driver: str,
+    places: Sequence[StagePlace],
+    sent: Parcel,
+    deferred: int,
+    hold: rpc.RRef[Hold],
+) -> None:
+    """As :func:`build`, of packed stages and calls.
+
+    Where they cannot be unpacked, as a class is not known here, the hold is: an RRef in a message that
+    cannot be read stays with its owner, and delays the shutdown.
+    """
+    stages, set_up = unpack(sent)
+    build(pipe, driver, places, stages, deferred, set_up, hold)
+
+
 def has_part(pipe: str) -> bool:
     return pipe in parts
 
@@ -88,7 +105,7 @@ def run(pipe: str, job: Job) -> torch.futures.Future[Outcome]:
     def work() -> None:
         try:
             outcome = run_mini_batch(part, job)
-        except Exception as error:
+        except BaseException as error:  # also SystemExit: nobody else would answer the driver
             outcome = Outcome(None, str(error) or repr(error))
         done.set_result(outcome)
 

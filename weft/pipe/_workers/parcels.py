@@ -123,9 +123,16 @@ def _layout_of(values: list[Any] | tuple[Any, ...]) -> bytes | None:
 
 def overlap(tensors: list[Tensor]) -> bool:
     """Whether two of them have one memory."""
-    places = [tensor.untyped_storage().data_ptr() for tensor in tensors]
+    places = [_dense(tensor).untyped_storage().data_ptr() for tensor in tensors]
     places = [place for place in places if place]  # none on "meta"
     return len(set(places)) < len(places)
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    """It, or the values of a sparse one."""
+    if tensor.layout is torch.strided:
+        return tensor
+    return tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
 
 
 def _has_device_map(worker: str) -> bool:

@@ -155,9 +155,10 @@ class Run:
                 self._run_backward(task)
             else:
                 self._run_weights(task)
-        except Abandoned:
-            raise
-        except Exception as error:
+        except BaseException as error:
+            here = self.part.name == self.part.driver
+            if isinstance(error, Abandoned) or (here and not isinstance(error, Exception)):
+                raise  # Ctrl-C and sys.exit() in the driver's own thread are for the driver's caller
             raise RuntimeError(
                 f"stage {task.stage} of the Pipe, on worker '{self.part.name}', failed in the {task.kind} of "
                 f"micro-batch {task.micro_batch}: {type(error).__name__}: {error}\n"

@@ -55,7 +55,8 @@ def wanting_gradients(micro_batches: list[Any]) -> list[Tensor]:
     return [leaf for one in micro_batches for leaf in leaves(one) if wants_gradient(leaf)]
 
 
-def rows_of(value: Any) -> int:
-    """How many rows a micro-batch has."""
-    values = value if isinstance(value, tuple) else (value,)
-    return next(one.size(0) for one in values if isinstance(one, Tensor))
+def rows_of(values: Any, chunks: int) -> list[int]:
+    """How many rows each micro-batch of :func:`split` has; what goes whole to all has none."""
+    values = values if isinstance(values, tuple) else (values,)
+    first = next(one for one in values if isinstance(one, Tensor))
+    return [piece.size(0) for piece in first.chunk(chunks)]

@@ -46,6 +46,12 @@ _INPUT_HAS_CHANGED = (
     "an input of the stage was changed in place after its forward, and the recomputation for the "
     'backward needs it as it was: change a clone, or use checkpoint="never"'
 )
+#: What torch says of it, and what is added to that; a parameter may be meant as well.
+_A_LEAF = "leaf Variable that requires grad"
+_LEAF_IS_INPUT = (
+    "If that is the stage's input: let the stage's first operation make a new tensor "
+    "(inplace=False)."
+)
 
 
 class MicroBatch(NamedTuple):
@@ -225,18 +231,23 @@ class Stage:
         skips = dict(zip(skips, popped, strict=True))
         tensors = tensors_in([value, popped])
         versions = with_versions(tensors) if again or apart else []
-        arguments = value if isinstance(value, tuple) else (value,)
-        run = self._repeatable if again else self._once
-        output, stashed = run(at, arguments, skips)
-        if have_changed(versions):
-            raise RuntimeError(_CHANGES_ITS_INPUT if again else _CHANGES_ONE_OF_SEVERAL)
-        held = Held(
+        held = Held(  # before the stage runs, which may call requires_grad_() on them
             [leaf for leaf in leaves(value) if wants_gradient(leaf)],
             {at: one for at, one in skips.items() if wants_gradient(one)},
             [],
             {},
             versions if again else [],
         )
+        arguments = value if isinstance(value, tuple) else (value,)
+        run = self._repeatable if again else self._once
+        try:
+            output, stashed = run(at, arguments, skips)
+        except RuntimeError as error:
+            if _A_LEAF not in str(error):
+                raise
+            raise RuntimeError(f"{error} {_LEAF_IS_INPUT}") from error
+        if have_changed(versions):
+            raise RuntimeError(_CHANGES_ITS_INPUT if again else _CHANGES_ONE_OF_SEVERAL)
         return held, output, stashed
 
     def _once(self, at: MicroBatch, arguments: tuple[Any, ...], skips: Skips) -> tuple[Any, Skips]:
@@ -253,8 +264,12 @@ class Stage:
         def run(*arguments: Any) -> tuple[Any, Skips]:
             nonlocal again
             run_again, again = again, True
+            given = skips
+            if run_again:  # hooks that the stage puts on its inputs are there from the first run
+                arguments, popped = mapped(cut, (arguments, list(skips.values())))
+                given = dict(zip(skips, popped, strict=True))
             with _C.pipe.StageRun(*at, checkpointing=not run_again, recomputing=run_again), draws:
-                return self._call(arguments, skips)
+                return self._call(arguments, given)
 
         return checkpoint(run, *arguments, use_reentrant=False, preserve_rng_state=False)
 

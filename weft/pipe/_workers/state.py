@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,10 +54,42 @@ def parameter_rrefs(pipe: str) -> list[rpc.RRef]:
 
 
 def layers_state(pipe: str) -> State:
-    return {
+    own = _own_layers(part_of(pipe))
+    states = {layer: module.state_dict() for layer, module in own.items()}
+    whole = {
         f"{layer}.{key}": value.cpu() if isinstance(value, Tensor) else value
-        for layer, module in _own_layers(part_of(pipe)).items()
-        for key, value in module.state_dict().items()
+        for layer, state in states.items()
+        for key, value in state.items()
+    }
+    return with_metadata(whole, metadata_of(states))
+
+
+def with_metadata(state: Mapping[str, Any], metadata: Mapping[str, Any]) -> State:
+    """The state as ``nn.Module.state_dict`` gives it: ``_metadata`` has each module's version, of which
+    ``load_state_dict`` tells the module.
+    """
+    made = OrderedDict(state)
+    made._metadata = OrderedDict(metadata)  # type: ignore[attr-defined]
+    return made
+
+
+def metadata_of(states: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Of the layers' states, as that of the plain Sequential has it."""
+    return {
+        f"{layer}.{name}".removesuffix("."): one
+        for layer, state in states.items()
+        for name, one in getattr(state, "_metadata", {}).items()
+    }
+
+
+def metadata_below(state: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """What there is of a module of this name, and of those in it by their names in it."""
+    found = getattr(state, "_metadata", None) or {}
+    beginning = f"{name}."
+    return {
+        key[len(beginning) :]: one
+        for key, one in found.items()
+        if key == name or key.startswith(beginning)
     }
 
 
@@ -68,7 +101,11 @@ def load_layers(pipe: str, state: Mapping[str, Any]) -> tuple[list[str], list[st
     for layer, module in part_of(pipe).layers.items():
         beginning = f"{layer}."
         own = {key[len(beginning) :]: state[key] for key in state if key.startswith(beginning)}
-        found = module.load_state_dict(own, strict=False)
+        versioned = with_metadata(own, metadata_below(state, layer))
+        try:
+            found = module.load_state_dict(versioned, strict=False)
+        except RuntimeError as error:
+            raise RuntimeError(f"layer '{layer}' of the Pipe: {error}") from None
         missing += [beginning + key for key in found.missing_keys]
         used += [beginning + key for key in own if key not in found.unexpected_keys]
     return missing, used
@@ -103,6 +140,7 @@ def make_optimizer(
     found = parameters_of(part.layers)  # also frozen ones, which may be freed later
     part.optimizer = cls(found.values(), **options) if found else None
     part.optimized = list(found)
+    part.scheduler = None  # that of a former optimizer would do nothing
 
 
 def make_scheduler(pipe: str, cls: Callable[..., Any], options: dict[str, Any]) -> None:
@@ -160,9 +198,9 @@ def _shard(pipe: str) -> State:
 
 def take_snapshot(pipe: str) -> None:
     """Copies the state for :func:`write_shard`, which then need not be of now."""
-    copied = pytree.tree_map_only(
-        Tensor, lambda tensor: tensor.detach().cpu().clone(), _shard(pipe)
-    )
+    shard = _shard(pipe)
+    copied = pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().cpu().clone(), shard)
+    copied["layers"] = with_metadata(copied["layers"], shard["layers"]._metadata)
     part_of(pipe).snapshot = copied
 
 
@@ -194,15 +232,27 @@ def read_shards(pipe: str, folder: str) -> None:
 
 
 def merged_shards(folder: str) -> tuple[State, State]:
-    """The layers' and the optimizers' state in a checkpoint."""
+    """The layers' and the optimizers' state in a checkpoint.
+
+    Raises:
+        FileNotFoundError: it is not there.
+    """
     layers: State = {}
+    metadata: dict[str, Any] = {}
     optimizer: State = {"parameters": {}, "scheduler": None}
-    for path in sorted(Path(folder).glob("shard-*.pt")):
+    paths = sorted(Path(folder).glob("shard-*.pt"))
+    if not paths:
+        worker = rpc.get_worker_info().name
+        raise FileNotFoundError(
+            f"worker '{worker}' finds no checkpoint in {folder}: give a folder that all workers see"
+        )
+    for path in paths:
         shard = torch.load(path, map_location="cpu", weights_only=True)
         layers.update(shard["layers"])
+        metadata.update(getattr(shard["layers"], "_metadata", {}))
         optimizer["parameters"].update(shard["optimizer"]["parameters"])
         optimizer["scheduler"] = optimizer["scheduler"] or shard["optimizer"]["scheduler"]
-    return layers, optimizer
+    return with_metadata(layers, metadata), optimizer
 
 
 def check_complete(folder: str, missing: Sequence[str]) -> None:

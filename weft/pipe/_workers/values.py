@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -41,8 +41,12 @@ def tensors_in(value: Any) -> list[Tensor]:
 Versions = list[tuple[Tensor, int]]
 
 
-def with_versions(tensors: Iterable[Tensor]) -> Versions:
-    return [(tensor, tensor._version) for tensor in tensors]
+def with_versions(tensors: Sequence[Tensor]) -> Versions:
+    """Without tensors of ``torch.inference_mode()``, which have no versions."""
+    try:
+        return [(tensor, tensor._version) for tensor in tensors]
+    except RuntimeError:  # rare: to ask each tensor first would cost every task
+        return [(tensor, tensor._version) for tensor in tensors if not tensor.is_inference()]
 
 
 def have_changed(versions: Versions) -> bool:
@@ -101,13 +105,25 @@ def placed_like(
 
 
 def joined(parts: list[Any]) -> Any:
-    """As a Pipe's output: tensors joined along dimension 0, other values as a list."""
-    first = parts[0]
-    if isinstance(first, Tensor):
+    """As a Pipe's output: tensors, also those at the top level of a value, joined along dimension 0;
+    other values as a list of one per micro-batch.
+
+    Raises:
+        TypeError: the micro-batches have different values.
+    """
+    if isinstance(parts[0], Tensor):
         return torch.cat(parts)
-    if isinstance(first, (tuple, list)):
-        columns = [joined([part[at] for part in parts]) for at in range(len(first))]
-        return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
-    if isinstance(first, dict):
-        return {key: joined([part[key] for part in parts]) for key in first}
-    return parts
+    rows, structures = zip(*map(_top_level, parts), strict=True)
+    if any(structure != structures[0] for structure in structures):
+        raise TypeError(f"micro-batches have different outputs: {', '.join(map(str, structures))}")
+    columns = [_column(list(column)) for column in zip(*rows, strict=True)]
+    return pytree.tree_unflatten(columns, structures[0])
+
+
+def _top_level(value: Any) -> tuple[list[Any], Any]:
+    """The values in it, of which none is taken apart, and how it is made of them."""
+    return pytree.tree_flatten(value, is_leaf=lambda one: one is not value)
+
+
+def _column(parts: list[Any]) -> Any:
+    return torch.cat(parts) if isinstance(parts[0], Tensor) else parts
