@@ -76,6 +76,7 @@ void WeftAgent::joinGroup() {
 void WeftAgent::startImpl() {
   checkProcess("starting RPC");
   if (before_serving_) before_serving_();
+  torch_rrefs::beginWithCurrentAgent();
   torch_rrefs::endInForkedChildren();
   parts_->context.serves.store(true, std::memory_order_release);
   parts_->context.workers.release();

@@ -277,6 +277,7 @@ void bind(py::module_& module) {
   bindAgent(module);
   bindCalls(module);
   bindPythonCalls(module);
+  bindScriptCalls(module);
   bindDeadlines(module);
   bindCallRecords(module);
   bindMemory(module);

@@ -9,9 +9,11 @@ namespace weft::rpc {
 
 // Adds the agent, its options and the environment table to `module`.
 void bind(pybind11::module_& module);
-// Parts of it: what rpc_sync runs in C++ (calls.cpp, python_calls.cpp).
+// Parts of it: what rpc_sync runs in C++ (calls.cpp, python_calls.cpp,
+// script_calls.cpp).
 void bindCalls(pybind11::module_& module);
 void bindPythonCalls(pybind11::module_& module);
+void bindScriptCalls(pybind11::module_& module);
 // Waits for the answer to the call that this thread has sent with its waiter taken; throws its
 // error. Ctrl-C ends the wait and cancels the call. Without the GIL.
 void awaitAnswer(JitFuture& answer);

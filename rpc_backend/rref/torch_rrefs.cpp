@@ -39,6 +39,9 @@ struct DestroyedMutex {
 struct Destroyed {
   friend auto member(Destroyed);
 };
+struct Agent {
+  friend auto member(Agent);
+};
 struct Owners {
   friend auto member(Owners);
 };
@@ -87,6 +90,7 @@ struct Expose {
 template struct Expose<Mutex, &RRefContext::mutex_>;
 template struct Expose<DestroyedMutex, &RRefContext::destroyedMutex_>;
 template struct Expose<Destroyed, &RRefContext::destroyed_>;
+template struct Expose<Agent, &RRefContext::agent_>;
 template struct Expose<Owners, &RRefContext::owners_>;
 template struct Expose<Forks, &RRefContext::forks_>;
 template struct Expose<PendingOwners, &RRefContext::pendingOwners_>;
@@ -107,6 +111,15 @@ auto& of(RRefContext& context, Tag tag) {
 }
 
 RRefContext& context() { return RRefContext::getInstance(); }
+
+// The member is const, so it is replaced by a new object ([basic.life]). Returns what it was.
+std::shared_ptr<RpcAgent> exchangeAgent(std::shared_ptr<RpcAgent> next) {
+  const std::shared_ptr<RpcAgent>& place = of(context(), Agent{});
+  std::shared_ptr<RpcAgent> former = place;
+  std::destroy_at(&place);
+  new (const_cast<std::shared_ptr<RpcAgent>*>(&place)) std::shared_ptr<RpcAgent>(std::move(next));
+  return former;
+}
 
 // torch loads its current agent by std::atomic_load, in most of its functions; libstdc++ takes one
 // of its mutexes for that (bits/shared_ptr_atomic.h), this one.
@@ -162,6 +175,15 @@ void startIdsAnew(Rank self) {
   } catch (const c10::Error& error) {
     logDebug(std::string("distributed autograd is not in use: ") + error.what_without_backtrace());
   }
+}
+
+void beginWithCurrentAgent() {
+  if (!RpcAgent::isCurrentRpcAgentSet()) return;
+  auto current = RpcAgent::getCurrentRpcAgent();
+  std::shared_ptr<RpcAgent> former;  // goes without the lock
+  const std::lock_guard sending(of(context(), DestroyedMutex{}));
+  if (of(context(), Agent{}) != current) former = exchangeAgent(std::move(current));
+  of(context(), Destroyed{}) = false;
 }
 
 void endInForkedChildren() {

@@ -6,6 +6,7 @@ import importlib
 import os
 import subprocess
 import sys
+import threading
 import types
 
 import pytest
@@ -80,6 +81,51 @@ def only_the_caller_has_it():
 
 def forget_it(module: str) -> None:
     del vars(importlib.import_module(module))["only_the_caller_has_it"]
+
+
+def asynchronous(function):
+    """rpc.functions.async_execution, without importing torch here."""
+    function._wrapped_async_rpc_function = function
+    return function
+
+
+@asynchronous
+def has_failed():
+    import torch
+
+    future = torch.futures.Future()
+    future.set_exception(KeyError("Schlüssel"))
+    return future
+
+
+@asynchronous
+def fails_later():
+    import torch
+
+    future = torch.futures.Future()
+    threading.Thread(target=future.set_exception, args=(KeyError("Schlüssel"),)).start()
+    return future
+
+
+@asynchronous
+def has_result(value):
+    import torch
+
+    future = torch.futures.Future()
+    future.set_result(value)
+    return future
+
+
+@asynchronous
+def no_future(value):
+    return value
+
+
+def results_of_futures() -> list[object]:
+    import torch.distributed.rpc as rpc
+
+    values = (7, None, ValueError("a value"))
+    return [rpc.rpc_sync("worker1", has_result, args=(value,)) for value in values]
 
 
 def caught(how: str, function, *args) -> tuple[list[str], str]:
@@ -197,6 +243,33 @@ def test_a_failure_that_is_passed_on_is_told_once_per_worker(group):
 def test_a_future_raises_at_each_wait(group):
     assert group[0].call(caught_twice, two_arguments) == ["TwoArguments", "TwoArguments"]
     assert group[0].call(caught_twice, bad_key) == ["KeyError", "KeyError"]
+
+
+@HOW
+@pytest.mark.parametrize("function", [has_failed, fails_later])
+def test_a_future_with_an_exception_raises_it(group, how, function):
+    kinds, text = group[0].call(caught, how, function)
+    assert "KeyError" in kinds
+    lines = text.splitlines()
+    assert lines[0] == "On WorkerInfo(id=1, name=worker1):"
+    assert lines[1].endswith(f"test_remote_errors.{function.__name__} raised KeyError")
+    assert lines[-1] == "KeyError: 'Schlüssel'"
+
+
+def test_the_results_of_futures_arrive(group):
+    seven, none, value = group[0].call(results_of_futures)
+    assert (seven, none) == (7, None)
+    assert (type(value), str(value)) == (ValueError, "a value")
+
+
+@HOW
+@pytest.mark.parametrize(("value", "kind"), [(None, "NoneType"), (5, "int")])
+def test_an_asynchronous_function_that_returns_no_future_fails(group, how, value, kind):
+    for caller in group:
+        kinds, text = caller.call(caught, how, no_future, value)
+        assert kinds[0] == "RuntimeError"
+        assert text.splitlines()[1].endswith("test_remote_errors.no_future raised RuntimeError")
+        assert f"must return a torch.futures.Future object, but got builtins.{kind}" in text
 
 
 def caught_of_operator() -> str:

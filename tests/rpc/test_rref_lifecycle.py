@@ -21,6 +21,7 @@ from rref_workers import (
     hold_new,
     hold_script,
     hold_with_autograd,
+    join,
     leave,
     loss_of,
     metric,
@@ -224,6 +225,26 @@ def test_leaks_are_named_at_shutdown() -> None:
         assert output.count("leaks a value of type Tensor") == 10
         assert "still referred to by 'worker1'" in output
         assert "leaks 2 more values" in output
+
+
+def test_a_later_group_of_the_same_processes_releases_its_values() -> None:
+    with Group(3) as group:
+        for life in range(3):
+            if life > 0:
+                for rank, worker in enumerate(group):
+                    worker.start(join, rank, 3, f"{group.meeting}{life}")
+                for worker in group:
+                    worker.result()
+            group[1].call(hold_new, "worker0", 3)
+            group[1].call(give, "worker2")
+            assert {row.holders for row in owned(group, 0)} == {
+                ("worker1",),
+                ("worker1", "worker2"),
+            }
+            group[1].call(drop_all)
+            group[2].call(drop_all)
+            wait_until(lambda: not owned(group, 0), "the owner's values are released", SOON)
+            assert max(group.all(leave)) < SOON, group.outputs()
 
 
 def test_leaks_that_do_not_matter_are_not_named() -> None:

@@ -1,5 +1,6 @@
-"""A failed TorchScript request leaves nothing behind for the next one."""
+"""A failed TorchScript call says why, and leaves nothing behind for the next one."""
 
+import pytest
 import torch
 from torch import Tensor
 from workers import Group
@@ -50,4 +51,36 @@ def test_the_next_request_does_not_get_the_error():
     with Group(2) as group:
         group[1].call(add, 0, 0)  # TorchScript's functions have to be known where they run
         assert group[0].call(fail_and_go_on, "worker1", 20) == list(range(1, 21))
+        group.shutdown()
+
+
+@torch.jit.script
+class Point:
+    def __init__(self, x: int):
+        self.x = x
+
+
+@torch.jit.script
+def make_point(x: int) -> Point:
+    return Point(x)
+
+
+def unreadable_answer(to: str, how: str) -> str:
+    import torch.distributed.rpc as rpc
+
+    call = {"sync": rpc.rpc_sync, "async": lambda *a, **k: rpc.rpc_async(*a, **k).wait()}[how]
+    with pytest.raises(RuntimeError) as error:
+        call(to, make_point, args=(3,))
+    assert rpc.rpc_sync(to, add, args=(3, 4)) == 7
+    return str(error.value)
+
+
+@pytest.mark.parametrize("how", ["sync", "async"])
+def test_an_answer_that_cannot_be_read_is_an_error(how):
+    with Group(2) as group:
+        group[1].call(add, 0, 0)  # as above
+        for to in ("worker1", "worker0"):
+            text = group[0].call(unreadable_answer, to, how)
+            assert text.startswith(f"cannot read the answer of worker '{to}' to __torch__.")
+            assert "make_point: it has an object of a TorchScript class" in text
         group.shutdown()

@@ -35,6 +35,7 @@ AT_IMPORT = (
     startup.init_rpc,
     startup.create_store,
     calls.invoke_rpc,
+    calls.invoke_rpc_torchscript,
     calls.invoke_remote_builtin,
     calls.serialize,
     unpickler.ordered,

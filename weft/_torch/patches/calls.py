@@ -95,6 +95,21 @@ def _is_script(func: Any) -> bool:
 
 
 @patch(
+    "torch.distributed.rpc.api:_invoke_rpc_torchscript",
+    "(arg0, arg1, arg2, arg3, arg4, arg5)",
+    without="A call of a TorchScript function over Weft never ends if its answer cannot be read.",
+    caller="torch.distributed.rpc.api:_invoke_rpc",
+)
+def invoke_rpc_torchscript(upstream: Function, *call: Any) -> Any:
+    """Fails where the answer cannot be read, such as one with an object of a TorchScript class.
+
+    torch reads it in a callback that throws then, and leaves the caller's future incomplete, also
+    after the timeout (rpc_backend/python/script_calls.cpp).
+    """
+    return (_C._start_script if _C._weft_is_current() else upstream)(*call)
+
+
+@patch(
     "torch.distributed.rpc.api:_invoke_remote_builtin",
     "(arg0, arg1, arg2, *args, **kwargs)",
     without="remote of a built-in operator over Weft takes longer.",

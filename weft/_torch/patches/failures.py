@@ -10,6 +10,8 @@ import traceback
 from types import TracebackType
 from typing import Any
 
+import torch
+from torch import futures
 from torch.distributed.rpc import api, internal
 
 from weft import _C
@@ -34,19 +36,48 @@ def run_function(upstream: Function, python_udf: Any) -> Any:
             python_udf, AttributeError
         ):  # the function is not here: no failure of its own
             raise RemoteError(str(python_udf)) from python_udf.__cause__
-        return python_udf.func(*python_udf.args, **python_udf.kwargs)
+        result = python_udf.func(*python_udf.args, **python_udf.kwargs)
     except Exception as error:
-        failure = _failure(getattr(python_udf, "func", None), error)
-        print(failure.msg, file=sys.stderr)
-        return failure
+        return _failure(getattr(python_udf, "func", None), error)
+    if hasattr(python_udf.func, "_wrapped_async_rpc_function"):
+        return _future_of(python_udf.func, result)
+    return result
+
+
+def _future_of(function: Any, result: Any) -> Any:
+    """What torch waits for after an ``async_execution`` function: a future that fails as it should.
+
+    A future that ``set_exception`` ended has for C++ the exception as its value. Only Python's
+    class has that function; the futures that RPC and ``then`` return fail by themselves.
+    """
+    if isinstance(result, futures.Future):
+        return result.then(functools.partial(_outcome, function))
+    if isinstance(result, torch._C.Future):
+        return result
+    kind = type(result)
+    return _failure(
+        function,
+        RuntimeError(  # torch's type and words
+            "Functions decorated with @rpc.async_function must return a torch.futures.Future "
+            f"object, but got {kind.__module__}.{kind.__qualname__}"
+        ),
+    )
+
+
+def _outcome(function: Any, done: futures.Future) -> Any:
+    try:
+        return done.wait()
+    except Exception as error:
+        return _failure(function, error)
 
 
 def _failure(function: Any, error: Exception) -> internal.RemoteException:
-    """What the caller gets instead of a result."""
+    """What the caller gets instead of a result. It is printed here, too."""
     kind = getattr(type(error), "_weft_origin", type(error))
     place = api._get_current_rpc_agent().get_worker_info()
     own = error.__traceback__ and error.__traceback__.tb_next
     text = f"On {place}:\n{_name(function)} raised {kind.__name__}\n\n{_traceback_text(error, own)}"
+    print(text, file=sys.stderr)
     return internal.RemoteException(text, kind if _can_be_sent(kind) else RemoteError)
 
 

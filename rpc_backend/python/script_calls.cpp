@@ -1,0 +1,108 @@
+// rpc_sync and rpc_async of a TorchScript function (weft/_torch/patches/calls.py): a call whose
+// answer cannot be read fails.
+#include <ATen/ThreadLocalState.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/autograd/utils.h>
+#include <torch/csrc/distributed/rpc/python_rpc_handler.h>
+#include <torch/csrc/distributed/rpc/script_call.h>
+#include <torch/csrc/distributed/rpc/torchscript_functions.h>
+#include <torch/csrc/distributed/rpc/utils.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+
+#include <exception>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "rpc_backend/python/bindings.h"
+#include "rpc_backend/serve/error_text.h"
+
+namespace py = pybind11;
+
+namespace weft::rpc {
+
+namespace {
+
+using torch::distributed::rpc::PythonRpcHandler;
+using torch::distributed::rpc::ScriptCall;
+using torch::jit::PythonFutureWrapper;
+using torch::jit::Stack;
+
+std::string whyUnreadable(const std::exception& error) {
+  // torch reads answers without what would make such an object.
+  if (dynamic_cast<const std::bad_function_call*>(&error) != nullptr)
+    return "it has an object of a TorchScript class, which torch cannot send; return its "
+           "attributes";
+  return withoutStack(error.what());
+}
+
+// Completes `value` with the answer's value or error. `call` says what was called, and where.
+void settle(JitFuture& value, JitFuture& answer, const std::string& call) {
+  if (answer.hasError()) {
+    value.setError(answer.exception_ptr());
+    return;
+  }
+  try {
+    const auto message = answer.constValue().toCustomClass<Message>();
+    value.markCompleted(torch::distributed::rpc::deserializeRespToIValue(*message),
+                        answer.storages());
+  } catch (const std::exception& error) {
+    const std::string text = "cannot read the answer of " + call + ": " + whyUnreadable(error);
+    value.setErrorIfNeeded(std::make_exception_ptr(std::runtime_error(text)));
+  }
+}
+
+// As rpcTorchscript, whose future stays incomplete when the answer cannot be read.
+FuturePtr send(const std::string& worker, const c10::QualifiedName& name,
+               const c10::FunctionSchema& schema, Stack stack, float timeout,
+               bool async_execution) {
+  // torch's own has the range that the profiler shows.
+  if (torch::autograd::profiler::profilerEnabled()) {
+    return torch::distributed::rpc::rpcTorchscript(worker, name, schema, std::move(stack), timeout,
+                                                   async_execution);
+  }
+  const auto agent = RpcAgent::getCurrentRpcAgent();
+  auto message = ScriptCall(name, std::move(stack), async_execution).toMessage();
+  const auto answer = torch::distributed::autograd::sendMessageWithAutograd(
+      *agent, agent->getWorkerInfo(worker), std::move(message), /*forceGradRecording=*/true,
+      timeout);
+  auto value = answer->createInstance(schema.returns().at(0).type());
+  answer->addCallback(at::wrapPropagateTLSState(
+      [value, call = "worker '" + worker + "' to " + name.qualifiedName()](JitFuture& answered) {
+        settle(*value, answered, call);
+      }));
+  return value;
+}
+
+// As pyRpcTorchscript. Without the GIL.
+std::shared_ptr<PythonFutureWrapper> startScript(const std::string& worker,
+                                                 const std::string& function, const py::tuple& args,
+                                                 const py::dict& keywords, float timeout,
+                                                 bool async_execution) {
+  const c10::QualifiedName name(function);
+  const auto unit = PythonRpcHandler::getInstance().jitCompilationUnit();
+  const c10::FunctionSchema& schema = unit->get_function(name).getSchema();
+  Stack stack;
+  {
+    const py::gil_scoped_acquire gil;
+    stack = torch::jit::createStackForSchema(schema, py::reinterpret_borrow<py::args>(args),
+                                             py::reinterpret_borrow<py::kwargs>(keywords),
+                                             std::nullopt);
+  }
+  return std::make_shared<PythonFutureWrapper>(
+      send(worker, name, schema, std::move(stack), timeout, async_execution));
+}
+
+}  // namespace
+
+void bindScriptCalls(py::module_& module) {
+  module.def("_start_script", &startScript, py::arg("worker"), py::arg("function"), py::arg("args"),
+             py::arg("kwargs"), py::arg("timeout"), py::arg("async_execution"),
+             py::call_guard<py::gil_scoped_release>(),
+             "A call of a TorchScript function: a future, which fails when its answer cannot be "
+             "read.");
+}
+
+}  // namespace weft::rpc
