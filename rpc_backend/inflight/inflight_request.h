@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "rpc_backend/codec/incoming_message.h"
@@ -28,8 +29,9 @@ struct Asker {
   std::uint64_t id;
   RRefLifecycle::Seen seen;  // which life of that worker asks
   CallOrder& order;
-  std::int64_t arrived;                       // CallRecorder::now()
-  CallRecorder::Entry record = std::nullopt;  // once it runs
+  std::int64_t arrived;                           // CallRecorder::now()
+  CallRecorder::Entry record = std::nullopt;      // once it runs
+  std::optional<ForkIds> created = std::nullopt;  // the reference that it is to create, likewise
 };
 
 class InflightRequest : public CallContext {

@@ -4,6 +4,7 @@
 
 #include <optional>
 
+#include "rpc_backend/call/rref_creation.h"
 #include "rpc_backend/core/call_kind.h"
 #include "rpc_backend/core/log.h"
 #include "rpc_backend/serve/quick_call.h"
@@ -25,12 +26,6 @@ bool mayBeDropped(MessageType type) {
     default:
       return false;
   }
-}
-
-// Of a request for an RRef's value.
-std::optional<RRefKey> fetchedBy(MessageType type, std::span<const char> payload) {
-  const Innermost asked = innermost(type, payload);
-  return waitsInTorch(asked.type) ? readFetchedId(asked.payload) : std::nullopt;
 }
 
 }  // namespace
@@ -200,23 +195,38 @@ void RequestServer::serve(const Asker& asker, IncomingMessage& in, const CallCon
       responder_.refuseByPolicy(asker.from, asker.id, payload, *why);
     } else if (call.isCancelled() && mayBeDropped(innermost(type, payload).type)) {
       responder_.drop(asker.from, payload);
-    } else if (RRefLifecycle::isControl(type) &&
-               rrefs_.lifecycle().serve(type, payload, asker.from, asker.seen)) {
+    } else if (RRefLifecycle::isControl(type)) {
+      // torch, which may read it all the same, asks nobody whose the RRef is.
+      TORCH_CHECK(rrefs_.lifecycle().serve(type, payload, asker.from, asker.seen),
+                  "the request is malformed: it names no RRef");
       context_.metrics.calls_served.fetch_add(1, std::memory_order_relaxed);
       responder_.send(asker.from, asker.id, RRefLifecycle::ack());
     } else {
-      // Read before finish() takes the payload.
-      const auto fetched = fetchedBy(type, payload);
-      runner_.run(asker,
-                  [&] { return in.finish(distrustsPeers(context_.options.request_policy)); });
-      if (fetched) rrefs_.onFetch(*fetched);
-      // Its context of autograd may be younger than the clean-up after the loss.
-      if (type == MessageType::FORWARD_AUTOGRAD_REQ && group_.lossOf(asker.from))
-        rrefs_.cleanUpAfter(asker.from);
+      runRequest(asker, in);
     }
   } catch (const std::exception& error) {
     responder_.fail(asker.from, asker.id, error.what());
   }
+}
+
+void RequestServer::runRequest(Asker asker, IncomingMessage& in) {
+  const auto type = static_cast<MessageType>(in.type());
+  // Read before finish() takes the payload.
+  const Innermost asked = innermost(type, in.payload());
+  const auto fetched = waitsInTorch(asked.type) ? readFetchedId(asked.payload) : std::nullopt;
+  const bool distrusts = distrustsPeers(context_.options.request_policy);
+  if (createsRRef(asked.type)) {
+    asker.created = rrefs_.lifecycle().onRemoteCall(asked.payload, asker.from, asker.seen);
+    if (distrusts && !asker.created) {
+      return responder_.refuseByPolicy(asker.from, asker.id, in.payload(),
+                                       "the RRef that it creates is not its own");
+    }
+  }
+  runner_.run(asker, [&] { return in.finish(distrusts); });
+  if (fetched) rrefs_.onFetch(*fetched);
+  // Its context of autograd may be younger than the clean-up after the loss.
+  if (type == MessageType::FORWARD_AUTOGRAD_REQ && group_.lossOf(asker.from))
+    rrefs_.cleanUpAfter(asker.from);
 }
 
 }  // namespace weft::rpc

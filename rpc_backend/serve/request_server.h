@@ -57,6 +57,8 @@ class RequestServer {
   // Beside what is held of a peer.
   bool hasRoom(std::uint64_t held, std::uint64_t bytes) const;
   void serve(const Asker& asker, IncomingMessage& in, const CallContext& call);
+  // What is neither refused nor dropped.
+  void runRequest(Asker asker, IncomingMessage& in);
   // Completer.
   void serveNative(const Asker& asker, IncomingMessage& in, const CallContext& call);
   // Loop thread. False: it is no quick call, or one that tools are to see, or comes before start().

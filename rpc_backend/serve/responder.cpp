@@ -61,7 +61,7 @@ void Responder::drop(worker_id_t from, std::span<const char> payload) {
 
 void Responder::respond(const Asker& asker, JitFuture& result,
                         const std::vector<c10::Stream>& streams) {
-  const auto& [to, id, seen, order, arrived, record] = asker;
+  const auto& [to, id, seen, order, arrived, record, created] = asker;
   CallRecorder::get().served(record, result.hasError());
   try {
     order.follow();  // these are other streams: what an RRef holds may have been changed in place
@@ -73,8 +73,8 @@ void Responder::respond(const Asker& asker, JitFuture& result,
       message = result.value().toCustomClass<Message>();
       if (message->type() == MessageType::EXCEPTION)
         message = failure({message->payload().begin(), message->payload().end()}, id);
-      rrefs_.lifecycle().onAnswer(*message, to, seen);
     }
+    rrefs_.lifecycle().onAnswer(*message, to, seen, created);
     // The new life of a worker did not ask.
     if (!rrefs_.lifecycle().isOfLostLife(to, seen)) send(to, id, message);
   } catch (const std::exception& error) {
