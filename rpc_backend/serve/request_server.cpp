@@ -7,6 +7,7 @@
 #include "rpc_backend/call/rref_creation.h"
 #include "rpc_backend/core/call_kind.h"
 #include "rpc_backend/core/log.h"
+#include "rpc_backend/serve/peer_request.h"
 #include "rpc_backend/serve/quick_call.h"
 #include "rpc_backend/trace/call_range.h"
 
@@ -222,7 +223,11 @@ void RequestServer::runRequest(Asker asker, IncomingMessage& in) {
                                        "the RRef that it creates is not its own");
     }
   }
-  runner_.run(asker, [&] { return in.finish(distrusts); });
+  {
+    std::optional<PeerRequest> of_peer;
+    if (distrusts) of_peer.emplace(asker.from, rrefs_);
+    runner_.run(asker, [&] { return in.finish(distrusts); });
+  }
   if (fetched) rrefs_.onFetch(*fetched);
   // Its context of autograd may be younger than the clean-up after the loss.
   if (type == MessageType::FORWARD_AUTOGRAD_REQ && group_.lossOf(asker.from))
