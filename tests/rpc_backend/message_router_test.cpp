@@ -89,6 +89,21 @@ TEST(MessageRouter, AMemberThatHasAnotherInThisPlaceIsPutOnTheListAgain) {
   }));
 }
 
+TEST(MessageRouter, ANewcomerOfAnotherProtocolIsToldSo) {
+  World world(2 * kNobodyHasThis, std::nullopt);
+  MemberRecord record;
+  record.rank = 1;
+  record.name = "worker1";
+  record.address = world.peer->address();
+  record.wire = 99;
+  const std::string why = world.group.serveControl(1, ControlType::kJoin, record.toText());
+  EXPECT_NE(why.find("worker 'worker1' (rank 1) speak different versions of Weft's protocol"),
+            std::string::npos)
+      << why;
+  world.router.onPeerLost({1, "worker1", {transport::ErrorCode::kPeerLost, "it is lost"}});
+  EXPECT_FALSE(world.group.directory().contains(1));  // it is no member
+}
+
 // Whoever has the key may join under ever new ranks.
 TEST(MessageRouter, NothingIsKeptOfAMemberThatLeft) {
   World world(2 * kNobodyHasThis, std::nullopt);
@@ -191,9 +206,24 @@ TEST(MessageRouter, ANewcomerDoesNotGetTheNameOfALiveWorker) {
   world.router.onPeerJoined({7, "worker1", ""});
   EXPECT_EQ(world.group.directory().byName("worker1").id_, 1);
   EXPECT_FALSE(world.group.directory().contains(7));
+  std::vector<transport::OwnedBuffer> buffers(1);
+  EXPECT_EQ(world.router.onHeader(7, World::headerOf(WireKind::kRequest, 1, 10),
+                                  std::vector<std::uint64_t>{10}, buffers),
+            Disposition::kDiscard);
   world.router.onPeerLost({1, "worker1", {transport::ErrorCode::kPeerLost, "it is lost"}});
   world.router.onPeerJoined({7, "worker1", ""});
   EXPECT_EQ(world.group.directory().byName("worker1").id_, 7);
+}
+
+// torch has names of its own choice.
+TEST(MessageRouter, ANewcomerWithANameThatTorchRefusesIsCutOff) {
+  World world(2 * kNobodyHasThis, std::nullopt);
+  transport::expectOk(world.sender.endpoint()->addPeer({7, "a/b", "weft1;tcp=127.0.0.1:9"}));
+  world.router.onPeerJoined({7, "a/b", ""});
+  ASSERT_TRUE(transport::eventually([&] { return world.group.lossOf(7).has_value(); }));
+  EXPECT_NE(world.group.lossOf(7)->find("worker 'a/b' (rank 7) is cut off: Worker name must match"),
+            std::string::npos)
+      << *world.group.lossOf(7);
 }
 
 // Its RRefs would be read on the loop thread.
