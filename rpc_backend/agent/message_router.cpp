@@ -53,6 +53,10 @@ bool MessageRouter::isWanted(worker_id_t from, std::span<const std::byte> header
     case WireKind::kRequest:
       break;
   }
+  if (const auto why = outside_.find(from); why != outside_.end()) {
+    server_.refuse(from, head, why->second);
+    return false;
+  }
   return server_.admits(from, head,
                         std::accumulate(sizes.begin(), sizes.end(),
                                         header.size() + costOfTensors(reader, head.tensor_count)));
@@ -179,7 +183,7 @@ void MessageRouter::onControl(worker_id_t from, const IncomingMessage& in) {
       break;
   }
   // onPeerJoined() did not add a worker that may not have its name.
-  const bool nameless = type == ControlType::kJoin && !group_.directory().contains(from);
+  const bool nameless = type == ControlType::kJoin && outside_.contains(from);
   const std::string problem = nameless
                                   ? "the name of rank " + std::to_string(from) + " is in use at " +
                                         context_.me() + ": a worker that lives has it"
@@ -192,6 +196,7 @@ void MessageRouter::onPeerLost(const transport::PeerLoss& loss) {
   if (!isWorker(loss.rank)) return sender_.endpoint()->removePeer(loss.rank);
   const auto peer = static_cast<worker_id_t>(loss.rank);
   reading_.erase(loss.rank);
+  outside_.erase(loss.rank);
   group_.noteLoss(peer, loss.reason);
   sender_.devices().onPeerLost(peer);
   rrefs_.onPeerLost(peer);
@@ -211,14 +216,22 @@ void MessageRouter::onPeerJoined(const transport::PeerInfo& peer) {
     return sender_.endpoint()->losePeer(
         peer.rank, {transport::ErrorCode::kInvalidArgument, "ranks go from 0 to 32767"});
   }
+  outside_.erase(peer.rank);
   // The worker that has the name keeps it.
   if (const auto owner = liveNamesake(group_, peer)) {
-    logWarning(transport::describePeer(peer.name, peer.rank) + " is not taken in: worker '" +
-               peer.name + "' has rank " + std::to_string(*owner) + ", and lives");
-    return;
+    std::string& why = outside_[peer.rank];
+    why = transport::describePeer(peer.name, peer.rank) + " is not taken in: worker '" + peer.name +
+          "' has rank " + std::to_string(*owner) + ", and lives";
+    return logWarning(why);
   }
   // Its kJoin message follows; answers to it can be addressed from now on.
-  group_.directory().add(peer.name, static_cast<worker_id_t>(peer.rank));
+  try {
+    group_.directory().add(peer.name, static_cast<worker_id_t>(peer.rank));
+  } catch (const c10::Error& error) {
+    sender_.endpoint()->losePeer(peer.rank, {transport::ErrorCode::kInvalidArgument,
+                                             transport::describePeer(peer.name, peer.rank) +
+                                                 " is cut off: " + error.what_without_backtrace()});
+  }
 }
 
 void MessageRouter::onPeerReturned(const transport::PeerInfo& peer) {

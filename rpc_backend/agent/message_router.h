@@ -7,6 +7,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -64,6 +65,8 @@ class MessageRouter : public transport::EndpointHandler {
   transport::WarmPool* const receive_pool_;
   // For each peer, the message whose buffers are being read.
   std::unordered_map<std::int32_t, std::shared_ptr<IncomingMessage>> reading_;
+  // Peers that are connected and not taken in, and why: what they ask is refused.
+  std::unordered_map<std::int32_t, std::string> outside_;
 };
 
 }  // namespace weft::rpc

@@ -1,10 +1,13 @@
 #include "rpc_backend/call/answer_reader.h"
 
 #include <c10/core/StreamGuard.h>
+#include <torch/csrc/distributed/autograd/rpc_messages/rpc_with_autograd.h>
+#include <torch/csrc/distributed/rpc/rref_proto.h>
 
 #include <exception>
 #include <utility>
 
+#include "rpc_backend/call/rref_creation.h"
 #include "rpc_backend/core/call_kind.h"
 #include "rpc_backend/core/request_policy.h"
 #include "rpc_backend/trace/call_recorder.h"
@@ -18,6 +21,16 @@ namespace {
 // The largest answer that the loop thread may complete: to assemble it takes no longer than to wake
 // another thread.
 constexpr std::size_t kSmallAnswer = std::size_t{64} << 10;
+
+// Throws what torch's callback would throw after it has read the answer; then callbacks behind that
+// one never run. A profile in an answer is not read twice: it may hold a graph of autograd.
+void readAsTorch(const Message& answer) {
+  if (answer.type() == MessageType::REMOTE_RET) {
+    torch::distributed::rpc::RemoteRet::fromMessage(answer);
+  } else if (answer.type() == MessageType::FORWARD_AUTOGRAD_RESP) {
+    torch::distributed::autograd::RpcWithAutograd::fromMessage(answer);
+  }
+}
 
 }  // namespace
 
@@ -69,8 +82,15 @@ void AnswerReader::readAnswer(worker_id_t from, IncomingMessage& in,
       completer_.setError(future, asked, in.text());
       return;
     }
-    rrefs_.lifecycle().onAnswerReceived(type, in.payload());
+    if (createsRRef(asked.type) && !confirmsCreation(type, in.payload(), asked.created)) {
+      const std::string name = group_.directory().nameOf(from);
+      completer_.setError(future, asked,
+                          "the answer of worker '" + name + "' does not say that it has the value");
+      return;
+    }
     auto message = in.finish(distrustsPeers(context_.options.request_policy));
+    if (createsRRef(asked.type)) readAsTorch(*message);
+    rrefs_.lifecycle().onAnswerReceived(type, message->payload());
     auto storages = message->getStorages();
     future.markCompleted(std::move(message), std::move(storages));
   } catch (const std::exception& error) {

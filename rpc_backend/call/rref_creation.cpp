@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "rpc_backend/core/log.h"
+#include "rpc_backend/core/request_policy.h"
 
 namespace weft::rpc {
 
@@ -23,6 +24,14 @@ std::exception_ptr runtimeError(const std::string& text) {
 
 bool createsRRef(MessageType type) {
   return type == MessageType::PYTHON_REMOTE_CALL || type == MessageType::SCRIPT_REMOTE_CALL;
+}
+
+bool confirmsCreation(MessageType type, std::span<const char> payload,
+                      const std::optional<ForkIds>& created) {
+  const Innermost answer = innermost(type, payload);
+  if (answer.type != MessageType::REMOTE_RET) return false;
+  const auto ids = readForkIds(answer.payload);
+  return ids && (!created || *ids == *created);
 }
 
 std::exception_ptr callError(MessageType type, const std::string& text, bool logged) {

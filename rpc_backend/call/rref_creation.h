@@ -21,6 +21,11 @@ namespace weft::rpc {
 // Whether a call of this type creates an RRef's value.
 bool createsRRef(MessageType type);
 
+// Whether an answer says that `created` has its value; any reference, if what was to be created is
+// not known. torch throws for another answer, with the effect below.
+bool confirmsCreation(MessageType type, std::span<const char> payload,
+                      const std::optional<ForkIds>& created);
+
 // The error of a call of this type. If the creation of an RRef fails with anything but a timeout,
 // torch's callback throws (2.11, the error handlers of UserRRef) and callbacks after it never run,
 // so rref._get_future().wait() and rpc.shutdown hang. Therefore every failure of rpc.remote() looks

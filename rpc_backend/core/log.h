@@ -1,6 +1,9 @@
 // Weft's log lines: to standard error by c10's logging, or to a reader in this process, such as
 // Python's logging. WEFT_LOG_LEVEL (error, warning, info, debug; default warning) decides what is
 // shown, until setLogLevel(). Any thread.
+//
+// Texts may contain what peers say: a line goes on indented, and control characters and what is no
+// UTF-8 are written as \xNN.
 #pragma once
 
 #include <string>

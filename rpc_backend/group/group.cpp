@@ -203,6 +203,11 @@ std::string Group::serveControl(worker_id_t from, ControlType type, const std::s
   if (!record || record->rank != from) {
     return "the join message of rank " + std::to_string(from) + " is malformed";
   }
+  if (record->wire != MemberRecord().wire) {
+    return context_.me() + " and " + describe(from) +
+           " speak different versions of Weft's protocol (" + std::to_string(MemberRecord().wire) +
+           " and " + std::to_string(record->wire) + "); install the same Weft on all";
+  }
   try {
     // After a restart the worker itself says where it listens now.
     if (isStatic()) sender_.endpoint()->setPeerAddress(from, record->address);

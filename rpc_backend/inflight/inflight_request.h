@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "rpc_backend/codec/incoming_message.h"
@@ -28,8 +29,9 @@ struct Caller {
   std::uint64_t id;
   RRefLifecycle::Seen seen;  // which life of that worker asks
   CallOrder& order;
-  std::int64_t arrived;                       // CallRecorder::now()
-  CallRecorder::Entry record = std::nullopt;  // set when it runs
+  std::int64_t arrived;                           // CallRecorder::now()
+  CallRecorder::Entry record = std::nullopt;      // set when it runs
+  std::optional<ForkIds> created = std::nullopt;  // likewise: the reference that it is to create
 };
 
 class InflightRequest : public CallContext {

@@ -93,22 +93,33 @@ MessagePtr RRefLifecycle::ack() { return torch::distributed::rpc::RRefAck().toMe
 bool RRefLifecycle::serve(MessageType type, std::span<const char> payload, Rank from, Seen seen) {
   if (type == MessageType::RREF_CHILD_ACCEPT) {
     const auto fork = readForkId(payload);
-    if (fork) table_.onChildAccept(*fork);
+    if (fork) table_.onChildAccept(*fork, from);
     return fork.has_value();
   }
   const auto ids = readForkIds(payload);
   if (!ids) return false;
   if (type == MessageType::RREF_USER_DELETE) {
-    table_.onUserDelete(*ids);
+    table_.onUserDelete(*ids, from);
   } else {
     table_.onForkRequest(*ids, from, seen);
   }
   return true;
 }
 
-void RRefLifecycle::onAnswer(const Message& answer, Rank to, Seen seen) {
+std::optional<ForkIds> RRefLifecycle::onRemoteCall(std::span<const char> payload, Rank from,
+                                                   Seen seen) {
+  const auto ids = readCreatedIds(payload);
+  if (!ids || ids->value.created_on != from || ids->fork.created_on != from) return std::nullopt;
+  table_.onRemoteCall(*ids, from, seen);
+  return ids;
+}
+
+void RRefLifecycle::onAnswer(const Message& answer, Rank to, Seen seen,
+                             const std::optional<ForkIds>& created) {
   if (const auto ids = remoteResult(answer.type(), answer.payload())) {
     table_.onRemoteResult(*ids, to, seen);
+  } else if (created) {
+    table_.onRemoteFailure(*created);
   }
 }
 

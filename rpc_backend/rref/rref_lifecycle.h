@@ -76,8 +76,12 @@ class RRefLifecycle : private ForkTable {
 
   // Serves a control message. False when it is malformed. Worker thread.
   bool serve(MessageType type, std::span<const char> payload, Rank from, Seen seen);
-  // An answer goes out to `to`, whose request came at `seen`. Worker thread.
-  void onAnswer(const Message& answer, Rank to, Seen seen);
+  // A remote call with that payload is about to run: returns what it is to create. Nothing: that
+  // cannot be read, or an id in it is of another worker than `from`. Worker thread.
+  std::optional<ForkIds> onRemoteCall(std::span<const char> payload, Rank from, Seen seen);
+  // An answer goes out to `to`, whose request came at `seen`. `created`: what onRemoteCall()
+  // returned for that. Worker thread.
+  void onAnswer(const Message& answer, Rank to, Seen seen, const std::optional<ForkIds>& created);
   // A message goes out to `to`: returns the RRefs in it, nearly always none. Call it on the thread
   // that made the message, before it is sent; call undo() when it could not be sent.
   Carried onSend(const Message& message, Rank to);

@@ -64,6 +64,7 @@ void RRefService::onPeerLost(worker_id_t peer) {
     // A successor's numbers begin elsewhere.
     const std::lock_guard lock(mutex_);
     first_ids_.erase(peer);
+    brought_.erase(peer);
   }
   // Now, because messages after the peer's return are not of its former life.
   sender_.dropElsewhere(orphans_.onPeerLost(peer));
@@ -156,6 +157,23 @@ void RRefService::onFetch(const RRefKey& value) {
     first = known->second;
   }
   if (value.local_id < first) failAwaitedOf(creator, first);
+}
+
+void RRefService::onContextUsed(worker_id_t from, std::int64_t context) {
+  if (torch_rrefs::creatorOf(context) == from || beganContext(context)) return;
+  const std::lock_guard lock(mutex_);
+  brought_[from].insert(context);
+}
+
+bool RRefService::beganContext(std::int64_t context) const {
+  return torch_rrefs::creatorOf(context) == context_.rank;
+}
+
+bool RRefService::mayEndContext(worker_id_t from, std::int64_t context) {
+  if (torch_rrefs::creatorOf(context) == from) return true;
+  const std::lock_guard lock(mutex_);
+  const auto found = brought_.find(from);
+  return found != brought_.end() && found->second.erase(context) > 0;
 }
 
 void RRefService::warnAboutLeaks(bool ignored) const {

@@ -10,6 +10,8 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "rpc_backend/codec/message_sender.h"
@@ -57,6 +59,14 @@ class RRefService {
   // A request for `value` is being served: ends its wait if the value's creator is lost, or was.
   void onFetch(const RRefKey& value);
 
+  // Whether this worker began that context of distributed autograd.
+  bool beganContext(std::int64_t context) const;
+  // A request of `from` is part of that context of distributed autograd.
+  void onContextUsed(worker_id_t from, std::int64_t context);
+  // Whether `from` may end it here: who began it, or who brought it here. Others, whom torch tells
+  // to tell this worker, do so in vain. It is asked once for each end.
+  bool mayEndContext(worker_id_t from, std::int64_t context);
+
   // As WeftAgent::warnAboutLeakedRRefs().
   void warnAboutLeaks(bool ignored) const;
 
@@ -77,6 +87,8 @@ class RRefService {
   // For each peer that came back: the values that it creates here have local ids from this one on.
   std::map<worker_id_t, std::int64_t> first_ids_;
   std::set<worker_id_t> failing_;  // peers for which a completer is about to read that number
+  // The contexts of other workers that each peer has brought here.
+  std::unordered_map<worker_id_t, std::unordered_set<std::int64_t>> brought_;
 };
 
 }  // namespace weft::rpc

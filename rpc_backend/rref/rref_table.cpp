@@ -1,5 +1,7 @@
 #include "rpc_backend/rref/rref_table.h"
 
+#include <algorithm>
+#include <limits>
 #include <utility>
 
 namespace weft::rpc {
@@ -8,6 +10,9 @@ namespace {
 // How many ended forks are remembered. A message is sent again for some seconds only, and the
 // connections do not carry so many deletions in that time.
 constexpr std::size_t kMaxDead = std::size_t{1} << 17U;
+// Claims of one fork are between these.
+constexpr Rank kLowest = std::numeric_limits<Rank>::min();
+constexpr Rank kHighest = std::numeric_limits<Rank>::max();
 }  // namespace
 
 bool RRefTable::ofLostLife(Rank peer, Seen seen) const {
@@ -21,78 +26,122 @@ bool RRefTable::isOfLostLife(Rank peer, Seen seen) const {
   return ofLostLife(peer, seen);
 }
 
-bool RRefTable::isDead(const RRefKey& fork) const {
-  const auto found = dead_.find(fork);
+bool RRefTable::isDead(const Claim& claim) const {
+  const auto found = dead_.find(claim);
   // A worker that came back counts its ids from 0 again; ids of its former life do not count.
-  return found != dead_.end() && !ofLostLife(fork.created_on, found->second);
+  return found != dead_.end() && !ofLostLife(claim.fork.created_on, found->second);
 }
 
-void RRefTable::markDead(const RRefKey& fork) {
-  if (dead_.insert_or_assign(fork, losses_.load()).second) dead_order_.push_back(fork);
+void RRefTable::markDead(const Claim& claim) {
+  if (dead_.insert_or_assign(claim, losses_.load()).second) dead_order_.push_back(claim);
   if (dead_order_.size() > kMaxDead) {
     dead_.erase(dead_order_.front());
     dead_order_.pop_front();
   }
 }
 
-// An entry of the same id for another value is of a former life: its fork ends here. Returns what
-// is to be dropped without the lock.
-ForkTable::Dropped RRefTable::put(const ForkIds& ids, const Entry& entry) {
-  ForkTable::Dropped dropped;
-  const auto [place, is_new] = forks_.try_emplace(ids.fork, entry);
-  if (!is_new && place->second.value != ids.value)
-    dropped = table_.removeFork({place->second.value, ids.fork});
+bool RRefTable::isClaimed(const ForkIds& ids) const {
+  const auto end = forks_.upper_bound({ids.fork, kHighest});
+  return std::any_of(forks_.lower_bound({ids.fork, kLowest}), end,
+                     [&](const auto& claim) { return claim.second.value == ids.value; });
+}
+
+ForkTable::Dropped RRefTable::removeUnclaimed(const ForkIds& ids) {
+  return isClaimed(ids) ? nullptr : table_.removeFork(ids);
+}
+
+ForkTable::Dropped RRefTable::removeAnyway(const ForkIds& ids) {
+  const auto end = forks_.upper_bound({ids.fork, kHighest});
+  for (auto next = forks_.lower_bound({ids.fork, kLowest}); next != end;) {
+    const auto claim = next++;
+    if (claim->second.value == ids.value) forks_.erase(claim);
+  }
+  return table_.removeFork(ids);
+}
+
+// The same claim to another value is of a former life: its fork ends here.
+ForkTable::Dropped RRefTable::put(const Claim& claim, const Entry& entry) {
+  const auto [place, is_new] = forks_.try_emplace(claim, entry);
+  if (is_new) return nullptr;
+  const ForkIds former{place->second.value, claim.fork};
   place->second = entry;
-  return dropped;
+  return removeUnclaimed(former);
 }
 
 void RRefTable::onForkRequest(const ForkIds& ids, Rank holder, Seen seen) {
   ForkTable::Dropped dropped;
   const std::lock_guard lock(mutex_);
-  const auto known = forks_.find(ids.fork);
-  const bool repeated =
-      known != forks_.end() && !ofLostLife(known->second.holder, known->second.seen);
-  if (repeated || isDead(ids.fork) || ofLostLife(holder, seen)) {
+  const Claim claim{ids.fork, holder};
+  const auto known = forks_.find(claim);
+  const bool repeated = known != forks_.end() && !ofLostLife(holder, known->second.seen);
+  if (repeated || isDead(claim) || ofLostLife(holder, seen)) {
     ++counts_.repeats;
     return;
   }
-  dropped = put(ids, {ids.value, holder, seen, Clock::now(), true});
-  table_.addFork(ids);
+  // One that is claimed torch has, or the call that claims it is about to add it.
+  const bool is_new = !isClaimed(ids);
+  dropped = put(claim, {ids.value, seen, Clock::now(), true});
+  if (is_new) table_.addFork(ids);
+}
+
+void RRefTable::onRemoteCall(const ForkIds& ids, Rank holder, Seen seen) {
+  if (ids.value == ids.fork) return;  // a call to itself: torch ends that fork when it is done
+  ForkTable::Dropped dropped;
+  ForkTable::Dropped former;
+  const std::lock_guard lock(mutex_);
+  dropped = removeAnyway(ids);
+  const Claim claim{ids.fork, holder};
+  if (!isDead(claim) && !ofLostLife(holder, seen))
+    former = put(claim, {ids.value, seen, Clock::now(), true});
 }
 
 void RRefTable::onRemoteResult(const ForkIds& ids, Rank holder, Seen seen) {
-  if (ids.value == ids.fork) return;  // a call to itself: torch ends that fork when it is done
+  if (ids.value == ids.fork) return;  // a call to itself, as above
   ForkTable::Dropped dropped;
   const std::lock_guard lock(mutex_);
-  if (isDead(ids.fork)) {
+  const Claim claim{ids.fork, holder};
+  if (isDead(claim)) {
     ++counts_.repeats;
-    dropped = table_.removeFork(ids);
+    dropped = removeUnclaimed(ids);
   } else if (ofLostLife(holder, seen)) {
-    ++counts_.released;
-    dropped = table_.removeFork(ids);
+    counts_.released += forks_.erase(claim);  // if releaseForks() was not there yet
+    dropped = removeUnclaimed(ids);
   } else {
-    dropped = put(ids, {ids.value, holder, seen, Clock::now(), false});
+    dropped = put(claim, {ids.value, seen, Clock::now(), false});
   }
 }
 
-void RRefTable::onUserDelete(const ForkIds& ids) {
+void RRefTable::onRemoteFailure(const ForkIds& ids) {
   ForkTable::Dropped dropped;
   const std::lock_guard lock(mutex_);
-  const auto found = forks_.find(ids.fork);
+  dropped = removeAnyway(ids);
+}
+
+void RRefTable::onUserDelete(const ForkIds& ids, Rank holder) {
+  ForkTable::Dropped dropped;
+  const std::lock_guard lock(mutex_);
+  const Claim claim{ids.fork, holder};
+  const auto found = forks_.find(claim);
   // One of another value is another fork: its holder's loss must still release it.
   const bool known = found != forks_.end() && found->second.value == ids.value;
-  if (!known || found->second.asked_for) {
-    if (isDead(ids.fork)) ++counts_.repeats;
-    markDead(ids.fork);
+  if (!known || found->second.comes_again) {
+    if (isDead(claim)) ++counts_.repeats;
+    markDead(claim);
   }
-  if (known) forks_.erase(found);
-  dropped = table_.removeFork(ids);
+  if (!known) return;
+  forks_.erase(found);
+  dropped = removeUnclaimed(ids);
 }
 
-void RRefTable::onChildAccept(const RRefKey& fork) {
+void RRefTable::onChildAccept(const RRefKey& fork, Rank holder) {
   {
     const std::lock_guard lock(mutex_);
-    if (children_.erase(fork) == 0) ++counts_.repeats;
+    const auto found = children_.find(fork);
+    if (found == children_.end() || found->second.to != holder) {
+      ++counts_.repeats;
+      return;
+    }
+    children_.erase(found);
   }
   table_.childSettled(fork);
 }
@@ -102,7 +151,7 @@ void RRefTable::onSend(const PickledRRef& rref, Rank to) {
   ForkTable::Dropped dropped;
   const std::lock_guard lock(mutex_);
   if (rref.owner == self_) {
-    dropped = put(rref.ids, {rref.ids.value, to, losses_.load(), Clock::now(), false});
+    dropped = put({rref.ids.fork, to}, {rref.ids.value, losses_.load(), Clock::now(), false});
   } else {
     children_[rref.ids.fork] = {to, losses_.load()};
   }
@@ -113,7 +162,7 @@ void RRefTable::undoSend(const PickledRRef& rref) {
   {
     const std::lock_guard lock(mutex_);
     if (rref.owner == self_) {
-      if (forks_.erase(rref.ids.fork) > 0) dropped = table_.removeFork(rref.ids);
+      if (isClaimed(rref.ids)) dropped = removeAnyway(rref.ids);
       return;
     }
     if (children_.erase(rref.ids.fork) == 0) return;
@@ -133,15 +182,12 @@ std::size_t RRefTable::releaseForks(Rank peer) {
   {
     const std::lock_guard lock(mutex_);
     for (auto entry = forks_.begin(); entry != forks_.end();) {
-      if (entry->second.holder != peer || !ofLostLife(peer, entry->second.seen)) {
-        ++entry;
-        continue;
-      }
-      if (auto value = table_.removeFork({entry->second.value, entry->first})) {
-        dropped.push_back(std::move(value));
-      }
+      const auto claim = entry++;
+      if (claim->first.holder != peer || !ofLostLife(peer, claim->second.seen)) continue;
+      const ForkIds ids{claim->second.value, claim->first.fork};
+      forks_.erase(claim);
+      if (auto value = removeUnclaimed(ids)) dropped.push_back(std::move(value));
       ++released;
-      entry = forks_.erase(entry);
     }
     std::erase_if(children_, [&](const auto& child) {
       if (child.second.to != peer || !ofLostLife(peer, child.second.seen)) return false;
@@ -169,9 +215,8 @@ std::vector<RRefTable::Holding> RRefTable::holdings() const {
   const std::lock_guard lock(mutex_);
   std::vector<Holding> all;
   all.reserve(forks_.size());
-  for (const auto& [fork, entry] : forks_) {
-    all.push_back({{entry.value, fork}, entry.holder, entry.since});
-  }
+  for (const auto& [claim, entry] : forks_)
+    all.push_back({{entry.value, claim.fork}, claim.holder, entry.since});
   return all;
 }
 

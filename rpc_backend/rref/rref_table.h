@@ -7,6 +7,8 @@
 //
 // - The end of a fork may overtake its beginning, and either may come twice (torch sends a message
 //   again when its answer is late). An ended fork never comes back.
+// - Whoever holds the key may name any ids. So a fork is held by each worker that says so, and goes
+//   from torch's table when all of them have ended it: none ends what another holds.
 // - releaseForks() releases the forks of a lost peer; messages and requests of its lost life add
 //   none afterwards. A `Seen` number, taken when a message arrives, is smaller than that of the
 //   peer's last loss exactly if the message is of a former life.
@@ -19,8 +21,10 @@
 
 #include <atomic>
 #include <chrono>
+#include <compare>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
@@ -68,12 +72,17 @@ class RRefTable {
 
   // RREF_FORK_REQUEST came from `holder`.
   void onForkRequest(const ForkIds& ids, Rank holder, Seen seen);
-  // A remote call of `holder` made a value here; torch has added its fork already.
+  // A remote call of `holder` is about to make a value here. Until it adds its fork, torch does not
+  // have that (it would throw), whoever says that it holds it.
+  void onRemoteCall(const ForkIds& ids, Rank holder, Seen seen);
+  // It made the value; torch has added its fork already.
   void onRemoteResult(const ForkIds& ids, Rank holder, Seen seen);
-  // RREF_USER_DELETE came.
-  void onUserDelete(const ForkIds& ids);
-  // RREF_CHILD_ACCEPT came.
-  void onChildAccept(const RRefKey& fork);
+  // It failed.
+  void onRemoteFailure(const ForkIds& ids);
+  // RREF_USER_DELETE came from `holder`.
+  void onUserDelete(const ForkIds& ids, Rank holder);
+  // RREF_CHILD_ACCEPT came from `holder`, to whom the fork must have gone.
+  void onChildAccept(const RRefKey& fork, Rank holder);
 
   // An RRef goes to `to` inside a message, and torch has noted it. Call it before the message is
   // sent, and undoSend() when the message could not be sent.
@@ -95,12 +104,17 @@ class RRefTable {
   Counts counts() const;
 
  private:
+  // A fork, and who says that it holds it.
+  struct Claim {
+    RRefKey fork;
+    Rank holder = -1;
+    auto operator<=>(const Claim&) const = default;
+  };
   struct Entry {
     RRefKey value;
-    Rank holder = -1;
     Seen seen = 0;
     Clock::time_point since{};
-    bool asked_for = false;  // by a fork request, which may come again
+    bool comes_again = false;  // a fork request may, and so does a call, with its result
   };
   struct Child {
     Rank to = -1;
@@ -108,20 +122,24 @@ class RRefTable {
   };
 
   bool ofLostLife(Rank peer, Seen seen) const;
-  bool isDead(const RRefKey& fork) const;
-  void markDead(const RRefKey& fork);
-  ForkTable::Dropped put(const ForkIds& ids, const Entry& entry);
+  bool isDead(const Claim& claim) const;
+  void markDead(const Claim& claim);
+  bool isClaimed(const ForkIds& ids) const;
+  // These return what is to be dropped without the lock.
+  ForkTable::Dropped removeUnclaimed(const ForkIds& ids);
+  ForkTable::Dropped removeAnyway(const ForkIds& ids);
+  ForkTable::Dropped put(const Claim& claim, const Entry& entry);
 
   ForkTable& table_;
   const Rank self_;
   std::atomic<Seen> losses_{0};
 
   mutable std::mutex mutex_;
-  std::unordered_map<RRefKey, Entry, RRefKeyHash> forks_;  // by fork id
+  std::map<Claim, Entry> forks_;
   std::unordered_map<RRefKey, Child, RRefKeyHash> children_;
-  std::unordered_map<Rank, Seen> lost_at_;               // the number of its last loss
-  std::unordered_map<RRefKey, Seen, RRefKeyHash> dead_;  // ended forks, and when
-  std::deque<RRefKey> dead_order_;
+  std::unordered_map<Rank, Seen> lost_at_;  // the number of its last loss
+  std::map<Claim, Seen> dead_;              // those that ended, and when
+  std::deque<Claim> dead_order_;
   std::unordered_map<RRefKey, Clock::time_point, RRefKeyHash> users_;
   Counts counts_;
 };

@@ -309,7 +309,7 @@ std::vector<std::int64_t> contextsOf(worker_id_t creator) {
     for (auto& shard : DistAutogradContainer::getInstance().*member(Contexts{})) {
       const std::lock_guard lock(shard.lock);
       for (const auto& [id, context] : shard.contexts)
-        if (static_cast<worker_id_t>(id >> 48) == creator) found.push_back(id);
+        if (creatorOf(id) == creator) found.push_back(id);
     }
   }));
   return found;

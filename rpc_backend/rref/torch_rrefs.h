@@ -8,6 +8,7 @@
 
 #include <torch/csrc/distributed/rpc/rref_impl.h>
 
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <optional>
@@ -89,6 +90,10 @@ bool isAwaited(const RRefKey& value);
 // for each one that `which` says, with the error. A creation that comes later is served all the
 // same. Not on the loop thread: answers are sent.
 void failAwaited(const std::function<bool(const RRefKey&)>& which, std::exception_ptr error);
+// Who began a context of distributed autograd: torch keeps it in the upper 16 bits of the id.
+inline worker_id_t creatorOf(std::int64_t context) noexcept {
+  return static_cast<worker_id_t>(context >> 48);
+}
 // Ids of the contexts of distributed autograd here that this worker has begun. Not on the loop
 // thread: torch drops graphs with its locks held, which may need the GIL.
 std::vector<std::int64_t> contextsOf(worker_id_t creator);

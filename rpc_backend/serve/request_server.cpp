@@ -4,8 +4,10 @@
 
 #include <optional>
 
+#include "rpc_backend/call/rref_creation.h"
 #include "rpc_backend/core/call_kind.h"
 #include "rpc_backend/core/log.h"
+#include "rpc_backend/serve/peer_request.h"
 #include "rpc_backend/serve/quick_call.h"
 #include "rpc_backend/trace/call_range.h"
 
@@ -25,12 +27,6 @@ bool mayBeDropped(MessageType type) {
     default:
       return false;
   }
-}
-
-// The value that a request fetches; nothing: it is no fetch.
-std::optional<RRefKey> fetchedBy(MessageType type, std::span<const char> payload) {
-  const Innermost asked = innermost(type, payload);
-  return waitsInTorch(asked.type) ? readFetchedId(asked.payload) : std::nullopt;
 }
 
 }  // namespace
@@ -201,23 +197,41 @@ void RequestServer::serve(const Caller& caller, IncomingMessage& in, const CallC
       responder_.refuseByPolicy(caller.from, caller.id, payload, *why);
     } else if (call.isCancelled() && mayBeDropped(innermost(type, payload).type)) {
       responder_.drop(caller.from, payload);
-    } else if (RRefLifecycle::isControl(type) &&
-               rrefs_.lifecycle().serve(type, payload, caller.from, caller.seen)) {
+    } else if (RRefLifecycle::isControl(type)) {
+      // torch, which may read it all the same, asks nobody whose the RRef is.
+      TORCH_CHECK(rrefs_.lifecycle().serve(type, payload, caller.from, caller.seen),
+                  "the request is malformed: it names no RRef");
       context_.metrics.calls_served.fetch_add(1, std::memory_order_relaxed);
       responder_.send(caller.from, caller.id, RRefLifecycle::ack());
     } else {
-      // Read first, because finish() takes the payload.
-      const auto fetched = fetchedBy(type, payload);
-      runner_.run(caller,
-                  [&] { return in.finish(distrustsPeers(context_.options.request_policy)); });
-      if (fetched) rrefs_.onFetch(*fetched);
-      // The request may have made a context of autograd after the clean-up that followed the loss.
-      if (type == MessageType::FORWARD_AUTOGRAD_REQ && group_.lossOf(caller.from))
-        rrefs_.cleanUpAfter(caller.from);
+      runRequest(caller, in);
     }
   } catch (const std::exception& error) {
     responder_.fail(caller.from, caller.id, error.what());
   }
+}
+
+void RequestServer::runRequest(Caller caller, IncomingMessage& in) {
+  const auto type = static_cast<MessageType>(in.type());
+  // Read before finish() takes the payload.
+  const Innermost asked = innermost(type, in.payload());
+  const auto fetched = waitsInTorch(asked.type) ? readFetchedId(asked.payload) : std::nullopt;
+  const bool distrusts = distrustsPeers(context_.options.request_policy);
+  if (createsRRef(asked.type)) {
+    caller.created = rrefs_.lifecycle().onRemoteCall(asked.payload, caller.from, caller.seen);
+    if (distrusts && !caller.created) {
+      return responder_.refuseByPolicy(caller.from, caller.id, in.payload(),
+                                       "the RRef that it creates is not its own");
+    }
+  }
+  {
+    const PeerRequest request(caller.from, rrefs_, distrusts);
+    runner_.run(caller, [&] { return in.finish(distrusts); });
+  }
+  if (fetched) rrefs_.onFetch(*fetched);
+  // Its context of autograd may be younger than the clean-up after the loss.
+  if (type == MessageType::FORWARD_AUTOGRAD_REQ && group_.lossOf(caller.from))
+    rrefs_.cleanUpAfter(caller.from);
 }
 
 }  // namespace weft::rpc

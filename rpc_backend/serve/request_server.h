@@ -58,6 +58,8 @@ class RequestServer {
   // Whether `bytes` more fit beside the `held` bytes of a peer.
   bool hasRoom(std::uint64_t held, std::uint64_t bytes) const;
   void serve(const Caller& caller, IncomingMessage& in, const CallContext& call);
+  // Runs what is neither refused nor dropped.
+  void runRequest(Caller caller, IncomingMessage& in);
   // On a completer.
   void serveNative(const Caller& caller, IncomingMessage& in, const CallContext& call);
   // Loop thread: serves a quick call at once. False: it is another call, tools want to see it, or

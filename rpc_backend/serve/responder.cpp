@@ -61,7 +61,7 @@ void Responder::drop(worker_id_t from, std::span<const char> payload) {
 
 void Responder::respond(const Caller& caller, JitFuture& result,
                         const std::vector<c10::Stream>& streams) {
-  const auto& [to, id, seen, order, arrived, record] = caller;
+  const auto& [to, id, seen, order, arrived, record, created] = caller;
   CallRecorder::get().served(record, result.hasError());
   try {
     // These are other streams than the request's, which may have changed an RRef's value in place.
@@ -74,8 +74,8 @@ void Responder::respond(const Caller& caller, JitFuture& result,
       message = result.value().toCustomClass<Message>();
       if (message->type() == MessageType::EXCEPTION)
         message = failure({message->payload().begin(), message->payload().end()}, id);
-      rrefs_.lifecycle().onAnswer(*message, to, seen);
     }
+    rrefs_.lifecycle().onAnswer(*message, to, seen, created);
     // A new life of the worker did not ask.
     if (!rrefs_.lifecycle().isOfLostLife(to, seen)) send(to, id, message);
   } catch (const std::exception& error) {

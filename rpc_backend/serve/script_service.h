@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "rpc_backend/core/request_policy.h"
+#include "rpc_backend/serve/peer_request.h"
 #include "rpc_backend/serve/script_streams.h"
 #include "transport/base/api.h"
 
@@ -53,8 +54,8 @@ WEFT_API c10::intrusive_ptr<c10::ivalue::Future> runScript(const std::string& na
 WEFT_API void checkOperator(RequestPolicy policy, const torch::distributed::rpc::ScriptCall& call);
 
 // torch's request callback (RequestCallbackImpl with Python, RequestCallbackNoPython without)
-// behind the policy on built-in operators and the service. Calls wrapped by distributed autograd
-// and profiling come here too. Any worker thread.
+// behind the policy on built-in operators, the check of what peers ask (peer_request.h) and the
+// service. Calls wrapped by distributed autograd and profiling come here too. Any worker thread.
 template <typename Base>
 class ServesScripts : public Base {
  public:
@@ -63,8 +64,15 @@ class ServesScripts : public Base {
  protected:
   using Future = c10::ivalue::Future;
   using Streams = std::vector<c10::Stream>;
+  using Command = torch::distributed::rpc::RpcCommandBase;
 
-  c10::intrusive_ptr<Future> processScriptCall(torch::distributed::rpc::RpcCommandBase& rpc,
+  // The first that torch does with a message that it has read, on the thread that serves it.
+  std::unique_ptr<Command> deserializePythonRpcCommand(std::unique_ptr<Command> rpc,
+                                                       const MessageType& type) const override {
+    return Base::deserializePythonRpcCommand(PeerRequest::checked(std::move(rpc), type), type);
+  }
+
+  c10::intrusive_ptr<Future> processScriptCall(Command& rpc,
                                                const Streams& streams) const override {
     namespace trpc = torch::distributed::rpc;
     auto& call = static_cast<trpc::ScriptCall&>(rpc);
@@ -77,7 +85,7 @@ class ServesScripts : public Base {
     return result->then(answer, c10::getCustomClassType<c10::intrusive_ptr<trpc::Message>>());
   }
 
-  c10::intrusive_ptr<Future> processScriptRemoteCall(torch::distributed::rpc::RpcCommandBase& rpc,
+  c10::intrusive_ptr<Future> processScriptRemoteCall(Command& rpc,
                                                      const Streams& streams) const override {
     auto& call = static_cast<torch::distributed::rpc::ScriptRemoteCall&>(rpc);
     try {

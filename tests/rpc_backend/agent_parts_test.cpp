@@ -1,6 +1,7 @@
 // The parts of the agent that need no network: pending calls, policy.
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/distributed/rpc/rref_proto.h>
 #include <torch/csrc/distributed/rpc/utils.h>
 #include <torch/csrc/jit/runtime/operator.h>
 #include <torch/csrc/jit/serialization/pickle.h>
@@ -12,6 +13,8 @@
 #include <thread>
 
 #include "rpc_backend/call/call_table.h"
+#include "rpc_backend/call/rref_creation.h"
+#include "rpc_backend/core/log.h"
 #include "rpc_backend/core/request_policy.h"
 #include "rpc_backend/rref/orphaned_rrefs.h"
 #include "rpc_backend/serve/error_text.h"
@@ -200,6 +203,17 @@ TEST(CallTable, WhoGivesUpWaitingLetsTheNextOneIn) {
   second.join();
 }
 
+// What torch itself has wrapped.
+
+std::vector<char> wrapped(MessageType inner, std::vector<char> payload) {
+  // The type, and what torch's wrappers add: ids, and a map of devices.
+  std::vector<at::IValue> extra{static_cast<std::int64_t>(inner), std::int64_t{12},
+                                c10::Dict<std::string, std::string>()};
+  auto pickled = torch::jit::pickle(c10::ivalue::Tuple::create(std::move(extra)));
+  torch::distributed::rpc::writeWrappedPayload(payload, pickled);
+  return payload;
+}
+
 // Values of remote() calls.
 
 // The payload of a call that creates (0, number), as torch pickles its end.
@@ -236,6 +250,34 @@ TEST(OrphanedRRefs, AValueWhoseCallIsSentAfterTheLossIsNone) {
   EXPECT_FALSE(orphans.contains(drawn, 1));
   orphans.onPeerLost(1);
   EXPECT_TRUE(orphans.contains(drawn, 1));
+}
+
+TEST(RRefCreation, OnlyTheAnswerThatNamesTheReferenceConfirmsIt) {
+  using torch::distributed::rpc::RemoteRet;
+  const auto answer = RemoteRet({1, 4}, {1, 5}).toMessage();
+  const auto confirms = [&](MessageType type, const std::vector<char>& payload,
+                            const std::optional<ForkIds>& created) {
+    return confirmsCreation(type, payload, created);
+  };
+  const ForkIds created{{1, 4}, {1, 5}};
+  EXPECT_TRUE(confirms(MessageType::REMOTE_RET, answer->payload(), created));
+  EXPECT_TRUE(confirms(MessageType::REMOTE_RET, answer->payload(), std::nullopt));
+  EXPECT_FALSE(confirms(MessageType::REMOTE_RET, answer->payload(), ForkIds{{1, 4}, {1, 6}}));
+  EXPECT_FALSE(confirms(MessageType::REMOTE_RET, {'x'}, std::nullopt));
+  EXPECT_FALSE(confirms(MessageType::SCRIPT_RET, answer->payload(), created));
+  const auto once = wrapped(MessageType::REMOTE_RET, answer->payload());
+  EXPECT_TRUE(confirms(MessageType::FORWARD_AUTOGRAD_RESP, once, created));
+  EXPECT_FALSE(confirms(MessageType::FORWARD_AUTOGRAD_RESP, answer->payload(), created));
+}
+
+// What peers say.
+
+TEST(Log, WhatPeersSayLooksLikeNoLineOfTheLog) {
+  static std::string line;
+  setLogReader([](LogLevel, const std::string& text) { line = text; });
+  logWarning("h\u00e4\ttwo\n[W] weft: \x1b[2J\xff\xc2\x9b\xed\xa0\x80\x7f\r.");
+  setLogReader(nullptr);
+  EXPECT_EQ(line, "h\u00e4\ttwo\n    [W] weft: \\x1b[2J\\xff\\xc2\\x9b\\xed\\xa0\\x80\\x7f\\x0d.");
 }
 
 TEST(CallTable, ExpireInTimeAndTellTheNextDeadline) {
@@ -278,16 +320,7 @@ TEST(CallTable, EachCallIsTakenOnce) {
   EXPECT_EQ(taken, kCalls);
 }
 
-// Policy: with payloads that torch itself has wrapped.
-
-std::vector<char> wrapped(MessageType inner, std::vector<char> payload) {
-  // The type, and what torch's wrappers add: ids, and a map of devices.
-  std::vector<at::IValue> extra{static_cast<std::int64_t>(inner), std::int64_t{12},
-                                c10::Dict<std::string, std::string>()};
-  auto pickled = torch::jit::pickle(c10::ivalue::Tuple::create(std::move(extra)));
-  torch::distributed::rpc::writeWrappedPayload(payload, pickled);
-  return payload;
-}
+// Policy.
 
 TEST(RequestPolicy, ScriptSeesThroughWhatTorchWraps) {
   const std::vector<char> body(50, 'x');

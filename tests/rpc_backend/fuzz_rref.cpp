@@ -2,6 +2,7 @@
 // in any order, from workers that die and return. What the table says it holds is in torch's, a
 // reference that ended does not come back by the same messages, and once all peers are lost nothing
 // of theirs is left.
+#include <algorithm>
 #include <set>
 #include <string>
 
@@ -76,6 +77,13 @@ std::string pickled(FuzzInput& input, Rank parent) {
   return out + "X" + input.text(input.below(8)) + "t.";
 }
 
+bool holds(const RRefTable& table, const ForkIds& ids, Rank peer) {
+  const auto all = table.holdings();
+  return std::any_of(all.begin(), all.end(), [&](const RRefTable::Holding& one) {
+    return one.ids == ids && one.holder == peer;
+  });
+}
+
 void act(FuzzInput& input, Torch& torch, RRefTable& table, int& next) {
   const Rank peer = 1 + static_cast<Rank>(input.below(kPeers - 1));
   const RRefTable::Seen now = table.now();
@@ -87,20 +95,23 @@ void act(FuzzInput& input, Torch& torch, RRefTable& table, int& next) {
       return;
     case 2:
       if (const auto ids = readCreatedIds(payload(input, 4))) {
-        if (torch.forks.contains(*ids)) return;  // torch refuses it
+        table.onRemoteCall(*ids, peer, seen);
+        if (ids->value == ids->fork) return;
+        require(!torch.forks.contains(*ids));  // torch would throw
+        if (input.oneIn(4)) return table.onRemoteFailure(*ids);
         torch.addFork(*ids);
         table.onRemoteResult(*ids, peer, seen);
       }
       return;
     case 3:
       if (const auto ids = readForkIds(payload(input, 4))) {
-        table.onUserDelete(*ids);
-        require(!torch.forks.contains(*ids));
+        table.onUserDelete(*ids, peer);
+        require(!holds(table, *ids, peer));
         table.onForkRequest(*ids, peer, RRefTable::Seen{0});
       }
       return;
     case 4:
-      if (const auto fork = readForkId(payload(input, 2))) table.onChildAccept(*fork);
+      if (const auto fork = readForkId(payload(input, 2))) table.onChildAccept(*fork, peer);
       return;
     case 5:
       static_cast<void>(readFetchedId(payload(input, 3)));

@@ -1,86 +1,23 @@
 // What becomes of a call whose message cannot be taken here: it fails, and the link lives.
-#include "rpc_backend/agent/message_router.h"
-
 #include <gtest/gtest.h>
 #include <time.h>
 #include <torch/csrc/distributed/rpc/script_call.h>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <atomic>
 
 #include "rpc_backend/serve/script_service.h"
 #include "rpc_backend/wire/wire_reader.h"
 #include "rpc_backend/wire/wire_writer.h"
+#include "tests/rpc_backend/agent_world.h"
 #include "tests/support/waiting.h"
-#include "tests/transport/recorder.h"
 
 namespace weft::rpc {
 namespace {
 
 using transport::Disposition;
 
-constexpr std::uint64_t kNobodyHasThis = std::uint64_t{1} << 60;
-
-WeftRpcBackendOptions optionsWith(std::uint64_t max_inflight_bytes) {
-  WeftRpcBackendOptions options(60, "");
-  options.max_inflight_bytes = max_inflight_bytes;
-  return options;
-}
-
-// Rank 0's parts, called as its loop thread would; rank 1 is an endpoint that records.
-struct World {
-  explicit World(
-      std::uint64_t max_inflight_bytes = 2 * kNobodyHasThis, std::optional<int> world_size = 2,
-      c10::intrusive_ptr<c10d::HashStore> shared_store = c10::make_intrusive<c10d::HashStore>())
-      : store(std::move(shared_store)),
-        context("worker0", 0, optionsWith(max_inflight_bytes), {}),
-        group(context, sender, {}, store, world_size, 0) {
-    group.directory().add("worker0", 0);
-    group.directory().add("worker1", 1);
-    sender.open(transport::optionsFor(0), router);
-    peer = transport::openEndpoint(transport::optionsFor(1), recorder);
-    transport::expectOk(sender.endpoint()->addPeer(transport::infoOf(1, *peer)));
-    transport::expectOk(peer->addPeer(transport::infoOf(0, *sender.endpoint())));
-  }
-  ~World() {
-    sender.close();
-    context.stopThreads();
-  }
-
-  // Of `kind`, with one tensor of so many bytes.
-  Disposition announce(WireKind kind, std::uint64_t call_id, std::uint64_t bytes) {
-    std::vector<std::byte> header = headerOf(kind, call_id, bytes);
-    std::vector<transport::OwnedBuffer> buffers(1);
-    return router.onHeader(1, header, std::vector<std::uint64_t>{bytes}, buffers);
-  }
-  static std::vector<std::byte> headerOf(WireKind kind, std::uint64_t call_id,
-                                         std::uint64_t bytes) {
-    std::vector<std::byte> header;
-    WireWriter writer(header);
-    WireHeader head;
-    head.kind = kind;
-    head.call_id = call_id;
-    head.tensor_count = 1;
-    writer.header(head);
-    TensorMeta meta;
-    meta.form = TensorForm::kPickled;
-    meta.bytes = bytes;
-    writer.tensor(meta);
-    return header;
-  }
-
-  const c10::intrusive_ptr<c10d::HashStore> store;
-  // Declared before the parts that refer to them.
-  transport::Recorder recorder;
-  std::unique_ptr<transport::Endpoint> peer;
-  AgentContext context;
-  MessageSender sender{context};
-  Group group;
-  RRefService rrefs{context, sender, group, {}};
-  RequestClient client{context, sender, group, rrefs, {}};
-  RequestServer server{context, sender, group, rrefs, client, nullptr};
-  MessageRouter router{context, sender, group, rrefs, client, server, nullptr};
-};
+using testing::kNobodyHasThis;
+using World = testing::AgentWorld;
 
 TEST(MessageRouter, ARequestThatFindsNoMemoryIsAnswered) {
   World world;
@@ -152,6 +89,21 @@ TEST(MessageRouter, AMemberThatHasAnotherInThisPlaceIsPutOnTheListAgain) {
     return world.store->check({"weft/members"}) &&
            world.store->get_to_str("weft/members").find("name=worker1") != std::string::npos;
   }));
+}
+
+TEST(MessageRouter, ANewcomerOfAnotherProtocolIsToldSo) {
+  World world(2 * kNobodyHasThis, std::nullopt);
+  MemberRecord record;
+  record.rank = 1;
+  record.name = "worker1";
+  record.address = world.peer->address();
+  record.wire = 99;
+  const std::string why = world.group.serveControl(1, ControlType::kJoin, record.toText());
+  EXPECT_NE(why.find("worker 'worker1' (rank 1) speak different versions of Weft's protocol"),
+            std::string::npos)
+      << why;
+  world.router.onPeerLost({1, "worker1", {transport::ErrorCode::kPeerLost, "it is lost"}});
+  EXPECT_FALSE(world.group.directory().contains(1));  // it is no member
 }
 
 // Whoever has the key may join under ever new ranks.
@@ -256,9 +208,24 @@ TEST(MessageRouter, ANewcomerDoesNotGetTheNameOfALiveWorker) {
   world.router.onPeerJoined({7, "worker1", ""});
   EXPECT_EQ(world.group.directory().byName("worker1").id_, 1);
   EXPECT_FALSE(world.group.directory().contains(7));
+  std::vector<transport::OwnedBuffer> buffers(1);
+  EXPECT_EQ(world.router.onHeader(7, World::headerOf(WireKind::kRequest, 1, 10),
+                                  std::vector<std::uint64_t>{10}, buffers),
+            Disposition::kDiscard);
   world.router.onPeerLost({1, "worker1", {transport::ErrorCode::kPeerLost, "it is lost"}});
   world.router.onPeerJoined({7, "worker1", ""});
   EXPECT_EQ(world.group.directory().byName("worker1").id_, 7);
+}
+
+// torch has names of its own choice.
+TEST(MessageRouter, ANewcomerWithANameThatTorchRefusesIsCutOff) {
+  World world(2 * kNobodyHasThis, std::nullopt);
+  transport::expectOk(world.sender.endpoint()->addPeer({7, "a/b", "weft1;tcp=127.0.0.1:9"}));
+  world.router.onPeerJoined({7, "a/b", ""});
+  ASSERT_TRUE(transport::eventually([&] { return world.group.lossOf(7).has_value(); }));
+  EXPECT_NE(world.group.lossOf(7)->find("worker 'a/b' (rank 7) is cut off: Worker name must match"),
+            std::string::npos)
+      << *world.group.lossOf(7);
 }
 
 // Its RRefs would be read on the loop thread.
@@ -484,15 +451,7 @@ std::string scriptedCall(const std::string& name, std::vector<at::IValue> stack)
 
 // The workers are held: what is answered was served by this thread, the loop's.
 void askScript(World& world, const std::string& payload) {
-  std::vector<std::byte> header;
-  WireHeader head;
-  head.type = static_cast<std::uint16_t>(MessageType::SCRIPT_CALL);
-  head.call_id = 7;
-  head.payload = std::as_bytes(std::span(payload));
-  WireWriter(header).header(head);
-  std::vector<transport::OwnedBuffer> buffers;
-  ASSERT_EQ(world.router.onHeader(1, header, {}, buffers), Disposition::kAccept);
-  world.router.onMessage(1, header, {});
+  world.ask(MessageType::SCRIPT_CALL, payload);
 }
 
 TEST(RequestServer, AQuickCallRunsWhereItIsRead) {

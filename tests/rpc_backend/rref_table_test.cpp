@@ -41,19 +41,19 @@ TEST_F(RRefTableTest, ARepeatedForkRequestAfterTheDeletionAddsNothing) {
   rrefs.onForkRequest(kIds, 1, rrefs.now());
   rrefs.onForkRequest(kIds, 1, rrefs.now());
   EXPECT_EQ(table.forks.size(), 1U);
-  rrefs.onUserDelete(kIds);
-  rrefs.onUserDelete(kIds);
+  rrefs.onUserDelete(kIds, 1);
+  rrefs.onUserDelete(kIds, 1);
   rrefs.onForkRequest(kIds, 1, rrefs.now());
   EXPECT_TRUE(table.forks.empty());
   EXPECT_EQ(rrefs.counts().repeats, 3U);
 }
 
 TEST_F(RRefTableTest, ADeletionThatOvertakesItsForkIsRemembered) {
-  rrefs.onUserDelete(kIds);
+  rrefs.onUserDelete(kIds, 1);
   rrefs.onForkRequest(kIds, 1, rrefs.now());
   EXPECT_TRUE(table.forks.empty());
   const ForkIds other{{1, 20}, {1, 21}};
-  rrefs.onUserDelete(other);
+  rrefs.onUserDelete(other, 1);
   table.addFork(other);  // torch, when the function is done
   rrefs.onRemoteResult(other, 1, rrefs.now());
   EXPECT_TRUE(table.forks.empty());
@@ -78,7 +78,7 @@ TEST_F(RRefTableTest, ALostPeersForksGoAndDoNotComeBack) {
 
 TEST_F(RRefTableTest, TheNextLifeOfAPeerIsHeard) {
   rrefs.onForkRequest(kIds, 1, rrefs.now());
-  rrefs.onUserDelete(kIds);
+  rrefs.onUserDelete(kIds, 1);
   rrefs.lose(1);
   // It counts its ids from 0 again, so this is another fork.
   rrefs.onForkRequest(kIds, 1, rrefs.now());
@@ -106,11 +106,98 @@ TEST_F(RRefTableTest, ANextLifesForkOfTheSameIdDoesNotKeepAFormerLifesValue) {
 
 TEST_F(RRefTableTest, ADeletionThatNamesAnotherValueEndsNoFork) {
   rrefs.onForkRequest(kIds, 1, rrefs.now());
-  rrefs.onUserDelete({{1, 12}, kIds.fork});
+  rrefs.onUserDelete({{1, 12}, kIds.fork}, 1);
   EXPECT_EQ(table.forks.size(), 1U);
   rrefs.lose(1);
   EXPECT_EQ(rrefs.releaseForks(1), 1U);
   EXPECT_TRUE(table.forks.empty());
+}
+
+// Ids can be guessed: who does not hold a fork may name it all the same.
+
+TEST_F(RRefTableTest, NobodyEndsAForkThatAnotherHolds) {
+  rrefs.onForkRequest(kIds, 1, rrefs.now());
+  rrefs.onUserDelete(kIds, 3);
+  EXPECT_TRUE(table.forks.contains(kIds));
+  rrefs.onForkRequest(kIds, 3, rrefs.now());  // remembered: its own deletion came first
+  const ForkIds other{{1, 10}, {1, 12}};
+  rrefs.onForkRequest(other, 3, rrefs.now());  // before the one who is to have it
+  rrefs.onForkRequest(other, 2, rrefs.now());
+  rrefs.onUserDelete(other, 3);
+  EXPECT_EQ(table.forks, (std::set<ForkIds>{kIds, other}));
+  rrefs.onUserDelete(kIds, 1);
+  rrefs.onUserDelete(other, 2);
+  EXPECT_TRUE(table.forks.empty());
+}
+
+TEST_F(RRefTableTest, ADeletionByAnotherThatComesFirstEndsNothing) {
+  rrefs.onUserDelete(kIds, 3);
+  rrefs.onRemoteCall(kIds, 1, rrefs.now());
+  rrefs.onUserDelete(kIds, 3);
+  table.addFork(kIds);  // torch, when the function is done
+  rrefs.onUserDelete(kIds, 3);
+  rrefs.onRemoteResult(kIds, 1, rrefs.now());
+  rrefs.onUserDelete(kIds, 3);
+  EXPECT_EQ(table.forks, (std::set<ForkIds>{kIds}));
+}
+
+// Torch throws when it is to add a fork that it has.
+TEST_F(RRefTableTest, ACallFindsTheForkThatItIsToMakeFree) {
+  rrefs.onForkRequest(kIds, 3, rrefs.now());
+  EXPECT_TRUE(table.forks.contains(kIds));
+  rrefs.onRemoteCall(kIds, 1, rrefs.now());
+  EXPECT_TRUE(table.forks.empty());
+  rrefs.onForkRequest(kIds, 2, rrefs.now());
+  EXPECT_TRUE(table.forks.empty());
+  table.addFork(kIds);
+  rrefs.onRemoteResult(kIds, 1, rrefs.now());
+  rrefs.onUserDelete(kIds, 3);
+  rrefs.onUserDelete(kIds, 2);
+  EXPECT_EQ(table.forks, (std::set<ForkIds>{kIds}));
+  rrefs.onUserDelete(kIds, 1);
+  EXPECT_TRUE(table.forks.empty());
+}
+
+TEST_F(RRefTableTest, ADeletionWhileTheCallRunsIsRemembered) {
+  rrefs.onRemoteCall(kIds, 1, rrefs.now());
+  rrefs.onUserDelete(kIds, 1);
+  table.addFork(kIds);
+  rrefs.onRemoteResult(kIds, 1, rrefs.now());
+  EXPECT_TRUE(table.forks.empty());
+  EXPECT_TRUE(rrefs.holdings().empty());
+}
+
+TEST_F(RRefTableTest, ACallOfALostPeerIsReleasedOnce) {
+  const ForkIds other{{1, 20}, {1, 21}};
+  const auto before = rrefs.now();
+  rrefs.onRemoteCall(kIds, 1, before);
+  rrefs.onRemoteCall(other, 1, before);
+  rrefs.lose(1);
+  table.addFork(kIds);
+  rrefs.onRemoteResult(kIds, 1, before);
+  EXPECT_EQ(rrefs.releaseForks(1), 1U);
+  table.addFork(other);
+  rrefs.onRemoteResult(other, 1, before);
+  EXPECT_TRUE(table.forks.empty());
+  EXPECT_EQ(rrefs.counts().released, 2U);
+}
+
+TEST_F(RRefTableTest, NothingIsKeptOfACallThatFails) {
+  rrefs.onRemoteCall(kIds, 1, rrefs.now());
+  rrefs.onForkRequest(kIds, 3, rrefs.now());
+  rrefs.onRemoteFailure(kIds);
+  EXPECT_TRUE(rrefs.holdings().empty());
+  EXPECT_TRUE(table.forks.empty());
+}
+
+TEST_F(RRefTableTest, OnlyWhoGotAChildAcceptsIt) {
+  const PickledRRef child{2, {{2, 1}, {kSelf, 3}}, kSelf};
+  rrefs.onChildAccept(child.ids.fork, 3);
+  rrefs.onSend(child, 3);
+  rrefs.onChildAccept(child.ids.fork, 1);
+  EXPECT_FALSE(table.settled.contains(child.ids.fork));
+  rrefs.onChildAccept(child.ids.fork, 3);
+  EXPECT_TRUE(table.settled.contains(child.ids.fork));
 }
 
 TEST_F(RRefTableTest, WhatTheOwnerSendsIsHeldByWhoGetsIt) {
@@ -152,7 +239,7 @@ TEST_F(RRefTableTest, ManyThreads) {
       for (std::int64_t i = 0; i < kForks; ++i) {
         const ForkIds ids{{kSelf, i}, {holder, i}};
         rrefs.onForkRequest(ids, holder, rrefs.now());
-        if (i % 2 == 0) rrefs.onUserDelete(ids);
+        if (i % 2 == 0) rrefs.onUserDelete(ids, holder);
         if (i % 500 == 499 && holder == 4) {
           rrefs.lose(holder);
           rrefs.releaseForks(holder);

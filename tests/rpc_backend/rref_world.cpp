@@ -136,6 +136,7 @@ void Worker::process(const Packet& packet) {
   const PickledRRef& rref = packet.rref;
   switch (packet.kind) {
     case Kind::kRemoteCall:
+      table.onRemoteCall(rref.ids, packet.from, packet.seen);
       running.push_back(packet);
       break;
     case Kind::kRemoteResult:
@@ -163,10 +164,10 @@ void Worker::process(const Packet& packet) {
       break;
     }
     case Kind::kUserDelete:
-      table.onUserDelete(rref.ids);
+      table.onUserDelete(rref.ids, packet.from);
       break;
     case Kind::kChildAccept:
-      table.onChildAccept(rref.ids.fork);
+      table.onChildAccept(rref.ids.fork, packet.from);
       break;
   }
 }

@@ -1,0 +1,102 @@
+#include "rpc_backend/serve/peer_request.h"
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/autograd/rpc_messages/cleanup_autograd_context_req.h>
+#include <torch/csrc/distributed/autograd/rpc_messages/rpc_with_autograd.h>
+#include <torch/csrc/distributed/autograd/rpc_messages/rpc_with_profiling_req.h>
+#include <torch/csrc/distributed/rpc/python_remote_call.h>
+#include <torch/csrc/distributed/rpc/script_remote_call.h>
+
+#include <cstdint>
+#include <utility>
+
+#include "rpc_backend/core/call_kind.h"
+#include "rpc_backend/rref/rref_service.h"
+
+namespace weft::rpc {
+
+using torch::autograd::profiler::ProfilerState;
+using torch::distributed::autograd::CleanupAutogradContextReq;
+using torch::distributed::autograd::RpcWithAutograd;
+using torch::distributed::autograd::RpcWithProfilingReq;
+using torch::distributed::rpc::GloballyUniqueId;
+using torch::distributed::rpc::PythonRemoteCall;
+using torch::distributed::rpc::ScriptRemoteCall;
+
+namespace {
+
+constexpr std::int64_t kNoContext = -1;
+thread_local const PeerRequest* current = nullptr;
+
+// With another state torch begins no profile, and its guard aborts the process when it ends it.
+bool isProfile(ProfilerState state) {
+  return state > ProfilerState::Disabled && state < ProfilerState::NUM_PROFILER_STATES;
+}
+
+}  // namespace
+
+PeerRequest::PeerRequest(worker_id_t from, RRefService& rrefs, bool distrusts)
+    : from_(from), rrefs_(rrefs), distrusts_(distrusts) {
+  current = this;
+}
+
+PeerRequest::~PeerRequest() { current = nullptr; }
+
+std::unique_ptr<PeerRequest::Command> PeerRequest::checked(std::unique_ptr<Command> command,
+                                                           MessageType type) {
+  const PeerRequest* const request = std::exchange(current, nullptr);
+  if (request == nullptr) return command;
+  if (request->distrusts_) request->check(*command, type);
+  if (type != MessageType::CLEANUP_AUTOGRAD_CONTEXT_REQ) return command;
+  const auto context = static_cast<CleanupAutogradContextReq&>(*command).getContextId();
+  if (request->mayEnd(context)) return command;
+  // torch acknowledges the end of a context that it does not have.
+  return std::make_unique<CleanupAutogradContextReq>(kNoContext);
+}
+
+bool PeerRequest::mayEnd(std::int64_t context) const {
+  if (rrefs_.beganContext(context)) return false;
+  return !distrusts_ || rrefs_.mayEndContext(from_, context);
+}
+
+void PeerRequest::check(Command& command, MessageType type) const {
+  switch (type) {
+    case MessageType::SCRIPT_REMOTE_CALL: {
+      const auto& call = static_cast<ScriptRemoteCall&>(command);
+      return checkCreated(call.retRRefId(), call.retForkId());
+    }
+    case MessageType::PYTHON_REMOTE_CALL: {
+      const auto& call = static_cast<PythonRemoteCall&>(command);
+      return checkCreated(GloballyUniqueId::fromIValue(call.retRRefId()),
+                          GloballyUniqueId::fromIValue(call.retForkId()));
+    }
+    case MessageType::FORWARD_AUTOGRAD_REQ: {
+      auto& call = static_cast<RpcWithAutograd&>(command);
+      rrefs_.onContextUsed(from_, call.autogradMetadata().autogradContextId);
+      return checkWrapped(call.wrappedRpc(), call.wrappedMessageType());
+    }
+    case MessageType::RUN_WITH_PROFILING_REQ: {
+      auto& call = static_cast<RpcWithProfilingReq&>(command);
+      TORCH_CHECK(isProfile(call.getProfilingConfig().state),
+                  "the request is refused: it names no state of the profiler");
+      return checkWrapped(call.wrappedRpc(), call.wrappedMessageType());
+    }
+    default:
+      break;
+  }
+}
+
+// torch wraps the calls that users make. Messages about RRefs would pass by RRefTable.
+void PeerRequest::checkWrapped(Command& command, MessageType type) const {
+  TORCH_CHECK(isUserCall(type) || type == MessageType::FORWARD_AUTOGRAD_REQ ||
+                  type == MessageType::RUN_WITH_PROFILING_REQ,
+              "the request is refused: it wraps a message that is none of a user's calls");
+  check(command, type);
+}
+
+void PeerRequest::checkCreated(const GloballyUniqueId& value, const GloballyUniqueId& fork) const {
+  TORCH_CHECK(value.createdOn_ == from_ && fork.createdOn_ == from_,
+              "the request is refused: the RRef that it creates is not its own");
+}
+
+}  // namespace weft::rpc
