@@ -94,6 +94,18 @@ def end_graph() -> str:
     return "nothing"
 
 
+def contexts_here() -> int:
+    import torch.distributed.autograd as dist_autograd
+
+    return int(dist_autograd._get_debug_info()["num_autograd_contexts"])
+
+
+def calls_served() -> int:
+    import torch.distributed.rpc as rpc
+
+    return int(rpc.api._get_current_rpc_agent().get_debug_info()["agent.calls_served"])
+
+
 # Tests.
 
 
@@ -175,6 +187,24 @@ def test_a_graph_of_before_an_outage_goes_on_or_says_who_was_lost(stopped):
             assert "worker1" in said and "had lost worker 'worker0'" in said, said
         else:
             assert said == "nothing", "worker1 was never without worker0 for long"
+        group.shutdown()
+
+
+def test_a_graph_goes_on_where_it_was_begun():
+    """The other worker tells it that the graph is over, again and again until it hears that."""
+    with Group(2, **QUICK) as group:
+        group[0].call(begin_graph, "worker1")
+        served = group[0].call(calls_served)
+        group[0].stop()
+        try:
+            assert "is lost" in group[1].call(ask, "worker0", 100)
+            wait_until(lambda: group[1].call(contexts_here) == 0, lambda: "it is released", 20)
+        finally:
+            group[0].signal(signal.SIGCONT)
+        wait_until(lambda: group[0].call(calls_served) > served, lambda: "it is said", 60)
+        assert group[0].call(contexts_here) == 1
+        assert group[0].call(ask, "worker1", 300) == "300"
+        assert "had lost worker 'worker0'" in group[0].call(end_graph)
         group.shutdown()
 
 
