@@ -222,6 +222,30 @@ def uneven_layouts() -> None:
     on_both("layouts", 600, run)
 
 
+def sums_that_need_room() -> None:
+    """They do not fit the type, or lose what is added to a partial sum that is rounded to it."""
+    op = dist.ReduceOp
+    for dtype, how, numbers in (
+        (torch.float16, op.AVG, (60000.0, 60000.0, 60000.0)),
+        (torch.float16, op.SUM, (60000.0, 5000.0, -60000.0)),
+        (torch.float16, op.SUM, (2048.0, 1.0, 1.0)),
+        (torch.float16, op.PRODUCT, (300.0, 300.0, 0.001)),
+        (torch.bfloat16, op.SUM, (256.0, 1.0, 1.0)),
+        (torch.int8, op.AVG, (100, 127, 101)),
+        (torch.uint8, op.AVG, (255, 255, 255)),
+        (torch.int16, op.AVG, (-30000, -30001, -30001)),
+        (torch.int32, op.AVG, (2**31 - 1, 2**31 - 2, 2**31 - 1)),
+        (torch.int64, op.AVG, (5, -8, -3)),
+    ):
+
+        def all_reduce(device, dtype=dtype, how=how, numbers=numbers):
+            tensor = torch.full((5,), numbers[dist.get_rank()], dtype=dtype).to(device)
+            dist.all_reduce(tensor, how)
+            return [tensor]
+
+        on_both(f"{how} {dtype} {numbers}", 5, all_reduce)
+
+
 def premultiplied() -> None:
     def run(device):
         tensor = values(500, torch.float32).to(device)

@@ -93,7 +93,14 @@ def test_movements(ranks, numel, dtype):
 
 
 @pytest.mark.parametrize(
-    "step", [steps.coalesced, steps.uneven_layouts, steps.premultiplied, steps.future]
+    "step",
+    [
+        steps.coalesced,
+        steps.uneven_layouts,
+        steps.premultiplied,
+        steps.future,
+        steps.sums_that_need_room,
+    ],
 )
 def test_other_forms(ranks, step):
     ranks.all(step)
