@@ -132,18 +132,26 @@ struct DeviceMessages::Receiver {
                const c10::cuda::CUDAStream& stream) {
     open(step);
     const Head wanted = headOf(flat, tag);
-    const Head got = head(step);
-    const bool alike = std::memcmp(&wanted, &got, sizeof(Head)) == 0;
-    for (std::int64_t at = 0; at < chunksIn(got); ++at) {
-      if (at > 0) static_cast<void>(head(step));
-      const std::size_t slot = received++ % 2;
-      filled->block(slot, stream);
-      if (alike) {
-        const at::Tensor chunk = chunkOf(flat, at);
-        chunk.copy_(memory->view(slot * kChunk, chunk.nbytes(), chunk.scalar_type()));
+    Head got;
+    bool alike = false;
+    try {
+      open(step);
+      got = head(step);
+      alike = std::memcmp(&wanted, &got, sizeof(Head)) == 0;
+      for (std::int64_t at = 0; at < chunksIn(got); ++at) {
+        if (at > 0) static_cast<void>(head(step));
+        const std::size_t slot = received++ % 2;
+        filled->block(slot, stream);
+        if (alike) {
+          const at::Tensor chunk = chunkOf(flat, at);
+          chunk.copy_(memory->view(slot * kChunk, chunk.nbytes(), chunk.scalar_type()));
+        }
+        drained->record(slot, stream);
+        meeting->send(from, kDrainedTag, {1}, step);
       }
-      drained->record(slot, stream);
-      meeting->send(from, kDrainedTag, {1}, step);
+    } catch (...) {
+      meeting->breakOff(std::string(step.title) + " from rank " + std::to_string(from));
+      throw;
     }
     TORCH_CHECK(alike, step.title, ": rank ", from, " sent ", got.elements, " elements of ",
                 static_cast<c10::ScalarType>(got.type), " with tag ", got.tag, ", rank ",
@@ -196,7 +204,7 @@ DeviceMessages::WorkPtr DeviceMessages::send(const at::Tensor& tensor, int to, i
   const at::Tensor flat = call.reads(tensor);
   const Step step{kTitle, steady_clock::now() + timeout};
   const auto sender = channel(senders_, to);
-  return sender->queue.run(call.what(c10d::OpType::SEND, kTitle),
+  return sender->queue.run(call.what(c10d::OpType::SEND),
                            [sender = sender.get(), flat, tag, step](const auto& stream) {
                              sender->send(flat, tag, step, stream);
                            });
@@ -205,7 +213,7 @@ DeviceMessages::WorkPtr DeviceMessages::send(const at::Tensor& tensor, int to, i
 DeviceMessages::WorkPtr DeviceMessages::receive(const at::Tensor& tensor, int from, int tag,
                                                 milliseconds timeout) {
   constexpr const char* kTitle = "weft:recv";
-  FlatCall call;
+  FlatCall call(kTitle);
   const at::Tensor flat = call.writes(tensor);
   const Step step{kTitle, steady_clock::now() + timeout};
   const auto receiver = channel(receivers_, from);

@@ -116,7 +116,7 @@ SharedDeviceBackend::WorkPtr SharedDeviceBackend::submit(DeviceOp op, millisecon
                                                          FlatCall call) {
   calls_.fetch_add(1);
   const milliseconds limit = timeout.count() > 0 ? timeout : milliseconds(timeout_ms_.load());
-  const auto what = call.what(op.type, op.title);
+  const auto what = call.what(op.type);
   auto run = [rounds = rounds_, staging = staging_, meeting = meeting_, op = std::move(op), limit,
               call = std::move(call)](const c10::cuda::CUDAStream& stream) {
     rounds->run(op, {op.title, steady_clock::now() + limit}, stream);

@@ -6,6 +6,7 @@ import ctypes
 import time
 from collections.abc import Callable
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -244,6 +245,83 @@ def sums_that_need_room() -> None:
             return [tensor]
 
         on_both(f"{how} {dtype} {numbers}", 5, all_reduce)
+
+
+def shared_memory(numel: int) -> None:
+    """Inputs and outputs, or two outputs, in one memory, at another place of it in each round."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+
+    def numbers(count, device):
+        return (torch.arange(count) + 100_000 * rank).to(device)
+
+    def gather(device):
+        whole = torch.zeros(size * numel, dtype=torch.int64, device=device)
+        own = whole[numel // 2 : numel // 2 + numel]
+        own.copy_(numbers(numel, device))
+        dist.all_gather_into_tensor(whole, own)
+        return [whole]
+
+    def gather_into_shared_outputs(device):
+        memory = torch.zeros(size * numel, dtype=torch.int64, device=device)
+        outputs = [memory[part * numel // 2 :][:numel] for part in range(size)]
+        dist.all_gather(outputs, numbers(numel, device))
+        return [memory]
+
+    def scatter(device):
+        whole = numbers(size * numel, device)
+        dist.reduce_scatter_tensor(whole[numel // 2 : numel // 2 + numel], whole)
+        return [whole]
+
+    def in_its_place(device):
+        whole = numbers(size * numel, device)
+        own = whole[rank * numel : (rank + 1) * numel]
+        dist.reduce_scatter_tensor(own, whole)
+        dist.all_gather_into_tensor(whole, own)
+        return [whole]
+
+    def to_all(device):
+        gives = [numel + 100 * ((rank - to) % size) for to in range(size)]
+        wants = [numel + 100 * ((source - rank) % size) for source in range(size)]
+        whole = numbers(sum(gives), device)
+        dist.all_to_all_single(whole, whole, wants, gives)
+        return [whole]
+
+    for run in (gather, gather_into_shared_outputs, scatter, in_its_place, to_all):
+        on_both(f"{run.__name__} in shared memory", numel, run)
+
+
+def outputs_that_repeat_themselves() -> None:
+    """Each is refused before the others can take part, so nothing is half done."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+
+    def repeats(numel: int = 4) -> torch.Tensor:
+        return torch.zeros(1, device=CUDA).expand(numel)
+
+    def ones(numel: int = 4) -> torch.Tensor:
+        return torch.ones(numel, device=CUDA)
+
+    other = (rank + 1) % size
+    for call in (
+        lambda: dist.all_reduce(repeats()),
+        lambda: dist.all_reduce_coalesced([ones(2), repeats()]),
+        lambda: dist.broadcast(repeats(), other),
+        lambda: dist.reduce(repeats(), rank),
+        lambda: dist.all_gather([repeats()] * size, ones()),
+        lambda: dist.all_gather_into_tensor(repeats(4 * size), ones()),
+        lambda: dist.gather(ones(), [repeats()] * size, dst=rank),
+        lambda: dist.scatter(repeats(), src=other),
+        lambda: dist.reduce_scatter(repeats(), [ones()] * size),
+        lambda: dist.reduce_scatter_tensor(repeats(), ones(4 * size)),
+        lambda: dist.all_to_all([repeats()] * size, [ones()] * size),
+        lambda: dist.all_to_all_single(repeats(size), ones(size)),
+        lambda: dist.recv(repeats(), other),
+    ):
+        with pytest.raises(RuntimeError, match=r"weft:.* single memory location"):
+            call()
+    # What is only read may repeat itself.
+    tensor = repeats() if rank == 0 else ones()
+    dist.broadcast(tensor, 0)
+    same(torch.zeros(4), tensor, "a broadcast")
 
 
 def premultiplied() -> None:

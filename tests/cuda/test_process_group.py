@@ -100,10 +100,16 @@ def test_movements(ranks, numel, dtype):
         steps.premultiplied,
         steps.future,
         steps.sums_that_need_room,
+        steps.outputs_that_repeat_themselves,
     ],
 )
 def test_other_forms(ranks, step):
     ranks.all(step)
+
+
+@pytest.mark.parametrize("numel", [500, 50_000])
+def test_inputs_and_outputs_may_share_memory(ranks, numel):
+    ranks.all(steps.shared_memory, numel)
 
 
 @pytest.mark.parametrize("numel", [500, 100_000])
