@@ -1,7 +1,9 @@
 #include "c10d_plugin/cuda/device_messages.h"
 
 #include <algorithm>
+#include <cstring>
 #include <optional>
+#include <string>
 
 #include "c10d_plugin/cuda/device/device_memory.h"
 #include "c10d_plugin/cuda/device/handles.h"
@@ -63,13 +65,14 @@ struct DeviceMessages::Sender {
       : to(peer),
         device(on),
         meeting(std::move(group)),
-        queue(meeting->rank(), c10::cuda::getStreamFromPool(false, on), state) {}
+        queue(c10::cuda::getStreamFromPool(false, on), meeting, state) {}
 
   void open(const Step& step) {
     if (memory) return;
-    memory = std::make_unique<DeviceMemory>(device, 2 * kChunk);
+    auto made = std::make_unique<DeviceMemory>(device, 2 * kChunk);
     filled.emplace(device);
-    meeting->send(to, kOpenTag, asWords(Opening{memory->handle(), filled->handles()}), step);
+    meeting->send(to, kOpenTag, asWords(Opening{made->handle(), filled->handles()}), step);
+    memory = std::move(made);
   }
 
   void beginFilling(const Step& step, const c10::cuda::CUDAStream& stream) {
@@ -82,8 +85,9 @@ struct DeviceMessages::Sender {
     drained->block(sent % 2, stream);
   }
 
+  // What throws leaves the two ranks with different chunks and slots.
   void send(const at::Tensor& flat, int tag, const Step& step,
-            const c10::cuda::CUDAStream& stream) {
+            const c10::cuda::CUDAStream& stream) try {
     open(step);
     const Head head = headOf(flat, tag);
     for (std::int64_t at = 0; at < chunksIn(head); ++at) {
@@ -94,6 +98,9 @@ struct DeviceMessages::Sender {
       filled->record(slot, stream);
       meeting->send(to, kFilledTag, asWords(head), step);
     }
+  } catch (...) {
+    meeting->breakOff(std::string(step.title) + " to rank " + std::to_string(to));
+    throw;
   }
 
   const int to;
@@ -112,16 +119,17 @@ struct DeviceMessages::Receiver {
       : from(peer),
         device(on),
         meeting(std::move(group)),
-        queue(meeting->rank(), c10::cuda::getStreamFromPool(false, on), state) {}
+        queue(c10::cuda::getStreamFromPool(false, on), meeting, state) {}
 
   void open(const Step& step) {
     if (memory) return;
     const auto opening =
         fromWords<Opening>(meeting->receive(from, kOpenTag, kWordsOf<Opening>, step));
-    memory = std::make_unique<DeviceMemory>(device, 2 * kChunk, opening.memory);
+    auto opened = std::make_unique<DeviceMemory>(device, 2 * kChunk, opening.memory);
     filled.emplace(device, opening.filled);
     drained.emplace(device);
     meeting->send(from, kAnswerTag, asWords(drained->handles()), step);
+    memory = std::move(opened);
   }
 
   Head head(const Step& step) {
@@ -130,7 +138,6 @@ struct DeviceMessages::Receiver {
 
   void receive(const at::Tensor& flat, int tag, const Step& step,
                const c10::cuda::CUDAStream& stream) {
-    open(step);
     const Head wanted = headOf(flat, tag);
     Head got;
     bool alike = false;
@@ -200,7 +207,7 @@ std::shared_ptr<Channel> DeviceMessages::channel(std::map<int, std::shared_ptr<C
 DeviceMessages::WorkPtr DeviceMessages::send(const at::Tensor& tensor, int to, int tag,
                                              milliseconds timeout) {
   constexpr const char* kTitle = "weft:send";
-  FlatCall call;
+  FlatCall call(kTitle);
   const at::Tensor flat = call.reads(tensor);
   const Step step{kTitle, steady_clock::now() + timeout};
   const auto sender = channel(senders_, to);
@@ -217,12 +224,11 @@ DeviceMessages::WorkPtr DeviceMessages::receive(const at::Tensor& tensor, int fr
   const at::Tensor flat = call.writes(tensor);
   const Step step{kTitle, steady_clock::now() + timeout};
   const auto receiver = channel(receivers_, from);
-  return receiver->queue.run(
-      call.what(c10d::OpType::RECV, kTitle),
-      [receiver = receiver.get(), flat, tag, step, call](const auto& stream) {
-        receiver->receive(flat, tag, step, stream);
-        call.writeBack();
-      });
+  return receiver->queue.run(call.what(c10d::OpType::RECV), [receiver = receiver.get(), flat, tag,
+                                                             step, call](const auto& stream) {
+    receiver->receive(flat, tag, step, stream);
+    call.writeBack();
+  });
 }
 
 bool DeviceMessages::close(milliseconds limit) {

@@ -64,7 +64,7 @@ SharedDeviceBackend::SharedDeviceBackend(const DelegateSpec& spec,
                   steady_clock::now() + spec.timeout};
   staging_ = makeStaging(device_.index(), half, *meeting_, step);
   rounds_ = std::make_shared<Rounds>(*meeting_, *staging_);
-  queue_ = std::make_shared<DeviceQueue>(rank_, stream_, state_);
+  queue_ = std::make_shared<DeviceQueue>(stream_, meeting_, state_);
   messages_ = std::make_unique<DeviceMessages>(device_.index(), meeting_, state_);
   meeting_->watch();
   init();
@@ -160,8 +160,7 @@ SharedDeviceBackend::WorkPtr SharedDeviceBackend::recv(Tensors& tensors, int fro
 }
 
 void SharedDeviceBackend::abort() {
-  state_->fail("the process group was aborted on rank " + std::to_string(rank_));
-  meeting_->abort();
+  meeting_->fail("the process group was aborted on rank " + std::to_string(rank_));
 }
 
 void SharedDeviceBackend::shutdown() {

@@ -502,6 +502,58 @@ def receive_failure(source: int) -> tuple[str, str]:
     return "nothing", ""
 
 
+def fail(what: str, number: int) -> None:
+    """So many copies, waits or records of this process from now on, one fails; 0: none does."""
+    getattr(_emulation(), f"emulatedCudaFail{what}")(ctypes.c_long(number))
+
+
+def reductions_of_which_a_record_fails(number: int) -> list[str]:
+    """What each of two all_reduce raises, or "well", where a record fails in the first one."""
+    tensors = [torch.full((4,), value, device=CUDA) for value in (1.0, 100.0)]
+    torch.cuda.synchronize()
+    fail("Record", number)
+    said = []
+    for tensor in tensors:
+        try:
+            dist.all_reduce(tensor)
+            said.append("well")
+        except RuntimeError as error:
+            said.append(str(error))
+    fail("Record", 0)
+    return said
+
+
+def future_of_which_a_record_fails(number: int) -> str:
+    tensor = torch.ones(4, device=CUDA)
+    torch.cuda.synchronize()
+    fail("Record", number)
+    work = dist.all_reduce(tensor, async_op=True)
+    try:
+        work.get_future().wait()
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        fail("Record", 0)
+    return "well"
+
+
+def messages_of_which_a_copy_fails(failing: int) -> list[str]:
+    """What each of two messages from rank 0 to 1 raises, or "well", where the second of a message's
+    three chunks cannot be copied on one of the two ranks."""
+    tensors = [torch.full((3 << 19,), value, device=CUDA) for value in (1.0, 2.0)]
+    torch.cuda.synchronize()
+    fail("Copy", 2 if dist.get_rank() == failing else 0)
+    said = []
+    for tensor in tensors:
+        try:
+            dist.send(tensor, 1) if dist.get_rank() == 0 else dist.recv(tensor, 0)
+            said.append("well")
+        except RuntimeError as error:
+            said.append(str(error))
+    fail("Copy", 0)
+    return said
+
+
 def start_and_abort() -> str:
     """A rank aborts the group while it waits for what nobody sends."""
     work = dist.irecv(torch.ones(3, device=CUDA), 0)
