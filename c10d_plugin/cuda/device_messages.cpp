@@ -1,7 +1,9 @@
 #include "c10d_plugin/cuda/device_messages.h"
 
 #include <algorithm>
+#include <cstring>
 #include <optional>
+#include <string>
 
 #include "c10d_plugin/cuda/device/device_memory.h"
 #include "c10d_plugin/cuda/device/handles.h"
@@ -63,13 +65,14 @@ struct DeviceMessages::Sender {
       : to(peer),
         device(on),
         meeting(std::move(group)),
-        queue(meeting->rank(), c10::cuda::getStreamFromPool(false, on), state) {}
+        queue(c10::cuda::getStreamFromPool(false, on), meeting, state) {}
 
   void open(const Step& step) {
     if (memory) return;
-    memory = std::make_unique<DeviceMemory>(device, 2 * kChunk);
+    auto made = std::make_unique<DeviceMemory>(device, 2 * kChunk);
     filled.emplace(device);
-    meeting->send(to, kOpenTag, asWords(Opening{memory->handle(), filled->handles()}), step);
+    meeting->send(to, kOpenTag, asWords(Opening{made->handle(), filled->handles()}), step);
+    memory = std::move(made);
   }
 
   void beginFilling(const Step& step, const c10::cuda::CUDAStream& stream) {
@@ -82,8 +85,9 @@ struct DeviceMessages::Sender {
     drained->block(sent % 2, stream);
   }
 
+  // What throws leaves the two ranks with different chunks and slots.
   void send(const at::Tensor& flat, int tag, const Step& step,
-            const c10::cuda::CUDAStream& stream) {
+            const c10::cuda::CUDAStream& stream) try {
     open(step);
     const Head head = headOf(flat, tag);
     for (std::int64_t at = 0; at < chunksIn(head); ++at) {
@@ -94,6 +98,9 @@ struct DeviceMessages::Sender {
       filled->record(slot, stream);
       meeting->send(to, kFilledTag, asWords(head), step);
     }
+  } catch (...) {
+    meeting->breakOff(std::string(step.title) + " to rank " + std::to_string(to));
+    throw;
   }
 
   const int to;
@@ -112,16 +119,17 @@ struct DeviceMessages::Receiver {
       : from(peer),
         device(on),
         meeting(std::move(group)),
-        queue(meeting->rank(), c10::cuda::getStreamFromPool(false, on), state) {}
+        queue(c10::cuda::getStreamFromPool(false, on), meeting, state) {}
 
   void open(const Step& step) {
     if (memory) return;
     const auto opening =
         fromWords<Opening>(meeting->receive(from, kOpenTag, kWordsOf<Opening>, step));
-    memory = std::make_unique<DeviceMemory>(device, 2 * kChunk, opening.memory);
+    auto opened = std::make_unique<DeviceMemory>(device, 2 * kChunk, opening.memory);
     filled.emplace(device, opening.filled);
     drained.emplace(device);
     meeting->send(from, kAnswerTag, asWords(drained->handles()), step);
+    memory = std::move(opened);
   }
 
   Head head(const Step& step) {
@@ -130,20 +138,27 @@ struct DeviceMessages::Receiver {
 
   void receive(const at::Tensor& flat, int tag, const Step& step,
                const c10::cuda::CUDAStream& stream) {
-    open(step);
     const Head wanted = headOf(flat, tag);
-    const Head got = head(step);
-    const bool alike = std::memcmp(&wanted, &got, sizeof(Head)) == 0;
-    for (std::int64_t at = 0; at < chunksIn(got); ++at) {
-      if (at > 0) static_cast<void>(head(step));
-      const std::size_t slot = received++ % 2;
-      filled->block(slot, stream);
-      if (alike) {
-        const at::Tensor chunk = chunkOf(flat, at);
-        chunk.copy_(memory->view(slot * kChunk, chunk.nbytes(), chunk.scalar_type()));
+    Head got;
+    bool alike = false;
+    try {
+      open(step);
+      got = head(step);
+      alike = std::memcmp(&wanted, &got, sizeof(Head)) == 0;
+      for (std::int64_t at = 0; at < chunksIn(got); ++at) {
+        if (at > 0) static_cast<void>(head(step));
+        const std::size_t slot = received++ % 2;
+        filled->block(slot, stream);
+        if (alike) {
+          const at::Tensor chunk = chunkOf(flat, at);
+          chunk.copy_(memory->view(slot * kChunk, chunk.nbytes(), chunk.scalar_type()));
+        }
+        drained->record(slot, stream);
+        meeting->send(from, kDrainedTag, {1}, step);
       }
-      drained->record(slot, stream);
-      meeting->send(from, kDrainedTag, {1}, step);
+    } catch (...) {
+      meeting->breakOff(std::string(step.title) + " from rank " + std::to_string(from));
+      throw;
     }
     TORCH_CHECK(alike, step.title, ": rank ", from, " sent ", got.elements, " elements of ",
                 static_cast<c10::ScalarType>(got.type), " with tag ", got.tag, ", rank ",
@@ -192,11 +207,11 @@ std::shared_ptr<Channel> DeviceMessages::channel(std::map<int, std::shared_ptr<C
 DeviceMessages::WorkPtr DeviceMessages::send(const at::Tensor& tensor, int to, int tag,
                                              milliseconds timeout) {
   constexpr const char* kTitle = "weft:send";
-  FlatCall call;
+  FlatCall call(kTitle);
   const at::Tensor flat = call.reads(tensor);
   const Step step{kTitle, steady_clock::now() + timeout};
   const auto sender = channel(senders_, to);
-  return sender->queue.run(call.what(c10d::OpType::SEND, kTitle),
+  return sender->queue.run(call.what(c10d::OpType::SEND),
                            [sender = sender.get(), flat, tag, step](const auto& stream) {
                              sender->send(flat, tag, step, stream);
                            });
@@ -205,16 +220,15 @@ DeviceMessages::WorkPtr DeviceMessages::send(const at::Tensor& tensor, int to, i
 DeviceMessages::WorkPtr DeviceMessages::receive(const at::Tensor& tensor, int from, int tag,
                                                 milliseconds timeout) {
   constexpr const char* kTitle = "weft:recv";
-  FlatCall call;
+  FlatCall call(kTitle);
   const at::Tensor flat = call.writes(tensor);
   const Step step{kTitle, steady_clock::now() + timeout};
   const auto receiver = channel(receivers_, from);
-  return receiver->queue.run(
-      call.what(c10d::OpType::RECV, kTitle),
-      [receiver = receiver.get(), flat, tag, step, call](const auto& stream) {
-        receiver->receive(flat, tag, step, stream);
-        call.writeBack();
-      });
+  return receiver->queue.run(call.what(c10d::OpType::RECV), [receiver = receiver.get(), flat, tag,
+                                                             step, call](const auto& stream) {
+    receiver->receive(flat, tag, step, stream);
+    call.writeBack();
+  });
 }
 
 bool DeviceMessages::close(milliseconds limit) {

@@ -7,7 +7,7 @@
 //
 // Threads: any; each direction to each rank has a queue and a stream of its own, so sends and
 // receives never wait for each other. Failure: as a Meeting's; a message of another size, type or
-// tag fails its receive and is consumed.
+// tag fails its receive and is consumed. What else fails while a message is copied ends the group.
 #pragma once
 
 #include <chrono>

@@ -72,11 +72,19 @@ void DeviceReduction::add(const at::Tensor& sum, const at::Tensor& left,
   }
 }
 
+c10::ScalarType DeviceReduction::sumType() const {
+  if (isShort(type_)) return c10::ScalarType::Float;
+  const bool sums_integers = op_ == ReduceOp::AVG && c10::isIntegralType(type_, false);
+  return sums_integers ? c10::ScalarType::Long : type_;
+}
+
 void DeviceReduction::combine(const std::vector<at::Tensor>& parts, const at::Tensor& into) const {
   if (into.numel() == 0) return;
-  const bool wide = isShort(type_);
-  at::Tensor sum = wide ? at::empty_like(into, into.options().dtype(at::kFloat)) : into;
-  add(sum, parts[0], parts[1]);
+  const bool wide = sumType() != type_;
+  at::Tensor sum = wide ? at::empty_like(into, into.options().dtype(sumType())) : into;
+  // ATen computes in the type of the parts, whatever the sum's is.
+  if (wide) sum.copy_(parts[0]);
+  add(sum, wide ? sum : parts[0], parts[1]);
   for (std::size_t rank = 2; rank < parts.size(); ++rank)
     add(sum, sum, parts[rank]);
   if (op_ == ReduceOp::AVG) {

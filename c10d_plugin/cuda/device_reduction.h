@@ -1,7 +1,8 @@
 // DeviceReduction: a ReduceOp on tensors of a device, by ATen's operators.
 //
 // The parts are combined in the order of the ranks, whoever does it, so all get the same bits.
-// float16 and bfloat16 are summed in float32. AVG of integers rounds toward zero.
+// float16 and bfloat16 are summed in float32 and rounded once, integers of up to 32 bits for AVG in
+// int64. AVG of integers rounds toward zero.
 //
 // Threads: any; works on the current stream. Failure: the constructor throws c10::Error, naming
 // both, for a type that has no such reduction; the others throw what ATen throws.
@@ -26,6 +27,8 @@ class DeviceReduction {
   const at::Tensor& factor() const { return factor_; }  // undefined except for PREMUL_SUM
 
  private:
+  // What sums are made in: the type of the tensors or one with more room.
+  c10::ScalarType sumType() const;
   void add(const at::Tensor& sum, const at::Tensor& left, const at::Tensor& right) const;
 
   const c10d::ReduceOp::RedOpType op_;

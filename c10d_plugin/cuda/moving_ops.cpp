@@ -33,6 +33,7 @@ std::vector<at::Tensor> parts(const at::Tensor& flat, const at::Tensor& tensor,
 SharedDeviceBackend::WorkPtr SharedDeviceBackend::exchange(DeviceOp op, milliseconds timeout,
                                                            FlatCall call, Tensors in, Tensors out) {
   const bool apart = op.shares > 1;  // each rank gets another part
+  in = call.apart(std::move(in), out, rank_);
   if (in.size() == ranks()) op.gives = sizesOf(in);
   if (in.size() == 1) op.gives.assign(ranks(), in.front().numel());
   op.wants = sizesOf(out);
@@ -61,12 +62,14 @@ SharedDeviceBackend::WorkPtr SharedDeviceBackend::broadcast(Tensors& tensors,
   const auto root = static_cast<std::size_t>(checkRoot(opts.rootRank, size_, kTitle));
   DeviceOp op = opOn(OpType::BROADCAST, kTitle, tensor);
   op.root = static_cast<int>(root);
-  FlatCall call;
+  FlatCall call(kTitle);
   Tensors in, out(ranks());
-  if (op.root == rank_)
-    in.push_back(call.updates(tensor));
-  else
+  if (op.root == rank_) {
+    in.push_back(call.reads(tensor));
+    call.returns(tensor);
+  } else {
     out[root] = call.writes(tensor);
+  }
   return exchange(std::move(op), opts.timeout, std::move(call), std::move(in), std::move(out));
 }
 
@@ -77,7 +80,7 @@ SharedDeviceBackend::WorkPtr SharedDeviceBackend::allgather(TensorLists& outputs
   const Tensors& list = onePerRank(outputs, size_, kTitle);
   check(inputs, kTitle);
   check(list, kTitle);
-  FlatCall call;
+  FlatCall call(kTitle);
   Tensors in{call.reads(input)};
   Tensors out = call.writes(list);
   return exchange(opOn(OpType::ALLGATHER, kTitle, input), opts.timeout, std::move(call),
@@ -89,7 +92,7 @@ SharedDeviceBackend::WorkPtr SharedDeviceBackend::_allgather_base(
   constexpr const char* kTitle = "weft:_allgather_base";
   check({output, input}, kTitle);
   checkTimes(output, input, ranks(), kTitle);
-  FlatCall call;
+  FlatCall call(kTitle);
   Tensors in{call.reads(input)};
   Tensors out = equalParts(call.writes(output), ranks());
   return exchange(opOn(OpType::_ALLGATHER_BASE, kTitle, input), opts.timeout, std::move(call),
@@ -104,6 +107,8 @@ SharedDeviceBackend::WorkPtr SharedDeviceBackend::allgather_coalesced(
   for (const Tensors& list : outputs)
     TORCH_CHECK(list.size() == inputs.size(), kTitle, ": needs ", inputs.size(),
                 " output tensors for each rank, got ", list.size());
+  for (const Tensors& list : outputs)
+    checkWritable(list, kTitle);  // before the first of them begins
   std::vector<WorkPtr> works;
   for (std::size_t at = 0; at < inputs.size(); ++at) {
     TensorLists of_one(1);
@@ -119,6 +124,7 @@ SharedDeviceBackend::WorkPtr SharedDeviceBackend::allgather_into_tensor_coalesce
     Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
   TORCH_CHECK(outputs.size() == inputs.size(), "weft:all_gather_into_tensor_coalesced: needs as ",
               "many inputs as outputs, got ", inputs.size(), " and ", outputs.size());
+  checkWritable(outputs, "weft:all_gather_into_tensor_coalesced");
   std::vector<WorkPtr> works;
   for (std::size_t at = 0; at < inputs.size(); ++at)
     works.push_back(_allgather_base(outputs[at], inputs[at], opts));
@@ -132,7 +138,7 @@ SharedDeviceBackend::WorkPtr SharedDeviceBackend::gather(TensorLists& outputs, T
   check(inputs, kTitle);
   DeviceOp op = opOn(OpType::GATHER, kTitle, input);
   op.root = checkRoot(opts.rootRank, size_, kTitle);
-  FlatCall call;
+  FlatCall call(kTitle);
   Tensors in{call.reads(input)};
   Tensors out(ranks());
   if (op.root == rank_) {
@@ -152,7 +158,7 @@ SharedDeviceBackend::WorkPtr SharedDeviceBackend::scatter(Tensors& outputs, Tens
   DeviceOp op = opOn(OpType::SCATTER, kTitle, output);
   op.root = static_cast<int>(root);
   op.shares = size_;
-  FlatCall call;
+  FlatCall call(kTitle);
   Tensors in, out(ranks());
   if (op.root == rank_) {
     const Tensors& list = onePerRank(inputs, size_, kTitle);
@@ -174,7 +180,7 @@ SharedDeviceBackend::WorkPtr SharedDeviceBackend::alltoall_base(at::Tensor& outp
   checkSplits(output, output_splits, size_, kTitle);
   DeviceOp op = opOn(OpType::ALLTOALL_BASE, kTitle, input);
   op.shares = size_;
-  FlatCall call;
+  FlatCall call(kTitle);
   Tensors in = parts(call.reads(input), input, input_splits, ranks());
   Tensors out = parts(call.writes(output), output, output_splits, ranks());
   return exchange(std::move(op), opts.timeout, std::move(call), std::move(in), std::move(out));
@@ -189,7 +195,7 @@ SharedDeviceBackend::WorkPtr SharedDeviceBackend::alltoall(Tensors& outputs, Ten
   check(outputs, kTitle);
   DeviceOp op = opOn(OpType::ALLTOALL, kTitle, inputs.front());
   op.shares = size_;
-  FlatCall call;
+  FlatCall call(kTitle);
   Tensors in = call.reads(inputs);
   Tensors out = call.writes(outputs);
   return exchange(std::move(op), opts.timeout, std::move(call), std::move(in), std::move(out));
@@ -201,7 +207,8 @@ SharedDeviceBackend::WorkPtr SharedDeviceBackend::barrier(const c10d::BarrierOpt
   op.title = "weft:barrier";
   op.gives.assign(ranks(), 0);
   op.wants.assign(ranks(), kAnySize);
-  return submit(std::move(op), opts.timeout, {});
+  const FlatCall call(op.title);
+  return submit(std::move(op), opts.timeout, call);
 }
 
 }  // namespace weft::process_group

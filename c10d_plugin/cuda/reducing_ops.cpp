@@ -36,6 +36,9 @@ SharedDeviceBackend::WorkPtr SharedDeviceBackend::reduceShares(DeviceOp op,
   op.shares = size_;
   op.gives = sizesOf(in);
   op.wants.assign(ranks(), out.numel());
+  Tensors outs(ranks());
+  outs[static_cast<std::size_t>(rank_)] = out;
+  in = call.apart(std::move(in), outs, rank_);
   op.put = [in = std::move(in), reduction](const Piece& piece, const DeviceOp::Half& half) {
     for (std::size_t share = 0; share < in.size(); ++share) {
       const at::Tensor from = piece.of(in[share]);
@@ -59,7 +62,7 @@ SharedDeviceBackend::WorkPtr SharedDeviceBackend::reduceWhole(DeviceOp op,
                                                               milliseconds timeout,
                                                               const at::Tensor& tensor) {
   const DeviceReduction reduction(how, op.element, op.title);
-  FlatCall call;
+  FlatCall call(op.title);
   const bool wanted = op.root < 0 || op.root == rank_;
   const at::Tensor flat = wanted ? call.updates(tensor) : call.reads(tensor);
   call.uses(reduction.factor());
@@ -107,6 +110,7 @@ SharedDeviceBackend::WorkPtr SharedDeviceBackend::allreduce(Tensors& tensors,
 SharedDeviceBackend::WorkPtr SharedDeviceBackend::allreduce_coalesced(
     Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
   check({tensors.begin(), tensors.end()}, "weft:all_reduce");
+  checkWritable(tensors, "weft:all_reduce");
   std::vector<WorkPtr> works;
   for (const at::Tensor& tensor : tensors) {
     Tensors one{tensor};
@@ -132,7 +136,7 @@ SharedDeviceBackend::WorkPtr SharedDeviceBackend::reduce_scatter(
   const Tensors& list = onePerRank(inputs, size_, kTitle);
   check(outputs, kTitle);
   check(list, kTitle);
-  FlatCall call;
+  FlatCall call(kTitle);
   Tensors in = call.reads(list);
   const at::Tensor out = call.writes(output);
   return reduceShares(opOn(OpType::REDUCE_SCATTER, kTitle, output), opts.reduceOp, opts.timeout,
@@ -144,7 +148,7 @@ SharedDeviceBackend::WorkPtr SharedDeviceBackend::_reduce_scatter_base(
   constexpr const char* kTitle = "weft:_reduce_scatter_base";
   check({output, input}, kTitle);
   checkTimes(input, output, ranks(), kTitle);
-  FlatCall call;
+  FlatCall call(kTitle);
   Tensors in = equalParts(call.reads(input), ranks());
   const at::Tensor out = call.writes(output);
   return reduceShares(opOn(OpType::_REDUCE_SCATTER_BASE, kTitle, output), opts.reduceOp,
@@ -155,6 +159,7 @@ SharedDeviceBackend::WorkPtr SharedDeviceBackend::reduce_scatter_tensor_coalesce
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
   TORCH_CHECK(outputs.size() == inputs.size(), "weft:reduce_scatter_tensor_coalesced: needs as ",
               "many inputs as outputs, got ", inputs.size(), " and ", outputs.size());
+  checkWritable(outputs, "weft:reduce_scatter_tensor_coalesced");
   std::vector<WorkPtr> works;
   for (std::size_t at = 0; at < inputs.size(); ++at)
     works.push_back(_reduce_scatter_base(outputs[at], inputs[at], opts));

@@ -108,7 +108,7 @@ std::vector<Words> Rounds::round(const DeviceOp& op, const Piece& piece, Words w
   return all;
 }
 
-void Rounds::run(const DeviceOp& op, const Step& step, const c10::cuda::CUDAStream& stream) {
+void Rounds::runRounds(const DeviceOp& op, const Step& step, const c10::cuda::CUDAStream& stream) {
   constexpr std::int64_t kAlignment = 16;  // elements: pieces begin where vector loads may
   const auto room = static_cast<std::int64_t>(staging_.bytes() / c10::elementSize(op.element));
   const std::int64_t size = room / op.shares / kAlignment * kAlignment;
@@ -121,6 +121,15 @@ void Rounds::run(const DeviceOp& op, const Step& step, const c10::cuda::CUDAStre
     const bool ends =
         std::any_of(all.begin(), all.end(), [](const Words& said) { return said[kWell] != 1; });
     if (ends || pieces_ < 0) break;
+  }
+}
+
+void Rounds::run(const DeviceOp& op, const Step& step, const c10::cuda::CUDAStream& stream) {
+  try {
+    runRounds(op, step, stream);
+  } catch (...) {
+    meeting_.breakOff(op.title);
+    throw;
   }
   if (problem_) std::rethrow_exception(std::exchange(problem_, nullptr));
 }

@@ -5,8 +5,8 @@
 //
 // Threads: one operation at a time, with the group's stream as the current one; returns when all
 // is queued. Failure: run() throws. Different calls throw on all ranks and leave the group usable;
-// so does what goes wrong on one rank before it has put its piece. Ranks that stay away or die end
-// the group.
+// so does what goes wrong on one rank while it puts its piece. Ranks that stay away or die, and
+// what else goes wrong on one rank between the meetings, end the group.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Types.hpp>
@@ -56,6 +56,7 @@ class Rounds {
   void run(const DeviceOp& op, const Step& step, const c10::cuda::CUDAStream& stream);
 
  private:
+  void runRounds(const DeviceOp& op, const Step& step, const c10::cuda::CUDAStream& stream);
   // Fills, meets and reads; returns what the ranks say.
   std::vector<Words> round(const DeviceOp& op, const Piece& piece, Words words, const Step& step,
                            const c10::cuda::CUDAStream& stream);

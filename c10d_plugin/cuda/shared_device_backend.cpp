@@ -64,7 +64,7 @@ SharedDeviceBackend::SharedDeviceBackend(const DelegateSpec& spec,
                   steady_clock::now() + spec.timeout};
   staging_ = makeStaging(device_.index(), half, *meeting_, step);
   rounds_ = std::make_shared<Rounds>(*meeting_, *staging_);
-  queue_ = std::make_shared<DeviceQueue>(rank_, stream_, state_);
+  queue_ = std::make_shared<DeviceQueue>(stream_, meeting_, state_);
   messages_ = std::make_unique<DeviceMessages>(device_.index(), meeting_, state_);
   meeting_->watch();
   init();
@@ -116,7 +116,7 @@ SharedDeviceBackend::WorkPtr SharedDeviceBackend::submit(DeviceOp op, millisecon
                                                          FlatCall call) {
   calls_.fetch_add(1);
   const milliseconds limit = timeout.count() > 0 ? timeout : milliseconds(timeout_ms_.load());
-  const auto what = call.what(op.type, op.title);
+  const auto what = call.what(op.type);
   auto run = [rounds = rounds_, staging = staging_, meeting = meeting_, op = std::move(op), limit,
               call = std::move(call)](const c10::cuda::CUDAStream& stream) {
     rounds->run(op, {op.title, steady_clock::now() + limit}, stream);
@@ -160,8 +160,7 @@ SharedDeviceBackend::WorkPtr SharedDeviceBackend::recv(Tensors& tensors, int fro
 }
 
 void SharedDeviceBackend::abort() {
-  state_->fail("the process group was aborted on rank " + std::to_string(rank_));
-  meeting_->abort();
+  meeting_->fail("the process group was aborted on rank " + std::to_string(rank_));
 }
 
 void SharedDeviceBackend::shutdown() {

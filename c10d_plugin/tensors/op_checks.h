@@ -26,8 +26,8 @@ WEFT_API void checkCount(std::size_t count, int size, const char* what, const ch
 void checkAlike(const at::Tensor& first, const Tensors& others, const char* title);
 // Each element of what is written has memory of its own, unlike in a tensor made by expand(): the
 // write would fail only once the other ranks are done.
-void checkWritable(const at::Tensor& output, const char* title);
-void checkWritable(const Tensors& outputs, const char* title);
+WEFT_API void checkWritable(const at::Tensor& output, const char* title);
+WEFT_API void checkWritable(const Tensors& outputs, const char* title);
 // This rank's own tensor in a list must have as many elements as the tensor that goes there.
 void checkOwnShare(const at::Tensor& own, const at::Tensor& place, int rank, const char* title);
 // `whole` is made of one `share` per rank.

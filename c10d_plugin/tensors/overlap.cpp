@@ -13,7 +13,7 @@ bool overlap(ByteRange a, ByteRange b) {
 }
 
 ByteRange bytesOf(const at::Tensor& tensor) {
-  if (tensor.numel() == 0) return {};
+  if (!tensor.defined() || tensor.numel() == 0) return {};
   std::int64_t last = 0;
   for (std::int64_t dim = 0; dim < tensor.dim(); ++dim)
     last += (tensor.size(dim) - 1) * tensor.stride(dim);

@@ -1,7 +1,7 @@
 // Tensors of one operation that share memory. An operation writes its outputs while it still reads
 // its inputs, so an input that overlaps an output is copied first, except a rank's own share that
 // is exactly in its place. Outputs that overlap are written in their order, so the last one
-// remains, as with Gloo.
+// remains, as with Gloo. Those of libweft.so's interface ask for no device.
 #pragma once
 
 #include <cstddef>
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "c10d_plugin/tensors/contiguous_tensor.h"
+#include "transport/base/api.h"
 
 namespace weft::process_group {
 
@@ -17,11 +18,12 @@ using ByteRange = std::span<const std::byte>;
 inline bool same(ByteRange a, ByteRange b) { return a.data() == b.data() && a.size() == b.size(); }
 bool overlap(ByteRange a, ByteRange b);
 
-// From the first to the last byte of a tensor, with the gaps between its elements.
-ByteRange bytesOf(const at::Tensor& tensor);
+// From the first to the last byte of a tensor, with the gaps between its elements; nothing of an
+// undefined one.
+WEFT_API ByteRange bytesOf(const at::Tensor& tensor);
 
 // The memory of several tensors.
-class Occupied {
+class WEFT_API Occupied {
  public:
   explicit Occupied(std::vector<ByteRange> ranges);
   // No two of them share a byte.
@@ -35,7 +37,7 @@ class Occupied {
 
 Occupied occupied(const ContiguousTensor& flat);
 Occupied occupied(const std::vector<ContiguousTensor>& flats);
-Occupied occupied(const std::vector<at::Tensor>& tensors);
+WEFT_API Occupied occupied(const std::vector<at::Tensor>& tensors);
 
 // The outputs of an operation, none of which overlaps another.
 std::vector<ContiguousTensor> flattenOutputs(const std::vector<at::Tensor>& tensors);

@@ -93,6 +93,18 @@ at::Tensor numbered(std::int64_t number, at::TensorList like) {
   return at::full({1}, number, options.dtype(at::kLong).requires_grad(false));
 }
 
+// The device's engine thread would wait for gradients that the same thread has to pass on, and hold
+// up every other backward on the device.
+void checkOnHost(at::TensorList tensors, const std::string& what) {
+  for (const at::Tensor& tensor : tensors) {
+    const c10::Device device = tensor.device();
+    TORCH_CHECK(device.is_cpu() || device.is_meta(),
+                "gradients go through call_tensors on the CPU only, but ", what,
+                " has a tensor on ", device,
+                ": use weft.call, call it under torch.no_grad(), or give and return CPU tensors");
+  }
+}
+
 // The outputs, followed by the call's number. `traced` with an empty `needed`: the compiler has
 // decided that nothing here needs gradients, which is wrong if the module's parameters do.
 Tensors callRecorded(string_view worker, string_view name, at::TensorList inputs,
@@ -106,6 +118,9 @@ Tensors callRecorded(string_view worker, string_view name, at::TensorList inputs
   }
   Call what = toCall(worker, name, method, version, timeout);
   const std::string description = describe(what);
+  for (const std::int64_t index : needed)
+    checkOnHost(inputs[static_cast<std::size_t>(index)], description);
+  if (!needed.empty()) checkOnHost(like, description);
   const auto context = std::make_shared<RemoteBackwardContext>(timeout);
   what.args = context->open(inputs, needed);
   what.ends_gradients = true;
@@ -114,6 +129,7 @@ Tensors callRecorded(string_view worker, string_view name, at::TensorList inputs
     const at::AutoGradMode recording(true);
     came = toTensors(call(std::move(what)));
   }
+  if (!needed.empty()) checkOnHost(came, description);
   const bool leads_back = context->close(came, std::string(worker));
   TORCH_CHECK(!(traced && needed.empty() && leads_back), description,
               " has parameters that need gradients, and this traced call would lose them, because "

@@ -79,7 +79,7 @@ std::string MessageSender::transportTo(worker_id_t peer) const {
 
 transport::Error MessageSender::send(worker_id_t to, WireKind kind, std::uint64_t call_id,
                                      const MessagePtr& message, const DeviceMap& map,
-                                     const std::string& peer, milliseconds timeout) {
+                                     const std::string& peer, milliseconds timeout) try {
   transport::Message out = encode(kind, call_id, message, map, peer, timeout, {&devices_, to});
   for (transport::OwnedBuffer& buffer : out.buffers) {
     void* const memory = buffer.owner.get();
@@ -90,6 +90,9 @@ transport::Error MessageSender::send(worker_id_t to, WireKind kind, std::uint64_
   auto error = endpoint_->send(to, std::move(out));
   if (error) devices_.takeBack({to, kind, call_id});
   return error;
+} catch (...) {
+  devices_.takeBack({to, kind, call_id});  // encode() may have lent some tensors before it failed
+  throw;
 }
 
 transport::Error MessageSender::sendControl(worker_id_t to, WireKind kind, ControlType type,

@@ -161,24 +161,21 @@ c10::DeviceIndex IpcMemory::deviceOf(const std::string& bus_id) const {
   return static_cast<c10::DeviceIndex>(found - bus_ids_.begin());
 }
 
-// Closed before anything is opened: torch's allocator, too, knows what is open by its handle.
-void IpcMemory::closeStale(worker_id_t peer, std::uint64_t generation) {
-  OfPeer stale;  // closed after the lock
-  const std::lock_guard lock(mutex_);
-  OfPeer& known = peers_[peer];
-  if (known.segments.size() > kMostOpen || known.events.size() > kMostOpen) std::swap(known, stale);
+void IpcMemory::OfPeer::closeStale(std::uint64_t latest) {
+  if (segments.size() > kMostOpen || events.size() > kMostOpen) *this = {};
   // What an earlier token names is kept by its sender, so it has its handle for itself.
-  if (generation > known.generation) {
-    std::swap(known.segments, stale.segments);
-    known.generation = generation;
-  }
+  if (latest <= generation) return;
+  segments.clear();
+  generation = latest;
 }
 
+// All stale memory is closed before any thread opens new memory: torch's allocator, too, knows what
+// is open by its handle.
 IpcMemory::Opened IpcMemory::open(worker_id_t peer, const IpcToken& token) {
-  closeStale(peer, token.generation);
   Opened opened;
   const std::lock_guard lock(mutex_);
   OfPeer& known = peers_[peer];
+  known.closeStale(token.generation);
   for (const auto& [bus_id, handle] : token.devices) {
     const c10::DeviceIndex device = deviceOf(bus_id);
     auto& event = known.events[handle];
@@ -208,6 +205,9 @@ std::vector<at::Tensor> IpcMemory::copyFrom(worker_id_t peer, std::span<const st
   const IpcToken token = IpcToken::fromBytes(bytes);
   TORCH_CHECK(token.places.size() == wanted.size(), "a token of device memory names ",
               token.places.size(), " tensors, and its message ", wanted.size());
+  // Ends after `opened`: once its memory is given back, the sender may use the handle for other
+  // memory.
+  Copies copies(std::move(borrowed));
   const Opened opened = open(peer, token);
   // A copy between devices runs on the stream of the source. Where the call has none, one of the
   // pool: the default stream is the user's.
@@ -221,7 +221,6 @@ std::vector<at::Tensor> IpcMemory::copyFrom(worker_id_t peer, std::span<const st
   const c10::cuda::CUDAMultiStreamGuard guard(sources);
   for (std::size_t i = 0; i < opened.events.size(); ++i)
     opened.events[i]->block(getCurrentCUDAStream(opened.devices[i]));
-  Copies copies(std::move(borrowed));
   std::vector<at::Tensor> made;
   made.reserve(wanted.size());
   for (std::size_t i = 0; i < wanted.size(); ++i) {
@@ -247,9 +246,8 @@ void IpcMemory::probe(worker_id_t peer, std::span<const std::byte> bytes, std::i
 }
 
 void IpcMemory::forget(worker_id_t peer) {
-  OfPeer forgotten;  // closed after the lock
   const std::lock_guard lock(mutex_);
-  if (auto found = peers_.extract(peer)) forgotten = std::move(found.mapped());
+  peers_.erase(peer);
 }
 
 }  // namespace weft::rpc

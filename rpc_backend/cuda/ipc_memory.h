@@ -3,6 +3,8 @@
 // What is opened of a peer (memory and events) stays open for its next messages, up to a limit,
 // until it is forgotten: opening costs more than a copy of megabytes. What its owner has given back
 // to the driver meanwhile stays reserved until the next message of that owner.
+//
+// One thread at a time opens and closes; closing waits for the device.
 #pragma once
 
 #include <c10/cuda/CUDAEvent.h>
@@ -43,14 +45,16 @@ class IpcMemory final : public DeviceMemory {
     std::uint64_t generation = 0;                           // the latest of its tokens
     std::map<std::string, std::shared_ptr<void>> segments;  // by handle
     std::map<std::string, std::shared_ptr<c10::cuda::CUDAEvent>> events;
+
+    // Closes what a token of the latest generation may name anew, and all where it is too much.
+    void closeStale(std::uint64_t latest);
   };
-  void closeStale(worker_id_t peer, std::uint64_t generation);
   Opened open(worker_id_t peer, const IpcToken& token);
   c10::DeviceIndex deviceOf(const std::string& bus_id) const;
 
   const std::vector<std::string> bus_ids_;  // of the devices here
   const std::shared_ptr<IpcEvents> events_ = std::make_shared<IpcEvents>();
-  std::mutex mutex_;
+  std::mutex mutex_;  // also held while stale memory is closed
   std::map<worker_id_t, OfPeer> peers_;
 };
 

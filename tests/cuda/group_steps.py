@@ -6,6 +6,7 @@ import ctypes
 import time
 from collections.abc import Callable
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -222,6 +223,107 @@ def uneven_layouts() -> None:
     on_both("layouts", 600, run)
 
 
+def sums_that_need_room() -> None:
+    """They do not fit the type, or lose what is added to a partial sum that is rounded to it."""
+    op = dist.ReduceOp
+    for dtype, how, numbers in (
+        (torch.float16, op.AVG, (60000.0, 60000.0, 60000.0)),
+        (torch.float16, op.SUM, (60000.0, 5000.0, -60000.0)),
+        (torch.float16, op.SUM, (2048.0, 1.0, 1.0)),
+        (torch.float16, op.PRODUCT, (300.0, 300.0, 0.001)),
+        (torch.bfloat16, op.SUM, (256.0, 1.0, 1.0)),
+        (torch.int8, op.AVG, (100, 127, 101)),
+        (torch.uint8, op.AVG, (255, 255, 255)),
+        (torch.int16, op.AVG, (-30000, -30001, -30001)),
+        (torch.int32, op.AVG, (2**31 - 1, 2**31 - 2, 2**31 - 1)),
+        (torch.int64, op.AVG, (5, -8, -3)),
+    ):
+
+        def all_reduce(device, dtype=dtype, how=how, numbers=numbers):
+            tensor = torch.full((5,), numbers[dist.get_rank()], dtype=dtype).to(device)
+            dist.all_reduce(tensor, how)
+            return [tensor]
+
+        on_both(f"{how} {dtype} {numbers}", 5, all_reduce)
+
+
+def shared_memory(numel: int) -> None:
+    """Inputs and outputs, or two outputs, in one memory, at another place of it in each round."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+
+    def numbers(count, device):
+        return (torch.arange(count) + 100_000 * rank).to(device)
+
+    def gather(device):
+        whole = torch.zeros(size * numel, dtype=torch.int64, device=device)
+        own = whole[numel // 2 : numel // 2 + numel]
+        own.copy_(numbers(numel, device))
+        dist.all_gather_into_tensor(whole, own)
+        return [whole]
+
+    def gather_into_shared_outputs(device):
+        memory = torch.zeros(size * numel, dtype=torch.int64, device=device)
+        outputs = [memory[part * numel // 2 :][:numel] for part in range(size)]
+        dist.all_gather(outputs, numbers(numel, device))
+        return [memory]
+
+    def scatter(device):
+        whole = numbers(size * numel, device)
+        dist.reduce_scatter_tensor(whole[numel // 2 : numel // 2 + numel], whole)
+        return [whole]
+
+    def in_its_place(device):
+        whole = numbers(size * numel, device)
+        own = whole[rank * numel : (rank + 1) * numel]
+        dist.reduce_scatter_tensor(own, whole)
+        dist.all_gather_into_tensor(whole, own)
+        return [whole]
+
+    def to_all(device):
+        gives = [numel + 100 * ((rank - to) % size) for to in range(size)]
+        wants = [numel + 100 * ((source - rank) % size) for source in range(size)]
+        whole = numbers(sum(gives), device)
+        dist.all_to_all_single(whole, whole, wants, gives)
+        return [whole]
+
+    for run in (gather, gather_into_shared_outputs, scatter, in_its_place, to_all):
+        on_both(f"{run.__name__} in shared memory", numel, run)
+
+
+def outputs_that_repeat_themselves() -> None:
+    """Each is refused before the others can take part, so nothing is half done."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+
+    def repeats(numel: int = 4) -> torch.Tensor:
+        return torch.zeros(1, device=CUDA).expand(numel)
+
+    def ones(numel: int = 4) -> torch.Tensor:
+        return torch.ones(numel, device=CUDA)
+
+    other = (rank + 1) % size
+    for call in (
+        lambda: dist.all_reduce(repeats()),
+        lambda: dist.all_reduce_coalesced([ones(2), repeats()]),
+        lambda: dist.broadcast(repeats(), other),
+        lambda: dist.reduce(repeats(), rank),
+        lambda: dist.all_gather([repeats()] * size, ones()),
+        lambda: dist.all_gather_into_tensor(repeats(4 * size), ones()),
+        lambda: dist.gather(ones(), [repeats()] * size, dst=rank),
+        lambda: dist.scatter(repeats(), src=other),
+        lambda: dist.reduce_scatter(repeats(), [ones()] * size),
+        lambda: dist.reduce_scatter_tensor(repeats(), ones(4 * size)),
+        lambda: dist.all_to_all([repeats()] * size, [ones()] * size),
+        lambda: dist.all_to_all_single(repeats(size), ones(size)),
+        lambda: dist.recv(repeats(), other),
+    ):
+        with pytest.raises(RuntimeError, match=r"weft:.* single memory location"):
+            call()
+    # What is only read may repeat itself.
+    tensor = repeats() if rank == 0 else ones()
+    dist.broadcast(tensor, 0)
+    same(torch.zeros(4), tensor, "a broadcast")
+
+
 def premultiplied() -> None:
     def run(device):
         tensor = values(500, torch.float32).to(device)
@@ -398,6 +500,58 @@ def receive_failure(source: int) -> tuple[str, str]:
     except Exception as error:
         return type(error).__name__, str(error)
     return "nothing", ""
+
+
+def fail(what: str, number: int) -> None:
+    """So many copies, waits or records of this process from now on, one fails; 0: none does."""
+    getattr(_emulation(), f"emulatedCudaFail{what}")(ctypes.c_long(number))
+
+
+def reductions_of_which_a_record_fails(number: int) -> list[str]:
+    """What each of two all_reduce raises, or "well", where a record fails in the first one."""
+    tensors = [torch.full((4,), value, device=CUDA) for value in (1.0, 100.0)]
+    torch.cuda.synchronize()
+    fail("Record", number)
+    said = []
+    for tensor in tensors:
+        try:
+            dist.all_reduce(tensor)
+            said.append("well")
+        except RuntimeError as error:
+            said.append(str(error))
+    fail("Record", 0)
+    return said
+
+
+def future_of_which_a_record_fails(number: int) -> str:
+    tensor = torch.ones(4, device=CUDA)
+    torch.cuda.synchronize()
+    fail("Record", number)
+    work = dist.all_reduce(tensor, async_op=True)
+    try:
+        work.get_future().wait()
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        fail("Record", 0)
+    return "well"
+
+
+def messages_of_which_a_copy_fails(failing: int) -> list[str]:
+    """What each of two messages from rank 0 to 1 raises, or "well", where the second of a message's
+    three chunks cannot be copied on one of the two ranks."""
+    tensors = [torch.full((3 << 19,), value, device=CUDA) for value in (1.0, 2.0)]
+    torch.cuda.synchronize()
+    fail("Copy", 2 if dist.get_rank() == failing else 0)
+    said = []
+    for tensor in tensors:
+        try:
+            dist.send(tensor, 1) if dist.get_rank() == 0 else dist.recv(tensor, 0)
+            said.append("well")
+        except RuntimeError as error:
+            said.append(str(error))
+    fail("Copy", 0)
+    return said
 
 
 def start_and_abort() -> str:

@@ -9,6 +9,7 @@ import group_steps as steps
 import pytest
 import torch
 from devices import need_two
+from emulation import EMULATION
 from workers import Workers
 
 ONE_DEVICE = {"EMULATED_CUDA_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "0"}
@@ -93,10 +94,23 @@ def test_movements(ranks, numel, dtype):
 
 
 @pytest.mark.parametrize(
-    "step", [steps.coalesced, steps.uneven_layouts, steps.premultiplied, steps.future]
+    "step",
+    [
+        steps.coalesced,
+        steps.uneven_layouts,
+        steps.premultiplied,
+        steps.future,
+        steps.sums_that_need_room,
+        steps.outputs_that_repeat_themselves,
+    ],
 )
 def test_other_forms(ranks, step):
     ranks.all(step)
+
+
+@pytest.mark.parametrize("numel", [500, 50_000])
+def test_inputs_and_outputs_may_share_memory(ranks, numel):
+    ranks.all(steps.shared_memory, numel)
 
 
 @pytest.mark.parametrize("numel", [500, 100_000])
@@ -221,6 +235,51 @@ def test_a_message_whose_sender_dies_is_named():
         made[1].kill()
         kind, said = made[0].result()
         assert kind == "DistBackendError" and "weft:recv" in said and "rank 1" in said
+
+
+OUT_OF_STEP = "before it was done with the other ranks"
+emulated = pytest.mark.skipif(EMULATION is None, reason="only emulated calls can be made to fail")
+
+
+@emulated
+def test_a_rank_that_fails_between_the_meetings_ends_the_group():
+    """The caller's place on its stream is recorded first, then that the piece is there."""
+    with DeviceRanks(2) as made:
+        made.all(steps.delegate_name)
+        made[1].start(steps.reductions_of_which_a_record_fails, 0)
+        first, second = made[0].call(steps.reductions_of_which_a_record_fails, 2)
+        assert "unknown error" in first
+        assert f"weft:all_reduce failed on rank 0 {OUT_OF_STEP}" in second
+        assert all("aborted on rank 0" in said for said in made[1].result())
+
+
+@emulated
+def test_an_error_that_cuda_tells_late_is_the_operations():
+    """All is queued; the last record is of its end."""
+    with DeviceRanks(2) as made:
+        made.all(steps.delegate_name)
+        made[1].start(steps.reductions_of_which_a_record_fails, 0)
+        first, second = made[0].call(steps.reductions_of_which_a_record_fails, 3)
+        assert "unknown error" in first and second == "well"
+        assert made[1].result() == ["well", "well"]
+        made[1].start(steps.future_of_which_a_record_fails, 0)
+        assert "unknown error" in made[0].call(steps.future_of_which_a_record_fails, 3)
+        assert made[1].result() == "well"
+        made.end()
+
+
+@emulated
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_message_that_breaks_off_ends_the_group(failing):
+    """What is sent next does not arrive in place of its missing chunks."""
+    with DeviceRanks(2) as made:
+        made.all(steps.delegate_name)
+        made[1 - failing].start(steps.messages_of_which_a_copy_fails, failing)
+        first, second = made[failing].call(steps.messages_of_which_a_copy_fails, failing)
+        assert "unknown error" in first
+        way = ("send to rank 1", "recv from rank 0")[failing]
+        assert f"weft:{way} failed on rank {failing} {OUT_OF_STEP}" in second
+        assert f"aborted on rank {failing}" in made[1 - failing].result()[1]
 
 
 def test_an_abort_fails_those_who_wait():

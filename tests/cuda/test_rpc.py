@@ -448,14 +448,21 @@ def test_a_late_answer_holds_up_nobody(group, worker):
     lent_by(group, late_answers, worker)
 
 
+def numbers_in(x: torch.Tensor) -> list[float]:
+    return x.cpu().unique().tolist()
+
+
 def of_memory_that_is_given_back() -> None:
-    """The driver gives new memory to the sender, perhaps with the handle of what it had before."""
+    """The driver gives new memory to the sender, perhaps with the handle of what it had before. Of
+    calls at once the first closes all old memory before another opens new memory."""
     for step in range(1, 5):
-        x = torch.full((4 * MiB,), float(step), device="cuda:0")
-        back = rpc.rpc_sync("worker1", twice, args=(x, x))
-        assert bool((back == 2 * step).all())
+        sent = [torch.full((12 * MiB,), step + n / 8, device="cuda:0") for n in range(8)]
+        torch.cuda.synchronize(0)
+        calls = [rpc.rpc_async("worker1", numbers_in, args=(x,)) for x in sent]
+        assert [call.wait() for call in calls] == [[step + n / 8] for n in range(8)]
         wait_until_returned()
-        del x, back
+        del sent, calls
+        torch.cuda.synchronize(0)
         torch.cuda.empty_cache()
 
 

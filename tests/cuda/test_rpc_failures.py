@@ -8,10 +8,10 @@ import threading
 import pytest
 import torch
 import torch.distributed.rpc as rpc
-from cuda_workers import metric
-from devices import SECOND
+from cuda_workers import CudaGroup, metric, wait_until_returned
+from devices import FIRST, SECOND, need_two
 from emulation import EMULATION
-from test_rpc import MiB, counted, double, lent_by, same_twice, total
+from test_rpc import MiB, counted, double, lent_by, many, same_twice, total
 from waiting import wait_until
 
 
@@ -32,6 +32,39 @@ def receiver_fails() -> None:
 @pytest.mark.skipif(EMULATION is None, reason="only an emulated copy can be made to fail")
 def test_a_copy_that_fails_at_the_receiver_fails_the_call_only(group):
     lent_by(group, receiver_fails)
+
+
+def lends_first_device() -> bool:
+    staged = metric("bytes_staged")
+    rpc.rpc_sync("worker1", total, args=(counted(FIRST),))
+    return metric("bytes_staged") == staged
+
+
+def encoding_fails() -> None:
+    """The first tensor is lent already when the second, whose device is not probed yet, cannot be
+    copied to the host."""
+    wait_until(lends_first_device, "the first device's tensors are lent")
+    wait_until_returned()
+    sent = [torch.ones(MiB, device="cuda:0"), torch.ones(MiB, device="cuda:1")]
+    for device in (FIRST, SECOND):
+        torch.cuda.synchronize(device)
+    fail_copy(1)
+    with pytest.raises(RuntimeError, match="unknown error"):
+        rpc.rpc_sync("worker1", many, args=(sent,))
+    fail_copy(0)
+    wait_until_returned()
+    assert [back.unique().tolist() for back in rpc.rpc_sync("worker1", many, args=(sent,))] == [
+        [1],
+        [2],
+    ]
+
+
+@pytest.mark.skipif(EMULATION is None, reason="only an emulated copy can be made to fail")
+@need_two("one is probed, the other not")
+def test_a_message_that_cannot_be_made_takes_back_what_it_lends():
+    with CudaGroup() as group:
+        group[0].call(encoding_fails)
+        group.end()
 
 
 def limit_memory(limit: int | None) -> None:

@@ -11,11 +11,13 @@ namespace weft::process_group {
 class DeviceQueue::Task final : public collectives::OpQueue::Task {
  public:
   Task(DeviceWork::What what, c10::intrusive_ptr<DeviceWork> work, Run run,
-       const c10::cuda::CUDAStream& stream, std::shared_ptr<GroupState> state)
+       const c10::cuda::CUDAStream& stream, std::shared_ptr<Meeting> meeting,
+       std::shared_ptr<GroupState> state)
       : what_(std::move(what)),
         work_(std::move(work)),
         run_(std::move(run)),
         stream_(stream),
+        meeting_(std::move(meeting)),
         state_(std::move(state)) {
     ready_.record(c10::cuda::getCurrentCUDAStream(stream.device_index()));
   }
@@ -26,7 +28,7 @@ class DeviceQueue::Task final : public collectives::OpQueue::Task {
       state_->check(what_.title);
       const c10::cuda::CUDAStreamGuard guard(stream_);
       const at::AutoDispatchBelowADInplaceOrView below_autograd;
-      ready_.block(stream_);
+      waitForCaller();
       run_(stream_);
     } catch (...) {
       error = std::current_exception();
@@ -41,10 +43,20 @@ class DeviceQueue::Task final : public collectives::OpQueue::Task {
   }
 
  private:
+  void waitForCaller() {
+    try {
+      ready_.block(stream_);
+    } catch (...) {
+      meeting_->breakOff(what_.title);
+      throw;
+    }
+  }
+
   DeviceWork::What what_;
   c10::intrusive_ptr<DeviceWork> work_;
   Run run_;
   const c10::cuda::CUDAStream stream_;
+  const std::shared_ptr<Meeting> meeting_;
   const std::shared_ptr<GroupState> state_;
   at::cuda::CUDAEvent ready_;
   bool has_callbacks_ = false;
@@ -55,9 +67,10 @@ c10::intrusive_ptr<DeviceWork> DeviceQueue::run(const DeviceWork::What& what, Ru
   const c10::cuda::CUDAGuard guard(stream_.device_index());
   for (const at::Tensor& tensor : what.memory)
     c10::cuda::CUDACachingAllocator::recordStream(tensor.storage().data_ptr(), stream_);
-  auto work = c10::make_intrusive<DeviceWork>(rank_, what, stream_.device_index(), state_);
+  auto work =
+      c10::make_intrusive<DeviceWork>(meeting_->rank(), what, stream_.device_index(), state_);
   const bool taken =
-      queue_.push(std::make_unique<Task>(what, work, std::move(run), stream_, state_));
+      queue_.push(std::make_unique<Task>(what, work, std::move(run), stream_, meeting_, state_));
   if (!taken) {
     C10_THROW_ERROR(DistBackendError,
                     std::string(what.title) + ": the process group was shut down");

@@ -5,13 +5,14 @@
 // until it is queued, and torch's allocator is told of the stream, so that their memory is not
 // given away before the device is done.
 //
-// Threads: any thread may call any member.
+// Threads: any thread may call any member. Failure: an operation that cannot begin ends the group.
 #pragma once
 
 #include <functional>
 #include <memory>
 
 #include "c10d_plugin/cuda/device/device_work.h"
+#include "c10d_plugin/cuda/device/meeting.h"
 #include "c10d_plugin/engine/op_queue.h"
 
 namespace weft::process_group {
@@ -20,8 +21,9 @@ class DeviceQueue {
  public:
   using Run = std::function<void(const c10::cuda::CUDAStream&)>;
 
-  DeviceQueue(int rank, const c10::cuda::CUDAStream& stream, std::shared_ptr<GroupState> state)
-      : rank_(rank), stream_(stream), state_(std::move(state)) {}
+  DeviceQueue(const c10::cuda::CUDAStream& stream, std::shared_ptr<Meeting> meeting,
+              std::shared_ptr<GroupState> state)
+      : stream_(stream), meeting_(std::move(meeting)), state_(std::move(state)) {}
 
   // `run` queues the work on the stream, which is the current one, or throws. Throws what ended
   // the group.
@@ -36,8 +38,8 @@ class DeviceQueue {
  private:
   class Task;
 
-  const int rank_;
   const c10::cuda::CUDAStream stream_;
+  const std::shared_ptr<Meeting> meeting_;
   const std::shared_ptr<GroupState> state_;
   collectives::OpQueue queue_;
 };

@@ -91,16 +91,22 @@ c10::intrusive_ptr<c10::ivalue::Future> DeviceWork::getFuture() {
 
 // A future records where the current stream stands: one that waits for this operation and nothing
 // later.
-void DeviceWork::fill(const c10::intrusive_ptr<c10::ivalue::Future>& future) {
+void DeviceWork::fill(const c10::intrusive_ptr<c10::ivalue::Future>& future) try {
   if (error_) return future->setError(error_);
   const auto stream = c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device_);
   const c10::cuda::CUDAStreamGuard guard(stream);
   end_.block(stream);
   future->markCompleted(c10::IValue(outputs_));
+} catch (...) {
+  future->setErrorIfNeeded(std::current_exception());
 }
 
 bool DeviceWork::settle(std::exception_ptr error, const c10::cuda::CUDAStream& stream) {
-  if (!error) end_.record(stream);
+  try {
+    if (!error) end_.record(stream);
+  } catch (...) {
+    error = std::current_exception();
+  }
   const std::lock_guard lock(mutex_);
   error_ = std::move(error);
   settled_ = true;

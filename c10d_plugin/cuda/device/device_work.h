@@ -42,8 +42,8 @@ class DeviceWork final : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   void abort() override;
 
-  // The outcome: an error, or all that is queued on `stream` now. True: complete() will run
-  // callbacks.
+  // The outcome: an error, also one that CUDA tells only now, or all that is queued on `stream`
+  // now. True: complete() will run callbacks. Neither throws.
   bool settle(std::exception_ptr error, const c10::cuda::CUDAStream& stream);
   void complete();
 

@@ -99,4 +99,16 @@ void Meeting::watch() {
   }
 }
 
+void Meeting::fail(const std::string& why) {
+  state_->fail(why);
+  abort();
+}
+
+void Meeting::breakOff(const std::string& what) {
+  if (state_->failed()) return;
+  fail(what + " failed on rank " + std::to_string(rank()) +
+       " before it was done with the other ranks, which ends the group, because the ranks would be "
+       "out of step");
+}
+
 }  // namespace weft::process_group

@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "c10d_plugin/cuda/device/group_state.h"
@@ -42,6 +43,11 @@ class Meeting {
 
   // Marks the state as soon as another rank dies or leaves, also while nothing waits for it.
   void watch();
+  // Ends the group for this reason; the others learn that this rank aborted it.
+  void fail(const std::string& why);
+  // The same where `what` threw, so that this rank's next operation does not meet what the others
+  // still wait for. Nothing where the group has ended already, which they know.
+  void breakOff(const std::string& what);
   void abort() { group_->abort(); }
   void shutdown() { group_->shutdown(); }
 

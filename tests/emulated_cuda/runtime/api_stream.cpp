@@ -112,6 +112,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t handle) {
   auto* stream = streamOf(handle);
   if (stream == nullptr) return result(cudaErrorInvalidResourceHandle);
+  if (emulated::fails(emulated::failingRecord())) return result(cudaErrorUnknown);
   eventOf(event)->record(*stream);
   return cudaSuccess;
 }

@@ -82,6 +82,8 @@ void emulatedCudaFailCopy(long number) { emulated::failingCopy() = number; }
 
 void emulatedCudaFailWait(long number) { emulated::failingWait() = number; }
 
+void emulatedCudaFailRecord(long number) { emulated::failingRecord() = number; }
+
 void emulatedCudaHoldCopy(long number) {
   if (number == 0) emulated::holds() = false;
   emulated::heldCopy() = number;

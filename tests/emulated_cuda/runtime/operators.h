@@ -41,10 +41,11 @@ unsigned long emulatedCudaFindings();
 // Begins other delays on all streams.
 void emulatedCudaSeed(unsigned long seed);
 
-// From now on counted, the call of that number fails; 0: none does. Copies, and the host's waits
-// for an event.
+// From now on counted, the call of that number fails; 0: none does. Copies, the host's waits for an
+// event, and records of one.
 void emulatedCudaFailCopy(long number);
 void emulatedCudaFailWait(long number);
+void emulatedCudaFailRecord(long number);
 // Holds back the copy of that number from now on, and its stream with it; 0: no longer.
 void emulatedCudaHoldCopy(long number);
 // How many have been asked for.

@@ -60,6 +60,11 @@ std::atomic<long>& failingWait() {
   return left;
 }
 
+std::atomic<long>& failingRecord() {
+  static std::atomic<long> left{0};
+  return left;
+}
+
 std::atomic<long>& heldCopy() {
   static std::atomic<long> left{0};
   return left;

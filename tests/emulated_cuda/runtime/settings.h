@@ -26,6 +26,7 @@ const Settings& settings();
 // So many calls from now on the one that fails is made; 0: none is.
 std::atomic<long>& failingCopy();  // at first Settings::fail_copy
 std::atomic<long>& failingWait();
+std::atomic<long>& failingRecord();
 // The same of the copy that is held back until `holds` is false.
 std::atomic<long>& heldCopy();
 std::atomic<bool>& holds();
