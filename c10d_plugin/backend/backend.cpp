@@ -33,14 +33,15 @@ WeftBackend::WeftBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int si
 WeftBackend::~WeftBackend() = default;
 
 c10::intrusive_ptr<c10d::Backend::Options> WeftBackend::getBackendOptions() {
-  return c10::static_intrusive_pointer_cast<c10d::Backend::Options>(options_);
+  auto options = c10::make_intrusive<Options>(*options_);
+  options->timeout = timeoutOr(milliseconds(0));
+  return options;
 }
 
 void WeftBackend::setTimeout(milliseconds timeout) {
   TORCH_CHECK(timeout.count() > 0, "weft: the timeout must be positive, got ", timeout.count(),
               " ms");
   timeout_ms_.store(timeout.count());
-  options_->timeout = timeout;
   comm_.delegates().setTimeout(timeout);
 }
 
@@ -167,19 +168,25 @@ uint64_t WeftBackend::getSequenceNumberForGroup() {
   return comm_.engine().recorder().calls() + comm_.delegates().sequenceNumbers();
 }
 
+LastChild& WeftBackend::lastChild(const std::string& name) {
+  const std::lock_guard lock(children_mutex_);
+  return children_[name];
+}
+
 c10::intrusive_ptr<c10d::Backend> WeftBackend::child(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-    const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
-  auto options = c10::make_intrusive<Options>(opts ? opts->timeout : options_->timeout);
+    const c10::intrusive_ptr<c10d::Backend::Options>& opts,
+    std::vector<std::uint64_t> global_ranks) {
+  auto options = c10::make_intrusive<Options>(opts ? opts->timeout : timeoutOr(milliseconds(0)));
   options->interface = options_->interface;
   options->make_delegate = options_->make_delegate;
-  if (opts) {
-    options->group_name = opts->group_name;
-    options->global_ranks_in_group = opts->global_ranks_in_group;
-  }
+  if (opts) options->group_name = opts->group_name;
+  options->global_ranks_in_group = std::move(global_ranks);
   return c10::make_intrusive<WeftBackend>(store, rank, size, std::move(options));
 }
 
+// Without a name of their own, groups of the same ranks share a part of torch's Store. Each has an
+// epoch of its own there (store/epoch.h), so it does not matter how often each rank has tried.
 c10::intrusive_ptr<c10d::Backend> WeftBackend::split(
     const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
@@ -187,25 +194,26 @@ c10::intrusive_ptr<c10d::Backend> WeftBackend::split(
   if (here == ranks.end()) return nullptr;
   const std::string name =
       "split " + (opts ? opts->group_name : "") + collectives::ranksAsText(ranks);
-  const std::lock_guard lock(split_mutex_);
-  if (auto made = last_child_.find(name, store)) return made;
-  // Without a name of their own, groups of the same ranks share a part of torch's Store. Their
-  // ranks split them off in one order, so the count tells them apart, whichever of them still live.
-  auto own = store;
-  if (const std::uint64_t before = splits_[name]++; before > 0)
-    own = c10::make_intrusive<c10d::PrefixStore>("again" + std::to_string(before) + "/", store);
-  return last_child_.keep(
-      name, store,
-      child(own, static_cast<int>(here - ranks.begin()), static_cast<int>(ranks.size()), opts));
+  // Not those of `opts`, which torch makes of this group's own.
+  const std::vector<std::uint64_t>& own = options_->global_ranks_in_group;
+  std::vector<std::uint64_t> global_ranks;
+  for (const int rank : ranks) {
+    const auto at = static_cast<std::size_t>(rank);
+    global_ranks.push_back(at < own.size() ? own[at] : at);
+  }
+  return lastChild(name).findOrMake(store, [&] {
+    return child(store, static_cast<int>(here - ranks.begin()), static_cast<int>(ranks.size()),
+                 opts, std::move(global_ranks));
+  });
 }
 
 c10::intrusive_ptr<c10d::Backend> WeftBackend::merge(
     const c10::intrusive_ptr<c10d::Store>& store,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts, const int& rank, const int& size) {
-  const std::string name = "merge " + (opts ? opts->group_name : "");
-  const std::lock_guard lock(split_mutex_);
-  if (auto made = last_child_.find(name, store)) return made;
-  return last_child_.keep(name, store, child(store, rank, size, opts));
+  return lastChild("merge " + (opts ? opts->group_name : "")).findOrMake(store, [&] {
+    return child(store, rank, size, opts,
+                 opts ? opts->global_ranks_in_group : std::vector<std::uint64_t>());
+  });
 }
 
 c10::intrusive_ptr<c10d::Backend> WeftBackend::shrink(
@@ -222,8 +230,6 @@ c10::intrusive_ptr<c10d::Backend> WeftBackend::shrink(
   }
   TORCH_CHECK(std::find(stay.begin(), stay.end(), rank_) != stay.end(), "weft: rank ", rank_,
               " is excluded and cannot be in the smaller group");
-  // split() counts the groups of the ranks that stay. A count of all smaller groups would differ
-  // between ranks, because each takes part in its own only.
   return split(c10::make_intrusive<c10d::PrefixStore>(name + "/", store_), stay, opts);
 }
 

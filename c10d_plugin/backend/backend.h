@@ -55,6 +55,7 @@ class WEFT_API WeftBackend : public c10d::Backend {
   ~WeftBackend() override;
 
   const std::string getBackendName() const override { return kBackendName; }
+  // A copy: torch changes it for the group that it splits off.
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override;
   bool supportsSplitting() const override { return true; }
   // torch keeps a batch's operations per group, so a batch of one thread would swallow the
@@ -152,17 +153,18 @@ class WEFT_API WeftBackend : public c10d::Backend {
   // Sends or receives, as `type` says. `peer`: the other rank, or kAnyRank.
   WorkPtr startMessage(c10d::OpType type, const char* title, const at::Tensor& tensor, int peer,
                        int tag);
-  // A backend whose ranks meet through `store`.
+  LastChild& lastChild(const std::string& name);
+  // A backend whose ranks meet through `store`. `global_ranks`: of its ranks.
   c10::intrusive_ptr<c10d::Backend> child(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                           int size,
-                                          const c10::intrusive_ptr<c10d::Backend::Options>& opts);
+                                          const c10::intrusive_ptr<c10d::Backend::Options>& opts,
+                                          std::vector<std::uint64_t> global_ranks);
 
   c10::intrusive_ptr<c10d::Store> store_;
-  c10::intrusive_ptr<Options> options_;
+  const c10::intrusive_ptr<Options> options_;
   std::atomic<std::int64_t> timeout_ms_;
-  std::mutex split_mutex_;  // guards the next two
-  LastChild last_child_;
-  std::map<std::string, std::uint64_t> splits_;  // how many have been made, by name and ranks
+  std::mutex children_mutex_;                  // guards the map, not what is in it
+  std::map<std::string, LastChild> children_;  // by name and ranks
   Communicator comm_;
 };
 

@@ -450,7 +450,8 @@ def test_missing_ranks_are_named_when_the_group_forms():
             workers[rank // 2].start(meet, rank, 4, workers.meeting, 5.0, "weft")
         for worker in workers:
             text = worker.failure().message
-            assert "ranks 1, 3" in text and not SAID_TWICE.search(text), text
+            assert "process group '0' of 4: " in text and "ranks 1, 3" in text, text
+            assert not SAID_TWICE.search(text), text
 
 
 def test_the_death_of_the_stores_server_is_said():
