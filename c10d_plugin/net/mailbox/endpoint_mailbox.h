@@ -69,7 +69,8 @@ class EndpointMailbox final : public Mailbox, private transport::EndpointHandler
   const transport::AuthKey& key() const noexcept { return key_; }
   transport::EndpointStats stats() const;
   // Writes what was sent for at most `linger`, says goodbye, ends the loop thread. What still waits
-  // fails with kShutdown. Idempotent; the destructor does it too.
+  // fails with kShutdown. After abort() the others hear of that before the goodbye. Idempotent; the
+  // destructor does it too.
   void close(std::chrono::milliseconds linger = std::chrono::milliseconds(2000));
 
  private:
@@ -100,6 +101,7 @@ class EndpointMailbox final : public Mailbox, private transport::EndpointHandler
 
   // Nothing more comes from this rank, or goes to it.
   void removePeer(int rank, Presence presence, const transport::Error& reason);
+  void tellOfAbort();
   void tellOfAbort(int to);
   void cutConnections(const transport::Error& reason);
   // Ends all requests that wait. False: the mailbox had ended before.

@@ -75,7 +75,7 @@ struct MailboxPeer {
 };
 
 struct MailboxState {
-  enum class Phase : std::uint8_t { kOpen, kAborted, kClosed };  // only forward
+  enum class Phase : std::uint8_t { kOpen, kAborted, kClosed };  // open, then one of the others
 
   MailboxState(int own_rank, int size) : rank(own_rank), peers(static_cast<std::size_t>(size)) {}
 
