@@ -134,6 +134,17 @@ def wrong_sizes() -> None:
         dist.recv(torch.ones(3), 0)
 
 
+def wrong_types() -> None:
+    """Of as many bytes."""
+    import torch
+    import torch.distributed as dist
+
+    if dist.get_rank() == 0:
+        dist.send(torch.ones(4), 1)
+    elif dist.get_rank() == 1:
+        dist.recv(torch.ones(4, dtype=torch.int32), 0)
+
+
 def mismatched_call() -> None:
     import torch
     import torch.distributed as dist
@@ -297,6 +308,15 @@ def test_a_message_of_the_wrong_size_fails_the_receiver():
     with Ranks(2) as ranks:
         ranks[0].start(wrong_sizes)
         assert "rank 0" in ranks[1].fails(wrong_sizes).message
+        ranks[0].result()
+        ranks.all(all_reduce_of, 10)
+
+
+def test_a_message_of_another_type_fails_the_receiver():
+    with Ranks(2) as ranks:
+        ranks[0].start(wrong_types)
+        wanted = "rank 0 sent 16 bytes of float32 where 16 of int32 were expected"
+        assert wanted in ranks[1].fails(wrong_types).message
         ranks[0].result()
         ranks.all(all_reduce_of, 10)
 

@@ -111,7 +111,8 @@ std::vector<int> EndpointMailbox::awaited() const {
 }
 
 void EndpointMailbox::giveUp(int rank, Error why) {
-  if (state_.endpoint == nullptr || state_.checkRank(rank, "give up")) return;
+  if (state_.endpoint == nullptr || rank == state_.rank || state_.checkRank(rank, "give up"))
+    return;
   state_.endpoint->runAfter(std::chrono::milliseconds(0), [this, rank, why = std::move(why)] {
     state_.endpoint->losePeer(rank, why);
   });
@@ -147,13 +148,18 @@ Disposition EndpointMailbox::onHeader(std::int32_t from, std::span<const std::by
 
 void EndpointMailbox::onMessage(std::int32_t from, std::span<const std::byte> bytes,
                                 std::vector<OwnedBuffer> buffers) {
-  const MailHeader header = *decode(bytes);  // onHeader() has checked it
+  // onHeader() has checked it.
+  take(from, *decode(bytes), buffers.empty() ? OwnedBuffer() : std::move(buffers[0]));
+}
+
+void EndpointMailbox::take(int from, const MailHeader& header, OwnedBuffer bytes) {
   switch (header.kind) {
     case MailKind::kHello:
       return;
     case MailKind::kEager:
     case MailKind::kRendezvous:
-      return receiver_.onData(from, header, std::move(buffers[0]));
+      if (from == rank()) return receiver_.rendezvous().onOwnBytes(header, bytes);
+      return receiver_.onData(from, header, std::move(bytes));
     case MailKind::kRequestToSend:
       return receiver_.rendezvous().onRequestToSend(from, header);
     case MailKind::kClearToSend:

@@ -86,6 +86,9 @@ class EndpointMailbox final : public Mailbox, private transport::EndpointHandler
   EndpointMailbox(int own_rank, int ranks)
       : state_(own_rank, ranks), sender_(state_), receiver_(state_) {
     state_.abort = [this](transport::Error why) { abort(std::move(why)); };
+    state_.own = [this](const MailHeader& header, transport::OwnedBuffer bytes) {
+      take(state_.rank, header, std::move(bytes));
+    };
   }
   transport::Error open(const MailboxOptions& options, KeyValue& store, Deadline deadline);
 
@@ -99,6 +102,8 @@ class EndpointMailbox final : public Mailbox, private transport::EndpointHandler
   void onSendFailed(std::int32_t to, std::span<const std::byte> header,
                     const transport::Error& reason) override;
 
+  // A whole message. Loop thread, or any if it is this rank's own.
+  void take(int from, const MailHeader& header, transport::OwnedBuffer bytes);
   // Nothing more comes from this rank, or goes to it.
   void removePeer(int rank, Presence presence, const transport::Error& reason);
   void tellOfAbort();

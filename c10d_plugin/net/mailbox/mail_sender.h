@@ -2,7 +2,8 @@
 //
 // A message is sent eagerly while the peer's window has credit. A larger one, or one too many, is
 // only announced (RTS): its bytes stay here until a receive wants them (CTS), and are then read
-// from the socket straight into that receive's memory.
+// from the socket straight into that receive's memory. So is every message to the rank itself, and
+// is copied then.
 //
 // Threads: any thread, but what is marked as the loop thread's.
 #pragma once
@@ -18,13 +19,13 @@ class MailSender {
  public:
   explicit MailSender(MailboxState& state) : state_(state) {}
 
-  // To another rank; as Mailbox::send().
+  // As Mailbox::send().
   Mailbox::Ticket send(int to, Tag tag, transport::OwnedBuffer data, Mailbox::OnSent done,
                        const Label& label);
   // Takes an announced message back and tells its receiver `why`.
   bool cancel(Mailbox::Ticket ticket, const transport::Error& why);
 
-  // Loop thread.
+  // Loop thread; of this rank's own messages, any.
   void onClearToSend(int from, const MailHeader& header);
   void onCredit(int from, const MailHeader& header);
 

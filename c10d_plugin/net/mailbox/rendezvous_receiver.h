@@ -2,8 +2,9 @@
 // them (CTS). An announcement without a receive waits in the matcher; a message that was cleared to
 // come has its receive in MailboxPeer::cleared, under the number that its sender gave it.
 //
-// Threads: the loop thread, but for answer() and takeCleared(), which are called with the mailbox's
-// lock. Failure: a peer that announces too much, or two messages as one, is cut off.
+// Threads: the loop thread, any for this rank's own messages, but for answer() and takeCleared(),
+// which are called with the mailbox's lock. Failure: a peer that announces too much, or two
+// messages as one, is cut off.
 #pragma once
 
 #include <mutex>
@@ -25,6 +26,8 @@ class RendezvousReceiver {
   // The header of a message that was cleared to come.
   transport::Disposition onHeader(int from, const MailHeader& header, std::uint64_t size,
                                   transport::OwnedBuffer& buffer);
+  // The bytes of this rank's own message.
+  void onOwnBytes(const MailHeader& header, const transport::OwnedBuffer& bytes);
 
   // Gives `receive` a message that was announced before, and is out of the matcher. `receive` is
   // moved from, or is over. Releases the lock.
