@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "c10d_plugin/backend/point_to_point.h"
+#include "c10d_plugin/core/ranks_text.h"
 #include "c10d_plugin/engine/engine.h"
 #include "c10d_plugin/tensors/op_checks.h"
 
@@ -32,14 +33,15 @@ WeftBackend::WeftBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int si
 WeftBackend::~WeftBackend() = default;
 
 c10::intrusive_ptr<c10d::Backend::Options> WeftBackend::getBackendOptions() {
-  return c10::static_intrusive_pointer_cast<c10d::Backend::Options>(options_);
+  auto options = c10::make_intrusive<Options>(*options_);
+  options->timeout = timeoutOr(milliseconds(0));
+  return options;
 }
 
 void WeftBackend::setTimeout(milliseconds timeout) {
   TORCH_CHECK(timeout.count() > 0, "weft: the timeout must be positive, got ", timeout.count(),
               " ms");
   timeout_ms_.store(timeout.count());
-  options_->timeout = timeout;
   comm_.delegates().setTimeout(timeout);
 }
 
@@ -96,7 +98,6 @@ WeftBackend::WorkPtr WeftBackend::startMessage(OpType type, const char* title,
 WeftBackend::WorkPtr WeftBackend::send(Tensors& tensors, int to, int tag) {
   if (auto* other = delegateFor(tensors)) return other->send(tensors, to, tag);
   const at::Tensor& tensor = only(tensors, "weft:send");
-  TORCH_CHECK(to != rank_, "weft:send: rank ", rank_, " cannot send to itself");
   checkRoot(to, size_, "weft:send");
   return startMessage(OpType::SEND, "weft:send", tensor, to, tag);
 }
@@ -104,7 +105,6 @@ WeftBackend::WorkPtr WeftBackend::send(Tensors& tensors, int to, int tag) {
 WeftBackend::WorkPtr WeftBackend::recv(Tensors& tensors, int from, int tag) {
   if (auto* other = delegateFor(tensors)) return other->recv(tensors, from, tag);
   const at::Tensor& tensor = only(tensors, "weft:recv");
-  TORCH_CHECK(from != rank_, "weft:recv: rank ", rank_, " cannot receive from itself");
   checkRoot(from, size_, "weft:recv");
   return startMessage(OpType::RECV, "weft:recv", tensor, from, tag);
 }
@@ -168,35 +168,46 @@ uint64_t WeftBackend::getSequenceNumberForGroup() {
 
 c10::intrusive_ptr<c10d::Backend> WeftBackend::child(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-    const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
-  auto options = c10::make_intrusive<Options>(opts ? opts->timeout : options_->timeout);
+    const c10::intrusive_ptr<c10d::Backend::Options>& opts,
+    std::vector<std::uint64_t> global_ranks) {
+  auto options = c10::make_intrusive<Options>(opts ? opts->timeout : timeoutOr(milliseconds(0)));
   options->interface = options_->interface;
   options->make_delegate = options_->make_delegate;
-  if (opts) {
-    options->group_name = opts->group_name;
-    options->global_ranks_in_group = opts->global_ranks_in_group;
-  }
+  if (opts) options->group_name = opts->group_name;
+  options->global_ranks_in_group = std::move(global_ranks);
   return c10::make_intrusive<WeftBackend>(store, rank, size, std::move(options));
 }
 
+// Without a name of their own, groups of the same ranks share a part of torch's Store. Each has an
+// epoch of its own there (store/epoch.h), so it does not matter how often each rank has tried.
 c10::intrusive_ptr<c10d::Backend> WeftBackend::split(
     const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
   const auto here = std::find(ranks.begin(), ranks.end(), rank_);
   if (here == ranks.end()) return nullptr;
-  return children_.split(opts ? opts->group_name : "", ranks, store,
-                         [&](const ChildGroups::StorePtr& own) {
-                           return child(own, static_cast<int>(here - ranks.begin()),
-                                        static_cast<int>(ranks.size()), opts);
-                         });
+  const std::string name =
+      "split " + (opts ? opts->group_name : "") + collectives::ranksAsText(ranks);
+  // Not those of `opts`, which torch makes of this group's own.
+  const std::vector<std::uint64_t>& own = options_->global_ranks_in_group;
+  std::vector<std::uint64_t> global_ranks;
+  for (const int rank : ranks) {
+    const auto at = static_cast<std::size_t>(rank);
+    global_ranks.push_back(at < own.size() ? own[at] : at);
+  }
+  return children_.findOrMake(name, store, [&] {
+    return child(store, static_cast<int>(here - ranks.begin()), static_cast<int>(ranks.size()),
+                 opts, std::move(global_ranks));
+  });
 }
 
 c10::intrusive_ptr<c10d::Backend> WeftBackend::merge(
     const c10::intrusive_ptr<c10d::Store>& store,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts, const int& rank, const int& size) {
-  return children_.merge(
-      opts ? opts->group_name : "", store,
-      [&](const ChildGroups::StorePtr& own) { return child(own, rank, size, opts); });
+  const std::string name = "merge " + (opts ? opts->group_name : "");
+  return children_.findOrMake(name, store, [&] {
+    return child(store, rank, size, opts,
+                 opts ? opts->global_ranks_in_group : std::vector<std::uint64_t>());
+  });
 }
 
 c10::intrusive_ptr<c10d::Backend> WeftBackend::shrink(
@@ -213,8 +224,6 @@ c10::intrusive_ptr<c10d::Backend> WeftBackend::shrink(
   }
   TORCH_CHECK(std::find(stay.begin(), stay.end(), rank_) != stay.end(), "weft: rank ", rank_,
               " is excluded and cannot be in the smaller group");
-  // split() counts the groups of the same ranks. A count of all smaller groups would differ between
-  // ranks, because a rank takes part only in its own.
   return split(c10::make_intrusive<c10d::PrefixStore>(name + "/", store_), stay, opts);
 }
 

@@ -5,8 +5,11 @@
 
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "c10d_plugin/backend/point_to_point.h"
+#include "c10d_plugin/core/ranks_text.h"
+#include "c10d_plugin/engine/call_text.h"
 #include "c10d_plugin/engine/engine.h"
 #include "c10d_plugin/join/make_group.h"
 #include "c10d_plugin/join/store_key_value.h"
@@ -32,11 +35,23 @@ std::string hostOf(const c10::intrusive_ptr<c10d::Store>& store) {
   return tcp == nullptr ? std::string() : tcp->getHost();
 }
 
+// "weft: process group 'half' of 2 (ranks 4, 5 of the default group)", whose forming failed. The
+// errors count ranks within it.
+std::string titleOf(const DelegateSpec& group) {
+  constexpr std::size_t kMostRanks = 16;
+  const std::string name = group.group_name.empty() ? "" : " '" + group.group_name + "'";
+  const std::string text = "weft: process group" + name + " of " + std::to_string(group.size);
+  const std::vector<int> ranks(group.global_ranks.begin(), group.global_ranks.end());
+  if (ranks.empty() || ranks.size() > kMostRanks || ranks == collectives::allRanks(group.size))
+    return text;
+  return text + " (" + collectives::ranksAsText(ranks) + " of the default group)";
+}
+
 }  // namespace
 
 Communicator::Communicator(const DelegateSpec& group, const std::string& interface,
                            MakeDelegate make_delegate)
-    : rank_(group.rank), delegates_(std::make_shared<Delegates>(std::move(make_delegate), group)) {
+    : rank_(group.rank) {
   const int size = group.size;
   TORCH_CHECK(size > 0 && rank_ >= 0 && rank_ < size, "weft: rank ", rank_, " of ", size,
               " is no place in a group");
@@ -50,11 +65,14 @@ Communicator::Communicator(const DelegateSpec& group, const std::string& interfa
   place.deadline = collectives::deadlineAfter(group.timeout);
   StoreKeyValue meeting(c10::make_intrusive<c10d::PrefixStore>("weft/", group.store));
   const auto epoch = collectives::agreeOnEpoch(meeting, rank_, size, place.deadline);
-  if (!epoch.ok()) raise("weft: init_process_group", epoch.error());
-  auto key_value = std::make_unique<StoreKeyValue>(
-      c10::make_intrusive<c10d::PrefixStore>("weft/" + epoch.value() + "/", group.store));
+  const std::string title = titleOf(group);
+  if (!epoch.ok()) raise(title.c_str(), epoch.error());
+  // Another group of these ranks in the same part of torch's Store has another epoch.
+  DelegateSpec own = group;
+  own.store = c10::make_intrusive<c10d::PrefixStore>("weft/" + epoch.value() + "/", group.store);
+  auto key_value = std::make_unique<StoreKeyValue>(own.store);
   auto parts = makeGroup(place, *key_value);
-  if (!parts.ok()) raise("weft: init_process_group", parts.error());
+  if (!parts.ok()) raise(title.c_str(), parts.error());
   path_ = parts.value().made.path;
   if (transport::logEnabled(transport::LogLevel::kDebug)) {
     transport::log(transport::LogLevel::kDebug,
@@ -64,6 +82,7 @@ Communicator::Communicator(const DelegateSpec& group, const std::string& interfa
   engine_ =
       std::make_shared<Engine>(std::move(parts.value().made.collectives), std::move(key_value));
   messages_ = std::make_shared<PointToPoint>(std::move(parts.value().mailbox));
+  delegates_ = std::make_shared<Delegates>(std::move(make_delegate), std::move(own));
 }
 
 Communicator::~Communicator() {

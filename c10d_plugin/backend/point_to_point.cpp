@@ -1,9 +1,11 @@
 #include "c10d_plugin/backend/point_to_point.h"
 
 #include <ATen/MemoryOverlap.h>
+#include <c10/core/ScalarType.h>
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 #include <future>
 #include <optional>
 #include <string>
@@ -18,6 +20,7 @@
 
 namespace weft::process_group {
 
+using collectives::Label;
 using collectives::Mailbox;
 using collectives::Tag;
 using std::chrono::milliseconds;
@@ -31,6 +34,33 @@ namespace {
 Tag userTag(int tag) { return static_cast<std::uint32_t>(tag); }
 Tag barrierTag(std::uint64_t count) { return (Tag{1} << 32) | (count & 0xFFFFFFFFU); }
 Tag releaseTag(std::uint64_t count) { return (Tag{2} << 32) | (count & 0xFFFFFFFFU); }
+
+// Set in the label of every message with a tensor, so that none equals the empty label.
+constexpr std::uint64_t kIsType = std::uint64_t{1} << 16U;
+
+// Both sides of a message name one type of elements.
+Label labelOf(const at::Tensor& tensor) {
+  return {{kIsType | static_cast<std::uint64_t>(tensor.scalar_type()), 0, 0}};
+}
+
+// "float32"; takes any label: a peer may have written it.
+std::string typeText(const Label& label) {
+  try {
+    return c10::getDtypeNames(static_cast<c10::ScalarType>(label.words[0] & 0xFFU)).first;
+  } catch (const std::exception&) {
+    return "an unknown type";
+  }
+}
+
+// Why a receive with this label, of `bytes` bytes, failed.
+Error whyFailed(const Mailbox::Received& got, const Label& wanted, std::size_t bytes) {
+  // An error without a label is the mailbox's own, not a message's.
+  if (got.label == Label() || got.label == wanted) return got.error;
+  return {got.error.code(), "rank " + std::to_string(got.from) + " sent " +
+                                std::to_string(got.size) + " bytes of " + typeText(got.label) +
+                                " where " + std::to_string(bytes) + " of " + typeText(wanted) +
+                                " were expected; both sides must name the same type and size"};
+}
 
 std::exception_ptr asException(const char* title, const Error& error) {
   try {
@@ -140,9 +170,10 @@ PointToPoint::WorkPtr PointToPoint::send(const at::Tensor& tensor, int to, int t
       OpInfo{c10d::OpType::SEND, kTitle, Tensors{tensor}, {{tensor}}},
       "the send to rank " + std::to_string(to), timeout, mailbox_, waiting_, std::move(recorded),
       to);
-  work->posted(mailbox_->send(to, userTag(tag), bufferOf(flat), [work](const Error& error) {
-    work->end(error ? asException(kTitle, error) : nullptr);
-  }));
+  work->posted(mailbox_->send(
+      to, userTag(tag), bufferOf(flat),
+      [work](const Error& error) { work->end(error ? asException(kTitle, error) : nullptr); },
+      labelOf(tensor)));
   return work;
 }
 
@@ -158,9 +189,12 @@ PointToPoint::WorkPtr PointToPoint::receive(const at::Tensor& tensor, int from, 
       OpInfo{type, title, Tensors{tensor}, {{tensor}}},
       "the receive from " + (any ? "any rank" : "rank " + std::to_string(from)), timeout, mailbox_,
       waiting_, std::move(recorded), from);
+  const Label label = labelOf(tensor);
   const auto ticket = mailbox_->receive(
-      from, userTag(tag), bufferOf(flat), [work, flat, title](const Mailbox::Received& got) {
-        if (got.error) return work->end(asException(title, got.error));
+      from, userTag(tag), bufferOf(flat),
+      [work, flat, title, label](const Mailbox::Received& got) {
+        if (got.error)
+          return work->end(asException(title, whyFailed(got, label, flat.bytes().size())));
         work->setSource(got.from);
         std::exception_ptr error;  // no exception may reach the transport's thread
         try {
@@ -169,7 +203,8 @@ PointToPoint::WorkPtr PointToPoint::receive(const at::Tensor& tensor, int from, 
           error = std::current_exception();
         }
         work->end(std::move(error));
-      });
+      },
+      label);
   work->posted(ticket);
   return work;
 }

@@ -3,7 +3,8 @@
 //
 // A message goes to the receive that was posted first for its sender and tag, or for any sender
 // and its tag; it waits when there is none. Messages of one sender and tag are received in the
-// order they were sent. A rank sends nothing to itself.
+// order they were sent. A message to the rank itself stays where it is until a receive takes it,
+// and is copied once.
 //
 // Threads: any thread may call any member. Completions are called on the transport's loop thread
 // or on the calling thread, never with a lock held, exactly once; they must not block.

@@ -29,6 +29,7 @@ class FakeEndpoint final : public transport::Endpoint {
                         std::chrono::milliseconds) override {
     if (gone.at(static_cast<std::size_t>(to)))
       return {transport::ErrorCode::kPeerLost, "it is lost"};
+    headers.emplace_back(to, message.header);
     // Written, and acknowledged later.
     message.until_written.reset();
     kept.push_back(std::move(message));
@@ -43,11 +44,13 @@ class FakeEndpoint final : public transport::Endpoint {
     return transport::Driven::kStopped;
   }
   void wakeDriver(transport::Driver) override {}
-  transport::EndpointStats stats() const override { return {}; }
+  transport::EndpointStats stats() const override { return figures; }
   void close(std::chrono::milliseconds) override { kept.clear(); }
 
   std::vector<std::pair<std::int32_t, transport::Error>> lost;
   std::vector<transport::Message> kept;
+  std::vector<std::pair<std::int32_t, std::vector<std::byte>>> headers;  // of all that was sent
+  transport::EndpointStats figures;
   std::vector<std::function<void()>> tasks;
   std::array<bool, kRanks> gone{};
 

@@ -13,6 +13,7 @@
 namespace weft::collectives {
 namespace {
 
+using transport::Error;
 using transport::ErrorCode;
 
 struct MailReceiverTest : ::testing::Test {
@@ -84,6 +85,48 @@ TEST(Mailboxes, WhatComesOfARankThatGaveUpIsDropped) {
   box->receive(1, 3, {memory.data(), size, nullptr},
                [&](const Mailbox::Received& how) { ended += how.error ? 1 : 100; });
   EXPECT_EQ(ended, 1);
+}
+
+// The ranks that heard of an abort, in the order of the telling.
+std::vector<int> toldOfAbort(FakeMailbox& box) {
+  std::vector<int> told;
+  for (const auto& [to, header] : box.endpoint().headers) {
+    if (decode(header)->kind == MailKind::kAbort) told.push_back(to);
+  }
+  return told;
+}
+
+// It may close before its loop thread has come to tell of the abort.
+TEST(Mailboxes, AnAbortIsToldBeforeTheGoodbye) {
+  FakeMailbox box(4096);
+  box->receive(1, 3, {}, [](const Mailbox::Received&) {});
+  // The other one has connected, and its first message has not come.
+  box.endpoint().figures.peers = {{.rank = 2, .name = "worker2", .transport = "unix"}};
+  box->abort({ErrorCode::kShutdown, "somebody pressed the button"});
+  box->close();
+  EXPECT_EQ(toldOfAbort(box), (std::vector<int>{1, 2}));
+  for (const auto& task : box.endpoint().tasks)
+    task();
+  box->close();
+  EXPECT_EQ(toldOfAbort(box).size(), 2U);
+}
+
+TEST(Mailboxes, OneThatClosesInOrderTellsOfNoAbort) {
+  FakeMailbox box(4096);
+  box->receive(1, 3, {}, [](const Mailbox::Received&) {});
+  box->close();
+  box->abort({ErrorCode::kShutdown, "too late"});
+  box->close();
+  EXPECT_EQ(toldOfAbort(box), std::vector<int>());
+}
+
+TEST(Mailboxes, ARankThatCannotBeReachedMayHaveLeft) {
+  FakeMailbox box(4096);
+  Error ended;
+  box->receive(1, 3, {}, [&](const Mailbox::Received& how) { ended = how.error; });
+  box.handler().onPeerLost({1, "worker1", {ErrorCode::kConnectFailed, "nothing listens there"}});
+  EXPECT_EQ(ended.code(), ErrorCode::kPeerLost);
+  EXPECT_EQ(ended.text(), "nothing listens there. It may also have left the group");
 }
 
 // The tags of a channel's operations.

@@ -230,6 +230,38 @@ def gather_sharded() -> None:
     assert out is None or torch.equal(out, torch.ones(4, 2))
 
 
+def pipeline_in_the_shape_of_a_v(schedule: str) -> None:
+    """The two stages in the middle are on one rank, which sends to itself."""
+    import copy
+
+    import torch
+    import torch.distributed as dist
+    from torch.distributed import pipelining
+
+    rank, count = dist.get_rank(), 2 * dist.get_world_size()
+    torch.manual_seed(3)
+    layers = [
+        torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Tanh()) for _stage in range(count)
+    ]
+    inputs, wanted = torch.randn(2 * count, 6), torch.randn(2 * count, 6)
+    stages = [
+        pipelining.PipelineStage(copy.deepcopy(layers[i]), i, count, torch.device("cpu"))
+        for i in (rank, count - 1 - rank)
+    ]
+    loss = torch.nn.functional.mse_loss
+    runner = getattr(pipelining, schedule)(stages, count, loss_fn=loss)
+    if rank == 0:
+        runner.step(inputs, target=wanted)
+    else:
+        runner.step()
+    loss(torch.nn.Sequential(*layers)(inputs), wanted).backward()
+    for stage in stages:
+        for got, of_one in zip(
+            stage.submod.parameters(), layers[stage.stage_index].parameters(), strict=True
+        ):
+            torch.testing.assert_close(got.grad, of_one.grad)
+
+
 def samplers() -> None:
     import torch
     import torch.distributed as dist
@@ -294,6 +326,11 @@ def test_monitored_barrier_by_device(tmp_path):
         dist.monitored_barrier()
         """,
     )
+
+
+@pytest.mark.parametrize("schedule", ["ScheduleZBVZeroBubble", "ScheduleDualPipeV"])
+def test_pipelining_in_the_shape_of_a_v(ranks, schedule):
+    ranks.all(pipeline_in_the_shape_of_a_v, schedule)
 
 
 def test_distributed_sampler(ranks):

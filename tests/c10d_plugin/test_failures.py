@@ -134,6 +134,17 @@ def wrong_sizes() -> None:
         dist.recv(torch.ones(3), 0)
 
 
+def wrong_types() -> None:
+    """Of as many bytes."""
+    import torch
+    import torch.distributed as dist
+
+    if dist.get_rank() == 0:
+        dist.send(torch.ones(4), 1)
+    elif dist.get_rank() == 1:
+        dist.recv(torch.ones(4, dtype=torch.int32), 0)
+
+
 def mismatched_call() -> None:
     import torch
     import torch.distributed as dist
@@ -301,6 +312,15 @@ def test_a_message_of_the_wrong_size_fails_the_receiver():
         ranks.all(all_reduce_of, 10)
 
 
+def test_a_message_of_another_type_fails_the_receiver():
+    with Ranks(2) as ranks:
+        ranks[0].start(wrong_types)
+        wanted = "rank 0 sent 16 bytes of float32 where 16 of int32 were expected"
+        assert wanted in ranks[1].fails(wrong_types).message
+        ranks[0].result()
+        ranks.all(all_reduce_of, 10)
+
+
 def test_different_calls_are_named(path):
     with Ranks(2, path) as ranks:
         texts = [error.message for error in ranks.all_fail(mismatched_call)]
@@ -450,7 +470,8 @@ def test_missing_ranks_are_named_when_the_group_forms():
             workers[rank // 2].start(meet, rank, 4, workers.meeting, 5.0, "weft")
         for worker in workers:
             text = worker.failure().message
-            assert "ranks 1, 3" in text and not SAID_TWICE.search(text), text
+            assert "process group '0' of 4: " in text and "ranks 1, 3" in text, text
+            assert not SAID_TWICE.search(text), text
 
 
 def test_the_death_of_the_stores_server_is_said():

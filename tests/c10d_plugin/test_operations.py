@@ -385,6 +385,13 @@ def messages_between_ranks() -> None:
         assert seen == set(range(1, size))
     else:
         dist.send(torch.full((1,), float(rank)), 0)
+    # To itself: torch allows it for isend and irecv.
+    own = [torch.empty(n) for n in (1, 100_000)]
+    works = [dist.isend(torch.full_like(tensor, rank), rank, tag=4) for tensor in own]
+    works += [dist.irecv(tensor, rank, tag=4) for tensor in own]
+    for work in works:
+        work.wait()
+    assert all(tensor.eq(rank).all() for tensor in own)
     strided = torch.zeros(4, 6).t()
     if rank == 0:
         dist.send(torch.arange(24.0).reshape(4, 6).t(), 1)

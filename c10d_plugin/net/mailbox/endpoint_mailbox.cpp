@@ -21,11 +21,13 @@ namespace {
 // Then their connections are cut.
 constexpr std::chrono::milliseconds kAbortGrace{100};
 
-// All ranks have joined, so a rank that cannot be reached now is lost.
+// All ranks have joined, so a rank that cannot be reached now is lost, or has left. A rank that
+// leaves says so only to those that it has talked to.
 Error asLoss(const Error& reason) {
-  if (reason.code() != ErrorCode::kConnectFailed && reason.code() != ErrorCode::kDuplicate)
-    return reason;
-  return {ErrorCode::kPeerLost, reason.text()};
+  if (reason.code() == ErrorCode::kConnectFailed)
+    return {ErrorCode::kPeerLost, reason.text() + ". It may also have left the group"};
+  return reason.code() == ErrorCode::kDuplicate ? Error(ErrorCode::kPeerLost, reason.text())
+                                                : reason;
 }
 
 }  // namespace
@@ -109,7 +111,8 @@ std::vector<int> EndpointMailbox::awaited() const {
 }
 
 void EndpointMailbox::giveUp(int rank, Error why) {
-  if (state_.endpoint == nullptr || state_.checkRank(rank, "give up")) return;
+  if (state_.endpoint == nullptr || rank == state_.rank || state_.checkRank(rank, "give up"))
+    return;
   state_.endpoint->runAfter(std::chrono::milliseconds(0), [this, rank, why = std::move(why)] {
     state_.endpoint->losePeer(rank, why);
   });
@@ -145,13 +148,18 @@ Disposition EndpointMailbox::onHeader(std::int32_t from, std::span<const std::by
 
 void EndpointMailbox::onMessage(std::int32_t from, std::span<const std::byte> bytes,
                                 std::vector<OwnedBuffer> buffers) {
-  const MailHeader header = *decode(bytes);  // onHeader() has checked it
+  // onHeader() has checked it.
+  take(from, *decode(bytes), buffers.empty() ? OwnedBuffer() : std::move(buffers[0]));
+}
+
+void EndpointMailbox::take(int from, const MailHeader& header, OwnedBuffer bytes) {
   switch (header.kind) {
     case MailKind::kHello:
       return;
     case MailKind::kEager:
     case MailKind::kRendezvous:
-      return receiver_.onData(from, header, std::move(buffers[0]));
+      if (from == rank()) return receiver_.rendezvous().onOwnBytes(header, bytes);
+      return receiver_.onData(from, header, std::move(bytes));
     case MailKind::kRequestToSend:
       return receiver_.rendezvous().onRequestToSend(from, header);
     case MailKind::kClearToSend:
@@ -216,9 +224,11 @@ bool EndpointMailbox::end(Phase phase, const Error& reason) {
   {
     const std::lock_guard<std::mutex> lock(state_.mutex);
     first = state_.phase == Phase::kOpen;
-    if (first) state_.reason = reason;
+    if (first) {
+      state_.reason = reason;
+      state_.phase = phase;
+    }
     why = state_.reason;
-    state_.phase = std::max(state_.phase, phase);
     failures.receives = receiver_.takeAll();
     for (MailboxPeer& peer : state_.peers) {
       auto requests = MailSender::takeAnnounced(peer);
@@ -232,17 +242,25 @@ bool EndpointMailbox::end(Phase phase, const Error& reason) {
 void EndpointMailbox::abort(Error reason) {
   if (!end(Phase::kAborted, reason) || state_.endpoint == nullptr) return;
   // On the loop thread, where a send never waits for room.
-  state_.endpoint->runAfter(std::chrono::milliseconds(0), [this] {
-    for (int rank = 0; rank < size(); ++rank) {
-      bool talked = false;
-      {
-        const std::lock_guard<std::mutex> lock(state_.mutex);
-        talked = state_.peer(rank).talked;
-      }
-      if (talked) tellOfAbort(rank);
-    }
-  });
+  state_.endpoint->runAfter(std::chrono::milliseconds(0), [this] { tellOfAbort(); });
   state_.endpoint->runAfter(kAbortGrace, [this, reason] { cutConnections(reason); });
+}
+
+// Tells the ranks that a connection exists to, or will. One that has just been made may still have
+// its first message before it.
+void EndpointMailbox::tellOfAbort() {
+  std::vector<int> connected;
+  {
+    const std::lock_guard<std::mutex> lock(state_.mutex);
+    for (int rank = 0; rank < size(); ++rank) {
+      if (state_.peer(rank).talked) connected.push_back(rank);
+    }
+  }
+  for (const transport::PeerStats& peer : state_.endpoint->stats().peers) {
+    if (!peer.transport.empty()) connected.push_back(peer.rank);
+  }
+  for (const int rank : connected)
+    tellOfAbort(rank);
 }
 
 void EndpointMailbox::tellOfAbort(int to) {
@@ -271,6 +289,7 @@ void EndpointMailbox::close(std::chrono::milliseconds linger) {
   const std::lock_guard<std::mutex> only_one(close_mutex_);
   end(Phase::kClosed, {ErrorCode::kShutdown, "this group was closed"});
   if (state_.endpoint == nullptr) return;
+  tellOfAbort();  // if it was aborted: abort()'s own task may be too late
   state_.endpoint->close(linger);
   // The loop thread has ended, so nobody writes into the receives that it was reading.
   for (int from = 0; from < size(); ++from) {

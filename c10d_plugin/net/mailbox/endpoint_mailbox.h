@@ -68,7 +68,8 @@ class EndpointMailbox final : public Mailbox, private transport::EndpointHandler
   const transport::AuthKey& key() const noexcept { return key_; }
   transport::EndpointStats stats() const;
   // Writes what was sent for at most `linger`, says goodbye, ends the loop thread. What still waits
-  // fails with kShutdown. Idempotent; the destructor does it too.
+  // fails with kShutdown. After abort() the others hear of that before the goodbye. Idempotent; the
+  // destructor does it too.
   void close(std::chrono::milliseconds linger = std::chrono::milliseconds(2000));
 
  private:
@@ -84,6 +85,9 @@ class EndpointMailbox final : public Mailbox, private transport::EndpointHandler
   EndpointMailbox(int own_rank, int ranks)
       : state_(own_rank, ranks), sender_(state_), receiver_(state_) {
     state_.abort = [this](transport::Error why) { abort(std::move(why)); };
+    state_.own = [this](const MailHeader& header, transport::OwnedBuffer bytes) {
+      take(state_.rank, header, std::move(bytes));
+    };
   }
   transport::Error open(const MailboxOptions& options, KeyValue& store, Deadline deadline);
 
@@ -97,8 +101,11 @@ class EndpointMailbox final : public Mailbox, private transport::EndpointHandler
   void onSendFailed(std::int32_t to, std::span<const std::byte> header,
                     const transport::Error& reason) override;
 
+  // A whole message. Loop thread, or any if it is this rank's own.
+  void take(int from, const MailHeader& header, transport::OwnedBuffer bytes);
   // Fails what waits for this rank: nothing more comes from it or goes to it.
   void removePeer(int rank, Presence presence, const transport::Error& reason);
+  void tellOfAbort();
   void tellOfAbort(int to);
   void cutConnections(const transport::Error& reason);
   // Fails all requests that wait. False: the mailbox had ended before.

@@ -22,13 +22,13 @@ Mailbox::Ticket MailSender::send(int to, Tag tag, OwnedBuffer data, Mailbox::OnS
       request->error = state_.reason;
     } else if (peer.presence != MailboxPeer::Presence::kHere) {
       request->error = peer.reason;
-    } else if (!peer.window.spend(cost)) {
+    } else if (to == state_.rank || !peer.window.spend(cost)) {
       header.kind = MailKind::kRequestToSend;
       header.id = state_.tickets + 1;
       peer.announced.emplace(header.id, request);
     }
     ticket = ++state_.tickets;
-    peer.talked = true;
+    peer.talked = to != state_.rank;
   }
   if (request->error) return 0;
   if (header.kind == MailKind::kRequestToSend) {
@@ -41,6 +41,8 @@ Mailbox::Ticket MailSender::send(int to, Tag tag, OwnedBuffer data, Mailbox::OnS
 
 // The endpoint keeps `request` until its bytes may be used again.
 void MailSender::transmit(const MailHeader& header, const std::shared_ptr<SendRequest>& request) {
+  if (request->to == state_.rank)
+    return state_.own(header, {request->data.data, request->data.size, request});
   request->transmitted = true;
   state_.peer(request->to).in_transit.fetch_add(1);
   transport::Message out{encode(header), {}};

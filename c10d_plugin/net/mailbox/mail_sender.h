@@ -2,7 +2,7 @@
 //
 // A message is sent eagerly if the peer's window has credit for it. Otherwise it is only announced
 // (RTS): its bytes stay here until a receive wants them (CTS), and are then read from the socket
-// straight into that receive's memory.
+// straight into that receive's memory. So is every message to the rank itself, which is copied then.
 //
 // Threads: any, unless a member says otherwise.
 #pragma once
@@ -18,13 +18,13 @@ class MailSender {
  public:
   explicit MailSender(MailboxState& state) : state_(state) {}
 
-  // To another rank; as Mailbox::send().
+  // As Mailbox::send().
   Mailbox::Ticket send(int to, Tag tag, transport::OwnedBuffer data, Mailbox::OnSent done,
                        const Label& label);
   // Takes an announced message back and tells its receiver `why`.
   bool cancel(Mailbox::Ticket ticket, const transport::Error& why);
 
-  // Loop thread.
+  // Loop thread; of this rank's own messages, any.
   void onClearToSend(int from, const MailHeader& header);
   void onCredit(int from, const MailHeader& header);
 

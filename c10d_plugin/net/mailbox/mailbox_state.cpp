@@ -22,11 +22,10 @@ SendRequest::~SendRequest() {
 }
 
 Error MailboxState::checkRank(int peer, const char* what) const {
-  if (peer >= 0 && peer < size() && peer != rank) return Error::ok();
+  if (peer >= 0 && peer < size()) return Error::ok();
   return {ErrorCode::kInvalidArgument,
           std::string("cannot ") + what + " rank " + std::to_string(peer) +
-              (peer == rank ? ", which is this one"
-                            : ": ranks of this group go from 0 to " + std::to_string(size() - 1))};
+              ": ranks of this group go from 0 to " + std::to_string(size() - 1)};
 }
 
 Error MailboxState::whyNotFrom(int from) const {
@@ -60,6 +59,7 @@ Error MailboxState::whyUnwanted(int from, const Label& sent, const Mailbox::OpSt
 }
 
 void MailboxState::tell(int to, const MailHeader& header) const {
+  if (to == rank) return own(header, {});
   (void)!endpoint->send(to, {encode(header), {}});
 }
 

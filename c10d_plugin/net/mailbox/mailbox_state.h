@@ -75,7 +75,7 @@ struct MailboxPeer {
 };
 
 struct MailboxState {
-  enum class Phase : std::uint8_t { kOpen, kAborted, kClosed };  // only forward
+  enum class Phase : std::uint8_t { kOpen, kAborted, kClosed };  // open, then one of the others
 
   MailboxState(int own_rank, int size) : rank(own_rank), peers(static_cast<std::size_t>(size)) {}
 
@@ -83,11 +83,12 @@ struct MailboxState {
   MailboxPeer& peer(int other) { return peers[static_cast<std::size_t>(other)]; }
   const MailboxPeer& peer(int other) const { return peers[static_cast<std::size_t>(other)]; }
 
-  // kInvalidArgument unless `peer` is another rank of the group. `what`: "send to", …
+  // kInvalidArgument unless `peer` is a rank of the group. `what`: "send to", …
   transport::Error checkRank(int peer, const char* what) const;
   // Why no message can come from this rank any more, or from any rank. With the lock.
   transport::Error whyNotFrom(int from) const;
-  // Sends a message without bytes. Its failure is the loss of its peer, which is reported.
+  // Sends a message without bytes, or takes it at once where it is this rank's own. Its failure is
+  // the loss of its peer, which is reported.
   void tell(int to, const MailHeader& header) const;
   // The error of a message that no operation takes.
   transport::Error whyUnwanted(int from, const Label& sent, const Mailbox::OpStage& stage) const;
@@ -105,7 +106,9 @@ struct MailboxState {
   std::vector<MailboxPeer> peers;  // by rank
   OpProgress progress;             // of the collectives
 
-  std::function<void(transport::Error)> abort;  // the mailbox's abort(); called without the lock
+  // The mailbox's, called without the lock. `own`: a message of this rank to itself has come.
+  std::function<void(transport::Error)> abort;
+  std::function<void(const MailHeader&, transport::OwnedBuffer)> own;
 };
 
 }  // namespace weft::collectives

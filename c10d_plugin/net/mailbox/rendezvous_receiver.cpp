@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "c10d_plugin/core/collectives.h"
 #include "c10d_plugin/core/error_code.h"
 
 namespace weft::collectives {
@@ -25,7 +26,7 @@ void RendezvousReceiver::onRequestToSend(int from, const MailHeader& header) {
   std::optional<PostedReceive> receive = matcher_.match(from, header.tag);
   if (receive) return clearToSend(from, header, *receive, lock);
   if (state_.abortIfUnwanted(from, header, lock)) return;
-  if (++peer.announcements > kMaxAnnouncements) {
+  if (++peer.announcements > kMaxAnnouncements && from != state_.rank) {
     lock.unlock();
     return state_.endpoint->losePeer(
         from, {ErrorCode::kLimitExceeded,
@@ -75,6 +76,20 @@ Disposition RendezvousReceiver::onHeader(int from, const MailHeader& header, std
   peer.arriving.receive = std::move(found->second);
   peer.cleared.erase(found);
   return Disposition::kAccept;
+}
+
+void RendezvousReceiver::onOwnBytes(const MailHeader& header, const OwnedBuffer& bytes) {
+  std::optional<PostedReceive> receive;
+  {
+    const std::lock_guard<std::mutex> lock(state_.mutex);
+    auto& cleared = state_.peer(state_.rank).cleared;
+    const auto found = cleared.find(header.id);
+    if (found == cleared.end()) return;  // the mailbox has ended
+    receive = std::move(found->second);
+    cleared.erase(found);
+  }
+  copyOwn({bytes.data, bytes.size}, {receive->into.data, receive->into.size});
+  receive->complete(Error::ok(), state_.rank, bytes.size, receive->label);
 }
 
 void RendezvousReceiver::onSendCancelled(int from, const MailHeader& header) {

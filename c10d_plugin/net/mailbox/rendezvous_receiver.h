@@ -3,8 +3,9 @@
 // message that may be sent is in MailboxPeer::cleared, under the number that the sender gave the
 // message.
 //
-// Threads: the loop thread, except answer() and takeCleared(), which are called with the mailbox's
-// lock. Failure: a peer that announces too much, or gives two messages one number, is cut off.
+// Threads: the loop thread, and any for this rank's own messages, except answer() and takeCleared(),
+// which are called with the mailbox's lock. Failure: a peer that announces too much, or gives two
+// messages one number, is cut off.
 #pragma once
 
 #include <mutex>
@@ -26,6 +27,8 @@ class RendezvousReceiver {
   // The header of a message that was cleared to come.
   transport::Disposition onHeader(int from, const MailHeader& header, std::uint64_t size,
                                   transport::OwnedBuffer& buffer);
+  // The bytes of this rank's own message.
+  void onOwnBytes(const MailHeader& header, const transport::OwnedBuffer& bytes);
 
   // Gives `receive` a message that was announced before, and is out of the matcher. `receive` is
   // moved from, or is over. Releases the lock.
