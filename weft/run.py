@@ -44,8 +44,11 @@ def main(arguments: list[str]) -> None:
     except _NoProgram as problem:
         print(f"weft.run: {problem}\n{USAGE}", file=sys.stderr)
         raise SystemExit(2) from None
+    own = arguments[2 if arguments[0] == "-m" else 1 :]
     _make_default(process_group)
-    sys.argv = [program.path, *arguments[2:]] if arguments[0] == "-m" else list(arguments)
+    if "--process-group" in own and not process_group:
+        _tell("the program gets --process-group; for weft.run it stands before the program")
+    sys.argv = [program.path if arguments[0] == "-m" else arguments[0], *own]
     _run(program)
 
 
@@ -59,9 +62,14 @@ def _make_default(process_group: bool) -> None:
     if process_group:
         os.environ["WEFT_AS_PROCESS_GROUP"] = "1"
         default.make_default_process_group()
+    group = "; gloo is weft" if process_group else ""
+    _tell(f"init_rpc uses weft, not TensorPipe{group}")
+
+
+def _tell(text: str) -> None:
+    """Says it on stderr, once for all of torchrun's ranks."""
     if os.environ.get("RANK", "0") == "0":
-        group = "; gloo is weft" if process_group else ""
-        print(f"weft.run: init_rpc uses weft, not TensorPipe{group}", file=sys.stderr, flush=True)
+        print(f"weft.run: {text}", file=sys.stderr, flush=True)
 
 
 def _run(program: _Program) -> None:

@@ -222,7 +222,16 @@ def test_the_program_itself_runs_on_weft_not_only_its_children(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "agent: WeftAgent" in done.stdout
     assert done.stderr.count("weft.run: init_rpc uses weft, not TensorPipe\n") == 1
-    done = start(tmp_path, ["-m", "weft.run", "--process-group", "solo.py"])
+    done = start(tmp_path, ["-m", "weft.run", "--process-group", "solo.py", "--process-group"])
     assert done.returncode == 0, done.stderr
+    assert "the program gets" not in done.stderr
     says = "weft.run: init_rpc uses weft, not TensorPipe; gloo is weft\n"
+    assert done.stderr.count(says) == 1
+
+
+def test_an_option_that_the_program_gets_in_place_of_weft_run_is_told(tmp_path):
+    (tmp_path / "prints.py").write_text("import sys; print(sys.argv[1:])")
+    done = start(tmp_path, ["-m", "weft.run", "prints.py", "--process-group"])
+    assert (done.returncode, done.stdout) == (0, "['--process-group']\n"), done.stderr
+    says = "weft.run: the program gets --process-group; for weft.run it stands before the program\n"
     assert done.stderr.count(says) == 1
