@@ -95,7 +95,8 @@ class RpcBackendOptions(_C.RpcBackendOptionsBase):
 
     Args:
         num_worker_threads: the most threads that run requests.
-        rpc_timeout: seconds before a call without a timeout of its own fails; 0 means never.
+        rpc_timeout: seconds before a call without a timeout of its own fails, and that ``init_rpc``
+            waits for the other workers; 0: such calls never fail, and ``init_rpc`` waits 60.
         init_method: the address of the Store, as for ``init_process_group``.
         device_maps: worker name to a map of devices here to devices there.
         devices: accelerators in use; by default the ones in the device maps.

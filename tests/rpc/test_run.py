@@ -150,7 +150,8 @@ import os
 import sys
 
 print(__name__, __file__, __package__, __cached__, type(__loader__).__name__)
-print(__spec__ and __spec__.name, sys.argv, sys.path[0], sys.modules["__main__"].__dict__ is globals())
+print(__spec__ and __spec__.name, sys.argv, sys.path[0])
+print(sys.modules["__main__"].__dict__ is globals())
 """
 
 

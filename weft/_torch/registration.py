@@ -6,12 +6,14 @@ import atexit
 import contextlib
 import os
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.rpc as rpc
 from torch.distributed.rpc import api, backend_registry
+from torch.distributed.rpc.constants import DEFAULT_RPC_TIMEOUT_SEC
 
 from weft import _C, _native, _observe
 from weft._observe import logs
@@ -43,6 +45,9 @@ def make_agent(
         raise TypeError(f"`rpc_backend_options` must be a `weft.RpcBackendOptions`. {options}")
     if not options.master_host:
         options.master_host = master_host(options.init_method)
+    if not options.rpc_timeout:
+        # torch has given the Store the same timeout, and there 0 is no time at all.
+        store.set_timeout(timedelta(seconds=DEFAULT_RPC_TIMEOUT_SEC))
     set_policy(options.request_policy)
     _observe.start()
     _observe.serve_peers(options.request_policy)
