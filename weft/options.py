@@ -177,7 +177,8 @@ class RpcBackendOptions(_C.RpcBackendOptionsBase):
             self.interface = interface
         policy = request_policy or os.environ.get("WEFT_REQUEST_POLICY") or "any"
         if policy not in POLICIES:
-            raise ValueError(f"request_policy must be one of {POLICIES}, got {policy!r}")
+            name = "request_policy" if request_policy else "WEFT_REQUEST_POLICY"
+            raise ValueError(f"{name} must be one of {POLICIES}, got {policy!r}")
         self.request_policy = policy
         if not isinstance(process_group, bool):
             raise TypeError(f"process_group must be True or False, got {process_group!r}")
