@@ -23,6 +23,7 @@ from weft._torch.patches.unpickler import set_policy
 from weft.options import RpcBackendOptions, master_host
 
 BACKEND = "WEFT"
+_WARNING = 2
 
 
 def make_agent(
@@ -102,6 +103,13 @@ def _switched_on(variable: str) -> bool:
     return value == "1"
 
 
+def _tell_of_misspelt_wishes() -> None:
+    """An agent warns of unknown names; without the wish for Weft there may never be one."""
+    for name in _C.unknown_environment():
+        if name.startswith("WEFT_AS_"):
+            _C._log(_WARNING, f"the environment variable {name} is not one that Weft knows")
+
+
 def install() -> None:
     """Registers the backend and the patches; calling it again changes nothing.
 
@@ -115,6 +123,7 @@ def install() -> None:
         patches.install()
         register_backend(BACKEND, RpcBackendOptions, make_agent)
         atexit.register(_shut_down_at_exit)
+        _tell_of_misspelt_wishes()
     if as_default:
         default.make_default()
     if as_process_group:
