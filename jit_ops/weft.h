@@ -54,8 +54,9 @@ struct JoinOptions {
 
 class WEFT_API Group {
  public:
-  // Meets the others (static group: all of them, at most rpc.rpcTimeoutSeconds) and serves from
-  // then on. Throws c10::Error; then nothing is left running.
+  // Meets the others (static group: all of them, at most rpc.rpcTimeoutSeconds, or 60 s
+  // where that is 0, no limit for calls) and serves from then on. Throws c10::Error; then nothing
+  // is left running.
   static std::shared_ptr<Group> join(JoinOptions options);
   // Leaves at once if shutdown() was not called: calls in flight fail.
   ~Group();

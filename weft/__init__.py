@@ -110,4 +110,8 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module 'weft' has no attribute '{name}'")
 
 
-_registration.install()
+try:
+    _registration.install()
+except ValueError as error:
+    _native.tell_the_doctor(str(error))
+    raise

@@ -17,6 +17,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any, NoReturn
@@ -26,6 +27,8 @@ import torch.distributed
 from torch import nn
 
 from weft.pipe import Pipe
+from weft.pipe._memory import MemoryReport
+from weft.pipe._partition import WholeSequential, apart
 from weft.pipe.balance import place
 
 __all__ = ["GPipe", "install"]
@@ -34,7 +37,10 @@ _ROOT = "torch.distributed.pipeline"
 
 
 class GPipe(Pipe):
-    """torchgpipe's ``GPipe``: layers counted out over devices, a tensor out, no RPC.
+    """torchgpipe's ``GPipe``: layers counted out over devices, a tensor or a tuple out, no RPC.
+
+    A layer gets a tuple as one argument. The layers keep their names, so that checkpoints of
+    torchgpipe with the same balance can be loaded.
 
     ::
 
@@ -84,13 +90,27 @@ class GPipe(Pipe):
                 f"{len(balance)})"
             )
         placed = place(module, balance, list(devices)[: len(balance)])
+        placed = WholeSequential(OrderedDict(placed.named_children()))
         super().__init__(placed, chunks, checkpoint, deferred_batch_norm)
         #: How many layers each partition has.
         self.balance = list(balance)
+        self._plain_names = {
+            f"partitions.{j}.{name}.": f"{name}."
+            for j, partition in enumerate(self.partitions)
+            for name, _ in partition.named_children()
+        }
 
-    def forward(self, *inputs: Any) -> Any:  # type: ignore[override]
-        """Runs a mini-batch; returns the output itself. See :meth:`weft.Pipe.forward`."""
-        return self._run(*inputs)
+    def forward(self, input: Any) -> Any:  # type: ignore[override]
+        """Runs a mini-batch; returns the output itself. See :meth:`weft.Pipe.forward`.
+
+        Args:
+            input: a tensor, or a tuple, which the first layer gets as one argument.
+        """
+        return self._run(*apart(input))
+
+    def memory_report(self, input: Any) -> MemoryReport:  # type: ignore[override]
+        """See :meth:`weft.Pipe.memory_report`; ``input`` as for :meth:`forward`."""
+        return super().memory_report(*apart(input))
 
 
 def install() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import ipaddress
 import os
 import platform
 import re
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ import torch.distributed.rpc as rpc
 
 import weft
 from weft import _version, env
+from weft._observe import exporter, hangs, held_gil
 from weft._torch import patches as torch_patches
 
 SELF_TEST_SECONDS = 100  # on a busy machine, importing torch takes long
@@ -106,6 +108,38 @@ def patches() -> Iterator[Finding]:
         yield warn(f"{text}. {patch.without}")
     if not differences:
         yield ok(f"torch has the {len(torch_patches.ALL)} functions that Weft replaces as expected")
+
+
+def settings() -> Iterator[Finding]:
+    """Variables with a value that a worker refuses when it joins."""
+    reads: tuple[Callable[[], object], ...] = (
+        weft.RpcBackendOptions,
+        hangs.limit,
+        held_gil.chosen_signal,
+        exporter.wanted_address,
+        _check_interface,
+    )
+    for read in reads:
+        try:
+            read()
+        except (ValueError, OSError) as error:
+            yield fail(str(error))
+
+
+def _check_interface() -> None:
+    wanted = os.environ.get("WEFT_SOCKET_IFNAME", "")
+    names = [name for _, name in socket.if_nameindex()]
+    if not wanted or wanted in names:
+        return
+    try:
+        family = socket.AF_INET6 if ipaddress.ip_address(wanted).version == 6 else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((wanted, 0))
+    except (ValueError, OSError):
+        here = ", ".join(names)
+        raise ValueError(
+            f"WEFT_SOCKET_IFNAME={wanted} is no interface or address of this host, which has {here}"
+        ) from None
 
 
 def unknown_variables() -> Iterator[Finding]:
@@ -240,6 +274,7 @@ CHECKS = (
     network,
     key_file,
     limits,
+    settings,
     unknown_variables,
 )
 

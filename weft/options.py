@@ -95,7 +95,8 @@ class RpcBackendOptions(_C.RpcBackendOptionsBase):
 
     Args:
         num_worker_threads: the most threads that run requests.
-        rpc_timeout: seconds before a call without a timeout of its own fails; 0 means never.
+        rpc_timeout: seconds before a call without a timeout of its own fails, and that ``init_rpc``
+            waits for the other workers; 0: such calls never fail, and ``init_rpc`` waits 60.
         init_method: the address of the Store, as for ``init_process_group``.
         device_maps: worker name to a map of devices here to devices there.
         devices: accelerators in use; by default the ones in the device maps.
@@ -176,7 +177,8 @@ class RpcBackendOptions(_C.RpcBackendOptionsBase):
             self.interface = interface
         policy = request_policy or os.environ.get("WEFT_REQUEST_POLICY") or "any"
         if policy not in POLICIES:
-            raise ValueError(f"request_policy must be one of {POLICIES}, got {policy!r}")
+            name = "request_policy" if request_policy else "WEFT_REQUEST_POLICY"
+            raise ValueError(f"{name} must be one of {POLICIES}, got {policy!r}")
         self.request_policy = policy
         if not isinstance(process_group, bool):
             raise TypeError(f"process_group must be True or False, got {process_group!r}")

@@ -129,12 +129,21 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m weft.top", description="What the workers of a group do now."
     )
-    parser.add_argument("places", nargs="+", metavar="HOST:PORT", help="as in WEFT_METRICS")
+    parser.add_argument(
+        "places", nargs="+", type=_place, metavar="HOST:PORT", help="as in WEFT_METRICS"
+    )
     parser.add_argument("--interval", type=float, default=2.0, help="seconds between looks (2)")
     parser.add_argument("--once", action="store_true", help="looks once and ends")
     parser.add_argument("--json", action="store_true", help="one JSON list for each look")
     parser.add_argument("--stacks", action="store_true", help="where all threads are in Python")
     return parser.parse_args(arguments)
+
+
+def _place(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit():
+        raise argparse.ArgumentTypeError(f"must be HOST:PORT, got {text!r}")
+    return text
 
 
 def main(arguments: list[str]) -> int:

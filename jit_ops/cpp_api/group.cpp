@@ -62,8 +62,7 @@ std::shared_ptr<Group> Group::join(JoinOptions options) try {
   options.rpc.check();
   ops::fillFromEnvironment(options);
   if (!options.store) options.store = ops::openStore(options);
-  options.store->setTimeout(
-      std::chrono::milliseconds(static_cast<std::int64_t>(options.rpc.rpcTimeoutSeconds * 1000)));
+  options.store->setTimeout(ops::storeTimeout(options));
   // Each group of a process has its own keys, counted as init_rpc counts.
   static std::atomic<int> groups{0};
   options.store = c10::make_intrusive<c10d::PrefixStore>("rpc_prefix_" + std::to_string(groups++),

@@ -69,6 +69,12 @@ void fillFromEnvironment(JoinOptions& options) {
               " is not in a group of ", options.world_size.value_or(0));
 }
 
+std::chrono::milliseconds storeTimeout(const JoinOptions& options) {
+  const double seconds = options.rpc.rpcTimeoutSeconds;
+  return rpc::fromSeconds(seconds > 0 ? seconds
+                                      : torch::distributed::rpc::kDefaultRpcTimeoutSeconds);
+}
+
 c10::intrusive_ptr<c10d::Store> openStore(const JoinOptions& options) {
   const std::string& method = options.init_method;
   if (method.starts_with(kFile)) {
@@ -90,8 +96,7 @@ c10::intrusive_ptr<c10d::Store> openStore(const JoinOptions& options) {
   store.waitWorkers = !store.isServer && options.world_size.has_value();
   if (store.waitWorkers) store.numWorkers = static_cast<std::size_t>(*options.world_size);
   store.multiTenant = true;
-  store.timeout =
-      std::chrono::milliseconds(static_cast<std::int64_t>(options.rpc.rpcTimeoutSeconds * 1000));
+  store.timeout = storeTimeout(options);
   return c10::make_intrusive<c10d::TCPStore>(where.host, store);
 }
 

@@ -2,6 +2,7 @@
 // uses.
 #pragma once
 
+#include <chrono>
 #include <string>
 
 #include "jit_ops/weft.h"
@@ -13,7 +14,11 @@ namespace weft::ops {
 // missing or bad value.
 void fillFromEnvironment(JoinOptions& options);
 
-// The store of options.init_method; rank 0 serves a TCP one. Bounded by rpc.rpcTimeoutSeconds.
+// How long the store may be waited for: rpc.rpcTimeoutSeconds, or torch's default of it where that
+// is 0, which is no limit for calls, but no time at all for a store.
+std::chrono::milliseconds storeTimeout(const JoinOptions& options);
+
+// The store of options.init_method; rank 0 serves a TCP one. Bounded by storeTimeout().
 c10::intrusive_ptr<c10d::Store> openStore(const JoinOptions& options);
 
 }  // namespace weft::ops

@@ -121,6 +121,45 @@ def test_unknown_variables(monkeypatch):
     assert any("WEFT_SOCKETIFNAME" in finding.text for finding in doctor.unknown_variables())
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        ("WEFT_PEER_TIMEOUT", "fast", "must be a number of seconds"),
+        ("WEFT_PEER_TIMEOUT", "0.1", "must be at least twice heartbeat_interval"),
+        ("WEFT_METRICS", "abc", "must be host:port"),
+        ("WEFT_HANG_REPORT", "x", "must be a number of seconds"),
+        ("WEFT_STACKS_SIGNAL", "9", "must be the number of a signal, or 0"),
+        ("WEFT_REQUEST_POLICY", "scripts", "WEFT_REQUEST_POLICY must be one of"),
+        ("WEFT_SOCKET_IFNAME", "nosuch9", "is no interface or address of this host"),
+        ("WEFT_SOCKET_IFNAME", "192.0.2.1", "is no interface or address of this host"),
+    ],
+)
+def test_values_that_a_worker_refuses(monkeypatch, variable, value, says):
+    assert list(doctor.settings()) == []
+    monkeypatch.setenv(variable, value)
+    (finding,) = doctor.settings()
+    assert finding.level == "FAIL" and says in finding.text
+
+
+@pytest.mark.parametrize("value", ["lo", "127.0.0.1", "::1"])
+def test_interfaces_that_there_are(monkeypatch, value):
+    monkeypatch.setenv("WEFT_SOCKET_IFNAME", value)
+    assert list(doctor.settings()) == []
+
+
+def test_a_wish_for_weft_that_it_cannot_read_is_a_failed_check():
+    run = subprocess.run(
+        [sys.executable, "-m", "weft.doctor", "--no-self-test"],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, "WEFT_AS_DEFAULT": "true"},
+    )
+    assert run.returncode == 1
+    assert "FAIL  WEFT_AS_DEFAULT must be 0 or 1, got 'true'" in run.stdout
+    assert "Traceback" not in run.stderr
+
+
 def test_a_self_test_that_fails(monkeypatch):
     monkeypatch.setattr(doctor, "SELF_TEST_PROGRAM", "raise SystemExit('no such luck')")
     (finding,) = doctor.self_test()

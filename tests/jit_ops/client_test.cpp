@@ -369,7 +369,7 @@ std::vector<std::string> staticGroup(const std::function<JoinOptions(int)>& meet
   const auto life = [&](int rank) {
     JoinOptions join = meet(rank);
     join.name = "worker" + std::to_string(rank);
-    join.rpc.rpcTimeoutSeconds = 30;
+    if (join.rpc.rpcTimeoutSeconds != 0) join.rpc.rpcTimeoutSeconds = 30;
     const auto group = Group::join(join);
     const std::string other = "worker" + std::to_string(1 - rank);
     expect(group->rank() == rank, "the rank");
@@ -386,6 +386,16 @@ TEST(Client, StaticGroupsMeetAtATcpStore) {
               join.rank = rank;
               join.world_size = 2;
               join.init_method = where;
+              return join;
+            }));
+}
+
+TEST(Client, NoLimitForCallsIsTimeEnoughToMeet) {
+  const std::string port = freePort();
+  EXPECT_EQ(kFine, staticGroup([&](int rank) {
+              setEnvironment(port, rank, "2");
+              JoinOptions join;
+              join.rpc.rpcTimeoutSeconds = 0;
               return join;
             }));
 }

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from weft.compat import GPipe
+from weft.pipe.balance import balance_by_size, balance_by_time
 
 CPUS = ["cpu", "cpu"]
 
@@ -38,6 +39,110 @@ def test_it_says_how_it_is_cut():
     assert (model.balance, len(model), model.chunks) == ([1, 2], 3, 4)
     assert model.devices == [torch.device("cpu")] * 2
     assert [len(part) for part in model.partitions] == [1, 2]
+
+
+class Twice(nn.Module):
+    def forward(self, x):
+        return x, x * 2
+
+
+class OfPair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+
+    def forward(self, pair):
+        a, b = pair
+        return self.fc(a), b
+
+
+class Alone(nn.Module):
+    def forward(self, pair):
+        return (pair[0] + pair[1],)
+
+
+class Only(nn.Module):
+    def forward(self, alone):
+        assert isinstance(alone, tuple)
+        (a,) = alone
+        return a
+
+
+def pairs() -> nn.Sequential:
+    torch.manual_seed(5)
+    return nn.Sequential(Twice(), OfPair(), Alone(), Only())
+
+
+@pytest.mark.parametrize("balance", [[4], [1, 3], [1, 1, 1, 1]], ids=str)
+@pytest.mark.parametrize("checkpoint", ["always", "never"])
+def test_a_layer_gets_a_tuple_as_one_argument(balance, checkpoint):
+    plain = pairs()
+    devices = ["cpu"] * len(balance)
+    model = GPipe(copy.deepcopy(plain), balance, devices=devices, chunks=2, checkpoint=checkpoint)
+    for one in (model, copy.deepcopy(model)):
+        output = one(torch.ones(5, 3))
+        assert torch.equal(output, plain(torch.ones(5, 3)))
+        output.sum().backward()
+        assert all(p.grad is not None for p in one.parameters())
+    assert "peak" in str(model.memory_report(torch.ones(5, 3)))
+
+
+@pytest.mark.parametrize("balance", [[2], [1, 1]], ids=str)
+def test_a_tuple_goes_in_and_out_as_one_value(balance):
+    plain = nn.Sequential(OfPair(), OfPair())
+    model = GPipe(copy.deepcopy(plain), balance, devices=CPUS, chunks=2)
+    a, b = torch.rand(5, 3, requires_grad=True), torch.rand(5, 3, requires_grad=True)
+    output = model((a, b))
+    assert isinstance(output, tuple)
+    torch.testing.assert_close(output, plain((a, b)))
+    sum(output).sum().backward()
+    assert a.grad is not None and b.grad is not None
+    assert "peak" in str(model.memory_report((a, b)))
+    single = GPipe(nn.Sequential(Only()), [1], devices=CPUS)
+    assert torch.equal(single((torch.ones(1, 3),)), torch.ones(1, 3))
+
+
+def test_scripted_layers_get_a_tuple_as_one_argument():
+    @torch.jit.script
+    def add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a + b
+
+    class Sum(nn.Module):
+        def forward(self, pair: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+            return add(pair[0], pair[1])
+
+    model = GPipe(nn.Sequential(Twice(), torch.jit.script(Sum())), [1, 1], devices=CPUS, chunks=2)
+    assert torch.equal(model(torch.ones(4, 2)), torch.full((4, 2), 3.0))
+
+
+def test_several_arguments_are_refused():
+    model = GPipe(layers(), [1, 2], devices=CPUS)
+    with pytest.raises(TypeError, match="positional argument"):
+        model(torch.ones(1, 2), torch.ones(1, 2))
+    assert model.partitions[0](torch.ones(1, 2)).shape == (1, 3), "a call of the program's own"
+
+
+def test_balances_of_layers_that_get_a_tuple_as_one_argument():
+    sample = torch.ones(4, 3)
+    assert balance_by_time(4, pairs(), sample, timeout=0, unpack=False) == [1, 1, 1, 1]
+    assert sum(balance_by_size(2, pairs(), sample, chunks=2, unpack=False)) == 4
+    pair = (sample, sample)
+    assert balance_by_size(2, nn.Sequential(OfPair(), OfPair()), pair, unpack=False) == [1, 1]
+
+
+def test_the_layers_keep_their_names_as_in_torchgpipe():
+    plain = layers()
+    model = GPipe(layers(), [1, 2], devices=CPUS)
+    names = ["partitions.0.0", "partitions.1.2"]
+    own = [f"{name}.{what}" for name in names for what in ("weight", "bias")]
+    assert list(model.state_dict()) == own
+    assert list(model.plain_state_dict()) == list(plain.state_dict())
+    changed = {key: value + 1 for key, value in plain.state_dict().items()}
+    of_torchgpipe = dict(zip(own, changed.values(), strict=True))
+    for state in (of_torchgpipe, changed):
+        model.load_state_dict(plain.state_dict())
+        model.load_state_dict(state)
+        assert torch.equal(model[0].weight, plain[0].weight + 1)
 
 
 @pytest.mark.parametrize(

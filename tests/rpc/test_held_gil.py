@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import inspect
 import os
 import signal
@@ -318,13 +319,24 @@ def test_under_the_policy_script_peers_do_not_see_them(pipe):
         group.shutdown()
 
 
-@pytest.mark.parametrize("text", ["SIGUSR1", "-3", "32", "65"])
+@pytest.mark.parametrize("text", ["SIGUSR1", "-3", "9", "32", "65"])
 def test_what_is_no_signal_is_refused(text):
     with Workers(1, {"WEFT_STACKS_SIGNAL": text}) as workers:
         error = workers[0].fails(join, 0, 1, workers.meeting)
         assert f"WEFT_STACKS_SIGNAL must be the number of a signal, or 0, got '{text}'" in str(
             error
         )
+
+
+def join_without_handlers_of_faults(meeting: str) -> None:
+    faulthandler.disable()
+    join(0, 1, meeting)
+
+
+def test_a_signal_that_cannot_be_had_is_warned_of():
+    with Workers(1, {"WEFT_STACKS_SIGNAL": str(int(signal.SIGFPE))}) as workers:
+        workers[0].call(join_without_handlers_of_faults, workers.meeting)
+        workers[0].wait_for_output("choose another signal by WEFT_STACKS_SIGNAL, or 0")
 
 
 def test_a_signal_that_is_taken_is_warned_of():

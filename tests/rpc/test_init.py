@@ -256,6 +256,13 @@ def test_a_store_that_nobody_serves_is_said():
         workers[0].failure()
 
 
+def test_a_name_of_the_master_that_rank_0_cannot_resolve_is_said():
+    with Workers(1, {"MASTER_ADDR": "nosuch.invalid", "MASTER_PORT": "29500"}) as workers:
+        workers[0].start(join, 0, 2, "env://", rpc_timeout=20)
+        workers[0].wait_for_output("waits for rank 0 at nosuch.invalid:29500, which cannot be")
+        workers[0].kill()
+
+
 def join_process_group(port: int, backend: str) -> None:
     from datetime import timedelta
 

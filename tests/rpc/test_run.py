@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import py_compile
 import subprocess
 import sys
 import textwrap
+import zipapp
 
 import pytest
 from ports import free_port
@@ -128,9 +130,10 @@ def test_usage(tmp_path):
         (["-m", "no_such_module"], "no module named 'no_such_module'"),
         (["-m", "package.no_such_module"], "no module named 'package.no_such_module'"),
         (["-m", "package"], "'package' is a package without a module __main__"),
+        (["-m", "math"], "'math' is no Python code"),
         (["-m", ".relative"], "no module named '.relative'"),
         (["-m"], "-m needs a module"),
-        (["package"], "no __main__.py in the folder package"),
+        (["package"], "no __main__.py in package"),
     ],
 )
 def test_a_wrong_command_is_told_in_a_line(tmp_path, arguments, says):
@@ -140,6 +143,69 @@ def test_a_wrong_command_is_told_in_a_line(tmp_path, arguments, says):
     assert run.returncode == 2
     assert f"weft.run: {says}" in run.stderr
     assert "Traceback" not in run.stderr
+
+
+WHAT_IT_IS = """
+import os
+import sys
+
+print(__name__, __file__, __package__, __cached__, type(__loader__).__name__)
+print(__spec__ and __spec__.name, sys.argv, sys.path[0])
+print(sys.modules["__main__"].__dict__ is globals())
+"""
+
+
+@pytest.mark.parametrize(
+    "form",
+    [["p.py"], ["p.pyc"], ["link.py"], ["-m", "p"], ["-m", "folder"], ["folder"], ["p.zip"]],
+    ids=" ".join,
+)
+def test_a_program_is_what_it_is_under_python(tmp_path, form):
+    (tmp_path / "folder").mkdir()
+    for name in ("p.py", "folder/__main__.py"):
+        (tmp_path / name).write_text(WHAT_IT_IS)
+    (tmp_path / "link.py").symlink_to("folder/__main__.py")
+    py_compile.compile(str(tmp_path / "p.py"), str(tmp_path / "p.pyc"))
+    zipapp.create_archive(tmp_path / "folder", tmp_path / "p.zip")
+    plain = start(tmp_path, [*form, "argument"])
+    run = start(tmp_path, ["-m", "weft.run", *form, "argument"])
+    assert (plain.returncode, run.returncode) == (0, 0), plain.stderr + run.stderr
+    assert run.stdout == plain.stdout
+
+
+SERVES_ON = """
+import atexit
+import threading
+
+import torch.distributed.rpc as rpc
+
+
+def double(x):
+    return 2 * x
+
+
+def at_exit():
+    print("at exit:", rpc.rpc_sync("solo", double, args=(3,)))
+    rpc.shutdown()
+
+
+def after_main():
+    threading.main_thread().join()
+    print("in a thread:", rpc.rpc_sync("solo", double, args=(2,)))
+
+
+rpc.init_rpc("solo", rank=0, world_size=1)
+atexit.register(at_exit)
+threading.Thread(target=after_main).start()
+"""
+
+
+@pytest.mark.parametrize("form", [["serves.py"], ["-m", "serves"]], ids=" ".join)
+def test_its_functions_are_found_after_its_main_code_has_ended(tmp_path, form):
+    (tmp_path / "serves.py").write_text(SERVES_ON)
+    run = start(tmp_path, ["-m", "weft.run", *form])
+    assert run.returncode == 0, run.stderr
+    assert run.stdout == "in a thread: 4\nat exit: 6\n", run.stderr
 
 
 OWN_PROCESS = """
@@ -157,7 +223,16 @@ def test_the_program_itself_runs_on_weft_not_only_its_children(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "agent: WeftAgent" in done.stdout
     assert done.stderr.count("weft.run: init_rpc uses weft, not TensorPipe\n") == 1
-    done = start(tmp_path, ["-m", "weft.run", "--process-group", "solo.py"])
+    done = start(tmp_path, ["-m", "weft.run", "--process-group", "solo.py", "--process-group"])
     assert done.returncode == 0, done.stderr
+    assert "the program gets" not in done.stderr
     says = "weft.run: init_rpc uses weft, not TensorPipe; gloo is weft\n"
+    assert done.stderr.count(says) == 1
+
+
+def test_an_option_that_the_program_gets_in_place_of_weft_run_is_told(tmp_path):
+    (tmp_path / "prints.py").write_text("import sys; print(sys.argv[1:])")
+    done = start(tmp_path, ["-m", "weft.run", "prints.py", "--process-group"])
+    assert (done.returncode, done.stdout) == (0, "['--process-group']\n"), done.stderr
+    says = "weft.run: the program gets --process-group; for weft.run it stands before the program\n"
     assert done.stderr.count(says) == 1

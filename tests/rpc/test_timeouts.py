@@ -8,8 +8,9 @@ import time
 
 import pytest
 from callback_chains import calls_in_callbacks
+from ports import free_port
 from waiting import wait_for, wait_until
-from workers import Group, leave
+from workers import Group, Workers, join, leave
 
 _gate = threading.Event()
 
@@ -130,6 +131,30 @@ def never(default: float) -> str:
 @pytest.mark.parametrize("default", [0.1, 0])
 def test_zero_means_never(closed_gate, default):
     assert closed_gate[0].call(never, default) == "late"
+
+
+def never_by_option() -> str:
+    import torch.distributed.rpc as rpc
+
+    assert rpc.get_rpc_timeout() == 0
+    patient = rpc.rpc_async("worker1", wait_for_gate)
+    rpc.rpc_sync("worker1", open_gate)
+    return patient.wait()
+
+
+@pytest.mark.parametrize("meeting", ["file", "tcp://127.0.0.1:{port}"])
+def test_zero_as_the_option_is_no_limit_for_calls_and_time_enough_to_meet(meeting):
+    where = meeting.format(port=free_port())
+    with Workers(2) as two:
+        for rank, worker in enumerate(two):
+            worker.start(join, rank, 2, two.meeting if meeting == "file" else where, rpc_timeout=0)
+        for worker in two:
+            worker.result()
+        assert two[0].call(never_by_option) == "late"
+        for worker in two:
+            worker.start(leave)
+        for worker in two:
+            worker.result()
 
 
 def very_long(timeout: float) -> int:

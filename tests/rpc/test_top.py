@@ -17,6 +17,8 @@ from ports import free_port
 from waiting import wait_until
 from workers import Group
 
+from weft import top
+
 _gate = threading.Event()
 _held = threading.Event()
 _calls: list[object] = []
@@ -208,3 +210,10 @@ def test_a_place_where_nobody_listens():
     assert found.returncode == 1
     assert "does not answer" in found.stderr
     assert "Traceback" not in found.stderr
+
+
+@pytest.mark.parametrize("place", ["localhost", "localhost:http", ":9100"])
+def test_what_is_no_address_is_refused(place, capsys):
+    with pytest.raises(SystemExit):
+        top.parse([place])
+    assert f"must be HOST:PORT, got {place!r}" in capsys.readouterr().err

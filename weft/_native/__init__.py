@@ -65,12 +65,17 @@ def _load() -> str | None:
     return None
 
 
-if _problem := _load():
+def tell_the_doctor(problem: str) -> None:
+    """Ends ``python -m weft.doctor`` with why Weft cannot be loaded; in other programs does nothing."""
     # Python imports the package before the module that `-m` names: the word before the arguments.
     if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].endswith("weft.doctor"):
         from weft._native import doctor_alone
 
-        sys.exit(doctor_alone.main(_problem))
+        sys.exit(doctor_alone.main(problem))
+
+
+if _problem := _load():
+    tell_the_doctor(_problem)
     raise ImportError(_problem)
 
 from weft._torch import op_docs  # noqa: E402  after the library, whose operators it describes

@@ -1,4 +1,4 @@
-"""What the doctor says where Weft's shared objects cannot be loaded, and so nothing else can be asked."""
+"""What the doctor says where Weft cannot be loaded, and so nothing else can be asked."""
 
 from __future__ import annotations
 

@@ -32,15 +32,15 @@ def start() -> None:
     An address that is taken is a warning: several workers of a host may have the same variable.
     """
     global _server
-    text = os.environ.get("WEFT_METRICS")
-    if not text:
+    wanted = wanted_address()
+    if wanted is None:
         return
-    host, port = _place(text)
+    host, text = wanted[0], os.environ["WEFT_METRICS"]
     with _mutex:
         if _server is not None and _server[0] == os.getpid():
             return
         try:
-            server = BoundedServer((host, port), _Handler)
+            server = BoundedServer(wanted, _Handler)
         except OSError as error:
             _C._log(_WARNING, f"no metrics are served at {text} (WEFT_METRICS): {error}")
             return
@@ -70,7 +70,11 @@ def address() -> tuple[str, int] | None:
     return str(host), int(port)
 
 
-def _place(text: str) -> tuple[str, int]:
+def wanted_address() -> tuple[str, int] | None:
+    """Where WEFT_METRICS says that the figures are to be served; None: nowhere."""
+    text = os.environ.get("WEFT_METRICS")
+    if not text:
+        return None
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdigit() or int(port) > 65535:
         raise ValueError(f"WEFT_METRICS must be host:port, got {text!r}")

@@ -25,6 +25,7 @@ _VARIABLE = "WEFT_STACKS_SIGNAL"
 _PATIENCE = 2.0  # seconds for a worker, which waits 1.5 s for its GIL
 _LONGEST_SWITCH = 0.1  # seconds: where threads ask for the GIL more seldom all looks like a hold
 _FREE = range(signal.SIGRTMAX, signal.SIGRTMAX - 8, -1)  # of which the first one unused is taken
+_HANDLED = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
 _HELD = "a thread holds Python's lock"
 _HEAD = f"{_HELD}; they are at, the last calls first:\n"
 _LINE = re.compile(r'File "(?P<path>.*)", line (?P<number>\d+) in (?P<function>.*)')
@@ -38,7 +39,7 @@ def start(limit: float) -> None:
     A second call changes nothing. Where that cannot be, a warning says why.
     """
     global _armed
-    chosen = _chosen()
+    chosen = chosen_signal()
     with _mutex:
         if chosen == 0 or (_armed is not None and _armed[0] == os.getpid()):
             return
@@ -95,12 +96,12 @@ def _place(stacks: str) -> str:
     return f"{_HELD}; its main thread is at {place}"
 
 
-def _chosen() -> int | None:
+def chosen_signal() -> int | None:
     """The signal that the environment names; 0: there are to be no stacks."""
     text = os.environ.get(_VARIABLE, "")
     if not text:
         return None
-    if not text.isdigit() or not (text == "0" or int(text) in signal.valid_signals()):
+    if not text.isdigit() or not (text == "0" or int(text) in _HANDLED):
         raise ValueError(f"{_VARIABLE} must be the number of a signal, or 0, got {text!r}")
     return int(text)
 
@@ -117,9 +118,9 @@ def _arm(chosen: int | None, limit: float) -> int:
     file = os.memfd_create("weft-stacks", os.MFD_CLOEXEC)
     try:
         faulthandler.register(number, file=file, all_threads=True)
-    except (OSError, RuntimeError):
+    except (OSError, RuntimeError) as error:
         os.close(file)
-        raise
+        raise RuntimeError(f"{error}; choose another signal by {_VARIABLE}, or 0") from None
     # It is faulthandler's from here on, and stays open.
     _C._arm_stacks(number, file, threading.main_thread().ident, limit)
     return number

@@ -6,12 +6,14 @@ import atexit
 import contextlib
 import os
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.rpc as rpc
 from torch.distributed.rpc import api, backend_registry
+from torch.distributed.rpc.constants import DEFAULT_RPC_TIMEOUT_SEC
 
 from weft import _C, _native, _observe
 from weft._observe import logs
@@ -21,6 +23,7 @@ from weft._torch.patches.unpickler import set_policy
 from weft.options import RpcBackendOptions, master_host
 
 BACKEND = "WEFT"
+_WARNING = 2
 
 
 def make_agent(
@@ -43,6 +46,9 @@ def make_agent(
         raise TypeError(f"`rpc_backend_options` must be a `weft.RpcBackendOptions`. {options}")
     if not options.master_host:
         options.master_host = master_host(options.init_method)
+    if not options.rpc_timeout:
+        # torch has given the Store the same timeout, and there 0 is no time at all.
+        store.set_timeout(timedelta(seconds=DEFAULT_RPC_TIMEOUT_SEC))
     set_policy(options.request_policy)
     _observe.start()
     _observe.serve_peers(options.request_policy)
@@ -97,6 +103,13 @@ def _switched_on(variable: str) -> bool:
     return value == "1"
 
 
+def _tell_of_misspelt_wishes() -> None:
+    """An agent warns of unknown names; without the wish for Weft there may never be one."""
+    for name in _C.unknown_environment():
+        if name.startswith("WEFT_AS_"):
+            _C._log(_WARNING, f"the environment variable {name} is not one that Weft knows")
+
+
 def install() -> None:
     """Registers the backend and the patches; calling it again changes nothing.
 
@@ -110,6 +123,7 @@ def install() -> None:
         patches.install()
         register_backend(BACKEND, RpcBackendOptions, make_agent)
         atexit.register(_shut_down_at_exit)
+        _tell_of_misspelt_wishes()
     if as_default:
         default.make_default()
     if as_process_group:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+
+from weft import _C
 
 
 class WithDevice(nn.Module):
@@ -72,6 +75,47 @@ class PipeSequential(nn.Sequential):
         return value
 
 
+class WholeSequential(nn.Sequential):
+    """Layers that get a tuple as one argument, as in torchgpipe, also where the chain is cut.
+
+    The engine makes a tuple a partition's arguments, and splits the tensors among these. So a value
+    goes from partition to partition as :func:`apart` gives it.
+    """
+
+
+def apart(value: Any) -> tuple[Any, ...]:
+    """Whether the value is a tuple, and its items; else itself."""
+    return (True, *value) if isinstance(value, tuple) else (False, value)
+
+
+def joined(parts: tuple[Any, ...]) -> Any:
+    """The value that :func:`apart` took apart."""
+    is_tuple, *values = parts
+    return tuple(values) if is_tuple else values[0]
+
+
+def _whole_partition(layers: dict[str, nn.Module], is_last: bool) -> WholeSequential:
+    # Hooks: the engine does not run TorchScript layers without Python then, which would unpack.
+    partition = WholeSequential(OrderedDict(layers))
+    partition.register_forward_pre_hook(_joins)
+    if not is_last:
+        partition.register_forward_hook(_takes_apart)
+    return partition
+
+
+def _joins(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (joined(arguments),) if _runs_in_engine() else arguments
+
+
+def _takes_apart(_: nn.Module, _arguments: Any, output: Any) -> Any:
+    return apart(output) if _runs_in_engine() else output
+
+
+def _runs_in_engine() -> bool:
+    """A program may call a partition of its own accord, as any Sequential."""
+    return _C.pipe.micro_batch() is not None
+
+
 def check_sequential(module: nn.Module) -> None:
     """Raises unless ``module`` is a Sequential whose children are all different modules."""
     if not isinstance(module, nn.Sequential):
@@ -101,7 +145,7 @@ def _more_than_a_chain(module: nn.Sequential) -> str | None:
 class Split(NamedTuple):
     """What :func:`split` gives: per partition its layers and its device."""
 
-    partitions: list[PipeSequential]
+    partitions: list[PipeSequential] | list[WholeSequential]
     devices: list[torch.device]
     #: Per partition and layer, the name it had in the plain Sequential.
     names: list[list[str]]
@@ -110,7 +154,8 @@ class Split(NamedTuple):
 def split(module: nn.Sequential) -> Split:
     """Cuts a Sequential: neighbours on one accelerator share a partition, CPU children don't.
 
-    A child Sequential is flattened one level, unless calling it does more than its layers do.
+    A child Sequential is flattened one level, unless calling it does more than its layers do. The
+    layers of a :class:`WholeSequential` keep their names in the partitions.
     """
     groups: list[list[nn.Module]] = []
     devices: list[torch.device] = []
@@ -136,7 +181,12 @@ def split(module: nn.Sequential) -> Split:
         else:
             groups[-1].append(child)
             names[-1].append(name)
-    return Split([PipeSequential(*group) for group in groups], devices, names)
+    if not isinstance(module, WholeSequential):
+        return Split([PipeSequential(*group) for group in groups], devices, names)
+    own_names = [[name.rpartition(".")[2] for name in group] for group in names]
+    layers = [dict(zip(*pair, strict=True)) for pair in zip(own_names, groups, strict=True)]
+    whole = [_whole_partition(one, one is layers[-1]) for one in layers]
+    return Split(whole, devices, own_names)
 
 
 def check_shared_parameters(

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from weft.pipe._partition import WholeSequential, apart, joined
 from weft.pipe.skip._store import SkipStore, use_store
 
 T = TypeVar("T")
@@ -83,7 +84,10 @@ def kept(
         return 0.0, _saving(layer, args, skips, saved)
 
     _, output, skips = _walk(module, args, device, measure, skips)
-    result = tuple(output) if isinstance(output, (tuple, list)) else (output,)
+    if isinstance(module, WholeSequential):
+        result = apart(output)
+    else:
+        result = tuple(output) if isinstance(output, (tuple, list)) else (output,)
     return _size(saved), _leaves_on(device, result), skips
 
 
@@ -133,6 +137,9 @@ def _walk(
 ) -> tuple[list[float], Any, SkipStore]:
     """The layers' costs, the last one's output, and the skips that wait for their pop."""
     costs: list[float] = []
+    is_whole = isinstance(module, WholeSequential)
+    if is_whole:
+        args = (joined(args),)
     output: Any = args
     skips = skips if skips is not None else {}
     with _undisturbed(device):
@@ -144,7 +151,7 @@ def _walk(
             except Exception as error:
                 raise RuntimeError(f"layer '{name}' failed on {device}: {error}") from error
             costs.append(cost)
-            args = output if isinstance(output, tuple) else (output,)
+            args = output if isinstance(output, tuple) and not is_whole else (output,)
     return costs, output, skips
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from weft.pipe import _profile
 from weft.pipe._inputs import check_chunks, first_chunk
-from weft.pipe._partition import WithDevice, check_shared_parameters
+from weft.pipe._partition import WholeSequential, WithDevice, apart, check_shared_parameters
 from weft.pipe._split import split_evenly
 
 __all__ = ["balance_by_size", "balance_by_time", "place"]
@@ -37,6 +37,7 @@ def balance_by_time(
     *,
     timeout: float = 1.0,
     device: Device | Sequence[Device] | None = None,
+    unpack: bool = True,
 ) -> list[int]:
     """How many layers each partition gets, so that the slowest partition is as fast as possible.
 
@@ -54,6 +55,8 @@ def balance_by_time(
         timeout: seconds for all layers together; each layer runs at least a few times.
         device: where to run, by default the sample's device; a sequence gives each partition its
             own, and a layer is then timed on each of them.
+        unpack: whether a tuple becomes the next layer's arguments, as in :class:`weft.Pipe`; False:
+            it stays one argument, as in torchgpipe and :class:`weft.compat.GPipe`.
 
     Raises:
         ValueError: there are fewer layers than partitions.
@@ -61,8 +64,8 @@ def balance_by_time(
         RuntimeError: a layer cannot run on the sample; the text names it.
     """
     devices = _check(partitions, module, sample, device)
-    args = _arguments(sample)
-    return _balanced(devices, lambda one: _profile.seconds(module, args, one, timeout))
+    layers, args = _profiled(module, sample, unpack)
+    return _balanced(devices, lambda one: _profile.seconds(layers, args, one, timeout))
 
 
 def balance_by_size(
@@ -73,6 +76,7 @@ def balance_by_size(
     chunks: int = 1,
     param_scale: float = 2.0,
     device: Device | Sequence[Device] | None = None,
+    unpack: bool = True,
 ) -> list[int]:
     """How many layers each partition gets, so that the largest partition is as small as possible.
 
@@ -92,14 +96,16 @@ def balance_by_size(
         param_scale: by optimizer: SGD 2 (3 with momentum), Adam 4, AMSGrad 5, Adagrad 3, RMSprop
             3 to 5.
         device: as for :func:`balance_by_time`; "meta" computes nothing.
+        unpack: as for :func:`balance_by_time`.
 
     Raises:
         ValueError, TypeError, RuntimeError: as :func:`balance_by_time`.
     """
     devices = _check(partitions, module, input, device)
     chunks = check_chunks(chunks)
-    args = tuple(first_chunk(value, chunks) for value in _arguments(input))
-    return _balanced(devices, lambda one: _profile.saved_bytes(module, args, one, param_scale))
+    layers, values = _profiled(module, input, unpack)
+    args = tuple(first_chunk(value, chunks) for value in values)
+    return _balanced(devices, lambda one: _profile.saved_bytes(layers, args, one, param_scale))
 
 
 def place(
@@ -144,6 +150,16 @@ def _on(part: nn.Module, device: torch.device) -> nn.Module:
 
 def _arguments(sample: Tensor | Sequence[Any]) -> tuple[Any, ...]:
     return (sample,) if isinstance(sample, Tensor) else tuple(sample)
+
+
+def _profiled(
+    module: nn.Sequential, sample: Tensor | Sequence[Any], unpack: bool
+) -> tuple[nn.Sequential, tuple[Any, ...]]:
+    """The layers and their arguments, as the profile takes them."""
+    if unpack:
+        return module, _arguments(sample)
+    whole = sample if isinstance(sample, Tensor) else tuple(sample)
+    return WholeSequential(OrderedDict(module.named_children())), apart(whole)
 
 
 def _check(

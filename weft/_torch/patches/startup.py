@@ -73,7 +73,8 @@ def create_store(
     if 0 < world_size <= rank:  # the Store would wait half an hour for rank 0
         raise ValueError(f"rank {rank} is out of range for world_size {world_size}")
     limit = getattr(_joining, "timeout", None)
-    tells = bool(rank) and (limit is not None or _group_is_wefts(sys._getframe()))
+    # Rank 0 too: it serves the Store itself, but may not reach it by the master's name.
+    tells = limit is not None or _group_is_wefts(sys._getframe())
     nobody = _told_while_nobody_listens(hostname, port, limit or timeout)
     with nobody if tells else contextlib.nullcontext():
         if limit is None:
