@@ -100,8 +100,7 @@ void checkOnHost(at::TensorList tensors, const std::string& what) {
     const c10::Device device = tensor.device();
     TORCH_CHECK(device.is_cpu() || device.is_meta(),
                 "gradients go through call_tensors on the CPU only, but ", what,
-                " has a tensor on ", device,
-                ": use weft.call, call it under torch.no_grad(), or give and return CPU tensors");
+                " has a tensor on ", device, ": use weft.call, or give and return CPU tensors");
   }
 }
 

@@ -336,12 +336,11 @@ def gradients_through_tensor_calls() -> None:
         for given, like in ((x, torch.zeros(1000)), (x.detach().cpu().requires_grad_(), x)):
             with pytest.raises(RuntimeError, match="call_tensors on the CPU only"):
                 torch.ops.weft.call_tensors("worker1", "scripted", [given], [like])
-        with torch.no_grad():
-            (y,) = torch.ops.weft.call_tensors("worker1", "scripted", [x], [counted()])
-        same(y)
-        there = weft.call("worker1/scripted", x)
-        dist_autograd.backward(context, [there.sum()])
+        dist_autograd.backward(context, [weft.call("worker1/scripted", x).sum()])
         assert torch.equal(dist_autograd.get_gradients(context)[x].cpu(), torch.full((1000,), 2.0))
+    with torch.no_grad():
+        (y,) = torch.ops.weft.call_tensors("worker1", "scripted", [x], [counted()])
+    same(y)
 
 
 def test_gradients_through_tensor_calls_are_refused(group):
