@@ -259,6 +259,8 @@ class RestrictedUnpickler(pickle._Unpickler):
         """Raises if ``value``, which holds ``parts``, is nested too deeply."""
         depth = weight = 0
         for part in parts:
+            if isinstance(part, BaseException):  # it may not grow any more: its depth is counted
+                self._fresh.pop(id(part), None)
             if (known := self._nested.get(id(part))) is not None:
                 depth, weight = max(depth, known[1]), weight + known[2]
             elif isinstance(part, _HELD):
@@ -362,10 +364,10 @@ class RestrictedUnpickler(pickle._Unpickler):
         states = state if type(state) is tuple and len(state) == 2 else (state,)
         parts = [made, *states]
         for one in states:
-            if type(one) is dict:
-                if "__class__" in one or "__dict__" in one:
+            if isinstance(one, dict):  # an OrderedDict, or of a registered class, as well
+                if any(dict.__contains__(one, name) for name in ("__class__", "__dict__")):
                     raise refused("and a state may not replace the class or all attributes")
-                parts += one.values()
+                parts += dict.values(one)
         self._copies(states)
         self._note(made, parts)
         super().load_build()
