@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "rpc_backend/codec/message_codec.h"
+#include "rpc_backend/codec/pickled_tensor.h"
 #include "rpc_backend/codec/shared_tensor.h"
 #include "rpc_backend/devices/device_copy.h"
 #include "transport/memory/exported_block.h"
@@ -215,9 +216,19 @@ void fillPageTables(const at::Tensor& tensor) {
   const auto* data = static_cast<const std::byte*>(tensor.const_data_ptr());
   if (const auto block = transport::ExportedBlock::find(data, tensor.nbytes())) block->populate();
 }
+
+at::Tensor unpickled(const at::Tensor& pickle, bool distrusted) {
+  if (distrusted)
+    return readPickledTensor({static_cast<const char*>(pickle.const_data_ptr()), pickle.nbytes()});
+  auto [payload, tensors] =
+      torch::distributed::rpc::wireDeserialize(pickle.const_data_ptr(), pickle.nbytes());
+  TORCH_CHECK(tensors.size() == 1, "Weft RPC: a pickled tensor held ", tensors.size(),
+              " tensors instead of one");
+  return tensors.front().detach();
+}
 }  // namespace
 
-MessagePtr IncomingMessage::finish(bool copy_shared) {
+MessagePtr IncomingMessage::finish(bool distrusted) {
   payload();  // copies it out of shared memory
   TORCH_CHECK(staged_ == nullptr || *staged_ == std::byte{1},
               "Weft RPC: the sender could not copy a tensor of this message from its device; its "
@@ -230,14 +241,8 @@ MessagePtr IncomingMessage::finish(bool copy_shared) {
     at::Tensor tensor = std::move(slot.tensor);
     if (slot.shared) fillPageTables(tensor);
     // What is parsed must not change meanwhile.
-    if (slot.shared && (copy_shared || slot.form == TensorForm::kPickled)) tensor = tensor.clone();
-    if (slot.form == TensorForm::kPickled) {
-      auto unpickled =
-          torch::distributed::rpc::wireDeserialize(tensor.const_data_ptr(), tensor.nbytes());
-      TORCH_CHECK(unpickled.second.size() == 1, "Weft RPC: a pickled tensor held ",
-                  unpickled.second.size(), " tensors instead of one");
-      tensor = unpickled.second.front().detach();
-    }
+    if (slot.shared && (distrusted || slot.form == TensorForm::kPickled)) tensor = tensor.clone();
+    if (slot.form == TensorForm::kPickled) tensor = unpickled(tensor, distrusted);
     if (tensor.defined() && !slot.device.is_cpu() && tensor.device() != slot.device)
       tensor = toDevice(tensor, slot.device);
     if (!slot.gaps.empty()) {

@@ -68,10 +68,11 @@ class IncomingMessage {
   void copyEarly(std::shared_ptr<DeviceArrivals> early) { early_ = std::move(early); }
 
   // Worker thread, once, after the buffers have been read: unpickles what was pickled,
-  // moves tensors to their devices (on the current streams). `copy_shared`: tensors in memory that
-  // the sender could still write to are copied, so that no operator sees elements change after it
-  // has checked them. Throws c10::Error.
-  MessagePtr finish(bool copy_shared = false);
+  // moves tensors to their devices (on the current streams). `distrusted`: the sender may be
+  // hostile. Tensors in memory that it could still write to are copied, so that no operator sees
+  // elements change after it has checked them, and Weft reads what torch pickled. Throws
+  // c10::Error.
+  MessagePtr finish(bool distrusted = false);
 
  private:
   IncomingMessage() = default;
