@@ -27,7 +27,7 @@ at::IValue inferred(py::handle object) {
 }
 
 // Of lists, tuples and dicts within each other. Pickler and unpickler take them by recursion, and a
-// request policy refuses a pickle of 512 levels, two for a list (pickle_depth.h).
+// request policy refuses a pickle of 512 levels, two for a list (pickle_scan.h).
 constexpr int kMaxDepth = 200;
 
 void checkDepth(const std::string& what, int depth) {
