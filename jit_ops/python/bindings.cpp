@@ -27,7 +27,7 @@ at::IValue inferred(py::handle object) {
 }
 
 // How deeply lists, tuples and dicts may be nested. Pickler and unpickler recurse into them, and a
-// request policy refuses a pickle of 512 levels, of which a list takes two (pickle_depth.h).
+// request policy refuses a pickle of 512 levels, of which a list takes two (pickle_scan.h).
 constexpr int kMaxDepth = 200;
 
 void checkDepth(const std::string& what, int depth) {

@@ -182,9 +182,18 @@ bool fit(at::IValue& value, const TypePtr& type, Numbers numbers) {
   }
 }
 
-std::string described(const at::IValue& value) {
-  if (value.isTuple() && value.toTupleRef().elements().empty()) return "()";
-  return value.type()->annotation_str();
+// The type of a tuple may be far larger than the tuple, which may hold the same one again and
+// again.
+std::string described(const at::IValue& value, int levels = 3) {
+  constexpr std::size_t kShown = 8;
+  if (!value.isTuple()) return value.type()->annotation_str();
+  const auto& elements = value.toTupleRef().elements();
+  if (elements.empty()) return "()";
+  if (levels == 0) return "Tuple[...]";
+  std::string text = "Tuple[";
+  for (std::size_t i = 0; i < std::min(elements.size(), kShown); ++i)
+    text += (i == 0 ? "" : ", ") + described(elements[i], levels - 1);
+  return text + (elements.size() > kShown ? ", ...]" : "]");
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/rpc/utils.h>
 
 #include "rpc_backend/codec/message_parser.h"
+#include "rpc_backend/codec/pickled_tensor.h"
 #include "rpc_backend/devices/device_copy.h"
 #include "transport/memory/exported_block.h"
 
@@ -78,22 +79,24 @@ void fillPageTables(const at::Tensor& tensor) {
   if (const auto block = transport::ExportedBlock::find(data, tensor.nbytes())) block->populate();
 }
 
-at::Tensor unpickled(const at::Tensor& pickle) {
-  const auto found =
+at::Tensor unpickled(const at::Tensor& pickle, bool distrusted) {
+  if (distrusted)
+    return readPickledTensor({static_cast<const char*>(pickle.const_data_ptr()), pickle.nbytes()});
+  auto [payload, tensors] =
       torch::distributed::rpc::wireDeserialize(pickle.const_data_ptr(), pickle.nbytes());
-  TORCH_CHECK(found.second.size() == 1, "Weft RPC: a pickled tensor held ", found.second.size(),
+  TORCH_CHECK(tensors.size() == 1, "Weft RPC: a pickled tensor held ", tensors.size(),
               " tensors instead of one");
-  return found.second.front().detach();
+  return tensors.front().detach();
 }
 
 }  // namespace
 
-at::Tensor IncomingMessage::finishTensor(Slot& slot, bool copy_shared) {
+at::Tensor IncomingMessage::finishTensor(Slot& slot, bool distrusted) {
   at::Tensor tensor = std::move(slot.tensor);
   if (slot.shared) fillPageTables(tensor);
   // A pickle must not change while it is parsed.
-  if (slot.shared && (copy_shared || slot.form == TensorForm::kPickled)) tensor = tensor.clone();
-  if (slot.form == TensorForm::kPickled) tensor = unpickled(tensor);
+  if (slot.shared && (distrusted || slot.form == TensorForm::kPickled)) tensor = tensor.clone();
+  if (slot.form == TensorForm::kPickled) tensor = unpickled(tensor, distrusted);
   if (tensor.defined() && !slot.device.is_cpu() && tensor.device() != slot.device)
     tensor = toDevice(tensor, slot.device);
   if (!slot.gaps.empty())
@@ -102,7 +105,7 @@ at::Tensor IncomingMessage::finishTensor(Slot& slot, bool copy_shared) {
   return tensor;
 }
 
-MessagePtr IncomingMessage::finish(bool copy_shared) {
+MessagePtr IncomingMessage::finish(bool distrusted) {
   payload();  // copies it out of shared memory
   TORCH_CHECK(staged_ == nullptr || *staged_ == std::byte{1},
               "Weft RPC: the sender could not copy a tensor of this message from its device; its "
@@ -112,7 +115,7 @@ MessagePtr IncomingMessage::finish(bool copy_shared) {
   std::vector<at::Tensor> tensors;
   tensors.reserve(slots_.size());
   for (Slot& slot : slots_)
-    tensors.push_back(finishTensor(slot, copy_shared));
+    tensors.push_back(finishTensor(slot, distrusted));
   return c10::make_intrusive<Message>(std::move(payload_), std::move(tensors),
                                       static_cast<MessageType>(type_),
                                       static_cast<std::int64_t>(call_id_));

@@ -73,10 +73,10 @@ class IncomingMessage {
   void copyEarly(std::shared_ptr<DeviceArrivals> early) { early_ = std::move(early); }
 
   // Worker thread, once, after the buffers have been read. Unpickles what was pickled, and moves
-  // tensors to their devices (on the current streams). `copy_shared`: copies tensors in memory that
-  // the sender could still write to, so that no operator sees elements change after it has checked
-  // them. Throws c10::Error.
-  MessagePtr finish(bool copy_shared = false);
+  // tensors to their devices (on the current streams). `distrusted`: the sender may be hostile.
+  // Tensors in memory that it could still write to are copied, so that no operator sees elements
+  // change after it has checked them, and Weft reads what torch pickled. Throws c10::Error.
+  MessagePtr finish(bool distrusted = false);
 
  private:
   friend class MessageParser;
@@ -94,7 +94,7 @@ class IncomingMessage {
   IncomingMessage() = default;
   void copyLent();
   void takeEarly();
-  static at::Tensor finishTensor(Slot& slot, bool copy_shared);
+  static at::Tensor finishTensor(Slot& slot, bool distrusted);
 
   WireKind kind_ = WireKind::kRequest;
   std::uint16_t type_ = 0;

@@ -7,7 +7,7 @@
 #include <array>
 #include <string_view>
 
-#include "rpc_backend/wire/pickle_depth.h"
+#include "rpc_backend/wire/pickle_scan.h"
 #include "rpc_backend/wire/wrapped_type.h"
 
 namespace weft::rpc {
@@ -42,13 +42,13 @@ bool wraps(MessageType type) {
   }
 }
 
-// Whether torch's unpickler of TorchScript, which overflows the stack over deep values, may read
-// the message. It reads nothing but what begins so.
-bool mayBeRead(const Innermost& message) {
+// Why torch's unpickler of TorchScript must not read the message; nothing when it may. It reads
+// nothing but what begins so.
+std::optional<std::string> faultIn(const Innermost& message) {
   if (message.type == MessageType::PYTHON_CALL || message.type == MessageType::PYTHON_RET)
-    return true;
+    return std::nullopt;
   const std::string_view text(message.payload.data(), message.payload.size());
-  return !text.starts_with("\x80\x02") || isShallowPickle(message.payload);
+  return text.starts_with("\x80\x02") ? faultOf(message.payload) : std::nullopt;
 }
 
 std::string thePolicyHere(RequestPolicy policy) {
@@ -93,7 +93,7 @@ std::optional<std::string> refusal(RequestPolicy policy, MessageType type,
     return "it carries pickled Python, and " + thePolicyHere(policy) +
            ": only TorchScript functions and built-in operators are served";
   }
-  if (!mayBeRead(message)) return "its values are nested too deeply, and " + thePolicyHere(policy);
+  if (const auto fault = faultIn(message)) return *fault + ", and " + thePolicyHere(policy);
   return std::nullopt;
 }
 
@@ -102,6 +102,10 @@ std::optional<std::string> refusal(RequestPolicy policy, const c10::FunctionSche
   const std::string& name = schema.name();
   if (!name.starts_with("aten::")) {
     return name + " is not one of PyTorch's own operators (aten::), and " + thePolicyHere(policy);
+  }
+  if (schema.is_vararg()) {
+    return name + " believes how many arguments its caller says that it has, and " +
+           thePolicyHere(policy);
   }
   for (const c10::Argument& argument : schema.arguments()) {
     if (argument.type()->kind() != c10::TypeKind::StringType) continue;

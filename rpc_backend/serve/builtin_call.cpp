@@ -129,6 +129,7 @@ std::optional<Call> readCall(const Message& request, RequestPolicy policy) {
     if (op == nullptr || op->schema().returns().size() != 1) return std::nullopt;
     if (refusal(policy, op->schema())) return std::nullopt;
     values.pop_back();
+    if (!hasItsArguments(op->schema(), values)) return std::nullopt;
     return Call{std::move(op), std::move(values)};
   } catch (const std::exception&) {
     return std::nullopt;
@@ -153,6 +154,11 @@ MessagePtr encodeRemoteBuiltin(const std::shared_ptr<Operator>& op,
   ids.push_back(value.toIValue());
   ids.push_back(fork.toIValue());
   return encode(op, arguments, std::move(ids), MessageType::SCRIPT_REMOTE_CALL);
+}
+
+bool hasItsArguments(const c10::FunctionSchema& schema, const torch::jit::Stack& stack) {
+  const std::size_t wanted = schema.arguments().size();
+  return stack.size() == wanted || (schema.is_vararg() && stack.size() > wanted);
 }
 
 MessagePtr serveBuiltin(const Message& request, RequestPolicy policy) {

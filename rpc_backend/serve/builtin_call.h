@@ -32,6 +32,10 @@ WEFT_API MessagePtr encodeRemoteBuiltin(const std::shared_ptr<torch::jit::Operat
                                         const torch::distributed::rpc::RRefId& value,
                                         const torch::distributed::rpc::ForkId& fork);
 
+// Whether the stack has a value for each argument. An operator takes as many off it without
+// looking, and torch's senders fill in defaults.
+WEFT_API bool hasItsArguments(const c10::FunctionSchema& schema, const torch::jit::Stack& stack);
+
 // Runs a SCRIPT_CALL that names a built-in operator which peers may run under `policy`, and returns
 // its answer. Throws what the operator throws; it has run then, and must not run again. Null when
 // nothing has run: for any other request, and for one that cannot be read or is refused, for which

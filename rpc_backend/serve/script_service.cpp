@@ -2,6 +2,8 @@
 
 #include <atomic>
 
+#include "rpc_backend/serve/builtin_call.h"
+
 namespace weft::rpc {
 
 namespace {
@@ -24,8 +26,11 @@ c10::intrusive_ptr<c10::ivalue::Future> runScript(const std::string& name,
 
 void checkOperator(RequestPolicy policy, const torch::distributed::rpc::ScriptCall& call) {
   if (!call.hasOp()) return;
-  const auto why = refusal(policy, call.op()->schema());
+  const c10::FunctionSchema& schema = call.op()->schema();
+  const auto why = refusal(policy, schema);
   TORCH_CHECK(!why, "the request is refused: ", *why);
+  TORCH_CHECK(hasItsArguments(schema, call.stack()), "the request is refused: it has ",
+              call.stack().size(), " values for the arguments of ", schema);
 }
 
 }  // namespace weft::rpc

@@ -50,7 +50,7 @@ WEFT_API c10::intrusive_ptr<c10::ivalue::Future> runScript(const std::string& na
                                                            std::vector<at::IValue>& stack);
 
 // Throws c10::Error, which the caller gets, when `policy` refuses the built-in operator that `call`
-// names, also when this process calls itself.
+// names, or the call has not the operator's arguments; also when this process calls itself.
 WEFT_API void checkOperator(RequestPolicy policy, const torch::distributed::rpc::ScriptCall& call);
 
 // torch's request callback (RequestCallbackImpl with Python, RequestCallbackNoPython without)

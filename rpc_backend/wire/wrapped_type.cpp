@@ -4,8 +4,8 @@
 #include <string_view>
 #include <vector>
 
-#include "rpc_backend/wire/pickle_depth.h"
 #include "rpc_backend/wire/pickle_reader.h"
+#include "rpc_backend/wire/pickle_scan.h"
 
 namespace weft::rpc {
 
@@ -167,7 +167,7 @@ std::optional<WrappedMessage> readWrappedType(std::span<const char> payload) {
   if (length == 0 || length >= body) return std::nullopt;
   const std::size_t inner = body - length;
   const auto type = Machine(std::string_view(payload.data() + inner, length)).run();
-  if (!type || !isShallowPickle(payload.subspan(inner, length))) return std::nullopt;
+  if (!type || faultOf(payload.subspan(inner, length))) return std::nullopt;
   return WrappedMessage{*type, payload.first(inner)};
 }
 

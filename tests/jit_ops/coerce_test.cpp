@@ -152,6 +152,16 @@ TEST_F(Arrange, SaysWhatDoesNotFit) {
   EXPECT_NE(problem({at::ones({1}), 1}, {"of"}).find("has no argument 'of'"), std::string::npos);
   EXPECT_NE(problem({at::ones({1}), 1, 2}, {"by"}).find("'by' is given twice"), std::string::npos);
   EXPECT_NE(problem({at::ones({1}), 1, "a", 4}, {}).find("at most 3 arguments"), std::string::npos);
+  EXPECT_NE(problem({c10::ivalue::Tuple::create(1, "a")}, {}).find("got Tuple[int, str]"),
+            std::string::npos);
+}
+
+// Each holds the one below twice: as a type it would have 2^40 parts.
+TEST_F(Arrange, SaysLittleOfATallTuple) {
+  at::IValue tower = c10::ivalue::Tuple::create(1);
+  for (int level = 0; level < 40; ++level)
+    tower = c10::ivalue::Tuple::create(tower, tower);
+  EXPECT_LT(problem({tower}, {}).size(), 1000U);
 }
 
 }  // namespace

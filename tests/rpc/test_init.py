@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import subprocess
@@ -370,6 +371,14 @@ def key_file(folder: Path, name: str = "key", text: str | None = None, mode: int
     return str(path)
 
 
+def given_away(file: str) -> str:
+    """To another user who is not root, which root alone may do."""
+    if os.geteuid() != 0:
+        pytest.skip("only root gives files away")
+    os.chown(file, 1, 1)
+    return file
+
+
 def test_one_key_file_for_all(tmp_path):
     with Group(2, {"WEFT_AUTH_KEY_FILE": key_file(tmp_path)}) as group:
         assert group[0].call(ask_next, 2) == "worker1"
@@ -400,9 +409,21 @@ def test_a_key_file_on_one_worker_only(tmp_path):
         (lambda folder: key_file(folder, text="g" * 64), "hex"),
         (lambda folder: key_file(folder, text="0" * 66), "64"),
         (lambda folder: key_file(folder, mode=0o644), "chmod 600"),
+        (lambda folder: key_file(folder, mode=0o620), "chmod g-w"),
+        (lambda folder: given_away(key_file(folder)), "belongs to another user (1)"),
         (lambda folder: str(folder), "regular file"),
     ],
-    ids=["missing", "empty", "short", "not-hex", "long", "readable-by-all", "folder"],
+    ids=[
+        "missing",
+        "empty",
+        "short",
+        "not-hex",
+        "long",
+        "readable-by-all",
+        "group-writes",
+        "of-another",
+        "folder",
+    ],
 )
 def test_a_bad_key_file_aborts(tmp_path, make, says):
     """It never falls back to the key in the Store."""

@@ -216,6 +216,11 @@ CHAIN = NONE + b"".join(
     for n in range(300)
 )
 
+# Two exceptions; the first gets the second as its context, which grows afterwards.
+GROWING = (named("ValueError", "builtins") + EMPTY + REDUCE + b"\x94") * 2 + (
+    b"h\x00" + state(__context__=b"h\x01") + BUILD + b"h\x01" + state(a=NONE) + BUILD
+)
+
 
 def sets_of_pairs(levels: int) -> bytes:
     """A set of two equal sets; comparing them compares what is in them twice, and so on."""
@@ -311,6 +316,10 @@ REFUSED = {
     + (b"u\x94" + POP + (named("Point") + EMPTY + NEW + GET + BUILD + POP) * (1 << 14) + REQUEST),
     "another class": POINT
     + (NONE + state(__class__=named("Stateful")) + b"\x86" + BUILD + POP + REQUEST),
+    "another class in an OrderedDict": POINT
+    + (NONE + named("OrderedDict", "collections") + EMPTY + REDUCE)
+    + (text("__class__") + named("Stateful") + b"s\x86" + BUILD + POP + REQUEST),
+    "exception that grows in another": GROWING + POP * 4 + REQUEST,
     "other attributes": POINT + NONE + state(__dict__=b"}") + b"\x86" + BUILD + POP + REQUEST,
     "deep exception": CHAIN + POP + REQUEST,
     "deep attribute": NONE

@@ -10,6 +10,8 @@
 
 #include <filesystem>
 
+#include "rpc_backend/serve/script_service.h"
+
 namespace weft::rpc {
 namespace {
 
@@ -116,6 +118,24 @@ TEST(BuiltinCall, LeavesToTorchWhatThePolicyRefuses) {
   }
   EXPECT_NE(serveBuiltin(*request, RequestPolicy::kAny), nullptr);
   EXPECT_TRUE(std::filesystem::remove(file));
+}
+
+// An operator takes its arguments off the stack without counting.
+TEST(BuiltinCall, WithoutItsArgumentsIsRefused) {
+  const at::Tensor x = at::ones({2});
+  const auto zero = overload("aten::zero_", "");
+  for (const Stack& stack : {Stack{}, Stack{x, x}}) {
+    EXPECT_EQ(serveBuiltin(*encodeBuiltin(zero, stack), RequestPolicy::kAny), nullptr);
+    try {
+      checkOperator(RequestPolicy::kAny, ScriptCall(zero, Stack(stack)));
+      ADD_FAILURE() << "no error";
+    } catch (const c10::Error& error) {
+      EXPECT_NE(error.msg().find("values for the arguments of aten::zero_"), std::string::npos)
+          << error.msg();
+    }
+  }
+  EXPECT_NO_THROW(checkOperator(RequestPolicy::kAny, ScriptCall(zero, Stack{x})));
+  EXPECT_TRUE(x.equal(at::ones({2})));
 }
 
 TEST(BuiltinCall, LeavesToTorchWhatIsNoBuiltin) {

@@ -1,9 +1,9 @@
-// libFuzzer: the agent's header parser, the reader of wrapped types and that of depths. Any bytes;
-// nothing may crash, read out of bounds, or loop for long.
+// libFuzzer: the agent's header parser, the reader of wrapped types and the scan of pickles. Any
+// bytes; nothing may crash, read out of bounds, or loop for long.
 #include <cstddef>
 #include <cstdint>
 
-#include "rpc_backend/wire/pickle_depth.h"
+#include "rpc_backend/wire/pickle_scan.h"
 #include "rpc_backend/wire/wire_reader.h"
 #include "rpc_backend/wire/wrapped_type.h"
 
@@ -19,7 +19,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   --size;
   if (wrapped) {
     const std::span text(reinterpret_cast<const char*>(data), size);
-    isShallowPickle(text);
+    faultOf(text);
     const auto found = readWrappedType(text);
     if (found && found->inner_payload.size() >= size) __builtin_trap();
     return 0;

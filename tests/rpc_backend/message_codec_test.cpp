@@ -36,7 +36,7 @@ std::vector<std::uint64_t> sizesOf(const transport::Message& message) {
 }
 
 // Through the wire's form, as the transport would carry it.
-MessagePtr thereAndBack(const MessagePtr& message) {
+MessagePtr thereAndBack(const MessagePtr& message, bool distrusted = false) {
   const auto wire = encode(WireKind::kRequest, 77, message, {}, "peer");
   std::vector<transport::OwnedBuffer> buffers;
   auto in = IncomingMessage::begin(wire.header, sizesOf(wire), buffers);
@@ -51,7 +51,7 @@ MessagePtr thereAndBack(const MessagePtr& message) {
   }
   EXPECT_EQ(in.value()->kind(), WireKind::kRequest);
   EXPECT_EQ(in.value()->callId(), 77U);
-  return in.value()->finish();
+  return in.value()->finish(distrusted);
 }
 
 transport::Error refusalOf(std::span<const std::byte> header,
@@ -73,7 +73,10 @@ TEST(MessageCodec, PayloadsOfEverySizeArrive) {
   }
 }
 
-TEST(MessageCodec, TensorsOfEveryLayoutArrive) {
+class AnySender : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(MessageCodec, AnySender, ::testing::Bool());
+
+TEST_P(AnySender, TensorsOfEveryLayoutArrive) {
   const at::Tensor base = at::randn({40, 30});
   std::vector<at::Tensor> sent{
       base,
@@ -94,7 +97,7 @@ TEST(MessageCodec, TensorsOfEveryLayoutArrive) {
       at::ones({kInlineTensorBytes / 4}),
       at::ones({kInlineTensorBytes / 4 + 1}),
   };
-  const auto came = thereAndBack(makeMessage(10, sent));
+  const auto came = thereAndBack(makeMessage(10, sent), /*distrusted=*/GetParam());
   ASSERT_TRUE(came);
   ASSERT_EQ(came->tensors().size(), sent.size());
   for (std::size_t i = 0; i < sent.size(); ++i) {
@@ -258,7 +261,7 @@ TEST(MessageCodec, WhereThePeerIsNotTrustedSharedBuffersAreCopied) {
   std::vector<transport::OwnedBuffer> buffers{{memory->data(), memory->size(), memory}};
   auto in = IncomingMessage::begin(wire.header, sizesOf(wire), buffers);
   ASSERT_TRUE(in.ok()) << in.error().text();
-  const auto came = in.value()->finish(/*copy_shared=*/true);
+  const auto came = in.value()->finish(/*distrusted=*/true);
   std::fill(memory->begin(), memory->end(), std::byte{0xff});  // as its sender could
   EXPECT_TRUE(came->tensors()[0].equal(dense));
   EXPECT_EQ(came->tensors()[0].strides(), dense.strides());

@@ -26,8 +26,7 @@ std::optional<WrappedMessage> read(const std::string& payload) {
 std::string tag(const std::string& value, const std::string& type) {
   std::string length(4, '\0');
   length[0] = static_cast<char>(type.size());
-  return "ctorch.jit._pickle\nrestore_type_tag\nq\x05("s + value + "X"s + length + type +
-         "q\x06tR"s;
+  return "ctorch.jit._pickle\nrestore_type_tag\nq\x00("s + value + "X"s + length + type + "tR"s;
 }
 
 TEST(WrappedType, ReadsTheFirstNumberOfATuple) {

@@ -464,6 +464,8 @@ TEST_F(TlsCertificates, AllThreeFilesAreNeededAndMustFit) {
   EXPECT_SAYS(openingFails(worker(0, missing)), "WEFT_TLS_CERT");
   ASSERT_EQ(::chmod(files.key.c_str(), 0644), 0);
   EXPECT_SAYS(openingFails(worker(0, files)), "chmod 600");
+  ASSERT_EQ(::chmod(files.key.c_str(), 0620), 0);
+  EXPECT_SAYS(openingFails(worker(0, files)), "chmod g-w");
 }
 
 // Whoever opens a fifo waits for its writer.

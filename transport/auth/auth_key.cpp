@@ -10,6 +10,7 @@
 #include <charconv>
 
 #include "transport/auth/digest.h"
+#include "transport/base/os/secret_file.h"
 #include "transport/base/os/secure_random.h"
 #include "transport/base/os/system_error.h"
 #include "transport/base/os/unique_fd.h"
@@ -66,11 +67,8 @@ Result<AuthKey> AuthKey::fromFile(const std::string& path) {
   if (!S_ISREG(info.st_mode)) {
     return invalidArgument("the " + what + " is not a regular file" + kHowToMake);
   }
-  if ((info.st_mode & (S_IROTH | S_IWOTH)) != 0) {
-    return invalidArgument(
-        "the " + what + " can be read or written by every user of this machine; run: chmod 600 '" +
-        path + "'");
-  }
+  if (std::string open = whyNotSecret(info, "the " + what, path); !open.empty())
+    return invalidArgument(std::move(open));
   std::array<char, 256> text{};
   std::size_t length = 0;
   while (length < text.size()) {

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <vector>
 
+#include "transport/base/os/secret_file.h"
 #include "transport/base/os/system_error.h"
 #include "transport/base/os/unique_fd.h"
 #include "transport/tls/certificate_names.h"
@@ -55,10 +56,8 @@ Error checkFile(const char* variable, const std::string& file, bool secret = fal
   struct stat info {};
   if (!fd.valid() || ::fstat(fd.get(), &info) != 0) return systemError("opening " + what, errno);
   if (!S_ISREG(info.st_mode)) return invalidArgument(what + " is not a regular file");
-  if (!secret || (info.st_mode & (S_IROTH | S_IWOTH)) == 0) return Error::ok();
-  return invalidArgument(what +
-                         " can be read or written by every user of this machine; run: chmod 600 '" +
-                         file + "'");
+  std::string open = secret ? whyNotSecret(info, what, file) : std::string();
+  return open.empty() ? Error::ok() : invalidArgument(std::move(open));
 }
 
 }  // namespace

@@ -100,8 +100,17 @@ class RestrictedUnpickler(pickle._Unpickler):
 
     def _push(self, value: Any, parts: Iterable[Any]) -> None:
         """Pushes a value that holds ``parts``."""
-        self._limits.check_depth(value, parts)
+        self._check_depth(value, parts)
         self.append(value)
+
+    def _check_depth(self, value: Any, parts: Iterable[Any]) -> None:
+        parts = list(parts)
+        for part in parts:
+            if isinstance(
+                part, BaseException
+            ):  # it may not grow any more: its depth is counted now
+                self._fresh.pop(id(part), None)
+        self._limits.check_depth(value, parts)
 
     def load_tuple(self) -> None:
         items = self.pop_mark()
@@ -183,12 +192,12 @@ class RestrictedUnpickler(pickle._Unpickler):
         states = state if type(state) is tuple and len(state) == 2 else (state,)
         parts = [made, *states]
         for one in states:
-            if type(one) is dict:
-                if "__class__" in one or "__dict__" in one:
+            if isinstance(one, dict):  # an OrderedDict, or of a registered class, as well
+                if any(dict.__contains__(one, name) for name in ("__class__", "__dict__")):
                     raise refused("and a state may not replace the class or all attributes")
-                parts += one.values()
+                parts += dict.values(one)
         self._limits.count_copies(states)
-        self._limits.check_depth(made, parts)
+        self._check_depth(made, parts)
         super().load_build()
 
     def _check_container(self, value: Any, exact: type, kind: Any) -> None:

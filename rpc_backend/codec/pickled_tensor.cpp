@@ -1,0 +1,396 @@
+#include "rpc_backend/codec/pickled_tensor.h"
+
+#include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "rpc_backend/wire/pickle_reader.h"
+
+namespace weft::rpc {
+namespace {
+
+using namespace pickle;  // NOLINT(google-build-using-namespace): opcodes and their reader
+
+constexpr int kMaxDepth = 8;   // of tuples in each other; torch's pickler makes 3
+constexpr int kMaxParts = 16;  // storages and tensors; torch's pickler makes 7
+
+void check(bool right, const char* what) { TORCH_CHECK(right, what); }
+
+std::int64_t intOf(const at::IValue& value) {
+  check(value.isInt(), "a number is missing");
+  return value.toInt();
+}
+
+const std::string& textOf(const at::IValue& value) {
+  check(value.isString(), "a text is missing");
+  return value.toStringRef();
+}
+
+const at::Tensor& tensorOf(const at::IValue& value) {
+  check(value.isTensor(), "a tensor is missing");
+  return value.toTensor();
+}
+
+std::vector<at::IValue> partsOf(const at::IValue& value, std::size_t least = 0) {
+  check(value.isTuple() && value.toTupleRef().elements().size() >= least, "a tuple is too short");
+  return value.toTupleRef().elements().vec();
+}
+
+std::vector<std::int64_t> sizesOf(const at::IValue& value) {
+  std::vector<std::int64_t> sizes;
+  for (const at::IValue& one : partsOf(value)) {
+    sizes.push_back(intOf(one));
+    check(sizes.back() >= 0, "a size is negative");
+  }
+  return sizes;
+}
+
+using Sections = std::map<std::string, std::string_view, std::less<>>;
+
+// Lines of a name and a length, an empty line, and the sections of these lengths.
+Sections sectionsOf(std::string_view bytes) {
+  std::vector<std::pair<std::string, std::uint64_t>> heads;
+  while (!bytes.starts_with('\n')) {
+    const std::size_t end = bytes.find('\n');
+    check(end != std::string_view::npos, "its sections are cut short");
+    const std::string_view line = bytes.substr(0, end);
+    const std::size_t space = line.find(' ');
+    std::uint64_t length = 0;
+    const auto [rest, failed] =
+        std::from_chars(line.data() + std::min(space, end - 1) + 1, line.data() + end, length);
+    check(space != std::string_view::npos && failed == std::errc() && rest == line.data() + end,
+          "a section has no length");
+    heads.emplace_back(line.substr(0, space), length);
+    bytes.remove_prefix(end + 1);
+  }
+  bytes.remove_prefix(1);
+  Sections sections;
+  for (auto& [name, length] : heads) {
+    check(length <= bytes.size(), "its sections are cut short");
+    sections.insert_or_assign(std::move(name), bytes.substr(0, length));
+    bytes.remove_prefix(length);
+  }
+  check(bytes.empty(), "it has bytes of no section");
+  return sections;
+}
+
+c10::ScalarType typeOf(const std::string& storage) {
+  for (int i = 0; i < static_cast<int>(c10::ScalarType::Undefined); ++i) {
+    const auto type = static_cast<c10::ScalarType>(i);
+    if (storage == std::string("torch.") + c10::toString(type) + "Storage") return type;
+  }
+  check(false, "its type of elements is unknown");
+  return c10::ScalarType::Undefined;
+}
+
+struct TypedStorage {
+  c10::Storage storage;
+  c10::ScalarType type;
+};
+
+// Where the elements of a tensor are.
+struct Place {
+  const TypedStorage& in;
+  std::int64_t offset;
+  std::vector<std::int64_t> sizes;
+  std::vector<std::int64_t> strides;
+
+  at::TensorOptions options() const { return at::device(c10::kCPU).dtype(in.type); }
+  // `made` has the type of elements, and none of them.
+  at::Tensor as(const at::Tensor& made) const {
+    check(offset >= 0 && sizes.size() == strides.size(), "its strides are not those of its shape");
+    std::int64_t count = 1;
+    for (const std::int64_t size : sizes)
+      check(!__builtin_mul_overflow(count, size, &count), "it has too many elements");
+    const auto from = static_cast<std::size_t>(offset);
+    const std::size_t end = at::detail::computeStorageNbytes(sizes, strides, made.itemsize(), from);
+    check(std::max(from, end) <= in.storage.nbytes(),
+          "its elements are not among the bytes that came");
+    return made.set_(in.storage, offset, sizes, strides);
+  }
+};
+
+// (storage, offset, sizes, strides, requires_grad, hooks) and, if there are any, a dict of the bits
+// that say how to read the elements.
+at::Tensor denseOf(const Place& place, const std::vector<at::IValue>& parts) {
+  at::Tensor made = place.as(at::empty({0}, place.options()));
+  const auto bits = parts.size() > 6 ? partsOf(parts[6]) : std::vector<at::IValue>();
+  for (std::size_t i = 0; i + 1 < bits.size(); i += 2) {
+    check(bits[i + 1].isBool(), "a bit of it is no bool");
+    if (!bits[i + 1].toBool()) continue;
+    const std::string& bit = textOf(bits[i]);
+    check(bit == "conj" || bit == "neg", "a bit of it is unknown");
+    made = bit == "conj" ? at::conj(made) : at::_neg_view(made);
+  }
+  return made;
+}
+
+// Scales or zero points, one for each index of an axis. They are copied, so there may be no more of
+// them than bytes came.
+const at::Tensor& channelsOf(const at::IValue& value, std::int64_t count) {
+  const at::Tensor& channels = tensorOf(value);
+  check(channels.dim() == 1 && channels.numel() == count && channels.is_contiguous(),
+        "its scales are not those of its axis");
+  return channels;
+}
+
+// As a dense one, with (scheme, scale, zero point) or (scheme, scales, zero points, axis) behind
+// its strides.
+at::Tensor quantisedOf(const Place& place, const std::vector<at::IValue>& parts) {
+  const auto how = partsOf(parts[4], 3);
+  const std::string& scheme = textOf(how[0]);
+  check(c10::isQIntType(place.in.type), "its elements are not quantised");
+  if (scheme == "torch.per_tensor_affine") {
+    check(how[1].isDouble(), "its scale is no number");
+    return place.as(
+        at::_empty_affine_quantized({0}, place.options(), how[1].toDouble(), intOf(how[2])));
+  }
+  check((scheme == "torch.per_channel_affine" ||
+         scheme == "torch.per_channel_affine_float_qparams") &&
+            how.size() > 3,
+        "its scheme is unknown");
+  const std::int64_t axis = intOf(how[3]);
+  check(axis >= 0 && axis < static_cast<std::int64_t>(place.sizes.size()), "it has no such axis");
+  const std::int64_t count = place.sizes[static_cast<std::size_t>(axis)];
+  return place.as(at::_empty_per_channel_affine_quantized(
+      {0}, channelsOf(how[1], count), channelsOf(how[2], count), axis, place.options()));
+}
+
+// (layout, sizes, requires_grad, indices, values), compressed layouts with two of indices.
+at::Tensor sparseOf(const std::vector<at::IValue>& parts) {
+  const auto layout = static_cast<c10::Layout>(intOf(parts[0]));
+  const auto sizes = sizesOf(parts[1]);
+  const at::Tensor& indices = tensorOf(parts[3]);
+  if (layout == c10::kSparse) {
+    const at::Tensor& values = tensorOf(parts[4]);
+    at::_validate_sparse_coo_tensor_args(indices, values, sizes);
+    return at::_sparse_coo_tensor_unsafe(indices, values, sizes, values.options().layout(layout));
+  }
+  check(layout == c10::kSparseCsr && parts.size() > 5, "its layout is unknown");
+  const at::Tensor& columns = tensorOf(parts[4]);
+  const at::Tensor& values = tensorOf(parts[5]);
+  at::_validate_sparse_csr_tensor_args(indices, columns, values, sizes);
+  return at::_sparse_csr_tensor_unsafe(indices, columns, values, sizes,
+                                       values.options().layout(layout));
+}
+
+// Runs the pickle. A name is a text here, and lists and dicts are tuples of their items: torch's
+// pickler fills them at once, and shows none of them before.
+class Machine : Reader {
+ public:
+  Machine(std::string_view meta, const Sections& sections) : Reader(meta), sections_(sections) {}
+
+  at::Tensor run() {
+    check(starts("\x80\x02"), "it is no pickle");
+    unsigned char op = 0;
+    while (check(take(op), "it is cut short"), op != kStop)
+      step(op);
+    check(stack_.size() == 1, "it is not one value");
+    const auto tensors = partsOf(stack_.back().value, 1);
+    check(tensors.size() == 1, "it is not one tensor");
+    return tensorOf(tensors.front());
+  }
+
+ private:
+  struct Value {
+    at::IValue value;
+    int depth = 0;
+  };
+
+  void step(unsigned char op) {
+    switch (op) {
+      case kBinInt:
+      case kBinInt1:
+      case kBinInt2:
+      case kLong1:
+        return number(op);
+      case kBinFloat:
+        return real();
+      case kNone:
+        return push({});
+      case kNewTrue:
+      case kNewFalse:
+        return push(op == kNewTrue);
+      case kBinUnicode:
+        return text();
+      case kGlobal:
+        return global();
+      case kBinPersonalId:
+        return push(storage(pop().value));
+      case kEmptyTuple:
+      case kEmptyList:
+      case kEmptyDict:
+        return tuple(0);
+      case kMark:
+        return marks_.push_back(stack_.size());
+      case kTuple1:
+      case kTuple2:
+      case kTuple3:
+        return tuple(op - kTuple1 + 1U);
+      case kTuple:
+        return tuple(toMark());
+      case kAppends:
+      case kSetItems:
+        return fill();
+      case kReduce:
+        return call();
+      case kBinPut:
+      case kLongBinPut:
+        return put(op == kBinPut);
+      case kBinGet:
+      case kLongBinGet:
+        return get(op == kBinGet);
+      default:
+        check(false, "torch's pickler does not write such a one");
+    }
+  }
+
+  void push(at::IValue value) { stack_.push_back({std::move(value)}); }
+  Value pop() {
+    check(!stack_.empty() && (marks_.empty() || marks_.back() < stack_.size()),
+          "a value is missing");
+    Value top = std::move(stack_.back());
+    stack_.pop_back();
+    return top;
+  }
+  void number(unsigned char op) {
+    std::int64_t value = 0;
+    check(integer(op, value), "it is cut short");
+    push(value);
+  }
+  void real() {
+    std::uint64_t bits = 0;
+    check(take(bits), "it is cut short");
+    bits = __builtin_bswap64(bits);
+    double value = 0;
+    std::memcpy(&value, &bits, sizeof(value));
+    push(value);
+  }
+  void text() {
+    std::uint32_t length = 0;
+    check(take(length) && length <= rest().size(), "it is cut short");
+    push(std::string(rest().substr(0, length)));
+    skip(length);
+  }
+  void global() {
+    const std::string module = line();
+    push(module + "." + line());
+  }
+  std::string line() {
+    const std::size_t end = rest().find('\n');
+    check(end != std::string_view::npos, "it is cut short");
+    std::string found(rest().substr(0, end));
+    skip(end + 1);
+    return found;
+  }
+  std::size_t toMark() {
+    check(!marks_.empty() && marks_.back() <= stack_.size(), "a mark is missing");
+    const std::size_t count = stack_.size() - marks_.back();
+    marks_.pop_back();
+    return count;
+  }
+  void tuple(std::size_t count) {
+    check(count <= stack_.size(), "a value is missing");
+    std::vector<at::IValue> parts;
+    int depth = 0;
+    for (auto part = stack_.end() - static_cast<std::ptrdiff_t>(count); part != stack_.end();
+         ++part) {
+      depth = std::max(depth, part->depth);
+      parts.push_back(std::move(part->value));
+    }
+    check(depth < kMaxDepth, "it is nested too deeply");
+    stack_.resize(stack_.size() - count);
+    stack_.push_back({c10::ivalue::Tuple::create(std::move(parts)), depth + 1});
+  }
+  void fill() {
+    tuple(toMark());
+    Value items = pop();
+    pop();  // the empty one
+    stack_.push_back(std::move(items));
+  }
+  void put(bool is_short) {
+    const std::size_t index = indexOf(is_short);
+    check(!stack_.empty() && index <= memo_.size(), "its memo has no such place");
+    if (index == memo_.size()) memo_.emplace_back();
+    memo_[index] = stack_.back();
+  }
+  void get(bool is_short) {
+    const std::size_t index = indexOf(is_short);
+    check(index < memo_.size(), "its memo has no such place");
+    stack_.push_back(memo_[index]);
+  }
+  std::size_t indexOf(bool is_short) {
+    std::uint8_t small = 0;
+    std::uint32_t index = 0;
+    check(is_short ? take(small) : take(index), "it is cut short");
+    return is_short ? small : index;
+  }
+
+  // ("storage", type, section, device, elements): the section says how many there are. It stands
+  // for the number of the storage.
+  std::int64_t storage(const at::IValue& id) {
+    const auto parts = partsOf(id, 5);
+    const auto type = typeOf(textOf(parts[1]));
+    const auto found = sections_.find(textOf(parts[2]));
+    check(found != sections_.end(), "a section is missing");
+    const std::string_view bytes = found->second;
+    count();
+    const at::Tensor copy = at::empty({static_cast<std::int64_t>(bytes.size())}, at::kByte);
+    if (!bytes.empty()) std::memcpy(copy.mutable_data_ptr(), bytes.data(), bytes.size());
+    storages_.push_back({copy.storage(), type});
+    return static_cast<std::int64_t>(storages_.size() - 1);
+  }
+  // Each takes memory, and could be made again by a few bytes.
+  void count() { check(++parts_ <= kMaxParts, "it has too many parts"); }
+
+  Place placeOf(const std::vector<at::IValue>& parts) const {
+    const auto number = static_cast<std::size_t>(intOf(parts[0]));
+    check(number < storages_.size(), "a storage is missing");
+    return {storages_[number], intOf(parts[1]), sizesOf(parts[2]), sizesOf(parts[3])};
+  }
+
+  void call() {
+    const auto args = pop().value;
+    const at::IValue function = pop().value;
+    const std::string& name = textOf(function);
+    if (name == "collections.OrderedDict") return push({});  // of hooks, which nobody sends
+    if (name == "torch.jit._pickle.build_tensorlist" ||
+        name == "torch.jit._pickle.restore_type_tag")
+      return push(partsOf(args, 1)[0]);
+    count();
+    const auto parts = partsOf(args, 5);
+    if (name == "torch._utils._rebuild_sparse_tensor") return push(sparseOf(parts));
+    check(parts.size() > 5, "a tuple is too short");
+    if (name == "torch._utils._rebuild_tensor_v2") return push(denseOf(placeOf(parts), parts));
+    if (name == "torch._utils._rebuild_qtensor") return push(quantisedOf(placeOf(parts), parts));
+    check(false, "torch's pickler does not write such a one");
+  }
+
+  const Sections& sections_;
+  std::vector<Value> stack_;
+  std::vector<std::size_t> marks_;
+  std::vector<Value> memo_;
+  std::vector<TypedStorage> storages_;
+  int parts_ = 0;
+};
+
+}  // namespace
+
+at::Tensor readPickledTensor(std::span<const char> bytes) try {
+  const Sections sections = sectionsOf({bytes.data(), bytes.size()});
+  const auto meta = sections.find("meta");
+  check(meta != sections.end(), "a section is missing");
+  return Machine(meta->second, sections).run();
+} catch (const c10::Error& error) {
+  TORCH_CHECK(false, "Weft RPC: a pickled tensor cannot be read: ", error.what_without_backtrace());
+}
+
+}  // namespace weft::rpc

@@ -1,0 +1,292 @@
+#include "rpc_backend/wire/pickle_scan.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "rpc_backend/wire/pickle_reader.h"
+
+namespace weft::rpc {
+namespace {
+
+using namespace pickle;  // NOLINT(google-build-using-namespace): opcodes and their reader
+
+// A typed list counts twice, since its type stands beside it in a tuple.
+constexpr std::uint32_t kMaxDepth = 512;
+constexpr std::uint32_t kMaxTypeDepth = 128;  // of a type's name
+// How many tuples one may hold, each counted as often as it is held, beside one for each byte.
+constexpr std::uint64_t kMaxTuples = 10'000;
+
+constexpr const char* kDeep = "its values are nested too deeply";
+constexpr const char* kMalformed = "its pickle is cut short, or is not one that torch writes";
+
+enum class Callee : std::uint8_t {
+  kNone,   // not something to call
+  kTyped,  // parses a type's name
+  kOther,
+  kClass,  // of TorchScript, or an enum
+};
+
+struct Name {
+  std::string_view module;
+  std::string_view name;
+  Callee callee;
+};
+// What torch's pickler names where a message has a table of tensors, besides classes.
+constexpr std::array kNames{
+    Name{"torch.jit._pickle", "restore_type_tag", Callee::kTyped},
+    Name{"torch.jit._pickle", "build_tensor_from_id", Callee::kOther},
+    Name{"torch.jit._pickle", "build_intlist", Callee::kOther},
+    Name{"torch.jit._pickle", "build_tensorlist", Callee::kOther},
+    Name{"torch.jit._pickle", "build_doublelist", Callee::kOther},
+    Name{"torch.jit._pickle", "build_boollist", Callee::kOther},
+    Name{"torch.distributed.rpc", "rref", Callee::kTyped},
+    Name{"torch", "device", Callee::kOther},
+    Name{"builtins", "complex", Callee::kOther},
+};
+
+bool isOfName(char letter) {
+  return (letter >= '0' && letter <= '9') || (letter >= 'a' && letter <= 'z') ||
+         (letter >= 'A' && letter <= 'Z') || letter == '_' || letter == '.';
+}
+
+// How deeply torch's parser nests over the name of a type; more than kMaxTypeDepth for other texts.
+// Their words, signs and brackets behind brackets it nests as well.
+std::uint32_t typeDepth(std::string_view text) {
+  std::uint32_t open = 0;
+  std::uint32_t dots = 0;
+  std::uint32_t most = 0;
+  char before = ',';
+  for (const char letter : text) {
+    const bool closed = before == ']' || before == ')';
+    if (letter == '[' || letter == '(') {
+      if (closed) return kMaxTypeDepth + 1;
+      ++open;
+    } else if (letter == ']' || letter == ')') {
+      if (open-- == 0) return kMaxTypeDepth + 1;
+    } else if (letter != ',' && (letter != ' ' || before != ',') && (closed || !isOfName(letter))) {
+      return kMaxTypeDepth + 1;
+    }
+    dots = letter == '.' ? dots + 1 : isOfName(letter) ? dots : 0;
+    most = std::max(most, open + dots);
+    before = letter;
+  }
+  return most;
+}
+
+Callee calleeOf(std::string_view module, std::string_view name) {
+  for (const Name& one : kNames)
+    if (module == one.module && name == one.name) return one.callee;
+  const bool scripted = module == "__torch__" || module.starts_with("__torch__.");
+  const bool flat = typeDepth(module) + typeDepth(name) <= kMaxTypeDepth;
+  return scripted && flat ? Callee::kClass : Callee::kNone;
+}
+
+// Runs the pickle on a stack that knows only what values hold.
+class Scan : Reader {
+ public:
+  explicit Scan(std::string_view pickle)
+      : Reader(pickle), max_tuples_(kMaxTuples + pickle.size()) {}
+
+  std::optional<std::string> run() {
+    if (!starts("\x80\x02")) fail();
+    unsigned char op = 0;
+    while (!fault_) {
+      if (!take(op)) fail();
+      if (fault_ || op == kStop) break;
+      step(op);
+    }
+    return std::move(fault_);
+  }
+
+ private:
+  // kPlain holds nothing.
+  using Value = std::uint32_t;
+  static constexpr Value kPlain = 0;
+  struct Node {
+    std::uint32_t depth = 0;
+    std::uint32_t type_depth = 0;  // of a text, or of one beside others in a tuple
+    bool complete = true;          // it is part of another one, or was fetched
+    Callee callee = Callee::kNone;
+    std::uint64_t tuples = 0;  // in its type, this one included
+  };
+
+  void step(unsigned char op) {
+    std::int64_t number = 0;
+    switch (op) {
+      case kBinInt:
+      case kBinInt1:
+      case kBinInt2:
+      case kLong1:
+        return integer(op, number) ? stack_.push_back(kPlain) : fail();
+      case kBinFloat:
+        return skip(8) ? stack_.push_back(kPlain) : fail();
+      case kNone:
+      case kNewTrue:
+      case kNewFalse:
+        return stack_.push_back(kPlain);
+      case kBinUnicode:
+        return text();
+      case kGlobal:
+        return global();
+      case kEmptyTuple:
+        return tuple(0);
+      case kEmptyList:
+      case kEmptyDict:
+        return push({.depth = 1, .complete = false});
+      case kMark:
+        return marks_.push_back(stack_.size());
+      case kTuple1:
+      case kTuple2:
+      case kTuple3:
+        return tuple(op - kTuple1 + 1U);
+      case kTuple:
+        return tuple(toMark());
+      case kAppend:
+      case kBuild:
+        return fill(1);
+      case kAppends:
+        return fill(toMark());
+      case kSetItems:
+        return setItems(toMark());
+      case kReduce:
+        return call();
+      case kNewObject:
+        return make();
+      case kBinPut:
+      case kLongBinPut:
+        return put(op == kBinPut);
+      case kBinGet:
+      case kLongBinGet:
+        return get(op == kBinGet);
+      default:
+        return fail();
+    }
+  }
+
+  // The first fault stays.
+  void fail(std::string why = kMalformed) {
+    if (!fault_) fault_ = std::move(why);
+  }
+  bool line(std::string_view& text) {
+    const std::size_t end = rest().find('\n');
+    if (end == std::string_view::npos) return false;
+    text = rest().substr(0, end);
+    return skip(end + 1);
+  }
+  void push(const Node& node) {
+    if (node.depth > kMaxDepth) fail(kDeep);
+    nodes_.push_back(node);
+    stack_.push_back(static_cast<Value>(nodes_.size() - 1));
+  }
+  void text() {
+    std::uint32_t length = 0;
+    if (!take(length) || rest().size() < length) return fail();
+    const std::uint32_t depth = typeDepth(rest().substr(0, length));
+    skip(length);
+    if (depth == 0) return stack_.push_back(kPlain);
+    push({.type_depth = depth});
+  }
+  void global() {
+    std::string_view module;
+    std::string_view name;
+    if (!line(module) || !line(name)) return fail();
+    const Callee callee = calleeOf(module, name);
+    // Its name is not told: it may be anything.
+    if (callee == Callee::kNone) return fail("its pickle names what torch's RPC does not call");
+    push({.callee = callee});
+  }
+  std::size_t toMark() {
+    if (marks_.empty() || marks_.back() > stack_.size()) return fail(), 0;
+    const std::size_t count = stack_.size() - marks_.back();
+    marks_.pop_back();
+    return count;
+  }
+  // Takes so many values, which go into another one; what they have in common.
+  Node drop(std::size_t count) {
+    Node all;
+    if (stack_.size() < count) return fail(), all;
+    const auto first = stack_.end() - static_cast<std::ptrdiff_t>(count);
+    for (auto each = first; each != stack_.end(); ++each) {
+      Node& part = nodes_[*each];
+      part.complete = true;
+      all.depth = std::max(all.depth, part.depth);
+      all.type_depth = std::max(all.type_depth, part.depth == 0 ? part.type_depth : 0);
+      all.tuples = std::min(all.tuples + part.tuples, max_tuples_ + 1);
+    }
+    stack_.erase(first, stack_.end());
+    return all;
+  }
+  void tuple(std::size_t count) {
+    const Node parts = drop(count);
+    if (parts.tuples >= max_tuples_) fail("its tuples hold the same ones too often");
+    push({.depth = parts.depth + 1, .type_depth = parts.type_depth, .tuples = parts.tuples + 1});
+  }
+  void fill(std::size_t count) {
+    const Node parts = drop(count);
+    if (stack_.empty()) return fail();
+    Node& into = nodes_[stack_.back()];
+    if (into.complete) return fail();
+    if (parts.depth >= kMaxDepth) fail(kDeep);
+    into.depth = std::max(into.depth, parts.depth + 1);
+  }
+  void setItems(std::size_t count) {
+    if (count % 2 != 0) return fail();  // the unpickler would read on behind the last key
+    fill(count);
+  }
+  // The callee below the value on top; kNone: there is none.
+  Callee callee() const {
+    return stack_.size() < 2 ? Callee::kNone : nodes_[stack_[stack_.size() - 2]].callee;
+  }
+  void call() {
+    const Callee function = callee();
+    if (function == Callee::kNone) return fail();
+    const Node args = nodes_[stack_.back()];
+    drop(2);
+    if (function == Callee::kTyped && args.type_depth > kMaxTypeDepth) fail(kDeep);
+    push({.depth = args.depth});
+  }
+  void make() {
+    if (callee() != Callee::kClass) return fail();
+    drop(2);
+    push({.depth = 1, .complete = false});
+  }
+  void put(bool is_short) {
+    std::uint32_t index = 0;
+    // The pickler counts; the unpickler fills its memo up to the index.
+    if (stack_.empty() || !indexInto(index, is_short) || index > memo_.size()) return fail();
+    if (index == memo_.size()) memo_.push_back(kPlain);
+    memo_[index] = stack_.back();
+  }
+  void get(bool is_short) {
+    std::uint32_t index = 0;
+    if (!indexInto(index, is_short) || index >= memo_.size()) return fail();
+    nodes_[memo_[index]].complete = true;
+    stack_.push_back(memo_[index]);
+  }
+  bool indexInto(std::uint32_t& index, bool is_short) {
+    if (!is_short) return take(index);
+    std::uint8_t small = 0;
+    if (!take(small)) return false;
+    index = small;
+    return true;
+  }
+
+  const std::uint64_t max_tuples_;
+  std::optional<std::string> fault_;
+  std::vector<Node> nodes_ = {Node{}};
+  std::vector<Value> stack_;
+  std::vector<std::size_t> marks_;
+  std::vector<Value> memo_;
+};
+
+}  // namespace
+
+std::optional<std::string> faultOf(std::span<const char> pickle) {
+  return Scan(std::string_view(pickle.data(), pickle.size())).run();
+}
+
+}  // namespace weft::rpc

@@ -1,0 +1,22 @@
+// Reads a peer's pickle before torch's unpickler of TorchScript does, because that unpickler trusts
+// what it reads. It makes tensors over memory that is not theirs (torch._utils), takes memory for
+// any index of its memo, reads beyond a name that is cut short, and frees nested values, and parses
+// the names of nested types, by recursion without a limit. A tuple that holds another twice, and so
+// on, has a type of exponential size.
+//
+// What a value holds is known when it goes into another one, or is fetched again: one that grows
+// later, which torch's pickler never writes, is refused.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+
+namespace weft::rpc {
+
+// Why torch's unpickler must not read the pickle, as a clause; nothing when it may: when it is
+// whole, has only the opcodes and names that torch's pickler writes for RPC, and nothing in it is
+// nested too deeply. Total; any thread.
+std::optional<std::string> faultOf(std::span<const char> pickle);
+
+}  // namespace weft::rpc
