@@ -412,4 +412,5 @@ def test_a_policy_that_does_not_exist(way):
     with Workers(1, environment) as workers:
         error = workers[0].fails(join, 0, 1, workers.meeting, **options)
         assert error.kind == "ValueError"
-        assert "request_policy must be one of" in error.message
+        name = "WEFT_REQUEST_POLICY" if way == "variable" else "request_policy"
+        assert f"{name} must be one of" in error.message

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "rpc_backend/agent/message_router.h"
+#include "rpc_backend/wire/wire_writer.h"
 #include "tests/transport/recorder.h"
 
 namespace weft::rpc::testing {

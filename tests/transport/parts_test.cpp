@@ -96,7 +96,8 @@ TEST(AuthKey, ComesFromAFileOrNotAtAll) {
   EXPECT_TRUE(refused(std::string(10'000, 'a')));
   EXPECT_TRUE(refused(digits, 0644));
   EXPECT_TRUE(refused(digits, 0602));
-  EXPECT_FALSE(refused(digits, 0660));
+  EXPECT_TRUE(refused(digits, 0660));
+  EXPECT_FALSE(refused(digits, 0640));
   EXPECT_FALSE(AuthKey::fromFile("/nonexistent/key").ok());
   EXPECT_FALSE(AuthKey::fromFile("/tmp").ok());
 }
