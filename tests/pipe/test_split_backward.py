@@ -210,6 +210,7 @@ class Compiled(nn.Module):
 
 
 def test_a_compiled_layer_makes_it_whole():
+    torch._dynamo.reset()  # other tests may have compiled so often that it gives up
     assert not compare(nn.Sequential(nn.Linear(6, 6), Compiled()))
 
 
