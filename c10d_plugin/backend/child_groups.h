@@ -1,8 +1,8 @@
 // ChildGroups: finds or makes the backends of the groups that a group splits off or merges into.
 //
 // torch calls split() and merge() once for each device of the new group, with one Store object, and
-// all devices get one backend. So the last backend of each name is found again by its Store; another
-// Store object means another group, even of the same name.
+// all devices get one backend. So the last backend of each name is found again by its Store;
+// another Store object means another group, even of the same name.
 //
 // Threads: any. While one thread makes a backend, which waits for the other ranks, others of the
 // same name wait for it; those of other names do not. Ownership: keeps neither the Store nor the

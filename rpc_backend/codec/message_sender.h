@@ -3,8 +3,7 @@
 // Threads: any, after open(). Memory that is sent may belong to a Python object, whose release
 // takes the GIL and may run a destructor that waits for the loop thread. So a dropper releases it,
 // never the loop thread. Failure: an error means that nothing was or will be sent; encode() may
-// throw c10::Error. Device memory that the message was to lend is taken
-// back in both cases.
+// throw c10::Error. In both cases device memory that the message was to lend is taken back.
 #pragma once
 
 #include <chrono>

@@ -2,7 +2,7 @@
 //
 // A message is sent eagerly if the peer's window has credit for it. Otherwise it is only announced
 // (RTS): its bytes stay here until a receive wants them (CTS), and are then read from the socket
-// straight into that receive's memory. So is every message to the rank itself, which is copied then.
+// straight into that receive's memory. A message to the rank itself is announced too, and copied.
 //
 // Threads: any, unless a member says otherwise.
 #pragma once

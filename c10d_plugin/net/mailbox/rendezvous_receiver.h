@@ -3,9 +3,9 @@
 // message that may be sent is in MailboxPeer::cleared, under the number that the sender gave the
 // message.
 //
-// Threads: the loop thread, and any for this rank's own messages, except answer() and takeCleared(),
-// which are called with the mailbox's lock. Failure: a peer that announces too much, or gives two
-// messages one number, is cut off.
+// Threads: the loop thread, and any for this rank's own messages, except answer() and
+// takeCleared(), which are called with the mailbox's lock. Failure: a peer that announces too much,
+// or gives two messages one number, is cut off.
 #pragma once
 
 #include <mutex>
