@@ -302,17 +302,16 @@ void endOwnWaits(RRef& marked, std::exception_ptr error) {
   static_cast<OwnerRRef&>(marked).setError(std::move(error));
 }
 
-std::vector<std::int64_t> contextsOf(worker_id_t creator) {
+std::vector<std::int64_t> contextsOf(worker_id_t creator) try {
   std::vector<std::int64_t> found;
-  // torch makes it with its first RPC agent of Python's, and throws before.
-  static_cast<void>(transport::thrownBy([&] {
-    for (auto& shard : DistAutogradContainer::getInstance().*member(Contexts{})) {
-      const std::lock_guard lock(shard.lock);
-      for (const auto& [id, context] : shard.contexts)
-        if (creatorOf(id) == creator) found.push_back(id);
-    }
-  }));
+  for (auto& shard : DistAutogradContainer::getInstance().*member(Contexts{})) {
+    const std::lock_guard lock(shard.lock);
+    for (const auto& [id, context] : shard.contexts)
+      if (creatorOf(id) == creator) found.push_back(id);
+  }
   return found;
+} catch (const c10::Error&) {
+  return {};  // torch makes the container with its first RPC agent of Python's
 }
 
 void releaseContexts(const std::vector<std::int64_t>& ids) {

@@ -1,6 +1,7 @@
 #include "rpc_backend/wire/wrapped_type.h"
 
 #include <algorithm>
+#include <set>
 #include <string_view>
 #include <vector>
 
@@ -68,13 +69,11 @@ class Machine : Reader {
       case kBinUnicode:
         return text();
       case kBinGet:
-        return skip(1) && push(Value::Kind::kOther);
       case kLongBinGet:
-        return skip(4) && push(Value::Kind::kOther);
+        return get(op == kBinGet);
       case kBinPut:
-        return !stack_.empty() && skip(1);
       case kLongBinPut:
-        return !stack_.empty() && skip(4);
+        return put(op == kBinPut);
       case kMark:
         marks_.push_back(stack_.size());
         return true;
@@ -107,6 +106,27 @@ class Machine : Reader {
   bool text() {
     std::uint32_t length = 0;
     return take(length) && skip(length) && push(Value::Kind::kOther);
+  }
+  std::optional<std::uint32_t> memoIndex(bool is_short) {
+    std::uint8_t small = 0;
+    std::uint32_t index = 0;
+    if (is_short ? !take(small) : !take(index)) return std::nullopt;
+    return is_short ? small : index;
+  }
+  bool put(bool is_short) {
+    const auto index = memoIndex(is_short);
+    if (!index || stack_.empty()) return false;
+    if (stack_.back().kind == Value::Kind::kGlobal) {
+      globals_.insert(*index);
+    } else {
+      globals_.erase(*index);
+    }
+    return true;
+  }
+  // Of a remembered value only this counts: whether it is the name, which torch writes once.
+  bool get(bool is_short) {
+    const auto index = memoIndex(is_short);
+    return index && push(globals_.contains(*index) ? Value::Kind::kGlobal : Value::Kind::kOther);
   }
   // Takes the last `count` values off the stack. A global, a number to torch, is never among them.
   bool drop(std::size_t count) {
@@ -152,6 +172,7 @@ class Machine : Reader {
 
   std::vector<Value> stack_;
   std::vector<std::size_t> marks_;
+  std::set<std::uint32_t> globals_;  // where the memo has the name
 };
 
 }  // namespace

@@ -53,6 +53,19 @@ TEST(WrappedType, ReadsDictionariesWithTheirAnnotation) {
   EXPECT_EQ(found->type, 0);
 }
 
+TEST(WrappedType, ReadsTheSecondListWhoseAnnotationFetchesTheName) {
+  // As the events of a profile are written.
+  const auto list = [](const std::string& name) {
+    return name + "("s + "]q\x01(K\x05K\x06" + "eX\x09\x00\x00\x00List[int]tR"s;
+  };
+  const std::string first = list("ctorch.jit._pickle\nrestore_type_tag\nq\x00"s);
+  const auto found = read(payloadOf("i", "\x80\x02(M\x0f\x01"s + first + list("h\x00"s) + "t."s));
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->type, 0x10f);
+  // Another value has its place in the memo.
+  EXPECT_FALSE(read(payloadOf("i", "\x80\x02(M\x0f\x01"s + first + list("h\x01"s) + "t."s)));
+}
+
 TEST(WrappedType, EveryTruncationIsRefused) {
   const std::string whole = payloadOf("inner", "\x80\x02(M\x0f\x01K\x02K\x03t."s);
   for (std::size_t length = 0; length < whole.size(); ++length) {
