@@ -17,7 +17,6 @@
 
 #include "rpc_backend/core/log.h"
 #include "transport/base/os/secure_random.h"
-#include "transport/base/thrown.h"
 
 namespace weft::rpc::torch_rrefs {
 
