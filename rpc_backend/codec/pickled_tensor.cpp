@@ -244,10 +244,10 @@ class Machine : Reader {
         return call();
       case kBinPut:
       case kLongBinPut:
-        return put(op == kBinPut);
+        return put(op);
       case kBinGet:
       case kLongBinGet:
-        return get(op == kBinGet);
+        return get(op);
       default:
         check(false, "torch's pickler does not write such a one");
     }
@@ -275,21 +275,15 @@ class Machine : Reader {
     push(value);
   }
   void text() {
-    std::uint32_t length = 0;
-    check(take(length) && length <= rest().size(), "it is cut short");
-    push(std::string(rest().substr(0, length)));
-    skip(length);
+    std::string_view text;
+    check(takeText(text), "it is cut short");
+    push(std::string(text));
   }
   void global() {
-    const std::string module = line();
-    push(module + "." + line());
-  }
-  std::string line() {
-    const std::size_t end = rest().find('\n');
-    check(end != std::string_view::npos, "it is cut short");
-    std::string found(rest().substr(0, end));
-    skip(end + 1);
-    return found;
+    std::string_view module;
+    std::string_view name;
+    check(takeLine(module) && takeLine(name), "it is cut short");
+    push(std::string(module) + "." + std::string(name));
   }
   std::size_t toMark() {
     check(!marks_.empty() && marks_.back() <= stack_.size(), "a mark is missing");
@@ -316,22 +310,21 @@ class Machine : Reader {
     pop();  // the empty one
     stack_.push_back(std::move(items));
   }
-  void put(bool is_short) {
-    const std::size_t index = indexOf(is_short);
+  void put(unsigned char op) {
+    const std::size_t index = indexAfter(op);
     check(!stack_.empty() && index <= memo_.size(), "its memo has no such place");
     if (index == memo_.size()) memo_.emplace_back();
     memo_[index] = stack_.back();
   }
-  void get(bool is_short) {
-    const std::size_t index = indexOf(is_short);
+  void get(unsigned char op) {
+    const std::size_t index = indexAfter(op);
     check(index < memo_.size(), "its memo has no such place");
     stack_.push_back(memo_[index]);
   }
-  std::size_t indexOf(bool is_short) {
-    std::uint8_t small = 0;
+  std::size_t indexAfter(unsigned char op) {
     std::uint32_t index = 0;
-    check(is_short ? take(small) : take(index), "it is cut short");
-    return is_short ? small : index;
+    check(takeIndex(op, index), "it is cut short");
+    return index;
   }
 
   // ("storage", type, section, device, elements): the section says how many there are. It stands

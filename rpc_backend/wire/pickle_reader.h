@@ -68,6 +68,28 @@ class Reader {
     rest_.remove_prefix(sizeof(T));
     return true;
   }
+  // One of the two lines that follow kGlobal.
+  bool takeLine(std::string_view& text) {
+    const std::size_t end = rest_.find('\n');
+    if (end == std::string_view::npos) return false;
+    text = rest_.substr(0, end);
+    return skip(end + 1);
+  }
+  // What follows kBinUnicode.
+  bool takeText(std::string_view& text) {
+    std::uint32_t length = 0;
+    if (!take(length) || rest_.size() < length) return false;
+    text = rest_.substr(0, length);
+    return skip(length);
+  }
+  // What follows an opcode of the memo.
+  bool takeIndex(unsigned char op, std::uint32_t& index) {
+    if (op == kLongBinPut || op == kLongBinGet) return take(index);
+    std::uint8_t small = 0;
+    if (!take(small)) return false;
+    index = small;
+    return true;
+  }
   // What follows an opcode of an integer.
   bool integer(unsigned char op, std::int64_t& value) {
     switch (op) {

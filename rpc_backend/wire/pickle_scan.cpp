@@ -158,10 +158,10 @@ class Scan : Reader {
         return make();
       case kBinPut:
       case kLongBinPut:
-        return put(op == kBinPut);
+        return put(op);
       case kBinGet:
       case kLongBinGet:
-        return get(op == kBinGet);
+        return get(op);
       default:
         return fail();
     }
@@ -171,29 +171,22 @@ class Scan : Reader {
   void fail(std::string why = kMalformed) {
     if (!fault_) fault_ = std::move(why);
   }
-  bool line(std::string_view& text) {
-    const std::size_t end = rest().find('\n');
-    if (end == std::string_view::npos) return false;
-    text = rest().substr(0, end);
-    return skip(end + 1);
-  }
   void push(const Node& node) {
     if (node.depth > kMaxDepth) fail(kDeep);
     nodes_.push_back(node);
     stack_.push_back(static_cast<Value>(nodes_.size() - 1));
   }
   void text() {
-    std::uint32_t length = 0;
-    if (!take(length) || rest().size() < length) return fail();
-    const std::uint32_t depth = typeDepth(rest().substr(0, length));
-    skip(length);
+    std::string_view text;
+    if (!takeText(text)) return fail();
+    const std::uint32_t depth = typeDepth(text);
     if (depth == 0) return stack_.push_back(kPlain);
     push({.type_depth = depth});
   }
   void global() {
     std::string_view module;
     std::string_view name;
-    if (!line(module) || !line(name)) return fail();
+    if (!takeLine(module) || !takeLine(name)) return fail();
     const Callee callee = calleeOf(module, name);
     // Its name is not told: it may be anything.
     if (callee == Callee::kNone) return fail("its pickle names what torch's RPC does not call");
@@ -254,25 +247,18 @@ class Scan : Reader {
     drop(2);
     push({.depth = 1, .complete = false});
   }
-  void put(bool is_short) {
+  void put(unsigned char op) {
     std::uint32_t index = 0;
     // The pickler counts; the unpickler fills its memo up to the index.
-    if (stack_.empty() || !indexInto(index, is_short) || index > memo_.size()) return fail();
+    if (stack_.empty() || !takeIndex(op, index) || index > memo_.size()) return fail();
     if (index == memo_.size()) memo_.push_back(kPlain);
     memo_[index] = stack_.back();
   }
-  void get(bool is_short) {
+  void get(unsigned char op) {
     std::uint32_t index = 0;
-    if (!indexInto(index, is_short) || index >= memo_.size()) return fail();
+    if (!takeIndex(op, index) || index >= memo_.size()) return fail();
     nodes_[memo_[index]].complete = true;
     stack_.push_back(memo_[index]);
-  }
-  bool indexInto(std::uint32_t& index, bool is_short) {
-    if (!is_short) return take(index);
-    std::uint8_t small = 0;
-    if (!take(small)) return false;
-    index = small;
-    return true;
   }
 
   const std::uint64_t max_tuples_;

@@ -70,10 +70,10 @@ class Machine : Reader {
         return text();
       case kBinGet:
       case kLongBinGet:
-        return get(op == kBinGet);
+        return get(op);
       case kBinPut:
       case kLongBinPut:
-        return put(op == kBinPut);
+        return put(op);
       case kMark:
         marks_.push_back(stack_.size());
         return true;
@@ -104,29 +104,24 @@ class Machine : Reader {
   }
 
   bool text() {
-    std::uint32_t length = 0;
-    return take(length) && skip(length) && push(Value::Kind::kOther);
+    std::string_view text;
+    return takeText(text) && push(Value::Kind::kOther);
   }
-  std::optional<std::uint32_t> memoIndex(bool is_short) {
-    std::uint8_t small = 0;
+  bool put(unsigned char op) {
     std::uint32_t index = 0;
-    if (is_short ? !take(small) : !take(index)) return std::nullopt;
-    return is_short ? small : index;
-  }
-  bool put(bool is_short) {
-    const auto index = memoIndex(is_short);
-    if (!index || stack_.empty()) return false;
+    if (!takeIndex(op, index) || stack_.empty()) return false;
     if (stack_.back().kind == Value::Kind::kGlobal) {
-      globals_.insert(*index);
+      globals_.insert(index);
     } else {
-      globals_.erase(*index);
+      globals_.erase(index);
     }
     return true;
   }
   // Of a remembered value only this counts: whether it is the name, which torch writes once.
-  bool get(bool is_short) {
-    const auto index = memoIndex(is_short);
-    return index && push(globals_.contains(*index) ? Value::Kind::kGlobal : Value::Kind::kOther);
+  bool get(unsigned char op) {
+    std::uint32_t index = 0;
+    return takeIndex(op, index) &&
+           push(globals_.contains(index) ? Value::Kind::kGlobal : Value::Kind::kOther);
   }
   // Takes the last `count` values off the stack. A global, a number to torch, is never among them.
   bool drop(std::size_t count) {
