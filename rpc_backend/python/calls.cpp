@@ -16,6 +16,7 @@
 #include "rpc_backend/agent/weft_agent.h"
 #include "rpc_backend/call/inline_waiter.h"
 #include "rpc_backend/core/future_wait.h"
+#include "rpc_backend/python/answer_value.h"
 #include "rpc_backend/python/bindings.h"
 #include "rpc_backend/serve/builtin_call.h"
 #include "rpc_backend/trace/call_range.h"
@@ -147,12 +148,6 @@ FuturePtr send(const WorkerInfo& to, MessagePtr call, float timeout) {
       *RpcAgent::getCurrentRpcAgent(), to, std::move(call), /*forceGradRecording=*/false, timeout);
 }
 
-// The value of an answer. Distributed autograd attaches its functions to it.
-at::IValue valueOf(const JitFuture& answer) {
-  const auto message = answer.constValue().toCustomClass<Message>();
-  return torch::distributed::rpc::deserializeRespToIValue(*message);
-}
-
 // (True, result), or (False, None) when torch should make the call.
 std::pair<bool, py::object> callBuiltin(const WorkerInfo& to, const std::string& name,
                                         float timeout, const py::tuple& args,
@@ -173,19 +168,6 @@ std::pair<bool, py::object> callBuiltin(const WorkerInfo& to, const std::string&
   return {true, torch::jit::toPyObject(std::move(value))};
 }
 
-// Completes `value` with the answer's value or error.
-void settle(JitFuture& value, JitFuture& answer) {
-  if (answer.hasError()) {
-    value.setError(answer.exception_ptr());
-    return;
-  }
-  try {
-    value.markCompleted(valueOf(answer), answer.storages());
-  } catch (const std::exception&) {
-    value.setErrorIfNeeded(std::current_exception());
-  }
-}
-
 // (True, future), or (False, None) when torch should make the call. torch's futures hold Python
 // objects, so each answer takes the GIL from a thread that makes many calls in a row. These futures
 // hold the tensor itself; wait() makes its Python object.
@@ -203,8 +185,8 @@ std::pair<bool, std::shared_ptr<PythonFutureWrapper>> startBuiltin(const WorkerI
   const auto answer = send(to, encodeBuiltin(op, stack), timeout);
   // torch's element type: an RRef takes its type from the future that a function returns.
   auto value = answer->createInstance(at::PyObjectType::get());
-  answer->addCallback(
-      at::wrapPropagateTLSState([value](JitFuture& answered) { settle(*value, answered); }));
+  answer->addCallback(at::wrapPropagateTLSState(
+      [value](JitFuture& answered) { settle(*value, answered, valueOf); }));
   return {true, std::make_shared<PythonFutureWrapper>(std::move(value))};
 }
 

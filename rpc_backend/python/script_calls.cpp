@@ -6,7 +6,6 @@
 #include <torch/csrc/distributed/rpc/python_rpc_handler.h>
 #include <torch/csrc/distributed/rpc/script_call.h>
 #include <torch/csrc/distributed/rpc/torchscript_functions.h>
-#include <torch/csrc/distributed/rpc/utils.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
 #include <exception>
@@ -16,6 +15,7 @@
 #include <string>
 #include <utility>
 
+#include "rpc_backend/python/answer_value.h"
 #include "rpc_backend/python/bindings.h"
 #include "rpc_backend/serve/error_text.h"
 
@@ -38,20 +38,11 @@ std::string whyUnreadable(const std::exception& error) {
   return withoutStack(error.what());
 }
 
-// Completes `value` with the answer's value or error. `call` says what was called, and where.
-void settle(JitFuture& value, JitFuture& answer, const std::string& call) {
-  if (answer.hasError()) {
-    value.setError(answer.exception_ptr());
-    return;
-  }
-  try {
-    const auto message = answer.constValue().toCustomClass<Message>();
-    value.markCompleted(torch::distributed::rpc::deserializeRespToIValue(*message),
-                        answer.storages());
-  } catch (const std::exception& error) {
-    const std::string text = "cannot read the answer of " + call + ": " + whyUnreadable(error);
-    value.setErrorIfNeeded(std::make_exception_ptr(std::runtime_error(text)));
-  }
+// The answer's value. `call` says what was called, and where, in the error.
+at::IValue read(const JitFuture& answer, const std::string& call) try {
+  return valueOf(answer);
+} catch (const std::exception& error) {
+  throw std::runtime_error("cannot read the answer of " + call + ": " + whyUnreadable(error));
 }
 
 // As rpcTorchscript, whose future stays incomplete when the answer cannot be read.
@@ -71,7 +62,7 @@ FuturePtr send(const std::string& worker, const c10::QualifiedName& name,
   auto value = answer->createInstance(schema.returns().at(0).type());
   answer->addCallback(at::wrapPropagateTLSState(
       [value, call = "worker '" + worker + "' to " + name.qualifiedName()](JitFuture& answered) {
-        settle(*value, answered, call);
+        settle(*value, answered, [&call](const JitFuture& found) { return read(found, call); });
       }));
   return value;
 }
