@@ -170,8 +170,10 @@ class PipelineWorker final : public ops::Servable,
 
   // The part ends, unless another one has its name by now.
   void letGo(const std::string& pipeline, const std::weak_ptr<ScriptPart>& held) {
-    const std::shared_ptr<ScriptPart> part = held.lock();
-    if (part != nullptr && part == find(pipeline)) exchange(pipeline, nullptr);
+    const std::shared_ptr<ScriptPart> part = held.lock();  // ends without the lock
+    const std::lock_guard lock(mutex_);
+    const auto found = parts_.find(pipeline);
+    if (part != nullptr && found != parts_.end() && found->second == part) parts_.erase(found);
   }
 
   // What was there ends without the lock.
