@@ -77,10 +77,8 @@ def _is_name(*args: Any) -> bool:
 
 
 def _is_text(*args: Any) -> bool:
-    return [type(one) for one in args] in (
-        [],
-        [str],
-    )  # an encoding would be imported, and a list printed
+    # Python would import an encoding, and print a list.
+    return [type(one) for one in args] in ([], [str])
 
 
 def _is_empty(*args: Any) -> bool:

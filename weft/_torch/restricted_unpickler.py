@@ -106,9 +106,8 @@ class RestrictedUnpickler(pickle._Unpickler):
     def _check_depth(self, value: Any, parts: Iterable[Any]) -> None:
         parts = list(parts)
         for part in parts:
-            if isinstance(
-                part, BaseException
-            ):  # it may not grow any more: its depth is counted now
+            # An exception may not grow any more: its depth is counted now.
+            if isinstance(part, BaseException):
                 self._fresh.pop(id(part), None)
         self._limits.check_depth(value, parts)
 

@@ -32,9 +32,8 @@ def run_function(upstream: Function, python_udf: Any) -> Any:
     if not _C._weft_is_current():
         return upstream(python_udf)
     try:
-        if isinstance(
-            python_udf, AttributeError
-        ):  # the function is not here: no failure of its own
+        # The function is not here: that is no failure of its own.
+        if isinstance(python_udf, AttributeError):
             raise RemoteError(str(python_udf)) from python_udf.__cause__
         result = python_udf.func(*python_udf.args, **python_udf.kwargs)
     except Exception as error:

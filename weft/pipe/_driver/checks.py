@@ -70,12 +70,15 @@ def check_surroundings(backward: bool = True) -> None:
 
 
 def weights_of(
-    inputs: Any, chunks: int, loss: Callable[[Any, Any], Tensor], reduction: str | None
+    inputs: Any,
+    micro_batches: list[Any],
+    loss: Callable[[Any, Any], Tensor],
+    reduction: str | None,
 ) -> list[float]:
     """The weight of each micro-batch's loss in that of the mini-batch."""
     reduction = reduction or getattr(loss, "reduction", "mean")
     if reduction not in ("mean", "sum"):
         raise ValueError(f"reduction is not one of 'mean', 'sum': {reduction!r}")
-    rows = rows_of(inputs, chunks)
+    rows = rows_of(inputs, micro_batches)
     whole = max(sum(rows), 1)  # without rows the loss is what it is for none, NaN for a mean
     return [row / whole if reduction == "mean" else 1.0 for row in rows]

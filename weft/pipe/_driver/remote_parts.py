@@ -80,9 +80,8 @@ class RemoteParts:
 
     def _build(self, workers: Sequence[str]) -> None:
         here = rpc.get_worker_info().name
-        for worker in sorted(
-            workers, key=here.__eq__
-        ):  # this worker last, because that moves the modules
+        # This worker last, because that moves the modules.
+        for worker in sorted(workers, key=here.__eq__):
             if worker in self._scripted:
                 self._build_scripted(worker)
                 continue

@@ -129,7 +129,7 @@ class WorkerPipe(StateAtWorkers):
                 f"the targets give {wanted} micro-batches, the inputs {len(micro_batches)}: their first "
                 "dimensions differ"
             )
-        weights = weights_of(inputs, self.chunks, loss, reduction)
+        weights = weights_of(inputs, micro_batches, loss, reduction)
         order, recompute = self._order(len(micro_batches)), self._recompute(len(micro_batches))
         job = Job(order, recompute, criterion=loss, weights=weights)
         _, outcomes = self._run(job, micro_batches, targets)

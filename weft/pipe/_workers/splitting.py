@@ -55,8 +55,9 @@ def wanting_gradients(micro_batches: list[Any]) -> list[Tensor]:
     return [leaf for one in micro_batches for leaf in leaves(one) if wants_gradient(leaf)]
 
 
-def rows_of(values: Any, chunks: int) -> list[int]:
+def rows_of(values: Any, micro_batches: list[Any]) -> list[int]:
     """How many rows each micro-batch of :func:`split` has; what goes whole to all has none."""
-    values = values if isinstance(values, tuple) else (values,)
-    first = next(one for one in values if isinstance(one, Tensor))
-    return [piece.size(0) for piece in first.chunk(chunks)]
+    if isinstance(values, Tensor):
+        return [one.size(0) for one in micro_batches]
+    first = next(at for at, value in enumerate(values) if isinstance(value, Tensor))
+    return [one[first].size(0) for one in micro_batches]
