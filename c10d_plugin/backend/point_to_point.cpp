@@ -46,7 +46,8 @@ Label labelOf(const at::Tensor& tensor) {
 // "float32"; takes any label: a peer may have written it.
 std::string typeText(const Label& label) {
   try {
-    return c10::getDtypeNames(static_cast<c10::ScalarType>(label.words[0] & 0xFFU)).first;
+    const auto type = static_cast<c10::ScalarType>(label.words[0] & 0xFFU);
+    return std::string(c10::getDtypeNames(type).first);  // torch 2.15 gives a string_view
   } catch (const std::exception&) {
     return "an unknown type";
   }

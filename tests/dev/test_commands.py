@@ -34,6 +34,7 @@ def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     [
         ("bogus", "unknown command: bogus (./dev help lists them)"),
         ("test bogus", "no part is called bogus; parts: all lint cpp"),
+        ("test torch215", "WEFT_TORCH=2.15.0 ./dev test torch215"),
         ("test cpp bogus", "tests by their names: ./dev test PART -k bogus"),
         ("test -k", "-k wants the words that the tests' names contain"),
         ("bench bogus", "no benchmark is called bogus; there are: against collectives"),

@@ -185,6 +185,8 @@ read_test_words() {
       *)
         is_part "$1" || die "./dev test: no part is called $1; parts: all ${ALL_PARTS[*]} quick" \
           "torch215 asan tsan aarch64; tests by their names: ./dev test PART -k $1"
+        [[ "$1" != torch215 || "$TORCH_VERSION" == 2.15.* ]] || die "./dev test: the part torch215" \
+          "needs that torch: WEFT_TORCH=2.15.0 ./dev test torch215"
         parts+=("$1")
         ;;
     esac
