@@ -14,8 +14,9 @@ inline collectives::Call callOn(const OpContext& context, const at::Tensor& tens
   static_assert(static_cast<int>(c10::ScalarType::NumOptions) <= 128, "Call::variant has 7 bits");
   const c10::ScalarType type = tensor.scalar_type();
   const collectives::Element element = elementOf(type);
-  const auto moved = element == collectives::Element::kBytes ? static_cast<std::uint8_t>(type) : 0;
-  return context.call(element, collectives::Reduction::kSum, static_cast<std::uint8_t>(moved));
+  const bool moved = element == collectives::Element::kBytes;
+  const std::uint8_t variant = moved ? static_cast<std::uint8_t>(type) : std::uint8_t{0};
+  return context.call(element, collectives::Reduction::kSum, variant);
 }
 // The Call of the next operation if it reduces them.
 inline collectives::Call callOn(const OpContext& context, const at::Tensor& tensor,

@@ -74,7 +74,7 @@ void warnIfCut(const at::IValue& value, const Call& call) {
 }
 
 Values toStack(Call& call, std::size_t extra) {
-  if (std::ranges::any_of(call.args, hasForwardGradient)) refuseForwardGradient(describe(call));
+  if (haveForwardGradient(call.args)) refuseForwardGradient(describe(call));
   Values stack;
   stack.reserve(extra + kCallHeader + call.args.size());
   stack.resize(extra);
@@ -265,8 +265,7 @@ FuturePtr callOperator(const std::string& worker, const std::string& op, Values 
                        double timeout) try {
   const auto found = findOperator(op, args);
   Values stack = bindArguments(found->schema(), std::move(args), {});
-  if (std::ranges::any_of(stack, hasForwardGradient))
-    refuseForwardGradient(op + " at worker '" + worker + "'");
+  if (haveForwardGradient(stack)) refuseForwardGradient(op + " at worker '" + worker + "'");
   return send(worker, trpc::ScriptCall(found, std::move(stack)), timeout)
       ->then(
           [op, worker](Future& answered) {

@@ -270,8 +270,7 @@ bool isTraced() {
 Tensors differentiableCall(string_view worker, string_view name, at::TensorList inputs,
                            at::TensorList like, string_view method, std::int64_t version,
                            double timeout) {
-  const auto dual = [](const at::Tensor& input) { return hasForwardGradient(input); };
-  if (std::any_of(inputs.begin(), inputs.end(), dual))
+  if (haveForwardGradient(inputs))
     refuseForwardGradient(describe(toCall(worker, name, method, version, timeout)));
   std::vector<std::int64_t> needed;
   for (std::size_t i = 0; i < inputs.size(); ++i) {

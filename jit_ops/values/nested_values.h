@@ -9,8 +9,9 @@
 namespace weft::ops {
 
 bool requiresGrad(const at::IValue& value);
-// Whether forward-mode AD is on and would expect a tangent of what is computed from the value.
-bool hasForwardGradient(const at::IValue& value);
+// Whether forward-mode AD is on and would expect a tangent of what is computed from the values.
+bool haveForwardGradient(at::ArrayRef<at::IValue> values);
+bool haveForwardGradient(at::TensorList tensors);
 
 // The same value with its tensors detached.
 at::IValue detached(at::IValue value);
