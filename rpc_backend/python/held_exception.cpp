@@ -28,10 +28,18 @@ std::string textOf(const py::object& exception) {
 
 HeldException::HeldException(const py::error_already_set& raised)
     : exception_(py::object(raised.value()).release().ptr(), &release),
-      text_(std::make_shared<const std::string>(textOf(raised.value()))) {}
+      text_(std::make_shared<const std::string>(textOf(raised.value()))) {
+  PyException_SetTraceback(exception_.get(), Py_None);
+}
 
 void HeldException::restore() const {
-  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception_.get())), exception_.get());
+  try {
+    const auto failures = py::module_::import("weft._torch.patches.failures");
+    const py::object again = failures.attr("another_like")(py::handle(exception_.get()));
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(again.ptr())), again.ptr());
+  } catch (py::error_already_set& error) {
+    error.restore();
+  }
 }
 
 void translateHeldExceptions() {

@@ -1,7 +1,9 @@
 // HeldException: an exception of Python's that a future holds.
 //
 // torch's futures turn what Python raises into text, so a caller could not catch it by its type.
-// This one stays the object that was raised; whoever waits, from Python, gets that object.
+// Whoever waits for this one, from Python, gets an exception like the one that was raised: another
+// object each time, because what is raised holds the frames that it passes, and they the future.
+// Python's collector does not see that cycle, which would go through C++.
 //
 // Threads: any, with or without the GIL. Ownership: copies share the object; the last one takes the
 // GIL to let go of it.
@@ -22,7 +24,7 @@ class HeldException : public std::exception {
 
   // The type's name and the text, for those who wait in C++.
   const char* what() const noexcept override { return text_->c_str(); }
-  // Makes it Python's current exception. With the GIL.
+  // Makes an exception like it Python's current one. With the GIL.
   void restore() const;
 
  private:

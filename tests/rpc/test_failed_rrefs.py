@@ -129,3 +129,24 @@ def test_many_that_fail_at_once_take_a_time_that_is_theirs() -> None:
         group[1].kill()
         took = group[0].call(wait_until_all_failed, timeout=120)
         assert took < 20, took
+
+
+def send_to_nobody(how: str) -> list:
+    """What is left here of an RRef that was an argument of calls that could not be made."""
+    import torch.distributed.rpc as rpc
+
+    for arguments in ({"to": "nobody"}, {"to": 77}, {"to": "worker0", "timeout": "soon"}):
+        rref = rpc.RRef(how)
+        with pytest.raises((RuntimeError, ValueError, TypeError)):
+            getattr(rpc, how)(func=len, args=(rref,), **arguments)
+    del rref
+    import weft
+
+    return weft.rref_report()
+
+
+@pytest.mark.parametrize("how", ["rpc_sync", "rpc_async"])
+def test_a_call_that_cannot_be_made_keeps_no_rref(how) -> None:
+    with Group(2) as group:
+        assert group[1].call(send_to_nobody, how) == []
+        group.shutdown()

@@ -60,7 +60,11 @@ def fail(text: str) -> None:
 def make_tensor(numel: int):
     import torch
 
-    return {"ones": torch.ones(numel), "size": torch.Size([numel]), "dtype": torch.float16}
+    return {
+        "ones": torch.ones(numel),
+        "size": torch.Size([numel]),
+        "constants": [torch.float16, torch.strided, torch.channels_last],
+    }
 
 
 def compile_script() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import subprocess
@@ -243,6 +244,39 @@ def test_a_failure_that_is_passed_on_is_told_once_per_worker(group):
 def test_a_future_raises_at_each_wait(group):
     assert group[0].call(caught_twice, two_arguments) == ["TwoArguments", "TwoArguments"]
     assert group[0].call(caught_twice, bad_key) == ["KeyError", "KeyError"]
+
+
+def frames_that_a_failure_keeps(how: str) -> int:
+    """How many locals of frames that a failed call's exception passed are alive afterwards."""
+    import gc
+    import weakref
+
+    import torch
+    import torch.distributed.rpc as rpc
+
+    alive = []
+
+    def once() -> None:
+        batch = {0.0}  # a set, because there are references to those
+        alive.append(weakref.ref(batch))
+        future = rpc.rpc_async("worker1", bad_key)
+        if how == "all":
+            torch.futures.wait_all([future])
+        elif how == "twice":
+            with contextlib.suppress(KeyError):
+                future.wait()
+        future.wait()
+
+    for _ in range(3):
+        with contextlib.suppress(KeyError):
+            once()
+    gc.collect()
+    return sum(one() is not None for one in alive)
+
+
+@pytest.mark.parametrize("how", ["once", "twice", "all"])
+def test_a_failed_future_keeps_no_frames_of_its_waiters(group, how):
+    assert group[0].call(frames_that_a_failure_keeps, how) == 0
 
 
 @HOW

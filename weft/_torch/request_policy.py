@@ -35,7 +35,7 @@ _ALLOWED = {
 # Constants of torch, and the types of built-in exceptions (a RemoteException names one). SystemExit and
 # the like are not among them: a peer's answer would end the caller.
 _HARMLESS_MODULES: dict[str, Any] = {"torch": torch, "builtins": builtins}
-_HARMLESS_VALUES = (torch.dtype, torch.layout, torch.memory_format)
+_HARMLESS_VALUES = (torch.dtype, torch.layout)
 
 
 def register_function(function: F | None = None, *, name: str | None = None) -> Any:
@@ -101,6 +101,10 @@ def resolve(module: str, name: str) -> Any:
         return found
     if name in _ALLOWED.get(module, ()):
         return getattr(importlib.import_module(module), name)
+    # Its pickle names it "torch.channels_last", in whichever module has an attribute torch.
+    memory_format = vars(torch).get(name.removeprefix("torch."))
+    if isinstance(memory_format, torch.memory_format):
+        return memory_format
     # Not getattr: torch imports some of its modules when their names are asked for.
     candidate = vars(_HARMLESS_MODULES.get(module, object)).get(name)
     if isinstance(candidate, _HARMLESS_VALUES) or (

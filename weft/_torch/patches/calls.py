@@ -70,12 +70,13 @@ def invoke_rpc(
     if profiled or rpc_type not in (_SYNC, _ASYNC):
         return upstream(to, func, rpc_type, args, kwargs, rpc_timeout)
     if name is None and callable(func) and not _is_script(func):
+        # Before the arguments are pickled: an RRef among them that is not sent stays with its owner.
+        worker, timeout = api._to_worker_info(to), float(rpc_timeout)
         call = internal.PythonUDF(func, args or (), kwargs or {})
         pickled, tensors = api._default_pickler.serialize(call)
         asynchronous = hasattr(func, "_wrapped_async_rpc_function")
-        worker = api._to_worker_info(to)
         invoke = _C._call_python if waits else _C._start_python
-        value = invoke(worker, pickled, tensors, rpc_timeout, asynchronous)
+        value = invoke(worker, pickled, tensors, timeout, asynchronous)
         return _Answer(value) if waits else value
     if not waits:
         return upstream(to, func, rpc_type, args, kwargs, rpc_timeout)

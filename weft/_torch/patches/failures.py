@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import io
 import pickle
@@ -181,6 +182,23 @@ def _rebuilt(kind: type[Exception], text: str) -> Exception:
     except Exception:
         pass
     return RemoteError(text)
+
+
+def another_like(error: BaseException) -> BaseException:
+    """An exception of the same type, arguments and attributes that has not been raised."""
+    try:
+        made = copy.copy(error)
+        if type(made) is type(error) and str(made) == str(error):
+            return made
+    except Exception:
+        pass  # its constructor takes other arguments than those that it keeps
+    try:
+        made = type(error).__new__(type(error), *error.args)
+        made.args = error.args
+        made.__dict__.update(error.__dict__)
+        return made
+    except Exception:
+        return error.with_traceback(None)
 
 
 @functools.lru_cache(maxsize=256)
