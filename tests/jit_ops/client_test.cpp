@@ -239,7 +239,7 @@ TEST(Client, ErrorsOfGroupsKeepTheirTypeAndLoseTheirFrames) {
               lonely.size = 2;
               lonely.init_method = "file://" + freshPath("pg");
               lonely.timeout = std::chrono::milliseconds(200);
-              expectProblem("process group '0' of 2", [&] { joinProcessGroup(lonely); });
+              expectProblem("the default process group of size 2", [&] { joinProcessGroup(lonely); });
               lonely.size = -1;
               expectProblem("has no size", [&] { joinProcessGroup(lonely); });
             }}));
