@@ -71,7 +71,7 @@ def held_here() -> int:
 
 
 def says_former_life(text, name: str) -> bool:
-    return f"worker '{name}'" in text and "was started again" in text and "former life" in text
+    return f"worker '{name}'" in text and "was started again" in text and "former process" in text
 
 
 @pytest.mark.parametrize("noticed", [True, False], ids=["noticed", "at-once"])

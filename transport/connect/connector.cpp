@@ -125,7 +125,7 @@ void Connector::onConnected() {
   });
   if (!thrown) return;
   handshake_.reset();
-  nextCandidate("it could not be dialled here (" + *thrown + ")");
+  nextCandidate("no connection could be started here (" + *thrown + ")");
 }
 
 void Connector::onHandshake(HandshakeOutcome outcome) {
