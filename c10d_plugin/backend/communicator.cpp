@@ -54,8 +54,8 @@ Communicator::Communicator(const DelegateSpec& group, const std::string& interfa
                            MakeDelegate make_delegate)
     : rank_(group.rank) {
   const int size = group.size;
-  TORCH_CHECK(size > 0 && rank_ >= 0 && rank_ < size, "weft: rank ", rank_, " of ", size,
-              " is no place in a group");
+  TORCH_CHECK(size > 0 && rank_ >= 0 && rank_ < size, "weft: rank ", rank_,
+              " is out of range for a process group of size ", size);
   TORCH_CHECK(group.timeout.count() > 0, "weft: the timeout must be positive, got ",
               group.timeout.count(), " ms");
   GroupPlace place;

@@ -105,7 +105,7 @@ bool RequestSet::wait(Part* part) {
       error_ = {ErrorCode::kTimeout,
                 fingerprint_.describe() + " timed out after " + transport::seconds(waited) +
                     " on rank " + std::to_string(mailbox_.rank()) + ", waiting for " + missing() +
-                    "; they did not come, or are slower than the timeout allows"};
+                    " (not there, or slower than the timeout allows)"};
     failed_.store(true);
   }
   return !failed_.load();

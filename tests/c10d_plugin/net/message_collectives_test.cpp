@@ -130,7 +130,7 @@ TEST(MessageCollectives, AnOwnPartOfAnotherSizeInAnAllToAllIsAnError) {
     out[static_cast<std::size_t>(rank)] = room;
     const Error error = collectives.allToAll(callOf(0), std::vector<ConstBytes>(2, data), out);
     EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument) << error.text();
-    EXPECT_TRUE(names(error, "own output: 16 where 8 are needed")) << error.text();
+    EXPECT_TRUE(names(error, "own input: 16 where 8 are needed")) << error.text();
     EXPECT_FALSE(collectives.barrier(callOf(1)));  // nothing has been sent
     meet(store, rank, 2, "end");
   });
