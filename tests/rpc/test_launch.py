@@ -152,7 +152,10 @@ def test_the_workers_end_with_the_program(folder, sent):
 def test_bad_arguments_end_with_one_line(folder):
     for arguments, words in (
         (["program.py"], "the following arguments are required: --workers"),
-        (["--workers", "0", "program.py"], "argument --workers: must be a number from 1, got '0'"),
+        (
+            ["--workers", "0", "program.py"],
+            "argument --workers: must be a positive number, got '0'",
+        ),
         (["--workers", "1", "missing.py"], "no such file: missing.py"),
     ):
         launched = start(folder, PROGRAM, *arguments)
