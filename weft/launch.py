@@ -79,7 +79,8 @@ class Group:
         again = status != 0 and self._restarts > 0
         if status != 0:
             what = "it is started again" if again else "calls to it fail"
-            print(f"weft.launch: worker{rank} has ended with {status}; {what}", file=sys.stderr)
+            how = f"signal {-status}" if status < 0 else f"exit status {status}"
+            print(f"weft.launch: worker{rank} has ended with {how}; {what}", file=sys.stderr)
         if again:
             self._restarts -= 1
             self._start(rank)

@@ -95,7 +95,7 @@ def test_a_worker_that_was_killed_comes_back(folder):
     output, errors = launched.communicate(timeout=BOUND)
     assert launched.returncode == 0, errors
     assert "is back" in output
-    assert "worker1 has ended with -9; it is started again" in errors
+    assert "worker1 has ended with signal 9; it is started again" in errors
 
 
 UNDER_TORCHRUN = """

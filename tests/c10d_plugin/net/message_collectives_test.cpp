@@ -191,7 +191,7 @@ TEST(MessageCollectives, ARankThatDoesNotComeIsNamedAfterTheTimeout) {
       std::vector<std::byte> data(400);
       const Error error = collectives.allReduce(callOf(0, milliseconds(2000)), data);
       EXPECT_EQ(error.code(), ErrorCode::kTimeout) << error.text();
-      EXPECT_TRUE(names(error, "waiting for rank 1")) << error.text();
+      EXPECT_TRUE(names(error, "rank 1 did not come to all_reduce")) << error.text();
       EXPECT_TRUE(collectives.barrier(callOf(1)));
     }
     meet(store, rank, 3, "end");
